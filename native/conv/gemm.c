@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * GEMM as a nest of one kernel row and one tap: columns of C are windows, rows are filters, k is channels. */
+#include "../status.h"
+#include "nest.h"
+
+static void gemm_live_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1) {
+    (void)n, (void)t0, (void)nw;
+    *r0 = 0;
+    *r1 = 1;
+}
+
+/* Columns [first, first+count) of rows [k0, k0+nk) of a row-major matrix, as they are; zeros from column `width` on. */
+static void copy_rows(const pysim_nest *n, const char *matrix, int64_t ld, int64_t k0, int64_t nk, int64_t first, int64_t count,
+                      int64_t width, int64_t pitch, void *dst) {
+    const pysim_segment segment = {
+        .row = matrix + k0 * ld * n->bytes, .row_channel = ld, .width = width, .first = first, .stride = 1, .dilation = 1,
+        .taps = 1, .channels = nk, .count = count, .dst_channel = pitch, .pitch = pitch,
+    };
+    n->row.pack.segment(&segment, dst);
+}
+
+static void gemm_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw, int64_t r0, int64_t r1, void *dst) {
+    const pysim_gemm *g = n->problem;
+    (void)r0, (void)r1;
+    if (g->trans_b)
+        n->row.pack.transposed(n->input + (t0 * g->ldb + c0) * n->bytes, g->ldb, nw, nc, n->schedule.windows, dst);
+    else
+        copy_rows(n, n->input, g->ldb, c0, nc, t0, nw, g->n, n->schedule.windows, dst);
+}
+
+static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst) {
+    const pysim_gemm *g = n->problem;
+    if (g->trans_a)
+        copy_rows(n, n->filter_data, g->lda, c0, nc, f0, n->schedule.filters, f0 + nf, n->schedule.filters, dst);
+    else
+        n->row.pack.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst);
+}
+
+static pysim_status gemm_nest(const pysim_gemm *g, const pysim_schedule *s, pysim_nest *n, pysim_gemm_bytes *bytes) {
+    pysim_status status = pysim_check_gemm_bytes(g, bytes);
+    if (status != PYSIM_OK) return status;
+    if (!s) return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
+    *n = (pysim_nest){
+        .windows = g->n,
+        .filters = g->m,
+        .channels = g->k,
+        .rows = 1,
+        .taps = 1,
+        .bytes = pysim_dtype_bytes(g->dtype),
+        .pack_windows = gemm_pack_windows,
+        .live_rows = gemm_live_rows,
+        .pack_filters = gemm_pack_filters,
+        .problem = g,
+        .input_pitch = g->ldb,
+        .output_pitch = g->ldc,
+    };
+    status = pysim_row_for(s, g->dtype, &n->row);
+    if (status != PYSIM_OK) return status;
+    return pysim_nest_schedule(n, s, !g->trans_b);
+}
+
+pysim_status pysim_gemm_workspace_bytes(const pysim_gemm *g, const pysim_schedule *s, int32_t threads, int64_t *bytes) {
+    pysim_nest n;
+    pysim_status status = gemm_nest(g, s, &n, NULL);
+    if (status != PYSIM_OK) return status;
+    return pysim_threaded_workspace(&n, threads, bytes);
+}
+
+static void gemm_image(pysim_nest *n, int64_t image, const void *context) {
+    (void)n, (void)image, (void)context;
+}
+
+pysim_status pysim_gemm_run(const pysim_gemm *g, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *a,
+                            const void *b, void *c, void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
+    pysim_nest n;
+    pysim_gemm_bytes bytes;
+    pysim_status status = gemm_nest(g, s, &n, &bytes);
+    if (status == PYSIM_OK) status = pysim_check_gemm_epilogue(e, g->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("a", a, g->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("b", b, g->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("c", c, g->dtype);
+    if (status == PYSIM_OK) status = pysim_check_apart("c", c, bytes.c, "a", a, bytes.a);
+    if (status == PYSIM_OK) status = pysim_check_apart("c", c, bytes.c, "b", b, bytes.b);
+    if (status == PYSIM_OK) status = pysim_check_apart("c", c, bytes.c, "workspace", workspace, workspace_bytes);
+    if (status != PYSIM_OK) return status;
+    n.input = b;
+    n.filter_data = a;
+    n.output = c;
+    n.alpha = e ? e->alpha : 1;
+    n.beta = e ? e->beta : 0;
+    n.bias_windows = e ? e->bias : NULL;
+    n.relu = e && e->activation == PYSIM_RELU;
+    return pysim_nest_run(&n, 1, gemm_image, NULL, threads, workspace, workspace_bytes, profile);
+}

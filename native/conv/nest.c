@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * SConv's loop nest, input stationary (IS) and weight stationary (WS):
+ *
+ *   IS                                                     WS
+ *   for each channel set                                   for each channel set
+ *     for each set of k3 input tiles           (L3)          for each set of k3 filter tiles        (L3)
+ *       for each set of k2 filter tiles        (L2)            for each set of k2 input tiles: pack (L2)
+ *         for each input tile: pack            (L1)              for each filter tile               (L1)
+ *           for each filter tile: MICRO-KERNEL                     for each input tile: MICRO-KERNEL
+ *
+ * IS packs each input tile once per channel set: where the filters need several L2 sets, the k3 packed tiles are kept. Where the
+ * filters do not come packed (GEMM), their k2 (IS) or k3 (WS) tiles are packed when their set begins. */
+#include <string.h>
+#include <time.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "../status.h"
+#include "nest.h"
+
+enum { ALIGN = 64 };
+
+typedef struct {
+    char *windows, *filters; /* packed panels */
+    int64_t window_panel, filter_panel; /* bytes of one */
+    pysim_profile *profile;
+} scratch;
+
+static int64_t window_tiles(const pysim_nest *n) { return pysim_ceil_div(n->windows, n->schedule.windows); }
+static int64_t filter_tiles(const pysim_nest *n) { return pysim_ceil_div(n->filters, n->schedule.filters); }
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int64_t panel_bytes(const pysim_nest *n, int64_t width) {
+    int64_t bytes;
+    if (__builtin_mul_overflow(n->schedule.channels * n->rows * n->taps, width * n->bytes, &bytes)) return -1;
+    return pysim_ceil_div(bytes, ALIGN) * ALIGN;
+}
+
+/* Panels that a thread keeps at once. */
+static int64_t window_panels(const pysim_nest *n) {
+    const pysim_schedule *s = &n->schedule;
+    if (s->pack == PYSIM_PACK_NONE) return 0;
+    if (s->stationary == PYSIM_WEIGHT_STATIONARY) return s->k2;
+    return filter_tiles(n) > s->k2 ? s->k3 : 1;
+}
+
+static int64_t filter_panels(const pysim_nest *n) {
+    if (!n->pack_filters) return 0;
+    return n->schedule.stationary == PYSIM_WEIGHT_STATIONARY ? n->schedule.k3 : n->schedule.k2;
+}
+
+/* Bytes one thread needs. */
+static pysim_status thread_workspace(const pysim_nest *n, int64_t *bytes) {
+    const int64_t window = panel_bytes(n, n->schedule.windows), filter = panel_bytes(n, n->schedule.filters);
+    int64_t windows, filters, total;
+    if (window < 0 || filter < 0 || __builtin_mul_overflow(window, window_panels(n), &windows) ||
+        __builtin_mul_overflow(filter, filter_panels(n), &filters) || __builtin_add_overflow(windows, filters, &total) ||
+        __builtin_add_overflow(total, ALIGN, bytes))
+        return pysim_fail(PYSIM_OVERFLOW, "the workspace of this schedule exceeds int64: use fewer channels, k2 or k3");
+    return PYSIM_OK;
+}
+
+pysim_status pysim_threaded_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes) {
+    int64_t each = 0;
+    pysim_status status = thread_workspace(n, &each);
+    if (status != PYSIM_OK) return status;
+    if (!bytes) return pysim_fail(PYSIM_BAD_ARGUMENT, "workspace_bytes: the result pointer is NULL");
+    if (threads < 1) return pysim_fail(PYSIM_BAD_ARGUMENT, "threads is %d; at least 1 is needed", (int)threads);
+    if (__builtin_mul_overflow(each, threads, bytes)) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
+    return PYSIM_OK;
+}
+
+pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal) {
+    if (s->stationary != PYSIM_INPUT_STATIONARY && s->stationary != PYSIM_WEIGHT_STATIONARY)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; it is 0 (input) or 1 (weight)", (int)s->stationary);
+    if (s->pack != PYSIM_PACK_NONE && s->pack != PYSIM_PACK_TILES)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.pack is %d; it is 0 (none) or 1 (tiles)", (int)s->pack);
+    if (s->pack == PYSIM_PACK_NONE && !in_place_legal)
+        return pysim_fail(PYSIM_UNSUPPORTED, "schedule.pack is none, but only an unpadded 1x1 convolution of stride 1 and a GEMM "
+                                             "with B not transposed can be read in place");
+    if (s->channels < 1 || s->channels > n->channels)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.channels is %lld; it must lie in 1..%lld", (long long)s->channels,
+                          (long long)n->channels);
+    if (s->k2 < 1 || s->k3 < 1)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.k2 and k3 are %lld and %lld; both must be at least 1", (long long)s->k2,
+                          (long long)s->k3);
+    n->schedule = *s;
+    const int64_t streamed = s->stationary == PYSIM_INPUT_STATIONARY ? filter_tiles(n) : window_tiles(n);
+    const int64_t stationary = s->stationary == PYSIM_INPUT_STATIONARY ? window_tiles(n) : filter_tiles(n);
+    n->schedule.k2 = pysim_min(s->k2, streamed);
+    n->schedule.k3 = pysim_min(s->k3, stationary);
+    n->window_begin = n->filter_begin = 0;
+    n->window_end = window_tiles(n);
+    n->filter_end = filter_tiles(n);
+    return PYSIM_OK;
+}
+
+int64_t pysim_nest_filter_offset(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile) {
+    return n->rows * n->taps * n->schedule.filters * (c0 * filter_tiles(n) + nc * tile);
+}
+
+static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t tile, char *panel) {
+    const int64_t t0 = tile * n->schedule.windows, nw = pysim_min(n->schedule.windows, n->windows - t0);
+    const double start = x->profile ? now() : 0;
+    int64_t r0, r1;
+    n->live_rows(n, t0, nw, &r0, &r1);
+    n->pack_windows(n, c0, nc, t0, nw, r0, r1, panel);
+    if (x->profile) {
+        x->profile->pack_seconds += now() - start;
+        x->profile->packed_tiles++;
+    }
+}
+
+/* The filter panels [begin, end) of a channel set, where they are not packed already. */
+static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t begin, int64_t end) {
+    if (!n->pack_filters) return;
+    const double start = x->profile ? now() : 0;
+    for (int64_t f = begin; f < end; f++) {
+        const int64_t f0 = f * n->schedule.filters;
+        n->pack_filters(n, c0, nc, f0, pysim_min(n->schedule.filters, n->filters - f0), x->filters + (f - begin) * x->filter_panel);
+    }
+    if (x->profile) x->profile->pack_seconds += now() - start;
+}
+
+/* O_T (+)= F_T x I_T for one pair of tiles; `set_begin` is the first filter tile of the packed set. */
+static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t wt, int64_t ft, int64_t set_begin,
+                 const char *panel) {
+    const pysim_schedule *s = &n->schedule;
+    const int64_t t0 = wt * s->windows, f0 = ft * s->filters;
+    const int64_t nw = pysim_min(s->windows, n->windows - t0), nf = pysim_min(s->filters, n->filters - f0);
+    int64_t r0, r1;
+    n->live_rows(n, t0, nw, &r0, &r1);
+    const char *filters = n->pack_filters ? x->filters + (ft - set_begin) * x->filter_panel
+                                          : n->filter_data + pysim_nest_filter_offset(n, c0, nc, ft) * n->bytes;
+    const int in_place = s->pack == PYSIM_PACK_NONE, last = c0 + nc == n->channels;
+    const pysim_store store = {
+        .alpha = n->alpha,
+        .beta = c0 == 0 ? n->beta : 1.0,
+        .bias_filters = last && n->bias_filters ? n->bias_filters + f0 * n->bytes : NULL,
+        .bias_windows = last && n->bias_windows ? n->bias_windows + t0 * n->bytes : NULL,
+        .relu = last && n->relu,
+    };
+    n->row.run((r1 - r0) * nc * n->taps, filters + r0 * nc * n->taps * s->filters * n->bytes,
+               in_place ? n->input + (c0 * n->input_pitch + t0) * n->bytes : panel, in_place ? n->input_pitch : s->windows,
+               n->output + (f0 * n->output_pitch + t0) * n->bytes, n->output_pitch, nw, nf, &store);
+    if (x->profile) x->profile->kernel_calls++;
+}
+
+static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
+    const pysim_schedule *s = &n->schedule;
+    const int packs = s->pack != PYSIM_PACK_NONE, keep = n->filter_end - n->filter_begin > s->k2;
+    for (int64_t w3 = n->window_begin; w3 < n->window_end; w3 += s->k3) {
+        const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
+        for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
+            const int64_t f_end = pysim_min(f2 + s->k2, n->filter_end);
+            pack_filters(n, x, c0, nc, f2, f_end);
+            for (int64_t w = w3; w < w_end; w++) {
+                char *panel = x->windows + (keep ? w - w3 : 0) * x->window_panel;
+                if (packs && f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, panel);
+                for (int64_t f = f2; f < f_end; f++) tile(n, x, c0, nc, w, f, f2, panel);
+            }
+        }
+    }
+}
+
+static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
+    const pysim_schedule *s = &n->schedule;
+    for (int64_t f3 = n->filter_begin; f3 < n->filter_end; f3 += s->k3) {
+        const int64_t f_end = pysim_min(f3 + s->k3, n->filter_end);
+        pack_filters(n, x, c0, nc, f3, f_end);
+        for (int64_t w2 = n->window_begin; w2 < n->window_end; w2 += s->k2) {
+            const int64_t w_end = pysim_min(w2 + s->k2, n->window_end);
+            if (s->pack != PYSIM_PACK_NONE)
+                for (int64_t w = w2; w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
+            for (int64_t f = f3; f < f_end; f++)
+                for (int64_t w = w2; w < w_end; w++) tile(n, x, c0, nc, w, f, f3, x->windows + (w - w2) * x->window_panel);
+        }
+    }
+}
+
+static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profile) {
+    scratch x = {.window_panel = panel_bytes(n, n->schedule.windows),
+                 .filter_panel = panel_bytes(n, n->schedule.filters),
+                 .profile = profile};
+    x.windows = workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
+    x.filters = x.windows + window_panels(n) * x.window_panel;
+    const double start = profile ? now() : 0, packed = profile ? profile->pack_seconds : 0;
+    for (int64_t c0 = 0; c0 < n->channels; c0 += n->schedule.channels) {
+        const int64_t nc = pysim_min(n->schedule.channels, n->channels - c0);
+        if (n->schedule.stationary == PYSIM_INPUT_STATIONARY)
+            input_stationary(n, &x, c0, nc);
+        else
+            weight_stationary(n, &x, c0, nc);
+    }
+    if (profile) profile->kernel_seconds += now() - start - (profile->pack_seconds - packed);
+}
+
+/* Part `part` of `parts` of the tiles: the dimension with more tiles is cut. */
+static void take_part(pysim_nest *n, int64_t part, int64_t parts) {
+    int64_t *begin = &n->window_begin, *end = &n->window_end;
+    if (filter_tiles(n) > window_tiles(n)) begin = &n->filter_begin, end = &n->filter_end;
+    const int64_t tiles = *end, share = tiles / parts, extra = tiles % parts;
+    *begin = part * share + pysim_min(part, extra);
+    *end = *begin + share + (part < extra);
+}
+
+pysim_status pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image prepare, const void *context,
+                            int32_t threads, void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
+    int64_t each = 0;
+    pysim_status status = thread_workspace(shared, &each);
+    if (status != PYSIM_OK) return status;
+    if (threads < 1) return pysim_fail(PYSIM_BAD_ARGUMENT, "threads is %d; at least 1 is needed", (int)threads);
+    if (!workspace || workspace_bytes / threads < each)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule on %d threads needs %lld each",
+                          (long long)(workspace ? workspace_bytes : 0), (int)threads, (long long)each);
+    if (profile) memset(profile, 0, sizeof *profile);
+    const int64_t parts = images >= threads ? 1 : threads;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t item = 0; item < images * parts; item++) {
+#ifdef _OPENMP
+        const int64_t thread = omp_get_thread_num();
+#else
+        const int64_t thread = 0;
+#endif
+        pysim_nest n = *shared;
+        prepare(&n, item / parts, context);
+        take_part(&n, item % parts, parts);
+        pysim_profile own = {0};
+        run_tiles(&n, (char *)workspace + thread * each, profile ? &own : NULL);
+        if (profile) {
+#pragma omp critical
+            {
+                profile->pack_seconds += own.pack_seconds;
+                profile->kernel_seconds += own.kernel_seconds;
+                profile->packed_tiles += own.packed_tiles;
+                profile->kernel_calls += own.kernel_calls;
+            }
+        }
+    }
+    return PYSIM_OK;
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The macro-kernel: SConv's five loops (SPEC: Convolution Slicing Optimization) over tiles of windows x filters x channels. */
+#ifndef PYSIM_NEST_H
+#define PYSIM_NEST_H
+#include "../kernel.h"
+
+/* One image of one group as the loops see it: an output of `filters` rows x `windows` columns, summed over `channels` channels
+ * of rows x taps kernel elements. A GEMM has one row and one tap. */
+typedef struct pysim_nest pysim_nest;
+struct pysim_nest {
+    int64_t windows, filters, channels, rows, taps;
+    int64_t bytes; /* of an element */
+    pysim_row row;
+    pysim_schedule schedule;
+
+    /* Packs windows [t0, t0+nw) x kernel rows [r0, r1) x channels [c0, c0+nc) as [r][c][s][schedule.windows]. */
+    void (*pack_windows)(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw, int64_t r0, int64_t r1, void *dst);
+    /* Kernel rows that meet the image for at least one of the windows; the others are zero and are neither packed nor computed. */
+    void (*live_rows)(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1);
+    /* Packs filters [f0, f0+nf) as [c][schedule.filters]; NULL when `filters` holds all panels, packed once. */
+    void (*pack_filters)(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst);
+
+    const void *problem;      /* pysim_conv or pysim_gemm, for the functions above */
+    const char *input;        /* image of the group, or B */
+    int64_t input_pitch;      /* elements between channels, where the micro-kernel reads the input in place */
+    const char *filter_data;  /* packed panels of the group, or A */
+    char *output;
+    int64_t output_pitch;     /* elements between filters */
+    double alpha, beta;
+    const char *bias_filters, *bias_windows;
+    int relu;
+
+    int64_t window_begin, window_end, filter_begin, filter_end; /* tiles of this thread */
+};
+
+/* Bytes that `threads` threads need, or an overflow. */
+pysim_status pysim_threaded_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes);
+
+/* Checks a schedule against the nest and stores a copy with k2 and k3 clamped to the tile counts. */
+pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal);
+
+/* Runs all tiles of `images` nests that prepare() fills, on `threads` threads; each tile is computed by one thread in one order,
+ * so the bits do not depend on their number. */
+typedef void (*pysim_nest_image)(pysim_nest *n, int64_t image, const void *context);
+pysim_status pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image prepare, const void *context,
+                            int32_t threads, void *workspace, int64_t workspace_bytes, pysim_profile *profile);
+
+/* Elements of the packed panels before channel c0 and filter tile f of an image group; panels are
+ * [channel set][filter tile][r][c][s][schedule.filters]. */
+int64_t pysim_nest_filter_offset(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile);
+#endif

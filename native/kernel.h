@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Contracts between the macro-kernel (native/conv) and the ISA folders. Everything here is internal to the library. */
+#ifndef PYSIM_KERNEL_H
+#define PYSIM_KERNEL_H
+#include "pysim.h"
+
+/* What happens to a tile of accumulators on its way out: relu(alpha*acc + beta*old + bias_filters[f] + bias_windows[w]). */
+typedef struct {
+    double alpha, beta;        /* beta == 0: the old output is not read */
+    const void *bias_filters;  /* one value per filter of this tile, or NULL */
+    const void *bias_windows;  /* one value per window of this tile, or NULL */
+    int relu;
+} pysim_store;
+
+/* Micro-kernel: O[f][w] for f < nf, w < nw, from two panels.
+ *
+ *        filters                 windows                       out
+ *   k  [ f0 f1 ... F-1 ]    k  [ w0 w1 ... nw-1 ] pitch     f  [ w0 ... nw-1 ]
+ *   |  [ ............. ]    |  [ .............. ]           |  [ ........... ]  out_pitch
+ *
+ * filters: k rows of exactly F = the registry row's filters, padded by zeros where nf < F; the whole row may be read.
+ * windows: k rows, window_pitch elements apart; only the first nw of each row may be read.
+ * out: nf rows, out_pitch apart; only nw of each row may be read or written. k may be 0. */
+typedef void (*pysim_micro_kernel)(int64_t k, const void *filters, const void *windows, int64_t window_pitch,
+                                   void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store);
+
+/* One run of `count` windows that lie in one output row, for one kernel row, over `channels` channels:
+ *
+ *   dst[c*dst_channel + s*pitch + j] = row[c*row_channel + first + j*stride + s*dilation]   j < count, s < taps, c < channels
+ *
+ * and zero where the column index leaves [0, width). row == NULL packs zeros. Nothing outside row[c][0..width) is read. */
+typedef struct {
+    const void *row;
+    int64_t row_channel, width;
+    int64_t first, stride, dilation, taps;
+    int64_t channels, count;
+    int64_t dst_channel, pitch;
+} pysim_segment;
+typedef void (*pysim_pack_segment)(const pysim_segment *s, void *dst);
+
+/* dst[p*pitch + i] = src[i*ld + p] for i < rows, p < k; columns rows..pitch-1 of dst become zero. */
+typedef void (*pysim_pack_transposed)(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst);
+
+typedef struct {
+    pysim_pack_segment segment;
+    pysim_pack_transposed transposed;
+} pysim_packer;
+
+typedef struct {
+    pysim_kernel_info info;
+    pysim_micro_kernel run;
+    pysim_packer pack;
+} pysim_row;
+
+/* The row of a schedule that fits the dtype and this CPU, or a failure with its reason. */
+pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *row);
+
+static inline int64_t pysim_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t pysim_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t pysim_max(int64_t a, int64_t b) { return a > b ? a : b; }
+#endif

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The whole C ABI of pysim. Compilers read this file; cffi reads the part between the two "cdef" marks.
+ *
+ * Rules. Every function returns a pysim_status and leaves a sentence for people in pysim_last_error() (thread-local). Nothing
+ * aborts, prints or keeps memory: the caller owns every buffer and asks for sizes first. Dimensions are int64_t in elements,
+ * sizes end in _bytes. No function reads or writes one byte outside its operands, and beta == 0 never reads C. */
+#ifndef PYSIM_H
+#define PYSIM_H
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma GCC visibility push(default) /* all else in the library is hidden */
+/* cdef begin */
+enum { PYSIM_ABI_VERSION = 1 };
+
+typedef enum {
+    PYSIM_OK = 0,
+    PYSIM_BAD_ARGUMENT = 1,  /* a value that no machine could run; the message names it */
+    PYSIM_UNSUPPORTED = 2,   /* legal, but not for this kernel, dtype or CPU */
+    PYSIM_OVERFLOW = 3,      /* a product of dimensions exceeds int64_t */
+    PYSIM_OUT_OF_MEMORY = 4,
+} pysim_status;
+
+typedef enum { PYSIM_F32 = 0, PYSIM_F64 = 1 } pysim_dtype;
+typedef enum { PYSIM_INPUT_STATIONARY = 0, PYSIM_WEIGHT_STATIONARY = 1 } pysim_stationary;
+typedef enum {
+    PYSIM_PACK_NONE = 0,  /* the micro-kernel reads the operand in place: unit-stride 1x1 convolution, or B not transposed */
+    PYSIM_PACK_TILES = 1, /* input tiles are packed on demand (IS) or K2 at a time (WS) */
+} pysim_pack;
+typedef enum { PYSIM_IDENTITY = 0, PYSIM_RELU = 1 } pysim_activation;
+
+/* Convolution, NCHW input [batch][channels][height][width], filters [filters][channels/groups][kernel_h][kernel_w],
+ * output [batch][filters][P][Q] with P = (height + pad_top + pad_bottom - dilation_h*(kernel_h-1) - 1)/stride_h + 1.
+ * dilation is 1 for a dense kernel. */
+typedef struct {
+    int64_t batch, groups;
+    int64_t channels, height, width;
+    int64_t filters, kernel_h, kernel_w;
+    int64_t stride_h, stride_w, dilation_h, dilation_w;
+    int64_t pad_top, pad_left, pad_bottom, pad_right;
+    int32_t dtype;
+} pysim_conv;
+
+/* C[m][n] = alpha op(A)[m][k] op(B)[k][n] + beta C (+ bias[n], activation), row-major; ld* in elements. */
+typedef struct {
+    int64_t m, n, k;
+    int64_t lda, ldb, ldc;
+    int32_t trans_a, trans_b;
+    int32_t dtype;
+} pysim_gemm;
+
+/* What the macro-kernel obeys, field by field. A GEMM is the 1x1 case: windows = columns of C, filters = rows, channels = k. */
+typedef struct {
+    int32_t kernel;     /* registry index */
+    int32_t stationary; /* pysim_stationary */
+    int32_t pack;       /* pysim_pack */
+    int64_t windows;    /* N_win of a tile; equals the registry row */
+    int64_t filters;    /* N_f of a tile; equals the registry row */
+    int64_t channels;   /* N_c of a channel set, 1..C/groups */
+    int64_t k2;         /* streamed tiles of one L2 set */
+    int64_t k3;         /* stationary tiles of one L3 set */
+} pysim_schedule;
+
+typedef struct {
+    double alpha, beta;  /* convolution: 1 and 0 */
+    const void *bias;    /* NULL, or one value per filter (convolution) or per column of C (GEMM) */
+    int32_t activation;  /* pysim_activation */
+} pysim_epilogue;
+
+typedef struct {
+    double pack_seconds;   /* input packing, padding included (and A/B packing in a GEMM) */
+    double kernel_seconds; /* micro-kernel calls */
+    int64_t packed_tiles;
+    int64_t kernel_calls;
+} pysim_profile;
+
+typedef struct {
+    const char *name, *target, *form;
+    int32_t dtype;
+    int32_t windows, filters;           /* block of one call */
+    int32_t lane_windows, lane_filters; /* windows x filters that one multiply-add instruction covers */
+    int32_t available;                  /* this CPU can run it */
+} pysim_kernel_info;
+
+int32_t pysim_abi_version(void);
+const char *pysim_last_error(void);
+
+int32_t pysim_kernel_count(void);
+pysim_status pysim_kernel_at(int32_t index, pysim_kernel_info *out);
+
+pysim_status pysim_conv_output(const pysim_conv *c, int64_t *p, int64_t *q);
+pysim_status pysim_conv_packed_filter_bytes(const pysim_conv *c, const pysim_schedule *s, int64_t *bytes);
+pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *s, const void *filters,
+                                     void *packed, int64_t packed_bytes);
+pysim_status pysim_conv_workspace_bytes(const pysim_conv *c, const pysim_schedule *s, int32_t threads, int64_t *bytes);
+pysim_status pysim_conv_run(const pysim_conv *c, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads,
+                            const void *input, const void *packed_filters, void *output,
+                            void *workspace, int64_t workspace_bytes, pysim_profile *profile);
+pysim_status pysim_conv_reference(const pysim_conv *c, const pysim_epilogue *e, const void *input, const void *filters,
+                                  void *output);
+
+pysim_status pysim_gemm_workspace_bytes(const pysim_gemm *g, const pysim_schedule *s, int32_t threads, int64_t *bytes);
+pysim_status pysim_gemm_run(const pysim_gemm *g, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads,
+                            const void *a, const void *b, void *c,
+                            void *workspace, int64_t workspace_bytes, pysim_profile *profile);
+pysim_status pysim_gemm_reference(const pysim_gemm *g, const pysim_epilogue *e, const void *a, const void *b, void *c);
+
+/* The baseline's data movement: columns[channels*kernel_h*kernel_w][P*Q] of one image of one group (channels = C/groups). */
+pysim_status pysim_im2col(const pysim_conv *c, const void *image, void *columns);
+
+/* Probes of the CPU that runs this. target is a registry target that is available. */
+pysim_status pysim_probe_clock(double *hertz);
+pysim_status pysim_probe_fma(const char *target, int32_t dtype, double *instructions_per_second);
+pysim_status pysim_probe_read(void *buffer, int64_t bytes, double seconds, double *bytes_per_second);
+pysim_status pysim_probe_write(void *buffer, int64_t bytes, double seconds, double *bytes_per_second);
+/* cdef end */
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The kernel table, expanded from kernels.inc, and which of its rows this CPU and this build can run. */
+#include "kernel.h"
+#include "status.h"
+
+static int cpu_runs_portable(void) { return 1; }
+#if defined(__x86_64__)
+static int cpu_runs_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static int cpu_runs_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq");
+}
+#else
+static int cpu_runs_avx2(void) { return 0; }
+static int cpu_runs_avx512(void) { return 0; }
+#endif
+
+/* On a foreign architecture the ISA's files are not built: weak references stay NULL and the row reads "not available". */
+#define NAME(target, dtype, form, windows, filters) dtype##_##form##_##windows##x##filters##__##target
+#define PYSIM_KERNEL(target, dtype, form, windows, filters, lw, lf) \
+    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)( \
+        int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
+#define PYSIM_PACKER(target, dtype) \
+    extern __attribute__((weak)) void pack_##dtype##__##target##_segment(const pysim_segment *, void *); \
+    extern __attribute__((weak)) void pack_##dtype##__##target##_transposed(const void *, int64_t, int64_t, int64_t, int64_t, void *);
+#include "kernels.inc"
+#undef PYSIM_KERNEL
+#undef PYSIM_PACKER
+
+#define DTYPE_f32 PYSIM_F32
+#define DTYPE_f64 PYSIM_F64
+#define TEXT2(x) #x
+#define TEXT(x) TEXT2(x)
+
+typedef struct {
+    pysim_row row;
+    int (*cpu_runs)(void);
+} entry;
+
+static const entry table[] = {
+#define PYSIM_KERNEL(target, dtype, form, windows, filters, lw, lf) \
+    {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
+      NAME(target, dtype, form, windows, filters), \
+      {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}}, \
+     cpu_runs_##target},
+#include "kernels.inc"
+#undef PYSIM_KERNEL
+};
+
+enum { ROWS = sizeof table / sizeof table[0] };
+
+static int available(int32_t index) { return table[index].row.run != NULL && table[index].cpu_runs(); }
+
+int32_t pysim_kernel_count(void) { return ROWS; }
+
+pysim_status pysim_kernel_at(int32_t index, pysim_kernel_info *out) {
+    if (out == NULL) return pysim_fail(PYSIM_BAD_ARGUMENT, "pysim_kernel_at: out is NULL");
+    if (index < 0 || index >= ROWS)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "kernel index %d is outside the registry of %d rows", index, (int)ROWS);
+    *out = table[index].row.info;
+    out->available = available(index);
+    return PYSIM_OK;
+}
+
+pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *row) {
+    pysim_kernel_info info;
+    pysim_status status = pysim_kernel_at(s->kernel, &info);
+    if (status != PYSIM_OK) return status;
+    if (info.dtype != dtype)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes in another dtype than the problem", info.name);
+    if (!info.available)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs %s, which this CPU or build does not have", info.name, info.target);
+    if (s->windows != info.windows || s->filters != info.filters)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule tiles are %lld windows x %lld filters, but kernel %s computes %d x %d",
+                          (long long)s->windows, (long long)s->filters, info.name, info.windows, info.filters);
+    *row = table[s->kernel].row;
+    return PYSIM_OK;
+}

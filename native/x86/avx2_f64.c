@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * FP64 on AVX2 + FMA: 4 lanes, 16 registers; 12 accumulators. */
+#include "../kernel.h"
+#include "vec_avx2_f64.h"
+#include "pack.h"
+#include "lanes.h"
+
+DEFINE_WIN(f64_win_8x6__avx2, 8, 6, V2(WIN, TO6))
+DEFINE_FIL(f64_fil_6x8__avx2, 6, 8, V2(FIL, TO6))
+
+DEFINE_PACKER(pack_f64__avx2)

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Micro-kernels with one operand along the vector lanes; included once per vector type (see vec_*.h for the names used).
+ *
+ * win_body: x[v] = windows (NV vectors), one broadcast filter value at a time: NV*NF accumulators, NV loads + NF broadcasts for
+ *           NV*NF multiply-adds a k step. Rows of the accumulators are rows of the output.
+ * fil_body: the mirror image, filters along the lanes; the tile goes through the stack and is transposed on its way out.
+ *
+ * Accumulators needed to keep the FMA units busy: latency x units (4 x 1 on Zen 4 and one-unit Intel parts in 512 bit, 4 x 2 on
+ * two-unit parts); the 24-28 used here leave the load ports, not the latency, as the next limit. */
+
+/* Constant array bounds: with variable ones GCC keeps the accumulators in memory. */
+enum { MAX_BROADCASTS = 14, MAX_VECTORS = 4 };
+
+typedef struct {
+    VEC alpha, beta, floor;
+    int reads_old;
+} SCALE;
+
+INLINE SCALE scale_of(const pysim_store *s) {
+    return (SCALE){v_set1((T)s->alpha), v_set1((T)s->beta), v_set1(s->relu ? (T)0 : (T)-__builtin_inf()), s->beta != 0};
+}
+
+INLINE void finish_row(T *out, VEC acc, VEC bias, MASK mask, const SCALE *s) {
+    VEC value = v_mul(acc, s->alpha);
+    if (s->reads_old) value = v_fma(v_load_mask(out, mask), s->beta, value);
+    v_store_mask(out, v_max(s->floor, v_add(value, bias)), mask);
+}
+
+INLINE void win_body(const int nv, const int nf, const int f_pitch, int64_t k, const T *f, const T *w, int64_t w_pitch,
+                     T *out, int64_t out_pitch, int64_t nw, const pysim_store *store) {
+    const MASK tail = v_lanes(0, nw - (nv - 1) * LANES);
+    VEC acc[MAX_BROADCASTS][MAX_VECTORS];
+#pragma GCC unroll 16
+    for (int j = 0; j < nf; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) acc[j][v] = v_zero();
+    for (int64_t p = 0; p < k; p++) {
+        VEC x[MAX_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < nv - 1; v++) x[v] = v_load(w + v * LANES);
+        x[nv - 1] = v_load_mask(w + (nv - 1) * LANES, tail);
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++) {
+            const VEC b = v_set1(f[j]);
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) acc[j][v] = v_fma(b, x[v], acc[j][v]);
+        }
+        f += f_pitch;
+        w += w_pitch;
+    }
+    const SCALE scale = scale_of(store);
+    const T *bias_f = store->bias_filters, *bias_w = store->bias_windows;
+    VEC bw[MAX_VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < nv; v++)
+        bw[v] = !bias_w ? v_zero() : v_load_mask(bias_w + v * LANES, v < nv - 1 ? v_lanes(0, LANES) : tail);
+#pragma GCC unroll 16
+    for (int j = 0; j < nf; j++) {
+        const VEC bf = v_set1(bias_f ? bias_f[j] : (T)0);
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++)
+            finish_row(out + j * out_pitch + v * LANES, acc[j][v], v_add(bf, bw[v]), v < nv - 1 ? v_lanes(0, LANES) : tail, &scale);
+    }
+}
+
+/* The tile of a fil kernel, [nw][pitch] on the stack, to out[nf][nw]. */
+static __attribute__((noinline)) void SUFFIX(finish_transposed)(const T *tile, int64_t pitch, T *out, int64_t out_pitch,
+                                                                int64_t nw, int64_t nf, const pysim_store *store) {
+    const SCALE scale = scale_of(store);
+    const T *bias_f = store->bias_filters, *bias_w = store->bias_windows;
+    for (int64_t w0 = 0; w0 < nw; w0 += LANES) {
+        const MASK mask = v_lanes(0, nw - w0);
+        const VEC bw = bias_w ? v_load_mask(bias_w + w0, mask) : v_zero();
+        for (int64_t f0 = 0; f0 < nf; f0 += LANES) {
+            VEC r[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) r[i] = w0 + i < nw ? v_load(tile + (w0 + i) * pitch + f0) : v_zero();
+            transpose(r);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++)
+                if (f0 + i < nf)
+                    finish_row(out + (f0 + i) * out_pitch + w0, r[i], v_add(bw, v_set1(bias_f ? bias_f[f0 + i] : (T)0)), mask, &scale);
+        }
+    }
+}
+
+INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, const T *f, const T *w, int64_t w_pitch,
+                     T *out, int64_t out_pitch, int64_t nf, const pysim_store *store) {
+    VEC acc[MAX_BROADCASTS][MAX_VECTORS];
+#pragma GCC unroll 16
+    for (int j = 0; j < nw; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) acc[j][v] = v_zero();
+    for (int64_t p = 0; p < k; p++) {
+        VEC x[MAX_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) x[v] = v_load(f + v * LANES);
+#pragma GCC unroll 16
+        for (int j = 0; j < nw; j++) {
+            const VEC b = v_set1(w[j]);
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) acc[j][v] = v_fma(b, x[v], acc[j][v]);
+        }
+        f += f_pitch;
+        w += w_pitch;
+    }
+    T tile[MAX_BROADCASTS][MAX_VECTORS * LANES];
+#pragma GCC unroll 16
+    for (int j = 0; j < nw; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) v_store(&tile[j][v * LANES], acc[j][v]);
+    SUFFIX(finish_transposed)(&tile[0][0], MAX_VECTORS * LANES, out, out_pitch, nw, nf, store);
+}
+
+#define ARGUMENTS                                                                                                  \
+    int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, \
+        int64_t nf, const pysim_store *store
+
+/* One switch case per edge size, so that every tile runs with constant bounds. */
+#define WIN(nv, nfc) \
+    case (nv) * 16 + (nfc): win_body(nv, nfc, F_, k, filters, windows, window_pitch, out, out_pitch, nw, store); break;
+#define FIL(nv, nwc) \
+    case (nv) * 16 + (nwc): fil_body(nv, nwc, F_, k, filters, windows, window_pitch, out, out_pitch, nf, store); break;
+#define TO4(M, v) M(v, 1) M(v, 2) M(v, 3) M(v, 4)
+#define TO6(M, v) TO4(M, v) M(v, 5) M(v, 6)
+#define TO7(M, v) TO6(M, v) M(v, 7)
+#define TO9(M, v) TO7(M, v) M(v, 8) M(v, 9)
+#define TO14(M, v) TO9(M, v) M(v, 10) M(v, 11) M(v, 12) M(v, 13) M(v, 14)
+#define V2(M, TO) TO(M, 1) TO(M, 2)
+#define V3(M, TO) V2(M, TO) TO(M, 3)
+#define V4(M, TO) V3(M, TO) TO(M, 4)
+#define DEFINE_WIN(name, windows_, filters_, CASES) \
+    void name(ARGUMENTS) {                          \
+        enum { F_ = filters_ };                     \
+        switch ((nw + LANES - 1) / LANES * 16 + nf) { CASES } \
+    }
+#define DEFINE_FIL(name, windows_, filters_, CASES) \
+    void name(ARGUMENTS) {                          \
+        enum { F_ = filters_ };                     \
+        switch ((nf + LANES - 1) / LANES * 16 + nw) { CASES } \
+    }

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Vector-based packing (SPEC of the layouts: native/kernel.h); included once per vector type.
+ *
+ * Stride 1: element (window j, tap s+1) is element (window j+1, tap s), so each row is loaded once and the register chain is
+ * shifted down by one lane per tap: ceil((count + taps - 1)/LANES) loads instead of taps * ceil(count/LANES). Stores are the
+ * bound: taps * ceil(count/LANES) of them, at 32 bytes a cycle on Zen 4.
+ * Strided: `stride` vectors cover LANES windows, and permutes bring each lane home.
+ * Masks stand for the padding and keep every read inside the row. */
+
+enum { MASK_TABLE = 128, CHAIN = 9 };
+
+/* Lanes of the vector at `column` that lie in the row and below `needed`. */
+INLINE MASK lanes_in_row(int64_t column, int64_t width, int64_t needed) {
+    return v_lanes(-column, pysim_min(width - column, needed));
+}
+
+static void pack_zero(const pysim_segment *s, T *dst) {
+    for (int64_t c = 0; c < s->channels; c++, dst += s->dst_channel)
+        for (int64_t tap = 0; tap < s->taps; tap++)
+            for (int64_t j = 0; j < s->count; j += LANES)
+                v_store_mask(dst + tap * s->pitch + j, v_zero(), v_lanes(0, s->count - j));
+}
+
+/* Any stride, one element at a time. */
+static void pack_scalar(const pysim_segment *s, T *dst) {
+    const T *row = s->row;
+    for (int64_t c = 0; c < s->channels; c++, dst += s->dst_channel, row += s->row_channel)
+        for (int64_t tap = 0; tap < s->taps; tap++)
+            for (int64_t j = 0; j < s->count; j++) {
+                const int64_t column = s->first + j * s->stride + tap * s->dilation;
+                dst[tap * s->pitch + j] = column >= 0 && column < s->width ? row[column] : (T)0;
+            }
+}
+
+/* Stride 1, dilation 1, chunks of at most (CHAIN - 1)*LANES windows: the shifted register chain. */
+static void pack_chain(const pysim_segment *s, T *dst) {
+    const int64_t chunks = pysim_ceil_div(s->count, LANES), needed = s->count + s->taps - 1;
+    MASK load[CHAIN], keep[CHAIN];
+    for (int64_t i = 0; i <= chunks; i++) {
+        load[i] = lanes_in_row(s->first + i * LANES, s->width, needed - i * LANES);
+        keep[i] = v_lanes(0, s->count - i * LANES);
+    }
+    const T *row = (const T *)s->row + s->first;
+    for (int64_t c = 0; c < s->channels; c++, dst += s->dst_channel, row += s->row_channel) {
+        VEC next = v_load_mask(row, load[0]);
+        for (int64_t i = 0; i < chunks; i++) {
+            VEC low = next, high = v_load_mask(row + (i + 1) * LANES, load[i + 1]);
+            T *out = dst + i * LANES;
+            next = high;
+            v_store_mask(out, low, keep[i]);
+            for (int64_t tap = 1; tap < s->taps; tap++) {
+                low = v_shift1(low, high);
+                high = v_shift1(high, v_zero());
+                out += s->pitch;
+                v_store_mask(out, low, keep[i]);
+            }
+        }
+    }
+}
+
+/* Any stride up to GATHER_MAX and any dilation. */
+static void pack_strided(const pysim_segment *s, T *dst) {
+    const GATHER plan = v_gather_plan(s->stride);
+    const int64_t block = MASK_TABLE / s->stride;
+    MASK load[MASK_TABLE];
+    for (int64_t j = 0; j < s->count; j += LANES) {
+        const int64_t n = pysim_min(LANES, s->count - j), needed = (n - 1) * s->stride + 1;
+        const int64_t vectors = pysim_ceil_div(needed, LANES);
+        const MASK keep = v_lanes(0, n);
+        for (int64_t tap0 = 0; tap0 < s->taps; tap0 += block) {
+            const int64_t taps = pysim_min(block, s->taps - tap0);
+            const int64_t base = s->first + j * s->stride + tap0 * s->dilation;
+            for (int64_t tap = 0; tap < taps; tap++)
+                for (int64_t i = 0; i < vectors; i++)
+                    load[tap * vectors + i] = lanes_in_row(base + tap * s->dilation + i * LANES, s->width, needed - i * LANES);
+            const T *row = (const T *)s->row + base;
+            T *out = dst + tap0 * s->pitch + j;
+            for (int64_t c = 0; c < s->channels; c++, row += s->row_channel, out += s->dst_channel)
+                for (int64_t tap = 0; tap < taps; tap++) {
+                    VEC v = v_load_mask(row + tap * s->dilation, load[tap * vectors]);
+                    if (s->stride > 1) {
+                        v = v_gather_from(v_zero(), v, &plan, 0);
+                        for (int64_t i = 1; i < vectors; i++)
+                            v = v_gather_from(v, v_load_mask(row + tap * s->dilation + i * LANES, load[tap * vectors + i]), &plan, i);
+                    }
+                    v_store_mask(out + tap * s->pitch, v, keep);
+                }
+        }
+    }
+}
+
+static void pack_segment(const pysim_segment *s, T *dst) {
+    if (s->row == NULL)
+        pack_zero(s, dst);
+    else if (s->stride == 1 && s->dilation == 1 && s->taps - 1 <= LANES && s->count <= (CHAIN - 1) * LANES)
+        pack_chain(s, dst);
+    else if (s->stride <= GATHER_MAX)
+        pack_strided(s, dst);
+    else
+        pack_scalar(s, dst);
+}
+
+/* rows x LANES block in place: after log2(LANES) perfect shuffles row i holds column i. */
+INLINE void transpose(VEC r[LANES]) {
+    VEC t[LANES];
+#pragma GCC unroll 4
+    for (int stage = 1; stage < LANES; stage *= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            t[2 * i] = v_interleave_low(r[i], r[i + LANES / 2]);
+            t[2 * i + 1] = v_interleave_high(r[i], r[i + LANES / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) r[i] = t[i];
+    }
+}
+
+static void pack_transposed(const T *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, T *dst) {
+    for (int64_t p = 0; p < k; p += LANES) {
+        const MASK depth = v_lanes(0, k - p);
+        for (int64_t i = 0; i < pitch; i += LANES) {
+            VEC r[LANES];
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++) r[l] = i + l < rows ? v_load_mask(src + (i + l) * ld + p, depth) : v_zero();
+            transpose(r);
+            const MASK keep = v_lanes(0, pitch - i);
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++)
+                if (p + l < k) v_store_mask(dst + (p + l) * pitch + i, r[l], keep);
+        }
+    }
+}
+
+#define DEFINE_PACKER(name)                                                                                            \
+    void name##_segment(const pysim_segment *s, void *dst) { pack_segment(s, dst); }                                   \
+    void name##_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst) {           \
+        pack_transposed(src, ld, rows, k, pitch, dst);                                                                 \
+    }

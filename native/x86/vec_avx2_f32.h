@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * One vector type for lanes.h and pack.h: AVX2 + FMA, 8 floats. n counts lanes from lane 0. */
+#include <immintrin.h>
+
+typedef float T;
+typedef __m256 VEC;
+enum { LANES = 8 };
+#define SUFFIX(name) name##_f32__avx2
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE VEC v_zero(void) { return _mm256_setzero_ps(); }
+INLINE VEC v_set1(T x) { return _mm256_set1_ps(x); }
+INLINE VEC v_load(const T *p) { return _mm256_loadu_ps(p); }
+INLINE void v_store(T *p, VEC v) { _mm256_storeu_ps(p, v); }
+INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE VEC v_mul(VEC a, VEC b) { return _mm256_mul_ps(a, b); }
+INLINE VEC v_add(VEC a, VEC b) { return _mm256_add_ps(a, b); }
+/* b where either is NaN. */
+INLINE VEC v_max(VEC a, VEC b) { return _mm256_max_ps(a, b); }
+
+typedef __m256i MASK;
+INLINE MASK v_lanes(int64_t lo, int64_t hi) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const int32_t low = (int32_t)pysim_max(0, pysim_min(lo, LANES)), high = (int32_t)pysim_max(0, pysim_min(hi, LANES));
+    return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(low), lane), _mm256_cmpgt_epi32(_mm256_set1_epi32(high), lane));
+}
+INLINE VEC v_load_mask(const T *p, MASK m) { return _mm256_maskload_ps(p, m); }
+INLINE void v_store_mask(T *p, VEC v, MASK m) { _mm256_maskstore_ps(p, m, v); }
+INLINE VEC v_shift1(VEC lo, VEC hi) {
+    const __m256i middle = _mm256_castps_si256(_mm256_permute2f128_ps(lo, hi, 0x21)); /* lo's upper half, hi's lower half */
+    return _mm256_castsi256_ps(_mm256_alignr_epi8(middle, _mm256_castps_si256(lo), 4));
+}
+INLINE VEC v_interleave_low(VEC a, VEC b) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
+}
+INLINE VEC v_interleave_high(VEC a, VEC b) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
+}
+
+typedef struct {
+    __m256i index;
+    MASK from[16];
+} GATHER;
+enum { GATHER_MAX = 16 };
+INLINE GATHER v_gather_plan(int64_t stride) {
+    int32_t index[LANES], from[GATHER_MAX][LANES] = {{0}};
+    GATHER g;
+    for (int64_t j = 0; j < LANES; j++) {
+        index[j] = (int32_t)(j * stride % LANES);
+        if (j * stride / LANES < GATHER_MAX) from[j * stride / LANES][j] = -1;
+    }
+    g.index = _mm256_loadu_si256((const __m256i *)index);
+    for (int64_t i = 0; i < GATHER_MAX; i++) g.from[i] = _mm256_loadu_si256((const __m256i *)from[i]);
+    return g;
+}
+INLINE VEC v_gather_from(VEC sofar, VEC source, const GATHER *g, int64_t i) {
+    return _mm256_blendv_ps(sofar, _mm256_permutevar8x32_ps(source, g->index), _mm256_castsi256_ps(g->from[i]));
+}

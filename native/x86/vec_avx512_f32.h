@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * One vector type for lanes.h and pack.h: AVX-512, 16 floats. n counts lanes from lane 0. */
+#include <immintrin.h>
+
+typedef float T;
+typedef __m512 VEC;
+enum { LANES = 16 };
+#define SUFFIX(name) name##_f32__avx512
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE VEC v_zero(void) { return _mm512_setzero_ps(); }
+INLINE VEC v_set1(T x) { return _mm512_set1_ps(x); }
+INLINE VEC v_load(const T *p) { return _mm512_loadu_ps(p); }
+INLINE void v_store(T *p, VEC v) { _mm512_storeu_ps(p, v); }
+INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE VEC v_mul(VEC a, VEC b) { return _mm512_mul_ps(a, b); }
+INLINE VEC v_add(VEC a, VEC b) { return _mm512_add_ps(a, b); }
+/* b where either is NaN, so that a NaN survives max(floor, x). */
+INLINE VEC v_max(VEC a, VEC b) { return _mm512_max_ps(a, b); }
+
+typedef __mmask16 MASK;
+/* lanes lo <= l < hi; any lo and hi. */
+INLINE MASK v_lanes(int64_t lo, int64_t hi) {
+    uint32_t up = hi <= 0 ? 0u : hi >= LANES ? 0xffffu : (1u << hi) - 1u;
+    uint32_t down = lo <= 0 ? 0u : lo >= LANES ? 0xffffu : (1u << lo) - 1u;
+    return (MASK)(up & ~down);
+}
+INLINE VEC v_load_mask(const T *p, MASK m) { return _mm512_maskz_loadu_ps(m, p); }
+INLINE void v_store_mask(T *p, VEC v, MASK m) { _mm512_mask_storeu_ps(p, m, v); }
+/* The register pair hi:lo moved down by one lane, low half. */
+INLINE VEC v_shift1(VEC lo, VEC hi) {
+    return _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_castps_si512(hi), _mm512_castps_si512(lo), 1));
+}
+/* a0 b0 a1 b1 ... of the lower and of the upper halves. */
+INLINE VEC v_interleave_low(VEC a, VEC b) {
+    return _mm512_permutex2var_ps(a, _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23), b);
+}
+INLINE VEC v_interleave_high(VEC a, VEC b) {
+    return _mm512_permutex2var_ps(a, _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31), b);
+}
+
+/* Strided reads: lane j of the result is element j*stride of the row that starts at p. The row is read as `stride` vectors
+ * and each is permuted into its place. */
+typedef struct {
+    __m512i index;
+    MASK from[16]; /* lanes that vector i supplies */
+} GATHER;
+enum { GATHER_MAX = 16 };
+INLINE GATHER v_gather_plan(int64_t stride) {
+    int32_t index[LANES];
+    GATHER g;
+    for (int64_t i = 0; i < GATHER_MAX; i++) g.from[i] = 0;
+    for (int64_t j = 0; j < LANES; j++) {
+        index[j] = (int32_t)(j * stride % LANES);
+        if (j * stride / LANES < GATHER_MAX) g.from[j * stride / LANES] |= (MASK)(1u << j);
+    }
+    g.index = _mm512_loadu_si512(index);
+    return g;
+}
+INLINE VEC v_gather_from(VEC sofar, VEC source, const GATHER *g, int64_t i) {
+    return _mm512_mask_permutexvar_ps(sofar, g->from[i], g->index, source);
+}

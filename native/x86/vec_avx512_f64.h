@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * One vector type for lanes.h and pack.h: AVX-512, 8 doubles. n counts lanes from lane 0. */
+#include <immintrin.h>
+
+typedef double T;
+typedef __m512d VEC;
+enum { LANES = 8 };
+#define SUFFIX(name) name##_f64__avx512
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE VEC v_zero(void) { return _mm512_setzero_pd(); }
+INLINE VEC v_set1(T x) { return _mm512_set1_pd(x); }
+INLINE VEC v_load(const T *p) { return _mm512_loadu_pd(p); }
+INLINE void v_store(T *p, VEC v) { _mm512_storeu_pd(p, v); }
+INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm512_fmadd_pd(a, b, c); }
+INLINE VEC v_mul(VEC a, VEC b) { return _mm512_mul_pd(a, b); }
+INLINE VEC v_add(VEC a, VEC b) { return _mm512_add_pd(a, b); }
+/* b where either is NaN. */
+INLINE VEC v_max(VEC a, VEC b) { return _mm512_max_pd(a, b); }
+
+typedef __mmask8 MASK;
+INLINE MASK v_lanes(int64_t lo, int64_t hi) {
+    uint32_t up = hi <= 0 ? 0u : hi >= LANES ? 0xffu : (1u << hi) - 1u;
+    uint32_t down = lo <= 0 ? 0u : lo >= LANES ? 0xffu : (1u << lo) - 1u;
+    return (MASK)(up & ~down);
+}
+INLINE VEC v_load_mask(const T *p, MASK m) { return _mm512_maskz_loadu_pd(m, p); }
+INLINE void v_store_mask(T *p, VEC v, MASK m) { _mm512_mask_storeu_pd(p, m, v); }
+INLINE VEC v_shift1(VEC lo, VEC hi) {
+    return _mm512_castsi512_pd(_mm512_alignr_epi64(_mm512_castpd_si512(hi), _mm512_castpd_si512(lo), 1));
+}
+INLINE VEC v_interleave_low(VEC a, VEC b) {
+    return _mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), b);
+}
+INLINE VEC v_interleave_high(VEC a, VEC b) {
+    return _mm512_permutex2var_pd(a, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), b);
+}
+
+typedef struct {
+    __m512i index;
+    MASK from[16];
+} GATHER;
+enum { GATHER_MAX = 16 };
+INLINE GATHER v_gather_plan(int64_t stride) {
+    int64_t index[LANES];
+    GATHER g;
+    for (int64_t i = 0; i < GATHER_MAX; i++) g.from[i] = 0;
+    for (int64_t j = 0; j < LANES; j++) {
+        index[j] = j * stride % LANES;
+        if (j * stride / LANES < GATHER_MAX) g.from[j * stride / LANES] |= (MASK)(1u << j);
+    }
+    g.index = _mm512_loadu_si512(index);
+    return g;
+}
+INLINE VEC v_gather_from(VEC sofar, VEC source, const GATHER *g, int64_t i) {
+    return _mm512_mask_permutexvar_pd(sofar, g->from[i], g->index, source);
+}

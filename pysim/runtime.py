@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only importer of the native library: cffi reads `native/pysim.h`, status codes become exceptions, arrays become pointers.
+
+A prepared convolution or product packs its filters once and owns its workspace, so that a call is one native call. Prepared
+objects may be called again and again, by one thread at a time.
+"""
+
+import importlib.resources
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.errors import MissingError, NativeError, OperandError, PlanError
+from pysim.registry import kernels, native_file
+from pysim.schedule import PACK, STATIONARY, Schedule
+from pysim.workload import Conv, Gemm
+
+Array = NDArray[Any]
+NUMPY_DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+ACTIVATIONS = {None: 0, "relu": 1}
+_ALIGNMENT = 64
+
+
+def library_path() -> Path:
+    """Where the native library lies: $PYSIM_LIBRARY, or inside the installed package."""
+    override = os.environ.get("PYSIM_LIBRARY")
+    path = Path(override) if override else Path(str(importlib.resources.files("pysim") / "native" / "libpysim.so"))
+    if not path.exists():
+        raise MissingError(f"the native library is not at {path}; install the package with `pip install .` (needs gcc)")
+    return path
+
+
+@cache
+def library() -> tuple[Any, Any]:
+    """(ffi, lib): the declarations of `pysim.h` and the opened library."""
+    import cffi
+
+    ffi = cffi.FFI()
+    header = native_file("pysim.h").read_text()
+    ffi.cdef(header.partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
+    lib = ffi.dlopen(str(library_path()))
+    if lib.pysim_abi_version() != lib.PYSIM_ABI_VERSION:
+        raise MissingError(
+            f"{library_path()} speaks ABI {lib.pysim_abi_version()}, this package {lib.PYSIM_ABI_VERSION}: reinstall it"
+        )
+    return ffi, lib
+
+
+def check(status: int) -> None:
+    """Raises the library's own sentence for any status but PYSIM_OK."""
+    if status:
+        ffi, lib = library()
+        raise NativeError(ffi.string(lib.pysim_last_error()).decode())
+
+
+def available_kernels() -> frozenset[str]:
+    """Names of the registry rows that this CPU and this build can run."""
+    ffi, lib = library()
+    info = ffi.new("pysim_kernel_info *")
+    names = set()
+    for index in range(lib.pysim_kernel_count()):
+        check(lib.pysim_kernel_at(index, info))
+        if info.available:
+            names.add(ffi.string(info.name).decode())
+    return frozenset(names)
+
+
+def _dtype_code(dtype: str) -> int:
+    if dtype not in NUMPY_DTYPES:
+        raise OperandError(f"the CPU kernels compute f32 and f64, not {dtype}")
+    _, lib = library()
+    return int(lib.PYSIM_F64 if dtype == "f64" else lib.PYSIM_F32)
+
+
+def conv_struct(w: Conv) -> Any:
+    """The `pysim_conv` of a workload."""
+    ffi, _ = library()
+    names = (
+        "batch groups channels height width filters kernel_h kernel_w stride_h stride_w dilation_h dilation_w "
+        "pad_top pad_left pad_bottom pad_right"
+    ).split()
+    return ffi.new("pysim_conv *", {name: getattr(w, name) for name in names} | {"dtype": _dtype_code(w.dtype)})
+
+
+def gemm_struct(w: Gemm) -> Any:
+    """The `pysim_gemm` of a workload whose operands are dense and row-major."""
+    ffi, _ = library()
+    fields = {"m": w.m, "n": w.n, "k": w.k, "trans_a": w.trans_a, "trans_b": w.trans_b, "dtype": _dtype_code(w.dtype)}
+    leading = {"lda": w.m if w.trans_a else w.k, "ldb": w.k if w.trans_b else w.n, "ldc": w.n}
+    return ffi.new("pysim_gemm *", fields | leading)
+
+
+def schedule_struct(s: Schedule) -> Any:
+    """The `pysim_schedule` of a schedule."""
+    ffi, _ = library()
+    index = next((row.index for row in kernels() if row.name == s.kernel), None)
+    if index is None:
+        raise PlanError(f"the registry has no kernel {s.kernel!r}; `pysim kernels` lists them")
+    fields = {"windows": s.windows, "filters": s.filters, "channels": s.channels, "k2": s.k2, "k3": s.k3}
+    codes = {"kernel": index, "stationary": STATIONARY.index(s.stationary), "pack": PACK.index(s.pack)}
+    return ffi.new("pysim_schedule *", fields | codes)
+
+
+def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
+    """An uninitialised array whose data begin on a cache line."""
+    dtype = np.dtype(dtype)
+    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    try:
+        raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise OperandError(f"cannot allocate {nbytes} bytes for an array of shape {shape}") from error
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+    """`x` as a dense array of this shape and dtype, viewed if it can be; OperandError names what differs."""
+    if not isinstance(x, np.ndarray):
+        x = as_numpy(x, name)
+    if x.dtype != NUMPY_DTYPES[dtype]:
+        raise OperandError(f"{name} is {x.dtype}, but the problem computes in {NUMPY_DTYPES[dtype]}")
+    if x.shape != shape:
+        raise OperandError(f"{name} has shape {x.shape}, but the problem needs {shape}")
+    return np.ascontiguousarray(x)
+
+
+def as_numpy(x: Any, name: str) -> Array:
+    """A CPU array as NumPy sees it, through the array interface, DLPack or a copy."""
+    if hasattr(x, "__cuda_array_interface__") or "cuda" in str(getattr(x, "device", "")):
+        raise MissingError(f"{name} lies on a GPU, and this build has no CUDA kernels; pass a CPU array")
+    try:
+        if hasattr(x, "__dlpack__") and not hasattr(x, "__array_interface__"):
+            return np.from_dlpack(x)
+        return np.asarray(x)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise OperandError(f"{name} is a {type(x).__name__}, which NumPy cannot view as an array: {error}") from error
+
+
+def _output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
+    if out is None:
+        return aligned(shape, NUMPY_DTYPES[dtype])
+    array = np.from_dlpack(out) if not isinstance(out, np.ndarray) else out
+    if array.shape != shape or array.dtype != NUMPY_DTYPES[dtype] or not array.flags.c_contiguous or not array.flags.writeable:
+        raise OperandError(f"out must be a writable C-contiguous {NUMPY_DTYPES[dtype]} array of shape {shape}")
+    return array
+
+
+def _activation_code(activation: str | None) -> int:
+    if activation not in ACTIVATIONS:
+        raise OperandError(f"activation {activation!r} is not known; it is None or 'relu'")
+    return ACTIVATIONS[activation]
+
+
+def _workspace(size_of: Any, problem: Any, schedule: Any, threads: int) -> Array:
+    ffi, _ = library()
+    size = ffi.new("int64_t *")
+    check(size_of(problem, schedule, threads, size))
+    return aligned(size[0], np.uint8)
+
+
+class Prepared:
+    """A convolution with its filters packed: `y = conv(x, out=None)`, input [N][C][H][W], output [N][M][P][Q]."""
+
+    def __init__(
+        self,
+        workload: Conv,
+        weights: Any,
+        schedule: Schedule,
+        bias: Any = None,
+        activation: str | None = None,
+        threads: int = 1,
+    ) -> None:
+        ffi, lib = library()
+        w = self.workload = workload
+        self.schedule = schedule
+        self.threads = threads
+        self._conv = conv_struct(w)
+        self._schedule = schedule_struct(schedule)
+        weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
+        self._bias = None if bias is None else operand(bias, "bias", (w.filters,), w.dtype)
+        pointer = ffi.NULL if self._bias is None else ffi.from_buffer(self._bias)
+        self._epilogue = ffi.new("pysim_epilogue *", [1.0, 0.0, pointer, _activation_code(activation)])
+        size = ffi.new("int64_t *")
+        check(lib.pysim_conv_packed_filter_bytes(self._conv, self._schedule, size))
+        self._packed = aligned(size[0], np.uint8)
+        packed = ffi.from_buffer(self._packed)
+        check(lib.pysim_conv_pack_filters(self._conv, self._schedule, ffi.from_buffer(weights), packed, size[0]))
+        self._work = _workspace(lib.pysim_conv_workspace_bytes, self._conv, self._schedule, threads)
+        self.workspace_bytes = self._work.nbytes
+        self._fixed = (packed, ffi.from_buffer(self._work))
+        self._in_shape = (w.batch, w.channels, w.height, w.width)
+        self._out_shape = (w.batch, w.filters, w.out_h, w.out_w)
+
+    def __call__(self, x: Any, out: Any = None) -> Array:
+        ffi, _ = library()
+        return self._run(x, out, ffi.NULL)
+
+    def profile(self, x: Any, out: Any = None) -> dict[str, float]:
+        """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
+        ffi, _ = library()
+        p = ffi.new("pysim_profile *")
+        self._run(x, out, p)
+        return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
+
+    def _run(self, x: Any, out: Any, profile: Any) -> Array:
+        ffi, lib = library()
+        x = operand(x, "x", self._in_shape, self.workload.dtype)
+        out = _output(out, self._out_shape, self.workload.dtype)
+        packed, work = self._fixed
+        status = lib.pysim_conv_run(
+            self._conv, self._schedule, self._epilogue, self.threads, ffi.from_buffer(x), packed, ffi.from_buffer(out), work,
+            self.workspace_bytes, profile,
+        )  # fmt: skip
+        check(status)
+        return out
+
+
+class PreparedGemm:
+    """C = alpha op(A) op(B) + beta C + bias: `c = gemm(a, b, c=None)`, dense row-major operands, bias per column of C."""
+
+    def __init__(
+        self,
+        workload: Gemm,
+        schedule: Schedule,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        bias: Any = None,
+        activation: str | None = None,
+        threads: int = 1,
+    ) -> None:
+        ffi, lib = library()
+        w = self.workload = workload
+        self.schedule = schedule
+        self.threads = threads
+        self._gemm = gemm_struct(w)
+        self._schedule = schedule_struct(schedule)
+        self._bias = None if bias is None else operand(bias, "bias", (w.n,), w.dtype)
+        pointer = ffi.NULL if self._bias is None else ffi.from_buffer(self._bias)
+        self._epilogue = ffi.new("pysim_epilogue *", [alpha, beta, pointer, _activation_code(activation)])
+        self._work = _workspace(lib.pysim_gemm_workspace_bytes, self._gemm, self._schedule, threads)
+        self.workspace_bytes = self._work.nbytes
+        self._a_shape = (w.k, w.m) if w.trans_a else (w.m, w.k)
+        self._b_shape = (w.n, w.k) if w.trans_b else (w.k, w.n)
+
+    def __call__(self, a: Any, b: Any, c: Any = None) -> Array:
+        ffi, _ = library()
+        return self._run(a, b, c, ffi.NULL)
+
+    def profile(self, a: Any, b: Any, c: Any = None) -> dict[str, float]:
+        """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
+        ffi, _ = library()
+        p = ffi.new("pysim_profile *")
+        self._run(a, b, c, p)
+        return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
+
+    def _run(self, a: Any, b: Any, c: Any, profile: Any) -> Array:
+        ffi, lib = library()
+        w = self.workload
+        a = operand(a, "a", self._a_shape, w.dtype)
+        b = operand(b, "b", self._b_shape, w.dtype)
+        if c is None and self._epilogue.beta != 0:
+            raise OperandError(f"beta is {self._epilogue.beta}, so c must be given")
+        c = _output(c, (w.m, w.n), w.dtype)
+        status = lib.pysim_gemm_run(
+            self._gemm, self._schedule, self._epilogue, self.threads, ffi.from_buffer(a), ffi.from_buffer(b), ffi.from_buffer(c),
+            ffi.from_buffer(self._work), self.workspace_bytes, profile,
+        )  # fmt: skip
+        check(status)
+        return c
+
+
+def reference_conv(w: Conv, x: Array, weights: Array, bias: Array | None = None, activation: str | None = None) -> Array:
+    """The definition of right: plain loops in C, summed in the next wider type. Slow."""
+    ffi, lib = library()
+    out = aligned((w.batch, w.filters, w.out_h, w.out_w), NUMPY_DTYPES[w.dtype])
+    pointer = ffi.NULL if bias is None else ffi.from_buffer(bias)
+    epilogue = ffi.new("pysim_epilogue *", [1.0, 0.0, pointer, _activation_code(activation)])
+    x = operand(x, "x", (w.batch, w.channels, w.height, w.width), w.dtype)
+    weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
+    pointers = (ffi.from_buffer(x), ffi.from_buffer(weights), ffi.from_buffer(out))
+    check(lib.pysim_conv_reference(conv_struct(w), epilogue, *pointers))
+    return out
+
+
+def im2col(workload: Conv, image: Array, columns: Array) -> None:
+    """Caffe's columns[C/groups * R * S][P*Q] of one image of one group, into `columns`."""
+    ffi, lib = library()
+    check(lib.pysim_im2col(conv_struct(workload), ffi.from_buffer(image), ffi.from_buffer(columns)))
+
+
+def probe_clock() -> float:
+    """Core clock in Hz, measured by a chain of dependent additions."""
+    ffi, lib = library()
+    result = ffi.new("double *")
+    check(lib.pysim_probe_clock(result))
+    return float(result[0])
+
+
+def probe_fma(target: str, dtype: str) -> float:
+    """Multiply-add instructions a second of one registry target."""
+    ffi, lib = library()
+    result = ffi.new("double *")
+    check(lib.pysim_probe_fma(target.encode(), _dtype_code(dtype), result))
+    return float(result[0])
+
+
+def _probe_stream(probe: Any, nbytes: int, seconds: float) -> float:
+    ffi, _ = library()
+    buffer = aligned(nbytes, np.uint8)
+    buffer[:] = 0
+    result = ffi.new("double *")
+    check(probe(ffi.from_buffer(buffer), nbytes, seconds, result))
+    return float(result[0])
+
+
+def probe_read(nbytes: int, seconds: float) -> float:
+    """Bytes a second that one core reads from a buffer of this size, again and again for `seconds`."""
+    return _probe_stream(library()[1].pysim_probe_read, nbytes, seconds)
+
+
+def probe_write(nbytes: int, seconds: float) -> float:
+    """Bytes a second that one core writes to a buffer of this size."""
+    return _probe_stream(library()[1].pysim_probe_write, nbytes, seconds)
