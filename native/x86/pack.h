@@ -4,10 +4,11 @@
  * Stride 1: element (window j, tap s+1) is element (window j+1, tap s), so each row is loaded once and the register chain is
  * shifted down by one lane per tap: ceil((count + taps - 1)/LANES) loads instead of taps * ceil(count/LANES). Stores are the
  * bound: taps * ceil(count/LANES) of them, at 32 bytes a cycle on Zen 4.
- * Strided: `stride` vectors cover LANES windows, and permutes bring each lane home.
+ * Stride 2 to PHASES: `stride` vectors hold LANES windows of every phase (column mod stride); permutes part them, and each phase
+ * is a stride-1 chain of its own. Other strides and dilations gather each tap by itself.
  * Masks stand for the padding and keep every read inside the row. */
 
-enum { MASK_TABLE = 128, CHAIN = 9 };
+enum { MASK_TABLE = 128, CHAIN = 9, PHASES = 4 };
 
 /* Lanes of the vector at `column` that lie in the row and below `needed`. */
 INLINE MASK lanes_in_row(int64_t column, int64_t width, int64_t needed) {
@@ -58,9 +59,62 @@ static void pack_chain(const pysim_segment *s, T *dst) {
     }
 }
 
+/* One chain per phase; constant stride, so that plans and chains stay in registers. */
+INLINE void phases_body(const int stride, const pysim_segment *s, T *dst) {
+    const int64_t chunks = pysim_ceil_div(s->count, LANES), needed = (s->count - 1) * stride + s->taps;
+    const int phases = (int)pysim_min(stride, s->taps);
+    MASK load[CHAIN * PHASES], keep[CHAIN];
+    GATHER plan[PHASES];
+    for (int p = 0; p < stride; p++) plan[p] = v_gather_plan(stride, p);
+    for (int64_t i = 0; i <= chunks; i++) {
+        for (int v = 0; v < stride; v++)
+            load[i * stride + v] =
+                lanes_in_row(s->first + (i * stride + v) * LANES, s->width, needed - (i * stride + v) * LANES);
+        keep[i] = v_lanes(0, s->count - i * LANES);
+    }
+    const T *row = (const T *)s->row + s->first;
+    for (int64_t c = 0; c < s->channels; c++, dst += s->dst_channel, row += s->row_channel) {
+        VEC next[PHASES] = {v_zero()}, high[PHASES];
+        for (int64_t i = 0; i <= chunks; i++) {
+#pragma GCC unroll 4
+            for (int p = 0; p < stride; p++) high[p] = v_zero();
+#pragma GCC unroll 4
+            for (int v = 0; v < stride; v++) {
+                const VEC source = v_load_mask(row + (i * stride + v) * LANES, load[i * stride + v]);
+#pragma GCC unroll 4
+                for (int p = 0; p < stride; p++) high[p] = v_gather_from(high[p], source, &plan[p], v);
+            }
+            if (i > 0) {
+                T *out = dst + (i - 1) * LANES;
+#pragma GCC unroll 4
+                for (int p = 0; p < stride; p++) {
+                    if (p >= phases) break;
+                    VEC low = next[p], up = high[p];
+                    v_store_mask(out + p * s->pitch, low, keep[i - 1]);
+                    for (int64_t tap = p + stride; tap < s->taps; tap += stride) {
+                        low = v_shift1(low, up);
+                        up = v_shift1(up, v_zero());
+                        v_store_mask(out + tap * s->pitch, low, keep[i - 1]);
+                    }
+                }
+            }
+#pragma GCC unroll 4
+            for (int p = 0; p < stride; p++) next[p] = high[p];
+        }
+    }
+}
+
+static void pack_phases(const pysim_segment *s, T *dst) {
+    switch (s->stride) {
+    case 2: phases_body(2, s, dst); break;
+    case 3: phases_body(3, s, dst); break;
+    default: phases_body(4, s, dst); break;
+    }
+}
+
 /* Any stride up to GATHER_MAX and any dilation. */
 static void pack_strided(const pysim_segment *s, T *dst) {
-    const GATHER plan = v_gather_plan(s->stride);
+    const GATHER plan = v_gather_plan(s->stride, 0);
     const int64_t block = MASK_TABLE / s->stride;
     MASK load[MASK_TABLE];
     for (int64_t j = 0; j < s->count; j += LANES) {
@@ -94,6 +148,9 @@ static void pack_segment(const pysim_segment *s, T *dst) {
         pack_zero(s, dst);
     else if (s->stride == 1 && s->dilation == 1 && s->taps - 1 <= LANES && s->count <= (CHAIN - 1) * LANES)
         pack_chain(s, dst);
+    else if (s->stride > 1 && s->stride <= PHASES && s->dilation == 1 && (s->taps - 1) / s->stride <= LANES &&
+             s->count <= (CHAIN - 1) * LANES)
+        pack_phases(s, dst);
     else if (s->stride <= GATHER_MAX)
         pack_strided(s, dst);
     else

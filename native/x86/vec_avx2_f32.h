@@ -25,7 +25,13 @@ INLINE MASK v_lanes(int64_t lo, int64_t hi) {
     return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(low), lane), _mm256_cmpgt_epi32(_mm256_set1_epi32(high), lane));
 }
 INLINE VEC v_load_mask(const T *p, MASK m) { return _mm256_maskload_ps(p, m); }
-INLINE void v_store_mask(T *p, VEC v, MASK m) { _mm256_maskstore_ps(p, m, v); }
+/* A masked store is microcode on Zen (tens of cycles), so a full one goes as a plain store. */
+INLINE void v_store_mask(T *p, VEC v, MASK m) {
+    if (_mm256_movemask_ps(_mm256_castsi256_ps(m)) == (1 << LANES) - 1)
+        v_store(p, v);
+    else
+        _mm256_maskstore_ps(p, m, v);
+}
 INLINE VEC v_shift1(VEC lo, VEC hi) {
     const __m256i middle = _mm256_castps_si256(_mm256_permute2f128_ps(lo, hi, 0x21)); /* lo's upper half, hi's lower half */
     return _mm256_castsi256_ps(_mm256_alignr_epi8(middle, _mm256_castps_si256(lo), 4));
@@ -37,20 +43,17 @@ INLINE VEC v_interleave_high(VEC a, VEC b) {
     return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
 }
 
+enum { GATHER_MAX = 16 };
 typedef struct {
     __m256i index;
-    MASK from[16];
+    MASK from[GATHER_MAX];
 } GATHER;
-enum { GATHER_MAX = 16 };
-INLINE GATHER v_gather_plan(int64_t stride) {
-    int32_t index[LANES], from[GATHER_MAX][LANES] = {{0}};
-    GATHER g;
-    for (int64_t j = 0; j < LANES; j++) {
-        index[j] = (int32_t)(j * stride % LANES);
-        if (j * stride / LANES < GATHER_MAX) from[j * stride / LANES][j] = -1;
-    }
-    g.index = _mm256_loadu_si256((const __m256i *)index);
-    for (int64_t i = 0; i < GATHER_MAX; i++) g.from[i] = _mm256_loadu_si256((const __m256i *)from[i]);
+INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i element = _mm256_add_epi32(_mm256_mullo_epi32(lane, _mm256_set1_epi32((int32_t)stride)),
+                                             _mm256_set1_epi32((int32_t)phase));
+    GATHER g = {.index = _mm256_and_si256(element, _mm256_set1_epi32(LANES - 1))};
+    for (int32_t i = 0; i < stride; i++) g.from[i] = _mm256_cmpeq_epi32(_mm256_srli_epi32(element, 3), _mm256_set1_epi32(i));
     return g;
 }
 INLINE VEC v_gather_from(VEC sofar, VEC source, const GATHER *g, int64_t i) {

@@ -25,7 +25,13 @@ INLINE MASK v_lanes(int64_t lo, int64_t hi) {
     return _mm256_andnot_si256(_mm256_cmpgt_epi64(_mm256_set1_epi64x(low), lane), _mm256_cmpgt_epi64(_mm256_set1_epi64x(high), lane));
 }
 INLINE VEC v_load_mask(const T *p, MASK m) { return _mm256_maskload_pd(p, m); }
-INLINE void v_store_mask(T *p, VEC v, MASK m) { _mm256_maskstore_pd(p, m, v); }
+/* A masked store is microcode on Zen (tens of cycles), so a full one goes as a plain store. */
+INLINE void v_store_mask(T *p, VEC v, MASK m) {
+    if (_mm256_movemask_pd(_mm256_castsi256_pd(m)) == (1 << LANES) - 1)
+        v_store(p, v);
+    else
+        _mm256_maskstore_pd(p, m, v);
+}
 INLINE VEC v_shift1(VEC lo, VEC hi) {
     return _mm256_shuffle_pd(lo, _mm256_permute2f128_pd(lo, hi, 0x21), 0x5); /* lo1 | lo2, lo3 | hi0 */
 }
@@ -36,22 +42,18 @@ INLINE VEC v_interleave_high(VEC a, VEC b) {
     return _mm256_permute2f128_pd(_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b), 0x31);
 }
 
+enum { GATHER_MAX = 16 };
 typedef struct {
     __m256i index; /* of 32-bit halves: doubles have no variable cross-lane permute in AVX2 */
-    MASK from[16];
+    MASK from[GATHER_MAX];
 } GATHER;
-enum { GATHER_MAX = 16 };
-INLINE GATHER v_gather_plan(int64_t stride) {
-    int32_t index[2 * LANES];
-    int64_t from[GATHER_MAX][LANES] = {{0}};
-    GATHER g;
-    for (int64_t j = 0; j < LANES; j++) {
-        index[2 * j] = (int32_t)(j * stride % LANES * 2);
-        index[2 * j + 1] = index[2 * j] + 1;
-        if (j * stride / LANES < GATHER_MAX) from[j * stride / LANES][j] = -1;
-    }
-    g.index = _mm256_loadu_si256((const __m256i *)index);
-    for (int64_t i = 0; i < GATHER_MAX; i++) g.from[i] = _mm256_loadu_si256((const __m256i *)from[i]);
+INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) {
+    const __m256i half = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+    const __m256i element = _mm256_add_epi32(_mm256_mullo_epi32(half, _mm256_set1_epi32((int32_t)stride)),
+                                             _mm256_set1_epi32((int32_t)phase));
+    const __m256i lane = _mm256_and_si256(element, _mm256_set1_epi32(LANES - 1));
+    GATHER g = {.index = _mm256_add_epi32(_mm256_add_epi32(lane, lane), _mm256_setr_epi32(0, 1, 0, 1, 0, 1, 0, 1))};
+    for (int32_t i = 0; i < stride; i++) g.from[i] = _mm256_cmpeq_epi32(_mm256_srli_epi32(element, 2), _mm256_set1_epi32(i));
     return g;
 }
 INLINE VEC v_gather_from(VEC sofar, VEC source, const GATHER *g, int64_t i) {

@@ -39,22 +39,19 @@ INLINE VEC v_interleave_high(VEC a, VEC b) {
     return _mm512_permutex2var_ps(a, _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31), b);
 }
 
-/* Strided reads: lane j of the result is element j*stride of the row that starts at p. The row is read as `stride` vectors
- * and each is permuted into its place. */
+/* Strided reads: lane j of the result is element j*stride + phase of the row. The row is read as whole vectors, and vector i
+ * gives the lanes of from[i], permuted by index. */
+enum { GATHER_MAX = 16 };
 typedef struct {
     __m512i index;
-    MASK from[16]; /* lanes that vector i supplies */
+    MASK from[GATHER_MAX];
 } GATHER;
-enum { GATHER_MAX = 16 };
-INLINE GATHER v_gather_plan(int64_t stride) {
-    int32_t index[LANES];
-    GATHER g;
-    for (int64_t i = 0; i < GATHER_MAX; i++) g.from[i] = 0;
-    for (int64_t j = 0; j < LANES; j++) {
-        index[j] = (int32_t)(j * stride % LANES);
-        if (j * stride / LANES < GATHER_MAX) g.from[j * stride / LANES] |= (MASK)(1u << j);
-    }
-    g.index = _mm512_loadu_si512(index);
+INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i element = _mm512_add_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32((int32_t)stride)),
+                                             _mm512_set1_epi32((int32_t)phase));
+    GATHER g = {.index = _mm512_and_epi32(element, _mm512_set1_epi32(LANES - 1))};
+    for (int32_t i = 0; i < stride; i++) g.from[i] = _mm512_cmpeq_epi32_mask(_mm512_srli_epi32(element, 4), _mm512_set1_epi32(i));
     return g;
 }
 INLINE VEC v_gather_from(VEC sofar, VEC source, const GATHER *g, int64_t i) {

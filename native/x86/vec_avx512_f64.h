@@ -36,20 +36,16 @@ INLINE VEC v_interleave_high(VEC a, VEC b) {
     return _mm512_permutex2var_pd(a, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), b);
 }
 
+enum { GATHER_MAX = 16 };
 typedef struct {
     __m512i index;
-    MASK from[16];
+    MASK from[GATHER_MAX];
 } GATHER;
-enum { GATHER_MAX = 16 };
-INLINE GATHER v_gather_plan(int64_t stride) {
-    int64_t index[LANES];
-    GATHER g;
-    for (int64_t i = 0; i < GATHER_MAX; i++) g.from[i] = 0;
-    for (int64_t j = 0; j < LANES; j++) {
-        index[j] = j * stride % LANES;
-        if (j * stride / LANES < GATHER_MAX) g.from[j * stride / LANES] |= (MASK)(1u << j);
-    }
-    g.index = _mm512_loadu_si512(index);
+INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) {
+    const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m512i element = _mm512_add_epi64(_mm512_mullo_epi64(lane, _mm512_set1_epi64(stride)), _mm512_set1_epi64(phase));
+    GATHER g = {.index = _mm512_and_epi64(element, _mm512_set1_epi64(LANES - 1))};
+    for (int64_t i = 0; i < stride; i++) g.from[i] = _mm512_cmpeq_epi64_mask(_mm512_srli_epi64(element, 3), _mm512_set1_epi64(i));
     return g;
 }
 INLINE VEC v_gather_from(VEC sofar, VEC source, const GATHER *g, int64_t i) {
