@@ -7,6 +7,7 @@ objects may be called again and again, by one thread at a time.
 
 import importlib.resources
 import os
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -140,10 +141,20 @@ def as_numpy(x: Any, name: str) -> Array:
         raise OperandError(f"{name} is a {type(x).__name__}, which NumPy cannot view as an array: {error}") from error
 
 
-def _output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
+def like(x: Any, result: Array) -> Any:
+    """`result` as an array of the kind of `x`: the library that made x wraps the same memory where it speaks DLPack."""
+    if isinstance(x, np.ndarray):
+        return result
+    namespace = sys.modules.get(type(x).__module__.partition(".")[0])
+    wrap = getattr(namespace, "from_dlpack", None)
+    return wrap(result) if wrap and hasattr(x, "__dlpack__") else result
+
+
+def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
+    """`out` as a writable view, or a new array; OperandError where it does not fit."""
     if out is None:
         return aligned(shape, NUMPY_DTYPES[dtype])
-    array = np.from_dlpack(out) if not isinstance(out, np.ndarray) else out
+    array = out if isinstance(out, np.ndarray) else as_numpy(out, "out")
     if array.shape != shape or array.dtype != NUMPY_DTYPES[dtype] or not array.flags.c_contiguous or not array.flags.writeable:
         raise OperandError(f"out must be a writable C-contiguous {NUMPY_DTYPES[dtype]} array of shape {shape}")
     return array
@@ -209,7 +220,7 @@ class Prepared:
     def _run(self, x: Any, out: Any, profile: Any) -> Array:
         ffi, lib = library()
         x = operand(x, "x", self._in_shape, self.workload.dtype)
-        out = _output(out, self._out_shape, self.workload.dtype)
+        out = output(out, self._out_shape, self.workload.dtype)
         packed, work = self._fixed
         status = lib.pysim_conv_run(
             self._conv, self._schedule, self._epilogue, self.threads, ffi.from_buffer(x), packed, ffi.from_buffer(out), work,
@@ -264,13 +275,27 @@ class PreparedGemm:
         b = operand(b, "b", self._b_shape, w.dtype)
         if c is None and self._epilogue.beta != 0:
             raise OperandError(f"beta is {self._epilogue.beta}, so c must be given")
-        c = _output(c, (w.m, w.n), w.dtype)
+        c = output(c, (w.m, w.n), w.dtype)
         status = lib.pysim_gemm_run(
             self._gemm, self._schedule, self._epilogue, self.threads, ffi.from_buffer(a), ffi.from_buffer(b), ffi.from_buffer(c),
             ffi.from_buffer(self._work), self.workspace_bytes, profile,
         )  # fmt: skip
         check(status)
         return c
+
+
+def run_conv(
+    w: Conv, schedule: Schedule, x: Any, weights: Any, bias: Any = None, activation: str | None = None, threads: int = 1
+) -> Array:
+    """One convolution under `schedule`, filters packed for this call."""
+    return Prepared(w, weights, schedule, bias, activation, threads)(x)
+
+
+def run_gemm(
+    w: Gemm, schedule: Schedule, a: Any, b: Any, bias: Any = None, activation: str | None = None, threads: int = 1
+) -> Array:
+    """One matrix product under `schedule`."""
+    return PreparedGemm(w, schedule, bias=bias, activation=activation, threads=threads)(a, b)
 
 
 def reference_conv(w: Conv, x: Array, weights: Array, bias: Array | None = None, activation: str | None = None) -> Array:

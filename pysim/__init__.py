@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which algorithm, tiling and schedule for this convolution or matrix product on this machine, how fast, and why; and the kernels
+that run exactly that plan.
+
+    y = pysim.conv2d(x, w, padding=1)                                     # plan, pack, run
+    p = pysim.plan("conv:mb1ic64ih56oc64kh3ph1", machine="power10-e1050")  # a plan with its cost; print(p.explain())
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["PysimError", "compare", "conv2d", "gemm", "plan", "plans", "prepare"]
+
+if TYPE_CHECKING:
+    from pysim.api import compare, conv2d, gemm, plan, plans, prepare
+    from pysim.errors import PysimError
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when first used: `import pysim` alone stays light."""
+    if name not in __all__:
+        raise AttributeError(f"module 'pysim' has no attribute {name!r}")
+    from pysim import api, errors
+
+    return getattr(errors if name == "PysimError" else api, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

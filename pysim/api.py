@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python functions: a convolution or product is planned once per shape and machine, then runs that plan."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from pysim import comparison, host, planner, runtime
+from pysim import machine as machines
+from pysim.errors import MissingError, OperandError
+from pysim.machine import Machine
+from pysim.planner import Plan
+from pysim.record import Comparison
+from pysim.workload import Conv, Gemm, Layer, Workload, distinct, parse, resolve
+
+Pair = int | Sequence[int]
+
+
+def load_machine(name: str | Machine) -> Machine:
+    """A machine by its shipped name, by the path of a .toml file, or "host": this computer, detected once and remembered."""
+    return name if isinstance(name, Machine) else machines.load(name, detect=host.detect)
+
+
+@lru_cache(maxsize=4096)
+def _plan(workload: Workload, on: Machine) -> Plan:
+    return planner.plan(workload, on)
+
+
+def plan(problem: str | Workload, machine: str | Machine = "host", **options: Any) -> Plan:
+    """The plan of least predicted cost; options as in `pysim.planner.plan` (model, micro_kernel)."""
+    return planner.plan(problem, load_machine(machine), **options)
+
+
+def plans(problem: str | Workload, machine: str | Machine = "host", top: int = 10, **options: Any) -> list[Plan]:
+    """The `top` plans of least predicted cost, best first, each with the kernels turned down and why."""
+    return planner.plans(problem, load_machine(machine), top, **options)
+
+
+def compare(problem: str | Workload | Iterable[str], machine: str | Machine = "host", **options: Any) -> list[Comparison]:
+    """Predicted beside measured, after the result was checked; one Comparison per distinct problem.
+
+    `problem` is a problem text, the name of a set, @file or a list of them; options as in `pysim.comparison.compare`
+    (peers, state, store).
+    """
+    if isinstance(problem, Conv | Gemm):
+        layers = [Layer(problem)]
+    else:
+        layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem)))
+    return list(comparison.compare(layers, _runnable(load_machine(machine)), plan_of=_plan, **options))
+
+
+def conv2d(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    machine: str | Machine = "host",
+    plan: Plan | None = None,
+    out: Any = None,
+    threads: int = 1,
+) -> Any:
+    """y[N][M][P][Q] = x[N][C][H][W] * w[M][C/groups][R][S] + bias[M], activation None or "relu".
+
+    `stride` and `dilation` are one number or (height, width); `padding` also (top, left, bottom, right). The result is an array of
+    the kind that x is. OperandError says what is wrong with an array. Use `prepare` to pack the filters once for many calls.
+    """
+    image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
+    workload = conv_workload(image.shape, filters.shape, _dtype(image, filters), stride, padding, dilation, groups)
+    run = prepare(workload, filters, bias, activation, machine, threads, plan)
+    return runtime.like(x, run(image, out))
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    bias: Any = None,
+    activation: str | None = None,
+    plan: Plan | None = None,
+    out: Any = None,
+    machine: str | Machine = "host",
+    threads: int = 1,
+) -> Any:
+    """alpha op(a) op(b) + beta c + bias, where op transposes if asked and bias has one value per column.
+
+    `c` is read, not written; the result goes to `out` or a new array of the kind that a is.
+    """
+    left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
+    if left.ndim != 2 or right.ndim != 2:
+        raise OperandError(f"a and b must be matrices; their shapes are {left.shape} and {right.shape}")
+    (k, m), (n, depth) = left.shape[:: 1 if trans_a else -1], right.shape[:: 1 if trans_b else -1]
+    if k != depth:
+        raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; they must agree")
+    workload = Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=_dtype(left, right))
+    chosen = _fitting(plan, workload) or _plan(workload, _runnable(load_machine(machine)))
+    target = runtime.output(out, (m, n), workload.dtype)
+    if c is not None:
+        target[:] = runtime.operand(c, "c", (m, n), workload.dtype)
+    elif beta != 0:
+        raise OperandError(f"beta is {beta}, so c must be given")
+    runtime.PreparedGemm(workload, chosen.schedule, alpha, beta, bias, activation, threads)(left, right, target)
+    return runtime.like(a, target)
+
+
+def prepare(
+    problem: str | Conv,
+    weights: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    machine: str | Machine = "host",
+    threads: int = 1,
+    plan: Plan | None = None,
+) -> runtime.Prepared:
+    """A convolution with its filters packed once: `y = conv(x, out=None)`."""
+    workload = parse(problem) if isinstance(problem, str) else problem
+    if not isinstance(workload, Conv):
+        raise OperandError(f"prepare packs the filters of a convolution; {workload.text} is a matrix product: call pysim.gemm")
+    chosen = _fitting(plan, workload) or _plan(workload, _runnable(load_machine(machine)))
+    return runtime.Prepared(workload, weights, chosen.schedule, bias, activation, threads)
+
+
+def conv_workload(
+    x: tuple[int, ...], w: tuple[int, ...], dtype: str, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
+) -> Conv:
+    """The convolution that these shapes and parameters describe; OperandError where they do not fit together."""
+    if len(x) != 4 or len(w) != 4:
+        raise OperandError(f"x must be [N][C][H][W] and w [M][C/groups][R][S]; their shapes are {x} and {w}")
+    if w[1] * groups != x[1]:
+        raise OperandError(f"w takes {w[1]} channels x {groups} groups, but x has {x[1]} channels")
+    stride_h, stride_w = _pair(stride, "stride")
+    dilation_h, dilation_w = _pair(dilation, "dilation")
+    pads = tuple(padding) if isinstance(padding, Sequence) and len(padding) == 4 else _pair(padding, "padding") * 2
+    top, left, bottom, right = pads
+    return Conv(
+        batch=x[0], channels=x[1], height=x[2], width=x[3], filters=w[0], kernel_h=w[2], kernel_w=w[3], stride_h=stride_h,
+        stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w, pad_top=top, pad_left=left, pad_bottom=bottom,
+        pad_right=right, groups=groups, dtype=dtype,
+    )  # fmt: skip
+
+
+def _pair(value: Pair, name: str) -> tuple[int, ...]:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or not all(isinstance(item, int) for item in pair):
+        raise OperandError(f"{name} is {value!r}; right is one whole number or (height, width)")
+    return pair
+
+
+def _dtype(*arrays: Any) -> str:
+    names = {str(array.dtype) for array in arrays}
+    known = {str(dtype): name for name, dtype in runtime.NUMPY_DTYPES.items()}
+    if len(names) != 1 or not names <= known.keys():
+        raise OperandError(f"the arrays are {' and '.join(sorted(names))}; the CPU kernels take {' or '.join(known)}, the same for all")
+    return known[names.pop()]
+
+
+def _fitting(plan: Plan | None, workload: Workload) -> Plan | None:
+    if plan is not None and plan.workload != workload:
+        raise OperandError(f"the plan is for {plan.problem}, but the arrays make {workload.text}")
+    return plan
+
+
+def _runnable(on: Machine) -> Machine:
+    """Plans for other machines can be made here, but not run."""
+    if on.name != "host":
+        raise MissingError(f'kernels run on this computer, machine "host"; {on.name} can be planned for: pysim.plan(..., machine="{on.name}")')
+    return on
