@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machine files: what is shipped holds, what does not hold is refused, and writing one back loses nothing."""
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pysim.errors import MachineError
+from pysim.machine import (
+    SHIPPED,
+    Count,
+    Gpu,
+    Level,
+    Machine,
+    Number,
+    Source,
+    facts,
+    from_document,
+    load,
+    load_any,
+    loads,
+    names,
+    to_toml,
+)
+from pysim.registry import kernels
+
+CPUS = ("power10-e1050", "sapphire-rapids", "xeon-4208", "zen4")
+GPUS = ("h200", "rtx-2080ti", "rtx-3090", "v100")
+VALID = (SHIPPED / "zen4.toml").read_text()
+VALID_GPU = (SHIPPED / "h200.toml").read_text()
+
+
+def changed(old: str, new: str, text: str = VALID) -> str:
+    assert old in text, f"the test's own text has no {old!r}"
+    return text.replace(old, new, 1)
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(MachineError) as caught:
+        loads(text, "my.toml")
+    return str(caught.value)
+
+
+# What is shipped
+
+
+def test_the_machines_of_the_papers_and_of_the_baselines_are_shipped() -> None:
+    assert names() == sorted(CPUS + GPUS)
+
+
+@pytest.mark.parametrize("name", CPUS + GPUS)
+def test_every_shipped_file_loads_and_every_number_names_a_source_that_says_something(name: str) -> None:
+    machine = load_any(name)
+    assert machine.name == name
+    assert isinstance(machine, Gpu) == (name in GPUS)
+    for path, fact in facts(machine):
+        assert fact.source in machine.sources, path
+    used = {fact.source for _, fact in facts(machine)} | {getattr(machine, "source", "")}
+    assert set(machine.sources) - used == set(), "sources that no number names"
+
+
+@pytest.mark.parametrize("name", CPUS + GPUS)
+def test_an_assumed_number_says_why(name: str) -> None:
+    machine = load_any(name)
+    for path, fact in facts(machine):
+        source = machine.sources[fact.source]
+        assert fact.kind != "assumed" or source.note, path
+        assert fact.kind != "measured" or source.command or source.file or source.url, path
+
+
+@pytest.mark.parametrize("name", CPUS)
+def test_levels_grow_and_slow_down_away_from_the_core(name: str) -> None:
+    machine = load(name)
+    sizes = [level.size_bytes for level in machine.levels]
+    latencies = [level.latency_cycles.value for level in machine.levels] + [machine.memory.latency_cycles.value]
+    reads = [level.read_bytes_per_cycle.value for level in machine.levels] + [machine.memory.read_bytes_per_cycle.value]
+    assert sizes == sorted(sizes) and latencies == sorted(latencies) and reads == sorted(reads, reverse=True)
+
+
+@pytest.mark.parametrize("name", CPUS)
+def test_the_slicing_analysis_sees_the_caches_of_the_levels(name: str) -> None:
+    machine = load(name)
+    assert machine.csa is not None
+    assert [machine.csa.l1_bytes, machine.csa.l2_bytes, machine.csa.l3_bytes] == [x.size_bytes for x in machine.levels]
+
+
+def test_the_paper_machines_carry_the_papers_numbers() -> None:
+    power10, xeon = load("power10-e1050"), load("xeon-4208")
+    assert power10.csa is not None and xeon.csa is not None
+    for machine in (power10, xeon):
+        assert [level.size_bytes for level in machine.levels] == [32 << 10, 1 << 20, 4 << 20]
+    assert (power10.csa.windows, power10.csa.filters, power10.csa.line_bytes, power10.csa.alpha) == (16, 8, 128, 0.9)
+    assert (xeon.csa.windows, xeon.csa.filters, xeon.csa.line_bytes, xeon.csa.alpha) == (4, 16, 64, 0.9)
+    for csa, latencies in ((power10.csa, (10, 30, 300)), (xeon.csa, (14, 50, 200))):
+        numbers = (csa.l2_latency_cycles, csa.l3_latency_cycles, csa.memory_latency_cycles)
+        assert tuple(number.value for number in numbers) == latencies
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "lanes", "roof"), [("power10-e1050", "mma", 16, 256e9), ("xeon-4208", "avx512", 16, 67.2e9)]
+)
+def test_the_roofs_of_the_papers_table_1_follow_from_the_unit(name: str, target: str, lanes: int, roof: float) -> None:
+    machine = load(name)
+    unit = machine.unit(target)
+    assert unit is not None
+    assert 2 * lanes * unit.fma_per_cycle.value * machine.core.frequency_hz.value == pytest.approx(roof)
+
+
+@pytest.mark.parametrize(
+    ("name", "pipe", "teraflops"),
+    [
+        ("v100", "tensor_f16", 125),
+        ("v100", "f64", 7.8),
+        ("rtx-2080ti", "f32", 13.4),
+        ("rtx-3090", "f32", 35.6),
+        ("h200", "f32", 67),
+    ],
+)
+def test_a_gpus_peak_is_its_datasheets(name: str, pipe: str, teraflops: float) -> None:
+    gpu = load_any(name)
+    assert isinstance(gpu, Gpu)
+    peak = 2 * gpu.sms.value * gpu.fma_per_cycle[pipe].value * gpu.frequency_hz.value
+    assert peak == pytest.approx(teraflops * 1e12, rel=0.01)
+
+
+def test_every_target_of_the_kernel_registry_is_described_by_a_shipped_machine() -> None:
+    described = {unit.target for name in CPUS for unit in load(name).core.units}
+    assert {kernel.target for kernel in kernels()} <= described
+
+
+def test_machines_are_hashable_so_that_plans_can_be_cached() -> None:
+    assert hash(load("zen4")) == hash(loads(VALID)) != hash(load("xeon-4208"))
+
+
+# Look-ups
+
+
+def test_a_level_is_found_by_name_and_a_wrong_name_is_answered_with_the_levels() -> None:
+    zen4 = load("zen4")
+    assert zen4.level("L2").size_bytes == 1 << 20
+    with pytest.raises(MachineError, match=r'zen4 has no level "l2"; .*L1, L2, L3'):
+        zen4.level("l2")
+
+
+def test_a_unit_that_the_core_lacks_is_none() -> None:
+    assert load("zen4").unit("mma") is None
+
+
+def test_assumed_lists_paths_of_assumed_numbers_and_of_nothing_else() -> None:
+    zen4 = load("zen4")
+    assert "core.call_cycles" in zen4.assumed()
+    assert "levels.L2.latency_cycles" not in zen4.assumed()
+    h200 = load_any("h200")
+    assert h200.assumed() == ["l2_bytes_per_second"]
+
+
+def test_an_unknown_machine_is_answered_with_the_nearest_name_and_all_of_them() -> None:
+    with pytest.raises(MachineError, match=r'no machine is named "zen-4"; did you mean "zen4"\? .*xeon-4208.*\.toml'):
+        load("zen-4")
+
+
+def test_a_gpu_is_refused_where_a_cpu_is_needed() -> None:
+    with pytest.raises(MachineError, match=r'"h200" is a GPU; .*zen4'):
+        load("h200")
+
+
+def test_host_is_what_the_given_detection_finds() -> None:
+    zen4 = load("zen4")
+    assert load("host", lambda: zen4) is zen4
+    with pytest.raises(MachineError, match=r"pysim\.host\.detect"):
+        load("host")
+
+
+# A user's own file
+
+
+def test_a_file_of_the_user_is_loaded_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(changed('name = "zen4"', 'name = "mine"'))
+    assert load(path).name == load(str(path)).name == "mine"
+
+
+def test_a_file_must_be_named_after_its_machine(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(VALID)
+    with pytest.raises(MachineError, match=r'mine\.toml: name: "zen4" .*"mine"'):
+        load(path)
+
+
+def test_what_is_no_readable_toml_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    (tmp_path / "huge.toml").write_bytes(b"#" * (1 << 20) + b"#")
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "mine.json").write_text("{}")
+    for name, why in [
+        ("absent.toml", "no machine file"),
+        ("folder.toml", "no machine file"),
+        ("binary.toml", "UTF-8"),
+        ("huge.toml", "larger than"),
+        ("mine.json", r"end in \.toml"),
+        ("nul\0.toml", "no machine file"),
+    ]:
+        with pytest.raises(MachineError, match=why):
+            load(tmp_path / name)
+
+
+# What a file must not say
+
+FREQUENCY = 'frequency_hz = { value = 3.661e9, kind = "measured", source = "bandwidths", error = 9e6 }'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("cores = 8", "cores = 8\ncoers = 8", ["unknown field `coers`", 'did you mean "cores"']),
+        ("sets = 64", "sets = 0", ["levels[0].sets", ">= 1"]),
+        ("sets = 64", "sets = -64", ["levels[0].sets", ">= 1"]),
+        ("sets = 64", "sets = 64.5", ["levels[0].sets", "int"]),
+        ("sets = 64", "sets = 99999999999999999999999999", ["levels[0].sets"]),
+        ("sets = 64\n", "", ["levels[0]", "missing required field `sets`"]),
+        ('target = "avx2"', 'target = "avx512"', ["core.units", '"avx512" stands twice']),
+        ('name = "L2"', 'name = "L1"', ["levels", '"L1" stands twice']),
+        (FREQUENCY, "frequency_hz = 3.661e9", ["core.frequency_hz", "{ value = 1.5, kind"]),
+        (
+            FREQUENCY,
+            'frequency_hz = { value = 3.7e9, kind = "measured" }',
+            ["core.frequency_hz", "`source`", "{ value"],
+        ),
+        (FREQUENCY, 'frequency_hz = { value = 3.7e9, source = "chains" }', ["core.frequency_hz", "`kind`", "{ value"]),
+        ("value = 3.661e9", "value = nan", ["core.frequency_hz", "nan", "finite and greater than 0"]),
+        ("value = 3.661e9", "value = inf", ["core.frequency_hz", "inf", "finite and greater than 0"]),
+        ("value = 3.661e9", "value = -3.661e9", ["core.frequency_hz", "greater than 0"]),
+        ("value = 3.661e9", "value = 0", ["core.frequency_hz", "greater than 0"]),
+        ("value = 3.661e9", "value = true", ["core.frequency_hz.value", "float"]),
+        ("value = 3.661e9", "value = 1" + "0" * 400, ["core.frequency_hz.value", "out of range"]),
+        ("error = 9e6", "error = -1.0", ["core.frequency_hz", "error", "at least 0"]),
+        ("value = 0.8", "value = 1.01", ["core.overlap", "at most 1"]),
+        ("alpha = 0.9", "alpha = 0.0", ["csa.alpha"]),
+        ("alpha = 0.9", "alpha = 1.1", ["csa.alpha"]),
+        (
+            'kind = "measured", source = "bandwidths", error = 9e6',
+            'kind = "guessed", source = "bandwidths"',
+            ["guessed"],
+        ),
+        (
+            'source = "bandwidths", error',
+            'source = "bandwidth", error',
+            ["core.frequency_hz", 'did you mean "bandwidths"'],
+        ),
+        ('source = "amd_ccx"', 'source = "intel"', ["source", '"intel" is not in [sources]']),
+        ('kind = "cpu"', 'kind = "tpu"', ["tpu", 'kind = "cpu" or kind = "gpu"']),
+        ('kind = "cpu"\n', "", ["`kind`", 'kind = "cpu" or kind = "gpu"']),
+        ("schema = 1", "schema = 2", ["schema", "reads schema = 1"]),
+        ('name = "zen4"', 'name = ""', ["name", ">= 1"]),
+        ("[csa]", "[csa", ["not TOML", "line"]),
+        ("schema = 1", "schema = 1\nx = " + "[" * 5000, ["not TOML"]),
+        ("schema = 1", "schema = " + "1" * 5000, ["not TOML"]),
+        ("ways = 8", 'policy = "mru"\nways = 8', ["levels[0].policy", "mru"]),
+    ],
+)
+def test_a_file_that_does_not_hold_is_refused_with_the_place_and_what_would_be_right(
+    old: str, new: str, says: list[str]
+) -> None:
+    message = refusal(changed(old, new))
+    assert message.startswith("my.toml: ")
+    for words in says:
+        assert words in message
+
+
+def test_a_source_must_say_more_than_a_title() -> None:
+    text = changed("\n[sources.isa]", '\n[sources.isa2]\ntitle = "Somewhere"\n\n[sources.isa]')
+    assert "sources.isa2: a title alone is no source" in refusal(text)
+
+
+def test_a_gpu_is_checked_like_a_cpu() -> None:
+    assert "sms.value" in refusal(changed("sms = { value = 132", "sms = { value = 0", VALID_GPU))
+    assert "fma_per_cycle.f64" in refusal(changed("f64 = { value = 64", "f64 = { value = nan", VALID_GPU))
+    assert "capability" in refusal(changed('capability = "9.0"', 'capability = "sm_90"', VALID_GPU))
+
+
+def test_sets_need_not_be_a_power_of_two() -> None:
+    machine = loads(changed("sets = 2048", "sets = 1536"))
+    assert isinstance(machine, Machine)
+    assert machine.level("L2").size_bytes == 1536 * 8 * 64
+
+
+def test_costs_may_be_nothing_but_rates_may_not() -> None:
+    machine = loads(changed("overlap = { value = 0.8", "overlap = { value = 0"))
+    assert isinstance(machine, Machine) and machine.core.overlap.value == 0
+    machine = loads(changed("pack_cycles = { value = 1", "pack_cycles = { value = 0"))
+    assert isinstance(machine, Machine) and machine.core.pack_cycles.value == 0
+
+
+@given(st.text(max_size=200))
+def test_random_text_raises_machine_errors_only(text: str) -> None:
+    with pytest.raises(MachineError):
+        loads(text)
+
+
+fragments = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        ["{", "}", "[", "]", "=", '"', "nan", "-1", "1e999", "1979-05-27", "true", "[[levels]]", "[memory]", "\0"]
+    ),
+)
+
+
+@given(st.sampled_from([VALID, VALID_GPU]), st.data(), fragments)
+def test_a_damaged_file_raises_machine_errors_only(text: str, data: st.DataObject, fragment: str) -> None:
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 60)))
+    try:
+        machine = loads(text[:start] + fragment + text[end:])
+    except MachineError:
+        return
+    assert loads(to_toml(machine)) == machine
+
+
+values = st.recursive(
+    st.one_of(st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.dates()),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["value", "kind", "source", "name"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from([VALID, VALID_GPU]), st.data(), values)
+def test_a_document_with_any_value_in_any_place_raises_machine_errors_only(
+    text: str, data: st.DataObject, value: Any
+) -> None:
+    document: Any = tomllib.loads(text)
+    place = document
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], dict | list) or data.draw(st.booleans()):
+            break
+        place = place[key]
+    place[key] = value
+    try:
+        checked = from_document(document, "x")
+    except MachineError:
+        return
+    assert all(math.isfinite(fact.value) for _, fact in facts(checked) if isinstance(fact, Number))
+
+
+# Writing one back
+
+
+@pytest.mark.parametrize("name", CPUS + GPUS)
+def test_writing_a_shipped_machine_back_loses_nothing(name: str) -> None:
+    machine = load_any(name)
+    assert loads(to_toml(machine)) == machine
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
+@given(words, words, words, st.floats(min_value=1e-300, max_value=1e300), st.integers(1, 1 << 48))
+def test_any_text_and_any_number_survive_writing_back(key: str, title: str, note: str, value: float, sets: int) -> None:
+    zen4 = load("zen4")
+    number = Number(value=value, kind="fitted", source=key, error=0.0)
+    level: Level = msgspec.structs.replace(zen4.levels[0], name=note, sets=sets, latency_cycles=number)
+    machine = msgspec.structs.replace(
+        zen4,
+        name=title,
+        levels=(level,),
+        csa=None,
+        sources=zen4.sources | {key: Source(title=title, note=note), "value": Source(title="v", url=note)},
+    )
+    assert loads(to_toml(machine)) == machine
+
+
+def test_a_pipe_may_have_any_name() -> None:
+    h200 = load_any("h200")
+    assert isinstance(h200, Gpu)
+    machine = msgspec.structs.replace(
+        h200, fma_per_cycle={"value": h200.fma_per_cycle["f32"], "a b": h200.fma_per_cycle["f64"]}
+    )
+    assert loads(to_toml(machine)) == machine
+
+
+def test_a_count_is_written_as_a_whole_number() -> None:
+    h200 = load_any("h200")
+    assert isinstance(h200, Gpu) and h200.sms == Count(value=132, kind="measured", source="device")
+    assert 'sms = { value = 132, kind = "measured", source = "device" }' in to_toml(h200)
