@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison times nothing that is wrong, keeps everything that it timed, and its statistics are what they say."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from pysim import comparison as comparing
+from pysim import runtime
+from pysim.comparison import OURS, measure_plan, summarise
+from pysim.errors import MissingError, NativeError, PlanError
+from pysim.measure import Array
+from pysim.peers import DEFAULT, Missing, Peer
+from pysim.record import Comparison, Cost
+from pysim.schedule import Schedule
+from pysim.store import Store
+from pysim.verify import reference
+from pysim.workload import Conv, Gemm, Layer, Workload, parse
+
+CONV = "conv:mb1ic16ih14oc12kh3ph1"
+MACHINE: Any = SimpleNamespace(
+    name="here", levels=(SimpleNamespace(size_bytes=1 << 15), SimpleNamespace(size_bytes=1 << 17))
+)
+FAST: dict[str, Any] = {"min_seconds": 0.0, "budget_seconds": 0.2}
+
+
+def _native() -> str:
+    """Why the native library cannot be used; empty if it can."""
+    try:
+        runtime.library()
+    except (MissingError, OSError) as error:
+        return str(error)
+    return ""
+
+
+native = pytest.mark.skipif(bool(_native()), reason=_native() or "here")
+
+
+def planned(workload: Workload, seconds: float = 1e-5, **changes: Any) -> Any:
+    """What compare needs of a plan, on the kernel that every machine has."""
+    deep = workload.k if isinstance(workload, Gemm) else workload.channels // workload.groups
+    kernel = f"{workload.dtype}_win_8x4__portable"
+    pack: Any = "none" if isinstance(workload, Conv) and workload.pointwise else "tiles"
+    s = Schedule(kernel, "input_stationary", pack, windows=8, filters=4, channels=min(deep, 64), k2=2, k3=3)
+    cost = Cost(cycles=1, seconds=seconds, bound_by="compute", levels={}, terms={})
+    fields = {"kernel": kernel, "schedule": s, "cost": cost} | changes
+    return SimpleNamespace(**fields, to_dict=lambda: {"kernel": kernel, "cost": msgspec.to_builtins(cost)})
+
+
+def right(workload: Workload, x: Array, w: Array, bias: Array | None = None) -> Peer:
+    return Peer(lambda: reference(workload, x, w), "right 1.0")
+
+
+def wrong(workload: Workload, x: Array, w: Array, bias: Array | None = None) -> Peer:
+    return Peer(lambda: reference(workload, x, w) + np.float32(1), "wrong 1.0")
+
+
+def absent(workload: Workload, x: Array, w: Array, bias: Array | None = None) -> Missing:
+    return Missing("it is not installed")
+
+
+def one(text: str = CONV, **options: Any) -> Comparison:
+    workload = parse(text)
+    return measure_plan(Layer(workload, "a label", 3), planned(workload), MACHINE, **(FAST | options))
+
+
+# ---------------------------------------------------------------------------------------------------------- one layer
+
+
+@native
+@pytest.mark.parametrize(
+    "text", [CONV, f"{CONV}:f64", "conv:g2mb3ic4ih9oc6kh3sh2ph1", "gemm:20x30x40", "gemm:20x30x40:tt"]
+)
+def test_a_plan_is_checked_timed_and_set_beside_its_prediction(text: str) -> None:
+    c = one(text, makers={"right": right})
+    assert c.correct and not c.reason
+    assert (c.problem, c.label, c.count, c.machine, c.state) == (parse(text).text, "a label", 3, "here", "hot")
+    assert c.predicted_seconds == 1e-5 and c.measured_seconds is not None and c.measured_seconds > 0
+    assert c.samples >= 5 and c.max_error is not None and c.max_error < 1e-6
+    low, middle, high = c.quartiles[OURS]
+    assert low <= middle == c.measured_seconds <= high
+    assert c.peers == {"right": c.quartiles["right"][1]} and c.versions == {"right": "right 1.0"}
+    ratio = c.ratios["right"]
+    assert ratio.value == pytest.approx(c.peers["right"] / c.measured_seconds)
+    assert ratio.low <= ratio.value <= ratio.high
+
+
+@native
+def test_a_comparison_is_json_with_the_promised_keys() -> None:
+    document = msgspec.json.decode(msgspec.json.encode(one(makers={"right": right, "absent": absent})))
+    promised = {
+        "problem",
+        "label",
+        "plan",
+        "correct",
+        "max_error",
+        "predicted_seconds",
+        "measured_seconds",
+        "samples",
+        "peers",
+    }
+    assert promised <= document.keys()
+    assert isinstance(document["samples"], int) and isinstance(document["peers"]["right"], float)
+
+
+def corrupting(change: Callable[[Array], None]) -> type:
+    """The native convolution with a mistake in its result."""
+
+    class Corrupt(runtime.Prepared):
+        def __call__(self, x: Any, out: Any = None) -> Array:
+            result = super().__call__(x, out)
+            change(result)
+            return result
+
+    return Corrupt
+
+
+def one_ulp(out: Array) -> None:
+    out[0, 5, 7, 7] = np.nextafter(out[0, 5, 7, 7], np.float32(np.inf))
+
+
+def unwritten_element(out: Array) -> None:
+    out[0, 11, 13, 13] = np.nan
+
+
+@native
+@pytest.mark.parametrize("change", [one_ulp, unwritten_element])
+def test_a_wrong_result_is_never_timed(
+    change: Callable[[Array], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def timed(*_: Any, **__: Any) -> None:
+        raise AssertionError("a wrong result was timed")
+
+    monkeypatch.setattr(runtime, "Prepared", corrupting(change))
+    monkeypatch.setattr(comparing, "interleave", timed)
+    with Store(tmp_path / "s.sqlite") as store:
+        c = one(makers={"right": right}, store=store)
+        assert len(store) == 0
+    assert not c.correct and "exact fill: 1 of" in c.reason
+    assert c.measured_seconds is None and c.samples == 0 and c.peers == {}
+
+
+@native
+def test_a_peer_that_is_wrong_or_absent_is_named_with_its_reason_and_not_timed() -> None:
+    c = one(makers={"wrong": wrong, "absent": absent, "right": right})
+    assert c.correct and list(c.peers) == ["right"]
+    assert c.missing["absent"] == "it is not installed" and c.missing["wrong"].startswith(
+        "its result is wrong: exact fill"
+    )
+
+
+@native
+def test_cold_rotates_every_contender_over_copies_of_its_operands() -> None:
+    inputs: set[int] = set()
+
+    def noting(workload: Workload, x: Array, w: Array, bias: Array | None = None) -> Peer:
+        def call() -> Array:
+            inputs.add(x.ctypes.data)
+            return reference(workload, x, w)
+
+        return Peer(call, "1")
+
+    c = one(makers={"noting": noting}, state="cold")
+    bytes_per_call = 4 * (16 * 14 * 14 + 12 * 16 * 9 + 12 * 14 * 14)
+    assert c.correct and c.state == "cold"
+    assert len(inputs) >= 2 * (1 << 17) / bytes_per_call
+
+
+@native
+def test_a_profile_splits_a_call_into_packing_and_kernels() -> None:
+    for text in (CONV, "gemm:20x30x40"):
+        profile = one(text, profile=True).profile
+        assert profile is not None and {"pack_seconds", "kernel_seconds"} <= profile.keys()
+        assert profile["kernel_seconds"] > 0 and profile["kernel_calls"] > 0
+    assert one().profile is None
+
+
+@native
+def test_every_sample_is_stored_under_the_key_of_its_contender(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        c = one(makers={"right": right, "wrong": wrong}, store=store)
+        ours, peer = store.find(problem=CONV, machine="here", state="hot")
+    assert ours.kernel == "f32_win_8x4__portable" and peer.kernel == "right" and peer.schedule == ""
+    assert msgspec.json.decode(ours.schedule, type=Schedule) == planned(parse(CONV)).schedule
+    assert ours.run == peer.run and len(ours.samples) == len(peer.samples) == c.samples
+    assert float(np.median(ours.samples)) == c.measured_seconds
+    assert peer.environment["version"] == "right 1.0" and ours.environment["threads"] == "1"
+
+
+# --------------------------------------------------------------------------------------------------------- many layers
+
+
+@native
+def test_layers_stream_and_each_is_stored_before_the_next_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "PEERS", {DEFAULT: right, "other": right})
+    layers = [Layer(parse(CONV)), Layer(parse("conv:mb1ic8ih7oc12kh1"))]
+    with Store(tmp_path / "s.sqlite") as store:
+        stored: list[int] = []
+
+        def plan_of(workload: Workload, machine: Any) -> Any:
+            stored.append(len(store))
+            return planned(workload)
+
+        run = comparing.compare(layers, MACHINE, plan_of=plan_of, store=store, **FAST)
+        first = next(run)
+        assert first.problem == CONV and len(store) == 2 and stored == [0]
+        rest = list(run)
+        assert [c.problem for c in rest] == ["conv:mb1ic8ih7oc12kh1"] and stored == [0, 2] and len(store) == 4
+        assert list(first.peers) == [DEFAULT]
+        every = comparing.compare(layers[:1], MACHINE, plan_of=plan_of, peers=True, **FAST)
+        assert set(next(every).peers) == {DEFAULT, "other"}
+
+
+@native
+def test_a_layer_that_cannot_run_is_reported_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "PEERS", {DEFAULT: right})
+
+    def plan_of(workload: Workload, machine: Any) -> Any:
+        if workload.dtype == "f64":
+            raise PlanError("no kernel does that")
+        if isinstance(workload, Gemm):
+            return planned(workload, schedule=msgspec.structs.replace(planned(workload).schedule, k2=0))
+        return planned(workload)
+
+    texts = [f"{CONV}:f64", "gemm:5x6x7", "conv:mb1ic8ih7oc12kh1:s8", CONV]
+    done = list(comparing.compare([Layer(parse(text)) for text in texts], MACHINE, plan_of=plan_of, **FAST))
+    assert [c.problem for c in done] == texts and [c.correct for c in done] == [False, False, False, True]
+    assert done[0].reason == "no kernel does that" and done[1].reason and "s8" in done[2].reason
+
+
+def test_an_absent_native_library_ends_the_run_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent_library() -> None:
+        raise MissingError("install the package")
+
+    monkeypatch.setattr(runtime, "library", absent_library)
+    with pytest.raises(MissingError, match="install the package"):
+        list(comparing.compare([Layer(parse(CONV))], MACHINE, plan_of=lambda w, m: planned(w), **FAST))
+
+
+@native
+def test_a_library_that_refuses_the_plan_raises_in_measure_plan() -> None:
+    workload = parse(CONV)
+    bad = planned(workload, schedule=msgspec.structs.replace(planned(workload).schedule, channels=-1))
+    with pytest.raises(NativeError):
+        measure_plan(Layer(workload), bad, MACHINE, **FAST)
+
+
+# ------------------------------------------------------------------------------------------------------------- summary
+
+
+def timed(problem: str, predicted: float, measured: float, **more: Any) -> Comparison:
+    fields: dict[str, Any] = {"label": "", "plan": {}, "samples": 30} | more
+    return Comparison(problem=problem, correct=True, predicted_seconds=predicted, measured_seconds=measured, **fields)
+
+
+def test_the_ratio_is_a_geometric_mean_over_distinct_problems() -> None:
+    three = [timed(name, 1, 1, peers={"p": ratio}) for name, ratio in (("a", 1.1), ("b", 1.2), ("c", 0.9))]
+    found = summarise(three)["peers"]["p"]
+    assert found["geometric_mean"] == pytest.approx(1.0591, abs=5e-5)
+    assert found["layers"] == 3 and found["faster_share"] == pytest.approx(2 / 3) and found["slower"] == ["c"]
+    again = summarise([*three, timed("a", 1, 2, peers={"p": 2.2})])["peers"]["p"]
+    assert again == found
+
+
+def test_the_error_is_symmetric_and_large_ones_are_named() -> None:
+    layers = [timed("a", 1.1, 1), timed("b", 1, 1.1), timed("c", 3, 1, plan={"cost": {"bound_by": "L3"}})]
+    found = summarise(layers)["prediction"]
+    assert found["median_error"] == pytest.approx(math.log(1.1))
+    assert found["p90_error"] == pytest.approx(np.quantile([math.log(1.1), math.log(1.1), math.log(3)], 0.9))
+    assert [(item["problem"], item["bound_by"]) for item in found["large_errors"]] == [("c", "L3")]
+    assert found["large_errors"][0]["error"] == pytest.approx(math.log(3))
+
+
+def test_rank_correlation_is_over_the_plans_of_a_problem_and_absent_without_them() -> None:
+    assert "kendall_tau" not in summarise([timed(name, 1, 1) for name in "abcd"])["prediction"]
+    same = [timed("a", predicted, measured) for predicted, measured in ((1, 2), (2, 3), (3, 4), (4, 6))]
+    mixed = [timed("b", predicted, measured) for predicted, measured in ((1, 3), (2, 2), (3, 1))]
+    assert summarise(same)["prediction"]["kendall_tau"] == pytest.approx(1)
+    assert summarise(same + mixed)["prediction"]["kendall_tau"] == pytest.approx(0)
+
+
+def test_totals_weigh_each_layer_by_its_count_and_compare_equals_with_equals() -> None:
+    layers = [timed("a", 1, 2, count=3, peers={"p": 4.0, "q": 1.0}), timed("b", 1, 5, samples=7, peers={"p": 1.0})]
+    found = summarise(layers)
+    assert found["total_seconds"] == {"pysim": 11.0, "p": 13.0}
+    assert found["few_samples"] == ["b"]
+    assert found["peers"]["q"]["layers"] == 1
+
+
+def test_what_failed_is_counted_and_named_and_nothing_is_made_up() -> None:
+    failed = Comparison(problem="a", label="l", plan={}, correct=False, reason="wrong", predicted_seconds=1.0)
+    found = summarise([failed])
+    assert found == {"layers": 1, "correct": 0, "failed": [{"problem": "a", "label": "l", "reason": "wrong"}]}
+    assert summarise([]) == {"layers": 0, "correct": 0, "failed": []}
+    assert summarise([failed, timed("b", 1, 1)])["prediction"]["layers"] == 1
+    assert msgspec.json.encode(summarise([failed, timed("b", 1, 1, peers={"p": 1.0})]))
