@@ -100,6 +100,9 @@ pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *
     status = conv_nest(c, s, &n, NULL);
     if (status != PYSIM_OK) return status;
     const int64_t ld = n.channels * n.rows * n.taps, width = s->filters;
+    const pysim_span spans[] = {{"packed", packed, needed, 1}, {"filters", filters, c->filters * ld * n.bytes, 0}};
+    status = pysim_check_apart(spans, 2);
+    if (status != PYSIM_OK) return status;
     for (int64_t g = 0; g < c->groups; g++)
         for (int64_t c0 = 0; c0 < n.channels; c0 += s->channels) {
             const int64_t nc = pysim_min(s->channels, n.channels - c0);
@@ -153,11 +156,17 @@ pysim_status pysim_conv_run(const pysim_conv *c, const pysim_schedule *s, const 
     if (status == PYSIM_OK) status = pysim_check_operand("input", input, c->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("packed filters", packed_filters, c->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("output", output, c->dtype);
-    if (status == PYSIM_OK) status = pysim_check_apart("output", output, bytes.output, "input", input, bytes.input);
-    if (status == PYSIM_OK) status = pysim_check_apart("output", output, bytes.output, "packed filters", packed_filters, packed_bytes);
-    if (status == PYSIM_OK) status = pysim_check_apart("output", output, bytes.output, "workspace", workspace, workspace_bytes);
     if (status != PYSIM_OK) return status;
-    n.relu = e && e->activation == PYSIM_RELU;
-    const conv_operands operands = {input, packed_filters, output, e ? e->bias : NULL};
+    const pysim_span spans[] = {
+        {"output", output, bytes.output, 1},
+        {"workspace", workspace, workspace_bytes, 1},
+        {"input", input, bytes.input, 0},
+        {"packed filters", packed_filters, packed_bytes, 0},
+        {"bias", e->bias, c->filters * n.bytes, 0},
+    };
+    status = pysim_check_apart(spans, 5);
+    if (status != PYSIM_OK) return status;
+    n.relu = e->activation == PYSIM_RELU;
+    const conv_operands operands = {input, packed_filters, output, e->bias};
     return pysim_nest_run(&n, c->batch * c->groups, conv_image, &operands, threads, workspace, workspace_bytes, profile);
 }

@@ -79,16 +79,22 @@ pysim_status pysim_gemm_run(const pysim_gemm *g, const pysim_schedule *s, const 
     if (status == PYSIM_OK) status = pysim_check_operand("a", a, g->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("b", b, g->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("c", c, g->dtype);
-    if (status == PYSIM_OK) status = pysim_check_apart("c", c, bytes.c, "a", a, bytes.a);
-    if (status == PYSIM_OK) status = pysim_check_apart("c", c, bytes.c, "b", b, bytes.b);
-    if (status == PYSIM_OK) status = pysim_check_apart("c", c, bytes.c, "workspace", workspace, workspace_bytes);
+    if (status != PYSIM_OK) return status;
+    const pysim_span spans[] = {
+        {"c", c, bytes.c, 1},
+        {"workspace", workspace, workspace_bytes, 1},
+        {"a", a, bytes.a, 0},
+        {"b", b, bytes.b, 0},
+        {"bias", e->bias, g->n * n.bytes, 0},
+    };
+    status = pysim_check_apart(spans, 5);
     if (status != PYSIM_OK) return status;
     n.input = b;
     n.filter_data = a;
     n.output = c;
-    n.alpha = e ? e->alpha : 1;
-    n.beta = e ? e->beta : 0;
-    n.bias_windows = e ? e->bias : NULL;
-    n.relu = e && e->activation == PYSIM_RELU;
+    n.alpha = e->alpha;
+    n.beta = e->beta;
+    n.bias_windows = e->bias;
+    n.relu = e->activation == PYSIM_RELU;
     return pysim_nest_run(&n, 1, gemm_image, NULL, threads, workspace, workspace_bytes, profile);
 }

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The loops that native/probe.c times. An ISA folder offers its own; each is found at run time. Internal to the library. */
+#ifndef PYSIM_PROBE_H
+#define PYSIM_PROBE_H
+#include <stdint.h>
+
+/* Bytes that one step of a stream loop moves; pointers are aligned to it. */
+enum { PYSIM_PROBE_BLOCK = 512 };
+
+/* Reads `blocks` blocks once each and returns something that depends on every byte. */
+typedef uint64_t (*pysim_read_blocks)(const void *from, int64_t blocks);
+/* Stores to every byte of `blocks` blocks, with ordinary stores (a line is fetched before it is written). */
+typedef void (*pysim_write_blocks)(void *to, int64_t blocks, uint64_t value);
+/* Issues at least `instructions` independent multiply-adds and returns how many. */
+typedef int64_t (*pysim_issue_fma)(int64_t instructions);
+
+#if defined(__x86_64__)
+/* The widest stream loops of this CPU, or NULL. */
+pysim_read_blocks pysim_x86_read_blocks(void);
+pysim_write_blocks pysim_x86_write_blocks(void);
+/* The multiply-add loop of a registry target, or NULL when this file has none. */
+pysim_issue_fma pysim_x86_issue_fma(const char *target, int32_t dtype);
+#endif
+#endif

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The thread's last sentence, and the checks that every entry point makes before it touches an operand.
+ *
+ * Sizes are exact: the bytes of an operand reach from its first to its last element, so a matrix of m rows with leading
+ * dimension ld spans ((m-1) ld + columns) elements, and the slack after its last row belongs to nobody.
+ * Worked number: 1x64x56x56 with 64 3x3 filters, padding 1, f32: P = (56+1+1-2-1)/1+1 = 56, input 802,816 bytes. */
+#include "status.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+static _Thread_local char last_error[512];
+
+const char *pysim_last_error(void) { return last_error; }
+
+int32_t pysim_abi_version(void) { return PYSIM_ABI_VERSION; }
+
+pysim_status pysim_fail(pysim_status status, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(last_error, sizeof last_error, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+int64_t pysim_dtype_bytes(int32_t dtype) {
+    switch (dtype) {
+    case PYSIM_F32: return 4;
+    case PYSIM_F64: return 8;
+    default: return 0;
+    }
+}
+
+pysim_status pysim_product(const char *what, int32_t count, const int64_t *factors, int64_t *product) {
+    int64_t value = 1;
+    for (int32_t i = 0; i < count; i++) {
+        if (__builtin_mul_overflow(value, factors[i], &value)) {
+            char list[160];
+            int used = 0;
+            for (int32_t j = 0; j < count && used >= 0 && (size_t)used < sizeof list; j++)
+                used += snprintf(list + used, sizeof list - (size_t)used, "%s%lld", j ? " x " : "", (long long)factors[j]);
+            return pysim_fail(PYSIM_OVERFLOW, "%s: %s exceeds int64", what, list);
+        }
+    }
+    *product = value;
+    return PYSIM_OK;
+}
+
+typedef struct {
+    const char *name;
+    int64_t value;
+} named;
+
+static pysim_status check_least(const named *values, int32_t count, int64_t least) {
+    for (int32_t i = 0; i < count; i++)
+        if (values[i].value < least)
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it must be at least %lld", values[i].name,
+                              (long long)values[i].value, (long long)least);
+    return PYSIM_OK;
+}
+
+static pysim_status check_dtype(int32_t dtype) {
+    if (!pysim_dtype_bytes(dtype))
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "dtype is %d; 0 (f32) and 1 (f64) exist", dtype);
+    return PYSIM_OK;
+}
+
+/* One axis: out = (size + before + after - dilation (kernel-1) - 1) / stride + 1. */
+static pysim_status output_axis(const char *axis, int64_t size, int64_t before, int64_t after, int64_t kernel,
+                                int64_t stride, int64_t dilation, int64_t *out) {
+    int64_t padded, extent;
+    if (__builtin_add_overflow(size, before, &padded) || __builtin_add_overflow(padded, after, &padded))
+        return pysim_fail(PYSIM_OVERFLOW, "%s %lld with padding %lld and %lld exceeds int64", axis, (long long)size,
+                          (long long)before, (long long)after);
+    if (__builtin_mul_overflow(dilation, kernel - 1, &extent) || __builtin_add_overflow(extent, 1, &extent))
+        return pysim_fail(PYSIM_OVERFLOW, "a kernel of %lld with dilation %lld along the %s exceeds int64",
+                          (long long)kernel, (long long)dilation, axis);
+    if (padded < extent)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "the kernel spans %lld elements along the %s, but the padded input has %lld",
+                          (long long)extent, axis, (long long)padded);
+    *out = (padded - extent) / stride + 1;
+    return PYSIM_OK;
+}
+
+static pysim_status conv_fields(const pysim_conv *c) {
+    const named positive[] = {
+        {"batch", c->batch},           {"groups", c->groups},         {"channels", c->channels},
+        {"height", c->height},         {"width", c->width},           {"filters", c->filters},
+        {"kernel_h", c->kernel_h},     {"kernel_w", c->kernel_w},     {"stride_h", c->stride_h},
+        {"stride_w", c->stride_w},     {"dilation_h", c->dilation_h}, {"dilation_w", c->dilation_w},
+    };
+    const named padding[] = {
+        {"pad_top", c->pad_top}, {"pad_left", c->pad_left}, {"pad_bottom", c->pad_bottom}, {"pad_right", c->pad_right},
+    };
+    pysim_status status = check_least(positive, (int32_t)(sizeof positive / sizeof *positive), 1);
+    if (status == PYSIM_OK) status = check_least(padding, (int32_t)(sizeof padding / sizeof *padding), 0);
+    if (status == PYSIM_OK) status = check_dtype(c->dtype);
+    if (status != PYSIM_OK) return status;
+    if (c->channels % c->groups)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "channels %lld do not divide into groups of equal size: groups is %lld",
+                          (long long)c->channels, (long long)c->groups);
+    if (c->filters % c->groups)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "filters %lld do not divide into groups of equal size: groups is %lld",
+                          (long long)c->filters, (long long)c->groups);
+    return PYSIM_OK;
+}
+
+pysim_status pysim_check_conv_bytes(const pysim_conv *c, int64_t *p, int64_t *q, pysim_conv_bytes *bytes) {
+    int64_t rows = 0, columns = 0;
+    pysim_conv_bytes size = {0, 0, 0};
+    if (!c) return pysim_fail(PYSIM_BAD_ARGUMENT, "the convolution is NULL");
+    pysim_status status = conv_fields(c);
+    if (status == PYSIM_OK)
+        status = output_axis("height", c->height, c->pad_top, c->pad_bottom, c->kernel_h, c->stride_h, c->dilation_h, &rows);
+    if (status == PYSIM_OK)
+        status = output_axis("width", c->width, c->pad_left, c->pad_right, c->kernel_w, c->stride_w, c->dilation_w, &columns);
+    if (status != PYSIM_OK) return status;
+
+    const int64_t element = pysim_dtype_bytes(c->dtype);
+    const int64_t input[] = {c->batch, c->channels, c->height, c->width, element};
+    const int64_t filters[] = {c->filters, c->channels / c->groups, c->kernel_h, c->kernel_w, element};
+    const int64_t output[] = {c->batch, c->filters, rows, columns, element};
+    status = pysim_product("the input's bytes, batch x channels x height x width x element", 5, input, &size.input);
+    if (status == PYSIM_OK)
+        status = pysim_product("the filters' bytes, filters x channels/groups x kernel_h x kernel_w x element", 5, filters,
+                               &size.filters);
+    if (status == PYSIM_OK)
+        status = pysim_product("the output's bytes, batch x filters x P x Q x element", 5, output, &size.output);
+    if (status != PYSIM_OK) return status;
+    if (p) *p = rows;
+    if (q) *q = columns;
+    if (bytes) *bytes = size;
+    return PYSIM_OK;
+}
+
+pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q) {
+    return pysim_check_conv_bytes(c, p, q, NULL);
+}
+
+pysim_status pysim_conv_output(const pysim_conv *c, int64_t *p, int64_t *q) {
+    if (!p || !q) return pysim_fail(PYSIM_BAD_ARGUMENT, "%s, which receives the output size, is NULL", p ? "q" : "p");
+    return pysim_check_conv(c, p, q);
+}
+
+/* ((rows-1) ld + columns) element, where a row is not longer than ld. */
+static pysim_status matrix_bytes(const char *name, int64_t rows, int64_t columns, int64_t ld, int64_t element, int64_t *bytes) {
+    int64_t span;
+    if (ld < columns)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "ld%s is %lld; a row of %s has %lld elements", name, (long long)ld, name,
+                          (long long)columns);
+    if (__builtin_mul_overflow(rows - 1, ld, &span) || __builtin_add_overflow(span, columns, &span) ||
+        __builtin_mul_overflow(span, element, bytes))
+        return pysim_fail(PYSIM_OVERFLOW, "matrix %s: %lld rows with ld%s %lld exceed int64 bytes", name, (long long)rows, name,
+                          (long long)ld);
+    return PYSIM_OK;
+}
+
+pysim_status pysim_check_gemm_bytes(const pysim_gemm *g, pysim_gemm_bytes *bytes) {
+    if (!g) return pysim_fail(PYSIM_BAD_ARGUMENT, "the matrix product is NULL");
+    const named positive[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
+    pysim_gemm_bytes size = {0, 0, 0};
+    pysim_status status = check_least(positive, 3, 1);
+    if (status == PYSIM_OK) status = check_dtype(g->dtype);
+    if (status != PYSIM_OK) return status;
+    if ((g->trans_a | g->trans_b) & ~1)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "trans_a is %d and trans_b is %d; each is 0 or 1", g->trans_a, g->trans_b);
+
+    const int64_t element = pysim_dtype_bytes(g->dtype);
+    status = matrix_bytes("a", g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k, g->lda, element, &size.a);
+    if (status == PYSIM_OK)
+        status = matrix_bytes("b", g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, g->ldb, element, &size.b);
+    if (status == PYSIM_OK) status = matrix_bytes("c", g->m, g->n, g->ldc, element, &size.c);
+    if (status == PYSIM_OK && bytes) *bytes = size;
+    return status;
+}
+
+pysim_status pysim_check_gemm(const pysim_gemm *g) { return pysim_check_gemm_bytes(g, NULL); }
+
+pysim_status pysim_check_operand(const char *name, const void *operand, int32_t dtype) {
+    const int64_t element = pysim_dtype_bytes(dtype);
+    if (!operand) return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is NULL", name);
+    if ((uintptr_t)operand % (uintptr_t)element)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "%s starts at %p, which is not a multiple of its element's %d bytes", name, operand,
+                          (int)element);
+    return PYSIM_OK;
+}
+
+pysim_status pysim_check_gemm_epilogue(const pysim_epilogue *e, int32_t dtype) {
+    if (!e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epilogue is NULL");
+    if (e->activation != PYSIM_IDENTITY && e->activation != PYSIM_RELU)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "activation is %d; 0 (identity) and 1 (relu) exist", e->activation);
+    return e->bias ? pysim_check_operand("bias", e->bias, dtype) : PYSIM_OK;
+}
+
+pysim_status pysim_check_conv_epilogue(const pysim_epilogue *e, int32_t dtype) {
+    const pysim_status status = pysim_check_gemm_epilogue(e, dtype);
+    if (status != PYSIM_OK) return status;
+    if (!(e->alpha >= 1 && e->alpha <= 1) || !(e->beta >= 0 && e->beta <= 0))
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "alpha is %g and beta is %g; a convolution has alpha 1 and beta 0", e->alpha,
+                          e->beta);
+    return PYSIM_OK;
+}
+
+int32_t pysim_overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes) {
+    if (!a || !b || a_bytes <= 0 || b_bytes <= 0) return 0;
+    const uintptr_t first = (uintptr_t)a, second = (uintptr_t)b;
+    return first < second ? second - first < (uintptr_t)a_bytes : first - second < (uintptr_t)b_bytes;
+}
+
+pysim_status pysim_check_apart(const pysim_span *spans, int32_t count) {
+    for (int32_t i = 0; i < count; i++)
+        for (int32_t j = 0; j < count; j++) {
+            const pysim_span *w = &spans[i], *o = &spans[j];
+            if (i != j && w->written && pysim_overlap(w->data, w->bytes, o->data, o->bytes))
+                return pysim_fail(PYSIM_BAD_ARGUMENT, "%s (%lld bytes at %p), which is written, overlaps %s (%lld bytes at %p)",
+                                  w->name, (long long)w->bytes, w->data, o->name, (long long)o->bytes, o->data);
+        }
+    return PYSIM_OK;
+}

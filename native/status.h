@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What every function of the ABI does first: look at its arguments, and say in one sentence what is wrong with them.
+ *
+ * A check returns PYSIM_OK, or a status whose sentence is already in pysim_last_error(). Checks read their arguments only;
+ * nothing is written before all of them have passed. Internal: none of these names is exported. */
+#ifndef PYSIM_STATUS_H
+#define PYSIM_STATUS_H
+#include "pysim.h"
+
+/* Keeps the sentence for this thread (cut after 511 bytes) and returns status, so that a caller can `return pysim_fail(…)`. */
+__attribute__((format(printf, 2, 3))) pysim_status pysim_fail(pysim_status status, const char *format, ...);
+
+/* 4 or 8; 0 for a dtype that the ABI does not have. */
+int64_t pysim_dtype_bytes(int32_t dtype);
+
+/* *product = the factors' product, or PYSIM_OVERFLOW naming `what` and the factors. Factors are not negative. */
+pysim_status pysim_product(const char *what, int32_t count, const int64_t *factors, int64_t *product);
+
+/* Bytes from the first to the last element of each operand. */
+typedef struct {
+    int64_t input, filters, output;
+} pysim_conv_bytes;
+typedef struct {
+    int64_t a, b, c;
+} pysim_gemm_bytes;
+
+/* A convolution that can be run: sizes positive, padding not negative, groups divide, P and Q at least 1, operands' bytes in
+ * int64_t. p, q and bytes may be NULL. */
+pysim_status pysim_check_conv_bytes(const pysim_conv *c, int64_t *p, int64_t *q, pysim_conv_bytes *bytes);
+pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q);
+
+/* A product that can be run: sizes positive, flags 0 or 1, leading dimensions not shorter than a row, bytes in int64_t. */
+pysim_status pysim_check_gemm_bytes(const pysim_gemm *g, pysim_gemm_bytes *bytes);
+pysim_status pysim_check_gemm(const pysim_gemm *g);
+
+/* A known activation and an aligned bias. */
+pysim_status pysim_check_gemm_epilogue(const pysim_epilogue *e, int32_t dtype);
+/* The same, and alpha 1, beta 0. */
+pysim_status pysim_check_conv_epilogue(const pysim_epilogue *e, int32_t dtype);
+
+/* Not NULL, and aligned to its element. */
+pysim_status pysim_check_operand(const char *name, const void *operand, int32_t dtype);
+
+/* 1 when the two byte ranges share a byte. */
+int32_t pysim_overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes);
+/* No written operand of a call shares a byte with another operand; NULL ones share none. */
+typedef struct {
+    const char *name;
+    const void *data;
+    int64_t bytes;
+    int32_t written;
+} pysim_span;
+pysim_status pysim_check_apart(const pysim_span *spans, int32_t count);
+#endif

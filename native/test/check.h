@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the parts of the check program share: random numbers, fills, comparison, and the case that is being checked. */
+#ifndef PYSIM_TEST_CHECK_H
+#define PYSIM_TEST_CHECK_H
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../pysim.h"
+#include "guard.h"
+
+/* ---- random numbers (splitmix64) ---- */
+typedef struct {
+    uint64_t state;
+} check_random;
+uint64_t check_next(check_random *random);
+int64_t check_below(check_random *random, int64_t n); /* 0 .. n-1 */
+check_random check_case_random(int32_t kernel, int32_t family, int32_t index); /* the same for the same case and seed */
+
+/* ---- options and the current case ---- */
+typedef struct {
+    uint64_t seed;
+    int quick;
+    const char *single; /* "conv/17": only this case, or NULL */
+} check_options;
+extern check_options check_given;
+
+/* A case is one problem with one schedule, or one bad call. It passes unless check_fail is called before check_end.
+ * `id` repeats it with --case; 0 is returned for a case that --case leaves out. */
+__attribute__((format(printf, 2, 3))) int check_begin(const char *id, const char *description, ...);
+__attribute__((format(printf, 1, 2))) void check_fail(const char *format, ...);
+void check_end(void);
+int check_failed(void); /* the current case has failed already */
+
+/* Counts results that had to be non-zero: a fill that gives nothing but zeros would let a kernel pass that computes nothing. */
+void check_count_nonzero(int64_t nonzero, int64_t of);
+
+/* ---- elements of either dtype ---- */
+size_t check_size(int32_t dtype);
+double check_get(const void *array, int32_t dtype, int64_t index);
+void check_set(void *array, int32_t dtype, int64_t index, double value);
+
+/* EXACT: small integers, so that sums are exact in any order. RANDOM: 24 or 53 random bits, never zero. Three of four values are
+ * positive in both, so that sums rarely vanish. */
+typedef enum { FILL_EXACT = 0, FILL_RANDOM = 1 } check_fill_kind;
+void check_fill(void *array, int32_t dtype, int64_t count, check_fill_kind kind, check_random *random);
+void check_absolute(void *to, const void *from, int32_t dtype, int64_t count);
+
+/* gamma_n = n u / (1 - n u), the factor of the error bound of a sum of n rounded operations (Higham, ch. 3). */
+double check_gamma(int32_t dtype, int64_t n);
+
+/* The first index where `got` is wrong, or -1. bound == NULL: the bits must be equal (0 and -0 may stand for each other); else
+ * |got - want| <= factor * bound[i]. A NaN is right only where `want` has one. */
+int64_t check_compare(int32_t dtype, int64_t count, const void *got, const void *want, const void *bound, double factor);
+
+/* A hash of the bytes, to see that an operand has not changed. */
+uint64_t check_hash(const void *bytes, size_t count);
+
+/* Memory that is kept and reused under a small number; contents are arbitrary. */
+enum { SCRATCH_WANT, SCRATCH_BOUND, SCRATCH_A, SCRATCH_B, SCRATCH_C, SCRATCH_BIAS, SCRATCH_FIRST, SCRATCH_COUNT };
+void *check_scratch(int32_t which, size_t bytes);
+
+/* A workspace of exactly `bytes` bytes filled with `garbage`: flush against the guard, or, when `odd`, 8 bytes off any alignment with a
+ * pattern in the 8 bytes between. */
+void *check_workspace(guard_arena *arena, int64_t bytes, guard_side side, int odd, int garbage);
+int check_workspace_intact(const guard_arena *arena, guard_side side, int odd);
+
+/* ---- schedules ---- */
+typedef struct {
+    int32_t stationary, pack, set, k2, k3; /* levels: set 1, 2, half, all; k2 and k3 1, 2, all */
+} check_plan;
+enum { PLAN_SETS = 4, PLAN_K = 3 };
+pysim_schedule check_schedule(int32_t kernel, const pysim_kernel_info *row, const check_plan *plan, int64_t channels,
+                              check_random *random);
+void check_schedule_text(const pysim_schedule *s, char *text, size_t size);
+
+/* {1, b-1, b, b+1, 2b+1}, at least 1. */
+enum { EDGES = 5 };
+int64_t check_edge(int32_t level, int64_t block);
+
+/* ---- the sections ---- */
+/* Round 0, 1, … takes other combinations of settings. */
+void check_conv(int32_t round, int32_t kernel, const pysim_kernel_info *row);
+void check_gemm(int32_t round, int32_t kernel, const pysim_kernel_info *row);
+void check_arguments(void);
+void check_reference(void);
+void check_checks(void);
+void check_registry(void);
+void check_probes(void);
+#endif

@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Bad arguments. Each call starts from one that works and has one thing wrong; it must return the right status, say what is wrong,
+ * and leave every operand as it was. */
+#include <math.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+
+enum { REGION = 1 << 16 };
+
+/* One call's arguments; the functions below pass on what they need. */
+typedef struct {
+    pysim_conv c;
+    pysim_gemm g;
+    pysim_schedule s;  /* for both */
+    pysim_epilogue e;
+    const pysim_conv *conv;
+    const pysim_gemm *gemm;
+    const pysim_schedule *schedule;
+    const pysim_epilogue *epilogue;
+    int32_t threads;
+    char *input, *filters, *packed, *output, *columns, *workspace, *bias; /* a, b and c of a GEMM are input, filters and output */
+    int64_t packed_bytes, workspace_bytes, gemm_workspace_bytes;
+    int64_t *bytes, *p, *q;
+    int64_t result[3];
+} call;
+
+/* ---- the functions, each with one bit ---- */
+
+static pysim_status conv_output(call *x) { return pysim_conv_output(x->conv, x->p, x->q); }
+static pysim_status packed_bytes(call *x) { return pysim_conv_packed_filter_bytes(x->conv, x->schedule, x->bytes); }
+static pysim_status pack(call *x) { return pysim_conv_pack_filters(x->conv, x->schedule, x->filters, x->packed, x->packed_bytes); }
+static pysim_status workspace_bytes(call *x) { return pysim_conv_workspace_bytes(x->conv, x->schedule, x->threads, x->bytes); }
+static pysim_status conv_run(call *x) {
+    return pysim_conv_run(x->conv, x->schedule, x->epilogue, x->threads, x->input, x->packed, x->output, x->workspace,
+                          x->workspace_bytes, NULL);
+}
+static pysim_status conv_reference(call *x) { return pysim_conv_reference(x->conv, x->epilogue, x->input, x->filters, x->output); }
+static pysim_status im2col(call *x) { return pysim_im2col(x->conv, x->input, x->columns); }
+static pysim_status gemm_workspace(call *x) { return pysim_gemm_workspace_bytes(x->gemm, x->schedule, x->threads, x->bytes); }
+static pysim_status gemm_run(call *x) {
+    return pysim_gemm_run(x->gemm, x->schedule, x->epilogue, x->threads, x->input, x->filters, x->output, x->workspace,
+                          x->gemm_workspace_bytes, NULL);
+}
+static pysim_status gemm_reference(call *x) { return pysim_gemm_reference(x->gemm, x->epilogue, x->input, x->filters, x->output); }
+
+static const struct {
+    const char *name;
+    pysim_status (*call)(call *);
+} functions[] = {
+    {"pysim_conv_output", conv_output},       {"pysim_conv_packed_filter_bytes", packed_bytes},
+    {"pysim_conv_pack_filters", pack},        {"pysim_conv_workspace_bytes", workspace_bytes},
+    {"pysim_conv_run", conv_run},             {"pysim_conv_reference", conv_reference},
+    {"pysim_im2col", im2col},                 {"pysim_gemm_workspace_bytes", gemm_workspace},
+    {"pysim_gemm_run", gemm_run},             {"pysim_gemm_reference", gemm_reference},
+};
+enum {
+    OUTPUT = 1 << 0, PACKED = 1 << 1, PACK = 1 << 2, WORKSPACE = 1 << 3, RUN = 1 << 4, REFERENCE = 1 << 5, IM2COL = 1 << 6,
+    G_WORKSPACE = 1 << 7, G_RUN = 1 << 8, G_REFERENCE = 1 << 9, FUNCTIONS = 10,
+    CONV = OUTPUT | PACKED | PACK | WORKSPACE | RUN | REFERENCE | IM2COL, GEMM = G_WORKSPACE | G_RUN | G_REFERENCE,
+    CONV_PLAN = PACKED | PACK | WORKSPACE | RUN, PLAN = CONV_PLAN | G_WORKSPACE | G_RUN,
+    THREADED = WORKSPACE | RUN | G_WORKSPACE | G_RUN,
+    COMPUTE = RUN | REFERENCE | G_RUN | G_REFERENCE,
+};
+
+/* ---- the call that works ---- */
+
+static int32_t kernel_of(int32_t dtype, int32_t available, pysim_kernel_info *row) {
+    for (int32_t i = 0; i < pysim_kernel_count(); i++)
+        if (pysim_kernel_at(i, row) == PYSIM_OK && row->dtype == dtype && !row->available == !available) return i;
+    return -1;
+}
+
+static _Alignas(64) char pool[9 * REGION], kept[9 * REGION];
+
+static void good(call *x) {
+    pysim_kernel_info row;
+    memset(x, 0, sizeof *x);
+    x->c = (pysim_conv){1, 2, 4, 6, 7, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32};
+    x->g = (pysim_gemm){5, 6, 7, 9, 9, 9, 0, 0, PYSIM_F32};
+    const int32_t kernel = kernel_of(PYSIM_F32, 1, &row);
+    x->s = (pysim_schedule){kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row.windows, row.filters, 2, 1, 1};
+    x->conv = &x->c, x->gemm = &x->g, x->schedule = &x->s, x->epilogue = &x->e;
+    x->threads = 1;
+    char **region[] = {&x->input, &x->filters, &x->packed, &x->output, &x->columns, &x->workspace, &x->bias};
+    for (size_t i = 0; i < sizeof region / sizeof *region; i++) *region[i] = pool + (i + 1) * REGION; /* room on both sides */;
+    x->e = (pysim_epilogue){1, 0, x->bias, PYSIM_RELU};
+    x->bytes = &x->result[0], x->p = &x->result[1], x->q = &x->result[2];
+    if (pysim_conv_packed_filter_bytes(&x->c, &x->s, &x->packed_bytes) != PYSIM_OK ||
+        pysim_conv_workspace_bytes(&x->c, &x->s, 1, &x->workspace_bytes) != PYSIM_OK ||
+        pysim_gemm_workspace_bytes(&x->g, &x->s, 1, &x->gemm_workspace_bytes) != PYSIM_OK)
+        check_fail("the call that should work: %s", pysim_last_error());
+    if (x->packed_bytes > REGION || x->workspace_bytes > REGION || x->gemm_workspace_bytes > REGION) check_fail("REGION is too small");
+    check_random random = {check_given.seed};
+    check_fill(pool, PYSIM_F32, sizeof pool / sizeof(float), FILL_EXACT, &random);
+}
+
+/* Calls function f and looks at what it says; `word` must stand in the message. */
+static void refuse(int32_t f, call *x, pysim_status want, const char *word) {
+    char before[512], after[512];
+    pysim_kernel_info row;
+    pysim_kernel_at(-98765, &row);
+    snprintf(before, sizeof before, "%s", pysim_last_error());
+    memcpy(kept, pool, sizeof pool);
+    const pysim_status status = functions[f].call(x);
+    snprintf(after, sizeof after, "%s", pysim_last_error());
+    if (status != want) {
+        check_fail("status %d, expected %d; the message is: %s", (int)status, (int)want, status == PYSIM_OK ? "none" : after);
+        return;
+    }
+    if (want != PYSIM_OK && (after[0] == '\0' || strcmp(before, after) == 0)) check_fail("no message");
+    if (want != PYSIM_OK && word && !strstr(after, word)) check_fail("the message does not name %s: %s", word, after);
+    if (want != PYSIM_OK && memcmp(kept, pool, sizeof pool) != 0) check_fail("an operand was changed by a call that failed");
+}
+
+/* ---- one field at a time ---- */
+
+typedef enum { I32, I64, F64, POINTER, SHIFT } kind; /* SHIFT: the pointer, moved by so many bytes */
+
+static void set(call *x, size_t offset, kind of, int64_t value) {
+    char *field = (char *)x + offset;
+    const int32_t narrow = (int32_t)value;
+    const double real = value == INT64_MIN ? NAN : (double)value;
+    char *pointer = NULL;
+    if (of == SHIFT) memcpy(&pointer, field, sizeof pointer), pointer += value;
+    if (of == I32) memcpy(field, &narrow, sizeof narrow);
+    if (of == I64) memcpy(field, &value, sizeof value);
+    if (of == F64) memcpy(field, &real, sizeof real);
+    if (of == POINTER || of == SHIFT) memcpy(field, &pointer, sizeof pointer);
+}
+
+#define FIELD(type, field, value, who, status, word) {#field " = " #value, offsetof(call, field), type, value, who, PYSIM_##status, word}
+#define LEAST(type, struct, field, least, who) \
+    FIELD(type, struct.field, least - 1, who, BAD_ARGUMENT, #field), FIELD(type, struct.field, -7, who, BAD_ARGUMENT, #field)
+#define HUGE_(struct, field, who) FIELD(I64, struct.field, INT64_MAX, who, OVERFLOW, NULL)
+#define NIL(field, who, word) FIELD(POINTER, field, 0, who, BAD_ARGUMENT, word)
+
+static const struct {
+    const char *name;
+    size_t offset;
+    kind of;
+    int64_t value;
+    int32_t who;
+    pysim_status status;
+    const char *word;
+} wrong[] = {
+    LEAST(I64, c, batch, 1, CONV), LEAST(I64, c, groups, 1, CONV), LEAST(I64, c, channels, 1, CONV), LEAST(I64, c, height, 1, CONV),
+    LEAST(I64, c, width, 1, CONV), LEAST(I64, c, filters, 1, CONV), LEAST(I64, c, kernel_h, 1, CONV),
+    LEAST(I64, c, kernel_w, 1, CONV), LEAST(I64, c, stride_h, 1, CONV), LEAST(I64, c, stride_w, 1, CONV),
+    LEAST(I64, c, dilation_h, 1, CONV), LEAST(I64, c, dilation_w, 1, CONV), LEAST(I64, c, pad_top, 0, CONV),
+    LEAST(I64, c, pad_left, 0, CONV), LEAST(I64, c, pad_bottom, 0, CONV), LEAST(I64, c, pad_right, 0, CONV),
+    FIELD(I64, c.groups, 3, CONV, BAD_ARGUMENT, "channels"), FIELD(I64, c.filters, 5, CONV, BAD_ARGUMENT, "filters"),
+    FIELD(I64, c.kernel_h, 9, CONV, BAD_ARGUMENT, "height"), FIELD(I64, c.kernel_w, 10, CONV, BAD_ARGUMENT, "width"),
+    FIELD(I64, c.dilation_h, 4, CONV, BAD_ARGUMENT, "height"), FIELD(I64, c.dilation_w, 5, CONV, BAD_ARGUMENT, "width"),
+    FIELD(I32, c.dtype, 2, CONV, BAD_ARGUMENT, "dtype"), FIELD(I32, c.dtype, -1, CONV, BAD_ARGUMENT, "dtype"),
+    HUGE_(c, batch, CONV), HUGE_(c, height, CONV), HUGE_(c, width, CONV), HUGE_(c, pad_top, CONV), HUGE_(c, pad_left, CONV),
+    HUGE_(c, pad_bottom, CONV), HUGE_(c, pad_right, CONV), HUGE_(c, dilation_h, CONV), HUGE_(c, dilation_w, CONV),
+    FIELD(I64, c.channels, INT64_C(1) << 61, CONV, OVERFLOW, NULL), FIELD(I64, c.filters, INT64_C(1) << 61, CONV, OVERFLOW, NULL),
+    FIELD(I64, c.batch, INT64_C(1) << 55, CONV, OVERFLOW, NULL),
+
+    LEAST(I64, g, m, 1, GEMM), LEAST(I64, g, n, 1, GEMM), LEAST(I64, g, k, 1, GEMM), LEAST(I64, g, lda, 1, GEMM),
+    LEAST(I64, g, ldb, 1, GEMM), LEAST(I64, g, ldc, 1, GEMM), FIELD(I64, g.lda, 6, GEMM, BAD_ARGUMENT, "lda"),
+    FIELD(I64, g.ldb, 5, GEMM, BAD_ARGUMENT, "ldb"), FIELD(I64, g.ldc, 5, GEMM, BAD_ARGUMENT, "ldc"),
+    FIELD(I32, g.trans_a, 2, GEMM, BAD_ARGUMENT, "trans_a"),
+    FIELD(I32, g.trans_b, -1, GEMM, BAD_ARGUMENT, "trans_b"), FIELD(I32, g.dtype, 2, GEMM, BAD_ARGUMENT, "dtype"),
+    FIELD(I32, g.dtype, -1, GEMM, BAD_ARGUMENT, "dtype"), HUGE_(g, lda, GEMM), HUGE_(g, ldb, GEMM), HUGE_(g, ldc, GEMM),
+    FIELD(I64, g.m, INT64_C(1) << 61, GEMM, OVERFLOW, NULL), FIELD(I64, g.lda, INT64_C(1) << 60, GEMM, OVERFLOW, NULL),
+
+    FIELD(I32, s.kernel, -1, PLAN, BAD_ARGUMENT, "kernel"), FIELD(I32, s.kernel, 10000, PLAN, BAD_ARGUMENT, "kernel"),
+    FIELD(I32, s.stationary, 2, PLAN, BAD_ARGUMENT, "stationary"), FIELD(I32, s.stationary, -1, PLAN, BAD_ARGUMENT, "stationary"),
+    FIELD(I32, s.pack, 2, PLAN, BAD_ARGUMENT, "pack"), FIELD(I32, s.pack, -1, PLAN, BAD_ARGUMENT, "pack"),
+    FIELD(I32, s.pack, PYSIM_PACK_NONE, CONV_PLAN, UNSUPPORTED, "pack"), LEAST(I64, s, windows, 1, PLAN), LEAST(I64, s, filters, 1, PLAN),
+    FIELD(I64, s.windows, 1000, PLAN, BAD_ARGUMENT, "windows"), FIELD(I64, s.filters, 1000, PLAN, BAD_ARGUMENT, "filters"),
+    LEAST(I64, s, channels, 1, PLAN), FIELD(I64, s.channels, 3, CONV_PLAN, BAD_ARGUMENT, "channels"),
+    FIELD(I64, s.channels, 8, G_WORKSPACE | G_RUN, BAD_ARGUMENT, "channels"), LEAST(I64, s, k2, 1, PLAN), LEAST(I64, s, k3, 1, PLAN),
+    FIELD(I64, s.k2, INT64_MAX, PLAN, OK, NULL), FIELD(I64, s.k3, INT64_MAX, PLAN, OK, NULL),
+
+    FIELD(I32, threads, 0, THREADED, BAD_ARGUMENT, "threads"), FIELD(I32, threads, -1, THREADED, BAD_ARGUMENT, "threads"),
+    FIELD(I32, e.activation, 2, COMPUTE, BAD_ARGUMENT, "activation"),
+    FIELD(I32, e.activation, -1, COMPUTE, BAD_ARGUMENT, "activation"), FIELD(F64, e.alpha, 2, RUN | REFERENCE, BAD_ARGUMENT, "alpha"),
+    FIELD(F64, e.alpha, INT64_MIN, RUN | REFERENCE, BAD_ARGUMENT, "alpha"), FIELD(F64, e.beta, 1, RUN | REFERENCE, BAD_ARGUMENT, "beta"),
+    FIELD(F64, e.beta, INT64_MIN, RUN | REFERENCE, BAD_ARGUMENT, "beta"),
+
+    NIL(conv, CONV, "NULL"), NIL(gemm, GEMM, "NULL"), NIL(schedule, PLAN, "schedule"), NIL(epilogue, COMPUTE, "epilogue"),
+    NIL(p, OUTPUT, "NULL"), NIL(q, OUTPUT, "NULL"), NIL(bytes, PACKED | WORKSPACE | G_WORKSPACE, "NULL"),
+    NIL(input, RUN | REFERENCE | IM2COL | G_RUN | G_REFERENCE, "NULL"), NIL(filters, PACK | REFERENCE | G_RUN | G_REFERENCE, "NULL"),
+    NIL(packed, PACK | RUN, "NULL"), NIL(output, COMPUTE, "NULL"), NIL(columns, IM2COL, "columns"),
+    NIL(workspace, RUN | G_RUN, "workspace"), FIELD(POINTER, e.bias, 0, COMPUTE, OK, NULL),
+    FIELD(SHIFT, input, 2, RUN | REFERENCE | IM2COL | G_RUN | G_REFERENCE, BAD_ARGUMENT, NULL),
+    FIELD(SHIFT, filters, 2, REFERENCE | G_RUN | G_REFERENCE, BAD_ARGUMENT, NULL), FIELD(SHIFT, packed, 2, RUN, BAD_ARGUMENT, NULL),
+    FIELD(SHIFT, output, 2, COMPUTE, BAD_ARGUMENT, NULL), FIELD(SHIFT, columns, 2, IM2COL, BAD_ARGUMENT, NULL),
+    FIELD(SHIFT, e.bias, 2, COMPUTE, BAD_ARGUMENT, "bias"), FIELD(SHIFT, workspace, 4, RUN | G_RUN, OK, NULL),
+
+    FIELD(I64, packed_bytes, 0, PACK, BAD_ARGUMENT, "packed"), FIELD(I64, packed_bytes, -1, PACK, BAD_ARGUMENT, "packed"),
+    FIELD(I64, workspace_bytes, 0, RUN, BAD_ARGUMENT, "workspace"), FIELD(I64, workspace_bytes, -1, RUN, BAD_ARGUMENT, "workspace"),
+    FIELD(I64, workspace_bytes, INT64_MIN, RUN, BAD_ARGUMENT, "workspace"),
+    FIELD(I64, gemm_workspace_bytes, 0, G_RUN, BAD_ARGUMENT, "workspace"),
+    FIELD(I64, gemm_workspace_bytes, -1, G_RUN, BAD_ARGUMENT, "workspace"),
+};
+
+static void fields(void) {
+    call x;
+    for (int32_t f = 0; f < FUNCTIONS; f++)
+        for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+            if (!(wrong[i].who >> f & 1)) continue;
+            char id[32];
+            snprintf(id, sizeof id, "field/%d/%d", (int)i, (int)f);
+            if (!check_begin(id, "%s with %s", functions[f].name, wrong[i].name)) continue;
+            good(&x);
+            set(&x, wrong[i].offset, wrong[i].of, wrong[i].value);
+            refuse(f, &x, wrong[i].status, wrong[i].word);
+            check_end();
+        }
+}
+
+/* ---- overlap: the written operand on another one's first byte, on its last element, and ending on its first element ---- */
+
+typedef struct {
+    int32_t function;
+    size_t written, other;
+    int64_t written_bytes, other_bytes; /* < 0: the field at this offset, negated, holds them */
+    const char *name;
+} pair;
+
+#define AT(field) offsetof(call, field)
+enum { IN = 4 * 6 * 7 * 4, FILT = 6 * 2 * 9 * 4, OUT = 6 * 6 * 7 * 4, COL = 2 * 9 * 6 * 7 * 4, A = (4 * 9 + 7) * 4, B = (6 * 9 + 6) * 4, C = (4 * 9 + 6) * 4 };
+static const pair pairs[] = {
+    {4, AT(output), AT(input), OUT, IN, "output over input"},
+    {4, AT(output), AT(packed), OUT, -(int64_t)AT(packed_bytes), "output over packed filters"},
+    {4, AT(output), AT(e.bias), OUT, 6 * 4, "output over bias"},
+    {4, AT(output), AT(workspace), OUT, -(int64_t)AT(workspace_bytes), "output over workspace"},
+    {4, AT(workspace), AT(input), -(int64_t)AT(workspace_bytes), IN, "workspace over input"},
+    {4, AT(workspace), AT(packed), -(int64_t)AT(workspace_bytes), -(int64_t)AT(packed_bytes), "workspace over packed filters"},
+    {4, AT(workspace), AT(e.bias), -(int64_t)AT(workspace_bytes), 6 * 4, "workspace over bias"},
+    {5, AT(output), AT(input), OUT, IN, "output over input"},
+    {5, AT(output), AT(filters), OUT, FILT, "output over filters"},
+    {5, AT(output), AT(e.bias), OUT, 6 * 4, "output over bias"},
+    {2, AT(packed), AT(filters), -(int64_t)AT(packed_bytes), FILT, "packed over filters"},
+    {6, AT(columns), AT(input), COL, IN / 2, "columns over image"},
+    {8, AT(output), AT(input), C, A, "C over A"},
+    {8, AT(output), AT(filters), C, B, "C over B"},
+    {8, AT(output), AT(e.bias), C, 6 * 4, "C over bias"},
+    {8, AT(output), AT(workspace), C, -(int64_t)AT(gemm_workspace_bytes), "C over workspace"},
+    {8, AT(workspace), AT(input), -(int64_t)AT(gemm_workspace_bytes), A, "workspace over A"},
+    {8, AT(workspace), AT(filters), -(int64_t)AT(gemm_workspace_bytes), B, "workspace over B"},
+    {8, AT(workspace), AT(e.bias), -(int64_t)AT(gemm_workspace_bytes), 6 * 4, "workspace over bias"},
+    {9, AT(output), AT(input), C, A, "C over A"},
+    {9, AT(output), AT(filters), C, B, "C over B"},
+    {9, AT(output), AT(e.bias), C, 6 * 4, "C over bias"},
+};
+
+static int64_t bytes_of(const call *x, int64_t bytes) {
+    int64_t value = bytes;
+    if (bytes < 0) memcpy(&value, (const char *)x + -bytes, sizeof value);
+    return value;
+}
+
+static void overlaps(void) {
+    static const char *const places[] = {"on its first element", "on its last element", "with its last element on the first"};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        for (int place = 0; place < 3; place++) {
+            const pair *o = &pairs[i];
+            call x;
+            char id[32], *other;
+            snprintf(id, sizeof id, "overlap/%d/%d", (int)i, place);
+            if (!check_begin(id, "%s: %s, %s", functions[o->function].name, o->name, places[place])) continue;
+            good(&x);
+            memcpy(&other, (char *)&x + o->other, sizeof other);
+            if (place == 1) other += bytes_of(&x, o->other_bytes) - 4;
+            if (place == 2) other -= bytes_of(&x, o->written_bytes) - 4;
+            if (other >= pool && other + bytes_of(&x, o->written_bytes) <= pool + sizeof pool) {
+                memcpy((char *)&x + o->written, &other, sizeof other);
+                refuse(o->function, &x, PYSIM_BAD_ARGUMENT, "overlap");
+            }
+            check_end();
+        }
+}
+
+/* ---- what needs more than one field ---- */
+
+static void beside(void) {
+    call x;
+    if (check_begin("beside", "buffers that touch without sharing a byte")) {
+        good(&x);
+        x.output = x.input + IN;
+        refuse(5, &x, PYSIM_OK, NULL);
+        good(&x);
+        x.output = x.input + IN;
+        refuse(4, &x, PYSIM_OK, NULL);
+        check_end();
+    }
+}
+
+static void combinations(void) {
+    pysim_kernel_info row;
+    call x;
+    for (int32_t f = 0; f < FUNCTIONS; f++) {
+        char id[32];
+        snprintf(id, sizeof id, "good/%d", (int)f);
+        if (check_begin(id, "%s with nothing wrong", functions[f].name)) good(&x), refuse(f, &x, PYSIM_OK, NULL), check_end();
+        if (!(PLAN >> f & 1)) continue;
+        snprintf(id, sizeof id, "dtype/%d", (int)f);
+        if (check_begin(id, "%s with a kernel of another dtype", functions[f].name)) {
+            good(&x);
+            x.s.kernel = kernel_of(PYSIM_F64, 1, &row), x.s.windows = row.windows, x.s.filters = row.filters;
+            refuse(f, &x, PYSIM_UNSUPPORTED, "dtype");
+            check_end();
+        }
+        const int32_t missing = kernel_of(PYSIM_F32, 0, &row);
+        snprintf(id, sizeof id, "missing/%d", (int)f);
+        if (missing >= 0 && (f == 4 || f == 8) && check_begin(id, "%s with a kernel that this CPU does not run", functions[f].name)) {
+            good(&x);
+            x.s.kernel = missing, x.s.windows = row.windows, x.s.filters = row.filters;
+            refuse(f, &x, PYSIM_UNSUPPORTED, row.target);
+            check_end();
+        }
+        snprintf(id, sizeof id, "in place/%d", (int)f);
+        if (f >= 7 && check_begin(id, "%s with pack none and B transposed", functions[f].name)) {
+            good(&x);
+            x.g.trans_b = 1, x.s.pack = PYSIM_PACK_NONE;
+            refuse(f, &x, PYSIM_UNSUPPORTED, "pack");
+            check_end();
+        }
+        snprintf(id, sizeof id, "small/%d", (int)f);
+        if ((f == 2 || f == 4 || f == 8) && check_begin(id, "%s with one byte too few", functions[f].name)) {
+            good(&x);
+            x.packed_bytes--, x.workspace_bytes--, x.gemm_workspace_bytes--;
+            refuse(f, &x, PYSIM_BAD_ARGUMENT, f == 2 ? "packed" : "workspace");
+            check_end();
+        }
+    }
+    if (check_begin("in place/stride", "pack none with 1x1 and a stride, or with padding")) {
+        for (int i = 0; i < 6; i++) {
+            good(&x);
+            x.c.kernel_h = x.c.kernel_w = 1, x.c.pad_top = x.c.pad_left = x.c.pad_bottom = x.c.pad_right = 0, x.s.pack = PYSIM_PACK_NONE;
+            int64_t *const field[] = {&x.c.stride_h, &x.c.stride_w, &x.c.pad_top, &x.c.pad_left, &x.c.pad_bottom, &x.c.pad_right};
+            (*field[i])++;
+            refuse(4, &x, PYSIM_UNSUPPORTED, "pack");
+        }
+        check_end();
+    }
+    if (check_begin("huge workspace", "operands that fit int64, with a workspace that does not")) {
+        good(&x);
+        x.c = (pysim_conv){1, 1, 1, INT64_C(1) << 30, INT64_C(1) << 28, 1, 3, 3, 1, 1, 1, 1, 0, 0, 0, 0, PYSIM_F32};
+        x.s.channels = 1, x.s.stationary = PYSIM_WEIGHT_STATIONARY, x.s.k2 = INT64_MAX;
+        refuse(3, &x, PYSIM_OVERFLOW, NULL);
+        check_end();
+    }
+}
+
+/* ---- the functions without operands, and the probes ---- */
+
+static void expect(const char *id, const char *description, pysim_status status, pysim_status want) {
+    if (!check_begin(id, "%s", description)) return;
+    if (status != want) check_fail("status %d, expected %d", (int)status, (int)want);
+    if (pysim_last_error()[0] == '\0') check_fail("no message");
+    check_end();
+}
+
+static void without_operands(void) {
+    pysim_kernel_info row;
+    double rate = 0;
+    char buffer[64] = {0}, endless[3000];
+    memset(endless, 'x', sizeof endless - 1);
+    endless[sizeof endless - 1] = '\0';
+    expect("kernel/-1", "pysim_kernel_at(-1)", pysim_kernel_at(-1, &row), PYSIM_BAD_ARGUMENT);
+    expect("kernel/count", "pysim_kernel_at(count)", pysim_kernel_at(pysim_kernel_count(), &row), PYSIM_BAD_ARGUMENT);
+    expect("kernel/null", "pysim_kernel_at(0, NULL)", pysim_kernel_at(0, NULL), PYSIM_BAD_ARGUMENT);
+    expect("clock/null", "pysim_probe_clock(NULL)", pysim_probe_clock(NULL), PYSIM_BAD_ARGUMENT);
+    expect("fma/null", "pysim_probe_fma(NULL)", pysim_probe_fma(NULL, PYSIM_F32, &rate), PYSIM_BAD_ARGUMENT);
+    expect("fma/result", "pysim_probe_fma with no result", pysim_probe_fma("portable", PYSIM_F32, NULL), PYSIM_BAD_ARGUMENT);
+    expect("fma/dtype", "pysim_probe_fma of dtype 9", pysim_probe_fma("portable", 9, &rate), PYSIM_BAD_ARGUMENT);
+    expect("fma/unknown", "pysim_probe_fma of an unknown target", pysim_probe_fma("abacus", PYSIM_F32, &rate), PYSIM_UNSUPPORTED);
+    expect("fma/long", "pysim_probe_fma of an endless target", pysim_probe_fma(endless, PYSIM_F32, &rate), PYSIM_UNSUPPORTED);
+    pysim_status (*const streams[])(void *, int64_t, double, double *) = {pysim_probe_read, pysim_probe_write};
+    for (int i = 0; i < 2; i++) {
+        const char *name = i ? "write" : "read";
+        expect(name, "a stream of no buffer", streams[i](NULL, 64, 1e-4, &rate), PYSIM_BAD_ARGUMENT);
+        expect(name, "a stream of 0 bytes", streams[i](buffer, 0, 1e-4, &rate), PYSIM_BAD_ARGUMENT);
+        expect(name, "a stream of -1 bytes", streams[i](buffer, -1, 1e-4, &rate), PYSIM_BAD_ARGUMENT);
+        expect(name, "a stream for 0 seconds", streams[i](buffer, 64, 0, &rate), PYSIM_BAD_ARGUMENT);
+        expect(name, "a stream for -1 seconds", streams[i](buffer, 64, -1, &rate), PYSIM_BAD_ARGUMENT);
+        expect(name, "a stream for NaN seconds", streams[i](buffer, 64, NAN, &rate), PYSIM_BAD_ARGUMENT);
+        expect(name, "a stream for ever", streams[i](buffer, 64, INFINITY, &rate), PYSIM_BAD_ARGUMENT);
+        expect(name, "a stream with no result", streams[i](buffer, 64, 1e-4, NULL), PYSIM_BAD_ARGUMENT);
+    }
+}
+
+static void *fail_elsewhere(void *message) {
+    pysim_probe_clock(NULL);
+    return memcpy(message, pysim_last_error(), 8);
+}
+
+static void per_thread(void) {
+    pthread_t thread;
+    char here[512], there[8];
+    if (!check_begin("thread", "pysim_last_error is the calling thread's")) return;
+    pysim_probe_fma(NULL, PYSIM_F32, NULL);
+    snprintf(here, sizeof here, "%s", pysim_last_error());
+    if (pthread_create(&thread, NULL, fail_elsewhere, there) != 0 || pthread_join(thread, NULL) != 0) check_fail("no thread");
+    if (strcmp(here, pysim_last_error()) != 0) check_fail("another thread's failure changed it to: %s", pysim_last_error());
+    if (memcmp(here, there, sizeof there) == 0) check_fail("both threads have the same message");
+    check_end();
+}
+
+void check_arguments(void) {
+    fields();
+    overlaps();
+    beside();
+    combinations();
+    without_operands();
+    per_thread();
+}

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Convolutions at the edges of a kernel's block, run as every kind of schedule. Two families: any kernel, and 1x1 with unit stride
+ * and no padding, where both pack modes are legal. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "check.h"
+#include "cover.h"
+
+enum { FAMILY_ANY = 0, FAMILY_POINTWISE = 1 };
+
+/* Axes of the covering array, see cover_settings. */
+enum {
+    WINDOWS, FILTERS, STATIONARY, K2, K3, LAYOUT, CHANNELS, SET, GROUPS, BATCH, BIAS, RELU, /* both families */
+    PACK, POINTWISE_AXES,
+    KERNEL = PACK, STRIDE, DILATION, PADDING, ANY_AXES,
+};
+static const int64_t channel_levels[] = {1, 2, 3, 5, 17};
+/* {1, 19} has more taps than a vector has lanes; a stride of 19 is beyond every table. */
+static const int64_t kernels[][2] = {{1, 1}, {3, 3}, {2, 5}, {7, 7}, {1, 3}, {1, 19}};
+static const int64_t stride_levels[][2] = {{1, 1}, {2, 2}, {3, 3}, {4, 4}, {1, 2}, {3, 1}, {2, 5}, {1, 19}};
+static const int64_t dilations[][2] = {{1, 1}, {2, 2}, {1, 2}, {3, 5}};
+enum { PADDINGS = 5 };
+
+static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 6, 8, 4, PADDINGS};
+static const int32_t pointwise_levels[POINTWISE_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 2};
+
+typedef struct {
+    char id[32];
+    pysim_conv c;
+    pysim_schedule s;
+    int bias, relu;
+    int32_t index, threads;
+    check_random random;
+    int64_t p, q, input, filters, output; /* elements */
+} conv_case;
+
+typedef struct {
+    guard_arena input, filters, bias, packed, workspace, output;
+} operands;
+static operands at;
+
+/* P x Q = n (or a little more): one row, one column, or a rectangle. */
+static void layout(int32_t level, int64_t n, int64_t *p, int64_t *q) {
+    int64_t rows = level == 0 ? 1 : n;
+    if (level == 2) {
+        for (rows = 1; (rows + 1) * (rows + 1) <= n; rows++) {}
+        while (rows > 1 && n % rows) rows--;
+        if (rows == 1 && n > 3) rows = n % 2 ? 3 : 2;
+    }
+    *p = rows;
+    *q = (n + rows - 1) / rows;
+}
+
+/* One axis: padding by level, then the input size that gives `out` outputs (more where the padding alone gives more). */
+static void axis(int32_t padding, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, check_random *random,
+                 int64_t *before, int64_t *after, int64_t *size) {
+    const int64_t extent = dilation * (kernel - 1) + 1;
+    const int64_t pads[PADDINGS][2] = {
+        {0, 0}, {(extent - 1) / 2, (extent - 1) / 2}, {0, 3}, {extent, extent + 1}, {extent + 2, 1},
+    };
+    *before = pads[padding][0];
+    *after = pads[padding][1];
+    *size = (out - 1) * stride + extent - *before - *after + check_below(random, stride);
+    if (*size < 1) *size = 1 + check_below(random, 2);
+    if (*size + *before + *after < extent) *size = extent;
+}
+
+static void make(conv_case *k, int family, int32_t index, const unsigned char *level, int32_t kernel, const pysim_kernel_info *row) {
+    const int any = family == FAMILY_ANY;
+    const int64_t *size = kernels[any ? level[KERNEL] : 0], *stride = stride_levels[any ? level[STRIDE] : 0];
+    const int64_t *dilation = dilations[any ? level[DILATION] : 0];
+    const int32_t padding = any ? level[PADDING] : 0;
+    memset(k, 0, sizeof *k);
+    snprintf(k->id, sizeof k->id, "%s/%d", any ? "conv" : "pointwise", (int)index);
+    k->index = index;
+    k->random = check_case_random(kernel, family, index);
+    k->bias = level[BIAS];
+    k->relu = level[RELU];
+    k->threads = 2 + (index % 5 == 0);
+
+    pysim_conv *c = &k->c;
+    int64_t channels = channel_levels[level[CHANNELS]];
+    c->dtype = row->dtype;
+    c->batch = 1 + level[BATCH];
+    c->groups = level[GROUPS] == 2 ? channels : 1 + level[GROUPS]; /* 1, 2, depthwise */
+    if (level[GROUPS] == 2) channels = 1;
+    c->channels = c->groups * channels;
+    c->filters = c->groups * check_edge(level[FILTERS], row->filters);
+    c->kernel_h = size[0], c->kernel_w = size[1];
+    c->stride_h = stride[0], c->stride_w = stride[1];
+    c->dilation_h = dilation[0], c->dilation_w = dilation[1];
+    layout(level[LAYOUT], check_edge(level[WINDOWS], row->windows), &k->p, &k->q);
+    axis(padding, k->p, c->kernel_h, c->stride_h, c->dilation_h, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
+    axis(padding, k->q, c->kernel_w, c->stride_w, c->dilation_w, &k->random, &c->pad_left, &c->pad_right, &c->width);
+
+    const check_plan plan = {level[STATIONARY], any ? PYSIM_PACK_TILES : level[PACK], level[SET], level[K2], level[K3]};
+    k->s = check_schedule(kernel, row, &plan, channels, &k->random);
+}
+
+static int begin(const conv_case *k, const pysim_kernel_info *row) {
+    const pysim_conv *c = &k->c;
+    char schedule[160];
+    check_schedule_text(&k->s, schedule, sizeof schedule);
+    return check_begin(k->id,
+                       "conv:mb%lldg%lldic%lldih%lldiw%lldoc%lldoh%lldow%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld:%s "
+                       "pad_bottom=%lld pad_right=%lld%s%s | %s %s threads=%d",
+                       (long long)c->batch, (long long)c->groups, (long long)c->channels, (long long)c->height,
+                       (long long)c->width, (long long)c->filters, (long long)k->p, (long long)k->q, (long long)c->kernel_h,
+                       (long long)c->kernel_w, (long long)c->stride_h, (long long)c->stride_w, (long long)c->pad_top,
+                       (long long)c->pad_left, (long long)c->dilation_h - 1, (long long)c->dilation_w - 1,
+                       c->dtype == PYSIM_F64 ? "f64" : "f32", (long long)c->pad_bottom, (long long)c->pad_right,
+                       k->bias ? " bias" : "", k->relu ? " relu" : "", row->name, schedule, (int)k->threads);
+}
+
+static void describe(const conv_case *k, const char *what, int64_t i, const void *got, const void *want) {
+    check_fail("%s: output[n=%lld][m=%lld][p=%lld][q=%lld] is %.9g, the reference has %.9g", what,
+               (long long)(i / (k->c.filters * k->p * k->q)), (long long)(i / (k->p * k->q) % k->c.filters),
+               (long long)(i / k->q % k->p), (long long)(i % k->q), check_get(got, k->c.dtype, i), check_get(want, k->c.dtype, i));
+}
+
+/* Every third filter is negated and has a negative bias, so that a ReLU has something to cut and something to keep. */
+static void set_signs(const conv_case *k, void *filters, void *bias) {
+    const int64_t size = k->filters / k->c.filters;
+    for (int64_t i = 0; i < k->filters; i++)
+        if (i / size % 3 == 1) check_set(filters, k->c.dtype, i, -check_get(filters, k->c.dtype, i));
+    check_absolute(bias, bias, k->c.dtype, k->c.filters);
+    for (int64_t m = 1; m < k->c.filters; m += 3) check_set(bias, k->c.dtype, m, -check_get(bias, k->c.dtype, m));
+}
+
+/* The reference's result, from a guarded output, into SCRATCH_WANT. */
+static int expect(conv_case *k, const pysim_epilogue *e, guard_side side) {
+    const size_t bytes = (size_t)k->output * check_size(k->c.dtype);
+    void *output = guard_place(&at.output, bytes, side);
+    memset(output, 0xFF, bytes);
+    if (pysim_conv_reference(&k->c, e, at.input.buffer, at.filters.buffer, output) != PYSIM_OK) {
+        check_fail("pysim_conv_reference: %s", pysim_last_error());
+        return 0;
+    }
+    if (!guard_intact(&at.output)) check_fail("pysim_conv_reference wrote outside the output");
+    memcpy(check_scratch(SCRATCH_WANT, bytes), output, bytes);
+    return 1;
+}
+
+/* |I| |F| + |bias| into SCRATCH_BOUND. */
+static void expect_bound(conv_case *k, const void *bias) {
+    const int32_t dtype = k->c.dtype;
+    const size_t size = check_size(dtype);
+    void *input = check_scratch(SCRATCH_A, (size_t)k->input * size), *filters = check_scratch(SCRATCH_B, (size_t)k->filters * size);
+    void *positive = check_scratch(SCRATCH_BIAS, (size_t)k->c.filters * size);
+    check_absolute(input, at.input.buffer, dtype, k->input);
+    check_absolute(filters, at.filters.buffer, dtype, k->filters);
+    if (bias) check_absolute(positive, bias, dtype, k->c.filters);
+    const pysim_epilogue e = {.alpha = 1, .bias = bias ? positive : NULL};
+    if (pysim_conv_reference(&k->c, &e, input, filters, check_scratch(SCRATCH_BOUND, (size_t)k->output * size)) != PYSIM_OK)
+        check_fail("pysim_conv_reference: %s", pysim_last_error());
+}
+
+/* Runs the case into at.output, everything the run touches guarded; 0 if it has failed. */
+static int run(conv_case *k, const pysim_epilogue *e, int32_t threads, guard_side side, int garbage) {
+    const size_t bytes = (size_t)k->output * check_size(k->c.dtype);
+    int64_t workspace_bytes;
+    pysim_profile profile;
+    if (pysim_conv_workspace_bytes(&k->c, &k->s, threads, &workspace_bytes) != PYSIM_OK) {
+        check_fail("pysim_conv_workspace_bytes: %s", pysim_last_error());
+        return 0;
+    }
+    void *workspace = check_workspace(&at.workspace, workspace_bytes, side, k->index % 3 == 0, garbage);
+    void *output = guard_place(&at.output, bytes, side);
+    memset(output, 0xFF, bytes);
+    const uint64_t before = check_hash(at.input.buffer, at.input.bytes) ^ check_hash(at.packed.buffer, at.packed.bytes);
+    if (pysim_conv_run(&k->c, &k->s, e, threads, at.input.buffer, at.packed.buffer, output, workspace, workspace_bytes,
+                       k->index & 1 ? &profile : NULL) != PYSIM_OK) {
+        check_fail("pysim_conv_run: %s", pysim_last_error());
+        return 0;
+    }
+    if ((check_hash(at.input.buffer, at.input.bytes) ^ check_hash(at.packed.buffer, at.packed.bytes)) != before)
+        check_fail("pysim_conv_run changed its input or filters");
+    if (!guard_intact(&at.output)) check_fail("pysim_conv_run wrote outside the output");
+    if (!check_workspace_intact(&at.workspace, side, k->index % 3 == 0)) check_fail("pysim_conv_run wrote outside the workspace");
+    if (k->index & 1 && !(profile.kernel_calls >= 1 && profile.kernel_seconds >= 0 && profile.pack_seconds >= 0 &&
+                          (profile.packed_tiles >= 1) == (k->s.pack == PYSIM_PACK_TILES)))
+        check_fail("the profile says %lld packed tiles and %lld calls", (long long)profile.packed_tiles, (long long)profile.kernel_calls);
+    return 1;
+}
+
+static int prepare(conv_case *k, check_fill_kind kind, guard_side side) {
+    const size_t size = check_size(k->c.dtype);
+    int64_t packed_bytes;
+    check_fill(guard_place(&at.input, (size_t)k->input * size, side), k->c.dtype, k->input, kind, &k->random);
+    check_fill(guard_place(&at.filters, (size_t)k->filters * size, side), k->c.dtype, k->filters, kind, &k->random);
+    check_fill(guard_place(&at.bias, (size_t)k->c.filters * size, side), k->c.dtype, k->c.filters, kind, &k->random);
+    set_signs(k, at.filters.buffer, at.bias.buffer);
+    if (pysim_conv_packed_filter_bytes(&k->c, &k->s, &packed_bytes) != PYSIM_OK) {
+        check_fail("pysim_conv_packed_filter_bytes: %s", pysim_last_error());
+        return 0;
+    }
+    void *packed = guard_place(&at.packed, (size_t)packed_bytes, side);
+    memset(packed, 0xFF, (size_t)packed_bytes);
+    if (pysim_conv_pack_filters(&k->c, &k->s, at.filters.buffer, packed, packed_bytes) != PYSIM_OK) {
+        check_fail("pysim_conv_pack_filters: %s", pysim_last_error());
+        return 0;
+    }
+    if (!guard_intact(&at.packed)) check_fail("pysim_conv_pack_filters wrote outside the packed filters");
+    return 1;
+}
+
+static void count_nonzero(const conv_case *k) {
+    const void *want = check_scratch(SCRATCH_WANT, 0), *bound = check_scratch(SCRATCH_BOUND, 0);
+    int64_t nonzero = 0, live = 0; /* live: the window meets the image, or there is a bias */
+    for (int64_t i = 0; i < k->output; i++)
+        if (check_get(bound, k->c.dtype, i) > 0) live++, nonzero += fpclassify(check_get(want, k->c.dtype, i)) != FP_ZERO;
+    check_count_nonzero(nonzero, live);
+    if (!k->relu && live > 64 && 10 * nonzero < 3 * live)
+        check_fail("the case is too weak: %lld of %lld results differ from zero", (long long)nonzero, (long long)live);
+}
+
+/* Exact inputs: the reference's bits. */
+static void exact(conv_case *k, const pysim_epilogue *e, guard_side side) {
+    if (!expect(k, e, side) || !run(k, e, k->index & 1 ? k->threads : 1, side, 0xFF)) return;
+    const void *want = check_scratch(SCRATCH_WANT, 0);
+    const int64_t bad = check_compare(k->c.dtype, k->output, at.output.buffer, want, NULL, 0);
+    if (bad >= 0) describe(k, "small integers", bad, at.output.buffer, want);
+}
+
+static double tolerance(const conv_case *k) {
+    const int64_t channels = k->c.channels / k->c.groups, sets = (channels + k->s.channels - 1) / k->s.channels;
+    return 1.0001 * check_gamma(k->c.dtype, channels * k->c.kernel_h * k->c.kernel_w + sets + 4);
+}
+
+/* Random inputs: within the bound, and the same bits every time and on any number of threads. */
+static void random_inputs(conv_case *k, const pysim_epilogue *e, guard_side side) {
+    const size_t bytes = (size_t)k->output * check_size(k->c.dtype);
+    if (!expect(k, e, side)) return;
+    expect_bound(k, e->bias);
+    count_nonzero(k);
+    if (check_failed() || !run(k, e, 1, side, 0xFF)) return;
+    const void *want = check_scratch(SCRATCH_WANT, 0), *bound = check_scratch(SCRATCH_BOUND, 0);
+    const int64_t bad = check_compare(k->c.dtype, k->output, at.output.buffer, want, bound, tolerance(k));
+    if (bad >= 0) describe(k, "random values", bad, at.output.buffer, want);
+    void *first = check_scratch(SCRATCH_FIRST, bytes);
+    memcpy(first, at.output.buffer, bytes);
+    if (run(k, e, 1, side, 0x7F) && memcmp(first, at.output.buffer, bytes)) check_fail("the second run gave other bits than the first");
+    if (run(k, e, k->threads, side, 0) && memcmp(first, at.output.buffer, bytes))
+        check_fail("%d threads gave other bits than one", (int)k->threads);
+}
+
+/* One NaN in the input reaches exactly the outputs that it reaches in the reference, through a ReLU too. */
+static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
+    check_set(at.input.buffer, k->c.dtype, check_below(&k->random, k->input), NAN);
+    if (!expect(k, e, side) || !run(k, e, 1, side, 0xFF)) return;
+    const void *want = check_scratch(SCRATCH_WANT, 0), *bound = check_scratch(SCRATCH_BOUND, 0);
+    const int64_t bad = check_compare(k->c.dtype, k->output, at.output.buffer, want, bound, tolerance(k));
+    if (bad >= 0) describe(k, "one NaN in the input", bad, at.output.buffer, want);
+}
+
+static void check_case(conv_case *k) {
+    const guard_side side = k->index & 1 ? GUARD_LEFT : GUARD_RIGHT;
+    pysim_epilogue e = {.alpha = 1, .beta = 0, .activation = k->relu ? PYSIM_RELU : PYSIM_IDENTITY};
+    k->input = k->c.batch * k->c.channels * k->c.height * k->c.width;
+    k->filters = k->c.filters * (k->c.channels / k->c.groups) * k->c.kernel_h * k->c.kernel_w;
+    k->output = k->c.batch * k->c.filters * k->p * k->q;
+    if (!prepare(k, FILL_EXACT, side)) return;
+    e.bias = k->bias ? at.bias.buffer : NULL;
+    exact(k, &e, side);
+    if (check_failed() || !prepare(k, FILL_RANDOM, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT)) return;
+    e.bias = k->bias ? at.bias.buffer : NULL;
+    random_inputs(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
+    if (!check_failed() && k->index % 4 == 0) poisoned(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
+}
+
+static void family(int family_of, int32_t round, int32_t kernel, const pysim_kernel_info *row) {
+    static cover_array rows;
+    const int any = family_of == FAMILY_ANY;
+    cover_settings(any ? ANY_AXES : POINTWISE_AXES, any ? any_levels : pointwise_levels, family_of, round, &rows);
+    for (int32_t i = 0; i < rows.count; i++) {
+        conv_case k;
+        make(&k, family_of, round * COVER_ROWS + i, rows.row[i], kernel, row);
+        const pysim_status status = pysim_conv_output(&k.c, &k.p, &k.q);
+        if (!begin(&k, row)) continue;
+        if (status == PYSIM_OK)
+            check_case(&k);
+        else
+            check_fail("pysim_conv_output: %s", pysim_last_error());
+        check_end();
+    }
+}
+
+void check_conv(int32_t round, int32_t kernel, const pysim_kernel_info *row) {
+    family(FAMILY_ANY, round, kernel, row);
+    family(FAMILY_POINTWISE, round, kernel, row);
+}

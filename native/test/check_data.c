@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Fills, comparison and the other things that the checks do to arrays. */
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+
+uint64_t check_next(check_random *random) {
+    uint64_t z = random->state += UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return z ^ (z >> 31);
+}
+
+int64_t check_below(check_random *random, int64_t n) { return (int64_t)(check_next(random) >> 1) % n; }
+
+check_random check_case_random(int32_t kernel, int32_t family, int32_t index) {
+    check_random random = {check_given.seed};
+    random.state = check_next(&random) + (uint64_t)kernel;
+    random.state = check_next(&random) + (uint64_t)family;
+    random.state = check_next(&random) + (uint64_t)index;
+    return random;
+}
+
+size_t check_size(int32_t dtype) { return dtype == PYSIM_F64 ? sizeof(double) : sizeof(float); }
+
+double check_get(const void *array, int32_t dtype, int64_t index) {
+    return dtype == PYSIM_F64 ? ((const double *)array)[index] : (double)((const float *)array)[index];
+}
+
+void check_set(void *array, int32_t dtype, int64_t index, double value) {
+    if (dtype == PYSIM_F64)
+        ((double *)array)[index] = value;
+    else
+        ((float *)array)[index] = (float)value;
+}
+
+void check_fill(void *array, int32_t dtype, int64_t count, check_fill_kind kind, check_random *random) {
+    for (int64_t i = 0; i < count; i++) {
+        const uint64_t bits = check_next(random);
+        const int negative = (bits & 3) == 0;
+        double value;
+        if (kind == FILL_EXACT)
+            value = (double)(1 + (bits >> 2) % (negative ? 2 : 4));
+        else if (dtype == PYSIM_F64)
+            value = (double)((bits >> 11) | 1) * 0x1p-53;
+        else
+            value = (double)((bits >> 40) | 1) * 0x1p-24;
+        check_set(array, dtype, i, negative ? -value : value);
+    }
+}
+
+void check_absolute(void *to, const void *from, int32_t dtype, int64_t count) {
+    for (int64_t i = 0; i < count; i++) check_set(to, dtype, i, fabs(check_get(from, dtype, i)));
+}
+
+double check_gamma(int32_t dtype, int64_t n) {
+    const double unit = dtype == PYSIM_F64 ? 0x1p-53 : 0x1p-24;
+    /* where long double is double, the f64 reference rounds as the kernel does, so the two may be twice as far apart */
+    const double rounded = (double)n * unit * (dtype == PYSIM_F64 && LDBL_MANT_DIG == DBL_MANT_DIG ? 2 : 1);
+    return rounded / (1 - rounded);
+}
+
+static int same_bits(int32_t dtype, const void *a, const void *b, int64_t index) {
+    const size_t size = check_size(dtype);
+    const double x = check_get(a, dtype, index), y = check_get(b, dtype, index);
+    return memcmp((const char *)a + (size_t)index * size, (const char *)b + (size_t)index * size, size) == 0 ||
+           (fpclassify(x) == FP_ZERO && fpclassify(y) == FP_ZERO);
+}
+
+int64_t check_compare(int32_t dtype, int64_t count, const void *got, const void *want, const void *bound, double factor) {
+    for (int64_t i = 0; i < count; i++) {
+        const double x = check_get(got, dtype, i), y = check_get(want, dtype, i);
+        if (isnan(y) ? isnan(x) : bound ? fabs(x - y) <= factor * check_get(bound, dtype, i) : same_bits(dtype, got, want, i)) continue;
+        return i;
+    }
+    return -1;
+}
+
+uint64_t check_hash(const void *bytes, size_t count) {
+    const unsigned char *byte = bytes;
+    uint64_t hash = UINT64_C(0xCBF29CE484222325);
+    for (size_t i = 0; i < count; i++) hash = (hash ^ byte[i]) * UINT64_C(0x100000001B3);
+    return hash;
+}
+
+void *check_scratch(int32_t which, size_t bytes) {
+    static struct {
+        void *memory;
+        size_t bytes;
+    } kept[SCRATCH_COUNT];
+    if (bytes > kept[which].bytes) {
+        free(kept[which].memory);
+        kept[which].memory = malloc(2 * bytes);
+        kept[which].bytes = 2 * bytes;
+        if (!kept[which].memory) {
+            perror("check: memory");
+            exit(2);
+        }
+    }
+    return kept[which].memory;
+}
+
+enum { SHIFT = 8, BETWEEN = 0x5A };
+
+void *check_workspace(guard_arena *arena, int64_t bytes, guard_side side, int odd, int garbage) {
+    unsigned char *buffer = guard_place(arena, (size_t)bytes + (odd ? SHIFT : 0), side);
+    memset(buffer, BETWEEN, arena->bytes);
+    return memset(odd && side == GUARD_LEFT ? buffer + SHIFT : buffer, garbage, (size_t)bytes);
+}
+
+int check_workspace_intact(const guard_arena *arena, guard_side side, int odd) {
+    const unsigned char *between = side == GUARD_LEFT ? arena->buffer : arena->buffer + arena->bytes - SHIFT;
+    for (int i = 0; odd && i < SHIFT; i++)
+        if (between[i] != BETWEEN) return 0;
+    return guard_intact(arena);
+}
+
+int64_t check_edge(int32_t level, int64_t block) {
+    const int64_t edges[EDGES] = {1, block - 1, block, block + 1, 2 * block + 1};
+    return edges[level] > 0 ? edges[level] : 1;
+}
+
+static int64_t k_value(int32_t level, check_random *random) {
+    /* "all" is any value not below the tile count: the macro-kernel clamps it. */
+    return level < 2 ? level + 1 : check_below(random, 2) ? 64 : INT64_C(1) << 40;
+}
+
+pysim_schedule check_schedule(int32_t kernel, const pysim_kernel_info *row, const check_plan *plan, int64_t channels,
+                              check_random *random) {
+    const int64_t sets[PLAN_SETS] = {1, 2, (channels + 1) / 2, channels};
+    return (pysim_schedule){
+        .kernel = kernel,
+        .stationary = plan->stationary,
+        .pack = plan->pack,
+        .windows = row->windows,
+        .filters = row->filters,
+        .channels = sets[plan->set] < channels ? sets[plan->set] : channels,
+        .k2 = k_value(plan->k2, random),
+        .k3 = k_value(plan->k3, random),
+    };
+}
+
+void check_schedule_text(const pysim_schedule *s, char *text, size_t size) {
+    snprintf(text, size, "%s pack=%s channels=%lld k2=%lld k3=%lld",
+             s->stationary == PYSIM_INPUT_STATIONARY ? "input_stationary" : "weight_stationary",
+             s->pack == PYSIM_PACK_NONE ? "none" : "tiles", (long long)s->channels, (long long)s->k2, (long long)s->k3);
+}

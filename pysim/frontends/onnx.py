@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX models as layers: the problem of every Conv, Gemm and MatMul, from shapes alone; no weight is looked at.
+
+Shapes come from ONNX's own shape inference, after local functions are inlined and a symbolic batch is set to 1. Nodes
+are read as https://onnx.ai/onnx/operators/ defines them: NCHW input, weights [M][C/g][R][S], pads top, left, bottom and
+right; auto_pad SAME gives ceil(H / stride) outputs, the odd row of padding last (SAME_UPPER) or first (SAME_LOWER).
+A MatMul whose right side is one matrix is one product, with the left's leading dimensions as its rows.
+
+Worked number: input [1, 3, 224, 224], weights [64, 3, 7, 7], strides 2, pads 3 is conv:mb1ic3ih224oc64kh7sh2ph3.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pysim.errors import MissingError, ProblemError
+from pysim.workload import Conv, Gemm, Layer, Workload
+
+if TYPE_CHECKING:
+    import onnx
+
+_DTYPES = {"FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "INT8": "s8"}
+_STANDARD = ("", "ai.onnx")
+_KEEP_ELEMENTS = 4096  # constants up to this size may be shapes, which inference reads; larger ones are weights
+_NOT_READ = {
+    "ConvTranspose": "a transposed convolution is not read",
+    "DeformConv": "a deformable convolution is not read",
+    "ConvInteger": "an integer convolution with zero points is not read",
+    "QLinearConv": "a quantized convolution is not read",
+    "MatMulInteger": "an integer product with zero points is not read",
+    "QLinearMatMul": "a quantized product is not read",
+    "Einsum": "an Einsum may be any contraction; it is not read",
+    "Attention": "the products inside an Attention are not read",
+    "RNN": "the products inside a recurrent layer are not read",
+    "GRU": "the products inside a recurrent layer are not read",
+    "LSTM": "the products inside a recurrent layer are not read",
+}
+
+
+class Skipped(NamedTuple):
+    """A node that gave no layer, and why; with op "Input", a model input whose symbolic batch was read as 1."""
+
+    node: str
+    op: str
+    reason: str
+
+
+class _Tensor(NamedTuple):
+    """What inference knows of a value: sizes (a name where symbolic, None without a rank) and the element type."""
+
+    sizes: tuple[int | str, ...] | None
+    element: str
+
+
+def read(path: str | Path) -> tuple[list[Layer], list[Skipped]]:
+    """The layers of a model in graph order, labelled by node (or else output), and what was skipped, with the reason.
+
+    Raises MissingError without the onnx package and ProblemError for a file that is no ONNX model.
+    """
+    model = _load(Path(path))
+    skipped = _set_batch(model.graph)
+    model = _infer(model, path)
+    tensors = _tensors(model)
+    layers: list[Layer] = []
+    for node, inside in _nodes(model.graph.node):
+        if node.op_type not in _READERS and node.op_type not in _NOT_READ:
+            continue
+        name = node.name or next(iter(node.output), "")
+        try:
+            if inside:
+                raise ProblemError(f"it stands inside {inside}, and how often that runs is not in the model")
+            layers.append(Layer(_read_node(node, tensors), name))
+        except ProblemError as error:
+            skipped.append(Skipped(name, node.op_type, str(error)))
+    return layers, skipped
+
+
+def _load(path: Path) -> "onnx.ModelProto":
+    try:
+        import onnx
+    except ImportError:
+        raise MissingError(f"reading {path} needs the onnx package: pip install pysim[onnx]") from None
+    undecodable = importlib.import_module("google.protobuf.message").DecodeError  # onnx depends on it; it has no types
+    try:
+        model = onnx.load_model_from_string(path.read_bytes())
+    except OSError as error:
+        raise ProblemError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (undecodable, ValueError) as error:
+        raise ProblemError(f"{path} is no ONNX model: {error}; it should be a serialized onnx.ModelProto") from None
+    if not model.graph.node:
+        raise ProblemError(f"{path} is no ONNX model: it holds no graph with nodes")
+    return model
+
+
+def _infer(model: "onnx.ModelProto", path: str | Path) -> "onnx.ModelProto":
+    """The model with inferred shapes and without its weights."""
+    import onnx
+    import onnx.inliner
+
+    for tensor in model.graph.initializer:
+        if math.prod(tensor.dims) > _KEEP_ELEMENTS:
+            tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=list(tensor.dims)))
+    try:
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
+        raise ProblemError(f"{path}: shape inference refused the model: {error}") from None
+
+
+def _set_batch(graph: "onnx.GraphProto") -> list[Skipped]:
+    """Sets a symbolic first dimension of each input to 1, wherever its name stands, and says so."""
+    notes = []
+    constants = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name in constants or len(dims) < 2 or dims[0].HasField("dim_value"):
+            continue
+        symbol = dims[0].dim_param
+        dims[0].dim_value = 1
+        for other in (*graph.input, *graph.output, *graph.value_info):
+            for dim in other.type.tensor_type.shape.dim:
+                if symbol and dim.dim_param == symbol:
+                    dim.dim_value = 1
+        notes.append(Skipped(value.name, "Input", f'not skipped: its symbolic batch "{symbol or "?"}" is read as 1'))
+    return notes
+
+
+def _tensors(model: "onnx.ModelProto") -> dict[str, _Tensor]:
+    """What is known of each value of the top graph, by name."""
+    import onnx
+
+    names = {number: name for name, number in onnx.TensorProto.DataType.items()}
+    tensors = {}
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        kind = value.type.tensor_type
+        sizes = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in kind.shape.dim)
+        tensors[value.name] = _Tensor(sizes if kind.HasField("shape") else None, names.get(kind.elem_type, "UNDEFINED"))
+    for constant in model.graph.initializer:
+        tensors[constant.name] = _Tensor(tuple(constant.dims), names.get(constant.data_type, "UNDEFINED"))
+    return tensors
+
+
+def _nodes(nodes: "Sequence[onnx.NodeProto]", inside: str = "") -> "Iterator[tuple[onnx.NodeProto, str]]":
+    """Every node with the control-flow node that it stands inside, if any."""
+    for node in nodes:
+        yield node, inside
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes(graph.node, inside or f"{node.op_type} {node.name}".strip())
+
+
+def _read_node(node: "onnx.NodeProto", tensors: Mapping[str, _Tensor]) -> Workload:
+    """The node's problem, or a ProblemError whose text is the reason to skip it."""
+    import onnx
+
+    if node.domain not in _STANDARD:
+        raise ProblemError(f'it is of the domain "{node.domain}", which is not read')
+    if node.op_type in _NOT_READ:
+        raise ProblemError(_NOT_READ[node.op_type])
+    operands = [tensors.get(name, _Tensor(None, "UNDEFINED")) for name in node.input[:2]]
+    for name, tensor, side in zip(node.input, operands, ("first", "second"), strict=False):
+        if tensor.sizes is None:
+            raise ProblemError(f'the shape of its {side} input "{name}" is not known')
+        if symbols := [size for size in tensor.sizes if isinstance(size, str)]:
+            raise ProblemError(f'its {side} input "{name}" is {_shape(tensor)}: the size {symbols[0]} is dynamic')
+    if len(operands) < 2:
+        raise ProblemError(f"it has {len(operands)} inputs, where two are needed")
+    element = operands[0].element
+    if element not in _DTYPES:
+        raise ProblemError(f"its elements are {element}; read are {', '.join(_DTYPES)}")
+    try:
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    except ValueError as error:
+        raise ProblemError(f"an attribute cannot be read: {error}") from None
+    return _READERS[node.op_type](operands[0], operands[1], attributes, _DTYPES[element])
+
+
+def _shape(tensor: _Tensor) -> str:
+    return f"[{', '.join(str(size) for size in tensor.sizes or ())}]"
+
+
+def _sizes(tensor: _Tensor) -> list[int]:
+    return [size for size in tensor.sizes or () if isinstance(size, int)]
+
+
+def _conv(x: _Tensor, w: _Tensor, attributes: Mapping[str, Any], dtype: str) -> Conv:
+    image, weights = _sizes(x), _sizes(w)
+    if len(image) != 4:
+        raise ProblemError(f"its input is {_shape(x)}, a {len(image) - 2}-D convolution; only 2-D ones are read")
+    if len(weights) != 4:
+        raise ProblemError(f"its weights are {_shape(w)}; a 2-D convolution has four dimensions")
+    groups = _integers(attributes, "group", [1])[0]
+    if weights[1] * groups != image[1]:
+        raise ProblemError(f"its input is {_shape(x)}, but weights {_shape(w)} take {weights[1] * groups} channels")
+    if (kernel := _integers(attributes, "kernel_shape", weights[2:])) != weights[2:]:
+        raise ProblemError(f"kernel_shape is {kernel}, but the weights are {_shape(w)}")
+    strides = _integers(attributes, "strides", [1, 1])
+    dilations = _integers(attributes, "dilations", [1, 1])
+    extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
+    top, left, bottom, right = _pads(attributes, image[2:], extents, strides)
+    return Conv(
+        batch=image[0],
+        channels=image[1],
+        height=image[2],
+        width=image[3],
+        filters=weights[0],
+        kernel_h=kernel[0],
+        kernel_w=kernel[1],
+        stride_h=strides[0],
+        stride_w=strides[1],
+        dilation_h=dilations[0],
+        dilation_w=dilations[1],
+        pad_top=top,
+        pad_left=left,
+        pad_bottom=bottom,
+        pad_right=right,
+        groups=groups,
+        dtype=dtype,
+    )
+
+
+def _integers(attributes: Mapping[str, Any], name: str, default: list[int]) -> list[int]:
+    """An attribute of as many whole numbers as the default has."""
+    value = attributes.get(name, default)
+    numbers = value if isinstance(value, list) else [value]
+    if len(numbers) != len(default) or not all(isinstance(number, int) for number in numbers):
+        raise ProblemError(f"{name} is {value!r}; it should be {len(default)} whole numbers")
+    return numbers
+
+
+def _pads(attributes: Mapping[str, Any], sizes: list[int], extents: list[int], strides: list[int]) -> list[int]:
+    """Top, left, bottom, right."""
+    rule = attributes.get("auto_pad", b"NOTSET")
+    if rule == b"NOTSET":
+        return _integers(attributes, "pads", [0, 0, 0, 0])
+    if rule == b"VALID":
+        return [0, 0, 0, 0]
+    if rule not in (b"SAME_UPPER", b"SAME_LOWER"):
+        raise ProblemError(f"auto_pad is {rule!r}; it should be NOTSET, VALID, SAME_UPPER or SAME_LOWER")
+    if min(strides) < 1:
+        raise ProblemError(f"strides are {strides}; they should be at least 1")
+    halves = []
+    for size, extent, stride in zip(sizes, extents, strides, strict=True):
+        total = max(0, (-(-size // stride) - 1) * stride + extent - size)
+        halves.append((total // 2, total - total // 2))
+    small, large = ([pair[side] for pair in halves] for side in (0, 1))
+    return small + large if rule == b"SAME_UPPER" else large + small
+
+
+def _gemm(a: _Tensor, b: _Tensor, attributes: Mapping[str, Any], dtype: str) -> Gemm:
+    left, right = _sizes(a), _sizes(b)
+    if len(left) != 2 or len(right) != 2:
+        raise ProblemError(f"its inputs are {_shape(a)} and {_shape(b)}; a Gemm has two matrices")
+    trans_a, trans_b = (bool(_integers(attributes, name, [0])[0]) for name in ("transA", "transB"))
+    m, k = reversed(left) if trans_a else left
+    rows, n = reversed(right) if trans_b else right
+    if rows != k:
+        raise ProblemError(f"its inputs are {_shape(a)} and {_shape(b)}, which do not multiply (k is {k} and {rows})")
+    return Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=dtype)
+
+
+def _matmul(a: _Tensor, b: _Tensor, attributes: Mapping[str, Any], dtype: str) -> Gemm:
+    left, right = _sizes(a), _sizes(b)
+    if not left or not right:
+        raise ProblemError(f"its inputs are {_shape(a)} and {_shape(b)}; a product needs vectors or more")
+    rows, n = (right[0], 1) if len(right) == 1 else (right[-2], right[-1])
+    if left[-1] != rows:
+        raise ProblemError(f"its inputs are {_shape(a)} and {_shape(b)}, which do not multiply")
+    if (batch := math.prod(right[:-2])) != 1:
+        raise ProblemError(f"batched: {_shape(a)} times {_shape(b)} has {batch} right sides; only one product is read")
+    return Gemm(m=math.prod(left[:-1]), n=n, k=rows, dtype=dtype)
+
+
+_READERS: dict[str, Callable[[_Tensor, _Tensor, Mapping[str, Any], str], Workload]]
+_READERS = {"Conv": _conv, "Gemm": _gemm, "MatMul": _matmul}
