@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pysim banks`: shared-memory wavefronts of a layout, lane by lane, and the layout that would take fewer."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+import numpy as np
+
+from pysim.cachemodel import patterns, tilefile
+from pysim.cachemodel.bankmap import Picture, picture, svg, text
+from pysim.cachemodel.banks import LANES, SharedMemory, rules
+from pysim.cachemodel.fix import Fixes, Option, fix
+from pysim.cachemodel.layout import Layout, cosize, describe, name
+from pysim.cachemodel.tile import MOST_BYTES, Access, Tally, Tile, addresses, tally
+from pysim.commands.common import document, json_option, put, put_table
+from pysim.errors import OperandError, ProblemError
+
+_LANE_LAYOUT = re.compile(r"\(?([0-9]+(?:,[0-9]+)*)\)?:\(?([0-9]+(?:,[0-9]+)*)\)?")
+_PIPED_COLUMNS = 120
+
+
+class Found(NamedTuple):
+    """A tile, what its accesses cost, and the search's result if it was asked for."""
+
+    tile: Tile
+    tallies: tuple[Tally, ...]
+    fixes: Fixes | None
+
+
+@click.command()
+@click.argument("layouts", metavar="LAYOUT|FILE...", nargs=-1)
+@click.option("--width", type=click.Choice(["4", "8", "16"]), help="Bytes per lane: of a lane layout (else 16), or which to show.")
+@click.option("--store", is_flag=True, help="A lane layout is stored, not loaded; of other layouts, show the stores only.")
+@click.option("--fix", "fixing", is_flag=True, help="Search padding, swizzles and rotations for the fewest wavefronts.")
+@click.option("--rule", default="hopper", show_default=True, help="The GPU generation whose rule counts (see --list).")
+@click.option("--svg", "picture_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this SVG file too.")
+@click.option("--list", "listing", is_flag=True, help="List the named layouts and the rules.")
+@json_option
+def banks(
+    layouts: tuple[str, ...],
+    width: str | None,
+    store: bool,
+    fixing: bool,
+    rule: str,
+    picture_file: Path | None,
+    listing: bool,
+    as_json: bool,
+) -> None:
+    """Shared-memory wavefronts per instruction, with the lane -> bank map of the dearest one.
+
+    A LAYOUT is a name (see --list; * and ? match), or lane -> place in CuTe's notation, with places of --width bytes.
+    A FILE is a .toml or .json description of a tile and its accesses (see pysim/cachemodel/tilefile.py).
+
+    \b
+    Examples
+      pysim banks --list
+      pysim banks opencnn-optsts64 --store
+      pysim banks transpose-32x32 --fix --svg transpose.svg
+      pysim banks 8,4:4,33 --width 4
+      pysim banks tile.toml --fix --json
+    """
+    memory = SharedMemory(rule=rule)
+    if listing:
+        _list(memory, as_json)
+        return
+    if not layouts:
+        raise ProblemError("no layout is given; `pysim banks --list` names those there are")
+    tiles = [tile for target in layouts for tile in _tiles(target, int(width) if width else None, store)]
+    found = [Found(tile, tally(tile, memory), fix(tile, memory) if fixing else None) for tile in tiles]
+    if picture_file is not None:
+        _draw(picture_file, found, memory)
+    if as_json:
+        document(banks=[_document(one, memory) for one in found])
+        return
+    for number, one in enumerate(found):
+        put("\n" * (number > 0))
+        _report(one, memory)
+
+
+def _tiles(target: str, width: int | None, store: bool) -> list[Tile]:
+    """The tiles that an argument means, with the accesses of that width and kind."""
+    if match := _LANE_LAYOUT.fullmatch(target):
+        return [_lane_layout(target, match, width or 16, store)]
+    is_file = target.endswith((".toml", ".json")) or "/" in target
+    tiles = [tilefile.load(Path(target))] if is_file else patterns.matching(target)
+    chosen = []
+    for tile in tiles:
+        accesses = tuple(one for one in tile.accesses if (not store or one.store) and width in (None, one.width))
+        if accesses:
+            chosen.append(msgspec.structs.replace(tile, accesses=accesses))
+    if not chosen:
+        there = sorted({access.instruction for tile in tiles for access in tile.accesses})
+        wanted = f"{'store' if store else 'access'}{f' of {width} bytes per lane' if width else ''}"
+        raise ProblemError(f"{target} has no {wanted}; it has {', '.join(there)}")
+    return chosen
+
+
+def _lane_layout(target: str, match: re.Match[str], width: int, store: bool) -> Tile:
+    """A layout from lanes to places of `width` bytes; lanes beyond its size are inactive."""
+    try:
+        shape, stride = (tuple(map(int, part.split(","))) for part in match.groups())
+        layout = Layout(shape, stride)
+    except (OperandError, ValueError) as error:
+        raise ProblemError(f"{target}: {error}") from None
+    if layout.size > LANES:
+        raise ProblemError(f"{target} has {layout.size} places; a warp has {LANES} lanes")
+    if layout.span() * width > MOST_BYTES:
+        raise ProblemError(f"{target} spans {layout.span() * width} bytes; {MOST_BYTES} are allowed")
+    lanes = np.arange(LANES)
+    index = np.asarray(layout(np.minimum(lanes, layout.size - 1)), np.int64)[None]
+    active = None if layout.size == LANES else (lanes < layout.size)[None]
+    return Tile(
+        name=target,
+        about=f"lane -> place of {width} bytes",
+        source="command line",
+        shape=(cosize(layout),),
+        element_bytes=width,
+        accesses=(Access("lanes", index, width, store, active),),
+    )
+
+
+def _pictures(tile: Tile, tallies: tuple[Tally, ...], memory: SharedMemory, suffix: str = "") -> list[Picture]:
+    """The dearest instruction of each access."""
+    drawn = []
+    for access, one in zip(tile.accesses, tallies, strict=True):
+        active = None if access.active is None else access.active[one.worst]
+        place = addresses(tile, access)[one.worst]
+        drawn.append(picture(memory, place, access.width, access.store, active, f"{access.name}{suffix}"))
+    return drawn
+
+
+def _draw(path: Path, found: list[Found], memory: SharedMemory) -> None:
+    drawn = []
+    for tile, tallies, fixes in found:
+        drawn += _pictures(tile, tallies, memory, f" ({tile.name})")
+        if fixes is not None and fixes.best.wavefronts < fixes.present.wavefronts:
+            better = msgspec.structs.replace(tile, maps=fixes.best.maps)
+            drawn += _pictures(better, fixes.best.tallies, memory, f" ({tile.name} with {_maps(fixes.best)})")
+    title = f"{', '.join(one.tile.name for one in found)}: lanes and banks under the {memory.rule} rule"
+    try:
+        path.write_text(svg(title, drawn), encoding="utf-8")
+    except OSError as error:
+        raise ProblemError(f"{path} cannot be written: {error}") from None
+
+
+def _report(found: Found, memory: SharedMemory) -> None:
+    """A tile in text: its accesses, the dearest instruction of each drawn, and the search's result."""
+    tile, tallies, fixes = found
+    put((tile.name, "bold"), f": {tile.about}" if tile.about else "")
+    put(f"{tile.bytes:,} bytes, {describe(tile.layout)}; {_known(tile, memory)}")
+    rows = []
+    for one in tallies:
+        numbers = (one.instructions, one.wavefronts, one.minimum, one.conflicts)
+        rows.append([one.access, one.instruction, *(f"{number:,}" for number in numbers)])
+    titles = ["access", "instruction", "count", "wavefronts", "minimum", "conflicts"]
+    put_table(titles, rows, left=["access", "instruction"])
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED_COLUMNS
+    for drawn in _pictures(tile, tallies, memory):
+        put("")
+        for line in text(drawn, columns).splitlines():
+            put(line)
+    if fixes is not None:
+        put("")
+        _fix_report(fixes)
+
+
+def _fix_report(fixes: Fixes) -> None:
+    """The present layout and the best of each kind, best first; then the proof of the best."""
+    best, proof = fixes.best, fixes.best.proof
+    verdict = "the minimum" if not best.conflicts else f"the minimum of {best.minimum:,} was not reached"
+    put(f"fix: {fixes.considered:,} layouts tried; best: {_maps(best)}, {best.wavefronts:,} wavefronts, {verdict}")
+    shown: list[Option] = []
+    for one in fixes.options:
+        if one.kind not in {other.kind for other in shown}:
+            shown.append(one)
+    rows = []
+    for label, one in [(f"present: {_maps(fixes.present)}", fixes.present), *((_maps(one), one) for one in shown)]:
+        rows.append([label, f"{one.wavefronts:,}", f"{one.conflicts:,}", f"{one.bytes:,}", one.expression])
+    titles = ["layout", "wavefronts", "conflicts", "bytes", "place of element i (row-major)"]
+    put_table(titles, rows, left=[titles[0], titles[-1]])
+    each = "each element has its own" if proof.bijective else "ELEMENTS SHARE A PLACE"
+    inside = "all inside" if proof.in_bounds else "SOME OUTSIDE"
+    put(f"proof: {proof.elements:,} elements in {proof.places:,} places ({each}),")
+    put(f"       places {proof.lowest:,} to {proof.highest:,} of 0 to {proof.span - 1:,} ({inside}),")
+    put(f"       {proof.vectors:,} lane accesses whole and aligned")
+
+
+def _maps(option: Option) -> str:
+    return " then ".join(map(name, option.maps)) or "row-major"
+
+
+def _known(tile: Tile, memory: SharedMemory) -> str:
+    """How the parts of the rule that this tile needs are known."""
+    kinds = {("stores" if one.store else "loads"): memory.grouping(one.store).kind for one in tile.accesses}
+    if len(set(kinds.values())) == 1:
+        return f"rule {memory.rule} ({next(iter(kinds.values()))})"
+    return f"rule {memory.rule} ({', '.join(f'{what} {kind}' for what, kind in sorted(kinds.items()))})"
+
+
+def _document(found: Found, memory: SharedMemory) -> dict[str, Any]:
+    """A tile as JSON values."""
+    tile, tallies, fixes = found
+    known = {what: memory.grouping(what == "stores") for what in ("loads", "stores")}
+    sources = rules().sources
+    return {
+        **_summary(tile, tallies),
+        "shape": list(tile.shape),
+        "element_bytes": tile.element_bytes,
+        "layout": describe(tile.layout),
+        "maps": msgspec.to_builtins(tile.maps),
+        "rule": {
+            "name": memory.rule,
+            "banks": memory.banks,
+            "bank_bytes": memory.bank_bytes,
+            **{what: {"kind": row.kind, "source": sources[row.source].title} for what, row in known.items()},
+        },
+        "assumed": sorted(what for what, row in known.items() if row.kind == "assumed"),
+        "accesses": [_access(tile, *pair, memory) for pair in zip(tile.accesses, tallies, strict=True)],
+        "fixes": None if fixes is None else _fixes(fixes),
+    }
+
+
+def _summary(tile: Tile, tallies: tuple[Tally, ...]) -> dict[str, Any]:
+    wavefronts, minimum = sum(one.wavefronts for one in tallies), sum(one.minimum for one in tallies)
+    return {
+        "name": tile.name,
+        "about": tile.about,
+        "source": tile.source,
+        "bytes": tile.bytes,
+        "wavefronts": wavefronts,
+        "minimum": minimum,
+        "conflicts": wavefronts - minimum,
+    }
+
+
+def _access(tile: Tile, access: Access, one: Tally, memory: SharedMemory) -> dict[str, Any]:
+    """An access's sums, and its dearest instruction with the addresses that reproduce it."""
+    place = addresses(tile, access)[one.worst]
+    active = None if access.active is None else access.active[one.worst]
+    cost = memory.wavefronts(place, access.width, access.store, active)
+    return {
+        "name": access.name,
+        "instruction": access.instruction,
+        "width": access.width,
+        "store": access.store,
+        "instructions": one.instructions,
+        "wavefronts": one.wavefronts,
+        "minimum": one.minimum,
+        "conflicts": one.conflicts,
+        "worst": {
+            "addresses": place.tolist(),
+            "active": None if active is None else active.tolist(),
+            "wavefronts": cost.total,
+            "minimum": cost.minimum,
+            "conflicts": cost.conflicts,
+            "per_group": list(cost.per_group),
+        },
+    }
+
+
+def _fixes(fixes: Fixes) -> dict[str, Any]:
+    return {
+        "considered": fixes.considered,
+        "present": _option(fixes.present),
+        "options": list(map(_option, fixes.options)),
+    }
+
+
+def _option(one: Option) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "layout": _maps(one),
+        "maps": msgspec.to_builtins(one.maps),
+        "wavefronts": one.wavefronts,
+        "minimum": one.minimum,
+        "conflicts": one.conflicts,
+        "bytes": one.bytes,
+        "expression": one.expression,
+        "proof": {
+            **msgspec.to_builtins(one.proof),
+            "bijective": one.proof.bijective,
+            "in_bounds": one.proof.in_bounds,
+        },
+    }
+
+
+def _list(memory: SharedMemory, as_json: bool) -> None:
+    """Every named layout with its cost, and every rule with how it is known."""
+    found = [(tile, tally(tile, memory)) for tile in map(patterns.pattern, patterns.names())]
+    if as_json:
+        document(banks=[_summary(*one) for one in found], rules=msgspec.to_builtins(rules().rules))
+        return
+    rows = []
+    for tile, tallies in found:
+        summary = _summary(tile, tallies)
+        rows.append([tile.name, *(f"{summary[key]:,}" for key in ("bytes", "wavefronts", "minimum")), tile.about])
+    put_table(["layout", "bytes", "wavefronts", "minimum", "what it is"], rows, left=["layout", "what it is"])
+    put("")
+    titles = ["rule", "capability", "loads", "stores", "source"]
+    known = []
+    for key, row in rules().rules.items():
+        known.append([key, row.capability, row.loads.kind, row.stores.kind, rules().sources[row.loads.source].title])
+    put_table(titles, known, left=titles)
