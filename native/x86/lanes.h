@@ -20,10 +20,32 @@ INLINE SCALE scale_of(const pysim_store *s) {
     return (SCALE){v_set1((T)s->alpha), v_set1((T)s->beta), v_set1(s->relu ? (T)0 : (T)-__builtin_inf()), s->beta != 0};
 }
 
-INLINE void finish_row(T *out, VEC acc, VEC bias, MASK mask, const SCALE *s) {
+INLINE void finish_row(T *out, VEC acc, VEC bias, const int whole, MASK mask, const SCALE *s) {
     VEC value = v_mul(acc, s->alpha);
-    if (s->reads_old) value = v_fma(v_load_mask(out, mask), s->beta, value);
-    v_store_mask(out, v_max(s->floor, v_add(value, bias)), mask);
+    if (s->reads_old) value = v_fma(whole ? v_load(out) : v_load_mask(out, mask), s->beta, value);
+    value = v_max(s->floor, v_add(value, bias));
+    if (whole)
+        v_store(out, value);
+    else
+        v_store_mask(out, value, mask);
+}
+
+/* The k loop of win_body; `masked` says whether the last vector of windows is read under a mask. */
+INLINE void win_loop(const int nv, const int nf, const int f_pitch, const int masked, int64_t k, const T *f, const T *w,
+                     int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
+    for (int64_t p = 0; p < k; p++) {
+        VEC x[MAX_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) x[v] = masked && v == nv - 1 ? v_load_mask(w + v * LANES, tail) : v_load(w + v * LANES);
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++) {
+            const VEC b = v_set1(f[j]);
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) acc[j][v] = v_fma(b, x[v], acc[j][v]);
+        }
+        f += f_pitch;
+        w += w_pitch;
+    }
 }
 
 INLINE void win_body(const int nv, const int nf, const int f_pitch, int64_t k, const T *f, const T *w, int64_t w_pitch,
@@ -34,32 +56,22 @@ INLINE void win_body(const int nv, const int nf, const int f_pitch, int64_t k, c
     for (int j = 0; j < nf; j++)
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) acc[j][v] = v_zero();
-    for (int64_t p = 0; p < k; p++) {
-        VEC x[MAX_VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < nv - 1; v++) x[v] = v_load(w + v * LANES);
-        x[nv - 1] = v_load_mask(w + (nv - 1) * LANES, tail);
-#pragma GCC unroll 16
-        for (int j = 0; j < nf; j++) {
-            const VEC b = v_set1(f[j]);
-#pragma GCC unroll 4
-            for (int v = 0; v < nv; v++) acc[j][v] = v_fma(b, x[v], acc[j][v]);
-        }
-        f += f_pitch;
-        w += w_pitch;
-    }
+    if (MASKED_LOAD_IS_FREE || nw < nv * LANES)
+        win_loop(nv, nf, f_pitch, 1, k, f, w, w_pitch, tail, acc);
+    else
+        win_loop(nv, nf, f_pitch, 0, k, f, w, w_pitch, tail, acc);
     const SCALE scale = scale_of(store);
     const T *bias_f = store->bias_filters, *bias_w = store->bias_windows;
     VEC bw[MAX_VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < nv; v++)
-        bw[v] = !bias_w ? v_zero() : v_load_mask(bias_w + v * LANES, v < nv - 1 ? v_lanes(0, LANES) : tail);
+        bw[v] = !bias_w ? v_zero() : v < nv - 1 ? v_load(bias_w + v * LANES) : v_load_mask(bias_w + v * LANES, tail);
 #pragma GCC unroll 16
     for (int j = 0; j < nf; j++) {
         const VEC bf = v_set1(bias_f ? bias_f[j] : (T)0);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++)
-            finish_row(out + j * out_pitch + v * LANES, acc[j][v], v_add(bf, bw[v]), v < nv - 1 ? v_lanes(0, LANES) : tail, &scale);
+            finish_row(out + j * out_pitch + v * LANES, acc[j][v], v_add(bf, bw[v]), v < nv - 1, tail, &scale);
     }
 }
 
@@ -79,7 +91,7 @@ static __attribute__((noinline)) void SUFFIX(finish_transposed)(const T *tile, i
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
                 if (f0 + i < nf)
-                    finish_row(out + (f0 + i) * out_pitch + w0, r[i], v_add(bw, v_set1(bias_f ? bias_f[f0 + i] : (T)0)), mask, &scale);
+                    finish_row(out + (f0 + i) * out_pitch + w0, r[i], v_add(bw, v_set1(bias_f ? bias_f[f0 + i] : (T)0)), 0, mask, &scale);
         }
     }
 }

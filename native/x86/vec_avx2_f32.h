@@ -24,13 +24,27 @@ INLINE MASK v_lanes(int64_t lo, int64_t hi) {
     const int32_t low = (int32_t)pysim_max(0, pysim_min(lo, LANES)), high = (int32_t)pysim_max(0, pysim_min(hi, LANES));
     return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(low), lane), _mm256_cmpgt_epi32(_mm256_set1_epi32(high), lane));
 }
+enum { MASKED_LOAD_IS_FREE = 0 };
 INLINE VEC v_load_mask(const T *p, MASK m) { return _mm256_maskload_ps(p, m); }
-/* A masked store is microcode on Zen (tens of cycles), so a full one goes as a plain store. */
+/* m holds the first n lanes. A masked store is microcode on Zen (tens of cycles), so the lanes go in powers of two. */
 INLINE void v_store_mask(T *p, VEC v, MASK m) {
-    if (_mm256_movemask_ps(_mm256_castsi256_ps(m)) == (1 << LANES) - 1)
+    const int n = __builtin_popcount((unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(m)));
+    if (n == LANES) {
         v_store(p, v);
-    else
-        _mm256_maskstore_ps(p, m, v);
+        return;
+    }
+    __m128 rest = _mm256_castps256_ps128(v);
+    if (n & 4) {
+        _mm_storeu_ps(p, rest);
+        rest = _mm256_extractf128_ps(v, 1);
+        p += 4;
+    }
+    if (n & 2) {
+        _mm_storel_pi((__m64 *)p, rest);
+        rest = _mm_movehl_ps(rest, rest);
+        p += 2;
+    }
+    if (n & 1) _mm_store_ss(p, rest);
 }
 INLINE VEC v_shift1(VEC lo, VEC hi) {
     const __m256i middle = _mm256_castps_si256(_mm256_permute2f128_ps(lo, hi, 0x21)); /* lo's upper half, hi's lower half */

@@ -24,13 +24,22 @@ INLINE MASK v_lanes(int64_t lo, int64_t hi) {
     const int64_t low = pysim_max(0, pysim_min(lo, LANES)), high = pysim_max(0, pysim_min(hi, LANES));
     return _mm256_andnot_si256(_mm256_cmpgt_epi64(_mm256_set1_epi64x(low), lane), _mm256_cmpgt_epi64(_mm256_set1_epi64x(high), lane));
 }
+enum { MASKED_LOAD_IS_FREE = 0 };
 INLINE VEC v_load_mask(const T *p, MASK m) { return _mm256_maskload_pd(p, m); }
-/* A masked store is microcode on Zen (tens of cycles), so a full one goes as a plain store. */
+/* m holds the first n lanes. A masked store is microcode on Zen (tens of cycles), so the lanes go in powers of two. */
 INLINE void v_store_mask(T *p, VEC v, MASK m) {
-    if (_mm256_movemask_pd(_mm256_castsi256_pd(m)) == (1 << LANES) - 1)
+    const int n = __builtin_popcount((unsigned)_mm256_movemask_pd(_mm256_castsi256_pd(m)));
+    if (n == LANES) {
         v_store(p, v);
-    else
-        _mm256_maskstore_pd(p, m, v);
+        return;
+    }
+    __m128d rest = _mm256_castpd256_pd128(v);
+    if (n & 2) {
+        _mm_storeu_pd(p, rest);
+        rest = _mm256_extractf128_pd(v, 1);
+        p += 2;
+    }
+    if (n & 1) _mm_store_sd(p, rest);
 }
 INLINE VEC v_shift1(VEC lo, VEC hi) {
     return _mm256_shuffle_pd(lo, _mm256_permute2f128_pd(lo, hi, 0x21), 0x5); /* lo1 | lo2, lo3 | hi0 */

@@ -25,6 +25,7 @@ INLINE MASK v_lanes(int64_t lo, int64_t hi) {
     uint32_t down = lo <= 0 ? 0u : lo >= LANES ? 0xffffu : (1u << lo) - 1u;
     return (MASK)(up & ~down);
 }
+enum { MASKED_LOAD_IS_FREE = 1 };
 INLINE VEC v_load_mask(const T *p, MASK m) { return _mm512_maskz_loadu_ps(m, p); }
 INLINE void v_store_mask(T *p, VEC v, MASK m) { _mm512_mask_storeu_ps(p, m, v); }
 /* The register pair hi:lo moved down by one lane, low half. */
