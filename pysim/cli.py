@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `pysim`: a table of commands, each loaded when it is used, and the one place where an error becomes an exit code.
+
+    0  done        1  a check failed        2  bad usage, or nothing matched        3  hardware or a package is not here
+
+130 and 141 are what a shell expects after Ctrl-C and after a reader that went away (`pysim kernels | head -1`).
+"""
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from pysim import __version__
+from pysim.commands.common import Group
+from pysim.errors import PysimError
+
+INTERRUPTED, BROKEN_PIPE = 130, 141
+
+# Name -> what it does. The command is the object of that name in pysim/commands/<name>.py.
+COMMANDS = {
+    "plan": "Which schedule, how fast, and why; for any machine.",
+    "run": "Plan, check the result, time it: on this computer.",
+    "compare": "Predicted beside measured beside other libraries, layer by layer.",
+    "banks": "Shared-memory wavefronts of a layout, and a better layout.",
+    "machines": "The machines that can be planned for, with the source of every number.",
+    "kernels": "The micro-kernels, and which of them this computer can run.",
+    "doctor": "What is here, what is missing, and what would install it.",
+}
+
+
+class Commands(Group):
+    """A group that imports a command's file only when that command is named, and turns errors into exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(import_module(f"pysim.commands.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PysimError as error:
+            click.echo(f"pysim: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(BROKEN_PIPE)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="pysim %(version)s")
+def main() -> None:
+    """Plan convolutions and matrix products from a model of the machine, see why, and run exactly that plan.
+
+    \b
+    A PROBLEM is
+      conv:mb1ic64ih56oc64kh3ph1    a convolution (benchdnn's grammar; iw, ow, kw, sw, pw copy the height's)
+      gemm:512x2048x1024:nt:f64     a matrix product M x N x K, with layout and type if not :nn:f32
+      resnet50                      a built-in set of layers
+      @layers.txt                   a file with one problem a line
+      model.onnx                    every Conv, Gemm and MatMul of a model
+
+    \b
+    Examples
+      pysim plan resnet50 -m zen4
+      pysim compare conv:mb1ic64ih56oc64kh3ph1 --peers
+    """

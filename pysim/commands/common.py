@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands share: reading problems and machines, and writing tables, documents and progress.
+
+Data goes to stdout, talk to stderr. Tables are ASCII columns of fixed width, so that a row can be written as soon as it is
+known; styles exist only where stdout is a terminal.
+"""
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from pysim.errors import MissingError, ProblemError
+
+if TYPE_CHECKING:
+    from pysim.machine import Machine
+    from pysim.workload import Layer
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
+GAP = "  "
+WIDTH = 100  # columns that prose keeps to
+
+
+class Group(click.Group):
+    """A group that answers a mistyped command with the nearest one and all there are."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f'did you mean "{close[0]}"? ' if close else ""
+            ctx.fail(f'there is no command "{name}"; {hint}there are: {", ".join(known)}')
+        return super().resolve_command(ctx, args)
+
+
+# Arguments and options that several commands have
+
+
+def problems(command: Command) -> Command:
+    return click.argument("problems", metavar="PROBLEM...", nargs=-1, required=True)(command)
+
+
+def every(command: Command) -> Command:
+    return click.option("--every", is_flag=True, help="Keep each occurrence of a layer instead of distinct ones with counts.")(command)
+
+
+def json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(command)
+
+
+def machine_option(command: Command) -> Command:
+    text = "Name (see pysim machines), path of a .toml file, or host: this computer."
+    return click.option("-m", "--machine", "machine_name", default="host", show_default=True, help=text)(command)
+
+
+# Problems and machines
+
+
+def layers_of(words: Sequence[str], keep_every: bool = False) -> "list[Layer]":
+    """The layers that the words name, distinct unless asked otherwise; what a model's reader skipped is said on stderr."""
+    from pysim.workload import distinct, resolve
+
+    layers = resolve(words, _read_model)
+    if not layers:
+        raise ProblemError(f"{', '.join(words)}: no convolution and no matrix product was found that can be read")
+    return layers if keep_every else distinct(layers)
+
+
+def _read_model(path: Path) -> "list[Layer]":
+    from pysim.frontends import onnx
+
+    layers, skipped = onnx.read(path)
+    for node in skipped:
+        told = node.reason if node.reason.startswith("not skipped: ") else f"skipped: {node.reason}"
+        say(f'{path}: {node.op} "{node.node}": {told.removeprefix("not skipped: ")}')
+    return layers
+
+
+def load(name: str) -> "Machine":
+    """A CPU by name or path; "host" is detected."""
+    from pysim import host, machine
+
+    return machine.load(name, host.detect)
+
+
+def load_runnable(name: str) -> "Machine":
+    """A machine whose kernels can run on this computer: host, or whatever a .toml file says this computer is.
+
+    Raises MissingError for the other shipped machines, and MachineError for what is none.
+    """
+    from pysim import machine
+
+    if name == "host" or name.endswith(".toml"):
+        return load(name)
+    on = machine.load_any(name)
+    if isinstance(on, machine.Gpu):
+        raise MissingError(f"{name} is a GPU, and no CUDA kernel is in this build; run on -m host")
+    if on.unit("mma"):
+        raise MissingError(
+            f"{name} needs QEMU (qemu-ppc64le) and a native library built for POWER10, and neither this registry nor this build "
+            f"has a POWER10 kernel; plan for it with `pysim plan -m {name}`, or run on -m host"
+        )
+    raise MissingError(
+        f"{name} is not known to be this computer, so nothing is timed on it; run on -m host, or, to predict with its numbers, "
+        f'on a copy: `pysim machines show {name} --toml > mine.toml`, with name = "mine" in it'
+    )
+
+
+# Writing
+
+
+def say(text: str) -> None:
+    """A line to the user, beside the data."""
+    click.echo(text, err=True)
+
+
+def put(*cells: Cell) -> None:
+    """One line of data, cells joined as they are."""
+    if not sys.stdout.isatty():
+        click.echo("".join(cell if isinstance(cell, str) else cell[0] for cell in cells).rstrip())
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False, soft_wrap=True).print(Text.assemble(*cells))
+
+
+def document(**fields: Any) -> None:
+    """The one JSON document of a command, with its schema."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, **fields}), indent=1).decode())
+
+
+def wrapped(text: str, indent: str) -> str:
+    """Prose in lines of at most WIDTH characters, all but the first indented two more; a long address stays whole."""
+    lines, rest = [indent], indent + "  "
+    for word in text.split():
+        if len(lines[-1]) + len(word) >= WIDTH and len(word) < WIDTH - len(rest) and lines[-1].strip():
+            lines.append(rest)
+        lines[-1] += word if lines[-1].endswith(" ") or not lines[-1] else f" {word}"
+    return "\n".join(lines)
+
+
+class Column(NamedTuple):
+    """A column of a table; numbers stand to the right."""
+
+    title: str
+    width: int
+    left: bool = False
+
+
+def fit(titles: Sequence[str], rows: Iterable[Sequence[Cell]], left: Sequence[str] = ()) -> list[Column]:
+    """Columns as wide as their widest cell; `left` names those that are flush left."""
+    widths = [len(title) for title in titles]
+    for row in rows:
+        widths = [max(width, len(_text(cell))) for width, cell in zip(widths, row, strict=True)]
+    return [Column(title, width, title in left) for title, width in zip(titles, widths, strict=True)]
+
+
+def put_header(columns: Sequence[Column]) -> None:
+    put_row(columns, [(column.title, "bold") for column in columns])
+
+
+def put_row(columns: Sequence[Column], cells: Sequence[Cell]) -> None:
+    """One row; the last column is never padded, so a long problem text stays whole."""
+    pieces: list[Cell] = []
+    for index, (column, cell) in enumerate(zip(columns, cells, strict=True)):
+        text, style = (cell, "") if isinstance(cell, str) else cell
+        last = index == len(columns) - 1
+        space = " " * (column.width - len(text))
+        pieces += [GAP * bool(index), "" if column.left else space, (text, style), space if column.left and not last else ""]
+    put(*pieces)
+
+
+def put_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], left: Sequence[str] = ()) -> None:
+    columns = fit(titles, rows, left)
+    put_header(columns)
+    for row in rows:
+        put_row(columns, row)
+
+
+def _text(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell[0]
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Gives what shows a line on stderr where that is a terminal, and clears it for "". No thread runs beside the caller."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    live = Live(console=Console(stderr=True), auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+
+    def tell(text: str) -> None:
+        live.update(text)
+        if text:
+            live.start(refresh=True)
+        else:
+            live.stop()
+
+    try:
+        yield tell
+    finally:
+        live.stop()
+
+
+# Quantities in a few characters
+
+
+def seconds(value: float | None) -> str:
+    """Three digits and a unit: 2.17 ms."""
+    return "-" if value is None else _scaled(value, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
+
+
+def size(value: float) -> str:
+    """32 KiB, 1 MiB, 97.5 KiB."""
+    unit, scale = next(((u, s) for u, s in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)) if value >= s), ("B", 1))
+    return f"{value / scale:.4g} {unit}"
+
+
+def hertz(value: float) -> str:
+    return f"{value / 1e9:.2f} GHz"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def _scaled(value: float, units: Sequence[tuple[str, float]]) -> str:
+    unit, scale = next(((u, s) for u, s in units if value >= s * 0.9995), units[-1])
+    number = value / scale
+    return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f} {unit}"

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pysim compare`: predicted beside measured beside other libraries, each layer checked first and timed in one run with its rivals."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pysim.commands import timing
+from pysim.commands.common import (
+    Cell,
+    Column,
+    every,
+    json_option,
+    layers_of,
+    load_runnable,
+    machine_option,
+    plural,
+    problems,
+    put,
+    say,
+    seconds,
+)
+
+if TYPE_CHECKING:
+    from pysim.record import Comparison
+
+SHORT = {"im2col_openblas": "im2col", "onnxruntime": "onnxrt"}  # titles of columns
+
+
+@click.command()
+@problems
+@machine_option
+@click.option("--peers", is_flag=True, help="Beside every peer there is (pysim doctor lists them), not im2col + OpenBLAS alone.")
+@click.option("--cold", is_flag=True, help="No operand is in a cache: buffers rotate over twice the last-level cache.")
+@timing.threads_option
+@click.option(
+    "--seconds", "min_seconds", type=click.FloatRange(0, 3600), default=0.2, show_default=True, help="Least time of samples per contender."
+)
+@every
+@json_option
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    problems: tuple[str, ...],
+    machine_name: str,
+    peers: bool,
+    cold: bool,
+    threads: int,
+    min_seconds: float,
+    every: bool,
+    as_json: bool,
+) -> None:
+    """Check the plan of each PROBLEM, then time it with its rivals in one run, interleaved, and show its predicted time.
+
+    A rival's column is its time over pysim's, medians: above 1 pysim is faster. Exit code 1 if a result is wrong. All samples go
+    to the measurement store (pysim doctor names the file); nothing measured is lost when a comparison is interrupted.
+
+    \b
+    Examples
+      pysim compare resnet50
+      pysim compare conv:mb1ic64ih56oc64kh3ph1 --peers --seconds 1
+    """
+    layers, on = layers_of(problems, every), load_runnable(machine_name)
+    from pysim.comparison import LARGE_ERROR, summarise
+    from pysim.peers import DEFAULT, PEERS
+
+    makers = PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
+    columns = [Column("measured", 8), Column("predicted", 9), Column("error", 6)]
+    columns += [Column(SHORT.get(name, name), max(6, len(SHORT.get(name, name)))) for name in makers]
+    columns += [Column("x", 2), Column("problem", 7, left=True)]
+
+    def row(one: "Comparison") -> list[Cell]:
+        return [*timing.times(one, LARGE_ERROR), *(_ratio(one, name) for name in makers), str(one.count), one.problem]
+
+    planned = timing.plan_layers(layers, on)
+    say(f"{on.description}; {'cold' if cold else 'hot'} caches, {plural(threads, 'thread')}")
+    found = timing.measured(planned, on, makers=makers, threads=threads, state="cold" if cold else "hot", min_seconds=min_seconds)
+    done = timing.report(planned, found, columns, row, as_json)
+    if not as_json:
+        _put_summary(summarise(done), done, threads)
+    ctx.exit(timing.exit_code(done))
+
+
+def _ratio(one: "Comparison", name: str) -> Cell:
+    """A peer's median time over ours; the row of a layer that the peer did not run has a dash."""
+    if name not in one.ratios:
+        return "-"
+    value = one.ratios[name].value
+    return f"{value:.2f}x", "green" if value > 1 else "red"
+
+
+def _put_summary(summary: dict[str, Any], done: "list[Comparison]", threads: int) -> None:
+    """What the rows amount to, per peer and for the predictor, then what did not run and why."""
+    put("")
+    put("medians; a library's column is its time over pysim's: above 1 pysim is faster")
+    for name, against in summary.get("peers", {}).items():
+        faster = round(against["faster_share"] * against["layers"])
+        told = f"{against['geometric_mean']:.3f}x geometric mean of {against['layers']}, faster on {faster} ({against['faster_share']:.0%})"
+        put((f"{name:<16}", "bold"), f"{told}; {_version(done, name)}")
+        for problem in against["slower"][:8]:
+            put(f"    slower: {problem}")
+        if len(against["slower"]) > 8:
+            put(f"    and {len(against['slower']) - 8} more, whose ratios stand above")
+    if threads == 1:
+        timing.put_prediction(summary)
+    if len(done) > 1 and (total := summary.get("total_seconds")):
+        counted = sum(one.count for one in done if one.correct)
+        put(f"{plural(counted, 'layer')}: " + ", ".join(f"{name} {seconds(value)}" for name, value in total.items()))
+    timing.put_failures(summary)
+    missing: dict[tuple[str, str], int] = {}
+    for one in done:
+        for pair in one.missing.items():
+            missing[pair] = missing.get(pair, 0) + 1
+    for (name, reason), count in missing.items():
+        say(f"{name} did not run on {count} of {plural(len(done), 'layer')}: {reason}")
+
+
+def _version(done: "list[Comparison]", name: str) -> str:
+    """The version of a peer; which implementation it picked may differ from layer to layer."""
+    return " | ".join(dict.fromkeys(one.versions[name] for one in done if name in one.versions))

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pysim doctor`: what is here, what is missing, and the command that would install it. Nothing is changed, nothing is timed."""
+
+import glob
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import click
+
+from pysim import __version__
+from pysim.commands.common import document, json_option, put, size, wrapped
+from pysim.errors import MissingError, PysimError
+from pysim.registry import kernels
+
+FEATURES = ("fma", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "amx_tile", "arch_3_1", "mma")
+PEER_FIXES = {
+    "im2col_openblas": "pip install scipy-openblas64",
+    "onednn": "pip install onednn-cpu-gomp",
+    "onnxruntime": "pip install onnx onnxruntime",
+}
+REQUIRED = ("cffi", "click", "msgspec", "networkx", "numpy", "rich", "scipy")
+STYLES = {"ok": "green", "note": "yellow", "missing": "red"}
+
+
+class Check(NamedTuple):
+    """One thing that was looked at; `fix` is what would change it."""
+
+    name: str
+    status: Literal["ok", "note", "missing"]
+    detail: str
+    fix: str = ""
+
+
+@click.command()
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """What is here, what is missing, and the command that would install it. Exit code 0 when `pysim compare` works here, else 3.
+
+    \b
+    Example
+      pysim doctor
+    """
+    found = {group: list(checks()) for group, checks in GROUPS.items()}
+    works = all(check.status == "ok" for check in found["pysim"] if check.name in ("packages", "native library", "kernels"))
+    if as_json:
+        checks = [{"group": group, **check._asdict()} for group, checks in found.items() for check in checks]
+        document(works=works, checks=checks)
+    else:
+        _put(found)
+        put("")
+        put("pysim compare resnet50 works here" if works else "pysim compare does not work here yet: see what is missing under pysim")
+    ctx.exit(0 if works else MissingError.exit_code)
+
+
+def _put(found: dict[str, list[Check]]) -> None:
+    width = max(len(check.name) for checks in found.values() for check in checks)
+    for number, (group, checks) in enumerate(found.items()):
+        put("\n" * bool(number), (group, "bold"))
+        for check in checks:
+            indent = " " * (width + 13)
+            lines = wrapped(check.detail, indent).removeprefix(indent)
+            put((f"  {check.status:<9}", STYLES[check.status]), f"{check.name:<{width}}  {lines}")
+            if check.fix:
+                put(indent, ("to change it: ", "bold"), check.fix)
+
+
+# This computer
+
+
+def _computer() -> Iterator[Check]:
+    yield _cpu()
+    yield _caches()
+    yield _governor()
+    yield _pinning()
+    yield _load()
+
+
+def _cpu() -> Check:
+    from pysim.host import CPUINFO, read_cpu
+
+    cpu, words = read_cpu(), set()
+    try:
+        lines = CPUINFO.read_text(errors="replace").splitlines()
+        words = set(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
+    except OSError:
+        pass
+    features = " ".join(name for name in FEATURES if name in words) or "features not listed"
+    detail = f"{cpu.name}, {os.cpu_count()} CPUs, {platform.machine()}: {features}"
+    return Check("CPU", "ok", detail)
+
+
+def _caches() -> Check:
+    from pysim.host import read_caches
+
+    try:
+        levels = [f"L{one.level} {size(one.size_bytes)} ({one.sets} x {one.ways} x {one.line_bytes} B)" for one in read_caches()]
+    except PysimError as error:
+        return Check("caches", "missing", str(error), "write a machine file: pysim machines show zen4 --toml > mine.toml")
+    return Check("caches", "ok", ", ".join(levels))
+
+
+def _governor() -> Check:
+    from pysim.host import SYSFS
+
+    try:
+        governor = (SYSFS / "cpu0" / "cpufreq" / "scaling_governor").read_text().strip()
+    except OSError:
+        return Check("governor", "note", "not visible (as in most virtual machines): the clock may move during a run")
+    if governor == "performance":
+        return Check("governor", "ok", governor)
+    return Check("governor", "note", f"{governor}: the clock may move during a run", "sudo cpupower frequency-set -g performance")
+
+
+def _pinning() -> Check:
+    if not hasattr(os, "sched_setaffinity"):
+        return Check("pinning", "note", "this system cannot pin a thread to a CPU, so timings may scatter")
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {max(allowed)})
+        os.sched_setaffinity(0, allowed)
+    except OSError as error:
+        return Check("pinning", "note", f"refused ({error}), so timings may scatter")
+    return Check("pinning", "ok", f"allowed; one thread is timed on CPU {max(allowed)} of {len(allowed)}")
+
+
+def _load() -> Check:
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load < 0.5:
+        return Check("load", "ok", f"{load:.1f} on {cpus} CPUs")
+    return Check("load", "note", f"{load:.1f} on {cpus} CPUs: other work runs here; ratios hold, single times may not")
+
+
+# pysim itself
+
+
+def _pysim() -> Iterator[Check]:
+    yield Check("version", "ok", f"pysim {__version__}, Python {platform.python_version()} at {sys.executable}")
+    yield _packages()
+    yield _library()
+    yield _kernels()
+    yield _store()
+
+
+def _packages() -> Check:
+    absent = [name for name in REQUIRED if _version(name) is None]
+    if absent:
+        return Check("packages", "missing", f"{', '.join(absent)} not installed", f"pip install {' '.join(absent)}")
+    return Check("packages", "ok", ", ".join(f"{name} {_version(name)}" for name in REQUIRED))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _library() -> Check:
+    from pysim import runtime
+
+    try:
+        _, lib = runtime.library()
+    except (PysimError, OSError) as error:
+        return Check("native library", "missing", str(error), "sudo apt-get install gcc && pip install .   (in a checkout)")
+    return Check("native library", "ok", f"{runtime.library_path()}, ABI {lib.pysim_abi_version()}")
+
+
+def _kernels() -> Check:
+    """How many rows of each target run here, and why the others do not."""
+    from pysim import runtime
+
+    try:
+        available = runtime.available_kernels()
+    except (PysimError, OSError):
+        return Check("kernels", "missing", f"none of {len(kernels())} runs without the native library")
+    targets: dict[str, list[bool]] = {}
+    for row in kernels():
+        targets.setdefault(row.target, []).append(row.name in available)
+    told = [
+        f"{target} {sum(runs)} of {len(runs)}" + ("" if any(runs) else " (skipped: not this CPU, or not in this build)")
+        for target, runs in targets.items()
+    ]
+    return Check("kernels", "ok" if available else "missing", ", ".join(told))
+
+
+def _store() -> Check:
+    """The measurement store, if there is one yet; it is not made here."""
+    from pysim.store import Store, default_path
+
+    path = default_path()
+    if not path.exists():
+        return Check("measurements", "ok", f"none yet; they will go to {path}")
+    try:
+        with Store(path) as store:
+            return Check("measurements", "ok", f"{len(store):,} in {path}")
+    except PysimError as error:
+        return Check("measurements", "missing", str(error), "set PYSIM_STORE to another path")
+
+
+# Other libraries
+
+
+def _libraries() -> Iterator[Check]:
+    import numpy as np
+
+    from pysim.peers import PEERS, Missing
+    from pysim.workload import Conv
+
+    tiny = Conv(channels=4, height=4, width=4, filters=4, kernel_h=1, kernel_w=1)
+    x, w = np.ones((1, 4, 4, 4), np.float32), np.ones((4, 4, 1, 1), np.float32)
+    for name, maker in PEERS.items():
+        peer = maker(tiny, x, w)
+        if isinstance(peer, Missing):
+            yield Check(name, "missing", peer.reason, PEER_FIXES.get(name, ""))
+        elif bool((peer.call() == 4).all()):
+            yield Check(name, "ok", peer.version)
+        else:
+            yield Check(name, "missing", f"{peer.version} gives wrong results for {tiny.text}", PEER_FIXES.get(name, ""))
+    yield _package("onnx", "reads model.onnx", "pip install onnx")
+    yield _package("matplotlib", "draws plots", "pip install matplotlib")
+
+
+def _package(name: str, use: str, fix: str) -> Check:
+    version = _version(name)
+    return Check(name, "ok", f"{version}, {use}") if version else Check(name, "missing", f"not installed; it {use}", fix)
+
+
+# Other machines
+
+
+def _machines() -> Iterator[Check]:
+    power = f"POWER10 kernels, of which the registry has {sum(row.target == 'mma' for row in kernels())}"
+    yield _tool("QEMU", ("qemu-ppc64le", "qemu-ppc64le-static"), f"runs {power}", "sudo apt-get install qemu-user")
+    zig = _version("ziglang")
+    if zig:
+        yield Check("POWER10 compiler", "ok", f"ziglang {zig}")
+    else:
+        fix = "sudo apt-get install gcc-powerpc64le-linux-gnu, or pip install ziglang"
+        yield _tool("POWER10 compiler", ("powerpc64le-linux-gnu-gcc",), f"builds {power}", fix)
+    wheel = _version("nvidia-cuda-nvcc")
+    cuda = f"builds CUDA kernels, of which the registry has {sum(row.target.startswith('sm_') for row in kernels())}"
+    if wheel:
+        yield Check("nvcc", "ok", f"nvidia-cuda-nvcc {wheel}")
+    else:
+        yield _tool("nvcc", ("nvcc",), cuda, "pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm")
+    yield _gpu()
+
+
+def _tool(name: str, commands: tuple[str, ...], use: str, fix: str) -> Check:
+    path = next((found for command in commands if (found := shutil.which(command))), None)
+    if path is None:
+        return Check(name, "missing", f"no {' or '.join(commands)} on PATH; it {use}", fix)
+    return Check(name, "ok", f"{path}: {_answer([path, '--version'])}; it {use}")
+
+
+def _answer(command: list[str]) -> str:
+    """The line of a program's answer that has a version in it, or else its first."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.splitlines()
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return f"does not run ({error})"
+    return next((line.strip() for line in answer if "ersion" in line or "release" in line), (answer or ["no version"])[0])
+
+
+def _gpu() -> Check:
+    devices = glob.glob("/dev/nvidia[0-9]*")
+    driver = Path("/proc/driver/nvidia/version")
+    if not devices or not driver.exists():
+        return Check("GPU", "missing", "no NVIDIA GPU with a driver; pysim plan and pysim banks need none")
+    listing = _answer(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else f"{len(devices)} devices"
+    return Check("GPU", "ok", listing)
+
+
+GROUPS: dict[str, Callable[[], Iterator[Check]]] = {
+    "this computer": _computer,
+    "pysim": _pysim,
+    "other libraries, for compare --peers and for models": _libraries,
+    "other machines": _machines,
+}

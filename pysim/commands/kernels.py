@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pysim kernels`: the rows of the registry, and which of them this computer and this build can run."""
+
+import difflib
+
+import click
+
+from pysim.commands.common import Cell, document, json_option, put, put_table, say
+from pysim.errors import MissingError, ProblemError
+from pysim.registry import Kernel
+from pysim.registry import kernels as registry
+
+FORMS = {
+    "win": "lanes hold windows, one filter value is broadcast",
+    "fil": "lanes hold filters, one window value is broadcast",
+    "outer": "one register holds a 4x4 outer product (SConv)",
+}
+
+
+@click.command()
+@click.argument("words", metavar="[WORD]...", nargs=-1)
+@json_option
+def kernels(words: tuple[str, ...], as_json: bool) -> None:
+    """The micro-kernels whose name has every WORD in it, or all; a name is <type>_<form>_<windows>x<filters>__<target>.
+
+    \b
+    Example
+      pysim kernels avx512 f32
+    """
+    rows = [row for row in registry() if all(word in row.name for word in words)]
+    if not rows:
+        raise ProblemError(_no_match(words))
+    available = _available()
+    if as_json:
+        document(kernels=[_document(row, available) for row in rows])
+        return
+    titles = ["kernel", "here", "target", "type", "form", "windows", "filters", "one multiply-add"]
+    put_table(titles, [_cells(row, available) for row in rows], left=["kernel", "here", "target", "type", "form"])
+    put("")
+    for form in dict.fromkeys(row.form for row in rows):
+        put(f"{form}: {FORMS.get(form, 'see native/kernels.inc')}")
+    if available is not None:
+        put(f"{sum(row.name in available for row in rows)} of {len(rows)} run on this computer")
+
+
+def _no_match(words: tuple[str, ...]) -> str:
+    """The nearest row, by its name or by the columns that names are built from."""
+    known = {part for row in registry() for part in (row.name, row.target, row.dtype, row.form, f"{row.windows}x{row.filters}")}
+    odd = next((word for word in words if not any(word in row.name for row in registry())), None)
+    if odd is None:
+        return f"no kernel's name has all of {', '.join(words)}; `pysim kernels` lists them"
+    close = difflib.get_close_matches(odd, sorted(known), n=1)
+    return f'no kernel\'s name has "{odd}"; ' + (f'did you mean "{close[0]}"? ' if close else "") + "`pysim kernels` lists them"
+
+
+def _available() -> frozenset[str] | None:
+    """Names of the rows that run here; None, and why on stderr, without the native library."""
+    from pysim import runtime
+
+    try:
+        return runtime.available_kernels()
+    except MissingError as error:
+        say(f"which of them run here is not known: {error}")
+        return None
+
+
+def _here(row: Kernel, available: frozenset[str] | None) -> bool | None:
+    return None if available is None else row.name in available
+
+
+def _cells(row: Kernel, available: frozenset[str] | None) -> list[Cell]:
+    here: Cell = {True: ("yes", "green"), False: ("no", "red"), None: ("?", "yellow")}[_here(row, available)]
+    lanes = f"{row.lane_windows} x {row.lane_filters}"
+    return [(row.name, "bold"), here, row.target, row.dtype, row.form, str(row.windows), str(row.filters), lanes]
+
+
+def _document(row: Kernel, available: frozenset[str] | None) -> dict[str, object]:
+    fields = ("name", "target", "dtype", "form", "windows", "filters", "lane_windows", "lane_filters")
+    return {name: getattr(row, name) for name in fields} | {"available": _here(row, available)}

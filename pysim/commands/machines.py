@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pysim machines`: the machines that can be planned for, every number of one with its source, and this computer as detected."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pysim.commands.common import Cell, Group, document, hertz, json_option, load, put, put_table, size, wrapped
+
+if TYPE_CHECKING:
+    from pysim.machine import Fact, Gpu, Machine
+
+KIND_STYLE = {"assumed": "yellow", "measured": "green"}
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@json_option
+@click.pass_context
+def machines(ctx: click.Context, as_json: bool) -> None:
+    """The machines that can be planned for, and where each of their numbers comes from.
+
+    \b
+    Examples
+      pysim machines
+      pysim machines show power10-e1050
+      pysim machines detect --fresh
+    """
+    if ctx.invoked_subcommand is None:
+        _list(as_json)
+    elif as_json:
+        raise click.UsageError(f"write --json after {ctx.invoked_subcommand}: pysim machines {ctx.invoked_subcommand} --json")
+
+
+@machines.command("list", short_help="Every shipped machine in a line.")
+@json_option
+def list_machines(as_json: bool) -> None:
+    """Every shipped machine in a line.
+
+    \b
+    Example
+      pysim machines list
+    """
+    _list(as_json)
+
+
+@machines.command(short_help="Every number of one machine with its source.")
+@click.argument("name")
+@click.option("--toml", is_flag=True, help="As a machine file: a start for one of your own.")
+@json_option
+def show(name: str, toml: bool, as_json: bool) -> None:
+    """Every number of one machine (a name, host, or the path of a .toml file) with its kind and source.
+
+    \b
+    Examples
+      pysim machines show zen4
+      pysim machines show zen4 --toml > mine.toml     # then set its name to "mine"
+    """
+    if toml and as_json:
+        raise click.UsageError("--toml and --json are two forms of the same machine; give one of the two")
+    from pysim.machine import load_any, to_toml
+
+    machine = load(name) if name == "host" else load_any(name)
+    if toml:
+        click.echo(to_toml(machine), nl=False)
+    else:
+        _show(machine, as_json)
+
+
+@machines.command(short_help="This computer, measured.")
+@click.option("--fresh", is_flag=True, help="Measure again, whatever was kept from before.")
+@json_option
+def detect(fresh: bool, as_json: bool) -> None:
+    """This computer as machine "host": geometry from Linux, clock and rates measured in about a second, then kept.
+
+    \b
+    Example
+      pysim machines detect --fresh
+    """
+    from pysim import host
+
+    _show(host.detect(cached=not fresh), as_json)
+
+
+def _list(as_json: bool) -> None:
+    from pysim.machine import Machine, load_any, names
+
+    found = [load_any(name) for name in names()]
+    if as_json:
+        document(machines=found)
+        return
+    cpus = [machine for machine in found if isinstance(machine, Machine)]
+    gpus = [machine for machine in found if not isinstance(machine, Machine)]
+    titles = ["cpu", "cores", "clock", "caches", "units", "assumed"]
+    put_table(titles, list(map(_cpu_cells, cpus)), left=["cpu", "caches", "units"])
+    put("")
+    titles = ["gpu", "capability", "SMs", "clock", "L2", "shared/SM", "memory", "assumed"]
+    put_table(titles, list(map(_gpu_cells, gpus)), left=["gpu"])
+    put("")
+    put("host is this computer: pysim machines detect. assumed: how many of its numbers nobody measured or published")
+
+
+def _cpu_cells(machine: "Machine") -> list[Cell]:
+    caches = ", ".join(f"{level.name} {size(level.size_bytes)}" for level in machine.levels)
+    units = " ".join(unit.target for unit in machine.core.units)
+    return [(machine.name, "bold"), str(machine.cores), hertz(machine.core.frequency_hz.value), caches, units, _assumed(machine)]
+
+
+def _gpu_cells(gpu: "Gpu") -> list[Cell]:
+    sizes = [size(gpu.l2_bytes.value), size(gpu.shared_bytes_per_sm.value), f"{gpu.memory_bytes_per_second.value / 1e12:.2f} TB/s"]
+    return [(gpu.name, "bold"), gpu.capability, str(gpu.sms.value), hertz(gpu.frequency_hz.value), *sizes, _assumed(gpu)]
+
+
+def _assumed(machine: "Machine | Gpu") -> Cell:
+    from pysim.machine import facts
+
+    return f"{len(machine.assumed())}/{sum(1 for _ in facts(machine))}"
+
+
+def _show(machine: "Machine | Gpu", as_json: bool) -> None:
+    """Numbers with kind and source, then what the sources are."""
+    if as_json:
+        document(machines=[machine])
+        return
+    from pysim.machine import Machine, facts
+
+    put((machine.name, "bold"), f": {machine.description}")
+    if isinstance(machine, Machine):
+        put(f"{machine.cores} cores (source {machine.source}), {machine.core.name}")
+    put("")
+    rows: list[list[Cell]] = [
+        [path, _value(path, fact), (fact.kind, KIND_STYLE.get(fact.kind, "")), fact.source] for path, fact in facts(machine)
+    ]
+    put_table(["number", "value", "kind", "source"], rows, left=["number", "kind", "source"])
+    put("")
+    for key, source in machine.sources.items():
+        put((key, "bold"), f": {source.title}")
+        for name in ("section", "url", "command", "file", "versions", "note"):
+            if text := getattr(source, name):
+                put(wrapped(f"{name}: {text}", "    "))
+
+
+def _value(path: str, fact: "Fact") -> str:
+    """A number as it stands in the file; geometry with the size that it makes."""
+    from pysim.machine import Csa, Level, Number, Unit
+
+    if isinstance(fact, Level):
+        return f"{fact.sets} sets x {fact.ways} ways x {fact.line_bytes} B = {size(fact.size_bytes)}"
+    if isinstance(fact, Unit):
+        return f"vectors of {fact.vector_bytes} B"
+    if isinstance(fact, Csa):
+        return f"{fact.windows}x{fact.filters}, {fact.alpha:g} of each cache"
+    error = f" +- {_number(fact.error)}" if isinstance(fact, Number) and fact.error is not None else ""
+    return _number(fact.value) + error
+
+
+def _number(value: Any) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"

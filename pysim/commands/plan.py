@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pysim plan`: the plan of each problem on a machine, its predicted cost, and why it won."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pysim.commands.common import (
+    Cell,
+    Column,
+    document,
+    every,
+    json_option,
+    layers_of,
+    load,
+    machine_option,
+    plural,
+    problems,
+    put,
+    put_header,
+    put_row,
+    put_table,
+    seconds,
+)
+
+if TYPE_CHECKING:
+    from pysim.machine import Machine
+    from pysim.planner import Plan
+    from pysim.workload import Layer
+
+    Found = list[tuple[Layer, list[Plan]]]
+
+SHORT = {"input_stationary": "IS", "weight_stationary": "WS"}
+LEGEND = "IS input stationary, WS weight stationary; tile: channels/K2/K3 of a set"
+
+
+@click.command()
+@problems
+@machine_option
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="The N best plans of each problem, best first.")
+@click.option("--explain", is_flag=True, help="Loop nest, tiles against each cache, both schedules' costs, what was turned down.")
+@click.option("--model", type=click.Choice(["full", "csa"]), default="full", show_default=True, help="csa: the integers of SConv's paper.")
+@click.option("--micro-kernel", metavar="4x16", help="Only this shape, windows x filters; under csa it replaces the machine's.")
+@every
+@json_option
+def plan(
+    problems: tuple[str, ...],
+    machine_name: str,
+    top: int | None,
+    explain: bool,
+    model: str,
+    micro_kernel: str | None,
+    every: bool,
+    as_json: bool,
+) -> None:
+    """Choose algorithm, tiling and schedule for each PROBLEM on a machine, and predict its time.
+
+    No hardware and no compiler is needed for a machine that has a file (pysim machines).
+
+    \b
+    Examples
+      pysim plan resnet50 -m zen4
+      pysim plan conv:mb1ic64ih56oc64kh3ph1 -m power10-e1050 --model csa --explain
+    """
+    if top and model == "csa":
+        raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
+    if explain and as_json:
+        raise click.UsageError("--explain writes text; --json holds all of it already, so give one of the two")
+    layers, on = layers_of(problems, every), load(machine_name)
+    found = _plans(layers, on, top, model, micro_kernel)
+    if as_json:
+        named = [{**item.to_dict(), "label": layer.label, "count": layer.count} for layer, ranked in found for item in ranked]
+        document(plans=named)
+    elif explain:
+        click.echo("\n\n\n".join(item.explain() for _, ranked in found for item in ranked))
+    elif top:
+        _put_ranked(found)
+    elif model == "csa":
+        _put_csa(found)
+    else:
+        _put_plans(found)
+
+
+def _plans(layers: "list[Layer]", on: "Machine", top: int | None, model: Any, micro_kernel: str | None) -> "Found":
+    from pysim import planner
+
+    if top:
+        return [(layer, planner.plans(layer.workload, on, top, micro_kernel)) for layer in layers]
+    return [(layer, [planner.plan(layer.workload, on, model, micro_kernel)]) for layer in layers]
+
+
+def _tile(item: "Plan") -> str:
+    return f"{item.schedule.channels}/{item.schedule.k2}/{item.schedule.k3}"
+
+
+def _put_plans(found: "Found") -> None:
+    """One row a layer, then the time of the whole set."""
+    titles = ["time", "GFLOP/s", "bound", "kernel", "", "tile", "x", "problem"]
+    rows = [[*_cells(item), str(layer.count), item.problem] for layer, (item,) in found]
+    put_table(titles, rows, left=["bound", "kernel", "tile", "problem"])
+    _put_notes(found)
+    if len(found) > 1:
+        total = sum(layer.count * _seconds(item) for layer, (item,) in found)
+        layers = sum(layer.count for layer, _ in found)
+        put(f"predicted for {plural(layers, 'layer')}: {seconds(total)}")
+
+
+def _put_ranked(found: "Found") -> None:
+    """The best plans of each problem, with their time over that of the best."""
+    for layer, ranked in found:
+        put("" if layer is found[0][0] else "\n", (layer.workload.text, "bold"))
+        best = _seconds(ranked[0])
+        titles = ["#", "over best", "time", "GFLOP/s", "bound", "kernel", "", "tile", "pack"]
+        rows = [
+            [str(place), f"{_seconds(item) / best:.3f}", *_cells(item), item.schedule.pack] for place, item in enumerate(ranked, start=1)
+        ]
+        put_table(titles, rows, left=["bound", "kernel", "tile", "pack"])
+    _put_notes(found)
+
+
+def _cells(item: "Plan") -> list[Cell]:
+    """Time, rate, bound, kernel, stationary and tile of a plan of the full model."""
+    rate, bound = f"{item.workload.flops / _seconds(item) / 1e9:.1f}", getattr(item.cost, "bound_by", "")
+    return [(seconds(_seconds(item)), "bold"), rate, bound, item.kernel, SHORT[item.schedule.stationary], _tile(item)]
+
+
+def _seconds(item: "Plan") -> float:
+    """Predicted time; the csa model has none."""
+    return float(getattr(item.cost, "seconds", math.nan))
+
+
+def _put_csa(found: "Found") -> None:
+    """The paper's integers: cost of both schedules in cycles of latency, and the lines behind the lower one."""
+    columns = [Column("IS cost", 15), Column("WS cost", 15), Column("", 2), Column("micro", 5, True), Column("tile", 12, True)]
+    columns += [Column("x", 2), Column("problem", 7, True)]
+    put_header(columns)
+    for layer, (item,) in found:
+        costs: dict[str, int] = {one.schedule.stationary: getattr(one.cost, "cost", 0) for one in item.considered}
+        chosen = item.schedule.stationary
+        cells: list[Cell] = [(f"{costs[kind]:,}", "bold" if kind == chosen else "") for kind in SHORT]
+        micro = f"{item.schedule.windows}x{item.schedule.filters}"
+        put_row(columns, [*cells, SHORT[chosen], micro, _tile(item), str(layer.count), item.problem])
+    _put_notes(found)
+
+
+def _put_notes(found: "Found") -> None:
+    """How to read the rows, and the numbers that nobody measured or published."""
+    put("")
+    put(LEGEND)
+    assumed = dict.fromkeys(path for _, ranked in found for item in ranked for path in item.assumed)
+    if assumed:
+        put(f"assumed numbers of {found[0][1][0].machine}: {', '.join(assumed)}")

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `run` and `compare` share: layers are planned, checked and timed one after the other, and rows appear as they are done."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from pysim.commands.common import Cell, Column, document, plural, progress, put, put_header, put_row, say, seconds
+from pysim.errors import MissingError, PlanError, PysimError
+
+if TYPE_CHECKING:
+    from pysim.machine import Machine
+    from pysim.peers import Maker
+    from pysim.planner import Plan
+    from pysim.record import Comparison
+    from pysim.workload import Layer
+
+    Planned = tuple[Layer, Plan | PlanError]
+
+LEAST_BUDGET = 30.0  # seconds of timing a layer may take before its sample count is cut
+
+Row = Callable[["Comparison"], list[Cell]]
+
+
+def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "Threads of pysim's kernels; peers and predictions are for one."
+    return click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help=text)(command)
+
+
+def plan_layers(layers: "Iterable[Layer]", on: "Machine", algorithm: str | None = None) -> "list[Planned]":
+    """Each layer with its plan, or with the reason why it has none; where none of them has a plan, the first reason is raised."""
+    from pysim import planner
+    from pysim.machine import choose
+
+    found: list[Planned] = []
+    for layer in layers:
+        try:
+            plan = planner.plan(layer.workload, on)
+            if algorithm not in (None, plan.algorithm):
+                raise PlanError(f'{plan.problem} has no algorithm "{algorithm}" on {on.name}; {choose(str(algorithm), [plan.algorithm])}')
+            found.append((layer, plan))
+        except PlanError as error:
+            found.append((layer, error))
+    errors = [plan for _, plan in found if isinstance(plan, PlanError)]
+    if len(errors) == len(found):
+        raise errors[0]
+    return found
+
+
+def measured(
+    planned: "Iterable[Planned]",
+    on: "Machine",
+    *,
+    makers: "Mapping[str, Maker] | None" = None,
+    threads: int = 1,
+    state: Literal["hot", "cold"] = "hot",
+    profile: bool = False,
+    min_seconds: float = 0.2,
+) -> "Iterator[Comparison]":
+    """Each layer as soon as it is checked, timed and stored; one that cannot be planned or run is not correct, with the reason."""
+    from pysim.comparison import measure_plan
+    from pysim.record import Comparison
+    from pysim.store import Store
+
+    options: dict[str, Any] = {"makers": makers, "threads": threads, "state": state, "profile": profile, "min_seconds": min_seconds}
+    options["budget_seconds"] = max(LEAST_BUDGET, 10 * min_seconds)
+    with Store() as store:
+        for layer, plan in planned:
+            try:
+                if isinstance(plan, PlanError):
+                    raise plan
+                yield measure_plan(layer, plan, on, store=store, **options)
+            except MissingError:
+                raise
+            except (PysimError, MemoryError) as error:
+                yield Comparison(
+                    problem=layer.workload.text,
+                    label=layer.label,
+                    count=layer.count,
+                    plan={},
+                    correct=False,
+                    machine=on.name,
+                    state=state,
+                    threads=threads,
+                    reason=str(error) or "out of memory",
+                )
+
+
+def report(planned: "list[Planned]", found: "Iterable[Comparison]", columns: list[Column], row: Row, as_json: bool) -> "list[Comparison]":
+    """Everything that was measured, after it was shown: row by row as it comes, or as one document."""
+    done: list[Comparison] = []
+    results = iter(found)
+    if not as_json:
+        put_header(columns)
+    with progress() as tell:
+        for number, (layer, _) in enumerate(planned, start=1):
+            tell(f"{number} of {len(planned)}: {layer.workload.text}")
+            done.append(next(results))
+            tell("")
+            if not as_json:
+                put_row(columns, row(done[-1]))
+                if not done[-1].correct:
+                    put(("    " + ("" if done[-1].plan else "not run: ") + done[-1].reason, "red"))
+    if as_json:
+        from pysim.comparison import summarise
+
+        document(comparisons=done, summary=summarise(done))
+    return done
+
+
+def exit_code(done: "list[Comparison]") -> int:
+    """0 all right; 1 a result is wrong or a layer could not be run; 2 no layer could be run at all."""
+    if not any(one.plan for one in done):
+        return 2
+    return 0 if all(one.correct for one in done) else 1
+
+
+def error_of(one: "Comparison") -> float | None:
+    """log(predicted / measured): above 0 the plan was faster than predicted; None for several threads, which are not predicted."""
+    if one.predicted_seconds and one.measured_seconds and one.threads == 1:
+        return math.log(one.predicted_seconds / one.measured_seconds)
+    return None
+
+
+def times(one: "Comparison", large: float) -> list[Cell]:
+    """Measured, predicted and error."""
+    error = error_of(one)
+    shown = "-" if error is None else f"{error:+.0%}"
+    return [
+        (seconds(one.measured_seconds), "bold") if one.correct else ("WRONG" if one.plan else "-", "bold red"),
+        seconds(one.predicted_seconds) if one.threads == 1 else "-",
+        (shown, "yellow" if error is not None and abs(error) > large else ""),
+    ]
+
+
+def put_prediction(summary: Mapping[str, Any]) -> None:
+    """Median and 90th percentile of |log(predicted / measured)|, and the layers that it fails on."""
+    found = summary.get("prediction")
+    if not found:
+        return
+    put(f"prediction error |log(predicted/measured)|: median {found['median_error']:.1%}, 90th percentile {found['p90_error']:.1%}")
+    for one in found["large_errors"]:
+        pair = f"{seconds(one['predicted_seconds'])} predicted, {seconds(one['measured_seconds'])} measured"
+        put((f"    above 40 %: {pair}, bound by {one['bound_by']}: {one['problem']}", "yellow"))
+
+
+def put_failures(summary: Mapping[str, Any]) -> None:
+    """How many results are right, which timings are short of samples."""
+    if summary["failed"]:
+        put((f"{len(summary['failed'])} of {plural(summary['layers'], 'layer')} failed", "bold red"))
+    if few := summary.get("few_samples"):
+        say(f"fewer than 30 samples, the time budget ran out: {', '.join(few)}")

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pysim run` and `pysim compare`, and every command as a shell or a terminal sees its process."""
+
+import json
+import math
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+from command_line import PLAN_KEYS, PROBLEM, SMALL, cache, child, document, invoke, native, ok, own_files, refused  # noqa: F401
+
+from pysim import comparison, runtime
+from pysim.cli import BROKEN_PIPE, INTERRUPTED
+from pysim.errors import OperandError
+from pysim.record import Comparison
+from pysim.store import Store
+
+pytestmark = pytest.mark.usefixtures("own_files")
+QUICK = ("--seconds", "0.001")
+ANSI = re.compile(r"\x1b\[")
+COMPARISON_KEYS = {"problem", "label", "plan", "correct", "max_error", "predicted_seconds", "measured_seconds", "samples", "peers"}
+
+
+# run and compare
+
+
+@native
+def test_run_checks_times_and_stores_the_plan():
+    found = document("run", SMALL, "gemm:24x20x16:nt:f64", "--profile")
+    assert all(one.keys() >= COMPARISON_KEYS and one["plan"].keys() >= PLAN_KEYS for one in found["comparisons"])
+    for one in found["comparisons"]:
+        assert one["correct"] is True
+        assert one["measured_seconds"] > 0 and one["predicted_seconds"] > 0
+        assert one["samples"] >= 30
+        assert one["peers"] == {}
+        assert one["profile"]["pack_seconds"] > 0 and one["profile"]["kernel_seconds"] > 0
+    assert found["summary"]["correct"] == found["summary"]["layers"] == 2
+    with Store() as store:
+        (kept,) = store.find(problem=SMALL)
+        assert sorted(kept.samples)[0] <= found["comparisons"][0]["measured_seconds"] <= sorted(kept.samples)[-1]
+
+
+@native
+def test_run_shows_the_share_of_packing_when_asked():
+    header, row, *_ = ok("run", SMALL, "--profile").splitlines()
+    assert row.split()[-1] == SMALL
+    share = row[: header.index("packing") + len("packing")].split()[-1]
+    assert re.fullmatch(r"\d+\.\d%", share)
+    assert 0 < float(share[:-1]) < 100
+    assert "packing" not in ok("run", SMALL).splitlines()[0]
+
+
+@native
+def test_run_with_threads_shows_no_prediction_for_one_thread():
+    _, row, *rest = ok("run", SMALL, "--threads", "2").splitlines()
+    assert row.split()[2:4] == ["-", "-"]
+    assert not any(line.startswith("prediction error") for line in rest)
+
+
+@native
+def test_an_algorithm_that_a_problem_lacks_is_answered_with_those_it_has():
+    assert "there is sconv" in refused(2, "run", SMALL, "--algorithm", "winograd")
+    assert document("run", SMALL, "--algorithm", "sconv")["comparisons"][0]["plan"]["algorithm"] == "sconv"
+
+
+@native
+def test_run_obeys_a_machine_file_of_this_computer(tmp_path):
+    text = ok("machines", "show", "zen4", "--toml").replace('name = "zen4"', 'name = "mine"', 1)
+    text = re.sub(r'\n\[\[core\.units\]\]\ntarget = "avx.*?(?=\n\[)', "", text, flags=re.DOTALL)
+    (tmp_path / "mine.toml").write_text(text)
+    (one,) = document("run", SMALL, "-m", str(tmp_path / "mine.toml"))["comparisons"]
+    assert one["machine"] == "mine"
+    assert one["plan"]["kernel"].endswith("__portable")
+
+
+@native
+def test_compare_document_has_the_promised_keys_and_a_summary():
+    found = document("compare", SMALL, "gemm:24x20x16", "--peers", *QUICK)
+    assert all(one.keys() >= COMPARISON_KEYS for one in found["comparisons"])
+    for one in found["comparisons"]:
+        assert one["peers"].keys() | one["missing"].keys() == set(comparison.PEERS)
+        assert all(seconds > 0 for seconds in one["peers"].values())
+        assert all(
+            one["ratios"][name]["value"] == pytest.approx(seconds / one["measured_seconds"]) for name, seconds in one["peers"].items()
+        )
+    logs = [math.log(one["predicted_seconds"] / one["measured_seconds"]) for one in found["comparisons"]]
+    assert found["summary"]["prediction"]["median_error"] == pytest.approx(sum(map(abs, logs)) / 2)
+
+
+@native
+def test_compare_prints_rows_then_ratios_shares_and_the_prediction_error():
+    result = invoke("compare", SMALL, "gemm:24x20x16", *QUICK)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert [line.split()[-1] for line in lines[:3]] == ["problem", SMALL, "gemm:24x20x16"]
+    assert max(map(len, lines[:3])) <= 100
+    text = "\n".join(lines[3:])
+    assert re.search(r"^im2col_openblas +\d+\.\d{3}x geometric mean of 2, faster on [012] \(\d+%\); scipy-openblas64", text, re.MULTILINE)
+    assert re.search(r"^prediction error .*: median \d+\.\d%, 90th percentile \d+\.\d%$", text, re.MULTILINE)
+    assert "hot caches, 1 thread" in result.stderr
+
+
+@native
+def test_compare_cold_says_so():
+    (one,) = document("compare", SMALL, "--cold", *QUICK)["comparisons"]
+    assert one["state"] == "cold"
+
+
+@native
+def test_compare_names_peers_that_did_not_run_on_stderr(monkeypatch):
+    monkeypatch.setenv("PYSIM_ONEDNN", "/nowhere")
+    result = invoke("compare", SMALL, "--peers", *QUICK)
+    assert result.exit_code == 0
+    assert "onednn did not run on 1 of 1 layer: no oneDNN 3 was found" in result.stderr
+
+
+@native
+def test_a_layer_without_a_plan_is_a_failed_row_and_the_others_go_on():
+    result = invoke("compare", f"{SMALL}:f16", SMALL, *QUICK)
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[1].split()[0] == "-" and lines[1].split()[-1] == f"{SMALL}:f16"
+    assert lines[2].startswith("    not run: there is no f16 micro-kernel")
+    assert lines[3].split()[-1] == SMALL
+    assert "1 of 2 layers failed" in lines
+
+
+@native
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_wrong_result_exits_1_with_the_reason_and_no_time(command, monkeypatch):
+    def broken(self, x, out=None):
+        y = right(self, x, out)
+        y[0, 0, 0, 0] += 1
+        return y
+
+    right = runtime.Prepared.__call__
+    monkeypatch.setattr(runtime.Prepared, "__call__", broken)
+    result = invoke(command, SMALL)
+    assert result.exit_code == 1
+    assert re.search(r"^ +WRONG .* " + re.escape(SMALL) + r"\n    failed: exact fill: 1 of \d+ elements", result.stdout, re.MULTILINE)
+    found = document(command, SMALL, code=1)
+    assert found["comparisons"][0]["measured_seconds"] is None
+    assert found["summary"]["failed"][0]["problem"] == SMALL
+
+
+def fake_comparison(layer, plan, on, **options):
+    return Comparison(problem=layer.workload.text, label="", plan=plan.to_dict(), correct=True, measured_seconds=1e-3, count=layer.count)
+
+
+@native
+def test_rows_stream_and_an_interrupt_ends_quietly(monkeypatch):
+    written = []
+
+    def measure(layer, plan, on, **options):
+        written.append(sys.stdout.buffer.getvalue().decode())
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        return fake_comparison(layer, plan, on)
+
+    monkeypatch.setattr(comparison, "measure_plan", measure)
+    result = invoke("compare", "vgg16")
+    assert result.exit_code == INTERRUPTED
+    assert [text.count("conv:") for text in written] == [0, 1, 2]
+    assert result.stdout.count("conv:") == 2
+    assert len(result.stderr.splitlines()) == 1
+
+
+@native
+def test_a_layer_that_cannot_be_run_does_not_stop_the_others(monkeypatch):
+    def measure(layer, plan, on, **options):
+        if layer.workload.text == SMALL:
+            raise MemoryError
+        return fake_comparison(layer, plan, on)
+
+    monkeypatch.setattr(comparison, "measure_plan", measure)
+    found = document("compare", SMALL, PROBLEM, code=1)["comparisons"]
+    assert [(one["correct"], one["reason"]) for one in found] == [(False, "out of memory"), (True, "")]
+    monkeypatch.setattr(comparison, "measure_plan", lambda *_, **__: (_ for _ in ()).throw(OperandError("refused")))
+    assert {one["reason"] for one in document("compare", SMALL, PROBLEM, code=2)["comparisons"]} == {"refused"}
+
+
+# The process as a shell sees it
+
+
+def test_without_the_native_library_the_model_works_and_running_exits_3(tmp_path):
+    absent = str(tmp_path / "none.so")
+    planned = child("plan", SMALL, "-m", "zen4", PYSIM_LIBRARY=absent)
+    assert (planned.returncode, planned.stderr) == (0, "")
+    ran = child("run", SMALL, PYSIM_LIBRARY=absent, XDG_CACHE_HOME=str(tmp_path))
+    assert (ran.returncode, ran.stdout) == (3, "")
+    assert ran.stderr == f"pysim: the native library is not at {absent}; install the package with `pip install .` (needs gcc)\n"
+    listed = child("kernels", "--json", PYSIM_LIBRARY=absent)
+    assert {row["available"] for row in json.loads(listed.stdout)["kernels"]} == {None}
+    assert "native library" in listed.stderr
+    examined = child("doctor", "--json", PYSIM_LIBRARY=absent)
+    assert examined.returncode == 3
+    missing = {check["name"]: check for check in json.loads(examined.stdout)["checks"] if check["status"] == "missing"}
+    assert "pip install ." in missing["native library"]["fix"]
+
+
+@pytest.mark.parametrize("words", [("plan", SMALL, "-m", "zen4"), ("machines",), ("machines", "show", "zen4"), ("kernels",)])
+def test_no_colour_leaves_when_stdout_is_no_terminal(words):
+    done = child(*words, FORCE_COLOR="1", TERM="xterm-256color")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert not ANSI.search(done.stdout + done.stderr)
+    assert all(line == line.rstrip() for line in done.stdout.splitlines())
+
+
+def test_a_reader_that_went_away_ends_it_quietly():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pysim", "machines"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (BROKEN_PIPE, "")
+
+
+def on_terminal(*words: str) -> str:
+    """What a command writes to a terminal, stdout and stderr together."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    with subprocess.Popen([sys.executable, "-m", "pysim", *words], stdout=follower, stderr=follower, env=environment) as process:
+        os.close(follower)
+        written = b""
+        try:
+            while chunk := os.read(leader, 65536):
+                written += chunk
+        except OSError:  # Linux's end of file on a terminal that was closed
+            pass
+        os.close(leader)
+    assert process.returncode == 0, written
+    return written.decode().replace("\r\n", "\n")
+
+
+@native
+def test_on_a_terminal_rows_are_the_same_text_with_colour():
+    shown = on_terminal("kernels")
+    assert ANSI.search(shown)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert [line.rstrip() for line in plain.splitlines()] == ok("kernels").splitlines()
+
+
+@native
+def test_on_a_terminal_progress_is_shown_and_cleared_before_each_row():
+    shown = on_terminal("compare", SMALL, *QUICK)
+    assert f": {SMALL}" in re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    after = re.sub(r"\x1b\[[0-9;]*m", "", shown.rpartition("\x1b[2K")[2])
+    assert after.splitlines()[0].split()[-1] == SMALL
