@@ -6,19 +6,15 @@ from functools import lru_cache
 from typing import Any
 
 from pysim import comparison, host, planner, runtime
-from pysim import machine as machines
-from pysim.errors import MissingError, OperandError
+from pysim.errors import OperandError, PlanError
+from pysim.frontends import onnx
 from pysim.machine import Machine
+from pysim.peers import DEFAULT, PEERS
 from pysim.planner import Plan
 from pysim.record import Comparison
 from pysim.workload import Conv, Gemm, Layer, Workload, distinct, parse, resolve
 
 Pair = int | Sequence[int]
-
-
-def load_machine(name: str | Machine) -> Machine:
-    """A machine by its shipped name, by the path of a .toml file, or "host": this computer, detected once and remembered."""
-    return name if isinstance(name, Machine) else machines.load(name, detect=host.detect)
 
 
 @lru_cache(maxsize=4096)
@@ -28,25 +24,35 @@ def _plan(workload: Workload, on: Machine) -> Plan:
 
 def plan(problem: str | Workload, machine: str | Machine = "host", **options: Any) -> Plan:
     """The plan of least predicted cost; options as in `pysim.planner.plan` (model, micro_kernel)."""
-    return planner.plan(problem, load_machine(machine), **options)
+    return planner.plan(problem, host.machine(machine), **options)
 
 
 def plans(problem: str | Workload, machine: str | Machine = "host", top: int = 10, **options: Any) -> list[Plan]:
     """The `top` plans of least predicted cost, best first, each with the kernels turned down and why."""
-    return planner.plans(problem, load_machine(machine), top, **options)
+    return planner.plans(problem, host.machine(machine), top, **options)
 
 
-def compare(problem: str | Workload | Iterable[str], machine: str | Machine = "host", **options: Any) -> list[Comparison]:
+def compare(
+    problem: str | Workload | Iterable[str], machine: str | Machine = "host", peers: bool = False, **options: Any
+) -> list[Comparison]:
     """Predicted beside measured, after the result was checked; one Comparison per distinct problem.
 
-    `problem` is a problem text, the name of a set, @file or a list of them; options as in `pysim.comparison.compare`
-    (peers, state, store).
+    `problem` is a problem text, the name of a set, @file, model.onnx or a list of them. im2col + OpenBLAS is timed in the same run
+    where it is installed, with `peers` every library that is. Other options as in `pysim.comparison.compare` (state, threads, store).
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
     else:
-        layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem)))
-    return list(comparison.compare(layers, _runnable(load_machine(machine)), plan_of=_plan, **options))
+        layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem), lambda path: onnx.read(path)[0]))
+    on, makers = host.runnable(machine), PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
+    return list(comparison.compare(((layer, _planned(layer.workload, on)) for layer in layers), on, makers=makers, **options))
+
+
+def _planned(workload: Workload, on: Machine) -> Plan | PlanError:
+    try:
+        return _plan(workload, on)
+    except PlanError as error:
+        return error
 
 
 def conv2d(
@@ -100,7 +106,7 @@ def gemm(
     if k != depth:
         raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; they must agree")
     workload = Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=_dtype(left, right))
-    chosen = _fitting(plan, workload) or _plan(workload, _runnable(load_machine(machine)))
+    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(machine))
     target = runtime.output(out, (m, n), workload.dtype)
     if c is not None:
         target[:] = runtime.operand(c, "c", (m, n), workload.dtype)
@@ -123,7 +129,7 @@ def prepare(
     workload = parse(problem) if isinstance(problem, str) else problem
     if not isinstance(workload, Conv):
         raise OperandError(f"prepare packs the filters of a convolution; {workload.text} is a matrix product: call pysim.gemm")
-    chosen = _fitting(plan, workload) or _plan(workload, _runnable(load_machine(machine)))
+    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(machine))
     return runtime.Prepared(workload, weights, chosen.schedule, bias, activation, threads)
 
 
@@ -165,10 +171,3 @@ def _fitting(plan: Plan | None, workload: Workload) -> Plan | None:
     if plan is not None and plan.workload != workload:
         raise OperandError(f"the plan is for {plan.problem}, but the arrays make {workload.text}")
     return plan
-
-
-def _runnable(on: Machine) -> Machine:
-    """Plans for other machines can be made here, but not run."""
-    if on.name != "host":
-        raise MissingError(f'kernels run on this computer, machine "host"; {on.name} can be planned for: pysim.plan(..., machine="{on.name}")')
-    return on

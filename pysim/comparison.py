@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 
 from pysim import runtime
-from pysim.errors import MissingError, PysimError
+from pysim.errors import MissingError, PlanError, PysimError
 from pysim.machine import Machine
 from pysim.measure import Array, State, copies_for, interleave, pinned, quartiles, ratio_interval, rotating, unwritten
-from pysim.peers import DEFAULT, PEERS, Maker, Missing
+from pysim.peers import Maker, Missing
 from pysim.record import Comparison, Cost, Measurement, Ratio
 from pysim.schedule import Schedule
 from pysim.store import Store, environment, now
@@ -38,15 +38,15 @@ LARGE_ERROR = 0.40  # |log(predicted / measured)| that a summary lists by name
 FEWEST_SAMPLES = 30
 PROFILED_CALLS = 5
 
-PlanOf = Callable[[Workload, Machine], "Plan"]
+Planned = tuple[Layer, "Plan | PlanError"]
 
 
 def compare(
-    layers: Iterable[Layer],
+    planned: Iterable[Planned],
     machine: Machine,
     *,
-    plan_of: PlanOf,
-    peers: bool = False,
+    makers: Mapping[str, Maker] | None = None,
+    threads: int = 1,
     state: State = "hot",
     store: Store | None = None,
     profile: bool = False,
@@ -54,16 +54,17 @@ def compare(
     min_seconds: float = 0.2,
     seed: int = 0,
 ) -> Iterator[Comparison]:
-    """Check and time the plan of each layer beside im2col + OpenBLAS, with `peers` beside every peer there is.
+    """Check and time the plan of each layer beside the peers that `makers` make; a layer may come with why it has no plan.
 
     Yields each layer as soon as it is done, after all its samples are in `store`. A layer that cannot be planned or run
     gives a Comparison that is not correct, with the reason, and the others go on; MissingError (no native library) ends
-    the iteration. One thread. `budget_seconds` bounds the time spent timing one layer, whatever the sample count.
+    the iteration. `budget_seconds` bounds the time spent timing one layer, whatever the sample count.
     """
     measure = functools.partial(
         measure_plan,
         machine=machine,
-        makers=PEERS if peers else {DEFAULT: PEERS[DEFAULT]},
+        makers=makers,
+        threads=threads,
         state=state,
         store=store,
         profile=profile,
@@ -71,14 +72,16 @@ def compare(
         min_seconds=min_seconds,
         seed=seed,
     )
-    for layer in layers:
+    for layer, plan in planned:
         try:
-            done = measure(layer, plan_of(layer.workload, machine))
+            if isinstance(plan, PlanError):
+                raise plan
+            done = measure(layer, plan)
         except MissingError:
             raise
         except (PysimError, MemoryError) as error:
             reason = str(error) or "out of memory"
-            done = _comparison(layer, machine, state, plan={}, correct=False, reason=reason)
+            done = _comparison(layer, machine, state, plan={}, correct=False, threads=threads, reason=reason)
         yield done
 
 
@@ -102,7 +105,7 @@ def measure_plan(
     result is no exception but a Comparison with `correct` False, no time and the reason.
     """
     done = functools.partial(_comparison, layer, machine, state, plan=plan.to_dict(), threads=threads)
-    done = functools.partial(done, predicted_seconds=plan.cost.seconds if isinstance(plan.cost, Cost) else None)
+    done = functools.partial(done, predicted_seconds=plan.cost.seconds if isinstance(plan.cost, Cost) and threads == 1 else None)
     t = trial(layer.workload, seed)
     make = _ours(layer.workload, plan.schedule, threads)
     ours = judge(t, make)
@@ -115,9 +118,7 @@ def measure_plan(
     if state == "cold":
         copies = copies_for(bytes_of(layer.workload), machine.levels[-1].size_bytes)
         contenders = {name: _rotating(make, t, copies) for name, (make, _) in ready.items()}
-    samples = interleave(
-        contenders, min_seconds=min_seconds, budget_seconds=budget_seconds, state=state, threads=threads
-    )
+    samples = interleave(contenders, min_seconds=min_seconds, budget_seconds=budget_seconds, state=state, threads=threads)
     if store is not None:
         _keep(store, layer.workload, plan, machine, state, threads, samples, rivals.versions)
     times = {name: quartiles(values) for name, values in samples.items()}

@@ -28,10 +28,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from pysim.errors import MachineError
+from pysim.errors import MachineError, MissingError
 from pysim.machine import (
     Core,
     Csa,
+    Gpu,
     Level,
     Machine,
     Memory,
@@ -133,6 +134,33 @@ def detect(
     return machine
 
 
+def machine(name: str | Machine) -> Machine:
+    """A CPU by its shipped name, by the path of a .toml file, or "host": this computer, detected once and remembered."""
+    return name if isinstance(name, Machine) else load(name, detect)
+
+
+def runnable(name: str | Machine) -> Machine:
+    """A machine whose kernels can run on this computer: host, or whatever a user's .toml file says this computer is.
+
+    Raises MissingError for the other shipped machines, and MachineError for what is none.
+    """
+    label = name.name if isinstance(name, Machine) else name
+    if label == "host" or label not in names():
+        return machine(name)
+    on = load_any(label)
+    if isinstance(on, Gpu):
+        raise MissingError(f"{label} is a GPU, and no CUDA kernel is in this build; run on -m host")
+    if on.unit("mma"):
+        raise MissingError(
+            f"{label} needs QEMU (qemu-ppc64le) and a native library built for POWER10, and neither this registry nor this build "
+            f"has a POWER10 kernel; plan for it with `pysim plan -m {label}`, or run on -m host"
+        )
+    raise MissingError(
+        f"{label} is not known to be this computer, so nothing is timed on it; run on -m host, or, to predict with its numbers, "
+        f'on a copy: `pysim machines show {label} --toml > mine.toml`, with name = "mine" in it'
+    )
+
+
 # What Linux says
 
 
@@ -170,7 +198,7 @@ def read_caches(sysfs: Path = SYSFS, run_getconf: Callable[[], str] = getconf) -
     return found
 
 
-_BY_HAND = "Write a machine file and pass its path (`pysim machines show zen4` prints one to start from)"
+_BY_HAND = "Write a machine file and pass its path (`pysim machines show zen4 --toml` prints one to start from)"
 
 
 def _sysfs_level(index: Path) -> Geometry | None:

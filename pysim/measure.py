@@ -236,9 +236,7 @@ def exact_fill(shape: tuple[int, ...], k: int, dtype: str = "f32", seed: int = 0
         raise OperandError(f"sums of {k} products cannot be exact in {dtype}: k must lie in 1..{_EXACT[dtype]}")
     draw = np.random.default_rng(seed)
     out = aligned(shape, kind)
-    np.multiply(
-        draw.integers(1, largest + 1, shape, np.int8), 1 - 2 * draw.integers(0, 2, shape, np.int8), out=out, dtype=kind
-    )
+    np.multiply(draw.integers(1, largest + 1, shape, np.int8), 1 - 2 * draw.integers(0, 2, shape, np.int8), out=out, dtype=kind)
     return out
 
 

@@ -164,9 +164,7 @@ def _openblas_image(ffi: Any, gemm: Any, c: Conv, columns: Array, w: Array, out:
     return steps
 
 
-def _openblas_gemm(
-    ffi: Any, gemm: Any, g: Gemm, a: Array, b: Array, bias: Array | None, out: Array
-) -> Callable[[], Array]:
+def _openblas_gemm(ffi: Any, gemm: Any, g: Gemm, a: Array, b: Array, bias: Array | None, out: Array) -> Callable[[], Array]:
     """C = op(A) op(B), and for a bias a product of inner length 1 added to it."""
     c = _pointer(ffi, out)
     transposed = (_TRANSPOSED if g.trans_a else _PLAIN, _TRANSPOSED if g.trans_b else _PLAIN)
@@ -203,9 +201,7 @@ def _onnxruntime(workload: Workload, x: Array, w: Array, bias: Array | None) -> 
         model = _one_node(onnx, workload, x, w, bias, out).SerializeToString()
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # each version has its own exceptions
-        raise MissingError(
-            f"ONNX Runtime {ort.__version__} refuses this problem: {str(error).splitlines()[0]}"
-        ) from None
+        raise MissingError(f"ONNX Runtime {ort.__version__} refuses this problem: {str(error).splitlines()[0]}") from None
     binding = session.io_binding()
     binding.bind_input("x", "cpu", 0, x.dtype.type, x.shape, x.ctypes.data)
     binding.bind_output("y", "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
@@ -227,9 +223,7 @@ def _one_node(onnx: Any, workload: Workload, x: Array, w: Array, bias: Array | N
             "pads": (c.pad_top, c.pad_left, c.pad_bottom, c.pad_right),
             "group": c.groups,
         }
-    node = onnx.helper.make_node(
-        "Gemm" if isinstance(workload, Gemm) else "Conv", ["x", *constants], ["y"], **attributes
-    )
+    node = onnx.helper.make_node("Gemm" if isinstance(workload, Gemm) else "Conv", ["x", *constants], ["y"], **attributes)
     kind = onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
     ends = [onnx.helper.make_tensor_value_info(name, kind, array.shape) for name, array in (("x", x), ("y", out))]
     initial = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
@@ -442,9 +436,7 @@ im2col_openblas = _or_missing(_im2col_openblas)
 onnxruntime = _or_missing(_onnxruntime)
 onednn = _or_missing(_onednn)
 DEFAULT = "im2col_openblas"
-PEERS: Mapping[str, Maker] = MappingProxyType(
-    {"im2col_openblas": im2col_openblas, "onednn": onednn, "onnxruntime": onnxruntime}
-)
+PEERS: Mapping[str, Maker] = MappingProxyType({"im2col_openblas": im2col_openblas, "onednn": onednn, "onnxruntime": onnxruntime})
 
 
 def survey() -> dict[str, Peer | Missing]:

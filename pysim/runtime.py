@@ -43,11 +43,14 @@ def library() -> tuple[Any, Any]:
     ffi = cffi.FFI()
     header = native_file("pysim.h").read_text()
     ffi.cdef(header.partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
-    lib = ffi.dlopen(str(library_path()))
+    # libgomp's threads spin by default, which on shared CPUs costs whole time slices
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        lib = ffi.dlopen(str(library_path()))
+    except OSError as error:
+        raise MissingError(f"the native library cannot be opened: {error}; reinstall the package with `pip install .`") from None
     if lib.pysim_abi_version() != lib.PYSIM_ABI_VERSION:
-        raise MissingError(
-            f"{library_path()} speaks ABI {lib.pysim_abi_version()}, this package {lib.PYSIM_ABI_VERSION}: reinstall it"
-        )
+        raise MissingError(f"{library_path()} speaks ABI {lib.pysim_abi_version()}, this package {lib.PYSIM_ABI_VERSION}: reinstall it")
     return ffi, lib
 
 
@@ -80,11 +83,8 @@ def _dtype_code(dtype: str) -> int:
 def conv_struct(w: Conv) -> Any:
     """The `pysim_conv` of a workload."""
     ffi, _ = library()
-    names = (
-        "batch groups channels height width filters kernel_h kernel_w stride_h stride_w dilation_h dilation_w "
-        "pad_top pad_left pad_bottom pad_right"
-    ).split()
-    return ffi.new("pysim_conv *", {name: getattr(w, name) for name in names} | {"dtype": _dtype_code(w.dtype)})
+    fields = {name: getattr(w, name) for name in w.__struct_fields__ if name != "dtype"}
+    return ffi.new("pysim_conv *", fields | {"dtype": _dtype_code(w.dtype)})
 
 
 def gemm_struct(w: Gemm) -> Any:
@@ -115,7 +115,8 @@ def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
     except (MemoryError, ValueError) as error:
         raise OperandError(f"cannot allocate {nbytes} bytes for an array of shape {shape}") from error
     start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
+    array: Array = raw[start : start + nbytes].view(dtype).reshape(shape)
+    return array
 
 
 def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
@@ -126,7 +127,8 @@ def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
         raise OperandError(f"{name} is {x.dtype}, but the problem computes in {NUMPY_DTYPES[dtype]}")
     if x.shape != shape:
         raise OperandError(f"{name} has shape {x.shape}, but the problem needs {shape}")
-    return np.ascontiguousarray(x)
+    dense: Array = x if x.flags.c_contiguous else np.ascontiguousarray(x)
+    return dense
 
 
 def as_numpy(x: Any, name: str) -> Array:
@@ -135,7 +137,8 @@ def as_numpy(x: Any, name: str) -> Array:
         raise MissingError(f"{name} lies on a GPU, and this build has no CUDA kernels; pass a CPU array")
     try:
         if hasattr(x, "__dlpack__") and not hasattr(x, "__array_interface__"):
-            return np.from_dlpack(x)
+            view: Array = np.from_dlpack(x)
+            return view
         return np.asarray(x)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise OperandError(f"{name} is a {type(x).__name__}, which NumPy cannot view as an array: {error}") from error
@@ -154,7 +157,7 @@ def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
     """`out` as a writable view, or a new array; OperandError where it does not fit."""
     if out is None:
         return aligned(shape, NUMPY_DTYPES[dtype])
-    array = out if isinstance(out, np.ndarray) else as_numpy(out, "out")
+    array: Array = out if isinstance(out, np.ndarray) else as_numpy(out, "out")
     if array.shape != shape or array.dtype != NUMPY_DTYPES[dtype] or not array.flags.c_contiguous or not array.flags.writeable:
         raise OperandError(f"out must be a writable C-contiguous {NUMPY_DTYPES[dtype]} array of shape {shape}")
     return array
@@ -220,14 +223,14 @@ class Prepared:
     def _run(self, x: Any, out: Any, profile: Any) -> Array:
         ffi, lib = library()
         x = operand(x, "x", self._in_shape, self.workload.dtype)
-        out = output(out, self._out_shape, self.workload.dtype)
+        y = output(out, self._out_shape, self.workload.dtype)
         packed, work = self._fixed
         status = lib.pysim_conv_run(
-            self._conv, self._schedule, self._epilogue, self.threads, ffi.from_buffer(x), packed, ffi.from_buffer(out), work,
+            self._conv, self._schedule, self._epilogue, self.threads, ffi.from_buffer(x), packed, ffi.from_buffer(y), work,
             self.workspace_bytes, profile,
         )  # fmt: skip
         check(status)
-        return out
+        return y
 
 
 class PreparedGemm:
@@ -275,25 +278,21 @@ class PreparedGemm:
         b = operand(b, "b", self._b_shape, w.dtype)
         if c is None and self._epilogue.beta != 0:
             raise OperandError(f"beta is {self._epilogue.beta}, so c must be given")
-        c = output(c, (w.m, w.n), w.dtype)
+        y = output(c, (w.m, w.n), w.dtype)
         status = lib.pysim_gemm_run(
-            self._gemm, self._schedule, self._epilogue, self.threads, ffi.from_buffer(a), ffi.from_buffer(b), ffi.from_buffer(c),
+            self._gemm, self._schedule, self._epilogue, self.threads, ffi.from_buffer(a), ffi.from_buffer(b), ffi.from_buffer(y),
             ffi.from_buffer(self._work), self.workspace_bytes, profile,
         )  # fmt: skip
         check(status)
-        return c
+        return y
 
 
-def run_conv(
-    w: Conv, schedule: Schedule, x: Any, weights: Any, bias: Any = None, activation: str | None = None, threads: int = 1
-) -> Array:
+def run_conv(w: Conv, schedule: Schedule, x: Any, weights: Any, bias: Any = None, activation: str | None = None, threads: int = 1) -> Array:
     """One convolution under `schedule`, filters packed for this call."""
     return Prepared(w, weights, schedule, bias, activation, threads)(x)
 
 
-def run_gemm(
-    w: Gemm, schedule: Schedule, a: Any, b: Any, bias: Any = None, activation: str | None = None, threads: int = 1
-) -> Array:
+def run_gemm(w: Gemm, schedule: Schedule, a: Any, b: Any, bias: Any = None, activation: str | None = None, threads: int = 1) -> Array:
     """One matrix product under `schedule`."""
     return PreparedGemm(w, schedule, bias=bias, activation=activation, threads=threads)(a, b)
 

@@ -13,7 +13,7 @@ from command_line import PLAN_KEYS, PROBLEM, SMALL, cache, document, invoke, nat
 from onnx import TensorProto, helper
 
 import pysim
-from pysim import comparison, machine, runtime, workload
+from pysim import machine, peers, runtime, workload
 from pysim.cli import COMMANDS, main
 from pysim.commands import common, doctor, machines
 from pysim.registry import kernels
@@ -337,7 +337,7 @@ def test_doctor_finds_what_the_main_job_needs():
     assert all(check.keys() == {"group", "name", "status", "detail", "fix"} for check in found["checks"])
     assert str(runtime.library_path()) in by_name["native library"]["detail"]
     assert by_name.keys() >= {"CPU", "caches", "governor", "pinning", "kernels", "onnx", "QEMU", "POWER10 compiler", "nvcc", "GPU"}
-    assert by_name.keys() >= set(comparison.PEERS)
+    assert by_name.keys() >= set(peers.PEERS)
     assert {check["status"] for check in found["checks"]} <= set(doctor.STYLES)
     assert ok("doctor").splitlines()[-1] == "pysim compare resnet50 works here"
 

@@ -12,7 +12,7 @@ import sys
 import pytest
 from command_line import PLAN_KEYS, PROBLEM, SMALL, cache, child, document, invoke, native, ok, own_files, refused  # noqa: F401
 
-from pysim import comparison, runtime
+from pysim import comparison, peers, runtime
 from pysim.cli import BROKEN_PIPE, INTERRUPTED
 from pysim.errors import OperandError
 from pysim.record import Comparison
@@ -81,7 +81,7 @@ def test_compare_document_has_the_promised_keys_and_a_summary():
     found = document("compare", SMALL, "gemm:24x20x16", "--peers", *QUICK)
     assert all(one.keys() >= COMPARISON_KEYS for one in found["comparisons"])
     for one in found["comparisons"]:
-        assert one["peers"].keys() | one["missing"].keys() == set(comparison.PEERS)
+        assert one["peers"].keys() | one["missing"].keys() == set(peers.PEERS)
         assert all(seconds > 0 for seconds in one["peers"].values())
         assert all(
             one["ratios"][name]["value"] == pytest.approx(seconds / one["measured_seconds"]) for name, seconds in one["peers"].items()
@@ -154,11 +154,11 @@ def fake_comparison(layer, plan, on, **options):
 def test_rows_stream_and_an_interrupt_ends_quietly(monkeypatch):
     written = []
 
-    def measure(layer, plan, on, **options):
+    def measure(layer, plan, machine, **options):
         written.append(sys.stdout.buffer.getvalue().decode())
         if len(written) == 3:
             raise KeyboardInterrupt
-        return fake_comparison(layer, plan, on)
+        return fake_comparison(layer, plan, machine)
 
     monkeypatch.setattr(comparison, "measure_plan", measure)
     result = invoke("compare", "vgg16")
@@ -170,10 +170,10 @@ def test_rows_stream_and_an_interrupt_ends_quietly(monkeypatch):
 
 @native
 def test_a_layer_that_cannot_be_run_does_not_stop_the_others(monkeypatch):
-    def measure(layer, plan, on, **options):
+    def measure(layer, plan, machine, **options):
         if layer.workload.text == SMALL:
             raise MemoryError
-        return fake_comparison(layer, plan, on)
+        return fake_comparison(layer, plan, machine)
 
     monkeypatch.setattr(comparison, "measure_plan", measure)
     found = document("compare", SMALL, PROBLEM, code=1)["comparisons"]

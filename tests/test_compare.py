@@ -24,9 +24,7 @@ from pysim.verify import reference
 from pysim.workload import Conv, Gemm, Layer, Workload, parse
 
 CONV = "conv:mb1ic16ih14oc12kh3ph1"
-MACHINE: Any = SimpleNamespace(
-    name="here", levels=(SimpleNamespace(size_bytes=1 << 15), SimpleNamespace(size_bytes=1 << 17))
-)
+MACHINE: Any = SimpleNamespace(name="here", levels=(SimpleNamespace(size_bytes=1 << 15), SimpleNamespace(size_bytes=1 << 17)))
 FAST: dict[str, Any] = {"min_seconds": 0.0, "budget_seconds": 0.2}
 
 
@@ -74,9 +72,7 @@ def one(text: str = CONV, **options: Any) -> Comparison:
 
 
 @native
-@pytest.mark.parametrize(
-    "text", [CONV, f"{CONV}:f64", "conv:g2mb3ic4ih9oc6kh3sh2ph1", "gemm:20x30x40", "gemm:20x30x40:tt"]
-)
+@pytest.mark.parametrize("text", [CONV, f"{CONV}:f64", "conv:g2mb3ic4ih9oc6kh3sh2ph1", "gemm:20x30x40", "gemm:20x30x40:tt"])
 def test_a_plan_is_checked_timed_and_set_beside_its_prediction(text: str) -> None:
     c = one(text, makers={"right": right})
     assert c.correct and not c.reason
@@ -131,9 +127,7 @@ def unwritten_element(out: Array) -> None:
 
 @native
 @pytest.mark.parametrize("change", [one_ulp, unwritten_element])
-def test_a_wrong_result_is_never_timed(
-    change: Callable[[Array], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_wrong_result_is_never_timed(change: Callable[[Array], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def timed(*_: Any, **__: Any) -> None:
         raise AssertionError("a wrong result was timed")
 
@@ -150,9 +144,7 @@ def test_a_wrong_result_is_never_timed(
 def test_a_peer_that_is_wrong_or_absent_is_named_with_its_reason_and_not_timed() -> None:
     c = one(makers={"wrong": wrong, "absent": absent, "right": right})
     assert c.correct and list(c.peers) == ["right"]
-    assert c.missing["absent"] == "it is not installed" and c.missing["wrong"].startswith(
-        "its result is wrong: exact fill"
-    )
+    assert c.missing["absent"] == "it is not installed" and c.missing["wrong"].startswith("its result is wrong: exact fill")
 
 
 @native
@@ -197,41 +189,39 @@ def test_every_sample_is_stored_under_the_key_of_its_contender(tmp_path: Path) -
 
 
 @native
-def test_layers_stream_and_each_is_stored_before_the_next_is_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(comparing, "PEERS", {DEFAULT: right, "other": right})
+def test_layers_stream_and_each_is_stored_before_the_next_is_planned(tmp_path: Path) -> None:
     layers = [Layer(parse(CONV)), Layer(parse("conv:mb1ic8ih7oc12kh1"))]
     with Store(tmp_path / "s.sqlite") as store:
         stored: list[int] = []
 
-        def plan_of(workload: Workload, machine: Any) -> Any:
-            stored.append(len(store))
-            return planned(workload)
+        def plans() -> Any:
+            for layer in layers:
+                stored.append(len(store))
+                yield layer, planned(layer.workload)
 
-        run = comparing.compare(layers, MACHINE, plan_of=plan_of, store=store, **FAST)
+        run = comparing.compare(plans(), MACHINE, makers={DEFAULT: right}, store=store, **FAST)
         first = next(run)
         assert first.problem == CONV and len(store) == 2 and stored == [0]
         rest = list(run)
         assert [c.problem for c in rest] == ["conv:mb1ic8ih7oc12kh1"] and stored == [0, 2] and len(store) == 4
         assert list(first.peers) == [DEFAULT]
-        every = comparing.compare(layers[:1], MACHINE, plan_of=plan_of, peers=True, **FAST)
+        both = {DEFAULT: right, "other": right}
+        every = comparing.compare([(layers[0], planned(layers[0].workload))], MACHINE, makers=both, **FAST)
         assert set(next(every).peers) == {DEFAULT, "other"}
 
 
 @native
-def test_a_layer_that_cannot_run_is_reported_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "PEERS", {DEFAULT: right})
-
-    def plan_of(workload: Workload, machine: Any) -> Any:
+def test_a_layer_that_cannot_run_is_reported_and_the_others_go_on() -> None:
+    def plan_of(workload: Workload) -> Any:
         if workload.dtype == "f64":
-            raise PlanError("no kernel does that")
+            return PlanError("no kernel does that")
         if isinstance(workload, Gemm):
             return planned(workload, schedule=msgspec.structs.replace(planned(workload).schedule, k2=0))
         return planned(workload)
 
     texts = [f"{CONV}:f64", "gemm:5x6x7", "conv:mb1ic8ih7oc12kh1:s8", CONV]
-    done = list(comparing.compare([Layer(parse(text)) for text in texts], MACHINE, plan_of=plan_of, **FAST))
+    layers = [Layer(parse(text)) for text in texts]
+    done = list(comparing.compare(((layer, plan_of(layer.workload)) for layer in layers), MACHINE, makers={DEFAULT: right}, **FAST))
     assert [c.problem for c in done] == texts and [c.correct for c in done] == [False, False, False, True]
     assert done[0].reason == "no kernel does that" and done[1].reason and "s8" in done[2].reason
 
@@ -242,7 +232,7 @@ def test_an_absent_native_library_ends_the_run_with_its_reason(monkeypatch: pyte
 
     monkeypatch.setattr(runtime, "library", absent_library)
     with pytest.raises(MissingError, match="install the package"):
-        list(comparing.compare([Layer(parse(CONV))], MACHINE, plan_of=lambda w, m: planned(w), **FAST))
+        list(comparing.compare([(Layer(parse(CONV)), planned(parse(CONV)))], MACHINE, **FAST))
 
 
 @native

@@ -14,9 +14,7 @@ from pysim.errors import MachineError, MissingError
 from pysim.host import Cpu, Geometry, detect, read_caches, read_cpu, relative
 from pysim.machine import Level, Machine, Memory, load, loads, to_toml
 
-GENOA = (
-    "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nmodel\t: 1\n"
-)
+GENOA = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nmodel\t: 1\n"
 ICE_LAKE = "vendor_id : GenuineIntel\ncpu family : 6\nmodel : 106\nmodel name : Intel(R) Xeon(R) Gold 6338 CPU\n"
 ZEN4_CACHES = [Geometry(1, 64, 8, 64, "0-1"), Geometry(2, 2048, 8, 64, "0-1"), Geometry(3, 32768, 16, 64, "0-7")]
 
@@ -24,9 +22,7 @@ ZEN4_CACHES = [Geometry(1, 64, 8, 64, "0-1"), Geometry(2, 2048, 8, 64, "0-1"), G
 class FakeProbes:
     """Round rates at 4 GHz; what was asked is kept, and any rate can be replaced."""
 
-    def __init__(
-        self, targets: tuple[str, ...] = ("avx512", "portable"), rates: dict[str, float] | None = None
-    ) -> None:
+    def __init__(self, targets: tuple[str, ...] = ("avx512", "portable"), rates: dict[str, float] | None = None) -> None:
         self.targets = targets
         self.rates = {"clock": 4e9, "fma": 8e9, "read": 128e9, "write": 64e9} | (rates or {})
         self.streams: list[int] = []
@@ -142,9 +138,7 @@ def test_without_sysfs_getconf_tells_the_geometry(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_a_third_level_is_detected_and_has_no_slicing_analysis(cpuinfo: Path, tmp_path: Path) -> None:
-    machine = detect(
-        False, probes=FakeProbes(), sysfs=tmp_path, cpuinfo=cpuinfo, cache_dir=tmp_path, run_getconf=lambda: GETCONF
-    )
+    machine = detect(False, probes=FakeProbes(), sysfs=tmp_path, cpuinfo=cpuinfo, cache_dir=tmp_path, run_getconf=lambda: GETCONF)
     assert [level.name for level in machine.levels] == ["L1", "L2"]
     assert machine.csa is None and machine.cores >= 1
 
@@ -215,16 +209,12 @@ def test_a_missing_or_odd_cpuinfo_still_names_the_machine(tmp_path: Path) -> Non
         (Cpu("", "aarch64", 0, 0), "zen4", False),
     ],
 )
-def test_unmeasured_numbers_come_from_the_same_or_the_nearest_microarchitecture(
-    cpu: Cpu, name: str, same: bool
-) -> None:
+def test_unmeasured_numbers_come_from_the_same_or_the_nearest_microarchitecture(cpu: Cpu, name: str, same: bool) -> None:
     found = relative(cpu)
     assert (found.machine.name, found.same) == (name, same)
 
 
-def test_on_a_known_microarchitecture_latencies_keep_their_kind_and_source(
-    sysfs: Path, cpuinfo: Path, tmp_path: Path
-) -> None:
+def test_on_a_known_microarchitecture_latencies_keep_their_kind_and_source(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     machine, zen4 = run(FakeProbes(), sysfs, cpuinfo, tmp_path), load("zen4")
     assert [x.latency_cycles for x in machine.levels] == [x.latency_cycles for x in zen4.levels]
     assert machine.memory.latency_cycles == zen4.memory.latency_cycles
@@ -233,9 +223,7 @@ def test_on_a_known_microarchitecture_latencies_keep_their_kind_and_source(
     assert machine.sources["bandwidths"] == zen4.sources["bandwidths"]
 
 
-def test_on_an_unknown_microarchitecture_they_are_assumed_and_say_from_where(
-    sysfs: Path, cpuinfo: Path, tmp_path: Path
-) -> None:
+def test_on_an_unknown_microarchitecture_they_are_assumed_and_say_from_where(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     cpuinfo.write_text(ICE_LAKE)
     machine, kin = run(FakeProbes(), sysfs, cpuinfo, tmp_path), load("sapphire-rapids")
     for level, known in zip(machine.levels, kin.levels, strict=True):
@@ -261,9 +249,7 @@ def test_rates_are_divided_by_the_measured_clock(sysfs: Path, cpuinfo: Path, tmp
         assert where.read_bytes_per_cycle.kind == "measured"
 
 
-def test_each_level_is_measured_inside_it_and_outside_the_one_before(
-    sysfs: Path, cpuinfo: Path, tmp_path: Path
-) -> None:
+def test_each_level_is_measured_inside_it_and_outside_the_one_before(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     probes = FakeProbes()
     run(probes, sysfs, cpuinfo, tmp_path)
     l1, l2, l3, memory = probes.streams
@@ -290,9 +276,7 @@ def test_a_unit_that_the_relative_lacks_comes_from_another_machine(sysfs: Path, 
 
 @pytest.mark.parametrize("probe", ["clock", "fma", "read", "write"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
-def test_a_probe_that_measures_nonsense_is_a_machine_error(
-    sysfs: Path, cpuinfo: Path, tmp_path: Path, probe: str, value: float
-) -> None:
+def test_a_probe_that_measures_nonsense_is_a_machine_error(sysfs: Path, cpuinfo: Path, tmp_path: Path, probe: str, value: float) -> None:
     with pytest.raises(MachineError, match=r"probe measured .* finite and greater than 0"):
         run(FakeProbes(rates={probe: value}), sysfs, cpuinfo, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
@@ -349,9 +333,7 @@ def test_another_cpu_or_geometry_is_detected_anew(sysfs: Path, cpuinfo: Path, tm
 
 
 @pytest.mark.parametrize("damage", ["", "schema = 1", "\x00", "= [", "name", "other machine"])
-def test_a_cache_file_that_does_not_hold_is_measured_anew(
-    sysfs: Path, cpuinfo: Path, tmp_path: Path, damage: str
-) -> None:
+def test_a_cache_file_that_does_not_hold_is_measured_anew(sysfs: Path, cpuinfo: Path, tmp_path: Path, damage: str) -> None:
     cache = tmp_path / "cache"
     first = run(FakeProbes(), sysfs, cpuinfo, cache, cached=True)
     (file,) = cache.iterdir()
@@ -363,9 +345,7 @@ def test_a_cache_file_that_does_not_hold_is_measured_anew(
     assert probes.streams and loads(file.read_text()) == first
 
 
-def test_a_cache_that_is_not_text_or_is_a_directory_is_measured_anew(
-    sysfs: Path, cpuinfo: Path, tmp_path: Path
-) -> None:
+def test_a_cache_that_is_not_text_or_is_a_directory_is_measured_anew(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = run(FakeProbes(), sysfs, cpuinfo, cache, cached=True)
     (file,) = cache.iterdir()
@@ -382,9 +362,7 @@ def test_a_cache_directory_that_cannot_be_written_is_no_error(sysfs: Path, cpuin
     assert machine.name == "host"
 
 
-def test_the_cache_lies_where_xdg_says_or_under_home(
-    sysfs: Path, cpuinfo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_lies_where_xdg_says_or_under_home(sysfs: Path, cpuinfo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for configured, where in [
         (str(tmp_path / "xdg"), tmp_path / "xdg" / "pysim"),

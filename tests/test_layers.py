@@ -25,6 +25,7 @@ EXCEPTIONS = {  # importer -> imported, of the same layer or above, and why
     ("comparison", "verify"): "a comparison is made of these",
     ("comparison", "peers"): "a comparison is made of these",
     ("comparison", "store"): "a comparison is made of these",
+    ("api", "frontends"): "model.onnx; imported when a model is read",
     ("__init__", "api"): "the public names, imported when first used",
     ("__main__", "cli"): "python -m pysim",
     ("cli", "__init__"): "the version",

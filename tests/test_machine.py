@@ -102,9 +102,7 @@ def test_the_paper_machines_carry_the_papers_numbers() -> None:
         assert tuple(number.value for number in numbers) == latencies
 
 
-@pytest.mark.parametrize(
-    ("name", "target", "lanes", "roof"), [("power10-e1050", "mma", 16, 256e9), ("xeon-4208", "avx512", 16, 67.2e9)]
-)
+@pytest.mark.parametrize(("name", "target", "lanes", "roof"), [("power10-e1050", "mma", 16, 256e9), ("xeon-4208", "avx512", 16, 67.2e9)])
 def test_the_roofs_of_the_papers_table_1_follow_from_the_unit(name: str, target: str, lanes: int, roof: float) -> None:
     machine = load(name)
     unit = machine.unit(target)
@@ -264,9 +262,7 @@ FREQUENCY = 'frequency_hz = { value = 3.661e9, kind = "measured", source = "band
         ("ways = 8", 'policy = "mru"\nways = 8', ["levels[0].policy", "mru"]),
     ],
 )
-def test_a_file_that_does_not_hold_is_refused_with_the_place_and_what_would_be_right(
-    old: str, new: str, says: list[str]
-) -> None:
+def test_a_file_that_does_not_hold_is_refused_with_the_place_and_what_would_be_right(old: str, new: str, says: list[str]) -> None:
     message = refusal(changed(old, new))
     assert message.startswith("my.toml: ")
     for words in says:
@@ -305,9 +301,7 @@ def test_random_text_raises_machine_errors_only(text: str) -> None:
 
 fragments = st.one_of(
     st.text(max_size=20),
-    st.sampled_from(
-        ["{", "}", "[", "]", "=", '"', "nan", "-1", "1e999", "1979-05-27", "true", "[[levels]]", "[memory]", "\0"]
-    ),
+    st.sampled_from(["{", "}", "[", "]", "=", '"', "nan", "-1", "1e999", "1979-05-27", "true", "[[levels]]", "[memory]", "\0"]),
 )
 
 
@@ -324,17 +318,13 @@ def test_a_damaged_file_raises_machine_errors_only(text: str, data: st.DataObjec
 
 values = st.recursive(
     st.one_of(st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.dates()),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["value", "kind", "source", "name"]), inner)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["value", "kind", "source", "name"]), inner),
     max_leaves=6,
 )
 
 
 @given(st.sampled_from([VALID, VALID_GPU]), st.data(), values)
-def test_a_document_with_any_value_in_any_place_raises_machine_errors_only(
-    text: str, data: st.DataObject, value: Any
-) -> None:
+def test_a_document_with_any_value_in_any_place_raises_machine_errors_only(text: str, data: st.DataObject, value: Any) -> None:
     document: Any = tomllib.loads(text)
     place = document
     while True:
@@ -381,9 +371,7 @@ def test_any_text_and_any_number_survive_writing_back(key: str, title: str, note
 def test_a_pipe_may_have_any_name() -> None:
     h200 = load_any("h200")
     assert isinstance(h200, Gpu)
-    machine = msgspec.structs.replace(
-        h200, fma_per_cycle={"value": h200.fma_per_cycle["f32"], "a b": h200.fma_per_cycle["f64"]}
-    )
+    machine = msgspec.structs.replace(h200, fma_per_cycle={"value": h200.fma_per_cycle["f32"], "a b": h200.fma_per_cycle["f64"]})
     assert loads(to_toml(machine)) == machine
 
 

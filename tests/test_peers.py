@@ -238,9 +238,7 @@ def test_a_missing_native_library_stops_im2col_alone(monkeypatch: pytest.MonkeyP
     made("im2col_openblas", t.workload, t.x, t.w)
 
 
-def test_a_onednn_path_that_is_wrong_is_named_and_no_other_is_tried(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_onednn_path_that_is_wrong_is_named_and_no_other_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = tmp_path / "libdnnl.so"
     text.write_text("no library")
     for path in (text, tmp_path, tmp_path / "nowhere.so"):
@@ -256,9 +254,7 @@ def test_another_library_in_onednns_place_is_refused(monkeypatch: pytest.MonkeyP
     assert "dnnl_version" in missing("onednn")
 
 
-def test_onednn_is_looked_for_in_the_environment_where_wheels_put_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_onednn_is_looked_for_in_the_environment_where_wheels_put_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wheel, folder = tmp_path / "lib" / "libdnnl.so.3", tmp_path / "site" / "onednn" / "lib"
     wheel.parent.mkdir()
     folder.mkdir(parents=True)
@@ -288,7 +284,5 @@ def test_peers_load_nothing_until_they_are_asked() -> None:
 
     code = "import sys, pysim.peers; print([m for m in ('cffi','onnx','onnxruntime','scipy') if m in sys.modules])"
     path = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

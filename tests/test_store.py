@@ -123,9 +123,7 @@ def test_two_processes_write_one_new_store_at_once(tmp_path: Path) -> None:
             assert [m.run for m in store.find(machine=name)] == [str(i) for i in range(50)]
 
 
-@pytest.mark.parametrize(
-    "content", [b"this is no database, only a text that is long enough " * 40, b"SQLite format 3\x00" * 99]
-)
+@pytest.mark.parametrize("content", [b"this is no database, only a text that is long enough " * 40, b"SQLite format 3\x00" * 99])
 def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "s.sqlite"
     path.write_bytes(content)

@@ -94,7 +94,9 @@ pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *
     pysim_nest n;
     pysim_status status = pysim_conv_packed_filter_bytes(c, s, &needed);
     if (status != PYSIM_OK) return status;
-    if (!filters || !packed) return pysim_fail(PYSIM_BAD_ARGUMENT, "pysim_conv_pack_filters: filters or packed is NULL");
+    status = pysim_check_operand("filters", filters, c->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("packed", packed, c->dtype);
+    if (status != PYSIM_OK) return status;
     if (packed_bytes < needed)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "packed has %lld bytes; this schedule needs %lld", (long long)packed_bytes, (long long)needed);
     status = conv_nest(c, s, &n, NULL);

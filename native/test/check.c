@@ -4,10 +4,10 @@
  *   check [--kernel SUBSTRING] [--quick] [--list] [--seed N] [--case ID]
  *
  * Each row meets convolutions and matrix products at the edges of its block, with both stationary operands, both pack modes and
- * every kind of channel set, K2 and K3, so that any two settings meet in some case (--quick), or any window count x filter count x
- * stationary x K2 x K3 and any further setting (otherwise). Every operand lies flush against inaccessible memory, on one side for
- * exact inputs and on the other for random ones; outputs start as NaN. A section runs in a process of its own, so a fault is one
- * failure with its case, not the end of the run. Exit code: 0, 1 after any failure, 2 for bad usage. */
+ * every kind of channel set, K2 and K3, so that any two settings meet in some case (--quick), or any window count x filter
+ * count x stationary x K2 x K3 and any further setting (otherwise). Every operand lies flush against inaccessible memory, on
+ * one side for exact inputs and on the other for random ones; outputs start as NaN. A section runs in a process of its own, so
+ * a fault is one failure with its case, not the end of the run. Exit code: 0, 1 after any failure, 2 for bad usage. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -154,7 +154,8 @@ enum { ALONE = sizeof alone / sizeof *alone };
 /* ---- main ---- */
 
 static int usage(const char *problem, const char *what) {
-    fprintf(stderr, "check: %s %s\nusage: check [--kernel SUBSTRING] [--quick] [--list] [--seed N] [--case ID]\n", problem, what);
+    fprintf(stderr, "check: %s %s\nusage: check [--kernel SUBSTRING] [--quick] [--list] [--seed N] [--case ID]\n", problem,
+            what);
     return 2;
 }
 
@@ -210,8 +211,9 @@ static int run_all(const char *wanted) {
     return failed > 0;
 }
 
-/* OpenMP's idle threads would spin between the thousands of tiny problems: 16 times the run time on two cores. The runtime reads
- * its environment when it is loaded, so the program starts itself again; where that is not possible, it only takes longer. */
+/* OpenMP's idle threads would spin between the thousands of tiny problems: 16 times the run time on two cores. The runtime
+ * reads its environment when it is loaded, so the program starts itself again; where that is not possible, it only takes
+ * longer. */
 static void let_threads_sleep(char **argv) {
     if (getenv("OMP_WAIT_POLICY") || !strchr(argv[0], '/') || setenv("OMP_WAIT_POLICY", "passive", 0) != 0) return;
     execv(argv[0], argv);

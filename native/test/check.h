@@ -13,7 +13,7 @@ typedef struct {
     uint64_t state;
 } check_random;
 uint64_t check_next(check_random *random);
-int64_t check_below(check_random *random, int64_t n); /* 0 .. n-1 */
+int64_t check_below(check_random *random, int64_t n);                          /* 0 .. n-1 */
 check_random check_case_random(int32_t kernel, int32_t family, int32_t index); /* the same for the same case and seed */
 
 /* ---- options and the current case ---- */
@@ -39,8 +39,8 @@ size_t check_size(int32_t dtype);
 double check_get(const void *array, int32_t dtype, int64_t index);
 void check_set(void *array, int32_t dtype, int64_t index, double value);
 
-/* EXACT: small integers, so that sums are exact in any order. RANDOM: 24 or 53 random bits, never zero. Three of four values are
- * positive in both, so that sums rarely vanish. */
+/* EXACT: small integers, so that sums are exact in any order. RANDOM: 24 or 53 random bits, never zero. Three of four values
+ * are positive in both, so that sums rarely vanish. */
 typedef enum { FILL_EXACT = 0, FILL_RANDOM = 1 } check_fill_kind;
 void check_fill(void *array, int32_t dtype, int64_t count, check_fill_kind kind, check_random *random);
 void check_absolute(void *to, const void *from, int32_t dtype, int64_t count);
@@ -59,8 +59,8 @@ uint64_t check_hash(const void *bytes, size_t count);
 enum { SCRATCH_WANT, SCRATCH_BOUND, SCRATCH_A, SCRATCH_B, SCRATCH_C, SCRATCH_BIAS, SCRATCH_FIRST, SCRATCH_COUNT };
 void *check_scratch(int32_t which, size_t bytes);
 
-/* A workspace of exactly `bytes` bytes filled with `garbage`: flush against the guard, or, when `odd`, 8 bytes off any alignment with a
- * pattern in the 8 bytes between. */
+/* A workspace of exactly `bytes` bytes filled with `garbage`: flush against the guard, or, when `odd`, 8 bytes off any
+ * alignment with a pattern in the 8 bytes between. */
 void *check_workspace(guard_arena *arena, int64_t bytes, guard_side side, int odd, int garbage);
 int check_workspace_intact(const guard_arena *arena, guard_side side, int odd);
 

@@ -66,7 +66,8 @@ typedef struct {
 static const line lines[] = {
 #define PYSIM_PACKER(target, dtype)
 #define PYSIM_KERNEL(target, dtype, form, windows, filters, lane_windows, lane_filters)                               \
-    {#dtype "_" #form "_" #windows "x" #filters "__" #target, #target, #dtype, #form, windows, filters, lane_windows, lane_filters},
+    {#dtype "_" #form "_" #windows "x" #filters "__" #target, #target, #dtype, #form, windows, filters, lane_windows,     \
+     lane_filters},
 #include "../kernels.inc"
 #undef PYSIM_KERNEL
 #undef PYSIM_PACKER
@@ -82,7 +83,8 @@ static void check_line(int32_t i) {
     if (strcmp(row.name, lines[i].name) != 0) check_fail("its name is %s", row.name);
     if (strcmp(row.target, lines[i].target) != 0 || strcmp(row.form, lines[i].form) != 0 ||
         row.dtype != (strcmp(lines[i].dtype, "f64") == 0 ? PYSIM_F64 : PYSIM_F32) || row.windows != lines[i].windows ||
-        row.filters != lines[i].filters || row.lane_windows != lines[i].lane_windows || row.lane_filters != lines[i].lane_filters)
+        row.filters != lines[i].filters || row.lane_windows != lines[i].lane_windows ||
+        row.lane_filters != lines[i].lane_filters)
         check_fail("its columns are not those of kernels.inc");
     if (row.available != 0 && row.available != 1) check_fail("available is %d", (int)row.available);
     if (strcmp(row.target, "portable") == 0 && !row.available) check_fail("a portable kernel is not available");
@@ -90,7 +92,8 @@ static void check_line(int32_t i) {
 
 void check_registry(void) {
     if (check_begin("version", "pysim_abi_version")) {
-        if (pysim_abi_version() != PYSIM_ABI_VERSION) check_fail("%d, and the header has %d", pysim_abi_version(), PYSIM_ABI_VERSION);
+        if (pysim_abi_version() != PYSIM_ABI_VERSION)
+            check_fail("%d, and the header has %d", pysim_abi_version(), PYSIM_ABI_VERSION);
         check_end();
     }
     if (check_begin("count", "pysim_kernel_count")) {
@@ -114,7 +117,8 @@ static void worked_numbers(void) {
     if (pysim_conv_reference(&c, &e, ones, ones, got) != PYSIM_OK) check_fail("%s", pysim_last_error());
     if (check_compare(PYSIM_F32, 9, got, want, NULL, 0) >= 0) check_fail("ones with ones are not 4 6 4 6 9 6 4 6 4");
 
-    /* C = relu(2 A B^T - C + bias): row 0: 2*(1*5+2*6)-1+1 = 34, 2*(1*7+2*8)-100-1 = -55 -> 0; row 1: 2*(3*5+4*6)-1+1 = 78, … */
+    /* C = relu(2 A B^T - C + bias): row 0: 2*(1*5+2*6)-1+1 = 34, 2*(1*7+2*8)-100-1 = -55 -> 0; row 1: 2*(3*5+4*6)-1+1 = 78, …
+     */
     const pysim_gemm g = {2, 2, 2, 2, 2, 2, 0, 1, PYSIM_F64};
     const double a[4] = {1, 2, 3, 4}, b[4] = {5, 6, 7, 8}, bias[2] = {1, -1}, result[4] = {34, 0, 78, 104};
     const pysim_epilogue relu = {2, -1, bias, PYSIM_RELU};
@@ -138,7 +142,8 @@ static void both_ways(const pysim_conv *c, guard_side side, check_random *random
     const pysim_epilogue e = {1, 0, NULL, PYSIM_IDENTITY};
     check_fill(guard_place(&image, (size_t)(c->channels * c->height * c->width) * size, side), c->dtype,
                c->channels * c->height * c->width, FILL_EXACT, random);
-    check_fill(guard_place(&filters, (size_t)(c->filters * depth) * size, side), c->dtype, c->filters * depth, FILL_EXACT, random);
+    check_fill(guard_place(&filters, (size_t)(c->filters * depth) * size, side), c->dtype, c->filters * depth, FILL_EXACT,
+               random);
     void *col = guard_place(&columns, (size_t)(depth * windows) * size, side);
     void *one = guard_place(&direct, (size_t)(c->filters * windows) * size, side);
     void *two = guard_place(&product, (size_t)(c->filters * windows) * size, side);
@@ -151,7 +156,8 @@ static void both_ways(const pysim_conv *c, guard_side side, check_random *random
         return;
     }
     if (!guard_intact(&columns) || !guard_intact(&direct) || !guard_intact(&product)) check_fail("a write beside an output");
-    if (check_compare(c->dtype, c->filters * windows, one, two, NULL, 0) >= 0) check_fail("im2col and GEMM give another result");
+    if (check_compare(c->dtype, c->filters * windows, one, two, NULL, 0) >= 0)
+        check_fail("im2col and GEMM give another result");
 }
 
 void check_reference(void) {
@@ -168,11 +174,13 @@ void check_reference(void) {
         c.pad_bottom = check_below(&random, 7), c.pad_right = check_below(&random, 7);
         c.height = 9 + check_below(&random, 6), c.width = 9 + check_below(&random, 6);
         snprintf(id, sizeof id, "im2col/%d", (int)i);
-        if (!check_begin(id, "conv:ic%lldih%lldiw%lldoc%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld pad_bottom=%lld pad_right=%lld",
-                         (long long)c.channels, (long long)c.height, (long long)c.width, (long long)c.filters,
-                         (long long)c.kernel_h, (long long)c.kernel_w, (long long)c.stride_h, (long long)c.stride_w,
-                         (long long)c.pad_top, (long long)c.pad_left, (long long)c.dilation_h - 1, (long long)c.dilation_w - 1,
-                         (long long)c.pad_bottom, (long long)c.pad_right))
+        if (!check_begin(
+                id,
+                "conv:ic%lldih%lldiw%lldoc%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld pad_bottom=%lld pad_right=%lld",
+                (long long)c.channels, (long long)c.height, (long long)c.width, (long long)c.filters, (long long)c.kernel_h,
+                (long long)c.kernel_w, (long long)c.stride_h, (long long)c.stride_w, (long long)c.pad_top,
+                (long long)c.pad_left, (long long)c.dilation_h - 1, (long long)c.dilation_w - 1, (long long)c.pad_bottom,
+                (long long)c.pad_right))
             continue;
         both_ways(&c, i & 2 ? GUARD_LEFT : GUARD_RIGHT, &random);
         check_end();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Bad arguments. Each call starts from one that works and has one thing wrong; it must return the right status, say what is wrong,
- * and leave every operand as it was. */
+ * Bad arguments. Each call starts from one that works and has one thing wrong; it must return the right status, say what is
+ * wrong, and leave every operand as it was. */
 #include <math.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -16,37 +16,44 @@ enum { REGION = 1 << 16 };
 typedef struct {
     pysim_conv c;
     pysim_gemm g;
-    pysim_schedule s;  /* for both */
+    pysim_schedule s; /* for both */
     pysim_epilogue e;
     const pysim_conv *conv;
     const pysim_gemm *gemm;
     const pysim_schedule *schedule;
     const pysim_epilogue *epilogue;
     int32_t threads;
-    char *input, *filters, *packed, *output, *columns, *workspace, *bias; /* a, b and c of a GEMM are input, filters and output */
+    char *input, *filters, *output; /* a, b and c of a GEMM */
+    char *packed, *columns, *workspace, *bias;
     int64_t packed_bytes, workspace_bytes, gemm_workspace_bytes;
     int64_t *bytes, *p, *q;
     int64_t result[3];
 } call;
 
-/* ---- the functions, each with one bit ---- */
+/* ---- the functions ---- */
 
 static pysim_status conv_output(call *x) { return pysim_conv_output(x->conv, x->p, x->q); }
 static pysim_status packed_bytes(call *x) { return pysim_conv_packed_filter_bytes(x->conv, x->schedule, x->bytes); }
-static pysim_status pack(call *x) { return pysim_conv_pack_filters(x->conv, x->schedule, x->filters, x->packed, x->packed_bytes); }
+static pysim_status pack(call *x) {
+    return pysim_conv_pack_filters(x->conv, x->schedule, x->filters, x->packed, x->packed_bytes);
+}
 static pysim_status workspace_bytes(call *x) { return pysim_conv_workspace_bytes(x->conv, x->schedule, x->threads, x->bytes); }
 static pysim_status conv_run(call *x) {
     return pysim_conv_run(x->conv, x->schedule, x->epilogue, x->threads, x->input, x->packed, x->output, x->workspace,
                           x->workspace_bytes, NULL);
 }
-static pysim_status conv_reference(call *x) { return pysim_conv_reference(x->conv, x->epilogue, x->input, x->filters, x->output); }
+static pysim_status conv_reference(call *x) {
+    return pysim_conv_reference(x->conv, x->epilogue, x->input, x->filters, x->output);
+}
 static pysim_status im2col(call *x) { return pysim_im2col(x->conv, x->input, x->columns); }
 static pysim_status gemm_workspace(call *x) { return pysim_gemm_workspace_bytes(x->gemm, x->schedule, x->threads, x->bytes); }
 static pysim_status gemm_run(call *x) {
     return pysim_gemm_run(x->gemm, x->schedule, x->epilogue, x->threads, x->input, x->filters, x->output, x->workspace,
                           x->gemm_workspace_bytes, NULL);
 }
-static pysim_status gemm_reference(call *x) { return pysim_gemm_reference(x->gemm, x->epilogue, x->input, x->filters, x->output); }
+static pysim_status gemm_reference(call *x) {
+    return pysim_gemm_reference(x->gemm, x->epilogue, x->input, x->filters, x->output);
+}
 
 static const struct {
     const char *name;
@@ -59,12 +66,17 @@ static const struct {
     {"pysim_gemm_run", gemm_run},             {"pysim_gemm_reference", gemm_reference},
 };
 enum {
-    OUTPUT = 1 << 0, PACKED = 1 << 1, PACK = 1 << 2, WORKSPACE = 1 << 3, RUN = 1 << 4, REFERENCE = 1 << 5, IM2COL = 1 << 6,
-    G_WORKSPACE = 1 << 7, G_RUN = 1 << 8, G_REFERENCE = 1 << 9, FUNCTIONS = 10,
+    CONV_OUTPUT, CONV_PACKED_BYTES, CONV_PACK, CONV_WORKSPACE, CONV_RUN, CONV_REFERENCE, CONV_IM2COL,
+    GEMM_WORKSPACE, GEMM_RUN, GEMM_REFERENCE, FUNCTIONS,
+};
+/* Sets of functions. */
+enum {
+    OUTPUT = 1 << CONV_OUTPUT, PACKED = 1 << CONV_PACKED_BYTES, PACK = 1 << CONV_PACK, WORKSPACE = 1 << CONV_WORKSPACE,
+    RUN = 1 << CONV_RUN, REFERENCE = 1 << CONV_REFERENCE, IM2COL = 1 << CONV_IM2COL, G_WORKSPACE = 1 << GEMM_WORKSPACE,
+    G_RUN = 1 << GEMM_RUN, G_REFERENCE = 1 << GEMM_REFERENCE,
     CONV = OUTPUT | PACKED | PACK | WORKSPACE | RUN | REFERENCE | IM2COL, GEMM = G_WORKSPACE | G_RUN | G_REFERENCE,
     CONV_PLAN = PACKED | PACK | WORKSPACE | RUN, PLAN = CONV_PLAN | G_WORKSPACE | G_RUN,
-    THREADED = WORKSPACE | RUN | G_WORKSPACE | G_RUN,
-    COMPUTE = RUN | REFERENCE | G_RUN | G_REFERENCE,
+    THREADED = WORKSPACE | RUN | G_WORKSPACE | G_RUN, COMPUTE = RUN | REFERENCE | G_RUN | G_REFERENCE,
 };
 
 /* ---- the call that works ---- */
@@ -87,14 +99,15 @@ static void good(call *x) {
     x->conv = &x->c, x->gemm = &x->g, x->schedule = &x->s, x->epilogue = &x->e;
     x->threads = 1;
     char **region[] = {&x->input, &x->filters, &x->packed, &x->output, &x->columns, &x->workspace, &x->bias};
-    for (size_t i = 0; i < sizeof region / sizeof *region; i++) *region[i] = pool + (i + 1) * REGION; /* room on both sides */;
+    for (size_t i = 0; i < sizeof region / sizeof *region; i++) *region[i] = pool + (i + 1) * REGION; /* room on both sides */
     x->e = (pysim_epilogue){1, 0, x->bias, PYSIM_RELU};
     x->bytes = &x->result[0], x->p = &x->result[1], x->q = &x->result[2];
     if (pysim_conv_packed_filter_bytes(&x->c, &x->s, &x->packed_bytes) != PYSIM_OK ||
         pysim_conv_workspace_bytes(&x->c, &x->s, 1, &x->workspace_bytes) != PYSIM_OK ||
         pysim_gemm_workspace_bytes(&x->g, &x->s, 1, &x->gemm_workspace_bytes) != PYSIM_OK)
         check_fail("the call that should work: %s", pysim_last_error());
-    if (x->packed_bytes > REGION || x->workspace_bytes > REGION || x->gemm_workspace_bytes > REGION) check_fail("REGION is too small");
+    if (x->packed_bytes > REGION || x->workspace_bytes > REGION || x->gemm_workspace_bytes > REGION)
+        check_fail("REGION is too small");
     check_random random = {check_given.seed};
     check_fill(pool, PYSIM_F32, sizeof pool / sizeof(float), FILL_EXACT, &random);
 }
@@ -133,7 +146,8 @@ static void set(call *x, size_t offset, kind of, int64_t value) {
     if (of == POINTER || of == SHIFT) memcpy(field, &pointer, sizeof pointer);
 }
 
-#define FIELD(type, field, value, who, status, word) {#field " = " #value, offsetof(call, field), type, value, who, PYSIM_##status, word}
+#define FIELD(type, field, value, who, status, word) \
+    {#field " = " #value, offsetof(call, field), type, value, who, PYSIM_##status, word}
 #define LEAST(type, struct, field, least, who) \
     FIELD(type, struct.field, least - 1, who, BAD_ARGUMENT, #field), FIELD(type, struct.field, -7, who, BAD_ARGUMENT, #field)
 #define HUGE_(struct, field, who) FIELD(I64, struct.field, INT64_MAX, who, OVERFLOW, NULL)
@@ -148,7 +162,8 @@ static const struct {
     pysim_status status;
     const char *word;
 } wrong[] = {
-    LEAST(I64, c, batch, 1, CONV), LEAST(I64, c, groups, 1, CONV), LEAST(I64, c, channels, 1, CONV), LEAST(I64, c, height, 1, CONV),
+    LEAST(I64, c, batch, 1, CONV), LEAST(I64, c, groups, 1, CONV), LEAST(I64, c, channels, 1, CONV),
+    LEAST(I64, c, height, 1, CONV),
     LEAST(I64, c, width, 1, CONV), LEAST(I64, c, filters, 1, CONV), LEAST(I64, c, kernel_h, 1, CONV),
     LEAST(I64, c, kernel_w, 1, CONV), LEAST(I64, c, stride_h, 1, CONV), LEAST(I64, c, stride_w, 1, CONV),
     LEAST(I64, c, dilation_h, 1, CONV), LEAST(I64, c, dilation_w, 1, CONV), LEAST(I64, c, pad_top, 0, CONV),
@@ -159,7 +174,8 @@ static const struct {
     FIELD(I32, c.dtype, 2, CONV, BAD_ARGUMENT, "dtype"), FIELD(I32, c.dtype, -1, CONV, BAD_ARGUMENT, "dtype"),
     HUGE_(c, batch, CONV), HUGE_(c, height, CONV), HUGE_(c, width, CONV), HUGE_(c, pad_top, CONV), HUGE_(c, pad_left, CONV),
     HUGE_(c, pad_bottom, CONV), HUGE_(c, pad_right, CONV), HUGE_(c, dilation_h, CONV), HUGE_(c, dilation_w, CONV),
-    FIELD(I64, c.channels, INT64_C(1) << 61, CONV, OVERFLOW, NULL), FIELD(I64, c.filters, INT64_C(1) << 61, CONV, OVERFLOW, NULL),
+    FIELD(I64, c.channels, INT64_C(1) << 61, CONV, OVERFLOW, NULL),
+    FIELD(I64, c.filters, INT64_C(1) << 61, CONV, OVERFLOW, NULL),
     FIELD(I64, c.batch, INT64_C(1) << 55, CONV, OVERFLOW, NULL),
 
     LEAST(I64, g, m, 1, GEMM), LEAST(I64, g, n, 1, GEMM), LEAST(I64, g, k, 1, GEMM), LEAST(I64, g, lda, 1, GEMM),
@@ -171,32 +187,40 @@ static const struct {
     FIELD(I64, g.m, INT64_C(1) << 61, GEMM, OVERFLOW, NULL), FIELD(I64, g.lda, INT64_C(1) << 60, GEMM, OVERFLOW, NULL),
 
     FIELD(I32, s.kernel, -1, PLAN, BAD_ARGUMENT, "kernel"), FIELD(I32, s.kernel, 10000, PLAN, BAD_ARGUMENT, "kernel"),
-    FIELD(I32, s.stationary, 2, PLAN, BAD_ARGUMENT, "stationary"), FIELD(I32, s.stationary, -1, PLAN, BAD_ARGUMENT, "stationary"),
+    FIELD(I32, s.stationary, 2, PLAN, BAD_ARGUMENT, "stationary"),
+    FIELD(I32, s.stationary, -1, PLAN, BAD_ARGUMENT, "stationary"),
     FIELD(I32, s.pack, 2, PLAN, BAD_ARGUMENT, "pack"), FIELD(I32, s.pack, -1, PLAN, BAD_ARGUMENT, "pack"),
-    FIELD(I32, s.pack, PYSIM_PACK_NONE, CONV_PLAN, UNSUPPORTED, "pack"), LEAST(I64, s, windows, 1, PLAN), LEAST(I64, s, filters, 1, PLAN),
+    FIELD(I32, s.pack, PYSIM_PACK_NONE, CONV_PLAN, UNSUPPORTED, "pack"), LEAST(I64, s, windows, 1, PLAN),
+    LEAST(I64, s, filters, 1, PLAN),
     FIELD(I64, s.windows, 1000, PLAN, BAD_ARGUMENT, "windows"), FIELD(I64, s.filters, 1000, PLAN, BAD_ARGUMENT, "filters"),
     LEAST(I64, s, channels, 1, PLAN), FIELD(I64, s.channels, 3, CONV_PLAN, BAD_ARGUMENT, "channels"),
-    FIELD(I64, s.channels, 8, G_WORKSPACE | G_RUN, BAD_ARGUMENT, "channels"), LEAST(I64, s, k2, 1, PLAN), LEAST(I64, s, k3, 1, PLAN),
+    FIELD(I64, s.channels, 8, G_WORKSPACE | G_RUN, BAD_ARGUMENT, "channels"), LEAST(I64, s, k2, 1, PLAN),
+    LEAST(I64, s, k3, 1, PLAN),
     FIELD(I64, s.k2, INT64_MAX, PLAN, OK, NULL), FIELD(I64, s.k3, INT64_MAX, PLAN, OK, NULL),
 
     FIELD(I32, threads, 0, THREADED, BAD_ARGUMENT, "threads"), FIELD(I32, threads, -1, THREADED, BAD_ARGUMENT, "threads"),
     FIELD(I32, e.activation, 2, COMPUTE, BAD_ARGUMENT, "activation"),
-    FIELD(I32, e.activation, -1, COMPUTE, BAD_ARGUMENT, "activation"), FIELD(F64, e.alpha, 2, RUN | REFERENCE, BAD_ARGUMENT, "alpha"),
-    FIELD(F64, e.alpha, INT64_MIN, RUN | REFERENCE, BAD_ARGUMENT, "alpha"), FIELD(F64, e.beta, 1, RUN | REFERENCE, BAD_ARGUMENT, "beta"),
+    FIELD(I32, e.activation, -1, COMPUTE, BAD_ARGUMENT, "activation"),
+    FIELD(F64, e.alpha, 2, RUN | REFERENCE, BAD_ARGUMENT, "alpha"),
+    FIELD(F64, e.alpha, INT64_MIN, RUN | REFERENCE, BAD_ARGUMENT, "alpha"),
+    FIELD(F64, e.beta, 1, RUN | REFERENCE, BAD_ARGUMENT, "beta"),
     FIELD(F64, e.beta, INT64_MIN, RUN | REFERENCE, BAD_ARGUMENT, "beta"),
 
     NIL(conv, CONV, "NULL"), NIL(gemm, GEMM, "NULL"), NIL(schedule, PLAN, "schedule"), NIL(epilogue, COMPUTE, "epilogue"),
     NIL(p, OUTPUT, "NULL"), NIL(q, OUTPUT, "NULL"), NIL(bytes, PACKED | WORKSPACE | G_WORKSPACE, "NULL"),
-    NIL(input, RUN | REFERENCE | IM2COL | G_RUN | G_REFERENCE, "NULL"), NIL(filters, PACK | REFERENCE | G_RUN | G_REFERENCE, "NULL"),
+    NIL(input, RUN | REFERENCE | IM2COL | G_RUN | G_REFERENCE, "NULL"),
+    NIL(filters, PACK | REFERENCE | G_RUN | G_REFERENCE, "NULL"),
     NIL(packed, PACK | RUN, "NULL"), NIL(output, COMPUTE, "NULL"), NIL(columns, IM2COL, "columns"),
     NIL(workspace, RUN | G_RUN, "workspace"), FIELD(POINTER, e.bias, 0, COMPUTE, OK, NULL),
     FIELD(SHIFT, input, 2, RUN | REFERENCE | IM2COL | G_RUN | G_REFERENCE, BAD_ARGUMENT, NULL),
-    FIELD(SHIFT, filters, 2, REFERENCE | G_RUN | G_REFERENCE, BAD_ARGUMENT, NULL), FIELD(SHIFT, packed, 2, RUN, BAD_ARGUMENT, NULL),
+    FIELD(SHIFT, filters, 2, PACK | REFERENCE | G_RUN | G_REFERENCE, BAD_ARGUMENT, NULL),
+    FIELD(SHIFT, packed, 2, PACK | RUN, BAD_ARGUMENT, NULL),
     FIELD(SHIFT, output, 2, COMPUTE, BAD_ARGUMENT, NULL), FIELD(SHIFT, columns, 2, IM2COL, BAD_ARGUMENT, NULL),
     FIELD(SHIFT, e.bias, 2, COMPUTE, BAD_ARGUMENT, "bias"), FIELD(SHIFT, workspace, 4, RUN | G_RUN, OK, NULL),
 
     FIELD(I64, packed_bytes, 0, PACK, BAD_ARGUMENT, "packed"), FIELD(I64, packed_bytes, -1, PACK, BAD_ARGUMENT, "packed"),
-    FIELD(I64, workspace_bytes, 0, RUN, BAD_ARGUMENT, "workspace"), FIELD(I64, workspace_bytes, -1, RUN, BAD_ARGUMENT, "workspace"),
+    FIELD(I64, workspace_bytes, 0, RUN, BAD_ARGUMENT, "workspace"),
+    FIELD(I64, workspace_bytes, -1, RUN, BAD_ARGUMENT, "workspace"),
     FIELD(I64, workspace_bytes, INT64_MIN, RUN, BAD_ARGUMENT, "workspace"),
     FIELD(I64, gemm_workspace_bytes, 0, G_RUN, BAD_ARGUMENT, "workspace"),
     FIELD(I64, gemm_workspace_bytes, -1, G_RUN, BAD_ARGUMENT, "workspace"),
@@ -209,7 +233,8 @@ static void fields(void) {
             if (!(wrong[i].who >> f & 1)) continue;
             char id[32];
             snprintf(id, sizeof id, "field/%d/%d", (int)i, (int)f);
-            if (!check_begin(id, "%s with %s", functions[f].name, wrong[i].name)) continue;
+            const char *unit = wrong[i].of == SHIFT ? " bytes further" : "";
+            if (!check_begin(id, "%s with %s%s", functions[f].name, wrong[i].name, unit)) continue;
             good(&x);
             set(&x, wrong[i].offset, wrong[i].of, wrong[i].value);
             refuse(f, &x, wrong[i].status, wrong[i].word);
@@ -227,30 +252,33 @@ typedef struct {
 } pair;
 
 #define AT(field) offsetof(call, field)
-enum { IN = 4 * 6 * 7 * 4, FILT = 6 * 2 * 9 * 4, OUT = 6 * 6 * 7 * 4, COL = 2 * 9 * 6 * 7 * 4, A = (4 * 9 + 7) * 4, B = (6 * 9 + 6) * 4, C = (4 * 9 + 6) * 4 };
+/* Bytes of the operands of good(). */
+enum { IN = 4 * 6 * 7 * 4, FILT = 6 * 2 * 9 * 4, OUT = 6 * 6 * 7 * 4, COL = 2 * 9 * 6 * 7 * 4 };
+enum { A = (4 * 9 + 7) * 4, B = (6 * 9 + 6) * 4, C = (4 * 9 + 6) * 4 };
 static const pair pairs[] = {
-    {4, AT(output), AT(input), OUT, IN, "output over input"},
-    {4, AT(output), AT(packed), OUT, -(int64_t)AT(packed_bytes), "output over packed filters"},
-    {4, AT(output), AT(e.bias), OUT, 6 * 4, "output over bias"},
-    {4, AT(output), AT(workspace), OUT, -(int64_t)AT(workspace_bytes), "output over workspace"},
-    {4, AT(workspace), AT(input), -(int64_t)AT(workspace_bytes), IN, "workspace over input"},
-    {4, AT(workspace), AT(packed), -(int64_t)AT(workspace_bytes), -(int64_t)AT(packed_bytes), "workspace over packed filters"},
-    {4, AT(workspace), AT(e.bias), -(int64_t)AT(workspace_bytes), 6 * 4, "workspace over bias"},
-    {5, AT(output), AT(input), OUT, IN, "output over input"},
-    {5, AT(output), AT(filters), OUT, FILT, "output over filters"},
-    {5, AT(output), AT(e.bias), OUT, 6 * 4, "output over bias"},
-    {2, AT(packed), AT(filters), -(int64_t)AT(packed_bytes), FILT, "packed over filters"},
-    {6, AT(columns), AT(input), COL, IN / 2, "columns over image"},
-    {8, AT(output), AT(input), C, A, "C over A"},
-    {8, AT(output), AT(filters), C, B, "C over B"},
-    {8, AT(output), AT(e.bias), C, 6 * 4, "C over bias"},
-    {8, AT(output), AT(workspace), C, -(int64_t)AT(gemm_workspace_bytes), "C over workspace"},
-    {8, AT(workspace), AT(input), -(int64_t)AT(gemm_workspace_bytes), A, "workspace over A"},
-    {8, AT(workspace), AT(filters), -(int64_t)AT(gemm_workspace_bytes), B, "workspace over B"},
-    {8, AT(workspace), AT(e.bias), -(int64_t)AT(gemm_workspace_bytes), 6 * 4, "workspace over bias"},
-    {9, AT(output), AT(input), C, A, "C over A"},
-    {9, AT(output), AT(filters), C, B, "C over B"},
-    {9, AT(output), AT(e.bias), C, 6 * 4, "C over bias"},
+    {CONV_RUN, AT(output), AT(input), OUT, IN, "output over input"},
+    {CONV_RUN, AT(output), AT(packed), OUT, -(int64_t)AT(packed_bytes), "output over packed filters"},
+    {CONV_RUN, AT(output), AT(e.bias), OUT, 6 * 4, "output over bias"},
+    {CONV_RUN, AT(output), AT(workspace), OUT, -(int64_t)AT(workspace_bytes), "output over workspace"},
+    {CONV_RUN, AT(workspace), AT(input), -(int64_t)AT(workspace_bytes), IN, "workspace over input"},
+    {CONV_RUN, AT(workspace), AT(packed), -(int64_t)AT(workspace_bytes), -(int64_t)AT(packed_bytes),
+     "workspace over packed filters"},
+    {CONV_RUN, AT(workspace), AT(e.bias), -(int64_t)AT(workspace_bytes), 6 * 4, "workspace over bias"},
+    {CONV_REFERENCE, AT(output), AT(input), OUT, IN, "output over input"},
+    {CONV_REFERENCE, AT(output), AT(filters), OUT, FILT, "output over filters"},
+    {CONV_REFERENCE, AT(output), AT(e.bias), OUT, 6 * 4, "output over bias"},
+    {CONV_PACK, AT(packed), AT(filters), -(int64_t)AT(packed_bytes), FILT, "packed over filters"},
+    {CONV_IM2COL, AT(columns), AT(input), COL, IN / 2, "columns over image"},
+    {GEMM_RUN, AT(output), AT(input), C, A, "C over A"},
+    {GEMM_RUN, AT(output), AT(filters), C, B, "C over B"},
+    {GEMM_RUN, AT(output), AT(e.bias), C, 6 * 4, "C over bias"},
+    {GEMM_RUN, AT(output), AT(workspace), C, -(int64_t)AT(gemm_workspace_bytes), "C over workspace"},
+    {GEMM_RUN, AT(workspace), AT(input), -(int64_t)AT(gemm_workspace_bytes), A, "workspace over A"},
+    {GEMM_RUN, AT(workspace), AT(filters), -(int64_t)AT(gemm_workspace_bytes), B, "workspace over B"},
+    {GEMM_RUN, AT(workspace), AT(e.bias), -(int64_t)AT(gemm_workspace_bytes), 6 * 4, "workspace over bias"},
+    {GEMM_REFERENCE, AT(output), AT(input), C, A, "C over A"},
+    {GEMM_REFERENCE, AT(output), AT(filters), C, B, "C over B"},
+    {GEMM_REFERENCE, AT(output), AT(e.bias), C, 6 * 4, "C over bias"},
 };
 
 static int64_t bytes_of(const call *x, int64_t bytes) {
@@ -287,10 +315,10 @@ static void beside(void) {
     if (check_begin("beside", "buffers that touch without sharing a byte")) {
         good(&x);
         x.output = x.input + IN;
-        refuse(5, &x, PYSIM_OK, NULL);
+        refuse(CONV_REFERENCE, &x, PYSIM_OK, NULL);
         good(&x);
         x.output = x.input + IN;
-        refuse(4, &x, PYSIM_OK, NULL);
+        refuse(CONV_RUN, &x, PYSIM_OK, NULL);
         check_end();
     }
 }
@@ -312,34 +340,38 @@ static void combinations(void) {
         }
         const int32_t missing = kernel_of(PYSIM_F32, 0, &row);
         snprintf(id, sizeof id, "missing/%d", (int)f);
-        if (missing >= 0 && (f == 4 || f == 8) && check_begin(id, "%s with a kernel that this CPU does not run", functions[f].name)) {
+        if (missing >= 0 && (f == CONV_RUN || f == GEMM_RUN) &&
+            check_begin(id, "%s with a kernel that this CPU does not run", functions[f].name)) {
             good(&x);
             x.s.kernel = missing, x.s.windows = row.windows, x.s.filters = row.filters;
             refuse(f, &x, PYSIM_UNSUPPORTED, row.target);
             check_end();
         }
         snprintf(id, sizeof id, "in place/%d", (int)f);
-        if (f >= 7 && check_begin(id, "%s with pack none and B transposed", functions[f].name)) {
+        if (f >= GEMM_WORKSPACE && check_begin(id, "%s with pack none and B transposed", functions[f].name)) {
             good(&x);
             x.g.trans_b = 1, x.s.pack = PYSIM_PACK_NONE;
             refuse(f, &x, PYSIM_UNSUPPORTED, "pack");
             check_end();
         }
         snprintf(id, sizeof id, "small/%d", (int)f);
-        if ((f == 2 || f == 4 || f == 8) && check_begin(id, "%s with one byte too few", functions[f].name)) {
+        if ((f == CONV_PACK || f == CONV_RUN || f == GEMM_RUN) &&
+            check_begin(id, "%s with one byte too few", functions[f].name)) {
             good(&x);
             x.packed_bytes--, x.workspace_bytes--, x.gemm_workspace_bytes--;
-            refuse(f, &x, PYSIM_BAD_ARGUMENT, f == 2 ? "packed" : "workspace");
+            refuse(f, &x, PYSIM_BAD_ARGUMENT, f == CONV_PACK ? "packed" : "workspace");
             check_end();
         }
     }
     if (check_begin("in place/stride", "pack none with 1x1 and a stride, or with padding")) {
         for (int i = 0; i < 6; i++) {
             good(&x);
-            x.c.kernel_h = x.c.kernel_w = 1, x.c.pad_top = x.c.pad_left = x.c.pad_bottom = x.c.pad_right = 0, x.s.pack = PYSIM_PACK_NONE;
-            int64_t *const field[] = {&x.c.stride_h, &x.c.stride_w, &x.c.pad_top, &x.c.pad_left, &x.c.pad_bottom, &x.c.pad_right};
+            x.c.kernel_h = x.c.kernel_w = 1, x.c.pad_top = x.c.pad_left = x.c.pad_bottom = x.c.pad_right = 0,
+            x.s.pack = PYSIM_PACK_NONE;
+            int64_t *const field[] = {&x.c.stride_h, &x.c.stride_w,   &x.c.pad_top,
+                                      &x.c.pad_left, &x.c.pad_bottom, &x.c.pad_right};
             (*field[i])++;
-            refuse(4, &x, PYSIM_UNSUPPORTED, "pack");
+            refuse(CONV_RUN, &x, PYSIM_UNSUPPORTED, "pack");
         }
         check_end();
     }
@@ -347,7 +379,7 @@ static void combinations(void) {
         good(&x);
         x.c = (pysim_conv){1, 1, 1, INT64_C(1) << 30, INT64_C(1) << 28, 1, 3, 3, 1, 1, 1, 1, 0, 0, 0, 0, PYSIM_F32};
         x.s.channels = 1, x.s.stationary = PYSIM_WEIGHT_STATIONARY, x.s.k2 = INT64_MAX;
-        refuse(3, &x, PYSIM_OVERFLOW, NULL);
+        refuse(CONV_WORKSPACE, &x, PYSIM_OVERFLOW, NULL);
         check_end();
     }
 }
@@ -374,7 +406,8 @@ static void without_operands(void) {
     expect("fma/null", "pysim_probe_fma(NULL)", pysim_probe_fma(NULL, PYSIM_F32, &rate), PYSIM_BAD_ARGUMENT);
     expect("fma/result", "pysim_probe_fma with no result", pysim_probe_fma("portable", PYSIM_F32, NULL), PYSIM_BAD_ARGUMENT);
     expect("fma/dtype", "pysim_probe_fma of dtype 9", pysim_probe_fma("portable", 9, &rate), PYSIM_BAD_ARGUMENT);
-    expect("fma/unknown", "pysim_probe_fma of an unknown target", pysim_probe_fma("abacus", PYSIM_F32, &rate), PYSIM_UNSUPPORTED);
+    expect("fma/unknown", "pysim_probe_fma of an unknown target", pysim_probe_fma("abacus", PYSIM_F32, &rate),
+           PYSIM_UNSUPPORTED);
     expect("fma/long", "pysim_probe_fma of an endless target", pysim_probe_fma(endless, PYSIM_F32, &rate), PYSIM_UNSUPPORTED);
     pysim_status (*const streams[])(void *, int64_t, double, double *) = {pysim_probe_read, pysim_probe_write};
     for (int i = 0; i < 2; i++) {

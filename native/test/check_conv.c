@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolutions at the edges of a kernel's block, run as every kind of schedule. Two families: any kernel, and 1x1 with unit stride
- * and no padding, where both pack modes are legal. */
+ * Convolutions at the edges of a kernel's block, run as every kind of schedule. Two families: any kernel, and 1x1 with unit
+ * stride and no padding, where both pack modes are legal. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,9 +17,9 @@ enum {
     KERNEL = PACK, STRIDE, DILATION, PADDING, ANY_AXES,
 };
 static const int64_t channel_levels[] = {1, 2, 3, 5, 17};
-/* {1, 19} has more taps than a vector has lanes; a stride of 19 is beyond every table. */
+/* {1, 19} has more taps than a vector has lanes; a stride of 13 needs 13 vectors a tap, one of 19 is beyond every table. */
 static const int64_t kernels[][2] = {{1, 1}, {3, 3}, {2, 5}, {7, 7}, {1, 3}, {1, 19}};
-static const int64_t stride_levels[][2] = {{1, 1}, {2, 2}, {3, 3}, {4, 4}, {1, 2}, {3, 1}, {2, 5}, {1, 19}};
+static const int64_t stride_levels[][2] = {{1, 1}, {2, 2}, {3, 3}, {4, 4}, {1, 2}, {3, 1}, {2, 13}, {1, 19}};
 static const int64_t dilations[][2] = {{1, 1}, {2, 2}, {1, 2}, {3, 5}};
 enum { PADDINGS = 5 };
 
@@ -67,7 +67,8 @@ static void axis(int32_t padding, int64_t out, int64_t kernel, int64_t stride, i
     if (*size + *before + *after < extent) *size = extent;
 }
 
-static void make(conv_case *k, int family, int32_t index, const unsigned char *level, int32_t kernel, const pysim_kernel_info *row) {
+static void make(conv_case *k, int family, int32_t index, const unsigned char *level, int32_t kernel,
+                 const pysim_kernel_info *row) {
     const int any = family == FAMILY_ANY;
     const int64_t *size = kernels[any ? level[KERNEL] : 0], *stride = stride_levels[any ? level[STRIDE] : 0];
     const int64_t *dilation = dilations[any ? level[DILATION] : 0];
@@ -103,21 +104,23 @@ static int begin(const conv_case *k, const pysim_kernel_info *row) {
     const pysim_conv *c = &k->c;
     char schedule[160];
     check_schedule_text(&k->s, schedule, sizeof schedule);
-    return check_begin(k->id,
-                       "conv:mb%lldg%lldic%lldih%lldiw%lldoc%lldoh%lldow%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld:%s "
-                       "pad_bottom=%lld pad_right=%lld%s%s | %s %s threads=%d",
-                       (long long)c->batch, (long long)c->groups, (long long)c->channels, (long long)c->height,
-                       (long long)c->width, (long long)c->filters, (long long)k->p, (long long)k->q, (long long)c->kernel_h,
-                       (long long)c->kernel_w, (long long)c->stride_h, (long long)c->stride_w, (long long)c->pad_top,
-                       (long long)c->pad_left, (long long)c->dilation_h - 1, (long long)c->dilation_w - 1,
-                       c->dtype == PYSIM_F64 ? "f64" : "f32", (long long)c->pad_bottom, (long long)c->pad_right,
-                       k->bias ? " bias" : "", k->relu ? " relu" : "", row->name, schedule, (int)k->threads);
+    return check_begin(
+        k->id,
+        "conv:mb%lldg%lldic%lldih%lldiw%lldoc%lldoh%lldow%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld:%s "
+        "pad_bottom=%lld pad_right=%lld%s%s | %s %s threads=%d",
+        (long long)c->batch, (long long)c->groups, (long long)c->channels, (long long)c->height, (long long)c->width,
+        (long long)c->filters, (long long)k->p, (long long)k->q, (long long)c->kernel_h, (long long)c->kernel_w,
+        (long long)c->stride_h, (long long)c->stride_w, (long long)c->pad_top, (long long)c->pad_left,
+        (long long)c->dilation_h - 1, (long long)c->dilation_w - 1, c->dtype == PYSIM_F64 ? "f64" : "f32",
+        (long long)c->pad_bottom, (long long)c->pad_right, k->bias ? " bias" : "", k->relu ? " relu" : "", row->name, schedule,
+        (int)k->threads);
 }
 
 static void describe(const conv_case *k, const char *what, int64_t i, const void *got, const void *want) {
     check_fail("%s: output[n=%lld][m=%lld][p=%lld][q=%lld] is %.9g, the reference has %.9g", what,
                (long long)(i / (k->c.filters * k->p * k->q)), (long long)(i / (k->p * k->q) % k->c.filters),
-               (long long)(i / k->q % k->p), (long long)(i % k->q), check_get(got, k->c.dtype, i), check_get(want, k->c.dtype, i));
+               (long long)(i / k->q % k->p), (long long)(i % k->q), check_get(got, k->c.dtype, i),
+               check_get(want, k->c.dtype, i));
 }
 
 /* Every third filter is negated and has a negative bias, so that a ReLU has something to cut and something to keep. */
@@ -147,7 +150,8 @@ static int expect(conv_case *k, const pysim_epilogue *e, guard_side side) {
 static void expect_bound(conv_case *k, const void *bias) {
     const int32_t dtype = k->c.dtype;
     const size_t size = check_size(dtype);
-    void *input = check_scratch(SCRATCH_A, (size_t)k->input * size), *filters = check_scratch(SCRATCH_B, (size_t)k->filters * size);
+    void *input = check_scratch(SCRATCH_A, (size_t)k->input * size),
+         *filters = check_scratch(SCRATCH_B, (size_t)k->filters * size);
     void *positive = check_scratch(SCRATCH_BIAS, (size_t)k->c.filters * size);
     check_absolute(input, at.input.buffer, dtype, k->input);
     check_absolute(filters, at.filters.buffer, dtype, k->filters);
@@ -178,10 +182,12 @@ static int run(conv_case *k, const pysim_epilogue *e, int32_t threads, guard_sid
     if ((check_hash(at.input.buffer, at.input.bytes) ^ check_hash(at.packed.buffer, at.packed.bytes)) != before)
         check_fail("pysim_conv_run changed its input or filters");
     if (!guard_intact(&at.output)) check_fail("pysim_conv_run wrote outside the output");
-    if (!check_workspace_intact(&at.workspace, side, k->index % 3 == 0)) check_fail("pysim_conv_run wrote outside the workspace");
+    if (!check_workspace_intact(&at.workspace, side, k->index % 3 == 0))
+        check_fail("pysim_conv_run wrote outside the workspace");
     if (k->index & 1 && !(profile.kernel_calls >= 1 && profile.kernel_seconds >= 0 && profile.pack_seconds >= 0 &&
                           (profile.packed_tiles >= 1) == (k->s.pack == PYSIM_PACK_TILES)))
-        check_fail("the profile says %lld packed tiles and %lld calls", (long long)profile.packed_tiles, (long long)profile.kernel_calls);
+        check_fail("the profile says %lld packed tiles and %lld calls", (long long)profile.packed_tiles,
+                   (long long)profile.kernel_calls);
     return 1;
 }
 
@@ -241,7 +247,8 @@ static void random_inputs(conv_case *k, const pysim_epilogue *e, guard_side side
     if (bad >= 0) describe(k, "random values", bad, at.output.buffer, want);
     void *first = check_scratch(SCRATCH_FIRST, bytes);
     memcpy(first, at.output.buffer, bytes);
-    if (run(k, e, 1, side, 0x7F) && memcmp(first, at.output.buffer, bytes)) check_fail("the second run gave other bits than the first");
+    if (run(k, e, 1, side, 0x7F) && memcmp(first, at.output.buffer, bytes))
+        check_fail("the second run gave other bits than the first");
     if (run(k, e, k->threads, side, 0) && memcmp(first, at.output.buffer, bytes))
         check_fail("%d threads gave other bits than one", (int)k->threads);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Matrix products at the edges of a kernel's block: all transpositions, slack after the rows, alpha, beta, bias and ReLU, run as
- * every kind of schedule. Slack between the rows of A and B holds NaN; slack of C holds a pattern that must survive. */
+ * Matrix products at the edges of a kernel's block: all transpositions, slack after the rows, alpha, beta, bias and ReLU, run
+ * as every kind of schedule. Slack between the rows of A and B holds NaN; slack of C holds a pattern that must survive. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -153,9 +153,11 @@ static int run(const gemm_case *k, int32_t threads, guard_side side, int garbage
         check_fail("pysim_gemm_run: %s", pysim_last_error());
         return 0;
     }
-    if ((check_hash(at.a.buffer, at.a.bytes) ^ check_hash(at.b.buffer, at.b.bytes)) != hash) check_fail("pysim_gemm_run changed A or B");
+    if ((check_hash(at.a.buffer, at.a.bytes) ^ check_hash(at.b.buffer, at.b.bytes)) != hash)
+        check_fail("pysim_gemm_run changed A or B");
     if (!guard_intact(&at.c)) check_fail("pysim_gemm_run wrote outside C");
-    if (!check_workspace_intact(&at.workspace, side, k->index % 3 == 0)) check_fail("pysim_gemm_run wrote outside the workspace");
+    if (!check_workspace_intact(&at.workspace, side, k->index % 3 == 0))
+        check_fail("pysim_gemm_run wrote outside the workspace");
     if (k->index & 1 && !(profile.kernel_calls >= 1 && profile.kernel_seconds >= 0 && profile.pack_seconds >= 0))
         check_fail("the profile says %lld calls", (long long)profile.kernel_calls);
     return 1;
@@ -173,7 +175,8 @@ static void compare(const gemm_case *k, const char *what, const void *bound) {
     const size_t size = check_size(k->g.dtype);
     for (int64_t row = 0; row < k->g.m && !check_failed(); row++) {
         const int64_t first = row * k->g.ldc, slack = row + 1 < k->g.m ? k->g.ldc - k->g.n : 0;
-        const char *got = (const char *)at.c.buffer + (size_t)first * size, *row_want = (const char *)want + (size_t)first * size;
+        const char *got = (const char *)at.c.buffer + (size_t)first * size,
+                   *row_want = (const char *)want + (size_t)first * size;
         const int64_t bad = check_compare(k->g.dtype, k->g.n, got, row_want,
                                           bound ? (const char *)bound + (size_t)first * size : NULL, tolerance(k));
         if (bad >= 0) describe(k, what, first + bad, at.c.buffer, want);

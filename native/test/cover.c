@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Greedy pairwise covering array. Each new row starts from a pair that is still open, then gives every other axis, in random order,
- * the level that closes most open pairs; the best of some candidates is kept. A group of axes is one axis with the product of
- * their levels while rows are built. */
+ * Greedy pairwise covering array. Each new row starts from a pair that is still open, then gives every other axis, in random
+ * order, the level that closes most open pairs; the best of some candidates is kept. A group of axes is one axis with the
+ * product of their levels while rows are built. */
 #include "cover.h"
 
 #include <stdlib.h>

@@ -15,7 +15,8 @@ typedef struct {
     size_t bytes;
 } guard_arena;
 
-/* `bytes` bytes flush against the inaccessible page on the given side; the arena's previous buffer is gone. Contents are arbitrary. */
+/* `bytes` bytes flush against the inaccessible page on the given side; the arena's previous buffer is gone. Contents are
+ * arbitrary. */
 void *guard_place(guard_arena *arena, size_t bytes, guard_side side);
 
 /* 1 while nothing has written beside the buffer. */

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from pysim.errors import MissingError, ProblemError
+from pysim.errors import ProblemError
 
 if TYPE_CHECKING:
-    from pysim.machine import Machine
     from pysim.workload import Layer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -79,36 +78,6 @@ def _read_model(path: Path) -> "list[Layer]":
         told = node.reason if node.reason.startswith("not skipped: ") else f"skipped: {node.reason}"
         say(f'{path}: {node.op} "{node.node}": {told.removeprefix("not skipped: ")}')
     return layers
-
-
-def load(name: str) -> "Machine":
-    """A CPU by name or path; "host" is detected."""
-    from pysim import host, machine
-
-    return machine.load(name, host.detect)
-
-
-def load_runnable(name: str) -> "Machine":
-    """A machine whose kernels can run on this computer: host, or whatever a .toml file says this computer is.
-
-    Raises MissingError for the other shipped machines, and MachineError for what is none.
-    """
-    from pysim import machine
-
-    if name == "host" or name.endswith(".toml"):
-        return load(name)
-    on = machine.load_any(name)
-    if isinstance(on, machine.Gpu):
-        raise MissingError(f"{name} is a GPU, and no CUDA kernel is in this build; run on -m host")
-    if on.unit("mma"):
-        raise MissingError(
-            f"{name} needs QEMU (qemu-ppc64le) and a native library built for POWER10, and neither this registry nor this build "
-            f"has a POWER10 kernel; plan for it with `pysim plan -m {name}`, or run on -m host"
-        )
-    raise MissingError(
-        f"{name} is not known to be this computer, so nothing is timed on it; run on -m host, or, to predict with its numbers, "
-        f'on a copy: `pysim machines show {name} --toml > mine.toml`, with name = "mine" in it'
-    )
 
 
 # Writing

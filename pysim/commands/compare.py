@@ -12,7 +12,6 @@ from pysim.commands.common import (
     every,
     json_option,
     layers_of,
-    load_runnable,
     machine_option,
     plural,
     problems,
@@ -60,7 +59,9 @@ def compare(
       pysim compare resnet50
       pysim compare conv:mb1ic64ih56oc64kh3ph1 --peers --seconds 1
     """
-    layers, on = layers_of(problems, every), load_runnable(machine_name)
+    from pysim import host
+
+    layers, on = layers_of(problems, every), host.runnable(machine_name)
     from pysim.comparison import LARGE_ERROR, summarise
     from pysim.peers import DEFAULT, PEERS
 

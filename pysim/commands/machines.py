@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands.common import Cell, Group, document, hertz, json_option, load, put, put_table, size, wrapped
+from pysim.commands.common import Cell, Group, document, hertz, json_option, put, put_table, size, wrapped
 
 if TYPE_CHECKING:
     from pysim.machine import Fact, Gpu, Machine
@@ -57,9 +57,10 @@ def show(name: str, toml: bool, as_json: bool) -> None:
     """
     if toml and as_json:
         raise click.UsageError("--toml and --json are two forms of the same machine; give one of the two")
+    from pysim import host
     from pysim.machine import load_any, to_toml
 
-    machine = load(name) if name == "host" else load_any(name)
+    machine = host.machine(name) if name == "host" else load_any(name)
     if toml:
         click.echo(to_toml(machine), nl=False)
     else:

@@ -13,7 +13,6 @@ from pysim.commands.common import (
     every,
     json_option,
     layers_of,
-    load,
     machine_option,
     plural,
     problems,
@@ -67,7 +66,9 @@ def plan(
         raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
     if explain and as_json:
         raise click.UsageError("--explain writes text; --json holds all of it already, so give one of the two")
-    layers, on = layers_of(problems, every), load(machine_name)
+    from pysim import host
+
+    layers, on = layers_of(problems, every), host.machine(machine_name)
     found = _plans(layers, on, top, model, micro_kernel)
     if as_json:
         named = [{**item.to_dict(), "label": layer.label, "count": layer.count} for layer, ranked in found for item in ranked]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pysim.commands import timing
-from pysim.commands.common import Cell, Column, every, json_option, layers_of, load_runnable, machine_option, plural, problems, put, seconds
+from pysim.commands.common import Cell, Column, every, json_option, layers_of, machine_option, plural, problems, put, seconds
 
 if TYPE_CHECKING:
     from pysim.record import Comparison
@@ -39,7 +39,9 @@ def run(
     Example
       pysim run conv:mb1ic64ih56oc64kh3ph1 --profile
     """
-    layers, on = layers_of(problems, every), load_runnable(machine_name)
+    from pysim import host
+
+    layers, on = layers_of(problems, every), host.runnable(machine_name)
     from pysim.comparison import LARGE_ERROR, summarise
 
     flops = {layer.workload.text: layer.workload.flops for layer in layers}

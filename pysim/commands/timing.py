@@ -3,16 +3,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pysim.commands.common import Cell, Column, document, plural, progress, put, put_header, put_row, say, seconds
-from pysim.errors import MissingError, PlanError, PysimError
+from pysim.errors import PlanError
 
 if TYPE_CHECKING:
     from pysim.machine import Machine
-    from pysim.peers import Maker
     from pysim.planner import Plan
     from pysim.record import Comparison
     from pysim.workload import Layer
@@ -49,43 +48,14 @@ def plan_layers(layers: "Iterable[Layer]", on: "Machine", algorithm: str | None 
     return found
 
 
-def measured(
-    planned: "Iterable[Planned]",
-    on: "Machine",
-    *,
-    makers: "Mapping[str, Maker] | None" = None,
-    threads: int = 1,
-    state: Literal["hot", "cold"] = "hot",
-    profile: bool = False,
-    min_seconds: float = 0.2,
-) -> "Iterator[Comparison]":
-    """Each layer as soon as it is checked, timed and stored; one that cannot be planned or run is not correct, with the reason."""
-    from pysim.comparison import measure_plan
-    from pysim.record import Comparison
+def measured(planned: "Iterable[Planned]", on: "Machine", *, min_seconds: float = 0.2, **options: Any) -> "Iterator[Comparison]":
+    """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.compare`."""
+    from pysim.comparison import compare
     from pysim.store import Store
 
-    options: dict[str, Any] = {"makers": makers, "threads": threads, "state": state, "profile": profile, "min_seconds": min_seconds}
-    options["budget_seconds"] = max(LEAST_BUDGET, 10 * min_seconds)
     with Store() as store:
-        for layer, plan in planned:
-            try:
-                if isinstance(plan, PlanError):
-                    raise plan
-                yield measure_plan(layer, plan, on, store=store, **options)
-            except MissingError:
-                raise
-            except (PysimError, MemoryError) as error:
-                yield Comparison(
-                    problem=layer.workload.text,
-                    label=layer.label,
-                    count=layer.count,
-                    plan={},
-                    correct=False,
-                    machine=on.name,
-                    state=state,
-                    threads=threads,
-                    reason=str(error) or "out of memory",
-                )
+        budget = max(LEAST_BUDGET, 10 * min_seconds)
+        yield from compare(planned, on, store=store, min_seconds=min_seconds, budget_seconds=budget, **options)
 
 
 def report(planned: "list[Planned]", found: "Iterable[Comparison]", columns: list[Column], row: Row, as_json: bool) -> "list[Comparison]":

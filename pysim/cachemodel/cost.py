@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The full cost model: cycles of a schedule on a machine, for whole tables of schedules at once.
+
+    compute  = kernel + call + store + pack                       in-core work, cycles
+    transfer = sum over suppliers X of  read_X / read_rate_X + written_X / write_rate_X
+    cycles   = max(compute, transfer) + (1 - overlap) min(compute, transfer)          seconds = cycles / frequency
+
+kernel  Each step of k does, for its tile, max(multiply-adds / fma_per_cycle, (window vectors + filter vectors) /
+        loads_per_cycle, fma_latency) cycles: every accumulator is updated once a step. Edge tiles fill whole lanes. Steps are
+        channels x taps, less the kernel rows that lie in vertical padding for all windows of a tile (`Nest.live_rows`).
+call    call_cycles for each micro-kernel call: channel sets x window tiles x filter tiles.
+store   Output vectors / stores_per_cycle, once per channel set, and their loads again in every set after the first. A `fil`
+        kernel also stores its tile once to the stack and transposes it: lanes log2(lanes) shuffles a block, one a cycle.
+pack    Packed vectors x (1 / stores_per_cycle + pack_cycles), and call_cycles for each run and kernel row. A run is the part of
+        a tile in one row of outputs; short ones fill vectors badly (`segments`). Stride s > 1: s loads and s permutes a vector.
+        Transposed operand: log2(lanes) shuffles a vector. Input stationary packs each window tile once per channel set, weight
+        stationary once per set of K3 filter tiles; a matrix product packs its filters too, the other way round.
+L2, L3, memory
+        Each operand is a few streams: bytes that are touched again after a known reuse distance, the bytes touched in between
+        (equations 4 and 5 of `csa` are two of them). Of a stream of distance d, a cache of A ways of w bytes misses the share
+        clip((d / w - (A - 1)) / 2, 0, 1): contiguous operands fill all sets to within about one line, so all hit up to A - 1
+        ways (the share that the BLIS model uses: Low et al., TOMS 43(2), 2016) and none beyond A + 1. What misses one level
+        crosses from the next; the level where it hits is charged, at the rate that the core sees from it. A written line comes
+        in and goes back out. First touches lie a whole run apart: what fits a level starts there ("hot"); cold, they all miss.
+
+Assumptions: replacement is LRU and buffers are contiguous in physical memory (4 KiB pages scatter larger ones, and conflict more);
+prefetching is in the measured rates, TLB misses are nowhere; only input planes at a fixed stride conflict; one core.
+
+Worked number: 64 -> 64 channels, 56x56, 3x3, f32_win_32x14__avx512 on a core with one 512-bit multiply-add a cycle. A full tile
+takes 2 * 14 = 28 cycles a step. 292 of 294 kernel rows are live, and 64 filters are 4 full tiles and one of 8 (16 cycles), so
+kernel = 292 * 3 * 64 * (4 * 28 + 16) = 7,176,192 cycles, against 231,211,008 / 32 = 7,225,344 for nominal flops at 32 a cycle.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pysim.cachemodel.incore import Array, Rates, Table, compute_cycles, select
+from pysim.cachemodel.incore import rates as rates_of
+from pysim.cachemodel.nest import Nest
+from pysim.cachemodel.reuse import Stream, crossing, first_touches, input_stationary, tiles_of, weight_stationary
+from pysim.errors import PlanError
+from pysim.machine import Machine
+from pysim.record import Cost
+from pysim.registry import kernels
+from pysim.schedule import Schedule
+
+COMPUTE = ("kernel", "call", "store", "pack")
+OPERANDS = ("input", "packed", "filters", "output")
+
+
+class Prediction(NamedTuple):
+    """The cost of every row of a table: `terms` in cycles, and per supplier the bytes of each stream that cross from it."""
+
+    rates: Rates
+    table: Table
+    cycles: Array
+    terms: dict[str, Array]
+    streams: tuple[Stream, ...]
+    crossed: dict[str, Array]
+
+
+def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf) -> Prediction:
+    """The cost of every schedule of `table`: the equations at the head of this file. `hot` is the state of the caches at the start.
+
+    Schedules whose compute cycles alone exceed `limit` are left out of the prediction and of its table.
+    """
+    machine = rates.machine
+    terms = compute_cycles(rates, table)
+    compute = sum(terms.values(), np.zeros(1))
+    if limit < np.inf:
+        keep = compute <= limit
+        table = select(table, keep)
+        terms, compute = {name: term[keep] for name, term in terms.items()}, compute[keep]
+    tiles = tiles_of(rates, table)
+    reuse = input_stationary if table.stationary == "input_stationary" else weight_stationary
+    streams, panels, filter_panels = reuse(rates, table, tiles)
+    workspace = panels + (0 if rates.nest.filters_packed else filter_panels)
+    streams += first_touches(rates, table, workspace, hot)
+    crossed = crossing(rates, streams)
+    terms |= _transfer_cycles(machine, streams, crossed)
+    transfer = sum((terms[name] for name in crossed), np.zeros(1))
+    cycles = np.maximum(compute, transfer) + (1 - machine.core.overlap.value) * np.minimum(compute, transfer)
+    return Prediction(rates, table, cycles, terms, tuple(streams), crossed)
+
+
+def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool = True) -> Cost:
+    """The cost of one given schedule. Raises PlanError for a kernel that the registry or the machine lacks."""
+    kernel = next((row for row in kernels() if row.name == schedule.kernel), None)
+    if kernel is None:
+        raise PlanError(f"{schedule.kernel} is no row of the registry")
+
+    def column(value: float) -> Array:
+        return np.array([value], dtype=np.float64)
+
+    sizes = (column(schedule.channels), column(schedule.k2), column(schedule.k3))
+    table = Table(schedule.stationary, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
+    return cost_of(predict(rates_of(nest, machine, [kernel]), table, hot), 0)
+
+
+def _transfer_cycles(machine: Machine, streams: Sequence[Stream], crossed: dict[str, Array]) -> dict[str, Array]:
+    """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
+    writes = np.array([float(stream.write) for stream in streams])
+    written_bytes = [writes @ array for array in crossed.values()]
+    moved = [(array.sum(axis=0) - written, written) for array, written in zip(crossed.values(), written_bytes, strict=True)]
+    nothing = (np.zeros(1), np.zeros(1))
+    cycles = {}
+    for name, own, further in zip(crossed, moved, [*moved[1:], nothing], strict=True):
+        place = machine.memory if name == "memory" else machine.level(name)
+        read, written = place.read_bytes_per_cycle.value, place.write_bytes_per_cycle.value
+        cycles[name] = (own[0] - further[0]) / read + (own[1] - further[1]) / written
+    return cycles
+
+
+def cost_of(prediction: Prediction, row: int) -> Cost:
+    """One row of a prediction as a value, with the bytes that each operand moves through each level."""
+    machine = prediction.rates.machine
+    terms = {name: float(np.broadcast_to(value, prediction.cycles.shape)[row]) for name, value in prediction.terms.items()}
+    levels = {}
+    for above, (supplier, crossed) in zip(machine.levels, prediction.crossed.items(), strict=True):
+        operands = dict.fromkeys(OPERANDS, 0.0)
+        written = 0.0
+        for stream, size in zip(prediction.streams, crossed[:, row].tolist(), strict=True):
+            operands[stream.operand] += size * (2 if stream.write else 1)
+            written += size if stream.write else 0.0
+        total = sum(operands.values())
+        levels[supplier] = {
+            "lines": total / above.line_bytes,
+            "bytes": total,
+            "cycles": terms[supplier],
+            "writeback_lines": written / above.line_bytes,
+            **{f"{name}_bytes": size for name, size in operands.items()},
+        }
+    compute, transfer = sum(terms[name] for name in COMPUTE), sum(terms[name] for name in levels)
+    bound = max(COMPUTE if compute >= transfer else levels, key=terms.__getitem__)
+    cycles = float(prediction.cycles[row])
+    return Cost(cycles, cycles / machine.core.frequency_hz.value, bound, levels, terms)
+
+
+def schedule_of(prediction: Prediction, row: int) -> Schedule:
+    """One row of a prediction's table as the schedule that the macro-kernel obeys."""
+    table = prediction.table
+    kernel = prediction.rates.kernels[table.kernel[row]]
+    return Schedule(
+        kernel=kernel.name,
+        stationary=table.stationary,
+        pack="tiles" if table.packed[row] else "none",
+        windows=kernel.windows,
+        filters=kernel.filters,
+        channels=int(table.channels[row]),
+        k2=int(table.k2[row]),
+        k3=int(table.k3[row]),
+    )

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: which micro-kernel and which loop nest for a problem on a machine, with the reasons.
+
+    plan("conv:mb1ic64ih56oc64kh3ph1", "zen4")     the plan of least predicted cost
+    plans(problem, machine, top=10)                the ten best; the rejected ones stand in each
+
+`space` lists the legal schedules, `plan` chooses, `explain` says why, `graph` is the plan's traffic as a networkx graph.
+"""
+
+from pysim.planner.plan import Considered, Plan, plan, plans
+
+__all__ = ["Considered", "Plan", "plan", "plans"]

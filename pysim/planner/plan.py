@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The choice: the schedule of least predicted cost, with everything that was considered and turned down.
+
+`model="full"` predicts cycles for every candidate of `space` with `pysim.cachemodel.cost`. A schedule that computes for longer than
+the best one found so far of its kind takes cannot win, so its traffic is not predicted; that is exact, since no cost is below
+its compute term. A whole kernel falls by its arithmetic, calls and stores of a single channel set. `model="csa"` is SConv's
+slicing analysis: the paper's tile sizes and cost integers.
+
+Worked number: on zen4 the portable kernel needs 16 cycles a step for 8 x 4 outputs, 14 times what f32_win_32x14__avx512 needs.
+"""
+
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from pysim.cachemodel import csa
+from pysim.cachemodel.cost import Prediction, cost_of, predict, schedule_of
+from pysim.cachemodel.incore import Array, Rates, rates
+from pysim.cachemodel.nest import Nest, nest_of, workspace_bytes
+from pysim.errors import PlanError
+from pysim.machine import Machine, load
+from pysim.planner import space
+from pysim.record import Cost, CsaCost, Rejected
+from pysim.registry import kernels
+from pysim.schedule import STATIONARY, Schedule
+from pysim.workload import Conv, Workload, parse
+
+ModelName = Literal["full", "csa"]
+State = Literal["hot", "cold"]
+MODELS = ("full", "csa")
+STATES = ("hot", "cold")
+
+
+class Considered(msgspec.Struct, frozen=True):
+    """The best schedule of one stationary kind. Under CSA `exact` has the tile sizes of exact maxima beside those of halving."""
+
+    schedule: Schedule
+    cost: Cost | CsaCost
+    exact: tuple[Schedule, CsaCost] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        document = {"schedule": self.schedule.stationary, "tile": tile_of(self.schedule), "cost": msgspec.to_builtins(self.cost)}
+        if self.exact:
+            document["exact"] = {"tile": tile_of(self.exact[0]), "cost": msgspec.to_builtins(self.exact[1])}
+        return document
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run and why: the schedule that the macro-kernel obeys, its predicted cost, and what was turned down.
+
+    `considered` has the best schedule of each stationary kind, the chosen one among them. `assumed` are the paths of the machine's
+    numbers that the cost leaned on and nobody measured or published. `workspace_bytes` is what one thread needs.
+    """
+
+    workload: Workload
+    on: Machine
+    model: ModelName
+    state: State
+    algorithm: str
+    schedule: Schedule
+    workspace_bytes: int
+    cost: Cost | CsaCost
+    considered: tuple[Considered, ...]
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def problem(self) -> str:
+        return self.workload.text
+
+    @property
+    def machine(self) -> str:
+        return self.on.name
+
+    @property
+    def kernel(self) -> str:
+        return self.schedule.kernel
+
+    @property
+    def tile(self) -> dict[str, int]:
+        return tile_of(self.schedule)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        return _assumed(self.on, self.model, self.kernel.rpartition("__")[2])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of a plan: bytes, cycles and seconds under the names that `docs` promises."""
+        return {
+            "problem": self.problem,
+            "machine": self.machine,
+            "model": self.model,
+            "state": self.state,
+            "algorithm": self.algorithm,
+            "kernel": self.kernel,
+            "schedule": self.schedule.stationary,
+            "pack": self.schedule.pack,
+            "tile": self.tile,
+            "workspace_bytes": self.workspace_bytes,
+            "cost": msgspec.to_builtins(self.cost),
+            "assumed": list(self.assumed),
+            "rejected": [msgspec.to_builtins(item) for item in self.rejected],
+            "considered": [item.to_dict() for item in self.considered],
+        }
+
+    def explain(self) -> str:
+        """The loop nest, its tiles against each cache, and why the others lost, as text."""
+        from pysim.planner.explain import explain
+
+        return explain(self)
+
+    def run(self, x: Any, w: Any, bias: Any = None, activation: str | None = None, threads: int = 1) -> Any:
+        """Runs this very schedule on input x and filters w (or A and B of a matrix product) and returns the output array.
+
+        Raises PlanError where the plan names no micro-kernel, and whatever `pysim.runtime` raises for operands.
+        """
+        if all(row.name != self.kernel for row in kernels()):
+            raise PlanError(f"{self.kernel} is no row of the registry, so this plan can be costed but not run")
+        from pysim import runtime
+
+        if isinstance(self.workload, Conv):
+            return runtime.run_conv(self.workload, self.schedule, x, w, bias, activation, threads)
+        return runtime.run_gemm(self.workload, self.schedule, x, w, bias, activation, threads)
+
+
+def tile_of(schedule: Schedule) -> dict[str, int]:
+    return {name: getattr(schedule, name) for name in ("windows", "filters", "channels", "k2", "k3")}
+
+
+def plan(
+    problem: str | Workload,
+    machine: str | Machine,
+    model: ModelName = "full",
+    micro_kernel: str | tuple[int, int] | None = None,
+    input_footprint: csa.Footprint = "packed",
+    state: State = "hot",
+) -> Plan:
+    """The plan of least predicted cost for a problem (text or value) on a machine (name, path of a .toml file, or value).
+
+    `micro_kernel` ("4x16", windows x filters) restricts the full model to kernels of that shape and replaces the shape under CSA;
+    `input_footprint` is CSA's alone, `state` (of the caches at the start) the full model's. Raises ProblemError, MachineError, and
+    PlanError where no kernel can run the problem.
+    """
+    workload, on = _workload(problem), load(machine) if isinstance(machine, str) else machine
+    shape = _shape(micro_kernel) if isinstance(micro_kernel, str) else micro_kernel
+    if model == "csa":
+        return _csa_plan(workload, on, shape, input_footprint)
+    if model != "full":
+        raise PlanError(f'no model is named "{model}"; there is {" and ".join(MODELS)}')
+    return _best(_case(workload, on, shape, state))
+
+
+def plans(
+    problem: str | Workload,
+    machine: str | Machine,
+    top: int = 10,
+    micro_kernel: str | tuple[int, int] | None = None,
+    state: State = "hot",
+) -> list[Plan]:
+    """The `top` plans of least predicted cost under the full model, best first; each has the rejected kernels with the reasons."""
+    if top < 1:
+        raise PlanError(f"top is {top}; it should be at least 1")
+    workload, on = _workload(problem), load(machine) if isinstance(machine, str) else machine
+    shape = _shape(micro_kernel) if isinstance(micro_kernel, str) else micro_kernel
+    return _ranked(_case(workload, on, shape, state), top)
+
+
+def _workload(problem: str | Workload) -> Workload:
+    return parse(problem) if isinstance(problem, str) else problem
+
+
+def _shape(text: str) -> tuple[int, int]:
+    """windows x filters from text such as 4x16."""
+    windows, _, filters = text.partition("x")
+    if not (windows.isdecimal() and filters.isdecimal() and int(windows) and int(filters)):
+        raise PlanError(f'micro-kernel "{text}" is not windows x filters; right is e.g. 4x16')
+    return int(windows), int(filters)
+
+
+@lru_cache(maxsize=64)
+def _assumed(machine: Machine, model: str, target: str) -> tuple[str, ...]:
+    """Paths of assumed numbers that the model reads; the full model knows no latency but that of a multiply-add."""
+    if model == "csa":
+        return tuple(path for path in machine.assumed() if path.startswith("csa"))
+    others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
+    return tuple(path for path in machine.assumed() if not path.startswith(("csa", *others)) and not path.endswith(".latency_cycles"))
+
+
+class _Case(NamedTuple):
+    """One problem on one machine, with the kernels that can run it and what they cost whatever the tiling."""
+
+    workload: Workload
+    on: Machine
+    state: State
+    nest: Nest
+    rows: space.Rows
+    rates: Rates
+
+
+Candidate = tuple[Prediction, int]  # a predicted table and a row of it
+
+
+def _case(workload: Workload, on: Machine, shape: tuple[int, int] | None, state: State) -> _Case:
+    if state not in STATES:
+        raise PlanError(f'no cache state is named "{state}"; there is {" and ".join(STATES)}')
+    nest, rows = nest_of(workload), space.rows(on, workload.dtype, shape)
+    return _Case(workload, on, state, nest, rows, rates(nest, on, rows.kernels))
+
+
+def _best(case: _Case) -> Plan:
+    """The cheapest schedule of each kind, and of both.
+
+    The cheapest schedule of the kernel with the least bound limits the others: what computes for longer cannot win.
+    """
+    everything = np.arange(len(case.rows.kernels))
+    bound = space.least_cycles(case.rates, everything)
+    leader = int(bound.argmin())
+    hot = case.state == "hot"
+    tables = space.tables(case.rates, [(kind, [leader], np.inf) for kind in STATIONARY])
+    found = [predict(case.rates, table, hot) for table in tables]
+    limits = [float(prediction.cycles.min()) for prediction in found]
+    others = [[i for i in np.flatnonzero(bound <= limit).tolist() if i != leader] for limit in limits]
+    if any(others):
+        tables = space.tables(case.rates, list(zip(STATIONARY, others, limits, strict=True)))
+        found += [predict(case.rates, table, hot, limit) for table, limit in zip(tables, limits, strict=True) if table.kernel.size]
+    best = _best_of_each(found)
+    chosen = min(best, key=_cycles)
+    considered = tuple(Considered(schedule_of(*item), cost_of(*item)) for item in best)
+    winner = considered[[item is chosen for item in best].index(True)]
+    return _plan(case, winner.schedule, winner.cost, considered, _rejected(case, found, chosen, bound))
+
+
+def _ranked(case: _Case, top: int) -> list[Plan]:
+    everything = np.arange(len(case.rows.kernels))
+    kinds = [(kind, everything.tolist(), np.inf) for kind in STATIONARY]
+    found = [predict(case.rates, table, case.state == "hot") for table in space.tables(case.rates, kinds)]
+    cycles = np.concatenate([prediction.cycles for prediction in found])
+    split = found[0].cycles.size
+    order = np.argsort(cycles, kind="stable")[:top].tolist()
+    items = [(found[row >= split], row - split * (row >= split)) for row in order]
+    considered = tuple(Considered(schedule_of(*item), cost_of(*item)) for item in _best_of_each(found))
+    rejected = _rejected(case, found, items[0], space.least_cycles(case.rates, everything))
+    return [_plan(case, schedule_of(*item), cost_of(*item), considered, rejected) for item in items]
+
+
+def _best_of_each(found: list[Prediction]) -> list[Candidate]:
+    """The cheapest row of each stationary kind."""
+    rows = [(prediction, int(prediction.cycles.argmin())) for prediction in found if prediction.cycles.size]
+    kinds = [[item for item in rows if item[0].table.stationary == kind] for kind in STATIONARY]
+    return [min(kind, key=_cycles) for kind in kinds]
+
+
+def _cycles(item: Candidate) -> float:
+    return float(item[0].cycles[item[1]])
+
+
+def _plan(
+    case: _Case, schedule: Schedule, cost: Cost | CsaCost, considered: tuple[Considered, ...], rejected: tuple[Rejected, ...]
+) -> Plan:
+    return Plan(
+        workload=case.workload,
+        on=case.on,
+        model="full",
+        state=case.state,
+        algorithm=_algorithm(case.workload),
+        schedule=schedule,
+        workspace_bytes=workspace_bytes(case.nest, schedule),
+        cost=cost,
+        considered=considered,
+        rejected=rejected,
+    )
+
+
+def _rejected(case: _Case, found: list[Prediction], chosen: Candidate, bound: Array) -> tuple[Rejected, ...]:
+    """Kernels that lost, best first, then what could not run at all."""
+    least = np.full(len(case.rows.kernels), np.inf)
+    for prediction in found:
+        np.minimum.at(least, prediction.table.kernel, prediction.cycles)
+    best, winner = float(chosen[0].cycles[chosen[1]]), int(chosen[0].table.kernel[chosen[1]])
+    losers = []
+    for index in np.lexsort((bound, least)).tolist():
+        if np.isfinite(least[index]):
+            reason = f"none of its schedules that could win takes less than {least[index] / best:.3f} times the chosen one"
+        elif bound[index] <= best:
+            reason = "all its schedules compute for longer than the chosen plan takes"
+        else:
+            reason = f"its arithmetic, calls and stores alone take {bound[index] / best:.2f} times the chosen plan"
+        if index != winner:
+            losers.append(Rejected(case.rows.kernels[index].name, reason))
+    place = space.in_place_reason(case.nest)
+    return (*losers, *((place,) if place else ()), *case.rows.rejected)
+
+
+def _algorithm(workload: Workload) -> str:
+    return "sconv" if isinstance(workload, Conv) else "gemm"
+
+
+def _csa_plan(workload: Workload, on: Machine, shape: tuple[int, int] | None, footprint: csa.Footprint) -> Plan:
+    if on.csa is None:
+        raise PlanError(f"{on.name} has no [csa] table, which the csa model needs; use the full model or add one")
+    nest, parameters = nest_of(workload), csa.parameters_of(on.csa, footprint, shape)
+    kernel, rejected = _csa_kernel(workload, on, parameters)
+    halved, exact = csa.schedules(nest, parameters), csa.schedules(nest, parameters, "exact")
+    considered = tuple(
+        Considered(_csa_schedule(kernel, parameters, a), a.cost, (_csa_schedule(kernel, parameters, b), b.cost))
+        for a, b in zip(halved, exact, strict=True)
+    )
+    choice = csa.choose(halved)
+    schedule = _csa_schedule(kernel, parameters, choice)
+    return Plan(
+        workload=workload,
+        on=on,
+        model="csa",
+        state="cold",
+        algorithm=_algorithm(workload),
+        schedule=schedule,
+        workspace_bytes=workspace_bytes(nest, schedule),
+        cost=choice.cost,
+        considered=considered,
+        rejected=rejected,
+    )
+
+
+def _csa_kernel(workload: Workload, on: Machine, p: csa.Parameters) -> tuple[str, tuple[Rejected, ...]]:
+    """A registry row of CSA's shape, or just the shape where the machine has none."""
+    for row in kernels():
+        if (row.dtype, row.windows, row.filters) == (workload.dtype, p.windows, p.filters) and on.unit(row.target):
+            return row.name, ()
+    name = f"{workload.dtype}_{p.windows}x{p.filters}"
+    return name, (Rejected(name, f"no row of the registry has this shape for {on.name}: the plan can be costed but not run"),)
+
+
+def _csa_schedule(kernel: str, p: csa.Parameters, choice: csa.Choice) -> Schedule:
+    return Schedule(kernel, choice.stationary, "tiles", p.windows, p.filters, choice.channels, choice.k2, choice.k3)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which schedules are legal: micro-kernels that the machine can run, and tile sizes worth predicting.
+
+Channels of a set: balanced parts ceil(C / j), powers of two, and per kernel the most that keeps one tile of each operand in L1
+(equation 2 of `pysim.cachemodel.csa` over the usable ways of L1). K2 and K3: balanced parts of their tile counts and the most that
+equations 4 and 5 keep in L2 and L3, balanced too. A schedule that repeats another one's loops is left out.
+
+Worked number: 784 window tiles in parts of at most 160 are 5 parts, so 157 tiles each, not 160 four times and then 144.
+"""
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.cachemodel.incore import Array, Rates, Table, select
+from pysim.cachemodel.nest import Nest, ceil_div
+from pysim.errors import PlanError
+from pysim.machine import Level, Machine
+from pysim.record import Rejected
+from pysim.registry import Kernel, kernels
+from pysim.schedule import Stationary
+
+_CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+_K2_PARTS = np.array([1.0, 2, 3, 4, 6, 8, 16, 32])
+_K3_PARTS = np.array([1.0, 2, 4, 8])
+_LEAST_STEPS = 64  # shorter inner loops cost more in calls than any cache gives back
+
+
+class Rows(NamedTuple):
+    """Registry rows that can run a problem on a machine, and the others with the reason."""
+
+    kernels: tuple[Kernel, ...]
+    rejected: tuple[Rejected, ...]
+
+
+def rows(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None = None) -> Rows:
+    """The micro-kernels of `dtype` for the units of `machine`, of windows x filters `micro_kernel` where given.
+
+    Raises PlanError, which says what is missing, when there is none.
+    """
+    legal, rejected, others = [], [], 0
+    for kernel in kernels():
+        if kernel.dtype != dtype:
+            others += 1
+        elif machine.unit(kernel.target) is None:
+            rejected.append(Rejected(kernel.name, f"{machine.name} has no {kernel.target} unit"))
+        elif micro_kernel and (kernel.windows, kernel.filters) != micro_kernel:
+            asked = "x".join(map(str, micro_kernel))
+            rejected.append(Rejected(kernel.name, f"its tile is {kernel.windows}x{kernel.filters}, {asked} was asked for"))
+        else:
+            legal.append(kernel)
+    if others:
+        rejected.append(Rejected(f"{others} kernels of another type", f"the problem is {dtype}"))
+    if not legal:
+        raise PlanError(_nothing_legal(machine, dtype, micro_kernel))
+    return Rows(tuple(legal), tuple(rejected))
+
+
+def _nothing_legal(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None) -> str:
+    units = {unit.target for unit in machine.core.units}
+    of_type = [kernel for kernel in kernels() if kernel.dtype == dtype]
+    runnable = [kernel for kernel in of_type if kernel.target in units]
+    if not of_type:
+        known = ", ".join(sorted({kernel.dtype for kernel in kernels()}))
+        return f"there is no {dtype} micro-kernel; the registry (native/kernels.inc) has {known}"
+    if not runnable:
+        targets = ", ".join(sorted({kernel.target for kernel in of_type}))
+        have = ", ".join(sorted(units))
+        return f"{machine.name} has the units {have}, but {dtype} micro-kernels exist for {targets} only; add a row for one of its units"
+    shapes = ", ".join(sorted({f"{kernel.windows}x{kernel.filters}" for kernel in runnable}))
+    asked = "x".join(map(str, micro_kernel or ()))
+    return f"no {dtype} micro-kernel of {machine.name} computes {asked} (windows x filters); there is {shapes}"
+
+
+def in_place_reason(nest: Nest) -> Rejected | None:
+    """Why the micro-kernel cannot read the windows operand where it lies, or None where it can."""
+    if nest.in_place:
+        return None
+    if nest.windows_transposed:
+        return Rejected("pack none", "B is transposed, so a tile's columns are not consecutive in memory")
+    return Rejected("pack none", "only an unpadded 1x1 convolution of stride 1 has its windows consecutive in memory")
+
+
+def tables(rates: Rates, kinds: Sequence[tuple[Stationary, Sequence[int], float]]) -> list[Table]:
+    """The candidate schedules of each stationary kind, of the kernels with the given indices.
+
+    Channel sets whose arithmetic, calls and stores alone take more cycles than the kind's limit are left out.
+    """
+    places = (1.0, 0.0) if rates.nest.in_place else (1.0,)
+    rows = [(kind, packed, kernel) for kind, (_, only, _) in enumerate(kinds) for packed in places for kernel in only]
+    kind, packed, kernel = (np.array(column) for column in zip(*rows, strict=True))
+    keeps_windows = np.array([stationary == "input_stationary" for stationary, _, _ in kinds])[kind]
+    limit = np.array([limit for _, _, limit in kinds])[kind]
+    row, channels, k2, k3 = _columns(rates, kernel, packed, keeps_windows, limit)
+    ends = np.searchsorted(kind[row], np.arange(len(kinds) + 1)).tolist()
+    everything = Table(kinds[0][0], kernel[row], packed[row], channels, k2, k3)
+    cut = [select(everything, slice(*span)) for span in itertools.pairwise(ends)]
+    return [part._replace(stationary=stationary) for part, (stationary, _, _) in zip(cut, kinds, strict=True)]
+
+
+def _columns(
+    rates: Rates, at: NDArray[np.int64], packed: Array, keeps_windows: NDArray[np.bool_], limit: Array
+) -> tuple[NDArray[np.int64], Array, Array, Array]:
+    """row, channels, k2, k3 of every candidate: rows are expanded by channels, then by K2, then by K3."""
+    l1, l2, l3 = (usable(rates.machine.levels[min(i, len(rates.machine.levels) - 1)]) for i in range(3))
+    size, tile = rates.nest.element_bytes, rates.windows[at]
+    window = np.where(packed > 0, tile * rates.packed_window[at], tile * size + rates.place_edge[at])
+    filters, out = rates.stored_tile[at], tile * rates.filters[at] * size
+
+    channels, new = _channels(rates.nest, (l1 - out) / (window + filters))
+    new &= least_cycles(rates, at[:, None], np.ceil(rates.nest.channels / channels)) <= limit[:, None]
+    row, column = np.nonzero(new)
+    channels, swap, at = channels[row, column], keeps_windows[row], at[row]
+    window, filters, out = window[row] * channels, filters[row] * channels, out[row]
+    kept, streamed = np.where(swap, window, filters), np.where(swap, filters, window)
+    n_windows, n_filters = rates.window_tiles[at], rates.filter_tiles[at]
+    n_kept, n_streamed = np.where(swap, n_windows, n_filters), np.where(swap, n_filters, n_windows)
+
+    k2, new = _counts(n_streamed, _K2_PARTS, (l2 - kept) / (streamed + out))
+    pair, column = np.nonzero(new)
+    k2, kept, streamed, out, n_kept = k2[pair, column], kept[pair], streamed[pair], out[pair], n_kept[pair]
+    k3, new = _counts(n_kept, _K3_PARTS, (l3 - k2 * streamed) / (kept + k2 * out))
+    # input stationary, one set of filter tiles: the sets of window tiles are one loop, whatever their size
+    one_loop = swap[pair] & (k2 >= n_streamed[pair])
+    new[:, 1:] &= ~one_loop[:, None]
+    last, column = np.nonzero(new)
+    pair = pair[last]
+    return row[pair], channels[pair], k2[last], k3[last, column]
+
+
+def least_cycles(rates: Rates, at: NDArray[np.int64], sets: Array | float = 1.0) -> Array:
+    """A lower bound of the cycles of schedules of the kernels `at` with `sets` channel sets: all arithmetic, calls and stores."""
+    calls = rates.nest.repeats * rates.window_tiles[at] * rates.filter_tiles[at]
+    per_set = rates.store[at] + calls * rates.machine.core.call_cycles.value
+    return rates.kernel[at] + sets * per_set + (sets - 1) * rates.reload[at]
+
+
+def usable(level: Level) -> float:
+    """Bytes that operands with reuse may fill: all ways but one, which is left to whatever streams by (BLIS model)."""
+    return level.sets * level.line_bytes * max(1, level.ways - 1)
+
+
+@lru_cache(maxsize=1024)
+def _channel_parts(total: int, taps: int) -> tuple[float, ...]:
+    """Channels of a set that do not depend on the kernel: balanced parts and powers of two, none so few that calls prevail."""
+    parts = {ceil_div(total, part) for part in _CHANNEL_PARTS} | {1 << bit for bit in range(total.bit_length())}
+    return tuple(float(part) for part in sorted(parts) if part * taps >= min(_LEAST_STEPS, total * taps))
+
+
+def _channels(nest: Nest, most: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Channels of a set, rows x candidates, and which of them are new; `most` fit L1."""
+    common = np.array(_channel_parts(nest.channels, nest.kernel_h * nest.kernel_w))
+    return _with_own(common, balanced(nest.channels, most))
+
+
+def _counts(total: Array, parts: Array, most: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Tiles of a set, rows x candidates, and which of them are new: balanced parts of `total`, and of at most `most`."""
+    values, new = _with_own(np.ceil(total[:, None] / parts), balanced(total, most))
+    new[:, 1:-1] &= values[:, 1:-1] != values[:, :-2]
+    return values, new
+
+
+def _with_own(common: Array, own: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """`common` candidates with a row's `own` as the last column, and which are new: all but an `own` that is among `common`."""
+    values = np.empty((own.size, common.shape[-1] + 1))
+    values[:, :-1] = common
+    values[:, -1] = own
+    new = np.ones(values.shape, dtype=bool)
+    new[:, -1] = (values[:, :-1] != own[:, None]).all(axis=1)
+    return values, new
+
+
+def balanced(total: Array | int, most: Array) -> Array:
+    """The size of the fewest equal parts of `total` that hold at most `most` each (at least 1)."""
+    most = np.clip(np.floor(most), 1, total)
+    return np.asarray(np.ceil(total / np.ceil(total / most)), dtype=np.float64)

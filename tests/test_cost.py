@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The full cost model against brute force, an exact LRU simulation, closed forms, and what must always hold."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_trace import Trace, simulate
+
+from pysim import machine
+from pysim.cachemodel.cost import COMPUTE, Prediction, cost_of, predict, predict_schedule, schedule_of
+from pysim.cachemodel.incore import rates
+from pysim.cachemodel.nest import Nest, ceil_div, nest_of, segments
+from pysim.cachemodel.reuse import missing
+from pysim.errors import PlanError
+from pysim.machine import Level, Machine, Number
+from pysim.planner import space
+from pysim.record import Cost
+from pysim.registry import Kernel, kernels
+from pysim.schedule import STATIONARY, Schedule
+from pysim.workload import Conv, parse
+
+LAYER = "conv:mb1ic64ih56oc64kh3ph1"
+PROBLEMS = [
+    LAYER,
+    "conv:ic64ih56oc256kh1",
+    "conv:ic3ih112oc64kh7sh2ph3",
+    "conv:mb2g4ic64ih28oc96kh3ph1",
+    "conv:g32ic32ih28oc32kh3ph1",
+    "conv:ic48ih20oc40kh3ph2dh1",
+    "gemm:192x400x256",
+    "gemm:192x400x256:tt",
+]
+ZEN4 = machine.load("zen4")
+
+
+def number(value: float) -> Number:
+    return Number(value=value, kind="assumed", source="test")
+
+
+def with_levels(*geometry: tuple[int, int]) -> Machine:
+    """zen4 with as many levels as (sets, ways) are given."""
+    levels = [msgspec.structs.replace(level, sets=sets, ways=ways) for level, (sets, ways) in zip(ZEN4.levels, geometry, strict=False)]
+    return msgspec.structs.replace(ZEN4, levels=tuple(levels))
+
+
+def with_core(**changed: Any) -> Machine:
+    numbers = {name: number(value) for name, value in changed.items()}
+    return msgspec.structs.replace(ZEN4, core=msgspec.structs.replace(ZEN4.core, **numbers))
+
+
+def row(name: str) -> Kernel:
+    return next(kernel for kernel in kernels() if kernel.name == name)
+
+
+def predictions(text: str, on: Machine, dtype: str = "f32", hot: bool = True) -> list[Prediction]:
+    """Every candidate of a problem, input stationary then weight stationary."""
+    rows = space.rows(on, dtype).kernels
+    costs = rates(nest_of(parse(text)), on, rows)
+    tables = space.tables(costs, [(kind, range(len(rows)), np.inf) for kind in STATIONARY])
+    return [predict(costs, table, hot) for table in tables]
+
+
+def cost(text: str, on: Machine, schedule: Schedule) -> Cost:
+    return predict_schedule(nest_of(parse(text)), on, schedule)
+
+
+# ---- counts
+
+
+def convolutions() -> st.SearchStrategy[Conv]:
+    def build(h: int, w: int, k: int, stride: int, dilation: int, pad: tuple[int, int]) -> Conv | None:
+        extent = (k - 1) * dilation + 1
+        if min(h, w) + sum(pad) < extent or max(pad) >= extent or h < stride:
+            return None
+        return Conv(
+            channels=2, height=h, width=w, filters=3, kernel_h=k, kernel_w=k, stride_h=stride, stride_w=stride,
+            dilation_h=dilation, dilation_w=dilation, pad_top=pad[0], pad_left=pad[0], pad_bottom=pad[1], pad_right=pad[1],
+        )  # fmt: skip
+
+    pads = st.tuples(st.integers(0, 4), st.integers(0, 4))
+    built = st.builds(
+        build, st.integers(1, 20), st.integers(1, 20), st.sampled_from((1, 2, 3, 5)), st.integers(1, 3), st.integers(1, 3), pads
+    )
+    return built.filter(lambda workload: workload is not None)  # type: ignore[return-value]
+
+
+@settings(max_examples=300, deadline=None)
+@given(convolutions(), st.integers(1, 40))
+def test_live_kernel_rows_are_those_that_brute_force_finds(workload: Conv, tile: int) -> None:
+    nest = nest_of(workload)
+    trace = Trace(nest, Schedule("", "input_stationary", "tiles", tile, 1, 1, 1, 1))
+    live = [len(trace.live(index)) for index in range(trace.n_windows)]
+    full = nest.windows // tile
+    assert nest.live_rows(tile) == (sum(live[:full]), sum(live[full:]))
+
+
+@given(st.integers(1, 400), st.integers(1, 60), st.integers(1, 60), st.sampled_from((1, 4, 8, 16)))
+def test_runs_and_their_vectors_are_those_that_brute_force_finds(windows: int, row: int, tile: int, lanes: int) -> None:
+    lengths: dict[tuple[int, int], int] = {}
+    for window in range(windows):
+        key = window // row, window // tile
+        lengths[key] = lengths.get(key, 0) + 1
+    assert segments(windows, row, tile, lanes) == (len(lengths), sum(ceil_div(length, lanes) for length in lengths.values()))
+
+
+def test_kernel_cycles_of_the_worked_layer_are_the_documented_number() -> None:
+    schedule = Schedule("f32_win_32x14__avx512", "input_stationary", "tiles", 32, 14, 64, 5, 98)
+    assert cost(LAYER, ZEN4, schedule).terms["kernel"] == 7_176_192
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_kernel_cycles_are_at_least_those_of_the_live_multiply_adds(text: str, dtype: str) -> None:
+    workload = parse(text)
+    nest = nest_of(workload)
+    live = sum(max(0, last - first + 1) for first, last in (nest.live_outputs(r) for r in range(nest.kernel_h)))
+    multiply_adds = workload.flops / 2 * live / (nest.out_h * nest.kernel_h)
+    rows = space.rows(ZEN4, dtype).kernels
+    costs = rates(nest, ZEN4, rows)
+    for kernel, cycles in zip(rows, costs.kernel.tolist(), strict=True):
+        unit = ZEN4.unit(kernel.target)
+        assert unit is not None
+        lanes = kernel.lane_windows * kernel.lane_filters
+        assert cycles >= multiply_adds / lanes / unit.fma_per_cycle.value * (1 - 1e-12)
+
+
+def test_one_filter_a_group_is_bound_by_the_latency_of_an_accumulator() -> None:
+    schedule = Schedule("f32_win_32x14__avx512", "input_stationary", "tiles", 32, 14, 1, 1, 1)
+    steps = nest_of(parse("conv:g8ic8ih32oc8kh3")).repeats * ceil_div(900, 32) * 9
+    assert cost("conv:g8ic8ih32oc8kh3", ZEN4, schedule).terms["kernel"] == 4 * steps
+
+
+def test_a_kernel_for_a_unit_that_the_machine_lacks_is_refused_by_name() -> None:
+    schedule = Schedule("f32_win_32x14__avx512", "input_stationary", "tiles", 32, 14, 64, 5, 98)
+    with pytest.raises(PlanError, match="power10-e1050 has no unit avx512"):
+        cost(LAYER, machine.load("power10-e1050"), schedule)
+    with pytest.raises(PlanError, match="f32_1x1 is no row"):
+        cost(LAYER, ZEN4, msgspec.structs.replace(schedule, kernel="f32_1x1"))
+
+
+def test_one_schedule_costs_what_it_costs_in_its_table() -> None:
+    for text in PROBLEMS:
+        for prediction in predictions(text, ZEN4):
+            for index in range(0, prediction.cycles.size, max(1, prediction.cycles.size // 5)):
+                assert cost(text, ZEN4, schedule_of(prediction, index)) == cost_of(prediction, index)
+
+
+# ---- traffic
+
+
+def sample() -> Iterator[tuple[str, Machine, Schedule]]:
+    """Schedules of both kinds over problems that one, two or no level holds, the same ones in every run."""
+    chosen = np.random.default_rng(1)
+    machines = (with_levels((64, 8), (256, 8)), with_levels((64, 12), (128, 16)))
+    problems = (
+        "conv:ic32ih28oc48kh3ph1", "conv:ic64ih14oc64kh3ph1", "conv:ic128ih14oc64kh1", "conv:ic64ih28oc96kh1", "gemm:96x200x128",
+        "gemm:96x200x128:nt", "conv:ic16ih56oc32kh3sh2ph1", "conv:mb2ic32ih14oc48kh3ph1", "conv:g4ic32ih28oc64kh3ph1",
+    )  # fmt: skip
+    for text in problems:
+        for on in machines:
+            kept = [kernel for kernel in space.rows(on, "f32").kernels if kernel.name in ("f32_win_32x14__avx512", "f32_fil_14x32__avx512")]
+            tables = space.tables(rates(nest_of(parse(text)), on, kept), [(kind, range(len(kept)), np.inf) for kind in STATIONARY])
+            table = tables[int(chosen.integers(2))]
+            prediction = predict(rates(nest_of(parse(text)), on, kept), table)
+            yield text, on, schedule_of(prediction, int(chosen.integers(table.kernel.size)))
+
+
+def test_predicted_lines_agree_with_an_exact_lru_simulation_of_the_loops() -> None:
+    errors = []
+    for text, on, schedule in sample():
+        levels = cost(text, on, schedule).levels
+        for supplier, (fills, writebacks) in zip(("L2", "memory"), simulate(nest_of(parse(text)), schedule, on.levels), strict=True):
+            if fills > 200:
+                error = abs(np.log(levels[supplier]["lines"] / (fills + writebacks)))
+                assert error < np.log(2.5), (text, schedule, supplier)
+                errors.append(error)
+    assert len(errors) > 30
+    assert np.median(errors) < 0.07
+    assert np.quantile(errors, 0.8) < 0.25
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_a_larger_cache_never_raises_the_traffic_of_any_schedule(text: str) -> None:
+    small = with_levels((64, 8), (512, 8), (4096, 16))
+    for index in range(3):
+        for scale in ((2, 1), (1, 2)):
+            grown = [(level.sets, level.ways) for level in small.levels]
+            grown[index] = (grown[index][0] * scale[0], grown[index][1] * scale[1])
+            larger = with_levels(*grown)
+            tables = [prediction.table for prediction in predictions(text, small)]
+            for table in tables:
+                costs = [rates(nest_of(parse(text)), on, space.rows(on, "f32").kernels) for on in (small, larger)]
+                before, after = (predict(cost, table) for cost in costs)
+                for supplier, crossed in before.crossed.items():
+                    assert (after.crossed[supplier].sum(axis=0) <= crossed.sum(axis=0) * (1 + 1e-9)).all(), (index, scale, supplier)
+
+
+def test_more_bandwidth_never_raises_the_cycles_of_any_schedule() -> None:
+    small, helped = with_levels((64, 8), (256, 8), (512, 16)), set()
+    for text, name in itertools.product(PROBLEMS, ("L2", "L3", "memory")):
+        place = small.memory if name == "memory" else small.level(name)
+        rates_of = ("read_bytes_per_cycle", "write_bytes_per_cycle")
+        changed = msgspec.structs.replace(place, **{rate: number(getattr(place, rate).value * 1.5) for rate in rates_of})
+        if name == "memory":
+            on = msgspec.structs.replace(small, memory=changed)
+        else:
+            on = msgspec.structs.replace(small, levels=tuple(changed if level.name == name else level for level in small.levels))
+        pairs = list(zip(predictions(text, on), predictions(text, small), strict=True))
+        assert all((faster.cycles <= before.cycles * (1 + 1e-12)).all() for faster, before in pairs)
+        if any((faster.cycles < before.cycles).any() for faster, before in pairs):
+            helped.add(name)
+    assert helped == {"L2", "L3", "memory"}
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_cold_runs_fetch_every_operand_from_memory_and_cost_more(text: str) -> None:
+    workload, nest = parse(text), nest_of(parse(text))
+    outputs = nest.repeats * nest.windows * nest.filters * 4
+    filters = nest.groups * nest.filters * nest.channels * nest.kernel_h * nest.kernel_w * 4
+    inputs = nest.repeats * nest.channels * nest.touched_h * nest.touched_w * 4
+    for hot, cold in zip(predictions(text, ZEN4), predictions(text, ZEN4, hot=False), strict=True):
+        assert (cold.cycles >= hot.cycles).all()
+        assert (cold.crossed["memory"].sum(axis=0) >= (outputs + filters + inputs) * (1 - 1e-12)).all(), workload
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_nothing_crosses_further_out_than_it_did_further_in_and_terms_are_not_negative(text: str) -> None:
+    for prediction in predictions(text, with_levels((64, 8), (256, 8), (512, 8))):
+        levels = list(prediction.crossed.values())
+        assert all((outer <= inner).all() for inner, outer in itertools.pairwise(levels))
+        assert all((stream.bytes >= 0).all() and (stream.distance >= 0).all() for stream in prediction.streams)
+        assert all((term >= -1e-6).all() for term in prediction.terms.values())
+
+
+def test_misses_begin_beyond_one_way_less_than_all_and_are_complete_one_way_after() -> None:
+    level = Level(
+        name="L1", sets=64, ways=8, line_bytes=64, kind="assumed", source="test",
+        latency_cycles=number(4), read_bytes_per_cycle=number(64), write_bytes_per_cycle=number(64),
+    )  # fmt: skip
+    assert missing(level, np.array([0.0, 28_672, 32_768, 36_864, 1e9])).tolist() == [0, 0, 0.5, 1, 1]
+
+
+def test_planes_a_power_of_two_apart_conflict_where_windows_are_read_in_place() -> None:
+    schedule = Schedule("f32_win_32x14__avx512", "weight_stationary", "none", 32, 14, 64, 1, 2)
+    predicted, simulated = [], []
+    for n in (512, 544):
+        text, on = f"gemm:28x{n}x64", with_levels((64, 8), (2048, 8))
+        level = cost(text, on, schedule).levels["L2"]
+        predicted.append((level["lines"] - level["writeback_lines"]) / n)
+        simulated.append(simulate(nest_of(parse(text)), schedule, on.levels)[0][0] / n)
+    assert predicted[0] > 1.4 * predicted[1]
+    assert simulated[0] > 1.4 * simulated[1]
+
+
+# ---- how the terms combine
+
+
+@pytest.mark.parametrize(("overlap", "combine"), [(0.0, sum), (1.0, max)])
+def test_overlap_moves_cycles_from_the_sum_of_compute_and_transfer_to_their_maximum(overlap: float, combine: Any) -> None:
+    for prediction in predictions(LAYER, with_core(overlap=overlap)):
+        one = cost_of(prediction, 7)
+        compute = sum(one.terms[name] for name in COMPUTE)
+        assert one.cycles == pytest.approx(combine((compute, sum(one.terms.values()) - compute)))
+        assert one.seconds == pytest.approx(one.cycles / ZEN4.core.frequency_hz.value)
+
+
+def test_a_cost_names_its_largest_term_and_splits_bytes_by_operand() -> None:
+    for text in PROBLEMS:
+        for prediction in predictions(text, ZEN4):
+            best = int(prediction.cycles.argmin())
+            chosen = cost_of(prediction, best)
+            side = list(COMPUTE) if chosen.bound_by in COMPUTE else list(chosen.levels)
+            assert chosen.terms[chosen.bound_by] == max(chosen.terms[name] for name in side)
+            for level in chosen.levels.values():
+                parts = sum(value for name, value in level.items() if name.endswith("_bytes"))
+                assert parts == pytest.approx(level["bytes"])
+                assert level["lines"] * 64 == pytest.approx(level["bytes"])
+
+
+@pytest.mark.parametrize("stride", [2, 3])
+def test_strided_packing_costs_more_a_window_than_dense_packing(stride: int) -> None:
+    def pack(nest: Nest) -> float:
+        return float(rates(nest, ZEN4, [row("f32_win_32x14__avx512")]).pack[0]) / nest.windows
+
+    assert pack(nest_of(parse(f"conv:ic8ih{56 * stride}oc16kh1sh{stride}"))) > pack(nest_of(parse("conv:ic8ih56oc16kh1sh1")))
+
+
+def test_reading_in_place_packs_nothing_and_needs_no_panels() -> None:
+    inputs, weights = predictions("conv:ic64ih56oc256kh1", ZEN4)
+    for prediction in (inputs, weights):
+        in_place = prediction.table.packed == 0
+        assert in_place.any()
+        assert not prediction.terms["pack"][in_place].any()
+        assert (prediction.terms["pack"][~in_place] > 0).all()
+
+
+def test_schedules_that_compute_beyond_the_limit_are_left_out_and_the_others_cost_the_same() -> None:
+    for everything in predictions(LAYER, ZEN4):
+        limit = float(np.median(everything.cycles))
+        some = predict(everything.rates, everything.table, limit=limit)
+        compute = sum(everything.terms[name] for name in COMPUTE)
+        assert 0 < some.cycles.size < everything.cycles.size
+        assert np.array_equal(some.cycles, everything.cycles[compute <= limit])

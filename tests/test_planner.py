@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: the choice is the cheapest legal schedule, its document keeps its names, and its reasons are there to read."""
+
+import json
+import subprocess
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from pysim import machine, workload
+from pysim.cachemodel.cost import predict, schedule_of
+from pysim.cachemodel.incore import rates
+from pysim.cachemodel.nest import ceil_div, nest_of
+from pysim.errors import MachineError, PlanError, ProblemError
+from pysim.planner import Plan, graph, plan, plans, space
+from pysim.record import Cost, CsaCost
+from pysim.registry import kernels
+from pysim.schedule import STATIONARY
+from pysim.workload import Workload, parse
+
+LAYER = "conv:mb1ic64ih56oc64kh3ph1"
+PROBLEMS = [
+    LAYER,
+    "conv:ic3ih224oc64kh7sh2ph3",
+    "conv:ic256ih14oc1024kh1",
+    "conv:ic512ih7oc512kh3ph1",
+    "conv:g32mb2ic32ih28oc32kh3ph1",
+    "conv:g2ic96ih27oc256kh5ph2",
+    "conv:ic64ih28iw20oc40kh3kw5sh1sw2ph2pw4dh1dw1",
+    "conv:ic24ih17oc17kh1:f64",
+    "gemm:512x2048x1024",
+    "gemm:100x30x7:tt",
+    "gemm:1x1x1:f64",
+]
+PLAN_KEYS = {
+    "problem", "machine", "algorithm", "kernel", "schedule", "tile", "workspace_bytes", "cost", "assumed", "rejected", "considered",
+}  # fmt: skip
+TILE_KEYS = {"windows", "filters", "channels", "k2", "k3"}
+
+
+def cpus() -> list[str]:
+    return [name for name in machine.names() if isinstance(machine.load_any(name), machine.Machine)]
+
+
+def full_cost(chosen: Plan) -> Cost:
+    assert isinstance(chosen.cost, Cost)
+    return chosen.cost
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+@pytest.mark.parametrize("name", ["zen4", "xeon-4208", "power10-e1050"])
+def test_the_chosen_plan_is_the_cheapest_of_all_candidates(text: str, name: str) -> None:
+    problem, on = parse(text), machine.load(name)
+    rows = space.rows(on, problem.dtype).kernels
+    costs = rates(nest_of(problem), on, rows)
+    tables = space.tables(costs, [(kind, range(len(rows)), np.inf) for kind in STATIONARY])
+    found = [predict(costs, table) for table in tables]
+    chosen = plan(problem, on)
+    assert full_cost(chosen).cycles == pytest.approx(min(prediction.cycles.min() for prediction in found), rel=1e-12)
+    for prediction, considered in zip(found, chosen.considered, strict=True):
+        assert isinstance(considered.cost, Cost)
+        assert considered.cost.cycles == pytest.approx(prediction.cycles.min(), rel=1e-12)
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_candidates_are_legal_and_none_stands_twice(text: str) -> None:
+    nest, on = nest_of(parse(text)), machine.load("zen4")
+    rows = space.rows(on, parse(text).dtype).kernels
+    costs = rates(nest, on, rows)
+    for table in space.tables(costs, [(kind, range(len(rows)), np.inf) for kind in STATIONARY]):
+        prediction = predict(costs, table)
+        schedules = [schedule_of(prediction, index) for index in range(table.kernel.size)]
+        assert len(set(schedules)) == len(schedules)
+        assert {s.kernel for s in schedules} == {kernel.name for kernel in rows}
+        assert {s.pack for s in schedules} == ({"none", "tiles"} if nest.in_place else {"tiles"})
+        for s in schedules:
+            tiles = ceil_div(nest.filters, s.filters), ceil_div(nest.windows, s.windows)
+            streamed, kept = tiles if s.stationary == "input_stationary" else tiles[::-1]
+            assert 1 <= s.channels <= nest.channels
+            assert 1 <= s.k2 <= streamed
+            assert 1 <= s.k3 <= kept
+
+
+@pytest.mark.parametrize("name", cpus())
+def test_every_problem_plans_on_every_shipped_cpu(name: str) -> None:
+    for text in PROBLEMS:
+        chosen = plan(text, name)
+        assert chosen.problem == parse(text).text
+        assert full_cost(chosen).seconds > 0
+        json.dumps(chosen.to_dict(), allow_nan=False)
+
+
+def test_plans_are_ranked_and_the_first_is_the_plan() -> None:
+    ranked = plans(LAYER, "zen4", top=25)
+    cycles = [full_cost(item).cycles for item in ranked]
+    assert len(ranked) == 25
+    assert cycles == sorted(cycles)
+    assert cycles[0] == pytest.approx(full_cost(plan(LAYER, "zen4")).cycles, rel=1e-12)
+    assert len({item.schedule for item in ranked}) == 25
+
+
+def test_every_kernel_of_the_registry_is_chosen_or_turned_down_with_a_reason() -> None:
+    for chosen in (plan(LAYER, "power10-e1050"), plan(LAYER, "zen4"), plans(LAYER, "zen4", top=1)[0]):
+        named = [item.what for item in chosen.rejected]
+        assert all(item.reason for item in chosen.rejected)
+        of_type = {kernel.name for kernel in kernels() if kernel.dtype == "f32"}
+        assert of_type == {chosen.kernel, *named} & of_type
+        assert chosen.kernel not in named
+        others = len(kernels()) - len(of_type)
+        assert f"{others} kernels of another type" in named
+
+
+def test_the_name_of_a_machine_or_of_a_layer_changes_no_choice() -> None:
+    on = machine.load("zen4")
+    renamed = msgspec.structs.replace(on, name="another", description="the same numbers")
+    for text in PROBLEMS:
+        assert plan(text, on).schedule == plan(text, renamed).schedule
+        assert plan(text, on).cost == plan(text, renamed).cost
+
+
+# ---- documents
+
+
+@pytest.mark.parametrize("text", [LAYER, "gemm:512x2048x1024:nt"])
+def test_a_plan_document_has_the_promised_names(text: str) -> None:
+    chosen = plan(text, "zen4")
+    document = json.loads(json.dumps(chosen.to_dict()))
+    assert document.keys() >= PLAN_KEYS
+    assert document["tile"].keys() == TILE_KEYS
+    assert document["schedule"] in STATIONARY
+    assert document["algorithm"] == ("sconv" if text.startswith("conv") else "gemm")
+    assert document["cost"].keys() >= {"cycles", "seconds", "bound_by", "levels"}
+    assert document["cost"]["levels"].keys() == {"L2", "L3", "memory"}
+    assert all(level.keys() >= {"lines", "bytes", "cycles"} for level in document["cost"]["levels"].values())
+    assert all(item.keys() == {"what", "reason"} for item in document["rejected"])
+    assert [item["schedule"] for item in document["considered"]] == list(STATIONARY)
+    assert any(item["cost"] == document["cost"] and item["tile"] == document["tile"] for item in document["considered"])
+
+
+def test_the_csa_document_has_the_papers_integers() -> None:
+    document = plan("conv:mb1ic64ih56oc64kh3ph1", "power10-e1050", model="csa").to_dict()
+    assert document["schedule"] == "input_stationary"
+    assert document["tile"] == {"windows": 16, "filters": 8, "channels": 32, "k2": 8, "k3": 98}
+    assert document["cost"] == {"cold": 57_600, "extra": 0, "l3": 0, "l2": 224_640, "cost": 19_526_400}
+    inputs, weights = document["considered"]
+    assert (inputs["schedule"], inputs["cost"]) == ("input_stationary", document["cost"])
+    assert weights["schedule"] == "weight_stationary"
+    assert weights["tile"] == {"windows": 16, "filters": 8, "channels": 32, "k2": 49, "k3": 8}
+    assert weights["cost"] == {"cold": 57_600, "extra": 0, "l3": 3_456, "l2": 395_136, "cost": 21_335_040}
+    assert inputs["exact"]["tile"]["channels"] == 33
+
+
+def test_a_micro_kernel_asked_for_is_the_one_that_is_planned() -> None:
+    asked = plan(LAYER, "power10-e1050", model="csa", micro_kernel="4x16")
+    assert (asked.tile["windows"], asked.tile["filters"], asked.schedule.stationary) == (4, 16, "weight_stationary")
+    assert plan(LAYER, "zen4", micro_kernel="4x16").kernel == "f32_outer_4x16__avx512"
+    assert {item.kernel for item in plans(LAYER, "zen4", top=5, micro_kernel="64x6")} == {"f32_win_64x6__avx512"}
+
+
+def test_a_matrix_product_is_a_pointwise_convolution_to_csa() -> None:
+    product, layer = (plan(text, "power10-e1050", model="csa") for text in ("gemm:256x784x128", "conv:ic128ih28oc256kh1"))
+    assert (product.tile, product.cost) == (layer.tile, layer.cost)
+
+
+def test_the_raw_footprint_of_csa_charges_memory_less() -> None:
+    packed, raw = (plan(LAYER, "power10-e1050", "csa", input_footprint=kind) for kind in ("packed", "raw"))  # type: ignore[arg-type]
+    assert isinstance(packed.cost, CsaCost)
+    assert isinstance(raw.cost, CsaCost)
+    assert raw.cost.cold < packed.cost.cold
+
+
+def test_a_cold_plan_costs_more_and_says_so() -> None:
+    hot, cold = plan(LAYER, "zen4"), plan(LAYER, "zen4", state="cold")
+    assert full_cost(cold).cycles > full_cost(hot).cycles
+    assert (hot.to_dict()["state"], cold.to_dict()["state"]) == ("hot", "cold")
+    assert full_cost(plans(LAYER, "zen4", top=1, state="cold")[0]).cycles == pytest.approx(full_cost(cold).cycles)
+
+
+def test_assumed_numbers_are_those_the_cost_read() -> None:
+    on = machine.load("power10-e1050")
+    full, csa = plan(LAYER, on).assumed, plan(LAYER, on, model="csa").assumed
+    assert set(full) | set(csa) <= set(on.assumed())
+    assert csa
+    assert all(path.startswith("csa") for path in csa)
+    target = plan(LAYER, on).kernel.rpartition("__")[2]
+    others = tuple(f"core.units.{unit.target}" for unit in on.core.units if unit.target != target)
+    assert not any(path.startswith(("csa", *others)) or path.endswith(".latency_cycles") for path in full)
+    assert {"core.call_cycles", "core.pack_cycles", "core.overlap"} & set(on.assumed()) <= set(full)
+
+
+# ---- reasons
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_an_explanation_tells_loops_tiles_caches_costs_and_losers(text: str) -> None:
+    chosen = plan(text, "zen4")
+    told = chosen.explain()
+    for part in ("loops", "reuse", "schedules", "rejected", "assumed numbers", "heaviest flow", chosen.kernel, "of L1 (32.0 KiB)"):
+        assert part in told
+    for considered in chosen.considered:
+        assert considered.schedule.stationary in told
+    loops = told.split("loops\n")[1].split("\n\n")[0].splitlines()
+    assert [len(line) - len(line.lstrip()) for line in loops] == [2 * depth for depth in range(1, len(loops) + 1)]
+    assert len(loops) == 5 + (nest_of(parse(text)).repeats > 1)
+    assert max(map(len, told.splitlines())) <= 160
+
+
+def test_the_csa_explanation_says_by_which_terms_the_loser_lost() -> None:
+    told = plan(LAYER, "power10-e1050", model="csa").explain()
+    assert "weight_stationary lost by 9.3%: more l2 (+170,496 lines), l3 (+3,456 lines)" in told
+    assert "with exact maxima  input_stationary: channels 33, k2 8, k3 160, cost 20,136,600" in told
+    assert "heaviest flow: lines from memory to L1" in told
+
+
+def test_the_graph_carries_every_byte_of_the_cost() -> None:
+    for text in (LAYER, "conv:ic64ih56oc256kh1", "gemm:512x2048x1024"):
+        chosen = plan(text, "zen4")
+        flow = graph.traffic(chosen)
+        assert set(flow.nodes) == {"memory", "L3", "L2", "L1", "registers"}
+        for supplier, level in full_cost(chosen).levels.items():
+            out = [data for _, _, data in flow.out_edges(supplier, data=True)]
+            assert sum(data["bytes"] for data in out) == pytest.approx(level["bytes"])
+            assert sum(data["cycles"] for data in out) == pytest.approx(level["cycles"])
+        heaviest = graph.critical_edge(flow)
+        assert heaviest is not None
+        assert heaviest[4] == max(data["cycles"] for _, _, data in flow.edges(data=True))
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"problem": "conv:ic8ih8oc8kh3:s8"}, "no s8 micro-kernel; the registry .* has f32, f64"),
+        ({"micro_kernel": "5x5"}, r"no f32 micro-kernel of zen4 computes 5x5 \(windows x filters\); there is .*32x14"),
+        ({"micro_kernel": "big"}, '"big" is not windows x filters; right is e.g. 4x16'),
+        ({"micro_kernel": "0x4"}, "is not windows x filters"),
+        ({"state": "warm"}, 'no cache state is named "warm"; there is hot and cold'),
+        ({"model": "quick"}, 'no model is named "quick"; there is full and csa'),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_what_would_be_right(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        plan(**{"problem": LAYER, "machine": "zen4", **arguments})
+
+
+def test_a_machine_without_a_unit_for_any_kernel_is_named_with_what_is_missing() -> None:
+    on = machine.load("zen4")
+    unit = msgspec.structs.replace(on.core.units[0], target="abacus")
+    bare = msgspec.structs.replace(on, name="bare", core=msgspec.structs.replace(on.core, units=(unit,)))
+    with pytest.raises(PlanError, match=r"bare has the units abacus, but f64 micro-kernels exist for avx2, avx512.*portable.* only"):
+        plan(LAYER + ":f64", bare)
+    with pytest.raises(PlanError, match=r"no \[csa\] table"):
+        plan(LAYER, msgspec.structs.replace(on, csa=None), model="csa")
+
+
+def test_wrong_names_and_counts_are_refused() -> None:
+    with pytest.raises(MachineError, match="zen4"):
+        plan(LAYER, "zen5")
+    with pytest.raises(ProblemError):
+        plan("conv:ic64", "zen4")
+    with pytest.raises(PlanError, match="top is 0"):
+        plans(LAYER, "zen4", top=0)
+
+
+def test_a_plan_without_a_micro_kernel_refuses_to_run() -> None:
+    shape = plan(LAYER, "power10-e1050", model="csa", micro_kernel="5x5")
+    assert shape.kernel == "f32_5x5"
+    with pytest.raises(PlanError, match="f32_5x5 is no row of the registry"):
+        shape.run(None, None)
+
+
+def test_run_hands_the_plans_own_schedule_to_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = import_module("pysim.runtime")
+    calls: list[tuple[Any, ...]] = []
+    for name in ("run_conv", "run_gemm"):
+        monkeypatch.setattr(runtime, name, lambda *arguments: calls.append(arguments))
+    layer, product = plan(LAYER, "zen4"), plan("gemm:64x64x64", "zen4")
+    layer.run("x", "w", activation="relu", threads=2)
+    product.run("a", "b")
+    assert calls == [
+        (layer.workload, layer.schedule, "x", "w", None, "relu", 2),
+        (product.workload, product.schedule, "a", "b", None, None, 1),
+    ]
+
+
+# ---- cost of planning
+
+
+def resnet50() -> list[Workload]:
+    return [layer.workload for layer in workload.distinct(workload.resolve(["resnet50"]))]
+
+
+def test_planning_resnet50_takes_less_than_100_milliseconds() -> None:
+    problems, on = resnet50(), machine.load("zen4")
+    assert len(problems) == 23
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        for problem in problems:
+            plan(problem, on)
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 0.1
+
+
+def test_importing_the_models_and_the_planner_loads_only_what_they_use() -> None:
+    check = (
+        "import sys; import pysim.cachemodel; assert 'numpy' not in sys.modules; import pysim.planner; "
+        "heavy = {'scipy', 'networkx', 'matplotlib', 'onnx', 'cffi'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
