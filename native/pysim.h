@@ -115,6 +115,60 @@ pysim_status pysim_probe_clock(double *hertz);
 pysim_status pysim_probe_fma(const char *target, int32_t dtype, double *instructions_per_second);
 pysim_status pysim_probe_read(void *buffer, int64_t bytes, double seconds, double *bytes_per_second);
 pysim_status pysim_probe_write(void *buffer, int64_t bytes, double seconds, double *bytes_per_second);
+
+/* Exact cache simulation. A hierarchy is `levels` caches, L1 first, seen by `cores` cores; its whole state lies in one buffer of
+ * the caller (8-byte aligned, no pointers inside: a copy of the bytes is a copy of the caches). docs: native/simulate.h. */
+enum {
+    PYSIM_CACHE_LEVELS = 8,   /* at most */
+    PYSIM_CACHE_CORES = 256,  /* at most */
+    PYSIM_CACHE_DEGREE = 16,  /* lines that one event may prefetch, at most */
+    PYSIM_CACHE_SPLITS = 32,  /* counters are split by tag: entry operand + 8*phase */
+};
+
+typedef enum { PYSIM_LRU = 0, PYSIM_PLRU = 1, PYSIM_FIFO = 2, PYSIM_RANDOM = 3 } pysim_cache_policy;
+typedef enum { PYSIM_NON_INCLUSIVE = 0, PYSIM_INCLUSIVE = 1, PYSIM_EXCLUSIVE = 2 } pysim_cache_inclusion;
+typedef enum { PYSIM_PREFETCH_NONE = 0, PYSIM_PREFETCH_NEXT_LINE = 1, PYSIM_PREFETCH_STREAM = 2 } pysim_cache_prefetch;
+
+typedef struct {
+    int64_t sets, ways, line_bytes;
+    int32_t policy;             /* pysim_cache_policy; PLRU needs ways = 1, 2, 4 .. 64 */
+    int32_t inclusion;          /* pysim_cache_inclusion, towards the levels inside; the first level is non-inclusive */
+    int32_t write_back;         /* 0: write-through */
+    int32_t write_allocate;     /* 0: a store that misses goes on without leaving a line */
+    int32_t fetch_on_writeback; /* 0: a write-back that covers a whole line allocates it without reading the next level */
+    int32_t prefetch;           /* pysim_cache_prefetch */
+    int32_t prefetch_degree;    /* lines per event, 1..PYSIM_CACHE_DEGREE; not read where prefetch is NONE */
+    int32_t shared;             /* 0: each core has its own; a shared level may not lie inside a private one */
+} pysim_cache_level;
+
+typedef struct {
+    int32_t levels, cores;
+    uint64_t seed;              /* of the levels with random replacement */
+    pysim_cache_level level[8]; /* PYSIM_CACHE_LEVELS, L1 first */
+} pysim_cache_config;
+
+typedef struct {
+    int64_t loads, stores, load_misses, store_misses;
+    int64_t evictions, writebacks, invalidations, victims;
+    int64_t bytes_read, bytes_written; /* from and to the next level */
+    int64_t prefetches, prefetch_hits;
+} pysim_cache_counters;
+
+pysim_status pysim_cache_state_bytes(const pysim_cache_config *config, int64_t *bytes);
+/* Empties the caches and zeroes the counters. */
+pysim_status pysim_cache_init(const pysim_cache_config *config, void *state, int64_t state_bytes);
+/* n accesses in order: sizes in bytes (at least 1), is_write 0 or 1, tags operand | phase << 4 (operand 0..7, phase 0..3) or NULL
+ * for 0, cores or NULL for core 0. Addresses lie in 0..2^56-1. A chunk with a bad access is refused before the first one counts. */
+pysim_status pysim_cache_access(void *state, int64_t n, const int64_t *addresses, const int32_t *sizes, const uint8_t *is_write,
+                                const uint8_t *tags, const uint8_t *cores);
+/* Writes every dirty line back to memory; lines stay where they are, clean, and nothing is allocated on the way. */
+pysim_status pysim_cache_flush(void *state);
+/* out holds PYSIM_CACHE_SPLITS entries. */
+pysim_status pysim_cache_read_counters(const void *state, int32_t level, pysim_cache_counters *out);
+pysim_status pysim_cache_clear_counters(void *state);
+/* The lines that a level (that of `core`, where it is private) holds: byte addresses and 0/1 for dirty, in set order, at most
+ * sets*ways of them; both arrays have that size. */
+pysim_status pysim_cache_contents(const void *state, int32_t level, int32_t core, int64_t *addresses, uint8_t *dirty, int64_t *count);
 /* cdef end */
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -26,7 +26,7 @@ from pysim.errors import MachineError
 SCHEMA = 1
 SHIPPED = Path(__file__).parent / "machines"
 _MAX_FILE_BYTES = 1 << 20
-_MAY_BE_ZERO = ("overlap", "call_cycles", "pack_cycles")  # costs that a fit may find to be nothing
+_MAY_BE_ZERO = ("overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles")  # costs that a fit may find to be nothing
 _AT_MOST_ONE = ("overlap",)
 
 Kind = Literal["datasheet", "manual", "measured", "fitted", "assumed"]
@@ -136,14 +136,17 @@ class Csa(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One core: its clock, its vector units, and the constants of the cost model.
 
-    `call_cycles` is the fixed cost of a micro-kernel call, `pack_cycles` what packing one vector costs beyond its
-    store, and `overlap` the share (0..1) of transfer cycles that hide behind compute.
+    `call_cycles` is the fixed cost of a micro-kernel call, `pack_call_cycles` of packing one run of windows, `pack_cycles`
+    what packing one vector costs beyond its store, `pack_line_cycles` what packing waits for a line that is not in L1, and `overlap` the share (0..1) of transfer
+    cycles that hide behind compute.
     """
 
     name: Text
     frequency_hz: Number
     call_cycles: Number
+    pack_call_cycles: Number
     pack_cycles: Number
+    pack_line_cycles: Number
     overlap: Number
     units: Annotated[tuple[Unit, ...], msgspec.Meta(min_length=1)]
 

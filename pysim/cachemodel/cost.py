@@ -11,9 +11,10 @@ kernel  Each step of k does, for its tile, max(multiply-adds / fma_per_cycle, (w
 call    call_cycles for each micro-kernel call: channel sets x window tiles x filter tiles.
 store   Output vectors / stores_per_cycle, once per channel set, and their loads again in every set after the first. A `fil`
         kernel also stores its tile once to the stack and transposes it: lanes log2(lanes) shuffles a block, one a cycle.
-pack    Packed vectors x (1 / stores_per_cycle + pack_cycles), and call_cycles for each run and kernel row. A run is the part of
-        a tile in one row of outputs; short ones fill vectors badly (`segments`). Stride s > 1: s loads and s permutes a vector.
-        Transposed operand: log2(lanes) shuffles a vector. Input stationary packs each window tile once per channel set, weight
+pack    Packed vectors x (1 / stores_per_cycle + pack_cycles), and pack_call_cycles for each run and kernel row. A run is the part
+        of a tile in one row of outputs; short ones fill vectors badly (`segments`). Stride s > 1: s loads and s permutes a vector.
+        Transposed operand: log2(lanes) shuffles a vector. Each input line that is not in L1 makes packing wait for
+        pack_line_cycles: its short runs leave nothing to compute meanwhile. Input stationary packs each window tile once per channel set, weight
         stationary once per set of K3 filter tiles; a matrix product packs its filters too, the other way round.
 L2, L3, memory
         Each operand is a few streams: bytes that are touched again after a known reuse distance, the bytes touched in between
@@ -79,6 +80,8 @@ def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf)
     workspace = panels + (0 if rates.nest.filters_packed else filter_panels)
     streams += first_touches(rates, table, workspace, hot)
     crossed = crossing(rates, streams)
+    terms["pack"] = terms["pack"] + table.packed * _lines_packed(machine, streams, crossed) * machine.core.pack_line_cycles.value
+    compute = sum((terms[name] for name in COMPUTE), np.zeros(1))
     terms |= _transfer_cycles(machine, streams, crossed)
     transfer = sum((terms[name] for name in crossed), np.zeros(1))
     cycles = np.maximum(compute, transfer) + (1 - machine.core.overlap.value) * np.minimum(compute, transfer)
@@ -97,6 +100,13 @@ def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool
     sizes = (column(schedule.channels), column(schedule.k2), column(schedule.k3))
     table = Table(schedule.stationary, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
     return cost_of(predict(rates_of(nest, machine, [kernel]), table, hot), 0)
+
+
+def _lines_packed(machine: Machine, streams: Sequence[Stream], crossed: dict[str, Array]) -> Array:
+    """Lines of the input that packing finds beyond L1."""
+    of_input = np.array([float(stream.operand == "input") for stream in streams])
+    lines: Array = of_input @ next(iter(crossed.values())) / machine.levels[0].line_bytes
+    return lines
 
 
 def _transfer_cycles(machine: Machine, streams: Sequence[Stream], crossed: dict[str, Array]) -> dict[str, Array]:

@@ -156,13 +156,14 @@ def _store_cycles(kernel: Kernel, unit: Unit, windows: int, filters: int) -> flo
 def compute_cycles(rates: Rates, table: Table) -> dict[str, Array]:
     """The compute terms of every schedule: what the operands' places in the caches do not change."""
     nest, at, call = rates.nest, table.kernel, rates.machine.core.call_cycles.value
+    pack_call = rates.machine.core.pack_call_cycles.value
     window_tiles, filter_tiles = rates.window_tiles[at], rates.filter_tiles[at]
     sets = np.ceil(nest.channels / table.channels)
     if table.stationary == "input_stationary":
         passes, filter_passes = np.ones_like(sets), np.ceil(window_tiles / table.k3)
     else:
         passes, filter_passes = np.ceil(filter_tiles / table.k3), np.ones_like(sets)
-    pack = table.packed * passes * (rates.pack[at] + call * sets * rates.pack_calls[at])
+    pack = table.packed * passes * (rates.pack[at] + pack_call * sets * rates.pack_calls[at])
     if not nest.filters_packed:
         pack += filter_passes * (rates.pack_filters[at] + call * nest.repeats * sets * filter_tiles)
     return {

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits the constants of the cost model on this computer: measures schedules of some sets, reports the error on others.
+
+    python tools/fit_model.py googlenet inception_v2 squeezenet --test resnet50 mec resnet18 > benchmarks/data/fit-zen4.json
+
+For each distinct layer the planned schedule and, for each vector kernel, two random ones whose predicted cost is within 35 % of the
+best are timed round-robin (their results are checked by `pysim compare`, not here). The five constants of `machine.Core`
+(call_cycles, pack_call_cycles, pack_cycles, pack_line_cycles, overlap) minimise a soft-L1 loss of log(predicted / measured) over the
+training layers. The JSON document names the machine, the versions, the constants before and after, and on the test layers the error
+(median and 90th percentile of |log(predicted / measured)|), Kendall's tau over the schedules of a layer, and the regret of the
+planned one, before (of the constants that the machine file had) and after.
+"""
+
+import argparse
+import json
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import numpy as np
+from scipy import optimize, stats
+
+from pysim import host, planner, runtime
+from pysim.cachemodel.cost import predict, predict_schedule, schedule_of
+from pysim.cachemodel.nest import nest_of
+from pysim.machine import Machine, Number
+from pysim.measure import pinned
+from pysim.planner import space
+from pysim.registry import kernels
+from pysim.schedule import STATIONARY, Schedule
+from pysim.store import environment
+from pysim.verify import trial
+from pysim.workload import Conv, Layer, distinct, resolve
+
+CONSTANTS = ("call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "overlap")
+START = (100.0, 30.0, 1.0, 8.0, 0.85)
+BOUNDS = ((0.0, 0.0, 0.0, 0.0, 0.0), (1000.0, 300.0, 20.0, 100.0, 1.0))
+WITHIN, PER_KERNEL, ROUNDS, MOST_FLOPS = 1.35, 2, 25, 1.2e9
+
+
+class Sample(msgspec.Struct):
+    """Median seconds of one schedule; the first of a layer is the planned one."""
+
+    layer: Conv
+    schedule: Schedule
+    seconds: float
+
+
+def candidates(layer: Conv, on: Machine, random: np.random.Generator) -> list[Schedule]:
+    """The planned schedule, then random good ones of every vector kernel."""
+    case = import_module("pysim.planner.plan")._case(layer, on, None, "hot")
+    everything = list(range(len(case.rows.kernels)))
+    found = [predict(case.rates, table) for table in space.tables(case.rates, [(kind, everything, np.inf) for kind in STATIONARY])]
+    best = min(prediction.cycles.min() for prediction in found)
+    chosen = [planner.plan(layer, on).schedule]
+    for prediction in found:
+        good = np.flatnonzero(prediction.cycles < WITHIN * best)
+        for kernel in np.unique(prediction.table.kernel[good]):
+            rows = good[prediction.table.kernel[good] == kernel]
+            chosen += [schedule_of(prediction, int(row)) for row in random.choice(rows, min(PER_KERNEL, rows.size), replace=False)]
+    return [schedule for schedule in chosen if not schedule.kernel.endswith("__portable")]
+
+
+def measure(layers: list[Layer], on: Machine) -> list[Sample]:
+    random, samples = np.random.default_rng(0), []
+    for layer in (item.workload for item in layers):
+        if not isinstance(layer, Conv) or layer.flops > MOST_FLOPS:
+            continue
+        schedules, operands = candidates(layer, on, random), trial(layer)
+        ready = [runtime.Prepared(layer, operands.w, schedule) for schedule in schedules]
+        out, times = ready[0](operands.x), np.empty((ROUNDS, len(ready)))
+        with pinned():
+            for turn in range(ROUNDS):
+                for column, run in enumerate(ready):
+                    run(operands.x, out)
+                    start = time.perf_counter()
+                    run(operands.x, out)
+                    times[turn, column] = time.perf_counter() - start
+        samples += [Sample(layer, schedule, value) for schedule, value in zip(schedules, np.median(times, axis=0), strict=True)]
+        print(layer.text, len(schedules), file=sys.stderr)
+    return samples
+
+
+def with_constants(on: Machine, values: Any) -> Machine:
+    numbers = {name: Number(value=float(value), kind="fitted", source="fit") for name, value in zip(CONSTANTS, values, strict=True)}
+    return msgspec.structs.replace(on, core=msgspec.structs.replace(on.core, **numbers))
+
+
+def errors(samples: list[Sample], on: Machine) -> np.ndarray[Any, Any]:
+    """log(predicted / measured) of every sample."""
+    return np.array([np.log(predict_schedule(nest_of(s.layer), on, s.schedule).seconds / s.seconds) for s in samples])
+
+
+def quality(samples: list[Sample], on: Machine) -> dict[str, float]:
+    log = errors(samples, on)
+    taus, regrets = [], []
+    for layer in dict.fromkeys(sample.layer for sample in samples):
+        own = [i for i, sample in enumerate(samples) if sample.layer == layer]
+        measured = np.array([samples[i].seconds for i in own])
+        predicted = measured * np.exp(log[own])
+        taus.append(stats.kendalltau(predicted, measured).statistic)
+        regrets.append(measured[predicted.argmin()] / measured.min())
+    return {
+        "layers": len(taus),
+        "schedules": len(samples),
+        "median_error": float(np.median(np.abs(log))),
+        "p90_error": float(np.quantile(np.abs(log), 0.9)),
+        "kendall_tau_mean": float(np.nanmean(taus)),
+        "regret_geometric_mean": float(np.exp(np.mean(np.log(regrets)))),
+        "regret_worst": float(max(regrets)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("train", nargs="+")
+    parser.add_argument("--test", nargs="+", required=True)
+    given = parser.parse_args()
+    on = host.detect()
+    train_layers = distinct(resolve(given.train))
+    seen = {layer.workload for layer in train_layers}
+    test_layers = [layer for layer in distinct(resolve(given.test)) if layer.workload not in seen]
+    train, test = measure(train_layers, on), measure(test_layers, on)
+    found = optimize.least_squares(
+        lambda values: errors(train, with_constants(on, values)), START, bounds=BOUNDS, loss="soft_l1", f_scale=0.03, x_scale=START
+    )
+    fitted = with_constants(on, found.x)
+    document = {
+        "command": " ".join(["python", *sys.argv]),
+        "environment": environment(),
+        "kernels": [row.name for row in kernels()],
+        "constants": {
+            "before": {name: getattr(on.core, name).value for name in CONSTANTS},
+            "after": dict(zip(CONSTANTS, found.x.tolist(), strict=True)),
+        },
+        "train": {"sets": given.train, "before": quality(train, on), "after": quality(train, fitted)},
+        "test": {"sets": given.test, "before": quality(test, on), "after": quality(test, fitted)},
+    }
+    print(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()
