@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes measured text into the documents, between their marks: the output of a comparison, and the table of the fit.
+
+    pysim compare resnet50 --peers > benchmarks/data/compare-resnet50.txt; python tools/update_readme.py
+"""
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "benchmarks" / "data"
+
+
+def put(path: Path, mark: str, text: str) -> None:
+    """Replaces what stands between the begin and end marks of `mark`."""
+    pattern = re.compile(rf"(<!-- {mark}: begin[^\n]*-->\n).*?(<!-- {mark}: end -->)", re.DOTALL)
+    changed, count = pattern.subn(lambda found: found[1] + text + found[2], path.read_text())
+    if count != 1:
+        raise SystemExit(f"{path} has no place marked {mark!r}")
+    path.write_text(changed)
+
+
+def fit_table() -> str:
+    fit = json.loads((DATA / "fit-zen4.json").read_text())
+    rows = ["| layers | schedules | median error | 90th percentile | tau | regret, mean | regret, worst |", "|---|---|---|---|---|---|---|"]
+    for name in ("train", "test"):
+        q = fit[name]["after"]
+        sets = ", ".join(word.rpartition("/")[2] for word in fit[name]["sets"])
+        rows.append(
+            f"| {'fitted on' if name == 'train' else 'reported on'} {sets}: {q['layers']} | {q['schedules']} | {q['median_error']:.1%} | "
+            f"{q['p90_error']:.1%} | {q['kendall_tau_mean']:.2f} | {q['regret_geometric_mean']:.3f} | {q['regret_worst']:.3f} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    output = (DATA / "compare-resnet50.txt").read_text()
+    put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
+    put(ROOT / "docs" / "model.md", "fit", fit_table())
