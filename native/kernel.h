@@ -54,6 +54,9 @@ typedef struct {
 
 /* The row of a schedule that fits the dtype and this CPU, or a failure with its reason. */
 pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *row);
+/* The same for any CPU: what depends on the row's sizes only. Its functions may be NULL. */
+pysim_status pysim_row_of(const pysim_schedule *s, int32_t dtype, pysim_row *row);
+typedef pysim_status (*pysim_row_lookup)(const pysim_schedule *s, int32_t dtype, pysim_row *row);
 
 static inline int64_t pysim_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t pysim_min(int64_t a, int64_t b) { return a < b ? a : b; }

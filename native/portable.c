@@ -4,6 +4,16 @@
 
 #include "kernel.h"
 
+/* Every access to an operand or a panel goes through these; a test puts in others, which write down what is executed. */
+#ifdef PYSIM_RECORD
+#include "test/record.h"
+#else
+#define LOAD(p) (*(p))
+#define STORE(p, value) (*(p) = (value))
+#define LOAD_RUN(line, p, bytes) memcpy(line, p, bytes)
+#define STORE_RUN(p, line, bytes) memcpy(p, line, bytes)
+#endif
+
 enum { WINDOWS = 8, FILTERS = 4 };
 
 #define DEFINE_PORTABLE(T, dtype)                                                                                      \
@@ -12,21 +22,27 @@ enum { WINDOWS = 8, FILTERS = 4 };
         const T *f = filters, *w = windows, *bias_f = s->bias_filters, *bias_w = s->bias_windows;                      \
         T acc[FILTERS][WINDOWS] = {{0}};                                                                               \
         if (nw == WINDOWS) {                                                                                           \
-            for (int64_t p = 0; p < k; p++, f += FILTERS, w += window_pitch)                                           \
+            for (int64_t p = 0; p < k; p++, f += FILTERS, w += window_pitch) {                                         \
+                T x[WINDOWS], y[FILTERS];                                                                              \
+                for (int i = 0; i < WINDOWS; i++) x[i] = LOAD(w + i);                                                  \
+                for (int j = 0; j < FILTERS; j++) y[j] = LOAD(f + j);                                                  \
                 for (int j = 0; j < FILTERS; j++)                                                                      \
-                    for (int i = 0; i < WINDOWS; i++) acc[j][i] += f[j] * w[i];                                        \
+                    for (int i = 0; i < WINDOWS; i++) acc[j][i] += y[j] * x[i];                                        \
+            }                                                                                                          \
         } else {                                                                                                       \
             for (int64_t p = 0; p < k; p++, f += FILTERS, w += window_pitch)                                           \
-                for (int j = 0; j < FILTERS; j++)                                                                      \
-                    for (int64_t i = 0; i < nw; i++) acc[j][i] += f[j] * w[i];                                         \
+                for (int j = 0; j < FILTERS; j++) {                                                                    \
+                    const T y = LOAD(f + j);                                                                           \
+                    for (int64_t i = 0; i < nw; i++) acc[j][i] += y * LOAD(w + i);                                     \
+                }                                                                                                      \
         }                                                                                                              \
         for (int64_t j = 0; j < nf; j++)                                                                               \
             for (int64_t i = 0; i < nw; i++) {                                                                         \
                 T *to = (T *)out + j * out_pitch + i;                                                                  \
                 T value = acc[j][i] * (T)s->alpha;                                                                     \
-                if (s->beta != 0) value += *to * (T)s->beta;                                                           \
+                if (s->beta != 0) value += LOAD(to) * (T)s->beta;                                                      \
                 value += (bias_f ? bias_f[j] : (T)0) + (bias_w ? bias_w[i] : (T)0);                                    \
-                *to = s->relu && value < 0 ? (T)0 : value;                                                             \
+                STORE(to, s->relu && value < 0 ? (T)0 : value);                                                        \
             }                                                                                                          \
     }                                                                                                                  \
                                                                                                                        \
@@ -42,9 +58,9 @@ enum { WINDOWS = 8, FILTERS = 4 };
                 const int64_t lo = pysim_min(length, pysim_max(0, -first));                                            \
                 const int64_t hi = pysim_max(lo, pysim_min(length, s->width - first));                                 \
                 memset(line, 0, (size_t)length * sizeof(T));                                                           \
-                if (hi > lo) memcpy(line + lo, row + first + lo, (size_t)(hi - lo) * sizeof(T));                       \
+                if (hi > lo) LOAD_RUN(line + lo, row + first + lo, (size_t)(hi - lo) * sizeof(T));                     \
                 for (int64_t tap = 0; tap < s->taps; tap++)                                                            \
-                    memcpy(dst + tap * s->pitch + j, line + tap, (size_t)n * sizeof(T));                               \
+                    STORE_RUN(dst + tap * s->pitch + j, line + tap, (size_t)n * sizeof(T));                            \
             }                                                                                                          \
     }                                                                                                                  \
                                                                                                                        \
@@ -60,7 +76,7 @@ enum { WINDOWS = 8, FILTERS = 4 };
                 for (int64_t j = 0; j < s->count; j++) {                                                               \
                     const int64_t column = s->first + j * s->stride + tap * s->dilation;                               \
                     const int inside = row && column >= 0 && column < s->width;                                        \
-                    dst[tap * s->pitch + j] = inside ? row[c * s->row_channel + column] : (T)0;                        \
+                    STORE(dst + tap * s->pitch + j, inside ? LOAD(row + c * s->row_channel + column) : (T)0);          \
                 }                                                                                                      \
     }                                                                                                                  \
                                                                                                                        \
@@ -69,7 +85,7 @@ enum { WINDOWS = 8, FILTERS = 4 };
         const T *src = from;                                                                                           \
         T *dst = to;                                                                                                   \
         for (int64_t p = 0; p < k; p++)                                                                                \
-            for (int64_t i = 0; i < pitch; i++) dst[p * pitch + i] = i < rows ? src[i * ld + p] : (T)0;                \
+            for (int64_t i = 0; i < pitch; i++) STORE(dst + p * pitch + i, i < rows ? LOAD(src + i * ld + p) : (T)0);  \
     }
 DEFINE_PORTABLE(float, f32)
 DEFINE_PORTABLE(double, f64)

@@ -169,6 +169,33 @@ pysim_status pysim_cache_clear_counters(void *state);
 /* The lines that a level (that of `core`, where it is private) holds: byte addresses and 0/1 for dirty, in set order, at most
  * sets*ways of them; both arrays have that size. */
 pysim_status pysim_cache_contents(const void *state, int32_t level, int32_t core, int64_t *addresses, uint8_t *dirty, int64_t *count);
+
+/* The accesses of one run on one thread, in order, as the macro-kernel's own loops make them; the schedule's kernel need not run on
+ * this CPU. Addresses count from the bases; nothing is dereferenced. One access is what one vector instruction moves (masked lanes
+ * left out), or one element where the kernel reads elements. Tags: operand | phase << 4 with operands input 1, filter 2, output 3,
+ * packed_input 4, packed_filter 5, columns 6 and phases pack 1, compute 2, store 3. docs: native/trace.c. */
+typedef struct {
+    int64_t input;     /* image; B of a product */
+    int64_t filters;   /* packed panels; A of a product */
+    int64_t output;    /* C of a product */
+    int64_t workspace;
+    int64_t columns;   /* what im2col writes, and B of a product where input is 0 */
+} pysim_trace_bases;
+typedef void (*pysim_trace_sink)(void *context, int64_t n, const int64_t *addresses, const int32_t *sizes, const uint8_t *is_write,
+                                 const uint8_t *tags);
+pysim_status pysim_conv_trace(const pysim_conv *c, const pysim_schedule *s, const pysim_trace_bases *at, pysim_trace_sink sink,
+                              void *context);
+/* alpha = 1, beta = 0 */
+pysim_status pysim_gemm_trace(const pysim_gemm *g, const pysim_schedule *s, const pysim_trace_bases *at, pysim_trace_sink sink,
+                              void *context);
+/* One image of one group, as pysim_im2col. */
+pysim_status pysim_im2col_trace(const pysim_conv *c, const pysim_trace_bases *at, pysim_trace_sink sink, void *context);
+/* The same into a cache state; adds the accesses to *accesses. */
+pysim_status pysim_conv_simulate(const pysim_conv *c, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
+                                 int64_t *accesses);
+pysim_status pysim_gemm_simulate(const pysim_gemm *g, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
+                                 int64_t *accesses);
+pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases *at, void *cache_state, int64_t *accesses);
 /* cdef end */
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -62,17 +62,21 @@ pysim_status pysim_kernel_at(int32_t index, pysim_kernel_info *out) {
     return PYSIM_OK;
 }
 
-pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *row) {
+pysim_status pysim_row_of(const pysim_schedule *s, int32_t dtype, pysim_row *row) {
     pysim_kernel_info info;
     pysim_status status = pysim_kernel_at(s->kernel, &info);
     if (status != PYSIM_OK) return status;
     if (info.dtype != dtype)
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes in another dtype than the problem", info.name);
-    if (!info.available)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs %s, which this CPU or build does not have", info.name, info.target);
     if (s->windows != info.windows || s->filters != info.filters)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule tiles are %lld windows x %lld filters, but kernel %s computes %d x %d",
                           (long long)s->windows, (long long)s->filters, info.name, info.windows, info.filters);
     *row = table[s->kernel].row;
     return PYSIM_OK;
+}
+
+pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *row) {
+    pysim_status status = pysim_row_of(s, dtype, row);
+    if (status != PYSIM_OK || available(s->kernel)) return status;
+    return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs %s, which this CPU or build does not have", row->info.name, row->info.target);
 }

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can go wrong, as one family: each message says what was wrong, where, and what would be right."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class PysimError(Exception):
     """Base of every error this package raises on purpose."""
@@ -32,3 +35,20 @@ class MissingError(PysimError):
 
 class NativeError(PysimError):
     """The native library refused a call; carries its own sentence."""
+
+
+class StoreError(PysimError):
+    """A measurement store that cannot be opened, read or written."""
+
+
+def choose(name: object, options: Iterable[str]) -> str:
+    """What to say after an unknown name: the nearest option, if one is near, and all of them in their order."""
+    known = list(options)
+    close = nearest(name, known)
+    hint = f'did you mean "{close}"? ' if close else ""
+    return hint + (f"there are: {', '.join(known)}" if len(known) > 1 else f"there is {', '.join(known) or 'none'}")
+
+
+def nearest(name: object, options: Iterable[str]) -> str | None:
+    """The option that is spelt most like a name, or None where none is near or the name is no text."""
+    return next(iter(difflib.get_close_matches(name, list(options), n=1)), None) if isinstance(name, str) else None

@@ -52,7 +52,7 @@ SYSFS = Path("/sys/devices/system/cpu")
 CPUINFO = Path("/proc/cpuinfo")
 PROBE_SECONDS = 0.02
 _PAGE_BYTES = 4096
-_CACHE_VERSION = 2  # raised when a probe or this file measures something else than before
+_CACHE_VERSION = 3  # raised when a probe or this file measures something else than before
 _ZEN4_MODELS = (range(0x10, 0x20), range(0x60, 0x80), range(0xA0, 0xB0))  # of family 25: Genoa, client parts, Bergamo
 
 
@@ -315,6 +315,8 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
         pack_call_cycles=_inherit(kin.machine.core.pack_call_cycles, kin),
         pack_cycles=_inherit(kin.machine.core.pack_cycles, kin),
         pack_line_cycles=_inherit(kin.machine.core.pack_line_cycles, kin),
+        store_run_cycles=_inherit(kin.machine.core.store_run_cycles, kin),
+        prefetch_streams=_inherit(kin.machine.core.prefetch_streams, kin),
         overlap=_inherit(kin.machine.core.overlap, kin),
         units=tuple(units),
     )

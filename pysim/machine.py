@@ -9,24 +9,24 @@ per cycle of the core's clock.
 Worked number: 64 sets x 8 ways x 64 bytes = 32,768 bytes of L1; two 64-byte loads a cycle at 3.66 GHz = 468 GB/s.
 """
 
-import difflib
 import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pysim.errors import MachineError
+from pysim.errors import MachineError, choose, nearest
 
 SCHEMA = 1
 SHIPPED = Path(__file__).parent / "machines"
 _MAX_FILE_BYTES = 1 << 20
-_MAY_BE_ZERO = ("overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles")  # costs that a fit may find to be nothing
+# costs that a fit may find to be nothing
+_MAY_BE_ZERO = ("overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles")
 _AT_MOST_ONE = ("overlap",)
 
 Kind = Literal["datasheet", "manual", "measured", "fitted", "assumed"]
@@ -137,8 +137,9 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One core: its clock, its vector units, and the constants of the cost model.
 
     `call_cycles` is the fixed cost of a micro-kernel call, `pack_call_cycles` of packing one run of windows, `pack_cycles`
-    what packing one vector costs beyond its store, `pack_line_cycles` what packing waits for a line that is not in L1, and `overlap` the share (0..1) of transfer
-    cycles that hide behind compute.
+    what packing one vector costs beyond its store, `pack_line_cycles` what packing waits for a line that is not in L1,
+    `store_run_cycles` what a store waits for an output line from beyond L2 where more than `prefetch_streams` rows of
+    outputs are written in turn, and `overlap` the share (0..1) of transfer cycles that hide behind compute.
     """
 
     name: Text
@@ -147,6 +148,8 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     pack_call_cycles: Number
     pack_cycles: Number
     pack_line_cycles: Number
+    store_run_cycles: Number
+    prefetch_streams: Number
     overlap: Number
     units: Annotated[tuple[Unit, ...], msgspec.Meta(min_length=1)]
 
@@ -298,7 +301,7 @@ def _explain(message: str) -> str:
     hint = ""
     if match := re.search(r"unknown field `([^`]*)`", what):
         known = {field for struct in _STRUCTS for field in struct.__struct_fields__}
-        close = _nearest(match.group(1), known)
+        close = nearest(match.group(1), known)
         hint = f'; did you mean "{close}"?' if close else ""
     elif re.search(r"Expected `object`|required field `(kind|source|value)`", what) and path != "top level":
         hint = '; a number is written { value = 1.5, kind = "datasheet", source = "a key of [sources]" }'
@@ -360,16 +363,6 @@ def _check_number(number: Number, path: str, where: str) -> None:
         raise MachineError(f"{where}: {path}: value is {number.value}; it should be finite and {right}")
     if number.error is not None and not (math.isfinite(number.error) and number.error >= 0):
         raise MachineError(f"{where}: {path}: error is {number.error}; it should be finite and at least 0")
-
-
-def choose(name: str, options: list[str]) -> str:
-    """What to say after an unknown name: the nearest option, if one is near, and all of them."""
-    close = _nearest(name, options)
-    return (f'did you mean "{close}"? ' if close else "") + f"there is {', '.join(options) or 'none'}"
-
-
-def _nearest(name: str, options: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, sorted(options), n=1)), None)
 
 
 def to_toml(machine: Machine | Gpu) -> str:

@@ -100,21 +100,28 @@ const char *scipy_openblas_get_corename64_(void);
 """
 
 
+def _openblas_file() -> tuple[Path, str]:
+    """The OpenBLAS of the wheel scipy-openblas64, or else the one inside NumPy's own wheel, and its name."""
+    places = [("scipy_openblas64", "lib", "scipy-openblas64"), ("numpy", "../numpy.libs", "numpy")]
+    for package, folder, name in places:
+        found = importlib.util.find_spec(package)
+        for parent in list(found.submodule_search_locations or []) if found else []:
+            for file in sorted(Path(parent, folder).resolve().glob("libscipy_openblas64*.so")):
+                return file, f"OpenBLAS of {name} {metadata.version(name)}"
+    raise MissingError("OpenBLAS is not installed: pip install scipy-openblas64")
+
+
 @functools.cache
 def _openblas() -> tuple[Any, Any, str]:
-    """cffi, the library inside the wheel of scipy-openblas64, its version."""
-    found = importlib.util.find_spec("scipy_openblas64")
-    folders = list(found.submodule_search_locations or []) if found else []
-    files = [file for folder in folders for file in sorted(Path(folder, "lib").glob("libscipy_openblas64*.so"))]
-    if not files:
-        raise MissingError("OpenBLAS is not installed: pip install scipy-openblas64")
+    """cffi, the library, its version."""
+    file, name = _openblas_file()
     import cffi
 
     ffi = cffi.FFI()
     ffi.cdef(_OPENBLAS)
-    lib = ffi.dlopen(str(files[0]))
+    lib = ffi.dlopen(str(file))
     kernels = ffi.string(lib.scipy_openblas_get_corename64_()).decode()
-    return ffi, lib, f"scipy-openblas64 {metadata.version('scipy-openblas64')}, {kernels} kernels"
+    return ffi, lib, f"{name}, {kernels} kernels"
 
 
 def _im2col_openblas(workload: Workload, x: Array, w: Array, bias: Array | None) -> Peer:

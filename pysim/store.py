@@ -26,7 +26,7 @@ from typing import Self
 
 import msgspec
 
-from pysim.errors import PysimError
+from pysim.errors import StoreError
 from pysim.record import Measurement
 
 SCHEMA = 1
@@ -51,10 +51,6 @@ CREATE TABLE measurement (
 _INDEX = "CREATE INDEX measurement_key ON measurement (problem, machine, kernel, schedule, state)"
 _FIELDS = ("problem", "machine", "kernel", "schedule", "state", "samples", "environment", "time", "run")
 _INSERT = f"INSERT INTO measurement ({', '.join(_FIELDS)}) VALUES ({', '.join('?' * len(_FIELDS))})"
-
-
-class StoreError(PysimError):
-    """A measurement store that cannot be opened, read or written."""
 
 
 def default_path() -> Path:

@@ -12,7 +12,6 @@ gives the same output at the bottom too, the bottom's is set to it, otherwise to
 Worked number: conv:mb1ic64ih56oc64kh3ph1 has 56 x 56 = 3,136 windows and 2 * 64 * 3,136 * 64 * 9 = 231,211,008 FLOP.
 """
 
-import difflib
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import force_setattr
 
-from pysim.errors import ProblemError
+from pysim.errors import ProblemError, choose
 
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1}  # bytes of one element
 LAYOUTS = ("nn", "nt", "tn", "tt")  # is A, is B stored transposed
@@ -225,7 +224,7 @@ def _check_fields(problem: Workload) -> None:
         value = getattr(problem, name)
         if name == "dtype":
             if not isinstance(value, str) or value not in DTYPES:
-                raise ProblemError(f"dtype is {_quote(value)}; {_choose(value, DTYPES)}")
+                raise ProblemError(f"dtype is {_quote(value)}; {choose(value, DTYPES)}")
         elif name.startswith("trans_"):
             if not isinstance(value, bool):
                 raise ProblemError(f"{name} is {_quote(value)}; it should be True or False")
@@ -348,7 +347,7 @@ def _conv_fields(descriptor: str, start: int) -> dict[str, tuple[int, int]]:
             continue
         if name not in _FIELDS:
             also = " of a 2-D convolution, and no other is read" if name in _DEPTH else ""
-            raise _wrong(at, f"{_quote(name)} is no field{also}; {_choose(name, _FIELDS)}")
+            raise _wrong(at, f"{_quote(name)} is no field{also}; {choose(name, _FIELDS)}")
         if name in fields:
             raise _wrong(at, f'the field "{name}" stands twice')
         if not digits:
@@ -401,7 +400,7 @@ def _suffixes(parts: Iterable[tuple[str, int]], layouts: bool) -> tuple[str, str
         word = part.strip("_")
         if word not in known:
             also = "; a convolution has no layout" if word in LAYOUTS else ""
-            raise _wrong(at, f"{_quote(word)} is no suffix{also}; {_choose(word, known)}", right)
+            raise _wrong(at, f"{_quote(word)} is no suffix{also}; {choose(word, known)}", right)
         kind = "dtype" if word in DTYPES else "layout"
         if chosen[kind]:
             raise _wrong(at, f'a second {kind} "{word}" after "{chosen[kind]}"', right)
@@ -438,7 +437,7 @@ def _no_such_word(word: str) -> str:
         return f'{_quote(word)} lacks its "conv:" or "gemm:"; did you mean "{_parse(word, bare=True).workload.text}"?'
     except ProblemError:
         forms = f"a problem is written {_CONV_RIGHT} or {_GEMM_RIGHT}, a list @file, a model NAME.onnx"
-        return f"{_quote(word)} names no built-in set; {_choose(word.lower(), sets())}; {forms}"
+        return f"{_quote(word)} names no built-in set; {choose(word.lower(), sets())}; {forms}"
 
 
 def sets() -> list[str]:
@@ -489,10 +488,3 @@ def _quote(value: object) -> str:
     if not isinstance(value, str):
         return f"a {type(value).__name__}"
     return ascii(value) if len(value) <= 120 else ascii(value[:120]) + "..."
-
-
-def _choose(name: object, options: Iterable[str]) -> str:
-    """ "did you mean ...? there are: ..." """
-    known = list(options)
-    close = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else []
-    return (f'did you mean "{close[0]}"? ' if close else "") + f"there are: {', '.join(known)}"

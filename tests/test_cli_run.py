@@ -98,7 +98,7 @@ def test_compare_prints_rows_then_ratios_shares_and_the_prediction_error():
     assert [line.split()[-1] for line in lines[:3]] == ["problem", SMALL, "gemm:24x20x16"]
     assert max(map(len, lines[:3])) <= 100
     text = "\n".join(lines[3:])
-    assert re.search(r"^im2col_openblas +\d+\.\d{3}x geometric mean of 2, faster on [012] \(\d+%\); scipy-openblas64", text, re.MULTILINE)
+    assert re.search(r"^im2col_openblas +\d+\.\d{3}x geometric mean of 2, faster on [012] \(\d+%\); OpenBLAS of ", text, re.MULTILINE)
     assert re.search(r"^prediction error .*: median \d+\.\d%, 90th percentile \d+\.\d%$", text, re.MULTILINE)
     assert "hot caches, 1 thread" in result.stderr
 

@@ -14,8 +14,7 @@ from nest_trace import Trace, simulate
 
 from pysim import machine
 from pysim.cachemodel.cost import COMPUTE, Prediction, cost_of, predict, predict_schedule, schedule_of
-from pysim.cachemodel.incore import compute_cycles
-from pysim.cachemodel.incore import rates
+from pysim.cachemodel.incore import compute_cycles, rates
 from pysim.cachemodel.nest import Nest, ceil_div, nest_of, segments
 from pysim.cachemodel.reuse import missing
 from pysim.errors import PlanError
@@ -149,7 +148,13 @@ def test_one_schedule_costs_what_it_costs_in_its_table() -> None:
     for text in PROBLEMS:
         for prediction in predictions(text, ZEN4):
             for index in range(0, prediction.cycles.size, max(1, prediction.cycles.size // 5)):
-                assert cost(text, ZEN4, schedule_of(prediction, index)) == cost_of(prediction, index)
+                alone, there = cost(text, ZEN4, schedule_of(prediction, index)), cost_of(prediction, index)
+                assert alone.bound_by == there.bound_by
+                assert (alone.cycles, alone.seconds) == pytest.approx((there.cycles, there.seconds), rel=1e-12)
+                assert alone.terms == pytest.approx(there.terms, rel=1e-9, abs=1e-6)
+                assert alone.levels.keys() == there.levels.keys()
+                for name, level in alone.levels.items():
+                    assert level == pytest.approx(there.levels[name], rel=1e-9, abs=1e-6)
 
 
 # ---- traffic
@@ -299,6 +304,60 @@ def test_reading_in_place_packs_nothing_and_needs_no_panels() -> None:
         assert in_place.any()
         assert not prediction.terms["pack"][in_place].any()
         assert (prediction.terms["pack"][~in_place] > 0).all()
+
+
+def again(prediction: Prediction, on: Machine) -> Prediction:
+    """The same schedules on a machine with other numbers."""
+    return predict(rates(prediction.rates.nest, on, prediction.rates.kernels), prediction.table)
+
+
+@pytest.mark.parametrize("name", [name for name in ZEN4.core.__struct_fields__ if name.endswith("_cycles")])
+def test_a_dearer_constant_never_makes_a_schedule_cheaper_and_makes_some_dearer(name: str) -> None:
+    dearer = set()
+    for text in PROBLEMS:
+        for prediction in predictions(text, ZEN4):
+            cycles = [again(prediction, with_core(**{name: value})).cycles for value in (0.0, 5.0, 50.0)]
+            for less, more in itertools.pairwise(cycles):
+                assert (more >= less * (1 - 1e-12)).all()
+            if (cycles[2] > cycles[0] * (1 + 1e-6)).any():
+                dearer.add(text)
+    assert LAYER in dearer
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_packing_waits_pack_line_cycles_for_each_input_line_from_beyond_l1(text: str) -> None:
+    waited = 0.0
+    for prediction in predictions(text, ZEN4):
+        free, dear = (again(prediction, with_core(pack_line_cycles=value)) for value in (0.0, 1000.0))
+        for index in np.flatnonzero(prediction.table.packed)[::7].tolist():
+            lines = cost_of(free, index).levels["L2"]["input_bytes"] / ZEN4.levels[0].line_bytes
+            waited += lines
+            assert cost_of(dear, index).terms["pack"] - cost_of(free, index).terms["pack"] == pytest.approx(1000 * lines, abs=1e-3)
+    assert waited > 0
+
+
+@pytest.mark.parametrize("text", ["conv:ic64ih56oc256kh1", "gemm:192x400x256"])
+@pytest.mark.parametrize("name", ["pack_line_cycles", "pack_call_cycles"])
+def test_schedules_that_read_in_place_pay_neither_for_packed_lines_nor_for_packed_runs(text: str, name: str) -> None:
+    for prediction in predictions(text, ZEN4):
+        free, dear = (again(prediction, with_core(**{name: value})).cycles for value in (0.0, 1000.0))
+        in_place = prediction.table.packed == 0
+        assert in_place.any()
+        assert np.array_equal(free[in_place], dear[in_place])
+        assert (dear[~in_place] > free[~in_place]).all()
+
+
+@pytest.mark.parametrize("text", ["conv:ic48ih20oc40kh3", "conv:mb2g2ic32ih17oc96kh1sh2", "conv:ic16ih30iw9oc33kh5kw2dh1dw1"])
+def test_each_run_of_windows_pays_pack_call_cycles_for_every_kernel_row_channel_set_and_pass(text: str) -> None:
+    nest = nest_of(parse(text))
+    for prediction in predictions(text, ZEN4):
+        free, dear = (again(prediction, with_core(pack_call_cycles=value)).terms["pack"] for value in (0.0, 3.0))
+        for index in range(0, free.size, 5):
+            s = schedule_of(prediction, index)
+            runs = len({(window // nest.out_w, window // s.windows) for window in range(nest.windows)})
+            passes = 1 if s.stationary == "input_stationary" else ceil_div(ceil_div(nest.filters, s.filters), s.k3)
+            calls = nest.repeats * runs * nest.kernel_h * ceil_div(nest.channels, s.channels) * passes
+            assert dear[index] - free[index] == pytest.approx(3 * calls)
 
 
 def test_schedules_that_compute_beyond_the_limit_are_left_out_and_the_others_cost_the_same() -> None:

@@ -2,6 +2,7 @@
 """Machine files: what is shipped holds, what does not hold is refused, and writing one back loses nothing."""
 
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pysim.errors import MachineError
 from pysim.machine import (
     SHIPPED,
+    Core,
     Count,
     Gpu,
     Level,
@@ -39,6 +41,13 @@ VALID_GPU = (SHIPPED / "h200.toml").read_text()
 def changed(old: str, new: str, text: str = VALID) -> str:
     assert old in text, f"the test's own text has no {old!r}"
     return text.replace(old, new, 1)
+
+
+def with_value(name: str, value: float, text: str = VALID) -> str:
+    """The text with another value for the first number of that name."""
+    new, count = re.subn(rf"(?m)^{name} = \{{ value = [^,]+,", f"{name} = {{ value = {value},", text, count=1)
+    assert count, f"the test's own text has no {name}"
+    return new
 
 
 def refusal(text: str) -> str:
@@ -151,9 +160,13 @@ def test_a_unit_that_the_core_lacks_is_none() -> None:
 
 
 def test_assumed_lists_paths_of_assumed_numbers_and_of_nothing_else() -> None:
-    zen4 = load("zen4")
-    assert "core.call_cycles" in zen4.assumed()
-    assert "levels.L2.latency_cycles" not in zen4.assumed()
+    xeon = load("xeon-4208")
+    assert {"core.call_cycles", "core.pack_line_cycles", "levels.L3", "levels.L3.latency_cycles"} <= set(xeon.assumed())
+    assert {"core.frequency_hz", "levels.L1.latency_cycles", "levels.L2", "memory"}.isdisjoint(xeon.assumed())
+    for name in CPUS:
+        machine = load(name)
+        kinds = {path: fact.kind for path, fact in facts(machine)}
+        assert machine.assumed() == [path for path, kind in kinds.items() if kind == "assumed"]
     h200 = load_any("h200")
     assert h200.assumed() == ["l2_bytes_per_second"]
 
@@ -287,10 +300,13 @@ def test_sets_need_not_be_a_power_of_two() -> None:
 
 
 def test_costs_may_be_nothing_but_rates_may_not() -> None:
-    machine = loads(changed("overlap = { value = 0.8", "overlap = { value = 0"))
-    assert isinstance(machine, Machine) and machine.core.overlap.value == 0
-    machine = loads(changed("pack_cycles = { value = 1", "pack_cycles = { value = 0"))
-    assert isinstance(machine, Machine) and machine.core.pack_cycles.value == 0
+    for name in ("overlap", *(name for name in Core.__struct_fields__ if name.endswith("_cycles"))):
+        machine = loads(with_value(name, 0))
+        assert isinstance(machine, Machine) and getattr(machine.core, name).value == 0
+        assert "at least 0" in refusal(with_value(name, -1))
+    for name in ("frequency_hz", "fma_per_cycle", "read_bytes_per_cycle"):
+        assert "greater than 0" in refusal(with_value(name, 0))
+    assert "at most 1" in refusal(with_value("overlap", 1.01))
 
 
 @given(st.text(max_size=200))

@@ -217,6 +217,16 @@ def missing(name: str, text: str = "conv:mb1ic5ih9oc7kh3ph1") -> str:
     return found.reason
 
 
+def test_openblas_of_numpy_stands_in_where_the_wheel_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = peers.importlib.util.find_spec
+    if not list(Path(np.__file__).parent.parent.glob("numpy.libs/libscipy_openblas64*.so")):
+        pytest.skip("this NumPy is not a wheel with an OpenBLAS inside")
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None if name == "scipy_openblas64" else find(name))
+    file, name = peers._openblas_file()
+    assert file.parent.name == "numpy.libs"
+    assert name == f"OpenBLAS of numpy {np.__version__}"
+
+
 def test_openblas_that_is_not_installed_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     peers._openblas.cache_clear()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from pysim import machine, workload
-from pysim.cachemodel.cost import predict, schedule_of
+from pysim.cachemodel.cost import predict, predict_schedule, schedule_of
 from pysim.cachemodel.incore import rates
 from pysim.cachemodel.nest import ceil_div, nest_of
 from pysim.errors import MachineError, PlanError, ProblemError
-from pysim.planner import Plan, graph, plan, plans, space
+from pysim.planner import Plan, candidates, graph, plan, plans, space
 from pysim.record import Cost, CsaCost
 from pysim.registry import kernels
 from pysim.schedule import STATIONARY
@@ -45,6 +45,17 @@ TILE_KEYS = {"windows", "filters", "channels", "k2", "k3"}
 
 def cpus() -> list[str]:
     return [name for name in machine.names() if isinstance(machine.load_any(name), machine.Machine)]
+
+
+def without_assumptions(on: machine.Machine) -> machine.Machine:
+    """The same numbers, each of which somebody measured."""
+    return msgspec.convert(_measured(msgspec.to_builtins(on)), machine.Machine)
+
+
+def _measured(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: "measured" if (key, item) == ("kind", "assumed") else _measured(item) for key, item in value.items()}
+    return [_measured(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def full_cost(chosen: Plan) -> Cost:
@@ -102,6 +113,32 @@ def test_plans_are_ranked_and_the_first_is_the_plan() -> None:
     assert cycles == sorted(cycles)
     assert cycles[0] == pytest.approx(full_cost(plan(LAYER, "zen4")).cycles, rel=1e-12)
     assert len({item.schedule for item in ranked}) == 25
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+@pytest.mark.parametrize("within", [1.0, 1.1, 2.5])
+def test_candidates_are_all_the_schedules_within_the_factor_of_the_best_at_their_own_cost(text: str, within: float) -> None:
+    problem, on = parse(text), machine.load("zen4")
+    rows = space.rows(on, problem.dtype).kernels
+    costs = rates(nest_of(problem), on, rows)
+    found = [predict(costs, table) for table in space.tables(costs, [(kind, range(len(rows)), np.inf) for kind in STATIONARY])]
+    everything = {schedule_of(item, row): float(item.cycles[row]) for item in found for row in range(item.cycles.size)}
+    best = min(everything.values())
+    listed = candidates(text, "zen4", within)
+    assert {schedule for schedule, _ in listed} == {schedule for schedule, cycles in everything.items() if cycles <= within * best}
+    assert len({schedule for schedule, _ in listed}) == len(listed)
+    assert [seconds for _, seconds in listed] == sorted(seconds for _, seconds in listed)
+    assert listed[0][1] == pytest.approx(full_cost(plan(problem, on)).seconds, rel=1e-12)
+    for schedule, seconds in (listed[0], listed[-1]):
+        assert seconds == pytest.approx(predict_schedule(nest_of(problem), on, schedule).seconds, rel=1e-12)
+
+
+def test_candidates_beyond_the_planned_kernel_exist_and_a_factor_below_one_is_refused() -> None:
+    assert len({schedule.kernel for schedule, _ in candidates(LAYER, "zen4")}) > 1
+    assert {schedule.stationary for schedule, _ in candidates(LAYER, "zen4")} == set(STATIONARY)
+    for within in (0.99, float("nan")):
+        with pytest.raises(PlanError, match=f"within is {within}; it should be at least 1"):
+            candidates(LAYER, "zen4", within)
 
 
 def test_every_kernel_of_the_registry_is_chosen_or_turned_down_with_a_reason() -> None:
@@ -190,7 +227,19 @@ def test_assumed_numbers_are_those_the_cost_read() -> None:
     target = plan(LAYER, on).kernel.rpartition("__")[2]
     others = tuple(f"core.units.{unit.target}" for unit in on.core.units if unit.target != target)
     assert not any(path.startswith(("csa", *others)) or path.endswith(".latency_cycles") for path in full)
-    assert {"core.call_cycles", "core.pack_cycles", "core.overlap"} & set(on.assumed()) <= set(full)
+    constants = {f"core.{name}" for name in on.core.__struct_fields__ if name != "units"}
+    assert constants & set(on.assumed()) <= set(full)
+    assert "core.pack_line_cycles" in full
+
+
+def test_an_explanation_lists_assumed_numbers_where_there_are_some_and_only_there() -> None:
+    leans, measured = plan(LAYER, "xeon-4208"), plan(LAYER, without_assumptions(machine.load("xeon-4208")))
+    told = leans.explain().split("\n\nassumed numbers\n")[1].splitlines()
+    assert tuple(line.strip() for line in told) == leans.assumed
+    assert leans.assumed
+    assert measured.schedule == leans.schedule
+    assert measured.assumed == ()
+    assert "assumed" not in measured.explain()
 
 
 # ---- reasons
@@ -198,7 +247,7 @@ def test_assumed_numbers_are_those_the_cost_read() -> None:
 
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_an_explanation_tells_loops_tiles_caches_costs_and_losers(text: str) -> None:
-    chosen = plan(text, "zen4")
+    chosen = plan(text, "xeon-4208")
     told = chosen.explain()
     for part in ("loops", "reuse", "schedules", "rejected", "assumed numbers", "heaviest flow", chosen.kernel, "of L1 (32.0 KiB)"):
         assert part in told
@@ -208,6 +257,24 @@ def test_an_explanation_tells_loops_tiles_caches_costs_and_losers(text: str) -> 
     assert [len(line) - len(line.lstrip()) for line in loops] == [2 * depth for depth in range(1, len(loops) + 1)]
     assert len(loops) == 5 + (nest_of(parse(text)).repeats > 1)
     assert max(map(len, told.splitlines())) <= 160
+
+
+def loops_of(text: str) -> list[str]:
+    """The words of the loop nest that the explanation of a problem on zen4 shows, outermost first."""
+    return [line.strip() for line in plan(text, "zen4").explain().split("loops\n")[1].split("\n\n")[0].splitlines()]
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_the_explained_loops_run_as_often_as_the_schedule_says(text: str) -> None:
+    nest, s = nest_of(parse(text)), plan(text, "zen4").schedule
+    tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.filters, s.filters)
+    kept, streamed = tiles if s.stationary == "input_stationary" else tiles[::-1]
+    told = loops_of(text)
+    if nest.repeats > 1:
+        assert told.pop(0) == f"for each of {nest.batch} images x {nest.groups} groups"
+    for line, total, size in zip(told, (nest.channels, kept, streamed), (s.channels, s.k3, s.k2), strict=False):
+        sets = ceil_div(total, min(size, total))
+        assert line.startswith(f"for each of {sets} sets of " if sets > 1 else f"for the one set of {total} "), line
 
 
 def test_the_csa_explanation_says_by_which_terms_the_loser_lost() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pysim.errors import PysimError
+from pysim.errors import PysimError, StoreError
 from pysim.record import Measurement
-from pysim.store import SCHEMA, Store, StoreError, default_path, environment, now
+from pysim.store import SCHEMA, Store, default_path, environment, now
 
 PROBLEM = "conv:mb1ic64ih56oc64kh3ph1"
 

@@ -4,8 +4,8 @@
     python tools/fit_model.py googlenet inception_v2 squeezenet --test resnet50 mec resnet18 > benchmarks/data/fit-zen4.json
 
 For each distinct layer the planned schedule and, for each vector kernel, two random ones whose predicted cost is within 35 % of the
-best are timed round-robin (their results are checked by `pysim compare`, not here). The five constants of `machine.Core`
-(call_cycles, pack_call_cycles, pack_cycles, pack_line_cycles, overlap) minimise a soft-L1 loss of log(predicted / measured) over the
+best are timed round-robin (their results are checked by `pysim compare`, not here). The constants of the cost
+model in `machine.Core` (CONSTANTS below) minimise a soft-L1 loss of log(predicted / measured) over the
 training layers. The JSON document names the machine, the versions, the constants before and after, and on the test layers the error
 (median and 90th percentile of |log(predicted / measured)|), Kendall's tau over the schedules of a layer, and the regret of the
 planned one, before (of the constants that the machine file had) and after.
@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,20 +23,19 @@ import numpy as np
 from scipy import optimize, stats
 
 from pysim import host, planner, runtime
-from pysim.cachemodel.cost import predict, predict_schedule, schedule_of
+from pysim.cachemodel.cost import predict_schedule
 from pysim.cachemodel.nest import nest_of
 from pysim.machine import Machine, Number
 from pysim.measure import pinned
-from pysim.planner import space
 from pysim.registry import kernels
-from pysim.schedule import STATIONARY, Schedule
+from pysim.schedule import Schedule
 from pysim.store import environment
 from pysim.verify import trial
 from pysim.workload import Conv, Layer, distinct, resolve
 
-CONSTANTS = ("call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "overlap")
-START = (100.0, 30.0, 1.0, 8.0, 0.85)
-BOUNDS = ((0.0, 0.0, 0.0, 0.0, 0.0), (1000.0, 300.0, 20.0, 100.0, 1.0))
+CONSTANTS = ("call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles", "prefetch_streams", "overlap")
+START = (120.0, 30.0, 1.3, 7.0, 24.0, 10.0, 0.85)
+BOUNDS = ((0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0), (1000.0, 300.0, 20.0, 100.0, 100.0, 256.0, 1.0))
 WITHIN, PER_KERNEL, ROUNDS, MOST_FLOPS = 1.35, 2, 25, 1.2e9
 
 
@@ -48,18 +47,14 @@ class Sample(msgspec.Struct):
     seconds: float
 
 
-def candidates(layer: Conv, on: Machine, random: np.random.Generator) -> list[Schedule]:
-    """The planned schedule, then random good ones of every vector kernel."""
-    case = import_module("pysim.planner.plan")._case(layer, on, None, "hot")
-    everything = list(range(len(case.rows.kernels)))
-    found = [predict(case.rates, table) for table in space.tables(case.rates, [(kind, everything, np.inf) for kind in STATIONARY])]
-    best = min(prediction.cycles.min() for prediction in found)
+def schedules_to_time(layer: Conv, on: Machine, random: np.random.Generator) -> list[Schedule]:
+    """The planned schedule, then random good ones of every vector kernel: PER_KERNEL of each stationary kind."""
+    groups: dict[tuple[str, str], list[Schedule]] = {}
+    for schedule, _ in planner.candidates(layer, on, WITHIN):
+        groups.setdefault((schedule.stationary, schedule.kernel), []).append(schedule)
     chosen = [planner.plan(layer, on).schedule]
-    for prediction in found:
-        good = np.flatnonzero(prediction.cycles < WITHIN * best)
-        for kernel in np.unique(prediction.table.kernel[good]):
-            rows = good[prediction.table.kernel[good] == kernel]
-            chosen += [schedule_of(prediction, int(row)) for row in random.choice(rows, min(PER_KERNEL, rows.size), replace=False)]
+    for _, good in sorted(groups.items()):
+        chosen += [good[row] for row in random.choice(len(good), min(PER_KERNEL, len(good)), replace=False)]
     return [schedule for schedule in chosen if not schedule.kernel.endswith("__portable")]
 
 
@@ -68,7 +63,7 @@ def measure(layers: list[Layer], on: Machine) -> list[Sample]:
     for layer in (item.workload for item in layers):
         if not isinstance(layer, Conv) or layer.flops > MOST_FLOPS:
             continue
-        schedules, operands = candidates(layer, on, random), trial(layer)
+        schedules, operands = schedules_to_time(layer, on, random), trial(layer)
         ready = [runtime.Prepared(layer, operands.w, schedule) for schedule in schedules]
         out, times = ready[0](operands.x), np.empty((ROUNDS, len(ready)))
         with pinned():
@@ -78,7 +73,7 @@ def measure(layers: list[Layer], on: Machine) -> list[Sample]:
                     start = time.perf_counter()
                     run(operands.x, out)
                     times[turn, column] = time.perf_counter() - start
-        samples += [Sample(layer, schedule, value) for schedule, value in zip(schedules, np.median(times, axis=0), strict=True)]
+        samples += [Sample(layer, schedule, float(value)) for schedule, value in zip(schedules, np.median(times, axis=0), strict=True)]
         print(layer.text, len(schedules), file=sys.stderr)
     return samples
 
@@ -117,23 +112,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("train", nargs="+")
     parser.add_argument("--test", nargs="+", required=True)
+    parser.add_argument("--hold", nargs="*", default=[], metavar="NAME=VALUE", help="constants that are given, not fitted")
+    parser.add_argument("--samples", help="a file that keeps what was measured; if it is there, nothing is measured again")
     given = parser.parse_args()
     on = host.detect()
     train_layers = distinct(resolve(given.train))
     seen = {layer.workload for layer in train_layers}
     test_layers = [layer for layer in distinct(resolve(given.test)) if layer.workload not in seen]
-    train, test = measure(train_layers, on), measure(test_layers, on)
-    found = optimize.least_squares(
-        lambda values: errors(train, with_constants(on, values)), START, bounds=BOUNDS, loss="soft_l1", f_scale=0.03, x_scale=START
-    )
-    fitted = with_constants(on, found.x)
+    kept = Path(given.samples) if given.samples else None
+    if kept and kept.exists():
+        train, test = msgspec.json.decode(kept.read_bytes(), type=tuple[list[Sample], list[Sample]])
+    else:
+        train, test = measure(train_layers, on), measure(test_layers, on)
+        if kept:
+            kept.write_bytes(msgspec.json.encode((train, test)))
+    held = {name: float(value) for name, _, value in (word.partition("=") for word in given.hold)}
+    free = [i for i, name in enumerate(CONSTANTS) if name not in held]
+    values = np.array([held.get(name, start) for name, start in zip(CONSTANTS, START, strict=True)])
+
+    def residuals(some: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        values[free] = some
+        return errors(train, with_constants(on, values))
+
+    low, high, start = (np.array(column)[free] for column in (*BOUNDS, START))
+    found = optimize.least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.1, x_scale=start)
+    values[free] = found.x
+    fitted = with_constants(on, values)
     document = {
         "command": " ".join(["python", *sys.argv]),
         "environment": environment(),
         "kernels": [row.name for row in kernels()],
         "constants": {
             "before": {name: getattr(on.core, name).value for name in CONSTANTS},
-            "after": dict(zip(CONSTANTS, found.x.tolist(), strict=True)),
+            "after": dict(zip(CONSTANTS, values.tolist(), strict=True)),
         },
         "train": {"sets": given.train, "before": quality(train, on), "after": quality(train, fitted)},
         "test": {"sets": given.test, "before": quality(test, on), "after": quality(test, fitted)},

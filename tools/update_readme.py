@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes measured text into the documents, between their marks: the output of a comparison, and the table of the fit.
 
-    pysim compare resnet50 --peers > benchmarks/data/compare-resnet50.txt; python tools/update_readme.py
+pysim compare resnet50 --peers > benchmarks/data/compare-resnet50.txt; python tools/update_readme.py
 """
 
 import json

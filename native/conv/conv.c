@@ -46,7 +46,7 @@ static void conv_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
     }
 }
 
-static pysim_status conv_nest(const pysim_conv *c, const pysim_schedule *s, pysim_nest *n, pysim_conv_bytes *bytes) {
+static pysim_status conv_nest(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_nest *n, pysim_conv_bytes *bytes) {
     int64_t p, q;
     pysim_status status = pysim_check_conv_bytes(c, &p, &q, bytes);
     if (status != PYSIM_OK) return status;
@@ -65,7 +65,7 @@ static pysim_status conv_nest(const pysim_conv *c, const pysim_schedule *s, pysi
         .output_pitch = p * q,
         .alpha = 1,
     };
-    status = pysim_row_for(s, c->dtype, &n->row);
+    status = row(s, c->dtype, &n->row);
     if (status != PYSIM_OK) return status;
     const int pointwise = c->kernel_h == 1 && c->kernel_w == 1 && c->stride_h == 1 && c->stride_w == 1 && c->pad_top == 0 &&
                           c->pad_left == 0 && c->pad_bottom == 0 && c->pad_right == 0;
@@ -75,17 +75,22 @@ static pysim_status conv_nest(const pysim_conv *c, const pysim_schedule *s, pysi
 /* Elements of the packed panels of one group. */
 static int64_t group_panel(const pysim_nest *n) { return pysim_nest_filter_offset(n, n->channels, 0, 0); }
 
-pysim_status pysim_conv_packed_filter_bytes(const pysim_conv *c, const pysim_schedule *s, int64_t *bytes) {
-    pysim_nest n;
-    pysim_status status = conv_nest(c, s, &n, NULL);
-    if (status != PYSIM_OK) return status;
-    if (!bytes) return pysim_fail(PYSIM_BAD_ARGUMENT, "pysim_conv_packed_filter_bytes: bytes is NULL");
-    const int64_t padded = pysim_ceil_div(n.filters, s->filters) * s->filters;
+static pysim_status panels_bytes(const pysim_nest *n, int64_t *bytes) {
+    const pysim_conv *c = n->problem;
+    const int64_t width = n->schedule.filters, padded = pysim_ceil_div(n->filters, width) * width;
     int64_t elements;
-    if (__builtin_mul_overflow(padded, n.channels * n.rows * n.taps, &elements) ||
-        __builtin_mul_overflow(elements, c->groups * n.bytes, bytes))
+    if (__builtin_mul_overflow(padded, n->channels * n->rows * n->taps, &elements) ||
+        __builtin_mul_overflow(elements, c->groups * n->bytes, bytes))
         return pysim_fail(PYSIM_OVERFLOW, "the packed filters exceed int64 bytes");
     return PYSIM_OK;
+}
+
+pysim_status pysim_conv_packed_filter_bytes(const pysim_conv *c, const pysim_schedule *s, int64_t *bytes) {
+    pysim_nest n;
+    pysim_status status = conv_nest(c, s, pysim_row_of, &n, NULL);
+    if (status != PYSIM_OK) return status;
+    if (!bytes) return pysim_fail(PYSIM_BAD_ARGUMENT, "pysim_conv_packed_filter_bytes: bytes is NULL");
+    return panels_bytes(&n, bytes);
 }
 
 pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *s, const void *filters, void *packed,
@@ -99,7 +104,7 @@ pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *
     if (status != PYSIM_OK) return status;
     if (packed_bytes < needed)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "packed has %lld bytes; this schedule needs %lld", (long long)packed_bytes, (long long)needed);
-    status = conv_nest(c, s, &n, NULL);
+    status = conv_nest(c, s, pysim_row_for, &n, NULL);
     if (status != PYSIM_OK) return status;
     const int64_t ld = n.channels * n.rows * n.taps, width = s->filters;
     const pysim_span spans[] = {{"packed", packed, needed, 1}, {"filters", filters, c->filters * ld * n.bytes, 0}};
@@ -125,7 +130,7 @@ pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *
 
 pysim_status pysim_conv_workspace_bytes(const pysim_conv *c, const pysim_schedule *s, int32_t threads, int64_t *bytes) {
     pysim_nest n;
-    pysim_status status = conv_nest(c, s, &n, NULL);
+    pysim_status status = conv_nest(c, s, pysim_row_of, &n, NULL);
     if (status != PYSIM_OK) return status;
     return pysim_threaded_workspace(&n, threads, bytes);
 }
@@ -146,29 +151,50 @@ static void conv_image(pysim_nest *n, int64_t image, const void *context) {
     n->bias_filters = x->bias ? x->bias + g * n->filters * n->bytes : NULL;
 }
 
+static pysim_status conv_on(pysim_nest *n, const pysim_conv_bytes *bytes, const pysim_epilogue *e, int32_t threads,
+                            const conv_operands *x, void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
+    const pysim_conv *c = n->problem;
+    int64_t panels = 0;
+    pysim_status status = panels_bytes(n, &panels);
+    if (status == PYSIM_OK) status = pysim_check_conv_epilogue(e, c->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("input", x->input, c->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("packed filters", x->packed, c->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("output", x->output, c->dtype);
+    if (status != PYSIM_OK) return status;
+    const pysim_span spans[] = {
+        {"output", x->output, bytes->output, 1},
+        {"workspace", workspace, workspace_bytes, 1},
+        {"input", x->input, bytes->input, 0},
+        {"packed filters", x->packed, panels, 0},
+        {"bias", e->bias, c->filters * n->bytes, 0},
+    };
+    status = pysim_check_apart(spans, 5);
+    if (status != PYSIM_OK) return status;
+    n->relu = e->activation == PYSIM_RELU;
+    return pysim_nest_run(n, c->batch * c->groups, conv_image, x, threads, workspace, workspace_bytes, profile);
+}
+
 pysim_status pysim_conv_run(const pysim_conv *c, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads,
                             const void *input, const void *packed_filters, void *output, void *workspace,
                             int64_t workspace_bytes, pysim_profile *profile) {
     pysim_nest n;
     pysim_conv_bytes bytes;
-    int64_t packed_bytes;
-    pysim_status status = conv_nest(c, s, &n, &bytes);
-    if (status == PYSIM_OK) status = pysim_conv_packed_filter_bytes(c, s, &packed_bytes);
-    if (status == PYSIM_OK) status = pysim_check_conv_epilogue(e, c->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("input", input, c->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("packed filters", packed_filters, c->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("output", output, c->dtype);
+    pysim_status status = conv_nest(c, s, pysim_row_for, &n, &bytes);
     if (status != PYSIM_OK) return status;
-    const pysim_span spans[] = {
-        {"output", output, bytes.output, 1},
-        {"workspace", workspace, workspace_bytes, 1},
-        {"input", input, bytes.input, 0},
-        {"packed filters", packed_filters, packed_bytes, 0},
-        {"bias", e->bias, c->filters * n.bytes, 0},
-    };
-    status = pysim_check_apart(spans, 5);
+    const conv_operands operands = {input, packed_filters, output, e ? e->bias : NULL};
+    return conv_on(&n, &bytes, e, threads, &operands, workspace, workspace_bytes, profile);
+}
+
+pysim_status pysim_conv_walk(const pysim_conv *c, const pysim_schedule *s, pysim_stand_in stand_in, const void *input,
+                             const void *packed_filters, void *output, void *workspace) {
+    pysim_nest n;
+    pysim_conv_bytes bytes;
+    int64_t workspace_bytes;
+    pysim_status status = conv_nest(c, s, pysim_row_of, &n, &bytes);
+    if (status == PYSIM_OK) status = pysim_threaded_workspace(&n, 1, &workspace_bytes);
     if (status != PYSIM_OK) return status;
-    n.relu = e->activation == PYSIM_RELU;
-    const conv_operands operands = {input, packed_filters, output, e->bias};
-    return pysim_nest_run(&n, c->batch * c->groups, conv_image, &operands, threads, workspace, workspace_bytes, profile);
+    stand_in(&n);
+    const conv_operands operands = {input, packed_filters, output, NULL};
+    const pysim_epilogue e = {.alpha = 1};
+    return conv_on(&n, &bytes, &e, 1, &operands, workspace, workspace_bytes, NULL);
 }

@@ -45,6 +45,15 @@ typedef void (*pysim_nest_image)(pysim_nest *n, int64_t image, const void *conte
 pysim_status pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image prepare, const void *context,
                             int32_t threads, void *workspace, int64_t workspace_bytes, pysim_profile *profile);
 
+/* Puts other functions in a nest's row (and counts, traces, ...) before its loops run. */
+typedef void (*pysim_stand_in)(pysim_nest *n);
+/* A run on one thread with stand-ins for the row's functions, so that no kernel has to run on this CPU. The checks of a run hold,
+ * but nothing is read or written through these pointers. */
+pysim_status pysim_conv_walk(const pysim_conv *c, const pysim_schedule *s, pysim_stand_in stand_in, const void *input,
+                             const void *packed_filters, void *output, void *workspace);
+pysim_status pysim_gemm_walk(const pysim_gemm *g, const pysim_schedule *s, pysim_stand_in stand_in, const void *a, const void *b,
+                             void *c, void *workspace);
+
 /* Elements of the packed panels before channel c0 and filter tile f of an image group; panels are
  * [channel set][filter tile][r][c][s][schedule.filters]. */
 int64_t pysim_nest_filter_offset(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile);

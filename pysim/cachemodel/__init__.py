@@ -8,7 +8,8 @@ full model in cycles. Importing this package imports none of them, and so no num
 from importlib import import_module
 from typing import Any
 
-_WHERE = {"Cache": "hierarchy", "Hierarchy": "hierarchy", "SharedMemory": "banks", "Wavefronts": "banks"}  # name -> module, imported when the name is first used
+# name -> module, imported when the name is first used
+_WHERE = {"Cache": "hierarchy", "Hierarchy": "hierarchy", "SharedMemory": "banks", "Wavefronts": "banks"}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pysim.errors import MachineError, OperandError
-from pysim.machine import Kind, Source, choose
+from pysim.errors import MachineError, OperandError, choose
+from pysim.machine import Kind, Source
 
 LANES = 32
 WIDTHS = (4, 8, 16)

@@ -10,12 +10,14 @@ kernel  Each step of k does, for its tile, max(multiply-adds / fma_per_cycle, (w
         channels x taps, less the kernel rows that lie in vertical padding for all windows of a tile (`Nest.live_rows`).
 call    call_cycles for each micro-kernel call: channel sets x window tiles x filter tiles.
 store   Output vectors / stores_per_cycle, once per channel set, and their loads again in every set after the first. A `fil`
-        kernel also stores its tile once to the stack and transposes it: lanes log2(lanes) shuffles a block, one a cycle.
+        kernel also stores its tile once to the stack and transposes it: lanes log2(lanes) shuffles a block, one a cycle. Tiles
+        in turn write a short run of each of many output rows (those of K2 filter tiles input stationary, of one weight
+        stationary). Prefetchers follow prefetch_streams of them; a run of another one waits store_run_cycles beyond L2.
 pack    Packed vectors x (1 / stores_per_cycle + pack_cycles), and pack_call_cycles for each run and kernel row. A run is the part
         of a tile in one row of outputs; short ones fill vectors badly (`segments`). Stride s > 1: s loads and s permutes a vector.
         Transposed operand: log2(lanes) shuffles a vector. Each input line that is not in L1 makes packing wait for
-        pack_line_cycles: its short runs leave nothing to compute meanwhile. Input stationary packs each window tile once per channel set, weight
-        stationary once per set of K3 filter tiles; a matrix product packs its filters too, the other way round.
+        pack_line_cycles: its short runs leave nothing to compute meanwhile. Input stationary packs each window tile once per
+        channel set, weight stationary once per set of K3 filter tiles; a matrix product packs its filters too, the other way round.
 L2, L3, memory
         Each operand is a few streams: bytes that are touched again after a known reuse distance, the bytes touched in between
         (equations 4 and 5 of `csa` are two of them). Of a stream of distance d, a cache of A ways of w bytes misses the share
@@ -40,7 +42,7 @@ import numpy as np
 from pysim.cachemodel.incore import Array, Rates, Table, compute_cycles, select
 from pysim.cachemodel.incore import rates as rates_of
 from pysim.cachemodel.nest import Nest
-from pysim.cachemodel.reuse import Stream, crossing, first_touches, input_stationary, tiles_of, weight_stationary
+from pysim.cachemodel.reuse import OPERANDS, Stream, crossing, first_touches, footprint, input_stationary, tiles_of, weight_stationary
 from pysim.errors import PlanError
 from pysim.machine import Machine
 from pysim.record import Cost
@@ -48,7 +50,6 @@ from pysim.registry import kernels
 from pysim.schedule import Schedule
 
 COMPUTE = ("kernel", "call", "store", "pack")
-OPERANDS = ("input", "packed", "filters", "output")
 
 
 class Prediction(NamedTuple):
@@ -76,10 +77,11 @@ def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf)
         terms, compute = {name: term[keep] for name, term in terms.items()}, compute[keep]
     tiles = tiles_of(rates, table)
     reuse = input_stationary if table.stationary == "input_stationary" else weight_stationary
-    streams, panels, filter_panels = reuse(rates, table, tiles)
-    workspace = panels + (0 if rates.nest.filters_packed else filter_panels)
-    streams += first_touches(rates, table, workspace, hot)
-    crossed = crossing(rates, streams)
+    found = reuse(rates, table, tiles)
+    once = footprint(rates, table, found)
+    streams = [*found.streams, *first_touches(rates, tiles, found, once, hot)]
+    crossed = crossing(rates, streams, once)
+    terms["store"] = terms["store"] + _scattered_runs(rates, table, streams, crossed) * machine.core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * _lines_packed(machine, streams, crossed) * machine.core.pack_line_cycles.value
     compute = sum((terms[name] for name in COMPUTE), np.zeros(1))
     terms |= _transfer_cycles(machine, streams, crossed)
@@ -100,6 +102,16 @@ def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool
     sizes = (column(schedule.channels), column(schedule.k2), column(schedule.k3))
     table = Table(schedule.stationary, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
     return cost_of(predict(rates_of(nest, machine, [kernel]), table, hot), 0)
+
+
+def _scattered_runs(rates: Rates, table: Table, streams: Sequence[Stream], crossed: dict[str, Array]) -> Array:
+    """Rows of output tiles from beyond L2 that no prefetcher brings, because too many rows of outputs are written in turn."""
+    tile, nest = rates.filters[table.kernel], rates.nest
+    rows = np.minimum(tile * table.k2, nest.filters) if table.stationary == "input_stationary" else tile
+    of_output = np.array([float(stream.operand == "output") for stream in streams])
+    beyond = list(crossed.values())[min(1, len(crossed) - 1)]
+    runs: Array = of_output @ beyond / (rates.windows[table.kernel] * nest.element_bytes)
+    return runs * np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
 
 
 def _lines_packed(machine: Machine, streams: Sequence[Stream], crossed: dict[str, Array]) -> Array:

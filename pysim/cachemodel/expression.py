@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.errors import ProblemError
-from pysim.machine import choose
+from pysim.errors import ProblemError, choose
 
 Integers = NDArray[np.int64]
 _LONGEST = 1000  # characters

@@ -18,7 +18,7 @@ Worked number: 64 lines of 64 bytes, read twice through 32 sets x 1 way: 128 loa
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -27,8 +27,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pysim.errors import MachineError, OperandError
-from pysim.machine import Machine, Policy, choose, load
+from pysim.errors import MachineError, OperandError, choose
+from pysim.machine import Machine, Policy, load
 
 Inclusion = Literal["non-inclusive", "inclusive", "exclusive"]
 Prefetch = Literal["next-line", "stream"]
@@ -196,18 +196,28 @@ class Hierarchy:
 
     def run(self, chunks: Iterable[Chunk | tuple[npt.ArrayLike, ...]], *, flush: bool = False, warm: bool = False) -> Result:
         """Counts of a trace that arrives in chunks; memory is that of one chunk and of the caches, however long the trace."""
+
+        def feed(state: Any) -> int:
+            ffi, lib = _native()
+            accesses = 0
+            for number, chunk in enumerate(chunks):
+                arrays = _arrays(Chunk(*chunk), number)
+                pointers = (ffi.NULL if a is None else ffi.from_buffer(kind, a) for a, kind in zip(arrays, _KINDS, strict=True))
+                n = len(arrays[0])
+                _check(lib.pysim_cache_access(state, n, *pointers), ffi, lib, f"chunk {number}: ")
+                accesses += n
+            return accesses
+
+        return self.drive(feed, flush=flush, warm=warm)
+
+    def drive(self, feed: Callable[[Any], int], *, flush: bool = False, warm: bool = False) -> Result:
+        """Counts of what `feed(state)` does to the caches' native state; it returns the number of accesses."""
         ffi, lib = _native()
         if self._state is None or not warm:
             self.reset()
         state = ffi.from_buffer("char[]", self._state)
         _check(lib.pysim_cache_clear_counters(state), ffi, lib)
-        accesses = 0
-        for number, chunk in enumerate(chunks):
-            arrays = _arrays(Chunk(*chunk), number)
-            pointers = (ffi.NULL if a is None else ffi.from_buffer(kind, a) for a, kind in zip(arrays, _KINDS, strict=True))
-            n = len(arrays[0])
-            _check(lib.pysim_cache_access(state, n, *pointers), ffi, lib, f"chunk {number}: ")
-            accesses += n
+        accesses = feed(state)
         if flush:
             _check(lib.pysim_cache_flush(state), ffi, lib)
         counts = np.zeros((len(self.levels), len(PHASES), len(OPERANDS), len(_FIELDS)), np.int64)

@@ -32,7 +32,6 @@ the index names is the first of the `width` bytes.
 Worked number: the file above has 64 instructions and costs 64 wavefronts, the minimum; without its [[layout]] 1,056.
 """
 
-import difflib
 import re
 import tomllib
 from math import prod
@@ -46,7 +45,7 @@ from pysim.cachemodel.banks import LANES, WIDTHS, Integers, Mask, checked
 from pysim.cachemodel.expression import evaluate
 from pysim.cachemodel.layout import Padding, Rotation, Swizzle, row_major
 from pysim.cachemodel.tile import MOST_BYTES, Access, Tile, addresses
-from pysim.errors import OperandError, ProblemError
+from pysim.errors import OperandError, ProblemError, nearest
 
 _MAX_FILE_BYTES = 1 << 20
 _MOST_INSTRUCTIONS = 1 << 16
@@ -204,8 +203,8 @@ def _explain(message: str) -> str:
     if match := re.search(r"unknown field `([^`]*)`", what):
         structs = (_File, _Access, Padding, Swizzle, Rotation)
         known = {field for struct in structs for field in struct.__struct_fields__}
-        close = difflib.get_close_matches(match.group(1), sorted(known), n=1)
-        hint = f'; did you mean "{close[0]}"?' if close else ""
+        close = nearest(match.group(1), sorted(known))
+        hint = f'; did you mean "{close}"?' if close else ""
     elif "field `kind`" in what or path.endswith(".kind"):
         hint = '; a layout is kind = "padding", "swizzle" or "rotation"'
     return f"{path}: {what}{hint}"

@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pysim.cachemodel.hierarchy import Chunk
-from pysim.errors import ProblemError
-from pysim.machine import choose
+from pysim.errors import ProblemError, choose
 
 Form = Literal["din", "text", "lackey"]
 Access = tuple[int, int, bool]  # address, bytes, store

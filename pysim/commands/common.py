@@ -5,7 +5,6 @@ Data goes to stdout, talk to stderr. Tables are ASCII columns of fixed width, so
 known; styles exist only where stdout is a terminal.
 """
 
-import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from pysim.errors import ProblemError
+from pysim.errors import ProblemError, choose
 
 if TYPE_CHECKING:
     from pysim.workload import Layer
@@ -31,9 +30,7 @@ class Group(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not name.startswith("-"):
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f'did you mean "{close[0]}"? ' if close else ""
-            ctx.fail(f'there is no command "{name}"; {hint}there are: {", ".join(known)}')
+            ctx.fail(f'there is no command "{name}"; {choose(name, known)}')
         return super().resolve_command(ctx, args)
 
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pysim kernels`: the rows of the registry, and which of them this computer and this build can run."""
 
-import difflib
-
 import click
 
 from pysim.commands.common import Cell, document, json_option, put, put_table, say
-from pysim.errors import MissingError, ProblemError
+from pysim.errors import MissingError, ProblemError, nearest
 from pysim.registry import Kernel
 from pysim.registry import kernels as registry
 
@@ -49,8 +47,8 @@ def _no_match(words: tuple[str, ...]) -> str:
     odd = next((word for word in words if not any(word in row.name for row in registry())), None)
     if odd is None:
         return f"no kernel's name has all of {', '.join(words)}; `pysim kernels` lists them"
-    close = difflib.get_close_matches(odd, sorted(known), n=1)
-    return f'no kernel\'s name has "{odd}"; ' + (f'did you mean "{close[0]}"? ' if close else "") + "`pysim kernels` lists them"
+    close = nearest(odd, sorted(known))
+    return f'no kernel\'s name has "{odd}"; ' + (f'did you mean "{close}"? ' if close else "") + "`pysim kernels` lists them"
 
 
 def _available() -> frozenset[str] | None:

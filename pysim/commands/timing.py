@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pysim.commands.common import Cell, Column, document, plural, progress, put, put_header, put_row, say, seconds
-from pysim.errors import PlanError
+from pysim.errors import PlanError, choose
 
 if TYPE_CHECKING:
     from pysim.machine import Machine
@@ -31,7 +31,6 @@ def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def plan_layers(layers: "Iterable[Layer]", on: "Machine", algorithm: str | None = None) -> "list[Planned]":
     """Each layer with its plan, or with the reason why it has none; where none of them has a plan, the first reason is raised."""
     from pysim import planner
-    from pysim.machine import choose
 
     found: list[Planned] = []
     for layer in layers:

@@ -12,8 +12,9 @@ Worked number: a 32 x 14 micro-kernel loads (32 + 14) x 4 = 184 bytes a step, in
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pysim.cachemodel.cost import COMPUTE, OPERANDS
+from pysim.cachemodel.cost import COMPUTE
 from pysim.cachemodel.nest import ceil_div, nest_of
+from pysim.cachemodel.reuse import OPERANDS
 from pysim.record import Cost, CsaCost
 
 if TYPE_CHECKING:

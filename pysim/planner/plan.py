@@ -166,6 +166,21 @@ def plans(
     return _ranked(_case(workload, on, shape, state), top)
 
 
+def candidates(workload: str | Workload, machine: str | Machine, within: float = 1.35) -> list[tuple[Schedule, float]]:
+    """Every schedule that is predicted to take at most `within` times as long as the best, with its seconds, best first.
+
+    They come from the whole table of the full model, nothing of it pruned; caches are hot. Equal costs keep the table's order, so
+    the first is `plan`'s choice or costs the same. Raises PlanError for `within` below 1, and what `plan` raises.
+    """
+    if not within >= 1:
+        raise PlanError(f"within is {within}; it should be at least 1, the best schedule's own factor")
+    on = load(machine) if isinstance(machine, str) else machine
+    found = _unpruned(_case(_workload(workload), on, None, "hot"))
+    frequency = on.core.frequency_hz.value
+    limit = within * min(float(prediction.cycles.min()) for prediction in found)
+    return [(schedule_of(*item), _cycles(item) / frequency) for item in _order(found) if _cycles(item) <= limit]
+
+
 def _workload(problem: str | Workload) -> Workload:
     return parse(problem) if isinstance(problem, str) else problem
 
@@ -231,16 +246,25 @@ def _best(case: _Case) -> Plan:
     return _plan(case, winner.schedule, winner.cost, considered, _rejected(case, found, chosen, bound))
 
 
-def _ranked(case: _Case, top: int) -> list[Plan]:
-    everything = np.arange(len(case.rows.kernels))
-    kinds = [(kind, everything.tolist(), np.inf) for kind in STATIONARY]
-    found = [predict(case.rates, table, case.state == "hot") for table in space.tables(case.rates, kinds)]
-    cycles = np.concatenate([prediction.cycles for prediction in found])
+def _unpruned(case: _Case) -> list[Prediction]:
+    """The whole table of each stationary kind."""
+    everything = list(range(len(case.rows.kernels)))
+    tables = space.tables(case.rates, [(kind, everything, np.inf) for kind in STATIONARY])
+    return [predict(case.rates, table, case.state == "hot") for table in tables]
+
+
+def _order(found: list[Prediction], top: int | None = None) -> list[Candidate]:
+    """The rows of a table of each stationary kind, or the `top` of them, by predicted cycles."""
     split = found[0].cycles.size
-    order = np.argsort(cycles, kind="stable")[:top].tolist()
-    items = [(found[row >= split], row - split * (row >= split)) for row in order]
+    order = np.argsort(np.concatenate([prediction.cycles for prediction in found]), kind="stable")[:top].tolist()
+    return [(found[row >= split], row - split * (row >= split)) for row in order]
+
+
+def _ranked(case: _Case, top: int) -> list[Plan]:
+    found = _unpruned(case)
+    items = _order(found, top)
     considered = tuple(Considered(schedule_of(*item), cost_of(*item)) for item in _best_of_each(found))
-    rejected = _rejected(case, found, items[0], space.least_cycles(case.rates, everything))
+    rejected = _rejected(case, found, items[0], space.least_cycles(case.rates, np.arange(len(case.rows.kernels))))
     return [_plan(case, schedule_of(*item), cost_of(*item), considered, rejected) for item in items]
 
 

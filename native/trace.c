@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The exact accesses of a plan: the macro-kernel runs (native/conv), and functions that write addresses down stand in for the
+ * row's micro-kernel and packing. The loops, tiles, skipped kernel rows and panel addresses are those of a run because they are the
+ * same code; what is modelled here is the inside of the row's functions, access by access and in their order:
+ *
+ *   micro-kernel (x86/lanes.h, x86/outer_*.c, portable.c): each k step the operand along the lanes, a vector at a time, then the
+ *     other one, element by element (outer: filters, then windows, both four at a time); at the end each vector of each output row
+ *     is read where beta != 0, and written. The portable rows read an edge tile's windows again for each filter.
+ *   packing (x86/pack.h, portable.c): the same choice of algorithm, the same vectors.
+ *
+ * A vector has lane_windows * lane_filters elements; the portable rows have vectors of one. A masked vector is one access of its
+ * active bytes, none where no lane is active. Not part of a trace: the stack (a fil kernel's tile on its way out) and the bias.
+ * Buffers give the tags: a convolution's filters, packed before the run, are `filter`; panels in the workspace are `packed_*`. */
+#include <string.h>
+
+#include "conv/nest.h"
+#include "status.h"
+
+enum { CHUNK = 4096, STEP = 128 };
+enum { INPUT = 1, FILTER, OUTPUT, PACKED_INPUT, PACKED_FILTER, COLUMNS, PACK = 1 << 4, COMPUTE = 2 << 4, STORE = 3 << 4 };
+
+typedef struct {
+    pysim_trace_sink sink;
+    void *context;
+    pysim_nest nest;       /* as it was: its row and its packing */
+    int64_t bytes, lanes;  /* of an element; elements of a vector */
+    int image;             /* operand that the windows are packed from */
+    int read, written;     /* tags of the packing under way */
+    int windows, filters;  /* tags of what the micro-kernel reads */
+    int64_t n;
+    int64_t address[CHUNK];
+    int32_t size[CHUNK];
+    uint8_t is_write[CHUNK], tag[CHUNK];
+} tracer;
+
+/* The row's functions know nothing of a tracer, so it waits here while the loops run. */
+static _Thread_local tracer *active;
+
+static void deliver(tracer *t) {
+    if (t->n > 0) t->sink(t->context, t->n, t->address, t->size, t->is_write, t->tag);
+    t->n = 0;
+}
+
+static inline void emit(tracer *t, int64_t address, int64_t elements, int is_write, int tag) {
+    if (t->n == CHUNK) deliver(t);
+    t->address[t->n] = address;
+    t->size[t->n] = (int32_t)(elements * t->bytes);
+    t->is_write[t->n] = (uint8_t)is_write;
+    t->tag[t->n++] = (uint8_t)tag;
+}
+
+/* ---- micro-kernels ---- */
+
+/* The reads of one k step, and how far each moves for the next. */
+typedef struct {
+    int32_t n;
+    int64_t address[STEP], forward[STEP];
+    int32_t size[STEP];
+    uint8_t is_write[STEP], tag[STEP];
+} k_step;
+
+static void step_reads(k_step *s, const tracer *t, const void *from, int64_t count, int64_t width, int64_t pitch, int tag) {
+    for (int64_t i = 0; i < count; i += width, s->n++) {
+        s->address[s->n] = (int64_t)(intptr_t)from + i * t->bytes;
+        s->forward[s->n] = pitch * t->bytes;
+        s->size[s->n] = (int32_t)(pysim_min(width, count - i) * t->bytes);
+        s->is_write[s->n] = 0;
+        s->tag[s->n] = (uint8_t)tag;
+    }
+}
+
+static void emit_steps(tracer *t, k_step *s, int64_t k) {
+    for (int64_t p = 0; p < k; p++) {
+        if (t->n + s->n > CHUNK) deliver(t);
+        int64_t *address = t->address + t->n;
+        memcpy(address, s->address, (size_t)s->n * sizeof *address);
+        memcpy(t->size + t->n, s->size, (size_t)s->n * sizeof *s->size);
+        memcpy(t->is_write + t->n, s->is_write, (size_t)s->n);
+        memcpy(t->tag + t->n, s->tag, (size_t)s->n);
+        for (int32_t i = 0; i < s->n; i++) s->address[i] += s->forward[i];
+        t->n += s->n;
+    }
+}
+
+static void emit_store(tracer *t, int64_t out, int64_t elements, int reads_old) {
+    if (reads_old) emit(t, out, elements, 0, OUTPUT | STORE);
+    emit(t, out, elements, 1, OUTPUT | STORE);
+}
+
+static void trace_run(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,
+                      int64_t nw, int64_t nf, const pysim_store *store) {
+    tracer *t = active;
+    const pysim_kernel_info *row = &t->nest.row.info;
+    const int win = row->form[0] == 'w', fil = row->form[0] == 'f', reads_old = store->beta != 0;
+    /* Filters are padded to whole tiles, so only a win kernel that multiplies them one by one leaves some out. */
+    const int64_t read_filters = fil ? pysim_ceil_div(nf, t->lanes) * t->lanes : win && t->lanes > 1 ? nf : row->filters;
+    k_step step;
+    step.n = 0;
+    if (t->lanes == 1 && nw < row->windows) {
+        for (int64_t j = 0; j < row->filters; j++) {
+            step_reads(&step, t, (const char *)filters + j * t->bytes, 1, 1, row->filters, t->filters);
+            step_reads(&step, t, windows, nw, 1, window_pitch, t->windows);
+        }
+    } else {
+        if (win) step_reads(&step, t, windows, nw, row->lane_windows, window_pitch, t->windows);
+        step_reads(&step, t, filters, read_filters, row->lane_filters, row->filters, t->filters);
+        if (!win) step_reads(&step, t, windows, nw, row->lane_windows, window_pitch, t->windows);
+    }
+    emit_steps(t, &step, k);
+
+    const int64_t to = (int64_t)(intptr_t)out, pitch = out_pitch * t->bytes, width = fil ? t->lanes : row->lane_windows;
+    if (fil) { /* transposed in registers, a block of lanes x lanes at a time */
+        for (int64_t i = 0; i < nw; i += width)
+            for (int64_t j = 0; j < nf; j++) emit_store(t, to + j * pitch + i * t->bytes, pysim_min(width, nw - i), reads_old);
+    } else {
+        for (int64_t j = 0; j < nf; j++)
+            for (int64_t i = 0; i < nw; i += width) emit_store(t, to + j * pitch + i * t->bytes, pysim_min(width, nw - i), reads_old);
+    }
+}
+
+/* ---- packing ---- */
+
+/* What the algorithms below see of a segment: addresses of one channel. */
+typedef struct {
+    tracer *t;
+    const pysim_segment *s;
+    int64_t row, to;
+} channel;
+
+static void write(const channel *c, int64_t tap, int64_t j, int64_t elements) {
+    emit(c->t, c->to + (tap * c->s->pitch + j) * c->t->bytes, elements, 1, c->t->written);
+}
+
+/* The columns [column, column + count) that lie in the row, as one access. */
+static void read(const channel *c, int64_t column, int64_t count) {
+    const int64_t lo = pysim_max(0, column), hi = pysim_min(c->s->width, column + count);
+    if (hi > lo) emit(c->t, c->row + lo * c->t->bytes, hi - lo, 0, c->t->read);
+}
+
+/* One vector of the row, of which the first `needed` elements matter. */
+static void read_vector(const channel *c, int64_t column, int64_t needed) { read(c, column, pysim_min(c->t->lanes, needed)); }
+
+static void zero(const channel *c) {
+    for (int64_t tap = 0; tap < c->s->taps; tap++)
+        for (int64_t j = 0; j < c->s->count; j += c->t->lanes) write(c, tap, j, pysim_min(c->t->lanes, c->s->count - j));
+}
+
+static void scalar(const channel *c) {
+    const pysim_segment *s = c->s;
+    for (int64_t tap = 0; tap < s->taps; tap++)
+        for (int64_t j = 0; j < s->count; j++) {
+            read(c, s->first + j * s->stride + tap * s->dilation, 1);
+            write(c, tap, j, 1);
+        }
+}
+
+static void chain(const channel *c) {
+    const pysim_segment *s = c->s;
+    const int64_t lanes = c->t->lanes, needed = s->count + s->taps - 1;
+    read_vector(c, s->first, needed);
+    for (int64_t j = 0; j < s->count; j += lanes) {
+        read_vector(c, s->first + j + lanes, needed - j - lanes);
+        for (int64_t tap = 0; tap < s->taps; tap++) write(c, tap, j, pysim_min(lanes, s->count - j));
+    }
+}
+
+static void phases(const channel *c) {
+    const pysim_segment *s = c->s;
+    const int64_t lanes = c->t->lanes, needed = (s->count - 1) * s->stride + s->taps;
+    for (int64_t j = -lanes; j < s->count; j += lanes) { /* windows j.. are written once the vectors behind them are there */
+        for (int64_t v = 0; v < s->stride; v++) {
+            const int64_t ahead = (j + lanes) * s->stride + v * lanes;
+            read_vector(c, s->first + ahead, needed - ahead);
+        }
+        for (int64_t phase = 0; j >= 0 && phase < pysim_min(s->stride, s->taps); phase++)
+            for (int64_t tap = phase; tap < s->taps; tap += s->stride) write(c, tap, j, pysim_min(lanes, s->count - j));
+    }
+}
+
+/* Windows j.. of the taps from tap0 on, whose masks fit one table. */
+static void strided(const channel *c, int64_t j, int64_t tap0, int64_t taps) {
+    const pysim_segment *s = c->s;
+    const int64_t n = pysim_min(c->t->lanes, s->count - j), needed = (n - 1) * s->stride + 1;
+    for (int64_t tap = tap0; tap < tap0 + taps; tap++) {
+        for (int64_t i = 0; i < needed; i += c->t->lanes)
+            read_vector(c, s->first + j * s->stride + tap * s->dilation + i, needed - i);
+        write(c, tap, j, n);
+    }
+}
+
+/* The portable chain: blocks of a row to a line on the stack, and from there once a tap. */
+static void copies(const channel *c) {
+    enum { LINE = 512 };
+    const pysim_segment *s = c->s;
+    const int64_t block = pysim_min(s->count, LINE - s->taps + 1);
+    for (int64_t j = 0; j < s->count; j += block) {
+        const int64_t n = pysim_min(block, s->count - j);
+        read(c, s->first + j, n + s->taps - 1);
+        for (int64_t tap = 0; tap < s->taps; tap++) write(c, tap, j, n);
+    }
+}
+
+static void each_channel(channel c, void (*algorithm)(const channel *c)) {
+    for (int64_t i = 0; i < c.s->channels; i++, c.row += c.s->row_channel * c.t->bytes, c.to += c.s->dst_channel * c.t->bytes)
+        algorithm(&c);
+}
+
+static void each_strided(channel first) {
+    enum { MASK_TABLE = 128 };
+    const pysim_segment *s = first.s;
+    const int64_t block = MASK_TABLE / s->stride;
+    for (int64_t j = 0; j < s->count; j += first.t->lanes)
+        for (int64_t tap = 0; tap < s->taps; tap += block) {
+            channel c = first;
+            for (int64_t i = 0; i < s->channels; i++, c.row += s->row_channel * c.t->bytes, c.to += s->dst_channel * c.t->bytes)
+                strided(&c, j, tap, pysim_min(block, s->taps - tap));
+        }
+}
+
+static void trace_segment(const pysim_segment *s, void *dst) {
+    enum { CHAIN = 8, PHASES = 4, GATHER_MAX = 16 };
+    tracer *t = active;
+    const channel c = {t, s, (int64_t)(intptr_t)s->row, (int64_t)(intptr_t)dst};
+    const int portable = t->lanes == 1, dense = s->dilation == 1, short_run = s->count <= CHAIN * t->lanes;
+    if (s->row == NULL)
+        each_channel(c, zero);
+    else if (portable)
+        each_channel(c, s->stride == 1 && dense && s->taps <= 256 ? copies : scalar);
+    else if (s->stride == 1 && dense && s->taps - 1 <= t->lanes && short_run)
+        each_channel(c, chain);
+    else if (s->stride > 1 && s->stride <= PHASES && dense && (s->taps - 1) / s->stride <= t->lanes && short_run)
+        each_channel(c, phases);
+    else if (s->stride <= GATHER_MAX)
+        each_strided(c);
+    else
+        each_channel(c, scalar);
+}
+
+/* Blocks of lanes x lanes; with one lane, element by element. */
+static void trace_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst) {
+    tracer *t = active;
+    const int64_t from = (int64_t)(intptr_t)src, to = (int64_t)(intptr_t)dst;
+    for (int64_t p = 0; p < k; p += t->lanes)
+        for (int64_t i = 0; i < pitch; i += t->lanes) {
+            const int64_t depth = pysim_min(t->lanes, k - p), width = pysim_min(t->lanes, pitch - i);
+            for (int64_t l = 0; l < t->lanes && i + l < rows; l++) emit(t, from + ((i + l) * ld + p) * t->bytes, depth, 0, t->read);
+            for (int64_t l = 0; l < depth; l++) emit(t, to + ((p + l) * pitch + i) * t->bytes, width, 1, t->written);
+        }
+}
+
+static void trace_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw, int64_t r0, int64_t r1, void *dst) {
+    active->read = active->image | PACK;
+    active->written = PACKED_INPUT | PACK;
+    active->nest.pack_windows(n, c0, nc, t0, nw, r0, r1, dst);
+}
+
+static void trace_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst) {
+    active->read = FILTER | PACK;
+    active->written = PACKED_FILTER | PACK;
+    active->nest.pack_filters(n, c0, nc, f0, nf, dst);
+}
+
+/* ---- the ABI ---- */
+
+static void stand_in(pysim_nest *n) {
+    tracer *t = active;
+    t->nest = *n;
+    t->bytes = n->bytes;
+    t->lanes = (int64_t)n->row.info.lane_windows * n->row.info.lane_filters;
+    t->windows = (n->schedule.pack == PYSIM_PACK_NONE ? t->image : PACKED_INPUT) | COMPUTE;
+    t->filters = (n->pack_filters ? PACKED_FILTER : FILTER) | COMPUTE;
+    n->row.run = trace_run;
+    n->row.pack = (pysim_packer){trace_segment, trace_transposed};
+    n->pack_windows = trace_pack_windows;
+    if (n->pack_filters) n->pack_filters = trace_pack_filters;
+}
+
+static pysim_status check_trace(const pysim_trace_bases *at, pysim_trace_sink sink) {
+    if (!at) return pysim_fail(PYSIM_BAD_ARGUMENT, "the bases of the trace are NULL");
+    if (!sink) return pysim_fail(PYSIM_BAD_ARGUMENT, "the sink of the trace is NULL");
+    const int64_t all[] = {at->input, at->filters, at->output, at->workspace, at->columns};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i] < 0 || all[i] >> 56)
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "base %lld of the trace; addresses lie in 0..2^56-1", (long long)all[i]);
+    return PYSIM_OK;
+}
+
+static void *place(int64_t address) { return (void *)(intptr_t)address; }
+
+pysim_status pysim_conv_trace(const pysim_conv *c, const pysim_schedule *s, const pysim_trace_bases *at, pysim_trace_sink sink,
+                              void *context) {
+    pysim_status status = check_trace(at, sink);
+    if (status != PYSIM_OK) return status;
+    tracer t, *outer = active;
+    t.sink = sink, t.context = context, t.image = INPUT, t.n = 0;
+    active = &t;
+    status = pysim_conv_walk(c, s, stand_in, place(at->input), place(at->filters), place(at->output), place(at->workspace));
+    active = outer;
+    deliver(&t);
+    return status;
+}
+
+pysim_status pysim_gemm_trace(const pysim_gemm *g, const pysim_schedule *s, const pysim_trace_bases *at, pysim_trace_sink sink,
+                              void *context) {
+    pysim_status status = check_trace(at, sink);
+    if (status != PYSIM_OK) return status;
+    const int64_t b = at->input ? at->input : at->columns;
+    tracer t, *outer = active;
+    t.sink = sink, t.context = context, t.image = at->input ? INPUT : COLUMNS, t.n = 0;
+    active = &t;
+    status = pysim_gemm_walk(g, s, stand_in, place(at->filters), place(b), place(at->output), place(at->workspace));
+    active = outer;
+    deliver(&t);
+    return status;
+}
+
+/* The row of columns for one (channel, r, s), as column_row in reference.c: element by element. */
+static void column_row(tracer *t, const pysim_conv *c, int64_t p, int64_t q, int64_t plane, int64_t r, int64_t s, int64_t row) {
+    for (int64_t i = 0; i < p; i++)
+        for (int64_t j = 0; j < q; j++, row += t->bytes) {
+            const int64_t y = i * c->stride_h + r * c->dilation_h - c->pad_top, x = j * c->stride_w + s * c->dilation_w - c->pad_left;
+            if (y >= 0 && y < c->height && x >= 0 && x < c->width) emit(t, plane + (y * c->width + x) * t->bytes, 1, 0, INPUT | PACK);
+            emit(t, row, 1, 1, COLUMNS | PACK);
+        }
+}
+
+pysim_status pysim_im2col_trace(const pysim_conv *c, const pysim_trace_bases *at, pysim_trace_sink sink, void *context) {
+    int64_t p, q, bytes;
+    pysim_status status = pysim_check_conv(c, &p, &q);
+    if (status == PYSIM_OK) status = check_trace(at, sink);
+    if (status != PYSIM_OK) return status;
+    const int64_t channels = c->channels / c->groups, element = pysim_dtype_bytes(c->dtype);
+    const int64_t size[] = {channels, c->kernel_h, c->kernel_w, p, q, element};
+    status = pysim_product("the columns' bytes, channels/groups x kernel_h x kernel_w x P x Q x element", 6, size, &bytes);
+    if (status != PYSIM_OK) return status;
+    tracer t;
+    t.sink = sink, t.context = context, t.bytes = element, t.n = 0;
+    int64_t row = at->columns;
+    for (int64_t ch = 0; ch < channels; ch++)
+        for (int64_t r = 0; r < c->kernel_h; r++)
+            for (int64_t s = 0; s < c->kernel_w; s++, row += p * q * element)
+                column_row(&t, c, p, q, at->input + ch * c->height * c->width * element, r, s, row);
+    deliver(&t);
+    return PYSIM_OK;
+}
+
+typedef struct {
+    void *state;
+    pysim_status status;
+    int64_t accesses;
+} cache_sink;
+
+static void to_caches(void *context, int64_t n, const int64_t *addresses, const int32_t *sizes, const uint8_t *is_write, const uint8_t *tags) {
+    cache_sink *s = context;
+    if (s->status != PYSIM_OK) return;
+    s->status = pysim_cache_access(s->state, n, addresses, sizes, is_write, tags, NULL);
+    s->accesses += n;
+}
+
+static pysim_status finish(pysim_status traced, const cache_sink *s, int64_t *accesses) {
+    if (traced != PYSIM_OK || s->status != PYSIM_OK) return traced != PYSIM_OK ? traced : s->status;
+    if (accesses) *accesses += s->accesses;
+    return PYSIM_OK;
+}
+
+pysim_status pysim_conv_simulate(const pysim_conv *c, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
+                                 int64_t *accesses) {
+    cache_sink to = {cache_state, PYSIM_OK, 0};
+    return finish(pysim_conv_trace(c, s, at, to_caches, &to), &to, accesses);
+}
+
+pysim_status pysim_gemm_simulate(const pysim_gemm *g, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
+                                 int64_t *accesses) {
+    cache_sink to = {cache_state, PYSIM_OK, 0};
+    return finish(pysim_gemm_trace(g, s, at, to_caches, &to), &to, accesses);
+}
+
+pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases *at, void *cache_state, int64_t *accesses) {
+    cache_sink to = {cache_state, PYSIM_OK, 0};
+    return finish(pysim_im2col_trace(c, at, to_caches, &to), &to, accesses);
+}

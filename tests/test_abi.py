@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ABI: pinned per version, the same for the compiler and for cffi, nothing else exported, one registry for both sides."""
+
+import hashlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from pysim import runtime
+from pysim.errors import MissingError
+from pysim.registry import kernels, native_file
+
+try:
+    FFI, LIB = runtime.library()
+except MissingError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+HEADER = native_file("pysim.h").read_text()
+CDEF = HEADER.partition("/* cdef begin */")[2].partition("/* cdef end */")[0]
+PINNED = {1: "dabd4692f81b68c43039c4245fdc0693d10994577e3cfa8faec40d14de90d11e"}  # ABI version -> sha256 of its declarations; a change of them is a new version once one is released
+
+
+def declarations() -> str:
+    """The declarations without comments and blanks."""
+    return " ".join(re.sub(r"/\*.*?\*/", " ", CDEF, flags=re.DOTALL).split())
+
+
+def test_declarations_are_those_of_their_version():
+    assert hashlib.sha256(declarations().encode()).hexdigest() == PINNED[LIB.PYSIM_ABI_VERSION]
+
+
+def test_the_library_exports_exactly_what_the_header_declares():
+    if not shutil.which("nm"):
+        pytest.skip("nm (binutils) is not installed")
+    listed = subprocess.run(["nm", "-D", "--defined-only", runtime.library_path()], capture_output=True, text=True, check=True).stdout
+    exported = {line.split()[-1].partition("@")[0] for line in listed.splitlines()}
+    declared = set(re.findall(r"\b(pysim_\w+)\(", declarations()))
+    assert exported == declared
+
+
+def test_the_compiler_and_cffi_see_the_same_structs(tmp_path):
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if not compiler:
+        pytest.skip("no C compiler")
+    names = re.findall(r"\} (pysim_\w+);", declarations())
+    assert len(names) >= 10
+    lines = [f'printf("{name} %zu %zu\\n", sizeof({name}), _Alignof({name}));' for name in names]
+    source = tmp_path / "sizes.c"
+    source.write_text('#include <stdio.h>\n#include "pysim.h"\nint main(void) {' + "".join(lines) + "}\n")
+    program = tmp_path / "sizes"
+    subprocess.run([compiler, "-I", native_file("pysim.h").parent, source, "-o", program], check=True)
+    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    for line in printed.splitlines():
+        name, size, alignment = line.split()
+        assert (FFI.sizeof(name), FFI.alignof(name)) == (int(size), int(alignment)), name
+
+
+def test_python_and_the_library_list_the_same_kernels():
+    info = FFI.new("pysim_kernel_info *")
+    assert LIB.pysim_kernel_count() == len(kernels())
+    for row in kernels():
+        runtime.check(LIB.pysim_kernel_at(row.index, info))
+        seen = (FFI.string(info.name), FFI.string(info.target), FFI.string(info.form))
+        assert seen == (row.name.encode(), row.target.encode(), row.form.encode())
+        sizes = (info.windows, info.filters, info.lane_windows, info.lane_filters)
+        assert sizes == (row.windows, row.filters, row.lane_windows, row.lane_filters)
+
+
+def test_names_are_built_from_columns_and_are_unique():
+    names = [row.name for row in kernels()]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"f(32|64)_(win|fil|outer)_\d+x\d+__(avx512|avx2|portable)", name) for name in names)
+
+
+def test_a_refused_call_leaves_its_sentence_and_the_next_one_works():
+    info = FFI.new("pysim_kernel_info *")
+    assert LIB.pysim_kernel_at(-1, info) == LIB.PYSIM_BAD_ARGUMENT
+    assert b"-1" in FFI.string(LIB.pysim_last_error())
+    assert LIB.pysim_kernel_at(0, info) == LIB.PYSIM_OK

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python functions: right on every layout of arguments, clear about wrong ones, the same bits whatever the threads."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pysim
+from pysim import runtime
+from pysim.errors import MissingError, OperandError
+from pysim.workload import parse
+
+try:
+    runtime.library()
+except MissingError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+RANDOM = np.random.default_rng(7)
+
+
+def whole(*shape: int, dtype: Any = np.float32) -> Any:
+    """Small integers: any order of summation gives the same bits."""
+    return RANDOM.integers(-3, 4, shape).astype(dtype)
+
+
+def direct(x: Any, w: Any, stride: tuple[int, int], pads: tuple[int, ...], dilation: tuple[int, int], groups: int) -> Any:
+    """The definition, one kernel element at a time."""
+    top, left, bottom, right = pads
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    m, c, r, s = w.shape
+    p = (x.shape[2] - dilation[0] * (r - 1) - 1) // stride[0] + 1
+    q = (x.shape[3] - dilation[1] * (s - 1) - 1) // stride[1] + 1
+    y = np.zeros((x.shape[0], m, p, q), x.dtype)
+    for filter_ in range(m):
+        first = filter_ // (m // groups) * c
+        for i in range(r):
+            for j in range(s):
+                rows = slice(i * dilation[0], i * dilation[0] + (p - 1) * stride[0] + 1, stride[0])
+                columns = slice(j * dilation[1], j * dilation[1] + (q - 1) * stride[1] + 1, stride[1])
+                y[:, filter_] += np.einsum("nchw,c->nhw", x[:, first : first + c, rows, columns], w[filter_, :, i, j])
+    return y
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "kernel", "stride", "pads", "dilation", "groups"),
+    [
+        ((1, 5, 9, 11), 7, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+        ((2, 6, 13, 8), 4, (5, 2), (2, 3), (2, 0, 1, 3), (1, 1), 2),
+        ((3, 4, 10, 10), 4, (3, 3), (1, 2), (0, 0, 0, 0), (2, 3), 4),
+        ((1, 17, 7, 7), 33, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+        ((1, 3, 30, 31), 65, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_conv2d_is_the_definition_bit_for_bit(shape, filters, kernel, stride, pads, dilation, groups, dtype):
+    x, w = whole(*shape, dtype=dtype), whole(filters, shape[1] // groups, *kernel, dtype=dtype)
+    bias = whole(filters, dtype=dtype)
+    want = direct(x, w, stride, pads, dilation, groups)
+    given = {"stride": stride, "padding": pads, "dilation": dilation, "groups": groups}
+    assert np.array_equal(pysim.conv2d(x, w, **given), want)
+    want = np.maximum(want + bias[:, None, None], 0)
+    for threads in (1, 2, 3):
+        assert np.array_equal(pysim.conv2d(x, w, bias, activation="relu", threads=threads, **given), want)
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gemm_is_the_definition_in_all_four_layouts(trans_a, trans_b, dtype):
+    m, n, k = 37, 51, 65
+    a, b = whole(*((k, m) if trans_a else (m, k)), dtype=dtype), whole(*((n, k) if trans_b else (k, n)), dtype=dtype)
+    c, bias = whole(m, n, dtype=dtype), whole(n, dtype=dtype)
+    product = (a.T if trans_a else a) @ (b.T if trans_b else b)
+    layout = {"trans_a": trans_a, "trans_b": trans_b}
+    assert np.array_equal(pysim.gemm(a, b, **layout), product)
+    before = c.copy()
+    assert np.array_equal(pysim.gemm(a, b, c, alpha=2, beta=-1, bias=bias, **layout), 2 * product - c + bias)
+    assert np.array_equal(c, before)
+    assert np.array_equal(pysim.gemm(a, b, bias=bias, activation="relu", **layout), np.maximum(product + bias, 0))
+
+
+def test_a_prepared_convolution_serves_many_calls_and_writes_where_it_is_told():
+    w = whole(8, 4, 3, 3)
+    conv = pysim.prepare("conv:mb1ic4ih9oc8kh3ph1", w)
+    out = np.full((1, 8, 9, 9), np.nan, np.float32)
+    for _ in range(3):
+        x = whole(1, 4, 9, 9)
+        assert conv(x, out) is out
+        assert np.array_equal(out, direct(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1))
+        assert np.array_equal(conv(x[:, :, ::-1][:, :, ::-1]), out)
+
+
+def test_a_given_plan_is_the_one_that_runs():
+    problem = parse("conv:mb1ic12ih10oc9kh3ph1")
+    x, w = whole(1, 12, 10, 10), whole(9, 12, 3, 3)
+    want = direct(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    ranked = pysim.plans(problem, top=8)
+    assert len({plan.schedule for plan in ranked}) == len(ranked) == 8
+    for plan in ranked:
+        assert pysim.prepare(problem, w, plan=plan).schedule == plan.schedule
+        assert np.array_equal(pysim.conv2d(x, w, padding=1, plan=plan), want)
+        assert np.array_equal(plan.run(x, w), want)
+
+
+def test_arrays_of_other_libraries_come_back_in_kind():
+    class Foreign:
+        def __init__(self, array):
+            self.array = array
+
+        def __array__(self, dtype=None, copy=None):
+            return self.array
+
+    x, w = whole(1, 2, 5, 5), whole(3, 2, 3, 3)
+    assert np.array_equal(pysim.conv2d(Foreign(x), Foreign(w)), pysim.conv2d(x, w))
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    y = pysim.conv2d(torch.from_numpy(x), torch.from_numpy(w))
+    assert isinstance(y, torch.Tensor)
+    assert np.array_equal(y.numpy(), pysim.conv2d(x, w))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda x, w: pysim.conv2d(x[0], w), r"x must be \[N\]\[C\]\[H\]\[W\]"),
+        (lambda x, w: pysim.conv2d(x, w[:, :1]), "w takes 1 channels x 1 groups, but x has 2"),
+        (lambda x, w: pysim.conv2d(x, w.astype(np.float64)), "float32 and float64"),
+        (lambda x, w: pysim.conv2d(x.astype(np.int32), w.astype(np.int32)), "int32"),
+        (lambda x, w: pysim.conv2d(x, w, stride=(1, 2, 3)), "stride is"),
+        (lambda x, w: pysim.conv2d(x, w, bias=np.zeros(4, np.float32)), "bias has shape"),
+        (lambda x, w: pysim.conv2d(x, w, activation="gelu"), "activation 'gelu'"),
+        (lambda x, w: pysim.conv2d(x, w, out=np.zeros((1, 3, 3, 3))), "out must be"),
+        (lambda x, w: pysim.conv2d(x, w, padding=1, plan=pysim.plan("conv:ic2ih5oc3kh3")), "the plan is for"),
+        (lambda x, w: pysim.gemm(x[0, 0], x[0, 0], beta=1.0), "c must be given"),
+        (lambda x, w: pysim.gemm(x[0, 0], w[0, 0]), "must agree"),
+        (lambda x, w: pysim.gemm(x, w), "must be matrices"),
+        (lambda x, w: pysim.prepare("gemm:3x3x3", w), "call pysim.gemm"),
+        (lambda x, w: pysim.conv2d("text", w), "the arrays are"),
+    ],
+)
+def test_wrong_arguments_are_named(call, says):
+    x, w = whole(1, 2, 5, 5), whole(3, 2, 3, 3)
+    with pytest.raises(OperandError, match=says):
+        call(x, w)
+
+
+def test_an_image_smaller_than_the_kernel_and_a_negative_stride_are_problems_not_crashes():
+    with pytest.raises(pysim.PysimError):
+        pysim.conv2d(whole(1, 2, 2, 2), whole(3, 2, 3, 3))
+    with pytest.raises(pysim.PysimError):
+        pysim.conv2d(whole(1, 2, 5, 5), whole(3, 2, 3, 3), stride=-1)
+
+
+def test_kernels_of_another_machine_do_not_run_here():
+    with pytest.raises(MissingError, match="h200 is a GPU"):
+        pysim.conv2d(whole(1, 2, 5, 5), whole(3, 2, 3, 3), machine="h200")
+
+
+def test_an_output_over_its_input_is_refused_and_nothing_is_written():
+    x, w = whole(1, 3, 5, 5), whole(3, 3, 1, 1)
+    before = x.copy()
+    with pytest.raises(pysim.PysimError, match="overlaps"):
+        pysim.conv2d(x, w, out=x)
+    assert np.array_equal(x, before)
