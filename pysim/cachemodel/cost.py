@@ -20,9 +20,10 @@ pack    Packed vectors x (1 / stores_per_cycle + pack_cycles), and pack_call_cyc
         channel set, weight stationary once per set of K3 filter tiles; a matrix product packs its filters too, the other way round.
 L2, L3, memory
         Each operand is a few streams: bytes that are touched again after a known reuse distance, the bytes touched in between
-        (equations 4 and 5 of `csa` are two of them). Of a stream of distance d, a cache of A ways of w bytes misses the share
-        clip((d / w - (A - 1)) / 2, 0, 1): contiguous operands fill all sets to within about one line, so all hit up to A - 1
-        ways (the share that the BLIS model uses: Low et al., TOMS 43(2), 2016) and none beyond A + 1. What misses one level
+        (equations 4 and 5 of `csa` are two of them, where one panel takes the other's place). Of a stream of distance d, a cache of
+        A ways of w bytes misses the share clip((d / w - A) / 2 u + 1/2, 0, 1): contiguous operands fill all sets to within u lines,
+        so all hit up to A - u ways and none beyond A + u. With u about 1 that is the share of the BLIS model (Low et al., TOMS
+        43(2), 2016); `reuse` derives u from the operands. Only what misses the level inside counts in d. What misses one level
         crosses from the next; the level where it hits is charged, at the rate that the core sees from it. A written line comes
         in and goes back out. First touches lie a whole run apart: what fits a level starts there ("hot"); cold, they all miss.
 
@@ -108,23 +109,23 @@ def _scattered_runs(rates: Rates, table: Table, streams: Sequence[Stream], cross
     """Rows of output tiles from beyond L2 that no prefetcher brings, because too many rows of outputs are written in turn."""
     tile, nest = rates.filters[table.kernel], rates.nest
     rows = np.minimum(tile * table.k2, nest.filters) if table.stationary == "input_stationary" else tile
-    of_output = np.array([float(stream.operand == "output") for stream in streams])
+    of_output = [stream.operand == "output" for stream in streams]
     beyond = list(crossed.values())[min(1, len(crossed) - 1)]
-    runs: Array = of_output @ beyond / (rates.windows[table.kernel] * nest.element_bytes)
+    runs: Array = beyond[of_output].sum(axis=0) / (rates.windows[table.kernel] * nest.element_bytes)
     return runs * np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
 
 
 def _lines_packed(machine: Machine, streams: Sequence[Stream], crossed: dict[str, Array]) -> Array:
     """Lines of the input that packing finds beyond L1."""
-    of_input = np.array([float(stream.operand == "input") for stream in streams])
-    lines: Array = of_input @ next(iter(crossed.values())) / machine.levels[0].line_bytes
+    of_input = [stream.operand == "input" for stream in streams]
+    lines: Array = next(iter(crossed.values()))[of_input].sum(axis=0) / machine.levels[0].line_bytes
     return lines
 
 
 def _transfer_cycles(machine: Machine, streams: Sequence[Stream], crossed: dict[str, Array]) -> dict[str, Array]:
     """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
-    writes = np.array([float(stream.write) for stream in streams])
-    written_bytes = [writes @ array for array in crossed.values()]
+    writes = [stream.write for stream in streams]
+    written_bytes = [array[writes].sum(axis=0) for array in crossed.values()]
     moved = [(array.sum(axis=0) - written, written) for array, written in zip(crossed.values(), written_bytes, strict=True)]
     nothing = (np.zeros(1), np.zeros(1))
     cycles = {}

@@ -87,6 +87,13 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes between one channel and the next."""
         return self.height * self.width * self.element_bytes
 
+    def touched_bytes(self, line: int) -> int:
+        """Bytes of the lines of an input plane that windows read: rows with unread ones between them fill lines badly."""
+        size, gaps = self.element_bytes, self.touched_h < min(self.height, self.span_h)
+        step = self.width * size * (self.stride_h if gaps else 1)  # bytes from one row that is read to the next
+        start = math.gcd(line, self.plane_bytes, step)  # rows start on multiples of this
+        return self.touched_h * min(step, ceil_div(self.touched_w * size, start) * start + line - start)
+
     def run_edge(self, tile: int, line: int) -> int:
         """Bytes of input lines that packing reads for one run of windows and again for the next one of the same row of outputs."""
         size, extent = self.element_bytes, (self.kernel_w - 1) * self.dilation_w + 1

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The traffic half of the cost model: streams of bytes with their reuse distances, and what of them each cache misses.
 
-A distance is the bytes touched between two uses of the same data. Most follow from the loops at once: with window tiles I, filter
-tiles F and output tiles O, input stationary, a filter tile comes again after I + K2 (F + O) (equation 4 of `csa`), a window tile after
-K3 I + K2 F + K2 K3 O (equation 5); weight stationary exchanges I and F. Packing adds the raw input that it reads. A panel is
-written where the previous one lay: the lines of that one are read and the new ones written in the same order, so of what else is
-touched in these two passes half lies in between. Bytes of tiles that start in the middle of lines count the lines' rest.
-`cost` says how misses follow and what they cost.
+A distance is the bytes touched between two uses of the same data, by operand. It follows from the loops: with window tiles I,
+filter tiles F and output tiles O, input stationary, a filter tile comes again after (2 - 1/K2) I + K2 (F + O): what follows it at
+one window tile and what precedes it at the next. A window tile comes again after K3 I + K3 K2 O and the filters that follow it in
+one set and precede it in the next: two sets, but for the first and the last window tile. Equations 4 and 5 of `csa` count one I and
+one set, which holds where both lie in one panel. Weight stationary exchanges I and F. Packing adds the raw input that it reads. A
+panel is written where the previous one lay, in the order in which that one was read. After the last use in a run comes the first of
+the next image or run, and its distance follows from the same loops. Bytes of tiles that start in the middle of lines count the
+lines' rest.
 
-Worked number: L1 of 8 ways of 4,096 bytes. Up to 28,672 bytes apart everything hits; 32,768 apart half of the lines miss; from
-36,864 on all do.
+A cache sees of a distance only what the cache inside it misses: an operand that stays there leaves it room. `cost` says how misses
+follow and what they cost; `doubts` says where a machine or a schedule is not what the closed forms assume.
+
+Worked number: L1 of 8 ways of 4,096 bytes whose sets differ by up to one line. Up to 28,672 bytes apart everything hits; 32,768
+apart half of the lines miss; from 36,864 on all do.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,22 +25,34 @@ import numpy as np
 
 from pysim.cachemodel.incore import Array, Rates, Table
 from pysim.cachemodel.nest import Nest
-from pysim.machine import Level
+from pysim.machine import Level, Machine
+from pysim.schedule import Schedule
+
+OPERANDS = ("input", "packed", "filters", "output")  # the rows of a distance
+UNEVEN = 1 / 6  # most that rows of inputs or of outputs vary between sets, squared lines: f (1 - f) averaged over fractions f
+MOST_UNEVEN = (3 * (2 / 4 + 2 * UNEVEN)) ** 0.5  # lines: all operands at their most
+NEVER = 1e30  # bytes: the distance of what was never used before
 
 
 class Stream(NamedTuple):
-    """Bytes of an operand that one repeat touches again after `distance` bytes of other (and its own) data.
+    """Bytes of an operand that one repeat touches again after other (and its own) data: `between` has a row for each of OPERANDS.
 
-    `spread` of that distance lies in chunks of `chunk` bytes, one in each plane of `plane` bytes, and so may leave cache sets unused.
+    `spread` of the distance lies in chunks of `chunk` bytes, one in each plane of `plane` bytes, and so may leave cache sets unused.
     """
 
     operand: str
     write: bool
     bytes: Array
-    distance: Array
+    between: Array
     plane: int = 0
     spread: Array | float = 0.0
     chunk: Array | float = 1.0
+
+    @property
+    def distance(self) -> Array:
+        """All bytes in between."""
+        total: Array = self.between.sum(axis=0)
+        return total
 
 
 class Tiles(NamedTuple):
@@ -49,14 +66,15 @@ class Tiles(NamedTuple):
     raw_next: Array  # what one more tile of the same rows adds to that, once whole rows are read
     raw_all: Array  # all input that packing reads; 0 in place
     rows: Array  # input rows that one row of outputs needs
-    filters: Array  # the live part of one filter tile
+    filters: Array  # the live part of one filter tile, as one micro-kernel call reads it
+    tile_bytes: Array  # all of it, as some window tile or other does
     out_edge: Array  # rest of the lines of neighbouring outputs of one filter
     tile_windows: Array  # windows and filters of a tile
     tile_filters: Array
     n_windows: Array  # window tiles
     n_filters: Array
     row_tiles: Array  # window tiles of one row of outputs
-    k2: Array
+    k2: Array  # streamed and kept tiles of a set, at most all
     k3: Array
     channels: Array
     sets: Array  # channel sets
@@ -66,30 +84,53 @@ class Tiles(NamedTuple):
         return np.minimum(count * self.tile_windows, self.nest.windows)
 
     def inputs(self, count: Array | float) -> Array:
-        """`count` neighbouring window tiles."""
-        return self.width(count) * self.window + self.window_edge
+        """`count` neighbouring window tiles; planes that are read whole share their lines."""
+        return np.minimum(self.width(count) * self.window + self.window_edge, self.nest.windows * self.window)
 
     def outputs(self, windows: Array | float, filters: Array | float) -> Array:
-        """Output tiles of neighbouring window tiles and of filter tiles."""
-        rows = np.minimum(filters * self.tile_filters, self.nest.filters)
-        return rows * (self.width(windows) * self.nest.element_bytes + self.out_edge)
+        """Output tiles of neighbouring window tiles and of filter tiles; planes that are written whole share their lines."""
+        rows, size = np.minimum(filters * self.tile_filters, self.nest.filters), self.nest.element_bytes
+        return rows * np.minimum(self.width(windows) * size + self.out_edge, self.nest.windows * size)
 
     def raws(self, count: Array | float) -> Array:
         """Input that packing `count` neighbouring window tiles reads: whole rows as soon as that is less."""
         return np.minimum(np.minimum(count * self.raw, self.packed * self.rows + count * self.raw_next), self.raw_all)
 
+    def between(self, windows: Array, raw: Array | float, filters: Array, output: Array) -> Array:
+        """A distance: bytes of window tiles (packed or in place), of input that packing reads, of filters and of outputs."""
+        parts = np.empty((len(OPERANDS), self.k2.size))
+        parts[0], parts[1] = (1 - self.packed) * windows + raw, self.packed * windows
+        parts[2], parts[3] = filters, output
+        return parts
+
     def call(self) -> Array:
         """One micro-kernel call."""
-        return self.inputs(1) + self.filters + self.outputs(1, 1)
+        return self.between(self.inputs(1), 0.0, self.filters, self.outputs(1, 1))
+
+
+class Reuse(NamedTuple):
+    """The streams of one repeat but for first touches, and what those need: the bytes between a run's last and the next one's first
+    use of an operand where runs of one channel set follow each other, of an output always; workspace bytes of window and filter panels.
+    """
+
+    streams: list[Stream]
+    inputs: Array
+    filters: Array
+    outputs: Array
+    panels: Array
+    filter_panels: Array
 
 
 def tiles_of(rates: Rates, table: Table) -> Tiles:
     """Every schedule of a table as bytes and counts."""
     nest, at, channels, packed = rates.nest, table.kernel, table.channels, table.packed
-    row_bytes = nest.touched_w * nest.element_bytes
+    row_bytes = nest.touched_bytes(rates.machine.levels[0].line_bytes) / nest.touched_h
     extent = (nest.kernel_h - 1) * nest.dilation_h + 1
     raw = (_row_reads(nest) * row_bytes + rates.pack_edge[at]) / rates.window_tiles[at]
     in_place = (1 - packed) * channels
+    streamed, kept = rates.filter_tiles[at], rates.window_tiles[at]
+    if table.stationary != "input_stationary":
+        streamed, kept = kept, streamed
     return Tiles(
         nest=nest,
         packed=packed,
@@ -100,14 +141,15 @@ def tiles_of(rates: Rates, table: Table) -> Tiles:
         raw_all=packed * channels * (nest.touched_h * row_bytes),
         rows=channels * (min(extent, nest.touched_h) * row_bytes),
         filters=rates.filter_tile[at] * channels,
+        tile_bytes=rates.stored_tile[at] * channels,
         out_edge=rates.out_edge[at],
         tile_windows=rates.windows[at],
         tile_filters=rates.filters[at],
         n_windows=rates.window_tiles[at],
         n_filters=rates.filter_tiles[at],
         row_tiles=np.maximum(1.0, nest.out_w / rates.windows[at]),
-        k2=table.k2,
-        k3=table.k3,
+        k2=np.minimum(table.k2, streamed),
+        k3=np.minimum(table.k3, kept),
         channels=channels,
         sets=np.ceil(nest.channels / channels),
     )
@@ -119,69 +161,128 @@ def _row_reads(nest: Nest) -> int:
     return sum(max(0, last - first + 1) for first, last in live)
 
 
-def input_stationary(rates: Rates, table: Table, t: Tiles) -> tuple[list[Stream], Array, Array]:
-    """Reuse with filter tiles streaming past each window tile; workspace bytes of window and of filter panels.
+def _ends(tiles: Array, sets: Array) -> Array:
+    """Share of the tiles that are the first or the last of their set."""
+    return np.minimum(1.0, 2 * sets / tiles)
+
+
+def _both(count: Array) -> Array:
+    """How often a pass over an operand that `count` sets split lies between two uses: a part each of two neighbouring passes."""
+    return np.maximum(1.0, 2 - 2 / count)
+
+
+def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
+    """Reuse with filter tiles streaming past each window tile.
 
     Window tiles are packed at the first set of K2 filter tiles: into one panel if that is the only set, else into K3 panels.
     """
-    nest, packed = rates.nest, t.packed
+    nest, packed, loads = rates.nest, t.packed, rates.nest.filters_packed
     k2_sets, k3_sets = np.ceil(t.n_filters / t.k2), np.ceil(t.n_windows / t.k3)
-    one_set, call = k2_sets == 1, t.call()
+    one_set, call, call_out = k2_sets == 1, t.call(), t.outputs(1, 1)
     panels = packed * t.inputs(np.where(one_set, 1, t.k3))
-    stream = t.inputs(1) + t.raw + t.k2 * t.filters + t.outputs(1, t.k2)  # equation 4: until a filter tile is used again
-    kept = t.inputs(t.k3) + t.k2 * t.filters + t.outputs(t.k3, t.k2)  # equation 5: until a window tile is used again,
-    kept += t.raws(t.k3) / np.maximum(1, k2_sets - 1)  # packing comes between its first and its second use
-    every_k3 = t.inputs(t.k3) + t.raws(t.k3) + t.n_filters * t.filters + t.outputs(t.k3, t.n_filters)
-    kept, every_k3 = np.where(one_set, stream, kept), np.where(one_set, stream, every_k3)
-    sweep = panels + t.raw_all + (1 - packed) * t.inputs(t.n_windows) + t.n_filters * t.filters + t.outputs(t.n_windows, t.n_filters)
-    row = t.rows + t.inputs(np.where(one_set, 1, t.row_tiles)) + t.k2 * t.filters + t.outputs(t.row_tiles, t.k2)
-    read_first = 1.0 if nest.filters_packed else 0.0  # filters that the run packs are in cache when they are read
+    window, kept_windows = t.inputs(1), t.inputs(t.k3)
+    twice = np.where(one_set & (packed > 0), 1.0, 2 - 1 / t.k2)
+    stream = t.between(twice * window, t.raw / k2_sets, t.k2 * t.tile_bytes, t.outputs(1, t.k2))  # until a filter tile is used again
+    end = np.where(t.k3 > 1, t.k2 + 0.5, 1.0) if loads else t.k2  # panels that the run packs lie where those of the set before lay
+    middle = 2 * t.k2 if loads else t.k2
+    out, ends = t.outputs(t.k3, t.k2), _ends(t.n_windows, k3_sets)
+    packing = t.raws(t.k3) / 2
+    kept_end = t.between(kept_windows, packing / np.maximum(1, k2_sets - 1), end * t.tile_bytes, out)
+    kept_middle = t.between(kept_windows, packing / np.maximum(1, k2_sets - 1), middle * t.tile_bytes, out)
+    repacked = t.between(kept_windows, packing, (ends * end + (1 - ends) * middle) * t.tile_bytes, out)
+    moved = kept_windows + (1 - packed) * ((_both(k2_sets) - 1) * kept_windows + 2 / k2_sets * window)
+    every_k3 = t.between(moved, t.raws(t.k3), t.n_filters * t.tile_bytes, t.outputs(t.k3, t.n_filters))
+    every_k3 = np.where(one_set, stream, every_k3)
+    again = t.between(window, t.raw / 2, t.filters / 2, call_out)
+    everything = panels + (1 - packed) * t.inputs(t.n_windows)
+    sweep = t.between(everything, t.raw_all, t.n_filters * t.tile_bytes, t.outputs(t.n_windows, t.n_filters))
+    passes = sweep.copy()
+    passes[2] *= np.where(t.sets > 1, 2 - 1 / np.where(one_set, t.n_windows, k3_sets), 1.0)
+    passes[0] += (t.sets > 1) * (1 - packed) * (1 - 1 / k2_sets) * kept_windows
+    rest = sweep.copy()
+    rest[3] -= (1 - packed) * t.outputs(t.k3, t.n_filters - t.k2)
+    rest = np.where((k3_sets == 1) & (packed == 0), kept_middle, rest)
+    row = t.between(t.inputs(np.where(one_set, 1, t.row_tiles)), t.rows, t.k2 * t.tile_bytes, t.outputs(t.row_tiles, t.k2))
+    read_first = 1.0 if loads else 0.0  # filters that the run packs are in cache when they are read
     windows, filters = _operand_bytes(t)
     streams = [
         Stream("packed", False, packed * windows * (t.n_filters - k2_sets + 1), call),
-        Stream("packed", False, packed * windows * (k2_sets - 1), kept),
-        Stream("packed", True, packed * windows, np.where(one_set, call + (t.raw - t.filters) / 2, kept)),
+        Stream("packed", False, packed * windows * (k2_sets - 1) * ends, kept_end),
+        Stream("packed", False, packed * windows * (k2_sets - 1) * (1 - ends), kept_middle),
+        Stream("packed", True, packed * windows, np.where(one_set, again, repacked)),
         Stream("filters", False, filters * (t.n_windows - read_first * k3_sets), stream),
         Stream("filters", False, read_first * filters * (k3_sets - 1), every_k3),
-        *_row_reuse(t, 1, t.tile_windows, t.rows + t.inputs(1), row),
+        *_row_reuse(t, 1, t.tile_windows, t.between(window, t.rows, 0 * window, 0 * window), row),
         Stream("input", False, packed * rates.pack_edge[table.kernel] * nest.channels, stream),
-        *_in_place(t, (t.n_filters - k2_sets, call, 1), (k2_sets - 1, kept, t.k3), (k2_sets, stream)),
-        *_output(t, sweep, stream, t.outputs(1, t.k2)),
+        *_in_place(
+            t,
+            (t.n_filters - k2_sets, call, 1),
+            ((k2_sets - 1) * ends, kept_end, t.k3),
+            ((k2_sets - 1) * (1 - ends), kept_middle, t.k3),
+            edge=(k2_sets, stream),
+        ),
+        *_output(t, passes, stream, t.outputs(1, t.k2)),
         *_filter_packing(rates, table, k3_sets, stream, every_k3),
     ]
-    return streams, panels, t.k2 * rates.stored_tile[table.kernel] * table.channels
+    return Reuse(streams, rest, every_k3, passes, panels, t.k2 * rates.stored_tile[table.kernel] * table.channels)
 
 
-def weight_stationary(rates: Rates, table: Table, t: Tiles) -> tuple[list[Stream], Array, Array]:
-    """Reuse with window tiles streaming past each filter tile; workspace bytes of window and of filter panels.
+def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
+    """Reuse with window tiles streaming past each filter tile.
 
     K2 window tiles are packed at once, again for every set of K3 filter tiles.
     """
     nest, packed, call = rates.nest, t.packed, t.call()
     k2_sets, k3_sets = np.ceil(t.n_windows / t.k2), np.ceil(t.n_filters / t.k3)
     panels, raw = packed * t.inputs(t.k2), t.raws(t.k2)
-    stream = t.filters + t.inputs(t.k2) + t.outputs(t.k2, 1)  # equation 4 with the operands exchanged
-    kept = t.k3 * t.filters + t.inputs(t.k2) + raw + t.outputs(t.k2, t.k3)  # equation 5
-    rewritten = stream + (raw - t.outputs(t.k2, 1) - t.filters / t.k2) / 2
-    inputs = panels + t.raw_all + (1 - packed) * t.inputs(t.n_windows)
-    every_k3 = inputs + t.k3 * t.filters + t.outputs(t.n_windows, t.k3)
-    sweep = inputs + t.n_filters * t.filters + t.outputs(t.n_windows, t.n_filters)
+    window_set, kept_filters = t.inputs(t.k2), t.k3 * t.tile_bytes
+    ends = _ends(t.n_windows, k2_sets)  # of the window tiles; a distance until a window tile is used again:
+    stream_end = t.between(window_set, 0.0, np.where(t.k2 > 1, 1.5, 1.0) * t.tile_bytes, t.outputs(t.k2, 1))
+    stream = t.between(window_set, 0.0, 2 * t.tile_bytes, t.outputs(t.k2, 1))
+    both = np.where(packed > 0, 1.0, np.where(t.k3 > 2, 2.0, np.where(t.k3 > 1, 1 + 0.5 / t.k2, 1 / t.k2)))
+    kept = t.between(both * window_set, raw, kept_filters, t.outputs(t.k2, t.k3))
+    again = t.between(window_set, raw / 2, (1 - 0.5 / t.k2) * t.tile_bytes, t.outputs(t.k2, 1) / 2)
+    packed_early = t.between(window_set, 0.75 * raw, t.filters, t.outputs(t.k2, 1) / 4)  # before the first use: the other tiles' packing
+    packed_late = t.between(window_set, 0.25 * raw, t.filters, t.outputs(t.k2, 1) * 0.75)
+    everything = panels + (1 - packed) * t.inputs(t.n_windows)
+    sweep = t.between(everything, t.raw_all, t.n_filters * t.tile_bytes, t.outputs(t.n_windows, t.n_filters))
+    passes = sweep.copy()
+    passes[0] *= np.where(t.sets > 1, 2 - 1 / np.where((k2_sets == 1) & (packed == 0), t.n_filters, k3_sets), 1.0)
+    passes[2] += (t.sets > 1) * (1 - 1 / k2_sets) * kept_filters
+    several = k3_sets > 1
+    every_k3 = t.between(everything, t.raw_all, kept_filters, t.outputs(t.n_windows, t.k3))
+    every_k3[2] *= np.where(several, np.where(packed > 0, 2 - 1 / k2_sets, _both(k2_sets) + 2 / k2_sets / t.k3), 1.0)
+    every_k3[3] -= (1 - packed) * t.outputs(t.k2, t.k3 - 1)
+    every_k3 = np.where((k2_sets == 1) & (packed == 0), stream, every_k3)
+    rest = sweep.copy()
+    rest[3] -= t.outputs(t.n_windows - t.k2, t.k3)
+    rest = np.where(several, rest, kept)
+    row = t.between(t.inputs(t.row_tiles), t.rows, 0 * call[0], 0 * call[0])
+    edge = t.between(t.inputs(1), t.raw, 0 * raw, 0 * raw)
     windows, filters = _operand_bytes(t)
     read_first = 1.0 if nest.filters_packed else 0.0
-    ones = np.ones_like(t.k2)
     streams = [
-        Stream("packed", False, packed * windows * t.n_filters, stream),
-        Stream("packed", True, packed * windows * k3_sets, rewritten),
+        Stream("packed", False, packed * windows * k3_sets / 2, packed_late),
+        Stream("packed", False, packed * windows * k3_sets / 2, packed_early),
+        Stream("packed", False, packed * windows * (t.n_filters - k3_sets) * ends, stream_end),
+        Stream("packed", False, packed * windows * (t.n_filters - k3_sets) * (1 - ends), stream),
+        Stream("packed", True, packed * windows * k3_sets, again),
         Stream("filters", False, filters * (t.n_windows - k2_sets), call),
         Stream("filters", False, filters * (k2_sets - read_first), kept),
-        Stream("input", False, packed * _raw_bytes(nest) * (k3_sets - 1), every_k3),
-        *_row_reuse(t, k3_sets, t.k2 * t.tile_windows, t.rows + t.inputs(t.row_tiles), kept),
-        Stream("input", False, packed * rates.pack_edge[table.kernel] * nest.channels * k3_sets, t.raw + t.inputs(1)),
-        *_in_place(t, (t.n_filters - k3_sets, stream, t.k2), (k3_sets - 1, every_k3, t.n_windows), (t.n_filters, call)),
-        *_output(t, sweep, call, t.outputs(1, 1)),
-        *_filter_packing(rates, table, ones, kept, kept),
+        Stream("input", False, packed * _raw_bytes(rates) * (k3_sets - 1), every_k3),
+        *_row_reuse(t, k3_sets, t.k2 * t.tile_windows, row, kept),
+        Stream("input", False, packed * rates.pack_edge[table.kernel] * nest.channels * k3_sets, edge),
+        *_in_place(
+            t,
+            ((t.n_filters - k3_sets) * ends, stream_end, t.k2),
+            ((t.n_filters - k3_sets) * (1 - ends), stream, t.k2),
+            (k3_sets - 1, every_k3, t.n_windows),
+            edge=(t.n_filters, call),
+        ),
+        *_output(t, passes, call, t.outputs(1, 1)),
+        *_filter_packing(rates, table, np.ones_like(t.k2), kept, kept),
     ]
-    return streams, panels, t.k3 * rates.stored_tile[table.kernel] * table.channels
+    return Reuse(streams, every_k3, rest, passes, panels, t.k3 * rates.stored_tile[table.kernel] * table.channels)
 
 
 def _operand_bytes(t: Tiles) -> tuple[Array, Array]:
@@ -190,9 +291,9 @@ def _operand_bytes(t: Tiles) -> tuple[Array, Array]:
     return sets * t.window * t.nest.windows, sets * t.filters * t.n_filters
 
 
-def _raw_bytes(nest: Nest) -> float:
-    """Input bytes of one repeat that are read at least once."""
-    return float(nest.channels * nest.touched_h * nest.touched_w * nest.element_bytes)
+def _raw_bytes(rates: Rates) -> float:
+    """Input bytes of one repeat in lines that are read at least once."""
+    return float(rates.nest.channels * rates.nest.touched_bytes(rates.machine.levels[0].line_bytes))
 
 
 def _row_reuse(t: Tiles, passes: Array | int, burst: Array, inside: Array, across: Array) -> Iterator[Stream]:
@@ -206,9 +307,7 @@ def _row_reuse(t: Tiles, passes: Array | int, burst: Array, inside: Array, acros
             yield Stream("input", False, t.packed * passes * again * share, distance, nest.plane_bytes, t.rows, chunk)
 
 
-def _in_place(
-    t: Tiles, often: tuple[Array, Array, Array | int], seldom: tuple[Array, Array, Array], edge: tuple[Array, Array]
-) -> Iterator[Stream]:
+def _in_place(t: Tiles, *again: tuple[Array, Array, Array | int], edge: tuple[Array, Array]) -> Iterator[Stream]:
     """Reads of window tiles in place, (uses, distance, tiles in between), and of lines that neighbours share, (uses, distance)."""
     nest = t.nest
     if not nest.in_place:
@@ -216,7 +315,7 @@ def _in_place(
     unpacked, channels = 1 - t.packed, t.channels
     windows, _ = _operand_bytes(t)
     shared = (t.n_windows - 1) * t.window_edge / channels * nest.channels
-    for size, (uses, distance), tiles in ((windows, often[:2], often[2]), (windows, seldom[:2], seldom[2]), (shared, edge, 1)):
+    for size, (uses, distance, tiles) in (*((windows, one) for one in again), (shared, (*edge, 1))):
         spread = unpacked * t.inputs(tiles)
         yield Stream("input", False, unpacked * size * uses, distance, nest.plane_bytes, spread, t.inputs(tiles) / channels)
 
@@ -239,47 +338,133 @@ def _filter_packing(rates: Rates, table: Table, passes: Array, distance: Array, 
         yield Stream("packed", True, rates.stored_tile[at] * nest.channels * rates.filter_tiles[at] * passes, distance)
 
 
-def first_touches(rates: Rates, table: Table, workspace: Array, hot: bool) -> Iterator[Stream]:
-    """First reads and last writes of one repeat: their previous use lies one whole run away, a batch's filters one image."""
+def footprint(rates: Rates, table: Table, reuse: Reuse) -> Array:
+    """Bytes of each operand (OPERANDS x schedules) that one repeat touches at least once; outputs and filters in full."""
     nest, at = rates.nest, table.kernel
     stored = rates.stored_tile[at] * nest.channels * rates.filter_tiles[at]
-    filters = stored if nest.filters_packed else np.full_like(stored, nest.filters * nest.channels * nest.element_bytes)
-    inputs, outputs = np.full_like(stored, _raw_bytes(nest)), np.full_like(stored, nest.filters * nest.windows * nest.element_bytes)
-    image = workspace + nest.groups * (inputs + filters + outputs)
-    run = workspace + nest.groups * filters + nest.repeats * (inputs + outputs) if hot else np.full_like(stored, np.inf)
-    yield Stream("input", False, inputs, run)
-    yield Stream("filters", False, filters / nest.batch, run)
+    parts = np.empty((len(OPERANDS), stored.size))
+    parts[0], parts[1] = _raw_bytes(rates), reuse.panels + (0.0 if nest.filters_packed else reuse.filter_panels)
+    parts[2] = stored if nest.filters_packed else nest.filters * nest.channels * nest.element_bytes
+    parts[3] = nest.filters * nest.windows * nest.element_bytes
+    return parts
+
+
+def first_touches(rates: Rates, t: Tiles, reuse: Reuse, once: Array, hot: bool) -> Iterator[Stream]:
+    """First reads and last writes of one repeat; `once` is its `footprint`. The previous use lies in the run or the image before.
+
+    Where nothing else runs in between (one channel set; one repeat, or for filters one group), that is as near as `reuse` says.
+    """
+    nest = rates.nest
+    repeats = np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None]
+    image = once * np.array([nest.groups, 1, nest.groups, nest.groups])[:, None]
+    run = once * repeats
+    alone = (t.sets == 1) & (nest.repeats == 1)
+    inputs = np.where(alone, reuse.inputs, run)
+    outputs = reuse.outputs + (run - once)
+    filters = np.where((t.sets == 1) & (nest.groups == 1), reuse.filters, image)
+    first = np.full_like(run, NEVER)
+    yield Stream("input", False, once[0], inputs if hot else first)
+    yield Stream("filters", False, once[2] / nest.batch, filters if hot else first)
     if nest.batch > 1:
-        yield Stream("filters", False, filters * (nest.batch - 1) / nest.batch, image)
-    yield Stream("output", True, outputs, run)
+        yield Stream("filters", False, once[2] * (nest.batch - 1) / nest.batch, filters)
+    yield Stream("output", True, once[3], outputs if hot else first)
 
 
-def crossing(rates: Rates, streams: Sequence[Stream]) -> dict[str, Array]:
+def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, Array]:
     """Bytes of each stream (rows) in each schedule (columns) that come from each supplier, one way, whole run.
 
-    Supplier L2 stands for what misses L1, and so on to "memory"; nothing crosses further out than it did further in.
+    Supplier L2 stands for what misses L1, and so on to "memory"; nothing crosses further out than it did further in. A level is
+    touched by as much of an operand's `once` bytes as crosses from it.
     """
-    columns = streams[-1].distance.size
-    size, distance = np.empty((len(streams), columns)), np.empty((len(streams), columns))
+    nest, columns = rates.nest, once.shape[1]
+    shared = list({id(stream.between): stream.between for stream in streams}.values())  # several streams have the same distance
+    at = {id(distance): row for row, distance in enumerate(shared)}
+    place = [at[id(stream.between)] for stream in streams]
+    writes = [row for row, stream in enumerate(streams) if stream.write]
+    written = [place[row] for row in writes]
+    between, size = np.empty((len(OPERANDS), len(shared), columns)), np.empty((len(streams), columns))
+    for row, distance in enumerate(shared):
+        between[:, row] = distance
     for row, stream in enumerate(streams):
-        size[row], distance[row] = stream.bytes, stream.distance
-    size *= rates.nest.repeats
+        size[row] = stream.bytes
+    size *= nest.repeats
+    unique = np.maximum(once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
+    seen, inner = np.ones_like(once), 0
     levels = rates.machine.levels
     crossed: dict[str, Array] = {}
-    for level, supplier in zip(levels, [*(level.name for level in levels[1:]), "memory"], strict=True):
-        reach = distance.copy()
-        for row, stream in enumerate(streams):
-            start = gcd(stream.plane, level.sets * level.line_bytes)  # chunks start on multiples of this in a way
-            if stream.plane and start > level.line_bytes:
-                reach[row] += stream.spread * (np.maximum(1.0, start / stream.chunk) - 1.0)
-        here = missing(level, reach)
+    suppliers = [*(level.name for level in levels[1:]), "memory"]
+    for level, supplier in zip(levels, suppliers, strict=True):
+        way = level.sets * level.line_bytes
+        ways = between * (seen / way)[:, None]
+        reach = ways[0] + ways[1] + ways[2] + ways[3]
+        starts = [gcd(stream.plane, way) for stream in streams]  # chunks start on multiples of this in a way
+        conflicts = [row for row, start in enumerate(starts) if streams[row].plane and start > level.line_bytes]
+        if not conflicts and reach.max(initial=0.0) < level.ways - MOST_UNEVEN:
+            crossed |= {name: np.zeros_like(size) for name in suppliers[len(crossed) :]}
+            break
+        uneven = _uneven(ways)
+        here = missing(level, reach * way, uneven)[place]
+        if inner:  # the cache inside writes lines back later, and only then their distance begins
+            late = reach[written] - np.minimum(1.0, inner / way / np.maximum(reach[written], 1.0)) * (ways[0, written] + ways[2, written])
+            here[writes] = missing(level, late * way, uneven[written])
+        for row in conflicts:
+            spread = seen[OPERANDS.index(streams[row].operand)] * streams[row].spread
+            spread *= np.maximum(1.0, starts[row] / streams[row].chunk) - 1.0
+            here[row] = missing(level, reach[place[row]] * way + spread, uneven[place[row]])
         here *= size
-        crossed[supplier] = np.minimum(here, next(reversed(crossed.values()), here), out=here)
+        crossed[supplier] = here = np.minimum(here, next(reversed(crossed.values()), here), out=here)
+        seen, inner = np.zeros_like(once), level.size_bytes
+        for stream, bytes_here in zip(streams, here, strict=True):
+            seen[OPERANDS.index(stream.operand)] += bytes_here
+        seen /= unique
+        np.minimum(1.0, seen, out=seen)
     return crossed
 
 
-def missing(level: Level, distance: Array) -> Array:
-    """Share of lines that miss a level when touched again after `distance` bytes: from A - 1 ways none, from A + 1 all."""
-    share = distance * (0.5 / (level.sets * level.line_bytes))
-    share -= 0.5 * (level.ways - 1)
+def _uneven(ways: Array) -> Array:
+    """By how many lines sets differ from the mean, where operands fill `ways` (OPERANDS x distances x schedules) of a level.
+
+    Panels and filters are runs of bytes: they fill a fraction f of the sets once more, a variance of f (1 - f). Rows of inputs and
+    outputs lie apart, so a line more or less of each may fall on any set.
+    """
+    runs = ways[1:3] - np.floor(ways[1:3])
+    runs -= runs * runs
+    rows = np.minimum(ways[::3], UNEVEN)
+    total: Array = runs[0] + runs[1] + rows[0] + rows[1]
+    total *= 3.0
+    np.sqrt(total, out=total)
+    return total
+
+
+def missing(level: Level, distance: Array, ways: Array | float = 1.0) -> Array:
+    """Share of lines that miss a level when touched again after `distance` bytes, where sets differ by up to `ways` lines from the mean.
+
+    None from A - ways on, all from A + ways.
+    """
+    share = distance * (1 / (level.sets * level.line_bytes))
+    share -= level.ways - ways
+    share /= np.maximum(2 * ways, 1e-9)
     return np.minimum(np.maximum(share, 0.0, out=share), 1.0, out=share)
+
+
+def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:
+    """What about a schedule on a machine the closed forms assume otherwise; empty where their assumptions hold."""
+    found = []
+    inner = machine.levels[0]
+    for level in machine.levels:
+        if level.policy != "lru":
+            found.append(f"{level.name} replaces by {level.policy}; the closed forms hold for lru")
+        if level.sets & (level.sets - 1):
+            found.append(f"{level.name} has {level.sets} sets, no power of two: hardware hashes addresses, consecutive lines are assumed")
+        if level.line_bytes != inner.line_bytes:
+            found.append(
+                f"lines of {level.name} are {level.line_bytes} bytes, those of {inner.name} {inner.line_bytes}: one size is assumed"
+            )
+        start = gcd(nest.plane_bytes, level.sets * level.line_bytes)
+        used = max(level.line_bytes, min(nest.plane_bytes, schedule.windows * nest.element_bytes))
+        if schedule.pack == "none" and nest.channels > 1 and start > used:
+            planes = f"planes of {nest.plane_bytes:,} bytes are read in place {schedule.windows} windows at a time"
+            found.append(
+                f"{planes}: they start in 1 of {start // level.line_bytes} sets of {level.name} and conflict, which is only estimated"
+            )
+    return found

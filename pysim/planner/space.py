@@ -25,8 +25,8 @@ from pysim.registry import Kernel, kernels
 from pysim.schedule import Stationary
 
 _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-_K2_PARTS = np.array([1.0, 2, 3, 4, 6, 8, 16, 32])
-_K3_PARTS = np.array([1.0, 2, 4, 8])
+_K2_PARTS = np.array([1.0, 2, 4, 8, 24])
+_K3_PARTS = np.array([1.0, 4])
 _LEAST_STEPS = 64  # shorter inner loops cost more in calls than any cache gives back
 
 

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pysim cache`: the misses that the cost model predicts for a plan beside those of exact simulated caches, level by level."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from pysim.commands.common import (
+    Cell,
+    document,
+    json_option,
+    layers_of,
+    machine_option,
+    plural,
+    progress,
+    put,
+    put_table,
+    say,
+    wrapped,
+)
+from pysim.errors import MissingError, PlanError
+
+if TYPE_CHECKING:
+    from pysim.cachemodel.hierarchy import Result
+    from pysim.machine import Machine
+    from pysim.record import Cost
+    from pysim.schedule import Schedule
+    from pysim.workload import Layer, Workload
+
+KINDS = {"input": "input_stationary", "weight": "weight_stationary"}
+SWEPT = ("channels", "k2", "k3")
+POINTS = 12  # values of a sweep, at most
+# The cost model's operands and the simulator's: panels, of windows and of filters, are one operand of the model
+PARTS = {"input": ("input",), "filters": ("filter",), "output": ("output",), "packed": ("packed_input", "packed_filter")}
+PHASES = ("pack", "compute", "store")
+
+
+class Case(NamedTuple):
+    """One schedule of one layer: what the model predicts and what the caches count."""
+
+    layer: "Layer"
+    schedule: "Schedule"
+    cost: "Cost"
+    counted: "Result"
+
+
+@click.command()
+@click.argument("problems", metavar="[PROBLEM]...", nargs=-1)
+@machine_option
+@click.option("--stationary", type=click.Choice(list(KINDS)), help="The best schedule of this kind instead of the chosen one.")
+@click.option("--cold", is_flag=True, help="Caches start empty; otherwise they hold what the run before left.")
+@click.option("--sweep", type=click.Choice(SWEPT), help="Misses over this parameter of the schedule, the others as planned.")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the sweep into this .svg or .png file too.")
+@click.option("--trace", "trace_file", type=click.Path(dir_okay=False, path_type=Path), help="Simulate this din, text or lackey file.")
+@json_option
+def cache(
+    problems: tuple[str, ...],
+    machine_name: str,
+    stationary: str | None,
+    cold: bool,
+    sweep: str | None,
+    picture: Path | None,
+    trace_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Lines that each cache misses: as the cost model predicts them, and as exact caches count them on the plan's accesses.
+
+    No kernel runs, so the machine may be any that has a file (pysim machines). Filters are packed before the run.
+
+    \b
+    Examples
+      pysim cache conv:mb1ic64ih56oc64kh3ph1 -m xeon-4208
+      pysim cache resnet50 -m zen4 --stationary weight --json
+      pysim cache conv:mb1ic64ih56oc64kh3ph1 -m zen4 --sweep k2 --picture misses.svg
+      pysim cache -m zen4 --trace accesses.din.gz
+    """
+    _check_usage(problems, sweep, picture, trace_file, stationary or cold)
+    from pysim import host
+
+    on = host.machine(machine_name)
+    if trace_file:
+        _trace(trace_file, on, as_json)
+        return
+    layers = layers_of(problems)
+    if sweep:
+        _sweep(layers, on, stationary, cold, sweep, picture, as_json)
+        return
+    cases = _counted([(layer, _schedule(layer, on, stationary, cold)) for layer in layers], on, cold)
+    if as_json:
+        document(caches=[_document(case, on, cold) for case in cases])
+        return
+    for number, case in enumerate(cases):
+        put("\n" * (number > 0))
+        _report(case, on, cold)
+
+
+def _check_usage(problems: tuple[str, ...], sweep: str | None, picture: Path | None, trace_file: Path | None, of_plan: Any) -> None:
+    if trace_file and (problems or sweep or of_plan):
+        raise click.UsageError("--trace takes its accesses from the file; give no PROBLEM, --stationary, --cold or --sweep with it")
+    if not trace_file and not problems:
+        raise click.UsageError("give a PROBLEM, or a file of accesses with --trace")
+    if picture and not sweep:
+        raise click.UsageError(f"--picture draws a sweep; say over what with --sweep {'|'.join(SWEPT)}")
+    if picture and picture.suffix not in (".svg", ".png"):
+        raise click.UsageError(f"--picture {picture}: the name should end in .svg or .png")
+
+
+# From layers to cases
+
+
+def _schedule(layer: "Layer", on: "Machine", stationary: str | None, cold: bool) -> "Schedule":
+    """The schedule of the plan, or the best one of a stationary kind."""
+    from pysim import planner
+
+    plan = planner.plan(layer.workload, on, state="cold" if cold else "hot")
+    if not stationary:
+        return plan.schedule
+    for item in plan.considered:
+        if item.schedule.stationary == KINDS[stationary]:
+            return item.schedule
+    raise PlanError(f"{layer.workload.text}: no {KINDS[stationary]} schedule was considered")
+
+
+def _counted(wanted: "list[tuple[Layer, Schedule]]", on: "Machine", cold: bool) -> list[Case]:
+    cases = []
+    with progress() as tell:
+        for number, (layer, schedule) in enumerate(wanted, 1):
+            tell(f"simulating {number} of {len(wanted)}: {layer.workload.text}")
+            cases.append(_case(layer, schedule, on, cold))
+        tell("")
+    return cases
+
+
+def _case(layer: "Layer", schedule: "Schedule", on: "Machine", cold: bool) -> Case:
+    from pysim.cachemodel import trace
+    from pysim.cachemodel.cost import predict_schedule
+    from pysim.cachemodel.hierarchy import Hierarchy
+    from pysim.cachemodel.nest import nest_of
+
+    cost = predict_schedule(nest_of(layer.workload), on, schedule, not cold)
+    counted = trace.simulate(layer.workload, schedule, Hierarchy.from_machine(on), warm=not cold)
+    return Case(layer, schedule, cost, counted)
+
+
+def _doubts(layer: "Layer", schedule: "Schedule", on: "Machine") -> list[str]:
+    from pysim.cachemodel.nest import nest_of
+    from pysim.cachemodel.reuse import doubts
+
+    return doubts(nest_of(layer.workload), schedule, on)
+
+
+# One case
+
+
+def _levels(case: Case, on: "Machine") -> dict[str, dict[str, Any]]:
+    """Per cache: predicted lines that come in, counted misses, and both by operand, the counted ones also by phase."""
+    found: dict[str, dict[str, Any]] = {}
+    for place, level in enumerate(on.levels):
+        supplier = case.cost.levels[on.levels[place + 1].name if place + 1 < len(on.levels) else "memory"]
+        predicted, misses = supplier["lines"] - supplier["writeback_lines"], case.counted[level.name].misses
+        found[level.name] = {
+            "analytic_lines": predicted,
+            "simulated_misses": misses,
+            "difference_percent": 100 * (predicted - misses) / misses if misses else 0.0 if predicted < 0.5 else None,
+            "analytic_writebacks": supplier["writeback_lines"],
+            "simulated_writebacks": case.counted[level.name].writebacks,
+            "operands": {name: _misses(case, level.name, name) for name in PARTS},
+            "phases": {name: case.counted.by(level.name, phase=name).misses for name in PHASES},
+        }
+    return found
+
+
+def _misses(case: Case, level: str, operand: str) -> int:
+    return sum(case.counted.by(level, operand=part).misses for part in PARTS[operand])
+
+
+def _document(case: Case, on: "Machine", cold: bool) -> dict[str, Any]:
+    from pysim.planner.plan import tile_of
+
+    return {
+        "problem": case.layer.workload.text,
+        "label": case.layer.label,
+        "count": case.layer.count,
+        "machine": on.name,
+        "state": "cold" if cold else "hot",
+        "kernel": case.schedule.kernel,
+        "schedule": case.schedule.stationary,
+        "pack": case.schedule.pack,
+        "tile": tile_of(case.schedule),
+        "accesses": case.counted.accesses,
+        "levels": _levels(case, on),
+        "counters": case.counted.to_dict(),
+        "doubts": _doubts(case.layer, case.schedule, on),
+    }
+
+
+def _report(case: Case, on: "Machine", cold: bool) -> None:
+    s = case.schedule
+    put((case.layer.workload.text, "bold"))
+    tiles = f"channels {s.channels}, K2 {s.k2}, K3 {s.k3}, {'packed' if s.pack == 'tiles' else 'in place'}"
+    put(f"{on.name}, {'cold' if cold else 'hot'}: {s.kernel}, {s.stationary.replace('_', ' ')}, {tiles}")
+    put(f"{case.counted.accesses:,} accesses")
+    levels = _levels(case, on)
+    titles = ["misses", "predicted", "simulated", "differ", *PARTS, *PHASES]
+    rows: list[list[Cell]] = [
+        [
+            name,
+            f"{level['analytic_lines']:,.0f}",
+            (f"{level['simulated_misses']:,}", "bold"),
+            _percent(level["difference_percent"]),
+            *(f"{count:,}" for count in (*level["operands"].values(), *level["phases"].values())),
+        ]
+        for name, level in levels.items()
+    ]
+    put_table(titles, rows, left=["misses"])
+    for doubt in _doubts(case.layer, s, on):
+        put(wrapped(f"beyond the model: {doubt}", ""))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1f} %"
+
+
+# A trace file
+
+
+def _trace(file: Path, on: "Machine", as_json: bool) -> None:
+    from pysim.cachemodel import tracefile
+    from pysim.cachemodel.hierarchy import Hierarchy
+
+    counted = Hierarchy.from_machine(on).run(tracefile.read(file))
+    if as_json:
+        document(caches=[{"trace": str(file), "machine": on.name, "accesses": counted.accesses, "counters": counted.to_dict()}])
+        return
+    put(f"{file} on {on.name}: {plural(counted.accesses, 'access').replace('accesss', 'accesses')}")
+    fields = ("loads", "stores", "hits", "misses", "evictions", "writebacks")
+    rows = [[name, *(f"{numbers[field]:,}" for field in fields)] for name, numbers in counted.to_dict().items()]
+    put_table(["cache", *fields], rows, left=["cache"])
+
+
+# A sweep
+
+
+def _sweep(
+    layers: "list[Layer]", on: "Machine", stationary: str | None, cold: bool, over: str, picture: Path | None, as_json: bool
+) -> None:
+    if len(layers) > 1:
+        raise click.UsageError(f"--sweep takes one layer, but {plural(len(layers), 'layer')} are named")
+    layer = layers[0]
+    planned = _schedule(layer, on, stationary, cold)
+    cases = _counted([(layer, schedule) for schedule in _variants(layer.workload, planned, over)], on, cold)
+    if as_json:
+        document(caches=[_document(case, on, cold) for case in cases])
+    else:
+        _put_sweep(cases, planned, on, over)
+    if picture:
+        _draw(picture, cases, planned, on, over)
+        say(f"wrote {picture}")
+
+
+def _variants(workload: "Workload", planned: "Schedule", over: str) -> "list[Schedule]":
+    """The planned schedule with other values of one parameter: the sizes of equal parts of all there is, and the planned one."""
+    import msgspec
+
+    from pysim.cachemodel.nest import ceil_div, nest_of
+
+    nest = nest_of(workload)
+    windows, filters = ceil_div(nest.windows, planned.windows), ceil_div(nest.filters, planned.filters)
+    streamed, kept = (filters, windows) if planned.stationary == "input_stationary" else (windows, filters)
+    total = {"channels": nest.channels, "k2": streamed, "k3": kept}[over]
+    values = sorted({ceil_div(total, part) for part in range(1, total + 1)})
+    while len(values) > POINTS:
+        values = [*values[:-1:2], values[-1]]
+    wanted = sorted({*values, min(total, getattr(planned, over))})
+    return [msgspec.structs.replace(planned, **{over: value}) for value in wanted]
+
+
+def _put_sweep(cases: list[Case], planned: "Schedule", on: "Machine", over: str) -> None:
+    put((cases[0].layer.workload.text, "bold"))
+    put(f"{on.name}: {planned.kernel}, {planned.stationary.replace('_', ' ')}; misses over {over}, predicted and simulated")
+    titles = [over, *(f"{level.name} {what}" for level in on.levels for what in ("predicted", "simulated"))]
+    rows: list[list[Cell]] = []
+    for case in cases:
+        value = getattr(case.schedule, over)
+        cells: list[Cell] = [(f"{value}{'*' if value == getattr(planned, over) else ' '}", "bold")]
+        for level in _levels(case, on).values():
+            cells += [f"{level['analytic_lines']:,.0f}", f"{level['simulated_misses']:,}"]
+        rows.append(cells)
+    put_table(titles, rows)
+    put("* as planned")
+
+
+def _draw(file: Path, cases: list[Case], planned: "Schedule", on: "Machine", over: str) -> None:
+    """Misses per level over the parameter: lines through what was simulated, crosses for what was predicted."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingError(f"{file} cannot be drawn: matplotlib is not installed; pip install 'pysim[plots]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    values = [getattr(case.schedule, over) for case in cases]
+    levels = [_levels(case, on) for case in cases]
+    figure, axes = pyplot.subplots(len(on.levels), 1, sharex=True, figsize=(7, 2 + 1.6 * len(on.levels)), constrained_layout=True)
+    for axis, level in zip(axes if len(on.levels) > 1 else [axes], on.levels, strict=True):
+        axis.axvline(getattr(planned, over), color="0.75", linewidth=5, label="planned")
+        axis.plot(values, [one[level.name]["simulated_misses"] for one in levels], "o-", color="tab:blue", label="simulated")
+        axis.plot(values, [one[level.name]["analytic_lines"] for one in levels], "x--", color="tab:orange", label="predicted")
+        axis.set_ylabel(f"{level.name} misses")
+        most = max(max(one[level.name]["simulated_misses"], one[level.name]["analytic_lines"]) for one in levels)
+        axis.set_ylim(0, 1.15 * max(most, 1))
+        if most < 1:
+            axis.set_yticks([0])
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    last = figure.axes[-1]
+    last.set_xscale("log", base=2)
+    last.set_xticks(values, [str(value) for value in values])
+    last.minorticks_off()
+    last.set_xlabel({"channels": "channels of a set", "k2": "K2: streamed tiles of a set", "k3": "K3: kept tiles of a set"}[over])
+    figure.axes[0].legend(loc="best", frameon=False)
+    figure.suptitle(f"{cases[0].layer.workload.text} on {on.name}\n{planned.kernel}, {planned.stationary.replace('_', ' ')}", fontsize=10)
+    try:
+        figure.savefig(file, dpi=150)
+    except OSError as error:
+        raise click.FileError(str(file), error.strerror) from None
+    finally:
+        pyplot.close(figure)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pysim cache`: predicted beside simulated misses, sweeps and their pictures, trace files, and what is beyond the model."""
+
+import builtins
+from pathlib import Path
+
+import msgspec
+import pytest
+from command_line import SMALL, cache, document, invoke, native, ok, own_files, refused  # noqa: F401
+
+from pysim import machine, planner
+from pysim.cachemodel import trace
+from pysim.cachemodel.hierarchy import Hierarchy
+from pysim.cachemodel.nest import nest_of
+from pysim.cachemodel.reuse import doubts
+from pysim.planner.plan import tile_of
+from pysim.workload import parse
+
+pytestmark = [native, pytest.mark.usefixtures("own_files")]
+
+LAYER = "conv:mb1ic32ih14oc96kh3ph1"
+XEON = machine.load("xeon-4208")
+
+
+def test_simulated_misses_are_those_of_the_plan_on_the_machines_caches() -> None:
+    (found,) = document("cache", LAYER, "-m", "xeon-4208")["caches"]
+    plan = planner.plan(LAYER, "xeon-4208")
+    counted = trace.simulate(plan.workload, plan.schedule, Hierarchy.from_machine("xeon-4208"), warm=True)
+    assert {name: level["simulated_misses"] for name, level in found["levels"].items()} == {name: counted[name].misses for name in counted}
+    assert found["tile"] == plan.tile
+    assert found["accesses"] == counted.accesses
+
+
+def test_predicted_lines_are_those_that_the_plan_charges_to_the_next_level() -> None:
+    (found,) = document("cache", LAYER, "-m", "xeon-4208")["caches"]
+    levels = planner.plan(LAYER, "xeon-4208").cost.levels
+    for name, supplier in (("L1", "L2"), ("L2", "L3"), ("L3", "memory")):
+        predicted = levels[supplier]["lines"] - levels[supplier]["writeback_lines"]
+        assert found["levels"][name]["analytic_lines"] == pytest.approx(predicted)
+
+
+@pytest.mark.parametrize("problem", [LAYER, "gemm:40x60x50", "conv:ic32ih14oc32kh1"])
+def test_operands_and_phases_each_add_up_to_all_misses(problem: str) -> None:
+    for kind in ("input", "weight"):
+        (found,) = document("cache", problem, "-m", "zen4", "--stationary", kind, "--cold")["caches"]
+        assert found["schedule"] == f"{kind}_stationary"
+        for level in found["levels"].values():
+            assert sum(level["operands"].values()) == sum(level["phases"].values()) == level["simulated_misses"]
+
+
+def test_a_cold_run_brings_every_line_from_memory_and_a_hot_one_that_fits_none() -> None:
+    (cold,) = document("cache", LAYER, "-m", "zen4", "--cold")["caches"]
+    (hot,) = document("cache", LAYER, "-m", "zen4")["caches"]
+    least = (32 + 96) * 14 * 14 * 4 // 64 + 32 * 96 * 9 * 4 // 64
+    assert cold["levels"]["L3"]["simulated_misses"] >= least
+    assert cold["levels"]["L3"]["analytic_lines"] >= least
+    assert hot["levels"]["L3"]["simulated_misses"] == 0 == hot["levels"]["L3"]["analytic_lines"]
+    assert hot["levels"]["L3"]["difference_percent"] == 0
+
+
+def test_the_table_has_a_row_a_level_with_both_counts() -> None:
+    text = ok("cache", LAYER, "-m", "xeon-4208")
+    (found,) = document("cache", LAYER, "-m", "xeon-4208")["caches"]
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith("L")}
+    assert list(rows) == ["L1", "L2", "L3"]
+    for name, row in rows.items():
+        assert row[2] == f"{found['levels'][name]['simulated_misses']:,}"
+    assert text.isascii()
+
+
+def test_several_layers_are_all_reported() -> None:
+    assert [one["problem"] for one in document("cache", LAYER, SMALL, "-m", "zen4")["caches"]] == [LAYER, SMALL]
+
+
+# What the closed forms do not hold for
+
+
+def test_planes_that_conflict_in_place_are_named_and_others_are_not() -> None:
+    assert "beyond the model: planes of 16,384 bytes" in ok("cache", "conv:ic64ih64oc32kh1", "-m", "xeon-4208", "--stationary", "weight")
+    assert "beyond the model" not in ok("cache", LAYER, "-m", "xeon-4208")
+
+
+def test_policies_line_sizes_and_sets_that_the_closed_forms_do_not_know_are_named() -> None:
+    plan = planner.plan(LAYER, XEON)
+    nest = nest_of(parse(LAYER))
+    assert doubts(nest, plan.schedule, XEON) == []
+    changed = {"policy": "plru", "sets": 1000, "line_bytes": 128}
+    for field, value in changed.items():
+        level = msgspec.structs.replace(XEON.levels[1], **{field: value})
+        on = msgspec.structs.replace(XEON, levels=(XEON.levels[0], level, XEON.levels[2]))
+        (doubt,) = doubts(nest, plan.schedule, on)
+        assert "L2" in doubt
+        assert str(value) in doubt
+
+
+# Sweeps
+
+
+@pytest.mark.parametrize("over", ["channels", "k2", "k3"])
+def test_a_sweep_varies_one_parameter_up_to_all_there_is_and_keeps_the_others(over: str) -> None:
+    found = document("cache", LAYER, "-m", "zen4", "--stationary", "input", "--sweep", over)["caches"]
+    planned = tile_of(planner.plan(LAYER, "zen4").considered[0].schedule)
+    values = [one["tile"][over] for one in found]
+    assert values == sorted(set(values))
+    assert len(values) > 1
+    assert planned[over] in values
+    for one in found:
+        assert {**one["tile"], over: 0} == {**planned, over: 0}
+
+
+def test_a_sweeps_table_marks_the_planned_value() -> None:
+    lines = ok("cache", LAYER, "-m", "zen4", "--sweep", "channels").splitlines()
+    assert [line.split()[0] for line in lines if "*" in line.split()[0]][:1] == [f"{planner.plan(LAYER, 'zen4').tile['channels']}*"]
+
+
+@pytest.mark.parametrize(("name", "start"), [("misses.svg", b"<?xml"), ("misses.png", b"\x89PNG")])
+def test_a_sweep_is_drawn_into_the_file(tmp_path: Path, name: str, start: bytes) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / name
+    assert "channels" in ok("cache", SMALL, "-m", "zen4", "--sweep", "channels", "--picture", str(file))
+    assert file.read_bytes().startswith(start)
+
+
+def test_without_matplotlib_there_is_the_table_and_what_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = builtins.__import__
+
+    def no_matplotlib(name: str, *rest: object, **named: object) -> object:
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return found(name, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    result = invoke("cache", SMALL, "-m", "zen4", "--sweep", "k2", "--picture", str(tmp_path / "a.svg"))
+    assert result.exit_code == 3
+    assert "L1 simulated" in result.stdout
+    assert "pip install 'pysim[plots]'" in result.stderr
+
+
+# Trace files
+
+
+def test_a_trace_file_is_counted_on_the_machines_caches(tmp_path: Path) -> None:
+    file = tmp_path / "few.txt"
+    file.write_text("r 0 64\nr 0 64\nw 4096 4\n")
+    (found,) = document("cache", "-m", "xeon-4208", "--trace", str(file))["caches"]
+    assert found["accesses"] == 3
+    assert (found["counters"]["L1"]["misses"], found["counters"]["L1"]["hits"]) == (2, 1)
+    assert found["counters"]["L3"]["misses"] == 2
+    assert "3 accesses" in ok("cache", "-m", "xeon-4208", "--trace", str(file))
+
+
+# Refusals
+
+
+def test_a_trace_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert "none.din" in refused(2, "cache", "-m", "zen4", "--trace", str(tmp_path / "none.din"))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "give a PROBLEM"),
+        ((LAYER, "--picture", "a.svg"), "--sweep"),
+        ((LAYER, "--sweep", "k2", "--picture", "a.jpg"), ".svg or .png"),
+        ((LAYER, "--trace", "a.din"), "--trace takes its accesses from the file"),
+        ((LAYER, SMALL, "--sweep", "k2"), "one layer"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(words: tuple[str, ...], told: str) -> None:
+    result = invoke("cache", *words, "-m", "zen4")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert told in result.stderr

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the cost model's closed-form misses with exact simulation, layer by layer, and writes both down.
+
+    python tools/validate_cache.py > benchmarks/data/cache-validation.json
+
+For every distinct layer of the sets (resnet50), each machine and each stationary kind: the schedule of that kind with the least
+predicted cost, its lines that come into L1, L2 and L3 by `Cost.levels`, and the misses of the simulated caches in the second of two
+runs (`pysim.cachemodel.trace`). A miss of L2 is a line that comes from L3: `lines - writeback_lines` of supplier "L3".
+
+Two errors are given. `error` is |analytic - simulated| over the simulated misses or the lines that the run touches at all (its misses
+from cold), whichever is more: a run that fits misses nothing, and nothing is no measure of an error. `relative` is that over
+the simulated misses alone, null where there are none and some were predicted.
+"""
+
+import argparse
+import json
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from pysim import machine, planner
+from pysim.cachemodel import trace
+from pysim.cachemodel.hierarchy import Hierarchy
+from pysim.cachemodel.nest import nest_of
+from pysim.machine import Machine
+from pysim.store import environment
+from pysim.workload import Layer, distinct, resolve
+
+MACHINES = ("xeon-4208", "zen4", "power10-e1050")
+OF_OPERAND = {"input": ("input",), "filters": ("filter",), "output": ("output",), "packed": ("packed_input", "packed_filter")}
+WORST = 10
+
+
+def cases(layer: Layer, on: Machine) -> list[dict[str, Any]]:
+    """Both stationary kinds of one layer: the schedule and, per level, both counts with their parts by operand."""
+    found = []
+    for item in planner.plan(layer.workload, on).considered:
+        caches = Hierarchy.from_machine(on)
+        counted = trace.simulate(layer.workload, item.schedule, caches, warm=True)
+        touched = _touched(layer, on)
+        levels = {}
+        for place, level in enumerate(on.levels):
+            supplier = item.cost.levels[on.levels[place + 1].name if place + 1 < len(on.levels) else "memory"]
+            analytic = supplier["lines"] - supplier["writeback_lines"]
+            simulated = counted[level.name].misses
+            levels[level.name] = {
+                "analytic": round(analytic, 1),
+                "simulated": simulated,
+                "error": abs(analytic - simulated) / max(simulated, touched),
+                "relative": abs(analytic - simulated) / simulated if simulated else 0.0 if analytic < 0.5 else None,
+                "simulated_by": {
+                    name: sum(counted.by(level.name, operand=part).misses for part in parts) for name, parts in OF_OPERAND.items()
+                },
+                "analytic_bytes_by": {name: round(supplier[f"{name}_bytes"]) for name in OF_OPERAND},
+            }
+        schedule = item.schedule
+        found.append(
+            {
+                "machine": on.name,
+                "problem": layer.workload.text,
+                "stationary": schedule.stationary,
+                "kernel": schedule.kernel,
+                "pack": schedule.pack,
+                "tile": _tile(schedule),
+                "touched_lines": touched,
+                "levels": levels,
+            }
+        )
+    return found
+
+
+def _tile(schedule: Any) -> dict[str, int]:
+    return {name: getattr(schedule, name) for name in ("windows", "filters", "channels", "k2", "k3")}
+
+
+def _touched(layer: Layer, on: Machine) -> int:
+    """Lines of input, filters and outputs that the run touches."""
+    nest, line = nest_of(layer.workload), on.levels[0].line_bytes
+    inputs = nest.channels * nest.touched_bytes(line)
+    filters = nest.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
+    outputs = nest.filters * nest.windows * nest.element_bytes
+    return (nest.groups * filters + nest.repeats * (inputs + outputs)) // line
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median, 90th percentile and worst cases per level, for all machines together and for each."""
+    document = {}
+    for name in ("all", *dict.fromkeys(case["machine"] for case in found)):
+        some = [case for case in found if name in ("all", case["machine"])]
+        document[name] = {level: _of_level(some, level) for level in some[0]["levels"]}
+    return document
+
+
+def _of_level(some: list[dict[str, Any]], level: str) -> dict[str, Any]:
+    numbers = [case["levels"][level] for case in some]
+    errors = [one["error"] for one in numbers]
+    relative = [np.inf if one["relative"] is None else one["relative"] for one in numbers]
+    order = np.argsort(errors)[::-1][:WORST]
+    worst = [
+        {
+            "machine": some[at]["machine"],
+            "problem": some[at]["problem"],
+            "stationary": some[at]["stationary"],
+            **{key: numbers[at][key] for key in ("analytic", "simulated", "error")},
+        }
+        for at in order
+    ]
+    return {
+        "cases": len(some),
+        "median_error": float(np.median(errors)),
+        "p90_error": float(np.quantile(errors, 0.9)),
+        "median_relative": _finite(np.quantile(relative, 0.5, method="higher")),
+        "p90_relative": _finite(np.quantile(relative, 0.9, method="higher")),
+        "worst": worst,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _job(job: tuple[Layer, str]) -> list[dict[str, Any]]:
+    layer, name = job
+    print(f"{name} {layer.workload.text}", file=sys.stderr)
+    return cases(layer, machine.load(name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sets", nargs="*", default=["resnet50"])
+    parser.add_argument("--machines", default=",".join(MACHINES))
+    parser.add_argument("--jobs", type=int, default=1)
+    given = parser.parse_args()
+    layers = sorted(distinct(resolve(given.sets)), key=lambda layer: layer.workload.flops)
+    jobs = [(layer, name) for name in given.machines.split(",") for layer in layers]
+    if given.jobs > 1:
+        with ProcessPoolExecutor(given.jobs) as pool:
+            found = [case for part in pool.map(_job, jobs) for case in part]
+    else:
+        found = [case for job in jobs for case in _job(job)]
+    document = {
+        "schema": 1,
+        "command": " ".join(["python", *sys.argv]),
+        "environment": environment(),
+        "state": "hot",
+        "summary": summary(found),
+        "cases": found,
+    }
+    print(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()
