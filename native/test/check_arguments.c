@@ -95,7 +95,7 @@ static void good(call *x) {
     x->c = (pysim_conv){1, 2, 4, 6, 7, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32};
     x->g = (pysim_gemm){5, 6, 7, 9, 9, 9, 0, 0, PYSIM_F32};
     const int32_t kernel = kernel_of(PYSIM_F32, 1, &row);
-    x->s = (pysim_schedule){kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row.windows, row.filters, 2, 1, 1};
+    x->s = (pysim_schedule){kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row.windows, row.filters, 2, 64, 64}; /* k2, k3: all tiles */
     x->conv = &x->c, x->gemm = &x->g, x->schedule = &x->s, x->epilogue = &x->e;
     x->threads = 1;
     char **region[] = {&x->input, &x->filters, &x->packed, &x->output, &x->columns, &x->workspace, &x->bias};
