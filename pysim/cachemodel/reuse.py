@@ -31,6 +31,8 @@ from pysim.schedule import Schedule
 OPERANDS = ("input", "packed", "filters", "output")  # the rows of a distance
 UNEVEN = 1 / 6  # most that rows of inputs or of outputs vary between sets, squared lines: f (1 - f) averaged over fractions f
 MOST_UNEVEN = (3 * (2 / 4 + 2 * UNEVEN)) ** 0.5  # lines: all operands at their most
+PANEL_ALIGN = 64  # bytes: panels start on multiples of this (native/conv/nest.c)
+PARTS = (0.125, 0.375, 0.625, 0.875)  # of a distance that grows from the first tile of a set to the last
 NEVER = 1e30  # bytes: the distance of what was never used before
 
 
@@ -61,9 +63,11 @@ class Tiles(NamedTuple):
     nest: Nest
     packed: Array  # 1: window tiles are packed, 0: read in place
     window: Array  # one window as the micro-kernel reads it (in a packed panel, or in place)
+    all_windows: Array  # windows of all tiles, with the rest of the lines in the panel of a partial last tile
     window_edge: Array  # rest of the lines of neighbouring windows; 0 packed
     raw: Array  # input that packing one window tile reads; 0 in place
     raw_next: Array  # what one more tile of the same rows adds to that, once whole rows are read
+    raw_shared: Array  # what the first of these rows needs beyond that
     raw_all: Array  # all input that packing reads; 0 in place
     rows: Array  # input rows that one row of outputs needs
     filters: Array  # the live part of one filter tile, as one micro-kernel call reads it
@@ -85,7 +89,7 @@ class Tiles(NamedTuple):
 
     def inputs(self, count: Array | float) -> Array:
         """`count` neighbouring window tiles; planes that are read whole share their lines."""
-        return np.minimum(self.width(count) * self.window + self.window_edge, self.nest.windows * self.window)
+        return np.minimum(count * self.tile_windows * self.window + self.window_edge, self.all_windows * self.window)
 
     def outputs(self, windows: Array | float, filters: Array | float) -> Array:
         """Output tiles of neighbouring window tiles and of filter tiles; planes that are written whole share their lines."""
@@ -94,7 +98,7 @@ class Tiles(NamedTuple):
 
     def raws(self, count: Array | float) -> Array:
         """Input that packing `count` neighbouring window tiles reads: whole rows as soon as that is less."""
-        return np.minimum(np.minimum(count * self.raw, self.packed * self.rows + count * self.raw_next), self.raw_all)
+        return np.minimum(np.minimum(count * self.raw, self.raw_shared + count * self.raw_next), self.raw_all)
 
     def between(self, windows: Array, raw: Array | float, filters: Array, output: Array) -> Array:
         """A distance: bytes of window tiles (packed or in place), of input that packing reads, of filters and of outputs."""
@@ -131,13 +135,20 @@ def tiles_of(rates: Rates, table: Table) -> Tiles:
     streamed, kept = rates.filter_tiles[at], rates.window_tiles[at]
     if table.stationary != "input_stationary":
         streamed, kept = kept, streamed
+    line, size, tile = rates.machine.levels[0].line_bytes, nest.element_bytes, rates.windows[at]
+    panel = np.ceil(rates.packed_window[at] * channels * tile / PANEL_ALIGN) * PANEL_ALIGN
+    last = nest.windows - (rates.window_tiles[at] - 1) * tile
+    last_packed = np.minimum(tile, last + (line - np.gcd((tile * size).astype(np.int64), line)) / size)
+    step = min(nest.stride_h, nest.kernel_h) * row_bytes
     return Tiles(
         nest=nest,
         packed=packed,
-        window=np.where(packed > 0, rates.packed_window[at], nest.element_bytes) * channels,
+        window=np.where(packed > 0, panel / tile, nest.element_bytes * channels),
+        all_windows=nest.windows + packed * (last_packed - last),
         window_edge=in_place * rates.place_edge[at],
         raw=packed * channels * raw,
-        raw_next=packed * channels * (rates.windows[at] / nest.out_w * min(nest.stride_h, nest.kernel_h) * row_bytes),
+        raw_next=packed * channels * (tile / nest.out_w * step),
+        raw_shared=packed * channels * max(0.0, min(extent, nest.touched_h) * row_bytes - step),
         raw_all=packed * channels * (nest.touched_h * row_bytes),
         rows=channels * (min(extent, nest.touched_h) * row_bytes),
         filters=rates.filter_tile[at] * channels,
@@ -186,11 +197,13 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     end = np.where(t.k3 > 1, t.k2 + 0.5, 1.0) if loads else t.k2  # panels that the run packs lie where those of the set before lay
     middle = 2 * t.k2 if loads else t.k2
     out, ends = t.outputs(t.k3, t.k2), _ends(t.n_windows, k3_sets)
-    packing = t.raws(t.k3) / 2
-    kept_end = t.between(kept_windows, packing / np.maximum(1, k2_sets - 1), end * t.tile_bytes, out)
-    kept_middle = t.between(kept_windows, packing / np.maximum(1, k2_sets - 1), middle * t.tile_bytes, out)
-    repacked = t.between(kept_windows, packing, (ends * end + (1 - ends) * middle) * t.tile_bytes, out)
+    kept_end = t.between(kept_windows, 0.0, end * t.tile_bytes, out)
+    kept_middle = t.between(kept_windows, 0.0, middle * t.tile_bytes, out)
+    packing, mixed = t.raws(t.k3), (ends * end + (1 - ends) * middle) * t.tile_bytes
+    kept_packing = [t.between(kept_windows, part * packing, mixed, out) for part in PARTS]
+    several, later = k2_sets > 1, np.maximum(0.0, k2_sets - 2)
     moved = kept_windows + (1 - packed) * ((_both(k2_sets) - 1) * kept_windows + 2 / k2_sets * window)
+    moved = np.minimum(moved, t.inputs(t.n_windows))
     every_k3 = t.between(moved, t.raws(t.k3), t.n_filters * t.tile_bytes, t.outputs(t.k3, t.n_filters))
     every_k3 = np.where(one_set, stream, every_k3)
     again = t.between(window, t.raw / 2, t.filters / 2, call_out)
@@ -207,9 +220,10 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     windows, filters = _operand_bytes(t)
     streams = [
         Stream("packed", False, packed * windows * (t.n_filters - k2_sets + 1), call),
-        Stream("packed", False, packed * windows * (k2_sets - 1) * ends, kept_end),
-        Stream("packed", False, packed * windows * (k2_sets - 1) * (1 - ends), kept_middle),
-        Stream("packed", True, packed * windows, np.where(one_set, again, repacked)),
+        Stream("packed", False, packed * windows * later * ends, kept_end),
+        Stream("packed", False, packed * windows * later * (1 - ends), kept_middle),
+        Stream("packed", True, packed * windows * one_set, again),
+        *(Stream("packed", write, packed * windows * several / len(PARTS), one) for one in kept_packing for write in (False, True)),
         Stream("filters", False, filters * (t.n_windows - read_first * k3_sets), stream),
         Stream("filters", False, read_first * filters * (k3_sets - 1), every_k3),
         *_row_reuse(t, 1, t.tile_windows, t.between(window, t.rows, 0 * window, 0 * window), row),
@@ -241,9 +255,9 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     stream = t.between(window_set, 0.0, 2 * t.tile_bytes, t.outputs(t.k2, 1))
     both = np.where(packed > 0, 1.0, np.where(t.k3 > 2, 2.0, np.where(t.k3 > 1, 1 + 0.5 / t.k2, 1 / t.k2)))
     kept = t.between(both * window_set, raw, kept_filters, t.outputs(t.k2, t.k3))
-    again = t.between(window_set, raw / 2, (1 - 0.5 / t.k2) * t.tile_bytes, t.outputs(t.k2, 1) / 2)
-    packed_early = t.between(window_set, 0.75 * raw, t.filters, t.outputs(t.k2, 1) / 4)  # before the first use: the other tiles' packing
-    packed_late = t.between(window_set, 0.25 * raw, t.filters, t.outputs(t.k2, 1) * 0.75)
+    row_out = t.outputs(t.k2, 1)
+    again = [t.between(window_set, part * raw, (1 - 0.5 / t.k2) * t.tile_bytes, (1 - part) * row_out) for part in PARTS]
+    fresh = [t.between(window_set, part * raw, t.filters, (1 - part) * row_out) for part in PARTS]  # between packing and first use
     everything = panels + (1 - packed) * t.inputs(t.n_windows)
     sweep = t.between(everything, t.raw_all, t.n_filters * t.tile_bytes, t.outputs(t.n_windows, t.n_filters))
     passes = sweep.copy()
@@ -262,11 +276,10 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     windows, filters = _operand_bytes(t)
     read_first = 1.0 if nest.filters_packed else 0.0
     streams = [
-        Stream("packed", False, packed * windows * k3_sets / 2, packed_late),
-        Stream("packed", False, packed * windows * k3_sets / 2, packed_early),
+        *(Stream("packed", False, packed * windows * k3_sets / len(PARTS), one) for one in fresh),
         Stream("packed", False, packed * windows * (t.n_filters - k3_sets) * ends, stream_end),
         Stream("packed", False, packed * windows * (t.n_filters - k3_sets) * (1 - ends), stream),
-        Stream("packed", True, packed * windows * k3_sets, again),
+        *(Stream("packed", True, packed * windows * k3_sets / len(PARTS), one) for one in again),
         Stream("filters", False, filters * (t.n_windows - k2_sets), call),
         Stream("filters", False, filters * (k2_sets - read_first), kept),
         Stream("input", False, packed * _raw_bytes(rates) * (k3_sets - 1), every_k3),
@@ -288,7 +301,7 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
 def _operand_bytes(t: Tiles) -> tuple[Array, Array]:
     """Bytes of all window tiles and of all filter tiles as one use of each reads them, all channels of one repeat."""
     sets = t.nest.channels / t.channels
-    return sets * t.window * t.nest.windows, sets * t.filters * t.n_filters
+    return sets * t.window * t.all_windows, sets * t.filters * t.n_filters
 
 
 def _raw_bytes(rates: Rates) -> float:
@@ -402,15 +415,22 @@ def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, 
         if not conflicts and reach.max(initial=0.0) < level.ways - MOST_UNEVEN:
             crossed |= {name: np.zeros_like(size) for name in suppliers[len(crossed) :]}
             break
-        uneven = _uneven(ways)
-        here = missing(level, reach * way, uneven)[place]
+        own = [OPERANDS.index(stream.operand) for stream in streams]
+        pairs = list(dict.fromkeys(zip(place, own, strict=True)))
+        index = {pair: row for row, pair in enumerate(pairs)}
+        here = _share(level, ways[:, [d for d, _ in pairs]], [o for _, o in pairs])[[index[pair] for pair in zip(place, own, strict=True)]]
         if inner:  # the cache inside writes lines back later, and only then their distance begins
-            late = reach[written] - np.minimum(1.0, inner / way / np.maximum(reach[written], 1.0)) * (ways[0, written] + ways[2, written])
-            here[writes] = missing(level, late * way, uneven[written])
+            later = ways[:, written].copy()
+            gone = np.minimum(1.0, inner / way / np.maximum(reach[written], 1.0))
+            later[0] *= 1 - gone
+            later[2] *= 1 - gone
+            here[writes] = _share(level, later, [own[row] for row in writes])
         for row in conflicts:
             spread = seen[OPERANDS.index(streams[row].operand)] * streams[row].spread
             spread *= np.maximum(1.0, starts[row] / streams[row].chunk) - 1.0
-            here[row] = missing(level, reach[place[row]] * way + spread, uneven[place[row]])
+            more = ways[:, [place[row]]].copy()
+            more[own[row], 0] += spread / way
+            here[row] = _share(level, more, [own[row]])[0]
         here *= size
         crossed[supplier] = here = np.minimum(here, next(reversed(crossed.values()), here), out=here)
         seen, inner = np.zeros_like(once), level.size_bytes
@@ -419,6 +439,22 @@ def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, 
         seen /= unique
         np.minimum(1.0, seen, out=seen)
     return crossed
+
+
+def _share(level: Level, ways: Array, own: Sequence[int]) -> Array:
+    """OPERANDS x distances x schedules -> share that misses."""
+    floor = np.floor(ways)
+    more = ways - floor
+    rows = np.arange(len(own))
+    mine, whole = more[own, rows], floor[own, rows]
+    more[own, rows] = np.where(mine + whole > 0, mine * (whole + 1) / np.maximum(mine + whole, 1e-30), 1.0)
+    room = level.ways - floor.sum(axis=0)  # misses if more than these are found
+    tail = [np.ones_like(room)] + [np.zeros_like(room) for _ in range(4)]
+    for p in more:
+        for k in range(4, 0, -1):
+            tail[k] = tail[k] + p * (tail[k - 1] - tail[k])
+    at = np.clip(room + 1, 0, 5)
+    return np.select([at == k for k in range(5)], tail, 0.0)
 
 
 def _uneven(ways: Array) -> Array:
