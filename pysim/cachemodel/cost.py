@@ -43,7 +43,8 @@ import numpy as np
 from pysim.cachemodel.incore import Array, Rates, Table, compute_cycles, select
 from pysim.cachemodel.incore import rates as rates_of
 from pysim.cachemodel.nest import Nest
-from pysim.cachemodel.reuse import OPERANDS, Stream, crossing, first_touches, footprint, input_stationary, tiles_of, weight_stationary
+from pysim.cachemodel.occupancy import crossing
+from pysim.cachemodel.reuse import OPERANDS, Stream, first_touches, footprint, input_stationary, tiles_of, weight_stationary
 from pysim.errors import PlanError
 from pysim.machine import Machine
 from pysim.record import Cost

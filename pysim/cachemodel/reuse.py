@@ -17,7 +17,7 @@ Worked number: L1 of 8 ways of 4,096 bytes whose sets differ by up to one line. 
 apart half of the lines miss; from 36,864 on all do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import gcd
 from typing import NamedTuple
 
@@ -25,35 +25,27 @@ import numpy as np
 
 from pysim.cachemodel.incore import Array, Rates, Table
 from pysim.cachemodel.nest import Nest
-from pysim.machine import Level, Machine
+from pysim.machine import Machine
 from pysim.schedule import Schedule
 
 OPERANDS = ("input", "packed", "filters", "output")  # the rows of a distance
-UNEVEN = 1 / 6  # most that rows of inputs or of outputs vary between sets, squared lines: f (1 - f) averaged over fractions f
-MOST_UNEVEN = (3 * (2 / 4 + 2 * UNEVEN)) ** 0.5  # lines: all operands at their most
 PANEL_ALIGN = 64  # bytes: panels start on multiples of this (native/conv/nest.c)
 PARTS = (0.125, 0.375, 0.625, 0.875)  # of a distance that grows from the first tile of a set to the last
 NEVER = 1e30  # bytes: the distance of what was never used before
 
 
 class Stream(NamedTuple):
-    """Bytes of an operand that one repeat touches again after other (and its own) data: `between` has a row for each of OPERANDS.
-
-    `spread` of the distance lies in chunks of `chunk` bytes, one in each plane of `plane` bytes, and so may leave cache sets unused.
-    """
+    """Bytes of an operand that one repeat touches again after other (and its own) data, a distance as `Tiles.between` makes it."""
 
     operand: str
     write: bool
     bytes: Array
     between: Array
-    plane: int = 0
-    spread: Array | float = 0.0
-    chunk: Array | float = 1.0
 
     @property
     def distance(self) -> Array:
         """All bytes in between."""
-        total: Array = self.between.sum(axis=0)
+        total: Array = self.between[: len(OPERANDS)].sum(axis=0)
         return total
 
 
@@ -100,11 +92,18 @@ class Tiles(NamedTuple):
         """Input that packing `count` neighbouring window tiles reads: whole rows as soon as that is less."""
         return np.minimum(np.minimum(count * self.raw, self.raw_shared + count * self.raw_next), self.raw_all)
 
-    def between(self, windows: Array, raw: Array | float, filters: Array, output: Array) -> Array:
-        """A distance: bytes of window tiles (packed or in place), of input that packing reads, of filters and of outputs."""
-        parts = np.empty((len(OPERANDS), self.k2.size))
+    def between(
+        self, windows: Array, raw: Array | float, filters: Array | float, output: Array | float, tiles: Array | float = 1.0, turns: int = 1
+    ) -> Array:
+        """A distance: bytes of window tiles (packed or in place), of input that packing reads, of filters and of outputs.
+
+        Outputs are those of `tiles` filter tiles, or on average half of these and half of as many others (`turns` 2). The rows are
+        OPERANDS, the planes of the input and of the output that the bytes lie in, and `turns`.
+        """
+        parts = np.empty((len(OPERANDS) + 3, self.k2.size))
         parts[0], parts[1] = (1 - self.packed) * windows + raw, self.packed * windows
-        parts[2], parts[3] = filters, output
+        parts[2], parts[3], parts[4] = filters, output, self.channels
+        parts[5], parts[6] = np.minimum(tiles * self.tile_filters, self.nest.filters), turns
         return parts
 
     def call(self) -> Array:
@@ -193,29 +192,29 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     panels = packed * t.inputs(np.where(one_set, 1, t.k3))
     window, kept_windows = t.inputs(1), t.inputs(t.k3)
     twice = np.where(one_set & (packed > 0), 1.0, 2 - 1 / t.k2)
-    stream = t.between(twice * window, t.raw / k2_sets, t.k2 * t.tile_bytes, t.outputs(1, t.k2))  # until a filter tile is used again
+    stream = t.between(twice * window, t.raw / k2_sets, t.k2 * t.tile_bytes, t.outputs(1, t.k2), t.k2)  # until a filter tile is used again
     end = np.where(t.k3 > 1, t.k2 + 0.5, 1.0) if loads else t.k2  # panels that the run packs lie where those of the set before lay
     middle = 2 * t.k2 if loads else t.k2
     out, ends = t.outputs(t.k3, t.k2), _ends(t.n_windows, k3_sets)
-    kept_end = t.between(kept_windows, 0.0, end * t.tile_bytes, out)
-    kept_middle = t.between(kept_windows, 0.0, middle * t.tile_bytes, out)
+    kept_end = t.between(kept_windows, 0.0, end * t.tile_bytes, out, t.k2, 2)
+    kept_middle = t.between(kept_windows, 0.0, middle * t.tile_bytes, out, t.k2, 2)
     packing, mixed = t.raws(t.k3), (ends * end + (1 - ends) * middle) * t.tile_bytes
-    kept_packing = [t.between(kept_windows, part * packing, mixed, out) for part in PARTS]
+    kept_packing = [t.between(kept_windows, part * packing, mixed, out, t.k2, 2) for part in PARTS]
     several, later = k2_sets > 1, np.maximum(0.0, k2_sets - 2)
     moved = kept_windows + (1 - packed) * ((_both(k2_sets) - 1) * kept_windows + 2 / k2_sets * window)
     moved = np.minimum(moved, t.inputs(t.n_windows))
-    every_k3 = t.between(moved, t.raws(t.k3), t.n_filters * t.tile_bytes, t.outputs(t.k3, t.n_filters))
+    every_k3 = t.between(moved, t.raws(t.k3), t.n_filters * t.tile_bytes, t.outputs(t.k3, t.n_filters), t.n_filters)
     every_k3 = np.where(one_set, stream, every_k3)
     again = t.between(window, t.raw / 2, t.filters / 2, call_out)
     everything = panels + (1 - packed) * t.inputs(t.n_windows)
-    sweep = t.between(everything, t.raw_all, t.n_filters * t.tile_bytes, t.outputs(t.n_windows, t.n_filters))
+    sweep = t.between(everything, t.raw_all, t.n_filters * t.tile_bytes, t.outputs(t.n_windows, t.n_filters), t.n_filters)
     passes = sweep.copy()
     passes[2] *= np.where(t.sets > 1, 2 - 1 / np.where(one_set, t.n_windows, k3_sets), 1.0)
     passes[0] += (t.sets > 1) * (1 - packed) * (1 - 1 / k2_sets) * kept_windows
     rest = sweep.copy()
     rest[3] -= (1 - packed) * t.outputs(t.k3, t.n_filters - t.k2)
     rest = np.where((k3_sets == 1) & (packed == 0), kept_middle, rest)
-    row = t.between(t.inputs(np.where(one_set, 1, t.row_tiles)), t.rows, t.k2 * t.tile_bytes, t.outputs(t.row_tiles, t.k2))
+    row = t.between(t.inputs(np.where(one_set, 1, t.row_tiles)), t.rows, t.k2 * t.tile_bytes, t.outputs(t.row_tiles, t.k2), t.k2)
     read_first = 1.0 if loads else 0.0  # filters that the run packs are in cache when they are read
     windows, filters = _operand_bytes(t)
     streams = [
@@ -226,16 +225,16 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
         *(Stream("packed", write, packed * windows * several / len(PARTS), one) for one in kept_packing for write in (False, True)),
         Stream("filters", False, filters * (t.n_windows - read_first * k3_sets), stream),
         Stream("filters", False, read_first * filters * (k3_sets - 1), every_k3),
-        *_row_reuse(t, 1, t.tile_windows, t.between(window, t.rows, 0 * window, 0 * window), row),
+        *_row_reuse(t, 1, t.tile_windows, t.between(window, t.rows, 0.0, 0.0), row),
         Stream("input", False, packed * rates.pack_edge[table.kernel] * nest.channels, stream),
         *_in_place(
             t,
-            (t.n_filters - k2_sets, call, 1),
-            ((k2_sets - 1) * ends, kept_end, t.k3),
-            ((k2_sets - 1) * (1 - ends), kept_middle, t.k3),
+            (t.n_filters - k2_sets, call),
+            ((k2_sets - 1) * ends, kept_end),
+            ((k2_sets - 1) * (1 - ends), kept_middle),
             edge=(k2_sets, stream),
         ),
-        *_output(t, passes, stream, t.outputs(1, t.k2)),
+        *_output(t, passes, stream),
         *_filter_packing(rates, table, k3_sets, stream, every_k3),
     ]
     return Reuse(streams, rest, every_k3, passes, panels, t.k2 * rates.stored_tile[table.kernel] * table.channels)
@@ -251,28 +250,28 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     panels, raw = packed * t.inputs(t.k2), t.raws(t.k2)
     window_set, kept_filters = t.inputs(t.k2), t.k3 * t.tile_bytes
     ends = _ends(t.n_windows, k2_sets)  # of the window tiles; a distance until a window tile is used again:
-    stream_end = t.between(window_set, 0.0, np.where(t.k2 > 1, 1.5, 1.0) * t.tile_bytes, t.outputs(t.k2, 1))
-    stream = t.between(window_set, 0.0, 2 * t.tile_bytes, t.outputs(t.k2, 1))
+    stream_end = t.between(window_set, 0.0, np.where(t.k2 > 1, 1.5, 1.0) * t.tile_bytes, t.outputs(t.k2, 1), 1.0, 2)
+    stream = t.between(window_set, 0.0, 2 * t.tile_bytes, t.outputs(t.k2, 1), 1.0, 2)
     both = np.where(packed > 0, 1.0, np.where(t.k3 > 2, 2.0, np.where(t.k3 > 1, 1 + 0.5 / t.k2, 1 / t.k2)))
-    kept = t.between(both * window_set, raw, kept_filters, t.outputs(t.k2, t.k3))
+    kept = t.between(both * window_set, raw, kept_filters, t.outputs(t.k2, t.k3), t.k3)
     row_out = t.outputs(t.k2, 1)
     again = [t.between(window_set, part * raw, (1 - 0.5 / t.k2) * t.tile_bytes, (1 - part) * row_out) for part in PARTS]
     fresh = [t.between(window_set, part * raw, t.filters, (1 - part) * row_out) for part in PARTS]  # between packing and first use
     everything = panels + (1 - packed) * t.inputs(t.n_windows)
-    sweep = t.between(everything, t.raw_all, t.n_filters * t.tile_bytes, t.outputs(t.n_windows, t.n_filters))
+    sweep = t.between(everything, t.raw_all, t.n_filters * t.tile_bytes, t.outputs(t.n_windows, t.n_filters), t.n_filters)
     passes = sweep.copy()
     passes[0] *= np.where(t.sets > 1, 2 - 1 / np.where((k2_sets == 1) & (packed == 0), t.n_filters, k3_sets), 1.0)
     passes[2] += (t.sets > 1) * (1 - 1 / k2_sets) * kept_filters
     several = k3_sets > 1
-    every_k3 = t.between(everything, t.raw_all, kept_filters, t.outputs(t.n_windows, t.k3))
+    every_k3 = t.between(everything, t.raw_all, kept_filters, t.outputs(t.n_windows, t.k3), t.k3)
     every_k3[2] *= np.where(several, np.where(packed > 0, 2 - 1 / k2_sets, _both(k2_sets) + 2 / k2_sets / t.k3), 1.0)
     every_k3[3] -= (1 - packed) * t.outputs(t.k2, t.k3 - 1)
     every_k3 = np.where((k2_sets == 1) & (packed == 0), stream, every_k3)
     rest = sweep.copy()
     rest[3] -= t.outputs(t.n_windows - t.k2, t.k3)
     rest = np.where(several, rest, kept)
-    row = t.between(t.inputs(t.row_tiles), t.rows, 0 * call[0], 0 * call[0])
-    edge = t.between(t.inputs(1), t.raw, 0 * raw, 0 * raw)
+    row = t.between(t.inputs(t.row_tiles), t.rows, 0.0, 0.0)
+    edge = t.between(t.inputs(1), t.raw, 0.0, 0.0)
     windows, filters = _operand_bytes(t)
     read_first = 1.0 if nest.filters_packed else 0.0
     streams = [
@@ -287,12 +286,12 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
         Stream("input", False, packed * rates.pack_edge[table.kernel] * nest.channels * k3_sets, edge),
         *_in_place(
             t,
-            ((t.n_filters - k3_sets) * ends, stream_end, t.k2),
-            ((t.n_filters - k3_sets) * (1 - ends), stream, t.k2),
-            (k3_sets - 1, every_k3, t.n_windows),
+            ((t.n_filters - k3_sets) * ends, stream_end),
+            ((t.n_filters - k3_sets) * (1 - ends), stream),
+            (k3_sets - 1, every_k3),
             edge=(t.n_filters, call),
         ),
-        *_output(t, passes, call, t.outputs(1, 1)),
+        *_output(t, passes, call),
         *_filter_packing(rates, table, np.ones_like(t.k2), kept, kept),
     ]
     return Reuse(streams, every_k3, rest, passes, panels, t.k3 * rates.stored_tile[table.kernel] * table.channels)
@@ -315,31 +314,27 @@ def _row_reuse(t: Tiles, passes: Array | int, burst: Array, inside: Array, acros
     again = nest.channels * max(0, _row_reads(nest) - nest.touched_h) * nest.touched_w * nest.element_bytes
     if again:
         crossing = np.minimum(1.0, nest.out_w / burst)
-        chunk = t.rows / t.channels
         for share, distance in ((1 - crossing, inside), (crossing, across)):
-            yield Stream("input", False, t.packed * passes * again * share, distance, nest.plane_bytes, t.rows, chunk)
+            yield Stream("input", False, t.packed * passes * again * share, distance)
 
 
-def _in_place(t: Tiles, *again: tuple[Array, Array, Array | int], edge: tuple[Array, Array]) -> Iterator[Stream]:
-    """Reads of window tiles in place, (uses, distance, tiles in between), and of lines that neighbours share, (uses, distance)."""
+def _in_place(t: Tiles, *again: tuple[Array, Array], edge: tuple[Array, Array]) -> Iterator[Stream]:
+    """Reads of window tiles in place, (uses, distance), and of lines that neighbours share, (uses, distance)."""
     nest = t.nest
     if not nest.in_place:
         return
-    unpacked, channels = 1 - t.packed, t.channels
+    unpacked = 1 - t.packed
     windows, _ = _operand_bytes(t)
-    shared = (t.n_windows - 1) * t.window_edge / channels * nest.channels
-    for size, (uses, distance, tiles) in (*((windows, one) for one in again), (shared, (*edge, 1))):
-        spread = unpacked * t.inputs(tiles)
-        yield Stream("input", False, unpacked * size * uses, distance, nest.plane_bytes, spread, t.inputs(tiles) / channels)
+    shared = (t.n_windows - 1) * t.window_edge / t.channels * nest.channels
+    for size, (uses, distance) in (*((windows, one) for one in again), (shared, edge)):
+        yield Stream("input", False, unpacked * size * uses, distance)
 
 
-def _output(t: Tiles, sweep: Array, neighbour: Array, between: Array) -> Iterator[Stream]:
-    """Output tiles are updated once per channel set; neighbours share lines, with `between` bytes of other outputs between them."""
+def _output(t: Tiles, sweep: Array, neighbour: Array) -> Iterator[Stream]:
+    """Output tiles are updated once per channel set; neighbours share lines."""
     nest = t.nest
-    plane = nest.windows * nest.element_bytes
-    yield Stream("output", True, nest.filters * plane * (t.sets - 1), sweep)
-    edges = (t.n_windows - 1) * nest.filters * t.out_edge * t.sets
-    yield Stream("output", True, edges, neighbour, plane, between, t.width(1) * nest.element_bytes + t.out_edge)
+    yield Stream("output", True, nest.filters * nest.windows * nest.element_bytes * (t.sets - 1), sweep)
+    yield Stream("output", True, (t.n_windows - 1) * nest.filters * t.out_edge * t.sets, neighbour)
 
 
 def _filter_packing(rates: Rates, table: Table, passes: Array, distance: Array, again: Array) -> Iterator[Stream]:
@@ -369,11 +364,13 @@ def first_touches(rates: Rates, t: Tiles, reuse: Reuse, once: Array, hot: bool) 
     """
     nest = rates.nest
     repeats = np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None]
-    image = once * np.array([nest.groups, 1, nest.groups, nest.groups])[:, None]
-    run = once * repeats
+    planes = np.array([nest.channels, nest.filters, 1.0])[:, None] * np.ones_like(t.k2)
+    image = np.concatenate([once * np.array([nest.groups, 1, nest.groups, nest.groups])[:, None], planes])
+    run = np.concatenate([once * repeats, planes])
     alone = (t.sets == 1) & (nest.repeats == 1)
     inputs = np.where(alone, reuse.inputs, run)
-    outputs = reuse.outputs + (run - once)
+    outputs = reuse.outputs.copy()
+    outputs[: len(OPERANDS)] += once * (repeats - 1)
     filters = np.where((t.sets == 1) & (nest.groups == 1), reuse.filters, image)
     first = np.full_like(run, NEVER)
     yield Stream("input", False, once[0], inputs if hot else first)
@@ -381,106 +378,6 @@ def first_touches(rates: Rates, t: Tiles, reuse: Reuse, once: Array, hot: bool) 
     if nest.batch > 1:
         yield Stream("filters", False, once[2] * (nest.batch - 1) / nest.batch, filters)
     yield Stream("output", True, once[3], outputs if hot else first)
-
-
-def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, Array]:
-    """Bytes of each stream (rows) in each schedule (columns) that come from each supplier, one way, whole run.
-
-    Supplier L2 stands for what misses L1, and so on to "memory"; nothing crosses further out than it did further in. A level is
-    touched by as much of an operand's `once` bytes as crosses from it.
-    """
-    nest, columns = rates.nest, once.shape[1]
-    shared = list({id(stream.between): stream.between for stream in streams}.values())  # several streams have the same distance
-    at = {id(distance): row for row, distance in enumerate(shared)}
-    place = [at[id(stream.between)] for stream in streams]
-    writes = [row for row, stream in enumerate(streams) if stream.write]
-    written = [place[row] for row in writes]
-    between, size = np.empty((len(OPERANDS), len(shared), columns)), np.empty((len(streams), columns))
-    for row, distance in enumerate(shared):
-        between[:, row] = distance
-    for row, stream in enumerate(streams):
-        size[row] = stream.bytes
-    size *= nest.repeats
-    unique = np.maximum(once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
-    seen, inner = np.ones_like(once), 0
-    levels = rates.machine.levels
-    crossed: dict[str, Array] = {}
-    suppliers = [*(level.name for level in levels[1:]), "memory"]
-    for level, supplier in zip(levels, suppliers, strict=True):
-        way = level.sets * level.line_bytes
-        ways = between * (seen / way)[:, None]
-        reach = ways[0] + ways[1] + ways[2] + ways[3]
-        starts = [gcd(stream.plane, way) for stream in streams]  # chunks start on multiples of this in a way
-        conflicts = [row for row, start in enumerate(starts) if streams[row].plane and start > level.line_bytes]
-        if not conflicts and reach.max(initial=0.0) < level.ways - MOST_UNEVEN:
-            crossed |= {name: np.zeros_like(size) for name in suppliers[len(crossed) :]}
-            break
-        own = [OPERANDS.index(stream.operand) for stream in streams]
-        pairs = list(dict.fromkeys(zip(place, own, strict=True)))
-        index = {pair: row for row, pair in enumerate(pairs)}
-        here = _share(level, ways[:, [d for d, _ in pairs]], [o for _, o in pairs])[[index[pair] for pair in zip(place, own, strict=True)]]
-        if inner:  # the cache inside writes lines back later, and only then their distance begins
-            later = ways[:, written].copy()
-            gone = np.minimum(1.0, inner / way / np.maximum(reach[written], 1.0))
-            later[0] *= 1 - gone
-            later[2] *= 1 - gone
-            here[writes] = _share(level, later, [own[row] for row in writes])
-        for row in conflicts:
-            spread = seen[OPERANDS.index(streams[row].operand)] * streams[row].spread
-            spread *= np.maximum(1.0, starts[row] / streams[row].chunk) - 1.0
-            more = ways[:, [place[row]]].copy()
-            more[own[row], 0] += spread / way
-            here[row] = _share(level, more, [own[row]])[0]
-        here *= size
-        crossed[supplier] = here = np.minimum(here, next(reversed(crossed.values()), here), out=here)
-        seen, inner = np.zeros_like(once), level.size_bytes
-        for stream, bytes_here in zip(streams, here, strict=True):
-            seen[OPERANDS.index(stream.operand)] += bytes_here
-        seen /= unique
-        np.minimum(1.0, seen, out=seen)
-    return crossed
-
-
-def _share(level: Level, ways: Array, own: Sequence[int]) -> Array:
-    """OPERANDS x distances x schedules -> share that misses."""
-    floor = np.floor(ways)
-    more = ways - floor
-    rows = np.arange(len(own))
-    mine, whole = more[own, rows], floor[own, rows]
-    more[own, rows] = np.where(mine + whole > 0, mine * (whole + 1) / np.maximum(mine + whole, 1e-30), 1.0)
-    room = level.ways - floor.sum(axis=0)  # misses if more than these are found
-    tail = [np.ones_like(room)] + [np.zeros_like(room) for _ in range(4)]
-    for p in more:
-        for k in range(4, 0, -1):
-            tail[k] = tail[k] + p * (tail[k - 1] - tail[k])
-    at = np.clip(room + 1, 0, 5)
-    return np.select([at == k for k in range(5)], tail, 0.0)
-
-
-def _uneven(ways: Array) -> Array:
-    """By how many lines sets differ from the mean, where operands fill `ways` (OPERANDS x distances x schedules) of a level.
-
-    Panels and filters are runs of bytes: they fill a fraction f of the sets once more, a variance of f (1 - f). Rows of inputs and
-    outputs lie apart, so a line more or less of each may fall on any set.
-    """
-    runs = ways[1:3] - np.floor(ways[1:3])
-    runs -= runs * runs
-    rows = np.minimum(ways[::3], UNEVEN)
-    total: Array = runs[0] + runs[1] + rows[0] + rows[1]
-    total *= 3.0
-    np.sqrt(total, out=total)
-    return total
-
-
-def missing(level: Level, distance: Array, ways: Array | float = 1.0) -> Array:
-    """Share of lines that miss a level when touched again after `distance` bytes, where sets differ by up to `ways` lines from the mean.
-
-    None from A - ways on, all from A + ways.
-    """
-    share = distance * (1 / (level.sets * level.line_bytes))
-    share -= level.ways - ways
-    share /= np.maximum(2 * ways, 1e-9)
-    return np.minimum(np.maximum(share, 0.0, out=share), 1.0, out=share)
 
 
 def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:
