@@ -25,23 +25,16 @@ add 2 with chance 0.75: 9 lines, a miss, with chance 0.40. On average there are 
 from collections.abc import Sequence
 from functools import lru_cache
 from math import gcd
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.incore import Array, Rates
+from pysim.cachemodel.nest import Nest
 from pysim.cachemodel.reuse import OPERANDS, Stream
 from pysim.machine import Level
 
-_SURE = 4.0  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
-
-
-class Distances(NamedTuple):
-    """Distances (rows) of schedules (columns): ways by operand, and variances (lines squared) of inputs and outputs."""
-
-    ways: Array  # OPERANDS x distances x schedules
-    planes: Array  # (of the input, of the output, turns) x distances x schedules
+_SURE = 3.0  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
 
 
 def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, Array]:
@@ -53,14 +46,14 @@ def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, 
     nest, columns = rates.nest, once.shape[1]
     shared = list({id(stream.between): stream.between for stream in streams}.values())  # several streams have the same distance
     at = {id(distance): row for row, distance in enumerate(shared)}
-    place = [at[id(stream.between)] for stream in streams]
-    own = [OPERANDS.index(stream.operand) for stream in streams]
-    writes = [stream.write for stream in streams]
-    between = np.stack(shared, axis=1)
-    written = sorted({row for row, write in zip(place, writes, strict=True) if write})
-    size = np.empty((len(streams), columns))
-    for row, stream in enumerate(streams):
-        size[row] = stream.bytes
+    rows = [at[id(stream.between)] for stream in streams]
+    written = sorted({row for row, stream in zip(rows, streams, strict=True) if stream.write})
+    later = {row: len(shared) + place for place, row in enumerate(written)}
+    later_rows = [later[row] if stream.write else row for row, stream in zip(rows, streams, strict=True)]
+    own = np.array([OPERANDS.index(stream.operand) for stream in streams])
+    between = np.stack([*shared, *(shared[row] for row in written)], axis=1)
+    between, planes = between[: len(OPERANDS)], between[len(OPERANDS) :]
+    size = np.stack([stream.bytes for stream in streams])
     size *= nest.repeats
     unique = np.maximum(once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
     seen, inner = np.ones_like(once), 0
@@ -69,100 +62,100 @@ def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, 
     suppliers = [*(level.name for level in levels[1:]), "memory"]
     for level, supplier in zip(levels, suppliers, strict=True):
         way = level.sets * level.line_bytes
-        ways, planes = between[: len(OPERANDS)] * (seen / way)[:, None], between[len(OPERANDS) :]
-        rows = place
+        ways = between * (seen / way)[:, None]
         if inner:  # the cache inside writes lines back later, and only then their distance begins
-            later = ways[:, written]
-            gone = 1 - np.minimum(1.0, inner / way / np.maximum(later.sum(axis=0), 1.0))
-            later[0] *= gone
-            later[2] *= gone
-            ways, planes = np.concatenate([ways, later], axis=1), np.concatenate([planes, planes[:, written]], axis=1)
-            rows = [len(shared) + written.index(row) if write else row for row, write in zip(place, writes, strict=True)]
-        pairs = list(dict.fromkeys(zip(rows, own, strict=True)))
-        found = missing(level, (nest.plane_bytes, nest.windows * nest.element_bytes), ways, planes, pairs)
-        total = (seen * unique).sum(axis=0) / way - level.ways
-        np.minimum(found, np.clip(total * (level.ways + 1) / (level.ways + total), 0.0, 1.0), out=found)
-        here = found[[pairs.index(pair) for pair in zip(rows, own, strict=True)]]
+            late = ways[:, len(shared) :]
+            gone = 1 - np.minimum(1.0, inner / way / np.maximum(late.sum(axis=0), 1.0))
+            late[0] *= gone
+            late[2] *= gone
+        last = next(reversed(crossed.values()), size)
+        here = missing(level, nest, ways, planes, later_rows if inner else rows, own, last > 0)
+        over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
+        np.minimum(here, over * (level.ways + 1) / (level.ways + over), out=here)  # none where the whole run fits
         here *= size
-        crossed[supplier] = here = np.minimum(here, next(reversed(crossed.values()), here), out=here)
+        crossed[supplier] = here = np.minimum(here, last, out=here)
+        if not here.any():
+            crossed |= {name: np.zeros_like(size) for name in suppliers[len(crossed) :]}
+            break
         seen, inner = np.zeros_like(once), level.size_bytes
-        for operand, bytes_here in zip(own, here, strict=True):
+        for operand, bytes_here in zip(own.tolist(), here, strict=True):
             seen[operand] += bytes_here
         seen /= unique
         np.minimum(1.0, seen, out=seen)
     return crossed
 
 
-def missing(level: Level, pitches: tuple[int, int], ways: Array, planes: Array, pairs: Sequence[tuple[int, int]]) -> Array:
-    """Share of lines that miss a level, `pairs` x schedules: (row of the distance, operand that is touched again).
+def missing(
+    level: Level, nest: Nest, ways: Array, planes: Array, rows: Sequence[int], own: NDArray[np.int64], asked: NDArray[np.bool_]
+) -> Array:
+    """Share of lines that miss a level, streams x schedules: `rows` are their distances, `own` the operands that are touched again.
 
-    `ways` is OPERANDS x distances x schedules, `planes` the planes that inputs and outputs lie in, `pitches` bytes from one to the next.
+    `ways` is OPERANDS x distances x schedules, `planes` those of the input and of the output and their turns, likewise.
     """
-    way = level.sets * level.line_bytes
-    reach = ways.sum(axis=0)
-    crowd = any(gcd(pitch, way) * planes[row].max() > way and gcd(pitch, way) > level.line_bytes for row, pitch in enumerate(pitches))
-    near = (reach > (0.0 if crowd else level.ways - _SURE)) & (reach < level.ways + _SURE)
-    distances, operands = (list(column) for column in zip(*pairs, strict=True))
-    share = (reach[distances] > level.ways).astype(np.float64)
-    if not near.any():
-        return share
-    variances = np.zeros((2, *reach.shape))
-    counts, turns = planes[:2, near], planes[2, near]
-    variances[0, near] = _variance(ways[0, near], counts[0], pitches[0], way, 1.0)
-    variances[1, near] = _variance(ways[3, near], counts[1], pitches[1], way, turns)
-    mask = near[distances]
-    pair, column = np.nonzero(mask)
-    row, own = np.array(distances)[pair], np.array(operands)[pair]
-    share[mask] = _overfull(level.ways, ways[:, row, column], variances[:, row, column], own)
+    way, pitches = level.sets * level.line_bytes, (nest.plane_bytes, nest.windows * nest.element_bytes)
+    crowd = any(
+        gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way
+        for pitch, most in zip(pitches, (nest.channels, nest.filters), strict=True)
+    )
+    reach = ways.sum(axis=0) - level.ways
+    reach = reach[rows]
+    share = (reach > 0.0).astype(np.float64)
+    stream, column = np.nonzero(asked & (reach > (-level.ways if crowd else -_SURE)) & (reach < _SURE))
+    if stream.size:
+        row = np.array(rows)[stream]
+        lines, lie = ways[:, row, column], planes[:, row, column]
+        variances = _variance(lines[0], lie[0], pitches[0], way), lie[2] * _variance(lines[3] / lie[2], lie[1], pitches[1], way)
+        share[stream, column] = _overfull(level.ways, lines, variances, own[stream])
     return share
 
 
-def _overfull(room: int, ways: Array, variances: Array, own: NDArray[np.int64]) -> Array:
-    """Chance that a line of operand `own` finds more than `room` lines in its set, columns of `ways` and `variances`."""
-    lines, runs = np.zeros_like(ways[0]), []
-    for operand in (1, 2):
-        whole = np.floor(ways[operand])
-        more = ways[operand] - whole
-        mine = own == operand
-        more[mine] = np.where(ways[operand, mine] > 0, more[mine] * (whole[mine] + 1) / np.maximum(ways[operand, mine], 1e-30), 1.0)
-        lines += whole
-        runs.append(more)
+def _overfull(room: int, ways: Array, variances: tuple[Array, Array], own: NDArray[np.int64]) -> Array:
+    """Chance that a line of operand `own` finds more than `room` lines in its set, for columns of `ways` and `variances`."""
+    runs = ways[1:3]
+    whole = np.floor(runs)
+    more = runs - whole
+    mine = own == np.array([[1], [2]])
+    more *= np.where(mine, (whole + 1) / np.maximum(runs, 1e-9), 1.0)
+    more[mine & (runs < 1)] = 1.0
+    packed, filters = more
     mean, variance = ways[0] + ways[3], variances[0] + variances[1]
-    for row, operand in enumerate((0, 3)):
-        mine = own == operand
-        x, v = np.maximum(ways[operand, mine], 1e-9), variances[row, mine]
-        mean[mine] += np.where(x > 1e-9, v / x, 1.0)
-        variance[mine] -= np.minimum(v, x * np.maximum(0.0, 1 - x))
+    for x, v, mine in zip(ways[::3], variances, own == np.array([[0], [3]]), strict=True):
+        mean += np.where(mine, np.where(x > 1e-9, v / np.maximum(x, 1e-9), 1.0), 0.0)
+        variance -= np.where(mine, np.minimum(v, x * np.maximum(0.0, 1 - x)), 0.0)
     part = mean - np.floor(mean)
     narrow = 1 / np.sqrt(1 + 12 * np.maximum(0.0, variance - part * (1 - part)))
-    mean += lines - room - 0.5
-    share = np.zeros_like(mean)
-    packed, filters = runs
-    for chance, more in (
-        ((1 - packed) * (1 - filters), 0), (packed * (1 - filters) + (1 - packed) * filters, 1), (packed * filters, 2),
-    ):  # fmt: skip
-        share += chance * np.clip((mean + more) * narrow + 0.5, 0.0, 1.0)
+    at = (mean + whole[0] + whole[1] - (room + 0.5)) * narrow + 0.5
+    both = packed * filters
+    none, two = np.clip(at, 0.0, 1.0), np.clip(at + 2 * narrow, 0.0, 1.0)
+    share: Array = (1 - packed - filters + both) * none + (packed + filters - 2 * both) * np.clip(at + narrow, 0.0, 1.0) + both * two
     return share
 
 
-def _variance(ways: Array, planes: Array, pitch: int, way: int, turns: Array | float) -> Array:
-    """V of the equation above: chunks that fill `ways` in all, one in each of `planes`, in `turns` groups independent of each other."""
-    chunk = np.mod(ways * way / (planes * turns), way)
+def _variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
+    """V of the equation above: chunks that fill `ways` in all, one in each of `planes`."""
+    chunk = np.mod(ways * way / planes, way)
     chunk = np.minimum(chunk, way - chunk)  # the sets left out vary as those that are met
-    apart, shift = _shifts(pitch, way, int(planes.max()))
-    terms = int(np.searchsorted(shift, chunk.max()))
+    counts = planes.astype(np.int64)
+    used = np.bincount(counts) > 0
+    apart, shift = _shifts(pitch, way, used.size - 1)
+    closer = np.searchsorted(shift, chunk)
+    terms = int(closer.max())
+    # sums over the shifts that are closer than a chunk, for each count of planes: of K - d, and of that times the shift
+    some = np.flatnonzero(used)
+    sums = np.zeros((2, some.size, terms + 1))
+    np.maximum(0, some[:, None] - apart[:terms], out=sums[0, :, 1:])
+    np.multiply(sums[0, :, 1:], shift[:terms], out=sums[1, :, 1:])
+    sums = sums.cumsum(axis=2).reshape(2, -1)
+    at = (np.cumsum(used) - 1)[counts] * (terms + 1) + closer
     mean = planes * chunk / way
-    total = np.zeros_like(chunk)
-    for d, e in zip(apart[:terms], shift[:terms], strict=True):
-        total += np.maximum(0.0, planes - d) * np.maximum(0.0, chunk - e)
-    return turns * np.maximum(0.0, mean - mean * mean + 2 / way * total)
+    return np.maximum(0.0, mean - mean * mean + 2 / way * (chunk * sums[0, at] - sums[1, at]))
 
 
 @lru_cache(maxsize=1024)
-def _shifts(pitch: int, way: int, planes: int) -> tuple[list[float], Array]:
+def _shifts(pitch: int, way: int, planes: int) -> tuple[Array, Array]:
     """How far apart in sets planes d apart are (bytes), nearest first: (d, distances)."""
     d = np.arange(1, planes)
     shift = d * pitch % way
     shift = np.minimum(shift, way - shift)
     order = np.argsort(shift, kind="stable")
-    return d[order].astype(np.float64).tolist(), shift[order].astype(np.float64)
+    return d[order].astype(np.float64), shift[order].astype(np.float64)

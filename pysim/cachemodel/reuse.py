@@ -30,7 +30,7 @@ from pysim.schedule import Schedule
 
 OPERANDS = ("input", "packed", "filters", "output")  # the rows of a distance
 PANEL_ALIGN = 64  # bytes: panels start on multiples of this (native/conv/nest.c)
-PARTS = (0.125, 0.375, 0.625, 0.875)  # of a distance that grows from the first tile of a set to the last
+PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
 NEVER = 1e30  # bytes: the distance of what was never used before
 
 
@@ -254,9 +254,7 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     stream = t.between(window_set, 0.0, 2 * t.tile_bytes, t.outputs(t.k2, 1), 1.0, 2)
     both = np.where(packed > 0, 1.0, np.where(t.k3 > 2, 2.0, np.where(t.k3 > 1, 1 + 0.5 / t.k2, 1 / t.k2)))
     kept = t.between(both * window_set, raw, kept_filters, t.outputs(t.k2, t.k3), t.k3)
-    row_out = t.outputs(t.k2, 1)
-    again = [t.between(window_set, part * raw, (1 - 0.5 / t.k2) * t.tile_bytes, (1 - part) * row_out) for part in PARTS]
-    fresh = [t.between(window_set, part * raw, t.filters, (1 - part) * row_out) for part in PARTS]  # between packing and first use
+    packing = [t.between(window_set, part * raw, t.tile_bytes, (1 - part) * t.outputs(t.k2, 1)) for part in PARTS]
     everything = panels + (1 - packed) * t.inputs(t.n_windows)
     sweep = t.between(everything, t.raw_all, t.n_filters * t.tile_bytes, t.outputs(t.n_windows, t.n_filters), t.n_filters)
     passes = sweep.copy()
@@ -275,10 +273,9 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     windows, filters = _operand_bytes(t)
     read_first = 1.0 if nest.filters_packed else 0.0
     streams = [
-        *(Stream("packed", False, packed * windows * k3_sets / len(PARTS), one) for one in fresh),
+        *(Stream("packed", write, packed * windows * k3_sets / len(PARTS), one) for one in packing for write in (False, True)),
         Stream("packed", False, packed * windows * (t.n_filters - k3_sets) * ends, stream_end),
         Stream("packed", False, packed * windows * (t.n_filters - k3_sets) * (1 - ends), stream),
-        *(Stream("packed", True, packed * windows * k3_sets / len(PARTS), one) for one in again),
         Stream("filters", False, filters * (t.n_windows - k2_sets), call),
         Stream("filters", False, filters * (k2_sets - read_first), kept),
         Stream("input", False, packed * _raw_bytes(rates) * (k3_sets - 1), every_k3),
