@@ -225,16 +225,17 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
         *(Stream("packed", write, packed * windows * several / len(PARTS), one) for one in kept_packing for write in (False, True)),
         Stream("filters", False, filters * (t.n_windows - read_first * k3_sets), stream),
         Stream("filters", False, read_first * filters * (k3_sets - 1), every_k3),
-        *_row_reuse(t, 1, t.tile_windows, t.between(window, t.rows, 0.0, 0.0), row),
-        Stream("input", False, packed * rates.pack_edge[table.kernel] * nest.channels, stream),
+        *_row_reuse(t, 1, (t.n_windows, t.between(window, t.rows, 0.0, 0.0)), (t.n_windows, row), (several * k3_sets, every_k3)),
+        *_edges(t, "input", packed * rates.pack_edge[table.kernel] * nest.channels, stream, several * k3_sets, every_k3),
         *_in_place(
             t,
             (t.n_filters - k2_sets, call),
             ((k2_sets - 1) * ends, kept_end),
             ((k2_sets - 1) * (1 - ends), kept_middle),
-            edge=(k2_sets, stream),
         ),
-        *_output(t, passes, stream),
+        *_edges(t, "input", (1 - packed) * _shared(t) * k2_sets, stream, several * k3_sets, kept_middle),
+        Stream("output", True, _output_bytes(t) * (t.sets - 1), passes),
+        *_edges(t, "output", _shared_outputs(t), stream, several * k3_sets, every_k3),
         *_filter_packing(rates, table, k3_sets, stream, every_k3),
     ]
     return Reuse(streams, rest, every_k3, passes, panels, t.k2 * rates.stored_tile[table.kernel] * table.channels)
@@ -279,16 +280,17 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
         Stream("filters", False, filters * (t.n_windows - k2_sets), call),
         Stream("filters", False, filters * (k2_sets - read_first), kept),
         Stream("input", False, packed * _raw_bytes(rates) * (k3_sets - 1), every_k3),
-        *_row_reuse(t, k3_sets, t.k2 * t.tile_windows, row, kept),
-        Stream("input", False, packed * rates.pack_edge[table.kernel] * nest.channels * k3_sets, edge),
+        *_row_reuse(t, k3_sets, (t.n_windows, row), (k2_sets, kept)),
+        *_edges(t, "input", packed * rates.pack_edge[table.kernel] * nest.channels * k3_sets, edge, k2_sets, kept),
         *_in_place(
             t,
             ((t.n_filters - k3_sets) * ends, stream_end),
             ((t.n_filters - k3_sets) * (1 - ends), stream),
             (k3_sets - 1, every_k3),
-            edge=(t.n_filters, call),
         ),
-        *_output(t, passes, call),
+        *_edges(t, "input", (1 - packed) * _shared(t) * t.n_filters, call, k2_sets, stream),
+        Stream("output", True, _output_bytes(t) * (t.sets - 1), passes),
+        *_edges(t, "output", _shared_outputs(t), call, k2_sets, kept),
         *_filter_packing(rates, table, np.ones_like(t.k2), kept, kept),
     ]
     return Reuse(streams, every_k3, rest, passes, panels, t.k3 * rates.stored_tile[table.kernel] * table.channels)
@@ -305,33 +307,48 @@ def _raw_bytes(rates: Rates) -> float:
     return float(rates.nest.channels * rates.nest.touched_bytes(rates.machine.levels[0].line_bytes))
 
 
-def _row_reuse(t: Tiles, passes: Array | int, burst: Array, inside: Array, across: Array) -> Iterator[Stream]:
-    """Input rows that packing reads again for the next row of outputs; `burst` windows are packed at once."""
+def _row_reuse(t: Tiles, passes: Array | int, *bursts: tuple[Array, Array]) -> Iterator[Stream]:
+    """Input rows that packing reads again for the next row of outputs: (bursts of packing, distance), the most bursts first.
+
+    A row of outputs that crosses from one burst to the next finds the rows of the other burst that far away.
+    """
     nest = t.nest
     again = nest.channels * max(0, _row_reads(nest) - nest.touched_h) * nest.touched_w * nest.element_bytes
     if again:
-        crossing = np.minimum(1.0, nest.out_w / burst)
-        for share, distance in ((1 - crossing, inside), (crossing, across)):
-            yield Stream("input", False, t.packed * passes * again * share, distance)
+        crossing = [np.ones_like(t.k2), *(np.clip((count - 1) / max(1, nest.out_h - 1), 0.0, 1.0) for count, _ in bursts[1:]), 0.0]
+        for (_, distance), reached, further in zip(bursts, crossing, crossing[1:], strict=False):
+            yield Stream("input", False, t.packed * passes * again * (reached - further), distance)
 
 
-def _in_place(t: Tiles, *again: tuple[Array, Array], edge: tuple[Array, Array]) -> Iterator[Stream]:
-    """Reads of window tiles in place, (uses, distance), and of lines that neighbours share, (uses, distance)."""
-    nest = t.nest
-    if not nest.in_place:
-        return
-    unpacked = 1 - t.packed
-    windows, _ = _operand_bytes(t)
-    shared = (t.n_windows - 1) * t.window_edge / t.channels * nest.channels
-    for size, (uses, distance) in (*((windows, one) for one in again), (shared, edge)):
-        yield Stream("input", False, unpacked * size * uses, distance)
+def _in_place(t: Tiles, *again: tuple[Array, Array]) -> Iterator[Stream]:
+    """Reads of window tiles in place: (uses, distance)."""
+    if t.nest.in_place:
+        windows, _ = _operand_bytes(t)
+        for uses, distance in again:
+            yield Stream("input", False, (1 - t.packed) * windows * uses, distance)
 
 
-def _output(t: Tiles, sweep: Array, neighbour: Array) -> Iterator[Stream]:
-    """Output tiles are updated once per channel set; neighbours share lines."""
-    nest = t.nest
-    yield Stream("output", True, nest.filters * nest.windows * nest.element_bytes * (t.sets - 1), sweep)
-    yield Stream("output", True, (t.n_windows - 1) * nest.filters * t.out_edge * t.sets, neighbour)
+def _edges(t: Tiles, operand: str, size: Array, near: Array, sets: Array, far: Array) -> Iterator[Stream]:
+    """Bytes of lines that neighbouring window tiles share: `far` from each other where one set of them ends and the next begins."""
+    if size.any():
+        across = np.maximum(0.0, sets - 1) / np.maximum(1.0, t.n_windows - 1)
+        yield Stream(operand, operand == "output", size * (1 - across), near)
+        yield Stream(operand, operand == "output", size * across, far)
+
+
+def _shared(t: Tiles) -> Array:
+    """Bytes of lines that windows of neighbouring tiles share in place, of all channels."""
+    return (t.n_windows - 1) * t.window_edge / t.channels * t.nest.channels
+
+
+def _shared_outputs(t: Tiles) -> Array:
+    """Bytes of lines that outputs of neighbouring tiles share, of all channel sets."""
+    return (t.n_windows - 1) * t.nest.filters * t.out_edge * t.sets
+
+
+def _output_bytes(t: Tiles) -> int:
+    """Bytes of all outputs."""
+    return t.nest.filters * t.nest.windows * t.nest.element_bytes
 
 
 def _filter_packing(rates: Rates, table: Table, passes: Array, distance: Array, again: Array) -> Iterator[Stream]:
