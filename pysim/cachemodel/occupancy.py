@@ -47,29 +47,21 @@ def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, 
     shared = list({id(stream.between): stream.between for stream in streams}.values())  # several streams have the same distance
     at = {id(distance): row for row, distance in enumerate(shared)}
     rows = [at[id(stream.between)] for stream in streams]
-    written = sorted({row for row, stream in zip(rows, streams, strict=True) if stream.write})
-    later = {row: len(shared) + place for place, row in enumerate(written)}
-    later_rows = [later[row] if stream.write else row for row, stream in zip(rows, streams, strict=True)]
     own = np.array([OPERANDS.index(stream.operand) for stream in streams])
-    between = np.stack([*shared, *(shared[row] for row in written)], axis=1)
+    between = np.stack(shared, axis=1)
     between, planes = between[: len(OPERANDS)], between[len(OPERANDS) :]
     size = np.stack([stream.bytes for stream in streams])
     size *= nest.repeats
     unique = np.maximum(once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
-    seen, inner = np.ones_like(once), 0
+    seen = np.ones_like(once)
     levels = rates.machine.levels
     crossed: dict[str, Array] = {}
     suppliers = [*(level.name for level in levels[1:]), "memory"]
     for level, supplier in zip(levels, suppliers, strict=True):
         way = level.sets * level.line_bytes
         ways = between * (seen / way)[:, None]
-        if inner:  # the cache inside writes lines back later, and only then their distance begins
-            late = ways[:, len(shared) :]
-            gone = 1 - np.minimum(1.0, inner / way / np.maximum(late.sum(axis=0), 1.0))
-            late[0] *= gone
-            late[2] *= gone
         last = next(reversed(crossed.values()), size)
-        here = missing(level, nest, ways, planes, later_rows if inner else rows, own, last > 0)
+        here = missing(level, nest, ways, planes, rows, own, last > 0)
         over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
         np.minimum(here, over * (level.ways + 1) / (level.ways + over), out=here)  # none where the whole run fits
         here *= size
@@ -77,7 +69,7 @@ def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, 
         if not here.any():
             crossed |= {name: np.zeros_like(size) for name in suppliers[len(crossed) :]}
             break
-        seen, inner = np.zeros_like(once), level.size_bytes
+        seen = np.zeros_like(once)
         for operand, bytes_here in zip(own.tolist(), here, strict=True):
             seen[operand] += bytes_here
         seen /= unique
