@@ -171,9 +171,9 @@ def _row_reads(nest: Nest) -> int:
     return sum(max(0, last - first + 1) for first, last in live)
 
 
-def _ends(tiles: Array, sets: Array) -> Array:
-    """Share of the tiles that are the first or the last of their set."""
-    return np.minimum(1.0, 2 * sets / tiles)
+def _ends(t: Tiles, sets: Array) -> Array:
+    """Share of the window tiles' lines that the first or the last tile of a set reads; in place, some are the neighbour's too."""
+    return np.minimum(1.0, sets / t.n_windows * (2 + t.window_edge / t.window / t.tile_windows))
 
 
 def _both(count: Array) -> Array:
@@ -195,7 +195,7 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     stream = t.between(twice * window, t.raw / k2_sets, t.k2 * t.tile_bytes, t.outputs(1, t.k2), t.k2)  # until a filter tile is used again
     end = np.where(t.k3 > 1, t.k2 + 0.5, 1.0) if loads else t.k2  # panels that the run packs lie where those of the set before lay
     middle = 2 * t.k2 if loads else t.k2
-    out, ends = t.outputs(t.k3, t.k2), _ends(t.n_windows, k3_sets)
+    out, ends = t.outputs(t.k3, t.k2), _ends(t, k3_sets)
     kept_end = t.between(kept_windows, 0.0, end * t.tile_bytes, out, t.k2, 2)
     kept_middle = t.between(kept_windows, 0.0, middle * t.tile_bytes, out, t.k2, 2)
     packing, mixed = t.raws(t.k3), (ends * end + (1 - ends) * middle) * t.tile_bytes
@@ -250,7 +250,7 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     k2_sets, k3_sets = np.ceil(t.n_windows / t.k2), np.ceil(t.n_filters / t.k3)
     panels, raw = packed * t.inputs(t.k2), t.raws(t.k2)
     window_set, kept_filters = t.inputs(t.k2), t.k3 * t.tile_bytes
-    ends = _ends(t.n_windows, k2_sets)  # of the window tiles; a distance until a window tile is used again:
+    ends = _ends(t, k2_sets)  # of the window tiles; a distance until a window tile is used again:
     stream_end = t.between(window_set, 0.0, np.where(t.k2 > 1, 1.5, 1.0) * t.tile_bytes, t.outputs(t.k2, 1), 1.0, 2)
     stream = t.between(window_set, 0.0, 2 * t.tile_bytes, t.outputs(t.k2, 1), 1.0, 2)
     both = np.where(packed > 0, 1.0, np.where(t.k3 > 2, 2.0, np.where(t.k3 > 1, 1 + 0.5 / t.k2, 1 / t.k2)))
