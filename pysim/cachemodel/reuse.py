@@ -201,9 +201,10 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     packing, mixed = t.raws(t.k3), (ends * end + (1 - ends) * middle) * t.tile_bytes
     kept_packing = [t.between(kept_windows, part * packing, mixed, out, t.k2, 2) for part in PARTS]
     several, later = k2_sets > 1, np.maximum(0.0, k2_sets - 2)
-    moved = kept_windows + (1 - packed) * ((_both(k2_sets) - 1) * kept_windows + 2 / k2_sets * window)
+    mean = t.n_windows / k3_sets  # the last set may be smaller
+    moved = np.where(packed > 0, kept_windows, _both(k2_sets) * t.inputs(mean) + 2 / k2_sets * window)
     moved = np.minimum(moved, t.inputs(t.n_windows))
-    every_k3 = t.between(moved, t.raws(t.k3), t.n_filters * t.tile_bytes, t.outputs(t.k3, t.n_filters), t.n_filters)
+    every_k3 = t.between(moved, t.raws(mean), t.n_filters * t.tile_bytes, t.outputs(mean, t.n_filters), t.n_filters)
     every_k3 = np.where(one_set, stream, every_k3)
     again = t.between(window, t.raw / 2, t.filters / 2, call_out)
     everything = panels + (1 - packed) * t.inputs(t.n_windows)
