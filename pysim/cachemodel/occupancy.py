@@ -34,7 +34,7 @@ from pysim.cachemodel.nest import Nest
 from pysim.cachemodel.reuse import OPERANDS, Stream
 from pysim.machine import Level
 
-_SURE = 3.0  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
+_SURE = 2.5  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
 
 
 def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, Array]:
@@ -43,11 +43,12 @@ def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, 
     Supplier L2 stands for what misses L1, and so on to "memory"; nothing crosses further out than it did further in. A level is
     touched by as much of an operand's `once` bytes as crosses from it.
     """
-    nest, columns = rates.nest, once.shape[1]
+    nest = rates.nest
     shared = list({id(stream.between): stream.between for stream in streams}.values())  # several streams have the same distance
     at = {id(distance): row for row, distance in enumerate(shared)}
     rows = [at[id(stream.between)] for stream in streams]
     own = np.array([OPERANDS.index(stream.operand) for stream in streams])
+    of_operand = (own == np.arange(len(OPERANDS))[:, None]).astype(np.float64)
     between = np.stack(shared, axis=1)
     between, planes = between[: len(OPERANDS)], between[len(OPERANDS) :]
     size = np.stack([stream.bytes for stream in streams])
@@ -69,11 +70,7 @@ def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, 
         if not here.any():
             crossed |= {name: np.zeros_like(size) for name in suppliers[len(crossed) :]}
             break
-        seen = np.zeros_like(once)
-        for operand, bytes_here in zip(own.tolist(), here, strict=True):
-            seen[operand] += bytes_here
-        seen /= unique
-        np.minimum(1.0, seen, out=seen)
+        seen = np.minimum(1.0, of_operand @ here / unique)
     return crossed
 
 
@@ -91,17 +88,17 @@ def missing(
     )
     reach = ways.sum(axis=0) - level.ways
     reach = reach[rows]
-    share = (reach > 0.0).astype(np.float64)
+    share: Array = (reach > 0.0).astype(np.float64)
     stream, column = np.nonzero(asked & (reach > (-level.ways if crowd else -_SURE)) & (reach < _SURE))
     if stream.size:
         row = np.array(rows)[stream]
         lines, lie = ways[:, row, column], planes[:, row, column]
-        variances = _variance(lines[0], lie[0], pitches[0], way), lie[2] * _variance(lines[3] / lie[2], lie[1], pitches[1], way)
-        share[stream, column] = _overfull(level.ways, lines, variances, own[stream])
+        variances = variance(lines[0], lie[0], pitches[0], way), lie[2] * variance(lines[3] / lie[2], lie[1], pitches[1], way)
+        share[stream, column] = overfull(level.ways, lines, variances, own[stream])
     return share
 
 
-def _overfull(room: int, ways: Array, variances: tuple[Array, Array], own: NDArray[np.int64]) -> Array:
+def overfull(room: int, ways: Array, variances: tuple[Array, Array], own: NDArray[np.int64]) -> Array:
     """Chance that a line of operand `own` finds more than `room` lines in its set, for columns of `ways` and `variances`."""
     runs = ways[1:3]
     whole = np.floor(runs)
@@ -110,12 +107,12 @@ def _overfull(room: int, ways: Array, variances: tuple[Array, Array], own: NDArr
     more *= np.where(mine, (whole + 1) / np.maximum(runs, 1e-9), 1.0)
     more[mine & (runs < 1)] = 1.0
     packed, filters = more
-    mean, variance = ways[0] + ways[3], variances[0] + variances[1]
+    mean, wide = ways[0] + ways[3], variances[0] + variances[1]
     for x, v, mine in zip(ways[::3], variances, own == np.array([[0], [3]]), strict=True):
         mean += np.where(mine, np.where(x > 1e-9, v / np.maximum(x, 1e-9), 1.0), 0.0)
-        variance -= np.where(mine, np.minimum(v, x * np.maximum(0.0, 1 - x)), 0.0)
+        wide -= np.where(mine, np.minimum(v, x * np.maximum(0.0, 1 - x)), 0.0)
     part = mean - np.floor(mean)
-    narrow = 1 / np.sqrt(1 + 12 * np.maximum(0.0, variance - part * (1 - part)))
+    narrow = 1 / np.sqrt(1 + 12 * np.maximum(0.0, wide - part * (1 - part)))
     at = (mean + whole[0] + whole[1] - (room + 0.5)) * narrow + 0.5
     both = packed * filters
     none, two = np.clip(at, 0.0, 1.0), np.clip(at + 2 * narrow, 0.0, 1.0)
@@ -123,7 +120,7 @@ def _overfull(room: int, ways: Array, variances: tuple[Array, Array], own: NDArr
     return share
 
 
-def _variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
+def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
     """V of the equation above: chunks that fill `ways` in all, one in each of `planes`."""
     chunk = np.mod(ways * way / planes, way)
     chunk = np.minimum(chunk, way - chunk)  # the sets left out vary as those that are met
@@ -137,10 +134,11 @@ def _variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
     sums = np.zeros((2, some.size, terms + 1))
     np.maximum(0, some[:, None] - apart[:terms], out=sums[0, :, 1:])
     np.multiply(sums[0, :, 1:], shift[:terms], out=sums[1, :, 1:])
-    sums = sums.cumsum(axis=2).reshape(2, -1)
-    at = (np.cumsum(used) - 1)[counts] * (terms + 1) + closer
+    sums.cumsum(axis=2, out=sums)
+    row = (np.cumsum(used) - 1)[counts]
     mean = planes * chunk / way
-    return np.maximum(0.0, mean - mean * mean + 2 / way * (chunk * sums[0, at] - sums[1, at]))
+    found: Array = mean - mean * mean + 2 / way * (chunk * sums[0, row, closer] - sums[1, row, closer])
+    return np.maximum(0.0, found, out=found)
 
 
 @lru_cache(maxsize=1024)

@@ -200,7 +200,7 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     kept_middle = t.between(kept_windows, 0.0, middle * t.tile_bytes, out, t.k2, 2)
     packing, mixed = t.raws(t.k3), (ends * end + (1 - ends) * middle) * t.tile_bytes
     kept_packing = [t.between(kept_windows, part * packing, mixed, out, t.k2, 2) for part in PARTS]
-    several, later = k2_sets > 1, np.maximum(0.0, k2_sets - 2)
+    later, apart = np.maximum(0.0, k2_sets - 2), np.where(one_set, 1.0, k3_sets)  # one set of filters: sets of windows are one loop
     mean = t.n_windows / k3_sets  # the last set may be smaller
     moved = np.where(packed > 0, kept_windows, _both(k2_sets) * t.inputs(mean) + 2 / k2_sets * window)
     moved = np.minimum(moved, t.inputs(t.n_windows))
@@ -223,20 +223,20 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
         Stream("packed", False, packed * windows * later * ends, kept_end),
         Stream("packed", False, packed * windows * later * (1 - ends), kept_middle),
         Stream("packed", True, packed * windows * one_set, again),
-        *(Stream("packed", write, packed * windows * several / len(PARTS), one) for one in kept_packing for write in (False, True)),
+        *(Stream("packed", write, packed * windows * ~one_set / len(PARTS), one) for one in kept_packing for write in (False, True)),
         Stream("filters", False, filters * (t.n_windows - read_first * k3_sets), stream),
         Stream("filters", False, read_first * filters * (k3_sets - 1), every_k3),
-        *_row_reuse(t, 1, (t.n_windows, t.between(window, t.rows, 0.0, 0.0)), (t.n_windows, row), (several * k3_sets, every_k3)),
-        *_edges(t, "input", packed * rates.pack_edge[table.kernel] * nest.channels, stream, several * k3_sets, every_k3),
+        *_row_reuse(t, 1, t.between(window, t.rows, 0.0, 0.0), (t.n_windows, row), (apart, every_k3)),
+        *_edges(t, "input", packed * rates.pack_edge[table.kernel] * nest.channels, stream, apart, every_k3),
         *_in_place(
             t,
             (t.n_filters - k2_sets, call),
             ((k2_sets - 1) * ends, kept_end),
             ((k2_sets - 1) * (1 - ends), kept_middle),
         ),
-        *_edges(t, "input", (1 - packed) * _shared(t) * k2_sets, stream, several * k3_sets, kept_middle),
+        *_edges(t, "input", (1 - packed) * _shared(t) * k2_sets, stream, apart, kept_middle),
         Stream("output", True, _output_bytes(t) * (t.sets - 1), passes),
-        *_edges(t, "output", _shared_outputs(t), stream, several * k3_sets, every_k3),
+        *_edges(t, "output", _shared_outputs(t), stream, apart, every_k3),
         *_filter_packing(rates, table, k3_sets, stream, every_k3),
     ]
     return Reuse(streams, rest, every_k3, passes, panels, t.k2 * rates.stored_tile[table.kernel] * table.channels)
@@ -281,7 +281,7 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
         Stream("filters", False, filters * (t.n_windows - k2_sets), call),
         Stream("filters", False, filters * (k2_sets - read_first), kept),
         Stream("input", False, packed * _raw_bytes(rates) * (k3_sets - 1), every_k3),
-        *_row_reuse(t, k3_sets, (t.n_windows, row), (k2_sets, kept)),
+        *_row_reuse(t, k3_sets, row, (k2_sets, kept)),
         *_edges(t, "input", packed * rates.pack_edge[table.kernel] * nest.channels * k3_sets, edge, k2_sets, kept),
         *_in_place(
             t,
@@ -308,17 +308,21 @@ def _raw_bytes(rates: Rates) -> float:
     return float(rates.nest.channels * rates.nest.touched_bytes(rates.machine.levels[0].line_bytes))
 
 
-def _row_reuse(t: Tiles, passes: Array | int, *bursts: tuple[Array, Array]) -> Iterator[Stream]:
-    """Input rows that packing reads again for the next row of outputs: (bursts of packing, distance), the most bursts first.
+def _row_reuse(t: Tiles, passes: Array | int, inside: Array, *across: tuple[Array, Array]) -> Iterator[Stream]:
+    """Input rows that packing reads again for the next row of outputs: `inside` one burst of packing, or across (bursts, distance).
 
-    A row of outputs that crosses from one burst to the next finds the rows of the other burst that far away.
+    Where a burst ends, one row of outputs finds the rows of the one before as far away as the next burst is.
     """
     nest = t.nest
     again = nest.channels * max(0, _row_reads(nest) - nest.touched_h) * nest.touched_w * nest.element_bytes
     if again:
-        crossing = [np.ones_like(t.k2), *(np.clip((count - 1) / max(1, nest.out_h - 1), 0.0, 1.0) for count, _ in bursts[1:]), 0.0]
-        for (_, distance), reached, further in zip(bursts, crossing, crossing[1:], strict=False):
-            yield Stream("input", False, t.packed * passes * again * (reached - further), distance)
+        size = t.packed * passes * again
+        for bursts, distance in across:
+            share = np.clip((bursts - 1) / max(1, nest.out_h - 1), 0.0, 1.0)
+            far = t.packed * passes * again * share
+            yield Stream("input", False, size - far, inside)
+            size, inside = far, distance
+        yield Stream("input", False, size, inside)
 
 
 def _in_place(t: Tiles, *again: tuple[Array, Array]) -> Iterator[Stream]:
