@@ -86,10 +86,13 @@ def missing(
         gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way
         for pitch, most in zip(pitches, (nest.channels, nest.filters), strict=True)
     )
-    reach = ways.sum(axis=0) - level.ways
+    reach = ways[0] + ways[1] + ways[2] + ways[3] - level.ways
+    least = -level.ways if crowd else -_SURE
+    if reach.max() < least:
+        return np.zeros(asked.shape)
     reach = reach[rows]
     share: Array = (reach > 0.0).astype(np.float64)
-    stream, column = np.nonzero(asked & (reach > (-level.ways if crowd else -_SURE)) & (reach < _SURE))
+    stream, column = np.nonzero(asked & (reach > least) & (reach < _SURE))
     if stream.size:
         row = np.array(rows)[stream]
         lines, lie = ways[:, row, column], planes[:, row, column]
@@ -122,8 +125,10 @@ def overfull(room: int, ways: Array, variances: tuple[Array, Array], own: NDArra
 
 def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
     """V of the equation above: chunks that fill `ways` in all, one in each of `planes`."""
-    chunk = np.mod(ways * way / planes, way)
-    chunk = np.minimum(chunk, way - chunk)  # the sets left out vary as those that are met
+    chunk = ways * (way / planes)
+    if chunk.max() > way / 2:
+        chunk = np.mod(chunk, way)
+        chunk = np.minimum(chunk, way - chunk)  # the sets left out vary as those that are met
     counts = planes.astype(np.int64)
     used = np.bincount(counts) > 0
     apart, shift = _shifts(pitch, way, used.size - 1)
