@@ -35,6 +35,8 @@ from pysim.cachemodel.reuse import OPERANDS, Stream
 from pysim.machine import Level
 
 _SURE = 2.5  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
+_ROWS = np.array([[OPERANDS.index("input")], [OPERANDS.index("output")]])
+_RUNS = np.array([[OPERANDS.index("packed")], [OPERANDS.index("filters")]])
 
 
 def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, Array]:
@@ -95,32 +97,33 @@ def missing(
     stream, column = np.nonzero(asked & (reach > least) & (reach < _SURE))
     if stream.size:
         row = np.array(rows)[stream]
-        lines, lie = ways[:, row, column], planes[:, row, column]
-        variances = variance(lines[0], lie[0], pitches[0], way), lie[2] * variance(lines[3] / lie[2], lie[1], pitches[1], way)
-        share[stream, column] = overfull(level.ways, lines, variances, own[stream])
+        lines, (inputs, outputs, turns) = ways[:, row, column], planes[:, row, column]
+        np.maximum(lines, 1e-9, out=lines)
+        spread = np.empty((2, row.size))
+        spread[0] = variance(lines[0], inputs, pitches[0], way)
+        spread[1] = variance(lines[3] / turns, outputs, pitches[1], way)
+        spread[1] *= turns
+        share[stream, column] = overfull(level.ways, lines, spread, own[stream])
     return share
 
 
-def overfull(room: int, ways: Array, variances: tuple[Array, Array], own: NDArray[np.int64]) -> Array:
-    """Chance that a line of operand `own` finds more than `room` lines in its set, for columns of `ways` and `variances`."""
-    runs = ways[1:3]
+def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64]) -> Array:
+    """Chance that a line of operand `own` finds more than `room` lines in its set, itself among them.
+
+    Columns of `ways` (by operand, above 0) and of `spread` (variances of inputs and of outputs).
+    """
+    runs, rows = ways[1:3], ways[::3]
     whole = np.floor(runs)
-    more = runs - whole
-    mine = own == np.array([[1], [2]])
-    more *= np.where(mine, (whole + 1) / np.maximum(runs, 1e-9), 1.0)
-    more[mine & (runs < 1)] = 1.0
-    packed, filters = more
-    mean, wide = ways[0] + ways[3], variances[0] + variances[1]
-    for x, v, mine in zip(ways[::3], variances, own == np.array([[0], [3]]), strict=True):
-        mean += np.where(mine, np.where(x > 1e-9, v / np.maximum(x, 1e-9), 1.0), 0.0)
-        wide -= np.where(mine, np.minimum(v, x * np.maximum(0.0, 1 - x)), 0.0)
+    packed, filters = (runs - whole) * np.where(own == _RUNS, (whole + 1) / runs, 1.0)
+    mine = own == _ROWS
+    mean = (rows + mine * (spread / rows)).sum(axis=0)
+    wide = (spread - mine * np.minimum(spread, rows * np.maximum(0.0, 1 - rows))).sum(axis=0)
     part = mean - np.floor(mean)
     narrow = 1 / np.sqrt(1 + 12 * np.maximum(0.0, wide - part * (1 - part)))
     at = (mean + whole[0] + whole[1] - (room + 0.5)) * narrow + 0.5
-    both = packed * filters
-    none, two = np.clip(at, 0.0, 1.0), np.clip(at + 2 * narrow, 0.0, 1.0)
-    share: Array = (1 - packed - filters + both) * none + (packed + filters - 2 * both) * np.clip(at + narrow, 0.0, 1.0) + both * two
-    return share
+    none, one, two = np.minimum(np.maximum([at, at + narrow, at + 2 * narrow], 0.0), 1.0)
+    found: Array = none + packed * (one - none) + filters * (one - none) + packed * filters * (two - 2 * one + none)
+    return found
 
 
 def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
