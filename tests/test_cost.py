@@ -16,9 +16,9 @@ from pysim import machine
 from pysim.cachemodel.cost import COMPUTE, Prediction, cost_of, predict, predict_schedule, schedule_of
 from pysim.cachemodel.incore import compute_cycles, rates
 from pysim.cachemodel.nest import Nest, ceil_div, nest_of, segments
-from pysim.cachemodel.reuse import missing
+from pysim.cachemodel.occupancy import overfull, variance
 from pysim.errors import PlanError
-from pysim.machine import Level, Machine, Number
+from pysim.machine import Machine, Number
 from pysim.planner import space
 from pysim.record import Cost
 from pysim.registry import Kernel, kernels
@@ -244,12 +244,45 @@ def test_nothing_crosses_further_out_than_it_did_further_in_and_terms_are_not_ne
         assert all((term >= -1e-6).all() for term in prediction.terms.values())
 
 
-def test_misses_begin_beyond_one_way_less_than_all_and_are_complete_one_way_after() -> None:
-    level = Level(
-        name="L1", sets=64, ways=8, line_bytes=64, kind="assumed", source="test",
-        latency_cycles=number(4), read_bytes_per_cycle=number(64), write_bytes_per_cycle=number(64),
-    )  # fmt: skip
-    assert missing(level, np.array([0.0, 28_672, 32_768, 36_864, 1e9])).tolist() == [0, 0, 0.5, 1, 1]
+def counts(starts: Any, size: int, sets: int) -> Any:
+    """Lines on each of `sets` of runs of `size` lines."""
+    found = np.zeros(sets, dtype=np.int64)
+    for start in starts:
+        found += size // sets
+        found[np.arange(start, start + size % sets) % sets] += 1
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 90), st.integers(0, 300), st.integers(3, 6))
+def test_variance_is_that_of_chunks_counted_set_by_set(planes: int, size: int, pitch: int, log_sets: int) -> None:
+    sets = 1 << log_sets
+    brute = counts([plane * pitch % sets for plane in range(planes)], size, sets)
+    ways = np.array([planes * size / sets])
+    assert brute.mean() == pytest.approx(ways[0])
+    assert variance(ways, np.array([planes], dtype=float), pitch * 64, sets * 64)[0] == pytest.approx(brute.var(), abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 9), st.integers(1, 2))
+def test_two_runs_overfill_as_many_sets_as_on_average_over_where_they_start(mine: int, other: int, room: int, operand: int) -> None:
+    sets, lost = 8, 0
+    lines = counts([0], mine, sets)
+    for start in range(sets):
+        lost += lines[lines + counts([start], other, sets) > room].sum()
+    ways = np.array([[1e-9], [mine / sets], [other / sets + 1e-9], [1e-9]])
+    if operand == 2:
+        ways = ways[[0, 2, 1, 3]]
+    share = overfull(room, ways, np.full((2, 1), 1e-9), np.array([operand]))
+    assert share[0] == pytest.approx(lost / (mine * sets), abs=1e-6)
+
+
+def test_a_run_that_fits_a_level_misses_nothing_there_and_one_beyond_it_all() -> None:
+    for text in PROBLEMS:
+        data = max(prediction.streams[-1].distance.max() for prediction in predictions(text, ZEN4))  # outputs: a whole run
+        for ways, some in ((int(data / 64 / 512) + 2, False), (1, True)):
+            for prediction in predictions(text, with_levels((64, 8), (512, ways))):
+                assert (prediction.crossed["memory"].sum(axis=0) > 0).all() == some
 
 
 def test_planes_a_power_of_two_apart_conflict_where_windows_are_read_in_place() -> None:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.incore import Array, Rates
 from pysim.cachemodel.nest import Nest
-from pysim.cachemodel.reuse import OPERANDS, Stream
+from pysim.cachemodel.reuse import NEVER, OPERANDS, Stream
 from pysim.machine import Level
 
 _SURE = 2.5  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
@@ -52,6 +52,7 @@ def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, 
     own = np.array([OPERANDS.index(stream.operand) for stream in streams])
     of_operand = (own == np.arange(len(OPERANDS))[:, None]).astype(np.float64)
     between = np.stack(shared, axis=1)
+    first = (between[0, :, :1] >= NEVER).astype(np.float64)
     between, planes = between[: len(OPERANDS)], between[len(OPERANDS) :]
     size = np.stack([stream.bytes for stream in streams])
     size *= nest.repeats
@@ -66,7 +67,7 @@ def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, 
         last = next(reversed(crossed.values()), size)
         here = missing(level, nest, ways, planes, rows, own, last > 0)
         over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
-        np.minimum(here, over * (level.ways + 1) / (level.ways + over), out=here)  # none where the whole run fits
+        np.minimum(here, over * (level.ways + 1) / (level.ways + over) + first[rows], out=here)  # none where the whole run fits
         here *= size
         crossed[supplier] = here = np.minimum(here, last, out=here)
         if not here.any():
@@ -90,7 +91,7 @@ def missing(
     )
     reach = ways[0] + ways[1] + ways[2] + ways[3] - level.ways
     least = -level.ways if crowd else -_SURE
-    if reach.max() < least:
+    if reach.max(initial=-np.inf) < least:
         return np.zeros(asked.shape)
     reach = reach[rows]
     share: Array = (reach > 0.0).astype(np.float64)
