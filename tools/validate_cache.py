@@ -2,10 +2,15 @@
 """Compares the cost model's closed-form misses with exact simulation, layer by layer, and writes both down.
 
     python tools/validate_cache.py > benchmarks/data/cache-validation.json
+    python tools/validate_cache.py vgg16 googlenet resnet18 mec --summary > benchmarks/data/cache-validation-other.json
+    python tools/validate_cache.py resnet50 squeezenet --random 3 --summary > benchmarks/data/cache-validation-random.json
 
 For every distinct layer of the sets (resnet50), each machine and each stationary kind: the schedule of that kind with the least
 predicted cost, its lines that come into L1, L2 and L3 by `Cost.levels`, and the misses of the simulated caches in the second of two
 runs (`pysim.cachemodel.trace`). A miss of L2 is a line that comes from L3: `lines - writeback_lines` of supplier "L3".
+
+`--random N` takes N schedules of each layer and machine instead, drawn with a fixed seed from all that are predicted to take at most
+twice as long as the best, whatever their kind.
 
 Two errors are given. `error` is |analytic - simulated| over the simulated misses or the lines that the run touches at all (its misses
 from cold), whichever is more: a run that fits misses nothing, and nothing is no measure of an error. `relative` is that over
@@ -15,6 +20,7 @@ the simulated misses alone, null where there are none and some were predicted.
 import argparse
 import json
 import sys
+import zlib
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -22,27 +28,41 @@ import numpy as np
 
 from pysim import machine, planner
 from pysim.cachemodel import trace
+from pysim.cachemodel.cost import predict_schedule
 from pysim.cachemodel.hierarchy import Hierarchy
 from pysim.cachemodel.nest import nest_of
 from pysim.machine import Machine
+from pysim.record import Cost
+from pysim.schedule import Schedule
 from pysim.store import environment
 from pysim.workload import Layer, distinct, resolve
 
 MACHINES = ("xeon-4208", "zen4", "power10-e1050")
 OF_OPERAND = {"input": ("input",), "filters": ("filter",), "output": ("output",), "packed": ("packed_input", "packed_filter")}
 WORST = 10
+WITHIN = 2.0  # times the best predicted seconds
 
 
-def cases(layer: Layer, on: Machine) -> list[dict[str, Any]]:
-    """Both stationary kinds of one layer: the schedule and, per level, both counts with their parts by operand."""
+def drawn(layer: Layer, on: Machine, random: int) -> list[tuple[Schedule, Cost]]:
+    """The best schedule of each stationary kind, or `random` of the good ones."""
+    if not random:
+        return [(item.schedule, item.cost) for item in planner.plan(layer.workload, on).considered]
+    good = [schedule for schedule, _ in planner.candidates(layer.workload, on, WITHIN)]
+    seed = zlib.crc32(f"{on.name} {layer.workload.text}".encode())
+    chosen = np.random.default_rng(seed).choice(len(good), min(random, len(good)), replace=False)
+    return [(good[at], predict_schedule(nest_of(layer.workload), on, good[at])) for at in chosen]
+
+
+def cases(layer: Layer, on: Machine, random: int = 0) -> list[dict[str, Any]]:
+    """Some schedules of one layer (see `drawn`): each with, per level, both counts and their parts by operand."""
     found = []
-    for item in planner.plan(layer.workload, on).considered:
+    for schedule, cost in drawn(layer, on, random):
         caches = Hierarchy.from_machine(on)
-        counted = trace.simulate(layer.workload, item.schedule, caches, warm=True)
+        counted = trace.simulate(layer.workload, schedule, caches, warm=True)
         touched = _touched(layer, on)
         levels = {}
         for place, level in enumerate(on.levels):
-            supplier = item.cost.levels[on.levels[place + 1].name if place + 1 < len(on.levels) else "memory"]
+            supplier = cost.levels[on.levels[place + 1].name if place + 1 < len(on.levels) else "memory"]
             analytic = supplier["lines"] - supplier["writeback_lines"]
             simulated = counted[level.name].misses
             levels[level.name] = {
@@ -55,7 +75,6 @@ def cases(layer: Layer, on: Machine) -> list[dict[str, Any]]:
                 },
                 "analytic_bytes_by": {name: round(supplier[f"{name}_bytes"]) for name in OF_OPERAND},
             }
-        schedule = item.schedule
         found.append(
             {
                 "machine": on.name,
@@ -71,7 +90,7 @@ def cases(layer: Layer, on: Machine) -> list[dict[str, Any]]:
     return found
 
 
-def _tile(schedule: Any) -> dict[str, int]:
+def _tile(schedule: Schedule) -> dict[str, int]:
     return {name: getattr(schedule, name) for name in ("windows", "filters", "channels", "k2", "k3")}
 
 
@@ -121,20 +140,22 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _job(job: tuple[Layer, str]) -> list[dict[str, Any]]:
-    layer, name = job
+def _job(job: tuple[Layer, str, int]) -> list[dict[str, Any]]:
+    layer, name, random = job
     print(f"{name} {layer.workload.text}", file=sys.stderr)
-    return cases(layer, machine.load(name))
+    return cases(layer, machine.load(name), random)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sets", nargs="*", default=["resnet50"])
     parser.add_argument("--machines", default=",".join(MACHINES))
+    parser.add_argument("--random", type=int, default=0, help="so many drawn schedules of each layer instead of the best ones")
+    parser.add_argument("--summary", action="store_true", help="leave the cases out")
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
     layers = sorted(distinct(resolve(given.sets)), key=lambda layer: layer.workload.flops)
-    jobs = [(layer, name) for name in given.machines.split(",") for layer in layers]
+    jobs = [(layer, name, given.random) for name in given.machines.split(",") for layer in layers]
     if given.jobs > 1:
         with ProcessPoolExecutor(given.jobs) as pool:
             found = [case for part in pool.map(_job, jobs) for case in part]
@@ -146,7 +167,7 @@ def main() -> None:
         "environment": environment(),
         "state": "hot",
         "summary": summary(found),
-        "cases": found,
+        **({} if given.summary else {"cases": found}),
     }
     print(json.dumps(document, indent=1))
 

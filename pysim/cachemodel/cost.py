@@ -20,15 +20,15 @@ pack    Packed vectors x (1 / stores_per_cycle + pack_cycles), and pack_call_cyc
         channel set, weight stationary once per set of K3 filter tiles; a matrix product packs its filters too, the other way round.
 L2, L3, memory
         Each operand is a few streams: bytes that are touched again after a known reuse distance, the bytes touched in between
-        (equations 4 and 5 of `csa` are two of them, where one panel takes the other's place). Of a stream of distance d, a cache of
-        A ways of w bytes misses the share clip((d / w - A) / 2 u + 1/2, 0, 1): contiguous operands fill all sets to within u lines,
-        so all hit up to A - u ways and none beyond A + u. With u about 1 that is the share of the BLIS model (Low et al., TOMS
-        43(2), 2016); `reuse` derives u from the operands. Only what misses the level inside counts in d. What misses one level
-        crosses from the next; the level where it hits is charged, at the rate that the core sees from it. A written line comes
-        in and goes back out. First touches lie a whole run apart: what fits a level starts there ("hot"); cold, they all miss.
+        (equations 4 and 5 of `csa` are two of them, where one panel takes the other's place). A cache of A ways misses those lines
+        whose set gets more than A lines in between, their own among them: the chance of that is derived in `occupancy` from how
+        many ways each operand fills and how it lies. The BLIS model (Low et al., TOMS 43(2), 2016) is its limit for whole ways.
+        Only what misses the level inside counts. What misses one level crosses from the next; the level where it hits is charged,
+        at the rate that the core sees from it. A written line comes in and goes back out. First touches lie a whole run apart:
+        what fits a level starts there ("hot"); cold, they all miss.
 
 Assumptions: replacement is LRU and buffers are contiguous in physical memory (4 KiB pages scatter larger ones, and conflict more);
-prefetching is in the measured rates, TLB misses are nowhere; only input planes at a fixed stride conflict; one core.
+prefetching is in the measured rates, TLB misses are nowhere; where operands begin is independent of each other; one core.
 
 Worked number: 64 -> 64 channels, 56x56, 3x3, f32_win_32x14__avx512 on a core with one 512-bit multiply-add a cycle. A full tile
 takes 2 * 14 = 28 cycles a step. 292 of 294 kernel rows are live, and 64 filters are 4 full tiles and one of 8 (16 cycles), so

@@ -19,7 +19,7 @@ import numpy as np
 from pysim.schedule import Schedule
 from pysim.workload import DTYPES, Gemm, Workload
 
-_ALIGN = 64  # bytes; panels start on such boundaries (native/conv/nest.c)
+PANEL_ALIGN = 64  # bytes; panels start on such boundaries (native/conv/nest.c)
 
 
 class Nest(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,11 +138,11 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
         filter_panels, window_panels = min(schedule.k3, filter_tiles), min(schedule.k2, window_tiles)
     windows = window_panels * _aligned(depth * schedule.windows) if schedule.pack == "tiles" else 0
     filters = 0 if nest.filters_packed else filter_panels * _aligned(depth * schedule.filters)
-    return windows + filters + _ALIGN
+    return windows + filters + PANEL_ALIGN
 
 
 def _aligned(size: int) -> int:
-    return ceil_div(size, _ALIGN) * _ALIGN
+    return ceil_div(size, PANEL_ALIGN) * PANEL_ALIGN
 
 
 def nest_of(workload: Workload) -> Nest:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traffic half of the cost model: streams of bytes with their reuse distances, and what of them each cache misses.
+"""The traffic half of the cost model: streams of bytes with their reuse distances. `occupancy` says what of them each cache misses.
 
 A distance is the bytes touched between two uses of the same data, by operand. It follows from the loops: with window tiles I,
 filter tiles F and output tiles O, input stationary, a filter tile comes again after (2 - 1/K2) I + K2 (F + O): what follows it at
@@ -7,14 +7,17 @@ one window tile and what precedes it at the next. A window tile comes again afte
 one set and precede it in the next: two sets, but for the first and the last window tile. Equations 4 and 5 of `csa` count one I and
 one set, which holds where both lie in one panel. Weight stationary exchanges I and F. Packing adds the raw input that it reads. A
 panel is written where the previous one lay, in the order in which that one was read. After the last use in a run comes the first of
-the next image or run, and its distance follows from the same loops. Bytes of tiles that start in the middle of lines count the
-lines' rest.
+the next image or run, and its distance follows from the same loops.
 
-A cache sees of a distance only what the cache inside it misses: an operand that stays there leaves it room. `cost` says how misses
-follow and what they cost; `doubts` says where a machine or a schedule is not what the closed forms assume.
+A distance is not the same for all tiles. The first tile of a set that is packed while the set is first used waits for the packing of
+all others, the last one for none: such distances are taken at PARTS of their range. Rows and lines that two tiles share are near, but
+as far apart as two sets are where one set ends between them. Bytes of tiles that start in the middle of lines count the lines' rest,
+and so does the panel of a last tile that is not full.
 
-Worked number: L1 of 8 ways of 4,096 bytes whose sets differ by up to one line. Up to 28,672 bytes apart everything hits; 32,768
-apart half of the lines miss; from 36,864 on all do.
+`doubts` says where a machine or a schedule is not what the closed forms assume.
+
+Worked number: 28x28 outputs, tiles of 8 windows, K3 = 25: 98 tiles are sets of 25, 25, 25 and 23. Of the 97 borders between
+neighbouring tiles 3 lie between sets, and of the 27 steps from one row of outputs to the next 3 do.
 """
 
 from collections.abc import Iterator
@@ -24,12 +27,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pysim.cachemodel.incore import Array, Rates, Table
-from pysim.cachemodel.nest import Nest
+from pysim.cachemodel.nest import PANEL_ALIGN, Nest
 from pysim.machine import Machine
 from pysim.schedule import Schedule
 
 OPERANDS = ("input", "packed", "filters", "output")  # the rows of a distance
-PANEL_ALIGN = 64  # bytes: panels start on multiples of this (native/conv/nest.c)
 PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
 NEVER = 1e30  # bytes: the distance of what was never used before
 
