@@ -232,9 +232,9 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
         *_edges(t, "input", packed * rates.pack_edge[table.kernel] * nest.channels, stream, apart, every_k3),
         *_in_place(
             t,
-            (t.n_filters - k2_sets, call),
-            ((k2_sets - 1) * ends, kept_end),
-            ((k2_sets - 1) * (1 - ends), kept_middle),
+            ((windows + _shared(t)) * (t.n_filters - k2_sets), call),  # a tile alone reads its lines whole each time
+            (windows * (k2_sets - 1) * ends, kept_end),
+            (windows * (k2_sets - 1) * (1 - ends), kept_middle),
         ),
         *_edges(t, "input", (1 - packed) * _shared(t) * k2_sets, stream, apart, kept_middle),
         Stream("output", True, _output_bytes(t) * (t.sets - 1), passes),
@@ -287,9 +287,9 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
         *_edges(t, "input", packed * rates.pack_edge[table.kernel] * nest.channels * k3_sets, edge, k2_sets, kept),
         *_in_place(
             t,
-            ((t.n_filters - k3_sets) * ends, stream_end),
-            ((t.n_filters - k3_sets) * (1 - ends), stream),
-            (k3_sets - 1, every_k3),
+            (windows * (t.n_filters - k3_sets) * ends, stream_end),
+            (windows * (t.n_filters - k3_sets) * (1 - ends), stream),
+            (windows * (k3_sets - 1), every_k3),
         ),
         *_edges(t, "input", (1 - packed) * _shared(t) * t.n_filters, call, k2_sets, stream),
         Stream("output", True, _output_bytes(t) * (t.sets - 1), passes),
@@ -328,11 +328,10 @@ def _row_reuse(t: Tiles, passes: Array | int, inside: Array, *across: tuple[Arra
 
 
 def _in_place(t: Tiles, *again: tuple[Array, Array]) -> Iterator[Stream]:
-    """Reads of window tiles in place: (uses, distance)."""
+    """Reads of window tiles in place: (bytes, distance)."""
     if t.nest.in_place:
-        windows, _ = _operand_bytes(t)
-        for uses, distance in again:
-            yield Stream("input", False, (1 - t.packed) * windows * uses, distance)
+        for size, distance in again:
+            yield Stream("input", False, (1 - t.packed) * size, distance)
 
 
 def _edges(t: Tiles, operand: str, size: Array, near: Array, sets: Array, far: Array) -> Iterator[Stream]:
