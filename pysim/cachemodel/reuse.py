@@ -194,7 +194,7 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     panels = packed * t.inputs(np.where(one_set, 1, t.k3))
     window, kept_windows = t.inputs(1), t.inputs(t.k3)
     twice = np.where(one_set & (packed > 0), 1.0, 2 - 1 / t.k2)
-    stream = t.between(twice * window, t.raw / k2_sets, t.k2 * t.tile_bytes, t.outputs(1, t.k2), t.k2)  # until a filter tile is used again
+    stream = t.between(t.inputs(twice), t.raw / k2_sets, t.k2 * t.tile_bytes, t.outputs(1, t.k2), t.k2)  # until a filter tile is used again
     end = np.where(t.k3 > 1, t.k2 + 0.5, 1.0) if loads else t.k2  # panels that the run packs lie where those of the set before lay
     middle = 2 * t.k2 if loads else t.k2
     out, ends = t.outputs(t.k3, t.k2), _ends(t, k3_sets)
