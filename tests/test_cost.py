@@ -160,9 +160,9 @@ def test_one_schedule_costs_what_it_costs_in_its_table() -> None:
 # ---- traffic
 
 
-def sample() -> Iterator[tuple[str, Machine, Schedule]]:
+def sample(seed: int) -> Iterator[tuple[str, Machine, Schedule]]:
     """Schedules of both kinds over problems that one, two or no level holds, the same ones in every run."""
-    chosen = np.random.default_rng(1)
+    chosen = np.random.default_rng(seed)
     machines = (with_levels((64, 8), (256, 8)), with_levels((64, 12), (128, 16)))
     problems = (
         "conv:ic32ih28oc48kh3ph1", "conv:ic64ih14oc64kh3ph1", "conv:ic128ih14oc64kh1", "conv:ic64ih28oc96kh1", "gemm:96x200x128",
@@ -177,18 +177,19 @@ def sample() -> Iterator[tuple[str, Machine, Schedule]]:
             yield text, on, schedule_of(prediction, int(chosen.integers(table.kernel.size)))
 
 
-def test_predicted_lines_agree_with_an_exact_lru_simulation_of_the_loops() -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_predicted_lines_agree_with_an_exact_lru_simulation_of_the_loops(seed: int) -> None:
     errors = []
-    for text, on, schedule in sample():
+    for text, on, schedule in sample(seed):
         levels = cost(text, on, schedule).levels
         for supplier, (fills, writebacks) in zip(("L2", "memory"), simulate(nest_of(parse(text)), schedule, on.levels), strict=True):
             if fills > 200:
                 error = abs(np.log(levels[supplier]["lines"] / (fills + writebacks)))
-                assert error < np.log(2.5), (text, schedule, supplier)
+                assert error < np.log(2), (text, schedule, supplier)
                 errors.append(error)
     assert len(errors) > 30
-    assert np.median(errors) < 0.07
-    assert np.quantile(errors, 0.8) < 0.25
+    assert np.median(errors) < 0.06
+    assert np.quantile(errors, 0.8) < 0.2
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
