@@ -66,13 +66,15 @@ def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, 
         ways = between * (seen / way)[:, None]
         last = next(reversed(crossed.values()), size)
         here = missing(level, nest, ways, planes, rows, own, last > 0)
-        over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
-        np.minimum(here, over * (level.ways + 1) / (level.ways + over) + first[rows], out=here)  # none where the whole run fits
-        here *= size
-        crossed[supplier] = here = np.minimum(here, last, out=here)
         if not here.any():
             crossed |= {name: np.zeros_like(size) for name in suppliers[len(crossed) :]}
             break
+        over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
+        most = over * (level.ways + 1) / (level.ways + over)
+        if most.min(initial=1.0) < 1:  # what fits as a whole misses nothing once it was touched
+            np.minimum(here, most + first[rows], out=here)
+        here *= size
+        crossed[supplier] = here = np.minimum(here, last, out=here)
         seen = np.minimum(1.0, of_operand @ here / unique)
     return crossed
 

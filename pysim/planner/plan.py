@@ -9,6 +9,7 @@ slicing analysis: the paper's tile sizes and cost integers.
 Worked number: on zen4 the portable kernel needs 16 cycles a step for 8 x 4 outputs, 14 times what f32_win_32x14__avx512 needs.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +25,7 @@ from pysim.machine import Machine, load
 from pysim.planner import space
 from pysim.record import Cost, CsaCost, Rejected
 from pysim.registry import kernels
-from pysim.schedule import STATIONARY, Schedule
+from pysim.schedule import STATIONARY, Schedule, Stationary
 from pysim.workload import Conv, Workload, parse
 
 GUESS = 1.15  # of the least bound: nearly every best schedule takes less
@@ -227,24 +228,27 @@ def _case(workload: Workload, on: Machine, shape: tuple[int, int] | None, state:
 def _best(case: _Case) -> Plan:
     """The cheapest schedule of each kind, and of both.
 
-    What computes for longer than GUESS times the least bound of any kernel is left out at first; where a kind's best takes longer
-    than that, nothing says that it is the best, and its whole table is predicted.
+    What computes for longer than GUESS times the least bound of any kernel is left out at first. Where a kind's best takes longer
+    than that, nothing says that it is the best, and all that computes for no longer than it takes is predicted.
     """
     bound = space.least_cycles(case.rates, np.arange(len(case.rows.kernels)))
     limit = GUESS * float(bound.min())
-    likely = np.flatnonzero(bound <= limit).tolist()
-    hot = case.state == "hot"
-    tables = space.tables(case.rates, [(kind, likely, limit) for kind in STATIONARY])
-    found = [predict(case.rates, table, hot, limit) for table in tables]
-    unsure = [i for i, prediction in enumerate(found) if prediction.cycles.min(initial=np.inf) > limit]
-    if unsure:
-        whole = _unpruned(case)
-        found = [whole[i] if i in unsure else prediction for i, prediction in enumerate(found)]
+    found = _within(case, bound, STATIONARY, limit)
+    for i, stationary in enumerate(STATIONARY):
+        least = float(found[i].cycles.min(initial=np.inf))
+        if least > limit:
+            found[i] = _within(case, bound, [stationary], least * (1 + 1e-9))[0]
     best = _best_of_each(found)
     chosen = min(best, key=_cycles)
     considered = tuple(Considered(schedule_of(*item), cost_of(*item)) for item in best)
     winner = considered[[item is chosen for item in best].index(True)]
     return _plan(case, winner.schedule, winner.cost, considered, _rejected(case, found, chosen, bound))
+
+
+def _within(case: _Case, bound: Array, kinds: Sequence[Stationary], limit: float) -> list[Prediction]:
+    """Of each stationary kind, the schedules that compute for at most `limit` cycles; `bound` is that of each kernel."""
+    tables = space.tables(case.rates, [(kind, np.flatnonzero(bound <= limit).tolist(), limit) for kind in kinds])
+    return [predict(case.rates, table, case.state == "hot", limit) for table in tables]
 
 
 def _unpruned(case: _Case) -> list[Prediction]:
