@@ -28,7 +28,7 @@ from pysim.registry import kernels
 from pysim.schedule import STATIONARY, Schedule, Stationary
 from pysim.workload import Conv, Workload, parse
 
-GUESS = 1.15  # of the least bound: nearly every best schedule takes less
+GUESS = 1.12  # of the least bound: nearly every best schedule takes less
 ModelName = Literal["full", "csa"]
 State = Literal["hot", "cold"]
 MODELS = ("full", "csa")
