@@ -5,7 +5,9 @@
     python tools/validate_cache.py vgg16 googlenet resnet18 mec --machines $ALL --summary > benchmarks/data/cache-validation-other.json
     python tools/validate_cache.py resnet50 squeezenet --random 3 --machines $ALL --summary > benchmarks/data/cache-validation-random.json
 
-with ALL=xeon-4208,zen4,power10-e1050,sapphire-rapids for other layers, schedules and machines than those looked at most. For every distinct layer of the sets (resnet50), each machine and each stationary kind: the schedule of that kind with the least
+with ALL=xeon-4208,zen4,power10-e1050,sapphire-rapids, the last two for other layers, schedules and machines.
+
+For every distinct layer of the sets (resnet50), each machine and each stationary kind: the schedule of that kind with the least
 predicted cost, its lines that come into L1, L2 and L3 by `Cost.levels`, and the misses of the simulated caches in the second of two
 runs (`pysim.cachemodel.trace`). A miss of L2 is a line that comes from L3: `lines - writeback_lines` of supplier "L3".
 
