@@ -29,6 +29,8 @@ static int cpu_runs_avx512(void) { return 0; }
 
 #define DTYPE_f32 PYSIM_F32
 #define DTYPE_f64 PYSIM_F64
+#define DTYPE_bf16 PYSIM_BF16
+#define DTYPE_s8 PYSIM_S8
 #define TEXT2(x) #x
 #define TEXT(x) TEXT2(x)
 
@@ -67,7 +69,7 @@ pysim_status pysim_row_of(const pysim_schedule *s, int32_t dtype, pysim_row *row
     pysim_status status = pysim_kernel_at(s->kernel, &info);
     if (status != PYSIM_OK) return status;
     if (info.dtype != dtype)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes in another dtype than the problem", info.name);
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes in another dtype than the problem, %s", info.name, pysim_dtype_name(dtype));
     if (s->windows != info.windows || s->filters != info.filters)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule tiles are %lld windows x %lld filters, but kernel %s computes %d x %d",
                           (long long)s->windows, (long long)s->filters, info.name, info.windows, info.filters);

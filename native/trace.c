@@ -23,7 +23,8 @@ typedef struct {
     pysim_trace_sink sink;
     void *context;
     pysim_nest nest;       /* as it was: its row and its packing */
-    int64_t bytes, lanes;  /* of an element; elements of a vector */
+    int64_t bytes, out_bytes; /* of an element: operands and panels; output */
+    int64_t lanes;         /* elements of a vector */
     int image;             /* operand that the windows are packed from */
     int read, written;     /* tags of the packing under way */
     int windows, filters;  /* tags of what the micro-kernel reads */
@@ -41,12 +42,16 @@ static void deliver(tracer *t) {
     t->n = 0;
 }
 
-static inline void emit(tracer *t, int64_t address, int64_t elements, int is_write, int tag) {
+static inline void emit_bytes(tracer *t, int64_t address, int64_t bytes, int is_write, int tag) {
     if (t->n == CHUNK) deliver(t);
     t->address[t->n] = address;
-    t->size[t->n] = (int32_t)(elements * t->bytes);
+    t->size[t->n] = (int32_t)bytes;
     t->is_write[t->n] = (uint8_t)is_write;
     t->tag[t->n++] = (uint8_t)tag;
+}
+
+static inline void emit(tracer *t, int64_t address, int64_t elements, int is_write, int tag) {
+    emit_bytes(t, address, elements * t->bytes, is_write, tag);
 }
 
 /* ---- micro-kernels ---- */
@@ -82,9 +87,11 @@ static void emit_steps(tracer *t, k_step *s, int64_t k) {
     }
 }
 
-static void emit_store(tracer *t, int64_t out, int64_t elements, int reads_old) {
-    if (reads_old) emit(t, out, elements, 0, OUTPUT | STORE);
-    emit(t, out, elements, 1, OUTPUT | STORE);
+/* `elements` results of row j from window i on. */
+static void emit_store(tracer *t, void *out, int64_t out_pitch, int64_t i, int64_t j, int64_t elements, int reads_old) {
+    const int64_t to = (int64_t)(intptr_t)out + (j * out_pitch + i) * t->out_bytes, bytes = elements * t->out_bytes;
+    if (reads_old) emit_bytes(t, to, bytes, 0, OUTPUT | STORE);
+    emit_bytes(t, to, bytes, 1, OUTPUT | STORE);
 }
 
 static void trace_run(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,
@@ -108,13 +115,13 @@ static void trace_run(int64_t k, const void *filters, const void *windows, int64
     }
     emit_steps(t, &step, k);
 
-    const int64_t to = (int64_t)(intptr_t)out, pitch = out_pitch * t->bytes, width = fil ? t->lanes : row->lane_windows;
+    const int64_t width = fil ? t->lanes : row->lane_windows;
     if (fil) { /* transposed in registers, a block of lanes x lanes at a time */
         for (int64_t i = 0; i < nw; i += width)
-            for (int64_t j = 0; j < nf; j++) emit_store(t, to + j * pitch + i * t->bytes, pysim_min(width, nw - i), reads_old);
+            for (int64_t j = 0; j < nf; j++) emit_store(t, out, out_pitch, i, j, pysim_min(width, nw - i), reads_old);
     } else {
         for (int64_t j = 0; j < nf; j++)
-            for (int64_t i = 0; i < nw; i += width) emit_store(t, to + j * pitch + i * t->bytes, pysim_min(width, nw - i), reads_old);
+            for (int64_t i = 0; i < nw; i += width) emit_store(t, out, out_pitch, i, j, pysim_min(width, nw - i), reads_old);
     }
 }
 
@@ -266,6 +273,7 @@ static void stand_in(pysim_nest *n) {
     tracer *t = active;
     t->nest = *n;
     t->bytes = n->bytes;
+    t->out_bytes = n->out_bytes;
     t->lanes = (int64_t)n->row.info.lane_windows * n->row.info.lane_filters;
     t->windows = (n->schedule.pack == PYSIM_PACK_NONE ? t->image : PACKED_INPUT) | COMPUTE;
     t->filters = (n->pack_filters ? PACKED_FILTER : FILTER) | COMPUTE;
