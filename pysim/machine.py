@@ -2,7 +2,8 @@
 """Machines as data: one TOML file per machine, checked when read, written back by `to_toml`.
 
 A number is `{ value, kind, source[, error] }`: `kind` says how it is known, `source` is a key of the file's
-`[sources]` table, and the loader refuses a number without one. Geometry is exact integers (sets, ways, line), so a size
+`[sources]` table, and the loader refuses a number without one. `static` is what a scheduling model of the core makes of
+compiled instructions: worked out, not measured. Geometry is exact integers (sets, ways, line), so a size
 is computed, never stated; the `kind` and `source` beside them are theirs. Units stand in the key's suffix. Rates are
 per cycle of the core's clock.
 
@@ -29,7 +30,7 @@ _MAX_FILE_BYTES = 1 << 20
 _MAY_BE_ZERO = ("overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles")
 _AT_MOST_ONE = ("overlap",)
 
-Kind = Literal["datasheet", "manual", "measured", "fitted", "assumed"]
+Kind = Literal["datasheet", "manual", "measured", "fitted", "static", "assumed"]
 Policy = Literal["lru", "plru", "fifo", "random"]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]

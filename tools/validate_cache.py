@@ -24,12 +24,12 @@ from pysim import machine, planner
 from pysim.cachemodel import trace
 from pysim.cachemodel.hierarchy import Hierarchy
 from pysim.cachemodel.nest import nest_of
+from pysim.cachemodel.simulated import OF_OPERAND
 from pysim.machine import Machine
 from pysim.store import environment
 from pysim.workload import Layer, distinct, resolve
 
 MACHINES = ("xeon-4208", "zen4", "power10-e1050")
-OF_OPERAND = {"input": ("input",), "filters": ("filter",), "output": ("output",), "packed": ("packed_input", "packed_filter")}
 WORST = 10
 
 
