@@ -19,7 +19,7 @@ import numpy as np
 
 from pysim.cachemodel.nest import Nest, ceil_div, nest_of
 from pysim.cachemodel.reuse import missing
-from pysim.machine import Machine, Unit
+from pysim.machine import Level, Machine, Memory, Unit
 from pysim.record import Cost
 from pysim.workload import Conv
 
@@ -34,7 +34,7 @@ def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: 
     copy = float(taps * nest.windows) if by_element else taps * _vector_cycles(nest, unit)
     terms, levels = {"copy": copy}, {}
     crossed = [*_crossed(workload, nest, machine, hot), (0.0, 0.0)]
-    suppliers = [*machine.levels[1:], machine.memory]
+    suppliers: list[Level | Memory] = [*machine.levels[1:], machine.memory]
     names = [*(level.name for level in machine.levels[1:]), "memory"]
     for level, name, place, own, further in zip(machine.levels, names, suppliers, crossed, crossed[1:], strict=False):
         cycles = (own[0] - further[0]) / place.read_bytes_per_cycle.value + (own[1] - further[1]) / place.write_bytes_per_cycle.value
