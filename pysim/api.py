@@ -39,13 +39,15 @@ def compare(
 
     `problem` is a problem text, the name of a set, @file, model.onnx or a list of them. im2col + OpenBLAS is timed in the same run
     where it is installed, with `peers` every library that is. Other options as in `pysim.comparison.compare` (state, threads, store).
+    On a machine that is emulated here nothing is timed: its comparisons say whether the result is right.
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
     else:
         layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem), lambda path: onnx.read(path)[0]))
     on, makers = host.runnable(machine), PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
-    return list(comparison.compare(((layer, _planned(layer.workload, on)) for layer in layers), on, makers=makers, **options))
+    found = ((layer, _planned(layer.workload, on)) for layer in layers)
+    return list(comparison.compare(found, on, makers=makers, executor=host.executor(on), **options))
 
 
 def _planned(workload: Workload, on: Machine) -> Plan | PlanError:
@@ -107,12 +109,13 @@ def gemm(
         raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; they must agree")
     workload = Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=_dtype(left, right))
     chosen = _fitting(plan, workload) or _plan(workload, host.runnable(machine))
+    executor = host.executor(chosen.on)
     target = runtime.output(out, (m, n), workload.dtype)
     if c is not None:
         target[:] = runtime.operand(c, "c", (m, n), workload.dtype)
     elif beta != 0:
         raise OperandError(f"beta is {beta}, so c must be given")
-    runtime.PreparedGemm(workload, chosen.schedule, alpha, beta, bias, activation, threads)(left, right, target)
+    runtime.PreparedGemm(workload, chosen.schedule, alpha, beta, bias, activation, threads, executor)(left, right, target)
     return runtime.like(a, target)
 
 
@@ -125,12 +128,12 @@ def prepare(
     threads: int = 1,
     plan: Plan | None = None,
 ) -> runtime.Prepared:
-    """A convolution with its filters packed once: `y = conv(x, out=None)`."""
+    """A convolution with its filters packed once: `y = conv(x, out=None)`. A plan runs where its machine's plans run (`host.executor`)."""
     workload = parse(problem) if isinstance(problem, str) else problem
     if not isinstance(workload, Conv):
         raise OperandError(f"prepare packs the filters of a convolution; {workload.text} is a matrix product: call pysim.gemm")
     chosen = _fitting(plan, workload) or _plan(workload, host.runnable(machine))
-    return runtime.Prepared(workload, weights, chosen.schedule, bias, activation, threads)
+    return runtime.Prepared(workload, weights, chosen.schedule, bias, activation, threads, host.executor(chosen.on))
 
 
 def conv_workload(

@@ -48,6 +48,7 @@ _FLAGS = ("-std=gnu11", "-O3", "-Wno-unknown-pragmas")
 class Compiler(NamedTuple):
     """A C compiler for a foreign CPU: its command, the flags of ISA code, and what tells two versions apart."""
 
+    name: str
     command: tuple[str, ...]
     isa_flags: tuple[str, ...]
     version: str
@@ -79,10 +80,11 @@ class Cpu(NamedTuple):
         found = []
         if path := shutil.which(self.gcc):
             file = os.stat(path)
-            found.append(Compiler((path,), self.gcc_flags, f"{path} {file.st_size} {file.st_mtime_ns}"))
+            found.append(Compiler(path, (path,), self.gcc_flags, f"{path} {file.st_size} {file.st_mtime_ns}"))
         if importlib.util.find_spec("ziglang"):
             command = (sys.executable, "-m", "ziglang", "cc", "-target", self.zig_target)
-            found.append(Compiler(command, self.zig_flags, importlib.metadata.version("ziglang")))
+            version = importlib.metadata.version("ziglang")
+            found.append(Compiler(f"ziglang {version}", command, self.zig_flags, version))
         if not found:
             raise MissingError(f"no compiler for {self.name} is here, neither {self.gcc} nor ziglang: {self.install_compiler}")
         return found
@@ -160,8 +162,7 @@ def worker(cpu: Cpu) -> Path:
 
 def _build(cpu: Cpu, compiler: Compiler, file: Path) -> None:
     """Compiles every file, the CPU's own with its flags, and puts the program in place in one step."""
-    name = " ".join(compiler.command[2:4]) if len(compiler.command) > 1 else compiler.command[0]
-    print(f"pysim: building the {cpu.name} kernels with {name}, once, into {file.parent}", file=sys.stderr, flush=True)
+    print(f"pysim: building the {cpu.name} kernels with {compiler.name}, once, into {file.parent}", file=sys.stderr, flush=True)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
 
@@ -363,7 +364,7 @@ class Emulated:
             try:
                 os.posix_fallocate(self._shared, 0, size)
             except OSError as error:
-                raise OperandError(f"the {self.cpu.name} worker needs {size} bytes of shared memory, which cannot be had: {error}") from None
+                raise OperandError(f"{size} bytes for the {self.cpu.name} worker to share cannot be had: {error}") from None
 
     def _start(self) -> None:
         """Starts the worker and compares its view of the ABI with this side's."""
@@ -478,9 +479,11 @@ def _local_targets() -> frozenset[str]:
     return frozenset(name.rpartition("__")[2] for name in runtime.available_kernels())
 
 
+def targets_of(on: Machine) -> list[str]:
+    """The instruction sets of a machine that run on any computer, because there is an emulator for CPUs that lack them."""
+    return [unit.target for unit in on.core.units if unit.target in EMULATED]
+
+
 def executor_for(on: Machine) -> Executor:
     """Where the plans of a machine run: in this process, or under an emulator if there is one for a unit that this CPU lacks."""
-    for unit in on.core.units:
-        if unit.target in EMULATED and unit.target not in _local_targets():
-            return EMULATED[unit.target]
-    return LOCAL
+    return next((EMULATED[target] for target in targets_of(on) if target not in _local_targets()), LOCAL)
