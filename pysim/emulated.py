@@ -16,8 +16,6 @@ import atexit
 import fcntl
 import functools
 import hashlib
-import importlib.metadata
-import importlib.util
 import os
 import select
 import shutil
@@ -27,7 +25,6 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from weakref import WeakSet
@@ -81,13 +78,22 @@ class Cpu(NamedTuple):
         if path := shutil.which(self.gcc):
             file = os.stat(path)
             found.append(Compiler(path, (path,), self.gcc_flags, f"{path} {file.st_size} {file.st_mtime_ns}"))
-        if importlib.util.find_spec("ziglang"):
+        if version := installed("ziglang"):
             command = (sys.executable, "-m", "ziglang", "cc", "-target", self.zig_target)
-            version = importlib.metadata.version("ziglang")
             found.append(Compiler(f"ziglang {version}", command, self.zig_flags, version))
         if not found:
             raise MissingError(f"no compiler for {self.name} is here, neither {self.gcc} nor ziglang: {self.install_compiler}")
         return found
+
+
+def installed(package: str) -> str | None:
+    """The version of a Python package, or None where it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 POWER10 = Cpu(
@@ -162,6 +168,8 @@ def worker(cpu: Cpu) -> Path:
 
 def _build(cpu: Cpu, compiler: Compiler, file: Path) -> None:
     """Compiles every file, the CPU's own with its flags, and puts the program in place in one step."""
+    from concurrent.futures import ThreadPoolExecutor
+
     print(f"pysim: building the {cpu.name} kernels with {compiler.name}, once, into {file.parent}", file=sys.stderr, flush=True)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
