@@ -3,9 +3,10 @@
 #include "vsx.h"
 
 typedef float T;
-typedef vector float VEC;
+typedef vector float VEC, ORDERED;
 typedef float E;
-enum { LANES = 4, RANK = 1 };
+enum { LANES = 4, RANK = 1, SHIFT = 0 };
+#define FACTOR(x) (T)(x)
 #define LOWEST (-__builtin_inff())
 
 typedef struct {

@@ -2,9 +2,11 @@
  * Micro-kernels on POWER10's matrix unit; included once per type (f32.c, f64.c, ...), after vsx.h and these names:
  *
  *   T, VEC, LANES    result element, its vector and their number in one (16 bytes); LOWEST is the value below all others
+ *   ORDERED          vector type that compares as T's values do; FACTOR(x) is alpha or beta as a T
  *   E                element of the panels
  *   RANK             k steps that one multiply instruction takes
- *   STEP             the operands of RANK k steps, as they are loaded
+ *   SHIFT            what load_step adds to every window; where it is not 0, tile->sums gathers the filters, which pay for it at the end
+ *   STEP             the operands of RANK k steps
  *   load_step(gf, gw, whole, x, f, w, w_pitch, nw, rows)   loads them for gf x gw groups; `rows` of the RANK exist, the others are
  *                    zero; `whole`: all WINDOWS windows of a row may be read (and gw is 4), else the first nw only
  *   multiply_step(gf, gw, whole, tile, first, x)           adds their product to the accumulators first + i*gw + j
@@ -29,14 +31,14 @@ typedef struct {
 } SCALE;
 
 INLINE SCALE scale_of(const pysim_store *s) {
-    return (SCALE){v_set1((T)s->alpha), v_set1((T)s->beta), v_set1(s->relu ? (T)0 : (T)LOWEST), s->beta != 0};
+    return (SCALE){v_set1(FACTOR(s->alpha)), v_set1(FACTOR(s->beta)), v_set1(s->relu ? (T)0 : (T)LOWEST), s->beta != 0};
 }
 
 INLINE void finish_row(T *out, VEC acc, VEC bias, const int whole, int64_t bytes, const SCALE *s) {
     VEC value = acc * s->alpha;
     if (s->reads_old) value += (whole ? (VEC)v_load(out) : (VEC)v_load_first(out, bytes)) * s->beta;
     value += bias;
-    value = (VEC)vec_andc((BYTES)value, (BYTES)vec_cmpgt(s->floor, value)); /* zero below the floor; a NaN stays one */
+    value = (VEC)vec_andc((BYTES)value, (BYTES)vec_cmpgt((ORDERED)s->floor, (ORDERED)value)); /* zero below the floor; a NaN stays one */
     if (whole)
         v_store(out, (BYTES)value);
     else
@@ -72,6 +74,8 @@ INLINE void finish(const int gf, const int gw, const int whole, const int chains
         for (int j = 0; j < gw; j++) {
             VEC row[4];
             rows_of(row, gf * gw, chains, tile, i * gw + j);
+#pragma GCC unroll 4
+            for (int r = 0; SHIFT && r < 4; r++) row[r] -= v_set1((T)SHIFT * (T)tile->sums[i][r]);
 #pragma GCC unroll 4
             for (int r = 0; r < 4; r++)
                 if (i < gf - 1 || r == 0 || 4 * i + r < nf)
@@ -120,6 +124,7 @@ INLINE void body(const int gf, const int gw, const int whole, int64_t k, const E
                  int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
     const int groups = gf * gw, chains = groups == 1 ? 4 : groups <= 4 && groups != 3 ? ACCUMULATORS / groups : groups == 3 ? 2 : 1;
     TILE tile;
+    tile.sums[0] = tile.sums[1] = vec_splats(0u);
 #pragma GCC unroll 8
     for (int i = 0; i < chains * groups; i++) __builtin_mma_xxsetaccz(&tile.at[i]);
     k_loop(gf, gw, whole, chains, &tile, k, f, w, w_pitch, nw);
