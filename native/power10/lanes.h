@@ -75,7 +75,7 @@ INLINE void finish(const int gf, const int gw, const int whole, const int chains
             VEC row[4];
             rows_of(row, gf * gw, chains, tile, i * gw + j);
 #pragma GCC unroll 4
-            for (int r = 0; SHIFT && r < 4; r++) row[r] -= v_set1((T)SHIFT * (T)tile->sums[i][r]);
+            for (int r = 0; SHIFT != 0 && r < 4; r++) row[r] -= v_set1((T)SHIFT * (T)tile->sums[i][r]);
 #pragma GCC unroll 4
             for (int r = 0; r < 4; r++)
                 if (i < gf - 1 || r == 0 || 4 * i + r < nf)
