@@ -34,17 +34,6 @@ INLINE SCALE scale_of(const pysim_store *s) {
     return (SCALE){v_set1(FACTOR(s->alpha)), v_set1(FACTOR(s->beta)), v_set1(s->relu ? (T)0 : (T)LOWEST), s->beta != 0};
 }
 
-INLINE void finish_row(T *out, VEC acc, VEC bias, const int whole, int64_t bytes, const SCALE *s) {
-    VEC value = acc * s->alpha;
-    if (s->reads_old) value += (whole ? (VEC)v_load(out) : (VEC)v_load_first(out, bytes)) * s->beta;
-    value += bias;
-    value = (VEC)vec_andc((BYTES)value, (BYTES)vec_cmpgt((ORDERED)s->floor, (ORDERED)value)); /* zero below the floor; a NaN stays one */
-    if (whole)
-        v_store(out, (BYTES)value);
-    else
-        v_store_first(out, (BYTES)value, bytes);
-}
-
 /* Rows of group i, j: the sum over the chains. */
 INLINE void rows_of(VEC row[4], const int groups, const int chains, TILE *tile, const int at) {
     __builtin_mma_disassemble_acc(row, &tile->at[at]);
@@ -57,17 +46,39 @@ INLINE void rows_of(VEC row[4], const int groups, const int chains, TILE *tile, 
     }
 }
 
-INLINE void finish(const int gf, const int gw, const int whole, const int chains, TILE *tile, T *out, int64_t out_pitch, int64_t nw,
-                   int64_t nf, const pysim_store *store) {
+INLINE void finish_row(T *out, VEC acc, VEC bias, const int whole, int64_t bytes, const SCALE *s) {
+    VEC value = acc * s->alpha;
+    if (s->reads_old) value += (whole ? (VEC)v_load(out) : (VEC)v_load_first(out, bytes)) * s->beta;
+    value += bias;
+    value = (VEC)vec_andc((BYTES)value, (BYTES)vec_cmpgt((ORDERED)s->floor, (ORDERED)value)); /* zero below the floor; a NaN stays one */
+    if (whole)
+        v_store(out, (BYTES)value);
+    else
+        v_store_first(out, (BYTES)value, bytes);
+}
+
+/* A tile of [FILTERS][WINDOWS] sums on its way out through everything that a store may ask for. */
+static __attribute__((noinline)) void finish_rows(const T *tile, T *out, int64_t out_pitch, int64_t nw, int64_t nf,
+                                                  const pysim_store *store) {
     const SCALE scale = scale_of(store);
     const T *bias_f = store->bias_filters, *bias_w = store->bias_windows;
-    const int64_t last = (nw - (gw - 1) * LANES) * (int64_t)sizeof(T);
-    VEC bw[GROUPS_W];
-#pragma GCC unroll 4
-    for (int j = 0; j < gw; j++)
-        bw[j] = !bias_w                   ? v_set1((T)0)
-                : whole || j < gw - 1 ? (VEC)v_load(bias_w + j * LANES)
-                                      : (VEC)v_load_first(bias_w + j * LANES, last);
+    for (int64_t w = 0; w < nw; w += LANES) {
+        const int whole = nw - w >= LANES;
+        const int64_t bytes = (nw - w) * (int64_t)sizeof(T);
+        const VEC bw = !bias_w ? v_set1((T)0) : whole ? (VEC)v_load(bias_w + w) : (VEC)v_load_first(bias_w + w, bytes);
+        for (int64_t f = 0; f < nf; f++)
+            finish_row(out + f * out_pitch + w, (VEC)v_load(tile + f * WINDOWS + w), bw + v_set1(bias_f ? bias_f[f] : (T)0), whole, bytes,
+                       &scale);
+    }
+}
+
+/* Sums that leave as they are go straight to the output, others by way of the stack: what a store asks for is then asked once, not in
+ * every row of every shape. */
+INLINE void finish(const int gf, const int gw, const int whole, const int chains, TILE *tile, T *out, int64_t out_pitch, int64_t nw,
+                   int64_t nf, const pysim_store *store) {
+    const int plain = store->alpha == 1 && store->beta == 0 && !store->relu && !store->bias_filters && !store->bias_windows;
+    const int64_t last = (nw - (gw - 1) * LANES) * (int64_t)sizeof(T), pitch = plain ? out_pitch : WINDOWS;
+    T sums[FILTERS * WINDOWS], *to = plain ? out : sums;
 #pragma GCC unroll 2
     for (int i = 0; i < gf; i++)
 #pragma GCC unroll 4
@@ -77,11 +88,16 @@ INLINE void finish(const int gf, const int gw, const int whole, const int chains
 #pragma GCC unroll 4
             for (int r = 0; SHIFT != 0 && r < 4; r++) row[r] -= v_set1((T)SHIFT * (T)tile->sums[i][r]);
 #pragma GCC unroll 4
-            for (int r = 0; r < 4; r++)
-                if (i < gf - 1 || r == 0 || 4 * i + r < nf)
-                    finish_row(out + (4 * i + r) * out_pitch + j * LANES, row[r],
-                               bw[j] + v_set1(bias_f ? bias_f[4 * i + r] : (T)0), whole || j < gw - 1, last, &scale);
+            for (int r = 0; r < 4; r++) {
+                T *at = to + (4 * i + r) * pitch + j * LANES;
+                if (i == gf - 1 && r > 0 && 4 * i + r >= nf) break;
+                if (whole || j < gw - 1)
+                    v_store(at, (BYTES)row[r]);
+                else
+                    v_store_first(at, (BYTES)row[r], last);
+            }
         }
+    if (!plain) finish_rows(sums, out, out_pitch, nw, nf, store);
 }
 
 /* ---- the k loop ---- */
