@@ -17,6 +17,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -301,9 +302,15 @@ class Emulated:
         return [*emulator, str(worker(self.cpu))]
 
     def close(self) -> None:
-        """Ends the worker, if there is one."""
+        """Ends the worker and gives its memory back; the next call starts anew."""
         with self._lock:
             self._stop()
+            if self._shared >= 0:
+                os.close(self._shared)
+                self._shared = -1
+
+    def __del__(self) -> None:
+        self.close()
 
     def call(self, name: str, *arguments: Any) -> Any:
         """A function of `pysim.h` in the worker: arguments as cffi takes them, what is written comes back into them.
@@ -316,7 +323,8 @@ class Emulated:
         with self._lock:
             try:
                 self._start()
-                answer = self._exchange(name, arguments)
+                value, self._said.sentence = self._exchange(name, arguments)
+                return value
             except _GoneError:
                 raise NativeError(f"the {self.cpu.name} worker {self._stop(patience=5.0)} (in {name})") from None
             except TimeoutError:
@@ -325,15 +333,9 @@ class Emulated:
             except BaseException:  # an exchange that is cut short leaves its answer in the pipe
                 self._stop()
                 raise
-            word, _, rest = answer.partition(" ")
-            value, _, sentence = rest.partition(" ")
-            if word != "done":
-                raise NativeError(f"the {self.cpu.name} worker {answer} ({name})")
-            self._said.sentence = sentence.encode()
-            return int(value)
 
-    def _exchange(self, name: str, arguments: tuple[Any, ...]) -> str:
-        """Copies operands in, asks, copies results out; the answer."""
+    def _exchange(self, name: str, arguments: tuple[Any, ...]) -> tuple[int, bytes]:
+        """Copies operands in, asks, copies results out: what the function returned, and the library's sentence."""
         ffi, _ = runtime.library()
         if name not in self._kinds:
             raise NativeError(f"the {self.cpu.name} worker has no function {name}")
@@ -353,12 +355,15 @@ class Emulated:
             if kind != "w":
                 _copy(os.pwrite, self._shared, content, offset)
         answer = self.ask(" ".join(words))
+        done = re.fullmatch(r"done (-?\d{1,19}) (.*)", answer)
+        if not done:
+            raise NativeError(f"the {self.cpu.name} worker answers {name} with: {answer[:200]}")
         for kind, offset, content in pieces:
-            if kind in self._written and answer.startswith("done"):
+            if kind in self._written:
                 _copy(lambda file, view, at: os.preadv(file, [view], at), self._shared, content, offset)
         if end > KEPT_BYTES:
             os.ftruncate(self._shared, KEPT_BYTES)
-        return answer
+        return int(done[1]), done[2].encode()
 
     def ask(self, request: str) -> str:
         """One line there, one line back."""
@@ -367,10 +372,10 @@ class Emulated:
         return self._worker.line(time.monotonic() + _seconds())
 
     def _reserve(self, size: int) -> None:
-        """The memory file has at least this size, and the system has the memory for it."""
+        """The memory file has at least this size; what nobody writes takes no memory."""
         if os.fstat(self._shared).st_size < size:
             try:
-                os.posix_fallocate(self._shared, 0, size)
+                os.ftruncate(self._shared, size)
             except OSError as error:
                 raise OperandError(f"{size} bytes for the {self.cpu.name} worker to share cannot be had: {error}") from None
 
