@@ -25,17 +25,15 @@ INLINE void merge(BYTES to[2], BYTES a, BYTES b) {
     to[1] = (BYTES)vec_mergel((vector unsigned short)a, (vector unsigned short)b);
 }
 
-INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, const E *f, const E *w, int64_t w_pitch, int64_t nw,
-                      int64_t rows) {
+INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, const E *f, const E *w, int64_t w_pitch, int64_t nw) {
     (void)gf;
     BYTES row[RANK][3]; /* filters, windows 0 .. 7, windows 8 .. 15 */
 #pragma GCC unroll 2
     for (int r = 0; r < RANK; r++, f += 8, w += w_pitch) {
         const BYTES zero = {0};
-        const int low = r < rows, high = low && gw > 2;
-        row[r][0] = low ? v_load(f) : zero;
-        row[r][1] = !low ? zero : high ? v_load(w) : v_load_first(w, 2 * nw);
-        row[r][2] = !high ? zero : whole ? v_load(w + 8) : v_load_first(w + 8, 2 * (nw - 8));
+        row[r][0] = v_load(f);
+        row[r][1] = gw > 2 ? v_load(w) : v_load_first(w, 2 * nw);
+        row[r][2] = gw <= 2 ? zero : whole ? v_load(w + 8) : v_load_first(w + 8, 2 * (nw - 8));
     }
     merge(x->f, row[0][0], row[1][0]);
     merge(x->w, row[0][1], row[1][1]);

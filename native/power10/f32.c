@@ -14,9 +14,8 @@ typedef struct {
     BYTES f[2], w[4];           /* one group in each */
 } STEP;
 
-INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, const E *f, const E *w, int64_t w_pitch, int64_t nw,
-                      int64_t rows) {
-    (void)w_pitch, (void)rows;
+INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, const E *f, const E *w, int64_t w_pitch, int64_t nw) {
+    (void)w_pitch;
     if (whole && gf == 2) {
         x->f2[0] = v_load_pair(f);
         x->w2[0] = v_load_pair(w);

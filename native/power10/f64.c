@@ -15,9 +15,8 @@ typedef struct {
     BYTES w[4];                /* one group of windows in each */
 } STEP;
 
-INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, const E *f, const E *w, int64_t w_pitch, int64_t nw,
-                      int64_t rows) {
-    (void)w_pitch, (void)rows;
+INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, const E *f, const E *w, int64_t w_pitch, int64_t nw) {
+    (void)w_pitch;
 #pragma GCC unroll 2
     for (int i = 0; i < gf; i++) x->f[i] = v_load_pair(f + 4 * i);
     if (whole) {

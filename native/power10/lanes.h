@@ -7,8 +7,8 @@
  *   RANK             k steps that one multiply instruction takes
  *   SHIFT            what load_step adds to every window; where it is not 0, tile->sums gathers the filters, which pay for it at the end
  *   STEP             the operands of RANK k steps
- *   load_step(gf, gw, whole, x, f, w, w_pitch, nw, rows)   loads them for gf x gw groups; `rows` of the RANK exist, the others are
- *                    zero; `whole`: all WINDOWS windows of a row may be read (and gw is 4), else the first nw only
+ *   load_step(gf, gw, whole, x, f, w, w_pitch, nw)         loads them for gf x gw groups; `whole`: all WINDOWS windows of a row
+ *                    may be read (and gw is 4), else the first nw only
  *   multiply_step(gf, gw, whole, tile, first, x)           adds their product to the accumulators first + i*gw + j
  *
  * An accumulator is the outer product of a group of 4 filters and a group of LANES windows; its 4 rows are LANES consecutive windows
@@ -102,38 +102,51 @@ INLINE void finish(const int gf, const int gw, const int whole, const int chains
 
 /* ---- the k loop ---- */
 
-/* tile += the product of k rows of both panels; step s goes to chain s mod chains. */
+INLINE void clear(TILE *tile, const int begin, const int end) {
+#pragma GCC unroll 8
+    for (int i = begin; i < end; i++) __builtin_mma_xxsetaccz(&tile->at[i]);
+}
+
+/* Rows of both panels and their windows, padded by zeros to one step. */
+INLINE void copy_rows(int64_t rows, const E *f, const E *w, int64_t w_pitch, int64_t nw, E *last_f, E *last_w) {
+    memset(last_f, 0, RANK * FILTERS * sizeof(E));
+    memset(last_w, 0, RANK * WINDOWS * sizeof(E));
+    memcpy(last_f, f, (size_t)rows * FILTERS * sizeof(E));
+    for (int64_t r = 0; r < rows; r++, w += w_pitch, last_w += WINDOWS) memcpy(last_w, w, (size_t)nw * sizeof(E));
+}
+
+/* tile = the product of k rows of both panels. The rest that fills no whole round comes first and goes to chain 0, before the other
+ * chains live (Clang 22 would keep those in memory); step s of the rounds goes to chain s mod chains. */
 INLINE void k_loop(const int gf, const int gw, const int whole, const int chains, TILE *tile, int64_t k, const E *f, const E *w,
                    int64_t w_pitch, int64_t nw) {
     enum { MOST_AHEAD = 2 };
-    const int ahead = whole ? 2 : 1, unroll = whole ? 6 : 4; /* a multiple of ahead + 1 and of chains */
-    const int64_t f_step = RANK * FILTERS, w_step = RANK * w_pitch;
-    int64_t steps = k / RANK;
+    const int groups = gf * gw, ahead = whole ? 2 : 1, unroll = whole ? 6 : 4; /* a multiple of ahead + 1 and of chains */
+    const int64_t f_step = RANK * FILTERS, w_step = RANK * w_pitch, steps = k / RANK;
+    int64_t rounds = steps > ahead ? (steps - ahead) / unroll : 0;
     STEP x[MOST_AHEAD + 1];
-    if (steps >= ahead) {
-#pragma GCC unroll 2
-        for (int u = 0; u < ahead; u++, f += f_step, w += w_step) load_step(gf, gw, whole, &x[u], f, w, w_pitch, nw, RANK);
-        for (int64_t rounds = (steps - ahead) / unroll; rounds > 0; rounds--) {
-#pragma GCC unroll 6
-            for (int u = 0; u < unroll; u++, f += f_step, w += w_step) {
-                load_step(gf, gw, whole, &x[(u + ahead) % (ahead + 1)], f, w, w_pitch, nw, RANK);
-                multiply_step(gf, gw, whole, tile, u % chains * gf * gw, &x[u % (ahead + 1)]);
-            }
-            __asm__("" : "+b"(f), "+b"(w)); /* or Clang keeps copies of both */
-        }
-#pragma GCC unroll 2
-        for (int u = 0; u < ahead; u++) multiply_step(gf, gw, whole, tile, u % chains * gf * gw, &x[u]);
-        steps = (steps - ahead) % unroll;
-    }
+    E last_f[RANK * FILTERS], last_w[RANK * WINDOWS]; /* a last step of fewer rows, and zeros */
+    if (k % RANK) copy_rows(k % RANK, f + steps * f_step, w + steps * w_step, w_pitch, nw, last_f, last_w);
+    clear(tile, 0, groups);
 #pragma GCC unroll 1
-    for (; steps > 0; steps--, f += f_step, w += w_step) {
-        load_step(gf, gw, whole, &x[0], f, w, w_pitch, nw, RANK);
+    for (int64_t s = rounds ? rounds * unroll + ahead : 0; s * RANK < k; s++) {
+        const int last = s == steps;
+        load_step(gf, gw, whole, &x[0], last ? last_f : f + s * f_step, last ? last_w : w + s * w_step, last ? WINDOWS : w_pitch, nw);
         multiply_step(gf, gw, whole, tile, 0, &x[0]);
     }
-    if (k % RANK) {
-        load_step(gf, gw, whole, &x[0], f, w, w_pitch, nw, k % RANK);
-        multiply_step(gf, gw, whole, tile, 0, &x[0]);
-    }
+    clear(tile, groups, chains * groups);
+    if (rounds == 0) return;
+#pragma GCC unroll 2
+    for (int u = 0; u < ahead; u++, f += f_step, w += w_step) load_step(gf, gw, whole, &x[u], f, w, w_pitch, nw);
+    do {
+#pragma GCC unroll 6
+        for (int u = 0; u < unroll; u++, f += f_step, w += w_step) {
+            load_step(gf, gw, whole, &x[(u + ahead) % (ahead + 1)], f, w, w_pitch, nw);
+            multiply_step(gf, gw, whole, tile, u % chains * groups, &x[u % (ahead + 1)]);
+        }
+        __asm__("" : "+b"(f), "+b"(w)); /* or Clang keeps copies of both */
+    } while (--rounds > 0);
+#pragma GCC unroll 2
+    for (int u = 0; u < ahead; u++) multiply_step(gf, gw, whole, tile, u % chains * groups, &x[u]);
 }
 
 INLINE void body(const int gf, const int gw, const int whole, int64_t k, const E *f, const E *w, int64_t w_pitch, T *out,
@@ -141,8 +154,6 @@ INLINE void body(const int gf, const int gw, const int whole, int64_t k, const E
     const int groups = gf * gw, chains = groups == 1 ? 4 : groups <= 4 && groups != 3 ? ACCUMULATORS / groups : groups == 3 ? 2 : 1;
     TILE tile;
     tile.sums[0] = tile.sums[1] = vec_splats(0u);
-#pragma GCC unroll 8
-    for (int i = 0; i < chains * groups; i++) __builtin_mma_xxsetaccz(&tile.at[i]);
     k_loop(gf, gw, whole, chains, &tile, k, f, w, w_pitch, nw);
     finish(gf, gw, whole, chains, &tile, out, out_pitch, nw, nf, store);
 }

@@ -6,8 +6,6 @@
  * instead of 12 for 16 windows of 4 bytes and 3 taps.
  * Stride t > 1: the columns of one phase (column modulo t) are such a chain, of every t-th tap; a dilated tap is a chain of its own.
  * Where columns leave the image, lxvl reads what exists and vslo moves it to its lanes. */
-#include <string.h>
-
 #include "vsx.h"
 
 enum { BYTES_IN = 16, RAW = 64, CHUNKS = RAW / 2 };

@@ -25,18 +25,16 @@ INLINE void merge(BYTES to[2], BYTES a, BYTES b) {
     to[1] = (BYTES)vec_mergel((vector unsigned short)a, (vector unsigned short)b);
 }
 
-INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, const E *f, const E *w, int64_t w_pitch, int64_t nw,
-                      int64_t rows) {
+INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, const E *f, const E *w, int64_t w_pitch, int64_t nw) {
     (void)gf, (void)gw;
-    const BYTES zero = {0}, flip = vec_splats((unsigned char)0x80);
+    const BYTES flip = vec_splats((unsigned char)0x80);
     const BYTES four = {0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27}; /* rows k .. k + 3 of filters 0 .. 3 */
-    const BYTES f01 = rows >= 2 ? v_load(f) : v_load_first(f, 8);
-    const BYTES f23 = rows == 4 ? v_load(f + 16) : rows == 3 ? v_load_first(f + 16, 8) : zero;
+    const BYTES f01 = v_load(f), f23 = v_load(f + 16);
     x->f[0] = vec_perm(f01, f23, four);
     x->f[1] = vec_perm(f01, f23, four + 4);
     BYTES row[RANK];
 #pragma GCC unroll 4
-    for (int r = 0; r < RANK; r++, w += w_pitch) row[r] = (r >= rows ? zero : whole ? v_load(w) : v_load_first(w, nw)) ^ flip;
+    for (int r = 0; r < RANK; r++, w += w_pitch) row[r] = (whole ? v_load(w) : v_load_first(w, nw)) ^ flip;
     merge(x->w, vec_mergeh(row[0], row[1]), vec_mergeh(row[2], row[3]));
     merge(x->w + 2, vec_mergel(row[0], row[1]), vec_mergel(row[2], row[3]));
 }

@@ -4,6 +4,7 @@
 #ifndef PYSIM_POWER10_VSX_H
 #define PYSIM_POWER10_VSX_H
 #include <altivec.h>
+#include <string.h>
 
 #include "../kernel.h"
 #undef bool
