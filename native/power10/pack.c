@@ -125,7 +125,20 @@ INLINE void run_chain(const int size, const int edge, const int64_t stride, cons
     }
 }
 
-/* The common shapes with constant bounds: whole tiles of 3 taps, and of 1. */
+/* Kernels of 3 taps and of 1, whole tiles and parts, with constant bounds. */
+INLINE void run_common(const int size, const int edge, const int64_t windows, const chain *c) {
+    if (c->taps == 3 && c->count == windows)
+        run_chain(size, edge, 1, 3, windows, c);
+    else if (c->taps == 3)
+        run_chain(size, edge, 1, 3, c->count, c);
+    else if (c->taps == 1 && c->count == windows)
+        run_chain(size, edge, 1, 1, windows, c);
+    else if (c->taps == 1)
+        run_chain(size, edge, 1, 1, c->count, c);
+    else
+        run_chain(size, edge, 1, c->taps, c->count, c);
+}
+
 INLINE void pack_chain(const int size, const int64_t windows, const chain *c) {
     const int64_t lanes = BYTES_IN / size, end = pysim_ceil_div(c->count + c->taps - 1, lanes) * lanes;
     if (c->stride > 2)
@@ -133,16 +146,9 @@ INLINE void pack_chain(const int size, const int64_t windows, const chain *c) {
     else if (c->stride == 2)
         run_chain(size, 1, 2, c->taps, c->count, c);
     else if (c->first < 0 || c->first + end > c->width)
-        if (c->count == windows && c->taps == 3)
-            run_chain(size, 1, 1, 3, windows, c);
-        else
-            run_chain(size, 1, 1, c->taps, c->count, c);
-    else if (c->count == windows && c->taps == 3)
-        run_chain(size, 0, 1, 3, windows, c);
-    else if (c->count == windows && c->taps == 1)
-        run_chain(size, 0, 1, 1, windows, c);
+        run_common(size, 1, windows, c);
     else
-        run_chain(size, 0, 1, c->taps, c->count, c);
+        run_common(size, 0, windows, c);
 }
 
 static void pack_zeros(const int size, const pysim_segment *s, char *dst) {
@@ -176,12 +182,11 @@ INLINE void pack_chains(const int size, const int64_t windows, const pysim_segme
 
 INLINE void pack_segment(const int size, const int64_t windows, const pysim_segment *s, void *dst) {
     const int64_t lanes = BYTES_IN / size, most_taps = CHUNKS / 2 * lanes;
-    if (!s->row)
-        pack_zeros(size, s, dst);
-    else if (s->dilation == 1 && pysim_ceil_div(s->taps, s->stride) <= most_taps)
-        pack_chains(size, windows, s, dst, pysim_min(s->stride, s->taps), 1);
+    const int chained = s->dilation == 1 && pysim_ceil_div(s->taps, s->stride) <= most_taps;
+    if (s->row)
+        pack_chains(size, windows, s, dst, chained ? pysim_min(s->stride, s->taps) : s->taps, chained ? 1 : s->dilation);
     else
-        pack_chains(size, windows, s, dst, s->taps, s->dilation);
+        pack_zeros(size, s, dst);
 }
 
 /* lanes x lanes blocks: after log2(lanes) perfect shuffles vector i holds column i. */
