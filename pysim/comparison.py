@@ -87,7 +87,7 @@ def compare(
             raise
         except (PysimError, MemoryError) as error:
             reason = str(error) or "out of memory"
-            done = _comparison(layer, machine, state, plan={}, correct=False, threads=threads, reason=reason)
+            done = _comparison(layer, machine, state, plan={}, correct=False, threads=threads, reason=reason, executor=executor.kind)
         yield done
 
 
@@ -111,7 +111,7 @@ def measure_plan(
     Peers run on one thread whatever `threads` says. Raises PysimError where the plan cannot be run at all; a wrong
     result is no exception but a Comparison with `correct` False, no time and the reason. In an emulator the plan is only checked.
     """
-    done = functools.partial(_comparison, layer, machine, state, plan=plan.to_dict(), threads=threads)
+    done = functools.partial(_comparison, layer, machine, state, plan=plan.to_dict(), threads=threads, executor=executor.kind)
     done = functools.partial(done, predicted_seconds=plan.cost.seconds if isinstance(plan.cost, Cost) and threads == 1 else None)
     t = trial(layer.workload, seed)
     make = _ours(layer.workload, plan.schedule, threads, executor)

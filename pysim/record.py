@@ -55,7 +55,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One problem: its plan, whether the result is right, and predicted, measured and peers' seconds of one call.
 
     Times are medians over `samples` interleaved rounds in cache state `state`; none is given unless `correct`, and
-    then `reason` says what is wrong. Where the plan's kernels ran in an emulator nothing is measured: `static_seconds` is
+    then `reason` says what is wrong. Where the plan's kernels ran in an emulator (`executor`) nothing is measured: `static_seconds` is
     then what static in-core cycles and exactly simulated caches make of the plan (`pysim/cachemodel/simulated.py`), and
     `static_kind` says so. `max_error` is the largest |result - reference| / (|A||B|) on random operands.
     `quartiles` are (first, median, third) in seconds of "pysim" and of each peer, `missing` the peers that did not
@@ -80,6 +80,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     profile: dict[str, float] | None = None
     machine: str = ""
+    executor: Literal["local", "emulated"] = "local"
     state: Literal["hot", "cold"] = "hot"
     threads: int = 1
     count: int = 1

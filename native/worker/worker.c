@@ -174,7 +174,8 @@ static void greet(void) {
 }
 
 int main(int count, char **words) {
-    static char line[LINE];
+    char *line = NULL;
+    size_t size = 0;
     const struct rlimit none = {0, 0};
     if (count != 2) {
         fprintf(stderr, "usage: worker FD   (an open file that both sides map; the protocol is described in worker.c)\n");
@@ -183,11 +184,10 @@ int main(int count, char **words) {
     setrlimit(RLIMIT_CORE, &none); /* a crash is reported by the parent; it leaves no file in the user's folder */
     shared.fd = atoi(words[1]);
     greet();
-    while (fgets(line, sizeof line, stdin)) {
+    for (ssize_t length; (length = getline(&line, &size, stdin)) > 0;) {
         request r = {0};
-        if (!strchr(line, '\n')) {
-            for (int c = getchar(); c != '\n' && c != EOF; c = getchar()) {}
-            refuse("a request has at most %d bytes", LINE - 2);
+        if (length > LINE || strlen(line) != (size_t)length) {
+            refuse("a request is text of at most %d bytes", LINE);
         } else if (parse(line, &r)) {
             const int64_t value = call(&r);
             printf("done %" PRId64 " %s\n", value, pysim_last_error());
