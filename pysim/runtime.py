@@ -23,7 +23,9 @@ from pysim.schedule import PACK, STATIONARY, Schedule
 from pysim.workload import Conv, Gemm
 
 Array = NDArray[Any]
-NUMPY_DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+# NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16
+NUMPY_DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "bf16": np.dtype(np.uint16), "s8": np.dtype(np.int8)}
+RESULT_DTYPES = NUMPY_DTYPES | {"bf16": np.dtype(np.float32), "s8": np.dtype(np.int32)}  # of the result and the bias
 ACTIVATIONS = {None: 0, "relu": 1}
 _ALIGNMENT = 64
 
@@ -101,9 +103,9 @@ def available_kernels(executor: Executor = LOCAL) -> frozenset[str]:
 
 def _dtype_code(dtype: str) -> int:
     if dtype not in NUMPY_DTYPES:
-        raise OperandError(f"the CPU kernels compute f32 and f64, not {dtype}")
+        raise OperandError(f"the CPU kernels compute {', '.join(NUMPY_DTYPES)}, not {dtype}")
     _, lib = library()
-    return int(lib.PYSIM_F64 if dtype == "f64" else lib.PYSIM_F32)
+    return int(getattr(lib, f"PYSIM_{dtype.upper()}"))
 
 
 def conv_struct(w: Conv) -> Any:
@@ -146,11 +148,27 @@ def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
 
 
 def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-    """`x` as a dense array of this shape and dtype, viewed if it can be; OperandError names what differs."""
+    """`x` as a dense array of this shape and a problem's dtype, viewed if it can be; OperandError names what differs."""
     if not isinstance(x, np.ndarray):
         x = as_numpy(x, name)
+    if dtype == "bf16" and x.dtype.name == "bfloat16":
+        x = x.view(np.uint16)
     if x.dtype != NUMPY_DTYPES[dtype]:
-        raise OperandError(f"{name} is {x.dtype}, but the problem computes in {NUMPY_DTYPES[dtype]}")
+        right = "bf16: pass bfloat16 arrays (ml_dtypes), or their bits as uint16" if dtype == "bf16" else f"{NUMPY_DTYPES[dtype]}"
+        raise OperandError(f"{name} is {x.dtype}, but the problem computes in {right}")
+    return _dense(x, name, shape)
+
+
+def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+    """A bias or a C as a dense array of this shape and of the dtype of a problem's results; errors as `operand`."""
+    if not isinstance(x, np.ndarray):
+        x = as_numpy(x, name)
+    if x.dtype != RESULT_DTYPES[dtype]:
+        raise OperandError(f"{name} is {x.dtype}, but the results of {dtype} are {RESULT_DTYPES[dtype]}")
+    return _dense(x, name, shape)
+
+
+def _dense(x: Array, name: str, shape: tuple[int, ...]) -> Array:
     if x.shape != shape:
         raise OperandError(f"{name} has shape {x.shape}, but the problem needs {shape}")
     dense: Array = x if x.flags.c_contiguous else np.ascontiguousarray(x)
@@ -180,12 +198,13 @@ def like(x: Any, result: Array) -> Any:
 
 
 def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
-    """`out` as a writable view, or a new array; OperandError where it does not fit."""
+    """`out` as a writable view, or a new array, of the dtype of a problem's results; OperandError where it does not fit."""
+    kind = RESULT_DTYPES[dtype]
     if out is None:
-        return aligned(shape, NUMPY_DTYPES[dtype])
+        return aligned(shape, kind)
     array: Array = out if isinstance(out, np.ndarray) else as_numpy(out, "out")
-    if array.shape != shape or array.dtype != NUMPY_DTYPES[dtype] or not array.flags.c_contiguous or not array.flags.writeable:
-        raise OperandError(f"out must be a writable C-contiguous {NUMPY_DTYPES[dtype]} array of shape {shape}")
+    if array.shape != shape or array.dtype != kind or not array.flags.c_contiguous or not array.flags.writeable:
+        raise OperandError(f"out must be a writable C-contiguous {kind} array of shape {shape}")
     return array
 
 
@@ -241,7 +260,7 @@ class Prepared:
         self._conv = conv_struct(w)
         self._schedule = schedule_struct(schedule)
         weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
-        bias = None if bias is None else operand(bias, "bias", (w.filters,), w.dtype)
+        bias = None if bias is None else addend(bias, "bias", (w.filters,), w.dtype)
         self._epilogue = _epilogue(1.0, 0.0, bias, activation)
         size = ffi.new("int64_t *")
         check(lib.pysim_conv_packed_filter_bytes(self._conv, self._schedule, size), executor)
@@ -298,7 +317,7 @@ class PreparedGemm:
         self.threads = threads
         self._gemm = gemm_struct(w)
         self._schedule = schedule_struct(schedule)
-        bias = None if bias is None else operand(bias, "bias", (w.n,), w.dtype)
+        bias = None if bias is None else addend(bias, "bias", (w.n,), w.dtype)
         self._epilogue = _epilogue(alpha, beta, bias, activation)
         self._work = _workspace(executor, "pysim_gemm_workspace_bytes", self._gemm, self._schedule, threads)
         self.workspace_bytes = self._work.nbytes
@@ -365,7 +384,7 @@ def reference_conv(
 ) -> Array:
     """The definition of right: plain loops in C, summed in the next wider type. Slow."""
     ffi, lib = executor.library()
-    out = aligned((w.batch, w.filters, w.out_h, w.out_w), NUMPY_DTYPES[w.dtype])
+    out = aligned((w.batch, w.filters, w.out_h, w.out_w), RESULT_DTYPES[w.dtype])
     epilogue = _epilogue(1.0, 0.0, bias, activation)
     x = operand(x, "x", (w.batch, w.channels, w.height, w.width), w.dtype)
     weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)

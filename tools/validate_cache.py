@@ -80,7 +80,7 @@ def _touched(layer: Layer, on: Machine) -> int:
     nest, line = nest_of(layer.workload), on.levels[0].line_bytes
     inputs = nest.channels * nest.touched_bytes(line)
     filters = nest.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
-    outputs = nest.filters * nest.windows * nest.element_bytes
+    outputs = nest.filters * nest.windows * nest.out_bytes
     return (nest.groups * filters + nest.repeats * (inputs + outputs)) // line
 
 

@@ -120,7 +120,7 @@ def _scattered_runs(rates: Rates, table: Table, streams: Sequence[Stream], cross
     rows = np.minimum(tile * table.k2, nest.filters) if table.stationary == "input_stationary" else tile
     of_output = [stream.operand == "output" for stream in streams]
     beyond = list(crossed.values())[min(1, len(crossed) - 1)]
-    runs: Array = beyond[of_output].sum(axis=0) / (rates.windows[table.kernel] * nest.element_bytes)
+    runs: Array = beyond[of_output].sum(axis=0) / (rates.windows[table.kernel] * nest.out_bytes)
     return runs * np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
 
 

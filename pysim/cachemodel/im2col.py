@@ -69,7 +69,7 @@ def _crossed(w: Conv, nest: Nest, machine: Machine, hot: bool) -> list[tuple[flo
     image = w.channels * plane * w.batch
     row = nest.windows * size
     columns = w.channels * taps * row
-    run = image + columns + (w.filters * (w.channels // w.groups) * taps + w.filters * nest.windows * w.batch) * size
+    run = image + columns + w.filters * (w.channels // w.groups) * taps * size + w.filters * nest.windows * w.batch * nest.out_bytes
     found, own = [], (float("inf"), float("inf"))
     for level in machine.levels:
         again, first, last = (float(missing(level, np.array([float(distance)]))[0]) for distance in (plane + row, run, run))

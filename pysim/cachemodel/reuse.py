@@ -89,7 +89,7 @@ class Tiles(NamedTuple):
 
     def outputs(self, windows: Array | float, filters: Array | float) -> Array:
         """Output tiles of neighbouring window tiles and of filter tiles; planes that are written whole share their lines."""
-        rows, size = np.minimum(filters * self.tile_filters, self.nest.filters), self.nest.element_bytes
+        rows, size = np.minimum(filters * self.tile_filters, self.nest.filters), self.nest.out_bytes
         return rows * np.minimum(self.width(windows) * size + self.out_edge, self.nest.windows * size)
 
     def raws(self, count: Array | float) -> Array:
@@ -323,10 +323,10 @@ def _in_place(t: Tiles, *again: tuple[Array, Array, Array | int], edge: tuple[Ar
 def _output(t: Tiles, sweep: Array, neighbour: Array, between: Array) -> Iterator[Stream]:
     """Output tiles are updated once per channel set; neighbours share lines, with `between` bytes of other outputs between them."""
     nest = t.nest
-    plane = nest.windows * nest.element_bytes
+    plane = nest.windows * nest.out_bytes
     yield Stream("output", True, nest.filters * plane * (t.sets - 1), sweep)
     edges = (t.n_windows - 1) * nest.filters * t.out_edge * t.sets
-    yield Stream("output", True, edges, neighbour, plane, between, t.width(1) * nest.element_bytes + t.out_edge)
+    yield Stream("output", True, edges, neighbour, plane, between, t.width(1) * nest.out_bytes + t.out_edge)
 
 
 def _filter_packing(rates: Rates, table: Table, passes: Array, distance: Array, again: Array) -> Iterator[Stream]:
@@ -345,7 +345,7 @@ def footprint(rates: Rates, table: Table, reuse: Reuse) -> Array:
     parts = np.empty((len(OPERANDS), stored.size))
     parts[0], parts[1] = _raw_bytes(rates), reuse.panels + (0.0 if nest.filters_packed else reuse.filter_panels)
     parts[2] = stored if nest.filters_packed else nest.filters * nest.channels * nest.element_bytes
-    parts[3] = nest.filters * nest.windows * nest.element_bytes
+    parts[3] = nest.filters * nest.windows * nest.out_bytes
     return parts
 
 
