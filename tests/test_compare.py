@@ -221,11 +221,11 @@ def test_a_layer_that_cannot_run_is_reported_and_the_others_go_on() -> None:
             return planned(workload, schedule=msgspec.structs.replace(planned(workload).schedule, k2=0))
         return planned(workload)
 
-    texts = [f"{CONV}:f64", "gemm:5x6x7", "conv:mb1ic8ih7oc12kh1:s8", CONV]
+    texts = [f"{CONV}:f64", "gemm:5x6x7", "conv:mb1ic8ih7oc12kh1:f16", CONV]
     layers = [Layer(parse(text)) for text in texts]
     done = list(comparing.compare(((layer, plan_of(layer.workload)) for layer in layers), MACHINE, makers={DEFAULT: right}, **FAST))
     assert [c.problem for c in done] == texts and [c.correct for c in done] == [False, False, False, True]
-    assert done[0].reason == "no kernel does that" and done[1].reason and "s8" in done[2].reason
+    assert done[0].reason == "no kernel does that" and done[1].reason and "f16" in done[2].reason
 
 
 def test_an_absent_native_library_ends_the_run_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
