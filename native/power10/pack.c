@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Vector-based packing on VSX (contracts: native/kernel.h), for elements of 1, 2, 4 and 8 bytes: packing only moves them.
  *
- * Stride 1: element (window j, tap s + 1) is element (window j + 1, tap s), so a row is loaded once and the chain of registers is
- * shifted down by a lane per tap (xxsldwi, vsldoi): ceil((count + taps - 1)/lanes) loads instead of taps * ceil(count/lanes), so 5
- * instead of 12 for 16 windows of 4 bytes and 3 taps.
+ * Stride 1: element (window j, tap s + 1) is element (window j + 1, tap s), so a row is loaded once for up to 4 taps (or as many as
+ * lanes) and each of them is two neighbouring registers, shifted (vsldoi): ceil((count + taps - 1)/lanes) loads instead of
+ * taps * ceil(count/lanes), so 5 instead of 12 for 16 windows of 4 bytes and 3 taps.
  * Stride t > 1: the columns of one phase (column modulo t) are such a chain, of every t-th tap; a dilated tap is a chain of its own.
  * Where columns leave the image, lxvl reads what exists and vslo moves it to its lanes. */
 #include "vsx.h"
 
 enum { BYTES_IN = 16, RAW = 64, CHUNKS = RAW / 2 };
 
-/* One lane down: lane i of the result is lane i + 1 of low, the last one is lane 0 of high. */
-INLINE BYTES shift_lane(const int size, BYTES low, BYTES high) {
-    switch (size) {
-    case 1: return vec_sld(high, low, 15);
-    case 2: return vec_sld(high, low, 14);
-    case 4: return vec_sldw(high, low, 3);
-    default: return vec_sldw(high, low, 2);
+/* `count` lanes down, at most all of one vector: lane i of the result is lane i + count of low and high, one after the other. */
+INLINE BYTES shift_lanes(const int size, const int count, BYTES low, BYTES high) {
+    switch (count * size) {
+#define SHIFT(bytes) case bytes: return vec_sld(high, low, 16 - bytes);
+        SHIFT(1) SHIFT(2) SHIFT(3) SHIFT(4) SHIFT(6) SHIFT(8) SHIFT(12)
+    default: return low;
     }
 }
 
@@ -95,60 +94,63 @@ INLINE BYTES load(const int size, const int edge, const int64_t stride, const ch
     return stride == 2 ? even_lanes(size, raw[0], raw[1]) : raw[0];
 }
 
-/* At most CHUNKS vectors. Each is loaded once, shifted through its lanes, and stored for all taps that meet it. */
-INLINE void run_chain(const int size, const int edge, const int64_t stride, const int64_t taps, const int64_t count, const chain *c) {
-    const int64_t lanes = BYTES_IN / size, vectors = pysim_ceil_div(count + taps - 1, lanes), chunks = pysim_ceil_div(count, lanes);
-    const int64_t last = (count - (chunks - 1) * lanes) * size, shifts = pysim_min(lanes, taps);
+/* `taps` of a chain, at most as many as lanes. Each vector is loaded once, and every tap's is it and the next one, shifted.
+ * `whole` vectors are all that the windows fill, or it is 0: they fill the last one in part. */
+INLINE void run_chain(const int size, const int edge, const int64_t stride, const int taps, const int whole, const chain *c) {
+    const int64_t lanes = BYTES_IN / size, count = whole ? whole * lanes : c->count;
+    const int64_t vectors = pysim_ceil_div(count + taps - 1, lanes), chunks = pysim_ceil_div(count, lanes);
+    const int64_t last = (count - (chunks - 1) * lanes) * size;
     place at[RAW];
     if (edge)
         for (int64_t i = 0; i < vectors * stride; i++) at[i] = place_of(size, c->first + i * lanes, c->width);
     const char *row = c->row;
     char *dst = c->dst;
     for (int64_t channel = 0; channel < c->channels; channel++, row += c->row_channel, dst += c->dst_channel) {
-        BYTES next = load(size, edge, stride, c, row, at, 0);
-        for (int64_t v = 0; v < vectors; v++) {
-            const BYTES zero = {0};
-            BYTES low = next, high = zero;
-            if (v + 1 < vectors) high = load(size, edge, stride, c, row, at, v + 1);
-            next = high;
-            for (int64_t r = 0; r < shifts; r++) {
-                if (r > 0) low = shift_lane(size, low, high), high = shift_lane(size, high, zero);
-                for (int64_t tap = r, i = v; tap < taps && i >= 0; tap += lanes, i--) {
-                    char *to = dst + tap * c->pitch + i * BYTES_IN;
-                    if (i < chunks - 1 || (i == chunks - 1 && last == BYTES_IN))
-                        v_store(to, low);
-                    else if (i == chunks - 1)
-                        v_store_first(to, low, last);
-                }
-            }
+        BYTES low = load(size, edge, stride, c, row, at, 0), high = low;
+        char *to = dst;
+#pragma GCC unroll 3
+        for (int64_t v = 1; v < chunks; v++, low = high, to += BYTES_IN) {
+            high = load(size, edge, stride, c, row, at, v);
+#pragma GCC unroll 4
+            for (int tap = 0; tap < taps; tap++) v_store(to + tap * c->pitch, shift_lanes(size, tap, low, high));
         }
+        if (chunks < vectors) high = load(size, edge, stride, c, row, at, chunks);
+#pragma GCC unroll 4
+        for (int tap = 0; tap < taps; tap++)
+            if (whole)
+                v_store(to + tap * c->pitch, shift_lanes(size, tap, low, high));
+            else
+                v_store_first(to + tap * c->pitch, shift_lanes(size, tap, low, high), last);
     }
 }
 
-/* Kernels of 3 taps and of 1, whole tiles and parts, with constant bounds. */
-INLINE void run_common(const int size, const int edge, const int64_t windows, const chain *c) {
-    if (c->taps == 3 && c->count == windows)
-        run_chain(size, edge, 1, 3, windows, c);
-    else if (c->taps == 3)
-        run_chain(size, edge, 1, 3, c->count, c);
-    else if (c->taps == 1 && c->count == windows)
-        run_chain(size, edge, 1, 1, windows, c);
-    else if (c->taps == 1)
-        run_chain(size, edge, 1, 1, c->count, c);
-    else
-        run_chain(size, edge, 1, c->taps, c->count, c);
+/* With constant bounds. */
+INLINE void run_taps(const int size, const int edge, const int64_t stride, const int whole, const chain *c) {
+    switch (c->taps) {
+    case 1: run_chain(size, edge, stride, 1, whole, c); break;
+    case 2: run_chain(size, edge, stride, 2, whole, c); break;
+    case 3: run_chain(size, edge, stride, 3, whole, c); break;
+    default: run_chain(size, edge, stride, 4, whole, c);
+    }
 }
 
-INLINE void pack_chain(const int size, const int64_t windows, const chain *c) {
-    const int64_t lanes = BYTES_IN / size, end = pysim_ceil_div(c->count + c->taps - 1, lanes) * lanes;
-    if (c->stride > 2)
-        run_chain(size, 0, 3, c->taps, c->count, c);
-    else if (c->stride == 2)
-        run_chain(size, 1, 2, c->taps, c->count, c);
-    else if (c->first < 0 || c->first + end > c->width)
-        run_common(size, 1, windows, c);
-    else
-        run_common(size, 0, windows, c);
+INLINE void pack_chain(const int size, const chain *all) {
+    const int64_t lanes = BYTES_IN / size, most = pysim_min(lanes, 4);
+    chain c = *all;
+    for (int64_t taps = all->taps; taps > 0; taps -= most, c.dst += most * c.pitch, c.first += most * c.stride) {
+        c.taps = pysim_min(taps, most);
+        const int64_t end = pysim_ceil_div(c.count + c.taps - 1, lanes) * lanes;
+        if (c.stride > 2)
+            run_taps(size, 0, 3, 0, &c);
+        else if (c.stride == 2)
+            run_taps(size, 1, 2, 0, &c);
+        else if (c.first < 0 || c.first + end > c.width)
+            run_taps(size, 1, 1, 0, &c);
+        else if (c.count == 4 * lanes)
+            run_taps(size, 0, 1, 4, &c);
+        else
+            run_taps(size, 0, 1, 0, &c);
+    }
 }
 
 static void pack_zeros(const int size, const pysim_segment *s, char *dst) {
@@ -157,7 +159,7 @@ static void pack_zeros(const int size, const pysim_segment *s, char *dst) {
 }
 
 /* `phases` chains of every phases-th tap, `spacing` columns apart, cut into blocks that CHUNKS vectors hold. */
-INLINE void pack_chains(const int size, const int64_t windows, const pysim_segment *s, char *dst, int64_t phases, int64_t spacing) {
+INLINE void pack_chains(const int size, void (*pack)(const chain *), const pysim_segment *s, char *dst, int64_t phases, int64_t spacing) {
     const int64_t lanes = BYTES_IN / size;
     for (int64_t p = 0; p < phases; p++) {
         const int64_t taps = pysim_ceil_div(s->taps - p, phases), most = (CHUNKS - pysim_ceil_div(taps - 1, lanes)) * lanes;
@@ -175,18 +177,19 @@ INLINE void pack_chains(const int size, const int64_t windows, const pysim_segme
                 .taps = taps,
                 .count = pysim_min(most, s->count - j),
             };
-            pack_chain(size, windows, &c);
+            pack(&c);
         }
     }
 }
 
-INLINE void pack_segment(const int size, const int64_t windows, const pysim_segment *s, void *dst) {
+INLINE void pack_segment(const int size, void (*pack)(const chain *), const pysim_segment *s, void *dst) {
     const int64_t lanes = BYTES_IN / size, most_taps = CHUNKS / 2 * lanes;
-    const int chained = s->dilation == 1 && pysim_ceil_div(s->taps, s->stride) <= most_taps;
-    if (s->row)
-        pack_chains(size, windows, s, dst, chained ? pysim_min(s->stride, s->taps) : s->taps, chained ? 1 : s->dilation);
-    else
+    if (!s->row)
         pack_zeros(size, s, dst);
+    else if (s->dilation == 1 && pysim_ceil_div(s->taps, s->stride) <= most_taps)
+        pack_chains(size, pack, s, dst, pysim_min(s->stride, s->taps), 1);
+    else
+        pack_chains(size, pack, s, dst, s->taps, s->dilation);
 }
 
 /* lanes x lanes blocks: after log2(lanes) perfect shuffles vector i holds column i. */
@@ -217,12 +220,13 @@ INLINE void pack_transposed(const int size, const char *src, int64_t ld, int64_t
     }
 }
 
-#define DEFINE_PACKER(dtype, size, windows)                                                                                     \
-    void pack_##dtype##__mma_segment(const pysim_segment *s, void *dst) { pack_segment(size, windows, s, dst); }               \
+#define DEFINE_PACKER(dtype, size)                                                                                             \
+    static __attribute__((noinline)) void dtype##_chain(const chain *c) { pack_chain(size, c); }                               \
+    void pack_##dtype##__mma_segment(const pysim_segment *s, void *dst) { pack_segment(size, dtype##_chain, s, dst); }         \
     void pack_##dtype##__mma_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst) {      \
         pack_transposed(size, src, ld, rows, k, pitch, dst);                                                                   \
     }
-DEFINE_PACKER(f32, 4, 16)
-DEFINE_PACKER(f64, 8, 8)
-DEFINE_PACKER(bf16, 2, 16)
-DEFINE_PACKER(s8, 1, 16)
+DEFINE_PACKER(f32, 4)
+DEFINE_PACKER(f64, 8)
+DEFINE_PACKER(bf16, 2)
+DEFINE_PACKER(s8, 1)
