@@ -122,7 +122,7 @@ static pysim_issue_fma issue_fma(const char *target, int32_t dtype) {
 #if defined(__x86_64__)
     return pysim_x86_issue_fma(target, dtype);
 #elif defined(__powerpc64__)
-    return strcmp(target, "mma") == 0 ? pysim_power10_issue_fma(dtype) : NULL;
+    return strcmp(target, "mma") == 0 && pysim_power10_issue_fma ? pysim_power10_issue_fma(dtype) : NULL;
 #else
     return NULL;
 #endif
