@@ -7,6 +7,7 @@ import click
 
 from pysim.commands import timing
 from pysim.commands.common import Cell, Column, every, json_option, layers_of, machine_option, plural, problems, put, say, seconds
+from pysim.errors import MachineError
 
 if TYPE_CHECKING:
     from pysim.record import Comparison
@@ -44,47 +45,53 @@ def run(
     from pysim import host
 
     layers, on = layers_of(problems, every), host.runnable(machine_name)
-    from pysim.comparison import LARGE_ERROR, summarise
+    from pysim.comparison import LARGE_ERROR
 
     executor = host.executor(on)
-    if executor.kind == "emulated" and profile:
-        raise click.UsageError(f"--profile splits the time of a call, and {on.name} is emulated here, where no time means anything")
-    flops = {layer.workload.text: layer.workload.flops for layer in layers}
-    columns = [Column("measured", 8), Column("predicted", 9), Column("error", 6), Column("GFLOP/s", 7), Column("spread", 6)]
-    columns += [Column("packing", 7)] * profile
     if executor.kind == "emulated":
-        columns = [Column("result", 6), Column("max error", 9)]
         say(f"emulated: {executor.about} says whether results are right, and nothing about time")
-    columns += [Column("x", 2), Column("problem", 7, left=True)]
+        if profile:
+            raise MachineError(f"--profile splits the time of a call, and {on.name} is emulated here, where no time means anything")
+    flops = {layer.workload.text: layer.workload.flops for layer in layers}
+    end = [Column("x", 2), Column("problem", 7, left=True)]
+    columns = [Column("measured", 8), Column("predicted", 9), Column("error", 6), Column("GFLOP/s", 7), Column("spread", 6)]
+    columns += [Column("packing", 7)] * profile + end
 
     def row(one: "Comparison") -> list[Cell]:
-        if executor.kind == "emulated":
-            return [_result(one), "-" if one.max_error is None else f"{one.max_error:.2g}", str(one.count), one.problem]
         share = [_packing(one)] if profile else []
         return [*timing.times(one, LARGE_ERROR), _rate(one, flops), _spread(one), *share, str(one.count), one.problem]
 
+    def emulated_row(one: "Comparison") -> list[Cell]:
+        error = "-" if one.max_error is None else f"{one.max_error:.2g}"
+        return [timing.result(one, "right"), error, str(one.count), one.problem]
+
     planned = timing.plan_layers(layers, on, algorithm)
     found = timing.measured(planned, on, threads=threads, profile=profile, executor=executor)
-    done = timing.report(planned, found, columns, row, as_json)
-    if not as_json and executor.kind == "emulated":
-        put("")
-        right = sum(one.correct for one in done)
-        put(f"{right} of {plural(len(done), 'layer')} right: bit for bit on whole numbers, within the error bound on random ones")
-        timing.put_failures(summarise(done))
-    elif not as_json:
-        put("")
+    if executor.kind == "emulated":
+        done = timing.report(planned, found, [Column("result", 6), Column("max error", 9), *end], emulated_row, as_json)
+    else:
+        done = timing.report(planned, found, columns, row, as_json)
+    if not as_json:
+        _put_summary(done, executor.kind == "emulated", threads, profile)
+    ctx.exit(timing.exit_code(done))
+
+
+def _put_summary(done: "list[Comparison]", emulated: bool, threads: int, profile: bool) -> None:
+    """What the columns are and what the rows amount to."""
+    from pysim.comparison import summarise
+
+    summary = summarise(done)
+    put("")
+    if emulated:
+        right = f"{summary['correct']} of {plural(len(done), 'layer')} right"
+        put(f"{right}: bit for bit on whole numbers, within the error bound on random ones")
+    else:
         put("medians; spread: interquartile range over median" + "; packing: its share of packing + micro-kernels" * profile)
-        summary = summarise(done)
         if threads == 1:
             timing.put_prediction(summary)
         if len(done) > 1 and (total := summary.get("total_seconds")):
             put(f"measured for {plural(sum(one.count for one in done if one.correct), 'layer')}: {seconds(total['pysim'])}")
-        timing.put_failures(summary)
-    ctx.exit(timing.exit_code(done))
-
-
-def _result(one: "Comparison") -> Cell:
-    return ("right", "bold") if one.correct else ("WRONG" if one.plan else "-", "bold red")
+    timing.put_failures(summary)
 
 
 def _rate(one: "Comparison", flops: dict[str, int]) -> str:

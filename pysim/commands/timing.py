@@ -95,16 +95,17 @@ def error_of(one: "Comparison") -> float | None:
 
 def times(one: "Comparison", large: float) -> list[Cell]:
     """Measured, predicted and error."""
-    return [_result(one, seconds(one.measured_seconds)), *_predicted(one, error_of(one), large)]
+    return [result(one, seconds(one.measured_seconds)), *_predicted(one, error_of(one), large)]
 
 
 def static_times(one: "Comparison", large: float) -> list[Cell]:
     """Whether the emulated result is right, then static+simulated, predicted and the error against that."""
     error = math.log(one.predicted_seconds / one.static_seconds) if one.predicted_seconds and one.static_seconds else None
-    return [_result(one, "right"), seconds(one.static_seconds), *_predicted(one, error, large)]
+    return [result(one, "right"), seconds(one.static_seconds), *_predicted(one, error, large)]
 
 
-def _result(one: "Comparison", right: str) -> Cell:
+def result(one: "Comparison", right: str) -> Cell:
+    """What stands first in a row: `right`, or that the result is wrong, or that the plan did not run."""
     return (right, "bold") if one.correct else ("WRONG" if one.plan else "-", "bold red")
 
 
