@@ -76,7 +76,8 @@ static __attribute__((noinline)) void finish_rows(const T *tile, T *out, int64_t
  * every row of every shape. */
 INLINE void finish(const int gf, const int gw, const int whole, const int chains, TILE *tile, T *out, int64_t out_pitch, int64_t nw,
                    int64_t nf, const pysim_store *store) {
-    const int plain = store->alpha == 1 && store->beta == 0 && !store->relu && !store->bias_filters && !store->bias_windows;
+    const int as_is = store->alpha == 1 && !store->relu && !store->bias_filters && !store->bias_windows;
+    const int adds = as_is && store->beta == 1, plain = adds || (as_is && store->beta == 0);
     const int64_t last = (nw - (gw - 1) * LANES) * (int64_t)sizeof(T), pitch = plain ? out_pitch : WINDOWS;
     T sums[FILTERS * WINDOWS], *to = plain ? out : sums;
 #pragma GCC unroll 2
@@ -87,6 +88,13 @@ INLINE void finish(const int gf, const int gw, const int whole, const int chains
             rows_of(row, gf * gw, chains, tile, i * gw + j);
 #pragma GCC unroll 4
             for (int r = 0; SHIFT != 0 && r < 4; r++) row[r] -= v_set1((T)SHIFT * (T)tile->sums[i][r]);
+            if (adds)
+#pragma GCC unroll 4
+                for (int r = 0; r < 4; r++) {
+                    const T *at = to + (4 * i + r) * pitch + j * LANES;
+                    if (i == gf - 1 && r > 0 && 4 * i + r >= nf) break;
+                    row[r] += whole || j < gw - 1 ? (VEC)v_load(at) : (VEC)v_load_first(at, last);
+                }
 #pragma GCC unroll 4
             for (int r = 0; r < 4; r++) {
                 T *at = to + (4 * i + r) * pitch + j * LANES;
