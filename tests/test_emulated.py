@@ -20,8 +20,10 @@ import pysim
 from pysim import comparison, emulated, host, machine, planner, runtime
 from pysim.emulated import EMULATED, POWER10, Emulated
 from pysim.errors import MissingError, NativeError, OperandError, PysimError
+from pysim.measure import exact_fill
 from pysim.registry import native_file
 from pysim.store import Store
+from pysim.verify import shapes
 from pysim.workload import Conv, Layer, distinct, parse, resolve
 
 try:
@@ -63,6 +65,10 @@ def whole(*shape, dtype=np.float32):
     return RANDOM.integers(-3, 4, shape).astype(dtype)
 
 
+def result_type(dtype):
+    return np.int32 if dtype == np.int8 else dtype
+
+
 # Who runs what
 
 
@@ -82,7 +88,23 @@ def test_a_machine_is_emulated_only_where_this_cpu_lacks_its_instructions(monkey
 
 
 @emulation
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "s8"])
+@pytest.mark.parametrize("problem", ["conv:mb2g2ic12ih9iw11oc40kh3ph1", "conv:ic37ih7iw9oc33kh1", "gemm:37x51x65", "gemm:21x35x19:tt"])
+def test_a_plan_of_each_machine_gives_the_same_bits_in_every_dtype(problem, dtype):
+    workload = parse(f"{problem}:{dtype}")
+    s = shapes(workload)
+    x, w = exact_fill(s.x, s.k, dtype, seed=1), exact_fill(s.w, s.k, dtype, seed=2)
+    bias = whole(s.out[1], dtype=runtime.RESULT_DTYPES[dtype])
+    plans = [pysim.plan(workload, machine=name) for name in ("host", NAME)]
+    here, there = (plan.run(x, w, bias, "relu") for plan in plans)
+    assert plans[1].kernel.endswith("__mma")
+    assert here.dtype == there.dtype == runtime.RESULT_DTYPES[dtype]
+    assert here.tobytes() == there.tobytes()
+    assert here.any()
+
+
+@emulation
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8])
 @pytest.mark.parametrize(
     ("shape", "filters", "kernel", "given"),
     [
@@ -94,20 +116,20 @@ def test_a_machine_is_emulated_only_where_this_cpu_lacks_its_instructions(monkey
 )
 def test_a_convolution_gives_the_same_bits_on_host_and_power10(shape, filters, kernel, given, dtype):
     x, w = whole(*shape, dtype=dtype), whole(filters, shape[1] // given.get("groups", 1), *kernel, dtype=dtype)
-    bias = whole(filters, dtype=dtype)
+    bias = whole(filters, dtype=result_type(dtype))
     here, there = (pysim.conv2d(x, w, bias, activation="relu", machine=name, **given) for name in ("host", NAME))
     assert here.tobytes() == there.tobytes()
     assert here.any()
 
 
 @emulation
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8])
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_a_product_gives_the_same_bits_on_host_and_power10(trans_a, trans_b, dtype):
     m, n, k = 21, 35, 19
     a, b = whole(*((k, m) if trans_a else (m, k)), dtype=dtype), whole(*((n, k) if trans_b else (k, n)), dtype=dtype)
-    c, bias = whole(m, n, dtype=dtype), whole(n, dtype=dtype)
+    c, bias = whole(m, n, dtype=result_type(dtype)), whole(n, dtype=result_type(dtype))
     layout = {"trans_a": trans_a, "trans_b": trans_b, "alpha": 2, "beta": -1, "bias": bias}
     here, there = (pysim.gemm(a, b, c, machine=name, **layout) for name in ("host", NAME))
     assert here.tobytes() == there.tobytes()
