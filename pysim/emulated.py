@@ -187,7 +187,7 @@ def _build(cpu: Cpu, compiler: Compiler, file: Path) -> None:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compiled, [path for path in _sources(cpu) if path.suffix == ".c"]))
-        run(["-static", *objects, "-lm", "-o", "worker"])
+        run(["-static", "-s", *objects, "-lm", "-o", "worker"])
         os.replace(Path(folder) / "worker", file)
     print(f"pysim: built in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 

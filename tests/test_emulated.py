@@ -402,6 +402,20 @@ def test_a_corrupt_request_is_refused_and_the_worker_goes_on(power10, request_li
 
 
 @emulation
+def test_lines_of_random_bytes_and_words_are_each_answered(power10):
+    names = [name.encode() for name in power10._kinds]
+    pieces = [b"@0:8", b"@0:48", b"@128:136", b"@65536:8", b"@9:9", b"-", b"0", b"-1", b"4294967296", b"@1:99999999999", b"\xff\x00"]
+    process = power10._worker.process
+    for _ in range(1000):
+        line = bytes(RANDOM.integers(0, 256, RANDOM.integers(0, 50), np.uint8)).replace(b"\n", b"")
+        if RANDOM.random() < 0.8:
+            line = b" ".join([names[RANDOM.integers(len(names))], *(pieces[i] for i in RANDOM.integers(0, len(pieces), RANDOM.integers(0, 12)))])
+        process.stdin.write(line + b"\n")
+        assert power10._worker.line(time.monotonic() + 60).partition(" ")[0] in ("done", "refused"), line
+    assert power10._worker.process is process
+
+
+@emulation
 def test_a_bias_that_lies_outside_its_piece_is_refused(power10):
     ffi, _ = runtime.library()
     conv = bytes(ffi.buffer(runtime.conv_struct(Conv(channels=1, height=1, width=1, filters=1, kernel_h=1, kernel_w=1))))

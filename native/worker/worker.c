@@ -62,7 +62,8 @@ static const struct {
 };
 static const char WRITTEN[] = "DPKN"; /* copied back by the parent */
 
-enum { LINE = 1024, ARGUMENTS = 10, COUNT_CALLS = sizeof calls / sizeof *calls, COUNT_STRUCTS = sizeof structs / sizeof *structs };
+enum { LINE = 1024, ARGUMENTS = 10 };
+enum { COUNT_CALLS = sizeof calls / sizeof *calls, COUNT_STRUCTS = sizeof structs / sizeof *structs };
 
 static struct {
     int fd;
@@ -194,5 +195,6 @@ int main(int count, char **words) {
         }
         fflush(stdout);
     }
+    free(line);
     return 0;
 }
