@@ -38,6 +38,7 @@ from pysim.machine import (
     Machine,
     Memory,
     Number,
+    OfType,
     Source,
     Unit,
     facts,
@@ -387,6 +388,7 @@ def _unit(target: str, fma_per_cycle: Number, kin: Relative) -> Unit:
         fma_latency_cycles=_inherit(unit.fma_latency_cycles, kin),
         loads_per_cycle=_inherit(unit.loads_per_cycle, kin),
         stores_per_cycle=_inherit(unit.stores_per_cycle, kin),
+        types=tuple(OfType(name=one.name, fma_per_cycle=_inherit(one.fma_per_cycle, kin)) for one in unit.types),
     )
 
 

@@ -97,6 +97,13 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     write_bytes_per_cycle: Number
 
 
+class OfType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a unit does with one element type, its `name`, where that differs: what a loop needs besides is in the rate."""
+
+    name: Text
+    fma_per_cycle: Number
+
+
 class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One instruction set of the core. A load and a store cover one vector of `vector_bytes`.
 
@@ -112,6 +119,12 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fma_latency_cycles: Number
     loads_per_cycle: Number
     stores_per_cycle: Number
+    types: tuple[OfType, ...] = ()
+
+    def rate(self, dtype: str) -> float:
+        """Multiply-adds a cycle with elements of `dtype`."""
+        own = next((one.fma_per_cycle for one in self.types if one.name == dtype), self.fma_per_cycle)
+        return own.value
 
 
 class Csa(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -218,7 +231,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return [path for path, value in facts(self) if value.kind == "assumed"]
 
 
-_STRUCTS = (Source, Number, Count, Level, Memory, Unit, Csa, Core, Machine, Gpu)
+_STRUCTS = (Source, Number, Count, Level, Memory, OfType, Unit, Csa, Core, Machine, Gpu)
 Fact = Number | Count | Level | Unit | Csa  # whatever carries a kind and a source
 
 
@@ -337,6 +350,8 @@ def _check(machine: Machine | Gpu, where: str) -> None:
         _check_source(machine.source, "source", machine, where)
         _check_unique([level.name for level in machine.levels], f"{where}: levels: name")
         _check_unique([unit.target for unit in machine.core.units], f"{where}: core.units: target")
+        for unit in machine.core.units:
+            _check_unique([one.name for one in unit.types], f"{where}: core.units.{unit.target}.types: name")
     for path, fact in facts(machine):
         _check_source(fact.source, path, machine, where)
         if isinstance(fact, Number):

@@ -139,7 +139,7 @@ def _depth(nest: Nest, kernel: Kernel) -> int:
 def _step_cycles(kernel: Kernel, unit: Unit, windows: int, filters: int) -> float:
     """Cycles of one multiply-add on a tile: the slowest of its instructions, operand loads and the latency of an accumulator."""
     loads = ceil_div(windows, kernel.lane_windows) + ceil_div(filters, kernel.lane_filters)
-    multiply_adds = kernel.instructions(windows, filters) / unit.fma_per_cycle.value
+    multiply_adds = kernel.instructions(windows, filters) / unit.rate(kernel.dtype)
     return max(multiply_adds, loads / unit.loads_per_cycle.value, unit.fma_latency_cycles.value)
 
 
