@@ -3,6 +3,11 @@
  * Register order is the compiler's: lane 0 of a vector, row 0 of an accumulator and half 0 of a pair are the lowest addresses. */
 #ifndef PYSIM_POWER10_VSX_H
 #define PYSIM_POWER10_VSX_H
+#ifndef __clang__
+/* Before registers are assigned, GCC's scheduler stretches the lives of accumulators until some are moved, and GCC 12 then lost the
+ * xxmtacc behind a move: a multiply into an accumulator that is not primed, which QEMU forgives and the ISA does not. */
+#pragma GCC optimize("no-schedule-insns")
+#endif
 #include <altivec.h>
 #include <string.h>
 
