@@ -152,3 +152,14 @@ def test_packing_16_windows_of_3_taps_loads_5_vectors_instead_of_12(compiler):
     assert whole
     for channels, loop in whole:
         assert count(loop, VECTOR_LOAD) == 5 * channels
+
+
+def test_a_big_endian_build_is_refused_with_the_reason(tmp_path):
+    meson, compiler = shutil.which("meson"), shutil.which("powerpc64le-linux-gnu-gcc")
+    if not meson or not compiler:
+        pytest.skip("meson or powerpc64le-linux-gnu-gcc is not installed")
+    root = NATIVE.parent
+    cross = (root / "cross" / "power10.ini").read_text()
+    (tmp_path / "big.ini").write_text(cross.replace("endian = 'little'", "endian = 'big'"))
+    done = subprocess.run([meson, "setup", tmp_path / "build", root, "--cross-file", tmp_path / "big.ini"], capture_output=True, text=True)
+    assert done.returncode and "big-endian" in done.stdout and "little-endian POWER" in done.stdout
