@@ -159,7 +159,7 @@ INLINE void k_loop(const int gf, const int gw, const int whole, const int chains
 
 INLINE void body(const int gf, const int gw, const int whole, int64_t k, const E *f, const E *w, int64_t w_pitch, T *out,
                  int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
-    const int groups = gf * gw, chains = groups == 1 ? 4 : groups <= 4 && groups != 3 ? ACCUMULATORS / groups : groups == 3 ? 2 : 1;
+    const int groups = gf * gw, chains = groups == 1 ? 4 : ACCUMULATORS / groups; /* 4, 2 or 1 */
     TILE tile;
     tile.sums[0] = tile.sums[1] = vec_splats(0u);
     k_loop(gf, gw, whole, chains, &tile, k, f, w, w_pitch, nw);
