@@ -232,6 +232,25 @@ def test_run_says_what_is_right_and_shows_and_stores_no_time():
 
 
 @emulation
+def test_compare_shows_static_and_simulated_beside_predicted_and_calls_neither_measured():
+    result = invoke("compare", SMALL, "gemm:24x20x16", "-m", NAME)
+    assert result.exit_code == 0, result.output
+    header, first, second, *rest = result.stdout.splitlines()
+    assert header.split() == ["result", "static+sim", "predicted", "error", "x", "problem"]
+    assert [row.split()[0] for row in (first, second)] == ["right", "right"]
+    assert "|log(predicted/static+simulated)|" in result.stdout
+    assert [line for line in rest if "measured" in line] == [
+        "static+simulated: in-core cycles of the machine file and exactly simulated caches; nothing here was measured"
+    ]
+    assert "im2col_openblas did not run on 2 of 2 layers: its time on this computer" in " ".join(result.stderr.split())
+    found = document("compare", SMALL, "-m", NAME)
+    (one,) = found["comparisons"]
+    assert one["measured_seconds"] is None and one["peers"] == {} and one["static_kind"] == "static+simulated"
+    assert one["static_seconds"] == pytest.approx(one["predicted_seconds"], rel=0.5)
+    assert found["summary"]["static_prediction"]["kind"] == "static+simulated" and "prediction" not in found["summary"]
+
+
+@emulation
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_a_wrong_result_there_exits_1(command, monkeypatch):
     def broken(self, x, out=None):
