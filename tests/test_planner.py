@@ -352,8 +352,8 @@ def test_run_hands_the_plans_own_schedule_to_the_runtime(monkeypatch: pytest.Mon
     layer.run("x", "w", activation="relu", threads=2)
     product.run("a", "b")
     assert calls == [
-        (layer.workload, layer.schedule, "x", "w", None, "relu", 2),
-        (product.workload, product.schedule, "a", "b", None, None, 1),
+        (layer.workload, layer.schedule, "x", "w", None, "relu", 2, runtime.LOCAL),
+        (product.workload, product.schedule, "a", "b", None, None, 1, runtime.LOCAL),
     ]
 
 
