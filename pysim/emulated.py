@@ -350,10 +350,13 @@ class Emulated:
                 words.append(f"@{end}:{len(content)}")
                 pieces.append((kind, end, content))
                 end += -(-len(content) // _ALIGNMENT) * _ALIGNMENT
-        self._reserve(end)
-        for kind, offset, content in pieces:
-            if kind != "w":
-                _copy(os.pwrite, self._shared, content, offset)
+        try:
+            self._reserve(end)
+            for kind, offset, content in pieces:
+                if kind != "w":
+                    _copy(os.pwrite, self._shared, content, offset)
+        except OSError as error:
+            raise OperandError(f"{end} bytes for the {self.cpu.name} worker to share cannot be had: {error}") from None
         answer = self.ask(" ".join(words))
         done = re.fullmatch(r"done (-?\d{1,19}) (.*)", answer)
         if not done:
@@ -374,10 +377,7 @@ class Emulated:
     def _reserve(self, size: int) -> None:
         """The memory file has at least this size; what nobody writes takes no memory."""
         if os.fstat(self._shared).st_size < size:
-            try:
-                os.ftruncate(self._shared, size)
-            except OSError as error:
-                raise OperandError(f"{size} bytes for the {self.cpu.name} worker to share cannot be had: {error}") from None
+            os.ftruncate(self._shared, size)
 
     def _start(self) -> None:
         """Starts the worker and compares its view of the ABI with this side's."""

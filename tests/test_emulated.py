@@ -428,7 +428,8 @@ def test_lines_of_random_bytes_and_words_are_each_answered(power10):
     for _ in range(1000):
         line = bytes(RANDOM.integers(0, 256, RANDOM.integers(0, 50), np.uint8)).replace(b"\n", b"")
         if RANDOM.random() < 0.8:
-            line = b" ".join([names[RANDOM.integers(len(names))], *(pieces[i] for i in RANDOM.integers(0, len(pieces), RANDOM.integers(0, 12)))])
+            words = RANDOM.integers(0, len(pieces), RANDOM.integers(0, 12))
+            line = b" ".join([names[RANDOM.integers(len(names))], *(pieces[i] for i in words)])
         process.stdin.write(line + b"\n")
         assert power10._worker.line(time.monotonic() + 60).partition(" ")[0] in ("done", "refused"), line
     assert power10._worker.process is process
