@@ -319,6 +319,13 @@ def test_other_sources_or_another_compiler_make_another_worker(tmp_path, monkeyp
     assert emulated.worker_file(POWER10, compiler) != here
 
 
+def test_the_worker_is_made_of_the_files_that_meson_builds_for_power10():
+    text = (Path(__file__).parent.parent / "meson.build").read_text()
+    built = set(re.findall(r"'native/((?:conv/|power10/)?\w+\.c)'", text))
+    found = {str(path.relative_to(native_file("pysim.h").parent)) for path in emulated._sources(POWER10) if path.suffix == ".c"}
+    assert found == built | {"worker/worker.c"}
+
+
 def copied(folder: Path) -> Path:
     """The sources of the worker, elsewhere."""
     root = native_file("pysim.h").parent
