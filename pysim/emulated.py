@@ -348,11 +348,11 @@ class Emulated:
             else:
                 content = _epilogue(ffi, value) if kind == "E" else memoryview(ffi.buffer(value)).cast("B")
                 words.append(f"@{end}:{len(content)}")
-                pieces.append((kind, end, content))
+                pieces.append((kind, end, content, value))
                 end += -(-len(content) // _ALIGNMENT) * _ALIGNMENT
         try:
             self._reserve(end)
-            for kind, offset, content in pieces:
+            for kind, offset, content, _ in pieces:
                 if kind != "w":
                     _copy(os.pwrite, self._shared, content, offset)
         except OSError as error:
@@ -361,9 +361,11 @@ class Emulated:
         done = re.fullmatch(r"done (-?\d{1,19}) (.*)", answer)
         if not done:
             raise NativeError(f"the {self.cpu.name} worker answers {name} with: {answer[:200]}")
-        for kind, offset, content in pieces:
+        for kind, offset, content, value in pieces:
             if kind in self._written:
                 _copy(lambda file, view, at: os.preadv(file, [view], at), self._shared, content, offset)
+            if kind == "K":
+                value.name = value.target = value.form = ffi.NULL  # the worker's addresses; pysim.registry has the names
         if end > KEPT_BYTES:
             os.ftruncate(self._shared, KEPT_BYTES)
         return int(done[1]), done[2].encode()
