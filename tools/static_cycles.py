@@ -8,13 +8,12 @@ QEMU gives the exact instructions of one call (tools/static_calls.c, single step
 the core needs for them. The model has pipes, latencies, a dispatch of 8 and a window of 44 operations; it has no caches (every
 load hits L1) and predicts every branch. Nothing here is a measurement: the numbers are of kind `static`.
 
-loop       the instructions between two passes of the address that a call meets most often: cycles of one k step in a loop of
-           ROUNDS passes, instructions a step, rank-1 updates (`ger`) a cycle, and loads and stores through the stack pointer (spills).
-call       whole calls of k and 2 k steps, CALLS of them back to back: T(k) = call + k step. `call` is what a call costs
-           beyond its steps, its output's store and the overlap with its neighbours included, for every shape of tile.
-packing    whole calls of few and of many channels: T(c) = call + c channel; a channel packs taps x ceil(count / lanes) vectors.
-
-`fit` gives the constants of the machine file.
+loops      the instructions between two passes of the address that a call meets most often: cycles of one k step in ROUNDS passes,
+           multiply-adds (as the registry counts them) a cycle, instructions a step, loads and stores through the stack pointer (spills)
+calls      whole calls of k in STEPS, CALLS of them back to back, by least squares: T(k) = call + k step. `call` is what a call costs
+           beyond its steps: its output's store is in it, and it overlaps with its neighbours
+packing    whole calls of few and of many channels: T(c) = call + c channel; a channel packs taps x ceil(count / lanes) vectors
+fit        the constants of the machine file
 """
 
 import argparse
