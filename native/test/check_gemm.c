@@ -239,8 +239,31 @@ static void check_case(gemm_case *k) {
     if (!check_failed() && k->index % 4 == 0 && !check_is_exact(k->result)) poisoned(k, other);
 }
 
+/* s8: sums of equal products that leave int32, or leave it only on the way with windows made unsigned, in one channel set. */
+static void long_sums(int32_t kernel, const pysim_kernel_info *row) {
+    enum { M = 5, N = 13, K = 140001, LEFT = 70001 }; /* all accumulators of a matrix unit, so none shares its sum with another */
+    const int64_t k[] = {K, LEFT};
+    const check_plan plan = {PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, PLAN_SETS - 1, 0, 0};
+    check_random random = check_case_random(kernel, FAMILY, -1);
+    for (int i = 0; i < 2; i++) {
+        char id[32];
+        snprintf(id, sizeof id, "long/%d", i);
+        if (!check_begin(id, "gemm:%dx%dx%lld:s8 of -128 and 127 | %s", M, N, (long long)k[i], row->name)) continue;
+        gemm_case c = {.g = {M, N, k[i], k[i], N, N, 0, 0, PYSIM_S8}, .e = {.alpha = 1}, .result = PYSIM_S32};
+        c.a = M * k[i], c.b = N * k[i], c.c = M * N;
+        c.s = check_schedule(kernel, row, &plan, k[i], &random);
+        int8_t *a = guard_place(&at.a, (size_t)c.a, GUARD_RIGHT), *b = guard_place(&at.b, (size_t)c.b, GUARD_RIGHT);
+        memset(guard_place(&before, M * N * sizeof(int32_t), GUARD_RIGHT), 0xFF, M * N * sizeof(int32_t));
+        for (int64_t p = 0; p < c.a; p++) a[p] = p / k[i] % 2 ? 127 : -128;
+        for (int64_t p = 0; p < c.b; p++) b[p] = p % N % 3 == 0 ? -128 : p % N % 3 == 1 ? 127 : 0;
+        if (expect(&c, GUARD_RIGHT) && run(&c, 1, GUARD_RIGHT, 0xFF)) compare(&c, "long sums", NULL);
+        check_end();
+    }
+}
+
 void check_gemm(int32_t round, int32_t kernel, const pysim_kernel_info *row) {
     static cover_array rows;
+    if (row->dtype == PYSIM_S8 && round == 0) long_sums(kernel, row);
     cover_settings(AXES, levels, FAMILY, round, &rows);
     for (int32_t i = 0; i < rows.count; i++) {
         gemm_case k;
