@@ -104,7 +104,8 @@ static void trace_run(int64_t k, const void *filters, const void *windows, int64
     const int win = row->form[0] == 'w', fil = row->form[0] == 'f', reads_old = store->beta != 0;
     /* Filters are padded to whole tiles, so only a win kernel that multiplies them one by one leaves some out. */
     const int64_t groups = fil ? t->lanes : row->lane_filters;
-    const int64_t read_filters = fil || (t->mma && t->bytes >= 4) ? pysim_ceil_div(nf, groups) * groups : win && t->lanes > 1 ? nf : row->filters;
+    const int64_t all = win && t->lanes > 1 ? nf : row->filters;
+    const int64_t read_filters = fil || (t->mma && t->bytes >= 4) ? pysim_ceil_div(nf, groups) * groups : all;
     const int64_t pair = t->bytes >= 4 && nw == row->windows ? 2 : 1, mma_width = pair * t->lanes;
     k_step step;
     step.n = 0;
