@@ -13,6 +13,7 @@
 
 #define PYSIM_KERNEL(target, dtype, form, windows, filters, lw, lf) RUN_##target(dtype, form, windows, filters)
 #define RUN_portable(dtype, form, windows, filters)
+#define RUN_mma(dtype, form, windows, filters)
 #define RUN_avx2(dtype, form, windows, filters) DECLARE(dtype##_##form##_##windows##x##filters##__avx2)
 #define RUN_avx512(dtype, form, windows, filters) DECLARE(dtype##_##form##_##windows##x##filters##__avx512)
 #define DECLARE(name) void name(int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
@@ -77,7 +78,9 @@ int main(void) {
 #define DECLARE(name) \
     if (pysim_kernel_at(index++, &info) == PYSIM_OK && info.available) call(#name, name, info.windows, info.filters);
 #undef RUN_portable
+#undef RUN_mma
 #define RUN_portable(dtype, form, windows, filters) index++;
+#define RUN_mma(dtype, form, windows, filters) index++;
 #include "kernels.inc"
     return 0;
 }

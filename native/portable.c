@@ -2,6 +2,7 @@
  * The micro-kernel and packing in plain C: they run everywhere and are what the compiler makes of them. */
 #include <string.h>
 
+#include "elements.h"
 #include "kernel.h"
 
 /* Every access to an operand or a panel goes through these; a test puts in others, which write down what is executed. */
@@ -16,36 +17,44 @@
 
 enum { WINDOWS = 8, FILTERS = 4 };
 
-#define DEFINE_PORTABLE(T, dtype)                                                                                      \
+/* T: elements, SUM: sums, R: results, VALUE(x): an element as a summand, FACTOR(x): alpha or beta. */
+#define DEFINE_KERNEL(dtype, T, SUM, R, VALUE, FACTOR)                                                                 \
     void dtype##_win_8x4__portable(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, \
                                    int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {                  \
-        const T *f = filters, *w = windows, *bias_f = s->bias_filters, *bias_w = s->bias_windows;                      \
-        T acc[FILTERS][WINDOWS] = {{0}};                                                                               \
+        const T *f = filters, *w = windows;                                                                            \
+        const R *bias_f = s->bias_filters, *bias_w = s->bias_windows;                                                  \
+        SUM acc[FILTERS][WINDOWS] = {{0}};                                                                             \
         if (nw == WINDOWS) {                                                                                           \
             for (int64_t p = 0; p < k; p++, f += FILTERS, w += window_pitch) {                                         \
-                T x[WINDOWS], y[FILTERS];                                                                              \
-                for (int i = 0; i < WINDOWS; i++) x[i] = LOAD(w + i);                                                  \
-                for (int j = 0; j < FILTERS; j++) y[j] = LOAD(f + j);                                                  \
+                SUM x[WINDOWS], y[FILTERS];                                                                            \
+                for (int i = 0; i < WINDOWS; i++) x[i] = VALUE(LOAD(w + i));                                           \
+                for (int j = 0; j < FILTERS; j++) y[j] = VALUE(LOAD(f + j));                                           \
                 for (int j = 0; j < FILTERS; j++)                                                                      \
                     for (int i = 0; i < WINDOWS; i++) acc[j][i] += y[j] * x[i];                                        \
             }                                                                                                          \
         } else {                                                                                                       \
             for (int64_t p = 0; p < k; p++, f += FILTERS, w += window_pitch)                                           \
                 for (int j = 0; j < FILTERS; j++) {                                                                    \
-                    const T y = LOAD(f + j);                                                                           \
-                    for (int64_t i = 0; i < nw; i++) acc[j][i] += y * LOAD(w + i);                                     \
+                    const SUM y = VALUE(LOAD(f + j));                                                                  \
+                    for (int64_t i = 0; i < nw; i++) acc[j][i] += y * VALUE(LOAD(w + i));                              \
                 }                                                                                                      \
         }                                                                                                              \
         for (int64_t j = 0; j < nf; j++)                                                                               \
             for (int64_t i = 0; i < nw; i++) {                                                                         \
-                T *to = (T *)out + j * out_pitch + i;                                                                  \
-                T value = acc[j][i] * (T)s->alpha;                                                                     \
-                if (s->beta != 0) value += LOAD(to) * (T)s->beta;                                                      \
-                value += (bias_f ? bias_f[j] : (T)0) + (bias_w ? bias_w[i] : (T)0);                                    \
-                STORE(to, s->relu && value < 0 ? (T)0 : value);                                                        \
+                R *to = (R *)out + j * out_pitch + i;                                                                  \
+                SUM sum = acc[j][i] * (SUM)FACTOR(s->alpha);                                                           \
+                if (s->beta != 0) sum += (SUM)LOAD(to) * (SUM)FACTOR(s->beta);                                         \
+                sum += (bias_f ? (SUM)bias_f[j] : 0) + (bias_w ? (SUM)bias_w[i] : 0);                                  \
+                const R value = (R)sum;                                                                                \
+                STORE(to, s->relu && value < 0 ? (R)0 : value);                                                        \
             }                                                                                                          \
-    }                                                                                                                  \
-                                                                                                                       \
+    }
+DEFINE_KERNEL(f32, float, float, float, PYSIM_SAME, PYSIM_SAME)
+DEFINE_KERNEL(f64, double, double, double, PYSIM_SAME, PYSIM_SAME)
+DEFINE_KERNEL(bf16, uint16_t, float, float, pysim_bf16_value, PYSIM_SAME)
+DEFINE_KERNEL(s8, int8_t, uint32_t, int32_t, PYSIM_RESIDUE_32, PYSIM_RESIDUE_32)
+
+#define DEFINE_PACKER(dtype, T)                                                                                        \
     /* Stride 1 in C: the row's padded columns once into a line, then one copy per tap, each a lane further. */        \
     static void dtype##_chain(const pysim_segment *s, T *dst) {                                                        \
         enum { LINE = 512 };                                                                                           \
@@ -87,5 +96,7 @@ enum { WINDOWS = 8, FILTERS = 4 };
         for (int64_t p = 0; p < k; p++)                                                                                \
             for (int64_t i = 0; i < pitch; i++) STORE(dst + p * pitch + i, i < rows ? LOAD(src + i * ld + p) : (T)0);  \
     }
-DEFINE_PORTABLE(float, f32)
-DEFINE_PORTABLE(double, f64)
+DEFINE_PACKER(f32, float)
+DEFINE_PACKER(f64, double)
+DEFINE_PACKER(bf16, uint16_t)
+DEFINE_PACKER(s8, int8_t)

@@ -18,6 +18,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "elements.h"
 #include "pysim.h"
 #include "status.h"
 
@@ -48,27 +49,29 @@ static int64_t chain_of_adds(int64_t count) {
 
 /* The portable multiply-add: acc[f][w] += filter[f] * window[w], the block of the portable rows. */
 enum { BLOCK_FILTERS = 4, BLOCK_WINDOWS = 8, BLOCK_DEPTH = 64 };
-#define DEFINE_PORTABLE_FMA(T, dtype)                                                                   \
+#define DEFINE_PORTABLE_FMA(T, dtype, SUM, VALUE)                                                       \
     static int64_t portable_fma_##dtype(int64_t count) {                                                \
         static const T filters[BLOCK_DEPTH][BLOCK_FILTERS], windows[BLOCK_DEPTH][BLOCK_WINDOWS];        \
         const int64_t in_block = BLOCK_DEPTH * BLOCK_FILTERS * BLOCK_WINDOWS, blocks = count / in_block + 1; \
         for (int64_t b = 0; b < blocks; b++) {                                                          \
             const T *f = filters[0], *w = windows[0];                                                   \
-            T acc[BLOCK_FILTERS][BLOCK_WINDOWS] = {{0}};                                                \
+            SUM acc[BLOCK_FILTERS][BLOCK_WINDOWS] = {{0}};                                              \
             UNKNOWN(f);                                                                                 \
             UNKNOWN(w);                                                                                 \
             for (int64_t k = 0; k < BLOCK_DEPTH; k++, f += BLOCK_FILTERS, w += BLOCK_WINDOWS)           \
                 for (int i = 0; i < BLOCK_FILTERS; i++)                                                 \
-                    for (int j = 0; j < BLOCK_WINDOWS; j++) acc[i][j] += f[i] * w[j];                   \
-            T out[BLOCK_FILTERS][BLOCK_WINDOWS], *result = out[0]; /* only the copy's address escapes: acc can be registers */ \
+                    for (int j = 0; j < BLOCK_WINDOWS; j++) acc[i][j] += VALUE(f[i]) * VALUE(w[j]);     \
+            SUM out[BLOCK_FILTERS][BLOCK_WINDOWS], *result = out[0]; /* only the copy's address escapes: acc can be registers */ \
             for (int i = 0; i < BLOCK_FILTERS; i++)                                                     \
                 for (int j = 0; j < BLOCK_WINDOWS; j++) out[i][j] = acc[i][j];                          \
             __asm__ volatile("" : "+r"(result) : : "memory");                                           \
         }                                                                                               \
         return blocks * in_block;                                                                       \
     }
-DEFINE_PORTABLE_FMA(float, f32)
-DEFINE_PORTABLE_FMA(double, f64)
+DEFINE_PORTABLE_FMA(float, f32, float, PYSIM_SAME)
+DEFINE_PORTABLE_FMA(double, f64, double, PYSIM_SAME)
+DEFINE_PORTABLE_FMA(uint16_t, bf16, float, pysim_bf16_value)
+DEFINE_PORTABLE_FMA(int8_t, s8, uint32_t, PYSIM_RESIDUE_32)
 
 static double median(double *values, int32_t count) {
     for (int32_t i = 1; i < count; i++) {
@@ -110,9 +113,16 @@ pysim_status pysim_probe_clock(double *hertz) {
 }
 
 static pysim_issue_fma issue_fma(const char *target, int32_t dtype) {
-    if (strcmp(target, "portable") == 0) return dtype == PYSIM_F32 ? portable_fma_f32 : portable_fma_f64;
+    if (strcmp(target, "portable") == 0) {
+        static const pysim_issue_fma loops[] = {
+            [PYSIM_F32] = portable_fma_f32, [PYSIM_F64] = portable_fma_f64, [PYSIM_BF16] = portable_fma_bf16, [PYSIM_S8] = portable_fma_s8,
+        };
+        return loops[dtype];
+    }
 #if defined(__x86_64__)
     return pysim_x86_issue_fma(target, dtype);
+#elif defined(__powerpc64__)
+    return strcmp(target, "mma") == 0 && pysim_power10_issue_fma ? pysim_power10_issue_fma(dtype) : NULL;
 #else
     return NULL;
 #endif
@@ -135,8 +145,8 @@ pysim_status pysim_probe_fma(const char *target, int32_t dtype, double *instruct
     if (!target) return pysim_fail(PYSIM_BAD_ARGUMENT, "target is NULL");
     if (!instructions_per_second)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "instructions_per_second, which receives the result, is NULL");
-    if (!pysim_dtype_bytes(dtype)) return pysim_fail(PYSIM_BAD_ARGUMENT, "dtype is %d; 0 (f32) and 1 (f64) exist", dtype);
-    const pysim_status status = check_target(target, dtype);
+    pysim_status status = pysim_check_dtype(dtype);
+    if (status == PYSIM_OK) status = check_target(target, dtype);
     if (status != PYSIM_OK) return status;
     const pysim_issue_fma loop = issue_fma(target, dtype);
     if (!loop) return pysim_fail(PYSIM_UNSUPPORTED, "target %s has no multiply-add probe", target);

@@ -20,5 +20,8 @@ pysim_read_blocks pysim_x86_read_blocks(void);
 pysim_write_blocks pysim_x86_write_blocks(void);
 /* The multiply-add loop of a registry target, or NULL when this file has none. */
 pysim_issue_fma pysim_x86_issue_fma(const char *target, int32_t dtype);
+#elif defined(__powerpc64__)
+/* The matrix unit's loop for a dtype, or NULL. A compiler that does not know POWER10 leaves the function out. */
+__attribute__((weak)) pysim_issue_fma pysim_power10_issue_fma(int32_t dtype);
 #endif
 #endif

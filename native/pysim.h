@@ -23,7 +23,16 @@ typedef enum {
     PYSIM_OUT_OF_MEMORY = 4,
 } pysim_status;
 
-typedef enum { PYSIM_F32 = 0, PYSIM_F64 = 1 } pysim_dtype;
+/* Elements. Input and filters, A and B, have the problem's dtype; output and bias, C, have its result: f32 -> f32, f64 -> f64,
+ * bf16 -> f32, s8 -> s32. An s8 result is exact modulo 2^32. */
+typedef enum {
+    PYSIM_F32 = 0,
+    PYSIM_F64 = 1,
+    PYSIM_F16 = 2,  /* on a GPU; functions of the CPU answer PYSIM_UNSUPPORTED */
+    PYSIM_BF16 = 3, /* the upper half of an f32 */
+    PYSIM_S8 = 4,
+    PYSIM_S32 = 5,  /* a result only */
+} pysim_dtype;
 typedef enum { PYSIM_INPUT_STATIONARY = 0, PYSIM_WEIGHT_STATIONARY = 1 } pysim_stationary;
 typedef enum {
     PYSIM_PACK_NONE = 0,  /* the micro-kernel reads the operand in place: unit-stride 1x1 convolution, or B not transposed */
@@ -64,8 +73,8 @@ typedef struct {
 } pysim_schedule;
 
 typedef struct {
-    double alpha, beta;  /* convolution: 1 and 0 */
-    const void *bias;    /* NULL, or one value per filter (convolution) or per column of C (GEMM) */
+    double alpha, beta;  /* convolution: 1 and 0; s8: whole numbers within int32 */
+    const void *bias;    /* NULL, or one value of the result's dtype per filter (convolution) or column of C (GEMM) */
     int32_t activation;  /* pysim_activation */
 } pysim_epilogue;
 

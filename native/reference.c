@@ -5,105 +5,15 @@
  *                                              F[m][c][r][s] )        an index outside the image contributes nothing
  *   C[i][j]       = act( alpha sum_p op(A)[i][p] op(B)[p][j] + beta C[i][j] + bias[j] )
  *
- * Sums are kept in double for f32 and in long double for f64 and rounded once, so the result is the nearest value to the exact
- * one for all but freak inputs (f64: where long double is wider than double). relu(x) is 0 for x < 0, else x: it keeps a NaN.
+ * Sums are kept in double for f32 and bf16 and in long double for f64 and rounded once, so the result is the nearest value to the
+ * exact one for all but freak inputs (f64: where long double is wider than double). Those of s8 are exact modulo 2^64, and the result
+ * is their lower 32 bits. relu(x), taken of the result, is 0 for x < 0, else x: it keeps a NaN.
  * Worked number: a 3x3 image of ones, a 3x3 kernel of ones, padding 1, gives 4 6 4 / 6 9 6 / 4 6 4. */
 #include <stddef.h>
 
+#include "elements.h"
 #include "pysim.h"
 #include "status.h"
-
-static double finish_f32(double sum, int32_t activation) { return activation == PYSIM_RELU && sum < 0 ? 0 : sum; }
-static long double finish_f64(long double sum, int32_t activation) { return activation == PYSIM_RELU && sum < 0 ? 0 : sum; }
-
-/* One filter at one window of one image of one group: the corner of the window is (y0, x0), which may lie in the padding. */
-static double window_f32(const pysim_conv *c, const float *image, const float *filter, int64_t y0, int64_t x0) {
-    const int64_t channels = c->channels / c->groups;
-    double sum = 0;
-    for (int64_t ch = 0; ch < channels; ch++)
-        for (int64_t r = 0; r < c->kernel_h; r++) {
-            const int64_t y = y0 + r * c->dilation_h;
-            if (y < 0 || y >= c->height) continue;
-            for (int64_t s = 0; s < c->kernel_w; s++) {
-                const int64_t x = x0 + s * c->dilation_w;
-                if (x < 0 || x >= c->width) continue;
-                sum += (double)image[(ch * c->height + y) * c->width + x] * filter[(ch * c->kernel_h + r) * c->kernel_w + s];
-            }
-        }
-    return sum;
-}
-
-static long double window_f64(const pysim_conv *c, const double *image, const double *filter, int64_t y0, int64_t x0) {
-    const int64_t channels = c->channels / c->groups;
-    long double sum = 0;
-    for (int64_t ch = 0; ch < channels; ch++)
-        for (int64_t r = 0; r < c->kernel_h; r++) {
-            const int64_t y = y0 + r * c->dilation_h;
-            if (y < 0 || y >= c->height) continue;
-            for (int64_t s = 0; s < c->kernel_w; s++) {
-                const int64_t x = x0 + s * c->dilation_w;
-                if (x < 0 || x >= c->width) continue;
-                sum += (long double)image[(ch * c->height + y) * c->width + x] *
-                       filter[(ch * c->kernel_h + r) * c->kernel_w + s];
-            }
-        }
-    return sum;
-}
-
-/* The P x Q output plane of one filter. bias is this filter's value. */
-static void plane_f32(const pysim_conv *c, int64_t p, int64_t q, const float *image, const float *filter, float bias,
-                      int32_t activation, float *out) {
-    for (int64_t i = 0; i < p; i++)
-        for (int64_t j = 0; j < q; j++)
-            out[i * q + j] = (float)finish_f32(
-                bias + window_f32(c, image, filter, i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left), activation);
-}
-
-static void plane_f64(const pysim_conv *c, int64_t p, int64_t q, const double *image, const double *filter, double bias,
-                      int32_t activation, double *out) {
-    for (int64_t i = 0; i < p; i++)
-        for (int64_t j = 0; j < q; j++)
-            out[i * q + j] = (double)finish_f64(
-                bias + window_f64(c, image, filter, i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left), activation);
-}
-
-pysim_status pysim_conv_reference(const pysim_conv *c, const pysim_epilogue *e, const void *input, const void *filters,
-                                  void *output) {
-    int64_t p, q;
-    pysim_conv_bytes bytes;
-    pysim_status status = pysim_check_conv_bytes(c, &p, &q, &bytes);
-    if (status == PYSIM_OK) status = pysim_check_conv_epilogue(e, c->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("input", input, c->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("filters", filters, c->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("output", output, c->dtype);
-    if (status != PYSIM_OK) return status;
-    const pysim_span spans[] = {
-        {"output", output, bytes.output, 1},
-        {"input", input, bytes.input, 0},
-        {"filters", filters, bytes.filters, 0},
-        {"bias", e->bias, c->filters * pysim_dtype_bytes(c->dtype), 0},
-    };
-    status = pysim_check_apart(spans, 4);
-    if (status != PYSIM_OK) return status;
-
-    const int64_t channels = c->channels / c->groups, per_group = c->filters / c->groups;
-    const int64_t filter_size = channels * c->kernel_h * c->kernel_w;
-    for (int64_t n = 0; n < c->batch; n++)
-        for (int64_t m = 0; m < c->filters; m++) {
-            const int64_t image = (n * c->channels + m / per_group * channels) * c->height * c->width;
-            const int64_t out = (n * c->filters + m) * p * q;
-            if (c->dtype == PYSIM_F32) {
-                const float *bias = e->bias;
-                plane_f32(c, p, q, (const float *)input + image, (const float *)filters + m * filter_size, bias ? bias[m] : 0,
-                          e->activation, (float *)output + out);
-            } else {
-                const double *bias = e->bias;
-                plane_f64(c, p, q, (const double *)input + image, (const double *)filters + m * filter_size, bias ? bias[m] : 0,
-                          e->activation, (double *)output + out);
-            }
-        }
-    return PYSIM_OK;
-}
 
 /* op(X)[i][p] lies at i*row + p*column. */
 typedef struct {
@@ -114,34 +24,96 @@ static strides matrix_strides(int64_t ld, int32_t transposed) {
     return transposed ? (strides){1, ld} : (strides){ld, 1};
 }
 
-static void gemm_f32(const pysim_gemm *g, const pysim_epilogue *e, const float *a, const float *b, float *c) {
-    const strides in_a = matrix_strides(g->lda, g->trans_a), in_b = matrix_strides(g->ldb, g->trans_b);
-    const float *bias = e->bias;
-    for (int64_t i = 0; i < g->m; i++)
-        for (int64_t j = 0; j < g->n; j++) {
-            double sum = 0;
-            for (int64_t p = 0; p < g->k; p++)
-                sum += (double)a[i * in_a.row + p * in_a.column] * b[p * in_b.row + j * in_b.column];
-            sum *= e->alpha;
-            if (e->beta < 0 || e->beta > 0) sum += e->beta * c[i * g->ldc + j];
-            if (bias) sum += bias[j];
-            c[i * g->ldc + j] = (float)finish_f32(sum, e->activation);
-        }
-}
+/* T: elements, SUM: sums, R: results, VALUE(x): an element as a summand, FACTOR(x): alpha or beta.
+ * window: one filter at one window of one image of one group; the corner of the window is (y0, x0), which may lie in the padding.
+ * plane: the P x Q output plane of one filter; bias is this filter's value. */
+#define DEFINE_REFERENCE(dtype, T, SUM, R, VALUE, FACTOR)                                                                  \
+    static R finish_##dtype(SUM sum, int32_t activation) {                                                                 \
+        const R value = (R)sum;                                                                                            \
+        return activation == PYSIM_RELU && value < 0 ? 0 : value;                                                          \
+    }                                                                                                                      \
+                                                                                                                           \
+    static SUM window_##dtype(const pysim_conv *c, const T *image, const T *filter, int64_t y0, int64_t x0) {              \
+        const int64_t channels = c->channels / c->groups;                                                                  \
+        SUM sum = 0;                                                                                                       \
+        for (int64_t ch = 0; ch < channels; ch++)                                                                          \
+            for (int64_t r = 0; r < c->kernel_h; r++) {                                                                    \
+                const int64_t y = y0 + r * c->dilation_h;                                                                  \
+                if (y < 0 || y >= c->height) continue;                                                                     \
+                for (int64_t s = 0; s < c->kernel_w; s++) {                                                                \
+                    const int64_t x = x0 + s * c->dilation_w;                                                              \
+                    if (x < 0 || x >= c->width) continue;                                                                  \
+                    sum += (SUM)VALUE(image[(ch * c->height + y) * c->width + x]) *                                        \
+                           (SUM)VALUE(filter[(ch * c->kernel_h + r) * c->kernel_w + s]);                                   \
+                }                                                                                                          \
+            }                                                                                                              \
+        return sum;                                                                                                        \
+    }                                                                                                                      \
+                                                                                                                           \
+    static void plane_##dtype(const pysim_conv *c, int64_t p, int64_t q, const void *input, int64_t image,                 \
+                              const void *filters, int64_t filter, const void *bias, int64_t m, int32_t activation,        \
+                              void *output, int64_t at) {                                                                  \
+        R *out = (R *)output + at;                                                                                         \
+        for (int64_t i = 0; i < p; i++)                                                                                    \
+            for (int64_t j = 0; j < q; j++)                                                                                \
+                out[i * q + j] = finish_##dtype((bias ? (SUM)((const R *)bias)[m] : 0) +                                   \
+                                                window_##dtype(c, (const T *)input + image, (const T *)filters + filter,   \
+                                                               i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left), \
+                                                activation);                                                               \
+    }                                                                                                                      \
+                                                                                                                           \
+    static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                 \
+        const strides in_a = matrix_strides(g->lda, g->trans_a), in_b = matrix_strides(g->ldb, g->trans_b);                \
+        const R *bias = e->bias;                                                                                           \
+        for (int64_t i = 0; i < g->m; i++)                                                                                 \
+            for (int64_t j = 0; j < g->n; j++) {                                                                           \
+                SUM sum = 0;                                                                                               \
+                for (int64_t p = 0; p < g->k; p++)                                                                         \
+                    sum += (SUM)VALUE(a[i * in_a.row + p * in_a.column]) * (SUM)VALUE(b[p * in_b.row + j * in_b.column]);  \
+                sum *= (SUM)FACTOR(e->alpha);                                                                              \
+                if (e->beta < 0 || e->beta > 0) sum += (SUM)FACTOR(e->beta) * (SUM)c[i * g->ldc + j];                      \
+                if (bias) sum += (SUM)bias[j];                                                                             \
+                c[i * g->ldc + j] = finish_##dtype(sum, e->activation);                                                    \
+            }                                                                                                              \
+    }
+DEFINE_REFERENCE(f32, float, double, float, PYSIM_SAME, PYSIM_SAME)
+DEFINE_REFERENCE(f64, double, long double, double, PYSIM_SAME, PYSIM_SAME)
+DEFINE_REFERENCE(bf16, uint16_t, double, float, pysim_bf16_value, PYSIM_SAME)
+DEFINE_REFERENCE(s8, int8_t, uint64_t, int32_t, PYSIM_RESIDUE_64, PYSIM_RESIDUE_64)
 
-static void gemm_f64(const pysim_gemm *g, const pysim_epilogue *e, const double *a, const double *b, double *c) {
-    const strides in_a = matrix_strides(g->lda, g->trans_a), in_b = matrix_strides(g->ldb, g->trans_b);
-    const double *bias = e->bias;
-    for (int64_t i = 0; i < g->m; i++)
-        for (int64_t j = 0; j < g->n; j++) {
-            long double sum = 0;
-            for (int64_t p = 0; p < g->k; p++)
-                sum += (long double)a[i * in_a.row + p * in_a.column] * b[p * in_b.row + j * in_b.column];
-            sum *= e->alpha;
-            if (e->beta < 0 || e->beta > 0) sum += (long double)e->beta * c[i * g->ldc + j];
-            if (bias) sum += bias[j];
-            c[i * g->ldc + j] = (double)finish_f64(sum, e->activation);
+pysim_status pysim_conv_reference(const pysim_conv *c, const pysim_epilogue *e, const void *input, const void *filters,
+                                  void *output) {
+    int64_t p, q;
+    pysim_conv_bytes bytes;
+    pysim_status status = pysim_check_conv_bytes(c, &p, &q, &bytes);
+    if (status == PYSIM_OK) status = pysim_check_conv_epilogue(e, c->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("input", input, c->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("filters", filters, c->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("output", output, pysim_result_dtype(c->dtype));
+    if (status != PYSIM_OK) return status;
+    const pysim_span spans[] = {
+        {"output", output, bytes.output, 1},
+        {"input", input, bytes.input, 0},
+        {"filters", filters, bytes.filters, 0},
+        {"bias", e->bias, c->filters * pysim_dtype_bytes(pysim_result_dtype(c->dtype)), 0},
+    };
+    status = pysim_check_apart(spans, 4);
+    if (status != PYSIM_OK) return status;
+
+    const int64_t channels = c->channels / c->groups, per_group = c->filters / c->groups;
+    const int64_t filter_size = channels * c->kernel_h * c->kernel_w;
+    for (int64_t n = 0; n < c->batch; n++)
+        for (int64_t m = 0; m < c->filters; m++) {
+            const int64_t image = (n * c->channels + m / per_group * channels) * c->height * c->width;
+            const int64_t filter = m * filter_size, out = (n * c->filters + m) * p * q;
+            switch (c->dtype) {
+            case PYSIM_F32: plane_f32(c, p, q, input, image, filters, filter, e->bias, m, e->activation, output, out); break;
+            case PYSIM_F64: plane_f64(c, p, q, input, image, filters, filter, e->bias, m, e->activation, output, out); break;
+            case PYSIM_BF16: plane_bf16(c, p, q, input, image, filters, filter, e->bias, m, e->activation, output, out); break;
+            case PYSIM_S8: plane_s8(c, p, q, input, image, filters, filter, e->bias, m, e->activation, output, out); break;
+            }
         }
+    return PYSIM_OK;
 }
 
 pysim_status pysim_gemm_reference(const pysim_gemm *g, const pysim_epilogue *e, const void *a, const void *b, void *c) {
@@ -150,20 +122,22 @@ pysim_status pysim_gemm_reference(const pysim_gemm *g, const pysim_epilogue *e, 
     if (status == PYSIM_OK) status = pysim_check_gemm_epilogue(e, g->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("a", a, g->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("b", b, g->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("c", c, g->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("c", c, pysim_result_dtype(g->dtype));
     if (status != PYSIM_OK) return status;
     const pysim_span spans[] = {
         {"c", c, bytes.c, 1},
         {"a", a, bytes.a, 0},
         {"b", b, bytes.b, 0},
-        {"bias", e->bias, g->n * pysim_dtype_bytes(g->dtype), 0},
+        {"bias", e->bias, g->n * pysim_dtype_bytes(pysim_result_dtype(g->dtype)), 0},
     };
     status = pysim_check_apart(spans, 4);
     if (status != PYSIM_OK) return status;
-    if (g->dtype == PYSIM_F32)
-        gemm_f32(g, e, a, b, c);
-    else
-        gemm_f64(g, e, a, b, c);
+    switch (g->dtype) {
+    case PYSIM_F32: gemm_f32(g, e, a, b, c); break;
+    case PYSIM_F64: gemm_f64(g, e, a, b, c); break;
+    case PYSIM_BF16: gemm_bf16(g, e, a, b, c); break;
+    case PYSIM_S8: gemm_s8(g, e, a, b, c); break;
+    }
     return PYSIM_OK;
 }
 
@@ -184,8 +158,10 @@ pysim_status pysim_gemm_reference(const pysim_gemm *g, const pysim_epilogue *e, 
             for (int64_t j = 0; j < q; j++, x += stride) row[j] = (uint64_t)x < (uint64_t)width ? from[x] : 0;           \
         }                                                                                                                \
     }
-COLUMN_ROW(float, column_row_f32)
-COLUMN_ROW(double, column_row_f64)
+COLUMN_ROW(float, column_row_4)
+COLUMN_ROW(double, column_row_8)
+COLUMN_ROW(uint16_t, column_row_2)
+COLUMN_ROW(int8_t, column_row_1)
 
 pysim_status pysim_im2col(const pysim_conv *c, const void *image, void *columns) {
     int64_t p, q, bytes;
@@ -205,10 +181,12 @@ pysim_status pysim_im2col(const pysim_conv *c, const void *image, void *columns)
         for (int64_t r = 0; r < c->kernel_h; r++)
             for (int64_t s = 0; s < c->kernel_w; s++) {
                 const int64_t row = ((ch * c->kernel_h + r) * c->kernel_w + s) * p * q, plane = ch * c->height * c->width;
-                if (c->dtype == PYSIM_F32)
-                    column_row_f32(c, p, q, (const float *)image + plane, r, s, (float *)columns + row);
-                else
-                    column_row_f64(c, p, q, (const double *)image + plane, r, s, (double *)columns + row);
+                switch (element) {
+                case 1: column_row_1(c, p, q, (const int8_t *)image + plane, r, s, (int8_t *)columns + row); break;
+                case 2: column_row_2(c, p, q, (const uint16_t *)image + plane, r, s, (uint16_t *)columns + row); break;
+                case 4: column_row_4(c, p, q, (const float *)image + plane, r, s, (float *)columns + row); break;
+                case 8: column_row_8(c, p, q, (const double *)image + plane, r, s, (double *)columns + row); break;
+                }
             }
     return PYSIM_OK;
 }

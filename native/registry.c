@@ -2,6 +2,9 @@
  * The kernel table, expanded from kernels.inc, and which of its rows this CPU and this build can run. */
 #include "kernel.h"
 #include "status.h"
+#if defined(__powerpc64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 static int cpu_runs_portable(void) { return 1; }
 #if defined(__x86_64__)
@@ -13,6 +16,15 @@ static int cpu_runs_avx512(void) {
 #else
 static int cpu_runs_avx2(void) { return 0; }
 static int cpu_runs_avx512(void) { return 0; }
+#endif
+#if defined(__powerpc64__) && defined(__LITTLE_ENDIAN__) && defined(__linux__)
+/* Power ISA 3.1 and its matrix unit, as the kernel grants them (a hypervisor may withhold either). Bits: linux, asm/cputable.h. */
+static int cpu_runs_mma(void) {
+    const unsigned long arch_3_1 = 0x00040000, mma = 0x00020000;
+    return (getauxval(AT_HWCAP2) & (arch_3_1 | mma)) == (arch_3_1 | mma);
+}
+#else
+static int cpu_runs_mma(void) { return 0; }
 #endif
 
 /* On a foreign architecture the ISA's files are not built: weak references stay NULL and the row reads "not available". */
@@ -29,6 +41,8 @@ static int cpu_runs_avx512(void) { return 0; }
 
 #define DTYPE_f32 PYSIM_F32
 #define DTYPE_f64 PYSIM_F64
+#define DTYPE_bf16 PYSIM_BF16
+#define DTYPE_s8 PYSIM_S8
 #define TEXT2(x) #x
 #define TEXT(x) TEXT2(x)
 
@@ -67,7 +81,7 @@ pysim_status pysim_row_of(const pysim_schedule *s, int32_t dtype, pysim_row *row
     pysim_status status = pysim_kernel_at(s->kernel, &info);
     if (status != PYSIM_OK) return status;
     if (info.dtype != dtype)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes in another dtype than the problem", info.name);
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes in another dtype than the problem, %s", info.name, pysim_dtype_name(dtype));
     if (s->windows != info.windows || s->filters != info.filters)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule tiles are %lld windows x %lld filters, but kernel %s computes %d x %d",
                           (long long)s->windows, (long long)s->filters, info.name, info.windows, info.filters);

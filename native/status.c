@@ -24,12 +24,29 @@ pysim_status pysim_fail(pysim_status status, const char *format, ...) {
     return status;
 }
 
-int64_t pysim_dtype_bytes(int32_t dtype) {
-    switch (dtype) {
-    case PYSIM_F32: return 4;
-    case PYSIM_F64: return 8;
-    default: return 0;
-    }
+static const struct {
+    const char *name;
+    int32_t bytes, result;
+} dtypes[] = {
+    [PYSIM_F32] = {"f32", 4, PYSIM_F32},   [PYSIM_F64] = {"f64", 8, PYSIM_F64}, [PYSIM_F16] = {"f16", 2, PYSIM_F32},
+    [PYSIM_BF16] = {"bf16", 2, PYSIM_F32}, [PYSIM_S8] = {"s8", 1, PYSIM_S32},   [PYSIM_S32] = {"s32", 4, PYSIM_S32},
+};
+enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+
+static int known(int32_t dtype) { return dtype >= 0 && dtype < DTYPES; }
+
+int64_t pysim_dtype_bytes(int32_t dtype) { return known(dtype) ? dtypes[dtype].bytes : 0; }
+
+const char *pysim_dtype_name(int32_t dtype) { return known(dtype) ? dtypes[dtype].name : "?"; }
+
+int32_t pysim_result_dtype(int32_t dtype) { return known(dtype) ? dtypes[dtype].result : dtype; }
+
+pysim_status pysim_check_dtype(int32_t dtype) {
+    if (!known(dtype)) return pysim_fail(PYSIM_BAD_ARGUMENT, "dtype is %d; 0 (f32), 1 (f64), 3 (bf16) and 4 (s8) exist", dtype);
+    if (dtype == PYSIM_F16 || dtype == PYSIM_S32)
+        return pysim_fail(PYSIM_UNSUPPORTED, "dtype is %d (%s), %s; a CPU computes in f32, f64, bf16 and s8", dtype, dtypes[dtype].name,
+                          dtype == PYSIM_F16 ? "which is for GPUs" : "which is a result only");
+    return PYSIM_OK;
 }
 
 pysim_status pysim_product(const char *what, int32_t count, const int64_t *factors, int64_t *product) {
@@ -57,12 +74,6 @@ static pysim_status check_least(const named *values, int32_t count, int64_t leas
         if (values[i].value < least)
             return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it must be at least %lld", values[i].name,
                               (long long)values[i].value, (long long)least);
-    return PYSIM_OK;
-}
-
-static pysim_status check_dtype(int32_t dtype) {
-    if (!pysim_dtype_bytes(dtype))
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "dtype is %d; 0 (f32) and 1 (f64) exist", dtype);
     return PYSIM_OK;
 }
 
@@ -95,7 +106,7 @@ static pysim_status conv_fields(const pysim_conv *c) {
     };
     pysim_status status = check_least(positive, (int32_t)(sizeof positive / sizeof *positive), 1);
     if (status == PYSIM_OK) status = check_least(padding, (int32_t)(sizeof padding / sizeof *padding), 0);
-    if (status == PYSIM_OK) status = check_dtype(c->dtype);
+    if (status == PYSIM_OK) status = pysim_check_dtype(c->dtype);
     if (status != PYSIM_OK) return status;
     if (c->channels % c->groups)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "channels %lld do not divide into groups of equal size: groups is %lld",
@@ -117,10 +128,10 @@ pysim_status pysim_check_conv_bytes(const pysim_conv *c, int64_t *p, int64_t *q,
         status = output_axis("width", c->width, c->pad_left, c->pad_right, c->kernel_w, c->stride_w, c->dilation_w, &columns);
     if (status != PYSIM_OK) return status;
 
-    const int64_t element = pysim_dtype_bytes(c->dtype);
+    const int64_t element = pysim_dtype_bytes(c->dtype), result = pysim_dtype_bytes(pysim_result_dtype(c->dtype));
     const int64_t input[] = {c->batch, c->channels, c->height, c->width, element};
     const int64_t filters[] = {c->filters, c->channels / c->groups, c->kernel_h, c->kernel_w, element};
-    const int64_t output[] = {c->batch, c->filters, rows, columns, element};
+    const int64_t output[] = {c->batch, c->filters, rows, columns, result};
     status = pysim_product("the input's bytes, batch x channels x height x width x element", 5, input, &size.input);
     if (status == PYSIM_OK)
         status = pysim_product("the filters' bytes, filters x channels/groups x kernel_h x kernel_w x element", 5, filters,
@@ -161,7 +172,7 @@ pysim_status pysim_check_gemm_bytes(const pysim_gemm *g, pysim_gemm_bytes *bytes
     const named positive[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
     pysim_gemm_bytes size = {0, 0, 0};
     pysim_status status = check_least(positive, 3, 1);
-    if (status == PYSIM_OK) status = check_dtype(g->dtype);
+    if (status == PYSIM_OK) status = pysim_check_dtype(g->dtype);
     if (status != PYSIM_OK) return status;
     if ((g->trans_a | g->trans_b) & ~1)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "trans_a is %d and trans_b is %d; each is 0 or 1", g->trans_a, g->trans_b);
@@ -170,7 +181,8 @@ pysim_status pysim_check_gemm_bytes(const pysim_gemm *g, pysim_gemm_bytes *bytes
     status = matrix_bytes("a", g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k, g->lda, element, &size.a);
     if (status == PYSIM_OK)
         status = matrix_bytes("b", g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, g->ldb, element, &size.b);
-    if (status == PYSIM_OK) status = matrix_bytes("c", g->m, g->n, g->ldc, element, &size.c);
+    if (status == PYSIM_OK)
+        status = matrix_bytes("c", g->m, g->n, g->ldc, pysim_dtype_bytes(pysim_result_dtype(g->dtype)), &size.c);
     if (status == PYSIM_OK && bytes) *bytes = size;
     return status;
 }
@@ -186,11 +198,20 @@ pysim_status pysim_check_operand(const char *name, const void *operand, int32_t 
     return PYSIM_OK;
 }
 
+static int whole_int32(double x) {
+    if (!(x >= INT32_MIN && x <= INT32_MAX)) return 0;
+    const double cut = (double)(int32_t)x;
+    return x >= cut && x <= cut;
+}
+
 pysim_status pysim_check_gemm_epilogue(const pysim_epilogue *e, int32_t dtype) {
     if (!e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epilogue is NULL");
     if (e->activation != PYSIM_IDENTITY && e->activation != PYSIM_RELU)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "activation is %d; 0 (identity) and 1 (relu) exist", e->activation);
-    return e->bias ? pysim_check_operand("bias", e->bias, dtype) : PYSIM_OK;
+    if (dtype == PYSIM_S8 && !(whole_int32(e->alpha) && whole_int32(e->beta)))
+        return pysim_fail(PYSIM_UNSUPPORTED, "alpha is %g and beta is %g; for s8, whose result is exact, both are whole numbers within int32",
+                          e->alpha, e->beta);
+    return e->bias ? pysim_check_operand("bias", e->bias, pysim_result_dtype(dtype)) : PYSIM_OK;
 }
 
 pysim_status pysim_check_conv_epilogue(const pysim_epilogue *e, int32_t dtype) {

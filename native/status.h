@@ -10,8 +10,14 @@
 /* Keeps the sentence for this thread (cut after 511 bytes) and returns status, so that a caller can `return pysim_fail(…)`. */
 __attribute__((format(printf, 2, 3))) pysim_status pysim_fail(pysim_status status, const char *format, ...);
 
-/* 4 or 8; 0 for a dtype that the ABI does not have. */
+/* 1, 2, 4 or 8; 0 for a dtype that the ABI does not have. */
 int64_t pysim_dtype_bytes(int32_t dtype);
+/* "f32", ...; "?" for a dtype that the ABI does not have. */
+const char *pysim_dtype_name(int32_t dtype);
+/* Of the output, C and the bias of a problem of this dtype. */
+int32_t pysim_result_dtype(int32_t dtype);
+/* A dtype that a CPU computes in. */
+pysim_status pysim_check_dtype(int32_t dtype);
 
 /* *product = the factors' product, or PYSIM_OVERFLOW naming `what` and the factors. Factors are not negative. */
 pysim_status pysim_product(const char *what, int32_t count, const int64_t *factors, int64_t *product);
@@ -33,7 +39,7 @@ pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q);
 pysim_status pysim_check_gemm_bytes(const pysim_gemm *g, pysim_gemm_bytes *bytes);
 pysim_status pysim_check_gemm(const pysim_gemm *g);
 
-/* A known activation and an aligned bias. */
+/* For a problem of this dtype: a known activation, an aligned bias, and alpha and beta that an s8 result can obey. */
 pysim_status pysim_check_gemm_epilogue(const pysim_epilogue *e, int32_t dtype);
 /* The same, and alpha 1, beta 0. */
 pysim_status pysim_check_conv_epilogue(const pysim_epilogue *e, int32_t dtype);

@@ -9,7 +9,9 @@
  *   packing (x86/pack.h, portable.c): the same choice of algorithm, the same vectors.
  *
  * A vector has lane_windows * lane_filters elements; the portable rows have vectors of one. A masked vector is one access of its
- * active bytes, none where no lane is active. Not part of a trace: the stack (a fil kernel's tile on its way out) and the bias.
+ * active bytes, none where no lane is active. The mma rows (power10) have vectors of 16 bytes, and load two at once where a whole tile
+ * of f32 or f64 allows it; their k steps are traced one by one where they take two or four together, and their packing by x86's
+ * algorithms: the same bytes, in nearly the same order. Not part of a trace: the stack (a fil kernel's tile on its way out) and the bias.
  * Buffers give the tags: a convolution's filters, packed before the run, are `filter`; panels in the workspace are `packed_*`. */
 #include <string.h>
 
@@ -23,7 +25,9 @@ typedef struct {
     pysim_trace_sink sink;
     void *context;
     pysim_nest nest;       /* as it was: its row and its packing */
-    int64_t bytes, lanes;  /* of an element; elements of a vector */
+    int64_t bytes, out_bytes; /* of an element: operands and panels; output */
+    int64_t lanes;         /* elements of a vector */
+    int mma;               /* a row of that target */
     int image;             /* operand that the windows are packed from */
     int read, written;     /* tags of the packing under way */
     int windows, filters;  /* tags of what the micro-kernel reads */
@@ -41,12 +45,16 @@ static void deliver(tracer *t) {
     t->n = 0;
 }
 
-static inline void emit(tracer *t, int64_t address, int64_t elements, int is_write, int tag) {
+static inline void emit_bytes(tracer *t, int64_t address, int64_t bytes, int is_write, int tag) {
     if (t->n == CHUNK) deliver(t);
     t->address[t->n] = address;
-    t->size[t->n] = (int32_t)(elements * t->bytes);
+    t->size[t->n] = (int32_t)bytes;
     t->is_write[t->n] = (uint8_t)is_write;
     t->tag[t->n++] = (uint8_t)tag;
+}
+
+static inline void emit(tracer *t, int64_t address, int64_t elements, int is_write, int tag) {
+    emit_bytes(t, address, elements * t->bytes, is_write, tag);
 }
 
 /* ---- micro-kernels ---- */
@@ -82,9 +90,11 @@ static void emit_steps(tracer *t, k_step *s, int64_t k) {
     }
 }
 
-static void emit_store(tracer *t, int64_t out, int64_t elements, int reads_old) {
-    if (reads_old) emit(t, out, elements, 0, OUTPUT | STORE);
-    emit(t, out, elements, 1, OUTPUT | STORE);
+/* `elements` results of row j from window i on. */
+static void emit_store(tracer *t, void *out, int64_t out_pitch, int64_t i, int64_t j, int64_t elements, int reads_old) {
+    const int64_t to = (int64_t)(intptr_t)out + (j * out_pitch + i) * t->out_bytes, bytes = elements * t->out_bytes;
+    if (reads_old) emit_bytes(t, to, bytes, 0, OUTPUT | STORE);
+    emit_bytes(t, to, bytes, 1, OUTPUT | STORE);
 }
 
 static void trace_run(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,
@@ -93,7 +103,10 @@ static void trace_run(int64_t k, const void *filters, const void *windows, int64
     const pysim_kernel_info *row = &t->nest.row.info;
     const int win = row->form[0] == 'w', fil = row->form[0] == 'f', reads_old = store->beta != 0;
     /* Filters are padded to whole tiles, so only a win kernel that multiplies them one by one leaves some out. */
-    const int64_t read_filters = fil ? pysim_ceil_div(nf, t->lanes) * t->lanes : win && t->lanes > 1 ? nf : row->filters;
+    const int64_t groups = fil ? t->lanes : row->lane_filters;
+    const int64_t all = win && t->lanes > 1 ? nf : row->filters;
+    const int64_t read_filters = fil || (t->mma && t->bytes >= 4) ? pysim_ceil_div(nf, groups) * groups : all;
+    const int64_t pair = t->bytes >= 4 && nw == row->windows ? 2 : 1, mma_width = pair * t->lanes;
     k_step step;
     step.n = 0;
     if (t->lanes == 1 && nw < row->windows) {
@@ -103,18 +116,18 @@ static void trace_run(int64_t k, const void *filters, const void *windows, int64
         }
     } else {
         if (win) step_reads(&step, t, windows, nw, row->lane_windows, window_pitch, t->windows);
-        step_reads(&step, t, filters, read_filters, row->lane_filters, row->filters, t->filters);
-        if (!win) step_reads(&step, t, windows, nw, row->lane_windows, window_pitch, t->windows);
+        step_reads(&step, t, filters, read_filters, t->mma ? mma_width : row->lane_filters, row->filters, t->filters);
+        if (!win) step_reads(&step, t, windows, nw, t->mma ? mma_width : row->lane_windows, window_pitch, t->windows);
     }
     emit_steps(t, &step, k);
 
-    const int64_t to = (int64_t)(intptr_t)out, pitch = out_pitch * t->bytes, width = fil ? t->lanes : row->lane_windows;
+    const int64_t width = fil ? t->lanes : row->lane_windows;
     if (fil) { /* transposed in registers, a block of lanes x lanes at a time */
         for (int64_t i = 0; i < nw; i += width)
-            for (int64_t j = 0; j < nf; j++) emit_store(t, to + j * pitch + i * t->bytes, pysim_min(width, nw - i), reads_old);
+            for (int64_t j = 0; j < nf; j++) emit_store(t, out, out_pitch, i, j, pysim_min(width, nw - i), reads_old);
     } else {
         for (int64_t j = 0; j < nf; j++)
-            for (int64_t i = 0; i < nw; i += width) emit_store(t, to + j * pitch + i * t->bytes, pysim_min(width, nw - i), reads_old);
+            for (int64_t i = 0; i < nw; i += width) emit_store(t, out, out_pitch, i, j, pysim_min(width, nw - i), reads_old);
     }
 }
 
@@ -266,7 +279,9 @@ static void stand_in(pysim_nest *n) {
     tracer *t = active;
     t->nest = *n;
     t->bytes = n->bytes;
-    t->lanes = (int64_t)n->row.info.lane_windows * n->row.info.lane_filters;
+    t->out_bytes = n->out_bytes;
+    t->mma = strcmp(n->row.info.target, "mma") == 0;
+    t->lanes = t->mma ? 16 / n->bytes : (int64_t)n->row.info.lane_windows * n->row.info.lane_filters;
     t->windows = (n->schedule.pack == PYSIM_PACK_NONE ? t->image : PACKED_INPUT) | COMPUTE;
     t->filters = (n->pack_filters ? PACKED_FILTER : FILTER) | COMPUTE;
     n->row.run = trace_run;

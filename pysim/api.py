@@ -39,13 +39,15 @@ def compare(
 
     `problem` is a problem text, the name of a set, @file, model.onnx or a list of them. im2col + OpenBLAS is timed in the same run
     where it is installed, with `peers` every library that is. Other options as in `pysim.comparison.compare` (state, threads, store).
+    On a machine that is emulated here nothing is timed: its comparisons say whether the result is right.
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
     else:
         layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem), lambda path: onnx.read(path)[0]))
     on, makers = host.runnable(machine), PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
-    return list(comparison.compare(((layer, _planned(layer.workload, on)) for layer in layers), on, makers=makers, **options))
+    found = ((layer, _planned(layer.workload, on)) for layer in layers)
+    return list(comparison.compare(found, on, makers=makers, executor=host.executor(on), **options))
 
 
 def _planned(workload: Workload, on: Machine) -> Plan | PlanError:
@@ -71,11 +73,13 @@ def conv2d(
 ) -> Any:
     """y[N][M][P][Q] = x[N][C][H][W] * w[M][C/groups][R][S] + bias[M], activation None or "relu".
 
+    x and w are float32, float64, bfloat16 (as of ml_dtypes) or int8, both the same; y and the bias are float32 for bfloat16 and int32,
+    exact modulo 2^32, for int8.
     `stride` and `dilation` are one number or (height, width); `padding` also (top, left, bottom, right). The result is an array of
     the kind that x is. OperandError says what is wrong with an array. Use `prepare` to pack the filters once for many calls.
     """
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
-    workload = conv_workload(image.shape, filters.shape, _dtype(image, filters), stride, padding, dilation, groups)
+    workload = conv_workload(image.shape, filters.shape, _dtype(plan, image, filters), stride, padding, dilation, groups)
     run = prepare(workload, filters, bias, activation, machine, threads, plan)
     return runtime.like(x, run(image, out))
 
@@ -97,6 +101,7 @@ def gemm(
 ) -> Any:
     """alpha op(a) op(b) + beta c + bias, where op transposes if asked and bias has one value per column.
 
+    dtypes as in `conv2d`, c and bias as the result; for int8 alpha and beta must be whole numbers.
     `c` is read, not written; the result goes to `out` or a new array of the kind that a is.
     """
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
@@ -105,14 +110,15 @@ def gemm(
     (k, m), (n, depth) = left.shape[:: 1 if trans_a else -1], right.shape[:: 1 if trans_b else -1]
     if k != depth:
         raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; they must agree")
-    workload = Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=_dtype(left, right))
+    workload = Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=_dtype(plan, left, right))
     chosen = _fitting(plan, workload) or _plan(workload, host.runnable(machine))
+    executor = host.executor(chosen.on)
     target = runtime.output(out, (m, n), workload.dtype)
     if c is not None:
-        target[:] = runtime.operand(c, "c", (m, n), workload.dtype)
+        target[:] = runtime.addend(c, "c", (m, n), workload.dtype)
     elif beta != 0:
         raise OperandError(f"beta is {beta}, so c must be given")
-    runtime.PreparedGemm(workload, chosen.schedule, alpha, beta, bias, activation, threads)(left, right, target)
+    runtime.PreparedGemm(workload, chosen.schedule, alpha, beta, bias, activation, threads, executor)(left, right, target)
     return runtime.like(a, target)
 
 
@@ -125,12 +131,12 @@ def prepare(
     threads: int = 1,
     plan: Plan | None = None,
 ) -> runtime.Prepared:
-    """A convolution with its filters packed once: `y = conv(x, out=None)`."""
+    """A convolution with its filters packed once: `y = conv(x, out=None)`. A plan runs where its machine's plans run (`host.executor`)."""
     workload = parse(problem) if isinstance(problem, str) else problem
     if not isinstance(workload, Conv):
         raise OperandError(f"prepare packs the filters of a convolution; {workload.text} is a matrix product: call pysim.gemm")
     chosen = _fitting(plan, workload) or _plan(workload, host.runnable(machine))
-    return runtime.Prepared(workload, weights, chosen.schedule, bias, activation, threads)
+    return runtime.Prepared(workload, weights, chosen.schedule, bias, activation, threads, host.executor(chosen.on))
 
 
 def conv_workload(
@@ -159,12 +165,19 @@ def _pair(value: Pair, name: str) -> tuple[int, ...]:
     return pair
 
 
-def _dtype(*arrays: Any) -> str:
+_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "int8": "s8"}  # by the name of an array's dtype
+
+
+def _dtype(plan: Plan | None, *arrays: Any) -> str:
+    """The dtype of the problem that arrays make; uint16 carries bf16 where a plan says so."""
     names = {str(array.dtype) for array in arrays}
-    known = {str(dtype): name for name, dtype in runtime.NUMPY_DTYPES.items()}
-    if len(names) != 1 or not names <= known.keys():
-        raise OperandError(f"the arrays are {' and '.join(sorted(names))}; the CPU kernels take {' or '.join(known)}, the same for all")
-    return known[names.pop()]
+    if names == {"uint16"} and plan is not None and plan.workload.dtype == "bf16":
+        return "bf16"
+    if len(names) != 1 or not names <= _DTYPES.keys():
+        bits = "; uint16 is taken for the bits of bf16 only with a plan or a problem text of that type" if "uint16" in names else ""
+        right = f"the CPU kernels take {' or '.join(_DTYPES)}, the same for all"
+        raise OperandError(f"the arrays are {' and '.join(sorted(names))}; {right}{bits}")
+    return _DTYPES[names.pop()]
 
 
 def _fitting(plan: Plan | None, workload: Workload) -> Plan | None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicted beside measured beside the peers: each layer is checked, then timed with its rivals in one run, then
-stored.
+stored. A plan whose kernels run in an emulator is checked there and not timed: beside its prediction stands what static in-core cycles and
+simulated caches make of it.
 
 For layer i let r_i = median time of a peer / median time of the plan, and e_i = |log(predicted / measured)|.
 `summarise` gives the geometric mean exp(mean log r_i) over distinct problems, the median and 90th percentile of e_i,
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 
 from pysim import runtime
+from pysim.cachemodel.simulated import simulated_cost
 from pysim.errors import MissingError, PlanError, PysimError
 from pysim.machine import Machine
 from pysim.measure import Array, State, copies_for, interleave, pinned, quartiles, ratio_interval, rotating, unwritten
@@ -37,6 +39,7 @@ OURS = "pysim"
 LARGE_ERROR = 0.40  # |log(predicted / measured)| that a summary lists by name
 FEWEST_SAMPLES = 30
 PROFILED_CALLS = 5
+NO_PEERS = "its time on this computer says nothing about a machine that is emulated"
 
 Planned = tuple[Layer, "Plan | PlanError"]
 
@@ -53,12 +56,14 @@ def compare(
     budget_seconds: float = 30.0,
     min_seconds: float = 0.2,
     seed: int = 0,
+    executor: runtime.Executor = runtime.LOCAL,
 ) -> Iterator[Comparison]:
     """Check and time the plan of each layer beside the peers that `makers` make; a layer may come with why it has no plan.
 
     Yields each layer as soon as it is done, after all its samples are in `store`. A layer that cannot be planned or run
     gives a Comparison that is not correct, with the reason, and the others go on; MissingError (no native library) ends
-    the iteration. `budget_seconds` bounds the time spent timing one layer, whatever the sample count.
+    the iteration. `budget_seconds` bounds the time spent timing one layer, whatever the sample count. With an `executor` that
+    emulates nothing is timed, no peer runs and nothing is stored.
     """
     measure = functools.partial(
         measure_plan,
@@ -71,6 +76,7 @@ def compare(
         budget_seconds=budget_seconds,
         min_seconds=min_seconds,
         seed=seed,
+        executor=executor,
     )
     for layer, plan in planned:
         try:
@@ -81,7 +87,7 @@ def compare(
             raise
         except (PysimError, MemoryError) as error:
             reason = str(error) or "out of memory"
-            done = _comparison(layer, machine, state, plan={}, correct=False, threads=threads, reason=reason)
+            done = _comparison(layer, machine, state, plan={}, correct=False, threads=threads, reason=reason, executor=executor.kind)
         yield done
 
 
@@ -98,20 +104,26 @@ def measure_plan(
     budget_seconds: float = 30.0,
     min_seconds: float = 0.2,
     seed: int = 0,
+    executor: runtime.Executor = runtime.LOCAL,
 ) -> Comparison:
     """Check one plan, then time it, and with `makers` the peers that give the right result too, in one run.
 
     Peers run on one thread whatever `threads` says. Raises PysimError where the plan cannot be run at all; a wrong
-    result is no exception but a Comparison with `correct` False, no time and the reason.
+    result is no exception but a Comparison with `correct` False, no time and the reason. In an emulator the plan is only checked.
     """
-    done = functools.partial(_comparison, layer, machine, state, plan=plan.to_dict(), threads=threads)
+    done = functools.partial(_comparison, layer, machine, state, plan=plan.to_dict(), threads=threads, executor=executor.kind)
     done = functools.partial(done, predicted_seconds=plan.cost.seconds if isinstance(plan.cost, Cost) and threads == 1 else None)
     t = trial(layer.workload, seed)
-    make = _ours(layer.workload, plan.schedule, threads)
+    make = _ours(layer.workload, plan.schedule, threads, executor)
     ours = judge(t, make)
     if not ours.verdict.passed:
         reason = f"{ours.verdict.status}: {ours.verdict.reason}"
         return done(correct=False, max_error=_finite(ours.max_error), reason=reason)
+    if executor.kind == "emulated":
+        static = simulated_cost(layer.workload, machine, plan.schedule, state == "hot").seconds if threads == 1 else None
+        kind = None if static is None else "static+simulated"
+        missing = dict.fromkeys(makers or {}, NO_PEERS)
+        return done(correct=True, max_error=_finite(ours.max_error), static_seconds=static, static_kind=kind, missing=missing)
     rivals = _rivals(t, makers or {})
     ready = {OURS: (make, ours.call)} | rivals.ready
     contenders: dict[str, Callable[[], object]] = {name: call for name, (_, call) in ready.items()}
@@ -156,14 +168,14 @@ def _ratio(peer: Array, ours: Array) -> Ratio:
     return Ratio(float(np.median(peer) / np.median(ours)), low, high)
 
 
-def _ours(workload: Workload, schedule: Schedule, threads: int) -> Make:
+def _ours(workload: Workload, schedule: Schedule, threads: int, executor: runtime.Executor) -> Make:
     """Prepares the plan as a user would: weights packed once, workspace and output allocated before the first call."""
 
     def make(x: Array, w: Array) -> Callable[[], Array]:
         out = unwritten(shapes(workload).out, workload.dtype)
         if isinstance(workload, Gemm):
-            return functools.partial(runtime.PreparedGemm(workload, schedule, threads=threads), x, w, out)
-        return functools.partial(runtime.Prepared(workload, w, schedule, threads=threads), x, out)
+            return functools.partial(runtime.PreparedGemm(workload, schedule, threads=threads, executor=executor), x, w, out)
+        return functools.partial(runtime.Prepared(workload, w, schedule, threads=threads, executor=executor), x, out)
 
     return make
 
@@ -264,15 +276,18 @@ def _keep(
 def summarise(comparisons: Iterable[Comparison]) -> dict[str, Any]:
     """The statistics of a set of comparisons, ready for JSON; a part that nothing was measured for is absent.
 
-    `layers`, `correct`, `failed` [{problem, label, reason}]; `peers` {name: {layers, geometric_mean, faster_share,
-    slower}} over distinct problems; `prediction` {layers, median_error, p90_error, kendall_tau?, large_errors};
-    `total_seconds` {name: sum of count x median} for the contenders that ran every correct layer; `few_samples`
-    (problems short of 30).
+    `layers`, `correct`, `failed` [{problem, label, reason}]. Of plans that were timed: `peers` {name: {layers, geometric_mean,
+    faster_share, slower}} over distinct problems; `prediction` {layers, median_error, p90_error, kendall_tau?, large_errors};
+    `total_seconds` {name: sum of count x median} for the contenders that ran every correct layer; `few_samples` (problems short
+    of 30). Of plans that ran in an emulator: `static_prediction` {kind, layers, median_error, p90_error, large_errors,
+    predicted_seconds, static_seconds}, the last two sums of count x time.
     """
     every = list(comparisons)
     right = [c for c in every if c.correct]
     failed = [{"problem": c.problem, "label": c.label, "reason": c.reason} for c in every if not c.correct]
     summary: dict[str, Any] = {"layers": len(every), "correct": len(right), "failed": failed}
+    if static := [c for c in right if c.static_seconds and c.predicted_seconds]:
+        summary["static_prediction"] = _static_prediction(static)
     timed = [c for c in right if c.measured_seconds]
     if not timed:
         return summary
@@ -307,24 +322,35 @@ def _against(name: str, timed: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def _prediction(timed: Sequence[Comparison]) -> dict[str, Any]:
-    """Errors |log(predicted / measured)|, and the layers where they are large."""
-    errors = [abs(math.log((c.predicted_seconds or math.nan) / _seconds(c))) for c in timed]
+    """Errors |log(predicted / measured)|, the layers where they are large, and the rank correlation over plans of a problem."""
+    found = _errors(timed, "measured_seconds")
+    taus = [tau for tau in map(_tau, _by_problem(timed)) if tau is not None]
+    return found | ({"kendall_tau": float(np.mean(taus))} if taus else {})
+
+
+def _static_prediction(static: Sequence[Comparison]) -> dict[str, Any]:
+    """Errors |log(predicted / static)|: what the closed forms of traffic are off, since the in-core cycles are the same in both."""
+    sums = {name: math.fsum(c.count * getattr(c, name) for c in static) for name in ("predicted_seconds", "static_seconds")}
+    return {"kind": static[0].static_kind} | _errors(static, "static_seconds") | sums
+
+
+def _errors(some: Sequence[Comparison], against: str) -> dict[str, Any]:
+    """Median and 90th percentile of |log(predicted / against)|, and the layers where it is large."""
+    errors = [abs(math.log((c.predicted_seconds or math.nan) / getattr(c, against))) for c in some]
     large = [
         {
             "problem": c.problem,
             "label": c.label,
             "predicted_seconds": c.predicted_seconds,
-            "measured_seconds": c.measured_seconds,
+            against: getattr(c, against),
             "error": error,
             "bound_by": c.plan.get("cost", {}).get("bound_by", ""),
         }
-        for c, error in zip(timed, errors, strict=True)
+        for c, error in zip(some, errors, strict=True)
         if error > LARGE_ERROR
     ]
     median, p90 = np.quantile(errors, [0.5, 0.9])
-    found = {"layers": len(timed), "median_error": float(median), "p90_error": float(p90), "large_errors": large}
-    taus = [tau for tau in map(_tau, _by_problem(timed)) if tau is not None]
-    return found | ({"kendall_tau": float(np.mean(taus))} if taus else {})
+    return {"layers": len(some), "median_error": float(median), "p90_error": float(p90), "large_errors": large}
 
 
 def _by_problem(timed: Sequence[Comparison]) -> list[list[Comparison]]:

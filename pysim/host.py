@@ -28,6 +28,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from pysim.emulated import executor_for, targets_of, user_cache
 from pysim.errors import MachineError, MissingError
 from pysim.machine import (
     Core,
@@ -37,6 +38,7 @@ from pysim.machine import (
     Machine,
     Memory,
     Number,
+    OfType,
     Source,
     Unit,
     facts,
@@ -47,6 +49,7 @@ from pysim.machine import (
     to_toml,
 )
 from pysim.registry import kernels
+from pysim.runtime import Executor
 
 SYSFS = Path("/sys/devices/system/cpu")
 CPUINFO = Path("/proc/cpuinfo")
@@ -139,22 +142,26 @@ def machine(name: str | Machine) -> Machine:
     return name if isinstance(name, Machine) else load(name, detect)
 
 
-def runnable(name: str | Machine) -> Machine:
-    """A machine whose kernels can run on this computer: host, or whatever a user's .toml file says this computer is.
+def executor(on: Machine) -> Executor:
+    """What runs the plans of a machine here: this CPU, or an emulator of one that has what this CPU lacks."""
+    return executor_for(on)
 
-    Raises MissingError for the other shipped machines, and MachineError for what is none.
+
+def runnable(name: str | Machine) -> Machine:
+    """A machine whose kernels can run on this computer: host, whatever a user's .toml file says this computer is, or one whose
+    instructions an emulator has.
+
+    Raises MissingError for the other shipped machines and for an emulator that is not installed, and MachineError for what is none.
     """
     label = name.name if isinstance(name, Machine) else name
-    if label == "host" or label not in names():
-        return machine(name)
-    on = load_any(label)
+    shipped = label != "host" and label in names()
+    on = load_any(label) if shipped else machine(name)
     if isinstance(on, Gpu):
         raise MissingError(f"{label} is a GPU, and no CUDA kernel is in this build; run on -m host")
-    if on.unit("mma"):
-        raise MissingError(
-            f"{label} needs QEMU (qemu-ppc64le) and a native library built for POWER10, and neither this registry nor this build "
-            f"has a POWER10 kernel; plan for it with `pysim plan -m {label}`, or run on -m host"
-        )
+    if (emulator := executor(on)).kind == "emulated":
+        emulator.library()
+    if not shipped or targets_of(on):
+        return on
     raise MissingError(
         f"{label} is not known to be this computer, so nothing is timed on it; run on -m host, or, to predict with its numbers, "
         f'on a copy: `pysim machines show {label} --toml > mine.toml`, with name = "mine" in it'
@@ -381,6 +388,7 @@ def _unit(target: str, fma_per_cycle: Number, kin: Relative) -> Unit:
         fma_latency_cycles=_inherit(unit.fma_latency_cycles, kin),
         loads_per_cycle=_inherit(unit.loads_per_cycle, kin),
         stores_per_cycle=_inherit(unit.stores_per_cycle, kin),
+        types=tuple(OfType(name=one.name, fma_per_cycle=_inherit(one.fma_per_cycle, kin)) for one in unit.types),
     )
 
 
@@ -448,12 +456,9 @@ def _with_sources(machine: Machine, kin: Relative) -> Machine:
 
 def _cache_file(cpu: Cpu, caches: list[Geometry], cache_dir: Path | None) -> Path | None:
     """host-<hash>.toml in the user's cache; None where the user has none."""
+    cache_dir = cache_dir or user_cache()
     if cache_dir is None:
-        configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        try:
-            cache_dir = (configured if configured.is_absolute() else Path.home() / ".cache") / "pysim"
-        except RuntimeError:
-            return None
+        return None
     targets = sorted({kernel.target for kernel in kernels()})
     key = json.dumps([_CACHE_VERSION, cpu, caches, platform.release(), targets])
     return cache_dir / f"host-{hashlib.sha256(key.encode()).hexdigest()[:16]}.toml"

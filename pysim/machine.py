@@ -2,7 +2,8 @@
 """Machines as data: one TOML file per machine, checked when read, written back by `to_toml`.
 
 A number is `{ value, kind, source[, error] }`: `kind` says how it is known, `source` is a key of the file's
-`[sources]` table, and the loader refuses a number without one. Geometry is exact integers (sets, ways, line), so a size
+`[sources]` table, and the loader refuses a number without one. `static` is what a scheduling model of the core makes of
+compiled instructions: worked out, not measured. Geometry is exact integers (sets, ways, line), so a size
 is computed, never stated; the `kind` and `source` beside them are theirs. Units stand in the key's suffix. Rates are
 per cycle of the core's clock.
 
@@ -29,7 +30,7 @@ _MAX_FILE_BYTES = 1 << 20
 _MAY_BE_ZERO = ("overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles")
 _AT_MOST_ONE = ("overlap",)
 
-Kind = Literal["datasheet", "manual", "measured", "fitted", "assumed"]
+Kind = Literal["datasheet", "manual", "measured", "fitted", "static", "assumed"]
 Policy = Literal["lru", "plru", "fifo", "random"]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
@@ -96,6 +97,13 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     write_bytes_per_cycle: Number
 
 
+class OfType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a unit does with one element type, its `name`, where that differs: what a loop needs besides is in the rate."""
+
+    name: Text
+    fma_per_cycle: Number
+
+
 class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One instruction set of the core. A load and a store cover one vector of `vector_bytes`.
 
@@ -111,6 +119,12 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fma_latency_cycles: Number
     loads_per_cycle: Number
     stores_per_cycle: Number
+    types: tuple[OfType, ...] = ()
+
+    def rate(self, dtype: str) -> float:
+        """Multiply-adds a cycle with elements of `dtype`."""
+        own = next((one.fma_per_cycle for one in self.types if one.name == dtype), self.fma_per_cycle)
+        return own.value
 
 
 class Csa(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,7 +231,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return [path for path, value in facts(self) if value.kind == "assumed"]
 
 
-_STRUCTS = (Source, Number, Count, Level, Memory, Unit, Csa, Core, Machine, Gpu)
+_STRUCTS = (Source, Number, Count, Level, Memory, OfType, Unit, Csa, Core, Machine, Gpu)
 Fact = Number | Count | Level | Unit | Csa  # whatever carries a kind and a source
 
 
@@ -336,6 +350,8 @@ def _check(machine: Machine | Gpu, where: str) -> None:
         _check_source(machine.source, "source", machine, where)
         _check_unique([level.name for level in machine.levels], f"{where}: levels: name")
         _check_unique([unit.target for unit in machine.core.units], f"{where}: core.units: target")
+        for unit in machine.core.units:
+            _check_unique([one.name for one in unit.types], f"{where}: core.units.{unit.target}.types: name")
     for path, fact in facts(machine):
         _check_source(fact.source, path, machine, where)
         if isinstance(fact, Number):

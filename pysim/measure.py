@@ -10,7 +10,9 @@ twice the last-level cache (`rotating`, `copies_for`), so that it finds none of 
 Judging. Exact fill: integers of magnitude 1..a with k a^2 <= 2^24 (2^53 in double): each sum of k products and each of
 its partial sums is an integer that the format holds, so every order of summation gives the same bits. Random fill:
 uniform in [-1, 1), and |got - want| <= gamma_k |A||B|, gamma_k = k u / (1 - k u) (Higham, Accuracy and Stability of
-Numerical Algorithms, 2nd ed., section 3.1). Worked number: k = 576 in single precision: a = 31, gamma_k = 3.43e-5.
+Numerical Algorithms, 2nd ed., section 3.1). u is the result's: products of bf16 are exact in f32, only their sums are
+rounded. s8 is exact on any fill: its random one is all of -128..127, and sums beyond int32 wrap.
+Worked number: k = 576 in single precision: a = 31, gamma_k = 3.43e-5.
 """
 
 import gc
@@ -27,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.errors import OperandError
-from pysim.runtime import NUMPY_DTYPES, aligned
+from pysim.runtime import NUMPY_DTYPES, RESULT_DTYPES, aligned
 
 State = Literal["hot", "cold"]
 Array = NDArray[Any]
@@ -38,7 +40,8 @@ FEWEST_ROUNDS, MOST_ROUNDS = 5, 1000  # even when the budget is spent; even when
 LARGEST_FILL = 31  # enough to tell operands apart; larger numbers would only shrink the longest exact k
 MOST_ZEROS = 0.3  # share of zero outputs above which a pass proves nothing
 
-_EXACT = {"f32": 2**24, "f64": 2**53}
+_EXACT = {"f32": 2**24, "f64": 2**53, "bf16": 2**24, "s8": 2**31 - 1}  # of the results
+UNWRITTEN = -(2**31)  # what an s32 result starts as: no sum of an exact fill, nor of 131071 products of a random one
 
 
 class Verdict(NamedTuple):
@@ -218,10 +221,33 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return cast("np.dtype[Any]", NUMPY_DTYPES[name])
 
 
+def result_of(name: str) -> np.dtype[Any]:
+    """NumPy's dtype for the results of a problem's dtype; errors as `dtype_of`."""
+    dtype_of(name)
+    return cast("np.dtype[Any]", RESULT_DTYPES[name])
+
+
+def to_bf16(numbers: Array) -> Array:
+    """float32 numbers cut to bf16, as uint16."""
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def numbers_of(operand: Array, dtype: str) -> Array:
+    """The numbers that an operand stands for, in a float dtype that holds the sums of an exact fill too."""
+    if dtype == "bf16":
+        return (operand.astype(np.uint32) << 16).view(np.float32)
+    return operand.astype(np.float64) if dtype == "s8" else operand
+
+
+def result_from(sums: Array, dtype: str) -> Array:
+    """Sums as a problem's results: those of s8 are whole and wrap to int32."""
+    return sums.astype(np.int64).astype(np.int32) if dtype == "s8" else sums
+
+
 def unwritten(shape: tuple[int, ...], dtype: str) -> Array:
-    """An output buffer that holds NaN, so that an element nobody writes fails every check."""
-    out = aligned(shape, dtype_of(dtype))
-    out.fill(np.nan)
+    """An output buffer that holds NaN (s32: UNWRITTEN), so that an element nobody writes fails every check."""
+    out = aligned(shape, result_of(dtype))
+    out.fill(np.nan if out.dtype.kind == "f" else UNWRITTEN)
     return out
 
 
@@ -235,24 +261,40 @@ def exact_fill(shape: tuple[int, ...], k: int, dtype: str = "f32", seed: int = 0
     if largest == 0:
         raise OperandError(f"sums of {k} products cannot be exact in {dtype}: k must lie in 1..{_EXACT[dtype]}")
     draw = np.random.default_rng(seed)
-    out = aligned(shape, kind)
-    np.multiply(draw.integers(1, largest + 1, shape, np.int8), 1 - 2 * draw.integers(0, 2, shape, np.int8), out=out, dtype=kind)
-    return out
+    out = aligned(shape, np.float32 if dtype == "bf16" else kind)
+    np.multiply(draw.integers(1, largest + 1, shape, np.int8), 1 - 2 * draw.integers(0, 2, shape, np.int8), out=out, dtype=out.dtype)
+    return _stored(out, dtype)
 
 
 def random_fill(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> Array:
-    """Uniform in [-1, 1)."""
+    """Uniform in [-1, 1); s8: in -128..127."""
     kind = dtype_of(dtype)
-    out = aligned(shape, kind)
-    np.random.default_rng(seed).random(shape, dtype=kind.type, out=out)
+    draw = np.random.default_rng(seed)
+    out = aligned(shape, np.float32 if dtype == "bf16" else kind)
+    if dtype == "s8":
+        out[...] = draw.integers(-128, 128, shape, np.int8)
+        return out
+    draw.random(shape, dtype=out.dtype.type, out=out)
     out *= 2
     out -= 1
+    return _stored(out, dtype)
+
+
+def _stored(numbers: Array, dtype: str) -> Array:
+    """A fill as the operand that carries it."""
+    if dtype != "bf16":
+        return numbers
+    out = aligned(numbers.shape, dtype_of(dtype))
+    out[...] = to_bf16(numbers)
     return out
 
 
 def gamma(k: int, dtype: str) -> float:
-    """gamma_k = k u / (1 - k u), u the unit roundoff: the componentwise bound of a sum of k products in any order."""
-    unit = float(np.finfo(dtype_of(dtype)).eps) / 2
+    """gamma_k = k u / (1 - k u), u the unit roundoff: the componentwise bound of a sum of k products in any order; s8: 0."""
+    kind = result_of(dtype)
+    if kind.kind != "f":
+        return 0.0
+    unit = float(np.finfo(kind).eps) / 2
     if k * unit >= 1:
         raise OperandError(f"no error bound holds for sums of {k} products in {dtype}")
     return k * unit / (1 - k * unit)
@@ -287,7 +329,7 @@ def _judge(got: Array, want: Array, bad: Array | None) -> Verdict:
     count = int(np.count_nonzero(bad))
     if count:
         where = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
-        nans = int(np.count_nonzero(np.isnan(got)))
+        nans = int(np.count_nonzero(np.isnan(got) if got.dtype.kind == "f" else got == UNWRITTEN))
         unset = f", {nans} are NaN or were never written" if nans else ""
         first = f"the first at {where} is {got[where]!s}, right is {want[where]!s}"
         return Verdict("failed", error, f"{count} of {got.size} elements are wrong{unset}; {first}")

@@ -28,7 +28,7 @@ import msgspec
 
 from pysim import runtime
 from pysim.errors import MissingError, OperandError
-from pysim.measure import Array, dtype_of, random_fill, unwritten
+from pysim.measure import Array, dtype_of, random_fill, result_of, unwritten
 from pysim.runtime import aligned
 from pysim.verify import shapes
 from pysim.workload import Conv, Gemm, Workload
@@ -69,10 +69,11 @@ def _check_operands(workload: Workload, x: Array, w: Array, bias: Array | None) 
     """Raw pointers are about to be passed on: shapes, dtype and layout must be what the libraries are told."""
     s, dtype = shapes(workload), dtype_of(workload.dtype)
     values = s.out[1]
-    given = [("x", x, s.x), ("w", w, s.w)] + ([("bias", bias, (values,))] if bias is not None else [])
-    for name, array, shape in given:
-        if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
-            right = f"{workload.text} wants a C-contiguous {dtype} array of shape {shape}"
+    given = [("x", x, s.x, dtype), ("w", w, s.w, dtype)]
+    given += [("bias", bias, (values,), result_of(workload.dtype))] if bias is not None else []
+    for name, array, shape, kind in given:
+        if array.shape != shape or array.dtype != kind or not array.flags.c_contiguous:
+            right = f"{workload.text} wants a C-contiguous {kind} array of shape {shape}"
             raise OperandError(f"{name} is {array.dtype} of shape {array.shape}; {right}")
 
 
@@ -125,6 +126,8 @@ def _openblas() -> tuple[Any, Any, str]:
 
 
 def _im2col_openblas(workload: Workload, x: Array, w: Array, bias: Array | None) -> Peer:
+    if workload.dtype not in ("f32", "f64"):
+        raise MissingError(f"OpenBLAS multiplies f32 and f64 here, not {workload.dtype}")
     ffi, lib, version = _openblas()
     lib.scipy_openblas_set_num_threads64_(1)
     gemm = lib.scipy_cblas_sgemm64_ if workload.dtype == "f32" else lib.scipy_cblas_dgemm64_
@@ -198,6 +201,8 @@ def _onnxruntime(workload: Workload, x: Array, w: Array, bias: Array | None) -> 
         raise MissingError(f"{error.name} is not installed: pip install onnx onnxruntime") from None
     if isinstance(workload, Conv) and workload.dtype != "f32":
         raise MissingError("ONNX Runtime's CPU convolution computes in f32 only")
+    if workload.dtype not in ("f32", "f64"):
+        raise MissingError(f"ONNX Runtime's Gemm computes in f32 and f64 here, not {workload.dtype}")
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL

@@ -55,7 +55,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One problem: its plan, whether the result is right, and predicted, measured and peers' seconds of one call.
 
     Times are medians over `samples` interleaved rounds in cache state `state`; none is given unless `correct`, and
-    then `reason` says what is wrong. `max_error` is the largest |result - reference| / (|A||B|) on random operands.
+    then `reason` says what is wrong. Where the plan's kernels ran in an emulator (`executor`) nothing is measured: `static_seconds` is
+    then what static in-core cycles and exactly simulated caches make of the plan (`pysim/cachemodel/simulated.py`), and
+    `static_kind` says so. `max_error` is the largest |result - reference| / (|A||B|) on random operands.
     `quartiles` are (first, median, third) in seconds of "pysim" and of each peer, `missing` the peers that did not
     run, with the reason. `profile` splits one call: pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count`
     is how often the problem occurs in what was asked for.
@@ -68,6 +70,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     max_error: float | None = None
     predicted_seconds: float | None = None
     measured_seconds: float | None = None
+    static_seconds: float | None = None
+    static_kind: Literal["static+simulated"] | None = None
     samples: int = 0
     peers: dict[str, float] = {}
     ratios: dict[str, Ratio] = {}
@@ -76,6 +80,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     profile: dict[str, float] | None = None
     machine: str = ""
+    executor: Literal["local", "emulated"] = "local"
     state: Literal["hot", "cold"] = "hot"
     threads: int = 1
     count: int = 1

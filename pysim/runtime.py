@@ -2,7 +2,8 @@
 """The only importer of the native library: cffi reads `native/pysim.h`, status codes become exceptions, arrays become pointers.
 
 A prepared convolution or product packs its filters once and owns its workspace, so that a call is one native call. Prepared
-objects may be called again and again, by one thread at a time.
+objects may be called again and again, by one thread at a time. Whatever computes takes an executor, which says whose library is
+called: this computer's (LOCAL), or that of another CPU in an emulator (`pysim.emulated`).
 """
 
 import importlib.resources
@@ -10,7 +11,8 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +23,9 @@ from pysim.schedule import PACK, STATIONARY, Schedule
 from pysim.workload import Conv, Gemm
 
 Array = NDArray[Any]
-NUMPY_DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+# NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16
+NUMPY_DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "bf16": np.dtype(np.uint16), "s8": np.dtype(np.int8)}
+RESULT_DTYPES = NUMPY_DTYPES | {"bf16": np.dtype(np.float32), "s8": np.dtype(np.int32)}  # of the result and the bias
 ACTIVATIONS = {None: 0, "relu": 1}
 _ALIGNMENT = 64
 
@@ -54,30 +58,54 @@ def library() -> tuple[Any, Any]:
     return ffi, lib
 
 
-def check(status: int) -> None:
+class Executor(Protocol):
+    """Whose native library is called. `library` gives (ffi, lib), where lib has the functions of `pysim.h`.
+
+    What an "emulated" one computes is right or wrong; how long that takes says nothing about any machine.
+    """
+
+    @property
+    def kind(self) -> Literal["local", "emulated"]: ...
+    @property
+    def about(self) -> str: ...
+    def library(self) -> tuple[Any, Any]: ...
+
+
+class _Local:
+    """The library of this computer's CPU, in this process."""
+
+    kind: Literal["local"] = "local"
+    about = "this computer"
+    library = staticmethod(library)
+
+
+LOCAL: Executor = _Local()
+
+
+def check(status: int, executor: Executor = LOCAL) -> None:
     """Raises the library's own sentence for any status but PYSIM_OK."""
     if status:
-        ffi, lib = library()
+        ffi, lib = executor.library()
         raise NativeError(ffi.string(lib.pysim_last_error()).decode())
 
 
-def available_kernels() -> frozenset[str]:
-    """Names of the registry rows that this CPU and this build can run."""
-    ffi, lib = library()
+def available_kernels(executor: Executor = LOCAL) -> frozenset[str]:
+    """Names of the registry rows that the executor's CPU and build can run."""
+    ffi, lib = executor.library()
     info = ffi.new("pysim_kernel_info *")
     names = set()
-    for index in range(lib.pysim_kernel_count()):
-        check(lib.pysim_kernel_at(index, info))
+    for row in kernels():
+        check(lib.pysim_kernel_at(row.index, info), executor)
         if info.available:
-            names.add(ffi.string(info.name).decode())
+            names.add(row.name)
     return frozenset(names)
 
 
 def _dtype_code(dtype: str) -> int:
     if dtype not in NUMPY_DTYPES:
-        raise OperandError(f"the CPU kernels compute f32 and f64, not {dtype}")
+        raise OperandError(f"the CPU kernels compute {', '.join(NUMPY_DTYPES)}, not {dtype}")
     _, lib = library()
-    return int(lib.PYSIM_F64 if dtype == "f64" else lib.PYSIM_F32)
+    return int(getattr(lib, f"PYSIM_{dtype.upper()}"))
 
 
 def conv_struct(w: Conv) -> Any:
@@ -120,11 +148,27 @@ def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
 
 
 def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-    """`x` as a dense array of this shape and dtype, viewed if it can be; OperandError names what differs."""
+    """`x` as a dense array of this shape and a problem's dtype, viewed if it can be; OperandError names what differs."""
     if not isinstance(x, np.ndarray):
         x = as_numpy(x, name)
+    if dtype == "bf16" and x.dtype.name == "bfloat16":
+        x = x.view(np.uint16)
     if x.dtype != NUMPY_DTYPES[dtype]:
-        raise OperandError(f"{name} is {x.dtype}, but the problem computes in {NUMPY_DTYPES[dtype]}")
+        right = "bf16: pass bfloat16 arrays (ml_dtypes), or their bits as uint16" if dtype == "bf16" else f"{NUMPY_DTYPES[dtype]}"
+        raise OperandError(f"{name} is {x.dtype}, but the problem computes in {right}")
+    return _dense(x, name, shape)
+
+
+def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+    """A bias or a C as a dense array of this shape and of the dtype of a problem's results; errors as `operand`."""
+    if not isinstance(x, np.ndarray):
+        x = as_numpy(x, name)
+    if x.dtype != RESULT_DTYPES[dtype]:
+        raise OperandError(f"{name} is {x.dtype}, but the results of {dtype} are {RESULT_DTYPES[dtype]}")
+    return _dense(x, name, shape)
+
+
+def _dense(x: Array, name: str, shape: tuple[int, ...]) -> Array:
     if x.shape != shape:
         raise OperandError(f"{name} has shape {x.shape}, but the problem needs {shape}")
     dense: Array = x if x.flags.c_contiguous else np.ascontiguousarray(x)
@@ -154,12 +198,13 @@ def like(x: Any, result: Array) -> Any:
 
 
 def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
-    """`out` as a writable view, or a new array; OperandError where it does not fit."""
+    """`out` as a writable view, or a new array, of the dtype of a problem's results; OperandError where it does not fit."""
+    kind = RESULT_DTYPES[dtype]
     if out is None:
-        return aligned(shape, NUMPY_DTYPES[dtype])
+        return aligned(shape, kind)
     array: Array = out if isinstance(out, np.ndarray) else as_numpy(out, "out")
-    if array.shape != shape or array.dtype != NUMPY_DTYPES[dtype] or not array.flags.c_contiguous or not array.flags.writeable:
-        raise OperandError(f"out must be a writable C-contiguous {NUMPY_DTYPES[dtype]} array of shape {shape}")
+    if array.shape != shape or array.dtype != kind or not array.flags.c_contiguous or not array.flags.writeable:
+        raise OperandError(f"out must be a writable C-contiguous {kind} array of shape {shape}")
     return array
 
 
@@ -169,10 +214,28 @@ def _activation_code(activation: str | None) -> int:
     return ACTIVATIONS[activation]
 
 
-def _workspace(size_of: Any, problem: Any, schedule: Any, threads: int) -> Array:
+_biases: WeakKeyDictionary[Any, Array] = WeakKeyDictionary()
+
+
+def _epilogue(alpha: float, beta: float, bias: Array | None, activation: str | None) -> Any:
+    """A `pysim_epilogue`; its bias lives as long as it does, and `bias_of` finds it."""
     ffi, _ = library()
+    pointer = ffi.NULL if bias is None else ffi.from_buffer(bias)
+    epilogue = ffi.new("pysim_epilogue *", [alpha, beta, pointer, _activation_code(activation)])
+    if bias is not None:
+        _biases[epilogue] = bias
+    return epilogue
+
+
+def bias_of(epilogue: Any) -> Array | None:
+    """The array that an epilogue's bias points to: the struct itself does not know how long it is."""
+    return _biases.get(epilogue)
+
+
+def _workspace(executor: Executor, function: str, problem: Any, schedule: Any, threads: int) -> Array:
+    ffi, lib = executor.library()
     size = ffi.new("int64_t *")
-    check(size_of(problem, schedule, threads, size))
+    check(getattr(lib, function)(problem, schedule, threads, size), executor)
     return aligned(size[0], np.uint8)
 
 
@@ -187,23 +250,24 @@ class Prepared:
         bias: Any = None,
         activation: str | None = None,
         threads: int = 1,
+        executor: Executor = LOCAL,
     ) -> None:
-        ffi, lib = library()
+        ffi, lib = executor.library()
+        self.executor = executor
         w = self.workload = workload
         self.schedule = schedule
         self.threads = threads
         self._conv = conv_struct(w)
         self._schedule = schedule_struct(schedule)
         weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
-        self._bias = None if bias is None else operand(bias, "bias", (w.filters,), w.dtype)
-        pointer = ffi.NULL if self._bias is None else ffi.from_buffer(self._bias)
-        self._epilogue = ffi.new("pysim_epilogue *", [1.0, 0.0, pointer, _activation_code(activation)])
+        bias = None if bias is None else addend(bias, "bias", (w.filters,), w.dtype)
+        self._epilogue = _epilogue(1.0, 0.0, bias, activation)
         size = ffi.new("int64_t *")
-        check(lib.pysim_conv_packed_filter_bytes(self._conv, self._schedule, size))
+        check(lib.pysim_conv_packed_filter_bytes(self._conv, self._schedule, size), executor)
         self._packed = aligned(size[0], np.uint8)
         packed = ffi.from_buffer(self._packed)
-        check(lib.pysim_conv_pack_filters(self._conv, self._schedule, ffi.from_buffer(weights), packed, size[0]))
-        self._work = _workspace(lib.pysim_conv_workspace_bytes, self._conv, self._schedule, threads)
+        check(lib.pysim_conv_pack_filters(self._conv, self._schedule, ffi.from_buffer(weights), packed, size[0]), executor)
+        self._work = _workspace(executor, "pysim_conv_workspace_bytes", self._conv, self._schedule, threads)
         self.workspace_bytes = self._work.nbytes
         self._fixed = (packed, ffi.from_buffer(self._work))
         self._in_shape = (w.batch, w.channels, w.height, w.width)
@@ -221,7 +285,7 @@ class Prepared:
         return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
 
     def _run(self, x: Any, out: Any, profile: Any) -> Array:
-        ffi, lib = library()
+        ffi, lib = self.executor.library()
         x = operand(x, "x", self._in_shape, self.workload.dtype)
         y = output(out, self._out_shape, self.workload.dtype)
         packed, work = self._fixed
@@ -229,7 +293,7 @@ class Prepared:
             self._conv, self._schedule, self._epilogue, self.threads, ffi.from_buffer(x), packed, ffi.from_buffer(y), work,
             self.workspace_bytes, profile,
         )  # fmt: skip
-        check(status)
+        check(status, self.executor)
         return y
 
 
@@ -245,17 +309,17 @@ class PreparedGemm:
         bias: Any = None,
         activation: str | None = None,
         threads: int = 1,
+        executor: Executor = LOCAL,
     ) -> None:
-        ffi, lib = library()
+        self.executor = executor
         w = self.workload = workload
         self.schedule = schedule
         self.threads = threads
         self._gemm = gemm_struct(w)
         self._schedule = schedule_struct(schedule)
-        self._bias = None if bias is None else operand(bias, "bias", (w.n,), w.dtype)
-        pointer = ffi.NULL if self._bias is None else ffi.from_buffer(self._bias)
-        self._epilogue = ffi.new("pysim_epilogue *", [alpha, beta, pointer, _activation_code(activation)])
-        self._work = _workspace(lib.pysim_gemm_workspace_bytes, self._gemm, self._schedule, threads)
+        bias = None if bias is None else addend(bias, "bias", (w.n,), w.dtype)
+        self._epilogue = _epilogue(alpha, beta, bias, activation)
+        self._work = _workspace(executor, "pysim_gemm_workspace_bytes", self._gemm, self._schedule, threads)
         self.workspace_bytes = self._work.nbytes
         self._a_shape = (w.k, w.m) if w.trans_a else (w.m, w.k)
         self._b_shape = (w.n, w.k) if w.trans_b else (w.k, w.n)
@@ -272,7 +336,7 @@ class PreparedGemm:
         return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
 
     def _run(self, a: Any, b: Any, c: Any, profile: Any) -> Array:
-        ffi, lib = library()
+        ffi, lib = self.executor.library()
         w = self.workload
         a = operand(a, "a", self._a_shape, w.dtype)
         b = operand(b, "b", self._b_shape, w.dtype)
@@ -283,37 +347,56 @@ class PreparedGemm:
             self._gemm, self._schedule, self._epilogue, self.threads, ffi.from_buffer(a), ffi.from_buffer(b), ffi.from_buffer(y),
             ffi.from_buffer(self._work), self.workspace_bytes, profile,
         )  # fmt: skip
-        check(status)
+        check(status, self.executor)
         return y
 
 
-def run_conv(w: Conv, schedule: Schedule, x: Any, weights: Any, bias: Any = None, activation: str | None = None, threads: int = 1) -> Array:
+def run_conv(
+    w: Conv,
+    schedule: Schedule,
+    x: Any,
+    weights: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    threads: int = 1,
+    executor: Executor = LOCAL,
+) -> Array:
     """One convolution under `schedule`, filters packed for this call."""
-    return Prepared(w, weights, schedule, bias, activation, threads)(x)
+    return Prepared(w, weights, schedule, bias, activation, threads, executor)(x)
 
 
-def run_gemm(w: Gemm, schedule: Schedule, a: Any, b: Any, bias: Any = None, activation: str | None = None, threads: int = 1) -> Array:
+def run_gemm(
+    w: Gemm,
+    schedule: Schedule,
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    threads: int = 1,
+    executor: Executor = LOCAL,
+) -> Array:
     """One matrix product under `schedule`."""
-    return PreparedGemm(w, schedule, bias=bias, activation=activation, threads=threads)(a, b)
+    return PreparedGemm(w, schedule, bias=bias, activation=activation, threads=threads, executor=executor)(a, b)
 
 
-def reference_conv(w: Conv, x: Array, weights: Array, bias: Array | None = None, activation: str | None = None) -> Array:
+def reference_conv(
+    w: Conv, x: Array, weights: Array, bias: Array | None = None, activation: str | None = None, executor: Executor = LOCAL
+) -> Array:
     """The definition of right: plain loops in C, summed in the next wider type. Slow."""
-    ffi, lib = library()
-    out = aligned((w.batch, w.filters, w.out_h, w.out_w), NUMPY_DTYPES[w.dtype])
-    pointer = ffi.NULL if bias is None else ffi.from_buffer(bias)
-    epilogue = ffi.new("pysim_epilogue *", [1.0, 0.0, pointer, _activation_code(activation)])
+    ffi, lib = executor.library()
+    out = aligned((w.batch, w.filters, w.out_h, w.out_w), RESULT_DTYPES[w.dtype])
+    epilogue = _epilogue(1.0, 0.0, bias, activation)
     x = operand(x, "x", (w.batch, w.channels, w.height, w.width), w.dtype)
     weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
     pointers = (ffi.from_buffer(x), ffi.from_buffer(weights), ffi.from_buffer(out))
-    check(lib.pysim_conv_reference(conv_struct(w), epilogue, *pointers))
+    check(lib.pysim_conv_reference(conv_struct(w), epilogue, *pointers), executor)
     return out
 
 
-def im2col(workload: Conv, image: Array, columns: Array) -> None:
+def im2col(workload: Conv, image: Array, columns: Array, executor: Executor = LOCAL) -> None:
     """Caffe's columns[C/groups * R * S][P*Q] of one image of one group, into `columns`."""
-    ffi, lib = library()
-    check(lib.pysim_im2col(conv_struct(workload), ffi.from_buffer(image), ffi.from_buffer(columns)))
+    ffi, lib = executor.library()
+    check(lib.pysim_im2col(conv_struct(workload), ffi.from_buffer(image), ffi.from_buffer(columns)), executor)
 
 
 def probe_clock() -> float:

@@ -24,7 +24,8 @@ from msgspec.structs import force_setattr
 
 from pysim.errors import ProblemError, choose
 
-DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1}  # bytes of one element
+DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1}  # bytes of one element of the operands
+RESULT_BYTES = {"f32": 4, "f64": 8, "f16": 4, "bf16": 4, "s8": 4}  # of the result and the bias: f32 for f16 and bf16, s32 for s8
 LAYOUTS = ("nn", "nt", "tn", "tt")  # is A, is B stored transposed
 INT64_MAX = (1 << 63) - 1
 SHIPPED = Path(__file__).parent / "workloads"
@@ -241,7 +242,8 @@ def _check_fields(problem: Workload) -> None:
 
 
 def _check_int64(problem: Workload, **elements: int) -> None:
-    counts = {f"{name} in bytes": count * DTYPES[problem.dtype] for name, count in elements.items()}
+    sizes = dict.fromkeys(("output", "C"), RESULT_BYTES[problem.dtype])
+    counts = {f"{name} in bytes": count * sizes.get(name, DTYPES[problem.dtype]) for name, count in elements.items()}
     for name, count in (counts | {"FLOP count": problem.flops}).items():
         if count > INT64_MAX:
             what = f"the {name.replace('_', ' ')} would be {count:.2e}"

@@ -59,7 +59,7 @@ class Trace:
         spaces = (
             nest.repeats * nest.channels * nest.plane_bytes,
             nest.groups * self.group_filters,
-            nest.repeats * nest.windows * nest.filters * size,
+            nest.repeats * nest.windows * nest.filters * nest.out_bytes,
             self.n_windows * self.panel,
         )
         starts = [0]
@@ -157,7 +157,8 @@ class Trace:
             yield windows + k * pitch, width * size, False
             yield filters + k * row, row, False
         for g in range(f0, min(f0 + s.filters, nest.filters)):
-            yield self.output + ((image * nest.filters + g) * nest.windows + t0) * size, width * size, True
+            at = self.output + ((image * nest.filters + g) * nest.windows + t0) * nest.out_bytes
+            yield at, width * nest.out_bytes, True
 
 
 def simulate(nest: Nest, schedule: Schedule, levels: tuple[Level, ...]) -> list[tuple[int, int]]:

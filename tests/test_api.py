@@ -8,7 +8,7 @@ import pytest
 
 import pysim
 from pysim import runtime
-from pysim.errors import MissingError, OperandError
+from pysim.errors import MissingError, NativeError, OperandError
 from pysim.workload import parse
 
 try:
@@ -31,14 +31,14 @@ def direct(x: Any, w: Any, stride: tuple[int, int], pads: tuple[int, ...], dilat
     m, c, r, s = w.shape
     p = (x.shape[2] - dilation[0] * (r - 1) - 1) // stride[0] + 1
     q = (x.shape[3] - dilation[1] * (s - 1) - 1) // stride[1] + 1
-    y = np.zeros((x.shape[0], m, p, q), x.dtype)
+    y = np.zeros((x.shape[0], m, p, q), np.int32 if x.dtype == np.int8 else x.dtype)
     for filter_ in range(m):
         first = filter_ // (m // groups) * c
         for i in range(r):
             for j in range(s):
                 rows = slice(i * dilation[0], i * dilation[0] + (p - 1) * stride[0] + 1, stride[0])
                 columns = slice(j * dilation[1], j * dilation[1] + (q - 1) * stride[1] + 1, stride[1])
-                y[:, filter_] += np.einsum("nchw,c->nhw", x[:, first : first + c, rows, columns], w[filter_, :, i, j])
+                y[:, filter_] += np.einsum("nchw,c->nhw", x[:, first : first + c, rows, columns], w[filter_, :, i, j], dtype=y.dtype)
     return y
 
 
@@ -52,11 +52,11 @@ def direct(x: Any, w: Any, stride: tuple[int, int], pads: tuple[int, ...], dilat
         ((1, 3, 30, 31), 65, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
     ],
 )
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8])
 def test_conv2d_is_the_definition_bit_for_bit(shape, filters, kernel, stride, pads, dilation, groups, dtype):
     x, w = whole(*shape, dtype=dtype), whole(filters, shape[1] // groups, *kernel, dtype=dtype)
-    bias = whole(filters, dtype=dtype)
     want = direct(x, w, stride, pads, dilation, groups)
+    bias = whole(filters, dtype=want.dtype)
     given = {"stride": stride, "padding": pads, "dilation": dilation, "groups": groups}
     assert np.array_equal(pysim.conv2d(x, w, **given), want)
     want = np.maximum(want + bias[:, None, None], 0)
@@ -78,6 +78,53 @@ def test_gemm_is_the_definition_in_all_four_layouts(trans_a, trans_b, dtype):
     assert np.array_equal(pysim.gemm(a, b, c, alpha=2, beta=-1, bias=bias, **layout), 2 * product - c + bias)
     assert np.array_equal(c, before)
     assert np.array_equal(pysim.gemm(a, b, bias=bias, activation="relu", **layout), np.maximum(product + bias, 0))
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_an_int8_product_is_exact_and_wraps_modulo_2_to_the_32(trans_b):
+    a = RANDOM.integers(-128, 128, (37, 65), np.int8)
+    b = RANDOM.integers(-128, 128, (51, 65) if trans_b else (65, 51), np.int8)
+    c, bias = (RANDOM.integers(-(2**31), 2**31, shape, np.int32) for shape in ((37, 51), (51,)))
+    product = a.astype(np.int64) @ (b.T if trans_b else b).astype(np.int64)
+    assert np.array_equal(pysim.gemm(a, b, trans_b=trans_b), product)
+    want = (3 * product - 5 * c.astype(np.int64) + bias).astype(np.int32)
+    assert (np.abs(3 * product - 5 * c.astype(np.int64)) > 2**31).any()
+    got = pysim.gemm(a, b, c, alpha=3, beta=-5, bias=bias, trans_b=trans_b)
+    assert got.dtype == np.int32 and np.array_equal(got, want)
+    with pytest.raises(NativeError, match="whole numbers within int32"):
+        pysim.gemm(a, b, alpha=0.5, trans_b=trans_b)
+
+
+def bf16(x):
+    """float32 numbers that bf16 holds, as uint16."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    assert not (bits & 0xFFFF).any()
+    return (bits >> 16).astype(np.uint16)
+
+
+def test_bf16_is_taken_as_bits_where_the_problem_says_so_and_gives_f32():
+    x, w, bias = whole(2, 6, 9, 7), whole(5, 6, 3, 3), whole(5)
+    want = np.maximum(direct(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1) + bias[:, None, None], 0)
+    run = pysim.prepare("conv:mb2ic6ih9iw7oc5kh3ph1pw1:bf16", bf16(w), bias, activation="relu")
+    got = run(bf16(x))
+    assert got.dtype == np.float32 and np.array_equal(got, want)
+    a, b = whole(20, 31), whole(31, 9)
+    product = pysim.plan("gemm:20x9x31:bf16")
+    assert np.array_equal(product.run(bf16(a), bf16(b)), a @ b)
+    assert np.array_equal(pysim.gemm(bf16(a), bf16(b), plan=product), a @ b)
+    with pytest.raises(OperandError, match="uint16 is taken for the bits of bf16 only with a plan"):
+        pysim.gemm(bf16(a), bf16(b))
+    with pytest.raises(OperandError, match="w is float32, but the problem computes in bf16"):
+        pysim.prepare("conv:mb2ic6ih9iw7oc5kh3ph1pw1:bf16", w)
+
+
+def test_arrays_of_ml_dtypes_are_known_by_the_name_of_their_dtype():
+    bfloat16 = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed").bfloat16
+    x, w = RANDOM.random((1, 6, 9, 9)).astype(bfloat16), RANDOM.random((5, 6, 3, 3)).astype(bfloat16)
+    got = pysim.conv2d(x, w, padding=1)
+    want = direct(x.astype(np.float64), w.astype(np.float64), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    assert got.dtype == np.float32 and np.allclose(got, want, rtol=54 * 2.0**-24, atol=0)
+    assert np.array_equal(pysim.gemm(x[0, 0], x[0, 1].T), pysim.gemm(x[0, 0], x[0, 1], trans_b=True))
 
 
 def test_a_prepared_convolution_serves_many_calls_and_writes_where_it_is_told():
@@ -136,6 +183,9 @@ def test_arrays_of_other_libraries_come_back_in_kind():
         (lambda x, w: pysim.gemm(x, w), "must be matrices"),
         (lambda x, w: pysim.prepare("gemm:3x3x3", w), "call pysim.gemm"),
         (lambda x, w: pysim.conv2d("text", w), "the arrays are"),
+        (lambda x, w: pysim.conv2d(x.astype(np.float16), w.astype(np.float16)), "float16; the CPU kernels take float32 or"),
+        (lambda x, w: pysim.conv2d(x.astype("i1"), w.astype("i1"), bias=np.zeros(3, "f4")), "but the results of s8 are int32"),
+        (lambda x, w: pysim.conv2d(x.astype("i1"), w.astype("i1"), out=np.zeros((1, 3, 3, 3), "i1")), "C-contiguous int32"),
     ],
 )
 def test_wrong_arguments_are_named(call, says):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -13,8 +13,10 @@ import pytest
 
 from pysim import comparison as comparing
 from pysim import runtime
+from pysim.cachemodel.simulated import simulated_cost
 from pysim.comparison import OURS, measure_plan, summarise
 from pysim.errors import MissingError, NativeError, PlanError
+from pysim.machine import load
 from pysim.measure import Array
 from pysim.peers import DEFAULT, Missing, Peer
 from pysim.record import Comparison, Cost
@@ -219,11 +221,11 @@ def test_a_layer_that_cannot_run_is_reported_and_the_others_go_on() -> None:
             return planned(workload, schedule=msgspec.structs.replace(planned(workload).schedule, k2=0))
         return planned(workload)
 
-    texts = [f"{CONV}:f64", "gemm:5x6x7", "conv:mb1ic8ih7oc12kh1:s8", CONV]
+    texts = [f"{CONV}:f64", "gemm:5x6x7", "conv:mb1ic8ih7oc12kh1:f16", CONV]
     layers = [Layer(parse(text)) for text in texts]
     done = list(comparing.compare(((layer, plan_of(layer.workload)) for layer in layers), MACHINE, makers={DEFAULT: right}, **FAST))
     assert [c.problem for c in done] == texts and [c.correct for c in done] == [False, False, False, True]
-    assert done[0].reason == "no kernel does that" and done[1].reason and "s8" in done[2].reason
+    assert done[0].reason == "no kernel does that" and done[1].reason and "f16" in done[2].reason
 
 
 def test_an_absent_native_library_ends_the_run_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +243,46 @@ def test_a_library_that_refuses_the_plan_raises_in_measure_plan() -> None:
     bad = planned(workload, schedule=msgspec.structs.replace(planned(workload).schedule, channels=-1))
     with pytest.raises(NativeError):
         measure_plan(Layer(workload), bad, MACHINE, **FAST)
+
+
+# ----------------------------------------------------------------------------------------------------- in an emulator
+
+
+class Emulator:
+    """An executor that says it emulates, over this computer's own library."""
+
+    kind: Literal["emulated"] = "emulated"
+    about = "a pretended CPU"
+    library = staticmethod(runtime.library)
+
+
+@native
+@pytest.mark.parametrize("text", [CONV, "gemm:48x64x32"])
+def test_an_emulated_plan_is_checked_beside_simulated_caches_and_nothing_is_timed(text: str, tmp_path: Path) -> None:
+    on, workload = load("xeon-4208"), parse(text)
+    plan = planned(workload, seconds=1e-4)
+    with Store(tmp_path / "store.db") as store:
+        done = measure_plan(Layer(workload, "", 2), plan, on, makers={"right": right}, store=store, executor=Emulator(), **FAST)
+        assert len(store) == 0
+    assert done.correct and done.measured_seconds is None and done.samples == 0 and done.predicted_seconds == 1e-4
+    assert done.static_kind == "static+simulated"
+    assert done.static_seconds == simulated_cost(workload, on, plan.schedule).seconds > 0
+    assert not done.peers and not done.quartiles and "emulated" in done.missing["right"]
+    summary = summarise([done])
+    assert not {"prediction", "total_seconds", "peers", "few_samples"} & summary.keys()
+    found = summary["static_prediction"]
+    assert found["kind"] == "static+simulated" and found["layers"] == 1
+    assert found["median_error"] == pytest.approx(abs(math.log(1e-4 / done.static_seconds)))
+    assert (found["predicted_seconds"], found["static_seconds"]) == pytest.approx((2e-4, 2 * done.static_seconds))
+
+
+@native
+def test_a_wrong_result_of_an_emulator_has_no_static_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "Prepared", corrupting(one_ulp))
+    workload = parse(CONV)
+    done = measure_plan(Layer(workload, "", 1), planned(workload), load("xeon-4208"), executor=Emulator(), **FAST)
+    assert not done.correct and done.reason and done.static_seconds is None and done.static_kind is None
+    assert "static_prediction" not in summarise([done])
 
 
 # ------------------------------------------------------------------------------------------------------------- summary

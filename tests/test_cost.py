@@ -130,6 +130,28 @@ def test_kernel_cycles_are_at_least_those_of_the_live_multiply_adds(text: str, d
         assert cycles >= multiply_adds / lanes / unit.fma_per_cycle.value * (1 - 1e-12)
 
 
+@pytest.mark.parametrize(("dtype", "steps"), [("bf16", 2), ("s8", 4)])
+def test_a_matrix_unit_takes_as_many_k_steps_at_once_as_elements_fit_a_result(dtype: str, steps: int) -> None:
+    on = machine.load("power10-e1050")
+
+    def kernel_cycles(dtype: str) -> float:
+        schedule = Schedule(f"{dtype}_outer_16x8__mma", "input_stationary", "tiles", 16, 8, 64, 8, 98)
+        return cost(f"{LAYER}:{dtype}", on, schedule).terms["kernel"]
+
+    unit = on.unit("mma")
+    assert unit is not None
+    slower = unit.rate("f32") / unit.rate(dtype)  # interleaving rows takes time too
+    assert kernel_cycles(dtype) == pytest.approx(kernel_cycles("f32") / steps * slower)
+
+
+def test_the_portable_kernels_multiply_one_pair_at_a_time_whatever_the_type() -> None:
+    def kernel_cycles(dtype: str) -> float:
+        schedule = Schedule(f"{dtype}_win_8x4__portable", "input_stationary", "tiles", 8, 4, 64, 16, 98)
+        return cost(f"{LAYER}:{dtype}", ZEN4, schedule).terms["kernel"]
+
+    assert kernel_cycles("f32") == kernel_cycles("bf16") == kernel_cycles("s8")
+
+
 def test_one_filter_a_group_is_bound_by_the_latency_of_an_accumulator() -> None:
     schedule = Schedule("f32_win_32x14__avx512", "input_stationary", "tiles", 32, 14, 1, 1, 1)
     steps = nest_of(parse("conv:g8ic8ih32oc8kh3")).repeats * ceil_div(900, 32) * 9
@@ -190,6 +212,18 @@ def test_predicted_lines_agree_with_an_exact_lru_simulation_of_the_loops(seed: i
     assert len(errors) > 30
     assert np.median(errors) < 0.06
     assert np.quantile(errors, 0.8) < 0.2
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "s8"])
+def test_results_wider_than_operands_are_counted_as_an_exact_simulation_counts_them(dtype: str) -> None:
+    on, errors = with_levels((64, 8), (256, 8)), []
+    for text in ("conv:ic32ih28oc48kh3ph1", "conv:ic128ih14oc64kh1", "conv:mb2ic32ih14oc48kh3ph1", "gemm:96x200x128"):
+        for kind in STATIONARY:
+            schedule = Schedule(f"{dtype}_win_8x4__portable", kind, "tiles", 8, 4, 32, 4, 8)
+            levels = cost(f"{text}:{dtype}", on, schedule).levels
+            fills, writebacks = simulate(nest_of(parse(f"{text}:{dtype}")), schedule, on.levels)[0]
+            errors.append(abs(np.log(levels["L2"]["lines"] / (fills + writebacks))))
+    assert max(errors) < np.log(2.5) and np.median(errors) < 0.15
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

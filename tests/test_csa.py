@@ -57,6 +57,12 @@ def test_power10_reproduces_the_worked_table_to_the_integer() -> None:
     assert (inputs.channel_sets, inputs.window_tiles, inputs.filter_tiles) == (2, 196, 8)
 
 
+def test_output_tiles_have_the_bytes_of_results() -> None:
+    sizes = [csa.tile_bytes(nest_of(parse(f"{LAYER}:{dtype}")), power10(), 32) for dtype in ("f32", "bf16", "s8")]
+    assert [inputs for inputs, _, _ in sizes] == [16 * 288 * 4, 16 * 288 * 2, 16 * 288]
+    assert [out for _, _, out in sizes] == [16 * 8 * 4] * 3
+
+
 @pytest.mark.parametrize(
     ("shape", "channels", "inputs", "weights", "winner"),
     [

@@ -116,7 +116,8 @@ def test_the_roofs_of_the_papers_table_1_follow_from_the_unit(name: str, target:
     machine = load(name)
     unit = machine.unit(target)
     assert unit is not None
-    assert 2 * lanes * unit.fma_per_cycle.value * machine.core.frequency_hz.value == pytest.approx(roof)
+    reached = 2 * lanes * unit.fma_per_cycle.value * machine.core.frequency_hz.value / roof
+    assert 0.95 < reached < 1 if unit.fma_per_cycle.kind == "static" else reached == pytest.approx(1)  # a loop has more than its sums
 
 
 @pytest.mark.parametrize(
@@ -355,6 +356,16 @@ def test_a_document_with_any_value_in_any_place_raises_machine_errors_only(text:
     except MachineError:
         return
     assert all(math.isfinite(fact.value) for _, fact in facts(checked) if isinstance(fact, Number))
+
+
+def test_a_unit_has_one_rate_and_others_for_types_that_need_more() -> None:
+    unit = load("power10-e1050").unit("mma")
+    assert unit is not None
+    assert unit.rate("f32") == unit.fma_per_cycle.value and unit.rate("f16") == unit.fma_per_cycle.value
+    own = {one.name: one.fma_per_cycle.value for one in unit.types}
+    assert own and all(unit.rate(name) == value for name, value in own.items())
+    text = (SHIPPED / "power10-e1050.toml").read_text()
+    assert "bf16" in refusal(changed('name = "s8"', 'name = "bf16"', text))
 
 
 # Writing one back

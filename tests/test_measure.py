@@ -25,10 +25,13 @@ from pysim.measure import (
     exact_fill,
     gamma,
     interleave,
+    numbers_of,
     pinned,
     quartiles,
     random_fill,
     ratio_interval,
+    result_from,
+    result_of,
     rotating,
     unwritten,
 )
@@ -213,12 +216,13 @@ def test_samples_that_do_not_pair_up_are_refused() -> None:
 # --------------------------------------------------------------------------------------------------------------- fills
 
 
-@given(st.integers(1, 2**24), st.sampled_from(["f32", "f64"]))
+@given(st.integers(1, 2**24), st.sampled_from(["f32", "f64", "bf16", "s8"]))
 @settings(max_examples=100, deadline=None)
 def test_the_largest_sum_of_an_exact_fill_is_an_integer_that_the_format_holds(k: int, dtype: str) -> None:
-    largest = int(np.abs(exact_fill((4000,), k, dtype)).max())
-    assert 1 <= largest <= LARGEST_FILL
-    assert k * largest**2 <= {"f32": 2**24, "f64": 2**53}[dtype]
+    values = numbers_of(exact_fill((4000,), k, dtype), dtype)
+    largest = int(np.abs(values).max())
+    assert 1 <= largest <= LARGEST_FILL and np.array_equal(values, np.round(values))
+    assert k * largest**2 <= {"f32": 2**24, "f64": 2**53, "bf16": 2**24, "s8": 2**31 - 1}[dtype]
 
 
 @pytest.mark.parametrize("k", [1, 27, 576, 4608])
@@ -232,6 +236,22 @@ def test_exact_fill_sums_to_the_same_bits_in_any_order(k: int) -> None:
         for x, y in zip(a[order], b[order], strict=True):
             total = np.float32(total + x * y)
         assert Fraction(float(total)) == exact
+
+
+def test_random_bf16_has_eight_bits_of_its_own_and_random_s8_reaches_both_ends() -> None:
+    wide = random_fill((10_000,), "f32", 5)
+    narrow = random_fill((10_000,), "bf16", 5)
+    assert narrow.dtype == np.uint16 and narrow.ctypes.data % 64 == 0
+    assert np.all(np.abs(numbers_of(narrow, "bf16") - wide) <= np.abs(wide) * 2.0**-7)
+    assert len(np.unique(narrow & 0x7F)) == 128
+    bytes_ = random_fill((10_000,), "s8", 5)
+    assert bytes_.dtype == np.int8 and (bytes_.min(), bytes_.max()) == (-128, 127) and len(np.unique(bytes_)) == 256
+
+
+def test_results_of_bf16_are_f32_and_those_of_s8_wrap_to_s32() -> None:
+    assert [result_of(dtype) for dtype in ("f32", "f64", "bf16", "s8")] == [np.float32, np.float64, np.float32, np.int32]
+    sums = result_from(np.array([2.0**31, -(2.0**31) - 1, 2.0**33 + 5, -7.0]), "s8")
+    assert sums.dtype == np.int32 and sums.tolist() == [-(2**31), 2**31 - 1, 5, -7]
 
 
 def test_random_fill_would_not_pass_for_exact() -> None:
@@ -258,13 +278,14 @@ def test_fills_are_seeded_aligned_and_free_of_zeros_where_promised() -> None:
 def test_a_sum_too_long_to_be_exact_and_a_dtype_that_nothing_computes_are_refused() -> None:
     with pytest.raises(OperandError, match="sums of 16777217 products cannot be exact in f32"):
         exact_fill((1,), 2**24 + 1)
-    with pytest.raises(OperandError, match="'s8' cannot be measured here; these can: f32, f64"):
-        random_fill((1,), "s8")
+    with pytest.raises(OperandError, match="'f16' cannot be measured here; these can: f32, f64, bf16, s8"):
+        random_fill((1,), "f16")
 
 
 def test_gamma_is_highams() -> None:
     assert gamma(576, "f32") == pytest.approx(576 * 2**-24 / (1 - 576 * 2**-24))
     assert gamma(1, "f64") == pytest.approx(2**-53)
+    assert gamma(576, "bf16") == gamma(576, "f32") and gamma(576, "s8") == 0  # the rounding is that of the result
     with pytest.raises(OperandError, match="no error bound"):
         gamma(2**24, "f32")
 

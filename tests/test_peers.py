@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pysim import peers, runtime
 from pysim.errors import MissingError, OperandError
-from pysim.measure import Array, exact_fill
+from pysim.measure import Array, exact_fill, numbers_of, result_from, unwritten
 from pysim.peers import PEERS, Missing, Peer
 from pysim.verify import bytes_of, judge, reference, shapes, trial
 from pysim.workload import Conv, Gemm, Workload, parse
@@ -142,6 +142,47 @@ def test_products_of_fewer_bits_pass_the_exact_fill_and_fail_the_random_one() ->
     assert verdict.status == "failed" and verdict.reason.startswith("random fill")
 
 
+def on_numbers(workload: Workload, x: Array, w: Array) -> Array:
+    dtype = workload.dtype
+    return result_from(reference(workload, numbers_of(x, dtype), numbers_of(w, dtype)), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "s8"])
+@pytest.mark.parametrize("problem", ["conv:mb4g2ic6ih9oc8kh3sh2ph1", "gemm:70x33x130:tn"])
+def test_narrow_operands_are_judged_by_the_numbers_that_they_hold(problem: str, dtype: str) -> None:
+    workload = parse(f"{problem}:{dtype}")
+    t = trial(workload)
+    right = judge(t, lambda x, w: partial(on_numbers, workload, x, w))
+    assert right.verdict.passed, right.verdict.reason
+
+    def one_off(x: Array, w: Array) -> Array:
+        out = on_numbers(workload, x, w)
+        if not np.array_equal(x, t.exact_x):
+            out.reshape(-1)[0] += out.dtype.type(1)
+        return out
+
+    assert judge(t, lambda x, w: partial(one_off, x, w)).verdict.reason.startswith("random fill")
+    unset = judge(t, lambda x, w: lambda: unwritten(shapes(workload).out, dtype)).verdict
+    assert unset.status == "failed" and "never written" in unset.reason
+
+
+def test_bf16_sums_that_are_rounded_to_bf16_fail() -> None:
+    workload = parse("conv:mb1ic16ih9oc7kh3ph1:bf16")
+
+    def rounded(x: Array, w: Array) -> Array:
+        return (on_numbers(workload, x, w).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+    assert judge(trial(workload), lambda x, w: partial(rounded, x, w)).verdict.status == "failed"
+
+
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("text", ["conv:mb2ic4ih6oc6kh3ph1:bf16", "conv:ic4ih6oc6kh1:s8", "gemm:5x7x9:s8", "gemm:5x7x9:bf16"])
+def test_a_peer_says_that_it_does_not_compute_in_a_type(name: str, text: str) -> None:
+    t = trial(parse(text))
+    found = PEERS[name](t.workload, t.x, t.w)
+    assert isinstance(found, Missing) and "f32" in found.reason
+
+
 def test_a_result_that_is_not_written_when_operands_change_fails() -> None:
     workload = parse("conv:mb1ic5ih9oc7kh3ph1")
     t = trial(workload)
@@ -154,6 +195,7 @@ def test_a_result_that_is_not_written_when_operands_change_fails() -> None:
 def test_the_bytes_of_a_problem_are_those_of_its_operands_and_result() -> None:
     assert bytes_of(parse("gemm:2x3x4")) == 4 * (8 + 12 + 6)
     assert bytes_of(parse("conv:mb1ic5ih9oc7kh3ph1:f64")) == 8 * (405 + 315 + 567)
+    assert bytes_of(parse("conv:mb1ic5ih9oc7kh3ph1:s8")) == 405 + 315 + 4 * 567
 
 
 # --------------------------------------------------------------------------------------------------------------- peers

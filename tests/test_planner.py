@@ -304,7 +304,7 @@ def test_the_graph_carries_every_byte_of_the_cost() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"problem": "conv:ic8ih8oc8kh3:s8"}, "no s8 micro-kernel; the registry .* has f32, f64"),
+        ({"problem": "conv:ic8ih8oc8kh3:f16"}, "no f16 micro-kernel; the registry .* has bf16, f32, f64, s8"),
         ({"micro_kernel": "5x5"}, r"no f32 micro-kernel of zen4 computes 5x5 \(windows x filters\); there is .*32x14"),
         ({"micro_kernel": "big"}, '"big" is not windows x filters; right is e.g. 4x16'),
         ({"micro_kernel": "0x4"}, "is not windows x filters"),
@@ -352,8 +352,8 @@ def test_run_hands_the_plans_own_schedule_to_the_runtime(monkeypatch: pytest.Mon
     layer.run("x", "w", activation="relu", threads=2)
     product.run("a", "b")
     assert calls == [
-        (layer.workload, layer.schedule, "x", "w", None, "relu", 2),
-        (product.workload, product.schedule, "a", "b", None, None, 1),
+        (layer.workload, layer.schedule, "x", "w", None, "relu", 2, runtime.LOCAL),
+        (product.workload, product.schedule, "a", "b", None, None, 1, runtime.LOCAL),
     ]
 
 

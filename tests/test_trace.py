@@ -23,10 +23,10 @@ from pysim.cachemodel.hierarchy import OPERANDS, PHASES, Cache, Chunk, Hierarchy
 from pysim.errors import NativeError
 from pysim.registry import kernels
 from pysim.schedule import Schedule
-from pysim.workload import Conv, Gemm, Workload
+from pysim.workload import DTYPES, RESULT_BYTES, Conv, Gemm, Workload
 
 NATIVE = Path(__file__).parent.parent / "native"
-PORTABLE = {"f32": "f32_win_8x4__portable", "f64": "f64_win_8x4__portable"}
+PORTABLE = {dtype: f"{dtype}_win_8x4__portable" for dtype in ("f32", "f64", "bf16", "s8")}
 STACK_USERS = {row.name for row in kernels() if row.form == "fil"}  # they turn a tile around on the stack, which a trace leaves out
 SMALL = Hierarchy([Cache("L1", 8, 4, 64), Cache("L2", 32, 8, 64)])
 
@@ -92,7 +92,7 @@ def executed(recorder: tuple[Any, Any], workload: Workload, s: Schedule, room: i
     """Where the operands of a real run of the portable kernel lay, and the addresses, sizes and stores that it executed."""
     ffi, lib = recorder
     size = ffi.new("int64_t *")
-    element = runtime.NUMPY_DTYPES[workload.dtype].itemsize
+    element, result = DTYPES[workload.dtype], RESULT_BYTES[workload.dtype]
     copies = {name: ffi.new(f"pysim_{name} *") for name in ("conv", "gemm", "schedule")}
 
     def native(kind: str, struct: Any) -> Any:
@@ -103,12 +103,12 @@ def executed(recorder: tuple[Any, Any], workload: Workload, s: Schedule, room: i
     plan = native("schedule", runtime.schedule_struct(s))
     if isinstance(workload, Gemm):
         problem, run, work = native("gemm", runtime.gemm_struct(workload)), lib.pysim_gemm_run, lib.pysim_gemm_workspace_bytes
-        sizes = [n * element for n in (workload.k * workload.n, workload.m * workload.k, workload.m * workload.n)]
+        sizes = [workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
     else:
         problem, run, work = native("conv", runtime.conv_struct(workload)), lib.pysim_conv_run, lib.pysim_conv_workspace_bytes
         assert lib.pysim_conv_packed_filter_bytes(problem, plan, size) == 0
         image, output = workload.channels * workload.height * workload.width, workload.filters * workload.windows
-        sizes = [image * workload.batch * element, size[0], output * workload.batch * element]
+        sizes = [image * workload.batch * element, size[0], output * workload.batch * result]
     assert work(problem, plan, 1, size) == 0
     buffers = [np.zeros(n + 64, np.uint8) for n in [*sizes, size[0]]]
     pointers = [ffi.cast("void *", b.ctypes.data + -b.ctypes.data % 64) for b in buffers]
@@ -223,7 +223,7 @@ pads = st.integers(0, 3)
             **dict.fromkeys(("pad_top", "pad_left", "pad_bottom", "pad_right"), pads),
             **{name: st.integers(1, 2) for name in ("dilation_h", "dilation_w", "groups")},
             **{name: st.integers(5, 12) for name in ("height", "width")},
-            "dtype": st.sampled_from(["f32", "f64"]),
+            "dtype": st.sampled_from(sorted(PORTABLE)),
         }
     ),
     st.sampled_from(["input_stationary", "weight_stationary"]),
@@ -246,7 +246,7 @@ LAYER = Conv(channels=6, height=14, width=14, filters=70, kernel_h=3, kernel_w=3
 def test_every_row_of_the_registry_is_traced_whether_this_cpu_runs_it_or_not(kernel):
     row = next(row for row in kernels() if row.name == kernel)
     workload = msgspec.structs.replace(LAYER, dtype=row.dtype)
-    element = 4 if row.dtype == "f32" else 8
+    element, result = DTYPES[row.dtype], RESULT_BYTES[row.dtype]
     s = schedule(kernel, 4)
     at = trace.bases(workload, s)
     addresses, sizes, is_write, tags = joined(trace.accesses(workload, s))
@@ -256,7 +256,7 @@ def test_every_row_of_the_registry_is_traced_whether_this_cpu_runs_it_or_not(ker
 
     assert sizes.max() <= row.lane_windows * row.lane_filters * element or "portable" in kernel
     stored = of("output", "store") & (is_write == 1)
-    outputs = workload.filters * workload.windows * element
+    outputs = workload.filters * workload.windows * result
     assert sizes[stored].sum() == 2 * outputs  # two channel sets, each output written by both
     assert sizes[of("output", "store") & (is_write == 0)].sum() == outputs  # and read by the second
     assert set(covered(addresses[stored], sizes[stored])) == set(range(at.output, at.output + outputs))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes measured text into the documents, between their marks: the output of a comparison, and the table of the fit.
+"""Writes what data files hold into the documents, between their marks: the output of a comparison, and tables.
 
 pysim compare resnet50 --peers > benchmarks/data/compare-resnet50.txt; python tools/update_readme.py
 """
@@ -7,6 +7,9 @@ pysim compare resnet50 --peers > benchmarks/data/compare-resnet50.txt; python to
 import json
 import re
 from pathlib import Path
+
+import paper_comparison
+import static_cycles
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "benchmarks" / "data"
@@ -38,3 +41,10 @@ if __name__ == "__main__":
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "model.md", "fit", fit_table())
+    power10, paper = ROOT / "docs" / "power10.md", json.loads((DATA / "paper-comparison.json").read_text())
+    put(power10, "static", static_cycles.tables(json.loads((DATA / "power10-static.json").read_text())))
+    output = (DATA / "compare-resnet50-power10.txt").read_text()
+    put(power10, "compare power10", f"```\n$ pysim compare resnet50 -m power10-e1050\n{output}```\n")
+    put(power10, "stationary", paper_comparison.stationary_table(paper))
+    put(power10, "speed-ups", paper_comparison.speed_table(paper))
+    put(power10, "details", paper_comparison.detail_table(paper))

@@ -33,6 +33,7 @@ from pysim.cachemodel import trace
 from pysim.cachemodel.cost import predict_schedule
 from pysim.cachemodel.hierarchy import Hierarchy
 from pysim.cachemodel.nest import nest_of
+from pysim.cachemodel.simulated import OF_OPERAND
 from pysim.machine import Machine
 from pysim.record import Cost
 from pysim.schedule import Schedule
@@ -40,7 +41,6 @@ from pysim.store import environment
 from pysim.workload import Layer, distinct, resolve
 
 MACHINES = ("xeon-4208", "zen4", "power10-e1050")
-OF_OPERAND = {"input": ("input",), "filters": ("filter",), "output": ("output",), "packed": ("packed_input", "packed_filter")}
 WORST = 10
 WITHIN = 2.0  # times the best predicted seconds
 
@@ -101,7 +101,7 @@ def _touched(layer: Layer, on: Machine) -> int:
     nest, line = nest_of(layer.workload), on.levels[0].line_bytes
     inputs = nest.channels * nest.touched_bytes(line)
     filters = nest.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
-    outputs = nest.filters * nest.windows * nest.element_bytes
+    outputs = nest.filters * nest.windows * nest.out_bytes
     return (nest.groups * filters + nest.repeats * (inputs + outputs)) // line
 
 

@@ -58,6 +58,7 @@ static pysim_status conv_nest(const pysim_conv *c, const pysim_schedule *s, pysi
         .rows = c->kernel_h,
         .taps = c->kernel_w,
         .bytes = pysim_dtype_bytes(c->dtype),
+        .out_bytes = pysim_dtype_bytes(pysim_result_dtype(c->dtype)),
         .pack_windows = conv_pack_windows,
         .live_rows = conv_live_rows,
         .problem = c,
@@ -147,8 +148,8 @@ static void conv_image(pysim_nest *n, int64_t image, const void *context) {
     const int64_t g = image % c->groups;
     n->input = x->input + image * n->channels * n->input_pitch * n->bytes;
     n->filter_data = x->packed + g * group_panel(n) * n->bytes;
-    n->output = x->output + image * n->filters * n->output_pitch * n->bytes;
-    n->bias_filters = x->bias ? x->bias + g * n->filters * n->bytes : NULL;
+    n->output = x->output + image * n->filters * n->output_pitch * n->out_bytes;
+    n->bias_filters = x->bias ? x->bias + g * n->filters * n->out_bytes : NULL;
 }
 
 static pysim_status conv_on(pysim_nest *n, const pysim_conv_bytes *bytes, const pysim_epilogue *e, int32_t threads,
@@ -159,14 +160,14 @@ static pysim_status conv_on(pysim_nest *n, const pysim_conv_bytes *bytes, const 
     if (status == PYSIM_OK) status = pysim_check_conv_epilogue(e, c->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("input", x->input, c->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("packed filters", x->packed, c->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("output", x->output, c->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("output", x->output, pysim_result_dtype(c->dtype));
     if (status != PYSIM_OK) return status;
     const pysim_span spans[] = {
         {"output", x->output, bytes->output, 1},
         {"workspace", workspace, workspace_bytes, 1},
         {"input", x->input, bytes->input, 0},
         {"packed filters", x->packed, panels, 0},
-        {"bias", e->bias, c->filters * n->bytes, 0},
+        {"bias", e->bias, c->filters * n->out_bytes, 0},
     };
     status = pysim_check_apart(spans, 5);
     if (status != PYSIM_OK) return status;

@@ -47,6 +47,7 @@ static pysim_status gemm_nest(const pysim_gemm *g, const pysim_schedule *s, pysi
         .rows = 1,
         .taps = 1,
         .bytes = pysim_dtype_bytes(g->dtype),
+        .out_bytes = pysim_dtype_bytes(pysim_result_dtype(g->dtype)),
         .pack_windows = gemm_pack_windows,
         .live_rows = gemm_live_rows,
         .pack_filters = gemm_pack_filters,
@@ -76,14 +77,14 @@ static pysim_status gemm_on(pysim_nest *n, const pysim_gemm_bytes *bytes, const 
     pysim_status status = pysim_check_gemm_epilogue(e, g->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("a", a, g->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("b", b, g->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("c", c, g->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("c", c, pysim_result_dtype(g->dtype));
     if (status != PYSIM_OK) return status;
     const pysim_span spans[] = {
         {"c", c, bytes->c, 1},
         {"workspace", workspace, workspace_bytes, 1},
         {"a", a, bytes->a, 0},
         {"b", b, bytes->b, 0},
-        {"bias", e->bias, g->n * n->bytes, 0},
+        {"bias", e->bias, g->n * n->out_bytes, 0},
     };
     status = pysim_check_apart(spans, 5);
     if (status != PYSIM_OK) return status;

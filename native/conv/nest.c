@@ -142,13 +142,13 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
     const pysim_store store = {
         .alpha = n->alpha,
         .beta = c0 == 0 ? n->beta : 1.0,
-        .bias_filters = last && n->bias_filters ? n->bias_filters + f0 * n->bytes : NULL,
-        .bias_windows = last && n->bias_windows ? n->bias_windows + t0 * n->bytes : NULL,
+        .bias_filters = last && n->bias_filters ? n->bias_filters + f0 * n->out_bytes : NULL,
+        .bias_windows = last && n->bias_windows ? n->bias_windows + t0 * n->out_bytes : NULL,
         .relu = last && n->relu,
     };
     n->row.run((r1 - r0) * nc * n->taps, filters + r0 * nc * n->taps * s->filters * n->bytes,
                in_place ? n->input + (c0 * n->input_pitch + t0) * n->bytes : panel, in_place ? n->input_pitch : s->windows,
-               n->output + (f0 * n->output_pitch + t0) * n->bytes, n->output_pitch, nw, nf, &store);
+               n->output + (f0 * n->output_pitch + t0) * n->out_bytes, n->output_pitch, nw, nf, &store);
     if (x->profile) x->profile->kernel_calls++;
 }
 

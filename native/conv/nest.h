@@ -9,7 +9,7 @@
 typedef struct pysim_nest pysim_nest;
 struct pysim_nest {
     int64_t windows, filters, channels, rows, taps;
-    int64_t bytes; /* of an element */
+    int64_t bytes, out_bytes; /* of an element: operands and panels; output and bias */
     pysim_row row;
     pysim_schedule schedule;
 

@@ -34,18 +34,23 @@ int check_failed(void); /* the current case has failed already */
 /* Counts results that had to be non-zero: a fill that gives nothing but zeros would let a kernel pass that computes nothing. */
 void check_count_nonzero(int64_t nonzero, int64_t of);
 
-/* ---- elements of either dtype ---- */
+/* ---- elements of any dtype ---- */
 size_t check_size(int32_t dtype);
+const char *check_name(int32_t dtype);
+int32_t check_result(int32_t dtype); /* of the output of a problem of this dtype */
+int check_is_exact(int32_t dtype);   /* whole numbers: nothing is rounded, and there is no NaN */
 double check_get(const void *array, int32_t dtype, int64_t index);
+/* The nearest value that the dtype has. */
 void check_set(void *array, int32_t dtype, int64_t index, double value);
 
-/* EXACT: small integers, so that sums are exact in any order. RANDOM: 24 or 53 random bits, never zero. Three of four values
- * are positive in both, so that sums rarely vanish. */
+/* EXACT: small integers, so that sums are exact in any order. RANDOM: 24, 53 or 8 random bits, never zero; any s8 or s32. Three of
+ * four values are positive in both, but for a random s8 or s32, so that sums rarely vanish. */
 typedef enum { FILL_EXACT = 0, FILL_RANDOM = 1 } check_fill_kind;
 void check_fill(void *array, int32_t dtype, int64_t count, check_fill_kind kind, check_random *random);
+/* For a bound or to see what is zero: s8 stays within 127 and s32 within 2^30, so that a sum of them does not wrap. */
 void check_absolute(void *to, const void *from, int32_t dtype, int64_t count);
 
-/* gamma_n = n u / (1 - n u), the factor of the error bound of a sum of n rounded operations (Higham, ch. 3). */
+/* gamma_n = n u / (1 - n u), the factor of the error bound of a sum of n rounded operations (Higham, ch. 3), in a result's dtype. */
 double check_gamma(int32_t dtype, int64_t n);
 
 /* The first index where `got` is wrong, or -1. bound == NULL: the bits must be equal (0 and -0 may stand for each other); else

@@ -82,7 +82,7 @@ static void check_line(int32_t i) {
     }
     if (strcmp(row.name, lines[i].name) != 0) check_fail("its name is %s", row.name);
     if (strcmp(row.target, lines[i].target) != 0 || strcmp(row.form, lines[i].form) != 0 ||
-        row.dtype != (strcmp(lines[i].dtype, "f64") == 0 ? PYSIM_F64 : PYSIM_F32) || row.windows != lines[i].windows ||
+        strcmp(check_name(row.dtype), lines[i].dtype) != 0 || row.windows != lines[i].windows ||
         row.filters != lines[i].filters || row.lane_windows != lines[i].lane_windows ||
         row.lane_filters != lines[i].lane_filters)
         check_fail("its columns are not those of kernels.inc");
@@ -125,6 +125,23 @@ static void worked_numbers(void) {
     double m[4] = {1, 100, 1, 1};
     if (pysim_gemm_reference(&g, &relu, a, b, m) != PYSIM_OK) check_fail("%s", pysim_last_error());
     if (check_compare(PYSIM_F64, 4, m, result, NULL, 0) >= 0) check_fail("the product is %g %g %g %g", m[0], m[1], m[2], m[3]);
+
+    /* bf16: 1.5 is 0x3FC0, -2 is 0xC000, 2^-7 is 0x3C00: 1.5*1.5 - 2*2^-7 = 2.234375, which bf16 itself does not have. */
+    const pysim_gemm half = {1, 1, 2, 2, 1, 1, 0, 0, PYSIM_BF16};
+    const pysim_epilogue plain = {1, 0, NULL, PYSIM_IDENTITY};
+    const uint16_t left[2] = {0x3FC0, 0xC000}, right[2] = {0x3FC0, 0x3C00};
+    float sum = NAN;
+    if (pysim_gemm_reference(&half, &plain, left, right, &sum) != PYSIM_OK) check_fail("%s", pysim_last_error());
+    if (!(sum >= 2.234375f && sum <= 2.234375f)) check_fail("the bf16 product is %.9g", (double)sum);
+
+    /* s8: -128*-128 + 127*-1 = 16257; times 3, plus 2*(2^30+5), plus 7 is 2147532436 and wraps to it less 2^32. */
+    const pysim_gemm byte = {1, 1, 2, 2, 1, 1, 0, 0, PYSIM_S8};
+    const int32_t seven = 7;
+    const pysim_epilogue whole = {3, 2, &seven, PYSIM_IDENTITY};
+    const int8_t bytes[2] = {-128, 127}, others[2] = {-128, -1};
+    int32_t wrapped = (1 << 30) + 5;
+    if (pysim_gemm_reference(&byte, &whole, bytes, others, &wrapped) != PYSIM_OK) check_fail("%s", pysim_last_error());
+    if (wrapped != -2147434860) check_fail("the s8 product is %d", wrapped);
 }
 
 static guard_arena image, filters, columns, direct, product;
@@ -136,7 +153,7 @@ static void both_ways(const pysim_conv *c, guard_side side, check_random *random
         check_fail("pysim_conv_output: %s", pysim_last_error());
         return;
     }
-    const size_t size = check_size(c->dtype);
+    const size_t size = check_size(c->dtype), result_size = check_size(check_result(c->dtype));
     const int64_t depth = c->channels * c->kernel_h * c->kernel_w, windows = p * q;
     const pysim_gemm g = {c->filters, windows, depth, depth, windows, windows, 0, 0, c->dtype};
     const pysim_epilogue e = {1, 0, NULL, PYSIM_IDENTITY};
@@ -145,8 +162,8 @@ static void both_ways(const pysim_conv *c, guard_side side, check_random *random
     check_fill(guard_place(&filters, (size_t)(c->filters * depth) * size, side), c->dtype, c->filters * depth, FILL_EXACT,
                random);
     void *col = guard_place(&columns, (size_t)(depth * windows) * size, side);
-    void *one = guard_place(&direct, (size_t)(c->filters * windows) * size, side);
-    void *two = guard_place(&product, (size_t)(c->filters * windows) * size, side);
+    void *one = guard_place(&direct, (size_t)(c->filters * windows) * result_size, side);
+    void *two = guard_place(&product, (size_t)(c->filters * windows) * result_size, side);
     memset(col, 0xFF, columns.bytes);
     memset(one, 0xFF, direct.bytes);
     memset(two, 0xFF, product.bytes);
@@ -156,7 +173,7 @@ static void both_ways(const pysim_conv *c, guard_side side, check_random *random
         return;
     }
     if (!guard_intact(&columns) || !guard_intact(&direct) || !guard_intact(&product)) check_fail("a write beside an output");
-    if (check_compare(c->dtype, c->filters * windows, one, two, NULL, 0) >= 0)
+    if (check_compare(check_result(c->dtype), c->filters * windows, one, two, NULL, 0) >= 0)
         check_fail("im2col and GEMM give another result");
 }
 
@@ -164,7 +181,8 @@ void check_reference(void) {
     if (check_begin("worked", "numbers worked by hand")) worked_numbers(), check_end();
     for (int32_t i = 0; i < 120; i++) {
         check_random random = {check_given.seed * 31 + (uint64_t)i};
-        pysim_conv c = {.batch = 1, .groups = 1, .dtype = i % 2};
+        static const int32_t computed[] = {PYSIM_F32, PYSIM_F64, PYSIM_BF16, PYSIM_S8};
+        pysim_conv c = {.batch = 1, .groups = 1, .dtype = computed[i % 4]};
         char id[32];
         c.channels = 1 + check_below(&random, 5), c.filters = 1 + check_below(&random, 4);
         c.kernel_h = 1 + check_below(&random, 5), c.kernel_w = 1 + check_below(&random, 5);
@@ -182,7 +200,7 @@ void check_reference(void) {
                 (long long)c.pad_left, (long long)c.dilation_h - 1, (long long)c.dilation_w - 1, (long long)c.pad_bottom,
                 (long long)c.pad_right))
             continue;
-        both_ways(&c, i & 2 ? GUARD_LEFT : GUARD_RIGHT, &random);
+        both_ways(&c, i & 4 ? GUARD_LEFT : GUARD_RIGHT, &random);
         check_end();
     }
 }

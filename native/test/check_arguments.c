@@ -171,7 +171,8 @@ static const struct {
     FIELD(I64, c.groups, 3, CONV, BAD_ARGUMENT, "channels"), FIELD(I64, c.filters, 5, CONV, BAD_ARGUMENT, "filters"),
     FIELD(I64, c.kernel_h, 9, CONV, BAD_ARGUMENT, "height"), FIELD(I64, c.kernel_w, 10, CONV, BAD_ARGUMENT, "width"),
     FIELD(I64, c.dilation_h, 4, CONV, BAD_ARGUMENT, "height"), FIELD(I64, c.dilation_w, 5, CONV, BAD_ARGUMENT, "width"),
-    FIELD(I32, c.dtype, 2, CONV, BAD_ARGUMENT, "dtype"), FIELD(I32, c.dtype, -1, CONV, BAD_ARGUMENT, "dtype"),
+    FIELD(I32, c.dtype, 6, CONV, BAD_ARGUMENT, "dtype"), FIELD(I32, c.dtype, -1, CONV, BAD_ARGUMENT, "dtype"),
+    FIELD(I32, c.dtype, PYSIM_F16, CONV, UNSUPPORTED, "f16"), FIELD(I32, c.dtype, PYSIM_S32, CONV, UNSUPPORTED, "s32"),
     HUGE_(c, batch, CONV), HUGE_(c, height, CONV), HUGE_(c, width, CONV), HUGE_(c, pad_top, CONV), HUGE_(c, pad_left, CONV),
     HUGE_(c, pad_bottom, CONV), HUGE_(c, pad_right, CONV), HUGE_(c, dilation_h, CONV), HUGE_(c, dilation_w, CONV),
     FIELD(I64, c.channels, INT64_C(1) << 61, CONV, OVERFLOW, NULL),
@@ -182,8 +183,9 @@ static const struct {
     LEAST(I64, g, ldb, 1, GEMM), LEAST(I64, g, ldc, 1, GEMM), FIELD(I64, g.lda, 6, GEMM, BAD_ARGUMENT, "lda"),
     FIELD(I64, g.ldb, 5, GEMM, BAD_ARGUMENT, "ldb"), FIELD(I64, g.ldc, 5, GEMM, BAD_ARGUMENT, "ldc"),
     FIELD(I32, g.trans_a, 2, GEMM, BAD_ARGUMENT, "trans_a"),
-    FIELD(I32, g.trans_b, -1, GEMM, BAD_ARGUMENT, "trans_b"), FIELD(I32, g.dtype, 2, GEMM, BAD_ARGUMENT, "dtype"),
-    FIELD(I32, g.dtype, -1, GEMM, BAD_ARGUMENT, "dtype"), HUGE_(g, lda, GEMM), HUGE_(g, ldb, GEMM), HUGE_(g, ldc, GEMM),
+    FIELD(I32, g.trans_b, -1, GEMM, BAD_ARGUMENT, "trans_b"), FIELD(I32, g.dtype, 6, GEMM, BAD_ARGUMENT, "dtype"),
+    FIELD(I32, g.dtype, -1, GEMM, BAD_ARGUMENT, "dtype"), FIELD(I32, g.dtype, PYSIM_F16, GEMM, UNSUPPORTED, "f16"),
+    FIELD(I32, g.dtype, PYSIM_S32, GEMM, UNSUPPORTED, "s32"), HUGE_(g, lda, GEMM), HUGE_(g, ldb, GEMM), HUGE_(g, ldc, GEMM),
     FIELD(I64, g.m, INT64_C(1) << 61, GEMM, OVERFLOW, NULL), FIELD(I64, g.lda, INT64_C(1) << 60, GEMM, OVERFLOW, NULL),
 
     FIELD(I32, s.kernel, -1, PLAN, BAD_ARGUMENT, "kernel"), FIELD(I32, s.kernel, 10000, PLAN, BAD_ARGUMENT, "kernel"),
@@ -362,6 +364,32 @@ static void combinations(void) {
             refuse(f, &x, PYSIM_BAD_ARGUMENT, f == CONV_PACK ? "packed" : "workspace");
             check_end();
         }
+    }
+    static const struct {
+        double alpha, beta;
+        pysim_status status;
+    } factors[] = {{-3, 2, PYSIM_OK}, {0.5, 0, PYSIM_UNSUPPORTED}, {1, 1e-300, PYSIM_UNSUPPORTED}, {NAN, 0, PYSIM_UNSUPPORTED},
+                   {1, -0x1p31, PYSIM_OK}, {1, 0x1p31, PYSIM_UNSUPPORTED}, {INFINITY, 0, PYSIM_UNSUPPORTED}};
+    if (check_begin("whole", "alpha and beta of an s8 product")) {
+        for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
+            good(&x);
+            x.g.dtype = PYSIM_S8, x.e.alpha = factors[i].alpha, x.e.beta = factors[i].beta;
+            refuse(GEMM_REFERENCE, &x, factors[i].status, "alpha");
+            x.s.kernel = kernel_of(PYSIM_S8, 1, &row), x.s.windows = row.windows, x.s.filters = row.filters;
+            refuse(GEMM_RUN, &x, factors[i].status, "alpha");
+        }
+        check_end();
+    }
+    if (check_begin("aligned", "operands of one and two bytes, whose output has four")) {
+        for (int32_t dtype = PYSIM_BF16; dtype <= PYSIM_S8; dtype++)
+            for (int moved = 0; moved < 4; moved++) {
+                good(&x);
+                char **const operand[] = {&x.input, &x.filters, &x.output, &x.bias};
+                *operand[moved] += dtype == PYSIM_S8 ? 1 : 2;
+                x.g.dtype = dtype, x.e.bias = x.bias;
+                refuse(GEMM_REFERENCE, &x, moved < 2 ? PYSIM_OK : PYSIM_BAD_ARGUMENT, moved == 2 ? "c starts" : "bias");
+            }
+        check_end();
     }
     if (check_begin("in place/stride", "pack none with 1x1 and a stride, or with padding")) {
         for (int i = 0; i < 6; i++) {

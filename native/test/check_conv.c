@@ -31,7 +31,7 @@ typedef struct {
     pysim_conv c;
     pysim_schedule s;
     int bias, relu;
-    int32_t index, threads;
+    int32_t index, threads, result; /* result: dtype of the output and the bias */
     check_random random;
     int64_t p, q, input, filters, output; /* elements */
 } conv_case;
@@ -84,6 +84,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     pysim_conv *c = &k->c;
     int64_t channels = channel_levels[level[CHANNELS]];
     c->dtype = row->dtype;
+    k->result = check_result(row->dtype);
     c->batch = 1 + level[BATCH];
     c->groups = level[GROUPS] == 2 ? channels : 1 + level[GROUPS]; /* 1, 2, depthwise */
     if (level[GROUPS] == 2) channels = 1;
@@ -111,7 +112,7 @@ static int begin(const conv_case *k, const pysim_kernel_info *row) {
         (long long)c->batch, (long long)c->groups, (long long)c->channels, (long long)c->height, (long long)c->width,
         (long long)c->filters, (long long)k->p, (long long)k->q, (long long)c->kernel_h, (long long)c->kernel_w,
         (long long)c->stride_h, (long long)c->stride_w, (long long)c->pad_top, (long long)c->pad_left,
-        (long long)c->dilation_h - 1, (long long)c->dilation_w - 1, c->dtype == PYSIM_F64 ? "f64" : "f32",
+        (long long)c->dilation_h - 1, (long long)c->dilation_w - 1, check_name(c->dtype),
         (long long)c->pad_bottom, (long long)c->pad_right, k->bias ? " bias" : "", k->relu ? " relu" : "", row->name, schedule,
         (int)k->threads);
 }
@@ -119,8 +120,8 @@ static int begin(const conv_case *k, const pysim_kernel_info *row) {
 static void describe(const conv_case *k, const char *what, int64_t i, const void *got, const void *want) {
     check_fail("%s: output[n=%lld][m=%lld][p=%lld][q=%lld] is %.9g, the reference has %.9g", what,
                (long long)(i / (k->c.filters * k->p * k->q)), (long long)(i / (k->p * k->q) % k->c.filters),
-               (long long)(i / k->q % k->p), (long long)(i % k->q), check_get(got, k->c.dtype, i),
-               check_get(want, k->c.dtype, i));
+               (long long)(i / k->q % k->p), (long long)(i % k->q), check_get(got, k->result, i),
+               check_get(want, k->result, i));
 }
 
 /* Every third filter is negated and has a negative bias, so that a ReLU has something to cut and something to keep. */
@@ -128,13 +129,13 @@ static void set_signs(const conv_case *k, void *filters, void *bias) {
     const int64_t size = k->filters / k->c.filters;
     for (int64_t i = 0; i < k->filters; i++)
         if (i / size % 3 == 1) check_set(filters, k->c.dtype, i, -check_get(filters, k->c.dtype, i));
-    check_absolute(bias, bias, k->c.dtype, k->c.filters);
-    for (int64_t m = 1; m < k->c.filters; m += 3) check_set(bias, k->c.dtype, m, -check_get(bias, k->c.dtype, m));
+    check_absolute(bias, bias, k->result, k->c.filters);
+    for (int64_t m = 1; m < k->c.filters; m += 3) check_set(bias, k->result, m, -check_get(bias, k->result, m));
 }
 
 /* The reference's result, from a guarded output, into SCRATCH_WANT. */
 static int expect(conv_case *k, const pysim_epilogue *e, guard_side side) {
-    const size_t bytes = (size_t)k->output * check_size(k->c.dtype);
+    const size_t bytes = (size_t)k->output * check_size(k->result);
     void *output = guard_place(&at.output, bytes, side);
     memset(output, 0xFF, bytes);
     if (pysim_conv_reference(&k->c, e, at.input.buffer, at.filters.buffer, output) != PYSIM_OK) {
@@ -148,22 +149,21 @@ static int expect(conv_case *k, const pysim_epilogue *e, guard_side side) {
 
 /* |I| |F| + |bias| into SCRATCH_BOUND. */
 static void expect_bound(conv_case *k, const void *bias) {
-    const int32_t dtype = k->c.dtype;
-    const size_t size = check_size(dtype);
+    const size_t size = check_size(k->c.dtype), result_size = check_size(k->result);
     void *input = check_scratch(SCRATCH_A, (size_t)k->input * size),
          *filters = check_scratch(SCRATCH_B, (size_t)k->filters * size);
-    void *positive = check_scratch(SCRATCH_BIAS, (size_t)k->c.filters * size);
-    check_absolute(input, at.input.buffer, dtype, k->input);
-    check_absolute(filters, at.filters.buffer, dtype, k->filters);
-    if (bias) check_absolute(positive, bias, dtype, k->c.filters);
+    void *positive = check_scratch(SCRATCH_BIAS, (size_t)k->c.filters * result_size);
+    check_absolute(input, at.input.buffer, k->c.dtype, k->input);
+    check_absolute(filters, at.filters.buffer, k->c.dtype, k->filters);
+    if (bias) check_absolute(positive, bias, k->result, k->c.filters);
     const pysim_epilogue e = {.alpha = 1, .bias = bias ? positive : NULL};
-    if (pysim_conv_reference(&k->c, &e, input, filters, check_scratch(SCRATCH_BOUND, (size_t)k->output * size)) != PYSIM_OK)
+    if (pysim_conv_reference(&k->c, &e, input, filters, check_scratch(SCRATCH_BOUND, (size_t)k->output * result_size)) != PYSIM_OK)
         check_fail("pysim_conv_reference: %s", pysim_last_error());
 }
 
 /* Runs the case into at.output, everything the run touches guarded; 0 if it has failed. */
 static int run(conv_case *k, const pysim_epilogue *e, int32_t threads, guard_side side, int garbage) {
-    const size_t bytes = (size_t)k->output * check_size(k->c.dtype);
+    const size_t bytes = (size_t)k->output * check_size(k->result);
     int64_t workspace_bytes;
     pysim_profile profile;
     if (pysim_conv_workspace_bytes(&k->c, &k->s, threads, &workspace_bytes) != PYSIM_OK) {
@@ -196,7 +196,7 @@ static int prepare(conv_case *k, check_fill_kind kind, guard_side side) {
     int64_t packed_bytes;
     check_fill(guard_place(&at.input, (size_t)k->input * size, side), k->c.dtype, k->input, kind, &k->random);
     check_fill(guard_place(&at.filters, (size_t)k->filters * size, side), k->c.dtype, k->filters, kind, &k->random);
-    check_fill(guard_place(&at.bias, (size_t)k->c.filters * size, side), k->c.dtype, k->c.filters, kind, &k->random);
+    check_fill(guard_place(&at.bias, (size_t)k->c.filters * check_size(k->result), side), k->result, k->c.filters, kind, &k->random);
     set_signs(k, at.filters.buffer, at.bias.buffer);
     if (pysim_conv_packed_filter_bytes(&k->c, &k->s, &packed_bytes) != PYSIM_OK) {
         check_fail("pysim_conv_packed_filter_bytes: %s", pysim_last_error());
@@ -216,7 +216,7 @@ static void count_nonzero(const conv_case *k) {
     const void *want = check_scratch(SCRATCH_WANT, 0), *bound = check_scratch(SCRATCH_BOUND, 0);
     int64_t nonzero = 0, live = 0; /* live: the window meets the image, or there is a bias */
     for (int64_t i = 0; i < k->output; i++)
-        if (check_get(bound, k->c.dtype, i) > 0) live++, nonzero += fpclassify(check_get(want, k->c.dtype, i)) != FP_ZERO;
+        if (check_get(bound, k->result, i) > 0) live++, nonzero += fpclassify(check_get(want, k->result, i)) != FP_ZERO;
     check_count_nonzero(nonzero, live);
     if (!k->relu && live > 64 && 10 * nonzero < 3 * live)
         check_fail("the case is too weak: %lld of %lld results differ from zero", (long long)nonzero, (long long)live);
@@ -226,24 +226,24 @@ static void count_nonzero(const conv_case *k) {
 static void exact(conv_case *k, const pysim_epilogue *e, guard_side side) {
     if (!expect(k, e, side) || !run(k, e, k->index & 1 ? k->threads : 1, side, 0xFF)) return;
     const void *want = check_scratch(SCRATCH_WANT, 0);
-    const int64_t bad = check_compare(k->c.dtype, k->output, at.output.buffer, want, NULL, 0);
+    const int64_t bad = check_compare(k->result, k->output, at.output.buffer, want, NULL, 0);
     if (bad >= 0) describe(k, "small integers", bad, at.output.buffer, want);
 }
 
 static double tolerance(const conv_case *k) {
     const int64_t channels = k->c.channels / k->c.groups, sets = (channels + k->s.channels - 1) / k->s.channels;
-    return 1.0001 * check_gamma(k->c.dtype, channels * k->c.kernel_h * k->c.kernel_w + sets + 4);
+    return 1.0001 * check_gamma(k->result, channels * k->c.kernel_h * k->c.kernel_w + sets + 4);
 }
 
 /* Random inputs: within the bound, and the same bits every time and on any number of threads. */
 static void random_inputs(conv_case *k, const pysim_epilogue *e, guard_side side) {
-    const size_t bytes = (size_t)k->output * check_size(k->c.dtype);
+    const size_t bytes = (size_t)k->output * check_size(k->result);
     if (!expect(k, e, side)) return;
     expect_bound(k, e->bias);
     count_nonzero(k);
     if (check_failed() || !run(k, e, 1, side, 0xFF)) return;
     const void *want = check_scratch(SCRATCH_WANT, 0), *bound = check_scratch(SCRATCH_BOUND, 0);
-    const int64_t bad = check_compare(k->c.dtype, k->output, at.output.buffer, want, bound, tolerance(k));
+    const int64_t bad = check_compare(k->result, k->output, at.output.buffer, want, check_is_exact(k->result) ? NULL : bound, tolerance(k));
     if (bad >= 0) describe(k, "random values", bad, at.output.buffer, want);
     void *first = check_scratch(SCRATCH_FIRST, bytes);
     memcpy(first, at.output.buffer, bytes);
@@ -258,7 +258,7 @@ static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
     check_set(at.input.buffer, k->c.dtype, check_below(&k->random, k->input), NAN);
     if (!expect(k, e, side) || !run(k, e, 1, side, 0xFF)) return;
     const void *want = check_scratch(SCRATCH_WANT, 0), *bound = check_scratch(SCRATCH_BOUND, 0);
-    const int64_t bad = check_compare(k->c.dtype, k->output, at.output.buffer, want, bound, tolerance(k));
+    const int64_t bad = check_compare(k->result, k->output, at.output.buffer, want, bound, tolerance(k));
     if (bad >= 0) describe(k, "one NaN in the input", bad, at.output.buffer, want);
 }
 
@@ -274,7 +274,7 @@ static void check_case(conv_case *k) {
     if (check_failed() || !prepare(k, FILL_RANDOM, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT)) return;
     e.bias = k->bias ? at.bias.buffer : NULL;
     random_inputs(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
-    if (!check_failed() && k->index % 4 == 0) poisoned(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
+    if (!check_failed() && k->index % 4 == 0 && !check_is_exact(k->result)) poisoned(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
 }
 
 static void family(int family_of, int32_t round, int32_t kernel, const pysim_kernel_info *row) {

@@ -25,36 +25,81 @@ check_random check_case_random(int32_t kernel, int32_t family, int32_t index) {
     return random;
 }
 
-size_t check_size(int32_t dtype) { return dtype == PYSIM_F64 ? sizeof(double) : sizeof(float); }
+static const struct {
+    const char *name;
+    size_t size;
+    int32_t result;
+} dtypes[] = {
+    [PYSIM_F32] = {"f32", 4, PYSIM_F32},   [PYSIM_F64] = {"f64", 8, PYSIM_F64}, [PYSIM_F16] = {"f16", 2, PYSIM_F32},
+    [PYSIM_BF16] = {"bf16", 2, PYSIM_F32}, [PYSIM_S8] = {"s8", 1, PYSIM_S32},   [PYSIM_S32] = {"s32", 4, PYSIM_S32},
+};
+
+size_t check_size(int32_t dtype) { return dtypes[dtype].size; }
+const char *check_name(int32_t dtype) { return dtypes[dtype].name; }
+int32_t check_result(int32_t dtype) { return dtypes[dtype].result; }
+int check_is_exact(int32_t dtype) { return dtype == PYSIM_S8 || dtype == PYSIM_S32; }
+
+static float from_bf16(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* To the nearest, ties to even; a NaN keeps its upper half, which is a NaN for NAN. */
+static uint16_t to_bf16(double value) {
+    const float narrow = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &narrow, sizeof bits);
+    return (uint16_t)((isnan(value) ? bits : bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
 
 double check_get(const void *array, int32_t dtype, int64_t index) {
-    return dtype == PYSIM_F64 ? ((const double *)array)[index] : (double)((const float *)array)[index];
+    switch (dtype) {
+    case PYSIM_F64: return ((const double *)array)[index];
+    case PYSIM_BF16: return from_bf16(((const uint16_t *)array)[index]);
+    case PYSIM_S8: return ((const int8_t *)array)[index];
+    case PYSIM_S32: return ((const int32_t *)array)[index];
+    default: return ((const float *)array)[index];
+    }
 }
 
 void check_set(void *array, int32_t dtype, int64_t index, double value) {
-    if (dtype == PYSIM_F64)
-        ((double *)array)[index] = value;
-    else
-        ((float *)array)[index] = (float)value;
+    switch (dtype) {
+    case PYSIM_F64: ((double *)array)[index] = value; break;
+    case PYSIM_BF16: ((uint16_t *)array)[index] = to_bf16(value); break;
+    case PYSIM_S8: ((int8_t *)array)[index] = (int8_t)fmax(INT8_MIN, fmin(INT8_MAX, value)); break;
+    case PYSIM_S32: ((int32_t *)array)[index] = (int32_t)fmax(INT32_MIN, fmin(INT32_MAX, value)); break;
+    default: ((float *)array)[index] = (float)value; break;
+    }
+}
+
+static double random_value(int32_t dtype, uint64_t bits) {
+    switch (dtype) {
+    case PYSIM_F64: return (double)((bits >> 11) | 1) * 0x1p-53;
+    case PYSIM_BF16: return ldexp((double)((bits >> 56) | 1), -8 - (int)(bits >> 53 & 7)); /* sums of their products are rounded */
+    case PYSIM_S8: return (double)(bits >> 56) - 128;
+    case PYSIM_S32: return (double)(bits >> 32) - 0x1p31;
+    default: return (double)((bits >> 40) | 1) * 0x1p-24;
+    }
 }
 
 void check_fill(void *array, int32_t dtype, int64_t count, check_fill_kind kind, check_random *random) {
     for (int64_t i = 0; i < count; i++) {
         const uint64_t bits = check_next(random);
         const int negative = (bits & 3) == 0;
-        double value;
-        if (kind == FILL_EXACT)
-            value = (double)(1 + (bits >> 2) % (negative ? 2 : 4));
-        else if (dtype == PYSIM_F64)
-            value = (double)((bits >> 11) | 1) * 0x1p-53;
-        else
-            value = (double)((bits >> 40) | 1) * 0x1p-24;
+        if (kind == FILL_RANDOM && check_is_exact(dtype)) {
+            check_set(array, dtype, i, random_value(dtype, bits));
+            continue;
+        }
+        const double value = kind == FILL_EXACT ? (double)(1 + (bits >> 2) % (negative ? 2 : 4)) : random_value(dtype, bits);
         check_set(array, dtype, i, negative ? -value : value);
     }
 }
 
 void check_absolute(void *to, const void *from, int32_t dtype, int64_t count) {
-    for (int64_t i = 0; i < count; i++) check_set(to, dtype, i, fabs(check_get(from, dtype, i)));
+    const double most = dtype == PYSIM_S32 ? 0x1p30 : INFINITY;
+    for (int64_t i = 0; i < count; i++) check_set(to, dtype, i, fmin(most, fabs(check_get(from, dtype, i))));
 }
 
 double check_gamma(int32_t dtype, int64_t n) {

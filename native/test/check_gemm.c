@@ -12,7 +12,7 @@
 enum { N, M, STATIONARY, K2, K3, K, SET, TRANSPOSED, SLACK, ALPHA, BETA, BIAS, RELU, PACK, AXES };
 static const int64_t k_levels[] = {1, 2, 3, 5, 17, 40};
 static const int64_t slacks[][3] = {{0, 0, 0}, {3, 0, 1}, {0, 5, 0}, {1, 2, 19}};
-static const double alphas[] = {1, 2, -0.5}, betas[] = {0, 1, 0.5};
+static const double alphas[] = {1, 2, -0.5}, betas[] = {0, 1, 0.5}, whole_alphas[] = {1, 2, -3}, whole_betas[] = {0, 1, 5};
 static const int32_t levels[AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 6, PLAN_SETS, 4, 4, 3, 3, 2, 2, 2};
 enum { SLACK_BYTE = 0xA5, FAMILY = 2 };
 
@@ -22,7 +22,7 @@ typedef struct {
     pysim_schedule s;
     pysim_epilogue e;
     int bias;
-    int32_t index, threads;
+    int32_t index, threads, result; /* result: dtype of C and the bias */
     check_random random;
     int64_t a, b, c; /* elements from the first to the last */
 } gemm_case;
@@ -41,9 +41,11 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
     k->random = check_case_random(kernel, FAMILY, index);
     k->bias = level[BIAS];
     k->threads = 2 + (index % 5 == 0);
-    k->e = (pysim_epilogue){alphas[level[ALPHA]], betas[level[BETA]], NULL, level[RELU] ? PYSIM_RELU : PYSIM_IDENTITY};
-
     g->dtype = row->dtype;
+    k->result = check_result(row->dtype);
+    const int whole = check_is_exact(row->dtype);
+    k->e = (pysim_epilogue){(whole ? whole_alphas : alphas)[level[ALPHA]], (whole ? whole_betas : betas)[level[BETA]], NULL,
+                            level[RELU] ? PYSIM_RELU : PYSIM_IDENTITY};
     g->m = check_edge(level[M], row->filters);
     g->n = check_edge(level[N], row->windows);
     g->k = k_levels[level[K]];
@@ -65,7 +67,7 @@ static int begin(const gemm_case *k, const pysim_kernel_info *row) {
     char schedule[160];
     check_schedule_text(&k->s, schedule, sizeof schedule);
     return check_begin(k->id, "gemm:%lldx%lldx%lld:%s:%c%c lda=%lld ldb=%lld ldc=%lld alpha=%g beta=%g%s%s | %s %s threads=%d",
-                       (long long)g->m, (long long)g->n, (long long)g->k, g->dtype == PYSIM_F64 ? "f64" : "f32",
+                       (long long)g->m, (long long)g->n, (long long)g->k, check_name(g->dtype),
                        g->trans_a ? 't' : 'n', g->trans_b ? 't' : 'n', (long long)g->lda, (long long)g->ldb, (long long)g->ldc,
                        k->e.alpha, k->e.beta, k->bias ? " bias" : "", k->e.activation == PYSIM_RELU ? " relu" : "", row->name,
                        schedule, (int)k->threads);
@@ -73,7 +75,7 @@ static int begin(const gemm_case *k, const pysim_kernel_info *row) {
 
 static void describe(const gemm_case *k, const char *what, int64_t i, const void *got, const void *want) {
     check_fail("%s: C[%lld][%lld] is %.9g, the reference has %.9g", what, (long long)(i / k->g.ldc), (long long)(i % k->g.ldc),
-               check_get(got, k->g.dtype, i), check_get(want, k->g.dtype, i));
+               check_get(got, k->result, i), check_get(want, k->result, i));
 }
 
 static void set_slack(void *matrix, int32_t dtype, int64_t count, int64_t row, int64_t ld, int byte) {
@@ -94,23 +96,24 @@ static void negate_rows(const gemm_case *k, void *a) {
 
 static void prepare(gemm_case *k, check_fill_kind kind, guard_side side) {
     const pysim_gemm *g = &k->g;
-    const size_t size = check_size(g->dtype);
+    const size_t size = check_size(g->dtype), result_size = check_size(k->result);
     void *a = guard_place(&at.a, (size_t)k->a * size, side), *b = guard_place(&at.b, (size_t)k->b * size, side);
-    void *bias = guard_place(&at.bias, (size_t)g->n * size, side), *c = guard_place(&before, (size_t)k->c * size, side);
+    void *bias = guard_place(&at.bias, (size_t)g->n * result_size, side);
+    void *c = guard_place(&before, (size_t)k->c * result_size, side);
     check_fill(a, g->dtype, k->a, kind, &k->random);
     check_fill(b, g->dtype, k->b, kind, &k->random);
-    check_fill(bias, g->dtype, g->n, kind, &k->random);
-    check_fill(c, g->dtype, k->c, kind, &k->random);
+    check_fill(bias, k->result, g->n, kind, &k->random);
+    check_fill(c, k->result, k->c, kind, &k->random);
     negate_rows(k, a);
-    if (!(k->e.beta > 0)) memset(c, 0xFF, (size_t)k->c * size); /* beta 0: C is not read, so NaN there is harmless */
+    if (!(k->e.beta > 0)) memset(c, 0xFF, (size_t)k->c * result_size); /* beta 0: C is not read, so NaN there is harmless */
     set_slack(a, g->dtype, k->a, g->trans_a ? g->m : g->k, g->lda, 0xFF);
     set_slack(b, g->dtype, k->b, g->trans_b ? g->k : g->n, g->ldb, 0xFF);
-    set_slack(c, g->dtype, k->c, g->n, g->ldc, SLACK_BYTE);
+    set_slack(c, k->result, k->c, g->n, g->ldc, SLACK_BYTE);
     k->e.bias = k->bias ? bias : NULL;
 }
 
 static int expect(const gemm_case *k, guard_side side) {
-    const size_t bytes = (size_t)k->c * check_size(k->g.dtype);
+    const size_t bytes = (size_t)k->c * check_size(k->result);
     void *c = guard_place(&at.c, bytes, side);
     memcpy(c, before.buffer, bytes);
     if (pysim_gemm_reference(&k->g, &k->e, at.a.buffer, at.b.buffer, c) != PYSIM_OK) {
@@ -125,19 +128,20 @@ static int expect(const gemm_case *k, guard_side side) {
 /* |alpha| |A||B| + |beta| |C| + |bias| into SCRATCH_BOUND. */
 static void expect_bound(const gemm_case *k) {
     const pysim_gemm *g = &k->g;
-    const size_t size = check_size(g->dtype);
+    const size_t size = check_size(g->dtype), result_size = check_size(k->result);
     void *a = check_scratch(SCRATCH_A, (size_t)k->a * size), *b = check_scratch(SCRATCH_B, (size_t)k->b * size);
-    void *bias = check_scratch(SCRATCH_BIAS, (size_t)g->n * size), *c = check_scratch(SCRATCH_BOUND, (size_t)k->c * size);
+    void *bias = check_scratch(SCRATCH_BIAS, (size_t)g->n * result_size);
+    void *c = check_scratch(SCRATCH_BOUND, (size_t)k->c * result_size);
     check_absolute(a, at.a.buffer, g->dtype, k->a);
     check_absolute(b, at.b.buffer, g->dtype, k->b);
-    check_absolute(c, before.buffer, g->dtype, k->c);
-    if (k->e.bias) check_absolute(bias, k->e.bias, g->dtype, g->n);
+    check_absolute(c, before.buffer, k->result, k->c);
+    if (k->e.bias) check_absolute(bias, k->e.bias, k->result, g->n);
     const pysim_epilogue e = {fabs(k->e.alpha), fabs(k->e.beta), k->e.bias ? bias : NULL, PYSIM_IDENTITY};
     if (pysim_gemm_reference(g, &e, a, b, c) != PYSIM_OK) check_fail("pysim_gemm_reference: %s", pysim_last_error());
 }
 
 static int run(const gemm_case *k, int32_t threads, guard_side side, int garbage) {
-    const size_t bytes = (size_t)k->c * check_size(k->g.dtype);
+    const size_t bytes = (size_t)k->c * check_size(k->result);
     int64_t workspace_bytes;
     pysim_profile profile;
     if (pysim_gemm_workspace_bytes(&k->g, &k->s, threads, &workspace_bytes) != PYSIM_OK) {
@@ -166,18 +170,18 @@ static int run(const gemm_case *k, int32_t threads, guard_side side, int garbage
 static double tolerance(const gemm_case *k) {
     const int64_t sets = (k->g.k + k->s.channels - 1) / k->s.channels;
     /* every channel set is scaled by alpha and added to C: two roundings */
-    return 1.0001 * check_gamma(k->g.dtype, k->g.k + 2 * sets + 4);
+    return 1.0001 * check_gamma(k->result, k->g.k + 2 * sets + 4);
 }
 
 /* Compares whole rows, slack too: there the reference left what was there. */
 static void compare(const gemm_case *k, const char *what, const void *bound) {
     const void *want = check_scratch(SCRATCH_WANT, 0);
-    const size_t size = check_size(k->g.dtype);
+    const size_t size = check_size(k->result);
     for (int64_t row = 0; row < k->g.m && !check_failed(); row++) {
         const int64_t first = row * k->g.ldc, slack = row + 1 < k->g.m ? k->g.ldc - k->g.n : 0;
         const char *got = (const char *)at.c.buffer + (size_t)first * size,
                    *row_want = (const char *)want + (size_t)first * size;
-        const int64_t bad = check_compare(k->g.dtype, k->g.n, got, row_want,
+        const int64_t bad = check_compare(k->result, k->g.n, got, row_want,
                                           bound ? (const char *)bound + (size_t)first * size : NULL, tolerance(k));
         if (bad >= 0) describe(k, what, first + bad, at.c.buffer, want);
         const unsigned char *byte = (const unsigned char *)got + (size_t)k->g.n * size;
@@ -194,19 +198,19 @@ static void count_nonzero(const gemm_case *k) {
     const int64_t all = k->g.m * k->g.n;
     int64_t nonzero = 0;
     for (int64_t i = 0; i < all; i++)
-        nonzero += fpclassify(check_get(want, k->g.dtype, i / k->g.n * k->g.ldc + i % k->g.n)) != FP_ZERO;
+        nonzero += fpclassify(check_get(want, k->result, i / k->g.n * k->g.ldc + i % k->g.n)) != FP_ZERO;
     check_count_nonzero(nonzero, all);
     if (k->e.activation == PYSIM_IDENTITY && all > 64 && 10 * nonzero < 3 * all)
         check_fail("the case is too weak: %lld of %lld results differ from zero", (long long)nonzero, (long long)all);
 }
 
 static void random_inputs(gemm_case *k, guard_side side) {
-    const size_t bytes = (size_t)k->c * check_size(k->g.dtype);
+    const size_t bytes = (size_t)k->c * check_size(k->result);
     if (!expect(k, side)) return;
     expect_bound(k);
     count_nonzero(k);
     if (check_failed() || !run(k, 1, side, 0xFF)) return;
-    compare(k, "random values", check_scratch(SCRATCH_BOUND, 0));
+    compare(k, "random values", check_is_exact(k->result) ? NULL : check_scratch(SCRATCH_BOUND, 0));
     void *first = check_scratch(SCRATCH_FIRST, bytes);
     memcpy(first, at.c.buffer, bytes);
     if (run(k, 1, side, 0x7F) && memcmp(first, at.c.buffer, bytes)) check_fail("the second run gave other bits than the first");
@@ -232,11 +236,34 @@ static void check_case(gemm_case *k) {
     if (check_failed()) return;
     prepare(k, FILL_RANDOM, other);
     random_inputs(k, other);
-    if (!check_failed() && k->index % 4 == 0) poisoned(k, other);
+    if (!check_failed() && k->index % 4 == 0 && !check_is_exact(k->result)) poisoned(k, other);
+}
+
+/* s8: sums of equal products that leave int32, or leave it only on the way with windows made unsigned, in one channel set. */
+static void long_sums(int32_t kernel, const pysim_kernel_info *row) {
+    enum { M = 5, N = 13, K = 140001, LEFT = 70001 }; /* all accumulators of a matrix unit, so none shares its sum with another */
+    const int64_t k[] = {K, LEFT};
+    const check_plan plan = {PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, PLAN_SETS - 1, 0, 0};
+    check_random random = check_case_random(kernel, FAMILY, -1);
+    for (int i = 0; i < 2; i++) {
+        char id[32];
+        snprintf(id, sizeof id, "long/%d", i);
+        if (!check_begin(id, "gemm:%dx%dx%lld:s8 of -128 and 127 | %s", M, N, (long long)k[i], row->name)) continue;
+        gemm_case c = {.g = {M, N, k[i], k[i], N, N, 0, 0, PYSIM_S8}, .e = {.alpha = 1}, .result = PYSIM_S32};
+        c.a = M * k[i], c.b = N * k[i], c.c = M * N;
+        c.s = check_schedule(kernel, row, &plan, k[i], &random);
+        int8_t *a = guard_place(&at.a, (size_t)c.a, GUARD_RIGHT), *b = guard_place(&at.b, (size_t)c.b, GUARD_RIGHT);
+        memset(guard_place(&before, M * N * sizeof(int32_t), GUARD_RIGHT), 0xFF, M * N * sizeof(int32_t));
+        for (int64_t p = 0; p < c.a; p++) a[p] = p / k[i] % 2 ? 127 : -128;
+        for (int64_t p = 0; p < c.b; p++) b[p] = p % N % 3 == 0 ? -128 : p % N % 3 == 1 ? 127 : 0;
+        if (expect(&c, GUARD_RIGHT) && run(&c, 1, GUARD_RIGHT, 0xFF)) compare(&c, "long sums", NULL);
+        check_end();
+    }
 }
 
 void check_gemm(int32_t round, int32_t kernel, const pysim_kernel_info *row) {
     static cover_array rows;
+    if (row->dtype == PYSIM_S8 && round == 0) long_sums(kernel, row);
     cover_settings(AXES, levels, FAMILY, round, &rows);
     for (int32_t i = 0; i < rows.count; i++) {
         gemm_case k;

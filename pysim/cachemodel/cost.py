@@ -70,19 +70,23 @@ def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf)
 
     Schedules whose compute cycles alone exceed `limit` are left out of the prediction and of its table.
     """
-    machine = rates.machine
     terms = compute_cycles(rates, table)
     compute = sum(terms.values(), np.zeros(1))
     if limit < np.inf:
         keep = compute <= limit
         table = select(table, keep)
-        terms, compute = {name: term[keep] for name, term in terms.items()}, compute[keep]
+        terms = {name: term[keep] for name, term in terms.items()}
     tiles = tiles_of(rates, table)
     reuse = input_stationary if table.stationary == "input_stationary" else weight_stationary
     found = reuse(rates, table, tiles)
     once = footprint(rates, table, found)
     streams = [*found.streams, *first_touches(rates, tiles, found, once, hot)]
-    crossed = crossing(rates, streams, once)
+    return total(rates, table, terms, streams, crossing(rates, streams, once))
+
+
+def total(rates: Rates, table: Table, terms: dict[str, Array], streams: Sequence[Stream], crossed: dict[str, Array]) -> Prediction:
+    """The compute terms of every schedule with what crosses from each supplier, whoever counted that, as cycles."""
+    machine = rates.machine
     terms["store"] = terms["store"] + _scattered_runs(rates, table, streams, crossed) * machine.core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * _lines_packed(machine, streams, crossed) * machine.core.pack_line_cycles.value
     compute = sum((terms[name] for name in COMPUTE), np.zeros(1))
@@ -94,6 +98,11 @@ def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf)
 
 def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool = True) -> Cost:
     """The cost of one given schedule. Raises PlanError for a kernel that the registry or the machine lacks."""
+    return cost_of(predict(*one_schedule(nest, machine, schedule), hot), 0)
+
+
+def one_schedule(nest: Nest, machine: Machine, schedule: Schedule) -> tuple[Rates, Table]:
+    """One given schedule as a table of one row. Raises PlanError for a kernel that the registry or the machine lacks."""
     kernel = next((row for row in kernels() if row.name == schedule.kernel), None)
     if kernel is None:
         raise PlanError(f"{schedule.kernel} is no row of the registry")
@@ -103,7 +112,7 @@ def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool
 
     sizes = (column(schedule.channels), column(schedule.k2), column(schedule.k3))
     table = Table(schedule.stationary, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
-    return cost_of(predict(rates_of(nest, machine, [kernel]), table, hot), 0)
+    return rates_of(nest, machine, [kernel]), table
 
 
 def _scattered_runs(rates: Rates, table: Table, streams: Sequence[Stream], crossed: dict[str, Array]) -> Array:
@@ -112,7 +121,7 @@ def _scattered_runs(rates: Rates, table: Table, streams: Sequence[Stream], cross
     rows = np.minimum(tile * table.k2, nest.filters) if table.stationary == "input_stationary" else tile
     of_output = [stream.operand == "output" for stream in streams]
     beyond = list(crossed.values())[min(1, len(crossed) - 1)]
-    runs: Array = beyond[of_output].sum(axis=0) / (rates.windows[table.kernel] * nest.element_bytes)
+    runs: Array = beyond[of_output].sum(axis=0) / (rates.windows[table.kernel] * nest.out_bytes)
     return runs * np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
 
 

@@ -122,7 +122,7 @@ def exact(limit: int, fits: Callable[[int], bool]) -> int:
 def tile_bytes(nest: Nest, p: Parameters, channels: int) -> tuple[int, int, int]:
     """(|I_T|, |F_T|, |O_T|) of equation 1 in bytes."""
     depth = channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
-    return p.windows * depth, p.filters * depth, p.windows * p.filters * nest.element_bytes
+    return p.windows * depth, p.filters * depth, p.windows * p.filters * nest.out_bytes
 
 
 def schedule(nest: Nest, p: Parameters, stationary: Stationary, search: Search = "halving") -> Choice:
@@ -130,7 +130,7 @@ def schedule(nest: Nest, p: Parameters, stationary: Stationary, search: Search =
     largest = halving if search == "halving" else exact
     l1, l2, l3 = p.budgets
     per_channel = (p.windows + p.filters) * nest.kernel_h * nest.kernel_w * nest.element_bytes
-    room = l1 - p.windows * p.filters * nest.element_bytes
+    room = l1 - p.windows * p.filters * nest.out_bytes
     channels = largest(nest.channels, lambda n: n * per_channel <= room)
     input_tile, filter_tile, out = tile_bytes(nest, p, channels)
     tiles = ceil_div(nest.windows, p.windows), ceil_div(nest.filters, p.filters)

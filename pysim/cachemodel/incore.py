@@ -88,7 +88,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     runs, vectors = segments(nest.windows, nest.out_w, kernel.windows, lanes)
     taps = nest.channels * nest.kernel_w
     full_tiles = nest.windows // kernel.windows
-    steps = nest.repeats * taps * _sum(nest, kernel, partial(_step_cycles, kernel, unit), live, live_edge)
+    steps = nest.repeats * taps / _depth(nest, kernel) * _sum(nest, kernel, partial(_step_cycles, kernel, unit), live, live_edge)
     store = nest.repeats * _sum(nest, kernel, partial(_store_cycles, kernel, unit), full_tiles, 1)
     reload = nest.repeats * _sum(nest, kernel, partial(_out_vectors, kernel), full_tiles, 1) / unit.loads_per_cycle.value
     per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
@@ -114,7 +114,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         stored,
         (runs - nest.out_h) * live_mean * nest.run_edge(kernel.windows, line),
         line_rest(line, nest.plane_bytes, kernel.windows * size),
-        line_rest(line, nest.windows * size, kernel.windows * size),
+        line_rest(line, nest.windows * nest.out_bytes, kernel.windows * nest.out_bytes),
     )
 
 
@@ -130,10 +130,16 @@ def _sum(nest: Nest, kernel: Kernel, cost: Callable[[int, int], float], full: in
     return total
 
 
+def _depth(nest: Nest, kernel: Kernel) -> int:
+    """k steps that one multiply-add takes: a lane is as wide as a result, and narrower operands fill it (rank-2 and rank-4 updates)."""
+    scalar = kernel.lane_windows * kernel.lane_filters == 1
+    return 1 if scalar else nest.out_bytes // nest.element_bytes
+
+
 def _step_cycles(kernel: Kernel, unit: Unit, windows: int, filters: int) -> float:
-    """Cycles of one k step on a tile: the slowest of multiply-adds, operand loads and the latency of an accumulator."""
+    """Cycles of one multiply-add on a tile: the slowest of its instructions, operand loads and the latency of an accumulator."""
     loads = ceil_div(windows, kernel.lane_windows) + ceil_div(filters, kernel.lane_filters)
-    multiply_adds = kernel.instructions(windows, filters) / unit.fma_per_cycle.value
+    multiply_adds = kernel.instructions(windows, filters) / unit.rate(kernel.dtype)
     return max(multiply_adds, loads / unit.loads_per_cycle.value, unit.fma_latency_cycles.value)
 
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from pysim.schedule import Schedule
-from pysim.workload import DTYPES, Gemm, Workload
+from pysim.workload import DTYPES, RESULT_BYTES, Gemm, Workload
 
 PANEL_ALIGN = 64  # bytes; panels start on such boundaries (native/conv/nest.c)
 
@@ -46,7 +46,8 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
     dilation_w: int = 1
     pad_top: int = 0
     pad_left: int = 0
-    element_bytes: int
+    element_bytes: int  # of the operands
+    out_bytes: int  # of an output
     in_place: bool
     filters_packed: bool
     windows_transposed: bool = False
@@ -147,9 +148,8 @@ def _aligned(size: int) -> int:
 
 def nest_of(workload: Workload) -> Nest:
     """The loop nest of a convolution or of a matrix product."""
-    size = DTYPES[workload.dtype]
     if isinstance(workload, Gemm):
-        return _nest_of_gemm(workload, size)
+        return _nest_of_gemm(workload)
     flat = workload.pointwise
     height, width = (1, workload.height * workload.width) if flat else (workload.height, workload.width)
     return Nest(
@@ -169,13 +169,14 @@ def nest_of(workload: Workload) -> Nest:
         dilation_w=workload.dilation_w,
         pad_top=workload.pad_top,
         pad_left=workload.pad_left,
-        element_bytes=size,
+        element_bytes=DTYPES[workload.dtype],
+        out_bytes=RESULT_BYTES[workload.dtype],
         in_place=flat,
         filters_packed=True,
     )
 
 
-def _nest_of_gemm(gemm: Gemm, size: int) -> Nest:
+def _nest_of_gemm(gemm: Gemm) -> Nest:
     return Nest(
         batch=1,
         groups=1,
@@ -185,7 +186,8 @@ def _nest_of_gemm(gemm: Gemm, size: int) -> Nest:
         width=gemm.n,
         out_h=1,
         out_w=gemm.n,
-        element_bytes=size,
+        element_bytes=DTYPES[gemm.dtype],
+        out_bytes=RESULT_BYTES[gemm.dtype],
         in_place=not gemm.trans_b,
         filters_packed=False,
         windows_transposed=gemm.trans_b,

@@ -86,7 +86,7 @@ def missing(
 
     `ways` is OPERANDS x distances x schedules, `planes` those of the input and of the output and their turns, likewise.
     """
-    way, pitches = level.sets * level.line_bytes, (nest.plane_bytes, nest.windows * nest.element_bytes)
+    way, pitches = level.sets * level.line_bytes, (nest.plane_bytes, nest.windows * nest.out_bytes)
     crowd = any(
         gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way
         for pitch, most in zip(pitches, (nest.channels, nest.filters), strict=True)

@@ -87,7 +87,7 @@ class Tiles(NamedTuple):
 
     def outputs(self, windows: Array | float, filters: Array | float) -> Array:
         """Output tiles of neighbouring window tiles and of filter tiles; planes that are written whole share their lines."""
-        rows, size = np.minimum(filters * self.tile_filters, self.nest.filters), self.nest.element_bytes
+        rows, size = np.minimum(filters * self.tile_filters, self.nest.filters), self.nest.out_bytes
         return rows * np.minimum(self.width(windows) * size + self.out_edge, self.nest.windows * size)
 
     def raws(self, count: Array | float) -> Array:
@@ -354,7 +354,7 @@ def _shared_outputs(t: Tiles) -> Array:
 
 def _output_bytes(t: Tiles) -> int:
     """Bytes of all outputs."""
-    return t.nest.filters * t.nest.windows * t.nest.element_bytes
+    return t.nest.filters * t.nest.windows * t.nest.out_bytes
 
 
 def _filter_packing(rates: Rates, table: Table, passes: Array, distance: Array, again: Array) -> Iterator[Stream]:
@@ -373,7 +373,7 @@ def footprint(rates: Rates, table: Table, reuse: Reuse) -> Array:
     parts = np.empty((len(OPERANDS), stored.size))
     parts[0], parts[1] = _raw_bytes(rates), reuse.panels + (0.0 if nest.filters_packed else reuse.filter_panels)
     parts[2] = stored if nest.filters_packed else nest.filters * nest.channels * nest.element_bytes
-    parts[3] = nest.filters * nest.windows * nest.element_bytes
+    parts[3] = nest.filters * nest.windows * nest.out_bytes
     return parts
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from pysim.cachemodel.hierarchy import Chunk, Hierarchy, Result
 from pysim.schedule import Schedule
-from pysim.workload import DTYPES, Conv, Gemm, Workload
+from pysim.workload import DTYPES, RESULT_BYTES, Conv, Gemm, Workload
 
 PAGE = 4096  # bytes; every buffer starts on a page
 _AHEAD = 16  # chunks that `accesses` makes before they are asked for
@@ -65,10 +65,10 @@ def bases(workload: Workload, schedule: Schedule) -> Bases:
 
     ffi, lib = runtime.library()
     size = ffi.new("int64_t *")
-    element = DTYPES[workload.dtype]
+    element, result = DTYPES[workload.dtype], RESULT_BYTES[workload.dtype]
     native = runtime.schedule_struct(schedule)
     if isinstance(workload, Gemm):
-        sizes = [workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * element]
+        sizes = [workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
         runtime.check(lib.pysim_gemm_workspace_bytes(runtime.gemm_struct(workload), native, 1, size))
     else:
         conv = runtime.conv_struct(workload)
@@ -107,7 +107,7 @@ def _image_bytes(w: Conv) -> int:
 
 
 def _output_bytes(w: Conv) -> int:
-    return w.filters * w.windows * DTYPES[w.dtype]
+    return w.filters * w.windows * RESULT_BYTES[w.dtype]
 
 
 class _Run(NamedTuple):
@@ -136,7 +136,7 @@ def _im2col_runs(w: Conv, schedule: Schedule) -> list[_Run]:
     gemm, element = im2col_gemm(w), DTYPES[w.dtype]
     size = ffi.new("int64_t *")
     runtime.check(lib.pysim_gemm_workspace_bytes(runtime.gemm_struct(gemm), runtime.schedule_struct(schedule), 1, size))
-    of_a, of_b, of_c = gemm.m * gemm.k * element, gemm.k * gemm.n * element, gemm.m * gemm.n * element
+    of_a, of_b, of_c = gemm.m * gemm.k * element, gemm.k * gemm.n * element, gemm.m * gemm.n * RESULT_BYTES[w.dtype]
     spaces = [_image_bytes(w) * w.batch, of_a * w.groups, _output_bytes(w) * w.batch, size[0], of_b * w.groups]
     at = Bases(*_pages(spaces)[:5])
     whole = runtime.conv_struct(w)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim compare`: predicted beside measured beside other libraries, each layer checked first and timed in one run with its rivals."""
+"""`pysim compare`: predicted beside measured beside other libraries, each layer checked first and timed in one run with its rivals.
+
+On an emulated machine: predicted beside static+simulated, and nothing timed.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +57,14 @@ def compare(
     A rival's column is its time over pysim's, medians: above 1 pysim is faster. Exit code 1 if a result is wrong. All samples go
     to the measurement store (pysim doctor names the file); nothing measured is lost when a comparison is interrupted.
 
+    A machine that is emulated here (power10-e1050) is checked, not timed: beside the prediction stands `static+simulated`, in-core
+    cycles from a scheduling model of the core and transfers from exactly simulated caches.
+
     \b
     Examples
       pysim compare resnet50
       pysim compare conv:mb1ic64ih56oc64kh3ph1 --peers --seconds 1
+      pysim compare resnet50 -m power10-e1050
     """
     from pysim import host
 
@@ -66,16 +73,22 @@ def compare(
     from pysim.peers import DEFAULT, PEERS
 
     makers = PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
-    columns = [Column("measured", 8), Column("predicted", 9), Column("error", 6)]
-    columns += [Column(SHORT.get(name, name), max(6, len(SHORT.get(name, name)))) for name in makers]
+    executor = host.executor(on)
+    emulated = executor.kind == "emulated"
+    shown = () if emulated else tuple(makers)
+    columns = [Column("result", 6), Column("static+sim", 10)] if emulated else [Column("measured", 8)]
+    columns += [Column("predicted", 9), Column("error", 6)]
+    columns += [Column(SHORT.get(name, name), max(6, len(SHORT.get(name, name)))) for name in shown]
     columns += [Column("x", 2), Column("problem", 7, left=True)]
 
     def row(one: "Comparison") -> list[Cell]:
-        return [*timing.times(one, LARGE_ERROR), *(_ratio(one, name) for name in makers), str(one.count), one.problem]
+        times = timing.static_times if emulated else timing.times
+        return [*times(one, LARGE_ERROR), *(_ratio(one, name) for name in shown), str(one.count), one.problem]
 
     planned = timing.plan_layers(layers, on)
     say(f"{on.description}; {'cold' if cold else 'hot'} caches, {plural(threads, 'thread')}")
-    found = timing.measured(planned, on, makers=makers, threads=threads, state="cold" if cold else "hot", min_seconds=min_seconds)
+    options: dict[str, Any] = {"makers": makers, "threads": threads, "state": "cold" if cold else "hot", "executor": executor}
+    found = timing.measured(planned, on, min_seconds=min_seconds, **options)
     done = timing.report(planned, found, columns, row, as_json)
     if not as_json:
         _put_summary(summarise(done), done, threads)
@@ -93,7 +106,8 @@ def _ratio(one: "Comparison", name: str) -> Cell:
 def _put_summary(summary: dict[str, Any], done: "list[Comparison]", threads: int) -> None:
     """What the rows amount to, per peer and for the predictor, then what did not run and why."""
     put("")
-    put("medians; a library's column is its time over pysim's: above 1 pysim is faster")
+    if summary.get("peers"):
+        put("medians; a library's column is its time over pysim's: above 1 pysim is faster")
     for name, against in summary.get("peers", {}).items():
         faster = round(against["faster_share"] * against["layers"])
         told = f"{against['geometric_mean']:.3f}x geometric mean of {against['layers']}, faster on {faster} ({against['faster_share']:.0%})"
@@ -104,6 +118,7 @@ def _put_summary(summary: dict[str, Any], done: "list[Comparison]", threads: int
             put(f"    and {len(against['slower']) - 8} more, whose ratios stand above")
     if threads == 1:
         timing.put_prediction(summary)
+        timing.put_static_prediction(summary)
     if len(done) > 1 and (total := summary.get("total_seconds")):
         counted = sum(one.count for one in done if one.correct)
         put(f"{plural(counted, 'layer')}: " + ", ".join(f"{name} {seconds(value)}" for name, value in total.items()))

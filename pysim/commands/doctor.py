@@ -8,9 +8,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
@@ -18,6 +17,9 @@ from pysim import __version__
 from pysim.commands.common import document, json_option, put, size, wrapped
 from pysim.errors import MissingError, PysimError
 from pysim.registry import kernels
+
+if TYPE_CHECKING:
+    from pysim.emulated import Cpu
 
 FEATURES = ("fma", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "amx_tile", "arch_3_1", "mma")
 PEER_FIXES = {
@@ -157,10 +159,9 @@ def _packages() -> Check:
 
 
 def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    from pysim.emulated import installed
+
+    return installed(package)
 
 
 def _library() -> Check:
@@ -237,14 +238,9 @@ def _package(name: str, use: str, fix: str) -> Check:
 
 
 def _machines() -> Iterator[Check]:
-    power = f"POWER10 kernels, of which the registry has {sum(row.target == 'mma' for row in kernels())}"
-    yield _tool("QEMU", ("qemu-ppc64le", "qemu-ppc64le-static"), f"runs {power}", "sudo apt-get install qemu-user")
-    zig = _version("ziglang")
-    if zig:
-        yield Check("POWER10 compiler", "ok", f"ziglang {zig}")
-    else:
-        fix = "sudo apt-get install gcc-powerpc64le-linux-gnu, or pip install ziglang"
-        yield _tool("POWER10 compiler", ("powerpc64le-linux-gnu-gcc",), f"builds {power}", fix)
+    from pysim.emulated import POWER10
+
+    yield from _emulation(POWER10)
     wheel = _version("nvidia-cuda-nvcc")
     cuda = f"builds CUDA kernels, of which the registry has {sum(row.target.startswith('sm_') for row in kernels())}"
     if wheel:
@@ -252,6 +248,28 @@ def _machines() -> Iterator[Check]:
     else:
         yield _tool("nvcc", ("nvcc",), cuda, "pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm")
     yield _gpu()
+
+
+def _emulation(cpu: "Cpu") -> Iterator[Check]:
+    """Whether kernels of a CPU that this one is not would run here; nothing is built."""
+    from pysim.emulated import worker_file
+
+    yield _tool("QEMU", cpu.emulators, f"runs {cpu.name} kernels", cpu.install_emulator)
+    compiler, ready = f"{cpu.name} compiler", f"{cpu.name} kernels"
+    try:
+        compilers = cpu.compilers()
+    except MissingError:
+        yield Check(compiler, "missing", f"neither {cpu.gcc} nor ziglang; one of them builds {ready}", cpu.install_compiler)
+        return
+    yield Check(compiler, "ok", ", ".join(one.name for one in compilers))
+    try:
+        files = [worker_file(cpu, one) for one in compilers]
+        cpu.emulator()
+    except MissingError as error:
+        yield Check(ready, "missing", str(error))
+        return
+    built = next((file for file in files if file.exists()), None)
+    yield Check(ready, "ok", f"built: {built}" if built else f"built when first used, into {files[0].parent}")
 
 
 def _tool(name: str, commands: tuple[str, ...], use: str, fix: str) -> Check:

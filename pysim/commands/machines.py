@@ -10,7 +10,7 @@ from pysim.commands.common import Cell, Group, document, hertz, json_option, put
 if TYPE_CHECKING:
     from pysim.machine import Fact, Gpu, Machine
 
-KIND_STYLE = {"assumed": "yellow", "measured": "green"}
+KIND_STYLE = {"assumed": "yellow", "measured": "green", "static": "cyan"}
 
 
 @click.group(cls=Group, invoke_without_command=True)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim run`: the plan of each problem, executed: its result checked, then its time measured."""
+"""`pysim run`: the plan of each problem, executed: its result checked, then its time measured, except under an emulator."""
 
 from typing import TYPE_CHECKING
 
 import click
 
 from pysim.commands import timing
-from pysim.commands.common import Cell, Column, every, json_option, layers_of, machine_option, plural, problems, put, seconds
+from pysim.commands.common import Cell, Column, every, json_option, layers_of, machine_option, plural, problems, put, say, seconds
+from pysim.errors import MachineError
 
 if TYPE_CHECKING:
     from pysim.record import Comparison
@@ -33,38 +34,64 @@ def run(
 ) -> None:
     """Plan each PROBLEM, check the plan's result against a reference, then time it on this computer.
 
+    A machine whose instructions this CPU lacks runs in an emulator, if there is one: its results are checked, and nothing is timed.
     Exit code 1 if a result is wrong. All samples go to the measurement store (pysim doctor names the file).
 
     \b
-    Example
+    Examples
       pysim run conv:mb1ic64ih56oc64kh3ph1 --profile
+      pysim run resnet50 -m power10-e1050
     """
     from pysim import host
 
     layers, on = layers_of(problems, every), host.runnable(machine_name)
-    from pysim.comparison import LARGE_ERROR, summarise
+    from pysim.comparison import LARGE_ERROR
 
+    executor = host.executor(on)
+    if executor.kind == "emulated":
+        say(f"emulated: {executor.about} says whether results are right, and nothing about time")
+        if profile:
+            raise MachineError(f"--profile splits the time of a call, and {on.name} is emulated here, where no time means anything")
     flops = {layer.workload.text: layer.workload.flops for layer in layers}
+    end = [Column("x", 2), Column("problem", 7, left=True)]
     columns = [Column("measured", 8), Column("predicted", 9), Column("error", 6), Column("GFLOP/s", 7), Column("spread", 6)]
-    columns += [Column("packing", 7)] * profile + [Column("x", 2), Column("problem", 7, left=True)]
+    columns += [Column("packing", 7)] * profile + end
 
     def row(one: "Comparison") -> list[Cell]:
         share = [_packing(one)] if profile else []
         return [*timing.times(one, LARGE_ERROR), _rate(one, flops), _spread(one), *share, str(one.count), one.problem]
 
+    def emulated_row(one: "Comparison") -> list[Cell]:
+        error = "-" if one.max_error is None else f"{one.max_error:.2g}"
+        return [timing.result(one, "right"), error, str(one.count), one.problem]
+
     planned = timing.plan_layers(layers, on, algorithm)
-    found = timing.measured(planned, on, threads=threads, profile=profile)
-    done = timing.report(planned, found, columns, row, as_json)
+    found = timing.measured(planned, on, threads=threads, profile=profile, executor=executor)
+    if executor.kind == "emulated":
+        done = timing.report(planned, found, [Column("result", 6), Column("max error", 9), *end], emulated_row, as_json)
+    else:
+        done = timing.report(planned, found, columns, row, as_json)
     if not as_json:
-        put("")
+        _put_summary(done, executor.kind == "emulated", threads, profile)
+    ctx.exit(timing.exit_code(done))
+
+
+def _put_summary(done: "list[Comparison]", emulated: bool, threads: int, profile: bool) -> None:
+    """What the columns are and what the rows amount to."""
+    from pysim.comparison import summarise
+
+    summary = summarise(done)
+    put("")
+    if emulated:
+        right = f"{summary['correct']} of {plural(len(done), 'layer')} right"
+        put(f"{right}: bit for bit on whole numbers, within the error bound on random ones")
+    else:
         put("medians; spread: interquartile range over median" + "; packing: its share of packing + micro-kernels" * profile)
-        summary = summarise(done)
         if threads == 1:
             timing.put_prediction(summary)
         if len(done) > 1 and (total := summary.get("total_seconds")):
             put(f"measured for {plural(sum(one.count for one in done if one.correct), 'layer')}: {seconds(total['pysim'])}")
-        timing.put_failures(summary)
-    ctx.exit(timing.exit_code(done))
+    timing.put_failures(summary)
 
 
 def _rate(one: "Comparison", flops: dict[str, int]) -> str:

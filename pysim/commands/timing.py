@@ -95,23 +95,43 @@ def error_of(one: "Comparison") -> float | None:
 
 def times(one: "Comparison", large: float) -> list[Cell]:
     """Measured, predicted and error."""
-    error = error_of(one)
+    return [result(one, seconds(one.measured_seconds)), *_predicted(one, error_of(one), large)]
+
+
+def static_times(one: "Comparison", large: float) -> list[Cell]:
+    """Whether the emulated result is right, then static+simulated, predicted and the error against that."""
+    error = math.log(one.predicted_seconds / one.static_seconds) if one.predicted_seconds and one.static_seconds else None
+    return [result(one, "right"), seconds(one.static_seconds), *_predicted(one, error, large)]
+
+
+def result(one: "Comparison", right: str) -> Cell:
+    """What stands first in a row: `right`, or that the result is wrong, or that the plan did not run."""
+    return (right, "bold") if one.correct else ("WRONG" if one.plan else "-", "bold red")
+
+
+def _predicted(one: "Comparison", error: float | None, large: float) -> list[Cell]:
     shown = "-" if error is None else f"{error:+.0%}"
-    return [
-        (seconds(one.measured_seconds), "bold") if one.correct else ("WRONG" if one.plan else "-", "bold red"),
-        seconds(one.predicted_seconds) if one.threads == 1 else "-",
-        (shown, "yellow" if error is not None and abs(error) > large else ""),
-    ]
+    style = "yellow" if error is not None and abs(error) > large else ""
+    return [seconds(one.predicted_seconds) if one.threads == 1 else "-", (shown, style)]
 
 
 def put_prediction(summary: Mapping[str, Any]) -> None:
     """Median and 90th percentile of |log(predicted / measured)|, and the layers that it fails on."""
-    found = summary.get("prediction")
-    if not found:
-        return
-    put(f"prediction error |log(predicted/measured)|: median {found['median_error']:.1%}, 90th percentile {found['p90_error']:.1%}")
+    if found := summary.get("prediction"):
+        _put_errors(found, "measured", "measured_seconds")
+
+
+def put_static_prediction(summary: Mapping[str, Any]) -> None:
+    """The same against static+simulated times, with what those are."""
+    if found := summary.get("static_prediction"):
+        _put_errors(found, found["kind"], "static_seconds")
+        put("static+simulated: in-core cycles of the machine file and exactly simulated caches; nothing here was measured")
+
+
+def _put_errors(found: Mapping[str, Any], against: str, key: str) -> None:
+    put(f"prediction error |log(predicted/{against})|: median {found['median_error']:.1%}, 90th percentile {found['p90_error']:.1%}")
     for one in found["large_errors"]:
-        pair = f"{seconds(one['predicted_seconds'])} predicted, {seconds(one['measured_seconds'])} measured"
+        pair = f"{seconds(one['predicted_seconds'])} predicted, {seconds(one[key])} {against}"
         put((f"    above 40 %: {pair}, bound by {one['bound_by']}: {one['problem']}", "yellow"))
 
 

@@ -50,7 +50,7 @@ def _head(plan: "Plan") -> list[str]:
 def tile_sizes(nest: Nest, s: Schedule) -> tuple[int, int, int]:
     """Bytes of one window tile, one filter tile and one output tile (equation 1 of `pysim.cachemodel.csa`)."""
     depth = s.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
-    return s.windows * depth, s.filters * depth, s.windows * s.filters * nest.element_bytes
+    return s.windows * depth, s.filters * depth, s.windows * s.filters * nest.out_bytes
 
 
 def _loops(nest: Nest, s: Schedule) -> Iterator[str]:

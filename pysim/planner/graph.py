@@ -63,7 +63,7 @@ def _register_bytes(plan: "Plan") -> Iterator[tuple[str, float, float]]:
     steps = nest.repeats * (full + edge) * nest.channels * nest.kernel_w * ceil_div(nest.filters, s.filters)
     yield "packed" if s.pack == "tiles" else "input", float(steps * s.windows * nest.element_bytes), 0.0
     yield "filters", float(steps * s.filters * nest.element_bytes), 0.0
-    out = float(nest.repeats * nest.windows * nest.filters * nest.element_bytes)
+    out = float(nest.repeats * nest.windows * nest.filters * nest.out_bytes)
     sets = ceil_div(nest.channels, s.channels)
     yield "output", out * (sets - 1), out * sets
 

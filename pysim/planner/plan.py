@@ -115,15 +115,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def run(self, x: Any, w: Any, bias: Any = None, activation: str | None = None, threads: int = 1) -> Any:
         """Runs this very schedule on input x and filters w (or A and B of a matrix product) and returns the output array.
 
-        Raises PlanError where the plan names no micro-kernel, and whatever `pysim.runtime` raises for operands.
+        The plan of a machine whose instructions this CPU lacks runs in an emulator, if there is one (docs/power10.md). Raises
+        PlanError where the plan names no micro-kernel, MissingError where no emulator is installed, and whatever `pysim.runtime`
+        raises for operands.
         """
         if all(row.name != self.kernel for row in kernels()):
             raise PlanError(f"{self.kernel} is no row of the registry, so this plan can be costed but not run")
         from pysim import runtime
+        from pysim.emulated import executor_for
 
-        if isinstance(self.workload, Conv):
-            return runtime.run_conv(self.workload, self.schedule, x, w, bias, activation, threads)
-        return runtime.run_gemm(self.workload, self.schedule, x, w, bias, activation, threads)
+        run: Any = runtime.run_conv if isinstance(self.workload, Conv) else runtime.run_gemm
+        return run(self.workload, self.schedule, x, w, bias, activation, threads, executor_for(self.on))
 
 
 def tile_of(schedule: Schedule) -> dict[str, int]:

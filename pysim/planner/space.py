@@ -109,7 +109,7 @@ def _columns(
     l1, l2, l3 = (usable(rates.machine.levels[min(i, len(rates.machine.levels) - 1)]) for i in range(3))
     size, tile = rates.nest.element_bytes, rates.windows[at]
     window = np.where(packed > 0, tile * rates.packed_window[at], tile * size + rates.place_edge[at])
-    filters, out = rates.stored_tile[at], tile * rates.filters[at] * size
+    filters, out = rates.stored_tile[at], tile * rates.filters[at] * rates.nest.out_bytes
 
     channels, new = _channels(rates.nest, (l1 - out) / (window + filters))
     new &= least_cycles(rates, at[:, None], np.ceil(rates.nest.channels / channels)) <= limit[:, None]

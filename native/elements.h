@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Elements as summands, in plain C. A product of two bf16 has 16 significant bits, so it is exact in f32 (unless it leaves f32's
+ * exponents). Sums of s8 products wrap modulo 2^32 or 2^64, which only unsigned numbers may: x stands for its residue. */
+#ifndef PYSIM_ELEMENTS_H
+#define PYSIM_ELEMENTS_H
+#include <stdint.h>
+#include <string.h>
+
+#define PYSIM_SAME(x) (x)
+#define PYSIM_RESIDUE_32(x) ((uint32_t)(int32_t)(x))
+#define PYSIM_RESIDUE_64(x) ((uint64_t)(int64_t)(x))
+
+/* bf16 is the upper half of an f32. */
+static inline float pysim_bf16_value(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+#endif

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Micro-kernels on POWER10's matrix unit; included once per type (f32.c, f64.c, ...), after vsx.h and these names:
+ *
+ *   T, VEC, LANES    result element, its vector and their number in one (16 bytes); LOWEST is the value below all others
+ *   ORDERED          vector type that compares as T's values do; FACTOR(x) is alpha or beta as a T
+ *   E                element of the panels
+ *   RANK             k steps that one multiply instruction takes
+ *   SHIFT            what load_step adds to every window; where it is not 0, tile->sums gathers the filters, which pay for it at the end
+ *   STEP             the operands of RANK k steps
+ *   load_step(gf, gw, whole, x, f, w, w_pitch, nw)         loads them for gf x gw groups; `whole`: all WINDOWS windows of a row
+ *                    may be read (and gw is 4), else the first nw only
+ *   multiply_step(gf, gw, whole, tile, first, x)           adds their product to the accumulators first + i*gw + j
+ *
+ * An accumulator is the outer product of a group of 4 filters and a group of LANES windows; its 4 rows are LANES consecutive windows
+ * of one filter, so they are stored as they are. 2 x 4 groups use all eight accumulators: 8 multiplies a step, which is 4 cycles
+ * of two units, and just what hides the 4 cycles from one update of an accumulator to the next (LLVM's PPCScheduleP10.td).
+ *
+ * Loop: steps are loaded `ahead` of their use, so that no multiply waits in the reorder buffer for a load (llvm-mca: 1.2 multiplies a
+ * cycle with 0 ahead, 1.7 with 1, 1.96 with 2). Edges have fewer accumulators, and a single one takes a multiply every 4 cycles only:
+ * they share the k steps among `chains` sets of accumulators, which are summed at the end. */
+
+enum { GROUPS_W = 4, GROUPS_F = 2, WINDOWS = GROUPS_W * LANES, FILTERS = 4 * GROUPS_F };
+
+/* ---- the way out ---- */
+
+INLINE VEC v_set1(T x) { return vec_splats(x); }
+
+typedef struct {
+    VEC alpha, beta, floor;
+    int reads_old;
+} SCALE;
+
+INLINE SCALE scale_of(const pysim_store *s) {
+    return (SCALE){v_set1(FACTOR(s->alpha)), v_set1(FACTOR(s->beta)), v_set1(s->relu ? (T)0 : (T)LOWEST), s->beta != 0};
+}
+
+/* Rows of group i, j: the sum over the chains. */
+INLINE void rows_of(VEC row[4], const int groups, const int chains, TILE *tile, const int at) {
+    __builtin_mma_disassemble_acc(row, &tile->at[at]);
+#pragma GCC unroll 4
+    for (int c = 1; c < chains; c++) {
+        VEC more[4];
+        __builtin_mma_disassemble_acc(more, &tile->at[c * groups + at]);
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; r++) row[r] += more[r];
+    }
+}
+
+INLINE void finish_row(T *out, VEC acc, VEC bias, const int whole, int64_t bytes, const SCALE *s) {
+    VEC value = acc * s->alpha;
+    if (s->reads_old) value += (whole ? (VEC)v_load(out) : (VEC)v_load_first(out, bytes)) * s->beta;
+    value += bias;
+    value = (VEC)vec_andc((BYTES)value, (BYTES)vec_cmpgt((ORDERED)s->floor, (ORDERED)value)); /* zero below the floor; a NaN stays one */
+    if (whole)
+        v_store(out, (BYTES)value);
+    else
+        v_store_first(out, (BYTES)value, bytes);
+}
+
+/* A tile of [FILTERS][WINDOWS] sums on its way out through everything that a store may ask for. */
+static __attribute__((noinline)) void finish_rows(const T *tile, T *out, int64_t out_pitch, int64_t nw, int64_t nf,
+                                                  const pysim_store *store) {
+    const SCALE scale = scale_of(store);
+    const T *bias_f = store->bias_filters, *bias_w = store->bias_windows;
+    for (int64_t w = 0; w < nw; w += LANES) {
+        const int whole = nw - w >= LANES;
+        const int64_t bytes = (nw - w) * (int64_t)sizeof(T);
+        const VEC bw = !bias_w ? v_set1((T)0) : whole ? (VEC)v_load(bias_w + w) : (VEC)v_load_first(bias_w + w, bytes);
+        for (int64_t f = 0; f < nf; f++)
+            finish_row(out + f * out_pitch + w, (VEC)v_load(tile + f * WINDOWS + w), bw + v_set1(bias_f ? bias_f[f] : (T)0), whole, bytes,
+                       &scale);
+    }
+}
+
+/* Sums that leave as they are go straight to the output, others by way of the stack: what a store asks for is then asked once, not in
+ * every row of every shape. */
+INLINE void finish(const int gf, const int gw, const int whole, const int chains, TILE *tile, T *out, int64_t out_pitch, int64_t nw,
+                   int64_t nf, const pysim_store *store) {
+    const int as_is = store->alpha == 1 && !store->relu && !store->bias_filters && !store->bias_windows;
+    const int adds = as_is && store->beta == 1, plain = adds || (as_is && store->beta == 0);
+    const int64_t last = (nw - (gw - 1) * LANES) * (int64_t)sizeof(T), pitch = plain ? out_pitch : WINDOWS;
+    T sums[FILTERS * WINDOWS], *to = plain ? out : sums;
+#pragma GCC unroll 2
+    for (int i = 0; i < gf; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < gw; j++) {
+            VEC row[4];
+            rows_of(row, gf * gw, chains, tile, i * gw + j);
+#pragma GCC unroll 4
+            for (int r = 0; SHIFT != 0 && r < 4; r++) row[r] -= v_set1((T)SHIFT * (T)tile->sums[i][r]);
+            if (adds)
+#pragma GCC unroll 4
+                for (int r = 0; r < 4; r++) {
+                    const T *at = to + (4 * i + r) * pitch + j * LANES;
+                    if (i == gf - 1 && r > 0 && 4 * i + r >= nf) break;
+                    row[r] += whole || j < gw - 1 ? (VEC)v_load(at) : (VEC)v_load_first(at, last);
+                }
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++) {
+                T *at = to + (4 * i + r) * pitch + j * LANES;
+                if (i == gf - 1 && r > 0 && 4 * i + r >= nf) break;
+                if (whole || j < gw - 1)
+                    v_store(at, (BYTES)row[r]);
+                else
+                    v_store_first(at, (BYTES)row[r], last);
+            }
+        }
+    if (!plain) finish_rows(sums, out, out_pitch, nw, nf, store);
+}
+
+/* ---- the k loop ---- */
+
+INLINE void clear(TILE *tile, const int begin, const int end) {
+#pragma GCC unroll 8
+    for (int i = begin; i < end; i++) __builtin_mma_xxsetaccz(&tile->at[i]);
+}
+
+/* Rows of both panels and their windows, padded by zeros to one step. */
+INLINE void copy_rows(int64_t rows, const E *f, const E *w, int64_t w_pitch, int64_t nw, E *last_f, E *last_w) {
+    memset(last_f, 0, RANK * FILTERS * sizeof(E));
+    memset(last_w, 0, RANK * WINDOWS * sizeof(E));
+    memcpy(last_f, f, (size_t)rows * FILTERS * sizeof(E));
+    for (int64_t r = 0; r < rows; r++, w += w_pitch, last_w += WINDOWS) memcpy(last_w, w, (size_t)nw * sizeof(E));
+}
+
+/* tile = the product of k rows of both panels. The rest that fills no whole round comes first and goes to chain 0, before the other
+ * chains live (Clang 22 would keep those in memory); step s of the rounds goes to chain s mod chains. */
+INLINE void k_loop(const int gf, const int gw, const int whole, const int chains, TILE *tile, int64_t k, const E *f, const E *w,
+                   int64_t w_pitch, int64_t nw) {
+    enum { MOST_AHEAD = 2 };
+    const int groups = gf * gw, ahead = whole ? 2 : 1, unroll = whole ? 6 : 4; /* a multiple of ahead + 1 and of chains */
+    const int64_t f_step = RANK * FILTERS, w_step = RANK * w_pitch, steps = k / RANK;
+    int64_t rounds = steps > ahead ? (steps - ahead) / unroll : 0;
+    STEP x[MOST_AHEAD + 1];
+    E last_f[RANK * FILTERS], last_w[RANK * WINDOWS]; /* a last step of fewer rows, and zeros */
+    if (k % RANK) copy_rows(k % RANK, f + steps * f_step, w + steps * w_step, w_pitch, nw, last_f, last_w);
+    clear(tile, 0, groups);
+#pragma GCC unroll 1
+    for (int64_t s = rounds ? rounds * unroll + ahead : 0; s * RANK < k; s++) {
+        const int last = s == steps;
+        load_step(gf, gw, whole, &x[0], last ? last_f : f + s * f_step, last ? last_w : w + s * w_step, last ? WINDOWS : w_pitch, nw);
+        multiply_step(gf, gw, whole, tile, 0, &x[0]);
+    }
+    clear(tile, groups, chains * groups);
+    if (rounds == 0) return;
+#pragma GCC unroll 2
+    for (int u = 0; u < ahead; u++, f += f_step, w += w_step) load_step(gf, gw, whole, &x[u], f, w, w_pitch, nw);
+    do {
+#pragma GCC unroll 6
+        for (int u = 0; u < unroll; u++, f += f_step, w += w_step) {
+            load_step(gf, gw, whole, &x[(u + ahead) % (ahead + 1)], f, w, w_pitch, nw);
+            multiply_step(gf, gw, whole, tile, u % chains * groups, &x[u % (ahead + 1)]);
+        }
+        __asm__("" : "+b"(f), "+b"(w)); /* or Clang keeps copies of both */
+    } while (--rounds > 0);
+#pragma GCC unroll 2
+    for (int u = 0; u < ahead; u++) multiply_step(gf, gw, whole, tile, u % chains * groups, &x[u]);
+}
+
+INLINE void body(const int gf, const int gw, const int whole, int64_t k, const E *f, const E *w, int64_t w_pitch, T *out,
+                 int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
+    const int groups = gf * gw, chains = groups == 1 ? 4 : ACCUMULATORS / groups; /* 4, 2 or 1 */
+    TILE tile;
+    tile.sums[0] = tile.sums[1] = vec_splats(0u);
+    k_loop(gf, gw, whole, chains, &tile, k, f, w, w_pitch, nw);
+    finish(gf, gw, whole, chains, &tile, out, out_pitch, nw, nf, store);
+}
+
+/* One switch case per shape, so that every loop runs with constant bounds: gw groups of windows, the last one in part; WHOLE rows of
+ * windows in place; or PACKED, where the offsets are constants too. */
+enum { WHOLE = GROUPS_W + 1, PACKED };
+#define MMA(gf, gw, whole, pitch, shape) \
+    case (gf) * 8 + (shape): body(gf, gw, whole, k, filters, windows, pitch, out, out_pitch, nw, nf, store); break;
+#define MMA_EACH(gf)                                                                                                        \
+    MMA(gf, GROUPS_W, 1, WINDOWS, PACKED)                                                                                   \
+    MMA(gf, GROUPS_W, 1, window_pitch, WHOLE)                                                                               \
+    MMA(gf, 1, 0, window_pitch, 1) MMA(gf, 2, 0, window_pitch, 2) MMA(gf, 3, 0, window_pitch, 3) MMA(gf, 4, 0, window_pitch, 4)
+#define DEFINE_MMA(name)                                                                                                    \
+    void name(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,      \
+              int64_t nw, int64_t nf, const pysim_store *store) {                                                           \
+        const int64_t shape = nw < WINDOWS ? (nw + LANES - 1) / LANES : window_pitch == WINDOWS ? PACKED : WHOLE;           \
+        switch ((nf + 3) / 4 * 8 + shape) { MMA_EACH(1) MMA_EACH(2) }                                                       \
+    }

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost of im2col: its elements and vectors counted by hand, its lines those of exact simulation."""
+
+import pytest
+
+from pysim import planner
+from pysim.cachemodel import trace
+from pysim.cachemodel.hierarchy import Hierarchy
+from pysim.cachemodel.im2col import im2col_cost
+from pysim.machine import load
+from pysim.workload import Conv, parse
+
+ON = load("xeon-4208")
+
+
+def conv(text: str) -> Conv:
+    found = parse(text)
+    assert isinstance(found, Conv)
+    return found
+
+
+def test_the_worked_number_holds() -> None:
+    cost = im2col_cost(conv("conv:mb1ic64ih56oc64kh3ph1"), ON)
+    assert cost.terms["copy"] == 64 * 9 * 56 * 4 * 1.5 == 193_536
+    assert im2col_cost(conv("conv:mb1ic64ih56oc64kh3ph1"), ON, by_element=True).terms["copy"] == 64 * 9 * 56 * 56
+    assert im2col_cost(conv("conv:mb3ic64ih56oc64kh3ph1"), ON).terms["copy"] == 3 * cost.terms["copy"]
+
+
+def test_a_pointwise_convolution_needs_no_columns() -> None:
+    assert im2col_cost(conv("conv:mb1ic64ih56oc64kh1"), ON).cycles == 0
+    assert im2col_cost(conv("conv:mb1ic64ih56oc64kh1sh2"), ON).cycles > 0
+
+
+@pytest.mark.parametrize("problem", ["conv:mb1ic64ih56oc64kh3ph1", "conv:mb1ic128ih28oc128kh3ph1", "conv:mb1ic3ih224oc64kh7sh2ph3"])
+def test_lines_of_im2col_and_the_product_are_those_of_simulation(problem: str) -> None:
+    w = conv(problem)
+    product = planner.plan(trace.im2col_gemm(w), ON)
+    cost = im2col_cost(w, ON)
+    counted = trace.simulate_im2col(w, product.schedule, Hierarchy.from_machine(ON), warm=True)
+    for level, supplier in zip(("L1", "L2", "L3"), ("L2", "L3", "memory"), strict=True):
+        predicted = cost.levels[supplier]["lines"] + product.cost.levels[supplier]["lines"]
+        assert predicted == pytest.approx(counted[level].misses + counted[level].writebacks, rel=0.2)
+
+
+def test_columns_that_leave_the_caches_are_written_to_memory_once() -> None:
+    cost = im2col_cost(conv("conv:mb1ic64ih224oc64kh3ph1"), ON)
+    assert cost.levels["memory"]["writeback_lines"] == 64 * 9 * 224 * 224 * 4 / 64
+    assert cost.bound_by == "memory"
+    small = im2col_cost(conv("conv:mb1ic16ih14oc16kh3ph1"), ON)
+    assert small.levels["memory"]["lines"] == 0 < small.levels["L2"]["lines"]
