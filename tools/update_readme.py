@@ -37,6 +37,26 @@ def fit_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def validation_table(name: str) -> str:
+    levels = ("L1", "L2", "L3")
+    titles = [f"{level} {what}" for level in levels for what in ("median", "90th percentile")]
+    rows = [f"| machine | cases | {' | '.join(titles)} |", "| --- | --: |" + " --: |" * len(titles)]
+    for machine, found in json.loads((DATA / name).read_text())["summary"].items():
+        cells = [f"{found[level][key]:.1%}".replace("%", " %") for level in levels for key in ("median_error", "p90_error")]
+        rows.append(f"| {machine} | {found['L1']['cases']} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def worst_table(least: float = 0.08) -> str:
+    found = json.loads((DATA / "cache-validation.json").read_text())["summary"]["all"]
+    rows = ["| level | machine | layer | kind | predicted | simulated | error |", "| --- | --- | --- | --- | --: | --: | --: |"]
+    for level in ("L2", "L3"):
+        for one in (one for one in found[level]["worst"] if one["error"] >= least):
+            layer = f"{one['machine']} | `{one['problem']}` | {one['stationary'].partition('_')[0]}"
+            rows.append(f"| {level} | {layer} | {one['analytic']:,.0f} | {one['simulated']:,} | {100 * one['error']:.1f} % |")
+    return "\n".join(rows) + "\n"
+
+
 if __name__ == "__main__":
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
@@ -48,3 +68,8 @@ if __name__ == "__main__":
     put(power10, "stationary", paper_comparison.stationary_table(paper))
     put(power10, "speed-ups", paper_comparison.speed_table(paper))
     put(power10, "details", paper_comparison.detail_table(paper))
+    cache = ROOT / "docs" / "cache.md"
+    put(cache, "validation resnet50", validation_table("cache-validation.json"))
+    put(cache, "validation other networks", validation_table("cache-validation-other.json"))
+    put(cache, "validation drawn schedules", validation_table("cache-validation-random.json"))
+    put(cache, "validation worst", worst_table())

@@ -4,7 +4,8 @@
     copy      elements of the columns, C R S P Q for each image, in vectors: one load and one store of a vector each, short rows of
               outputs filling the last one badly; or by element, one a cycle, as Caffe's loop with its check of the padding does
     transfer  by the reuse distances of `reuse`:
-                input    first touches lie a whole run apart; the other R S - 1 reads of a plane one plane and one row of columns
+                input    first touches lie a whole run apart; the other reads of a plane, R S in all of the rows that each meets, one
+                         plane and one row of columns
                 columns  written once, a whole run after the last use of those lines
 
 compute and transfer combine as in `cost`. A whole run is image, columns, filters and outputs. An unpadded 1x1 convolution of stride 1 is
@@ -15,10 +16,7 @@ Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 element
 64 * 9 * 56 * 4 = 129,024 vectors: 129,024 (1/2 + 1) = 193,536 cycles at two loads and one store a cycle, against 7.2 million of the sums.
 """
 
-import numpy as np
-
 from pysim.cachemodel.nest import Nest, ceil_div, nest_of
-from pysim.cachemodel.reuse import missing
 from pysim.machine import Level, Machine, Memory, Unit
 from pysim.record import Cost
 from pysim.workload import Conv
@@ -67,13 +65,19 @@ def _crossed(w: Conv, nest: Nest, machine: Machine, hot: bool) -> list[tuple[flo
     size, taps = nest.element_bytes, w.kernel_h * w.kernel_w
     plane = nest.touched_bytes(machine.levels[0].line_bytes)
     image = w.channels * plane * w.batch
+    reads = taps * min(1.0, nest.out_h / nest.touched_h)  # of a plane: with strides a kernel element meets some of its rows only
     row = nest.windows * size
     columns = w.channels * taps * row
     run = image + columns + w.filters * (w.channels // w.groups) * taps * size + w.filters * nest.windows * w.batch * nest.out_bytes
     found, own = [], (float("inf"), float("inf"))
     for level in machine.levels:
-        again, first, last = (float(missing(level, np.array([float(distance)]))[0]) for distance in (plane + row, run, run))
+        again, first, last = (_missing(level, distance) for distance in (plane + row, run, run))
         first, written = (first if hot else 1.0), (last if hot or w.batch > 1 else 1.0)
-        own = min(own[0], image * (first + (taps - 1) * again)), min(own[1], columns * w.batch * written)
+        own = min(own[0], image * (first + (reads - 1) * again)), min(own[1], columns * w.batch * written)
         found.append(own)
     return found
+
+
+def _missing(level: Level, distance: float) -> float:
+    """Share of lines that miss a level when touched again after `distance` bytes: sets differ by up to one line from their mean."""
+    return min(1.0, max(0.0, (distance / (level.sets * level.line_bytes) - (level.ways - 1)) / 2))
