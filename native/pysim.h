@@ -233,7 +233,7 @@ typedef enum { PYSIM_DATA_PARALLEL = 0, PYSIM_SPLIT_K = 1, PYSIM_STREAM_K = 2 } 
 typedef struct {
     int32_t kernel;        /* row of native/cuda/gemms.inc */
     int32_t decomposition; /* pysim_cuda_decomposition */
-    int32_t splits;        /* SPLIT_K: parts of k, 2..; else 1 */
+    int32_t splits;        /* SPLIT_K: parts of k, 2..; STREAM_K: blocks that share all k steps, 2..; else 1 */
     int32_t along_n;       /* 0: neighbouring blocks go down a column of tiles (along m), 1: along n */
     int32_t group;         /* tiles of the other direction that such a walk takes in at once, 1.. */
 } pysim_cuda_schedule;
@@ -270,7 +270,9 @@ int32_t pysim_cuda_gemm_count(void);
 pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out);
 /* Of the kernel that would run `g`; needs a device. */
 pysim_status pysim_cuda_gemm_attributes(const pysim_cuda_gemm *g, int32_t kernel, pysim_cuda_attributes *out);
-pysim_status pysim_cuda_gemm_workspace_bytes(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, int64_t *bytes);
+/* For partial sums, and for operands that the kernel cannot take as they lie; of a and b only the alignment is looked at. */
+pysim_status pysim_cuda_gemm_workspace_bytes(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const void *a, const void *b,
+                                             int64_t *bytes);
 pysim_status pysim_cuda_gemm_run(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
                                  const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream);
 /* Plain loops on the device, summed in f64 (s8: in s64). */
