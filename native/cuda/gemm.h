@@ -53,5 +53,7 @@ Rows simt_rows(); Rows wmma_rows(); Rows mma_rows(); Rows wgmma_rows();
  * sizes 1, 2, 4, 8. */
 cudaError_t relayout(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, int element_bytes,
                      bool transpose, cudaStream_t stream);
+/* reference.cu */
+cudaError_t reference(const Problem &p, int dtype, cudaStream_t stream);
 }
 #endif
