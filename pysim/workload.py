@@ -25,6 +25,7 @@ from msgspec.structs import force_setattr
 from pysim.errors import ProblemError, choose
 
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1}  # bytes of one element
+GEMM_DTYPES = DTYPES | {"tf32": 4, "f8": 1}  # tf32: f32 in memory, multiplied as 10-bit mantissas; f8: e4m3
 LAYOUTS = ("nn", "nt", "tn", "tt")  # is A, is B stored transposed
 INT64_MAX = (1 << 63) - 1
 SHIPPED = Path(__file__).parent / "workloads"
@@ -223,8 +224,9 @@ def _check_fields(problem: Workload) -> None:
     for name in problem.__struct_fields__:
         value = getattr(problem, name)
         if name == "dtype":
-            if not isinstance(value, str) or value not in DTYPES:
-                raise ProblemError(f"dtype is {_quote(value)}; {choose(value, DTYPES)}")
+            known = GEMM_DTYPES if isinstance(problem, Gemm) else DTYPES
+            if not isinstance(value, str) or value not in known:
+                raise ProblemError(f"dtype is {_quote(value)}; {choose(value, known)}")
         elif name.startswith("trans_"):
             if not isinstance(value, bool):
                 raise ProblemError(f"{name} is {_quote(value)}; it should be True or False")
@@ -241,7 +243,7 @@ def _check_fields(problem: Workload) -> None:
 
 
 def _check_int64(problem: Workload, **elements: int) -> None:
-    counts = {f"{name} in bytes": count * DTYPES[problem.dtype] for name, count in elements.items()}
+    counts = {f"{name} in bytes": count * GEMM_DTYPES[problem.dtype] for name, count in elements.items()}
     for name, count in (counts | {"FLOP count": problem.flops}).items():
         if count > INT64_MAX:
             what = f"the {name.replace('_', ' ')} would be {count:.2e}"
@@ -394,14 +396,14 @@ def _dimensions(part: str, at: int) -> list[int]:
 def _suffixes(parts: Iterable[tuple[str, int]], layouts: bool) -> tuple[str, str]:
     """(dtype, layout), each at most once, in any order."""
     chosen = {"dtype": "", "layout": ""}
-    known = [*DTYPES, *LAYOUTS] if layouts else [*DTYPES]
+    known = [*GEMM_DTYPES, *LAYOUTS] if layouts else [*DTYPES]
     right = f"{_GEMM_RIGHT}:tn:f16" if layouts else f"{_CONV_RIGHT}:f16"
     for part, at in parts:
         word = part.strip("_")
         if word not in known:
-            also = "; a convolution has no layout" if word in LAYOUTS else ""
+            also = "; a convolution has no layout" if word in LAYOUTS else "; a convolution is not of this type" if word in GEMM_DTYPES else ""
             raise _wrong(at, f"{_quote(word)} is no suffix{also}; {choose(word, known)}", right)
-        kind = "dtype" if word in DTYPES else "layout"
+        kind = "dtype" if word in GEMM_DTYPES else "layout"
         if chosen[kind]:
             raise _wrong(at, f'a second {kind} "{word}" after "{chosen[kind]}"', right)
         chosen[kind] = word

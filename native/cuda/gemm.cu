@@ -17,8 +17,11 @@ const DtypeFact dtypes[] = {{"f32", 4}, {"f64", 8}, {"f16", 2}, {"bf16", 2}, {"s
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 
 /* The families' rows one after another, as gemms.inc lists them. */
+Rows (*const families[])() = {simt_rows, wmma_rows, mma_rows, wgmma_rows};
+
 const Row *row_at(int32_t index) {
-    for (const Rows rows : {simt_rows(), wmma_rows(), mma_rows(), wgmma_rows()}) {
+    for (const auto family : families) {
+        const Rows rows = family ? family() : Rows{nullptr, 0};
         if (index >= 0 && index < rows.count) return rows.rows + index;
         index -= rows.count;
     }
@@ -216,7 +219,9 @@ pysim_status sms_of(const Row &row, int *sms) {
 using namespace pysim;
 
 int32_t pysim_cuda_gemm_count(void) {
-    return simt_rows().count + wmma_rows().count + mma_rows().count + wgmma_rows().count;
+    int count = 0;
+    for (const auto family : families) count += family ? family().count : 0;
+    return count;
 }
 
 pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out) {

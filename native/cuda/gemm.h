@@ -45,9 +45,12 @@ struct Row {
     cudaError_t (*attributes)(const Problem &p, pysim_cuda_attributes *out); /* blocks_per_sm by the occupancy calculator */
 };
 
-/* Each family's rows, in the order of gemms.inc. */
+/* Each family's rows, in the order of gemms.inc. Weak: a build may leave a family out, which then has none. */
 struct Rows { const Row *rows; int count; };
-Rows simt_rows(); Rows wmma_rows(); Rows mma_rows(); Rows wgmma_rows();
+__attribute__((weak)) Rows simt_rows();
+__attribute__((weak)) Rows wmma_rows();
+__attribute__((weak)) Rows mma_rows();
+__attribute__((weak)) Rows wgmma_rows();
 
 /* relayout.cu: to[r][c] = from[r][c] (or from[c][r] where `transpose`), r < rows, c < columns, to's pitch padded with zeros; element
  * sizes 1, 2, 4, 8. */

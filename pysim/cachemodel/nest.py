@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from pysim.schedule import Schedule
-from pysim.workload import DTYPES, Gemm, Workload
+from pysim.workload import GEMM_DTYPES, Gemm, Workload
 
 _ALIGN = 64  # bytes; panels start on such boundaries (native/conv/nest.c)
 
@@ -147,7 +147,7 @@ def _aligned(size: int) -> int:
 
 def nest_of(workload: Workload) -> Nest:
     """The loop nest of a convolution or of a matrix product."""
-    size = DTYPES[workload.dtype]
+    size = GEMM_DTYPES[workload.dtype]
     if isinstance(workload, Gemm):
         return _nest_of_gemm(workload, size)
     flat = workload.pointwise
