@@ -11,6 +11,8 @@
  * f16 sums stay f16, as in the HGEMM of CUTLASS's blog: the fast rate, and an error of up to k 2^-11 |A||B|. */
 #ifndef PYSIM_CUDA_SIMT_TYPES_CUH
 #define PYSIM_CUDA_SIMT_TYPES_CUH
+#include <cstring>
+
 #include "epilogue.cuh"
 
 namespace pysim {
@@ -32,6 +34,7 @@ struct F32 : OneUnit {
     enum { K_UNITS = 4, DTYPE = PYSIM_F32 };
     static __device__ void multiply(Sum &sum, Unit a, Sum b) { sum = fmaf(a, b, sum); }
     static __device__ Value value(Sum sum, int) { return sum; }
+    static __device__ Sum sum_of(const Value *value) { return *value; }
 };
 
 struct F64 : OneUnit {
@@ -39,6 +42,7 @@ struct F64 : OneUnit {
     enum { K_UNITS = 2, DTYPE = PYSIM_F64 };
     static __device__ void multiply(Sum &sum, Unit a, Sum b) { sum = fma(a, b, sum); }
     static __device__ Value value(Sum sum, int) { return sum; }
+    static __device__ Sum sum_of(const Value *value) { return *value; }
 };
 
 struct F16 {
@@ -52,6 +56,7 @@ struct F16 {
     }
     static __device__ void multiply(Sum &sum, Unit a, Sum b) { sum = __hfma2(__half2half2(a), b, sum); }
     static __device__ Value value(Sum sum, int i) { return i ? __high2float(sum) : __low2float(sum); }
+    static __device__ Sum sum_of(const Value *value) { return __floats2half2_rn(value[0], value[1]); }
 };
 
 struct S8 {
@@ -66,22 +71,32 @@ struct S8 {
     }
     static __device__ void multiply(Sum &sum, Unit a, Sum b) { sum = __dp4a(a, b, sum); }
     static __device__ Value value(Sum sum, int) { return sum; }
+    static __device__ Sum sum_of(const Value *value) { return *value; }
 };
 
-/* A vector of `BYTES` from or to memory, and the same word by word for the kernels without vector accesses. `volatile` keeps the
- * compiler from joining the words again. */
-template <int BYTES, bool VECTOR, int UNIT> __device__ inline void copy(void *to, const void *from) {
+/* BYTES from or to shared memory at once, or unit by unit for the kernels without vector accesses; asm keeps the compiler from
+ * joining those again. */
+template <int BYTES, bool VECTOR, int UNIT> __device__ inline void from_shared(void *to, const void *from) {
     if constexpr (VECTOR) {
         *(typename Word<BYTES>::type *)to = *(const typename Word<BYTES>::type *)from;
     } else {
-        using One = typename Word<UNIT>::type;
-        if constexpr (UNIT == 8) {
+        const unsigned at = (unsigned)__cvta_generic_to_shared(from);
 #pragma unroll
-            for (int i = 0; i < BYTES / 8; i++) ((volatile double *)to)[i] = ((const volatile double *)from)[i];
-        } else {
+        for (int i = 0; i < BYTES / UNIT; i++)
+            if constexpr (UNIT == 8) asm volatile("ld.shared.f64 %0, [%1];" : "=d"(((double *)to)[i]) : "r"(at + 8 * i));
+            else if constexpr (UNIT == 4) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(((unsigned *)to)[i]) : "r"(at + 4 * i));
+            else asm volatile("ld.shared.u16 %0, [%1];" : "=h"(((unsigned short *)to)[i]) : "r"(at + 2 * i));
+    }
+}
+template <int BYTES, bool VECTOR> __device__ inline void to_shared(void *to, const unsigned *words) {
+    if constexpr (VECTOR) {
+        if constexpr (BYTES == 16) *(uint4 *)to = make_uint4(words[0], words[1], words[2], words[3]);
+        else if constexpr (BYTES == 8) *(uint2 *)to = make_uint2(words[0], words[1]);
+        else *(unsigned *)to = words[0];
+    } else {
+        const unsigned at = (unsigned)__cvta_generic_to_shared(to);
 #pragma unroll
-            for (int i = 0; i < BYTES / UNIT; i++) ((volatile One *)to)[i] = ((const volatile One *)from)[i];
-        }
+        for (int i = 0; i < BYTES / 4; i++) asm volatile("st.shared.u32 [%0], %1;" ::"r"(at + 4 * i), "r"(words[i]) : "memory");
     }
 }
 }

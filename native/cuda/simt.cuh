@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Matrix products by tiles of thread blocks, warps and threads on the ordinary multipliers, after NVIDIA's account of CUTLASS ("CUTLASS:
+ * Fast Linear Algebra in CUDA C++", 2017). One template; gemms.inc has the sizes.
+ *
+ *   block    BM x BN outputs; for each step of BK along k its rows of A and columns of B come to shared memory (simt_copy.cuh)
+ *   warp     WM x WN of them, lanes LM x LN = 32
+ *   thread   TM x TN of those: an outer product for each unit of k, operands and sums in registers
+ *
+ * A thread's rows are vectors of 16 bytes that lie LM vectors apart, its columns likewise. The lowest two bits of the lane number are
+ * its lowest column and row bit, so that of four neighbouring lanes two share each vector: Hopper then serves 16 lanes in one wavefront
+ * of a 16-byte load (pysim/cachemodel/banks.py), and no two of their vectors share a bank.
+ *
+ * The pipeline: fragments of unit k + 1 are read while unit k is multiplied. Steps of k:
+ *   1 stage    registers hold the next step; two barriers a step
+ *   2 stages   registers hold the next step; stored into the other buffer, one barrier a step
+ *   3, 4       asynchronous copies run that many steps ahead less one, one barrier a step
+ * On one H200 multiprocessor 4 x 32 FFMA issue a cycle, one a scheduler: every other instruction costs a multiply. Loads of fragments take
+ * (TM + TN)/(4 TM TN) of it: 6 % at 8 x 8, 4.7 % at 16 x 8. */
+#ifndef PYSIM_CUDA_SIMT_CUH
+#define PYSIM_CUDA_SIMT_CUH
+#include "decomposition.cuh"
+#include "simt.h"
+
+namespace pysim {
+namespace simt {
+
+/* A lane's place in its warp's LM x LN: bit 0 is the lowest bit of the column, bit 1 of the row, then the other bits of the row, then of the column. */
+template <int LM, int LN> __device__ inline void place_of(int lane, int &row, int &column) {
+    constexpr int low = LN > 1 ? 1 : 0;
+    row = (lane >> low) % LM;
+    column = (lane & low) | (lane >> low) / LM << low;
+}
+
+/* One thread's part of a fragment of unit k: `COUNT` units in vectors of V, LANES vectors apart, from byte `base` of unit 0's line. */
+template <class S, class Copier, int COUNT, int V, int LANES, int WARP>
+__device__ inline void read_fragment(typename S::Unit *to, const char *shared, int k, int extent, int base) {
+    constexpr int size = sizeof(typename S::Unit), run = LANES * V * size;
+    constexpr bool nested = WARP * size % 128 == 0 && run <= 128; /* then the xor parts into one of the lane's bits and one of constants */
+    const int s = Copier::swizzle(k), low = nested ? s & (run - 1) : s, high = nested ? s & ~(run - 1) : 0;
+#pragma unroll
+    for (int v = 0; v < COUNT / V; v++) {
+        const int constant = k * extent * size;
+        const char *from = nested ? shared + (base ^ low) + (constant + ((v * run) ^ high)) : shared + constant + ((base + v * run) ^ s);
+        from_shared<V * size, S::VECTOR, size>(to + v * V, from);
+    }
+}
+
+/* sums += a b^T in squares of 2 x 2, back and forth, so that each multiply shares an operand with the one before. */
+template <class S> __device__ inline void multiply(typename S::Sum (&sum)[S::TM][S::SUMS], const typename S::Unit *a, const typename S::Sum *b) {
+    using T = typename S::T;
+    constexpr int DM = S::TM > 1 ? 2 : 1, DN = S::SUMS > 1 ? 2 : 1;
+#pragma unroll
+    for (int n = 0; n < S::SUMS; n += DN)
+#pragma unroll
+        for (int i = 0; i < S::TM; i += DM) {
+            const int m = n / DN % 2 ? S::TM - DM - i : i;
+            T::multiply(sum[m][n], a[m], b[n]);
+            if (DM == 2) T::multiply(sum[m + DM - 1][n], a[m + DM - 1], b[n]);
+            if (DM == 2 && DN == 2) T::multiply(sum[m + DM - 1][n + DN - 1], a[m + DM - 1], b[n + DN - 1]);
+            if (DN == 2) T::multiply(sum[m][n + DN - 1], a[m], b[n + DN - 1]);
+        }
+}
+
+/* The warp's tile through its own part of shared memory, so that rows leave whole and the epilogue's code stands once, in a loop. 16-byte
+ * pieces of rows that lanes store together are moved apart by an xor. */
+template <class S> __device__ inline void store_tile(const Problem &p, const typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int row0, int column0,
+                                                     int lm, int ln, int lane) {
+    using T = typename S::T;
+    using Sum = typename S::Sum;
+    constexpr int PACK = T::PACK, V = S::VN / PACK, pitch = S::WN * (int)sizeof(Sum) / PACK, mask = pitch >= 128 ? 96 : 0;
+    const auto place = [&](int row, int byte) { return row * pitch + (byte ^ (row / S::VM * 32 & mask)); };
+#pragma unroll
+    for (int m = 0; m < S::TM; m++) {
+        const int row = m / S::VM * S::LM * S::VM + lm * S::VM + m % S::VM;
+#pragma unroll
+        for (int n = 0; n < S::SUMS; n += V) {
+            const int column = n / V * S::LN * S::VN + ln * S::VN;
+            Pack<Sum, V> some;
+#pragma unroll
+            for (int i = 0; i < V; i++) some.value[i] = sum[m][n + i];
+            *(Pack<Sum, V> *)(shared + place(row, column * (int)sizeof(Sum) / PACK)) = some;
+        }
+    }
+    __syncwarp();
+    constexpr int WIDE = S::WN % 4 == 0 ? 4 : S::VN, GROUPS = S::WN / WIDE, BYTES = WIDE * (int)sizeof(Sum) / PACK, PART = BYTES > 16 ? 16 : BYTES;
+    const auto finish = [&](const auto &epilogue) {
+#pragma unroll 4
+        for (int i = lane; i < S::WM * GROUPS; i += 32) {
+            const int row = i / GROUPS, column = i % GROUPS * WIDE;
+            alignas(16) Sum some[WIDE / PACK];
+#pragma unroll
+            for (int b = 0; b < BYTES; b += PART)
+                *(typename Word<PART>::type *)((char *)some + b) = *(const typename Word<PART>::type *)(shared + place(row, column * (int)sizeof(Sum) / PACK + b));
+            typename T::Value values[WIDE];
+#pragma unroll
+            for (int e = 0; e < WIDE; e++) values[e] = T::value(some[e / PACK], e % PACK);
+            epilogue.store(row0 + row, column0 + column, values);
+        }
+    };
+    if constexpr (PACK == 2) {
+        if (p.c_dtype == PYSIM_F16) finish(Epilogue<float, __half>(p));
+        else finish(Epilogue<float, float>(p));
+    } else {
+        finish(Epilogue<typename T::Value, typename T::Value>(p));
+    }
+}
+
+/* One tile: sums over its steps of k. Shared memory is free again when the last thread has passed the next barrier. */
+template <class S> __device__ inline void sum_tile(const Problem &p, const Tile &t, typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int base_a, int base_b) {
+    using Unit = typename S::Unit;
+    using Sum = typename S::Sum;
+    const int thread = threadIdx.x, begin = t.begin * S::BK, end = min(t.end * S::BK, p.k);
+    typename S::CopyA a(p.a, p.lda, !p.trans_a, t.i * S::BM, p.m, begin, end, thread);
+    typename S::CopyB b(p.b, p.ldb, p.trans_b, t.j * S::BN, p.n, begin, end, thread);
+    typename S::CopyA::Staged staged_a;
+    typename S::CopyB::Staged staged_b;
+    const int steps = t.end - t.begin;
+    constexpr bool ASYNC = S::STAGES >= 3;
+    enum { AHEAD = ASYNC ? S::STAGES - 1 : 0 };
+
+    const auto stage = [&](int i) { return shared + i * S::STAGE_BYTES; };
+    const auto fetch = [&](int i) { a.load_async(stage(i), thread), b.load_async(stage(i) + S::CopyA::BYTES, thread); };
+    const auto store = [&](int i) { a.store(stage(i), staged_a, thread), b.store(stage(i) + S::CopyA::BYTES, staged_b, thread); };
+    if constexpr (ASYNC) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (i < steps) fetch(i);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+        }
+        asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+    } else {
+        a.load(staged_a, thread), b.load(staged_b, thread);
+        store(0);
+    }
+    __syncthreads();
+
+    alignas(16) Unit fa[2][S::TM];
+    alignas(16) Sum fb[2][S::SUMS];
+    const auto read = [&](int to, const char *from, int k) {
+        read_fragment<S, typename S::CopyA, S::TM, S::VM, S::LM, S::WM>(fa[to], from, k, S::BM, base_a);
+        read_fragment<S, typename S::CopyB, S::TN, S::VN, S::LN, S::WN>((Unit *)fb[to], from + S::CopyA::BYTES, k, S::BN, base_b);
+    };
+    int at = 0, filled = AHEAD; /* the stage that is multiplied, and the one that is fetched next */
+    read(0, stage(0), 0);
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+        const bool more = i + 1 < steps;
+        if constexpr (ASYNC) {
+            if (i + AHEAD < steps) fetch(filled);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            filled = filled + 1 == S::STAGES ? 0 : filled + 1;
+        } else if (more) {
+            a.load(staged_a, thread), b.load(staged_b, thread);
+        }
+#pragma unroll
+        for (int k = 0; k < S::UNITS; k++) {
+            if (S::STAGES == 2 && k == S::UNITS - 2 && more) store(1 - at);
+            if (k == S::UNITS - 1) { /* every fragment of this step has been read */
+                if constexpr (ASYNC) asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+                at = at + 1 == S::STAGES ? 0 : at + 1;
+                __syncthreads();
+                if (S::STAGES == 1) {
+                    if (more) store(0);
+                    __syncthreads();
+                }
+            }
+            read((k + 1) % 2, stage(at), (k + 1) % S::UNITS); /* after the last step: of no use, and of no harm */
+            multiply<S>(sum, fa[k % 2], fb[k % 2]);
+        }
+    }
+    if constexpr (ASYNC) asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
+template <class S> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
+    using T = typename S::T;
+    using Sum = typename S::Sum;
+    extern __shared__ __align__(128) char shared[];
+    __shared__ int last;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_m = warp % S::WARPS_M * S::WM, warp_n = warp / S::WARPS_M * S::WN;
+    int lm, ln;
+    place_of<S::LM, S::LN>(lane, lm, ln);
+    const int base_a = (warp_m + lm * S::VM) * (int)sizeof(typename S::Unit), base_b = (warp_n + ln * S::VN) * (int)sizeof(typename S::Unit);
+
+    Work work(p, Grid(p, S::BM, S::BN, S::BK), blockIdx.x, gridDim.x);
+    Tile t;
+    while (work.next(t)) {
+        Sum sum[S::TM][S::SUMS];
+#pragma unroll
+        for (int m = 0; m < S::TM; m++)
+#pragma unroll
+            for (int n = 0; n < S::SUMS; n++) memset(&sum[m][n], 0, sizeof(Sum));
+        sum_tile<S>(p, t, sum, shared, base_a, base_b);
+        if (t.parts > 1) {
+            constexpr int COUNT = S::TM * S::TN;
+            typename T::Value values[COUNT];
+#pragma unroll
+            for (int e = 0; e < COUNT; e++) values[e] = T::value(sum[e / S::TN][e % S::TN / T::PACK], e % T::PACK);
+            if (!meet(p, work, t, values, threadIdx.x, S::THREADS, &last, [] { __syncthreads(); })) continue;
+#pragma unroll
+            for (int e = 0; e < COUNT; e += T::PACK) sum[e / S::TN][e % S::TN / T::PACK] = T::sum_of(values + e);
+        }
+        __syncthreads(); /* all have read their fragments */
+        store_tile<S>(p, sum, shared + warp * (S::WM * S::WN * (int)sizeof(Sum) / T::PACK), t.i * S::BM + warp_m, t.j * S::BN + warp_n, lm, ln, lane);
+        __syncthreads();
+    }
+}
+
+template <class S> cudaError_t prepare() {
+    return S::SHARED_BYTES > 48 * 1024 ? cudaFuncSetAttribute(kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES) : cudaSuccess;
+}
+
+template <class S> cudaError_t launch(const Problem &p, int, cudaStream_t stream) {
+    const cudaError_t error = prepare<S>();
+    if (error != cudaSuccess) return error;
+    kernel<S><<<Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream>>>(p);
+    return cudaGetLastError();
+}
+
+template <class S> cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) {
+    cudaFuncAttributes of;
+    cudaError_t error = prepare<S>();
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, kernel<S>);
+    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, kernel<S>, S::THREADS, S::SHARED_BYTES);
+    if (error != cudaSuccess) return error;
+    out->threads = S::THREADS, out->registers = of.numRegs;
+    out->shared_bytes = (int64_t)of.sharedSizeBytes + S::SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
+    return cudaSuccess;
+}
+
+}
+}
+#endif
