@@ -129,6 +129,7 @@ __device__ bool meet(const Problem &p, const Work &work, const Tile &t, Acc (&ac
         for (int e = 0; e < COUNT; e++) {
             const Acc value = __ldcg(from + e * threads);
             acc[e] = part == 0 ? value : acc[e] + value;
+            if (e % 16 == 15) asm volatile("" ::: "memory"); /* not all loads at once: registers */
         }
     }
     return true;

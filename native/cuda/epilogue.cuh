@@ -52,18 +52,22 @@ template <class Acc, class Out> class Epilogue {
     template <int N> __device__ void store(int row, int column, const Acc (&acc)[N]) const {
         if (row >= m || column >= n) return;
         Out *to = c + row * ldc + column;
-        if (N > 1 && column + N <= n && aligned % (sizeof(Out) * N) == 0 && column % N == 0) {
-            using Vector = Pack<Out, N>;
-            Vector result, old;
-            if (beta != T(0)) old = *(const Vector *)to;
+        const bool whole = N > 1 && column + N <= n && aligned % (sizeof(Out) * N) == 0 && column % N == 0;
+        using Vector = Pack<Out, N>;
+        Vector result;
+        if (beta != T(0)) {
+            if (whole) result = *(const Vector *)to;
+            else
 #pragma unroll
-            for (int i = 0; i < N; i++) result.value[i] = finish(acc[i], beta != T(0) ? T(old.value[i]) : T(0), column + i);
-            *(Vector *)to = result;
-        } else {
+                for (int i = 0; i < N; i++) result.value[i] = column + i < n ? to[i] : Out(0.f);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) result.value[i] = finish(acc[i], beta != T(0) ? T(result.value[i]) : T(0), min(column + i, n - 1));
+        if (whole) *(Vector *)to = result;
+        else
 #pragma unroll
             for (int i = 0; i < N; i++)
-                if (column + i < n) to[i] = finish(acc[i], beta != T(0) ? T(to[i]) : T(0), column + i);
-        }
+                if (column + i < n) to[i] = result.value[i];
     }
     __device__ void store(int row, int column, Acc acc) const {
         const Acc one[1] = {acc};
