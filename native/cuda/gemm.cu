@@ -103,8 +103,9 @@ pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s
     const int element = dtypes[g->dtype].bytes;
     Problem p = {};
     p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k, p.kind = s->decomposition, p.splits = s->splits;
-    const Grid grid(p, row.info.block_m, row.info.block_n, row.info.block_k);
-    const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n;
+    const int high = row.info.block_m * row.info.cluster_m, wide = row.info.block_n * row.info.cluster_n; /* a cluster's tile */
+    const Grid grid(p, high, wide, row.info.block_k);
+    const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n, blocks = row.info.cluster_m * row.info.cluster_n;
     if (tiles > (1 << 30) || (s->decomposition == PYSIM_SPLIT_K && tiles * s->splits > (1 << 30)))
         return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %d", row.info.name, (long long)tiles, 1 << 30);
     if (s->decomposition == PYSIM_SPLIT_K && s->splits > grid.steps)
@@ -113,8 +114,8 @@ pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", s->splits, (long long)(tiles * grid.steps));
     w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major_a, g->m, g->k, element, row.needs);
     w->b = operand_of(b, g->ldb, g->trans_b, row.needs.k_major_b, g->n, g->k, element, row.needs);
-    w->flags = grid.slots(p) ? round_up(tiles * (int64_t)sizeof(unsigned), ALIGN) : 0;
-    w->partials = grid.slots(p) * row.info.block_m * row.info.block_n * sum_bytes(g->dtype);
+    w->flags = grid.slots(p) ? round_up(tiles * blocks * (int64_t)sizeof(unsigned), ALIGN) : 0;
+    w->partials = grid.slots(p) * high * wide * sum_bytes(g->dtype);
     w->total = w->a.bytes + w->b.bytes + w->flags + w->partials;
     if (w->total) w->total += ALIGN;
     return PYSIM_OK;

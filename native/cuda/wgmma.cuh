@@ -13,31 +13,16 @@
  * for both, that is 32 bytes per cycle and multiprocessor from L2. Sums take 64*256/128 = 128 registers of a thread. */
 #ifndef PYSIM_CUDA_WGMMA_CUH
 #define PYSIM_CUDA_WGMMA_CUH
+#include <cuda.h>
+
 #include "decomposition.cuh"
+#include "wgmma.h"
 #include "wgmma_epilogue.cuh"
 #include "wgmma_mma.cuh"
 #include "wgmma_ptx.cuh"
 
 namespace pysim {
 namespace hopper {
-
-/* A row of gemms.inc. */
-template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_> struct Shape {
-    static constexpr int DTYPE = DTYPE_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARP_M = WARP_M_, WARP_N = WARP_N_, STAGES = STAGES_,
-                         CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_;
-    using Type = hopper::Type<DTYPE>;
-    static constexpr int BYTES = Type::BYTES, BLOCK_K = 128 / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N;
-    static constexpr int CONSUMERS = BLOCK_M / WARP_M * (BLOCK_N / WARP_N), THREADS = 128 * (CONSUMERS + 1);
-    /* producers and consumers start with equal registers; large tiles need the producer's */
-    static constexpr bool HANDS_OVER = CONSUMERS == 2 && WARP_M * WARP_N >= 64 * 256;
-    static constexpr int PARTS = WARP_M / 64, SUMS = WARP_N / 2; /* instructions along m, and each one's registers */
-    static constexpr int A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128, STAGE_BYTES = A_BYTES + B_BYTES;
-    /* what one block loads of a tile that the cluster shares */
-    static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
-    static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + 16 * STAGES + 16 + 1024; /* stages, barriers, a flag, room to align */
-    static_assert(A_SHARE % 64 == 0 && B_SHARE % 64 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of the copy engine");
-    static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
-};
 
 /* Where a block stands in its ring of stages. */
 struct Ring {
@@ -69,12 +54,13 @@ __device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrie
 }
 
 template <class S, int TA, int TB>
-__device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b, const Problem &p, Work &work,
+__device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b, const Problem &p, const Grid &grid,
                                int rank_m, int rank_n) {
     const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << rank_m * S::CLUSTER_N); /* blocks with this rank_m: they share A */
     uint16_t column = 0;                                                                   /* with this rank_n: B */
     for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << (i * S::CLUSTER_N + rank_n));
     const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
+    Work work(p, grid, blockIdx.x / S::BLOCKS, gridDim.x / S::BLOCKS);
     Ring ring;
     for (Tile t; work.next(t);) {
         const int m = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
@@ -90,7 +76,7 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
 
 /* The products of one stage, as one group. `a`, `b`: where this warpgroup's rows of the tiles begin. */
 template <class S, int TA, int TB>
-__device__ inline void multiply(typename S::Type::Acc (&sum)[S::PARTS][S::SUMS], uint32_t a, uint32_t b) {
+__device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], uint32_t a, uint32_t b) {
     /* 32 bytes of k: along a K-major row, or 16 rows of an MN-major one */
     constexpr int NEXT_A = TA ? 2048 : 32, NEXT_B = TB ? 2048 : 32;
     mma_fence();
@@ -98,19 +84,24 @@ __device__ inline void multiply(typename S::Type::Acc (&sum)[S::PARTS][S::SUMS],
     for (int k = 0; k < 4; k++)
 #pragma unroll
         for (int part = 0; part < S::PARTS; part++)
-            S::Type::template multiply<TA, TB>(sum[part], matrix(a + part * 64 * 128 + k * NEXT_A, 8192), matrix(b + k * NEXT_B, 8192));
+            Product<S::DTYPE>::template add<TA, TB>(sum[part], matrix(a + part * 64 * 128 + k * NEXT_A, 8192), matrix(b + k * NEXT_B, 8192));
     mma_commit();
 }
 
 template <class S, int TA, int TB>
-__device__ inline void consume(const Stages<S> &shared, int *flag, const Problem &p, const Problem &mine, Work &work, int rank_m, int rank_n) {
-    using Acc = typename S::Type::Acc;
+__device__ inline void consume(const Stages<S> &shared, int *flag, const Problem &p, const Grid &grid, int rank_m, int rank_n) {
+    using Acc = typename S::Acc;
     const int thread = threadIdx.x, group = thread / 128, lane = thread % 32;
     const int row = group / (S::BLOCK_N / S::WARP_N) * S::WARP_M, column = group % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
     /* A stage is free for a block's producer when all blocks that it writes to have read it: one arrival per warp and such block. */
     const int waiter = lane < S::CLUSTER_N ? rank_m * S::CLUSTER_N + lane                                            /* this row's */
                                            : (lane - S::CLUSTER_N + (lane - S::CLUSTER_N >= rank_m)) * S::CLUSTER_N + rank_n; /* column's others */
+    /* each block of a cluster has flags and partial sums of its own */
+    const int rank = rank_m * S::CLUSTER_N + rank_n;
+    unsigned *const tile_flags = p.flags + rank * grid.tiles();
+    const Partials<Acc> partials(p, rank * grid.slots(p), thread, 128 * S::CONSUMERS, S::SLICES);
     const bool tells = lane < S::CLUSTER_M + S::CLUSTER_N - 1;
+    Work work(p, grid, blockIdx.x / S::BLOCKS, gridDim.x / S::BLOCKS);
     Ring ring;
     for (Tile t; work.next(t);) {
         Acc sum[S::PARTS][S::SUMS] = {};
@@ -124,10 +115,10 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const Problem
         }
         mma_wait<0>();
         if (before >= 0 && tells) barrier_arrive_at(shared.empty(before), waiter);
-        const auto sync = [] { sync_threads(1, 128 * S::CONSUMERS); };
-        auto &sums = reinterpret_cast<Acc(&)[S::PARTS * S::SUMS]>(sum);
-        if (meet(mine, work, t, sums, thread, 128 * S::CONSUMERS, flag, sync))
-            store_tile<S>(p, (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row, (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column, sum);
+        if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
+                                     [] { sync_threads(1, 128 * S::CONSUMERS); }))
+            store_tile<S>(p, work, t, partials, (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row,
+                          (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column, sum);
     }
 }
 
@@ -152,21 +143,92 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     if (S::BLOCKS > 1) cluster_sync();
     else __syncthreads();
 
-    /* the decomposition sees clusters; each block of one keeps flags and partial sums of its own */
+    /* the decomposition deals with clusters */
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
-    Work work(p, grid, blockIdx.x / S::BLOCKS, gridDim.x / S::BLOCKS);
     if (threadIdx.x >= 128 * S::CONSUMERS) {
-        if (S::HANDS_OVER) registers_down<40>();
-        if (threadIdx.x == 128 * S::CONSUMERS) produce<S, TA, TB>(shared, &map_a, &map_b, p, work, rank_m, rank_n);
+        if (S::HANDS_OVER) registers_down<56>();
+        if (threadIdx.x == 128 * S::CONSUMERS) produce<S, TA, TB>(shared, &map_a, &map_b, p, grid, rank_m, rank_n);
     } else {
-        if (S::HANDS_OVER) registers_up<232>();
-        Problem mine = p;
-        mine.flags += rank * grid.tiles();
-        mine.partials = (typename S::Type::Acc *)mine.partials + rank * grid.slots(p) * S::BLOCK_M * S::BLOCK_N;
-        consume<S, TA, TB>(shared, flag, p, mine, work, rank_m, rank_n);
+        if (S::HANDS_OVER) registers_up<224>();
+        consume<S, TA, TB>(shared, flag, p, grid, rank_m, rank_n);
     }
     if (S::BLOCKS > 1) cluster_sync(); /* nobody leaves while others may still signal or fill its shared memory */
 }
+
+/* cuTensorMapEncodeTiled, asked of the driver at run time: nothing links it. */
+using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                            const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+inline cudaError_t encoder(Encode *out) {
+    void *found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    *out = (Encode)found;
+    return error != cudaSuccess ? error : found ? cudaSuccess : cudaErrorCallRequiresNewerDriver;
+}
+
+/* The operand as the copy engine sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`. */
+template <class S> cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inner, int outer, int64_t pitch, int box) {
+    constexpr CUtensorMapDataType type = S::DTYPE == PYSIM_F16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                         : S::DTYPE == PYSIM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                         : S::DTYPE == PYSIM_TF32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    const cuuint64_t sizes[] = {(cuuint64_t)inner, (cuuint64_t)outer}, pitches[] = {(cuuint64_t)pitch * S::BYTES};
+    const cuuint32_t boxes[] = {128 / S::BYTES, (cuuint32_t)box}, steps[] = {1, 1};
+    const CUresult result = encode(map, type, 2, const_cast<void *>(data), sizes, pitches, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+using Kernel = void (*)(const CUtensorMap, const CUtensorMap, const Problem);
+template <class S> Kernel kernel_for(const Problem &p) {
+    if constexpr (!S::Element::MN_MAJOR) return wgmma_kernel<S, 0, 0>;
+    else if (p.trans_a) return p.trans_b ? wgmma_kernel<S, 1, 0> : wgmma_kernel<S, 1, 1>;
+    else return p.trans_b ? wgmma_kernel<S, 0, 0> : wgmma_kernel<S, 0, 1>;
+}
+template <class S> cudaError_t prepare(Kernel kernel) {
+    return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES);
+}
+
+template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
+    Encode encode;
+    CUtensorMap a, b;
+    const Kernel kernel = kernel_for<S>(p);
+    cudaError_t error = encoder(&encode);
+    if (error == cudaSuccess) error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K)
+                                                : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, S::A_SHARE);
+    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, p.k, p.n, p.ldb, S::B_SHARE)
+                                                : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
+    if (error == cudaSuccess) error = prepare<S>(kernel);
+    if (error != cudaSuccess) return error;
+    const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
+    const int clusters = grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {S::BLOCKS, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(clusters * S::BLOCKS), config.blockDim = dim3(S::THREADS);
+    config.dynamicSmemBytes = S::SHARED_BYTES, config.stream = stream;
+    config.attrs = &cluster, config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, a, b, p);
+}
+
+template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
+    cudaFuncAttributes of;
+    const Kernel kernel = kernel_for<S>(p);
+    cudaError_t error = prepare<S>(kernel);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, (const void *)kernel);
+    if (error == cudaSuccess)
+        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, (const void *)kernel, S::THREADS, S::SHARED_BYTES);
+    if (error != cudaSuccess) return error;
+    out->threads = S::THREADS, out->registers = of.numRegs;
+    out->shared_bytes = (int64_t)of.sharedSizeBytes + S::SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
+    return cudaSuccess;
+}
+
+/* Lines of gemms.inc; each file of the family instantiates those of its types. */
+#define PYSIM_WGMMA_INSTANTIATE(...)                                                                                                 \
+    template cudaError_t launch<__VA_ARGS__>(const Problem &, int, cudaStream_t);                                                    \
+    template cudaError_t attributes<__VA_ARGS__>(const Problem &, pysim_cuda_attributes *);
 }
 }
 #endif

@@ -1,13 +1,63 @@
 /* SPDX-License-Identifier: Apache-2.0
  * From wgmma's accumulators to C in 16-byte stores. A thread holds pairs of neighbouring columns, 8 columns apart (wgmma_mma.cuh); four
  * neighbouring lanes hold a row's 8 columns. They exchange pairs until each holds 16 neighbouring bytes of one row, so that a warp
- * writes whole 32-byte sectors and no shared memory is needed. C's sums go through here 32 columns at a time. */
+ * writes whole 32-byte sectors and no shared memory is needed. A slice of 32 columns and 16 registers goes through at a time: the
+ * loop is rolled, or the program would be several times as large. */
 #ifndef PYSIM_CUDA_WGMMA_EPILOGUE_CUH
 #define PYSIM_CUDA_WGMMA_EPILOGUE_CUH
+#include "decomposition.cuh"
 #include "epilogue.cuh"
 
 namespace pysim {
 namespace hopper {
+
+enum { SLICE = 16 }; /* registers: v[4j + 2h + i] = row 8h, column 8j + 2q + i of 32, q the lane in its quad */
+
+/* The registers of slice `index`: by a switch, for registers have no addresses. */
+template <int SLICES, class Acc, int SUMS> __device__ inline void take_slice(Acc (&v)[SLICE], const Acc (&sum)[SLICES * SLICE / SUMS][SUMS], int index) {
+#define PYSIM_SLICE(S)                                                                                                               \
+    case S:                                                                                                                          \
+        if constexpr (S < SLICES) {                                                                                                  \
+            _Pragma("unroll") for (int i = 0; i < SLICE; i++) v[i] = sum[S * SLICE / SUMS][S * SLICE % SUMS + i];                      \
+        }                                                                                                                            \
+        break;
+    switch (index) {
+        PYSIM_SLICE(0) PYSIM_SLICE(1) PYSIM_SLICE(2) PYSIM_SLICE(3) PYSIM_SLICE(4) PYSIM_SLICE(5) PYSIM_SLICE(6) PYSIM_SLICE(7)
+    }
+#undef PYSIM_SLICE
+}
+
+/* Where a thread's part of a slice of partial sums lies: four vectors of four, `threads` vectors apart. */
+template <class Acc> struct Partials {
+    using Vector = Pack<Acc, 4>;
+    Vector *own;
+    int threads, slices;
+    __device__ Partials(const Problem &p, int64_t first, int thread, int threads, int slices)
+        : own((Vector *)p.partials + first * slices * 4 * threads + thread), threads(threads), slices(slices) {}
+    __device__ Vector *at(int64_t slot, int slice, int vector) const { return own + ((slot * slices + slice) * 4 + vector) * threads; }
+};
+
+/* Leaves a part of a tile's sums; true for the block that does so last, which then adds all of them (decomposition.cuh). `tile_flag`
+ * counts the tile's parts, `shared` is one int of shared memory. */
+template <class S, class Acc, class Sync>
+__device__ inline bool leave(const Partials<Acc> &partials, int64_t slot, const Acc (&sum)[S::PARTS][S::SUMS], unsigned *tile_flag, int parts,
+                             int thread, int *shared, Sync sync) {
+#pragma unroll 1
+    for (int slice = 0; slice < S::SLICES; slice++) {
+        Acc v[SLICE] = {};
+        take_slice<S::SLICES>(v, sum, slice);
+#pragma unroll
+        for (int i = 0; i < 4; i++) *partials.at(slot, slice, i) = {{v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]}};
+    }
+    __threadfence();
+    sync();
+    if (thread == 0) *shared = atomicAdd(tile_flag, 1u) == (unsigned)parts - 1;
+    sync();
+    const bool last = *shared;
+    sync(); /* before anyone writes *shared again */
+    if (last) __threadfence();
+    return last;
+}
 
 /* word[i] of lane q becomes word[q] of lane i, among the four lanes of a quad. */
 __device__ inline void transpose_quad(unsigned (&word)[4], int lane) {
@@ -23,7 +73,7 @@ __device__ inline void transpose_quad(unsigned (&word)[4], int lane) {
             }
 }
 
-/* Two results of two columns, 8 apart, in each lane become four neighbouring columns of one of them: of `word[0..1]` in even lanes. */
+/* Two results each of two columns 8 apart become four neighbours: of the first column in even lanes, of the second in odd ones. */
 __device__ inline void exchange_pair(unsigned (&word)[4], int lane) {
     const bool odd = lane & 1;
 #pragma unroll
@@ -34,50 +84,69 @@ __device__ inline void exchange_pair(unsigned (&word)[4], int lane) {
     }
 }
 
-/* Results of columns `column` and `column + 1`, both inside C if `inside`; else those outside come out as zeros. */
-template <class Acc, class Out>
-__device__ inline Pack<Out, 2> results(const Epilogue<Acc, Out> &e, int row, int column, bool inside, Acc first, Acc second) {
-    using T = typename Epilogue<Acc, Out>::T;
-    Pack<Out, 2> result = {}, old = {};
-    if (e.plain) {
-        result.value[0] = Out(T(first)), result.value[1] = Out(T(second));
-        return result;
+/* x = f(alpha x + beta C + bias) on a slice whose first row and column of this thread these are. */
+template <class Acc, class Out, class T> __device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int column, T (&x)[SLICE]) {
+    const T low = e.low, high = e.high;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int at = column + 8 * j + i;
+            const T bias = e.bias && at < e.n ? T(e.bias[at]) : T(0);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                T old = T(0);
+                if (e.beta != T(0) && at < e.n && row + 8 * h < e.m) old = T(e.c[(row + 8 * h) * e.ldc + at]);
+                T &value = x[4 * j + 2 * h + i];
+                value = e.alpha * value + e.beta * old + bias;
+            }
+        }
+    (void)low, (void)high;
+    switch (e.activation) {
+#define PYSIM_EPILOGUE(number, name, expression)                                                                                      \
+    case number:                                                                                                                     \
+        _Pragma("unroll") for (int i = 0; i < SLICE; i++) {                                                                           \
+            const T x_ = x[i];                                                                                                       \
+            x[i] = [&](T x) -> T { return expression; }(x_);                                                                          \
+        }                                                                                                                            \
+        break;
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
     }
-    const Out *from = e.c + row * e.ldc + column;
-    const bool here = row < e.m;
-    if (e.beta != T(0) && here && inside && e.aligned % sizeof old == 0) old = *(const Pack<Out, 2> *)from;
-    else if (e.beta != T(0) && here)
-        for (int i = 0; i < 2; i++)
-            if (column + i < e.n) old.value[i] = from[i];
-    if (inside || column < e.n) result.value[0] = e.finish(first, T(old.value[0]), column);
-    if (inside || column + 1 < e.n) result.value[1] = e.finish(second, T(old.value[1]), column + 1);
-    return result;
 }
 
-/* 32 columns from `column` of rows `row` and `row + 8`: v[4j + 2h + i] = row 8h, column 8j + 2q + i, q the lane in its quad. */
-template <class Acc, class Out> __device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[16]) {
+/* A slice's results into C: `row` is the thread's first, `column` the warp's. */
+template <class Acc, class Out> __device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[SLICE]) {
+    using T = typename Epilogue<Acc, Out>::T;
     const int lane = threadIdx.x % 4;
-    const bool inside = column + 32 <= e.n, fast = inside && e.aligned % 16 == 0;
+    T x[SLICE];
+#pragma unroll
+    for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
+    if (!e.plain) finish_slice(e, row, column + 2 * lane, x);
+    const bool fast = column + 32 <= e.n && e.aligned % 16 == 0;
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
         Pack<Out, 2> pair[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            pair[j] = results(e, row, column + 8 * j + 2 * lane, inside, v[4 * j + 2 * h], v[4 * j + 2 * h + 1]);
+        for (int j = 0; j < 4; j++) pair[j] = {{Out(x[4 * j + 2 * h]), Out(x[4 * j + 2 * h + 1])}};
         Out *to = e.c + row * e.ldc + column;
         if (!fast) {
+#pragma unroll
             for (int j = 0; j < 4; j++)
+#pragma unroll
                 for (int i = 0; i < 2; i++)
                     if (row < e.m && column + 8 * j + 2 * lane + i < e.n) to[8 * j + 2 * lane + i] = pair[j].value[i];
         } else if constexpr (sizeof(Out) == 2) {
             unsigned word[4];
+#pragma unroll
             for (int j = 0; j < 4; j++) word[j] = *(const unsigned *)&pair[j];
             transpose_quad(word, lane);
             if (row < e.m) *(uint4 *)(to + 8 * lane) = make_uint4(word[0], word[1], word[2], word[3]);
         } else {
+#pragma unroll
             for (int j = 0; j < 4; j += 2) {
-                const uint2 low = *(const uint2 *)&pair[j], high = *(const uint2 *)&pair[j + 1];
-                unsigned word[4] = {low.x, low.y, high.x, high.y};
+                const uint2 first = *(const uint2 *)&pair[j], second = *(const uint2 *)&pair[j + 1];
+                unsigned word[4] = {first.x, first.y, second.x, second.y};
                 exchange_pair(word, lane);
                 if (row < e.m) *(uint4 *)(to + 8 * (j + lane % 2) + 4 * (lane / 2)) = make_uint4(word[0], word[1], word[2], word[3]);
             }
@@ -85,34 +154,31 @@ template <class Acc, class Out> __device__ inline void store_slice(const Epilogu
     }
 }
 
-/* The 16 registers of 32-column slice `index`. A switch: registers have no addresses, and unrolling everything that follows would make
- * the program many times as large. */
-template <int SLICES, class Acc, int PARTS, int SUMS> __device__ inline void take_slice(Acc (&v)[16], const Acc (&sum)[PARTS][SUMS], int index) {
-#define PYSIM_SLICE(S)                                                                                                               \
-    case S:                                                                                                                          \
-        if constexpr (S < SLICES) {                                                                                                  \
-            _Pragma("unroll") for (int i = 0; i < 16; i++) v[i] = sum[S * 16 / SUMS][S * 16 % SUMS + i];                               \
-        }                                                                                                                            \
-        break;
-    switch (index) {
-        PYSIM_SLICE(0) PYSIM_SLICE(1) PYSIM_SLICE(2) PYSIM_SLICE(3) PYSIM_SLICE(4) PYSIM_SLICE(5) PYSIM_SLICE(6) PYSIM_SLICE(7)
-    }
-#undef PYSIM_SLICE
-}
-
-/* A warpgroup's part of a tile: `row`, `column` are its first. */
-template <class S, class Acc> __device__ inline void store_tile(const Problem &p, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
-    constexpr int SLICES = S::PARTS * S::SUMS / 16, PER_PART = S::SUMS / 16;
-    static_assert(SLICES <= 8, "slices that take_slice knows");
-    const int own = row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+/* A warpgroup's part of a tile, its first row and column given; of tiles in parts, the sum of all in the order of k. */
+template <class S, class Acc>
+__device__ inline void store_tile(const Problem &p, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
+                                  const Acc (&sum)[S::PARTS][S::SUMS]) {
+    constexpr int PER_PART = S::SUMS / SLICE;
+    row += threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     with_epilogue<Acc>(p, [&](const auto &e) {
 #pragma unroll 1
-        for (int slice = 0; slice < SLICES; slice++) {
-            const int c = column + slice % PER_PART * 32;
-            if (c >= e.n) continue;
-            Acc v[16] = {};
-            take_slice<SLICES>(v, sum, slice);
-            store_slice(e, own + slice / PER_PART * 64, c, v);
+        for (int slice = 0; slice < S::SLICES; slice++) {
+            const int at = column + slice % PER_PART * 32;
+            if (at >= e.n) continue;
+            Acc v[SLICE] = {};
+            if (t.parts == 1) take_slice<S::SLICES>(v, sum, slice);
+            else
+                for (int part = 0; part < t.parts; part++) {
+                    const int64_t slot = work.slot_of(t, part);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const uint4 word = __ldcg((const uint4 *)partials.at(slot, slice, i));
+                        const Pack<Acc, 4> from = *(const Pack<Acc, 4> *)&word;
+#pragma unroll
+                        for (int n = 0; n < 4; n++) v[4 * i + n] += from.value[n];
+                    }
+                }
+            store_slice(e, row + slice / PER_PART * 64, at, v);
         }
     });
 }

@@ -8,9 +8,7 @@
  *   MN-major  a row is one k, 64 two-byte elements of m (or n); 8-row groups 1024 bytes apart, the next 64 elements `stride` bytes on */
 #ifndef PYSIM_CUDA_WGMMA_MMA_CUH
 #define PYSIM_CUDA_WGMMA_MMA_CUH
-#include <stdint.h>
-
-#include "../pysim.h"
+#include "wgmma.h"
 
 namespace pysim {
 namespace hopper {
@@ -36,12 +34,11 @@ __device__ inline uint64_t matrix(uint32_t address, uint32_t stride) {
 #define PYSIM_F(x) "+f"(x)
 #define PYSIM_R(x) "+r"(x)
 
-/* How a type is multiplied: its accumulator, bytes of an element, whether MN-major operands are allowed, and the product of 32 bytes
- * of k. TA, TB: 1 = MN-major. */
-template <int DTYPE> struct Type;
+/* The product of 32 bytes of k. TA, TB: 1 = MN-major. */
+template <int DTYPE> struct Product;
 
 #define PYSIM_MMA(N, TYPES, REGISTERS, C, A, B, TAIL, ...)                                                                           \
-    template <int TA, int TB> __device__ static inline void multiply(Acc(&d)[REGISTERS], uint64_t a, uint64_t b) {                   \
+    template <int TA, int TB> __device__ static inline void add(Acc(&d)[REGISTERS], uint64_t a, uint64_t b) {                   \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PYSIM_N##REGISTERS "}, " A ", " B TAIL ";"                    \
                      : PYSIM_D##REGISTERS(C, 0) : "l"(a), "l"(b) __VA_ARGS__);                                                       \
     }
@@ -51,29 +48,24 @@ template <int DTYPE> struct Type;
     PYSIM_MMA(128, SHAPE, 64, C, "%64", "%65", T64, __VA_ARGS__)                                                                     \
     PYSIM_MMA(256, SHAPE, 128, C, "%128", "%129", T128, __VA_ARGS__)
 
-template <> struct Type<PYSIM_F16> {
+template <> struct Product<PYSIM_F16> {
     using Acc = float;
-    enum { BYTES = 2, MN_MAJOR = 1 };
     PYSIM_MMAS("k16.f32.f16.f16", PYSIM_F, ", 1, 1, 1, %34, %35", ", 1, 1, 1, %66, %67", ", 1, 1, 1, %130, %131", , "n"(TA), "n"(TB))
 };
-template <> struct Type<PYSIM_BF16> {
+template <> struct Product<PYSIM_BF16> {
     using Acc = float;
-    enum { BYTES = 2, MN_MAJOR = 1 };
     PYSIM_MMAS("k16.f32.bf16.bf16", PYSIM_F, ", 1, 1, 1, %34, %35", ", 1, 1, 1, %66, %67", ", 1, 1, 1, %130, %131", , "n"(TA), "n"(TB))
 };
-template <> struct Type<PYSIM_TF32> {
+template <> struct Product<PYSIM_TF32> {
     using Acc = float;
-    enum { BYTES = 4, MN_MAJOR = 0 };
     PYSIM_MMAS("k8.f32.tf32.tf32", PYSIM_F, ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1")
 };
-template <> struct Type<PYSIM_S8> {
+template <> struct Product<PYSIM_S8> {
     using Acc = int;
-    enum { BYTES = 1, MN_MAJOR = 0 };
     PYSIM_MMAS("k32.s32.s8.s8", PYSIM_R, ", 1", ", 1", ", 1")
 };
-template <> struct Type<PYSIM_F8> {
+template <> struct Product<PYSIM_F8> {
     using Acc = float;
-    enum { BYTES = 1, MN_MAJOR = 0 };
     PYSIM_MMAS("k32.f32.e4m3.e4m3", PYSIM_F, ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1")
 };
 #undef PYSIM_MMAS

@@ -23,7 +23,7 @@ __device__ inline void barrier_arrive_expect(uint32_t barrier, int bytes) {
 __device__ inline void barrier_arrive_at(uint32_t barrier, int rank) {
     asm volatile("{\n.reg .b32 there;\n"
                  "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank) : "memory");
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank) : "memory");
 }
 __device__ inline void barrier_wait(uint32_t barrier, int parity) {
     int done = 0;

@@ -131,7 +131,7 @@ double bound_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
     switch (g.dtype) {
     case PYSIM_F64: return 2 * terms * 0x1p-53;
     case PYSIM_TF32: return 0x1p-9 + terms * 0x1p-24;
-    case PYSIM_F16: return terms * (strcmp(row.family, "simt") ? 0x1p-24 : 0x1p-11);
+    case PYSIM_F16: return terms * (!strcmp(row.family, "simt") || !strcmp(row.form, "half") ? 0x1p-11 : 0x1p-24);
     case PYSIM_F8: return 0x1p-11 + terms * 0x1p-22; /* Hopper adds e4m3 products in fewer bits than f32 has */
     default: return terms * 0x1p-24;
     }
@@ -250,7 +250,8 @@ void check_row(int index, bool quick) {
             };
             g.lda = pitch(g.trans_a ? m : k, r >> 3), g.ldb = pitch(g.trans_b ? k : n, r >> 7), g.ldc = pitch(n, r >> 11);
             c.offset_a = r >> 14 & 1 ? (int)(r >> 15) % 3 : 0, c.offset_b = r >> 17 & 1 ? (int)(r >> 18) % 3 : 0, c.offset_c = r >> 20 & 1 ? 1 : 0;
-            const int steps = (k + bk - 1) / bk, tiles = ((m + bm - 1) / bm) * ((n + bn - 1) / bn);
+            const int steps = (k + bk - 1) / bk, high = bm * row.cluster_m, wide_n = bn * row.cluster_n,
+                      tiles = ((m + high - 1) / high) * ((n + wide_n - 1) / wide_n);
             const int kind = (int)(r >> 21) % 3;
             c.s = {index, PYSIM_DATA_PARALLEL, 1, (int)(r >> 23 & 1), 1 + (int)(r >> 24) % 3};
             if (kind == PYSIM_SPLIT_K && steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (steps - 1);
