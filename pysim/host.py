@@ -24,15 +24,18 @@ import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from pysim import cuda
 from pysim.errors import MachineError, MissingError
 from pysim.machine import (
     Core,
+    Count,
     Csa,
     Gpu,
+    GpuModel,
     Level,
     Machine,
     Memory,
@@ -48,6 +51,7 @@ from pysim.machine import (
 )
 from pysim.registry import kernels
 
+CUDA = "cuda"  # the name of this computer's GPU
 SYSFS = Path("/sys/devices/system/cpu")
 CPUINFO = Path("/proc/cpuinfo")
 PROBE_SECONDS = 0.02
@@ -149,7 +153,7 @@ def runnable(name: str | Machine) -> Machine:
         return machine(name)
     on = load_any(label)
     if isinstance(on, Gpu):
-        raise MissingError(f"{label} is a GPU, and no CUDA kernel is in this build; run on -m host")
+        raise MissingError(f"{label} is a GPU, and a CPU is needed here; run on -m host (pysim.gemm and pysim run gemm:... take a GPU)")
     if on.unit("mma"):
         raise MissingError(
             f"{label} needs QEMU (qemu-ppc64le) and a native library built for POWER10, and neither this registry nor this build "
@@ -158,6 +162,102 @@ def runnable(name: str | Machine) -> Machine:
     raise MissingError(
         f"{label} is not known to be this computer, so nothing is timed on it; run on -m host, or, to predict with its numbers, "
         f'on a copy: `pysim machines show {label} --toml > mine.toml`, with name = "mine" in it'
+    )
+
+
+# This computer's GPU
+
+
+def any_machine(name: str | Machine | Gpu) -> Machine | Gpu:
+    """A CPU or GPU by its shipped name or by the path of a .toml file; "host" and "cuda" are this computer's, detected."""
+    if not isinstance(name, str):
+        return name
+    return detect() if name == "host" else gpu_here() if name == CUDA else load_any(name)
+
+
+def runnable_any(name: str | Machine | Gpu) -> Machine | Gpu:
+    """As `runnable`, GPUs included: "cuda", or a GPU's machine where this computer's GPU is that one.
+
+    Raises MissingError where library, driver or device are not here, or the GPU here is another one.
+    """
+    if isinstance(name, Machine) or name == "host":
+        return runnable(name)
+    on = any_machine(name)
+    if isinstance(on, Machine):
+        return runnable(name)  # type: ignore[arg-type]  # a str here
+    try:
+        here = cuda.devices()[0]
+    except MissingError as error:
+        raise MissingError(f"{on.name} is a GPU, and {error}") from None
+    if (here.capability, here.sms) != (on.capability_number, on.sms.value):
+        raise MissingError(
+            f"the GPU here is {here.name}, capability {here.capability / 10}, {here.sms} SMs; {on.name} has {on.capability} and "
+            f"{on.sms.value}: run on -m cuda, whatever GPU is here"
+        )
+    return on
+
+
+def gpu_here() -> Gpu:
+    """The machine "cuda": the shipped machine that the first CUDA device is, or one made of what CUDA says of it.
+
+    What CUDA does not say is then taken from the shipped GPU of the nearest capability, with kind assumed. Raises MissingError without
+    library, driver or device.
+    """
+    device = cuda.devices()[0]
+    shipped = [machine for name in names() if isinstance(machine := load_any(name), Gpu)]
+    nearest = min(shipped, key=lambda gpu: (abs(gpu.capability_number - device.capability), abs(gpu.sms.value - device.sms)))
+    if (nearest.capability_number, nearest.sms.value) == (device.capability, device.sms):
+        return nearest
+    return _gpu_of(device, nearest)
+
+
+def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
+    """A machine of CUDA's attributes; the others are those of the nearest shipped one, by SM or by clock where they scale so."""
+    told = Source(
+        title="CUDA device attributes of this computer",
+        command="cudaGetDeviceProperties, cudaDeviceGetAttribute",
+        versions=f"{device.name}, driver {device.driver}",
+    )
+    kin = Source(title=f"Taken over from {nearest.name}", note="the shipped GPU of the nearest capability, but another one")
+    clock, share = device.clock_khz * 1e3, device.sms / nearest.sms.value
+
+    def measured(value: int) -> Count:
+        return Count(value=value, kind="measured", source="device")
+
+    def assumed(number: Number, factor: float = 1.0) -> Number:
+        return Number(value=number.value * factor, kind="assumed", source="kin")
+
+    def all_assumed(numbers: dict[str, Number]) -> dict[str, Number]:
+        return {name: assumed(number) for name, number in numbers.items()}
+
+    constants = {field: assumed(getattr(nearest.model, field)) for field in GpuModel.__struct_fields__ if field != "efficiency"}
+    model: dict[str, Any] = {**constants, "efficiency": all_assumed(nearest.model.efficiency)}
+    scaled = clock / nearest.frequency_hz.value
+    return Gpu(
+        schema=1,
+        name=CUDA,
+        description=device.name,
+        capability=f"{device.capability // 10}.{device.capability % 10}",
+        sms=measured(device.sms),
+        frequency_hz=Number(value=clock, kind="measured", source="device"),
+        warps_per_sm=measured(device.threads_per_sm // 32),
+        blocks_per_sm=measured(device.blocks_per_sm),
+        registers_per_sm=measured(device.registers_per_sm),
+        shared_bytes_per_sm=measured(device.shared_bytes_per_sm),
+        shared_bytes_per_block=measured(device.shared_bytes_per_block),
+        shared_banks=Count(value=nearest.shared_banks.value, kind="assumed", source="kin"),
+        shared_rule=nearest.shared_rule,
+        l2_bytes=measured(device.l2_bytes),
+        l2_bytes_per_second=assumed(nearest.l2_bytes_per_second, share * scaled),
+        memory_bytes_per_second=assumed(nearest.memory_bytes_per_second),
+        l2_latency_cycles=assumed(nearest.l2_latency_cycles),
+        memory_latency_cycles=assumed(nearest.memory_latency_cycles),
+        port_bytes_per_cycle=assumed(nearest.port_bytes_per_cycle),
+        schedulers_per_sm=Count(value=nearest.schedulers_per_sm.value, kind="assumed", source="kin"),
+        fma_per_cycle=all_assumed(nearest.fma_per_cycle),
+        sustained_hz={name: assumed(number, scaled) for name, number in nearest.sustained_hz.items()},
+        model=GpuModel(**model),
+        sources={"device": told, "kin": kin},
     )
 
 

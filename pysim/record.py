@@ -56,8 +56,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     Times are medians over `samples` interleaved rounds in cache state `state`; none is given unless `correct`, and
     then `reason` says what is wrong. `max_error` is the largest |result - reference| / (|A||B|) on random operands.
-    `quartiles` are (first, median, third) in seconds of "pysim" and of each peer, `missing` the peers that did not
-    run, with the reason. `profile` splits one call: pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count`
+    `quartiles` are (first, median, third) in seconds of "pysim" and of each peer, `estimates` the seconds that analytic
+    peers expect of their own kernels, `missing` the peers that did not run, with the reason. `profile` splits one call:
+    pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count`
     is how often the problem occurs in what was asked for.
     """
 
@@ -72,6 +73,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     peers: dict[str, float] = {}
     ratios: dict[str, Ratio] = {}
     quartiles: dict[str, tuple[float, float, float]] = {}
+    estimates: dict[str, float] = {}
     missing: dict[str, str] = {}
     versions: dict[str, str] = {}
     profile: dict[str, float] | None = None

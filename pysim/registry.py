@@ -84,9 +84,9 @@ class GemmKernel(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        block, warp, thread = (f"{self.block_m}x{self.block_n}x{self.block_k}", f"{self.warp_m}x{self.warp_n}", f"{self.thread_m}x{self.thread_n}")
+        tiles = f"{self.block_m}x{self.block_n}x{self.block_k}_{self.warp_m}x{self.warp_n}_{self.thread_m}x{self.thread_n}"
         form = "" if self.form == "full" else f"_{self.form}"
-        return f"{self.dtype}_{self.family}_{block}_{warp}_{thread}_s{self.stages}_c{self.cluster_m}x{self.cluster_n}{form}"
+        return f"{self.dtype}_{self.family}_{tiles}_s{self.stages}_c{self.cluster_m}x{self.cluster_n}{form}"
 
     @property
     def math_threads(self) -> int:

@@ -401,7 +401,8 @@ def _suffixes(parts: Iterable[tuple[str, int]], layouts: bool) -> tuple[str, str
     for part, at in parts:
         word = part.strip("_")
         if word not in known:
-            also = "; a convolution has no layout" if word in LAYOUTS else "; a convolution is not of this type" if word in GEMM_DTYPES else ""
+            also = "; a convolution has no layout" if word in LAYOUTS else ""
+            also = "; only a matrix product is of this type" if word in GEMM_DTYPES else also
             raise _wrong(at, f"{_quote(word)} is no suffix{also}; {choose(word, known)}", right)
         kind = "dtype" if word in GEMM_DTYPES else "layout"
         if chosen[kind]:

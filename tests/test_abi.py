@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from pysim import runtime
+from pysim import cuda, runtime
 from pysim.errors import MissingError
 from pysim.registry import kernels, native_file
 
@@ -28,6 +28,10 @@ def declarations() -> str:
     return " ".join(re.sub(r"/\*.*?\*/", " ", CDEF, flags=re.DOTALL).split())
 
 
+def declared() -> set[str]:
+    return set(re.findall(r"\b(pysim_\w+)\(", declarations()))
+
+
 def test_declarations_are_those_of_their_version():
     assert hashlib.sha256(declarations().encode()).hexdigest() == PINNED[LIB.PYSIM_ABI_VERSION]
 
@@ -37,8 +41,19 @@ def test_the_library_exports_exactly_what_the_header_declares():
         pytest.skip("nm (binutils) is not installed")
     listed = subprocess.run(["nm", "-D", "--defined-only", runtime.library_path()], capture_output=True, text=True, check=True).stdout
     exported = {line.split()[-1].partition("@")[0] for line in listed.splitlines()}
-    declared = set(re.findall(r"\b(pysim_\w+)\(", declarations()))
-    assert exported == declared
+    assert exported == {name for name in declared() if not name.startswith("pysim_cuda_")}
+
+
+def test_the_cuda_library_exports_the_cuda_functions_alone():
+    try:
+        path = cuda.library_path()
+    except MissingError as error:
+        pytest.skip(str(error))
+    if not shutil.which("nm"):
+        pytest.skip("nm (binutils) is not installed")
+    listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout
+    exported = {line.split()[-1].partition("@")[0] for line in listed.splitlines()}
+    assert {name for name in exported if name.startswith("pysim_")} == {name for name in declared() if name.startswith("pysim_cuda_")}
 
 
 def test_the_compiler_and_cffi_see_the_same_structs(tmp_path):

@@ -7,9 +7,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "pysim"
 LAYERS = (
     "errors registry workload schedule machine record",
-    "cachemodel",
-    "runtime planner",
-    "measure verify store peers comparison host",
+    "cachemodel arrays",
+    "runtime cuda planner",
+    "measure verify store peers comparison cuda_peers cuda_comparison host",
     "frontends commands cli api __init__ __main__",
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
@@ -18,6 +18,7 @@ EXCEPTIONS = {  # importer -> imported, of the same layer or above, and why
     ("workload", "errors"): "errors has no imports itself",
     ("cachemodel", "runtime"): "hierarchy simulates natively; imported when a simulation starts",
     ("planner", "runtime"): "Plan.run; imported when a plan runs",
+    ("planner", "cuda"): "Plan.run; imported when a plan runs",
     ("verify", "measure"): "a verdict is made of its checks",
     ("peers", "measure"): "a peer's output starts as NaN, as measure has it",
     ("peers", "verify"): "a peer is fed the shapes that verify checks",
@@ -25,6 +26,7 @@ EXCEPTIONS = {  # importer -> imported, of the same layer or above, and why
     ("comparison", "verify"): "a comparison is made of these",
     ("comparison", "peers"): "a comparison is made of these",
     ("comparison", "store"): "a comparison is made of these",
+    **{("cuda_comparison", used): "a comparison is made of these" for used in "comparison cuda_peers measure store verify".split()},
     ("api", "frontends"): "model.onnx; imported when a model is read",
     ("__init__", "api"): "the public names, imported when first used",
     ("__main__", "cli"): "python -m pysim",

@@ -31,7 +31,7 @@ def run(
     every: bool,
     as_json: bool,
 ) -> None:
-    """Plan each PROBLEM, check the plan's result against a reference, then time it on this computer.
+    """Plan each PROBLEM, check the plan's result against a reference, then time it on this computer (-m cuda: on its GPU).
 
     Exit code 1 if a result is wrong. All samples go to the measurement store (pysim doctor names the file).
 
@@ -41,7 +41,8 @@ def run(
     """
     from pysim import host
 
-    layers, on = layers_of(problems, every), host.runnable(machine_name)
+    layers, on = layers_of(problems, every), host.runnable_any(machine_name)
+    timing.refuse_on_gpu(on, threads=threads > 1, profile=profile)
     from pysim.comparison import LARGE_ERROR, summarise
 
     flops = {layer.workload.text: layer.workload.flops for layer in layers}

@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU cost model: cycles of a matrix product on a CUDA kernel, for whole tables of launches at once.
+
+A launch computes tiles_m x tiles_n tiles of C (block tiles; with clusters, the tile of a cluster of blocks) in steps of block_k along
+k; `items` blocks or clusters share them (tiles; tiles x parts of split-K; stream-K's own number). An SM holds `occupancy` blocks at
+once (CUDA's rule: `occupancy`), so they run in waves. All cycles are of frequency_hz; p is the kernel's pipe.
+
+    seconds  = launch + passes + (max(busy, transfer) + (1 - overlap) min(busy, transfer) + tiles + partials + relayout) / frequency
+    busy     = max(loop, power)      transfer = max(L2, memory)
+
+step    what one step of one block needs of its SM: max(multiply-adds / fma_per_cycle[p], shared-memory wavefronts, instructions /
+        schedulers) / efficiency[family]. `work` has the counts.
+alone   what a block waits for a step when nothing else runs: max(step, latency / max(1, stages - 1)) + step_cycles, the last twice
+        with one stage (two barriers). Fewer than four warps leave sub-cores idle.
+loop    full waves x steps x max(occupancy step, alone) + the last wave likewise with the blocks that it has left an SM: tile and wave
+        quantisation are in the counts.
+power   multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p]: the clock that the whole chip can keep up.
+L2      Each block (cluster, where blocks share what they load) reads its rows of A and columns of B, and writes its tile:
+        bytes / min(l2 rate, active SMs x port).
+memory  What L2 does not keep. The walk takes bands of `group` panels of one operand ("slow") along all panels of the other ("fast"):
+        the fast operand comes again each band, at a distance of itself and a band; the slow one each wave of a band, at a distance of
+        what a wave touches. Of a distance d the share clip(2 d / (l2_share L2) - 1, 0, 1) misses. First touches lie a whole run apart
+        when operands are used again and again ("hot"); cold, they all miss. (The idea of an output rectangle that runs at once is that
+        of AMD's Origami, https://github.com/ROCm/rocm-libraries, shared/origami.)
+tiles   A tile's start and end: block_cycles, the latency of the first load, and its way out through the SM's port; `hidden` of it
+        overlaps with other work in all waves but one.
+partials  split-K and stream-K: accumulators written once and read once by the block that sums them, part after part.
+relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at L2's or memory's rate.
+
+Assumptions: blocks of a wave start together; the clock does not move; TLB misses and L2's two halves are nowhere but in fitted rates.
+
+Worked number: SGEMM of 10240 x 4096 x 4096 with tiles of 128 x 128 on V100: 80 x 32 = 2560 blocks of 256 threads, all useful; two
+blocks an SM: 16 waves of 160. A step of 8 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.cachemodel.banks import LANES, SharedMemory
+from pysim.machine import Gpu
+from pysim.record import Cost
+from pysim.registry import WARP, WARPGROUP, Attributes, GemmKernel
+from pysim.schedule import DECOMPOSITIONS, GpuSchedule
+from pysim.workload import GEMM_DTYPES, Gemm
+
+Array = NDArray[Any]
+
+LINE_BYTES = 128
+VECTOR_BYTES = 16
+INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
+SUB_CORES = 4
+REGISTER_UNIT = 256  # registers of a warp are given out in units of this many
+RESERVED_SHARED_BYTES = 1024  # of each block, by the driver, from capability 8.0
+PRODUCER_THREADS = WARPGROUP  # the warpgroup of a wgmma block that loads
+SUM_BYTES = {"f64": 8}  # of an accumulator; 4 for all others
+RESULT_BYTES = {"s8": 4, "f8": 2}  # of an element of C; that of A and B for all others
+PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
+DATA_PARALLEL, SPLIT_K, STREAM_K = range(len(DECOMPOSITIONS))
+TERMS = ("loop", "power", "L2", "memory", "tiles", "partials", "relayout", "launch")
+
+
+class Work(NamedTuple):
+    """What one step of one block of a kernel costs its SM, before any efficiency: cycles of each resource."""
+
+    arithmetic: float
+    shared: float
+    issue: float
+
+    @property
+    def cycles(self) -> float:
+        return max(self)
+
+    @property
+    def bound_by(self) -> str:
+        return max(self._fields, key=lambda name: float(getattr(self, name)))
+
+
+def pipe_of(gpu: Gpu, kernel: GemmKernel) -> str | None:
+    """The pipe of a machine that a kernel multiplies on, None where the machine lacks it; tensor cores accumulate in FP32."""
+    return next((pipe for pipe in (f"{kernel.pipe}_f32", kernel.pipe) if pipe in gpu.fma_per_cycle), None)
+
+
+def threads_of(kernel: GemmKernel) -> int:
+    """Threads of a block, from the columns: those that multiply, and wgmma's producers."""
+    return kernel.math_threads + (PRODUCER_THREADS if kernel.family == "wgmma" else 0)
+
+
+def stage_bytes(kernel: GemmKernel) -> int:
+    """Bytes of A and B that one stage keeps in shared memory, padding aside."""
+    return (kernel.block_m + kernel.block_n) * kernel.block_k * GEMM_DTYPES[kernel.dtype]
+
+
+def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> tuple[Attributes, bool]:
+    """What the compiler made of a kernel, or what follows from its columns, and whether it is the former."""
+    if kernel.name in known:
+        return known[kernel.name], True
+    threads = threads_of(kernel)
+    words = SUM_BYTES.get(kernel.dtype, 4) // 4
+    sums = kernel.block_m * kernel.block_n * words // kernel.math_threads
+    fragments = 2 * (kernel.thread_m + kernel.thread_n) * words if kernel.family == "simt" else 24
+    registers = min(255, (sums + fragments + 40 + 7) // 8 * 8)
+    if kernel.family == "wgmma":  # all registers of the SM, divided unevenly once the block runs
+        registers = min(168, 65536 // threads // 8 * 8)
+    shared = kernel.stages * stage_bytes(kernel)
+    if kernel.family == "simt":  # the tile leaves through shared memory too
+        shared = max(shared, kernel.block_m * kernel.block_n * 4 * words // PACKED.get(kernel.dtype.replace("s8", ""), 1))
+    return Attributes(threads, registers, shared), False
+
+
+def occupancy_limits(gpu: Gpu, attributes: Attributes) -> dict[str, int]:
+    """Blocks that an SM could hold at once by each of its resources; 0 by shared memory where a block may not have that much."""
+    warps = -(-attributes.threads // WARP)
+    reserved = RESERVED_SHARED_BYTES if gpu.capability_number >= 80 else 0
+    fits = attributes.shared_bytes <= gpu.shared_bytes_per_block.value
+    registers = -(-attributes.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT * warps
+    return {
+        "blocks": gpu.blocks_per_sm.value,
+        "warps": gpu.warps_per_sm.value // warps,
+        "registers": gpu.registers_per_sm.value // max(1, registers),
+        "shared memory": gpu.shared_bytes_per_sm.value // max(1, attributes.shared_bytes + reserved) if fits else 0,
+    }
+
+
+def occupancy(gpu: Gpu, attributes: Attributes) -> int:
+    """Blocks that an SM holds at once (CUDA C++ Programming Guide, "Multiprocessor level"): the least of `occupancy_limits`."""
+    return min(occupancy_limits(gpu, attributes).values())
+
+
+def resident(gpu: Gpu, kernel: GemmKernel, attributes: Attributes) -> int:
+    """Blocks of a launch that an SM holds at once: its occupancy; one of the wgmma family, whose blocks stay for the whole product."""
+    return min(1, occupancy(gpu, attributes)) if kernel.family == "wgmma" else occupancy(gpu, attributes)
+
+
+def work(gpu: Gpu, kernel: GemmKernel) -> Work:
+    """Cycles of the SM's multiply-add pipe, shared memory and schedulers that one step of a block takes."""
+    pipe = pipe_of(gpu, kernel)
+    assert pipe is not None, f"{gpu.name} has no pipe for {kernel.name}"
+    products = kernel.block_m * kernel.block_n * kernel.block_k
+    arithmetic = products / gpu.fma_per_cycle[pipe].value
+    stored = stage_bytes(kernel) / LINE_BYTES
+    warps = kernel.math_threads // WARP
+    copies = stage_bytes(kernel) / VECTOR_BYTES / WARP * (0 if kernel.family == "wgmma" else 3)  # a load, a store, addresses
+    if kernel.family == "simt":
+        loads, wavefronts = fragment_loads(kernel, gpu.shared_rule)
+        multiplies = products / PACKED.get(kernel.dtype, 1) / WARP
+        issue = multiplies + warps * loads + copies
+        return Work(arithmetic, warps * wavefronts + stored, issue / gpu.schedulers_per_sm.value)
+    tiles = (kernel.warp_m // kernel.thread_m) * (kernel.warp_n // kernel.thread_n)
+    groups = kernel.math_threads // (WARPGROUP if kernel.family == "wgmma" else WARP)
+    # wgmma: an instruction reads its rows of A and columns of B from shared memory; else fragments stay for the whole warp tile
+    read = tiles * (kernel.thread_m + kernel.thread_n) if kernel.family == "wgmma" else kernel.warp_m + kernel.warp_n
+    shared = groups * read * kernel.block_k * GEMM_DTYPES[kernel.dtype] / LINE_BYTES + stored
+    loads = groups * (kernel.warp_m + kernel.warp_n) * kernel.block_k * GEMM_DTYPES[kernel.dtype] / (VECTOR_BYTES * WARP)
+    depth = INSTRUCTION_BYTES / GEMM_DTYPES[kernel.dtype]  # of one instruction along k; each of a warpgroup's four warps issues it
+    instructions = products / (kernel.thread_m * kernel.thread_n * depth) * (4 if kernel.family == "wgmma" else 1)
+    issue = instructions + (0 if kernel.family == "wgmma" else 2 * loads) + copies
+    return Work(arithmetic, shared, issue / gpu.schedulers_per_sm.value)
+
+
+def fragment_loads(kernel: GemmKernel, rule: str) -> tuple[float, float]:
+    """(instructions, wavefronts) of one warp that loads its fragments of A and B for one step, by the bank model.
+
+    Lanes are y rows of x columns; bit 0 of a lane is the lowest bit of its column, the next bits its row, the others the column again.
+    Its values lie in vectors of at most 16 bytes, y (x) vectors apart.
+    """
+    dp4a = kernel.dtype == "s8"  # four values along k at once
+    depth, size = (kernel.block_k // 4, 4) if dp4a else (kernel.block_k, GEMM_DTYPES[kernel.dtype])
+    rows, columns = kernel.warp_m // kernel.thread_m, kernel.warp_n // kernel.thread_n
+    lane, low = np.arange(LANES), int(columns > 1)
+    instructions = wavefronts = 0.0
+    for place, values in (((lane >> low) % rows, kernel.thread_m), ((lane & low) | ((lane >> low) // rows << low), kernel.thread_n)):
+        width = next((w for w in (16, 8, 4) if values * size % w == 0), 4)
+        count = max(1, values * size // width)
+        instructions += count * depth
+        wavefronts += count * depth * SharedMemory(rule=rule).wavefronts(place * width, width=width).total
+    return instructions, wavefronts
+
+
+class Needs(NamedTuple):
+    """How operands must lie for a kernel: alignment of base and pitch in bytes, and whether k must be A's, B's fast dimension."""
+
+    alignment: int
+    k_major: bool
+
+
+def needs(kernel: GemmKernel) -> Needs:
+    """Tensor-core kernels copy 16 bytes at once, and of most types want rows along k: wgmma of all but 16-bit ones (PTX ISA, wgmma),
+    mma of those that ldmatrix cannot transpose."""
+    if kernel.family == "simt":
+        return Needs(1, False)
+    return Needs(16, kernel.dtype in ("tf32", "s8", "f8"))
+
+
+class Rows(NamedTuple):
+    """What the model knows of each kernel, as arrays over kernels; `tile_*` are those of a cluster, `blocks` the blocks in it."""
+
+    kernels: tuple[GemmKernel, ...]
+    attributes: tuple[Attributes, ...]
+    known: tuple[bool, ...]
+    works: tuple[Work, ...]
+    tile_m: Array
+    tile_n: Array
+    block_k: Array
+    stages: Array
+    blocks: Array
+    occupancy: Array
+    step: Array
+    alone: Array
+    fma: Array
+    sustained: Array
+    alignment: Array
+    k_major: Array
+
+
+def rows_of(gpu: Gpu, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> Rows:
+    """The arrays of these kernels on a machine that has their pipes."""
+    found = [attributes_of(kernel, known) for kernel in kernels]
+    works = [work(gpu, kernel) for kernel in kernels]
+    pipes = [pipe_of(gpu, kernel) or "" for kernel in kernels]
+    step = np.array([w.cycles / gpu.model.efficiency[kernel.family].value for w, kernel in zip(works, kernels, strict=True)])
+    idle = np.array([max(1.0, SUB_CORES * WARP / kernel.math_threads) for kernel in kernels])
+
+    def column(name: str) -> Array:
+        return np.array([getattr(kernel, name) for kernel in kernels], float)
+
+    return Rows(
+        kernels=tuple(kernels),
+        attributes=tuple(one for one, _ in found),
+        known=tuple(is_known for _, is_known in found),
+        works=tuple(works),
+        tile_m=column("block_m") * column("cluster_m"),
+        tile_n=column("block_n") * column("cluster_n"),
+        block_k=column("block_k"),
+        stages=column("stages"),
+        blocks=column("cluster_m") * column("cluster_n"),
+        occupancy=np.array([resident(gpu, kernel, one) for kernel, (one, _) in zip(kernels, found, strict=True)], float),
+        step=step,
+        alone=step * idle,
+        fma=np.array([gpu.fma_per_cycle[pipe].value for pipe in pipes]),
+        sustained=np.array([gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.frequency_hz.value for pipe in pipes]),
+        alignment=np.array([needs(kernel).alignment for kernel in kernels], float),
+        k_major=np.array([needs(kernel).k_major for kernel in kernels]),
+    )
+
+
+class Table(NamedTuple):
+    """Launches, as arrays: row of `Rows`, decomposition (index of DECOMPOSITIONS), splits, walk."""
+
+    row: Array
+    kind: Array
+    splits: Array
+    along_n: Array
+    group: Array
+
+    def select(self, where: Array) -> "Table":
+        return Table(*(column[where] for column in self))
+
+
+class Prediction(NamedTuple):
+    """The cost of every row of a table: `terms` in cycles by the names of TERMS, traffic in bytes, and what led to them."""
+
+    gpu: Gpu
+    problem: Gemm
+    rows: Rows
+    table: Table
+    terms: dict[str, Array]
+    cycles: Array
+    seconds: Array
+    facts: dict[str, Array]
+
+
+def predict(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, hot: bool = True) -> Prediction:
+    """Cost of each launch of a table."""
+    model, frequency = gpu.model, gpu.frequency_hz.value
+    facts = _counts(gpu, problem, rows, table)
+    _traffic(gpu, problem, rows, table, facts, hot)
+    r = table.row
+    latency = gpu.l2_latency_cycles.value + facts["miss"] * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
+    ahead, barriers = np.maximum(1, rows.stages[r] - 1), 1 + (rows.stages[r] == 1)
+    alone = np.maximum(rows.alone[r], latency / ahead) + barriers * model.step_cycles.value
+    resident, last, steps = facts["resident"], facts["last"], facts["steps"]
+    loop = steps * (facts["full_waves"] * np.maximum(resident * rows.step[r], alone))
+    loop += steps * np.where(last > 0, np.maximum(last * rows.step[r], alone), 0.0)
+    terms = {"loop": loop}
+    tile = rows.tile_m[r] * rows.tile_n[r]  # elements
+    products = facts["tiles"] * tile * facts["all_steps"] * rows.block_k[r]
+    terms["power"] = products / (gpu.sms.value * rows.fma[r]) * frequency / rows.sustained[r]
+    active = np.minimum(facts["items"] * rows.blocks[r], gpu.sms.value)
+    port = gpu.port_bytes_per_cycle.value
+    terms["L2"] = facts["l2_bytes"] / np.minimum(gpu.l2_bytes_per_second.value / frequency, active * port)
+    terms["memory"] = facts["memory_bytes"] * frequency / gpu.memory_bytes_per_second.value
+    out = tile / rows.blocks[r] * RESULT_BYTES.get(problem.dtype, GEMM_DTYPES[problem.dtype]) / port
+    waves = facts["full_waves"] + (last > 0)
+    edge = model.block_cycles.value + latency + np.where(facts["full_waves"] > 0, resident, last) * out
+    terms["tiles"] = edge * facts["turns"] * (1 + (waves - 1) * (1 - model.hidden.value))
+    terms["partials"] = _partials(gpu, problem, rows, table, facts, latency)
+    terms["relayout"] = facts["relayout_bytes"] * frequency / _copy_rate(gpu, facts["relayout_bytes"])
+    passes = facts["relayouts"] + (table.kind != DATA_PARALLEL)
+    terms["launch"] = (model.launch_seconds.value + passes * model.pass_seconds.value) * frequency
+    busy, transfer = np.maximum(terms["loop"], terms["power"]), np.maximum(terms["L2"], terms["memory"])
+    cycles = np.maximum(busy, transfer) + (1 - model.overlap.value) * np.minimum(busy, transfer)
+    cycles = cycles + terms["tiles"] + terms["partials"] + terms["relayout"] + terms["launch"]
+    return Prediction(gpu, problem, rows, table, terms, cycles, cycles / frequency, facts)
+
+
+def _counts(gpu: Gpu, problem: Gemm, rows: Rows, table: Table) -> dict[str, Array]:
+    """Tiles, items, steps and waves."""
+    r = table.row
+    units = np.floor(gpu.sms.value / rows.blocks[r])  # SMs, or groups of them that hold a cluster
+    tiles_m, tiles_n = np.ceil(problem.m / rows.tile_m[r]), np.ceil(problem.n / rows.tile_n[r])
+    all_steps, tiles = np.ceil(problem.k / rows.block_k[r]), tiles_m * tiles_n
+    stream = table.kind == STREAM_K
+    items = np.where(stream, table.splits, tiles * table.splits)
+    steps = np.where(stream, np.ceil(tiles * all_steps / table.splits), np.ceil(all_steps / table.splits))
+    slots = units * rows.occupancy[r]
+    full_waves = np.floor(items / slots)
+    left = items - full_waves * slots
+    return {
+        "tiles_m": tiles_m,
+        "tiles_n": tiles_n,
+        "tiles": tiles,
+        "all_steps": all_steps,
+        "items": items,
+        "steps": steps,
+        "slots": slots,
+        "full_waves": full_waves,
+        "last": np.ceil(left / units),
+        "units": units,
+        "resident": rows.occupancy[r],
+        "turns": np.where(stream, 1 + np.ceil(steps / all_steps), 1.0),  # tiles that a block of stream-K touches
+    }
+
+
+def _miss(gpu: Gpu, distance: Array) -> Array:
+    """Share of accesses at this reuse distance, in bytes, that L2 does not hold any more."""
+    return np.clip(2 * distance / (gpu.model.l2_share.value * gpu.l2_bytes.value) - 1, 0, 1)
+
+
+def _traffic(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, facts: dict[str, Array], hot: bool) -> None:
+    """Bytes through L2 and from memory, and what has to be copied first."""
+    r, size = table.row, GEMM_DTYPES[problem.dtype]
+    result = RESULT_BYTES.get(problem.dtype, size)
+    a, b, c = (np.float64(x) for x in (problem.m * problem.k * size, problem.k * problem.n * size, problem.m * problem.n * result))
+    partial = np.where(table.kind == SPLIT_K, facts["items"], np.where(table.kind == STREAM_K, 2 * table.splits, 0))
+    partial = partial * rows.tile_m[r] * rows.tile_n[r] * SUM_BYTES.get(problem.dtype, 4)
+    facts["partial_bytes"] = partial
+    facts["l2_bytes"] = a * facts["tiles_n"] + b * facts["tiles_m"] + c + 2 * partial
+    along_n = table.along_n.astype(bool)
+    fast, slow = np.where(along_n, b, a), np.where(along_n, a, b)
+    n_fast = np.where(along_n, facts["tiles_n"], facts["tiles_m"])
+    n_slow = np.where(along_n, facts["tiles_m"], facts["tiles_n"])
+    group = np.minimum(table.group, n_slow)
+    bands = np.ceil(n_slow / group)
+    at_once = np.minimum(facts["tiles"], facts["slots"])
+    high = np.minimum(n_fast, np.ceil(at_once / group))
+    waves = np.maximum(1, np.ceil(n_fast * group / at_once))
+    band = slow * group / n_slow
+    touched = fast * high / n_fast + band * np.maximum(1, np.ceil(at_once / (n_fast * group)))
+    first = _miss(gpu, a + b + c + partial) if hot else np.ones(())
+    again_fast, again_slow = _miss(gpu, fast + band), _miss(gpu, touched)
+    read = fast * (first + (bands - 1) * again_fast) + slow * (first + (waves - 1) * again_slow)
+    facts["memory_bytes"] = read + c * _miss(gpu, a + b + c + partial) + 2 * partial * _miss(gpu, partial)
+    facts["miss"] = np.clip(read / facts["l2_bytes"], 0, 1)
+    _relayouts(problem, rows, table, facts, a, b)
+
+
+def _relayouts(problem: Gemm, rows: Rows, table: Table, facts: dict[str, Array], a: Any, b: Any) -> None:
+    """Operands that a kernel cannot take as they lie: another dimension is contiguous than it needs, or rows are not aligned."""
+    r, size = table.row, GEMM_DTYPES[problem.dtype]
+    copies, copied = np.zeros(len(r)), np.zeros(len(r))
+    for bytes_, k_last, pitch in (
+        (a, not problem.trans_a, problem.m if problem.trans_a else problem.k),
+        (b, problem.trans_b, problem.k if problem.trans_b else problem.n),
+    ):
+        moved = (rows.k_major[r] & (not k_last)) | (pitch * size % rows.alignment[r] != 0)
+        copies += moved
+        copied += moved * 2 * bytes_
+    facts["relayouts"], facts["relayout_bytes"] = copies, copied
+
+
+def _copy_rate(gpu: Gpu, size: Array) -> Array:
+    """Bytes a second of a copy: of L2 where the data lie there, else of memory."""
+    away = _miss(gpu, size)
+    return 1 / (away / gpu.memory_bytes_per_second.value + (1 - away) * 2 / gpu.l2_bytes_per_second.value)
+
+
+def _partials(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, facts: dict[str, Array], latency: Array) -> Array:
+    """Cycles to write a block's accumulators, and for the last block of a tile to read and sum all parts of it."""
+    r, port = table.row, gpu.port_bytes_per_cycle.value
+    tile = rows.tile_m[r] * rows.tile_n[r] / rows.blocks[r] * SUM_BYTES.get(problem.dtype, 4)
+    writes = np.ceil(facts["items"] / facts["units"]) * tile / port
+    parts = np.where(table.kind == STREAM_K, 1 + np.ceil(table.splits / facts["tiles"]), table.splits)
+    sums = np.ceil(facts["tiles"] / facts["units"]) * parts * (tile / port + latency)
+    stream = tile / port * 2 + parts * (tile / port + latency)
+    split = np.where(table.kind == SPLIT_K, writes + sums, 0.0)
+    return np.where(table.kind == STREAM_K, stream, split) + np.where(table.kind == DATA_PARALLEL, 0.0, 2 * latency)
+
+
+def bound_by(prediction: Prediction, row: int) -> str:
+    """The term that decides a launch; the loop goes by what bounds a step: arithmetic, shared, issue or latency."""
+    largest = max(TERMS, key=lambda name: float(prediction.terms[name][row]))
+    if largest != "loop":
+        return largest
+    r = prediction.table.row[row]
+    facts, rows = prediction.facts, prediction.rows
+    blocks = facts["resident"][row] if facts["full_waves"][row] else facts["last"][row]
+    throughput = blocks * rows.step[r] * facts["steps"][row] * (facts["full_waves"][row] + (facts["last"][row] > 0))
+    return "latency" if throughput < 0.9 * prediction.terms["loop"][row] else rows.works[r].bound_by
+
+
+def cost_of(prediction: Prediction, row: int) -> Cost:
+    """One row of a prediction as a value; `levels` says what crosses from L2 and memory, and the wavefronts of shared memory."""
+    facts, r = prediction.facts, prediction.table.row[row]
+    rows = prediction.rows
+    step = rows.works[r]
+    wavefronts = step.shared * facts["steps"][row] * facts["items"][row]
+    levels = {
+        "shared": {
+            "wavefronts": float(wavefronts),
+            "bytes": float(wavefronts * LINE_BYTES),
+            "cycles": float(wavefronts / prediction.gpu.sms.value),
+        }
+    }
+    for name, key in (("L2", "l2_bytes"), ("memory", "memory_bytes")):
+        size = float(facts[key][row])
+        levels[name] = {"bytes": size, "lines": size / LINE_BYTES, "cycles": float(prediction.terms[name][row])}
+    terms = {name: float(prediction.terms[name][row]) for name in TERMS}
+    cycles = float(prediction.cycles[row])
+    return Cost(cycles, float(prediction.seconds[row]), bound_by(prediction, row), levels, terms)
+
+
+def schedule_of(prediction: Prediction, row: int) -> GpuSchedule:
+    """One row of a prediction's table as the launch that the library obeys."""
+    table = prediction.table
+    kernel = prediction.rows.kernels[table.row[row]]
+    kind = DECOMPOSITIONS[int(table.kind[row])]
+    return GpuSchedule(kernel.name, kind, int(table.splits[row]), bool(table.along_n[row]), int(table.group[row]))
