@@ -197,7 +197,7 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `block_cycles` the start and end of a block's tile beside its latencies, `step_cycles` a k step beside its work, `hidden` the share
     (0..1) of a tile's start and end that other work of the SM hides, `overlap` the share of the lesser of arithmetic and transfer that
     hides behind the greater, `l2_share` the share of L2 that operands can fill before they miss. `efficiency` is the share of its
-    pipes' rate that a family of kernels reaches.
+    pipes' rate that a family of kernels (simt, or of one type: simt_f64) reaches.
     """
 
     launch_seconds: Number

@@ -127,18 +127,30 @@ def epilogues() -> dict[str, int]:
 
 
 class Attributes(msgspec.Struct, frozen=True):
-    """What the compiler made of a kernel: threads and bytes of shared memory of a block, registers of a thread, spilled bytes."""
+    """What the compiler made of a kernel: threads and bytes of shared memory of a block, registers of a thread, spilled bytes.
+
+    `efficiency` is the share of the cost model's rate that its main loop was measured to reach on a machine of this capability; where
+    nobody measured it, the machine's share of the kernel's family stands for it.
+    """
 
     threads: int
     registers: int
     shared_bytes: int
     local_bytes: int = 0
+    efficiency: float | None = None
+
+
+def attributes_file(capability: int) -> Path:
+    return _HERE / f"kernel_attributes-sm{capability}.json"
 
 
 @cache
 def gemm_attributes(capability: int) -> dict[str, Attributes]:
-    """Attributes by kernel name from `kernel_attributes-sm<capability>.json` (tools/cuda_attributes.py writes it); {} without one."""
-    path = _HERE / f"kernel_attributes-sm{capability}.json"
+    """Attributes by kernel name from `kernel_attributes-sm<capability>.json`; {} without one.
+
+    tools/cuda_attributes.py writes it from the compiler's output, tools/fit_gpu.py adds the efficiencies.
+    """
+    path = attributes_file(capability)
     if not path.exists():
         return {}
     return msgspec.convert(msgspec.json.decode(path.read_bytes())["kernels"], dict[str, Attributes])

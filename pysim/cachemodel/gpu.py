@@ -9,7 +9,7 @@ once (CUDA's rule: `occupancy`), so they run in waves. All cycles are of frequen
     busy     = max(loop, power)      transfer = max(L2, memory)
 
 step    what one step of one block needs of its SM: max(multiply-adds / fma_per_cycle[p], shared-memory wavefronts, instructions /
-        schedulers) / efficiency[family]. `work` has the counts.
+        schedulers) / efficiency, which is the kernel's where it was measured, else its family's. `work` has the counts.
 alone   what a block waits for a step when nothing else runs: max(step, latency / max(1, stages - 1)) + step_cycles, the last twice
         with one stage (two barriers). Fewer than four warps leave sub-cores idle.
 loop    full waves x steps x max(occupancy step, alone) + the last wave likewise with the blocks that it has left an SM: tile and wave
@@ -104,10 +104,21 @@ def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> tuple[Att
     registers = min(255, (sums + fragments + 40 + 7) // 8 * 8)
     if kernel.family == "wgmma":  # all registers of the SM, divided unevenly once the block runs
         registers = min(168, 65536 // threads // 8 * 8)
-    shared = kernel.stages * stage_bytes(kernel)
-    if kernel.family == "simt":  # the tile leaves through shared memory too
-        shared = max(shared, kernel.block_m * kernel.block_n * 4 * words // PACKED.get(kernel.dtype.replace("s8", ""), 1))
-    return Attributes(threads, registers, shared), False
+    return Attributes(threads, registers, shared_bytes(kernel)), False
+
+
+def shared_bytes(kernel: GemmKernel) -> int:
+    """Bytes of shared memory of a block, as the families lay it out: stages, and where it is larger the tile of C on its way out."""
+    result, size = SUM_BYTES.get(kernel.dtype, 4), GEMM_DTYPES[kernel.dtype]
+    if kernel.family == "wgmma":  # two barriers a stage, a flag, room to align to 1 KiB
+        return kernel.stages * (stage_bytes(kernel) + 16) + 16 + 1024
+    if kernel.family == "simt":
+        packed = 2 if kernel.dtype == "f16" else 1  # half2 sums
+        return max(kernel.stages * stage_bytes(kernel), kernel.block_m * kernel.block_n * result // packed)
+    period, rest = (128, 32) if size == 8 else (32, 16)  # rows of k are padded to an odd multiple of 16 (32) bytes
+    pitch = next(p for p in range(kernel.block_k * size, 1 << 20, 16) if p % period == rest)
+    rows = kernel.block_m + kernel.block_n
+    return max(kernel.stages * rows * pitch, kernel.block_m * (kernel.block_n + 8) * result)
 
 
 def occupancy_limits(gpu: Gpu, attributes: Attributes) -> dict[str, int]:
@@ -179,6 +190,12 @@ def fragment_loads(kernel: GemmKernel, rule: str) -> tuple[float, float]:
     return instructions, wavefronts
 
 
+def family_efficiency(gpu: Gpu, kernel: GemmKernel) -> float:
+    """The share of its pipes' rate that a kernel's family reaches with its type, or with any."""
+    known = gpu.model.efficiency
+    return known[f"{kernel.family}_{kernel.dtype}" if f"{kernel.family}_{kernel.dtype}" in known else kernel.family].value
+
+
 class Needs(NamedTuple):
     """How operands must lie for a kernel: alignment of base and pitch in bytes, and whether k must be A's, B's fast dimension."""
 
@@ -220,7 +237,8 @@ def rows_of(gpu: Gpu, kernels: Sequence[GemmKernel], known: dict[str, Attributes
     found = [attributes_of(kernel, known) for kernel in kernels]
     works = [work(gpu, kernel) for kernel in kernels]
     pipes = [pipe_of(gpu, kernel) or "" for kernel in kernels]
-    step = np.array([w.cycles / gpu.model.efficiency[kernel.family].value for w, kernel in zip(works, kernels, strict=True)])
+    shares = [one.efficiency or family_efficiency(gpu, kernel) for (one, _), kernel in zip(found, kernels, strict=True)]
+    step = np.array([w.cycles / share for w, share in zip(works, shares, strict=True)])
     idle = np.array([max(1.0, SUB_CORES * WARP / kernel.math_threads) for kernel in kernels])
 
     def column(name: str) -> Array:

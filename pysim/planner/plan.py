@@ -246,7 +246,8 @@ def _assumed_of_gpu(machine: Gpu, kernel: str) -> tuple[str, ...]:
     """Paths of assumed numbers that the GPU model reads for a kernel: of its own pipe and family; and the kernel, if its registers and
     shared memory were not read from the compiler."""
     row = gemm_kernel(kernel)
-    own = {f"model.efficiency.{row.family}", f"fma_per_cycle.{row.pipe}", f"sustained_hz.{row.pipe}"} if row else set()
+    own = {f"model.efficiency.{row.family}", f"model.efficiency.{row.family}_{row.dtype}"} if row else set()
+    own |= {f"fma_per_cycle.{row.pipe}", f"sustained_hz.{row.pipe}"} if row else set()
     tables = ("model.efficiency.", "fma_per_cycle.", "sustained_hz.")
     known = kernel in gemm_attributes(machine.capability_number)
     paths = tuple(path for path in machine.assumed() if path in own or not path.startswith(tables))
