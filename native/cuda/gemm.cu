@@ -50,7 +50,7 @@ pysim_status check_gemm(const pysim_cuda_gemm *g) {
         if (size.value < 1) return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it must be at least 1", size.name, (long long)size.value);
         if (size.value > (1 << 22) && size.name[0] != 'k')
             return fail(PYSIM_UNSUPPORTED, "%s is %lld; the CUDA kernels take up to %d", size.name, (long long)size.value, 1 << 22);
-        if (size.value > (1 << 30)) return fail(PYSIM_UNSUPPORTED, "k is %lld; the CUDA kernels take up to %d", (long long)size.value, 1 << 30);
+        if (size.value > (1 << 27)) return fail(PYSIM_UNSUPPORTED, "k is %lld; the CUDA kernels take up to %d", (long long)size.value, 1 << 27);
     }
     if (((unsigned)g->trans_a | (unsigned)g->trans_b) > 1)
         return fail(PYSIM_BAD_ARGUMENT, "trans_a and trans_b are %d and %d; each is 0 or 1", g->trans_a, g->trans_b);

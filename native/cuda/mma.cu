@@ -69,55 +69,52 @@ template <> struct Mma<double> {
 };
 #undef MMA_4_2
 
-/* Fragments of A for all rows of a warp, of B for two tiles of columns at a time: few enough registers for 64 x 64 a warp. */
-template <class In, class S, int TILES_M> struct Fragments {
-    unsigned a[TILES_M][4], b[2][2];
+/* What a warp multiplies in one k step of the instruction. */
+template <class In, class S, int TILES_M, int TILES_N> struct Fragments {
+    unsigned a[TILES_M][4], b[TILES_N / 2][4]; /* b: two tiles of columns by one ldmatrix */
 
     __device__ static void round(unsigned (&r)[4]) {
         if constexpr (sizeof(In) == 4)
 #pragma unroll
             for (int e = 0; e < 4; e++) r[e] = Mma<In>::round(r[e]);
     }
-    __device__ void load_a(char *left, int row0, int k0) {
+    __device__ void load(char *left, char *right, int row0, int column0, int k0) {
+        constexpr int half = 16 / (int)sizeof(In); /* elements of 16 bytes */
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < TILES_M; i++) {
             const int row = row0 + i * 16;
             if constexpr (S::a_k_last)
-                ldmatrix(a[i], shared_address(S::A::at(left, row + lane % 16, k0 + lane / 16 * (16 / (int)sizeof(In)))));
+                ldmatrix(a[i], shared_address(S::A::at(left, row + lane % 16, k0 + lane / 16 * half)));
             else
                 ldmatrix_transposed(a[i], shared_address(S::A::at(left, row + lane / 8 % 2 * 8, k0 + lane % 8 + lane / 16 * 8)));
             round(a[i]);
         }
-    }
-    __device__ void load_b(char *right, int column, int k0) {
-        const int lane = threadIdx.x % 32;
-        unsigned r[4];
-        if constexpr (S::b_k_last)
-            ldmatrix(r, shared_address(S::B::at(right, column + lane % 8 + lane / 16 * 8, k0 + lane / 8 % 2 * (16 / (int)sizeof(In)))));
-        else
-            ldmatrix_transposed(r, shared_address(S::B::at(right, column + lane / 16 * 8, k0 + lane % 16)));
-        round(r);
-        b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
+#pragma unroll
+        for (int j = 0; j < TILES_N / 2; j++) {
+            const int column = column0 + j * 16;
+            if constexpr (S::b_k_last)
+                ldmatrix(b[j], shared_address(S::B::at(right, column + lane % 8 + lane / 16 * 8, k0 + lane / 8 % 2 * half)));
+            else
+                ldmatrix_transposed(b[j], shared_address(S::B::at(right, column + lane / 16 * 8, k0 + lane % 16)));
+            round(b[j]);
+        }
     }
 };
-template <class S, int TILES_M> struct Fragments<double, S, TILES_M> {
-    double a[TILES_M][4], b[2][2];
+template <class S, int TILES_M, int TILES_N> struct Fragments<double, S, TILES_M, TILES_N> {
+    double a[TILES_M][4], b[TILES_N / 2][4];
 
-    __device__ void load_a(char *left, int row0, int k0) {
+    __device__ void load(char *left, char *right, int row0, int column0, int k0) {
         const int outer = threadIdx.x % 32 / 4, k = k0 + threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < TILES_M * 4; i++) a[i / 4][i % 4] = *S::A::at(left, row0 + i / 4 * 16 + outer + i % 2 * 8, k + i % 4 / 2 * 4);
-    }
-    __device__ void load_b(char *right, int column, int k0) {
-        const int outer = threadIdx.x % 32 / 4, k = k0 + threadIdx.x % 4;
 #pragma unroll
-        for (int i = 0; i < 4; i++) b[i / 2][i % 2] = *S::B::at(right, column + i / 2 * 8 + outer, k + i % 2 * 4);
+        for (int j = 0; j < TILES_N * 2; j++) b[j / 4][j % 4] = *S::B::at(right, column0 + j / 2 * 8 + outer, k + j % 2 * 4);
     }
 };
 
 template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB>
-__global__ void __launch_bounds__(Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads) mma_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads, Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>::blocks) mma_kernel(const __grid_constant__ Problem p) {
     using S = Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>;
     using M = Mma<In>;
     using Acc = typename M::Acc;
@@ -131,19 +128,17 @@ __global__ void __launch_bounds__(Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>:
     Work work(p, Grid(p, BM, BN, BK), blockIdx.x, gridDim.x);
     for (Tile t; work.next(t);) {
         Acc acc[tiles_m * tiles_n * 4] = {};
-        pipeline<S, In, BK, STAGES>(p, t, t.i * BM, t.j * BN, shared, [&](char *stage) {
+        Fragments<In, S, tiles_m, tiles_n> f[S::buffers];
+        pipeline<S, In, BK, M::k, STAGES>(
+            p, t, t.i * BM, t.j * BN, shared,
+            [&](char *stage, int k0, int buffer) { f[buffer].load(stage, stage + S::A::bytes, warp_row, warp_column, k0); },
+            [&](int buffer) {
 #pragma unroll
-            for (int k0 = 0; k0 < BK; k0 += M::k) {
-                Fragments<In, S, tiles_m> f;
-                f.load_a(stage, warp_row, k0);
-#pragma unroll
-                for (int j = 0; j < tiles_n; j++) {
-                    if (j % 2 == 0) f.load_b(stage + S::A::bytes, warp_column + j * 8, k0);
-#pragma unroll
-                    for (int i = 0; i < tiles_m; i++) M::run(*(Acc(*)[4])(acc + (i * tiles_n + j) * 4), f.a[i], f.b[j % 2]);
+                for (int i = 0; i < tiles_m * tiles_n; i++) {
+                    const int row = i / tiles_n, column = i % tiles_n;
+                    M::run(*(Acc(*)[4])(acc + i * 4), f[buffer].a[row], f[buffer].b[column / 2] + column % 2 * 2);
                 }
-            }
-        });
+            });
         if (!meet(p, work, t, acc, (int)threadIdx.x, S::threads, &meeting, [] { __syncthreads(); })) continue;
         __syncthreads(); /* the last stages are read */
 #pragma unroll

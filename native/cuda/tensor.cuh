@@ -39,17 +39,34 @@ template <class In, int OUTER, int K, bool K_LAST> struct SharedTile {
     __device__ static In *at(char *base, int outer, int k) {
         return (In *)(base + (K_LAST ? outer * pitch + k * element : k * pitch + outer * element));
     }
-    /* Starts the copy of the tile at (outer0, k0) of the matrix; what lies outside it is zero. */
-    template <int THREADS> __device__ static void load(char *base, const In *matrix, int64_t ld, int outer0, int k0, int outer_end, int k_end) {
-        const int row0 = K_LAST ? outer0 : k0, column0 = K_LAST ? k0 : outer0;
-        const int row_end = K_LAST ? outer_end : k_end, column_end = K_LAST ? k_end : outer_end;
+};
+
+/* A thread's share of the copies of one operand's tiles: the same 16 bytes of every `row_step`th row. What lies outside the matrix is zero. */
+template <class In, class Tile, int K, bool K_LAST, int THREADS> class Copies {
+    static constexpr int element = sizeof(In), row_step = THREADS / Tile::chunks;
+    static_assert(THREADS % Tile::chunks == 0, "a thread stays in its column of chunks");
+    const char *origin;
+    int64_t pitch, k_pitch; /* bytes between rows, and between k steps */
+    int rows_left, bytes_left, offset;
+
+  public:
+    __device__ Copies(const void *matrix, int64_t ld, int outer0, int outer_end, int k_end) {
+        const int row = (int)threadIdx.x / Tile::chunks, chunk = (int)threadIdx.x % Tile::chunks * 16;
+        const int row0 = row + (K_LAST ? outer0 : 0), column0 = K_LAST ? 0 : outer0;
+        pitch = ld * element, k_pitch = K_LAST ? K * element : K * pitch;
+        origin = (const char *)matrix + row0 * pitch + column0 * element + chunk;
+        rows_left = (K_LAST ? outer_end : k_end) - row0;
+        bytes_left = ((K_LAST ? k_end : outer_end) - column0) * element - chunk;
+        offset = row * Tile::pitch + chunk;
+    }
+    __device__ void start(char *base, int step) const {
+        const char *from = origin + step * k_pitch;
+        const int rows = rows_left - (K_LAST ? 0 : step * K), bytes = max(0, min(16, bytes_left - (K_LAST ? step * K * element : 0)));
 #pragma unroll
-        for (int i = 0; i < (rows * chunks + THREADS - 1) / THREADS; i++) {
-            const int index = (int)threadIdx.x + i * THREADS;
-            if (rows * chunks % THREADS && index >= rows * chunks) break;
-            const int row = index / chunks, chunk = index % chunks, column = column0 + chunk * (16 / element);
-            const int left = row0 + row < row_end ? min(16, max(0, (column_end - column) * element)) : 0;
-            copy_async(base + row * pitch + chunk * 16, left ? matrix + (row0 + row) * ld + column : matrix, left);
+        for (int row = 0; row < Tile::rows; row += row_step) {
+            if (Tile::rows % row_step && row + (int)threadIdx.x / Tile::chunks >= Tile::rows) break;
+            copy_async(base + offset + row * Tile::pitch, from, row < rows ? bytes : 0);
+            from += row_step * pitch;
         }
     }
 };
@@ -61,29 +78,57 @@ template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA,
     static constexpr bool a_k_last = !TA, b_k_last = TB;
     static constexpr int warps_m = BM / WM, warps_n = BN / WN, threads = 32 * warps_m * warps_n, stage = A::bytes + B::bytes;
     static constexpr int shared = STAGES * stage;
+    /* 16 warps an SM hide the latency of loads and multiply-adds; they leave 128 registers a thread, half of them for sums. Warps with
+     * more sums than that read less shared memory for a multiply-add, and 8 of them an SM have 255 registers each. */
+    static constexpr int sums = WM * WN * (sizeof(In) == 8 ? 2 : 1) / 32, at_once = sums > 64 ? 256 : 512;
+    static constexpr int blocks = threads < at_once ? at_once / threads : 1, buffers = sums > 64 ? 2 : 1;
     static_assert(BM % WM == 0 && BN % WN == 0, "warps tile the block");
 };
 
-/* Runs `body(stage)` for the k steps of a tile, with the copies of STAGES - 1 later steps under way. */
-template <class S, class In, int BK, int STAGES, class Body> __device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0, char *shared, Body body) {
-    const In *a = (const In *)p.a, *b = (const In *)p.b;
+/* Multiplies the k steps of a tile, with the copies of STAGES - 1 later steps under way. A step is BK / K instructions deep: fetch(stage, k0, buffer)
+ * loads fragments, multiply(buffer) uses them. Kernels with few warps (`buffers` 2) fetch one instruction ahead, across the barrier too. */
+template <class S, class In, int BK, int K, int STAGES, class Fetch, class Multiply>
+__device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0, char *shared, Fetch fetch, Multiply multiply) {
+    const Copies<In, typename S::A, BK, S::a_k_last, S::threads> left(p.a, p.lda, row0, p.m, p.k);
+    const Copies<In, typename S::B, BK, S::b_k_last, S::threads> right(p.b, p.ldb, column0, p.n, p.k);
+    const auto stage_of = [&](int step) { return shared + (step - t.begin) % STAGES * S::stage; };
     const auto load = [&](int step) {
         if (step < t.end) {
-            char *base = shared + (step - t.begin) % STAGES * S::stage;
-            S::A::template load<S::threads>(base, a, p.lda, row0, step * BK, p.m, p.k);
-            S::B::template load<S::threads>(base + S::A::bytes, b, p.ldb, column0, step * BK, p.n, p.k);
+            left.start(stage_of(step), step);
+            right.start(stage_of(step) + S::A::bytes, step);
         }
         commit_async(); /* an empty group keeps the count */
+    };
+    const auto arrive = [] { /* of the oldest step: for all threads, which also have read the one before */
+        wait_async<STAGES - 2>();
+        __syncthreads();
     };
     __syncthreads(); /* the tile before is read */
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) load(t.begin + s);
-    for (int step = t.begin; step < t.end; step++) {
-        wait_async<STAGES - 2>();
-        __syncthreads();
-        load(step + STAGES - 1);
-        body(shared + (step - t.begin) % STAGES * S::stage);
-    }
+    if constexpr (S::buffers == 2) {
+        arrive();
+        fetch(stage_of(t.begin), 0, 0);
+        for (int step = t.begin; step < t.end; step++) {
+            char *stage = stage_of(step), *next = stage_of(step + 1);
+#pragma unroll
+            for (int k0 = 0; k0 < BK; k0 += K) {
+                if (k0 + K == BK) arrive();
+                fetch(k0 + K == BK ? next : stage, (k0 + K) % BK, (k0 / K + 1) % 2);
+                if (k0 == 0) load(step + STAGES - 1);
+                multiply(k0 / K % 2);
+            }
+        }
+    } else
+        for (int step = t.begin; step < t.end; step++) {
+            arrive();
+            load(step + STAGES - 1);
+#pragma unroll
+            for (int k0 = 0; k0 < BK; k0 += K) {
+                fetch(stage_of(step), k0, 0);
+                multiply(0);
+            }
+        }
     wait_async<0>();
 }
 

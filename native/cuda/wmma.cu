@@ -19,7 +19,7 @@ namespace {
 using namespace nvcuda;
 
 template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB>
-__global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads) wmma_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads, Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::blocks) wmma_kernel(const __grid_constant__ Problem p) {
     using S = Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>;
     using Sums = SharedSums<Acc, BM, BN, S::threads>;
     using Left = wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, std::conditional_t<TA, wmma::col_major, wmma::row_major>>;
@@ -34,21 +34,21 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
         Sum sum[tiles_m][tiles_n];
 #pragma unroll
         for (int i = 0; i < tiles_m * tiles_n; i++) wmma::fill_fragment(sum[i / tiles_n][i % tiles_n], Acc(0.f));
-        pipeline<S, __half, BK, STAGES>(p, t, t.i * BM, t.j * BN, shared, [&](char *stage) {
+        Left left[S::buffers][tiles_m];
+        Right right[S::buffers][tiles_n];
+        pipeline<S, __half, BK, 16, STAGES>(
+            p, t, t.i * BM, t.j * BN, shared,
+            [&](char *stage, int k0, int buffer) {
 #pragma unroll
-            for (int k0 = 0; k0 < BK; k0 += 16) {
-                Left left[tiles_m];
+                for (int i = 0; i < tiles_m; i++) wmma::load_matrix_sync(left[buffer][i], S::A::at(stage, warp_row + i * 16, k0), S::A::pitch / 2);
 #pragma unroll
-                for (int i = 0; i < tiles_m; i++) wmma::load_matrix_sync(left[i], S::A::at(stage, warp_row + i * 16, k0), S::A::pitch / 2);
+                for (int j = 0; j < tiles_n; j++) wmma::load_matrix_sync(right[buffer][j], S::B::at(stage + S::A::bytes, warp_column + j * 16, k0), S::B::pitch / 2);
+            },
+            [&](int buffer) {
 #pragma unroll
-                for (int j = 0; j < tiles_n; j++) {
-                    Right right;
-                    wmma::load_matrix_sync(right, S::B::at(stage + S::A::bytes, warp_column + j * 16, k0), S::B::pitch / 2);
-#pragma unroll
-                    for (int i = 0; i < tiles_m; i++) wmma::mma_sync(sum[i][j], left[i], right, sum[i][j]);
-                }
-            }
-        });
+                for (int i = 0; i < tiles_m * tiles_n; i++)
+                    wmma::mma_sync(sum[i / tiles_n][i % tiles_n], left[buffer][i / tiles_n], right[buffer][i % tiles_n], sum[i / tiles_n][i % tiles_n]);
+            });
         if (t.parts > 1) { /* element e of a fragment is the same output in every block, whichever that is */
             Acc acc[tiles_m * tiles_n * size];
 #pragma unroll
