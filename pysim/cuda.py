@@ -138,7 +138,7 @@ def schedule_struct(s: GpuSchedule) -> Any:
     ffi, _ = library()
     row = gemm_kernel(s.kernel)
     if row is None:
-        raise PlanError(f"the registry has no CUDA kernel {s.kernel!r}; `pysim kernels` lists them")
+        raise PlanError(f"the registry has no CUDA kernel {s.kernel!r}; `pysim kernels --cuda` lists them")
     fields = {"splits": s.splits, "along_n": s.along_n, "group": s.group}
     return ffi.new("pysim_cuda_schedule *", {"kernel": row.index, "decomposition": DECOMPOSITIONS.index(s.decomposition)} | fields)
 
@@ -163,7 +163,7 @@ def attributes(w: Gemm, kernel: str) -> Attributes:
     ffi, lib = library()
     row, info = gemm_kernel(kernel), ffi.new("pysim_cuda_attributes *")
     if row is None:
-        raise PlanError(f"the registry has no CUDA kernel {kernel!r}; `pysim kernels` lists them")
+        raise PlanError(f"the registry has no CUDA kernel {kernel!r}; `pysim kernels --cuda` lists them")
     check(lib.pysim_cuda_gemm_attributes(gemm_struct(w, result_of(w.dtype)), row.index, info))
     return Attributes(info.threads, info.registers, info.shared_bytes, info.local_bytes)
 

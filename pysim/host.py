@@ -192,7 +192,7 @@ def runnable_any(name: str | Machine | Gpu) -> Machine | Gpu:
     if (here.capability, here.sms) != (on.capability_number, on.sms.value):
         raise MissingError(
             f"the GPU here is {here.name}, capability {here.capability / 10}, {here.sms} SMs; {on.name} has {on.capability} and "
-            f"{on.sms.value}: run on -m cuda, whatever GPU is here"
+            f"{on.sms.value} SMs: run on -m cuda, whatever GPU is here"
         )
     return on
 

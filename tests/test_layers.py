@@ -26,7 +26,7 @@ EXCEPTIONS = {  # importer -> imported, of the same layer or above, and why
     ("comparison", "verify"): "a comparison is made of these",
     ("comparison", "peers"): "a comparison is made of these",
     ("comparison", "store"): "a comparison is made of these",
-    **{("cuda_comparison", used): "a comparison is made of these" for used in "comparison cuda_peers measure store verify".split()},
+    **{("cuda_comparison", used): "a comparison is made of these" for used in ("comparison", "cuda_peers", "measure", "store", "verify")},
     ("api", "frontends"): "model.onnx; imported when a model is read",
     ("__init__", "api"): "the public names, imported when first used",
     ("__main__", "cli"): "python -m pysim",

@@ -85,17 +85,10 @@ def main() -> None:
     old = json.loads(target.read_text()) if target.exists() else {}
     efficiencies = {name: one["efficiency"] for name, one in old.get("kernels", {}).items() if one.get("efficiency")}
     known = {row.name for row in gemm_kernels()}
-    kernels = {
-        name: msgspec.to_builtins(msgspec.structs.replace(one, efficiency=efficiencies.get(name)))
-        for name, one in found.items()
-        if name in known
-    }
-    document = {
-        "schema": 1,
-        "command": "tools/cuda_attributes.py",
-        "source": source,
-        **{key: old[key] for key in ("efficiencies",) if key in old},
-    }
+    found = {name: msgspec.structs.replace(one, efficiency=efficiencies.get(name)) for name, one in found.items() if name in known}
+    kernels = {name: msgspec.to_builtins(one) for name, one in found.items()}
+    kept = {key: old[key] for key in ("efficiencies",) if key in old}
+    document = {"schema": 1, "command": "tools/cuda_attributes.py", "source": source, **kept}
     target.write_text(json.dumps(document | {"kernels": kernels}, indent=1) + "\n")
     print(f"{target.name}: {len(kernels)} of {len(known)} kernels, {sum(one['local_bytes'] > 0 for one in kernels.values())} of them spill")
 

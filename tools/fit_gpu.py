@@ -41,6 +41,7 @@ BOUNDS = {  # of each constant: what a GPU could have
     "hidden": (1e-3, 1), "overlap": (1e-3, 1), "l2_share": (0.2, 1), "l2_bytes_per_second": (1e12, 3e13),
     "memory_bytes_per_second": (1e12, 8e12), "l2_latency_cycles": (100, 2000),
 }  # fmt: skip
+SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "median_error_of_chosen")
 EFFICIENCY = (0.05, 1.6)  # above 1 the counts of a step are too high
 
 
@@ -259,9 +260,7 @@ def main() -> None:
     if peer := heuristics(cases[1::2], options.machine):
         found["nvidia-matmul-heuristics, reported on"] = peer
     for name, one in found.items():
-        numbers = "  ".join(
-            f"{key} {one[key]:.3f}" for key in ("regret_mean", "regret_worst", "tau", "median_error", "median_error_of_chosen")
-        )
+        numbers = "  ".join(f"{key} {one[key]:.3f}" for key in SHOWN)
         print(f"{name:<40} {one['problems']:>4} problems  {numbers}")
     constants = {name: getattr(gpu.model, name).value for name in CONSTANTS} | {name: getattr(gpu, name).value for name in RATES}
     print("  ".join(f"{name} {value:.4g}" for name, value in constants.items()))

@@ -216,8 +216,10 @@ def tell(one: dict, seconds: float) -> None:
     best, chosen = launches[0], min(launches, key=lambda launch: launch[7])
     ratio = f"{one['cublas'] / best[5]:.2f}" if one["cublas"] else "-"
     print(
-        f"{one['problem']:<28} {len(launches):>4} launches {seconds:5.1f} s  best {best[5] * 1e6:9.1f} us  chosen {chosen[5] / best[5]:.3f}  "
-        f"predicted/measured {chosen[7] / chosen[5]:.2f}  cuBLAS/best {ratio}  wrong {len(one['wrong'])} left {one['left_out']}",
+        f"{one['problem']:<28} {len(launches):>4} launches {seconds:5.1f} s  best {best[5] * 1e6:9.1f} us",
+        f"chosen {chosen[5] / best[5]:.3f}  predicted/measured {chosen[7] / chosen[5]:.2f}  cuBLAS/best {ratio}",
+        f"wrong {len(one['wrong'])} left {one['left_out']}",
+        sep="  ",
         flush=True,
     )
 

@@ -17,11 +17,11 @@ loop    full waves x steps x max(occupancy step, alone) + the last wave likewise
 power   multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p]: the clock that the whole chip can keep up.
 L2      Each block (cluster, where blocks share what they load) reads its rows of A and columns of B, and writes its tile:
         bytes / min(l2 rate, active SMs x port).
-memory  What L2 does not keep. The walk takes bands of `group` panels of one operand ("slow") along all panels of the other ("fast"):
-        the fast operand comes again each band, at a distance of itself and a band; the slow one each wave of a band, at a distance of
-        what a wave touches. Of a distance d the share clip(2 d / (l2_share L2) - 1, 0, 1) misses. First touches lie a whole run apart
-        when operands are used again and again ("hot"); cold, they all miss. (The idea of an output rectangle that runs at once is that
-        of AMD's Origami, https://github.com/ROCm/rocm-libraries, shared/origami.)
+memory  What L2 does not keep. The walk takes bands of `group` panels of one operand ("slow") along all panels of the other ("fast"),
+        so a wave touches a rectangle of tiles. The fast operand comes again each band, at a distance of itself and a band; the slow
+        one each wave of a band, at a distance of what a wave touches. Of a distance d the share clip(2 d / (l2_share L2) - 1, 0, 1)
+        misses. First touches lie a whole run apart when operands are used again and again ("hot"); cold, they all miss. (The output
+        rectangle that runs at once is an idea of AMD's Origami, https://github.com/ROCm/rocm-libraries, shared/origami.)
 tiles   A tile's start and end: block_cycles, the latency of the first load, and its way out through the SM's port; `hidden` of it
         overlaps with other work in all waves but one.
 partials  split-K and stream-K: accumulators written once and read once by the block that sums them, part after part.
@@ -34,6 +34,7 @@ blocks an SM: 16 waves of 160. A step of 8 takes 128 * 128 * 8 / 64 = 2048 cycle
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,6 +146,7 @@ def resident(gpu: Gpu, kernel: GemmKernel, attributes: Attributes) -> int:
     return min(1, occupancy(gpu, attributes)) if kernel.family == "wgmma" else occupancy(gpu, attributes)
 
 
+@lru_cache(maxsize=4096)
 def work(gpu: Gpu, kernel: GemmKernel) -> Work:
     """Cycles of the SM's multiply-add pipe, shared memory and schedulers that one step of a block takes."""
     pipe = pipe_of(gpu, kernel)
@@ -371,15 +373,16 @@ def _traffic(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, facts: dict[str,
     n_fast = np.where(along_n, facts["tiles_n"], facts["tiles_m"])
     n_slow = np.where(along_n, facts["tiles_m"], facts["tiles_n"])
     group = np.minimum(table.group, n_slow)
-    bands = np.ceil(n_slow / group)
     at_once = np.minimum(facts["tiles"], facts["slots"])
-    high = np.minimum(n_fast, np.ceil(at_once / group))
-    waves = np.maximum(1, np.ceil(n_fast * group / at_once))
-    band = slow * group / n_slow
-    touched = fast * high / n_fast + band * np.maximum(1, np.ceil(at_once / (n_fast * group)))
+    inside = at_once <= n_fast * group  # a wave is part of a band; else it is several bands
+    high = np.where(inside, np.minimum(n_fast, np.ceil(at_once / group)), n_fast)
+    wide = np.where(inside, np.minimum(group, at_once), np.minimum(n_slow, group * np.ceil(at_once / (n_fast * group))))
+    waves = facts["tiles"] / at_once
+    touched = fast * high / n_fast + slow * wide / n_slow
     first = _miss(gpu, a + b + c + partial) if hot else np.ones(())
-    again_fast, again_slow = _miss(gpu, fast + band), _miss(gpu, touched)
-    read = fast * (first + (bands - 1) * again_fast) + slow * (first + (waves - 1) * again_slow)
+    again_fast = np.maximum(0, waves * high / n_fast - 1) * _miss(gpu, np.where(inside, fast + slow * group / n_slow, touched))
+    again_slow = np.maximum(0, waves * wide / n_slow - 1) * _miss(gpu, touched)
+    read = fast * (first + again_fast) + slow * (first + again_slow)
     facts["memory_bytes"] = read + c * _miss(gpu, a + b + c + partial) + 2 * partial * _miss(gpu, partial)
     facts["miss"] = np.clip(read / facts["l2_bytes"], 0, 1)
     _relayouts(problem, rows, table, facts, a, b)

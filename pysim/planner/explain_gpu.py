@@ -99,10 +99,8 @@ def _step(prediction: model.Prediction, kernel: GemmKernel) -> Iterator[str]:
     yield f"  arithmetic        {step.arithmetic:>10,.1f}   {pipe} pipe, {rate:,.0f} multiply-adds a cycle"
     yield f"  shared            {step.shared:>10,.1f}   wavefronts of 128 bytes"
     yield f"  issue             {step.issue:>10,.1f}   instructions of {prediction.gpu.schedulers_per_sm.value} schedulers"
-    measured = prediction.rows.attributes[0].efficiency
-    share = (
-        f"the kernel's measured efficiency, {measured:.3f}" if measured else f"its family's, {step.cycles / prediction.rows.step[0]:.3f}"
-    )
+    whose = "the kernel's measured" if prediction.rows.attributes[0].efficiency else "its family's"
+    share = f"{whose} efficiency, {step.cycles / prediction.rows.step[0]:.3f}"
     yield f"  taken             {prediction.rows.step[0]:>10,.1f}   the largest over {share}"
 
 

@@ -262,7 +262,7 @@ def _gpu_plans(workload: Workload, on: Gpu, shape: tuple[int, int] | None, state
         raise PlanError(f'no cache state is named "{state}"; there is {" and ".join(STATES)}')
     rows = [row for row in gemm_kernels() if shape in (None, (row.block_m, row.block_n))]
     if not rows and shape:
-        raise PlanError(f"no CUDA kernel has blocks of {shape[0]}x{shape[1]}; `pysim kernels` lists them")
+        raise PlanError(f"no CUDA kernel has blocks of {shape[0]}x{shape[1]}; `pysim kernels --cuda` lists them")
     space = gpu.space(on, workload, rows)
     prediction = gpu.predict(on, workload, space.rows, space.table, state == "hot")
     order = gpu.best_walks(prediction)
