@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The wgmma family's rows. Types of two bytes take operands that lie either way; the others multiply K-major operands alone. The copy
- * engine wants 16-byte aligned bases and pitches. */
+ * The wgmma family's rows. Types of two bytes take operands that lie either way; the others multiply K-major operands alone. The
+ * copy engine wants 16-byte aligned bases and pitches. */
 #include "wgmma.h"
 
 namespace pysim {

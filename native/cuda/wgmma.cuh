@@ -2,15 +2,16 @@
  * Hopper's GEMM: C = f(alpha op(A) op(B) + beta C + bias) with wgmma, tiles brought by the tensor copy engine.
  *
  * One block per multiprocessor stays for the whole product (grid = multiprocessors) and walks its tiles. A block is
- *   one producer warp      keeps `STAGES` tiles of A and B in flight: waits until a stage is empty, announces its bytes, starts the copies
- *   consumer warpgroups    each multiplies its WARP_M x WARP_N part of the tile out of shared memory into registers; the next tile's
- *                          loads are under way while they write theirs
- * The blocks of a cluster work on neighbouring tiles in step: those in one column share B, those in one row share A; each loads its
- * part of what is shared and multicasts it. A stage is 128 bytes of k, whatever the type: BLOCK_K elements.
+ *   one producer thread    keeps STAGES tiles of A and B in flight: waits until a stage is empty, announces its bytes, starts the
+ *                          copies
+ *   consumer warpgroups    each multiplies its WARP_M x WARP_N part of the tile out of shared memory into registers; the next
+ *                          tile's loads are under way while they write theirs
+ * The blocks of a cluster work on neighbouring tiles in step: those in one column share B, those in one row share A; each loads
+ * its part of what is shared and multicasts it. A stage is 128 bytes of k, whatever the type: BLOCK_K elements.
  *
- * Worked number: 128x256x64 of f16, 4 stages, cluster 2x1: a stage is (128 + 256) * 128 = 48 KiB, of which a block loads 16 + 16 KiB; two
- * consumers multiply 64x256x64 each in 4 instructions of 128 cycles at 512 multiply-adds per cycle in each of 4 tensor cores: 1024 cycles
- * for both, that is 32 bytes per cycle and multiprocessor from L2. Sums take 64*256/128 = 128 registers of a thread. */
+ * Worked number: 128x256x64 of f16, 4 stages, cluster 2x1: a stage is (128 + 256) * 128 = 48 KiB, of which a block loads
+ * 16 + 16 KiB; two consumers multiply 64x256x64 each in 4 instructions of 128 cycles at 512 multiply-adds per cycle in each of 4
+ * tensor cores: 1024 cycles for both, that is 32 bytes per cycle and multiprocessor from L2. Sums take 64*256/128 = 128 registers. */
 #ifndef PYSIM_CUDA_WGMMA_CUH
 #define PYSIM_CUDA_WGMMA_CUH
 #include <cuda.h>
@@ -54,8 +55,8 @@ __device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrie
 }
 
 template <class S, int TA, int TB>
-__device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b, const Problem &p, const Grid &grid,
-                               int rank_m, int rank_n) {
+__device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b, const Problem &p,
+                               const Grid &grid, int rank_m, int rank_n) {
     const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << rank_m * S::CLUSTER_N); /* blocks with this rank_m: they share A */
     uint16_t column = 0;                                                                   /* with this rank_n: B */
     for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << (i * S::CLUSTER_N + rank_n));
@@ -84,7 +85,8 @@ __device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], uint3
     for (int k = 0; k < 4; k++)
 #pragma unroll
         for (int part = 0; part < S::PARTS; part++)
-            Product<S::DTYPE>::template add<TA, TB>(sum[part], matrix(a + part * 64 * 128 + k * NEXT_A, 8192), matrix(b + k * NEXT_B, 8192));
+            Product<S::DTYPE>::template add<TA, TB>(sum[part], matrix(a + part * 64 * 128 + k * NEXT_A, 8192),
+                                                    matrix(b + k * NEXT_B, 8192));
     mma_commit();
 }
 
@@ -93,9 +95,10 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const Problem
     using Acc = typename S::Acc;
     const int thread = threadIdx.x, group = thread / 128, lane = thread % 32;
     const int row = group / (S::BLOCK_N / S::WARP_N) * S::WARP_M, column = group % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
-    /* A stage is free for a block's producer when all blocks that it writes to have read it: one arrival per warp and such block. */
-    const int waiter = lane < S::CLUSTER_N ? rank_m * S::CLUSTER_N + lane                                            /* this row's */
-                                           : (lane - S::CLUSTER_N + (lane - S::CLUSTER_N >= rank_m)) * S::CLUSTER_N + rank_n; /* column's others */
+    /* A stage is free for a block's producer when all blocks that it writes to have read it: one arrival per warp and such block.
+     * Lane l tells the l-th block that writes here: those of this row, then the others of this column. */
+    const int other = lane - S::CLUSTER_N;
+    const int waiter = other < 0 ? rank_m * S::CLUSTER_N + lane : (other + (other >= rank_m)) * S::CLUSTER_N + rank_n;
     /* each block of a cluster has flags and partial sums of its own */
     const int rank = rank_m * S::CLUSTER_N + rank_n;
     unsigned *const tile_flags = p.flags + rank * grid.tiles();
@@ -124,7 +127,8 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const Problem
 
 template <class S, int TA, int TB>
 __global__ void __launch_bounds__(S::THREADS, 1)
-    wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b, const __grid_constant__ Problem p) {
+    wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                 const __grid_constant__ Problem p) {
     extern __shared__ char memory[];
     Stages<S> shared;
     shared.data = (shared_address(memory) + 1023) / 1024 * 1024;
@@ -156,26 +160,38 @@ __global__ void __launch_bounds__(S::THREADS, 1)
 }
 
 /* cuTensorMapEncodeTiled, asked of the driver at run time: nothing links it. */
-using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                            const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-inline cudaError_t encoder(Encode *out) {
-    void *found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    *out = (Encode)found;
-    return error != cudaSuccess ? error : found ? cudaSuccess : cudaErrorCallRequiresNewerDriver;
+using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                            const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                            CUtensorMapFloatOOBfill);
+struct Encoder {
+    Encode encode = nullptr;
+    cudaError_t error;
+    Encoder() {
+        void *found = nullptr;
+        cudaDriverEntryPointQueryResult result;
+        error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+        if (error == cudaSuccess && !found) error = cudaErrorCallRequiresNewerDriver;
+        encode = (Encode)found;
+    }
+};
+inline const Encoder &encoder() {
+    static const Encoder once;
+    return once;
 }
 
-/* The operand as the copy engine sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`. */
-template <class S> cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inner, int outer, int64_t pitch, int box) {
+/* The operand as the copy engine sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`. As TFLOAT32 it rounds
+ * f32 to the nearest tf32 on the way (seen on an H200: 1 + 5/8192 arrives as 1 + 8/8192); as FLOAT32 wgmma would cut bits off. */
+template <class S>
+cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inner, int outer, int64_t pitch, int box) {
     constexpr CUtensorMapDataType type = S::DTYPE == PYSIM_F16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                          : S::DTYPE == PYSIM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                          : S::DTYPE == PYSIM_TF32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
                                                                   : CU_TENSOR_MAP_DATA_TYPE_UINT8;
     const cuuint64_t sizes[] = {(cuuint64_t)inner, (cuuint64_t)outer}, pitches[] = {(cuuint64_t)pitch * S::BYTES};
     const cuuint32_t boxes[] = {128 / S::BYTES, (cuuint32_t)box}, steps[] = {1, 1};
-    const CUresult result = encode(map, type, 2, const_cast<void *>(data), sizes, pitches, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result = encode(map, type, 2, const_cast<void *>(data), sizes, pitches, boxes, steps,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -190,10 +206,10 @@ template <class S> cudaError_t prepare(Kernel kernel) {
 }
 
 template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
-    Encode encode;
     CUtensorMap a, b;
     const Kernel kernel = kernel_for<S>(p);
-    cudaError_t error = encoder(&encode);
+    const Encode encode = encoder().encode;
+    cudaError_t error = encoder().error;
     if (error == cudaSuccess) error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K)
                                                 : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, S::A_SHARE);
     if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, p.k, p.n, p.ldb, S::B_SHARE)

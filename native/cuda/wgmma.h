@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the wgmma family's table (wgmma.cu) and its kernels (wgmma.cuh) share: a row's constants, and the two functions of each row. */
+ * What the wgmma family's table (wgmma.cu) and its kernels (wgmma.cuh) share: a row's constants, and the two functions of each. */
 #ifndef PYSIM_CUDA_WGMMA_H
 #define PYSIM_CUDA_WGMMA_H
 #include "gemm.h"
@@ -25,7 +25,8 @@ template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int 
     static constexpr int CONSUMERS = BLOCK_M / WARP_M * (BLOCK_N / WARP_N), THREADS = 128 * (CONSUMERS + 1);
     /* producers and consumers start with equal registers; large tiles need the producer's */
     static constexpr bool HANDS_OVER = CONSUMERS == 2 && WARP_M * WARP_N >= 64 * 128;
-    static constexpr int PARTS = WARP_M / 64, SUMS = WARP_N / 2, SLICES = PARTS * SUMS / 16; /* instructions along m, each one's registers */
+    /* instructions along m, each one's registers, and how many times 16 those are in all */
+    static constexpr int PARTS = WARP_M / 64, SUMS = WARP_N / 2, SLICES = PARTS * SUMS / 16;
     static constexpr int A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128, STAGE_BYTES = A_BYTES + B_BYTES;
     /* what one block loads of a tile that the cluster shares */
     static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
