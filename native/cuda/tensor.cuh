@@ -81,7 +81,7 @@ template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA,
     /* 16 warps an SM hide the latency of loads and multiply-adds; they leave 128 registers a thread, half of them for sums. Warps with
      * more sums than that read less shared memory for a multiply-add, and 8 of them an SM have 255 registers each. */
     static constexpr int sums = WM * WN * (sizeof(In) == 8 ? 2 : 1) / 32, at_once = sums > 64 ? 256 : 512;
-    static constexpr int blocks = threads < at_once ? at_once / threads : 1, buffers = sums > 64 ? 2 : 1;
+    static constexpr int blocks = threads < at_once ? at_once / threads : 1, buffers = sums > 64 && sizeof(In) < 8 ? 2 : 1;
     static_assert(BM % WM == 0 && BN % WN == 0, "warps tile the block");
 };
 
