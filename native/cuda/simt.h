@@ -36,7 +36,7 @@ struct Shape {
         TILE_BYTES = BM * BN * (int)sizeof(Sum) / T::PACK, /* the epilogue passes the tile through shared memory */
         SHARED_BYTES = PIPE_BYTES > TILE_BYTES ? PIPE_BYTES : TILE_BYTES,
         /* registers that the loop needs, more or less: sums, two fragments of each, the step on its way, addresses */
-        REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 : 0) + 16,
+        REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 : 0) + (TM * TN < 64 ? 48 : 16),
         FIT = 65536 / (THREADS * (REGISTERS > 255 ? 256 : (REGISTERS + 7) / 8 * 8)),
         BLOCKS = FIT < 1 ? 1 : FIT > 2048 / THREADS ? 2048 / THREADS : FIT > 16 ? 16 : FIT,
     };

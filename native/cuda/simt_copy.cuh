@@ -44,10 +44,9 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     const In *at; /* this thread's first element of the step that is loaded next */
     const int64_t ld;
     const int64_t step;
-    const int outputs; /* that are left of this thread's first output */
-    int k;             /* that are left of this thread's first k */
+    const int outputs; /* from the block's first one */
+    int left;          /* elements of k from the step's first one */
     const bool k_inner, aligned, inside;
-    int left; /* elements of k from the step's first one */
 
     template <bool K_INNER> static __device__ int inner_of(int thread) { return thread % Way<K_INNER>::ACROSS * Way<K_INNER>::INNER; }
     template <bool K_INNER> static __device__ int line_of(int thread) { return thread / Way<K_INNER>::ACROSS * Way<K_INNER>::PIECES; }
@@ -63,11 +62,10 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     /* `limit` outputs in all, `first` the block's first one; k from `begin` to `end`. */
     __device__ Copy(const void *data, int64_t pitch, bool k_contiguous, int first, int limit, int begin, int end, int thread)
         : at((const In *)data), ld(pitch), step(k_contiguous ? STEP : STEP * pitch),
-          outputs(limit - first - (k_contiguous ? line_of<true>(thread) : inner_of<false>(thread))),
-          k(end - begin - (k_contiguous ? inner_of<true>(thread) : line_of<false>(thread))), k_inner(k_contiguous),
+          outputs(limit - first), left(end - begin), k_inner(k_contiguous),
           aligned(VECTOR && ((uintptr_t)data | (uintptr_t)(pitch * (int)sizeof(In))) %
                                     (k_contiguous ? Way<true>::BYTES : Way<false>::BYTES) == 0),
-          inside(first + EXTENT <= limit), left(end - begin) {
+          inside(first + EXTENT <= limit) {
         at += k_contiguous ? (int64_t)(first + line_of<true>(thread)) * ld + begin + inner_of<true>(thread)
                            : (int64_t)(begin + line_of<false>(thread)) * ld + first + inner_of<false>(thread);
     }
@@ -90,12 +88,17 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     }
 
   private:
-    __device__ void advance() { at += step, left -= STEP, k -= STEP; }
+    __device__ void advance() { at += step, left -= STEP; }
+    /* The same number, of which the compiler does not know it: what follows from it is computed where it is used, not held in registers. */
+    static __device__ int hide(int thread) {
+        asm volatile("" : "+r"(thread));
+        return thread;
+    }
 
-    /* How many elements of piece `line` exist: 0..INNER. */
-    template <bool K_INNER> __device__ int there(int line) const {
-        const bool exists = line < (K_INNER ? outputs : k);
-        return exists ? (K_INNER ? k : outputs) : 0;
+    /* How many elements of this thread's piece `line` exist, counted from its first: INNER or more where all do. */
+    template <bool K_INNER> __device__ int there(int thread, int line) const {
+        const bool exists = line_of<K_INNER>(thread) + line < (K_INNER ? outputs : left);
+        return exists ? (K_INNER ? left : outputs) - inner_of<K_INNER>(thread) : 0;
     }
 
     template <bool K_INNER> __device__ void load_way(Staged &words, int thread) const {
@@ -112,11 +115,12 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
                     }
             return;
         }
+        const int hidden = hide(thread);
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++)
 #pragma unroll
             for (int piece = 0; piece < W::PIECES; piece++) {
-                const int line = turn * W::DOWN + piece, count = idle(thread, turn) ? 0 : there<K_INNER>(line);
+                const int line = turn * W::DOWN + piece, count = idle(hidden, turn) ? 0 : there<K_INNER>(hidden, line);
                 const In *from = at + (int64_t)line * ld;
                 alignas(16) In part[W::INNER];
                 if (aligned && count >= W::INNER) {
@@ -130,24 +134,22 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
             }
     }
 
-    /* Where this thread's chunk of a turn goes, and with k contiguous its unit `i` of k. What the turns share stays one number: `hidden`
-     * keeps the compiler from holding every address in a register of its own. */
-    template <bool K_INNER> static __device__ int place_of(int hidden, int turn, int i) {
+    /* Where this thread's chunk of a turn goes, and with k contiguous its unit `i` of k. */
+    template <bool K_INNER> static __device__ int place_of(int thread, int turn, int i) {
         using W = Way<K_INNER>;
         constexpr int pitch = EXTENT * (int)sizeof(Unit), down = W::DOWN * (int)sizeof(Unit);
         if constexpr (K_INNER && W::DOWN * sizeof(Unit) % 128 == 0 && pitch % 128 == 0) { /* the xor is the thread's alone */
-            const int inner = inner_of<true>(hidden) / T::DEPTH;
-            return (inner * pitch + ((line_of<true>(hidden) * (int)sizeof(Unit)) ^ swizzle(inner))) + turn * down + i * pitch;
+            const int inner = inner_of<true>(thread) / T::DEPTH;
+            return (inner * pitch + ((line_of<true>(thread) * (int)sizeof(Unit)) ^ swizzle(inner))) + turn * down + i * pitch;
         } else {
-            const int line = line_of<K_INNER>(hidden) + turn * W::DOWN, inner = inner_of<K_INNER>(hidden);
+            const int line = line_of<K_INNER>(thread) + turn * W::DOWN, inner = inner_of<K_INNER>(thread);
             return K_INNER ? byte(inner / T::DEPTH + i, line) : byte(line / T::DEPTH, inner);
         }
     }
 
     template <bool K_INNER> __device__ void store_way(char *shared, Staged &words, int thread) const {
         enum { EACH = 16 / T::K_UNITS }; /* bytes of one k of a chunk with k contiguous */
-        int hidden = thread;
-        asm volatile("" : "+r"(hidden));
+        const int hidden = hide(thread);
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
             if (idle(thread, turn)) continue;
@@ -172,12 +174,11 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
         using W = Way<K_INNER>;
         static_assert(sizeof(In) == sizeof(Unit) && sizeof(In) >= 4, "asynchronous copies move 4, 8 or 16 bytes and do not rearrange");
         const bool whole = aligned && inside && left >= STEP;
-        int hidden = thread;
-        asm volatile("" : "+r"(hidden));
+        const int hidden = hide(thread);
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
             if (idle(thread, turn)) continue;
-            const int line = turn * W::DOWN, count = there<K_INNER>(line);
+            const int line = turn * W::DOWN, count = there<K_INNER>(hidden, line);
             const In *from = at + (int64_t)line * ld;
             if (!K_INNER && (whole || (aligned && count >= W::INNER))) {
                 fetch<16>(shared + place_of<false>(hidden, turn, 0), from, true);
