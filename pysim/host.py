@@ -253,6 +253,7 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         l2_latency_cycles=assumed(nearest.l2_latency_cycles),
         memory_latency_cycles=assumed(nearest.memory_latency_cycles),
         port_bytes_per_cycle=assumed(nearest.port_bytes_per_cycle),
+        memory_port_bytes_per_cycle=assumed(nearest.memory_port_bytes_per_cycle),
         schedulers_per_sm=Count(value=nearest.schedulers_per_sm.value, kind="assumed", source="kin"),
         fma_per_cycle=all_assumed(nearest.fma_per_cycle),
         sustained_hz={name: assumed(number, scaled) for name, number in nearest.sustained_hz.items()},

@@ -28,7 +28,7 @@ _MAX_FILE_BYTES = 1 << 20
 # costs that a fit may find to be nothing
 _MAY_BE_ZERO = (
     "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles",
-    "launch_seconds", "pass_seconds", "block_cycles", "step_cycles", "hidden",
+    "launch_seconds", "describe_seconds", "pass_seconds", "block_cycles", "step_cycles", "hidden",
 )  # fmt: skip
 _AT_MOST_ONE = ("overlap", "hidden", "l2_share")
 
@@ -193,14 +193,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of the GPU cost model (`pysim/cachemodel/gpu.py` has the equations).
 
-    `launch_seconds` is what a launch costs between two events, `pass_seconds` each further kernel or memset of the same call,
-    `block_cycles` the start and end of a block's tile beside its latencies, `step_cycles` a k step beside its work, `hidden` the share
-    (0..1) of a tile's start and end that other work of the SM hides, `overlap` the share of the lesser of arithmetic and transfer that
-    hides behind the greater, `l2_share` the share of L2 that operands can fill before they miss. `efficiency` is the share of its
-    pipes' rate that a family of kernels (simt, or of one type: simt_f64) reaches.
+    `launch_seconds` is what a launch costs between two events, `describe_seconds` what a kernel adds that describes its operands to the
+    copy engine (wgmma), `pass_seconds` each further kernel or memset of the same call, `block_cycles` the start and end of a block's
+    tile beside its latencies, `step_cycles` a k step beside its work, `hidden` the share (0..1) of a tile's start and end that other work
+    of the SM hides, `overlap` the share of the lesser of arithmetic and transfer that hides behind the greater, `l2_share` the share of
+    L2 that operands can fill before they miss. `efficiency` is the share of its pipes' rate that a family of kernels (simt, or of one
+    type: simt_f64) reaches.
     """
 
     launch_seconds: Number
+    describe_seconds: Number
     pass_seconds: Number
     block_cycles: Number
     step_cycles: Number
@@ -211,7 +213,8 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="gpu"):
-    """A GPU; bandwidths are those of the whole chip, `port_bytes_per_cycle` what one SM can take from L2.
+    """A GPU; bandwidths are those of the whole chip, `port_bytes_per_cycle` what one SM can take from L2, `memory_port_bytes_per_cycle`
+    from memory.
 
     `fma_per_cycle` is multiply-adds of one SM in one cycle, by pipe: a scalar type, or `tensor_` and the input type. `sustained_hz`
     is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`.
@@ -236,6 +239,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     l2_latency_cycles: Number
     memory_latency_cycles: Number
     port_bytes_per_cycle: Number
+    memory_port_bytes_per_cycle: Number
     schedulers_per_sm: Count
     fma_per_cycle: Annotated[dict[str, Number], msgspec.Meta(min_length=1)]
     sustained_hz: dict[str, Number] = {}

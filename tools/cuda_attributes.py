@@ -26,6 +26,7 @@ CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others
 NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7"}
 TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "s8": "signed char"}
+FITTED = ("efficiency", "transfer")  # what tools/fit_gpu.py adds
 FORMS = {"full": "0", "scalar": "1", "unpadded": "2"}
 
 
@@ -83,9 +84,9 @@ def main() -> None:
         source = f"pysim_cuda_gemm_attributes on {document['device']['name']}"
     target = attributes_file(CAPABILITY)
     old = json.loads(target.read_text()) if target.exists() else {}
-    efficiencies = {name: one["efficiency"] for name, one in old.get("kernels", {}).items() if one.get("efficiency")}
+    fitted = {name: {key: one[key] for key in FITTED if key in one} for name, one in old.get("kernels", {}).items()}
     known = {row.name for row in gemm_kernels()}
-    found = {name: msgspec.structs.replace(one, efficiency=efficiencies.get(name)) for name, one in found.items() if name in known}
+    found = {name: msgspec.structs.replace(one, **fitted.get(name, {})) for name, one in found.items() if name in known}
     kernels = {name: msgspec.to_builtins(one) for name, one in found.items()}
     kept = {key: old[key] for key in ("efficiencies",) if key in old}
     document = {"schema": 1, "command": "tools/cuda_attributes.py", "source": source, **kept}

@@ -33,16 +33,20 @@ from pysim.workload import Gemm, parse
 NEAR, NEAR_WEIGHT = 1.5, 3.0
 SAMPLE = 48  # launches of a problem that the fit looks at
 SOURCE = "fit"
-RATES = ("l2_bytes_per_second", "memory_bytes_per_second", "l2_latency_cycles")
+RATES = ("l2_bytes_per_second", "memory_bytes_per_second", "l2_latency_cycles", "port_bytes_per_cycle", "memory_port_bytes_per_cycle")
 CONSTANTS = tuple(name for name in GpuModel.__struct_fields__ if name != "efficiency")
 SHARES = ("hidden", "overlap", "l2_share")
 BOUNDS = {  # of each constant: what a GPU could have
     "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000),
     "hidden": (1e-3, 1), "overlap": (1e-3, 1), "l2_share": (0.2, 1), "l2_bytes_per_second": (1e12, 3e13),
     "memory_bytes_per_second": (1e12, 8e12), "l2_latency_cycles": (100, 2000),
+    "port_bytes_per_cycle": (16, 128), "memory_port_bytes_per_cycle": (4, 128), "describe_seconds": (1e-8, 1e-5),
 }  # fmt: skip
 SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "median_error_of_chosen")
 EFFICIENCY = (0.05, 1.6)  # above 1 the counts of a step are too high
+TRANSFER = (0.3, 2.0)
+PRIOR = 0.05  # how strongly a constant is held where it stands; TRANSFER_PRIOR: a kernel's transfer at 1
+TRANSFER_PRIOR = 0.3
 
 
 class Case(NamedTuple):
@@ -93,26 +97,35 @@ class Parameters:
         self.names = [*CONSTANTS, *RATES]
         start = [getattr(gpu.model, name).value for name in CONSTANTS] + [getattr(gpu, name).value for name in RATES]
         start += [(attributes[k.name].efficiency if k.name in attributes else None) or model.family_efficiency(gpu, k) for k in kernels]
-        limits = [BOUNDS[name] for name in self.names] + [EFFICIENCY] * len(kernels)
+        start += [attributes[k.name].transfer if k.name in attributes else 1.0 for k in kernels]
+        limits = [BOUNDS[name] for name in self.names] + [EFFICIENCY] * len(kernels) + [TRANSFER] * len(kernels)
+        self.strength = np.array([PRIOR] * (len(limits) - len(kernels)) + [TRANSFER_PRIOR] * len(kernels))
         self.low, self.high = np.log(np.array(limits)).T
         self.start = np.clip(np.log(np.maximum(start, 1e-12)), self.low + 1e-6, self.high - 1e-6)
 
-    def machine(self, vector: Any) -> tuple[Gpu, dict[str, Attributes]]:
-        """The machine and the attributes that a vector stands for."""
+    def parts(self, vector: Any) -> tuple[Gpu, dict[str, float], dict[str, float]]:
+        """The machine, and efficiency and transfer of each kernel."""
         values = np.exp(vector)
         numbers = {name: Number(value=float(x), kind="fitted", source=SOURCE) for name, x in zip(self.names, values, strict=False)}
-        efficiencies = dict(zip((k.name for k in self.kernels), values[len(self.names) :].tolist(), strict=True))
-        own = {name: numbers[name] for name in CONSTANTS}
+        names, first = [k.name for k in self.kernels], len(self.names)
+        efficiencies = dict(zip(names, values[first : first + len(names)].tolist(), strict=True))
+        transfers = dict(zip(names, values[first + len(names) :].tolist(), strict=True))
+        constants = msgspec.structs.replace(self.gpu.model, **{name: numbers[name] for name in CONSTANTS})
+        gpu = msgspec.structs.replace(self.gpu, model=constants, **{name: numbers[name] for name in RATES})
+        return gpu, efficiencies, transfers
+
+    def machine(self, vector: Any) -> tuple[Gpu, dict[str, Attributes]]:
+        """The machine and the attributes that a vector stands for."""
+        gpu, efficiencies, transfers = self.parts(vector)
         families: dict[str, list[float]] = {}
         for kernel in self.kernels:
             families.setdefault(kernel.family, []).append(efficiencies[kernel.name])
         fitted = {name: Number(value=float(np.median(some)), kind="fitted", source=SOURCE) for name, some in families.items()}
-        constants = msgspec.structs.replace(self.gpu.model, **own, efficiency=self.gpu.model.efficiency | fitted)
-        gpu = msgspec.structs.replace(self.gpu, model=constants, **{name: numbers[name] for name in RATES})
+        gpu = msgspec.structs.replace(gpu, model=msgspec.structs.replace(gpu.model, efficiency=gpu.model.efficiency | fitted))
         known = {}
         for kernel in self.kernels:
             base = self.attributes.get(kernel.name) or model.attributes_of(kernel, {})[0]
-            known[kernel.name] = msgspec.structs.replace(base, efficiency=efficiencies[kernel.name])
+            known[kernel.name] = msgspec.structs.replace(base, efficiency=efficiencies[kernel.name], transfer=transfers[kernel.name])
         return gpu, known
 
 
@@ -123,15 +136,41 @@ def predicted(case: Case, gpu: Gpu, known: dict[str, Attributes], where: Any = N
 
 
 def fit(cases: list[Case], parameters: Parameters) -> Any:
+    """The vector of least squares; the parts of `model.Rows` that no parameter moves are made once."""
+    attributes = {k.name: parameters.attributes.get(k.name) or model.attributes_of(k, {})[0] for k in parameters.kernels}
+    plain = {name: msgspec.structs.replace(one, efficiency=1.0) for name, one in attributes.items()}
+    fixed = [(case, model.rows_of(parameters.gpu, case.kernels, plain), case.table.select(case.sample)) for case in cases]
+
     def residuals(vector: Any) -> Any:
-        gpu, known = parameters.machine(vector)
-        errors = [case.weight * np.log(predicted(case, gpu, known, case.sample) / case.seconds[case.sample]) for case in cases]
-        # few launches of a kernel should not carry its efficiency far from where its family stands
-        prior = 0.05 * (vector - parameters.start)
-        return np.concatenate([*errors, prior])
+        gpu, efficiencies, transfers = parameters.parts(vector)
+        errors = []
+        for case, rows, table in fixed:
+            share = np.array([efficiencies[k.name] for k in case.kernels])
+            moved = rows._replace(
+                step=rows.step / share, alone=rows.alone / share, transfer=np.array([transfers[k.name] for k in case.kernels])
+            )
+            seconds = model.predict(gpu, case.problem, moved, table).seconds
+            errors.append(case.weight * np.log(seconds / case.seconds[case.sample]))
+        # what few launches say should not carry a constant far from where it stands
+        return np.concatenate([*errors, parameters.strength * (vector - parameters.start)])
 
     limits = (parameters.low, parameters.high)
-    return least_squares(residuals, parameters.start, bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=40).x
+    touched = sparsity(cases, parameters)
+    return least_squares(residuals, parameters.start, bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=40, jac_sparsity=touched).x
+
+
+def sparsity(cases: list[Case], parameters: Parameters) -> Any:
+    """Which residuals each parameter moves: a kernel's its own launches, a constant all."""
+    count, first, names = len(parameters.start), len(parameters.names), [k.name for k in parameters.kernels]
+    blocks = []
+    for case in cases:
+        block = np.zeros((len(case.sample), count), int)
+        block[:, :first] = 1
+        own = np.array([names.index(case.kernels[row].name) for row in case.table.row[case.sample]])
+        block[np.arange(len(own)), first + own] = 1
+        block[np.arange(len(own)), first + len(names) + own] = 1
+        blocks.append(block)
+    return np.concatenate([*blocks, np.eye(count, dtype=int)])
 
 
 def report(cases: list[Case], gpu: Gpu, known: dict[str, Attributes]) -> dict[str, Any]:
@@ -230,7 +269,7 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path]) -> None:
 
 
 def rounded(one: Attributes) -> Attributes:
-    return msgspec.structs.replace(one, efficiency=round(one.efficiency or 0.0, 4) or None)
+    return msgspec.structs.replace(one, efficiency=round(one.efficiency or 0.0, 4) or None, transfer=round(one.transfer, 4))
 
 
 def main() -> None:

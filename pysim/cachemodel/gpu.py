@@ -5,7 +5,8 @@ A launch computes tiles_m x tiles_n tiles of C (block tiles; with clusters, the 
 k; `items` blocks or clusters share them (tiles; tiles x parts of split-K; stream-K's own number). An SM holds `occupancy` blocks at
 once (CUDA's rule: `occupancy`), so they run in waves. All cycles are of frequency_hz; p is the kernel's pipe.
 
-    seconds  = launch + passes + (max(busy, transfer) + (1 - overlap) min(busy, transfer) + tiles + partials + relayout) / frequency
+    seconds  = launch + passes + (waves + tiles + partials + relayout) / frequency
+    waves    = sum over (full waves, last wave) of  max(busy, transfer) + (1 - overlap) min(busy, transfer)
     busy     = max(loop, power)      transfer = max(L2, memory)
 
 step    what one step of one block needs of its SM: max(multiply-adds / fma_per_cycle[p], shared-memory wavefronts, instructions /
@@ -16,12 +17,13 @@ loop    full waves x steps x max(occupancy step, alone) + the last wave likewise
         quantisation are in the counts.
 power   multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p]: the clock that the whole chip can keep up.
 L2      Each block (cluster, where blocks share what they load) reads its rows of A and columns of B, and writes its tile:
-        bytes / min(l2 rate, active SMs x port).
-memory  What L2 does not keep. The walk takes bands of `group` panels of one operand ("slow") along all panels of the other ("fast"),
-        so a wave touches a rectangle of tiles. The fast operand comes again each band, at a distance of itself and a band; the slow
-        one each wave of a band, at a distance of what a wave touches. Of a distance d the share clip(2 d / (l2_share L2) - 1, 0, 1)
-        misses. First touches lie a whole run apart when operands are used again and again ("hot"); cold, they all miss. (The output
-        rectangle that runs at once is an idea of AMD's Origami, https://github.com/ROCm/rocm-libraries, shared/origami.)
+        bytes / min(l2 rate, active SMs x port) / transfer, the kernel's share of that rate where it was measured (else 1).
+memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port) / transfer. The walk takes bands of `group` panels of
+        one operand ("slow") along all panels of the other ("fast"), so a wave touches a rectangle of tiles. The fast operand comes
+        again each band, at a distance of itself and a band; the slow one each wave of a band, at a distance of what a wave touches.
+        Of a distance d the share clip(2 d / (l2_share L2) - 1, 0, 1) misses. First touches lie a whole run apart when operands are
+        used again and again ("hot"); cold, they all miss. (The output rectangle that runs at once is an idea of AMD's Origami,
+        https://github.com/ROCm/rocm-libraries, shared/origami.)
 tiles   A tile's start and end: block_cycles, the latency of the first load, and its way out through the SM's port; `hidden` of it
         overlaps with other work in all waves but one.
 partials  split-K and stream-K: accumulators written once and read once by the block that sums them, part after part.
@@ -232,6 +234,8 @@ class Rows(NamedTuple):
     sustained: Array
     alignment: Array
     k_major: Array
+    described: Array
+    transfer: Array
 
 
 def rows_of(gpu: Gpu, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> Rows:
@@ -263,6 +267,8 @@ def rows_of(gpu: Gpu, kernels: Sequence[GemmKernel], known: dict[str, Attributes
         sustained=np.array([gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.frequency_hz.value for pipe in pipes]),
         alignment=np.array([needs(kernel).alignment for kernel in kernels], float),
         k_major=np.array([needs(kernel).k_major for kernel in kernels]),
+        described=np.array([kernel.family == "wgmma" for kernel in kernels]),
+        transfer=np.array([one.transfer for one, _ in found]),
     )
 
 
@@ -299,31 +305,54 @@ def predict(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, hot: bool = True)
     _traffic(gpu, problem, rows, table, facts, hot)
     r = table.row
     latency = gpu.l2_latency_cycles.value + facts["miss"] * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
-    ahead, barriers = np.maximum(1, rows.stages[r] - 1), 1 + (rows.stages[r] == 1)
-    alone = np.maximum(rows.alone[r], latency / ahead) + barriers * model.step_cycles.value
-    resident, last, steps = facts["resident"], facts["last"], facts["steps"]
-    loop = steps * (facts["full_waves"] * np.maximum(resident * rows.step[r], alone))
-    loop += steps * np.where(last > 0, np.maximum(last * rows.step[r], alone), 0.0)
-    terms = {"loop": loop}
-    tile = rows.tile_m[r] * rows.tile_n[r]  # elements
-    products = facts["tiles"] * tile * facts["all_steps"] * rows.block_k[r]
-    terms["power"] = products / (gpu.sms.value * rows.fma[r]) * frequency / rows.sustained[r]
-    active = np.minimum(facts["items"] * rows.blocks[r], gpu.sms.value)
-    port = gpu.port_bytes_per_cycle.value
-    terms["L2"] = facts["l2_bytes"] / np.minimum(gpu.l2_bytes_per_second.value / frequency, active * port)
-    terms["memory"] = facts["memory_bytes"] * frequency / gpu.memory_bytes_per_second.value
-    out = tile / rows.blocks[r] * RESULT_BYTES.get(problem.dtype, GEMM_DTYPES[problem.dtype]) / port
-    waves = facts["full_waves"] + (last > 0)
-    edge = model.block_cycles.value + latency + np.where(facts["full_waves"] > 0, resident, last) * out
+    full, last = _wave_cycles(gpu, rows, r, facts, latency)
+    terms = {name: full[name] + last[name] for name in full}
+    port, tile = gpu.port_bytes_per_cycle.value, rows.tile_m[r] * rows.tile_n[r] / rows.blocks[r]
+    out = tile * RESULT_BYTES.get(problem.dtype, GEMM_DTYPES[problem.dtype]) / port
+    waves = facts["full_waves"] + (facts["last"] > 0)
+    edge = model.block_cycles.value + latency + np.where(facts["full_waves"] > 0, facts["resident"], facts["last"]) * out
     terms["tiles"] = edge * facts["turns"] * (1 + (waves - 1) * (1 - model.hidden.value))
     terms["partials"] = _partials(gpu, problem, rows, table, facts, latency)
     terms["relayout"] = facts["relayout_bytes"] * frequency / _copy_rate(gpu, facts["relayout_bytes"])
     passes = facts["relayouts"] + (table.kind != DATA_PARALLEL)
-    terms["launch"] = (model.launch_seconds.value + passes * model.pass_seconds.value) * frequency
-    busy, transfer = np.maximum(terms["loop"], terms["power"]), np.maximum(terms["L2"], terms["memory"])
-    cycles = np.maximum(busy, transfer) + (1 - model.overlap.value) * np.minimum(busy, transfer)
-    cycles = cycles + terms["tiles"] + terms["partials"] + terms["relayout"] + terms["launch"]
+    described = rows.described[r] * model.describe_seconds.value
+    terms["launch"] = (model.launch_seconds.value + described + passes * model.pass_seconds.value) * frequency
+    cycles = _overlapped(gpu, full) + _overlapped(gpu, last) + terms["tiles"] + terms["partials"] + terms["relayout"] + terms["launch"]
     return Prediction(gpu, problem, rows, table, terms, cycles, cycles / frequency, facts)
+
+
+def _wave_cycles(gpu: Gpu, rows: Rows, r: Array, facts: dict[str, Array], latency: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Cycles of the main loops, of power, L2 and memory: in the full waves, and in the last one, which has fewer blocks."""
+    frequency, barriers = gpu.frequency_hz.value, 1 + (rows.stages[r] == 1)
+    alone = np.maximum(rows.alone[r], latency / np.maximum(1, rows.stages[r] - 1)) + barriers * gpu.model.step_cycles.value
+    products = facts["tiles"] * rows.tile_m[r] * rows.tile_n[r] * facts["all_steps"] * rows.block_k[r]
+    power = products / (gpu.sms.value * rows.fma[r]) * frequency / rows.sustained[r]
+    share = facts["full_waves"] * facts["slots"] / facts["items"]
+    left = facts["items"] - facts["full_waves"] * facts["slots"]
+    parts = []
+    for waves, blocks, active, part in (
+        (facts["full_waves"], facts["resident"], facts["units"] * rows.blocks[r], share),
+        (facts["last"] > 0, facts["last"], np.minimum(left, facts["units"]) * rows.blocks[r], 1 - share),
+    ):
+        some = np.maximum(active, 1)
+        l2 = np.minimum(gpu.l2_bytes_per_second.value / frequency, some * gpu.port_bytes_per_cycle.value)
+        memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, some * gpu.memory_port_bytes_per_cycle.value)
+        parts.append(
+            {
+                "loop": waves * facts["steps"] * np.maximum(blocks * rows.step[r], alone),
+                "power": power * part,
+                "L2": facts["l2_bytes"] * part / l2 / rows.transfer[r],
+                "memory": facts["memory_bytes"] * part / memory / rows.transfer[r],
+            }
+        )
+    return parts[0], parts[1]
+
+
+def _overlapped(gpu: Gpu, part: dict[str, Array]) -> Array:
+    """Arithmetic and traffic of a part of the waves, most of the lesser hidden behind the greater."""
+    busy, transfer = np.maximum(part["loop"], part["power"]), np.maximum(part["L2"], part["memory"])
+    cycles: Array = np.maximum(busy, transfer) + (1 - gpu.model.overlap.value) * np.minimum(busy, transfer)
+    return cycles
 
 
 def _counts(gpu: Gpu, problem: Gemm, rows: Rows, table: Table) -> dict[str, Array]:
