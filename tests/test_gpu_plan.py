@@ -13,6 +13,7 @@ from command_line import document, ok, refused
 
 from pysim import planner
 from pysim.cachemodel import gpu as model
+from pysim.cachemodel.gemm_shared import wavefronts
 from pysim.errors import MachineError, PlanError
 from pysim.machine import Gpu, load_any
 from pysim.planner import gpu
@@ -213,9 +214,14 @@ def test_more_stages_never_cost_time_and_hide_latency_where_blocks_are_few():
 
 
 def test_bank_conflicts_of_fragment_loads_are_counted_as_the_rule_of_the_generation_has_them():
-    """8x8 threads of 4x8 lanes: two 16-byte loads of A and two of B a step of k, each in 2 wavefronts on Hopper, where lanes pair."""
-    instructions, wavefronts = model.fragment_loads(BLOG, "hopper")
-    assert instructions == 8 * 4 and wavefronts == 8 * 4 * 2
+    """8x8 threads: 8 warps x 8 units of k x 4 loads of 16 bytes, each in 2 wavefronts where lanes pair; and the way into the stage."""
+    kernel = simt((128, 128, 8), (64, 32), (8, 8))
+    loads = wavefronts(kernel, False, False)["loads"]
+    assert (loads.instructions, loads.total) == (256, 512)
+    step = model.work(H200, kernel, False, False)
+    assert step.shared == sum(one.total for one in wavefronts(kernel, False, False).values())
+    unpadded = model.work(H200, msgspec.structs.replace(kernel, form="unpadded"), False, False)
+    assert unpadded.shared > step.shared
 
 
 # Choice

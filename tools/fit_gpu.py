@@ -132,14 +132,14 @@ class Parameters:
 def predicted(case: Case, gpu: Gpu, known: dict[str, Attributes], where: Any = None) -> Any:
     """Seconds of a case's launches, or of some of them."""
     table = case.table if where is None else case.table.select(where)
-    return model.predict(gpu, case.problem, model.rows_of(gpu, case.kernels, known), table).seconds
+    return model.predict(gpu, case.problem, model.rows_of(gpu, case.problem, case.kernels, known), table).seconds
 
 
 def fit(cases: list[Case], parameters: Parameters) -> Any:
     """The vector of least squares; the parts of `model.Rows` that no parameter moves are made once."""
     attributes = {k.name: parameters.attributes.get(k.name) or model.attributes_of(k, {})[0] for k in parameters.kernels}
     plain = {name: msgspec.structs.replace(one, efficiency=1.0) for name, one in attributes.items()}
-    fixed = [(case, model.rows_of(parameters.gpu, case.kernels, plain), case.table.select(case.sample)) for case in cases]
+    fixed = [(case, model.rows_of(parameters.gpu, case.problem, case.kernels, plain), case.table.select(case.sample)) for case in cases]
 
     def residuals(vector: Any) -> Any:
         gpu, efficiencies, transfers = parameters.parts(vector)
@@ -284,7 +284,9 @@ def main() -> None:
     assert isinstance(gpu, Gpu)
     from pysim.registry import gemm_attributes
 
-    attributes = gemm_attributes(gpu.capability_number) | attributes
+    for name, one in gemm_attributes(gpu.capability_number).items():  # what was fitted before is where a fit starts
+        told = attributes.get(name, one)
+        attributes[name] = msgspec.structs.replace(told, efficiency=one.efficiency, transfer=one.transfer)
     halves = {"fitted on": cases[::2], "reported on": cases[1::2]}
     known = attributes
     if not options.no_fit:

@@ -42,7 +42,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.banks import LANES, SharedMemory
+from pysim.cachemodel.banks import SharedMemory
+from pysim.cachemodel.gemm_shared import wavefronts
 from pysim.machine import Gpu
 from pysim.record import Cost
 from pysim.registry import WARP, WARPGROUP, Attributes, GemmKernel
@@ -149,20 +150,23 @@ def resident(gpu: Gpu, kernel: GemmKernel, attributes: Attributes) -> int:
 
 
 @lru_cache(maxsize=4096)
-def work(gpu: Gpu, kernel: GemmKernel) -> Work:
-    """Cycles of the SM's multiply-add pipe, shared memory and schedulers that one step of a block takes."""
+def work(gpu: Gpu, kernel: GemmKernel, trans_a: bool = False, trans_b: bool = False) -> Work:
+    """Cycles of the SM's multiply-add pipe, shared memory and schedulers that one step of a block takes.
+
+    Of the SIMT rows instructions and wavefronts are counted address by address (`gemm_shared`), of the others they follow from what the
+    instructions read, without conflicts.
+    """
     pipe = pipe_of(gpu, kernel)
     assert pipe is not None, f"{gpu.name} has no pipe for {kernel.name}"
     products = kernel.block_m * kernel.block_n * kernel.block_k
     arithmetic = products / gpu.fma_per_cycle[pipe].value
     stored = stage_bytes(kernel) / LINE_BYTES
-    warps = kernel.math_threads // WARP
-    copies = stage_bytes(kernel) / VECTOR_BYTES / WARP * (0 if kernel.family == "wgmma" else 3)  # a load, a store, addresses
+    copies = stage_bytes(kernel) / VECTOR_BYTES / WARP * (0 if kernel.family == "wgmma" else 2)  # loads, and their addresses
     if kernel.family == "simt":
-        loads, wavefronts = fragment_loads(kernel, gpu.shared_rule)
+        counted = wavefronts(kernel, trans_a, trans_b, SharedMemory(rule=gpu.shared_rule))
         multiplies = products / PACKED.get(kernel.dtype, 1) / WARP
-        issue = multiplies + warps * loads + copies
-        return Work(arithmetic, warps * wavefronts + stored, issue / gpu.schedulers_per_sm.value)
+        issue = multiplies + sum(one.instructions for one in counted.values()) + copies
+        return Work(arithmetic, float(sum(one.total for one in counted.values())), issue / gpu.schedulers_per_sm.value)
     tiles = (kernel.warp_m // kernel.thread_m) * (kernel.warp_n // kernel.thread_n)
     groups = kernel.math_threads // (WARPGROUP if kernel.family == "wgmma" else WARP)
     # wgmma: an instruction reads its rows of A and columns of B from shared memory; else fragments stay for the whole warp tile
@@ -173,25 +177,6 @@ def work(gpu: Gpu, kernel: GemmKernel) -> Work:
     instructions = products / (kernel.thread_m * kernel.thread_n * depth) * (4 if kernel.family == "wgmma" else 1)
     issue = instructions + (0 if kernel.family == "wgmma" else 2 * loads) + copies
     return Work(arithmetic, shared, issue / gpu.schedulers_per_sm.value)
-
-
-def fragment_loads(kernel: GemmKernel, rule: str) -> tuple[float, float]:
-    """(instructions, wavefronts) of one warp that loads its fragments of A and B for one step, by the bank model.
-
-    Lanes are y rows of x columns; bit 0 of a lane is the lowest bit of its column, the next bits its row, the others the column again.
-    Its values lie in vectors of at most 16 bytes, y (x) vectors apart.
-    """
-    dp4a = kernel.dtype == "s8"  # four values along k at once
-    depth, size = (kernel.block_k // 4, 4) if dp4a else (kernel.block_k, GEMM_DTYPES[kernel.dtype])
-    rows, columns = kernel.warp_m // kernel.thread_m, kernel.warp_n // kernel.thread_n
-    lane, low = np.arange(LANES), int(columns > 1)
-    instructions = wavefronts = 0.0
-    for place, values in (((lane >> low) % rows, kernel.thread_m), ((lane & low) | ((lane >> low) // rows << low), kernel.thread_n)):
-        width = next((w for w in (16, 8, 4) if values * size % w == 0), 4)
-        count = max(1, values * size // width)
-        instructions += count * depth
-        wavefronts += count * depth * SharedMemory(rule=rule).wavefronts(place * width, width=width).total
-    return instructions, wavefronts
 
 
 def family_efficiency(gpu: Gpu, kernel: GemmKernel) -> float:
@@ -238,10 +223,10 @@ class Rows(NamedTuple):
     transfer: Array
 
 
-def rows_of(gpu: Gpu, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> Rows:
-    """The arrays of these kernels on a machine that has their pipes."""
+def rows_of(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> Rows:
+    """The arrays of these kernels, for a problem's layout, on a machine that has their pipes."""
     found = [attributes_of(kernel, known) for kernel in kernels]
-    works = [work(gpu, kernel) for kernel in kernels]
+    works = [work(gpu, kernel, problem.trans_a, problem.trans_b) for kernel in kernels]
     pipes = [pipe_of(gpu, kernel) or "" for kernel in kernels]
     shares = [one.efficiency or family_efficiency(gpu, kernel) for (one, _), kernel in zip(found, kernels, strict=True)]
     step = np.array([w.cycles / share for w, share in zip(works, shares, strict=True)])
@@ -466,12 +451,12 @@ def cost_of(prediction: Prediction, row: int) -> Cost:
     facts, r = prediction.facts, prediction.table.row[row]
     rows = prediction.rows
     step = rows.works[r]
-    wavefronts = step.shared * facts["steps"][row] * facts["items"][row]
+    total = step.shared * facts["steps"][row] * facts["items"][row]
     levels = {
         "shared": {
-            "wavefronts": float(wavefronts),
-            "bytes": float(wavefronts * LINE_BYTES),
-            "cycles": float(wavefronts / prediction.gpu.sms.value),
+            "wavefronts": float(total),
+            "bytes": float(total * LINE_BYTES),
+            "cycles": float(total / prediction.gpu.sms.value),
         }
     }
     for name, key in (("L2", "l2_bytes"), ("memory", "memory_bytes")):

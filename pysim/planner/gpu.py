@@ -30,6 +30,7 @@ GROUPS = (1, 2, 4, 8, 16, 32)
 LEAST_STEPS = 2  # of a part of split-K
 FULL_WAVES = 2  # tiles that fill this many waves are not split
 LARGEST_SIDE, LARGEST_K = 1 << 22, 1 << 30  # what the kernels take
+TENSOR_CAPABILITY = 80  # from here on the registry has tensor-core kernels for f16
 ALIGN = 256  # bytes, of each part of the workspace
 SATURATING_WARPS = 16  # an SM with this many warps is busy, in CUTLASS 0.1's measure
 
@@ -60,7 +61,7 @@ def space(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel] | None = None) 
         rejected.append(Rejected(f"{others} kernels of another type", f"the problem is {problem.dtype}"))
     if not legal:
         raise PlanError(_nothing_legal(gpu, problem, rejected))
-    rows = rows_of(gpu, legal, gemm_attributes(gpu.capability_number))
+    rows = rows_of(gpu, problem, legal, gemm_attributes(gpu.capability_number))
     return Space(rows, _table(gpu, problem, rows), tuple(rejected))
 
 
@@ -72,6 +73,8 @@ def illegal(gpu: Gpu, kernel: GemmKernel) -> str:
     if have < kernel.capability or (kernel.family == "wgmma" and have != kernel.capability):
         exactly = "" if kernel.family == "wgmma" else " or later"
         return f"it needs capability {kernel.capability // 10}.{kernel.capability % 10}{exactly}; {gpu.name} has {gpu.capability}"
+    if kernel.family == "simt" and kernel.dtype == "f16" and have >= TENSOR_CAPABILITY:
+        return "it sums in f16, and this machine's tensor cores sum in f32"
     if model.pipe_of(gpu, kernel) is None:
         return f"{gpu.name} has no {kernel.pipe} pipe"
     attributes, _ = model.attributes_of(kernel, gemm_attributes(have))
@@ -139,7 +142,7 @@ def best_walks(prediction: Prediction) -> list[int]:
 
 def one(gpu: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule, hot: bool = True) -> Prediction:
     """The prediction of a single launch, as a table of one row."""
-    rows = rows_of(gpu, [kernel], gemm_attributes(gpu.capability_number))
+    rows = rows_of(gpu, problem, [kernel], gemm_attributes(gpu.capability_number))
     columns = (0, DECOMPOSITIONS.index(schedule.decomposition), schedule.splits, schedule.along_n, schedule.group)
     return predict(gpu, problem, rows, Table(*(np.array([value]) for value in columns)), hot)
 
