@@ -131,12 +131,10 @@ def order(prediction: Prediction) -> Array:
 
 def best_walks(prediction: Prediction) -> list[int]:
     """The best row of each (kernel, decomposition, splits), best first."""
-    table, seen, found = prediction.table, set(), []
-    for row in order(prediction).tolist():
-        key = (int(table.row[row]), int(table.kind[row]), int(table.splits[row]))
-        if key not in seen:
-            seen.add(key)
-            found.append(row)
+    table, ranked = prediction.table, order(prediction)
+    launch = np.stack([table.row, table.kind, table.splits])[:, ranked]
+    _, first = np.unique(launch, axis=1, return_index=True)
+    found: list[int] = ranked[np.sort(first)].tolist()
     return found
 
 
