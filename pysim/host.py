@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -35,6 +35,7 @@ from pysim.machine import (
     Count,
     Csa,
     Gpu,
+    GpuFamily,
     GpuModel,
     Level,
     Machine,
@@ -230,8 +231,11 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
     def all_assumed(numbers: dict[str, Number]) -> dict[str, Number]:
         return {name: assumed(number) for name, number in numbers.items()}
 
-    constants = {field: assumed(getattr(nearest.model, field)) for field in GpuModel.__struct_fields__ if field != "efficiency"}
-    model: dict[str, Any] = {**constants, "efficiency": all_assumed(nearest.model.efficiency)}
+    families = {
+        name: GpuFamily(**{field: assumed(getattr(family, field)) for field in GpuFamily.__struct_fields__})
+        for name, family in nearest.model.families.items()
+    }
+    model = GpuModel(pass_seconds=assumed(nearest.model.pass_seconds), l2_share=assumed(nearest.model.l2_share), families=families)
     scaled = clock / nearest.frequency_hz.value
     return Gpu(
         schema=1,
@@ -257,7 +261,7 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         schedulers_per_sm=Count(value=nearest.schedulers_per_sm.value, kind="assumed", source="kin"),
         fma_per_cycle=all_assumed(nearest.fma_per_cycle),
         sustained_hz={name: assumed(number, scaled) for name, number in nearest.sustained_hz.items()},
-        model=GpuModel(**model),
+        model=model,
         sources={"device": told, "kin": kin},
     )
 

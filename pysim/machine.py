@@ -28,7 +28,7 @@ _MAX_FILE_BYTES = 1 << 20
 # costs that a fit may find to be nothing
 _MAY_BE_ZERO = (
     "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles",
-    "launch_seconds", "describe_seconds", "pass_seconds", "block_cycles", "step_cycles", "hidden",
+    "launch_seconds", "pass_seconds", "block_cycles", "step_cycles", "hidden",
 )  # fmt: skip
 _AT_MOST_ONE = ("overlap", "hidden", "l2_share")
 
@@ -190,26 +190,33 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return [path for path, value in facts(self) if value.kind == "assumed"]
 
 
-class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of the GPU cost model (`pysim/cachemodel/gpu.py` has the equations).
+class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of the GPU cost model for one family of kernels (simt, or of one type: simt_f64).
 
-    `launch_seconds` is what a launch costs between two events, `describe_seconds` what a kernel adds that describes its operands to the
-    copy engine (wgmma), `pass_seconds` each further kernel or memset of the same call, `block_cycles` the start and end of a block's
-    tile beside its latencies, `step_cycles` a k step beside its work, `hidden` the share (0..1) of a tile's start and end that other work
-    of the SM hides, `overlap` the share of the lesser of arithmetic and transfer that hides behind the greater, `l2_share` the share of
-    L2 that operands can fill before they miss. `efficiency` is the share of its pipes' rate that a family of kernels (simt, or of one
-    type: simt_f64) reaches.
+    `launch_seconds` is what a launch costs between two events, `block_cycles` the start and end of a block's tile beside its latencies,
+    `step_cycles` a k step beside its work, `hidden` the share (0..1) of a tile's start and end that other work of the SM hides, `overlap`
+    the share of the lesser of arithmetic and transfer that hides behind the greater, `efficiency` the share of its pipes' rate that its
+    kernels reach where they were not measured one by one.
     """
 
     launch_seconds: Number
-    describe_seconds: Number
-    pass_seconds: Number
     block_cycles: Number
     step_cycles: Number
     hidden: Number
     overlap: Number
+    efficiency: Number
+
+
+class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of the GPU cost model (`pysim/cachemodel/gpu.py` has the equations).
+
+    `pass_seconds` is what each further kernel or memset of a call costs, `l2_share` the share of L2 that operands can fill before they
+    miss; the others are by family of kernels.
+    """
+
+    pass_seconds: Number
     l2_share: Number
-    efficiency: Annotated[dict[str, Number], msgspec.Meta(min_length=1)]
+    families: Annotated[dict[str, GpuFamily], msgspec.Meta(min_length=1)]
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="gpu"):
@@ -260,7 +267,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return [path for path, value in facts(self) if value.kind == "assumed"]
 
 
-_STRUCTS = (Source, Number, Count, Level, Memory, Unit, Csa, Core, Machine, GpuModel, Gpu)
+_STRUCTS = (Source, Number, Count, Level, Memory, Unit, Csa, Core, Machine, GpuFamily, GpuModel, Gpu)
 Fact = Number | Count | Level | Unit | Csa  # whatever carries a kind and a source
 
 

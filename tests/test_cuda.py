@@ -159,7 +159,7 @@ def test_a_gpu_that_is_not_shipped_becomes_a_machine_with_its_own_numbers_and_as
     monkeypatch.setattr(cuda, "devices", lambda: (h100,))
     found = host.gpu_here()
     assert (found.name, found.sms.value, found.l2_bytes.value, found.frequency_hz.value) == ("cuda", 114, 52428800, 1.755e9)
-    assert {"memory_bytes_per_second", "model.launch_seconds", "fma_per_cycle.f32"} <= set(found.assumed())
+    assert {"memory_bytes_per_second", "model.families.simt.launch_seconds", "fma_per_cycle.f32"} <= set(found.assumed())
     assert planner.plan("gemm:512x512x512:f16", found).machine == "cuda"
 
 

@@ -194,7 +194,7 @@ def test_one_tile_more_than_a_wave_costs_a_wave():
     slots = int(predicted(H200, Gemm(m=64, n=64, k=4096), SMALL).facts["slots"][0])
     full, more, next_one = (predicted(H200, Gemm(m=64 * slots + extra, n=64, k=4096), SMALL) for extra in (0, 1, 65))
     assert full.facts["full_waves"][0] == 1 and full.facts["last"][0] == 0 and more.facts["last"][0] == 1
-    alone = seconds(H200, Gemm(m=64, n=64, k=4096), SMALL) - H200.model.launch_seconds.value
+    alone = seconds(H200, Gemm(m=64, n=64, k=4096), SMALL) - H200.model.families["simt"].launch_seconds.value
     assert more.seconds[0] - full.seconds[0] > 0.8 * alone
     assert next_one.seconds[0] - more.seconds[0] < 0.01 * alone
 
@@ -303,7 +303,7 @@ def test_a_plan_lists_the_assumed_numbers_that_it_leaned_on_and_no_others():
     assert row is not None
     assert set(plan.assumed) <= set(H200.assumed()) | {f"kernel_attributes.{plan.kernel}"}
     assert not any(path.startswith("sustained_hz") for path in plan.assumed)
-    assert all(path.endswith((row.family, f"{row.family}_f16")) for path in plan.assumed if path.startswith("model.efficiency"))
+    assert all(path.startswith(f"model.families.{row.family}.") for path in plan.assumed if path.startswith("model.families"))
 
 
 @pytest.mark.parametrize("state", ["hot", "cold"])

@@ -25,7 +25,7 @@ from scipy.stats import kendalltau
 
 from pysim.cachemodel import gpu as model
 from pysim.errors import MissingError
-from pysim.machine import SHIPPED, Gpu, GpuModel, Number, load_any
+from pysim.machine import SHIPPED, Gpu, GpuFamily, Number, load_any
 from pysim.registry import Attributes, GemmKernel, attributes_file, gemm_kernel
 from pysim.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.workload import Gemm, parse
@@ -33,14 +33,23 @@ from pysim.workload import Gemm, parse
 NEAR, NEAR_WEIGHT = 1.5, 3.0
 SAMPLE = 48  # launches of a problem that the fit looks at
 SOURCE = "fit"
-RATES = ("l2_bytes_per_second", "memory_bytes_per_second", "l2_latency_cycles", "port_bytes_per_cycle", "memory_port_bytes_per_cycle")
-CONSTANTS = tuple(name for name in GpuModel.__struct_fields__ if name != "efficiency")
+RATES = (
+    "l2_bytes_per_second",
+    "memory_bytes_per_second",
+    "l2_latency_cycles",
+    "memory_latency_cycles",
+    "port_bytes_per_cycle",
+    "memory_port_bytes_per_cycle",
+)
+CONSTANTS = ("pass_seconds", "l2_share")
+OF_FAMILY = tuple(name for name in GpuFamily.__struct_fields__ if name != "efficiency")
 SHARES = ("hidden", "overlap", "l2_share")
 BOUNDS = {  # of each constant: what a GPU could have
     "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000),
     "hidden": (1e-3, 1), "overlap": (1e-3, 1), "l2_share": (0.2, 1), "l2_bytes_per_second": (1e12, 3e13),
     "memory_bytes_per_second": (1e12, 8e12), "l2_latency_cycles": (100, 2000),
-    "port_bytes_per_cycle": (16, 128), "memory_port_bytes_per_cycle": (4, 128), "describe_seconds": (1e-8, 1e-5),
+    "memory_latency_cycles": (200, 5000),
+    "port_bytes_per_cycle": (16, 128), "memory_port_bytes_per_cycle": (4, 128),
 }  # fmt: skip
 SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "median_error_of_chosen")
 EFFICIENCY = (0.05, 1.6)  # above 1 the counts of a step are too high
@@ -94,11 +103,17 @@ class Parameters:
 
     def __init__(self, gpu: Gpu, kernels: list[GemmKernel], attributes: dict[str, Attributes]) -> None:
         self.gpu, self.kernels, self.attributes = gpu, kernels, attributes
-        self.names = [*CONSTANTS, *RATES]
+        self.families = sorted({model.family_name(gpu, k) for k in kernels})
+        self.names = [*CONSTANTS, *RATES, *(f"{family}.{name}" for family in self.families for name in OF_FAMILY)]
         start = [getattr(gpu.model, name).value for name in CONSTANTS] + [getattr(gpu, name).value for name in RATES]
-        start += [(attributes[k.name].efficiency if k.name in attributes else None) or model.family_efficiency(gpu, k) for k in kernels]
+        start += [getattr(gpu.model.families[family], name).value for family in self.families for name in OF_FAMILY]
+        start += [
+            (attributes[k.name].efficiency if k.name in attributes else None)
+            or gpu.model.families[model.family_name(gpu, k)].efficiency.value
+            for k in kernels
+        ]
         start += [attributes[k.name].transfer if k.name in attributes else 1.0 for k in kernels]
-        limits = [BOUNDS[name] for name in self.names] + [EFFICIENCY] * len(kernels) + [TRANSFER] * len(kernels)
+        limits = [BOUNDS[name.rpartition(".")[2]] for name in self.names] + [EFFICIENCY] * len(kernels) + [TRANSFER] * len(kernels)
         self.strength = np.array([PRIOR] * (len(limits) - len(kernels)) + [TRANSFER_PRIOR] * len(kernels))
         self.low, self.high = np.log(np.array(limits)).T
         self.start = np.clip(np.log(np.maximum(start, 1e-12)), self.low + 1e-6, self.high - 1e-6)
@@ -110,18 +125,24 @@ class Parameters:
         names, first = [k.name for k in self.kernels], len(self.names)
         efficiencies = dict(zip(names, values[first : first + len(names)].tolist(), strict=True))
         transfers = dict(zip(names, values[first + len(names) :].tolist(), strict=True))
-        constants = msgspec.structs.replace(self.gpu.model, **{name: numbers[name] for name in CONSTANTS})
+        families = {
+            family: msgspec.structs.replace(self.gpu.model.families[family], **{name: numbers[f"{family}.{name}"] for name in OF_FAMILY})
+            for family in self.families
+        }
+        own = {name: numbers[name] for name in CONSTANTS}
+        constants = msgspec.structs.replace(self.gpu.model, **own, families=self.gpu.model.families | families)
         gpu = msgspec.structs.replace(self.gpu, model=constants, **{name: numbers[name] for name in RATES})
         return gpu, efficiencies, transfers
 
     def machine(self, vector: Any) -> tuple[Gpu, dict[str, Attributes]]:
         """The machine and the attributes that a vector stands for."""
         gpu, efficiencies, transfers = self.parts(vector)
-        families: dict[str, list[float]] = {}
-        for kernel in self.kernels:
-            families.setdefault(kernel.family, []).append(efficiencies[kernel.name])
-        fitted = {name: Number(value=float(np.median(some)), kind="fitted", source=SOURCE) for name, some in families.items()}
-        gpu = msgspec.structs.replace(gpu, model=msgspec.structs.replace(gpu.model, efficiency=gpu.model.efficiency | fitted))
+        families = dict(gpu.model.families)
+        for family in self.families:
+            some = [efficiencies[k.name] for k in self.kernels if model.family_name(gpu, k) == family]
+            median = Number(value=float(np.median(some)), kind="fitted", source=SOURCE)
+            families[family] = msgspec.structs.replace(families[family], efficiency=median)
+        gpu = msgspec.structs.replace(gpu, model=msgspec.structs.replace(gpu.model, families=families))
         known = {}
         for kernel in self.kernels:
             base = self.attributes.get(kernel.name) or model.attributes_of(kernel, {})[0]
@@ -145,10 +166,7 @@ def fit(cases: list[Case], parameters: Parameters) -> Any:
         gpu, efficiencies, transfers = parameters.parts(vector)
         errors = []
         for case, rows, table in fixed:
-            share = np.array([efficiencies[k.name] for k in case.kernels])
-            moved = rows._replace(
-                step=rows.step / share, alone=rows.alone / share, transfer=np.array([transfers[k.name] for k in case.kernels])
-            )
+            moved = moved_rows(gpu, case, rows, efficiencies, transfers)
             seconds = model.predict(gpu, case.problem, moved, table).seconds
             errors.append(case.weight * np.log(seconds / case.seconds[case.sample]))
         # what few launches say should not carry a constant far from where it stands
@@ -157,6 +175,15 @@ def fit(cases: list[Case], parameters: Parameters) -> Any:
     limits = (parameters.low, parameters.high)
     touched = sparsity(cases, parameters)
     return least_squares(residuals, parameters.start, bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=40, jac_sparsity=touched).x
+
+
+def moved_rows(gpu: Gpu, case: Case, rows: model.Rows, efficiencies: dict[str, float], transfers: dict[str, float]) -> model.Rows:
+    """Rows that were made with an efficiency of 1, with these constants."""
+    share = np.array([efficiencies[k.name] for k in case.kernels])
+    families = [gpu.model.families[model.family_name(gpu, k)] for k in case.kernels]
+    own = {name: np.array([getattr(family, name).value for family in families]) for name in OF_FAMILY}
+    transfer = np.array([transfers[k.name] for k in case.kernels])
+    return rows._replace(step=rows.step / share, alone=rows.alone / share, transfer=transfer, **own)
 
 
 def sparsity(cases: list[Case], parameters: Parameters) -> Any:
@@ -250,10 +277,12 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path]) -> None:
     """The constants into the machine's file, line by line, and the kernels' attributes beside the registry."""
     path = SHIPPED / f"{gpu.name}.toml"
     text = path.read_text()
-    values = {name: getattr(gpu.model, name) for name in CONSTANTS} | {name: getattr(gpu, name) for name in RATES} | gpu.model.efficiency
-    for name, number in values.items():
-        line = f'{name} = {{ value = {number.value:.4g}, kind = "{number.kind}", source = "{number.source}" }}'
-        text = re.sub(rf"(?m)^{name} = \{{.*\}}$", line, text) if number.source == SOURCE else text
+    values = {name: getattr(gpu.model, name) for name in CONSTANTS} | {name: getattr(gpu, name) for name in RATES}
+    text = with_values(text, values)
+    for family, numbers in gpu.model.families.items():
+        head, found, rest = text.partition(f"[model.families.{family}]\n")
+        body, blank, tail = rest.partition("\n\n")
+        text = head + found + with_values(body, {name: getattr(numbers, name) for name in GpuFamily.__struct_fields__}) + blank + tail
     if f"[sources.{SOURCE}]" not in text:
         files = ", ".join(path.name for path in paths)
         text += f'\n[sources.{SOURCE}]\ntitle = "Least squares over measured products"\ncommand = "tools/fit_gpu.py"\nfile = "{files}"\n'
@@ -266,6 +295,14 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path]) -> None:
     old["kernels"] |= {name: msgspec.to_builtins(rounded(one)) for name, one in known.items()}
     old["efficiencies"] = {"command": "tools/fit_gpu.py", "files": [path.name for path in paths]}
     target.write_text(json.dumps(old, indent=1) + "\n")
+
+
+def with_values(text: str, values: dict[str, Number]) -> str:
+    """A part of a machine file with the fitted ones of these numbers."""
+    for name, number in values.items():
+        line = f'{name} = {{ value = {number.value:.4g}, kind = "{number.kind}", source = "{number.source}" }}'
+        text = re.sub(rf"(?m)^{name} = \{{.*\}}$", line, text) if number.source == SOURCE else text
+    return text
 
 
 def rounded(one: Attributes) -> Attributes:
@@ -304,6 +341,8 @@ def main() -> None:
         numbers = "  ".join(f"{key} {one[key]:.3f}" for key in SHOWN)
         print(f"{name:<40} {one['problems']:>4} problems  {numbers}")
     constants = {name: getattr(gpu.model, name).value for name in CONSTANTS} | {name: getattr(gpu, name).value for name in RATES}
+    for family, numbers in gpu.model.families.items():
+        constants |= {f"{family}.{name}": getattr(numbers, name).value for name in GpuFamily.__struct_fields__}
     print("  ".join(f"{name} {value:.4g}" for name, value in constants.items()))
     efficiencies = {name: one.efficiency for name, one in known.items() if one.efficiency}
     if options.out:

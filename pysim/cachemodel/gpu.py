@@ -179,10 +179,10 @@ def work(gpu: Gpu, kernel: GemmKernel, trans_a: bool = False, trans_b: bool = Fa
     return Work(arithmetic, shared, issue / gpu.schedulers_per_sm.value)
 
 
-def family_efficiency(gpu: Gpu, kernel: GemmKernel) -> float:
-    """The share of its pipes' rate that a kernel's family reaches with its type, or with any."""
-    known = gpu.model.efficiency
-    return known[f"{kernel.family}_{kernel.dtype}" if f"{kernel.family}_{kernel.dtype}" in known else kernel.family].value
+def family_name(gpu: Gpu, kernel: GemmKernel) -> str:
+    """The key of a machine's constants for a kernel: its family with its type, or its family."""
+    own = f"{kernel.family}_{kernel.dtype}"
+    return own if own in gpu.model.families else kernel.family
 
 
 class Needs(NamedTuple):
@@ -219,7 +219,11 @@ class Rows(NamedTuple):
     sustained: Array
     alignment: Array
     k_major: Array
-    described: Array
+    launch_seconds: Array
+    block_cycles: Array
+    step_cycles: Array
+    hidden: Array
+    overlap: Array
     transfer: Array
 
 
@@ -228,12 +232,16 @@ def rows_of(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[
     found = [attributes_of(kernel, known) for kernel in kernels]
     works = [work(gpu, kernel, problem.trans_a, problem.trans_b) for kernel in kernels]
     pipes = [pipe_of(gpu, kernel) or "" for kernel in kernels]
-    shares = [one.efficiency or family_efficiency(gpu, kernel) for (one, _), kernel in zip(found, kernels, strict=True)]
+    families = [gpu.model.families[family_name(gpu, kernel)] for kernel in kernels]
+    shares = [one.efficiency or family.efficiency.value for (one, _), family in zip(found, families, strict=True)]
     step = np.array([w.cycles / share for w, share in zip(works, shares, strict=True)])
     idle = np.array([max(1.0, SUB_CORES * WARP / kernel.math_threads) for kernel in kernels])
 
     def column(name: str) -> Array:
         return np.array([getattr(kernel, name) for kernel in kernels], float)
+
+    def constant(name: str) -> Array:
+        return np.array([getattr(family, name).value for family in families])
 
     return Rows(
         kernels=tuple(kernels),
@@ -252,7 +260,11 @@ def rows_of(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[
         sustained=np.array([gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.frequency_hz.value for pipe in pipes]),
         alignment=np.array([needs(kernel).alignment for kernel in kernels], float),
         k_major=np.array([needs(kernel).k_major for kernel in kernels]),
-        described=np.array([kernel.family == "wgmma" for kernel in kernels]),
+        launch_seconds=constant("launch_seconds"),
+        block_cycles=constant("block_cycles"),
+        step_cycles=constant("step_cycles"),
+        hidden=constant("hidden"),
+        overlap=constant("overlap"),
         transfer=np.array([one.transfer for one, _ in found]),
     )
 
@@ -295,21 +307,27 @@ def predict(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, hot: bool = True)
     port, tile = gpu.port_bytes_per_cycle.value, rows.tile_m[r] * rows.tile_n[r] / rows.blocks[r]
     out = tile * RESULT_BYTES.get(problem.dtype, GEMM_DTYPES[problem.dtype]) / port
     waves = facts["full_waves"] + (facts["last"] > 0)
-    edge = model.block_cycles.value + latency + np.where(facts["full_waves"] > 0, facts["resident"], facts["last"]) * out
-    terms["tiles"] = edge * facts["turns"] * (1 + (waves - 1) * (1 - model.hidden.value))
+    edge = rows.block_cycles[r] + latency + np.where(facts["full_waves"] > 0, facts["resident"], facts["last"]) * out
+    terms["tiles"] = edge * facts["turns"] * (1 + (waves - 1) * (1 - rows.hidden[r]))
     terms["partials"] = _partials(gpu, problem, rows, table, facts, latency)
     terms["relayout"] = facts["relayout_bytes"] * frequency / _copy_rate(gpu, facts["relayout_bytes"])
     passes = facts["relayouts"] + (table.kind != DATA_PARALLEL)
-    described = rows.described[r] * model.describe_seconds.value
-    terms["launch"] = (model.launch_seconds.value + described + passes * model.pass_seconds.value) * frequency
-    cycles = _overlapped(gpu, full) + _overlapped(gpu, last) + terms["tiles"] + terms["partials"] + terms["relayout"] + terms["launch"]
+    terms["launch"] = (rows.launch_seconds[r] + passes * model.pass_seconds.value) * frequency
+    cycles = (
+        _overlapped(rows.overlap[r], full)
+        + _overlapped(rows.overlap[r], last)
+        + terms["tiles"]
+        + terms["partials"]
+        + terms["relayout"]
+        + terms["launch"]
+    )
     return Prediction(gpu, problem, rows, table, terms, cycles, cycles / frequency, facts)
 
 
 def _wave_cycles(gpu: Gpu, rows: Rows, r: Array, facts: dict[str, Array], latency: Array) -> tuple[dict[str, Array], dict[str, Array]]:
     """Cycles of the main loops, of power, L2 and memory: in the full waves, and in the last one, which has fewer blocks."""
     frequency, barriers = gpu.frequency_hz.value, 1 + (rows.stages[r] == 1)
-    alone = np.maximum(rows.alone[r], latency / np.maximum(1, rows.stages[r] - 1)) + barriers * gpu.model.step_cycles.value
+    alone = np.maximum(rows.alone[r], latency / np.maximum(1, rows.stages[r] - 1)) + barriers * rows.step_cycles[r]
     products = facts["tiles"] * rows.tile_m[r] * rows.tile_n[r] * facts["all_steps"] * rows.block_k[r]
     power = products / (gpu.sms.value * rows.fma[r]) * frequency / rows.sustained[r]
     share = facts["full_waves"] * facts["slots"] / facts["items"]
@@ -333,10 +351,10 @@ def _wave_cycles(gpu: Gpu, rows: Rows, r: Array, facts: dict[str, Array], latenc
     return parts[0], parts[1]
 
 
-def _overlapped(gpu: Gpu, part: dict[str, Array]) -> Array:
+def _overlapped(overlap: Array, part: dict[str, Array]) -> Array:
     """Arithmetic and traffic of a part of the waves, most of the lesser hidden behind the greater."""
     busy, transfer = np.maximum(part["loop"], part["power"]), np.maximum(part["L2"], part["memory"])
-    cycles: Array = np.maximum(busy, transfer) + (1 - gpu.model.overlap.value) * np.minimum(busy, transfer)
+    cycles: Array = np.maximum(busy, transfer) + (1 - overlap) * np.minimum(busy, transfer)
     return cycles
 
 
@@ -396,9 +414,11 @@ def _traffic(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, facts: dict[str,
     first = _miss(gpu, a + b + c + partial) if hot else np.ones(())
     again_fast = np.maximum(0, waves * high / n_fast - 1) * _miss(gpu, np.where(inside, fast + slow * group / n_slow, touched))
     again_slow = np.maximum(0, waves * wide / n_slow - 1) * _miss(gpu, touched)
-    read = fast * (first + again_fast) + slow * (first + again_slow)
+    read_fast, read_slow = fast * (first + again_fast), slow * (first + again_slow)
+    read = read_fast + read_slow
+    asked_fast, asked_slow = fast * n_slow, slow * n_fast  # of L2
     facts["memory_bytes"] = read + c * _miss(gpu, a + b + c + partial) + 2 * partial * _miss(gpu, partial)
-    facts["miss"] = np.clip(read / facts["l2_bytes"], 0, 1)
+    facts["miss"] = np.clip(np.maximum(read_fast / asked_fast, read_slow / asked_slow), 0, 1)  # a step waits for the slower operand
     _relayouts(problem, rows, table, facts, a, b)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from pysim.cachemodel import csa
 from pysim.cachemodel.cost import Prediction, cost_of, predict, schedule_of
+from pysim.cachemodel.gpu import family_name
 from pysim.cachemodel.incore import Array, Rates, rates
 from pysim.cachemodel.nest import Nest, nest_of, workspace_bytes
 from pysim.errors import PlanError
@@ -246,9 +247,10 @@ def _assumed_of_gpu(machine: Gpu, kernel: str) -> tuple[str, ...]:
     """Paths of assumed numbers that the GPU model reads for a kernel: of its own pipe and family; and the kernel, if its registers and
     shared memory were not read from the compiler."""
     row = gemm_kernel(kernel)
-    own = {f"model.efficiency.{row.family}", f"model.efficiency.{row.family}_{row.dtype}"} if row else set()
-    own |= {f"fma_per_cycle.{row.pipe}", f"sustained_hz.{row.pipe}"} if row else set()
-    tables = ("model.efficiency.", "fma_per_cycle.", "sustained_hz.")
+    family = f"model.families.{family_name(machine, row)}." if row else ""
+    own = {f"fma_per_cycle.{row.pipe}", f"sustained_hz.{row.pipe}"} if row else set()
+    own |= {path for path in machine.assumed() if family and path.startswith(family)}
+    tables = ("model.families.", "fma_per_cycle.", "sustained_hz.")
     known = kernel in gemm_attributes(machine.capability_number)
     paths = tuple(path for path in machine.assumed() if path in own or not path.startswith(tables))
     return paths if known else (*paths, f"kernel_attributes.{kernel}")
