@@ -108,24 +108,23 @@ template <class S> __device__ inline void store_tile(const Problem &p, const typ
     }
 }
 
-/* One tile: sums over its steps of k. Shared memory is free again when the last thread has passed the next barrier. */
-template <class S> __device__ inline void sum_tile(const Problem &p, const Tile &t, typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int base_a, int base_b) {
+/* One tile: sums over its `steps` of k. EDGE: some of it may lie outside the operands, or not lie as vectors. Shared memory is free again
+ * when the last thread has passed the next barrier. */
+template <class S, bool EDGE, class CopyA, class CopyB>
+__device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int base_a, int base_b) {
     using Unit = typename S::Unit;
     using Sum = typename S::Sum;
-    const int thread = threadIdx.x, begin = t.begin * S::BK, end = min(t.end * S::BK, p.k);
-    typename S::CopyA a(p.a, p.lda, !p.trans_a, t.i * S::BM, p.m, begin, end, thread);
-    typename S::CopyB b(p.b, p.ldb, p.trans_b, t.j * S::BN, p.n, begin, end, thread);
-    typename S::CopyA::Staged staged_a;
-    typename S::CopyB::Staged staged_b;
-    const int steps = t.end - t.begin;
+    const int thread = threadIdx.x;
+    typename CopyA::Staged staged_a;
+    typename CopyB::Staged staged_b;
     constexpr bool ASYNC = S::STAGES >= 3;
     enum { AHEAD = ASYNC ? S::STAGES - 1 : 0 };
 
     const auto stage = [&](int i) { return shared + i * S::STAGE_BYTES; };
     const auto fetch = [&](int i) {
-        if constexpr (ASYNC) a.load_async(stage(i), thread), b.load_async(stage(i) + S::CopyA::BYTES, thread);
+        if constexpr (ASYNC) a.template load_async<EDGE>(stage(i), thread), b.template load_async<EDGE>(stage(i) + S::A_BYTES, thread);
     };
-    const auto store = [&](int i) { a.store(stage(i), staged_a, thread), b.store(stage(i) + S::CopyA::BYTES, staged_b, thread); };
+    const auto store = [&](int i) { a.store(stage(i), staged_a, thread), b.store(stage(i) + S::A_BYTES, staged_b, thread); };
     if constexpr (ASYNC) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
@@ -134,7 +133,7 @@ template <class S> __device__ inline void sum_tile(const Problem &p, const Tile 
         }
         asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
     } else {
-        a.load(staged_a, thread), b.load(staged_b, thread);
+        a.template load<EDGE>(staged_a, thread), b.template load<EDGE>(staged_b, thread);
         store(0);
     }
     __syncthreads();
@@ -142,8 +141,8 @@ template <class S> __device__ inline void sum_tile(const Problem &p, const Tile 
     alignas(16) Unit fa[2][S::TM];
     alignas(16) Sum fb[2][S::SUMS];
     const auto read = [&](int to, const char *from, int k) {
-        read_fragment<S, typename S::CopyA, S::TM, S::VM, S::LM, S::WM, S::BM>(fa[to], from, k, base_a);
-        read_fragment<S, typename S::CopyB, S::TN, S::VN, S::LN, S::WN, S::BN>((Unit *)fb[to], from + S::CopyA::BYTES, k, base_b);
+        read_fragment<S, CopyA, S::TM, S::VM, S::LM, S::WM, S::BM>(fa[to], from, k, base_a);
+        read_fragment<S, CopyB, S::TN, S::VN, S::LN, S::WN, S::BN>((Unit *)fb[to], from + S::A_BYTES, k, base_b);
     };
     int at = 0, filled = AHEAD; /* the stage that is multiplied, and the one that is fetched next */
     read(0, stage(0), 0);
@@ -155,7 +154,7 @@ template <class S> __device__ inline void sum_tile(const Problem &p, const Tile 
             asm volatile("cp.async.commit_group;" ::: "memory");
             filled = filled + 1 == S::STAGES ? 0 : filled + 1;
         } else if (more) {
-            a.load(staged_a, thread), b.load(staged_b, thread);
+            a.template load<EDGE>(staged_a, thread), b.template load<EDGE>(staged_b, thread);
         }
 #pragma unroll
         for (int k = 0; k < S::UNITS; k++) {
@@ -170,13 +169,14 @@ template <class S> __device__ inline void sum_tile(const Problem &p, const Tile 
                 }
             }
             read((k + 1) % 2, stage(at), (k + 1) % S::UNITS); /* after the last step: of no use, and of no harm */
+            __syncwarp(); /* for the compiler alone: memory is not read later than here, or the next fragments and steps would be */
             multiply<S>(sum, fa[k % 2], fb[k % 2]);
         }
     }
     if constexpr (ASYNC) asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-template <class S> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
+template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
     using T = typename S::T;
     using Sum = typename S::Sum;
     extern __shared__ __align__(128) char shared[];
@@ -199,7 +199,11 @@ template <class S> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kern
         for (int m = 0; m < S::TM; m++)
 #pragma unroll
             for (int n = 0; n < S::SUMS; n++) memset(&sum[m][n], 0, sizeof(Sum));
-        sum_tile<S>(p, t, sum, shared, base_a, base_b);
+        const int begin = t.begin * S::BK, end = min(t.end * S::BK, p.k);
+        const typename S::template CopyA<!TRANS_A> a(p.a, p.lda, t.i * S::BM, p.m, begin, end, threadIdx.x);
+        const typename S::template CopyB<TRANS_B> b(p.b, p.ldb, t.j * S::BN, p.n, begin, end, threadIdx.x);
+        if (a.whole() && b.whole()) sum_tile<S, false>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
+        else sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
         bool whole = true;
         if (t.parts > 1) {
             constexpr int COUNT = S::TM * S::TN;
@@ -217,28 +221,31 @@ template <class S> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kern
     }
 }
 
-template <class S> cudaError_t prepare() {
-    return S::SHARED_BYTES > 47 * 1024 ? cudaFuncSetAttribute(kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES) : cudaSuccess;
+/* The kernel of a layout, allowed its shared memory. */
+template <class S> cudaError_t kernel_of(const Problem &p, void (**out)(Problem)) {
+    *out = p.trans_a ? (p.trans_b ? kernel<S, true, true> : kernel<S, true, false>) : p.trans_b ? kernel<S, false, true> : kernel<S, false, false>;
+    return S::SHARED_BYTES > 47 * 1024 ? cudaFuncSetAttribute(*out, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES) : cudaSuccess;
 }
 
 template <class S> cudaError_t launch(const Problem &p, int, cudaStream_t stream) {
-    const cudaError_t error = prepare<S>();
+    void (*run)(Problem);
+    const cudaError_t error = kernel_of<S>(p, &run);
     if (error != cudaSuccess) return error;
-    kernel<S><<<Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream>>>(p);
+    run<<<Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream>>>(p);
     return cudaGetLastError();
 }
 
-template <class S> cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) {
+template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
+    void (*run)(Problem);
     cudaFuncAttributes of;
-    cudaError_t error = prepare<S>();
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, kernel<S>);
-    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, kernel<S>, S::THREADS, S::SHARED_BYTES);
+    cudaError_t error = kernel_of<S>(p, &run);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, run);
+    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, run, S::THREADS, S::SHARED_BYTES);
     if (error != cudaSuccess) return error;
     out->threads = S::THREADS, out->registers = of.numRegs;
     out->shared_bytes = (int64_t)of.sharedSizeBytes + S::SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
     return cudaSuccess;
 }
-
 }
 }
 #endif

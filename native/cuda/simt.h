@@ -28,10 +28,12 @@ struct Shape {
     static constexpr bool VECTOR = FORM != scalar, SWIZZLED = FORM != unpadded;
     static_assert(LM * LN == 32 && LM * TM == WM && LN * TN == WN && WARPS_M * WM == BM && WARPS_N * WN == BN, "tiles must nest");
     static_assert(STAGES >= 1 && STAGES <= 4 && UNITS % 2 == 0 && TN % T::PACK == 0 && TM % VM == 0 && TN % VN == 0, "");
-    using CopyA = Copy<T, BM, BK, THREADS, VECTOR, SWIZZLED>;
-    using CopyB = Copy<T, BN, BK, THREADS, VECTOR, SWIZZLED>;
+    /* by whether k is contiguous in device memory; a stage is the same either way */
+    template <bool K_INNER> using CopyA = Copy<T, BM, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
+    template <bool K_INNER> using CopyB = Copy<T, BN, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
     enum {
-        STAGE_BYTES = CopyA::BYTES + CopyB::BYTES,
+        A_BYTES = BM * UNITS * (int)sizeof(Unit),
+        STAGE_BYTES = A_BYTES + BN * UNITS * (int)sizeof(Unit),
         PIPE_BYTES = STAGE_BYTES * STAGES,
         TILE_BYTES = BM * BN * (int)sizeof(Sum) / T::PACK, /* the epilogue passes the tile through shared memory */
         SHARED_BYTES = PIPE_BYTES > TILE_BYTES ? PIPE_BYTES : TILE_BYTES,

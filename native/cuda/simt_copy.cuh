@@ -17,8 +17,9 @@
 namespace pysim {
 namespace simt {
 
-/* An operand of EXTENT outputs by STEP elements of k, moved by THREADS threads. FULL: with vectors; SWIZZLED: without bank conflicts. */
-template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED> class Copy {
+/* An operand of EXTENT outputs by STEP elements of k, moved by THREADS threads. K_INNER: k is contiguous in device memory; VECTOR: by vectors;
+ * SWIZZLED: without bank conflicts. */
+template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED, bool K_INNER> class Copy {
     using In = typename T::In;
     using Unit = typename T::Unit;
     enum {
@@ -29,27 +30,24 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     static_assert(LINES >= 1 && LINES <= 8, "block_k: 1 to 8 chunks");
     static_assert(T::K_UNITS * EXTENT * sizeof(Unit) >= 128, "the swizzle needs 128 bytes of the same k / K_UNITS");
 
-    /* A chunk with k contiguous, or with outputs contiguous: PIECES lines of INNER elements. */
-    template <bool K_INNER> struct Way {
-        enum {
-            PIECES = K_INNER ? T::K_PIECES : T::OUT_PIECES,
-            BYTES = 16 / PIECES,
-            INNER = BYTES / (int)sizeof(In),
-            ACROSS = (K_INNER ? STEP : EXTENT) / INNER,
-            DOWN = THREADS / ACROSS * PIECES, /* lines from one turn to the next */
-        };
-        static_assert(THREADS % ACROSS == 0, "a thread keeps its place along the contiguous dimension");
+    enum { /* a chunk is PIECES lines of INNER elements, contiguous in device memory */
+        PIECES = K_INNER ? (int)T::K_PIECES : (int)T::OUT_PIECES,
+        PIECE_BYTES = 16 / PIECES,
+        INNER = PIECE_BYTES / (int)sizeof(In),
+        ACROSS = (K_INNER ? STEP : EXTENT) / INNER,
+        DOWN = THREADS / ACROSS * PIECES, /* lines from one turn to the next */
     };
+    static_assert(THREADS % ACROSS == 0, "a thread keeps its place along the contiguous dimension");
 
     const In *at; /* this thread's first element of the step that is loaded next */
     const int64_t ld;
     const int64_t step;
     const int outputs; /* from the block's first one */
     int left;          /* elements of k from the step's first one */
-    const bool k_inner, aligned, inside;
+    const bool aligned, inside;
 
-    template <bool K_INNER> static __device__ int inner_of(int thread) { return thread % Way<K_INNER>::ACROSS * Way<K_INNER>::INNER; }
-    template <bool K_INNER> static __device__ int line_of(int thread) { return thread / Way<K_INNER>::ACROSS * Way<K_INNER>::PIECES; }
+    static __device__ int inner_of(int thread) { return thread % ACROSS * INNER; }
+    static __device__ int line_of(int thread) { return thread / ACROSS * PIECES; }
     static __device__ bool idle(int thread, int turn) { return CHUNKS % THREADS && turn * THREADS + thread >= CHUNKS; }
 
   public:
@@ -60,30 +58,43 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     static __device__ int byte(int k, int x) { return ((k * EXTENT + x) * (int)sizeof(Unit)) ^ swizzle(k); }
 
     /* `limit` outputs in all, `first` the block's first one; k from `begin` to `end`. */
-    __device__ Copy(const void *data, int64_t pitch, bool k_contiguous, int first, int limit, int begin, int end, int thread)
-        : at((const In *)data), ld(pitch), step(k_contiguous ? STEP : STEP * pitch),
-          outputs(limit - first), left(end - begin), k_inner(k_contiguous),
-          aligned(VECTOR && ((uintptr_t)data | (uintptr_t)(pitch * (int)sizeof(In))) %
-                                    (k_contiguous ? Way<true>::BYTES : Way<false>::BYTES) == 0),
-          inside(first + EXTENT <= limit) {
-        at += k_contiguous ? (int64_t)(first + line_of<true>(thread)) * ld + begin + inner_of<true>(thread)
-                           : (int64_t)(begin + line_of<false>(thread)) * ld + first + inner_of<false>(thread);
+    __device__ Copy(const void *data, int64_t pitch, int first, int limit, int begin, int end, int thread)
+        : at((const In *)data), ld(pitch), step(K_INNER ? STEP : STEP * pitch), outputs(limit - first), left(end - begin),
+          aligned(VECTOR && ((uintptr_t)data | (uintptr_t)(pitch * (int)sizeof(In))) % PIECE_BYTES == 0), inside(first + EXTENT <= limit) {
+        const int line = line_of(thread) + (K_INNER ? first : begin), inner = inner_of(thread) + (K_INNER ? begin : first);
+        at += line * ld + inner;
     }
 
+    /* True where every step can be taken by vectors and without a look at the operand's edges: then loads may be told so (EDGE false). */
+    __device__ bool whole() const { return aligned && inside && left % STEP == 0; }
+
     /* The next step into registers, zeros outside the operand. */
-    __device__ void load(Staged &words, int thread) {
-        if (k_inner) load_way<true>(words, thread);
-        else load_way<false>(words, thread);
+    template <bool EDGE> __device__ void load(Staged &words, int thread) {
+        if (!EDGE || (aligned && inside && left >= STEP)) load_whole(words, thread);
+        else load_edge(words, thread);
         advance();
     }
+
     __device__ void store(char *shared, Staged &words, int thread) const {
-        if (k_inner) store_way<true>(shared, words, thread);
-        else store_way<false>(shared, words, thread);
+        enum { EACH = 16 / T::K_UNITS }; /* bytes of one k of a chunk with k contiguous */
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            if (idle(thread, turn)) continue;
+            T::template units<K_INNER>(words[turn]);
+            if constexpr (K_INNER) {
+#pragma unroll
+                for (int i = 0; i < T::K_UNITS; i++) to_shared<EACH, VECTOR>(shared + place_of(thread, turn, i), words[turn] + i * EACH / 4);
+            } else {
+                to_shared<16, VECTOR>(shared + place_of(thread, turn, 0), words[turn]);
+            }
+        }
     }
+
     /* The next step straight into shared memory, asynchronously. */
-    __device__ void load_async(char *shared, int thread) {
-        if (k_inner) async_way<true>(shared, thread);
-        else async_way<false>(shared, thread);
+    template <bool EDGE> __device__ void load_async(char *shared, int thread) {
+        static_assert(sizeof(In) == sizeof(Unit) && sizeof(In) >= 4, "asynchronous copies move 4, 8 or 16 bytes and do not rearrange");
+        if (EDGE) async_turns<false>(shared, hide(thread));
+        else async_turns<true>(shared, thread);
         advance();
     }
 
@@ -94,73 +105,56 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
         asm volatile("" : "+r"(thread));
         return thread;
     }
-
     /* How many elements of this thread's piece `line` exist, counted from its first: INNER or more where all do. */
-    template <bool K_INNER> __device__ int there(int thread, int line) const {
-        const bool exists = line_of<K_INNER>(thread) + line < (K_INNER ? outputs : left);
-        return exists ? (K_INNER ? left : outputs) - inner_of<K_INNER>(thread) : 0;
+    __device__ int there(int thread, int line) const {
+        const bool exists = line_of(thread) + line < (K_INNER ? outputs : left);
+        return exists ? (K_INNER ? left : outputs) - inner_of(thread) : 0;
     }
 
-    template <bool K_INNER> __device__ void load_way(Staged &words, int thread) const {
-        using W = Way<K_INNER>;
-        using Vector = typename Word<W::BYTES>::type;
-        if (aligned && inside && left >= STEP) {
-#pragma unroll
-            for (int turn = 0; turn < TURNS; turn++)
-#pragma unroll
-                for (int piece = 0; piece < W::PIECES; piece++)
-                    if (!idle(thread, turn)) {
-                        const Vector v = __ldg((const Vector *)(at + (int64_t)(turn * W::DOWN + piece) * ld));
-                        memcpy(words[turn] + piece * W::BYTES / 4, &v, W::BYTES);
-                    }
-            return;
-        }
-        const int hidden = hide(thread);
+    /* Not through __ldg: the compiler may move such a load past barriers, and moves it to where its registers are needed, too late. */
+    __device__ void load_whole(Staged &words, int thread) const {
+        using Vector = typename Word<PIECE_BYTES>::type;
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++)
 #pragma unroll
-            for (int piece = 0; piece < W::PIECES; piece++) {
-                const int line = turn * W::DOWN + piece, count = idle(hidden, turn) ? 0 : there<K_INNER>(hidden, line);
+            for (int piece = 0; piece < PIECES; piece++)
+                if (!idle(thread, turn)) {
+                    const Vector v = *(const Vector *)(at + (int64_t)(turn * DOWN + piece) * ld);
+                    memcpy(words[turn] + piece * PIECE_BYTES / 4, &v, PIECE_BYTES);
+                }
+    }
+
+    __device__ void load_edge(Staged &words, int real_thread) const {
+        using Vector = typename Word<PIECE_BYTES>::type;
+        const int thread = hide(real_thread);
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++)
+#pragma unroll
+            for (int piece = 0; piece < PIECES; piece++) {
+                const int line = turn * DOWN + piece, count = idle(thread, turn) ? 0 : there(thread, line);
                 const In *from = at + (int64_t)line * ld;
-                alignas(16) In part[W::INNER];
-                if (aligned && count >= W::INNER) {
+                alignas(16) In part[INNER];
+                if (aligned && count >= INNER) {
                     const Vector v = __ldg((const Vector *)from);
-                    memcpy(part, &v, W::BYTES);
+                    memcpy(part, &v, PIECE_BYTES);
                 } else {
 #pragma unroll
-                    for (int i = 0; i < W::INNER; i++) part[i] = i < count ? __ldg(from + i) : In(0);
+                    for (int i = 0; i < INNER; i++) part[i] = i < count ? __ldg(from + i) : In(0);
                 }
-                memcpy(words[turn] + piece * W::BYTES / 4, part, W::BYTES);
+                memcpy(words[turn] + piece * PIECE_BYTES / 4, part, PIECE_BYTES);
             }
     }
 
     /* Where this thread's chunk of a turn goes, and with k contiguous its unit `i` of k. */
-    template <bool K_INNER> static __device__ int place_of(int thread, int turn, int i) {
-        using W = Way<K_INNER>;
-        constexpr int pitch = EXTENT * (int)sizeof(Unit), down = W::DOWN * (int)sizeof(Unit);
-        if constexpr (K_INNER && W::DOWN * sizeof(Unit) % 128 == 0 && pitch % 128 == 0) { /* the xor is the thread's alone */
-            const int inner = inner_of<true>(thread) / T::DEPTH;
-            return (inner * pitch + ((line_of<true>(thread) * (int)sizeof(Unit)) ^ swizzle(inner))) + turn * down + i * pitch;
-        } else {
-            const int line = line_of<K_INNER>(thread) + turn * W::DOWN, inner = inner_of<K_INNER>(thread);
-            return K_INNER ? byte(inner / T::DEPTH + i, line) : byte(line / T::DEPTH, inner);
-        }
-    }
-
-    template <bool K_INNER> __device__ void store_way(char *shared, Staged &words, int thread) const {
-        enum { EACH = 16 / T::K_UNITS }; /* bytes of one k of a chunk with k contiguous */
-        const int hidden = hide(thread);
-#pragma unroll
-        for (int turn = 0; turn < TURNS; turn++) {
-            if (idle(thread, turn)) continue;
-            T::template units<K_INNER>(words[turn]);
-            if constexpr (K_INNER) {
-#pragma unroll
-                for (int i = 0; i < T::K_UNITS; i++) to_shared<EACH, VECTOR>(shared + place_of<true>(hidden, turn, i), words[turn] + i * EACH / 4);
-            } else {
-                to_shared<16, VECTOR>(shared + place_of<false>(hidden, turn, 0), words[turn]);
-            }
-        }
+    static __device__ int place_of(int thread, int turn, int i) {
+        constexpr int pitch = EXTENT * (int)sizeof(Unit), down = DOWN * (int)sizeof(Unit);
+        const int inner = inner_of(thread), line = line_of(thread);
+        if constexpr (K_INNER && down % 128 == 0 && pitch % 128 == 0) /* the xor is the thread's alone */
+            return (inner / T::DEPTH * pitch + ((line * (int)sizeof(Unit)) ^ swizzle(inner / T::DEPTH))) + turn * down + i * pitch;
+        else if constexpr (K_INNER)
+            return byte(inner / T::DEPTH + i, line + turn * DOWN);
+        else
+            return byte((line + turn * DOWN) / T::DEPTH, inner);
     }
 
     template <int COUNT> static __device__ void fetch(char *shared, const void *from, bool exists) {
@@ -170,23 +164,19 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
         else asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(bytes), "n"(COUNT) : "memory");
     }
 
-    template <bool K_INNER> __device__ void async_way(char *shared, int thread) const {
-        using W = Way<K_INNER>;
-        static_assert(sizeof(In) == sizeof(Unit) && sizeof(In) >= 4, "asynchronous copies move 4, 8 or 16 bytes and do not rearrange");
-        const bool whole = aligned && inside && left >= STEP;
-        const int hidden = hide(thread);
+    template <bool WHOLE> __device__ void async_turns(char *shared, int thread) const {
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
             if (idle(thread, turn)) continue;
-            const int line = turn * W::DOWN, count = there<K_INNER>(hidden, line);
+            const int line = turn * DOWN, count = WHOLE ? (int)INNER : there(thread, line);
             const In *from = at + (int64_t)line * ld;
-            if (!K_INNER && (whole || (aligned && count >= W::INNER))) {
-                fetch<16>(shared + place_of<false>(hidden, turn, 0), from, true);
+            if (!K_INNER && (WHOLE || (aligned && count >= INNER))) {
+                fetch<16>(shared + place_of(thread, turn, 0), from, true);
             } else {
 #pragma unroll
-                for (int i = 0; i < W::INNER; i++) {
-                    const bool exists = whole || i < count;
-                    fetch<sizeof(In)>(shared + place_of<K_INNER>(hidden, turn, K_INNER ? i : 0) + (K_INNER ? 0 : i * (int)sizeof(In)), exists ? from + i : at, exists);
+                for (int i = 0; i < INNER; i++) {
+                    const int to = K_INNER ? place_of(thread, turn, i) : place_of(thread, turn, 0) + i * (int)sizeof(In);
+                    fetch<sizeof(In)>(shared + to, i < count ? from + i : at, i < count);
                 }
             }
         }
