@@ -127,7 +127,8 @@ def epilogues() -> dict[str, int]:
 
 
 class Attributes(msgspec.Struct, frozen=True):
-    """What the compiler made of a kernel: threads and bytes of shared memory of a block, registers of a thread, spilled bytes.
+    """What the compiler made of a kernel: threads and bytes of shared memory of a block, registers of a thread, its bytes of local
+    memory (stack and spills).
 
     `efficiency` is the share of the cost model's rate that its main loop was measured to reach on a machine of this capability, and
     `transfer` that of its traffic with L2 and memory; where nobody measured the first, that of the kernel's family stands for it.

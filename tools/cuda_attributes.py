@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes pysim/kernel_attributes-sm90.json: threads, registers, shared memory and spilled bytes of every CUDA kernel of the registry.
+"""Writes pysim/kernel_attributes-sm90.json: threads, registers, shared memory and local memory of every CUDA kernel of the registry.
 
-    tools/cuda_attributes.py libpysim_cuda.so [--cuobjdump PATH]        registers and spills, from `cuobjdump -res-usage`
+    tools/cuda_attributes.py libpysim_cuda.so [--cuobjdump PATH]        (or object files) registers and stack, from `cuobjdump -res-usage`
     tools/cuda_attributes.py --measured planner-h200.json               all four, as the library told them on a device
 
 The first needs no device. A kernel's instantiations (layouts, result types) share a line of the registry, so the largest counts; threads
@@ -47,14 +47,18 @@ def pattern(kernel: GemmKernel) -> str:
 
 def usage(library: Path, cuobjdump: str) -> dict[str, tuple[int, int]]:
     """(registers, bytes of stack) by demangled name."""
-    listed = subprocess.run([cuobjdump, "-res-usage", library], capture_output=True, text=True, check=True).stdout
-    plain = subprocess.run(["c++filt"], input=listed, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run([cuobjdump, "-res-usage", library], capture_output=True, text=True, check=False)
+    if listed.returncode:
+        sys.exit(f"{cuobjdump} -res-usage {library}: {listed.stderr.strip() or 'it failed'}")
+    plain = subprocess.run(["c++filt"], input=listed.stdout, capture_output=True, text=True, check=True).stdout
     found = re.findall(r"Function (.*):\n\s*REG:(\d+) STACK:(\d+)", plain)
     return {name: (int(registers), int(stack)) for name, registers, stack in found}
 
 
-def from_library(library: Path, cuobjdump: str) -> dict[str, Attributes]:
-    functions, found, missing = usage(library, cuobjdump), {}, []
+def from_libraries(libraries: list[Path], cuobjdump: str) -> dict[str, Attributes]:
+    found, missing, functions = {}, [], {}
+    for library in libraries:
+        functions |= usage(library, cuobjdump)
     for kernel in gemm_kernels():
         own = [one for name, one in functions.items() if pattern(kernel) in name]
         if not own:
@@ -64,20 +68,21 @@ def from_library(library: Path, cuobjdump: str) -> dict[str, Attributes]:
         registers, stack = (max(column) for column in zip(*own, strict=True))
         found[kernel.name] = msgspec.structs.replace(estimate, registers=registers, local_bytes=stack)
     if missing:
-        print(f"{library} lacks {len(missing)} kernels: {', '.join(missing)}", file=sys.stderr)
+        print(f"not there are {len(missing)} kernels: {', '.join(missing)}", file=sys.stderr)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library", type=Path, nargs="?")
+    parser.add_argument("libraries", type=Path, nargs="*")
     parser.add_argument("--cuobjdump", default="cuobjdump")
     parser.add_argument("--measured", type=Path, help="a file that benchmarks/cuda/planner.py wrote")
     options = parser.parse_args()
-    if bool(options.library) == bool(options.measured):
+    if bool(options.libraries) == bool(options.measured):
         parser.error("give a library, or --measured with a file")
-    if options.library:
-        found, source = from_library(options.library, options.cuobjdump), "cuobjdump -res-usage; threads and shared memory from the columns"
+    if options.libraries:
+        found = from_libraries(options.libraries, options.cuobjdump)
+        source = "cuobjdump -res-usage; threads and shared memory from the columns"
     else:
         document = json.loads(options.measured.read_text())
         found = {name: msgspec.convert(one, Attributes) for name, one in document["attributes"].items() if one}
@@ -91,7 +96,8 @@ def main() -> None:
     kept = {key: old[key] for key in ("efficiencies",) if key in old}
     document = {"schema": 1, "command": "tools/cuda_attributes.py", "source": source, **kept}
     target.write_text(json.dumps(document | {"kernels": kernels}, indent=1) + "\n")
-    print(f"{target.name}: {len(kernels)} of {len(known)} kernels, {sum(one['local_bytes'] > 0 for one in kernels.values())} of them spill")
+    stacks = sum(one["local_bytes"] > 0 for one in kernels.values())
+    print(f"{target.name}: {len(kernels)} of {len(known)} kernels, {stacks} of them with a stack in local memory")
 
 
 if __name__ == "__main__":

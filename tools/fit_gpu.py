@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits the constants of the GPU cost model to what benchmarks/cuda/planner.py measured, and reports on other shapes than it fitted.
 
-    tools/fit_gpu.py planner-h200.json -m h200 [-o report.json] [--write]
+    tools/fit_gpu.py planner-h200.json -m h200 [-o report.json] [--write]        (also .jsonl of benchmarks/cuda/bench.cu --rows)
 
 Fitted, by least squares of log(predicted / measured) over half of the problems: the machine's [model] table, its L2 and memory rates,
 and each kernel's efficiency. Launches within NEAR of a problem's best weigh more, since among them the planner chooses. Reported, for
@@ -26,7 +26,7 @@ from scipy.stats import kendalltau
 from pysim.cachemodel import gpu as model
 from pysim.errors import MissingError
 from pysim.machine import SHIPPED, Gpu, GpuFamily, Number, load_any
-from pysim.registry import Attributes, GemmKernel, attributes_file, gemm_kernel
+from pysim.registry import Attributes, GemmKernel, attributes_file, gemm_attributes, gemm_kernel, gemm_kernels
 from pysim.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.workload import Gemm, parse
 
@@ -54,8 +54,7 @@ BOUNDS = {  # of each constant: what a GPU could have
 SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "median_error_of_chosen")
 EFFICIENCY = (0.05, 1.6)  # above 1 the counts of a step are too high
 TRANSFER = (0.3, 2.0)
-PRIOR = 0.05  # how strongly a constant is held where it stands; TRANSFER_PRIOR: a kernel's transfer at 1
-TRANSFER_PRIOR = 0.3
+PRIOR, EFFICIENCY_PRIOR, TRANSFER_PRIOR = 0.05, 0.15, 0.3  # how strongly constants and kernels' shares are held where they stand
 
 
 class Case(NamedTuple):
@@ -74,10 +73,33 @@ def read(paths: list[Path]) -> tuple[list[Case], dict[str, Attributes]]:
     """The problems of some files, and the attributes of their kernels."""
     cases, attributes = [], {}
     for path in paths:
-        document = json.loads(path.read_text())
+        document = of_bench(path) if path.suffix == ".jsonl" else json.loads(path.read_text())
         attributes |= {name: msgspec.convert(one, Attributes) for name, one in document["attributes"].items() if one}
         cases += [case for one in document["problems"] if (case := case_of(one, document["kernels"]))]
     return cases, attributes
+
+
+def of_bench(path: Path) -> dict[str, Any]:
+    """What `benchmarks/cuda/bench.cu --rows` printed, as planner.py's document: its sizes are cuBLAS's, so the kernels see C transposed.
+
+    Only whole results of a type (not "f16>f32") are taken; its walks are along m in bands of 8.
+    """
+    names = [row.name for row in gemm_kernels()]
+    problems, launches = [], []
+    for line in path.read_text().splitlines():
+        one = json.loads(line) if line.startswith("{") else {}
+        if "row" in one and ">" not in one["dtype"]:
+            name, kind, splits = (*one["row"].split(), "", "1")[:3]
+            if name in names:
+                launches.append([names.index(name), ("", "split-k", "stream-k").index(kind), int(splits), 0, 8, one["seconds"], 3, 0.0])
+        elif "layout" in one:
+            layout = one["layout"][::-1]
+            suffixes = f":{layout}" * (layout != "nn") + f":{one['dtype']}" * (one["dtype"] != "f32")
+            text = f"gemm:{one['n']}x{one['m']}x{one['k']}{suffixes}"
+            if launches:
+                problems.append({"problem": text, "cublas": one.get("cublas_seconds"), "launches": launches})
+            launches = []
+    return {"kernels": names, "attributes": {}, "problems": problems}
 
 
 def case_of(one: dict[str, Any], names: list[str]) -> Case | None:
@@ -114,7 +136,8 @@ class Parameters:
         ]
         start += [attributes[k.name].transfer if k.name in attributes else 1.0 for k in kernels]
         limits = [BOUNDS[name.rpartition(".")[2]] for name in self.names] + [EFFICIENCY] * len(kernels) + [TRANSFER] * len(kernels)
-        self.strength = np.array([PRIOR] * (len(limits) - len(kernels)) + [TRANSFER_PRIOR] * len(kernels))
+        count = len(kernels)
+        self.strength = np.repeat([PRIOR, EFFICIENCY_PRIOR, TRANSFER_PRIOR], [len(self.names), count, count])
         self.low, self.high = np.log(np.array(limits)).T
         self.start = np.clip(np.log(np.maximum(start, 1e-12)), self.low + 1e-6, self.high - 1e-6)
 
@@ -252,7 +275,7 @@ def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
     """The same numbers of nvidia-matmul-heuristics' estimates of the same launches; None where it says nothing."""
     from pysim import cuda_peers
 
-    each, errors = [], []
+    each, errors, missing = [], [], set()
     for case in cases:
         estimates = []
         try:
@@ -261,8 +284,8 @@ def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
                 known = kind != DECOMPOSITIONS.index("stream_k")
                 estimates.append(cuda_peers.estimate_kernel(case.problem, gpu, case.kernels[row], schedule) if known else None)
         except MissingError as error:
-            print(error, file=sys.stderr)
-            return None
+            missing.add(str(error))
+            continue
         told = np.array([i for i, seconds in enumerate(estimates) if seconds])
         if len(told) < 3:
             continue
@@ -270,6 +293,7 @@ def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
         seconds = np.array([estimates[i] for i in told])
         errors.append(np.abs(np.log(seconds / part.seconds)))
         each.append(judged(part, seconds))
+    print(*sorted(missing), sep="\n", file=sys.stderr)
     return {"problems": len(each), **merged(each, np.concatenate(errors)), "each": each} if each else None
 
 
@@ -284,7 +308,7 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path]) -> None:
         body, blank, tail = rest.partition("\n\n")
         text = head + found + with_values(body, {name: getattr(numbers, name) for name in GpuFamily.__struct_fields__}) + blank + tail
     if f"[sources.{SOURCE}]" not in text:
-        files = ", ".join(path.name for path in paths)
+        files = ", ".join(map(named, paths))
         text += f'\n[sources.{SOURCE}]\ntitle = "Least squares over measured products"\ncommand = "tools/fit_gpu.py"\nfile = "{files}"\n'
     for key in re.findall(r"(?m)^\[sources\.(\w+)\]$", text):
         if f'source = "{key}"' not in text:
@@ -293,8 +317,13 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path]) -> None:
     target = attributes_file(gpu.capability_number)
     old = json.loads(target.read_text()) if target.exists() else {"schema": 1, "kernels": {}}
     old["kernels"] |= {name: msgspec.to_builtins(rounded(one)) for name, one in known.items()}
-    old["efficiencies"] = {"command": "tools/fit_gpu.py", "files": [path.name for path in paths]}
+    old["efficiencies"] = {"command": "tools/fit_gpu.py", "files": [named(path) for path in paths]}
     target.write_text(json.dumps(old, indent=1) + "\n")
+
+
+def named(path: Path) -> str:
+    """A data file as sources name it: by its place in the repository where it was given so."""
+    return path.name if path.is_absolute() else path.as_posix()
 
 
 def with_values(text: str, values: dict[str, Number]) -> str:
@@ -319,8 +348,6 @@ def main() -> None:
     options = parser.parse_args()
     gpu, (cases, attributes) = load_any(options.machine), read(options.files)
     assert isinstance(gpu, Gpu)
-    from pysim.registry import gemm_attributes
-
     for name, one in gemm_attributes(gpu.capability_number).items():  # what was fitted before is where a fit starts
         told = attributes.get(name, one)
         attributes[name] = msgspec.structs.replace(told, efficiency=one.efficiency, transfer=one.transfer)

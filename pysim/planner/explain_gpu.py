@@ -64,7 +64,7 @@ def _hierarchy(prediction: model.Prediction, kernel: GemmKernel) -> Iterator[str
     )
     yield f"  {warp + ' tile':<18}{kernel.warp_m} x {kernel.warp_n}"
     yield f"  {thread + ' tile':<18}{kernel.thread_m} x {kernel.thread_n}"
-    spilled = f", {attributes.local_bytes} bytes spilled" if attributes.local_bytes else ""
+    spilled = f", {attributes.local_bytes} bytes of local memory" if attributes.local_bytes else ""
     yield f"  threads           {attributes.threads} a block, {attributes.registers} registers each{spilled}"
     stage = model.stage_bytes(kernel)
     yield f"  shared            {kernel.stages} stages of {bytes_text(stage)}; {bytes_text(attributes.shared_bytes)} a block in all"
