@@ -23,7 +23,6 @@ struct Shape {
         VM = TM * (int)sizeof(Unit) > 16 ? 16 / (int)sizeof(Unit) : TM, /* units of a fragment's vectors */
         VN = TN * (int)sizeof(Unit) > 16 ? 16 / (int)sizeof(Unit) : TN,
         SUMS = TN / T::PACK,
-        WHOLE = TM * TN * (int)sizeof(typename T::Value),
     };
     static constexpr bool VECTOR = FORM != scalar, SWIZZLED = FORM != unpadded;
     static_assert(LM * LN == 32 && LM * TM == WM && LN * TN == WN && WARPS_M * WM == BM && WARPS_N * WN == BN, "tiles must nest");
@@ -37,10 +36,11 @@ struct Shape {
         PIPE_BYTES = STAGE_BYTES * STAGES,
         TILE_BYTES = BM * BN * (int)sizeof(Sum) / T::PACK, /* the epilogue passes the tile through shared memory */
         SHARED_BYTES = PIPE_BYTES > TILE_BYTES ? PIPE_BYTES : TILE_BYTES,
-        /* registers that the loop needs, more or less: sums, two fragments of each, the step on its way, addresses */
-        REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 : 0) + (TM * TN < 64 ? 48 : 16),
-        FIT = 65536 / (THREADS * (REGISTERS > 255 ? 256 : (REGISTERS + 7) / 8 * 8)),
-        BLOCKS = FIT < 1 ? 1 : FIT > 2048 / THREADS ? 2048 / THREADS : FIT > 16 ? 16 : FIT,
+        /* registers, more or less: sums, two fragments of each, the step on its way, addresses */
+        REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 : 24) + (TM * TN < 64 ? 48 : 16),
+        /* blocks that fit: each of the 4 schedulers has registers for 512 of a thread's, a warp at a time, by eights */
+        FIT = 4 * (512 / (REGISTERS > 255 ? 256 : (REGISTERS + 7) / 8 * 8)) / (THREADS / 32),
+        BLOCKS = FIT < 1 ? 1 : FIT > 16 ? 16 : FIT,
     };
 };
 
