@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pysim
-from pysim import arrays, cuda, host, planner
+from pysim import arrays, cuda, cuda_comparison, host, planner
 from pysim.cuda_comparison import decode, e4m3, encode, exact_fill, random_fill
 from pysim.errors import MissingError, OperandError
 from pysim.machine import load_any
@@ -62,13 +62,19 @@ class NumpyLaunch:
 
     seen: Any = None
 
-    def __init__(self, workload, schedule, pointers, *, result, pitches, epilogue, stream, make) -> None:
+    def __init__(self, workload, schedule, pointers, *, result, pitches=None, epilogue=None, stream=0, make=None) -> None:
         NumpyLaunch.seen = self
+        w = workload
+        pitches = pitches or (w.m if w.trans_a else w.k, w.k if w.trans_b else w.n, w.n)
+        epilogue = epilogue or cuda.epilogue_struct(1.0, 0.0, 0, None)
         self.workload, self.schedule, self.stream, self.epilogue = workload, schedule, stream, epilogue
         w = workload
         shapes = ((w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n), (w.m, w.n))
         types = (w.dtype, w.dtype, result)
         self.views = [rows_at(*one) for one in zip(pointers, shapes, pitches, types, strict=True)]
+
+    def reference(self) -> None:
+        NumpyLaunch.run(self)
 
     def run(self) -> None:
         a, b, c = self.views
@@ -372,6 +378,57 @@ def test_fills_are_held_exactly_and_sums_of_exact_ones_stay_exact(dtype):
         assert np.array_equal(random.stored, random.values)
     assert dtype == "s8" or float(np.abs(random.values).max()) <= 1
     assert dtype != "tf32" or not (random.stored.view(np.uint32) & 0x1FFF).any()
+
+
+# Comparisons, the device played by NumPy
+
+
+class Clock:
+    """Events that say a millisecond."""
+
+    def seconds(self, call) -> float:
+        call()
+        return 1e-3
+
+
+def compared(monkeypatch, problem: str, launch: Any = NumpyLaunch) -> Any:
+    monkeypatch.setattr(cuda_comparison, "DeviceArray", HostArray)
+    monkeypatch.setattr(cuda_comparison, "Launch", launch)
+    monkeypatch.setattr(cuda_comparison.cuda_peers, "Events", Clock)
+    monkeypatch.setattr(cuda_comparison.cuda_peers, "_cublas_files", list)
+    cuda_comparison.cuda_peers._cublas.cache_clear()
+    return pysim.compare(problem, machine="h200", min_seconds=0.0)[0]
+
+
+@pytest.mark.parametrize(
+    "problem", ["gemm:70x50x300", "gemm:33x65x128:f16:tn", "gemm:20x30x500:s8:nt", "gemm:40x20x64:f64:tt", "gemm:30x30x30:tf32"]
+)
+def test_a_right_plan_is_timed_beside_what_is_missing(device, monkeypatch, problem):
+    one = compared(monkeypatch, problem)
+    assert one.correct, one.reason
+    assert one.measured_seconds == 1e-3 and one.samples >= 30 and one.predicted_seconds
+    assert "cuBLAS is not installed" in one.missing["cublas"] and not one.peers
+    assert one.machine == "h200" and one.plan["machine"] == "h200"
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"), [("one element", "exact fill: 1 of"), ("unwritten", "exact fill:"), ("rounded", "random fill:")]
+)
+def test_a_wrong_result_is_never_timed(device, monkeypatch, fault, says):
+    class Broken(NumpyLaunch):
+        def run(self) -> None:
+            a, b, c = self.views
+            if fault == "unwritten":
+                return
+            super().run()
+            if fault == "one element":
+                c[-1, -1] += 1
+            if fault == "rounded":
+                rounded = [x.astype(np.float16).astype(np.float64) for x in (a, b)]
+                c[...] = (rounded[0] @ rounded[1]).astype(np.float32)
+
+    one = compared(monkeypatch, "gemm:70x50x300", Broken)
+    assert not one.correct and says in one.reason and one.measured_seconds is None
 
 
 # On a GPU

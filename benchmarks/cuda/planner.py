@@ -136,10 +136,15 @@ def measure(w: Gemm, operands: Operands, gpu, workspace: DeviceArray, deadline: 
     return {
         "problem": w.text,
         "cublas": float(np.median(theirs)) if theirs else None,
-        "launches": [[*one.row, one.seconds, len(one.samples), predicted[tuple(one.row)]] for one in found],
+        "launches": [[*one.row, short(one.seconds), len(one.samples), short(predicted[tuple(one.row)])] for one in found],
         "wrong": wrong,
         "left_out": left,
     }
+
+
+def short(seconds: float) -> float:
+    """Five digits: what a median of events has."""
+    return float(f"{seconds:.5g}")
 
 
 def fitting(workspace: DeviceArray, size: int) -> tuple[DeviceArray, int]:
@@ -225,4 +230,8 @@ def tell(one: dict, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PysimError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
