@@ -21,10 +21,11 @@ typedef enum {
     PYSIM_UNSUPPORTED = 2,   /* legal, but not for this kernel, dtype or CPU */
     PYSIM_OVERFLOW = 3,      /* a product of dimensions exceeds int64_t */
     PYSIM_OUT_OF_MEMORY = 4,
+    PYSIM_DEVICE = 5,        /* the CUDA driver or runtime refused; the message has its words */
 } pysim_status;
 
-/* Elements. Input and filters, A and B, have the problem's dtype; output and bias, C, have its result: f32 -> f32, f64 -> f64,
- * bf16 -> f32, s8 -> s32. An s8 result is exact modulo 2^32. */
+/* Elements. Input and filters, A and B, have the problem's dtype; on a CPU output and bias, C, have its result: f32 -> f32, f64 -> f64,
+ * bf16 -> f32, s8 -> s32, on a GPU what pysim_cuda_gemm says. An s8 result is exact modulo 2^32. */
 typedef enum {
     PYSIM_F32 = 0,
     PYSIM_F64 = 1,
@@ -32,6 +33,8 @@ typedef enum {
     PYSIM_BF16 = 3, /* the upper half of an f32 */
     PYSIM_S8 = 4,
     PYSIM_S32 = 5,  /* a result only */
+    PYSIM_TF32 = 6, /* on a GPU: f32 in memory, multiplied as 10-bit mantissas */
+    PYSIM_F8 = 7,   /* on a GPU: e4m3 */
 } pysim_dtype;
 typedef enum { PYSIM_INPUT_STATIONARY = 0, PYSIM_WEIGHT_STATIONARY = 1 } pysim_stationary;
 typedef enum {
@@ -205,6 +208,87 @@ pysim_status pysim_conv_simulate(const pysim_conv *c, const pysim_schedule *s, c
 pysim_status pysim_gemm_simulate(const pysim_gemm *g, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
                                  int64_t *accesses);
 pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases *at, void *cache_state, int64_t *accesses);
+
+/* CUDA: a library of its own (libpysim_cuda) that exports these functions alone. Pointers are the device's unless said otherwise,
+ * `stream` is a cudaStream_t (NULL: the default stream). Nothing here waits for the device but pysim_cuda_gemm_time, _copy and
+ * _synchronize. docs: native/cuda/gemm.h. */
+typedef struct {
+    char name[256];
+    int32_t major, minor, sms;
+    int64_t memory_bytes, l2_bytes, shared_bytes_per_sm, shared_bytes_per_block, registers_per_sm;
+    int32_t threads_per_sm, blocks_per_sm, clock_khz, memory_clock_khz, driver, runtime;
+} pysim_cuda_device;
+
+/* C[m][n] = f(alpha op(A)[m][k] op(B)[k][n] + beta C + bias[n]), row-major; ld* in elements. */
+typedef struct {
+    int64_t m, n, k;
+    int64_t lda, ldb, ldc;
+    int32_t trans_a, trans_b;
+    int32_t dtype;   /* of A and B, and how they are multiplied */
+    int32_t c_dtype; /* of C and bias: f32 for f32 and tf32, f64, f16|f32, bf16|f32, s32 for s8, f16|bf16|f32 for f8 */
+} pysim_cuda_gemm;
+
+typedef enum { PYSIM_DATA_PARALLEL = 0, PYSIM_SPLIT_K = 1, PYSIM_STREAM_K = 2 } pysim_cuda_decomposition;
+
+/* What a launch obeys. */
+typedef struct {
+    int32_t kernel;        /* row of native/cuda/gemms.inc */
+    int32_t decomposition; /* pysim_cuda_decomposition */
+    int32_t splits;        /* SPLIT_K: parts of k, 2..; STREAM_K: blocks that share all k steps, 2..; else 1 */
+    int32_t along_n;       /* 0: neighbouring blocks go down a column of tiles (along m), 1: along n */
+    int32_t group;         /* tiles of the other direction that such a walk takes in at once, 1.. */
+} pysim_cuda_schedule;
+
+/* Values of `activation` are the lines of native/cuda/epilogues.inc. */
+typedef struct {
+    double alpha, beta; /* beta == 0: C is not read */
+    const void *bias;   /* NULL, or n values of c_dtype */
+    int32_t activation;
+    double low, high;   /* of clamp */
+} pysim_cuda_epilogue;
+
+typedef struct {
+    const char *name, *family, *form;
+    int32_t dtype;
+    int32_t block_m, block_n, block_k;  /* tile of a thread block, and its step along k */
+    int32_t warp_m, warp_n;             /* tile of a warp (wgmma: of a warpgroup) */
+    int32_t thread_m, thread_n;         /* tile of a thread (tensor cores: of one instruction) */
+    int32_t stages;                     /* tiles of A and B in shared memory at once */
+    int32_t cluster_m, cluster_n;
+    int32_t capability;                 /* least, as 10*major + minor; 90 needs sm_90a */
+} pysim_cuda_gemm_info;
+
+typedef struct {
+    int32_t threads, registers, blocks_per_sm;
+    int64_t shared_bytes, local_bytes;
+} pysim_cuda_attributes;
+
+const char *pysim_cuda_last_error(void);
+pysim_status pysim_cuda_device_count(int32_t *count);
+pysim_status pysim_cuda_device_at(int32_t index, pysim_cuda_device *out);
+
+int32_t pysim_cuda_gemm_count(void);
+pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out);
+/* Of the kernel that would run `g`; needs a device. */
+pysim_status pysim_cuda_gemm_attributes(const pysim_cuda_gemm *g, int32_t kernel, pysim_cuda_attributes *out);
+/* For partial sums, and for operands that the kernel cannot take as they lie; of a and b only the alignment is looked at. */
+pysim_status pysim_cuda_gemm_workspace_bytes(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const void *a, const void *b,
+                                             int64_t *bytes);
+pysim_status pysim_cuda_gemm_run(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
+                                 const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream);
+/* Plain loops on the device, summed in f64 (s8: in s64). */
+pysim_status pysim_cuda_gemm_reference(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, void *c,
+                                       void *stream);
+/* Device seconds of each of `samples` runs after `warmups` others, between two events. */
+pysim_status pysim_cuda_gemm_time(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
+                                  const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream, int32_t warmups,
+                                  int32_t samples, double *seconds);
+
+typedef enum { PYSIM_TO_DEVICE = 1, PYSIM_TO_HOST = 2, PYSIM_ON_DEVICE = 3 } pysim_cuda_direction;
+pysim_status pysim_cuda_allocate(int64_t bytes, void **out);
+pysim_status pysim_cuda_release(void *memory);
+pysim_status pysim_cuda_copy(void *to, const void *from, int64_t bytes, int32_t direction, void *stream);
+pysim_status pysim_cuda_synchronize(void *stream);
 /* cdef end */
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -5,52 +5,60 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from pysim import comparison, host, planner, runtime
+from pysim import arrays, comparison, cuda, cuda_comparison, host, planner, runtime
 from pysim.errors import OperandError, PlanError
 from pysim.frontends import onnx
-from pysim.machine import Machine
+from pysim.machine import Gpu, Machine
 from pysim.peers import DEFAULT, PEERS
 from pysim.planner import Plan
+from pysim.planner.plan import on_cpu
 from pysim.record import Comparison
+from pysim.schedule import GpuSchedule
 from pysim.workload import Conv, Gemm, Layer, Workload, distinct, parse, resolve
 
 Pair = int | Sequence[int]
 
 
 @lru_cache(maxsize=4096)
-def _plan(workload: Workload, on: Machine) -> Plan:
+def _plan(workload: Workload, on: Machine | Gpu) -> Plan:
     return planner.plan(workload, on)
 
 
-def plan(problem: str | Workload, machine: str | Machine = "host", **options: Any) -> Plan:
-    """The plan of least predicted cost; options as in `pysim.planner.plan` (model, micro_kernel)."""
-    return planner.plan(problem, host.machine(machine), **options)
+def plan(problem: str | Workload, machine: str | Machine | Gpu = "host", **options: Any) -> Plan:
+    """The plan of least predicted cost; options as in `pysim.planner.plan` (model, micro_kernel).
+
+    `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU.
+    """
+    return planner.plan(problem, host.any_machine(machine), **options)
 
 
-def plans(problem: str | Workload, machine: str | Machine = "host", top: int = 10, **options: Any) -> list[Plan]:
+def plans(problem: str | Workload, machine: str | Machine | Gpu = "host", top: int = 10, **options: Any) -> list[Plan]:
     """The `top` plans of least predicted cost, best first, each with the kernels turned down and why."""
-    return planner.plans(problem, host.machine(machine), top, **options)
+    return planner.plans(problem, host.any_machine(machine), top, **options)
 
 
 def compare(
-    problem: str | Workload | Iterable[str], machine: str | Machine = "host", peers: bool = False, **options: Any
+    problem: str | Workload | Iterable[str], machine: str | Machine | Gpu = "host", peers: bool = False, **options: Any
 ) -> list[Comparison]:
     """Predicted beside measured, after the result was checked; one Comparison per distinct problem.
 
     `problem` is a problem text, the name of a set, @file, model.onnx or a list of them. im2col + OpenBLAS is timed in the same run
-    where it is installed, with `peers` every library that is. Other options as in `pysim.comparison.compare` (state, threads, store).
-    On a machine that is emulated here nothing is timed: its comparisons say whether the result is right.
+    where it is installed, with `peers` every library that is; on a GPU cuBLAS, and with `peers` what nvidia-matmul-heuristics expects.
+    Other options as in `pysim.comparison.compare` (state, threads, store) and `pysim.cuda_comparison.compare`. On a machine that is
+    emulated here nothing is timed: its comparisons say whether the result is right.
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
     else:
         layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem), lambda path: onnx.read(path)[0]))
-    on, makers = host.runnable(machine), PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
-    found = ((layer, _planned(layer.workload, on)) for layer in layers)
-    return list(comparison.compare(found, on, makers=makers, executor=host.executor(on), **options))
+    on, makers = host.runnable_any(machine), PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
+    planned = [(layer, _planned(layer.workload, on)) for layer in layers]
+    if isinstance(on, Gpu):
+        return list(cuda_comparison.compare(planned, on, peers=peers, **options))
+    return list(comparison.compare(planned, on, makers=makers, executor=host.executor(on), **options))
 
 
-def _planned(workload: Workload, on: Machine) -> Plan | PlanError:
+def _planned(workload: Workload, on: Machine | Gpu) -> Plan | PlanError:
     try:
         return _plan(workload, on)
     except PlanError as error:
@@ -93,17 +101,27 @@ def gemm(
     trans_a: bool = False,
     trans_b: bool = False,
     bias: Any = None,
-    activation: str | None = None,
+    activation: cuda.Activation = None,
     plan: Plan | None = None,
     out: Any = None,
-    machine: str | Machine = "host",
+    machine: str | Machine | Gpu = "host",
     threads: int = 1,
+    dtype: str | None = None,
 ) -> Any:
     """alpha op(a) op(b) + beta c + bias, where op transposes if asked and bias has one value per column.
 
     dtypes as in `conv2d`, c and bias as the result; for int8 alpha and beta must be whole numbers.
-    `c` is read, not written; the result goes to `out` or a new array of the kind that a is.
+    `c` is read, not written; the result goes to `out` or a new array of the kind that a is. CUDA arrays are multiplied where they lie, on
+    their library's current stream; NumPy's on the CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. There, activation is any
+    line of native/cuda/epilogues.inc, clamp as ("clamp", low, high), and `dtype` how elements are multiplied ("tf32", "f8").
     """
+    on = plan.on if plan else machine
+    if any(map(arrays.is_cuda, (a, b))) or isinstance(on, Gpu) or (isinstance(on, str) and isinstance(_known(on), Gpu)):
+        where = host.CUDA if on == "host" or isinstance(on, Machine) else on
+        choose = _chooser(plan, host.runnable_any(where))
+        return cuda.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype)
+    if isinstance(activation, tuple) or dtype not in (None, *runtime.NUMPY_DTYPES):
+        raise OperandError(f"activation {activation!r} and dtype {dtype!r}: the CPU kernels have relu, and compute in the arrays' type")
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
     if left.ndim != 2 or right.ndim != 2:
         raise OperandError(f"a and b must be matrices; their shapes are {left.shape} and {right.shape}")
@@ -111,14 +129,15 @@ def gemm(
     if k != depth:
         raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; they must agree")
     workload = Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=_dtype(plan, left, right))
-    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(machine))
-    executor = host.executor(chosen.on)
+    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(_cpu(machine)))
+    schedule, chosen_on = on_cpu(chosen)
+    executor = host.executor(chosen_on)
     target = runtime.output(out, (m, n), workload.dtype)
     if c is not None:
         target[:] = runtime.addend(c, "c", (m, n), workload.dtype)
     elif beta != 0:
         raise OperandError(f"beta is {beta}, so c must be given")
-    runtime.PreparedGemm(workload, chosen.schedule, alpha, beta, bias, activation, threads, executor)(left, right, target)
+    runtime.PreparedGemm(workload, schedule, alpha, beta, bias, activation, threads, executor)(left, right, target)
     return runtime.like(a, target)
 
 
@@ -136,7 +155,8 @@ def prepare(
     if not isinstance(workload, Conv):
         raise OperandError(f"prepare packs the filters of a convolution; {workload.text} is a matrix product: call pysim.gemm")
     chosen = _fitting(plan, workload) or _plan(workload, host.runnable(machine))
-    return runtime.Prepared(workload, weights, chosen.schedule, bias, activation, threads, host.executor(chosen.on))
+    schedule, chosen_on = on_cpu(chosen)
+    return runtime.Prepared(workload, weights, schedule, bias, activation, threads, host.executor(chosen_on))
 
 
 def conv_workload(
@@ -156,6 +176,32 @@ def conv_workload(
         stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w, pad_top=top, pad_left=left, pad_bottom=bottom,
         pad_right=right, groups=groups, dtype=dtype,
     )  # fmt: skip
+
+
+def _known(name: str) -> Machine | Gpu | None:
+    """A machine by name, but for the two that are detected; "cuda" is a GPU whatever it is."""
+    return None if name == "host" else host.any_machine(name)
+
+
+def _cpu(machine: str | Machine | Gpu) -> str | Machine:
+    assert not isinstance(machine, Gpu)
+    return machine
+
+
+def _chooser(plan: Plan | None, on: Machine | Gpu) -> cuda.Chooser:
+    """The schedule of a product as the kernels see it: the given plan's, which fits any layout of its sizes, or the best one."""
+
+    def choose(workload: Gemm) -> GpuSchedule:
+        chosen = plan or _plan(workload, on)
+        theirs, schedule = chosen.workload, chosen.schedule
+        if not (isinstance(theirs, Gemm) and isinstance(schedule, GpuSchedule)):
+            raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; the arrays are multiplied on a GPU")
+        sizes = (theirs.m, theirs.n, theirs.k, theirs.dtype)
+        if sizes not in ((workload.m, workload.n, workload.k, workload.dtype), (workload.n, workload.m, workload.k, workload.dtype)):
+            raise OperandError(f"the plan is for {chosen.problem}, but the arrays make {workload.text}")
+        return schedule
+
+    return choose
 
 
 def _pair(value: Pair, name: str) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ import numpy as np
 from pysim import runtime
 from pysim.cachemodel.simulated import simulated_cost
 from pysim.errors import MissingError, PlanError, PysimError
-from pysim.machine import Machine
+from pysim.machine import Gpu, Machine
 from pysim.measure import Array, State, copies_for, interleave, pinned, quartiles, ratio_interval, rotating, unwritten
 from pysim.peers import Maker, Missing
 from pysim.record import Comparison, Cost, Measurement, Ratio
@@ -114,7 +114,10 @@ def measure_plan(
     done = functools.partial(_comparison, layer, machine, state, plan=plan.to_dict(), threads=threads, executor=executor.kind)
     done = functools.partial(done, predicted_seconds=plan.cost.seconds if isinstance(plan.cost, Cost) and threads == 1 else None)
     t = trial(layer.workload, seed)
-    make = _ours(layer.workload, plan.schedule, threads, executor)
+    if not isinstance(plan.schedule, Schedule):
+        raise PlanError(f"the plan of {plan.problem} is for {plan.machine}, a GPU; here plans of CPUs are measured")
+    schedule = plan.schedule
+    make = _ours(layer.workload, schedule, threads, executor)
     ours = judge(t, make)
     if not ours.verdict.passed:
         reason = f"{ours.verdict.status}: {ours.verdict.reason}"
@@ -132,7 +135,7 @@ def measure_plan(
         contenders = {name: _rotating(make, t, copies) for name, (make, _) in ready.items()}
     samples = interleave(contenders, min_seconds=min_seconds, budget_seconds=budget_seconds, state=state, threads=threads)
     if store is not None:
-        _keep(store, layer.workload, plan, machine, state, threads, samples, rivals.versions)
+        keep(store, layer.workload, plan, machine, state, threads, samples, rivals.versions)
     times = {name: quartiles(values) for name, values in samples.items()}
     return done(
         correct=True,
@@ -140,11 +143,11 @@ def measure_plan(
         measured_seconds=times[OURS][1],
         samples=len(samples[OURS]),
         peers={name: middle for name, (_, middle, _) in times.items() if name != OURS},
-        ratios={name: _ratio(values, samples[OURS]) for name, values in samples.items() if name != OURS},
+        ratios={name: ratio(values, samples[OURS]) for name, values in samples.items() if name != OURS},
         quartiles=times,
         missing=rivals.missing,
         versions=rivals.versions,
-        profile=_profile(layer.workload, plan.schedule, threads, t) if profile else None,
+        profile=_profile(layer.workload, schedule, threads, t) if profile else None,
     )
 
 
@@ -163,7 +166,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _ratio(peer: Array, ours: Array) -> Ratio:
+def ratio(peer: Array, ours: Array) -> Ratio:
     low, high = ratio_interval(peer, ours)
     return Ratio(float(np.median(peer) / np.median(ours)), low, high)
 
@@ -241,11 +244,11 @@ def _profile(workload: Workload, schedule: Schedule, threads: int, t: Trial) -> 
     return {name: float(np.median([call[name] for call in calls[1:]])) for name in calls[0]}
 
 
-def _keep(
+def keep(
     store: Store,
     workload: Workload,
     plan: "Plan",
-    machine: Machine,
+    machine: Machine | Gpu,
     state: State,
     threads: int,
     samples: Mapping[str, Array],

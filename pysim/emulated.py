@@ -32,7 +32,7 @@ from weakref import WeakSet
 
 from pysim import runtime
 from pysim.errors import MissingError, NativeError, OperandError
-from pysim.machine import Machine
+from pysim.machine import Gpu, Machine
 from pysim.registry import native_file
 from pysim.runtime import LOCAL, Executor
 
@@ -499,6 +499,8 @@ def targets_of(on: Machine) -> list[str]:
     return [unit.target for unit in on.core.units if unit.target in EMULATED]
 
 
-def executor_for(on: Machine) -> Executor:
+def executor_for(on: Machine | Gpu) -> Executor:
     """Where the plans of a machine run: in this process, or under an emulator if there is one for a unit that this CPU lacks."""
+    if isinstance(on, Gpu):
+        return LOCAL
     return next((EMULATED[target] for target in targets_of(on) if target not in _local_targets()), LOCAL)

@@ -28,12 +28,16 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from pysim import cuda
 from pysim.emulated import executor_for, targets_of, user_cache
 from pysim.errors import MachineError, MissingError
 from pysim.machine import (
     Core,
+    Count,
     Csa,
     Gpu,
+    GpuFamily,
+    GpuModel,
     Level,
     Machine,
     Memory,
@@ -51,6 +55,7 @@ from pysim.machine import (
 from pysim.registry import kernels
 from pysim.runtime import Executor
 
+CUDA = "cuda"  # the name of this computer's GPU
 SYSFS = Path("/sys/devices/system/cpu")
 CPUINFO = Path("/proc/cpuinfo")
 PROBE_SECONDS = 0.02
@@ -142,7 +147,7 @@ def machine(name: str | Machine) -> Machine:
     return name if isinstance(name, Machine) else load(name, detect)
 
 
-def executor(on: Machine) -> Executor:
+def executor(on: Machine | Gpu) -> Executor:
     """What runs the plans of a machine here: this CPU, or an emulator of one that has what this CPU lacks."""
     return executor_for(on)
 
@@ -157,7 +162,7 @@ def runnable(name: str | Machine) -> Machine:
     shipped = label != "host" and label in names()
     on = load_any(label) if shipped else machine(name)
     if isinstance(on, Gpu):
-        raise MissingError(f"{label} is a GPU, and no CUDA kernel is in this build; run on -m host")
+        raise MissingError(f"{label} is a GPU, and a CPU is needed here; run on -m host (pysim.gemm and pysim run gemm:... take a GPU)")
     if (emulator := executor(on)).kind == "emulated":
         emulator.library()
     if not shipped or targets_of(on):
@@ -165,6 +170,106 @@ def runnable(name: str | Machine) -> Machine:
     raise MissingError(
         f"{label} is not known to be this computer, so nothing is timed on it; run on -m host, or, to predict with its numbers, "
         f'on a copy: `pysim machines show {label} --toml > mine.toml`, with name = "mine" in it'
+    )
+
+
+# This computer's GPU
+
+
+def any_machine(name: str | Machine | Gpu) -> Machine | Gpu:
+    """A CPU or GPU by its shipped name or by the path of a .toml file; "host" and "cuda" are this computer's, detected."""
+    if not isinstance(name, str):
+        return name
+    return detect() if name == "host" else gpu_here() if name == CUDA else load_any(name)
+
+
+def runnable_any(name: str | Machine | Gpu) -> Machine | Gpu:
+    """As `runnable`, GPUs included: "cuda", or a GPU's machine where this computer's GPU is that one.
+
+    Raises MissingError where library, driver or device are not here, or the GPU here is another one.
+    """
+    if isinstance(name, Machine) or name == "host":
+        return runnable(name)
+    on = any_machine(name)
+    if isinstance(on, Machine):
+        return runnable(name)  # type: ignore[arg-type]  # a str here
+    try:
+        here = cuda.devices()[0]
+    except MissingError as error:
+        raise MissingError(f"{on.name} is a GPU, and {error}") from None
+    if (here.capability, here.sms) != (on.capability_number, on.sms.value):
+        raise MissingError(
+            f"the GPU here is {here.name}, capability {here.capability / 10}, {here.sms} SMs; {on.name} has {on.capability} and "
+            f"{on.sms.value} SMs: run on -m cuda, whatever GPU is here"
+        )
+    return on
+
+
+def gpu_here() -> Gpu:
+    """The machine "cuda": the shipped machine that the first CUDA device is, or one made of what CUDA says of it.
+
+    What CUDA does not say is then taken from the shipped GPU of the nearest capability, with kind assumed. Raises MissingError without
+    library, driver or device.
+    """
+    device = cuda.devices()[0]
+    shipped = [machine for name in names() if isinstance(machine := load_any(name), Gpu)]
+    nearest = min(shipped, key=lambda gpu: (abs(gpu.capability_number - device.capability), abs(gpu.sms.value - device.sms)))
+    if (nearest.capability_number, nearest.sms.value) == (device.capability, device.sms):
+        return nearest
+    return _gpu_of(device, nearest)
+
+
+def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
+    """A machine of CUDA's attributes; the others are those of the nearest shipped one, by SM or by clock where they scale so."""
+    told = Source(
+        title="CUDA device attributes of this computer",
+        command="cudaGetDeviceProperties, cudaDeviceGetAttribute",
+        versions=f"{device.name}, driver {device.driver}",
+    )
+    kin = Source(title=f"Taken over from {nearest.name}", note="the shipped GPU of the nearest capability, but another one")
+    clock, share = device.clock_khz * 1e3, device.sms / nearest.sms.value
+
+    def measured(value: int) -> Count:
+        return Count(value=value, kind="measured", source="device")
+
+    def assumed(number: Number, factor: float = 1.0) -> Number:
+        return Number(value=number.value * factor, kind="assumed", source="kin")
+
+    def all_assumed(numbers: dict[str, Number]) -> dict[str, Number]:
+        return {name: assumed(number) for name, number in numbers.items()}
+
+    families = {
+        name: GpuFamily(**{field: assumed(getattr(family, field)) for field in GpuFamily.__struct_fields__})
+        for name, family in nearest.model.families.items()
+    }
+    model = GpuModel(pass_seconds=assumed(nearest.model.pass_seconds), l2_share=assumed(nearest.model.l2_share), families=families)
+    scaled = clock / nearest.frequency_hz.value
+    return Gpu(
+        schema=1,
+        name=CUDA,
+        description=device.name,
+        capability=f"{device.capability // 10}.{device.capability % 10}",
+        sms=measured(device.sms),
+        frequency_hz=Number(value=clock, kind="measured", source="device"),
+        warps_per_sm=measured(device.threads_per_sm // 32),
+        blocks_per_sm=measured(device.blocks_per_sm),
+        registers_per_sm=measured(device.registers_per_sm),
+        shared_bytes_per_sm=measured(device.shared_bytes_per_sm),
+        shared_bytes_per_block=measured(device.shared_bytes_per_block),
+        shared_banks=Count(value=nearest.shared_banks.value, kind="assumed", source="kin"),
+        shared_rule=nearest.shared_rule,
+        l2_bytes=measured(device.l2_bytes),
+        l2_bytes_per_second=assumed(nearest.l2_bytes_per_second, share * scaled),
+        memory_bytes_per_second=assumed(nearest.memory_bytes_per_second),
+        l2_latency_cycles=assumed(nearest.l2_latency_cycles),
+        memory_latency_cycles=assumed(nearest.memory_latency_cycles),
+        port_bytes_per_cycle=assumed(nearest.port_bytes_per_cycle),
+        memory_port_bytes_per_cycle=assumed(nearest.memory_port_bytes_per_cycle),
+        schedulers_per_sm=Count(value=nearest.schedulers_per_sm.value, kind="assumed", source="kin"),
+        fma_per_cycle=all_assumed(nearest.fma_per_cycle),
+        sustained_hz={name: assumed(number, scaled) for name, number in nearest.sustained_hz.items()},
+        model=model,
+        sources={"device": told, "kin": kin},
     )
 
 

@@ -27,8 +27,11 @@ SCHEMA = 1
 SHIPPED = Path(__file__).parent / "machines"
 _MAX_FILE_BYTES = 1 << 20
 # costs that a fit may find to be nothing
-_MAY_BE_ZERO = ("overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles")
-_AT_MOST_ONE = ("overlap",)
+_MAY_BE_ZERO = (
+    "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles",
+    "launch_seconds", "pass_seconds", "block_cycles", "step_cycles", "hidden",
+)  # fmt: skip
+_AT_MOST_ONE = ("overlap", "hidden", "l2_share")
 
 Kind = Literal["datasheet", "manual", "measured", "fitted", "static", "assumed"]
 Policy = Literal["lru", "plru", "fifo", "random"]
@@ -201,10 +204,41 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return [path for path, value in facts(self) if value.kind == "assumed"]
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="gpu"):
-    """A GPU; bandwidths are those of the whole chip.
+class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of the GPU cost model for one family of kernels (simt, or of one type: simt_f64).
 
-    `fma_per_cycle` is multiply-adds of one SM in one cycle, by pipe: a scalar type, or `tensor_` and the input type.
+    `launch_seconds` is what a launch costs between two events, `block_cycles` the start and end of a block's tile beside its latencies,
+    `step_cycles` a k step beside its work, `hidden` the share (0..1) of a tile's start and end that other work of the SM hides, `overlap`
+    the share of the lesser of arithmetic and transfer that hides behind the greater, `efficiency` the share of its pipes' rate that its
+    kernels reach where they were not measured one by one.
+    """
+
+    launch_seconds: Number
+    block_cycles: Number
+    step_cycles: Number
+    hidden: Number
+    overlap: Number
+    efficiency: Number
+
+
+class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of the GPU cost model (`pysim/cachemodel/gpu.py` has the equations).
+
+    `pass_seconds` is what each further kernel or memset of a call costs, `l2_share` the share of L2 that operands can fill before they
+    miss; the others are by family of kernels.
+    """
+
+    pass_seconds: Number
+    l2_share: Number
+    families: Annotated[dict[str, GpuFamily], msgspec.Meta(min_length=1)]
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="gpu"):
+    """A GPU; bandwidths are those of the whole chip, `port_bytes_per_cycle` what one SM can take from L2, `memory_port_bytes_per_cycle`
+    from memory.
+
+    `fma_per_cycle` is multiply-adds of one SM in one cycle, by pipe: a scalar type, or `tensor_` and the input type. `sustained_hz`
+    is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`.
     """
 
     schema: Literal[1]
@@ -223,15 +257,31 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     l2_bytes: Count
     l2_bytes_per_second: Number
     memory_bytes_per_second: Number
+    l2_latency_cycles: Number
+    memory_latency_cycles: Number
+    port_bytes_per_cycle: Number
+    memory_port_bytes_per_cycle: Number
+    schedulers_per_sm: Count
     fma_per_cycle: Annotated[dict[str, Number], msgspec.Meta(min_length=1)]
+    sustained_hz: dict[str, Number] = {}
+    model: GpuModel
     sources: dict[str, Source]
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.capability, self.sms, self.frequency_hz, self.l2_bytes))
+
+    @property
+    def capability_number(self) -> int:
+        """10 major + minor, as the kernel registry counts."""
+        major, minor = self.capability.split(".")
+        return 10 * int(major) + int(minor)
 
     def assumed(self) -> list[str]:
         """Paths of the numbers that are of kind assumed."""
         return [path for path, value in facts(self) if value.kind == "assumed"]
 
 
-_STRUCTS = (Source, Number, Count, Level, Memory, OfType, Unit, Csa, Core, Machine, Gpu)
+_STRUCTS = (Source, Number, Count, Level, Memory, OfType, Unit, Csa, Core, Machine, GpuFamily, GpuModel, Gpu)
 Fact = Number | Count | Level | Unit | Csa  # whatever carries a kind and a source
 
 

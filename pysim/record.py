@@ -58,8 +58,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     then `reason` says what is wrong. Where the plan's kernels ran in an emulator (`executor`) nothing is measured: `static_seconds` is
     then what static in-core cycles and exactly simulated caches make of the plan (`pysim/cachemodel/simulated.py`), and
     `static_kind` says so. `max_error` is the largest |result - reference| / (|A||B|) on random operands.
-    `quartiles` are (first, median, third) in seconds of "pysim" and of each peer, `missing` the peers that did not
-    run, with the reason. `profile` splits one call: pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count`
+    `quartiles` are (first, median, third) in seconds of "pysim" and of each peer, `estimates` the seconds that analytic
+    peers expect of their own kernels, `missing` the peers that did not run, with the reason. `profile` splits one call:
+    pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count`
     is how often the problem occurs in what was asked for.
     """
 
@@ -76,6 +77,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     peers: dict[str, float] = {}
     ratios: dict[str, Ratio] = {}
     quartiles: dict[str, tuple[float, float, float]] = {}
+    estimates: dict[str, float] = {}
     missing: dict[str, str] = {}
     versions: dict[str, str] = {}
     profile: dict[str, float] | None = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel registry as Python sees it: the lines of `native/kernels.inc`, read, never copied.
+"""The kernel registries as Python sees them: the lines of `native/kernels.inc` (CPU) and `native/cuda/gemms.inc`, read, never copied.
 
-The native library expands the same lines, so row i here is row i there (a test compares them).
+The native libraries expand the same lines, so row i here is row i there (a test compares them).
 """
 
 import re
@@ -12,6 +12,8 @@ import msgspec
 
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\(([^)]*)\)", re.MULTILINE)
+_GEMM = re.compile(r"^PYSIM_CUDA_GEMM\(([^)]*)\)", re.MULTILINE)
+_EPILOGUE = re.compile(r"^PYSIM_EPILOGUE\((\d+),\s*(\w+),", re.MULTILINE)
 
 
 class Kernel(msgspec.Struct, frozen=True):
@@ -49,3 +51,108 @@ def kernels() -> tuple[Kernel, ...]:
         target, dtype, form, *numbers = (word.strip() for word in match.group(1).split(","))
         rows.append(Kernel(index, target, dtype, form, *map(int, numbers)))
     return tuple(rows)
+
+
+# The CUDA kernels of matrix products
+
+FAMILIES = ("simt", "wmma", "mma", "wgmma")
+WARP, WARPGROUP = 32, 128
+
+
+class GemmKernel(msgspec.Struct, frozen=True):
+    """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemms.inc`, as the file's head names them.
+
+    `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
+    cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor at least.
+    """
+
+    index: int
+    family: str
+    dtype: str
+    form: str
+    block_m: int
+    block_n: int
+    block_k: int
+    warp_m: int
+    warp_n: int
+    thread_m: int
+    thread_n: int
+    stages: int
+    cluster_m: int
+    cluster_n: int
+    capability: int
+
+    @property
+    def name(self) -> str:
+        tiles = f"{self.block_m}x{self.block_n}x{self.block_k}_{self.warp_m}x{self.warp_n}_{self.thread_m}x{self.thread_n}"
+        form = "" if self.form == "full" else f"_{self.form}"
+        return f"{self.dtype}_{self.family}_{tiles}_s{self.stages}_c{self.cluster_m}x{self.cluster_n}{form}"
+
+    @property
+    def math_threads(self) -> int:
+        """Threads that multiply: a warp (wgmma: a warpgroup of four) for each warp tile of the block."""
+        groups = self.block_m // self.warp_m * (self.block_n // self.warp_n)
+        return groups * (WARPGROUP if self.family == "wgmma" else WARP)
+
+    @property
+    def pipe(self) -> str:
+        """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
+        return self.dtype if self.family == "simt" else f"tensor_{self.dtype}"
+
+
+@cache
+def gemm_kernels() -> tuple[GemmKernel, ...]:
+    """Every CUDA kernel of a matrix product, in the order of the file."""
+    rows = []
+    for index, match in enumerate(_GEMM.finditer(native_file("cuda/gemms.inc").read_text())):
+        family, dtype, form, *numbers = (word.strip() for word in match.group(1).split(","))
+        rows.append(GemmKernel(index, family, dtype, form, *map(int, numbers)))
+    return tuple(rows)
+
+
+def gemm_kernel(name: str) -> GemmKernel | None:
+    """The row of that name, if there is one."""
+    return _gemm_by_name().get(name)
+
+
+@cache
+def _gemm_by_name() -> dict[str, GemmKernel]:
+    return {row.name: row for row in gemm_kernels()}
+
+
+@cache
+def epilogues() -> dict[str, int]:
+    """The functions that may follow alpha A B + beta C + bias on a GPU, name -> the ABI's number (`native/cuda/epilogues.inc`)."""
+    return {name: int(number) for number, name in _EPILOGUE.findall(native_file("cuda/epilogues.inc").read_text())}
+
+
+class Attributes(msgspec.Struct, frozen=True):
+    """What the compiler made of a kernel: threads and bytes of shared memory of a block, registers of a thread, its bytes of local
+    memory (stack and spills).
+
+    `efficiency` is the share of the cost model's rate that its main loop was measured to reach on a machine of this capability, and
+    `transfer` that of its traffic with L2 and memory; where nobody measured the first, that of the kernel's family stands for it.
+    """
+
+    threads: int
+    registers: int
+    shared_bytes: int
+    local_bytes: int = 0
+    efficiency: float | None = None
+    transfer: float = 1.0
+
+
+def attributes_file(capability: int) -> Path:
+    return _HERE / f"kernel_attributes-sm{capability}.json"
+
+
+@cache
+def gemm_attributes(capability: int) -> dict[str, Attributes]:
+    """Attributes by kernel name from `kernel_attributes-sm<capability>.json`; {} without one.
+
+    tools/cuda_attributes.py writes it from the compiler's output, tools/fit_gpu.py adds the efficiencies.
+    """
+    path = attributes_file(capability)
+    if not path.exists():
+        return {}
+    return msgspec.convert(msgspec.json.decode(path.read_bytes())["kernels"], dict[str, Attributes])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedule: the loop nest of one plan, field for field the struct `pysim_schedule` of `native/pysim.h`."""
+"""Schedules: what a run obeys, field for field the structs `pysim_schedule` and `pysim_cuda_schedule` of `native/pysim.h`."""
 
 from typing import Literal
 
@@ -26,3 +26,31 @@ class Schedule(msgspec.Struct, frozen=True):
     channels: int
     k2: int
     k3: int
+
+    @property
+    def kind(self) -> str:
+        """What the documents call "schedule"."""
+        return self.stationary
+
+
+Decomposition = Literal["data_parallel", "split_k", "stream_k"]
+DECOMPOSITIONS: tuple[Decomposition, ...] = ("data_parallel", "split_k", "stream_k")
+
+
+class GpuSchedule(msgspec.Struct, frozen=True):
+    """A launch of one CUDA kernel, field for field the struct `pysim_cuda_schedule`; tiles and steps are the kernel's own.
+
+    `splits` is 1 for data_parallel, the parts of k for split_k, the blocks that share all k steps for stream_k. Blocks walk along
+    n if `along_n`, else along m, and take in `group` tiles of the other direction at once.
+    """
+
+    kernel: str
+    decomposition: Decomposition
+    splits: int
+    along_n: bool
+    group: int
+
+    @property
+    def kind(self) -> str:
+        """What the documents call "schedule"."""
+        return self.decomposition

@@ -25,7 +25,9 @@ from msgspec.structs import force_setattr
 from pysim.errors import ProblemError, choose
 
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1}  # bytes of one element of the operands
-RESULT_BYTES = {"f32": 4, "f64": 8, "f16": 4, "bf16": 4, "s8": 4}  # of the result and the bias: f32 for f16 and bf16, s32 for s8
+GEMM_DTYPES = DTYPES | {"tf32": 4, "f8": 1}  # tf32: f32 in memory, multiplied as 10-bit mantissas; f8: e4m3
+# of the result and the bias on a CPU: f32 for f16 and bf16, s32 for s8; at most that on a GPU
+RESULT_BYTES = {"f32": 4, "f64": 8, "f16": 4, "bf16": 4, "s8": 4, "tf32": 4, "f8": 4}
 LAYOUTS = ("nn", "nt", "tn", "tt")  # is A, is B stored transposed
 INT64_MAX = (1 << 63) - 1
 SHIPPED = Path(__file__).parent / "workloads"
@@ -224,8 +226,9 @@ def _check_fields(problem: Workload) -> None:
     for name in problem.__struct_fields__:
         value = getattr(problem, name)
         if name == "dtype":
-            if not isinstance(value, str) or value not in DTYPES:
-                raise ProblemError(f"dtype is {_quote(value)}; {choose(value, DTYPES)}")
+            known = GEMM_DTYPES if isinstance(problem, Gemm) else DTYPES
+            if not isinstance(value, str) or value not in known:
+                raise ProblemError(f"dtype is {_quote(value)}; {choose(value, known)}")
         elif name.startswith("trans_"):
             if not isinstance(value, bool):
                 raise ProblemError(f"{name} is {_quote(value)}; it should be True or False")
@@ -243,7 +246,7 @@ def _check_fields(problem: Workload) -> None:
 
 def _check_int64(problem: Workload, **elements: int) -> None:
     sizes = dict.fromkeys(("output", "C"), RESULT_BYTES[problem.dtype])
-    counts = {f"{name} in bytes": count * sizes.get(name, DTYPES[problem.dtype]) for name, count in elements.items()}
+    counts = {f"{name} in bytes": count * sizes.get(name, GEMM_DTYPES[problem.dtype]) for name, count in elements.items()}
     for name, count in (counts | {"FLOP count": problem.flops}).items():
         if count > INT64_MAX:
             what = f"the {name.replace('_', ' ')} would be {count:.2e}"
@@ -396,14 +399,15 @@ def _dimensions(part: str, at: int) -> list[int]:
 def _suffixes(parts: Iterable[tuple[str, int]], layouts: bool) -> tuple[str, str]:
     """(dtype, layout), each at most once, in any order."""
     chosen = {"dtype": "", "layout": ""}
-    known = [*DTYPES, *LAYOUTS] if layouts else [*DTYPES]
+    known = [*GEMM_DTYPES, *LAYOUTS] if layouts else [*DTYPES]
     right = f"{_GEMM_RIGHT}:tn:f16" if layouts else f"{_CONV_RIGHT}:f16"
     for part, at in parts:
         word = part.strip("_")
         if word not in known:
             also = "; a convolution has no layout" if word in LAYOUTS else ""
+            also = "; only a matrix product is of this type" if word in GEMM_DTYPES else also
             raise _wrong(at, f"{_quote(word)} is no suffix{also}; {choose(word, known)}", right)
-        kind = "dtype" if word in DTYPES else "layout"
+        kind = "dtype" if word in GEMM_DTYPES else "layout"
         if chosen[kind]:
             raise _wrong(at, f'a second {kind} "{word}" after "{chosen[kind]}"', right)
         chosen[kind] = word

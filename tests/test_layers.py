@@ -7,9 +7,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "pysim"
 LAYERS = (
     "errors registry workload schedule machine record",
-    "cachemodel",
-    "runtime emulated planner",
-    "measure verify store peers comparison host",
+    "cachemodel arrays",
+    "runtime emulated cuda planner",
+    "measure verify store peers comparison cuda_peers cuda_comparison host",
     "frontends commands cli api __init__ __main__",
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
@@ -20,6 +20,7 @@ EXCEPTIONS = {  # importer -> imported, of the same layer or above, and why
     ("emulated", "runtime"): "it stands in for its library",
     ("planner", "runtime"): "Plan.run; imported when a plan runs",
     ("planner", "emulated"): "Plan.run; imported when a plan runs",
+    ("planner", "cuda"): "Plan.run; imported when a plan runs",
     ("verify", "measure"): "a verdict is made of its checks",
     ("peers", "measure"): "a peer's output starts as NaN, as measure has it",
     ("peers", "verify"): "a peer is fed the shapes that verify checks",
@@ -27,6 +28,7 @@ EXCEPTIONS = {  # importer -> imported, of the same layer or above, and why
     ("comparison", "verify"): "a comparison is made of these",
     ("comparison", "peers"): "a comparison is made of these",
     ("comparison", "store"): "a comparison is made of these",
+    **{("cuda_comparison", used): "a comparison is made of these" for used in ("comparison", "cuda_peers", "measure", "store", "verify")},
     ("api", "frontends"): "model.onnx; imported when a model is read",
     ("__init__", "api"): "the public names, imported when first used",
     ("__main__", "cli"): "python -m pysim",

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from pysim.schedule import Schedule
-from pysim.workload import DTYPES, RESULT_BYTES, Gemm, Workload
+from pysim.workload import GEMM_DTYPES, RESULT_BYTES, Gemm, Workload
 
 PANEL_ALIGN = 64  # bytes; panels start on such boundaries (native/conv/nest.c)
 
@@ -169,7 +169,7 @@ def nest_of(workload: Workload) -> Nest:
         dilation_w=workload.dilation_w,
         pad_top=workload.pad_top,
         pad_left=workload.pad_left,
-        element_bytes=DTYPES[workload.dtype],
+        element_bytes=GEMM_DTYPES[workload.dtype],
         out_bytes=RESULT_BYTES[workload.dtype],
         in_place=flat,
         filters_packed=True,
@@ -186,7 +186,7 @@ def _nest_of_gemm(gemm: Gemm) -> Nest:
         width=gemm.n,
         out_h=1,
         out_w=gemm.n,
-        element_bytes=DTYPES[gemm.dtype],
+        element_bytes=GEMM_DTYPES[gemm.dtype],
         out_bytes=RESULT_BYTES[gemm.dtype],
         in_place=not gemm.trans_b,
         filters_packed=False,

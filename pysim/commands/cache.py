@@ -112,12 +112,14 @@ def _check_usage(problems: tuple[str, ...], sweep: str | None, picture: Path | N
 def _schedule(layer: "Layer", on: "Machine", stationary: str | None, cold: bool) -> "Schedule":
     """The schedule of the plan, or the best one of a stationary kind."""
     from pysim import planner
+    from pysim.planner.plan import on_cpu
+    from pysim.schedule import Schedule
 
     plan = planner.plan(layer.workload, on, state="cold" if cold else "hot")
     if not stationary:
-        return plan.schedule
+        return on_cpu(plan)[0]
     for item in plan.considered:
-        if item.schedule.stationary == KINDS[stationary]:
+        if isinstance(item.schedule, Schedule) and item.schedule.stationary == KINDS[stationary]:
             return item.schedule
     raise PlanError(f"{layer.workload.text}: no {KINDS[stationary]} schedule was considered")
 

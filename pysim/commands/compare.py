@@ -26,7 +26,8 @@ from pysim.commands.common import (
 if TYPE_CHECKING:
     from pysim.record import Comparison
 
-SHORT = {"im2col_openblas": "im2col", "onnxruntime": "onnxrt"}  # titles of columns
+SHORT = {"im2col_openblas": "im2col", "onnxruntime": "onnxrt", "matmul_heuristics": "nvMMH"}  # titles of columns
+GPU_PEERS = ("cublas", "matmul_heuristics")
 
 
 @click.command()
@@ -68,14 +69,17 @@ def compare(
     """
     from pysim import host
 
-    layers, on = layers_of(problems, every), host.runnable(machine_name)
+    layers, on = layers_of(problems, every), host.runnable_any(machine_name)
+    timing.refuse_on_gpu(on, threads=threads > 1, cold=cold)
     from pysim.comparison import LARGE_ERROR, summarise
+    from pysim.machine import Machine
     from pysim.peers import DEFAULT, PEERS
 
     makers = PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
     executor = host.executor(on)
     emulated = executor.kind == "emulated"
-    shown = () if emulated else tuple(makers)
+    rivals = list(makers) if isinstance(on, Machine) else [*GPU_PEERS][: 2 if peers else 1]
+    shown = [] if emulated else rivals
     columns = [Column("result", 6), Column("static+sim", 10)] if emulated else [Column("measured", 8)]
     columns += [Column("predicted", 9), Column("error", 6)]
     columns += [Column(SHORT.get(name, name), max(6, len(SHORT.get(name, name)))) for name in shown]
@@ -88,7 +92,7 @@ def compare(
     planned = timing.plan_layers(layers, on)
     say(f"{on.description}; {'cold' if cold else 'hot'} caches, {plural(threads, 'thread')}")
     options: dict[str, Any] = {"makers": makers, "threads": threads, "state": "cold" if cold else "hot", "executor": executor}
-    found = timing.measured(planned, on, min_seconds=min_seconds, **options)
+    found = timing.measured(planned, on, min_seconds=min_seconds, peers=peers, **options)
     done = timing.report(planned, found, columns, row, as_json)
     if not as_json:
         _put_summary(summarise(done), done, threads)
@@ -96,7 +100,9 @@ def compare(
 
 
 def _ratio(one: "Comparison", name: str) -> Cell:
-    """A peer's median time over ours; the row of a layer that the peer did not run has a dash."""
+    """A peer's median time (an analytic one's estimate) over ours; a dash where the peer has none."""
+    if name in one.estimates and one.measured_seconds:
+        return f"{one.estimates[name] / one.measured_seconds:.2f}x", "dim"
     if name not in one.ratios:
         return "-"
     value = one.ratios[name].value

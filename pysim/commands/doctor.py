@@ -16,7 +16,7 @@ import click
 from pysim import __version__
 from pysim.commands.common import document, json_option, put, size, wrapped
 from pysim.errors import MissingError, PysimError
-from pysim.registry import kernels
+from pysim.registry import gemm_kernels, kernels
 
 if TYPE_CHECKING:
     from pysim.emulated import Cpu
@@ -242,11 +242,12 @@ def _machines() -> Iterator[Check]:
 
     yield from _emulation(POWER10)
     wheel = _version("nvidia-cuda-nvcc")
-    cuda = f"builds CUDA kernels, of which the registry has {sum(row.target.startswith('sm_') for row in kernels())}"
+    builds = f"builds CUDA kernels, of which the registry has {len(gemm_kernels())}"
     if wheel:
         yield Check("nvcc", "ok", f"nvidia-cuda-nvcc {wheel}")
     else:
-        yield _tool("nvcc", ("nvcc",), cuda, "pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm")
+        yield _tool("nvcc", ("nvcc",), builds, "pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm")
+    yield _cuda_library()
     yield _gpu()
 
 
@@ -288,11 +289,21 @@ def _answer(command: list[str]) -> str:
     return next((line.strip() for line in answer if "ersion" in line or "release" in line), (answer or ["no version"])[0])
 
 
+def _cuda_library() -> Check:
+    from pysim import cuda
+
+    try:
+        cuda.library()
+        return Check("CUDA library", "ok", str(cuda.library_path()))
+    except MissingError as error:
+        return Check("CUDA library", "missing", str(error), "install nvcc, then this package again: pip install .")
+
+
 def _gpu() -> Check:
     devices = glob.glob("/dev/nvidia[0-9]*")
     driver = Path("/proc/driver/nvidia/version")
     if not devices or not driver.exists():
-        return Check("GPU", "missing", "no NVIDIA GPU with a driver; pysim plan and pysim banks need none")
+        return Check("GPU", "missing", "no NVIDIA GPU with a driver; pysim plan -m h200 and pysim banks need none")
     listing = _answer(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else f"{len(devices)} devices"
     return Check("GPU", "ok", listing)
 

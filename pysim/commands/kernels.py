@@ -5,7 +5,7 @@ import click
 
 from pysim.commands.common import Cell, document, json_option, put, put_table, say
 from pysim.errors import MissingError, ProblemError, nearest
-from pysim.registry import Kernel
+from pysim.registry import GemmKernel, Kernel, gemm_kernels
 from pysim.registry import kernels as registry
 
 FORMS = {
@@ -17,14 +17,19 @@ FORMS = {
 
 @click.command()
 @click.argument("words", metavar="[WORD]...", nargs=-1)
+@click.option("--cuda", is_flag=True, help="The CUDA kernels of matrix products instead; their names are built from the columns.")
 @json_option
-def kernels(words: tuple[str, ...], as_json: bool) -> None:
+def kernels(words: tuple[str, ...], cuda: bool, as_json: bool) -> None:
     """The micro-kernels whose name has every WORD in it, or all; a name is <type>_<form>_<windows>x<filters>__<target>.
 
     \b
-    Example
+    Examples
       pysim kernels avx512 f32
+      pysim kernels --cuda f16 wgmma
     """
+    if cuda:
+        _cuda(words, as_json)
+        return
     rows = [row for row in registry() if all(word in row.name for word in words)]
     if not rows:
         raise ProblemError(_no_match(words))
@@ -39,6 +44,29 @@ def kernels(words: tuple[str, ...], as_json: bool) -> None:
         put(f"{form}: {FORMS.get(form, 'see native/kernels.inc')}")
     if available is not None:
         put(f"{sum(row.name in available for row in rows)} of {len(rows)} run on this computer")
+
+
+def _cuda(words: tuple[str, ...], as_json: bool) -> None:
+    """The rows of native/cuda/gemms.inc."""
+    from pysim.cachemodel.gpu import threads_of
+
+    rows = [row for row in gemm_kernels() if all(word in row.name for word in words)]
+    if not rows:
+        raise ProblemError(f"no CUDA kernel's name has all of {', '.join(words) or 'nothing'}; `pysim kernels --cuda` lists them")
+    if as_json:
+        document(kernels=[{"name": row.name, **{name: getattr(row, name) for name in row.__struct_fields__}} for row in rows])
+        return
+    titles = ["kernel", "block", "warp", "thread", "stages", "cluster", "threads", "capability"]
+    cells = [_cuda_cells(row, threads_of(row)) for row in rows]
+    put_table(titles, cells, left=titles[:4])
+    put("")
+    put("warp: of a warp (wgmma: of a warpgroup); thread: of a thread (tensor cores: of one instruction); capability: at least")
+
+
+def _cuda_cells(row: GemmKernel, threads: int) -> list[Cell]:
+    block, warp = f"{row.block_m}x{row.block_n}x{row.block_k}", f"{row.warp_m}x{row.warp_n}"
+    shapes: list[Cell] = [(row.name, "bold"), block, warp, f"{row.thread_m}x{row.thread_n}", str(row.stages)]
+    return [*shapes, f"{row.cluster_m}x{row.cluster_n}", str(threads), f"{row.capability / 10}"]
 
 
 def _no_match(words: tuple[str, ...]) -> str:

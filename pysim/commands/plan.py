@@ -22,16 +22,19 @@ from pysim.commands.common import (
     put_table,
     seconds,
 )
+from pysim.schedule import STATIONARY
 
 if TYPE_CHECKING:
-    from pysim.machine import Machine
+    from pysim.machine import Gpu, Machine
     from pysim.planner import Plan
     from pysim.workload import Layer
 
     Found = list[tuple[Layer, list[Plan]]]
 
 SHORT = {"input_stationary": "IS", "weight_stationary": "WS"}
+SHORT |= {"data_parallel": "DP", "split_k": "SK", "stream_k": "ST"}
 LEGEND = "IS input stationary, WS weight stationary; tile: channels/K2/K3 of a set"
+LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (blocks of stream-K), walk along m or n, tiles of a band"
 
 
 @click.command()
@@ -40,7 +43,11 @@ LEGEND = "IS input stationary, WS weight stationary; tile: channels/K2/K3 of a s
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="The N best plans of each problem, best first.")
 @click.option("--explain", is_flag=True, help="Loop nest, tiles against each cache, both schedules' costs, what was turned down.")
 @click.option("--model", type=click.Choice(["full", "csa"]), default="full", show_default=True, help="csa: the integers of SConv's paper.")
-@click.option("--micro-kernel", metavar="4x16", help="Only this shape, windows x filters; under csa it replaces the machine's.")
+@click.option(
+    "--micro-kernel",
+    metavar="4x16",
+    help="Only this shape, windows x filters (GPU: a block's tile, 128x256); under csa it replaces the machine's.",
+)
 @every
 @json_option
 def plan(
@@ -61,6 +68,7 @@ def plan(
     Examples
       pysim plan resnet50 -m zen4
       pysim plan conv:mb1ic64ih56oc64kh3ph1 -m power10-e1050 --model csa --explain
+      pysim plan gemm:10240x4096x4096:f16 -m h200 --explain
     """
     if top and model == "csa":
         raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
@@ -68,7 +76,7 @@ def plan(
         raise click.UsageError("--explain writes text; --json holds all of it already, so give one of the two")
     from pysim import host
 
-    layers, on = layers_of(problems, every), host.machine(machine_name)
+    layers, on = layers_of(problems, every), host.any_machine(machine_name)
     found = _plans(layers, on, top, model, micro_kernel)
     if as_json:
         named = [{**item.to_dict(), "label": layer.label, "count": layer.count} for layer, ranked in found for item in ranked]
@@ -83,7 +91,7 @@ def plan(
         _put_plans(found)
 
 
-def _plans(layers: "list[Layer]", on: "Machine", top: int | None, model: Any, micro_kernel: str | None) -> "Found":
+def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: Any, micro_kernel: str | None) -> "Found":
     from pysim import planner
 
     if top:
@@ -92,7 +100,10 @@ def _plans(layers: "list[Layer]", on: "Machine", top: int | None, model: Any, mi
 
 
 def _tile(item: "Plan") -> str:
-    return f"{item.schedule.channels}/{item.schedule.k2}/{item.schedule.k3}"
+    s = item.tile
+    if "group" in s:
+        return f"{s['splits']}/{'mn'[s['along_n']]}/{s['group']}"
+    return f"{s['channels']}/{s['k2']}/{s['k3']}"
 
 
 def _put_plans(found: "Found") -> None:
@@ -114,7 +125,8 @@ def _put_ranked(found: "Found") -> None:
         best = _seconds(ranked[0])
         titles = ["#", "over best", "time", "GFLOP/s", "bound", "kernel", "", "tile", "pack"]
         rows = [
-            [str(place), f"{_seconds(item) / best:.3f}", *_cells(item), item.schedule.pack] for place, item in enumerate(ranked, start=1)
+            [str(place), f"{_seconds(item) / best:.3f}", *_cells(item), str(getattr(item.schedule, "pack", "-"))]
+            for place, item in enumerate(ranked, start=1)
         ]
         put_table(titles, rows, left=["bound", "kernel", "tile", "pack"])
     _put_notes(found)
@@ -123,7 +135,7 @@ def _put_ranked(found: "Found") -> None:
 def _cells(item: "Plan") -> list[Cell]:
     """Time, rate, bound, kernel, stationary and tile of a plan of the full model."""
     rate, bound = f"{item.workload.flops / _seconds(item) / 1e9:.1f}", getattr(item.cost, "bound_by", "")
-    return [(seconds(_seconds(item)), "bold"), rate, bound, item.kernel, SHORT[item.schedule.stationary], _tile(item)]
+    return [(seconds(_seconds(item)), "bold"), rate, bound, item.kernel, SHORT[item.schedule.kind], _tile(item)]
 
 
 def _seconds(item: "Plan") -> float:
@@ -137,10 +149,10 @@ def _put_csa(found: "Found") -> None:
     columns += [Column("x", 2), Column("problem", 7, True)]
     put_header(columns)
     for layer, (item,) in found:
-        costs: dict[str, int] = {one.schedule.stationary: getattr(one.cost, "cost", 0) for one in item.considered}
-        chosen = item.schedule.stationary
-        cells: list[Cell] = [(f"{costs[kind]:,}", "bold" if kind == chosen else "") for kind in SHORT]
-        micro = f"{item.schedule.windows}x{item.schedule.filters}"
+        costs: dict[str, int] = {one.schedule.kind: getattr(one.cost, "cost", 0) for one in item.considered}
+        chosen = item.schedule.kind
+        cells: list[Cell] = [(f"{costs[kind]:,}", "bold" if kind == chosen else "") for kind in STATIONARY]
+        micro = f"{item.tile['windows']}x{item.tile['filters']}"
         put_row(columns, [*cells, SHORT[chosen], micro, _tile(item), str(layer.count), item.problem])
     _put_notes(found)
 
@@ -148,7 +160,7 @@ def _put_csa(found: "Found") -> None:
 def _put_notes(found: "Found") -> None:
     """How to read the rows, and the numbers that nobody measured or published."""
     put("")
-    put(LEGEND)
+    put(LEGEND_GPU if "group" in found[0][1][0].tile else LEGEND)
     assumed = dict.fromkeys(path for _, ranked in found for item in ranked for path in item.assumed)
     if assumed:
         put(f"assumed numbers of {found[0][1][0].machine}: {', '.join(assumed)}")

@@ -32,7 +32,7 @@ def run(
     every: bool,
     as_json: bool,
 ) -> None:
-    """Plan each PROBLEM, check the plan's result against a reference, then time it on this computer.
+    """Plan each PROBLEM, check the plan's result against a reference, then time it on this computer (-m cuda: on its GPU).
 
     A machine whose instructions this CPU lacks runs in an emulator, if there is one: its results are checked, and nothing is timed.
     Exit code 1 if a result is wrong. All samples go to the measurement store (pysim doctor names the file).
@@ -44,7 +44,8 @@ def run(
     """
     from pysim import host
 
-    layers, on = layers_of(problems, every), host.runnable(machine_name)
+    layers, on = layers_of(problems, every), host.runnable_any(machine_name)
+    timing.refuse_on_gpu(on, threads=threads > 1, profile=profile)
     from pysim.comparison import LARGE_ERROR
 
     executor = host.executor(on)

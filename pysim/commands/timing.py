@@ -11,7 +11,7 @@ from pysim.commands.common import Cell, Column, document, plural, progress, put,
 from pysim.errors import PlanError, choose
 
 if TYPE_CHECKING:
-    from pysim.machine import Machine
+    from pysim.machine import Gpu, Machine
     from pysim.planner import Plan
     from pysim.record import Comparison
     from pysim.workload import Layer
@@ -23,12 +23,20 @@ LEAST_BUDGET = 30.0  # seconds of timing a layer may take before its sample coun
 Row = Callable[["Comparison"], list[Cell]]
 
 
+def refuse_on_gpu(on: "Machine | Gpu", **asked: bool) -> None:
+    """A usage error for options that a GPU does not have."""
+    from pysim.machine import Gpu
+
+    for name in [name for name, is_asked in asked.items() if is_asked and isinstance(on, Gpu)]:
+        raise click.UsageError(f"--{name} is for CPUs; {on.name} is a GPU")
+
+
 def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
     text = "Threads of pysim's kernels; peers and predictions are for one."
     return click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help=text)(command)
 
 
-def plan_layers(layers: "Iterable[Layer]", on: "Machine", algorithm: str | None = None) -> "list[Planned]":
+def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", algorithm: str | None = None) -> "list[Planned]":
     """Each layer with its plan, or with the reason why it has none; where none of them has a plan, the first reason is raised."""
     from pysim import planner
 
@@ -47,13 +55,22 @@ def plan_layers(layers: "Iterable[Layer]", on: "Machine", algorithm: str | None 
     return found
 
 
-def measured(planned: "Iterable[Planned]", on: "Machine", *, min_seconds: float = 0.2, **options: Any) -> "Iterator[Comparison]":
-    """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.compare`."""
+def measured(
+    planned: "Iterable[Planned]", on: "Machine | Gpu", *, min_seconds: float = 0.2, peers: bool = False, **options: Any
+) -> "Iterator[Comparison]":
+    """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.compare`, which a GPU has not; `peers` asks
+    a GPU's analytic peers."""
+    from pysim import cuda_comparison
     from pysim.comparison import compare
+    from pysim.machine import Gpu
     from pysim.store import Store
 
     with Store() as store:
         budget = max(LEAST_BUDGET, 10 * min_seconds)
+        if isinstance(on, Gpu):
+            gpu_options: dict[str, Any] = {"peers": peers, "store": store, "budget_seconds": budget, "min_seconds": min_seconds}
+            yield from cuda_comparison.compare(planned, on, **gpu_options)
+            return
         yield from compare(planned, on, store=store, min_seconds=min_seconds, budget_seconds=budget, **options)
 
 

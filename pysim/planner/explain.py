@@ -2,27 +2,24 @@
 """A plan in words: its loop nest, its tiles against each cache, what each schedule costs, and why the loser lost."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pysim.cachemodel.nest import Nest, ceil_div, nest_of
 from pysim.machine import Level
 from pysim.planner.graph import critical_edge, traffic
+from pysim.planner.plan import Considered, Plan, on_cpu
 from pysim.record import Cost, CsaCost
 from pysim.schedule import Schedule
-
-if TYPE_CHECKING:
-    from pysim.planner.plan import Considered, Plan
 
 _TOP = 6  # rejections that are printed
 _CSA_TERMS = ("cold", "extra", "l3", "l2", "cost")
 
 
-def explain(plan: "Plan") -> str:
+def explain(plan: Plan) -> str:
     """The explanation as text, lines of at most about 120 characters."""
     nest = nest_of(plan.workload)
     sections = (
         _head(plan),
-        ["loops", *_loops(nest, plan.schedule)],
+        ["loops", *_loops(nest, on_cpu(plan)[0])],
         ["reuse", *_reuse(nest, plan)],
         ["schedules", *_schedules(plan)],
         _critical(plan),
@@ -32,18 +29,18 @@ def explain(plan: "Plan") -> str:
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def _head(plan: "Plan") -> list[str]:
-    lines = [
-        f"{plan.problem} on {plan.machine}: {plan.algorithm}, {plan.schedule.stationary}, kernel {plan.kernel}, pack {plan.schedule.pack}"
-    ]
+def _head(plan: Plan) -> list[str]:
+    s, _ = on_cpu(plan)
+    lines = [f"{plan.problem} on {plan.machine}: {plan.algorithm}, {s.stationary}, kernel {plan.kernel}, pack {s.pack}"]
     if isinstance(plan.cost, Cost):
         rate = plan.workload.flops / plan.cost.seconds / 1e9
         lines.append(
-            f"predicted {_seconds(plan.cost.seconds)} = {plan.cost.cycles:,.0f} cycles, {rate:.1f} GFLOP/s, bound by "
-            f"{plan.cost.bound_by}; workspace {_bytes(plan.workspace_bytes)}"
+            f"predicted {seconds_text(plan.cost.seconds)} = {plan.cost.cycles:,.0f} cycles, {rate:.1f} GFLOP/s, bound by "
+            f"{plan.cost.bound_by}; workspace {bytes_text(plan.workspace_bytes)}"
         )
     else:
-        lines.append(f"slicing analysis cost {plan.cost.cost:,} cycles (latency of every line); workspace {_bytes(plan.workspace_bytes)}")
+        workspace = bytes_text(plan.workspace_bytes)
+        lines.append(f"slicing analysis cost {plan.cost.cost:,} cycles (latency of every line); workspace {workspace}")
     return lines
 
 
@@ -86,9 +83,10 @@ def _sets(total: int, size: int) -> str:
     return f"each of {count} sets of {size}" if count > 1 else f"the one set of {size}"
 
 
-def _reuse(nest: Nest, plan: "Plan") -> Iterator[str]:
+def _reuse(nest: Nest, plan: Plan) -> Iterator[str]:
     """What must stay in each cache for the next use to hit it: equations 2, 4 and 5, against the caches of the machine."""
-    s, levels = plan.schedule, plan.on.levels
+    s, on = on_cpu(plan)
+    levels = on.levels
     window, filters, out = tile_sizes(nest, s)
     tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.filters, s.filters)
     keeps_input = s.stationary == "input_stationary"
@@ -96,38 +94,39 @@ def _reuse(nest: Nest, plan: "Plan") -> Iterator[str]:
     names = ("window", "filter") if keeps_input else ("filter", "window")
     n_kept, n_streamed = tiles if keeps_input else tiles[::-1]
     k2, k3 = min(s.k2, n_streamed), min(s.k3, n_kept)
-    yield f"  {'window tile':<44}{_bytes(window):>11}"
-    yield f"  {'filter tile':<44}{_bytes(filters):>11}"
-    yield f"  {'output tile':<44}{_bytes(out):>11}"
+    yield f"  {'window tile':<44}{bytes_text(window):>11}"
+    yield f"  {'filter tile':<44}{bytes_text(filters):>11}"
+    yield f"  {'output tile':<44}{bytes_text(out):>11}"
     rows = [
         ("one call", kept + streamed + out, 0),
         (f"until a {names[1]} tile is used again", kept + k2 * (streamed + out), 1),
         (f"until a {names[0]} tile is used again", k3 * kept + k2 * streamed + k2 * k3 * out, 2),
     ]
     for what, size, level in rows[: 2 if n_streamed <= k2 else 3]:
-        yield f"  {what:<44}{_bytes(size):>11}  {_against(size, levels, level)}"
+        yield f"  {what:<44}{bytes_text(size):>11}  {_against(size, levels, level)}"
 
 
 def _against(size: int, levels: tuple[Level, ...], index: int) -> str:
     """A size against the cache that should hold it, and the one that does."""
     level = levels[min(index, len(levels) - 1)]
-    text = f"{size / level.size_bytes:.0%} of {level.name} ({_bytes(level.size_bytes)})"
+    text = f"{size / level.size_bytes:.0%} of {level.name} ({bytes_text(level.size_bytes)})"
     if size <= level.size_bytes:
         return text
     holder = next((other.name for other in levels if size <= other.size_bytes), "memory")
     return f"{text}, so {holder} supplies it"
 
 
-def _schedules(plan: "Plan") -> Iterator[str]:
+def _schedules(plan: Plan) -> Iterator[str]:
     """Both schedules' tiles and costs by term, then the terms that decided."""
-    chosen = next(item for item in plan.considered if item.schedule.stationary == plan.schedule.stationary)
+    chosen = next(item for item in plan.considered if item.schedule.kind == plan.schedule.kind)
     other = next(item for item in plan.considered if item is not chosen)
     for item in (chosen, other):
         s = item.schedule
+        assert isinstance(s, Schedule)
         yield f"  {s.stationary:<18}{s.kernel}, channels {s.channels}, k2 {s.k2}, k3 {s.k3}, pack {s.pack}"
     ours, theirs = _terms(chosen), _terms(other)
     unit = "lines, cost" if isinstance(plan.cost, CsaCost) else "cycles"
-    yield f"  {unit:<18}{chosen.schedule.stationary:>18}{other.schedule.stationary:>20}{'difference':>18}"
+    yield f"  {unit:<18}{chosen.schedule.kind:>18}{other.schedule.kind:>20}{'difference':>18}"
     for name, value in ours.items():
         yield f"  {name:<18}{value:>18,.0f}{theirs[name]:>20,.0f}{theirs[name] - value:>+18,.0f}"
     yield "  " + _verdict(chosen, other)
@@ -137,22 +136,22 @@ def _schedules(plan: "Plan") -> Iterator[str]:
             yield f"  with exact maxima  {s.stationary}: channels {s.channels}, k2 {s.k2}, k3 {s.k3}, cost {cost.cost:,}"
 
 
-def _terms(item: "Considered") -> dict[str, float]:
+def _terms(item: Considered) -> dict[str, float]:
     if isinstance(item.cost, CsaCost):
         return {name: getattr(item.cost, name) for name in _CSA_TERMS}
     return {**item.cost.terms, "all": item.cost.cycles}
 
 
-def _total(item: "Considered") -> float:
+def _total(item: Considered) -> float:
     return item.cost.cost if isinstance(item.cost, CsaCost) else item.cost.cycles
 
 
-def _verdict(chosen: "Considered", other: "Considered") -> str:
+def _verdict(chosen: Considered, other: Considered) -> str:
     """Why the loser lost: the terms in which it is dearer, and those in which it is cheaper but not enough."""
-    loser, total = other.schedule.stationary, _total(chosen)
+    loser, total = other.schedule.kind, _total(chosen)
     worse = _total(other) / total - 1
     if _total(other) == total:
-        return f"{loser} costs the same; equal cost goes to {chosen.schedule.stationary}"
+        return f"{loser} costs the same; equal cost goes to {chosen.schedule.kind}"
     last = "cost" if isinstance(chosen.cost, CsaCost) else "all"
     ours, theirs = _terms(chosen), _terms(other)
     gaps = {name: theirs[name] - ours[name] for name in ours if name != last}
@@ -165,29 +164,29 @@ def _verdict(chosen: "Considered", other: "Considered") -> str:
     return f"{loser} lost by {worse:.1%}: {'; '.join(parts) or 'rounding'}"
 
 
-def _critical(plan: "Plan") -> list[str]:
+def _critical(plan: Plan) -> list[str]:
     edge = critical_edge(traffic(plan))
     if edge is None:
         return []
     source, target, operand, size, cycles = edge
-    return [f"heaviest flow: {operand} from {source} to {target}, {_bytes(size)}, {cycles:,.0f} cycles"]
+    return [f"heaviest flow: {operand} from {source} to {target}, {bytes_text(size)}, {cycles:,.0f} cycles"]
 
 
-def _rejections(plan: "Plan") -> Iterator[str]:
+def _rejections(plan: Plan) -> Iterator[str]:
     for item in plan.rejected[:_TOP]:
         yield f"  {item.what}: {item.reason}"
     if len(plan.rejected) > _TOP:
         yield f"  and {len(plan.rejected) - _TOP} more (all stand in the JSON document)"
 
 
-def _bytes(size: float) -> str:
+def bytes_text(size: float) -> str:
     for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
     return f"{size:.0f} B"
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:.3f} {unit}"

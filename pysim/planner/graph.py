@@ -10,26 +10,24 @@ Worked number: a 32 x 14 micro-kernel loads (32 + 14) x 4 = 184 bytes a step, in
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pysim.cachemodel.cost import COMPUTE
 from pysim.cachemodel.nest import ceil_div, nest_of
 from pysim.cachemodel.reuse import OPERANDS
+from pysim.planner.plan import Plan, on_cpu
 from pysim.record import Cost, CsaCost
-
-if TYPE_CHECKING:
-    from pysim.planner.plan import Plan
 
 REGISTERS = "registers"
 Edge = tuple[str, str, str, float, float]  # supplier, receiver, operand, bytes, cycles
 
 
-def traffic(plan: "Plan") -> Any:
+def traffic(plan: Plan) -> Any:
     """The networkx.MultiDiGraph of a plan; an edge's key is its operand. The graph knows `bound_by` and compute cycles by term."""
     import networkx as nx
 
     graph = nx.MultiDiGraph(problem=plan.problem, machine=plan.machine, model=plan.model)
-    for level in plan.on.levels:
+    for level in on_cpu(plan)[1].levels:
         graph.add_node(level.name, bytes=level.size_bytes)
     graph.add_node("memory")
     if isinstance(plan.cost, Cost):
@@ -39,26 +37,27 @@ def traffic(plan: "Plan") -> Any:
     return graph
 
 
-def edges(plan: "Plan") -> Iterator[Edge]:
+def edges(plan: Plan) -> Iterator[Edge]:
     """Every flow of at least one byte, outermost level first."""
     if isinstance(plan.cost, CsaCost):
         yield from _csa_edges(plan, plan.cost)
         return
-    names = [level.name for level in plan.on.levels]
+    levels = on_cpu(plan)[1].levels
+    names = [level.name for level in levels]
     for supplier, receiver in zip(["memory", *names[:0:-1]], names[::-1], strict=True):
         level = plan.cost.levels[supplier]
         for operand in OPERANDS:
             if size := level[f"{operand}_bytes"]:
                 yield supplier, receiver, operand, size, level["cycles"] * size / level["bytes"]
     for operand, read, written in _register_bytes(plan):
-        rate = plan.on.levels[0]
+        rate = levels[0]
         cycles = read / rate.read_bytes_per_cycle.value + written / rate.write_bytes_per_cycle.value
         yield names[0], REGISTERS, operand, read + written, cycles
 
 
-def _register_bytes(plan: "Plan") -> Iterator[tuple[str, float, float]]:
+def _register_bytes(plan: Plan) -> Iterator[tuple[str, float, float]]:
     """(operand, bytes read, bytes written) by micro-kernels, whole tiles but for the skipped kernel rows."""
-    nest, s = nest_of(plan.workload), plan.schedule
+    nest, s = nest_of(plan.workload), on_cpu(plan)[0]
     full, edge = nest.live_rows(s.windows)
     steps = nest.repeats * (full + edge) * nest.channels * nest.kernel_w * ceil_div(nest.filters, s.filters)
     yield "packed" if s.pack == "tiles" else "input", float(steps * s.windows * nest.element_bytes), 0.0
@@ -68,8 +67,8 @@ def _register_bytes(plan: "Plan") -> Iterator[tuple[str, float, float]]:
     yield "output", out * (sets - 1), out * sets
 
 
-def _csa_edges(plan: "Plan", cost: CsaCost) -> Iterator[Edge]:
-    model = plan.on.csa
+def _csa_edges(plan: Plan, cost: CsaCost) -> Iterator[Edge]:
+    model = on_cpu(plan)[1].csa
     if model is None:
         return
     for supplier, lines, latency in (

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Entry points of the GEMM hierarchy: check the arguments, re-lay out what the chosen kernel cannot take as it lies, launch.
+ *
+ * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, the tiles' flags, the partial sums. */
+#include <cmath>
+
+#include "decomposition.cuh"
+#include "status.h"
+
+namespace pysim {
+namespace {
+
+enum { ALIGN = 256 };
+
+struct DtypeFact { const char *name; int bytes; };
+const DtypeFact dtypes[] = {{"f32", 4}, {"f64", 8}, {"f16", 2}, {"bf16", 2}, {"s8", 1}, {"s32", 4}, {"tf32", 4}, {"f8", 1}};
+enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+
+/* The families' rows one after another, as gemms.inc lists them. */
+Rows (*const families[])() = {simt_rows, wmma_rows, mma_rows, wgmma_rows};
+
+const Row *row_at(int32_t index) {
+    for (const auto family : families) {
+        const Rows rows = family ? family() : Rows{nullptr, 0};
+        if (index >= 0 && index < rows.count) return rows.rows + index;
+        index -= rows.count;
+    }
+    return nullptr;
+}
+
+bool may_become(int32_t dtype, int32_t c_dtype) {
+    switch (dtype) {
+    case PYSIM_F32: case PYSIM_TF32: return c_dtype == PYSIM_F32;
+    case PYSIM_F64: return c_dtype == PYSIM_F64;
+    case PYSIM_F16: return c_dtype == PYSIM_F16 || c_dtype == PYSIM_F32;
+    case PYSIM_BF16: return c_dtype == PYSIM_BF16 || c_dtype == PYSIM_F32;
+    case PYSIM_S8: return c_dtype == PYSIM_S32;
+    case PYSIM_F8: return c_dtype == PYSIM_F16 || c_dtype == PYSIM_BF16 || c_dtype == PYSIM_F32;
+    default: return false;
+    }
+}
+
+/* Of the accumulators that partial sums are kept in. */
+int sum_bytes(int32_t dtype) { return dtype == PYSIM_F64 ? 8 : 4; }
+
+pysim_status check_gemm(const pysim_cuda_gemm *g) {
+    if (!g) return fail(PYSIM_BAD_ARGUMENT, "the product is NULL");
+    const struct { const char *name; int64_t value; } sizes[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
+    for (const auto &size : sizes) {
+        if (size.value < 1) return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it must be at least 1", size.name, (long long)size.value);
+        if (size.value > (1 << 22) && size.name[0] != 'k')
+            return fail(PYSIM_UNSUPPORTED, "%s is %lld; the CUDA kernels take up to %d", size.name, (long long)size.value, 1 << 22);
+        if (size.value > (1 << 27)) return fail(PYSIM_UNSUPPORTED, "k is %lld; the CUDA kernels take up to %d", (long long)size.value, 1 << 27);
+    }
+    if (((unsigned)g->trans_a | (unsigned)g->trans_b) > 1)
+        return fail(PYSIM_BAD_ARGUMENT, "trans_a and trans_b are %d and %d; each is 0 or 1", g->trans_a, g->trans_b);
+    const struct { const char *name; int64_t value, least; } pitches[] = {
+        {"lda", g->lda, g->trans_a ? g->m : g->k}, {"ldb", g->ldb, g->trans_b ? g->k : g->n}, {"ldc", g->ldc, g->n}};
+    for (const auto &pitch : pitches)
+        if (pitch.value < pitch.least || pitch.value > ((int64_t)1 << 40))
+            return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; a row has %lld elements", pitch.name, (long long)pitch.value, (long long)pitch.least);
+    if (g->dtype < 0 || g->dtype >= DTYPES || g->c_dtype < 0 || g->c_dtype >= DTYPES)
+        return fail(PYSIM_BAD_ARGUMENT, "dtype and c_dtype are %d and %d; they lie in 0..%d", g->dtype, g->c_dtype, DTYPES - 1);
+    if (!may_become(g->dtype, g->c_dtype))
+        return fail(PYSIM_UNSUPPORTED, "a product of %s cannot have the result type %s", dtypes[g->dtype].name, dtypes[g->c_dtype].name);
+    return PYSIM_OK;
+}
+
+pysim_status row_for(const pysim_cuda_gemm *g, int32_t kernel, const Row **row) {
+    *row = row_at(kernel);
+    if (!*row) return fail(PYSIM_BAD_ARGUMENT, "kernel %d is outside the registry of %d rows", kernel, pysim_cuda_gemm_count());
+    if ((*row)->info.dtype != g->dtype)
+        return fail(PYSIM_UNSUPPORTED, "kernel %s does not multiply %s", (*row)->info.name, dtypes[g->dtype].name);
+    return PYSIM_OK;
+}
+
+/* One operand as the kernel will see it. `bytes` is what it takes in the workspace, 0 where it stays as it lies. */
+struct Operand {
+    int64_t rows, columns, pitch, bytes;
+    bool transpose;
+};
+
+int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+Operand operand_of(const void *data, int64_t ld, bool k_last, bool k_major, int64_t outer, int64_t k, int element, const Needs &needs) {
+    const bool transpose = k_major && !k_last;
+    const bool misaligned = (uintptr_t)data % needs.alignment || ld * element % needs.alignment;
+    const bool lies_k_last = k_last || transpose;
+    Operand o = {lies_k_last ? outer : k, lies_k_last ? k : outer, ld, 0, transpose};
+    if (transpose || misaligned) {
+        o.pitch = round_up(o.columns * element, needs.alignment > 16 ? needs.alignment : 16) / element;
+        o.bytes = round_up(o.rows * o.pitch * element, ALIGN);
+    }
+    return o;
+}
+
+struct Workspace {
+    Operand a, b;
+    int64_t flags, partials, total;
+};
+
+pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const Row &row, const void *a, const void *b, Workspace *w) {
+    const int element = dtypes[g->dtype].bytes;
+    Problem p = {};
+    p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k, p.kind = s->decomposition, p.splits = s->splits;
+    const int high = row.info.block_m * row.info.cluster_m, wide = row.info.block_n * row.info.cluster_n; /* a cluster's tile */
+    const Grid grid(p, high, wide, row.info.block_k);
+    const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n, blocks = row.info.cluster_m * row.info.cluster_n;
+    if (tiles > (1 << 30) || (s->decomposition == PYSIM_SPLIT_K && tiles * s->splits > (1 << 30)))
+        return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %d", row.info.name, (long long)tiles, 1 << 30);
+    if (s->decomposition == PYSIM_SPLIT_K && s->splits > grid.steps)
+        return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", s->splits, grid.steps, row.info.block_k);
+    if (s->decomposition == PYSIM_STREAM_K && s->splits > tiles * grid.steps)
+        return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", s->splits, (long long)(tiles * grid.steps));
+    w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major_a, g->m, g->k, element, row.needs);
+    w->b = operand_of(b, g->ldb, g->trans_b, row.needs.k_major_b, g->n, g->k, element, row.needs);
+    w->flags = grid.slots(p) ? round_up(tiles * blocks * (int64_t)sizeof(unsigned), ALIGN) : 0;
+    w->partials = grid.slots(p) * high * wide * sum_bytes(g->dtype);
+    w->total = w->a.bytes + w->b.bytes + w->flags + w->partials;
+    if (w->total) w->total += ALIGN;
+    return PYSIM_OK;
+}
+
+pysim_status check_schedule(const pysim_cuda_schedule *s) {
+    if (!s) return fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
+    if (s->decomposition < PYSIM_DATA_PARALLEL || s->decomposition > PYSIM_STREAM_K)
+        return fail(PYSIM_BAD_ARGUMENT, "decomposition is %d; it is 0 (data parallel), 1 (split-K) or 2 (stream-K)", s->decomposition);
+    if (s->decomposition == PYSIM_DATA_PARALLEL ? s->splits != 1 : s->splits < 2)
+        return fail(PYSIM_BAD_ARGUMENT, "splits is %d; it is 1 for data parallel and at least 2 for the others", s->splits);
+    if ((unsigned)s->along_n > 1) return fail(PYSIM_BAD_ARGUMENT, "along_n is %d; it is 0 or 1", s->along_n);
+    if (s->group < 1 || s->group > 1024) return fail(PYSIM_BAD_ARGUMENT, "group is %d; it lies in 1..1024", s->group);
+    return PYSIM_OK;
+}
+
+pysim_status check_epilogue(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e) {
+    if (!e) return fail(PYSIM_BAD_ARGUMENT, "the epilogue is NULL");
+    if (!std::isfinite(e->alpha) || !std::isfinite(e->beta)) return fail(PYSIM_BAD_ARGUMENT, "alpha and beta are %g and %g; they must be finite", e->alpha, e->beta);
+    bool known = false;
+    const char *name = "";
+#define PYSIM_EPILOGUE(number, text, expression) if (e->activation == number) known = true, name = #text;
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
+    if (!known) return fail(PYSIM_BAD_ARGUMENT, "activation %d is no line of epilogues.inc", e->activation);
+    if (name[0] == 'c' && !(e->low <= e->high)) return fail(PYSIM_BAD_ARGUMENT, "clamp's low %g is not below its high %g", e->low, e->high);
+    if (g->c_dtype == PYSIM_S32) {
+        if (name[0] == 'g') return fail(PYSIM_UNSUPPORTED, "gelu needs a floating-point result, not s32");
+        const double limit = 2147483647;
+        for (const double x : {e->alpha, e->beta, name[0] == 'c' ? e->low : 0, name[0] == 'c' ? e->high : 0})
+            if (x != std::floor(x) || std::fabs(x) > limit) return fail(PYSIM_UNSUPPORTED, "%g is no whole number, which an s32 result needs", x);
+    }
+    return PYSIM_OK;
+}
+
+/* Bytes from the first to the last element. */
+int64_t span(int64_t rows, int64_t columns, int64_t ld, int element) { return ((rows - 1) * ld + columns) * element; }
+
+bool overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes) {
+    return a && b && (uintptr_t)a < (uintptr_t)b + (uint64_t)b_bytes && (uintptr_t)b < (uintptr_t)a + (uint64_t)a_bytes;
+}
+
+pysim_status check_operands(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, const void *c,
+                            const void *workspace, int64_t workspace_bytes) {
+    const int element = dtypes[g->dtype].bytes, result = dtypes[g->c_dtype].bytes;
+    const struct { const char *name; const void *data; int64_t bytes; int element; } all[] = {
+        {"c", c, span(g->m, g->n, g->ldc, result), result},
+        {"a", a, g->trans_a ? span(g->k, g->m, g->lda, element) : span(g->m, g->k, g->lda, element), element},
+        {"b", b, g->trans_b ? span(g->n, g->k, g->ldb, element) : span(g->k, g->n, g->ldb, element), element},
+        {"bias", e->bias, g->n * result, result},
+        {"workspace", workspace, workspace_bytes, 1},
+    };
+    for (int i = 0; i < 5; i++) {
+        if (!all[i].data && i < 3) return fail(PYSIM_BAD_ARGUMENT, "%s is NULL", all[i].name);
+        if ((uintptr_t)all[i].data % all[i].element) return fail(PYSIM_BAD_ARGUMENT, "%s is not aligned to its elements of %d bytes", all[i].name, all[i].element);
+    }
+    for (int i = 1; i < 5; i++)
+        for (const int written : {0, 4})
+            if (i != written && overlap(all[written].data, all[written].bytes, all[i].data, all[i].bytes))
+                return fail(PYSIM_BAD_ARGUMENT, "%s overlaps %s, which is written", all[i].name, all[written].name);
+    return PYSIM_OK;
+}
+
+Problem problem_of(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, void *c) {
+    Problem p = {};
+    p.a = a, p.b = b, p.c = c;
+    p.lda = g->lda, p.ldb = g->ldb, p.ldc = g->ldc;
+    p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k;
+    p.trans_a = g->trans_a, p.trans_b = g->trans_b, p.c_dtype = g->c_dtype;
+    p.alpha = e->alpha, p.beta = e->beta, p.low = e->low, p.high = e->high;
+    p.bias = e->bias, p.activation = e->activation;
+    p.kind = PYSIM_DATA_PARALLEL, p.splits = 1, p.group = 1;
+    return p;
+}
+
+/* Puts an operand into the workspace at *at where it has to go there. */
+pysim_status take(const Operand &o, int element, const void **data, int64_t *ld, char **at, cudaStream_t stream) {
+    if (!o.bytes) return PYSIM_OK;
+    const pysim_status status = check(relayout(*at, o.pitch, *data, *ld, o.rows, o.columns, element, o.transpose, stream), "re-layout of an operand");
+    *data = *at;
+    *ld = o.pitch;
+    *at += o.bytes;
+    return status;
+}
+
+/* Streaming multiprocessors of the current device. */
+pysim_status sms_of(const Row &row, int *sms) {
+    int device = 0, major = 0, minor = 0;
+    pysim_status status = check(cudaGetDevice(&device), "the current device");
+    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device), "its multiprocessors");
+    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "its capability");
+    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "its capability");
+    if (status != PYSIM_OK) return status;
+    if (10 * major + minor < row.info.capability)
+        return fail(PYSIM_UNSUPPORTED, "kernel %s needs capability %d.%d; this device has %d.%d", row.info.name, row.info.capability / 10,
+                    row.info.capability % 10, major, minor);
+    return PYSIM_OK;
+}
+}
+}
+
+using namespace pysim;
+
+int32_t pysim_cuda_gemm_count(void) {
+    int count = 0;
+    for (const auto family : families) count += family ? family().count : 0;
+    return count;
+}
+
+pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out) {
+    if (!out) return fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_gemm_at: out is NULL");
+    const Row *row = row_at(index);
+    if (!row) return fail(PYSIM_BAD_ARGUMENT, "kernel %d is outside the registry of %d rows", index, pysim_cuda_gemm_count());
+    *out = row->info;
+    return PYSIM_OK;
+}
+
+pysim_status pysim_cuda_gemm_attributes(const pysim_cuda_gemm *g, int32_t kernel, pysim_cuda_attributes *out) {
+    const Row *row = nullptr;
+    int sms;
+    pysim_status status = check_gemm(g);
+    if (status == PYSIM_OK) status = row_for(g, kernel, &row);
+    if (status == PYSIM_OK && !out) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_gemm_attributes: out is NULL");
+    if (status == PYSIM_OK) status = sms_of(*row, &sms);
+    if (status != PYSIM_OK) return status;
+    const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0};
+    Problem p = problem_of(g, &e, nullptr, nullptr, nullptr);
+    if (row->needs.k_major_a) p.trans_a = 0;
+    if (row->needs.k_major_b) p.trans_b = 1;
+    return check(row->attributes(p, out), "the kernel's attributes");
+}
+
+pysim_status pysim_cuda_gemm_workspace_bytes(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const void *a, const void *b, int64_t *bytes) {
+    const Row *row = nullptr;
+    Workspace w;
+    pysim_status status = check_gemm(g);
+    if (status == PYSIM_OK) status = check_schedule(s);
+    if (status == PYSIM_OK) status = row_for(g, s->kernel, &row);
+    if (status == PYSIM_OK) status = workspace_of(g, s, *row, a, b, &w);
+    if (status == PYSIM_OK && !bytes) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_gemm_workspace_bytes: bytes is NULL");
+    if (status == PYSIM_OK) *bytes = w.total;
+    return status;
+}
+
+pysim_status pysim_cuda_gemm_run(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
+                                 const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream) {
+    const Row *row = nullptr;
+    Workspace w;
+    int sms = 0;
+    pysim_status status = check_gemm(g);
+    if (status == PYSIM_OK) status = check_schedule(s);
+    if (status == PYSIM_OK) status = row_for(g, s->kernel, &row);
+    if (status == PYSIM_OK) status = check_epilogue(g, e);
+    if (status == PYSIM_OK) status = workspace_of(g, s, *row, a, b, &w);
+    if (status == PYSIM_OK) status = check_operands(g, e, a, b, c, workspace, workspace_bytes);
+    if (status != PYSIM_OK) return status;
+    if (w.total && (!workspace || workspace_bytes < w.total))
+        return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? workspace_bytes : 0), (long long)w.total);
+    status = sms_of(*row, &sms);
+    if (status != PYSIM_OK) return status;
+
+    const int element = dtypes[g->dtype].bytes;
+    const cudaStream_t on = (cudaStream_t)stream;
+    Problem p = problem_of(g, e, a, b, c);
+    p.kind = s->decomposition, p.splits = s->splits, p.along_n = s->along_n, p.group = s->group;
+    char *at = (char *)round_up((int64_t)(uintptr_t)workspace, ALIGN);
+    if (w.a.transpose) p.trans_a = 0;
+    if (w.b.transpose) p.trans_b = 1;
+    status = take(w.a, element, &p.a, &p.lda, &at, on);
+    if (status == PYSIM_OK) status = take(w.b, element, &p.b, &p.ldb, &at, on);
+    if (status == PYSIM_OK && w.flags) {
+        p.flags = (unsigned *)at, p.partials = at + w.flags;
+        status = check(cudaMemsetAsync(p.flags, 0, (size_t)w.flags, on), "flags of partial sums");
+    }
+    return status == PYSIM_OK ? check(row->launch(p, sms, on), row->info.name) : status;
+}
+
+pysim_status pysim_cuda_gemm_reference(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, void *c, void *stream) {
+    pysim_status status = check_gemm(g);
+    if (status == PYSIM_OK) status = check_epilogue(g, e);
+    if (status == PYSIM_OK) status = check_operands(g, e, a, b, c, nullptr, 0);
+    if (status != PYSIM_OK) return status;
+    if (g->m > 16 * 65535) return fail(PYSIM_UNSUPPORTED, "m is %lld; the reference takes up to %d", (long long)g->m, 16 * 65535);
+    return check(reference(problem_of(g, e, a, b, c), g->dtype, (cudaStream_t)stream), "the reference");
+}
+
+pysim_status pysim_cuda_gemm_time(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
+                                  const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream, int32_t warmups,
+                                  int32_t samples, double *seconds) {
+    if (warmups < 0 || samples < 1 || !seconds)
+        return fail(PYSIM_BAD_ARGUMENT, "warmups and samples are %d and %d; right is at least 0 and 1, and seconds not NULL", warmups, samples);
+    const cudaStream_t on = (cudaStream_t)stream;
+    cudaEvent_t begin, end;
+    pysim_status status = check(cudaEventCreate(&begin), "an event");
+    if (status != PYSIM_OK) return status;
+    status = check(cudaEventCreate(&end), "an event");
+    for (int32_t i = -warmups; i < samples && status == PYSIM_OK; i++) {
+        float milliseconds = 0;
+        status = check(cudaEventRecord(begin, on), "an event");
+        if (status == PYSIM_OK) status = pysim_cuda_gemm_run(g, s, e, a, b, c, workspace, workspace_bytes, stream);
+        if (status == PYSIM_OK) status = check(cudaEventRecord(end, on), "an event");
+        if (status == PYSIM_OK) status = check(cudaEventSynchronize(end), "the timed product");
+        if (status == PYSIM_OK) status = check(cudaEventElapsedTime(&milliseconds, begin, end), "an event");
+        if (i >= 0) seconds[i] = milliseconds * 1e-3;
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    return status;
+}

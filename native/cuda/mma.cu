@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * GEMM on mma.sync: warps multiply 16 x 8 tiles of C from fragments in registers (f16, bf16: k 16; tf32: k 8; s8: k 32; f64: k 16).
+ *
+ * Fragments of 16-byte rows along k come by ldmatrix whatever the type: an 8 x 8 matrix of 16-bit elements is 8 rows of 16 bytes, and
+ * thread T receives bytes 4 (T mod 4) of row T / 4, which is where mma.sync wants 2 f16, 1 tf32 or 4 s8. Operands whose rows run along
+ * m or n are transposed by ldmatrix.trans where elements have 16 bits; tf32 and s8 ask for rows along k (`needs`); f64 is read element
+ * by element. (PTX ISA, "Warp-level matrix instructions": fragment layouts of mma.m16n8k*.)
+ *
+ * Worked number: f64 128x128x16 with warps of 64x32: a k step of 16 reads (64 + 32) x 16 x 8 bytes = 12 KiB a warp for
+ * 32,768 multiply-adds; at 128 a cycle and SM that is 256 cycles, in which shared memory could give 32 KiB. */
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "tensor.cuh"
+
+namespace pysim {
+namespace {
+
+__device__ inline void ldmatrix(unsigned (&r)[4], unsigned address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+__device__ inline void ldmatrix_transposed(unsigned (&r)[4], unsigned address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+
+#define MMA_4_2(instruction, letter)                                                                                             \
+    asm volatile(instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                  \
+                 : "+" letter(c[0]), "+" letter(c[1]), "+" letter(c[2]), "+" letter(c[3])                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+
+template <class In> struct Mma;
+template <> struct Mma<__half> {
+    using Acc = float;
+    static constexpr int k = 16;
+    __device__ static void run(float (&c)[4], const unsigned (&a)[4], const unsigned *b) { MMA_4_2("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "f"); }
+};
+template <> struct Mma<__nv_bfloat16> {
+    using Acc = float;
+    static constexpr int k = 16;
+    __device__ static void run(float (&c)[4], const unsigned (&a)[4], const unsigned *b) { MMA_4_2("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "f"); }
+};
+template <> struct Mma<float> { /* tf32: operands are rounded to nearest, as cuBLAS does, where they leave shared memory */
+    using Acc = float;
+    static constexpr int k = 8;
+    __device__ static unsigned round(unsigned x) {
+        unsigned y;
+        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
+        return y;
+    }
+    __device__ static void run(float (&c)[4], const unsigned (&a)[4], const unsigned *b) { MMA_4_2("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", "f"); }
+};
+template <> struct Mma<signed char> {
+    using Acc = int;
+    static constexpr int k = 32;
+    __device__ static void run(int (&c)[4], const unsigned (&a)[4], const unsigned *b) { MMA_4_2("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "r"); }
+};
+template <> struct Mma<double> {
+    using Acc = double;
+    static constexpr int k = 16;
+    __device__ static void run(double (&c)[4], const double (&a)[8], const double *b) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, "
+                     "{%12, %13, %14, %15}, {%0, %1, %2, %3};"
+                     : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+                     : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
+    }
+};
+#undef MMA_4_2
+
+/* What a warp multiplies in one k step of the instruction. */
+template <class In, class S, int TILES_M, int TILES_N> struct Fragments {
+    unsigned a[TILES_M][4], b[TILES_N / 2][4]; /* b: two tiles of columns by one ldmatrix */
+
+    __device__ static void round(unsigned (&r)[4]) {
+        if constexpr (sizeof(In) == 4)
+#pragma unroll
+            for (int e = 0; e < 4; e++) r[e] = Mma<In>::round(r[e]);
+    }
+    __device__ void load(char *left, char *right, int row0, int column0, int k0) {
+        constexpr int half = 16 / (int)sizeof(In); /* elements of 16 bytes */
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < TILES_M; i++) {
+            const int row = row0 + i * 16;
+            if constexpr (S::a_k_last)
+                ldmatrix(a[i], shared_address(S::A::at(left, row + lane % 16, k0 + lane / 16 * half)));
+            else
+                ldmatrix_transposed(a[i], shared_address(S::A::at(left, row + lane / 8 % 2 * 8, k0 + lane % 8 + lane / 16 * 8)));
+            round(a[i]);
+        }
+#pragma unroll
+        for (int j = 0; j < TILES_N / 2; j++) {
+            const int column = column0 + j * 16;
+            if constexpr (S::b_k_last)
+                ldmatrix(b[j], shared_address(S::B::at(right, column + lane % 8 + lane / 16 * 8, k0 + lane / 8 % 2 * half)));
+            else
+                ldmatrix_transposed(b[j], shared_address(S::B::at(right, column + lane / 16 * 8, k0 + lane % 16)));
+            round(b[j]);
+        }
+    }
+};
+/* Pairs along k would make loads of 16 bytes, but the instruction wants pairs of rows in neighbouring registers: the moves cost more. */
+template <class S, int TILES_M, int TILES_N> struct Fragments<double, S, TILES_M, TILES_N> {
+    double a[TILES_M][8], b[TILES_N / 2][8];
+
+    __device__ void load(char *left, char *right, int row0, int column0, int k0) {
+        const int outer = threadIdx.x % 32 / 4, k = k0 + threadIdx.x % 4;
+#pragma unroll
+        for (int i = 0; i < TILES_M * 8; i++) a[i / 8][i % 8] = *S::A::at(left, row0 + i / 8 * 16 + outer + i % 2 * 8, k + i % 8 / 2 * 4);
+#pragma unroll
+        for (int j = 0; j < TILES_N * 4; j++) b[j / 8][j % 8] = *S::B::at(right, column0 + j / 4 * 8 + outer, k + j % 4 * 4);
+    }
+};
+
+template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB>
+__global__ void __launch_bounds__(Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads, Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>::blocks) mma_kernel(const __grid_constant__ Problem p) {
+    using S = Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>;
+    using M = Mma<In>;
+    using Acc = typename M::Acc;
+    using Sums = SharedSums<Acc, BM, BN, S::threads>;
+    constexpr int tiles_m = WM / 16, tiles_n = WN / 8;
+    static_assert(tiles_n % 2 == 0, "one ldmatrix brings two fragments of B");
+    extern __shared__ __align__(128) char shared[];
+    __shared__ int meeting;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = warp / S::warps_n * WM, warp_column = warp % S::warps_n * WN;
+    Work work(p, Grid(p, BM, BN, BK), blockIdx.x, gridDim.x);
+    for (Tile t; work.next(t);) {
+        Acc acc[tiles_m * tiles_n * 4] = {};
+        Fragments<In, S, tiles_m, tiles_n> f[S::buffers];
+        pipeline<S, In, BK, M::k, STAGES>(
+            p, t, t.i * BM, t.j * BN, shared,
+            [&](char *stage, int k0, int buffer) { f[buffer].load(stage, stage + S::A::bytes, warp_row, warp_column, k0); },
+            [&](int buffer) {
+#pragma unroll
+                for (int i = 0; i < tiles_m * tiles_n; i++) {
+                    const int row = i / tiles_n, column = i % tiles_n;
+                    M::run(*(Acc(*)[4])(acc + i * 4), f[buffer].a[row], f[buffer].b[column / 2] + column % 2 * (M::k * (int)sizeof(In) / 32));
+                }
+            });
+        if (!meet(p, work, t, acc, (int)threadIdx.x, S::threads, &meeting, [] { __syncthreads(); })) continue;
+        __syncthreads(); /* the last stages are read */
+#pragma unroll
+        for (int i = 0; i < tiles_m * tiles_n * 2; i++) { /* rows lane/4 and lane/4 + 8 of a fragment, two columns each */
+            const int row = warp_row + i / 2 / tiles_n * 16 + lane / 4 + i % 2 * 8, column = warp_column + i / 2 % tiles_n * 8 + lane % 4 * 2;
+            *(Pack<Acc, 2> *)Sums::at(shared, row, column) = {acc[2 * i], acc[2 * i + 1]};
+        }
+        Sums::store(p, shared, t.i * BM, t.j * BN);
+    }
+}
+
+/* f(kernel, its shared bytes) for the layout of `p`; types that need rows along k have one. */
+template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, class F> cudaError_t choose(const Problem &p, F f) {
+    using Sums = SharedSums<typename Mma<In>::Acc, BM, BN, 32 * (BM / WM) * (BN / WN)>;
+#define LAYOUT(ta, tb) \
+    f(mma_kernel<In, BM, BN, BK, WM, WN, STAGES, ta, tb>, std::max(Shape<In, BM, BN, BK, WM, WN, STAGES, ta, tb>::shared, Sums::bytes))
+    if constexpr (sizeof(In) == 1 || sizeof(In) == 4) return LAYOUT(false, true);
+    else if (p.trans_a) return p.trans_b ? LAYOUT(true, true) : LAYOUT(true, false);
+    else return p.trans_b ? LAYOUT(false, true) : LAYOUT(false, false);
+#undef LAYOUT
+}
+
+template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
+    static constexpr int threads = 32 * (BM / WM) * (BN / WN);
+    static cudaError_t launch(const Problem &p, int, cudaStream_t stream) {
+        const int blocks = Grid(p, BM, BN, BK).items(p);
+        return choose<In, BM, BN, BK, WM, WN, STAGES>(p, [&](auto kernel, int shared) { return start(kernel, p, blocks, threads, shared, stream); });
+    }
+    static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
+        return choose<In, BM, BN, BK, WM, WN, STAGES>(p, [&](auto kernel, int shared) { return attributes_of(kernel, threads, shared, out); });
+    }
+    static constexpr Needs needs = {16, sizeof(In) == 1 || sizeof(In) == 4, sizeof(In) == 1 || sizeof(In) == 4};
+};
+
+using f16 = __half;
+using bf16 = __nv_bfloat16;
+using tf32 = float;
+using s8 = signed char;
+using f64 = double;
+enum { CODE_f16 = PYSIM_F16, CODE_bf16 = PYSIM_BF16, CODE_tf32 = PYSIM_TF32, CODE_s8 = PYSIM_S8, CODE_f64 = PYSIM_F64 };
+
+#define ROW_simt(...)
+#define ROW_wmma(...)
+#define ROW_wgmma(...)
+#define ROW_mma(dtype, form, bm, bn, bk, wm, wn, tm, tn, stages, cm, cn, capability)                                              \
+    {{#dtype "_mma_" #bm "x" #bn "x" #bk "_" #wm "x" #wn "_" #tm "x" #tn "_s" #stages "_c" #cm "x" #cn, "mma", #form,             \
+      CODE_##dtype, bm, bn, bk, wm, wn, tm, tn, stages, cm, cn, capability},                                                      \
+     Kernel<dtype, bm, bn, bk, wm, wn, stages>::needs, Kernel<dtype, bm, bn, bk, wm, wn, stages>::launch,                         \
+     Kernel<dtype, bm, bn, bk, wm, wn, stages>::attributes},
+#define PYSIM_CUDA_GEMM(family, ...) ROW_##family(__VA_ARGS__)
+const Row table[] = {
+#include "gemms.inc"
+};
+}
+
+Rows mma_rows() { return {table, (int)(sizeof table / sizeof *table)}; }
+}

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Every row of gemms.inc against the reference on the device: edge shapes, layouts, result types, pitches, alignments, epilogues and
+ * decompositions. C is poisoned with NaN, the gaps of its rows and both its ends with a pattern that must survive; small whole
+ * numbers must come out bit for bit, random ones within the bound of their type.
+ *
+ *   check [--kernel SUBSTRING] [--quick]      the last line counts; exit 1 where one case failed, 77 where there is no device */
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "../../pysim.h"
+
+namespace {
+
+void need(cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return;
+    printf("%s: %s\n", what, cudaGetErrorString(error));
+    exit(1);
+}
+
+__host__ __device__ unsigned mix(unsigned x) {
+    x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+const int bytes_of[] = {4, 8, 2, 2, 1, 4, 4, 1};
+const char *const name_of[] = {"f32", "f64", "f16", "bf16", "s8", "s32", "tf32", "f8"};
+
+__device__ double get(const void *data, int dtype, long long i) {
+    switch (dtype) {
+    case PYSIM_F64: return ((const double *)data)[i];
+    case PYSIM_F16: return (double)__half2float(((const __half *)data)[i]);
+    case PYSIM_BF16: return (double)__bfloat162float(((const __nv_bfloat16 *)data)[i]);
+    case PYSIM_S8: return ((const signed char *)data)[i];
+    case PYSIM_S32: return ((const int *)data)[i];
+    case PYSIM_F8: return (double)(float)((const __nv_fp8_e4m3 *)data)[i];
+    default: return ((const float *)data)[i];
+    }
+}
+
+__device__ void set(void *data, int dtype, long long i, double x) {
+    switch (dtype) {
+    case PYSIM_F64: ((double *)data)[i] = x; break;
+    case PYSIM_F16: ((__half *)data)[i] = __float2half((float)x); break;
+    case PYSIM_BF16: ((__nv_bfloat16 *)data)[i] = __float2bfloat16((float)x); break;
+    case PYSIM_S8: ((signed char *)data)[i] = (signed char)x; break;
+    case PYSIM_S32: ((int *)data)[i] = (int)x; break;
+    case PYSIM_F8: ((__nv_fp8_e4m3 *)data)[i] = __nv_fp8_e4m3((float)x); break;
+    default: ((float *)data)[i] = (float)x;
+    }
+}
+
+/* exact: whole numbers -2..2; else uniform in [-1, 1); s8: any */
+__global__ void fill(void *data, int dtype, long long count, unsigned seed, bool exact) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
+        const unsigned r = mix((unsigned)i * 2654435761u + seed);
+        double x = exact ? (double)(int)(r % 5) - 2 : (double)(r >> 8) / 8388608.0 - 1;
+        if (dtype == PYSIM_S8) x = (double)(signed char)(r >> 9);
+        if (dtype == PYSIM_S32) x = (double)((int)(r >> 9) % 1000);
+        set(data, dtype, i, x);
+    }
+}
+__global__ void magnitude(void *to, const void *from, int dtype, long long count) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
+        set(to, dtype, i, fabs(get(from, dtype, i)));
+}
+
+/* One is added for what beta C and the bias bring. */
+__global__ void widen(double *to, const void *from, int dtype, long long count) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
+        to[i] = get(from, dtype, i) + 1;
+}
+
+struct Verdict { unsigned long long wrong, gaps; long long first; };
+
+/* `bound` per unit of `scale` (sums of magnitudes, f64), and `rounding` per unit of the right value; both 0: same bits. */
+__global__ void compare(const void *got, const void *want, const double *scale, int dtype, int m, int n, long long ldc, double bound,
+                        double rounding, Verdict *out) {
+    const long long count = (long long)m * n;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
+        const long long at = i / n * ldc + i % n;
+        const double x = get(got, dtype, at), y = get(want, dtype, at);
+        const double allowed = scale ? bound * scale[i] + rounding * fabs(y) : 0;
+        if (!(fabs(x - y) <= allowed)) { /* NaN fails */
+            atomicAdd(&out->wrong, 1ull);
+            atomicMin((unsigned long long *)&out->first, (unsigned long long)i);
+        }
+    }
+}
+/* What lies between the rows of C and at its ends. */
+__global__ void gaps(const unsigned char *block, long long total, long long head, int m, int n, long long ldc, int element, Verdict *out) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < total; i += (long long)gridDim.x * blockDim.x) {
+        const long long at = i - head, row = at >= 0 ? at / (ldc * element) : -1, column = at >= 0 ? at % (ldc * element) : 0;
+        const bool inside = row >= 0 && row < m && column < (long long)n * element;
+        if (!inside && block[i] != 0xff) atomicAdd(&out->gaps, 1ull);
+    }
+}
+
+struct Buffer {
+    char *data = nullptr;
+    size_t size = 0;
+    void *at(size_t bytes) {
+        if (bytes > size) {
+            if (data) need(cudaFree(data), "free");
+            need(cudaMalloc(&data, size = bytes * 3 / 2 + 4096), "memory");
+        }
+        return data;
+    }
+};
+
+struct Case {
+    pysim_cuda_gemm g;
+    pysim_cuda_schedule s;
+    pysim_cuda_epilogue e;
+    int offset_a, offset_b, offset_c; /* elements that the base is off its alignment */
+    bool exact, bias;
+};
+
+Buffer buffer_a, buffer_b, buffer_c, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_work, buffer_abs_a, buffer_abs_b;
+Verdict *verdict;
+long long cases, failures;
+
+double bound_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
+    const double terms = (double)g.k + 8;
+    switch (g.dtype) {
+    case PYSIM_F64: return 2 * terms * 0x1p-53;
+    case PYSIM_TF32: return 0x1p-9 + terms * 0x1p-24;
+    case PYSIM_F16: return terms * (!strcmp(row.family, "simt") || !strcmp(row.form, "half") ? 0x1p-11 : 0x1p-24);
+    case PYSIM_F8: return 0x1p-11 + terms * 0x1p-22; /* Hopper adds e4m3 products in fewer bits than f32 has */
+    default: return terms * 0x1p-24;
+    }
+}
+double rounding_of(int c_dtype) {
+    return c_dtype == PYSIM_F16 ? 0x1p-10 : c_dtype == PYSIM_BF16 ? 0x1p-7 : c_dtype == PYSIM_F32 ? 0x1p-22 : 0x1p-50;
+}
+
+void report(const Case &c, const pysim_cuda_gemm_info &row, const char *what) {
+    if (++failures > 40) return;
+    printf("FAIL %s %lldx%lldx%lld %c%c %s->%s ld %lld %lld %lld offsets %d %d %d alpha %g beta %g bias %d f %d kind %d splits %d along_n %d group %d %s: %s\n",
+           row.name, (long long)c.g.m, (long long)c.g.n, (long long)c.g.k, c.g.trans_a ? 't' : 'n', c.g.trans_b ? 't' : 'n', name_of[c.g.dtype],
+           name_of[c.g.c_dtype], (long long)c.g.lda, (long long)c.g.ldb, (long long)c.g.ldc, c.offset_a, c.offset_b, c.offset_c, c.e.alpha,
+           c.e.beta, (int)c.bias, c.e.activation, c.s.decomposition, c.s.splits, c.s.along_n, c.s.group, c.exact ? "exact" : "random", what);
+}
+
+void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
+    enum { HEAD = 1024 };
+    const pysim_cuda_gemm &g = c.g;
+    const int element = bytes_of[g.dtype], result = bytes_of[g.c_dtype];
+    const long long rows_a = g.trans_a ? g.k : g.m, rows_b = g.trans_b ? g.n : g.k;
+    const size_t count_a = (size_t)(rows_a * g.lda), count_b = (size_t)(rows_b * g.ldb), span_c = (size_t)(g.m * g.ldc + c.offset_c) * result;
+    char *a = (char *)buffer_a.at((count_a + 16) * element) + c.offset_a * element;
+    char *b = (char *)buffer_b.at((count_b + 16) * element) + c.offset_b * element;
+    const size_t total = span_c + 2 * HEAD, head = HEAD + (size_t)c.offset_c * result;
+    char *block = (char *)buffer_c.at(total), *out = block + head;
+    char *want = (char *)buffer_want.at(total) + head;
+    fill<<<264, 256>>>(a, g.dtype, (long long)count_a, seed, c.exact);
+    fill<<<264, 256>>>(b, g.dtype, (long long)count_b, seed + 77, c.exact);
+    need(cudaMemset(block, 0xff, total), "memset");
+    if (c.e.beta != 0) { /* C's rows as they were; elsewhere the pattern */
+        void *plain = buffer_scale.at((size_t)(g.m * g.n) * 8);
+        fill<<<264, 256>>>(plain, g.c_dtype, g.m * g.n, seed + 5, c.exact);
+        need(cudaMemcpy2D(out, (size_t)g.ldc * result, plain, (size_t)g.n * result, (size_t)g.n * result, (size_t)g.m, cudaMemcpyDeviceToDevice), "copy");
+    }
+    need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
+    if (c.bias) {
+        void *bias = buffer_bias.at((size_t)g.n * result);
+        fill<<<264, 256>>>(bias, g.c_dtype, g.n, seed + 9, c.exact);
+        c.e.bias = bias;
+    }
+    cases++;
+    int64_t bytes = 0;
+    pysim_status status = pysim_cuda_gemm_workspace_bytes(&g, &c.s, a, b, &bytes);
+    void *work = buffer_work.at((size_t)bytes + 16);
+    need(cudaMemset(work, 0xff, (size_t)bytes), "memset");
+    if (status == PYSIM_OK) status = pysim_cuda_gemm_run(&g, &c.s, &c.e, a, b, out, bytes ? work : nullptr, bytes, nullptr);
+    if (status != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
+    if (pysim_cuda_gemm_reference(&g, &c.e, a, b, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
+    double *scale = nullptr;
+    if (!c.exact) { /* |A||B|, to f32's accuracy */
+        char *abs_a = (char *)buffer_abs_a.at((count_a + 16) * element), *abs_b = (char *)buffer_abs_b.at((count_b + 16) * element);
+        magnitude<<<264, 256>>>(abs_a, a, g.dtype, (long long)count_a);
+        magnitude<<<264, 256>>>(abs_b, b, g.dtype, (long long)count_b);
+        pysim_cuda_gemm all = g;
+        all.ldc = g.n;
+        all.c_dtype = g.dtype == PYSIM_F64 ? PYSIM_F64 : g.dtype == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
+        const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};
+        char *sums = (char *)buffer_sums.at((size_t)(g.m * g.n) * 8);
+        if (pysim_cuda_gemm_reference(&all, &plain, abs_a, abs_b, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
+        scale = (double *)buffer_scale.at((size_t)(g.m * g.n) * 8);
+        widen<<<264, 256>>>(scale, sums, all.c_dtype, g.m * g.n);
+    }
+    need(cudaMemset(verdict, 0, sizeof *verdict), "memset");
+    need(cudaMemset(&verdict->first, 0x7f, sizeof verdict->first), "memset");
+    compare<<<264, 256>>>(out, want, scale, g.c_dtype, (int)g.m, (int)g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)),
+                          rounding_of(g.c_dtype) * 2, verdict);
+    gaps<<<264, 256>>>((const unsigned char *)block, (long long)total, (long long)head, (int)g.m, (int)g.n, g.ldc, result, verdict);
+    Verdict v;
+    need(cudaMemcpy(&v, verdict, sizeof v, cudaMemcpyDeviceToHost), row.name);
+    char text[160];
+    if (v.wrong) {
+        snprintf(text, sizeof text, "%llu of %lld are wrong, the first at row %lld column %lld", v.wrong, (long long)(g.m * g.n), v.first / (long long)g.n, v.first % (long long)g.n);
+        report(c, row, text);
+    } else if (v.gaps) {
+        snprintf(text, sizeof text, "%llu bytes outside C were written", v.gaps);
+        report(c, row, text);
+    }
+}
+
+/* The result types of a dtype. */
+int results(int dtype, int *out) {
+    switch (dtype) {
+    case PYSIM_F64: out[0] = PYSIM_F64; return 1;
+    case PYSIM_F16: out[0] = PYSIM_F16, out[1] = PYSIM_F32; return 2;
+    case PYSIM_BF16: out[0] = PYSIM_BF16, out[1] = PYSIM_F32; return 2;
+    case PYSIM_S8: out[0] = PYSIM_S32; return 1;
+    case PYSIM_F8: out[0] = PYSIM_F32, out[1] = PYSIM_F16, out[2] = PYSIM_BF16; return 3;
+    default: out[0] = PYSIM_F32; return 1;
+    }
+}
+
+void check_row(int index, bool quick) {
+    pysim_cuda_gemm_info row;
+    pysim_cuda_gemm_at(index, &row);
+    const int bm = row.block_m, bn = row.block_n, bk = row.block_k;
+    const int ms[] = {1, bm - 1, bm, bm + 1, 2 * bm + 1}, ns[] = {1, bn - 1, bn, bn + 1, 2 * bn + 1};
+    const int ks[] = {1, bk - 1, bk, bk + 1, row.stages * bk + bk / 2 + 1};
+    int types[3];
+    const int type_count = results(row.dtype, types);
+    unsigned seed = 12345u + (unsigned)index;
+    for (int layout = 0; layout < 4; layout++)
+        for (int i = 0; i < 125; i++) {
+            if (quick && i % 5 != (i / 25 + layout) % 5) continue;
+            const int m = ms[i / 25], n = ns[i / 5 % 5], k = ks[i % 5];
+            if (m < 1 || n < 1 || k < 1) continue;
+            const unsigned r = mix(seed += 101);
+            Case c = {};
+            c.exact = r & 1;
+            const int element = bytes_of[row.dtype], wide = 16 / element;
+            const int pads[] = {0, 1, 3, wide};
+            pysim_cuda_gemm &g = c.g;
+            g = {m, n, k, 0, 0, 0, layout & 1, layout >> 1, row.dtype, types[r / 2 % type_count]};
+            const auto pitch = [&](int64_t columns, unsigned choice) {
+                return choice % 2 ? (columns + wide - 1) / wide * wide + pads[choice / 2 % 2 ? 0 : 3] : columns + pads[choice / 2 % 4];
+            };
+            g.lda = pitch(g.trans_a ? m : k, r >> 3), g.ldb = pitch(g.trans_b ? k : n, r >> 7), g.ldc = pitch(n, r >> 11);
+            c.offset_a = r >> 14 & 1 ? (int)(r >> 15) % 3 : 0, c.offset_b = r >> 17 & 1 ? (int)(r >> 18) % 3 : 0, c.offset_c = r >> 20 & 1 ? 1 : 0;
+            const int steps = (k + bk - 1) / bk, high = bm * row.cluster_m, wide_n = bn * row.cluster_n,
+                      tiles = ((m + high - 1) / high) * ((n + wide_n - 1) / wide_n);
+            const int kind = (int)(r >> 21) % 3;
+            c.s = {index, PYSIM_DATA_PARALLEL, 1, (int)(r >> 23 & 1), 1 + (int)(r >> 24) % 3};
+            if (kind == PYSIM_SPLIT_K && steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (steps - 1);
+            if (kind == PYSIM_STREAM_K && tiles * steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (tiles * steps - 1);
+            const unsigned q = mix(r + 17);
+            c.e = {1, 0, nullptr, 0, -1, 1};
+            if (q & 1) c.e.alpha = -2, c.e.beta = q & 2 ? 1 : 0, c.bias = q & 4, c.e.activation = (int)(q >> 3) % 4;
+            if (c.e.activation == 2 && (g.c_dtype == PYSIM_S32 || c.exact)) c.e.activation = 1;
+            if (g.c_dtype == PYSIM_S32) c.exact = true;
+            run(c, row, r);
+        }
+}
+}
+
+int main(int argc, char **argv) {
+    setbuf(stdout, nullptr);
+    std::string only;
+    bool quick = false;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--quick")) quick = true;
+        else if (!strcmp(argv[i], "--kernel") && i + 1 < argc) only = argv[++i];
+        else return printf("usage: check [--kernel SUBSTRING] [--quick]\n"), 2;
+    }
+    int32_t devices = 0;
+    if (pysim_cuda_device_count(&devices) != PYSIM_OK || !devices) return printf("no device: %s\n", pysim_cuda_last_error()), 77;
+    need(cudaMalloc(&verdict, sizeof *verdict), "memory");
+    int rows = 0;
+    for (int i = 0; i < pysim_cuda_gemm_count(); i++) {
+        pysim_cuda_gemm_info row;
+        pysim_cuda_gemm_at(i, &row);
+        if (!only.empty() && !strstr(row.name, only.c_str())) continue;
+        const long long before = failures;
+        check_row(i, quick);
+        rows++;
+        printf("%s %s\n", failures == before ? "ok  " : "FAIL", row.name);
+    }
+    printf("%lld cases on %d kernels, %lld failures\n", cases, rows, failures);
+    return failures || !rows ? 1 : 0;
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The instructions of Hopper that C++ has no words for: mbarriers, the tensor copy engine (TMA), clusters, register hand-over. One
+ * function each. PTX ISA 8.0, sections "mbarrier", "cp.async.bulk.tensor", "barrier.cluster", "setmaxnreg". */
+#ifndef PYSIM_CUDA_WGMMA_PTX_CUH
+#define PYSIM_CUDA_WGMMA_PTX_CUH
+#include <cuda.h>
+#include <stdint.h>
+
+namespace pysim {
+namespace hopper {
+
+__device__ inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* mbarriers: a phase ends when `count` arrivals and all announced bytes are in; waiting names the parity of the phase that must
+ * be over. */
+__device__ inline void barrier_init(uint32_t barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ inline void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void barrier_arrive_expect(uint32_t barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/* Arrives at the barrier that lies at the same place in block `rank` of the cluster. Not .release.cluster: that makes a membar (a
+ * step of 64x64x64 took 0.66 us instead of 0.22 on an H200), and all that must come before are wgmma's reads, which are waited for. */
+__device__ inline void barrier_arrive_at(uint32_t barrier, int rank) {
+    asm volatile("{\n.reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank) : "memory");
+}
+__device__ inline void barrier_wait(uint32_t barrier, int parity) {
+    int done = 0;
+#ifdef PYSIM_CUDA_BOUNDED_WAITS /* a wait that never ends becomes an error */
+    for (int spins = 0; !done; spins++) {
+        if (spins > 1 << 22) asm volatile("trap;");
+#else
+    while (!done) {
+#endif
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    }
+}
+
+/* A box of a 2-D tensor into shared memory; its bytes count towards `barrier`. Parts outside the tensor arrive as zeros. */
+__device__ inline void tensor_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int inner, int outer) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(inner), "r"(outer) : "memory");
+}
+/* The same into every block of the cluster whose bit is set, at the same place, counted by each block's own barrier. */
+__device__ inline void tensor_load_multicast(uint32_t to, const CUtensorMap *map, uint32_t barrier, int inner, int outer,
+                                             uint16_t blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5}], "
+                 "[%2], %3;" ::"r"(to), "l"(map), "r"(barrier), "h"(blocks), "r"(inner), "r"(outer) : "memory");
+}
+__device__ inline void tensor_prefetch(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
+__device__ inline int cluster_rank() {
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ inline void sync_threads(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+template <int COUNT> __device__ inline void registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> __device__ inline void registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+
+/* wgmma: the fence orders register writes before the next product, commit closes a group, wait<N> leaves at most N groups running */
+__device__ inline void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ inline void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+}
+}
+#endif

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices of other libraries as pointer, shape and strides, wherever they lie: NumPy's interface, `__cuda_array_interface__` or DLPack.
+
+Nothing is copied. A CUDA array is seen through `__cuda_array_interface__` (version 3) where that can say its type, else through DLPack
+(bfloat16). `Matrix.layout` tells how it lies: row-major with a pitch, or column-major, which is a transposed row-major one.
+"""
+
+import ctypes
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pysim.errors import OperandError
+
+# NumPy's names (ml_dtypes' for the last two) -> ours
+DTYPES = {
+    "float32": "f32", "float64": "f64", "float16": "f16", "int8": "s8", "int32": "s32", "uint8": "u8",
+    "bfloat16": "bf16", "float8_e4m3fn": "f8",
+}  # fmt: skip
+SIZES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1, "s32": 4, "f8": 1, "u8": 1}
+_CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
+_DLPACK = {(0, 8): "s8", (0, 32): "s32", (1, 8): "u8", (2, 16): "f16", (2, 32): "f32", (2, 64): "f64", (4, 16): "bf16", (10, 8): "f8"}
+_TYPESTR = {"f4": "f32", "f8": "f64", "f2": "f16", "i1": "s8", "i4": "s32", "u1": "u8"}
+
+
+class Layout(NamedTuple):
+    """A matrix as rows of `pitch` elements in memory: its own rows, or, transposed, its columns."""
+
+    transposed: bool
+    pitch: int
+
+
+class Matrix(NamedTuple):
+    """`strides` are in elements; `stream` is what its interface says work on it is ordered by, None where it says nothing."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: int | None  # None: host memory
+    stream: int | None
+    owner: Any  # keeps the memory alive
+
+    @property
+    def layout(self) -> Layout | None:
+        """How it lies, or None where neither rows nor columns are contiguous."""
+        rows, columns = self.shape
+        down, right = self.strides
+        if (right == 1 or columns == 1) and (down >= columns or rows == 1):
+            return Layout(False, down if rows > 1 else max(1, columns))
+        if (down == 1 or rows == 1) and (right >= rows or columns == 1):
+            return Layout(True, right if columns > 1 else max(1, rows))
+        return None
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First byte and the one after the last, for strides that are not negative."""
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.pointer, self.pointer + (last + 1) * SIZES[self.dtype]
+
+    def overlaps(self, other: "Matrix") -> bool:
+        (a, b), (c, d) = self.span, other.span
+        return self.device == other.device and a < d and c < b
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of DLPack (dlpack.h), the first member of what a capsule named "dltensor" holds."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+def is_cuda(x: Any) -> bool:
+    """Whether an array lies on a CUDA device."""
+    if isinstance(x, np.ndarray):
+        return False
+    try:
+        return int(x.__dlpack_device__()[0]) in (_CUDA, _CUDA_MANAGED)
+    except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        pass
+    try:
+        return x.__cuda_array_interface__ is not None
+    except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+def library_of(x: Any) -> str:
+    """The package that an array is of: torch, cupy, numpy, pysim, ..."""
+    return type(x).__module__.partition(".")[0]
+
+
+def view(x: Any, name: str, stream: int = 0) -> Matrix:
+    """An array as it lies; `stream` is where the caller will use it. OperandError where it cannot be seen or its type is unknown."""
+    if isinstance(x, np.ndarray):
+        return _of_numpy(x, name)
+    if not is_cuda(x):
+        return _of_numpy(np.asarray(x), name)
+    known = None
+    if library_of(x) == "torch":
+        x = x.detach()
+        if str(x.dtype).endswith("float8_e4m3fn"):  # which neither interface may know
+            x, known = x.view(sys.modules["torch"].uint8), "f8"
+    try:
+        found = _of_interface(x) or _of_dlpack(x, stream)
+    except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise OperandError(f"{name} is a {type(x).__name__} that does not show its memory: {error}") from None
+    if found is None:
+        right = ", ".join(DTYPES)
+        raise OperandError(f"{name} has the type {getattr(x, 'dtype', 'unknown')}; known are {right}")
+    return found._replace(dtype=known) if known else found
+
+
+def _of_numpy(x: Any, name: str) -> Matrix:
+    if x.dtype.name not in DTYPES:
+        raise OperandError(f"{name} has the type {x.dtype}; known are {', '.join(DTYPES)}")
+    strides = tuple(stride // x.itemsize for stride in x.strides)
+    if any(stride % x.itemsize for stride in x.strides):
+        strides = tuple(0 for _ in strides)  # no whole elements apart: no layout that a kernel could take
+    return Matrix(x.ctypes.data, x.shape, strides, DTYPES[x.dtype.name], None, None, x)
+
+
+def _of_interface(x: Any) -> Matrix | None:
+    """Through `__cuda_array_interface__`; None where it is not there or cannot say the type."""
+    try:
+        about = x.__cuda_array_interface__
+    except (AttributeError, KeyError, TypeError):
+        return None
+    typestr = about["typestr"]
+    if typestr[1:] not in _TYPESTR or typestr[0] == ">":
+        return None
+    shape, dtype = tuple(map(int, about["shape"])), _TYPESTR[typestr[1:]]
+    size = SIZES[dtype]
+    strides = about.get("strides")
+    steps = _dense(shape) if strides is None else tuple(int(stride) // size for stride in strides)
+    return Matrix(int(about["data"][0] or 0), shape, steps, dtype, _device_of(x), about.get("stream"), x)
+
+
+def _of_dlpack(x: Any, stream: int) -> Matrix | None:
+    capsule = x.__dlpack__(stream=stream or 1)  # 1: the legacy default stream
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = ctypes.cast(get(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
+    dtype = _DLPACK.get((tensor.code, tensor.bits))
+    if dtype is None or tensor.lanes != 1:
+        return None
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else _dense(shape)
+    return Matrix((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, tensor.device_id, None, (x, capsule))
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return tuple(reversed(strides))
+
+
+def _device_of(x: Any) -> int:
+    """The number of the device; 0 where the array does not say."""
+    try:
+        return int(x.__dlpack_device__()[1])
+    except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return 0
+
+
+def current_stream(x: Any) -> int:
+    """The stream that the library of a CUDA array works on now; of others what the array's interface says, or the default one."""
+    module = sys.modules.get(library_of(x))
+    if library_of(x) == "torch" and module is not None:
+        return int(module.cuda.current_stream(x.device).cuda_stream)
+    if library_of(x) == "cupy" and module is not None:
+        return int(module.cuda.get_current_stream().ptr)
+    try:
+        return int(x.__cuda_array_interface__.get("stream") or 0)
+    except (AttributeError, KeyError, TypeError):
+        return 0
+
+
+def on_device_of(x: Any) -> AbstractContextManager[Any]:
+    """Makes the device of a CUDA array the current one, where its library can."""
+    module = sys.modules.get(library_of(x))
+    if library_of(x) == "torch" and module is not None:
+        found: AbstractContextManager[Any] = module.cuda.device(x.device)
+        return found
+    if library_of(x) == "cupy" and module is not None:
+        device: AbstractContextManager[Any] = module.cuda.Device(_device_of(x))
+        return device
+    return nullcontext()
+
+
+def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: str) -> Any | None:
+    """An uninitialised array of the library of x on its device; None where that library is not known to make one."""
+    module = sys.modules.get(library_of(x))
+    name = next(theirs for theirs, ours in DTYPES.items() if ours == dtype)
+    if library_of(x) == "torch" and module is not None:
+        return module.empty(shape, dtype=getattr(module, name), device=x.device)
+    if library_of(x) == "cupy" and module is not None and name not in ("bfloat16", "float8_e4m3fn"):
+        return module.empty(shape, dtype=name)
+    return None

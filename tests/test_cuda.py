@@ -1,0 +1,518 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays on a GPU: how they are seen, what a launch is told about them, and, where there is a GPU, what comes out.
+
+Most of this runs without a GPU: there `Launch` computes with NumPy on the very pointers, pitches and flags that the library would be
+given, and "device" memory is host memory behind `__cuda_array_interface__`.
+"""
+
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pysim
+from pysim import arrays, cuda, cuda_comparison, host, planner
+from pysim.cuda_comparison import decode, e4m3, encode, exact_fill, random_fill
+from pysim.errors import MissingError, OperandError
+from pysim.machine import load_any
+from pysim.registry import gemm_kernels, native_file
+from pysim.schedule import DECOMPOSITIONS, GpuSchedule
+from pysim.workload import Gemm
+
+DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "s8": np.int8, "s32": np.int32}
+
+
+def ffi_of_header() -> Any:
+    import cffi
+
+    ffi = cffi.FFI()
+    ffi.cdef(native_file("pysim.h").read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
+    return ffi
+
+
+class OnDevice:
+    """Host memory that calls itself a CUDA array; strides as NumPy's."""
+
+    def __init__(self, array: np.ndarray, stream: int | None = None) -> None:
+        self.array, self.stream = array, stream
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        about = {"shape": self.array.shape, "typestr": self.array.dtype.str, "data": (self.array.ctypes.data, False), "version": 3}
+        return about | {"strides": self.array.strides, "stream": self.stream}
+
+
+class HostArray(cuda.DeviceArray):
+    """`DeviceArray` in host memory."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        self.shape, self.dtype = shape, dtype
+        self.nbytes = math.prod(shape) * arrays.SIZES[dtype]
+        self.memory = np.full(self.nbytes, 0xFF, np.uint8)
+        self.pointer = self.memory.ctypes.data
+
+    def __del__(self) -> None:
+        pass
+
+
+class NumpyLaunch:
+    """`Launch` by NumPy, on exactly what the library would be told."""
+
+    seen: Any = None
+
+    def __init__(self, workload, schedule, pointers, *, result, pitches=None, epilogue=None, stream=0, make=None) -> None:
+        NumpyLaunch.seen = self
+        w = workload
+        pitches = pitches or (w.m if w.trans_a else w.k, w.k if w.trans_b else w.n, w.n)
+        epilogue = epilogue or cuda.epilogue_struct(1.0, 0.0, 0, None)
+        self.workload, self.schedule, self.stream, self.epilogue = workload, schedule, stream, epilogue
+        w = workload
+        shapes = ((w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n), (w.m, w.n))
+        types = (w.dtype, w.dtype, result)
+        self.views = [rows_at(*one) for one in zip(pointers, shapes, pitches, types, strict=True)]
+
+    def reference(self) -> None:
+        NumpyLaunch.run(self)
+
+    def run(self) -> None:
+        a, b, c = self.views
+        e, w = self.epilogue, self.workload
+        sums = (a.T if w.trans_a else a).astype(np.float64) @ (b.T if w.trans_b else b).astype(np.float64)
+        value = e.alpha * sums
+        if e.beta != 0:
+            value += e.beta * c
+        c[...] = value.astype(c.dtype)
+
+
+def rows_at(pointer: int, shape: tuple[int, int], pitch: int, dtype: str) -> np.ndarray:
+    kind = np.dtype(DTYPES["f32" if dtype == "tf32" else dtype])
+    count = (shape[0] - 1) * pitch + shape[1]
+    flat = np.frombuffer((ctypes.c_char * (count * kind.itemsize)).from_address(pointer), kind)
+    return np.lib.stride_tricks.as_strided(flat, shape, (pitch * kind.itemsize, kind.itemsize), writeable=True)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device of which only the arithmetic is missing."""
+    ffi = ffi_of_header()
+
+    class Lib:
+        PYSIM_TO_DEVICE, PYSIM_TO_HOST, PYSIM_ON_DEVICE = 1, 2, 3
+
+        def __init__(self) -> None:
+            self.synchronized: list[int] = []
+
+        def pysim_cuda_copy(self, to, source, nbytes, direction, stream) -> int:
+            ctypes.memmove(int(ffi.cast("uintptr_t", to)), int(ffi.cast("uintptr_t", source)), nbytes)
+            return 0
+
+        def pysim_cuda_synchronize(self, stream) -> int:
+            self.synchronized.append(int(ffi.cast("uintptr_t", stream)))
+            return 0
+
+    lib = Lib()
+    h200 = load_any("h200")
+    here = cuda.Device(
+        0, "NVIDIA H200", 90, h200.sms.value, 1 << 37, 62914560, 233472, 232448, 65536, 2048, 32, 1980000, 3201000, 13000, 13000
+    )
+    monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
+    monkeypatch.setattr(cuda, "devices", lambda: (here,))
+    monkeypatch.setattr(cuda, "DeviceArray", HostArray)
+    monkeypatch.setattr(cuda, "Launch", NumpyLaunch)
+    return lib
+
+
+def schedule(workload: Gemm) -> GpuSchedule:
+    return GpuSchedule("any", "data_parallel", 1, False, 1)
+
+
+def whole(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype(dtype)
+
+
+# Without library, driver or device
+
+
+def test_without_the_library_the_reason_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYSIM_CUDA_LIBRARY", str(tmp_path / "none.so"))
+    with pytest.raises(MissingError, match=r"no CUDA kernel is in this build.*nvcc.*pip install"):
+        cuda.library_path()
+
+
+def test_a_file_that_is_no_library_is_a_reason_too(monkeypatch, tmp_path):
+    (tmp_path / "bad.so").write_bytes(b"not a library")
+    monkeypatch.setenv("PYSIM_CUDA_LIBRARY", str(tmp_path / "bad.so"))
+    cuda.library.cache_clear()
+    try:
+        with pytest.raises(MissingError, match="cannot be opened"):
+            cuda.library()
+    finally:
+        cuda.library.cache_clear()
+
+
+def test_another_gpu_than_the_one_here_is_refused_and_this_one_is_found(device):
+    assert host.runnable_any("h200").name == host.gpu_here().name == "h200"
+    with pytest.raises(
+        MissingError, match=r"the GPU here is NVIDIA H200, capability 9.0, 132 SMs; v100 has 7.0 and 80 SMs: run on -m cuda"
+    ):
+        host.runnable_any("v100")
+
+
+def test_a_gpu_that_is_not_shipped_becomes_a_machine_with_its_own_numbers_and_assumed_ones(device, monkeypatch):
+    h100 = cuda.Device(0, "NVIDIA H100 PCIe", 90, 114, 1 << 36, 52428800, 233472, 232448, 65536, 2048, 32, 1755000, 1593000, 13000, 13000)
+    monkeypatch.setattr(cuda, "devices", lambda: (h100,))
+    found = host.gpu_here()
+    assert (found.name, found.sms.value, found.l2_bytes.value, found.frequency_hz.value) == ("cuda", 114, 52428800, 1.755e9)
+    assert {"memory_bytes_per_second", "model.families.simt.launch_seconds", "fma_per_cycle.f32"} <= set(found.assumed())
+    assert planner.plan("gemm:512x512x512:f16", found).machine == "cuda"
+
+
+# The structs
+
+
+def test_schedules_and_devices_mirror_the_librarys_structs():
+    ffi = ffi_of_header()
+    fields = [name for name, _ in ffi.typeof("pysim_cuda_schedule").fields]
+    assert fields == list(GpuSchedule.__struct_fields__)
+    info = [name for name, _ in ffi.typeof("pysim_cuda_gemm_info").fields]
+    columns = [name for name in gemm_kernels()[0].__struct_fields__ if name != "index"]
+    assert sorted(info) == sorted(["name", *columns])
+    known = {name for name, _ in ffi.typeof("pysim_cuda_device").fields}
+    assert set(cuda.Device.__struct_fields__) - known == {"index", "capability"}
+    assert [ffi.typeof("pysim_cuda_decomposition").relements[f"PYSIM_{name.upper()}"] for name in DECOMPOSITIONS] == [0, 1, 2]
+
+
+# How arrays are seen
+
+
+@pytest.mark.parametrize(
+    ("array", "layout"),
+    [
+        (np.zeros((3, 5)), (False, 5)),
+        (np.zeros((3, 5)).T, (True, 5)),
+        (np.asfortranarray(np.zeros((3, 5))), (True, 3)),
+        (np.zeros((3, 9))[:, :5], (False, 9)),
+        (np.zeros((9, 5)).T[:, :4], (True, 5)),
+        (np.zeros((1, 5)), (False, 5)),
+        (np.zeros((5, 1)), (False, 1)),
+        (np.zeros((5, 9))[:, :1], (False, 9)),
+        (np.zeros((3, 10))[:, ::2], None),
+        (np.zeros((3, 5))[::-1], None),
+    ],
+)
+def test_layouts_are_rows_columns_or_neither(array, layout):
+    found = arrays.view(OnDevice(array), "a").layout
+    assert (found and tuple(found)) == layout
+
+
+def test_a_cuda_array_keeps_its_stream_and_a_host_array_is_none():
+    seen = arrays.view(OnDevice(np.zeros((2, 2), np.float16), stream=7), "a")
+    assert (seen.stream, seen.dtype, seen.device) == (7, "f16", 0)
+    assert arrays.view(np.zeros((2, 2)), "a").device is None
+    assert arrays.is_cuda(OnDevice(np.zeros(1))) and not arrays.is_cuda(np.zeros(1)) and not arrays.is_cuda([1.0])
+    with pytest.raises(OperandError, match="complex128"):
+        arrays.view(np.zeros((2, 2), complex), "a")
+
+
+# Products
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("order_a", "CF")
+@pytest.mark.parametrize("order_b", "CF")
+def test_row_and_column_major_operands_are_flags_not_copies(device, trans_a, trans_b, order_a, order_b):
+    a = np.array(whole(*((7, 3) if trans_a else (3, 7)), seed=1), order=order_a)
+    b = np.array(whole(*((5, 7) if trans_b else (7, 5)), seed=2), order=order_b)
+    want = (a.T if trans_a else a) @ (b.T if trans_b else b)
+    out = np.full((3, 5), np.nan, np.float32)
+    found = cuda.gemm(OnDevice(a), OnDevice(b), schedule, trans_a=trans_a, trans_b=trans_b, out=OnDevice(out))
+    assert np.array_equal(out, want) and np.array_equal(found.array, want)
+    told = NumpyLaunch.seen
+    assert told.views[0].ctypes.data == a.ctypes.data and told.views[1].ctypes.data == b.ctypes.data
+    assert told.workload.trans_a == (trans_a != (order_a == "F")) and told.workload.trans_b == (trans_b != (order_b == "F"))
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("order_b", "CF")
+def test_a_column_major_result_is_computed_as_its_transpose(device, trans_a, order_b):
+    a, b = whole(*((7, 3) if trans_a else (3, 7)), seed=1), np.array(whole(7, 5, seed=2), order=order_b)
+    out = np.full((9, 5), np.nan, np.float32, order="F")[:3]
+    cuda.gemm(OnDevice(a), OnDevice(b), schedule, trans_a=trans_a, out=OnDevice(out))
+    assert np.array_equal(out, (a.T if trans_a else a) @ b)
+    assert (NumpyLaunch.seen.workload.m, NumpyLaunch.seen.workload.n) == (5, 3)
+
+
+def test_submatrices_with_pitches_are_taken_as_they_lie(device):
+    a, b, out = whole(8, 16, seed=1)[2:5, 3:10], whole(16, 12, seed=2)[1:8, 4:9], np.zeros((6, 20), np.float32)[1:4, 2:7]
+    cuda.gemm(OnDevice(a), OnDevice(b), schedule, out=OnDevice(out))
+    assert np.array_equal(out, a @ b) and np.count_nonzero(out.base) == np.count_nonzero(out)
+
+
+@pytest.mark.parametrize("order", "CF")
+def test_host_arrays_come_back_as_host_arrays(device, order):
+    a, b, c = np.array(whole(4, 6), order=order), whole(5, 6, seed=3).T, whole(4, 5, seed=4)
+    result = cuda.gemm(a, b, schedule, c, alpha=2.0, beta=3.0)
+    assert isinstance(result, np.ndarray) and np.array_equal(result, 2 * (a @ b) + 3 * c)
+    out = np.empty((5, 4), np.float32).T
+    assert cuda.gemm(a, b, schedule, c, alpha=2.0, beta=3.0, out=out) is out
+    assert np.array_equal(out, result)
+    assert cuda.gemm(whole(2, 3, dtype=np.int8), whole(3, 2, dtype=np.int8), schedule).dtype == np.int32
+
+
+def test_c_is_read_and_only_out_is_written(device):
+    a, b, c = whole(3, 4), whole(4, 5, seed=1), whole(3, 5, seed=2)
+    before = c.copy()
+    out = np.zeros((3, 5), np.float32)
+    cuda.gemm(OnDevice(a), OnDevice(b), schedule, OnDevice(c), beta=1.0, out=OnDevice(out))
+    assert np.array_equal(out, a @ b + c) and np.array_equal(c, before)
+    cuda.gemm(OnDevice(a), OnDevice(b), schedule, OnDevice(c), beta=1.0, out=OnDevice(c))
+    assert np.array_equal(c, a @ b + before)
+
+
+def test_work_goes_to_the_stream_of_the_first_operand_and_waits_for_the_others(device):
+    device.synchronized.clear()
+    cuda.gemm(OnDevice(whole(2, 2), 5), OnDevice(whole(2, 2), 9), schedule, out=OnDevice(whole(2, 2), 5))
+    assert NumpyLaunch.seen.stream == 5 and device.synchronized == [9]
+
+
+def test_the_public_gemm_plans_for_the_gpu_that_is_here(device):
+    a, b = whole(64, 32, dtype=np.float16), whole(32, 48, dtype=np.float16, seed=1)
+    for result in (
+        pysim.gemm(a, b, machine="cuda"),
+        pysim.gemm(a, b, machine="h200"),
+        pysim.gemm(a, b, plan=pysim.plan("gemm:64x48x32:f16", "h200")),
+    ):
+        assert np.array_equal(result, a @ b)
+    assert NumpyLaunch.seen.schedule == pysim.plan("gemm:64x48x32:f16", "h200").schedule
+    on_device = pysim.gemm(OnDevice(a), OnDevice(b))
+    assert isinstance(on_device, cuda.DeviceArray) and np.array_equal(on_device.read(np.empty((64, 48), np.float16)), a @ b)
+    assert np.array_equal(pysim.plan("gemm:64x48x32:f16", "h200").run(a, b), a @ b)
+    with pytest.raises(OperandError, match="the plan is for gemm:64x48x33:f16, but the arrays make gemm:64x48x32:f16"):
+        pysim.gemm(a, b, plan=pysim.plan("gemm:64x48x33:f16", "h200"))
+
+
+M, N = np.zeros((3, 4), np.float32), np.zeros((4, 5), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        ((M, np.zeros((5, 5), np.float32)), {}, "op(a) has 4 columns but op(b) has 5 rows"),
+        ((M, N.astype(np.float64)), {}, "a is f32 and b is f64"),
+        ((M[0], N), {}, "a must be a matrix"),
+        ((M[:, :0], N[:0]), {}, "no size may be 0"),
+        ((M.astype(np.int32), N.astype(np.int32)), {}, "arrays of s32 are multiplied not at all"),
+        ((M, N), {"dtype": "f16"}, "with dtype='f32' or 'tf32'"),
+        ((M.astype(np.uint8), N.astype(np.uint8)), {}, "arrays of u8 are multiplied with dtype='f8'"),
+        ((M, N), {"beta": 1.0}, "beta is 1.0, so c must be given"),
+        ((M, N), {"c": np.zeros((4, 5), np.float32), "beta": 1.0}, "c is f32 of shape (4, 5)"),
+        ((M, N), {"bias": np.zeros(4, np.float32)}, "5 contiguous values, one per column"),
+        ((M, N), {"bias": np.zeros(5)}, "bias is f64; it must be of the result's type, f32"),
+        ((M, N), {"activation": "swish"}, "activation 'swish' is not known; there are: identity, relu, gelu, clamp"),
+        ((M, N), {"activation": "clamp"}, "clamp needs its bounds"),
+        ((M, N), {"activation": ("clamp", 2.0, 1.0)}, "low at most high"),
+    ],
+)
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_what_does_not_fit_is_named(device, arguments, options, says, place):
+    def put(x: Any) -> Any:
+        return OnDevice(x) if place == "device" and isinstance(x, np.ndarray) else x
+
+    with pytest.raises(OperandError) as caught:
+        cuda.gemm(*map(put, arguments), schedule, **{name: put(value) for name, value in options.items()})
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        (lambda a: OnDevice(np.zeros((5, 3), np.float32)), "out must be a matrix of shape (3, 5)"),
+        (lambda a: OnDevice(np.zeros((3, 5))), "a product of f32 cannot result in f64; it may in f32"),
+        (lambda a: OnDevice(np.zeros((3, 10), np.float32)[:, ::2]), "contiguous rows or columns"),
+        (lambda a: np.zeros((3, 5), np.float32), "a, b lie on a GPU but out in host memory"),
+        (lambda a: OnDevice(a.reshape(-1)[:15].reshape(3, 5)), "out overlaps a"),
+    ],
+)
+def test_an_out_that_does_not_fit_is_named_and_nothing_is_written(device, out, says):
+    a = whole(8, 4)
+    before = a.copy()
+    with pytest.raises(OperandError) as caught:
+        cuda.gemm(OnDevice(a[:3]), OnDevice(N), schedule, out=out(a))
+    assert says in str(caught.value) and np.array_equal(a, before)
+
+
+def test_a_matrix_whose_rows_are_scattered_is_refused_on_the_device_and_copied_from_the_host(device):
+    a, b = whole(3, 8)[:, ::2], whole(4, 5)
+    with pytest.raises(OperandError, match="neither its rows nor its columns are contiguous"):
+        cuda.gemm(OnDevice(a), OnDevice(b), schedule)
+    assert np.array_equal(cuda.gemm(a, b, schedule), a @ b)
+
+
+# What comparisons are fed
+
+
+def test_fp8_codes_are_those_of_the_format():
+    """OCP E4M3: 2^-9 is the least, 1 is 0x38, 448 the largest."""
+    values = e4m3()
+    assert (values[1], values[0x38], values[126]) == (2.0**-9, 1.0, 448.0) and np.isnan(values[127])
+    assert (np.diff(values[:127]) > 0).all()
+    codes = encode(np.array([-1.0, 448.0, 0.5]), "f8")
+    assert codes.tolist() == [0xB8, 0x7E, 0x30]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "tf32", "f64", "f16", "bf16", "s8", "f8"])
+def test_fills_are_held_exactly_and_sums_of_exact_ones_stay_exact(dtype):
+    fill = exact_fill((64, 300), 300, dtype, 1)
+    assert (np.abs(fill.values) >= 1).all() and int(np.abs(fill.values).max()) ** 2 * 300 <= 2**24
+    assert set(np.sign(fill.values).ravel().tolist()) == {-1, 1}
+    random = random_fill((50, 60), dtype, 2)
+    if dtype == "bf16":
+        assert np.array_equal(decode(random.stored, "bf16"), random.values)
+    elif dtype == "f8":
+        back = e4m3()[random.stored & 127] * np.where(random.stored >> 7, -1, 1)
+        assert np.array_equal(back, random.values)
+    else:
+        assert np.array_equal(random.stored, random.values)
+    assert dtype == "s8" or float(np.abs(random.values).max()) <= 1
+    assert dtype != "tf32" or not (random.stored.view(np.uint32) & 0x1FFF).any()
+
+
+# Comparisons, the device played by NumPy
+
+
+class Clock:
+    """Events that say a millisecond."""
+
+    def seconds(self, call) -> float:
+        call()
+        return 1e-3
+
+
+def compared(monkeypatch, problem: str, launch: Any = NumpyLaunch) -> Any:
+    monkeypatch.setattr(cuda_comparison, "DeviceArray", HostArray)
+    monkeypatch.setattr(cuda_comparison, "Launch", launch)
+    monkeypatch.setattr(cuda_comparison.cuda_peers, "Events", Clock)
+    monkeypatch.setattr(cuda_comparison.cuda_peers, "_cublas_files", list)
+    cuda_comparison.cuda_peers._cublas.cache_clear()
+    return pysim.compare(problem, machine="h200", min_seconds=0.0)[0]
+
+
+@pytest.mark.parametrize(
+    "problem", ["gemm:70x50x300", "gemm:33x65x128:f16:tn", "gemm:20x30x500:s8:nt", "gemm:40x20x64:f64:tt", "gemm:30x30x30:tf32"]
+)
+def test_a_right_plan_is_timed_beside_what_is_missing(device, monkeypatch, problem):
+    one = compared(monkeypatch, problem)
+    assert one.correct, one.reason
+    assert one.measured_seconds == 1e-3 and one.samples >= 30 and one.predicted_seconds
+    assert "cuBLAS is not installed" in one.missing["cublas"] and not one.peers
+    assert one.machine == "h200" and one.plan["machine"] == "h200"
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"), [("one element", "exact fill: 1 of"), ("unwritten", "exact fill:"), ("rounded", "random fill:")]
+)
+def test_a_wrong_result_is_never_timed(device, monkeypatch, fault, says):
+    class Broken(NumpyLaunch):
+        def run(self) -> None:
+            a, b, c = self.views
+            if fault == "unwritten":
+                return
+            super().run()
+            if fault == "one element":
+                c[-1, -1] += 1
+            if fault == "rounded":
+                rounded = [x.astype(np.float16).astype(np.float64) for x in (a, b)]
+                c[...] = (rounded[0] @ rounded[1]).astype(np.float32)
+
+    one = compared(monkeypatch, "gemm:70x50x300", Broken)
+    assert not one.correct and says in one.reason and one.measured_seconds is None
+
+
+# On a GPU
+
+
+def _no_gpu() -> str:
+    try:
+        cuda.devices()
+    except MissingError as error:
+        return str(error)
+    return ""
+
+
+on_gpu = pytest.mark.skipif(bool(_no_gpu()), reason=_no_gpu() or "a GPU is here")
+
+
+def _no_library() -> str:
+    try:
+        cuda.library()
+    except MissingError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.skipif(bool(_no_library()), reason=_no_library() or "the library is here")
+def test_the_library_lists_the_rows_of_the_registry():
+    ffi, lib = cuda.library()
+    info = ffi.new("pysim_cuda_gemm_info *")
+    for row in gemm_kernels():
+        cuda.check(lib.pysim_cuda_gemm_at(row.index, info))
+        assert ffi.string(info.name).decode() == row.name
+        assert (ffi.string(info.family).decode(), ffi.string(info.form).decode()) == (row.family, row.form)
+        numbers = [name for name in row.__struct_fields__ if name not in ("index", "family", "form", "dtype")]
+        assert [getattr(info, name) for name in numbers] == [getattr(row, name) for name in numbers]
+
+
+@pytest.mark.skipif(bool(_no_library()), reason=_no_library() or "the library is here")
+def test_the_planner_counts_the_workspace_as_the_library_does():
+    ffi, lib = cuda.library()
+    size = ffi.new("int64_t *")
+    for problem in ("gemm:1000x700x3000:f16", "gemm:513x100x9000:tn:s8", "gemm:64x64x4096:tt:tf32", "gemm:333x777x555:nt:bf16"):
+        for plan in planner.plans(problem, "h200", 12):
+            w, s = plan.workload, plan.schedule
+            assert isinstance(w, Gemm) and isinstance(s, GpuSchedule)
+            told = (cuda.gemm_struct(w, cuda.result_of(w.dtype)), cuda.schedule_struct(s), ffi.NULL, ffi.NULL, size)
+            cuda.check(lib.pysim_cuda_gemm_workspace_bytes(*told))
+            assert plan.workspace_bytes == size[0], (problem, s)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "s8"])
+@pytest.mark.parametrize("order", "CF")
+def test_products_on_the_gpu_are_numpys(dtype, order):
+    kind = DTYPES[dtype]
+    a, b = np.array(whole(130, 77, dtype=kind), order=order), whole(77, 65, dtype=kind, seed=1)
+    want = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int32 if dtype == "s8" else kind)
+    assert np.array_equal(pysim.gemm(a, b, machine="cuda"), want)
+
+
+@on_gpu
+def test_torch_tensors_are_multiplied_where_they_lie_on_their_stream():
+    torch = pytest.importorskip("torch")
+    a = torch.randint(-4, 5, (200, 96), device="cuda").to(torch.bfloat16)
+    b = torch.randint(-4, 5, (130, 96), device="cuda").to(torch.bfloat16)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        c = pysim.gemm(a, b.T, activation="relu")
+    stream.synchronize()
+    assert isinstance(c, torch.Tensor) and c.device == a.device and c.dtype == torch.bfloat16
+    assert torch.equal(c.float(), torch.relu(a.float() @ b.float().T).to(torch.bfloat16).float())
+
+
+@on_gpu
+def test_cupy_arrays_are_multiplied_where_they_lie():
+    cupy = pytest.importorskip("cupy")
+    a, b = cupy.asarray(whole(100, 64)), cupy.asarray(whole(64, 50, seed=1))
+    c = pysim.gemm(a, b, bias=cupy.ones(50, cupy.float32))
+    assert isinstance(c, cupy.ndarray) and np.array_equal(c.get(), a.get() @ b.get() + 1)
+
+
+@on_gpu
+def test_comparisons_on_the_gpu_are_right_and_stored(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYSIM_STORE", str(tmp_path / "store.sqlite"))
+    for one in pysim.compare(["gemm:512x384x256:f16", "gemm:100x77x33", "gemm:256x256x512:tn:s8"], machine="cuda"):
+        assert one.correct, one.reason
+        assert one.measured_seconds and one.predicted_seconds

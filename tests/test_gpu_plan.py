@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for GPUs: legal kernels with reasons for the others, a cost whose counts are checked one by one, and the document's names."""
+
+import itertools
+import json
+import math
+import time
+
+import msgspec
+import numpy as np
+import pytest
+from command_line import document, ok, refused
+
+from pysim import planner
+from pysim.cachemodel import gpu as model
+from pysim.cachemodel.gemm_shared import wavefronts
+from pysim.errors import MachineError, PlanError
+from pysim.machine import Gpu, load_any
+from pysim.planner import gpu
+from pysim.record import Cost
+from pysim.registry import Attributes, GemmKernel, epilogues, gemm_kernel, gemm_kernels
+from pysim.schedule import DECOMPOSITIONS, GpuSchedule
+from pysim.workload import GEMM_DTYPES, Gemm, parse
+
+GPUS = ("h200", "rtx-2080ti", "rtx-3090", "v100")
+PLAN_KEYS = {
+    "problem", "machine", "algorithm", "kernel", "schedule", "tile", "workspace_bytes", "cost", "assumed", "rejected", "considered",
+}  # fmt: skip
+
+
+def machine(name: str) -> Gpu:
+    found = load_any(name)
+    assert isinstance(found, Gpu)
+    return found
+
+
+H200 = machine("h200")
+
+
+def simt(block: tuple[int, int, int], warp: tuple[int, int], thread: tuple[int, int], stages: int = 2, dtype: str = "f32") -> GemmKernel:
+    return GemmKernel(0, "simt", dtype, "full", *block, *warp, *thread, stages, 1, 1, 70)
+
+
+BLOG = simt((128, 128, 8), (32, 64), (8, 8))  # CUTLASS 0.1's "huge" SGEMM
+SMALL = simt((64, 64, 16), (32, 32), (8, 4), 3)
+WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 128, 64, 64, 128, 64, 128, 6, 1, 1, 90)
+CLUSTER = msgspec.structs.replace(WGMMA, cluster_m=2)
+
+
+def predicted(on: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule | None = None, hot: bool = True) -> model.Prediction:
+    return gpu.one(on, problem, kernel, schedule or GpuSchedule(kernel.name, "data_parallel", 1, False, 1), hot)
+
+
+def seconds(on: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule | None = None) -> float:
+    return float(predicted(on, problem, kernel, schedule).seconds[0])
+
+
+# The registry
+
+
+def test_every_line_of_the_registry_nests_its_tiles_and_has_a_name_of_its_own():
+    assert gemm_kernels()
+    for row in gemm_kernels():
+        assert row.block_m % row.warp_m == row.block_n % row.warp_n == row.warp_m % row.thread_m == row.warp_n % row.thread_n == 0, row.name
+        assert row.dtype in GEMM_DTYPES and row.family in ("simt", "wmma", "mma", "wgmma") and row.stages >= 1
+        assert 32 <= model.threads_of(row) <= 1024
+    names = [row.name for row in gemm_kernels()]
+    assert len(set(names)) == len(names)
+    assert all(gemm_kernel(row.name) == row for row in gemm_kernels())
+
+
+def test_families_stand_in_the_order_in_which_the_library_numbers_them():
+    families = [family for family, _ in itertools.groupby(row.family for row in gemm_kernels())]
+    assert families == sorted(families, key=["simt", "wmma", "mma", "wgmma"].index)
+    assert [row.index for row in gemm_kernels()] == list(range(len(gemm_kernels())))
+
+
+def test_a_name_is_built_from_the_columns():
+    assert BLOG.name == "f32_simt_128x128x8_32x64_8x8_s2_c1x1"
+    assert msgspec.structs.replace(CLUSTER, form="scalar").name == "f16_wgmma_128x128x64_64x128_64x128_s6_c2x1_scalar"
+
+
+def test_epilogues_are_numbered_as_the_library_has_them():
+    assert [epilogues()[name] for name in ("identity", "relu", "gelu", "clamp")] == [0, 1, 2, 3]
+
+
+def test_tf32_and_f8_are_types_of_products_alone():
+    assert parse("gemm:1x2x3:tf32:tn").text == "gemm:1x2x3:tn:tf32"
+    assert parse("gemm:1x2x3:f8").dtype == "f8"
+    with pytest.raises(PlanError, match="tf32"):
+        planner.plan("gemm:8x8x8:tf32", "zen4")
+
+
+# The blog's example
+
+
+def test_the_blogs_sgemm_has_2560_blocks_of_256_threads_and_fills_its_80_sms():
+    """CUTLASS blog: 128x128x8 tiles of 8x8 threads on M=10240, N=4096, and V100's 80 SMs."""
+    v100, problem = machine("v100"), Gemm(m=10240, n=4096, k=4096)
+    assert BLOG.math_threads == model.threads_of(BLOG) == 256
+    facts = predicted(v100, problem, BLOG).facts
+    assert facts["tiles"][0] == 2560 and facts["all_steps"][0] == 512
+    assert gpu.saturation(v100, 2560, 256) == 1.0
+    assert gpu.saturation(v100, 161, 256) == pytest.approx((1 + 1 / 160) / 2)
+    assert facts["tiles"][0] * BLOG.block_m * BLOG.block_n == problem.m * problem.n  # every output of a tile is useful
+
+
+# Occupancy
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "shared", "blocks"),
+    [
+        (256, 128, 32768, 2),  # 65,536 registers / (128 x 256)
+        (256, 32, 65536, 3),  # 228 KiB / 65 KiB
+        (32, 16, 0, 32),  # the limit of blocks
+        (1024, 32, 1024, 2),  # 64 warps
+        (384, 168, 198000, 1),
+        (128, 255, 232448, 1),  # exactly what a block may have
+        (128, 64, 232449, 0),  # one byte more
+    ],
+)
+def test_occupancy_is_the_least_of_what_an_sm_can_hold(threads, registers, shared, blocks):
+    assert model.occupancy(H200, Attributes(threads, registers, shared)) == blocks
+
+
+# Counts, against brute force
+
+
+def tiles_in_order(tiles_m: int, tiles_n: int, along_n: bool, group: int) -> list[tuple[int, int]]:
+    """The walk of native/cuda/decomposition.cuh, tile by tile."""
+    fast, slow = (tiles_n, tiles_m) if along_n else (tiles_m, tiles_n)
+    order = []
+    for first in range(0, slow, group):
+        width = min(group, slow - first)
+        order += [(down, first + across) for down in range(fast) for across in range(width)]
+    return [(across, down) if along_n else (down, across) for down, across in order]
+
+
+@pytest.mark.parametrize("along_n", [False, True])
+@pytest.mark.parametrize("group", [1, 2, 8])
+@pytest.mark.parametrize(("m", "n"), [(8192, 8192), (16384, 4096), (2048, 24576)])
+def test_memory_is_asked_for_what_waves_of_the_walk_share_when_l2_keeps_one_wave(m, n, along_n, group):
+    """With an L2 that holds a wave's panels and no more, each wave reads its distinct rows of A and columns of B."""
+    k, tile = 512, 128
+    tiny = msgspec.structs.replace(H200, l2_bytes=msgspec.structs.replace(H200.l2_bytes, value=1 << 20))
+    problem, kernel = Gemm(m=m, n=n, k=k), simt((tile, tile, 8), (64, 32), (8, 8))
+    found = predicted(tiny, problem, kernel, GpuSchedule(kernel.name, "data_parallel", 1, along_n, group), hot=False)
+    slots = int(found.facts["slots"][0])
+    order = tiles_in_order(m // tile, n // tile, along_n, group)
+    waves = [order[i : i + slots] for i in range(0, len(order), slots)]
+    panel = tile * k * 4
+    distinct = sum((len({i for i, _ in wave}) + len({j for _, j in wave})) * panel for wave in waves)
+    assert float(found.facts["memory_bytes"][0]) - m * n * 4 == pytest.approx(distinct, rel=0.15)
+
+
+@pytest.mark.parametrize("kernel", [SMALL, BLOG])
+def test_l2_is_asked_for_a_and_b_once_per_column_and_row_of_tiles(kernel):
+    problem = Gemm(m=1000, n=700, k=300)
+    rows, columns = math.ceil(1000 / kernel.block_m), math.ceil(700 / kernel.block_n)
+    expected = 4 * (1000 * 300 * columns + 300 * 700 * rows + 1000 * 700)
+    assert float(predicted(H200, problem, kernel).facts["l2_bytes"][0]) == expected
+
+
+def test_a_cluster_reads_what_its_blocks_share_once():
+    problem = Gemm(m=4096, n=4096, k=1024, dtype="f16")
+    alone, shared = (predicted(H200, problem, kernel).facts["l2_bytes"][0] for kernel in (WGMMA, CLUSTER))
+    assert alone - shared == 2 * 4096 * 1024 * 16  # B is read by 16 rows of clusters instead of 32 of blocks
+
+
+def test_operands_that_stay_in_l2_cost_no_memory_traffic_until_caches_are_cold():
+    problem = Gemm(m=512, n=512, k=512)
+    assert predicted(H200, problem, SMALL).facts["memory_bytes"][0] == 0
+    assert predicted(H200, problem, SMALL, hot=False).facts["memory_bytes"][0] >= 2 * 512 * 512 * 4
+
+
+# What costs must do
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("shape", [(10240, 4096, 4096), (512, 512, 512), (16, 4096, 4096), (100, 30, 70000), (5120, 5120, 64)])
+def test_no_prediction_beats_the_roofline(name, shape):
+    on = machine(name)
+    m, n, k = shape
+    problem = Gemm(m=m, n=n, k=k)
+    found = gpu.space(on, problem, [BLOG, SMALL])
+    prediction = gpu.predict(on, problem, found.rows, found.table, hot=False)
+    peak = on.sms.value * on.fma_per_cycle["f32"].value * on.frequency_hz.value
+    least = max(m * n * k / peak, 4 * (m * k + k * n + m * n) / on.memory_bytes_per_second.value)
+    assert prediction.seconds.min() >= least
+
+
+def test_one_tile_more_than_a_wave_costs_a_wave():
+    slots = int(predicted(H200, Gemm(m=64, n=64, k=4096), SMALL).facts["slots"][0])
+    full, more, next_one = (predicted(H200, Gemm(m=64 * slots + extra, n=64, k=4096), SMALL) for extra in (0, 1, 65))
+    assert full.facts["full_waves"][0] == 1 and full.facts["last"][0] == 0 and more.facts["last"][0] == 1
+    alone = seconds(H200, Gemm(m=64, n=64, k=4096), SMALL) - H200.model.families["simt"].launch_seconds.value
+    assert more.seconds[0] - full.seconds[0] > 0.8 * alone
+    assert next_one.seconds[0] - more.seconds[0] < 0.01 * alone
+
+
+def test_power_bounds_tensor_cores_and_not_a_machine_without_such_a_number():
+    problem = Gemm(m=8192, n=8192, k=8192, dtype="f16")
+    bound = predicted(H200, problem, WGMMA).terms["power"][0]
+    free = msgspec.structs.replace(H200, sustained_hz={})
+    assert bound == pytest.approx(8192**3 / (132 * 2048) * H200.frequency_hz.value / H200.sustained_hz["tensor_f16"].value)
+    assert predicted(free, problem, WGMMA).terms["power"][0] < 0.8 * bound
+
+
+def test_more_stages_never_cost_time_and_hide_latency_where_blocks_are_few():
+    problem = Gemm(m=64, n=64, k=65536)
+    times = [seconds(H200, problem, msgspec.structs.replace(SMALL, stages=stages)) for stages in (1, 2, 3, 4)]
+    assert times == sorted(times, reverse=True) and times[0] > times[2]
+
+
+def test_bank_conflicts_of_fragment_loads_are_counted_as_the_rule_of_the_generation_has_them():
+    """8x8 threads: 8 warps x 8 units of k x 4 loads of 16 bytes, each in 2 wavefronts where lanes pair; and the way into the stage."""
+    kernel = simt((128, 128, 8), (64, 32), (8, 8))
+    loads = wavefronts(kernel, False, False)["loads"]
+    assert (loads.instructions, loads.total) == (256, 512)
+    step = model.work(H200, kernel, False, False)
+    assert step.shared == sum(one.total for one in wavefronts(kernel, False, False).values())
+    unpadded = model.work(H200, msgspec.structs.replace(kernel, form="unpadded"), False, False)
+    assert unpadded.shared > step.shared
+
+
+# Choice
+
+
+def test_a_deep_product_with_few_tiles_is_split_and_a_large_one_is_not():
+    deep = gpu.candidates(Gemm(m=128, n=128, k=65536), H200, [SMALL])
+    assert deep[0][0].decomposition in ("split_k", "stream_k")
+    whole = next(time for schedule, time in deep if schedule.decomposition == "data_parallel")
+    assert whole > 4 * deep[0][1]
+    large = gpu.space(H200, Gemm(m=8192, n=8192, k=4096), [SMALL])
+    assert DECOMPOSITIONS.index("split_k") not in large.table.kind
+
+
+def test_every_part_of_a_split_has_steps_to_do():
+    for problem in (Gemm(m=64, n=64, k=100), Gemm(m=300, n=200, k=5000), Gemm(m=1, n=1, k=1)):
+        found = gpu.space(H200, problem, [SMALL, BLOG])
+        steps = np.ceil(problem.k / found.rows.block_k[found.table.row])
+        split = found.table.kind == DECOMPOSITIONS.index("split_k")
+        assert (steps[split] >= 2 * found.table.splits[split]).all()
+        assert (found.table.splits[found.table.kind == 0] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("layout", "copies"), [((False, True), 0), ((False, False), 1), ((True, True), 1), ((True, False), 2)], ids=["nt", "nn", "tt", "tn"]
+)
+def test_operands_without_rows_along_k_are_laid_out_again_for_kernels_that_need_them(layout, copies):
+    kernel = msgspec.structs.replace(WGMMA, dtype="s8", block_k=128)
+    problem = Gemm(m=1024, n=512, k=256, trans_a=layout[0], trans_b=layout[1], dtype="s8")
+    found = predicted(H200, problem, kernel)
+    assert found.facts["relayouts"][0] == copies
+    space = gpu.workspace_bytes(problem, kernel, GpuSchedule(kernel.name, "data_parallel", 1, False, 1))
+    moved = (layout[0] * 1024 + (not layout[1]) * 512) * 256
+    assert space == (moved + 256 if moved else 0)
+    assert found.facts["relayout_bytes"][0] == 2 * moved
+
+
+def test_rows_that_are_not_aligned_are_laid_out_again():
+    problem = Gemm(m=100, n=104, k=1001, dtype="f16")  # rows of A: 2002 bytes; of B: 208 = 13 x 16
+    assert predicted(H200, problem, WGMMA).facts["relayouts"][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "says"),
+    [
+        ("v100", WGMMA, "it needs capability 9.0; v100 has 7.0"),
+        ("rtx-3090", WGMMA, "it needs capability 9.0; rtx-3090 has 8.6"),
+        ("v100", msgspec.structs.replace(WGMMA, family="mma", dtype="bf16", capability=70), "v100 has no tensor_bf16 pipe"),
+        ("rtx-2080ti", msgspec.structs.replace(BLOG, stages=9), "bytes of shared memory; rtx-2080ti gives it 65,536"),
+        ("h200", msgspec.structs.replace(BLOG, form="scalar"), "form scalar"),
+    ],
+)
+def test_a_kernel_that_a_gpu_cannot_run_is_turned_down_with_the_reason(name, kernel, says):
+    assert says in gpu.illegal(machine(name), kernel)
+    with pytest.raises(PlanError, match=r"can run on|there is no f32 CUDA kernel"):
+        gpu.space(machine(name), Gemm(m=64, n=64, k=64, dtype=kernel.dtype), [kernel])
+
+
+# Plans
+
+
+def test_a_plan_has_the_documents_names_and_survives_json():
+    plan = planner.plan("gemm:10240x4096x4096:f16:tn", "h200")
+    document = plan.to_dict()
+    assert document.keys() >= PLAN_KEYS
+    assert json.loads(msgspec.json.encode(document)) == msgspec.to_builtins(document)
+    assert document["schedule"] in DECOMPOSITIONS and document["kernel"] == plan.kernel
+    assert {"block_m", "block_n", "block_k", "stages", "splits", "along_n", "group"} <= document["tile"].keys()
+    assert {"shared", "L2", "memory"} == document["cost"]["levels"].keys()
+    assert isinstance(plan.cost, Cost) and set(plan.cost.terms) == set(model.TERMS)
+    assert plan.schedule in [item.schedule for item in plan.considered]
+    assert plan.cost.seconds == min(item.cost.seconds for item in plan.considered if isinstance(item.cost, Cost))
+    assert {row.name for row in gemm_kernels() if row.dtype == "f16"} <= {item.what for item in plan.rejected} | {plan.kernel}
+
+
+def test_a_plan_lists_the_assumed_numbers_that_it_leaned_on_and_no_others():
+    plan = planner.plan("gemm:512x512x512:f16", "h200")
+    row = gemm_kernel(plan.kernel)
+    assert row is not None
+    assert set(plan.assumed) <= set(H200.assumed()) | {f"kernel_attributes.{plan.kernel}"}
+    assert not any(path.startswith("sustained_hz") for path in plan.assumed)
+    assert all(path.startswith(f"model.families.{row.family}.") for path in plan.assumed if path.startswith("model.families"))
+
+
+@pytest.mark.parametrize("state", ["hot", "cold"])
+def test_plans_are_ranked_and_the_first_is_the_plan(state):
+    ranked = planner.plans("gemm:1000x1000x1000:f16", "h200", 8, state=state)
+    times = [item.cost.seconds for item in ranked if isinstance(item.cost, Cost)]
+    assert len(times) == 8 and times == sorted(times)
+    assert ranked[0].to_dict() == planner.plan("gemm:1000x1000x1000:f16", "h200", state=state).to_dict()
+
+
+@pytest.mark.parametrize("problem", ["gemm:10240x4096x4096:f16", "gemm:1x1x1:bf16", "gemm:100x77x9000:tf32", "gemm:300x200x100:tn:s8"])
+def test_an_explanation_has_the_hierarchy_and_what_bounds_it(problem):
+    plan = planner.plan(problem, "h200")
+    text = plan.explain()
+    for section in ("hierarchy", "launch", "a step of a block", "traffic", "cycles", "decompositions", "rejected"):
+        assert f"\n\n{section}" in text
+    assert plan.kernel in text and f"bound by {getattr(plan.cost, 'bound_by', '?')}" in text
+    assert max(map(len, text.splitlines())) <= 140
+
+
+def test_a_micro_kernel_is_a_blocks_tile_on_a_gpu():
+    assert planner.plan("gemm:4096x4096x4096:f16", "h200", micro_kernel="64x64").tile["block_m"] == 64
+    with pytest.raises(PlanError, match="no CUDA kernel has blocks of 7x7"):
+        planner.plan("gemm:4096x4096x4096:f16", "h200", micro_kernel="7x7")
+
+
+@pytest.mark.parametrize(
+    ("problem", "options", "says"),
+    [
+        ("conv:mb1ic64ih56oc64kh3ph1", {}, "h200 is a GPU, and convolutions are planned for CPUs alone so far"),
+        ("gemm:8x8x8:f16", {"model": "csa"}, "the csa model is of CPU caches; h200 is a GPU"),
+        ("gemm:8x8x8:f16", {"state": "warm"}, "no cache state"),
+        ("gemm:9000000x8x8:f16", {}, "take m and n up to"),
+    ],
+)
+def test_what_a_gpu_cannot_be_asked_is_refused_in_a_sentence(problem, options, says):
+    with pytest.raises(PlanError, match=says):
+        planner.plan(problem, "h200", **options)
+
+
+def test_a_machine_that_is_none_is_refused():
+    with pytest.raises(MachineError, match="no machine is named"):
+        planner.plan("gemm:8x8x8:f16", "h300")
+
+
+def test_planning_takes_milliseconds():
+    problem = parse("gemm:1000x1000x10000:f16")
+    planner.plan(problem, H200)
+    begun = time.process_time()
+    for _ in range(20):
+        planner.plan(problem, H200)
+    assert (time.process_time() - begun) / 20 < 0.02
+
+
+# The command
+
+
+def test_the_command_plans_for_a_gpu_without_one():
+    found = document("plan", "gemm:10240x4096x4096:f16:nn", "gemm:100x100x100:tf32", "-m", "h200")["plans"]
+    assert [item["problem"] for item in found] == ["gemm:10240x4096x4096:f16", "gemm:100x100x100:tf32"]
+    assert found[0]["machine"] == "h200" and found[0]["cost"]["seconds"] > 0
+    text = ok("plan", "gemm:10240x4096x4096:f16", "-m", "h200")
+    assert found[0]["kernel"] in text and "DP data parallel" in text and "TFLOP/s" not in text.splitlines()[0]
+    assert "\n\nhierarchy" in ok("plan", "gemm:64x64x64:bf16", "-m", "h200", "--explain")
+
+
+def test_the_command_ranks_launches():
+    lines = ok("plan", "gemm:512x512x8192:f16", "-m", "h200", "--top", "5").splitlines()
+    assert lines[0] == "gemm:512x512x8192:f16" and [line.split()[0] for line in lines[2:7]] == ["1", "2", "3", "4", "5"]
+
+
+def test_the_command_lists_cuda_kernels():
+    rows = document("kernels", "--cuda")["kernels"]
+    assert [row["name"] for row in rows] == [row.name for row in gemm_kernels()]
+    assert all(row.name in ok("kernels", "--cuda", "f16", "wgmma") for row in gemm_kernels() if (row.family, row.dtype) == ("wgmma", "f16"))
+    assert "no CUDA kernel's name has all of f17" in refused(2, "kernels", "--cuda", "f17")
+
+
+def test_a_network_for_a_gpu_is_refused_in_a_sentence():
+    assert "convolutions are planned for CPUs alone so far" in refused(2, "plan", "resnet50", "-m", "h200")
+    assert "v100" in refused(3, "run", "gemm:64x64x64", "-m", "v100")

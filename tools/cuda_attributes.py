@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes pysim/kernel_attributes-sm90.json: threads, registers, shared memory and local memory of every CUDA kernel of the registry.
+
+    tools/cuda_attributes.py libpysim_cuda.so [--cuobjdump PATH]        (or object files) registers and stack, from `cuobjdump -res-usage`
+    tools/cuda_attributes.py --measured planner-h200.json               all four, as the library told them on a device
+
+The first needs no device. A kernel's instantiations (layouts, result types) share a line of the registry, so the largest counts; threads
+and shared memory, which are set at the launch, follow from the columns (`pysim.cachemodel.gpu`). Efficiencies that tools/fit_gpu.py
+wrote stay.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from pysim.cachemodel.gpu import attributes_of
+from pysim.registry import Attributes, GemmKernel, attributes_file, gemm_kernels
+
+CAPABILITY = 90
+# pysim_dtype in templates of wgmma; types of the others
+NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7"}
+TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "s8": "signed char"}
+FITTED = ("efficiency", "transfer")  # what tools/fit_gpu.py adds
+FORMS = {"full": "0", "scalar": "1", "unpadded": "2"}
+
+
+def pattern(kernel: GemmKernel) -> str:
+    """What the demangled name of a kernel's instantiations contains."""
+    k = kernel
+    if k.family == "wgmma":
+        return f"wgmma_kernel<pysim::hopper::Shape<{NUMBERS[k.dtype]}, {k.block_m}, {k.block_n}, {k.warp_m}, {k.warp_n}, {k.stages}, " + (
+            f"{k.cluster_m}, {k.cluster_n}>"
+        )
+    if k.family == "simt":
+        sizes = (k.block_m, k.block_n, k.block_k, k.warp_m, k.warp_n, k.thread_m, k.thread_n, k.stages)
+        return f"simt::Shape<pysim::simt::{k.dtype.upper()}, (pysim::simt::Form){FORMS[k.form]}, {', '.join(map(str, sizes))}>"
+    sizes = (k.block_m, k.block_n, k.block_k, k.warp_m, k.warp_n, k.stages)
+    first = TYPES[k.dtype] if k.family == "mma" else "__half" if k.form == "half" else "float"
+    return f"{k.family}_kernel<{first}, {', '.join(map(str, sizes))}, "
+
+
+def usage(library: Path, cuobjdump: str) -> dict[str, tuple[int, int]]:
+    """(registers, bytes of stack) by demangled name."""
+    listed = subprocess.run([cuobjdump, "-res-usage", library], capture_output=True, text=True, check=False)
+    if listed.returncode:
+        sys.exit(f"{cuobjdump} -res-usage {library}: {listed.stderr.strip() or 'it failed'}")
+    plain = subprocess.run(["c++filt"], input=listed.stdout, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"Function (.*):\n\s*REG:(\d+) STACK:(\d+)", plain)
+    return {name: (int(registers), int(stack)) for name, registers, stack in found}
+
+
+def from_libraries(libraries: list[Path], cuobjdump: str) -> dict[str, Attributes]:
+    found, missing, functions = {}, [], {}
+    for library in libraries:
+        functions |= usage(library, cuobjdump)
+    for kernel in gemm_kernels():
+        own = [one for name, one in functions.items() if pattern(kernel) in name]
+        if not own:
+            missing.append(kernel.name)
+            continue
+        estimate, _ = attributes_of(kernel, {})
+        registers, stack = (max(column) for column in zip(*own, strict=True))
+        found[kernel.name] = msgspec.structs.replace(estimate, registers=registers, local_bytes=stack)
+    if missing:
+        print(f"not there are {len(missing)} kernels: {', '.join(missing)}", file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("libraries", type=Path, nargs="*")
+    parser.add_argument("--cuobjdump", default="cuobjdump")
+    parser.add_argument("--measured", type=Path, help="a file that benchmarks/cuda/planner.py wrote")
+    options = parser.parse_args()
+    if bool(options.libraries) == bool(options.measured):
+        parser.error("give a library, or --measured with a file")
+    if options.libraries:
+        found = from_libraries(options.libraries, options.cuobjdump)
+        source = "cuobjdump -res-usage; threads and shared memory from the columns"
+    else:
+        document = json.loads(options.measured.read_text())
+        found = {name: msgspec.convert(one, Attributes) for name, one in document["attributes"].items() if one}
+        source = f"pysim_cuda_gemm_attributes on {document['device']['name']}"
+    target = attributes_file(CAPABILITY)
+    old = json.loads(target.read_text()) if target.exists() else {}
+    fitted = {name: {key: one[key] for key in FITTED if key in one} for name, one in old.get("kernels", {}).items()}
+    known = {row.name for row in gemm_kernels()}
+    found = {name: msgspec.structs.replace(one, **fitted.get(name, {})) for name, one in found.items() if name in known}
+    kernels = {name: msgspec.to_builtins(one) for name, one in found.items()}
+    kept = {key: old[key] for key in ("efficiencies",) if key in old}
+    document = {"schema": 1, "command": "tools/cuda_attributes.py", "source": source, **kept}
+    target.write_text(json.dumps(document | {"kernels": kernels}, indent=1) + "\n")
+    stacks = sum(one["local_bytes"] > 0 for one in kernels.values())
+    print(f"{target.name}: {len(kernels)} of {len(known)} kernels, {stacks} of them with a stack in local memory")
+
+
+if __name__ == "__main__":
+    main()
