@@ -270,8 +270,9 @@ def test_rows_that_are_not_aligned_are_laid_out_again():
         ("v100", WGMMA, "it needs capability 9.0; v100 has 7.0"),
         ("rtx-3090", WGMMA, "it needs capability 9.0; rtx-3090 has 8.6"),
         ("v100", msgspec.structs.replace(WGMMA, family="mma", dtype="bf16", capability=70), "v100 has no tensor_bf16 pipe"),
-        ("rtx-2080ti", msgspec.structs.replace(BLOG, stages=9), "bytes of shared memory; rtx-2080ti gives it 65,536"),
+        ("rtx-3090", msgspec.structs.replace(BLOG, stages=19), "bytes of shared memory; rtx-3090 gives it 101,376"),
         ("h200", msgspec.structs.replace(BLOG, form="scalar"), "form scalar"),
+        ("v100", msgspec.structs.replace(BLOG, stages=3), "asynchronous copies, which need capability 8.0; v100 has 7.0"),
     ],
 )
 def test_a_kernel_that_a_gpu_cannot_run_is_turned_down_with_the_reason(name, kernel, says):

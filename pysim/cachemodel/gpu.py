@@ -56,6 +56,7 @@ LINE_BYTES = 128
 VECTOR_BYTES = 16
 INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
 SUB_CORES = 4
+ASYNCHRONOUS_STAGES = 3  # SIMT kernels with so many stages fill them by cp.async, with fewer through registers
 REGISTER_UNIT = 256  # registers of a warp are given out in units of this many
 RESERVED_SHARED_BYTES = 1024  # of each block, by the driver, from capability 8.0
 PRODUCER_THREADS = WARPGROUP  # the warpgroup of a wgmma block that loads

@@ -30,7 +30,7 @@ GROUPS = (1, 2, 4, 8, 16, 32)
 LEAST_STEPS = 2  # of a part of split-K
 FULL_WAVES = 2  # tiles that fill this many waves are not split
 LARGEST_SIDE, LARGEST_K = 1 << 22, 1 << 30  # what the kernels take
-TENSOR_CAPABILITY = 80  # from here on the registry has tensor-core kernels for f16
+TENSOR_CAPABILITY = 80  # from here on there are asynchronous copies, and the registry's tensor-core kernels for f16
 ALIGN = 256  # bytes, of each part of the workspace
 SATURATING_WARPS = 16  # an SM with this many warps is busy, in CUTLASS 0.1's measure
 
@@ -75,6 +75,8 @@ def illegal(gpu: Gpu, kernel: GemmKernel) -> str:
         return f"it needs capability {kernel.capability // 10}.{kernel.capability % 10}{exactly}; {gpu.name} has {gpu.capability}"
     if kernel.family == "simt" and kernel.dtype == "f16" and have >= TENSOR_CAPABILITY:
         return "it sums in f16, and this machine's tensor cores sum in f32"
+    if kernel.family == "simt" and kernel.stages >= model.ASYNCHRONOUS_STAGES and have < TENSOR_CAPABILITY:
+        return f"its {kernel.stages} stages are filled by asynchronous copies, which need capability 8.0; {gpu.name} has {gpu.capability}"
     if model.pipe_of(gpu, kernel) is None:
         return f"{gpu.name} has no {kernel.pipe} pipe"
     attributes, _ = model.attributes_of(kernel, gemm_attributes(have))
