@@ -9,9 +9,9 @@ launches are one process under one `ncu`. Of tensor-core rows the whole launch i
 of k of one block inside C, so two launches that differ in k alone are counted, and their difference is compared.
 
 Compared are sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_*: what the addresses of the executed instructions cost.
-l1tex__data_pipe_lsu_wavefronts_mem_shared_op_*, counted where the data pass, are written beside them: loads there show up to some
-percent more in launches where several warps of a scheduler compete, and not the same from run to run. Of asynchronous copies the
-hardware counts no wavefronts: predicted only. Prints a table (row, launches, wavefronts predicted and counted, equal); exits with 1
+l1tex__data_pipe_lsu_wavefronts_mem_shared_op_*, counted where the data pass, are written beside them: in some launches loads there take
+up to some percent more (1.5 % was seen), by another number each time. Of
+asynchronous copies nothing comparable is counted. Prints a table (row, launches, wavefronts predicted and counted, equal); exits with 1
 where one differs. Needs ncu, a GPU and the CUDA library ($PYSIM_CUDA_LIBRARY).
 """
 

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared-memory wavefronts of a whole launch of a tensor-core product: what its warps load, store and copy, counted bank by bank.
 
-The formulas are those of `native/cuda/tensor.cuh`, `mma.cu`, `wmma.cu` and `wgmma_epilogue.cuh`. With e bytes an element, an operand's
-tile of a stage is rows of `columns` elements (k where k is contiguous in memory, else m or n), each at
+The formulas are those of `native/cuda/tensor.cuh`, `mma.cu`, `wmma.cu`, `mma_f64.cuh` and `wgmma_epilogue.cuh`. With e bytes an element,
+an operand's tile of a stage is rows of `columns` elements (k where k is contiguous in memory, else m or n), each at
 
-    byte(row, column) = row pitch + column e,    pitch = least p >= columns e with p mod 32 = 16 (f64: p mod 128 = 32)
+    byte(row, column) = row pitch + column e,    pitch = columns e, made an odd multiple of 16
 
 A block does, for each step of k, once each:  copies     asynchronous, 16 bytes a thread, neighbouring threads along a row
-for each instruction of that step:            fragments  ldmatrix.x4, 4 x 8 rows of 16 bytes; f64: 8 bytes a lane
+for each instruction of that step:            fragments  ldmatrix.x4, 4 x 8 rows of 16 bytes
 for each tile that it shares with others:     meeting    one thread stores a flag, every warp loads it
 for each tile that it finishes:               sums       fragments go to rows of block_n + 8 sums, rows leave 16 bytes a lane,
                                                          as far as they lie inside C
 Kernels whose warps keep more than 64 sums a thread fetch an instruction's fragments ahead, so once more a tile than they multiply.
-wgmma's warps have only the meeting: the copy engine writes the operands, and the tensor cores read them ("products"), for each
-instruction all of its 64 x 32 and warp_n x 32 bytes, 128 bytes a wavefront. Warpgroups share neither.
+
+f64: the copy engine writes the stages, with chunk c of 16 bytes of row r at chunk c ^ (r mod 8); rows are 128 bytes, where m (n) is
+contiguous 16 rows of k to a box of 16 m (n). Lane 4 g + t of a fragment of 16 rows (columns) takes rows 2 g and 2 g + 1 and, for
+e = 0, 1, k = 2 t + (e ^ t / 2): 8 bytes each, or both rows of A at once where they are neighbours. Of B with n contiguous it takes
+columns g and g + 8. Sums leave from registers.
+wgmma: only the meeting is the warps'; the tensor cores read the operands ("products"), for each instruction all of its 64 x 32 and
+warp_n x 32 bytes, 128 bytes a wavefront. Warpgroups share neither.
+
+Loads, stores and products are what Nsight Compute counts on an H200, launch by launch (benchmarks/cuda/wavefronts.py). Copies are taken
+as stores of 16 bytes, of which no counter speaks: on whole tiles the hardware reports no conflict among them, where this finds some.
 
 Worked number, f16_mma_128x128x64_64x32_16x8_s3_c1x1: a step has 4 instructions x 8 warps x (4 + 2) ldmatrix.x4 = 192 of 4 wavefronts.
 """
@@ -82,17 +90,19 @@ def wavefronts(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule, memory: Share
         parts.append((_products(kernel), cut.steps * blocks))
     else:
         instructions = kernel.block_k // _depth(kernel)
-        ahead = cut.pieces if _sums(kernel) > 64 and kernel.dtype != "f64" else 0
+        ahead = cut.pieces if kernel.dtype != "f64" and kernel.warp_m * kernel.warp_n // WARP > 64 else 0
         k_major = kernel.dtype not in _EITHER_WAY
         copied, fetched = _step(kernel, not k_major and w.trans_a, k_major or w.trans_b, memory)
         parts += [(copied, cut.steps), (fetched, cut.steps * instructions + ahead)]
-        for rows, high in _extents(w.m, kernel.block_m):
+        for rows, high in _extents(w.m, kernel.block_m) if kernel.dtype != "f64" else ():
             parts += [(_count(_way_out(kernel, rows, columns), memory), high * wide) for columns, wide in _extents(w.n, kernel.block_n)]
     return {kind: _sum((part[kind], times) for part, times in parts) for kind in KINDS}
 
 
 def copies(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access]:
     """One step's copies of an operand's tile into its stage."""
+    if kernel.dtype == "f64":
+        return
     rows, columns = _shape(kernel, operand, k_last)
     pitch, chunks, threads = pitch_of(kernel, columns), columns * _BYTES[kernel.dtype] // _CHUNK, kernel.math_threads
     thread = np.arange(threads).reshape(-1, LANES)
@@ -103,36 +113,46 @@ def copies(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access]:
         yield Access(operand, True, True, _CHUNK, (row * pitch + thread % chunks * _CHUNK)[warps], active[warps])
 
 
-def fragments(kernel: GemmKernel, operand: str, k_last: bool) -> Access:
-    """The loads of one operand's fragments for one instruction's depth of k, of all warps. Offsets along k move all lanes alike."""
-    element = _BYTES[kernel.dtype]
-    pitch = pitch_of(kernel, _shape(kernel, operand, k_last)[1])
-    lane: Integers = np.arange(LANES)
-    warp = np.arange(kernel.math_threads // WARP)
-    warps_n = kernel.block_n // kernel.warp_n
+def fragments(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access]:
+    """The loads of one operand's fragments for one instruction's depth of k, of all warps, at the stage's first k.
+
+    Further instructions of a step move all lanes alike: to another column, another row, or, f64, by an exclusive or with 64.
+    """
+    warp, warps_n = np.arange(kernel.math_threads // WARP), kernel.block_n // kernel.warp_n
     first = warp // warps_n * kernel.warp_m if operand == "A" else warp % warps_n * kernel.warp_n
     extent = kernel.warp_m if operand == "A" else kernel.warp_n
-    if kernel.dtype == "f64":  # 8 rows (columns) x 4 of k at a time, 4 of them along k
-        width, outer, k = 8, lane // 4, lane % 4
-        each = np.array([(8 * i, 4 * j) for i in range(extent // 8) for j in range(4)])
-    else:  # 16 rows (columns) x 32 bytes of k, or transposed on the way 16 of k x 16 rows
-        width, half = _CHUNK, _CHUNK // element
-        upper, beside = lane // 8 % 2, lane // 16
-        if operand == "B":
-            upper, beside = beside, upper
-        outer, k = (lane % 8 + 8 * upper, half * beside) if k_last else (8 * upper, lane % 8 + 8 * beside)
-        each = np.array([(16 * i, 0) for i in range(extent // 16)])
-    all_outer = (first[:, None, None] + each[:, :1] + outer).reshape(-1, LANES)
-    all_k = np.broadcast_to(each[:, 1:] + k, (len(warp), len(each), LANES)).reshape(-1, LANES)
-    row, column = (all_outer, all_k) if k_last else (all_k, all_outer)
-    return Access(operand, False, False, width, row * pitch + column * element, np.ones(row.shape, np.bool_))
+    base = (first[:, None] + np.arange(0, extent, 16)).reshape(-1, 1)  # 16 rows of A or columns of B at a time
+    everyone = np.ones((len(base), LANES), np.bool_)
+    lane: Integers = np.arange(LANES)
+    if kernel.dtype == "f64":
+        g, t = lane // 4, lane % 4
+        pairs = k_last or operand == "A"
+        for e in (0, 1):
+            k = 2 * t + (e ^ t // 2)
+            for row in (0, 1) if k_last or not pairs else (0,):
+                m = 2 * g + row if pairs else g + 8 * row
+                if k_last:
+                    address = (base + m) * 128 + (k // 2 ^ m % 8) * _CHUNK + k % 2 * 8
+                else:
+                    address = base * 128 + k * 128 + (m // 2 ^ k) * _CHUNK + m % 2 * 8
+                yield Access(operand, False, False, 8 if k_last or not pairs else _CHUNK, address, everyone)
+        return
+    # 16 rows (columns) x 32 bytes of k, or transposed on the way 16 of k x 16 rows
+    upper, beside = lane // 8 % 2, lane // 16
+    if operand == "B":
+        upper, beside = beside, upper
+    element, pitch = _BYTES[kernel.dtype], pitch_of(kernel, _shape(kernel, operand, k_last)[1])
+    if k_last:
+        address = (base + lane % 8 + 8 * upper) * pitch + beside * _CHUNK
+    else:
+        address = (lane % 8 + 8 * beside) * pitch + (base + 8 * upper) * element
+    yield Access(operand, False, False, _CHUNK, address, everyone)
 
 
 def pitch_of(kernel: GemmKernel, columns: int) -> int:
     """Bytes between rows of a tile of so many columns: `padded` of tensor.cuh."""
-    period, rest = (128, 32) if kernel.dtype == "f64" else (32, 16)
     size = columns * _BYTES[kernel.dtype]
-    return size + (rest - size) % period
+    return size if size % 32 else size + 16
 
 
 def _shape(kernel: GemmKernel, operand: str, k_last: bool) -> tuple[int, int]:
@@ -142,17 +162,8 @@ def _shape(kernel: GemmKernel, operand: str, k_last: bool) -> tuple[int, int]:
 
 
 def _depth(kernel: GemmKernel) -> int:
-    """Elements of k that one instruction multiplies: 32 bytes of them, f64: 16."""
-    return 16 if kernel.dtype == "f64" else 32 // _BYTES[kernel.dtype]
-
-
-def _sums(kernel: GemmKernel) -> int:
-    """32-bit registers of sums that a thread keeps, f16 sums taken as f32: `Shape::sums`."""
-    return kernel.warp_m * kernel.warp_n // WARP * (2 if kernel.dtype == "f64" else 1)
-
-
-def _sum_bytes(kernel: GemmKernel) -> int:
-    return 8 if kernel.dtype == "f64" else 2 if kernel.form == "half" else 4
+    """Elements of k that one instruction multiplies: 32 bytes of them, f64: 8."""
+    return 8 if kernel.dtype == "f64" else 32 // _BYTES[kernel.dtype]
 
 
 def _extents(size: int, block: int) -> Iterator[tuple[int, int]]:
@@ -165,7 +176,7 @@ def _extents(size: int, block: int) -> Iterator[tuple[int, int]]:
 
 def _way_out(kernel: GemmKernel, rows: int, columns: int) -> Iterator[Access]:
     """A tile's sums through shared memory, of which `rows` x `columns` lie inside C."""
-    size, threads = _sum_bytes(kernel), kernel.math_threads
+    size, threads = 2 if kernel.form == "half" else 4, kernel.math_threads
     pitch, width = (kernel.block_n + _MARGIN) * size, min(_CHUNK, 4 * size)
     lane, warp = np.arange(LANES), np.arange(threads // WARP)
     warps_n = kernel.block_n // kernel.warp_n
@@ -197,11 +208,10 @@ def _products(kernel: GemmKernel) -> Counted:
 
 
 @cache
-def _step(kernel: GemmKernel, trans_a: bool, trans_b: bool, memory: SharedMemory) -> tuple[Counted, Counted]:
+def _step(kernel: GemmKernel, trans_a: bool, trans_b: bool, memory: SharedMemory) -> tuple[Counted, ...]:
     """Of one step of a block: its copies, and one instruction's fragments."""
     ways = (("A", not trans_a), ("B", bool(trans_b)))
-    copied = _count((access for way in ways for access in copies(kernel, *way)), memory)
-    return copied, _count((fragments(kernel, *way) for way in ways), memory)
+    return tuple(_count((access for way in ways for access in what(kernel, *way)), memory) for what in (copies, fragments))
 
 
 def _count(accesses: Iterable[Access], memory: SharedMemory) -> Counted:
