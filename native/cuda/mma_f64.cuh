@@ -8,7 +8,8 @@
  * of 16 k rows of 128 bytes, which are 16 elements of m (n). The copy engine exchanges 16-byte chunks: chunk c of row r lies at
  * c ^ (r mod 8). Which row of A an instruction calls its row is free, as long as the sums say the same, and so is which k: lane
  * 4 g + t takes rows (columns) 2 g and 2 g + 1 of 16, and k = 2 t + (e ^ t / 2) of 8 for e = 0, 1. Then no two lanes of a wavefront meet
- * in a bank, whichever way the operand lies, and a lane's sums are four neighbouring columns of C.
+ * in a bank, whichever way the operand lies. Two rows are neighbours in registers, as the instruction wants them; two columns are
+ * not, so where B lies along n a lane takes columns g and g + 8 one by one, which is without conflicts too, rather than move them.
  *
  * Worked number: 128x128 with 8 warps of 64x32, k 8: a warp reads (64 + 32) * 8 * 8 bytes = 6 KiB for 16 instructions of 32 cycles; two
  * warps a quarter: 48 KiB in 1024 cycles, of 128 KiB that shared memory could give. From L2: 256 * 8 bytes for 128 * 128 / 128 cycles
@@ -46,17 +47,22 @@ __device__ inline void multiply(double (&c)[4], const double (&a)[4], const doub
                  : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3]) : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
 }
 
-/* A lane's elements of 16 rows (columns) x 8 k: x[e][o] is row 2 g + o at the k of e. */
-template <bool K_LAST> struct Fragment {
+/* A lane's elements of 16 rows (columns) x 8 k: x[e][o] is row 2 g + o, without PAIRS g + 8 o, at the k of e. */
+template <bool K_LAST, bool PAIRS> struct Fragment {
     /* Where they begin in an operand's stage, for the warp whose rows begin at `first`. */
     __device__ static int origin(int first) {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, e = t / 2;
+        if (!PAIRS) return first * 128 + (2 * t + e) * 128 + (g / 2 ^ (2 * t + e)) * 16 + g % 2 * 8;
         return K_LAST ? (first + 2 * g) * 128 + (t ^ 2 * g % 8) * 16 + e * 8 : first * 128 + (2 * t + e) * 128 + (g ^ (2 * t + e)) * 16;
     }
     __device__ static void load(double (&x)[2][2], uint32_t from, int tile, int half) {
 #pragma unroll
         for (int e = 0; e < 2; e++)
-            if constexpr (K_LAST) {
+            if constexpr (!PAIRS) {
+#pragma unroll
+                for (int o = 0; o < 2; o++)
+                    asm volatile("ld.shared.f64 %0, [%1];" : "=d"(x[e][o]) : "r"((from ^ (e * 144 + o * 64)) + half * 1024 + tile * 2048));
+            } else if constexpr (K_LAST) {
 #pragma unroll
                 for (int o = 0; o < 2; o++)
                     asm volatile("ld.shared.f64 %0, [%1];" : "=d"(x[e][o]) : "r"((from ^ (e * 8 + o * 144 + half * 64)) + tile * 2048));
@@ -88,8 +94,8 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
 
 template <class S, bool TA, bool TB> __device__ inline void consume(const Stages<S> &shared, int *flag, const Problem &p) {
     constexpr int TILES_M = S::WARP_M / 16, TILES_N = S::WARP_N / 8, ROW = TILES_N * 4; /* sums of a row of tiles */
-    using A = Fragment<!TA>;
-    using B = Fragment<TB>;
+    using A = Fragment<!TA, true>;
+    using B = Fragment<TB, TB>; /* PAIRS where they lie along k */
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = warp / (S::BLOCK_N / S::WARP_N) * S::WARP_M, column = warp % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
     const int origin_a = A::origin(row), origin_b = S::A_BYTES + B::origin(column);
@@ -134,17 +140,17 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
         }
         if (!meet(p, work, t, sum, (int)threadIdx.x, 32 * S::WARPS, flag, [] { sync_threads(1, 32 * S::WARPS); })) continue;
         const Epilogue<double, double> epilogue(p);
-        const int row0 = t.i * S::BLOCK_M + row + lane / 4 * 2, column0 = t.j * S::BLOCK_N + column + lane % 4 * 4;
+        const int row0 = t.i * S::BLOCK_M + row + lane / 4 * 2, column0 = t.j * S::BLOCK_N + column + lane % 4 * (TB ? 4 : 2);
 #pragma unroll 1
         for (int i = 0; i < TILES_M; i++) {
-            double out[ROW];
+            double out[ROW]; /* [pair of tiles][row][pair of columns][column] */
 #pragma unroll
-            for (int e = 0; e < ROW; e++) out[e] = sum[e / 8 * 8 + e % 2 * 4 + e / 4 % 2 * 2 + e / 2 % 2];
+            for (int e = 0; e < ROW; e++) out[e] = sum[e / 8 * 8 + e / 4 % 2 * 2 + (TB ? e % 2 * 4 + e / 2 % 2 : e / 2 % 2 * 4 + e % 2)];
 #pragma unroll 1
-            for (int q = 0; q < TILES_N; q++) { /* a row's four neighbouring columns */
-                epilogue.store(row0 + i * 16 + q % 2, column0 + q / 2 * 16, *(const double(*)[4])out);
+            for (int q = 0; q < TILES_N * 2; q++) {
+                epilogue.store(row0 + i * 16 + q / 2 % 2, column0 + q / 4 * 16 + q % 2 * (TB ? 2 : 8), *(const double(*)[2])out);
 #pragma unroll
-                for (int e = 0; e < ROW - 4; e++) out[e] = out[e + 4];
+                for (int e = 0; e < ROW - 2; e++) out[e] = out[e + 2];
             }
 #pragma unroll
             for (int e = 0; e < TILES_M * ROW - ROW; e++) sum[e] = sum[e + ROW];
