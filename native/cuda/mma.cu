@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
- * GEMM on mma.sync: warps multiply 16 x 8 tiles of C from fragments in registers (f16, bf16: k 16; tf32: k 8; s8: k 32; f64: k 16).
+ * GEMM on mma.sync: warps multiply 16 x 8 tiles of C from fragments in registers (f16, bf16: k 16; tf32: k 8; s8: k 32; f64: mma_f64.cuh).
  *
  * Fragments of 16-byte rows along k come by ldmatrix whatever the type: an 8 x 8 matrix of 16-bit elements is 8 rows of 16 bytes, and
  * thread T receives bytes 4 (T mod 4) of row T / 4, which is where mma.sync wants 2 f16, 1 tf32 or 4 s8. Operands whose rows run along
- * m or n are transposed by ldmatrix.trans where elements have 16 bits; tf32 and s8 ask for rows along k (`needs`); f64 is read element
- * by element. (PTX ISA, "Warp-level matrix instructions": fragment layouts of mma.m16n8k*.)
+ * m or n are transposed by ldmatrix.trans where elements have 16 bits; tf32 and s8 ask for rows along k (`needs`). (PTX ISA,
+ * "Warp-level matrix instructions": fragment layouts of mma.m16n8k*.)
  *
- * Worked number: f64 128x128x16 with warps of 64x32: a k step of 16 reads (64 + 32) x 16 x 8 bytes = 12 KiB a warp for
- * 32,768 multiply-adds; at 128 a cycle and SM that is 256 cycles, in which shared memory could give 32 KiB. */
+ * Worked number: f16 128x128x32 with warps of 64x32: a k step of 16 reads (64 + 32) x 16 x 2 bytes = 3 KiB a warp, 24 wavefronts of
+ * shared memory, for 32,768 multiply-adds; an SM multiplies 1,024 of them a cycle here, so shared memory is busy 24 of 32 cycles. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <algorithm>
 
+#include "mma_f64.cuh"
 #include "tensor.cuh"
 
 namespace pysim {
@@ -58,16 +59,6 @@ template <> struct Mma<signed char> {
     static constexpr int k = 32;
     __device__ static void run(int (&c)[4], const unsigned (&a)[4], const unsigned *b) { MMA_4_2("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "r"); }
 };
-template <> struct Mma<double> {
-    using Acc = double;
-    static constexpr int k = 16;
-    __device__ static void run(double (&c)[4], const double (&a)[8], const double *b) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, "
-                     "{%12, %13, %14, %15}, {%0, %1, %2, %3};"
-                     : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
-                     : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
-    }
-};
 #undef MMA_4_2
 
 /* What a warp multiplies in one k step of the instruction. */
@@ -102,19 +93,6 @@ template <class In, class S, int TILES_M, int TILES_N> struct Fragments {
         }
     }
 };
-/* Pairs along k would make loads of 16 bytes, but the instruction wants pairs of rows in neighbouring registers: the moves cost more. */
-template <class S, int TILES_M, int TILES_N> struct Fragments<double, S, TILES_M, TILES_N> {
-    double a[TILES_M][8], b[TILES_N / 2][8];
-
-    __device__ void load(char *left, char *right, int row0, int column0, int k0) {
-        const int outer = threadIdx.x % 32 / 4, k = k0 + threadIdx.x % 4;
-#pragma unroll
-        for (int i = 0; i < TILES_M * 8; i++) a[i / 8][i % 8] = *S::A::at(left, row0 + i / 8 * 16 + outer + i % 2 * 8, k + i % 8 / 2 * 4);
-#pragma unroll
-        for (int j = 0; j < TILES_N * 4; j++) b[j / 8][j % 8] = *S::B::at(right, column0 + j / 4 * 8 + outer, k + j % 4 * 4);
-    }
-};
-
 template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB>
 __global__ void __launch_bounds__(Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads, Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>::blocks) mma_kernel(const __grid_constant__ Problem p) {
     using S = Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>;
@@ -174,6 +152,9 @@ template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES> struct K
     }
     static constexpr Needs needs = {16, sizeof(In) == 1 || sizeof(In) == 4, sizeof(In) == 1 || sizeof(In) == 4};
 };
+
+template <int BM, int BN, int BK, int WM, int WN, int STAGES>
+struct Kernel<double, BM, BN, BK, WM, WN, STAGES> : f64_mma::Kernel<BM, BN, BK, WM, WN, STAGES> {};
 
 using f16 = __half;
 using bf16 = __nv_bfloat16;

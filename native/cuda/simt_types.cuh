@@ -74,8 +74,8 @@ struct S8 {
     static __device__ Sum sum_of(const Value *value) { return *value; }
 };
 
-/* BYTES from or to shared memory at once, or unit by unit for the kernels without vector accesses; asm keeps the compiler from
- * joining those again. */
+/* BYTES from or to shared memory at once, or unit by unit for the kernels without vector accesses; volatile keeps the
+ * assembler from joining those again. */
 template <int BYTES, bool VECTOR, int UNIT> __device__ inline void from_shared(void *to, const void *from) {
     if constexpr (VECTOR) {
         *(typename Word<BYTES>::type *)to = *(const typename Word<BYTES>::type *)from;
@@ -83,9 +83,9 @@ template <int BYTES, bool VECTOR, int UNIT> __device__ inline void from_shared(v
         const unsigned at = (unsigned)__cvta_generic_to_shared(from);
 #pragma unroll
         for (int i = 0; i < BYTES / UNIT; i++)
-            if constexpr (UNIT == 8) asm volatile("ld.shared.f64 %0, [%1];" : "=d"(((double *)to)[i]) : "r"(at + 8 * i));
-            else if constexpr (UNIT == 4) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(((unsigned *)to)[i]) : "r"(at + 4 * i));
-            else asm volatile("ld.shared.u16 %0, [%1];" : "=h"(((unsigned short *)to)[i]) : "r"(at + 2 * i));
+            if constexpr (UNIT == 8) asm volatile("ld.volatile.shared.f64 %0, [%1];" : "=d"(((double *)to)[i]) : "r"(at + 8 * i));
+            else if constexpr (UNIT == 4) asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(((unsigned *)to)[i]) : "r"(at + 4 * i));
+            else asm volatile("ld.volatile.shared.u16 %0, [%1];" : "=h"(((unsigned short *)to)[i]) : "r"(at + 2 * i));
     }
 }
 template <int BYTES, bool VECTOR> __device__ inline void to_shared(void *to, const unsigned *words) {
@@ -96,7 +96,7 @@ template <int BYTES, bool VECTOR> __device__ inline void to_shared(void *to, con
     } else {
         const unsigned at = (unsigned)__cvta_generic_to_shared(to);
 #pragma unroll
-        for (int i = 0; i < BYTES / 4; i++) asm volatile("st.shared.u32 [%0], %1;" ::"r"(at + 4 * i), "r"(words[i]) : "memory");
+        for (int i = 0; i < BYTES / 4; i++) asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(at + 4 * i), "r"(words[i]) : "memory");
     }
 }
 }

@@ -3,8 +3,7 @@
  * 16-byte cp.async, `STAGES` k steps deep, with rows padded by 16 bytes.
  *
  * Banks: eight rows of a fragment lie `pitch` bytes apart. A pitch that is an odd multiple of 16 bytes puts them into eight different
- * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts; rows of f64 fragments want
- * a pitch of 32 modulo 128 bytes instead (two rows of 8 bytes x 4 side by side). */
+ * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. */
 #ifndef PYSIM_CUDA_TENSOR_CUH
 #define PYSIM_CUDA_TENSOR_CUH
 #include "decomposition.cuh"
@@ -21,18 +20,13 @@ __device__ inline void copy_async(void *to, const void *from, int bytes) {
 __device__ inline void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> __device__ inline void wait_async() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
-/* The least pitch in bytes that holds `bytes` (a multiple of 16) and is 16 (f64: 32) modulo `32` (f64: 128). */
-constexpr int padded(int bytes, int element) {
-    const int period = element == 8 ? 128 : 32, rest = element == 8 ? 32 : 16;
-    int pitch = bytes;
-    while (pitch % period != rest) pitch += 16;
-    return pitch;
-}
+/* The least pitch in bytes that holds `bytes` (a multiple of 16) and is an odd multiple of 16. */
+constexpr int padded(int bytes) { return bytes % 32 ? bytes : bytes + 16; }
 
 /* One operand's tile of `OUTER` rows of C (columns for B) x K: rows of k where K_LAST, else rows of the outer index. */
 template <class In, int OUTER, int K, bool K_LAST> struct SharedTile {
     static constexpr int rows = K_LAST ? OUTER : K, columns = K_LAST ? K : OUTER, element = sizeof(In);
-    static constexpr int pitch = padded(columns * element, element), bytes = rows * pitch, chunks = columns * element / 16;
+    static constexpr int pitch = padded(columns * element), bytes = rows * pitch, chunks = columns * element / 16;
     static_assert(columns * element % 16 == 0, "a row is whole 16-byte chunks");
 
     /* Element (outer, k) of the tile at `base`. */
@@ -80,8 +74,8 @@ template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA,
     static constexpr int shared = STAGES * stage;
     /* 16 warps an SM hide the latency of loads and multiply-adds; they leave 128 registers a thread, half of them for sums. Warps with
      * more sums than that read less shared memory for a multiply-add, and 8 of them an SM have 255 registers each. */
-    static constexpr int sums = WM * WN * (sizeof(In) == 8 ? 2 : 1) / 32, at_once = sums > 64 ? 256 : 512;
-    static constexpr int blocks = threads < at_once ? at_once / threads : 1, buffers = sums > 64 && sizeof(In) < 8 ? 2 : 1;
+    static constexpr int sums = WM * WN / 32, at_once = sums > 64 ? 256 : 512;
+    static constexpr int blocks = threads < at_once ? at_once / threads : 1, buffers = sums > 64 ? 2 : 1;
     static_assert(BM % WM == 0 && BN % WN == 0, "warps tile the block");
 };
 
@@ -133,7 +127,7 @@ __device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0,
 }
 
 /* The block's tile of sums on its way out: fragments go to shared memory, whole rows leave it, so that stores are coalesced and the
- * epilogue's code stands once in a loop that is not unrolled. The pitch puts the 4 rows (f64: 2) of a half-warp's pairs on different banks. */
+ * epilogue's code stands once in a loop that is not unrolled. The pitch puts the 4 rows of a half-warp's pairs on different banks. */
 template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
     static constexpr int pitch = BN + 8, bytes = BM * pitch * (int)sizeof(Acc), vector = 16 / sizeof(Acc) < 4 ? 16 / sizeof(Acc) : 4;
     __device__ static Acc *at(char *base, int row, int column) { return (Acc *)base + row * pitch + column; }

@@ -59,7 +59,7 @@ SUB_CORES = 4
 ASYNCHRONOUS_STAGES = 3  # SIMT kernels with so many stages fill them by cp.async, with fewer through registers
 REGISTER_UNIT = 256  # registers of a warp are given out in units of this many
 RESERVED_SHARED_BYTES = 1024  # of each block, by the driver, from capability 8.0
-PRODUCER_THREADS = WARPGROUP  # the warpgroup of a wgmma block that loads
+PRODUCER_THREADS = WARPGROUP  # the warpgroup that loads, of a block that has one
 SUM_BYTES = {"f64": 8}  # of an accumulator; 4 for all others
 RESULT_BYTES = {"s8": 4, "f8": 2}  # of an element of C; that of A and B for all others
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
@@ -88,9 +88,14 @@ def pipe_of(gpu: Gpu, kernel: GemmKernel) -> str | None:
     return next((pipe for pipe in (f"{kernel.pipe}_f32", kernel.pipe) if pipe in gpu.fma_per_cycle), None)
 
 
+def has_producer(kernel: GemmKernel) -> bool:
+    """Whether a warpgroup of the block does nothing but load, with the copy engine: wgmma's kernels, and f64's of the mma family."""
+    return kernel.family == "wgmma" or (kernel.family == "mma" and kernel.dtype == "f64")
+
+
 def threads_of(kernel: GemmKernel) -> int:
-    """Threads of a block, from the columns: those that multiply, and wgmma's producers."""
-    return kernel.math_threads + (PRODUCER_THREADS if kernel.family == "wgmma" else 0)
+    """Threads of a block, from the columns: those that multiply, and producers."""
+    return kernel.math_threads + (PRODUCER_THREADS if has_producer(kernel) else 0)
 
 
 def stage_bytes(kernel: GemmKernel) -> int:
@@ -109,19 +114,21 @@ def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> tuple[Att
     registers = min(255, (sums + fragments + 40 + 7) // 8 * 8)
     if kernel.family == "wgmma":  # all registers of the SM, divided unevenly once the block runs
         registers = min(168, 65536 // threads // 8 * 8)
+    elif has_producer(kernel):  # of its half of the SM, where it has four multiplying warps
+        registers = 168 if kernel.math_threads == 256 else min(128, registers)
     return Attributes(threads, registers, shared_bytes(kernel)), False
 
 
 def shared_bytes(kernel: GemmKernel) -> int:
     """Bytes of shared memory of a block, as the families lay it out: stages, and where it is larger the tile of C on its way out."""
     result, size = SUM_BYTES.get(kernel.dtype, 4), GEMM_DTYPES[kernel.dtype]
-    if kernel.family == "wgmma":  # two barriers a stage, a flag, room to align to 1 KiB
+    if has_producer(kernel):  # two barriers a stage, a flag, room to align to 1 KiB
         return kernel.stages * (stage_bytes(kernel) + 16) + 16 + 1024
     if kernel.family == "simt":
         packed = 2 if kernel.dtype == "f16" else 1  # half2 sums
         return max(kernel.stages * stage_bytes(kernel), kernel.block_m * kernel.block_n * result // packed)
-    period, rest = (128, 32) if size == 8 else (32, 16)  # rows of k are padded to an odd multiple of 16 (32) bytes
-    pitch = next(p for p in range(kernel.block_k * size, 1 << 20, 16) if p % period == rest)
+    row = kernel.block_k * size
+    pitch = row if row % 32 else row + 16  # rows of k are padded to an odd multiple of 16 bytes
     rows = kernel.block_m + kernel.block_n
     return max(kernel.stages * rows * pitch, kernel.block_m * (kernel.block_n + 8) * result)
 
@@ -162,7 +169,7 @@ def work(gpu: Gpu, kernel: GemmKernel, trans_a: bool = False, trans_b: bool = Fa
     products = kernel.block_m * kernel.block_n * kernel.block_k
     arithmetic = products / gpu.fma_per_cycle[pipe].value
     stored = stage_bytes(kernel) / LINE_BYTES
-    copies = stage_bytes(kernel) / VECTOR_BYTES / WARP * (0 if kernel.family == "wgmma" else 2)  # loads, and their addresses
+    copies = stage_bytes(kernel) / VECTOR_BYTES / WARP * (0 if has_producer(kernel) else 2)  # loads, and their addresses
     if kernel.family == "simt":
         counted = wavefronts(kernel, trans_a, trans_b, SharedMemory(rule=gpu.shared_rule))
         multiplies = products / PACKED.get(kernel.dtype, 1) / WARP

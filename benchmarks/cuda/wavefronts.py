@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Shared-memory wavefronts of every kernel of native/cuda/gemms.inc: predicted by pysim.cachemodel, counted by Nsight Compute.
+
+    benchmarks/cuda/wavefronts.py -o cuda-wavefronts-h200.json [--only REGEX]
+
+Each row runs on a few small products: 2 x 2 tiles in every layout that it has a kernel for, and ragged ones, also with k in parts. All
+launches are one process under one `ncu`. Of tensor-core rows the whole launch is predicted. The SIMT rows' module describes one step
+of k of one block inside C, so two launches that differ in k alone are counted, and their difference is compared.
+
+Compared are sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_*: what the addresses of the executed instructions cost.
+l1tex__data_pipe_lsu_wavefronts_mem_shared_op_*, counted where the data pass, are written beside them: in some launches loads there take
+up to some percent more (1.5 % was seen), by another number each time. Of
+asynchronous copies nothing comparable is counted. Prints a table (row, launches, wavefronts predicted and counted, equal); exits with 1
+where one differs. Needs ncu, a GPU and the CUDA library ($PYSIM_CUDA_LIBRARY).
+"""
+
+import argparse
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pysim import cuda
+from pysim.arrays import SIZES
+from pysim.cachemodel import gemm_shared, tensor_shared
+from pysim.cuda import DeviceArray, Launch
+from pysim.registry import GemmKernel, gemm_kernels
+from pysim.schedule import GpuSchedule
+from pysim.workload import Gemm
+
+PRODUCTS = "regex:^(kernel|wmma_kernel|mma_kernel|wgmma_kernel)$"
+SASS, HARDWARE = "sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_"
+KINDS = {"loads": ("ld", "ldsm"), "stores": ("st", "stsm"), "products": ("gmma",)}  # and the counters' endings
+COUNTERS = [SASS + ending + ".sum" for endings in KINDS.values() for ending in endings]
+COUNTERS += [HARDWARE + endings[0] + ".sum" for endings in KINDS.values()]
+LAYOUTS = ("nn", "nt", "tn", "tt")
+SHORT, LONG = 3, 5  # steps of k of the SIMT rows' two launches
+
+
+class Run(NamedTuple):
+    """One launch."""
+
+    kernel: GemmKernel
+    problem: Gemm
+    schedule: GpuSchedule
+    result: str
+
+
+def runs_of(kernel: GemmKernel) -> list[Run]:
+    """The launches that a row is counted on."""
+    high, wide, deep = kernel.block_m * kernel.cluster_m, kernel.block_n * kernel.cluster_n, kernel.block_k
+    results = cuda.RESULTS[kernel.dtype]
+
+    def run(m: int, n: int, k: int, layout: str, splits: tuple[str, int] = ("data_parallel", 1), result: str = results[0]) -> Run:
+        w = Gemm(m=m, n=n, k=k, trans_a=layout[0] == "t", trans_b=layout[1] == "t", dtype=kernel.dtype)
+        return Run(kernel, w, GpuSchedule(kernel.name, splits[0], splits[1], False, 8), result)
+
+    if kernel.family == "simt":
+        return [run(2 * high, 2 * wide, steps * deep, layout) for layout in LAYOUTS for steps in (SHORT, LONG)]
+    layouts = LAYOUTS if kernel.dtype in ("f16", "bf16", "f64") else ("nt",)
+    return [
+        *(run(2 * high, 2 * wide, 4 * deep, layout) for layout in layouts),
+        run(2 * high + high // 2 + 3, wide + 5, 5 * deep + 3, layouts[-1], result=results[-1]),
+        run(high // 2 + 1, 2 * wide - 7, 7 * deep - 5, layouts[0], ("split_k", 3)),
+        run(high + 1, 2 * wide + 1, 3 * deep - 1, layouts[-1], ("stream_k", 5), results[-1]),
+    ]
+
+
+def pitch(columns: int, dtype: str) -> int:
+    """Elements of a row that ends on 16 bytes: no operand has to be re-laid-out."""
+    step = 16 // SIZES.get(dtype, 4)
+    return -(-columns // step) * step
+
+
+def launch(runs: list[Run]) -> None:
+    """What ncu looks at: every run once, one after another."""
+    largest = max(max(r.problem.m, r.problem.n, r.problem.k, 64) + 16 for r in runs)
+    a, b, c = (DeviceArray((largest * largest * 8,), "u8") for _ in range(3))
+    for r in runs:
+        w = r.problem
+        lda, ldb = pitch(w.m if w.trans_a else w.k, w.dtype), pitch(w.k if w.trans_b else w.n, w.dtype)
+        made = Launch(w, r.schedule, (a.pointer, b.pointer, c.pointer), result=r.result, pitches=(lda, ldb, pitch(w.n, r.result)))
+        made.run()
+        cuda.synchronize()
+
+
+def counted(command: list[str]) -> tuple[str, list[dict[str, dict[str, int]]]]:
+    """ncu's version, and of each launch, in order, wavefronts by the instructions' addresses ("counted") and in the pipe ("passed")."""
+    ncu = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--cache-control", "none"]
+    ncu += ["--kernel-name-base", "function", "--kernel-name", PRODUCTS, "--metrics", ",".join(COUNTERS)]
+    done = subprocess.run([*ncu, sys.executable, *command], capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    if done.returncode or len(lines) < 3:
+        sys.exit(f"ncu failed ({done.returncode}):\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    found = []
+    for row in list(csv.DictReader(lines))[1:]:  # the first has the units
+        value = {name: round(float(row[name].replace(",", ""))) for name in COUNTERS}
+        found.append({
+            "counted": {kind: sum(value[f"{SASS}{ending}.sum"] for ending in endings) for kind, endings in KINDS.items()},
+            "passed": {kind: value[f"{HARDWARE}{endings[0]}.sum"] for kind, endings in KINDS.items()},
+        })  # fmt: skip
+    version = subprocess.run(["ncu", "--version"], capture_output=True, text=True).stdout.split("Version ")[-1].split()[0]
+    return version, found
+
+
+def compared(runs: list[Run], seen: list[dict[str, dict[str, int]]]) -> list[dict[str, Any]]:
+    """One entry for each launch (SIMT: pair of launches, per step and tile) with prediction and counters."""
+    entries, done = [], iter(zip(runs, seen, strict=True))
+    for r, counts in done:
+        entry: dict[str, Any] = {"kernel": r.kernel.name, "problem": r.problem.text, "result": r.result}
+        if r.kernel.family == "simt":
+            longer, more = next(done)
+            steps = 4 * (LONG - SHORT)
+            cost = gemm_shared.wavefronts(r.kernel, r.problem.trans_a, r.problem.trans_b)
+            predicted = {kind: steps * cost[kind].total if kind in cost else 0 for kind in KINDS}
+            entry |= {"problem": f"{longer.problem.text} less {r.problem.text}"}
+            entry |= {key: {kind: more[key][kind] - counts[key][kind] for kind in KINDS} for key in counts}
+        else:
+            cost = tensor_shared.wavefronts(r.kernel, r.problem, r.schedule)
+            predicted = {kind: cost[kind].total for kind in KINDS}
+            entry |= {"decomposition": r.schedule.decomposition, "splits": r.schedule.splits, **counts}
+        entries.append(entry | {"predicted": predicted, "equal": predicted == entry["counted"]})
+    return entries
+
+
+def print_table(entries: list[dict[str, Any]]) -> None:
+    print(f"{'row':<52} {'launches':>8}" + "".join(f" {kind + ' predicted':>19} {'counted':>10}" for kind in KINDS) + "  equal")
+    for name in dict.fromkeys(entry["kernel"] for entry in entries):
+        of = [entry for entry in entries if entry["kernel"] == name]
+        sums = [[sum(entry[key][kind] for entry in of) for key in ("predicted", "counted")] for kind in KINDS]
+        equal = "yes" if all(entry["equal"] for entry in of) else "NO"
+        print(f"{name:<52} {len(of):>8}" + "".join(f" {predicted:>19} {number:>10}" for predicted, number in sums) + f"  {equal}")
+    print(f"{sum(entry['equal'] for entry in entries)} of {len(entries)} equal")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--only", default="", help="rows whose name this regular expression matches")
+    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    runs = [r for kernel in gemm_kernels() if re.search(options.only, kernel.name) for r in runs_of(kernel)]
+    if options.launch:
+        return launch(runs)
+    version, seen = counted([__file__, "--launch", "--only", options.only])
+    if len(seen) != len(runs):
+        sys.exit(f"ncu counted {len(seen)} launches of {len(runs)}")
+    entries = compared(runs, seen)
+    if options.output:
+        device = cuda.devices()[0]
+        head = {"device": device.name, "driver": device.driver, "runtime": device.runtime, "ncu": version, "counters": COUNTERS}
+        lines = ",\n".join(json.dumps(entry) for entry in entries)
+        options.output.write_text(f'{{"meta": {json.dumps(head)},\n"launches": [\n{lines}\n]}}\n')
+    print_table(entries)
+    sys.exit(not all(entry["equal"] for entry in entries))
+
+
+if __name__ == "__main__":
+    main()
