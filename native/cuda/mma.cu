@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>:
 #pragma unroll
                 for (int i = 0; i < tiles_m * tiles_n; i++) {
                     const int row = i / tiles_n, column = i % tiles_n;
-                    M::run(*(Acc(*)[4])(acc + i * 4), f[buffer].a[row], f[buffer].b[column / 2] + column % 2 * (M::k * (int)sizeof(In) / 32));
+                    M::run(*(Acc(*)[4])(acc + i * 4), f[buffer].a[row], f[buffer].b[column / 2] + column % 2 * 2);
                 }
             });
         if (!meet(p, work, t, acc, (int)threadIdx.x, S::threads, &meeting, [] { __syncthreads(); })) continue;
