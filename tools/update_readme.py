@@ -7,6 +7,7 @@ pysim compare resnet50 --peers > benchmarks/data/compare-resnet50.txt; python to
 import json
 import re
 from pathlib import Path
+from statistics import geometric_mean
 
 import paper_comparison
 import static_cycles
@@ -57,6 +58,19 @@ def worst_table(least: float = 0.08) -> str:
     return "\n".join(rows) + "\n"
 
 
+def cublas_table() -> str:
+    """Per type: TFLOP/s and ratio to cuBLAS of M = 10240, N = K = 4096 in four layouts, and the geometric mean ratio of the other shapes."""
+    found = [one for one in map(json.loads, (DATA / "cublas-h200.jsonl").read_text().splitlines()) if "layout" in one]
+    rows = ["| types | NN | TN | NT | TT | 12 other shapes |", "| --- | --: | --: | --: | --: | --: |"]
+    for dtype in dict.fromkeys(one["dtype"] for one in found):
+        mine = [one for one in found if one["dtype"] == dtype]
+        main = {one["layout"]: one for one in mine if (one["m"], one["n"], one["k"]) == (10240, 4096, 4096)}
+        others = [one["ratio"] for one in mine if one not in main.values()]
+        cells = [f"{main[name]['tflops']:.0f} ({main[name]['ratio']:.2f})" for name in ("nn", "tn", "nt", "tt")]
+        rows.append(f"| {dtype.replace('>', ' -> ')} | {' | '.join(cells)} | {geometric_mean(others):.2f} |")
+    return "\n".join(rows) + "\n"
+
+
 if __name__ == "__main__":
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
@@ -73,3 +87,4 @@ if __name__ == "__main__":
     put(cache, "validation other networks", validation_table("cache-validation-other.json"))
     put(cache, "validation drawn schedules", validation_table("cache-validation-random.json"))
     put(cache, "validation worst", worst_table())
+    put(ROOT / "docs" / "performance-cuda.md", "cublas", cublas_table())
