@@ -59,7 +59,7 @@ def worst_table(least: float = 0.08) -> str:
 
 
 def cublas_table() -> str:
-    """Per type: TFLOP/s and ratio to cuBLAS of M = 10240, N = K = 4096 in four layouts, and the geometric mean ratio of the other shapes."""
+    """Per type: TFLOP/s and ratio to cuBLAS of the main shape in four layouts, and the geometric mean ratio of the others."""
     found = [one for one in map(json.loads, (DATA / "cublas-h200.jsonl").read_text().splitlines()) if "layout" in one]
     rows = ["| types | NN | TN | NT | TT | 12 other shapes |", "| --- | --: | --: | --: | --: | --: |"]
     for dtype in dict.fromkeys(one["dtype"] for one in found):
