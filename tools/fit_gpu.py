@@ -32,7 +32,7 @@ from pysim.workload import Gemm, parse
 
 NEAR, NEAR_WEIGHT = 1.5, 3.0
 ENOUGH = 4  # samples: a median of fewer weighs less
-SAMPLE = 48  # launches of a problem that the fit looks at
+SAMPLE = 64  # launches of a problem that the fit looks at
 SOURCE = "fit"
 RATES = (
     "l2_bytes_per_second",
@@ -45,7 +45,8 @@ RATES = (
 CONSTANTS = ("pass_seconds", "clear_seconds", "copy_share", "l2_share")
 OF_FAMILY = tuple(name for name in GpuFamily.__struct_fields__ if name != "efficiency")
 BOUNDS = {  # of each constant: what a GPU could have
-    "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "clear_seconds": (1e-7, 1e-5), "copy_share": (0.05, 1), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000),
+    "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "clear_seconds": (1e-7, 1e-5),
+    "copy_share": (0.05, 1), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000),
     "hidden": (1e-3, 1), "overlap": (1e-3, 1), "l2_share": (0.2, 1), "l2_bytes_per_second": (1e12, 3e13),
     "memory_bytes_per_second": (1e12, 8e12), "l2_latency_cycles": (100, 2000),
     "memory_latency_cycles": (200, 5000),
@@ -308,7 +309,8 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path]) -> None:
         head, found, rest = text.partition(f"[model.families.{family}]\n")
         body, blank, tail = rest.partition("\n\n")
         text = head + found + with_values(body, {name: getattr(numbers, name) for name in GpuFamily.__struct_fields__}) + blank + tail
-    if f"[sources.{SOURCE}]" not in text:
+    text = re.sub(rf"(?ms)^\[sources\.{SOURCE}\]\n.*?(?=^\[|\Z)", "", text).rstrip("\n") + "\n"
+    if f'source = "{SOURCE}"' in text:
         files = ", ".join(map(named, paths))
         text += f'\n[sources.{SOURCE}]\ntitle = "Least squares over measured products"\ncommand = "tools/fit_gpu.py"\nfile = "{files}"\n'
     for key in re.findall(r"(?m)^\[sources\.(\w+)\]$", text):

@@ -10,11 +10,12 @@ once (CUDA's rule: `occupancy`), so they run in waves. All cycles are of frequen
     busy     = max(loop, power)      transfer = max(L2, memory)
 
 step    what one step of one block needs of its SM: max(multiply-adds / fma_per_cycle[p], shared-memory wavefronts, instructions /
-        schedulers) / efficiency, which is the kernel's where it was measured, else its family's. `work` has the counts.
+        schedulers) / efficiency, which is the kernel's where it was measured, else its family's. `work` has the counts. SIMT rows load
+        an operand whose rows are no whole vectors element by element: instructions and wavefronts of each.
 alone   what a block waits for a step when nothing else runs: max(step, latency / max(1, stages - 1)) + step_cycles, the last twice
         with one stage (two barriers). Fewer than four warps leave sub-cores idle.
-loop    full waves x steps x max(occupancy step, alone) + the last wave likewise with the blocks that it has left an SM: tile and wave
-        quantisation are in the counts.
+loop    full waves x steps x ((occupancy step)^KNEE + alone^KNEE)^(1/KNEE) + the last wave likewise with the blocks that it has left an SM:
+        tile and wave quantisation are in the counts; blocks hide each other's waiting the better the more there are, not all at once.
 power   multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p]: the clock that the whole chip can keep up.
 L2      Each block (cluster, where blocks share what they load) reads its rows of A and columns of B, and writes its tile:
         bytes / min(l2 rate, active SMs x port) / transfer, the kernel's share of that rate where it was measured (else 1).
@@ -22,12 +23,15 @@ memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port
         one operand ("slow") along all panels of the other ("fast"), so a wave touches a rectangle of tiles. The fast operand comes
         again each band, at a distance of itself and a band; the slow one each wave of a band, at a distance of what a wave touches.
         Of a distance d the share clip(2 d / (l2_share L2) - 1, 0, 1) misses. First touches lie a whole run apart when operands are
-        used again and again ("hot"); cold, they all miss. (The output rectangle that runs at once is an idea of AMD's Origami,
+        used again and again ("hot"); cold, they all miss. Blocks of stream-K are at tiles far apart, each at its own step: what they
+        share comes again at the distance of all that they touch. (The output rectangle that runs at once is an idea of AMD's Origami,
         https://github.com/ROCm/rocm-libraries, shared/origami.)
 tiles   A tile's start and end: block_cycles, the latency of the first load, and its way out through the SM's port; `hidden` of it
         overlaps with other work in all waves but one.
-partials  split-K and stream-K: accumulators written once and read once by the block that sums them, part after part.
-relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at L2's or memory's rate.
+partials  split-K and stream-K: accumulators written once and read once by the block that sums them, part after part, SUMS_AT_ONCE a
+          thread and then a latency.
+relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate.
+passes    pass_seconds for each re-layout, clear_seconds for the memset of split-K's and stream-K's flags.
 
 Assumptions: blocks of a wave start together; the clock does not move; TLB misses and L2's two halves are nowhere but in fitted rates.
 
@@ -154,11 +158,11 @@ def resident(gpu: Gpu, kernel: GemmKernel, attributes: Attributes) -> int:
 
 
 @lru_cache(maxsize=4096)
-def work(gpu: Gpu, kernel: GemmKernel, trans_a: bool = False, trans_b: bool = False, ragged: tuple[bool, bool] = (False, False)) -> Work:
+def work(gpu: Gpu, kernel: GemmKernel, trans_a: bool = False, trans_b: bool = False, ragged: tuple[bool, ...] = (False, False)) -> Work:
     """Cycles of the SM's multiply-add pipe, shared memory and schedulers that one step of a block takes.
 
     Of the SIMT rows instructions and wavefronts are counted address by address (`gemm_shared`), of the others they follow from what the
-    instructions read, without conflicts. `ragged` operands (A, B) have rows that are no whole vectors: SIMT rows load them element by element.
+    instructions read, without conflicts. `ragged` (A, B): rows are no whole vectors, and the SIMT rows load element by element.
     """
     pipe = pipe_of(gpu, kernel)
     assert pipe is not None, f"{gpu.name} has no pipe for {kernel.name}"
@@ -169,7 +173,7 @@ def work(gpu: Gpu, kernel: GemmKernel, trans_a: bool = False, trans_b: bool = Fa
     if kernel.family == "simt":
         counted = wavefronts(kernel, trans_a, trans_b, SharedMemory(rule=gpu.shared_rule))
         multiplies = products / PACKED.get(kernel.dtype, 1) / WARP
-        single = sum(extent * kernel.block_k / WARP for extent, is_ragged in zip((kernel.block_m, kernel.block_n), ragged, strict=True) if is_ragged)
+        single = (ragged[0] * kernel.block_m + ragged[1] * kernel.block_n) * kernel.block_k / WARP
         issue = multiplies + sum(one.instructions for one in counted.values()) + copies + EDGE_INSTRUCTIONS * single
         # lanes stay a vector apart, so each load of single elements touches as many lines as one of vectors
         shared = sum(one.total for one in counted.values()) + single * VECTOR_BYTES * WARP / LINE_BYTES
@@ -243,8 +247,8 @@ def pitches(problem: Gemm) -> tuple[int, int]:
 def rows_of(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> Rows:
     """The arrays of these kernels, for a problem's layout, on a machine that has their pipes."""
     found = [attributes_of(kernel, known) for kernel in kernels]
-    vectors = [pitch * GEMM_DTYPES[problem.dtype] % VECTOR_BYTES != 0 for pitch in pitches(problem)]
-    works = [work(gpu, kernel, problem.trans_a, problem.trans_b, (vectors[0], vectors[1])) for kernel in kernels]
+    ragged = tuple(pitch * GEMM_DTYPES[problem.dtype] % VECTOR_BYTES != 0 for pitch in pitches(problem))
+    works = [work(gpu, kernel, problem.trans_a, problem.trans_b, ragged) for kernel in kernels]
     pipes = [pipe_of(gpu, kernel) or "" for kernel in kernels]
     families = [gpu.model.families[family_name(gpu, kernel)] for kernel in kernels]
     shares = [one.efficiency or family.efficiency.value for (one, _), family in zip(found, families, strict=True)]
