@@ -207,11 +207,12 @@ def test_power_bounds_tensor_cores_and_not_a_machine_without_such_a_number():
     assert predicted(free, problem, WGMMA).terms["power"][0] < 0.8 * bound
 
 
-def test_more_stages_filled_alike_never_cost_time_and_hide_latency_where_blocks_are_few():
+def test_more_stages_never_cost_time_and_hide_latency_where_blocks_are_few():
     problem = Gemm(m=64, n=64, k=65536)
-    times = [seconds(H200, problem, msgspec.structs.replace(SMALL, stages=stages)) for stages in (1, 2, 3, 4)]
-    # from 3 on copies are asynchronous, of k-contiguous operands word by word: more wavefronts of shared memory
-    assert times[0] >= times[1] and times[2] >= times[3] and times[0] > times[2]
+    times = [
+        seconds(H200, problem, msgspec.structs.replace(SMALL, stages=stages)) for stages in (1, 3, 4, 5)
+    ]  # none measured: one efficiency
+    assert times == sorted(times, reverse=True) and times[0] > times[2]
 
 
 def test_bank_conflicts_of_fragment_loads_are_counted_as_the_rule_of_the_generation_has_them():
