@@ -242,7 +242,8 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         name: GpuFamily(**{field: assumed(getattr(family, field)) for field in GpuFamily.__struct_fields__})
         for name, family in nearest.model.families.items()
     }
-    model = GpuModel(pass_seconds=assumed(nearest.model.pass_seconds), l2_share=assumed(nearest.model.l2_share), families=families)
+    shares = {name: assumed(getattr(nearest.model, name)) for name in GpuModel.__struct_fields__ if name != "families"}
+    model = GpuModel(**shares, families=families)
     scaled = clock / nearest.frequency_hz.value
     return Gpu(
         schema=1,

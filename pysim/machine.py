@@ -29,9 +29,9 @@ _MAX_FILE_BYTES = 1 << 20
 # costs that a fit may find to be nothing
 _MAY_BE_ZERO = (
     "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles",
-    "launch_seconds", "pass_seconds", "block_cycles", "step_cycles", "hidden",
+    "launch_seconds", "pass_seconds", "clear_seconds", "block_cycles", "step_cycles", "hidden",
 )  # fmt: skip
-_AT_MOST_ONE = ("overlap", "hidden", "l2_share")
+_AT_MOST_ONE = ("overlap", "hidden", "copy_share", "l2_share")
 
 Kind = Literal["datasheet", "manual", "measured", "fitted", "static", "assumed"]
 Policy = Literal["lru", "plru", "fifo", "random"]
@@ -224,11 +224,14 @@ class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of the GPU cost model (`pysim/cachemodel/gpu.py` has the equations).
 
-    `pass_seconds` is what each further kernel or memset of a call costs, `l2_share` the share of L2 that operands can fill before they
-    miss; the others are by family of kernels.
+    `pass_seconds` is what each re-layout of a call costs beside its copy, `clear_seconds` the memset of flags, `copy_share` the share
+    of L2's or memory's rate that a re-layout reaches, `l2_share` that of L2 that operands can fill before they miss; the others are by
+    family of kernels.
     """
 
     pass_seconds: Number
+    clear_seconds: Number
+    copy_share: Number
     l2_share: Number
     families: Annotated[dict[str, GpuFamily], msgspec.Meta(min_length=1)]
 

@@ -209,7 +209,9 @@ def test_power_bounds_tensor_cores_and_not_a_machine_without_such_a_number():
 
 def test_more_stages_never_cost_time_and_hide_latency_where_blocks_are_few():
     problem = Gemm(m=64, n=64, k=65536)
-    times = [seconds(H200, problem, msgspec.structs.replace(SMALL, stages=stages)) for stages in (1, 2, 3, 4)]
+    times = [
+        seconds(H200, problem, msgspec.structs.replace(SMALL, stages=stages)) for stages in (1, 3, 4, 5)
+    ]  # none measured: one efficiency
     assert times == sorted(times, reverse=True) and times[0] > times[2]
 
 

@@ -31,7 +31,8 @@ from pysim.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.workload import Gemm, parse
 
 NEAR, NEAR_WEIGHT = 1.5, 3.0
-SAMPLE = 48  # launches of a problem that the fit looks at
+ENOUGH = 4  # samples: a median of fewer weighs less
+SAMPLE = 64  # launches of a problem that the fit looks at
 SOURCE = "fit"
 RATES = (
     "l2_bytes_per_second",
@@ -41,11 +42,11 @@ RATES = (
     "port_bytes_per_cycle",
     "memory_port_bytes_per_cycle",
 )
-CONSTANTS = ("pass_seconds", "l2_share")
+CONSTANTS = ("pass_seconds", "clear_seconds", "copy_share", "l2_share")
 OF_FAMILY = tuple(name for name in GpuFamily.__struct_fields__ if name != "efficiency")
-SHARES = ("hidden", "overlap", "l2_share")
 BOUNDS = {  # of each constant: what a GPU could have
-    "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000),
+    "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "clear_seconds": (1e-7, 1e-5),
+    "copy_share": (0.05, 1), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000),
     "hidden": (1e-3, 1), "overlap": (1e-3, 1), "l2_share": (0.2, 1), "l2_bytes_per_second": (1e12, 3e13),
     "memory_bytes_per_second": (1e12, 8e12), "l2_latency_cycles": (100, 2000),
     "memory_latency_cycles": (200, 5000),
@@ -115,6 +116,7 @@ def case_of(one: dict[str, Any], names: list[str]) -> Case | None:
     step = max(1, len(order) // SAMPLE)
     sample = np.unique(np.concatenate([order[: SAMPLE // 3], order[::step]]))
     weight = np.where(seconds[sample] <= NEAR * seconds.min(), NEAR_WEIGHT, 1.0)
+    weight *= np.sqrt(np.minimum([launches[index][6] for index in sample], ENOUGH) / ENOUGH)
     problem = parse(one["problem"])
     assert isinstance(problem, Gemm)
     return Case(problem, kernels, model.Table(*columns.T), seconds, sample, weight / np.sqrt(len(sample)), one["cublas"])
@@ -307,7 +309,8 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path]) -> None:
         head, found, rest = text.partition(f"[model.families.{family}]\n")
         body, blank, tail = rest.partition("\n\n")
         text = head + found + with_values(body, {name: getattr(numbers, name) for name in GpuFamily.__struct_fields__}) + blank + tail
-    if f"[sources.{SOURCE}]" not in text:
+    text = re.sub(rf"(?ms)^\[sources\.{SOURCE}\]\n.*?(?=^\[|\Z)", "", text).rstrip("\n") + "\n"
+    if f'source = "{SOURCE}"' in text:
         files = ", ".join(map(named, paths))
         text += f'\n[sources.{SOURCE}]\ntitle = "Least squares over measured products"\ncommand = "tools/fit_gpu.py"\nfile = "{files}"\n'
     for key in re.findall(r"(?m)^\[sources\.(\w+)\]$", text):

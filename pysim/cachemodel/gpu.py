@@ -10,11 +10,12 @@ once (CUDA's rule: `occupancy`), so they run in waves. All cycles are of frequen
     busy     = max(loop, power)      transfer = max(L2, memory)
 
 step    what one step of one block needs of its SM: max(multiply-adds / fma_per_cycle[p], shared-memory wavefronts, instructions /
-        schedulers) / efficiency, which is the kernel's where it was measured, else its family's. `work` has the counts.
+        schedulers) / efficiency, which is the kernel's where it was measured, else its family's. `work` has the counts. SIMT rows load
+        an operand whose rows are no whole vectors element by element: instructions and wavefronts of each.
 alone   what a block waits for a step when nothing else runs: max(step, latency / max(1, stages - 1)) + step_cycles, the last twice
         with one stage (two barriers). Fewer than four warps leave sub-cores idle.
-loop    full waves x steps x max(occupancy step, alone) + the last wave likewise with the blocks that it has left an SM: tile and wave
-        quantisation are in the counts.
+loop    full waves x steps x ((occupancy step)^KNEE + alone^KNEE)^(1/KNEE) + the last wave likewise with the blocks that it has left an SM:
+        tile and wave quantisation are in the counts; blocks hide each other's waiting the better the more there are, not all at once.
 power   multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p]: the clock that the whole chip can keep up.
 L2      Each block (cluster, where blocks share what they load) reads its rows of A and columns of B, and writes its tile:
         bytes / min(l2 rate, active SMs x port) / transfer, the kernel's share of that rate where it was measured (else 1).
@@ -22,12 +23,15 @@ memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port
         one operand ("slow") along all panels of the other ("fast"), so a wave touches a rectangle of tiles. The fast operand comes
         again each band, at a distance of itself and a band; the slow one each wave of a band, at a distance of what a wave touches.
         Of a distance d the share clip(2 d / (l2_share L2) - 1, 0, 1) misses. First touches lie a whole run apart when operands are
-        used again and again ("hot"); cold, they all miss. (The output rectangle that runs at once is an idea of AMD's Origami,
+        used again and again ("hot"); cold, they all miss. Blocks of stream-K are at tiles far apart, each at its own step: what they
+        share comes again at the distance of all that they touch. (The output rectangle that runs at once is an idea of AMD's Origami,
         https://github.com/ROCm/rocm-libraries, shared/origami.)
 tiles   A tile's start and end: block_cycles, the latency of the first load, and its way out through the SM's port; `hidden` of it
         overlaps with other work in all waves but one.
-partials  split-K and stream-K: accumulators written once and read once by the block that sums them, part after part.
-relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at L2's or memory's rate.
+partials  split-K and stream-K: accumulators written once and read once by the block that sums them, part after part, SUMS_AT_ONCE a
+          thread and then a latency.
+relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate.
+passes    pass_seconds for each re-layout, clear_seconds for the memset of split-K's and stream-K's flags.
 
 Assumptions: blocks of a wave start together; the clock does not move; TLB misses and L2's two halves are nowhere but in fitted rates.
 
@@ -59,6 +63,9 @@ SUB_CORES = 4
 ASYNCHRONOUS_STAGES = 3  # SIMT kernels with so many stages fill them by cp.async, with fewer through registers
 REGISTER_UNIT = 256  # registers of a warp are given out in units of this many
 RESERVED_SHARED_BYTES = 1024  # of each block, by the driver, from capability 8.0
+KNEE = 2.0  # how sharply blocks of an SM that wait turn into blocks that keep it busy
+EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
+SUMS_AT_ONCE = 16  # partial sums that a thread reads before it waits for them
 PRODUCER_THREADS = WARPGROUP  # the warpgroup that loads, of a block that has one
 SUM_BYTES = {"f64": 8}  # of an accumulator; 4 for all others
 RESULT_BYTES = {"s8": 4, "f8": 2}  # of an element of C; that of A and B for all others
@@ -158,11 +165,11 @@ def resident(gpu: Gpu, kernel: GemmKernel, attributes: Attributes) -> int:
 
 
 @lru_cache(maxsize=4096)
-def work(gpu: Gpu, kernel: GemmKernel, trans_a: bool = False, trans_b: bool = False) -> Work:
+def work(gpu: Gpu, kernel: GemmKernel, trans_a: bool = False, trans_b: bool = False, ragged: tuple[bool, ...] = (False, False)) -> Work:
     """Cycles of the SM's multiply-add pipe, shared memory and schedulers that one step of a block takes.
 
     Of the SIMT rows instructions and wavefronts are counted address by address (`gemm_shared`), of the others they follow from what the
-    instructions read, without conflicts.
+    instructions read, without conflicts. `ragged` (A, B): rows are no whole vectors, and the SIMT rows load element by element.
     """
     pipe = pipe_of(gpu, kernel)
     assert pipe is not None, f"{gpu.name} has no pipe for {kernel.name}"
@@ -173,8 +180,11 @@ def work(gpu: Gpu, kernel: GemmKernel, trans_a: bool = False, trans_b: bool = Fa
     if kernel.family == "simt":
         counted = wavefronts(kernel, trans_a, trans_b, SharedMemory(rule=gpu.shared_rule))
         multiplies = products / PACKED.get(kernel.dtype, 1) / WARP
-        issue = multiplies + sum(one.instructions for one in counted.values()) + copies
-        return Work(arithmetic, float(sum(one.total for one in counted.values())), issue / gpu.schedulers_per_sm.value)
+        single = (ragged[0] * kernel.block_m + ragged[1] * kernel.block_n) * kernel.block_k / WARP
+        issue = multiplies + sum(one.instructions for one in counted.values()) + copies + EDGE_INSTRUCTIONS * single
+        # lanes stay a vector apart, so each load of single elements touches as many lines as one of vectors
+        shared = sum(one.total for one in counted.values()) + single * VECTOR_BYTES * WARP / LINE_BYTES
+        return Work(arithmetic, float(shared), issue / gpu.schedulers_per_sm.value)
     tiles = (kernel.warp_m // kernel.thread_m) * (kernel.warp_n // kernel.thread_n)
     groups = kernel.math_threads // (WARPGROUP if kernel.family == "wgmma" else WARP)
     # wgmma: an instruction reads its rows of A and columns of B from shared memory; else fragments stay for the whole warp tile
@@ -227,6 +237,7 @@ class Rows(NamedTuple):
     sustained: Array
     alignment: Array
     k_major: Array
+    sum_turns: Array
     launch_seconds: Array
     block_cycles: Array
     step_cycles: Array
@@ -235,10 +246,16 @@ class Rows(NamedTuple):
     transfer: Array
 
 
+def pitches(problem: Gemm) -> tuple[int, int]:
+    """Elements from one row to the next of A and B as they lie, densely."""
+    return problem.m if problem.trans_a else problem.k, problem.k if problem.trans_b else problem.n
+
+
 def rows_of(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> Rows:
     """The arrays of these kernels, for a problem's layout, on a machine that has their pipes."""
     found = [attributes_of(kernel, known) for kernel in kernels]
-    works = [work(gpu, kernel, problem.trans_a, problem.trans_b) for kernel in kernels]
+    ragged = tuple(pitch * GEMM_DTYPES[problem.dtype] % VECTOR_BYTES != 0 for pitch in pitches(problem))
+    works = [work(gpu, kernel, problem.trans_a, problem.trans_b, ragged) for kernel in kernels]
     pipes = [pipe_of(gpu, kernel) or "" for kernel in kernels]
     families = [gpu.model.families[family_name(gpu, kernel)] for kernel in kernels]
     shares = [one.efficiency or family.efficiency.value for (one, _), family in zip(found, families, strict=True)]
@@ -268,6 +285,7 @@ def rows_of(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[
         sustained=np.array([gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.frequency_hz.value for pipe in pipes]),
         alignment=np.array([needs(kernel).alignment for kernel in kernels], float),
         k_major=np.array([needs(kernel).k_major for kernel in kernels]),
+        sum_turns=np.array([np.ceil(kernel.block_m * kernel.block_n / kernel.math_threads / SUMS_AT_ONCE) for kernel in kernels]),
         launch_seconds=constant("launch_seconds"),
         block_cycles=constant("block_cycles"),
         step_cycles=constant("step_cycles"),
@@ -318,9 +336,9 @@ def predict(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, hot: bool = True)
     edge = rows.block_cycles[r] + latency + np.where(facts["full_waves"] > 0, facts["resident"], facts["last"]) * out
     terms["tiles"] = edge * facts["turns"] * (1 + (waves - 1) * (1 - rows.hidden[r]))
     terms["partials"] = _partials(gpu, problem, rows, table, facts, latency)
-    terms["relayout"] = facts["relayout_bytes"] * frequency / _copy_rate(gpu, facts["relayout_bytes"])
-    passes = facts["relayouts"] + (table.kind != DATA_PARALLEL)
-    terms["launch"] = (rows.launch_seconds[r] + passes * model.pass_seconds.value) * frequency
+    terms["relayout"] = facts["relayout_bytes"] * frequency / _copy_rate(gpu, facts["relayout_bytes"]) / model.copy_share.value
+    passes = facts["relayouts"] * model.pass_seconds.value + (table.kind != DATA_PARALLEL) * model.clear_seconds.value
+    terms["launch"] = (rows.launch_seconds[r] + passes) * frequency
     cycles = (
         _overlapped(rows.overlap[r], full)
         + _overlapped(rows.overlap[r], last)
@@ -350,7 +368,7 @@ def _wave_cycles(gpu: Gpu, rows: Rows, r: Array, facts: dict[str, Array], latenc
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, some * gpu.memory_port_bytes_per_cycle.value)
         parts.append(
             {
-                "loop": waves * facts["steps"] * np.maximum(blocks * rows.step[r], alone),
+                "loop": waves * facts["steps"] * ((blocks * rows.step[r]) ** KNEE + alone**KNEE) ** (1 / KNEE),
                 "power": power * part,
                 "L2": facts["l2_bytes"] * part / l2 / rows.transfer[r],
                 "memory": facts["memory_bytes"] * part / memory / rows.transfer[r],
@@ -420,8 +438,14 @@ def _traffic(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, facts: dict[str,
     waves = facts["tiles"] / at_once
     touched = fast * high / n_fast + slow * wide / n_slow
     first = _miss(gpu, a + b + c + partial) if hot else np.ones(())
+    # blocks of stream-K begin at steps of their own and tiles far apart: what they share comes at the distance of all that they touch
+    stream = table.kind == STREAM_K
+    high, wide = np.where(stream, np.minimum(n_fast, table.splits), high), np.where(stream, np.minimum(n_slow, table.splits), wide)
+    apart = fast * high / n_fast + slow * wide / n_slow
     again_fast = np.maximum(0, waves * high / n_fast - 1) * _miss(gpu, np.where(inside, fast + slow * group / n_slow, touched))
     again_slow = np.maximum(0, waves * wide / n_slow - 1) * _miss(gpu, touched)
+    again_fast = np.where(stream, (n_slow - 1) * _miss(gpu, apart), again_fast)
+    again_slow = np.where(stream, (n_fast - 1) * _miss(gpu, apart), again_slow)
     read_fast, read_slow = fast * (first + again_fast), slow * (first + again_slow)
     read = read_fast + read_slow
     asked_fast, asked_slow = fast * n_slow, slow * n_fast  # of L2
@@ -434,10 +458,7 @@ def _relayouts(problem: Gemm, rows: Rows, table: Table, facts: dict[str, Array],
     """Operands that a kernel cannot take as they lie: another dimension is contiguous than it needs, or rows are not aligned."""
     r, size = table.row, GEMM_DTYPES[problem.dtype]
     copies, copied = np.zeros(len(r)), np.zeros(len(r))
-    for bytes_, k_last, pitch in (
-        (a, not problem.trans_a, problem.m if problem.trans_a else problem.k),
-        (b, problem.trans_b, problem.k if problem.trans_b else problem.n),
-    ):
+    for bytes_, k_last, pitch in zip((a, b), (not problem.trans_a, problem.trans_b), pitches(problem), strict=True):
         moved = (rows.k_major[r] & (not k_last)) | (pitch * size % rows.alignment[r] != 0)
         copies += moved
         copied += moved * 2 * bytes_
@@ -456,8 +477,9 @@ def _partials(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, facts: dict[str
     tile = rows.tile_m[r] * rows.tile_n[r] / rows.blocks[r] * SUM_BYTES.get(problem.dtype, 4)
     writes = np.ceil(facts["items"] / facts["units"]) * tile / port
     parts = np.where(table.kind == STREAM_K, 1 + np.ceil(table.splits / facts["tiles"]), table.splits)
-    sums = np.ceil(facts["tiles"] / facts["units"]) * parts * (tile / port + latency)
-    stream = tile / port * 2 + parts * (tile / port + latency)
+    part = tile / port + rows.sum_turns[r] * latency
+    sums = np.ceil(facts["tiles"] / facts["units"]) * parts * part
+    stream = tile / port * 2 + parts * part
     split = np.where(table.kind == SPLIT_K, writes + sums, 0.0)
     return np.where(table.kind == STREAM_K, stream, split) + np.where(table.kind == DATA_PARALLEL, 0.0, 2 * latency)
 
