@@ -48,7 +48,7 @@ BOUNDS = {  # of each constant: what a GPU could have
     "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "clear_seconds": (1e-7, 1e-5),
     "copy_share": (0.05, 1), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000),
     "hidden": (1e-3, 1), "overlap": (1e-3, 1), "l2_share": (0.2, 1), "l2_bytes_per_second": (1e12, 3e13),
-    "memory_bytes_per_second": (1e12, 8e12), "l2_latency_cycles": (100, 2000),
+    "memory_bytes_per_second": (1e12, 4.8e12), "l2_latency_cycles": (100, 2000),
     "memory_latency_cycles": (200, 5000),
     "port_bytes_per_cycle": (16, 128), "memory_port_bytes_per_cycle": (4, 128),
 }  # fmt: skip
