@@ -22,6 +22,8 @@ DTYPES = {
 SIZES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1, "s32": 4, "f8": 1, "u8": 1}
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
 _DLPACK = {(0, 8): "s8", (0, 32): "s32", (1, 8): "u8", (2, 16): "f16", (2, 32): "f32", (2, 64): "f64", (4, 16): "bf16", (10, 8): "f8"}
+# what libraries raise for an array that they cannot give away
+_REFUSALS = (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError)
 _TYPESTR = {"f4": "f32", "f8": "f64", "f2": "f16", "i1": "s8", "i4": "s32", "u1": "u8"}
 
 
@@ -88,11 +90,11 @@ def is_cuda(x: Any) -> bool:
         return False
     try:
         return int(x.__dlpack_device__()[0]) in (_CUDA, _CUDA_MANAGED)
-    except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError):
+    except _REFUSALS:
         pass
     try:
         return x.__cuda_array_interface__ is not None
-    except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError):
+    except _REFUSALS:
         return False
 
 
@@ -114,7 +116,7 @@ def view(x: Any, name: str, stream: int = 0) -> Matrix:
             x, known = x.view(sys.modules["torch"].uint8), "f8"
     try:
         found = _of_interface(x) or _of_dlpack(x, stream)
-    except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+    except _REFUSALS as error:
         raise OperandError(f"{name} is a {type(x).__name__} that does not show its memory: {error}") from None
     if found is None:
         right = ", ".join(DTYPES)
@@ -172,7 +174,7 @@ def _device_of(x: Any) -> int:
     """The number of the device; 0 where the array does not say."""
     try:
         return int(x.__dlpack_device__()[1])
-    except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError):
+    except _REFUSALS:
         return 0
 
 
