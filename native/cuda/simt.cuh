@@ -66,8 +66,9 @@ template <class S> __device__ inline void multiply(typename S::Sum (&sum)[S::TM]
  * H200 has two banks, even and odd registers, and each serves one operand a cycle: swapped, an FFMA that reuses its row's operand
  * reads one from each. Measured with the operands of 768 FFMA in a loop chosen by hand: 65.2 TFLOP/s one from each bank, 33.2 both from one,
  * 22.2 three from one. */
-template <class S> __device__ inline void store_tile(const Problem &p, const typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int row0, int column0,
-                                                     int lm, int ln, int lane) {
+template <class S, class Source>
+__device__ inline void store_tile(const Source &source, const Tile &t, const typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int row0, int column0,
+                                  int lm, int ln, int lane) {
     using T = typename S::T;
     using Sum = typename S::Sum;
     constexpr int PACK = T::PACK, V = S::VN / PACK, pitch = S::WN * (int)sizeof(Sum) / PACK, mask = pitch >= 128 ? 96 : 0, SWAP = V > 1;
@@ -100,12 +101,7 @@ template <class S> __device__ inline void store_tile(const Problem &p, const typ
             epilogue.store(row0 + row, column0 + column, values);
         }
     };
-    if constexpr (PACK == 2) {
-        if (p.c_dtype == PYSIM_F16) finish(Epilogue<float, __half>(p));
-        else finish(Epilogue<float, float>(p));
-    } else {
-        finish(Epilogue<typename T::Value, typename T::Value>(p));
-    }
+    source.with_output(t, finish);
 }
 
 /* One tile: sums over its `steps` of k. EDGE: some of it may lie outside the operands, or not lie as vectors. Shared memory is free again
@@ -176,7 +172,10 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
     if constexpr (ASYNC) asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
+/* The tiles of one block. A Source says where their operands come from and where the sums go:
+ *   a(t, begin, end), b(t, begin, end)   what loads block row t.i of A and block column t.j of B, for k in [begin, end): see Copy
+ *   with_output(t, body)                 body(epilogue); epilogue.store(row, column, values), both counted from the first tile's */
+template <class S, class Source> __device__ inline void sum_tiles(const Problem &p, const Source &source) {
     using T = typename S::T;
     using Sum = typename S::Sum;
     extern __shared__ __align__(128) char shared[];
@@ -200,8 +199,8 @@ template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::T
 #pragma unroll
             for (int n = 0; n < S::SUMS; n++) memset(&sum[m][n], 0, sizeof(Sum));
         const int begin = t.begin * S::BK, end = min(t.end * S::BK, p.k);
-        const typename S::template CopyA<!TRANS_A> a(p.a, p.lda, t.i * S::BM, p.m, begin, end, threadIdx.x);
-        const typename S::template CopyB<TRANS_B> b(p.b, p.ldb, t.j * S::BN, p.n, begin, end, threadIdx.x);
+        const auto a = source.a(t, begin, end);
+        const auto b = source.b(t, begin, end);
         if (a.whole() && b.whole()) sum_tile<S, false>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
         else sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
         bool whole = true;
@@ -216,9 +215,34 @@ template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::T
         }
         __syncthreads(); /* all have read their fragments */
         if (whole)
-            store_tile<S>(p, sum, shared + warp * (S::WM * S::WN * (int)sizeof(Sum) / T::PACK), t.i * S::BM + warp_m, t.j * S::BN + warp_n, lm, ln, lane);
+            store_tile<S>(source, t, sum, shared + warp * (S::WM * S::WN * (int)sizeof(Sum) / T::PACK), t.i * S::BM + warp_m, t.j * S::BN + warp_n, lm, ln,
+                          lane);
         __syncthreads();
     }
+}
+
+/* A product's operands lie in memory as matrices. */
+template <class S, bool TRANS_A, bool TRANS_B> struct Matrices {
+    const Problem &p;
+    __device__ auto a(const Tile &t, int begin, int end) const {
+        return typename S::template CopyA<!TRANS_A>(p.a, p.lda, t.i * S::BM, p.m, begin, end, threadIdx.x);
+    }
+    __device__ auto b(const Tile &t, int begin, int end) const {
+        return typename S::template CopyB<TRANS_B>(p.b, p.ldb, t.j * S::BN, p.n, begin, end, threadIdx.x);
+    }
+    template <class Body> __device__ void with_output(const Tile &, Body body) const {
+        using Value = typename S::T::Value;
+        if constexpr (S::T::PACK == 2) {
+            if (p.c_dtype == PYSIM_F16) body(Epilogue<float, __half>(p));
+            else body(Epilogue<float, float>(p));
+        } else {
+            body(Epilogue<Value, Value>(p));
+        }
+    }
+};
+
+template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
+    sum_tiles<S>(p, Matrices<S, TRANS_A, TRANS_B>{p});
 }
 
 /* The kernel of a layout, allowed its shared memory. */
