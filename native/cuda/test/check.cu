@@ -4,115 +4,11 @@
  * numbers must come out bit for bit, random ones within the bound of their type.
  *
  *   check [--kernel SUBSTRING] [--every N]    N: a part of the cases (for sanitizers); the last line counts; exit 1 where one case failed, 77 where there is no device */
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 
-#include "../../pysim.h"
+#include "check.h"
 
 namespace {
-
-void need(cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return;
-    printf("%s: %s\n", what, cudaGetErrorString(error));
-    exit(1);
-}
-
-__host__ __device__ unsigned mix(unsigned x) {
-    x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
-    return x ^ x >> 16;
-}
-
-const int bytes_of[] = {4, 8, 2, 2, 1, 4, 4, 1};
-const char *const name_of[] = {"f32", "f64", "f16", "bf16", "s8", "s32", "tf32", "f8"};
-
-__device__ double get(const void *data, int dtype, long long i) {
-    switch (dtype) {
-    case PYSIM_F64: return ((const double *)data)[i];
-    case PYSIM_F16: return (double)__half2float(((const __half *)data)[i]);
-    case PYSIM_BF16: return (double)__bfloat162float(((const __nv_bfloat16 *)data)[i]);
-    case PYSIM_S8: return ((const signed char *)data)[i];
-    case PYSIM_S32: return ((const int *)data)[i];
-    case PYSIM_F8: return (double)(float)((const __nv_fp8_e4m3 *)data)[i];
-    default: return ((const float *)data)[i];
-    }
-}
-
-__device__ void set(void *data, int dtype, long long i, double x) {
-    switch (dtype) {
-    case PYSIM_F64: ((double *)data)[i] = x; break;
-    case PYSIM_F16: ((__half *)data)[i] = __float2half((float)x); break;
-    case PYSIM_BF16: ((__nv_bfloat16 *)data)[i] = __float2bfloat16((float)x); break;
-    case PYSIM_S8: ((signed char *)data)[i] = (signed char)x; break;
-    case PYSIM_S32: ((int *)data)[i] = (int)x; break;
-    case PYSIM_F8: ((__nv_fp8_e4m3 *)data)[i] = __nv_fp8_e4m3((float)x); break;
-    default: ((float *)data)[i] = (float)x;
-    }
-}
-
-/* exact: whole numbers -2..2; else uniform in [-1, 1); s8: any */
-__global__ void fill(void *data, int dtype, long long count, unsigned seed, bool exact) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
-        const unsigned r = mix((unsigned)i * 2654435761u + seed);
-        double x = exact ? (double)(int)(r % 5) - 2 : (double)(r >> 8) / 8388608.0 - 1;
-        if (dtype == PYSIM_S8) x = (double)(signed char)(r >> 9);
-        if (dtype == PYSIM_S32) x = (double)((int)(r >> 9) % 1000);
-        set(data, dtype, i, x);
-    }
-}
-__global__ void magnitude(void *to, const void *from, int dtype, long long count) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
-        set(to, dtype, i, fabs(get(from, dtype, i)));
-}
-
-/* One is added for what beta C and the bias bring. */
-__global__ void widen(double *to, const void *from, int dtype, long long count) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
-        to[i] = get(from, dtype, i) + 1;
-}
-
-struct Verdict { unsigned long long wrong, gaps; long long first; };
-
-/* `bound` per unit of `scale` (sums of magnitudes, f64), and `rounding` per unit of the right value; both 0: same bits. */
-__global__ void compare(const void *got, const void *want, const double *scale, int dtype, int m, int n, long long ldc, double bound,
-                        double rounding, Verdict *out) {
-    const long long count = (long long)m * n;
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
-        const long long at = i / n * ldc + i % n;
-        const double x = get(got, dtype, at), y = get(want, dtype, at);
-        const double allowed = scale ? bound * scale[i] + rounding * fabs(y) : 0;
-        if (!(fabs(x - y) <= allowed)) { /* NaN fails */
-            atomicAdd(&out->wrong, 1ull);
-            atomicMin((unsigned long long *)&out->first, (unsigned long long)i);
-        }
-    }
-}
-/* What lies between the rows of C and at its ends. */
-__global__ void gaps(const unsigned char *block, long long total, long long head, int m, int n, long long ldc, int element, Verdict *out) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < total; i += (long long)gridDim.x * blockDim.x) {
-        const long long at = i - head, row = at >= 0 ? at / (ldc * element) : -1, column = at >= 0 ? at % (ldc * element) : 0;
-        const bool inside = row >= 0 && row < m && column < (long long)n * element;
-        if (!inside && block[i] != 0xff) atomicAdd(&out->gaps, 1ull);
-    }
-}
-
-struct Buffer {
-    char *data = nullptr;
-    size_t size = 0;
-    void *at(size_t bytes) {
-        if (bytes > size) {
-            if (data) need(cudaFree(data), "free");
-            need(cudaMalloc(&data, size = bytes * 3 / 2 + 4096), "memory");
-        }
-        return data;
-    }
-};
 
 struct Case {
     pysim_cuda_gemm g;
@@ -123,7 +19,6 @@ struct Case {
 };
 
 Buffer buffer_a, buffer_b, buffer_c, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_work, buffer_abs_a, buffer_abs_b;
-Verdict *verdict;
 long long cases, failures;
 
 double bound_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
@@ -136,10 +31,6 @@ double bound_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
     default: return terms * 0x1p-24;
     }
 }
-double rounding_of(int c_dtype) {
-    return c_dtype == PYSIM_F16 ? 0x1p-10 : c_dtype == PYSIM_BF16 ? 0x1p-7 : c_dtype == PYSIM_F32 ? 0x1p-22 : 0x1p-50;
-}
-
 void report(const Case &c, const pysim_cuda_gemm_info &row, const char *what) {
     if (++failures > 40) return;
     printf("FAIL %s %lldx%lldx%lld %c%c %s->%s ld %lld %lld %lld offsets %d %d %d alpha %g beta %g bias %d f %d kind %d splits %d along_n %d group %d %s: %s\n",
@@ -159,18 +50,18 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     const size_t total = span_c + 2 * HEAD, head = HEAD + (size_t)c.offset_c * result;
     char *block = (char *)buffer_c.at(total), *out = block + head;
     char *want = (char *)buffer_want.at(total) + head;
-    fill<<<264, 256>>>(a, g.dtype, (long long)count_a, seed, c.exact);
-    fill<<<264, 256>>>(b, g.dtype, (long long)count_b, seed + 77, c.exact);
+    start((long long)count_a, fill, (void *)a, g.dtype, (long long)((long long)count_a), seed, c.exact);
+    start((long long)count_b, fill, (void *)b, g.dtype, (long long)((long long)count_b), seed + 77, c.exact);
     need(cudaMemset(block, 0xff, total), "memset");
     if (c.e.beta != 0) { /* C's rows as they were; elsewhere the pattern */
         void *plain = buffer_scale.at((size_t)(g.m * g.n) * 8);
-        fill<<<264, 256>>>(plain, g.c_dtype, g.m * g.n, seed + 5, c.exact);
+        start(g.m * g.n, fill, (void *)plain, g.c_dtype, (long long)(g.m * g.n), seed + 5, c.exact);
         need(cudaMemcpy2D(out, (size_t)g.ldc * result, plain, (size_t)g.n * result, (size_t)g.n * result, (size_t)g.m, cudaMemcpyDeviceToDevice), "copy");
     }
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     if (c.bias) {
         void *bias = buffer_bias.at((size_t)g.n * result);
-        fill<<<264, 256>>>(bias, g.c_dtype, g.n, seed + 9, c.exact);
+        start(g.n, fill, (void *)bias, g.c_dtype, (long long)(g.n), seed + 9, c.exact);
         c.e.bias = bias;
     }
     cases++;
@@ -184,8 +75,8 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     double *scale = nullptr;
     if (!c.exact) { /* |A||B|, to f32's accuracy */
         char *abs_a = (char *)buffer_abs_a.at((count_a + 16) * element), *abs_b = (char *)buffer_abs_b.at((count_b + 16) * element);
-        magnitude<<<264, 256>>>(abs_a, a, g.dtype, (long long)count_a);
-        magnitude<<<264, 256>>>(abs_b, b, g.dtype, (long long)count_b);
+        start((long long)count_a, magnitude, (void *)abs_a, (const void *)a, g.dtype, (long long)count_a);
+        start((long long)count_b, magnitude, (void *)abs_b, (const void *)b, g.dtype, (long long)count_b);
         pysim_cuda_gemm all = g;
         all.ldc = g.n;
         all.c_dtype = g.dtype == PYSIM_F64 ? PYSIM_F64 : g.dtype == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
@@ -193,15 +84,9 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
         char *sums = (char *)buffer_sums.at((size_t)(g.m * g.n) * 8);
         if (pysim_cuda_gemm_reference(&all, &plain, abs_a, abs_b, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
         scale = (double *)buffer_scale.at((size_t)(g.m * g.n) * 8);
-        widen<<<264, 256>>>(scale, sums, all.c_dtype, g.m * g.n);
+        start(g.m * g.n, widen, scale, (const void *)sums, all.c_dtype, (long long)(g.m * g.n));
     }
-    need(cudaMemset(verdict, 0, sizeof *verdict), "memset");
-    need(cudaMemset(&verdict->first, 0x7f, sizeof verdict->first), "memset");
-    compare<<<264, 256>>>(out, want, scale, g.c_dtype, (int)g.m, (int)g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)),
-                          rounding_of(g.c_dtype) * 2, verdict);
-    gaps<<<264, 256>>>((const unsigned char *)block, (long long)total, (long long)head, (int)g.m, (int)g.n, g.ldc, result, verdict);
-    Verdict v;
-    need(cudaMemcpy(&v, verdict, sizeof v, cudaMemcpyDeviceToHost), row.name);
+    const Verdict v = verdict_of(block, total, head, out, want, scale, g.c_dtype, g.m, g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)), row.name);
     char text[160];
     if (v.wrong) {
         snprintf(text, sizeof text, "%llu of %lld are wrong, the first at row %lld column %lld", v.wrong, (long long)(g.m * g.n), v.first / (long long)g.n, v.first % (long long)g.n);
@@ -275,9 +160,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--kernel") && i + 1 < argc) only = argv[++i];
         else return printf("usage: check [--kernel SUBSTRING] [--every N]\n"), 2;
     }
-    int32_t devices = 0;
-    if (pysim_cuda_device_count(&devices) != PYSIM_OK || !devices) return printf("no device: %s\n", pysim_cuda_last_error()), 77;
-    need(cudaMalloc(&verdict, sizeof *verdict), "memory");
+    if (!found_device()) return 77;
     int rows = 0;
     for (int i = 0; i < pysim_cuda_gemm_count(); i++) {
         pysim_cuda_gemm_info row;
