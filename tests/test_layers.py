@@ -9,7 +9,7 @@ LAYERS = (
     "errors registry workload schedule machine record",
     "cachemodel arrays",
     "runtime emulated cuda planner",
-    "measure verify store peers comparison cuda_peers cuda_comparison host",
+    "measure verify store peers comparison cuda_peers cuda_comparison cudnn host",
     "frontends commands cli api __init__ __main__",
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
@@ -29,6 +29,7 @@ EXCEPTIONS = {  # importer -> imported, of the same layer or above, and why
     ("comparison", "peers"): "a comparison is made of these",
     ("comparison", "store"): "a comparison is made of these",
     **{("cuda_comparison", used): "a comparison is made of these" for used in ("comparison", "cuda_peers", "measure", "store", "verify")},
+    ("cudnn", "cuda_peers"): "a peer is found as cuBLAS is",
     ("api", "frontends"): "model.onnx; imported when a model is read",
     ("__init__", "api"): "the public names, imported when first used",
     ("__main__", "cli"): "python -m pysim",
