@@ -61,6 +61,19 @@ struct ConvRow {
     cudaError_t (*attributes)(const Conv &c, pysim_cuda_attributes *out);
 };
 
+/* A line of convs.inc as its info: WHOLE where the kernel has no tiles, else TILED. A form other than full defines its suffix, e.g.
+ * PYSIM_FORM_basic as "_basic"; a family of several `outputs` builds its name itself. */
+#define PYSIM_NUMBER_f32 PYSIM_F32
+#define PYSIM_NUMBER_f64 PYSIM_F64
+#define PYSIM_NUMBER_f16 PYSIM_F16
+#define PYSIM_NUMBER_bf16 PYSIM_BF16
+#define PYSIM_NUMBER_tf32 PYSIM_TF32
+#define PYSIM_FORM_full
+#define PYSIM_CONV_WHOLE(family, dtype, form, ...) {#dtype "_" #family PYSIM_FORM_##form, #family, #form, PYSIM_NUMBER_##dtype, __VA_ARGS__}
+#define PYSIM_CONV_TILED(family, dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, ...)                                                \
+    {#dtype "_" #family "_" #bf "x" #bw "x" #bk "_" #wf "x" #ww "_" #tf "x" #tw "_s" #stages PYSIM_FORM_##form, #family, #form,        \
+     PYSIM_NUMBER_##dtype, bf, bw, bk, wf, ww, tf, tw, stages, __VA_ARGS__}
+
 /* Each family's rows, in the order of convs.inc. Weak: a build may leave a family out, which then has none. */
 struct ConvRows { const ConvRow *rows; int count; };
 __attribute__((weak)) ConvRows direct_rows();
