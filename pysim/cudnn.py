@@ -237,8 +237,12 @@ class _Memory:
     """Device memory as `__cuda_array_interface__` says it; bfloat16, which that cannot say, as int16."""
 
     def __init__(self, pointer: int, shape: tuple[int, ...], dtype: str) -> None:
-        typestr = {"f16": "<f2", "bf16": "<i2"}.get(dtype, "<f4")
-        self.__cuda_array_interface__ = {"shape": shape, "typestr": typestr, "data": (pointer, False), "version": 3}
+        self._pointer, self._shape, self._dtype = pointer, shape, dtype
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        typestr = {"f16": "<f2", "bf16": "<i2"}.get(self._dtype, "<f4")
+        return {"shape": self._shape, "typestr": typestr, "data": (self._pointer, False), "version": 3}
 
 
 class TorchForward:
