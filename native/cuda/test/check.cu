@@ -15,6 +15,7 @@
 #include <string>
 
 #include "../../pysim.h"
+#include "../launch.h"
 
 namespace {
 
@@ -159,18 +160,18 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     const size_t total = span_c + 2 * HEAD, head = HEAD + (size_t)c.offset_c * result;
     char *block = (char *)buffer_c.at(total), *out = block + head;
     char *want = (char *)buffer_want.at(total) + head;
-    fill<<<264, 256>>>(a, g.dtype, (long long)count_a, seed, c.exact);
-    fill<<<264, 256>>>(b, g.dtype, (long long)count_b, seed + 77, c.exact);
+    pysim::launch(fill, 264, 256, 0, nullptr, a, g.dtype, (long long)count_a, seed, c.exact);
+    pysim::launch(fill, 264, 256, 0, nullptr, b, g.dtype, (long long)count_b, seed + 77, c.exact);
     need(cudaMemset(block, 0xff, total), "memset");
     if (c.e.beta != 0) { /* C's rows as they were; elsewhere the pattern */
         void *plain = buffer_scale.at((size_t)(g.m * g.n) * 8);
-        fill<<<264, 256>>>(plain, g.c_dtype, g.m * g.n, seed + 5, c.exact);
+        pysim::launch(fill, 264, 256, 0, nullptr, plain, g.c_dtype, g.m * g.n, seed + 5, c.exact);
         need(cudaMemcpy2D(out, (size_t)g.ldc * result, plain, (size_t)g.n * result, (size_t)g.n * result, (size_t)g.m, cudaMemcpyDeviceToDevice), "copy");
     }
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     if (c.bias) {
         void *bias = buffer_bias.at((size_t)g.n * result);
-        fill<<<264, 256>>>(bias, g.c_dtype, g.n, seed + 9, c.exact);
+        pysim::launch(fill, 264, 256, 0, nullptr, bias, g.c_dtype, g.n, seed + 9, c.exact);
         c.e.bias = bias;
     }
     cases++;
@@ -184,8 +185,8 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     double *scale = nullptr;
     if (!c.exact) { /* |A||B|, to f32's accuracy */
         char *abs_a = (char *)buffer_abs_a.at((count_a + 16) * element), *abs_b = (char *)buffer_abs_b.at((count_b + 16) * element);
-        magnitude<<<264, 256>>>(abs_a, a, g.dtype, (long long)count_a);
-        magnitude<<<264, 256>>>(abs_b, b, g.dtype, (long long)count_b);
+        pysim::launch(magnitude, 264, 256, 0, nullptr, abs_a, a, g.dtype, (long long)count_a);
+        pysim::launch(magnitude, 264, 256, 0, nullptr, abs_b, b, g.dtype, (long long)count_b);
         pysim_cuda_gemm all = g;
         all.ldc = g.n;
         all.c_dtype = g.dtype == PYSIM_F64 ? PYSIM_F64 : g.dtype == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
@@ -193,13 +194,13 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
         char *sums = (char *)buffer_sums.at((size_t)(g.m * g.n) * 8);
         if (pysim_cuda_gemm_reference(&all, &plain, abs_a, abs_b, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
         scale = (double *)buffer_scale.at((size_t)(g.m * g.n) * 8);
-        widen<<<264, 256>>>(scale, sums, all.c_dtype, g.m * g.n);
+        pysim::launch(widen, 264, 256, 0, nullptr, scale, sums, all.c_dtype, g.m * g.n);
     }
     need(cudaMemset(verdict, 0, sizeof *verdict), "memset");
     need(cudaMemset(&verdict->first, 0x7f, sizeof verdict->first), "memset");
-    compare<<<264, 256>>>(out, want, scale, g.c_dtype, (int)g.m, (int)g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)),
+    pysim::launch(compare, 264, 256, 0, nullptr, out, want, scale, g.c_dtype, (int)g.m, (int)g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)),
                           rounding_of(g.c_dtype) * 2, verdict);
-    gaps<<<264, 256>>>((const unsigned char *)block, (long long)total, (long long)head, (int)g.m, (int)g.n, g.ldc, result, verdict);
+    pysim::launch(gaps, 264, 256, 0, nullptr, (const unsigned char *)block, (long long)total, (long long)head, (int)g.m, (int)g.n, g.ldc, result, verdict);
     Verdict v;
     need(cudaMemcpy(&v, verdict, sizeof v, cudaMemcpyDeviceToHost), row.name);
     char text[160];
