@@ -50,18 +50,18 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     const size_t total = span_c + 2 * HEAD, head = HEAD + (size_t)c.offset_c * result;
     char *block = (char *)buffer_c.at(total), *out = block + head;
     char *want = (char *)buffer_want.at(total) + head;
-    start((long long)count_a, fill, (void *)a, g.dtype, (long long)((long long)count_a), seed, c.exact);
-    start((long long)count_b, fill, (void *)b, g.dtype, (long long)((long long)count_b), seed + 77, c.exact);
+    start((long long)count_a, fill, (void *)a, g.dtype, (long long)count_a, seed, c.exact);
+    start((long long)count_b, fill, (void *)b, g.dtype, (long long)count_b, seed + 77, c.exact);
     need(cudaMemset(block, 0xff, total), "memset");
     if (c.e.beta != 0) { /* C's rows as they were; elsewhere the pattern */
         void *plain = buffer_scale.at((size_t)(g.m * g.n) * 8);
-        start(g.m * g.n, fill, (void *)plain, g.c_dtype, (long long)(g.m * g.n), seed + 5, c.exact);
+        start(g.m * g.n, fill, plain, g.c_dtype, (long long)(g.m * g.n), seed + 5, c.exact);
         need(cudaMemcpy2D(out, (size_t)g.ldc * result, plain, (size_t)g.n * result, (size_t)g.n * result, (size_t)g.m, cudaMemcpyDeviceToDevice), "copy");
     }
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     if (c.bias) {
         void *bias = buffer_bias.at((size_t)g.n * result);
-        start(g.n, fill, (void *)bias, g.c_dtype, (long long)(g.n), seed + 9, c.exact);
+        start(g.n, fill, bias, g.c_dtype, (long long)g.n, seed + 9, c.exact);
         c.e.bias = bias;
     }
     cases++;
