@@ -5,8 +5,11 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include <algorithm>
+
 #include "conv.h"
 #include "epilogue.cuh"
+#include "launch.h"
 
 namespace pysim {
 namespace {
@@ -47,8 +50,8 @@ template <class In, class Out> __global__ void conv_reference_kernel(Conv c) {
 }
 
 template <class In, class Out> cudaError_t start(const Conv &c, cudaStream_t stream) {
-    conv_reference_kernel<In, Out><<<2048, 256, 0, stream>>>(c);
-    return cudaGetLastError();
+    const int64_t blocks = ((int64_t)c.batch * c.groups * c.filters * c.out_h * c.out_w + 255) / 256;
+    return launch(conv_reference_kernel<In, Out>, dim3((unsigned)std::min<int64_t>(blocks, 2048)), dim3(256), 0, stream, c);
 }
 template <class In> cudaError_t start_float(const Conv &c, cudaStream_t stream) {
     switch (c.product.c_dtype) {
