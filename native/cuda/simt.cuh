@@ -19,6 +19,7 @@
 #ifndef PYSIM_CUDA_SIMT_CUH
 #define PYSIM_CUDA_SIMT_CUH
 #include <new>
+#include <type_traits>
 
 #include "decomposition.cuh"
 #include "launch.h"
@@ -87,19 +88,26 @@ __device__ inline void store_tile(const Source &source, const Tile &t, const typ
         }
     }
     __syncwarp();
-    constexpr int WIDE = 4, GROUPS = S::WN / WIDE, BYTES = WIDE * (int)sizeof(Sum) / PACK, PART = BYTES > 16 ? 16 : BYTES;
     const auto finish = [&](const auto &epilogue) {
+        /* Lanes take WIDE columns each; a lane keeps its columns where it can, so that what follows from them is computed once. */
+        constexpr int WIDE = std::decay_t<decltype(epilogue)>::WIDE, GROUPS = S::WN / WIDE, ACROSS = GROUPS < 32 ? GROUPS : 32;
+        constexpr int BYTES = WIDE * (int)sizeof(Sum) / PACK, PART = BYTES > 16 ? 16 : BYTES, OUT = WIDE > 1 ? SWAP : 0;
+        static_assert(32 % ACROSS == 0 && GROUPS % ACROSS == 0 && WIDE % PACK == 0, "");
+#pragma unroll
+        for (int turn = 0; turn < GROUPS / ACROSS; turn++) {
+            const int column = (turn * ACROSS + lane % ACROSS) * WIDE;
 #pragma unroll 4
-        for (int i = lane; i < S::WM * GROUPS; i += 32) {
-            const int row = i / GROUPS, column = i % GROUPS * WIDE;
-            alignas(16) Sum some[WIDE / PACK];
+            for (int row = lane / ACROSS; row < S::WM; row += 32 / ACROSS) {
+                alignas(16) Sum some[WIDE / PACK];
 #pragma unroll
-            for (int b = 0; b < BYTES; b += PART)
-                *(typename Word<PART>::type *)((char *)some + b) = *(const typename Word<PART>::type *)(shared + place(row, column * (int)sizeof(Sum) / PACK + b));
-            typename T::Value values[WIDE];
+                for (int b = 0; b < BYTES; b += PART)
+                    *(typename Word<PART>::type *)((char *)some + b) =
+                        *(const typename Word<PART>::type *)(shared + place(row, (column ^ (SWAP - OUT)) * (int)sizeof(Sum) / PACK + b));
+                typename T::Value values[WIDE];
 #pragma unroll
-            for (int e = 0; e < WIDE; e++) values[e] = T::value(some[e / PACK ^ SWAP], e % PACK);
-            epilogue.store(row0 + row, column0 + column, values);
+                for (int e = 0; e < WIDE; e++) values[e] = T::value(some[e / PACK ^ OUT], e % PACK);
+                epilogue.store(row0 + row, column0 + column, values);
+            }
         }
     };
     source.with_output(t, finish);
@@ -175,7 +183,8 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
 
 /* The tiles of one block. A Source says where their operands come from and where the sums go:
  *   a(t, begin, end), b(t, begin, end)   what loads block row t.i of A and block column t.j of B, for k in [begin, end): see Copy
- *   with_output(t, body)                 body(epilogue); epilogue.store(row, column, values), both counted from the first tile's */
+ *   with_output(t, body)                 body(epilogue); epilogue.store(row, column, values) takes epilogue.WIDE columns, both counted from the first
+ *                                        tile's */
 template <class S, class Source> __device__ inline void sum_tiles(const Problem &p, const Source &source) {
     using T = typename S::T;
     using Sum = typename S::Sum;

@@ -20,6 +20,7 @@ namespace simt {
 /* An operand of EXTENT outputs by STEP elements of k, moved by THREADS threads. K_INNER: k is contiguous in device memory; VECTOR: by vectors;
  * SWIZZLED: without bank conflicts. */
 template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED, bool K_INNER> class Copy {
+  protected:
     using In = typename T::In;
     using Unit = typename T::Unit;
     enum {
@@ -46,7 +47,6 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     int left;          /* elements of k from the step's first one */
     const bool aligned, inside;
 
-    static __device__ int inner_of(int thread) { return thread % ACROSS * INNER; }
     static __device__ int line_of(int thread) { return thread / ACROSS * PIECES; }
     static __device__ bool idle(int thread, int turn) { return CHUNKS % THREADS && turn * THREADS + thread >= CHUNKS; }
 
@@ -54,6 +54,8 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     enum { BYTES = EXTENT * STEP / T::DEPTH * (int)sizeof(Unit) };
     using Staged = unsigned[TURNS][4];
 
+    /* The thread's place along the contiguous dimension. */
+    static __device__ int inner_of(int thread) { return thread % ACROSS * INNER; }
     static __device__ constexpr int swizzle(int k) { return SWIZZLED ? k / T::K_UNITS % LINES * (128 / LINES) : 0; }
     static __device__ int byte(int k, int x) { return ((k * EXTENT + x) * (int)sizeof(Unit)) ^ swizzle(k); }
 
