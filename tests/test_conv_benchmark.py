@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from pysim import arrays, cudnn, host, planner, registry
+from pysim.cuda_comparison import random_fill
 from pysim.errors import MissingError, NativeError, ProblemError, StoreError
 from pysim.machine import load_any
 from pysim.workload import Conv, Layer, parse
@@ -80,6 +81,32 @@ class HostArray:
     def read(self, into: np.ndarray) -> np.ndarray:
         ctypes.memmove(into.ctypes.data, self.pointer, into.nbytes)
         return into
+
+
+@pytest.mark.parametrize("layout", cudnn.LAYOUTS)
+@pytest.mark.parametrize("dtype", data.DTYPES)
+def test_the_verdict_passes_the_rounded_result_in_its_layout_and_nothing_else(device, dtype, layout):
+    w = conv(SMALL)
+    operands = benchmark.Operands(w, dtype, [layout])
+    fills = [random_fill((2, 4, 7, 6), dtype, 1), random_fill((6, 2, 3, 2), dtype, 2)]
+    order = (0, 1, 2, 3) if layout == "nchw" else (0, 2, 3, 1)
+    for sent, fill in zip(operands.at[layout], fills, strict=True):
+        assert sent.memory.tobytes() == np.ascontiguousarray(fill.stored.transpose(order)).tobytes()
+    right = by_definition(w, fills[0].values.astype(np.float64), fills[1].values.astype(np.float64))
+    held = {"f16": np.float16, "bf16": np.float32}.get(dtype, np.float32)
+
+    def stored(values: np.ndarray) -> np.ndarray:
+        bits = np.ascontiguousarray(values.astype(held)).reshape(-1)
+        return ((bits.view(np.uint32) + 0x8000) >> 16).astype(np.uint16) if dtype == "bf16" else bits
+
+    verdict = lambda values, transforms=False: operands.verdict(stored(values), layout, transforms)[0]  # noqa: E731
+    assert verdict(right.transpose(order)) == ""
+    assert "out of bounds" in verdict(right.transpose((0, 2, 3, 1) if layout == "nchw" else (0, 1, 2, 3)), True)
+    off = right.transpose(order).copy()
+    off[1, 1, 1, 1] += {"f32": 1e-4, "tf32": 1e-4}.get(dtype, 0.05)
+    assert verdict(off).startswith("1 of 108") and verdict(off, True) == ""
+    off[1, 1, 1, 1] = np.inf
+    assert verdict(off, True).startswith("1 of 108 elements are not written or not finite")
 
 
 class Algorithms:
