@@ -223,7 +223,7 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
     )
 
 
-def shape_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows: Rows, r: Array) -> Shape:
+def shape_of(w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows: Rows, r: Array) -> Shape:
     """Sizes and bytes of the tiles of rows `r` of a table."""
     size = DTYPES[w.dtype]
     columns: list[tuple[float, ...]] = []
@@ -247,7 +247,7 @@ def shape_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], row
 def predict(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows: Rows, table: Table, hot: bool = True) -> Prediction:
     """Cost of launches of tiled rows, passes aside."""
     group = Gemm(m=w.filters // w.groups, n=w.batch * w.windows, k=Windows(w, nhwc).k, trans_b=True, dtype=w.dtype)
-    return model.predict(gpu, group, rows, table, hot, shape_of(gpu, w, nhwc, kernels, rows, table.row))
+    return model.predict(gpu, group, rows, table, hot, shape_of(w, nhwc, kernels, rows, table.row))
 
 
 # Passes

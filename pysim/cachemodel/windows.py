@@ -70,13 +70,13 @@ class Windows(NamedTuple):
         found = distinct(count, w.kernel_h + m - 1, w.stride_h * m, w.dilation_h)
         return min(found, w.height)
 
-    def _columns(self, count: float) -> float:
-        """Bytes of one channel (NHWC: of a group's channels) that neighbouring windows touch in one row."""
+    def _columns(self, count: float, sectors: bool) -> float:
+        """Bytes of one channel (NHWC: of a group's channels) that neighbouring windows touch in one row; whole sectors, if asked."""
         w, m, size = self.conv, self.outputs, DTYPES[self.conv.dtype]
         found = min(distinct(count, w.kernel_w + m - 1, w.stride_w * m, w.dilation_w), w.width)
         if self.nhwc:
             position = w.channels // w.groups * size
-            return found * (position if w.groups == 1 else -(-position // SECTOR_BYTES) * SECTOR_BYTES)
+            return found * (-(-position // SECTOR_BYTES) * SECTOR_BYTES if sectors and w.groups > 1 else position)
         span = min(w.width, (count - 1) * w.stride_w * m + (w.kernel_w - 1) * w.dilation_w + m)
         return min(max(found, span) * size, found * SECTOR_BYTES)
 
@@ -85,7 +85,7 @@ class Windows(NamedTuple):
         image = self.high * self.wide
         inside = min(count, image)
         wide = min(inside, self.wide)
-        return max(1.0, count / image) * self._rows(inside / wide) * self._columns(wide)
+        return max(1.0, count / image) * self._rows(inside / wide) * self._columns(wide, True)
 
     @property
     def channels_apart(self) -> int:
@@ -95,7 +95,7 @@ class Windows(NamedTuple):
     @property
     def bytes(self) -> float:
         """All that the windows of all groups touch, once each."""
-        whole = self.conv.batch * self._rows(self.high) * self._columns(self.wide)
+        whole = self.conv.batch * self._rows(self.high) * self._columns(self.wide, False)
         return whole * self.channels_apart * self.conv.groups
 
     def asked(self, block: int, l1_bytes: float) -> float:
