@@ -265,8 +265,9 @@ class Launch:
 
 
 class Bench:
-    def __init__(self, workload: Conv, seed: int) -> None:
+    def __init__(self, workload: Conv, seed: int, layout: str = "nchw") -> None:
         self.workload = workload
+        assert layout == data.USED[workload.dtype]
 
     def launch(self, schedule: Any, exact: bool = False) -> Launch:
         return Launch(schedule, exact)
@@ -297,7 +298,7 @@ def kernels(monkeypatch):
         SimpleNamespace(schedule=Schedule(name, splits), cost=SimpleNamespace(seconds=seconds), rejected=rejected)
         for name, splits, seconds in chosen
     ]
-    monkeypatch.setattr(planner, "plans", lambda problem, machine, top: found)
+    monkeypatch.setattr(planner, "plans", lambda problem, machine, top, layout="nchw": found)
 
 
 FAMILIES = {"fast": "im2win", "broken": "winograd", "unfit": "winograd"}
@@ -311,6 +312,13 @@ def test_pysims_rows_take_part_with_their_best_schedule_or_their_reason(device, 
     assert fast.schedule == {"kernel": "fast", "splits": 1}
     assert line.contenders["pysim broken"].refused == "the library refused"
     assert line.contenders["pysim unfit"].refused == "it takes 3x3 filters"
+
+
+def test_half_types_are_measured_in_the_layout_they_are_used_in(device, kernels, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "conv_kernels", lambda: [SimpleNamespace(name="fast", family="implicit", form="full", dtype="f16")])
+    found = run(tmp_path / "a.jsonl", "--dtype", "f16", "--set", "opencnn", "--only", "opencnn-1", "--parties", "pysim")[0]
+    assert found.planned == "pysim fast nhwc" and found.contenders["pysim fast nhwc"].layout == "nhwc"
+    assert found.problem.endswith(":f16")
 
 
 def test_rows_are_chosen_by_name_or_by_the_planner(device, kernels, tmp_path):

@@ -229,8 +229,9 @@ def add_torch(field: Field, operands: Operands, layout: str) -> None:
 
 
 def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], gpu: Gpu) -> str:
-    """Rows of pysim's registry, each with its best predicted schedule; the contender that the planner chose, or ""."""
-    nobody = Contender(who=OURS)
+    """Rows of pysim's registry, each with its best predicted schedule, in the layout that a type is used in; what was planned, or ""."""
+    layout = conv_data.USED[dtype]
+    nobody, lies = Contender(who=OURS, layout=layout), {} if layout == "nchw" else {"layout": layout}
     try:
         from pysim import cuda_conv, planner
         from pysim.registry import conv_kernels
@@ -239,8 +240,8 @@ def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], gpu: Gpu) -> s
         return ""
     try:
         problem = msgspec.structs.replace(w, dtype=dtype)
-        plans = planner.plans(problem, gpu, top=EVERY)
-        bench = cuda_conv.Bench(problem, 1)
+        plans = planner.plans(problem, gpu, top=EVERY, **lies)
+        bench = cuda_conv.Bench(problem, 1, **lies)
     except Exception as error:
         field.known[OURS] = msgspec.structs.replace(nobody, refused=reason_of(error))
         return ""
@@ -263,12 +264,12 @@ def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], gpu: Gpu) -> s
         launch = launches.pop(False)
         launches.clear()
         facts = {"wrong": wrong, "error": finite(error), "workspace_bytes": launch.workspace_bytes, "predicted_seconds": plan.cost.seconds}
-        facts |= {"schedule": msgspec.to_builtins(plan.schedule), "layout": getattr(plan.schedule, "layout", "nchw")}
-        return launch.run, facts
+        return launch.run, facts | {"schedule": msgspec.to_builtins(plan.schedule)}
 
     for name, row in wanted.items():
-        field.enter(named(OURS, name), Contender(who=OURS, algorithm=row.family, form=row.form), lambda one=name: made(one))
-    return named(OURS, chosen)
+        known = msgspec.structs.replace(nobody, algorithm=row.family, form=row.form)
+        field.enter(named(OURS, name, layout), known, lambda one=name: made(one))
+    return named(OURS, chosen, layout)
 
 
 def named(who: str, what: str, layout: str = "nchw") -> str:

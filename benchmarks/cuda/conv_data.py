@@ -5,7 +5,8 @@ JSON lines: one `Header` for each run that wrote into the file, then one `Line` 
 known, so that an interruption costs one problem. A line that was cut off is left out when reading and removed when a run resumes.
 
 Speeds are compared as ratios of median device seconds on the same line, r = theirs / ours, over layers as geometric means. A contender
-that was wrong or refused has no seconds and takes part in nothing. "No workspace" is below 0.05 MiB: descriptors and index tables.
+that was wrong or refused has no seconds and takes part in nothing; a peer's best is that of all layouts. "No workspace" is below
+0.05 MiB: descriptors and index tables.
 """
 
 import math
@@ -22,6 +23,7 @@ from pysim.workload import Conv, Layer, distinct, parse, resolve
 
 SETS = ("opencnn", "im2win", "resnet50")
 DTYPES = ("f32", "tf32", "f16", "bf16")
+USED = {"f32": "nchw", "tf32": "nchw", "f16": "nhwc", "bf16": "nhwc"}  # the layout that a type is used in, and pysim measured in
 OURS, CUDNN, TORCH = "pysim", "cudnn", "torch"
 GEMM_CLASS = ALGORITHMS[:3]
 NO_WORKSPACE = 0.05 * 2**20
@@ -339,7 +341,10 @@ def summary(paths: Iterable[Path]) -> str:
         for dtype in DTYPES:
             if mine := [line for line in lines if (line.set, line.dtype) == (name, dtype)]:
                 rates = "TFLOP/s of the direct method: geometric mean (least), and the largest workspace"
-                out += ["", f"{name} {dtype}, {len(mine)} layers, {rates}", "", *_parties(mine)]
+                out += ["", f"{name} {dtype}, {len(mine)} layers, {rates}", ""]
+                for one in parties(mine):
+                    space = f"{one.workspace_bytes / 2**20:9.1f} MiB  {one.layers} of {len(mine)}"
+                    out.append(f"  {one.name:<34} {one.mean:8.1f} ({one.least:6.1f})  {space}")
     for family in ("im2win", "winograd"):
         found = forms([line for line in lines if line.dtype == "f32"], family)
         if found:
@@ -350,7 +355,17 @@ def summary(paths: Iterable[Path]) -> str:
     return "\n".join(out).rstrip() + "\n"
 
 
-def _parties(lines: list[Line]) -> list[str]:
+class Party(NamedTuple):
+    """What an algorithm of a party, or its fastest ("best"), reached on the layers that it ran: TFLOP/s and bytes of workspace."""
+
+    name: str
+    mean: float
+    least: float
+    workspace_bytes: int
+    layers: int
+
+
+def parties(lines: Iterable[Line]) -> list[Party]:
     """A row for each algorithm of each party, and for its best."""
     rows: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for line in lines:
@@ -361,7 +376,6 @@ def _parties(lines: list[Line]) -> list[str]:
                 rows.setdefault((who, algorithm), []).append((line.tflops(one), one.workspace_bytes or 0))
     out = []
     for (who, algorithm), found in sorted(rows.items(), key=lambda item: (item[0][0], item[0][1] == "best", item[0][1])):
-        rates, spaces = [rate for rate, _ in found], max(space for _, space in found) / 2**20
-        mean = f"{geometric_mean(rates):8.1f} ({min(rates):6.1f})  {spaces:9.1f} MiB"
-        out.append(f"  {who + ' ' + algorithm:<34} {mean}  {len(found)} of {len(lines)}")
+        rates, spaces = [rate for rate, _ in found], [space for _, space in found]
+        out.append(Party(f"{who} {algorithm}", geometric_mean(rates), min(rates), max(spaces), len(found)))
     return out
