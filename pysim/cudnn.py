@@ -191,6 +191,17 @@ class Forward:
         _check(status, f"refuses {algorithm} for {self.workload.text}")
         return int(size[0])
 
+    def survey(self) -> tuple[dict[str, int], dict[str, str]]:
+        """(algorithm -> bytes of workspace, algorithm -> why it refuses the problem)."""
+        spaces: dict[str, int] = {}
+        refused: dict[str, str] = {}
+        for algorithm in ALGORITHMS:
+            try:
+                spaces[algorithm] = self.workspace_bytes(algorithm)
+            except MissingError as error:
+                refused[algorithm] = str(error)
+        return spaces, refused
+
     def call(
         self, algorithm: str, pointers: tuple[int, int, int], workspace: int = 0, workspace_bytes: int = 0, stream: int = 0
     ) -> Callable[[], None]:

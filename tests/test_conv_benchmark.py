@@ -123,6 +123,8 @@ class Algorithms:
             raise MissingError(f"cuDNN refuses {algorithm}")
         return self.SPACES[algorithm]
 
+    survey = cudnn.Forward.survey
+
     def call(self, algorithm: str, pointers: tuple[int, int, int], workspace: int = 0, workspace_bytes: int = 0) -> Any:
         assert workspace_bytes >= self.SPACES[algorithm]
         w = self.workload

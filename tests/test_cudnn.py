@@ -213,6 +213,12 @@ def test_what_an_algorithm_refuses_is_said_in_cudnns_words_before_anything_runs(
     assert stand_in.ran == []
 
 
+def test_every_algorithm_is_either_taken_with_its_workspace_or_refused_with_its_reason(stand_in):
+    spaces, refused = cudnn.Forward(conv(WORKED)).survey()
+    assert spaces == {name: 64 for name in cudnn.ALGORITHMS if name != "FFT"}
+    assert list(refused) == ["FFT"] and "CUDNN_STATUS_3000" in refused["FFT"]
+
+
 def test_a_workspace_that_is_too_small_is_never_passed_on(stand_in):
     with pytest.raises(MissingError, match=r"needs 64 bytes of workspace .* it was given 63"):
         cudnn.Forward(conv(WORKED)).call("WINOGRAD", (1, 2, 3), workspace=4, workspace_bytes=63)

@@ -145,6 +145,8 @@ class Field:
 
     def time(self, samples: int) -> None:
         """Times all calls in turns and writes what came out into `known`."""
+        if not self.calls:
+            return
         events = cuda_peers.Events()
         leads = {name: lead for name in list(self.calls) if (lead := self._warmed(name, events)) is not None}
         times: dict[str, list[float]] = {name: [] for name in leads}
@@ -181,15 +183,12 @@ def reason_of(error: Exception) -> str:
 def add_cudnn(field: Field, operands: Operands, layout: str) -> None:
     """Every algorithm of cuDNN; they share one workspace, as only one runs at a time."""
     w = operands.workload
-    spaces: dict[str, int] = {}
-    refused: dict[str, str] = {}
-    forward = None
-    for algorithm in cudnn.ALGORITHMS:
-        try:
-            forward = forward or cudnn.Forward(w, operands.dtype, layout)
-            spaces[algorithm] = forward.workspace_bytes(algorithm)
-        except MissingError as error:
-            refused[algorithm] = str(error)
+    forward, spaces, refused = None, {}, {}
+    try:
+        forward = cudnn.Forward(w, operands.dtype, layout)
+        spaces, refused = forward.survey()
+    except MissingError as error:
+        refused = dict.fromkeys(cudnn.ALGORITHMS, str(error))
     memory, short = None, ""
     for size in sorted(set(spaces.values()), reverse=True):  # the largest that can be had
         try:
