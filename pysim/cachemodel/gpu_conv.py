@@ -35,7 +35,7 @@ from pysim.cachemodel.windows import Windows, distinct
 from pysim.machine import Gpu
 from pysim.record import Cost
 from pysim.registry import WARP, Attributes, ConvKernel, GemmKernel
-from pysim.workload import DTYPES, Conv, Gemm
+from pysim.workload import CONV_DTYPES, Conv, Gemm
 
 L1_BYTES = 256 * 1024  # of an SM, shared memory included (H100 white paper; smaller chips have less, and less shared memory)
 PASS_SHARE = 0.85  # of the copy rate that a kernel which only moves data reaches; assumed: a copy reaches 4.3 of 4.8 TB/s on an H200
@@ -113,7 +113,7 @@ def work(gpu: Gpu, row: ConvKernel, nhwc: bool, by_vectors: bool, ragged: bool, 
     products = kernel.block_m * kernel.block_n * kernel.block_k * planes
     gathered = row.block_windows * row.block_k / WARP  # of a warp's lanes
     filters = row.block_filters * row.block_k * planes / WARP
-    vector = VECTOR_BYTES // DTYPES[row.dtype]
+    vector = VECTOR_BYTES // CONV_DTYPES[row.dtype]
     each = GATHER.get(f"{row.family}_{row.form}", GATHER[row.family])
     single = EDGE_INSTRUCTIONS if ragged or row.form == "no_vector" else 2 / vector
     if row.outputs > 1:
@@ -159,7 +159,7 @@ def attributes_of(row: ConvKernel, known: dict[str, Attributes]) -> tuple[Attrib
         found, _ = model.attributes_of(product_kernel(row, False), {})
         return found, False
     sums = row.block_filters * row.block_windows * planes_of(row) // threads
-    stage = (row.block_filters + row.block_windows) * row.block_k * planes_of(row) * DTYPES[row.dtype]
+    stage = (row.block_filters + row.block_windows) * row.block_k * planes_of(row) * CONV_DTYPES[row.dtype]
     return Attributes(threads, min(255, sums + 100), stage * max(1, row.stages)), False
 
 
@@ -189,7 +189,7 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
     attributes = {product.name: attributes_of(row, known)[0] for product, row in zip(products, kernels, strict=True)}
     rows = model.rows_of(gpu, Gemm(m=4, n=4, k=4, trans_b=True, dtype=w.dtype), products, attributes)
     works = [
-        work(gpu, row, nhwc, vectors(row, w, nhwc), Windows(w, nhwc, row.outputs).k * DTYPES[w.dtype] % VECTOR_BYTES != 0, w.stride_w)
+        work(gpu, row, nhwc, vectors(row, w, nhwc), Windows(w, nhwc, row.outputs).k * CONV_DTYPES[w.dtype] % VECTOR_BYTES != 0, w.stride_w)
         for row in kernels
     ]
     families = [gpu.model.families[family_name(gpu, row)] for row in kernels]
@@ -202,7 +202,7 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
     planes = np.array([planes_of(row) for row in kernels], float)
     # a Winograd block passes its sums through shared memory, written and read once, and writes outputs^2 results a window
     sums = [planes_of(row) * row.block_filters * row.block_windows * (row.outputs > 1) for row in kernels]
-    leaving = 2 * DTYPES[w.dtype] * np.array(sums, float) / LINE_BYTES
+    leaving = 2 * CONV_DTYPES[w.dtype] * np.array(sums, float) / LINE_BYTES
 
     def constant(name: str) -> Array:
         return np.array([getattr(family, name).value for family in families])
@@ -225,7 +225,7 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
 
 def shape_of(w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows: Rows, r: Array) -> Shape:
     """Sizes and bytes of the tiles of rows `r` of a table."""
-    size = DTYPES[w.dtype]
+    size = CONV_DTYPES[w.dtype]
     columns: list[tuple[float, ...]] = []
     for row, attributes, resident in zip(kernels, rows.attributes, rows.occupancy, strict=True):
         windows = Windows(w, nhwc, row.outputs, tensor=row.family == "im2win" and row.form != "fused")
@@ -289,7 +289,7 @@ class Threads(NamedTuple):
 
 def direct(w: Conv, nhwc: bool) -> Threads:
     """A thread an output; lanes lie along columns, for which a filter is broadcast, or (NHWC) along filters, whose weights are k apart."""
-    windows, size = Windows(w, nhwc), DTYPES[w.dtype]
+    windows, size = Windows(w, nhwc), CONV_DTYPES[w.dtype]
     k = windows.k
     apart = min(WARP, k * size * WARP / LINE_BYTES) if nhwc else min(WARP, w.stride_w)
     # a block's windows come to it once for each row of filters that it has not in its lanes
@@ -305,7 +305,7 @@ def depthwise(w: Conv, nhwc: bool) -> Threads:
     kept = square and w.kernel_h in (3, 5) and w.stride_h <= 2
     loads = ((STRIP - 1) * w.stride_h + w.kernel_h) * w.kernel_w if kept else STRIP * taps
     warps = w.batch * w.filters * -(-w.out_h // STRIP) * w.out_w / WARP
-    wavefronts = loads * (1 if nhwc else min(WARP, w.stride_w)) + taps * (taps * DTYPES[w.dtype] * WARP / LINE_BYTES if nhwc else 1)
+    wavefronts = loads * (1 if nhwc else min(WARP, w.stride_w)) + taps * (taps * CONV_DTYPES[w.dtype] * WARP / LINE_BYTES if nhwc else 1)
     halo = distinct(STRIP, w.kernel_h, w.stride_h, w.dilation_h) / (STRIP * min(w.stride_h, w.kernel_h))
     asked = Windows(w, nhwc).bytes * w.filters / w.channels * max(1.0, halo)
     return Threads(warps, loads * DEPTHWISE_INSTRUCTIONS + (STRIP + 1) * taps, wavefronts, L1_LATENCY * (2 if kept else taps), asked)
@@ -313,7 +313,7 @@ def depthwise(w: Conv, nhwc: bool) -> Threads:
 
 def plain_cost(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, attributes: Attributes, hot: bool = True) -> Cost:
     """Cost of `direct` and `depthwise`."""
-    size, frequency, windows = DTYPES[w.dtype], gpu.frequency_hz.value, Windows(w, nhwc)
+    size, frequency, windows = CONV_DTYPES[w.dtype], gpu.frequency_hz.value, Windows(w, nhwc)
     of = depthwise(w, nhwc) if row.family == "depthwise" else direct(w, nhwc)
     family = gpu.model.families[family_name(gpu, row)]
     active = min(float(gpu.sms.value), math.ceil(of.warps * WARP / attributes.threads))

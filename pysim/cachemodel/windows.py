@@ -18,7 +18,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from pysim.workload import DTYPES, Conv
+from pysim.workload import CONV_DTYPES, Conv
 
 SECTOR_BYTES = 32
 
@@ -72,7 +72,7 @@ class Windows(NamedTuple):
 
     def _columns(self, count: float, sectors: bool) -> float:
         """Bytes of one channel (NHWC: of a group's channels) that neighbouring windows touch in one row; whole sectors, if asked."""
-        w, m, size = self.conv, self.outputs, DTYPES[self.conv.dtype]
+        w, m, size = self.conv, self.outputs, CONV_DTYPES[self.conv.dtype]
         found = min(distinct(count, w.kernel_w + m - 1, w.stride_w * m, w.dilation_w), w.width)
         if self.nhwc:
             position = w.channels // w.groups * size
@@ -104,7 +104,7 @@ class Windows(NamedTuple):
         once = self.touched(some)
         taps = self.conv.kernel_h * self.conv.kernel_w if self.outputs == 1 else (self.outputs + 2) ** 2
         channels = self.conv.channels // self.conv.groups if self.nhwc else 1
-        gathered = some * taps * channels * DTYPES[self.conv.dtype]
+        gathered = some * taps * channels * CONV_DTYPES[self.conv.dtype]
         missed = min(1.0, max(0.0, 2 * once / l1_bytes - 1))
         tile = once + missed * max(0.0, gathered - once)
         return tile * self.channels_apart * self.conv.groups * self.number / some

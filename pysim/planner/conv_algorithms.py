@@ -16,7 +16,7 @@ from pysim.cachemodel.windows import Windows
 from pysim.planner.gpu import ALIGN, round_up, workspace_bytes
 from pysim.registry import ConvKernel, GemmKernel
 from pysim.schedule import GpuConvSchedule
-from pysim.workload import GEMM_DTYPES, Conv, Gemm
+from pysim.workload import CONV_DTYPES, Conv, Gemm
 
 LARGEST_SIZE, LARGEST_TENSOR, LARGEST_TILES = 1 << 24, 1 << 30, 1 << 30  # what the kernels take
 COLUMNS_BYTES = 64 << 20  # of im2col's columns under NHWC at a time
@@ -67,7 +67,7 @@ class Products(NamedTuple):
 
 def products_of(w: Conv, nhwc: bool) -> Products:
     """NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have COLUMNS_BYTES of columns."""
-    size, windows, k = GEMM_DTYPES[w.dtype], w.windows, Windows(w, nhwc).k
+    size, windows, k = CONV_DTYPES[w.dtype], w.windows, Windows(w, nhwc).k
     filters = w.filters // w.groups
     if not nhwc:
         pitch = windows if w.pointwise else round_up(windows * size, 16) // size
@@ -98,7 +98,7 @@ def own_bytes(row: ConvKernel, w: Conv, nhwc: bool, schedule: GpuConvSchedule, g
 def transformed_filters(row: ConvKernel, w: Conv) -> int:
     """Bytes of the filters of a Winograd row, in whole blocks and steps."""
     blocks = math.ceil(w.filters // w.groups / row.block_filters) * math.ceil(w.channels // w.groups / row.block_k)
-    return w.groups * blocks * (row.outputs + 2) ** 2 * row.block_k * row.block_filters * GEMM_DTYPES[w.dtype]
+    return w.groups * blocks * (row.outputs + 2) ** 2 * row.block_k * row.block_filters * CONV_DTYPES[w.dtype]
 
 
 def conv_workspace_bytes(row: ConvKernel, w: Conv, nhwc: bool, schedule: GpuConvSchedule, gemm: GemmKernel | None = None) -> int:
@@ -124,7 +124,7 @@ def tiles_of(row: ConvKernel, w: Conv, nhwc: bool) -> int:
 
 def passes_of(row: ConvKernel, w: Conv, nhwc: bool) -> tuple[Pass, ...]:
     """The kernels that a row runs beside its main one."""
-    size = GEMM_DTYPES[w.dtype]
+    size = CONV_DTYPES[w.dtype]
     filters = w.filters * Windows(w, nhwc).k
     if row.family == "im2col" and not w.pointwise:
         of = products_of(w, nhwc)

@@ -17,7 +17,7 @@ from pysim.planner.planned import Plan
 from pysim.record import Cost
 from pysim.registry import ConvKernel, conv_kernel, gemm_attributes
 from pysim.schedule import GpuConvSchedule
-from pysim.workload import DTYPES, Conv
+from pysim.workload import CONV_DTYPES, Conv
 
 ALGORITHMS = {
     "direct": "a thread an output, straight from the definition",
@@ -109,7 +109,7 @@ def _step(prediction: Prediction) -> Iterator[str]:
 def _traffic(w: Conv, cost: Cost) -> Iterator[str]:
     for name, level in cost.levels.items():
         yield f"  {name:<18}{bytes_text(level['bytes']):>10}   {level['cycles']:,.0f} cycles"
-    size = DTYPES[w.dtype]
+    size = CONV_DTYPES[w.dtype]
     filters = w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w
     least = (w.batch * w.channels * w.height * w.width + filters + w.batch * w.filters * w.windows) * size
     yield f"  {'operands':<18}{bytes_text(least):>10}   input, filters and output, once each"

@@ -128,10 +128,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         (`pysim.cuda`) raises for operands.
         """
         if isinstance(self.schedule, GpuConvSchedule):
-            from pysim import cuda_conv
+            from pysim.cuda_conv import run_plan
 
             assert isinstance(self.workload, Conv)
-            return cuda_conv.run_plan(self.workload, self.schedule, self.layout, x, w, bias, activation)
+            return run_plan(self.workload, self.schedule, self.layout, x, w, bias, activation)
         if isinstance(self.schedule, GpuSchedule):
             from pysim import cuda
 
