@@ -38,8 +38,7 @@ template <bool NHWC> __global__ __launch_bounds__(FILTERS * STEP) void filters_k
 int64_t pieces(const Conv &c) { return (int64_t)c.groups * ceil_div(c.filters, FILTERS) * ceil_div(c.channels, STEP); }
 
 const char *refuses(const Conv &c) {
-    const bool fits = c.kernel_h == 3 && c.kernel_w == 3 && c.stride_h == 1 && c.stride_w == 1 && c.dilation_h == 1 && c.dilation_w == 1;
-    if (!fits) return "it takes 3x3 kernels with stride 1 and dilation 1";
+    if (!is_3x3(c)) return PYSIM_NOT_3X3;
     return pieces(c) >= (1 << 30) ? "it takes fewer filters and groups" : nullptr;
 }
 
@@ -74,18 +73,25 @@ template <Form FORM> cudaError_t attributes(const Conv &c, pysim_cuda_attributes
     return cudaSuccess;
 }
 
-#define PYSIM_WINOGRAD_FUSED(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, outputs, ...)                                           \
-    {{#dtype "_winograd_f" #outputs "_" #bf "x" #bw "x" #bk "_" #wf "x" #ww "_" #tf "x" #tw "_s" #stages "_" #form, "winograd", #form, \
-      PYSIM_NUMBER_##dtype, bf, bw, bk, wf, ww, tf, tw, stages, outputs, __VA_ARGS__},                                                \
-     refuses, own_bytes, launch_row<form>, attributes<form>},
+#define PYSIM_WINOGRAD_INFO(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, outputs, ...)                                            \
+    {#dtype "_winograd_f" #outputs "_" #bf "x" #bw "x" #bk "_" #wf "x" #ww "_" #tf "x" #tw "_s" #stages "_" #form, "winograd", #form,  \
+     PYSIM_NUMBER_##dtype, bf, bw, bk, wf, ww, tf, tw, stages, outputs, __VA_ARGS__}
+#define PYSIM_WINOGRAD_FUSED(dtype, form, ...)                                                                                        \
+    {PYSIM_WINOGRAD_INFO(dtype, form, __VA_ARGS__), refuses, own_bytes, launch_row<form>, attributes<form>},
 #define PYSIM_WINOGRAD_reference(...) PYSIM_WINOGRAD_FUSED(__VA_ARGS__)
 #define PYSIM_WINOGRAD_sts64(...) PYSIM_WINOGRAD_FUSED(__VA_ARGS__)
 #define PYSIM_WINOGRAD_compact(...) PYSIM_WINOGRAD_FUSED(__VA_ARGS__)
+#define PYSIM_WINOGRAD_staged(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, ...)                                                   \
+    {PYSIM_WINOGRAD_INFO(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, __VA_ARGS__),                                               \
+     Staged<bf, bw, bk, wf, ww, tf, tw, stages>::refuses, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::own_bytes,                      \
+     Staged<bf, bw, bk, wf, ww, tf, tw, stages>::launch_row, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::attributes},
 #define PYSIM_CONV_ROW_direct(...)
 #define PYSIM_CONV_ROW_depthwise(...)
 #define PYSIM_CONV_ROW_im2col(...)
 #define PYSIM_CONV_ROW_implicit(...)
+#define PYSIM_CONV_ROW_mma(...)
 #define PYSIM_CONV_ROW_im2win(...)
+#define PYSIM_CONV_ROW_mma(...)
 #define PYSIM_CONV_ROW_winograd(dtype, form, ...) PYSIM_WINOGRAD_##form(dtype, form, __VA_ARGS__)
 #define PYSIM_CUDA_CONV(family, ...) PYSIM_CONV_ROW_##family(__VA_ARGS__)
 const ConvRow rows[] = {

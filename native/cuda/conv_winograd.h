@@ -34,7 +34,20 @@ __host__ __device__ inline int filter_of(int slot) {
     return 32 * g + 16 * (k / 2) + 8 * (k % 2) + 4 * q + t;
 }
 
-/* One row of G, of B^T, of A^T: applied to the rows of a patch and then to its columns. */
+/* A row of form `staged` (winograd_staged.cuh): the tiles of its products, filters x windows x k. */
+template <int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES> struct Staged {
+    static const char *refuses(const Conv &c);
+    static pysim_status own_bytes(const Conv &c, int64_t *bytes);
+    static pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream);
+    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out);
+};
+
+inline bool is_3x3(const Conv &c) {
+    return c.kernel_h == 3 && c.kernel_w == 3 && c.stride_h == 1 && c.stride_w == 1 && c.dilation_h == 1 && c.dilation_w == 1;
+}
+#define PYSIM_NOT_3X3 "it takes 3x3 kernels with stride 1 and dilation 1"
+
+/* One row of G, of A^T: applied to the rows of a patch and then to its columns. */
 template <int STRIDE> __device__ inline void filter_line(float *to, const float *g, int from_stride) {
     const float half = 0.5f * (g[0] + g[2 * from_stride]), middle = 0.5f * g[from_stride];
     to[0] = g[0], to[STRIDE] = half + middle, to[2 * STRIDE] = half - middle, to[3 * STRIDE] = g[2 * from_stride];
