@@ -124,7 +124,7 @@ def _library() -> tuple[Any, Any, str]:
 
 
 def version() -> str:
-    """"cuDNN 9.28.0". MissingError where it is not installed."""
+    """Such as "cuDNN 9.28.0". MissingError where it is not installed."""
     return _library()[2]
 
 

@@ -8,15 +8,16 @@ import ctypes
 import math
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 import pytest
 
-from pysim import arrays, cudnn, host, planner, registry
+from pysim import arrays, cudnn, host, planner
 from pysim.cuda_comparison import random_fill
+from pysim.cuda_conv import in_float64
 from pysim.errors import MissingError, NativeError, ProblemError, StoreError
 from pysim.machine import load_any
 from pysim.workload import Conv, Layer, parse
@@ -59,7 +60,7 @@ def test_the_reference_is_the_definition(text):
     x = draw.standard_normal((w.batch, w.channels, w.height, w.width))
     filters = draw.standard_normal((w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w))
     picked = np.arange(w.batch * w.windows)
-    want, scale = benchmark.windows_in_float64(w, x, filters, picked)
+    want, scale = in_float64(w, x, filters, picked)
     for got, right in ((want, by_definition(w, x, filters)), (scale, by_definition(w, np.abs(x), np.abs(filters)))):
         np.testing.assert_allclose(got, right.transpose(0, 2, 3, 1).reshape(len(picked), w.filters), rtol=1e-12, atol=1e-12)
 
@@ -179,7 +180,7 @@ def device(monkeypatch):
 
 
 def run(out: Path, *arguments: str) -> list[Line]:
-    benchmark.run(benchmark.parsed(["-o", str(out), "--dtype", "f32", "--layouts", "nchw", *arguments]))
+    benchmark.run(benchmark.parsed(["-o", str(out), "--dtype", "f32", "--layouts", "nchw", "--parties", "cudnn,torch", *arguments]))
     return data.lines_of([out])
 
 
@@ -274,7 +275,8 @@ class Bench:
     def launch(self, schedule: Any, exact: bool = False) -> Launch:
         return Launch(schedule, exact)
 
-    def check(self, call: Any) -> tuple[str, float]:
+    def check(self, call: Any, kernel: str) -> tuple[str, float]:
+        assert kernel in FAMILIES
         for exact in (True, False):
             call(exact)
         return "", 1e-7
@@ -287,20 +289,17 @@ class Schedule(msgspec.Struct):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Three rows of a registry, of which the planner takes two, best first, the second in two schedules."""
-    module = ModuleType("pysim.cuda_conv")
-    module.Bench = Bench  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pysim.cuda_conv", module)
-    monkeypatch.setattr("pysim.cuda_conv", module, raising=False)
+    """Three rows of a registry, of which the planner takes two, best first, in two schedules each."""
+    monkeypatch.setattr(benchmark.cuda_conv, "Bench", Bench)
     rows = [SimpleNamespace(name=name, family=family, form="full", dtype="f32") for name, family in FAMILIES.items()]
-    monkeypatch.setattr(registry, "conv_kernels", lambda: rows, raising=False)
+    monkeypatch.setattr(benchmark, "conv_kernels", lambda: rows)
     rejected = (SimpleNamespace(what="unfit", reason="it takes 3x3 filters"),)
-    chosen = [("fast", 1, 1e-6), ("broken", 2, 2e-6), ("broken", 1, 3e-6)]
+    chosen = [("fast", 1, 1e-6), ("broken", 2, 2e-6), ("fast", 3, 3e-6), ("broken", 1, 4e-6)]
     found = [
-        SimpleNamespace(schedule=Schedule(name, splits), cost=SimpleNamespace(seconds=seconds), rejected=rejected)
+        SimpleNamespace(kernel=name, schedule=Schedule(name, splits), cost=SimpleNamespace(seconds=seconds), rejected=rejected)
         for name, splits, seconds in chosen
     ]
-    monkeypatch.setattr(planner, "plans", lambda problem, machine, top, layout="nchw": found)
+    monkeypatch.setattr(planner, "plans", lambda problem, machine, top, layout: found)
 
 
 FAMILIES = {"fast": "im2win", "broken": "winograd", "unfit": "winograd"}
@@ -312,12 +311,15 @@ def test_pysims_rows_take_part_with_their_best_schedule_or_their_reason(device, 
     assert line.planned == "pysim fast" and data.planned(line) is fast
     assert (fast.algorithm, fast.workspace_bytes, fast.predicted_seconds, fast.samples) == ("im2win", 128, 1e-6, 20)
     assert fast.schedule == {"kernel": "fast", "splits": 1}
-    assert line.contenders["pysim broken"].refused == "the library refused"
+    third = line.contenders["pysim fast #3"]
+    assert third.schedule == {"kernel": "fast", "splits": 3} and third.algorithm == "im2win" and third.samples == 20
+    assert line.contenders["pysim broken"].refused == line.contenders["pysim broken #4"].refused == "the library refused"
     assert line.contenders["pysim unfit"].refused == "it takes 3x3 filters"
 
 
 def test_half_types_are_measured_in_the_layout_they_are_used_in(device, kernels, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "conv_kernels", lambda: [SimpleNamespace(name="fast", family="implicit", form="full", dtype="f16")])
+    rows = [SimpleNamespace(name=name, family="implicit", form="full", dtype="f16") for name in FAMILIES]
+    monkeypatch.setattr(benchmark, "conv_kernels", lambda: rows)
     found = run(tmp_path / "a.jsonl", "--dtype", "f16", "--set", "opencnn", "--only", "opencnn-1", "--parties", "pysim")[0]
     assert found.planned == "pysim fast nhwc" and found.contenders["pysim fast nhwc"].layout == "nhwc"
     assert found.problem.endswith(":f16")
@@ -404,9 +406,9 @@ def known_answers() -> list[Line]:
 def test_the_figures_of_known_times_are_the_known_ones():
     found = {one.what: (None if one.value is None else round(one.value, 9), one.met) for one in data.figures(known_answers())}
     gemm = "im2win with its transform, against cuDNN's GEMM-class algorithms"
-    free = "fused Winograd without workspace, against cuDNN without"
+    free = "fused Winograd, against cuDNN without workspace"
     assert found[f"{gemm}: geometric mean"] == (4.0, True) and found[f"{gemm}: worst layer"] == (2.0, True)
-    assert found["fused Winograd without workspace, against all of cuDNN: geometric mean"] == (1.5, True)
+    assert found["fused Winograd, against all of cuDNN: geometric mean"] == (1.5, True)
     assert found[f"{free}: geometric mean"] == (3.0, True)
     assert found["ResNet-50, planned, against PyTorch, f32: geometric mean"] == (1.2, False)
     assert found["ResNet-50, planned, against PyTorch, f32: worst layer"] == (1.0, True)
@@ -414,6 +416,7 @@ def test_the_figures_of_known_times_are_the_known_ones():
     assert found["planner's regret, f32: geometric mean"] == (4.0, False) and found["planner's regret, f32: worst"] == (4.0, False)
     assert found["ResNet-50, planned, against PyTorch, f16: geometric mean"] == (0.5, False)
     assert found["ResNet-50, planned, against PyTorch, bf16: geometric mean"] == (None, None)
+    assert found["fused Winograd, share of layers without workspace"] == (1.0, True)
     assert found["im2win fused, share of layers without workspace"] == (1.0, True)
     assert found["im2win with its tensor, share of layers with less memory than cuDNN's fastest"] == (0.5, False)
 

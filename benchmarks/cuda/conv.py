@@ -31,11 +31,13 @@ import msgspec
 import numpy as np
 from conv_data import CUDNN, OURS, TORCH, Contender, Header, Line
 
-from pysim import cuda, cuda_peers, cudnn, host
+from pysim import cuda, cuda_conv, cuda_peers, cudnn, host, planner
 from pysim.cuda import DeviceArray
-from pysim.cuda_comparison import decode, random_fill
+from pysim.cuda_comparison import RESULT_DTYPES, RESULT_UNIT, decode, random_fill
+from pysim.cuda_conv import in_float64
 from pysim.errors import MissingError, PysimError, StoreError, choose
 from pysim.machine import Gpu
+from pysim.registry import conv_kernels
 from pysim.workload import Conv, Layer
 
 LEAD, LONG, MOST_LEADS = 6e-5, 2e-3, 8  # seconds, seconds, calls
@@ -43,8 +45,6 @@ WARMUPS = 3
 PICKED = 512  # windows of all images that are computed in float64
 TRANSFORMED = {"f32": 1e-3, "tf32": 0.1, "f16": 0.1, "bf16": 0.5}
 EVERY = 1_000_000  # plans: more than there are
-_HELD = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
-_RESULT_UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
 
 class Operands:
@@ -62,7 +62,7 @@ class Operands:
         self.y, self._nan = DeviceArray((outputs,), self.result), DeviceArray((outputs,), self.result)
         self._nan.fill(np.full(self.y.nbytes, 0xFF, np.uint8))
         self.picked = np.unique(np.linspace(0, w.batch * w.windows - 1, PICKED).astype(np.int64))
-        self.want, self.scale = windows_in_float64(w, fills[0].values, fills[1].values, self.picked)
+        self.want, self.scale = in_float64(w, fills[0].values, fills[1].values, self.picked)
 
     def _sent(self, array: np.ndarray, layout: str) -> DeviceArray:
         lies = np.ascontiguousarray(array if layout == "nchw" else array.transpose(0, 2, 3, 1))
@@ -77,7 +77,7 @@ class Operands:
         cuda.copy(self.y.pointer, self._nan.pointer, self.y.nbytes, "PYSIM_ON_DEVICE")
         call()
         cuda.synchronize()
-        found = self.y.read(np.empty(self.y.shape, _HELD[self.result]))
+        found = self.y.read(np.empty(self.y.shape, RESULT_DTYPES[self.result]))
         return self.verdict(found, layout, transforms)
 
     def verdict(self, found: np.ndarray, layout: str, transforms: bool) -> tuple[str, float]:
@@ -91,29 +91,12 @@ class Operands:
         taken = found.reshape(shape)[image, :, window] if layout == "nchw" else found.reshape(shape)[image, window]
         difference = np.abs(decode(taken, self.result) - self.want)
         unit = 2.0**-23 * (w.channels // w.groups * w.kernel_h * w.kernel_w)
-        bound = unit / (1 - min(0.5, unit)) * self.scale + _RESULT_UNIT[self.result] * np.abs(self.want)
+        bound = unit / (1 - min(0.5, unit)) * self.scale + RESULT_UNIT.get(self.result, 2.0**-24) * np.abs(self.want)
         if transforms:
             bound = np.maximum(bound, TRANSFORMED[self.dtype] * math.sqrt(float(np.mean(self.want**2))))
         outside = int(np.count_nonzero(~(difference <= bound)))
         error = float(np.max(difference / np.maximum(self.scale, 1e-300)))
         return f"{outside} of {difference.size} checked elements are out of bounds" if outside else "", error
-
-
-def windows_in_float64(w: Conv, x: np.ndarray, filters: np.ndarray, picked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(the convolution, that of absolute values), [window][filter], at windows numbered (image, row, column)."""
-    image, window = np.divmod(picked, w.windows)
-    row, column = np.divmod(window, w.out_w)
-    taps = np.zeros((len(picked), w.channels, w.kernel_h, w.kernel_w))
-    for r in range(w.kernel_h):
-        for s in range(w.kernel_w):
-            y = row * w.stride_h + r * w.dilation_h - w.pad_top
-            z = column * w.stride_w + s * w.dilation_w - w.pad_left
-            inside = np.flatnonzero((y >= 0) & (y < w.height) & (z >= 0) & (z < w.width))
-            taps[inside, :, r, s] = x[image[inside], :, y[inside], z[inside]]
-    a = taps.reshape(len(picked), w.groups, -1).transpose(1, 0, 2)
-    b = filters.astype(np.float64).reshape(w.groups, w.filters // w.groups, -1).transpose(0, 2, 1)
-    want, scale = (np.matmul(one, other).transpose(1, 0, 2).reshape(len(picked), -1) for one, other in ((a, b), (np.abs(a), np.abs(b))))
-    return want, scale
 
 
 # Contenders
@@ -227,48 +210,48 @@ def add_torch(field: Field, operands: Operands, layout: str) -> None:
     field.enter(named(TORCH, "", layout), Contender(who=TORCH, layout=layout), made)
 
 
-def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], gpu: Gpu) -> str:
-    """Rows of pysim's registry, each with its best predicted schedule, in the layout that a type is used in; what was planned, or ""."""
+def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], top: int, gpu: Gpu) -> str:
+    """Rows of pysim's registry in the layout that a type is used in; what was planned, or "".
+
+    With "all" these are the best predicted schedule of each row and the `top` best predicted of any, numbered by their rank.
+    """
     layout = conv_data.USED[dtype]
-    nobody, lies = Contender(who=OURS, layout=layout), {} if layout == "nchw" else {"layout": layout}
-    try:
-        from pysim import cuda_conv, planner
-        from pysim.registry import conv_kernels
-    except ImportError as error:
-        field.known[OURS] = msgspec.structs.replace(nobody, refused=f"this build has no convolutions on GPUs: {error}")
-        return ""
+    nobody = Contender(who=OURS, layout=layout)
     try:
         problem = msgspec.structs.replace(w, dtype=dtype)
-        plans = planner.plans(problem, gpu, top=EVERY, **lies)
-        bench = cuda_conv.Bench(problem, 1, **lies)
+        plans = planner.plans(problem, gpu, top=EVERY, layout=layout)
+        bench = cuda_conv.Bench(problem, 1, layout)
     except Exception as error:
         field.known[OURS] = msgspec.structs.replace(nobody, refused=reason_of(error))
         return ""
     field.kept.append(bench)
     best: dict[str, Any] = {}
     for plan in plans:
-        best.setdefault(plan.schedule.kernel, plan)
-    chosen = plans[0].schedule.kernel
-    wanted = {row.name: row for row in conv_kernels() if row.dtype == dtype}
-    if rows != ["all"]:
-        wanted = {name: wanted[name] for name in ([chosen] if rows == ["planned"] else rows) if name in wanted}
+        best.setdefault(plan.kernel, plan)
+    known = {row.name: row for row in conv_kernels()}
+    asked = [name for name, row in known.items() if row.dtype == dtype and (rows == ["all"] or name in rows)]
+    wanted: dict[str, Any] = {name: best.get(name) for name in asked}
+    if rows == ["planned"]:
+        wanted = {plans[0].kernel: plans[0]}
+    if rows == ["all"]:
+        wanted |= {f"{plan.kernel} #{rank}": plan for rank, plan in enumerate(plans[:top], 1) if plan is not best[plan.kernel]}
 
     def made(name: str) -> tuple[Callable[[], object], dict[str, Any]]:
-        if name not in best:
-            reasons = [item.reason for item in plans[0].rejected if name in item.what]
+        if (plan := wanted[name]) is None:
+            reasons = [item.reason for item in plans[0].rejected if item.what == name]
             raise MissingError(reasons[0] if reasons else "the planner has no legal schedule of it for this problem")
-        plan = best[name]
         launches = {exact: bench.launch(plan.schedule, exact) for exact in (True, False)}
-        wrong, error = bench.check(lambda exact: launches[exact].run())
+        wrong, error = bench.check(lambda exact: launches[exact].run(), plan.kernel)
         launch = launches.pop(False)
         launches.clear()
         facts = {"wrong": wrong, "error": finite(error), "workspace_bytes": launch.workspace_bytes, "predicted_seconds": plan.cost.seconds}
         return launch.run, facts | {"schedule": msgspec.to_builtins(plan.schedule)}
 
-    for name, row in wanted.items():
-        known = msgspec.structs.replace(nobody, algorithm=row.family, form=row.form)
-        field.enter(named(OURS, name, layout), known, lambda one=name: made(one))
-    return named(OURS, chosen, layout)
+    for name in wanted:
+        row = known[name.partition(" ")[0]]
+        about = msgspec.structs.replace(nobody, algorithm=row.family, form=row.form)
+        field.enter(named(OURS, name, layout), about, lambda one=name: made(one))
+    return named(OURS, plans[0].kernel, layout)
 
 
 def named(who: str, what: str, layout: str = "nchw") -> str:
@@ -286,7 +269,7 @@ def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gp
     """Everything about one problem. PysimError where not even the operands can be had."""
     w, field = layer.workload, Field()
     assert isinstance(w, Conv)
-    chosen = add_pysim(field, w, dtype, options.rows, gpu) if OURS in options.parties else ""
+    chosen = add_pysim(field, w, dtype, options.rows, options.top, gpu) if OURS in options.parties else ""
     if {CUDNN, TORCH} & set(options.parties):
         operands = Operands(w, dtype, options.layouts)
         for layout in options.layouts:
@@ -399,6 +382,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     several("--layouts", "layouts", cudnn.LAYOUTS, "layouts of the peers, by comma")
     several("--parties", "parties", (OURS, CUDNN, TORCH), "who takes part, by comma")
     parser.add_argument("--rows", nargs="+", default=["all"], help='"planned", "all" (the default), or kernels by name')
+    parser.add_argument("--top", type=int, default=10, help="of the best predicted schedules, beside the best of each row")
     parser.add_argument("--only", default="", help="problems whose label or text contains this")
     parser.add_argument("--samples", type=int, default=20, help="of each contender")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no other problem is begun")

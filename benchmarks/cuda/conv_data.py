@@ -244,6 +244,11 @@ def _at_most(what: str, value: float | None, bar: float, where: str = "") -> Fig
     return Figure(what, value, f"at most {bar:g}", None if value is None else value <= bar, where)
 
 
+def _share(what: str, votes: list[bool]) -> Figure:
+    where = f"{sum(votes)} of {len(votes)} layers"
+    return Figure(what, sum(votes) / len(votes) if votes else None, "all", all(votes) if votes else None, where)
+
+
 def _versus(what: str, found: Ratios, mean: float | None, worst: float | None = None) -> Iterator[Figure]:
     """Geometric mean and worst layer of a comparison, as far as each has a bar."""
     count = f"{len(found.values)} layers"
@@ -265,7 +270,7 @@ def figures(lines: Iterable[Line]) -> list[Figure]:
         return line.best(OURS, lambda one: one.algorithm == "im2win")
 
     def winograd(line: Line) -> Contender | None:
-        return line.best(OURS, lambda one: one.algorithm == "winograd" and one.workspace_bytes == 0)
+        return line.best(OURS, lambda one: one.algorithm == "winograd" and one.form != "staged")
 
     def cudnn(keep: Callable[[Contender], bool] = lambda _: True) -> Side:
         return lambda line: line.best(CUDNN, keep)
@@ -277,8 +282,10 @@ def figures(lines: Iterable[Line]) -> list[Figure]:
     gemm = cudnn(lambda one: one.algorithm in GEMM_CLASS)
     found = list(_versus("im2win with its transform, against cuDNN's GEMM-class algorithms", ratios(mec, im2win, gemm), 1.4, 1.0))
     found += _memory(mec, cudnn())
-    found += _versus("fused Winograd without workspace, against all of cuDNN", ratios(layers, winograd, cudnn()), 1.0)
-    found += _versus("fused Winograd without workspace, against cuDNN without", ratios(layers, winograd, cudnn(_free)), 1.8)
+    found += _versus("fused Winograd, against all of cuDNN", ratios(layers, winograd, cudnn()), 1.0)
+    found += _versus("fused Winograd, against cuDNN without workspace", ratios(layers, winograd, cudnn(_free)), 1.8)
+    free = [one.workspace_bytes == 0 for one in map(winograd, layers) if one]
+    found.append(_share("fused Winograd, share of layers without workspace", free))
     found += _versus("ResNet-50, planned, against PyTorch, f32", ratios(resnet, planned, torch), 1.3, 0.95)
     fastest = [line.tflops(one) for line in mec if line.label == "cv4" and (one := line.best(OURS))]
     found.append(_at_least("cv4, TFLOP/s of the direct method", max(fastest, default=None), 35))
@@ -304,13 +311,8 @@ def _memory(mec: list[Line], cudnn: Side) -> list[Figure]:
             stored.append(mine.workspace_bytes < theirs.workspace_bytes)
         if own:
             fused.append(own.workspace_bytes == 0)
-
-    def share(what: str, votes: list[bool]) -> Figure:
-        where = f"{sum(votes)} of {len(votes)} layers"
-        return Figure(what, sum(votes) / len(votes) if votes else None, "all", all(votes) if votes else None, where)
-
-    less = share("im2win with its tensor, share of layers with less memory than cuDNN's fastest", stored)
-    return [less, share("im2win fused, share of layers without workspace", fused)]
+    less = _share("im2win with its tensor, share of layers with less memory than cuDNN's fastest", stored)
+    return [less, _share("im2win fused, share of layers without workspace", fused)]
 
 
 def forms(lines: Iterable[Line], family: str) -> dict[str, Ratios]:
