@@ -22,7 +22,6 @@ Worked number: 8 ways, panels of 6.5 ways, filters of 1.75. Panels find 7 lines 
 add 2 with chance 0.75: 9 lines, a miss, with chance 0.40. On average there are 8.25 of 8: a model of one average would lose them all.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
 from math import gcd
 
@@ -31,7 +30,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.incore import Array, Rates
 from pysim.cachemodel.nest import Nest
-from pysim.cachemodel.reuse import NEVER, OPERANDS, Stream
+from pysim.cachemodel.reuse import OPERANDS, Flows
 from pysim.machine import Level
 
 _SURE = 2.5  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
@@ -39,50 +38,39 @@ _ROWS = np.array([[OPERANDS.index("input")], [OPERANDS.index("output")]])
 _RUNS = np.array([[OPERANDS.index("packed")], [OPERANDS.index("filters")]])
 
 
-def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, Array]:
-    """Bytes of each stream (rows) in each schedule (columns) that come from each supplier, one way, whole run.
+def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
+    """Bytes of each operand in each schedule (columns) that come from each supplier, one way, whole run. Rows are what is only read
+    and what is written of the first of OPERANDS, and so on.
 
     Supplier L2 stands for what misses L1, and so on to "memory"; nothing crosses further out than it did further in. A level is
     touched by as much of an operand's `once` bytes as crosses from it.
     """
-    nest = rates.nest
-    shared = list({id(stream.between): stream.between for stream in streams}.values())  # several streams have the same distance
-    at = {id(distance): row for row, distance in enumerate(shared)}
-    rows = [at[id(stream.between)] for stream in streams]
-    own = np.array([OPERANDS.index(stream.operand) for stream in streams])
-    of_operand = (own == np.arange(len(OPERANDS))[:, None]).astype(np.float64)
-    between = np.stack(shared, axis=1)
-    first = (between[0, :, :1] >= NEVER).astype(np.float64)
-    between, planes = between[: len(OPERANDS)], between[len(OPERANDS) :]
-    size = np.stack([stream.bytes for stream in streams])
-    size *= nest.repeats
-    unique = np.maximum(once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
-    seen = np.ones_like(once)
-    levels = rates.machine.levels
+    nest, levels, operands = rates.nest, rates.machine.levels, len(OPERANDS)
+    unique = np.maximum(flows.once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
+    size = flows.bytes * nest.repeats
+    between, planes = flows.between[:operands], flows.between[operands:]
+    seen, last = np.ones_like(unique), size
     crossed: dict[str, Array] = {}
     suppliers = [*(level.name for level in levels[1:]), "memory"]
     for level, supplier in zip(levels, suppliers, strict=True):
         way = level.sets * level.line_bytes
-        ways = between * (seen / way)[:, None]
-        last = next(reversed(crossed.values()), size)
-        here = missing(level, nest, ways, planes, rows, own, last > 0)
-        if not here.any():
-            crossed |= {name: np.zeros_like(size) for name in suppliers[len(crossed) :]}
+        here = missing(level, nest, between * (seen / way)[:, None], planes, flows, last > 0)
+        if here is None:
+            crossed |= {name: np.zeros((2 * operands, size.shape[1])) for name in suppliers[len(crossed) :]}
             break
         over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
         most = over * (level.ways + 1) / (level.ways + over)
         if most.min(initial=1.0) < 1:  # what fits as a whole misses nothing once it was touched
-            np.minimum(here, most + first[rows], out=here)
+            np.minimum(here, most + flows.never, out=here)
         here *= size
-        crossed[supplier] = here = np.minimum(here, last, out=here)
-        seen = np.minimum(1.0, of_operand @ here / unique)
+        last = np.minimum(here, last, out=here)
+        crossed[supplier] = moved = np.concatenate([shares @ last[:, span] for span, shares in zip(flows.columns, flows.shares, strict=True)], axis=1)
+        seen = np.minimum(1.0, (moved[::2] + moved[1::2]) / unique)
     return crossed
 
 
-def missing(
-    level: Level, nest: Nest, ways: Array, planes: Array, rows: Sequence[int], own: NDArray[np.int64], asked: NDArray[np.bool_]
-) -> Array:
-    """Share of lines that miss a level, streams x schedules: `rows` are their distances, `own` the operands that are touched again.
+def missing(level: Level, nest: Nest, ways: Array, planes: Array, flows: Flows, asked: NDArray[np.bool_]) -> Array | None:
+    """Share of lines that miss a level, streams x schedules, or None where none does; only what is `asked` for is exact.
 
     `ways` is OPERANDS x distances x schedules, `planes` those of the input and of the output and their turns, likewise.
     """
@@ -94,20 +82,23 @@ def missing(
     reach = ways[0] + ways[1] + ways[2] + ways[3] - level.ways
     least = -level.ways if crowd else -_SURE
     if reach.max(initial=-np.inf) < least:
-        return np.zeros(asked.shape)
-    reach = reach[rows]
+        return None
+    reach = np.concatenate([reach[:, span][at] for span, at in zip(flows.columns, flows.at, strict=True)], axis=1)
     share: Array = (reach > 0.0).astype(np.float64)
-    stream, column = np.nonzero(asked & (reach > least) & (reach < _SURE))
+    asked &= reach > least
+    asked &= reach < _SURE
+    stream, column = asked.nonzero()
     if stream.size:
-        row = np.array(rows)[stream]
+        kind = flows.kind[column]
+        row, own = flows.at[kind, stream], flows.operand[kind, stream]
         lines, (inputs, outputs, turns) = ways[:, row, column], planes[:, row, column]
         np.maximum(lines, 1e-9, out=lines)
         spread = np.empty((2, row.size))
         spread[0] = variance(lines[0], inputs, pitches[0], way)
         spread[1] = variance(lines[3] / turns, outputs, pitches[1], way)
         spread[1] *= turns
-        share[stream, column] = overfull(level.ways, lines, spread, own[stream])
-    return share
+        share[stream, column] = overfull(level.ways, lines, spread, own)
+    return share if share.any() else None
 
 
 def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64]) -> Array:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from pysim.cachemodel import csa
-from pysim.cachemodel.cost import Prediction, cost_of, predict, schedule_of
+from pysim.cachemodel.cost import Prediction, cost_of, predict_all, schedule_of
 from pysim.cachemodel.gpu import family_name
 from pysim.cachemodel.incore import Array, Rates, rates
 from pysim.cachemodel.nest import Nest, nest_of, workspace_bytes
@@ -339,14 +339,14 @@ def _best(case: _Case) -> Plan:
 def _within(case: _Case, bound: Array, kinds: Sequence[Stationary], limit: float) -> list[Prediction]:
     """Of each stationary kind, the schedules that compute for at most `limit` cycles; `bound` is that of each kernel."""
     tables = space.tables(case.rates, [(kind, np.flatnonzero(bound <= limit).tolist(), limit) for kind in kinds])
-    return [predict(case.rates, table, case.state == "hot", limit) for table in tables]
+    return predict_all(case.rates, tables, case.state == "hot", limit)
 
 
 def _unpruned(case: _Case) -> list[Prediction]:
     """The whole table of each stationary kind."""
     everything = list(range(len(case.rows.kernels)))
     tables = space.tables(case.rates, [(kind, everything, np.inf) for kind in STATIONARY])
-    return [predict(case.rates, table, case.state == "hot") for table in tables]
+    return predict_all(case.rates, tables, case.state == "hot")
 
 
 def _order(found: list[Prediction], top: int | None = None) -> list[Candidate]:
