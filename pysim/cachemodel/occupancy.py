@@ -49,12 +49,13 @@ def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
     unique = np.maximum(flows.once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
     size = flows.bytes * nest.repeats
     between, planes = flows.between[:operands], flows.between[operands:]
-    seen, last = np.ones_like(unique), size
+    seen, last, ways = np.ones_like(unique), size, np.empty_like(between)
     crossed: dict[str, Array] = {}
     suppliers = [*(level.name for level in levels[1:]), "memory"]
     for level, supplier in zip(levels, suppliers, strict=True):
         way = level.sets * level.line_bytes
-        here = missing(level, nest, between * (seen / way)[:, None], planes, flows, last > 0)
+        np.multiply(between, (seen / way)[:, None], out=ways)
+        here = missing(level, nest, ways, planes, flows, last > 0)
         if here is None:
             crossed |= {name: np.zeros((2 * operands, size.shape[1])) for name in suppliers[len(crossed) :]}
             break
@@ -64,7 +65,8 @@ def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
             np.minimum(here, most + flows.never, out=here)
         here *= size
         last = np.minimum(here, last, out=here)
-        crossed[supplier] = moved = np.concatenate([shares @ last[:, span] for span, shares in zip(flows.columns, flows.shares, strict=True)], axis=1)
+        parts = zip(flows.shares, flows.columns, strict=True)
+        crossed[supplier] = moved = np.concatenate([shares @ last[:, span] for shares, span in parts], axis=1)
         seen = np.minimum(1.0, (moved[::2] + moved[1::2]) / unique)
     return crossed
 
@@ -79,7 +81,8 @@ def missing(level: Level, nest: Nest, ways: Array, planes: Array, flows: Flows, 
         gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way
         for pitch, most in zip(pitches, (nest.channels, nest.filters), strict=True)
     )
-    reach = ways[0] + ways[1] + ways[2] + ways[3] - level.ways
+    reach = ways.sum(axis=0)
+    reach -= level.ways
     least = -level.ways if crowd else -_SURE
     if reach.max(initial=-np.inf) < least:
         return None

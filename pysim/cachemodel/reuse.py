@@ -37,7 +37,7 @@ OPERANDS = ("input", "packed", "filters", "output")  # the rows of a distance
 PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
 NEVER = 1e30  # bytes: the distance of what was never used before
 Number = Array | float
-Distance = tuple[Number, Number, Number, Number, Number, Number, Number]  # a row of `Tiles.distances`
+Distance = tuple[Number, Number, Number, Number, Number]  # a row of `Tiles.distances`
 
 
 class Stream(NamedTuple):
@@ -112,62 +112,48 @@ class Tiles(NamedTuple):
         """Input that packing `count` neighbouring window tiles reads: whole rows as soon as that is less."""
         return np.minimum(np.minimum(count * self.raw, self.raw_shared + count * self.raw_next), self.raw_all)
 
-    def distances(self, *rows: Distance) -> Array:
-        """Distances: bytes of window tiles (packed or in place), of input that packing reads, of filters; and of output tiles, given as
-        window tiles and filter tiles.
+    def distances(self, found: Array, *rows: Distance) -> None:
+        """Fills the first of `found`, distances: bytes of window tiles (packed or in place), of input that packing reads, of filters, of
+        outputs, and of how many filter tiles these outputs are.
 
-        Outputs are those of `tiles` filter tiles, or on average half of these and half of as many others (`turns` 2). The rows are
-        OPERANDS, the planes of the input and of the output that the bytes lie in, and `turns`; then distances x schedules.
+        Afterwards the rows of `found` are OPERANDS, the planes of the input and of the output that the bytes lie in, and `turns`: 2 where
+        outputs are on average half of these planes and half of as many others, here 1. Then distances x schedules.
         """
-        given = np.empty((7, len(rows), self.k2.size))
-        columns = tuple(given)
-        for at, row in enumerate(rows):
-            for column, value in zip(columns, row, strict=True):
-                column[at] = value
-        windows, raw, filters, out_windows, out_filters, tiles, turns = columns
-        found = np.empty_like(given)
-        np.multiply(self.packed, windows, out=found[1])
-        np.add(windows - found[1], raw, out=found[0])
-        found[2], found[3], found[4] = filters, self.outputs(out_windows, out_filters), self.channels
-        np.minimum(tiles * self.tile_filters, self.nest.filters, out=found[5])
-        found[6] = turns
-        return found
+        inputs, packed, filters, outputs, channels, planes, turns = found[:, : len(rows)]
+        for at, (windows, raw, filter_bytes, output, tiles) in enumerate(rows):
+            packed[at], inputs[at], filters[at], outputs[at], planes[at] = windows, raw, filter_bytes, output, tiles
+        if self.nest.in_place:
+            inputs += (1 - self.packed) * packed
+            packed *= self.packed
+        np.minimum(np.multiply(planes, self.tile_filters, out=planes), self.nest.filters, out=planes)
+        channels[:], turns[:] = self.channels, 1.0
 
 
-_ENDS = 4
-_INPUT, _FILTERS, _OUTPUT, _NEVER = range(_ENDS)  # the first distances of both kinds: between the last use in a run and the first of the next
+# the first distances of both kinds: between the last use in a run and the first of the next; and the last ones, for first touches
+_INPUT, _FILTERS, _OUTPUT, _NEVER = range(4)
+_OWN, _ENDS = 10 + len(PARTS), 4
 
 
 class Reuse(NamedTuple):
-    """The streams of one repeat but for first touches, and what those need.
-
-    The first distances of `between` are the bytes between a run's last and the next one's first use of the input, of the filters where
-    runs of one channel set follow each other, and of an output always. `panels`, `filter_panels`: workspace bytes of window and
-    filter panels.
-    """
+    """The streams of one repeat but for first touches, and the workspace bytes of window and of filter panels."""
 
     streams: list[Stream]
-    between: Array
     panels: Array
     filter_panels: Array
 
 
 def flows(rates: Rates, tables: Sequence[Table], hot: bool) -> Flows:
     """The streams of tables of one stationary kind each, with first touches in caches that are `hot` or not."""
-    tiles = [tiles_of(rates, table) for table in tables]
-    found = [
-        (input_stationary if table.stationary == "input_stationary" else weight_stationary)(rates, table, t)
-        for table, t in zip(tables, tiles, strict=True)
-    ]
     ends = list(accumulate(table.kernel.size for table in tables))
     spans = list(starmap(slice, pairwise((0, *ends))))
-    most = max(reuse.between.shape[1] for reuse in found)
-    between = np.zeros((len(OPERANDS) + 3, most + _ENDS, ends[-1]))
-    once = np.empty((len(OPERANDS), ends[-1]))
-    for table, reuse, span in zip(tables, found, spans, strict=True):
-        between[:, : reuse.between.shape[1], span] = reuse.between
-        once[:, span] = footprint(rates, table, reuse)
-    first = list(first_touches(rates.nest, np.concatenate([t.sets for t in tiles]), between, once, hot))
+    between, once = np.empty((len(OPERANDS) + 3, _OWN + _ENDS, ends[-1])), np.empty((len(OPERANDS), ends[-1]))
+    sets, found = np.empty(ends[-1]), []
+    for table, span in zip(tables, spans, strict=True):
+        t = tiles_of(rates, table)
+        kind = input_stationary if table.stationary == "input_stationary" else weight_stationary
+        found.append(kind(rates, table, t, between[:, :_OWN, span]))
+        once[:, span], sets[span] = footprint(rates, table, found[-1]), t.sets
+    first = list(first_touches(rates.nest, sets, between, once, hot))
     count = len(first) + max(len(reuse.streams) for reuse in found)
     operand, at = np.zeros((2, len(tables), count), dtype=np.int64)
     shares, size = np.zeros((len(tables), 2 * len(OPERANDS), count)), np.zeros((count, ends[-1]))
@@ -177,7 +163,7 @@ def flows(rates: Rates, tables: Sequence[Table], hot: bool) -> Flows:
             operand[kind, row] = of = OPERANDS.index(stream.operand)
             at[kind, row] = stream.between
             shares[kind, 2 * of, row], shares[kind, 2 * of + 1, row] = 1 - stream.written, stream.written
-    never = (at[0] == between.shape[1] - 1).astype(np.float64)[:, None]
+    never = (at[0] == _OWN + _NEVER).astype(np.float64)[:, None]
     kinds = np.repeat(np.arange(len(tables)), [table.kernel.size for table in tables])
     return Flows(spans, kinds, operand, at, shares, never, size, between, once)
 
@@ -239,8 +225,8 @@ def _both(count: Array) -> Array:
     return np.maximum(1.0, 2 - 2 / count)
 
 
-def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
-    """Reuse with filter tiles streaming past each window tile.
+def input_stationary(rates: Rates, table: Table, t: Tiles, between: Array) -> Reuse:
+    """Reuse with filter tiles streaming past each window tile; fills the distances `between`.
 
     Window tiles are packed at the first set of K2 filter tiles: into one panel if that is the only set, else into K3 panels.
     """
@@ -262,21 +248,26 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     several = t.sets > 1
     again = in_place * several * (1 - 1 / k2_sets) * kept
     fewer = np.where(several, 2 - 1 / np.where(one_set, t.n_windows, k3_sets), 1.0)
-    rest, every_k3, passes, call, stream, kept_end, kept_middle, row, inside, written, *kept_packing = range(10 + len(PARTS))
-    between = t.distances(
-        (everything, t.raw_all, filters, t.n_windows, t.n_filters, t.n_filters, 1),
-        (moved, t.raws(mean), filters, mean, t.n_filters, t.n_filters, 1),
-        (everything, t.raw_all + again, filters * fewer, t.n_windows, t.n_filters, t.n_filters, 1),
-        (window, 0, t.filters, 1, 1, 1, 1),
-        (passing, t.raw / k2_sets, passed, 1, t.k2, t.k2, 1),  # until a filter tile is used again
-        (kept, 0, end * t.tile_bytes, t.k3, t.k2, t.k2, 2),
-        (kept, 0, middle * t.tile_bytes, t.k3, t.k2, t.k2, 2),
-        (in_row, t.rows, passed, t.row_tiles, t.k2, t.k2, 1),
-        (window, t.rows, 0, 0, 0, 1, 1),
-        (window, t.raw / 2, t.filters / 2, 1, 1, 1, 1),
-        *((kept, part * packing, mixed, t.k3, t.k2, t.k2, 2) for part in PARTS),
+    in_call, in_pass, in_set, mean_out, all_out, row_out, later_out = t.outputs(
+        _stacked(t, 1, 1, t.k3, mean, t.n_windows, t.row_tiles, t.k3),
+        _stacked(t, 1, t.k2, t.k2, t.n_filters, t.n_filters, t.k2, t.n_filters - t.k2),
     )
-    between[3, rest] -= in_place * t.outputs(t.k3, t.n_filters - t.k2)
+    rest, every_k3, passes, call, stream, kept_end, kept_middle, row, inside, written, *kept_packing = range(_OWN)
+    t.distances(
+        between,
+        (everything, t.raw_all, filters, all_out - in_place * later_out, t.n_filters),
+        (moved, t.raws(mean), filters, mean_out, t.n_filters),
+        (everything, t.raw_all + again, filters * fewer, all_out, t.n_filters),
+        (window, 0, t.filters, in_call, 1),
+        (passing, t.raw / k2_sets, passed, in_pass, t.k2),  # until a filter tile is used again
+        (kept, 0, end * t.tile_bytes, in_set, t.k2),
+        (kept, 0, middle * t.tile_bytes, in_set, t.k2),
+        (in_row, t.rows, passed, row_out, t.k2),
+        (window, t.rows, 0, 0, 1),
+        (window, t.raw / 2, t.filters / 2, in_call, 1),
+        *((kept, part * packing, mixed, in_set, t.k2) for part in PARTS),
+    )
+    between[-1, [kept_end, kept_middle, *kept_packing]] = 2
     np.copyto(between[:, rest], between[:, kept_middle], where=(k3_sets == 1) & (packed == 0))
     np.copyto(between[:, every_k3], between[:, stream], where=one_set)
     later, apart = np.maximum(0.0, k2_sets - 2), np.where(one_set, 1.0, k3_sets)  # one set of filters: sets of windows are one loop
@@ -304,11 +295,11 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
         *_edges(t, "output", _shared_outputs(t), stream, apart, every_k3),
         *_filter_packing(rates, table, k3_sets, stream, every_k3),
     ]
-    return Reuse(streams, between, panels, t.k2 * rates.stored_tile[table.kernel] * table.channels)
+    return Reuse(streams, panels, t.k2 * rates.stored_tile[table.kernel] * table.channels)
 
 
-def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
-    """Reuse with window tiles streaming past each filter tile.
+def weight_stationary(rates: Rates, table: Table, t: Tiles, between: Array) -> Reuse:
+    """Reuse with window tiles streaming past each filter tile; fills the distances `between`.
 
     K2 window tiles are packed at once, again for every set of K3 filter tiles.
     """
@@ -322,24 +313,27 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
     one_set = (k2_sets == 1) & (packed == 0)
     several = k3_sets > 1
     more = np.where(several, np.where(packed > 0, 2 - 1 / k2_sets, _both(k2_sets) + 2 / k2_sets / t.k3), 1.0)
-    every_k3, rest, passes, call, stream_end, stream, kept, row, edge, *packing = range(9 + len(PARTS))
-    between = t.distances(
-        (everything, t.raw_all, kept_filters * more, t.n_windows, t.k3, t.k3, 1),
-        (everything, t.raw_all, filters, t.n_windows, t.n_filters, t.n_filters, 1),
-        (everything, t.raw_all, filters + (t.sets > 1) * (1 - 1 / k2_sets) * kept_filters, t.n_windows, t.n_filters, t.n_filters, 1),
-        (window, 0, t.filters, 1, 1, 1, 1),
-        (window_set, 0, np.where(t.k2 > 1, 1.5, 1.0) * t.tile_bytes, t.k2, 1, 1, 2),  # until a window tile is used again
-        (window_set, 0, 2 * t.tile_bytes, t.k2, 1, 1, 2),
-        (both * window_set, raw, kept_filters, t.k2, t.k3, t.k3, 1),
-        (in_row, t.rows, 0, 0, 0, 1, 1),
-        (window, t.raw, 0, 0, 0, 1, 1),
-        *((window_set, part * raw, t.tile_bytes, t.k2, 1, 1, 1) for part in PARTS),
+    in_call, in_set, kept_out, wide_out, all_out, less_out, rest_out = t.outputs(
+        _stacked(t, 1, t.k2, t.k2, t.n_windows, t.n_windows, t.k2, t.n_windows - t.k2),
+        _stacked(t, 1, 1, t.k3, t.k3, t.n_filters, t.k3 - 1, t.k3),
     )
-    for part, one in zip(PARTS, packing, strict=True):
-        between[3, one] *= 1 - part
+    every_k3, rest, passes, call, stream_end, stream, kept, row, edge, *packing, _ = range(_OWN)
+    t.distances(
+        between,
+        (everything, t.raw_all, kept_filters * more, wide_out - in_place * less_out, t.k3),
+        (everything, t.raw_all, filters, all_out - rest_out, t.n_filters),
+        (everything, t.raw_all, filters + (t.sets > 1) * (1 - 1 / k2_sets) * kept_filters, all_out, t.n_filters),
+        (window, 0, t.filters, in_call, 1),
+        (window_set, 0, np.where(t.k2 > 1, 1.5, 1.0) * t.tile_bytes, in_set, 1),  # until a window tile is used again
+        (window_set, 0, 2 * t.tile_bytes, in_set, 1),
+        (both * window_set, raw, kept_filters, kept_out, t.k3),
+        (in_row, t.rows, 0, 0, 1),
+        (window, t.raw, 0, 0, 1),
+        *((window_set, part * raw, t.tile_bytes, (1 - part) * in_set, 1) for part in PARTS),
+        (0, 0, 0, 0, 1),
+    )
+    between[-1, [stream_end, stream]] = 2
     between[0, passes] *= np.where(t.sets > 1, 2 - 1 / np.where(one_set, t.n_filters, k3_sets), 1.0)
-    between[3, every_k3] -= in_place * t.outputs(t.k2, t.k3 - 1)
-    between[3, rest] -= t.outputs(t.n_windows - t.k2, t.k3)
     np.copyto(between[:, every_k3], between[:, stream], where=one_set)
     np.copyto(between[:, rest], between[:, kept], where=~several)
     windows, filters = _operand_bytes(t)
@@ -365,7 +359,7 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
         *_edges(t, "output", _shared_outputs(t), call, k2_sets, kept),
         *_filter_packing(rates, table, np.ones_like(t.k2), kept, kept),
     ]
-    return Reuse(streams, between, panels, t.k3 * rates.stored_tile[table.kernel] * table.channels)
+    return Reuse(streams, panels, t.k3 * rates.stored_tile[table.kernel] * table.channels)
 
 
 def _stacked(t: Tiles, *rows: Number) -> Array:
@@ -470,12 +464,11 @@ def first_touches(nest: Nest, sets: Array, between: Array, once: Array, hot: boo
     for operand, rivals in ((_INPUT, nest.repeats), (_FILTERS, nest.groups)):
         if rivals == 1:
             np.copyto(found[:, operand], between[:, operand], where=sets == 1)
-    own = between.shape[1] - _ENDS
-    inputs, filters, outputs = (own + (operand if hot else _NEVER) for operand in (_INPUT, _FILTERS, _OUTPUT))
+    inputs, filters, outputs = (_OWN + (operand if hot else _NEVER) for operand in (_INPUT, _FILTERS, _OUTPUT))
     yield Stream("input", 0.0, once[0], inputs)
     yield Stream("filters", 0.0, once[2] / nest.batch, filters)
     if nest.batch > 1:
-        yield Stream("filters", 0.0, once[2] * (nest.batch - 1) / nest.batch, own + _FILTERS)
+        yield Stream("filters", 0.0, once[2] * (nest.batch - 1) / nest.batch, _OWN + _FILTERS)
     yield Stream("output", 1.0, once[3], outputs)
 
 
