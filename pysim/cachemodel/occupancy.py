@@ -54,15 +54,14 @@ def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
     suppliers = [*(level.name for level in levels[1:]), "memory"]
     for level, supplier in zip(levels, suppliers, strict=True):
         way = level.sets * level.line_bytes
-        np.multiply(between, (seen / way)[:, None], out=ways)
-        here = missing(level, nest, ways, planes, flows, last > 0)
-        if here is None:
+        over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
+        most = over * ((level.ways + 1) / (level.ways + over)) + flows.never  # what fits as a whole misses nothing once it was touched
+        asked = (most > 0) & (last > 0)
+        if not asked.any():
             crossed |= {name: np.zeros((2 * operands, size.shape[1])) for name in suppliers[len(crossed) :]}
             break
-        over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
-        most = over * (level.ways + 1) / (level.ways + over)
-        if most.min(initial=1.0) < 1:  # what fits as a whole misses nothing once it was touched
-            np.minimum(here, most + flows.never, out=here)
+        here = missing(level, nest, np.multiply(between, (seen / way)[:, None], out=ways), planes, flows, asked)
+        here = np.minimum(here, most, out=here)
         here *= size
         last = np.minimum(here, last, out=here)
         parts = zip(flows.shares, flows.columns, strict=True)
@@ -71,8 +70,8 @@ def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
     return crossed
 
 
-def missing(level: Level, nest: Nest, ways: Array, planes: Array, flows: Flows, asked: NDArray[np.bool_]) -> Array | None:
-    """Share of lines that miss a level, streams x schedules, or None where none does; only what is `asked` for is exact.
+def missing(level: Level, nest: Nest, ways: Array, planes: Array, flows: Flows, asked: NDArray[np.bool_]) -> Array:
+    """Share of lines that miss a level, streams x schedules; only what is `asked` for is exact.
 
     `ways` is OPERANDS x distances x schedules, `planes` those of the input and of the output and their turns, likewise.
     """
@@ -85,7 +84,7 @@ def missing(level: Level, nest: Nest, ways: Array, planes: Array, flows: Flows, 
     reach -= level.ways
     least = -level.ways if crowd else -_SURE
     if reach.max(initial=-np.inf) < least:
-        return None
+        return np.zeros(asked.shape)
     reach = np.concatenate([reach[:, span][at] for span, at in zip(flows.columns, flows.at, strict=True)], axis=1)
     share: Array = (reach > 0.0).astype(np.float64)
     asked &= reach > least
@@ -101,7 +100,7 @@ def missing(level: Level, nest: Nest, ways: Array, planes: Array, flows: Flows, 
         spread[1] = variance(lines[3] / turns, outputs, pitches[1], way)
         spread[1] *= turns
         share[stream, column] = overfull(level.ways, lines, spread, own)
-    return share if share.any() else None
+    return share
 
 
 def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64]) -> Array:
