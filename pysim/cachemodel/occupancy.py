@@ -95,9 +95,11 @@ def missing(level: Level, nest: Nest, ways: Array, planes: Array, flows: Flows, 
         row, own = flows.at[kind, stream], flows.operand[kind, stream]
         lines, (inputs, outputs, turns) = ways[:, row, column], planes[:, row, column]
         np.maximum(lines, 1e-9, out=lines)
-        spread = np.empty((2, row.size))
-        spread[0] = variance(lines[0], inputs, pitches[0], way)
-        spread[1] = variance(lines[3] / turns, outputs, pitches[1], way)
+        chunks, planes_of = np.stack([lines[0], lines[3] / turns]), np.stack([inputs, outputs])
+        if pitches[0] == pitches[1]:
+            spread = variance(chunks, planes_of, pitches[0], way)
+        else:
+            spread = np.stack([variance(*case, way) for case in zip(chunks, planes_of, pitches, strict=True)])
         spread[1] *= turns
         share[stream, column] = overfull(level.ways, lines, spread, own)
     return share
@@ -117,8 +119,9 @@ def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64]) -> A
     part = mean - np.floor(mean)
     narrow = 1 / np.sqrt(1 + 12 * np.maximum(0.0, wide - part * (1 - part)))
     at = (mean + whole[0] + whole[1] - (room + 0.5)) * narrow + 0.5
-    none, one, two = np.minimum(np.maximum([at, at + narrow, at + 2 * narrow], 0.0), 1.0)
-    found: Array = none + packed * (one - none) + filters * (one - none) + packed * filters * (two - 2 * one + none)
+    none, one, two = (np.minimum(np.maximum(at + more * narrow, 0.0), 1.0) for more in range(3))
+    more = one - none
+    found: Array = none + (packed + filters) * more + packed * filters * (two - one - more)
     return found
 
 
@@ -129,17 +132,17 @@ def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
         chunk = np.mod(chunk, way)
         chunk = np.minimum(chunk, way - chunk)  # the sets left out vary as those that are met
     counts = planes.astype(np.int64)
-    used = np.bincount(counts) > 0
+    used = np.bincount(counts.ravel()) > 0
     apart, shift = _shifts(pitch, way, used.size - 1)
-    closer = np.searchsorted(shift, chunk)
+    closer = shift.searchsorted(chunk)
     terms = int(closer.max())
     # sums over the shifts that are closer than a chunk, for each count of planes: of K - d, and of that times the shift
-    some = np.flatnonzero(used)
+    (some,) = used.nonzero()
     sums = np.zeros((2, some.size, terms + 1))
     np.maximum(0, some[:, None] - apart[:terms], out=sums[0, :, 1:])
     np.multiply(sums[0, :, 1:], shift[:terms], out=sums[1, :, 1:])
     sums.cumsum(axis=2, out=sums)
-    row = (np.cumsum(used) - 1)[counts]
+    row = (used.cumsum() - 1)[counts]
     mean = planes * chunk / way
     found: Array = mean - mean * mean + 2 / way * (chunk * sums[0, row, closer] - sums[1, row, closer])
     return np.maximum(0.0, found, out=found)

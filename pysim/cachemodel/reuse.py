@@ -21,6 +21,7 @@ neighbouring tiles 3 lie between sets, and of the 27 steps from one row of outpu
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise, starmap
 from math import gcd
 from typing import NamedTuple
@@ -209,6 +210,7 @@ def tiles_of(rates: Rates, table: Table) -> Tiles:
     )
 
 
+@lru_cache(maxsize=64)
 def _row_reads(nest: Nest) -> int:
     """Input rows that packing reads for one channel: one for every row of outputs and live kernel row."""
     live = (nest.live_outputs(row) for row in range(nest.kernel_h))
