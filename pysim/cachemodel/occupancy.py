@@ -48,8 +48,7 @@ def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
     nest, levels, operands = rates.nest, rates.machine.levels, len(OPERANDS)
     unique = np.maximum(flows.once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
     size = flows.bytes * nest.repeats
-    between, planes = flows.between[:operands], flows.between[operands:]
-    seen, last, ways = np.ones_like(unique), size, np.empty_like(between)
+    seen, last = np.ones_like(unique), size
     crossed: dict[str, Array] = {}
     suppliers = [*(level.name for level in levels[1:]), "memory"]
     for level, supplier in zip(levels, suppliers, strict=True):
@@ -60,8 +59,8 @@ def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
         if not asked.any():
             crossed |= {name: np.zeros((2 * operands, size.shape[1])) for name in suppliers[len(crossed) :]}
             break
-        here = missing(level, nest, np.multiply(between, (seen / way)[:, None], out=ways), planes, flows, asked)
-        here = np.minimum(here, most, out=here)
+        here = missing(level, nest, seen / way, flows, asked)
+        np.minimum(here, most, out=here)
         here *= size
         last = np.minimum(here, last, out=here)
         parts = zip(flows.shares, flows.columns, strict=True)
@@ -70,17 +69,17 @@ def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
     return crossed
 
 
-def missing(level: Level, nest: Nest, ways: Array, planes: Array, flows: Flows, asked: NDArray[np.bool_]) -> Array:
+def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray[np.bool_]) -> Array:
     """Share of lines that miss a level, streams x schedules; only what is `asked` for is exact.
 
-    `ways` is OPERANDS x distances x schedules, `planes` those of the input and of the output and their turns, likewise.
+    `scale` (OPERANDS x schedules) makes ways of the bytes of a distance.
     """
     way, pitches = level.sets * level.line_bytes, (nest.plane_bytes, nest.windows * nest.out_bytes)
     crowd = any(
         gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way
         for pitch, most in zip(pitches, (nest.channels, nest.filters), strict=True)
     )
-    reach = ways.sum(axis=0)
+    reach = np.einsum("odn,on->dn", flows.between[: len(OPERANDS)], scale)
     reach -= level.ways
     least = -level.ways if crowd else -_SURE
     if reach.max(initial=-np.inf) < least:
@@ -93,8 +92,9 @@ def missing(level: Level, nest: Nest, ways: Array, planes: Array, flows: Flows, 
     if stream.size:
         kind = flows.kind[column]
         row, own = flows.at[kind, stream], flows.operand[kind, stream]
-        lines, (inputs, outputs, turns) = ways[:, row, column], planes[:, row, column]
-        np.maximum(lines, 1e-9, out=lines)
+        distance = flows.between[:, row, column]
+        inputs, outputs, turns = distance[len(OPERANDS) :]
+        lines = np.maximum(distance[: len(OPERANDS)] * scale[:, column], 1e-9)
         chunks, planes_of = np.stack([lines[0], lines[3] / turns]), np.stack([inputs, outputs])
         if pitches[0] == pitches[1]:
             spread = variance(chunks, planes_of, pitches[0], way)
