@@ -135,8 +135,8 @@ def _lines_packed(machine: Machine, moved: Array) -> Array:
 
 def _transfer_cycles(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
-    places = (*machine.levels[1:], machine.memory)
-    rates = np.array([[place.read_bytes_per_cycle.value, place.write_bytes_per_cycle.value] for place in places])
+    outer = [(level.read_bytes_per_cycle.value, level.write_bytes_per_cycle.value) for level in machine.levels[1:]]
+    rates = np.array([*outer, (machine.memory.read_bytes_per_cycle.value, machine.memory.write_bytes_per_cycle.value)])
     served = moved.reshape(len(moved), len(OPERANDS), 2, -1).sum(axis=1)
     served[:-1] -= served[1:]
     cycles: Array = (served / rates[:, :, None]).sum(axis=1)

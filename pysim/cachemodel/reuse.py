@@ -151,8 +151,8 @@ def flows(rates: Rates, tables: Sequence[Table], hot: bool) -> Flows:
     sets, found = np.empty(ends[-1]), []
     for table, span in zip(tables, spans, strict=True):
         t = tiles_of(rates, table)
-        kind = input_stationary if table.stationary == "input_stationary" else weight_stationary
-        found.append(kind(rates, table, t, between[:, :_OWN, span]))
+        reuse_of = input_stationary if table.stationary == "input_stationary" else weight_stationary
+        found.append(reuse_of(rates, table, t, between[:, :_OWN, span]))
         once[:, span], sets[span] = footprint(rates, table, found[-1]), t.sets
     first = list(first_touches(rates.nest, sets, between, once, hot))
     count = len(first) + max(len(reuse.streams) for reuse in found)
