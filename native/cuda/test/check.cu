@@ -4,7 +4,8 @@
  * are NaN, and their first or last byte is the first or last of an allocation; small whole numbers must come out bit for bit, random
  * ones within the bound of their type.
  *
- *   check [--kernel SUBSTRING] [--every N]    N: a part of the cases (for sanitizers); the last line counts; exit 1 where one case failed, 77 where there is no device
+ *   check [--kernel SUBSTRING] [--every N] [--part I/P]    N: one in N of the cases (every 5th: 100 a kernel); the kernels whose number
+ *   modulo P is I; the last line counts; exit 1 where one case failed, 77 where there is no device
  *
  * Built for the CPU (emulated/) it runs the same kernels, but for those that this build lacks, which it names. */
 #include <cuda_bf16.h>
@@ -310,18 +311,19 @@ int name_skipped(const std::string &only) {
 int main(int argc, char **argv) {
     setbuf(stdout, nullptr);
     std::string only;
-    int every = 1;
+    int every = 1, part = 0, parts = 1;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--every") && i + 1 < argc && atoi(argv[i + 1]) > 0) every = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--kernel") && i + 1 < argc) only = argv[++i];
-        else return printf("usage: check [--kernel SUBSTRING] [--every N]\n"), 2;
+        else if (!strcmp(argv[i], "--part") && i + 1 < argc && sscanf(argv[i + 1], "%d/%d", &part, &parts) == 2 && part >= 0 && part < parts) i++;
+        else return printf("usage: check [--kernel SUBSTRING] [--every N] [--part I/P]\n"), 2;
     }
     int32_t devices = 0;
     if (pysim_cuda_device_count(&devices) != PYSIM_OK || !devices) return printf("no device: %s\n", pysim_cuda_last_error()), 77;
     need(cudaMalloc(&verdict, sizeof *verdict), "memory");
-    const int skipped = name_skipped(only);
+    const int skipped = part ? 0 : name_skipped(only);
     int rows = 0;
-    for (int i = 0; i < pysim_cuda_gemm_count(); i++) {
+    for (int i = part; i < pysim_cuda_gemm_count(); i += parts) {
         pysim_cuda_gemm_info row;
         pysim_cuda_gemm_at(i, &row);
         if (!only.empty() && !strstr(row.name, only.c_str())) continue;
