@@ -96,7 +96,7 @@ template <class Acc, class Out> class Epilogue {
 template <class Acc, class Body> __device__ inline void with_epilogue(const Problem &p, Body body) {
     if constexpr (sizeof(Acc) == 8)
         body(Epilogue<Acc, double>(p));
-    else if constexpr (Arithmetic<Acc>::type(0.5) == 0)
+    else if constexpr (typename Arithmetic<Acc>::type(0.5) == 0)
         body(Epilogue<Acc, int>(p));
     else
         switch (p.c_dtype) {

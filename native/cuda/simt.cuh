@@ -21,6 +21,7 @@
 #include <new>
 
 #include "decomposition.cuh"
+#include "launch.h"
 #include "simt.h"
 
 namespace pysim {
@@ -129,9 +130,9 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             if (i < steps) fetch(i);
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            commit_async();
         }
-        asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+        wait_async<AHEAD - 1>();
     } else {
         a.template load<EDGE>(staged_a, thread), b.template load<EDGE>(staged_b, thread);
         store(0);
@@ -151,7 +152,7 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
         const bool more = i + 1 < steps;
         if constexpr (ASYNC) {
             if (i + AHEAD < steps) fetch(filled);
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            commit_async();
             filled = filled + 1 == S::STAGES ? 0 : filled + 1;
         } else if (more) {
             a.template load<EDGE>(staged_a, thread), b.template load<EDGE>(staged_b, thread);
@@ -160,7 +161,7 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
         for (int k = 0; k < S::UNITS; k++) {
             if (S::STAGES == 2 && k == S::UNITS - 2 && more) store(1 - at);
             if (k == S::UNITS - 1) { /* every fragment of this step has been read */
-                if constexpr (ASYNC) asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+                if constexpr (ASYNC) wait_async<AHEAD - 1>();
                 at = at + 1 == S::STAGES ? 0 : at + 1;
                 __syncthreads();
                 if (S::STAGES == 1) {
@@ -173,13 +174,13 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
             multiply<S>(sum, fa[k % 2], fb[k % 2]);
         }
     }
-    if constexpr (ASYNC) asm volatile("cp.async.wait_group 0;" ::: "memory");
+    if constexpr (ASYNC) wait_async<0>();
 }
 
 template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
     using T = typename S::T;
     using Sum = typename S::Sum;
-    extern __shared__ __align__(128) char shared[];
+    PYSIM_DYNAMIC_SHARED(shared);
     /* Where the block stands: not in registers, which the loop needs. */
     __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now;
     Work &work = *(Work *)now.work;
@@ -231,8 +232,7 @@ template <class S> cudaError_t launch(const Problem &p, int, cudaStream_t stream
     void (*run)(Problem);
     const cudaError_t error = kernel_of<S>(p, &run);
     if (error != cudaSuccess) return error;
-    run<<<Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream>>>(p);
-    return cudaGetLastError();
+    return pysim::launch(run, Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream, p);
 }
 
 template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {

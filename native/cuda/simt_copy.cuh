@@ -158,10 +158,7 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     }
 
     template <int COUNT> static __device__ void fetch(char *shared, const void *from, bool exists) {
-        const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-        const int bytes = exists ? COUNT : 0; /* the rest is zeros */
-        if constexpr (COUNT == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-        else asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(bytes), "n"(COUNT) : "memory");
+        copy_async<COUNT>(shared, from, exists ? COUNT : 0); /* the rest is zeros */
     }
 
     template <bool WHOLE> __device__ void async_turns(char *shared, int thread) const {
