@@ -335,6 +335,32 @@ pysim_status pysim_cuda_allocate(int64_t bytes, void **out);
 pysim_status pysim_cuda_release(void *memory);
 pysim_status pysim_cuda_copy(void *to, const void *from, int64_t bytes, int32_t direction, void *stream);
 pysim_status pysim_cuda_synchronize(void *stream);
+
+/* Probes of the current device. Each makes `samples` launches after one that does not count, waits for them, and writes one number of
+ * each. `scratch` is PYSIM_CUDA_PROBE_BYTES of device memory, aligned to 8. docs: native/cuda/probe.cu. */
+enum {
+    PYSIM_CUDA_PROBE_BYTES = 1024,
+    PYSIM_CUDA_PROBE_WARPS = 16,    /* of a pysim_cuda_shared_probe, at most */
+    PYSIM_CUDA_PROBE_REGION = 4096, /* bytes of shared memory that each of its warps has to itself */
+};
+
+/* One instruction of shared memory, which every warp of one block issues again and again. */
+typedef struct {
+    int32_t width_bytes; /* of a lane's access: 4, 8 or 16 */
+    int32_t is_store;    /* 0: LDS, 1: STS */
+    int32_t dependent;   /* 1: each load takes its address from the one before; 0 for stores */
+    int32_t warps;       /* 1..PYSIM_CUDA_PROBE_WARPS */
+    uint32_t active;     /* bit T: lane T takes part; one at least */
+    int32_t offsets[32]; /* bytes into the region, multiples of width_bytes; those of lanes that take no part are not read */
+} pysim_cuda_shared_probe;
+/* Cycles of the SM for each instruction of all warps. */
+pysim_status pysim_cuda_probe_shared(const pysim_cuda_shared_probe *probe, void *scratch, int32_t samples, double *cycles_per_instruction,
+                                     void *stream);
+/* Multiply-adds alone on all SMs, f32, f64, f16 (half2) or s8 (dp4a): those of one SM in a cycle, and of the device in a second. */
+pysim_status pysim_cuda_probe_fma(int32_t dtype, void *scratch, int32_t samples, double *per_cycle, double *per_second, void *stream);
+/* Overwrites the buffer (a multiple of 16 bytes, aligned to 16), then reads it `passes` times a launch, past L1. */
+pysim_status pysim_cuda_probe_read(void *buffer, int64_t bytes, int32_t passes, void *scratch, int32_t samples, double *bytes_per_second,
+                                   void *stream);
 /* cdef end */
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -9,7 +9,7 @@ LAYERS = (
     "errors registry workload schedule machine record",
     "cachemodel arrays",
     "runtime emulated cuda planner",
-    "measure verify store peers comparison cuda_peers cuda_comparison cuda_conv cudnn host",
+    "measure verify store peers comparison cuda_peers cuda_comparison cuda_conv cuda_probe cudnn host",
     "frontends commands cli api __init__ __main__",
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}

@@ -89,6 +89,26 @@ def convolution_table(*names: str) -> str:
     return "\n".join(rows) + "\n"
 
 
+def shared_memory_table(name: str) -> str:
+    """Cycles per instruction with many warps (with one) / wavefronts, by pattern and instruction."""
+    found = json.loads((DATA / name).read_text())["calibrations"][0]
+    by_place = {(row["pattern"], row["instruction"]): row for row in found["shared"]}
+    patterns, instructions = (list(dict.fromkeys(place[i] for place in by_place)) for i in (0, 1))
+    few, *_, many = found["shared"][0]["cycles"]
+    rows = [f"| cycles, {many} warps ({few} warp) / wavefronts | {' | '.join(instructions)} |", "| --- |" + " --: |" * len(instructions)]
+    for pattern in patterns:
+        cells = []
+        for row in (by_place.get((pattern, instruction)) for instruction in instructions):
+            mark = "**" if row and row["differs"] else ""
+            cycles = {warps: figure["median"] for warps, figure in row["cycles"].items()} if row else {}
+            cells.append(f"{mark}{cycles[many]:.2f}{mark} ({cycles[few]:.2f}) / {row['wavefronts']}" if row else "")
+        rows.append(f"| {pattern} | {' | '.join(cells)} |")
+    differ, of, device = sum(row["differs"] for row in found["shared"]), len(found["shared"]), found["device"]
+    about = f"{device['name']}, CUDA {device['runtime']}, medians of {found['samples']} launches"
+    about += f": {differ} of {of} (bold) differ by more than {found['tolerance']:.0%} from one wavefront a cycle."
+    return "\n".join([about, "", *rows, ""])
+
+
 if __name__ == "__main__":
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
@@ -107,3 +127,5 @@ if __name__ == "__main__":
     put(cache, "validation worst", worst_table())
     put(ROOT / "docs" / "performance-cuda.md", "cublas", cublas_table())
     put(ROOT / "docs" / "performance-cuda.md", "convolution peers", convolution_table("cudnn-h200-baseline.jsonl"))
+    if (DATA / "shared-memory-h200.json").exists():
+        put(ROOT / "docs" / "gpu.md", "shared memory h200", shared_memory_table("shared-memory-h200.json"))

@@ -36,22 +36,26 @@ template <int LEFT> __device__ inline void wait_async() {
 #endif
 }
 
-/* One element of 2, 4 or 8 bytes from shared memory, and a word to it; volatile keeps the assembler from joining neighbours. */
-template <int BYTES> __device__ inline void load_volatile(void *to, const void *shared) {
+/* BYTES from shared memory in elements of UNIT (2, 4, 8), and to it in words; volatile keeps the assembler from joining neighbours. */
+template <int BYTES, int UNIT> __device__ inline void load_volatile(void *to, const void *shared) {
 #ifdef PYSIM_EMULATED
     memcpy(to, shared, BYTES);
 #else
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    if constexpr (BYTES == 8) asm volatile("ld.volatile.shared.f64 %0, [%1];" : "=d"(*(double *)to) : "r"(at));
-    else if constexpr (BYTES == 4) asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(*(unsigned *)to) : "r"(at));
-    else asm volatile("ld.volatile.shared.u16 %0, [%1];" : "=h"(*(unsigned short *)to) : "r"(at));
+#pragma unroll
+    for (int i = 0; i < BYTES / UNIT; i++)
+        if constexpr (UNIT == 8) asm volatile("ld.volatile.shared.f64 %0, [%1];" : "=d"(((double *)to)[i]) : "r"(at + 8 * i));
+        else if constexpr (UNIT == 4) asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(((unsigned *)to)[i]) : "r"(at + 4 * i));
+        else asm volatile("ld.volatile.shared.u16 %0, [%1];" : "=h"(((unsigned short *)to)[i]) : "r"(at + 2 * i));
 #endif
 }
-__device__ inline void store_volatile(void *shared, unsigned word) {
+template <int BYTES> __device__ inline void store_volatile(void *shared, const unsigned *words) {
 #ifdef PYSIM_EMULATED
-    memcpy(shared, &word, 4);
+    memcpy(shared, words, BYTES);
 #else
-    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "r"(word) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+#pragma unroll
+    for (int i = 0; i < BYTES / 4; i++) asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(at + 4 * i), "r"(words[i]) : "memory");
 #endif
 }
 

@@ -81,8 +81,7 @@ template <int BYTES, bool VECTOR, int UNIT> __device__ inline void from_shared(v
     if constexpr (VECTOR) {
         *(typename Word<BYTES>::type *)to = *(const typename Word<BYTES>::type *)from;
     } else {
-#pragma unroll
-        for (int i = 0; i < BYTES / UNIT; i++) load_volatile<UNIT>((char *)to + i * UNIT, (const char *)from + i * UNIT);
+        load_volatile<BYTES, UNIT>(to, from);
     }
 }
 template <int BYTES, bool VECTOR> __device__ inline void to_shared(void *to, const unsigned *words) {
@@ -91,8 +90,7 @@ template <int BYTES, bool VECTOR> __device__ inline void to_shared(void *to, con
         else if constexpr (BYTES == 8) *(uint2 *)to = make_uint2(words[0], words[1]);
         else *(unsigned *)to = words[0];
     } else {
-#pragma unroll
-        for (int i = 0; i < BYTES / 4; i++) store_volatile((char *)to + 4 * i, words[i]);
+        store_volatile<BYTES>(to, words);
     }
 }
 }

@@ -10,7 +10,6 @@
  * What this cannot show: that memory is seen in another order than it was written, what happens where blocks or warps really run at once
  * (two threads between the same barriers run one after the other: a race shows only where one of the orders tried gives a wrong
  * result), and anything of speed. */
-#undef _FORTIFY_SOURCE /* its longjmp refuses to change stacks */
 #include "block.h"
 
 #include <link.h>
@@ -18,7 +17,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <csetjmp>
 #include <csignal>
 #include <cstdarg>
 #include <cstdint>
@@ -52,7 +50,7 @@ struct Copy { char *to; const char *from; int size, bytes, group; };
 
 /* Where a fiber, or the scheduler, goes on. */
 struct Context {
-    jmp_buf at;
+    void *at[5]; /* for __builtin_longjmp, which is a few instructions */
     const void *stack;
     size_t size;
     void *fake; /* AddressSanitizer's */
@@ -62,6 +60,7 @@ struct Fiber {
     Context context;
     bool begun;             /* it has a context to go on with */
     int thread;             /* that it runs; -1: none */
+    uint3 index;
     const Barrier *barrier; /* that it waits at, until its generation is another */
     unsigned generation;
     std::vector<Copy> copies;
@@ -71,13 +70,13 @@ struct Fiber {
 Launch now;
 int threads, next_thread; /* of the block, and how many have begun */
 int order[MOST_THREADS];
-Barrier named[NAMED], warps[MOST_THREADS]; /* a warp's masks: each has the barrier of its lowest lane */
-char gifts[MOST_THREADS][EXCHANGED];
+Barrier named[NAMED], warps[MOST_THREADS / 32], parts[MOST_THREADS]; /* whole warps; parts of warps, at their lowest lane */
+char warp_gifts[2][MOST_THREADS][EXCHANGED], part_gifts[MOST_THREADS][EXCHANGED];
 Fiber fibers[MOST_THREADS];
 Fiber *current;
 Context scheduler;
 char *shared_pages, *shared;
-jmp_buf aborted;
+Context aborted;
 char failure_text[1024];
 unsigned launches;
 
@@ -105,10 +104,11 @@ void arrive(Context &at) {
 #endif
 }
 
+[[noreturn]] __attribute__((noinline)) void jump(Context &to) { __builtin_longjmp(to.at, 1); }
+
 __attribute__((noinline)) void to_scheduler() {
-    Fiber *const self = current;
-    leave(self->context, scheduler);
-    if (!_setjmp(self->context.at)) _longjmp(scheduler.at, 1);
+    leave(current->context, scheduler);
+    if (!__builtin_setjmp(current->context.at)) jump(scheduler);
     arrive(current->context);
 }
 
@@ -122,7 +122,7 @@ void live() {
             current->thread = order[next_thread++];
             current->copies.clear();
             current->group = 0;
-            threadIdx = index_of(current->thread);
+            threadIdx = current->index = index_of(current->thread);
             now.call(now.arguments);
         }
         current->thread = -1;
@@ -130,8 +130,20 @@ void live() {
     }
 }
 
+[[noreturn]] __attribute__((noinline)) void begin(Fiber &fiber) {
+    fiber.begun = true;
+    ucontext_t first;
+    getcontext(&first);
+    first.uc_stack.ss_sp = (void *)fiber.context.stack;
+    first.uc_stack.ss_size = STACK;
+    first.uc_link = nullptr;
+    makecontext(&first, live, 0);
+    setcontext(&first);
+    abort(); /* setcontext returns only where it was given nonsense */
+}
+
 __attribute__((noinline)) void resume(Fiber &fiber) {
-    if (fiber.thread >= 0) threadIdx = index_of(fiber.thread);
+    threadIdx = fiber.index;
     if (!fiber.begun) {
         if (!fiber.context.stack) {
             fiber.context.stack = map_pages(STACK);
@@ -142,16 +154,9 @@ __attribute__((noinline)) void resume(Fiber &fiber) {
     }
     current = &fiber;
     leave(scheduler, fiber.context);
-    if (!_setjmp(scheduler.at)) {
-        if (fiber.begun) _longjmp(fiber.context.at, 1);
-        fiber.begun = true;
-        ucontext_t first;
-        getcontext(&first);
-        first.uc_stack.ss_sp = (void *)fiber.context.stack;
-        first.uc_stack.ss_size = STACK;
-        first.uc_link = nullptr;
-        makecontext(&first, live, 0);
-        setcontext(&first);
+    if (!__builtin_setjmp(scheduler.at)) {
+        if (fiber.begun) jump(fiber.context);
+        begin(fiber);
     }
     arrive(scheduler);
     current = nullptr;
@@ -174,8 +179,8 @@ void say(char *text, size_t size, int thread) {
     char who[64], whom[64] = "";
     say(who, sizeof who, waits->thread);
     if (other) say(whom, sizeof whom, other->thread);
-    const bool warp = waits->barrier >= warps && waits->barrier < warps + MOST_THREADS;
-    fault("%s waits for ever at %s: %d of its %d threads have come, and %s%s", who, warp ? "a barrier of its warp" : "a barrier of the block",
+    const bool block = waits->barrier >= named && waits->barrier < named + NAMED;
+    fault("%s waits for ever at %s: %d of its %d threads have come, and %s%s", who, block ? "a barrier of the block" : "a barrier of its warp",
           waits->barrier->arrived, waits->barrier->expected, other ? whom : "the others have left the kernel", other ? " waits at another one" : "");
 }
 
@@ -215,8 +220,8 @@ void prepare_block(unsigned index, unsigned launch, const Locals &locals) {
     const unsigned wide = now.grid[0], high = now.grid[1];
     blockIdx = {index % wide, index / wide % high, index / wide / high};
     for (auto &barrier : named) barrier = {};
-    for (auto &barrier : warps) barrier = {};
-    memset(gifts, 0xff, sizeof gifts);
+    std::fill(warps, warps + (threads + 31) / 32, Barrier{});
+    std::fill(parts, parts + threads, Barrier{});
     memset(shared, 0xff, now.shared);
     if (locals.at) memset(locals.at, 0xff, locals.bytes);
     for (int i = 0; i < threads; i++) order[i] = (index + launch) % 3 == 1 ? threads - 1 - i : i;
@@ -267,7 +272,7 @@ void device(bool *done) {
     sigaction(SIGBUS, &action, &old_bus);
     Locals locals = {};
     dl_iterate_phdr(find_locals, &locals);
-    if (!_setjmp(aborted)) {
+    if (!__builtin_setjmp(aborted.at)) {
         run_grid(locals);
         *done = true;
     } else {
@@ -290,7 +295,7 @@ void fault(const char *format, ...) {
     if (current) say(who, sizeof who, current->thread);
     snprintf(failure_text, sizeof failure_text, "block (%u,%u,%u)%s%s: %s", blockIdx.x, blockIdx.y, blockIdx.z, current ? " " : "", who, what);
     if (current) leave(current->context, scheduler);
-    _longjmp(aborted, 1);
+    jump(aborted);
 }
 
 const char *failure() { return failure_text; }
@@ -335,7 +340,20 @@ void wait(Barrier &barrier, int expected) {
     to_scheduler();
 }
 
-int first_of_warp() { return current->thread / 32 * 32; }
+/* The lanes of `mask` that exist; and where they meet. */
+Barrier &meeting(unsigned &mask) {
+    const int first = current->thread / 32 * 32, lanes = std::min(threads - first, 32);
+    if (!(mask >> lane() & 1)) fault("a lane that is not in the mask 0x%x", mask);
+    const unsigned there = 0xffffffffu >> (32 - lanes);
+    mask &= there;
+    return mask == there ? warps[first / 32] : parts[first + __builtin_ctz(mask)];
+}
+
+void wait_for_lanes(Barrier &barrier, unsigned mask) {
+    if (barrier.arrived && barrier.mask != mask) fault("lanes of a warp wait for 0x%x and for 0x%x", mask, barrier.mask);
+    barrier.mask = mask;
+    wait(barrier, __builtin_popcount(mask));
+}
 }
 
 int lane() { return current->thread % 32; }
@@ -349,24 +367,24 @@ void wait_block(int id, int count) {
 }
 
 void wait_warp(unsigned mask) {
-    const int first = first_of_warp(), lanes = threads - first < 32 ? threads - first : 32;
-    if (!(mask >> lane() & 1)) fault("a lane that is not in the mask 0x%x", mask);
-    const unsigned there = lanes < 32 ? mask & ((1u << lanes) - 1) : mask;
-    Barrier &barrier = warps[first + __builtin_ctz(there)];
-    if (barrier.arrived && barrier.mask != there) fault("lanes of a warp wait for 0x%x and for 0x%x", there, barrier.mask);
-    barrier.mask = there;
-    wait(barrier, __builtin_popcount(there));
+    Barrier &barrier = meeting(mask);
+    wait_for_lanes(barrier, mask);
 }
 
-const char *give(unsigned mask, const void *gift, int bytes) {
+/* Whole warps give into two buffers in turn: a lane may be one exchange ahead of another, and no more. */
+const char *give(unsigned &mask, const void *gift, int bytes) {
+    Barrier &barrier = meeting(mask);
+    const bool whole = &barrier >= warps && &barrier < warps + MOST_THREADS / 32;
+    auto &gifts = whole ? warp_gifts[barrier.generation % 2] : part_gifts;
     memcpy(gifts[current->thread], gift, (size_t)bytes);
-    wait_warp(mask);
-    return gifts[first_of_warp()];
+    wait_for_lanes(barrier, mask);
+    return gifts[current->thread / 32 * 32];
 }
 
-void take_back(unsigned mask) {
-    wait_warp(mask);
-    memset(gifts[current->thread], 0xff, EXCHANGED);
+/* Parts of warps overlap as they like, so they wait until all have taken. */
+void taken(unsigned mask) {
+    Barrier &barrier = meeting(mask);
+    if (&barrier >= parts && &barrier < parts + MOST_THREADS) wait_for_lanes(barrier, mask);
 }
 
 /* ---- asynchronous copies ---- */

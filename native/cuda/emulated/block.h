@@ -28,17 +28,18 @@ int lane();
 
 /* use(given) for each lane of `mask`, where given(l) is what lane l gave: 0xff where it is not in `mask`, or does not exist. */
 enum { EXCHANGED = 64 };
-const char *give(unsigned mask, const void *gift, int bytes);
-void take_back(unsigned mask);
+const char *give(unsigned &mask, const void *gift, int bytes);
+void taken(unsigned mask);
 template <class T, class Use> void exchange(unsigned mask, const T &gift, Use use) {
     static_assert(sizeof(T) <= EXCHANGED, "a lane's gift");
     const char *const gifts = give(mask, &gift, sizeof gift);
     use([=](int lane) {
         T value;
-        __builtin_memcpy(&value, gifts + EXCHANGED * lane, sizeof value);
+        if (mask >> lane & 1) __builtin_memcpy((void *)&value, gifts + EXCHANGED * lane, sizeof value);
+        else __builtin_memset((void *)&value, 0xff, sizeof value);
         return value;
     });
-    take_back(mask);
+    taken(mask);
 }
 
 /* cp.async: `size` bytes of shared memory, the first `bytes` from `from` and the rest zeros. They are 0xff until a wait has let the
