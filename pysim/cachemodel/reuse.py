@@ -69,7 +69,6 @@ class Flows(NamedTuple):
     once: Array
 
 
-
 class Tiles(NamedTuple):
     """The columns of a table in bytes and counts: what the reuse distances are made of. Bytes are those of one channel set."""
 
