@@ -290,7 +290,10 @@ struct Columns {
     }
 };
 
-template <class S, bool NHWC, class Windows> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Arguments a) {
+/* Places and taps take a few registers more than a Copy. */
+template <class S> constexpr int blocks = simt::blocks_of(S::REGISTERS + 4, S::THREADS);
+
+template <class S, bool NHWC, class Windows> __global__ __launch_bounds__(S::THREADS, blocks<S>) void kernel(const __grid_constant__ Arguments a) {
     simt::sum_tiles<S>(a.c.product, Source<S, NHWC, Windows>{a});
 }
 
@@ -335,20 +338,49 @@ struct Prepared {
     int64_t taps, filters;
     int pitch;
 };
+inline int vector_of(const Conv &c) { return 16 / (c.dtype == PYSIM_F64 ? 8 : 4); }
 inline Prepared prepared(const Conv &c, bool table, bool filters) {
-    const int vector = 16 / (c.dtype == PYSIM_F64 ? 8 : 4);
-    const int pitch = filters ? ceil_div(c.k, vector) * vector : c.k;
-    const int64_t bytes = (int64_t)c.groups * c.filters * pitch * (16 / vector);
-    return {table ? ((int64_t)ceil_div(c.k, TAPS_ROUND) * TAPS_ROUND * (int64_t)sizeof(Tap) + 255) / 256 * 256 : 0,
-            filters ? (bytes + 255) / 256 * 256 : 0, pitch};
+    const auto whole = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
+    const int vector = vector_of(c), pitch = filters ? (int)whole(c.k, vector) : c.k;
+    return {table ? whole(whole(c.k, TAPS_ROUND) * (int64_t)sizeof(Tap), 256) : 0,
+            filters ? whole((int64_t)c.groups * c.filters * pitch * (16 / vector), 256) : 0, pitch};
 }
 
-/* conv_implicit.cu: the table and the filters into a.taps and `filters`, either of which may be NULL. Offsets: of a.layout's tensor, one row
- * of the kernel being `high`, one column `wide` and one channel `channel` elements. */
+/* Elements of a tensor from one tap to the next: in channel, row and column of the kernel. */
 struct Steps {
     int channel, high, wide;
 };
-pysim_status prepare(const Arguments &a, Order order, const Steps &steps, void *filters, cudaStream_t stream);
+
+/* conv_implicit.cu: makes what `own` says in a.taps and a.weights, from the filters of a.c. */
+pysim_status prepare(const Arguments &a, Order order, const Steps &steps, const Prepared &own, cudaStream_t stream);
+
+/* The input as it lies, taps and filters at the beginning of `own` where there are any. Modulo 2^32, as the sums are. */
+inline Steps steps_of_input(const Conv &c) {
+    const unsigned column = c.nhwc ? (unsigned)(c.groups * c.channels) : 1, row = (unsigned)c.width * column;
+    return {c.nhwc ? 1 : c.height * c.width, (int)(row * c.dilation_h), (int)(column * c.dilation_w)};
+}
+inline bool inside(const Conv &c) {
+    const auto within = [](int64_t outputs, int64_t stride, int64_t kernel, int64_t dilation, int before, int64_t size) {
+        return !before && (outputs - 1) * stride + (kernel - 1) * dilation < size;
+    };
+    return within(c.out_h, c.stride_h, c.kernel_h, c.dilation_h, c.pad_top, c.height) && within(c.out_w, c.stride_w, c.kernel_w, c.dilation_w, c.pad_left, c.width);
+}
+inline Arguments of_input(const Conv &c, const Prepared &own) {
+    Arguments a = {};
+    const unsigned column = c.nhwc ? (unsigned)(c.groups * c.channels) : 1, row = (unsigned)c.width * column;
+    a.c = c, a.base = c.in, a.weights = own.filters ? (const char *)c.own + own.taps : c.weights, a.pitch = own.pitch;
+    a.layout = {c.groups * c.channels * c.height * c.width, c.nhwc ? c.channels : c.channels * c.height * c.width, (int)(row * c.stride_h),
+                (int)(column * c.stride_w), (int)(0u - row * c.pad_top - column * c.pad_left)};
+    a.inside = inside(c), a.vector = c.nhwc && c.channels % vector_of(c) == 0 && (uintptr_t)c.in % 16 == 0;
+    a.taps = own.taps ? (const Tap *)c.own : nullptr;
+    return a;
+}
+/* What Listed cannot gather from the input. */
+inline const char *refuses_listed(const Conv &c) {
+    if (c.kernel_h + c.kernel_w > 31) return "it takes kernels of up to 31 rows and columns together";
+    const double padded = ((double)c.height + c.pad_top + c.pad_bottom) * ((double)c.width + c.pad_left + c.pad_right);
+    return padded * (c.nhwc ? c.groups * c.channels : 1) > (1 << 29) ? "it takes padded images of up to 2^29 elements" : nullptr;
+}
 }
 }
 #endif

@@ -60,7 +60,8 @@ template <class In> __global__ __launch_bounds__(256) void prepare_kernel(const 
 }
 }
 
-pysim_status prepare(const Arguments &a, Order order, const Steps &steps, void *filters, cudaStream_t stream) {
+pysim_status prepare(const Arguments &a, Order order, const Steps &steps, const Prepared &own, cudaStream_t stream) {
+    void *const filters = own.filters ? const_cast<void *>(a.weights) : nullptr;
     const int64_t work = filters ? (int64_t)a.c.groups * a.c.filters * a.pitch : a.c.k;
     const int64_t blocks = (work + 255) / 256;
     const Prepare p = {a, order, steps, filters, a.c.weights};
@@ -73,30 +74,8 @@ namespace {
 bool pointwise(const Conv &c) {
     return c.kernel_h == 1 && c.kernel_w == 1 && c.stride_h == 1 && c.stride_w == 1 && !c.pad_top && !c.pad_left && !c.pad_bottom && !c.pad_right;
 }
-int vector_of(const Conv &c) { return c.dtype == PYSIM_F64 ? 2 : 4; }
 /* The windows are a matrix that Copy takes. */
 bool matrix(const Conv &c) { return pointwise(c) && (c.nhwc || c.out_h * c.out_w % vector_of(c) == 0); }
-
-bool inside(const Conv &c) {
-    const auto within = [](int64_t outputs, int64_t stride, int64_t kernel, int64_t dilation, int before, int64_t size) {
-        return !before && (outputs - 1) * stride + (kernel - 1) * dilation < size;
-    };
-    return within(c.out_h, c.stride_h, c.kernel_h, c.dilation_h, c.pad_top, c.height) && within(c.out_w, c.stride_w, c.kernel_w, c.dilation_w, c.pad_left, c.width);
-}
-
-Arguments arguments_of(const Conv &c, const Prepared &own) {
-    Arguments a = {};
-    const int channels = c.groups * c.channels;
-    /* modulo 2^32, as the sums are */
-    const unsigned column = c.nhwc ? (unsigned)channels : 1, row = (unsigned)c.width * column, image = (unsigned)(channels * c.height) * c.width;
-    a.c = c, a.base = c.in, a.weights = c.weights, a.pitch = own.pitch;
-    a.layout = {(int)image, c.nhwc ? c.channels : c.channels * c.height * c.width, (int)(row * c.stride_h), (int)(column * c.stride_w),
-                (int)(0u - row * c.pad_top - column * c.pad_left)};
-    a.inside = inside(c), a.vector = c.nhwc && c.channels % vector_of(c) == 0 && (uintptr_t)c.in % 16 == 0;
-    if (own.taps) a.taps = (const Tap *)c.own;
-    if (own.filters) a.weights = (const char *)c.own + own.taps;
-    return a;
-}
 
 /* A row: tiles of both layouts. */
 template <class Knows, class T, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES> struct Row {
@@ -111,10 +90,7 @@ template <class Knows, class T, int BF, int BW, int BK, int WF, int WW, int TF, 
     static Prepared own(const Conv &c) { return prepared(c, LISTED && !matrix(c), LISTED && c.k % vector_of(c) != 0); }
 
     static const char *refuses(const Conv &c) {
-        if (!LISTED || matrix(c)) return nullptr;
-        if (c.kernel_h + c.kernel_w > 31) return "it takes kernels of up to 31 rows and columns together";
-        const double padded = ((double)c.height + c.pad_top + c.pad_bottom) * ((double)c.width + c.pad_left + c.pad_right);
-        return padded * (c.nhwc ? c.groups * c.channels : 1) > (1 << 29) ? "it takes padded images of up to 2^29 elements" : nullptr;
+        return LISTED && !matrix(c) ? refuses_listed(c) : nullptr;
     }
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
         const Prepared p = own(c);
@@ -123,14 +99,9 @@ template <class Knows, class T, int BF, int BW, int BK, int WF, int WW, int TF, 
     }
     static pysim_status launch_row(const Conv &c, int, cudaStream_t stream) {
         const Prepared p = own(c);
-        const Arguments a = arguments_of(c, p);
-        if (p.taps || p.filters) {
-            const int plane = c.height * c.width, channels = c.groups * c.channels;
-            const Steps steps = c.nhwc ? Steps{1, (int)((unsigned)c.dilation_h * c.width * channels), (int)((unsigned)c.dilation_w * channels)}
-                                       : Steps{plane, (int)((unsigned)c.dilation_h * c.width), c.dilation_w};
-            const pysim_status status = prepare(a, AS_FILTERS, steps, p.filters ? const_cast<void *>(a.weights) : nullptr, stream);
-            if (status != PYSIM_OK) return status;
-        }
+        const Arguments a = of_input(c, p);
+        const pysim_status status = p.taps || p.filters ? prepare(a, AS_FILTERS, steps_of_input(c), p, stream) : PYSIM_OK;
+        if (status != PYSIM_OK) return status;
         return check(tiled(c).start(a, stream), "an implicit product");
     }
     static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) { return tiled(c).attributes(out); }
