@@ -29,7 +29,6 @@ struct Tensor {
     int64_t elements;
 };
 inline Tensor tensor_of(const Conv &c) {
-    Tensor t;
     const int64_t columns = (int64_t)(c.out_w - 1) * c.stride_w + (int64_t)(c.kernel_w - 1) * c.dilation_w + 1;
     const int64_t line = (columns * c.kernel_h * (c.nhwc ? c.channels : 1) + VECTOR - 1) / VECTOR * VECTOR;
     const int64_t lines = (int64_t)c.batch * c.out_h * c.groups * (c.nhwc ? 1 : c.channels);
@@ -113,7 +112,7 @@ struct Basic {
     Arguments a;
     int size[3], step[3]; /* of the taps' loops, the outermost first */
 };
-inline __global__ __launch_bounds__(256) void basic_kernel(const __grid_constant__ Basic b) {
+__global__ __launch_bounds__(256) void basic_kernel(const __grid_constant__ Basic b) {
     const Conv &c = b.a.c;
     const int all = c.groups * c.filters, i = (int)(blockIdx.x * blockDim.x + threadIdx.x), images = c.out_h * c.out_w;
     if (i >= all * c.windows) return;

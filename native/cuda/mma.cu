@@ -8,13 +8,9 @@
  *
  * Worked number: f16 128x128x32 with warps of 64x32: a k step of 16 reads (64 + 32) x 16 x 2 bytes = 3 KiB a warp, 24 wavefronts of
  * shared memory, for 32,768 multiply-adds; an SM multiplies 1,024 of them a cycle here, so shared memory is busy 24 of 32 cycles. */
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
-#include <type_traits>
 
-#include "tensor.cuh"
+#include "mma.cuh"
 #ifndef PYSIM_EMULATED /* the f64 kernels want the copy engine, and have no rows where there is none */
 #include "mma_f64.cuh"
 #endif
@@ -22,45 +18,6 @@
 namespace pysim {
 namespace {
 
-/* By the type of A and B: float stands for tf32, whose operands are rounded to nearest, as cuBLAS does, where they leave shared memory. */
-template <class In> struct Mma {
-    using Acc = std::conditional_t<sizeof(In) == 1, int, float>;
-    static constexpr int k = 32 / (int)sizeof(In);
-    __device__ static void run(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b) { mma(c, a, b, In()); }
-};
-
-/* What a warp multiplies in one k step of the instruction. */
-template <class In, class S, int TILES_M, int TILES_N> struct Fragments {
-    unsigned a[TILES_M][4], b[TILES_N / 2][4]; /* b: two tiles of columns by one ldmatrix */
-
-    __device__ static void round(unsigned (&r)[4]) {
-        if constexpr (sizeof(In) == 4)
-#pragma unroll
-            for (int e = 0; e < 4; e++) r[e] = round_tf32(r[e]);
-    }
-    __device__ void load(char *left, char *right, int row0, int column0, int k0) {
-        constexpr int half = 16 / (int)sizeof(In); /* elements of 16 bytes */
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < TILES_M; i++) {
-            const int row = row0 + i * 16;
-            if constexpr (S::a_k_last)
-                load_matrices<false>(a[i], S::A::at(left, row + lane % 16, k0 + lane / 16 * half));
-            else
-                load_matrices<true>(a[i], S::A::at(left, row + lane / 8 % 2 * 8, k0 + lane % 8 + lane / 16 * 8));
-            round(a[i]);
-        }
-#pragma unroll
-        for (int j = 0; j < TILES_N / 2; j++) {
-            const int column = column0 + j * 16;
-            if constexpr (S::b_k_last)
-                load_matrices<false>(b[j], S::B::at(right, column + lane % 8 + lane / 16 * 8, k0 + lane / 8 % 2 * half));
-            else
-                load_matrices<true>(b[j], S::B::at(right, column + lane / 16 * 8, k0 + lane % 16));
-            round(b[j]);
-        }
-    }
-};
 template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB>
 __global__ void __launch_bounds__(Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads, Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>::blocks) mma_kernel(const __grid_constant__ Problem p) {
     using S = Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>;
@@ -68,7 +25,6 @@ __global__ void __launch_bounds__(Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>:
     using Acc = typename M::Acc;
     using Sums = SharedSums<Acc, BM, BN, S::threads>;
     constexpr int tiles_m = WM / 16, tiles_n = WN / 8;
-    static_assert(tiles_n % 2 == 0, "one ldmatrix brings two fragments of B");
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ int meeting;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -77,16 +33,11 @@ __global__ void __launch_bounds__(Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>:
     for (Tile t; work.next(t);) {
         Acc acc[tiles_m * tiles_n * 4] = {};
         Fragments<In, S, tiles_m, tiles_n> f[S::buffers];
-        pipeline<S, In, BK, M::k, STAGES>(
-            p, t, t.i * BM, t.j * BN, shared,
-            [&](char *stage, int k0, int buffer) { f[buffer].load(stage, stage + S::A::bytes, warp_row, warp_column, k0); },
-            [&](int buffer) {
-#pragma unroll
-                for (int i = 0; i < tiles_m * tiles_n; i++) {
-                    const int row = i / tiles_n, column = i % tiles_n;
-                    M::run(*(Acc(*)[4])(acc + i * 4), f[buffer].a[row], f[buffer].b[column / 2] + column % 2 * 2);
-                }
-            });
+        const Copies<In, typename S::A, BK, S::a_k_last, S::threads> left(p.a, p.lda, t.i * BM, p.m, p.k);
+        const Copies<In, typename S::B, BK, S::b_k_last, S::threads> right(p.b, p.ldb, t.j * BN, p.n, p.k);
+        pipeline<S, BK, M::k, STAGES>(
+            left, right, t, shared, [&](char *stage, int k0, int buffer) { f[buffer].load(stage, stage + S::A::bytes, warp_row, warp_column, k0); },
+            [&](int buffer) { f[buffer].multiply(acc); });
         if (!meet(p, work, t, acc, (int)threadIdx.x, S::threads, &meeting, [] { __syncthreads(); })) continue;
         __syncthreads(); /* the last stages are read */
 #pragma unroll

@@ -72,12 +72,10 @@ template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA,
     static_assert(BM % WM == 0 && BN % WN == 0, "warps tile the block");
 };
 
-/* Multiplies the k steps of a tile, with the copies of STAGES - 1 later steps under way. A step is BK / K instructions deep: fetch(stage, k0, buffer)
+/* Multiplies the k steps of a tile that `left` and `right` bring (start(stage, step): see Copies), with the copies of STAGES - 1 later steps under way. A step is BK / K instructions deep: fetch(stage, k0, buffer)
  * loads fragments, multiply(buffer) uses them. Kernels with few warps (`buffers` 2) fetch one instruction ahead, across the barrier too. */
-template <class S, class In, int BK, int K, int STAGES, class Fetch, class Multiply>
-__device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0, char *shared, Fetch fetch, Multiply multiply) {
-    const Copies<In, typename S::A, BK, S::a_k_last, S::threads> left(p.a, p.lda, row0, p.m, p.k);
-    const Copies<In, typename S::B, BK, S::b_k_last, S::threads> right(p.b, p.ldb, column0, p.n, p.k);
+template <class S, int BK, int K, int STAGES, class Left, class Right, class Fetch, class Multiply>
+__device__ void pipeline(const Left &left, const Right &right, const Tile &t, char *shared, Fetch fetch, Multiply multiply) {
     const auto stage_of = [&](int step) { return shared + (step - t.begin) % STAGES * S::stage; };
     const auto load = [&](int step) {
         if (step < t.end) {
@@ -139,7 +137,7 @@ template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
 };
 
 /* Host side: launches `kernel` with its dynamic shared memory. */
-template <class Kernel> cudaError_t start(Kernel kernel, const Problem &p, int blocks, int threads, int shared, cudaStream_t stream) {
+template <class Kernel, class P> cudaError_t start(Kernel kernel, const P &p, int blocks, int threads, int shared, cudaStream_t stream) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (error != cudaSuccess) return error;
     return launch(kernel, blocks, threads, shared, stream, p);

@@ -36,8 +36,10 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
         for (int i = 0; i < tiles_m * tiles_n; i++) wmma::fill_fragment(sum[i / tiles_n][i % tiles_n], Acc(0.f));
         Left left[S::buffers][tiles_m];
         Right right[S::buffers][tiles_n];
-        pipeline<S, __half, BK, 16, STAGES>(
-            p, t, t.i * BM, t.j * BN, shared,
+        const Copies<__half, typename S::A, BK, S::a_k_last, S::threads> rows(p.a, p.lda, t.i * BM, p.m, p.k);
+        const Copies<__half, typename S::B, BK, S::b_k_last, S::threads> columns(p.b, p.ldb, t.j * BN, p.n, p.k);
+        pipeline<S, BK, 16, STAGES>(
+            rows, columns, t, shared,
             [&](char *stage, int k0, int buffer) {
 #pragma unroll
                 for (int i = 0; i < tiles_m; i++) wmma::load_matrix_sync(left[buffer][i], S::A::at(stage, warp_row + i * 16, k0), S::A::pitch / 2);
