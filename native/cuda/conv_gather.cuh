@@ -17,8 +17,7 @@
  *   AlongTaps      lanes along k as Copy's with k contiguous, by 16 bytes where four taps lie in a row (NHWC; windows stored one after another)
  *
  * AcrossWindows: a thread's instructions for an element, Listed, are half a load of taps, AND, address (IMAD.WIDE), load, store, and a half to
- * zero the register. 32 lanes store 32 neighbouring words, so its part of shared memory needs no swizzle: one wavefront a store.
- * pysim/cachemodel/conv_shared.py has these formulas. */
+ * zero the register. 32 lanes store 32 neighbouring words, so its part of shared memory needs no swizzle: one wavefront a store. */
 #ifndef PYSIM_CUDA_CONV_GATHER_CUH
 #define PYSIM_CUDA_CONV_GATHER_CUH
 #include "conv_output.cuh"
