@@ -124,7 +124,7 @@ def _gemm_by_name() -> dict[str, GemmKernel]:
 
 # The CUDA kernels of convolutions
 
-CONV_FAMILIES = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd")
+CONV_FAMILIES = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma")
 
 
 class ConvKernel(msgspec.Struct, frozen=True):
@@ -166,8 +166,13 @@ class ConvKernel(msgspec.Struct, frozen=True):
 
     @property
     def decomposes(self) -> bool:
-        """Whether tiles of its own may be split along k, as native/cuda/conv.cu has it."""
-        return bool(self.block_k and not self.makes_product)
+        """Whether tiles of its own may be split along k."""
+        return bool(self.block_k) and not self.makes_product and self.form != "staged"
+
+    @property
+    def pipe(self) -> str:
+        """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
+        return f"tensor_{self.dtype}" if self.family == "wgmma" else self.dtype
 
 
 CONV_LAYOUTS = ("nchw", "nhwc")  # pysim_layout, in its order

@@ -9,7 +9,7 @@ namespace pysim {
 namespace {
 
 /* The families' rows one after another, as convs.inc lists them. */
-ConvRows (*const families[])() = {direct_rows, depthwise_rows, im2col_rows, implicit_rows, im2win_rows, winograd_rows};
+ConvRows (*const families[])() = {direct_rows, depthwise_rows, im2col_rows, implicit_rows, im2win_rows, winograd_rows, wgmma_conv_rows};
 
 const ConvRow *row_at(int32_t index) {
     for (const auto family : families) {

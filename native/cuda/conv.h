@@ -82,6 +82,7 @@ __attribute__((weak)) ConvRows im2col_rows();
 __attribute__((weak)) ConvRows implicit_rows();
 __attribute__((weak)) ConvRows im2win_rows();
 __attribute__((weak)) ConvRows winograd_rows();
+__attribute__((weak)) ConvRows wgmma_conv_rows();
 
 /* conv_reference.cu */
 cudaError_t conv_reference(const Conv &c, cudaStream_t stream);

@@ -139,6 +139,7 @@ const char *not_depthwise(const Conv &c) { return c.channels == 1 ? nullptr : "i
 
 #define PYSIM_CONV_ROW_im2col(...)
 #define PYSIM_CONV_ROW_implicit(...)
+#define PYSIM_CONV_ROW_wgmma(...)
 #define PYSIM_CONV_ROW_im2win(...)
 #define PYSIM_CONV_ROW_winograd(...)
 #define PYSIM_CUDA_CONV(family, ...) PYSIM_CONV_ROW_##family(__VA_ARGS__)

@@ -179,6 +179,7 @@ cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
 #define PYSIM_CONV_ROW_direct(...)
 #define PYSIM_CONV_ROW_depthwise(...)
 #define PYSIM_CONV_ROW_implicit(...)
+#define PYSIM_CONV_ROW_wgmma(...)
 #define PYSIM_CONV_ROW_im2win(...)
 #define PYSIM_CONV_ROW_winograd(...)
 #define PYSIM_CONV_ROW_im2col(...) {PYSIM_CONV_WHOLE(im2col, __VA_ARGS__), nullptr, own_bytes, run, attributes},

@@ -89,9 +89,9 @@ template <Form FORM> cudaError_t attributes(const Conv &c, pysim_cuda_attributes
 #define PYSIM_CONV_ROW_depthwise(...)
 #define PYSIM_CONV_ROW_im2col(...)
 #define PYSIM_CONV_ROW_implicit(...)
-#define PYSIM_CONV_ROW_mma(...)
+#define PYSIM_CONV_ROW_wgmma(...)
 #define PYSIM_CONV_ROW_im2win(...)
-#define PYSIM_CONV_ROW_mma(...)
+#define PYSIM_CONV_ROW_wgmma(...)
 #define PYSIM_CONV_ROW_winograd(dtype, form, ...) PYSIM_WINOGRAD_##form(dtype, form, __VA_ARGS__)
 #define PYSIM_CUDA_CONV(family, ...) PYSIM_CONV_ROW_##family(__VA_ARGS__)
 const ConvRow rows[] = {

@@ -112,7 +112,7 @@ PYSIM_STAGED cudaError_t PYSIM_OF_STAGED::attributes(const Conv &c, pysim_cuda_a
 #define PYSIM_CONV_ROW_im2col(...)
 #define PYSIM_CONV_ROW_implicit(...)
 #define PYSIM_CONV_ROW_im2win(...)
-#define PYSIM_CONV_ROW_mma(...)
+#define PYSIM_CONV_ROW_wgmma(...)
 #define PYSIM_CONV_ROW_winograd(dtype, form, ...) PYSIM_STAGED_##form(__VA_ARGS__)
 #define PYSIM_CUDA_CONV(family, ...) PYSIM_CONV_ROW_##family(__VA_ARGS__)
 #include "convs.inc"

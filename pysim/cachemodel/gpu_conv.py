@@ -41,12 +41,14 @@ L1_BYTES = 256 * 1024  # of an SM, shared memory included (H100 white paper; sma
 PASS_SHARE = 0.85  # of the copy rate that a kernel which only moves data reaches; assumed: a copy reaches 4.3 of 4.8 TB/s on an H200
 PASS_INSTRUCTIONS = 32  # an element of a pass: its place by divisions, load, store; assumed
 L1_LATENCY = 34  # cycles of a load that L1 serves (measured by others on Hopper: arXiv 2402.13499); assumed elsewhere
-# Instructions of an element (of a vector) that a thread gathers, its store aside; assumed until the SASS is counted
-GATHER = {"implicit": 10.0, "implicit_offsets": 5.0, "im2win": 6.0, "im2win_fused": 10.0, "winograd": 5.0}
+# Instructions of an element (of a vector) that a thread gathers, its store aside. With a table (conv_gather.cuh): half a load of taps, AND,
+# address, load, half a zero. The others assumed, until their SASS is counted.
+GATHER = {"implicit": 8.0, "implicit_offsets": 4.0, "im2win": 4.0, "im2win_fused": 4.0, "winograd": 5.0, "wgmma": 8.0}
 DIRECT_INSTRUCTIONS = 3.0  # a multiply-add of `direct`: two loads and the multiply, addresses in an unrolled loop's offsets; assumed
 DIRECT_UNROLL = 4  # multiply-adds of a thread whose loads are on their way together; assumed
 DEPTHWISE_INSTRUCTIONS = 5.0  # a load of `depthwise`: two compares, address, load, select; assumed
 STRIP = 4  # outputs of a thread of `depthwise` (native/cuda/conv_direct.cu)
+CHUNK_BYTES = 25 << 20  # of staged Winograd's planes at once: half of an H200's L2 (native/cuda/winograd_staged.cu)
 THREADS = 256  # of a block without tiles
 
 
@@ -63,65 +65,75 @@ class Pass(NamedTuple):
 # Tiled kernels
 
 
+def turned(row: ConvKernel, nhwc: bool) -> bool:
+    """Whether a row's products have windows down and filters across: what lies side by side in the output is across, but for wgmma's."""
+    return nhwc or row.family == "wgmma"
+
+
 def product_kernel(row: ConvKernel, nhwc: bool) -> GemmKernel:
-    """The SIMT product that a tiled row is, filters down and windows across under NCHW."""
+    """The product that a tiled row is, filters down and windows across where it is not `turned`."""
     form = "scalar" if row.form == "no_vector" else f"{row.family}_{row.form}"
-    turn = -1 if nhwc else 1
-    (block_m, block_n), (warp_m, warp_n), (thread_m, thread_n) = (
-        pair[::turn]
-        for pair in ((row.block_filters, row.block_windows), (row.warp_filters, row.warp_windows), (row.thread_filters, row.thread_windows))
-    )
-    return GemmKernel(
-        row.index,
-        "simt",
-        row.dtype,
-        form,
-        block_m,
-        block_n,
-        row.block_k,
-        warp_m,
-        warp_n,
-        thread_m,
-        thread_n,
-        row.stages,
-        1,
-        1,
-        row.capability,
-    )
+    family, turn = "wgmma" if row.family == "wgmma" else "simt", -1 if turned(row, nhwc) else 1
+    block = (row.block_filters, row.block_windows)[::turn]
+    warp, thread = (row.warp_filters, row.warp_windows)[::turn], (row.thread_filters, row.thread_windows)[::turn]
+    tiles = {"block_m": block[0], "block_n": block[1], "block_k": row.block_k, "warp_m": warp[0], "warp_n": warp[1]}
+    tiles |= {"thread_m": thread[0], "thread_n": thread[1], "stages": row.stages, "cluster_m": 1, "cluster_n": 1}
+    return GemmKernel(index=row.index, family=family, dtype=row.dtype, form=form, capability=row.capability, **tiles)
 
 
 def planes_of(row: ConvKernel) -> int:
-    """Products that a tile makes side by side: F(m x m, 3x3) has (m + 2)^2."""
+    """Planes of a transformed patch: F(m x m, 3x3) has (m + 2)^2."""
     return (row.outputs + 2) ** 2 if row.outputs > 1 else 1
+
+
+def fused(row: ConvKernel) -> bool:
+    """Whether a tile makes the products of all planes side by side."""
+    return row.outputs > 1 and row.form != "staged"
+
+
+def keeps_tensor(row: ConvKernel) -> bool:
+    """Whether a row gathers from im2win's tensor."""
+    return row.family == "im2win" and row.form != "fused"
 
 
 def vectors(row: ConvKernel, w: Conv, nhwc: bool) -> bool:
     """Whether a row gathers windows by 16 bytes."""
-    if row.form == "no_vector" or row.outputs > 1:
+    if row.form == "no_vector" or fused(row):
         return False
-    if nhwc:
-        return w.channels // w.groups % 4 == 0
-    return w.pointwise and w.height * w.width % 4 == 0
+    vector = VECTOR_BYTES // CONV_DTYPES[w.dtype]
+    if nhwc or row.family == "wgmma":
+        return row.family == "wgmma" or w.channels // w.groups % vector == 0
+    if keeps_tensor(row):
+        return w.dilation_w == 1 and w.stride_w * w.kernel_h % vector == w.kernel_w * w.kernel_h % vector == 0
+    return row.family == "implicit" and w.pointwise and w.windows % vector == 0
 
 
 @lru_cache(maxsize=4096)
-def work(gpu: Gpu, row: ConvKernel, nhwc: bool, by_vectors: bool, ragged: bool, stride: int) -> Work:
-    """Cycles of an SM's resources for one step of one block of a tiled row; `ragged`: rows of filters are no whole vectors."""
-    kernel, planes = product_kernel(row, nhwc), planes_of(row)
+def work(gpu: Gpu, row: ConvKernel, nhwc: bool, by_vectors: bool, matrix: bool, ragged: bool, stride: int) -> Work:
+    """Cycles of an SM's resources for one step of one block of a tiled row.
+
+    `by_vectors`: windows come by 16 bytes, `matrix`: they lie as a matrix, `ragged`: rows of filters are no whole vectors.
+    """
+    kernel, planes = product_kernel(row, nhwc), planes_of(row) if fused(row) else 1
     pipe = model.pipe_of(gpu, kernel)
     assert pipe is not None, f"{gpu.name} has no pipe for {row.name}"
     products = kernel.block_m * kernel.block_n * kernel.block_k * planes
     gathered = row.block_windows * row.block_k / WARP  # of a warp's lanes
     filters = row.block_filters * row.block_k * planes / WARP
     vector = VECTOR_BYTES // CONV_DTYPES[row.dtype]
-    each = GATHER.get(f"{row.family}_{row.form}", GATHER[row.family])
+    each = 2.0 if matrix else GATHER.get(f"{row.family}_{row.form}", GATHER[row.family])
+    if row.family == "wgmma":
+        alone = model.work(gpu, kernel, False, True)
+        return alone._replace(issue=alone.issue + gathered * each / vector / gpu.schedulers_per_sm.value)
     single = EDGE_INSTRUCTIONS if ragged or row.form == "no_vector" else 2 / vector
-    if row.outputs > 1:
+    if fused(row):
         shared, issue = _winograd_step(row, gathered, filters, each, single)
     else:
-        k_inner = nhwc or not by_vectors
+        k_inner = nhwc or keeps_tensor(row) or not by_vectors
         count, shared = _counted(gpu.shared_rule, kernel, k_inner)
-        shared += gathered if by_vectors else gathered * min(WARP, 1 if nhwc else stride)  # of L1, which shared memory is a part of
+        shared += (
+            gathered if by_vectors else gathered * min(WARP, 1 if nhwc or keeps_tensor(row) else stride)
+        )  # of L1, which shared memory is a part of
         issue = count + gathered * (each / vector if by_vectors else each) + filters * single
     return Work(products / gpu.fma_per_cycle[pipe].value, shared, (products / WARP + issue) / gpu.schedulers_per_sm.value)
 
@@ -155,7 +167,7 @@ def attributes_of(row: ConvKernel, known: dict[str, Attributes]) -> tuple[Attrib
     if not row.block_filters:
         return Attributes(THREADS, 40, 0), False
     threads = threads_of(row)
-    if row.outputs == 1 or row.makes_product:
+    if not fused(row):
         found, _ = model.attributes_of(product_kernel(row, False), {})
         return found, False
     sums = row.block_filters * row.block_windows * planes_of(row) // threads
@@ -168,13 +180,13 @@ def threads_of(row: ConvKernel) -> int:
     if not row.block_filters:
         return THREADS
     warps = row.block_filters // row.warp_filters * (row.block_windows // row.warp_windows)
-    return WARP * warps * (planes_of(row) // 2 if row.outputs > 1 and row.form != "staged" else 1)
+    return WARP * warps * (planes_of(row) // 2 if fused(row) else 1)
 
 
 def family_name(gpu: Gpu, row: ConvKernel) -> str:
-    """The key of a machine's constants for a row: conv_<family> where it has been fitted, else those of the SIMT products."""
-    own = f"conv_{row.family}"
-    return own if own in gpu.model.families else "simt"
+    """The key of a machine's constants for a row: conv_<family> where it has been fitted, else those of the products that it is made of."""
+    own, products = f"conv_{row.family}", "wgmma" if row.family == "wgmma" else "simt"
+    return own if own in gpu.model.families else products
 
 
 def _alike(product: GemmKernel, known: dict[str, Attributes]) -> float | None:
@@ -188,10 +200,12 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
     products = [product_kernel(row, nhwc) for row in kernels]
     attributes = {product.name: attributes_of(row, known)[0] for product, row in zip(products, kernels, strict=True)}
     rows = model.rows_of(gpu, Gemm(m=4, n=4, k=4, trans_b=True, dtype=w.dtype), products, attributes)
-    works = [
-        work(gpu, row, nhwc, vectors(row, w, nhwc), Windows(w, nhwc, row.outputs).k * CONV_DTYPES[w.dtype] % VECTOR_BYTES != 0, w.stride_w)
-        for row in kernels
-    ]
+    works = []
+    for row in kernels:
+        by_vectors = vectors(row, w, nhwc)
+        # rows with a table keep filters with a pitch of whole vectors
+        ragged = Windows(w, nhwc).k * CONV_DTYPES[w.dtype] % VECTOR_BYTES != 0 and (row.family, row.form) == ("implicit", "full")
+        works.append(work(gpu, row, nhwc, by_vectors, by_vectors and w.pointwise and row.family == "implicit", ragged, w.stride_w))
     families = [gpu.model.families[family_name(gpu, row)] for row in kernels]
     shares = [
         one.efficiency or _alike(product, known) or family.efficiency.value
@@ -199,9 +213,9 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
     ]
     step = np.array([one.cycles / share for one, share in zip(works, shares, strict=True)])
     idle = np.array([max(1.0, model.SUB_CORES * WARP / one.threads) for one in rows.attributes])
-    planes = np.array([planes_of(row) for row in kernels], float)
+    planes = np.array([planes_of(row) if fused(row) else 1 for row in kernels], float)
     # a Winograd block passes its sums through shared memory, written and read once, and writes outputs^2 results a window
-    sums = [planes_of(row) * row.block_filters * row.block_windows * (row.outputs > 1) for row in kernels]
+    sums = [planes_of(row) * row.block_filters * row.block_windows * fused(row) for row in kernels]
     leaving = 2 * CONV_DTYPES[w.dtype] * np.array(sums, float) / LINE_BYTES
 
     def constant(name: str) -> Array:
@@ -228,7 +242,7 @@ def shape_of(w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows: Rows, r
     size = CONV_DTYPES[w.dtype]
     columns: list[tuple[float, ...]] = []
     for row, attributes, resident in zip(kernels, rows.attributes, rows.occupancy, strict=True):
-        windows = Windows(w, nhwc, row.outputs, tensor=row.family == "im2win" and row.form != "fused")
+        windows = Windows(w, turned(row, nhwc), row.outputs, tensor=keeps_tensor(row))
         tiles = -(-windows.number // row.block_windows)
         filters = w.filters // w.groups * windows.k * planes_of(row) * size  # of a group
         l1 = max(L1_BYTES / 16, L1_BYTES - resident * attributes.shared_bytes) / max(1.0, resident)
@@ -237,11 +251,10 @@ def shape_of(w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows: Rows, r
         ours = (w.filters // w.groups, w.groups * tiles * row.block_windows)
         asked = windows.asked(row.block_windows, l1)
         # each row of tiles asks for all windows, each column of tiles for one group's filters
-        columns.append((*ours, windows.k, filters * w.groups, windows.bytes, results, filters, asked, size * outputs, size * outputs))
-    shape = Shape(*(np.array(column, float)[r] for column in zip(*columns, strict=True)))
-    if nhwc:
-        return shape._replace(m=shape.n, n=shape.m, a=shape.b, b=shape.a, asks_a=shape.asks_b, asks_b=shape.asks_a)
-    return shape
+        sides = (ours, (filters * w.groups, windows.bytes), (filters, asked))
+        (m, n), (a, b), (asks_a, asks_b) = (pair[::-1] for pair in sides) if turned(row, nhwc) else sides
+        columns.append((m, n, windows.k, a, b, results, asks_a, asks_b, size * outputs, model.SUM_BYTES.get(w.dtype, 4) * outputs))
+    return Shape(*(np.array(column, float)[r] for column in zip(*columns, strict=True)))
 
 
 def predict(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows: Rows, table: Table, hot: bool = True) -> Prediction:
@@ -250,13 +263,47 @@ def predict(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows
     return model.predict(gpu, group, rows, table, hot, shape_of(w, nhwc, kernels, rows, table.row))
 
 
+# Staged Winograd
+
+
+class Chunks(NamedTuple):
+    """Staged Winograd's chunks of tiles (native/cuda/winograd_staged.cu): how many, tiles of each, their pitch, blocks of each product."""
+
+    number: int
+    tiles: int
+    pitch: int
+    blocks: int
+
+
+def chunks_of(row: ConvKernel, w: Conv) -> Chunks:
+    """As many tiles at a time as have CHUNK_BYTES of transformed patches and sums."""
+    windows, block = Windows(w, False, row.outputs).number, row.block_windows
+    most = max(1, CHUNK_BYTES // (planes_of(row) * (w.channels + w.filters) * CONV_DTYPES[w.dtype]) // block) * block
+    tiles = min(windows, math.ceil(math.ceil(windows / math.ceil(windows / most)) / block) * block)
+    return Chunks(math.ceil(windows / tiles), tiles, math.ceil(tiles / 4) * 4, math.ceil(tiles / block))
+
+
+def staged(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, known: dict[str, Attributes]) -> tuple[Gemm, Rows, Shape]:
+    """The products of one chunk, all planes and groups one after another along the windows."""
+    of, kernel, planes = chunks_of(row, w), product_kernel(row, nhwc), planes_of(row) * w.groups
+    k, filters = w.channels // w.groups, w.filters // w.groups
+    across = planes * of.blocks * row.block_windows
+    problem = Gemm(m=across, n=filters, k=k, dtype=w.dtype) if nhwc else Gemm(m=filters, n=across, k=k, trans_a=True, dtype=w.dtype)
+    attributes, is_known = attributes_of(row, known)
+    attributes = msgspec.structs.replace(attributes, efficiency=attributes.efficiency or _alike(kernel, known))
+    rows = model.rows_of(gpu, problem, [kernel], {kernel.name: attributes})._replace(known=(is_known,))
+    shape, one = model.shape_of(problem), float(k * filters * CONV_DTYPES[w.dtype])  # each column of tiles asks for one plane's filters
+    side = {"b": one * planes, "asks_b": one} if nhwc else {"a": one * planes, "asks_a": one}
+    return problem, rows, shape._replace(**side)
+
+
 # Passes
 
 
 def pass_cycles(gpu: Gpu, one: Pass) -> float:
     """Cycles of a pass at the machine's clock, launches included; what one launch moves decides where it lies."""
     frequency, moved = gpu.frequency_hz.value, one.read + one.written
-    bytes_ = moved / float(model._copy_rate(gpu, np.array(moved / one.launches))) / PASS_SHARE * frequency
+    bytes_ = moved / float(model._copy_rate(gpu, np.array(moved / max(1, one.launches)))) / PASS_SHARE * frequency
     issue = one.elements * PASS_INSTRUCTIONS / WARP / gpu.schedulers_per_sm.value / gpu.sms.value
     return one.launches * gpu.model.pass_seconds.value * frequency + max(bytes_, issue)
 

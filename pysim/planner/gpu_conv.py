@@ -59,8 +59,7 @@ class Launch(NamedTuple):
     @property
     def kernel(self) -> ConvKernel:
         group = self.group
-        at = 0 if group.prediction is None or group.makes_product else int(group.prediction.table.row[self.row])
-        return group.kernels[at]
+        return group.kernels[0 if group.prediction is None or len(group.kernels) == 1 else int(group.prediction.table.row[self.row])]
 
     @property
     def gemm(self) -> GemmKernel | None:
@@ -187,6 +186,11 @@ def _groups(on: Gpu, w: Conv, nhwc: bool, legal: tuple[ConvKernel, ...], hot: bo
                 rejected.append(Rejected(row.name, str(error)))
                 continue
             yield Group(on, w, nhwc, (row,), gpu.predict(on, of.problem, found.rows, found.table, hot), None, of.times, passes)
+        elif row.form == "staged":
+            problem, rows, shape = gpu_conv.staged(on, w, nhwc, row, known)
+            table = gpu.table(on, shape, rows)
+            prediction = model.predict(on, problem, rows, table.select(table.kind == model.DATA_PARALLEL), hot, shape)
+            yield Group(on, w, nhwc, (row,), prediction, None, gpu_conv.chunks_of(row, w).number, passes)
         elif not row.decomposes:
             attributes, _ = gpu_conv.attributes_of(row, known)
             yield Group(on, w, nhwc, (row,), None, gpu_conv.plain_cost(on, w, nhwc, row, attributes, hot), 1, passes)
@@ -200,7 +204,7 @@ def _launches(group: Group) -> Iterator[Launch]:
         yield Launch(group.cost.seconds + around[0], group, 0)
         return
     for row in gpu.best_walks(group.prediction):
-        at = 0 if group.makes_product else int(group.prediction.table.row[row])
+        at = 0 if len(group.kernels) == 1 else int(group.prediction.table.row[row])
         yield Launch(float(group.prediction.seconds[row]) * group.times + around[at], group, row)
 
 
@@ -262,6 +266,10 @@ def one(on: Gpu, w: Conv, nhwc: bool, schedule: GpuConvSchedule, hot: bool = Tru
         of = products_of(w, nhwc)
         rows = model.rows_of(on, of.problem, [kernel], known)
         group = Group(on, w, nhwc, (row,), model.predict(on, of.problem, rows, table, hot), None, of.times, passes)
+    elif row.form == "staged":
+        problem, rows, shape = gpu_conv.staged(on, w, nhwc, row, known)
+        times = gpu_conv.chunks_of(row, w).number
+        group = Group(on, w, nhwc, (row,), model.predict(on, problem, rows, table, hot, shape), None, times, passes)
     elif row.decomposes:
         rows = gpu_conv.rows_of(on, w, nhwc, (row,), known)
         group = Group(on, w, nhwc, (row,), gpu_conv.predict(on, w, nhwc, (row,), rows, table, hot), None, 1, passes)
