@@ -62,6 +62,7 @@ __device__ inline int forget(int x) {
 template <bool NHWC> class Halves {
     const float *at; /* row 2 (even) or 1 (odd) of the step's patch that is loaded next; it may lie outside: see `inside` */
     int row, column, step; /* elements between rows of the input, between columns, between steps */
+    enum { LINE = 6 * PITCH * 4 }; /* bytes between planes of rows that follow each other */
     int left;        /* channels from this one to the last */
     unsigned inside; /* bit 6 k + s: element s of row k of (0 2 4), or (5 1 3), lies in the input */
     int to;          /* byte of plane 0 in a stage */
@@ -91,28 +92,43 @@ template <bool NHWC> class Halves {
         at = (const float *)c.in + origin + (odd ? 1 : 2) * row;
     }
 
-    __device__ void load(float (&d)[18]) {
+    /* Rows 2 and 4, or 1 and 3. */
+    __device__ void load_inner(float (&d)[12]) const {
         const unsigned mask = left > 0 ? inside : 0;
-        const float *const rows[] = {at + (odd ? 4 : -2) * row, at, at + 2 * row};
+        const float *const next = at + 2 * row;
 #pragma unroll
-        for (int i = 0; i < 18; i++) d[i] = mask >> i & 1 ? rows[i / 6][i % 6 * column] : 0.f;
+        for (int i = 0; i < 12; i++) d[i] = mask >> (6 + i) & 1 ? (i < 6 ? at : next)[i % 6 * column] : 0.f;
+    }
+    /* Row 0, or 5; then what is loaded next is of the next step. */
+    __device__ void load_outer(float (&d)[12]) {
+        const unsigned mask = left > 0 ? inside : 0;
+        const float *const from = at + (odd ? 4 : -2) * row;
+#pragma unroll
+        for (int i = 0; i < 6; i++) d[i] = mask >> i & 1 ? from[i * column] : 0.f;
         at += step, left -= STEP;
     }
 
-    __device__ void store(char *stage, float (&d)[18]) const {
-        enum { LINE = 6 * PITCH * 4 }; /* bytes between planes of rows that follow each other */
+    /* Leaves in d[6 ..] what the inner rows are of the outer sums. */
+    __device__ void store_inner(char *stage, float (&d)[12]) const {
         const int odd = forget(this->odd);
-        const float f0 = odd ? 1 : 4, f1 = odd ? 4 : -5, f2 = odd ? -5 : 1, sign = odd ? -1 : 1, scale = odd ? 2 : 1;
-        char *const outer = stage + to + (odd ? 5 * LINE : 0), *const inner = stage + to + (odd ? 2 * LINE : (int)LINE);
-#pragma unroll
-        for (int k = 0; k < 3; k++) input_line_4<1>(d + 6 * k);
+        const float f1 = odd ? 4 : -5, f2 = odd ? -5 : 1, sign = odd ? -1 : 1, scale = odd ? 2 : 1;
+        char *const to = stage + this->to + (odd ? 2 * LINE : (int)LINE);
+        input_line_4<1>(d), input_line_4<1>(d + 6);
 #pragma unroll
         for (int s = 0; s < 6; s++) {
-            const float x0 = d[s], x1 = d[6 + s], x2 = d[12 + s], fourfold = x2 - 4 * x1, plain = scale * (x2 - x1);
-            *(float *)(outer + s * (PITCH * 4)) = f0 * x0 + f1 * x1 + f2 * x2;
-            *(float *)(inner + s * (PITCH * 4)) = sign * fourfold + __shfl_xor_sync(0xffffffffu, fourfold, 16);
-            *(float *)(inner + s * (PITCH * 4) + 2 * LINE) = sign * plain + __shfl_xor_sync(0xffffffffu, plain, 16);
+            const float x1 = d[s], x2 = d[6 + s], fourfold = x2 - 4 * x1, plain = scale * (x2 - x1);
+            *(float *)(to + s * (PITCH * 4)) = sign * fourfold + __shfl_xor_sync(0xffffffffu, fourfold, 16);
+            *(float *)(to + s * (PITCH * 4) + 2 * LINE) = sign * plain + __shfl_xor_sync(0xffffffffu, plain, 16);
+            d[6 + s] = f1 * x1 + f2 * x2;
         }
+    }
+    __device__ void store_outer(char *stage, float (&d)[12]) const {
+        const int odd = forget(this->odd);
+        const float f0 = odd ? 1 : 4;
+        char *const to = stage + this->to + (odd ? 5 * LINE : 0);
+        input_line_4<1>(d);
+#pragma unroll
+        for (int s = 0; s < 6; s++) *(float *)(to + s * (PITCH * 4)) = f0 * d[s] + d[6 + s];
     }
 };
 
@@ -138,31 +154,31 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
     const Place main = place_of(thread), quarter = rest_of(thread);
     const auto filters_at = [](const Place &p) { return p.plane * (STEP * SIDE * 4) + p.filter * 4; };
     const auto tiles_at = [](const Place &p, int turn) { return FILTER_BYTES + p.plane * (PITCH * 4) + (NHWC ? p.tile ^ turn : p.tile) * 4; };
-    float patch[18];
+    float patch[12];
     const auto fetch = [&](char *stage) {
 #pragma unroll
         for (int piece = 0; piece < FILTER_BYTES; piece += THREADS * 16)
             if (piece + THREADS * 16 <= FILTER_BYTES || thread < (FILTER_BYTES - piece) / 16)
                 copy_async<16>(stage + piece + thread * 16, filters + piece, 16);
         filters += FILTER_BYTES;
-        halves.load(patch);
     };
     fetch(shared);
     commit_async();
-    halves.store(shared, patch);
-    int at = 0; /* byte of the stage */
+    halves.load_inner(patch), halves.store_inner(shared, patch);
+    halves.load_outer(patch), halves.store_outer(shared, patch);
 #pragma unroll 1
     for (int i = 0; i < steps; i++) {
         const bool more = i + 1 < steps;
         wait_async<0>();
         __syncthreads(); /* this stage is full, the other one is free */
-        const char *const stage = shared + at;
-        at = STAGE_BYTES - at;
-        if (more) fetch(shared + at);
+        const char *const stage = shared + i % 2 * STAGE_BYTES;
+        char *const other = shared + (1 - i % 2) * STAGE_BYTES;
+        if (more) fetch(other), halves.load_inner(patch);
         commit_async();
 #pragma unroll
         for (int channel = 0; channel < STEP; channel++) {
-            if (channel == 6 && more) halves.store(shared + at, patch);
+            if (channel == 4 && more) halves.store_inner(other, patch), halves.load_outer(patch);
+            if (channel == STEP - 1 && more) halves.store_outer(other, patch);
             float a[8], b[8];
             const char *const line = stage + channel * (SIDE * 4), *const a_at = line + filters_at(main), *const b_at = line + tiles_at(main, channel % 4 * 4);
             read_16(a, a_at), read_16(a + 4, a_at + SIDE * 2), read_16(b, b_at), read_16(b + 4, b_at + SIDE * 2);
