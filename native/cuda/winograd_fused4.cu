@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The fused F(4x4, 3x3) row: its filter transform, launches and attributes. */
+#include "winograd_fused4.cuh"
+
+#include "arguments.h"
+
+namespace pysim {
+namespace winograd {
+namespace {
+
+/* own[group][block of filters][step][plane][channel][filter] = G g G^T, zeros beyond the filters and channels: a block for each step. */
+template <bool NHWC> __global__ __launch_bounds__(fused4::SIDE * STEP) void fused4_filters(const __grid_constant__ Conv c) {
+    enum { SIDE = fused4::SIDE };
+    const int steps = ceil_div(c.channels, STEP), blocks = ceil_div(c.filters, SIDE);
+    const int step = blockIdx.x % steps, block = blockIdx.x / steps % blocks, group = blockIdx.x / steps / blocks;
+    const int filter = block * SIDE + threadIdx.x % SIDE, channel = step * STEP + threadIdx.x / SIDE;
+    float g[9] = {}, half[3][6];
+    if (filter < c.filters && channel < c.channels) {
+        const int64_t f = (int64_t)group * c.filters + filter;
+        const float *from = (const float *)c.weights + (NHWC ? f * 9 * c.channels + channel : (f * c.channels + channel) * 9);
+#pragma unroll
+        for (int i = 0; i < 9; i++) g[i] = from[i * (NHWC ? c.channels : 1)];
+    }
+#pragma unroll
+    for (int s = 0; s < 3; s++) filter_line_4(half[s], g[s], g[3 + s], g[6 + s]);
+    float *to = (float *)c.own + (int64_t)blockIdx.x * (fused4::FILTER_BYTES / 4) + threadIdx.x;
+#pragma unroll
+    for (int r = 0; r < 6; r++) {
+        float u[6];
+        filter_line_4(u, half[0][r], half[1][r], half[2][r]);
+#pragma unroll
+        for (int s = 0; s < 6; s++) to[(6 * r + s) * (STEP * SIDE)] = u[s];
+    }
+}
+
+/* Blocks of the filter transform. */
+int64_t pieces(const Conv &c) { return (int64_t)c.groups * ceil_div(c.filters, fused4::SIDE) * ceil_div(c.channels, STEP); }
+
+cudaError_t kernel_of(const Conv &c, void (**out)(Conv)) {
+    *out = c.nhwc ? fused4::fused4_kernel<true> : fused4::fused4_kernel<false>;
+    return cudaFuncSetAttribute(*out, cudaFuncAttributeMaxDynamicSharedMemorySize, fused4::SHARED_BYTES);
+}
+}
+
+const char *Fused4::refuses(const Conv &c) {
+    if (!is_3x3(c)) return PYSIM_NOT_3X3;
+    return pieces(c) >= (1 << 30) ? "it takes fewer filters and groups" : nullptr;
+}
+
+pysim_status Fused4::own_bytes(const Conv &c, int64_t *bytes) {
+    *bytes = pieces(c) * fused4::FILTER_BYTES;
+    return PYSIM_OK;
+}
+
+pysim_status Fused4::launch_row(const Conv &c, int, cudaStream_t stream) {
+    void (*run)(Conv);
+    cudaError_t error = kernel_of(c, &run);
+    const Grid grid(c.product, fused4::SIDE, fused4::SIDE, STEP);
+    if (error == cudaSuccess)
+        error = launch(c.nhwc ? fused4_filters<true> : fused4_filters<false>, dim3((unsigned)pieces(c)), dim3(fused4::SIDE * STEP), 0, stream, c);
+    if (error == cudaSuccess) error = launch(run, dim3((unsigned)grid.items(c.product)), dim3(fused4::THREADS), fused4::SHARED_BYTES, stream, c);
+    return check(error, "fused Winograd");
+}
+
+cudaError_t Fused4::attributes(const Conv &c, pysim_cuda_attributes *out) {
+    void (*run)(Conv);
+    cudaFuncAttributes of;
+    cudaError_t error = kernel_of(c, &run);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, run);
+    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, run, fused4::THREADS, fused4::SHARED_BYTES);
+    if (error != cudaSuccess) return error;
+    out->threads = fused4::THREADS, out->registers = of.numRegs;
+    out->shared_bytes = (int64_t)of.sharedSizeBytes + fused4::SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
+    return cudaSuccess;
+}
+}
+}

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * F(4x4, 3x3) in one kernel (equation: conv_winograd.h, matrices: winograd_staged.cuh).
+ *
+ *   block    32 filters x 32 tiles of 4x4 outputs; steps of 8 channels; all 36 planes' sums in registers, 72 a thread
+ *   warp     w of 16 multiplies planes 2 w and 2 w + 1, each with half of its lanes, and a quarter of plane 32 + w / 4
+ *   thread   8 filters x 8 tiles of one plane, and 4 filters x 2 tiles of another: so that four warps fall to each scheduler. (18 warps of
+ *            two planes each would be five on two of them, and five may have but 96 registers a thread.)
+ *
+ * Two threads of a warp make a patch: the rows of B^T take the even rows of d to even sums and the odd ones to odd sums, first,
+ *
+ *   even (d0 d2 d4)  row 0 = 4 d0 - 5 d2 + d4    near  = d4 - 4 d2    plain =    d4 - d2      row 1 = near + cross    row 2 = near - cross
+ *   odd  (d5 d1 d3)  row 5 = d5 + 4 d1 - 5 d3    cross = d3 - 4 d1    twice = 2 (d3 - d1)     row 3 = plain + twice   row 4 = plain - twice
+ *
+ * so each loads three rows, transforms them along the row, exchanges near and plain for cross and twice, and stores three planes' rows: half
+ * a patch is 18 registers beside the sums. Two stages, as conv_winograd.cuh: the next step's patches are on their way to registers and its
+ * transformed filters to the other stage while one is multiplied.
+ *
+ * In a stage plane p of channel c has its 32 filters at word (p 8 + c) 32, and its 32 tiles at word p PITCH + c 32 + (tile ^ turn(c)). In half a
+ * warp lane l reads filters' vectors a = l / 2 mod 2 + 2 (l / 8) and a + 4, and tiles' vectors b = l mod 2 + 2 (l / 4 mod 2) and b + 4: two of
+ * four neighbours share each, so a 16-byte load takes 2 wavefronts (pysim/cachemodel/banks.py). Of the quarter, 16 filters x 16 tiles, a
+ * lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of filters and the pair l mod 2 + 2 (l / 4 mod 4) of tiles: 2 wavefronts and 1.
+ *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd; turn(c) = 0
+ *   NHWC   4 tiles of 4 channels; turn(c) = 4 (c mod 4) parts their stores
+ * PITCH is 8 modulo 16, so that planes whose numbers differ by 6 or 30 are 16 banks apart: those of the even rows and the odd.
+ *
+ * On the way out all sums lie in shared memory at once, [plane][line][slot]: a line is a filter of 32 tiles (NCHW) or a tile of 32 filters
+ * (NHWC), so that a warp reads, transforms and stores one line. Vectors of a line are turned, to part the stores of eight lanes. */
+#ifndef PYSIM_CUDA_WINOGRAD_FUSED4_CUH
+#define PYSIM_CUDA_WINOGRAD_FUSED4_CUH
+#include <new>
+
+#include "decomposition.cuh"
+#include "launch.h"
+#include "ptx.cuh"
+#include "winograd_staged.cuh"
+
+namespace pysim {
+namespace winograd {
+namespace fused4 {
+
+enum {
+    SIDE = 32, /* filters, and tiles, of a block */
+    THREADS = 512,
+    PITCH = STEP * SIDE + 8,
+    FILTER_BYTES = LARGE * STEP * SIDE * 4,
+    STAGE_BYTES = FILTER_BYTES + LARGE * PITCH * 4,
+    SHARED_BYTES = 2 * STAGE_BYTES,
+    PLANE = SIDE * SIDE, /* sums */
+};
+static_assert(LARGE * PLANE * 4 <= SHARED_BYTES, "the way out uses the stages");
+static_assert(PITCH % 16 == 8 && PITCH % 4 == 0, "see PITCH");
+
+/* x, of which the compiler forgets what it knows: what follows from it is computed where it is needed, not kept in registers through the loop. */
+__device__ inline int forget(int x) {
+#ifndef PYSIM_EMULATED
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
+/* Halves of the patches that one thread transforms: one tile, one channel of each step. */
+template <bool NHWC> class Halves {
+    const float *at; /* row 2 (even) or 1 (odd) of the step's patch that is loaded next; it may lie outside: see `inside` */
+    int row, column, step; /* elements between rows of the input, between columns, between steps */
+    enum { LINE = 6 * PITCH * 4 }; /* bytes between planes of rows that follow each other */
+    int left;        /* channels from this one to the last */
+    unsigned inside; /* bit 6 k + s: element s of row k of (0 2 4), or (5 1 3), lies in the input */
+    int to;          /* byte of plane 0 in a stage */
+    int odd;
+
+  public:
+    __device__ Halves(const Conv &c, int group, int first_tile, int begin, int end, int thread) {
+        const int warp = thread / 32, lane = thread % 32;
+        const int channel = NHWC ? warp % 2 * 4 + lane % 4 : warp / 2, tile = NHWC ? warp / 2 * 4 + lane / 4 % 4 : warp % 2 * 16 + lane % 16;
+        odd = lane >= 16;
+        to = FILTER_BYTES + (channel * SIDE + (tile ^ (NHWC ? 4 * (channel % 4) : 0))) * 4;
+        const int all = c.groups * c.channels, number = first_tile + tile;
+        const Corner corner = corner_of(c, number);
+        const int h = corner.p - c.pad_top, w = corner.q - c.pad_left;
+        inside = 0;
+        if (number < c.windows)
+#pragma unroll
+            for (int i = 0; i < 18; i++) {
+                const int r = h + (odd ? (i / 6 * 2 + 5) % 6 : i / 6 * 2), s = w + i % 6;
+                if (r >= 0 && r < c.height && s >= 0 && s < c.width) inside |= 1u << i;
+            }
+        column = NHWC ? all : 1, row = c.width * column, step = NHWC ? (int)STEP : STEP * c.height * c.width;
+        left = end - begin - channel;
+        const int from = group * c.channels + begin + channel;
+        const int64_t origin = NHWC ? ((int64_t)corner.n * c.height * c.width + (int64_t)h * c.width + w) * all + from
+                                    : ((int64_t)corner.n * all + from) * c.height * c.width + (int64_t)h * c.width + w;
+        at = (const float *)c.in + origin + (odd ? 1 : 2) * row;
+    }
+
+    /* Rows 2 and 4, or 1 and 3. */
+    __device__ void load_inner(float (&d)[12]) const {
+        const unsigned mask = left > 0 ? inside : 0;
+        const float *const next = at + 2 * row;
+#pragma unroll
+        for (int i = 0; i < 12; i++) d[i] = mask >> (6 + i) & 1 ? (i < 6 ? at : next)[i % 6 * column] : 0.f;
+    }
+    /* Row 0, or 5; then what is loaded next is of the next step. */
+    __device__ void load_outer(float (&d)[12]) {
+        const unsigned mask = left > 0 ? inside : 0;
+        const float *const from = at + (odd ? 4 : -2) * row;
+#pragma unroll
+        for (int i = 0; i < 6; i++) d[i] = mask >> i & 1 ? from[i * column] : 0.f;
+        at += step, left -= STEP;
+    }
+
+    /* Leaves in d[6 ..] what the inner rows are of the outer sums. */
+    __device__ void store_inner(char *stage, float (&d)[12]) const {
+        const int odd = forget(this->odd);
+        const float f1 = odd ? 4 : -5, f2 = odd ? -5 : 1, sign = odd ? -1 : 1, scale = odd ? 2 : 1;
+        char *const to = stage + this->to + (odd ? 2 * LINE : (int)LINE);
+        input_line_4<1>(d), input_line_4<1>(d + 6);
+#pragma unroll
+        for (int s = 0; s < 6; s++) {
+            const float x1 = d[s], x2 = d[6 + s], fourfold = x2 - 4 * x1, plain = scale * (x2 - x1);
+            *(float *)(to + s * (PITCH * 4)) = sign * fourfold + __shfl_xor_sync(0xffffffffu, fourfold, 16);
+            *(float *)(to + s * (PITCH * 4) + 2 * LINE) = sign * plain + __shfl_xor_sync(0xffffffffu, plain, 16);
+            d[6 + s] = f1 * x1 + f2 * x2;
+        }
+    }
+    __device__ void store_outer(char *stage, float (&d)[12]) const {
+        const int odd = forget(this->odd);
+        const float f0 = odd ? 1 : 4;
+        char *const to = stage + this->to + (odd ? 5 * LINE : 0);
+        input_line_4<1>(d);
+#pragma unroll
+        for (int s = 0; s < 6; s++) *(float *)(to + s * (PITCH * 4)) = f0 * d[s] + d[6 + s];
+    }
+};
+
+__device__ inline void read_16(float *to, const char *from) {
+    const float4 v = *(const float4 *)from;
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+/* Where a thread's sums lie: its plane, and the first of its filters and of its tiles; the others follow, after four of them 16 further on. */
+struct Place { int plane, filter, tile; };
+__device__ inline Place place_of(int thread) {
+    return {thread / 16, 4 * (thread / 2 % 2 + thread / 8 % 2 * 2), 4 * (thread % 2 + thread / 4 % 2 * 2)};
+}
+/* Of its 4 x 2 sums of a quarter. */
+__device__ inline Place rest_of(int thread) {
+    return {32 + thread / 128, thread / 64 % 2 * 16 + 4 * (thread / 2 % 2 + thread / 16 % 2 * 2), thread / 32 % 2 * 16 + 2 * (thread % 2 + thread / 4 % 4 * 2)};
+}
+
+/* sum[filter][tile], rest[filter][tile] over `steps` steps. `filters`: this thread's first 16 bytes of the first step. */
+template <bool NHWC>
+__device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
+    const int thread = threadIdx.x;
+    const Place main = place_of(thread), quarter = rest_of(thread);
+    const auto filters_at = [](const Place &p) { return p.plane * (STEP * SIDE * 4) + p.filter * 4; };
+    const auto tiles_at = [](const Place &p, int turn) { return FILTER_BYTES + p.plane * (PITCH * 4) + (NHWC ? p.tile ^ turn : p.tile) * 4; };
+    float patch[12];
+    const auto fetch = [&](char *stage) {
+#pragma unroll
+        for (int piece = 0; piece < FILTER_BYTES; piece += THREADS * 16)
+            if (piece + THREADS * 16 <= FILTER_BYTES || thread < (FILTER_BYTES - piece) / 16)
+                copy_async<16>(stage + piece + thread * 16, filters + piece, 16);
+        filters += FILTER_BYTES;
+    };
+    fetch(shared);
+    commit_async();
+    halves.load_inner(patch), halves.store_inner(shared, patch);
+    halves.load_outer(patch), halves.store_outer(shared, patch);
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+        const bool more = i + 1 < steps;
+        wait_async<0>();
+        __syncthreads(); /* this stage is full, the other one is free */
+        const char *const stage = shared + i % 2 * STAGE_BYTES;
+        char *const other = shared + (1 - i % 2) * STAGE_BYTES;
+        if (more) fetch(other), halves.load_inner(patch);
+        commit_async();
+#pragma unroll
+        for (int channel = 0; channel < STEP; channel++) {
+            if (channel == 4 && more) halves.store_inner(other, patch), halves.load_outer(patch);
+            if (channel == STEP - 1 && more) halves.store_outer(other, patch);
+            float a[8], b[8];
+            const char *const line = stage + channel * (SIDE * 4), *const a_at = line + filters_at(main), *const b_at = line + tiles_at(main, channel % 4 * 4);
+            read_16(a, a_at), read_16(a + 4, a_at + SIDE * 2), read_16(b, b_at), read_16(b + 4, b_at + SIDE * 2);
+#pragma unroll
+            for (int m = 0; m < 8; m++)
+#pragma unroll
+                for (int i8 = 0; i8 < 8; i8++) {
+                    const int n = m % 2 ? 7 - i8 : i8;
+                    sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
+                }
+            read_16(a, line + filters_at(quarter));
+            const float2 two = *(const float2 *)(line + tiles_at(quarter, channel % 4 * 4));
+#pragma unroll
+            for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
+            __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
+        }
+    }
+}
+
+/* The word of a sum in its plane. */
+template <bool NHWC> __device__ inline int word_of(int filter, int tile) {
+    return NHWC ? tile * SIDE + (filter ^ tile / 4 % 4 * 8) : filter * SIDE + (tile ^ filter / 4 % 2 * 16);
+}
+
+template <bool NHWC> __device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], int thread) {
+    const Place main = place_of(thread), quarter = rest_of(thread);
+#pragma unroll
+    for (int line = 0; line < 8; line++)
+#pragma unroll
+        for (int e = 0; e < 8; e += 4) {
+            const int m = NHWC ? e : line, n = NHWC ? line : e;
+            float *const at = to + main.plane * PLANE + word_of<NHWC>(m / 4 * 16 + main.filter + m % 4, n / 4 * 16 + main.tile + n % 4);
+            if constexpr (NHWC) *(float4 *)at = make_float4(sum[m][n], sum[m + 1][n], sum[m + 2][n], sum[m + 3][n]);
+            else *(float4 *)at = make_float4(sum[m][n], sum[m][n + 1], sum[m][n + 2], sum[m][n + 3]);
+        }
+    to += quarter.plane * PLANE;
+    if constexpr (NHWC)
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+            *(float4 *)(to + word_of<NHWC>(quarter.filter, quarter.tile + n)) = make_float4(rest[0][n], rest[1][n], rest[2][n], rest[3][n]);
+    else
+#pragma unroll
+        for (int m = 0; m < 4; m++) *(float2 *)(to + word_of<NHWC>(quarter.filter + m, quarter.tile)) = make_float2(rest[m][0], rest[m][1]);
+}
+
+/* The filter and tile of a thread's outputs number i, 0 or 1. */
+struct Seen { int filter, tile; };
+template <bool NHWC> __device__ inline Seen seen(int thread, int i) {
+    const int line = thread / 32 + 16 * i, slot = thread % 32;
+    return NHWC ? Seen{slot, line} : Seen{line, slot};
+}
+
+/* out[4 r + s] of all planes of one filter and tile. */
+__device__ inline void transform_out(float *out, const float *from) {
+    float half[4][6];
+#pragma unroll
+    for (int s = 0; s < 6; s++) {
+        float m[6], line[4];
+#pragma unroll
+        for (int r = 0; r < 6; r++) m[r] = from[(6 * r + s) * PLANE];
+        output_line_4<1>(line, m);
+#pragma unroll
+        for (int r = 0; r < 4; r++) half[r][s] = line[r];
+    }
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        float line[4];
+        output_line_4<1>(line, half[r]);
+#pragma unroll
+        for (int s = 0; s < 4; s++) out[4 * r + s] = line[s];
+    }
+}
+
+/* From shared memory, where output i of a thread's filter and tile is in plane i: so that the epilogue stands in a loop. */
+template <bool NHWC> __device__ inline void store(const Conv &c, int group, int first_tile, int first_filter, int thread, const float *shared) {
+    Epilogue<float, float> epilogue(c.product);
+    float *const to = (float *)c.out;
+    const int all = c.groups * c.filters, column = NHWC ? all : 1, row = NHWC ? c.out_w * all : c.out_w;
+    const bool fours = !NHWC && c.out_w % 4 == 0 && (uintptr_t)to % 16 == 0, old = epilogue.beta != 0;
+#pragma unroll 1
+    for (int i = 0; i < 2; i++) {
+        const Seen s = seen<NHWC>(thread, i);
+        const int number = first_tile + s.tile, filter = first_filter + s.filter;
+        if (number >= c.windows || filter >= c.filters) continue;
+        const Corner corner = corner_of(c, number);
+        const int f = group * c.filters + filter, high = min(4, c.out_h - corner.p), wide = c.out_w - corner.q;
+        const int64_t first = (int64_t)corner.p * c.out_w + corner.q;
+        float *line = to + (NHWC ? ((int64_t)corner.n * c.out_h * c.out_w + first) * all + f : ((int64_t)corner.n * all + f) * c.out_h * c.out_w + first);
+        const float *from = shared + word_of<NHWC>(s.filter, s.tile);
+#pragma unroll 1
+        for (int r = 0; r < high; r++, line += row, from += 4 * PLANE) {
+            if (fours) {
+                float4 v = old ? *(const float4 *)line : make_float4(0, 0, 0, 0);
+                v.x = epilogue.finish(from[0], v.x, f), v.y = epilogue.finish(from[PLANE], v.y, f);
+                v.z = epilogue.finish(from[2 * PLANE], v.z, f), v.w = epilogue.finish(from[3 * PLANE], v.w, f);
+                *(float4 *)line = v;
+            } else {
+#pragma unroll
+                for (int q = 0; q < 4; q++)
+                    if (q < wide) line[q * column] = epilogue.finish(from[q * PLANE], old ? line[q * column] : 0, f);
+            }
+        }
+    }
+}
+
+template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel(const __grid_constant__ Conv c) {
+    PYSIM_DYNAMIC_SHARED(shared);
+    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now; /* not in registers, which the loop needs */
+    const Problem &p = c.product;
+    Work &work = *(Work *)now.work;
+    if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, SIDE, SIDE, STEP), blockIdx.x, gridDim.x);
+    while (true) {
+        if (threadIdx.x == 0) now.valid = work.next(now.tile);
+        __syncthreads();
+        if (!now.valid) return;
+        const Tile &t = now.tile;
+        const int tiles = NHWC ? t.i : t.j, filters = NHWC ? t.j : t.i;
+        const int group = tiles / c.group_tiles, first = (tiles - group * c.group_tiles) * SIDE, steps = ceil_div(c.channels, STEP);
+        const int64_t at = ((int64_t)group * ceil_div(c.filters, SIDE) + filters) * steps + t.begin;
+        float sum[8][8], rest[4][2];
+#pragma unroll
+        for (int i = 0; i < 64; i++) sum[i / 8][i % 8] = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) rest[i / 2][i % 2] = 0;
+        sum_planes<NHWC>(Halves<NHWC>(c, group, first, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
+                         (const char *)c.own + at * FILTER_BYTES + threadIdx.x * 16, t.end - t.begin, sum, rest, shared);
+        __syncthreads(); /* all have read their fragments */
+        const int thread = forget(threadIdx.x);
+        put<NHWC>((float *)shared, sum, rest, thread);
+        __syncthreads();
+        float out[32];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const Seen s = seen<NHWC>(thread, i);
+            transform_out(out + 16 * i, (const float *)shared + word_of<NHWC>(s.filter, s.tile));
+        }
+        if (meet(p, work, t, out, thread, THREADS, &now.last, [] { __syncthreads(); })) {
+#pragma unroll
+            for (int i = 0; i < 32; i++) { /* in place of sums that this thread has read */
+                const Seen s = seen<NHWC>(thread, i / 16);
+                ((float *)shared)[i % 16 * PLANE + word_of<NHWC>(s.filter, s.tile)] = out[i];
+            }
+            store<NHWC>(c, group, first, filters * SIDE, thread, (const float *)shared);
+        }
+        __syncthreads();
+    }
+}
+}
+}
+}
+#endif
