@@ -95,9 +95,9 @@ __device__ inline void store_16(void *to, const unsigned (&word)[4], bool here) 
                  "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"((int)here) : "memory");
 }
 
-/* x = f(alpha x + beta C + bias) on a slice whose first row and column of this thread these are. */
-template <class Acc, class Out, class T>
-__device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int column, T (&x)[SLICE]) {
+/* x = f(alpha x + beta C + bias) on a slice whose first row and column of this thread these are; place(h, column) points at C in row 8h. */
+template <class Acc, class Out, class T, class Place>
+__device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int column, T (&x)[SLICE], Place place) {
     const T low = e.low, high = e.high;
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -108,7 +108,7 @@ __device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int co
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 T old = T(0);
-                if (e.beta != T(0) && at < e.n && row + 8 * h < e.m) old = T(e.c[(row + 8 * h) * e.ldc + at]);
+                if (e.beta != T(0) && at < e.n && row + 8 * h < e.m) old = T(*place(h, at));
                 T &value = x[4 * j + 2 * h + i];
                 value = e.alpha * value + e.beta * old + bias;
             }
@@ -158,7 +158,7 @@ __device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int col
     T x[SLICE];
 #pragma unroll
     for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
-    if (!e.plain) finish_slice(e, row, column + 2 * lane, x);
+    if (!e.plain) finish_slice(e, row, column + 2 * lane, x, [&](int h, int at) { return e.c + (row + 8 * h) * e.ldc + at; });
     const bool whole = column + 32 <= e.n && e.aligned % 16 == 0;
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
