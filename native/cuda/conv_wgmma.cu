@@ -85,7 +85,7 @@ template <class S> struct Row {
         const pysim_status status = prepare(c, windows, stream);
         return status == PYSIM_OK ? check(hopper::launch_windows<S>(windows, sms, stream), "a convolution on wgmma") : status;
     }
-    static cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) { return hopper::attributes_of_windows<S>(out); }
+    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) { return hopper::attributes_of_windows<S>(c, out); }
 };
 
 #define PYSIM_CONV_ROW_direct(...)

@@ -20,8 +20,8 @@
 namespace pysim {
 namespace hopper {
 
-/* Windows and filters as the operands of a product. */
-struct Gathered {
+/* Windows and filters as the operands of a product, and how its results lie. */
+template <bool NHWC> struct Gathered {
     enum { TA = 0, TB = 0 };
     using Arguments = Windows;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
@@ -71,17 +71,18 @@ struct Gathered {
         const int group = t.i / c.group_tiles, filter = group * c.filters, plane = c.out_h * c.out_w;
         const int bytes = c.product.c_dtype == PYSIM_F32 ? 4 : 2;
         Problem p = c.product;
-        p.c = (char *)c.out + (int64_t)(c.nhwc ? filter : filter * plane) * bytes;
+        p.c = (char *)c.out + (int64_t)(NHWC ? filter : filter * plane) * bytes;
         if (p.bias) p.bias = (const char *)p.bias + filter * bytes;
         p.m = c.windows, p.n = c.filters;
         row -= group * c.group_tiles * S::BLOCK_M * S::CLUSTER_M;
-        if (c.nhwc) return store_tile<S>(p, work, t, partials, row, column, sum);
-        with_epilogue<Acc>(p, [&](const auto &e) {
-            using Out = std::decay_t<decltype(*e.c)>;
-            if constexpr (Becomes<S::DTYPE, Out>::value)
-                each_slice<S>(work, t, partials, row + row_of_thread(), column, e.n, sum,
-                              [&](int at_row, int at, const Acc (&v)[SLICE]) { store_planes(c, e, at_row, at + 2 * (threadIdx.x % 4), v); });
-        });
+        if constexpr (NHWC) store_tile<S>(p, work, t, partials, row, column, sum);
+        else
+            with_epilogue<Acc>(p, [&](const auto &e) {
+                using Out = std::decay_t<decltype(*e.c)>;
+                if constexpr (Becomes<S::DTYPE, Out>::value)
+                    each_slice<S>(work, t, partials, row + row_of_thread(), column, e.n, sum,
+                                  [&](int at_row, int at, const Acc (&v)[SLICE]) { store_planes(c, e, at_row, at + 2 * (threadIdx.x % 4), v); });
+            });
     }
 
   private:
@@ -146,21 +147,21 @@ template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows 
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+template <class S> Kernel<Windows> kernel_for(const Conv &c) { return c.nhwc ? wgmma_kernel<S, Gathered<true>> : wgmma_kernel<S, Gathered<false>>; }
+
 template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStream_t stream) {
     CUtensorMap windows, filters;
     cudaError_t error = describe_windows<S>(&windows, c);
     if (error == cudaSuccess) error = describe_filters<S>(&filters, c);
-    return error == cudaSuccess ? start<S>(Kernel<Windows>(wgmma_kernel<S, Gathered>), windows, filters, c, c.product, sms, stream) : error;
+    return error == cudaSuccess ? start<S>(kernel_for<S>(c), windows, filters, c, c.product, sms, stream) : error;
 }
 
-template <class S> cudaError_t attributes_of_windows(pysim_cuda_attributes *out) {
-    return attributes_of<S>(Kernel<Windows>(wgmma_kernel<S, Gathered>), out);
-}
+template <class S> cudaError_t attributes_of_windows(const Conv &c, pysim_cuda_attributes *out) { return attributes_of<S>(kernel_for<S>(c), out); }
 
 /* Lines of convs.inc; each file of the family instantiates those of its type. */
 #define PYSIM_WGMMA_CONV_INSTANTIATE(...)                                                                                            \
     template cudaError_t launch_windows<__VA_ARGS__>(const Windows &, int, cudaStream_t);                                            \
-    template cudaError_t attributes_of_windows<__VA_ARGS__>(pysim_cuda_attributes *);
+    template cudaError_t attributes_of_windows<__VA_ARGS__>(const Conv &, pysim_cuda_attributes *);
 }
 }
 #endif

@@ -16,7 +16,7 @@ struct Windows : Conv {
 };
 
 template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStream_t stream);
-template <class S> cudaError_t attributes_of_windows(pysim_cuda_attributes *out);
+template <class S> cudaError_t attributes_of_windows(const Conv &c, pysim_cuda_attributes *out);
 
 /* A line of convs.inc as a Shape: windows are rows of the product, filters its columns. Forms are clusters, filters x windows. */
 #define PYSIM_CLUSTER_full 1, 1
