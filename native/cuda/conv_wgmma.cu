@@ -2,7 +2,11 @@
  * The convolutions on wgmma: their rows, and how operands come to lie as the copy engine takes them (conv_wgmma.cuh).
  *
  * Under NHWC with whole 16 bytes of channels they lie so already (in groups: with whole blocks of channels, or the last block would bring
- * the next group's). What does not, conv_channels_last.cu copies into `own`: input, then filters. */
+ * the next group's). What does not, conv_channels_last.cu copies into `own`: input, then filters.
+ *
+ * Channels that fill no block waste most of each tap's step. A copy then has its rows padded, so that a row of taps is one run of
+ * kernel_w C elements: pixels are described as having all these as channels, each reaching into the next ones, and the kernel has one
+ * column. 3 channels of f16, padded to 8, with 7 x 7 taps are 7 steps of 56 (of 64) instead of 49 of 8. */
 #include <climits>
 
 #include "arguments.h"
@@ -18,13 +22,27 @@ int padded_channels(const Conv &c) {
     return ceil_div(c.channels, vector) * vector;
 }
 
+/* Whether the input is copied, and whether so that its rows of taps are channels. */
+bool copied(const Conv &c) {
+    return !c.nhwc || padded_channels(c) != c.channels || (c.groups > 1 && c.channels * dtypes[c.dtype].bytes % 128);
+}
+bool rows_of_taps(const Conv &c) {
+    const int64_t block = 128 / dtypes[c.dtype].bytes, channels = padded_channels(c), row = c.kernel_w * channels;
+    return copied(c) && c.dilation_w == 1 && (row + block - 1) / block < c.kernel_w * ((channels + block - 1) / block);
+}
+/* Steps of k. */
+int64_t steps_of(const Conv &c) {
+    const int64_t block = 128 / dtypes[c.dtype].bytes, channels = padded_channels(c);
+    return c.kernel_h * (rows_of_taps(c) ? (c.kernel_w * channels + block - 1) / block : c.kernel_w * ((channels + block - 1) / block));
+}
+
 /* Bytes of the copies in `own`; 0: the operand stays where it is. */
 struct Own { int64_t input, filters; };
 Own own_of(const Conv &c) {
     const int64_t element = dtypes[c.dtype].bytes, channels = padded_channels(c), taps = c.kernel_h * c.kernel_w;
-    const bool whole = channels == c.channels, apart = c.groups > 1 && c.channels * element % 128;
-    return {c.nhwc && whole && !apart ? 0 : round_up(c.batch * (int64_t)c.height * c.width * c.groups * channels * element, ALIGN),
-            whole && (c.nhwc || taps == 1) ? 0 : round_up((int64_t)c.groups * c.filters * taps * channels * element, ALIGN)};
+    const int64_t wide = c.width + (rows_of_taps(c) ? c.pad_left + c.pad_right : 0), pixels = c.batch * (int64_t)c.height * wide;
+    return {copied(c) ? round_up(pixels * c.groups * channels * element, ALIGN) : 0,
+            channels == c.channels && (c.nhwc || taps == 1) ? 0 : round_up((int64_t)c.groups * c.filters * taps * channels * element, ALIGN)};
 }
 
 pysim_status own_bytes(const Conv &c, int64_t *bytes) {
@@ -48,20 +66,27 @@ const char *refuses(const Conv &c) {
 pysim_status prepare(const Conv &c, hopper::Windows &to, cudaStream_t stream) {
     const Own own = own_of(c);
     const int channels = padded_channels(c), taps = c.kernel_h * c.kernel_w, element = dtypes[c.dtype].bytes;
+    int before = 0, wide = c.width;
     static_cast<Conv &>(to) = c;
-    to.channels = channels;
-    to.images = own.input ? c.groups * c.batch : c.batch, to.pitch = own.input ? channels : c.groups * channels;
+    to.channels = channels, to.pitch = to.depth = own.input ? channels : c.groups * channels;
+    to.images = own.input ? c.groups * c.batch : c.batch;
     to.group_images = own.input ? c.batch : 0, to.group_channels = own.input ? 0 : channels;
+    if (rows_of_taps(c)) {
+        before = c.pad_left, wide += c.pad_left + c.pad_right;
+        to.width = wide - c.kernel_w + 1, to.pad_left = to.pad_right = 0;
+        to.channels = to.depth = c.kernel_w * channels, to.kernel_w = 1;
+    }
+    to.row = wide * to.pitch;
     pysim_status status = PYSIM_OK;
     if (own.input) {
         to.in = c.own;
-        status = check(channels_last(c.own, c.in, {c.batch, c.groups, c.height * c.width, c.channels, channels, element, (bool)c.nhwc}, stream),
+        status = check(channels_last(c.own, c.in, {c.batch, c.groups, c.height, c.width, before, wide, c.channels, channels, element, (bool)c.nhwc}, stream),
                        "the input's channels");
     }
     if (own.filters && status == PYSIM_OK) {
         void *const copy = (char *)c.own + own.input;
         to.weights = copy;
-        status = check(channels_last(copy, c.weights, {c.groups * c.filters, 1, taps, c.channels, channels, element, (bool)c.nhwc}, stream),
+        status = check(channels_last(copy, c.weights, {c.groups * c.filters, 1, 1, taps, 0, taps, c.channels, channels, element, (bool)c.nhwc}, stream),
                        "the filters' channels");
     }
     const struct { const char *name; const void *data; } operands[] = {{"input", to.in}, {"filters", to.weights}};
@@ -77,7 +102,7 @@ template <class S> struct Row {
         c.tile_m = S::BLOCK_M * S::CLUSTER_M, c.tile_n = S::BLOCK_N * S::CLUSTER_N, c.cluster = S::BLOCKS;
         c.group_tiles = ceil_div(c.windows, c.tile_m);
         c.product.m = c.groups * c.group_tiles * c.tile_m, c.product.n = c.filters;
-        const int64_t k = (int64_t)c.kernel_h * c.kernel_w * ceil_div(c.channels, S::BLOCK_K) * S::BLOCK_K;
+        const int64_t k = steps_of(c) * S::BLOCK_K;
         c.product.k = k < INT_MAX ? (int)k : INT_MAX; /* of kernels that it refuses */
     }
     static pysim_status launch(const Conv &c, int sms, cudaStream_t stream) {

@@ -122,8 +122,8 @@ inline const DriverFunction<EncodeWindows> &windows_encoder() {
 
 /* Corners: where the first and the last window of an image begin, from its first and last pixel. */
 template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows &c) {
-    const cuuint64_t pitch = (cuuint64_t)c.pitch * S::BYTES, row = pitch * c.width;
-    const cuuint64_t sizes[] = {(cuuint64_t)c.pitch, (cuuint64_t)c.width, (cuuint64_t)c.height, (cuuint64_t)c.images};
+    const cuuint64_t pitch = (cuuint64_t)c.pitch * S::BYTES, row = (cuuint64_t)c.row * S::BYTES;
+    const cuuint64_t sizes[] = {(cuuint64_t)c.depth, (cuuint64_t)c.width, (cuuint64_t)c.height, (cuuint64_t)c.images};
     const cuuint64_t pitches[] = {pitch, row, row * c.height};
     const int lower[] = {-c.pad_left, -c.pad_top};
     const int upper[] = {c.pad_right - (c.kernel_w - 1) * c.dilation_w, c.pad_bottom - (c.kernel_h - 1) * c.dilation_h};

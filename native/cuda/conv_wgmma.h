@@ -8,11 +8,11 @@
 namespace pysim {
 namespace hopper {
 
-/* A convolution whose input and filters lie as the copy engine takes them: input[image][height][width][pitch channels], filters
- * [filter][tap][channels], all pitches multiples of 16 bytes. A group's windows begin `group_images` images and `group_channels` channels
- * after those of the group before. */
+/* A convolution whose input and filters lie as the copy engine takes them: filters[filter][tap][channels], and images[image][row][pixel], of
+ * which each pixel has `depth` channels and begins `pitch` elements after the one before, a row `row` elements; all pitches are multiples
+ * of 16 bytes. A group's windows begin `group_images` images and `group_channels` channels after those of the group before. */
 struct Windows : Conv {
-    int images, pitch, group_images, group_channels;
+    int images, depth, pitch, row, group_images, group_channels;
 };
 
 template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStream_t stream);
@@ -26,9 +26,10 @@ template <class S> cudaError_t attributes_of_windows(const Conv &c, pysim_cuda_a
     hopper::Shape<PYSIM_WGMMA_##dtype, bw, bf, ww, wf, stages, PYSIM_CLUSTER_##form>
 }
 
-/* conv_channels_last.cu: to[group][image][place][padded] = from[image][group channels][place] (or, `last`, [image][place][group channels]),
- * channels padded with zeros to `padded`, whose bytes are a multiple of 16 as `to` is. */
-struct ChannelsLast { int images, groups, places, channels, padded, element_bytes; bool last; };
+/* conv_channels_last.cu: to[group][image][row][before + x][padded] = from[image][group channels][row][x] (or, `last`,
+ * [image][row][x][group channels]), zeros elsewhere in rows of `wide` places and `padded` channels; the bytes of these are a multiple of 16,
+ * as `to` is. */
+struct ChannelsLast { int images, groups, rows, width, before, wide, channels, padded, element_bytes; bool last; };
 cudaError_t channels_last(void *to, const void *from, const ChannelsLast &of, cudaStream_t stream);
 }
 #endif

@@ -248,9 +248,28 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
     )
 
 
-def whole_steps(row: ConvKernel, w: Conv) -> int:
-    """k of a wgmma row: each tap has whole steps of channels."""
-    return w.kernel_h * w.kernel_w * -(-(w.channels // w.groups) // row.block_k) * row.block_k
+def padded_bytes(w: Conv) -> int:
+    """Bytes of a group's channels of one pixel in wgmma's copies: whole 16."""
+    return -(-(w.channels // w.groups * CONV_DTYPES[w.dtype]) // VECTOR_BYTES) * VECTOR_BYTES
+
+
+def copied(w: Conv, nhwc: bool) -> bool:
+    """Whether wgmma copies the input: where channels do not lie together in whole 16 bytes, in groups in whole steps of 128."""
+    of_group = w.channels // w.groups * CONV_DTYPES[w.dtype]
+    return not nhwc or padded_bytes(w) != of_group or (w.groups > 1 and of_group % LINE_BYTES != 0)
+
+
+def rows_of_taps(w: Conv, nhwc: bool) -> bool:
+    """Whether wgmma's copy has padded rows, whose taps beside one another are channels: where that takes fewer steps."""
+    padded = padded_bytes(w)
+    return copied(w, nhwc) and w.dilation_w == 1 and -(-w.kernel_w * padded // LINE_BYTES) < w.kernel_w * -(-padded // LINE_BYTES)
+
+
+def whole_steps(row: ConvKernel, w: Conv, nhwc: bool) -> int:
+    """k of a wgmma row: each tap, or each row of taps, has whole steps of 128 bytes of channels."""
+    padded = padded_bytes(w)
+    across = -(-w.kernel_w * padded // LINE_BYTES) if rows_of_taps(w, nhwc) else w.kernel_w * -(-padded // LINE_BYTES)
+    return w.kernel_h * across * row.block_k
 
 
 def shape_of(w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows: Rows, r: Array) -> Shape:
@@ -261,7 +280,7 @@ def shape_of(w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows: Rows, r
         windows = Windows(w, turned(row, nhwc), row.outputs, tensor=keeps_tensor(row))
         across = row.block_windows * row.cluster[1]
         tiles = -(-windows.number // across)
-        k = whole_steps(row, w) if row.family == "wgmma" else windows.k
+        k = whole_steps(row, w, nhwc) if row.family == "wgmma" else windows.k
         filters = w.filters // w.groups * windows.k * planes_of(row) * size  # of a group
         l1 = max(L1_BYTES / 16, L1_BYTES - resident * attributes.shared_bytes) / max(1.0, resident)
         results = w.batch * w.filters * w.windows * size

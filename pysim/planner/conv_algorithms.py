@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from pysim.cachemodel import gpu as model
-from pysim.cachemodel.gpu_conv import Pass, chunks_of, keeps_tensor, planes_of
+from pysim.cachemodel.gpu_conv import Pass, chunks_of, copied, keeps_tensor, padded_bytes, planes_of, rows_of_taps
 from pysim.cachemodel.windows import Windows
 from pysim.planner.gpu import ALIGN, round_up, workspace_bytes
 from pysim.registry import ConvKernel, GemmKernel
@@ -173,13 +173,13 @@ def _kept(row: ConvKernel, w: Conv, nhwc: bool) -> dict[str, int]:
 
 
 def _channels_last(w: Conv, nhwc: bool) -> dict[str, int]:
-    """Bytes of wgmma's copies: of an input whose channels do not lie together in whole 16 bytes (in groups: 128), and of such filters."""
-    of_group, taps = w.channels // w.groups * CONV_DTYPES[w.dtype], w.kernel_h * w.kernel_w
-    padded = round_up(of_group, 16)
+    """Bytes of wgmma's copies (native/cuda/conv_wgmma.cu): of an input that it cannot take as it lies, and of such filters."""
+    padded, taps = padded_bytes(w), w.kernel_h * w.kernel_w
     kept = {}
-    if not nhwc or padded != of_group or (w.groups > 1 and of_group % 128):
-        kept["input"] = round_up(w.batch * w.height * w.width * w.groups * padded, ALIGN)
-    if padded != of_group or not (nhwc or taps == 1):
+    if copied(w, nhwc):
+        wide = w.width + (w.pad_left + w.pad_right) * rows_of_taps(w, nhwc)
+        kept["input"] = round_up(w.batch * w.height * wide * w.groups * padded, ALIGN)
+    if padded != w.channels // w.groups * CONV_DTYPES[w.dtype] or not (nhwc or taps == 1):
         kept["filters"] = round_up(w.filters * taps * padded, ALIGN)
     return kept
 
