@@ -4,7 +4,8 @@
     y[n][f][p][q] = act(sum over c, r, s of x[n][c][p stride + r dilation - pad][q stride + s dilation - pad] w[f][c][r][s] + bias[f])
 
 Under NHWC x and y lie [n][h][w][c] and w [f][r][s][c]; as arrays they keep the shapes above, and their strides say so (PyTorch's
-channels_last). Nothing that lies on a device is copied but filters that lie otherwise than the input does.
+channels_last). Nothing that lies on a device is copied but filters that lie otherwise than the input does, and operands that begin off
+the 16 bytes by which rows of wgmma copy.
 
 Check. Exact fill: whole numbers so small that every partial sum is exact, also of F(2x2)'s quarters, so each element must equal that of
 plain loops in float64 on the device, bit for bit; windows of those loops are checked against NumPy. Random fill: uniform in [-1, 1);
@@ -34,6 +35,7 @@ Describe = Callable[[tuple[int, ...], tuple[int, ...], str], Conv]
 Chooser = Callable[[Conv, str], GpuConvSchedule]
 
 PICKED_WINDOWS = 256
+COPIED_BYTES = 16  # rows of wgmma copy by so many, and take operands that begin at multiples of them
 EXACT_GROWTH = 36  # sums of F(2x2) on their way: 2.25 of the filter's transform, 4 of the patch's, 9 planes, in quarters, over 9 products
 WINOGRAD_4 = 1e-4
 _PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
@@ -289,6 +291,11 @@ def _launch(
     w: Conv, layout: str, seen: dict[str, Matrix], pointer: int, result: str, options: Options, like: Any = None, stream: int = 0
 ) -> None:
     bias = seen["bias"].pointer if "bias" in seen else 0
+    schedule = options.choose(w, layout)
+    row = conv_kernel(schedule.kernel)
+    operands: list[Matrix | DeviceArray] = [seen["x"], seen["w"]]
+    if row is not None and row.family == "wgmma":
+        operands = [one if one.pointer % COPIED_BYTES == 0 else _moved(one, stream) for one in (seen["x"], seen["w"])]
 
     def make(size: int) -> tuple[Any, int]:
         memory = arrays.empty_like_kind(like, (size,), "u8") if like is not None else None
@@ -296,14 +303,22 @@ def _launch(
 
     Launch(
         w,
-        options.choose(w, layout),
-        (seen["x"].pointer, seen["w"].pointer, pointer),
+        schedule,
+        (operands[0].pointer, operands[1].pointer, pointer),
         layout=layout,
         result=result,
         epilogue=cuda.epilogue_struct(1.0, 0.0, bias, options.activation),
         stream=stream,
         make=make,
     ).run()
+
+
+def _moved(one: Matrix, stream: int) -> DeviceArray:
+    """A copy that begins where the copy engine can read it; waits for the stream."""
+    first, last = one.span
+    memory = DeviceArray((last - first,), "u8")
+    cuda.copy(memory.pointer, first, last - first, "PYSIM_ON_DEVICE", stream)
+    return memory
 
 
 def run_plan(w: Conv, schedule: GpuConvSchedule, layout: str, x: Any, filters: Any, bias: Any, activation: Activation) -> Any:

@@ -15,6 +15,7 @@ _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\(([^)]*)\)", re.MULTILINE)
 _GEMM = re.compile(r"^PYSIM_CUDA_GEMM\(([^)]*)\)", re.MULTILINE)
 _CONV = re.compile(r"^PYSIM_CUDA_CONV\(([^)]*)\)", re.MULTILINE)
+_CLUSTER = re.compile(r"c(\d)x(\d)")
 _EPILOGUE = re.compile(r"^PYSIM_EPILOGUE\((\d+),\s*(\w+),", re.MULTILINE)
 
 
@@ -158,6 +159,12 @@ class ConvKernel(msgspec.Struct, frozen=True):
         tiles = f"_{block}_{warp}_{thread}_s{self.stages}" if self.block_filters else ""
         form = "" if self.form == "full" else f"_{self.form}"
         return f"{self.dtype}_{family}{tiles}{form}"
+
+    @property
+    def cluster(self) -> tuple[int, int]:
+        """Blocks of a cluster along filters and windows, which a wgmma row's form names."""
+        found = _CLUSTER.fullmatch(self.form)
+        return (int(found.group(1)), int(found.group(2))) if found else (1, 1)
 
     @property
     def layouts(self) -> tuple[str, ...]:

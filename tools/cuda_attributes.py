@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes pysim/kernel_attributes-sm90.json: threads, registers, shared memory and local memory of every CUDA kernel of the registry.
+"""Writes pysim/kernel_attributes-sm90.json: threads, registers, shared memory and local memory of every CUDA kernel of a product, and of
+the convolutions on wgmma.
 
     tools/cuda_attributes.py libpysim_cuda.so [--cuobjdump PATH]        (or object files) registers and stack, from `cuobjdump -res-usage`
     tools/cuda_attributes.py --measured planner-h200.json               all four, as the library told them on a device
 
 The first needs no device. A kernel's instantiations (layouts, result types) share a line of the registry, so the largest counts; threads
 and shared memory, which are set at the launch, follow from the columns (`pysim.cachemodel.gpu`). Efficiencies that tools/fit_gpu.py
-wrote stay.
+wrote stay, and so do kernels that the files given do not have.
 """
 
 import argparse
@@ -20,7 +21,8 @@ from pathlib import Path
 import msgspec
 
 from pysim.cachemodel.gpu import attributes_of
-from pysim.registry import Attributes, GemmKernel, attributes_file, gemm_kernels
+from pysim.cachemodel.gpu_conv import product_kernel
+from pysim.registry import Attributes, GemmKernel, attributes_file, conv_kernels, gemm_kernels
 
 CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others
@@ -30,12 +32,12 @@ FITTED = ("efficiency", "transfer")  # what tools/fit_gpu.py adds
 FORMS = {"full": "0", "scalar": "1", "unpadded": "2"}
 
 
-def pattern(kernel: GemmKernel) -> str:
-    """What the demangled name of a kernel's instantiations contains."""
+def pattern(kernel: GemmKernel, operands: str = "Matrices") -> str:
+    """What the demangled name of a kernel's instantiations contains; `operands`: of wgmma's, those of what they multiply."""
     k = kernel
     if k.family == "wgmma":
         return f"wgmma_kernel<pysim::hopper::Shape<{NUMBERS[k.dtype]}, {k.block_m}, {k.block_n}, {k.warp_m}, {k.warp_n}, {k.stages}, " + (
-            f"{k.cluster_m}, {k.cluster_n}>"
+            f"{k.cluster_m}, {k.cluster_n}>, pysim::hopper::{operands}<"
         )
     if k.family == "simt":
         sizes = (k.block_m, k.block_n, k.block_k, k.warp_m, k.warp_n, k.thread_m, k.thread_n, k.stages)
@@ -59,14 +61,19 @@ def from_libraries(libraries: list[Path], cuobjdump: str) -> dict[str, Attribute
     found, missing, functions = {}, [], {}
     for library in libraries:
         functions |= usage(library, cuobjdump)
-    for kernel in gemm_kernels():
-        own = [one for name, one in functions.items() if pattern(kernel) in name]
+    products = [(kernel.name, kernel, pattern(kernel)) for kernel in gemm_kernels()]
+    for row in conv_kernels():
+        if row.family == "wgmma":
+            product = product_kernel(row, nhwc=True)
+            products.append((row.name, product, pattern(product, "Gathered")))
+    for name, kernel, contained in products:
+        own = [one for function, one in functions.items() if contained in function]
         if not own:
-            missing.append(kernel.name)
+            missing.append(name)
             continue
         estimate, _ = attributes_of(kernel, {})
         registers, stack = (max(column) for column in zip(*own, strict=True))
-        found[kernel.name] = msgspec.structs.replace(estimate, registers=registers, local_bytes=stack)
+        found[name] = msgspec.structs.replace(estimate, registers=registers, local_bytes=stack)
     if missing:
         print(f"not there are {len(missing)} kernels: {', '.join(missing)}", file=sys.stderr)
     return found
@@ -90,14 +97,17 @@ def main() -> None:
     target = attributes_file(CAPABILITY)
     old = json.loads(target.read_text()) if target.exists() else {}
     fitted = {name: {key: one[key] for key in FITTED if key in one} for name, one in old.get("kernels", {}).items()}
-    known = {row.name for row in gemm_kernels()}
+    known = {row.name for row in gemm_kernels()} | {row.name for row in conv_kernels()}
     found = {name: msgspec.structs.replace(one, **fitted.get(name, {})) for name, one in found.items() if name in known}
-    kernels = {name: msgspec.to_builtins(one) for name, one in found.items()}
+    before = {name: one for name, one in old.get("kernels", {}).items() if name in known}
+    kernels = before | {name: msgspec.to_builtins(one) for name, one in found.items()}
     kept = {key: old[key] for key in ("efficiencies",) if key in old}
-    document = {"schema": 1, "command": "tools/cuda_attributes.py", "source": source, **kept}
+    sources = {"source": gemm_kernels(), "source of convolutions": conv_kernels()}
+    told = {key: source if any(row.name in found for row in rows) else old.get(key, "") for key, rows in sources.items()}
+    document = {"schema": 1, "command": "tools/cuda_attributes.py", **told, **kept}
     target.write_text(json.dumps(document | {"kernels": kernels}, indent=1) + "\n")
     stacks = sum(one["local_bytes"] > 0 for one in kernels.values())
-    print(f"{target.name}: {len(kernels)} of {len(known)} kernels, {stacks} of them with a stack in local memory")
+    print(f"{target.name}: {len(found)} kernels found, {len(kernels)} in all, {stacks} of them with a stack in local memory")
 
 
 if __name__ == "__main__":

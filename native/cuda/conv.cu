@@ -100,6 +100,10 @@ Conv conv_of(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const 
     p.c_dtype = c->out_dtype;
     p.alpha = 1, p.kind = PYSIM_DATA_PARALLEL, p.splits = 1, p.group = 1;
     to.gemm = -1;
+    to.tile_m = row ? to.nhwc ? row->info.block_windows : row->info.block_filters : 0;
+    to.tile_n = row ? to.nhwc ? row->info.block_filters : row->info.block_windows : 0;
+    to.cluster = 1;
+    if (row && row->tile) row->tile(to);
     if (s) p.kind = s->decomposition, p.splits = s->splits, p.along_n = s->along_n, p.group = s->group, to.gemm = s->gemm;
     return to;
 }
@@ -114,8 +118,7 @@ pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
     if (status != PYSIM_OK) return status;
     w->own = round_up(w->own, ALIGN);
     if (row.info.block_k && !row.info.makes_product) {
-        const Grid grid(c.product, c.nhwc ? row.info.block_windows : row.info.block_filters, c.nhwc ? row.info.block_filters : row.info.block_windows,
-                        row.info.block_k);
+        const Grid grid(c.product, c.tile_m, c.tile_n, row.info.block_k);
         const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n;
         if (tiles > (1 << 30) || (c.product.kind == PYSIM_SPLIT_K && tiles * c.product.splits > (1 << 30)))
             return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %d", row.info.name, (long long)tiles, 1 << 30);
@@ -123,8 +126,8 @@ pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
             return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", c.product.splits, grid.steps, row.info.block_k);
         if (c.product.kind == PYSIM_STREAM_K && c.product.splits > tiles * grid.steps)
             return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", c.product.splits, (long long)(tiles * grid.steps));
-        w->flags = grid.slots(c.product) ? round_up(tiles * (int64_t)sizeof(unsigned), ALIGN) : 0;
-        w->partials = grid.slots(c.product) * row.info.block_filters * row.info.block_windows * row.info.outputs * row.info.outputs * sum_bytes(c.dtype);
+        w->flags = grid.slots(c.product) ? round_up(tiles * c.cluster * (int64_t)sizeof(unsigned), ALIGN) : 0;
+        w->partials = grid.slots(c.product) * c.tile_m * c.tile_n * row.info.outputs * row.info.outputs * sum_bytes(c.dtype);
     }
     w->total = w->own + w->flags + w->partials;
     if (w->total) w->total += ALIGN;

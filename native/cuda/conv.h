@@ -48,6 +48,7 @@ struct Conv {
     Divisor per_channel, per_kernel_row; /* NCHW: kernel_h kernel_w, kernel_w; NHWC: kernel_w channels, channels */
     Problem product;          /* decomposition and epilogue; a, b and c are not set, ldc is a row of outputs */
     int gemm;                 /* the schedule's row of gemms.inc, or -1 */
+    int tile_m, tile_n, cluster; /* what the product is cut into, if it is: a block's tile, or that of a cluster of so many blocks */
 };
 
 struct ConvRow {
@@ -59,7 +60,9 @@ struct ConvRow {
     /* Puts everything on the stream; a row that makes products runs them by pysim_cuda_gemm_run. */
     pysim_status (*launch)(const Conv &c, int sms, cudaStream_t stream);
     cudaError_t (*attributes)(const Conv &c, pysim_cuda_attributes *out);
-    bool chunked; /* data parallel, and `splits` says in how many chunks of windows */
+    /* NULL where the product is as `conv_of` makes it (conv.cu), else sets its sizes, tile_m, tile_n, cluster and group_tiles. */
+    void (*tile)(Conv &c) = nullptr;
+    bool chunked = false; /* data parallel, and `splits` says in how many chunks of windows */
 };
 
 /* A line of convs.inc as its info: WHOLE where the kernel has no tiles, else TILED. A form other than full defines its suffix, e.g.

@@ -84,7 +84,7 @@ template <Form FORM> cudaError_t attributes(const Conv &c, pysim_cuda_attributes
 #define PYSIM_WINOGRAD_staged(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, ...)                                                   \
     {PYSIM_WINOGRAD_INFO(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, __VA_ARGS__),                                               \
      Staged<bf, bw, bk, wf, ww, tf, tw, stages>::refuses, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::own_bytes,                      \
-     Staged<bf, bw, bk, wf, ww, tf, tw, stages>::launch_row, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::attributes, true},
+     Staged<bf, bw, bk, wf, ww, tf, tw, stages>::launch_row, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::attributes, nullptr, true},
 #define PYSIM_WINOGRAD_fused(...) {PYSIM_WINOGRAD_INFO(__VA_ARGS__), Fused4::refuses, Fused4::own_bytes, Fused4::launch_row, Fused4::attributes},
 #define PYSIM_CONV_ROW_direct(...)
 #define PYSIM_CONV_ROW_depthwise(...)

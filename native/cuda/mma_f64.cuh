@@ -190,7 +190,7 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
     using S = Shape<BM, BN, BK, WM, WN, STAGES>;
     static constexpr Needs needs = {16, 0, 0};
 
-    static hopper::Kernel layout(const Problem &p) {
+    static hopper::Kernel<Problem> layout(const Problem &p) {
 #define LAYOUT(ta, tb) mma_kernel<double, BM, BN, BK, WM, WN, STAGES, ta, tb>
         if (p.trans_a) return p.trans_b ? LAYOUT(true, true) : LAYOUT(true, false);
         return p.trans_b ? LAYOUT(false, true) : LAYOUT(false, false);
@@ -198,7 +198,7 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
     }
     static cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
         CUtensorMap a, b;
-        const Encode encode = encoder().encode;
+        const Encode encode = encoder().call;
         cudaError_t error = encoder().error;
         if (error == cudaSuccess)
             error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, BK) : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, BM);

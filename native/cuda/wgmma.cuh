@@ -9,6 +9,9 @@
  * The blocks of a cluster work on neighbouring tiles in step: those in one column share B, those in one row share A; each loads
  * its part of what is shared and multicasts it. A stage is 128 bytes of k, whatever the type: BLOCK_K elements.
  *
+ * What is multiplied is a type, `Operands`: Matrices here, the windows and filters of a convolution in conv_wgmma.cuh. It names the
+ * kernel's arguments, finds the product among them, starts the copies of a stage and stores tiles.
+ *
  * Worked number: 128x256x64 of f16, 4 stages, cluster 2x1: a stage is (128 + 256) * 128 = 48 KiB, of which a block loads
  * 16 + 16 KiB; two consumers multiply 64x256x64 each in 4 instructions of 128 cycles at 512 multiply-adds per cycle in each of 4
  * tensor cores: 1024 cycles for both, that is 32 bytes per cycle and multiprocessor from L2. Sums take 64*256/128 = 128 registers. */
@@ -54,23 +57,50 @@ __device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrie
     }
 }
 
-template <class S, int TA, int TB>
-__device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b, const Problem &p,
-                               const Grid &grid, int rank_m, int rank_n) {
+/* The operands of C = op(A) op(B); 1: MN-major. */
+template <int TA_, int TB_> struct Matrices {
+    enum { TA = TA_, TB = TB_ };
+    using Arguments = Problem;
+    static __device__ const Problem &product(const Problem &p) { return p; }
+
+    /* A block's shares of a tile, step after step: rows from m, columns from n. */
+    template <class S> struct Shares {
+        int m, n;
+        __device__ Shares(const Problem &, int m, int n, int) : m(m), n(n) {}
+        __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
+            load<S, TA, S::A_SHARE, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, blocks);
+        }
+        __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
+            load<S, TB, S::B_SHARE, (S::CLUSTER_M > 1)>(to, map, barrier, n, step * S::BLOCK_K, blocks);
+        }
+        __device__ void next() {}
+    };
+
+    template <class S, class Acc>
+    static __device__ void store(const Problem &p, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
+                                 const Acc (&sum)[S::PARTS][S::SUMS]) {
+        store_tile<S>(p, work, t, partials, row, column, sum);
+    }
+};
+
+template <class S, class Operands>
+__device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b,
+                               const typename Operands::Arguments &arguments, const Grid &grid, int rank_m, int rank_n) {
     const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << rank_m * S::CLUSTER_N); /* blocks with this rank_m: they share A */
     uint16_t column = 0;                                                                   /* with this rank_n: B */
     for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << (i * S::CLUSTER_N + rank_n));
     const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
-    Work work(p, grid, blockIdx.x / S::BLOCKS, gridDim.x / S::BLOCKS);
+    Work work(Operands::product(arguments), grid, blockIdx.x / S::BLOCKS, gridDim.x / S::BLOCKS);
     Ring ring;
     for (Tile t; work.next(t);) {
         const int m = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
-        for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>()) {
+        typename Operands::template Shares<S> shares(arguments, m, n, t.begin);
+        for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>(), shares.next()) {
             const uint32_t full = shared.full(ring.stage);
             barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             barrier_arrive_expect(full, S::STAGE_BYTES);
-            load<S, TA, S::A_SHARE, (S::CLUSTER_N > 1)>(shared.a(ring.stage) + share_a * 128, map_a, full, m, step * S::BLOCK_K, row);
-            load<S, TB, S::B_SHARE, (S::CLUSTER_M > 1)>(shared.b(ring.stage) + share_b * 128, map_b, full, n, step * S::BLOCK_K, column);
+            shares.load_a(shared.a(ring.stage) + share_a * 128, map_a, full, step, row);
+            shares.load_b(shared.b(ring.stage) + share_b * 128, map_b, full, step, column);
         }
     }
 }
@@ -90,9 +120,11 @@ __device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], uint3
     mma_commit();
 }
 
-template <class S, int TA, int TB>
-__device__ inline void consume(const Stages<S> &shared, int *flag, const Problem &p, const Grid &grid, int rank_m, int rank_n) {
+template <class S, class Operands>
+__device__ inline void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments, const Grid &grid,
+                               int rank_m, int rank_n) {
     using Acc = typename S::Acc;
+    const Problem &p = Operands::product(arguments);
     const int thread = threadIdx.x, group = thread / 128, lane = thread % 32;
     const int row = group / (S::BLOCK_N / S::WARP_N) * S::WARP_M, column = group % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
     /* A stage is free for a block's producer when all blocks that it writes to have read it: one arrival per warp and such block.
@@ -111,7 +143,7 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const Problem
         int before = -1;
         for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>()) {
             barrier_wait(shared.full(ring.stage), ring.parity);
-            multiply<S, TA, TB>(sum, shared.a(ring.stage) + row * 128, shared.b(ring.stage) + column * 128);
+            multiply<S, Operands::TA, Operands::TB>(sum, shared.a(ring.stage) + row * 128, shared.b(ring.stage) + column * 128);
             mma_wait<1>(); /* one group stays in flight; the one before is done with its stage */
             if (before >= 0 && tells) barrier_arrive_at(shared.empty(before), waiter);
             before = ring.stage;
@@ -120,15 +152,15 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const Problem
         if (before >= 0 && tells) barrier_arrive_at(shared.empty(before), waiter);
         if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
                                      [] { sync_threads(1, 128 * S::CONSUMERS); }))
-            store_tile<S>(p, work, t, partials, (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row,
-                          (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column, sum);
+            Operands::template store<S>(arguments, work, t, partials, (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row,
+                                        (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column, sum);
     }
 }
 
-template <class S, int TA, int TB>
+template <class S, class Operands>
 __global__ void __launch_bounds__(S::THREADS, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                 const __grid_constant__ Problem p) {
+                 const __grid_constant__ typename Operands::Arguments arguments) {
     extern __shared__ char memory[];
     Stages<S> shared;
     shared.data = (shared_address(memory) + 1023) / 1024 * 1024;
@@ -148,74 +180,68 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     else __syncthreads();
 
     /* the decomposition deals with clusters */
-    const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
+    const Grid grid(Operands::product(arguments), S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     if (threadIdx.x >= 128 * S::CONSUMERS) {
         if (S::HANDS_OVER) registers_down<56>();
-        if (threadIdx.x == 128 * S::CONSUMERS) produce<S, TA, TB>(shared, &map_a, &map_b, p, grid, rank_m, rank_n);
+        if (threadIdx.x == 128 * S::CONSUMERS) produce<S, Operands>(shared, &map_a, &map_b, arguments, grid, rank_m, rank_n);
     } else {
         if (S::HANDS_OVER) registers_up<224>();
-        consume<S, TA, TB>(shared, flag, p, grid, rank_m, rank_n);
+        consume<S, Operands>(shared, flag, arguments, grid, rank_m, rank_n);
     }
     if (S::BLOCKS > 1) cluster_sync(); /* nobody leaves while others may still signal or fill its shared memory */
 }
 
-/* cuTensorMapEncodeTiled, asked of the driver at run time: nothing links it. */
+/* A function of the driver, asked of it at run time: nothing links it. */
+template <class Function> struct DriverFunction {
+    Function call = nullptr;
+    cudaError_t error;
+    explicit DriverFunction(const char *name) {
+        void *found = nullptr;
+        cudaDriverEntryPointQueryResult result;
+        error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+        if (error == cudaSuccess && !found) error = cudaErrorCallRequiresNewerDriver;
+        call = (Function)found;
+    }
+};
 using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
                             const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                             CUtensorMapFloatOOBfill);
-struct Encoder {
-    Encode encode = nullptr;
-    cudaError_t error;
-    Encoder() {
-        void *found = nullptr;
-        cudaDriverEntryPointQueryResult result;
-        error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-        if (error == cudaSuccess && !found) error = cudaErrorCallRequiresNewerDriver;
-        encode = (Encode)found;
-    }
-};
-inline const Encoder &encoder() {
-    static const Encoder once;
+inline const DriverFunction<Encode> &encoder() {
+    static const DriverFunction<Encode> once("cuTensorMapEncodeTiled");
     return once;
 }
 
-/* The operand as the copy engine sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`. As TFLOAT32 it rounds
- * f32 to the nearest tf32 on the way (seen on an H200: 1 + 5/8192 arrives as 1 + 8/8192); as FLOAT32 wgmma would cut bits off. */
+/* As TFLOAT32 the copy engine rounds f32 to the nearest tf32 on the way (seen on an H200: 1 + 5/8192 arrives as 1 + 8/8192); as FLOAT32
+ * wgmma would cut bits off. */
+template <class S> constexpr CUtensorMapDataType map_type() {
+    return S::DTYPE == PYSIM_F16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+           : S::DTYPE == PYSIM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+           : S::DTYPE == PYSIM_TF32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+           : S::DTYPE == PYSIM_F64  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
+                                    : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+}
+
+/* The operand as the copy engine sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`. */
 template <class S>
 cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inner, int outer, int64_t pitch, int box) {
-    constexpr CUtensorMapDataType type = S::DTYPE == PYSIM_F16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                         : S::DTYPE == PYSIM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                         : S::DTYPE == PYSIM_TF32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-                                         : S::DTYPE == PYSIM_F64  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
-                                                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
     const cuuint64_t sizes[] = {(cuuint64_t)inner, (cuuint64_t)outer}, pitches[] = {(cuuint64_t)pitch * S::BYTES};
     const cuuint32_t boxes[] = {128 / S::BYTES, (cuuint32_t)box}, steps[] = {1, 1};
-    const CUresult result = encode(map, type, 2, const_cast<void *>(data), sizes, pitches, boxes, steps,
+    const CUresult result = encode(map, map_type<S>(), 2, const_cast<void *>(data), sizes, pitches, boxes, steps,
                                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-using Kernel = void (*)(const CUtensorMap, const CUtensorMap, const Problem);
-template <class S> Kernel kernel_for(const Problem &p) {
-    if constexpr (!S::Element::MN_MAJOR) return wgmma_kernel<S, 0, 0>;
-    else if (p.trans_a) return p.trans_b ? wgmma_kernel<S, 1, 0> : wgmma_kernel<S, 1, 1>;
-    else return p.trans_b ? wgmma_kernel<S, 0, 0> : wgmma_kernel<S, 0, 1>;
-}
-template <class S> cudaError_t prepare(Kernel kernel) {
+template <class Arguments> using Kernel = void (*)(const CUtensorMap, const CUtensorMap, const Arguments);
+
+template <class S, class Arguments> cudaError_t prepare(Kernel<Arguments> kernel) {
     return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES);
 }
 
-template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
-    CUtensorMap a, b;
-    const Kernel kernel = kernel_for<S>(p);
-    const Encode encode = encoder().encode;
-    cudaError_t error = encoder().error;
-    if (error == cudaSuccess) error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K)
-                                                : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, S::A_SHARE);
-    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, p.k, p.n, p.ldb, S::B_SHARE)
-                                                : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
-    if (error == cudaSuccess) error = prepare<S>(kernel);
+template <class S, class Arguments>
+cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensorMap &b, const Arguments &arguments, const Problem &p, int sms,
+                  cudaStream_t stream) {
+    const cudaError_t error = prepare<S>(kernel);
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     const int clusters = grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
@@ -226,12 +252,11 @@ template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t st
     config.gridDim = dim3(clusters * S::BLOCKS), config.blockDim = dim3(S::THREADS);
     config.dynamicSmemBytes = S::SHARED_BYTES, config.stream = stream;
     config.attrs = &cluster, config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, a, b, p);
+    return cudaLaunchKernelEx(&config, kernel, a, b, arguments);
 }
 
-template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
+template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> kernel, pysim_cuda_attributes *out) {
     cudaFuncAttributes of;
-    const Kernel kernel = kernel_for<S>(p);
     cudaError_t error = prepare<S>(kernel);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, (const void *)kernel);
     if (error == cudaSuccess)
@@ -241,6 +266,25 @@ template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attribute
     out->shared_bytes = (int64_t)of.sharedSizeBytes + S::SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
     return cudaSuccess;
 }
+
+template <class S> Kernel<Problem> kernel_for(const Problem &p) {
+    if constexpr (!S::Element::MN_MAJOR) return wgmma_kernel<S, Matrices<0, 0>>;
+    else if (p.trans_a) return p.trans_b ? wgmma_kernel<S, Matrices<1, 0>> : wgmma_kernel<S, Matrices<1, 1>>;
+    else return p.trans_b ? wgmma_kernel<S, Matrices<0, 0>> : wgmma_kernel<S, Matrices<0, 1>>;
+}
+
+template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
+    CUtensorMap a, b;
+    const Encode encode = encoder().call;
+    cudaError_t error = encoder().error;
+    if (error == cudaSuccess) error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K)
+                                                : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, S::A_SHARE);
+    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, p.k, p.n, p.ldb, S::B_SHARE)
+                                                : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
+    return error == cudaSuccess ? start<S>(kernel_for<S>(p), a, b, p, p, sms, stream) : error;
+}
+
+template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) { return attributes_of<S>(kernel_for<S>(p), out); }
 
 /* Lines of gemms.inc; each file of the family instantiates those of its types. */
 #define PYSIM_WGMMA_INSTANTIATE(...)                                                                                                 \

@@ -95,9 +95,9 @@ __device__ inline void store_16(void *to, const unsigned (&word)[4], bool here) 
                  "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"((int)here) : "memory");
 }
 
-/* x = f(alpha x + beta C + bias) on a slice whose first row and column of this thread these are. */
-template <class Acc, class Out, class T>
-__device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int column, T (&x)[SLICE]) {
+/* x = f(alpha x + beta C + bias) on a slice whose first row and column of this thread these are; place(h, column) points at C in row 8h. */
+template <class Acc, class Out, class T, class Place>
+__device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int column, T (&x)[SLICE], Place place) {
     const T low = e.low, high = e.high;
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -108,7 +108,7 @@ __device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int co
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 T old = T(0);
-                if (e.beta != T(0) && at < e.n && row + 8 * h < e.m) old = T(e.c[(row + 8 * h) * e.ldc + at]);
+                if (e.beta != T(0) && at < e.n && row + 8 * h < e.m) old = T(*place(h, at));
                 T &value = x[4 * j + 2 * h + i];
                 value = e.alpha * value + e.beta * old + bias;
             }
@@ -158,7 +158,7 @@ __device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int col
     T x[SLICE];
 #pragma unroll
     for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
-    if (!e.plain) finish_slice(e, row, column + 2 * lane, x);
+    if (!e.plain) finish_slice(e, row, column + 2 * lane, x, [&](int h, int at) { return e.c + (row + 8 * h) * e.ldc + at; });
     const bool whole = column + 32 <= e.n && e.aligned % 16 == 0;
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
@@ -206,33 +206,44 @@ template <int DTYPE, class Out> struct Becomes {
                                   DTYPE == (std::is_same<Out, __half>::value ? PYSIM_F16 : PYSIM_BF16);
 };
 
-/* A warpgroup's part of a tile, its first row and column given; of tiles in parts, the sum of all in the order of k. */
+/* store_at(row, column, v) of each slice of a warpgroup's part of a tile whose first column is left of `columns`; of tiles in parts, of the
+ * sum of all in the order of k. */
+template <class S, class Acc, class StoreAt>
+__device__ inline void each_slice(const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column, int columns,
+                                  const Acc (&sum)[S::PARTS][S::SUMS], StoreAt store_at) {
+    constexpr int PER_PART = S::SUMS / SLICE;
+#pragma unroll 1
+    for (int slice = 0; slice < S::SLICES; slice++) {
+        const int at = column + slice % PER_PART * 32;
+        if (at >= columns) continue;
+        Acc v[SLICE] = {};
+        if (t.parts == 1) take_slice<S::SLICES>(v, sum, slice);
+        else
+            for (int part = 0; part < t.parts; part++) {
+                const int64_t slot = work.slot_of(t, part);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const uint4 word = __ldcg((const uint4 *)partials.at(slot, slice, i));
+                    const Pack<Acc, 4> from = *(const Pack<Acc, 4> *)&word;
+#pragma unroll
+                    for (int n = 0; n < 4; n++) v[4 * i + n] += from.value[n];
+                }
+            }
+        store_at(row + slice / PER_PART * 64, at, v);
+    }
+}
+
+/* A thread's first row of a warpgroup's part. */
+__device__ inline int row_of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
+
+/* A warpgroup's part of a tile, its first row and column given. */
 template <class S, class Acc>
 __device__ inline void store_tile(const Problem &p, const Work &work, const Tile &t, const Partials<Acc> &partials, int row,
                                   int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
-    constexpr int PER_PART = S::SUMS / SLICE;
-    row += threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    row += row_of_thread();
     const auto store = [&](const auto &e) {
         if (t.parts == 1 && e.plain && e.aligned % 16 == 0 && column + S::WARP_N <= e.n) return store_plain<S>(e, row, column, sum);
-#pragma unroll 1
-        for (int slice = 0; slice < S::SLICES; slice++) {
-            const int at = column + slice % PER_PART * 32;
-            if (at >= e.n) continue;
-            Acc v[SLICE] = {};
-            if (t.parts == 1) take_slice<S::SLICES>(v, sum, slice);
-            else
-                for (int part = 0; part < t.parts; part++) {
-                    const int64_t slot = work.slot_of(t, part);
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const uint4 word = __ldcg((const uint4 *)partials.at(slot, slice, i));
-                        const Pack<Acc, 4> from = *(const Pack<Acc, 4> *)&word;
-#pragma unroll
-                        for (int n = 0; n < 4; n++) v[4 * i + n] += from.value[n];
-                    }
-                }
-            store_slice(e, row + slice / PER_PART * 64, at, v);
-        }
+        each_slice<S>(work, t, partials, row, column, e.n, sum, [&](int at_row, int at, const Acc (&v)[SLICE]) { store_slice(e, at_row, at, v); });
     };
     with_epilogue<Acc>(p, [&](const auto &e) {
         if constexpr (Becomes<S::DTYPE, std::decay_t<decltype(*e.c)>>::value) store(e);

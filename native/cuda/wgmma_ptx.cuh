@@ -52,6 +52,31 @@ __device__ inline void tensor_load_multicast(uint32_t to, const CUtensorMap *map
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5}], "
                  "[%2], %3;" ::"r"(to), "l"(map), "r"(barrier), "h"(blocks), "r"(inner), "r"(outer) : "memory");
 }
+/* Of a 3-D tensor. */
+__device__ inline void tensor_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int inner, int middle, int outer) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(inner), "r"(middle), "r"(outer) : "memory");
+}
+__device__ inline void tensor_load_multicast(uint32_t to, const CUtensorMap *map, uint32_t barrier, int inner, int middle, int outer,
+                                             uint16_t blocks) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+                 "[%1, {%4, %5, %6}], [%2], %3;" ::"r"(to), "l"(map), "r"(barrier), "h"(blocks), "r"(inner), "r"(middle), "r"(outer)
+                 : "memory");
+}
+
+/* Windows of an image (im2col mode): those from the one whose corner this is, `right` and `below` of it. */
+struct Corner { int channel, wide, high, image; };
+__device__ inline void windows_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, Corner at, uint16_t right, uint16_t below) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+                 "[%2], {%7, %8};" ::"r"(to), "l"(map), "r"(barrier), "r"(at.channel), "r"(at.wide), "r"(at.high), "r"(at.image),
+                 "h"(right), "h"(below) : "memory");
+}
+__device__ inline void windows_load_multicast(uint32_t to, const CUtensorMap *map, uint32_t barrier, Corner at, uint16_t right,
+                                              uint16_t below, uint16_t blocks) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+                 "[%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to), "l"(map), "r"(barrier), "r"(at.channel), "r"(at.wide),
+                 "r"(at.high), "r"(at.image), "h"(right), "h"(below), "h"(blocks) : "memory");
+}
 __device__ inline void tensor_prefetch(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 __device__ inline int cluster_rank() {

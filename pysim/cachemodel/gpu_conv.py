@@ -3,8 +3,9 @@
 
     seconds = products of tiles (gpu.predict) + passes        or, without tiles:  launch + max(instructions, L1, L2, memory)
 
-tiles   `implicit`, `im2win` and `winograd` make tiles of filters x windows over k = (C/g) R S, as `native/cuda/conv.h` has it: filters are
-        A and windows B under NCHW, the other way round under NHWC; groups stand one after another along the windows, each in whole tiles.
+tiles   `implicit`, `im2win`, `winograd` and `wgmma` make tiles of filters x windows over k = (C/g) R S, as `native/cuda/conv.h` has it:
+        filters are A and windows B under NCHW, the other way round under NHWC and with wgmma, whose k has each tap's channels in whole
+        steps; groups stand one after another along the windows, each in whole tiles (wgmma: of a cluster).
         Waves, steps, occupancy, split sums and the walk's reuse in L2 are those of a product of these sizes.
 step    A step of the SIMT product, of which the windows are gathered: GATHER instructions an element (a vector where the layout has four
         elements side by side: a 1x1 convolution under NCHW, whole groups of four channels under NHWC), and L1 wavefronts of its loads. A
@@ -34,7 +35,7 @@ from pysim.cachemodel.gpu import EDGE_INSTRUCTIONS, LINE_BYTES, VECTOR_BYTES, Ar
 from pysim.cachemodel.windows import Windows, distinct
 from pysim.machine import Gpu
 from pysim.record import Cost
-from pysim.registry import WARP, Attributes, ConvKernel, GemmKernel
+from pysim.registry import WARP, WARPGROUP, Attributes, ConvKernel, GemmKernel
 from pysim.workload import CONV_DTYPES, Conv, Gemm
 
 L1_BYTES = 256 * 1024  # of an SM, shared memory included (H100 white paper; smaller chips have less, and less shared memory)
@@ -43,7 +44,7 @@ PASS_INSTRUCTIONS = 32  # an element of a pass: its place by divisions, load, st
 L1_LATENCY = 34  # cycles of a load that L1 serves (measured by others on Hopper: arXiv 2402.13499); assumed elsewhere
 # Instructions of an element (of a vector) that a thread gathers, its store aside. With a table (conv_gather.cuh): half a load of taps, AND,
 # address, load, half a zero. The others assumed, until their SASS is counted.
-GATHER = {"implicit": 8.0, "implicit_offsets": 4.0, "im2win": 4.0, "im2win_fused": 4.0, "winograd": 5.0, "wgmma": 8.0}
+GATHER = {"implicit": 8.0, "implicit_offsets": 4.0, "im2win": 4.0, "im2win_fused": 4.0, "winograd": 5.0}
 DIRECT_INSTRUCTIONS = 3.0  # a multiply-add of `direct`: two loads and the multiply, addresses in an unrolled loop's offsets; assumed
 DIRECT_UNROLL = 4  # multiply-adds of a thread whose loads are on their way together; assumed
 DEPTHWISE_INSTRUCTIONS = 5.0  # a load of `depthwise`: two compares, address, load, select; assumed
@@ -76,7 +77,8 @@ def product_kernel(row: ConvKernel, nhwc: bool) -> GemmKernel:
     block = (row.block_filters, row.block_windows)[::turn]
     warp, thread = (row.warp_filters, row.warp_windows)[::turn], (row.thread_filters, row.thread_windows)[::turn]
     tiles = {"block_m": block[0], "block_n": block[1], "block_k": row.block_k, "warp_m": warp[0], "warp_n": warp[1]}
-    tiles |= {"thread_m": thread[0], "thread_n": thread[1], "stages": row.stages, "cluster_m": 1, "cluster_n": 1}
+    cluster = row.cluster[::turn]
+    tiles |= {"thread_m": thread[0], "thread_n": thread[1], "stages": row.stages, "cluster_m": cluster[0], "cluster_n": cluster[1]}
     return GemmKernel(index=row.index, family=family, dtype=row.dtype, form=form, capability=row.capability, **tiles)
 
 
@@ -100,8 +102,8 @@ def vectors(row: ConvKernel, w: Conv, nhwc: bool) -> bool:
     if row.form == "no_vector" or fused(row):
         return False
     vector = VECTOR_BYTES // CONV_DTYPES[w.dtype]
-    if nhwc or row.family == "wgmma":
-        return row.family == "wgmma" or w.channels // w.groups % vector == 0
+    if nhwc:
+        return w.channels // w.groups % vector == 0
     if keeps_tensor(row):
         return w.dilation_w == 1 and w.stride_w * w.kernel_h % vector == w.kernel_w * w.kernel_h % vector == 0
     return row.family == "implicit" and w.pointwise and w.windows % vector == 0
@@ -116,14 +118,13 @@ def work(gpu: Gpu, row: ConvKernel, nhwc: bool, by_vectors: bool, matrix: bool, 
     kernel, planes = product_kernel(row, nhwc), planes_of(row) if fused(row) else 1
     pipe = model.pipe_of(gpu, kernel)
     assert pipe is not None, f"{gpu.name} has no pipe for {row.name}"
+    if row.family == "wgmma":  # the copy engine gathers
+        return model.work(gpu, kernel, False, True)
     products = kernel.block_m * kernel.block_n * kernel.block_k * planes
     gathered = row.block_windows * row.block_k / WARP  # of a warp's lanes
     filters = row.block_filters * row.block_k * planes / WARP
     vector = VECTOR_BYTES // CONV_DTYPES[row.dtype]
     each = 2.0 if matrix else GATHER.get(f"{row.family}_{row.form}", GATHER[row.family])
-    if row.family == "wgmma":
-        alone = model.work(gpu, kernel, False, True)
-        return alone._replace(issue=alone.issue + gathered * each / vector / gpu.schedulers_per_sm.value)
     single = EDGE_INSTRUCTIONS if ragged or row.form == "no_vector" else 2 / vector
     if fused(row):
         shared, issue = _winograd_step(row, gathered, filters, each, single)
@@ -175,23 +176,30 @@ def attributes_of(row: ConvKernel, known: dict[str, Attributes]) -> tuple[Attrib
 
 
 def threads_of(row: ConvKernel) -> int:
-    """Threads of a block: a warp for each warp tile; of Winograd's, for each two planes of one."""
+    """Threads of a block that multiply: a warp (wgmma: a warpgroup) for each warp tile; of Winograd's, for each two planes of one."""
     if not row.block_filters:
         return THREADS
     warps = row.block_filters // row.warp_filters * (row.block_windows // row.warp_windows)
-    return WARP * warps * (planes_of(row) // 2 if fused(row) else 1)
+    return (WARPGROUP if row.family == "wgmma" else WARP) * warps * (planes_of(row) // 2 if fused(row) else 1)
 
 
 def family_name(gpu: Gpu, row: ConvKernel) -> str:
     """The key of a machine's constants for a row: conv_<family> where it has been fitted, else those of the products that it is made of."""
-    own, products = f"conv_{row.family}", "wgmma" if row.family == "wgmma" else "simt"
-    return own if own in gpu.model.families else products
+    own = f"conv_{row.family}"
+    if own in gpu.model.families:
+        return own
+    return model.family_name(gpu, product_kernel(row, True)) if row.family == "wgmma" else "simt"
 
 
-def _alike(product: GemmKernel, known: dict[str, Attributes]) -> float | None:
-    """The efficiency of the row of gemms.inc that has the same tiles, if there is one and it was measured."""
-    twin = known.get(msgspec.structs.replace(product, form="full").name)
-    return twin.efficiency if twin else None
+def _alike(product: GemmKernel, known: dict[str, Attributes]) -> Attributes | None:
+    """The attributes of the row of gemms.inc that has the same tiles, if there is one and it was measured."""
+    return known.get(msgspec.structs.replace(product, form="full").name)
+
+
+def _efficiency(product: GemmKernel, own: Attributes, known: dict[str, Attributes]) -> float | None:
+    """A row's measured efficiency, or that of the product with the same tiles."""
+    twin = _alike(product, known)
+    return own.efficiency or (twin.efficiency if twin else None)
 
 
 def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], known: dict[str, Attributes]) -> Rows:
@@ -207,11 +215,12 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
         works.append(work(gpu, row, nhwc, by_vectors, by_vectors and w.pointwise and row.family == "implicit", ragged, w.stride_w))
     families = [gpu.model.families[family_name(gpu, row)] for row in kernels]
     shares = [
-        one.efficiency or _alike(product, known) or family.efficiency.value
+        _efficiency(product, one, known) or family.efficiency.value
         for product, one, family in zip(products, rows.attributes, families, strict=True)
     ]
     step = np.array([one.cycles / share for one, share in zip(works, shares, strict=True)])
-    idle = np.array([max(1.0, model.SUB_CORES * WARP / one.threads) for one in rows.attributes])
+    idle = np.array([max(1.0, model.SUB_CORES * WARP / threads_of(row)) for row in kernels])
+    twins = [_alike(product, known) if row.family == "wgmma" else None for row, product in zip(kernels, products, strict=True)]
     planes = np.array([planes_of(row) if fused(row) else 1 for row in kernels], float)
     # a Winograd block passes its sums through shared memory, written and read once, and writes outputs^2 results a window
     sums = [planes_of(row) * row.block_filters * row.block_windows * fused(row) for row in kernels]
@@ -227,6 +236,8 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
         step=step,
         alone=step * idle,
         fma=rows.fma / planes,
+        alignment=np.ones(len(kernels)),  # what must be re-laid-out is a pass of the row's own
+        transfer=np.array([twin.transfer if twin else one.transfer for twin, one in zip(twins, rows.attributes, strict=True)]),
         sum_turns=np.array(turns),
         launch_seconds=constant("launch_seconds"),
         block_cycles=constant("block_cycles") + leaving,
@@ -236,23 +247,50 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
     )
 
 
+def padded_bytes(w: Conv) -> int:
+    """Bytes of a group's channels of one pixel in wgmma's copies: whole 16."""
+    return -(-(w.channels // w.groups * CONV_DTYPES[w.dtype]) // VECTOR_BYTES) * VECTOR_BYTES
+
+
+def copied(w: Conv, nhwc: bool) -> bool:
+    """Whether wgmma copies the input: where channels do not lie together in whole 16 bytes, in groups in whole steps of 128."""
+    of_group = w.channels // w.groups * CONV_DTYPES[w.dtype]
+    return not nhwc or padded_bytes(w) != of_group or (w.groups > 1 and of_group % LINE_BYTES != 0)
+
+
+def rows_of_taps(w: Conv, nhwc: bool) -> bool:
+    """Whether wgmma's copy has padded rows, whose taps beside one another are channels: where that takes fewer steps."""
+    padded = padded_bytes(w)
+    return copied(w, nhwc) and w.dilation_w == 1 and -(-w.kernel_w * padded // LINE_BYTES) < w.kernel_w * -(-padded // LINE_BYTES)
+
+
+def whole_steps(row: ConvKernel, w: Conv, nhwc: bool) -> int:
+    """k of a wgmma row: each tap, or each row of taps, has whole steps of 128 bytes of channels."""
+    padded = padded_bytes(w)
+    across = -(-w.kernel_w * padded // LINE_BYTES) if rows_of_taps(w, nhwc) else w.kernel_w * -(-padded // LINE_BYTES)
+    return w.kernel_h * across * row.block_k
+
+
 def shape_of(w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows: Rows, r: Array) -> Shape:
     """Sizes and bytes of the tiles of rows `r` of a table."""
     size = CONV_DTYPES[w.dtype]
     columns: list[tuple[float, ...]] = []
     for row, attributes, resident in zip(kernels, rows.attributes, rows.occupancy, strict=True):
         windows = Windows(w, turned(row, nhwc), row.outputs, tensor=keeps_tensor(row))
-        tiles = -(-windows.number // row.block_windows)
+        across = row.block_windows * row.cluster[1]
+        tiles = -(-windows.number // across)
+        k = whole_steps(row, w, nhwc) if row.family == "wgmma" else windows.k
         filters = w.filters // w.groups * windows.k * planes_of(row) * size  # of a group
         l1 = max(L1_BYTES / 16, L1_BYTES - resident * attributes.shared_bytes) / max(1.0, resident)
         results = w.batch * w.filters * w.windows * size
         outputs = row.outputs**2
-        ours = (w.filters // w.groups, w.groups * tiles * row.block_windows)
-        asked = windows.asked(row.block_windows, l1)
+        ours = (w.filters // w.groups, w.groups * tiles * across)
+        # the copy engine asks L2 for every tap
+        asked = windows.number * windows.k * w.groups * size if row.family == "wgmma" else windows.asked(row.block_windows, l1)
         # each row of tiles asks for all windows, each column of tiles for one group's filters
         sides = (ours, (filters * w.groups, windows.bytes), (filters, asked))
         (m, n), (a, b), (asks_a, asks_b) = (pair[::-1] for pair in sides) if turned(row, nhwc) else sides
-        columns.append((m, n, windows.k, a, b, results, asks_a, asks_b, size * outputs, model.SUM_BYTES.get(w.dtype, 4) * outputs))
+        columns.append((m, n, k, a, b, results, asks_a, asks_b, size * outputs, model.SUM_BYTES.get(w.dtype, 4) * outputs))
     return Shape(*(np.array(column, float)[r] for column in zip(*columns, strict=True)))
 
 
@@ -288,7 +326,7 @@ def staged(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, known: dict[str, Attr
     across = planes * of.blocks * row.block_windows
     problem = Gemm(m=across, n=filters, k=k, dtype=w.dtype) if nhwc else Gemm(m=filters, n=across, k=k, trans_a=True, dtype=w.dtype)
     attributes, is_known = attributes_of(row, known)
-    attributes = msgspec.structs.replace(attributes, efficiency=attributes.efficiency or _alike(kernel, known))
+    attributes = msgspec.structs.replace(attributes, efficiency=_efficiency(kernel, attributes, known))
     rows = model.rows_of(gpu, problem, [kernel], {kernel.name: attributes})._replace(known=(is_known,))
     shape, one = model.shape_of(problem), float(k * filters * CONV_DTYPES[w.dtype])  # each column of tiles asks for one plane's filters
     side = {"b": one * planes, "asks_b": one} if nhwc else {"a": one * planes, "asks_a": one}

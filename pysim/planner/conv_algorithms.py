@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from pysim.cachemodel import gpu as model
-from pysim.cachemodel.gpu_conv import Pass, chunks_of, keeps_tensor, planes_of
+from pysim.cachemodel.gpu_conv import Pass, chunks_of, copied, keeps_tensor, padded_bytes, planes_of, rows_of_taps
 from pysim.cachemodel.windows import Windows
 from pysim.planner.gpu import ALIGN, round_up, workspace_bytes
 from pysim.registry import ConvKernel, GemmKernel
@@ -24,7 +24,8 @@ SPARE_WINDOWS = 1024  # of a group, for its last tile
 LARGEST_INT = (1 << 31) - 1
 LISTED_TAPS, LISTED_IMAGE = 31, 1 << 29  # of `offsets` (native/cuda/conv_gather.cuh)
 TABLE_TAPS = 240  # of im2win's tensor (native/cuda/conv_gather.cuh)
-MMA_SIDE, GRID_SIDE = 16383, 65535
+LARGEST_STRIDE, LARGEST_SPAN, CORNERS = 8, 255, (-128, 127)  # of the copy engine's im2col mode (native/cuda/conv_wgmma.cu)
+COPIED = 0.25  # instructions of conv_channels_last.cu's elements over those of a pass's: 16 bytes share their place; assumed
 PATCH_ELEMENTS = 8  # instructions of a 6x6 transform over those of a pass's element: 36 loads or stores, 144 to 200 adds; assumed
 
 
@@ -72,10 +73,21 @@ def refuses(row: ConvKernel, w: Conv, nhwc: bool) -> str:
         if high * wide * (w.channels if nhwc else 1) > LISTED_IMAGE:
             return "it takes padded images of up to 2^29 elements"
     if row.family == "wgmma":
-        if max(high, wide) > MMA_SIDE:
-            return f"it takes padded images of up to {MMA_SIDE:,} rows and columns"
-        if w.batch * w.groups > GRID_SIDE or w.filters > GRID_SIDE:
-            return f"it takes up to {GRID_SIDE:,} images of a group, and filters"
+        return _past_the_copy_engine(w)
+    return ""
+
+
+def _past_the_copy_engine(w: Conv) -> str:
+    """Why the copy engine cannot gather a problem's windows, or nothing."""
+    spans = ((w.kernel_h - 1) * w.dilation_h, (w.kernel_w - 1) * w.dilation_w)
+    if max(w.stride_h, w.stride_w) > LARGEST_STRIDE:
+        return f"it takes strides of up to {LARGEST_STRIDE}"
+    if max(spans) > LARGEST_SPAN:
+        return f"it takes kernels that span up to {LARGEST_SPAN + 1} rows and columns"
+    if max(w.pad_top, w.pad_left) > -CORNERS[0]:
+        return f"it takes padding of up to {-CORNERS[0]}"
+    if any(not CORNERS[0] <= after - span <= CORNERS[1] for after, span in zip((w.pad_bottom, w.pad_right), spans, strict=True)):
+        return f"its last window begins up to {-CORNERS[0]} rows and columns before the input's end, or {CORNERS[1]} after"
     return ""
 
 
@@ -157,12 +169,20 @@ def _kept(row: ConvKernel, w: Conv, nhwc: bool, splits: int) -> dict[str, int]:
     if row.form == "offsets":
         return {"filters": round_up(w.filters * round_up(k * size, 16), ALIGN)} if k * size % 16 else {}
     if row.family == "wgmma":
-        padded = round_up(w.channels // w.groups * size, 16)
-        if nhwc and padded == w.channels // w.groups * size:
-            return {}
-        filters = w.filters * w.kernel_h * w.kernel_w * padded
-        return {"input": round_up(w.batch * w.height * w.width * w.groups * padded, ALIGN), "filters": round_up(filters, ALIGN)}
+        return _channels_last(w, nhwc)
     return {}
+
+
+def _channels_last(w: Conv, nhwc: bool) -> dict[str, int]:
+    """Bytes of wgmma's copies (native/cuda/conv_wgmma.cu): of an input that it cannot take as it lies, and of such filters."""
+    padded, taps = padded_bytes(w), w.kernel_h * w.kernel_w
+    kept = {}
+    if copied(w, nhwc):
+        wide = w.width + (w.pad_left + w.pad_right) * rows_of_taps(w, nhwc)
+        kept["input"] = round_up(w.batch * w.height * wide * w.groups * padded, ALIGN)
+    if padded != w.channels // w.groups * CONV_DTYPES[w.dtype] or not (nhwc or taps == 1):
+        kept["filters"] = round_up(w.filters * taps * padded, ALIGN)
+    return kept
 
 
 def conv_workspace_bytes(row: ConvKernel, w: Conv, nhwc: bool, schedule: GpuConvSchedule, gemm: GemmKernel | None = None) -> int:
@@ -172,15 +192,17 @@ def conv_workspace_bytes(row: ConvKernel, w: Conv, nhwc: bool, schedule: GpuConv
         tiles = tiles_of(row, w, nhwc)
         slots = {"data_parallel": 0, "split_k": tiles * schedule.splits, "stream_k": 2 * schedule.splits}[schedule.decomposition]
         if slots:
-            total += round_up(tiles * 4, ALIGN)
-            total += slots * row.block_filters * row.block_windows * row.outputs**2 * model.SUM_BYTES.get(w.dtype, 4)
+            clusters = row.cluster[0] * row.cluster[1]
+            total += round_up(tiles * clusters * 4, ALIGN)
+            total += slots * clusters * row.block_filters * row.block_windows * row.outputs**2 * model.SUM_BYTES.get(w.dtype, 4)
     return total + ALIGN * bool(total)
 
 
 def tiles_of(row: ConvKernel, w: Conv, nhwc: bool) -> int:
-    """Tiles of filters x windows, all groups."""
+    """Tiles of filters x windows, all groups; of a cluster, where the row has clusters."""
     windows = Windows(w, nhwc, row.outputs).number
-    return math.ceil(w.filters // w.groups / row.block_filters) * w.groups * math.ceil(windows / row.block_windows)
+    high, wide = row.block_filters * row.cluster[0], row.block_windows * row.cluster[1]
+    return math.ceil(w.filters // w.groups / high) * w.groups * math.ceil(windows / wide)
 
 
 # Passes
@@ -197,17 +219,18 @@ def passes_of(row: ConvKernel, w: Conv, nhwc: bool, splits: int = 1) -> tuple[Pa
         return (Pass("columns", Windows(w, nhwc).bytes, elements * size, elements, of.times),)
     kept = _kept(row, w, nhwc, splits)
     found = []
+    each = COPIED if row.family == "wgmma" else 1.0
     if "filters" in kept:
-        found.append(Pass("filters", filters * size, kept["filters"], filters))
+        found.append(Pass("filters", filters * size, kept["filters"], filters * each))
     if "input" in kept:
         elements = w.batch * w.channels * w.height * w.width
-        found.append(Pass("channels last", elements * size, kept["input"], elements))
+        found.append(Pass("channels last", elements * size, kept["input"], elements * each))
     if "tensor" in kept:  # a thread writes a vector
         found.append(Pass("tensor", Windows(w, nhwc).bytes, kept["tensor"], kept["tensor"] / size / 2))
     if "patches" in kept:
-        of, windows = chunks_of(row, w, splits), Windows(w, nhwc, row.outputs)
+        chunks, windows = chunks_of(row, w, splits), Windows(w, nhwc, row.outputs)
         patches, sums = windows.number * w.channels, windows.number * w.filters
         planes, outputs = planes_of(row) * size, w.batch * w.filters * w.windows * size
-        found.append(Pass("patches", windows.bytes, patches * planes, patches * PATCH_ELEMENTS, of.number))
-        found.append(Pass("outputs", sums * planes, outputs, sums * PATCH_ELEMENTS, of.number))
+        found.append(Pass("patches", windows.bytes, patches * planes, patches * PATCH_ELEMENTS, chunks.number))
+        found.append(Pass("outputs", sums * planes, outputs, sums * PATCH_ELEMENTS, chunks.number))
     return tuple(found)

@@ -118,8 +118,9 @@ def illegal(on: Gpu, row: ConvKernel, w: Conv, nhwc: bool) -> str:
 def unable(on: Gpu, row: ConvKernel) -> str:
     """Why this machine cannot run a row; empty where it can."""
     have = on.capability_number
-    if have < row.capability:
-        return f"it needs capability {row.capability // 10}.{row.capability % 10} or later; {on.name} has {on.capability}"
+    if have < row.capability or (row.family == "wgmma" and have != row.capability):
+        exactly = "" if row.family == "wgmma" else " or later"
+        return f"it needs capability {row.capability // 10}.{row.capability % 10}{exactly}; {on.name} has {on.capability}"
     if row.block_filters and model.pipe_of(on, gpu_conv.product_kernel(row, False)) is None:
         return f"{on.name} has no {row.dtype} pipe"
     attributes, _ = gpu_conv.attributes_of(row, gemm_attributes(have))
@@ -127,6 +128,8 @@ def unable(on: Gpu, row: ConvKernel) -> str:
         return f"a block needs {attributes.shared_bytes:,} bytes of shared memory; {on.name} gives it {on.shared_bytes_per_block.value:,}"
     if not model.occupancy(on, attributes):
         return f"{attributes.threads} threads of {attributes.registers} registers do not fit on an SM"
+    if on.sms.value < row.cluster[0] * row.cluster[1]:
+        return f"a cluster takes {row.cluster[0] * row.cluster[1]} SMs"
     return ""
 
 
