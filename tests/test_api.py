@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pysim
-from pysim import api, machine, runtime
+from pysim import api, runtime
 from pysim.errors import MissingError, NativeError, OperandError
 from pysim.workload import parse
 
@@ -227,7 +227,7 @@ def asked(monkeypatch):
         return "result"
 
     monkeypatch.setattr(api.cuda_conv, "conv2d", conv2d)
-    monkeypatch.setattr(api.host, "runnable_any", machine.load_any)
+    monkeypatch.setattr(api.host, "runnable_any", api.host.any_machine)
     return seen
 
 
