@@ -20,7 +20,7 @@ from pysim.errors import MachineError, PlanError
 from pysim.machine import Gpu, load_any
 from pysim.planner import gpu
 from pysim.record import Cost
-from pysim.registry import Attributes, GemmKernel, epilogues, gemm_kernel, gemm_kernels
+from pysim.registry import Attributes, GemmKernel, conv_kernels, epilogues, gemm_kernel, gemm_kernels
 from pysim.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.workload import GEMM_DTYPES, Gemm, parse
 
@@ -378,7 +378,9 @@ def test_the_command_ranks_launches():
 
 def test_the_command_lists_cuda_kernels():
     rows = document("kernels", "--cuda")["kernels"]
-    assert [row["name"] for row in rows] == [row.name for row in gemm_kernels()]
+    assert [row["name"] for row in rows] == [row.name for row in (*gemm_kernels(), *conv_kernels())]
+    text = ok("kernels", "--cuda", "winograd")
+    assert all(row.name in text for row in conv_kernels() if row.family == "winograd") and "product " not in text
     assert all(row.name in ok("kernels", "--cuda", "f16", "wgmma") for row in gemm_kernels() if (row.family, row.dtype) == ("wgmma", "f16"))
     assert "no CUDA kernel's name has all of f17" in refused(2, "kernels", "--cuda", "f17")
 
