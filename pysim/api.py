@@ -26,7 +26,7 @@ def _plan(workload: Workload, on: Machine | Gpu, layout: Layout = "nchw") -> Pla
 
 
 def plan(problem: str | Workload, machine: str | Machine | Gpu = "host", **options: Any) -> Plan:
-    """The plan of least predicted cost; options as in `pysim.planner.plan` (model, micro_kernel).
+    """The plan of least predicted cost; options as in `pysim.planner.plan` (model, micro_kernel; on a GPU layout, memory_limit, algorithm).
 
     `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU.
     """
