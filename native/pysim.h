@@ -210,8 +210,8 @@ pysim_status pysim_gemm_simulate(const pysim_gemm *g, const pysim_schedule *s, c
 pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases *at, void *cache_state, int64_t *accesses);
 
 /* CUDA: a library of its own (libpysim_cuda) that exports these functions alone. Pointers are the device's unless said otherwise,
- * `stream` is a cudaStream_t (NULL: the default stream). Nothing here waits for the device but pysim_cuda_*_time, _copy and
- * _synchronize. docs: native/cuda/gemm.h, native/cuda/conv.h. */
+ * `stream` is a cudaStream_t (NULL: the default stream). Nothing here waits for the device but pysim_cuda_*_time, _copy, _synchronize
+ * and the probes, pysim_cuda_probe_*. docs: native/cuda/gemm.h, native/cuda/conv.h, native/cuda/probe.cu. */
 typedef struct {
     char name[256];
     int32_t major, minor, sms;

@@ -2,30 +2,31 @@
 """The Python functions: a convolution or product is planned once per shape and machine, then runs that plan."""
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, cast
 
-from pysim import arrays, comparison, cuda, cuda_comparison, host, planner, runtime
+from pysim import arrays, comparison, cuda, cuda_comparison, cuda_conv, host, planner, runtime
 from pysim.errors import OperandError, PlanError
 from pysim.frontends import onnx
 from pysim.machine import Gpu, Machine
 from pysim.peers import DEFAULT, PEERS
 from pysim.planner import Plan
 from pysim.planner.plan import on_cpu
+from pysim.planner.planned import Layout
 from pysim.record import Comparison
-from pysim.schedule import GpuSchedule
+from pysim.schedule import GpuConvSchedule, GpuSchedule
 from pysim.workload import Conv, Gemm, Layer, Workload, distinct, parse, resolve
 
 Pair = int | Sequence[int]
 
 
 @lru_cache(maxsize=4096)
-def _plan(workload: Workload, on: Machine | Gpu) -> Plan:
-    return planner.plan(workload, on)
+def _plan(workload: Workload, on: Machine | Gpu, layout: Layout = "nchw") -> Plan:
+    return planner.plan(workload, on, layout=layout)
 
 
 def plan(problem: str | Workload, machine: str | Machine | Gpu = "host", **options: Any) -> Plan:
-    """The plan of least predicted cost; options as in `pysim.planner.plan` (model, micro_kernel).
+    """The plan of least predicted cost; options as in `pysim.planner.plan` (model, micro_kernel; on a GPU layout, memory_limit, algorithm).
 
     `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU.
     """
@@ -73,8 +74,8 @@ def conv2d(
     padding: Pair = 0,
     dilation: Pair = 1,
     groups: int = 1,
-    activation: str | None = None,
-    machine: str | Machine = "host",
+    activation: cuda.Activation = None,
+    machine: str | Machine | Gpu = "host",
     plan: Plan | None = None,
     out: Any = None,
     threads: int = 1,
@@ -85,10 +86,19 @@ def conv2d(
     exact modulo 2^32, for int8.
     `stride` and `dilation` are one number or (height, width); `padding` also (top, left, bottom, right). The result is an array of
     the kind that x is. OperandError says what is wrong with an array. Use `prepare` to pack the filters once for many calls.
+    CUDA arrays (also float16, and x that lies channels last) are taken where they lie, on their library's current stream; NumPy's on the
+    CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. There, activation is any line of native/cuda/epilogues.inc.
     """
+    on = plan.on if plan else machine
+    if any(map(arrays.is_cuda, (x, w))) or isinstance(on, Gpu) or (isinstance(on, str) and isinstance(_known(on), Gpu)):
+        where = host.CUDA if on == "host" or isinstance(on, Machine) else on
+        describe = partial(conv_workload, stride=stride, padding=padding, dilation=dilation, groups=groups)
+        return cuda_conv.conv2d(x, w, describe, _conv_chooser(plan, host.runnable_any(where)), bias, activation, out)
+    if isinstance(activation, tuple):
+        raise OperandError(f"activation {activation!r}: the CPU kernels have relu")
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
     workload = conv_workload(image.shape, filters.shape, _dtype(plan, image, filters), stride, padding, dilation, groups)
-    run = prepare(workload, filters, bias, activation, machine, threads, plan)
+    run = prepare(workload, filters, bias, activation, _cpu(machine), threads, plan)
     return runtime.like(x, run(image, out))
 
 
@@ -200,6 +210,18 @@ def _chooser(plan: Plan | None, on: Machine | Gpu) -> cuda.Chooser:
         if sizes not in ((workload.m, workload.n, workload.k, workload.dtype), (workload.n, workload.m, workload.k, workload.dtype)):
             raise OperandError(f"the plan is for {chosen.problem}, but the arrays make {workload.text}")
         return schedule
+
+    return choose
+
+
+def _conv_chooser(plan: Plan | None, on: Machine | Gpu) -> cuda_conv.Chooser:
+    """The schedule of a convolution that lies in a layout: the given plan's, or that of the best plan."""
+
+    def choose(workload: Conv, layout: str) -> GpuConvSchedule:
+        chosen = _fitting(plan, workload) or _plan(workload, on, cast("Layout", layout))
+        if not isinstance(chosen.schedule, GpuConvSchedule):
+            raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; the arrays are convolved on a GPU")
+        return cuda_conv.fitting(chosen.schedule, chosen.layout, layout)
 
     return choose
 

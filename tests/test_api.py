@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pysim
-from pysim import runtime
+from pysim import api, runtime
 from pysim.errors import MissingError, NativeError, OperandError
 from pysim.workload import parse
 
@@ -212,3 +212,46 @@ def test_an_output_over_its_input_is_refused_and_nothing_is_written():
     with pytest.raises(pysim.PysimError, match="overlaps"):
         pysim.conv2d(x, w, out=x)
     assert np.array_equal(x, before)
+
+
+# Convolutions on a GPU, up to the call of the library
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Stands in for `cuda_conv.conv2d`: its arguments, of the last call."""
+    seen = {}
+
+    def conv2d(x, w, describe, choose, bias, activation, out):
+        seen.update(x=x, w=w, describe=describe, choose=choose, bias=bias, activation=activation, out=out)
+        return "result"
+
+    monkeypatch.setattr(api.cuda_conv, "conv2d", conv2d)
+    monkeypatch.setattr(api.host, "runnable_any", api.host.any_machine)
+    return seen
+
+
+def test_a_convolution_for_a_gpu_gets_its_problem_and_a_schedule_in_each_layout(asked):
+    x, w = np.zeros((2, 8, 9, 9), np.float32), np.zeros((6, 4, 3, 3), np.float32)
+    assert pysim.conv2d(x, w, stride=2, padding=1, groups=2, activation=("clamp", 0.0, 6.0), machine="h200") == "result"
+    assert asked["x"] is x and asked["activation"] == ("clamp", 0.0, 6.0) and asked["out"] is None
+    problem = asked["describe"](x.shape, w.shape, "f32")
+    assert problem.text == "conv:g2mb2ic8ih9oc6kh3sh2ph1"
+    for layout in ("nchw", "nhwc"):
+        assert asked["choose"](problem, layout) == pysim.plan(problem, "h200", layout=layout).schedule
+
+
+def test_a_plan_of_a_gpu_is_kept_to_and_fits_one_problem_and_layout(asked):
+    plan = pysim.plan("conv:mb2ic8ih9oc6kh3ph1", "h200", algorithm="direct")
+    x, w = np.zeros((2, 8, 9, 9), np.float32), np.zeros((6, 8, 3, 3), np.float32)
+    pysim.conv2d(x, w, padding=1, plan=plan)
+    assert asked["choose"](plan.workload, "nchw") == plan.schedule
+    with pytest.raises(OperandError, match="the plan is for NCHW, but x lies NHWC"):
+        asked["choose"](plan.workload, "nhwc")
+    with pytest.raises(OperandError, match="the arrays make conv:mb3"):
+        asked["choose"](parse("conv:mb3ic8ih9oc6kh3ph1"), "nchw")
+
+
+def test_an_activation_of_gpus_alone_is_refused_on_a_cpu():
+    with pytest.raises(OperandError, match="the CPU kernels have relu"):
+        pysim.conv2d(np.zeros((1, 2, 5, 5), np.float32), np.zeros((3, 2, 3, 3), np.float32), activation=("clamp", 0.0, 6.0))

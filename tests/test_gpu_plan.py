@@ -4,12 +4,13 @@
 import itertools
 import json
 import math
+import re
 from functools import partial
 
 import msgspec
 import numpy as np
 import pytest
-from command_line import document, ok, refused
+from command_line import document, invoke, ok, refused
 from yardstick import quiet_seconds
 
 from pysim import planner
@@ -19,7 +20,7 @@ from pysim.errors import MachineError, PlanError
 from pysim.machine import Gpu, load_any
 from pysim.planner import gpu
 from pysim.record import Cost
-from pysim.registry import Attributes, GemmKernel, epilogues, gemm_kernel, gemm_kernels
+from pysim.registry import Attributes, GemmKernel, conv_kernels, epilogues, gemm_kernel, gemm_kernels
 from pysim.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.workload import GEMM_DTYPES, Gemm, parse
 
@@ -377,7 +378,9 @@ def test_the_command_ranks_launches():
 
 def test_the_command_lists_cuda_kernels():
     rows = document("kernels", "--cuda")["kernels"]
-    assert [row["name"] for row in rows] == [row.name for row in gemm_kernels()]
+    assert [row["name"] for row in rows] == [row.name for row in (*gemm_kernels(), *conv_kernels())]
+    text = ok("kernels", "--cuda", "winograd")
+    assert all(row.name in text for row in conv_kernels() if row.family == "winograd") and "product " not in text
     assert all(row.name in ok("kernels", "--cuda", "f16", "wgmma") for row in gemm_kernels() if (row.family, row.dtype) == ("wgmma", "f16"))
     assert "no CUDA kernel's name has all of f17" in refused(2, "kernels", "--cuda", "f17")
 
@@ -385,6 +388,38 @@ def test_the_command_lists_cuda_kernels():
 def test_a_network_is_planned_for_a_gpu_without_one():
     plans = document("plan", "resnet50", "-m", "h200")["plans"]
     assert len(plans) == 23 and all(0 < item["cost"]["seconds"] < 1e-2 for item in plans)
+
+
+def test_the_command_keeps_to_a_layout_and_a_limit_of_workspace():
+    problem = "conv:mb32ic64ih56oc64kh3ph1"
+    (free,) = document("plan", problem, "-m", "h200")["plans"]
+    assert free["layout"] == "nchw" and "memory_limit_bytes" not in free
+    (within,) = document("plan", problem, "-m", "h200", "--memory-limit", "0", "--layout", "nhwc")["plans"]
+    assert (within["workspace_bytes"], within["memory_limit_bytes"], within["layout"]) == (0, 0, "nhwc")
+    title, row = ok("plan", problem, "-m", "h200", "--memory-limit", "0").splitlines()[:2]
+    assert "workspace" in title and " 0 B " in row
+
+
+@pytest.mark.parametrize(("text", "count"), [("0", 0), ("1000", 1000), ("64MiB", 64 << 20), ("1.5 GiB", 3 << 29), ("2GB", 2 * 10**9)])
+def test_a_limit_is_written_in_bytes_or_with_a_unit(text, count):
+    (plan,) = document("plan", "gemm:64x64x64", "-m", "h200", "--memory-limit", text)["plans"]
+    assert plan["memory_limit_bytes"] == count
+
+
+@pytest.mark.parametrize("text", ["-1", "64Mo", "many", "1e6", "", "nan"])
+def test_a_limit_that_is_no_number_of_bytes_is_refused_with_what_is_right(text):
+    result = invoke("plan", "gemm:64x64x64", "-m", "h200", "--memory-limit", text)
+    assert result.exit_code == 2 and f'"{text}" is no number of bytes; right is e.g. 0, 268435456, 64MiB' in result.stderr
+
+
+@pytest.mark.parametrize("words", [("--layout", "nhwc"), ("--memory-limit", "0")])
+def test_a_layout_and_a_limit_are_refused_for_a_cpu(words):
+    assert "is a GPU's alone; zen4 is a CPU" in refused(2, "plan", "conv:ic8ih9oc8kh3", "-m", "zen4", *words)
+
+
+def test_a_limit_that_no_kernel_keeps_is_refused_with_what_one_needs():
+    said = refused(2, "plan", "conv:mb4ic64ih56oc64kh3ph1:f64", "-m", "h200", "--memory-limit", "0")
+    assert re.search(r"no plan needs as little as 0 bytes of workspace; f64_\w+: its workspace of [\d,]+ bytes", said)
 
 
 def test_running_for_a_gpu_that_is_not_there_is_refused_in_a_sentence():

@@ -126,6 +126,7 @@ if __name__ == "__main__":
     put(cache, "validation drawn schedules", validation_table("cache-validation-random.json"))
     put(cache, "validation worst", worst_table())
     put(ROOT / "docs" / "performance-cuda.md", "cublas", cublas_table())
+    put(ROOT / "docs" / "performance-cuda.md", "winograd error", (DATA / "winograd-error.md").read_text())
     put(ROOT / "docs" / "performance-cuda.md", "convolution peers", convolution_table("cudnn-h200-baseline.jsonl"))
     if (DATA / "shared-memory-h200.json").exists():
         put(ROOT / "docs" / "gpu.md", "shared memory h200", shared_memory_table("shared-memory-h200.json"))

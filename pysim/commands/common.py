@@ -5,9 +5,11 @@ Data goes to stdout, talk to stderr. Tables are ASCII columns of fixed width, so
 known; styles exist only where stdout is a terminal.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
 GAP = "  "
+UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}  # of bytes
 WIDTH = 100  # columns that prose keeps to
 
 
@@ -52,6 +55,14 @@ def json_option(command: Command) -> Command:
 def machine_option(command: Command) -> Command:
     text = "Name (see pysim machines), path of a .toml file, or host: this computer."
     return click.option("-m", "--machine", "machine_name", default="host", show_default=True, help=text)(command)
+
+
+def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """The callback of an option that takes a number of bytes: 0, 268435456, 64MiB, 1.5GiB, 2GB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w*)", "0" if value is None else value.strip(), re.ASCII)
+    if not match or match[2] not in UNITS:
+        raise click.BadParameter(f'"{value}" is no number of bytes; right is e.g. 0, 268435456, 64MiB or 1.5GiB')
+    return None if value is None else int(Fraction(match[1]) * UNITS[match[2]])
 
 
 # Problems and machines

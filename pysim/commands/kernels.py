@@ -5,7 +5,7 @@ import click
 
 from pysim.commands.common import Cell, document, json_option, put, put_table, say
 from pysim.errors import MissingError, ProblemError, nearest
-from pysim.registry import GemmKernel, Kernel, gemm_kernels
+from pysim.registry import ConvKernel, GemmKernel, Kernel, conv_kernels, gemm_kernels
 from pysim.registry import kernels as registry
 
 FORMS = {
@@ -17,7 +17,7 @@ FORMS = {
 
 @click.command()
 @click.argument("words", metavar="[WORD]...", nargs=-1)
-@click.option("--cuda", is_flag=True, help="The CUDA kernels of matrix products instead; their names are built from the columns.")
+@click.option("--cuda", is_flag=True, help="The CUDA kernels of matrix products and convolutions instead.")
 @json_option
 def kernels(words: tuple[str, ...], cuda: bool, as_json: bool) -> None:
     """The micro-kernels whose name has every WORD in it, or all; a name is <type>_<form>_<windows>x<filters>__<target>.
@@ -26,6 +26,7 @@ def kernels(words: tuple[str, ...], cuda: bool, as_json: bool) -> None:
     Examples
       pysim kernels avx512 f32
       pysim kernels --cuda f16 wgmma
+      pysim kernels --cuda winograd
     """
     if cuda:
         _cuda(words, as_json)
@@ -47,26 +48,45 @@ def kernels(words: tuple[str, ...], cuda: bool, as_json: bool) -> None:
 
 
 def _cuda(words: tuple[str, ...], as_json: bool) -> None:
-    """The rows of native/cuda/gemms.inc."""
+    """The rows of native/cuda/gemms.inc and convs.inc."""
     from pysim.cachemodel.gpu import threads_of
 
-    rows = [row for row in gemm_kernels() if all(word in row.name for word in words)]
-    if not rows:
+    products = [row for row in gemm_kernels() if all(word in row.name for word in words)]
+    convolutions = [row for row in conv_kernels() if all(word in row.name for word in words)]
+    if not products and not convolutions:
         raise ProblemError(f"no CUDA kernel's name has all of {', '.join(words) or 'nothing'}; `pysim kernels --cuda` lists them")
     if as_json:
+        rows: list[GemmKernel | ConvKernel] = [*products, *convolutions]
         document(kernels=[{"name": row.name, **{name: getattr(row, name) for name in row.__struct_fields__}} for row in rows])
         return
-    titles = ["kernel", "block", "warp", "thread", "stages", "cluster", "threads", "capability"]
-    cells = [_cuda_cells(row, threads_of(row)) for row in rows]
-    put_table(titles, cells, left=titles[:4])
-    put("")
+    if products:
+        titles = ["product", "block", "warp", "thread", "stages", "cluster", "threads", "capability"]
+        put_table(titles, [_gemm_cells(row, threads_of(row)) for row in products], left=titles[:4])
+        put("")
+    if convolutions:
+        titles = ["convolution", "block", "warp", "thread", "stages", "outputs", "capability"]
+        put_table(titles, [_conv_cells(row) for row in convolutions], left=titles[:4])
+        put("")
     put("warp: of a warp (wgmma: of a warpgroup); thread: of a thread (tensor cores: of one instruction); capability: at least")
+    if convolutions:
+        put("blocks of a convolution are filters x windows x k; outputs: F(2x2) and F(4x4) of Winograd, whose windows are such squares")
 
 
-def _cuda_cells(row: GemmKernel, threads: int) -> list[Cell]:
+def _gemm_cells(row: GemmKernel, threads: int) -> list[Cell]:
     block, warp = f"{row.block_m}x{row.block_n}x{row.block_k}", f"{row.warp_m}x{row.warp_n}"
     shapes: list[Cell] = [(row.name, "bold"), block, warp, f"{row.thread_m}x{row.thread_n}", str(row.stages)]
     return [*shapes, f"{row.cluster_m}x{row.cluster_n}", str(threads), f"{row.capability / 10}"]
+
+
+def _conv_cells(row: ConvKernel) -> list[Cell]:
+    sizes = (
+        (row.block_filters, row.block_windows, row.block_k),
+        (row.warp_filters, row.warp_windows),
+        (row.thread_filters, row.thread_windows),
+    )
+    tiles = ["x".join(map(str, size)) if row.block_filters else "-" for size in sizes]
+    outputs = f"{row.outputs}x{row.outputs}"
+    return [(row.name, "bold"), *tiles, str(row.stages) if row.block_filters else "-", outputs, f"{row.capability / 10}"]
 
 
 def _no_match(words: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ import click
 from pysim.commands.common import (
     Cell,
     Column,
+    byte_count,
     document,
     every,
     json_option,
@@ -21,7 +22,9 @@ from pysim.commands.common import (
     put_row,
     put_table,
     seconds,
+    size,
 )
+from pysim.registry import CONV_LAYOUTS
 from pysim.schedule import STATIONARY
 
 if TYPE_CHECKING:
@@ -48,6 +51,10 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (block
     metavar="4x16",
     help="Only this shape, windows x filters (GPU: a block's tile, 128x256); under csa it replaces the machine's.",
 )
+@click.option(
+    "--layout", type=click.Choice(list(CONV_LAYOUTS)), default="nchw", show_default=True, help="GPU: of convolutions' input and output."
+)
+@click.option("--memory-limit", metavar="BYTES", callback=byte_count, help="GPU: no plan that needs more workspace, e.g. 0 or 64MiB.")
 @every
 @json_option
 def plan(
@@ -57,6 +64,8 @@ def plan(
     explain: bool,
     model: str,
     micro_kernel: str | None,
+    layout: Any,
+    memory_limit: int | None,
     every: bool,
     as_json: bool,
 ) -> None:
@@ -69,6 +78,7 @@ def plan(
       pysim plan resnet50 -m zen4
       pysim plan conv:mb1ic64ih56oc64kh3ph1 -m power10-e1050 --model csa --explain
       pysim plan gemm:10240x4096x4096:f16 -m h200 --explain
+      pysim plan resnet50 -m h200 --layout nhwc --memory-limit 64MiB
     """
     if top and model == "csa":
         raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
@@ -77,7 +87,8 @@ def plan(
     from pysim import host
 
     layers, on = layers_of(problems, every), host.any_machine(machine_name)
-    found = _plans(layers, on, top, model, micro_kernel)
+    asked = {"micro_kernel": micro_kernel, "layout": layout, "memory_limit": memory_limit}
+    found = _plans(layers, on, top, model, asked)
     if as_json:
         named = [{**item.to_dict(), "label": layer.label, "count": layer.count} for layer, ranked in found for item in ranked]
         document(plans=named)
@@ -91,12 +102,12 @@ def plan(
         _put_plans(found)
 
 
-def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: Any, micro_kernel: str | None) -> "Found":
+def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: Any, asked: dict[str, Any]) -> "Found":
     from pysim import planner
 
     if top:
-        return [(layer, planner.plans(layer.workload, on, top, micro_kernel)) for layer in layers]
-    return [(layer, [planner.plan(layer.workload, on, model, micro_kernel)]) for layer in layers]
+        return [(layer, planner.plans(layer.workload, on, top, **asked)) for layer in layers]
+    return [(layer, [planner.plan(layer.workload, on, model, **asked)]) for layer in layers]
 
 
 def _tile(item: "Plan") -> str:
@@ -108,8 +119,9 @@ def _tile(item: "Plan") -> str:
 
 def _put_plans(found: "Found") -> None:
     """One row a layer, then the time of the whole set."""
-    titles = ["time", "GFLOP/s", "bound", "kernel", "", "tile", "x", "problem"]
-    rows = [[*_cells(item), str(layer.count), item.problem] for layer, (item,) in found]
+    room = ["workspace"] * _on_gpu(found)
+    titles = ["time", "GFLOP/s", "bound", "kernel", "", "tile", *room, "x", "problem"]
+    rows = [[*_cells(item), *(size(item.workspace_bytes) for _ in room), str(layer.count), item.problem] for layer, (item,) in found]
     put_table(titles, rows, left=["bound", "kernel", "tile", "problem"])
     _put_notes(found)
     if len(found) > 1:
@@ -123,13 +135,17 @@ def _put_ranked(found: "Found") -> None:
     for layer, ranked in found:
         put("" if layer is found[0][0] else "\n", (layer.workload.text, "bold"))
         best = _seconds(ranked[0])
-        titles = ["#", "over best", "time", "GFLOP/s", "bound", "kernel", "", "tile", "pack"]
+        titles = ["#", "over best", "time", "GFLOP/s", "bound", "kernel", "", "tile", "workspace" if _on_gpu(found) else "pack"]
         rows = [
-            [str(place), f"{_seconds(item) / best:.3f}", *_cells(item), str(getattr(item.schedule, "pack", "-"))]
+            [str(place), f"{_seconds(item) / best:.3f}", *_cells(item), str(getattr(item.schedule, "pack", size(item.workspace_bytes)))]
             for place, item in enumerate(ranked, start=1)
         ]
         put_table(titles, rows, left=["bound", "kernel", "tile", "pack"])
     _put_notes(found)
+
+
+def _on_gpu(found: "Found") -> bool:
+    return "group" in found[0][1][0].tile
 
 
 def _cells(item: "Plan") -> list[Cell]:
@@ -160,7 +176,7 @@ def _put_csa(found: "Found") -> None:
 def _put_notes(found: "Found") -> None:
     """How to read the rows, and the numbers that nobody measured or published."""
     put("")
-    put(LEGEND_GPU if "group" in found[0][1][0].tile else LEGEND)
+    put(LEGEND_GPU if _on_gpu(found) else LEGEND)
     assumed = dict.fromkeys(path for _, ranked in found for item in ranked for path in item.assumed)
     if assumed:
         put(f"assumed numbers of {found[0][1][0].machine}: {', '.join(assumed)}")

@@ -42,8 +42,8 @@ def check_asked(asked: Asked, workload: Workload, on: Machine | Gpu) -> None:
 def _gpu_conv_plans(w: Conv, on: Gpu, shape: tuple[int, int] | None, state: State, top: int, asked: Asked) -> list[Plan]:
     """The `top` plans of least predicted cost of a convolution on a GPU, best first."""
     rows = [row for row in conv_kernels() if shape in (None, (row.block_filters, row.block_windows))]
-    if not rows:
-        raise PlanError(f"no CUDA convolution has blocks of {shape} filters x windows; `pysim kernels --cuda` lists them")
+    if not rows and shape:
+        raise PlanError(f"no CUDA convolution has blocks of {shape[0]}x{shape[1]}, filters x windows; `pysim kernels --cuda` lists them")
     rows = [row for row in rows if asked.algorithm in (None, row.family)]
     found = gpu_conv.space(on, w, asked.layout == "nhwc", rows, state == "hot", asked.memory_limit)
     considered = tuple(Considered(one.schedule, one.cost) for one in gpu_conv.best_of_each(found))

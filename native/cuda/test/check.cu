@@ -8,127 +8,11 @@
  *   modulo P is I; the last line counts; exit 1 where one case failed, 77 where there is no device
  *
  * Built for the CPU (emulated/) it runs the same kernels, but for those that this build lacks, which it names. */
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 
-#include "../../pysim.h"
-#include "../launch.h"
+#include "check.h"
 
 namespace {
-
-void need(cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return;
-    printf("%s: %s\n", what, cudaGetErrorString(error));
-    exit(1);
-}
-
-__host__ __device__ unsigned mix(unsigned x) {
-    x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
-    return x ^ x >> 16;
-}
-
-const int bytes_of[] = {4, 8, 2, 2, 1, 4, 4, 1};
-const char *const name_of[] = {"f32", "f64", "f16", "bf16", "s8", "s32", "tf32", "f8"};
-
-__device__ double get(const void *data, int dtype, long long i) {
-    switch (dtype) {
-    case PYSIM_F64: return ((const double *)data)[i];
-    case PYSIM_F16: return (double)__half2float(((const __half *)data)[i]);
-    case PYSIM_BF16: return (double)__bfloat162float(((const __nv_bfloat16 *)data)[i]);
-    case PYSIM_S8: return ((const signed char *)data)[i];
-    case PYSIM_S32: return ((const int *)data)[i];
-    case PYSIM_F8: return (double)(float)((const __nv_fp8_e4m3 *)data)[i];
-    default: return ((const float *)data)[i];
-    }
-}
-
-__device__ void set(void *data, int dtype, long long i, double x) {
-    switch (dtype) {
-    case PYSIM_F64: ((double *)data)[i] = x; break;
-    case PYSIM_F16: ((__half *)data)[i] = __float2half((float)x); break;
-    case PYSIM_BF16: ((__nv_bfloat16 *)data)[i] = __float2bfloat16((float)x); break;
-    case PYSIM_S8: ((signed char *)data)[i] = (signed char)x; break;
-    case PYSIM_S32: ((int *)data)[i] = (int)x; break;
-    case PYSIM_F8: ((__nv_fp8_e4m3 *)data)[i] = __nv_fp8_e4m3((float)x); break;
-    default: ((float *)data)[i] = (float)x;
-    }
-}
-
-/* rows x columns, rows `ld` apart; exact: whole numbers -2..2; else uniform in [-1, 1); s8: any */
-__global__ void fill(void *data, int dtype, long long rows, long long columns, long long ld, unsigned seed, bool exact) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < rows * columns; i += (long long)gridDim.x * blockDim.x) {
-        const unsigned r = mix((unsigned)i * 2654435761u + seed);
-        double x = exact ? (double)(int)(r % 5) - 2 : (double)(r >> 8) / 8388608.0 - 1;
-        if (dtype == PYSIM_S8) x = (double)(signed char)(r >> 9);
-        if (dtype == PYSIM_S32) x = (double)((int)(r >> 9) % 1000);
-        set(data, dtype, i / columns * ld + i % columns, x);
-    }
-}
-__global__ void magnitude(void *to, const void *from, int dtype, long long count) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
-        set(to, dtype, i, fabs(get(from, dtype, i)));
-}
-
-/* One is added for what beta C and the bias bring. */
-__global__ void widen(double *to, const void *from, int dtype, long long count) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
-        to[i] = get(from, dtype, i) + 1;
-}
-
-struct Verdict { unsigned long long wrong, gaps; long long first; };
-
-/* `bound` per unit of `scale` (sums of magnitudes, f64), and `rounding` per unit of the right value; both 0: same bits. */
-__global__ void compare(const void *got, const void *want, const double *scale, int dtype, int m, int n, long long ldc, double bound,
-                        double rounding, Verdict *out) {
-    const long long count = (long long)m * n;
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
-        const long long at = i / n * ldc + i % n;
-        const double x = get(got, dtype, at), y = get(want, dtype, at);
-        const double allowed = scale ? bound * scale[i] + rounding * fabs(y) : 0;
-        if (!(fabs(x - y) <= allowed)) { /* NaN fails */
-            atomicAdd(&out->wrong, 1ull);
-            atomicMin((unsigned long long *)&out->first, (unsigned long long)i);
-        }
-    }
-}
-/* What lies between the rows of C and at its ends. */
-__global__ void gaps(const unsigned char *block, long long total, long long head, int m, int n, long long ldc, int element, Verdict *out) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < total; i += (long long)gridDim.x * blockDim.x) {
-        const long long at = i - head, row = at >= 0 ? at / (ldc * element) : -1, column = at >= 0 ? at % (ldc * element) : 0;
-        const bool inside = row >= 0 && row < m && column < (long long)n * element;
-        if (!inside && block[i] != 0xff) atomicAdd(&out->gaps, 1ull);
-    }
-}
-
-/* Such a kernel on `count` elements. */
-template <class... Parameters, class... Arguments> void each(long long count, void (*kernel)(Parameters...), Arguments... arguments) {
-    need(pysim::launch(kernel, (unsigned)std::min((count + 2047) / 2048, 264ll), 256, 0, nullptr, arguments...), "a kernel of the check");
-}
-
-struct Buffer {
-    char *data = nullptr;
-    size_t size = 0; /* multiple of 256, so that its end is the allocation's */
-    void *at(size_t bytes) {
-        if (bytes > size) {
-            if (data) need(cudaFree(data), "free");
-            need(cudaMalloc(&data, size = (bytes * 3 / 2 + 4096) / 256 * 256), "memory");
-        }
-        return data;
-    }
-    /* `bytes` that begin `offset` bytes off a multiple of 16, at the end of the allocation or at its start. */
-    char *place(size_t bytes, int offset, bool end) {
-        char *const first = (char *)at(bytes + 32);
-        return (end ? first + (size - bytes - (size_t)offset) / 16 * 16 : first) + offset;
-    }
-};
 
 struct Case {
     pysim_cuda_gemm g;
@@ -139,7 +23,6 @@ struct Case {
 };
 
 Buffer buffer_a, buffer_b, buffer_c, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_work, buffer_abs_a, buffer_abs_b;
-Verdict *verdict;
 long long cases, failures;
 
 double bound_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
@@ -151,9 +34,6 @@ double bound_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
     case PYSIM_F8: return 0x1p-11 + terms * 0x1p-22; /* Hopper adds e4m3 products in fewer bits than f32 has */
     default: return terms * 0x1p-24;
     }
-}
-double rounding_of(int c_dtype) {
-    return c_dtype == PYSIM_F16 ? 0x1p-10 : c_dtype == PYSIM_BF16 ? 0x1p-7 : c_dtype == PYSIM_F32 ? 0x1p-22 : 0x1p-50;
 }
 
 void report(const Case &c, const pysim_cuda_gemm_info &row, const char *what) {
@@ -215,13 +95,7 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
         scale = (double *)buffer_scale.at((size_t)(g.m * g.n) * 8);
         each(g.m * g.n, widen, scale, sums, all.c_dtype, g.m * g.n);
     }
-    need(cudaMemset(verdict, 0, sizeof *verdict), "memset");
-    need(cudaMemset(&verdict->first, 0x7f, sizeof verdict->first), "memset");
-    each(g.m * g.n, compare, out, want, scale, g.c_dtype, (int)g.m, (int)g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)),
-         rounding_of(g.c_dtype) * 2, verdict);
-    each((long long)total, gaps, (const unsigned char *)block, (long long)total, (long long)head, (int)g.m, (int)g.n, g.ldc, result, verdict);
-    Verdict v;
-    need(cudaMemcpy(&v, verdict, sizeof v, cudaMemcpyDeviceToHost), row.name);
+    const Verdict v = verdict_of(block, total, head, out, want, scale, g.c_dtype, g.m, g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)), row.name);
     char text[160];
     if (v.wrong) {
         snprintf(text, sizeof text, "%llu of %lld are wrong, the first at row %lld column %lld", v.wrong, (long long)(g.m * g.n), v.first / (long long)g.n, v.first % (long long)g.n);
@@ -318,9 +192,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--part") && i + 1 < argc && sscanf(argv[i + 1], "%d/%d", &part, &parts) == 2 && part >= 0 && part < parts) i++;
         else return printf("usage: check [--kernel SUBSTRING] [--every N] [--part I/P]\n"), 2;
     }
-    int32_t devices = 0;
-    if (pysim_cuda_device_count(&devices) != PYSIM_OK || !devices) return printf("no device: %s\n", pysim_cuda_last_error()), 77;
-    need(cudaMalloc(&verdict, sizeof *verdict), "memory");
+    if (!found_device()) return 77;
     const int skipped = part ? 0 : name_skipped(only);
     int rows = 0;
     for (int i = part; i < pysim_cuda_gemm_count(); i += parts) {

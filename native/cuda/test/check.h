@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -54,14 +55,14 @@ __device__ void set(void *data, int dtype, long long i, double x) {
     }
 }
 
-/* exact: whole numbers -2..2; else uniform in [-1, 1); s8: any */
-__global__ void fill(void *data, int dtype, long long count, unsigned seed, bool exact) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
+/* rows x columns, rows `ld` apart; exact: whole numbers -2..2; else uniform in [-1, 1); s8: any */
+__global__ void fill(void *data, int dtype, long long rows, long long columns, long long ld, unsigned seed, bool exact) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < rows * columns; i += (long long)gridDim.x * blockDim.x) {
         const unsigned r = mix((unsigned)i * 2654435761u + seed);
         double x = exact ? (double)(int)(r % 5) - 2 : (double)(r >> 8) / 8388608.0 - 1;
         if (dtype == PYSIM_S8) x = (double)(signed char)(r >> 9);
         if (dtype == PYSIM_S32) x = (double)((int)(r >> 9) % 1000);
-        set(data, dtype, i, x);
+        set(data, dtype, i / columns * ld + i % columns, x);
     }
 }
 __global__ void magnitude(void *to, const void *from, int dtype, long long count) {
@@ -100,25 +101,30 @@ __global__ void gaps(const unsigned char *block, long long total, long long head
     }
 }
 
+/* Such a kernel on `count` elements, whatever its grid is. */
+template <class... Parameters, class... Arguments> void each(long long count, void (*kernel)(Parameters...), Arguments... arguments) {
+    const long long blocks = std::min(std::max((count + 2047) / 2048, 1ll), 264ll);
+    need(pysim::launch(kernel, (unsigned)blocks, 256, 0, nullptr, arguments...), "a kernel of the check");
+}
+
 struct Buffer {
     char *data = nullptr;
-    size_t size = 0;
+    size_t size = 0; /* multiple of 256, so that its end is the allocation's */
     void *at(size_t bytes) {
         if (bytes > size) {
             if (data) need(cudaFree(data), "free");
-            need(cudaMalloc(&data, size = bytes * 3 / 2 + 4096), "memory");
+            need(cudaMalloc(&data, size = (bytes * 3 / 2 + 4096) / 256 * 256), "memory");
         }
         return data;
+    }
+    /* `bytes` that begin `offset` bytes off a multiple of 16, at the end of the allocation or at its start. */
+    char *place(size_t bytes, int offset, bool end) {
+        char *const first = (char *)at(bytes + 32);
+        return (end ? first + (size - bytes - (size_t)offset) / 16 * 16 : first) + offset;
     }
 };
 
 Verdict *verdict;
-
-/* A kernel that takes `count` elements, whatever its grid is. */
-template <class... Parameters, class... Arguments> void start(long long count, void (*kernel)(Parameters...), Arguments... arguments) {
-    const long long blocks = (count + 255) / 256;
-    need(pysim::launch(kernel, dim3((unsigned)(blocks < 1 ? 1 : blocks > 264 ? 264 : blocks)), dim3(256), 0, nullptr, arguments...), "a launch");
-}
 
 double rounding_of(int dtype) {
     return dtype == PYSIM_F16 ? 0x1p-10 : dtype == PYSIM_BF16 ? 0x1p-7 : dtype == PYSIM_F32 ? 0x1p-22 : 0x1p-50;
@@ -127,10 +133,10 @@ double rounding_of(int dtype) {
 /* The result `out`, m rows of n elements ld apart, `head` bytes into `block` of `total`, against `want`. `scale`: NULL for same bits. */
 Verdict verdict_of(const char *block, size_t total, size_t head, const char *out, const char *want, const double *scale, int dtype, long long m, long long n,
                    long long ld, double bound, const char *kernel) {
-    Verdict v = {0, 0, 0x7f7f7f7f7f7f7f7f};
+    Verdict v = {0, 0, INT64_MAX};
     need(cudaMemcpy(verdict, &v, sizeof v, cudaMemcpyHostToDevice), "memcpy");
-    start(m * n, compare, (const void *)out, (const void *)want, scale, dtype, m, n, ld, bound, rounding_of(dtype) * 2, verdict);
-    start((long long)total, gaps, (const unsigned char *)block, (long long)total, (long long)head, m, n, ld, bytes_of[dtype], verdict);
+    each(m * n, compare, (const void *)out, (const void *)want, scale, dtype, m, n, ld, bound, rounding_of(dtype) * 2, verdict);
+    each((long long)total, gaps, (const unsigned char *)block, (long long)total, (long long)head, m, n, ld, bytes_of[dtype], verdict);
     need(cudaMemcpy(&v, verdict, sizeof v, cudaMemcpyDeviceToHost), kernel);
     return v;
 }

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Every row of convs.inc against the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups,
- * epilogues and decompositions. The output is poisoned with NaN and both its ends with a pattern that must survive; small whole numbers
- * must come out bit for bit, random ones within a bound.
+ * epilogues and decompositions. The output is poisoned with NaN and both its ends with a pattern that must survive; the first or last byte of
+ * input, filters, bias and workspace is the first or last of an allocation; small whole numbers must come out bit for bit, random ones within a
+ * bound.
  *
- *   check_conv [--kernel SUBSTRING] [--cases N] [--seed N]     N accepted problems a row and layout (default 60); exit 1 where one case
- *                                                              failed or a row accepted nothing, 77 where there is no device */
+ *   check_conv [--kernel SUBSTRING] [--cases N] [--seed N] [--most N]     --cases: accepted problems a row and layout (default 60); --most: of
+ *   N million multiply-adds at most, for the emulation (emulated/), where the definition's take most of the time; exit 1 where one case
+ *   failed or a row accepted nothing, 77 where there is no device */
 #include <string>
 
 #include "check.h"
@@ -67,23 +69,23 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     const int q = outputs(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
     const long long count_in = s.batch * s.channels * s.height * s.width, count_out = s.batch * s.filters * p * q;
     const long long count_weights = s.filters * (s.channels / s.groups) * s.kernel_h * s.kernel_w;
-    char *in = (char *)buffer_in.at((size_t)(count_in + 16) * element) + c.offset_in * element;
-    char *weights = (char *)buffer_weights.at((size_t)(count_weights + 16) * element) + c.offset_weights * element;
+    char *in = buffer_in.place((size_t)count_in * element, c.offset_in * element, seed & 1);
+    char *weights = buffer_weights.place((size_t)count_weights * element, c.offset_weights * element, seed & 2);
     const size_t head = HEAD + (size_t)c.offset_out * result, total = head + (size_t)count_out * result + HEAD;
     char *block = (char *)buffer_out.at(total), *out = block + head;
     char *want = (char *)buffer_want.at(total) + head;
-    start(count_in, fill, (void *)in, s.dtype, count_in, seed, c.exact);
-    start(count_weights, fill, (void *)weights, s.dtype, count_weights, seed + 77, c.exact);
+    each(count_in, fill, in, s.dtype, 1, count_in, count_in, seed, c.exact);
+    each(count_weights, fill, weights, s.dtype, 1, count_weights, count_weights, seed + 77, c.exact);
     need(cudaMemset(block, 0xff, total), "memset");
-    if (c.e.beta != 0) start(count_out, fill, (void *)out, c.c.out_dtype, count_out, seed + 5, c.exact);
+    if (c.e.beta != 0) each(count_out, fill, out, c.c.out_dtype, 1, count_out, count_out, seed + 5, c.exact);
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     if (c.bias) {
-        void *bias = buffer_bias.at((size_t)s.filters * result);
-        start(s.filters, fill, bias, c.c.out_dtype, (long long)s.filters, seed + 9, c.exact);
+        void *bias = buffer_bias.place((size_t)s.filters * result, 0, true);
+        each(s.filters, fill, bias, c.c.out_dtype, 1, s.filters, s.filters, seed + 9, c.exact);
         c.e.bias = bias;
     }
     cases++;
-    void *work = buffer_work.at((size_t)bytes + 16);
+    void *work = buffer_work.place((size_t)bytes, 0, true);
     need(cudaMemset(work, 0xff, (size_t)bytes), "memset");
     const pysim_status ran = pysim_cuda_conv_run(&c.c, &c.s, &c.e, in, weights, out, bytes ? work : nullptr, bytes, nullptr);
     if (ran == PYSIM_UNSUPPORTED && (c.offset_in || c.offset_weights)) { /* a row may take operands on their alignment alone */
@@ -95,15 +97,15 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     double *scale = nullptr;
     if (!c.exact) { /* conv(|input|, |filters|), to f32's accuracy */
         char *abs_in = (char *)buffer_abs_in.at((size_t)count_in * element), *abs_weights = (char *)buffer_abs_weights.at((size_t)count_weights * element);
-        start(count_in, magnitude, (void *)abs_in, (const void *)in, s.dtype, count_in);
-        start(count_weights, magnitude, (void *)abs_weights, (const void *)weights, s.dtype, count_weights);
+        each(count_in, magnitude, abs_in, in, s.dtype, count_in);
+        each(count_weights, magnitude, abs_weights, weights, s.dtype, count_weights);
         pysim_cuda_conv all = c.c;
         all.out_dtype = s.dtype == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32;
         const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};
         char *sums = (char *)buffer_sums.at((size_t)count_out * 8);
         if (pysim_cuda_conv_reference(&all, &plain, abs_in, abs_weights, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
         scale = (double *)buffer_scale.at((size_t)count_out * 8);
-        start(count_out, widen, scale, (const void *)sums, all.out_dtype, count_out);
+        each(count_out, widen, scale, sums, all.out_dtype, count_out);
     }
     const Verdict v = verdict_of(block, total, head, out, want, scale, c.c.out_dtype, 1, count_out, count_out, bound_of(c, row) * (1 + fabs(c.e.alpha)), row.name);
     char text[160];
@@ -161,7 +163,13 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     return s;
 }
 
-void check_row(int index, int wanted, unsigned seed) {
+double multiply_adds(const pysim_conv &s) {
+    const double windows = (double)outputs(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h) *
+                           outputs(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
+    return windows * (double)(s.batch * s.filters * (s.channels / s.groups) * s.kernel_h * s.kernel_w);
+}
+
+void check_row(int index, int wanted, unsigned seed, double most) {
     pysim_cuda_conv_info row;
     pysim_cuda_conv_at(index, &row);
     for (int layout = 0; layout < 2; layout++) {
@@ -171,6 +179,7 @@ void check_row(int index, int wanted, unsigned seed) {
             Case c = {};
             c.c = {shape_of(draw, row), layout, PYSIM_F32};
             const pysim_conv &s = c.c.shape;
+            if (multiply_adds(s) > most) continue;
             if (s.dtype == PYSIM_F64) c.c.out_dtype = PYSIM_F64;
             if ((s.dtype == PYSIM_F16 || s.dtype == PYSIM_BF16) && draw.below(2)) c.c.out_dtype = s.dtype;
             c.exact = draw.below(2) && row.outputs < 4;
@@ -217,11 +226,13 @@ int main(int argc, char **argv) {
     std::string only;
     int wanted = 60;
     unsigned seed = 1;
+    double most = INFINITY;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--cases") && i + 1 < argc && atoi(argv[i + 1]) > 0) wanted = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--seed") && i + 1 < argc) seed = (unsigned)atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--most") && i + 1 < argc && atof(argv[i + 1]) > 0) most = 1e6 * atof(argv[++i]);
         else if (!strcmp(argv[i], "--kernel") && i + 1 < argc) only = argv[++i];
-        else return printf("usage: check_conv [--kernel SUBSTRING] [--cases N] [--seed N]\n"), 2;
+        else return printf("usage: check_conv [--kernel SUBSTRING] [--cases N] [--seed N] [--most N]\n"), 2;
     }
     if (!found_device()) return 77;
     int rows = 0;
@@ -230,7 +241,7 @@ int main(int argc, char **argv) {
         pysim_cuda_conv_at(i, &row);
         if (!only.empty() && !strstr(row.name, only.c_str())) continue;
         const long long before = failures, ran = cases;
-        check_row(i, wanted, seed);
+        check_row(i, wanted, seed, most);
         if (cases == ran) printf("%s accepted no problem\n", row.name), failures++;
         rows++;
         printf("%s %s\n", failures == before ? "ok  " : "FAIL", row.name);
