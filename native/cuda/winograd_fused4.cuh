@@ -15,13 +15,13 @@
  * a patch is 18 registers beside the sums. Two stages, as conv_winograd.cuh: the next step's patches are on their way to registers and its
  * transformed filters to the other stage while one is multiplied.
  *
- * In a stage plane p of channel c has its 32 filters at word (p 8 + c) 32, and its 32 tiles at word p PITCH + c 32 + (tile ^ turn(c)). In half a
- * warp lane l reads filters' vectors a = l / 2 mod 2 + 2 (l / 8) and a + 4, and tiles' vectors b = l mod 2 + 2 (l / 4 mod 2) and b + 4: two of
- * four neighbours share each, so a 16-byte load takes 2 wavefronts (pysim/cachemodel/banks.py). Of the quarter, 16 filters x 16 tiles, a
- * lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of filters and the pair l mod 2 + 2 (l / 4 mod 4) of tiles: 2 wavefronts and 1.
- *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd; turn(c) = 0
- *   NHWC   4 tiles of 4 channels; turn(c) = 4 (c mod 4) parts their stores
- * PITCH is 8 modulo 16, so that planes whose numbers differ by 6 or 30 are 16 banks apart: those of the even rows and the odd.
+ * In a stage plane p of channel c has its 32 filters at word (p 8 + c) 32, and its 32 tiles at word p PITCH + c ROW. In half a warp lane l reads
+ * filters' vectors a = l / 2 mod 2 + 2 (l / 8) and a + 4, and tiles' vectors b = l mod 2 + 2 (l / 4 mod 2) and b + 4: two of four neighbours
+ * share each, so a 16-byte load takes 2 wavefronts (pysim/cachemodel/banks.py). Of the quarter, 16 filters x 16 tiles, a lane of the warp reads
+ * the vector l / 2 mod 2 + 2 (l / 16) of filters and the pair l mod 2 + 2 (l / 4 mod 4) of tiles: 2 wavefronts and 1. Stores take 1:
+ *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd: PITCH is 8 modulo 16, so that planes whose numbers differ by 6
+ *          or 30, those of the even rows and the odd, are 16 banks apart
+ *   NHWC   4 tiles of 4 channels, which ROW parts by 4 banks each
  *
  * On the way out all sums lie in shared memory at once, [plane][line][slot]: a line is a filter of 32 tiles (NCHW) or a tile of 32 filters
  * (NHWC), so that a warp reads, transforms and stores one line. Vectors of a line are turned, to part the stores of eight lanes. */
@@ -41,7 +41,7 @@ namespace fused4 {
 enum {
     SIDE = 32, /* filters, and tiles, of a block */
     THREADS = 512,
-    PITCH = STEP * SIDE + 8,
+    ROW = SIDE + 4, PITCH = STEP * ROW + 8, /* words of tiles: of a channel, of a plane */
     FILTER_BYTES = LARGE * STEP * SIDE * 4,
     STAGE_BYTES = FILTER_BYTES + LARGE * PITCH * 4,
     SHARED_BYTES = 2 * STAGE_BYTES,
@@ -73,7 +73,7 @@ template <bool NHWC> class Halves {
         const int warp = thread / 32, lane = thread % 32;
         const int channel = NHWC ? warp % 2 * 4 + lane % 4 : warp / 2, tile = NHWC ? warp / 2 * 4 + lane / 4 % 4 : warp % 2 * 16 + lane % 16;
         odd = lane >= 16;
-        to = FILTER_BYTES + (channel * SIDE + (tile ^ (NHWC ? 4 * (channel % 4) : 0))) * 4;
+        to = FILTER_BYTES + (channel * ROW + tile) * 4;
         const int all = c.groups * c.channels, number = first_tile + tile;
         const Corner corner = corner_of(c, number);
         const int h = corner.p - c.pad_top, w = corner.q - c.pad_left;
@@ -96,6 +96,7 @@ template <bool NHWC> class Halves {
     __device__ void load_inner(float (&d)[12]) const {
         const unsigned mask = left > 0 ? inside : 0;
         const float *const next = at + 2 * row;
+        const int column = NHWC ? forget(this->column) : 1;
 #pragma unroll
         for (int i = 0; i < 12; i++) d[i] = mask >> (6 + i) & 1 ? (i < 6 ? at : next)[i % 6 * column] : 0.f;
     }
@@ -103,6 +104,7 @@ template <bool NHWC> class Halves {
     __device__ void load_outer(float (&d)[12]) {
         const unsigned mask = left > 0 ? inside : 0;
         const float *const from = at + (odd ? 4 : -2) * row;
+        const int column = NHWC ? forget(this->column) : 1;
 #pragma unroll
         for (int i = 0; i < 6; i++) d[i] = mask >> i & 1 ? from[i * column] : 0.f;
         at += step, left -= STEP;
@@ -153,7 +155,7 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
     const int thread = threadIdx.x;
     const Place main = place_of(thread), quarter = rest_of(thread);
     const auto filters_at = [](const Place &p) { return p.plane * (STEP * SIDE * 4) + p.filter * 4; };
-    const auto tiles_at = [](const Place &p, int turn) { return FILTER_BYTES + p.plane * (PITCH * 4) + (NHWC ? p.tile ^ turn : p.tile) * 4; };
+    const auto tiles_at = [](const Place &p) { return p.plane * (PITCH * 4) + p.tile * 4; };
     float patch[12];
     const auto fetch = [&](char *stage) {
 #pragma unroll
@@ -161,6 +163,26 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
             if (piece + THREADS * 16 <= FILTER_BYTES || thread < (FILTER_BYTES - piece) / 16)
                 copy_async<16>(stage + piece + thread * 16, filters + piece, 16);
         filters += FILTER_BYTES;
+    };
+    const auto multiply = [&](const char *filters, const char *tiles) { /* half of a step's channels */
+#pragma unroll
+        for (int channel = 0; channel < STEP / 2; channel++) {
+            float a[8], b[8];
+            const char *const a_at = filters + channel * (SIDE * 4) + filters_at(main), *const b_at = tiles + channel * (ROW * 4) + tiles_at(main);
+            read_16(a, a_at), read_16(a + 4, a_at + SIDE * 2), read_16(b, b_at), read_16(b + 4, b_at + SIDE * 2);
+#pragma unroll
+            for (int m = 0; m < 8; m++)
+#pragma unroll
+                for (int i8 = 0; i8 < 8; i8++) {
+                    const int n = m % 2 ? 7 - i8 : i8;
+                    sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
+                }
+            read_16(a, filters + channel * (SIDE * 4) + filters_at(quarter));
+            const float2 two = *(const float2 *)(tiles + channel * (ROW * 4) + tiles_at(quarter));
+#pragma unroll
+            for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
+            __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
+        }
     };
     fetch(shared);
     commit_async();
@@ -175,25 +197,12 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
         char *const other = shared + (1 - i % 2) * STAGE_BYTES;
         if (more) fetch(other), halves.load_inner(patch);
         commit_async();
-#pragma unroll
-        for (int channel = 0; channel < STEP; channel++) {
-            if (channel == 4 && more) halves.store_inner(other, patch), halves.load_outer(patch);
-            if (channel == STEP - 1 && more) halves.store_outer(other, patch);
-            float a[8], b[8];
-            const char *const line = stage + channel * (SIDE * 4), *const a_at = line + filters_at(main), *const b_at = line + tiles_at(main, channel % 4 * 4);
-            read_16(a, a_at), read_16(a + 4, a_at + SIDE * 2), read_16(b, b_at), read_16(b + 4, b_at + SIDE * 2);
-#pragma unroll
-            for (int m = 0; m < 8; m++)
-#pragma unroll
-                for (int i8 = 0; i8 < 8; i8++) {
-                    const int n = m % 2 ? 7 - i8 : i8;
-                    sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
-                }
-            read_16(a, line + filters_at(quarter));
-            const float2 two = *(const float2 *)(line + tiles_at(quarter, channel % 4 * 4));
-#pragma unroll
-            for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
-            __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            multiply(stage + half * (STEP / 2 * SIDE * 4), stage + FILTER_BYTES + half * (STEP / 2 * ROW * 4));
+            if (!more) continue;
+            if (half == 0) halves.store_inner(other, patch), halves.load_outer(patch);
+            else halves.store_outer(other, patch);
         }
     }
 }
