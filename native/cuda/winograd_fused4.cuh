@@ -69,9 +69,9 @@ template <bool NHWC> class Halves {
     int odd;
 
   public:
-    __device__ Halves(const Conv &c, int group, int first_tile, int begin, int end, int thread) {
-        const int warp = thread / 32, lane = thread % 32;
-        const int channel = NHWC ? warp % 2 * 4 + lane % 4 : warp / 2, tile = NHWC ? warp / 2 * 4 + lane / 4 % 4 : warp % 2 * 16 + lane % 16;
+    __device__ Halves(const Conv &c, int group, int first_tile, int begin, int end, unsigned thread) {
+        const unsigned warp = thread / 32, lane = thread % 32;
+        const int channel = (int)(NHWC ? warp % 2 * 4 + lane % 4 : warp / 2), tile = (int)( NHWC ? warp / 2 * 4 + lane / 4 % 4 : warp % 2 * 16 + lane % 16);
         odd = lane >= 16;
         to = FILTER_BYTES + (channel * ROW + tile) * 4;
         const int all = c.groups * c.channels, number = first_tile + tile;
@@ -140,19 +140,19 @@ __device__ inline void read_16(float *to, const char *from) {
 }
 
 /* Where a thread's sums lie: its plane, and the first of its filters and of its tiles; the others follow, after four of them 16 further on. */
-struct Place { int plane, filter, tile; };
-__device__ inline Place place_of(int thread) {
+struct Place { unsigned plane, filter, tile; }; /* unsigned: halves and bits are cheap */
+__device__ inline Place place_of(unsigned thread) {
     return {thread / 16, 4 * (thread / 2 % 2 + thread / 8 % 2 * 2), 4 * (thread % 2 + thread / 4 % 2 * 2)};
 }
 /* Of its 4 x 2 sums of a quarter. */
-__device__ inline Place rest_of(int thread) {
+__device__ inline Place rest_of(unsigned thread) {
     return {32 + thread / 128, thread / 64 % 2 * 16 + 4 * (thread / 2 % 2 + thread / 16 % 2 * 2), thread / 32 % 2 * 16 + 2 * (thread % 2 + thread / 4 % 4 * 2)};
 }
 
 /* sum[filter][tile], rest[filter][tile] over `steps` steps. `filters`: this thread's first 16 bytes of the first step. */
 template <bool NHWC>
 __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
-    const int thread = threadIdx.x;
+    const unsigned thread = threadIdx.x;
     const Place main = place_of(thread), quarter = rest_of(thread);
     const auto filters_at = [](const Place &p) { return p.plane * (STEP * SIDE * 4) + p.filter * 4; };
     const auto tiles_at = [](const Place &p) { return p.plane * (PITCH * 4) + p.tile * 4; };
@@ -160,7 +160,7 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
     const auto fetch = [&](char *stage) {
 #pragma unroll
         for (int piece = 0; piece < FILTER_BYTES; piece += THREADS * 16)
-            if (piece + THREADS * 16 <= FILTER_BYTES || thread < (FILTER_BYTES - piece) / 16)
+            if (piece + THREADS * 16 <= FILTER_BYTES || thread < unsigned(FILTER_BYTES - piece) / 16)
                 copy_async<16>(stage + piece + thread * 16, filters + piece, 16);
         filters += FILTER_BYTES;
     };
@@ -208,11 +208,11 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
 }
 
 /* The word of a sum in its plane. */
-template <bool NHWC> __device__ inline int word_of(int filter, int tile) {
+template <bool NHWC> __device__ inline int word_of(unsigned filter, unsigned tile) {
     return NHWC ? tile * SIDE + (filter ^ tile / 4 % 4 * 8) : filter * SIDE + (tile ^ filter / 4 % 2 * 16);
 }
 
-template <bool NHWC> __device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], int thread) {
+template <bool NHWC> __device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], unsigned thread) {
     const Place main = place_of(thread), quarter = rest_of(thread);
 #pragma unroll
     for (int line = 0; line < 8; line++)
@@ -235,8 +235,8 @@ template <bool NHWC> __device__ inline void put(float *to, const float (&sum)[8]
 
 /* The filter and tile of a thread's outputs number i, 0 or 1. */
 struct Seen { int filter, tile; };
-template <bool NHWC> __device__ inline Seen seen(int thread, int i) {
-    const int line = thread / 32 + 16 * i, slot = thread % 32;
+template <bool NHWC> __device__ inline Seen seen(unsigned thread, unsigned i) {
+    const int line = (int)(thread / 32 + 16 * i), slot = (int)(thread % 32);
     return NHWC ? Seen{slot, line} : Seen{line, slot};
 }
 
@@ -262,7 +262,7 @@ __device__ inline void transform_out(float *out, const float *from) {
 }
 
 /* From shared memory, where output i of a thread's filter and tile is in plane i: so that the epilogue stands in a loop. */
-template <bool NHWC> __device__ inline void store(const Conv &c, int group, int first_tile, int first_filter, int thread, const float *shared) {
+template <bool NHWC> __device__ inline void store(const Conv &c, int group, int first_tile, int first_filter, unsigned thread, const float *shared) {
     Epilogue<float, float> epilogue(c.product);
     float *const to = (float *)c.out;
     const int all = c.groups * c.filters, column = NHWC ? all : 1, row = NHWC ? c.out_w * all : c.out_w;
@@ -315,7 +315,7 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
         sum_planes<NHWC>(Halves<NHWC>(c, group, first, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
                          (const char *)c.own + at * FILTER_BYTES + threadIdx.x * 16, t.end - t.begin, sum, rest, shared);
         __syncthreads(); /* all have read their fragments */
-        const int thread = forget(threadIdx.x);
+        const unsigned thread = (unsigned)forget((int)threadIdx.x);
         put<NHWC>((float *)shared, sum, rest, thread);
         __syncthreads();
         float out[32];
@@ -324,7 +324,7 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
             const Seen s = seen<NHWC>(thread, i);
             transform_out(out + 16 * i, (const float *)shared + word_of<NHWC>(s.filter, s.tile));
         }
-        if (meet(p, work, t, out, thread, THREADS, &now.last, [] { __syncthreads(); })) {
+        if (meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); })) {
 #pragma unroll
             for (int i = 0; i < 32; i++) { /* in place of sums that this thread has read */
                 const Seen s = seen<NHWC>(thread, i / 16);
