@@ -15,13 +15,13 @@
  * a patch is 18 registers beside the sums. Two stages, as conv_winograd.cuh: the next step's patches are on their way to registers and its
  * transformed filters to the other stage while one is multiplied.
  *
- * In a stage plane p of channel c has its 32 filters at word (p 8 + c) 32, and its 32 tiles at word p PITCH + c 32 + (tile ^ turn(c)). In half a
- * warp lane l reads filters' vectors a = l / 2 mod 2 + 2 (l / 8) and a + 4, and tiles' vectors b = l mod 2 + 2 (l / 4 mod 2) and b + 4: two of
- * four neighbours share each, so a 16-byte load takes 2 wavefronts (pysim/cachemodel/banks.py). Of the quarter, 16 filters x 16 tiles, a
- * lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of filters and the pair l mod 2 + 2 (l / 4 mod 4) of tiles: 2 wavefronts and 1.
- *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd; turn(c) = 0
- *   NHWC   4 tiles of 4 channels; turn(c) = 4 (c mod 4) parts their stores
- * PITCH is 8 modulo 16, so that planes whose numbers differ by 6 or 30 are 16 banks apart: those of the even rows and the odd.
+ * In a stage plane p of channel c has its 32 filters at word (p 8 + c) 32, and its 32 tiles at word p PITCH + c ROW. In half a warp lane l reads
+ * filters' vectors a = l / 2 mod 2 + 2 (l / 8) and a + 4, and tiles' vectors b = l mod 2 + 2 (l / 4 mod 2) and b + 4: two of four neighbours
+ * share each, so a 16-byte load takes 2 wavefronts (pysim/cachemodel/banks.py). Of the quarter, 16 filters x 16 tiles, a lane of the warp reads
+ * the vector l / 2 mod 2 + 2 (l / 16) of filters and the pair l mod 2 + 2 (l / 4 mod 4) of tiles: 2 wavefronts and 1. Stores take 1:
+ *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd: PITCH is 8 modulo 16, so that planes whose numbers differ by 6
+ *          or 30, those of the even rows and the odd, are 16 banks apart
+ *   NHWC   4 tiles of 4 channels, which ROW parts by 4 banks each
  *
  * On the way out all sums lie in shared memory at once, [plane][line][slot]: a line is a filter of 32 tiles (NCHW) or a tile of 32 filters
  * (NHWC), so that a warp reads, transforms and stores one line. Vectors of a line are turned, to part the stores of eight lanes. */
@@ -41,7 +41,7 @@ namespace fused4 {
 enum {
     SIDE = 32, /* filters, and tiles, of a block */
     THREADS = 512,
-    PITCH = STEP * SIDE + 8,
+    ROW = SIDE + 4, PITCH = STEP * ROW + 8, /* words of tiles: of a channel, of a plane */
     FILTER_BYTES = LARGE * STEP * SIDE * 4,
     STAGE_BYTES = FILTER_BYTES + LARGE * PITCH * 4,
     SHARED_BYTES = 2 * STAGE_BYTES,
@@ -69,11 +69,11 @@ template <bool NHWC> class Halves {
     int odd;
 
   public:
-    __device__ Halves(const Conv &c, int group, int first_tile, int begin, int end, int thread) {
-        const int warp = thread / 32, lane = thread % 32;
-        const int channel = NHWC ? warp % 2 * 4 + lane % 4 : warp / 2, tile = NHWC ? warp / 2 * 4 + lane / 4 % 4 : warp % 2 * 16 + lane % 16;
+    __device__ Halves(const Conv &c, int group, int first_tile, int begin, int end, unsigned thread) {
+        const unsigned warp = thread / 32, lane = thread % 32;
+        const int channel = (int)(NHWC ? warp % 2 * 4 + lane % 4 : warp / 2), tile = (int)( NHWC ? warp / 2 * 4 + lane / 4 % 4 : warp % 2 * 16 + lane % 16);
         odd = lane >= 16;
-        to = FILTER_BYTES + (channel * SIDE + (tile ^ (NHWC ? 4 * (channel % 4) : 0))) * 4;
+        to = FILTER_BYTES + (channel * ROW + tile) * 4;
         const int all = c.groups * c.channels, number = first_tile + tile;
         const Corner corner = corner_of(c, number);
         const int h = corner.p - c.pad_top, w = corner.q - c.pad_left;
@@ -96,6 +96,7 @@ template <bool NHWC> class Halves {
     __device__ void load_inner(float (&d)[12]) const {
         const unsigned mask = left > 0 ? inside : 0;
         const float *const next = at + 2 * row;
+        const int column = NHWC ? forget(this->column) : 1;
 #pragma unroll
         for (int i = 0; i < 12; i++) d[i] = mask >> (6 + i) & 1 ? (i < 6 ? at : next)[i % 6 * column] : 0.f;
     }
@@ -103,6 +104,7 @@ template <bool NHWC> class Halves {
     __device__ void load_outer(float (&d)[12]) {
         const unsigned mask = left > 0 ? inside : 0;
         const float *const from = at + (odd ? 4 : -2) * row;
+        const int column = NHWC ? forget(this->column) : 1;
 #pragma unroll
         for (int i = 0; i < 6; i++) d[i] = mask >> i & 1 ? from[i * column] : 0.f;
         at += step, left -= STEP;
@@ -138,29 +140,49 @@ __device__ inline void read_16(float *to, const char *from) {
 }
 
 /* Where a thread's sums lie: its plane, and the first of its filters and of its tiles; the others follow, after four of them 16 further on. */
-struct Place { int plane, filter, tile; };
-__device__ inline Place place_of(int thread) {
+struct Place { unsigned plane, filter, tile; }; /* unsigned: halves and bits are cheap */
+__device__ inline Place place_of(unsigned thread) {
     return {thread / 16, 4 * (thread / 2 % 2 + thread / 8 % 2 * 2), 4 * (thread % 2 + thread / 4 % 2 * 2)};
 }
 /* Of its 4 x 2 sums of a quarter. */
-__device__ inline Place rest_of(int thread) {
+__device__ inline Place rest_of(unsigned thread) {
     return {32 + thread / 128, thread / 64 % 2 * 16 + 4 * (thread / 2 % 2 + thread / 16 % 2 * 2), thread / 32 % 2 * 16 + 2 * (thread % 2 + thread / 4 % 4 * 2)};
 }
 
 /* sum[filter][tile], rest[filter][tile] over `steps` steps. `filters`: this thread's first 16 bytes of the first step. */
 template <bool NHWC>
 __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
-    const int thread = threadIdx.x;
+    const unsigned thread = threadIdx.x;
     const Place main = place_of(thread), quarter = rest_of(thread);
     const auto filters_at = [](const Place &p) { return p.plane * (STEP * SIDE * 4) + p.filter * 4; };
-    const auto tiles_at = [](const Place &p, int turn) { return FILTER_BYTES + p.plane * (PITCH * 4) + (NHWC ? p.tile ^ turn : p.tile) * 4; };
+    const auto tiles_at = [](const Place &p) { return p.plane * (PITCH * 4) + p.tile * 4; };
     float patch[12];
     const auto fetch = [&](char *stage) {
 #pragma unroll
         for (int piece = 0; piece < FILTER_BYTES; piece += THREADS * 16)
-            if (piece + THREADS * 16 <= FILTER_BYTES || thread < (FILTER_BYTES - piece) / 16)
+            if (piece + THREADS * 16 <= FILTER_BYTES || thread < unsigned(FILTER_BYTES - piece) / 16)
                 copy_async<16>(stage + piece + thread * 16, filters + piece, 16);
         filters += FILTER_BYTES;
+    };
+    const auto multiply = [&](const char *filters, const char *tiles) { /* half of a step's channels */
+#pragma unroll
+        for (int channel = 0; channel < STEP / 2; channel++) {
+            float a[8], b[8];
+            const char *const a_at = filters + channel * (SIDE * 4) + filters_at(main), *const b_at = tiles + channel * (ROW * 4) + tiles_at(main);
+            read_16(a, a_at), read_16(a + 4, a_at + SIDE * 2), read_16(b, b_at), read_16(b + 4, b_at + SIDE * 2);
+#pragma unroll
+            for (int m = 0; m < 8; m++)
+#pragma unroll
+                for (int i8 = 0; i8 < 8; i8++) {
+                    const int n = m % 2 ? 7 - i8 : i8;
+                    sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
+                }
+            read_16(a, filters + channel * (SIDE * 4) + filters_at(quarter));
+            const float2 two = *(const float2 *)(tiles + channel * (ROW * 4) + tiles_at(quarter));
+#pragma unroll
+            for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
+            __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
+        }
     };
     fetch(shared);
     commit_async();
@@ -175,35 +197,22 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
         char *const other = shared + (1 - i % 2) * STAGE_BYTES;
         if (more) fetch(other), halves.load_inner(patch);
         commit_async();
-#pragma unroll
-        for (int channel = 0; channel < STEP; channel++) {
-            if (channel == 4 && more) halves.store_inner(other, patch), halves.load_outer(patch);
-            if (channel == STEP - 1 && more) halves.store_outer(other, patch);
-            float a[8], b[8];
-            const char *const line = stage + channel * (SIDE * 4), *const a_at = line + filters_at(main), *const b_at = line + tiles_at(main, channel % 4 * 4);
-            read_16(a, a_at), read_16(a + 4, a_at + SIDE * 2), read_16(b, b_at), read_16(b + 4, b_at + SIDE * 2);
-#pragma unroll
-            for (int m = 0; m < 8; m++)
-#pragma unroll
-                for (int i8 = 0; i8 < 8; i8++) {
-                    const int n = m % 2 ? 7 - i8 : i8;
-                    sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
-                }
-            read_16(a, line + filters_at(quarter));
-            const float2 two = *(const float2 *)(line + tiles_at(quarter, channel % 4 * 4));
-#pragma unroll
-            for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
-            __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            multiply(stage + half * (STEP / 2 * SIDE * 4), stage + FILTER_BYTES + half * (STEP / 2 * ROW * 4));
+            if (!more) continue;
+            if (half == 0) halves.store_inner(other, patch), halves.load_outer(patch);
+            else halves.store_outer(other, patch);
         }
     }
 }
 
 /* The word of a sum in its plane. */
-template <bool NHWC> __device__ inline int word_of(int filter, int tile) {
+template <bool NHWC> __device__ inline int word_of(unsigned filter, unsigned tile) {
     return NHWC ? tile * SIDE + (filter ^ tile / 4 % 4 * 8) : filter * SIDE + (tile ^ filter / 4 % 2 * 16);
 }
 
-template <bool NHWC> __device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], int thread) {
+template <bool NHWC> __device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], unsigned thread) {
     const Place main = place_of(thread), quarter = rest_of(thread);
 #pragma unroll
     for (int line = 0; line < 8; line++)
@@ -226,8 +235,8 @@ template <bool NHWC> __device__ inline void put(float *to, const float (&sum)[8]
 
 /* The filter and tile of a thread's outputs number i, 0 or 1. */
 struct Seen { int filter, tile; };
-template <bool NHWC> __device__ inline Seen seen(int thread, int i) {
-    const int line = thread / 32 + 16 * i, slot = thread % 32;
+template <bool NHWC> __device__ inline Seen seen(unsigned thread, unsigned i) {
+    const int line = (int)(thread / 32 + 16 * i), slot = (int)(thread % 32);
     return NHWC ? Seen{slot, line} : Seen{line, slot};
 }
 
@@ -253,7 +262,7 @@ __device__ inline void transform_out(float *out, const float *from) {
 }
 
 /* From shared memory, where output i of a thread's filter and tile is in plane i: so that the epilogue stands in a loop. */
-template <bool NHWC> __device__ inline void store(const Conv &c, int group, int first_tile, int first_filter, int thread, const float *shared) {
+template <bool NHWC> __device__ inline void store(const Conv &c, int group, int first_tile, int first_filter, unsigned thread, const float *shared) {
     Epilogue<float, float> epilogue(c.product);
     float *const to = (float *)c.out;
     const int all = c.groups * c.filters, column = NHWC ? all : 1, row = NHWC ? c.out_w * all : c.out_w;
@@ -306,7 +315,7 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
         sum_planes<NHWC>(Halves<NHWC>(c, group, first, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
                          (const char *)c.own + at * FILTER_BYTES + threadIdx.x * 16, t.end - t.begin, sum, rest, shared);
         __syncthreads(); /* all have read their fragments */
-        const int thread = forget(threadIdx.x);
+        const unsigned thread = (unsigned)forget((int)threadIdx.x);
         put<NHWC>((float *)shared, sum, rest, thread);
         __syncthreads();
         float out[32];
@@ -315,7 +324,7 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
             const Seen s = seen<NHWC>(thread, i);
             transform_out(out + 16 * i, (const float *)shared + word_of<NHWC>(s.filter, s.tile));
         }
-        if (meet(p, work, t, out, thread, THREADS, &now.last, [] { __syncthreads(); })) {
+        if (meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); })) {
 #pragma unroll
             for (int i = 0; i < 32; i++) { /* in place of sums that this thread has read */
                 const Seen s = seen<NHWC>(thread, i / 16);

@@ -42,8 +42,8 @@ __device__ inline void filter_line_4(float (&to)[6], float a, float b, float c) 
 template <int STRIDE> __device__ inline void input_line_4(float *d) {
     const float d0 = d[0], d1 = d[STRIDE], d2 = d[2 * STRIDE], d3 = d[3 * STRIDE], d4 = d[4 * STRIDE], d5 = d[5 * STRIDE];
     const float near = d4 - 4 * d2, cross = d3 - 4 * d1, plain = d4 - d2, twice = 2 * (d3 - d1);
-    d[0] = 4 * d0 - 5 * d2 + d4, d[STRIDE] = near + cross, d[2 * STRIDE] = near - cross;
-    d[3 * STRIDE] = plain + twice, d[4 * STRIDE] = plain - twice, d[5 * STRIDE] = 4 * d1 - 5 * d3 + d5;
+    d[0] = 4 * d0 + (d4 - 5 * d2), d[STRIDE] = near + cross, d[2 * STRIDE] = near - cross;
+    d[3 * STRIDE] = plain + twice, d[4 * STRIDE] = plain - twice, d[5 * STRIDE] = 4 * d1 + (d5 - 5 * d3);
 }
 template <int STRIDE> __device__ inline void output_line_4(float (&to)[4], const float *m) {
     const float sum1 = m[STRIDE] + m[2 * STRIDE], less1 = m[STRIDE] - m[2 * STRIDE], sum2 = m[3 * STRIDE] + m[4 * STRIDE], less2 = m[3 * STRIDE] - m[4 * STRIDE];
