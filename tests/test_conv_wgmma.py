@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions on wgmma: their rows, what they take, keep and copy as the CUDA library says it, their steps, and when they are planned."""
+
+import random
+
+import msgspec
+import pytest
+
+from pysim import cuda, cuda_conv, machine
+from pysim.cachemodel import gpu_conv as model
+from pysim.errors import MissingError, NativeError
+from pysim.planner import gpu_conv
+from pysim.planner.conv_algorithms import conv_workspace_bytes, passes_of, refuses, too_large
+from pysim.registry import conv_kernel, conv_kernels, gemm_kernel
+from pysim.schedule import GpuConvSchedule
+from pysim.workload import CONV_DTYPES, Conv, parse
+
+H200 = machine.load_any("h200")
+assert isinstance(H200, machine.Gpu)
+ROWS = [row for row in conv_kernels() if row.family == "wgmma"]
+ROW = next(row for row in ROWS if row.dtype == "f16" and row.form == "full")
+
+
+def conv(text: str, dtype: str = "f16") -> Conv:
+    found = parse(text)
+    assert isinstance(found, Conv)
+    return msgspec.structs.replace(found, dtype=dtype)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_is_a_product_of_windows_and_filters_that_the_other_registry_has(row):
+    assert row.block_k * CONV_DTYPES[row.dtype] == 128
+    product = model.product_kernel(row, nhwc=False)
+    assert product == model.product_kernel(row, nhwc=True)
+    assert (product.block_m, product.block_n) == (row.block_windows, row.block_filters)
+    assert (product.cluster_m, product.cluster_n) == row.cluster[::-1]
+    assert gemm_kernel(msgspec.structs.replace(product, form="full").name), "its efficiency is that of a measured product"
+
+
+@pytest.mark.parametrize(
+    ("text", "nhwc", "k"),
+    [
+        ("conv:mb1ic64ih8oc8kh3ph1", True, 9 * 64),
+        ("conv:mb1ic72ih8oc8kh3ph1", True, 9 * 128),
+        ("conv:mb1ic3ih224oc64kh7sh2ph3", True, 7 * 64),  # rows of taps are channels
+        ("conv:mb1ic16ih8oc8kh3ph1", True, 9 * 64),  # the input stays where it is
+        ("conv:mb1ic16ih8oc8kh3ph1", False, 3 * 64),
+        ("conv:mb1ic64ih8oc8kh3ph1", False, 9 * 64),
+    ],
+)
+def test_each_tap_has_whole_steps_of_channels_unless_rows_of_taps_take_fewer(text, nhwc, k):
+    assert model.whole_steps(ROW, conv(text), nhwc) == k
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("conv:mb1ic8ih64oc8kh1sh9", "strides of up to 8"),
+        ("conv:mb1ic8ih300oc8kh257", "up to 256 rows"),
+        ("conv:mb1ic8ih64oc8kh1ph129", "padding of up to 128"),
+        ("conv:mb1ic8ih300oc8kh130", "its last window begins"),
+    ],
+)
+def test_what_the_copy_engine_cannot_gather_is_refused_with_its_limit(text, says):
+    assert says in refuses(ROW, conv(text), True)
+    assert not refuses(ROW, conv("conv:mb1ic8ih300oc8kh129"), True)
+
+
+def drawn(draw: random.Random, dtype: str) -> Conv:
+    """A problem whose kernel fits its padded input."""
+    groups, kernel = draw.choice([1, 1, 2, 3]), [draw.choice([1, 1, 2, 3, 7, 130, 257]) for _ in range(2)]
+    pads = [draw.choice([0, 0, 1, 3, 129]) for _ in range(4)]
+    dilations = [draw.choice([1, 1, 2]) for _ in range(2)]
+    sizes = [max(1, dilations[i] * (kernel[i] - 1) + 1 - pads[2 * i] - pads[2 * i + 1] + draw.choice([0, 1, 5, 40])) for i in range(2)]
+    return Conv(
+        batch=draw.choice([1, 2, 5]),
+        groups=groups,
+        channels=groups * draw.choice([1, 3, 8, 16, 33, 64, 128]),
+        filters=groups * draw.choice([1, 7, 64, 129]),
+        height=sizes[0],
+        width=sizes[1],
+        kernel_h=kernel[0],
+        kernel_w=kernel[1],
+        stride_h=draw.choice([1, 1, 2, 8, 9]),
+        stride_w=draw.choice([1, 1, 2, 8]),
+        dilation_h=dilations[0],
+        dilation_w=dilations[1],
+        pad_top=pads[0],
+        pad_bottom=pads[1],
+        pad_left=pads[2],
+        pad_right=pads[3],
+        dtype=dtype,
+    )
+
+
+def test_what_is_refused_and_the_workspace_are_the_librarys():
+    try:
+        cuda.library()
+    except MissingError as error:
+        pytest.skip(str(error))
+    draw, taken, refused = random.Random(1), 0, 0
+    for turn in range(60 * len(ROWS)):
+        row, layout = ROWS[turn % len(ROWS)], draw.choice(["nchw", "nhwc"])
+        w = drawn(draw, row.dtype)
+        if too_large(w):
+            continue
+        kind, splits = draw.choice([("data_parallel", 1), ("split_k", 2), ("stream_k", 2)])
+        steps = model.whole_steps(row, w, layout == "nhwc") // row.block_k
+        if steps < splits:
+            kind, splits = "data_parallel", 1
+        schedule = GpuConvSchedule(row.name, None, kind, splits, False, 1)
+        if reason := refuses(row, w, layout == "nhwc"):
+            with pytest.raises(NativeError) as error:
+                cuda_conv.workspace_bytes(w, schedule, layout)
+            assert str(error.value).endswith(reason)
+            refused += 1
+        else:
+            assert conv_workspace_bytes(row, w, layout == "nhwc", schedule) == cuda_conv.workspace_bytes(w, schedule, layout), w.text
+            taken += 1
+    assert taken > 300 < refused
+
+
+def test_a_convolution_with_channels_last_is_planned_on_wgmma_without_workspace():
+    best = gpu_conv.space(H200, conv("conv:mb32ic256ih14oc256kh3ph1"), nhwc=True).launches[0]
+    row = conv_kernel(best.schedule.kernel)
+    assert row is not None and row.family == "wgmma"
+    one = msgspec.structs.replace(best.schedule, decomposition="data_parallel", splits=1)
+    assert gpu_conv.one(H200, conv("conv:mb32ic256ih14oc256kh3ph1"), True, one).workspace_bytes == 0
+    assert passes_of(row, conv("conv:mb32ic256ih14oc256kh3ph1"), True) == ()
+
+
+def test_under_nchw_the_copies_cost_and_are_workspace():
+    w = conv("conv:mb32ic256ih14oc256kh3ph1")
+    last, apart = (next(one for one in gpu_conv.space(H200, w, nhwc).launches if one.kernel.family == "wgmma") for nhwc in (True, False))
+    passes = passes_of(apart.kernel, w, False)
+    assert {one.name for one in passes} == {"channels last", "filters"}
+    assert sum(one.read for one in passes) == 2 * (32 * 256 * 14 * 14 + 256 * 256 * 9)
+    assert apart.seconds > last.seconds
+    assert apart.workspace_bytes >= sum(one.written for one in passes)
+
+
+def test_only_the_capability_that_has_wgmma_runs_it():
+    for capability in ("8.9", "10.0"):
+        other = msgspec.structs.replace(H200, capability=capability)
+        assert "it needs capability 9.0" in gpu_conv.unable(other, ROW)
+    assert not gpu_conv.unable(H200, ROW)
+
+
+def test_operands_off_the_copies_alignment_are_moved_and_others_are_not(monkeypatch):
+    copies, launched = [], []
+
+    class Memory:
+        def __init__(self, shape, dtype):
+            self.pointer, self.nbytes = 1 << 20, shape[0]
+
+    class Launch:
+        def __init__(self, w, schedule, pointers, **rest):
+            launched.append(pointers)
+
+        def run(self):
+            pass
+
+    monkeypatch.setattr(cuda_conv, "DeviceArray", Memory)
+    monkeypatch.setattr(cuda_conv, "Launch", Launch)
+    monkeypatch.setattr(cuda, "copy", lambda *told: copies.append(told))
+    monkeypatch.setattr(cuda, "epilogue_struct", lambda *told: None)
+    w = conv("conv:mb1ic64ih8oc64kh1")
+    x = cuda_conv.Matrix(4096 + 2, (1, 64, 8, 8), (4096, 1, 512, 64), "f16", 0, None, None)
+    filters = cuda_conv.Matrix(8192, (64, 64, 1, 1), (64, 1, 64, 64), "f16", 0, None, None)
+    for row in (ROW, next(one for one in conv_kernels() if one.family == "im2col" and one.dtype == "f16")):
+        schedule = GpuConvSchedule(row.name, None, "data_parallel", 1, False, 1)
+        options = cuda_conv.Options(lambda *_: w, lambda *_, chosen=schedule: chosen, None, None)
+        cuda_conv._launch(w, "nhwc", {"x": x, "w": filters}, 1 << 21, "f16", options)
+    assert launched == [(1 << 20, 8192, 1 << 21), (4096 + 2, 8192, 1 << 21)]
+    assert copies == [(1 << 20, 4096 + 2, 2 * 64 * 64, "PYSIM_ON_DEVICE", 0)]
