@@ -134,8 +134,11 @@ template <bool NHWC> struct Listed {
             for (int i = 0; i < COUNT; i++) {
                 if (NHWC) to[i] = next(a, i0, o0);
                 else to[i] = table()[inner + i];
-                if (!NHWC && k + i >= a.c.k) to[i].bits = NO_TAP;
             }
+            if (!NHWC && k + COUNT > a.c.k) /* the last step */
+#pragma unroll
+                for (int i = 0; i < COUNT; i++)
+                    if (k + i >= a.c.k) to[i].bits = NO_TAP;
         }
         /* Elements from the first channel to this one, which `taps` leaves out. */
         __device__ int base(const Arguments &a) const { return NHWC ? 0 : (int)((unsigned)outer * a.steps.channel); }
