@@ -209,7 +209,7 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
 
 /* The word of a sum in its plane. */
 template <bool NHWC> __device__ inline int word_of(unsigned filter, unsigned tile) {
-    return NHWC ? tile * SIDE + (filter ^ tile / 4 % 4 * 8) : filter * SIDE + (tile ^ filter / 4 % 2 * 16);
+    return NHWC ? tile * SIDE + (filter ^ tile / 4 % 4 * 8 ^ tile / 2 % 2 * 16) : filter * SIDE + (tile ^ filter / 4 % 2 * 16);
 }
 
 template <bool NHWC> __device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], unsigned thread) {
