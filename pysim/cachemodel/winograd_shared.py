@@ -14,9 +14,9 @@ Once a tile of the output, in 4 rounds:
               sums       stored to rows [kslot][plane] by the form's layout; then a thread loads 16 planes, twice a round
               outputs    32 words a thread, stored and loaded by the same thread
 
-Fused F(4x4) (`native/cuda/winograd_fused4.cuh`) has 32 filters, 32 tiles, 36 planes and 16 warps, and the same kinds of accesses but for its way
-out, which is one round. Plane p of channel c has filter f at word (p 8 + c) 32 + f of a stage and tile x at word 9216 + p 296 + c 36 + x;
-shuffles between lanes are not counted.
+Fused F(4x4) (`native/cuda/winograd_fused4.cuh`) has 32 filters, 32 tiles, 36 planes and 16 warps, and the same kinds of accesses but for
+its way out, which is one round. Plane p of channel c has filter f at word (p 8 + c) 32 + f of a stage and tile x at word
+9216 + p 296 + c 36 + x; shuffles between lanes are not counted.
 
 Assumed: all of the tile lies inside the output (loads of outputs beyond it are left out). Not described: the block's place.
 
