@@ -87,7 +87,7 @@ def test_large_tiles_instructions_are_those_of_the_kernels_loops(nhwc: bool) -> 
     out = 2 * (36 + 16) * 16  # planes and outputs of two filters and tiles a thread
     assert counted["loads"].instructions == 8 * 8 * 16 * 6 + out
     assert counted["loads"].total == 8 * 8 * 16 * (4 * 2 + 2 + 1) + out
-    assert counted["stores"].instructions == 8 * 18 * 16 + (16 + (2 if nhwc else 4)) * 16 + 2 * 16 * 16
+    assert counted["stores"].instructions == 8 * 18 * 16 + (16 + 2) * 16 + 2 * 16 * 16
     assert counted["copies"].instructions == 8 * 36 * 8 * 32 // 128
 
 

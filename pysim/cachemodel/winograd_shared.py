@@ -48,7 +48,7 @@ def step(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """What one block does to shared memory in one step of 8 channels. Raises OperandError for another kernel."""
     _check(kernel)
     if kernel.form == LARGE:
-        return (*_copies(kernel), *_halves(nhwc), *_fragments_4())
+        return (*_copies(kernel), *_halves(nhwc), *_fragments_4(nhwc))
     return (*_copies(kernel), *_patches(kernel, nhwc), *_fragments(kernel, nhwc))
 
 
@@ -56,7 +56,7 @@ def way_out(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """What one block does to shared memory on a tile's way out. Raises OperandError for another kernel."""
     _check(kernel)
     if kernel.form == LARGE:
-        return tuple(_way_out_4(nhwc))
+        return tuple(_way_out_4())
     return (*_sums(kernel), *_planes(kernel, nhwc), *_outputs())
 
 
@@ -185,39 +185,40 @@ def _tiles_4(plane: Integers, channel: Integers, tile: Integers) -> Integers:
 
 
 def _places_4(warp: Integers) -> tuple[tuple[Integers, ...], tuple[Integers, ...]]:
-    """(plane, first filter, first tile) of a lane's 8 x 8 sums, and of its 4 x 2 of a quarter of a plane."""
+    """(plane, first slot, first line) of a lane's 8 x 8 sums, and of its 4 x 2 of a quarter of a plane. Slots are tiles under NCHW."""
     whole = 2 * warp + _LANE // 16, 4 * (_LANE // 2 % 2 + _LANE // 8 % 2 * 2), 4 * (_LANE % 2 + _LANE // 4 % 2 * 2)
-    filters = warp // 2 % 2 * 16 + 4 * (_LANE // 2 % 2 + _LANE // 16 * 2)
-    return whole, (32 + warp // 4 + 0 * _LANE, filters, warp % 2 * 16 + 2 * (_LANE % 2 + _LANE // 4 % 4 * 2))
+    slots = warp // 2 % 2 * 16 + 4 * (_LANE // 2 % 2 + _LANE // 16 * 2)
+    return whole, (32 + warp // 4 + 0 * _LANE, slots, warp % 2 * 16 + 2 * (_LANE % 2 + _LANE // 4 % 4 * 2))
 
 
-def _fragments_4() -> Iterator[Access]:
+def _fragments_4(nhwc: bool) -> Iterator[Access]:
     warp, channel = _loops(LARGE_WARPS, STEP)
-    (plane, filter_, tile), (rest, rest_filter, rest_tile) = _places_4(warp)
+
+    def one(of_slots: bool, width: int, plane: Integers, first: Integers) -> Access:
+        if of_slots == nhwc:
+            return _access("filters", False, width, (plane * STEP + channel) * SIDE + first)
+        return _access("tiles", False, width, _tiles_4(plane, channel, first))
+
+    (plane, slot, line), (rest, rest_slot, rest_line) = _places_4(warp)
     for second in (0, 16):
-        yield _access("filters", False, 16, (plane * STEP + channel) * SIDE + filter_ + second)
-        yield _access("tiles", False, 16, _tiles_4(plane, channel, tile + second))
-    yield _access("filters", False, 16, (rest * STEP + channel) * SIDE + rest_filter)
-    yield _access("tiles", False, 8, _tiles_4(rest, channel, rest_tile))
+        yield one(True, 16, plane, slot + second)
+        yield one(False, 16, plane, line + second)
+    yield one(True, 16, rest, rest_slot)
+    yield one(False, 8, rest, rest_line)
 
 
-def _word_4(nhwc: bool, plane: Integers, filter_: Integers, tile: Integers) -> Integers:
-    within = tile * SIDE + (filter_ ^ tile // 4 % 4 * 8 ^ tile // 2 % 2 * 16) if nhwc else filter_ * SIDE + (tile ^ filter_ // 4 % 2 * 16)
-    word: Integers = plane * SIDE * SIDE + within
+def _word_4(plane: Integers, slot: Integers, line: Integers) -> Integers:
+    word: Integers = plane * SIDE * SIDE + line * SIDE + (slot ^ line // 4 % 4 * 8 ^ line // 2 % 2 * 16)
     return word
 
 
-def _way_out_4(nhwc: bool) -> Iterator[Access]:
-    line, vector, warp = _loops(8, 2, LARGE_WARPS)
-    (plane, filter_, tile), _ = _places_4(warp)
-    m, n = (4 * vector, line) if nhwc else (line, 4 * vector)
-    yield _access("sums", True, 16, _word_4(nhwc, plane, m // 4 * 16 + filter_ + m % 4, n // 4 * 16 + tile + n % 4))
-    line, warp = _loops(2 if nhwc else 4, LARGE_WARPS)
-    _, (plane, filter_, tile) = _places_4(warp)
-    m, n = (0 * line, line) if nhwc else (line, 0 * line)
-    yield _access("sums", True, 16 if nhwc else 8, _word_4(nhwc, plane, filter_ + m, tile + n))
-    for operand, stores, words in (("sums", (False,), LARGE_PLANES), ("outputs", (True, False), 16)):
+def _way_out_4() -> Iterator[Access]:
+    vector, n, warp = _loops(2, 8, LARGE_WARPS)
+    (plane, slot, line), _ = _places_4(warp)
+    yield _access("sums", True, 16, _word_4(plane, 16 * vector + slot, n // 4 * 16 + line + n % 4))
+    n, warp = _loops(2, LARGE_WARPS)
+    _, (plane, slot, line) = _places_4(warp)
+    yield _access("sums", True, 16, _word_4(plane, slot + 0 * n, line + n))
+    for operand, store, words in (("sums", False, LARGE_PLANES), ("outputs", True, 16), ("outputs", False, 16)):
         of, second, warp = _loops(words, 2, LARGE_WARPS)
-        line, slot = warp + 16 * second, _LANE + 0 * warp
-        for store in stores:
-            yield _access(operand, store, 4, _word_4(nhwc, of, slot, line + 0 * slot) if nhwc else _word_4(nhwc, of, line + 0 * slot, slot))
+        yield _access(operand, store, 4, _word_4(of, _LANE + 0 * warp, warp + 16 * second + 0 * _LANE))
