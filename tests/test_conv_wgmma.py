@@ -145,6 +145,7 @@ def test_a_plan_explains_its_tiles_steps_and_copies():
     text = next(plan for plan in plans if plan.kernel == row.name).explain()
     for words in ("the copy engine gathers", "1 x 2 blocks", "6 steps of 64 along k = 216", "warpgroup tile", "channels last"):
         assert words in text, words
+    assert "model.families.conv_wgmma: those of wgmma" in gpu_conv.assumed(H200, row.name), "until they are fitted"
 
 
 def test_only_the_capability_that_has_wgmma_runs_it():
