@@ -264,7 +264,9 @@ def copied(w: Conv, nhwc: bool) -> bool:
 def rows_of_taps(w: Conv, nhwc: bool) -> bool:
     """Whether wgmma's copy has padded rows, whose taps beside one another are channels: where that takes fewer steps."""
     padded = padded_bytes(w)
-    return copied(w, nhwc) and w.dilation_w == 1 and -(-w.kernel_w * padded // LINE_BYTES) < w.kernel_w * -(-padded // LINE_BYTES)
+    vectors = w.batch * w.groups * w.height * (w.width + w.pad_left + w.pad_right) * padded // VECTOR_BYTES
+    fewer = -(-w.kernel_w * padded // LINE_BYTES) < w.kernel_w * -(-padded // LINE_BYTES)
+    return copied(w, nhwc) and w.dilation_w == 1 and fewer and vectors < 1 << 31
 
 
 def whole_steps(row: ConvKernel, w: Conv, nhwc: bool) -> int:
