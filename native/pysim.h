@@ -210,8 +210,8 @@ pysim_status pysim_gemm_simulate(const pysim_gemm *g, const pysim_schedule *s, c
 pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases *at, void *cache_state, int64_t *accesses);
 
 /* CUDA: a library of its own (libpysim_cuda) that exports these functions alone. Pointers are the device's unless said otherwise,
- * `stream` is a cudaStream_t (NULL: the default stream). Nothing here waits for the device but pysim_cuda_gemm_time, _copy and
- * _synchronize. docs: native/cuda/gemm.h. */
+ * `stream` is a cudaStream_t (NULL: the default stream). Nothing here waits for the device but pysim_cuda_*_time, _copy and
+ * _synchronize. docs: native/cuda/gemm.h, native/cuda/conv.h. */
 typedef struct {
     char name[256];
     int32_t major, minor, sms;
@@ -284,11 +284,83 @@ pysim_status pysim_cuda_gemm_time(const pysim_cuda_gemm *g, const pysim_cuda_sch
                                   const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream, int32_t warmups,
                                   int32_t samples, double *seconds);
 
+/* Convolution on a GPU. Under NCHW filters lie [filter][channel][kernel_h][kernel_w], under NHWC [filter][kernel_h][kernel_w][channel];
+ * channels are those of one group. Tensors are dense. */
+typedef enum { PYSIM_NCHW = 0, PYSIM_NHWC = 1 } pysim_layout;
+typedef struct {
+    pysim_conv shape;  /* its dtype: of input and filters, and how they are multiplied */
+    int32_t layout;    /* pysim_layout, of input and output */
+    int32_t out_dtype; /* of output and bias, as c_dtype of a product */
+} pysim_cuda_conv;
+
+/* What a launch obeys. The last four are as in pysim_cuda_schedule, for the kernel's tiles of filters x windows, or for the product of
+ * an algorithm that makes one. */
+typedef struct {
+    int32_t kernel; /* row of native/cuda/convs.inc */
+    int32_t gemm;   /* row of native/cuda/gemms.inc where the algorithm makes products; else -1 */
+    int32_t decomposition, splits, along_n, group;
+} pysim_cuda_conv_schedule;
+
+typedef struct {
+    const char *name, *family, *form;
+    int32_t dtype;
+    int32_t block_filters, block_windows, block_k; /* tile of a thread block, and its step along k; 0 where it has none */
+    int32_t warp_filters, warp_windows;
+    int32_t thread_filters, thread_windows;
+    int32_t stages;
+    int32_t outputs; /* edge of the square of outputs that a window stands for: 2 and 4 for Winograd's F(2x2) and F(4x4), else 1 */
+    int32_t makes_product; /* 1: the schedule names a row of gemms.inc */
+    int32_t capability;
+} pysim_cuda_conv_info;
+
+int32_t pysim_cuda_conv_count(void);
+pysim_status pysim_cuda_conv_at(int32_t index, pysim_cuda_conv_info *out);
+/* Of the kernel that would do most of the work of `c`; needs a device. */
+pysim_status pysim_cuda_conv_attributes(const pysim_cuda_conv *c, int32_t kernel, pysim_cuda_attributes *out);
+/* Refuses with PYSIM_UNSUPPORTED and the reason what the kernel does not compute. */
+pysim_status pysim_cuda_conv_workspace_bytes(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, int64_t *bytes);
+/* output = f(alpha conv(input, filters) + beta output + bias[filter]) */
+pysim_status pysim_cuda_conv_run(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const pysim_cuda_epilogue *e,
+                                 const void *input, const void *filters, void *output, void *workspace, int64_t workspace_bytes,
+                                 void *stream);
+/* Plain loops on the device, summed in f64. */
+pysim_status pysim_cuda_conv_reference(const pysim_cuda_conv *c, const pysim_cuda_epilogue *e, const void *input, const void *filters,
+                                       void *output, void *stream);
+pysim_status pysim_cuda_conv_time(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const pysim_cuda_epilogue *e,
+                                  const void *input, const void *filters, void *output, void *workspace, int64_t workspace_bytes,
+                                  void *stream, int32_t warmups, int32_t samples, double *seconds);
+
 typedef enum { PYSIM_TO_DEVICE = 1, PYSIM_TO_HOST = 2, PYSIM_ON_DEVICE = 3 } pysim_cuda_direction;
 pysim_status pysim_cuda_allocate(int64_t bytes, void **out);
 pysim_status pysim_cuda_release(void *memory);
 pysim_status pysim_cuda_copy(void *to, const void *from, int64_t bytes, int32_t direction, void *stream);
 pysim_status pysim_cuda_synchronize(void *stream);
+
+/* Probes of the current device. Each makes `samples` launches after one that does not count, waits for them, and writes one number of
+ * each. `scratch` is PYSIM_CUDA_PROBE_BYTES of device memory, aligned to 8. docs: native/cuda/probe.cu. */
+enum {
+    PYSIM_CUDA_PROBE_BYTES = 1024,
+    PYSIM_CUDA_PROBE_WARPS = 16,    /* of a pysim_cuda_shared_probe, at most */
+    PYSIM_CUDA_PROBE_REGION = 4096, /* bytes of shared memory that each of its warps has to itself */
+};
+
+/* One instruction of shared memory, which every warp of one block issues again and again. */
+typedef struct {
+    int32_t width_bytes; /* of a lane's access: 4, 8 or 16 */
+    int32_t is_store;    /* 0: LDS, 1: STS */
+    int32_t dependent;   /* 1: each load takes its address from the one before; 0 for stores */
+    int32_t warps;       /* 1..PYSIM_CUDA_PROBE_WARPS */
+    uint32_t active;     /* bit T: lane T takes part; one at least */
+    int32_t offsets[32]; /* bytes into the region, multiples of width_bytes; those of lanes that take no part are not read */
+} pysim_cuda_shared_probe;
+/* Cycles of the SM for each instruction of all warps. */
+pysim_status pysim_cuda_probe_shared(const pysim_cuda_shared_probe *probe, void *scratch, int32_t samples, double *cycles_per_instruction,
+                                     void *stream);
+/* Multiply-adds alone on all SMs, f32, f64, f16 (half2) or s8 (dp4a): those of one SM in a cycle, and of the device in a second. */
+pysim_status pysim_cuda_probe_fma(int32_t dtype, void *scratch, int32_t samples, double *per_cycle, double *per_second, void *stream);
+/* Overwrites the buffer (a multiple of 16 bytes, aligned to 16), then reads it `passes` times a launch, past L1. */
+pysim_status pysim_cuda_probe_read(void *buffer, int64_t bytes, int32_t passes, void *scratch, int32_t samples, double *bytes_per_second,
+                                   void *stream);
 /* cdef end */
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -212,3 +212,19 @@ def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: str) -> Any | None:
     if library_of(x) == "cupy" and module is not None and name not in ("bfloat16", "float8_e4m3fn"):
         return module.empty(shape, dtype=name)
     return None
+
+
+def relaid(x: Any, channels_last: bool) -> Any | None:
+    """A copy of a four-dimensional array by its own library, on its current stream, that lies densely N C H W or channels last; None where
+    that library is not known to make one."""
+    module = sys.modules.get(library_of(x))
+    if library_of(x) == "torch" and module is not None:
+        return x.detach().contiguous(memory_format=module.channels_last if channels_last else module.contiguous_format)
+    if library_of(x) == "cupy" and module is not None:
+        return module.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) if channels_last else module.ascontiguousarray(x)
+    return None
+
+
+def channels_second(x: Any) -> Any:
+    """N H W C as N C H W: a view."""
+    return x.permute(0, 3, 1, 2) if library_of(x) == "torch" else x.transpose(0, 3, 1, 2)

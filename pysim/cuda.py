@@ -255,7 +255,7 @@ class Launch:
         size = ffi.new("int64_t *")
         check(lib.pysim_cuda_gemm_workspace_bytes(self._gemm, self._schedule, self._a, self._b, size))
         self.workspace_bytes = int(size[0])
-        owner, pointer = (make or _own_bytes)(self.workspace_bytes) if self.workspace_bytes else (None, 0)
+        owner, pointer = (make or own_bytes)(self.workspace_bytes) if self.workspace_bytes else (None, 0)
         self._owner, self._workspace = owner, ffi.cast("void *", pointer)
 
     def run(self) -> None:
@@ -279,7 +279,8 @@ class Launch:
         return seconds
 
 
-def _own_bytes(size: int) -> tuple[Any, int]:
+def own_bytes(size: int) -> tuple[Any, int]:
+    """Device memory of this library, and where it lies."""
     memory = DeviceArray((size,), "u8")
     return memory, memory.pointer
 
@@ -323,16 +324,22 @@ def gemm(
     """
     devices()
     given = {"a": a, "b": b, "c": c, "bias": bias, "out": out}
+    on_device = one_place(given)
+    options = Options(choose_schedule, alpha, beta, trans_a, trans_b, activation, dtype)
+    if on_device:
+        with arrays.on_device_of(a):
+            return _on_device(given, options)
+    return _from_host(given, options)
+
+
+def one_place(given: dict[str, Any]) -> bool:
+    """Whether arrays lie on a GPU or in host memory. OperandError where some do and some do not."""
     places = {name: arrays.is_cuda(x) for name, x in given.items() if x is not None}
     if len(set(places.values())) > 1:
         here = [name for name, on in places.items() if on]
         there = [name for name, on in places.items() if not on]
         raise OperandError(f"{', '.join(here)} lie on a GPU but {', '.join(there)} in host memory; they must lie in one place")
-    options = Options(choose_schedule, alpha, beta, trans_a, trans_b, activation, dtype)
-    if places["a"]:
-        with arrays.on_device_of(a):
-            return _on_device(given, options)
-    return _from_host(given, options)
+    return any(places.values())
 
 
 def _from_host(given: dict[str, Any], options: Options) -> Any:
@@ -389,15 +396,15 @@ def _product(
 ) -> tuple[Any, Matrix]:
     """Launches the product of matrices on the device into `target` or new memory; (the array, how it lies)."""
     a, b = _contiguous(seen["a"], "a"), _contiguous(seen["b"], "b")
-    multiplied = _multiplied(a, b, options.dtype)
+    how = multiplied(a, b, options.dtype)
     if options.beta != 0 and "c" not in seen:
         raise OperandError(f"beta is {options.beta}, so c must be given")
     (k, m), (n, depth) = a.shape[:: 1 if options.trans_a else -1], b.shape[:: 1 if options.trans_b else -1]
     if k != depth:
         raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; they must agree")
-    result = target[0].dtype if target else seen["c"].dtype if "c" in seen else result_of(multiplied)
-    if result not in RESULTS[multiplied]:
-        raise OperandError(f"a product of {multiplied} cannot result in {result}; it may in {' or '.join(RESULTS[multiplied])}")
+    result = target[0].dtype if target else seen["c"].dtype if "c" in seen else result_of(how)
+    if result not in RESULTS[how]:
+        raise OperandError(f"a product of {how} cannot result in {result}; it may in {' or '.join(RESULTS[how])}")
     if target is None:
         owner = arrays.empty_like_kind(like, (m, n), result) if like is not None else None
         owner = DeviceArray((m, n), result) if owner is None else owner
@@ -414,15 +421,15 @@ def _product(
     flags = [flag != bool(lies and lies.transposed) for flag, lies in zip((options.trans_a, options.trans_b), pitches, strict=True)]
     if flip and bias:
         raise OperandError("a column-major out takes no bias, which is one value per column: give a row-major out")
-    workload = Gemm(m=m, n=n, k=k, trans_a=flags[0], trans_b=flags[1], dtype=multiplied)
+    workload = Gemm(m=m, n=n, k=k, trans_a=flags[0], trans_b=flags[1], dtype=how)
     operands, widths = (a.pointer, b.pointer, c.pointer), [lies.pitch if lies else 0 for lies in pitches]
     if flip:  # C^T = op(B)^T op(A)^T
-        workload = Gemm(m=n, n=m, k=k, trans_a=not flags[1], trans_b=not flags[0], dtype=multiplied)
+        workload = Gemm(m=n, n=m, k=k, trans_a=not flags[1], trans_b=not flags[0], dtype=how)
         operands, widths = (b.pointer, a.pointer, c.pointer), widths[::-1]
 
     def make(size: int) -> tuple[Any, int]:
         memory = arrays.empty_like_kind(like, (size,), "u8") if like is not None else None
-        return (memory, arrays.view(memory, "workspace", stream).pointer) if memory is not None else _own_bytes(size)
+        return (memory, arrays.view(memory, "workspace", stream).pointer) if memory is not None else own_bytes(size)
 
     launch = Launch(
         workload,
@@ -448,10 +455,10 @@ def _contiguous(x: Matrix, name: str) -> Matrix:
     return x
 
 
-def _multiplied(a: Matrix, b: Matrix, dtype: str | None) -> str:
+def multiplied(a: Matrix, b: Matrix, dtype: str | None, names: tuple[str, str] = ("a", "b")) -> str:
     """How two operands are multiplied."""
     if a.dtype != b.dtype:
-        raise OperandError(f"a is {a.dtype} and b is {b.dtype}; both must be of one type")
+        raise OperandError(f"{names[0]} is {a.dtype} and {names[1]} is {b.dtype}; both must be of one type")
     known: Sequence[str] = MULTIPLIED.get(a.dtype, ())
     if dtype is None and known and a.dtype != "u8":
         return known[0]

@@ -37,9 +37,9 @@ Planned = tuple[Layer, "Plan | PlanError"]
 
 WARMUPS, FEWEST_ROUNDS, MOST_ROUNDS = 3, 30, 1000
 _STORED = {"f32": np.float32, "tf32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": np.uint16, "s8": np.int8, "f8": np.uint8}
-_RESULTS = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": np.uint16, "s32": np.int32}
-_UNIT = {"f64": 2.0**-53, "f8": 2.0**-14}  # of sums; 2^-23 for the others: 2^-24, and as much for truncation
-_RESULT_UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8}
+RESULT_DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": np.uint16, "s32": np.int32}
+UNIT = {"f64": 2.0**-53, "f8": 2.0**-14}  # of sums; 2^-23 for the others: 2^-24, and as much for truncation
+RESULT_UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8}
 _LARGEST = {"f16": 3, "bf16": 3, "f8": 1, "s8": 7}  # of exact fill: sums stay within what results and accumulators hold
 
 
@@ -131,7 +131,7 @@ class Bench:
         self.c.fill(np.full(self.c.nbytes, 0xFF, np.uint8))
 
     def read(self) -> Array:
-        return self.c.read(np.empty(self.c.shape, _RESULTS[self.result]))
+        return self.c.read(np.empty(self.c.shape, RESULT_DTYPES[self.result]))
 
     def _want(self, fills: list[Fill]) -> tuple[Array, Array]:
         """(A B, |A||B|) in float64 on the picked rows."""
@@ -147,7 +147,7 @@ class Bench:
             self.poison()
             self.launch(first, exact=True).reference()
             found, (want, _) = self.read(), self._want(self.exact)
-            if not np.array_equal(decode(found[self.picked], self.result), _rounded(want, self.result)):
+            if not np.array_equal(decode(found[self.picked], self.result), rounded(want, self.result)):
                 raise PysimError(f"{self.workload.text}: the plain loops on the device do not give NumPy's product; nothing is timed")
             self._wanted = found
         return self._wanted
@@ -166,8 +166,8 @@ class Bench:
         self.poison()
         run(False)
         got, (want, scale) = decode(self.read()[self.picked], self.result), self._want(self.random)
-        unit = _UNIT.get(self.workload.dtype, 2.0**-23) * self.workload.k
-        bound = 0 if self.result == "s32" else unit / (1 - min(0.5, unit)) * scale + _RESULT_UNIT.get(self.result, 2.0**-24) * np.abs(want)
+        unit = UNIT.get(self.workload.dtype, 2.0**-23) * self.workload.k
+        bound = 0 if self.result == "s32" else unit / (1 - min(0.5, unit)) * scale + RESULT_UNIT.get(self.result, 2.0**-24) * np.abs(want)
         difference = np.abs(got - want)
         error = float(np.max(difference / np.maximum(scale, 1e-300)))
         if not (difference <= bound).all():
@@ -180,12 +180,12 @@ def _any_kernel(dtype: str) -> str:
     return next(row.name for row in gemm_kernels() if row.dtype == dtype)
 
 
-def _rounded(values: Array, result: str) -> Array:
+def rounded(values: Array, result: str) -> Array:
     """float64 values as a result's type holds them."""
     if result == "bf16":
         bits = values.astype(np.float32).view(np.uint32)
         return decode(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16), "bf16")
-    return values.astype(_RESULTS[result]).astype(np.float64)
+    return values.astype(RESULT_DTYPES[result]).astype(np.float64)
 
 
 def compare(

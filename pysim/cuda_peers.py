@@ -67,23 +67,26 @@ class Events:
                 self._cuda.cuEventDestroy_v2(event)
 
 
-# cuBLAS
+# Where libraries lie
 
 
-def _cublas_files() -> list[str]:
-    """Where cuBLAS may lie: the wheels' folders, newest first, then what the system's linker knows."""
+def library_files(name: str) -> list[str]:
+    """Where lib<name> of CUDA may lie: the wheels' folders, then what the system's linker knows."""
     found = importlib.util.find_spec("nvidia")
     folders = [Path(place) for place in list(found.submodule_search_locations or [])] if found else []
-    files = [file for folder in folders for part in ("cu13", "cublas") for file in sorted((folder / part / "lib").glob("libcublas.so.*"))]
-    system = ctypes.util.find_library("cublas")
+    files = [file for folder in folders for part in ("cu13", name) for file in sorted((folder / part / "lib").glob(f"lib{name}.so.*"))]
+    system = ctypes.util.find_library(name)
     return [str(file) for file in files] + ([system] if system else [])
+
+
+# cuBLAS
 
 
 @cache
 def _cublas() -> tuple[Any, Any, str]:
     """The library, a handle, its version."""
     errors = []
-    for file in _cublas_files():
+    for file in library_files("cublas"):
         try:
             for lt in sorted(Path(file).parent.glob("libcublasLt.so.*")):
                 ctypes.CDLL(str(lt), mode=ctypes.RTLD_GLOBAL)

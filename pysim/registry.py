@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel registries as Python sees them: the lines of `native/kernels.inc` (CPU) and `native/cuda/gemms.inc`, read, never copied.
+"""The kernel registries as Python sees them: the lines of `native/kernels.inc` (CPU), `native/cuda/gemms.inc` and `convs.inc`, read, never
+copied.
 
 The native libraries expand the same lines, so row i here is row i there (a test compares them).
 """
@@ -13,6 +14,7 @@ import msgspec
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\(([^)]*)\)", re.MULTILINE)
 _GEMM = re.compile(r"^PYSIM_CUDA_GEMM\(([^)]*)\)", re.MULTILINE)
+_CONV = re.compile(r"^PYSIM_CUDA_CONV\(([^)]*)\)", re.MULTILINE)
 _EPILOGUE = re.compile(r"^PYSIM_EPILOGUE\((\d+),\s*(\w+),", re.MULTILINE)
 
 
@@ -118,6 +120,82 @@ def gemm_kernel(name: str) -> GemmKernel | None:
 @cache
 def _gemm_by_name() -> dict[str, GemmKernel]:
     return {row.name: row for row in gemm_kernels()}
+
+
+# The CUDA kernels of convolutions
+
+CONV_FAMILIES = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma")
+
+
+class ConvKernel(msgspec.Struct, frozen=True):
+    """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/convs.inc`, as the file's head names them.
+
+    Tiles are filters x windows, 0 where an algorithm has none; `outputs` is the edge of the square of outputs that a window stands for
+    (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row of gemms.inc too.
+    """
+
+    index: int
+    family: str
+    dtype: str
+    form: str
+    block_filters: int
+    block_windows: int
+    block_k: int
+    warp_filters: int
+    warp_windows: int
+    thread_filters: int
+    thread_windows: int
+    stages: int
+    outputs: int
+    makes_product: int
+    capability: int
+
+    @property
+    def name(self) -> str:
+        family = f"{self.family}_f{self.outputs}" if self.outputs > 1 else self.family
+        block = f"{self.block_filters}x{self.block_windows}{f'x{self.block_k}' if self.block_k else ''}"
+        warp, thread = f"{self.warp_filters}x{self.warp_windows}", f"{self.thread_filters}x{self.thread_windows}"
+        tiles = f"_{block}_{warp}_{thread}_s{self.stages}" if self.block_filters else ""
+        form = "" if self.form == "full" else f"_{self.form}"
+        return f"{self.dtype}_{family}{tiles}{form}"
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Layouts of input and output that the family takes, as CONV_LAYOUTS names them."""
+        return CONV_LAYOUTS
+
+    @property
+    def decomposes(self) -> bool:
+        """Whether tiles of its own may be split along k."""
+        return bool(self.block_k) and not self.makes_product and self.form != "staged"
+
+    @property
+    def pipe(self) -> str:
+        """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
+        return f"tensor_{self.dtype}" if self.family == "wgmma" else self.dtype
+
+
+CONV_LAYOUTS = ("nchw", "nhwc")  # pysim_layout, in its order
+
+
+@cache
+def conv_kernels() -> tuple[ConvKernel, ...]:
+    """Every CUDA algorithm and tiling of a convolution, in the order of the file."""
+    rows = []
+    for index, match in enumerate(_CONV.finditer(native_file("cuda/convs.inc").read_text())):
+        family, dtype, form, *numbers = (word.strip() for word in match.group(1).split(","))
+        rows.append(ConvKernel(index, family, dtype, form, *map(int, numbers)))
+    return tuple(rows)
+
+
+def conv_kernel(name: str) -> ConvKernel | None:
+    """The row of that name, if there is one."""
+    return _conv_by_name().get(name)
+
+
+@cache
+def _conv_by_name() -> dict[str, ConvKernel]:
+    return {row.name: row for row in conv_kernels()}
 
 
 @cache

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules: what a run obeys, field for field the structs `pysim_schedule` and `pysim_cuda_schedule` of `native/pysim.h`."""
+"""Schedules: what a run obeys, field for field the structs `pysim_schedule`, `pysim_cuda_schedule` and
+`pysim_cuda_conv_schedule` of `native/pysim.h`."""
 
 from typing import Literal
 
@@ -45,6 +46,25 @@ class GpuSchedule(msgspec.Struct, frozen=True):
     """
 
     kernel: str
+    decomposition: Decomposition
+    splits: int
+    along_n: bool
+    group: int
+
+    @property
+    def kind(self) -> str:
+        """What the documents call "schedule"."""
+        return self.decomposition
+
+
+class GpuConvSchedule(msgspec.Struct, frozen=True):
+    """A convolution on a GPU, field for field the struct `pysim_cuda_conv_schedule`: a row of convs.inc, a row of gemms.inc where that
+    makes products (else None), and how the tiles of either are divided and walked, as in `GpuSchedule`; along n is along windows under
+    NCHW, along filters under NHWC.
+    """
+
+    kernel: str
+    gemm: str | None
     decomposition: Decomposition
     splits: int
     along_n: bool

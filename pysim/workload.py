@@ -25,7 +25,8 @@ from msgspec.structs import force_setattr
 from pysim.errors import ProblemError, choose
 
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1}  # bytes of one element of the operands
-GEMM_DTYPES = DTYPES | {"tf32": 4, "f8": 1}  # tf32: f32 in memory, multiplied as 10-bit mantissas; f8: e4m3
+CONV_DTYPES = DTYPES | {"tf32": 4}  # f32 in memory, multiplied as 10-bit mantissas on a GPU
+GEMM_DTYPES = CONV_DTYPES | {"f8": 1}  # e4m3
 # of the result and the bias on a CPU: f32 for f16 and bf16, s32 for s8; at most that on a GPU
 RESULT_BYTES = {"f32": 4, "f64": 8, "f16": 4, "bf16": 4, "s8": 4, "tf32": 4, "f8": 4}
 LAYOUTS = ("nn", "nt", "tn", "tt")  # is A, is B stored transposed
@@ -226,7 +227,7 @@ def _check_fields(problem: Workload) -> None:
     for name in problem.__struct_fields__:
         value = getattr(problem, name)
         if name == "dtype":
-            known = GEMM_DTYPES if isinstance(problem, Gemm) else DTYPES
+            known = GEMM_DTYPES if isinstance(problem, Gemm) else CONV_DTYPES
             if not isinstance(value, str) or value not in known:
                 raise ProblemError(f"dtype is {_quote(value)}; {choose(value, known)}")
         elif name.startswith("trans_"):
@@ -399,7 +400,7 @@ def _dimensions(part: str, at: int) -> list[int]:
 def _suffixes(parts: Iterable[tuple[str, int]], layouts: bool) -> tuple[str, str]:
     """(dtype, layout), each at most once, in any order."""
     chosen = {"dtype": "", "layout": ""}
-    known = [*GEMM_DTYPES, *LAYOUTS] if layouts else [*DTYPES]
+    known = [*GEMM_DTYPES, *LAYOUTS] if layouts else [*CONV_DTYPES]
     right = f"{_GEMM_RIGHT}:tn:f16" if layouts else f"{_CONV_RIGHT}:f16"
     for part, at in parts:
         word = part.strip("_")

@@ -222,7 +222,7 @@ def mistakes(folder: Path) -> list[tuple[int, str, tuple[str, ...]]]:
         (2, 'the field "kh" (kernel_h) is missing', ("plan", "conv:mb1ic64ih56oc64", "-m", "zen4")),
         (2, "is no size", ("plan", "gemm:512xx2", "-m", "zen4")),
         (2, 'did you mean "zen4"?', ("plan", SMALL, "-m", "zen3")),
-        (2, "is a GPU", ("plan", SMALL, "-m", "h200")),
+        (2, "there is no s8 CUDA convolution", ("plan", f"{SMALL}:s8", "-m", "h200")),
         (2, "there is no f16 micro-kernel", ("plan", f"{SMALL}:f16", "-m", "zen4")),
         (2, "there is no file", ("plan", f"@{folder}/none.txt", "-m", "zen4")),
         (2, "bad.txt, line 2:", ("plan", f"@{folder}/bad.txt", "-m", "zen4")),

@@ -17,6 +17,7 @@ from pysim.cachemodel.cost import COMPUTE, Prediction, cost_of, predict, predict
 from pysim.cachemodel.incore import compute_cycles, rates
 from pysim.cachemodel.nest import Nest, ceil_div, nest_of, segments
 from pysim.cachemodel.occupancy import overfull, variance
+from pysim.cachemodel.reuse import flows
 from pysim.errors import PlanError
 from pysim.machine import Machine, Number
 from pysim.planner import space
@@ -275,7 +276,8 @@ def test_nothing_crosses_further_out_than_it_did_further_in_and_terms_are_not_ne
     for prediction in predictions(text, with_levels((64, 8), (256, 8), (512, 8))):
         levels = list(prediction.crossed.values())
         assert all((outer <= inner).all() for inner, outer in itertools.pairwise(levels))
-        assert all((stream.bytes >= 0).all() and (stream.distance >= 0).all() for stream in prediction.streams)
+        found = flows(prediction.rates, [prediction.table], hot=True)
+        assert (found.bytes >= 0).all() and (found.between >= 0).all()
         assert all((term >= -1e-6).all() for term in prediction.terms.values())
 
 
@@ -314,7 +316,8 @@ def test_two_runs_overfill_as_many_sets_as_on_average_over_where_they_start(mine
 
 def test_a_run_that_fits_a_level_misses_nothing_there_and_one_beyond_it_all() -> None:
     for text in PROBLEMS:
-        data = max(prediction.streams[-1].distance.max() for prediction in predictions(text, ZEN4))  # outputs: a whole run
+        found = [flows(item.rates, [item.table], hot=True) for item in predictions(text, ZEN4)]
+        data = max(item.between[:4, -2].sum(axis=0).max() for item in found)  # until outputs are touched again: a whole run
         for ways, some in ((int(data / 64 / 512) + 2, False), (1, True)):
             for prediction in predictions(text, with_levels((64, 8), (512, ways))):
                 assert (prediction.crossed["memory"].sum(axis=0) > 0).all() == some

@@ -395,7 +395,7 @@ def compared(monkeypatch, problem: str, launch: Any = NumpyLaunch) -> Any:
     monkeypatch.setattr(cuda_comparison, "DeviceArray", HostArray)
     monkeypatch.setattr(cuda_comparison, "Launch", launch)
     monkeypatch.setattr(cuda_comparison.cuda_peers, "Events", Clock)
-    monkeypatch.setattr(cuda_comparison.cuda_peers, "_cublas_files", list)
+    monkeypatch.setattr(cuda_comparison.cuda_peers, "library_files", lambda _: [])
     cuda_comparison.cuda_peers._cublas.cache_clear()
     return pysim.compare(problem, machine="h200", min_seconds=0.0)[0]
 

@@ -9,7 +9,7 @@ LAYERS = (
     "errors registry workload schedule machine record",
     "cachemodel arrays",
     "runtime emulated cuda planner",
-    "measure verify store peers comparison cuda_peers cuda_comparison host",
+    "measure verify store peers comparison cuda_peers cuda_comparison cuda_conv cuda_probe cudnn host",
     "frontends commands cli api __init__ __main__",
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
@@ -21,6 +21,7 @@ EXCEPTIONS = {  # importer -> imported, of the same layer or above, and why
     ("planner", "runtime"): "Plan.run; imported when a plan runs",
     ("planner", "emulated"): "Plan.run; imported when a plan runs",
     ("planner", "cuda"): "Plan.run; imported when a plan runs",
+    ("planner", "cuda_conv"): "Plan.run; imported when a plan runs",
     ("verify", "measure"): "a verdict is made of its checks",
     ("peers", "measure"): "a peer's output starts as NaN, as measure has it",
     ("peers", "verify"): "a peer is fed the shapes that verify checks",
@@ -29,6 +30,8 @@ EXCEPTIONS = {  # importer -> imported, of the same layer or above, and why
     ("comparison", "peers"): "a comparison is made of these",
     ("comparison", "store"): "a comparison is made of these",
     **{("cuda_comparison", used): "a comparison is made of these" for used in ("comparison", "cuda_peers", "measure", "store", "verify")},
+    ("cuda_conv", "cuda_comparison"): "the same fills and bounds",
+    ("cudnn", "cuda_peers"): "a peer is found as cuBLAS is",
     ("api", "frontends"): "model.onnx; imported when a model is read",
     ("__init__", "api"): "the public names, imported when first used",
     ("__main__", "cli"): "python -m pysim",

@@ -6,6 +6,7 @@ pysim compare resnet50 --peers > benchmarks/data/compare-resnet50.txt; python to
 
 import json
 import re
+import sys
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -13,6 +14,9 @@ import paper_comparison
 import static_cycles
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
+import conv_data  # noqa: E402
+
 DATA = ROOT / "benchmarks" / "data"
 
 
@@ -71,6 +75,40 @@ def cublas_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def convolution_table(*names: str) -> str:
+    """Per set and type: TFLOP/s of each algorithm of float32, and of the fastest of each party in the other types."""
+    lines = conv_data.lines_of(DATA / name for name in names)
+    rows = ["| layers | who | TFLOP/s, geometric mean | least | largest workspace, MiB | ran |", "| --- | --- | --: | --: | --: | --: |"]
+    for dtype in conv_data.DTYPES:
+        for name in conv_data.SETS:
+            mine = [line for line in lines if (line.set, line.dtype) == (name, dtype)]
+            for one in conv_data.parties(mine):
+                if dtype == "f32" or one.name.endswith(" best"):
+                    cells = f"{one.mean:.1f} | {one.least:.1f} | {one.workspace_bytes / 2**20:.0f} | {one.layers} of {len(mine)}"
+                    rows.append(f"| {name} {dtype} | {one.name} | {cells} |")
+    return "\n".join(rows) + "\n"
+
+
+def shared_memory_table(name: str) -> str:
+    """Cycles per instruction with many warps (with one) / wavefronts, by pattern and instruction."""
+    found = json.loads((DATA / name).read_text())["calibrations"][0]
+    by_place = {(row["pattern"], row["instruction"]): row for row in found["shared"]}
+    patterns, instructions = (list(dict.fromkeys(place[i] for place in by_place)) for i in (0, 1))
+    few, *_, many = found["shared"][0]["cycles"]
+    rows = [f"| cycles, {many} warps ({few} warp) / wavefronts | {' | '.join(instructions)} |", "| --- |" + " --: |" * len(instructions)]
+    for pattern in patterns:
+        cells = []
+        for row in (by_place.get((pattern, instruction)) for instruction in instructions):
+            mark = "**" if row and row["differs"] else ""
+            cycles = {warps: figure["median"] for warps, figure in row["cycles"].items()} if row else {}
+            cells.append(f"{mark}{cycles[many]:.2f}{mark} ({cycles[few]:.2f}) / {row['wavefronts']}" if row else "")
+        rows.append(f"| {pattern} | {' | '.join(cells)} |")
+    differ, of, device = sum(row["differs"] for row in found["shared"]), len(found["shared"]), found["device"]
+    about = f"{device['name']}, CUDA {device['runtime']}, medians of {found['samples']} launches"
+    about += f": {differ} of {of} (bold) differ by more than {found['tolerance']:.0%} from one wavefront a cycle."
+    return "\n".join([about, "", *rows, ""])
+
+
 if __name__ == "__main__":
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
@@ -88,3 +126,6 @@ if __name__ == "__main__":
     put(cache, "validation drawn schedules", validation_table("cache-validation-random.json"))
     put(cache, "validation worst", worst_table())
     put(ROOT / "docs" / "performance-cuda.md", "cublas", cublas_table())
+    put(ROOT / "docs" / "performance-cuda.md", "convolution peers", convolution_table("cudnn-h200-baseline.jsonl"))
+    if (DATA / "shared-memory-h200.json").exists():
+        put(ROOT / "docs" / "gpu.md", "shared memory h200", shared_memory_table("shared-memory-h200.json"))

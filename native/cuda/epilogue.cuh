@@ -42,6 +42,7 @@ template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 1
 template <class Acc, class Out> class Epilogue {
   public:
     using T = typename Arithmetic<Acc>::type;
+    enum { WIDE = 4 }; /* columns that a caller with a choice stores at once */
     __device__ explicit Epilogue(const Problem &p)
         : c((Out *)p.c), bias((const Out *)p.bias), ldc(p.ldc), m(p.m), n(p.n), alpha((T)p.alpha), beta((T)p.beta), low((T)p.low),
           high((T)p.high), activation(p.activation) {
@@ -96,7 +97,7 @@ template <class Acc, class Out> class Epilogue {
 template <class Acc, class Body> __device__ inline void with_epilogue(const Problem &p, Body body) {
     if constexpr (sizeof(Acc) == 8)
         body(Epilogue<Acc, double>(p));
-    else if constexpr (Arithmetic<Acc>::type(0.5) == 0)
+    else if constexpr (typename Arithmetic<Acc>::type(0.5) == 0)
         body(Epilogue<Acc, int>(p));
     else
         switch (p.c_dtype) {

@@ -2,19 +2,11 @@
  * Entry points of the GEMM hierarchy: check the arguments, re-lay out what the chosen kernel cannot take as it lies, launch.
  *
  * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, the tiles' flags, the partial sums. */
-#include <cmath>
-
+#include "arguments.h"
 #include "decomposition.cuh"
-#include "status.h"
 
 namespace pysim {
 namespace {
-
-enum { ALIGN = 256 };
-
-struct DtypeFact { const char *name; int bytes; };
-const DtypeFact dtypes[] = {{"f32", 4}, {"f64", 8}, {"f16", 2}, {"bf16", 2}, {"s8", 1}, {"s32", 4}, {"tf32", 4}, {"f8", 1}};
-enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 
 /* The families' rows one after another, as gemms.inc lists them. */
 Rows (*const families[])() = {simt_rows, wmma_rows, mma_rows, wgmma_rows};
@@ -27,21 +19,6 @@ const Row *row_at(int32_t index) {
     }
     return nullptr;
 }
-
-bool may_become(int32_t dtype, int32_t c_dtype) {
-    switch (dtype) {
-    case PYSIM_F32: case PYSIM_TF32: return c_dtype == PYSIM_F32;
-    case PYSIM_F64: return c_dtype == PYSIM_F64;
-    case PYSIM_F16: return c_dtype == PYSIM_F16 || c_dtype == PYSIM_F32;
-    case PYSIM_BF16: return c_dtype == PYSIM_BF16 || c_dtype == PYSIM_F32;
-    case PYSIM_S8: return c_dtype == PYSIM_S32;
-    case PYSIM_F8: return c_dtype == PYSIM_F16 || c_dtype == PYSIM_BF16 || c_dtype == PYSIM_F32;
-    default: return false;
-    }
-}
-
-/* Of the accumulators that partial sums are kept in. */
-int sum_bytes(int32_t dtype) { return dtype == PYSIM_F64 ? 8 : 4; }
 
 pysim_status check_gemm(const pysim_cuda_gemm *g) {
     if (!g) return fail(PYSIM_BAD_ARGUMENT, "the product is NULL");
@@ -59,11 +36,7 @@ pysim_status check_gemm(const pysim_cuda_gemm *g) {
     for (const auto &pitch : pitches)
         if (pitch.value < pitch.least || pitch.value > ((int64_t)1 << 40))
             return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; a row has %lld elements", pitch.name, (long long)pitch.value, (long long)pitch.least);
-    if (g->dtype < 0 || g->dtype >= DTYPES || g->c_dtype < 0 || g->c_dtype >= DTYPES)
-        return fail(PYSIM_BAD_ARGUMENT, "dtype and c_dtype are %d and %d; they lie in 0..%d", g->dtype, g->c_dtype, DTYPES - 1);
-    if (!may_become(g->dtype, g->c_dtype))
-        return fail(PYSIM_UNSUPPORTED, "a product of %s cannot have the result type %s", dtypes[g->dtype].name, dtypes[g->c_dtype].name);
-    return PYSIM_OK;
+    return check_dtypes(g->dtype, g->c_dtype);
 }
 
 pysim_status row_for(const pysim_cuda_gemm *g, int32_t kernel, const Row **row) {
@@ -79,8 +52,6 @@ struct Operand {
     int64_t rows, columns, pitch, bytes;
     bool transpose;
 };
-
-int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 Operand operand_of(const void *data, int64_t ld, bool k_last, bool k_major, int64_t outer, int64_t k, int element, const Needs &needs) {
     const bool transpose = k_major && !k_last;
@@ -123,60 +94,22 @@ pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s
 
 pysim_status check_schedule(const pysim_cuda_schedule *s) {
     if (!s) return fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
-    if (s->decomposition < PYSIM_DATA_PARALLEL || s->decomposition > PYSIM_STREAM_K)
-        return fail(PYSIM_BAD_ARGUMENT, "decomposition is %d; it is 0 (data parallel), 1 (split-K) or 2 (stream-K)", s->decomposition);
-    if (s->decomposition == PYSIM_DATA_PARALLEL ? s->splits != 1 : s->splits < 2)
-        return fail(PYSIM_BAD_ARGUMENT, "splits is %d; it is 1 for data parallel and at least 2 for the others", s->splits);
-    if ((unsigned)s->along_n > 1) return fail(PYSIM_BAD_ARGUMENT, "along_n is %d; it is 0 or 1", s->along_n);
-    if (s->group < 1 || s->group > 1024) return fail(PYSIM_BAD_ARGUMENT, "group is %d; it lies in 1..1024", s->group);
-    return PYSIM_OK;
-}
-
-pysim_status check_epilogue(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e) {
-    if (!e) return fail(PYSIM_BAD_ARGUMENT, "the epilogue is NULL");
-    if (!std::isfinite(e->alpha) || !std::isfinite(e->beta)) return fail(PYSIM_BAD_ARGUMENT, "alpha and beta are %g and %g; they must be finite", e->alpha, e->beta);
-    bool known = false;
-    const char *name = "";
-#define PYSIM_EPILOGUE(number, text, expression) if (e->activation == number) known = true, name = #text;
-#include "epilogues.inc"
-#undef PYSIM_EPILOGUE
-    if (!known) return fail(PYSIM_BAD_ARGUMENT, "activation %d is no line of epilogues.inc", e->activation);
-    if (name[0] == 'c' && !(e->low <= e->high)) return fail(PYSIM_BAD_ARGUMENT, "clamp's low %g is not below its high %g", e->low, e->high);
-    if (g->c_dtype == PYSIM_S32) {
-        if (name[0] == 'g') return fail(PYSIM_UNSUPPORTED, "gelu needs a floating-point result, not s32");
-        const double limit = 2147483647;
-        for (const double x : {e->alpha, e->beta, name[0] == 'c' ? e->low : 0, name[0] == 'c' ? e->high : 0})
-            if (x != std::floor(x) || std::fabs(x) > limit) return fail(PYSIM_UNSUPPORTED, "%g is no whole number, which an s32 result needs", x);
-    }
-    return PYSIM_OK;
+    return check_decomposition(s->decomposition, s->splits, s->along_n, s->group);
 }
 
 /* Bytes from the first to the last element. */
 int64_t span(int64_t rows, int64_t columns, int64_t ld, int element) { return ((rows - 1) * ld + columns) * element; }
 
-bool overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes) {
-    return a && b && (uintptr_t)a < (uintptr_t)b + (uint64_t)b_bytes && (uintptr_t)b < (uintptr_t)a + (uint64_t)a_bytes;
-}
-
 pysim_status check_operands(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, const void *c,
                             const void *workspace, int64_t workspace_bytes) {
     const int element = dtypes[g->dtype].bytes, result = dtypes[g->c_dtype].bytes;
-    const struct { const char *name; const void *data; int64_t bytes; int element; } all[] = {
+    return check_memory({
         {"c", c, span(g->m, g->n, g->ldc, result), result},
         {"a", a, g->trans_a ? span(g->k, g->m, g->lda, element) : span(g->m, g->k, g->lda, element), element},
         {"b", b, g->trans_b ? span(g->n, g->k, g->ldb, element) : span(g->k, g->n, g->ldb, element), element},
         {"bias", e->bias, g->n * result, result},
         {"workspace", workspace, workspace_bytes, 1},
-    };
-    for (int i = 0; i < 5; i++) {
-        if (!all[i].data && i < 3) return fail(PYSIM_BAD_ARGUMENT, "%s is NULL", all[i].name);
-        if ((uintptr_t)all[i].data % all[i].element) return fail(PYSIM_BAD_ARGUMENT, "%s is not aligned to its elements of %d bytes", all[i].name, all[i].element);
-    }
-    for (int i = 1; i < 5; i++)
-        for (const int written : {0, 4})
-            if (i != written && overlap(all[written].data, all[written].bytes, all[i].data, all[i].bytes))
-                return fail(PYSIM_BAD_ARGUMENT, "%s overlaps %s, which is written", all[i].name, all[written].name);
-    return PYSIM_OK;
+    });
 }
 
 Problem problem_of(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, void *c) {
@@ -201,19 +134,6 @@ pysim_status take(const Operand &o, int element, const void **data, int64_t *ld,
     return status;
 }
 
-/* Streaming multiprocessors of the current device. */
-pysim_status sms_of(const Row &row, int *sms) {
-    int device = 0, major = 0, minor = 0;
-    pysim_status status = check(cudaGetDevice(&device), "the current device");
-    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device), "its multiprocessors");
-    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "its capability");
-    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "its capability");
-    if (status != PYSIM_OK) return status;
-    if (10 * major + minor < row.info.capability)
-        return fail(PYSIM_UNSUPPORTED, "kernel %s needs capability %d.%d; this device has %d.%d", row.info.name, row.info.capability / 10,
-                    row.info.capability % 10, major, minor);
-    return PYSIM_OK;
-}
 }
 }
 
@@ -239,7 +159,7 @@ pysim_status pysim_cuda_gemm_attributes(const pysim_cuda_gemm *g, int32_t kernel
     pysim_status status = check_gemm(g);
     if (status == PYSIM_OK) status = row_for(g, kernel, &row);
     if (status == PYSIM_OK && !out) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_gemm_attributes: out is NULL");
-    if (status == PYSIM_OK) status = sms_of(*row, &sms);
+    if (status == PYSIM_OK) status = sms_of(row->info.name, row->info.capability, &sms);
     if (status != PYSIM_OK) return status;
     const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0};
     Problem p = problem_of(g, &e, nullptr, nullptr, nullptr);
@@ -268,13 +188,13 @@ pysim_status pysim_cuda_gemm_run(const pysim_cuda_gemm *g, const pysim_cuda_sche
     pysim_status status = check_gemm(g);
     if (status == PYSIM_OK) status = check_schedule(s);
     if (status == PYSIM_OK) status = row_for(g, s->kernel, &row);
-    if (status == PYSIM_OK) status = check_epilogue(g, e);
+    if (status == PYSIM_OK) status = check_epilogue(g->c_dtype, e);
     if (status == PYSIM_OK) status = workspace_of(g, s, *row, a, b, &w);
     if (status == PYSIM_OK) status = check_operands(g, e, a, b, c, workspace, workspace_bytes);
     if (status != PYSIM_OK) return status;
     if (w.total && (!workspace || workspace_bytes < w.total))
         return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? workspace_bytes : 0), (long long)w.total);
-    status = sms_of(*row, &sms);
+    status = sms_of(row->info.name, row->info.capability, &sms);
     if (status != PYSIM_OK) return status;
 
     const int element = dtypes[g->dtype].bytes;
@@ -295,7 +215,7 @@ pysim_status pysim_cuda_gemm_run(const pysim_cuda_gemm *g, const pysim_cuda_sche
 
 pysim_status pysim_cuda_gemm_reference(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, void *c, void *stream) {
     pysim_status status = check_gemm(g);
-    if (status == PYSIM_OK) status = check_epilogue(g, e);
+    if (status == PYSIM_OK) status = check_epilogue(g->c_dtype, e);
     if (status == PYSIM_OK) status = check_operands(g, e, a, b, c, nullptr, 0);
     if (status != PYSIM_OK) return status;
     if (g->m > 16 * 65535) return fail(PYSIM_UNSUPPORTED, "m is %lld; the reference takes up to %d", (long long)g->m, 16 * 65535);
@@ -305,23 +225,6 @@ pysim_status pysim_cuda_gemm_reference(const pysim_cuda_gemm *g, const pysim_cud
 pysim_status pysim_cuda_gemm_time(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
                                   const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream, int32_t warmups,
                                   int32_t samples, double *seconds) {
-    if (warmups < 0 || samples < 1 || !seconds)
-        return fail(PYSIM_BAD_ARGUMENT, "warmups and samples are %d and %d; right is at least 0 and 1, and seconds not NULL", warmups, samples);
-    const cudaStream_t on = (cudaStream_t)stream;
-    cudaEvent_t begin, end;
-    pysim_status status = check(cudaEventCreate(&begin), "an event");
-    if (status != PYSIM_OK) return status;
-    status = check(cudaEventCreate(&end), "an event");
-    for (int32_t i = -warmups; i < samples && status == PYSIM_OK; i++) {
-        float milliseconds = 0;
-        status = check(cudaEventRecord(begin, on), "an event");
-        if (status == PYSIM_OK) status = pysim_cuda_gemm_run(g, s, e, a, b, c, workspace, workspace_bytes, stream);
-        if (status == PYSIM_OK) status = check(cudaEventRecord(end, on), "an event");
-        if (status == PYSIM_OK) status = check(cudaEventSynchronize(end), "the timed product");
-        if (status == PYSIM_OK) status = check(cudaEventElapsedTime(&milliseconds, begin, end), "an event");
-        if (i >= 0) seconds[i] = milliseconds * 1e-3;
-    }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    return status;
+    return time_runs([&] { return pysim_cuda_gemm_run(g, s, e, a, b, c, workspace, workspace_bytes, stream); }, (cudaStream_t)stream, warmups, samples,
+                     seconds);
 }

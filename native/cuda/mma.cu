@@ -12,54 +12,22 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <type_traits>
 
-#include "mma_f64.cuh"
 #include "tensor.cuh"
+#ifndef PYSIM_EMULATED /* the f64 kernels want the copy engine, and have no rows where there is none */
+#include "mma_f64.cuh"
+#endif
 
 namespace pysim {
 namespace {
 
-__device__ inline void ldmatrix(unsigned (&r)[4], unsigned address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
-}
-__device__ inline void ldmatrix_transposed(unsigned (&r)[4], unsigned address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
-}
-
-#define MMA_4_2(instruction, letter)                                                                                             \
-    asm volatile(instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                  \
-                 : "+" letter(c[0]), "+" letter(c[1]), "+" letter(c[2]), "+" letter(c[3])                                        \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
-
-template <class In> struct Mma;
-template <> struct Mma<__half> {
-    using Acc = float;
-    static constexpr int k = 16;
-    __device__ static void run(float (&c)[4], const unsigned (&a)[4], const unsigned *b) { MMA_4_2("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "f"); }
+/* By the type of A and B: float stands for tf32, whose operands are rounded to nearest, as cuBLAS does, where they leave shared memory. */
+template <class In> struct Mma {
+    using Acc = std::conditional_t<sizeof(In) == 1, int, float>;
+    static constexpr int k = 32 / (int)sizeof(In);
+    __device__ static void run(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b) { mma(c, a, b, In()); }
 };
-template <> struct Mma<__nv_bfloat16> {
-    using Acc = float;
-    static constexpr int k = 16;
-    __device__ static void run(float (&c)[4], const unsigned (&a)[4], const unsigned *b) { MMA_4_2("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "f"); }
-};
-template <> struct Mma<float> { /* tf32: operands are rounded to nearest, as cuBLAS does, where they leave shared memory */
-    using Acc = float;
-    static constexpr int k = 8;
-    __device__ static unsigned round(unsigned x) {
-        unsigned y;
-        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
-        return y;
-    }
-    __device__ static void run(float (&c)[4], const unsigned (&a)[4], const unsigned *b) { MMA_4_2("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", "f"); }
-};
-template <> struct Mma<signed char> {
-    using Acc = int;
-    static constexpr int k = 32;
-    __device__ static void run(int (&c)[4], const unsigned (&a)[4], const unsigned *b) { MMA_4_2("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "r"); }
-};
-#undef MMA_4_2
 
 /* What a warp multiplies in one k step of the instruction. */
 template <class In, class S, int TILES_M, int TILES_N> struct Fragments {
@@ -68,7 +36,7 @@ template <class In, class S, int TILES_M, int TILES_N> struct Fragments {
     __device__ static void round(unsigned (&r)[4]) {
         if constexpr (sizeof(In) == 4)
 #pragma unroll
-            for (int e = 0; e < 4; e++) r[e] = Mma<In>::round(r[e]);
+            for (int e = 0; e < 4; e++) r[e] = round_tf32(r[e]);
     }
     __device__ void load(char *left, char *right, int row0, int column0, int k0) {
         constexpr int half = 16 / (int)sizeof(In); /* elements of 16 bytes */
@@ -77,18 +45,18 @@ template <class In, class S, int TILES_M, int TILES_N> struct Fragments {
         for (int i = 0; i < TILES_M; i++) {
             const int row = row0 + i * 16;
             if constexpr (S::a_k_last)
-                ldmatrix(a[i], shared_address(S::A::at(left, row + lane % 16, k0 + lane / 16 * half)));
+                load_matrices<false>(a[i], S::A::at(left, row + lane % 16, k0 + lane / 16 * half));
             else
-                ldmatrix_transposed(a[i], shared_address(S::A::at(left, row + lane / 8 % 2 * 8, k0 + lane % 8 + lane / 16 * 8)));
+                load_matrices<true>(a[i], S::A::at(left, row + lane / 8 % 2 * 8, k0 + lane % 8 + lane / 16 * 8));
             round(a[i]);
         }
 #pragma unroll
         for (int j = 0; j < TILES_N / 2; j++) {
             const int column = column0 + j * 16;
             if constexpr (S::b_k_last)
-                ldmatrix(b[j], shared_address(S::B::at(right, column + lane % 8 + lane / 16 * 8, k0 + lane / 8 % 2 * half)));
+                load_matrices<false>(b[j], S::B::at(right, column + lane % 8 + lane / 16 * 8, k0 + lane / 8 % 2 * half));
             else
-                ldmatrix_transposed(b[j], shared_address(S::B::at(right, column + lane / 16 * 8, k0 + lane % 16)));
+                load_matrices<true>(b[j], S::B::at(right, column + lane / 16 * 8, k0 + lane % 16));
             round(b[j]);
         }
     }
@@ -101,7 +69,7 @@ __global__ void __launch_bounds__(Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>:
     using Sums = SharedSums<Acc, BM, BN, S::threads>;
     constexpr int tiles_m = WM / 16, tiles_n = WN / 8;
     static_assert(tiles_n % 2 == 0, "one ldmatrix brings two fragments of B");
-    extern __shared__ __align__(128) char shared[];
+    PYSIM_DYNAMIC_SHARED(shared);
     __shared__ int meeting;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp / S::warps_n * WM, warp_column = warp % S::warps_n * WN;
@@ -153,8 +121,13 @@ template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES> struct K
     static constexpr Needs needs = {16, sizeof(In) == 1 || sizeof(In) == 4, sizeof(In) == 1 || sizeof(In) == 4};
 };
 
+#ifndef PYSIM_EMULATED
 template <int BM, int BN, int BK, int WM, int WN, int STAGES>
 struct Kernel<double, BM, BN, BK, WM, WN, STAGES> : f64_mma::Kernel<BM, BN, BK, WM, WN, STAGES> {};
+#define ROW_OF_f64 ROW_OF
+#else
+#define ROW_OF_f64(...)
+#endif
 
 using f16 = __half;
 using bf16 = __nv_bfloat16;
@@ -166,7 +139,12 @@ enum { CODE_f16 = PYSIM_F16, CODE_bf16 = PYSIM_BF16, CODE_tf32 = PYSIM_TF32, COD
 #define ROW_simt(...)
 #define ROW_wmma(...)
 #define ROW_wgmma(...)
-#define ROW_mma(dtype, form, bm, bn, bk, wm, wn, tm, tn, stages, cm, cn, capability)                                              \
+#define ROW_OF_f16 ROW_OF
+#define ROW_OF_bf16 ROW_OF
+#define ROW_OF_tf32 ROW_OF
+#define ROW_OF_s8 ROW_OF
+#define ROW_mma(dtype, ...) ROW_OF_##dtype(dtype, __VA_ARGS__)
+#define ROW_OF(dtype, form, bm, bn, bk, wm, wn, tm, tn, stages, cm, cn, capability)                                              \
     {{#dtype "_mma_" #bm "x" #bn "x" #bk "_" #wm "x" #wn "_" #tm "x" #tn "_s" #stages "_c" #cm "x" #cn, "mma", #form,             \
       CODE_##dtype, bm, bn, bk, wm, wn, tm, tn, stages, cm, cn, capability},                                                      \
      Kernel<dtype, bm, bn, bk, wm, wn, stages>::needs, Kernel<dtype, bm, bn, bk, wm, wn, stages>::launch,                         \

@@ -207,8 +207,7 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
         if (error == cudaSuccess) error = prepare<S>(layout(p));
         if (error != cudaSuccess) return error;
         const int blocks = std::min(Grid(p, BM, BN, BK).items(p), sms * S::BLOCKS); /* they stay */
-        layout(p)<<<blocks, S::THREADS, S::SHARED_BYTES, stream>>>(a, b, p);
-        return cudaGetLastError();
+        return pysim::launch(layout(p), blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, p);
     }
     static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
         return attributes_of(layout(p), S::THREADS, S::SHARED_BYTES, out);

@@ -7,6 +7,7 @@
 #include <cuda_fp8.h>
 
 #include "epilogue.cuh"
+#include "launch.h"
 
 namespace pysim {
 namespace {
@@ -45,8 +46,7 @@ template <class In, class Out> __global__ void reference_kernel(Problem p) {
 
 template <class In, class Out> cudaError_t start(const Problem &p, cudaStream_t stream) {
     const dim3 grid((p.n + EDGE - 1) / EDGE, (p.m + EDGE - 1) / EDGE), block(EDGE, EDGE);
-    reference_kernel<In, Out><<<grid, block, 0, stream>>>(p);
-    return cudaGetLastError();
+    return launch(reference_kernel<In, Out>, grid, block, 0, stream, p);
 }
 template <class In> cudaError_t start_float(const Problem &p, cudaStream_t stream) {
     switch (p.c_dtype) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "gemm.h"
+#include "launch.h"
 
 namespace pysim {
 namespace {
@@ -94,14 +95,10 @@ cudaError_t start(void *to, int64_t to_pitch, const void *from, int64_t from_pit
         if (transpose && ((uintptr_t)from | (uintptr_t)(from_pitch * (int64_t)sizeof(T))) % 4 == 0) {
             constexpr int edge = 128 / sizeof(T);
             const dim3 words((unsigned)((to_pitch + edge - 1) / edge), (unsigned)((rows + edge - 1) / edge));
-            transpose_words<T><<<words, block, 0, stream>>>((T *)to, to_pitch, (const T *)from, from_pitch, rows, columns);
-            return cudaGetLastError();
+            return launch(transpose_words<T>, words, block, 0, stream, (T *)to, to_pitch, (const T *)from, from_pitch, rows, columns);
         }
-    if (transpose)
-        relayout_kernel<T, true><<<grid, block, 0, stream>>>((T *)to, to_pitch, (const T *)from, from_pitch, rows, columns);
-    else
-        relayout_kernel<T, false><<<grid, block, 0, stream>>>((T *)to, to_pitch, (const T *)from, from_pitch, rows, columns);
-    return cudaGetLastError();
+    const auto kernel = transpose ? relayout_kernel<T, true> : relayout_kernel<T, false>;
+    return launch(kernel, grid, block, 0, stream, (T *)to, to_pitch, (const T *)from, from_pitch, rows, columns);
 }
 }
 

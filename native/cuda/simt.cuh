@@ -19,8 +19,10 @@
 #ifndef PYSIM_CUDA_SIMT_CUH
 #define PYSIM_CUDA_SIMT_CUH
 #include <new>
+#include <type_traits>
 
 #include "decomposition.cuh"
+#include "launch.h"
 #include "simt.h"
 
 namespace pysim {
@@ -66,8 +68,9 @@ template <class S> __device__ inline void multiply(typename S::Sum (&sum)[S::TM]
  * H200 has two banks, even and odd registers, and each serves one operand a cycle: swapped, an FFMA that reuses its row's operand
  * reads one from each. Measured with the operands of 768 FFMA in a loop chosen by hand: 65.2 TFLOP/s one from each bank, 33.2 both from one,
  * 22.2 three from one. */
-template <class S> __device__ inline void store_tile(const Problem &p, const typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int row0, int column0,
-                                                     int lm, int ln, int lane) {
+template <class S, class Source>
+__device__ inline void store_tile(const Source &source, const Tile &t, const typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int row0, int column0,
+                                  int lm, int ln, int lane) {
     using T = typename S::T;
     using Sum = typename S::Sum;
     constexpr int PACK = T::PACK, V = S::VN / PACK, pitch = S::WN * (int)sizeof(Sum) / PACK, mask = pitch >= 128 ? 96 : 0, SWAP = V > 1;
@@ -85,27 +88,29 @@ template <class S> __device__ inline void store_tile(const Problem &p, const typ
         }
     }
     __syncwarp();
-    constexpr int WIDE = 4, GROUPS = S::WN / WIDE, BYTES = WIDE * (int)sizeof(Sum) / PACK, PART = BYTES > 16 ? 16 : BYTES;
     const auto finish = [&](const auto &epilogue) {
+        /* Lanes take WIDE columns each; a lane keeps its columns where it can, so that what follows from them is computed once. */
+        constexpr int WIDE = std::decay_t<decltype(epilogue)>::WIDE, GROUPS = S::WN / WIDE, ACROSS = GROUPS < 32 ? GROUPS : 32;
+        constexpr int BYTES = WIDE * (int)sizeof(Sum) / PACK, PART = BYTES > 16 ? 16 : BYTES, OUT = WIDE > 1 ? SWAP : 0;
+        static_assert(32 % ACROSS == 0 && GROUPS % ACROSS == 0 && WIDE % PACK == 0, "");
+#pragma unroll
+        for (int turn = 0; turn < GROUPS / ACROSS; turn++) {
+            const int column = (turn * ACROSS + lane % ACROSS) * WIDE;
 #pragma unroll 4
-        for (int i = lane; i < S::WM * GROUPS; i += 32) {
-            const int row = i / GROUPS, column = i % GROUPS * WIDE;
-            alignas(16) Sum some[WIDE / PACK];
+            for (int row = lane / ACROSS; row < S::WM; row += 32 / ACROSS) {
+                alignas(16) Sum some[WIDE / PACK];
 #pragma unroll
-            for (int b = 0; b < BYTES; b += PART)
-                *(typename Word<PART>::type *)((char *)some + b) = *(const typename Word<PART>::type *)(shared + place(row, column * (int)sizeof(Sum) / PACK + b));
-            typename T::Value values[WIDE];
+                for (int b = 0; b < BYTES; b += PART)
+                    *(typename Word<PART>::type *)((char *)some + b) =
+                        *(const typename Word<PART>::type *)(shared + place(row, (column ^ (SWAP - OUT)) * (int)sizeof(Sum) / PACK + b));
+                typename T::Value values[WIDE];
 #pragma unroll
-            for (int e = 0; e < WIDE; e++) values[e] = T::value(some[e / PACK ^ SWAP], e % PACK);
-            epilogue.store(row0 + row, column0 + column, values);
+                for (int e = 0; e < WIDE; e++) values[e] = T::value(some[e / PACK ^ OUT], e % PACK);
+                epilogue.store(row0 + row, column0 + column, values);
+            }
         }
     };
-    if constexpr (PACK == 2) {
-        if (p.c_dtype == PYSIM_F16) finish(Epilogue<float, __half>(p));
-        else finish(Epilogue<float, float>(p));
-    } else {
-        finish(Epilogue<typename T::Value, typename T::Value>(p));
-    }
+    source.with_output(t, finish);
 }
 
 /* One tile: sums over its `steps` of k. EDGE: some of it may lie outside the operands, or not lie as vectors. Shared memory is free again
@@ -129,9 +134,9 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             if (i < steps) fetch(i);
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            commit_async();
         }
-        asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+        wait_async<AHEAD - 1>();
     } else {
         a.template load<EDGE>(staged_a, thread), b.template load<EDGE>(staged_b, thread);
         store(0);
@@ -151,7 +156,7 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
         const bool more = i + 1 < steps;
         if constexpr (ASYNC) {
             if (i + AHEAD < steps) fetch(filled);
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            commit_async();
             filled = filled + 1 == S::STAGES ? 0 : filled + 1;
         } else if (more) {
             a.template load<EDGE>(staged_a, thread), b.template load<EDGE>(staged_b, thread);
@@ -160,7 +165,7 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
         for (int k = 0; k < S::UNITS; k++) {
             if (S::STAGES == 2 && k == S::UNITS - 2 && more) store(1 - at);
             if (k == S::UNITS - 1) { /* every fragment of this step has been read */
-                if constexpr (ASYNC) asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+                if constexpr (ASYNC) wait_async<AHEAD - 1>();
                 at = at + 1 == S::STAGES ? 0 : at + 1;
                 __syncthreads();
                 if (S::STAGES == 1) {
@@ -173,13 +178,17 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
             multiply<S>(sum, fa[k % 2], fb[k % 2]);
         }
     }
-    if constexpr (ASYNC) asm volatile("cp.async.wait_group 0;" ::: "memory");
+    if constexpr (ASYNC) wait_async<0>();
 }
 
-template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
+/* The tiles of one block. A Source says where their operands come from and where the sums go:
+ *   a(t, begin, end), b(t, begin, end)   what loads block row t.i of A and block column t.j of B, for k in [begin, end): see Copy
+ *   with_output(t, body)                 body(epilogue); epilogue.store(row, column, values) takes epilogue.WIDE columns, both counted from the first
+ *                                        tile's */
+template <class S, class Source> __device__ inline void sum_tiles(const Problem &p, const Source &source) {
     using T = typename S::T;
     using Sum = typename S::Sum;
-    extern __shared__ __align__(128) char shared[];
+    PYSIM_DYNAMIC_SHARED(shared);
     /* Where the block stands: not in registers, which the loop needs. */
     __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now;
     Work &work = *(Work *)now.work;
@@ -200,8 +209,8 @@ template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::T
 #pragma unroll
             for (int n = 0; n < S::SUMS; n++) memset(&sum[m][n], 0, sizeof(Sum));
         const int begin = t.begin * S::BK, end = min(t.end * S::BK, p.k);
-        const typename S::template CopyA<!TRANS_A> a(p.a, p.lda, t.i * S::BM, p.m, begin, end, threadIdx.x);
-        const typename S::template CopyB<TRANS_B> b(p.b, p.ldb, t.j * S::BN, p.n, begin, end, threadIdx.x);
+        const auto a = source.a(t, begin, end);
+        const auto b = source.b(t, begin, end);
         if (a.whole() && b.whole()) sum_tile<S, false>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
         else sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
         bool whole = true;
@@ -216,9 +225,34 @@ template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::T
         }
         __syncthreads(); /* all have read their fragments */
         if (whole)
-            store_tile<S>(p, sum, shared + warp * (S::WM * S::WN * (int)sizeof(Sum) / T::PACK), t.i * S::BM + warp_m, t.j * S::BN + warp_n, lm, ln, lane);
+            store_tile<S>(source, t, sum, shared + warp * (S::WM * S::WN * (int)sizeof(Sum) / T::PACK), t.i * S::BM + warp_m, t.j * S::BN + warp_n, lm, ln,
+                          lane);
         __syncthreads();
     }
+}
+
+/* A product's operands lie in memory as matrices. */
+template <class S, bool TRANS_A, bool TRANS_B> struct Matrices {
+    const Problem &p;
+    __device__ auto a(const Tile &t, int begin, int end) const {
+        return typename S::template CopyA<!TRANS_A>(p.a, p.lda, t.i * S::BM, p.m, begin, end, threadIdx.x);
+    }
+    __device__ auto b(const Tile &t, int begin, int end) const {
+        return typename S::template CopyB<TRANS_B>(p.b, p.ldb, t.j * S::BN, p.n, begin, end, threadIdx.x);
+    }
+    template <class Body> __device__ void with_output(const Tile &, Body body) const {
+        using Value = typename S::T::Value;
+        if constexpr (S::T::PACK == 2) {
+            if (p.c_dtype == PYSIM_F16) body(Epilogue<float, __half>(p));
+            else body(Epilogue<float, float>(p));
+        } else {
+            body(Epilogue<Value, Value>(p));
+        }
+    }
+};
+
+template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
+    sum_tiles<S>(p, Matrices<S, TRANS_A, TRANS_B>{p});
 }
 
 /* The kernel of a layout, allowed its shared memory. */
@@ -231,8 +265,7 @@ template <class S> cudaError_t launch(const Problem &p, int, cudaStream_t stream
     void (*run)(Problem);
     const cudaError_t error = kernel_of<S>(p, &run);
     if (error != cudaSuccess) return error;
-    run<<<Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream>>>(p);
-    return cudaGetLastError();
+    return pysim::launch(run, Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream, p);
 }
 
 template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {

@@ -9,6 +9,13 @@ namespace simt {
 
 enum Form { full, scalar, unpadded };
 
+/* Blocks of `threads` that fit where a thread has so many registers: each of the 4 schedulers has registers for 512 of a thread's, a warp at a
+ * time, by eights. */
+constexpr int blocks_of(int registers, int threads) {
+    const int blocks = 4 * (512 / (registers > 255 ? 256 : (registers + 7) / 8 * 8)) / (threads / 32);
+    return blocks < 1 ? 1 : blocks > 16 ? 16 : blocks;
+}
+
 /* One row of gemms.inc. */
 template <class Type, Form FORM, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARP_M, int WARP_N, int THREAD_M, int THREAD_N, int DEPTH>
 struct Shape {
@@ -38,10 +45,8 @@ struct Shape {
         SHARED_BYTES = PIPE_BYTES > TILE_BYTES ? PIPE_BYTES : TILE_BYTES,
         /* registers, more or less: sums, two fragments of each, the step on its way, addresses */
         REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 : 24) + (TM * TN < 64 ? 48 : 16),
-        /* blocks that fit: each of the 4 schedulers has registers for 512 of a thread's, a warp at a time, by eights */
-        FIT = 4 * (512 / (REGISTERS > 255 ? 256 : (REGISTERS + 7) / 8 * 8)) / (THREADS / 32),
-        BLOCKS = FIT < 1 ? 1 : FIT > 16 ? 16 : FIT,
     };
+    enum { BLOCKS = blocks_of(REGISTERS, THREADS) };
 };
 
 template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream);

@@ -20,6 +20,7 @@ namespace simt {
 /* An operand of EXTENT outputs by STEP elements of k, moved by THREADS threads. K_INNER: k is contiguous in device memory; VECTOR: by vectors;
  * SWIZZLED: without bank conflicts. */
 template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED, bool K_INNER> class Copy {
+  protected:
     using In = typename T::In;
     using Unit = typename T::Unit;
     enum {
@@ -46,7 +47,6 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     int left;          /* elements of k from the step's first one */
     const bool aligned, inside;
 
-    static __device__ int inner_of(int thread) { return thread % ACROSS * INNER; }
     static __device__ int line_of(int thread) { return thread / ACROSS * PIECES; }
     static __device__ bool idle(int thread, int turn) { return CHUNKS % THREADS && turn * THREADS + thread >= CHUNKS; }
 
@@ -54,6 +54,8 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     enum { BYTES = EXTENT * STEP / T::DEPTH * (int)sizeof(Unit) };
     using Staged = unsigned[TURNS][4];
 
+    /* The thread's place along the contiguous dimension. */
+    static __device__ int inner_of(int thread) { return thread % ACROSS * INNER; }
     static __device__ constexpr int swizzle(int k) { return SWIZZLED ? k / T::K_UNITS % LINES * (128 / LINES) : 0; }
     static __device__ int byte(int k, int x) { return ((k * EXTENT + x) * (int)sizeof(Unit)) ^ swizzle(k); }
 
@@ -158,10 +160,7 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     }
 
     template <int COUNT> static __device__ void fetch(char *shared, const void *from, bool exists) {
-        const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-        const int bytes = exists ? COUNT : 0; /* the rest is zeros */
-        if constexpr (COUNT == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-        else asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(bytes), "n"(COUNT) : "memory");
+        copy_async<COUNT>(shared, from, exists ? COUNT : 0); /* the rest is zeros */
     }
 
     template <bool WHOLE> __device__ void async_turns(char *shared, int thread) const {

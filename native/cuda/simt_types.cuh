@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "epilogue.cuh"
+#include "ptx.cuh"
 
 namespace pysim {
 namespace simt {
@@ -80,12 +81,7 @@ template <int BYTES, bool VECTOR, int UNIT> __device__ inline void from_shared(v
     if constexpr (VECTOR) {
         *(typename Word<BYTES>::type *)to = *(const typename Word<BYTES>::type *)from;
     } else {
-        const unsigned at = (unsigned)__cvta_generic_to_shared(from);
-#pragma unroll
-        for (int i = 0; i < BYTES / UNIT; i++)
-            if constexpr (UNIT == 8) asm volatile("ld.volatile.shared.f64 %0, [%1];" : "=d"(((double *)to)[i]) : "r"(at + 8 * i));
-            else if constexpr (UNIT == 4) asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(((unsigned *)to)[i]) : "r"(at + 4 * i));
-            else asm volatile("ld.volatile.shared.u16 %0, [%1];" : "=h"(((unsigned short *)to)[i]) : "r"(at + 2 * i));
+        load_volatile<BYTES, UNIT>(to, from);
     }
 }
 template <int BYTES, bool VECTOR> __device__ inline void to_shared(void *to, const unsigned *words) {
@@ -94,9 +90,7 @@ template <int BYTES, bool VECTOR> __device__ inline void to_shared(void *to, con
         else if constexpr (BYTES == 8) *(uint2 *)to = make_uint2(words[0], words[1]);
         else *(unsigned *)to = words[0];
     } else {
-        const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-#pragma unroll
-        for (int i = 0; i < BYTES / 4; i++) asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(at + 4 * i), "r"(words[i]) : "memory");
+        store_volatile<BYTES>(to, words);
     }
 }
 }

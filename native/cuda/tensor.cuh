@@ -8,17 +8,10 @@
 #define PYSIM_CUDA_TENSOR_CUH
 #include "decomposition.cuh"
 #include "epilogue.cuh"
+#include "launch.h"
+#include "ptx.cuh"
 
 namespace pysim {
-
-__device__ inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
-
-/* 16 bytes, of which `bytes` come from memory and the rest are zero. */
-__device__ inline void copy_async(void *to, const void *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
-}
-__device__ inline void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> __device__ inline void wait_async() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
 /* The least pitch in bytes that holds `bytes` (a multiple of 16) and is an odd multiple of 16. */
 constexpr int padded(int bytes) { return bytes % 32 ? bytes : bytes + 16; }
@@ -59,7 +52,7 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS> class Copies {
 #pragma unroll
         for (int row = 0; row < Tile::rows; row += row_step) {
             if (Tile::rows % row_step && row + (int)threadIdx.x / Tile::chunks >= Tile::rows) break;
-            copy_async(base + offset + row * Tile::pitch, from, row < rows ? bytes : 0);
+            copy_async<16>(base + offset + row * Tile::pitch, from, row < rows ? bytes : 0);
             from += row_step * pitch;
         }
     }
@@ -149,8 +142,7 @@ template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
 template <class Kernel> cudaError_t start(Kernel kernel, const Problem &p, int blocks, int threads, int shared, cudaStream_t stream) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (error != cudaSuccess) return error;
-    kernel<<<blocks, threads, shared, stream>>>(p);
-    return cudaGetLastError();
+    return launch(kernel, blocks, threads, shared, stream, p);
 }
 template <class Kernel> cudaError_t attributes_of(Kernel kernel, int threads, int shared, pysim_cuda_attributes *out) {
     cudaFuncAttributes found;

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
     using Right = wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, std::conditional_t<TB, wmma::col_major, wmma::row_major>>;
     using Sum = wmma::fragment<wmma::accumulator, 16, 16, 16, Acc>;
     constexpr int tiles_m = WM / 16, tiles_n = WN / 16, size = Sum::num_elements;
-    extern __shared__ __align__(128) char shared[];
+    PYSIM_DYNAMIC_SHARED(shared);
     __shared__ int meeting;
     const int warp = threadIdx.x / 32, warp_row = warp / S::warps_n * WM, warp_column = warp % S::warps_n * WN;
     Work work(p, Grid(p, BM, BN, BK), blockIdx.x, gridDim.x);

@@ -234,7 +234,6 @@ class Rows(NamedTuple):
     sustained: Array
     alignment: Array
     k_major: Array
-    whole: Array
     sum_turns: Array
     launch_seconds: Array
     block_cycles: Array
@@ -283,7 +282,6 @@ def rows_of(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[
         sustained=np.array([gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.frequency_hz.value for pipe in pipes]),
         alignment=np.array([needs(kernel).alignment for kernel in kernels], float),
         k_major=np.array([needs(kernel).k_major for kernel in kernels]),
-        whole=np.array([has_producer(kernel) for kernel in kernels]),
         sum_turns=np.array([np.ceil(kernel.block_m * kernel.block_n / kernel.math_threads / SUMS_AT_ONCE) for kernel in kernels]),
         launch_seconds=constant("launch_seconds"),
         block_cycles=constant("block_cycles"),
@@ -292,9 +290,6 @@ def rows_of(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[
         hidden=constant("hidden"),
         overlap=constant("overlap"),
     )
-
-
-WHOLE = 1
 
 
 class Table(NamedTuple):
@@ -310,6 +305,32 @@ class Table(NamedTuple):
         return Table(*(column[where] for column in self))
 
 
+class Shape(NamedTuple):
+    """What launches compute, as the model counts it: numbers, or arrays over the rows of a table.
+
+    A product of m x n x k; bytes of A, B and C in memory; `asks_*`: bytes of A that each column of tiles asks of L2, and of B each row of
+    tiles; `result`, `sums`: bytes of one output of a tile as it leaves, and as it is summed.
+    """
+
+    m: Any
+    n: Any
+    k: Any
+    a: Any
+    b: Any
+    c: Any
+    asks_a: Any
+    asks_b: Any
+    result: Any
+    sums: Any
+
+
+def shape_of(problem: Gemm) -> Shape:
+    """A product's own: every row of tiles asks for all of B once."""
+    size, result = GEMM_DTYPES[problem.dtype], RESULT_BYTES.get(problem.dtype, GEMM_DTYPES[problem.dtype])
+    a, b, c = (np.float64(x) for x in (problem.m * problem.k * size, problem.k * problem.n * size, problem.m * problem.n * result))
+    return Shape(problem.m, problem.n, problem.k, a, b, c, a, b, result, SUM_BYTES.get(problem.dtype, 4))
+
+
 class Prediction(NamedTuple):
     """The cost of every row of a table: `terms` in cycles by the names of TERMS, traffic in bytes, and what led to them."""
 
@@ -323,21 +344,23 @@ class Prediction(NamedTuple):
     facts: dict[str, Array]
 
 
-def predict(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, hot: bool = True) -> Prediction:
-    """Cost of each launch of a table."""
+def predict(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, hot: bool = True, shape: Shape | None = None) -> Prediction:
+    """Cost of each launch of a table; `shape` is what else than the plain product they compute (a convolution's tiles)."""
     model, frequency = gpu.model, gpu.frequency_hz.value
-    facts = _counts(gpu, problem, rows, table)
-    _traffic(gpu, problem, rows, table, facts, hot)
+    shape = shape or shape_of(problem)
+    facts = _counts(gpu, shape, rows, table)
+    _traffic(gpu, shape, rows, table, facts, hot)
+    _relayouts(problem, rows, table, facts, shape.a, shape.b)
     r = table.row
     latency = gpu.l2_latency_cycles.value + facts["miss"] * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
     full, last = _wave_cycles(gpu, rows, r, facts, latency)
     terms = {name: full[name] + last[name] for name in full}
     port, tile = gpu.port_bytes_per_cycle.value, rows.tile_m[r] * rows.tile_n[r] / rows.blocks[r]
-    out = tile * RESULT_BYTES.get(problem.dtype, GEMM_DTYPES[problem.dtype]) / port
+    out = tile * shape.result / port
     waves = facts["full_waves"] + (facts["last"] > 0)
     edge = rows.block_cycles[r] + latency + np.where(facts["full_waves"] > 0, facts["resident"], facts["last"]) * out
     terms["tiles"] = edge * facts["turns"] * (1 + (waves - 1) * (1 - rows.hidden[r]))
-    terms["partials"] = _partials(gpu, problem, rows, table, facts, latency)
+    terms["partials"] = _partials(gpu, shape, rows, table, facts, latency)
     terms["relayout"] = facts["relayout_bytes"] * frequency / _copy_rate(gpu, facts["relayout_bytes"]) / model.copy_share.value
     passes = facts["relayouts"] * model.pass_seconds.value + (table.kind != DATA_PARALLEL) * model.clear_seconds.value
     terms["launch"] = (rows.launch_seconds[r] + passes) * frequency
@@ -388,12 +411,12 @@ def _overlapped(overlap: Array, part: dict[str, Array]) -> Array:
     return cycles
 
 
-def _counts(gpu: Gpu, problem: Gemm, rows: Rows, table: Table) -> dict[str, Array]:
+def _counts(gpu: Gpu, shape: Shape, rows: Rows, table: Table) -> dict[str, Array]:
     """Tiles, items, steps and waves."""
     r = table.row
     units = np.floor(gpu.sms.value / rows.blocks[r])  # SMs, or groups of them that hold a cluster
-    tiles_m, tiles_n = np.ceil(problem.m / rows.tile_m[r]), np.ceil(problem.n / rows.tile_n[r])
-    all_steps, tiles = np.ceil(problem.k / rows.block_k[r]), tiles_m * tiles_n
+    tiles_m, tiles_n = np.ceil(shape.m / rows.tile_m[r]), np.ceil(shape.n / rows.tile_n[r])
+    all_steps, tiles = np.ceil(shape.k / rows.block_k[r]), tiles_m * tiles_n
     stream = table.kind == STREAM_K
     items = np.where(stream, table.splits, tiles * table.splits)
     steps = np.where(stream, np.ceil(tiles * all_steps / table.splits), np.ceil(all_steps / table.splits))
@@ -416,13 +439,11 @@ def _counts(gpu: Gpu, problem: Gemm, rows: Rows, table: Table) -> dict[str, Arra
     }
 
 
-def _traffic(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, facts: dict[str, Array], hot: bool) -> None:
-    """Bytes through L2 and from memory, and what has to be copied first."""
-    r, size = table.row, GEMM_DTYPES[problem.dtype]
-    result = RESULT_BYTES.get(problem.dtype, size)
-    a, b, c = (np.float64(x) for x in (problem.m * problem.k * size, problem.k * problem.n * size, problem.m * problem.n * result))
+def _traffic(gpu: Gpu, shape: Shape, rows: Rows, table: Table, facts: dict[str, Array], hot: bool) -> None:
+    """Bytes through L2 and from memory."""
+    r, (a, b, c) = table.row, shape[3:6]
     partial = np.where(table.kind == SPLIT_K, facts["items"], np.where(table.kind == STREAM_K, 2 * table.splits, 0))
-    partial = partial * rows.tile_m[r] * rows.tile_n[r] * SUM_BYTES.get(problem.dtype, 4)
+    partial = partial * rows.tile_m[r] * rows.tile_n[r] * shape.sums
     facts["partial_bytes"] = partial
     along_n, stream = table.along_n.astype(bool), table.kind == STREAM_K
     fast, slow = np.where(along_n, b, a), np.where(along_n, a, b)
@@ -432,28 +453,17 @@ def _traffic(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, facts: dict[str,
     share = np.where(stream, facts["tiles"] * facts["all_steps"] / table.splits, 0)
     walk = Walk(fast, slow, n_fast, n_slow, np.minimum(table.group, n_slow), at_once, facts["all_steps"], share)
     found = reads(gpu, walk)
-    asked_fast, asked_slow = fast * n_slow, slow * n_fast  # of L2
+    asked_fast = np.where(along_n, shape.asks_b, shape.asks_a) * n_slow  # of L2
+    asked_slow = np.where(along_n, shape.asks_a, shape.asks_b) * n_fast
     repeat = gpu.model.repeat_share.value
     joined = sum(asked * (repeat + (1 - repeat) * alone) for asked, alone in ((asked_fast, found[0]), (asked_slow, found[1])))
     facts["l2_bytes"] = joined + c + 2 * partial
-    if WHOLE:
-        m, n, k = (
-            np.where(rows.whole[r], count * tile, extent)
-            for count, tile, extent in (
-                (facts["tiles_m"], rows.tile_m[r], problem.m),
-                (facts["tiles_n"], rows.tile_n[r], problem.n),
-                (facts["all_steps"], rows.block_k[r], problem.k),
-            )
-        )
-        facts["port_bytes"] = (m * facts["tiles_n"] + n * facts["tiles_m"]) * k * size + c + 2 * partial
-    else:
-        facts["port_bytes"] = asked_fast + asked_slow + c + 2 * partial
+    facts["port_bytes"] = asked_fast + asked_slow + c + 2 * partial
     whole = miss(gpu, a + b + c + partial)
     first = whole if hot else np.ones(())
     read_fast, read_slow = fast * (first + found.fast_again), slow * (first + found.slow_again)
     facts["memory_bytes"] = read_fast + read_slow + c * whole + 2 * partial * miss(gpu, partial)
     facts["miss"] = np.clip(np.maximum(read_fast / asked_fast, read_slow / asked_slow), 0, 1)  # a step waits for the slower operand
-    _relayouts(problem, rows, table, facts, a, b)
 
 
 def _relayouts(problem: Gemm, rows: Rows, table: Table, facts: dict[str, Array], a: Any, b: Any) -> None:
@@ -473,10 +483,10 @@ def _copy_rate(gpu: Gpu, size: Array) -> Array:
     return 1 / (away / gpu.memory_bytes_per_second.value + (1 - away) * 2 / gpu.l2_bytes_per_second.value)
 
 
-def _partials(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, facts: dict[str, Array], latency: Array) -> Array:
+def _partials(gpu: Gpu, shape: Shape, rows: Rows, table: Table, facts: dict[str, Array], latency: Array) -> Array:
     """Cycles to write a block's accumulators, and for the last block of a tile to read and sum all parts of it."""
     r, port = table.row, gpu.port_bytes_per_cycle.value
-    tile = rows.tile_m[r] * rows.tile_n[r] / rows.blocks[r] * SUM_BYTES.get(problem.dtype, 4)
+    tile = rows.tile_m[r] * rows.tile_n[r] / rows.blocks[r] * shape.sums
     stream = table.kind == STREAM_K
     left = np.where(stream, 2, np.ceil(facts["items"] / facts["units"]))  # parts that an SM's blocks leave, one after another
     meets = np.where(stream, 2, np.ceil(facts["items"] / facts["slots"]))

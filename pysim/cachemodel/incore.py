@@ -4,8 +4,7 @@
 `rates` works out what a nest costs with each micro-kernel whatever the tiling, `compute_cycles` what each tiling makes of that.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from math import log2
 from typing import NamedTuple
 
@@ -87,10 +86,11 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     lanes = max(1, unit.vector_bytes // size)
     runs, vectors = segments(nest.windows, nest.out_w, kernel.windows, lanes)
     taps = nest.channels * nest.kernel_w
-    full_tiles = nest.windows // kernel.windows
-    steps = nest.repeats * taps / _depth(nest, kernel) * _sum(nest, kernel, partial(_step_cycles, kernel, unit), live, live_edge)
-    store = nest.repeats * _sum(nest, kernel, partial(_store_cycles, kernel, unit), full_tiles, 1)
-    reload = nest.repeats * _sum(nest, kernel, partial(_out_vectors, kernel), full_tiles, 1) / unit.loads_per_cycle.value
+    full_tiles, last_windows = divmod(nest.windows, kernel.windows)
+    steps, store, out_vectors = _over_tiles(nest, kernel, unit, ((full_tiles, live, kernel.windows), (1, live_edge, last_windows)))
+    steps *= nest.repeats * taps / _depth(nest, kernel)
+    store *= nest.repeats
+    reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
     per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
     gather = min(nest.stride_w, lanes) * (1 / unit.loads_per_cycle.value + 1) if nest.stride_w > 1 else 0.0
     turn = log2(lanes)
@@ -118,16 +118,18 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     )
 
 
-def _sum(nest: Nest, kernel: Kernel, cost: Callable[[int, int], float], full: int, edge: int) -> float:
-    """`cost(windows, filters)` over all filter tiles of `full` full window tiles and of the partial one, counted `edge` times."""
-    filter_tiles, last_filters = divmod(nest.filters, kernel.filters)
-    last_windows = nest.windows % kernel.windows
-    total = 0.0
-    for count, windows in ((full, kernel.windows), (edge, last_windows)):
-        if count and windows:
-            total += count * filter_tiles * cost(windows, kernel.filters) if filter_tiles else 0.0
-            total += count * cost(windows, last_filters) if last_filters else 0.0
-    return total
+def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int, int, int]]) -> tuple[float, float, float]:
+    """Cycles of one step of all tiles and of storing them, and vectors of their outputs; `rows` are (tiles, live kernel rows, windows)."""
+    rate = unit.rate(kernel.dtype)
+    full_filters, last_filters = divmod(nest.filters, kernel.filters)
+    steps = store = vectors = 0.0
+    for tiles, live, windows in rows:
+        for count, filters in ((full_filters, kernel.filters), (1, last_filters)):
+            if windows and count and filters:
+                steps += live * count * _step_cycles(kernel, unit, rate, windows, filters)
+                store += tiles * count * _store_cycles(kernel, unit, windows, filters)
+                vectors += tiles * count * _out_vectors(kernel, windows, filters)
+    return steps, store, vectors
 
 
 def _depth(nest: Nest, kernel: Kernel) -> int:
@@ -136,11 +138,10 @@ def _depth(nest: Nest, kernel: Kernel) -> int:
     return 1 if scalar else nest.out_bytes // nest.element_bytes
 
 
-def _step_cycles(kernel: Kernel, unit: Unit, windows: int, filters: int) -> float:
+def _step_cycles(kernel: Kernel, unit: Unit, rate: float, windows: int, filters: int) -> float:
     """Cycles of one multiply-add on a tile: the slowest of its instructions, operand loads and the latency of an accumulator."""
-    loads = ceil_div(windows, kernel.lane_windows) + ceil_div(filters, kernel.lane_filters)
-    multiply_adds = kernel.instructions(windows, filters) / unit.rate(kernel.dtype)
-    return max(multiply_adds, loads / unit.loads_per_cycle.value, unit.fma_latency_cycles.value)
+    along, across = ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters)
+    return max(along * across / rate, (along + across) / unit.loads_per_cycle.value, unit.fma_latency_cycles.value)
 
 
 def _out_vectors(kernel: Kernel, windows: int, filters: int) -> int:

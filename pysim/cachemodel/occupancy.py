@@ -22,7 +22,6 @@ Worked number: 8 ways, panels of 6.5 ways, filters of 1.75. Panels find 7 lines 
 add 2 with chance 0.75: 9 lines, a miss, with chance 0.40. On average there are 8.25 of 8: a model of one average would lose them all.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
 from math import gcd
 
@@ -31,7 +30,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.incore import Array, Rates
 from pysim.cachemodel.nest import Nest
-from pysim.cachemodel.reuse import NEVER, OPERANDS, Stream
+from pysim.cachemodel.reuse import OPERANDS, Flows
 from pysim.machine import Level
 
 _SURE = 2.5  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
@@ -39,74 +38,70 @@ _ROWS = np.array([[OPERANDS.index("input")], [OPERANDS.index("output")]])
 _RUNS = np.array([[OPERANDS.index("packed")], [OPERANDS.index("filters")]])
 
 
-def crossing(rates: Rates, streams: Sequence[Stream], once: Array) -> dict[str, Array]:
-    """Bytes of each stream (rows) in each schedule (columns) that come from each supplier, one way, whole run.
+def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
+    """Bytes of each operand in each schedule (columns) that come from each supplier, one way, whole run. Rows are what is only read
+    and what is written of the first of OPERANDS, and so on.
 
     Supplier L2 stands for what misses L1, and so on to "memory"; nothing crosses further out than it did further in. A level is
     touched by as much of an operand's `once` bytes as crosses from it.
     """
-    nest = rates.nest
-    shared = list({id(stream.between): stream.between for stream in streams}.values())  # several streams have the same distance
-    at = {id(distance): row for row, distance in enumerate(shared)}
-    rows = [at[id(stream.between)] for stream in streams]
-    own = np.array([OPERANDS.index(stream.operand) for stream in streams])
-    of_operand = (own == np.arange(len(OPERANDS))[:, None]).astype(np.float64)
-    between = np.stack(shared, axis=1)
-    first = (between[0, :, :1] >= NEVER).astype(np.float64)
-    between, planes = between[: len(OPERANDS)], between[len(OPERANDS) :]
-    size = np.stack([stream.bytes for stream in streams])
-    size *= nest.repeats
-    unique = np.maximum(once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
-    seen = np.ones_like(once)
-    levels = rates.machine.levels
+    nest, levels, operands = rates.nest, rates.machine.levels, len(OPERANDS)
+    unique = np.maximum(flows.once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
+    size = flows.bytes * nest.repeats
+    seen, last = np.ones_like(unique), size
     crossed: dict[str, Array] = {}
     suppliers = [*(level.name for level in levels[1:]), "memory"]
     for level, supplier in zip(levels, suppliers, strict=True):
         way = level.sets * level.line_bytes
-        ways = between * (seen / way)[:, None]
-        last = next(reversed(crossed.values()), size)
-        here = missing(level, nest, ways, planes, rows, own, last > 0)
-        if not here.any():
-            crossed |= {name: np.zeros_like(size) for name in suppliers[len(crossed) :]}
-            break
         over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
-        most = over * (level.ways + 1) / (level.ways + over)
-        if most.min(initial=1.0) < 1:  # what fits as a whole misses nothing once it was touched
-            np.minimum(here, most + first[rows], out=here)
+        most = over * ((level.ways + 1) / (level.ways + over)) + flows.never  # what fits as a whole misses nothing once it was touched
+        asked = (most > 0) & (last > 0)
+        if not asked.any():
+            crossed |= {name: np.zeros((2 * operands, size.shape[1])) for name in suppliers[len(crossed) :]}
+            break
+        here = missing(level, nest, seen / way, flows, asked)
+        np.minimum(here, most, out=here)
         here *= size
-        crossed[supplier] = here = np.minimum(here, last, out=here)
-        seen = np.minimum(1.0, of_operand @ here / unique)
+        last = np.minimum(here, last, out=here)
+        parts = zip(flows.shares, flows.columns, strict=True)
+        crossed[supplier] = moved = np.concatenate([shares @ last[:, span] for shares, span in parts], axis=1)
+        seen = np.minimum(1.0, (moved[::2] + moved[1::2]) / unique)
     return crossed
 
 
-def missing(
-    level: Level, nest: Nest, ways: Array, planes: Array, rows: Sequence[int], own: NDArray[np.int64], asked: NDArray[np.bool_]
-) -> Array:
-    """Share of lines that miss a level, streams x schedules: `rows` are their distances, `own` the operands that are touched again.
+def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray[np.bool_]) -> Array:
+    """Share of lines that miss a level, streams x schedules; only what is `asked` for is exact.
 
-    `ways` is OPERANDS x distances x schedules, `planes` those of the input and of the output and their turns, likewise.
+    `scale` (OPERANDS x schedules) makes ways of the bytes of a distance.
     """
     way, pitches = level.sets * level.line_bytes, (nest.plane_bytes, nest.windows * nest.out_bytes)
     crowd = any(
         gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way
         for pitch, most in zip(pitches, (nest.channels, nest.filters), strict=True)
     )
-    reach = ways[0] + ways[1] + ways[2] + ways[3] - level.ways
+    reach = np.einsum("odn,on->dn", flows.between[: len(OPERANDS)], scale)
+    reach -= level.ways
     least = -level.ways if crowd else -_SURE
     if reach.max(initial=-np.inf) < least:
         return np.zeros(asked.shape)
-    reach = reach[rows]
+    reach = np.concatenate([reach[:, span][at] for span, at in zip(flows.columns, flows.at, strict=True)], axis=1)
     share: Array = (reach > 0.0).astype(np.float64)
-    stream, column = np.nonzero(asked & (reach > least) & (reach < _SURE))
+    asked &= reach > least
+    asked &= reach < _SURE
+    stream, column = asked.nonzero()
     if stream.size:
-        row = np.array(rows)[stream]
-        lines, (inputs, outputs, turns) = ways[:, row, column], planes[:, row, column]
-        np.maximum(lines, 1e-9, out=lines)
-        spread = np.empty((2, row.size))
-        spread[0] = variance(lines[0], inputs, pitches[0], way)
-        spread[1] = variance(lines[3] / turns, outputs, pitches[1], way)
+        kind = flows.kind[column]
+        row, own = flows.at[kind, stream], flows.operand[kind, stream]
+        distance = flows.between[:, row, column]
+        inputs, outputs, turns = distance[len(OPERANDS) :]
+        lines = np.maximum(distance[: len(OPERANDS)] * scale[:, column], 1e-9)
+        chunks, planes_of = np.stack([lines[0], lines[3] / turns]), np.stack([inputs, outputs])
+        if pitches[0] == pitches[1]:
+            spread = variance(chunks, planes_of, pitches[0], way)
+        else:
+            spread = np.stack([variance(*case, way) for case in zip(chunks, planes_of, pitches, strict=True)])
         spread[1] *= turns
-        share[stream, column] = overfull(level.ways, lines, spread, own[stream])
+        share[stream, column] = overfull(level.ways, lines, spread, own)
     return share
 
 
@@ -124,8 +119,9 @@ def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64]) -> A
     part = mean - np.floor(mean)
     narrow = 1 / np.sqrt(1 + 12 * np.maximum(0.0, wide - part * (1 - part)))
     at = (mean + whole[0] + whole[1] - (room + 0.5)) * narrow + 0.5
-    none, one, two = np.minimum(np.maximum([at, at + narrow, at + 2 * narrow], 0.0), 1.0)
-    found: Array = none + packed * (one - none) + filters * (one - none) + packed * filters * (two - 2 * one + none)
+    none, one, two = (np.minimum(np.maximum(at + more * narrow, 0.0), 1.0) for more in range(3))
+    more = one - none
+    found: Array = none + (packed + filters) * more + packed * filters * (two - one - more)
     return found
 
 
@@ -136,17 +132,17 @@ def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
         chunk = np.mod(chunk, way)
         chunk = np.minimum(chunk, way - chunk)  # the sets left out vary as those that are met
     counts = planes.astype(np.int64)
-    used = np.bincount(counts) > 0
+    used = np.bincount(counts.ravel()) > 0
     apart, shift = _shifts(pitch, way, used.size - 1)
-    closer = np.searchsorted(shift, chunk)
+    closer = shift.searchsorted(chunk)
     terms = int(closer.max())
     # sums over the shifts that are closer than a chunk, for each count of planes: of K - d, and of that times the shift
-    some = np.flatnonzero(used)
+    (some,) = used.nonzero()
     sums = np.zeros((2, some.size, terms + 1))
     np.maximum(0, some[:, None] - apart[:terms], out=sums[0, :, 1:])
     np.multiply(sums[0, :, 1:], shift[:terms], out=sums[1, :, 1:])
     sums.cumsum(axis=2, out=sums)
-    row = (np.cumsum(used) - 1)[counts]
+    row = (used.cumsum() - 1)[counts]
     mean = planes * chunk / way
     found: Array = mean - mean * mean + 2 / way * (chunk * sums[0, row, closer] - sums[1, row, closer])
     return np.maximum(0.0, found, out=found)

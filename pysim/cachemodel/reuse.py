@@ -20,11 +20,14 @@ Worked number: 28x28 outputs, tiles of 8 windows, K3 = 25: 98 tiles are sets of 
 neighbouring tiles 3 lie between sets, and of the 27 steps from one row of outputs to the next 3 do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise, starmap
 from math import gcd
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pysim.cachemodel.incore import Array, Rates, Table
 from pysim.cachemodel.nest import PANEL_ALIGN, Nest
@@ -34,21 +37,36 @@ from pysim.schedule import Schedule
 OPERANDS = ("input", "packed", "filters", "output")  # the rows of a distance
 PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
 NEVER = 1e30  # bytes: the distance of what was never used before
+Number = Array | float
+Distance = tuple[Number, Number, Number, Number, Number]  # a row of `Tiles.distances`
 
 
 class Stream(NamedTuple):
-    """Bytes of an operand that one repeat touches again after other (and its own) data, a distance as `Tiles.between` makes it."""
+    """Bytes of an operand that one repeat touches again after other (and its own) data; a share `written` of them goes back out."""
 
     operand: str
-    write: bool
+    written: float
+    bytes: Array
+    between: int  # the distance: an index into `Flows.between`
+
+
+class Flows(NamedTuple):
+    """The streams of a table of each stationary kind: schedules side by side, all of the first kind first.
+
+    Stream i of a kind moves bytes[i] of operand[kind, i] at distance at[kind, i], shares[kind, :, i] of them into what is only read
+    and what is written of each operand. A kind with fewer streams than the other has some of no bytes. `between` is as
+    `Tiles.distances` returns it, `once` the `footprint`; `never` (a column) is 1 for streams whose bytes were never used before.
+    """
+
+    columns: list[slice]  # of each kind
+    kind: NDArray[np.int64]  # of each column
+    operand: NDArray[np.int64]
+    at: NDArray[np.int64]
+    shares: Array
+    never: Array
     bytes: Array
     between: Array
-
-    @property
-    def distance(self) -> Array:
-        """All bytes in between."""
-        total: Array = self.between[: len(OPERANDS)].sum(axis=0)
-        return total
+    once: Array
 
 
 class Tiles(NamedTuple):
@@ -94,36 +112,60 @@ class Tiles(NamedTuple):
         """Input that packing `count` neighbouring window tiles reads: whole rows as soon as that is less."""
         return np.minimum(np.minimum(count * self.raw, self.raw_shared + count * self.raw_next), self.raw_all)
 
-    def between(
-        self, windows: Array, raw: Array | float, filters: Array | float, output: Array | float, tiles: Array | float = 1.0, turns: int = 1
-    ) -> Array:
-        """A distance: bytes of window tiles (packed or in place), of input that packing reads, of filters and of outputs.
+    def distances(self, found: Array, *rows: Distance) -> None:
+        """Fills the first of `found`, distances: bytes of window tiles (packed or in place), of input that packing reads, of filters, of
+        outputs, and of how many filter tiles these outputs are.
 
-        Outputs are those of `tiles` filter tiles, or on average half of these and half of as many others (`turns` 2). The rows are
-        OPERANDS, the planes of the input and of the output that the bytes lie in, and `turns`.
+        Afterwards the rows of `found` are OPERANDS, the planes of the input and of the output that the bytes lie in, and `turns`: 2 where
+        outputs are on average half of these planes and half of as many others, here 1. Then distances x schedules.
         """
-        parts = np.empty((len(OPERANDS) + 3, self.k2.size))
-        parts[0], parts[1] = (1 - self.packed) * windows + raw, self.packed * windows
-        parts[2], parts[3], parts[4] = filters, output, self.channels
-        parts[5], parts[6] = np.minimum(tiles * self.tile_filters, self.nest.filters), turns
-        return parts
+        inputs, packed, filters, outputs, channels, planes, turns = found[:, : len(rows)]
+        for at, (windows, raw, filter_bytes, output, tiles) in enumerate(rows):
+            packed[at], inputs[at], filters[at], outputs[at], planes[at] = windows, raw, filter_bytes, output, tiles
+        if self.nest.in_place:
+            inputs += (1 - self.packed) * packed
+            packed *= self.packed
+        np.minimum(np.multiply(planes, self.tile_filters, out=planes), self.nest.filters, out=planes)
+        channels[:], turns[:] = self.channels, 1.0
 
-    def call(self) -> Array:
-        """One micro-kernel call."""
-        return self.between(self.inputs(1), 0.0, self.filters, self.outputs(1, 1))
+
+# the first distances of both kinds: between the last use in a run and the first of the next; and the last ones, for first touches
+_INPUT, _FILTERS, _OUTPUT, _NEVER = range(4)
+_OWN, _ENDS = 10 + len(PARTS), 4
 
 
 class Reuse(NamedTuple):
-    """The streams of one repeat but for first touches, and what those need: the bytes between a run's last and the next one's first
-    use of an operand where runs of one channel set follow each other, of an output always; workspace bytes of window and filter panels.
-    """
+    """The streams of one repeat but for first touches, and the workspace bytes of window and of filter panels."""
 
     streams: list[Stream]
-    inputs: Array
-    filters: Array
-    outputs: Array
     panels: Array
     filter_panels: Array
+
+
+def flows(rates: Rates, tables: Sequence[Table], hot: bool) -> Flows:
+    """The streams of tables of one stationary kind each, with first touches in caches that are `hot` or not."""
+    ends = list(accumulate(table.kernel.size for table in tables))
+    spans = list(starmap(slice, pairwise((0, *ends))))
+    between, once = np.empty((len(OPERANDS) + 3, _OWN + _ENDS, ends[-1])), np.empty((len(OPERANDS), ends[-1]))
+    sets, found = np.empty(ends[-1]), []
+    for table, span in zip(tables, spans, strict=True):
+        t = tiles_of(rates, table)
+        reuse_of = input_stationary if table.stationary == "input_stationary" else weight_stationary
+        found.append(reuse_of(rates, table, t, between[:, :_OWN, span]))
+        once[:, span], sets[span] = footprint(rates, table, found[-1]), t.sets
+    first = list(first_touches(rates.nest, sets, between, once, hot))
+    count = len(first) + max(len(reuse.streams) for reuse in found)
+    operand, at = np.zeros((2, len(tables), count), dtype=np.int64)
+    shares, size = np.zeros((len(tables), 2 * len(OPERANDS), count)), np.zeros((count, ends[-1]))
+    for kind, (reuse, span) in enumerate(zip(found, spans, strict=True)):
+        for row, stream in enumerate((*first, *reuse.streams)):
+            size[row, span] = stream.bytes[span] if row < len(first) else stream.bytes
+            operand[kind, row] = of = OPERANDS.index(stream.operand)
+            at[kind, row] = stream.between
+            shares[kind, 2 * of, row], shares[kind, 2 * of + 1, row] = 1 - stream.written, stream.written
+    never = (at[0] == _OWN + _NEVER).astype(np.float64)[:, None]
+    kinds = np.repeat(np.arange(len(tables)), [table.kernel.size for table in tables])
+    return Flows(spans, kinds, operand, at, shares, never, size, between, once)
 
 
 def tiles_of(rates: Rates, table: Table) -> Tiles:
@@ -167,6 +209,7 @@ def tiles_of(rates: Rates, table: Table) -> Tiles:
     )
 
 
+@lru_cache(maxsize=64)
 def _row_reads(nest: Nest) -> int:
     """Input rows that packing reads for one channel: one for every row of outputs and live kernel row."""
     live = (nest.live_outputs(row) for row in range(nest.kernel_h))
@@ -183,52 +226,64 @@ def _both(count: Array) -> Array:
     return np.maximum(1.0, 2 - 2 / count)
 
 
-def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
-    """Reuse with filter tiles streaming past each window tile.
+def input_stationary(rates: Rates, table: Table, t: Tiles, between: Array) -> Reuse:
+    """Reuse with filter tiles streaming past each window tile; fills the distances `between`.
 
     Window tiles are packed at the first set of K2 filter tiles: into one panel if that is the only set, else into K3 panels.
     """
     nest, packed, loads = rates.nest, t.packed, rates.nest.filters_packed
     k2_sets, k3_sets = np.ceil(t.n_filters / t.k2), np.ceil(t.n_windows / t.k3)
-    one_set, call, call_out = k2_sets == 1, t.call(), t.outputs(1, 1)
-    panels = packed * t.inputs(np.where(one_set, 1, t.k3))
-    window, kept_windows = t.inputs(1), t.inputs(t.k3)
+    one_set = k2_sets == 1
     twice = np.where(one_set & (packed > 0), 1.0, 2 - 1 / t.k2)
-    stream = t.between(t.inputs(twice), t.raw / k2_sets, t.k2 * t.tile_bytes, t.outputs(1, t.k2), t.k2)  # until a filter tile is used again
+    mean = t.n_windows / k3_sets  # the last set may be smaller
+    alone = np.where(one_set, 1.0, t.k3)
+    near = np.where(one_set, 1.0, t.row_tiles)
+    window, kept, panel, passing, in_mean, in_row, in_all = t.inputs(_stacked(t, 1, t.k3, alone, twice, mean, near, t.n_windows))
     end = np.where(t.k3 > 1, t.k2 + 0.5, 1.0) if loads else t.k2  # panels that the run packs lie where those of the set before lay
     middle = 2 * t.k2 if loads else t.k2
-    out, ends = t.outputs(t.k3, t.k2), _ends(t, k3_sets)
-    kept_end = t.between(kept_windows, 0.0, end * t.tile_bytes, out, t.k2, 2)
-    kept_middle = t.between(kept_windows, 0.0, middle * t.tile_bytes, out, t.k2, 2)
+    ends = _ends(t, k3_sets)
     packing, mixed = t.raws(t.k3), (ends * end + (1 - ends) * middle) * t.tile_bytes
-    kept_packing = [t.between(kept_windows, part * packing, mixed, out, t.k2, 2) for part in PARTS]
+    moved = np.minimum(np.where(packed > 0, kept, _both(k2_sets) * in_mean + 2 / k2_sets * window), in_all)
+    panels, in_place = packed * panel, 1 - packed
+    everything, passed, filters = np.where(packed > 0, panel, in_all), t.k2 * t.tile_bytes, t.n_filters * t.tile_bytes
+    several = t.sets > 1
+    again = in_place * several * (1 - 1 / k2_sets) * kept
+    fewer = np.where(several, 2 - 1 / np.where(one_set, t.n_windows, k3_sets), 1.0)
+    in_call, in_pass, in_set, mean_out, all_out, row_out, later_out = t.outputs(
+        _stacked(t, 1, 1, t.k3, mean, t.n_windows, t.row_tiles, t.k3),
+        _stacked(t, 1, t.k2, t.k2, t.n_filters, t.n_filters, t.k2, t.n_filters - t.k2),
+    )
+    rest, every_k3, passes, call, stream, kept_end, kept_middle, row, inside, written, *kept_packing = range(_OWN)
+    t.distances(
+        between,
+        (everything, t.raw_all, filters, all_out - in_place * later_out, t.n_filters),
+        (moved, t.raws(mean), filters, mean_out, t.n_filters),
+        (everything, t.raw_all + again, filters * fewer, all_out, t.n_filters),
+        (window, 0, t.filters, in_call, 1),
+        (passing, t.raw / k2_sets, passed, in_pass, t.k2),  # until a filter tile is used again
+        (kept, 0, end * t.tile_bytes, in_set, t.k2),
+        (kept, 0, middle * t.tile_bytes, in_set, t.k2),
+        (in_row, t.rows, passed, row_out, t.k2),
+        (window, t.rows, 0, 0, 1),
+        (window, t.raw / 2, t.filters / 2, in_call, 1),
+        *((kept, part * packing, mixed, in_set, t.k2) for part in PARTS),
+    )
+    between[-1, [kept_end, kept_middle, *kept_packing]] = 2
+    np.copyto(between[:, rest], between[:, kept_middle], where=(k3_sets == 1) & (packed == 0))
+    np.copyto(between[:, every_k3], between[:, stream], where=one_set)
     later, apart = np.maximum(0.0, k2_sets - 2), np.where(one_set, 1.0, k3_sets)  # one set of filters: sets of windows are one loop
-    mean = t.n_windows / k3_sets  # the last set may be smaller
-    moved = np.where(packed > 0, kept_windows, _both(k2_sets) * t.inputs(mean) + 2 / k2_sets * window)
-    moved = np.minimum(moved, t.inputs(t.n_windows))
-    every_k3 = t.between(moved, t.raws(mean), t.n_filters * t.tile_bytes, t.outputs(mean, t.n_filters), t.n_filters)
-    every_k3 = np.where(one_set, stream, every_k3)
-    again = t.between(window, t.raw / 2, t.filters / 2, call_out)
-    everything = panels + (1 - packed) * t.inputs(t.n_windows)
-    sweep = t.between(everything, t.raw_all, t.n_filters * t.tile_bytes, t.outputs(t.n_windows, t.n_filters), t.n_filters)
-    passes = sweep.copy()
-    passes[2] *= np.where(t.sets > 1, 2 - 1 / np.where(one_set, t.n_windows, k3_sets), 1.0)
-    passes[0] += (t.sets > 1) * (1 - packed) * (1 - 1 / k2_sets) * kept_windows
-    rest = sweep.copy()
-    rest[3] -= (1 - packed) * t.outputs(t.k3, t.n_filters - t.k2)
-    rest = np.where((k3_sets == 1) & (packed == 0), kept_middle, rest)
-    row = t.between(t.inputs(np.where(one_set, 1, t.row_tiles)), t.rows, t.k2 * t.tile_bytes, t.outputs(t.row_tiles, t.k2), t.k2)
     read_first = 1.0 if loads else 0.0  # filters that the run packs are in cache when they are read
     windows, filters = _operand_bytes(t)
+    panel_bytes = packed * windows
     streams = [
-        Stream("packed", False, packed * windows * (t.n_filters - k2_sets + 1), call),
-        Stream("packed", False, packed * windows * later * ends, kept_end),
-        Stream("packed", False, packed * windows * later * (1 - ends), kept_middle),
-        Stream("packed", True, packed * windows * one_set, again),
-        *(Stream("packed", write, packed * windows * ~one_set / len(PARTS), one) for one in kept_packing for write in (False, True)),
-        Stream("filters", False, filters * (t.n_windows - read_first * k3_sets), stream),
-        Stream("filters", False, read_first * filters * (k3_sets - 1), every_k3),
-        *_row_reuse(t, 1, t.between(window, t.rows, 0.0, 0.0), (t.n_windows, row), (apart, every_k3)),
+        Stream("packed", 0.0, panel_bytes * (t.n_filters - k2_sets + 1), call),
+        Stream("packed", 0.0, panel_bytes * later * ends, kept_end),
+        Stream("packed", 0.0, panel_bytes * later * (1 - ends), kept_middle),
+        Stream("packed", 1.0, panel_bytes * one_set, written),
+        *(Stream("packed", 0.5, panel_bytes * ~one_set * (2 / len(PARTS)), one) for one in kept_packing),  # written, then read
+        Stream("filters", 0.0, filters * (t.n_windows - read_first * k3_sets), stream),
+        Stream("filters", 0.0, read_first * filters * (k3_sets - 1), every_k3),
+        *_row_reuse(t, 1, inside, (t.n_windows, row), (apart, every_k3)),
         *_edges(t, "input", packed * rates.pack_edge[table.kernel] * nest.channels, stream, apart, every_k3),
         *_in_place(
             t,
@@ -236,53 +291,62 @@ def input_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
             (windows * (k2_sets - 1) * ends, kept_end),
             (windows * (k2_sets - 1) * (1 - ends), kept_middle),
         ),
-        *_edges(t, "input", (1 - packed) * _shared(t) * k2_sets, stream, apart, kept_middle),
-        Stream("output", True, _output_bytes(t) * (t.sets - 1), passes),
+        *_edges(t, "input", in_place * _shared(t) * k2_sets, stream, apart, kept_middle),
+        Stream("output", 1.0, _output_bytes(t) * (t.sets - 1), passes),
         *_edges(t, "output", _shared_outputs(t), stream, apart, every_k3),
         *_filter_packing(rates, table, k3_sets, stream, every_k3),
     ]
-    return Reuse(streams, rest, every_k3, passes, panels, t.k2 * rates.stored_tile[table.kernel] * table.channels)
+    return Reuse(streams, panels, t.k2 * rates.stored_tile[table.kernel] * table.channels)
 
 
-def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
-    """Reuse with window tiles streaming past each filter tile.
+def weight_stationary(rates: Rates, table: Table, t: Tiles, between: Array) -> Reuse:
+    """Reuse with window tiles streaming past each filter tile; fills the distances `between`.
 
     K2 window tiles are packed at once, again for every set of K3 filter tiles.
     """
-    nest, packed, call = rates.nest, t.packed, t.call()
+    nest, packed, in_place = rates.nest, t.packed, 1 - t.packed
     k2_sets, k3_sets = np.ceil(t.n_windows / t.k2), np.ceil(t.n_filters / t.k3)
-    panels, raw = packed * t.inputs(t.k2), t.raws(t.k2)
-    window_set, kept_filters = t.inputs(t.k2), t.k3 * t.tile_bytes
-    ends = _ends(t, k2_sets)  # of the window tiles; a distance until a window tile is used again:
-    stream_end = t.between(window_set, 0.0, np.where(t.k2 > 1, 1.5, 1.0) * t.tile_bytes, t.outputs(t.k2, 1), 1.0, 2)
-    stream = t.between(window_set, 0.0, 2 * t.tile_bytes, t.outputs(t.k2, 1), 1.0, 2)
+    window, window_set, in_row, in_all = t.inputs(_stacked(t, 1, t.k2, t.row_tiles, t.n_windows))
+    panels, raw, kept_filters, filters = packed * window_set, t.raws(t.k2), t.k3 * t.tile_bytes, t.n_filters * t.tile_bytes
+    ends = _ends(t, k2_sets)  # of the window tiles
     both = np.where(packed > 0, 1.0, np.where(t.k3 > 2, 2.0, np.where(t.k3 > 1, 1 + 0.5 / t.k2, 1 / t.k2)))
-    kept = t.between(both * window_set, raw, kept_filters, t.outputs(t.k2, t.k3), t.k3)
-    packing = [t.between(window_set, part * raw, t.tile_bytes, (1 - part) * t.outputs(t.k2, 1)) for part in PARTS]
-    everything = panels + (1 - packed) * t.inputs(t.n_windows)
-    sweep = t.between(everything, t.raw_all, t.n_filters * t.tile_bytes, t.outputs(t.n_windows, t.n_filters), t.n_filters)
-    passes = sweep.copy()
-    passes[0] *= np.where(t.sets > 1, 2 - 1 / np.where((k2_sets == 1) & (packed == 0), t.n_filters, k3_sets), 1.0)
-    passes[2] += (t.sets > 1) * (1 - 1 / k2_sets) * kept_filters
+    everything = np.where(packed > 0, window_set, in_all)
+    one_set = (k2_sets == 1) & (packed == 0)
     several = k3_sets > 1
-    every_k3 = t.between(everything, t.raw_all, kept_filters, t.outputs(t.n_windows, t.k3), t.k3)
-    every_k3[2] *= np.where(several, np.where(packed > 0, 2 - 1 / k2_sets, _both(k2_sets) + 2 / k2_sets / t.k3), 1.0)
-    every_k3[3] -= (1 - packed) * t.outputs(t.k2, t.k3 - 1)
-    every_k3 = np.where((k2_sets == 1) & (packed == 0), stream, every_k3)
-    rest = sweep.copy()
-    rest[3] -= t.outputs(t.n_windows - t.k2, t.k3)
-    rest = np.where(several, rest, kept)
-    row = t.between(t.inputs(t.row_tiles), t.rows, 0.0, 0.0)
-    edge = t.between(t.inputs(1), t.raw, 0.0, 0.0)
+    more = np.where(several, np.where(packed > 0, 2 - 1 / k2_sets, _both(k2_sets) + 2 / k2_sets / t.k3), 1.0)
+    in_call, in_set, kept_out, wide_out, all_out, less_out, rest_out = t.outputs(
+        _stacked(t, 1, t.k2, t.k2, t.n_windows, t.n_windows, t.k2, t.n_windows - t.k2),
+        _stacked(t, 1, 1, t.k3, t.k3, t.n_filters, t.k3 - 1, t.k3),
+    )
+    every_k3, rest, passes, call, stream_end, stream, kept, row, edge, *packing, _ = range(_OWN)
+    t.distances(
+        between,
+        (everything, t.raw_all, kept_filters * more, wide_out - in_place * less_out, t.k3),
+        (everything, t.raw_all, filters, all_out - rest_out, t.n_filters),
+        (everything, t.raw_all, filters + (t.sets > 1) * (1 - 1 / k2_sets) * kept_filters, all_out, t.n_filters),
+        (window, 0, t.filters, in_call, 1),
+        (window_set, 0, np.where(t.k2 > 1, 1.5, 1.0) * t.tile_bytes, in_set, 1),  # until a window tile is used again
+        (window_set, 0, 2 * t.tile_bytes, in_set, 1),
+        (both * window_set, raw, kept_filters, kept_out, t.k3),
+        (in_row, t.rows, 0, 0, 1),
+        (window, t.raw, 0, 0, 1),
+        *((window_set, part * raw, t.tile_bytes, (1 - part) * in_set, 1) for part in PARTS),
+        (0, 0, 0, 0, 1),
+    )
+    between[-1, [stream_end, stream]] = 2
+    between[0, passes] *= np.where(t.sets > 1, 2 - 1 / np.where(one_set, t.n_filters, k3_sets), 1.0)
+    np.copyto(between[:, every_k3], between[:, stream], where=one_set)
+    np.copyto(between[:, rest], between[:, kept], where=~several)
     windows, filters = _operand_bytes(t)
+    panel_bytes = packed * windows
     read_first = 1.0 if nest.filters_packed else 0.0
     streams = [
-        *(Stream("packed", write, packed * windows * k3_sets / len(PARTS), one) for one in packing for write in (False, True)),
-        Stream("packed", False, packed * windows * (t.n_filters - k3_sets) * ends, stream_end),
-        Stream("packed", False, packed * windows * (t.n_filters - k3_sets) * (1 - ends), stream),
-        Stream("filters", False, filters * (t.n_windows - k2_sets), call),
-        Stream("filters", False, filters * (k2_sets - read_first), kept),
-        Stream("input", False, packed * _raw_bytes(rates) * (k3_sets - 1), every_k3),
+        *(Stream("packed", 0.5, panel_bytes * k3_sets * (2 / len(PARTS)), one) for one in packing),  # written, then read
+        Stream("packed", 0.0, panel_bytes * (t.n_filters - k3_sets) * ends, stream_end),
+        Stream("packed", 0.0, panel_bytes * (t.n_filters - k3_sets) * (1 - ends), stream),
+        Stream("filters", 0.0, filters * (t.n_windows - k2_sets), call),
+        Stream("filters", 0.0, filters * (k2_sets - read_first), kept),
+        Stream("input", 0.0, packed * _raw_bytes(rates) * (k3_sets - 1), every_k3),
         *_row_reuse(t, k3_sets, row, (k2_sets, kept)),
         *_edges(t, "input", packed * rates.pack_edge[table.kernel] * nest.channels * k3_sets, edge, k2_sets, kept),
         *_in_place(
@@ -291,12 +355,20 @@ def weight_stationary(rates: Rates, table: Table, t: Tiles) -> Reuse:
             (windows * (t.n_filters - k3_sets) * (1 - ends), stream),
             (windows * (k3_sets - 1), every_k3),
         ),
-        *_edges(t, "input", (1 - packed) * _shared(t) * t.n_filters, call, k2_sets, stream),
-        Stream("output", True, _output_bytes(t) * (t.sets - 1), passes),
+        *_edges(t, "input", in_place * _shared(t) * t.n_filters, call, k2_sets, stream),
+        Stream("output", 1.0, _output_bytes(t) * (t.sets - 1), passes),
         *_edges(t, "output", _shared_outputs(t), call, k2_sets, kept),
         *_filter_packing(rates, table, np.ones_like(t.k2), kept, kept),
     ]
-    return Reuse(streams, every_k3, rest, passes, panels, t.k3 * rates.stored_tile[table.kernel] * table.channels)
+    return Reuse(streams, panels, t.k3 * rates.stored_tile[table.kernel] * table.channels)
+
+
+def _stacked(t: Tiles, *rows: Number) -> Array:
+    """Columns and constants as the rows of one array."""
+    found = np.empty((len(rows), t.k2.size))
+    for at, row in enumerate(rows):
+        found[at] = row
+    return found
 
 
 def _operand_bytes(t: Tiles) -> tuple[Array, Array]:
@@ -310,7 +382,7 @@ def _raw_bytes(rates: Rates) -> float:
     return float(rates.nest.channels * rates.nest.touched_bytes(rates.machine.levels[0].line_bytes))
 
 
-def _row_reuse(t: Tiles, passes: Array | int, inside: Array, *across: tuple[Array, Array]) -> Iterator[Stream]:
+def _row_reuse(t: Tiles, passes: Number, inside: int, *across: tuple[Array, int]) -> Iterator[Stream]:
     """Input rows that packing reads again for the next row of outputs: `inside` one burst of packing, or across (bursts, distance).
 
     Where a burst ends, one row of outputs finds the rows of the one before as far away as the next burst is.
@@ -322,24 +394,24 @@ def _row_reuse(t: Tiles, passes: Array | int, inside: Array, *across: tuple[Arra
         for bursts, distance in across:
             share = np.clip((bursts - 1) / max(1, nest.out_h - 1), 0.0, 1.0)
             far = t.packed * passes * again * share
-            yield Stream("input", False, size - far, inside)
+            yield Stream("input", 0.0, size - far, inside)
             size, inside = far, distance
-        yield Stream("input", False, size, inside)
+        yield Stream("input", 0.0, size, inside)
 
 
-def _in_place(t: Tiles, *again: tuple[Array, Array]) -> Iterator[Stream]:
+def _in_place(t: Tiles, *again: tuple[Array, int]) -> Iterator[Stream]:
     """Reads of window tiles in place: (bytes, distance)."""
     if t.nest.in_place:
         for size, distance in again:
-            yield Stream("input", False, (1 - t.packed) * size, distance)
+            yield Stream("input", 0.0, (1 - t.packed) * size, distance)
 
 
-def _edges(t: Tiles, operand: str, size: Array, near: Array, sets: Array, far: Array) -> Iterator[Stream]:
+def _edges(t: Tiles, operand: str, size: Array, near: int, sets: Array, far: int) -> Iterator[Stream]:
     """Bytes of lines that neighbouring window tiles share: `far` from each other where one set of them ends and the next begins."""
     if size.any():
         across = np.maximum(0.0, sets - 1) / np.maximum(1.0, t.n_windows - 1)
-        yield Stream(operand, operand == "output", size * (1 - across), near)
-        yield Stream(operand, operand == "output", size * across, far)
+        yield Stream(operand, float(operand == "output"), size * (1 - across), near)
+        yield Stream(operand, float(operand == "output"), size * across, far)
 
 
 def _shared(t: Tiles) -> Array:
@@ -357,13 +429,13 @@ def _output_bytes(t: Tiles) -> int:
     return t.nest.filters * t.nest.windows * t.nest.out_bytes
 
 
-def _filter_packing(rates: Rates, table: Table, passes: Array, distance: Array, again: Array) -> Iterator[Stream]:
+def _filter_packing(rates: Rates, table: Table, passes: Array, distance: int, again: int) -> Iterator[Stream]:
     """Filters that the run itself packs (a matrix product's A): raw reads after the first pass, and panel writes."""
     nest, at = rates.nest, table.kernel
     if not nest.filters_packed:
         raw = nest.filters * nest.channels * nest.element_bytes
-        yield Stream("filters", False, raw * (passes - 1), again)
-        yield Stream("packed", True, rates.stored_tile[at] * nest.channels * rates.filter_tiles[at] * passes, distance)
+        yield Stream("filters", 0.0, raw * (passes - 1), again)
+        yield Stream("packed", 1.0, rates.stored_tile[at] * nest.channels * rates.filter_tiles[at] * passes, distance)
 
 
 def footprint(rates: Rates, table: Table, reuse: Reuse) -> Array:
@@ -377,27 +449,28 @@ def footprint(rates: Rates, table: Table, reuse: Reuse) -> Array:
     return parts
 
 
-def first_touches(rates: Rates, t: Tiles, reuse: Reuse, once: Array, hot: bool) -> Iterator[Stream]:
+def first_touches(nest: Nest, sets: Array, between: Array, once: Array, hot: bool) -> Iterator[Stream]:
     """First reads and last writes of one repeat; `once` is its `footprint`. The previous use lies in the run or the image before.
 
-    Where nothing else runs in between (one channel set; one repeat, or for filters one group), that is as near as `reuse` says.
+    Where nothing else runs in between (one of the channel `sets`; one repeat, or for filters one group), that is as near as the first
+    distances of `between` say. Its last ones are filled in here.
     """
-    nest = rates.nest
-    repeats = np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None]
-    planes = np.array([nest.channels, nest.filters, 1.0])[:, None] * np.ones_like(t.k2)
-    image = np.concatenate([once * np.array([nest.groups, 1, nest.groups, nest.groups])[:, None], planes])
-    run = np.concatenate([once * repeats, planes])
-    alone = (t.sets == 1) & (nest.repeats == 1)
-    inputs = np.where(alone, reuse.inputs, run)
-    outputs = reuse.outputs.copy()
-    outputs[: len(OPERANDS)] += once * (repeats - 1)
-    filters = np.where((t.sets == 1) & (nest.groups == 1), reuse.filters, image)
-    first = np.full_like(run, NEVER)
-    yield Stream("input", False, once[0], inputs if hot else first)
-    yield Stream("filters", False, once[2] / nest.batch, filters if hot else first)
+    found = between[:, -_ENDS:]
+    found[: len(OPERANDS), _INPUT] = run = once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None]
+    found[: len(OPERANDS), _FILTERS] = once * np.array([nest.groups, 1, nest.groups, nest.groups])[:, None]
+    found[len(OPERANDS) :, :_OUTPUT] = np.array([nest.channels, nest.filters, 1.0])[:, None, None]
+    found[:, _OUTPUT] = between[:, _OUTPUT]
+    found[: len(OPERANDS), _OUTPUT] += run - once
+    found[:, _NEVER] = NEVER
+    for operand, rivals in ((_INPUT, nest.repeats), (_FILTERS, nest.groups)):
+        if rivals == 1:
+            np.copyto(found[:, operand], between[:, operand], where=sets == 1)
+    inputs, filters, outputs = (_OWN + (operand if hot else _NEVER) for operand in (_INPUT, _FILTERS, _OUTPUT))
+    yield Stream("input", 0.0, once[0], inputs)
+    yield Stream("filters", 0.0, once[2] / nest.batch, filters)
     if nest.batch > 1:
-        yield Stream("filters", False, once[2] * (nest.batch - 1) / nest.batch, filters)
-    yield Stream("output", True, once[3], outputs if hot else first)
+        yield Stream("filters", 0.0, once[2] * (nest.batch - 1) / nest.batch, _OWN + _FILTERS)
+    yield Stream("output", 1.0, once[3], outputs)
 
 
 def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:

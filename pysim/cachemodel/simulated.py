@@ -20,7 +20,6 @@ from pysim.cachemodel.cost import cost_of, one_schedule, total
 from pysim.cachemodel.hierarchy import Hierarchy, Result
 from pysim.cachemodel.incore import Array, compute_cycles
 from pysim.cachemodel.nest import nest_of
-from pysim.cachemodel.reuse import Stream
 from pysim.machine import Machine
 from pysim.record import Cost
 from pysim.schedule import Schedule
@@ -38,13 +37,11 @@ def simulated_cost(workload: Workload, machine: Machine, schedule: Schedule, hot
     """
     rates, table = one_schedule(nest_of(workload), machine, schedule)
     counted = trace.simulate(workload, schedule, Hierarchy.from_machine(machine), warm=hot, flush=not hot)
-    none = np.zeros(1)
-    streams = [Stream(operand, write, none, none) for operand in OF_OPERAND for write in (False, True)]
-    return cost_of(total(rates, table, compute_cycles(rates, table), streams, crossed(counted, machine)), 0)
+    return cost_of(total(rates, table, compute_cycles(rates, table), crossed(counted, machine)), 0)
 
 
 def crossed(counted: Result, machine: Machine) -> dict[str, Array]:
-    """Bytes that come from each supplier, a row for what is only read and one for what is written of each operand, as `streams`."""
+    """Bytes that come from each supplier, a row for what is only read and one for what is written of each operand, as `crossing`."""
     found = {}
     suppliers = [*(level.name for level in machine.levels[1:]), "memory"]
     for level, supplier in zip(machine.levels, suppliers, strict=True):

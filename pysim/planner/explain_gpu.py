@@ -8,10 +8,10 @@ from pysim.errors import PlanError
 from pysim.machine import Gpu
 from pysim.planner import gpu
 from pysim.planner.explain import bytes_text, seconds_text
-from pysim.planner.plan import Plan
+from pysim.planner.planned import Plan
 from pysim.record import Cost
 from pysim.registry import WARP, GemmKernel, gemm_kernel
-from pysim.schedule import GpuSchedule
+from pysim.schedule import GpuConvSchedule, GpuSchedule
 from pysim.workload import GEMM_DTYPES, Gemm
 
 _TOP = 10  # rejections that are printed
@@ -27,12 +27,12 @@ def explain(plan: Plan) -> str:
     sections = (
         _head(plan, schedule, cost),
         ["hierarchy", *_hierarchy(prediction, kernel)],
-        ["launch", *_launch(prediction, kernel, schedule)],
+        ["launch", *launch(prediction, kernel, schedule)],
         ["a step of a block, cycles of its SM", *_step(prediction, kernel)],
         ["traffic", *_traffic(prediction, cost)],
-        ["cycles", *_cycles(cost)],
+        ["cycles", *cycles(cost)],
         ["decompositions", *_decompositions(plan, cost)],
-        ["rejected", *_rejections(plan)],
+        ["rejected", *rejections(plan)],
         ["assumed numbers", *(f"  {path}" for path in plan.assumed)] if plan.assumed else [],
     )
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
@@ -70,7 +70,8 @@ def _hierarchy(prediction: model.Prediction, kernel: GemmKernel) -> Iterator[str
     yield f"  shared            {kernel.stages} stages of {bytes_text(stage)}; {bytes_text(attributes.shared_bytes)} a block in all"
 
 
-def _launch(prediction: model.Prediction, kernel: GemmKernel, schedule: GpuSchedule) -> Iterator[str]:
+def launch(prediction: model.Prediction, kernel: GemmKernel, schedule: GpuSchedule | GpuConvSchedule) -> Iterator[str]:
+    """What an SM holds of a launch, its waves and its walk."""
     on, facts, attributes = prediction.gpu, prediction.facts, prediction.rows.attributes[0]
     limits = model.occupancy_limits(on, attributes)
     held = int(facts["resident"][0])
@@ -114,9 +115,10 @@ def _traffic(prediction: model.Prediction, cost: Cost) -> Iterator[str]:
     yield f"  {'operands':<18}{bytes_text(least):>10}   A, B and C, once each"
 
 
-def _cycles(cost: Cost) -> Iterator[str]:
-    for name in model.TERMS:
-        if value := cost.terms[name]:
+def cycles(cost: Cost) -> Iterator[str]:
+    """Where a cost comes from, term by term."""
+    for name, value in cost.terms.items():
+        if value:
             yield f"  {name:<18}{value:>16,.0f}{value / cost.cycles:>8.1%}"
     yield f"  {'all':<18}{cost.cycles:>16,.0f}"
     yield "  loop and power, L2 and memory: the larger of each pair counts, and the lesser of the two mostly hides"
@@ -130,7 +132,8 @@ def _decompositions(plan: Plan, cost: Cost) -> Iterator[str]:
             yield f"  {s.decomposition + parts:<18}{item.cost.seconds / cost.seconds:>6.3f}  {s.kernel}, bound by {item.cost.bound_by}"
 
 
-def _rejections(plan: Plan) -> Iterator[str]:
+def rejections(plan: Plan) -> Iterator[str]:
+    """What was turned down, the first few."""
     for item in plan.rejected[:_TOP]:
         yield f"  {item.what}: {item.reason}"
     if len(plan.rejected) > _TOP:

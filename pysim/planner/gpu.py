@@ -17,12 +17,25 @@ from typing import NamedTuple
 import numpy as np
 
 from pysim.cachemodel import gpu as model
-from pysim.cachemodel.gpu import DATA_PARALLEL, SPLIT_K, STREAM_K, Array, Prediction, Rows, Table, cost_of, predict, rows_of, schedule_of
+from pysim.cachemodel.gpu import (
+    DATA_PARALLEL,
+    SPLIT_K,
+    STREAM_K,
+    Array,
+    Prediction,
+    Rows,
+    Shape,
+    Table,
+    cost_of,
+    predict,
+    rows_of,
+    schedule_of,
+)
 from pysim.errors import PlanError
 from pysim.machine import Gpu
 from pysim.record import Rejected
 from pysim.registry import WARP, GemmKernel, gemm_attributes, gemm_kernels
-from pysim.schedule import DECOMPOSITIONS, GpuSchedule
+from pysim.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
 from pysim.workload import GEMM_DTYPES, Gemm
 
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
@@ -62,7 +75,7 @@ def space(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel] | None = None) 
     if not legal:
         raise PlanError(_nothing_legal(gpu, problem, rejected))
     rows = rows_of(gpu, problem, legal, gemm_attributes(gpu.capability_number))
-    return Space(rows, _table(gpu, problem, rows), tuple(rejected))
+    return Space(rows, table(gpu, model.shape_of(problem), rows), tuple(rejected))
 
 
 def illegal(gpu: Gpu, kernel: GemmKernel) -> str:
@@ -97,10 +110,10 @@ def _nothing_legal(gpu: Gpu, problem: Gemm, rejected: Sequence[Rejected]) -> str
     return f"no {problem.dtype} kernel can run on {gpu.name}: {first.what}: {first.reason}"
 
 
-def _table(gpu: Gpu, problem: Gemm, rows: Rows) -> Table:
+def table(gpu: Gpu, shape: Shape, rows: Rows) -> Table:
     """Kernels x decompositions x walks, as arrays."""
-    tiles = np.ceil(problem.m / rows.tile_m) * np.ceil(problem.n / rows.tile_n)
-    steps = np.ceil(problem.k / rows.block_k)
+    tiles_m, tiles_n = np.ceil(shape.m / rows.tile_m), np.ceil(shape.n / rows.tile_n)
+    tiles, steps = tiles_m * tiles_n, np.ceil(shape.k / rows.block_k)
     slots = np.floor(gpu.sms.value / rows.blocks) * rows.occupancy
     fill = [np.maximum(1, np.floor(slots * waves / tiles)) for waves in (1, 2)]
     splits = np.stack([np.full(len(tiles), factor) for factor in SPLITS] + fill, axis=1)
@@ -112,15 +125,15 @@ def _table(gpu: Gpu, problem: Gemm, rows: Rows) -> Table:
     row = np.concatenate([every, split[0], tail])
     kind = np.repeat([DATA_PARALLEL, SPLIT_K, STREAM_K], [len(every), split.shape[1], len(tail)])
     parts = np.concatenate([np.ones(len(every), int), split[1], slots[tail].astype(int)])
-    return _walked(problem, rows, row, kind, parts)
+    return _walked(tiles_m, tiles_n, row, kind, parts)
 
 
-def _walked(problem: Gemm, rows: Rows, row: Array, kind: Array, parts: Array) -> Table:
+def _walked(tiles_m: Array, tiles_n: Array, row: Array, kind: Array, parts: Array) -> Table:
     """Each launch with every walk: bands as wide as the tiles that there are, and no two that are the same."""
     walks = [(along, group) for along in (False, True) for group in GROUPS]
     along = np.array([walk[0] for walk in walks])
     group = np.array([walk[1] for walk in walks])
-    across = np.where(along, np.ceil(problem.m / rows.tile_m[row])[:, None], np.ceil(problem.n / rows.tile_n[row])[:, None])
+    across = np.where(along, tiles_m[row, None], tiles_n[row, None])
     keep = (group < 2 * across) & ((group == 1) | (across > 1))
     launch, walk = np.nonzero(keep)
     return Table(row[launch], kind[launch], parts[launch], along[walk], group[walk])
@@ -154,25 +167,34 @@ def candidates(problem: Gemm, gpu: Gpu, kernels: Sequence[GemmKernel] | None = N
     return [(schedule_of(prediction, row), float(prediction.seconds[row])) for row in best_walks(prediction)]
 
 
-def workspace_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule) -> int:
-    """What a launch needs beside its operands, as native/cuda/gemm.cu counts it: re-laid-out operands, flags, partial sums."""
+def workspace_bytes(
+    problem: Gemm,
+    kernel: GemmKernel,
+    schedule: GpuSchedule | GpuConvSchedule,
+    pitches: tuple[int, int] | None = None,
+    aligned: tuple[bool, bool] = (True, True),
+) -> int:
+    """What a launch needs beside its operands, as native/cuda/gemm.cu counts it: re-laid-out operands, flags, partial sums.
+
+    `pitches` of A and B in elements, where rows are not dense; `aligned`: whether they begin at multiples of 16 bytes.
+    """
     size, needs = GEMM_DTYPES[problem.dtype], model.needs(kernel)
     total = 0
-    for k_last, outer in ((not problem.trans_a, problem.m), (problem.trans_b, problem.n)):
-        pitch = problem.k if k_last else outer
-        if (needs.k_major and not k_last) or pitch * size % needs.alignment:
+    sides = ((not problem.trans_a, problem.m), (problem.trans_b, problem.n))
+    for (k_last, outer), pitch, lies in zip(sides, pitches or model.pitches(problem), aligned, strict=True):
+        if (needs.k_major and not k_last) or pitch * size % needs.alignment or (needs.alignment > size and not lies):
             rows, columns = (outer, problem.k) if k_last or needs.k_major else (problem.k, outer)
-            total += _up(rows * _up(columns * size, max(16, needs.alignment)), ALIGN)
+            total += round_up(rows * round_up(columns * size, max(16, needs.alignment)), ALIGN)
     clusters = kernel.cluster_m * kernel.cluster_n
     tiles = math.ceil(problem.m / (kernel.block_m * kernel.cluster_m)) * math.ceil(problem.n / (kernel.block_n * kernel.cluster_n))
     slots = {"data_parallel": 0, "split_k": tiles * schedule.splits, "stream_k": 2 * schedule.splits}[schedule.decomposition]
     if slots:
-        total += _up(tiles * clusters * 4, ALIGN)
+        total += round_up(tiles * clusters * 4, ALIGN)
         total += slots * clusters * kernel.block_m * kernel.block_n * model.SUM_BYTES.get(problem.dtype, 4)
     return total + ALIGN * bool(total)
 
 
-def _up(value: int, to: int) -> int:
+def round_up(value: int, to: int) -> int:
     return -(-value // to) * to
 
 

@@ -3,160 +3,34 @@
 
 `model="full"` predicts cycles for every candidate of `space` with `pysim.cachemodel.cost`. A schedule that computes for longer than
 the best one takes cannot win, so its traffic is not predicted; that is exact, since no cost is below its compute term. A whole
-kernel falls by its arithmetic, calls and stores of a single channel set. `model="csa"` is SConv's
+kernel falls by its arithmetic, calls, stores and packing of a single channel set. `model="csa"` is SConv's
 slicing analysis: the paper's tile sizes and cost integers.
 
-A matrix product on a GPU is planned by `pysim.planner.gpu` into the same kind of plan.
+For a GPU `gpu_plans` chooses, from the launches of `pysim.planner.gpu` and `pysim.planner.gpu_conv`.
 
 Worked number: on zen4 the portable kernel needs 16 cycles a step for 8 x 4 outputs, 14 times what f32_win_32x14__avx512 needs.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from pysim.cachemodel import csa
-from pysim.cachemodel.cost import Prediction, cost_of, predict, schedule_of
-from pysim.cachemodel.gpu import family_name
+from pysim.cachemodel.cost import Prediction, cost_of, predict_all, schedule_of
 from pysim.cachemodel.incore import Array, Rates, rates
 from pysim.cachemodel.nest import Nest, nest_of, workspace_bytes
 from pysim.errors import PlanError
 from pysim.machine import Gpu, Machine, load, load_any
-from pysim.planner import gpu, space
+from pysim.planner import space
+from pysim.planner.gpu_plans import Asked, check_asked, gpu_plans
+from pysim.planner.planned import STATES, Considered, Layout, ModelName, Plan, State, on_cpu, tile_of
 from pysim.record import Cost, CsaCost, Rejected
-from pysim.registry import gemm_attributes, gemm_kernel, gemm_kernels, kernels
-from pysim.schedule import STATIONARY, GpuSchedule, Schedule, Stationary
-from pysim.workload import Conv, Gemm, Workload, parse
+from pysim.registry import kernels
+from pysim.schedule import STATIONARY, Schedule
+from pysim.workload import Conv, Workload, parse
 
-GUESS = 1.12  # of the least bound: nearly every best schedule takes less
-ModelName = Literal["full", "csa"]
-State = Literal["hot", "cold"]
+GUESS = 1.1  # of the least bound: most best schedules take less
 MODELS = ("full", "csa")
-_GPU_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
-STATES = ("hot", "cold")
-
-
-class Considered(msgspec.Struct, frozen=True):
-    """The best schedule of one stationary kind, or on a GPU of one decomposition. Under CSA `exact` has the tile sizes of exact maxima
-    beside those of halving."""
-
-    schedule: Schedule | GpuSchedule
-    cost: Cost | CsaCost
-    exact: tuple[Schedule, CsaCost] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        document = {"schedule": self.schedule.kind, "tile": tile_of(self.schedule), "cost": msgspec.to_builtins(self.cost)}
-        if self.exact:
-            document["exact"] = {"tile": tile_of(self.exact[0]), "cost": msgspec.to_builtins(self.exact[1])}
-        return document
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run and why: the schedule that the macro-kernel or the launch obeys, its predicted cost, and what was turned down.
-
-    `considered` has the best schedule of each stationary kind (decomposition), the chosen one among them. `assumed` are the paths of the
-    machine's numbers that the cost leaned on and nobody measured or published. `workspace_bytes` is what one thread (launch) needs.
-    """
-
-    workload: Workload
-    on: Machine | Gpu
-    model: ModelName
-    state: State
-    algorithm: str
-    schedule: Schedule | GpuSchedule
-    workspace_bytes: int
-    cost: Cost | CsaCost
-    considered: tuple[Considered, ...]
-    rejected: tuple[Rejected, ...]
-
-    @property
-    def problem(self) -> str:
-        return self.workload.text
-
-    @property
-    def machine(self) -> str:
-        return self.on.name
-
-    @property
-    def kernel(self) -> str:
-        return self.schedule.kernel
-
-    @property
-    def tile(self) -> dict[str, int]:
-        return tile_of(self.schedule)
-
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        if isinstance(self.on, Gpu):
-            return _assumed_of_gpu(self.on, self.kernel)
-        return _assumed(self.on, self.model, self.kernel.rpartition("__")[2])
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON document of a plan: bytes, cycles and seconds under the names that `docs` promises."""
-        return {
-            "problem": self.problem,
-            "machine": self.machine,
-            "model": self.model,
-            "state": self.state,
-            "algorithm": self.algorithm,
-            "kernel": self.kernel,
-            "schedule": self.schedule.kind,
-            **({"pack": self.schedule.pack} if isinstance(self.schedule, Schedule) else {}),
-            "tile": self.tile,
-            "workspace_bytes": self.workspace_bytes,
-            "cost": msgspec.to_builtins(self.cost),
-            "assumed": list(self.assumed),
-            "rejected": [msgspec.to_builtins(item) for item in self.rejected],
-            "considered": [item.to_dict() for item in self.considered],
-        }
-
-    def explain(self) -> str:
-        """The loop nest, its tiles against each cache, and why the others lost, as text; on a GPU the hierarchy of tiles."""
-        from pysim.planner.explain import explain
-        from pysim.planner.explain_gpu import explain as explain_gpu
-
-        return explain_gpu(self) if isinstance(self.on, Gpu) else explain(self)
-
-    def run(self, x: Any, w: Any, bias: Any = None, activation: str | None = None, threads: int = 1) -> Any:
-        """Runs this very schedule on input x and filters w (or A and B of a matrix product) and returns the output array.
-
-        The plan of a machine whose instructions this CPU lacks runs in an emulator, if there is one (docs/power10.md). Raises
-        PlanError where the plan names no micro-kernel, MissingError where no emulator is installed, and whatever `pysim.runtime`
-        (`pysim.cuda`) raises for operands.
-        """
-        if isinstance(self.schedule, GpuSchedule):
-            from pysim import cuda
-
-            mine, schedule = self.workload, self.schedule
-            assert isinstance(mine, Gemm)
-            transposed = {"trans_a": mine.trans_a, "trans_b": mine.trans_b}
-            return cuda.gemm(x, w, lambda _: schedule, bias=bias, activation=activation, dtype=mine.dtype, **transposed)
-        assert isinstance(self.schedule, Schedule)
-        if all(row.name != self.kernel for row in kernels()):
-            raise PlanError(f"{self.kernel} is no row of the registry, so this plan can be costed but not run")
-        from pysim import runtime
-        from pysim.emulated import executor_for
-
-        run: Any = runtime.run_conv if isinstance(self.workload, Conv) else runtime.run_gemm
-        return run(self.workload, self.schedule, x, w, bias, activation, threads, executor_for(self.on))
-
-
-def tile_of(schedule: Schedule | GpuSchedule) -> dict[str, int]:
-    if isinstance(schedule, Schedule):
-        return {name: getattr(schedule, name) for name in ("windows", "filters", "channels", "k2", "k3")}
-    row = gemm_kernel(schedule.kernel)
-    sizes = {name: getattr(row, name) for name in _GPU_TILE} if row else {}
-    return {**sizes, "splits": schedule.splits, "along_n": int(schedule.along_n), "group": schedule.group}
-
-
-def on_cpu(plan: Plan) -> tuple[Schedule, Machine]:
-    """The schedule and machine of a plan for a CPU; PlanError for one of a GPU."""
-    if isinstance(plan.schedule, Schedule) and isinstance(plan.on, Machine):
-        return plan.schedule, plan.on
-    raise PlanError(f"the plan of {plan.problem} is for {plan.machine}, a GPU; a CPU's is needed here")
 
 
 def plan(
@@ -166,19 +40,25 @@ def plan(
     micro_kernel: str | tuple[int, int] | None = None,
     input_footprint: csa.Footprint = "packed",
     state: State = "hot",
+    layout: Layout = "nchw",
+    memory_limit: int | None = None,
+    algorithm: str | None = None,
 ) -> Plan:
     """The plan of least predicted cost for a problem (text or value) on a machine (name, path of a .toml file, or value).
 
     `micro_kernel` ("4x16", windows x filters; on a GPU "128x128", a block's tile) restricts the full model to kernels of that shape and
-    replaces the shape under CSA; `input_footprint` is CSA's alone, `state` (of the caches at the start) the full model's. Raises
-    ProblemError, MachineError, and PlanError where no kernel can run the problem.
+    replaces the shape under CSA; `input_footprint` is CSA's alone, `state` (of the caches at the start) the full model's. On a GPU a
+    convolution has a `layout` of input and output, a plan takes no more workspace than `memory_limit` bytes, and `algorithm` (a family
+    of native/cuda/convs.inc) restricts it. Raises ProblemError, MachineError, and PlanError where no kernel can run the problem.
     """
     workload, on = _workload(problem), _machine(machine)
     shape = _shape(micro_kernel) if isinstance(micro_kernel, str) else micro_kernel
+    asked = Asked(layout, memory_limit, algorithm)
+    check_asked(asked, workload, on)
     if isinstance(on, Gpu):
         if model != "full":
             raise PlanError(f'the {model} model is of CPU caches; {on.name} is a GPU, which has the model "full"')
-        return _gpu_plans(workload, on, shape, state, 1)[0]
+        return gpu_plans(workload, on, shape, state, 1, asked)[0]
     if model == "csa":
         return _csa_plan(workload, on, shape, input_footprint)
     if model != "full":
@@ -192,14 +72,20 @@ def plans(
     top: int = 10,
     micro_kernel: str | tuple[int, int] | None = None,
     state: State = "hot",
+    layout: Layout = "nchw",
+    memory_limit: int | None = None,
+    algorithm: str | None = None,
 ) -> list[Plan]:
-    """The `top` plans of least predicted cost under the full model, best first; each has the rejected kernels with the reasons."""
+    """The `top` plans of least predicted cost under the full model, best first; each has the rejected kernels with the reasons. Options
+    as in `plan`."""
     if top < 1:
         raise PlanError(f"top is {top}; it should be at least 1")
     workload, on = _workload(problem), _machine(machine)
     shape = _shape(micro_kernel) if isinstance(micro_kernel, str) else micro_kernel
+    asked = Asked(layout, memory_limit, algorithm)
+    check_asked(asked, workload, on)
     if isinstance(on, Gpu):
-        return _gpu_plans(workload, on, shape, state, top)
+        return gpu_plans(workload, on, shape, state, top, asked)
     return _ranked(_case(workload, on, shape, state), top)
 
 
@@ -236,65 +122,6 @@ def _shape(text: str) -> tuple[int, int]:
     return int(windows), int(filters)
 
 
-@lru_cache(maxsize=64)
-def _assumed(machine: Machine, model: str, target: str) -> tuple[str, ...]:
-    """Paths of assumed numbers that the model reads; the full model knows no latency but that of a multiply-add."""
-    if model == "csa":
-        return tuple(path for path in machine.assumed() if path.startswith("csa"))
-    others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
-    return tuple(path for path in machine.assumed() if not path.startswith(("csa", *others)) and not path.endswith(".latency_cycles"))
-
-
-@lru_cache(maxsize=64)
-def _assumed_of_gpu(machine: Gpu, kernel: str) -> tuple[str, ...]:
-    """Paths of assumed numbers that the GPU model reads for a kernel: of its own pipe and family; and the kernel, if its registers and
-    shared memory were not read from the compiler."""
-    row = gemm_kernel(kernel)
-    family = f"model.families.{family_name(machine, row)}." if row else ""
-    own = {f"fma_per_cycle.{row.pipe}", f"sustained_hz.{row.pipe}"} if row else set()
-    own |= {path for path in machine.assumed() if family and path.startswith(family)}
-    tables = ("model.families.", "fma_per_cycle.", "sustained_hz.")
-    known = kernel in gemm_attributes(machine.capability_number)
-    paths = tuple(path for path in machine.assumed() if path in own or not path.startswith(tables))
-    return paths if known else (*paths, f"kernel_attributes.{kernel}")
-
-
-def _gpu_plans(workload: Workload, on: Gpu, shape: tuple[int, int] | None, state: State, top: int) -> list[Plan]:
-    """The `top` plans of least predicted cost on a GPU, best first."""
-    if not isinstance(workload, Gemm):
-        raise PlanError(f"{on.name} is a GPU, and convolutions are planned for CPUs alone so far; {workload.text} needs a CPU machine")
-    if state not in STATES:
-        raise PlanError(f'no cache state is named "{state}"; there is {" and ".join(STATES)}')
-    rows = [row for row in gemm_kernels() if shape in (None, (row.block_m, row.block_n))]
-    if not rows and shape:
-        raise PlanError(f"no CUDA kernel has blocks of {shape[0]}x{shape[1]}; `pysim kernels --cuda` lists them")
-    space = gpu.space(on, workload, rows)
-    prediction = gpu.predict(on, workload, space.rows, space.table, state == "hot")
-    order = gpu.best_walks(prediction)
-    first: dict[int, int] = {}
-    for row in order:
-        first.setdefault(int(prediction.table.kind[row]), row)
-    considered = tuple(Considered(gpu.schedule_of(prediction, row), gpu.cost_of(prediction, row)) for row in first.values())
-    rejected = gpu.losers(space, prediction, order[0])
-
-    def plan_of(row: int) -> Plan:
-        schedule = gpu.schedule_of(prediction, row)
-        return Plan(
-            workload=workload,
-            on=on,
-            model="full",
-            state=state,
-            algorithm=_algorithm(workload),
-            schedule=schedule,
-            workspace_bytes=gpu.workspace_bytes(workload, space.rows.kernels[prediction.table.row[row]], schedule),
-            cost=gpu.cost_of(prediction, row),
-            considered=considered,
-            rejected=rejected,
-        )
-
-    return [plan_of(row) for row in order[:top]]
-
-
 class _Case(NamedTuple):
     """One problem on one machine, with the kernels that can run it and what they cost whatever the tiling."""
 
@@ -324,11 +151,10 @@ def _best(case: _Case) -> Plan:
     """
     bound = space.least_cycles(case.rates, np.arange(len(case.rows.kernels)))
     limit = GUESS * float(bound.min())
-    found = _within(case, bound, STATIONARY, limit)
-    for i, stationary in enumerate(STATIONARY):
-        least = float(found[i].cycles.min(initial=np.inf))
-        if least > limit:
-            found[i] = _within(case, bound, [stationary], least * (1 + 1e-9))[0]
+    found = _within(case, bound, limit)
+    while (least := max(float(prediction.cycles.min(initial=np.inf)) for prediction in found)) > limit:
+        limit = least * (1 + 1e-9)
+        found = _within(case, bound, limit)
     best = _best_of_each(found)
     chosen = min(best, key=_cycles)
     considered = tuple(Considered(schedule_of(*item), cost_of(*item)) for item in best)
@@ -336,17 +162,17 @@ def _best(case: _Case) -> Plan:
     return _plan(case, schedule_of(*chosen), winner.cost, considered, _rejected(case, found, chosen, bound))
 
 
-def _within(case: _Case, bound: Array, kinds: Sequence[Stationary], limit: float) -> list[Prediction]:
+def _within(case: _Case, bound: Array, limit: float) -> list[Prediction]:
     """Of each stationary kind, the schedules that compute for at most `limit` cycles; `bound` is that of each kernel."""
-    tables = space.tables(case.rates, [(kind, np.flatnonzero(bound <= limit).tolist(), limit) for kind in kinds])
-    return [predict(case.rates, table, case.state == "hot", limit) for table in tables]
+    tables = space.tables(case.rates, [(kind, np.flatnonzero(bound <= limit).tolist(), limit) for kind in STATIONARY])
+    return predict_all(case.rates, tables, case.state == "hot", limit)
 
 
 def _unpruned(case: _Case) -> list[Prediction]:
     """The whole table of each stationary kind."""
     everything = list(range(len(case.rows.kernels)))
     tables = space.tables(case.rates, [(kind, everything, np.inf) for kind in STATIONARY])
-    return [predict(case.rates, table, case.state == "hot") for table in tables]
+    return predict_all(case.rates, tables, case.state == "hot")
 
 
 def _order(found: list[Prediction], top: int | None = None) -> list[Candidate]:
@@ -405,7 +231,7 @@ def _rejected(case: _Case, found: list[Prediction], chosen: Candidate, bound: Ar
         elif bound[index] <= best:
             reason = "all its schedules compute for longer than the chosen plan takes"
         else:
-            reason = f"its arithmetic, calls and stores alone take {bound[index] / best:.2f} times the chosen plan"
+            reason = f"its arithmetic, calls, stores and packing alone take {bound[index] / best:.2f} times the chosen plan"
         if index != winner:
             losers.append(Rejected(case.rows.kernels[index].name, reason))
     place = space.in_place_reason(case.nest)
@@ -453,3 +279,6 @@ def _csa_kernel(workload: Workload, on: Machine, p: csa.Parameters) -> tuple[str
 
 def _csa_schedule(kernel: str, p: csa.Parameters, choice: csa.Choice) -> Schedule:
     return Schedule(kernel, choice.stationary, "tiles", p.windows, p.filters, choice.channels, choice.k2, choice.k3)
+
+
+__all__ = ["MODELS", "STATES", "Considered", "Plan", "candidates", "on_cpu", "plan", "plans", "tile_of"]

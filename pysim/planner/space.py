@@ -88,7 +88,7 @@ def in_place_reason(nest: Nest) -> Rejected | None:
 def tables(rates: Rates, kinds: Sequence[tuple[Stationary, Sequence[int], float]]) -> list[Table]:
     """The candidate schedules of each stationary kind, of the kernels with the given indices.
 
-    Channel sets whose arithmetic, calls and stores alone take more cycles than the kind's limit are left out.
+    Channel sets whose `least_cycles` are above the kind's limit are left out.
     """
     places = (1.0, 0.0) if rates.nest.in_place else (1.0,)
     rows = [(kind, packed, kernel) for kind, (_, only, _) in enumerate(kinds) for packed in places for kernel in only]
@@ -112,7 +112,7 @@ def _columns(
     filters, out = rates.stored_tile[at], tile * rates.filters[at] * rates.nest.out_bytes
 
     channels, new = _channels(rates.nest, (l1 - out) / (window + filters))
-    new &= least_cycles(rates, at[:, None], np.ceil(rates.nest.channels / channels)) <= limit[:, None]
+    new &= least_cycles(rates, at[:, None], np.ceil(rates.nest.channels / channels), packed[:, None]) <= limit[:, None]
     row, column = np.nonzero(new)
     channels, swap, at = channels[row, column], keeps_windows[row], at[row]
     window, filters, out = window[row] * channels, filters[row] * channels, out[row]
@@ -132,11 +132,22 @@ def _columns(
     return row[pair], channels[pair], k2[last], k3[last, column]
 
 
-def least_cycles(rates: Rates, at: NDArray[np.int64], sets: Array | float = 1.0) -> Array:
-    """A lower bound of the cycles of schedules of the kernels `at` with `sets` channel sets: all arithmetic, calls and stores."""
-    calls = rates.nest.repeats * rates.window_tiles[at] * rates.filter_tiles[at]
-    per_set = rates.store[at] + calls * rates.machine.core.call_cycles.value
-    return rates.kernel[at] + sets * per_set + (sets - 1) * rates.reload[at]
+def least_cycles(rates: Rates, at: NDArray[np.int64], sets: Array | float = 1.0, packed: Array | float | None = None) -> Array:
+    """A lower bound of the compute cycles of schedules of the kernels `at` with `sets` channel sets: each operand is packed once.
+
+    `packed` is 1 where the windows are, 0 where they are read in place; without it, they are read in place where that is possible.
+    """
+    nest, core = rates.nest, rates.machine.core
+    if packed is None:
+        packed = 0.0 if nest.in_place else 1.0
+    calls = nest.repeats * rates.window_tiles[at] * rates.filter_tiles[at]
+    per_set = rates.store[at] + calls * core.call_cycles.value + packed * core.pack_call_cycles.value * rates.pack_calls[at]
+    once = rates.kernel[at] + packed * rates.pack[at]
+    if not nest.filters_packed:
+        per_set += core.call_cycles.value * nest.repeats * rates.filter_tiles[at]
+        once += rates.pack_filters[at]
+    least: Array = once + sets * per_set + (sets - 1) * rates.reload[at]
+    return least
 
 
 def usable(level: Level) -> float:

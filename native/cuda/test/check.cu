@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Every row of gemms.inc against the reference on the device: edge shapes, layouts, result types, pitches, alignments, epilogues and
- * decompositions. C is poisoned with NaN, the gaps of its rows and both its ends with a pattern that must survive; small whole
- * numbers must come out bit for bit, random ones within the bound of their type.
+ * decompositions. C is poisoned with NaN, the gaps of its rows and both its ends with a pattern that must survive; the gaps of A and B
+ * are NaN, and their first or last byte is the first or last of an allocation; small whole numbers must come out bit for bit, random
+ * ones within the bound of their type.
  *
- *   check [--kernel SUBSTRING] [--every N]    N: a part of the cases (for sanitizers); the last line counts; exit 1 where one case failed, 77 where there is no device */
+ *   check [--kernel SUBSTRING] [--every N] [--part I/P]    N: one in N of the cases (every 5th: 100 a kernel); the kernels whose number
+ *   modulo P is I; the last line counts; exit 1 where one case failed, 77 where there is no device
+ *
+ * Built for the CPU (emulated/) it runs the same kernels, but for those that this build lacks, which it names. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +20,7 @@
 #include <string>
 
 #include "../../pysim.h"
+#include "../launch.h"
 
 namespace {
 
@@ -56,14 +62,14 @@ __device__ void set(void *data, int dtype, long long i, double x) {
     }
 }
 
-/* exact: whole numbers -2..2; else uniform in [-1, 1); s8: any */
-__global__ void fill(void *data, int dtype, long long count, unsigned seed, bool exact) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
+/* rows x columns, rows `ld` apart; exact: whole numbers -2..2; else uniform in [-1, 1); s8: any */
+__global__ void fill(void *data, int dtype, long long rows, long long columns, long long ld, unsigned seed, bool exact) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < rows * columns; i += (long long)gridDim.x * blockDim.x) {
         const unsigned r = mix((unsigned)i * 2654435761u + seed);
         double x = exact ? (double)(int)(r % 5) - 2 : (double)(r >> 8) / 8388608.0 - 1;
         if (dtype == PYSIM_S8) x = (double)(signed char)(r >> 9);
         if (dtype == PYSIM_S32) x = (double)((int)(r >> 9) % 1000);
-        set(data, dtype, i, x);
+        set(data, dtype, i / columns * ld + i % columns, x);
     }
 }
 __global__ void magnitude(void *to, const void *from, int dtype, long long count) {
@@ -102,15 +108,25 @@ __global__ void gaps(const unsigned char *block, long long total, long long head
     }
 }
 
+/* Such a kernel on `count` elements. */
+template <class... Parameters, class... Arguments> void each(long long count, void (*kernel)(Parameters...), Arguments... arguments) {
+    need(pysim::launch(kernel, (unsigned)std::min((count + 2047) / 2048, 264ll), 256, 0, nullptr, arguments...), "a kernel of the check");
+}
+
 struct Buffer {
     char *data = nullptr;
-    size_t size = 0;
+    size_t size = 0; /* multiple of 256, so that its end is the allocation's */
     void *at(size_t bytes) {
         if (bytes > size) {
             if (data) need(cudaFree(data), "free");
-            need(cudaMalloc(&data, size = bytes * 3 / 2 + 4096), "memory");
+            need(cudaMalloc(&data, size = (bytes * 3 / 2 + 4096) / 256 * 256), "memory");
         }
         return data;
+    }
+    /* `bytes` that begin `offset` bytes off a multiple of 16, at the end of the allocation or at its start. */
+    char *place(size_t bytes, int offset, bool end) {
+        char *const first = (char *)at(bytes + 32);
+        return (end ? first + (size - bytes - (size_t)offset) / 16 * 16 : first) + offset;
     }
 };
 
@@ -153,39 +169,43 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     const pysim_cuda_gemm &g = c.g;
     const int element = bytes_of[g.dtype], result = bytes_of[g.c_dtype];
     const long long rows_a = g.trans_a ? g.k : g.m, rows_b = g.trans_b ? g.n : g.k;
-    const size_t count_a = (size_t)(rows_a * g.lda), count_b = (size_t)(rows_b * g.ldb), span_c = (size_t)(g.m * g.ldc + c.offset_c) * result;
-    char *a = (char *)buffer_a.at((count_a + 16) * element) + c.offset_a * element;
-    char *b = (char *)buffer_b.at((count_b + 16) * element) + c.offset_b * element;
+    const long long columns_a = g.trans_a ? g.m : g.k, columns_b = g.trans_b ? g.k : g.n;
+    const size_t count_a = (size_t)((rows_a - 1) * g.lda + columns_a), count_b = (size_t)((rows_b - 1) * g.ldb + columns_b); /* with gaps */
+    const size_t span_c = (size_t)(g.m * g.ldc + c.offset_c) * result;
+    char *a = buffer_a.place(count_a * element, c.offset_a * element, seed & 1);
+    char *b = buffer_b.place(count_b * element, c.offset_b * element, seed & 2);
     const size_t total = span_c + 2 * HEAD, head = HEAD + (size_t)c.offset_c * result;
     char *block = (char *)buffer_c.at(total), *out = block + head;
     char *want = (char *)buffer_want.at(total) + head;
-    fill<<<264, 256>>>(a, g.dtype, (long long)count_a, seed, c.exact);
-    fill<<<264, 256>>>(b, g.dtype, (long long)count_b, seed + 77, c.exact);
+    need(cudaMemset(a, 0xff, count_a * element), "memset");
+    need(cudaMemset(b, 0xff, count_b * element), "memset");
+    each(rows_a * columns_a, fill, a, g.dtype, rows_a, columns_a, g.lda, seed, c.exact);
+    each(rows_b * columns_b, fill, b, g.dtype, rows_b, columns_b, g.ldb, seed + 77, c.exact);
     need(cudaMemset(block, 0xff, total), "memset");
     if (c.e.beta != 0) { /* C's rows as they were; elsewhere the pattern */
         void *plain = buffer_scale.at((size_t)(g.m * g.n) * 8);
-        fill<<<264, 256>>>(plain, g.c_dtype, g.m * g.n, seed + 5, c.exact);
+        each(g.m * g.n, fill, plain, g.c_dtype, g.m, g.n, g.n, seed + 5, c.exact);
         need(cudaMemcpy2D(out, (size_t)g.ldc * result, plain, (size_t)g.n * result, (size_t)g.n * result, (size_t)g.m, cudaMemcpyDeviceToDevice), "copy");
     }
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     if (c.bias) {
-        void *bias = buffer_bias.at((size_t)g.n * result);
-        fill<<<264, 256>>>(bias, g.c_dtype, g.n, seed + 9, c.exact);
+        void *bias = buffer_bias.place((size_t)g.n * result, 0, true);
+        each(g.n, fill, bias, g.c_dtype, 1, g.n, g.n, seed + 9, c.exact);
         c.e.bias = bias;
     }
     cases++;
     int64_t bytes = 0;
     pysim_status status = pysim_cuda_gemm_workspace_bytes(&g, &c.s, a, b, &bytes);
-    void *work = buffer_work.at((size_t)bytes + 16);
+    void *work = buffer_work.place((size_t)bytes, 0, true);
     need(cudaMemset(work, 0xff, (size_t)bytes), "memset");
     if (status == PYSIM_OK) status = pysim_cuda_gemm_run(&g, &c.s, &c.e, a, b, out, bytes ? work : nullptr, bytes, nullptr);
     if (status != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
     if (pysim_cuda_gemm_reference(&g, &c.e, a, b, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
     double *scale = nullptr;
     if (!c.exact) { /* |A||B|, to f32's accuracy */
-        char *abs_a = (char *)buffer_abs_a.at((count_a + 16) * element), *abs_b = (char *)buffer_abs_b.at((count_b + 16) * element);
-        magnitude<<<264, 256>>>(abs_a, a, g.dtype, (long long)count_a);
-        magnitude<<<264, 256>>>(abs_b, b, g.dtype, (long long)count_b);
+        char *abs_a = (char *)buffer_abs_a.at(count_a * element), *abs_b = (char *)buffer_abs_b.at(count_b * element);
+        each((long long)count_a, magnitude, abs_a, a, g.dtype, (long long)count_a);
+        each((long long)count_b, magnitude, abs_b, b, g.dtype, (long long)count_b);
         pysim_cuda_gemm all = g;
         all.ldc = g.n;
         all.c_dtype = g.dtype == PYSIM_F64 ? PYSIM_F64 : g.dtype == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
@@ -193,13 +213,13 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
         char *sums = (char *)buffer_sums.at((size_t)(g.m * g.n) * 8);
         if (pysim_cuda_gemm_reference(&all, &plain, abs_a, abs_b, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
         scale = (double *)buffer_scale.at((size_t)(g.m * g.n) * 8);
-        widen<<<264, 256>>>(scale, sums, all.c_dtype, g.m * g.n);
+        each(g.m * g.n, widen, scale, sums, all.c_dtype, g.m * g.n);
     }
     need(cudaMemset(verdict, 0, sizeof *verdict), "memset");
     need(cudaMemset(&verdict->first, 0x7f, sizeof verdict->first), "memset");
-    compare<<<264, 256>>>(out, want, scale, g.c_dtype, (int)g.m, (int)g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)),
-                          rounding_of(g.c_dtype) * 2, verdict);
-    gaps<<<264, 256>>>((const unsigned char *)block, (long long)total, (long long)head, (int)g.m, (int)g.n, g.ldc, result, verdict);
+    each(g.m * g.n, compare, out, want, scale, g.c_dtype, (int)g.m, (int)g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)),
+         rounding_of(g.c_dtype) * 2, verdict);
+    each((long long)total, gaps, (const unsigned char *)block, (long long)total, (long long)head, (int)g.m, (int)g.n, g.ldc, result, verdict);
     Verdict v;
     need(cudaMemcpy(&v, verdict, sizeof v, cudaMemcpyDeviceToHost), row.name);
     char text[160];
@@ -264,22 +284,46 @@ void check_row(int index, int every) {
             run(c, row, r);
         }
 }
+
+/* The lines of gemms.inc that are no rows of this build. */
+int name_skipped(const std::string &only) {
+    const std::string all[] = {
+#define PYSIM_CUDA_GEMM(family, dtype, form, bm, bn, bk, wm, wn, tm, tn, stages, cm, cn, capability)                                  \
+    #dtype "_" #family "_" #bm "x" #bn "x" #bk "_" #wm "x" #wn "_" #tm "x" #tn "_s" #stages "_c" #cm "x" #cn "_" #form,
+#include "../gemms.inc"
+#undef PYSIM_CUDA_GEMM
+    };
+    int skipped = 0;
+    for (const std::string &line : all) {
+        const size_t full = line.rfind("_full");
+        const std::string name = line.substr(0, full);
+        bool found = false;
+        pysim_cuda_gemm_info row;
+        for (int i = 0; i < pysim_cuda_gemm_count() && !found; i++) found = pysim_cuda_gemm_at(i, &row) == PYSIM_OK && name == row.name;
+        if (found || name.find(only) == std::string::npos) continue;
+        printf("skip %s: not in this build\n", name.c_str());
+        skipped++;
+    }
+    return skipped;
+}
 }
 
 int main(int argc, char **argv) {
     setbuf(stdout, nullptr);
     std::string only;
-    int every = 1;
+    int every = 1, part = 0, parts = 1;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--every") && i + 1 < argc && atoi(argv[i + 1]) > 0) every = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--kernel") && i + 1 < argc) only = argv[++i];
-        else return printf("usage: check [--kernel SUBSTRING] [--every N]\n"), 2;
+        else if (!strcmp(argv[i], "--part") && i + 1 < argc && sscanf(argv[i + 1], "%d/%d", &part, &parts) == 2 && part >= 0 && part < parts) i++;
+        else return printf("usage: check [--kernel SUBSTRING] [--every N] [--part I/P]\n"), 2;
     }
     int32_t devices = 0;
     if (pysim_cuda_device_count(&devices) != PYSIM_OK || !devices) return printf("no device: %s\n", pysim_cuda_last_error()), 77;
     need(cudaMalloc(&verdict, sizeof *verdict), "memory");
+    const int skipped = part ? 0 : name_skipped(only);
     int rows = 0;
-    for (int i = 0; i < pysim_cuda_gemm_count(); i++) {
+    for (int i = part; i < pysim_cuda_gemm_count(); i += parts) {
         pysim_cuda_gemm_info row;
         pysim_cuda_gemm_at(i, &row);
         if (!only.empty() && !strstr(row.name, only.c_str())) continue;
@@ -288,6 +332,6 @@ int main(int argc, char **argv) {
         rows++;
         printf("%s %s\n", failures == before ? "ok  " : "FAIL", row.name);
     }
-    printf("%lld cases on %d kernels, %lld failures\n", cases, rows, failures);
+    printf("%lld cases on %d kernels, %lld failures; %d kernels skipped\n", cases, rows, failures, skipped);
     return failures || !rows ? 1 : 0;
 }

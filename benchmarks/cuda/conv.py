@@ -1,0 +1,413 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measures convolutions on this computer's GPU: rows of pysim's registry, every algorithm of cuDNN, and PyTorch, in turns in one run.
+
+    benchmarks/cuda/conv.py -o conv-h200.jsonl [--set opencnn,im2win,resnet50] [--dtype f32,tf32,f16,bf16] [--rows planned|all|NAME...]
+    benchmarks/cuda/conv.py -o conv-h200.jsonl --resume ...          goes on where a run was stopped, with the same options
+    benchmarks/cuda/conv.py --summary conv-h200.jsonl...             the acceptance figures beside their bars, from the data alone
+
+Each contender is checked on random operands first. Others' against NumPy's float64 at picked windows of all images, borders among them,
+with NaN in every element before the run and none after it: |got - want| <= gamma_k |A||B| + u |want| where matrices are multiplied; what
+transforms its operands (FFT, Winograd, whatever PyTorch takes) has no such bound, so at most TRANSFORMED of the results' root mean
+square. pysim's own by pysim.cuda_conv.Bench. One that is wrong is recorded as wrong and not timed; one that refuses, with its reason.
+
+Time: rounds of one sample each, the order shifting by one each round, a pair of events around a call; where a call takes less than
+LONG, untimed ones of its own go before it (LEAD seconds of them), so that the device is busy while the host makes the timed one. Operands
+are as the call before left them. Needs the CUDA library ($PYSIM_CUDA_LIBRARY); conv_data.py has the format of the file.
+"""
+
+import argparse
+import gc
+import math
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import conv_data
+import msgspec
+import numpy as np
+from conv_data import CUDNN, OURS, TORCH, Contender, Header, Line
+
+from pysim import cuda, cuda_conv, cuda_peers, cudnn, host, planner
+from pysim.cuda import DeviceArray
+from pysim.cuda_comparison import RESULT_DTYPES, RESULT_UNIT, decode, random_fill
+from pysim.cuda_conv import in_float64
+from pysim.errors import MissingError, PysimError, StoreError, choose
+from pysim.machine import Gpu
+from pysim.registry import conv_kernels
+from pysim.workload import Conv, Layer
+
+LEAD, LONG, MOST_LEADS = 6e-5, 2e-3, 8  # seconds, seconds, calls
+WARMUPS = 3
+PICKED = 512  # windows of all images that are computed in float64
+TRANSFORMED = {"f32": 1e-3, "tf32": 0.1, "f16": 0.1, "bf16": 0.5}
+EVERY = 1_000_000  # plans: more than there are
+
+
+class Operands:
+    """Random input and filters on the device in each layout, the output, and what it should be at picked windows."""
+
+    def __init__(self, w: Conv, dtype: str, layouts: list[str], seed: int = 1) -> None:
+        self.dtype, self.result = dtype, "f32" if dtype == "tf32" else dtype
+        self.workload = msgspec.structs.replace(w, dtype=self.result)
+        fills = [
+            random_fill((w.batch, w.channels, w.height, w.width), dtype, seed),
+            random_fill((w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), dtype, seed + 1),
+        ]
+        self.at = {layout: [self._sent(fill.stored, layout) for fill in fills] for layout in layouts}
+        outputs = w.batch * w.filters * w.windows
+        self.y, self._nan = DeviceArray((outputs,), self.result), DeviceArray((outputs,), self.result)
+        self._nan.fill(np.full(self.y.nbytes, 0xFF, np.uint8))
+        self.picked = np.unique(np.linspace(0, w.batch * w.windows - 1, PICKED).astype(np.int64))
+        self.want, self.scale = in_float64(w, fills[0].values, fills[1].values, self.picked)
+
+    def _sent(self, array: np.ndarray, layout: str) -> DeviceArray:
+        lies = np.ascontiguousarray(array if layout == "nchw" else array.transpose(0, 2, 3, 1))
+        return DeviceArray(lies.shape, self.result).fill(lies)
+
+    def pointers(self, layout: str) -> tuple[int, int, int]:
+        x, filters = self.at[layout]
+        return x.pointer, filters.pointer, self.y.pointer
+
+    def check(self, call: Callable[[], object], layout: str, transforms: bool) -> tuple[str, float]:
+        """(what is wrong or "", largest |got - want| / |A||B|) of what a call writes into y."""
+        cuda.copy(self.y.pointer, self._nan.pointer, self.y.nbytes, "PYSIM_ON_DEVICE")
+        call()
+        cuda.synchronize()
+        found = self.y.read(np.empty(self.y.shape, RESULT_DTYPES[self.result]))
+        return self.verdict(found, layout, transforms)
+
+    def verdict(self, found: np.ndarray, layout: str, transforms: bool) -> tuple[str, float]:
+        """`check` of the output's elements as memory holds them."""
+        w = self.workload
+        bad = (found & 0x7F80) == 0x7F80 if self.result == "bf16" else ~np.isfinite(found)
+        if count := int(np.count_nonzero(bad)):
+            return f"{count} of {found.size} elements are not written or not finite", math.nan
+        shape = (w.batch, w.filters, w.windows) if layout == "nchw" else (w.batch, w.windows, w.filters)
+        image, window = np.divmod(self.picked, w.windows)
+        taken = found.reshape(shape)[image, :, window] if layout == "nchw" else found.reshape(shape)[image, window]
+        difference = np.abs(decode(taken, self.result) - self.want)
+        unit = 2.0**-23 * (w.channels // w.groups * w.kernel_h * w.kernel_w)
+        bound = unit / (1 - min(0.5, unit)) * self.scale + RESULT_UNIT.get(self.result, 2.0**-24) * np.abs(self.want)
+        if transforms:
+            bound = np.maximum(bound, TRANSFORMED[self.dtype] * math.sqrt(float(np.mean(self.want**2))))
+        outside = int(np.count_nonzero(~(difference <= bound)))
+        error = float(np.max(difference / np.maximum(self.scale, 1e-300)))
+        return f"{outside} of {difference.size} checked elements are out of bounds" if outside else "", error
+
+
+# Contenders
+
+
+class Field:
+    """The contenders of one problem: those that may be timed, with their calls, and what is known of all."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, Callable[[], object]] = {}
+        self.known: dict[str, Contender] = {}
+        self.kept: list[object] = []  # whose memory calls use
+
+    def enter(self, name: str, known: Contender, make: Callable[[], tuple[Callable[[], object], dict[str, Any]]]) -> None:
+        """Adds a contender that `make` prepares, checks and describes; one that fails, however it does, keeps its reason."""
+        try:
+            call, facts = make()
+        except Exception as error:
+            self.known[name] = msgspec.structs.replace(known, refused=reason_of(error))
+            return
+        self.known[name] = msgspec.structs.replace(known, **facts)
+        if not self.known[name].wrong:
+            self.calls[name] = call
+
+    def drop(self, name: str, reason: str) -> None:
+        """A contender that failed after its check."""
+        self.calls.pop(name, None)
+        self.known[name] = msgspec.structs.replace(self.known[name], refused=reason)
+
+    def time(self, samples: int) -> None:
+        """Times all calls in turns and writes what came out into `known`."""
+        if not self.calls:
+            return
+        events = cuda_peers.Events()
+        leads = {name: lead for name in list(self.calls) if (lead := self._warmed(name, events)) is not None}
+        times: dict[str, list[float]] = {name: [] for name in leads}
+        for turn in range(samples):
+            names = list(self.calls)
+            at = turn % len(names) if names else 0
+            for name in names[at:] + names[:at]:
+                try:
+                    for _ in range(leads[name]):
+                        self.calls[name]()
+                    times[name].append(events.seconds(self.calls[name]))
+                except Exception as error:
+                    self.drop(name, f"failed in round {turn + 1}: {reason_of(error)}")
+        for name in self.calls:
+            low, middle, high = (float(value) for value in np.percentile(times[name], [25, 50, 75]))
+            measured = {"seconds": middle, "quartiles": (low, high), "min_seconds": min(times[name]), "samples": len(times[name])}
+            self.known[name] = msgspec.structs.replace(self.known[name], **measured)
+
+    def _warmed(self, name: str, events: cuda_peers.Events) -> int | None:
+        """Runs a call WARMUPS times; untimed calls that should go before a timed one, None where it failed."""
+        try:
+            seconds = [events.seconds(self.calls[name]) for _ in range(WARMUPS)][-1]
+        except Exception as error:
+            self.drop(name, f"failed when warmed up: {reason_of(error)}")
+            return None
+        return 0 if seconds >= LONG else min(MOST_LEADS, math.ceil(LEAD / seconds))
+
+
+def reason_of(error: Exception) -> str:
+    """An error as a reason: pysim's own sentences as they are, others with their kind."""
+    return str(error) if isinstance(error, PysimError) else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def add_cudnn(field: Field, operands: Operands, layout: str) -> None:
+    """Every algorithm of cuDNN; they share one workspace, as only one runs at a time."""
+    w = operands.workload
+    forward, spaces, refused = None, {}, {}
+    try:
+        forward = cudnn.Forward(w, operands.dtype, layout)
+        spaces, refused = forward.survey()
+    except MissingError as error:
+        refused = dict.fromkeys(cudnn.ALGORITHMS, str(error))
+    memory, short = None, ""
+    for size in sorted(set(spaces.values()), reverse=True):  # the largest that can be had
+        try:
+            memory = DeviceArray((size,), "u8") if size else None
+            break
+        except PysimError as error:
+            short = str(error)
+    had = memory.nbytes if memory else 0
+
+    def made(algorithm: str) -> tuple[Callable[[], object], dict[str, Any]]:
+        if algorithm in refused or not forward:
+            raise MissingError(refused[algorithm])
+        if spaces[algorithm] > had:
+            raise MissingError(f"{algorithm} needs {spaces[algorithm]} bytes of workspace: {short}")
+        run = forward.call(algorithm, operands.pointers(layout), memory.pointer if memory else 0, had)
+        wrong, error = operands.check(run, layout, algorithm not in conv_data.GEMM_CLASS)
+
+        def call() -> object:
+            return run() or memory  # which lives as long as the call
+
+        return call, {"wrong": wrong, "error": finite(error), "workspace_bytes": spaces[algorithm]}
+
+    for algorithm in cudnn.ALGORITHMS:
+        known = Contender(who=CUDNN, algorithm=algorithm, layout=layout)
+        field.enter(named(CUDNN, algorithm, layout), known, lambda one=algorithm: made(one))
+
+
+def add_torch(field: Field, operands: Operands, layout: str) -> None:
+    """PyTorch."""
+
+    def made() -> tuple[Callable[[], object], dict[str, Any]]:
+        one = cudnn.TorchForward(operands.workload, operands.pointers(layout), operands.dtype, layout)
+        wrong, error = operands.check(one.store, layout, transforms=True)
+        return one.run, {"wrong": wrong, "error": finite(error), "workspace_bytes": one.extra_bytes()}
+
+    field.enter(named(TORCH, "", layout), Contender(who=TORCH, layout=layout), made)
+
+
+def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], top: int, gpu: Gpu) -> str:
+    """Rows of pysim's registry in the layout that a type is used in; what was planned, or "".
+
+    With "all" these are the best predicted schedule of each row and the `top` best predicted of any, numbered by their rank.
+    """
+    layout = conv_data.USED[dtype]
+    nobody = Contender(who=OURS, layout=layout)
+    try:
+        problem = msgspec.structs.replace(w, dtype=dtype)
+        plans = planner.plans(problem, gpu, top=EVERY, layout=layout)
+        bench = cuda_conv.Bench(problem, 1, layout)
+    except Exception as error:
+        field.known[OURS] = msgspec.structs.replace(nobody, refused=reason_of(error))
+        return ""
+    field.kept.append(bench)
+    best: dict[str, Any] = {}
+    for plan in plans:
+        best.setdefault(plan.kernel, plan)
+    known = {row.name: row for row in conv_kernels()}
+    asked = [name for name, row in known.items() if row.dtype == dtype and (rows == ["all"] or name in rows)]
+    wanted: dict[str, Any] = {name: best.get(name) for name in asked}
+    if rows == ["planned"]:
+        wanted = {plans[0].kernel: plans[0]}
+    if rows == ["all"]:
+        wanted |= {f"{plan.kernel} #{rank}": plan for rank, plan in enumerate(plans[:top], 1) if plan is not best[plan.kernel]}
+
+    def made(name: str) -> tuple[Callable[[], object], dict[str, Any]]:
+        if (plan := wanted[name]) is None:
+            reasons = [item.reason for item in plans[0].rejected if item.what == name]
+            raise MissingError(reasons[0] if reasons else "the planner has no legal schedule of it for this problem")
+        launches = {exact: bench.launch(plan.schedule, exact) for exact in (True, False)}
+        wrong, error = bench.check(lambda exact: launches[exact].run(), plan.kernel)
+        launch = launches.pop(False)
+        launches.clear()
+        facts = {"wrong": wrong, "error": finite(error), "workspace_bytes": launch.workspace_bytes, "predicted_seconds": plan.cost.seconds}
+        return launch.run, facts | {"schedule": msgspec.to_builtins(plan.schedule)}
+
+    for name in wanted:
+        row = known[name.partition(" ")[0]]
+        about = msgspec.structs.replace(nobody, algorithm=row.family, form=row.form)
+        field.enter(named(OURS, name, layout), about, lambda one=name: made(one))
+    return named(OURS, plans[0].kernel, layout)
+
+
+def named(who: str, what: str, layout: str = "nchw") -> str:
+    return " ".join(word for word in (who, what, "" if layout == "nchw" else layout) if word)
+
+
+def finite(value: float) -> float | None:
+    return float(f"{value:.3g}") if math.isfinite(value) else None
+
+
+# A run
+
+
+def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gpu: Gpu) -> Line:
+    """Everything about one problem. PysimError where not even the operands can be had."""
+    w, field = layer.workload, Field()
+    assert isinstance(w, Conv)
+    chosen = add_pysim(field, w, dtype, options.rows, options.top, gpu) if OURS in options.parties else ""
+    if {CUDNN, TORCH} & set(options.parties):
+        operands = Operands(w, dtype, options.layouts)
+        for layout in options.layouts:
+            if CUDNN in options.parties:
+                add_cudnn(field, operands, layout)
+            if TORCH in options.parties:
+                add_torch(field, operands, layout)
+    field.time(options.samples)
+    return Line(set=name, label=layer.label, problem=conv_data.text_of(w, dtype), dtype=dtype, planned=chosen, contenders=field.known)
+
+
+def release() -> None:
+    """Gives the memory of a problem's contenders back, PyTorch's too."""
+    gc.collect()
+    if torch := sys.modules.get("torch"):
+        torch.cuda.empty_cache()
+
+
+def versions() -> dict[str, str]:
+    """Of what is measured, or why it is not here."""
+    try:
+        found = {OURS: metadata.version("pysim")}
+    except metadata.PackageNotFoundError:
+        found = {OURS: "a source tree"}
+    try:
+        found[CUDNN] = cudnn.version()
+    except MissingError as error:
+        found[CUDNN] = str(error)
+    try:
+        found[TORCH] = cudnn.torch_version()
+    except MissingError as error:
+        found[TORCH] = str(error)
+    return found
+
+
+def begin(options: argparse.Namespace) -> set[tuple[str, str]]:
+    """Checks the output file and writes this run's header into it; the problems that are there already."""
+    device = cuda.devices()[0]
+    path, done = options.out, set()
+    if path.exists() and path.stat().st_size:
+        if not options.resume:
+            raise StoreError(f"{path} exists: --resume goes on with it, or name another file")
+        conv_data.mend(path)
+        for record in conv_data.read(path):
+            if isinstance(record, Header) and record.device != device.name:
+                raise StoreError(f"{path} was measured on {record.device}, and this is {device.name}: name another file")
+            if isinstance(record, Line):
+                done.add(record.key)
+    driver, command = f"{device.driver // 1000}.{device.driver % 1000 // 10}", " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    conv_data.write(path, Header(device=device.name, driver=driver, versions=versions(), command=command, date=now))
+    return done
+
+
+def run(options: argparse.Namespace) -> None:
+    gpu, started, done = host.gpu_here(), time.monotonic(), begin(options)
+    for dtype in options.dtypes:
+        for name in options.sets:
+            for layer in conv_data.problems(name):
+                key = (name, conv_data.text_of(layer.workload, dtype))
+                if key in done or options.only not in f"{layer.label} {key[1]}":
+                    continue
+                if time.monotonic() - started > options.seconds:
+                    print("the time is over: --resume goes on", file=sys.stderr)
+                    return
+                line = measure_safely(name, layer, dtype, options, gpu)
+                conv_data.write(options.out, line)
+                print(told(line), flush=True)
+                release()
+                cuda.synchronize()  # a device that a contender broke ends the run here, with its line written
+
+
+def measure_safely(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gpu: Gpu) -> Line:
+    """`measure`; a problem that cannot be set up is a line without contenders that ran."""
+    try:
+        return measure(name, layer, dtype, options, gpu)
+    except (PysimError, MemoryError) as error:
+        reason = Contender(who=OURS, refused=f"the problem cannot be set up: {reason_of(error)}")
+        return Line(set=name, label=layer.label, problem=conv_data.text_of(layer.workload, dtype), dtype=dtype, contenders={OURS: reason})
+
+
+def told(line: Line) -> str:
+    """A problem in a line: each party's best."""
+    words = [f"{line.label or line.problem:<16} {line.dtype:<5}"]
+    for who in (OURS, CUDNN, TORCH):
+        if timed := line.of(who):
+            name, one = next(iter(timed.items()))
+            words.append(f"{name} {(one.seconds or 0) * 1e6:.1f} us {line.tflops(one):.1f} TFLOP/s")
+    failed = [f"{name}: WRONG {one.wrong}" for name, one in line.contenders.items() if one.wrong]
+    refused = sum(bool(one.refused) for one in line.contenders.values())
+    return "  ".join([*words, *failed, f"{refused} refused"])
+
+
+def chosen_of(text: str, known: tuple[str, ...]) -> list[str]:
+    words = text.split(",")
+    for word in words:
+        if word not in known:
+            raise argparse.ArgumentTypeError(f"there is no {word!r}; {choose(word, known)}")
+    return words
+
+
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+
+    def several(flag: str, target: str, known: tuple[str, ...], words: str, default: tuple[str, ...] = ()) -> None:
+        parser.add_argument(flag, dest=target, type=lambda text: chosen_of(text, known), default=list(default or known), help=words)
+
+    several("--set", "sets", conv_data.SETS, "sets, by comma")
+    several("--dtype", "dtypes", conv_data.DTYPES, "types, by comma")
+    several("--layouts", "layouts", cudnn.LAYOUTS, "layouts of the peers, by comma")
+    several("--parties", "parties", (OURS, CUDNN, TORCH), "who takes part, by comma")
+    parser.add_argument("--rows", nargs="+", default=["all"], help='"planned", "all" (the default), or kernels by name')
+    parser.add_argument("--top", type=int, default=10, help="of the best predicted schedules, beside the best of each row")
+    parser.add_argument("--only", default="", help="problems whose label or text contains this")
+    parser.add_argument("--samples", type=int, default=20, help="of each contender")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no other problem is begun")
+    parser.add_argument("--resume", action="store_true", help="go on with a file that exists")
+    parser.add_argument("--summary", nargs="+", type=Path, metavar="FILE", help="print the figures of data files")
+    parser.add_argument("-o", "--out", type=Path)
+    options = parser.parse_args(arguments)
+    if not options.summary and not options.out:
+        parser.error("name the file to write with -o, or data files with --summary")
+    if options.samples < 1:
+        parser.error(f"--samples is {options.samples}; it should be at least 1, and 20 for figures that are reported")
+    return options
+
+
+def main() -> None:
+    options = parsed()
+    if options.summary:
+        print(conv_data.summary(options.summary), end="")
+    else:
+        run(options)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except PysimError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,413 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Runs a kernel on the CPU, block after block, one fiber for each CUDA thread that waits.
+ *
+ * A thread runs until it waits at a barrier or leaves; the last to arrive at a barrier runs on, the others when their turn comes.
+ * Which thread goes first differs between blocks and launches (in order, backwards, shuffled), always in the same way. Before a block
+ * begins, its shared memory is 0xff: NaN to floating point. So these show in wrong results: a barrier that is missing, since a thread then
+ * reads what others have not written yet, or overwrites what they have not read; a missing wait for an asynchronous copy; use of what was
+ * never written. A barrier that some thread does not reach ends the launch. So does a touch of an inaccessible page.
+ *
+ * What this cannot show: that memory is seen in another order than it was written, what happens where blocks or warps really run at once
+ * (two threads between the same barriers run one after the other: a race shows only where one of the orders tried gives a wrong
+ * result), and anything of speed. */
+#include "block.h"
+
+#include <link.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "cuda_runtime.h"
+#include "memory.h"
+
+namespace pysim {
+namespace emulated {
+namespace {
+
+enum { MOST_THREADS = 1024, MOST_SHARED = 227 * 1024, NAMED = 16 };
+#ifdef PYSIM_ASAN
+enum { STACK = 512 * 1024 };
+#else
+enum { STACK = 128 * 1024 };
+#endif
+
+struct Barrier {
+    int arrived, expected;
+    unsigned mask, generation;
+};
+
+struct Copy { char *to; const char *from; int size, bytes, group; };
+
+/* Where a fiber, or the scheduler, goes on. */
+struct Context {
+    void *at[5]; /* for __builtin_longjmp, which is a few instructions */
+    const void *stack;
+    size_t size;
+    void *fake; /* AddressSanitizer's */
+};
+
+struct Fiber {
+    Context context;
+    bool begun;             /* it has a context to go on with */
+    int thread;             /* that it runs; -1: none */
+    uint3 index;
+    const Barrier *barrier; /* that it waits at, until its generation is another */
+    unsigned generation;
+    std::vector<Copy> copies;
+    int group;
+};
+
+Launch now;
+int threads, next_thread; /* of the block, and how many have begun */
+int order[MOST_THREADS];
+Barrier named[NAMED], warps[MOST_THREADS / 32], parts[MOST_THREADS]; /* whole warps; parts of warps, at their lowest lane */
+char warp_gifts[2][MOST_THREADS][EXCHANGED], part_gifts[MOST_THREADS][EXCHANGED];
+Fiber fibers[MOST_THREADS];
+Fiber *current;
+Context scheduler;
+char *shared_pages, *shared;
+Context aborted;
+char failure_text[1024];
+unsigned launches;
+
+int threads_of(const Launch &launch) { return (int)(launch.threads[0] * launch.threads[1] * launch.threads[2]); }
+
+uint3 index_of(int thread) {
+    const unsigned t = (unsigned)thread, wide = now.threads[0], high = now.threads[1];
+    return {t % wide, t / wide % high, t / wide / high};
+}
+
+/* ---- fibers ---- */
+
+void leave(Context &from, Context &to) {
+#ifdef PYSIM_ASAN
+    __sanitizer_start_switch_fiber(&from.fake, to.stack, to.size);
+#else
+    (void)from, (void)to;
+#endif
+}
+void arrive(Context &at) {
+#ifdef PYSIM_ASAN
+    __sanitizer_finish_switch_fiber(at.fake, nullptr, nullptr);
+#else
+    (void)at;
+#endif
+}
+
+[[noreturn]] __attribute__((noinline)) void jump(Context &to) { __builtin_longjmp(to.at, 1); }
+
+__attribute__((noinline)) void to_scheduler() {
+    leave(current->context, scheduler);
+    if (!__builtin_setjmp(current->context.at)) jump(scheduler);
+    arrive(current->context);
+}
+
+/* A fiber's whole life: threads one after another, each of which may wait. */
+void live() {
+#ifdef PYSIM_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler.stack, &scheduler.size);
+#endif
+    for (;;) {
+        while (next_thread < threads) {
+            current->thread = order[next_thread++];
+            current->copies.clear();
+            current->group = 0;
+            threadIdx = current->index = index_of(current->thread);
+            now.call(now.arguments);
+        }
+        current->thread = -1;
+        to_scheduler();
+    }
+}
+
+[[noreturn]] __attribute__((noinline)) void begin(Fiber &fiber) {
+    fiber.begun = true;
+    ucontext_t first;
+    getcontext(&first);
+    first.uc_stack.ss_sp = (void *)fiber.context.stack;
+    first.uc_stack.ss_size = STACK;
+    first.uc_link = nullptr;
+    makecontext(&first, live, 0);
+    setcontext(&first);
+    abort(); /* setcontext returns only where it was given nonsense */
+}
+
+__attribute__((noinline)) void resume(Fiber &fiber) {
+    threadIdx = fiber.index;
+    if (!fiber.begun) {
+        if (!fiber.context.stack) {
+            fiber.context.stack = map_pages(STACK);
+            if (!fiber.context.stack) fault("no memory for the stacks of threads");
+            fiber.context.size = STACK;
+        }
+        ASAN_UNPOISON_MEMORY_REGION(fiber.context.stack, STACK);
+    }
+    current = &fiber;
+    leave(scheduler, fiber.context);
+    if (!__builtin_setjmp(scheduler.at)) {
+        if (fiber.begun) jump(fiber.context);
+        begin(fiber);
+    }
+    arrive(scheduler);
+    current = nullptr;
+}
+
+/* ---- the block ---- */
+
+void say(char *text, size_t size, int thread) {
+    const uint3 t = index_of(thread);
+    snprintf(text, size, "thread (%u,%u,%u)", t.x, t.y, t.z);
+}
+
+[[noreturn]] void stuck(int used) {
+    const Fiber *waits = nullptr, *other = nullptr;
+    for (int i = 0; i < used; i++)
+        if (fibers[i].thread >= 0) {
+            if (!waits) waits = fibers + i;
+            else if (fibers[i].barrier != waits->barrier && !other) other = fibers + i;
+        }
+    char who[64], whom[64] = "";
+    say(who, sizeof who, waits->thread);
+    if (other) say(whom, sizeof whom, other->thread);
+    const bool block = waits->barrier >= named && waits->barrier < named + NAMED;
+    fault("%s waits for ever at %s: %d of its %d threads have come, and %s%s", who, block ? "a barrier of the block" : "a barrier of its warp",
+          waits->barrier->arrived, waits->barrier->expected, other ? whom : "the others have left the kernel", other ? " waits at another one" : "");
+}
+
+void run_block() {
+    next_thread = 0;
+    int used = 0;
+    while (next_thread < threads) resume(fibers[used++]);
+    for (bool waiting = true, moved = true; waiting; ) {
+        if (!moved) stuck(used);
+        waiting = moved = false;
+        for (int i = 0; i < used; i++) {
+            if (fibers[i].thread < 0) continue;
+            waiting = true;
+            if (fibers[i].barrier->generation == fibers[i].generation) continue;
+            resume(fibers[i]);
+            moved = true;
+        }
+    }
+}
+
+/* The part of this OS thread's thread_local memory that belongs to the program that this file is linked into: __shared__. */
+struct Locals { char *at; size_t bytes; };
+int find_locals(dl_phdr_info *info, size_t, void *out) {
+    bool here = false;
+    size_t bytes = 0;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const auto &part = info->dlpi_phdr[i];
+        const uintptr_t begin = info->dlpi_addr + part.p_vaddr, self = (uintptr_t)&find_locals;
+        if (part.p_type == PT_LOAD && self >= begin && self < begin + part.p_memsz) here = true;
+        if (part.p_type == PT_TLS) bytes = part.p_memsz;
+    }
+    if (here && info->dlpi_tls_data) *(Locals *)out = {(char *)info->dlpi_tls_data, bytes};
+    return here;
+}
+
+void prepare_block(unsigned index, unsigned launch, const Locals &locals) {
+    const unsigned wide = now.grid[0], high = now.grid[1];
+    blockIdx = {index % wide, index / wide % high, index / wide / high};
+    for (auto &barrier : named) barrier = {};
+    std::fill(warps, warps + (threads + 31) / 32, Barrier{});
+    std::fill(parts, parts + threads, Barrier{});
+    memset(shared, 0xff, now.shared);
+    if (locals.at) memset(locals.at, 0xff, locals.bytes);
+    for (int i = 0; i < threads; i++) order[i] = (index + launch) % 3 == 1 ? threads - 1 - i : i;
+    if ((index + launch) % 3 == 2) std::shuffle(order, order + threads, std::minstd_rand(index + 1));
+}
+
+/* ---- failures ---- */
+
+/* A signal handler: the thread that touched what is not there will not go on. */
+void on_signal(int, siginfo_t *info, void *) {
+    if (!current) { /* not a kernel's doing */
+        signal(SIGSEGV, SIG_DFL);
+        signal(SIGBUS, SIG_DFL);
+        return;
+    }
+    char text[256];
+    describe(info->si_addr, text, sizeof text);
+    fault("touched %s", text);
+}
+
+#ifdef PYSIM_ASAN
+void on_death() {
+    if (!current) return;
+    char who[64];
+    say(who, sizeof who, current->thread);
+    fprintf(stderr, "emulated kernel: block (%u,%u,%u) %s\n", blockIdx.x, blockIdx.y, blockIdx.z, who);
+}
+#endif
+
+void run_grid(const Locals &locals) {
+    const unsigned blocks = now.grid[0] * now.grid[1] * now.grid[2], launch = launches++;
+    for (unsigned i = 0; i < blocks; i++) {
+        prepare_block(launch % 2 ? blocks - 1 - i : i, launch, locals);
+        run_block();
+    }
+}
+
+/* The OS thread of a launch. */
+void device(bool *done) {
+    std::vector<char> signal_stack(64 * 1024);
+    stack_t stack = {}, before = {};
+    stack.ss_sp = signal_stack.data(), stack.ss_size = signal_stack.size();
+    sigaltstack(&stack, &before);
+    struct sigaction action = {}, old_segv, old_bus;
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaction(SIGSEGV, &action, &old_segv);
+    sigaction(SIGBUS, &action, &old_bus);
+    Locals locals = {};
+    dl_iterate_phdr(find_locals, &locals);
+    if (!__builtin_setjmp(aborted.at)) {
+        run_grid(locals);
+        *done = true;
+    } else {
+        if (current) arrive(scheduler);
+        for (auto &fiber : fibers) fiber.begun = false, fiber.thread = -1; /* what they were at is lost */
+    }
+    current = nullptr;
+    sigaction(SIGSEGV, &old_segv, nullptr);
+    sigaction(SIGBUS, &old_bus, nullptr);
+    sigaltstack(&before, nullptr);
+}
+}
+
+void fault(const char *format, ...) {
+    char what[512], who[64] = "";
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    if (current) say(who, sizeof who, current->thread);
+    snprintf(failure_text, sizeof failure_text, "block (%u,%u,%u)%s%s: %s", blockIdx.x, blockIdx.y, blockIdx.z, current ? " " : "", who, what);
+    if (current) leave(current->context, scheduler);
+    jump(aborted);
+}
+
+const char *failure() { return failure_text; }
+
+char *dynamic_shared() { return shared; }
+
+bool run(const Launch &launch) {
+    now = launch;
+    threads = threads_of(launch);
+    failure_text[0] = 0;
+    if (!shared_pages) {
+        shared_pages = map_pages(MOST_SHARED + 1024);
+        if (!shared_pages) return snprintf(failure_text, sizeof failure_text, "no memory"), false;
+        for (auto &fiber : fibers) fiber.thread = -1;
+#ifdef PYSIM_ASAN
+        __sanitizer_set_death_callback(on_death);
+#endif
+    }
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), all = (MOST_SHARED + 1024 + page - 1) / page * page;
+    shared = shared_pages + all - (launch.shared + 127) / 128 * 128;
+    ASAN_POISON_MEMORY_REGION(shared_pages, all);
+    ASAN_UNPOISON_MEMORY_REGION(shared, launch.shared);
+    blockDim = {launch.threads[0], launch.threads[1], launch.threads[2]};
+    gridDim = {launch.grid[0], launch.grid[1], launch.grid[2]};
+    bool done = false;
+    std::thread(device, &done).join();
+    return done;
+}
+
+/* ---- barriers and exchanges ---- */
+
+namespace {
+void wait(Barrier &barrier, int expected) {
+    barrier.expected = expected;
+    if (++barrier.arrived == expected) {
+        barrier.arrived = 0;
+        barrier.generation++;
+        return;
+    }
+    current->barrier = &barrier;
+    current->generation = barrier.generation;
+    to_scheduler();
+}
+
+/* The lanes of `mask` that exist; and where they meet. */
+Barrier &meeting(unsigned &mask) {
+    const int first = current->thread / 32 * 32, lanes = std::min(threads - first, 32);
+    if (!(mask >> lane() & 1)) fault("a lane that is not in the mask 0x%x", mask);
+    const unsigned there = 0xffffffffu >> (32 - lanes);
+    mask &= there;
+    return mask == there ? warps[first / 32] : parts[first + __builtin_ctz(mask)];
+}
+
+void wait_for_lanes(Barrier &barrier, unsigned mask) {
+    if (barrier.arrived && barrier.mask != mask) fault("lanes of a warp wait for 0x%x and for 0x%x", mask, barrier.mask);
+    barrier.mask = mask;
+    wait(barrier, __builtin_popcount(mask));
+}
+}
+
+int lane() { return current->thread % 32; }
+
+void wait_block(int id, int count) {
+    Barrier &barrier = named[id];
+    const int expected = count ? count : threads;
+    if (barrier.arrived && barrier.expected != expected) fault("barrier %d is of %d threads here and of %d elsewhere", id, expected, barrier.expected);
+    if (count % 32) fault("barrier %d is of %d threads, which are no whole warps", id, count);
+    wait(barrier, expected);
+}
+
+void wait_warp(unsigned mask) {
+    Barrier &barrier = meeting(mask);
+    wait_for_lanes(barrier, mask);
+}
+
+/* Whole warps give into two buffers in turn: a lane may be one exchange ahead of another, and no more. */
+const char *give(unsigned &mask, const void *gift, int bytes) {
+    Barrier &barrier = meeting(mask);
+    const bool whole = &barrier >= warps && &barrier < warps + MOST_THREADS / 32;
+    auto &gifts = whole ? warp_gifts[barrier.generation % 2] : part_gifts;
+    memcpy(gifts[current->thread], gift, (size_t)bytes);
+    wait_for_lanes(barrier, mask);
+    return gifts[current->thread / 32 * 32];
+}
+
+/* Parts of warps overlap as they like, so they wait until all have taken. */
+void taken(unsigned mask) {
+    Barrier &barrier = meeting(mask);
+    if (&barrier >= parts && &barrier < parts + MOST_THREADS) wait_for_lanes(barrier, mask);
+}
+
+/* ---- asynchronous copies ---- */
+
+void copy_async(void *to, const void *from, int size, int bytes) {
+    if ((size != 4 && size != 8 && size != 16) || bytes < 0 || bytes > size) fault("an asynchronous copy of %d bytes, %d of them from memory", size, bytes);
+    if ((uintptr_t)to % (unsigned)size || (uintptr_t)from % (unsigned)size)
+        fault("an asynchronous copy of %d bytes from %p to %p, which are not aligned to it", size, from, to);
+    memset(to, 0xff, (size_t)size);
+    current->copies.push_back({(char *)to, (const char *)from, size, bytes, current->group});
+}
+
+void commit_async() { current->group++; }
+
+void wait_async(int left) {
+    auto &copies = current->copies;
+    size_t done = 0;
+    while (done < copies.size() && copies[done].group < current->group - left) {
+        const Copy &copy = copies[done++];
+        memcpy(copy.to, copy.from, (size_t)copy.bytes);
+        memset(copy.to + copy.bytes, 0, (size_t)(copy.size - copy.bytes));
+    }
+    copies.erase(copies.begin(), copies.begin() + (long)done);
+}
+}
+}

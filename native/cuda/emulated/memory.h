@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Memory whose neighbours are inaccessible, and what AddressSanitizer is told of it. */
+#ifndef PYSIM_CUDA_EMULATED_MEMORY_H
+#define PYSIM_CUDA_EMULATED_MEMORY_H
+#include <cstddef>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define PYSIM_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define PYSIM_ASAN 1
+#endif
+#endif
+#ifdef PYSIM_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#endif
+
+namespace pysim {
+namespace emulated {
+/* Whole pages, at least `bytes`, between two inaccessible ones; null where there are none. */
+char *map_pages(size_t bytes);
+void unmap_pages(char *pages, size_t bytes);
+/* Into text: which allocation `address` lies in or beside. */
+void describe(const void *address, char *text, size_t size);
+}
+}
+#endif

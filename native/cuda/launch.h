@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How kernels are started, and how they find the shared memory that they are started with: on a device, or on the CPU by
+ * emulated/block.cpp. */
+#ifndef PYSIM_CUDA_LAUNCH_H
+#define PYSIM_CUDA_LAUNCH_H
+#include <cuda_runtime.h>
+
+#ifdef PYSIM_EMULATED
+#include <tuple>
+
+#define PYSIM_DYNAMIC_SHARED(name) char *const name = pysim::emulated::dynamic_shared()
+#else
+#define PYSIM_DYNAMIC_SHARED(name) extern __shared__ __align__(128) char name[]
+#endif
+
+namespace pysim {
+
+/* kernel(arguments...) on `grid` blocks of `threads` threads with `shared` bytes of dynamic shared memory. Returns what
+ * cudaGetLastError() says after the launch. */
+template <class... Parameters, class... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
+#ifdef PYSIM_EMULATED
+    (void)stream; /* work is done in the order of launches */
+    struct Call {
+        void (*kernel)(Parameters...);
+        std::tuple<Parameters...> arguments;
+    } call = {kernel, {arguments...}};
+    const auto run = [](void *at) { std::apply(((Call *)at)->kernel, ((Call *)at)->arguments); };
+    return emulated::launch((const void *)kernel, {run, &call, {grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared});
+#else
+    kernel<<<grid, threads, shared, stream>>>(arguments...);
+    return cudaGetLastError();
+#endif
+}
+}
+#endif

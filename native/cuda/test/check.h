@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the checks of products (check.cu) and of convolutions (check_conv.cu) share: fills, buffers on the device, the verdict. */
+#ifndef PYSIM_CUDA_TEST_CHECK_H
+#define PYSIM_CUDA_TEST_CHECK_H
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "../../pysim.h"
+#include "../launch.h"
+
+namespace {
+
+void need(cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return;
+    printf("%s: %s\n", what, cudaGetErrorString(error));
+    exit(1);
+}
+
+__host__ __device__ unsigned mix(unsigned x) {
+    x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+const int bytes_of[] = {4, 8, 2, 2, 1, 4, 4, 1};
+const char *const name_of[] = {"f32", "f64", "f16", "bf16", "s8", "s32", "tf32", "f8"};
+
+__device__ double get(const void *data, int dtype, long long i) {
+    switch (dtype) {
+    case PYSIM_F64: return ((const double *)data)[i];
+    case PYSIM_F16: return (double)__half2float(((const __half *)data)[i]);
+    case PYSIM_BF16: return (double)__bfloat162float(((const __nv_bfloat16 *)data)[i]);
+    case PYSIM_S8: return ((const signed char *)data)[i];
+    case PYSIM_S32: return ((const int *)data)[i];
+    case PYSIM_F8: return (double)(float)((const __nv_fp8_e4m3 *)data)[i];
+    default: return ((const float *)data)[i];
+    }
+}
+
+__device__ void set(void *data, int dtype, long long i, double x) {
+    switch (dtype) {
+    case PYSIM_F64: ((double *)data)[i] = x; break;
+    case PYSIM_F16: ((__half *)data)[i] = __float2half((float)x); break;
+    case PYSIM_BF16: ((__nv_bfloat16 *)data)[i] = __float2bfloat16((float)x); break;
+    case PYSIM_S8: ((signed char *)data)[i] = (signed char)x; break;
+    case PYSIM_S32: ((int *)data)[i] = (int)x; break;
+    case PYSIM_F8: ((__nv_fp8_e4m3 *)data)[i] = __nv_fp8_e4m3((float)x); break;
+    default: ((float *)data)[i] = (float)x;
+    }
+}
+
+/* exact: whole numbers -2..2; else uniform in [-1, 1); s8: any */
+__global__ void fill(void *data, int dtype, long long count, unsigned seed, bool exact) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
+        const unsigned r = mix((unsigned)i * 2654435761u + seed);
+        double x = exact ? (double)(int)(r % 5) - 2 : (double)(r >> 8) / 8388608.0 - 1;
+        if (dtype == PYSIM_S8) x = (double)(signed char)(r >> 9);
+        if (dtype == PYSIM_S32) x = (double)((int)(r >> 9) % 1000);
+        set(data, dtype, i, x);
+    }
+}
+__global__ void magnitude(void *to, const void *from, int dtype, long long count) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
+        set(to, dtype, i, fabs(get(from, dtype, i)));
+}
+
+/* One is added for what beta C and the bias bring. */
+__global__ void widen(double *to, const void *from, int dtype, long long count) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
+        to[i] = get(from, dtype, i) + 1;
+}
+
+struct Verdict { unsigned long long wrong, gaps; long long first; };
+
+/* `bound` per unit of `scale` (sums of magnitudes, f64), and `rounding` per unit of the right value; both 0: same bits. */
+__global__ void compare(const void *got, const void *want, const double *scale, int dtype, long long m, long long n, long long ldc, double bound,
+                        double rounding, Verdict *out) {
+    const long long count = m * n;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
+        const long long at = i / n * ldc + i % n;
+        const double x = get(got, dtype, at), y = get(want, dtype, at);
+        const double allowed = scale ? bound * scale[i] + rounding * fabs(y) : 0;
+        if (!(fabs(x - y) <= allowed)) { /* NaN fails */
+            atomicAdd(&out->wrong, 1ull);
+            atomicMin((unsigned long long *)&out->first, (unsigned long long)i);
+        }
+    }
+}
+/* What lies between the rows of C and at its ends. */
+__global__ void gaps(const unsigned char *block, long long total, long long head, long long m, long long n, long long ldc, int element, Verdict *out) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < total; i += (long long)gridDim.x * blockDim.x) {
+        const long long at = i - head, row = at >= 0 ? at / (ldc * element) : -1, column = at >= 0 ? at % (ldc * element) : 0;
+        const bool inside = row >= 0 && row < m && column < n * element;
+        if (!inside && block[i] != 0xff) atomicAdd(&out->gaps, 1ull);
+    }
+}
+
+struct Buffer {
+    char *data = nullptr;
+    size_t size = 0;
+    void *at(size_t bytes) {
+        if (bytes > size) {
+            if (data) need(cudaFree(data), "free");
+            need(cudaMalloc(&data, size = bytes * 3 / 2 + 4096), "memory");
+        }
+        return data;
+    }
+};
+
+Verdict *verdict;
+
+/* A kernel that takes `count` elements, whatever its grid is. */
+template <class... Parameters, class... Arguments> void start(long long count, void (*kernel)(Parameters...), Arguments... arguments) {
+    const long long blocks = (count + 255) / 256;
+    need(pysim::launch(kernel, dim3((unsigned)(blocks < 1 ? 1 : blocks > 264 ? 264 : blocks)), dim3(256), 0, nullptr, arguments...), "a launch");
+}
+
+double rounding_of(int dtype) {
+    return dtype == PYSIM_F16 ? 0x1p-10 : dtype == PYSIM_BF16 ? 0x1p-7 : dtype == PYSIM_F32 ? 0x1p-22 : 0x1p-50;
+}
+
+/* The result `out`, m rows of n elements ld apart, `head` bytes into `block` of `total`, against `want`. `scale`: NULL for same bits. */
+Verdict verdict_of(const char *block, size_t total, size_t head, const char *out, const char *want, const double *scale, int dtype, long long m, long long n,
+                   long long ld, double bound, const char *kernel) {
+    Verdict v = {0, 0, 0x7f7f7f7f7f7f7f7f};
+    need(cudaMemcpy(verdict, &v, sizeof v, cudaMemcpyHostToDevice), "memcpy");
+    start(m * n, compare, (const void *)out, (const void *)want, scale, dtype, m, n, ld, bound, rounding_of(dtype) * 2, verdict);
+    start((long long)total, gaps, (const unsigned char *)block, (long long)total, (long long)head, m, n, ld, bytes_of[dtype], verdict);
+    need(cudaMemcpy(&v, verdict, sizeof v, cudaMemcpyDeviceToHost), kernel);
+    return v;
+}
+
+/* False, and says why, where there is no device. */
+bool found_device() {
+    int32_t devices = 0;
+    if (pysim_cuda_device_count(&devices) != PYSIM_OK || !devices) {
+        printf("no device: %s\n", pysim_cuda_last_error());
+        return false;
+    }
+    need(cudaMalloc(&verdict, sizeof *verdict), "memory");
+    return true;
+}
+}
+#endif

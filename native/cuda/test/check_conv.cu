@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Every row of convs.inc against the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups,
+ * epilogues and decompositions. The output is poisoned with NaN and both its ends with a pattern that must survive; small whole numbers
+ * must come out bit for bit, random ones within a bound.
+ *
+ *   check_conv [--kernel SUBSTRING] [--cases N] [--seed N]     N accepted problems a row and layout (default 60); exit 1 where one case
+ *                                                              failed or a row accepted nothing, 77 where there is no device */
+#include <string>
+
+#include "check.h"
+
+namespace {
+
+struct Case {
+    pysim_cuda_conv c;
+    pysim_cuda_conv_schedule s;
+    pysim_cuda_epilogue e;
+    int offset_in, offset_weights, offset_out; /* elements that the base is off its alignment */
+    bool exact, bias;
+};
+
+Buffer buffer_in, buffer_weights, buffer_out, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_work, buffer_abs_in, buffer_abs_weights;
+long long cases, failures, refusals;
+
+/* Draws: each number of the sequence once. */
+struct Draw {
+    unsigned state;
+    int below(int n) { return (int)(mix(state += 0x9e3779b9u) % (unsigned)n); }
+    template <int N> int of(const int (&choices)[N]) { return choices[below(N)]; }
+};
+
+int outputs(int64_t size, int64_t before, int64_t after, int64_t kernel, int64_t stride, int64_t dilation) {
+    return (int)((size + before + after - dilation * (kernel - 1) - 1) / stride + 1);
+}
+
+/* Of sums of magnitudes. Winograd's transforms add up inputs of a whole patch, and F(4x4)'s with factors up to 5 and 1/24. */
+double bound_of(const Case &x, const pysim_cuda_conv_info &row) {
+    const pysim_cuda_conv &c = x.c;
+    const double terms = (double)(c.shape.channels / c.shape.groups * c.shape.kernel_h * c.shape.kernel_w) + 8;
+    /* products leave the bias of NCHW's filters to a pass of its own: one more rounding */
+    const double again = row.makes_product && x.bias && c.layout == PYSIM_NCHW ? rounding_of(c.out_dtype) : 0;
+    const double growth = row.outputs == 1 ? 1 : row.outputs == 2 ? 10 : 300;
+    switch (c.shape.dtype) {
+    case PYSIM_F64: return growth * 2 * terms * 0x1p-53;
+    case PYSIM_TF32: return growth * (0x1p-9 + terms * 0x1p-24);
+    default: return growth * terms * 0x1p-24 + again;
+    }
+}
+
+void report(const Case &c, const pysim_cuda_conv_info &row, const char *what) {
+    if (++failures > 40) return;
+    const pysim_conv &s = c.c.shape;
+    printf("FAIL %s %s mb%lldg%lldic%lldih%lldiw%lldoc%lldkh%lldkw%lldsh%lldsw%lld dilation %lldx%lld pads %lld %lld %lld %lld %s->%s offsets %d %d %d "
+           "alpha %g beta %g bias %d f %d kind %d splits %d along_n %d group %d gemm %d %s: %s\n",
+           row.name, c.c.layout ? "nhwc" : "nchw", (long long)s.batch, (long long)s.groups, (long long)s.channels, (long long)s.height, (long long)s.width,
+           (long long)s.filters, (long long)s.kernel_h, (long long)s.kernel_w, (long long)s.stride_h, (long long)s.stride_w, (long long)s.dilation_h,
+           (long long)s.dilation_w, (long long)s.pad_top, (long long)s.pad_left, (long long)s.pad_bottom, (long long)s.pad_right, name_of[s.dtype],
+           name_of[c.c.out_dtype], c.offset_in, c.offset_weights, c.offset_out, c.e.alpha, c.e.beta, (int)c.bias, c.e.activation, c.s.decomposition,
+           c.s.splits, c.s.along_n, c.s.group, c.s.gemm, c.exact ? "exact" : "random", what);
+}
+
+void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) {
+    enum { HEAD = 1024 };
+    const pysim_conv &s = c.c.shape;
+    const int element = bytes_of[s.dtype], result = bytes_of[c.c.out_dtype];
+    const int p = outputs(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h);
+    const int q = outputs(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
+    const long long count_in = s.batch * s.channels * s.height * s.width, count_out = s.batch * s.filters * p * q;
+    const long long count_weights = s.filters * (s.channels / s.groups) * s.kernel_h * s.kernel_w;
+    char *in = (char *)buffer_in.at((size_t)(count_in + 16) * element) + c.offset_in * element;
+    char *weights = (char *)buffer_weights.at((size_t)(count_weights + 16) * element) + c.offset_weights * element;
+    const size_t head = HEAD + (size_t)c.offset_out * result, total = head + (size_t)count_out * result + HEAD;
+    char *block = (char *)buffer_out.at(total), *out = block + head;
+    char *want = (char *)buffer_want.at(total) + head;
+    start(count_in, fill, (void *)in, s.dtype, count_in, seed, c.exact);
+    start(count_weights, fill, (void *)weights, s.dtype, count_weights, seed + 77, c.exact);
+    need(cudaMemset(block, 0xff, total), "memset");
+    if (c.e.beta != 0) start(count_out, fill, (void *)out, c.c.out_dtype, count_out, seed + 5, c.exact);
+    need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
+    if (c.bias) {
+        void *bias = buffer_bias.at((size_t)s.filters * result);
+        start(s.filters, fill, bias, c.c.out_dtype, (long long)s.filters, seed + 9, c.exact);
+        c.e.bias = bias;
+    }
+    cases++;
+    void *work = buffer_work.at((size_t)bytes + 16);
+    need(cudaMemset(work, 0xff, (size_t)bytes), "memset");
+    if (pysim_cuda_conv_run(&c.c, &c.s, &c.e, in, weights, out, bytes ? work : nullptr, bytes, nullptr) != PYSIM_OK)
+        return report(c, row, pysim_cuda_last_error());
+    if (pysim_cuda_conv_reference(&c.c, &c.e, in, weights, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
+    double *scale = nullptr;
+    if (!c.exact) { /* conv(|input|, |filters|), to f32's accuracy */
+        char *abs_in = (char *)buffer_abs_in.at((size_t)count_in * element), *abs_weights = (char *)buffer_abs_weights.at((size_t)count_weights * element);
+        start(count_in, magnitude, (void *)abs_in, (const void *)in, s.dtype, count_in);
+        start(count_weights, magnitude, (void *)abs_weights, (const void *)weights, s.dtype, count_weights);
+        pysim_cuda_conv all = c.c;
+        all.out_dtype = s.dtype == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32;
+        const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};
+        char *sums = (char *)buffer_sums.at((size_t)count_out * 8);
+        if (pysim_cuda_conv_reference(&all, &plain, abs_in, abs_weights, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
+        scale = (double *)buffer_scale.at((size_t)count_out * 8);
+        start(count_out, widen, scale, (const void *)sums, all.out_dtype, count_out);
+    }
+    const Verdict v = verdict_of(block, total, head, out, want, scale, c.c.out_dtype, 1, count_out, count_out, bound_of(c, row) * (1 + fabs(c.e.alpha)), row.name);
+    char text[160];
+    if (v.wrong) {
+        snprintf(text, sizeof text, "%llu of %lld are wrong, the first is element %lld", v.wrong, count_out, v.first);
+        report(c, row, text);
+    } else if (v.gaps) {
+        snprintf(text, sizeof text, "%llu bytes outside the output were written", v.gaps);
+        report(c, row, text);
+    }
+}
+
+/* A problem near the edges of the row's tiles; now and then one of the kinds that special kernels take. */
+pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
+    const int bf = row.block_filters ? row.block_filters : 8, bw = row.block_windows ? row.block_windows : 32, bk = row.block_k ? row.block_k : 8;
+    const int kernels[] = {1, 1, 2, 3, 3, 3, 4, 5, 7}, strides[] = {1, 1, 1, 2, 3}, dilations[] = {1, 1, 1, 2, 3}, groups[] = {1, 1, 1, 2, 3};
+    const int pads[] = {0, 0, 1, 1, 2, 3}, batches[] = {1, 1, 2, 3, 5};
+    pysim_conv s = {};
+    s.dtype = row.dtype;
+    s.batch = draw.of(batches), s.groups = draw.of(groups);
+    s.kernel_h = draw.of(kernels), s.kernel_w = draw.below(3) ? s.kernel_h : draw.of(kernels);
+    s.stride_h = draw.of(strides), s.stride_w = draw.below(3) ? s.stride_h : draw.of(strides);
+    s.dilation_h = draw.of(dilations), s.dilation_w = draw.below(3) ? s.dilation_h : draw.of(dilations);
+    s.pad_top = draw.of(pads), s.pad_left = draw.of(pads), s.pad_bottom = draw.of(pads), s.pad_right = draw.of(pads);
+    const int kind = draw.below(6);
+    if (kind <= 1) s.kernel_h = s.kernel_w = 3;
+    if (kind == 2) s.kernel_h = s.kernel_w = 1;
+    if (kind <= 2) s.stride_h = s.stride_w = s.dilation_h = s.dilation_w = 1;
+    if (kind == 2 && draw.below(2)) s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = 0;
+    if (kind == 3) s.groups = 1 + draw.below(9);
+    const int taps = (int)(row.outputs > 1 ? 1 : s.kernel_h * s.kernel_w), steps[] = {1, 1, 2, 3, row.stages + 1};
+    const int filters[] = {1, 3, bf - 1, bf, bf + 1, 2 * bf + 1};
+    int channels = (draw.of(steps) * bk + draw.below(3) - 1 + taps - 1) / taps;
+    s.channels = s.groups * (channels < 1 ? 1 : kind == 3 ? 1 : channels);
+    const int of_group = draw.of(filters);
+    s.filters = s.groups * (of_group < 1 ? 1 : kind == 3 ? 1 + draw.below(2) : of_group);
+    /* so many windows in an image, roughly square or one row */
+    const int windows[] = {1, bw / 4, bw - 1, bw, bw + 1, 2 * bw + 3};
+    int want = draw.of(windows) * row.outputs * row.outputs / (draw.below(2) ? (int)s.batch : 1), high = 1;
+    if (want < 1) want = 1;
+    if (draw.below(4))
+        while (high * high < want) high++;
+    const int wide = (want + high - 1) / high;
+    const auto size = [](int64_t outputs, int64_t kernel, int64_t stride, int64_t dilation, int64_t before, int64_t after, int more) {
+        const int64_t n = (outputs - 1) * stride + dilation * (kernel - 1) + 1 - before - after + more;
+        return n < 1 ? (int64_t)1 : n;
+    };
+    s.height = size(high, s.kernel_h, s.stride_h, s.dilation_h, s.pad_top, s.pad_bottom, draw.below((int)s.stride_h));
+    s.width = size(wide, s.kernel_w, s.stride_w, s.dilation_w, s.pad_left, s.pad_right, draw.below((int)s.stride_w));
+    return s;
+}
+
+void check_row(int index, int wanted, unsigned seed) {
+    pysim_cuda_conv_info row;
+    pysim_cuda_conv_at(index, &row);
+    for (int layout = 0; layout < 2; layout++) {
+        int accepted = 0;
+        for (int i = 0; accepted < wanted && i < 40 * wanted; i++) {
+            Draw draw = {mix(seed + (unsigned)index * 7919u + (unsigned)layout * 104729u) + (unsigned)i * 1013u};
+            Case c = {};
+            c.c = {shape_of(draw, row), layout, PYSIM_F32};
+            const pysim_conv &s = c.c.shape;
+            if (s.dtype == PYSIM_F64) c.c.out_dtype = PYSIM_F64;
+            if ((s.dtype == PYSIM_F16 || s.dtype == PYSIM_BF16) && draw.below(2)) c.c.out_dtype = s.dtype;
+            c.exact = draw.below(2) && row.outputs < 4;
+            c.offset_in = draw.below(4) == 0 ? draw.below(3) : 0, c.offset_weights = draw.below(4) == 0 ? draw.below(3) : 0;
+            c.offset_out = draw.below(4) == 0;
+            c.s = {index, -1, PYSIM_DATA_PARALLEL, 1, draw.below(2), 1 + draw.below(3)};
+            if (row.makes_product) {
+                pysim_cuda_gemm_info gemm;
+                do {
+                    c.s.gemm = draw.below(pysim_cuda_gemm_count());
+                    pysim_cuda_gemm_at(c.s.gemm, &gemm);
+                } while (gemm.dtype != s.dtype || strcmp(gemm.form, "full") || (s.dtype == PYSIM_F16 && !strcmp(gemm.family, "simt"))); /* its sums are f16 */
+            }
+            if (row.block_k) {
+                c.s.decomposition = draw.below(3);
+                if (c.s.decomposition) c.s.splits = 2 + draw.below(4);
+            }
+            c.e = {1, 0, nullptr, 0, -1, 1};
+            if (draw.below(2)) c.e.alpha = -2, c.e.beta = draw.below(2), c.bias = draw.below(2), c.e.activation = draw.below(4);
+            if (c.e.activation == 2 && c.exact) c.e.activation = 1;
+            if (row.makes_product && c.bias && bytes_of[c.c.out_dtype] == 2) c.exact = false; /* rounded twice */
+            int64_t bytes = 0;
+            pysim_status status = pysim_cuda_conv_workspace_bytes(&c.c, &c.s, &bytes);
+            if (status != PYSIM_OK && c.s.decomposition) { /* k may be too short to be split */
+                c.s.decomposition = PYSIM_DATA_PARALLEL, c.s.splits = 1;
+                status = pysim_cuda_conv_workspace_bytes(&c.c, &c.s, &bytes);
+            }
+            if (status == PYSIM_UNSUPPORTED) {
+                refusals++;
+                continue;
+            }
+            if (status == PYSIM_OK) run(c, row, draw.state, bytes);
+            else report(c, row, pysim_cuda_last_error());
+            accepted++;
+        }
+        if (!accepted) printf("     %s takes no %s\n", row.name, layout ? "nhwc" : "nchw");
+    }
+}
+}
+
+int main(int argc, char **argv) {
+    setbuf(stdout, nullptr);
+    std::string only;
+    int wanted = 60;
+    unsigned seed = 1;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--cases") && i + 1 < argc && atoi(argv[i + 1]) > 0) wanted = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--seed") && i + 1 < argc) seed = (unsigned)atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--kernel") && i + 1 < argc) only = argv[++i];
+        else return printf("usage: check_conv [--kernel SUBSTRING] [--cases N] [--seed N]\n"), 2;
+    }
+    if (!found_device()) return 77;
+    int rows = 0;
+    for (int i = 0; i < pysim_cuda_conv_count(); i++) {
+        pysim_cuda_conv_info row;
+        pysim_cuda_conv_at(i, &row);
+        if (!only.empty() && !strstr(row.name, only.c_str())) continue;
+        const long long before = failures, ran = cases;
+        check_row(i, wanted, seed);
+        if (cases == ran) printf("%s accepted no problem\n", row.name), failures++;
+        rows++;
+        printf("%s %s\n", failures == before ? "ok  " : "FAIL", row.name);
+    }
+    printf("%lld cases on %d kernels, %lld refused, %lld failures\n", cases, rows, refusals, failures);
+    return failures || !rows ? 1 : 0;
+}

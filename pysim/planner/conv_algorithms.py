@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each family of `native/cuda/convs.inc` takes, what it keeps in the workspace, and which passes it makes around its main kernel.
+
+The same rules as the CUDA library's, without it: a test compares the two wherever the library is there. Sizes that no kernel takes and
+the workspace's order (own, flags, partial sums) are those of `native/cuda/conv.cu`.
+
+Worked number: im2col of conv:mb32ic64ih56oc64kh3ph1 under NCHW keeps 576 x 3136 columns of one image, 7,225,344 bytes, and 256 to align.
+"""
+
+import math
+from typing import NamedTuple
+
+from pysim.cachemodel import gpu as model
+from pysim.cachemodel.gpu_conv import Pass, chunks_of, keeps_tensor, planes_of
+from pysim.cachemodel.windows import Windows
+from pysim.planner.gpu import ALIGN, round_up, workspace_bytes
+from pysim.registry import ConvKernel, GemmKernel
+from pysim.schedule import GpuConvSchedule
+from pysim.workload import CONV_DTYPES, Conv, Gemm
+
+LARGEST_SIZE, LARGEST_TENSOR, LARGEST_TILES = 1 << 24, 1 << 30, 1 << 30  # what the kernels take
+COLUMNS_BYTES = 64 << 20  # of im2col's columns under NHWC at a time
+SPARE_WINDOWS = 1024  # of a group, for its last tile
+LARGEST_INT = (1 << 31) - 1
+LISTED_TAPS, LISTED_IMAGE = 31, 1 << 29  # of `offsets` (native/cuda/conv_gather.cuh)
+TAP_BYTES, TAPS_ROUND = 8, 64
+MMA_SIDE, GRID_SIDE = 16383, 65535
+PATCH_ELEMENTS = 8  # instructions of a 6x6 transform over those of a pass's element: 36 loads or stores, 144 to 200 adds; assumed
+
+
+def too_large(w: Conv) -> str:
+    """Why no CUDA kernel takes a problem of this size, or nothing."""
+    names = [name for name in w.__struct_fields__ if name != "dtype" and getattr(w, name) > LARGEST_SIZE]
+    if names:
+        return f"{names[0]} is {getattr(w, names[0]):,}; the CUDA kernels take up to {LARGEST_SIZE:,}"
+    tensors = {
+        "input": w.batch * w.channels * w.height * w.width,
+        "filters": w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w,
+        "output": w.batch * w.filters * w.windows,
+        "windows of all groups": w.groups * (w.batch * w.windows + SPARE_WINDOWS),
+    }
+    for name, elements in tensors.items():
+        if elements > LARGEST_TENSOR:
+            return f"the {name} would have {elements:,} elements; the CUDA kernels take up to {LARGEST_TENSOR:,}"
+    return ""
+
+
+def refuses(row: ConvKernel, w: Conv, nhwc: bool) -> str:
+    """Why a row does not compute a problem, in the library's words, or nothing."""
+    if row.family == "depthwise" and w.channels != w.groups:
+        return "it takes one channel a group"
+    if row.family == "winograd":
+        sizes = (w.kernel_h, w.kernel_w, w.stride_h, w.stride_w, w.dilation_h, w.dilation_w)
+        if sizes != (3, 3, 1, 1, 1, 1):
+            return "it takes 3x3 kernels with stride 1 and dilation 1"
+        if row.form == "staged":
+            products = planes_of(row) * w.groups * chunks_of(row, w).blocks
+            many = (
+                products * row.block_windows > LARGEST_TILES
+                or products * math.ceil(w.filters // w.groups / row.block_filters) > LARGEST_TILES
+            )
+            return "it takes fewer groups" if many else ""
+        return "it takes fewer filters and groups" if _pieces(row, w) >= LARGEST_TILES else ""
+    high, wide = w.height + w.pad_top + w.pad_bottom, w.width + w.pad_left + w.pad_right
+    if keeps_tensor(row) and _tensor(w, nhwc) > LARGEST_INT:
+        return "it takes windows whose tensor has up to 2^31 - 1 elements"
+    if row.form == "fused" or (row.form == "offsets" and not _matrix(w, nhwc)):
+        if w.kernel_h + w.kernel_w > LISTED_TAPS:
+            return f"it takes kernels of up to {LISTED_TAPS} rows and columns together"
+        if high * wide * (w.channels if nhwc else 1) > LISTED_IMAGE:
+            return "it takes padded images of up to 2^29 elements"
+    if row.family == "wgmma":
+        if max(high, wide) > MMA_SIDE:
+            return f"it takes padded images of up to {MMA_SIDE:,} rows and columns"
+        if w.batch * w.groups > GRID_SIDE or w.filters > GRID_SIDE:
+            return f"it takes up to {GRID_SIDE:,} images of a group, and filters"
+    return ""
+
+
+def _matrix(w: Conv, nhwc: bool) -> bool:
+    """Whether windows lie as a matrix that is copied by 16 bytes."""
+    return w.pointwise and (nhwc or w.windows % (16 // CONV_DTYPES[w.dtype]) == 0)
+
+
+def _tensor(w: Conv, nhwc: bool) -> int:
+    """Elements of im2win's tensor: for each row of outputs kernel_h rows, column by column, in whole vectors."""
+    columns = (w.out_w - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1
+    channels = w.channels // w.groups
+    line = round_up(columns * w.kernel_h * (channels if nhwc else 1), 16 // CONV_DTYPES[w.dtype])
+    lines = w.batch * w.out_h * w.groups * (1 if nhwc else channels)
+    return line * lines if line < LARGEST_INT and lines < LARGEST_INT // line else LARGEST_INT + 1
+
+
+def _pieces(row: ConvKernel, w: Conv) -> int:
+    """Blocks of filters by steps of channels of a fused Winograd row, in all groups."""
+    return w.groups * math.ceil(w.filters // w.groups / row.block_filters) * math.ceil(w.channels // w.groups / row.block_k)
+
+
+# The products of im2col
+
+
+class Products(NamedTuple):
+    """im2col's products: one of them, how often it is made, its images, pitches and alignments of A and B, bytes of its columns."""
+
+    problem: Gemm
+    times: int
+    images: int
+    pitches: tuple[int, int]
+    aligned: tuple[bool, bool]
+    columns: int
+
+
+def products_of(w: Conv, nhwc: bool) -> Products:
+    """NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have COLUMNS_BYTES of columns."""
+    size, windows, k = CONV_DTYPES[w.dtype], w.windows, Windows(w, nhwc).k
+    filters = w.filters // w.groups
+    if not nhwc:
+        pitch = windows if w.pointwise else round_up(windows * size, 16) // size
+        columns = 0 if w.pointwise else round_up(k * pitch * size, ALIGN)
+        problem = Gemm(m=filters, n=windows, k=k, dtype=w.dtype)
+        return Products(problem, w.batch * w.groups, 1, (k, pitch), (False, bool(columns)), columns)
+    pitch = w.channels if w.pointwise else round_up(k * size, 16) // size
+    images = w.batch if w.pointwise else min(w.batch, max(1, COLUMNS_BYTES // (windows * pitch * size)))
+    columns = 0 if w.pointwise else round_up(windows * images * pitch * size, ALIGN)
+    problem = Gemm(m=windows * images, n=filters, k=k, trans_b=True, dtype=w.dtype)
+    return Products(problem, math.ceil(w.batch / images) * w.groups, images, (pitch, k), (bool(columns), False), columns)
+
+
+# Workspace
+
+
+def own_bytes(row: ConvKernel, w: Conv, nhwc: bool, schedule: GpuConvSchedule, gemm: GemmKernel | None = None) -> int:
+    """Bytes that a row keeps for itself."""
+    if row.family == "im2col":
+        assert gemm is not None
+        of = products_of(w, nhwc)
+        return of.columns + workspace_bytes(of.problem, gemm, schedule, of.pitches, of.aligned)
+    return sum(_kept(row, w, nhwc).values())
+
+
+def _kept(row: ConvKernel, w: Conv, nhwc: bool) -> dict[str, int]:
+    """Bytes of each thing that a row which makes no products keeps: tables, filters, transformed operands."""
+    size, k = CONV_DTYPES[w.dtype], Windows(w, nhwc, row.outputs).k
+    if row.form == "staged":
+        of, plane = chunks_of(row, w), planes_of(row) * size
+        filters = plane * w.channels * round_up(w.filters // w.groups, 4)
+        patches = plane * w.channels * of.pitch
+        return {"filters": round_up(filters, ALIGN), "patches": round_up(patches, ALIGN), "sums": plane * w.filters * of.pitch}
+    if row.family == "winograd":
+        return {"filters": _pieces(row, w) * planes_of(row) * row.block_k * row.block_filters * size}
+    if row.family == "im2win":
+        kept = {"filters": round_up(w.filters * round_up(k * size, 16), ALIGN)}
+        kept |= {} if row.form == "basic" else {"taps": round_up(round_up(k, TAPS_ROUND) * TAP_BYTES, ALIGN)}
+        return kept | ({} if row.form == "fused" else {"tensor": _tensor(w, nhwc) * size})
+    if row.form == "offsets":
+        kept = {} if _matrix(w, nhwc) else {"taps": round_up(round_up(k, TAPS_ROUND) * TAP_BYTES, ALIGN)}
+        return kept | ({"filters": round_up(w.filters * round_up(k * size, 16), ALIGN)} if k * size % 16 else {})
+    if row.family == "wgmma":
+        padded = round_up(w.channels // w.groups * size, 16)
+        if nhwc and padded == w.channels // w.groups * size:
+            return {}
+        filters = w.filters * w.kernel_h * w.kernel_w * padded
+        return {"input": round_up(w.batch * w.height * w.width * w.groups * padded, ALIGN), "filters": round_up(filters, ALIGN)}
+    return {}
+
+
+def conv_workspace_bytes(row: ConvKernel, w: Conv, nhwc: bool, schedule: GpuConvSchedule, gemm: GemmKernel | None = None) -> int:
+    """What a launch needs beside its operands: the row's own, the tiles' flags, the partial sums."""
+    total = round_up(own_bytes(row, w, nhwc, schedule, gemm), ALIGN)
+    if row.decomposes:
+        tiles = tiles_of(row, w, nhwc)
+        slots = {"data_parallel": 0, "split_k": tiles * schedule.splits, "stream_k": 2 * schedule.splits}[schedule.decomposition]
+        if slots:
+            total += round_up(tiles * 4, ALIGN)
+            total += slots * row.block_filters * row.block_windows * row.outputs**2 * model.SUM_BYTES.get(w.dtype, 4)
+    return total + ALIGN * bool(total)
+
+
+def tiles_of(row: ConvKernel, w: Conv, nhwc: bool) -> int:
+    """Tiles of filters x windows, all groups."""
+    windows = Windows(w, nhwc, row.outputs).number
+    return math.ceil(w.filters // w.groups / row.block_filters) * w.groups * math.ceil(windows / row.block_windows)
+
+
+# Passes
+
+
+def passes_of(row: ConvKernel, w: Conv, nhwc: bool) -> tuple[Pass, ...]:
+    """The kernels that a row runs beside its main one."""
+    size = CONV_DTYPES[w.dtype]
+    filters = w.filters * Windows(w, nhwc).k
+    if row.family == "im2col" and not w.pointwise:
+        of = products_of(w, nhwc)
+        elements = w.groups * w.batch * w.windows * of.problem.k
+        # under NHWC groups' channels lie together
+        return (Pass("columns", Windows(w, nhwc).bytes, elements * size, elements, of.times),)
+    kept = _kept(row, w, nhwc)
+    found = []
+    if "taps" in kept:  # filters are made by the same kernel
+        found.append(Pass("taps", 0, kept["taps"], kept["taps"] / TAP_BYTES, 0 if "filters" in kept else 1))
+    if "filters" in kept:
+        found.append(Pass("filters", filters * size, kept["filters"], filters))
+    if "input" in kept:
+        elements = w.batch * w.channels * w.height * w.width
+        found.append(Pass("channels last", elements * size, kept["input"], elements))
+    if "tensor" in kept:  # a thread writes a vector
+        found.append(Pass("tensor", Windows(w, nhwc).bytes, kept["tensor"], kept["tensor"] / size / 2))
+    if "patches" in kept:
+        of, windows = chunks_of(row, w), Windows(w, nhwc, row.outputs)
+        patches, sums = windows.number * w.channels, windows.number * w.filters
+        planes, outputs = planes_of(row) * size, w.batch * w.filters * w.windows * size
+        found.append(Pass("patches", windows.bytes, patches * planes, patches * PATCH_ELEMENTS, of.number))
+        found.append(Pass("outputs", sums * planes, outputs, sums * PATCH_ELEMENTS, of.number))
+    return tuple(found)

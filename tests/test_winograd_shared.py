@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared-memory wavefronts of the fused Winograd kernels, against what openCNN's layouts are known to take."""
+
+import numpy as np
+import pytest
+
+from pysim.cachemodel import winograd_shared as winograd
+from pysim.cachemodel.banks import SharedMemory
+from pysim.cachemodel.gemm_shared import Access
+from pysim.cachemodel.patterns import pattern
+from pysim.cachemodel.tile import addresses
+from pysim.errors import OperandError
+from pysim.registry import ConvKernel, conv_kernels
+
+FUSED = {row.form: row for row in conv_kernels() if row.family == "winograd" and row.form != "staged"}
+PATTERNS = {"reference": "opencnn-reference", "sts64": "opencnn-optsts64", "compact": "opencnn-optsts64-compact"}
+
+
+def each(accesses: tuple[Access, ...], operand: str, store: bool) -> set[int]:
+    """Wavefronts that instructions of one kind take."""
+    return {
+        int(total)
+        for access in accesses
+        if (access.operand, access.store, access.asynchronous) == (operand, store, False)
+        for total in SharedMemory().count(access.addresses, access.width, access.store, access.active).total
+    }
+
+
+def test_all_three_ways_out_are_described() -> None:
+    assert set(FUSED) == set(PATTERNS)
+
+
+@pytest.mark.parametrize("nhwc", [False, True])
+@pytest.mark.parametrize("form", PATTERNS)
+def test_nothing_conflicts(form: str, nhwc: bool) -> None:
+    counted = winograd.wavefronts(FUSED[form], nhwc, steps=3)
+    assert all(kind.total == kind.minimum for kind in counted.values())
+
+
+@pytest.mark.parametrize("nhwc", [False, True])
+@pytest.mark.parametrize("form", PATTERNS)
+def test_instructions_take_the_wavefronts_of_the_published_layouts(form: str, nhwc: bool) -> None:
+    out, step = winograd.way_out(FUSED[form], nhwc), winograd.step(FUSED[form], nhwc)
+    assert each(out, "sums", True) == {2}  # 16 bytes of half the lanes, or 8 of all
+    assert each(out, "sums", False) == {1}
+    assert each(step, "filters", False) == each(step, "tiles", False) == {2}  # 4 without the pairs of lanes that share a vector
+    assert each(step, "patches", True) == {1}
+
+
+@pytest.mark.parametrize("form", PATTERNS)
+def test_sums_lie_as_opencnn_has_them(form: str) -> None:
+    (ours,) = [access for access in winograd.way_out(FUSED[form], False) if access.operand == "sums" and access.store]
+    tile = pattern(PATTERNS[form])
+    want = set()
+    for access in tile.accesses:
+        if access.store:
+            rows = addresses(tile, access)
+            active = np.ones(rows.shape, bool) if access.active is None else access.active
+            want |= {tuple(np.where(on, row, -1)) for row, on in zip(rows, active, strict=True)}
+    assert {tuple(np.where(on, row, -1)) for row, on in zip(ours.addresses, ours.active, strict=True)} == want
+
+
+@pytest.mark.parametrize("form", PATTERNS)
+def test_every_sum_is_stored_once_and_read_where_it_lies(form: str) -> None:
+    out = winograd.way_out(FUSED[form], False)
+    stored = next(access for access in out if access.operand == "sums" and access.store)
+    loaded = next(access for access in out if access.operand == "sums" and not access.store)
+    words = stored.addresses[stored.active][:, None] + 4 * np.arange(stored.width // 4)
+    assert words.size == loaded.addresses.size == 64 * 32 * 16
+    assert set(words.ravel()) == set(loaded.addresses.ravel())
+
+
+@pytest.mark.parametrize("nhwc", [False, True])
+def test_counts_of_a_tile_are_those_of_the_kernels_loops(nhwc: bool) -> None:
+    counted = winograd.wavefronts(FUSED["sts64"], nhwc, steps=8)
+    # fragments: 16 units a step and one before, 4 loads a warp; the way out: 128 loads of planes and 32 of outputs a thread
+    assert counted["loads"].instructions == (8 * 16 + 1) * 4 * 8 + (128 + 32) * 8
+    assert counted["loads"].total == 2 * (8 * 16 + 1) * 4 * 8 + (128 + 32) * 8
+    assert counted["stores"].instructions == 8 * 16 * 8 + 64 * 8 + 32 * 8
+    assert counted["copies"].instructions == 8 * 64
+
+
+def test_without_its_padding_sts64_would_take_8_wavefronts() -> None:
+    unpadded = pattern("opencnn-optsts64-unpadded")
+    (access,) = [access for access in unpadded.accesses if access.store]
+    assert set(SharedMemory().count(addresses(unpadded, access), 8, True, access.active).total) == {8}
+
+
+def test_another_kernel_is_refused() -> None:
+    staged: ConvKernel = next(row for row in conv_kernels() if row.form == "staged")
+    with pytest.raises(OperandError, match="no fused Winograd kernel"):
+        winograd.step(staged, False)
