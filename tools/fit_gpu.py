@@ -47,10 +47,10 @@ OF_FAMILY = tuple(name for name in GpuFamily.__struct_fields__ if name != "effic
 BOUNDS = {  # of each constant: what a GPU could have
     "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "clear_seconds": (1e-7, 1e-5),
     "copy_share": (0.05, 1), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000), "meet_cycles": (10, 20000),
-    "hidden": (1e-3, 1), "overlap": (1e-3, 1), "l2_share": (0.2, 1), "repeat_share": (0.01, 1), "l2_bytes_per_second": (1e12, 3e13),
+    "hidden": (1e-3, 1), "l2_share": (0.2, 1), "repeat_share": (0.01, 1), "l2_bytes_per_second": (1e12, 3e13),
     "memory_bytes_per_second": (1e12, 4.8e12), "l2_latency_cycles": (100, 2000),
     "memory_latency_cycles": (200, 5000),
-    "port_bytes_per_cycle": (16, 128), "memory_port_bytes_per_cycle": (4, 128),
+    "port_bytes_per_cycle": (16, 64), "memory_port_bytes_per_cycle": (4, 64),
 }  # fmt: skip
 SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "median_error_of_chosen")
 EFFICIENCY = (0.05, 1.6)  # above 1 the counts of a step are too high
@@ -340,6 +340,7 @@ def main() -> None:
     parser.add_argument("-m", "--machine", default="h200")
     parser.add_argument("-o", "--out", type=Path)
     parser.add_argument("--no-fit", action="store_true", help="report on the constants as they are")
+    parser.add_argument("--other-half", action="store_true", help="fit on the half of the problems that is else reported on")
     parser.add_argument("--write", action="store_true", help="into the machine's file and the attributes' file")
     options = parser.parse_args()
     gpu, (cases, attributes) = load_any(options.machine), read(options.files)
@@ -347,10 +348,11 @@ def main() -> None:
     for name, one in gemm_attributes(gpu.capability_number).items():  # what was fitted before is where a fit starts
         told = attributes.get(name, one)
         attributes[name] = msgspec.structs.replace(told, efficiency=one.efficiency)
-    halves = {"fitted on": cases[::2], "reported on": cases[1::2]}
+    half = int(options.other_half)
+    halves = {"fitted on": cases[half::2], "reported on": cases[1 - half :: 2]}
     known = attributes
     if not options.no_fit:
-        kernels = list({kernel.name: kernel for case in cases[::2] for kernel in case.kernels}.values())
+        kernels = list({kernel.name: kernel for case in halves["fitted on"] for kernel in case.kernels}.values())
         parameters = Parameters(gpu, kernels, attributes)
         gpu, fitted = parameters.machine(fit(halves["fitted on"], parameters))
         known = attributes | fitted
@@ -358,7 +360,7 @@ def main() -> None:
     for dtype in sorted({case.problem.dtype for case in cases}):
         for half, some in halves.items():
             found[f"{half}, {dtype}"] = report([case for case in some if case.problem.dtype == dtype], gpu, known)
-    if peer := heuristics(cases[1::2], options.machine):
+    if peer := heuristics(halves["reported on"], options.machine):
         found["nvidia-matmul-heuristics, reported on"] = peer
     for name, one in found.items():
         numbers = "  ".join(f"{key} {one[key]:.3f}" for key in SHOWN)

@@ -6,7 +6,7 @@ k; `items` blocks or clusters share them (tiles; tiles x parts of split-K; strea
 once (CUDA's rule: `occupancy`), so they run in waves. All cycles are of frequency_hz; p is the kernel's pipe.
 
     seconds  = launch + passes + (waves + tiles + partials + relayout) / frequency
-    waves    = sum over (full waves, last wave) of  max(busy, transfer) + (1 - overlap) min(busy, transfer)
+    waves    = sum over (full waves, last wave) of  (busy^KNEE + transfer^KNEE)^(1/KNEE)
     busy     = max(loop, power)      transfer = max(L2, memory)
 
 step    what one step of one block needs of its SM: max(multiply-adds / fma_per_cycle[p], shared-memory wavefronts, instructions /
@@ -19,11 +19,13 @@ loop    full waves x steps x ((occupancy step)^KNEE + alone^KNEE)^(1/KNEE) + the
 power   multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p]: the clock that the whole chip can keep up.
 L2      Each block (cluster, where blocks share what they load) reads its rows of A and columns of B, and writes its tile. What several
         ask for at once costs repeat_share after the first (NVIDIA Nsight Compute's documentation: the L2 request coalescer, LRC, joins
-        requests before L2): bytes / min(l2 rate, active SMs x port).
+        requests before L2). The copy engine's boxes are whole: rows and columns outside A and B are filled, and take as long as others
+        (on an H200, 128 x 64 tiles of wgmma take 41 us for 8 x 4096 x 4096 of FP16, and 25 us for 128 x 4096 x 4096). What comes from
+        memory passes through L2 as well: bytes / l2 rate, and what SMs ask for / (active SMs x port).
 memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port). First touches lie a whole run apart when operands are
         used again and again ("hot"); cold, they all miss. Who shares what, and what comes again, in waves or stream-K: `gpu_traffic`.
-tiles   A tile's start and end: block_cycles, the latency of the first load, and its way out through the SM's port; `hidden` of it
-        overlaps with other work in all waves but one.
+tiles   A tile's start and end: block_cycles (half of it whatever the tile, half for TYPICAL_SUMS a thread), the latency of the first
+        load, and its way out through the SM's port; `hidden` of it overlaps with other work in all waves but one.
 partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
           them, part after part, SUMS_AT_ONCE a thread and then a latency.
 relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate.
@@ -60,7 +62,8 @@ SUB_CORES = 4
 ASYNCHRONOUS_STAGES = 3  # SIMT kernels with so many stages fill them by cp.async, with fewer through registers
 REGISTER_UNIT = 256  # registers of a warp are given out in units of this many
 RESERVED_SHARED_BYTES = 1024  # of each block, by the driver, from capability 8.0
-KNEE = 2.0  # how sharply blocks of an SM that wait turn into blocks that keep it busy
+KNEE = 2.0  # how sharply what waits turns into what is busy: blocks of an SM, arithmetic and traffic of a launch
+TYPICAL_SUMS = 64  # of a thread: a tile of so many starts and ends in block_cycles
 EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
 SUMS_AT_ONCE = 16  # partial sums that a thread reads before it waits for them
 PRODUCER_THREADS = WARPGROUP  # the warpgroup that loads, of a block that has one
@@ -234,13 +237,14 @@ class Rows(NamedTuple):
     sustained: Array
     alignment: Array
     k_major: Array
+    whole: Array
+    sums: Array
     sum_turns: Array
     launch_seconds: Array
     block_cycles: Array
     step_cycles: Array
     meet_cycles: Array
     hidden: Array
-    overlap: Array
 
 
 def pitches(problem: Gemm) -> tuple[int, int]:
@@ -282,13 +286,14 @@ def rows_of(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[
         sustained=np.array([gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.frequency_hz.value for pipe in pipes]),
         alignment=np.array([needs(kernel).alignment for kernel in kernels], float),
         k_major=np.array([needs(kernel).k_major for kernel in kernels]),
+        whole=np.array([has_producer(kernel) for kernel in kernels]),
+        sums=np.array([kernel.block_m * kernel.block_n / kernel.math_threads for kernel in kernels]),
         sum_turns=np.array([np.ceil(kernel.block_m * kernel.block_n / kernel.math_threads / SUMS_AT_ONCE) for kernel in kernels]),
         launch_seconds=constant("launch_seconds"),
         block_cycles=constant("block_cycles"),
         step_cycles=constant("step_cycles"),
         meet_cycles=constant("meet_cycles"),
         hidden=constant("hidden"),
-        overlap=constant("overlap"),
     )
 
 
@@ -349,7 +354,7 @@ def predict(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, hot: bool = True,
     model, frequency = gpu.model, gpu.frequency_hz.value
     shape = shape or shape_of(problem)
     facts = _counts(gpu, shape, rows, table)
-    _traffic(gpu, shape, rows, table, facts, hot)
+    _traffic(gpu, shape, rows, table, facts, GEMM_DTYPES[problem.dtype], hot)
     _relayouts(problem, rows, table, facts, shape.a, shape.b)
     r = table.row
     latency = gpu.l2_latency_cycles.value + facts["miss"] * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
@@ -358,15 +363,15 @@ def predict(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, hot: bool = True,
     port, tile = gpu.port_bytes_per_cycle.value, rows.tile_m[r] * rows.tile_n[r] / rows.blocks[r]
     out = tile * shape.result / port
     waves = facts["full_waves"] + (facts["last"] > 0)
-    edge = rows.block_cycles[r] + latency + np.where(facts["full_waves"] > 0, facts["resident"], facts["last"]) * out
+    start_and_end = rows.block_cycles[r] * (1 + rows.sums[r] / TYPICAL_SUMS) / 2
+    edge = start_and_end + latency + np.where(facts["full_waves"] > 0, facts["resident"], facts["last"]) * out
     terms["tiles"] = edge * facts["turns"] * (1 + (waves - 1) * (1 - rows.hidden[r]))
     terms["partials"] = _partials(gpu, shape, rows, table, facts, latency)
     terms["relayout"] = facts["relayout_bytes"] * frequency / _copy_rate(gpu, facts["relayout_bytes"]) / model.copy_share.value
     passes = facts["relayouts"] * model.pass_seconds.value + (table.kind != DATA_PARALLEL) * model.clear_seconds.value
     terms["launch"] = (rows.launch_seconds[r] + passes) * frequency
     cycles = (
-        _overlapped(rows.overlap[r], full)
-        + _overlapped(rows.overlap[r], last)
+        sum(together(np.maximum(of["loop"], of["power"]), np.maximum(of["L2"], of["memory"])) for of in (full, last))
         + terms["tiles"]
         + terms["partials"]
         + terms["relayout"]
@@ -389,9 +394,8 @@ def _wave_cycles(gpu: Gpu, rows: Rows, r: Array, facts: dict[str, Array], latenc
         (facts["last"] > 0, facts["last"], np.minimum(left, facts["units"]) * rows.blocks[r], 1 - share),
     ):
         some = np.maximum(active, 1)
-        l2 = np.maximum(
-            facts["l2_bytes"] / (gpu.l2_bytes_per_second.value / frequency), facts["port_bytes"] / (some * gpu.port_bytes_per_cycle.value)
-        )
+        port = some * gpu.port_bytes_per_cycle.value
+        l2 = np.maximum(facts["served_bytes"] / (gpu.l2_bytes_per_second.value / frequency), facts["l2_bytes"] / port)
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, some * gpu.memory_port_bytes_per_cycle.value)
         parts.append(
             {
@@ -404,10 +408,9 @@ def _wave_cycles(gpu: Gpu, rows: Rows, r: Array, facts: dict[str, Array], latenc
     return parts[0], parts[1]
 
 
-def _overlapped(overlap: Array, part: dict[str, Array]) -> Array:
-    """Arithmetic and traffic of a part of the waves, most of the lesser hidden behind the greater."""
-    busy, transfer = np.maximum(part["loop"], part["power"]), np.maximum(part["L2"], part["memory"])
-    cycles: Array = np.maximum(busy, transfer) + (1 - overlap) * np.minimum(busy, transfer)
+def together(busy: Array, transfer: Array) -> Array:
+    """Cycles of arithmetic and traffic at once: they wait for each other the more the closer they are."""
+    cycles: Array = (busy**KNEE + transfer**KNEE) ** (1 / KNEE)
     return cycles
 
 
@@ -439,8 +442,8 @@ def _counts(gpu: Gpu, shape: Shape, rows: Rows, table: Table) -> dict[str, Array
     }
 
 
-def _traffic(gpu: Gpu, shape: Shape, rows: Rows, table: Table, facts: dict[str, Array], hot: bool) -> None:
-    """Bytes through L2 and from memory."""
+def _traffic(gpu: Gpu, shape: Shape, rows: Rows, table: Table, facts: dict[str, Array], size: int, hot: bool) -> None:
+    """Bytes through L2 and from memory; `size` of an element of A and B."""
     r, (a, b, c) = table.row, shape[3:6]
     partial = np.where(table.kind == SPLIT_K, facts["items"], np.where(table.kind == STREAM_K, 2 * table.splits, 0))
     partial = partial * rows.tile_m[r] * rows.tile_n[r] * shape.sums
@@ -457,12 +460,17 @@ def _traffic(gpu: Gpu, shape: Shape, rows: Rows, table: Table, facts: dict[str, 
     asked_slow = np.where(along_n, shape.asks_a, shape.asks_b) * n_fast
     repeat = gpu.model.repeat_share.value
     joined = sum(asked * (repeat + (1 - repeat) * alone) for asked, alone in ((asked_fast, found[0]), (asked_slow, found[1])))
-    facts["l2_bytes"] = joined + c + 2 * partial
-    facts["port_bytes"] = asked_fast + asked_slow + c + 2 * partial
+    # the copy engine fills what lies outside an operand, and takes as long as for what lies inside
+    m, n, k = facts["tiles_m"] * rows.tile_m[r], facts["tiles_n"] * rows.tile_n[r], facts["all_steps"] * rows.block_k[r]
+    boxes = (m * facts["tiles_n"] + n * facts["tiles_m"]) * k * size
+    outside = np.where(rows.whole[r], np.maximum(0, boxes - asked_fast - asked_slow), 0)
+    others = outside + c + 2 * partial
+    facts["l2_bytes"] = asked_fast + asked_slow + others
     whole = miss(gpu, a + b + c + partial)
     first = whole if hot else np.ones(())
     read_fast, read_slow = fast * (first + found.fast_again), slow * (first + found.slow_again)
     facts["memory_bytes"] = read_fast + read_slow + c * whole + 2 * partial * miss(gpu, partial)
+    facts["served_bytes"] = joined + others + facts["memory_bytes"]
     facts["miss"] = np.clip(np.maximum(read_fast / asked_fast, read_slow / asked_slow), 0, 1)  # a step waits for the slower operand
 
 

@@ -235,7 +235,7 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
         step_cycles=constant("step_cycles"),
         meet_cycles=constant("meet_cycles"),
         hidden=constant("hidden"),
-        overlap=constant("overlap"),
+        whole=np.zeros(len(kernels), bool),  # windows are gathered
     )
 
 
@@ -381,7 +381,7 @@ def plain_cost(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, attributes: Attri
     busy, transfer = max(loop.values()) / family.efficiency.value, max(l2, memory)
     launch = family.launch_seconds.value * frequency
     terms = dict.fromkeys(model.TERMS, 0.0) | {"loop": busy, "L2": l2, "memory": memory, "launch": launch}
-    cycles = max(busy, transfer) + (1 - family.overlap.value) * min(busy, transfer) + launch
+    cycles = float(model.together(np.array(busy), np.array(transfer))) + launch
     bound = max(terms, key=lambda name: terms[name])
     bound = max(loop, key=lambda name: loop[name]) if bound == "loop" else bound
     moved = {"shared": of.warps * of.wavefronts * LINE_BYTES, "L2": asked, "memory": memory_bytes}

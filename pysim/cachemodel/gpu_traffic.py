@@ -16,7 +16,7 @@ miss    Of a distance d the share clip(2 d / (l2_share L2) - 1, 0, 1) does not l
 Assumptions: blocks of a wave start together, blocks of stream-K keep pace; a cluster is one block.
 
 Worked number: 24 x 24 tiles on 66 clusters are 8.727 tiles a cluster. Tiles of one row lie 24 apart, 24 mod 8.727 = 6.545, and four such
-are 3 x 8.727: of the 24 tiles of a row, 6 at a time read it together. With 32 x 32 tiles, 15.515 a cluster, none do.
+are 3 x 8.727: of the 24 tiles of a row, 6 at a time read it together. Of 32 x 32 tiles, 15.515 a cluster, 2.
 """
 
 from typing import Any, NamedTuple
