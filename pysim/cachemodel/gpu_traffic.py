@@ -68,8 +68,10 @@ def reads(gpu: Gpu, walk: Walk) -> Reads:
     found = waves(gpu, walk)
     where = walk.share > 0
     if where.any():
-        for column, values in zip(found, stream(gpu, walk.select(where)), strict=True):
-            column[where] = values
+        # many kernels have the same tiles
+        some, back = np.unique(np.stack(walk.select(where)), axis=1, return_inverse=True)
+        for column, values in zip(found, stream(gpu, Walk(*some)), strict=True):
+            column[where] = values[back]
     return found
 
 
@@ -99,16 +101,22 @@ def stream(gpu: Gpu, walk: Walk) -> Reads:
     pairs = ((of_fast, n_slow), (of_slow, n_fast))
     alone = [1 - np.count_nonzero(one <= TOGETHER, axis=1, keepdims=True) / np.minimum(n, TOUCHES) for one, n in pairs]
     touched = (fast * n_slow * alone[0] + slow * n_fast * alone[1]) / share  # in a step, by all blocks
-    again = [(n - 1) * np.nanmean(miss(gpu, np.minimum(one * touched, fast + slow)), axis=1, keepdims=True) for one, n in pairs]
+    again = [missed(gpu, one, touched, fast + slow) * (n - 1) for one, n in pairs]
     return Reads(*(column[:, 0] for column in (*alone, *again)))
 
 
-def gaps(when: Array, tiles: Array, share: Array) -> Array:
-    """Steps from each touch of a panel to the next, by time: `when` the first `tiles` of each row are, of all steps; NaN after those.
+def missed(gpu: Gpu, gap: Array, touched: Array, everything: Array) -> Array:
+    """Share of a panel's gaps after which it comes from memory again; those without end are none."""
+    ends = gap < np.inf
+    away = miss(gpu, np.minimum(np.where(ends, gap, 0) * touched, everything)) * ends
+    share: Array = away.sum(axis=1, keepdims=True) / np.maximum(1, ends.sum(axis=1, keepdims=True))
+    return share
 
-    Of a panel that one tile reads, one gap without end stands for the only touch.
-    """
-    ordered = np.sort(np.where(np.arange(when.shape[1]) < tiles, when % share, np.nan), axis=1)
-    found = np.diff(ordered, axis=1, append=np.nan)
-    found[tiles[:, 0] == 1, 0] = np.inf
+
+def gaps(when: Array, tiles: Array, share: Array) -> Array:
+    """Steps from each touch of a panel to the next, by time, without end after the last: `when` the first `tiles` of a row are, of all steps."""
+    order = np.arange(when.shape[1])
+    ordered = np.sort(np.where(order < tiles, when % share, np.inf), axis=1)
+    found = np.full(when.shape, np.inf)
+    np.subtract(ordered[:, 1:], ordered[:, :-1], out=found[:, :-1], where=order[1:] < tiles)
     return found
