@@ -71,7 +71,7 @@ def reads(gpu: Gpu, walk: Walk) -> Reads:
         # many kernels have the same tiles
         some, back = np.unique(np.stack(walk.select(where)), axis=1, return_inverse=True)
         for column, values in zip(found, stream(gpu, Walk(*some)), strict=True):
-            column[where] = values[back]
+            column[where] = values[back.ravel()]
     return found
 
 
@@ -114,7 +114,7 @@ def missed(gpu: Gpu, gap: Array, touched: Array, everything: Array) -> Array:
 
 
 def gaps(when: Array, tiles: Array, share: Array) -> Array:
-    """Steps from each touch of a panel to the next, by time, without end after the last: `when` the first `tiles` of a row are, of all steps."""
+    """Steps from each touch of a panel to the next by time, without end after the last; `when`: the first `tiles` of a row, in all steps."""
     order = np.arange(when.shape[1])
     ordered = np.sort(np.where(order < tiles, when % share, np.inf), axis=1)
     found = np.full(when.shape, np.inf)
