@@ -114,7 +114,7 @@ def missed(gpu: Gpu, gap: Array, touched: Array, everything: Array) -> Array:
 
 
 def gaps(when: Array, tiles: Array, share: Array) -> Array:
-    """Steps from each touch of a panel to the next by time, without end after the last; `when`: the first `tiles` of a row, in all steps."""
+    """Steps from each touch of a panel to the next by time, without end after the last; `when`: of the first `tiles` in all steps."""
     order = np.arange(when.shape[1])
     ordered = np.sort(np.where(order < tiles, when % share, np.inf), axis=1)
     found = np.full(when.shape, np.inf)
