@@ -294,7 +294,7 @@ typedef struct {
 } pysim_cuda_conv;
 
 /* What a launch obeys. The last four are as in pysim_cuda_schedule, for the kernel's tiles of filters x windows, or for the product of
- * an algorithm that makes one. */
+ * an algorithm that makes one; splits of a row whose form is staged, which is data parallel only: its chunks of windows, 1.. */
 typedef struct {
     int32_t kernel; /* row of native/cuda/convs.inc */
     int32_t gemm;   /* row of native/cuda/gemms.inc where the algorithm makes products; else -1 */

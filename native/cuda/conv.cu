@@ -65,7 +65,8 @@ pysim_status check_schedule(const pysim_cuda_conv *c, const pysim_cuda_conv_sche
     if (info.dtype != c->shape.dtype) return fail(PYSIM_UNSUPPORTED, "kernel %s does not multiply %s", info.name, dtypes[c->shape.dtype].name);
     if (info.makes_product ? s->gemm < 0 || s->gemm >= pysim_cuda_gemm_count() : s->gemm != -1)
         return fail(PYSIM_BAD_ARGUMENT, "gemm is %d; for %s it is %s", s->gemm, info.name, info.makes_product ? "a row of gemms.inc" : "-1");
-    const pysim_status status = check_decomposition(s->decomposition, s->splits, s->along_n, s->group);
+    const bool chunked = (*row)->chunked && s->decomposition == PYSIM_DATA_PARALLEL && s->splits >= 1;
+    const pysim_status status = check_decomposition(s->decomposition, chunked ? 1 : s->splits, s->along_n, s->group);
     if (status != PYSIM_OK) return status;
     if (!info.makes_product && !info.block_k && s->decomposition != PYSIM_DATA_PARALLEL)
         return fail(PYSIM_UNSUPPORTED, "kernel %s is data parallel only: decomposition is 0 and splits 1", info.name);

@@ -59,6 +59,7 @@ struct ConvRow {
     /* Puts everything on the stream; a row that makes products runs them by pysim_cuda_gemm_run. */
     pysim_status (*launch)(const Conv &c, int sms, cudaStream_t stream);
     cudaError_t (*attributes)(const Conv &c, pysim_cuda_attributes *out);
+    bool chunked; /* data parallel, and `splits` says in how many chunks of windows */
 };
 
 /* A line of convs.inc as its info: WHOLE where the kernel has no tiles, else TILED. A form other than full defines its suffix, e.g.

@@ -8,16 +8,17 @@
  *
  *   Divided  k is divided into channel, r and s where it is needed; a Place has the window's row and column of the input, and both are compared
  *            with its edges. No table, any kernel.
- *   Listed   a table made before has for each k its offset and `bits`: one for r, one for s (bit 31: k is past the end). A Place has the bits
- *            of the rows and columns that lie outside, so that one AND says whether an element exists. kernel_h + kernel_w <= 31.
+ *   Listed   a table in shared memory, made by each block, has for each (r, s) its offset and `bits`, one for r and one for s. A Place has the
+ *            bits of the rows and columns that lie outside, so that one AND says whether an element exists. A thread goes through k in order
+ *            and so knows (channel, tap) without dividing. kernel_h + kernel_w <= 31.
  *
  * and two ways to take windows:
  *
  *   AcrossWindows  lanes along windows, a warp at one k: neighbours of an image lie side by side (NCHW)
  *   AlongTaps      lanes along k as Copy's with k contiguous, by 16 bytes where four taps lie in a row (NHWC; windows stored one after another)
  *
- * AcrossWindows: a thread's instructions for an element, Listed, are half a load of taps, AND, address (IMAD.WIDE), load, store, and a half to
- * zero the register. 32 lanes store 32 neighbouring words, so its part of shared memory needs no swizzle: one wavefront a store. */
+ * AcrossWindows: a thread's instructions for an element, Listed, are a load of its tap (one address for the warp: a wavefront), AND, address
+ * (IMAD.WIDE), load, store, and a half to zero the register. 32 lanes store 32 neighbouring words, so its part of shared memory needs no swizzle: one wavefront a store. */
 #ifndef PYSIM_CUDA_CONV_GATHER_CUH
 #define PYSIM_CUDA_CONV_GATHER_CUH
 #include "conv_output.cuh"
@@ -31,7 +32,18 @@ struct alignas(8) Tap {
     unsigned bits;
 };
 enum : unsigned { NO_TAP = 1u << 31 }; /* set in every place: of bits, k past the end */
-enum { TAPS_ROUND = 64 };              /* a table has entries up to a multiple of this: of every block_k */
+enum {
+    MOST_TAPS = 15 * 16, /* of kernel_h x kernel_w where both together are up to 31 */
+    RUN = 32,            /* entries past the last tap: as many as a thread takes in a row, or a step may lie past the end */
+};
+
+/* The order of k: as filters lie, or as im2win has it: (channel, s, r) under NCHW, (s, r, channel) under NHWC. */
+enum Order { AS_FILTERS, BY_COLUMNS };
+
+/* Elements of a tensor from one tap to the next: in channel, row and column of the kernel. */
+struct Steps {
+    int channel, high, wide;
+};
 
 /* How windows lie: elements from one to the next image, group, output row, output column, and those before tap 0 of the first window. */
 struct Layout {
@@ -44,7 +56,8 @@ struct Arguments {
     Layout layout;
     const void *base;    /* what windows are gathered from */
     const void *weights; /* [filter][k], `pitch` elements from one filter to the next */
-    const Tap *taps;
+    Order order;
+    Steps steps;
     int pitch;
     int inside;          /* 1: every tap of every window exists */
     int vector;          /* 1: four taps from a multiple of four on lie in 16 aligned bytes, for every window */
@@ -59,7 +72,7 @@ __device__ inline int start_of(const Arguments &a, int group, int window, int &p
     return (int)((unsigned)l.origin + (unsigned)image * l.image + (unsigned)group * l.group + (unsigned)p * l.row + (unsigned)q * l.column);
 }
 
-struct Listed {
+template <bool NHWC> struct Listed {
     struct Place {
         int at;
         unsigned outside;
@@ -78,21 +91,55 @@ struct Listed {
             to.outside |= (unsigned)((unsigned)(w + s * c.dilation_w) >= (unsigned)c.width) << (c.kernel_h + s);
         return to;
     }
-    template <int COUNT> static __device__ void taps(const Arguments &a, int k, Tap (&to)[COUNT]) {
-        const Tap *from = a.taps + k;
-        if constexpr (COUNT % 2 == 0)
-#pragma unroll
-            for (int i = 0; i < COUNT; i += 2) {
-                const int4 two = __ldg((const int4 *)(from + i));
-                to[i] = {two.x, (unsigned)two.y}, to[i + 1] = {two.z, (unsigned)two.w};
-            }
-        else
+
+    static __device__ Tap *table() {
+        __shared__ Tap taps[MOST_TAPS + RUN];
+        return taps;
+    }
+    /* All threads of a block; a barrier must follow. NCHW: taps go on in the next channels; NHWC: none follow the last. */
+    static __device__ void prepare(const Arguments &a, int thread, int threads) {
+        const Conv &c = a.c;
+        const int count = c.kernel_h * c.kernel_w;
+        for (int i = thread; i < count + RUN; i += threads) {
+            const int channel = i / count, tap = i % count;
+            const int r = a.order == AS_FILTERS ? tap / c.kernel_w : tap % c.kernel_h, s = a.order == AS_FILTERS ? tap % c.kernel_w : tap / c.kernel_h;
+            const unsigned offset = (unsigned)channel * a.steps.channel + (unsigned)r * a.steps.high + (unsigned)s * a.steps.wide;
+            const unsigned bits = a.inside ? 0 : 1u << r | 1u << (c.kernel_h + s);
+            table()[i] = NHWC && channel ? Tap{0, NO_TAP} : Tap{(int)offset, bits};
+        }
+    }
+
+    /* Where a thread stands in k = outer * count + inner: inner is the tap under NCHW, the channel under NHWC. */
+    class Walk {
+        int inner, outer, k;
+        static __device__ const Divisor &count(const Arguments &a) { return NHWC ? a.c.per_kernel_row : a.c.per_channel; }
+        static __device__ Tap next(const Arguments &a, int &inner, int &outer) {
+            Tap tap = table()[NHWC ? outer : inner];
+            tap.offset += NHWC ? inner : outer * a.steps.channel;
+            if (++inner == (int)count(a).divisor) inner = 0, outer++;
+            return tap;
+        }
+
+      public:
+        __device__ Walk(const Arguments &a, int from) : k(from) { outer = count(a).of(from, inner); }
+        template <int STEP> __device__ void advance(const Arguments &a) {
+            int rest;
+            outer += count(a).of(STEP, rest), inner += rest, k += STEP;
+            if (inner >= (int)count(a).divisor) inner -= (int)count(a).divisor, outer++;
+        }
+        template <int COUNT> __device__ void taps(const Arguments &a, Tap (&to)[COUNT]) const {
+            static_assert(COUNT <= RUN, "the table goes on so far");
+            int i0 = inner, o0 = outer;
 #pragma unroll
             for (int i = 0; i < COUNT; i++) {
-                const int2 one = __ldg((const int2 *)(from + i));
-                to[i] = {one.x, (unsigned)one.y};
+                if (NHWC) to[i] = next(a, i0, o0);
+                else to[i] = table()[inner + i];
+                if (!NHWC && k + i >= a.c.k) to[i].bits = NO_TAP;
             }
-    }
+        }
+        /* Elements from the first channel to this one, which `taps` leaves out. */
+        __device__ int base(const Arguments &a) const { return NHWC ? 0 : (int)((unsigned)outer * a.steps.channel); }
+    };
     static __device__ bool exists(const Arguments &, const Place &place, const Tap &tap) { return !(place.outside & tap.bits); }
     /* `from` is the place's address: one instruction, right where neither sum passes 2^31. */
     template <class In> static __device__ const In *element(const In *, const In *from, const Place &, const Tap &tap) { return from + tap.offset; }
@@ -122,10 +169,19 @@ struct Divided {
         const int h = r * c.dilation_h, w = s * c.dilation_w, wide = c.groups * c.channels;
         return {(int)(c.nhwc ? ((unsigned)h * c.width + w) * wide + channel : ((unsigned)channel * c.height + h) * c.width + w), h, w};
     }
-    template <int COUNT> static __device__ void taps(const Arguments &a, int k, Tap (&to)[COUNT]) {
+    static __device__ void prepare(const Arguments &, int, int) {}
+    class Walk {
+        int k;
+
+      public:
+        __device__ Walk(const Arguments &, int from) : k(from) {}
+        template <int STEP> __device__ void advance(const Arguments &) { k += STEP; }
+        template <int COUNT> __device__ void taps(const Arguments &a, Tap (&to)[COUNT]) const {
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) to[i] = tap(a, k + i);
-    }
+            for (int i = 0; i < COUNT; i++) to[i] = tap(a, k + i);
+        }
+        __device__ int base(const Arguments &) const { return 0; }
+    };
     static __device__ bool exists(const Arguments &a, const Place &place, const Tap &tap) {
         return (unsigned)(place.h + tap.h) < (unsigned)a.c.height && (unsigned)(place.w + tap.w) < (unsigned)a.c.width;
     }
@@ -144,7 +200,7 @@ template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossW
     const Arguments &a;
     const typename Knows::Place place;
     const In *const from; /* the window's first element; may lie before the tensor */
-    int k;                /* of this thread's first tap of the step that is loaded next */
+    typename Knows::Walk at; /* this thread's first tap of the step that is loaded next */
     const bool all;
 
     /* A warp's number is the same in all its lanes: the compiler then computes what follows from it once a warp. */
@@ -155,17 +211,18 @@ template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossW
     static __device__ constexpr int swizzle(int) { return 0; }
 
     __device__ AcrossWindows(const Arguments &of, int group, int first, int begin, int end, int thread)
-        : a(of), place(Knows::place(of, group, first + thread % EXTENT)), from((const In *)of.base + place.at), k(begin + row_of(thread) * EACH),
+        : a(of), place(Knows::place(of, group, first + thread % EXTENT)), from((const In *)of.base + place.at), at(of, begin + row_of(thread) * EACH),
           all(of.inside && first + EXTENT <= of.c.windows && (end - begin) % STEP == 0) {}
     __device__ bool whole() const { return all; }
 
     template <bool EDGE> __device__ void load(Staged &to, int) {
         typename Knows::Tap taps[EACH];
-        Knows::taps(a, k, taps);
+        at.taps(a, taps);
+        const In *const here = from + at.base(a);
 #pragma unroll
         for (int i = 0; i < EACH; i++)
-            to[i] = !EDGE || Knows::exists(a, place, taps[i]) ? *Knows::element((const In *)a.base, from, place, taps[i]) : In(0);
-        k += STEP;
+            to[i] = !EDGE || Knows::exists(a, place, taps[i]) ? *Knows::element((const In *)a.base, here, place, taps[i]) : In(0);
+        at.template advance<STEP>(a);
     }
     __device__ void store(char *shared, const Staged &from, int thread) const {
         In *to = (In *)shared + row_of(thread) * EACH * EXTENT + thread % EXTENT;
@@ -185,14 +242,14 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
 
     const Arguments &a;
     typename Knows::Place place[TURNS];
-    int k; /* of this thread's first tap of the step that is loaded next */
+    typename Knows::Walk at; /* this thread's first tap of the step that is loaded next */
     const bool all, vector;
 
   public:
     using Staged = typename Base::Staged;
 
     __device__ AlongTaps(const Arguments &of, int group, int first, int begin, int end, int thread)
-        : Base(of.base, 0, first, of.c.windows, begin, end, thread), a(of), k(begin + Base::inner_of(thread)),
+        : Base(of.base, 0, first, of.c.windows, begin, end, thread), a(of), at(of, begin + Base::inner_of(thread)),
           all(of.inside && first + EXTENT <= of.c.windows && (end - begin) % STEP == 0), vector(VECTOR && of.vector) {
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++)
@@ -204,28 +261,29 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
         const auto there = [&](int turn, const typename Knows::Tap &tap) {
             return EDGE ? Knows::exists(a, place[turn], tap) : !Base::idle(thread, turn);
         };
-        const auto at = [&](int turn, const typename Knows::Tap &tap) { return (const In *)a.base + (unsigned)(place[turn].at + tap.offset); };
+        const int base = at.base(a);
+        const auto from = [&](int turn, const typename Knows::Tap &tap) { return (const In *)a.base + (unsigned)(place[turn].at + base + tap.offset); };
         if (vector) {
             typename Knows::Tap tap[1];
-            Knows::taps(a, k, tap);
+            at.taps(a, tap);
 #pragma unroll
             for (int turn = 0; turn < TURNS; turn++) {
                 uint4 v = {};
-                if (there(turn, tap[0])) v = *(const uint4 *)at(turn, tap[0]);
+                if (there(turn, tap[0])) v = *(const uint4 *)from(turn, tap[0]);
                 memcpy(words[turn], &v, 16);
             }
         } else {
             typename Knows::Tap taps[INNER];
-            Knows::taps(a, k, taps);
+            at.taps(a, taps);
 #pragma unroll
             for (int turn = 0; turn < TURNS; turn++)
 #pragma unroll
                 for (int i = 0; i < INNER; i++) {
-                    const In v = there(turn, taps[i]) ? *at(turn, taps[i]) : In(0);
+                    const In v = there(turn, taps[i]) ? *from(turn, taps[i]) : In(0);
                     memcpy((char *)words[turn] + i * sizeof(In), &v, sizeof(In));
                 }
         }
-        k += STEP;
+        at.template advance<STEP>(a);
     }
     template <bool> __device__ void load_async(char *, int) { static_assert(STEP == 0, "1 or 2 stages: nothing is gathered asynchronously"); }
 };
@@ -259,17 +317,20 @@ template <class S, bool NHWC, class Windows> struct Source {
 
 /* How a Source takes windows. */
 template <class Knows> struct Across {
+    static __device__ void prepare(const Arguments &a, int threads) { Knows::prepare(a, (int)threadIdx.x, threads); }
     template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
         return AcrossWindows<typename S::T, EXTENT, S::BK, S::THREADS, Knows>(g, group, first, begin, end, threadIdx.x);
     }
 };
 template <class Knows> struct Along {
+    static __device__ void prepare(const Arguments &a, int threads) { Knows::prepare(a, (int)threadIdx.x, threads); }
     template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
         return AlongTaps<typename S::T, EXTENT, S::BK, S::THREADS, S::VECTOR, S::SWIZZLED, Knows>(g, group, first, begin, end, threadIdx.x);
     }
 };
 /* A pointwise convolution of stride 1 without padding has its windows as a matrix. NHWC: [window][channel]. */
 struct Rows {
+    static __device__ void prepare(const Arguments &, int) {}
     template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
         using In = typename S::T::In;
         return simt::Copy<typename S::T, EXTENT, S::BK, S::THREADS, S::VECTOR, S::SWIZZLED, true>(
@@ -279,6 +340,7 @@ struct Rows {
 /* NCHW: [channel][window] in each image. Where an image's size is a multiple of a chunk, a thread's chunk lies in one, so that each thread has
  * the matrix of its own image. */
 struct Columns {
+    static __device__ void prepare(const Arguments &, int) {}
     template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
         using In = typename S::T::In;
         using Copy = simt::Copy<typename S::T, EXTENT, S::BK, S::THREADS, S::VECTOR, S::SWIZZLED, false>;
@@ -293,6 +355,7 @@ struct Columns {
 template <class S> constexpr int blocks = simt::blocks_of(S::REGISTERS + 4, S::THREADS);
 
 template <class S, bool NHWC, class Windows> __global__ __launch_bounds__(S::THREADS, blocks<S>) void kernel(const __grid_constant__ Arguments a) {
+    Windows::prepare(a, S::THREADS); /* sum_tiles begins with a barrier */
     simt::sum_tiles<S>(a.c.product, Source<S, NHWC, Windows>{a});
 }
 
@@ -328,32 +391,21 @@ struct Tiled {
 template <bool NHWC, class T, simt::Form FORM, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES>
 using ShapeOf = std::conditional_t<NHWC, simt::Shape<T, FORM, BW, BF, BK, WW, WF, TW, TF, STAGES>, simt::Shape<T, FORM, BF, BW, BK, WF, WW, TF, TW, STAGES>>;
 
-/* Taps in the order of filters as they lie, or of im2win: (channel, s, r) under NCHW, (s, r, channel) under NHWC. */
-enum Order { AS_FILTERS, BY_COLUMNS };
-
-/* What a row keeps in its workspace before it multiplies: bytes of the table, and of the filters, in the order of the taps and with a pitch of
- * whole vectors. */
+/* What a row keeps in its workspace before it multiplies: bytes of the filters, in the order of the taps and with a pitch of whole vectors. */
 struct Prepared {
-    int64_t taps, filters;
+    int64_t filters;
     int pitch;
 };
 inline int vector_of(const Conv &c) { return 16 / (c.dtype == PYSIM_F64 ? 8 : 4); }
-inline Prepared prepared(const Conv &c, bool table, bool filters) {
-    const auto whole = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
-    const int vector = vector_of(c), pitch = filters ? (int)whole(c.k, vector) : c.k;
-    return {table ? whole(whole(c.k, TAPS_ROUND) * (int64_t)sizeof(Tap), 256) : 0,
-            filters ? whole((int64_t)c.groups * c.filters * pitch * (16 / vector), 256) : 0, pitch};
+inline Prepared prepared(const Conv &c, bool filters) {
+    const int vector = vector_of(c), pitch = filters ? (c.k + vector - 1) / vector * vector : c.k;
+    return {filters ? ((int64_t)c.groups * c.filters * pitch * (16 / vector) + 255) / 256 * 256 : 0, pitch};
 }
 
-/* Elements of a tensor from one tap to the next: in channel, row and column of the kernel. */
-struct Steps {
-    int channel, high, wide;
-};
+/* conv_implicit.cu: makes what `own` says in a.weights, from the filters of a.c. */
+pysim_status prepare(const Arguments &a, const Prepared &own, cudaStream_t stream);
 
-/* conv_implicit.cu: makes what `own` says in a.taps and a.weights, from the filters of a.c. */
-pysim_status prepare(const Arguments &a, Order order, const Steps &steps, const Prepared &own, cudaStream_t stream);
-
-/* The input as it lies, taps and filters at the beginning of `own` where there are any. Modulo 2^32, as the sums are. */
+/* The input as it lies, filters at the beginning of `own` where there are any. Modulo 2^32, as the sums are. */
 inline Steps steps_of_input(const Conv &c) {
     const unsigned column = c.nhwc ? (unsigned)(c.groups * c.channels) : 1, row = (unsigned)c.width * column;
     return {c.nhwc ? 1 : c.height * c.width, (int)(row * c.dilation_h), (int)(column * c.dilation_w)};
@@ -367,11 +419,10 @@ inline bool inside(const Conv &c) {
 inline Arguments of_input(const Conv &c, const Prepared &own) {
     Arguments a = {};
     const unsigned column = c.nhwc ? (unsigned)(c.groups * c.channels) : 1, row = (unsigned)c.width * column;
-    a.c = c, a.base = c.in, a.weights = own.filters ? (const char *)c.own + own.taps : c.weights, a.pitch = own.pitch;
+    a.c = c, a.base = c.in, a.weights = own.filters ? c.own : c.weights, a.pitch = own.pitch, a.order = AS_FILTERS, a.steps = steps_of_input(c);
     a.layout = {c.groups * c.channels * c.height * c.width, c.nhwc ? c.channels : c.channels * c.height * c.width, (int)(row * c.stride_h),
                 (int)(column * c.stride_w), (int)(0u - row * c.pad_top - column * c.pad_left)};
     a.inside = inside(c), a.vector = c.nhwc && c.channels % vector_of(c) == 0 && (uintptr_t)c.in % 16 == 0;
-    a.taps = own.taps ? (const Tap *)c.own : nullptr;
     return a;
 }
 /* What Listed cannot gather from the input. */

@@ -4,7 +4,7 @@
  *   form full         algorithm 3 of arXiv 2306.14316 on the tiles of simt.cuh: lanes along a window's slice, 16 bytes where slices are aligned
  *        no_prefetch, no_vector, no_micro   the same without the second stage, vector accesses, tiles of a thread: its ablation
  *        basic        algorithm 2: a thread an output
- *        fused        no tensor: the tiles gather the same taps in the same order from the input; the workspace holds taps and filters
+ *        fused        no tensor and no workspace: the tiles gather windows from the input, taps in the order of the filters as they lie
  */
 #include "conv_im2win.cuh"
 
@@ -21,21 +21,23 @@ template <Form FORM, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int
     static constexpr bool FUSED = FORM == fused;
     using Wide = gather::ShapeOf<false, simt::F32, SIMT, BF, BW, BK, WF, WW, TF, TW, STAGES>;
     using Deep = gather::ShapeOf<true, simt::F32, SIMT, BF, BW, BK, WF, WW, TF, TW, STAGES>;
-    using Along = gather::Along<gather::Listed>;
-    using Windows = std::conditional_t<FUSED, gather::Across<gather::Listed>, Along>;
+    template <bool NHWC> using Along = gather::Along<gather::Listed<NHWC>>;
+    using Windows = std::conditional_t<FUSED, gather::Across<gather::Listed<false>>, Along<false>>;
 
-    static Tiled tiled(const Conv &c) { return c.nhwc ? Tiled::of<Deep, true, Along>() : Tiled::of<Wide, false, Windows>(); }
+    static Tiled tiled(const Conv &c) { return c.nhwc ? Tiled::of<Deep, true, Along<true>>() : Tiled::of<Wide, false, Windows>(); }
 
-    static const char *refuses(const Conv &c) { return FUSED ? gather::refuses_listed(c) : im2win::refuses(c); }
+    static const char *refuses(const Conv &c) {
+        if (FUSED) return gather::refuses_listed(c);
+        return (int64_t)c.kernel_h * c.kernel_w > gather::MOST_TAPS ? "it takes kernels of up to 240 taps" : im2win::refuses(c);
+    }
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
-        const Prepared own = gather::prepared(c, true, true);
-        *bytes = own.taps + own.filters + (FUSED ? 0 : tensor_of(c).elements * (int64_t)sizeof(float));
+        *bytes = FUSED ? 0 : gather::prepared(c, true).filters + tensor_of(c).elements * (int64_t)sizeof(float);
         return PYSIM_OK;
     }
     static pysim_status launch_row(const Conv &c, int, cudaStream_t stream) {
-        const Prepared own = gather::prepared(c, true, true);
+        const Prepared own = gather::prepared(c, !FUSED);
         const Arguments a = FUSED ? gather::of_input(c, own) : of_tensor(c, own);
-        pysim_status status = gather::prepare(a, gather::BY_COLUMNS, FUSED ? gather::steps_of_input(c) : steps_of(c), own, stream);
+        pysim_status status = gather::prepare(a, own, stream);
         if (status == PYSIM_OK && !FUSED) status = transform(a, stream);
         return status == PYSIM_OK ? check(tiled(c).start(a, stream), "im2win") : status;
     }
@@ -44,14 +46,13 @@ template <Form FORM, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int
 
 struct BasicRow {
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
-        const Prepared own = gather::prepared(c, false, true);
-        *bytes = own.filters + tensor_of(c).elements * (int64_t)sizeof(float);
+        *bytes = gather::prepared(c, true).filters + tensor_of(c).elements * (int64_t)sizeof(float);
         return PYSIM_OK;
     }
     static pysim_status launch_row(const Conv &c, int, cudaStream_t stream) {
-        const Prepared own = gather::prepared(c, false, true);
+        const Prepared own = gather::prepared(c, true);
         const Arguments a = of_tensor(c, own);
-        pysim_status status = gather::prepare(a, gather::BY_COLUMNS, steps_of(c), own, stream);
+        pysim_status status = gather::prepare(a, own, stream);
         if (status == PYSIM_OK) status = transform(a, stream);
         if (status != PYSIM_OK) return status;
         const int64_t outputs = (int64_t)c.groups * c.filters * c.windows;

@@ -39,23 +39,23 @@ inline const char *refuses(const Conv &c) {
     return tensor_of(c).elements > INT32_MAX ? "it takes windows whose tensor has up to 2^31 - 1 elements" : nullptr;
 }
 
-/* Windows in the tensor at `at`. */
-inline Arguments of_tensor(const Conv &c, const gather::Prepared &own) {
-    const Tensor t = tensor_of(c);
-    Arguments a = gather::of_input(c, own);
-    a.base = (const char *)c.own + own.taps + own.filters;
-    const int depth = c.nhwc ? c.channels : 1, row = c.nhwc ? c.groups * t.line : t.line;
-    const int group = c.nhwc ? t.line : c.channels * c.out_h * t.line, image = c.nhwc ? c.out_h * row : c.groups * group;
-    a.layout = {image, group, row, c.stride_w * c.kernel_h * depth, 0};
-    a.inside = 1;
-    a.vector = c.nhwc ? c.channels % VECTOR == 0 : c.dilation_w == 1 && c.stride_w * c.kernel_h % VECTOR == 0 && c.kernel_w * c.kernel_h % VECTOR == 0;
-    return a;
-}
 inline gather::Steps steps_of(const Conv &c) {
     const int depth = c.nhwc ? c.channels : 1;
     return {c.nhwc ? 1 : c.out_h * tensor_of(c).line, depth, c.dilation_w * c.kernel_h * depth};
 }
 
+/* Windows in the tensor at `at`. */
+inline Arguments of_tensor(const Conv &c, const gather::Prepared &own) {
+    const Tensor t = tensor_of(c);
+    Arguments a = gather::of_input(c, own);
+    a.base = (const char *)c.own + own.filters;
+    const int depth = c.nhwc ? c.channels : 1, row = c.nhwc ? c.groups * t.line : t.line;
+    const int group = c.nhwc ? t.line : c.channels * c.out_h * t.line, image = c.nhwc ? c.out_h * row : c.groups * group;
+    a.layout = {image, group, row, c.stride_w * c.kernel_h * depth, 0};
+    a.inside = 1, a.order = gather::BY_COLUMNS, a.steps = steps_of(c);
+    a.vector = c.nhwc ? c.channels % VECTOR == 0 : c.dilation_w == 1 && c.stride_w * c.kernel_h % VECTOR == 0 && c.kernel_w * c.kernel_h % VECTOR == 0;
+    return a;
+}
 /* What the transform's threads divide by. */
 struct Transform {
     Conv c;

@@ -3,7 +3,7 @@
  * and never stored.
  *
  *   form full     each thread divides k into channel, row and column of the kernel: no workspace
- *        offsets  a table of these, made by a kernel before; filters with a pitch of whole vectors where k is none
+ *        offsets  a table of these in each block's shared memory; filters with a pitch of whole vectors where k is none
  * A pointwise convolution of stride 1 without padding copies its windows as a matrix, in either form. */
 #include "conv_gather.cuh"
 
@@ -15,58 +15,33 @@ namespace {
 
 struct Prepare {
     Arguments a;
-    Order order;
-    Steps steps;
     void *filters;
-    const void *from;
 };
 
-/* Channel, row and column of tap k, and where it stands among a filter's elements. */
-__device__ inline int place_of(const Conv &c, Order order, int k, int &channel, int &r, int &s) {
-    int rest;
-    if (c.nhwc) {
-        channel = k % c.channels, rest = k / c.channels;
-        if (order == AS_FILTERS) r = rest / c.kernel_w, s = rest % c.kernel_w;
-        else s = rest / c.kernel_h, r = rest % c.kernel_h;
-        return (r * c.kernel_w + s) * c.channels + channel;
-    }
-    const int taps = c.kernel_h * c.kernel_w;
-    channel = k / taps, rest = k % taps;
-    if (order == AS_FILTERS) r = rest / c.kernel_w, s = rest % c.kernel_w;
-    else s = rest / c.kernel_h, r = rest % c.kernel_h;
-    return channel * taps + r * c.kernel_w + s;
+/* Where tap k stands among a filter's elements. */
+__device__ inline int place_of(const Conv &c, Order order, int k) {
+    const int taps = c.kernel_h * c.kernel_w, channel = c.nhwc ? k % c.channels : k / taps, tap = c.nhwc ? k / c.channels : k % taps;
+    const int r = order == AS_FILTERS ? tap / c.kernel_w : tap % c.kernel_h, s = order == AS_FILTERS ? tap % c.kernel_w : tap / c.kernel_h;
+    return c.nhwc ? (r * c.kernel_w + s) * c.channels + channel : channel * taps + r * c.kernel_w + s;
 }
 
 template <class In> __global__ __launch_bounds__(256) void prepare_kernel(const __grid_constant__ Prepare p) {
     const Conv &c = p.a.c;
     const int64_t threads = (int64_t)gridDim.x * blockDim.x, thread = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
-    int channel, r, s;
-    if (p.a.taps)
-        for (int64_t k = thread; k < ceil_div(c.k, TAPS_ROUND) * TAPS_ROUND; k += threads) {
-            Tap tap = {0, NO_TAP};
-            if (k < c.k) {
-                place_of(c, p.order, (int)k, channel, r, s);
-                tap.offset = (int)((unsigned)channel * p.steps.channel + (unsigned)r * p.steps.high + (unsigned)s * p.steps.wide);
-                tap.bits = p.a.inside ? 0 : 1u << r | 1u << (c.kernel_h + s);
-            }
-            const_cast<Tap *>(p.a.taps)[k] = tap;
-        }
-    if (p.filters)
-        for (int64_t i = thread; i < (int64_t)c.groups * c.filters * p.a.pitch; i += threads) {
-            const int64_t filter = i / p.a.pitch;
-            const int k = (int)(i - filter * p.a.pitch);
-            ((In *)p.filters)[i] = k < c.k ? ((const In *)p.from)[filter * c.k + place_of(c, p.order, k, channel, r, s)] : In(0);
-        }
+    for (int64_t i = thread; i < (int64_t)c.groups * c.filters * p.a.pitch; i += threads) {
+        const int64_t filter = i / p.a.pitch;
+        const int k = (int)(i - filter * p.a.pitch);
+        ((In *)p.filters)[i] = k < c.k ? ((const In *)c.weights)[filter * c.k + place_of(c, p.a.order, k)] : In(0);
+    }
 }
 }
 
-pysim_status prepare(const Arguments &a, Order order, const Steps &steps, const Prepared &own, cudaStream_t stream) {
-    void *const filters = own.filters ? const_cast<void *>(a.weights) : nullptr;
-    const int64_t work = filters ? (int64_t)a.c.groups * a.c.filters * a.pitch : a.c.k;
-    const int64_t blocks = (work + 255) / 256;
-    const Prepare p = {a, order, steps, filters, a.c.weights};
+pysim_status prepare(const Arguments &a, const Prepared &own, cudaStream_t stream) {
+    if (!own.filters) return PYSIM_OK;
+    const int64_t blocks = ((int64_t)a.c.groups * a.c.filters * a.pitch + 255) / 256;
+    const Prepare p = {a, const_cast<void *>(a.weights)};
     return check(launch(a.c.dtype == PYSIM_F64 ? prepare_kernel<double> : prepare_kernel<float>, dim3((unsigned)(blocks < 2048 ? blocks : 2048)), dim3(256), 0,
-                        stream, p), "taps and filters of a convolution");
+                        stream, p), "filters of a convolution");
 }
 
 namespace {
@@ -78,37 +53,36 @@ bool pointwise(const Conv &c) {
 bool matrix(const Conv &c) { return pointwise(c) && (c.nhwc || c.out_h * c.out_w % vector_of(c) == 0); }
 
 /* A row: tiles of both layouts. */
-template <class Knows, class T, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES> struct Row {
-    static constexpr bool LISTED = std::is_same_v<Knows, Listed>;
+template <template <bool> class Knows, class T, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES> struct Row {
+    static constexpr bool LISTED = std::is_same_v<Knows<true>, Listed<true>>;
     using Wide = ShapeOf<false, T, simt::full, BF, BW, BK, WF, WW, TF, TW, STAGES>;
     using Deep = ShapeOf<true, T, simt::full, BF, BW, BK, WF, WW, TF, TW, STAGES>;
 
     static Tiled tiled(const Conv &c) {
-        if (c.nhwc) return matrix(c) ? Tiled::of<Deep, true, Rows>() : Tiled::of<Deep, true, Along<Knows>>();
-        return matrix(c) ? Tiled::of<Wide, false, Columns>() : Tiled::of<Wide, false, Across<Knows>>();
+        if (c.nhwc) return matrix(c) ? Tiled::of<Deep, true, Rows>() : Tiled::of<Deep, true, Along<Knows<true>>>();
+        return matrix(c) ? Tiled::of<Wide, false, Columns>() : Tiled::of<Wide, false, Across<Knows<false>>>();
     }
-    static Prepared own(const Conv &c) { return prepared(c, LISTED && !matrix(c), LISTED && c.k % vector_of(c) != 0); }
+    static Prepared own(const Conv &c) { return prepared(c, LISTED && c.k % vector_of(c) != 0); }
 
     static const char *refuses(const Conv &c) {
         return LISTED && !matrix(c) ? refuses_listed(c) : nullptr;
     }
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
-        const Prepared p = own(c);
-        *bytes = p.taps + p.filters;
+        *bytes = own(c).filters;
         return PYSIM_OK;
     }
     static pysim_status launch_row(const Conv &c, int, cudaStream_t stream) {
         const Prepared p = own(c);
         const Arguments a = of_input(c, p);
-        const pysim_status status = p.taps || p.filters ? prepare(a, AS_FILTERS, steps_of_input(c), p, stream) : PYSIM_OK;
+        const pysim_status status = prepare(a, p, stream);
         if (status != PYSIM_OK) return status;
         return check(tiled(c).start(a, stream), "an implicit product");
     }
     static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) { return tiled(c).attributes(out); }
 };
 
-using Knows_full = Divided;
-using Knows_offsets = Listed;
+template <bool> using Knows_full = Divided;
+template <bool NHWC> using Knows_offsets = Listed<NHWC>;
 #define PYSIM_FORM_offsets "_offsets"
 #define PYSIM_CONV_ROW_implicit(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, ...)                                                 \
     {PYSIM_CONV_TILED(implicit, dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, __VA_ARGS__),                                        \

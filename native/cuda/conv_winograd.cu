@@ -84,14 +84,13 @@ template <Form FORM> cudaError_t attributes(const Conv &c, pysim_cuda_attributes
 #define PYSIM_WINOGRAD_staged(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, ...)                                                   \
     {PYSIM_WINOGRAD_INFO(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, __VA_ARGS__),                                               \
      Staged<bf, bw, bk, wf, ww, tf, tw, stages>::refuses, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::own_bytes,                      \
-     Staged<bf, bw, bk, wf, ww, tf, tw, stages>::launch_row, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::attributes},
+     Staged<bf, bw, bk, wf, ww, tf, tw, stages>::launch_row, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::attributes, true},
 #define PYSIM_CONV_ROW_direct(...)
 #define PYSIM_CONV_ROW_depthwise(...)
 #define PYSIM_CONV_ROW_im2col(...)
 #define PYSIM_CONV_ROW_implicit(...)
 #define PYSIM_CONV_ROW_wgmma(...)
 #define PYSIM_CONV_ROW_im2win(...)
-#define PYSIM_CONV_ROW_wgmma(...)
 #define PYSIM_CONV_ROW_winograd(dtype, form, ...) PYSIM_WINOGRAD_##form(dtype, form, __VA_ARGS__)
 #define PYSIM_CUDA_CONV(family, ...) PYSIM_CONV_ROW_##family(__VA_ARGS__)
 const ConvRow rows[] = {

@@ -8,19 +8,10 @@ namespace pysim {
 namespace winograd {
 namespace {
 
-/* Bytes of V and M at once. */
-#ifdef PYSIM_EMULATED
-enum { L2_SHARE = 1 << 18 }; /* small problems have several chunks, too */
-#else
-enum { L2_SHARE = 25 << 20 }; /* half of an H200's L2 */
-#endif
-
 /* The chunks of a convolution: all but the last have so many tiles. */
 Chunk chunk_of(const Conv &c, int block) {
-    const int64_t tile_bytes = (int64_t)LARGE * c.groups * (c.channels + c.filters) * sizeof(float);
-    const int most = (int)(L2_SHARE / tile_bytes / block > 1 ? L2_SHARE / tile_bytes / block : 1) * block, chunks = ceil_div(c.windows, most);
     Chunk s = {};
-    s.tiles = (int)round_up(ceil_div(c.windows, chunks), block);
+    s.tiles = (int)round_up(ceil_div(c.windows, c.product.splits), block);
     if (s.tiles > c.windows) s.tiles = c.windows;
     s.pitch = (int)round_up(s.tiles, 4), s.u_pitch = (int)round_up(c.filters, 4), s.blocks = ceil_div(s.tiles, block);
     return s;
@@ -52,6 +43,7 @@ template <class S, bool NHWC> cudaError_t run_chunks(const Conv &c, int block, c
         if (s.tiles > c.windows - s.first) s.tiles = c.windows - s.first; /* pitches stay: a chunk's buffers have one layout */
         s.blocks = ceil_div(s.tiles, block);
         Problem p = c.product;
+        p.splits = 1;
         const int all = LARGE * c.groups * s.blocks * block;
         p.m = NHWC ? all : c.filters, p.n = NHWC ? c.filters : all, p.k = c.channels;
         error = launch(stage_input<NHWC>, dim3(blocks_for((int64_t)s.tiles * c.groups * c.channels)), dim3(THREADS), 0, stream, c, s);
@@ -83,7 +75,8 @@ template <class S, bool NHWC> cudaError_t products_attributes(pysim_cuda_attribu
 
 PYSIM_STAGED const char *PYSIM_OF_STAGED::refuses(const Conv &c) {
     if (!is_3x3(c)) return PYSIM_NOT_3X3;
-    if (c.product.kind != PYSIM_DATA_PARALLEL) return "it is data parallel only: decomposition is 0 and splits 1";
+    if (c.product.kind != PYSIM_DATA_PARALLEL) return "it is data parallel only: decomposition is 0";
+    if (c.product.splits > 1 && c.product.splits > ceil_div(c.windows, BW)) return "splits is more than there are chunks of whole tiles";
     const Chunk s = chunk_of(c, BW);
     const int64_t tiles = (int64_t)LARGE * c.groups * s.blocks;
     return tiles * BW > (1 << 30) || tiles * ceil_div(c.filters, BF) > (1 << 30) ? "it takes fewer groups" : nullptr;

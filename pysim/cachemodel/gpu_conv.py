@@ -49,7 +49,6 @@ DIRECT_INSTRUCTIONS = 3.0  # a multiply-add of `direct`: two loads and the multi
 DIRECT_UNROLL = 4  # multiply-adds of a thread whose loads are on their way together; assumed
 DEPTHWISE_INSTRUCTIONS = 5.0  # a load of `depthwise`: two compares, address, load, select; assumed
 STRIP = 4  # outputs of a thread of `depthwise` (native/cuda/conv_direct.cu)
-CHUNK_BYTES = 25 << 20  # of staged Winograd's planes at once: half of an H200's L2 (native/cuda/winograd_staged.cu)
 THREADS = 256  # of a block without tiles
 
 
@@ -277,17 +276,16 @@ class Chunks(NamedTuple):
     blocks: int
 
 
-def chunks_of(row: ConvKernel, w: Conv) -> Chunks:
-    """As many tiles at a time as have CHUNK_BYTES of transformed patches and sums."""
+def chunks_of(row: ConvKernel, w: Conv, number: int) -> Chunks:
+    """The tiles in `number` chunks, or as few less as whole blocks make of it."""
     windows, block = Windows(w, False, row.outputs).number, row.block_windows
-    most = max(1, CHUNK_BYTES // (planes_of(row) * (w.channels + w.filters) * CONV_DTYPES[w.dtype]) // block) * block
-    tiles = min(windows, math.ceil(math.ceil(windows / math.ceil(windows / most)) / block) * block)
+    tiles = min(windows, math.ceil(math.ceil(windows / number) / block) * block)
     return Chunks(math.ceil(windows / tiles), tiles, math.ceil(tiles / 4) * 4, math.ceil(tiles / block))
 
 
-def staged(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, known: dict[str, Attributes]) -> tuple[Gemm, Rows, Shape]:
-    """The products of one chunk, all planes and groups one after another along the windows."""
-    of, kernel, planes = chunks_of(row, w), product_kernel(row, nhwc), planes_of(row) * w.groups
+def staged(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, known: dict[str, Attributes], chunks: int) -> tuple[Gemm, Rows, Shape]:
+    """The products of one of `chunks`, all planes and groups one after another along the windows."""
+    of, kernel, planes = chunks_of(row, w, chunks), product_kernel(row, nhwc), planes_of(row) * w.groups
     k, filters = w.channels // w.groups, w.filters // w.groups
     across = planes * of.blocks * row.block_windows
     problem = Gemm(m=across, n=filters, k=k, dtype=w.dtype) if nhwc else Gemm(m=filters, n=across, k=k, trans_a=True, dtype=w.dtype)

@@ -23,7 +23,7 @@ COLUMNS_BYTES = 64 << 20  # of im2col's columns under NHWC at a time
 SPARE_WINDOWS = 1024  # of a group, for its last tile
 LARGEST_INT = (1 << 31) - 1
 LISTED_TAPS, LISTED_IMAGE = 31, 1 << 29  # of `offsets` (native/cuda/conv_gather.cuh)
-TAP_BYTES, TAPS_ROUND = 8, 64
+TABLE_TAPS = 240  # of im2win's tensor (native/cuda/conv_gather.cuh)
 MMA_SIDE, GRID_SIDE = 16383, 65535
 PATCH_ELEMENTS = 8  # instructions of a 6x6 transform over those of a pass's element: 36 loads or stores, 144 to 200 adds; assumed
 
@@ -54,7 +54,7 @@ def refuses(row: ConvKernel, w: Conv, nhwc: bool) -> str:
         if sizes != (3, 3, 1, 1, 1, 1):
             return "it takes 3x3 kernels with stride 1 and dilation 1"
         if row.form == "staged":
-            products = planes_of(row) * w.groups * chunks_of(row, w).blocks
+            products = planes_of(row) * w.groups * chunks_of(row, w, 1).blocks
             many = (
                 products * row.block_windows > LARGEST_TILES
                 or products * math.ceil(w.filters // w.groups / row.block_filters) > LARGEST_TILES
@@ -62,6 +62,8 @@ def refuses(row: ConvKernel, w: Conv, nhwc: bool) -> str:
             return "it takes fewer groups" if many else ""
         return "it takes fewer filters and groups" if _pieces(row, w) >= LARGEST_TILES else ""
     high, wide = w.height + w.pad_top + w.pad_bottom, w.width + w.pad_left + w.pad_right
+    if keeps_tensor(row) and row.form != "basic" and w.kernel_h * w.kernel_w > TABLE_TAPS:
+        return f"it takes kernels of up to {TABLE_TAPS} taps"
     if keeps_tensor(row) and _tensor(w, nhwc) > LARGEST_INT:
         return "it takes windows whose tensor has up to 2^31 - 1 elements"
     if row.form == "fused" or (row.form == "offsets" and not _matrix(w, nhwc)):
@@ -135,26 +137,25 @@ def own_bytes(row: ConvKernel, w: Conv, nhwc: bool, schedule: GpuConvSchedule, g
         assert gemm is not None
         of = products_of(w, nhwc)
         return of.columns + workspace_bytes(of.problem, gemm, schedule, of.pitches, of.aligned)
-    return sum(_kept(row, w, nhwc).values())
+    return sum(_kept(row, w, nhwc, schedule.splits).values())
 
 
-def _kept(row: ConvKernel, w: Conv, nhwc: bool) -> dict[str, int]:
-    """Bytes of each thing that a row which makes no products keeps: tables, filters, transformed operands."""
+def _kept(row: ConvKernel, w: Conv, nhwc: bool, splits: int) -> dict[str, int]:
+    """Bytes of each thing that a row which makes no products keeps: filters, transformed operands."""
     size, k = CONV_DTYPES[w.dtype], Windows(w, nhwc, row.outputs).k
     if row.form == "staged":
-        of, plane = chunks_of(row, w), planes_of(row) * size
+        of, plane = chunks_of(row, w, splits), planes_of(row) * size
         filters = plane * w.channels * round_up(w.filters // w.groups, 4)
         patches = plane * w.channels * of.pitch
         return {"filters": round_up(filters, ALIGN), "patches": round_up(patches, ALIGN), "sums": plane * w.filters * of.pitch}
     if row.family == "winograd":
         return {"filters": _pieces(row, w) * planes_of(row) * row.block_k * row.block_filters * size}
     if row.family == "im2win":
-        kept = {"filters": round_up(w.filters * round_up(k * size, 16), ALIGN)}
-        kept |= {} if row.form == "basic" else {"taps": round_up(round_up(k, TAPS_ROUND) * TAP_BYTES, ALIGN)}
-        return kept | ({} if row.form == "fused" else {"tensor": _tensor(w, nhwc) * size})
+        if row.form == "fused":
+            return {}
+        return {"filters": round_up(w.filters * round_up(k * size, 16), ALIGN), "tensor": _tensor(w, nhwc) * size}
     if row.form == "offsets":
-        kept = {} if _matrix(w, nhwc) else {"taps": round_up(round_up(k, TAPS_ROUND) * TAP_BYTES, ALIGN)}
-        return kept | ({"filters": round_up(w.filters * round_up(k * size, 16), ALIGN)} if k * size % 16 else {})
+        return {"filters": round_up(w.filters * round_up(k * size, 16), ALIGN)} if k * size % 16 else {}
     if row.family == "wgmma":
         padded = round_up(w.channels // w.groups * size, 16)
         if nhwc and padded == w.channels // w.groups * size:
@@ -185,8 +186,8 @@ def tiles_of(row: ConvKernel, w: Conv, nhwc: bool) -> int:
 # Passes
 
 
-def passes_of(row: ConvKernel, w: Conv, nhwc: bool) -> tuple[Pass, ...]:
-    """The kernels that a row runs beside its main one."""
+def passes_of(row: ConvKernel, w: Conv, nhwc: bool, splits: int = 1) -> tuple[Pass, ...]:
+    """The kernels that a row runs beside its main one. `splits`: the chunks of a staged row."""
     size = CONV_DTYPES[w.dtype]
     filters = w.filters * Windows(w, nhwc).k
     if row.family == "im2col" and not w.pointwise:
@@ -194,10 +195,8 @@ def passes_of(row: ConvKernel, w: Conv, nhwc: bool) -> tuple[Pass, ...]:
         elements = w.groups * w.batch * w.windows * of.problem.k
         # under NHWC groups' channels lie together
         return (Pass("columns", Windows(w, nhwc).bytes, elements * size, elements, of.times),)
-    kept = _kept(row, w, nhwc)
+    kept = _kept(row, w, nhwc, splits)
     found = []
-    if "taps" in kept:  # filters are made by the same kernel
-        found.append(Pass("taps", 0, kept["taps"], kept["taps"] / TAP_BYTES, 0 if "filters" in kept else 1))
     if "filters" in kept:
         found.append(Pass("filters", filters * size, kept["filters"], filters))
     if "input" in kept:
@@ -206,7 +205,7 @@ def passes_of(row: ConvKernel, w: Conv, nhwc: bool) -> tuple[Pass, ...]:
     if "tensor" in kept:  # a thread writes a vector
         found.append(Pass("tensor", Windows(w, nhwc).bytes, kept["tensor"], kept["tensor"] / size / 2))
     if "patches" in kept:
-        of, windows = chunks_of(row, w), Windows(w, nhwc, row.outputs)
+        of, windows = chunks_of(row, w, splits), Windows(w, nhwc, row.outputs)
         patches, sums = windows.number * w.channels, windows.number * w.filters
         planes, outputs = planes_of(row) * size, w.batch * w.filters * w.windows * size
         found.append(Pass("patches", windows.bytes, patches * planes, patches * PATCH_ELEMENTS, of.number))

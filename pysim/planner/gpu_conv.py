@@ -29,6 +29,7 @@ from pysim.registry import ConvKernel, GemmKernel, conv_kernel, conv_kernels, ge
 from pysim.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
 from pysim.workload import Conv
 
+CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of staged rows
 ABLATION = ("basic", "no_prefetch", "no_vector", "no_micro")
 
 
@@ -73,7 +74,9 @@ class Launch(NamedTuple):
         if found is None:
             return GpuConvSchedule(self.kernel.name, None, "data_parallel", 1, False, 1)
         s = model.schedule_of(found, self.row)
-        return _of_product(self.kernel, s) if self.group.makes_product else _of_tiles(self.kernel, s)
+        if self.group.makes_product:
+            return _of_product(self.kernel, s)
+        return _of_tiles(self.kernel, s if self.kernel.decomposes else msgspec.structs.replace(s, splits=self.group.times))
 
     @property
     def workspace_bytes(self) -> int:
@@ -187,10 +190,11 @@ def _groups(on: Gpu, w: Conv, nhwc: bool, legal: tuple[ConvKernel, ...], hot: bo
                 continue
             yield Group(on, w, nhwc, (row,), gpu.predict(on, of.problem, found.rows, found.table, hot), None, of.times, passes)
         elif row.form == "staged":
-            problem, rows, shape = gpu_conv.staged(on, w, nhwc, row, known)
-            table = gpu.table(on, shape, rows)
-            prediction = model.predict(on, problem, rows, table.select(table.kind == model.DATA_PARALLEL), hot, shape)
-            yield Group(on, w, nhwc, (row,), prediction, None, gpu_conv.chunks_of(row, w).number, passes)
+            for chunks in sorted({gpu_conv.chunks_of(row, w, most).number for most in CHUNKS}):
+                problem, rows, shape = gpu_conv.staged(on, w, nhwc, row, known, chunks)
+                table = gpu.table(on, shape, rows)
+                prediction = model.predict(on, problem, rows, table.select(table.kind == model.DATA_PARALLEL), hot, shape)
+                yield Group(on, w, nhwc, (row,), prediction, None, chunks, (passes_of(row, w, nhwc, chunks),))
         elif not row.decomposes:
             attributes, _ = gpu_conv.attributes_of(row, known)
             yield Group(on, w, nhwc, (row,), None, gpu_conv.plain_cost(on, w, nhwc, row, attributes, hot), 1, passes)
@@ -258,8 +262,9 @@ def one(on: Gpu, w: Conv, nhwc: bool, schedule: GpuConvSchedule, hot: bool = Tru
     if row is None:
         raise PlanError(f"the registry has no CUDA convolution {schedule.kernel!r}; `pysim kernels --cuda` lists them")
     known = gemm_attributes(on.capability_number)
-    passes = (passes_of(row, w, nhwc),)
-    columns = (0, DECOMPOSITIONS.index(schedule.decomposition), schedule.splits, schedule.along_n, schedule.group)
+    passes = (passes_of(row, w, nhwc, schedule.splits),)
+    splits = 1 if row.form == "staged" else schedule.splits
+    columns = (0, DECOMPOSITIONS.index(schedule.decomposition), splits, schedule.along_n, schedule.group)
     table = model.Table(*(np.array([value]) for value in columns))
     if row.makes_product:
         kernel = next(kernel for kernel in gemm_kernels() if kernel.name == schedule.gemm)
@@ -267,8 +272,8 @@ def one(on: Gpu, w: Conv, nhwc: bool, schedule: GpuConvSchedule, hot: bool = Tru
         rows = model.rows_of(on, of.problem, [kernel], known)
         group = Group(on, w, nhwc, (row,), model.predict(on, of.problem, rows, table, hot), None, of.times, passes)
     elif row.form == "staged":
-        problem, rows, shape = gpu_conv.staged(on, w, nhwc, row, known)
-        times = gpu_conv.chunks_of(row, w).number
+        times = schedule.splits
+        problem, rows, shape = gpu_conv.staged(on, w, nhwc, row, known, times)
         group = Group(on, w, nhwc, (row,), model.predict(on, problem, rows, table, hot, shape), None, times, passes)
     elif row.decomposes:
         rows = gpu_conv.rows_of(on, w, nhwc, (row,), known)

@@ -178,6 +178,7 @@ void check_row(int index, int wanted, unsigned seed) {
             if (row.block_k) {
                 c.s.decomposition = draw.below(3);
                 if (c.s.decomposition) c.s.splits = 2 + draw.below(4);
+                else if (!strcmp(row.form, "staged")) c.s.splits = 1 + draw.below(3); /* chunks */
             }
             c.e = {1, 0, nullptr, 0, -1, 1};
             if (draw.below(2)) c.e.alpha = -2, c.e.beta = draw.below(2), c.bias = draw.below(2), c.e.activation = draw.below(4);
@@ -185,7 +186,7 @@ void check_row(int index, int wanted, unsigned seed) {
             if (row.makes_product && c.bias && bytes_of[c.c.out_dtype] == 2) c.exact = false; /* rounded twice */
             int64_t bytes = 0;
             pysim_status status = pysim_cuda_conv_workspace_bytes(&c.c, &c.s, &bytes);
-            if (status != PYSIM_OK && c.s.decomposition) { /* k may be too short to be split */
+            if (status != PYSIM_OK && c.s.splits > 1) { /* k, or the windows, may be too short to be split */
                 c.s.decomposition = PYSIM_DATA_PARALLEL, c.s.splits = 1;
                 status = pysim_cuda_conv_workspace_bytes(&c.c, &c.s, &bytes);
             }
