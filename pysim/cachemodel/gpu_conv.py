@@ -33,6 +33,7 @@ from pysim.cachemodel import winograd_shared
 from pysim.cachemodel.banks import SharedMemory
 from pysim.cachemodel.gemm_shared import wavefronts
 from pysim.cachemodel.gpu import EDGE_INSTRUCTIONS, LINE_BYTES, VECTOR_BYTES, Array, Prediction, Rows, Shape, Table, Work
+from pysim.cachemodel.gpu_traffic import miss
 from pysim.cachemodel.windows import Windows, distinct
 from pysim.machine import Gpu
 from pysim.record import Cost
@@ -245,8 +246,9 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
         launch_seconds=constant("launch_seconds"),
         block_cycles=constant("block_cycles") + leaving,
         step_cycles=constant("step_cycles"),
+        meet_cycles=constant("meet_cycles"),
         hidden=constant("hidden"),
-        overlap=constant("overlap"),
+        whole=np.zeros(len(kernels), bool),  # windows are gathered
     )
 
 
@@ -414,13 +416,13 @@ def plain_cost(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, attributes: Attri
     }
     distinct_bytes = windows.bytes + w.filters * windows.k * size + w.batch * w.filters * w.windows * size
     asked = of.asked + w.batch * w.filters * w.windows * size
-    memory_bytes = distinct_bytes * (float(model._miss(gpu, np.array(distinct_bytes))) if hot else 1.0)
+    memory_bytes = distinct_bytes * (float(miss(gpu, np.array(distinct_bytes))) if hot else 1.0)
     l2 = asked / min(gpu.l2_bytes_per_second.value / frequency, active * gpu.port_bytes_per_cycle.value)
     memory = memory_bytes / min(gpu.memory_bytes_per_second.value / frequency, active * gpu.memory_port_bytes_per_cycle.value)
     busy, transfer = max(loop.values()) / family.efficiency.value, max(l2, memory)
     launch = family.launch_seconds.value * frequency
     terms = dict.fromkeys(model.TERMS, 0.0) | {"loop": busy, "L2": l2, "memory": memory, "launch": launch}
-    cycles = max(busy, transfer) + (1 - family.overlap.value) * min(busy, transfer) + launch
+    cycles = float(model.together(np.array(busy), np.array(transfer))) + launch
     bound = max(terms, key=lambda name: terms[name])
     bound = max(loop, key=lambda name: loop[name]) if bound == "loop" else bound
     moved = {"shared": of.warps * of.wavefronts * LINE_BYTES, "L2": asked, "memory": memory_bytes}
