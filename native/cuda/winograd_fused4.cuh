@@ -76,7 +76,7 @@ template <bool NHWC> class Halves {
     unsigned inside; /* bit 6 k + s: element s of row k of (0 2 4), or (5 1 3), lies in the input; bit 30: the last step has this channel; 31: odd */
     int to;          /* byte of plane 0 in a stage */
 
-    __device__ bool is_odd() const { return (forget((int)inside)) < 0; }
+    __device__ bool is_odd() const { return forget((int)inside) < 0; }
     __device__ unsigned valid(bool last) const { return last && !(inside >> 30 & 1) ? 0 : inside; }
 
   public:
