@@ -224,7 +224,6 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
     ]
     step = np.array([one.cycles / share for one, share in zip(works, shares, strict=True)])
     idle = np.array([max(1.0, model.SUB_CORES * WARP / threads_of(row)) for row in kernels])
-    twins = [_alike(product, known) if row.family == "wgmma" else None for row, product in zip(kernels, products, strict=True)]
     planes = np.array([planes_of(row) if fused(row) else 1 for row in kernels], float)
     # a Winograd block passes its sums through shared memory, written and read once, and writes outputs^2 results a window
     sums = [planes_of(row) * row.block_filters * row.block_windows * fused(row) for row in kernels]
@@ -241,14 +240,13 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
         alone=step * idle,
         fma=rows.fma / planes,
         alignment=np.ones(len(kernels)),  # what must be re-laid-out is a pass of the row's own
-        transfer=np.array([twin.transfer if twin else one.transfer for twin, one in zip(twins, rows.attributes, strict=True)]),
         sum_turns=np.array(turns),
         launch_seconds=constant("launch_seconds"),
         block_cycles=constant("block_cycles") + leaving,
         step_cycles=constant("step_cycles"),
         meet_cycles=constant("meet_cycles"),
         hidden=constant("hidden"),
-        whole=np.zeros(len(kernels), bool),  # windows are gathered
+        whole=np.array([row.family == "wgmma" for row in kernels]),  # others gather windows
     )
 
 
