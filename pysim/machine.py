@@ -31,7 +31,7 @@ _MAY_BE_ZERO = (
     "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles",
     "launch_seconds", "pass_seconds", "clear_seconds", "block_cycles", "step_cycles", "hidden",
 )  # fmt: skip
-_AT_MOST_ONE = ("overlap", "hidden", "copy_share", "l2_share")
+_AT_MOST_ONE = ("overlap", "hidden", "copy_share", "l2_share", "repeat_share")
 
 Kind = Literal["datasheet", "manual", "measured", "fitted", "static", "assumed"]
 Policy = Literal["lru", "plru", "fifo", "random"]
@@ -208,16 +208,16 @@ class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Constants of the GPU cost model for one family of kernels (simt, or of one type: simt_f64).
 
     `launch_seconds` is what a launch costs between two events, `block_cycles` the start and end of a block's tile beside its latencies,
-    `step_cycles` a k step beside its work, `hidden` the share (0..1) of a tile's start and end that other work of the SM hides, `overlap`
-    the share of the lesser of arithmetic and transfer that hides behind the greater, `efficiency` the share of its pipes' rate that its
+    `step_cycles` a k step beside its work, `meet_cycles` what a block waits to leave its part of a tile's sum for others, `hidden` the
+    share (0..1) of a tile's start and end that other work of the SM hides, `efficiency` the share of its pipes' rate that its
     kernels reach where they were not measured one by one.
     """
 
     launch_seconds: Number
     block_cycles: Number
     step_cycles: Number
+    meet_cycles: Number
     hidden: Number
-    overlap: Number
     efficiency: Number
 
 
@@ -225,14 +225,15 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Constants of the GPU cost model (`pysim/cachemodel/gpu.py` has the equations).
 
     `pass_seconds` is what each re-layout of a call costs beside its copy, `clear_seconds` the memset of flags, `copy_share` the share
-    of L2's or memory's rate that a re-layout reaches, `l2_share` that of L2 that operands can fill before they miss; the others are by
-    family of kernels.
+    of L2's or memory's rate that a re-layout reaches, `l2_share` that of L2 that operands can fill before they miss, `repeat_share`
+    what bytes cost L2 that several blocks ask for at once, after the first; the others are by family of kernels.
     """
 
     pass_seconds: Number
     clear_seconds: Number
     copy_share: Number
     l2_share: Number
+    repeat_share: Number
     families: Annotated[dict[str, GpuFamily], msgspec.Meta(min_length=1)]
 
 

@@ -215,8 +215,8 @@ class Attributes(msgspec.Struct, frozen=True):
     """What the compiler made of a kernel: threads and bytes of shared memory of a block, registers of a thread, its bytes of local
     memory (stack and spills).
 
-    `efficiency` is the share of the cost model's rate that its main loop was measured to reach on a machine of this capability, and
-    `transfer` that of its traffic with L2 and memory; where nobody measured the first, that of the kernel's family stands for it.
+    `efficiency` is the share of the cost model's rate that its main loop was measured to reach on a machine of this capability; where
+    nobody measured it, that of the kernel's family stands for it.
     """
 
     threads: int
@@ -224,7 +224,6 @@ class Attributes(msgspec.Struct, frozen=True):
     shared_bytes: int
     local_bytes: int = 0
     efficiency: float | None = None
-    transfer: float = 1.0
 
 
 def attributes_file(capability: int) -> Path:

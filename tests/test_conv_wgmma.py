@@ -6,7 +6,7 @@ import random
 import msgspec
 import pytest
 
-from pysim import cuda, cuda_conv, machine
+from pysim import cuda, cuda_conv, machine, planner
 from pysim.cachemodel import gpu_conv as model
 from pysim.errors import MissingError, NativeError
 from pysim.planner import gpu_conv
@@ -137,6 +137,15 @@ def test_under_nchw_the_copies_cost_and_are_workspace():
     assert sum(one.read for one in passes) == 2 * (32 * 256 * 14 * 14 + 256 * 256 * 9)
     assert apart.seconds > last.seconds
     assert apart.workspace_bytes >= sum(one.written for one in passes)
+
+
+def test_a_plan_explains_its_tiles_steps_and_copies():
+    row = next(one for one in ROWS if one.name == "f16_wgmma_256x128x64_256x64_256x64_s4_c1x2")
+    plans = planner.plans(conv("conv:mb32ic24ih28oc512kh3ph1"), H200, top=1000, layout="nchw")
+    text = next(plan for plan in plans if plan.kernel == row.name).explain()
+    for words in ("the copy engine gathers", "1 x 2 blocks", "6 steps of 64 along k = 216", "warpgroup tile", "channels last"):
+        assert words in text, words
+    assert "model.families.conv_wgmma: those of wgmma" in gpu_conv.assumed(H200, row.name), "until they are fitted"
 
 
 def test_only_the_capability_that_has_wgmma_runs_it():

@@ -418,8 +418,8 @@ def test_a_layout_and_a_limit_are_refused_for_a_cpu(words):
 
 
 def test_a_limit_that_no_kernel_keeps_is_refused_with_what_one_needs():
-    said = refused(2, "plan", "conv:mb4ic64ih56oc64kh3ph1:f64", "-m", "h200", "--memory-limit", "0")
-    assert re.search(r"no plan needs as little as 0 bytes of workspace; f64_\w+: its workspace of [\d,]+ bytes", said)
+    said = refused(2, "plan", "conv:mb4ic64ih56oc64kh3ph1:f16", "-m", "h200", "--memory-limit", "0")
+    assert re.search(r"no plan needs as little as 0 bytes of workspace; f16_\w+: its workspace of [\d,]+ bytes", said)
 
 
 def test_running_for_a_gpu_that_is_not_there_is_refused_in_a_sentence():

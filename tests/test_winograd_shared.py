@@ -13,6 +13,7 @@ from pysim.errors import OperandError
 from pysim.registry import ConvKernel, conv_kernels
 
 FUSED = {row.form: row for row in conv_kernels() if row.family == "winograd" and row.form != "staged"}
+LARGE = winograd.LARGE
 PATTERNS = {"reference": "opencnn-reference", "sts64": "opencnn-optsts64", "compact": "opencnn-optsts64-compact"}
 
 
@@ -26,12 +27,12 @@ def each(accesses: tuple[Access, ...], operand: str, store: bool) -> set[int]:
     }
 
 
-def test_all_three_ways_out_are_described() -> None:
-    assert set(FUSED) == set(PATTERNS)
+def test_every_fused_kernel_is_described() -> None:
+    assert set(FUSED) == {*PATTERNS, LARGE}
 
 
 @pytest.mark.parametrize("nhwc", [False, True])
-@pytest.mark.parametrize("form", PATTERNS)
+@pytest.mark.parametrize("form", FUSED)
 def test_nothing_conflicts(form: str, nhwc: bool) -> None:
     counted = winograd.wavefronts(FUSED[form], nhwc, steps=3)
     assert all(kind.total == kind.minimum for kind in counted.values())
@@ -78,6 +79,32 @@ def test_counts_of_a_tile_are_those_of_the_kernels_loops(nhwc: bool) -> None:
     assert counted["loads"].total == 2 * (8 * 16 + 1) * 4 * 8 + (128 + 32) * 8
     assert counted["stores"].instructions == 8 * 16 * 8 + 64 * 8 + 32 * 8
     assert counted["copies"].instructions == 8 * 64
+
+
+@pytest.mark.parametrize("nhwc", [False, True])
+def test_large_tiles_instructions_are_those_of_the_kernels_loops(nhwc: bool) -> None:
+    counted = winograd.wavefronts(FUSED[LARGE], nhwc, steps=8)
+    out = 2 * (36 + 16) * 16  # planes and outputs of two filters and tiles a thread
+    assert counted["loads"].instructions == 8 * 8 * 16 * 6 + out
+    assert counted["loads"].total == 8 * 8 * 16 * (4 * 2 + 2 + 1) + out
+    assert counted["stores"].instructions == 8 * 18 * 16 + (16 + 2) * 16 + 2 * 16 * 16
+    assert counted["copies"].instructions == 8 * 36 * 8 * 32 // 128
+
+
+@pytest.mark.parametrize("nhwc", [False, True])
+def test_large_tiles_words_are_stored_once_and_read_where_they_lie(nhwc: bool) -> None:
+    out, step = winograd.way_out(FUSED[LARGE], nhwc), winograd.step(FUSED[LARGE], nhwc)
+
+    def words(accesses: tuple[Access, ...], operand: str, store: bool) -> np.ndarray:
+        of = [one for one in accesses if (one.operand, one.store) == (operand, store)]
+        return np.concatenate([(one.addresses[..., None] + 4 * np.arange(one.width // 4)).ravel() for one in of])
+
+    sums = words(out, "sums", True)
+    assert sums.size == 36 * 32 * 32 and set(sums) == set(words(out, "sums", False))
+    patches = words(step, "patches", True)
+    assert patches.size == len(set(patches)) == 36 * 8 * 32 and set(patches) == set(words(step, "tiles", False))
+    assert set(words(step, "filters", True)) == set(words(step, "filters", False))
+    assert not set(patches) & set(words(step, "filters", True))
 
 
 def test_without_its_padding_sts64_would_take_8_wavefronts() -> None:

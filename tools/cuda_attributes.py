@@ -28,7 +28,7 @@ CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others
 NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7"}
 TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "s8": "signed char"}
-FITTED = ("efficiency", "transfer")  # what tools/fit_gpu.py adds
+FITTED = ("efficiency",)  # what tools/fit_gpu.py adds
 FORMS = {"full": "0", "scalar": "1", "unpadded": "2"}
 
 

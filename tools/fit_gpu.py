@@ -42,20 +42,19 @@ RATES = (
     "port_bytes_per_cycle",
     "memory_port_bytes_per_cycle",
 )
-CONSTANTS = ("pass_seconds", "clear_seconds", "copy_share", "l2_share")
+CONSTANTS = ("pass_seconds", "clear_seconds", "copy_share", "l2_share", "repeat_share")
 OF_FAMILY = tuple(name for name in GpuFamily.__struct_fields__ if name != "efficiency")
 BOUNDS = {  # of each constant: what a GPU could have
     "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "clear_seconds": (1e-7, 1e-5),
-    "copy_share": (0.05, 1), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000),
-    "hidden": (1e-3, 1), "overlap": (1e-3, 1), "l2_share": (0.2, 1), "l2_bytes_per_second": (1e12, 3e13),
+    "copy_share": (0.05, 1), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000), "meet_cycles": (10, 20000),
+    "hidden": (1e-3, 1), "l2_share": (0.2, 1), "repeat_share": (0.01, 1), "l2_bytes_per_second": (1e12, 3e13),
     "memory_bytes_per_second": (1e12, 4.8e12), "l2_latency_cycles": (100, 2000),
     "memory_latency_cycles": (200, 5000),
-    "port_bytes_per_cycle": (16, 128), "memory_port_bytes_per_cycle": (4, 128),
+    "port_bytes_per_cycle": (16, 64), "memory_port_bytes_per_cycle": (4, 64),
 }  # fmt: skip
 SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "median_error_of_chosen")
 EFFICIENCY = (0.05, 1.6)  # above 1 the counts of a step are too high
-TRANSFER = (0.3, 2.0)
-PRIOR, EFFICIENCY_PRIOR, TRANSFER_PRIOR = 0.05, 0.15, 0.3  # how strongly constants and kernels' shares are held where they stand
+PRIOR, EFFICIENCY_PRIOR = 0.05, 0.15  # how strongly constants and kernels' shares are held where they stand
 
 
 class Case(NamedTuple):
@@ -136,20 +135,16 @@ class Parameters:
             or gpu.model.families[model.family_name(gpu, k)].efficiency.value
             for k in kernels
         ]
-        start += [attributes[k.name].transfer if k.name in attributes else 1.0 for k in kernels]
-        limits = [BOUNDS[name.rpartition(".")[2]] for name in self.names] + [EFFICIENCY] * len(kernels) + [TRANSFER] * len(kernels)
-        count = len(kernels)
-        self.strength = np.repeat([PRIOR, EFFICIENCY_PRIOR, TRANSFER_PRIOR], [len(self.names), count, count])
+        limits = [BOUNDS[name.rpartition(".")[2]] for name in self.names] + [EFFICIENCY] * len(kernels)
+        self.strength = np.repeat([PRIOR, EFFICIENCY_PRIOR], [len(self.names), len(kernels)])
         self.low, self.high = np.log(np.array(limits)).T
         self.start = np.clip(np.log(np.maximum(start, 1e-12)), self.low + 1e-6, self.high - 1e-6)
 
-    def parts(self, vector: Any) -> tuple[Gpu, dict[str, float], dict[str, float]]:
-        """The machine, and efficiency and transfer of each kernel."""
+    def parts(self, vector: Any) -> tuple[Gpu, dict[str, float]]:
+        """The machine, and the efficiency of each kernel."""
         values = np.exp(vector)
         numbers = {name: Number(value=float(x), kind="fitted", source=SOURCE) for name, x in zip(self.names, values, strict=False)}
-        names, first = [k.name for k in self.kernels], len(self.names)
-        efficiencies = dict(zip(names, values[first : first + len(names)].tolist(), strict=True))
-        transfers = dict(zip(names, values[first + len(names) :].tolist(), strict=True))
+        efficiencies = dict(zip((k.name for k in self.kernels), values[len(self.names) :].tolist(), strict=True))
         families = {
             family: msgspec.structs.replace(self.gpu.model.families[family], **{name: numbers[f"{family}.{name}"] for name in OF_FAMILY})
             for family in self.families
@@ -157,11 +152,11 @@ class Parameters:
         own = {name: numbers[name] for name in CONSTANTS}
         constants = msgspec.structs.replace(self.gpu.model, **own, families=self.gpu.model.families | families)
         gpu = msgspec.structs.replace(self.gpu, model=constants, **{name: numbers[name] for name in RATES})
-        return gpu, efficiencies, transfers
+        return gpu, efficiencies
 
     def machine(self, vector: Any) -> tuple[Gpu, dict[str, Attributes]]:
         """The machine and the attributes that a vector stands for."""
-        gpu, efficiencies, transfers = self.parts(vector)
+        gpu, efficiencies = self.parts(vector)
         families = dict(gpu.model.families)
         for family in self.families:
             some = [efficiencies[k.name] for k in self.kernels if model.family_name(gpu, k) == family]
@@ -171,7 +166,7 @@ class Parameters:
         known = {}
         for kernel in self.kernels:
             base = self.attributes.get(kernel.name) or model.attributes_of(kernel, {})[0]
-            known[kernel.name] = msgspec.structs.replace(base, efficiency=efficiencies[kernel.name], transfer=transfers[kernel.name])
+            known[kernel.name] = msgspec.structs.replace(base, efficiency=efficiencies[kernel.name])
         return gpu, known
 
 
@@ -188,10 +183,10 @@ def fit(cases: list[Case], parameters: Parameters) -> Any:
     fixed = [(case, model.rows_of(parameters.gpu, case.problem, case.kernels, plain), case.table.select(case.sample)) for case in cases]
 
     def residuals(vector: Any) -> Any:
-        gpu, efficiencies, transfers = parameters.parts(vector)
+        gpu, efficiencies = parameters.parts(vector)
         errors = []
         for case, rows, table in fixed:
-            moved = moved_rows(gpu, case, rows, efficiencies, transfers)
+            moved = moved_rows(gpu, case, rows, efficiencies)
             seconds = model.predict(gpu, case.problem, moved, table).seconds
             errors.append(case.weight * np.log(seconds / case.seconds[case.sample]))
         # what few launches say should not carry a constant far from where it stands
@@ -202,13 +197,12 @@ def fit(cases: list[Case], parameters: Parameters) -> Any:
     return least_squares(residuals, parameters.start, bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=40, jac_sparsity=touched).x
 
 
-def moved_rows(gpu: Gpu, case: Case, rows: model.Rows, efficiencies: dict[str, float], transfers: dict[str, float]) -> model.Rows:
+def moved_rows(gpu: Gpu, case: Case, rows: model.Rows, efficiencies: dict[str, float]) -> model.Rows:
     """Rows that were made with an efficiency of 1, with these constants."""
     share = np.array([efficiencies[k.name] for k in case.kernels])
     families = [gpu.model.families[model.family_name(gpu, k)] for k in case.kernels]
     own = {name: np.array([getattr(family, name).value for family in families]) for name in OF_FAMILY}
-    transfer = np.array([transfers[k.name] for k in case.kernels])
-    return rows._replace(step=rows.step / share, alone=rows.alone / share, transfer=transfer, **own)
+    return rows._replace(step=rows.step / share, alone=rows.alone / share, **own)
 
 
 def sparsity(cases: list[Case], parameters: Parameters) -> Any:
@@ -220,7 +214,6 @@ def sparsity(cases: list[Case], parameters: Parameters) -> Any:
         block[:, :first] = 1
         own = np.array([names.index(case.kernels[row].name) for row in case.table.row[case.sample]])
         block[np.arange(len(own)), first + own] = 1
-        block[np.arange(len(own)), first + len(names) + own] = 1
         blocks.append(block)
     return np.concatenate([*blocks, np.eye(count, dtype=int)])
 
@@ -338,7 +331,7 @@ def with_values(text: str, values: dict[str, Number]) -> str:
 
 
 def rounded(one: Attributes) -> Attributes:
-    return msgspec.structs.replace(one, efficiency=round(one.efficiency or 0.0, 4) or None, transfer=round(one.transfer, 4))
+    return msgspec.structs.replace(one, efficiency=round(one.efficiency or 0.0, 4) or None)
 
 
 def main() -> None:
@@ -347,17 +340,19 @@ def main() -> None:
     parser.add_argument("-m", "--machine", default="h200")
     parser.add_argument("-o", "--out", type=Path)
     parser.add_argument("--no-fit", action="store_true", help="report on the constants as they are")
+    parser.add_argument("--other-half", action="store_true", help="fit on the half of the problems that is else reported on")
     parser.add_argument("--write", action="store_true", help="into the machine's file and the attributes' file")
     options = parser.parse_args()
     gpu, (cases, attributes) = load_any(options.machine), read(options.files)
     assert isinstance(gpu, Gpu)
     for name, one in gemm_attributes(gpu.capability_number).items():  # what was fitted before is where a fit starts
         told = attributes.get(name, one)
-        attributes[name] = msgspec.structs.replace(told, efficiency=one.efficiency, transfer=one.transfer)
-    halves = {"fitted on": cases[::2], "reported on": cases[1::2]}
+        attributes[name] = msgspec.structs.replace(told, efficiency=one.efficiency)
+    half = int(options.other_half)
+    halves = {"fitted on": cases[half::2], "reported on": cases[1 - half :: 2]}
     known = attributes
     if not options.no_fit:
-        kernels = list({kernel.name: kernel for case in cases[::2] for kernel in case.kernels}.values())
+        kernels = list({kernel.name: kernel for case in halves["fitted on"] for kernel in case.kernels}.values())
         parameters = Parameters(gpu, kernels, attributes)
         gpu, fitted = parameters.machine(fit(halves["fitted on"], parameters))
         known = attributes | fitted
@@ -365,7 +360,7 @@ def main() -> None:
     for dtype in sorted({case.problem.dtype for case in cases}):
         for half, some in halves.items():
             found[f"{half}, {dtype}"] = report([case for case in some if case.problem.dtype == dtype], gpu, known)
-    if peer := heuristics(cases[1::2], options.machine):
+    if peer := heuristics(halves["reported on"], options.machine):
         found["nvidia-matmul-heuristics, reported on"] = peer
     for name, one in found.items():
         numbers = "  ".join(f"{key} {one[key]:.3f}" for key in SHOWN)

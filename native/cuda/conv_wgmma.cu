@@ -28,7 +28,8 @@ bool copied(const Conv &c) {
 }
 bool rows_of_taps(const Conv &c) {
     const int64_t block = 128 / dtypes[c.dtype].bytes, channels = padded_channels(c), row = c.kernel_w * channels;
-    return copied(c) && c.dilation_w == 1 && (row + block - 1) / block < c.kernel_w * ((channels + block - 1) / block);
+    const int64_t rows = c.batch * (int64_t)c.groups * c.height, vectors = ((int64_t)c.width + c.pad_left + c.pad_right) * channels / (block / 8);
+    return copied(c) && c.dilation_w == 1 && (row + block - 1) / block < c.kernel_w * ((channels + block - 1) / block) && rows * vectors <= INT_MAX;
 }
 /* Steps of k. */
 int64_t steps_of(const Conv &c) {
@@ -77,23 +78,18 @@ pysim_status prepare(const Conv &c, hopper::Windows &to, cudaStream_t stream) {
         to.channels = to.depth = c.kernel_w * channels, to.kernel_w = 1;
     }
     to.row = wide * to.pitch;
+    void *const input = own.input ? c.own : nullptr, *const filters = own.filters ? (char *)c.own + own.input : nullptr;
+    if (input) to.in = input;
+    if (filters) to.weights = filters;
     pysim_status status = PYSIM_OK;
-    if (own.input) {
-        to.in = c.own;
-        status = check(channels_last(c.own, c.in, {c.batch, c.groups, c.height, c.width, before, wide, c.channels, channels, element, (bool)c.nhwc}, stream),
-                       "the input's channels");
-    }
-    if (own.filters && status == PYSIM_OK) {
-        void *const copy = (char *)c.own + own.input;
-        to.weights = copy;
-        status = check(channels_last(copy, c.weights, {c.groups * c.filters, 1, 1, taps, 0, taps, c.channels, channels, element, (bool)c.nhwc}, stream),
-                       "the filters' channels");
-    }
     const struct { const char *name; const void *data; } operands[] = {{"input", to.in}, {"filters", to.weights}};
     for (const auto &operand : operands)
         if ((uintptr_t)operand.data % 16 && status == PYSIM_OK)
             status = fail(PYSIM_UNSUPPORTED, "a convolution on wgmma copies by 16 bytes; its %s, at %p, must begin at a multiple of them", operand.name, operand.data);
-    return status;
+    if (status != PYSIM_OK || (!input && !filters)) return status;
+    return check(channels_last({input, c.in, c.batch, c.groups, c.height, c.width, before, wide, c.channels, channels, (bool)c.nhwc},
+                               {filters, c.weights, c.groups * c.filters, 1, 1, taps, 0, taps, c.channels, channels, (bool)c.nhwc}, element, stream),
+                 "channels of input and filters");
 }
 
 /* A row: clusters of CW x CF blocks of BW windows x BF filters. */

@@ -64,7 +64,7 @@ template <bool NHWC> struct Gathered {
         }
     };
 
-    /* NHWC: rows of C. NCHW: neighbouring windows are neighbours in memory, and lie in eight lanes each, which fill sectors of 32 bytes (f32). */
+    /* NHWC: rows of C. NCHW: neighbouring windows are neighbours in memory; eight lanes hold eight of them. */
     template <class S, class Acc>
     static __device__ void store(const Windows &c, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
                                  const Acc (&sum)[S::PARTS][S::SUMS]) {
@@ -92,7 +92,7 @@ template <bool NHWC> struct Gathered {
         using T = typename Epilogue<Acc, Out>::T;
         const int plane = c.out_h * c.out_w;
         T x[SLICE];
-        Out *to[2];
+        Out *to[2]; /* the windows' elements of filter 0 */
 #pragma unroll
         for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
 #pragma unroll
@@ -102,6 +102,8 @@ template <bool NHWC> struct Gathered {
             to[h] = e.c + (int64_t)image * c.groups * c.filters * plane + position;
         }
         if (!e.plain) finish_slice(e, row, column, x, [&](int h, int at) { return to[h] + (int64_t)at * plane; });
+        if constexpr (sizeof(Out) == 2)
+            if (plane % 4 == 0 && (uintptr_t)e.c % 8 == 0) return store_fours(c, e, row, column, x);
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -109,6 +111,29 @@ template <bool NHWC> struct Gathered {
                 const int at = column + j / 2 * 8 + j % 2;
                 if (row + 8 * h < e.m && at < e.n) to[h][(int64_t)at * plane] = Out(x[j / 2 * 4 + 2 * h + j % 2]);
             }
+    }
+
+    /* The same where four windows lie in one image, on their alignment: squares of 8 windows x 8 filters are transposed, and lanes exchange
+     * halves until each has four neighbouring windows of one filter, so that a store fills 8 sectors of 32 bytes. */
+    template <class Acc, class Out, class T>
+    static __device__ void store_fours(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, const T (&x)[SLICE]) {
+        const int lane = threadIdx.x % 32, q = lane % 4, plane = c.out_h * c.out_w;
+        const int window = row - lane / 4 + 8 * (q & 1) + 4 * (q >> 1), filter = column - 2 * q + lane / 4;
+        int position;
+        const int image = c.per_image.of(min(window, e.m - 1), position);
+        Out *const to = e.c + ((int64_t)image * c.groups * c.filters + filter) * plane + position;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            unsigned half[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const Pack<Out, 2> pair = {{Out(x[4 * j + 2 * h]), Out(x[4 * j + 2 * h + 1])}};
+                half[h] = transpose_8x8(*(const unsigned *)&pair); /* windows 2 q and 2 q + 1 after 8 h, of filter lane / 4 */
+            }
+            const unsigned received = __shfl_xor_sync(~0u, q & 1 ? half[0] : half[1], 1);
+            const uint2 four = q & 1 ? make_uint2(received, half[1]) : make_uint2(half[0], received);
+            if (window < e.m && filter + 8 * j < e.n) *(uint2 *)(to + (int64_t)8 * j * plane) = four;
+        }
     }
 };
 

@@ -26,10 +26,16 @@ template <class S> cudaError_t attributes_of_windows(const Conv &c, pysim_cuda_a
     hopper::Shape<PYSIM_WGMMA_##dtype, bw, bf, ww, wf, stages, PYSIM_CLUSTER_##form>
 }
 
-/* conv_channels_last.cu: to[group][image][row][before + x][padded] = from[image][group channels][row][x] (or, `last`,
+/* A copy of conv_channels_last.cu: to[group][image][row][before + x][padded] = from[image][group channels][row][x] (or, `last`,
  * [image][row][x][group channels]), zeros elsewhere in rows of `wide` places and `padded` channels; the bytes of these are a multiple of 16,
  * as `to` is. */
-struct ChannelsLast { int images, groups, rows, width, before, wide, channels, padded, element_bytes; bool last; };
-cudaError_t channels_last(void *to, const void *from, const ChannelsLast &of, cudaStream_t stream);
+struct ChannelsLast {
+    void *to; /* NULL: nothing is copied */
+    const void *from;
+    int images, groups, rows, width, before, wide, channels, padded;
+    bool last;
+};
+/* Both at once. */
+cudaError_t channels_last(const ChannelsLast &one, const ChannelsLast &other, int element_bytes, cudaStream_t stream);
 }
 #endif

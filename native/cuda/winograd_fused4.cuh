@@ -3,7 +3,7 @@
  *
  *   block    32 filters x 32 tiles of 4x4 outputs; steps of 8 channels; all 36 planes' sums in registers, 72 a thread
  *   warp     w of 16 multiplies planes 2 w and 2 w + 1, each with half of its lanes, and a quarter of plane 32 + w / 4
- *   thread   8 filters x 8 tiles of one plane, and 4 filters x 2 tiles of another: so that four warps fall to each scheduler. (18 warps of
+ *   thread   8 filters x 8 tiles of one plane, and 8 sums of another: so that four warps fall to each scheduler. (18 warps of
  *            two planes each would be five on two of them, and five may have but 96 registers a thread.)
  *
  * Two threads of a warp make a patch: the rows of B^T take the even rows of d to even sums and the odd ones to odd sums, first,
@@ -15,16 +15,17 @@
  * a patch is 18 registers beside the sums. Two stages, as conv_winograd.cuh: the next step's patches are on their way to registers and its
  * transformed filters to the other stage while one is multiplied.
  *
- * In a stage plane p of channel c has its 32 filters at word (p 8 + c) 32, and its 32 tiles at word p PITCH + c ROW. In half a warp lane l reads
- * filters' vectors a = l / 2 mod 2 + 2 (l / 8) and a + 4, and tiles' vectors b = l mod 2 + 2 (l / 4 mod 2) and b + 4: two of four neighbours
- * share each, so a 16-byte load takes 2 wavefronts (pysim/cachemodel/banks.py). Of the quarter, 16 filters x 16 tiles, a lane of the warp reads
- * the vector l / 2 mod 2 + 2 (l / 16) of filters and the pair l mod 2 + 2 (l / 4 mod 4) of tiles: 2 wavefronts and 1. Stores take 1:
+ * In a stage plane p of channel c has its 32 filters at word (p 8 + c) 32, and its 32 tiles at word p PITCH + c ROW. Slots are tiles and lines
+ * filters under NCHW, the other way round under NHWC. In half a warp lane l reads slots' vectors l / 2 mod 2 + 2 (l / 8) and four more, and
+ * lines' vectors l mod 2 + 2 (l / 4 mod 2) and four more: two of four neighbours share each, so a 16-byte load takes 2 wavefronts
+ * (pysim/cachemodel/banks.py). Of the quarter, 16 x 16, a lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of slots and the pair
+ * l mod 2 + 2 (l / 4 mod 4) of lines: 2 wavefronts and 1. Stores of patches take 1:
  *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd: PITCH is 8 modulo 16, so that planes whose numbers differ by 6
  *          or 30, those of the even rows and the odd, are 16 banks apart
  *   NHWC   4 tiles of 4 channels, which ROW parts by 4 banks each
  *
- * On the way out all sums lie in shared memory at once, [plane][line][slot]: a line is a filter of 32 tiles (NCHW) or a tile of 32 filters
- * (NHWC), so that a warp reads, transforms and stores one line. Vectors of a line are turned, to part the stores of eight lanes. */
+ * On the way out all sums lie in shared memory at once, [plane][line][slot], so that a warp reads, transforms and stores one line: neighbouring
+ * outputs of a row (NCHW), or filters (NHWC). Vectors of a line are turned, to part the stores of eight lanes. */
 #ifndef PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #define PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #include <new>
@@ -58,21 +59,31 @@ __device__ inline int forget(int x) {
     return x;
 }
 
+/* threadIdx.x, read where it is needed. */
+__device__ inline unsigned thread_again() {
+    unsigned x = threadIdx.x;
+#ifndef PYSIM_EMULATED
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+#endif
+    return x;
+}
+
 /* Halves of the patches that one thread transforms: one tile, one channel of each step. */
 template <bool NHWC> class Halves {
     const float *at; /* row 2 (even) or 1 (odd) of the step's patch that is loaded next; it may lie outside: see `inside` */
     int row, column, step; /* elements between rows of the input, between columns, between steps */
     enum { LINE = 6 * PITCH * 4 }; /* bytes between planes of rows that follow each other */
-    int left;        /* channels from this one to the last */
-    unsigned inside; /* bit 6 k + s: element s of row k of (0 2 4), or (5 1 3), lies in the input */
+    unsigned inside; /* bit 6 k + s: element s of row k of (0 2 4), or (5 1 3), lies in the input; bit 30: the last step has this channel; 31: odd */
     int to;          /* byte of plane 0 in a stage */
-    int odd;
+
+    __device__ bool is_odd() const { return forget((int)inside) < 0; }
+    __device__ unsigned valid(bool last) const { return last && !(inside >> 30 & 1) ? 0 : inside; }
 
   public:
     __device__ Halves(const Conv &c, int group, int first_tile, int begin, int end, unsigned thread) {
         const unsigned warp = thread / 32, lane = thread % 32;
         const int channel = (int)(NHWC ? warp % 2 * 4 + lane % 4 : warp / 2), tile = (int)( NHWC ? warp / 2 * 4 + lane / 4 % 4 : warp % 2 * 16 + lane % 16);
-        odd = lane >= 16;
+        const bool odd = lane >= 16;
         to = FILTER_BYTES + (channel * ROW + tile) * 4;
         const int all = c.groups * c.channels, number = first_tile + tile;
         const Corner corner = corner_of(c, number);
@@ -85,7 +96,8 @@ template <bool NHWC> class Halves {
                 if (r >= 0 && r < c.height && s >= 0 && s < c.width) inside |= 1u << i;
             }
         column = NHWC ? all : 1, row = c.width * column, step = NHWC ? (int)STEP : STEP * c.height * c.width;
-        left = end - begin - channel;
+        if (begin + (end - begin - 1) / STEP * STEP + channel < end) inside |= 1u << 30;
+        if (odd) inside |= 1u << 31;
         const int from = group * c.channels + begin + channel;
         const int64_t origin = NHWC ? ((int64_t)corner.n * c.height * c.width + (int64_t)h * c.width + w) * all + from
                                     : ((int64_t)corner.n * all + from) * c.height * c.width + (int64_t)h * c.width + w;
@@ -93,26 +105,26 @@ template <bool NHWC> class Halves {
     }
 
     /* Rows 2 and 4, or 1 and 3. */
-    __device__ void load_inner(float (&d)[12]) const {
-        const unsigned mask = left > 0 ? inside : 0;
+    __device__ void load_inner(float (&d)[12], bool last) const {
+        const unsigned mask = valid(last);
         const float *const next = at + 2 * row;
         const int column = NHWC ? forget(this->column) : 1;
 #pragma unroll
         for (int i = 0; i < 12; i++) d[i] = mask >> (6 + i) & 1 ? (i < 6 ? at : next)[i % 6 * column] : 0.f;
     }
     /* Row 0, or 5; then what is loaded next is of the next step. */
-    __device__ void load_outer(float (&d)[12]) {
-        const unsigned mask = left > 0 ? inside : 0;
-        const float *const from = at + (odd ? 4 : -2) * row;
+    __device__ void load_outer(float (&d)[12], bool last) {
+        const unsigned mask = valid(last);
+        const float *const from = at + (is_odd() ? 4 : -2) * row;
         const int column = NHWC ? forget(this->column) : 1;
 #pragma unroll
         for (int i = 0; i < 6; i++) d[i] = mask >> i & 1 ? from[i * column] : 0.f;
-        at += step, left -= STEP;
+        at += step;
     }
 
     /* Leaves in d[6 ..] what the inner rows are of the outer sums. */
     __device__ void store_inner(char *stage, float (&d)[12]) const {
-        const int odd = forget(this->odd);
+        const bool odd = is_odd();
         const float f1 = odd ? 4 : -5, f2 = odd ? -5 : 1, sign = odd ? -1 : 1, scale = odd ? 2 : 1;
         char *const to = stage + this->to + (odd ? 2 * LINE : (int)LINE);
         input_line_4<1>(d), input_line_4<1>(d + 6);
@@ -125,7 +137,7 @@ template <bool NHWC> class Halves {
         }
     }
     __device__ void store_outer(char *stage, float (&d)[12]) const {
-        const int odd = forget(this->odd);
+        const bool odd = is_odd();
         const float f0 = odd ? 1 : 4;
         char *const to = stage + this->to + (odd ? 5 * LINE : 0);
         input_line_4<1>(d);
@@ -139,8 +151,8 @@ __device__ inline void read_16(float *to, const char *from) {
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-/* Where a thread's sums lie: its plane, and the first of its filters and of its tiles; the others follow, after four of them 16 further on. */
-struct Place { unsigned plane, filter, tile; }; /* unsigned: halves and bits are cheap */
+/* Where a thread's sums lie: its plane, and the first of its slots and lines; the others follow, after four of them 16 further on. */
+struct Place { unsigned plane, slot, line; }; /* unsigned: halves and bits are cheap */
 __device__ inline Place place_of(unsigned thread) {
     return {thread / 16, 4 * (thread / 2 % 2 + thread / 8 % 2 * 2), 4 * (thread % 2 + thread / 4 % 2 * 2)};
 }
@@ -149,45 +161,50 @@ __device__ inline Place rest_of(unsigned thread) {
     return {32 + thread / 128, thread / 64 % 2 * 16 + 4 * (thread / 2 % 2 + thread / 16 % 2 * 2), thread / 32 % 2 * 16 + 2 * (thread % 2 + thread / 4 % 4 * 2)};
 }
 
-/* sum[filter][tile], rest[filter][tile] over `steps` steps. `filters`: this thread's first 16 bytes of the first step. */
+/* sum[slot][line], rest[slot][line] over `steps` steps. `filters`: this thread's first 16 bytes of the first step. */
 template <bool NHWC>
 __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
     const unsigned thread = threadIdx.x;
     const Place main = place_of(thread), quarter = rest_of(thread);
-    const auto filters_at = [](const Place &p) { return p.plane * (STEP * SIDE * 4) + p.filter * 4; };
-    const auto tiles_at = [](const Place &p) { return p.plane * (PITCH * 4) + p.tile * 4; };
+    enum { SLOT_PLANE = NHWC ? STEP * SIDE : (int)PITCH, SLOT_ROW = NHWC ? SIDE : ROW, LINE_PLANE = NHWC ? (int)PITCH : STEP * SIDE, LINE_ROW = NHWC ? ROW : SIDE };
+    const auto slots_at = [](const Place &p) { return (p.plane * SLOT_PLANE + p.slot) * 4; };
+    const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4; };
     float patch[12];
     const auto fetch = [&](char *stage) {
+        const unsigned thread = thread_again();
 #pragma unroll
         for (int piece = 0; piece < FILTER_BYTES; piece += THREADS * 16)
             if (piece + THREADS * 16 <= FILTER_BYTES || thread < unsigned(FILTER_BYTES - piece) / 16)
                 copy_async<16>(stage + piece + thread * 16, filters + piece, 16);
         filters += FILTER_BYTES;
     };
-    const auto multiply = [&](const char *filters, const char *tiles) { /* half of a step's channels */
+    const auto multiply = [&](const char *slots, const char *lines) { /* half of a step's channels */
 #pragma unroll
         for (int channel = 0; channel < STEP / 2; channel++) {
             float a[8], b[8];
-            const char *const a_at = filters + channel * (SIDE * 4) + filters_at(main), *const b_at = tiles + channel * (ROW * 4) + tiles_at(main);
+            const char *const a_at = slots + slots_at(main) + channel * (SLOT_ROW * 4), *const b_at = lines + lines_at(main) + channel * (LINE_ROW * 4);
             read_16(a, a_at), read_16(a + 4, a_at + SIDE * 2), read_16(b, b_at), read_16(b + 4, b_at + SIDE * 2);
 #pragma unroll
-            for (int m = 0; m < 8; m++)
+            for (int n = 0; n < 8; n++)
 #pragma unroll
                 for (int i8 = 0; i8 < 8; i8++) {
-                    const int n = m % 2 ? 7 - i8 : i8;
+                    const int m = n % 2 ? 7 - i8 : i8;
                     sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
                 }
-            read_16(a, filters + channel * (SIDE * 4) + filters_at(quarter));
-            const float2 two = *(const float2 *)(tiles + channel * (ROW * 4) + tiles_at(quarter));
+            read_16(a, slots + slots_at(quarter) + channel * (SLOT_ROW * 4));
+            const float2 two = *(const float2 *)(lines + lines_at(quarter) + channel * (LINE_ROW * 4));
 #pragma unroll
             for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
-            __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
         }
     };
     fetch(shared);
     commit_async();
-    halves.load_inner(patch), halves.store_inner(shared, patch);
-    halves.load_outer(patch), halves.store_outer(shared, patch);
+    float outer[12]; /* no sums are kept yet: all of the first patch comes at once */
+    halves.load_inner(patch, steps == 1), halves.load_outer(outer, steps == 1);
+    halves.store_inner(shared, patch);
+#pragma unroll
+    for (int s = 6; s < 12; s++) outer[s] = patch[s];
+    halves.store_outer(shared, outer);
 #pragma unroll 1
     for (int i = 0; i < steps; i++) {
         const bool more = i + 1 < steps;
@@ -195,50 +212,38 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
         __syncthreads(); /* this stage is full, the other one is free */
         const char *const stage = shared + i % 2 * STAGE_BYTES;
         char *const other = shared + (1 - i % 2) * STAGE_BYTES;
-        if (more) fetch(other), halves.load_inner(patch);
+        if (more) fetch(other), halves.load_inner(patch, i + 2 == steps);
         commit_async();
 #pragma unroll 1
         for (int half = 0; half < 2; half++) {
-            multiply(stage + half * (STEP / 2 * SIDE * 4), stage + FILTER_BYTES + half * (STEP / 2 * ROW * 4));
+            const char *const filters = stage + half * (STEP / 2 * SIDE * 4), *const tiles = stage + FILTER_BYTES + half * (STEP / 2 * ROW * 4);
+            multiply(NHWC ? filters : tiles, NHWC ? tiles : filters);
             if (!more) continue;
-            if (half == 0) halves.store_inner(other, patch), halves.load_outer(patch);
+            if (half == 0) halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
             else halves.store_outer(other, patch);
         }
     }
 }
 
 /* The word of a sum in its plane. */
-template <bool NHWC> __device__ inline int word_of(unsigned filter, unsigned tile) {
-    return NHWC ? tile * SIDE + (filter ^ tile / 4 % 4 * 8) : filter * SIDE + (tile ^ filter / 4 % 2 * 16);
-}
+__device__ inline int word_of(unsigned slot, unsigned line) { return line * SIDE + (slot ^ line / 4 % 4 * 8 ^ line / 2 % 2 * 16); }
 
-template <bool NHWC> __device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], unsigned thread) {
+__device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], unsigned thread) {
     const Place main = place_of(thread), quarter = rest_of(thread);
 #pragma unroll
-    for (int line = 0; line < 8; line++)
+    for (int i = 0; i < 16; i++) {
+        const int m = i % 2 * 4, n = i / 2;
+        *(float4 *)(to + main.plane * PLANE + word_of(m / 4 * 16 + main.slot, n / 4 * 16 + main.line + n % 4)) =
+            make_float4(sum[m][n], sum[m + 1][n], sum[m + 2][n], sum[m + 3][n]);
+    }
 #pragma unroll
-        for (int e = 0; e < 8; e += 4) {
-            const int m = NHWC ? e : line, n = NHWC ? line : e;
-            float *const at = to + main.plane * PLANE + word_of<NHWC>(m / 4 * 16 + main.filter + m % 4, n / 4 * 16 + main.tile + n % 4);
-            if constexpr (NHWC) *(float4 *)at = make_float4(sum[m][n], sum[m + 1][n], sum[m + 2][n], sum[m + 3][n]);
-            else *(float4 *)at = make_float4(sum[m][n], sum[m][n + 1], sum[m][n + 2], sum[m][n + 3]);
-        }
-    to += quarter.plane * PLANE;
-    if constexpr (NHWC)
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-            *(float4 *)(to + word_of<NHWC>(quarter.filter, quarter.tile + n)) = make_float4(rest[0][n], rest[1][n], rest[2][n], rest[3][n]);
-    else
-#pragma unroll
-        for (int m = 0; m < 4; m++) *(float2 *)(to + word_of<NHWC>(quarter.filter + m, quarter.tile)) = make_float2(rest[m][0], rest[m][1]);
+    for (int n = 0; n < 2; n++)
+        *(float4 *)(to + quarter.plane * PLANE + word_of(quarter.slot, quarter.line + n)) = make_float4(rest[0][n], rest[1][n], rest[2][n], rest[3][n]);
 }
 
-/* The filter and tile of a thread's outputs number i, 0 or 1. */
-struct Seen { int filter, tile; };
-template <bool NHWC> __device__ inline Seen seen(unsigned thread, unsigned i) {
-    const int line = (int)(thread / 32 + 16 * i), slot = (int)(thread % 32);
-    return NHWC ? Seen{slot, line} : Seen{line, slot};
-}
+/* The slot and line of a thread's outputs number i, 0 or 1. */
+struct Seen { int slot, line; };
+__device__ inline Seen seen(unsigned thread, unsigned i) { return {(int)(thread % 32), (int)(thread / 32 + 16 * i)}; }
 
 /* out[4 r + s] of all planes of one filter and tile. */
 __device__ inline void transform_out(float *out, const float *from) {
@@ -269,14 +274,14 @@ template <bool NHWC> __device__ inline void store(const Conv &c, int group, int 
     const bool fours = !NHWC && c.out_w % 4 == 0 && (uintptr_t)to % 16 == 0, old = epilogue.beta != 0;
 #pragma unroll 1
     for (int i = 0; i < 2; i++) {
-        const Seen s = seen<NHWC>(thread, i);
-        const int number = first_tile + s.tile, filter = first_filter + s.filter;
+        const Seen s = seen(thread, i);
+        const int number = first_tile + (NHWC ? s.line : s.slot), filter = first_filter + (NHWC ? s.slot : s.line);
         if (number >= c.windows || filter >= c.filters) continue;
         const Corner corner = corner_of(c, number);
         const int f = group * c.filters + filter, high = min(4, c.out_h - corner.p), wide = c.out_w - corner.q;
         const int64_t first = (int64_t)corner.p * c.out_w + corner.q;
         float *line = to + (NHWC ? ((int64_t)corner.n * c.out_h * c.out_w + first) * all + f : ((int64_t)corner.n * all + f) * c.out_h * c.out_w + first);
-        const float *from = shared + word_of<NHWC>(s.filter, s.tile);
+        const float *from = shared + word_of(s.slot, s.line);
 #pragma unroll 1
         for (int r = 0; r < high; r++, line += row, from += 4 * PLANE) {
             if (fours) {
@@ -300,7 +305,7 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
     Work &work = *(Work *)now.work;
     if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, SIDE, SIDE, STEP), blockIdx.x, gridDim.x);
     while (true) {
-        if (threadIdx.x == 0) now.valid = work.next(now.tile);
+        if (thread_again() == 0) now.valid = work.next(now.tile);
         __syncthreads();
         if (!now.valid) return;
         const Tile &t = now.tile;
@@ -315,20 +320,20 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
         sum_planes<NHWC>(Halves<NHWC>(c, group, first, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
                          (const char *)c.own + at * FILTER_BYTES + threadIdx.x * 16, t.end - t.begin, sum, rest, shared);
         __syncthreads(); /* all have read their fragments */
-        const unsigned thread = (unsigned)forget((int)threadIdx.x);
-        put<NHWC>((float *)shared, sum, rest, thread);
+        const unsigned thread = thread_again();
+        put((float *)shared, sum, rest, thread);
         __syncthreads();
         float out[32];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const Seen s = seen<NHWC>(thread, i);
-            transform_out(out + 16 * i, (const float *)shared + word_of<NHWC>(s.filter, s.tile));
+            const Seen s = seen(thread, i);
+            transform_out(out + 16 * i, (const float *)shared + word_of(s.slot, s.line));
         }
         if (meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); })) {
 #pragma unroll
             for (int i = 0; i < 32; i++) { /* in place of sums that this thread has read */
-                const Seen s = seen<NHWC>(thread, i / 16);
-                ((float *)shared)[i % 16 * PLANE + word_of<NHWC>(s.filter, s.tile)] = out[i];
+                const Seen s = seen(thread, i / 16);
+                ((float *)shared)[i % 16 * PLANE + word_of(s.slot, s.line)] = out[i];
             }
             store<NHWC>(c, group, first, filters * SIDE, thread, (const float *)shared);
         }

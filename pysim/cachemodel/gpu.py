@@ -6,7 +6,7 @@ k; `items` blocks or clusters share them (tiles; tiles x parts of split-K; strea
 once (CUDA's rule: `occupancy`), so they run in waves. All cycles are of frequency_hz; p is the kernel's pipe.
 
     seconds  = launch + passes + (waves + tiles + partials + relayout) / frequency
-    waves    = sum over (full waves, last wave) of  max(busy, transfer) + (1 - overlap) min(busy, transfer)
+    waves    = sum over (full waves, last wave) of  (busy^KNEE + transfer^KNEE)^(1/KNEE)
     busy     = max(loop, power)      transfer = max(L2, memory)
 
 step    what one step of one block needs of its SM: max(multiply-adds / fma_per_cycle[p], shared-memory wavefronts, instructions /
@@ -17,19 +17,17 @@ alone   what a block waits for a step when nothing else runs: max(step, latency 
 loop    full waves x steps x ((occupancy step)^KNEE + alone^KNEE)^(1/KNEE) + the last wave likewise with the blocks that it has left an SM:
         tile and wave quantisation are in the counts; blocks hide each other's waiting the better the more there are, not all at once.
 power   multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p]: the clock that the whole chip can keep up.
-L2      Each block (cluster, where blocks share what they load) reads its rows of A and columns of B, and writes its tile:
-        bytes / min(l2 rate, active SMs x port) / transfer, the kernel's share of that rate where it was measured (else 1).
-memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port) / transfer. The walk takes bands of `group` panels of
-        one operand ("slow") along all panels of the other ("fast"), so a wave touches a rectangle of tiles. The fast operand comes
-        again each band, at a distance of itself and a band; the slow one each wave of a band, at a distance of what a wave touches.
-        Of a distance d the share clip(2 d / (l2_share L2) - 1, 0, 1) misses. First touches lie a whole run apart when operands are
-        used again and again ("hot"); cold, they all miss. Blocks of stream-K are at tiles far apart, each at its own step: what they
-        share comes again at the distance of all that they touch. (The output rectangle that runs at once is an idea of AMD's Origami,
-        https://github.com/ROCm/rocm-libraries, shared/origami.)
-tiles   A tile's start and end: block_cycles, the latency of the first load, and its way out through the SM's port; `hidden` of it
-        overlaps with other work in all waves but one.
-partials  split-K and stream-K: accumulators written once and read once by the block that sums them, part after part, SUMS_AT_ONCE a
-          thread and then a latency.
+L2      Each block (cluster, where blocks share what they load) reads its rows of A and columns of B, and writes its tile. What several
+        ask for at once costs repeat_share after the first (NVIDIA Nsight Compute's documentation: the L2 request coalescer, LRC, joins
+        requests before L2). The copy engine's boxes are whole: rows and columns outside A and B are filled, and take as long as others
+        (on an H200, 128 x 64 tiles of wgmma take 41 us for 8 x 4096 x 4096 of FP16, and 25 us for 128 x 4096 x 4096). What comes from
+        memory passes through L2 as well: bytes / l2 rate, and what SMs ask for / (active SMs x port).
+memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port). First touches lie a whole run apart when operands are
+        used again and again ("hot"); cold, they all miss. Who shares what, and what comes again, in waves or stream-K: `gpu_traffic`.
+tiles   A tile's start and end: block_cycles (half of it whatever the tile, half for TYPICAL_SUMS a thread), the latency of the first
+        load, and its way out through the SM's port; `hidden` of it overlaps with other work in all waves but one.
+partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
+          them, part after part, SUMS_AT_ONCE a thread and then a latency.
 relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate.
 passes    pass_seconds for each re-layout, clear_seconds for the memset of split-K's and stream-K's flags.
 
@@ -48,6 +46,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.banks import SharedMemory
 from pysim.cachemodel.gemm_shared import wavefronts
+from pysim.cachemodel.gpu_traffic import Walk, miss, reads
 from pysim.machine import Gpu
 from pysim.record import Cost
 from pysim.registry import WARP, WARPGROUP, Attributes, GemmKernel
@@ -63,7 +62,8 @@ SUB_CORES = 4
 ASYNCHRONOUS_STAGES = 3  # SIMT kernels with so many stages fill them by cp.async, with fewer through registers
 REGISTER_UNIT = 256  # registers of a warp are given out in units of this many
 RESERVED_SHARED_BYTES = 1024  # of each block, by the driver, from capability 8.0
-KNEE = 2.0  # how sharply blocks of an SM that wait turn into blocks that keep it busy
+KNEE = 2.0  # how sharply what waits turns into what is busy: blocks of an SM, arithmetic and traffic of a launch
+TYPICAL_SUMS = 64  # of a thread: a tile of so many starts and ends in block_cycles
 EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
 SUMS_AT_ONCE = 16  # partial sums that a thread reads before it waits for them
 PRODUCER_THREADS = WARPGROUP  # the warpgroup that loads, of a block that has one
@@ -237,13 +237,14 @@ class Rows(NamedTuple):
     sustained: Array
     alignment: Array
     k_major: Array
+    whole: Array
+    sums: Array
     sum_turns: Array
     launch_seconds: Array
     block_cycles: Array
     step_cycles: Array
+    meet_cycles: Array
     hidden: Array
-    overlap: Array
-    transfer: Array
 
 
 def pitches(problem: Gemm) -> tuple[int, int]:
@@ -285,13 +286,14 @@ def rows_of(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[
         sustained=np.array([gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.frequency_hz.value for pipe in pipes]),
         alignment=np.array([needs(kernel).alignment for kernel in kernels], float),
         k_major=np.array([needs(kernel).k_major for kernel in kernels]),
+        whole=np.array([has_producer(kernel) for kernel in kernels]),
+        sums=np.array([kernel.block_m * kernel.block_n / kernel.math_threads for kernel in kernels]),
         sum_turns=np.array([np.ceil(kernel.block_m * kernel.block_n / kernel.math_threads / SUMS_AT_ONCE) for kernel in kernels]),
         launch_seconds=constant("launch_seconds"),
         block_cycles=constant("block_cycles"),
         step_cycles=constant("step_cycles"),
+        meet_cycles=constant("meet_cycles"),
         hidden=constant("hidden"),
-        overlap=constant("overlap"),
-        transfer=np.array([one.transfer for one, _ in found]),
     )
 
 
@@ -352,7 +354,7 @@ def predict(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, hot: bool = True,
     model, frequency = gpu.model, gpu.frequency_hz.value
     shape = shape or shape_of(problem)
     facts = _counts(gpu, shape, rows, table)
-    _traffic(gpu, shape, rows, table, facts, hot)
+    _traffic(gpu, shape, rows, table, facts, GEMM_DTYPES[problem.dtype], hot)
     _relayouts(problem, rows, table, facts, shape.a, shape.b)
     r = table.row
     latency = gpu.l2_latency_cycles.value + facts["miss"] * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
@@ -361,15 +363,15 @@ def predict(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, hot: bool = True,
     port, tile = gpu.port_bytes_per_cycle.value, rows.tile_m[r] * rows.tile_n[r] / rows.blocks[r]
     out = tile * shape.result / port
     waves = facts["full_waves"] + (facts["last"] > 0)
-    edge = rows.block_cycles[r] + latency + np.where(facts["full_waves"] > 0, facts["resident"], facts["last"]) * out
+    start_and_end = rows.block_cycles[r] * (1 + rows.sums[r] / TYPICAL_SUMS) / 2
+    edge = start_and_end + latency + np.where(facts["full_waves"] > 0, facts["resident"], facts["last"]) * out
     terms["tiles"] = edge * facts["turns"] * (1 + (waves - 1) * (1 - rows.hidden[r]))
     terms["partials"] = _partials(gpu, shape, rows, table, facts, latency)
     terms["relayout"] = facts["relayout_bytes"] * frequency / _copy_rate(gpu, facts["relayout_bytes"]) / model.copy_share.value
     passes = facts["relayouts"] * model.pass_seconds.value + (table.kind != DATA_PARALLEL) * model.clear_seconds.value
     terms["launch"] = (rows.launch_seconds[r] + passes) * frequency
     cycles = (
-        _overlapped(rows.overlap[r], full)
-        + _overlapped(rows.overlap[r], last)
+        sum(together(np.maximum(of["loop"], of["power"]), np.maximum(of["L2"], of["memory"])) for of in (full, last))
         + terms["tiles"]
         + terms["partials"]
         + terms["relayout"]
@@ -392,23 +394,23 @@ def _wave_cycles(gpu: Gpu, rows: Rows, r: Array, facts: dict[str, Array], latenc
         (facts["last"] > 0, facts["last"], np.minimum(left, facts["units"]) * rows.blocks[r], 1 - share),
     ):
         some = np.maximum(active, 1)
-        l2 = np.minimum(gpu.l2_bytes_per_second.value / frequency, some * gpu.port_bytes_per_cycle.value)
+        port = some * gpu.port_bytes_per_cycle.value
+        l2 = np.maximum(facts["served_bytes"] / (gpu.l2_bytes_per_second.value / frequency), facts["l2_bytes"] / port)
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, some * gpu.memory_port_bytes_per_cycle.value)
         parts.append(
             {
                 "loop": waves * facts["steps"] * ((blocks * rows.step[r]) ** KNEE + alone**KNEE) ** (1 / KNEE),
                 "power": power * part,
-                "L2": facts["l2_bytes"] * part / l2 / rows.transfer[r],
-                "memory": facts["memory_bytes"] * part / memory / rows.transfer[r],
+                "L2": l2 * part,
+                "memory": facts["memory_bytes"] * part / memory,
             }
         )
     return parts[0], parts[1]
 
 
-def _overlapped(overlap: Array, part: dict[str, Array]) -> Array:
-    """Arithmetic and traffic of a part of the waves, most of the lesser hidden behind the greater."""
-    busy, transfer = np.maximum(part["loop"], part["power"]), np.maximum(part["L2"], part["memory"])
-    cycles: Array = np.maximum(busy, transfer) + (1 - overlap) * np.minimum(busy, transfer)
+def together(busy: Array, transfer: Array) -> Array:
+    """Cycles of arithmetic and traffic at once: they wait for each other the more the closer they are."""
+    cycles: Array = (busy**KNEE + transfer**KNEE) ** (1 / KNEE)
     return cycles
 
 
@@ -440,43 +442,35 @@ def _counts(gpu: Gpu, shape: Shape, rows: Rows, table: Table) -> dict[str, Array
     }
 
 
-def _miss(gpu: Gpu, distance: Array) -> Array:
-    """Share of accesses at this reuse distance, in bytes, that L2 does not hold any more."""
-    return np.clip(2 * distance / (gpu.model.l2_share.value * gpu.l2_bytes.value) - 1, 0, 1)
-
-
-def _traffic(gpu: Gpu, shape: Shape, rows: Rows, table: Table, facts: dict[str, Array], hot: bool) -> None:
-    """Bytes through L2 and from memory."""
+def _traffic(gpu: Gpu, shape: Shape, rows: Rows, table: Table, facts: dict[str, Array], size: int, hot: bool) -> None:
+    """Bytes through L2 and from memory; `size` of an element of A and B."""
     r, (a, b, c) = table.row, shape[3:6]
     partial = np.where(table.kind == SPLIT_K, facts["items"], np.where(table.kind == STREAM_K, 2 * table.splits, 0))
     partial = partial * rows.tile_m[r] * rows.tile_n[r] * shape.sums
     facts["partial_bytes"] = partial
-    facts["l2_bytes"] = shape.asks_a * facts["tiles_n"] + shape.asks_b * facts["tiles_m"] + c + 2 * partial
-    along_n = table.along_n.astype(bool)
+    along_n, stream = table.along_n.astype(bool), table.kind == STREAM_K
     fast, slow = np.where(along_n, b, a), np.where(along_n, a, b)
     n_fast = np.where(along_n, facts["tiles_n"], facts["tiles_m"])
     n_slow = np.where(along_n, facts["tiles_m"], facts["tiles_n"])
-    group = np.minimum(table.group, n_slow)
     at_once = np.minimum(facts["tiles"], facts["slots"])
-    inside = at_once <= n_fast * group  # a wave is part of a band; else it is several bands
-    high = np.where(inside, np.minimum(n_fast, np.ceil(at_once / group)), n_fast)
-    wide = np.where(inside, np.minimum(group, at_once), np.minimum(n_slow, group * np.ceil(at_once / (n_fast * group))))
-    waves = facts["tiles"] / at_once
-    touched = fast * high / n_fast + slow * wide / n_slow
-    first = _miss(gpu, a + b + c + partial) if hot else np.ones(())
-    # blocks of stream-K begin at steps of their own and tiles far apart: what they share comes at the distance of all that they touch
-    stream = table.kind == STREAM_K
-    high, wide = np.where(stream, np.minimum(n_fast, table.splits), high), np.where(stream, np.minimum(n_slow, table.splits), wide)
-    apart = fast * high / n_fast + slow * wide / n_slow
-    again_fast = np.maximum(0, waves * high / n_fast - 1) * _miss(gpu, np.where(inside, fast + slow * group / n_slow, touched))
-    again_slow = np.maximum(0, waves * wide / n_slow - 1) * _miss(gpu, touched)
-    again_fast = np.where(stream, (n_slow - 1) * _miss(gpu, apart), again_fast)
-    again_slow = np.where(stream, (n_fast - 1) * _miss(gpu, apart), again_slow)
-    read_fast, read_slow = fast * (first + again_fast), slow * (first + again_slow)
-    read = read_fast + read_slow
+    share = np.where(stream, facts["tiles"] * facts["all_steps"] / table.splits, 0)
+    walk = Walk(fast, slow, n_fast, n_slow, np.minimum(table.group, n_slow), at_once, facts["all_steps"], share)
+    found = reads(gpu, walk)
     asked_fast = np.where(along_n, shape.asks_b, shape.asks_a) * n_slow  # of L2
     asked_slow = np.where(along_n, shape.asks_a, shape.asks_b) * n_fast
-    facts["memory_bytes"] = read + c * _miss(gpu, a + b + c + partial) + 2 * partial * _miss(gpu, partial)
+    repeat = gpu.model.repeat_share.value
+    joined = sum(asked * (repeat + (1 - repeat) * alone) for asked, alone in ((asked_fast, found[0]), (asked_slow, found[1])))
+    # the copy engine fills what lies outside an operand, and takes as long as for what lies inside
+    m, n, k = facts["tiles_m"] * rows.tile_m[r], facts["tiles_n"] * rows.tile_n[r], facts["all_steps"] * rows.block_k[r]
+    boxes = (m * facts["tiles_n"] + n * facts["tiles_m"]) * k * size
+    outside = np.where(rows.whole[r], np.maximum(0, boxes - asked_fast - asked_slow), 0)
+    others = outside + c + 2 * partial
+    facts["l2_bytes"] = asked_fast + asked_slow + others
+    whole = miss(gpu, a + b + c + partial)
+    first = whole if hot else np.ones(())
+    read_fast, read_slow = fast * (first + found.fast_again), slow * (first + found.slow_again)
+    facts["memory_bytes"] = read_fast + read_slow + c * whole + 2 * partial * miss(gpu, partial)
+    facts["served_bytes"] = joined + others + facts["memory_bytes"]
     facts["miss"] = np.clip(np.maximum(read_fast / asked_fast, read_slow / asked_slow), 0, 1)  # a step waits for the slower operand
 
 
@@ -493,7 +487,7 @@ def _relayouts(problem: Gemm, rows: Rows, table: Table, facts: dict[str, Array],
 
 def _copy_rate(gpu: Gpu, size: Array) -> Array:
     """Bytes a second of a copy: of L2 where the data lie there, else of memory."""
-    away = _miss(gpu, size)
+    away = miss(gpu, size)
     return 1 / (away / gpu.memory_bytes_per_second.value + (1 - away) * 2 / gpu.l2_bytes_per_second.value)
 
 
@@ -501,13 +495,12 @@ def _partials(gpu: Gpu, shape: Shape, rows: Rows, table: Table, facts: dict[str,
     """Cycles to write a block's accumulators, and for the last block of a tile to read and sum all parts of it."""
     r, port = table.row, gpu.port_bytes_per_cycle.value
     tile = rows.tile_m[r] * rows.tile_n[r] / rows.blocks[r] * shape.sums
-    writes = np.ceil(facts["items"] / facts["units"]) * tile / port
-    parts = np.where(table.kind == STREAM_K, 1 + np.ceil(table.splits / facts["tiles"]), table.splits)
-    part = tile / port + rows.sum_turns[r] * latency
-    sums = np.ceil(facts["tiles"] / facts["units"]) * parts * part
-    stream = tile / port * 2 + parts * part
-    split = np.where(table.kind == SPLIT_K, writes + sums, 0.0)
-    return np.where(table.kind == STREAM_K, stream, split) + np.where(table.kind == DATA_PARALLEL, 0.0, 2 * latency)
+    stream = table.kind == STREAM_K
+    left = np.where(stream, 2, np.ceil(facts["items"] / facts["units"]))  # parts that an SM's blocks leave, one after another
+    meets = np.where(stream, 2, np.ceil(facts["items"] / facts["slots"]))
+    parts = np.where(stream, 1 + np.ceil(table.splits / facts["tiles"]), table.splits)
+    sums = np.where(stream, 1, np.ceil(facts["tiles"] / facts["units"])) * parts * (tile / port + rows.sum_turns[r] * latency)
+    return np.where(table.kind == DATA_PARALLEL, 0.0, left * tile / port + meets * rows.meet_cycles[r] + sums)
 
 
 def bound_by(prediction: Prediction, row: int) -> str:

@@ -29,9 +29,11 @@ import msgspec
 import numpy as np
 
 from pysim.cachemodel import gpu as model
+from pysim.cachemodel import winograd_shared
 from pysim.cachemodel.banks import SharedMemory
 from pysim.cachemodel.gemm_shared import wavefronts
 from pysim.cachemodel.gpu import EDGE_INSTRUCTIONS, LINE_BYTES, VECTOR_BYTES, Array, Prediction, Rows, Shape, Table, Work
+from pysim.cachemodel.gpu_traffic import miss
 from pysim.cachemodel.windows import Windows, distinct
 from pysim.machine import Gpu
 from pysim.record import Cost
@@ -43,8 +45,10 @@ PASS_SHARE = 0.85  # of the copy rate that a kernel which only moves data reache
 PASS_INSTRUCTIONS = 32  # an element of a pass: its place by divisions, load, store; assumed
 L1_LATENCY = 34  # cycles of a load that L1 serves (measured by others on Hopper: arXiv 2402.13499); assumed elsewhere
 # Instructions of an element (of a vector) that a thread gathers, its store aside. With a table (conv_gather.cuh): half a load of taps, AND,
-# address, load, half a zero. The others assumed, until their SASS is counted.
+# address, load, half a zero. Of winograd_fused: what is left of the 950 instructions that a warp has in a step. The others assumed, until
+# their SASS is counted.
 GATHER = {"implicit": 8.0, "implicit_offsets": 4.0, "im2win": 4.0, "im2win_fused": 4.0, "winograd": 5.0}
+GATHER |= {"winograd_fused": 13.0}
 DIRECT_INSTRUCTIONS = 3.0  # a multiply-add of `direct`: two loads and the multiply, addresses in an unrolled loop's offsets; assumed
 DIRECT_UNROLL = 4  # multiply-adds of a thread whose loads are on their way together; assumed
 DEPTHWISE_INSTRUCTIONS = 5.0  # a load of `depthwise`: two compares, address, load, select; assumed
@@ -127,7 +131,7 @@ def work(gpu: Gpu, row: ConvKernel, nhwc: bool, by_vectors: bool, matrix: bool, 
     each = 2.0 if matrix else GATHER.get(f"{row.family}_{row.form}", GATHER[row.family])
     single = EDGE_INSTRUCTIONS if ragged or row.form == "no_vector" else 2 / vector
     if fused(row):
-        shared, issue = _winograd_step(row, gathered, filters, each, single)
+        shared, issue = _winograd_step(gpu.shared_rule, row, nhwc, gathered, each)
     else:
         k_inner = nhwc or keeps_tensor(row) or not by_vectors
         count, shared = _counted(gpu.shared_rule, kernel, k_inner)
@@ -145,19 +149,18 @@ def _counted(rule: str, kernel: GemmKernel, k_inner: bool) -> tuple[float, float
     return float(sum(one.instructions for one in counted)), float(sum(one.total for one in counted))
 
 
-def _winograd_step(row: ConvKernel, patches: float, filters: float, each: float, single: float) -> tuple[float, float]:
+def _winograd_step(rule: str, row: ConvKernel, nhwc: bool, patches: float, each: float) -> tuple[float, float]:
     """(wavefronts, instructions) beside the multiplications of a step of a Winograd row.
 
-    Patches come in element by element, are transformed and stored plane by plane; transformed filters are copied; fragments are 16-byte
-    loads of which lanes share pairs (two wavefronts).
+    Patches come in element by element, are transformed and stored plane by plane; transformed filters are copied.
     """
     planes, edge = planes_of(row), row.outputs + 2
     adds = 4 * edge * row.outputs if row.outputs == 2 else 2 * edge * 12  # of B^T d B: 32 of 4 x 4, 144 of 6 x 6
-    warps = row.block_filters // row.warp_filters * (row.block_windows // row.warp_windows)
-    reads = planes * row.block_k * warps * (row.thread_filters + row.thread_windows) / 4
-    stores = patches * planes + filters / 4
-    shared = 2 * reads + patches * planes + filters + patches * planes  # the last: L1 wavefronts of the patches' loads
-    return shared, reads + stores + patches * (planes * each + adds) + filters * single
+    instructions, wavefronts = 0.0, patches * planes  # of L1: the patches' loads
+    for access in winograd_shared.step(row, nhwc):
+        instructions += len(access.addresses)
+        wavefronts += float(SharedMemory(rule=rule).count(access.addresses, access.width, access.store, access.active).total.sum())
+    return wavefronts, instructions + patches * (planes * each + adds)
 
 
 def attributes_of(row: ConvKernel, known: dict[str, Attributes]) -> tuple[Attributes, bool]:
@@ -172,15 +175,16 @@ def attributes_of(row: ConvKernel, known: dict[str, Attributes]) -> tuple[Attrib
         return found, False
     sums = row.block_filters * row.block_windows * planes_of(row) // threads
     stage = (row.block_filters + row.block_windows) * row.block_k * planes_of(row) * CONV_DTYPES[row.dtype]
-    return Attributes(threads, min(255, sums + 100), stage * max(1, row.stages)), False
+    return Attributes(threads, min(255, sums + 100, 65536 // threads), stage * max(1, row.stages)), False
 
 
 def threads_of(row: ConvKernel) -> int:
-    """Threads of a block that multiply: a warp (wgmma: a warpgroup) for each warp tile; of Winograd's, for each two planes of one."""
+    """Threads of a block that multiply: a warp (wgmma: a warpgroup) for each warp tile; of Winograd's, for each two planes of one, in whole
+    fours: one of each scheduler."""
     if not row.block_filters:
         return THREADS
     warps = row.block_filters // row.warp_filters * (row.block_windows // row.warp_windows)
-    return (WARPGROUP if row.family == "wgmma" else WARP) * warps * (planes_of(row) // 2 if fused(row) else 1)
+    return (WARPGROUP if row.family == "wgmma" else WARP) * warps * (planes_of(row) // 2 // 4 * 4 if fused(row) else 1)
 
 
 def family_name(gpu: Gpu, row: ConvKernel) -> str:
@@ -220,7 +224,6 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
     ]
     step = np.array([one.cycles / share for one, share in zip(works, shares, strict=True)])
     idle = np.array([max(1.0, model.SUB_CORES * WARP / threads_of(row)) for row in kernels])
-    twins = [_alike(product, known) if row.family == "wgmma" else None for row, product in zip(kernels, products, strict=True)]
     planes = np.array([planes_of(row) if fused(row) else 1 for row in kernels], float)
     # a Winograd block passes its sums through shared memory, written and read once, and writes outputs^2 results a window
     sums = [planes_of(row) * row.block_filters * row.block_windows * fused(row) for row in kernels]
@@ -237,13 +240,13 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
         alone=step * idle,
         fma=rows.fma / planes,
         alignment=np.ones(len(kernels)),  # what must be re-laid-out is a pass of the row's own
-        transfer=np.array([twin.transfer if twin else one.transfer for twin, one in zip(twins, rows.attributes, strict=True)]),
         sum_turns=np.array(turns),
         launch_seconds=constant("launch_seconds"),
         block_cycles=constant("block_cycles") + leaving,
         step_cycles=constant("step_cycles"),
+        meet_cycles=constant("meet_cycles"),
         hidden=constant("hidden"),
-        overlap=constant("overlap"),
+        whole=np.array([row.family == "wgmma" for row in kernels]),  # others gather windows
     )
 
 
@@ -261,7 +264,9 @@ def copied(w: Conv, nhwc: bool) -> bool:
 def rows_of_taps(w: Conv, nhwc: bool) -> bool:
     """Whether wgmma's copy has padded rows, whose taps beside one another are channels: where that takes fewer steps."""
     padded = padded_bytes(w)
-    return copied(w, nhwc) and w.dilation_w == 1 and -(-w.kernel_w * padded // LINE_BYTES) < w.kernel_w * -(-padded // LINE_BYTES)
+    vectors = w.batch * w.groups * w.height * (w.width + w.pad_left + w.pad_right) * padded // VECTOR_BYTES
+    fewer = -(-w.kernel_w * padded // LINE_BYTES) < w.kernel_w * -(-padded // LINE_BYTES)
+    return copied(w, nhwc) and w.dilation_w == 1 and fewer and vectors < 1 << 31
 
 
 def whole_steps(row: ConvKernel, w: Conv, nhwc: bool) -> int:
@@ -409,13 +414,13 @@ def plain_cost(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, attributes: Attri
     }
     distinct_bytes = windows.bytes + w.filters * windows.k * size + w.batch * w.filters * w.windows * size
     asked = of.asked + w.batch * w.filters * w.windows * size
-    memory_bytes = distinct_bytes * (float(model._miss(gpu, np.array(distinct_bytes))) if hot else 1.0)
+    memory_bytes = distinct_bytes * (float(miss(gpu, np.array(distinct_bytes))) if hot else 1.0)
     l2 = asked / min(gpu.l2_bytes_per_second.value / frequency, active * gpu.port_bytes_per_cycle.value)
     memory = memory_bytes / min(gpu.memory_bytes_per_second.value / frequency, active * gpu.memory_port_bytes_per_cycle.value)
     busy, transfer = max(loop.values()) / family.efficiency.value, max(l2, memory)
     launch = family.launch_seconds.value * frequency
     terms = dict.fromkeys(model.TERMS, 0.0) | {"loop": busy, "L2": l2, "memory": memory, "launch": launch}
-    cycles = max(busy, transfer) + (1 - family.overlap.value) * min(busy, transfer) + launch
+    cycles = float(model.together(np.array(busy), np.array(transfer))) + launch
     bound = max(terms, key=lambda name: terms[name])
     bound = max(loop, key=lambda name: loop[name]) if bound == "loop" else bound
     moved = {"shared": of.warps * of.wavefronts * LINE_BYTES, "L2": asked, "memory": memory_bytes}

@@ -224,7 +224,8 @@ def passes_of(row: ConvKernel, w: Conv, nhwc: bool, splits: int = 1) -> tuple[Pa
         found.append(Pass("filters", filters * size, kept["filters"], filters * each))
     if "input" in kept:
         elements = w.batch * w.channels * w.height * w.width
-        found.append(Pass("channels last", elements * size, kept["input"], elements * each))
+        # filters are copied by the same kernel
+        found.append(Pass("channels last", elements * size, kept["input"], elements * each, 0 if "filters" in kept else 1))
     if "tensor" in kept:  # a thread writes a vector
         found.append(Pass("tensor", Windows(w, nhwc).bytes, kept["tensor"], kept["tensor"] / size / 2))
     if "patches" in kept:

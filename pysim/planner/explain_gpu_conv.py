@@ -26,6 +26,7 @@ ALGORITHMS = {
     "implicit": "tiles of filters x windows, the windows gathered from the input as it lies",
     "im2win": "tiles of filters x windows, each window a slice of a tensor of rows (arXiv 2306.14316)",
     "winograd": "tiles of outputs from transformed patches and filters, a product for each plane (arXiv 1509.09308)",
+    "wgmma": "implicit GEMM on tensor cores: the copy engine gathers windows from channels that lie together",
 }
 
 
@@ -76,6 +77,7 @@ def _algorithm(plan: Plan, w: Conv, row: ConvKernel, schedule: GpuConvSchedule) 
     elif row.block_filters:
         windows = Windows(w, nhwc, row.outputs)
         tiles = -(-windows.number // row.block_windows)
+        k = gpu_conv.whole_steps(row, w, nhwc) if row.family == "wgmma" else windows.k
         filters = -(-(w.filters // w.groups) // row.block_filters)
         computed = tiles * row.block_windows * row.outputs**2 * filters * row.block_filters
         useful = w.batch * w.windows * (w.filters // w.groups) / computed
@@ -83,9 +85,12 @@ def _algorithm(plan: Plan, w: Conv, row: ConvKernel, schedule: GpuConvSchedule) 
         yield (
             f"  block tile        {row.block_filters} filters x {row.block_windows} {what}: {filters} x {tiles:,}"
             f"{f' x {w.groups} groups' if w.groups > 1 else ''}, {useful:.1%} of their outputs useful; "
-            f"{-(-windows.k // row.block_k)} steps of {row.block_k} along {'channels' if row.outputs > 1 else 'k'} = {windows.k}"
+            f"{-(-k // row.block_k)} steps of {row.block_k} along {'channels' if row.outputs > 1 else 'k'} = {windows.k}"
         )
-        yield f"  warp tile         {row.warp_filters} x {row.warp_windows}, of a thread {row.thread_filters} x {row.thread_windows}"
+        warp, thread = ("warpgroup", "an instruction") if row.family == "wgmma" else ("warp", "a thread")
+        yield f"  {warp + ' tile':<18}{row.warp_filters} x {row.warp_windows}, of {thread} {row.thread_filters} x {row.thread_windows}"
+        if row.cluster != (1, 1):
+            yield f"  cluster           {row.cluster[0]} x {row.cluster[1]} blocks, which share what they load"
     attributes, _ = gpu_conv.attributes_of(row, gemm_attributes(plan.on.capability_number if isinstance(plan.on, Gpu) else 0))
     if not schedule.gemm:
         yield f"  threads           {attributes.threads} a block, {attributes.registers} registers each"

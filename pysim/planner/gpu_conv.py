@@ -300,6 +300,7 @@ def assumed(on: Gpu, kernel: str) -> tuple[str, ...]:
     """What is assumed of a convolution's kernel beside the machine's numbers: constants of its family, counts, registers."""
     row = conv_kernel(kernel)
     known = kernel in gemm_attributes(on.capability_number)
-    fitted = row is None or gpu_conv.family_name(on, row) != "simt"
-    family = () if row is None or fitted or row.makes_product else (f"model.families.conv_{row.family}: those of simt",)
+    family: tuple[str, ...] = ()
+    if row is not None and not row.makes_product and (lent := gpu_conv.family_name(on, row)) != f"conv_{row.family}":
+        family = (f"model.families.conv_{row.family}: those of {lent}",)
     return (*family, *(() if known else (f"kernel_attributes.{kernel}",)))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What blocks of a launch share in L2, against walks that are gone through tile by tile and step by step."""
+
+from collections import defaultdict
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+
+from pysim.cachemodel import gpu as model
+from pysim.cachemodel.gpu_traffic import TOGETHER, Walk, reads
+from pysim.machine import Gpu, load_any
+from pysim.planner import gpu
+from pysim.registry import GemmKernel
+from pysim.schedule import GpuSchedule
+from pysim.workload import Gemm
+
+STEPS = 40
+Times = dict[tuple[int, int], list[float]]
+WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 64, 64, 64, 64, 64, 64, 8, 1, 1, 90)
+
+
+def h200() -> Gpu:
+    found = load_any("h200")
+    assert isinstance(found, Gpu)
+    return found
+
+
+def walk(n_fast: int, n_slow: int, group: int, blocks: int, fast: float, slow: float) -> Walk:
+    share = n_fast * n_slow * STEPS / blocks
+    return Walk(*(np.array([x], float) for x in (fast, slow, n_fast, n_slow, group, n_fast * n_slow, STEPS, share)))
+
+
+def times(n_fast: int, n_slow: int, group: int, blocks: int) -> tuple[Times, Times]:
+    """When blocks of stream-K read each (panel, step) of the fast and of the slow operand, in steps since they began; the walk is that of
+    native/cuda/decomposition.cuh."""
+    order = []
+    for first in range(0, n_slow, group):
+        order += [(down, first + across) for down in range(n_fast) for across in range(min(group, n_slow - first))]
+    of_fast, of_slow = defaultdict(list), defaultdict(list)
+    for block in range(blocks):
+        first, end = (g * n_fast * n_slow * STEPS // blocks for g in (block, block + 1))
+        for at in range(first, end):
+            down, across = order[at // STEPS]
+            since = at - block * n_fast * n_slow * STEPS / blocks  # as if a block could begin within a step
+            of_fast[down, at % STEPS].append(since)
+            of_slow[across, at % STEPS].append(since)
+    return of_fast, of_slow
+
+
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize(("n_fast", "n_slow"), [(24, 24), (32, 32), (10, 10), (2, 43), (40, 16)])
+def test_blocks_of_stream_k_share_what_their_walk_brings_together(n_fast, n_slow, group):
+    found = reads(h200(), walk(n_fast, n_slow, group, 66, 1.0, 1.0))
+    for alone, touched in zip(found[:2], times(n_fast, n_slow, group, 66), strict=True):
+        together = sum(later - sooner <= TOGETHER for when in touched.values() for sooner, later in pairwise(sorted(when)))
+        assert alone[0] == pytest.approx(1 - together / sum(map(len, touched.values())), abs=0.12)
+
+
+def test_a_row_of_24_tiles_is_read_by_six_clusters_at_a_time_and_one_of_32_by_two():
+    assert reads(h200(), walk(24, 24, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 6)
+    assert reads(h200(), walk(32, 32, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 2, abs=0.05)
+
+
+def test_blocks_of_stream_k_bring_from_memory_what_data_parallel_ones_share():
+    """8192 cubed in f16, 66 clusters of 256 x 256: operands of 128 MiB, several times what L2 holds."""
+    operand = 8192.0 * 8192 * 2
+    stream = reads(h200(), walk(32, 32, 8, 66, operand, operand))
+    waves = reads(h200(), walk(32, 32, 8, 66, operand, operand)._replace(at_once=np.array([66.0]), share=np.zeros(1)))
+    assert sum(stream[2:])[0] > 3 * sum(waves[2:])[0]
+    small = reads(h200(), walk(32, 32, 8, 66, 1e6, 1e6))
+    assert sum(small[2:])[0] == 0
+
+
+def test_launches_of_one_table_do_not_change_each_other():
+    one, other = walk(24, 24, 1, 66, 3e8, 2e8), walk(7, 300, 4, 132, 1e7, 4e8)
+    both = reads(h200(), Walk(*(np.concatenate(pair) for pair in zip(one, other, strict=True))))
+    for at, single in enumerate((one, other)):
+        for column, value in zip(both, reads(h200(), single), strict=True):
+            assert column[at] == pytest.approx(value[0], rel=1e-12)
+
+
+def test_boxes_of_the_copy_engine_are_filled_whole():
+    """8 rows of a tile of 128: A's boxes are 16 times what lies in A; threads that load what is there ask for no more."""
+    problem, plain = Gemm(m=8, n=4096, k=4096, dtype="f16"), GpuSchedule(WGMMA.name, "data_parallel", 1, False, 1)
+    a, b, c = 2 * 8 * 4096, 2 * 4096 * 4096, 2 * 8 * 4096
+    found = gpu.one(h200(), problem, WGMMA, plain)
+    assert found.facts["l2_bytes"][0] == 16 * a * 64 + b + c
+    simt = msgspec.structs.replace(WGMMA, family="mma", thread_m=16, thread_n=8, stages=3)
+    threads = gpu.one(h200(), problem, simt, msgspec.structs.replace(plain, kernel=simt.name))
+    assert threads.facts["l2_bytes"][0] == a * 64 + b + c
+    whole = gpu.one(h200(), Gemm(m=128, n=4096, k=4096, dtype="f16"), WGMMA, plain)
+    assert found.terms["L2"][0] == pytest.approx(whole.terms["L2"][0], rel=0.5)
+
+
+def test_arithmetic_and_traffic_wait_for_each_other_the_more_the_closer_they_are():
+    assert model.together(np.array(3.0), np.array(4.0)) == pytest.approx(5)
+    assert model.together(np.array(100.0), np.array(1.0)) == pytest.approx(100, rel=1e-3)
