@@ -28,13 +28,15 @@ bool copied(const Conv &c) {
 }
 bool rows_of_taps(const Conv &c) {
     const int64_t block = 128 / dtypes[c.dtype].bytes, channels = padded_channels(c), row = c.kernel_w * channels;
-    const int64_t rows = c.batch * (int64_t)c.groups * c.height, vectors = ((int64_t)c.width + c.pad_left + c.pad_right) * channels / (block / 8);
-    return copied(c) && c.dilation_w == 1 && (row + block - 1) / block < c.kernel_w * ((channels + block - 1) / block) && rows * vectors <= INT_MAX;
+    const int64_t rows = c.batch * (int64_t)c.groups * c.height, wide = (int64_t)c.width + c.pad_left + c.pad_right;
+    const bool fewer = (row + block - 1) / block < c.kernel_w * ((channels + block - 1) / block);
+    return copied(c) && c.dilation_w == 1 && fewer && rows * (wide * channels / (block / 8)) <= INT_MAX; /* vectors of the copy */
 }
 /* Steps of k. */
 int64_t steps_of(const Conv &c) {
     const int64_t block = 128 / dtypes[c.dtype].bytes, channels = padded_channels(c);
-    return c.kernel_h * (rows_of_taps(c) ? (c.kernel_w * channels + block - 1) / block : c.kernel_w * ((channels + block - 1) / block));
+    const int64_t of_row = rows_of_taps(c) ? (c.kernel_w * channels + block - 1) / block : c.kernel_w * ((channels + block - 1) / block);
+    return c.kernel_h * of_row;
 }
 
 /* Bytes of the copies in `own`; 0: the operand stays where it is. */
@@ -42,8 +44,9 @@ struct Own { int64_t input, filters; };
 Own own_of(const Conv &c) {
     const int64_t element = dtypes[c.dtype].bytes, channels = padded_channels(c), taps = c.kernel_h * c.kernel_w;
     const int64_t wide = c.width + (rows_of_taps(c) ? c.pad_left + c.pad_right : 0), pixels = c.batch * (int64_t)c.height * wide;
+    const bool filters_stay = channels == c.channels && (c.nhwc || taps == 1);
     return {copied(c) ? round_up(pixels * c.groups * channels * element, ALIGN) : 0,
-            channels == c.channels && (c.nhwc || taps == 1) ? 0 : round_up((int64_t)c.groups * c.filters * taps * channels * element, ALIGN)};
+            filters_stay ? 0 : round_up((int64_t)c.groups * c.filters * taps * channels * element, ALIGN)};
 }
 
 pysim_status own_bytes(const Conv &c, int64_t *bytes) {
@@ -85,10 +88,12 @@ pysim_status prepare(const Conv &c, hopper::Windows &to, cudaStream_t stream) {
     const struct { const char *name; const void *data; } operands[] = {{"input", to.in}, {"filters", to.weights}};
     for (const auto &operand : operands)
         if ((uintptr_t)operand.data % 16 && status == PYSIM_OK)
-            status = fail(PYSIM_UNSUPPORTED, "a convolution on wgmma copies by 16 bytes; its %s, at %p, must begin at a multiple of them", operand.name, operand.data);
+            status = fail(PYSIM_UNSUPPORTED, "a convolution on wgmma copies by 16 bytes; its %s, at %p, must begin at a multiple of them",
+                          operand.name, operand.data);
     if (status != PYSIM_OK || (!input && !filters)) return status;
-    return check(channels_last({input, c.in, c.batch, c.groups, c.height, c.width, before, wide, c.channels, channels, (bool)c.nhwc},
-                               {filters, c.weights, c.groups * c.filters, 1, 1, taps, 0, taps, c.channels, channels, (bool)c.nhwc}, element, stream),
+    const bool last = c.nhwc;
+    return check(channels_last({input, c.in, c.batch, c.groups, c.height, c.width, before, wide, c.channels, channels, last},
+                               {filters, c.weights, c.groups * c.filters, 1, 1, taps, 0, taps, c.channels, channels, last}, element, stream),
                  "channels of input and filters");
 }
 
