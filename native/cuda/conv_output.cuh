@@ -35,8 +35,9 @@ template <class Acc, class Out> class WindowRows {
     __device__ void store(int row, int column, const Acc (&acc)[WIDE]) const { to.store(row - first, column, acc); }
 };
 
-/* NCHW; COUNT windows at once: 4 where `fours` says so, or 1. */
-template <class Acc, class Out, int COUNT> class FilterRows {
+/* NCHW; COUNT windows at once: 4 where `fours` says so, or 1. PLAIN: sums are only converted. That has code of its own, which is short: where k is
+ * short too, as in a network's first layers, a block's way out is what the schedulers' instructions go to. */
+template <class Acc, class Out, int COUNT, bool PLAIN> class FilterRows {
     const Conv &conv;
     Epilogue<Acc, Out> to;
     int first;
@@ -54,10 +55,10 @@ template <class Acc, class Out, int COUNT> class FilterRows {
         const int image = conv.per_image.of(window, position), size = conv.out_h * conv.out_w;
         using Vector = Pack<Out, WIDE>;
         Vector *at = (Vector *)(to.c + (image * conv.groups * conv.filters + row) * size + position), result;
-        if (to.beta != 0) result = *at;
+        if (!PLAIN && to.beta != 0) result = *at;
 #pragma unroll
         for (int i = 0; i < WIDE; i++)
-            result.value[i] = to.finish(acc[i], to.beta != 0 ? typename Arithmetic<Acc>::type(result.value[i]) : 0, row);
+            result.value[i] = PLAIN ? Out(acc[i]) : to.finish(acc[i], to.beta != 0 ? typename Arithmetic<Acc>::type(result.value[i]) : 0, row);
         *at = result;
     }
 };
@@ -65,8 +66,13 @@ template <class Acc, class Out, int COUNT> class FilterRows {
 /* body(output) for the tiles of one group whose windows begin with number `first` of the product. */
 template <bool NHWC, class Acc, class Out, class Body> __device__ inline void with_conv_output(const Conv &c, int group, int first, Body body) {
     if constexpr (NHWC) body(WindowRows<Acc, Out>(c, group, first));
-    else if (FilterRows<Acc, Out, 4>::fours(c)) body(FilterRows<Acc, Out, 4>(c, group, first));
-    else body(FilterRows<Acc, Out, 1>(c, group, first));
+    else {
+        const bool fours = FilterRows<Acc, Out, 4, true>::fours(c), plain = Epilogue<Acc, Out>(c.product).plain;
+        if (fours && plain) body(FilterRows<Acc, Out, 4, true>(c, group, first));
+        else if (fours) body(FilterRows<Acc, Out, 4, false>(c, group, first));
+        else if (plain) body(FilterRows<Acc, Out, 1, true>(c, group, first));
+        else body(FilterRows<Acc, Out, 1, false>(c, group, first));
+    }
 }
 }
 #endif
