@@ -8,19 +8,24 @@ namespace pysim {
 namespace winograd {
 namespace {
 
-/* own[group][block of filters][step][plane][channel][filter] = G g G^T, zeros beyond the filters and channels: a block for each step. */
+/* own[group][block of filters][step][plane][channel][filter] = G g G^T, zeros beyond the filters and channels: a block for each step. Weights
+ * come by way of shared memory: they are read in the order in which they lie, 8 or 72 together. */
 template <bool NHWC> __global__ __launch_bounds__(fused4::SIDE * STEP) void fused4_filters(const __grid_constant__ Conv c) {
-    enum { SIDE = fused4::SIDE };
+    enum { SIDE = fused4::SIDE, WEIGHTS = STEP * 9, PITCH = WEIGHTS + 1 };
+    __shared__ float weights[SIDE * PITCH];
     const int steps = ceil_div(c.channels, STEP), blocks = ceil_div(c.filters, SIDE);
     const int step = blockIdx.x % steps, block = blockIdx.x / steps % blocks, group = blockIdx.x / steps / blocks;
-    const int filter = block * SIDE + threadIdx.x % SIDE, channel = step * STEP + threadIdx.x / SIDE;
-    float g[9] = {}, half[3][6];
-    if (filter < c.filters && channel < c.channels) {
-        const int64_t f = (int64_t)group * c.filters + filter;
-        const float *from = (const float *)c.weights + (NHWC ? f * 9 * c.channels + channel : (f * c.channels + channel) * 9);
 #pragma unroll
-        for (int i = 0; i < 9; i++) g[i] = from[i * (NHWC ? c.channels : 1)];
+    for (int i = 0; i < WEIGHTS / STEP; i++) {
+        const int word = i * SIDE * STEP + (int)threadIdx.x, in_block = word / WEIGHTS, at = word - in_block * WEIGHTS, filter = block * SIDE + in_block;
+        const int tap = NHWC ? at / STEP : at % 9, in_step = NHWC ? at % STEP : at / 9, channel = step * STEP + in_step;
+        const int64_t f = (int64_t)group * c.filters + filter;
+        const float *from = (const float *)c.weights + (NHWC ? (f * 9 + tap) * c.channels + channel : (f * c.channels + channel) * 9 + tap);
+        weights[in_block * PITCH + in_step * 9 + tap] = filter < c.filters && channel < c.channels ? *from : 0.f;
     }
+    __syncthreads();
+    const float *const g = weights + threadIdx.x % SIDE * PITCH + threadIdx.x / SIDE * 9;
+    float half[3][6];
 #pragma unroll
     for (int s = 0; s < 3; s++) filter_line_4(half[s], g[s], g[3 + s], g[6 + s]);
     float *to = (float *)c.own + (int64_t)blockIdx.x * (fused4::FILTER_BYTES / 4) + threadIdx.x;

@@ -11,9 +11,9 @@
  *   even (d0 d2 d4)  row 0 = 4 d0 - 5 d2 + d4    near  = d4 - 4 d2    plain =    d4 - d2      row 1 = near + cross    row 2 = near - cross
  *   odd  (d5 d1 d3)  row 5 = d5 + 4 d1 - 5 d3    cross = d3 - 4 d1    twice = 2 (d3 - d1)     row 3 = plain + twice   row 4 = plain - twice
  *
- * so each loads three rows, transforms them along the row, exchanges near and plain for cross and twice, and stores three planes' rows: half
- * a patch is 18 registers beside the sums. Two stages, as conv_winograd.cuh: the next step's patches are on their way to registers and its
- * transformed filters to the other stage while one is multiplied.
+ * so each loads three rows, transforms them along the row, exchanges near and plain for cross and twice, and stores three planes' rows. Of the
+ * next step's patch the inner rows are on their way during the first half of a step, the outer ones during the second: 12 registers beside the
+ * sums. Its transformed filters go to the other of two stages by asynchronous copies.
  *
  * In a stage plane p of channel c has its 32 filters at word (p 8 + c) 32, and its 32 tiles at word p PITCH + c ROW. Slots are tiles and lines
  * filters under NCHW, the other way round under NHWC. In half a warp lane l reads slots' vectors l / 2 mod 2 + 2 (l / 8) and four more, and
@@ -22,7 +22,7 @@
  * l mod 2 + 2 (l / 4 mod 4) of lines: 2 wavefronts and 1. Stores of patches take 1:
  *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd: PITCH is 8 modulo 16, so that planes whose numbers differ by 6
  *          or 30, those of the even rows and the odd, are 16 banks apart
- *   NHWC   4 tiles of 4 channels, which ROW parts by 4 banks each
+ *   NHWC   and where an image has up to 4 tiles, so that their channels lie in few lines: 4 tiles of 4 channels, which ROW parts by 4 banks each
  *
  * On the way out all sums lie in shared memory at once, [plane][line][slot], so that a warp reads, transforms and stores one line: neighbouring
  * outputs of a row (NCHW), or filters (NHWC). Vectors of a line are turned, to part the stores of eight lanes. */
@@ -82,7 +82,8 @@ template <bool NHWC> class Halves {
   public:
     __device__ Halves(const Conv &c, int group, int first_tile, int begin, int end, unsigned thread) {
         const unsigned warp = thread / 32, lane = thread % 32;
-        const int channel = (int)(NHWC ? warp % 2 * 4 + lane % 4 : warp / 2), tile = (int)( NHWC ? warp / 2 * 4 + lane / 4 % 4 : warp % 2 * 16 + lane % 16);
+        const bool square = NHWC || c.per_image.divisor <= 4;
+        const int channel = (int)(square ? warp % 2 * 4 + lane % 4 : warp / 2), tile = (int)(square ? warp / 2 * 4 + lane / 4 % 4 : warp % 2 * 16 + lane % 16);
         const bool odd = lane >= 16;
         to = FILTER_BYTES + (channel * ROW + tile) * 4;
         const int all = c.groups * c.channels, number = first_tile + tile;
