@@ -192,6 +192,7 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
                     const int m = n % 2 ? 7 - i8 : i8;
                     sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
                 }
+            __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
             read_16(a, slots + slots_at(quarter) + channel * (SLOT_ROW * 4));
             const float2 two = *(const float2 *)(lines + lines_at(quarter) + channel * (LINE_ROW * 4));
 #pragma unroll
@@ -242,10 +243,6 @@ __device__ inline void put(float *to, const float (&sum)[8][8], const float (&re
         *(float4 *)(to + quarter.plane * PLANE + word_of(quarter.slot, quarter.line + n)) = make_float4(rest[0][n], rest[1][n], rest[2][n], rest[3][n]);
 }
 
-/* The slot and line of a thread's outputs number i, 0 or 1. */
-struct Seen { int slot, line; };
-__device__ inline Seen seen(unsigned thread, unsigned i) { return {(int)(thread % 32), (int)(thread / 32 + 16 * i)}; }
-
 /* out[4 r + s] of all planes of one filter and tile. */
 __device__ inline void transform_out(float *out, const float *from) {
     float half[4][6];
@@ -267,34 +264,47 @@ __device__ inline void transform_out(float *out, const float *from) {
     }
 }
 
-/* From shared memory, where output i of a thread's filter and tile is in plane i: so that the epilogue stands in a loop. */
-template <bool NHWC> __device__ inline void store(const Conv &c, int group, int first_tile, int first_filter, unsigned thread, const float *shared) {
-    Epilogue<float, float> epilogue(c.product);
+/* Which group, first tile and block of filters a block computes. */
+struct Block { int group, tile, filters; };
+
+/* `out`: of the thread's two filters and tiles. PLAIN: as they are. Else by way of shared memory, in place of sums that this thread has read, so that
+ * the epilogue stands in a loop. */
+template <bool NHWC, bool PLAIN>
+__device__ inline void store(const Conv &c, const Epilogue<float, float> &epilogue, const Block &block, const float (&out)[32], float *shared) {
+    const unsigned thread = thread_again();
+    if constexpr (!PLAIN)
+#pragma unroll
+        for (int i = 0; i < 32; i++) shared[i % 16 * PLANE + word_of(thread % 32, thread / 32 + i / 16 * 16)] = out[i];
     float *const to = (float *)c.out;
     const int all = c.groups * c.filters, column = NHWC ? all : 1, row = NHWC ? c.out_w * all : c.out_w;
     const bool fours = !NHWC && c.out_w % 4 == 0 && (uintptr_t)to % 16 == 0, old = epilogue.beta != 0;
-#pragma unroll 1
+    enum { PAIRS = PLAIN ? 2 : 1, ROWS = PLAIN ? 4 : 1 }; /* how far loops are unrolled */
+#pragma unroll PAIRS
     for (int i = 0; i < 2; i++) {
-        const Seen s = seen(thread, i);
-        const int number = first_tile + (NHWC ? s.line : s.slot), filter = first_filter + (NHWC ? s.slot : s.line);
+        const int slot = (int)(thread % 32), line = (int)(thread / 32 + 16 * i);
+        const int number = block.tile + (NHWC ? line : slot), filter = block.filters * SIDE + (NHWC ? slot : line);
         if (number >= c.windows || filter >= c.filters) continue;
         const Corner corner = corner_of(c, number);
-        const int f = group * c.filters + filter, high = min(4, c.out_h - corner.p), wide = c.out_w - corner.q;
+        const int f = block.group * c.filters + filter, high = c.out_h - corner.p, wide = c.out_w - corner.q;
         const int64_t first = (int64_t)corner.p * c.out_w + corner.q;
-        float *line = to + (NHWC ? ((int64_t)corner.n * c.out_h * c.out_w + first) * all + f : ((int64_t)corner.n * all + f) * c.out_h * c.out_w + first);
-        const float *from = shared + word_of(s.slot, s.line);
-#pragma unroll 1
-        for (int r = 0; r < high; r++, line += row, from += 4 * PLANE) {
-            if (fours) {
-                float4 v = old ? *(const float4 *)line : make_float4(0, 0, 0, 0);
-                v.x = epilogue.finish(from[0], v.x, f), v.y = epilogue.finish(from[PLANE], v.y, f);
-                v.z = epilogue.finish(from[2 * PLANE], v.z, f), v.w = epilogue.finish(from[3 * PLANE], v.w, f);
-                *(float4 *)line = v;
-            } else {
+        float *const at = to + (NHWC ? ((int64_t)corner.n * c.out_h * c.out_w + first) * all + f : ((int64_t)corner.n * all + f) * c.out_h * c.out_w + first);
+        const float *const from = shared + word_of(slot, line);
+#pragma unroll ROWS
+        for (int r = 0; r < 4; r++) {
+            if (r >= high) continue;
+            float *const to_row = at + r * row;
+            Pack<float, 4> v = {};
+            if (!PLAIN && old && fours) v = *(const Pack<float, 4> *)to_row;
 #pragma unroll
-                for (int q = 0; q < 4; q++)
-                    if (q < wide) line[q * column] = epilogue.finish(from[q * PLANE], old ? line[q * column] : 0, f);
+            for (int q = 0; q < 4; q++) {
+                if constexpr (PLAIN) v.value[q] = out[16 * i + 4 * r + q];
+                else {
+                    if (old && !fours && q < wide) v.value[q] = to_row[q * column];
+                    v.value[q] = epilogue.finish(from[(4 * r + q) * PLANE], v.value[q], f);
+                }
+                if (!fours && q < wide) to_row[q * column] = v.value[q];
             }
+            if (fours) *(Pack<float, 4> *)to_row = v;
         }
     }
 }
@@ -310,15 +320,19 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
         __syncthreads();
         if (!now.valid) return;
         const Tile &t = now.tile;
-        const int tiles = NHWC ? t.i : t.j, filters = NHWC ? t.j : t.i;
-        const int group = tiles / c.group_tiles, first = (tiles - group * c.group_tiles) * SIDE, steps = ceil_div(c.channels, STEP);
-        const int64_t at = ((int64_t)group * ceil_div(c.filters, SIDE) + filters) * steps + t.begin;
+        const auto block = [&] { /* read again after the loop rather than kept through it */
+            const int tiles = NHWC ? t.i : t.j, group = tiles / c.group_tiles;
+            return Block{group, (tiles - group * c.group_tiles) * SIDE, NHWC ? t.j : t.i};
+        };
+        const Block of = block();
+        const int steps = ceil_div(c.channels, STEP);
+        const int64_t at = ((int64_t)of.group * ceil_div(c.filters, SIDE) + of.filters) * steps + t.begin;
         float sum[8][8], rest[4][2];
 #pragma unroll
         for (int i = 0; i < 64; i++) sum[i / 8][i % 8] = 0;
 #pragma unroll
         for (int i = 0; i < 8; i++) rest[i / 2][i % 2] = 0;
-        sum_planes<NHWC>(Halves<NHWC>(c, group, first, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
+        sum_planes<NHWC>(Halves<NHWC>(c, of.group, of.tile, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
                          (const char *)c.own + at * FILTER_BYTES + threadIdx.x * 16, t.end - t.begin, sum, rest, shared);
         __syncthreads(); /* all have read their fragments */
         const unsigned thread = thread_again();
@@ -326,17 +340,11 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
         __syncthreads();
         float out[32];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const Seen s = seen(thread, i);
-            transform_out(out + 16 * i, (const float *)shared + word_of(s.slot, s.line));
-        }
+        for (int i = 0; i < 2; i++) transform_out(out + 16 * i, (const float *)shared + word_of(thread % 32, thread / 32 + 16 * i));
         if (meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); })) {
-#pragma unroll
-            for (int i = 0; i < 32; i++) { /* in place of sums that this thread has read */
-                const Seen s = seen(thread, i / 16);
-                ((float *)shared)[i % 16 * PLANE + word_of(s.slot, s.line)] = out[i];
-            }
-            store<NHWC>(c, group, first, filters * SIDE, thread, (const float *)shared);
+            const Epilogue<float, float> epilogue(p);
+            if (epilogue.plain) store<NHWC, true>(c, epilogue, block(), out, (float *)shared);
+            else store<NHWC, false>(c, epilogue, block(), out, (float *)shared);
         }
         __syncthreads();
     }

@@ -16,7 +16,7 @@ Once a tile of the output, in 4 rounds:
 
 Fused F(4x4) (`native/cuda/winograd_fused4.cuh`) has 32 filters, 32 tiles, 36 planes and 16 warps, and the same kinds of accesses but for
 its way out, which is one round. Plane p of channel c has filter f at word (p 8 + c) 32 + f of a stage and tile x at word
-9216 + p 296 + c 36 + x; shuffles between lanes are not counted.
+9216 + p 296 + c 36 + x; shuffles between lanes are not counted, and outputs are, which a plain epilogue leaves in registers.
 
 Assumed: all of the tile lies inside the output (loads of outputs beyond it are left out). Not described: the block's place.
 
