@@ -20,16 +20,47 @@ from pathlib import Path
 
 import msgspec
 
+from pysim.cachemodel import gpu_conv
 from pysim.cachemodel.gpu import attributes_of
 from pysim.cachemodel.gpu_conv import product_kernel
-from pysim.registry import Attributes, GemmKernel, attributes_file, conv_kernels, gemm_kernels
+from pysim.registry import Attributes, ConvKernel, GemmKernel, attributes_file, conv_kernels, gemm_kernels
 
 CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others
 NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7"}
 TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "s8": "signed char"}
 FITTED = ("efficiency",)  # what tools/fit_gpu.py adds
+WINOGRAD = {"reference": 0, "sts64": 1, "compact": 2}  # native/cuda/conv_winograd.h
 FORMS = {"full": "0", "scalar": "1", "unpadded": "2"}
+
+
+def shape_of(k: GemmKernel) -> str:
+    """A SIMT kernel's tiles as its template has them."""
+    sizes = (k.block_m, k.block_n, k.block_k, k.warp_m, k.warp_n, k.thread_m, k.thread_n, k.stages)
+    return f"simt::Shape<pysim::simt::{k.dtype.upper()}, (pysim::simt::Form){FORMS[k.form]}, {', '.join(map(str, sizes))}>"
+
+
+def patterns(row: ConvKernel) -> list[str]:
+    """What the names of a convolution's main kernels contain, each in both layouts; nothing for kernels without tiles."""
+    if row.family == "winograd" and row.form != "staged":
+        form = f"(pysim::winograd::Form){WINOGRAD[row.form]}" if row.form in WINOGRAD else ""
+        return [f"fused_kernel<{form}," if form else "fused4_kernel<"]
+    if not row.block_k:
+        return []
+    if row.family == "wgmma":
+        return [pattern(product_kernel(row, nhwc=True), "Gathered")]
+    form = "scalar" if row.form == "no_vector" else "full"
+    products = [msgspec.structs.replace(product_kernel(row, nhwc), form=form) for nhwc in (False, True)]
+    if row.form == "staged":
+        return [f"stage_products<pysim::{shape_of(product)}" for product in products]
+    taken = ["Along<{0}", *["Across<{0}"] * (row.family == "implicit" or row.form == "fused")]
+    taken += ["Columns", "Rows"] * (row.family == "implicit")
+    knows = "pysim::gather::Divided" if (row.family, row.form) == ("implicit", "full") else "pysim::gather::Listed"
+    return [
+        f"gather::kernel<pysim::{shape_of(product)}, {('false', 'true')[nhwc]}, pysim::gather::{windows.format(knows)}"
+        for nhwc, product in enumerate(products)
+        for windows in taken
+    ]
 
 
 def pattern(kernel: GemmKernel, operands: str = "Matrices") -> str:
@@ -40,8 +71,7 @@ def pattern(kernel: GemmKernel, operands: str = "Matrices") -> str:
             f"{k.cluster_m}, {k.cluster_n}>, pysim::hopper::{operands}<"
         )
     if k.family == "simt":
-        sizes = (k.block_m, k.block_n, k.block_k, k.warp_m, k.warp_n, k.thread_m, k.thread_n, k.stages)
-        return f"simt::Shape<pysim::simt::{k.dtype.upper()}, (pysim::simt::Form){FORMS[k.form]}, {', '.join(map(str, sizes))}>"
+        return f"simt::kernel<pysim::{shape_of(k)}"
     sizes = (k.block_m, k.block_n, k.block_k, k.warp_m, k.warp_n, k.stages)
     first = TYPES[k.dtype] if k.family == "mma" else "__half" if k.form == "half" else "float"
     return f"{k.family}_kernel<{first}, {', '.join(map(str, sizes))}, "
@@ -57,21 +87,17 @@ def usage(library: Path, cuobjdump: str) -> dict[str, tuple[int, int]]:
     return {name: (int(registers), int(stack)) for name, registers, stack in found}
 
 
-def from_libraries(libraries: list[Path], cuobjdump: str) -> dict[str, Attributes]:
+def from_libraries(libraries: list[Path], cuobjdump: str, convolutions: bool) -> dict[str, Attributes]:
     found, missing, functions = {}, [], {}
     for library in libraries:
         functions |= usage(library, cuobjdump)
-    products = [(kernel.name, kernel, pattern(kernel)) for kernel in gemm_kernels()]
-    for row in conv_kernels():
-        if row.family == "wgmma":
-            product = product_kernel(row, nhwc=True)
-            products.append((row.name, product, pattern(product, "Gathered")))
-    for name, kernel, contained in products:
-        own = [one for function, one in functions.items() if contained in function]
+    wanted = [(kernel.name, attributes_of(kernel, {})[0], [pattern(kernel)]) for kernel in gemm_kernels() if not convolutions]
+    wanted += [(row.name, gpu_conv.attributes_of(row, {})[0], patterns(row)) for row in conv_kernels()]
+    for name, estimate, some in wanted:
+        own = [one for function, one in functions.items() if any(contained in function for contained in some)]
         if not own:
-            missing.append(name)
+            missing += [name] if some else []
             continue
-        estimate, _ = attributes_of(kernel, {})
         registers, stack = (max(column) for column in zip(*own, strict=True))
         found[name] = msgspec.structs.replace(estimate, registers=registers, local_bytes=stack)
     if missing:
@@ -83,12 +109,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("libraries", type=Path, nargs="*")
     parser.add_argument("--cuobjdump", default="cuobjdump")
+    parser.add_argument("--convolutions", action="store_true", help="leave the products' lines as they are")
     parser.add_argument("--measured", type=Path, help="a file that benchmarks/cuda/planner.py wrote")
     options = parser.parse_args()
     if bool(options.libraries) == bool(options.measured):
         parser.error("give a library, or --measured with a file")
     if options.libraries:
-        found = from_libraries(options.libraries, options.cuobjdump)
+        found = from_libraries(options.libraries, options.cuobjdump, options.convolutions)
         source = "cuobjdump -res-usage; threads and shared memory from the columns"
     else:
         document = json.loads(options.measured.read_text())

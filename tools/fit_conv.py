@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Fits the GPU cost model of convolutions to what benchmarks/cuda/conv.py measured, and reports on other layers than it fitted.
+
+    tools/fit_conv.py conv-h200.jsonl... -m h200 [-o report.json] [--write] [--no-fit]
+
+Fitted, by least squares of log(predicted / measured) over every other distinct layer: `block_cycles`, `step_cycles` and `hidden` of the
+families conv_<family>, which start where the products' families stand, and each row's efficiency; the machine's rates and the products'
+constants stay (tools/fit_gpu.py). Launches within NEAR of a layer's best weigh more. Rows that make products, and those without tiles,
+have nothing to fit. Reported for both halves as fit_gpu.py does: error, Kendall's tau, regret. --write puts the constants into the
+machine's file and the efficiencies beside the registry.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from fit_gpu import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR, merged, named, rounded, with_values
+from scipy.optimize import least_squares
+from scipy.stats import kendalltau
+
+from pysim.cachemodel import gpu as model
+from pysim.cachemodel import gpu_conv
+from pysim.machine import SHIPPED, Gpu, GpuFamily, Number, load_any
+from pysim.planner.conv_algorithms import passes_of
+from pysim.registry import Attributes, ConvKernel, attributes_file, conv_kernel, gemm_attributes
+from pysim.schedule import DECOMPOSITIONS, GpuConvSchedule
+from pysim.workload import Conv
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "cuda"))
+import conv_data
+
+SOURCE = "fit_conv"
+MOVED = ("block_cycles", "step_cycles", "hidden")
+BOUNDS = {"block_cycles": (1, 20000), "step_cycles": (0.1, 1000), "hidden": (1e-3, 1)}
+
+
+class Part(NamedTuple):
+    """Launches of a layer that are predicted together: of rows with tiles, or of one staged row in so many chunks."""
+
+    kernels: tuple[ConvKernel, ...]
+    table: model.Table
+    at: Any  # where they stand among the layer's launches
+    chunks: int  # 0: rows with tiles
+    passes: Any  # seconds, of each launch
+
+
+class Case(NamedTuple):
+    """A distinct layer with its measured launches."""
+
+    problem: Conv
+    nhwc: bool
+    names: list[str]
+    parts: list[Part]
+    seconds: Any
+    weight: Any
+
+
+def read(gpu: Gpu, paths: list[Path]) -> list[Case]:
+    """The layers of some files; of one that several files or sets have, the last."""
+    lines = {line.problem: line for path in paths for line in conv_data.read(path) if isinstance(line, conv_data.Line)}
+    return [case for line in lines.values() if (case := case_of(gpu, line))]
+
+
+def case_of(gpu: Gpu, line: conv_data.Line) -> Case | None:
+    problem = msgspec.structs.replace(line.workload, dtype=line.dtype)
+    launches = []
+    for name, one in line.of(conv_data.OURS).items():
+        schedule = msgspec.convert(one.schedule, GpuConvSchedule) if one.schedule else None
+        row = conv_kernel(schedule.kernel) if schedule else None
+        if schedule and row and row.block_filters and not row.makes_product:
+            launches.append((row, schedule, one.seconds, name, one.layout == "nhwc"))
+    if len(launches) < 2:
+        return None
+    nhwc = launches[0][4]
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for i, (row, schedule, *_) in enumerate(launches):
+        groups[(row.name, schedule.splits) if row.form == "staged" else None].append(i)
+    parts = []
+    for key, some in groups.items():
+        kernels = tuple({launches[i][0].name: launches[i][0] for i in some}.values())
+        columns = []
+        for i in some:
+            row, s = launches[i][:2]
+            splits = s.splits if key is None else 1
+            columns.append((kernels.index(row), DECOMPOSITIONS.index(s.decomposition), splits, s.along_n, s.group))
+        chunks = key[1] if key else 0
+        around = {row: sum(gpu_conv.pass_cycles(gpu, one) for one in passes_of(row, problem, nhwc, max(1, chunks))) for row in kernels}
+        passes = np.array([around[launches[i][0]] for i in some]) / gpu.frequency_hz.value
+        parts.append(Part(kernels, model.Table(*np.array(columns, int).T), np.array(some), chunks, passes))
+    seconds = np.array([one[2] for one in launches])
+    weight = np.where(seconds <= NEAR * seconds.min(), NEAR_WEIGHT, 1.0) / np.sqrt(len(seconds))
+    return Case(problem, nhwc, [one[3] for one in launches], parts, seconds, weight)
+
+
+def predicted(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> Any:
+    """Seconds of a layer's launches."""
+    seconds = np.empty(len(case.seconds))
+    for part in case.parts:
+        if part.chunks:
+            problem, rows, shape = gpu_conv.staged(gpu, case.problem, case.nhwc, part.kernels[0], known, part.chunks)
+            some = model.predict(gpu, problem, rows, part.table, True, shape).seconds * part.chunks
+        else:
+            rows = gpu_conv.rows_of(gpu, case.problem, case.nhwc, part.kernels, known)
+            some = gpu_conv.predict(gpu, case.problem, case.nhwc, part.kernels, rows, part.table).seconds
+        seconds[part.at] = some + part.passes
+    return seconds
+
+
+class Parameters:
+    """The families' constants and the rows' efficiencies as one vector of logarithms."""
+
+    def __init__(self, gpu: Gpu, cases: list[Case], known: dict[str, Attributes]) -> None:
+        self.gpu, self.known = gpu, known
+        self.rows = list({row.name: row for case in cases for part in case.parts for row in part.kernels}.values())
+        tiled = [row for row in self.rows if row.form != "staged"]
+        self.families = {f"conv_{row.family}": gpu.model.families[gpu_conv.family_name(gpu, row)] for row in tiled}
+        self.names = [f"{family}.{name}" for family in self.families for name in MOVED]
+        start = [getattr(family, name).value for family in self.families.values() for name in MOVED]
+        start += [self.efficiency_now(row) for row in self.rows]
+        limits = [BOUNDS[name] for _ in self.families for name in MOVED] + [EFFICIENCY] * len(self.rows)
+        self.low, self.high = np.log(np.array(limits)).T
+        self.start = np.clip(np.log(start), self.low + 1e-6, self.high - 1e-6)
+        self.strength = np.repeat([PRIOR, EFFICIENCY_PRIOR], [len(self.names), len(self.rows)])
+
+    def efficiency_now(self, row: ConvKernel) -> float:
+        own, _ = gpu_conv.attributes_of(row, self.known)
+        family = self.gpu.model.families[gpu_conv.family_name(self.gpu, row)]
+        return gpu_conv._efficiency(gpu_conv.product_kernel(row, False), own, self.known) or family.efficiency.value
+
+    def machine(self, vector: Any) -> tuple[Gpu, dict[str, Attributes]]:
+        """The machine and the attributes that a vector stands for."""
+        values = iter(np.exp(vector).tolist())
+        families = {}
+        for name, family in self.families.items():
+            moved = {one: Number(value=next(values), kind="fitted", source=SOURCE) for one in MOVED}
+            families[name] = msgspec.structs.replace(family, **moved)
+        efficiencies = {row.name: next(values) for row in self.rows}
+        for name, family in families.items():
+            some = [efficiencies[row.name] for row in self.rows if f"conv_{row.family}" == name]
+            median = Number(value=float(np.median(some)), kind="fitted", source=SOURCE)
+            families[name] = msgspec.structs.replace(family, efficiency=median)
+        gpu = msgspec.structs.replace(self.gpu, model=msgspec.structs.replace(self.gpu.model, families=self.gpu.model.families | families))
+        own = {}
+        for row in self.rows:
+            attributes, _ = gpu_conv.attributes_of(row, self.known)
+            own[row.name] = msgspec.structs.replace(attributes, efficiency=efficiencies[row.name])
+        return gpu, self.known | own
+
+    def touched(self, cases: list[Case]) -> Any:
+        """Which residuals each parameter moves: a family's its rows' launches, a row's its own."""
+        blocks = []
+        for case in cases:
+            block = np.zeros((len(case.seconds), len(self.start)), int)
+            for part in case.parts:
+                for i, row in zip(part.at, (part.kernels[k] for k in part.table.row), strict=True):
+                    block[i, len(self.names) + [one.name for one in self.rows].index(row.name)] = 1
+                    for j, name in enumerate(self.names):
+                        block[i, j] = name.startswith(f"conv_{row.family}.") and not part.chunks
+            blocks.append(block)
+        return np.concatenate([*blocks, np.eye(len(self.start), dtype=int)])
+
+
+def fit(cases: list[Case], parameters: Parameters) -> Any:
+    def residuals(vector: Any) -> Any:
+        gpu, known = parameters.machine(vector)
+        errors = [case.weight * np.log(predicted(case, gpu, known) / case.seconds) for case in cases]
+        return np.concatenate([*errors, parameters.strength * (vector - parameters.start)])
+
+    limits = (parameters.low, parameters.high)
+    found = least_squares(
+        residuals, parameters.start, bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=25, jac_sparsity=parameters.touched(cases)
+    )
+    return found.x
+
+
+def report(cases: list[Case], gpu: Gpu, known: dict[str, Attributes]) -> dict[str, Any]:
+    each, errors = [], []
+    for case in cases:
+        seconds = predicted(case, gpu, known)
+        chosen, best = int(np.argmin(seconds)), int(np.argmin(case.seconds))
+        error = np.log(seconds / case.seconds)
+        errors.append(np.abs(error))
+        each.append({
+            "problem": case.problem.text, "regret": float(case.seconds[chosen] / case.seconds[best]),
+            "tau": float(kendalltau(seconds, case.seconds).statistic), "error": float(error[chosen]),
+            "chosen": case.names[chosen], "best": case.names[best], "best_seconds": float(case.seconds[best]),
+        })  # fmt: skip
+    launches = sum(len(case.seconds) for case in cases)
+    return {"problems": len(cases), "launches": launches, **merged(each, np.concatenate(errors)), "each": each}
+
+
+def write(gpu: Gpu, known: dict[str, Attributes], rows: list[ConvKernel], paths: list[Path]) -> None:
+    """The families into the machine's file, the rows' attributes beside the registry."""
+    path = SHIPPED / f"{gpu.name}.toml"
+    text = path.read_text()
+    for family, numbers in gpu.model.families.items():
+        if not family.startswith("conv_"):
+            continue
+        head = f"[model.families.{family}]\n"
+        values = {name: getattr(numbers, name) for name in GpuFamily.__struct_fields__}
+        body = "".join(
+            f'{name} = {{ value = {one.value:.4g}, kind = "{one.kind}"' + (f', source = "{one.source}"' if one.source else "") + " }\n"
+            for name, one in values.items()
+        )
+        if head in text:
+            before, _, rest = text.partition(head)
+            old, blank, tail = rest.partition("\n\n")
+            text = before + head + with_values(old, values) + blank + tail
+        else:
+            at = text.index("[sources.")
+            text = text[:at] + head + body + "\n" + text[at:]
+    text = re.sub(rf"(?ms)^\[sources\.{SOURCE}\]\n.*?(?=^\[|\Z)", "", text).rstrip("\n") + "\n"
+    files = ", ".join(map(named, paths))
+    text += f'\n[sources.{SOURCE}]\ntitle = "Least squares over measured convolutions"\ncommand = "tools/fit_conv.py"\nfile = "{files}"\n'
+    path.write_text(text)
+    target = attributes_file(gpu.capability_number)
+    document = json.loads(target.read_text())
+    document["kernels"] |= {row.name: msgspec.to_builtins(rounded(known[row.name])) for row in rows}
+    document["efficiencies of convolutions"] = {"command": "tools/fit_conv.py", "files": [named(path) for path in paths]}
+    target.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("-m", "--machine", default="h200")
+    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("--no-fit", action="store_true", help="report on the constants as they are")
+    parser.add_argument("--write", action="store_true", help="into the machine's file and the attributes' file")
+    options = parser.parse_args()
+    gpu = load_any(options.machine)
+    assert isinstance(gpu, Gpu)
+    cases, known = read(gpu, options.files), gemm_attributes(gpu.capability_number)
+    halves = {"fitted on": cases[::2], "reported on": cases[1::2]}
+    parameters = Parameters(gpu, cases, known)
+    if not options.no_fit:
+        gpu, known = parameters.machine(fit(halves["fitted on"], parameters))
+    found = {name: report(some, gpu, known) for name, some in halves.items()}
+    for name, one in found.items():
+        numbers = "  ".join(f"{key} {value:.3f}" for key, value in one.items() if isinstance(value, float))
+        print(f"{name:<14} {one['problems']:>3} layers {one['launches']:>4} launches  {numbers}")
+    worst = sorted((each for one in found.values() for each in one["each"]), key=lambda each: -each["regret"])[:12]
+    for each in worst:
+        print(f"  regret {each['regret']:.3f}  {each['problem']}: {each['chosen']}, best {each['best']}")
+    efficiencies = {row.name: known[row.name].efficiency for row in parameters.rows if row.name in known}
+    print("  ".join(f"{name} {value:.3f}" for name, value in efficiencies.items() if value))
+    if options.out:
+        constants = {f: {n: getattr(v, n).value for n in MOVED} for f, v in gpu.model.families.items() if f.startswith("conv_")}
+        document = {"schema": 1, "constants": constants, "efficiencies": efficiencies, "sets": found}
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    if options.write:
+        write(gpu, known, parameters.rows, options.files)
+
+
+if __name__ == "__main__":
+    main()
