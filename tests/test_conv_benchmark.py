@@ -417,7 +417,7 @@ def test_the_figures_of_known_times_are_the_known_ones():
     assert found["ResNet-50, planned, against PyTorch, f16: geometric mean"] == (0.5, False)
     assert found["ResNet-50, planned, against PyTorch, bf16: geometric mean"] == (None, None)
     assert found["fused Winograd, share of layers without workspace"] == (1.0, True)
-    assert found["im2win fused, share of layers without workspace"] == (1.0, True)
+    assert found["im2win fused, share of layers on which it ran without workspace"] == (1.0, True)
     assert found["im2win with its tensor, share of layers with less memory than cuDNN's fastest"] == (0.5, False)
 
 

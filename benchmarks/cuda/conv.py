@@ -13,7 +13,10 @@ square. pysim's own by pysim.cuda_conv.Bench. One that is wrong is recorded as w
 
 Time: rounds of one sample each, the order shifting by one each round, a pair of events around a call; where a call takes less than
 LONG, untimed ones of its own go before it (LEAD seconds of them), so that the device is busy while the host makes the timed one. Operands
-are as the call before left them. Needs the CUDA library ($PYSIM_CUDA_LIBRARY); conv_data.py has the format of the file.
+are as the call before left them. What takes long is sampled less: for SPENT seconds, FEWEST times at least. The forms of im2win that leave
+something out are never planned; they run as the data-parallel launch that the model predicts, in bands of 8. Where the best launch of
+im2win's fused form shares k between blocks, and so needs memory, the best that needs none runs, too. Needs the CUDA library
+($PYSIM_CUDA_LIBRARY); conv_data.py has the format of the file.
 """
 
 import argparse
@@ -37,10 +40,14 @@ from pysim.cuda_comparison import RESULT_DTYPES, RESULT_UNIT, decode, random_fil
 from pysim.cuda_conv import in_float64
 from pysim.errors import MissingError, PysimError, StoreError, choose
 from pysim.machine import Gpu
+from pysim.planner import gpu_conv
+from pysim.planner.conv_algorithms import refuses
 from pysim.registry import conv_kernels
+from pysim.schedule import GpuConvSchedule
 from pysim.workload import Conv, Layer
 
 LEAD, LONG, MOST_LEADS = 6e-5, 2e-3, 8  # seconds, seconds, calls
+SPENT, FEWEST = 0.3, 5  # seconds that samples of one contender take, and samples that are taken for all that
 WARMUPS = 3
 PICKED = 512  # windows of all images that are computed in float64
 TRANSFORMED = {"f32": 1e-3, "tf32": 0.1, "f16": 0.1, "bf16": 0.5}
@@ -131,10 +138,12 @@ class Field:
         if not self.calls:
             return
         events = cuda_peers.Events()
-        leads = {name: lead for name in list(self.calls) if (lead := self._warmed(name, events)) is not None}
+        warm = {name: seconds for name in list(self.calls) if (seconds := self._warmed(name, events)) is not None}
+        leads = {name: 0 if seconds >= LONG else min(MOST_LEADS, math.ceil(LEAD / seconds)) for name, seconds in warm.items()}
+        most = {name: max(FEWEST, math.ceil(SPENT / seconds)) for name, seconds in warm.items()}
         times: dict[str, list[float]] = {name: [] for name in leads}
         for turn in range(samples):
-            names = list(self.calls)
+            names = [name for name in self.calls if turn < most[name]]
             at = turn % len(names) if names else 0
             for name in names[at:] + names[:at]:
                 try:
@@ -148,14 +157,13 @@ class Field:
             measured = {"seconds": middle, "quartiles": (low, high), "min_seconds": min(times[name]), "samples": len(times[name])}
             self.known[name] = msgspec.structs.replace(self.known[name], **measured)
 
-    def _warmed(self, name: str, events: cuda_peers.Events) -> int | None:
-        """Runs a call WARMUPS times; untimed calls that should go before a timed one, None where it failed."""
+    def _warmed(self, name: str, events: cuda_peers.Events) -> float | None:
+        """Runs a call WARMUPS times; seconds of the last, None where it failed."""
         try:
-            seconds = [events.seconds(self.calls[name]) for _ in range(WARMUPS)][-1]
+            return [events.seconds(self.calls[name]) for _ in range(WARMUPS)][-1]
         except Exception as error:
             self.drop(name, f"failed when warmed up: {reason_of(error)}")
             return None
-        return 0 if seconds >= LONG else min(MOST_LEADS, math.ceil(LEAD / seconds))
 
 
 def reason_of(error: Exception) -> str:
@@ -231,21 +239,31 @@ def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], top: int, gpu:
     known = {row.name: row for row in conv_kernels()}
     asked = [name for name, row in known.items() if row.dtype == dtype and (rows == ["all"] or name in rows)]
     wanted: dict[str, Any] = {name: best.get(name) for name in asked}
+    for name in asked:
+        if known[name].form in gpu_conv.ABLATION and not refuses(known[name], problem, layout == "nhwc"):
+            schedule = GpuConvSchedule(name, None, "data_parallel", 1, False, 8 if known[name].block_k else 1)
+            wanted[name] = gpu_conv.one(gpu, problem, layout == "nhwc", schedule)
     if rows == ["planned"]:
         wanted = {plans[0].kernel: plans[0]}
     if rows == ["all"]:
         wanted |= {f"{plan.kernel} #{rank}": plan for rank, plan in enumerate(plans[:top], 1) if plan is not best[plan.kernel]}
+        alone: dict[str, Any] = {}
+        for rank, plan in enumerate(plans, 1):
+            if known[plan.kernel].form == "fused" and not plan.workspace_bytes and plan.kernel not in alone:
+                alone[plan.kernel] = f"{plan.kernel} #{rank}"
+                wanted |= {} if plan is best[plan.kernel] else {alone[plan.kernel]: plan}
 
     def made(name: str) -> tuple[Callable[[], object], dict[str, Any]]:
         if (plan := wanted[name]) is None:
             reasons = [item.reason for item in plans[0].rejected if item.what == name]
             raise MissingError(reasons[0] if reasons else "the planner has no legal schedule of it for this problem")
-        launches = {exact: bench.launch(plan.schedule, exact) for exact in (True, False)}
-        wrong, error = bench.check(lambda exact: launches[exact].run(), plan.kernel)
+        schedule = plan.schedule
+        launches = {exact: bench.launch(schedule, exact) for exact in (True, False)}
+        wrong, error = bench.check(lambda exact: launches[exact].run(), schedule.kernel)
         launch = launches.pop(False)
         launches.clear()
         facts = {"wrong": wrong, "error": finite(error), "workspace_bytes": launch.workspace_bytes, "predicted_seconds": plan.cost.seconds}
-        return launch.run, facts | {"schedule": msgspec.to_builtins(plan.schedule)}
+        return launch.run, facts | {"schedule": msgspec.to_builtins(schedule)}
 
     for name in wanted:
         row = known[name.partition(" ")[0]]
