@@ -89,6 +89,30 @@ def convolution_table(*names: str) -> str:
     return "\n".join(rows) + "\n"
 
 
+def conv_figures(names: list[str]) -> str:
+    """The acceptance figures of measured convolutions beside their bars, and what each form of a family takes over its fastest."""
+    lines = list(conv_data.lines_of(DATA / name for name in names))
+    rows = ["| figure | value | bar | | where |", "| --- | --: | --- | --- | --- |"]
+    for one in conv_data.figures(lines):
+        if one.value is not None:
+            rows.append(f"| {one.what} | {one.value:.2f} | {one.bar} | {'met' if one.met else '**missed**'} | {one.where} |")
+    mec = [line for line in lines if (line.set, line.dtype) == ("im2win", "f32")]
+    rows += ["", "| form of im2win, cv1 to cv12 | seconds over the fastest form's, geometric mean | layers |", "| --- | --: | --: |"]
+    for form, found in sorted(conv_data.forms(mec, "im2win").items(), key=lambda item: item[1].mean):
+        rows.append(f"| {form} | {found.mean:.2f} | {len(found.values)} |")
+    return "\n".join(rows) + "\n"
+
+
+def conv_fit_table(name: str) -> str:
+    """What tools/fit_conv.py reported."""
+    rows = ["| layers | launches | regret, mean | worst | tau | error, median | 90th percentile |", "| --- | --: | --: | --: | --: | --: | --: |"]
+    for half, one in json.loads((DATA / name).read_text())["sets"].items():
+        errors = " | ".join(f"{one[key]:.1%}".replace("%", " %") for key in ("median_error", "p90_error"))
+        regrets = f"{one['regret_mean']:.3f} | {one['regret_worst']:.3f} | {one['tau']:.2f}"
+        rows.append(f"| {half}: {one['problems']} | {one['launches']} | {regrets} | {errors} |")
+    return "\n".join(rows) + "\n"
+
+
 def shared_memory_table(name: str) -> str:
     """Cycles per instruction with many warps (with one) / wavefronts, by pattern and instruction."""
     found = json.loads((DATA / name).read_text())["calibrations"][0]
@@ -127,6 +151,9 @@ if __name__ == "__main__":
     put(cache, "validation worst", worst_table())
     put(ROOT / "docs" / "performance-cuda.md", "cublas", cublas_table())
     put(ROOT / "docs" / "performance-cuda.md", "winograd error", (DATA / "winograd-error.md").read_text())
-    put(ROOT / "docs" / "performance-cuda.md", "convolution peers", convolution_table("cudnn-h200-baseline.jsonl"))
+    measured = [path.name for path in sorted(DATA.glob("conv-h200*.jsonl"))]
+    put(ROOT / "docs" / "performance-cuda.md", "convolution figures", conv_figures(measured))
+    put(ROOT / "docs" / "performance-cuda.md", "convolutions", convolution_table(*measured))
+    put(ROOT / "docs" / "gpu.md", "conv fit", conv_fit_table("conv-fit-h200.json"))
     if (DATA / "shared-memory-h200.json").exists():
         put(ROOT / "docs" / "gpu.md", "shared memory h200", shared_memory_table("shared-memory-h200.json"))
