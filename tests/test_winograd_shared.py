@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared-memory wavefronts of the fused Winograd kernels, against what openCNN's layouts are known to take."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,10 +13,12 @@ from pysim.cachemodel.gemm_shared import Access
 from pysim.cachemodel.patterns import pattern
 from pysim.cachemodel.tile import addresses
 from pysim.errors import OperandError
-from pysim.registry import ConvKernel, conv_kernels
+from pysim.registry import ConvKernel, conv_kernel, conv_kernels
+from pysim.workload import parse
 
 FUSED = {row.form: row for row in conv_kernels() if row.family == "winograd" and row.form != "staged"}
 LARGE = winograd.LARGE
+COUNTED = Path(__file__).parent.parent / "benchmarks" / "data" / "conv-wavefronts-h200.json"  # benchmarks/cuda/conv_wavefronts.py
 PATTERNS = {"reference": "opencnn-reference", "sts64": "opencnn-optsts64", "compact": "opencnn-optsts64-compact"}
 
 
@@ -117,3 +122,50 @@ def test_another_kernel_is_refused() -> None:
     staged: ConvKernel = next(row for row in conv_kernels() if row.form == "staged")
     with pytest.raises(OperandError, match="no fused Winograd kernel"):
         winograd.step(staged, False)
+
+
+RAGGED = ["conv:g2mb3ic74ih11iw9oc138kh3kw3", "conv:mb2ic19ih13iw14oc57kh3kw3ph1pw1", "conv:ic1ih1oc1kh3ph1"]
+
+
+@pytest.mark.parametrize("nhwc", [False, True])
+@pytest.mark.parametrize("problem", RAGGED)
+@pytest.mark.parametrize("form", PATTERNS)
+def test_every_output_that_exists_is_loaded_once_and_no_other(form: str, problem: str, nhwc: bool) -> None:
+    w = parse(problem)
+    assert winograd._inside(FUSED[form], w, nhwc).active.sum() == w.batch * w.filters // w.groups * w.windows
+
+
+@pytest.mark.parametrize("nhwc", [False, True])
+@pytest.mark.parametrize("form", FUSED)
+def test_whole_tiles_of_a_launch_are_so_many_tiles_and_places(form: str, nhwc: bool) -> None:
+    kernel = FUSED[form]
+    side = 8 * kernel.outputs  # 64 tiles
+    one, all_of = winograd.wavefronts(kernel, nhwc, 4), winograd.launch(kernel, parse(f"conv:ic32ih{side}oc128kh3ph1"), nhwc)
+    passed = 2 * 16 * 16 if form == LARGE else 0  # outputs, which a plain epilogue keeps
+    warps = 16 if form == LARGE else 8
+    read = 2 + 2 * 2 + (form == LARGE)  # whether there is a tile, twice; the tile, of 32 bytes; its row and column again
+    blocks = 2 * 128 // kernel.block_filters
+    assert all_of["loads"].total == blocks * (one["loads"].total - passed + 7 + warps * read)
+    assert all_of["stores"].total == blocks * (one["stores"].total - passed + 12)
+    assert all_of["copies"].total == blocks * one["copies"].total
+
+
+def test_a_launch_is_what_an_h200_counted() -> None:
+    counted = winograd.launch(FUSED["sts64"], parse("conv:mb128ic128ih28oc128kh3ph1"), False)
+    # by Nsight Compute: sass__inst_executed_shared_loads and _stores; memory_l1_wavefronts_shared; those of op_ldgsts
+    assert (counted["loads"].instructions, counted["stores"].instructions) == (14_963_424, 4_434_304)
+    assert sum(kind.total for kind in counted.values()) == 39_543_392
+    assert counted["copies"].total == 6_422_528
+
+
+@pytest.mark.skipif(not COUNTED.exists(), reason=f"{COUNTED.name} has not been measured")
+@pytest.mark.parametrize("nhwc", [False, True])
+@pytest.mark.parametrize("form", FUSED)
+def test_predictions_are_what_an_h200_counted(form: str, nhwc: bool) -> None:
+    layout = "nhwc" if nhwc else "nchw"
+    launches = [one for one in json.loads(COUNTED.read_text())["launches"] if (one["kernel"], one["layout"]) == (FUSED[form].name, layout)]
+    assert {one["decomposition"] for one in launches} == {"data_parallel", "split_k", "stream_k"}
+    for one in launches:
+        costs = [winograd.launch(conv_kernel(one["kernel"]), parse(text), nhwc) for text in one["problem"].split(" less ")]
+        for kind in ("loads", "stores"):
+            assert one["counted"][kind] == costs[0][kind].total - sum(less[kind].total for less in costs[1:]), (kind, one)

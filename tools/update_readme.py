@@ -133,6 +133,20 @@ def shared_memory_table(name: str) -> str:
     return "\n".join([about, "", *rows, ""])
 
 
+def conv_wavefronts_table(name: str) -> str:
+    """Per row and layout: comparisons, how many are equal, and sums of wavefronts predicted and counted."""
+    found = json.loads((DATA / name).read_text())
+    rows = ["| row | layout | comparisons | equal | loads, predicted | counted | stores, predicted | counted |"]
+    rows.append("| --- | --- |" + " --: |" * 6)
+    for kernel, layout in dict.fromkeys((one["kernel"], one["layout"]) for one in found["launches"]):
+        mine = [one for one in found["launches"] if (one["kernel"], one["layout"]) == (kernel, layout)]
+        sums = [sum(one[key][kind] for one in mine) for kind in ("loads", "stores") for key in ("predicted", "counted")]
+        cells = " | ".join(f"{number:,}" for number in (len(mine), sum(one["equal"] for one in mine), *sums))
+        rows.append(f"| `{kernel}` | {layout.upper()} | {cells} |")
+    about = f"{found['meta']['device']}, Nsight Compute {found['meta']['ncu']}:"
+    return "\n".join([about, "", *rows, ""])
+
+
 if __name__ == "__main__":
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
@@ -155,5 +169,7 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "performance-cuda.md", "convolution figures", conv_figures(measured))
     put(ROOT / "docs" / "performance-cuda.md", "convolutions", convolution_table(*measured))
     put(ROOT / "docs" / "gpu.md", "conv fit", conv_fit_table("conv-fit-h200.json"))
+    if (DATA / "conv-wavefronts-h200.json").exists():
+        put(ROOT / "docs" / "performance-cuda.md", "convolution wavefronts", conv_wavefronts_table("conv-wavefronts-h200.json"))
     if (DATA / "shared-memory-h200.json").exists():
         put(ROOT / "docs" / "gpu.md", "shared memory h200", shared_memory_table("shared-memory-h200.json"))

@@ -41,6 +41,9 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 SHORT, LONG = 3, 5  # steps of k of the SIMT rows' two launches
 
 
+Counts = dict[str, dict[str, int]]
+
+
 class Run(NamedTuple):
     """One launch."""
 
@@ -88,14 +91,18 @@ def launch(runs: list[Run]) -> None:
         cuda.synchronize()
 
 
-def counted(command: list[str]) -> tuple[str, list[dict[str, dict[str, int]]]]:
-    """ncu's version, and of each launch, in order, wavefronts by the instructions' addresses ("counted") and in the pipe ("passed")."""
+def counted(command: list[str], kernels: str = PRODUCTS) -> tuple[str, list[Counts], str]:
+    """Of each launch of `kernels`, in order, wavefronts by the instructions' addresses ("counted") and in the pipe ("passed").
+
+    Returns ncu's version, these, and what ncu and the process said. Exits where nothing was counted.
+    """
     ncu = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--cache-control", "none"]
-    ncu += ["--kernel-name-base", "function", "--kernel-name", PRODUCTS, "--metrics", ",".join(COUNTERS)]
+    ncu += ["--kernel-name-base", "function", "--kernel-name", kernels, "--metrics", ",".join(COUNTERS)]
     done = subprocess.run([*ncu, sys.executable, *command], capture_output=True, text=True)
+    said = "".join(line for line in (done.stdout + done.stderr).splitlines(True) if not line.startswith('"'))
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
-    if done.returncode or len(lines) < 3:
-        sys.exit(f"ncu failed ({done.returncode}):\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    if len(lines) < 3:
+        sys.exit(f"ncu failed ({done.returncode}):\n{said[-6000:]}")
     found = []
     for row in list(csv.DictReader(lines))[1:]:  # the first has the units
         value = {name: round(float(row[name].replace(",", ""))) for name in COUNTERS}
@@ -104,10 +111,10 @@ def counted(command: list[str]) -> tuple[str, list[dict[str, dict[str, int]]]]:
             "passed": {kind: value[f"{HARDWARE}{endings[0]}.sum"] for kind, endings in KINDS.items()},
         })  # fmt: skip
     version = subprocess.run(["ncu", "--version"], capture_output=True, text=True).stdout.split("Version ")[-1].split()[0]
-    return version, found
+    return version, found, said
 
 
-def compared(runs: list[Run], seen: list[dict[str, dict[str, int]]]) -> list[dict[str, Any]]:
+def compared(runs: list[Run], seen: list[Counts]) -> list[dict[str, Any]]:
     """One entry for each launch (SIMT: pair of launches, per step and tile) with prediction and counters."""
     entries, done = [], iter(zip(runs, seen, strict=True))
     for r, counts in done:
@@ -127,11 +134,19 @@ def compared(runs: list[Run], seen: list[dict[str, dict[str, int]]]) -> list[dic
     return entries
 
 
+def write(path: Path, version: str, entries: list[dict[str, Any]]) -> None:
+    device = cuda.devices()[0]
+    head = {"device": device.name, "driver": device.driver, "runtime": device.runtime, "ncu": version, "counters": COUNTERS}
+    lines = ",\n".join(json.dumps(entry) for entry in entries)
+    path.write_text(f'{{"meta": {json.dumps(head)},\n"launches": [\n{lines}\n]}}\n')
+
+
 def print_table(entries: list[dict[str, Any]]) -> None:
-    print(f"{'row':<52} {'launches':>8}" + "".join(f" {kind + ' predicted':>19} {'counted':>10}" for kind in KINDS) + "  equal")
+    kinds = [kind for kind in KINDS if any(entry["predicted"][kind] or entry["counted"][kind] for entry in entries)]
+    print(f"{'row':<52} {'launches':>8}" + "".join(f" {kind + ' predicted':>19} {'counted':>10}" for kind in kinds) + "  equal")
     for name in dict.fromkeys(entry["kernel"] for entry in entries):
         of = [entry for entry in entries if entry["kernel"] == name]
-        sums = [[sum(entry[key][kind] for entry in of) for key in ("predicted", "counted")] for kind in KINDS]
+        sums = [[sum(entry[key][kind] for entry in of) for key in ("predicted", "counted")] for kind in kinds]
         equal = "yes" if all(entry["equal"] for entry in of) else "NO"
         print(f"{name:<52} {len(of):>8}" + "".join(f" {predicted:>19} {number:>10}" for predicted, number in sums) + f"  {equal}")
     print(f"{sum(entry['equal'] for entry in entries)} of {len(entries)} equal")
@@ -146,15 +161,12 @@ def main() -> None:
     runs = [r for kernel in gemm_kernels() if re.search(options.only, kernel.name) for r in runs_of(kernel)]
     if options.launch:
         return launch(runs)
-    version, seen = counted([__file__, "--launch", "--only", options.only])
+    version, seen, said = counted([__file__, "--launch", "--only", options.only])
     if len(seen) != len(runs):
-        sys.exit(f"ncu counted {len(seen)} launches of {len(runs)}")
+        sys.exit(f"ncu counted {len(seen)} launches of {len(runs)}:\n{said[-6000:]}")
     entries = compared(runs, seen)
     if options.output:
-        device = cuda.devices()[0]
-        head = {"device": device.name, "driver": device.driver, "runtime": device.runtime, "ncu": version, "counters": COUNTERS}
-        lines = ",\n".join(json.dumps(entry) for entry in entries)
-        options.output.write_text(f'{{"meta": {json.dumps(head)},\n"launches": [\n{lines}\n]}}\n')
+        write(options.output, version, entries)
     print_table(entries)
     sys.exit(not all(entry["equal"] for entry in entries))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared-memory wavefronts of a fused Winograd convolution: what the warps of one block load, store and copy, counted bank by bank.
+"""Shared-memory wavefronts of a fused Winograd convolution: what the warps of a block, and of a launch, load, store and copy, bank by bank.
 
 The formulas are those of `native/cuda/conv_winograd.cuh` and `winograd_output.cuh`. A block has 64 filters and 32 tiles in 16 planes,
 8 warps, and steps of 8 channels. In a stage, of plane p and channel c,
@@ -12,19 +12,22 @@ Once a step:  copies     transformed filters, asynchronous, 16 bytes a thread
               fragments  16-byte loads: lanes (l, l ^ 1) share the filters', (l, l ^ 2) the tiles'
 Once a tile of the output, in 4 rounds:
               sums       stored to rows [kslot][plane] by the form's layout; then a thread loads 16 planes, twice a round
-              outputs    32 words a thread, stored and loaded by the same thread
+              outputs    32 words a thread, stored and, as far as they lie inside the output, loaded by the same thread
+Once a block: place      one thread finds the tile (`decomposition.cuh`) in 88 bytes that all warps read: `_place`
 
 Fused F(4x4) (`native/cuda/winograd_fused4.cuh`) has 32 filters, 32 tiles, 36 planes and 16 warps, and the same kinds of accesses but for
 its way out, which is one round. Plane p of channel c has filter f at word (p 8 + c) 32 + f of a stage and tile x at word
-9216 + p 296 + c 36 + x; shuffles between lanes are not counted, and outputs are, which a plain epilogue leaves in registers.
+9216 + p 296 + c 36 + x; shuffles between lanes are not counted. Its outputs pass but for a plain epilogue, which has them in registers.
 
-Assumed: all of the tile lies inside the output (loads of outputs beyond it are left out). Not described: the block's place.
+`launch` counts all blocks of a data-parallel launch with a plain epilogue; benchmarks/cuda/conv_wavefronts.py compares it with Nsight
+Compute. Where channels are in parts, two launches that differ in channels alone differ by their steps. `wavefronts` is of one tile, assumed
+to lie inside the output, without the place. The kernel that transforms filters before is not described.
 
 Worked number: sts64 stores its sums with 4 rounds x 16 instructions x 8 warps = 512 instructions of 2 wavefronts; so do compact, and
 reference, of whose lanes half are idle. Without its padding each would take 8.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +36,7 @@ from pysim.cachemodel.banks import LANES, SharedMemory
 from pysim.cachemodel.gemm_shared import Access, Wavefronts
 from pysim.errors import OperandError
 from pysim.registry import ConvKernel
+from pysim.workload import Conv
 
 Integers = NDArray[np.int64]
 
@@ -61,27 +65,38 @@ def way_out(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
 
 
 def wavefronts(kernel: ConvKernel, nhwc: bool, steps: int, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
-    """Wavefronts of one tile of `steps` steps, under "loads", "stores" and "copies" (asynchronous ones).
+    """Wavefronts of one tile of `steps` steps, under "loads", "stores" and "copies" (asynchronous ones)."""
+    return _sum(((step(kernel, nhwc), steps), (_first(kernel, nhwc), 1), (way_out(kernel, nhwc), 1)), memory)
 
-    F(2x2): the first fragments of a tile are loaded before its first step; each step loads those of the next one, the last in vain.
+
+def launch(kernel: ConvKernel, w: Conv, nhwc: bool, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
+    """Wavefronts of all blocks of a data-parallel launch with a plain epilogue, under the names of `wavefronts`; blocks have a tile each.
+
+    Raises OperandError for another kernel.
     """
     _check(kernel)
-    first = () if kernel.form == LARGE else tuple(_fragments(kernel, nhwc))
+    m = kernel.outputs
+    windows = w.batch * -(-w.out_h // m) * -(-w.out_w // m)
+    tiles = w.groups * -(-windows // kernel.block_windows) * -(-w.filters // w.groups // kernel.block_filters)
+    steps = -(-w.channels // w.groups // kernel.block_k)
+    passes = kernel.form != LARGE  # the outputs, through shared memory
+    out = (one for one in way_out(kernel, nhwc) if one.operand == "sums" or (one.store and passes))
+    once = (*_place(kernel), *_first(kernel, nhwc), *out)
+    inside = (_inside(kernel, w, nhwc),) if passes else ()
+    return _sum(((step(kernel, nhwc), tiles * steps), (once, tiles), (inside, w.groups)), memory)
+
+
+def _sum(parts: Iterable[tuple[Iterable[Access], int]], memory: SharedMemory | None) -> dict[str, Wavefronts]:
+    """Accesses, each so many times."""
     sums = {kind: [0, 0, 0] for kind in ("loads", "stores", "copies")}
-    for accesses, times in ((step(kernel, nhwc), steps), (way_out(kernel, nhwc), 1)):
+    for accesses, times in parts:
         for access in accesses:
-            _add(sums, access, times, memory or SharedMemory())
-    for access in first:  # one of the 16 units of a step
-        unit = Access(access.operand, False, False, access.width, access.addresses[:WARPS], access.active[:WARPS])
-        _add(sums, unit, 1, memory or SharedMemory())
+            counts = (memory or SharedMemory()).count(access.addresses, access.width, access.store, access.active)
+            kind = "copies" if access.asynchronous else "stores" if access.store else "loads"
+            issued = int(access.active.any(axis=1).sum())
+            for i, number in enumerate((issued, int(counts.total.sum()), int(counts.minimum.sum()))):
+                sums[kind][i] += times * number
     return {kind: Wavefronts(*numbers) for kind, numbers in sums.items()}
-
-
-def _add(sums: dict[str, list[int]], access: Access, times: int, memory: SharedMemory) -> None:
-    counts = memory.count(access.addresses, access.width, access.store, access.active)
-    kind = "copies" if access.asynchronous else "stores" if access.store else "loads"
-    for i, number in enumerate((len(access.addresses), int(counts.total.sum()), int(counts.minimum.sum()))):
-        sums[kind][i] += times * number
 
 
 def _check(kernel: ConvKernel) -> None:
@@ -103,6 +118,33 @@ def _loops(*sizes: int) -> list[Integers]:
     return [grid[..., None] for grid in np.indices(sizes)]
 
 
+def _place(kernel: ConvKernel) -> Iterator[Access]:
+    """How a block finds its tile, as nvcc 13.0 joins the words, alike in all kernels: Tile lies at byte 0, Work at 32, valid at 80.
+
+    One thread makes Work, and then twice, for the tile and for that there is no other, asks it and says whether there is one.
+    """
+    warps = LARGE_WARPS if kernel.form == LARGE else WARPS
+
+    def of(store: bool, width: int, byte: int, everyone: bool = False) -> Access:
+        rows = warps if everyone else 1
+        return _access("place", store, width, np.full((rows, LANES), byte // 4), np.full((rows, LANES), everyone) | (_LANE == 0))
+
+    for width, byte in ((8, 32), (8, 40), (8, 48), (4, 56), (16, 64)):  # Work
+        yield of(True, width, byte)
+    for _ in range(2):
+        for width, byte in ((8, 32), (8, 40), (4, 56)):
+            yield of(False, width, byte)
+        yield of(True, 4, 80)
+        yield of(False, 4, 80, everyone=True)
+    yield of(False, 8, 48)
+    for width, byte in ((8, 0), (8, 8), (8, 16), (8, 24), (4, 56)):  # Tile, and which is next
+        yield of(True, width, byte)
+    for width, byte in ((16, 0), (16, 16)):
+        yield of(False, width, byte, everyone=True)
+    if kernel.form == LARGE:  # its row and column are read again after the steps
+        yield of(False, 8, 0, everyone=True)
+
+
 def _copies(kernel: ConvKernel) -> Iterator[Access]:
     planes = (kernel.outputs + 2) ** 2
     (instruction,) = _loops(planes * kernel.block_k * kernel.block_filters // (4 * LANES))
@@ -121,6 +163,14 @@ def _tile_word(kernel: ConvKernel, nhwc: bool, plane: Integers, channel: Integer
     filters = PLANES * kernel.block_k * kernel.block_filters
     word: Integers = filters + (plane * kernel.block_k + channel) * kernel.block_windows + (place ^ (4 * channel if nhwc else 0))
     return word
+
+
+def _first(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
+    """F(2x2): the first of 16 units of fragments, before the first step; each step loads those that follow, the last one once more."""
+    if kernel.form == LARGE:
+        return ()
+    all_units = _fragments(kernel, nhwc)
+    return tuple(Access(one.operand, False, False, one.width, one.addresses[:WARPS], one.active[:WARPS]) for one in all_units)
 
 
 def _fragments(kernel: ConvKernel, nhwc: bool) -> Iterator[Access]:
@@ -147,25 +197,50 @@ def _sums(kernel: ConvKernel) -> Iterator[Access]:
     yield _access("sums", True, 8, (kslot * PLANES + warp + 8 * half) * row_words + 2 * unit)
 
 
-def _planes(kernel: ConvKernel, nhwc: bool) -> Iterator[Access]:
+def _seen(kernel: ConvKernel, nhwc: bool, of_round: Integers, second: Integers, warp: Integers) -> tuple[Integers, Integers, Integers]:
+    """(tile, filter, word of plane 0) that a lane has in a round."""
     row_words = _ROW_WORDS[kernel.form]
-    _, second, plane, warp = _loops(4, 2, PLANES, WARPS)
     t = _LANE % 4 if nhwc else warp % 4
     if kernel.form == "reference":
         kslot, x = warp // 4 + 2 * second, 8 * (warp % 4) + _LANE // 4 if nhwc else _LANE
-        within = 40 * t + x
-    else:
-        kslot, q = warp // 4, _LANE // 4 % 2 if nhwc else _LANE // 16
-        x = 4 * (warp % 4) + _LANE // 8 if nhwc else _LANE % 16
-        within = (68 * t + 16 * q + x if kernel.form == "sts64" else 64 * t + (16 * q + x + 4 * t) % 32) + 32 * second
-    yield _access("sums", False, 4, (kslot * PLANES + plane) * row_words + within)
+        tile = 16 * (x // 2 % 2) + x // 4 * 2 + x % 2
+        of = 32 * (of_round % 2) + 16 * (kslot // 2) + 8 * (kslot % 2) + 4 * (of_round // 2) + t
+        return tile, of, kslot * PLANES * row_words + 40 * t + x
+    kslot, q = warp // 4, _LANE // 4 % 2 if nhwc else _LANE // 16
+    x = 4 * (warp % 4) + _LANE // 8 if nhwc else _LANE % 16
+    within = (68 * t + 16 * q + x if kernel.form == "sts64" else 64 * t + (16 * q + x + 4 * t) % 32) + 32 * second
+    return 16 * second + x, 16 * of_round + 8 * kslot + 4 * q + t, kslot * PLANES * row_words + within
+
+
+def _planes(kernel: ConvKernel, nhwc: bool) -> Iterator[Access]:
+    of_round, second, plane, warp = _loops(4, 2, PLANES, WARPS)
+    _, _, word = _seen(kernel, nhwc, of_round, second, warp)
+    yield _access("sums", False, 4, word + plane * _ROW_WORDS[kernel.form] + 0 * of_round)
+
+
+def _own(word: Integers, warp: Integers) -> Integers:
+    at: Integers = word * THREADS + warp * LANES + _LANE
+    return at
 
 
 def _outputs() -> Iterator[Access]:
-    word, warp = _loops(2 * PLANES, WARPS)
-    words = word * THREADS + warp * LANES + _LANE
+    words = _own(*_loops(2 * PLANES, WARPS))
     yield _access("outputs", True, 4, words)
     yield _access("outputs", False, 4, words)
+
+
+def _inside(kernel: ConvKernel, w: Conv, nhwc: bool) -> Access:
+    """The loads of outputs of all tiles of one group: of those that exist."""
+    high, wide, filters = -(-w.out_h // 2), -(-w.out_w // 2), w.filters // w.groups
+    blocks = -(-w.batch * high * wide // kernel.block_windows), -(-filters // kernel.block_filters)
+    of_tiles, of_filters, of_round, second, r, s, warp = _loops(*blocks, 4, 2, 2, 2, WARPS)
+    tile, of, _ = _seen(kernel, nhwc, of_round, second, warp)
+    number = of_tiles * kernel.block_windows + tile
+    down, across = number % (high * wide) // wide, number % wide
+    active = (number < w.batch * high * wide) & (of_filters * kernel.block_filters + of < filters)
+    active = active & (2 * down + r < w.out_h) & (2 * across + s < w.out_w)
+    words = _own(4 * (2 * of_round + second) + 2 * r + s, warp) + 0 * number
+    return _access("outputs", False, 4, words, active)
 
 
 # F(4x4)
