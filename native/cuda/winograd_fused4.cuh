@@ -42,6 +42,7 @@ namespace fused4 {
 enum {
     SIDE = 32, /* filters, and tiles, of a block */
     THREADS = 512,
+    UNROLLED = 1,
     ROW = SIDE + 4, PITCH = STEP * ROW + 8, /* words of tiles: of a channel, of a plane */
     FILTER_BYTES = LARGE * STEP * SIDE * 4,
     STAGE_BYTES = FILTER_BYTES + LARGE * PITCH * 4,
@@ -80,6 +81,7 @@ template <bool NHWC> class Halves {
     __device__ unsigned valid(bool last) const { return last && !(inside >> 30 & 1) ? 0 : inside; }
 
   public:
+    __device__ bool is_turn(int channel) const { return (inside >> 28 ^ (unsigned)channel) % 4 == 0; }
     __device__ Halves(const Conv &c, int group, int first_tile, int begin, int end, unsigned thread) {
         const unsigned warp = thread / 32, lane = thread % 32;
         const bool square = NHWC || c.per_image.divisor <= 4;
@@ -99,6 +101,7 @@ template <bool NHWC> class Halves {
         column = NHWC ? all : 1, row = c.width * column, step = NHWC ? (int)STEP : STEP * c.height * c.width;
         if (begin + (end - begin - 1) / STEP * STEP + channel < end) inside |= 1u << 30;
         if (odd) inside |= 1u << 31;
+        inside |= warp / 4 << 28;
         const int from = group * c.channels + begin + channel;
         const int64_t origin = NHWC ? ((int64_t)corner.n * c.height * c.width + (int64_t)h * c.width + w) * all + from
                                     : ((int64_t)corner.n * all + from) * c.height * c.width + (int64_t)h * c.width + w;
@@ -179,33 +182,31 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
                 copy_async<16>(stage + piece + thread * 16, filters + piece, 16);
         filters += FILTER_BYTES;
     };
-    const auto multiply = [&](const char *slots, const char *lines) { /* half of a step's channels */
+    const auto multiply = [&](const char *slots, const char *lines) { /* one channel */
+        float a[8], b[8];
+        const char *const a_at = slots + slots_at(main), *const b_at = lines + lines_at(main);
+        read_16(a, a_at), read_16(a + 4, a_at + SIDE * 2), read_16(b, b_at), read_16(b + 4, b_at + SIDE * 2);
 #pragma unroll
-        for (int channel = 0; channel < STEP / 2; channel++) {
-            float a[8], b[8];
-            const char *const a_at = slots + slots_at(main) + channel * (SLOT_ROW * 4), *const b_at = lines + lines_at(main) + channel * (LINE_ROW * 4);
-            read_16(a, a_at), read_16(a + 4, a_at + SIDE * 2), read_16(b, b_at), read_16(b + 4, b_at + SIDE * 2);
+        for (int n = 0; n < 8; n++)
 #pragma unroll
-            for (int n = 0; n < 8; n++)
+            for (int i8 = 0; i8 < 8; i8++) {
+                const int m = n % 2 ? 7 - i8 : i8;
+                sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
+            }
+        __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
+        read_16(a, slots + slots_at(quarter));
+        const float2 two = *(const float2 *)(lines + lines_at(quarter));
 #pragma unroll
-                for (int i8 = 0; i8 < 8; i8++) {
-                    const int m = n % 2 ? 7 - i8 : i8;
-                    sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
-                }
-            __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
-            read_16(a, slots + slots_at(quarter) + channel * (SLOT_ROW * 4));
-            const float2 two = *(const float2 *)(lines + lines_at(quarter) + channel * (LINE_ROW * 4));
-#pragma unroll
-            for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
-        }
+        for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
     };
     fetch(shared);
     commit_async();
-    float outer[12]; /* no sums are kept yet: all of the first patch comes at once */
-    halves.load_inner(patch, steps == 1), halves.load_outer(outer, steps == 1);
-    halves.store_inner(shared, patch);
+    float first[12], outer[12]; /* no sums are kept yet: all of the first patch comes at once, and the second's inner rows */
+    halves.load_inner(first, steps == 1), halves.load_outer(outer, steps == 1);
+    if (steps > 1) halves.load_inner(patch, steps == 2);
+    halves.store_inner(shared, first);
 #pragma unroll
-    for (int s = 6; s < 12; s++) outer[s] = patch[s];
+    for (int s = 6; s < 12; s++) outer[s] = first[s];
     halves.store_outer(shared, outer);
 #pragma unroll 1
     for (int i = 0; i < steps; i++) {
@@ -214,16 +215,26 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
         __syncthreads(); /* this stage is full, the other one is free */
         const char *const stage = shared + i % 2 * STAGE_BYTES;
         char *const other = shared + (1 - i % 2) * STAGE_BYTES;
-        if (more) fetch(other), halves.load_inner(patch, i + 2 == steps);
-        commit_async();
 #pragma unroll 1
-        for (int half = 0; half < 2; half++) {
-            const char *const filters = stage + half * (STEP / 2 * SIDE * 4), *const tiles = stage + FILTER_BYTES + half * (STEP / 2 * ROW * 4);
-            multiply(NHWC ? filters : tiles, NHWC ? tiles : filters);
-            if (!more) continue;
-            if (half == 0) halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
-            else halves.store_outer(other, patch);
+        for (int pair = 0; pair < STEP; pair += UNROLLED) {
+#pragma unroll
+            for (int k = 0; k < UNROLLED; k++) {
+                const int channel = pair + k;
+                if (more && halves.is_turn(channel)) {
+                    if (channel < STEP / 2) {
+                        halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
+                        fetch(other);
+                    } else {
+                        halves.store_outer(other, patch);
+                        if (i + 2 < steps) halves.load_inner(patch, i + 3 == steps);
+                    }
+                }
+                const char *const filters = stage + channel * (SIDE * 4), *const tiles = stage + FILTER_BYTES + channel * (ROW * 4);
+                multiply(NHWC ? filters : tiles, NHWC ? tiles : filters);
+                if (UNROLLED > 1) __syncwarp();
+            }
         }
+        commit_async();
     }
 }
 
