@@ -42,7 +42,6 @@ namespace fused4 {
 enum {
     SIDE = 32, /* filters, and tiles, of a block */
     THREADS = 512,
-    UNROLLED = 1,
     ROW = SIDE + 4, PITCH = STEP * ROW + 8, /* words of tiles: of a channel, of a plane */
     FILTER_BYTES = LARGE * STEP * SIDE * 4,
     STAGE_BYTES = FILTER_BYTES + LARGE * PITCH * 4,
@@ -81,7 +80,6 @@ template <bool NHWC> class Halves {
     __device__ unsigned valid(bool last) const { return last && !(inside >> 30 & 1) ? 0 : inside; }
 
   public:
-    __device__ bool is_turn(int channel) const { return (inside >> 28 ^ (unsigned)channel) % 4 == 0; }
     __device__ Halves(const Conv &c, int group, int first_tile, int begin, int end, unsigned thread) {
         const unsigned warp = thread / 32, lane = thread % 32;
         const bool square = NHWC || c.per_image.divisor <= 4;
@@ -101,7 +99,6 @@ template <bool NHWC> class Halves {
         column = NHWC ? all : 1, row = c.width * column, step = NHWC ? (int)STEP : STEP * c.height * c.width;
         if (begin + (end - begin - 1) / STEP * STEP + channel < end) inside |= 1u << 30;
         if (odd) inside |= 1u << 31;
-        inside |= warp / 4 << 28;
         const int from = group * c.channels + begin + channel;
         const int64_t origin = NHWC ? ((int64_t)corner.n * c.height * c.width + (int64_t)h * c.width + w) * all + from
                                     : ((int64_t)corner.n * all + from) * c.height * c.width + (int64_t)h * c.width + w;
@@ -171,8 +168,10 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
     const unsigned thread = threadIdx.x;
     const Place main = place_of(thread), quarter = rest_of(thread);
     enum { SLOT_PLANE = NHWC ? STEP * SIDE : (int)PITCH, SLOT_ROW = NHWC ? SIDE : ROW, LINE_PLANE = NHWC ? (int)PITCH : STEP * SIDE, LINE_ROW = NHWC ? ROW : SIDE };
-    const auto slots_at = [](const Place &p) { return (p.plane * SLOT_PLANE + p.slot) * 4; };
-    const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4; };
+    const auto slots_at = [](const Place &p) { return (p.plane * SLOT_PLANE + p.slot) * 4 + (NHWC ? 0 : FILTER_BYTES); };
+    const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4 + (NHWC ? FILTER_BYTES : 0); };
+    const int slots = forget(slots_at(main)), lines = forget(lines_at(main)), some_slots = forget(slots_at(quarter)), some_lines = forget(lines_at(quarter));
+    const int turn = __shfl_sync(0xffffffffu, (int)thread / 128, 0); /* which the compiler then knows to be one for the warp */
     float patch[12];
     const auto fetch = [&](char *stage) {
         const unsigned thread = thread_again();
@@ -182,10 +181,9 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
                 copy_async<16>(stage + piece + thread * 16, filters + piece, 16);
         filters += FILTER_BYTES;
     };
-    const auto multiply = [&](const char *slots, const char *lines) { /* one channel */
+    const auto multiply = [&](const char *of_slots, const char *of_lines) { /* a channel: where it lies in plane 0 of the stage */
         float a[8], b[8];
-        const char *const a_at = slots + slots_at(main), *const b_at = lines + lines_at(main);
-        read_16(a, a_at), read_16(a + 4, a_at + SIDE * 2), read_16(b, b_at), read_16(b + 4, b_at + SIDE * 2);
+        read_16(a, of_slots + slots), read_16(a + 4, of_slots + slots + SIDE * 2), read_16(b, of_lines + lines), read_16(b + 4, of_lines + lines + SIDE * 2);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -194,8 +192,8 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
                 sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
             }
         __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
-        read_16(a, slots + slots_at(quarter));
-        const float2 two = *(const float2 *)(lines + lines_at(quarter));
+        read_16(a, of_slots + some_slots);
+        const float2 two = *(const float2 *)(of_lines + some_lines);
 #pragma unroll
         for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
     };
@@ -213,25 +211,22 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
         const bool more = i + 1 < steps;
         wait_async<0>();
         __syncthreads(); /* this stage is full, the other one is free */
-        const char *const stage = shared + i % 2 * STAGE_BYTES;
+        const char *slots = shared + i % 2 * STAGE_BYTES, *lines = slots;
         char *const other = shared + (1 - i % 2) * STAGE_BYTES;
 #pragma unroll 1
-        for (int pair = 0; pair < STEP; pair += UNROLLED) {
-#pragma unroll
-            for (int k = 0; k < UNROLLED; k++) {
-                const int channel = pair + k;
-                if (more && halves.is_turn(channel)) {
-                    if (channel < STEP / 2) {
-                        halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
-                        fetch(other);
-                    } else {
-                        halves.store_outer(other, patch);
-                        if (i + 2 < steps) halves.load_inner(patch, i + 3 == steps);
-                    }
-                }
-                const char *const filters = stage + channel * (SIDE * 4), *const tiles = stage + FILTER_BYTES + channel * (ROW * 4);
-                multiply(NHWC ? filters : tiles, NHWC ? tiles : filters);
-                if (UNROLLED > 1) __syncwarp();
+        for (int part = 0; part < 3; part++) {
+#pragma unroll 1
+            for (int left = part == 0 ? turn : part == 1 ? STEP / 2 : STEP / 2 - turn; left > 0; left--) {
+                multiply(slots, lines);
+                slots += SLOT_ROW * 4, lines += LINE_ROW * 4;
+            }
+            if (!more) continue;
+            if (part == 0) {
+                halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
+                fetch(other);
+            } else if (part == 1) {
+                halves.store_outer(other, patch);
+                if (i + 2 < steps) halves.load_inner(patch, i + 3 == steps);
             }
         }
         commit_async();
