@@ -35,6 +35,12 @@
 #include "ptx.cuh"
 #include "winograd_staged.cuh"
 
+#if defined(PYSIM_EMULATED) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
+#define PYSIM_COPIES_BY_THREADS
+#else
+#include "wgmma_ptx.cuh"
+#endif
+
 namespace pysim {
 namespace winograd {
 namespace fused4 {
@@ -147,6 +153,46 @@ template <bool NHWC> class Halves {
     }
 };
 
+/* Copies of each step's transformed filters to a stage: by one thread and the engine of bulk copies, or by all before compute capability 9.0. */
+class Filters {
+    const char *from; /* the next step's */
+    uint64_t *arrival; /* an mbarrier, of which a phase is a step */
+
+  public:
+    __device__ Filters(const char *from, uint64_t *arrival) : from(from), arrival(arrival) {}
+#ifdef PYSIM_COPIES_BY_THREADS
+    __device__ static void begin(uint64_t *) {}
+    __device__ static void end(uint64_t *) {}
+    __device__ static void written() {}
+    __device__ void fetch(char *stage, int) {
+        for (int at = (int)threadIdx.x * 16; at < FILTER_BYTES; at += THREADS * 16) copy_async<16>(stage + at, from + at, 16);
+        commit_async();
+        from += FILTER_BYTES;
+    }
+    __device__ void wait(int) const { wait_async<0>(); }
+#else
+    /* By one thread, before a barrier of the block and after one. */
+    __device__ static void begin(uint64_t *arrival) {
+        hopper::barrier_init(hopper::shared_address(arrival), 1);
+        hopper::barrier_init_done();
+    }
+    __device__ static void end(uint64_t *arrival) { hopper::barrier_end(hopper::shared_address(arrival)); }
+    /* By all, before the barrier after which stages that were written otherwise are fetched to. */
+    __device__ static void written() { hopper::async_after_writes(); }
+    __device__ void fetch(char *stage, int warp) {
+        if (warp == 0) {
+            __syncwarp(); /* keeps this a branch, which the other warps take */
+            if (thread_again() == 0) {
+                hopper::barrier_arrive_expect(hopper::shared_address(arrival), FILTER_BYTES);
+                hopper::bulk_load(hopper::shared_address(stage), from, FILTER_BYTES, hopper::shared_address(arrival));
+            }
+        }
+        from += FILTER_BYTES;
+    }
+    __device__ void wait(int step) const { hopper::barrier_wait(hopper::shared_address(arrival), step % 2); }
+#endif
+};
+
 __device__ inline void read_16(float *to, const char *from) {
     const float4 v = *(const float4 *)from;
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
@@ -162,25 +208,17 @@ __device__ inline Place rest_of(unsigned thread) {
     return {32 + thread / 128, thread / 64 % 2 * 16 + 4 * (thread / 2 % 2 + thread / 16 % 2 * 2), thread / 32 % 2 * 16 + 2 * (thread % 2 + thread / 4 % 4 * 2)};
 }
 
-/* sum[slot][line], rest[slot][line] over `steps` steps. `filters`: this thread's first 16 bytes of the first step. */
+/* sum[slot][line], rest[slot][line] over `steps` steps. */
 template <bool NHWC>
-__device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
+__device__ inline void sum_planes(Halves<NHWC> halves, Filters filters, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
     const unsigned thread = threadIdx.x;
     const Place main = place_of(thread), quarter = rest_of(thread);
     enum { SLOT_PLANE = NHWC ? STEP * SIDE : (int)PITCH, SLOT_ROW = NHWC ? SIDE : ROW, LINE_PLANE = NHWC ? (int)PITCH : STEP * SIDE, LINE_ROW = NHWC ? ROW : SIDE };
     const auto slots_at = [](const Place &p) { return (p.plane * SLOT_PLANE + p.slot) * 4 + (NHWC ? 0 : FILTER_BYTES); };
     const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4 + (NHWC ? FILTER_BYTES : 0); };
     const int slots = forget(slots_at(main)), lines = forget(lines_at(main)), some_slots = forget(slots_at(quarter)), some_lines = forget(lines_at(quarter));
-    const int turn = __shfl_sync(0xffffffffu, (int)thread / 128, 0); /* which the compiler then knows to be one for the warp */
+    const int warp = __shfl_sync(0xffffffffu, (int)thread / 32, 0), turn = warp / 4; /* which the compiler then knows to be one for the warp */
     float patch[12];
-    const auto fetch = [&](char *stage) {
-        const unsigned thread = thread_again();
-#pragma unroll
-        for (int piece = 0; piece < FILTER_BYTES; piece += THREADS * 16)
-            if (piece + THREADS * 16 <= FILTER_BYTES || thread < unsigned(FILTER_BYTES - piece) / 16)
-                copy_async<16>(stage + piece + thread * 16, filters + piece, 16);
-        filters += FILTER_BYTES;
-    };
     const auto multiply = [&](const char *of_slots, const char *of_lines) { /* a channel: where it lies in plane 0 of the stage */
         float a[8], b[8];
         read_16(a, of_slots + slots), read_16(a + 4, of_slots + slots + SIDE * 2), read_16(b, of_lines + lines), read_16(b + 4, of_lines + lines + SIDE * 2);
@@ -197,8 +235,7 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
 #pragma unroll
         for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
     };
-    fetch(shared);
-    commit_async();
+    filters.fetch(shared, warp);
     float first[12], outer[12]; /* no sums are kept yet: all of the first patch comes at once, and the second's inner rows */
     halves.load_inner(first, steps == 1), halves.load_outer(outer, steps == 1);
     if (steps > 1) halves.load_inner(patch, steps == 2);
@@ -209,11 +246,12 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
 #pragma unroll 1
     for (int i = 0; i < steps; i++) {
         const bool more = i + 1 < steps;
-        wait_async<0>();
+        filters.wait(i);
         __syncthreads(); /* this stage is full, the other one is free */
         const char *slots = shared + i % 2 * STAGE_BYTES, *lines = slots;
         char *const other = shared + (1 - i % 2) * STAGE_BYTES;
-#pragma unroll 1
+        if (more) filters.fetch(other, warp);
+#pragma unroll
         for (int part = 0; part < 3; part++) {
 #pragma unroll 1
             for (int left = part == 0 ? turn : part == 1 ? STEP / 2 : STEP / 2 - turn; left > 0; left--) {
@@ -221,15 +259,12 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
                 slots += SLOT_ROW * 4, lines += LINE_ROW * 4;
             }
             if (!more) continue;
-            if (part == 0) {
-                halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
-                fetch(other);
-            } else if (part == 1) {
+            if (part == 0) halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
+            else if (part == 1) {
                 halves.store_outer(other, patch);
                 if (i + 2 < steps) halves.load_inner(patch, i + 3 == steps);
             }
         }
-        commit_async();
     }
 }
 
@@ -317,12 +352,12 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
 
 template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel(const __grid_constant__ Conv c) {
     PYSIM_DYNAMIC_SHARED(shared);
-    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now; /* not in registers, which the loop needs */
+    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; uint64_t arrival; } now; /* not in registers, which the loop needs */
     const Problem &p = c.product;
     Work &work = *(Work *)now.work;
     if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, SIDE, SIDE, STEP), blockIdx.x, gridDim.x);
     while (true) {
-        if (thread_again() == 0) now.valid = work.next(now.tile);
+        if (thread_again() == 0) now.valid = work.next(now.tile), Filters::begin(&now.arrival);
         __syncthreads();
         if (!now.valid) return;
         const Tile &t = now.tile;
@@ -339,9 +374,10 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
 #pragma unroll
         for (int i = 0; i < 8; i++) rest[i / 2][i % 2] = 0;
         sum_planes<NHWC>(Halves<NHWC>(c, of.group, of.tile, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
-                         (const char *)c.own + at * FILTER_BYTES + threadIdx.x * 16, t.end - t.begin, sum, rest, shared);
+                         Filters((const char *)c.own + at * FILTER_BYTES, &now.arrival), t.end - t.begin, sum, rest, shared);
         __syncthreads(); /* all have read their fragments */
         const unsigned thread = thread_again();
+        if (thread == 0) Filters::end(&now.arrival);
         put((float *)shared, sum, rest, thread);
         __syncthreads();
         float out[32];
@@ -352,6 +388,7 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
             if (epilogue.plain) store<NHWC, true>(c, epilogue, block(), out, (float *)shared);
             else store<NHWC, false>(c, epilogue, block(), out, (float *)shared);
         }
+        Filters::written();
         __syncthreads();
     }
 }
