@@ -216,7 +216,8 @@ __device__ inline void sum_planes(Halves<NHWC> halves, Filters filters, int step
     enum { SLOT_PLANE = NHWC ? STEP * SIDE : (int)PITCH, SLOT_ROW = NHWC ? SIDE : ROW, LINE_PLANE = NHWC ? (int)PITCH : STEP * SIDE, LINE_ROW = NHWC ? ROW : SIDE };
     const auto slots_at = [](const Place &p) { return (p.plane * SLOT_PLANE + p.slot) * 4 + (NHWC ? 0 : FILTER_BYTES); };
     const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4 + (NHWC ? FILTER_BYTES : 0); };
-    const int slots = forget(slots_at(main)), lines = forget(lines_at(main)), some_slots = forget(slots_at(quarter)), some_lines = forget(lines_at(quarter));
+    const auto kept = [](unsigned x) { return __shfl_xor_sync(0xffffffffu, (int)x, 0); }; /* else the assembler shifts and adds at each use */
+    const int slots = kept(slots_at(main)), lines = kept(lines_at(main)), some_slots = kept(slots_at(quarter)), some_lines = kept(lines_at(quarter));
     const int warp = __shfl_sync(0xffffffffu, (int)thread / 32, 0), turn = warp / 4; /* which the compiler then knows to be one for the warp */
     float patch[12];
     const auto multiply = [&](const char *of_slots, const char *of_lines) { /* a channel: where it lies in plane 0 of the stage */
