@@ -272,17 +272,20 @@ __device__ inline void sum_planes(Halves<NHWC> halves, Filters filters, int step
 /* The word of a sum in its plane. */
 __device__ inline int word_of(unsigned slot, unsigned line) { return line * SIDE + (slot ^ line / 4 % 4 * 8 ^ line / 2 % 2 * 16); }
 
+/* That of a slot whose neighbour it changed places with: so registers of sums have the other parity than those of fragments, see store_tile. */
+__device__ inline int swapped(unsigned slot, unsigned line) { return word_of(slot ^ 1, line); }
+
 __device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], unsigned thread) {
     const Place main = place_of(thread), quarter = rest_of(thread);
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const int m = i % 2 * 4, n = i / 2;
         *(float4 *)(to + main.plane * PLANE + word_of(m / 4 * 16 + main.slot, n / 4 * 16 + main.line + n % 4)) =
-            make_float4(sum[m][n], sum[m + 1][n], sum[m + 2][n], sum[m + 3][n]);
+            make_float4(sum[m + 1][n], sum[m][n], sum[m + 3][n], sum[m + 2][n]);
     }
 #pragma unroll
     for (int n = 0; n < 2; n++)
-        *(float4 *)(to + quarter.plane * PLANE + word_of(quarter.slot, quarter.line + n)) = make_float4(rest[0][n], rest[1][n], rest[2][n], rest[3][n]);
+        *(float4 *)(to + quarter.plane * PLANE + word_of(quarter.slot, quarter.line + n)) = make_float4(rest[1][n], rest[0][n], rest[3][n], rest[2][n]);
 }
 
 /* out[4 r + s] of all planes of one filter and tile. */
@@ -316,7 +319,7 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
     const unsigned thread = thread_again();
     if constexpr (!PLAIN)
 #pragma unroll
-        for (int i = 0; i < 32; i++) shared[i % 16 * PLANE + word_of(thread % 32, thread / 32 + i / 16 * 16)] = out[i];
+        for (int i = 0; i < 32; i++) shared[i % 16 * PLANE + swapped(thread % 32, thread / 32 + i / 16 * 16)] = out[i];
     float *const to = (float *)c.out;
     const int all = c.groups * c.filters, column = NHWC ? all : 1, row = NHWC ? c.out_w * all : c.out_w;
     const bool fours = !NHWC && c.out_w % 4 == 0 && (uintptr_t)to % 16 == 0, old = epilogue.beta != 0;
@@ -330,7 +333,7 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
         const int f = block.group * c.filters + filter, high = c.out_h - corner.p, wide = c.out_w - corner.q;
         const int64_t first = (int64_t)corner.p * c.out_w + corner.q;
         float *const at = to + (NHWC ? ((int64_t)corner.n * c.out_h * c.out_w + first) * all + f : ((int64_t)corner.n * all + f) * c.out_h * c.out_w + first);
-        const float *const from = shared + word_of(slot, line);
+        const float *const from = shared + swapped(slot, line);
 #pragma unroll ROWS
         for (int r = 0; r < 4; r++) {
             if (r >= high) continue;
@@ -383,7 +386,7 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
         __syncthreads();
         float out[32];
 #pragma unroll
-        for (int i = 0; i < 2; i++) transform_out(out + 16 * i, (const float *)shared + word_of(thread % 32, thread / 32 + 16 * i));
+        for (int i = 0; i < 2; i++) transform_out(out + 16 * i, (const float *)shared + swapped(thread % 32, thread / 32 + 16 * i));
         if (meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); })) {
             const Epilogue<float, float> epilogue(p);
             if (epilogue.plain) store<NHWC, true>(c, epilogue, block(), out, (float *)shared);
