@@ -17,6 +17,7 @@ __device__ inline void barrier_init(uint32_t barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 __device__ inline void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void barrier_end(uint32_t barrier) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); }
 __device__ inline void barrier_arrive_expect(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -40,6 +41,13 @@ __device__ inline void barrier_wait(uint32_t barrier, int parity) {
                      "selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
     }
 }
+
+/* Bytes that lie in one piece, all multiples of 16; they count towards `barrier`. What threads wrote there before, each must say so. */
+__device__ inline void bulk_load(uint32_t to, const void *from, int bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+                 "r"(barrier) : "memory");
+}
+__device__ inline void async_after_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* A box of a 2-D tensor into shared memory; its bytes count towards `barrier`. Parts outside the tensor arrive as zeros. */
 __device__ inline void tensor_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int inner, int outer) {

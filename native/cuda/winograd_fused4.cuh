@@ -35,6 +35,12 @@
 #include "ptx.cuh"
 #include "winograd_staged.cuh"
 
+#if defined(PYSIM_EMULATED) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
+#define PYSIM_COPIES_BY_THREADS
+#else
+#include "wgmma_ptx.cuh"
+#endif
+
 namespace pysim {
 namespace winograd {
 namespace fused4 {
@@ -147,6 +153,46 @@ template <bool NHWC> class Halves {
     }
 };
 
+/* Copies of each step's transformed filters to a stage: by one thread and the engine of bulk copies, or by all before compute capability 9.0. */
+class Filters {
+    const char *from; /* the next step's */
+    uint64_t *arrival; /* an mbarrier, of which a phase is a step */
+
+  public:
+    __device__ Filters(const char *from, uint64_t *arrival) : from(from), arrival(arrival) {}
+#ifdef PYSIM_COPIES_BY_THREADS
+    __device__ static void begin(uint64_t *) {}
+    __device__ static void end(uint64_t *) {}
+    __device__ static void written() {}
+    __device__ void fetch(char *stage, int) {
+        for (int at = (int)threadIdx.x * 16; at < FILTER_BYTES; at += THREADS * 16) copy_async<16>(stage + at, from + at, 16);
+        commit_async();
+        from += FILTER_BYTES;
+    }
+    __device__ void wait(int) const { wait_async<0>(); }
+#else
+    /* By one thread, before a barrier of the block and after one. */
+    __device__ static void begin(uint64_t *arrival) {
+        hopper::barrier_init(hopper::shared_address(arrival), 1);
+        hopper::barrier_init_done();
+    }
+    __device__ static void end(uint64_t *arrival) { hopper::barrier_end(hopper::shared_address(arrival)); }
+    /* By all, before the barrier after which stages that were written otherwise are fetched to. */
+    __device__ static void written() { hopper::async_after_writes(); }
+    __device__ void fetch(char *stage, int warp) {
+        if (warp == 0) {
+            __syncwarp(); /* keeps this a branch, which the other warps take */
+            if (thread_again() == 0) {
+                hopper::barrier_arrive_expect(hopper::shared_address(arrival), FILTER_BYTES);
+                hopper::bulk_load(hopper::shared_address(stage), from, FILTER_BYTES, hopper::shared_address(arrival));
+            }
+        }
+        from += FILTER_BYTES;
+    }
+    __device__ void wait(int step) const { hopper::barrier_wait(hopper::shared_address(arrival), step % 2); }
+#endif
+};
+
 __device__ inline void read_16(float *to, const char *from) {
     const float4 v = *(const float4 *)from;
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
@@ -162,67 +208,63 @@ __device__ inline Place rest_of(unsigned thread) {
     return {32 + thread / 128, thread / 64 % 2 * 16 + 4 * (thread / 2 % 2 + thread / 16 % 2 * 2), thread / 32 % 2 * 16 + 2 * (thread % 2 + thread / 4 % 4 * 2)};
 }
 
-/* sum[slot][line], rest[slot][line] over `steps` steps. `filters`: this thread's first 16 bytes of the first step. */
+/* sum[slot][line], rest[slot][line] over `steps` steps. */
 template <bool NHWC>
-__device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
+__device__ inline void sum_planes(Halves<NHWC> halves, Filters filters, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
     const unsigned thread = threadIdx.x;
     const Place main = place_of(thread), quarter = rest_of(thread);
     enum { SLOT_PLANE = NHWC ? STEP * SIDE : (int)PITCH, SLOT_ROW = NHWC ? SIDE : ROW, LINE_PLANE = NHWC ? (int)PITCH : STEP * SIDE, LINE_ROW = NHWC ? ROW : SIDE };
-    const auto slots_at = [](const Place &p) { return (p.plane * SLOT_PLANE + p.slot) * 4; };
-    const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4; };
+    const auto slots_at = [](const Place &p) { return (p.plane * SLOT_PLANE + p.slot) * 4 + (NHWC ? 0 : FILTER_BYTES); };
+    const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4 + (NHWC ? FILTER_BYTES : 0); };
+    const auto kept = [](unsigned x) { return __shfl_xor_sync(0xffffffffu, (int)x, 0); }; /* else the assembler shifts and adds at each use */
+    const int slots = kept(slots_at(main)), lines = kept(lines_at(main)), some_slots = kept(slots_at(quarter)), some_lines = kept(lines_at(quarter));
+    const int warp = __shfl_sync(0xffffffffu, (int)thread / 32, 0), turn = warp / 4; /* which the compiler then knows to be one for the warp */
     float patch[12];
-    const auto fetch = [&](char *stage) {
-        const unsigned thread = thread_again();
+    const auto multiply = [&](const char *of_slots, const char *of_lines) { /* a channel: where it lies in plane 0 of the stage */
+        float a[8], b[8];
+        read_16(a, of_slots + slots), read_16(a + 4, of_slots + slots + SIDE * 2), read_16(b, of_lines + lines), read_16(b + 4, of_lines + lines + SIDE * 2);
 #pragma unroll
-        for (int piece = 0; piece < FILTER_BYTES; piece += THREADS * 16)
-            if (piece + THREADS * 16 <= FILTER_BYTES || thread < unsigned(FILTER_BYTES - piece) / 16)
-                copy_async<16>(stage + piece + thread * 16, filters + piece, 16);
-        filters += FILTER_BYTES;
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i8 = 0; i8 < 8; i8++) {
+                const int m = n % 2 ? 7 - i8 : i8;
+                sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
+            }
+        __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
+        read_16(a, of_slots + some_slots);
+        const float2 two = *(const float2 *)(of_lines + some_lines);
+#pragma unroll
+        for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
     };
-    const auto multiply = [&](const char *slots, const char *lines) { /* half of a step's channels */
+    filters.fetch(shared, warp);
+    float first[12], outer[12]; /* no sums are kept yet: all of the first patch comes at once, and the second's inner rows */
+    halves.load_inner(first, steps == 1), halves.load_outer(outer, steps == 1);
+    if (steps > 1) halves.load_inner(patch, steps == 2);
+    halves.store_inner(shared, first);
 #pragma unroll
-        for (int channel = 0; channel < STEP / 2; channel++) {
-            float a[8], b[8];
-            const char *const a_at = slots + slots_at(main) + channel * (SLOT_ROW * 4), *const b_at = lines + lines_at(main) + channel * (LINE_ROW * 4);
-            read_16(a, a_at), read_16(a + 4, a_at + SIDE * 2), read_16(b, b_at), read_16(b + 4, b_at + SIDE * 2);
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int i8 = 0; i8 < 8; i8++) {
-                    const int m = n % 2 ? 7 - i8 : i8;
-                    sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
-                }
-            __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
-            read_16(a, slots + slots_at(quarter) + channel * (SLOT_ROW * 4));
-            const float2 two = *(const float2 *)(lines + lines_at(quarter) + channel * (LINE_ROW * 4));
-#pragma unroll
-            for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
-        }
-    };
-    fetch(shared);
-    commit_async();
-    float outer[12]; /* no sums are kept yet: all of the first patch comes at once */
-    halves.load_inner(patch, steps == 1), halves.load_outer(outer, steps == 1);
-    halves.store_inner(shared, patch);
-#pragma unroll
-    for (int s = 6; s < 12; s++) outer[s] = patch[s];
+    for (int s = 6; s < 12; s++) outer[s] = first[s];
     halves.store_outer(shared, outer);
 #pragma unroll 1
     for (int i = 0; i < steps; i++) {
         const bool more = i + 1 < steps;
-        wait_async<0>();
+        filters.wait(i);
         __syncthreads(); /* this stage is full, the other one is free */
-        const char *const stage = shared + i % 2 * STAGE_BYTES;
+        const char *slots = shared + i % 2 * STAGE_BYTES, *lines = slots;
         char *const other = shared + (1 - i % 2) * STAGE_BYTES;
-        if (more) fetch(other), halves.load_inner(patch, i + 2 == steps);
-        commit_async();
+        if (more) filters.fetch(other, warp);
+#pragma unroll
+        for (int part = 0; part < 3; part++) {
 #pragma unroll 1
-        for (int half = 0; half < 2; half++) {
-            const char *const filters = stage + half * (STEP / 2 * SIDE * 4), *const tiles = stage + FILTER_BYTES + half * (STEP / 2 * ROW * 4);
-            multiply(NHWC ? filters : tiles, NHWC ? tiles : filters);
+            for (int left = part == 0 ? turn : part == 1 ? STEP / 2 : STEP / 2 - turn; left > 0; left--) {
+                multiply(slots, lines);
+                slots += SLOT_ROW * 4, lines += LINE_ROW * 4;
+            }
             if (!more) continue;
-            if (half == 0) halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
-            else halves.store_outer(other, patch);
+            if (part == 0) halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
+            else if (part == 1) {
+                halves.store_outer(other, patch);
+                if (i + 2 < steps) halves.load_inner(patch, i + 3 == steps);
+            }
         }
     }
 }
@@ -230,17 +272,20 @@ __device__ inline void sum_planes(Halves<NHWC> halves, const char *filters, int 
 /* The word of a sum in its plane. */
 __device__ inline int word_of(unsigned slot, unsigned line) { return line * SIDE + (slot ^ line / 4 % 4 * 8 ^ line / 2 % 2 * 16); }
 
+/* That of a slot whose neighbour it changed places with: so registers of sums have the other parity than those of fragments, see store_tile. */
+__device__ inline int swapped(unsigned slot, unsigned line) { return word_of(slot ^ 1, line); }
+
 __device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], unsigned thread) {
     const Place main = place_of(thread), quarter = rest_of(thread);
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const int m = i % 2 * 4, n = i / 2;
         *(float4 *)(to + main.plane * PLANE + word_of(m / 4 * 16 + main.slot, n / 4 * 16 + main.line + n % 4)) =
-            make_float4(sum[m][n], sum[m + 1][n], sum[m + 2][n], sum[m + 3][n]);
+            make_float4(sum[m + 1][n], sum[m][n], sum[m + 3][n], sum[m + 2][n]);
     }
 #pragma unroll
     for (int n = 0; n < 2; n++)
-        *(float4 *)(to + quarter.plane * PLANE + word_of(quarter.slot, quarter.line + n)) = make_float4(rest[0][n], rest[1][n], rest[2][n], rest[3][n]);
+        *(float4 *)(to + quarter.plane * PLANE + word_of(quarter.slot, quarter.line + n)) = make_float4(rest[1][n], rest[0][n], rest[3][n], rest[2][n]);
 }
 
 /* out[4 r + s] of all planes of one filter and tile. */
@@ -274,7 +319,7 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
     const unsigned thread = thread_again();
     if constexpr (!PLAIN)
 #pragma unroll
-        for (int i = 0; i < 32; i++) shared[i % 16 * PLANE + word_of(thread % 32, thread / 32 + i / 16 * 16)] = out[i];
+        for (int i = 0; i < 32; i++) shared[i % 16 * PLANE + swapped(thread % 32, thread / 32 + i / 16 * 16)] = out[i];
     float *const to = (float *)c.out;
     const int all = c.groups * c.filters, column = NHWC ? all : 1, row = NHWC ? c.out_w * all : c.out_w;
     const bool fours = !NHWC && c.out_w % 4 == 0 && (uintptr_t)to % 16 == 0, old = epilogue.beta != 0;
@@ -288,7 +333,7 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
         const int f = block.group * c.filters + filter, high = c.out_h - corner.p, wide = c.out_w - corner.q;
         const int64_t first = (int64_t)corner.p * c.out_w + corner.q;
         float *const at = to + (NHWC ? ((int64_t)corner.n * c.out_h * c.out_w + first) * all + f : ((int64_t)corner.n * all + f) * c.out_h * c.out_w + first);
-        const float *const from = shared + word_of(slot, line);
+        const float *const from = shared + swapped(slot, line);
 #pragma unroll ROWS
         for (int r = 0; r < 4; r++) {
             if (r >= high) continue;
@@ -311,12 +356,12 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
 
 template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel(const __grid_constant__ Conv c) {
     PYSIM_DYNAMIC_SHARED(shared);
-    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now; /* not in registers, which the loop needs */
+    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; uint64_t arrival; } now; /* not in registers, which the loop needs */
     const Problem &p = c.product;
     Work &work = *(Work *)now.work;
     if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, SIDE, SIDE, STEP), blockIdx.x, gridDim.x);
     while (true) {
-        if (thread_again() == 0) now.valid = work.next(now.tile);
+        if (thread_again() == 0) now.valid = work.next(now.tile), Filters::begin(&now.arrival);
         __syncthreads();
         if (!now.valid) return;
         const Tile &t = now.tile;
@@ -333,19 +378,21 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
 #pragma unroll
         for (int i = 0; i < 8; i++) rest[i / 2][i % 2] = 0;
         sum_planes<NHWC>(Halves<NHWC>(c, of.group, of.tile, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
-                         (const char *)c.own + at * FILTER_BYTES + threadIdx.x * 16, t.end - t.begin, sum, rest, shared);
+                         Filters((const char *)c.own + at * FILTER_BYTES, &now.arrival), t.end - t.begin, sum, rest, shared);
         __syncthreads(); /* all have read their fragments */
         const unsigned thread = thread_again();
+        if (thread == 0) Filters::end(&now.arrival);
         put((float *)shared, sum, rest, thread);
         __syncthreads();
         float out[32];
 #pragma unroll
-        for (int i = 0; i < 2; i++) transform_out(out + 16 * i, (const float *)shared + word_of(thread % 32, thread / 32 + 16 * i));
+        for (int i = 0; i < 2; i++) transform_out(out + 16 * i, (const float *)shared + swapped(thread % 32, thread / 32 + 16 * i));
         if (meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); })) {
             const Epilogue<float, float> epilogue(p);
             if (epilogue.plain) store<NHWC, true>(c, epilogue, block(), out, (float *)shared);
             else store<NHWC, false>(c, epilogue, block(), out, (float *)shared);
         }
+        Filters::written();
         __syncthreads();
     }
 }
