@@ -230,7 +230,6 @@ __device__ inline void sum_planes(Halves<NHWC> halves, Filters filters, int step
                 const int m = n % 2 ? 7 - i8 : i8;
                 sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
             }
-        __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
         read_16(a, of_slots + some_slots);
         const float2 two = *(const float2 *)(of_lines + some_lines);
 #pragma unroll
