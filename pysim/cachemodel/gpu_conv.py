@@ -45,10 +45,10 @@ PASS_SHARE = 0.85  # of the copy rate that a kernel which only moves data reache
 PASS_INSTRUCTIONS = 32  # an element of a pass: its place by divisions, load, store; assumed
 L1_LATENCY = 34  # cycles of a load that L1 serves (measured by others on Hopper: arXiv 2402.13499); assumed elsewhere
 # Instructions of an element (of a vector) that a thread gathers, its store aside. With a table (conv_gather.cuh): half a load of taps, AND,
-# address, load, half a zero. Of winograd_fused: what is left of the 950 instructions that a warp has in a step. The others assumed, until
+# address, load, half a zero. Of winograd_fused: what is left of the 904 that a warp has in a step. The others assumed, until
 # their SASS is counted.
 GATHER = {"implicit": 8.0, "implicit_offsets": 4.0, "im2win": 4.0, "im2win_fused": 4.0, "winograd": 5.0}
-GATHER |= {"winograd_fused": 13.0}
+GATHER |= {"winograd_fused": 10.5}
 DIRECT_INSTRUCTIONS = 3.0  # a multiply-add of `direct`: two loads and the multiply, addresses in an unrolled loop's offsets; assumed
 DIRECT_UNROLL = 4  # multiply-adds of a thread whose loads are on their way together; assumed
 DEPTHWISE_INSTRUCTIONS = 5.0  # a load of `depthwise`: two compares, address, load, select; assumed
