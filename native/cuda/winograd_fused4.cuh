@@ -11,9 +11,11 @@
  *   even (d0 d2 d4)  row 0 = 4 d0 - 5 d2 + d4    near  = d4 - 4 d2    plain =    d4 - d2      row 1 = near + cross    row 2 = near - cross
  *   odd  (d5 d1 d3)  row 5 = d5 + 4 d1 - 5 d3    cross = d3 - 4 d1    twice = 2 (d3 - d1)     row 3 = plain + twice   row 4 = plain - twice
  *
- * so each loads three rows, transforms them along the row, exchanges near and plain for cross and twice, and stores three planes' rows. Of the
- * next step's patch the inner rows are on their way during the first half of a step, the outer ones during the second: 12 registers beside the
- * sums. Its transformed filters go to the other of two stages by asynchronous copies.
+ * so each loads three rows, transforms them along the row, exchanges near and plain for cross and twice, and stores three planes' rows: the
+ * inner rows' two, then the outer one's. What it loads next comes four channels later: the outer row after the inner ones are stored, the next
+ * patch's inner rows after the outer one is; 12 registers beside the sums. The four warps of a scheduler take turns: warp w does so before channels
+ * w / 4 and w / 4 + 4, so that one waits for shared memory and shuffles while three multiply. Transformed filters go to the other of two
+ * stages by a bulk copy.
  *
  * In a stage plane p of channel c has its 32 filters at word (p 8 + c) 32, and its 32 tiles at word p PITCH + c ROW. Slots are tiles and lines
  * filters under NCHW, the other way round under NHWC. In half a warp lane l reads slots' vectors l / 2 mod 2 + 2 (l / 8) and four more, and
@@ -222,7 +224,8 @@ __device__ inline void sum_planes(Halves<NHWC> halves, Filters filters, int step
     float patch[12];
     const auto multiply = [&](const char *of_slots, const char *of_lines) { /* a channel: where it lies in plane 0 of the stage */
         float a[8], b[8];
-        read_16(a, of_slots + slots), read_16(a + 4, of_slots + slots + SIDE * 2), read_16(b, of_lines + lines), read_16(b + 4, of_lines + lines + SIDE * 2);
+        read_16(a, of_slots + slots), read_16(a + 4, of_slots + slots + SIDE * 2);
+        read_16(b, of_lines + lines), read_16(b + 4, of_lines + lines + SIDE * 2);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -230,7 +233,6 @@ __device__ inline void sum_planes(Halves<NHWC> halves, Filters filters, int step
                 const int m = n % 2 ? 7 - i8 : i8;
                 sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
             }
-        __syncwarp(); /* for the compiler alone: memory is not read sooner than here */
         read_16(a, of_slots + some_slots);
         const float2 two = *(const float2 *)(of_lines + some_lines);
 #pragma unroll
@@ -356,7 +358,13 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
 
 template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel(const __grid_constant__ Conv c) {
     PYSIM_DYNAMIC_SHARED(shared);
-    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; uint64_t arrival; } now; /* not in registers, which the loop needs */
+    __shared__ struct { /* not in registers, which the loop needs */
+        Tile tile;
+        alignas(Work) char work[sizeof(Work)];
+        bool valid;
+        int last;
+        uint64_t arrival;
+    } now;
     const Problem &p = c.product;
     Work &work = *(Work *)now.work;
     if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, SIDE, SIDE, STEP), blockIdx.x, gridDim.x);
