@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from fit_gpu import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR, merged, named, rounded, with_values
+from fit_gpu import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR, merged, named, rounded
 from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
@@ -211,8 +211,7 @@ def write(gpu: Gpu, known: dict[str, Attributes], rows: list[ConvKernel], paths:
         )
         if head in text:
             before, _, rest = text.partition(head)
-            old, blank, tail = rest.partition("\n\n")
-            text = before + head + with_values(old, values) + blank + tail
+            text = before + head + body + "\n" + rest.partition("\n\n")[2]
         else:
             at = text.index("[sources.")
             text = text[:at] + head + body + "\n" + text[at:]

@@ -93,9 +93,11 @@ def conv_figures(names: list[str]) -> str:
     """The acceptance figures of measured convolutions beside their bars, and what each form of a family takes over its fastest."""
     lines = list(conv_data.lines_of(DATA / name for name in names))
     rows = ["| figure | value | bar | | where |", "| --- | --: | --- | --- | --- |"]
-    for one in conv_data.figures(lines):
-        if one.value is not None:
-            rows.append(f"| {one.what} | {one.value:.2f} | {one.bar} | {'met' if one.met else '**missed**'} | {one.where} |")
+    rows += [
+        f"| {one.what} | {one.value:.2f} | {one.bar} | {'met' if one.met else '**missed**'} | {one.where} |"
+        for one in conv_data.figures(lines)
+        if one.value is not None
+    ]
     mec = [line for line in lines if (line.set, line.dtype) == ("im2win", "f32")]
     rows += ["", "| form of im2win, cv1 to cv12 | seconds over the fastest form's, geometric mean | layers |", "| --- | --: | --: |"]
     for form, found in sorted(conv_data.forms(mec, "im2win").items(), key=lambda item: item[1].mean):
@@ -105,7 +107,7 @@ def conv_figures(names: list[str]) -> str:
 
 def conv_fit_table(name: str) -> str:
     """What tools/fit_conv.py reported."""
-    rows = ["| layers | launches | regret, mean | worst | tau | error, median | 90th percentile |", "| --- | --: | --: | --: | --: | --: | --: |"]
+    rows = ["| layers | launches | regret, mean | worst | tau | error, median | 90th percentile |", "| --- |" + " --: |" * 6]
     for half, one in json.loads((DATA / name).read_text())["sets"].items():
         errors = " | ".join(f"{one[key]:.1%}".replace("%", " %") for key in ("median_error", "p90_error"))
         regrets = f"{one['regret_mean']:.3f} | {one['regret_worst']:.3f} | {one['tau']:.2f}"
