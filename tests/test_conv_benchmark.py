@@ -458,7 +458,7 @@ def test_the_measured_data_are_whole_and_say_where_they_are_from():
 
 def test_the_measured_figures_keep_their_bars():
     missed = {one.what for one in data.figures(data.lines_of(MEASURED)) if one.met is False}
-    # cuDNN's fastest needs no memory on 8 layers; transformed filters are kept somewhere
+    # cuDNN's fastest needs no memory on 4 layers and little on 4; transformed filters are kept somewhere
     assert missed <= {
         "im2win with its tensor, share of layers with less memory than cuDNN's fastest",
         "fused Winograd, share of layers without workspace",

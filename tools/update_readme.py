@@ -18,6 +18,15 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
 import conv_data  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "data"
+ABLATION = (  # a row of im2win, and the rows that leave something out of it
+    "f32_im2win_128x128x8_64x32_8x8_s2",
+    "f32_im2win_128x128x8_64x32_8x8_s1_no_prefetch",
+    "f32_im2win_128x128x8_64x32_8x8_s2_no_vector",
+    "f32_im2win_32x32x32_4x8_1x1_s2_no_micro",
+    "f32_im2win_basic",
+    "f32_im2win_128x64x16_32x64_8x8_s1",
+    "f32_im2win_128x64x16_32x64_8x8_s1_fused",
+)
 
 
 def put(path: Path, mark: str, text: str) -> None:
@@ -90,7 +99,7 @@ def convolution_table(*names: str) -> str:
 
 
 def conv_figures(names: list[str]) -> str:
-    """The acceptance figures of measured convolutions beside their bars, and what each form of a family takes over its fastest."""
+    """The acceptance figures of measured convolutions beside their bars, and im2win's ablation, measured and predicted."""
     lines = list(conv_data.lines_of(DATA / name for name in names))
     rows = ["| figure | value | bar | | where |", "| --- | --: | --- | --- | --- |"]
     rows += [
@@ -99,9 +108,12 @@ def conv_figures(names: list[str]) -> str:
         if one.value is not None
     ]
     mec = [line for line in lines if (line.set, line.dtype) == ("im2win", "f32")]
-    rows += ["", "| form of im2win, cv1 to cv12 | seconds over the fastest form's, geometric mean | layers |", "| --- | --: | --: |"]
-    for form, found in sorted(conv_data.forms(mec, "im2win").items(), key=lambda item: item[1].mean):
-        rows.append(f"| {form} | {found.mean:.2f} | {len(found.values)} |")
+    rows += ["", "| im2win on cv1 to cv12 | measured, times the first | predicted |", "| --- | --: | --: |"]
+    for row in ABLATION:
+        pairs = [(line.contenders[f"pysim {row}"], line.contenders[f"pysim {ABLATION[0]}"]) for line in mec]
+        measured = geometric_mean(one.seconds / whole.seconds for one, whole in pairs)
+        predicted = geometric_mean(one.predicted_seconds / whole.predicted_seconds for one, whole in pairs)
+        rows.append(f"| `{row}` | {measured:.2f} | {predicted:.2f} |")
     return "\n".join(rows) + "\n"
 
 
