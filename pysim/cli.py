@@ -71,7 +71,7 @@ def main() -> None:
     A PROBLEM is
       conv:mb1ic64ih56oc64kh3ph1    a convolution (benchdnn's grammar; iw, ow, kw, sw, pw copy the height's)
       gemm:512x2048x1024:nt:f64     a matrix product M x N x K, with layout and type if not :nn:f32
-      resnet50                      a built-in set of layers
+      resnet50                      a built-in set of layers; resnet50:mb32:f16 of another batch and type
       @layers.txt                   a file with one problem a line
       model.onnx                    every Conv, Gemm and MatMul of a model
 

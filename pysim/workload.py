@@ -418,6 +418,8 @@ def _suffixes(parts: Iterable[tuple[str, int]], layouts: bool) -> tuple[str, str
 def resolve(specs: Sequence[str], read_model: Callable[[Path], Iterable[Layer]] | None = None) -> list[Layer]:
     """The layers that words name, in order: a problem, a built-in set, `@file` (one problem a line) or a `.onnx` model.
 
+    A set may be of another batch and type: `resnet50:mb32:f16`.
+
     `read_model` reads the models; this module knows no model format. Raises ProblemError for a word that is none of
     these and for what a text or file has wrong.
     """
@@ -432,11 +434,27 @@ def resolve(specs: Sequence[str], read_model: Callable[[Path], Iterable[Layer]] 
             if read_model is None:
                 raise ProblemError(f"{_quote(word)}: no reader of .onnx models was given here")
             layers += read_model(Path(word))
-        elif word in sets():
-            layers += _shipped(word)
+        elif (name := word.partition(":")[0]) in sets():
+            layers += [_changed(layer, word) for layer in _shipped(name)]
         else:
             raise ProblemError(_no_such_word(word))
     return layers
+
+
+def _changed(layer: Layer, word: str) -> Layer:
+    """A built-in set's layer with what the set's word asks: `:mb32` of convolutions, `:f16` of all."""
+    workload = layer.workload
+    for asked in word.split(":")[1:]:
+        batch, known = re.fullmatch(r"mb(\d{1,9})", asked), CONV_DTYPES if isinstance(workload, Conv) else GEMM_DTYPES
+        if batch and int(batch[1]) and isinstance(workload, Conv):
+            workload = msgspec.structs.replace(workload, batch=int(batch[1]))
+        elif asked in known:
+            workload = msgspec.structs.replace(workload, dtype=asked)
+        elif not batch or not int(batch[1]):
+            raise ProblemError(f"{_quote(word)}: {_quote(asked)} is no batch (mb32) and no type ({', '.join(known)})")
+        else:
+            raise ProblemError(f"{_quote(word)} has matrix products, whose sizes have no batch; write them out: gemm:MxNxK")
+    return layer._replace(workload=workload)
 
 
 def _no_such_word(word: str) -> str:

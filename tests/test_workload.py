@@ -518,6 +518,22 @@ def test_the_shipped_sets_are_what_the_script_writes():
         assert (ROOT / "pysim" / "workloads" / f"{name}.txt").read_text(encoding="utf-8") == text
 
 
+def test_a_set_may_be_of_another_batch_and_type():
+    plain, changed = resolve(["resnet50"]), resolve(["resnet50:mb32:f16"])
+    assert [(one.label, one.count) for one in changed] == [(one.label, one.count) for one in plain]
+    for one, was in zip(changed, plain, strict=True):
+        assert one.workload == msgspec.structs.replace(was.workload, batch=32, dtype="f16")
+    assert {one.workload.dtype for one in resolve(["cutlass:f16"])} == {"f16"}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("resnet50:mb0", "mb0"), ("vgg16:f17", "no type"), ("cutlass:mb3", "gemm:MxNxK"), ("resnet50:", "no batch")]
+)
+def test_what_a_set_cannot_be_is_refused(word, said):
+    with pytest.raises(ProblemError, match=said):
+        resolve([word])
+
+
 def test_labels_of_the_sets_are_plain_words():
     allowed = set(string.ascii_letters + string.digits + "_/")
     for layer in resolve(sets()):
