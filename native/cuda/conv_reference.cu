@@ -10,17 +10,10 @@
 #include "conv.h"
 #include "epilogue.cuh"
 #include "launch.h"
+#include "reference.cuh"
 
 namespace pysim {
 namespace {
-
-template <class In> __device__ double value_of(In x) { return (double)(float)x; }
-__device__ double value_of(double x) { return x; }
-__device__ long long value_of(signed char x) { return x; }
-
-template <class Out> __device__ void put(Out *to, double x) { *to = Out((float)x); }
-__device__ void put(double *to, double x) { *to = x; }
-__device__ void put(int *to, double x) { *to = (int)(unsigned)(long long)x; } /* wraps as s32 sums do; exact below 2^53 */
 
 template <class In, class Out> __global__ void conv_reference_kernel(Conv c) {
     using Sum = decltype(value_of(In()));

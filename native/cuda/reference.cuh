@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How the plain loops of products and convolutions read operands and write results: sums in float64, of s8 in whole numbers. */
+#ifndef PYSIM_CUDA_REFERENCE_CUH
+#define PYSIM_CUDA_REFERENCE_CUH
+
+namespace pysim {
+
+template <class In> __device__ inline double value_of(In x) { return (double)(float)x; }
+__device__ inline double value_of(double x) { return x; }
+__device__ inline long long value_of(signed char x) { return x; }
+
+template <class Out> __device__ inline void put(Out *to, double x) { *to = Out((float)x); }
+__device__ inline void put(double *to, double x) { *to = x; }
+__device__ inline void put(int *to, double x) { *to = (int)(unsigned)(long long)x; } /* wraps as s32 sums do; exact below 2^53 */
+}
+#endif
