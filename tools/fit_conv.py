@@ -132,7 +132,7 @@ class Parameters:
     def efficiency_now(self, row: ConvKernel) -> float:
         own, _ = gpu_conv.attributes_of(row, self.known)
         family = self.gpu.model.families[gpu_conv.family_name(self.gpu, row)]
-        return gpu_conv._efficiency(gpu_conv.product_kernel(row, False), own, self.known) or family.efficiency.value
+        return gpu_conv.efficiency_of(gpu_conv.product_kernel(row, False), own, self.known) or family.efficiency.value
 
     def machine(self, vector: Any) -> tuple[Gpu, dict[str, Attributes]]:
         """The machine and the attributes that a vector stands for."""

@@ -199,7 +199,7 @@ def _alike(product: GemmKernel, known: dict[str, Attributes]) -> Attributes | No
     return known.get(msgspec.structs.replace(product, form="full").name)
 
 
-def _efficiency(product: GemmKernel, own: Attributes, known: dict[str, Attributes]) -> float | None:
+def efficiency_of(product: GemmKernel, own: Attributes, known: dict[str, Attributes]) -> float | None:
     """A row's measured efficiency, or that of the product with the same tiles."""
     twin = _alike(product, known)
     return own.efficiency or (twin.efficiency if twin else None)
@@ -218,7 +218,7 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
         works.append(work(gpu, row, nhwc, by_vectors, by_vectors and w.pointwise and row.family == "implicit", ragged, w.stride_w))
     families = [gpu.model.families[family_name(gpu, row)] for row in kernels]
     shares = [
-        _efficiency(product, one, known) or family.efficiency.value
+        efficiency_of(product, one, known) or family.efficiency.value
         for product, one, family in zip(products, rows.attributes, families, strict=True)
     ]
     step = np.array([one.cycles / share for one, share in zip(works, shares, strict=True)])
@@ -330,7 +330,7 @@ def staged(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, known: dict[str, Attr
     across = planes * of.blocks * row.block_windows
     problem = Gemm(m=across, n=filters, k=k, dtype=w.dtype) if nhwc else Gemm(m=filters, n=across, k=k, trans_a=True, dtype=w.dtype)
     attributes, is_known = attributes_of(row, known)
-    attributes = msgspec.structs.replace(attributes, efficiency=_efficiency(kernel, attributes, known))
+    attributes = msgspec.structs.replace(attributes, efficiency=efficiency_of(kernel, attributes, known))
     rows = model.rows_of(gpu, problem, [kernel], {kernel.name: attributes})._replace(known=(is_known,))
     shape, one = model.shape_of(problem), float(k * filters * CONV_DTYPES[w.dtype])  # each column of tiles asks for one plane's filters
     side = {"b": one * planes, "asks_b": one} if nhwc else {"a": one * planes, "asks_a": one}
