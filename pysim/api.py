@@ -21,8 +21,8 @@ Pair = int | Sequence[int]
 
 
 @lru_cache(maxsize=4096)
-def _plan(workload: Workload, on: Machine | Gpu, layout: Layout = "nchw") -> Plan:
-    return planner.plan(workload, on, layout=layout)
+def _plan(workload: Workload, on: Machine | Gpu, layout: Layout = "nchw", memory_limit: int | None = None) -> Plan:
+    return planner.plan(workload, on, layout=layout, memory_limit=memory_limit)
 
 
 def plan(problem: str | Workload, machine: str | Machine | Gpu = "host", **options: Any) -> Plan:
@@ -39,29 +39,37 @@ def plans(problem: str | Workload, machine: str | Machine | Gpu = "host", top: i
 
 
 def compare(
-    problem: str | Workload | Iterable[str], machine: str | Machine | Gpu = "host", peers: bool = False, **options: Any
+    problem: str | Workload | Iterable[str],
+    machine: str | Machine | Gpu = "host",
+    peers: bool = False,
+    layout: Layout = "nchw",
+    memory_limit: int | None = None,
+    **options: Any,
 ) -> list[Comparison]:
     """Predicted beside measured, after the result was checked; one Comparison per distinct problem.
 
     `problem` is a problem text, the name of a set, @file, model.onnx or a list of them. im2col + OpenBLAS is timed in the same run
-    where it is installed, with `peers` every library that is; on a GPU cuBLAS, and with `peers` what nvidia-matmul-heuristics expects.
-    Other options as in `pysim.comparison.compare` (state, threads, store) and `pysim.cuda_comparison.compare`. On a machine that is
-    emulated here nothing is timed: its comparisons say whether the result is right.
+    where it is installed, with `peers` every library that is. On a GPU a product is timed beside cuBLAS, and with `peers` stands beside
+    what nvidia-matmul-heuristics expects; a convolution that lies in `layout`, planned within `memory_limit` bytes of workspace, is timed
+    beside all of cuDNN's forward algorithms, of which the fastest right one is "cudnn" in `peers` and `algorithms` names it, and with
+    `peers` beside PyTorch; `workspaces` has each one's bytes, `missing` why a peer did not run. Other options as in
+    `pysim.comparison.compare` (state, threads, store) and `pysim.cuda_comparison.compare`. On a machine that is emulated here nothing is
+    timed: its comparisons say whether the result is right.
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
     else:
         layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem), lambda path: onnx.read(path)[0]))
     on, makers = host.runnable_any(machine), PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
-    planned = [(layer, _planned(layer.workload, on)) for layer in layers]
+    planned = [(layer, _planned(layer.workload, on, layout, memory_limit)) for layer in layers]
     if isinstance(on, Gpu):
         return list(cuda_comparison.compare(planned, on, peers=peers, **options))
     return list(comparison.compare(planned, on, makers=makers, executor=host.executor(on), **options))
 
 
-def _planned(workload: Workload, on: Machine | Gpu) -> Plan | PlanError:
+def _planned(workload: Workload, on: Machine | Gpu, layout: Layout, memory_limit: int | None) -> Plan | PlanError:
     try:
-        return _plan(workload, on)
+        return _plan(workload, on, layout, memory_limit)
     except PlanError as error:
         return error
 

@@ -14,6 +14,7 @@ Worked number: ratios 1.1, 1.2 and 0.9 have the geometric mean 1.0591 and the pl
 import functools
 import math
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +28,7 @@ from pysim.machine import Gpu, Machine
 from pysim.measure import Array, State, copies_for, interleave, pinned, quartiles, ratio_interval, rotating, unwritten
 from pysim.peers import Maker, Missing
 from pysim.record import Comparison, Cost, Measurement, Ratio
-from pysim.schedule import Schedule
+from pysim.schedule import GpuConvSchedule, Schedule
 from pysim.store import Store, environment, now
 from pysim.verify import Make, Trial, bytes_of, judge, shapes, trial
 from pysim.workload import Gemm, Layer, Workload
@@ -256,9 +257,10 @@ def keep(
 ) -> None:
     """One measurement per contender, under one run."""
     run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
+    lying = {"layout": plan.layout} if isinstance(plan.schedule, GpuConvSchedule) else {}
     for name, values in samples.items():
         own = {"kernel": plan.kernel, "schedule": schedule} if name == OURS else {"kernel": name, "schedule": ""}
-        here = environment() | {"threads": str(threads if name == OURS else 1)}
+        here = environment() | {"threads": str(threads if name == OURS else 1)} | lying
         store.add(
             Measurement(
                 problem=workload.text,
@@ -280,10 +282,11 @@ def summarise(comparisons: Iterable[Comparison]) -> dict[str, Any]:
     """The statistics of a set of comparisons, ready for JSON; a part that nothing was measured for is absent.
 
     `layers`, `correct`, `failed` [{problem, label, reason}]. Of plans that were timed: `peers` {name: {layers, geometric_mean,
-    faster_share, slower}} over distinct problems; `prediction` {layers, median_error, p90_error, kendall_tau?, large_errors};
-    `total_seconds` {name: sum of count x median} for the contenders that ran every correct layer; `few_samples` (problems short
-    of 30). Of plans that ran in an emulator: `static_prediction` {kind, layers, median_error, p90_error, large_errors,
-    predicted_seconds, static_seconds}, the last two sums of count x time.
+    faster_share, slower, algorithms?}} over distinct problems, `algorithms` counting which of the peer's were its fastest;
+    `prediction` {layers, median_error, p90_error, kendall_tau?, large_errors}; `total_seconds` {name: sum of count x median} for the
+    contenders that ran every correct layer; `few_samples` (problems short of 30). Of plans that ran in an emulator:
+    `static_prediction` {kind, layers, median_error, p90_error, large_errors, predicted_seconds, static_seconds}, the last two sums of
+    count x time.
     """
     every = list(comparisons)
     right = [c for c in every if c.correct]
@@ -316,11 +319,13 @@ def _against(name: str, timed: Sequence[Comparison]) -> dict[str, Any]:
     for c in timed:
         logs.setdefault(c.problem, []).append(math.log(c.peers[name] / _seconds(c)))
     means = {problem: math.fsum(values) / len(values) for problem, values in logs.items()}
+    fastest = Counter(c.algorithms[name] for c in timed if name in c.algorithms)
     return {
         "layers": len(means),
         "geometric_mean": math.exp(math.fsum(means.values()) / len(means)),
         "faster_share": sum(value > 0 for value in means.values()) / len(means),
         "slower": [problem for problem, value in means.items() if value <= 0],
+        **({"algorithms": dict(fastest.most_common())} if fastest else {}),
     }
 
 

@@ -1,20 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions on device arrays through the CUDA library: launches, arrays of other libraries, and the check that comes before a timing.
+"""Convolutions on device arrays through the CUDA library: launches, and arrays of other libraries.
 
     y[n][f][p][q] = act(sum over c, r, s of x[n][c][p stride + r dilation - pad][q stride + s dilation - pad] w[f][c][r][s] + bias[f])
 
 Under NHWC x and y lie [n][h][w][c] and w [f][r][s][c]; as arrays they keep the shapes above, and their strides say so (PyTorch's
 channels_last). Nothing that lies on a device is copied but filters that lie otherwise than the input does, and operands that begin off
 the 16 bytes by which rows of wgmma copy.
-
-Check. Exact fill: whole numbers so small that every partial sum is exact, also of F(2x2)'s quarters, so each element must equal that of
-plain loops in float64 on the device, bit for bit; windows of those loops are checked against NumPy. Random fill: uniform in [-1, 1);
-|got - want| <= gamma_k(u) |A||B| + u_y |want| on picked windows, four times that for F(2x2), whose transforms add. F(4x4), which has
-sixths, is held to an error of WINOGRAD_4 of the outputs' root mean square on both fills (tests/test_cuda_conv.py: ten times what a plain
-F(4x4) in float32 makes).
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,21 +17,16 @@ from numpy.typing import NDArray
 from pysim import arrays, cuda
 from pysim.arrays import Matrix
 from pysim.cuda import RESULTS, Activation, DeviceArray, check, library
-from pysim.cuda_comparison import RESULT_DTYPES, RESULT_UNIT, UNIT, Fill, decode, exact_fill, random_fill, rounded
-from pysim.errors import OperandError, PlanError, PysimError
-from pysim.registry import CONV_LAYOUTS, Attributes, conv_kernel, conv_kernels, gemm_kernel
+from pysim.errors import OperandError, PlanError
+from pysim.registry import CONV_LAYOUTS, Attributes, conv_kernel, gemm_kernel
 from pysim.schedule import DECOMPOSITIONS, GpuConvSchedule
 from pysim.workload import Conv
 
-Array = NDArray[Any]
 Describe = Callable[[tuple[int, ...], tuple[int, ...], str], Conv]
 Chooser = Callable[[Conv, str], GpuConvSchedule]
 
-PICKED_WINDOWS = 256
 COPIED_BYTES = 16  # rows of wgmma copy by so many, and take operands that begin at multiples of them
-EXACT_GROWTH = 36  # sums of F(2x2) on their way: 2.25 of the filter's transform, 4 of the patch's, 9 planes, in quarters, over 9 products
-WINOGRAD_4 = 1e-4
-_PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
+PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 
 
 # Structs
@@ -171,7 +159,7 @@ def conv2d(
 
 def lies(matrix: Matrix, layout: str) -> bool:
     """Whether a four-dimensional array lies densely in a layout; strides of dimensions of size 1 say nothing."""
-    order = range(4) if layout == "nchw" else _PERMUTED
+    order = range(4) if layout == "nchw" else PERMUTED
     step = 1
     for axis in reversed(order):
         if matrix.shape[axis] > 1 and matrix.strides[axis] != step:
@@ -197,11 +185,11 @@ def _from_host(given: dict[str, Any], options: Options) -> Any:
     layout = _layout_of(seen["x"]) if host["x"].ndim == 4 and lies(seen["x"], "nhwc") else "nchw"
     sent = {}
     for name, array in host.items():
-        dense = np.ascontiguousarray(array.transpose(_PERMUTED) if layout == "nhwc" and array.ndim == 4 else array)
+        dense = np.ascontiguousarray(array.transpose(PERMUTED) if layout == "nhwc" and array.ndim == 4 else array)
         memory = DeviceArray(dense.shape, seen[name].dtype).fill(dense)
         sent[name] = seen[name]._replace(pointer=memory.pointer, device=0, owner=memory, strides=_dense(array.shape, layout))
     problem, result = _problem(sent, options, None)
-    target = DeviceArray(_lying(problem, layout), result)
+    target = DeviceArray(lying(problem, layout), result)
     _launch(problem, layout, sent, target.pointer, result, options)
     names = {ours: theirs for theirs, ours in arrays.DTYPES.items()}
     kinds = {seen[name].dtype: array.dtype for name, array in host.items()}
@@ -218,13 +206,13 @@ def _from_host(given: dict[str, Any], options: Options) -> Any:
 def _dense(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
     """Strides of an array that lies densely in a layout."""
     strides, step = [0] * len(shape), 1
-    for axis in reversed(_PERMUTED if layout == "nhwc" and len(shape) == 4 else range(len(shape))):
+    for axis in reversed(PERMUTED if layout == "nhwc" and len(shape) == 4 else range(len(shape))):
         strides[axis] = step
         step *= shape[axis]
     return tuple(strides)
 
 
-def _lying(w: Conv, layout: str) -> tuple[int, int, int, int]:
+def lying(w: Conv, layout: str) -> tuple[int, int, int, int]:
     """The output's sizes as they lie."""
     return (w.batch, w.filters, w.out_h, w.out_w) if layout == "nchw" else (w.batch, w.out_h, w.out_w, w.filters)
 
@@ -249,10 +237,10 @@ def _on_device(given: dict[str, Any], options: Options) -> Any:
     target = seen.pop("out", None)
     problem, result = _problem(seen, options, target)
     if target is None:
-        out = arrays.empty_like_kind(x, _lying(problem, layout), result)
+        out = arrays.empty_like_kind(x, lying(problem, layout), result)
         if out is None and layout == "nhwc":
             raise OperandError(f"a {type(x).__name__} cannot be made here to lie channels last; pass out")
-        out = DeviceArray(_lying(problem, layout), result) if out is None else out
+        out = DeviceArray(lying(problem, layout), result) if out is None else out
         pointer = out.pointer if isinstance(out, DeviceArray) else arrays.view(out, "the result", stream).pointer
         out = arrays.channels_second(out) if layout == "nhwc" else out
     else:
@@ -342,119 +330,3 @@ def fitting(schedule: GpuConvSchedule, layout: str, lying: str) -> GpuConvSchedu
     if layout != lying:
         raise OperandError(f"the plan is for {layout.upper()}, but x lies {lying.upper()}; plan with layout={lying!r}")
     return schedule
-
-
-# The check before a timing
-
-
-def in_float64(w: Conv, x: Array, filters: Array, picked: Array) -> tuple[Array, Array]:
-    """(the convolution, that of absolute values) as [window][filter], at windows numbered (image, row, column); x N C H W."""
-    image, window = np.divmod(picked, w.windows)
-    row, column = np.divmod(window, w.out_w)
-    taps = np.zeros((len(picked), w.channels, w.kernel_h, w.kernel_w))
-    for r in range(w.kernel_h):
-        for s in range(w.kernel_w):
-            y = row * w.stride_h + r * w.dilation_h - w.pad_top
-            z = column * w.stride_w + s * w.dilation_w - w.pad_left
-            inside = np.flatnonzero((y >= 0) & (y < w.height) & (z >= 0) & (z < w.width))
-            taps[inside, :, r, s] = x[image[inside], :, y[inside], z[inside]]
-    a = taps.reshape(len(picked), w.groups, -1).transpose(1, 0, 2)
-    b = filters.astype(np.float64).reshape(w.groups, w.filters // w.groups, -1).transpose(0, 2, 1)
-    want, scale = (np.matmul(one, other).transpose(1, 0, 2).reshape(len(picked), -1) for one, other in ((a, b), (np.abs(a), np.abs(b))))
-    return want, scale
-
-
-class Bench:
-    """The operands of one convolution on the device, and what the check needs; schedules are checked and timed on it."""
-
-    def __init__(self, workload: Conv, seed: int = 0, layout: str = "nchw") -> None:
-        w = self.workload = workload
-        self.layout, self.result = layout, cuda.result_of(w.dtype)
-        shapes = ((w.batch, w.channels, w.height, w.width), (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w))
-        self.k = w.channels // w.groups * w.kernel_h * w.kernel_w
-        growth = EXACT_GROWTH if w.dtype == "f32" else 1
-        self.exact = [exact_fill(shape, self.k * growth, w.dtype, seed + i) for i, shape in enumerate(shapes)]
-        self.random = [random_fill(shape, w.dtype, seed + 2 + i) for i, shape in enumerate(shapes)]
-        self.exact_at = [self._sent(fill) for fill in self.exact]
-        self.random_at = [self._sent(fill) for fill in self.random]
-        self.y = DeviceArray(_lying(w, layout), self.result)
-        count = w.batch * w.windows
-        self.picked = np.unique(np.linspace(0, count - 1, min(count, PICKED_WINDOWS)).astype(np.int64))
-        self._wanted: Array | None = None
-
-    def _sent(self, fill: Fill) -> DeviceArray:
-        lying = fill.stored.transpose(_PERMUTED) if self.layout == "nhwc" else fill.stored
-        dense = np.ascontiguousarray(lying)
-        kind = "f32" if self.workload.dtype == "tf32" else self.workload.dtype
-        return DeviceArray(dense.shape, kind).fill(dense)
-
-    def launch(self, schedule: GpuConvSchedule, exact: bool = False) -> Launch:
-        """A launch on the random operands, or on the exact ones."""
-        x, w = self.exact_at if exact else self.random_at
-        return Launch(self.workload, schedule, (x.pointer, w.pointer, self.y.pointer), layout=self.layout, result=self.result)
-
-    def poison(self) -> None:
-        """The result is NaN (of int32: a number that no sum is) until it is written."""
-        self.y.fill(np.full(self.y.nbytes, 0xFF, np.uint8))
-
-    def read(self) -> Array:
-        return self.y.read(np.empty(self.y.shape, RESULT_DTYPES[self.result]))
-
-    def _picked(self, found: Array) -> Array:
-        """[window][filter] of a result."""
-        w = self.workload
-        if self.layout == "nhwc":
-            return found.reshape(-1, w.filters)[self.picked]
-        image, window = np.divmod(self.picked, w.windows)
-        taken: Array = found.reshape(w.batch, w.filters, w.windows)[image, :, window]
-        return taken
-
-    def wanted(self) -> Array:
-        """The exact fill's result by plain loops on the device, checked against NumPy; PysimError where those two differ."""
-        if self._wanted is None:
-            any_kernel = next(row.name for row in conv_kernels() if row.dtype == self.workload.dtype and not row.makes_product)
-            first = GpuConvSchedule(any_kernel, None, "data_parallel", 1, False, 1)
-            self.poison()
-            self.launch(first, exact=True).reference()
-            found, (want, _) = self.read(), in_float64(self.workload, self.exact[0].values, self.exact[1].values, self.picked)
-            if not np.array_equal(decode(self._picked(found), self.result), rounded(want, self.result)):
-                raise PysimError(f"{self.workload.text}: the plain loops on the device do not give NumPy's convolution; nothing is timed")
-            self._wanted = found
-        return self._wanted
-
-    def check(self, run: Callable[[bool], None], kernel: str = "") -> tuple[str, float]:
-        """(what is wrong or "", largest |got - want| / |A||B| on random operands) of what `run(exact)` computes by a row of convs.inc."""
-        row = conv_kernel(kernel) if kernel else None
-        sixths = row is not None and row.outputs > 2
-        wanted = self.wanted()
-        self.poison()
-        run(True)
-        found = self.read()
-        if not sixths and not np.array_equal(found, wanted):
-            bad = np.argwhere(found != wanted)
-            where = tuple(map(int, bad[0]))
-            first = f"the first at {where} is {found[where]}, right is {wanted[where]}"
-            return f"exact fill: {len(bad)} of {found.size} elements are wrong, {first}", math.nan
-        if sixths and (reason := self._close(decode(found, self.result), decode(wanted, self.result))):
-            return f"whole numbers: {reason}", math.nan
-        self.poison()
-        run(False)
-        found = decode(self.read(), self.result)
-        got, (want, scale) = self._picked(found), in_float64(self.workload, self.random[0].values, self.random[1].values, self.picked)
-        difference = np.abs(got - want)
-        error = float(np.max(difference / np.maximum(scale, 1e-300)))
-        if sixths:
-            reason = self._close(got, want) or ("" if np.isfinite(found).all() else "elements are not written or not finite")
-            return f"random fill: {reason}" * bool(reason), error
-        unit = UNIT.get(self.workload.dtype, 2.0**-23) * self.k * (4 if row is not None and row.outputs > 1 else 1)
-        bound = 0 if self.result == "s32" else unit / (1 - min(0.5, unit)) * scale + RESULT_UNIT.get(self.result, 2.0**-24) * np.abs(want)
-        if not (difference <= bound).all():
-            return f"random fill: {np.count_nonzero(~(difference <= bound))} of {got.size} checked elements are out of bounds", error
-        return "", error
-
-    @staticmethod
-    def _close(got: Array, want: Array) -> str:
-        """What is wrong with F(4x4)'s result, if anything."""
-        bound = WINOGRAD_4 * math.sqrt(float(np.mean(want.astype(np.float64) ** 2)))
-        outside = int(np.count_nonzero(~(np.abs(got - want) <= bound)))
-        return f"{outside} of {got.size} elements differ by more than {WINOGRAD_4:g} of the root mean square" if outside else ""

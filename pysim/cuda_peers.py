@@ -10,6 +10,7 @@ import ctypes
 import ctypes.util
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
@@ -31,6 +32,14 @@ _PRECISIONS = {"f16": "HSH", "bf16": "TST", "f32": "SSS", "f64": "DDD", "tf32": 
 
 
 # Timing
+
+LEAD, LONG, MOST_LEADS = 6e-5, 2e-3, 8  # seconds, seconds, calls
+
+
+def leads(seconds: float) -> int:
+    """How many untimed calls go before a timed one that takes so long, so that the device is busy while the host makes it: LEAD seconds
+    of them, and none where a call takes LONG."""
+    return 0 if seconds >= LONG else min(MOST_LEADS, math.ceil(LEAD / seconds))
 
 
 class Events:

@@ -16,12 +16,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+from pysim.cuda import DeviceArray
 from pysim.cuda_peers import library_files
-from pysim.errors import MissingError, NativeError, choose
+from pysim.errors import MissingError, NativeError, PysimError, choose
 from pysim.workload import Conv
 
 # cudnnConvolutionFwdAlgo_t, in its order; the first three multiply matrices, the others but DIRECT transform their operands
 ALGORITHMS = ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "GEMM", "DIRECT", "FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED")
+GEMM_CLASS = ALGORITHMS[:3]
 LAYOUTS = ("nchw", "nhwc")  # cudnnTensorFormat_t
 DTYPES = ("f32", "tf32", "f16", "bf16")
 _DATA = {"f32": 0, "tf32": 0, "f16": 2, "bf16": 9}  # cudnnDataType_t
@@ -226,6 +228,51 @@ class Forward:
                 _check(status, f"{algorithm} failed at {self.workload.text}")
 
         return run
+
+
+class Algorithm(NamedTuple):
+    """An algorithm and one problem: a call that is ready, or why there is none; the bytes that it needs where it takes the problem."""
+
+    call: Callable[[], object] | None
+    workspace_bytes: int | None
+    reason: str = ""
+
+
+def algorithms(w: Conv, pointers: tuple[int, int, int], dtype: str = "", layout: str = "nchw") -> dict[str, Algorithm]:
+    """Every algorithm on device memory (x, filters, y). They share one workspace, the largest that can be had, as only one runs at a time.
+
+    Nothing is raised where cuDNN is not here or cannot say the problem: each algorithm then has that as its reason.
+    """
+    try:
+        forward = Forward(w, dtype, layout)
+        spaces, refused = forward.survey()
+    except MissingError as error:
+        return {name: Algorithm(None, None, str(error)) for name in ALGORITHMS}
+    memory, short = None, ""
+    for size in sorted(set(spaces.values()), reverse=True):
+        try:
+            memory = DeviceArray((size,), "u8") if size else None
+            break
+        except PysimError as error:
+            short = str(error)
+    had = memory.nbytes if memory else 0
+
+    def one(name: str) -> Algorithm:
+        if name in refused:
+            return Algorithm(None, None, refused[name])
+        if spaces[name] > had:
+            return Algorithm(None, spaces[name], f"{name} needs {spaces[name]} bytes of workspace: {short}")
+        try:
+            run = forward.call(name, pointers, memory.pointer if memory else 0, had)
+        except MissingError as error:
+            return Algorithm(None, spaces[name], str(error))
+
+        def call() -> object:
+            return run() or memory  # which lives as long as the call
+
+        return Algorithm(call, spaces[name])
+
+    return {name: one(name) for name in ALGORITHMS}
 
 
 # PyTorch

@@ -59,8 +59,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     then what static in-core cycles and exactly simulated caches make of the plan (`pysim/cachemodel/simulated.py`), and
     `static_kind` says so. `max_error` is the largest |result - reference| / (|A||B|) on random operands.
     `quartiles` are (first, median, third) in seconds of "pysim" and of each peer, `estimates` the seconds that analytic
-    peers expect of their own kernels, `missing` the peers that did not run, with the reason. `profile` splits one call:
-    pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count`
+    peers expect of their own kernels, `missing` the peers that did not run, with the reason; "cudnn GEMM" is an algorithm of a peer.
+    A peer that has several is timed with each, and stands here as its fastest: `algorithms` says which that was. On a GPU `workspaces` are
+    the bytes beside operands and result of "pysim" and of each peer that says so.
+    `profile` splits one call: pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count`
     is how often the problem occurs in what was asked for.
     """
 
@@ -80,6 +82,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     estimates: dict[str, float] = {}
     missing: dict[str, str] = {}
     versions: dict[str, str] = {}
+    algorithms: dict[str, str] = {}
+    workspaces: dict[str, int] = {}
     profile: dict[str, float] | None = None
     machine: str = ""
     executor: Literal["local", "emulated"] = "local"

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from pysim import arrays, cudnn, host, planner
-from pysim.cuda_comparison import random_fill
-from pysim.cuda_conv import in_float64
+from pysim.cuda_bench import in_float64
+from pysim.cuda_fill import random_fill
 from pysim.errors import MissingError, NativeError, ProblemError, StoreError
 from pysim.machine import load_any
 from pysim.workload import Conv, Layer, parse
@@ -100,7 +100,7 @@ def test_the_verdict_passes_the_rounded_result_in_its_layout_and_nothing_else(de
         bits = np.ascontiguousarray(values.astype(held)).reshape(-1)
         return ((bits.view(np.uint32) + 0x8000) >> 16).astype(np.uint16) if dtype == "bf16" else bits
 
-    verdict = lambda values, transforms=False: operands.verdict(stored(values), layout, transforms)[0]  # noqa: E731
+    verdict = lambda values, transforms=False: operands.windows.verdict(stored(values), layout, transforms)[0]  # noqa: E731
     assert verdict(right.transpose(order)) == ""
     assert "out of bounds" in verdict(right.transpose((0, 2, 3, 1) if layout == "nchw" else (0, 1, 2, 3)), True)
     off = right.transpose(order).copy()
@@ -165,7 +165,8 @@ class Clock:
 def device(monkeypatch):
     """A GPU of which only the arithmetic is missing; one small problem stands for each set."""
     here = SimpleNamespace(name="NVIDIA H200", driver=13000)
-    monkeypatch.setattr(benchmark, "DeviceArray", HostArray)
+    for user in (benchmark, cudnn):
+        monkeypatch.setattr(user, "DeviceArray", HostArray)
     copy = SimpleNamespace(copy=lambda to, source, size, _: ctypes.memmove(to, source, size))
     monkeypatch.setattr(benchmark, "cuda", SimpleNamespace(**vars(copy), synchronize=lambda: None, devices=lambda: [here]))
     monkeypatch.setattr(benchmark.cuda_peers, "Events", Clock)
@@ -290,7 +291,7 @@ class Schedule(msgspec.Struct):
 @pytest.fixture
 def kernels(monkeypatch):
     """Three rows of a registry, of which the planner takes two, best first, in two schedules each."""
-    monkeypatch.setattr(benchmark.cuda_conv, "Bench", Bench)
+    monkeypatch.setattr(benchmark.cuda_bench, "ConvBench", Bench)
     rows = [SimpleNamespace(name=name, family=family, form="full", dtype="f32") for name, family in FAMILIES.items()]
     monkeypatch.setattr(benchmark, "conv_kernels", lambda: rows)
     rejected = (SimpleNamespace(what="unfit", reason="it takes 3x3 filters"),)

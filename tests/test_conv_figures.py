@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("matplotlib")
 
+from pysim.cudnn import ALGORITHMS
 from pysim.errors import MachineError, StoreError
 from pysim.machine import Gpu, load_any
 from pysim.workload import Conv, parse
@@ -40,7 +41,7 @@ def made_up(layer: data.Layer, name: str, dtype: str, number: int) -> Line:
     """Times near a roof, each algorithm at a factor of its own; a third of the layers refuses FFT, one result is wrong."""
     w, found = layer.workload, {}
     assert isinstance(w, Conv)
-    for index, algorithm in enumerate(data.ALGORITHMS):
+    for index, algorithm in enumerate(ALGORITHMS):
         one = Contender(who="cudnn", algorithm=algorithm)
         if algorithm not in NAMES or (algorithm == "FFT" and number % 3 == 0):
             one = msgspec.structs.replace(one, refused="no")

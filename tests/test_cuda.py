@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import pysim
-from pysim import arrays, cuda, cuda_comparison, host, planner
-from pysim.cuda_comparison import decode, e4m3, encode, exact_fill, random_fill
+from pysim import arrays, cuda, cuda_peers, host, planner
+from pysim.cuda_fill import decode, e4m3, encode, exact_fill, random_fill
 from pysim.errors import MissingError, OperandError
 from pysim.machine import load_any
 from pysim.registry import gemm_kernels, native_file
@@ -392,11 +392,10 @@ class Clock:
 
 
 def compared(monkeypatch, problem: str, launch: Any = NumpyLaunch) -> Any:
-    monkeypatch.setattr(cuda_comparison, "DeviceArray", HostArray)
-    monkeypatch.setattr(cuda_comparison, "Launch", launch)
-    monkeypatch.setattr(cuda_comparison.cuda_peers, "Events", Clock)
-    monkeypatch.setattr(cuda_comparison.cuda_peers, "library_files", lambda _: [])
-    cuda_comparison.cuda_peers._cublas.cache_clear()
+    monkeypatch.setattr(cuda, "Launch", launch)
+    monkeypatch.setattr(cuda_peers, "Events", Clock)
+    monkeypatch.setattr(cuda_peers, "library_files", lambda _: [])
+    cuda_peers._cublas.cache_clear()
     return pysim.compare(problem, machine="h200", min_seconds=0.0)[0]
 
 
@@ -409,6 +408,7 @@ def test_a_right_plan_is_timed_beside_what_is_missing(device, monkeypatch, probl
     assert one.measured_seconds == 1e-3 and one.samples >= 30 and one.predicted_seconds
     assert "cuBLAS is not installed" in one.missing["cublas"] and not one.peers
     assert one.machine == "h200" and one.plan["machine"] == "h200"
+    assert one.workspaces == {"pysim": one.plan["workspace_bytes"]}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from pysim import cuda, cuda_peers, cudnn
 from pysim.cuda import DeviceArray
-from pysim.cuda_comparison import decode, random_fill
+from pysim.cuda_fill import decode, random_fill
 from pysim.errors import MissingError
 from pysim.workload import Conv, parse
 

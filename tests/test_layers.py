@@ -7,9 +7,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "pysim"
 LAYERS = (
     "errors registry workload schedule machine record",
-    "cachemodel arrays",
+    "cachemodel arrays cuda_fill",
     "runtime emulated cuda planner",
-    "measure verify store peers comparison cuda_peers cuda_comparison cuda_conv cuda_probe cudnn host",
+    "measure verify store peers comparison cuda_peers cuda_bench cuda_rivals cuda_comparison cuda_conv cuda_probe cudnn host",
     "frontends commands cli api __init__ __main__",
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
@@ -29,8 +29,13 @@ EXCEPTIONS = {  # importer -> imported, of the same layer or above, and why
     ("comparison", "verify"): "a comparison is made of these",
     ("comparison", "peers"): "a comparison is made of these",
     ("comparison", "store"): "a comparison is made of these",
-    **{("cuda_comparison", used): "a comparison is made of these" for used in ("comparison", "cuda_peers", "measure", "store", "verify")},
-    ("cuda_conv", "cuda_comparison"): "the same fills and bounds",
+    **{
+        ("cuda_comparison", used): "a comparison is made of these"
+        for used in ("comparison", "cuda_bench", "cuda_peers", "cuda_rivals", "measure", "store")
+    },
+    ("cuda_bench", "cuda_conv"): "what is checked",
+    ("cuda_bench", "verify"): "how many products are computed in float64",
+    **{("cuda_rivals", used): "rivals are checked on the plan's bench" for used in ("cuda_bench", "cuda_peers", "cudnn")},
     ("cudnn", "cuda_peers"): "a peer is found as cuBLAS is",
     ("api", "frontends"): "model.onnx; imported when a model is read",
     ("__init__", "api"): "the public names, imported when first used",

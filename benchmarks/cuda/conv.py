@@ -9,18 +9,18 @@
 Each contender is checked on random operands first. Others' against NumPy's float64 at picked windows of all images, borders among them,
 with NaN in every element before the run and none after it: |got - want| <= gamma_k |A||B| + u |want| where matrices are multiplied; what
 transforms its operands (FFT, Winograd, whatever PyTorch takes) has no such bound, so at most TRANSFORMED of the results' root mean
-square. pysim's own by pysim.cuda_conv.Bench. One that is wrong is recorded as wrong and not timed; one that refuses, with its reason.
+square (pysim.cuda_bench.Windows). pysim's own by pysim.cuda_bench.ConvBench. One that is wrong is recorded as wrong and not timed; one
+that refuses, with its reason.
 
-Time: rounds of one sample each, the order shifting by one each round, a pair of events around a call; where a call takes less than
-LONG, untimed ones of its own go before it (LEAD seconds of them), so that the device is busy while the host makes the timed one. Operands
-are as the call before left them. What takes long is sampled less: for SPENT seconds, FEWEST times at least. The forms of im2win that leave
-something out are never planned; they run as the data-parallel launch that the model predicts, in bands of 8. Where the best launch of
-im2win's fused form shares k between blocks, and so needs memory, the best that needs none runs, too. Needs the CUDA library
-($PYSIM_CUDA_LIBRARY); conv_data.py has the format of the file.
+Time: rounds of one sample each, the order shifting by one each round, a pair of events around a call; untimed ones go before a short one,
+so that the device is busy while the host makes the timed one (pysim.cuda_peers.leads). Operands are as the call before left them. What
+takes long is sampled less: for SPENT seconds, FEWEST times at least. The forms of im2win that leave something out are never planned; they
+run as the data-parallel launch that the model predicts, in bands of 8. Where the best launch of im2win's fused form shares k between
+blocks, and so needs memory, the best that needs none runs, too. Needs the CUDA library ($PYSIM_CUDA_LIBRARY); conv_data.py has the format
+of the file.
 """
 
 import argparse
-import gc
 import math
 import sys
 import time
@@ -34,10 +34,10 @@ import msgspec
 import numpy as np
 from conv_data import CUDNN, OURS, TORCH, Contender, Header, Line
 
-from pysim import cuda, cuda_conv, cuda_peers, cudnn, host, planner
+from pysim import cuda, cuda_bench, cuda_peers, cudnn, host, planner
 from pysim.cuda import DeviceArray
-from pysim.cuda_comparison import RESULT_DTYPES, RESULT_UNIT, decode, random_fill
-from pysim.cuda_conv import in_float64
+from pysim.cuda_fill import RESULT_DTYPES, random_fill
+from pysim.cuda_rivals import reason_of, release
 from pysim.errors import MissingError, PysimError, StoreError, choose
 from pysim.machine import Gpu
 from pysim.planner import gpu_conv
@@ -46,11 +46,9 @@ from pysim.registry import conv_kernels
 from pysim.schedule import GpuConvSchedule
 from pysim.workload import Conv, Layer
 
-LEAD, LONG, MOST_LEADS = 6e-5, 2e-3, 8  # seconds, seconds, calls
 SPENT, FEWEST = 0.3, 5  # seconds that samples of one contender take, and samples that are taken for all that
 WARMUPS = 3
 PICKED = 512  # windows of all images that are computed in float64
-TRANSFORMED = {"f32": 1e-3, "tf32": 0.1, "f16": 0.1, "bf16": 0.5}
 EVERY = 1_000_000  # plans: more than there are
 
 
@@ -68,8 +66,7 @@ class Operands:
         outputs = w.batch * w.filters * w.windows
         self.y, self._nan = DeviceArray((outputs,), self.result), DeviceArray((outputs,), self.result)
         self._nan.fill(np.full(self.y.nbytes, 0xFF, np.uint8))
-        self.picked = np.unique(np.linspace(0, w.batch * w.windows - 1, PICKED).astype(np.int64))
-        self.want, self.scale = in_float64(w, fills[0].values, fills[1].values, self.picked)
+        self.windows = cuda_bench.Windows(msgspec.structs.replace(w, dtype=dtype), fills, PICKED)
 
     def _sent(self, array: np.ndarray, layout: str) -> DeviceArray:
         lies = np.ascontiguousarray(array if layout == "nchw" else array.transpose(0, 2, 3, 1))
@@ -85,25 +82,7 @@ class Operands:
         call()
         cuda.synchronize()
         found = self.y.read(np.empty(self.y.shape, RESULT_DTYPES[self.result]))
-        return self.verdict(found, layout, transforms)
-
-    def verdict(self, found: np.ndarray, layout: str, transforms: bool) -> tuple[str, float]:
-        """`check` of the output's elements as memory holds them."""
-        w = self.workload
-        bad = (found & 0x7F80) == 0x7F80 if self.result == "bf16" else ~np.isfinite(found)
-        if count := int(np.count_nonzero(bad)):
-            return f"{count} of {found.size} elements are not written or not finite", math.nan
-        shape = (w.batch, w.filters, w.windows) if layout == "nchw" else (w.batch, w.windows, w.filters)
-        image, window = np.divmod(self.picked, w.windows)
-        taken = found.reshape(shape)[image, :, window] if layout == "nchw" else found.reshape(shape)[image, window]
-        difference = np.abs(decode(taken, self.result) - self.want)
-        unit = 2.0**-23 * (w.channels // w.groups * w.kernel_h * w.kernel_w)
-        bound = unit / (1 - min(0.5, unit)) * self.scale + RESULT_UNIT.get(self.result, 2.0**-24) * np.abs(self.want)
-        if transforms:
-            bound = np.maximum(bound, TRANSFORMED[self.dtype] * math.sqrt(float(np.mean(self.want**2))))
-        outside = int(np.count_nonzero(~(difference <= bound)))
-        error = float(np.max(difference / np.maximum(self.scale, 1e-300)))
-        return f"{outside} of {difference.size} checked elements are out of bounds" if outside else "", error
+        return self.windows.verdict(found, layout, transforms)
 
 
 # Contenders
@@ -139,7 +118,7 @@ class Field:
             return
         events = cuda_peers.Events()
         warm = {name: seconds for name in list(self.calls) if (seconds := self._warmed(name, events)) is not None}
-        leads = {name: 0 if seconds >= LONG else min(MOST_LEADS, math.ceil(LEAD / seconds)) for name, seconds in warm.items()}
+        leads = {name: cuda_peers.leads(seconds) for name, seconds in warm.items()}
         most = {name: max(FEWEST, math.ceil(SPENT / seconds)) for name, seconds in warm.items()}
         times: dict[str, list[float]] = {name: [] for name in leads}
         for turn in range(samples):
@@ -166,41 +145,16 @@ class Field:
             return None
 
 
-def reason_of(error: Exception) -> str:
-    """An error as a reason: pysim's own sentences as they are, others with their kind."""
-    return str(error) if isinstance(error, PysimError) else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
-
 def add_cudnn(field: Field, operands: Operands, layout: str) -> None:
-    """Every algorithm of cuDNN; they share one workspace, as only one runs at a time."""
-    w = operands.workload
-    forward, spaces, refused = None, {}, {}
-    try:
-        forward = cudnn.Forward(w, operands.dtype, layout)
-        spaces, refused = forward.survey()
-    except MissingError as error:
-        refused = dict.fromkeys(cudnn.ALGORITHMS, str(error))
-    memory, short = None, ""
-    for size in sorted(set(spaces.values()), reverse=True):  # the largest that can be had
-        try:
-            memory = DeviceArray((size,), "u8") if size else None
-            break
-        except PysimError as error:
-            short = str(error)
-    had = memory.nbytes if memory else 0
+    """Every algorithm of cuDNN."""
+    found = cudnn.algorithms(operands.workload, operands.pointers(layout), operands.dtype, layout)
 
     def made(algorithm: str) -> tuple[Callable[[], object], dict[str, Any]]:
-        if algorithm in refused or not forward:
-            raise MissingError(refused[algorithm])
-        if spaces[algorithm] > had:
-            raise MissingError(f"{algorithm} needs {spaces[algorithm]} bytes of workspace: {short}")
-        run = forward.call(algorithm, operands.pointers(layout), memory.pointer if memory else 0, had)
-        wrong, error = operands.check(run, layout, algorithm not in conv_data.GEMM_CLASS)
-
-        def call() -> object:
-            return run() or memory  # which lives as long as the call
-
-        return call, {"wrong": wrong, "error": finite(error), "workspace_bytes": spaces[algorithm]}
+        one = found[algorithm]
+        if one.call is None:
+            raise MissingError(one.reason)
+        wrong, error = operands.check(one.call, layout, algorithm not in cudnn.GEMM_CLASS)
+        return one.call, {"wrong": wrong, "error": finite(error), "workspace_bytes": one.workspace_bytes}
 
     for algorithm in cudnn.ALGORITHMS:
         known = Contender(who=CUDNN, algorithm=algorithm, layout=layout)
@@ -228,7 +182,7 @@ def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], top: int, gpu:
     try:
         problem = msgspec.structs.replace(w, dtype=dtype)
         plans = planner.plans(problem, gpu, top=EVERY, layout=layout)
-        bench = cuda_conv.Bench(problem, 1, layout)
+        bench = cuda_bench.ConvBench(problem, 1, layout)
     except Exception as error:
         field.known[OURS] = msgspec.structs.replace(nobody, refused=reason_of(error))
         return ""
@@ -297,13 +251,6 @@ def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gp
                 add_torch(field, operands, layout)
     field.time(options.samples)
     return Line(set=name, label=layer.label, problem=conv_data.text_of(w, dtype), dtype=dtype, planned=chosen, contenders=field.known)
-
-
-def release() -> None:
-    """Gives the memory of a problem's contenders back, PyTorch's too."""
-    gc.collect()
-    if torch := sys.modules.get("torch"):
-        torch.cuda.empty_cache()
 
 
 def versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pysim.cudnn import ALGORITHMS
+from pysim.cudnn import GEMM_CLASS
 from pysim.errors import ProblemError, StoreError
 from pysim.workload import Conv, Layer, distinct, parse, resolve
 
@@ -25,7 +25,6 @@ SETS = ("opencnn", "im2win", "resnet50")
 DTYPES = ("f32", "tf32", "f16", "bf16")
 USED = {"f32": "nchw", "tf32": "nchw", "f16": "nhwc", "bf16": "nhwc"}  # the layout that a type is used in, and pysim measured in
 OURS, CUDNN, TORCH = "pysim", "cudnn", "torch"
-GEMM_CLASS = ALGORITHMS[:3]
 NO_WORKSPACE = 0.05 * 2**20
 
 

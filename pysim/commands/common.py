@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from pysim.errors import ProblemError, choose
+from pysim.registry import CONV_LAYOUTS
 
 if TYPE_CHECKING:
     from pysim.workload import Layer
@@ -55,6 +56,16 @@ def json_option(command: Command) -> Command:
 def machine_option(command: Command) -> Command:
     text = "Name (see pysim machines), path of a .toml file, or host: this computer."
     return click.option("-m", "--machine", "machine_name", default="host", show_default=True, help=text)(command)
+
+
+def layout_option(command: Command) -> Command:
+    text = "GPU: of convolutions' input and output."
+    return click.option("--layout", type=click.Choice(list(CONV_LAYOUTS)), default="nchw", show_default=True, help=text)(command)
+
+
+def memory_limit_option(command: Command) -> Command:
+    text = "GPU: no plan that needs more workspace, e.g. 0 or 64MiB."
+    return click.option("--memory-limit", metavar="BYTES", callback=byte_count, help=text)(command)
 
 
 def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:

@@ -15,30 +15,35 @@ from pysim.commands.common import (
     every,
     json_option,
     layers_of,
+    layout_option,
     machine_option,
+    memory_limit_option,
     plural,
     problems,
     put,
     say,
     seconds,
+    size,
 )
 
 if TYPE_CHECKING:
     from pysim.record import Comparison
 
 SHORT = {"im2col_openblas": "im2col", "onnxruntime": "onnxrt", "matmul_heuristics": "nvMMH"}  # titles of columns
-GPU_PEERS = ("cublas", "matmul_heuristics")
+WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # titles, of those who say what memory they take on a GPU
 
 
 @click.command()
 @problems
 @machine_option
-@click.option("--peers", is_flag=True, help="Beside every peer there is (pysim doctor lists them), not im2col + OpenBLAS alone.")
+@click.option("--peers", is_flag=True, help="Beside every peer there is, not im2col + OpenBLAS (on a GPU cuBLAS, cuDNN) alone.")
 @click.option("--cold", is_flag=True, help="No operand is in a cache: buffers rotate over twice the last-level cache.")
 @timing.threads_option
 @click.option(
     "--seconds", "min_seconds", type=click.FloatRange(0, 3600), default=0.2, show_default=True, help="Least time of samples per contender."
 )
+@layout_option
+@memory_limit_option
 @every
 @json_option
 @click.pass_context
@@ -50,6 +55,8 @@ def compare(
     cold: bool,
     threads: int,
     min_seconds: float,
+    layout: str,
+    memory_limit: int | None,
     every: bool,
     as_json: bool,
 ) -> None:
@@ -57,6 +64,9 @@ def compare(
 
     A rival's column is its time over pysim's, medians: above 1 pysim is faster. Exit code 1 if a result is wrong. All samples go
     to the measurement store (pysim doctor names the file); nothing measured is lost when a comparison is interrupted.
+
+    On a GPU the rival of a convolution is the fastest right one of all of cuDNN's forward algorithms, with --peers also PyTorch; columns
+    show the workspace of each. The rival of a product is cuBLAS.
 
     A machine that is emulated here (power10-e1050) is checked, not timed: beside the prediction stands `static+simulated`, in-core
     cycles from a scheduling model of the core and transfers from exactly simulated caches.
@@ -66,31 +76,37 @@ def compare(
       pysim compare resnet50
       pysim compare conv:mb1ic64ih56oc64kh3ph1 --peers --seconds 1
       pysim compare resnet50 -m power10-e1050
+      pysim compare resnet50:mb32:f16 -m h200 --layout nhwc --peers
     """
     from pysim import host
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.refuse_on_gpu(on, threads=threads > 1, cold=cold)
-    from pysim.comparison import LARGE_ERROR, summarise
-    from pysim.machine import Machine
+    from pysim.comparison import LARGE_ERROR, OURS, summarise
+    from pysim.cuda_rivals import peers_of
+    from pysim.machine import Gpu
     from pysim.peers import DEFAULT, PEERS
 
     makers = PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
     executor = host.executor(on)
     emulated = executor.kind == "emulated"
-    rivals = list(makers) if isinstance(on, Machine) else [*GPU_PEERS][: 2 if peers else 1]
+    on_gpu = isinstance(on, Gpu)
+    rivals = peers_of((type(layer.workload) for layer in layers), peers) if on_gpu else list(makers)
     shown = [] if emulated else rivals
+    spaces = [name for name in (OURS, *shown) if name in WORKSPACES] if on_gpu else []
     columns = [Column("result", 6), Column("static+sim", 10)] if emulated else [Column("measured", 8)]
     columns += [Column("predicted", 9), Column("error", 6)]
     columns += [Column(SHORT.get(name, name), max(6, len(SHORT.get(name, name)))) for name in shown]
+    columns += [Column(WORKSPACES[name], 9) for name in spaces]
     columns += [Column("x", 2), Column("problem", 7, left=True)]
 
     def row(one: "Comparison") -> list[Cell]:
         times = timing.static_times if emulated else timing.times
-        return [*times(one, LARGE_ERROR), *(_ratio(one, name) for name in shown), str(one.count), one.problem]
+        others = [*(_ratio(one, name) for name in shown), *(_space(one, name) for name in spaces)]
+        return [*times(one, LARGE_ERROR), *others, str(one.count), one.problem]
 
-    planned = timing.plan_layers(layers, on)
-    say(f"{on.description}; {'cold' if cold else 'hot'} caches, {plural(threads, 'thread')}")
+    planned = timing.plan_layers(layers, on, layout=layout, memory_limit=memory_limit)
+    say(f"{on.description}; {'cold' if cold else 'hot'} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
     options: dict[str, Any] = {"makers": makers, "threads": threads, "state": "cold" if cold else "hot", "executor": executor}
     found = timing.measured(planned, on, min_seconds=min_seconds, peers=peers, **options)
     done = timing.report(planned, found, columns, row, as_json)
@@ -109,6 +125,11 @@ def _ratio(one: "Comparison", name: str) -> Cell:
     return f"{value:.2f}x", "green" if value > 1 else "red"
 
 
+def _space(one: "Comparison", name: str) -> Cell:
+    """Bytes beside the operands; a dash where the peer did not run."""
+    return size(one.workspaces[name]) if name in one.workspaces else "-"
+
+
 def _put_summary(summary: dict[str, Any], done: "list[Comparison]", threads: int) -> None:
     """What the rows amount to, per peer and for the predictor, then what did not run and why."""
     put("")
@@ -118,6 +139,8 @@ def _put_summary(summary: dict[str, Any], done: "list[Comparison]", threads: int
         faster = round(against["faster_share"] * against["layers"])
         told = f"{against['geometric_mean']:.3f}x geometric mean of {against['layers']}, faster on {faster} ({against['faster_share']:.0%})"
         put((f"{name:<16}", "bold"), f"{told}; {_version(done, name)}")
+        if counted := against.get("algorithms"):
+            put("    its fastest: " + ", ".join(f"{algorithm} on {count}" for algorithm, count in counted.items()))
         for problem in against["slower"][:8]:
             put(f"    slower: {problem}")
         if len(against["slower"]) > 8:

@@ -9,12 +9,13 @@ import click
 from pysim.commands.common import (
     Cell,
     Column,
-    byte_count,
     document,
     every,
     json_option,
     layers_of,
+    layout_option,
     machine_option,
+    memory_limit_option,
     plural,
     problems,
     put,
@@ -24,7 +25,6 @@ from pysim.commands.common import (
     seconds,
     size,
 )
-from pysim.registry import CONV_LAYOUTS
 from pysim.schedule import STATIONARY
 
 if TYPE_CHECKING:
@@ -51,10 +51,8 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (block
     metavar="4x16",
     help="Only this shape, windows x filters (GPU: a block's tile, 128x256); under csa it replaces the machine's.",
 )
-@click.option(
-    "--layout", type=click.Choice(list(CONV_LAYOUTS)), default="nchw", show_default=True, help="GPU: of convolutions' input and output."
-)
-@click.option("--memory-limit", metavar="BYTES", callback=byte_count, help="GPU: no plan that needs more workspace, e.g. 0 or 64MiB.")
+@layout_option
+@memory_limit_option
 @every
 @json_option
 def plan(

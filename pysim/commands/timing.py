@@ -36,14 +36,15 @@ def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help=text)(command)
 
 
-def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", algorithm: str | None = None) -> "list[Planned]":
-    """Each layer with its plan, or with the reason why it has none; where none of them has a plan, the first reason is raised."""
+def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", algorithm: str | None = None, **asked: Any) -> "list[Planned]":
+    """Each layer with its plan, or with the reason why it has none; where none of them has a plan, the first reason is raised. What is
+    `asked` of a plan is as in `pysim.planner.plan`."""
     from pysim import planner
 
     found: list[Planned] = []
     for layer in layers:
         try:
-            plan = planner.plan(layer.workload, on)
+            plan = planner.plan(layer.workload, on, **asked)
             if algorithm not in (None, plan.algorithm):
                 raise PlanError(f'{plan.problem} has no algorithm "{algorithm}" on {on.name}; {choose(str(algorithm), [plan.algorithm])}')
             found.append((layer, plan))
@@ -59,7 +60,7 @@ def measured(
     planned: "Iterable[Planned]", on: "Machine | Gpu", *, min_seconds: float = 0.2, peers: bool = False, **options: Any
 ) -> "Iterator[Comparison]":
     """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.compare`, which a GPU has not; `peers` asks
-    a GPU's analytic peers."""
+    a GPU's peers that are asked for alone."""
     from pysim import cuda_comparison
     from pysim.comparison import compare
     from pysim.machine import Gpu
