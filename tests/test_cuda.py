@@ -6,30 +6,21 @@ given, and "device" memory is host memory behind `__cuda_array_interface__`.
 """
 
 import ctypes
-import math
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_gpu import Clock, ffi_of_header, host_device  # noqa: F401
 
 import pysim
 from pysim import arrays, cuda, cuda_peers, host, planner
 from pysim.cuda_fill import decode, e4m3, encode, exact_fill, random_fill
 from pysim.errors import MissingError, OperandError
-from pysim.machine import load_any
-from pysim.registry import gemm_kernels, native_file
+from pysim.registry import gemm_kernels
 from pysim.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.workload import Gemm
 
 DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "s8": np.int8, "s32": np.int32}
-
-
-def ffi_of_header() -> Any:
-    import cffi
-
-    ffi = cffi.FFI()
-    ffi.cdef(native_file("pysim.h").read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
-    return ffi
 
 
 class OnDevice:
@@ -42,19 +33,6 @@ class OnDevice:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         about = {"shape": self.array.shape, "typestr": self.array.dtype.str, "data": (self.array.ctypes.data, False), "version": 3}
         return about | {"strides": self.array.strides, "stream": self.stream}
-
-
-class HostArray(cuda.DeviceArray):
-    """`DeviceArray` in host memory."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
-        self.shape, self.dtype = shape, dtype
-        self.nbytes = math.prod(shape) * arrays.SIZES[dtype]
-        self.memory = np.full(self.nbytes, 0xFF, np.uint8)
-        self.pointer = self.memory.ctypes.data
-
-    def __del__(self) -> None:
-        pass
 
 
 class NumpyLaunch:
@@ -94,34 +72,10 @@ def rows_at(pointer: int, shape: tuple[int, int], pitch: int, dtype: str) -> np.
 
 
 @pytest.fixture
-def device(monkeypatch):
+def device(host_device, monkeypatch):  # noqa: F811
     """A device of which only the arithmetic is missing."""
-    ffi = ffi_of_header()
-
-    class Lib:
-        PYSIM_TO_DEVICE, PYSIM_TO_HOST, PYSIM_ON_DEVICE = 1, 2, 3
-
-        def __init__(self) -> None:
-            self.synchronized: list[int] = []
-
-        def pysim_cuda_copy(self, to, source, nbytes, direction, stream) -> int:
-            ctypes.memmove(int(ffi.cast("uintptr_t", to)), int(ffi.cast("uintptr_t", source)), nbytes)
-            return 0
-
-        def pysim_cuda_synchronize(self, stream) -> int:
-            self.synchronized.append(int(ffi.cast("uintptr_t", stream)))
-            return 0
-
-    lib = Lib()
-    h200 = load_any("h200")
-    here = cuda.Device(
-        0, "NVIDIA H200", 90, h200.sms.value, 1 << 37, 62914560, 233472, 232448, 65536, 2048, 32, 1980000, 3201000, 13000, 13000
-    )
-    monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
-    monkeypatch.setattr(cuda, "devices", lambda: (here,))
-    monkeypatch.setattr(cuda, "DeviceArray", HostArray)
     monkeypatch.setattr(cuda, "Launch", NumpyLaunch)
-    return lib
+    return host_device
 
 
 def schedule(workload: Gemm) -> GpuSchedule:
@@ -383,14 +337,6 @@ def test_fills_are_held_exactly_and_sums_of_exact_ones_stay_exact(dtype):
 # Comparisons, the device played by NumPy
 
 
-class Clock:
-    """Events that say a millisecond."""
-
-    def seconds(self, call) -> float:
-        call()
-        return 1e-3
-
-
 def compared(monkeypatch, problem: str, launch: Any = NumpyLaunch) -> Any:
     monkeypatch.setattr(cuda, "Launch", launch)
     monkeypatch.setattr(cuda_peers, "Events", Clock)
@@ -516,3 +462,14 @@ def test_comparisons_on_the_gpu_are_right_and_stored(monkeypatch, tmp_path):
     for one in pysim.compare(["gemm:512x384x256:f16", "gemm:100x77x33", "gemm:256x256x512:tn:s8"], machine="cuda"):
         assert one.correct, one.reason
         assert one.measured_seconds and one.predicted_seconds
+
+
+@on_gpu
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_convolutions_on_the_gpu_are_compared_in_each_layout_with_workspaces(layout):
+    even = [f"conv:mb8ic64ih28oc64kh3ph1{dtype}" for dtype in ("", ":f16", ":tf32")]
+    others = ["conv:g32mb8ic32ih28oc32kh3ph1", "conv:mb2ic3ih9oc5oh5kh3sh2ph0"]
+    for one in pysim.compare([*even, *others], machine="cuda", layout=layout, min_seconds=0.01):
+        assert one.correct, one.reason
+        assert one.measured_seconds and one.workspaces["pysim"] == one.plan["workspace_bytes"]
+        assert "cudnn" in (one.peers.keys() & one.algorithms.keys() & one.workspaces.keys()) or one.missing["cudnn"]

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions on a GPU beside cuDNN and PyTorch: who is the rival, who takes no part and why, and what is shown and kept of each.
+
+Launches and cuDNN's algorithms compute with NumPy on the very pointers, layouts and types that the libraries would be given, and take as
+long as SECONDS says.
+"""
+
+import ctypes
+import math
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from command_line import document, invoke, native, refused
+from fake_gpu import HostArray, host_device  # noqa: F401
+
+import pysim
+from pysim import cuda, cuda_conv, cuda_peers, cudnn
+from pysim.errors import MissingError, NativeError
+from pysim.store import Store
+from pysim.workload import Conv
+
+SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2ph1pw1dh1"
+UNEVEN = "conv:ic3ih5oc4oh3kh3sh2ph0"  # pads 0 above and 2 below
+HALF = {"f16": np.float16}
+MEDIANS = {"cudnn IMPLICIT_GEMM": 4e-5, "cudnn IMPLICIT_PRECOMP_GEMM": 2e-5, "cudnn GEMM": 3e-3, "cudnn WINOGRAD_NONFUSED": 1e-5}
+SPACES = {"IMPLICIT_GEMM": 0, "IMPLICIT_PRECOMP_GEMM": 64, "GEMM": 4096, "FFT": 1 << 40, "WINOGRAD_NONFUSED": 8192}
+
+
+def at(pointer: int, shape: tuple[int, ...], dtype: str, layout: str) -> np.ndarray:
+    """Memory as an array [N][C][H][W], whatever the layout."""
+    kind = np.dtype(HALF.get(dtype, np.float32))
+    lies = shape if layout == "nchw" else (shape[0], shape[2], shape[3], shape[1])
+    found = np.frombuffer((ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(pointer), kind).reshape(lies)
+    return found if layout == "nchw" else found.transpose(0, 3, 1, 2)
+
+
+def convolve(w: Conv, pointers: tuple[int, ...], layout: str) -> np.ndarray:
+    """Writes the convolution into the third operand, which it returns: tap by tap on a padded copy."""
+    shapes = (
+        (w.batch, w.channels, w.height, w.width),
+        (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w),
+        (w.batch, w.filters, w.out_h, w.out_w),
+    )
+    x, filters, y = (at(pointer, shape, w.dtype, layout) for pointer, shape in zip(pointers, shapes, strict=True))
+    x, filters = x.astype(np.float64), filters.astype(np.float64)
+    padded = np.pad(x, ((0, 0), (0, 0), (w.pad_top, w.pad_bottom), (w.pad_left, w.pad_right)))
+    y_exact, each, many = np.zeros(y.shape), w.channels // w.groups, w.filters // w.groups
+    for g in range(w.groups):
+        for r in range(w.kernel_h):
+            for s in range(w.kernel_w):
+                rows = r * w.dilation_h + w.stride_h * np.arange(w.out_h)
+                columns = s * w.dilation_w + w.stride_w * np.arange(w.out_w)
+                taps = padded[:, g * each : (g + 1) * each][:, :, rows][:, :, :, columns]
+                part = filters[g * many : (g + 1) * many, :, r, s]
+                y_exact[:, g * many : (g + 1) * many] += np.einsum("nchw,kc->nkhw", taps, part)
+    y[...] = y_exact
+    return y
+
+
+class ConvLaunch:
+    """`cuda_conv.Launch` by NumPy. `fault` changes what one wrote."""
+
+    fault: ClassVar[Any] = staticmethod(lambda y: None)
+
+    def __init__(self, workload, schedule, pointers, *, layout, result) -> None:
+        self.told = (workload, pointers, layout)
+
+    def reference(self) -> None:
+        convolve(*self.told)
+
+    def run(self) -> None:
+        type(self).fault(convolve(*self.told))
+
+
+class Forward:
+    """`cudnn.Forward` by NumPy; it refuses what SPACES lacks. SPOILS changes what an algorithm wrote, or raises."""
+
+    told: ClassVar[list[cudnn.Descriptor]] = []
+
+    def __init__(self, w: Conv, dtype: str = "", layout: str = "nchw") -> None:
+        self.workload, self.layout = w, layout
+        Forward.told.append(cudnn.describe(w, dtype, layout))
+
+    def workspace_bytes(self, algorithm: str) -> int:
+        if algorithm not in SPACES:
+            raise MissingError(f"cuDNN refuses {algorithm}")
+        return SPACES[algorithm]
+
+    survey = cudnn.Forward.survey
+
+    def call(self, algorithm: str, pointers: tuple[int, int, int], workspace: int, workspace_bytes: int) -> Any:
+        assert workspace_bytes >= SPACES[algorithm] and (workspace or not SPACES[algorithm])
+
+        def run() -> None:
+            SPOILS.get(algorithm, lambda _: None)(convolve(self.workload, pointers, self.layout))
+
+        run.contender = f"cudnn {algorithm}"
+        return run
+
+
+class Torch:
+    """`cudnn.TorchForward` by NumPy, at 5 microseconds."""
+
+    contender = "torch"
+
+    def __init__(self, w: Conv, pointers: tuple[int, int, int], dtype: str = "", layout: str = "nchw") -> None:
+        cudnn.describe(w, dtype, layout)
+        self.told = (w, pointers, layout)
+
+    def store(self) -> None:
+        convolve(*self.told)
+
+    def run(self) -> None:
+        SPOILS.get("torch", lambda _: None)(convolve(*self.told))
+
+    def extra_bytes(self) -> int:
+        return 12345
+
+
+SPOILS: dict[str, Any] = {}
+
+
+class Clock:
+    """`Events` that reads MEDIANS, 100 microseconds for ours, and counts what it timed."""
+
+    timed: ClassVar[dict[str, int]] = {}
+
+    def seconds(self, call: Any) -> float:
+        call()
+        held = [cell.cell_contents for cell in getattr(call, "__closure__", None) or ()] + [getattr(call, "__self__", None)]
+        name = next((one.contender for one in held if hasattr(one, "contender")), "pysim")
+        Clock.timed[name] = Clock.timed.get(name, 0) + 1
+        return {"pysim": 1e-4, "torch": 5e-6}.get(name) or MEDIANS[name]
+
+
+@pytest.fixture(autouse=True)
+def gpu(host_device, monkeypatch, tmp_path):  # noqa: F811
+    """An H200 with cuDNN and PyTorch, of which only the arithmetic is NumPy's."""
+    monkeypatch.setenv("PYSIM_STORE", str(tmp_path / "store.sqlite"))
+    monkeypatch.setattr(cuda_conv, "Launch", ConvLaunch)
+    monkeypatch.setattr(cudnn, "DeviceArray", HostArray)
+    monkeypatch.setattr(cudnn, "Forward", Forward)
+    monkeypatch.setattr(cudnn, "TorchForward", Torch)
+    monkeypatch.setattr(cudnn, "version", lambda: "cuDNN 9.0.0")
+    monkeypatch.setattr(cudnn, "torch_version", lambda: "PyTorch 2.0.0")
+    monkeypatch.setattr(cuda_peers, "Events", Clock)
+    monkeypatch.setattr(cuda_peers, "library_files", lambda _: [])
+    cuda_peers._cublas.cache_clear()
+    SPOILS.clear()
+    Forward.told, Clock.timed, ConvLaunch.fault = [], {}, staticmethod(lambda y: None)
+
+
+def compared(problem: str = SMALL, **options: Any) -> Any:
+    return pysim.compare(problem, "h200", min_seconds=0.0, **options)[0]
+
+
+# Who the rival is
+
+
+def test_the_fastest_right_algorithm_is_the_rival_and_all_were_in_the_run():
+    one = compared()
+    assert one.correct and one.measured_seconds == 1e-4 and one.samples >= 30 and one.predicted_seconds
+    assert one.peers == {"cudnn": 1e-5} and one.algorithms == {"cudnn": "WINOGRAD_NONFUSED"} and one.versions == {"cudnn": "cuDNN 9.0.0"}
+    assert one.ratios["cudnn"].value == pytest.approx(0.1) and set(one.quartiles) == {"pysim", "cudnn"}
+    assert Clock.timed == dict.fromkeys(["pysim", *MEDIANS], one.samples + 1)  # and once to warm up
+
+
+def test_workspaces_are_those_of_the_plan_and_of_the_rival():
+    one = compared("conv:mb2ic8ih12oc8kh3ph1", peers=True)
+    assert one.workspaces == {"pysim": one.plan["workspace_bytes"], "cudnn": 8192, "torch": 12345}
+    assert one.peers == {"cudnn": 1e-5, "torch": 5e-6} and one.versions["torch"] == "PyTorch 2.0.0" and "torch" not in one.algorithms
+    assert compared("conv:mb2ic8ih12oc8kh3ph1", memory_limit=0).workspaces["pysim"] == 0
+
+
+def test_a_wrong_algorithm_is_never_the_rival_and_never_timed():
+    def off(y: np.ndarray) -> None:
+        y[0, 0, 0, 0] += 1e-4  # more than a product may, less than a transform
+
+    SPOILS["IMPLICIT_PRECOMP_GEMM"] = off
+    SPOILS["WINOGRAD_NONFUSED"] = lambda y: y.__setitem__((1, 5, 0, 0), np.nan)
+    one = compared()
+    assert one.correct and one.algorithms == {"cudnn": "IMPLICIT_GEMM"} and one.peers == {"cudnn": 4e-5}
+    assert one.missing["cudnn IMPLICIT_PRECOMP_GEMM"].startswith("its result is wrong: 1 of ")
+    assert "not written or not finite" in one.missing["cudnn WINOGRAD_NONFUSED"]
+    assert set(Clock.timed) == {"pysim", "cudnn IMPLICIT_GEMM", "cudnn GEMM"}
+    SPOILS["WINOGRAD_NONFUSED"] = off
+    assert compared().algorithms == {"cudnn": "WINOGRAD_NONFUSED"}
+
+
+def test_an_algorithm_without_memory_is_told_and_the_others_run():
+    one = compared()
+    assert one.missing == {"cudnn FFT": f"FFT needs {1 << 40} bytes of workspace: device memory: out of memory"}
+    assert one.peers["cudnn"] == 1e-5
+
+
+def test_a_rival_that_fails_when_timed_drops_out_with_its_reason():
+    runs = [0]
+
+    def fifth(_: Any) -> None:
+        runs[0] += 1
+        if runs[0] == 5:
+            raise RuntimeError("misaligned address\nand a trace")
+
+    SPOILS["WINOGRAD_NONFUSED"] = fifth
+    one = compared()
+    assert one.correct and one.algorithms == {"cudnn": "IMPLICIT_PRECOMP_GEMM"} and one.samples >= 30
+    assert one.missing["cudnn WINOGRAD_NONFUSED"] == "failed when timed: RuntimeError: misaligned address"
+
+
+def test_without_any_algorithm_the_plan_is_measured_all_the_same(monkeypatch):
+    for algorithm in ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "GEMM", "WINOGRAD_NONFUSED"):
+        SPOILS[algorithm] = lambda y: y.fill(0)
+    one = compared()
+    assert one.measured_seconds == 1e-4 and not one.peers
+    assert one.missing["cudnn"].startswith("none of its algorithms ran: DIRECT, FFT_TILING, WINOGRAD refused conv:")
+    monkeypatch.setattr(cudnn, "Forward", lambda *_: cudnn.describe(*_) and refuse())
+    one = compared(peers=True)
+    assert one.missing == {"cudnn": "cuDNN is not installed"} and set(one.peers) == {"torch"}
+
+
+def refuse() -> Any:
+    raise MissingError("cuDNN is not installed")
+
+
+def test_what_cudnn_cannot_say_is_compared_with_a_reason():
+    one = compared(UNEVEN, peers=True)
+    assert one.correct and one.measured_seconds and not one.peers
+    assert set(one.missing) == {"cudnn"} | {"torch"}
+    assert all("pads 0 above and 2 below" in reason for reason in one.missing.values())
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["f32", "tf32", "f16"])
+def test_rivals_are_told_the_type_and_the_layout_of_the_plan(dtype, layout):
+    one = compared(f"{SMALL}:{dtype}", layout=layout, peers=True)
+    assert one.correct, one.reason
+    assert one.plan["layout"] == layout and set(one.peers) == {"cudnn", "torch"}
+    (told,) = Forward.told
+    assert (told.format, told.data) == (cudnn.LAYOUTS.index(layout), 2 if dtype == "f16" else 0)
+    assert told.math == (3 if dtype == "f32" else 1)  # cudnnMathType_t: multiply-adds alone, tensor cores
+
+
+# Ours
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [(lambda y: y.__setitem__((-1, -1, -1, -1), y[-1, -1, -1, -1] + 1), "1 of 108 elements"), (lambda y: y.fill(np.nan), "108 of 108")],
+)
+def test_a_wrong_result_of_ours_is_told_and_nothing_is_timed(fault, says):
+    ConvLaunch.fault = staticmethod(fault)
+    found = document("compare", SMALL, "-m", "h200", code=1)["comparisons"][0]
+    assert not found["correct"] and says in found["reason"] and found["measured_seconds"] is None and not found["workspaces"]
+    assert Clock.timed == {} and Forward.told == []
+    result = invoke("compare", SMALL, "-m", "h200")
+    assert result.exit_code == 1 and "WRONG" in result.output and says in result.output
+
+
+def test_a_problem_that_device_memory_does_not_hold_is_a_reason_and_the_others_go_on(monkeypatch):
+    monkeypatch.setattr(HostArray, "LIMIT", 100_000)
+    found = document("compare", "conv:mb8ic64ih32oc64kh3ph1", SMALL, "-m", "h200", code=1)["comparisons"]
+    assert [one["correct"] for one in found] == [False, True]
+    assert found[0]["reason"] == "device memory: out of memory" and found[1]["peers"]
+    assert invoke("compare", "conv:mb8ic64ih32oc64kh3ph1", "-m", "h200").exit_code == 2
+
+
+def test_a_launch_that_fails_when_timed_is_a_reason(monkeypatch):
+    runs = [0]
+
+    def fourth(_: Any) -> None:
+        runs[0] += 1
+        if runs[0] > 3:
+            raise NativeError("the launch failed")
+
+    ConvLaunch.fault = staticmethod(fourth)
+    one = compared()
+    assert not one.correct and one.reason == "the launch failed" and one.measured_seconds is None
+
+
+# What is shown and kept
+
+
+def test_every_contender_is_stored_under_its_own_name():
+    with Store() as store:
+        problem = compared(layout="nhwc", store=store).problem
+        kept = {one.kernel: one for one in store.find(problem=problem)}
+    assert len(kept) == 5 and set(kept) > set(MEDIANS)
+    assert {len(one.samples) for one in kept.values()} == {30} and len({one.run for one in kept.values()}) == 1
+    assert all(one.environment["layout"] == "nhwc" for one in kept.values())
+    assert kept["cudnn GEMM"].environment["version"] == "cuDNN 9.0.0" and not kept["cudnn GEMM"].schedule
+
+
+def product_launch(monkeypatch) -> None:
+    """Products are right too, and cuBLAS takes part."""
+
+    def matrices(pointers: tuple[int, int, int]) -> None:
+        a, b, c = (np.frombuffer((ctypes.c_char * (16 * 16 * 4)).from_address(at), np.float32).reshape(16, 16) for at in pointers)
+        c[...] = a.astype(np.float64) @ b
+
+    def launch(workload: Any, schedule: Any, pointers: tuple[int, int, int], *, result: str) -> Any:
+        return SimpleNamespace(run=lambda: matrices(pointers), reference=lambda: matrices(pointers))
+
+    monkeypatch.setattr(cuda, "Launch", launch)
+    monkeypatch.setattr(cuda_peers, "cublas", lambda w, result, pointers: (lambda: matrices(pointers), "cuBLAS 13.0.0"))
+
+
+def test_a_mixed_list_shows_every_peer_and_workspace_and_a_dash_where_there_is_none(monkeypatch):
+    product_launch(monkeypatch)
+    result = invoke("compare", SMALL, "gemm:16x16x16", UNEVEN, "-m", "h200", "--peers", "--seconds", "0")
+    assert result.exit_code == 0, result.output
+    header, conv, gemm, uneven, *rest = result.stdout.splitlines()
+    names = "measured predicted error cublas cudnn nvMMH torch workspace cudnn's torch's x problem"
+    assert header.split() == names.split()
+    ends = [0] + [f" {header}".index(f" {name}") + len(name) for name in names.split()[:-1]]
+
+    def cell(row: str, name: str) -> str:
+        place = names.split().index(name)
+        return row[ends[place] : ends[place + 1]].strip()
+
+    assert [cell(conv, name) for name in ("measured", "cublas", "cudnn", "torch", "cudnn's", "torch's")] == [
+        "100 us", "-", "0.10x", "0.05x", "8 KiB", "12.06 KiB",
+    ]  # fmt: skip
+    assert [cell(gemm, name) for name in ("cublas", "cudnn", "torch", "workspace", "cudnn's")] == ["1.00x", "-", "-", "0 B", "-"]
+    assert [cell(uneven, name) for name in ("cudnn", "torch", "cudnn's", "torch's")] == ["-"] * 4
+    told = "\n".join(rest)
+    assert "cudnn" in told and "0.100x geometric mean of 1, faster on 0 (0%); cuDNN 9.0.0" in told
+    assert "its fastest: WINOGRAD_NONFUSED on 1" in told
+    assert "cudnn did not run on 1 of 3 layers: " in result.stderr and "cudnn FFT did not run on 1 of 3 layers: FFT needs" in result.stderr
+
+
+def test_the_document_has_workspaces_and_the_algorithms_that_won():
+    asked = ("-m", "h200", "--seconds", "0", "--layout", "nhwc", "--memory-limit", "1GiB")
+    found = document("compare", SMALL, "conv:mb1ic8ih9oc8kh3ph1", *asked)
+    one = found["comparisons"][0]
+    assert one["workspaces"] == {"pysim": one["plan"]["workspace_bytes"], "cudnn": 8192}
+    assert one["algorithms"] == {"cudnn": "WINOGRAD_NONFUSED"}
+    assert one["plan"]["memory_limit_bytes"] == 1 << 30 and one["plan"]["layout"] == "nhwc"
+    assert found["summary"]["peers"]["cudnn"]["algorithms"] == {"WINOGRAD_NONFUSED": 2}
+
+
+@native
+def test_a_layout_and_a_limit_of_workspace_mean_nothing_on_a_cpu():
+    assert "a layout is a GPU's alone" in refused(2, "compare", SMALL, "--layout", "nhwc")
+    assert "a limit of workspace is a GPU's alone" in refused(2, "compare", SMALL, "--memory-limit", "0")
+
+
+def test_leads_keep_the_device_busy_before_short_convolutions_alone():
+    assert [cuda_peers.leads(seconds) for seconds in (1e-6, 1e-5, 2e-5, 1e-3, 2e-3, 1.0)] == [8, 6, 3, 1, 0, 0]
+    runs: dict[str, int] = {}
+    for name in SPACES:
+        SPOILS[name] = lambda _, name=name: runs.update({name: runs.get(name, 0) + 1})
+    one = compared()
+    rounds = {name: (count - 1 - 3) / one.samples for name, count in runs.items()}  # a check, three warm-ups
+    assert rounds == {"WINOGRAD_NONFUSED": 7, "IMPLICIT_PRECOMP_GEMM": 4, "IMPLICIT_GEMM": 3, "GEMM": 1}
