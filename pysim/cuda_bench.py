@@ -38,7 +38,6 @@ class Bench:
 
     lead: ClassVar[bool]
     k: int  # products in an element
-    layout = "nchw"
 
     def __init__(self, workload: Gemm | Conv, shapes: Sequence[tuple[int, ...]], lies: tuple[int, ...], growth: int, seed: int) -> None:
         self.result = cuda.result_of(workload.dtype)

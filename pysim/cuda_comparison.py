@@ -125,8 +125,8 @@ def interleave(ours: Callable[[], object], field: Field, min_seconds: float, bud
     samples: dict[str, list[float]] = {}
     leads: dict[str, int] = {}
 
-    def run(name: str, times: int) -> float:
-        """Seconds of the last of so many runs; NaN of a rival that failed."""
+    def run(name: str, times: int) -> float | None:
+        """Seconds of the last of so many runs; None of a rival that failed."""
         call = ours if name == OURS else field.ready[name].call
         try:
             for _ in range(times - 1):
@@ -137,19 +137,17 @@ def interleave(ours: Callable[[], object], field: Field, min_seconds: float, bud
                 raise
             field.drop(name, error)
             samples.pop(name, None)
-            return math.nan
+            return None
 
     for name in [OURS, *field.ready]:
-        warm = run(name, WARMUPS)
-        if warm == warm:
+        if (warm := run(name, WARMUPS)) is not None:
             samples[name], leads[name] = [], cuda_peers.leads(warm) if lead else 0
     spent = 0.0
     for turn in range(MOST_ROUNDS):
         names = list(samples)
         at = turn % len(names)
         for name in names[at:] + names[:at]:
-            taken = run(name, leads[name] + 1)
-            if name in samples:
+            if (taken := run(name, leads[name] + 1)) is not None:
                 samples[name].append(taken)
         spent += sum(values[-1] for values in samples.values())
         if (turn + 1 >= FEWEST_ROUNDS and spent >= min_seconds * len(samples)) or spent >= budget_seconds:

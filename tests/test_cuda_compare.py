@@ -6,6 +6,7 @@ long as SECONDS says.
 """
 
 import ctypes
+import gc
 import math
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -16,10 +17,11 @@ from command_line import document, invoke, native, refused
 from fake_gpu import HostArray, host_device  # noqa: F401
 
 import pysim
-from pysim import cuda, cuda_conv, cuda_peers, cudnn
+from pysim import cuda, cuda_comparison, cuda_conv, cuda_peers, cudnn
 from pysim.errors import MissingError, NativeError
+from pysim.machine import load_any
 from pysim.store import Store
-from pysim.workload import Conv
+from pysim.workload import Conv, Layer, parse
 
 SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2ph1pw1dh1"
 UNEVEN = "conv:ic3ih5oc4oh3kh3sh2ph0"  # pads 0 above and 2 below
@@ -277,6 +279,20 @@ def test_a_launch_that_fails_when_timed_is_a_reason(monkeypatch):
     ConvLaunch.fault = staticmethod(fourth)
     one = compared()
     assert not one.correct and one.reason == "the launch failed" and one.measured_seconds is None
+
+
+def test_the_memory_of_a_problem_is_given_back_before_the_next_one():
+    alive = []
+    planned = [(Layer(w), pysim.plan(w, "h200")) for w in (parse(SMALL), parse(UNEVEN))]
+    for one in cuda_comparison.compare(planned, load_any("h200"), peers=True):
+        assert one.correct
+        alive.append([thing for thing in gc.get_objects() if isinstance(thing, HostArray)])
+    assert alive == [[], []]
+
+
+def test_a_plan_is_run_as_it_is_compared():
+    result = invoke("run", SMALL, "-m", "h200")
+    assert result.exit_code == 0 and result.stdout.splitlines()[1].split()[:2] == ["100", "us"]
 
 
 # What is shown and kept

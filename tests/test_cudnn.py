@@ -5,7 +5,9 @@ The numbers of the descriptors are checked by cuDNN itself where it is installed
 what it was given.
 """
 
+import gc
 import sys
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from pysim import cuda, cuda_peers, cudnn
 from pysim.cuda import DeviceArray
 from pysim.cuda_fill import decode, random_fill
-from pysim.errors import MissingError
+from pysim.errors import MissingError, NativeError
 from pysim.workload import Conv, parse
 
 WORKED = "conv:mb32ic64ih56oc64kh3ph1"
@@ -229,6 +231,37 @@ def test_a_run_that_fails_is_an_error(stand_in):
     run = cudnn.Forward(conv(WORKED)).call("GEMM", (1, 2, 3), 4, 64)
     with pytest.raises(MissingError, match=r"GEMM failed at .*CUDNN_STATUS_5000"):
         run()
+
+
+def test_all_algorithms_share_the_largest_workspace_that_can_be_had_and_it_goes_with_them(stand_in, monkeypatch):
+    class Memory:
+        def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+            if shape[0] > 1000:
+                raise NativeError("out of memory")
+            self.nbytes, self.pointer = shape[0], 77
+            memories.append(weakref.ref(self))
+
+    memories: list[Any] = []
+    wanted = {"GEMM": 128, "WINOGRAD": 5000}
+    monkeypatch.setattr(cudnn, "DeviceArray", Memory)
+    monkeypatch.setattr(cudnn.Forward, "survey", lambda _: ({name: wanted.get(name, 64) for name in cudnn.ALGORITHMS}, {}))
+    found = cudnn.algorithms(conv(WORKED), (10, 20, 30))
+    assert found["WINOGRAD"] == (None, 5000, "WINOGRAD needs 5000 bytes of workspace: out of memory")
+    assert found["FFT"].call is None and "CUDNN_STATUS_3000" in found["FFT"].reason
+    for name in ("IMPLICIT_GEMM", "DIRECT"):
+        found[name].call()
+    assert [ran[:4] for ran in stand_in.ran] == [(10, 20, 30, 77)] * 2 and found["GEMM"].workspace_bytes == 128
+    (memory,) = memories
+    assert memory() is not None
+    del found
+    gc.collect()
+    assert memory() is None
+
+
+def test_every_algorithm_has_the_reason_why_there_is_no_cudnn(monkeypatch, fresh):
+    monkeypatch.setattr(cudnn, "library_files", lambda _: [])
+    found = cudnn.algorithms(conv(WORKED), (1, 2, 3))
+    assert set(found) == set(cudnn.ALGORITHMS) and all("pip install nvidia-cudnn" in one.reason for one in found.values())
 
 
 # On a GPU

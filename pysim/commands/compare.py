@@ -36,7 +36,9 @@ WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # t
 @click.command()
 @problems
 @machine_option
-@click.option("--peers", is_flag=True, help="Beside every peer there is, not im2col + OpenBLAS (on a GPU cuBLAS, cuDNN) alone.")
+@click.option(
+    "--peers", is_flag=True, help="Beside every peer (pysim doctor lists a CPU's), not im2col + OpenBLAS (a GPU: cuBLAS, cuDNN) alone."
+)
 @click.option("--cold", is_flag=True, help="No operand is in a cache: buffers rotate over twice the last-level cache.")
 @timing.threads_option
 @click.option(
