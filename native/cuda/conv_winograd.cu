@@ -85,7 +85,11 @@ template <Form FORM> cudaError_t attributes(const Conv &c, pysim_cuda_attributes
     {PYSIM_WINOGRAD_INFO(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, __VA_ARGS__),                                               \
      Staged<bf, bw, bk, wf, ww, tf, tw, stages>::refuses, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::own_bytes,                      \
      Staged<bf, bw, bk, wf, ww, tf, tw, stages>::launch_row, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::attributes, nullptr, true},
-#define PYSIM_WINOGRAD_fused(...) {PYSIM_WINOGRAD_INFO(__VA_ARGS__), Fused4::refuses, Fused4::own_bytes, Fused4::launch_row, Fused4::attributes},
+#define PYSIM_WINOGRAD_FUSED4(dtype, form, ...)                                                                                       \
+    {PYSIM_WINOGRAD_INFO(dtype, form, __VA_ARGS__), Fused4<form>::refuses, Fused4<form>::own_bytes, Fused4<form>::launch_row,          \
+     Fused4<form>::attributes},
+#define PYSIM_WINOGRAD_fused(...) PYSIM_WINOGRAD_FUSED4(__VA_ARGS__)
+#define PYSIM_WINOGRAD_single(...) PYSIM_WINOGRAD_FUSED4(__VA_ARGS__)
 #define PYSIM_CONV_ROW_direct(...)
 #define PYSIM_CONV_ROW_depthwise(...)
 #define PYSIM_CONV_ROW_im2col(...)

@@ -19,7 +19,7 @@
 namespace pysim {
 namespace winograd {
 
-enum Form { reference, sts64, compact, staged, fused };
+enum Form { reference, sts64, compact, staged, fused, single };
 
 /* The fused kernel's tiles: conv_winograd.cuh. */
 enum { FILTERS = 64, TILES = 32, STEP = 8, THREADS = 256, PLANES = 16 };
@@ -42,8 +42,8 @@ template <int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES> st
     static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out);
 };
 
-/* The row of form `fused` (winograd_fused4.cuh). */
-struct Fused4 {
+/* The rows of forms `fused` and `single` (winograd_fused4.cuh). */
+template <Form FORM> struct Fused4 {
     static const char *refuses(const Conv &c);
     static pysim_status own_bytes(const Conv &c, int64_t *bytes);
     static pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream);

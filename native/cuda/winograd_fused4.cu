@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The fused F(4x4, 3x3) row: its filter transform, launches and attributes. */
+ * The fused F(4x4, 3x3) rows: their filter transform, launches and attributes. */
 #include "winograd_fused4.cuh"
+
+#include <type_traits>
 
 #include "arguments.h"
 
@@ -28,7 +30,7 @@ template <bool NHWC> __global__ __launch_bounds__(fused4::SIDE * STEP) void fuse
     float half[3][6];
 #pragma unroll
     for (int s = 0; s < 3; s++) filter_line_4(half[s], g[s], g[3 + s], g[6 + s]);
-    float *to = (float *)c.own + (int64_t)blockIdx.x * (fused4::FILTER_BYTES / 4) + threadIdx.x;
+    float *to = (float *)c.own + (int64_t)blockIdx.x * (fused4::Transformed::BYTES / 4) + threadIdx.x;
 #pragma unroll
     for (int r = 0; r < 6; r++) {
         float u[6];
@@ -41,42 +43,55 @@ template <bool NHWC> __global__ __launch_bounds__(fused4::SIDE * STEP) void fuse
 /* Blocks of the filter transform. */
 int64_t pieces(const Conv &c) { return (int64_t)c.groups * ceil_div(c.filters, fused4::SIDE) * ceil_div(c.channels, STEP); }
 
-cudaError_t kernel_of(const Conv &c, void (**out)(Conv)) {
-    *out = c.nhwc ? fused4::fused4_kernel<true> : fused4::fused4_kernel<false>;
-    return cudaFuncSetAttribute(*out, cudaFuncAttributeMaxDynamicSharedMemorySize, fused4::SHARED_BYTES);
-}
+template <Form FORM> struct Kernel {
+    template <bool NHWC> using Filters = std::conditional_t<FORM == single, fused4::Weights<NHWC>, fused4::Transformed>;
+    enum { SHARED_BYTES = fused4::shared_bytes<Filters<false>> };
+    static_assert(SHARED_BYTES == fused4::shared_bytes<Filters<true>>, "of both layouts");
+
+    static cudaError_t of(const Conv &c, void (**out)(Conv)) {
+        const auto pieces = [&](int size) { return c.pad_left == 1 && c.width % size == 0 && (uintptr_t)c.in % (size * sizeof(float)) == 0; };
+        *out = c.nhwc      ? fused4::fused4_kernel<true, 1, Filters<true>>
+               : pieces(4) ? fused4::fused4_kernel<false, 4, Filters<false>>
+               : pieces(2) ? fused4::fused4_kernel<false, 2, Filters<false>>
+                           : fused4::fused4_kernel<false, 1, Filters<false>>;
+        return cudaFuncSetAttribute(*out, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    }
+};
 }
 
-const char *Fused4::refuses(const Conv &c) {
+template <Form FORM> const char *Fused4<FORM>::refuses(const Conv &c) {
     if (!is_3x3(c)) return PYSIM_NOT_3X3;
     return pieces(c) >= (1 << 30) ? "it takes fewer filters and groups" : nullptr;
 }
 
-pysim_status Fused4::own_bytes(const Conv &c, int64_t *bytes) {
-    *bytes = pieces(c) * fused4::FILTER_BYTES;
+template <Form FORM> pysim_status Fused4<FORM>::own_bytes(const Conv &c, int64_t *bytes) {
+    *bytes = FORM == single ? 0 : pieces(c) * fused4::Transformed::BYTES;
     return PYSIM_OK;
 }
 
-pysim_status Fused4::launch_row(const Conv &c, int, cudaStream_t stream) {
+template <Form FORM> pysim_status Fused4<FORM>::launch_row(const Conv &c, int, cudaStream_t stream) {
     void (*run)(Conv);
-    cudaError_t error = kernel_of(c, &run);
+    cudaError_t error = Kernel<FORM>::of(c, &run);
     const Grid grid(c.product, fused4::SIDE, fused4::SIDE, STEP);
-    if (error == cudaSuccess)
+    if (error == cudaSuccess && FORM == fused)
         error = launch(c.nhwc ? fused4_filters<true> : fused4_filters<false>, dim3((unsigned)pieces(c)), dim3(fused4::SIDE * STEP), 0, stream, c);
-    if (error == cudaSuccess) error = launch(run, dim3((unsigned)grid.items(c.product)), dim3(fused4::THREADS), fused4::SHARED_BYTES, stream, c);
+    if (error == cudaSuccess) error = launch(run, dim3((unsigned)grid.items(c.product)), dim3(fused4::THREADS), Kernel<FORM>::SHARED_BYTES, stream, c);
     return check(error, "fused Winograd");
 }
 
-cudaError_t Fused4::attributes(const Conv &c, pysim_cuda_attributes *out) {
+template <Form FORM> cudaError_t Fused4<FORM>::attributes(const Conv &c, pysim_cuda_attributes *out) {
     void (*run)(Conv);
     cudaFuncAttributes of;
-    cudaError_t error = kernel_of(c, &run);
+    cudaError_t error = Kernel<FORM>::of(c, &run);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, run);
-    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, run, fused4::THREADS, fused4::SHARED_BYTES);
+    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, run, fused4::THREADS, Kernel<FORM>::SHARED_BYTES);
     if (error != cudaSuccess) return error;
     out->threads = fused4::THREADS, out->registers = of.numRegs;
-    out->shared_bytes = (int64_t)of.sharedSizeBytes + fused4::SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
+    out->shared_bytes = (int64_t)of.sharedSizeBytes + Kernel<FORM>::SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
     return cudaSuccess;
 }
+
+template struct Fused4<fused>;
+template struct Fused4<single>;
 }
 }

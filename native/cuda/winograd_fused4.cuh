@@ -13,15 +13,18 @@
  *
  * so each loads three rows, transforms them along the row, exchanges near and plain for cross and twice, and stores three planes' rows: the
  * inner rows' two, then the outer one's. What it loads next comes four channels later: the outer row after the inner ones are stored, the next
- * patch's inner rows after the outer one is; 12 registers beside the sums. The four warps of a scheduler take turns: warp w does so before channels
- * w / 4 and w / 4 + 4, so that one waits for shared memory and shuffles while three multiply. Transformed filters go to the other of two
- * stages by a bulk copy.
+ * patch's inner rows after the outer one is; 12 registers beside the sums. The four warps of a scheduler take turns: warp w does so after channels
+ * w / 4 and w / 4 + 3, so that one waits for shared memory and shuffles while three multiply. Warps meet at two mbarriers a step (Stages), which
+ * part them further than one barrier of the block does.
  *
- * In a stage plane p of channel c has its 32 filters at word (p 8 + c) 32, and its 32 tiles at word p PITCH + c ROW. Slots are tiles and lines
- * filters under NCHW, the other way round under NHWC. In half a warp lane l reads slots' vectors l / 2 mod 2 + 2 (l / 8) and four more, and
- * lines' vectors l mod 2 + 2 (l / 4 mod 2) and four more: two of four neighbours share each, so a 16-byte load takes 2 wavefronts
- * (pysim/cachemodel/banks.py). Of the quarter, 16 x 16, a lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of slots and the pair
- * l mod 2 + 2 (l / 4 mod 4) of lines: 2 wavefronts and 1. Stores of patches take 1:
+ * Filters: form `fused` has them transformed by a kernel before and copies a step's to its stage in one bulk copy (Transformed); form `single`
+ * transforms them in the block, too, and needs no workspace (Weights).
+ *
+ * In a stage plane p of channel c has its 32 tiles at word p PITCH + c ROW, and after all tiles its 32 filters at word (p 8 + c) 32, or 36 (single).
+ * Slots are tiles and lines filters under NCHW, the other way round under NHWC. In half a warp lane l reads slots' vectors l / 2 mod 2 + 2 (l / 8)
+ * and four more, and lines' vectors l mod 2 + 2 (l / 4 mod 2) and four more: two of four neighbours share each, so a 16-byte load takes 2
+ * wavefronts (pysim/cachemodel/banks.py). Of the quarter, 16 x 16, a lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of slots and the
+ * pair l mod 2 + 2 (l / 4 mod 4) of lines: 2 wavefronts and 1. Stores of patches take 1:
  *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd: PITCH is 8 modulo 16, so that planes whose numbers differ by 6
  *          or 30, those of the even rows and the odd, are 16 banks apart
  *   NHWC   and where an image has up to 4 tiles, so that their channels lie in few lines: 4 tiles of 4 channels, which ROW parts by 4 banks each
@@ -32,52 +35,16 @@
 #define PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #include <new>
 
-#include "decomposition.cuh"
 #include "launch.h"
-#include "ptx.cuh"
-#include "winograd_staged.cuh"
-
-#if defined(PYSIM_EMULATED) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
-#define PYSIM_COPIES_BY_THREADS
-#else
-#include "wgmma_ptx.cuh"
-#endif
+#include "winograd_stages4.cuh"
 
 namespace pysim {
 namespace winograd {
 namespace fused4 {
 
-enum {
-    SIDE = 32, /* filters, and tiles, of a block */
-    THREADS = 512,
-    ROW = SIDE + 4, PITCH = STEP * ROW + 8, /* words of tiles: of a channel, of a plane */
-    FILTER_BYTES = LARGE * STEP * SIDE * 4,
-    STAGE_BYTES = FILTER_BYTES + LARGE * PITCH * 4,
-    SHARED_BYTES = 2 * STAGE_BYTES,
-    PLANE = SIDE * SIDE, /* sums */
-};
-static_assert(LARGE * PLANE * 4 <= SHARED_BYTES, "the way out uses the stages");
-static_assert(PITCH % 16 == 8 && PITCH % 4 == 0, "see PITCH");
-
-/* x, of which the compiler forgets what it knows: what follows from it is computed where it is needed, not kept in registers through the loop. */
-__device__ inline int forget(int x) {
-#ifndef PYSIM_EMULATED
-    asm volatile("" : "+r"(x));
-#endif
-    return x;
-}
-
-/* threadIdx.x, read where it is needed. */
-__device__ inline unsigned thread_again() {
-    unsigned x = threadIdx.x;
-#ifndef PYSIM_EMULATED
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-#endif
-    return x;
-}
-
-/* Halves of the patches that one thread transforms: one tile, one channel of each step. */
-template <bool NHWC> class Halves {
+/* Halves of the patches that one thread transforms: one tile, one channel of each step. PIECE: how many of elements 1 to 4 of a row are loaded at
+ * once; more than one lie in the input all or none, and at a multiple of their size. */
+template <bool NHWC, int PIECE> class Halves {
     const float *at; /* row 2 (even) or 1 (odd) of the step's patch that is loaded next; it may lie outside: see `inside` */
     int row, column, step; /* elements between rows of the input, between columns, between steps */
     enum { LINE = 6 * PITCH * 4 }; /* bytes between planes of rows that follow each other */
@@ -93,7 +60,7 @@ template <bool NHWC> class Halves {
         const bool square = NHWC || c.per_image.divisor <= 4;
         const int channel = (int)(square ? warp % 2 * 4 + lane % 4 : warp / 2), tile = (int)(square ? warp / 2 * 4 + lane / 4 % 4 : warp % 2 * 16 + lane % 16);
         const bool odd = lane >= 16;
-        to = FILTER_BYTES + (channel * ROW + tile) * 4;
+        to = (channel * ROW + tile) * 4;
         const int all = c.groups * c.channels, number = first_tile + tile;
         const Corner corner = corner_of(c, number);
         const int h = corner.p - c.pad_top, w = corner.q - c.pad_left;
@@ -113,21 +80,30 @@ template <bool NHWC> class Halves {
         at = (const float *)c.in + origin + (odd ? 1 : 2) * row;
     }
 
+    /* A row: the bits of its elements, where it lies. */
+    static __device__ void load_row(float *d, unsigned inside, const float *from, int column) {
+#pragma unroll
+        for (int i = 0; i < 6; i++)
+            if (PIECE == 1 || i == 0 || i == 5) d[i] = inside >> i & 1 ? from[i * column] : 0.f;
+            else if (i % PIECE == 1 % PIECE) {
+                const Pack<float, PIECE> piece = inside >> i & 1 ? *(const Pack<float, PIECE> *)(from + i) : Pack<float, PIECE>{};
+#pragma unroll
+                for (int j = 0; j < PIECE; j++) d[i + j] = piece.value[j];
+            }
+    }
     /* Rows 2 and 4, or 1 and 3. */
     __device__ void load_inner(float (&d)[12], bool last) const {
         const unsigned mask = valid(last);
         const float *const next = at + 2 * row;
         const int column = NHWC ? forget(this->column) : 1;
-#pragma unroll
-        for (int i = 0; i < 12; i++) d[i] = mask >> (6 + i) & 1 ? (i < 6 ? at : next)[i % 6 * column] : 0.f;
+        load_row(d, mask >> 6, at, column), load_row(d + 6, mask >> 12, next, column);
     }
     /* Row 0, or 5; then what is loaded next is of the next step. */
     __device__ void load_outer(float (&d)[12], bool last) {
         const unsigned mask = valid(last);
         const float *const from = at + (is_odd() ? 4 : -2) * row;
         const int column = NHWC ? forget(this->column) : 1;
-#pragma unroll
-        for (int i = 0; i < 6; i++) d[i] = mask >> i & 1 ? from[i * column] : 0.f;
+        load_row(d, mask, from, column);
         at += step;
     }
 
@@ -155,46 +131,6 @@ template <bool NHWC> class Halves {
     }
 };
 
-/* Copies of each step's transformed filters to a stage: by one thread and the engine of bulk copies, or by all before compute capability 9.0. */
-class Filters {
-    const char *from; /* the next step's */
-    uint64_t *arrival; /* an mbarrier, of which a phase is a step */
-
-  public:
-    __device__ Filters(const char *from, uint64_t *arrival) : from(from), arrival(arrival) {}
-#ifdef PYSIM_COPIES_BY_THREADS
-    __device__ static void begin(uint64_t *) {}
-    __device__ static void end(uint64_t *) {}
-    __device__ static void written() {}
-    __device__ void fetch(char *stage, int) {
-        for (int at = (int)threadIdx.x * 16; at < FILTER_BYTES; at += THREADS * 16) copy_async<16>(stage + at, from + at, 16);
-        commit_async();
-        from += FILTER_BYTES;
-    }
-    __device__ void wait(int) const { wait_async<0>(); }
-#else
-    /* By one thread, before a barrier of the block and after one. */
-    __device__ static void begin(uint64_t *arrival) {
-        hopper::barrier_init(hopper::shared_address(arrival), 1);
-        hopper::barrier_init_done();
-    }
-    __device__ static void end(uint64_t *arrival) { hopper::barrier_end(hopper::shared_address(arrival)); }
-    /* By all, before the barrier after which stages that were written otherwise are fetched to. */
-    __device__ static void written() { hopper::async_after_writes(); }
-    __device__ void fetch(char *stage, int warp) {
-        if (warp == 0) {
-            __syncwarp(); /* keeps this a branch, which the other warps take */
-            if (thread_again() == 0) {
-                hopper::barrier_arrive_expect(hopper::shared_address(arrival), FILTER_BYTES);
-                hopper::bulk_load(hopper::shared_address(stage), from, FILTER_BYTES, hopper::shared_address(arrival));
-            }
-        }
-        from += FILTER_BYTES;
-    }
-    __device__ void wait(int step) const { hopper::barrier_wait(hopper::shared_address(arrival), step % 2); }
-#endif
-};
-
 __device__ inline void read_16(float *to, const char *from) {
     const float4 v = *(const float4 *)from;
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
@@ -211,13 +147,15 @@ __device__ inline Place rest_of(unsigned thread) {
 }
 
 /* sum[slot][line], rest[slot][line] over `steps` steps. */
-template <bool NHWC>
-__device__ inline void sum_planes(Halves<NHWC> halves, Filters filters, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
+template <bool NHWC, int PIECE, class Filters>
+__device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, Stages stages, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
     const unsigned thread = threadIdx.x;
     const Place main = place_of(thread), quarter = rest_of(thread);
-    enum { SLOT_PLANE = NHWC ? STEP * SIDE : (int)PITCH, SLOT_ROW = NHWC ? SIDE : ROW, LINE_PLANE = NHWC ? (int)PITCH : STEP * SIDE, LINE_ROW = NHWC ? ROW : SIDE };
-    const auto slots_at = [](const Place &p) { return (p.plane * SLOT_PLANE + p.slot) * 4 + (NHWC ? 0 : FILTER_BYTES); };
-    const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4 + (NHWC ? FILTER_BYTES : 0); };
+    enum { OF_FILTERS = Filters::ROW, STAGE_BYTES = TILE_BYTES + Filters::BYTES, FILTER_PLANE = STEP * OF_FILTERS };
+    enum { SLOT_PLANE = NHWC ? (int)FILTER_PLANE : (int)PITCH, SLOT_ROW = NHWC ? (int)OF_FILTERS : (int)ROW };
+    enum { LINE_PLANE = NHWC ? (int)PITCH : (int)FILTER_PLANE, LINE_ROW = NHWC ? (int)ROW : (int)OF_FILTERS };
+    const auto slots_at = [](const Place &p) { return (p.plane * SLOT_PLANE + p.slot) * 4 + (NHWC ? (int)TILE_BYTES : 0); };
+    const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4 + (NHWC ? 0 : (int)TILE_BYTES); };
     const auto kept = [](unsigned x) { return __shfl_xor_sync(0xffffffffu, (int)x, 0); }; /* else the assembler shifts and adds at each use */
     const int slots = kept(slots_at(main)), lines = kept(lines_at(main)), some_slots = kept(slots_at(quarter)), some_lines = kept(lines_at(quarter));
     const int warp = __shfl_sync(0xffffffffu, (int)thread / 32, 0), turn = warp / 4; /* which the compiler then knows to be one for the warp */
@@ -238,36 +176,41 @@ __device__ inline void sum_planes(Halves<NHWC> halves, Filters filters, int step
 #pragma unroll
         for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
     };
-    filters.fetch(shared, warp);
+    filters.begin(stages, shared, steps, warp);
     float first[12], outer[12]; /* no sums are kept yet: all of the first patch comes at once, and the second's inner rows */
     halves.load_inner(first, steps == 1), halves.load_outer(outer, steps == 1);
     if (steps > 1) halves.load_inner(patch, steps == 2);
+    filters.begun(shared, warp);
     halves.store_inner(shared, first);
 #pragma unroll
     for (int s = 6; s < 12; s++) outer[s] = first[s];
     halves.store_outer(shared, outer);
+    stages.full();
 #pragma unroll 1
     for (int i = 0; i < steps; i++) {
         const bool more = i + 1 < steps;
-        filters.wait(i);
-        __syncthreads(); /* this stage is full, the other one is free */
+        stages.wait_full(i);
         const char *slots = shared + i % 2 * STAGE_BYTES, *lines = slots;
         char *const other = shared + (1 - i % 2) * STAGE_BYTES;
-        if (more) filters.fetch(other, warp);
-#pragma unroll
-        for (int part = 0; part < 3; part++) {
+        const auto some = [&](int channels) {
 #pragma unroll 1
-            for (int left = part == 0 ? turn : part == 1 ? STEP / 2 : STEP / 2 - turn; left > 0; left--) {
-                multiply(slots, lines);
-                slots += SLOT_ROW * 4, lines += LINE_ROW * 4;
-            }
-            if (!more) continue;
-            if (part == 0) halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
-            else if (part == 1) {
-                halves.store_outer(other, patch);
-                if (i + 2 < steps) halves.load_inner(patch, i + 3 == steps);
-            }
+            for (; channels > 0; channels--) multiply(slots, lines), slots += SLOT_ROW * 4, lines += LINE_ROW * 4;
+        };
+        some(turn + 1);
+        if (more) {
+            stages.wait_free(i);
+            filters.fetch(stages, shared, i + 1, steps, warp);
+            halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
         }
+        some(3);
+        if (more) {
+            halves.store_outer(other, patch);
+            filters.fill(shared, i + 1, warp);
+            stages.full();
+            if (i + 2 < steps) halves.load_inner(patch, i + 3 == steps);
+        }
+        some(STEP / 2 - turn);
+        if (i + 2 < steps) stages.read();
     }
 }
 
@@ -356,20 +299,23 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
     }
 }
 
-template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel(const __grid_constant__ Conv c) {
+template <class Filters> constexpr int shared_bytes = 2 * (TILE_BYTES + (int)Filters::BYTES) + (int)Filters::SHARED_BYTES;
+
+template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel(const __grid_constant__ Conv c) {
+    static_assert(LARGE * PLANE * 4 <= shared_bytes<Filters>, "the way out uses the stages");
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ struct { /* not in registers, which the loop needs */
         Tile tile;
         alignas(Work) char work[sizeof(Work)];
         bool valid;
         int last;
-        uint64_t arrival;
+        uint64_t arrivals[2]; /* Stages */
     } now;
     const Problem &p = c.product;
     Work &work = *(Work *)now.work;
     if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, SIDE, SIDE, STEP), blockIdx.x, gridDim.x);
     while (true) {
-        if (thread_again() == 0) now.valid = work.next(now.tile), Filters::begin(&now.arrival);
+        if (thread_again() == 0) now.valid = work.next(now.tile), Stages::begin(now.arrivals, Filters::COPIES);
         __syncthreads();
         if (!now.valid) return;
         const Tile &t = now.tile;
@@ -378,18 +324,16 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
             return Block{group, (tiles - group * c.group_tiles) * SIDE, NHWC ? t.j : t.i};
         };
         const Block of = block();
-        const int steps = ceil_div(c.channels, STEP);
-        const int64_t at = ((int64_t)of.group * ceil_div(c.filters, SIDE) + of.filters) * steps + t.begin;
         float sum[8][8], rest[4][2];
 #pragma unroll
         for (int i = 0; i < 64; i++) sum[i / 8][i % 8] = 0;
 #pragma unroll
         for (int i = 0; i < 8; i++) rest[i / 2][i % 2] = 0;
-        sum_planes<NHWC>(Halves<NHWC>(c, of.group, of.tile, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
-                         Filters((const char *)c.own + at * FILTER_BYTES, &now.arrival), t.end - t.begin, sum, rest, shared);
+        sum_planes(Halves<NHWC, PIECE>(c, of.group, of.tile, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
+                         Filters(c, of.group, of.filters, t.begin, t.end), Stages(now.arrivals), t.end - t.begin, sum, rest, shared);
         __syncthreads(); /* all have read their fragments */
         const unsigned thread = thread_again();
-        if (thread == 0) Filters::end(&now.arrival);
+        if (thread == 0) Stages::end(now.arrivals);
         put((float *)shared, sum, rest, thread);
         __syncthreads();
         float out[32];
@@ -400,7 +344,7 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel
             if (epilogue.plain) store<NHWC, true>(c, epilogue, block(), out, (float *)shared);
             else store<NHWC, false>(c, epilogue, block(), out, (float *)shared);
         }
-        Filters::written();
+        Stages::written();
         __syncthreads();
     }
 }

@@ -100,6 +100,7 @@ PYSIM_STAGED cudaError_t PYSIM_OF_STAGED::attributes(const Conv &c, pysim_cuda_a
 #define PYSIM_STAGED_sts64(...)
 #define PYSIM_STAGED_compact(...)
 #define PYSIM_STAGED_fused(...)
+#define PYSIM_STAGED_single(...)
 #define PYSIM_STAGED_staged(bf, bw, bk, wf, ww, tf, tw, stages, ...) template struct Staged<bf, bw, bk, wf, ww, tf, tw, stages>;
 #define PYSIM_CONV_ROW_direct(...)
 #define PYSIM_CONV_ROW_depthwise(...)

@@ -34,10 +34,11 @@ struct Chunk {
     int blocks;           /* tiles of the product that a chunk's tiles take in one plane and group */
 };
 
-/* The lines of G, B^T and A^T: 3 -> 6, 6 -> 6, 6 -> 4. */
+/* The lines of G, B^T and A^T: 3 -> 6, 6 -> 6, 6 -> 4. Rows of G come without their denominators, -6 and 24 and 4: outputs, of which there are
+ * fewer than filters' transforms in a block, are divided by them. */
 __device__ inline void filter_line_4(float (&to)[6], float a, float b, float c) {
-    const float even = -1.f / 6 * (a + c), odd = -1.f / 6 * b, far = 1.f / 24 * a + 1.f / 6 * c, step = 1.f / 12 * b;
-    to[0] = 0.25f * a, to[1] = even + odd, to[2] = even - odd, to[3] = far + step, to[4] = far - step, to[5] = c;
+    const float near = a + c, far = a + 4 * c;
+    to[0] = a, to[1] = near + b, to[2] = near - b, to[3] = far + 2 * b, to[4] = far - 2 * b, to[5] = c;
 }
 template <int STRIDE> __device__ inline void input_line_4(float *d) {
     const float d0 = d[0], d1 = d[STRIDE], d2 = d[2 * STRIDE], d3 = d[3 * STRIDE], d4 = d[4 * STRIDE], d5 = d[5 * STRIDE];
@@ -47,7 +48,8 @@ template <int STRIDE> __device__ inline void input_line_4(float *d) {
 }
 template <int STRIDE> __device__ inline void output_line_4(float (&to)[4], const float *m) {
     const float sum1 = m[STRIDE] + m[2 * STRIDE], less1 = m[STRIDE] - m[2 * STRIDE], sum2 = m[3 * STRIDE] + m[4 * STRIDE], less2 = m[3 * STRIDE] - m[4 * STRIDE];
-    to[0] = m[0] + sum1 + sum2, to[1] = less1 + 2 * less2, to[2] = sum1 + 4 * sum2, to[3] = less1 + 8 * less2 + m[5 * STRIDE];
+    to[0] = 0.25f * m[0] + (1.f / 24 * sum2 - 1.f / 6 * sum1), to[1] = 1.f / 12 * less2 - 1.f / 6 * less1;
+    to[2] = 1.f / 6 * sum2 - 1.f / 6 * sum1, to[3] = 1.f / 3 * less2 + (m[5 * STRIDE] - 1.f / 6 * less1);
 }
 
 /* Where a tile's patch and outputs begin. */
