@@ -15,9 +15,9 @@ that refuses, with its reason.
 Time: rounds of one sample each, the order shifting by one each round, a pair of events around a call; untimed ones go before a short one,
 so that the device is busy while the host makes the timed one (pysim.cuda_peers.leads). Operands are as the call before left them. What
 takes long is sampled less: for SPENT seconds, FEWEST times at least. The forms of im2win that leave something out are never planned; they
-run as the data-parallel launch that the model predicts, in bands of 8. Where the best launch of im2win's fused form shares k between
-blocks, and so needs memory, the best that needs none runs, too. Needs the CUDA library ($PYSIM_CUDA_LIBRARY); conv_data.py has the format
-of the file.
+run as the data-parallel launch that the model predicts, in bands of 8. Where the best launch of im2win's fused form, or of Winograd's
+single one, shares k between blocks by way of memory, the best that needs none runs, too. Needs the CUDA library ($PYSIM_CUDA_LIBRARY);
+conv_data.py has the format of the file.
 """
 
 import argparse
@@ -203,7 +203,7 @@ def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], top: int, gpu:
         wanted |= {f"{plan.kernel} #{rank}": plan for rank, plan in enumerate(plans[:top], 1) if plan is not best[plan.kernel]}
         alone: dict[str, Any] = {}
         for rank, plan in enumerate(plans, 1):
-            if known[plan.kernel].form == "fused" and not plan.workspace_bytes and plan.kernel not in alone:
+            if known[plan.kernel].form in ("fused", "single") and not plan.workspace_bytes and plan.kernel not in alone:
                 alone[plan.kernel] = f"{plan.kernel} #{rank}"
                 wanted |= {} if plan is best[plan.kernel] else {alone[plan.kernel]: plan}
 

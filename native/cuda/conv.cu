@@ -126,8 +126,9 @@ pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
             return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", c.product.splits, grid.steps, row.info.block_k);
         if (c.product.kind == PYSIM_STREAM_K && c.product.splits > tiles * grid.steps)
             return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", c.product.splits, (long long)(tiles * grid.steps));
-        w->flags = grid.slots(c.product) ? round_up(tiles * c.cluster * (int64_t)sizeof(unsigned), ALIGN) : 0;
-        w->partials = grid.slots(c.product) * c.tile_m * c.tile_n * row.info.outputs * row.info.outputs * sum_bytes(c.dtype);
+        const int64_t slots = c.product.kind == PYSIM_SPLIT_K && c.product.splits <= row.near ? 0 : grid.slots(c.product);
+        w->flags = slots ? round_up(tiles * c.cluster * (int64_t)sizeof(unsigned), ALIGN) : 0;
+        w->partials = slots * c.tile_m * c.tile_n * row.info.outputs * row.info.outputs * sum_bytes(c.dtype);
     }
     w->total = w->own + w->flags + w->partials;
     if (w->total) w->total += ALIGN;

@@ -63,6 +63,7 @@ struct ConvRow {
     /* NULL where the product is as `conv_of` makes it (conv.cu), else sets its sizes, tile_m, tile_n, cluster and group_tiles. */
     void (*tile)(Conv &c) = nullptr;
     bool chunked = false; /* data parallel, and `splits` says in how many chunks of windows */
+    int near = 0; /* so many parts of split-K meet in a cluster and need no workspace: then the product has no partials */
 };
 
 /* A line of convs.inc as its info: WHOLE where the kernel has no tiles, else TILED. A form other than full defines its suffix, e.g.

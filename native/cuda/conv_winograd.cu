@@ -87,7 +87,7 @@ template <Form FORM> cudaError_t attributes(const Conv &c, pysim_cuda_attributes
      Staged<bf, bw, bk, wf, ww, tf, tw, stages>::launch_row, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::attributes, nullptr, true},
 #define PYSIM_WINOGRAD_FUSED4(dtype, form, ...)                                                                                       \
     {PYSIM_WINOGRAD_INFO(dtype, form, __VA_ARGS__), Fused4<form>::refuses, Fused4<form>::own_bytes, Fused4<form>::launch_row,          \
-     Fused4<form>::attributes},
+     Fused4<form>::attributes, nullptr, false, Fused4<form>::NEAR},
 #define PYSIM_WINOGRAD_fused(...) PYSIM_WINOGRAD_FUSED4(__VA_ARGS__)
 #define PYSIM_WINOGRAD_single(...) PYSIM_WINOGRAD_FUSED4(__VA_ARGS__)
 #define PYSIM_CONV_ROW_direct(...)

@@ -16,7 +16,7 @@
 namespace pysim {
 
 /* kernel(arguments...) on `grid` blocks of `threads` threads with `shared` bytes of dynamic shared memory. Returns what
- * cudaGetLastError() says after the launch. */
+ * cudaGetLastError() says after the launch. launch_clusters: each `cluster` neighbouring blocks are a cluster; emulated, they are not. */
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
 #ifdef PYSIM_EMULATED
@@ -31,6 +31,22 @@ cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_
     kernel<<<grid, threads, shared, stream>>>(arguments...);
     return cudaGetLastError();
 #endif
+}
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch_clusters(int cluster, void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
+#ifndef PYSIM_EMULATED
+    if (cluster > 1) {
+        cudaLaunchAttribute size = {};
+        size.id = cudaLaunchAttributeClusterDimension, size.val.clusterDim.x = (unsigned)cluster, size.val.clusterDim.y = size.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream, config.attrs = &size, config.numAttrs = 1;
+        return cudaLaunchKernelEx(&config, kernel, arguments...);
+    }
+#else
+    (void)cluster;
+#endif
+    return launch(kernel, grid, threads, shared, stream, arguments...);
 }
 }
 #endif

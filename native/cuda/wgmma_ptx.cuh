@@ -29,6 +29,15 @@ __device__ inline void barrier_arrive_at(uint32_t barrier, int rank) {
                  "mapa.shared::cluster.u32 there, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank) : "memory");
 }
+/* A place in shared memory as block `rank` of the cluster has it, and 16 bytes that are stored there. */
+__device__ inline uint32_t address_at(uint32_t address, int rank) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+__device__ inline void store_at(uint32_t there, const float *v) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+}
 __device__ inline void barrier_wait(uint32_t barrier, int parity) {
     int done = 0;
 #ifdef PYSIM_CUDA_BOUNDED_WAITS /* a wait that never ends becomes an error */

@@ -75,7 +75,9 @@ template <Form FORM> pysim_status Fused4<FORM>::launch_row(const Conv &c, int, c
     const Grid grid(c.product, fused4::SIDE, fused4::SIDE, STEP);
     if (error == cudaSuccess && FORM == fused)
         error = launch(c.nhwc ? fused4_filters<true> : fused4_filters<false>, dim3((unsigned)pieces(c)), dim3(fused4::SIDE * STEP), 0, stream, c);
-    if (error == cudaSuccess) error = launch(run, dim3((unsigned)grid.items(c.product)), dim3(fused4::THREADS), Kernel<FORM>::SHARED_BYTES, stream, c);
+    const int cluster = FORM == single && c.product.kind == PYSIM_SPLIT_K && !c.product.partials ? c.product.splits : 1;
+    if (error == cudaSuccess)
+        error = launch_clusters(cluster, run, dim3((unsigned)grid.items(c.product)), dim3(fused4::THREADS), Kernel<FORM>::SHARED_BYTES, stream, c);
     return check(error, "fused Winograd");
 }
 

@@ -299,10 +299,43 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
     }
 }
 
+/* `meet` of parts that the blocks of a cluster have, by way of the first one's shared memory, all of it, two at a time: true there. */
+__device__ inline bool meet_near(const Tile &t, float (&out)[32], char *shared) {
+#ifndef PYSIM_COPIES_BY_THREADS
+    enum { ROOM = 2 };
+    const unsigned thread = thread_again();
+#pragma unroll 1
+    for (int first = 1; first < t.parts; first += ROOM) {
+        hopper::cluster_sync(); /* what lay there has been read */
+        const int place = t.part - first;
+        if (place >= 0 && place < ROOM) {
+            const uint32_t to = hopper::address_at(hopper::shared_address(shared) + (place * 8 * THREADS + thread) * 16, 0);
+#pragma unroll
+            for (int i = 0; i < 8; i++) hopper::store_at(to + i * THREADS * 16, out + 4 * i);
+        }
+        hopper::cluster_sync();
+        if (t.part != 0) continue;
+#pragma unroll 1
+        for (int other = 0; other < min((int)ROOM, t.parts - first); other++)
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float v[4];
+                read_16(v, shared + ((other * 8 + i) * THREADS + thread) * 16);
+#pragma unroll
+                for (int j = 0; j < 4; j++) out[4 * i + j] += v[j];
+            }
+    }
+    __syncthreads();
+#else
+    (void)out, (void)shared; /* one block has all parts */
+#endif
+    return t.part == 0;
+}
+
 template <class Filters> constexpr int shared_bytes = 2 * (TILE_BYTES + (int)Filters::BYTES) + (int)Filters::SHARED_BYTES;
 
 template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel(const __grid_constant__ Conv c) {
-    static_assert(LARGE * PLANE * 4 <= shared_bytes<Filters>, "the way out uses the stages");
+    static_assert(LARGE * PLANE * 4 <= shared_bytes<Filters> && 2 * 32 * THREADS * 4 <= shared_bytes<Filters>, "the way out uses the stages");
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ struct { /* not in registers, which the loop needs */
         Tile tile;
@@ -313,9 +346,18 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
     } now;
     const Problem &p = c.product;
     Work &work = *(Work *)now.work;
-    if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, SIDE, SIDE, STEP), blockIdx.x, gridDim.x);
+    const bool near = Filters::NEAR && p.kind == PYSIM_SPLIT_K && !p.partials; /* neighbouring blocks, a cluster, have the parts of a tile */
+    if (threadIdx.x == 0) {
+        const Grid grid(p, SIDE, SIDE, STEP);
+        new (now.work) Work(p, grid, near ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : blockIdx.x, gridDim.x);
+    }
     while (true) {
-        if (thread_again() == 0) now.valid = work.next(now.tile), Stages::begin(now.arrivals, Filters::COPIES);
+        if (thread_again() == 0) {
+            now.valid = work.next(now.tile), Stages::begin(now.arrivals, Filters::COPIES);
+#ifdef PYSIM_COPIES_BY_THREADS
+            if (near) now.valid = now.valid && now.tile.part == 0, now.tile.end = ceil_div(c.channels, STEP); /* no clusters: one block has all parts */
+#endif
+        }
         __syncthreads();
         if (!now.valid) return;
         const Tile &t = now.tile;
@@ -339,7 +381,8 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
         float out[32];
 #pragma unroll
         for (int i = 0; i < 2; i++) transform_out(out + 16 * i, (const float *)shared + swapped(thread % 32, thread / 32 + 16 * i));
-        if (meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); })) {
+        const auto far = [&] { return meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); }); };
+        if (near ? meet_near(t, out, shared) : far()) {
             const Epilogue<float, float> epilogue(p);
             if (epilogue.plain) store<NHWC, true>(c, epilogue, block(), out, (float *)shared);
             else store<NHWC, false>(c, epilogue, block(), out, (float *)shared);

@@ -98,7 +98,7 @@ class Transformed {
     const char *from; /* the next step's */
 
   public:
-    enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1 };
+    enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1, NEAR = 0 };
     __device__ Transformed(const Conv &c, int group, int block, int begin, int)
         : from((const char *)c.own + (((int64_t)group * ceil_div(c.filters, SIDE) + block) * ceil_div(c.channels, STEP) + begin) * BYTES) {}
     __device__ void begin(const Stages &stages, char *shared, int, int warp) { fetch(stages, shared, 0, 0, warp); }
@@ -142,7 +142,7 @@ template <bool NHWC> class Weights {
     }
 
   public:
-    enum { ROW = SIDE + 4, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 2 * SIDE * WORDS * 4, COPIES = 0 };
+    enum { ROW = SIDE + 4, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 2 * SIDE * WORDS * 4, COPIES = 0, NEAR = 1 };
     __device__ Weights(const Conv &conv, int group, int block, int begin, int end) : c(conv) {
         const unsigned word = threadIdx.x % 16;
         const int filter = block * SIDE + (int)line_of(threadIdx.x);
