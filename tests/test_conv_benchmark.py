@@ -394,8 +394,12 @@ def known_answers() -> list[Line]:
         line("im2win", "cv1", planned="b", a=ours(1.0, space=mib), b=ours(4.0, form="fused"), c=theirs(2.0), d=theirs(0.5, "FFT", 2 * mib)),
         line("im2win", "cv4", planned="a", text=cv4.workload.text, a=ours(0.01), c=theirs(0.08, "IMPLICIT_GEMM"), e=theirs(0.09)),
         line(
-            "opencnn", "Conv2_N32",
-            a=ours(2.0, "winograd"), b=ours(1.0, "winograd", "staged", mib), c=theirs(3.0, "FFT", mib), d=theirs(6.0),
+            "opencnn",
+            "Conv2_N32",
+            a=ours(2.0, "winograd"),
+            b=ours(1.0, "winograd", "staged", mib),
+            c=theirs(3.0, "FFT", mib),
+            d=theirs(6.0),
         ),
         line("resnet50", "conv1", planned="a", a=ours(1.0, "implicit"), b=torch(1.44)),
         line("resnet50", "res2", planned="a", a=ours(1.0, "implicit"), b=torch(1.0)),
@@ -407,7 +411,7 @@ def known_answers() -> list[Line]:
 def test_the_figures_of_known_times_are_the_known_ones():
     found = {one.what: (None if one.value is None else round(one.value, 9), one.met) for one in data.figures(known_answers())}
     gemm = "im2win with its transform, against cuDNN's GEMM-class algorithms"
-    free = "fused Winograd, against cuDNN without workspace"
+    free = "fused Winograd without workspace, against cuDNN without any"
     assert found[f"{gemm}: geometric mean"] == (4.0, True) and found[f"{gemm}: worst layer"] == (2.0, True)
     assert found["fused Winograd, against all of cuDNN: geometric mean"] == (1.5, True)
     assert found[f"{free}: geometric mean"] == (3.0, True)
@@ -417,7 +421,8 @@ def test_the_figures_of_known_times_are_the_known_ones():
     assert found["planner's regret, f32: geometric mean"] == (4.0, False) and found["planner's regret, f32: worst"] == (4.0, False)
     assert found["ResNet-50, planned, against PyTorch, f16: geometric mean"] == (0.5, False)
     assert found["ResNet-50, planned, against PyTorch, bf16: geometric mean"] == (None, None)
-    assert found["fused Winograd, share of layers without workspace"] == (1.0, True)
+    assert found["fused Winograd without workspace, against all of cuDNN: geometric mean"] == (1.5, True)
+    assert found["fused Winograd, share of layers on which it ran without workspace"] == (1.0, True)
     assert found["im2win fused, share of layers on which it ran without workspace"] == (1.0, True)
     assert found["im2win with its tensor, share of layers with less memory than cuDNN's fastest"] == (0.5, False)
 
@@ -441,7 +446,7 @@ def test_bad_arguments_are_refused_before_anything_runs(arguments, capsys):
     assert stopped.value.code == 2 and len(capsys.readouterr().err.splitlines()[-1]) > 30
 
 
-MEASURED = [ROOT / "benchmarks" / "data" / f"conv-h200-{name}.jsonl" for name in ("f32", "opencnn", "f16", "tf32")]
+MEASURED = [ROOT / "benchmarks" / "data" / f"conv-h200-{name}.jsonl" for name in ("f32", "f16", "tf32")]
 
 
 def test_the_measured_data_are_whole_and_say_where_they_are_from():
@@ -459,11 +464,8 @@ def test_the_measured_data_are_whole_and_say_where_they_are_from():
 
 def test_the_measured_figures_keep_their_bars():
     missed = {one.what for one in data.figures(data.lines_of(MEASURED)) if one.met is False}
-    # cuDNN's fastest needs no memory on 4 layers and little on 4; transformed filters are kept somewhere
-    assert missed <= {
-        "im2win with its tensor, share of layers with less memory than cuDNN's fastest",
-        "fused Winograd, share of layers without workspace",
-    }
+    # cuDNN's fastest needs no memory on 4 layers and little on 4
+    assert missed <= {"im2win with its tensor, share of layers with less memory than cuDNN's fastest"}
 
 
 def test_the_model_chooses_well_among_the_measured_launches(monkeypatch):
@@ -475,7 +477,7 @@ def test_the_model_chooses_well_among_the_measured_launches(monkeypatch):
     from pysim.registry import gemm_attributes
 
     gpu = load_any("h200")
-    cases = fit_conv.read(gpu, MEASURED[:2])
+    cases = fit_conv.read(gpu, MEASURED[:1])
     found = fit_conv.report(cases, gpu, gemm_attributes(gpu.capability_number))
-    assert found["problems"] == 47 and found["launches"] > 700
+    assert found["problems"] == 47 and found["launches"] > 1000
     assert found["regret_mean"] <= 1.05 and found["regret_worst"] <= 1.25 and found["tau"] >= 0.7 and found["median_error"] <= 0.12

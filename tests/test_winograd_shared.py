@@ -33,7 +33,7 @@ def each(accesses: tuple[Access, ...], operand: str, store: bool) -> set[int]:
 
 
 def test_every_fused_kernel_is_described() -> None:
-    assert set(FUSED) == {*PATTERNS, LARGE}
+    assert set(FUSED) == {*PATTERNS, *LARGE}
 
 
 @pytest.mark.parametrize("nhwc", [False, True])
@@ -87,22 +87,25 @@ def test_counts_of_a_tile_are_those_of_the_kernels_loops(nhwc: bool) -> None:
 
 
 @pytest.mark.parametrize("nhwc", [False, True])
-def test_large_tiles_instructions_are_those_of_the_kernels_loops(nhwc: bool) -> None:
-    counted = winograd.wavefronts(FUSED[LARGE], nhwc, steps=8)
+@pytest.mark.parametrize("form", LARGE)
+def test_large_tiles_instructions_are_those_of_the_kernels_loops(form: str, nhwc: bool) -> None:
+    counted = winograd.wavefronts(FUSED[form], nhwc, steps=8)
+    weights = form == "single"  # a warp's step: 9 words of a filter in, 18 planes out
     out = 2 * (36 + 16) * 16  # planes and outputs of two filters and tiles a thread
-    assert counted["loads"].instructions == 8 * 8 * 16 * 6 + out
-    assert counted["loads"].total == 8 * 8 * 16 * (4 * 2 + 2 + 1) + out
-    assert counted["stores"].instructions == 8 * 18 * 16 + (16 + 2) * 16 + 2 * 16 * 16
-    assert counted["copies"].instructions == 8 * 36 * 8 * 32 // 128
+    assert counted["loads"].instructions == 8 * 16 * (8 * 6 + 9 * weights) + out
+    assert counted["loads"].total == 8 * 16 * (8 * (4 * 2 + 2 + 1) + 9 * weights) + out
+    assert counted["stores"].instructions == 8 * 18 * 16 * (1 + weights) + (16 + 2) * 16 + 2 * 16 * 16
+    assert counted["copies"].instructions == (8 * 16 * 5 if weights else 8 * 36 * 8 * 32 // 128)
 
 
 @pytest.mark.parametrize("nhwc", [False, True])
-def test_large_tiles_words_are_stored_once_and_read_where_they_lie(nhwc: bool) -> None:
-    out, step = winograd.way_out(FUSED[LARGE], nhwc), winograd.step(FUSED[LARGE], nhwc)
+@pytest.mark.parametrize("form", LARGE)
+def test_large_tiles_words_are_stored_once_and_read_where_they_lie(form: str, nhwc: bool) -> None:
+    out, step = winograd.way_out(FUSED[form], nhwc), winograd.step(FUSED[form], nhwc)
 
     def words(accesses: tuple[Access, ...], operand: str, store: bool) -> np.ndarray:
         of = [one for one in accesses if (one.operand, one.store) == (operand, store)]
-        return np.concatenate([(one.addresses[..., None] + 4 * np.arange(one.width // 4)).ravel() for one in of])
+        return np.concatenate([(one.addresses[one.active][:, None] + 4 * np.arange(one.width // 4)).ravel() for one in of])
 
     sums = words(out, "sums", True)
     assert sums.size == 36 * 32 * 32 and set(sums) == set(words(out, "sums", False))
@@ -110,6 +113,10 @@ def test_large_tiles_words_are_stored_once_and_read_where_they_lie(nhwc: bool) -
     assert patches.size == len(set(patches)) == 36 * 8 * 32 and set(patches) == set(words(step, "tiles", False))
     assert set(words(step, "filters", True)) == set(words(step, "filters", False))
     assert not set(patches) & set(words(step, "filters", True))
+    if form == "single":
+        weights = words(step, "weights", True)
+        assert weights.size == len(set(weights)) == 9 * 8 * 32  # each is read by both warps that make planes of its filter
+        assert sorted(words(step, "weights", False)) == sorted([*weights, *weights])
 
 
 def test_without_its_padding_sts64_would_take_8_wavefronts() -> None:
@@ -141,9 +148,9 @@ def test_whole_tiles_of_a_launch_are_so_many_tiles_and_places(form: str, nhwc: b
     kernel = FUSED[form]
     side = 8 * kernel.outputs  # 64 tiles
     one, all_of = winograd.wavefronts(kernel, nhwc, 4), winograd.launch(kernel, parse(f"conv:ic32ih{side}oc128kh3ph1"), nhwc)
-    passed = 2 * 16 * 16 if form == LARGE else 0  # outputs, which a plain epilogue keeps
-    warps = 16 if form == LARGE else 8
-    read = 2 + 2 * 2 + (form == LARGE)  # whether there is a tile, twice; the tile, of 32 bytes; its row and column again
+    passed = 2 * 16 * 16 if form in LARGE else 0  # outputs, which a plain epilogue keeps
+    warps = 16 if form in LARGE else 8
+    read = 2 + 2 * 2 + (form in LARGE)  # whether there is a tile, twice; the tile, of 32 bytes; its row and column again
     blocks = 2 * 128 // kernel.block_filters
     assert all_of["loads"].total == blocks * (one["loads"].total - passed + 7 + warps * read)
     assert all_of["stores"].total == blocks * (one["stores"].total - passed + 12)

@@ -43,8 +43,10 @@ def shape_of(k: GemmKernel) -> str:
 def patterns(row: ConvKernel) -> list[str]:
     """What the names of a convolution's main kernels contain, each in both layouts; nothing for kernels without tiles."""
     if row.family == "winograd" and row.form != "staged":
-        form = f"(pysim::winograd::Form){WINOGRAD[row.form]}" if row.form in WINOGRAD else ""
-        return [f"fused_kernel<{form}," if form else "fused4_kernel<"]
+        if row.form in WINOGRAD:
+            return [f"fused_kernel<(pysim::winograd::Form){WINOGRAD[row.form]},"]
+        filters = "Transformed" if row.form == "fused" else "Weights"
+        return [f"fused4_kernel<{loads}, pysim::winograd::fused4::{filters}" for loads in ("true, 1", "false, 1", "false, 2", "false, 4")]
     if not row.block_k:
         return []
     if row.family == "wgmma":

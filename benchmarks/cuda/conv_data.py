@@ -271,6 +271,9 @@ def figures(lines: Iterable[Line]) -> list[Figure]:
     def winograd(line: Line) -> Contender | None:
         return line.best(OURS, lambda one: one.algorithm == "winograd" and one.form != "staged")
 
+    def alone(line: Line) -> Contender | None:
+        return line.best(OURS, lambda one: one.algorithm == "winograd" and one.form != "staged" and one.workspace_bytes == 0)
+
     def any_winograd(line: Line) -> Contender | None:
         return line.best(OURS, lambda one: one.algorithm == "winograd")
 
@@ -286,9 +289,13 @@ def figures(lines: Iterable[Line]) -> list[Figure]:
     found += _memory(mec, cudnn())
     found += _versus("fused Winograd, against all of cuDNN", ratios(layers, winograd, cudnn()), 1.0)
     found += _versus("Winograd, fused or staged, against all of cuDNN", ratios(layers, any_winograd, cudnn()), 1.0)
-    found += _versus("fused Winograd, against cuDNN without workspace", ratios(layers, winograd, cudnn(_free)), 1.8)
-    free = [one.workspace_bytes == 0 for one in map(winograd, layers) if one]
-    found.append(_share("fused Winograd, share of layers without workspace", free))
+    found += _versus("fused Winograd without workspace, against all of cuDNN", ratios(layers, alone, cudnn()), 1.0)
+    found += _versus("fused Winograd without workspace, against cuDNN without any", ratios(layers, alone, cudnn(_free)), 1.8)
+    found.append(
+        _share(
+            "fused Winograd, share of layers on which it ran without workspace", [bool(alone(line)) for line in layers if winograd(line)]
+        )
+    )
     found += _versus("ResNet-50, planned, against PyTorch, f32", ratios(resnet, planned, torch), 1.3, 0.95)
     fastest = [line.tflops(one) for line in mec if line.label == "cv4" and (one := line.best(OURS))]
     found.append(_at_least("cv4, TFLOP/s of the direct method", max(fastest, default=None), 35))

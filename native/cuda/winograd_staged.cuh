@@ -6,14 +6,15 @@
  *                M[plane][group] = U V, 36 products for each group at once   NCHW: [filters][tiles], NHWC: [tiles][filters]
  *                Y = A^T M A, with the epilogue
  *
- * with the points 0, 1, -1, 2, -2 and infinity (Lavin and Gray, 2016):
+ * with the points 0, 1, -1, 2, -2 and infinity (Lavin and Gray, 2016), but G without its denominators, by which A^T is divided instead: outputs
+ * are transformed once, filters in each block that needs them, and whole numbers stay whole up to there.
  *
- *   B^T = 4  0 -5  0  1  0     G = 1/4     0    0      A^T = 1  1  1  1  1  0
- *         0 -4 -4  1  1  0        -1/6  -1/6 -1/6            0  1 -1  2 -2  0
- *         0  4 -4 -1  1  0        -1/6   1/6 -1/6            0  1  1  4  4  0
- *         0 -2 -1  2  1  0        1/24  1/12  1/6            0  1 -1  8 -8  1
- *         0  2 -1 -2  1  0        1/24 -1/12  1/6
- *         0  4  0 -5  0  1           0     0    1
+ *   B^T = 4  0 -5  0  1  0     G = 1  0  0     A^T = 1  1  1  1  1  0   columns over  4 -6 -6 24 24  1
+ *         0 -4 -4  1  1  0         1  1  1           0  1 -1  2 -2  0
+ *         0  4 -4 -1  1  0         1 -1  1           0  1  1  4  4  0
+ *         0 -2 -1  2  1  0         1  2  4           0  1 -1  8 -8  1
+ *         0  2 -1 -2  1  0         1 -2  4
+ *         0  4  0 -5  0  1         0  0  1
  *
  * The products are tiles of simt.cuh: operands lie so that all but NHWC's V go to shared memory by 16 bytes as they are. */
 #ifndef PYSIM_CUDA_WINOGRAD_STAGED_CUH
@@ -34,8 +35,7 @@ struct Chunk {
     int blocks;           /* tiles of the product that a chunk's tiles take in one plane and group */
 };
 
-/* The lines of G, B^T and A^T: 3 -> 6, 6 -> 6, 6 -> 4. Rows of G come without their denominators, -6 and 24 and 4: outputs, of which there are
- * fewer than filters' transforms in a block, are divided by them. */
+/* The lines of G, B^T and A^T: 3 -> 6, 6 -> 6, 6 -> 4. */
 __device__ inline void filter_line_4(float (&to)[6], float a, float b, float c) {
     const float near = a + c, far = a + 4 * c;
     to[0] = a, to[1] = near + b, to[2] = near - b, to[3] = far + 2 * b, to[4] = far - 2 * b, to[5] = c;

@@ -45,9 +45,10 @@ PASS_SHARE = 0.85  # of the copy rate that a kernel which only moves data reache
 PASS_INSTRUCTIONS = 32  # an element of a pass: its place by divisions, load, store; assumed
 L1_LATENCY = 34  # cycles of a load that L1 serves (measured by others on Hopper: arXiv 2402.13499); assumed elsewhere
 # Instructions of an element (of a vector) that a thread gathers, its store aside: what the main loop of native/cuda/conv_gather.cuh has
-# more than that of the same tiles on a matrix, over its elements (tools/cuda_loop.py). Of winograd_fused: what is left of the 907
-# instructions that a warp has in a step. im2win's vectors and F(2x2)'s patches assumed.
-GATHER = {"implicit": 40.0, "implicit_offsets": 8.0, "im2win": 4.0, "im2win_fused": 8.0, "winograd": 5.0, "winograd_fused": 10.5}
+# more than that of the same tiles on a matrix, over its elements (tools/cuda_loop.py). Of F(4x4)'s fused forms: what is left of the 893
+# and 1,033 instructions that a warp has in a step, as Nsight Compute counts them. im2win's vectors and F(2x2)'s patches assumed.
+GATHER = {"implicit": 40.0, "implicit_offsets": 8.0, "im2win": 4.0, "im2win_fused": 8.0}
+GATHER |= {"winograd": 5.0, "winograd_fused": 9.7, "winograd_single": 15.9}
 DIRECT_INSTRUCTIONS = 3.0  # a multiply-add of `direct`: two loads and the multiply, addresses in an unrolled loop's offsets; assumed
 DIRECT_UNROLL = 4  # multiply-adds of a thread whose loads are on their way together; assumed
 DEPTHWISE_INSTRUCTIONS = 5.0  # a load of `depthwise`: two compares, address, load, select; assumed

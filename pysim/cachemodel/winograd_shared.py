@@ -16,8 +16,10 @@ Once a tile of the output, in 4 rounds:
 Once a block: place      one thread finds the tile (`decomposition.cuh`) in 88 bytes that all warps read: `_place`
 
 Fused F(4x4) (`native/cuda/winograd_fused4.cuh`) has 32 filters, 32 tiles, 36 planes and 16 warps, and the same kinds of accesses but for
-its way out, which is one round. Plane p of channel c has filter f at word (p 8 + c) 32 + f of a stage and tile x at word
-9216 + p 296 + c 36 + x; shuffles between lanes are not counted. Its outputs pass but for a plain epilogue, which has them in registers.
+its way out, which is one round. Plane p of channel c has tile x at word p 296 + c 36 + x of a stage and filter f at word
+10656 + (p 8 + c) 32 + f; shuffles between lanes are not counted. Its outputs pass but for a plain epilogue, which has them in registers.
+Form single transforms its filters, too, which then lie at word 10656 + (p 8 + c) 36 + f: once a step weights are copied, 4 bytes a
+thread, to word 72 f + i of a room after both stages, and read and transformed by warps of 4 filters and 8 channels.
 
 `launch` counts all blocks of a data-parallel launch with a plain epilogue; benchmarks/cuda/conv_wavefronts.py compares it with Nsight
 Compute. Where channels are in parts, two launches that differ in channels alone differ by their steps. `wavefronts` is of one tile, assumed
@@ -41,7 +43,7 @@ from pysim.workload import Conv
 Integers = NDArray[np.int64]
 
 PLANES, WARPS, THREADS = 16, 8, 256
-LARGE = "fused"  # the form of F(4x4)
+LARGE = ("fused", "single")  # the forms of F(4x4)
 LARGE_PLANES, LARGE_WARPS, SIDE, STEP, ROW, PITCH = 36, 16, 32, 8, 36, 296
 _ROW_WORDS = {"reference": 160, "sts64": 276, "compact": 256}  # of one plane and kslot, on the way out
 _LANE = np.arange(LANES)
@@ -51,15 +53,16 @@ _T, _Q, _BH = _LANE % 8 // 2, _LANE // 8 % 2, _LANE % 2 + _LANE // 16 * 2
 def step(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """What one block does to shared memory in one step of 8 channels. Raises OperandError for another kernel."""
     _check(kernel)
-    if kernel.form == LARGE:
-        return (*_copies(kernel), *_halves(nhwc), *_fragments_4(nhwc))
+    if kernel.form in LARGE:
+        filters = _weights(kernel, nhwc) if kernel.form == "single" else _copies(kernel)
+        return (*filters, *_halves(nhwc), *_fragments_4(kernel, nhwc))
     return (*_copies(kernel), *_patches(kernel, nhwc), *_fragments(kernel, nhwc))
 
 
 def way_out(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """What one block does to shared memory on a tile's way out. Raises OperandError for another kernel."""
     _check(kernel)
-    if kernel.form == LARGE:
+    if kernel.form in LARGE:
         return tuple(_way_out_4())
     return (*_sums(kernel), *_planes(kernel, nhwc), *_outputs())
 
@@ -79,7 +82,7 @@ def launch(kernel: ConvKernel, w: Conv, nhwc: bool, memory: SharedMemory | None 
     windows = w.batch * -(-w.out_h // m) * -(-w.out_w // m)
     tiles = w.groups * -(-windows // kernel.block_windows) * -(-w.filters // w.groups // kernel.block_filters)
     steps = -(-w.channels // w.groups // kernel.block_k)
-    passes = kernel.form != LARGE  # the outputs, through shared memory
+    passes = kernel.form not in LARGE  # the outputs, through shared memory
     out = (one for one in way_out(kernel, nhwc) if one.operand == "sums" or (one.store and passes))
     once = (*_place(kernel), *_first(kernel, nhwc), *out)
     inside = (_inside(kernel, w, nhwc),) if passes else ()
@@ -100,8 +103,8 @@ def _sum(parts: Iterable[tuple[Iterable[Access], int]], memory: SharedMemory | N
 
 
 def _check(kernel: ConvKernel) -> None:
-    if kernel.family != "winograd" or kernel.form not in (*_ROW_WORDS, LARGE):
-        raise OperandError(f"{kernel.name} is no fused Winograd kernel; this describes the forms {', '.join(_ROW_WORDS)} and {LARGE}")
+    if kernel.family != "winograd" or kernel.form not in (*_ROW_WORDS, *LARGE):
+        raise OperandError(f"{kernel.name} is no fused Winograd kernel; this describes the forms {', '.join((*_ROW_WORDS, *LARGE))}")
 
 
 def _access(
@@ -123,7 +126,7 @@ def _place(kernel: ConvKernel) -> Iterator[Access]:
 
     One thread makes Work, and then twice, for the tile and for that there is no other, asks it and says whether there is one.
     """
-    warps = LARGE_WARPS if kernel.form == LARGE else WARPS
+    warps = LARGE_WARPS if kernel.form in LARGE else WARPS
 
     def of(store: bool, width: int, byte: int, everyone: bool = False) -> Access:
         rows = warps if everyone else 1
@@ -141,14 +144,15 @@ def _place(kernel: ConvKernel) -> Iterator[Access]:
         yield of(True, width, byte)
     for width, byte in ((16, 0), (16, 16)):
         yield of(False, width, byte, everyone=True)
-    if kernel.form == LARGE:  # its row and column are read again after the steps
+    if kernel.form in LARGE:  # its row and column are read again after the steps
         yield of(False, 8, 0, everyone=True)
 
 
 def _copies(kernel: ConvKernel) -> Iterator[Access]:
     planes = (kernel.outputs + 2) ** 2
     (instruction,) = _loops(planes * kernel.block_k * kernel.block_filters // (4 * LANES))
-    yield _access("filters", True, 16, 4 * (instruction * LANES + _LANE), asynchronous=True)
+    tiles = LARGE_PLANES * PITCH if kernel.form in LARGE else 0  # which lie before
+    yield _access("filters", True, 16, tiles + 4 * (instruction * LANES + _LANE), asynchronous=True)
 
 
 def _patches(kernel: ConvKernel, nhwc: bool) -> Iterator[Access]:
@@ -167,7 +171,7 @@ def _tile_word(kernel: ConvKernel, nhwc: bool, plane: Integers, channel: Integer
 
 def _first(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """F(2x2): the first of 16 units of fragments, before the first step; each step loads those that follow, the last one once more."""
-    if kernel.form == LARGE:
+    if kernel.form in LARGE:
         return ()
     all_units = _fragments(kernel, nhwc)
     return tuple(Access(one.operand, False, False, one.width, one.addresses[:WARPS], one.active[:WARPS]) for one in all_units)
@@ -255,8 +259,28 @@ def _halves(nhwc: bool) -> Iterator[Access]:
 
 
 def _tiles_4(plane: Integers, channel: Integers, tile: Integers) -> Integers:
-    word: Integers = LARGE_PLANES * STEP * SIDE + plane * PITCH + channel * ROW + tile
+    word: Integers = plane * PITCH + channel * ROW + tile
     return word
+
+
+def _filters_4(kernel: ConvKernel, plane: Integers, channel: Integers, line: Integers) -> Integers:
+    word: Integers = LARGE_PLANES * PITCH + (plane * STEP + channel) * (ROW if kernel.form == "single" else SIDE) + line
+    return word
+
+
+def _weights(kernel: ConvKernel, nhwc: bool) -> Iterator[Access]:
+    """Copies of 16 words by each half of a warp, 72 of a filter; 9 loads of a warp's lanes, and of three rows of planes six stores each."""
+    room = 2 * LARGE_PLANES * (PITCH + STEP * ROW)  # after two stages
+    i, warp = _loops(5, LARGE_WARPS)
+    line, word = warp // 2 * 4 + warp % 2 + _LANE // 16 * 2, _LANE % 16 + 16 * i + 0 * warp
+    yield _access("weights", True, 4, room + line * 9 * STEP + word, word < 9 * STEP, asynchronous=True)
+    tap, warp = _loops(9, LARGE_WARPS)
+    line, channel = warp % 8 * 4 + _LANE // 8, _LANE % 8
+    yield _access("weights", False, 4, room + line * 9 * STEP + (8 * tap + channel if nhwc else 9 * channel + tap))
+    row, column, warp = _loops(3, 6, LARGE_WARPS)
+    line, channel = warp % 8 * 4 + _LANE // 8, _LANE % 8
+    plane = 6 * (row + 3 * (warp // 8)) + column
+    yield _access("filters", True, 4, _filters_4(kernel, plane, channel, line))
 
 
 def _places_4(warp: Integers) -> tuple[tuple[Integers, ...], tuple[Integers, ...]]:
@@ -266,12 +290,12 @@ def _places_4(warp: Integers) -> tuple[tuple[Integers, ...], tuple[Integers, ...
     return whole, (32 + warp // 4 + 0 * _LANE, slots, warp % 2 * 16 + 2 * (_LANE % 2 + _LANE // 4 % 4 * 2))
 
 
-def _fragments_4(nhwc: bool) -> Iterator[Access]:
+def _fragments_4(kernel: ConvKernel, nhwc: bool) -> Iterator[Access]:
     warp, channel = _loops(LARGE_WARPS, STEP)
 
     def one(of_slots: bool, width: int, plane: Integers, first: Integers) -> Access:
         if of_slots == nhwc:
-            return _access("filters", False, width, (plane * STEP + channel) * SIDE + first)
+            return _access("filters", False, width, _filters_4(kernel, plane, channel, first))
         return _access("tiles", False, width, _tiles_4(plane, channel, first))
 
     (plane, slot, line), (rest, rest_slot, rest_line) = _places_4(warp)
