@@ -40,14 +40,14 @@ def compare(
     planned: Iterable[Planned],
     gpu: Gpu,
     *,
-    peers: bool = False,
+    peers: bool | None = False,
     store: Store | None = None,
     budget_seconds: float = 30.0,
     min_seconds: float = 0.2,
     seed: int = 0,
 ) -> Iterator[Comparison]:
     """Check and time the plan of each layer: a product beside cuBLAS, with `peers` also beside nvidia-matmul-heuristics' estimate, a
-    convolution beside the fastest right algorithm of cuDNN, with `peers` also beside PyTorch.
+    convolution beside the fastest right algorithm of cuDNN, with `peers` also beside PyTorch; each alone if `peers` is None.
 
     Yields each layer as soon as it is done; one that cannot be run gives a Comparison that is not correct, with the reason.
     MissingError (no library, driver or device) ends the iteration.
@@ -81,7 +81,7 @@ def _bench(plan: "Plan", seed: int) -> Bench:
 
 
 def _measure(
-    layer: Layer, plan: "Plan", gpu: Gpu, peers: bool, store: Store | None, budget_seconds: float, min_seconds: float, seed: int
+    layer: Layer, plan: "Plan", gpu: Gpu, peers: bool | None, store: Store | None, budget_seconds: float, min_seconds: float, seed: int
 ) -> Comparison:
     bench = _bench(plan, seed)
     launches = {exact: bench.launch(plan.schedule, exact) for exact in (True, False)}

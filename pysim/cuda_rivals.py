@@ -140,9 +140,11 @@ def peers_of(kinds: Iterable[type], asked: bool) -> list[str]:
     return list(dict.fromkeys(name for table in tables for kind in table if kind in known for name in table[kind]))
 
 
-def field_of(bench: Bench, kind: type, gpu: str, asked: bool) -> Field:
-    """The rivals of a plan whose operands lie on a bench, checked."""
+def field_of(bench: Bench, kind: type, gpu: str, asked: bool | None) -> Field:
+    """The rivals of a plan whose operands lie on a bench, checked; nobody if `asked` is None."""
     field = Field(gpu)
+    if asked is None:
+        return field
     for enter in (PEERS[kind] | (ASKED[kind] if asked else {})).values():
         enter(bench, field)
     return field

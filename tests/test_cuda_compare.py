@@ -290,9 +290,12 @@ def test_the_memory_of_a_problem_is_given_back_before_the_next_one():
     assert alive == [[], []]
 
 
-def test_a_plan_is_run_as_it_is_compared():
+def test_a_plan_is_run_alone():
     result = invoke("run", SMALL, "-m", "h200")
     assert result.exit_code == 0 and result.stdout.splitlines()[1].split()[:2] == ["100", "us"]
+    with Store() as store:
+        kept = [one.kernel for one in store.find(problem=pysim.plan(SMALL, "h200").problem)]
+    assert len(kept) == 1 and "cudnn" not in kept[0]
 
 
 # What is shown and kept

@@ -13,15 +13,16 @@ import pytest
 from command_line import document, invoke, ok, refused
 from yardstick import quiet_seconds
 
-from pysim import planner
+from pysim import cuda_conv, planner
 from pysim.cachemodel import gpu as model
 from pysim.cachemodel.gemm_shared import wavefronts
-from pysim.errors import MachineError, PlanError
+from pysim.errors import MachineError, MissingError, PlanError
 from pysim.machine import Gpu, load_any
 from pysim.planner import gpu
+from pysim.planner.conv_algorithms import conv_workspace_bytes
 from pysim.record import Cost
-from pysim.registry import Attributes, GemmKernel, conv_kernels, epilogues, gemm_kernel, gemm_kernels
-from pysim.schedule import DECOMPOSITIONS, GpuSchedule
+from pysim.registry import CONV_LAYOUTS, Attributes, GemmKernel, conv_kernels, epilogues, gemm_kernel, gemm_kernels
+from pysim.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
 from pysim.workload import GEMM_DTYPES, Gemm, parse
 
 GPUS = ("h200", "rtx-2080ti", "rtx-3090", "v100")
@@ -388,6 +389,24 @@ def test_the_command_lists_cuda_kernels():
 def test_a_network_is_planned_for_a_gpu_without_one():
     plans = document("plan", "resnet50", "-m", "h200")["plans"]
     assert len(plans) == 23 and all(0 < item["cost"]["seconds"] < 1e-2 for item in plans)
+
+
+def test_parts_of_k_that_meet_in_a_cluster_need_no_workspace():
+    plan = planner.plan("conv:mb32ic512ih7oc512kh3ph1", H200, memory_limit=0)
+    assert plan.kernel.endswith("_single") and plan.schedule.decomposition == "split_k" and plan.workspace_bytes == 0
+
+
+@pytest.mark.parametrize("layout", CONV_LAYOUTS)
+@pytest.mark.parametrize("row", [row for row in conv_kernels() if row.decomposes and row.family != "wgmma"], ids=lambda row: row.name)
+def test_the_workspace_of_a_convolution_is_the_librarys(row, layout):
+    try:
+        cuda_conv.library()
+    except MissingError as error:
+        pytest.skip(str(error))
+    w = msgspec.structs.replace(parse("conv:g2mb3ic150ih11iw9oc138kh3kw3ph1pw1"), dtype=row.dtype)
+    for kind, splits in (("data_parallel", 1), ("split_k", 2), ("split_k", 8), ("split_k", 9), ("stream_k", 5)):
+        schedule = GpuConvSchedule(row.name, None, kind, splits, False, 1)
+        assert conv_workspace_bytes(row, w, layout == "nhwc", schedule) == cuda_conv.workspace_bytes(w, schedule, layout), kind
 
 
 def test_the_command_keeps_to_a_layout_and_a_limit_of_workspace():

@@ -67,7 +67,7 @@ def run(
         return [timing.result(one, "right"), error, str(one.count), one.problem]
 
     planned = timing.plan_layers(layers, on, algorithm)
-    found = timing.measured(planned, on, threads=threads, profile=profile, executor=executor)
+    found = timing.measured(planned, on, peers=None, threads=threads, profile=profile, executor=executor)
     if executor.kind == "emulated":
         done = timing.report(planned, found, [Column("result", 6), Column("max error", 9), *end], emulated_row, as_json)
     else:

@@ -57,10 +57,10 @@ def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", algorithm: str |
 
 
 def measured(
-    planned: "Iterable[Planned]", on: "Machine | Gpu", *, min_seconds: float = 0.2, peers: bool = False, **options: Any
+    planned: "Iterable[Planned]", on: "Machine | Gpu", *, min_seconds: float = 0.2, peers: bool | None = False, **options: Any
 ) -> "Iterator[Comparison]":
-    """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.compare`, which a GPU has not; `peers` asks
-    a GPU's peers that are asked for alone."""
+    """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.compare`, which a GPU has not; `peers` is for
+    a GPU: as in `pysim.cuda_comparison.compare`."""
     from pysim import cuda_comparison
     from pysim.comparison import compare
     from pysim.machine import Gpu
