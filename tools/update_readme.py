@@ -89,7 +89,7 @@ def convolution_table(*names: str) -> str:
     lines = conv_data.lines_of(DATA / name for name in names)
     rows = ["| layers | who | TFLOP/s, geometric mean | least | largest workspace, MiB | ran |", "| --- | --- | --: | --: | --: | --: |"]
     for dtype in conv_data.DTYPES:
-        for name in conv_data.SETS:
+        for name in (*conv_data.SETS, *conv_data.NETWORKS):
             mine = [line for line in lines if (line.set, line.dtype) == (name, dtype)]
             for one in conv_data.parties(mine):
                 if dtype == "f32" or one.name.endswith(" best"):

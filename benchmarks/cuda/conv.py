@@ -342,7 +342,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     def several(flag: str, target: str, known: tuple[str, ...], words: str, default: tuple[str, ...] = ()) -> None:
         parser.add_argument(flag, dest=target, type=lambda text: chosen_of(text, known), default=list(default or known), help=words)
 
-    several("--set", "sets", conv_data.SETS, "sets, by comma")
+    several("--set", "sets", (*conv_data.SETS, *conv_data.NETWORKS), "sets, by comma", conv_data.SETS)
     several("--dtype", "dtypes", conv_data.DTYPES, "types, by comma")
     several("--layouts", "layouts", cudnn.LAYOUTS, "layouts of the peers, by comma")
     several("--parties", "parties", (OURS, CUDNN, TORCH), "who takes part, by comma")

@@ -22,6 +22,7 @@ from pysim.errors import ProblemError, StoreError
 from pysim.workload import Conv, Layer, distinct, parse, resolve
 
 SETS = ("opencnn", "im2win", "resnet50")
+NETWORKS = ("squeezenet", "googlenet")  # others, batch 32, that no bar is about
 DTYPES = ("f32", "tf32", "f16", "bf16")
 USED = {"f32": "nchw", "tf32": "nchw", "f16": "nhwc", "bf16": "nhwc"}  # the layout that a type is used in, and pysim measured in
 OURS, CUDNN, TORCH = "pysim", "cudnn", "torch"
@@ -115,9 +116,9 @@ def problems(name: str) -> list[Layer]:
     """The distinct convolutions of a set, f32, at its batch sizes."""
     if name == "opencnn":
         return resolve(["opencnn"])
-    batch = {"im2win": ("mec", 128), "resnet50": ("resnet50", 32)}.get(name)
+    batch = ({"im2win": ("mec", 128), "resnet50": ("resnet50", 32)} | {other: (other, 32) for other in NETWORKS}).get(name)
     if batch is None:
-        raise ProblemError(f"there is no set {name!r}; there are: {', '.join(SETS)}")
+        raise ProblemError(f"there is no set {name!r}; there are: {', '.join((*SETS, *NETWORKS))}")
     source, size = batch
     return [layer._replace(workload=msgspec.structs.replace(layer.workload, batch=size)) for layer in distinct(resolve([source]))]
 
@@ -299,14 +300,21 @@ def figures(lines: Iterable[Line]) -> list[Figure]:
     found += _versus("ResNet-50, planned, against PyTorch, f32", ratios(resnet, planned, torch), 1.3, 0.95)
     fastest = [line.tflops(one) for line in mec if line.label == "cv4" and (one := line.best(OURS))]
     found.append(_at_least("cv4, TFLOP/s of the direct method", max(fastest, default=None), 35))
-    regret = regrets([*mec, *layers, *resnet])
-    worst = regret.labels[regret.values.index(max(regret.values))] if regret.values else ""
-    count = f"{len(regret.values)} layers"
-    found.append(_at_most("planner's regret, f32: geometric mean", regret.mean if regret.values else None, 1.05, count))
-    found.append(_at_most("planner's regret, f32: worst", max(regret.values, default=None), 1.25, worst))
+    found += _regrets("planner's regret, f32", regrets([*mec, *layers, *resnet]))
+    if others := [line for name in NETWORKS for line in some(name, "f32")]:
+        names = " and ".join(NETWORKS)
+        found += _versus(f"{names}, planned, against PyTorch, f32", ratios(others, planned, torch), 1.0)
+        found += _regrets(f"{names}, planner's regret, f32", regrets(others))
     for dtype in DTYPES[1:]:
         found += _versus(f"ResNet-50, planned, against PyTorch, {dtype}", ratios(some("resnet50", dtype), planned, torch), 0.7)
     return found
+
+
+def _regrets(what: str, regret: Ratios) -> list[Figure]:
+    """Their geometric mean and the worst, beside the planner's bars."""
+    worst = regret.labels[regret.values.index(max(regret.values))] if regret.values else ""
+    mean = _at_most(f"{what}: geometric mean", regret.mean if regret.values else None, 1.05, f"{len(regret.values)} layers")
+    return [mean, _at_most(f"{what}: worst", max(regret.values, default=None), 1.25, worst)]
 
 
 def _memory(mec: list[Line], cudnn: Side) -> list[Figure]:
@@ -349,7 +357,7 @@ def summary(paths: Iterable[Path]) -> str:
     for one in figures(lines):
         value = "no data" if one.value is None else f"{one.value:.2f}"
         out.append(f"{one.what:<82} {value:>7}  {one.bar:<14} {'' if one.met is None else 'met' if one.met else 'MISS':<4} {one.where}")
-    for name in SETS:
+    for name in (*SETS, *NETWORKS):
         for dtype in DTYPES:
             if mine := [line for line in lines if (line.set, line.dtype) == (name, dtype)]:
                 rates = "TFLOP/s of the direct method: geometric mean (least), and the largest workspace"

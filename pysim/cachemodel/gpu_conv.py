@@ -52,7 +52,8 @@ GATHER |= {"winograd": 5.0, "winograd_fused": 9.7, "winograd_single": 15.9}
 DIRECT_INSTRUCTIONS = 3.0  # a multiply-add of `direct`: two loads and the multiply, addresses in an unrolled loop's offsets; assumed
 DIRECT_UNROLL = 4  # multiply-adds of a thread whose loads are on their way together; assumed
 DEPTHWISE_INSTRUCTIONS = 5.0  # a load of `depthwise`: two compares, address, load, select; assumed
-STRIP = 4  # outputs of a thread of `depthwise` (native/cuda/conv_direct.cu)
+DEPTHWISE_PLACE = 100.0  # a thread's place, edges, weights and stores
+STRIP = 4  # rows of outputs of a thread of `depthwise` (native/cuda/conv_direct.cu)
 THREADS = 256  # of a block without tiles
 
 
@@ -386,23 +387,44 @@ def direct(w: Conv, nhwc: bool) -> Threads:
     return Threads(w.batch * w.filters * w.windows / WARP, k * DIRECT_INSTRUCTIONS, k * (1 + apart), k / DIRECT_UNROLL * L1_LATENCY, asked)
 
 
-def depthwise(w: Conv, nhwc: bool) -> Threads:
-    """A thread STRIP outputs below one another; rows that they share are read once where the kernel fits registers."""
-    taps = w.kernel_h * w.kernel_w
+def depthwise_columns(sms: float, w: Conv, nhwc: bool) -> tuple[int, int]:
+    """(columns of outputs of a thread of `depthwise`, of which so many are loaded and stored at once), as native/cuda/conv_direct.cu
+    chooses them for aligned operands; (0, 1): a kernel that keeps no rows."""
     square = w.kernel_h == w.kernel_w and w.stride_h == w.stride_w and w.dilation_h == w.dilation_w == 1
-    kept = square and w.kernel_h in (3, 5) and w.stride_h <= 2
-    loads = ((STRIP - 1) * w.stride_h + w.kernel_h) * w.kernel_w if kept else STRIP * taps
-    warps = w.batch * w.filters * -(-w.out_h // STRIP) * w.out_w / WARP
-    wavefronts = loads * (1 if nhwc else min(WARP, w.stride_w)) + taps * (taps * CONV_DTYPES[w.dtype] * WARP / LINE_BYTES if nhwc else 1)
+    if not (square and w.kernel_h in (3, 5) and w.stride_h <= 2):
+        return 0, 1
+
+    def fits(columns: int) -> bool:
+        return w.batch * w.filters * -(-w.out_h // STRIP) * -(-w.out_w // columns) // THREADS >= sms
+
+    if nhwc:
+        return (4, 1) if fits(4) else (1, 1)
+    return next((n, n) for n in (4, 2, 1) if n == 1 or (w.pad_left == w.kernel_w // 2 and w.width % n == w.out_w % n == 0 and fits(n)))
+
+
+def depthwise(sms: float, w: Conv, nhwc: bool) -> Threads:
+    """A thread STRIP rows of outputs; rows of the input that they share are read once where the kernel keeps them."""
+    taps, size = w.kernel_h * w.kernel_w, CONV_DTYPES[w.dtype]
+    columns, piece = depthwise_columns(sms, w, nhwc)
+    wide = max(1, columns)
+    line = (wide - 1) * w.stride_w + w.kernel_w
+    single = line - (line - w.kernel_w // 2) // piece * (piece - 1)  # loads of a row
+    loads = ((STRIP - 1) * w.stride_h + w.kernel_h) * single if columns else STRIP * taps
+    across = -(-w.out_w // wide)
+    warps = w.batch * w.filters * -(-w.out_h // STRIP) * across / WARP
+    # lanes of a warp lie in so many rows, each of which is so many bytes
+    rows, row = (1, WARP * size) if nhwc else (max(1.0, WARP / across), min(WARP, across) * wide * w.stride_w * size)
+    wavefronts = loads * min(WARP, rows * (row / LINE_BYTES + 1)) + taps * (taps * size * WARP / LINE_BYTES if nhwc else rows)
     halo = distinct(STRIP, w.kernel_h, w.stride_h, w.dilation_h) / (STRIP * min(w.stride_h, w.kernel_h))
     asked = Windows(w, nhwc).bytes * w.filters / w.channels * max(1.0, halo)
-    return Threads(warps, loads * DEPTHWISE_INSTRUCTIONS + (STRIP + 1) * taps, wavefronts, L1_LATENCY * (2 if kept else taps), asked)
+    instructions = DEPTHWISE_PLACE + loads * DEPTHWISE_INSTRUCTIONS + STRIP * wide * taps
+    return Threads(warps, instructions, wavefronts, L1_LATENCY * (2 if columns else taps), asked)
 
 
 def plain_cost(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, attributes: Attributes, hot: bool = True) -> Cost:
     """Cost of `direct` and `depthwise`."""
     size, frequency, windows = CONV_DTYPES[w.dtype], gpu.frequency_hz.value, Windows(w, nhwc)
-    of = depthwise(w, nhwc) if row.family == "depthwise" else direct(w, nhwc)
+    of = depthwise(gpu.sms.value, w, nhwc) if row.family == "depthwise" else direct(w, nhwc)
     family = gpu.model.families[family_name(gpu, row)]
     active = min(float(gpu.sms.value), math.ceil(of.warps * WARP / attributes.threads))
     here = of.warps / active  # warps of an SM
