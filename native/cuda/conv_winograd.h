@@ -44,7 +44,7 @@ template <int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES> st
 
 /* The rows of forms `fused` and `single` (winograd_fused4.cuh). */
 template <Form FORM> struct Fused4 {
-    enum { NEAR = FORM == single ? 8 : 0 }; /* blocks of the largest cluster that every GPU with clusters has */
+    enum { NEAR = FORM == single ? 2 : 0 }; /* two blocks lie on the multiprocessors of one TPC; clusters of three and more leave some idle */
     static const char *refuses(const Conv &c);
     static pysim_status own_bytes(const Conv &c, int64_t *bytes);
     static pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream);

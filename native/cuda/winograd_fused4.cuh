@@ -257,8 +257,8 @@ __device__ inline void transform_out(float *out, const float *from) {
 /* Which group, first tile and block of filters a block computes. */
 struct Block { int group, tile, filters; };
 
-/* `out`: of the thread's two filters and tiles. PLAIN: as they are. Else by way of shared memory, in place of sums that this thread has read, so that
- * the epilogue stands in a loop. */
+/* `out`: of the thread's two filters and tiles, by fours, or under NHWC, where lanes have neighbouring filters. PLAIN: as they are. Else by way of
+ * shared memory, in place of sums that this thread has read, so that the epilogue stands in a loop. */
 template <bool NHWC, bool PLAIN>
 __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilogue, const Block &block, const float (&out)[32], float *shared) {
     const unsigned thread = thread_again();
@@ -266,8 +266,8 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
 #pragma unroll
         for (int i = 0; i < 32; i++) shared[i % 16 * PLANE + swapped(thread % 32, thread / 32 + i / 16 * 16)] = out[i];
     float *const to = (float *)c.out;
-    const int all = c.groups * c.filters, column = NHWC ? all : 1, row = NHWC ? c.out_w * all : c.out_w;
-    const bool fours = !NHWC && c.out_w % 4 == 0 && (uintptr_t)to % 16 == 0, old = epilogue.beta != 0;
+    const int all = c.groups * c.filters, row = NHWC ? c.out_w * all : c.out_w;
+    const bool old = epilogue.beta != 0;
     enum { PAIRS = PLAIN ? 2 : 1, ROWS = PLAIN ? 4 : 1 }; /* how far loops are unrolled */
 #pragma unroll PAIRS
     for (int i = 0; i < 2; i++) {
@@ -284,48 +284,57 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
             if (r >= high) continue;
             float *const to_row = at + r * row;
             Pack<float, 4> v = {};
-            if (!PLAIN && old && fours) v = *(const Pack<float, 4> *)to_row;
+            if (!PLAIN && !NHWC && old) v = *(const Pack<float, 4> *)to_row;
 #pragma unroll
             for (int q = 0; q < 4; q++) {
                 if constexpr (PLAIN) v.value[q] = out[16 * i + 4 * r + q];
                 else {
-                    if (old && !fours && q < wide) v.value[q] = to_row[q * column];
+                    if (NHWC && old && q < wide) v.value[q] = to_row[q * all];
                     v.value[q] = epilogue.finish(from[(4 * r + q) * PLANE], v.value[q], f);
                 }
-                if (!fours && q < wide) to_row[q * column] = v.value[q];
+                if (NHWC && q < wide) to_row[q * all] = v.value[q];
             }
-            if (fours) *(Pack<float, 4> *)to_row = v;
+            if (!NHWC) *(Pack<float, 4> *)to_row = v;
         }
     }
 }
 
-/* `meet` of parts that the blocks of a cluster have, by way of the first one's shared memory, all of it, two at a time: true there. */
+/* The same under NCHW where rows are no vectors. All of the block have read their sums. */
+template <bool PLAIN>
+__device__ inline void store_words(const Conv &c, const Epilogue<float, float> &epilogue, const Block &block, const float (&out)[32], float *shared) {
+    const unsigned thread = thread_again();
+    const int number = block.tile + (int)(thread % 32), plane = c.out_h * c.out_w;
+    const Corner corner = corner_of(c, number);
+    const int high = number < c.windows ? c.out_h - corner.p : 0, wide = c.out_w - corner.q;
+    const int tile = corner.n * c.groups * c.filters * plane + corner.p * c.out_w + corner.q; /* of filter 0: tensors have up to 2^30 elements */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int filter = block.filters * SIDE + (int)(thread / 32) + 16 * i, f = block.group * c.filters + filter;
+        if (filter < c.filters) store_rows<PLAIN>(c, epilogue, out + 16 * i, {tile + f * plane, high, wide, f}, shared + thread / 32 * ROOM);
+    }
+}
+
+/* `meet` of two parts that the blocks of a cluster have, by way of the first one's shared memory: true there. */
 __device__ inline bool meet_near(const Tile &t, float (&out)[32], char *shared) {
 #ifndef PYSIM_COPIES_BY_THREADS
-    enum { ROOM = 2 };
-    const unsigned thread = thread_again();
-#pragma unroll 1
-    for (int first = 1; first < t.parts; first += ROOM) {
-        hopper::cluster_sync(); /* what lay there has been read */
-        const int place = t.part - first;
-        if (place >= 0 && place < ROOM) {
-            const uint32_t to = hopper::address_at(hopper::shared_address(shared) + (place * 8 * THREADS + thread) * 16, 0);
+    const unsigned at = thread_again() * 16;
+    hopper::cluster_sync(); /* the first one has read its sums */
+    if (t.part == 1) {
+        const uint32_t to = hopper::address_at(hopper::shared_address(shared) + at, 0);
 #pragma unroll
-            for (int i = 0; i < 8; i++) hopper::store_at(to + i * THREADS * 16, out + 4 * i);
-        }
-        hopper::cluster_sync();
-        if (t.part != 0) continue;
-#pragma unroll 1
-        for (int other = 0; other < min((int)ROOM, t.parts - first); other++)
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                float v[4];
-                read_16(v, shared + ((other * 8 + i) * THREADS + thread) * 16);
-#pragma unroll
-                for (int j = 0; j < 4; j++) out[4 * i + j] += v[j];
-            }
+        for (int i = 0; i < 8; i++) hopper::store_at(to + i * THREADS * 16, out + 4 * i);
     }
-    __syncthreads();
+    hopper::cluster_sync();
+    if (t.part == 0) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float v[4];
+            read_16(v, shared + i * THREADS * 16 + at);
+#pragma unroll
+            for (int j = 0; j < 4; j++) out[4 * i + j] += v[j];
+        }
+        __syncthreads();
+    }
 #else
     (void)out, (void)shared; /* one block has all parts */
 #endif
@@ -335,7 +344,7 @@ __device__ inline bool meet_near(const Tile &t, float (&out)[32], char *shared) 
 template <class Filters> constexpr int shared_bytes = 2 * (TILE_BYTES + (int)Filters::BYTES) + (int)Filters::SHARED_BYTES;
 
 template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel(const __grid_constant__ Conv c) {
-    static_assert(LARGE * PLANE * 4 <= shared_bytes<Filters> && 2 * 32 * THREADS * 4 <= shared_bytes<Filters>, "the way out uses the stages");
+    static_assert(LARGE * PLANE * 4 <= shared_bytes<Filters>, "the way out uses the stages");
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ struct { /* not in registers, which the loop needs */
         Tile tile;
@@ -384,8 +393,14 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
         const auto far = [&] { return meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); }); };
         if (near ? meet_near(t, out, shared) : far()) {
             const Epilogue<float, float> epilogue(p);
-            if (epilogue.plain) store<NHWC, true>(c, epilogue, block(), out, (float *)shared);
-            else store<NHWC, false>(c, epilogue, block(), out, (float *)shared);
+            if (NHWC || by_fours(c)) {
+                if (epilogue.plain) store<NHWC, true>(c, epilogue, block(), out, (float *)shared);
+                else store<NHWC, false>(c, epilogue, block(), out, (float *)shared);
+            } else {
+                __syncthreads();
+                if (epilogue.plain) store_words<true>(c, epilogue, block(), out, (float *)shared);
+                else store_words<false>(c, epilogue, block(), out, (float *)shared);
+            }
         }
         Stages::written();
         __syncthreads();

@@ -61,6 +61,38 @@ __device__ inline Corner corner_of(const Conv &c, int tile) {
     return at;
 }
 
+/* Whether a tile's rows of outputs are stored by 16 bytes under NCHW. */
+__device__ inline bool by_fours(const Conv &c) { return c.out_w % 4 == 0 && (uintptr_t)c.out % 16 == 0; }
+
+/* Where a tile's outputs lie: the first, how many rows and columns of them exist, and of which filter they are. */
+struct Outputs { int first, high, wide, filter; };
+enum { ROOM = 4 * 4 * 32 }; /* words in which the outputs of a warp's 32 tiles change lanes */
+
+/* Stores a warp's tiles under NCHW where rows are no vectors, out[4 r + column] of a lane's tile: by way of shared memory of the warp's own, so that lanes
+ * store neighbouring words of 8 tiles' rows. A lane that stored its own tile's words would be 16 bytes from the next one, and L2 would be asked for
+ * each sector four times. */
+template <bool PLAIN>
+__device__ inline void store_rows(const Conv &c, const Epilogue<float, float> &epilogue, const float *out, const Outputs &of, float *room) {
+    const int lane = (int)(threadIdx.x % 32);
+    const auto of_lane = [](int x, int from) { return __shfl_sync(0xffffffffu, x, from); };
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < 4; r++) *(float4 *)(room + (32 * r + lane) * 4) = make_float4(out[4 * r], out[4 * r + 1], out[4 * r + 2], out[4 * r + 3]);
+    __syncwarp();
+#pragma unroll 1
+    for (int eight = 0; eight < 4; eight++) {
+        const int from = 8 * eight + lane / 4, high = of_lane(of.high, from), wide = of_lane(of.wide, from), filter = of_lane(of.filter, from);
+        float *const at = (float *)c.out + of_lane(of.first, from) + lane % 4;
+        enum { ROWS = PLAIN ? 4 : 1 }; /* how far the loop is unrolled */
+#pragma unroll ROWS
+        for (int r = 0; r < 4; r++)
+            if (r < high && lane % 4 < wide) {
+                const float x = room[128 * r + 32 * eight + lane];
+                at[r * c.out_w] = PLAIN ? x : epilogue.finish(x, epilogue.beta != 0 ? at[r * c.out_w] : 0.f, filter);
+            }
+    }
+}
+
 /* Thread `index` has a (tile, line) whose line is a channel or filter of `lines`; neighbours are tiles (NCHW), or lines (NHWC). */
 template <bool NHWC> __device__ inline bool part_of(int64_t index, int tiles, int lines, int &tile, int &line) {
     if (index >= (int64_t)tiles * lines) return false;
@@ -114,14 +146,17 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_input(cons
 }
 
 template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_output(const __grid_constant__ Conv c, const __grid_constant__ Chunk s) {
+    __shared__ float rooms[NHWC ? 1 : THREADS / 32 * ROOM];
     const int all = c.groups * c.filters;
-    int tile, filter;
-    if (!part_of<NHWC>(blockIdx.x * (int64_t)THREADS + threadIdx.x, s.tiles, all, tile, filter)) return;
+    const bool words = !NHWC && !by_fours(c); /* then lanes store for each other, also one without a tile */
+    int tile = 0, filter = 0;
+    const bool exists = part_of<NHWC>(blockIdx.x * (int64_t)THREADS + threadIdx.x, s.tiles, all, tile, filter);
+    if (!exists && !words) return;
     const int64_t plane = (int64_t)all * s.pitch;
     const float *from = s.m + (NHWC ? (int64_t)tile * all + filter : (int64_t)filter * s.pitch + tile);
-    float m[LARGE], half[4][6];
+    float m[LARGE], half[4][6], out[16];
 #pragma unroll
-    for (int i = 0; i < LARGE; i++) m[i] = from[i * plane];
+    for (int i = 0; i < LARGE; i++) m[i] = exists ? from[i * plane] : 0.f;
 #pragma unroll
     for (int i = 0; i < 6; i++) {
         float line[4];
@@ -129,27 +164,39 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_output(con
 #pragma unroll
         for (int r = 0; r < 4; r++) half[r][i] = line[r];
     }
-    const Epilogue<float, float> epilogue(c.product);
-    const Corner at = corner_of(c, s.first + tile);
-    const int column = NHWC ? all : 1, row = c.out_w * column;
-    float *const to = (float *)c.out + (NHWC ? (int64_t)at.n * c.out_h * row + filter : ((int64_t)at.n * all + filter) * c.out_h * row) + (int64_t)at.p * row + (int64_t)at.q * column;
-    const bool whole = !NHWC && c.out_w % 4 == 0 && (uintptr_t)c.out % 16 == 0, old = epilogue.beta != 0;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        if (at.p + r >= c.out_h) break;
-        float *const line = to + r * row;
-        float sums[4];
-        output_line_4<1>(sums, half[r]);
-        Pack<float, 4> v = {};
-        if (old && whole) v = *(const Pack<float, 4> *)line;
+        float line[4];
+        output_line_4<1>(line, half[r]);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const bool exists = at.q + i < c.out_w;
-            if (old && !whole && exists) v.value[i] = line[i * column];
-            v.value[i] = epilogue.finish(sums[i], v.value[i], filter);
-            if (!whole && exists) line[i * column] = v.value[i];
+        for (int q = 0; q < 4; q++) out[4 * r + q] = line[q];
+    }
+    const Epilogue<float, float> epilogue(c.product);
+    const Corner at = corner_of(c, s.first + tile);
+    const int high = exists ? c.out_h - at.p : 0, wide = c.out_w - at.q, column = NHWC ? all : 1, row = c.out_w * column;
+    const int first = (NHWC ? at.n * c.out_h * row + filter : (at.n * all + filter) * c.out_h * row) + at.p * row + at.q * column; /* up to 2^30 */
+    if (words) {
+        float *const room = rooms + (NHWC ? 0 : threadIdx.x / 32 * ROOM);
+        if (epilogue.plain) store_rows<true>(c, epilogue, out, {first, high, wide, filter}, room);
+        else store_rows<false>(c, epilogue, out, {first, high, wide, filter}, room);
+        return;
+    }
+    float *const to = (float *)c.out + first;
+    const bool old = epilogue.beta != 0;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        if (r >= high) break;
+        float *const line = to + r * row;
+        Pack<float, 4> v = {};
+        if (old && !NHWC) v = *(const Pack<float, 4> *)line;
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+            if (NHWC && q >= wide) continue;
+            if (old && NHWC) v.value[q] = line[q * column];
+            v.value[q] = epilogue.finish(out[4 * r + q], v.value[q], filter);
+            if (NHWC) line[q * column] = v.value[q];
         }
-        if (whole) *(Pack<float, 4> *)line = v;
+        if (!NHWC) *(Pack<float, 4> *)line = v;
     }
 }
 

@@ -17,7 +17,8 @@ Once a block: place      one thread finds the tile (`decomposition.cuh`) in 88 b
 
 Fused F(4x4) (`native/cuda/winograd_fused4.cuh`) has 32 filters, 32 tiles, 36 planes and 16 warps, and the same kinds of accesses but for
 its way out, which is one round. Plane p of channel c has tile x at word p 296 + c 36 + x of a stage and filter f at word
-10656 + (p 8 + c) 32 + f; shuffles between lanes are not counted. Its outputs pass but for a plain epilogue, which has them in registers.
+10656 + (p 8 + c) 32 + f; shuffles between lanes are not counted. Its outputs pass but for a plain epilogue, which has them in registers where
+rows of outputs are whole vectors or NHWC; else a warp's lanes change them for neighbouring words of rows, 16 bytes in and 4 out.
 Form single transforms its filters, too, which then lie at word 10656 + (p 8 + c) 36 + f: once a step weights are copied, 4 bytes a
 thread, to word 72 f + i of a room after both stages, and read and transformed by warps of 4 filters and 8 channels.
 
@@ -85,7 +86,7 @@ def launch(kernel: ConvKernel, w: Conv, nhwc: bool, memory: SharedMemory | None 
     passes = kernel.form not in LARGE  # the outputs, through shared memory
     out = (one for one in way_out(kernel, nhwc) if one.operand == "sums" or (one.store and passes))
     once = (*_place(kernel), *_first(kernel, nhwc), *out)
-    inside = (_inside(kernel, w, nhwc),) if passes else ()
+    inside = (_inside(kernel, w, nhwc),) if passes else () if nhwc or w.out_w % 4 == 0 else tuple(_words(kernel, w))
     return _sum(((step(kernel, nhwc), tiles * steps), (once, tiles), (inside, w.groups)), memory)
 
 
@@ -321,3 +322,20 @@ def _way_out_4() -> Iterator[Access]:
     for operand, store, words in (("sums", False, LARGE_PLANES), ("outputs", True, 16), ("outputs", False, 16)):
         of, second, warp = _loops(words, 2, LARGE_WARPS)
         yield _access(operand, store, 4, _word_4(of, _LANE + 0 * warp, warp + 16 * second + 0 * _LANE))
+
+
+def _words(kernel: ConvKernel, w: Conv) -> Iterator[Access]:
+    """The outputs of all tiles of one group under NCHW where rows are no vectors: a warp stores those of 32 tiles and one filter, and loads
+    what exists of them."""
+    high, wide, filters = -(-w.out_h // 4), -(-w.out_w // 4), w.filters // w.groups
+    blocks = -(-w.batch * high * wide // SIDE), -(-filters // SIDE)
+    of_tiles, of_filters, second, r, warp = _loops(*blocks, 2, 4, LARGE_WARPS)
+    exists = of_filters * SIDE + warp + 16 * second < filters
+    room = 512 * warp + 0 * (of_tiles + of_filters + second)
+    yield _access("outputs", True, 16, room + 128 * r + 4 * _LANE, exists & (_LANE >= 0))
+    of_tiles, of_filters, second, eight, r, warp = _loops(*blocks, 2, 4, 4, LARGE_WARPS)
+    number = of_tiles * SIDE + 8 * eight + _LANE // 4
+    down, across = number % (high * wide) // wide, number % wide
+    active = (number < w.batch * high * wide) & (of_filters * SIDE + warp + 16 * second < filters)
+    active = active & (4 * down + r < w.out_h) & (4 * across + _LANE % 4 < w.out_w)
+    yield _access("outputs", False, 4, 512 * warp + 128 * r + 32 * eight + _LANE + 0 * (of_tiles + of_filters + second), active)
