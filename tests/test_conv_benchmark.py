@@ -446,7 +446,7 @@ def test_bad_arguments_are_refused_before_anything_runs(arguments, capsys):
     assert stopped.value.code == 2 and len(capsys.readouterr().err.splitlines()[-1]) > 30
 
 
-MEASURED = [ROOT / "benchmarks" / "data" / f"conv-h200-{name}.jsonl" for name in ("f32", "f16", "tf32")]
+MEASURED = [ROOT / "benchmarks" / "data" / f"conv-h200-{name}.jsonl" for name in ("f32", "networks", "f16", "tf32")]
 
 
 def test_the_measured_data_are_whole_and_say_where_they_are_from():
@@ -454,7 +454,7 @@ def test_the_measured_data_are_whole_and_say_where_they_are_from():
         header = data.read(path)[0]
         assert isinstance(header, Header) and "H200" in header.device and "9.19" in header.versions["cudnn"]
     lines = data.lines_of(MEASURED)
-    wanted = {(name, "f32") for name in data.SETS} | {("resnet50", "f16"), ("resnet50", "tf32")}
+    wanted = {(name, "f32") for name in (*data.SETS, *data.NETWORKS)} | {("resnet50", "f16"), ("resnet50", "tf32")}
     assert {(one.set, one.dtype) for one in lines} == wanted
     for name, dtype in wanted:
         assert len([one for one in lines if (one.set, one.dtype) == (name, dtype)]) == len(data.problems(name))
@@ -477,7 +477,7 @@ def test_the_model_chooses_well_among_the_measured_launches(monkeypatch):
     from pysim.registry import gemm_attributes
 
     gpu = load_any("h200")
-    cases = fit_conv.read(gpu, MEASURED[:1])
+    cases = fit_conv.read(gpu, MEASURED[:2])
     found = fit_conv.report(cases, gpu, gemm_attributes(gpu.capability_number))
-    assert found["problems"] == 47 and found["launches"] > 1000
+    assert found["problems"] == 111 and found["launches"] > 2500
     assert found["regret_mean"] <= 1.05 and found["regret_worst"] <= 1.25 and found["tau"] >= 0.7 and found["median_error"] <= 0.12
