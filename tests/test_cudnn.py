@@ -90,7 +90,7 @@ def test_a_layout_changes_the_format_alone():
         (f"{WORKED}:f16", "tf32", "nchw", "tf32 of f32 problems alone"),
         (f"{WORKED}:s8", "", "nchw", "not asked for s8"),
         (WORKED, "f16", "nchw", "not asked for f16"),
-        (WORKED, "", "chwn", 'layout is \'chwn\'; did you mean "nchw"?'),
+        (WORKED, "", "chwn", "layout is 'chwn'; did you mean \"nchw\"?"),
         ("conv:ic3ih4000000000iw1oc4kh1", "", "nchw", "size of 4000000000"),
     ],
 )
@@ -210,7 +210,7 @@ def test_what_an_algorithm_refuses_is_said_in_cudnns_words_before_anything_runs(
         forward.workspace_bytes("FFT")
     with pytest.raises(MissingError, match="refuses FFT"):
         forward.call("FFT", (1, 2, 3))
-    with pytest.raises(MissingError, match='no algorithm \'GEM\'; did you mean "GEMM"'):
+    with pytest.raises(MissingError, match="no algorithm 'GEM'; did you mean \"GEMM\""):
         forward.workspace_bytes("GEM")
     assert stand_in.ran == []
 

@@ -17,8 +17,8 @@ Once a block: place      one thread finds the tile (`decomposition.cuh`) in 88 b
 
 Fused F(4x4) (`native/cuda/winograd_fused4.cuh`) has 32 filters, 32 tiles, 36 planes and 16 warps, and the same kinds of accesses but for
 its way out, which is one round. Plane p of channel c has tile x at word p 296 + c 36 + x of a stage and filter f at word
-10656 + (p 8 + c) 32 + f; shuffles between lanes are not counted. Its outputs pass but for a plain epilogue, which has them in registers where
-rows of outputs are whole vectors or NHWC; else a warp's lanes change them for neighbouring words of rows, 16 bytes in and 4 out.
+10656 + (p 8 + c) 32 + f; shuffles between lanes are not counted. Its outputs pass but for a plain epilogue: that has them in registers
+where rows of outputs are whole vectors, or NHWC; else a warp's lanes change them for neighbouring words of rows, 16 bytes in and 4 out.
 Form single transforms its filters, too, which then lie at word 10656 + (p 8 + c) 36 + f: once a step weights are copied, 4 bytes a
 thread, to word 72 f + i of a room after both stages, and read and transformed by warps of 4 filters and 8 channels.
 
