@@ -396,6 +396,12 @@ def test_parts_of_k_that_meet_in_a_cluster_need_no_workspace():
     assert plan.kernel.endswith("_single") and plan.schedule.decomposition == "split_k" and plan.workspace_bytes == 0
 
 
+def test_a_measured_row_leans_on_nothing_assumed_and_one_without_tiles_says_on_what():
+    assert planner.plan("conv:mb32ic512ih7oc512kh3ph1", H200).assumed == ()
+    lent = planner.plan("conv:g32mb32ic32ih112oc32kh3ph1", H200).assumed
+    assert lent == ("model.families.conv_depthwise: those of simt", "kernel_attributes.f32_depthwise")
+
+
 @pytest.mark.parametrize("layout", CONV_LAYOUTS)
 @pytest.mark.parametrize("row", [row for row in conv_kernels() if row.decomposes and row.family != "wgmma"], ids=lambda row: row.name)
 def test_the_workspace_of_a_convolution_is_the_librarys(row, layout):

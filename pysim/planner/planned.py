@@ -84,7 +84,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def assumed(self) -> tuple[str, ...]:
         if isinstance(self.schedule, GpuConvSchedule) and isinstance(self.on, Gpu):
             product = self.schedule.gemm or gpu_conv.twin(self.kernel)
-            return (*_assumed_of_gpu(self.on, product), *gpu_conv.assumed(self.on, self.kernel))
+            lent = f"kernel_attributes.{product}" if not self.schedule.gemm else ""  # a row has its own
+            of_product = (path for path in _assumed_of_gpu(self.on, product) if path != lent)
+            return (*of_product, *gpu_conv.assumed(self.on, self.kernel))
         if isinstance(self.on, Gpu):
             return _assumed_of_gpu(self.on, self.kernel)
         return _assumed(self.on, self.model, self.kernel.rpartition("__")[2])
