@@ -233,27 +233,6 @@ __device__ inline void put(float *to, const float (&sum)[8][8], const float (&re
         *(float4 *)(to + quarter.plane * PLANE + word_of(quarter.slot, quarter.line + n)) = make_float4(rest[1][n], rest[0][n], rest[3][n], rest[2][n]);
 }
 
-/* out[4 r + s] of all planes of one filter and tile. */
-__device__ inline void transform_out(float *out, const float *from) {
-    float half[4][6];
-#pragma unroll
-    for (int s = 0; s < 6; s++) {
-        float m[6], line[4];
-#pragma unroll
-        for (int r = 0; r < 6; r++) m[r] = from[(6 * r + s) * PLANE];
-        output_line_4<1>(line, m);
-#pragma unroll
-        for (int r = 0; r < 4; r++) half[r][s] = line[r];
-    }
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        float line[4];
-        output_line_4<1>(line, half[r]);
-#pragma unroll
-        for (int s = 0; s < 4; s++) out[4 * r + s] = line[s];
-    }
-}
-
 /* Which group, first tile and block of filters a block computes. */
 struct Block { int group, tile, filters; };
 
@@ -389,7 +368,10 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
         __syncthreads();
         float out[32];
 #pragma unroll
-        for (int i = 0; i < 2; i++) transform_out(out + 16 * i, (const float *)shared + swapped(thread % 32, thread / 32 + 16 * i));
+        for (int i = 0; i < 2; i++) {
+            const float *const from = (const float *)shared + swapped(thread % 32, thread / 32 + 16 * i);
+            transform_out(out + 16 * i, [&](int p) { return from[p * PLANE]; });
+        }
         const auto far = [&] { return meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); }); };
         if (near ? meet_near(t, out, shared) : far()) {
             const Epilogue<float, float> epilogue(p);

@@ -46,10 +46,31 @@ template <int STRIDE> __device__ inline void input_line_4(float *d) {
     d[0] = 4 * d0 + (d4 - 5 * d2), d[STRIDE] = near + cross, d[2 * STRIDE] = near - cross;
     d[3 * STRIDE] = plain + twice, d[4 * STRIDE] = plain - twice, d[5 * STRIDE] = 4 * d1 + (d5 - 5 * d3);
 }
-template <int STRIDE> __device__ inline void output_line_4(float (&to)[4], const float *m) {
-    const float sum1 = m[STRIDE] + m[2 * STRIDE], less1 = m[STRIDE] - m[2 * STRIDE], sum2 = m[3 * STRIDE] + m[4 * STRIDE], less2 = m[3 * STRIDE] - m[4 * STRIDE];
+__device__ inline void output_line_4(float (&to)[4], const float (&m)[6]) {
+    const float sum1 = m[1] + m[2], less1 = m[1] - m[2], sum2 = m[3] + m[4], less2 = m[3] - m[4];
     to[0] = 0.25f * m[0] + (1.f / 24 * sum2 - 1.f / 6 * sum1), to[1] = 1.f / 12 * less2 - 1.f / 6 * less1;
-    to[2] = 1.f / 6 * sum2 - 1.f / 6 * sum1, to[3] = 1.f / 3 * less2 + (m[5 * STRIDE] - 1.f / 6 * less1);
+    to[2] = 1.f / 6 * sum2 - 1.f / 6 * sum1, to[3] = 1.f / 3 * less2 + (m[5] - 1.f / 6 * less1);
+}
+
+/* out[4 r + s] of a tile and filter, whose sum in plane p is of(p). */
+template <class Of> __device__ inline void transform_out(float *out, Of of) {
+    float half[4][6];
+#pragma unroll
+    for (int s = 0; s < 6; s++) {
+        float m[6], line[4];
+#pragma unroll
+        for (int r = 0; r < 6; r++) m[r] = of(6 * r + s);
+        output_line_4(line, m);
+#pragma unroll
+        for (int r = 0; r < 4; r++) half[r][s] = line[r];
+    }
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        float line[4];
+        output_line_4(line, half[r]);
+#pragma unroll
+        for (int s = 0; s < 4; s++) out[4 * r + s] = line[s];
+    }
 }
 
 /* Where a tile's patch and outputs begin. */
@@ -154,23 +175,10 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_output(con
     if (!exists && !words) return;
     const int64_t plane = (int64_t)all * s.pitch;
     const float *from = s.m + (NHWC ? (int64_t)tile * all + filter : (int64_t)filter * s.pitch + tile);
-    float m[LARGE], half[4][6], out[16];
+    float m[LARGE], out[16];
 #pragma unroll
     for (int i = 0; i < LARGE; i++) m[i] = exists ? from[i * plane] : 0.f;
-#pragma unroll
-    for (int i = 0; i < 6; i++) {
-        float line[4];
-        output_line_4<6>(line, m + i);
-#pragma unroll
-        for (int r = 0; r < 4; r++) half[r][i] = line[r];
-    }
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        float line[4];
-        output_line_4<1>(line, half[r]);
-#pragma unroll
-        for (int q = 0; q < 4; q++) out[4 * r + q] = line[q];
-    }
+    transform_out(out, [&](int p) { return m[p]; });
     const Epilogue<float, float> epilogue(c.product);
     const Corner at = corner_of(c, s.first + tile);
     const int high = exists ? c.out_h - at.p : 0, wide = c.out_w - at.q, column = NHWC ? all : 1, row = c.out_w * column;
