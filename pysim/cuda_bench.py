@@ -10,6 +10,7 @@ have no such bound, so to TRANSFORMED of the results' root mean square.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -30,7 +31,7 @@ TRANSFORMED = {"f32": 1e-3, "tf32": 0.1, "f16": 0.1, "bf16": 0.5}
 _IN_MEMORY = {"f8": "u8", "tf32": "f32"}  # how elements lie where they are not of the type by which they are multiplied
 
 
-class Bench:
+class Bench(ABC):
     """The operands of one problem on the device, twice, and what the check needs; schedules are checked and timed on it.
 
     `lead`: whether the device is to be kept busy before a timed call, as it was when the constants of such predictions were fitted.
@@ -49,21 +50,21 @@ class Bench:
         self.out = cuda.DeviceArray(lies, self.result)
         self._wanted: Array | None = None
 
+    @abstractmethod
     def launch(self, schedule: Any, exact: bool = False) -> Any:
         """A launch on the random operands, or on the exact ones."""
-        raise NotImplementedError
 
+    @abstractmethod
     def any_schedule(self) -> Any:
         """A launch is made of one, also where the reference runs instead."""
-        raise NotImplementedError
 
+    @abstractmethod
     def at_picked(self, found: Array) -> Array:
         """The picked elements of a result."""
-        raise NotImplementedError
 
+    @abstractmethod
     def in_float64(self, fills: list[Fill]) -> tuple[Array, Array]:
         """(A B, |A||B|) at the picked elements."""
-        raise NotImplementedError
 
     def _sent(self, fill: Fill) -> cuda.DeviceArray:
         return cuda.DeviceArray(fill.stored.shape, _IN_MEMORY.get(self.dtype, self.dtype)).fill(fill.stored)

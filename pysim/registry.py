@@ -167,6 +167,11 @@ class ConvKernel(msgspec.Struct, frozen=True):
         return (int(found.group(1)), int(found.group(2))) if found else (1, 1)
 
     @property
+    def near(self) -> int:
+        """Parts of split-K that meet in a cluster and so need no workspace (native/cuda/conv.h)."""
+        return 2 if self.form == "single" else 0
+
+    @property
     def layouts(self) -> tuple[str, ...]:
         """Layouts of input and output that the family takes, as CONV_LAYOUTS names them."""
         return CONV_LAYOUTS

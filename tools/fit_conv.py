@@ -11,7 +11,6 @@ have nothing to fit. Reported for both halves as fit_gpu.py does: error, Kendall
 machine's file and the efficiencies beside the registry.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from fit_gpu import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR, merged, named, rounded
+from fit_gpu import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR, merged, named, parser_of, rounded
 from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
@@ -227,13 +226,7 @@ def write(gpu: Gpu, known: dict[str, Attributes], rows: list[ConvKernel], paths:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("-m", "--machine", default="h200")
-    parser.add_argument("-o", "--out", type=Path)
-    parser.add_argument("--no-fit", action="store_true", help="report on the constants as they are")
-    parser.add_argument("--write", action="store_true", help="into the machine's file and the attributes' file")
-    options = parser.parse_args()
+    options = parser_of(__doc__).parse_args()
     gpu = load_any(options.machine)
     assert isinstance(gpu, Gpu)
     cases, known = read(gpu, options.files), gemm_attributes(gpu.capability_number)

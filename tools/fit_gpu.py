@@ -334,14 +334,20 @@ def rounded(one: Attributes) -> Attributes:
     return msgspec.structs.replace(one, efficiency=round(one.efficiency or 0.0, 4) or None)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parser_of(doc: str) -> argparse.ArgumentParser:
+    """The options of a fit."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("-m", "--machine", default="h200")
     parser.add_argument("-o", "--out", type=Path)
     parser.add_argument("--no-fit", action="store_true", help="report on the constants as they are")
-    parser.add_argument("--other-half", action="store_true", help="fit on the half of the problems that is else reported on")
     parser.add_argument("--write", action="store_true", help="into the machine's file and the attributes' file")
+    return parser
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--other-half", action="store_true", help="fit on the half of the problems that is else reported on")
     options = parser.parse_args()
     gpu, (cases, attributes) = load_any(options.machine), read(options.files)
     assert isinstance(gpu, Gpu)

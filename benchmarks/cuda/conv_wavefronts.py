@@ -11,13 +11,11 @@ difference is compared. Counters, files and the table are those of wavefronts.py
 their places in the table; exits with 1 where one fails or differs. Needs ncu, a GPU and the CUDA library ($PYSIM_CUDA_LIBRARY).
 """
 
-import argparse
 import re
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from wavefronts import KINDS, Counts, counted, print_table, write
+from wavefronts import KINDS, Counts, counted, parsed, print_table, write
 
 from pysim import cuda
 from pysim.cachemodel import winograd_shared
@@ -114,11 +112,7 @@ def compared(runs: list[Run], seen: dict[int, Counts]) -> tuple[list[dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--only", default="", help="rows whose name this regular expression matches")
-    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parsed(__doc__)
     rows = [row for row in conv_kernels() if row.family == "winograd" and row.form != "staged" and re.search(options.only, row.name)]
     runs = [r for row in rows for r in runs_of(row)]
     if options.launch:

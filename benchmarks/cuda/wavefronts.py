@@ -152,12 +152,17 @@ def print_table(entries: list[dict[str, Any]]) -> None:
     print(f"{sum(entry['equal'] for entry in entries)} of {len(entries)} equal")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parsed(doc: str) -> argparse.Namespace:
+    """The command line; `launch`: this process is the one that ncu watches."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--only", default="", help="rows whose name this regular expression matches")
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parsed(__doc__)
     runs = [r for kernel in gemm_kernels() if re.search(options.only, kernel.name) for r in runs_of(kernel)]
     if options.launch:
         return launch(runs)

@@ -24,7 +24,6 @@ SPARE_WINDOWS = 1024  # of a group, for its last tile
 LARGEST_INT = (1 << 31) - 1
 LISTED_TAPS, LISTED_IMAGE = 31, 1 << 29  # of `offsets` (native/cuda/conv_gather.cuh)
 TABLE_TAPS = 240  # of im2win's tensor (native/cuda/conv_gather.cuh)
-NEAR = 2  # parts of k of form single that meet in a cluster (native/cuda/winograd_fused4.cuh)
 LARGEST_STRIDE, LARGEST_SPAN, CORNERS = 8, 255, (-128, 127)  # of the copy engine's im2col mode (native/cuda/conv_wgmma.cu)
 COPIED = 0.25  # instructions of conv_channels_last.cu's elements over those of a pass's: 16 bytes share their place; assumed
 PATCH_ELEMENTS = 8  # instructions of a 6x6 transform over those of a pass's element: 36 loads or stores, 144 to 200 adds; assumed
@@ -194,7 +193,7 @@ def conv_workspace_bytes(row: ConvKernel, w: Conv, nhwc: bool, schedule: GpuConv
     if row.decomposes:
         tiles = tiles_of(row, w, nhwc)
         slots = {"data_parallel": 0, "split_k": tiles * schedule.splits, "stream_k": 2 * schedule.splits}[schedule.decomposition]
-        if slots and not (row.form == "single" and schedule.decomposition == "split_k" and schedule.splits <= NEAR):
+        if slots and not (schedule.decomposition == "split_k" and schedule.splits <= row.near):
             clusters = row.cluster[0] * row.cluster[1]
             total += round_up(tiles * clusters * 4, ALIGN)
             total += slots * clusters * row.block_filters * row.block_windows * row.outputs**2 * model.SUM_BYTES.get(w.dtype, 4)
