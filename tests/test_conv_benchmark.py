@@ -5,6 +5,7 @@
 """
 
 import ctypes
+import json
 import math
 import sys
 from pathlib import Path
@@ -480,4 +481,8 @@ def test_the_model_chooses_well_among_the_measured_launches(monkeypatch):
     cases = fit_conv.read(gpu, MEASURED[:2])
     found = fit_conv.report(cases, gpu, gemm_attributes(gpu.capability_number))
     assert found["problems"] == 111 and found["launches"] > 2500
+    kept = json.loads((ROOT / "benchmarks" / "data" / "conv-fit-h200.json").read_text())
+    for family, constants in kept["constants"].items():
+        now = {name: getattr(gpu.model.families[family], name).value for name in constants}
+        assert now == pytest.approx(constants, rel=1e-3), "the report is of other constants"
     assert found["regret_mean"] <= 1.05 and found["regret_worst"] <= 1.25 and found["tau"] >= 0.7 and found["median_error"] <= 0.12

@@ -32,6 +32,7 @@ from pysim.machine import (
 )
 from pysim.registry import kernels
 
+ROOT = Path(__file__).parent.parent
 CPUS = ("power10-e1050", "sapphire-rapids", "xeon-4208", "zen4")
 GPUS = ("h200", "rtx-2080ti", "rtx-3090", "v100")
 VALID = (SHIPPED / "zen4.toml").read_text()
@@ -81,6 +82,14 @@ def test_an_assumed_number_says_why(name: str) -> None:
         source = machine.sources[fact.source]
         assert fact.kind != "assumed" or source.note, path
         assert fact.kind != "measured" or source.command or source.file or source.url, path
+
+
+@pytest.mark.parametrize("name", CPUS + GPUS)
+def test_files_that_constants_were_fitted_to_are_in_the_repository(name: str) -> None:
+    machine = load_any(name)
+    fitted = {fact.source for _, fact in facts(machine) if fact.kind == "fitted"}
+    files = [file for source in fitted for file in (machine.sources[source].file or "missing").split(", ")]
+    assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
 @pytest.mark.parametrize("name", CPUS)

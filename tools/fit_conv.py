@@ -235,20 +235,20 @@ def main() -> None:
     if not options.no_fit:
         gpu, known = parameters.machine(fit(halves["fitted on"], parameters))
     found = {name: report(some, gpu, known) for name, some in halves.items()}
-    for name, one in found.items():
-        numbers = "  ".join(f"{key} {value:.3f}" for key, value in one.items() if isinstance(value, float))
-        print(f"{name:<14} {one['problems']:>3} layers {one['launches']:>4} launches  {numbers}")
-    worst = sorted((each for one in found.values() for each in one["each"]), key=lambda each: -each["regret"])[:12]
-    for each in worst:
-        print(f"  regret {each['regret']:.3f}  {each['problem']}: {each['chosen']}, best {each['best']}")
     efficiencies = {row.name: known[row.name].efficiency for row in parameters.rows if row.name in known}
-    print("  ".join(f"{name} {value:.3f}" for name, value in efficiencies.items() if value))
     if options.out:
         constants = {f: {n: getattr(v, n).value for n in MOVED} for f, v in gpu.model.families.items() if f.startswith("conv_")}
         document = {"schema": 1, "constants": constants, "efficiencies": efficiencies, "sets": found}
         options.out.write_text(json.dumps(document, indent=1) + "\n")
     if options.write:
         write(gpu, known, parameters.rows, options.files)
+    for name, one in found.items():
+        numbers = "  ".join(f"{key} {value:.3f}" for key, value in one.items() if isinstance(value, float))
+        print(f"{name:<14} {one['problems']:>3} layers {one['launches']:>4} launches  {numbers}")
+    worst = sorted((each for one in found.values() for each in one["each"]), key=lambda each: -each["regret"])[:12]
+    for each in worst:
+        print(f"  regret {each['regret']:.3f}  {each['problem']}: {each['chosen']}, best {each['best']}")
+    print("  ".join(f"{name} {value:.3f}" for name, value in efficiencies.items() if value))
 
 
 if __name__ == "__main__":
