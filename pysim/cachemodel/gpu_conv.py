@@ -51,7 +51,7 @@ GATHER = {"implicit": 40.0, "implicit_offsets": 8.0, "im2win": 4.0, "im2win_fuse
 GATHER |= {"winograd": 5.0, "winograd_fused": 9.7, "winograd_single": 15.9}
 DIRECT_INSTRUCTIONS = 3.0  # a multiply-add of `direct`: two loads and the multiply, addresses in an unrolled loop's offsets; assumed
 DIRECT_UNROLL = 4  # multiply-adds of a thread whose loads are on their way together; assumed
-# A load of `depthwise` and its address and edge; a thread's place, weights and stores: what Nsight Compute counts beside multiply-adds
+# A load of `depthwise` and its address and edge; a thread's place, weights and stores: what Nsight Compute counted beside multiply-adds
 DEPTHWISE_INSTRUCTIONS, DEPTHWISE_PLACE = 11.5, 134.0
 STRIP = 4  # rows of outputs of a thread of `depthwise` (native/cuda/conv_direct.cu)
 THREADS = 256  # of a block without tiles
