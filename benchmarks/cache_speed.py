@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from pysim.cachemodel.hierarchy import Hierarchy, Result
+from pysim.cachemodel.simulator.hierarchy import Hierarchy, Result
 
 WINDOWS, FILTERS, VECTOR, ELEMENT = 32, 14, 64, 4
 STEPS, FILTER_TILES, INPUT_TILES, CHANNEL_SETS = 16 * 3 * 3, 5, 98, 2  # 3x3; 70 filters; 56 x 56 windows; 2 x 16 channels

@@ -5,17 +5,22 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, cast
 
-from pysim import arrays, comparison, cuda, cuda_comparison, cuda_conv, host, planner, runtime
+from pysim import planner
+from pysim.calibration import host
+from pysim.comparison import cpu as comparison
+from pysim.comparison import cuda as cuda_comparison
 from pysim.errors import OperandError, PlanError
 from pysim.frontends import onnx
-from pysim.machine import Gpu, Machine
-from pysim.peers import DEFAULT, PEERS
+from pysim.machine.load import Gpu, Machine
+from pysim.peers.cpu import DEFAULT, PEERS
 from pysim.planner import Plan
 from pysim.planner.plan import on_cpu
 from pysim.planner.planned import Layout
-from pysim.record import Comparison
-from pysim.schedule import GpuConvSchedule, GpuSchedule
-from pysim.workload import Conv, Gemm, Layer, Workload, distinct, parse, resolve
+from pysim.problem.text import Conv, Gemm, Layer, Workload, distinct, parse, resolve
+from pysim.record.cost import Comparison
+from pysim.record.schedule import GpuConvSchedule, GpuSchedule
+from pysim.runtime import arrays, cuda, cuda_conv
+from pysim.runtime import cpu as runtime
 
 Pair = int | Sequence[int]
 
@@ -48,13 +53,13 @@ def compare(
 ) -> list[Comparison]:
     """Predicted beside measured, after the result was checked; one Comparison per distinct problem.
 
-    `problem` is a problem text, the name of a set, @file, model.onnx or a list of them. im2col + OpenBLAS is timed in the same run
-    where it is installed, with `peers` every library that is. On a GPU a product is timed beside cuBLAS, and with `peers` stands beside
-    what nvidia-matmul-heuristics expects; a convolution that lies in `layout`, planned within `memory_limit` bytes of workspace, is timed
+    `problem` is a problem text, the name of a set, @file, model.onnx or a list of them. im2col + OpenBLAS is timed in the same run where
+    it is installed, with `peers` every library that is. On a GPU a product is timed beside cuBLAS, and with `peers` stands beside what
+    nvidia-matmul-heuristics expects; a convolution that lies in `layout`, planned within `memory_limit` bytes of workspace, is timed
     beside all of cuDNN's forward algorithms, of which the fastest right one is "cudnn" in `peers` and `algorithms` names it, and with
     `peers` beside PyTorch; `workspaces` has each one's bytes, `missing` why a peer did not run. Other options as in
-    `pysim.comparison.compare` (state, threads, store) and `pysim.cuda_comparison.compare`. On a machine that is emulated here nothing is
-    timed: its comparisons say whether the result is right.
+    `pysim.comparison.cpu.compare` (state, threads, store) and `pysim.comparison.cuda.compare`. On a machine that is emulated here nothing
+    is timed: its comparisons say whether the result is right.
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]

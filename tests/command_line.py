@@ -9,9 +9,9 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from pysim import runtime
 from pysim.cli import main
 from pysim.errors import MissingError
+from pysim.runtime import cpu as runtime
 
 PROBLEM = "conv:mb1ic64ih56oc64kh3ph1"
 SMALL = "conv:mb1ic8ih10oc8kh3ph1"

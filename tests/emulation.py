@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import pysim
-from pysim.emulated import POWER10, Emulated
 from pysim.errors import MissingError
+from pysim.runtime.emulated import POWER10, Emulated
 
 NAME = "power10-e1050"
 RANDOM = np.random.default_rng(11)
@@ -27,7 +27,7 @@ emulation = pytest.mark.skipif(bool(_emulation_is_missing()), reason=_emulation_
 def started():
     """An executor whose worker has started, for as long as a test wants it: the body of a fixture."""
     one = Emulated(POWER10)
-    assert one.call("pysim_kernel_count") == len(pysim.registry.kernels())
+    assert one.call("pysim_kernel_count") == len(pysim.registry.rows.kernels())
     yield one
     one.close()
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pysim import arrays, cuda
 from pysim.errors import NativeError
-from pysim.machine import load_any
-from pysim.registry import native_file
+from pysim.machine.load import load_any
+from pysim.registry.rows import native_file
+from pysim.runtime import arrays, cuda
 
 
 def ffi_of_header() -> Any:

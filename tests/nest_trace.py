@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain
 
-from pysim.cachemodel.nest import Nest, ceil_div
-from pysim.machine import Level
-from pysim.schedule import Schedule
+from pysim.cachemodel.cpu.nest import Nest, ceil_div
+from pysim.machine.load import Level
+from pysim.record.schedule import Schedule
 
 PAGE = 4096
 

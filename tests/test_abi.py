@@ -8,9 +8,10 @@ import subprocess
 
 import pytest
 
-from pysim import cuda, runtime
 from pysim.errors import MissingError
-from pysim.registry import kernels, native_file
+from pysim.registry.rows import kernels, native_file
+from pysim.runtime import cpu as runtime
+from pysim.runtime import cuda
 
 try:
     FFI, LIB = runtime.library()

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import pysim
-from pysim import api, runtime
+from pysim import api
 from pysim.errors import MissingError, NativeError, OperandError
-from pysim.workload import parse
+from pysim.problem.text import parse
+from pysim.runtime import cpu as runtime
 
 try:
     runtime.library()

@@ -12,11 +12,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pysim.cachemodel import SharedMemory, patterns
-from pysim.cachemodel.bankmap import picture, svg, text
-from pysim.cachemodel.banks import rules
-from pysim.cachemodel.layout import is_bijective
-from pysim.cachemodel.tile import addresses, tally
+from pysim.cachemodel import SharedMemory
+from pysim.cachemodel.shared_memory import patterns
+from pysim.cachemodel.shared_memory.bankmap import picture, svg, text
+from pysim.cachemodel.shared_memory.banks import rules
+from pysim.cachemodel.shared_memory.layout import is_bijective
+from pysim.cachemodel.shared_memory.tile import addresses, tally
 from pysim.cli import main
 from pysim.errors import MachineError, OperandError, ProblemError
 

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 from command_line import SMALL, cache, document, invoke, native, ok, own_files, refused  # noqa: F401
 
-from pysim import machine, planner
-from pysim.cachemodel import trace
-from pysim.cachemodel.hierarchy import Hierarchy
-from pysim.cachemodel.nest import nest_of
-from pysim.cachemodel.reuse import doubts
+from pysim import planner
+from pysim.cachemodel.cpu.nest import nest_of
+from pysim.cachemodel.cpu.reuse import doubts
+from pysim.cachemodel.simulator import trace
+from pysim.cachemodel.simulator.hierarchy import Hierarchy
+from pysim.machine import load as machine
 from pysim.planner.plan import tile_of
-from pysim.workload import parse
+from pysim.problem.text import parse
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]
 

@@ -14,7 +14,7 @@ from oracles.lru import Lru
 from oracles.rules import Rules
 from oracles.traces import geometry, trace
 
-from pysim.cachemodel.hierarchy import Cache, Hierarchy
+from pysim.cachemodel.simulator.hierarchy import Cache, Hierarchy
 
 FROZEN = json.loads((Path(__file__).parent / "oracles" / "pycachesim_frozen.json").read_text())
 SLOW = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])

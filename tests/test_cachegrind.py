@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pysim.cachemodel.hierarchy import Cache, Chunk, Hierarchy, tag
+from pysim.cachemodel.simulator.hierarchy import Cache, Chunk, Hierarchy, tag
 
 NATIVE = Path(__file__).parent.parent / "native"
 LINE = 64

@@ -13,10 +13,14 @@ from command_line import PLAN_KEYS, PROBLEM, SMALL, cache, document, invoke, nat
 from onnx import TensorProto, helper
 
 import pysim
-from pysim import emulated, machine, peers, runtime, workload
 from pysim.cli import COMMANDS, main
 from pysim.commands import common, doctor, machines
-from pysim.registry import kernels
+from pysim.machine import load as machine
+from pysim.peers import cpu as peers
+from pysim.problem import text as workload
+from pysim.registry.rows import kernels
+from pysim.runtime import cpu as runtime
+from pysim.runtime import emulated
 
 pytestmark = pytest.mark.usefixtures("own_files")
 

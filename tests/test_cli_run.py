@@ -12,11 +12,13 @@ import sys
 import pytest
 from command_line import PLAN_KEYS, PROBLEM, SMALL, cache, child, document, invoke, native, ok, own_files, refused  # noqa: F401
 
-from pysim import comparison, peers, runtime
 from pysim.cli import BROKEN_PIPE, INTERRUPTED
+from pysim.comparison import cpu as comparison
 from pysim.errors import OperandError
-from pysim.record import Comparison
-from pysim.store import Store
+from pysim.measure.store import Store
+from pysim.peers import cpu as peers
+from pysim.record.cost import Comparison
+from pysim.runtime import cpu as runtime
 
 pytestmark = pytest.mark.usefixtures("own_files")
 QUICK = ("--seconds", "0.001")

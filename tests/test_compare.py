@@ -11,19 +11,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from pysim import comparison as comparing
-from pysim import runtime
-from pysim.cachemodel.simulated import simulated_cost
-from pysim.comparison import OURS, measure_plan, summarise
+from pysim.cachemodel.simulator.simulated import simulated_cost
+from pysim.check.reference import reference
+from pysim.comparison import cpu as comparing
+from pysim.comparison.cpu import OURS, measure_plan, summarise
 from pysim.errors import MissingError, NativeError, PlanError
-from pysim.machine import load
-from pysim.measure import Array
-from pysim.peers import DEFAULT, Missing, Peer
-from pysim.record import Comparison, Cost
-from pysim.schedule import Schedule
-from pysim.store import Store
-from pysim.verify import reference
-from pysim.workload import Conv, Gemm, Layer, Workload, parse
+from pysim.machine.load import load
+from pysim.measure.clock import Array
+from pysim.measure.store import Store
+from pysim.peers.cpu import DEFAULT, Missing, Peer
+from pysim.problem.text import Conv, Gemm, Layer, Workload, parse
+from pysim.record.cost import Comparison, Cost
+from pysim.record.schedule import Schedule
+from pysim.runtime import cpu as runtime
 
 CONV = "conv:mb1ic16ih14oc12kh3ph1"
 MACHINE: Any = SimpleNamespace(name="here", levels=(SimpleNamespace(size_bytes=1 << 15), SimpleNamespace(size_bytes=1 << 17)))

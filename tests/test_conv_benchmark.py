@@ -16,12 +16,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from pysim import arrays, cudnn, host, planner
-from pysim.cuda_bench import in_float64
-from pysim.cuda_fill import random_fill
+from pysim import planner
+from pysim.calibration import host
+from pysim.check.cuda_fill import random_fill
+from pysim.comparison.cuda_bench import in_float64
 from pysim.errors import MissingError, NativeError, ProblemError, StoreError
-from pysim.machine import load_any
-from pysim.workload import Conv, Layer, parse
+from pysim.machine.load import load_any
+from pysim.peers import cudnn
+from pysim.problem.text import Conv, Layer, parse
+from pysim.runtime import arrays
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
@@ -474,8 +477,8 @@ def test_the_model_chooses_well_among_the_measured_launches(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import fit_conv
 
-    from pysim.machine import load_any
-    from pysim.registry import gemm_attributes
+    from pysim.machine.load import load_any
+    from pysim.registry.rows import gemm_attributes
 
     gpu = load_any("h200")
     cases = fit_conv.read(gpu, MEASURED[:2])

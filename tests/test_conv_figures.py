@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("matplotlib")
 
-from pysim.cudnn import ALGORITHMS
 from pysim.errors import MachineError, StoreError
-from pysim.machine import Gpu, load_any
-from pysim.workload import Conv, parse
+from pysim.machine.load import Gpu, load_any
+from pysim.peers.cudnn import ALGORITHMS
+from pysim.problem.text import Conv, parse
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks" / "cuda")]

@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_trace import Trace, simulate
 
-from pysim import machine
-from pysim.cachemodel.cost import COMPUTE, Prediction, cost_of, predict, predict_schedule, schedule_of
-from pysim.cachemodel.incore import compute_cycles, rates
-from pysim.cachemodel.nest import Nest, ceil_div, nest_of, segments
-from pysim.cachemodel.occupancy import overfull, variance
-from pysim.cachemodel.reuse import flows
+from pysim.cachemodel.cpu.cost import COMPUTE, Prediction, cost_of, predict, predict_schedule, schedule_of
+from pysim.cachemodel.cpu.incore import compute_cycles, rates
+from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of, segments
+from pysim.cachemodel.cpu.occupancy import overfull, variance
+from pysim.cachemodel.cpu.reuse import flows
 from pysim.errors import PlanError
-from pysim.machine import Machine, Number
+from pysim.machine import load as machine
+from pysim.machine.load import Machine, Number
 from pysim.planner import space
-from pysim.record import Cost
-from pysim.registry import Kernel, kernels
-from pysim.schedule import STATIONARY, Schedule
-from pysim.workload import Conv, parse
+from pysim.problem.text import Conv, parse
+from pysim.record.cost import Cost
+from pysim.record.schedule import STATIONARY, Schedule
+from pysim.registry.rows import Kernel, kernels
 
 LAYER = "conv:mb1ic64ih56oc64kh3ph1"
 PROBLEMS = [

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pysim import machine
-from pysim.cachemodel import csa
-from pysim.cachemodel.nest import Nest, nest_of
-from pysim.workload import parse
+from pysim.cachemodel.cpu import csa
+from pysim.cachemodel.cpu.nest import Nest, nest_of
+from pysim.machine import load as machine
+from pysim.problem.text import parse
 
 LAYER = "conv:mb1ic64ih56oc64kh3ph1"
 RESNET_AND_VGG = [

@@ -13,12 +13,15 @@ import pytest
 from fake_gpu import Clock, ffi_of_header, host_device  # noqa: F401
 
 import pysim
-from pysim import arrays, cuda, cuda_peers, host, planner
-from pysim.cuda_fill import decode, e4m3, encode, exact_fill, random_fill
+from pysim import planner
+from pysim.calibration import host
+from pysim.check.cuda_fill import decode, e4m3, encode, exact_fill, random_fill
 from pysim.errors import MissingError, OperandError
-from pysim.registry import gemm_kernels
-from pysim.schedule import DECOMPOSITIONS, GpuSchedule
-from pysim.workload import Gemm
+from pysim.peers import cuda as cuda_peers
+from pysim.problem.text import Gemm
+from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
+from pysim.registry.rows import gemm_kernels
+from pysim.runtime import arrays, cuda
 
 DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "s8": np.int8, "s32": np.int32}
 

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 from command_line import document, invoke, ok, refused
 
-from pysim import cuda, cuda_probe, host
-from pysim.cachemodel.banks import WIDTHS, SharedMemory
-from pysim.cuda_probe import ALL_LANES, MOST, SAMPLES, Calibration, SharedProbe, calibrate, merged, patterns
+from pysim.cachemodel.shared_memory.banks import WIDTHS, SharedMemory
+from pysim.calibration import cuda_probe, host
+from pysim.calibration.cuda_probe import ALL_LANES, MOST, SAMPLES, Calibration, SharedProbe, calibrate, merged, patterns
 from pysim.errors import MachineError, MissingError, NativeError
-from pysim.machine import Gpu, Number, facts, load_any, loads, to_toml
-from pysim.registry import native_file
+from pysim.machine.load import Gpu, Number, facts, load_any, loads, to_toml
+from pysim.registry.rows import native_file
+from pysim.runtime import cuda
 
 ORACLE = json.loads((Path(__file__).parent / "data" / "shared_memory_h200.json").read_text())["patterns"]
 HOPPER = SharedMemory(rule="hopper")
@@ -32,7 +33,7 @@ DEVICE = cuda.Device(0, "NVIDIA H200", 90, 132, 150 << 30, 62914560, 233472, 232
 PROBE = native_file("cuda/probe.cu")
 UNROLLED = 256  # of native/cuda/probe.cu: instructions between two branches
 
-# Wavefronts of loads and of stores by width, worked out by hand from the rule (docs of pysim/cachemodel/banks.py)
+# Wavefronts of loads and of stores by width, worked out by hand from the rule (docs of pysim/cachemodel/shared_memory/banks.py)
 BY_HAND = {
     "consecutive": {4: (1, 1), 8: (2, 2), 16: (4, 4)},
     "lanes 0-15": {4: (1, 1), 8: (1, 1), 16: (2, 2)},

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pysim import cuda, cuda_peers, cudnn
-from pysim.cuda import DeviceArray
-from pysim.cuda_fill import decode, random_fill
+from pysim.check.cuda_fill import decode, random_fill
 from pysim.errors import MissingError, NativeError
-from pysim.workload import Conv, parse
+from pysim.peers import cuda as cuda_peers
+from pysim.peers import cudnn
+from pysim.problem.text import Conv, parse
+from pysim.runtime import cuda
+from pysim.runtime.cuda import DeviceArray
 
 WORKED = "conv:mb32ic64ih56oc64kh3ph1"
 UNEVEN = "conv:g4mb2ic8ih17iw23oc12kh5kw3sh2sw3ph2pw1dh1dw2"

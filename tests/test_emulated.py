@@ -10,13 +10,18 @@ from command_line import SMALL, cache, document, invoke, native, ok, own_files, 
 from emulation import NAME, emulation, started, whole
 
 import pysim
-from pysim import comparison, emulated, host, machine, planner, runtime
-from pysim.emulated import EMULATED, POWER10, Emulated
+from pysim import planner
+from pysim.calibration import host
+from pysim.check.reference import shapes
+from pysim.comparison import cpu as comparison
 from pysim.errors import MissingError, NativeError, PysimError
-from pysim.measure import exact_fill
-from pysim.store import Store
-from pysim.verify import shapes
-from pysim.workload import Conv, Layer, distinct, parse, resolve
+from pysim.machine import load as machine
+from pysim.measure.clock import exact_fill
+from pysim.measure.store import Store
+from pysim.problem.text import Conv, Layer, distinct, parse, resolve
+from pysim.runtime import cpu as runtime
+from pysim.runtime import emulated
+from pysim.runtime.emulated import EMULATED, POWER10, Emulated
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]
 
@@ -145,10 +150,10 @@ def test_operands_may_be_read_only_and_strided_and_are_not_changed(power10):
 
 @emulation
 def test_every_row_that_power10_can_run_is_available_there(power10):
-    rows = {row.name for row in pysim.registry.kernels() if row.target in ("portable", "mma")}
+    rows = {row.name for row in pysim.registry.rows.kernels() if row.target in ("portable", "mma")}
     assert runtime.available_kernels(power10) == rows
     info = runtime.library()[0].new("pysim_kernel_info *")
-    for row in pysim.registry.kernels():
+    for row in pysim.registry.rows.kernels():
         runtime.check(power10.call("pysim_kernel_at", row.index, info), power10)
         sizes = (info.windows, info.filters, info.lane_windows, info.lane_filters)
         assert sizes == (row.windows, row.filters, row.lane_windows, row.lane_filters)

@@ -17,11 +17,14 @@ from command_line import cache, native, own_files  # noqa: F401
 from emulation import NAME, RANDOM, emulation, started, whole
 
 import pysim
-from pysim import emulated, machine, planner, runtime
-from pysim.emulated import POWER10, Emulated
+from pysim import planner
 from pysim.errors import MissingError, NativeError, OperandError
-from pysim.registry import native_file
-from pysim.workload import Conv, parse
+from pysim.machine import load as machine
+from pysim.problem.text import Conv, parse
+from pysim.registry.rows import native_file
+from pysim.runtime import cpu as runtime
+from pysim.runtime import emulated
+from pysim.runtime.emulated import POWER10, Emulated
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]
 
@@ -36,7 +39,7 @@ def power10():
 
 @emulation
 def test_two_processes_that_build_at_once_get_one_worker_and_say_once_that_they_build(tmp_path):
-    code = "from pysim.emulated import *; print(worker(POWER10), EMULATED['mma'].call('pysim_kernel_count'))"
+    code = "from pysim.runtime.emulated import *; print(worker(POWER10), EMULATED['mma'].call('pysim_kernel_count'))"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     pipe = subprocess.PIPE
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, env=environment) for _ in range(2)]
@@ -165,7 +168,7 @@ CORRUPT = [
 def test_a_corrupt_request_is_refused_and_the_worker_goes_on(power10, request_line):
     process = power10._worker.process
     assert power10.ask(request_line).startswith("refused ")
-    assert power10.call("pysim_kernel_count") == len(pysim.registry.kernels())
+    assert power10.call("pysim_kernel_count") == len(pysim.registry.rows.kernels())
     assert power10._worker.process is process
 
 
@@ -248,7 +251,7 @@ def test_a_worker_that_was_killed_is_an_error_that_says_so_and_the_next_call_sta
     first.wait()
     with pytest.raises(NativeError, match=r"POWER10 worker died of SIGKILL and wrote nothing \(in pysim_kernel_count\)"):
         power10.call("pysim_kernel_count")
-    assert power10.call("pysim_kernel_count") == len(pysim.registry.kernels())
+    assert power10.call("pysim_kernel_count") == len(pysim.registry.rows.kernels())
     assert power10._worker.process.pid != first.pid
 
 
@@ -266,7 +269,7 @@ def test_a_crash_inside_a_kernel_is_an_error_with_what_qemu_wrote(power10, tmp_p
         lib.pysim_im2col(conv, columns, image)
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    assert power10.call("pysim_kernel_count") == len(pysim.registry.kernels())
+    assert power10.call("pysim_kernel_count") == len(pysim.registry.rows.kernels())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -279,7 +282,7 @@ def test_a_hung_worker_is_stopped_and_the_next_call_starts_another(power10, monk
         power10.call("pysim_kernel_count")
     assert hung.poll() == -signal.SIGKILL
     monkeypatch.delenv("PYSIM_EMULATION_SECONDS")
-    assert power10.call("pysim_kernel_count") == len(pysim.registry.kernels())
+    assert power10.call("pysim_kernel_count") == len(pysim.registry.rows.kernels())
 
 
 def test_a_time_limit_that_is_no_number_is_an_error(monkeypatch):
@@ -343,7 +346,7 @@ def test_threads_wait_for_one_another(power10):
 
 FORK = """
 import os
-from pysim.emulated import EMULATED
+from pysim.runtime.emulated import EMULATED
 one = EMULATED["mma"]
 count = one.call("pysim_kernel_count")
 parent = one._worker.process.pid
@@ -380,4 +383,4 @@ def test_an_interrupt_during_a_call_leaves_no_answer_behind(power10, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             power10.call("pysim_kernel_count")
     assert power10._worker is None
-    assert power10.call("pysim_kernel_count") == len(pysim.registry.kernels())
+    assert power10.call("pysim_kernel_count") == len(pysim.registry.rows.kernels())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pysim.errors import MissingError, ProblemError
 from pysim.frontends.onnx import Skipped, read
-from pysim.workload import Conv, Gemm, Layer, parse, resolve
+from pysim.problem.text import Conv, Gemm, Layer, parse, resolve
 
 onnx = pytest.importorskip("onnx")
 reference = pytest.importorskip("onnx.reference")

@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
-from pysim.cachemodel.gemm_shared import accesses, place, wavefronts
+from pysim.cachemodel.shared_memory.gemm_shared import accesses, place, wavefronts
 from pysim.errors import OperandError
-from pysim.registry import gemm_kernel, gemm_kernels
+from pysim.registry.rows import gemm_kernel, gemm_kernels
 
 ROWS = [kernel for kernel in gemm_kernels() if kernel.family == "simt"]
 FULL = [kernel for kernel in ROWS if kernel.form == "full"]

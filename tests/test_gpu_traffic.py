@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from pysim.cachemodel import gpu as model
-from pysim.cachemodel.gpu_traffic import TOGETHER, Walk, reads
-from pysim.machine import Gpu, load_any
+from pysim.cachemodel.gpu import product as model
+from pysim.cachemodel.gpu.traffic import TOGETHER, Walk, reads
+from pysim.machine.load import Gpu, load_any
 from pysim.planner import gpu
-from pysim.registry import GemmKernel
-from pysim.schedule import GpuSchedule
-from pysim.workload import Gemm
+from pysim.problem.text import Gemm
+from pysim.record.schedule import GpuSchedule
+from pysim.registry.rows import GemmKernel
 
 STEPS = 40
 Times = dict[tuple[int, int], list[float]]

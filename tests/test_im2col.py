@@ -4,11 +4,11 @@
 import pytest
 
 from pysim import planner
-from pysim.cachemodel import trace
-from pysim.cachemodel.hierarchy import Hierarchy
-from pysim.cachemodel.im2col import im2col_cost
-from pysim.machine import load
-from pysim.workload import Conv, parse
+from pysim.cachemodel.cpu.im2col import im2col_cost
+from pysim.cachemodel.simulator import trace
+from pysim.cachemodel.simulator.hierarchy import Hierarchy
+from pysim.machine.load import load
+from pysim.problem.text import Conv, parse
 
 ON = load("xeon-4208")
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pysim.cachemodel import SharedMemory, patterns, tilefile
-from pysim.cachemodel.expression import evaluate
-from pysim.cachemodel.fix import Proof, fix, option, prove
-from pysim.cachemodel.layout import (
+from pysim.cachemodel import SharedMemory
+from pysim.cachemodel.shared_memory import patterns, tilefile
+from pysim.cachemodel.shared_memory.expression import evaluate
+from pysim.cachemodel.shared_memory.fix import Proof, fix, option, prove
+from pysim.cachemodel.shared_memory.layout import (
     Layout,
     Padding,
     Rotation,
@@ -28,7 +29,7 @@ from pysim.cachemodel.layout import (
     offsets,
     row_major,
 )
-from pysim.cachemodel.tile import Access, Tile, addresses, tally
+from pysim.cachemodel.shared_memory.tile import Access, Tile, addresses, tally
 from pysim.errors import OperandError, ProblemError
 
 HOPPER = SharedMemory()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysim.errors import MachineError
-from pysim.machine import (
+from pysim.machine.load import (
     SHIPPED,
     Core,
     Count,
@@ -30,7 +30,7 @@ from pysim.machine import (
     names,
     to_toml,
 )
-from pysim.registry import kernels
+from pysim.registry.rows import kernels
 
 ROOT = Path(__file__).parent.parent
 CPUS = ("power10-e1050", "sapphire-rapids", "xeon-4208", "zen4")
@@ -195,7 +195,7 @@ def test_a_gpu_is_refused_where_a_cpu_is_needed() -> None:
 def test_host_is_what_the_given_detection_finds() -> None:
     zen4 = load("zen4")
     assert load("host", lambda: zen4) is zen4
-    with pytest.raises(MachineError, match=r"pysim\.host\.detect"):
+    with pytest.raises(MachineError, match=r"pysim\.calibration\.host\.detect"):
         load("host")
 
 

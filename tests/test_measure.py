@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pysim.errors import OperandError
-from pysim.measure import (
+from pysim.measure.clock import (
     FEWEST_ROUNDS,
     LARGEST_FILL,
     MOST_ROUNDS,

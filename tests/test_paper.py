@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pysim.machine import load
-from pysim.workload import Conv, distinct, parse, resolve
+from pysim.machine.load import load
+from pysim.problem.text import Conv, distinct, parse, resolve
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "benchmarks" / "data" / "paper-comparison.json"

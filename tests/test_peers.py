@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pysim import peers, runtime
+from pysim.check.reference import bytes_of, judge, reference, shapes, trial
 from pysim.errors import MissingError, OperandError
-from pysim.measure import Array, exact_fill, numbers_of, result_from, unwritten
-from pysim.peers import PEERS, Missing, Peer
-from pysim.verify import bytes_of, judge, reference, shapes, trial
-from pysim.workload import Conv, Gemm, Workload, parse
+from pysim.measure.clock import Array, exact_fill, numbers_of, result_from, unwritten
+from pysim.peers import cpu as peers
+from pysim.peers.cpu import PEERS, Missing, Peer
+from pysim.problem.text import Conv, Gemm, Workload, parse
+from pysim.runtime import cpu as runtime
 
 PROBLEMS = [
     "conv:mb1ic5ih9oc7kh3ph1",
@@ -86,7 +87,7 @@ def test_the_reference_takes_its_rows_in_slices_without_changing_a_bit(monkeypat
     s = shapes(workload)
     x, w = exact_fill(s.x, s.k, seed=1), exact_fill(s.w, s.k, seed=2)
     whole = reference(workload, x, w)
-    monkeypatch.setattr("pysim.verify.COLUMN_BYTES", 1)
+    monkeypatch.setattr("pysim.check.reference.COLUMN_BYTES", 1)
     assert np.array_equal(reference(workload, x, w), whole)
 
 
@@ -334,7 +335,7 @@ def test_peers_load_nothing_until_they_are_asked() -> None:
     import subprocess
     import sys
 
-    code = "import sys, pysim.peers; print([m for m in ('cffi','onnx','onnxruntime','scipy') if m in sys.modules])"
+    code = "import sys, pysim.peers.cpu; print([m for m in ('cffi','onnx','onnxruntime','scipy') if m in sys.modules])"
     path = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

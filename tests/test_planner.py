@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 from yardstick import quiet_seconds
 
-from pysim import machine, workload
-from pysim.cachemodel.cost import predict, predict_schedule, schedule_of
-from pysim.cachemodel.incore import rates
-from pysim.cachemodel.nest import ceil_div, nest_of
+from pysim.cachemodel.cpu.cost import predict, predict_schedule, schedule_of
+from pysim.cachemodel.cpu.incore import rates
+from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.errors import MachineError, PlanError, ProblemError
-from pysim.planner import Plan, candidates, graph, plan, plans, space
-from pysim.record import Cost, CsaCost
-from pysim.registry import kernels
-from pysim.schedule import STATIONARY
-from pysim.workload import Workload, parse
+from pysim.explain import graph
+from pysim.machine import load as machine
+from pysim.planner import Plan, candidates, plan, plans, space
+from pysim.problem import text as workload
+from pysim.problem.text import Workload, parse
+from pysim.record.cost import Cost, CsaCost
+from pysim.record.schedule import STATIONARY
+from pysim.registry.rows import kernels
 
 LAYER = "conv:mb1ic64ih56oc64kh3ph1"
 PROBLEMS = [
@@ -345,7 +347,7 @@ def test_a_plan_without_a_micro_kernel_refuses_to_run() -> None:
 
 
 def test_run_hands_the_plans_own_schedule_to_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = import_module("pysim.runtime")
+    runtime = import_module("pysim.runtime.cpu")
     calls: list[tuple[Any, ...]] = []
     for name in ("run_conv", "run_gemm"):
         monkeypatch.setattr(runtime, name, lambda *arguments: calls.append(arguments))

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from pysim import planner
-from pysim.cachemodel import trace
-from pysim.cachemodel.cost import COMPUTE
-from pysim.cachemodel.hierarchy import Hierarchy
-from pysim.cachemodel.simulated import simulated_cost
+from pysim.cachemodel.cpu.cost import COMPUTE
+from pysim.cachemodel.simulator import trace
+from pysim.cachemodel.simulator.hierarchy import Hierarchy
+from pysim.cachemodel.simulator.simulated import simulated_cost
 from pysim.errors import PlanError
-from pysim.machine import load
-from pysim.workload import parse
+from pysim.machine.load import load
+from pysim.problem.text import parse
 
 LAYERS = ("conv:mb1ic64ih28oc48kh3ph1", "conv:mb1ic96ih14oc64kh1", "gemm:96x200x64")
 MACHINES = ("xeon-4208", "power10-e1050")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pysim.machine import facts, load
-from pysim.registry import kernels
+from pysim.machine.load import facts, load
+from pysim.registry.rows import kernels
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "benchmarks" / "data" / "power10-static.json"

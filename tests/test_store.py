@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from pysim.errors import PysimError, StoreError
-from pysim.record import Measurement
-from pysim.store import SCHEMA, Store, default_path, environment, now
+from pysim.measure.store import SCHEMA, Store, default_path, environment, now
+from pysim.record.cost import Measurement
 
 PROBLEM = "conv:mb1ic64ih56oc64kh3ph1"
 
@@ -81,7 +81,7 @@ def test_a_killed_process_loses_nothing_that_add_returned_for(tmp_path: Path) ->
     code = """
         import sys
         sys.path.insert(0, sys.argv[2])
-        from pysim.store import Store
+        from pysim.measure.store import Store
         from test_store import measurement
         store = Store(sys.argv[1])
         for i in range(1000):
@@ -107,7 +107,7 @@ def test_two_processes_write_one_new_store_at_once(tmp_path: Path) -> None:
     code = """
         import sys
         sys.path.insert(0, sys.argv[3])
-        from pysim.store import Store
+        from pysim.measure.store import Store
         from test_store import measurement
         with Store(sys.argv[1]) as store:
             for i in range(50):

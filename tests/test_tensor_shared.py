@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pysim.cachemodel import gemm_shared
-from pysim.cachemodel.banks import SharedMemory
-from pysim.cachemodel.tensor_shared import copies, fragments, pieces, pitch_of, wavefronts
+from pysim.cachemodel.shared_memory import gemm_shared
+from pysim.cachemodel.shared_memory.banks import SharedMemory
+from pysim.cachemodel.shared_memory.tensor_shared import copies, fragments, pieces, pitch_of, wavefronts
 from pysim.errors import OperandError
-from pysim.registry import gemm_kernel, gemm_kernels
-from pysim.schedule import GpuSchedule
-from pysim.workload import Gemm, parse
+from pysim.problem.text import Gemm, parse
+from pysim.record.schedule import GpuSchedule
+from pysim.registry.rows import gemm_kernel, gemm_kernels
 
 COUNTED = json.loads((Path(__file__).parent.parent / "benchmarks" / "data" / "cuda-wavefronts-h200.json").read_text())["launches"]
 TENSOR = [kernel for kernel in gemm_kernels() if kernel.family in ("wmma", "mma")]

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pysim import runtime
-from pysim.cachemodel import trace
-from pysim.cachemodel.hierarchy import OPERANDS, PHASES, Cache, Chunk, Hierarchy, tag
+from pysim.cachemodel.simulator import trace
+from pysim.cachemodel.simulator.hierarchy import OPERANDS, PHASES, Cache, Chunk, Hierarchy, tag
 from pysim.errors import NativeError
-from pysim.registry import kernels
-from pysim.schedule import Schedule
-from pysim.workload import DTYPES, RESULT_BYTES, Conv, Gemm, Workload
+from pysim.problem.text import DTYPES, RESULT_BYTES, Conv, Gemm, Workload
+from pysim.record.schedule import Schedule
+from pysim.registry.rows import kernels
+from pysim.runtime import cpu as runtime
 
 NATIVE = Path(__file__).parent.parent / "native"
 PORTABLE = {dtype: f"{dtype}_win_8x4__portable" for dtype in ("f32", "f64", "bf16", "s8")}

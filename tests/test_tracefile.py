@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pysim.cachemodel.hierarchy import Cache, Hierarchy
-from pysim.cachemodel.tracefile import read
+from pysim.cachemodel.simulator.hierarchy import Cache, Hierarchy
+from pysim.cachemodel.simulator.tracefile import read
 from pysim.errors import ProblemError
 
 PACKERS = {"plain": lambda data: data, "gzip": gzip.compress, "xz": lzma.compress, "bzip2": bz2.compress}

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pysim.cachemodel import winograd_shared as winograd
-from pysim.cachemodel.banks import SharedMemory
-from pysim.cachemodel.gemm_shared import Access
-from pysim.cachemodel.patterns import pattern
-from pysim.cachemodel.tile import addresses
+from pysim.cachemodel.shared_memory import winograd_shared as winograd
+from pysim.cachemodel.shared_memory.banks import SharedMemory
+from pysim.cachemodel.shared_memory.gemm_shared import Access
+from pysim.cachemodel.shared_memory.patterns import pattern
+from pysim.cachemodel.shared_memory.tile import addresses
 from pysim.errors import OperandError
-from pysim.registry import ConvKernel, conv_kernel, conv_kernels
-from pysim.workload import parse
+from pysim.problem.text import parse
+from pysim.registry.rows import ConvKernel, conv_kernel, conv_kernels
 
 FUSED = {row.form: row for row in conv_kernels() if row.family == "winograd" and row.form != "staged"}
 LARGE = winograd.LARGE

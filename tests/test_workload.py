@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pysim.errors import ProblemError
-from pysim.workload import DTYPES, INT64_MAX, LAYOUTS, Conv, Gemm, Layer, distinct, parse, resolve, sets
+from pysim.problem.text import DTYPES, INT64_MAX, LAYOUTS, Conv, Gemm, Layer, distinct, parse, resolve, sets
 
 ROOT = Path(__file__).parent.parent
 NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet")
@@ -515,7 +515,7 @@ def test_the_shipped_sets_are_what_the_script_writes():
     texts = script.files()
     assert sorted(texts) == sets()
     for name, text in texts.items():
-        assert (ROOT / "pysim" / "workloads" / f"{name}.txt").read_text(encoding="utf-8") == text
+        assert (ROOT / "pysim" / "problem" / "sets" / f"{name}.txt").read_text(encoding="utf-8") == text
 
 
 def test_a_set_may_be_of_another_batch_and_type():

@@ -29,8 +29,8 @@ import conv_data  # noqa: E402
 from conv_data import CUDNN, OURS, TORCH, Contender, Line  # noqa: E402
 
 from pysim.errors import MachineError, MissingError, PysimError, StoreError  # noqa: E402
-from pysim.machine import Gpu, load_any  # noqa: E402
-from pysim.workload import DTYPES, Conv  # noqa: E402
+from pysim.machine.load import Gpu, load_any  # noqa: E402
+from pysim.problem.text import DTYPES, Conv  # noqa: E402
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; ours are filled and in front, others' open
 OTHERS = {

@@ -10,11 +10,11 @@ Measured: `bench --dtype f32 --set main --rows` (M = 10240, N = K = 4096, cuBLAS
 import json
 from pathlib import Path
 
-from pysim.machine import Gpu, load_any
+from pysim.machine.load import Gpu, load_any
 from pysim.planner import gpu as planner
-from pysim.registry import gemm_kernels
-from pysim.schedule import GpuSchedule
-from pysim.workload import Gemm, parse
+from pysim.problem.text import Gemm, parse
+from pysim.record.schedule import GpuSchedule
+from pysim.registry.rows import gemm_kernels
 
 DATA = Path(__file__).parent.parent / "benchmarks" / "data" / "ablation-h200.jsonl"
 WITH = "f32_simt_128x128x8_64x32_8x8_s2_c1x1"

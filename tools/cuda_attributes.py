@@ -7,7 +7,7 @@ the convolutions on wgmma.
     tools/cuda_attributes.py --measured planner-h200.json               all four, as the library told them on a device
 
 The first needs no device. A kernel's instantiations (layouts, result types) share a line of the registry, so the largest counts; threads
-and shared memory, which are set at the launch, follow from the columns (`pysim.cachemodel.gpu`). Efficiencies that tools/fit_gpu.py
+and shared memory, which are set at the launch, follow from the columns (`pysim.cachemodel.gpu.product`). Efficiencies that tools/fit_gpu.py
 wrote stay, and so do kernels that the files given do not have.
 """
 
@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from pysim.cachemodel import gpu_conv
-from pysim.cachemodel.gpu import attributes_of
-from pysim.cachemodel.gpu_conv import product_kernel
-from pysim.registry import Attributes, ConvKernel, GemmKernel, attributes_file, conv_kernels, gemm_kernels
+from pysim.cachemodel.gpu import conv as gpu_conv
+from pysim.cachemodel.gpu.conv import product_kernel
+from pysim.cachemodel.gpu.product import attributes_of
+from pysim.registry.rows import Attributes, ConvKernel, GemmKernel, attributes_file, conv_kernels, gemm_kernels
 
 CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others

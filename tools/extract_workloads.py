@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the built-in sets `pysim/workloads/*.txt`: one problem a line, repeats kept, so that counts are the network's.
+"""Writes the built-in sets `pysim/problem/sets/*.txt`: one problem a line, repeats kept, so that counts are the network's.
 
 resnet50, googlenet, inception_v2 and squeezenet are every Conv, in graph order, of the models that the onnx package
 carries (`onnx/backend/test/data/light/light_*.onnx`). resnet18 and resnet152 follow Table 1 of He et al. (arXiv
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pysim.frontends.onnx import read
-from pysim.workload import SHIPPED, Conv, Gemm, Layer
+from pysim.problem.text import SHIPPED, Conv, Gemm, Layer
 
 FROM_ONNX = {
     "resnet50": ("ResNet-50", "light_resnet50.onnx"),

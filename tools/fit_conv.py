@@ -24,13 +24,13 @@ from fit_gpu import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR, merg
 from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
-from pysim.cachemodel import gpu as model
-from pysim.cachemodel import gpu_conv
-from pysim.machine import SHIPPED, Gpu, GpuFamily, Number, load_any
+from pysim.cachemodel.gpu import conv as gpu_conv
+from pysim.cachemodel.gpu import product as model
+from pysim.machine.load import SHIPPED, Gpu, GpuFamily, Number, load_any
 from pysim.planner.conv_algorithms import passes_of
-from pysim.registry import Attributes, ConvKernel, attributes_file, conv_kernel, gemm_attributes
-from pysim.schedule import DECOMPOSITIONS, GpuConvSchedule
-from pysim.workload import Conv
+from pysim.problem.text import Conv
+from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule
+from pysim.registry.rows import Attributes, ConvKernel, attributes_file, conv_kernel, gemm_attributes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "cuda"))
 import conv_data

@@ -23,12 +23,12 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
-from pysim.cachemodel import gpu as model
+from pysim.cachemodel.gpu import product as model
 from pysim.errors import MissingError
-from pysim.machine import SHIPPED, Gpu, GpuFamily, Number, load_any
-from pysim.registry import Attributes, GemmKernel, attributes_file, gemm_attributes, gemm_kernel, gemm_kernels
-from pysim.schedule import DECOMPOSITIONS, GpuSchedule
-from pysim.workload import Gemm, parse
+from pysim.machine.load import SHIPPED, Gpu, GpuFamily, Number, load_any
+from pysim.problem.text import Gemm, parse
+from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
+from pysim.registry.rows import Attributes, GemmKernel, attributes_file, gemm_attributes, gemm_kernel, gemm_kernels
 
 NEAR, NEAR_WEIGHT = 1.5, 3.0
 ENOUGH = 4  # samples: a median of fewer weighs less
@@ -268,7 +268,7 @@ def launch_text(case: Case, index: int) -> str:
 
 def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
     """The same numbers of nvidia-matmul-heuristics' estimates of the same launches; None where it says nothing."""
-    from pysim import cuda_peers
+    from pysim.peers import cuda as cuda_peers
 
     each, errors, missing = [], [], set()
     for case in cases:

@@ -22,16 +22,18 @@ import msgspec
 import numpy as np
 from scipy import optimize, stats
 
-from pysim import host, planner, runtime
-from pysim.cachemodel.cost import predict_schedule
-from pysim.cachemodel.nest import nest_of
-from pysim.machine import Machine, Number
-from pysim.measure import pinned
-from pysim.registry import kernels
-from pysim.schedule import Schedule
-from pysim.store import environment
-from pysim.verify import trial
-from pysim.workload import Conv, Layer, distinct, resolve
+from pysim import planner
+from pysim.cachemodel.cpu.cost import predict_schedule
+from pysim.cachemodel.cpu.nest import nest_of
+from pysim.calibration import host
+from pysim.check.reference import trial
+from pysim.machine.load import Machine, Number
+from pysim.measure.clock import pinned
+from pysim.measure.store import environment
+from pysim.problem.text import Conv, Layer, distinct, resolve
+from pysim.record.schedule import Schedule
+from pysim.registry.rows import kernels
+from pysim.runtime import cpu as runtime
 
 CONSTANTS = ("call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles", "prefetch_streams", "overlap")
 START = (120.0, 30.0, 1.3, 7.0, 24.0, 10.0, 0.85)

@@ -9,7 +9,7 @@ For every distinct convolution of the paper's seven networks, on its two machine
 csa        cost of input and of weight stationary by the slicing analysis, equations 6 to 14
 full       the least predicted cycles of each stationary kind by the full model
 sconv      predicted seconds of the plan, hot caches
-baseline   predicted seconds of im2col (`pysim.cachemodel.im2col`) and of the product, by image and group; unpadded 1x1 layers of
+baseline   predicted seconds of im2col (`pysim.cachemodel.cpu.im2col`) and of the product, by image and group; unpadded 1x1 layers of
            stride 1 are the product alone. Three of them, from the best that this project could do to the one that the paper timed:
              planned   im2col in vectors, the planned product: it may read the columns where they lie
              blas      im2col in vectors, the best product that packs both operands, as a BLAS does
@@ -27,15 +27,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pysim import machine, planner
-from pysim.cachemodel import trace
-from pysim.cachemodel.cost import predict_schedule
-from pysim.cachemodel.im2col import im2col_cost
-from pysim.cachemodel.nest import nest_of
-from pysim.machine import Machine
-from pysim.record import Cost, CsaCost
-from pysim.store import environment
-from pysim.workload import Conv, Layer, distinct, resolve
+from pysim import planner
+from pysim.cachemodel.cpu.cost import predict_schedule
+from pysim.cachemodel.cpu.im2col import im2col_cost
+from pysim.cachemodel.cpu.nest import nest_of
+from pysim.cachemodel.simulator import trace
+from pysim.machine import load as machine
+from pysim.machine.load import Machine
+from pysim.measure.store import environment
+from pysim.problem.text import Conv, Layer, distinct, resolve
+from pysim.record.cost import Cost, CsaCost
 
 NETWORKS = ("googlenet", "inception_v2", "resnet18", "resnet50", "resnet152", "squeezenet", "vgg16")
 MACHINES = ("xeon-4208", "power10-e1050")

@@ -19,12 +19,13 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pysim import machine, planner
-from pysim.cachemodel import trace
-from pysim.cachemodel.hierarchy import Hierarchy
-from pysim.machine import Machine
-from pysim.store import environment
-from pysim.workload import Conv, distinct, resolve
+from pysim import planner
+from pysim.cachemodel.simulator import trace
+from pysim.cachemodel.simulator.hierarchy import Hierarchy
+from pysim.machine import load as machine
+from pysim.machine.load import Machine
+from pysim.measure.store import environment
+from pysim.problem.text import Conv, distinct, resolve
 
 NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet")
 PARTS = ("all", "im2col", "pointwise")  # all layers, those that im2col expands, and the others

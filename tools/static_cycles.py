@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pysim.machine import Unit, load
-from pysim.registry import Kernel, kernels
-from pysim.workload import DTYPES, RESULT_BYTES
+from pysim.machine.load import Unit, load
+from pysim.problem.text import DTYPES, RESULT_BYTES
+from pysim.registry.rows import Kernel, kernels
 
 ROOT = Path(__file__).parent.parent
 NATIVE = ROOT / "native"

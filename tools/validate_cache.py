@@ -9,7 +9,7 @@ with ALL=xeon-4208,zen4,power10-e1050,sapphire-rapids, the last two for other la
 
 For every distinct layer of the sets (resnet50), each machine and each stationary kind: the schedule of that kind with the least
 predicted cost, its lines that come into L1, L2 and L3 by `Cost.levels`, and the misses of the simulated caches in the second of two
-runs (`pysim.cachemodel.trace`). A miss of L2 is a line that comes from L3: `lines - writeback_lines` of supplier "L3".
+runs (`pysim.cachemodel.simulator.trace`). A miss of L2 is a line that comes from L3: `lines - writeback_lines` of supplier "L3".
 
 `--random N` takes N schedules of each layer and machine instead, drawn with a fixed seed from all that are predicted to take at most
 twice as long as the best, whatever their kind.
@@ -28,17 +28,18 @@ from typing import Any
 
 import numpy as np
 
-from pysim import machine, planner
-from pysim.cachemodel import trace
-from pysim.cachemodel.cost import predict_schedule
-from pysim.cachemodel.hierarchy import Hierarchy
-from pysim.cachemodel.nest import nest_of
-from pysim.cachemodel.simulated import OF_OPERAND
-from pysim.machine import Machine
-from pysim.record import Cost
-from pysim.schedule import Schedule
-from pysim.store import environment
-from pysim.workload import Layer, distinct, resolve
+from pysim import planner
+from pysim.cachemodel.cpu.cost import predict_schedule
+from pysim.cachemodel.cpu.nest import nest_of
+from pysim.cachemodel.simulator import trace
+from pysim.cachemodel.simulator.hierarchy import Hierarchy
+from pysim.cachemodel.simulator.simulated import OF_OPERAND
+from pysim.machine import load as machine
+from pysim.machine.load import Machine
+from pysim.measure.store import environment
+from pysim.problem.text import Layer, distinct, resolve
+from pysim.record.cost import Cost
+from pysim.record.schedule import Schedule
 
 MACHINES = ("xeon-4208", "zen4", "power10-e1050")
 WORST = 10

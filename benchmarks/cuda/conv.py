@@ -8,12 +8,12 @@
 
 Each contender is checked on random operands first. Others' against NumPy's float64 at picked windows of all images, borders among them,
 with NaN in every element before the run and none after it: |got - want| <= gamma_k |A||B| + u |want| where matrices are multiplied; what
-transforms its operands (FFT, Winograd, whatever PyTorch takes) has no such bound, so at most TRANSFORMED of the results' root mean
-square (pysim.cuda_bench.Windows). pysim's own by pysim.cuda_bench.ConvBench. One that is wrong is recorded as wrong and not timed; one
-that refuses, with its reason.
+transforms its operands (FFT, Winograd, whatever PyTorch takes) has no such bound, so at most TRANSFORMED of the results' root mean square
+(pysim.comparison.cuda_bench.Windows). pysim's own by pysim.comparison.cuda_bench.ConvBench. One that is wrong is recorded as wrong and
+not timed; one that refuses, with its reason.
 
 Time: rounds of one sample each, the order shifting by one each round, a pair of events around a call; untimed ones go before a short one,
-so that the device is busy while the host makes the timed one (pysim.cuda_peers.leads). Operands are as the call before left them. What
+so that the device is busy while the host makes the timed one (pysim.peers.cuda.leads). Operands are as the call before left them. What
 takes long is sampled less: for SPENT seconds, FEWEST times at least. The forms of im2win that leave something out are never planned; they
 run as the data-parallel launch that the model predicts, in bands of 8. Where the best launch of im2win's fused form, or of Winograd's
 single one, shares k between blocks by way of memory, the best that needs none runs, too. Needs the CUDA library ($PYSIM_CUDA_LIBRARY);
@@ -34,17 +34,22 @@ import msgspec
 import numpy as np
 from conv_data import CUDNN, OURS, TORCH, Contender, Header, Line
 
-from pysim import cuda, cuda_bench, cuda_peers, cudnn, host, planner
-from pysim.cuda import DeviceArray
-from pysim.cuda_fill import RESULT_DTYPES, random_fill
-from pysim.cuda_rivals import reason_of, release
+from pysim import planner
+from pysim.calibration import host
+from pysim.check.cuda_fill import RESULT_DTYPES, random_fill
+from pysim.comparison import cuda_bench
+from pysim.comparison.cuda_rivals import reason_of, release
 from pysim.errors import MissingError, PysimError, StoreError, choose
-from pysim.machine import Gpu
+from pysim.machine.load import Gpu
+from pysim.peers import cuda as cuda_peers
+from pysim.peers import cudnn
 from pysim.planner import gpu_conv
 from pysim.planner.conv_algorithms import refuses
-from pysim.registry import conv_kernels
-from pysim.schedule import GpuConvSchedule
-from pysim.workload import Conv, Layer
+from pysim.problem.text import Conv, Layer
+from pysim.record.schedule import GpuConvSchedule
+from pysim.registry.rows import conv_kernels
+from pysim.runtime import cuda
+from pysim.runtime.cuda import DeviceArray
 
 SPENT, FEWEST = 0.3, 5  # seconds that samples of one contender take, and samples that are taken for all that
 WARMUPS = 3

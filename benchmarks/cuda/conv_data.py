@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pysim.cudnn import GEMM_CLASS
 from pysim.errors import ProblemError, StoreError
-from pysim.workload import Conv, Layer, distinct, parse, resolve
+from pysim.peers.cudnn import GEMM_CLASS
+from pysim.problem.text import Conv, Layer, distinct, parse, resolve
 
 SETS = ("opencnn", "im2win", "resnet50")
 NETWORKS = ("squeezenet", "googlenet")  # others, batch 32, that no bar is about

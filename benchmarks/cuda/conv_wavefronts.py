@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 from wavefronts import KINDS, Counts, counted, parsed, print_table, write
 
-from pysim import cuda
-from pysim.cachemodel import winograd_shared
-from pysim.cuda import DeviceArray
-from pysim.cuda_conv import Launch
+from pysim.cachemodel.shared_memory import winograd_shared
 from pysim.errors import PysimError
-from pysim.registry import CONV_LAYOUTS, ConvKernel, conv_kernels
-from pysim.schedule import Decomposition, GpuConvSchedule
-from pysim.workload import Conv
+from pysim.problem.text import Conv
+from pysim.record.schedule import Decomposition, GpuConvSchedule
+from pysim.registry.rows import CONV_LAYOUTS, ConvKernel, conv_kernels
+from pysim.runtime import cuda
+from pysim.runtime.cuda import DeviceArray
+from pysim.runtime.cuda_conv import Launch
 
 KERNELS = "regex:^(fused_kernel|fused4_kernel)$"
 RAN = "ran launch "  # and its number, which the process says after each

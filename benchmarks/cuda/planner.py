@@ -20,13 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
-from pysim import cuda, cuda_peers, host
-from pysim.cuda import DeviceArray, Launch
+from pysim.calibration import host
 from pysim.errors import MissingError, PysimError
+from pysim.peers import cuda as cuda_peers
 from pysim.planner.gpu import candidates
-from pysim.registry import gemm_kernels
-from pysim.schedule import DECOMPOSITIONS
-from pysim.workload import Gemm
+from pysim.problem.text import Gemm
+from pysim.record.schedule import DECOMPOSITIONS
+from pysim.registry.rows import gemm_kernels
+from pysim.runtime import cuda
+from pysim.runtime.cuda import DeviceArray, Launch
 
 SQUARES = [128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192]
 SKINNY = [

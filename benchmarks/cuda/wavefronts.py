@@ -24,13 +24,13 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pysim import cuda
-from pysim.arrays import SIZES
-from pysim.cachemodel import gemm_shared, tensor_shared
-from pysim.cuda import DeviceArray, Launch
-from pysim.registry import GemmKernel, gemm_kernels
-from pysim.schedule import GpuSchedule
-from pysim.workload import Gemm
+from pysim.cachemodel.shared_memory import gemm_shared, tensor_shared
+from pysim.problem.text import Gemm
+from pysim.record.schedule import GpuSchedule
+from pysim.registry.rows import GemmKernel, gemm_kernels
+from pysim.runtime import cuda
+from pysim.runtime.arrays import SIZES
+from pysim.runtime.cuda import DeviceArray, Launch
 
 PRODUCTS = "regex:^(kernel|wmma_kernel|mma_kernel|wgmma_kernel)$"
 SASS, HARDWARE = "sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_"

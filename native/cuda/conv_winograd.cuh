@@ -11,7 +11,7 @@
  *
  * In a stage plane p of channel c has its 64 filters, by slots (filter_of), at word (p 8 + c) 64 + slot, and its 32 tiles at word
  * (p 8 + c) 32 + (place ^ turn(c)). Lane l reads vectors (l mod 16) / 2 and 8 more of the 16 filter vectors, l mod 2 + 2 (l / 16) and 4 more of the
- * 8 tile vectors: two of four neighbouring lanes share each, so a 16-byte load takes 2 wavefronts (pysim/cachemodel/banks.py).
+ * 8 tile vectors: two of four neighbouring lanes share each, so a 16-byte load takes 2 wavefronts (pysim/cachemodel/shared_memory/banks.py).
  *   NCHW   a warp has one channel and lanes its tiles: neighbouring patches of a row; turn(c) = 0
  *   NHWC   lanes have 8 channels of 4 tiles: whole sectors; turn(c) = 4 c parts their stores
  *

@@ -8,7 +8,7 @@
  *
  * A thread's rows are vectors of 16 bytes that lie LM vectors apart, its columns likewise. The lowest two bits of the lane number are
  * its lowest column and row bit, so that of four neighbouring lanes two share each vector: Hopper then serves 16 lanes in one wavefront
- * of a 16-byte load (pysim/cachemodel/banks.py), and no two of their vectors share a bank.
+ * of a 16-byte load (pysim/cachemodel/shared_memory/banks.py), and no two of their vectors share a bank.
  *
  * The pipeline: fragments of unit k + 1 are read while unit k is multiplied. Steps of k:
  *   1 stage    registers hold the next step; two barriers a step

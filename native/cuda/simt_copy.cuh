@@ -7,7 +7,7 @@
  *   k contiguous         LINES chunks fill a row's block_k, so a warp holds 32/LINES rows, and stores each k of a chunk on its own: lanes that
  *                        differ in k by K_UNITS would meet in the same banks, as EXTENT is a multiple of the banks; the swizzle parts them
  *   outputs contiguous   the chunk is stored as it is, 16 bytes; the swizzle moves 16-byte pieces within 128 bytes, which costs nothing
- * Fragments are read with the same xor, a constant for each k of the unrolled loop. pysim/cachemodel/gemm_shared.py has the same formulas.
+ * Fragments are read with the same xor, a constant for each k of the unrolled loop. pysim/cachemodel/shared_memory/gemm_shared.py has the same formulas.
  *
  * Worked number, f32, block 128x128x16: LINES = 4, swizzle = 0, 32, 64, 96 bytes for k = 0-3, 4-7, 8-11, 12-15. */
 #ifndef PYSIM_CUDA_SIMT_COPY_CUH

@@ -23,7 +23,7 @@
  * In a stage plane p of channel c has its 32 tiles at word p PITCH + c ROW, and after all tiles its 32 filters at word (p 8 + c) 32, or 36 (single).
  * Slots are tiles and lines filters under NCHW, the other way round under NHWC. In half a warp lane l reads slots' vectors l / 2 mod 2 + 2 (l / 8)
  * and four more, and lines' vectors l mod 2 + 2 (l / 4 mod 2) and four more: two of four neighbours share each, so a 16-byte load takes 2
- * wavefronts (pysim/cachemodel/banks.py). Of the quarter, 16 x 16, a lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of slots and the
+ * wavefronts (pysim/cachemodel/shared_memory/banks.py). Of the quarter, 16 x 16, a lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of slots and the
  * pair l mod 2 + 2 (l / 4 mod 4) of lines: 2 wavefronts and 1. Stores of patches take 1:
  *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd: PITCH is 8 modulo 16, so that planes whose numbers differ by 6
  *          or 30, those of the even rows and the odd, are 16 banks apart

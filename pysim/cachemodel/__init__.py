@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of what a loop nest costs on a memory hierarchy.
 
-`nest` is the loop nest that convolutions and matrix products share, `csa` SConv's slicing analysis in exact integers, `cost` the
-full model in cycles. Importing this package imports none of them, and so no numpy.
+`cpu` derives cycles from a tiled loop nest and the caches under it, `gpu` from a launch of blocks, `shared_memory` counts bank conflicts, and
+`simulator` counts every access of a plan in exact caches. Importing this package imports none of them, and so no numpy.
 """
 
 from importlib import import_module
 from typing import Any
 
 # name -> module, imported when the name is first used
-_WHERE = {"Cache": "hierarchy", "Hierarchy": "hierarchy", "SharedMemory": "banks", "Wavefronts": "banks"}
+_WHERE = {"Cache": "simulator.hierarchy", "Hierarchy": "simulator.hierarchy", "SharedMemory": "shared_memory.banks", "Wavefronts": "shared_memory.banks"}
 
 
 def __getattr__(name: str) -> Any:

@@ -22,11 +22,11 @@ from pysim.commands.common import (
 from pysim.errors import MissingError, PlanError
 
 if TYPE_CHECKING:
-    from pysim.cachemodel.hierarchy import Result
-    from pysim.machine import Machine
-    from pysim.record import Cost
-    from pysim.schedule import Schedule
-    from pysim.workload import Layer, Workload
+    from pysim.cachemodel.simulator.hierarchy import Result
+    from pysim.machine.load import Machine
+    from pysim.problem.text import Layer, Workload
+    from pysim.record.cost import Cost
+    from pysim.record.schedule import Schedule
 
 KINDS = {"input": "input_stationary", "weight": "weight_stationary"}
 SWEPT = ("channels", "k2", "k3")
@@ -76,7 +76,7 @@ def cache(
       pysim cache -m zen4 --trace accesses.din.gz
     """
     _check_usage(problems, sweep, picture, trace_file, stationary or cold)
-    from pysim import host
+    from pysim.calibration import host
 
     on = host.machine(machine_name)
     if trace_file:
@@ -113,7 +113,7 @@ def _schedule(layer: "Layer", on: "Machine", stationary: str | None, cold: bool)
     """The schedule of the plan, or the best one of a stationary kind."""
     from pysim import planner
     from pysim.planner.plan import on_cpu
-    from pysim.schedule import Schedule
+    from pysim.record.schedule import Schedule
 
     plan = planner.plan(layer.workload, on, state="cold" if cold else "hot")
     if not stationary:
@@ -135,10 +135,10 @@ def _counted(wanted: "list[tuple[Layer, Schedule]]", on: "Machine", cold: bool) 
 
 
 def _case(layer: "Layer", schedule: "Schedule", on: "Machine", cold: bool) -> Case:
-    from pysim.cachemodel import trace
-    from pysim.cachemodel.cost import predict_schedule
-    from pysim.cachemodel.hierarchy import Hierarchy
-    from pysim.cachemodel.nest import nest_of
+    from pysim.cachemodel.cpu.cost import predict_schedule
+    from pysim.cachemodel.cpu.nest import nest_of
+    from pysim.cachemodel.simulator import trace
+    from pysim.cachemodel.simulator.hierarchy import Hierarchy
 
     cost = predict_schedule(nest_of(layer.workload), on, schedule, not cold)
     counted = trace.simulate(layer.workload, schedule, Hierarchy.from_machine(on), warm=not cold)
@@ -146,8 +146,8 @@ def _case(layer: "Layer", schedule: "Schedule", on: "Machine", cold: bool) -> Ca
 
 
 def _doubts(layer: "Layer", schedule: "Schedule", on: "Machine") -> list[str]:
-    from pysim.cachemodel.nest import nest_of
-    from pysim.cachemodel.reuse import doubts
+    from pysim.cachemodel.cpu.nest import nest_of
+    from pysim.cachemodel.cpu.reuse import doubts
 
     return doubts(nest_of(layer.workload), schedule, on)
 
@@ -228,8 +228,8 @@ def _percent(value: float | None) -> str:
 
 
 def _trace(file: Path, on: "Machine", as_json: bool) -> None:
-    from pysim.cachemodel import tracefile
-    from pysim.cachemodel.hierarchy import Hierarchy
+    from pysim.cachemodel.simulator import tracefile
+    from pysim.cachemodel.simulator.hierarchy import Hierarchy
 
     counted = Hierarchy.from_machine(on).run(tracefile.read(file))
     if as_json:
@@ -265,7 +265,7 @@ def _variants(workload: "Workload", planned: "Schedule", over: str) -> "list[Sch
     """The planned schedule with other values of one parameter: the sizes of equal parts of all there is, and the planned one."""
     import msgspec
 
-    from pysim.cachemodel.nest import ceil_div, nest_of
+    from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 
     nest = nest_of(workload)
     windows, filters = ceil_div(nest.windows, planned.windows), ceil_div(nest.filters, planned.filters)

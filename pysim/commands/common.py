@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from pysim.errors import ProblemError, choose
-from pysim.registry import CONV_LAYOUTS
+from pysim.registry.rows import CONV_LAYOUTS
 
 if TYPE_CHECKING:
-    from pysim.workload import Layer
+    from pysim.problem.text import Layer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
@@ -81,7 +81,7 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 def layers_of(words: Sequence[str], keep_every: bool = False) -> "list[Layer]":
     """The layers that the words name, distinct unless asked otherwise; what a model's reader skipped is said on stderr."""
-    from pysim.workload import distinct, resolve
+    from pysim.problem.text import distinct, resolve
 
     layers = resolve(words, _read_model)
     if not layers:

@@ -27,7 +27,7 @@ from pysim.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from pysim.record import Comparison
+    from pysim.record.cost import Comparison
 
 SHORT = {"im2col_openblas": "im2col", "onnxruntime": "onnxrt", "matmul_heuristics": "nvMMH"}  # titles of columns
 WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # titles, of those who say what memory they take on a GPU
@@ -80,14 +80,14 @@ def compare(
       pysim compare resnet50 -m power10-e1050
       pysim compare resnet50:mb32:f16 -m h200 --layout nhwc --peers
     """
-    from pysim import host
+    from pysim.calibration import host
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.refuse_on_gpu(on, threads=threads > 1, cold=cold)
-    from pysim.comparison import LARGE_ERROR, OURS, summarise
-    from pysim.cuda_rivals import peers_of
-    from pysim.machine import Gpu
-    from pysim.peers import DEFAULT, PEERS
+    from pysim.comparison.cpu import LARGE_ERROR, OURS, summarise
+    from pysim.comparison.cuda_rivals import peers_of
+    from pysim.machine.load import Gpu
+    from pysim.peers.cpu import DEFAULT, PEERS
 
     makers = PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
     executor = host.executor(on)

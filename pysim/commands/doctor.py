@@ -16,10 +16,10 @@ import click
 from pysim import __version__
 from pysim.commands.common import document, json_option, put, size, wrapped
 from pysim.errors import MissingError, PysimError
-from pysim.registry import gemm_kernels, kernels
+from pysim.registry.rows import gemm_kernels, kernels
 
 if TYPE_CHECKING:
-    from pysim.emulated import Cpu
+    from pysim.runtime.emulated import Cpu
 
 FEATURES = ("fma", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "amx_tile", "arch_3_1", "mma")
 PEER_FIXES = {
@@ -86,7 +86,7 @@ def _computer() -> Iterator[Check]:
 
 
 def _cpu() -> Check:
-    from pysim.host import CPUINFO, read_cpu
+    from pysim.calibration.host import CPUINFO, read_cpu
 
     cpu, words = read_cpu(), set()
     try:
@@ -100,7 +100,7 @@ def _cpu() -> Check:
 
 
 def _caches() -> Check:
-    from pysim.host import read_caches
+    from pysim.calibration.host import read_caches
 
     try:
         levels = [f"L{one.level} {size(one.size_bytes)} ({one.sets} x {one.ways} x {one.line_bytes} B)" for one in read_caches()]
@@ -110,7 +110,7 @@ def _caches() -> Check:
 
 
 def _governor() -> Check:
-    from pysim.host import SYSFS
+    from pysim.calibration.host import SYSFS
 
     try:
         governor = (SYSFS / "cpu0" / "cpufreq" / "scaling_governor").read_text().strip()
@@ -159,13 +159,13 @@ def _packages() -> Check:
 
 
 def _version(package: str) -> str | None:
-    from pysim.emulated import installed
+    from pysim.runtime.emulated import installed
 
     return installed(package)
 
 
 def _library() -> Check:
-    from pysim import runtime
+    from pysim.runtime import cpu as runtime
 
     try:
         _, lib = runtime.library()
@@ -176,7 +176,7 @@ def _library() -> Check:
 
 def _kernels() -> Check:
     """How many rows of each target run here, and why the others do not."""
-    from pysim import runtime
+    from pysim.runtime import cpu as runtime
 
     try:
         available = runtime.available_kernels()
@@ -194,7 +194,7 @@ def _kernels() -> Check:
 
 def _store() -> Check:
     """The measurement store, if there is one yet; it is not made here."""
-    from pysim.store import Store, default_path
+    from pysim.measure.store import Store, default_path
 
     path = default_path()
     if not path.exists():
@@ -212,8 +212,8 @@ def _store() -> Check:
 def _libraries() -> Iterator[Check]:
     import numpy as np
 
-    from pysim.peers import PEERS, Missing
-    from pysim.workload import Conv
+    from pysim.peers.cpu import PEERS, Missing
+    from pysim.problem.text import Conv
 
     tiny = Conv(channels=4, height=4, width=4, filters=4, kernel_h=1, kernel_w=1)
     x, w = np.ones((1, 4, 4, 4), np.float32), np.ones((4, 4, 1, 1), np.float32)
@@ -238,7 +238,7 @@ def _package(name: str, use: str, fix: str) -> Check:
 
 
 def _machines() -> Iterator[Check]:
-    from pysim.emulated import POWER10
+    from pysim.runtime.emulated import POWER10
 
     yield from _emulation(POWER10)
     wheel = _version("nvidia-cuda-nvcc")
@@ -253,7 +253,7 @@ def _machines() -> Iterator[Check]:
 
 def _emulation(cpu: "Cpu") -> Iterator[Check]:
     """Whether kernels of a CPU that this one is not would run here; nothing is built."""
-    from pysim.emulated import worker_file
+    from pysim.runtime.emulated import worker_file
 
     yield _tool("QEMU", cpu.emulators, f"runs {cpu.name} kernels", cpu.install_emulator)
     compiler, ready = f"{cpu.name} compiler", f"{cpu.name} kernels"
@@ -290,7 +290,7 @@ def _answer(command: list[str]) -> str:
 
 
 def _cuda_library() -> Check:
-    from pysim import cuda
+    from pysim.runtime import cuda
 
     try:
         cuda.library()

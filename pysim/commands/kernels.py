@@ -5,8 +5,8 @@ import click
 
 from pysim.commands.common import Cell, document, json_option, put, put_table, say
 from pysim.errors import MissingError, ProblemError, nearest
-from pysim.registry import ConvKernel, GemmKernel, Kernel, conv_kernels, gemm_kernels
-from pysim.registry import kernels as registry
+from pysim.registry.rows import ConvKernel, GemmKernel, Kernel, conv_kernels, gemm_kernels
+from pysim.registry.rows import kernels as registry
 
 FORMS = {
     "win": "lanes hold windows, one filter value is broadcast",
@@ -49,7 +49,7 @@ def kernels(words: tuple[str, ...], cuda: bool, as_json: bool) -> None:
 
 def _cuda(words: tuple[str, ...], as_json: bool) -> None:
     """The rows of native/cuda/gemms.inc and convs.inc."""
-    from pysim.cachemodel.gpu import threads_of
+    from pysim.cachemodel.gpu.product import threads_of
 
     products = [row for row in gemm_kernels() if all(word in row.name for word in words)]
     convolutions = [row for row in conv_kernels() if all(word in row.name for word in words)]
@@ -101,7 +101,7 @@ def _no_match(words: tuple[str, ...]) -> str:
 
 def _available() -> frozenset[str] | None:
     """Names of the rows that run here; None, and why on stderr, without the native library."""
-    from pysim import runtime
+    from pysim.runtime import cpu as runtime
 
     try:
         return runtime.available_kernels()

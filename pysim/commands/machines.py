@@ -10,8 +10,8 @@ import click
 from pysim.commands.common import Cell, Group, document, hertz, json_option, put, put_table, size, wrapped
 
 if TYPE_CHECKING:
-    from pysim.cuda_probe import Calibration, Rate, SharedRow
-    from pysim.machine import Fact, Gpu, Machine
+    from pysim.calibration.cuda_probe import Calibration, Rate, SharedRow
+    from pysim.machine.load import Fact, Gpu, Machine
 
 KIND_STYLE = {"assumed": "yellow", "measured": "green", "static": "cyan"}
 
@@ -61,8 +61,8 @@ def show(name: str, toml: bool, as_json: bool) -> None:
     """
     if toml and as_json:
         raise click.UsageError("--toml and --json are two forms of the same machine; give one of the two")
-    from pysim import host
-    from pysim.machine import load_any, to_toml
+    from pysim.calibration import host
+    from pysim.machine.load import load_any, to_toml
 
     machine = host.machine(name) if name == "host" else load_any(name)
     if toml:
@@ -81,7 +81,7 @@ def detect(fresh: bool, as_json: bool) -> None:
     Example
       pysim machines detect --fresh
     """
-    from pysim import host
+    from pysim.calibration import host
 
     _show(host.detect(cached=not fresh), as_json)
 
@@ -101,9 +101,10 @@ def calibrate(name: str, output: Path | None, as_json: bool) -> None:
       pysim machines calibrate -m h200 --json > shared-memory-h200.json
       pysim machines calibrate -o mine.toml     # then plan with -m mine.toml
     """
-    from pysim import cuda, cuda_probe, host
+    from pysim.calibration import cuda_probe, host
     from pysim.errors import MachineError
-    from pysim.machine import Gpu, load_any, to_toml
+    from pysim.machine.load import Gpu, load_any, to_toml
+    from pysim.runtime import cuda
 
     if output is not None and (output.suffix != ".toml" or not output.parent.is_dir()):
         raise MachineError(f"{output}: a machine file ends in .toml and goes to a folder that is there")
@@ -125,7 +126,7 @@ def calibrate(name: str, output: Path | None, as_json: bool) -> None:
 
 def _report(found: "Calibration") -> None:
     """What each instruction takes in each pattern, then the rates beside the machine file's."""
-    from pysim.cuda_probe import MOST
+    from pysim.calibration.cuda_probe import MOST
 
     device = found.device
     put((found.machine, "bold"), f": {device.name}, driver {device.driver}, CUDA {device.runtime}; medians of {found.samples} launches")
@@ -145,7 +146,7 @@ def _report(found: "Calibration") -> None:
 
 
 def _shared_cells(row: "SharedRow") -> list[Cell]:
-    from pysim.cuda_probe import MOST
+    from pysim.calibration.cuda_probe import MOST
 
     cycles = [f"{row.cycles[warps].median:.2f}" for warps in (1, MOST)]
     mark: Cell = (f"{row.ratio:.2f} !", "yellow") if row.differs else f"{row.ratio:.2f}  "
@@ -160,7 +161,7 @@ def _rate_cells(rate: "Rate") -> list[Cell]:
 
 
 def _list(as_json: bool) -> None:
-    from pysim.machine import Machine, load_any, names
+    from pysim.machine.load import Machine, load_any, names
 
     found = [load_any(name) for name in names()]
     if as_json:
@@ -189,7 +190,7 @@ def _gpu_cells(gpu: "Gpu") -> list[Cell]:
 
 
 def _assumed(machine: "Machine | Gpu") -> Cell:
-    from pysim.machine import facts
+    from pysim.machine.load import facts
 
     return f"{len(machine.assumed())}/{sum(1 for _ in facts(machine))}"
 
@@ -199,7 +200,7 @@ def _show(machine: "Machine | Gpu", as_json: bool) -> None:
     if as_json:
         document(machines=[machine])
         return
-    from pysim.machine import Machine, facts
+    from pysim.machine.load import Machine, facts
 
     put((machine.name, "bold"), f": {machine.description}")
     if isinstance(machine, Machine):
@@ -219,7 +220,7 @@ def _show(machine: "Machine | Gpu", as_json: bool) -> None:
 
 def _value(path: str, fact: "Fact") -> str:
     """A number as it stands in the file; geometry with the size that it makes."""
-    from pysim.machine import Csa, Level, Number, Unit
+    from pysim.machine.load import Csa, Level, Number, Unit
 
     if isinstance(fact, Level):
         return f"{fact.sets} sets x {fact.ways} ways x {fact.line_bytes} B = {size(fact.size_bytes)}"

@@ -25,12 +25,12 @@ from pysim.commands.common import (
     seconds,
     size,
 )
-from pysim.schedule import STATIONARY
+from pysim.record.schedule import STATIONARY
 
 if TYPE_CHECKING:
-    from pysim.machine import Gpu, Machine
+    from pysim.machine.load import Gpu, Machine
     from pysim.planner import Plan
-    from pysim.workload import Layer
+    from pysim.problem.text import Layer
 
     Found = list[tuple[Layer, list[Plan]]]
 
@@ -82,7 +82,7 @@ def plan(
         raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
     if explain and as_json:
         raise click.UsageError("--explain writes text; --json holds all of it already, so give one of the two")
-    from pysim import host
+    from pysim.calibration import host
 
     layers, on = layers_of(problems, every), host.any_machine(machine_name)
     asked = {"micro_kernel": micro_kernel, "layout": layout, "memory_limit": memory_limit}

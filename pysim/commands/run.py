@@ -10,7 +10,7 @@ from pysim.commands.common import Cell, Column, every, json_option, layers_of, m
 from pysim.errors import MachineError
 
 if TYPE_CHECKING:
-    from pysim.record import Comparison
+    from pysim.record.cost import Comparison
 
 
 @click.command()
@@ -42,11 +42,11 @@ def run(
       pysim run conv:mb1ic64ih56oc64kh3ph1 --profile
       pysim run resnet50 -m power10-e1050
     """
-    from pysim import host
+    from pysim.calibration import host
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.refuse_on_gpu(on, threads=threads > 1, profile=profile)
-    from pysim.comparison import LARGE_ERROR
+    from pysim.comparison.cpu import LARGE_ERROR
 
     executor = host.executor(on)
     if executor.kind == "emulated":
@@ -79,7 +79,7 @@ def run(
 
 def _put_summary(done: "list[Comparison]", emulated: bool, threads: int, profile: bool) -> None:
     """What the columns are and what the rows amount to."""
-    from pysim.comparison import summarise
+    from pysim.comparison.cpu import summarise
 
     summary = summarise(done)
     put("")

@@ -11,10 +11,10 @@ from pysim.commands.common import Cell, Column, document, plural, progress, put,
 from pysim.errors import PlanError, choose
 
 if TYPE_CHECKING:
-    from pysim.machine import Gpu, Machine
+    from pysim.machine.load import Gpu, Machine
     from pysim.planner import Plan
-    from pysim.record import Comparison
-    from pysim.workload import Layer
+    from pysim.problem.text import Layer
+    from pysim.record.cost import Comparison
 
     Planned = tuple[Layer, Plan | PlanError]
 
@@ -25,7 +25,7 @@ Row = Callable[["Comparison"], list[Cell]]
 
 def refuse_on_gpu(on: "Machine | Gpu", **asked: bool) -> None:
     """A usage error for options that a GPU does not have."""
-    from pysim.machine import Gpu
+    from pysim.machine.load import Gpu
 
     for name in [name for name, is_asked in asked.items() if is_asked and isinstance(on, Gpu)]:
         raise click.UsageError(f"--{name} is for CPUs; {on.name} is a GPU")
@@ -59,12 +59,9 @@ def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", algorithm: str |
 def measured(
     planned: "Iterable[Planned]", on: "Machine | Gpu", *, min_seconds: float = 0.2, peers: bool | None = False, **options: Any
 ) -> "Iterator[Comparison]":
-    """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.compare`, which a GPU has not; `peers` is for
-    a GPU: as in `pysim.cuda_comparison.compare`."""
-    from pysim import cuda_comparison
-    from pysim.comparison import compare
-    from pysim.machine import Gpu
-    from pysim.store import Store
+    """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.cpu.compare`, which a GPU has not; `peers`
+    is for a GPU: as in `pysim.comparison.cuda.compare`.""" from pysim.comparison import cuda as cuda_comparison from pysim.comparison.cpu
+    import compare from pysim.machine.load import Gpu from pysim.measure.store import Store
 
     with Store() as store:
         budget = max(LEAST_BUDGET, 10 * min_seconds)
@@ -91,7 +88,7 @@ def report(planned: "list[Planned]", found: "Iterable[Comparison]", columns: lis
                 if not done[-1].correct:
                     put(("    " + ("" if done[-1].plan else "not run: ") + done[-1].reason, "red"))
     if as_json:
-        from pysim.comparison import summarise
+        from pysim.comparison.cpu import summarise
 
         document(comparisons=done, summary=summarise(done))
     return done

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pysim.errors import MissingError, ProblemError
-from pysim.workload import Conv, Gemm, Layer, Workload
+from pysim.problem.text import Conv, Gemm, Layer, Workload
 
 if TYPE_CHECKING:
     import onnx

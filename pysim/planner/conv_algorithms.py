@@ -10,13 +10,13 @@ Worked number: im2col of conv:mb32ic64ih56oc64kh3ph1 under NCHW keeps 576 x 3136
 import math
 from typing import NamedTuple
 
-from pysim.cachemodel import gpu as model
-from pysim.cachemodel.gpu_conv import Pass, chunks_of, copied, keeps_tensor, padded_bytes, planes_of, rows_of_taps
-from pysim.cachemodel.windows import Windows
+from pysim.cachemodel.gpu import product as model
+from pysim.cachemodel.gpu.conv import Pass, chunks_of, copied, keeps_tensor, padded_bytes, planes_of, rows_of_taps
+from pysim.cachemodel.gpu.windows import Windows
 from pysim.planner.gpu import ALIGN, round_up, workspace_bytes
-from pysim.registry import ConvKernel, GemmKernel
-from pysim.schedule import GpuConvSchedule
-from pysim.workload import CONV_DTYPES, Conv, Gemm
+from pysim.problem.text import CONV_DTYPES, Conv, Gemm
+from pysim.record.schedule import GpuConvSchedule
+from pysim.registry.rows import ConvKernel, GemmKernel
 
 LARGEST_SIZE, LARGEST_TENSOR, LARGEST_TILES = 1 << 24, 1 << 30, 1 << 30  # what the kernels take
 COLUMNS_BYTES = 64 << 20  # of im2col's columns under NHWC at a time

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel import gpu as model
-from pysim.cachemodel.gpu import (
+from pysim.cachemodel.gpu import product as model
+from pysim.cachemodel.gpu.product import (
     DATA_PARALLEL,
     SPLIT_K,
     STREAM_K,
@@ -32,11 +32,11 @@ from pysim.cachemodel.gpu import (
     schedule_of,
 )
 from pysim.errors import PlanError
-from pysim.machine import Gpu
-from pysim.record import Rejected
-from pysim.registry import WARP, GemmKernel, gemm_attributes, gemm_kernels
-from pysim.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
-from pysim.workload import GEMM_DTYPES, Gemm
+from pysim.machine.load import Gpu
+from pysim.problem.text import GEMM_DTYPES, Gemm
+from pysim.record.cost import Rejected
+from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
+from pysim.registry.rows import WARP, GemmKernel, gemm_attributes, gemm_kernels
 
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 GROUPS = (1, 2, 4, 8, 16, 32)

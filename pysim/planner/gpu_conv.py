@@ -16,18 +16,18 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.cachemodel import gpu as model
-from pysim.cachemodel import gpu_conv
-from pysim.cachemodel.gpu import Prediction
-from pysim.cachemodel.gpu_conv import Pass
+from pysim.cachemodel.gpu import conv as gpu_conv
+from pysim.cachemodel.gpu import product as model
+from pysim.cachemodel.gpu.conv import Pass
+from pysim.cachemodel.gpu.product import Prediction
 from pysim.errors import PlanError
-from pysim.machine import Gpu
+from pysim.machine.load import Gpu
 from pysim.planner import gpu
 from pysim.planner.conv_algorithms import conv_workspace_bytes, passes_of, products_of, refuses, too_large
-from pysim.record import Cost, Rejected
-from pysim.registry import ConvKernel, GemmKernel, conv_kernel, conv_kernels, gemm_attributes, gemm_kernels
-from pysim.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
-from pysim.workload import Conv
+from pysim.problem.text import Conv
+from pysim.record.cost import Cost, Rejected
+from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
+from pysim.registry.rows import ConvKernel, GemmKernel, conv_kernel, conv_kernels, gemm_attributes, gemm_kernels
 
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of staged rows
 ABLATION = ("basic", "no_prefetch", "no_vector", "no_micro")

@@ -3,13 +3,13 @@
 
 from typing import NamedTuple
 
-from pysim.cachemodel.gpu import Prediction
+from pysim.cachemodel.gpu.product import Prediction
 from pysim.errors import PlanError, choose
-from pysim.machine import Gpu, Machine
+from pysim.machine.load import Gpu, Machine
 from pysim.planner import gpu, gpu_conv
 from pysim.planner.planned import STATES, Considered, Layout, Plan, State
-from pysim.registry import CONV_FAMILIES, CONV_LAYOUTS, conv_kernels, gemm_kernels
-from pysim.workload import Conv, Workload
+from pysim.problem.text import Conv, Workload
+from pysim.registry.rows import CONV_FAMILIES, CONV_LAYOUTS, conv_kernels, gemm_kernels
 
 
 class Asked(NamedTuple):

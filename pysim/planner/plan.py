@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice: the schedule of least predicted cost, with everything that was considered and turned down.
 
-`model="full"` predicts cycles for every candidate of `space` with `pysim.cachemodel.cost`. A schedule that computes for longer than
+`model="full"` predicts cycles for every candidate of `space` with `pysim.cachemodel.cpu.cost`. A schedule that computes for longer than
 the best one takes cannot win, so its traffic is not predicted; that is exact, since no cost is below its compute term. A whole
 kernel falls by its arithmetic, calls, stores and packing of a single channel set. `model="csa"` is SConv's
 slicing analysis: the paper's tile sizes and cost integers.
@@ -15,19 +15,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel import csa
-from pysim.cachemodel.cost import Prediction, cost_of, predict_all, schedule_of
-from pysim.cachemodel.incore import Array, Rates, rates
-from pysim.cachemodel.nest import Nest, nest_of, workspace_bytes
+from pysim.cachemodel.cpu import csa
+from pysim.cachemodel.cpu.cost import Prediction, cost_of, predict_all, schedule_of
+from pysim.cachemodel.cpu.incore import Array, Rates, rates
+from pysim.cachemodel.cpu.nest import Nest, nest_of, workspace_bytes
 from pysim.errors import PlanError
-from pysim.machine import Gpu, Machine, load, load_any
+from pysim.machine.load import Gpu, Machine, load, load_any
 from pysim.planner import space
 from pysim.planner.gpu_plans import Asked, check_asked, gpu_plans
 from pysim.planner.planned import STATES, Considered, Layout, ModelName, Plan, State, on_cpu, tile_of
-from pysim.record import Cost, CsaCost, Rejected
-from pysim.registry import kernels
-from pysim.schedule import STATIONARY, Schedule
-from pysim.workload import Conv, Workload, parse
+from pysim.problem.text import Conv, Workload, parse
+from pysim.record.cost import Cost, CsaCost, Rejected
+from pysim.record.schedule import STATIONARY, Schedule
+from pysim.registry.rows import kernels
 
 GUESS = 1.1  # of the least bound: most best schedules take less
 MODELS = ("full", "csa")

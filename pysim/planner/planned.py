@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from pysim.cachemodel.gpu import family_name
+from pysim.cachemodel.gpu.product import family_name
 from pysim.errors import PlanError
-from pysim.machine import Gpu, Machine
+from pysim.machine.load import Gpu, Machine
 from pysim.planner import gpu_conv
-from pysim.record import Cost, CsaCost, Rejected
-from pysim.registry import conv_kernel, gemm_attributes, gemm_kernel, kernels
-from pysim.schedule import GpuConvSchedule, GpuSchedule, Schedule
-from pysim.workload import Conv, Gemm, Workload
+from pysim.problem.text import Conv, Gemm, Workload
+from pysim.record.cost import Cost, CsaCost, Rejected
+from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
+from pysim.registry.rows import conv_kernel, gemm_attributes, gemm_kernel, kernels
 
 ModelName = Literal["full", "csa"]
 State = Literal["hot", "cold"]
@@ -114,9 +114,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def explain(self) -> str:
         """The loop nest, its tiles against each cache, and why the others lost, as text; on a GPU the hierarchy of tiles."""
-        from pysim.planner.explain import explain
-        from pysim.planner.explain_gpu import explain as explain_gpu
-        from pysim.planner.explain_gpu_conv import explain as explain_gpu_conv
+        from pysim.explain.cpu import explain
+        from pysim.explain.gpu_conv import explain as explain_gpu_conv
+        from pysim.explain.gpu_product import explain as explain_gpu
 
         if isinstance(self.schedule, GpuConvSchedule):
             return explain_gpu_conv(self)
@@ -126,16 +126,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Runs this very schedule on input x and filters w (or A and B of a matrix product) and returns the output array.
 
         The plan of a machine whose instructions this CPU lacks runs in an emulator, if there is one (docs/power10.md). Raises
-        PlanError where the plan names no micro-kernel, MissingError where no emulator is installed, and whatever `pysim.runtime`
-        (`pysim.cuda`) raises for operands.
+        PlanError where the plan names no micro-kernel, MissingError where no emulator is installed, and whatever `pysim.runtime.cpu`
+        (`pysim.runtime.cuda`) raises for operands.
         """
         if isinstance(self.schedule, GpuConvSchedule):
-            from pysim.cuda_conv import run_plan
+            from pysim.runtime.cuda_conv import run_plan
 
             assert isinstance(self.workload, Conv)
             return run_plan(self.workload, self.schedule, self.layout, x, w, bias, activation)
         if isinstance(self.schedule, GpuSchedule):
-            from pysim import cuda
+            from pysim.runtime import cuda
 
             mine, schedule = self.workload, self.schedule
             assert isinstance(mine, Gemm)
@@ -144,8 +144,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         assert isinstance(self.schedule, Schedule)
         if all(row.name != self.kernel for row in kernels()):
             raise PlanError(f"{self.kernel} is no row of the registry, so this plan can be costed but not run")
-        from pysim import runtime
-        from pysim.emulated import executor_for
+        from pysim.runtime import cpu as runtime
+        from pysim.runtime.emulated import executor_for
 
         run: Any = runtime.run_conv if isinstance(self.workload, Conv) else runtime.run_gemm
         return run(self.workload, self.schedule, x, w, bias, activation, threads, executor_for(self.on))

@@ -2,7 +2,7 @@
 """Which schedules are legal: micro-kernels that the machine can run, and tile sizes worth predicting.
 
 Channels of a set: balanced parts ceil(C / j), powers of two, and per kernel the most that keeps one tile of each operand in L1
-(equation 2 of `pysim.cachemodel.csa` over the usable ways of L1). K2 and K3: balanced parts of their tile counts and the most that
+(equation 2 of `pysim.cachemodel.cpu.csa` over the usable ways of L1). K2 and K3: balanced parts of their tile counts and the most that
 equations 4 and 5 keep in L2 and L3, balanced too. A schedule that repeats another one's loops is left out.
 
 Worked number: 784 window tiles in parts of at most 160 are 5 parts, so 157 tiles each, not 160 four times and then 144.
@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.incore import Array, Rates, Table, select
-from pysim.cachemodel.nest import Nest, ceil_div
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, select
+from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
-from pysim.machine import Level, Machine
-from pysim.record import Rejected
-from pysim.registry import Kernel, kernels
-from pysim.schedule import Stationary
+from pysim.machine.load import Level, Machine
+from pysim.record.cost import Rejected
+from pysim.record.schedule import Stationary
+from pysim.registry.rows import Kernel, kernels
 
 _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 _K2_PARTS = np.array([1.0, 2, 4, 8, 24])

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The full cost model: cycles of a schedule on a machine, for whole tables of schedules at once.
+
+    compute  = kernel + call + store + pack                       in-core work, cycles
+    transfer = sum over suppliers X of  read_X / read_rate_X + written_X / write_rate_X
+    cycles   = max(compute, transfer) + (1 - overlap) min(compute, transfer)          seconds = cycles / frequency
+
+kernel  Each step of k does, for its tile, max(multiply-adds / fma_per_cycle, (window vectors + filter vectors) /
+        loads_per_cycle, fma_latency) cycles: every accumulator is updated once a step. Edge tiles fill whole lanes. Steps are
+        channels x taps, less the kernel rows that lie in vertical padding for all windows of a tile (`Nest.live_rows`).
+call    call_cycles for each micro-kernel call: channel sets x window tiles x filter tiles.
+store   Output vectors / stores_per_cycle, once per channel set, and their loads again in every set after the first. A `fil`
+        kernel also stores its tile once to the stack and transposes it: lanes log2(lanes) shuffles a block, one a cycle. Tiles
+        in turn write a short run of each of many output rows (those of K2 filter tiles input stationary, of one weight
+        stationary). Prefetchers follow prefetch_streams of them; a run of another one waits store_run_cycles beyond L2.
+pack    Packed vectors x (1 / stores_per_cycle + pack_cycles), and pack_call_cycles for each run and kernel row. A run is the part
+        of a tile in one row of outputs; short ones fill vectors badly (`segments`). Stride s > 1: s loads and s permutes a vector.
+        Transposed operand: log2(lanes) shuffles a vector. Each input line that is not in L1 makes packing wait for
+        pack_line_cycles: its short runs leave nothing to compute meanwhile. Input stationary packs each window tile once per
+        channel set, weight stationary once per set of K3 filter tiles; a matrix product packs its filters too, the other way round.
+L2, L3, memory
+        Each operand is a few streams: bytes that are touched again after a known reuse distance, the bytes touched in between
+        (equations 4 and 5 of `csa` are two of them, where one panel takes the other's place). A cache of A ways misses those lines
+        whose set gets more than A lines in between, their own among them: the chance of that is derived in `occupancy` from how
+        many ways each operand fills and how it lies. The BLIS model (Low et al., TOMS 43(2), 2016) is its limit for whole ways.
+        Only what misses the level inside counts. What misses one level crosses from the next; the level where it hits is charged,
+        at the rate that the core sees from it. A written line comes in and goes back out. First touches lie a whole run apart:
+        what fits a level starts there ("hot"); cold, they all miss.
+
+Assumptions: replacement is LRU and buffers are contiguous in physical memory (4 KiB pages scatter larger ones, and conflict more);
+prefetching is in the measured rates, TLB misses are nowhere; where operands begin is independent of each other; one core.
+
+Worked number: 64 -> 64 channels, 56x56, 3x3, f32_win_32x14__avx512 on a core with one 512-bit multiply-add a cycle. A full tile
+takes 2 * 14 = 28 cycles a step. 292 of 294 kernel rows are live, and 64 filters are 4 full tiles and one of 8 (16 cycles), so
+kernel = 292 * 3 * 64 * (4 * 28 + 16) = 7,176,192 cycles, against 231,211,008 / 32 = 7,225,344 for nominal flops at 32 a cycle.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, select
+from pysim.cachemodel.cpu.incore import rates as rates_of
+from pysim.cachemodel.cpu.nest import Nest
+from pysim.cachemodel.cpu.occupancy import crossing
+from pysim.cachemodel.cpu.reuse import OPERANDS, flows
+from pysim.errors import PlanError
+from pysim.machine.load import Machine
+from pysim.record.cost import Cost
+from pysim.record.schedule import Schedule
+from pysim.registry.rows import kernels
+
+COMPUTE = ("kernel", "call", "store", "pack")
+
+
+class Prediction(NamedTuple):
+    """The cost of every row of a table: `terms` in cycles, and per supplier the bytes that cross from it, as `crossing` returns them."""
+
+    rates: Rates
+    table: Table
+    cycles: Array
+    terms: dict[str, Array]
+    crossed: dict[str, Array]
+
+
+def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf) -> Prediction:
+    """The cost of every schedule of `table`: the equations at the head of this file. `hot` is the state of the caches at the start.
+
+    Schedules whose compute cycles alone exceed `limit` are left out of the prediction and of its table.
+    """
+    return predict_all(rates, [table], hot, limit)[0]
+
+
+def predict_all(rates: Rates, tables: Sequence[Table], hot: bool = True, limit: float = np.inf) -> list[Prediction]:
+    """`predict` of several tables, in little more time than for one."""
+    terms = [compute_cycles(rates, table) for table in tables]
+    if limit < np.inf:
+        keep = [sum(own.values(), np.zeros(1)) <= limit for own in terms]
+        tables = [select(table, rows) for table, rows in zip(tables, keep, strict=True)]
+        terms = [{name: term[rows] for name, term in own.items()} for own, rows in zip(terms, keep, strict=True)]
+    found = flows(rates, tables, hot)
+    crossed = crossing(rates, found)
+    own = [{name: moved[:, span] for name, moved in crossed.items()} for span in found.columns]
+    return [total(rates, *case) for case in zip(tables, terms, own, strict=True)]
+
+
+def total(rates: Rates, table: Table, terms: dict[str, Array], crossed: dict[str, Array]) -> Prediction:
+    """The compute terms of every schedule with what crosses from each supplier, whoever counted that, as cycles."""
+    machine = rates.machine
+    moved = np.array(list(crossed.values()))
+    terms["store"] = terms["store"] + _scattered_runs(rates, table, moved) * machine.core.store_run_cycles.value
+    terms["pack"] = terms["pack"] + table.packed * _lines_packed(machine, moved) * machine.core.pack_line_cycles.value
+    compute = terms["kernel"] + terms["call"] + terms["store"] + terms["pack"]
+    transfer = _transfer_cycles(machine, moved)
+    terms |= zip(crossed, transfer, strict=True)
+    moving = transfer.sum(axis=0)
+    cycles = np.maximum(compute, moving) + (1 - machine.core.overlap.value) * np.minimum(compute, moving)
+    return Prediction(rates, table, cycles, terms, crossed)
+
+
+def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool = True) -> Cost:
+    """The cost of one given schedule. Raises PlanError for a kernel that the registry or the machine lacks."""
+    return cost_of(predict(*one_schedule(nest, machine, schedule), hot), 0)
+
+
+def one_schedule(nest: Nest, machine: Machine, schedule: Schedule) -> tuple[Rates, Table]:
+    """One given schedule as a table of one row. Raises PlanError for a kernel that the registry or the machine lacks."""
+    kernel = next((row for row in kernels() if row.name == schedule.kernel), None)
+    if kernel is None:
+        raise PlanError(f"{schedule.kernel} is no row of the registry")
+
+    def column(value: float) -> Array:
+        return np.array([value], dtype=np.float64)
+
+    sizes = (column(schedule.channels), column(schedule.k2), column(schedule.k3))
+    table = Table(schedule.stationary, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
+    return rates_of(nest, machine, [kernel]), table
+
+
+def _scattered_runs(rates: Rates, table: Table, moved: Array) -> Array:
+    """Rows of output tiles from beyond L2 that no prefetcher brings, because too many rows of outputs are written in turn."""
+    tile, nest = rates.filters[table.kernel], rates.nest
+    rows = np.minimum(tile * table.k2, nest.filters) if table.stationary == "input_stationary" else tile
+    beyond = moved[min(1, len(moved) - 1)]
+    runs: Array = (beyond[-2] + beyond[-1]) / (rates.windows[table.kernel] * nest.out_bytes)
+    return runs * np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
+
+
+def _lines_packed(machine: Machine, moved: Array) -> Array:
+    """Lines of the input that packing finds beyond L1."""
+    lines: Array = (moved[0, 0] + moved[0, 1]) / machine.levels[0].line_bytes
+    return lines
+
+
+def _transfer_cycles(machine: Machine, moved: Array) -> Array:
+    """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
+    outer = [(level.read_bytes_per_cycle.value, level.write_bytes_per_cycle.value) for level in machine.levels[1:]]
+    rates = np.array([*outer, (machine.memory.read_bytes_per_cycle.value, machine.memory.write_bytes_per_cycle.value)])
+    served = moved.reshape(len(moved), len(OPERANDS), 2, -1).sum(axis=1)
+    served[:-1] -= served[1:]
+    cycles: Array = (served / rates[:, :, None]).sum(axis=1)
+    return cycles
+
+
+def cost_of(prediction: Prediction, row: int) -> Cost:
+    """One row of a prediction as a value, with the bytes that each operand moves through each level."""
+    machine = prediction.rates.machine
+    terms = {name: float(value[row]) for name, value in prediction.terms.items()}
+    levels = {}
+    for above, (supplier, crossed) in zip(machine.levels, prediction.crossed.items(), strict=True):
+        moved = crossed[:, row].tolist()
+        operands = {name: read + 2 * written for name, read, written in zip(OPERANDS, moved[::2], moved[1::2], strict=True)}
+        total = sum(operands.values())
+        levels[supplier] = {
+            "lines": total / above.line_bytes,
+            "bytes": total,
+            "cycles": terms[supplier],
+            "writeback_lines": sum(moved[1::2]) / above.line_bytes,
+            **{f"{name}_bytes": size for name, size in operands.items()},
+        }
+    compute, transfer = sum(terms[name] for name in COMPUTE), sum(terms[name] for name in levels)
+    bound = max(COMPUTE if compute >= transfer else levels, key=terms.__getitem__)
+    cycles = float(prediction.cycles[row])
+    return Cost(cycles, cycles / machine.core.frequency_hz.value, bound, levels, terms)
+
+
+def schedule_of(prediction: Prediction, row: int) -> Schedule:
+    """One row of a prediction's table as the schedule that the macro-kernel obeys."""
+    table = prediction.table
+    kernel = prediction.rates.kernels[table.kernel[row]]
+    return Schedule(
+        kernel=kernel.name,
+        stationary=table.stationary,
+        pack="tiles" if table.packed[row] else "none",
+        windows=kernel.windows,
+        filters=kernel.filters,
+        channels=int(table.channels[row]),
+        k2=int(table.k2[row]),
+        k3=int(table.k3[row]),
+    )

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SConv's convolution slicing analysis (CSA): tile sizes, both schedules and their cost, in exact integers.
+
+Source: Ferrari et al., "Advancing Direct Convolution using Convolution Slicing Optimization and ISA Extensions", arXiv 2303.04739,
+section 4.1; where its printed equations are lost they follow its prose. B = bytes of an element, W = windows, M = filters,
+C = channels of a group, R x S = kernel; a tile is `windows` (N_win) x `filters` (N_f) outputs over N_c channels.
+
+    (1)  |I_T| = N_win N_c R S B      |F_T| = N_f N_c R S B      |O_T| = N_win N_f B
+    (2)  |I_T| + |F_T| + |O_T| <= alpha L1
+    (3)  n_C = ceil(C / N_c)          n_I = ceil(W / N_win)      n_F = ceil(M / N_f)
+Input stationary (IS); weight stationary (WS) exchanges I and F everywhere below:
+    (4)  |I_T| + K2 |F_T| + K2 |O_T| <= alpha L2                       1 <= K2 <= n_F
+    (5)  K3 |I_T| + K2 |F_T| + K2 K3 |O_T| <= alpha L3                 1 <= K3 <= n_I
+    (6)  cost  = A2 c2 + A3 c3 + Am cm         cache lines by the level that supplies them, times its latency
+    (7)  Am    = cold + extra
+    (8)  cold  = n_C (n_I |I_T| + n_F |F_T|) / line
+    (9)  extra = n_C phi psi n_F |F_T| / line
+    (10) phi   = min(ceil(n_F / K2) - 1, 1)
+    (11) psi   = ceil(n_I / K3) - 1
+    (12) A3    = n_C rho n_I |I_T| / line
+    (13) rho   = ceil(n_F / K2) - 1
+    (14) A2    = n_C (n_I - 1) n_F |F_T| / line
+
+Every quotient by `line` is rounded up, counts are ceilings, only channels are cut inside a tile. N_c, then K2, then K3 are found by
+the paper's halving heuristic (start at the most, halve until the bound holds, at least 1) or as the largest value that fits. Lower
+cost wins; equal cost goes to WS, as in the authors' code. A workload of several images or groups is the same nest that many times.
+
+Assumptions: tiles of each level do not conflict (alpha stands for that), packing, stores and prefetch are free. Equation 8 charges
+the *packed* input to memory, up to R S times what memory holds; `input_footprint="raw"` charges the padded input itself wherever
+input comes from L3 or memory (there it is packed again on the way), and leaves L2 traffic, which is packed, alone.
+
+Worked number: C = M = 64, 56x56, 3x3, tiles of 16 x 8, L1/L2/L3 = 32K/1M/4M, line 128, alpha 0.9, latencies 10/30/300: N_c = 32,
+IS has K2 = 8, K3 = 98 and costs 57,600 * 300 + 224,640 * 10 = 19,526,400; WS has K2 = 49, K3 = 8 and costs 21,335,040.
+"""
+
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from pysim.cachemodel.cpu.nest import Nest, ceil_div
+from pysim.machine.load import Csa
+from pysim.record.cost import CsaCost
+from pysim.record.schedule import Stationary
+
+Search = Literal["halving", "exact"]
+Footprint = Literal["packed", "raw"]
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """The machine as CSA sees it: a micro-kernel of `windows` x `filters`, three cache sizes, latencies in cycles a line."""
+
+    windows: int
+    filters: int
+    line_bytes: int
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    l2_cycles: float
+    l3_cycles: float
+    memory_cycles: float
+    alpha: float = 0.9
+    input_footprint: Footprint = "packed"
+
+    @cached_property
+    def budgets(self) -> tuple[int, int, int]:
+        """Whole bytes that tiles may fill in each cache: alpha times its size, alpha read as the decimal that it prints as."""
+        alpha = Fraction(str(self.alpha))
+        return int(alpha * self.l1_bytes), int(alpha * self.l2_bytes), int(alpha * self.l3_bytes)
+
+
+class Choice(NamedTuple):
+    """One schedule: its tile sizes, its tile counts and its cost."""
+
+    stationary: Stationary
+    channels: int
+    k2: int
+    k3: int
+    channel_sets: int
+    window_tiles: int
+    filter_tiles: int
+    cost: CsaCost
+
+
+def parameters_of(csa: Csa, footprint: Footprint = "packed", micro_kernel: tuple[int, int] | None = None) -> Parameters:
+    """A machine's CSA numbers; `micro_kernel` replaces its windows x filters."""
+    windows, filters = micro_kernel or (csa.windows, csa.filters)
+    return Parameters(
+        windows=windows,
+        filters=filters,
+        line_bytes=csa.line_bytes,
+        l1_bytes=csa.l1_bytes,
+        l2_bytes=csa.l2_bytes,
+        l3_bytes=csa.l3_bytes,
+        l2_cycles=csa.l2_latency_cycles.value,
+        l3_cycles=csa.l3_latency_cycles.value,
+        memory_cycles=csa.memory_latency_cycles.value,
+        alpha=csa.alpha,
+        input_footprint=footprint,
+    )
+
+
+def halving(limit: int, fits: Callable[[int], bool]) -> int:
+    """The first of limit, limit // 2, limit // 4 … that fits, at least 1 (the paper's heuristic)."""
+    value = limit
+    while value > 1 and not fits(value):
+        value //= 2
+    return max(value, 1)
+
+
+def exact(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest value of 1..limit that fits, by bisection, and 1 if none does; whatever fits must fit when smaller."""
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def tile_bytes(nest: Nest, p: Parameters, channels: int) -> tuple[int, int, int]:
+    """(|I_T|, |F_T|, |O_T|) of equation 1 in bytes."""
+    depth = channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
+    return p.windows * depth, p.filters * depth, p.windows * p.filters * nest.out_bytes
+
+
+def schedule(nest: Nest, p: Parameters, stationary: Stationary, search: Search = "halving") -> Choice:
+    """Tile sizes (equations 2, 4, 5) and cost (6-14) of one schedule."""
+    largest = halving if search == "halving" else exact
+    l1, l2, l3 = p.budgets
+    per_channel = (p.windows + p.filters) * nest.kernel_h * nest.kernel_w * nest.element_bytes
+    room = l1 - p.windows * p.filters * nest.out_bytes
+    channels = largest(nest.channels, lambda n: n * per_channel <= room)
+    input_tile, filter_tile, out = tile_bytes(nest, p, channels)
+    tiles = ceil_div(nest.windows, p.windows), ceil_div(nest.filters, p.filters)
+    keeps_input = stationary == "input_stationary"
+    kept, streamed = (input_tile, filter_tile) if keeps_input else (filter_tile, input_tile)
+    n_kept, n_streamed = tiles if keeps_input else tiles[::-1]
+    k2 = largest(n_streamed, lambda k: kept + k * (streamed + out) <= l2)
+    k3 = largest(n_kept, lambda k: k * kept + k2 * streamed + k * k2 * out <= l3)
+    sets = ceil_div(nest.channels, channels)
+    passes = sets * n_kept * kept, sets * n_streamed * streamed  # bytes of each operand, all channel sets
+    more_sets, more_passes = ceil_div(n_streamed, k2) - 1, ceil_div(n_kept, k3) - 1
+    cost = _cost(nest, p, keeps_input, passes, n_kept, more_sets, more_passes)
+    return Choice(stationary, channels, k2, k3, sets, *tiles, cost)
+
+
+def _cost(nest: Nest, p: Parameters, keeps_input: bool, packed: tuple[int, int], n_kept: int, more_sets: int, more_passes: int) -> CsaCost:
+    """Equations 6-14; `packed` is bytes of (stationary, streamed) tiles, `more_sets` is rho, `more_passes` psi."""
+    kept, streamed = packed
+    if p.input_footprint == "raw":
+        raw = nest.channels * nest.span_h * nest.span_w * nest.element_bytes
+        kept, streamed = (raw, streamed) if keeps_input else (kept, raw)
+
+    def lines(size: int) -> int:
+        return nest.repeats * ceil_div(size, p.line_bytes)
+
+    cold = lines(kept + streamed)
+    extra = lines(min(more_sets, 1) * more_passes * streamed)
+    from_l3 = lines(more_sets * kept)
+    from_l2 = lines((n_kept - 1) * packed[1])
+    latency = [Fraction(str(cycles)) for cycles in (p.l2_cycles, p.l3_cycles, p.memory_cycles)]
+    cycles = from_l2 * latency[0] + from_l3 * latency[1] + (cold + extra) * latency[2]
+    return CsaCost(cold, extra, from_l3, from_l2, -(-cycles.numerator // cycles.denominator))
+
+
+def schedules(nest: Nest, p: Parameters, search: Search = "halving") -> tuple[Choice, Choice]:
+    """Both schedules: (input stationary, weight stationary)."""
+    return schedule(nest, p, "input_stationary", search), schedule(nest, p, "weight_stationary", search)
+
+
+def choose(choices: Iterable[Choice]) -> Choice:
+    """The cheaper schedule; at equal cost weight stationary."""
+    return min(choices, key=lambda choice: (choice.cost.cost, choice.stationary != "weight_stationary"))

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The in-core half of the cost model: cycles of arithmetic, calls, stores and packing (terms kernel, call, store, pack of `cost`).
+
+`rates` works out what a nest costs with each micro-kernel whatever the tiling, `compute_cycles` what each tiling makes of that.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import log2
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.cachemodel.cpu.nest import Nest, ceil_div, line_rest, segments
+from pysim.errors import PlanError
+from pysim.machine.load import Machine, Unit
+from pysim.record.schedule import Stationary
+from pysim.registry.rows import Kernel
+
+Array = NDArray[np.float64]
+
+
+class Table(NamedTuple):
+    """Schedules of one stationary kind as columns; `kernel` indexes the kernels of the rates, `packed` is 1 or 0 (read in place)."""
+
+    stationary: Stationary
+    kernel: NDArray[np.int64]
+    packed: Array
+    channels: Array
+    k2: Array
+    k3: Array
+
+
+def select(table: Table, rows: NDArray[np.bool_] | slice) -> Table:
+    """Some rows of a table."""
+    kind, kernel, packed, channels, k2, k3 = table
+    return Table(kind, kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
+
+
+class Rates(NamedTuple):
+    """What a nest costs with each of some kernels whatever the tiling; every array has one entry per kernel.
+
+    Cycles are of the whole run: `kernel` in full, `store`, `reload`, `pack` and `pack_filters` for one pass over their operand, which
+    takes `pack_calls` calls of the packing routine for each channel set. `windows` and `filters` are those of a tile, `window_tiles`
+    and `filter_tiles` counts of one repeat. `packed_window` is bytes of a window in a panel, `filter_tile` of a filter panel's live
+    part, `stored_tile` of all of it, each of one channel. `*_edge` are bytes of lines that a run of windows only shares with its
+    neighbour: all runs of a channel where they are packed, a tile's run of one channel in place, of one filter in the output.
+    """
+
+    nest: Nest
+    machine: Machine
+    kernels: tuple[Kernel, ...]
+    kernel: Array
+    store: Array
+    reload: Array
+    pack: Array
+    pack_filters: Array
+    pack_calls: Array
+    windows: Array
+    filters: Array
+    window_tiles: Array
+    filter_tiles: Array
+    packed_window: Array
+    filter_tile: Array
+    stored_tile: Array
+    pack_edge: Array
+    place_edge: Array
+    out_edge: Array
+
+
+def rates(nest: Nest, machine: Machine, kernels: Sequence[Kernel]) -> Rates:
+    """The costs of `nest` that depend on the kernel alone. Raises PlanError for a kernel whose unit the machine lacks."""
+    columns = np.array([_rates_of(nest, machine, kernel) for kernel in kernels], dtype=np.float64)
+    return Rates(nest, machine, tuple(kernels), *columns.T)
+
+
+def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]:
+    """One row of `Rates`, its arrays from `kernel` to `out_edge`."""
+    unit = machine.unit(kernel.target)
+    if unit is None:
+        raise PlanError(f"{machine.name} has no unit {kernel.target}, which {kernel.name} needs")
+    size, line = nest.element_bytes, machine.levels[0].line_bytes
+    window_tiles, filter_tiles = ceil_div(nest.windows, kernel.windows), ceil_div(nest.filters, kernel.filters)
+    live, live_edge = nest.live_rows(kernel.windows)
+    live_mean = (live + live_edge) / window_tiles
+    lanes = max(1, unit.vector_bytes // size)
+    runs, vectors = segments(nest.windows, nest.out_w, kernel.windows, lanes)
+    taps = nest.channels * nest.kernel_w
+    full_tiles, last_windows = divmod(nest.windows, kernel.windows)
+    steps, store, out_vectors = _over_tiles(nest, kernel, unit, ((full_tiles, live, kernel.windows), (1, live_edge, last_windows)))
+    steps *= nest.repeats * taps / _depth(nest, kernel)
+    store *= nest.repeats
+    reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
+    per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
+    gather = min(nest.stride_w, lanes) * (1 / unit.loads_per_cycle.value + 1) if nest.stride_w > 1 else 0.0
+    turn = log2(lanes)
+    pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + turn * nest.windows_transposed)
+    filter_vectors = 0 if nest.filters_packed else nest.channels * filter_tiles * ceil_div(kernel.filters, lanes)
+    pack_filters = nest.repeats * filter_vectors * (per_vector + turn * nest.filters_transposed)
+    stored = nest.kernel_h * nest.kernel_w * kernel.filters * size
+    return (
+        steps,
+        store,
+        reload,
+        pack,
+        pack_filters,
+        nest.repeats * runs * live_mean,
+        min(kernel.windows, nest.windows),
+        min(kernel.filters, nest.filters),
+        window_tiles,
+        filter_tiles,
+        live_mean * nest.kernel_w * size,
+        stored * live_mean / nest.kernel_h,
+        stored,
+        (runs - nest.out_h) * live_mean * nest.run_edge(kernel.windows, line),
+        line_rest(line, nest.plane_bytes, kernel.windows * size),
+        line_rest(line, nest.windows * nest.out_bytes, kernel.windows * nest.out_bytes),
+    )
+
+
+def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int, int, int]]) -> tuple[float, float, float]:
+    """Cycles of one step of all tiles and of storing them, and vectors of their outputs; `rows` are (tiles, live kernel rows, windows)."""
+    rate = unit.rate(kernel.dtype)
+    full_filters, last_filters = divmod(nest.filters, kernel.filters)
+    steps = store = vectors = 0.0
+    for tiles, live, windows in rows:
+        for count, filters in ((full_filters, kernel.filters), (1, last_filters)):
+            if windows and count and filters:
+                steps += live * count * _step_cycles(kernel, unit, rate, windows, filters)
+                store += tiles * count * _store_cycles(kernel, unit, windows, filters)
+                vectors += tiles * count * _out_vectors(kernel, windows, filters)
+    return steps, store, vectors
+
+
+def _depth(nest: Nest, kernel: Kernel) -> int:
+    """k steps that one multiply-add takes: a lane is as wide as a result, and narrower operands fill it (rank-2 and rank-4 updates)."""
+    scalar = kernel.lane_windows * kernel.lane_filters == 1
+    return 1 if scalar else nest.out_bytes // nest.element_bytes
+
+
+def _step_cycles(kernel: Kernel, unit: Unit, rate: float, windows: int, filters: int) -> float:
+    """Cycles of one multiply-add on a tile: the slowest of its instructions, operand loads and the latency of an accumulator."""
+    along, across = ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters)
+    return max(along * across / rate, (along + across) / unit.loads_per_cycle.value, unit.fma_latency_cycles.value)
+
+
+def _out_vectors(kernel: Kernel, windows: int, filters: int) -> int:
+    """Vectors of one output tile: rows of windows, as long as what the kernel puts along its lanes."""
+    return filters * ceil_div(windows, kernel.lane_filters if kernel.form == "fil" else kernel.lane_windows)
+
+
+def _store_cycles(kernel: Kernel, unit: Unit, windows: int, filters: int) -> float:
+    """Cycles to store one output tile; filters along the lanes pass through the stack and a transposition of lanes x lanes blocks."""
+    vectors, shuffles = _out_vectors(kernel, windows, filters), 0.0
+    if kernel.form == "fil":
+        lanes = kernel.lane_filters
+        blocks = ceil_div(filters, lanes)
+        vectors += windows * blocks
+        shuffles = ceil_div(windows, lanes) * blocks * lanes * log2(lanes)
+    return vectors / unit.stores_per_cycle.value + shuffles
+
+
+def compute_cycles(rates: Rates, table: Table) -> dict[str, Array]:
+    """The compute terms of every schedule: what the operands' places in the caches do not change."""
+    nest, at, call = rates.nest, table.kernel, rates.machine.core.call_cycles.value
+    pack_call = rates.machine.core.pack_call_cycles.value
+    window_tiles, filter_tiles = rates.window_tiles[at], rates.filter_tiles[at]
+    sets = np.ceil(nest.channels / table.channels)
+    if table.stationary == "input_stationary":
+        passes, filter_passes = np.ones_like(sets), np.ceil(window_tiles / table.k3)
+    else:
+        passes, filter_passes = np.ceil(filter_tiles / table.k3), np.ones_like(sets)
+    pack = table.packed * passes * (rates.pack[at] + pack_call * sets * rates.pack_calls[at])
+    if not nest.filters_packed:
+        pack += filter_passes * (rates.pack_filters[at] + call * nest.repeats * sets * filter_tiles)
+    return {
+        "kernel": rates.kernel[at],
+        "call": call * nest.repeats * sets * window_tiles * filter_tiles,
+        "store": rates.store[at] * sets + rates.reload[at] * (sets - 1),
+        "pack": pack,
+    }

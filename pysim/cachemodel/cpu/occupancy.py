@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each cache misses of the streams of `reuse`: how many lines of a distance fall on one cache set.
+
+A line is still there when it is touched again unless more lines of its set than the cache has ways, itself among them, were touched
+since. Bytes in between are known by operand, in ways of the cache (line size x sets); how they lie decides how many lines a set gets:
+
+- A run of bytes of x ways (panels, filters) puts floor(x) lines on every set and one more on a share f = x - floor(x) of them. Where
+  runs begin is taken as independent. A line of such a run finds more of its own: those sets hold f (floor(x) + 1) / x of its lines.
+- Inputs and outputs lie in planes, a chunk of c bytes in each of K planes P apart. Over the sets their number has the mean
+  x = K c / way and the variance
+
+      V = x - x^2 + 2 / way * sum over d < K of (K - d) max(0, c - |d P|)        |d P|: distance to the next multiple of way
+
+  as two chunks d planes apart share max(0, c - |d P|) bytes of sets: near 0 where planes spread evenly, large where P and way have a
+  large common divisor. Lines of both operands together are uniform about the mean, as wide as V asks. A line of the chunks themselves
+  finds x + V / x of them. Where one pass over a plane ends and the next begins, two halves of different planes lie in between.
+
+So the share of misses is the chance that these add up to more than the ways. A run whose data fit a level at all misses nothing there:
+buffers lie one after the other.
+
+Worked number: 8 ways, panels of 6.5 ways, filters of 1.75. Panels find 7 lines of their own with chance 0.5 * 7 / 6.5 = 0.54, filters
+add 2 with chance 0.75: 9 lines, a miss, with chance 0.40. On average there are 8.25 of 8: a model of one average would lose them all.
+"""
+
+from functools import lru_cache
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.cachemodel.cpu.incore import Array, Rates
+from pysim.cachemodel.cpu.nest import Nest
+from pysim.cachemodel.cpu.reuse import OPERANDS, Flows
+from pysim.machine.load import Level
+
+_SURE = 2.5  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
+_ROWS = np.array([[OPERANDS.index("input")], [OPERANDS.index("output")]])
+_RUNS = np.array([[OPERANDS.index("packed")], [OPERANDS.index("filters")]])
+
+
+def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
+    """Bytes of each operand in each schedule (columns) that come from each supplier, one way, whole run. Rows are what is only read
+    and what is written of the first of OPERANDS, and so on.
+
+    Supplier L2 stands for what misses L1, and so on to "memory"; nothing crosses further out than it did further in. A level is
+    touched by as much of an operand's `once` bytes as crosses from it.
+    """
+    nest, levels, operands = rates.nest, rates.machine.levels, len(OPERANDS)
+    unique = np.maximum(flows.once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
+    size = flows.bytes * nest.repeats
+    seen, last = np.ones_like(unique), size
+    crossed: dict[str, Array] = {}
+    suppliers = [*(level.name for level in levels[1:]), "memory"]
+    for level, supplier in zip(levels, suppliers, strict=True):
+        way = level.sets * level.line_bytes
+        over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
+        most = over * ((level.ways + 1) / (level.ways + over)) + flows.never  # what fits as a whole misses nothing once it was touched
+        asked = (most > 0) & (last > 0)
+        if not asked.any():
+            crossed |= {name: np.zeros((2 * operands, size.shape[1])) for name in suppliers[len(crossed) :]}
+            break
+        here = missing(level, nest, seen / way, flows, asked)
+        np.minimum(here, most, out=here)
+        here *= size
+        last = np.minimum(here, last, out=here)
+        parts = zip(flows.shares, flows.columns, strict=True)
+        crossed[supplier] = moved = np.concatenate([shares @ last[:, span] for shares, span in parts], axis=1)
+        seen = np.minimum(1.0, (moved[::2] + moved[1::2]) / unique)
+    return crossed
+
+
+def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray[np.bool_]) -> Array:
+    """Share of lines that miss a level, streams x schedules; only what is `asked` for is exact.
+
+    `scale` (OPERANDS x schedules) makes ways of the bytes of a distance.
+    """
+    way, pitches = level.sets * level.line_bytes, (nest.plane_bytes, nest.windows * nest.out_bytes)
+    crowd = any(
+        gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way
+        for pitch, most in zip(pitches, (nest.channels, nest.filters), strict=True)
+    )
+    reach = np.einsum("odn,on->dn", flows.between[: len(OPERANDS)], scale)
+    reach -= level.ways
+    least = -level.ways if crowd else -_SURE
+    if reach.max(initial=-np.inf) < least:
+        return np.zeros(asked.shape)
+    reach = np.concatenate([reach[:, span][at] for span, at in zip(flows.columns, flows.at, strict=True)], axis=1)
+    share: Array = (reach > 0.0).astype(np.float64)
+    asked &= reach > least
+    asked &= reach < _SURE
+    stream, column = asked.nonzero()
+    if stream.size:
+        kind = flows.kind[column]
+        row, own = flows.at[kind, stream], flows.operand[kind, stream]
+        distance = flows.between[:, row, column]
+        inputs, outputs, turns = distance[len(OPERANDS) :]
+        lines = np.maximum(distance[: len(OPERANDS)] * scale[:, column], 1e-9)
+        chunks, planes_of = np.stack([lines[0], lines[3] / turns]), np.stack([inputs, outputs])
+        if pitches[0] == pitches[1]:
+            spread = variance(chunks, planes_of, pitches[0], way)
+        else:
+            spread = np.stack([variance(*case, way) for case in zip(chunks, planes_of, pitches, strict=True)])
+        spread[1] *= turns
+        share[stream, column] = overfull(level.ways, lines, spread, own)
+    return share
+
+
+def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64]) -> Array:
+    """Chance that a line of operand `own` finds more than `room` lines in its set, itself among them.
+
+    Columns of `ways` (by operand, above 0) and of `spread` (variances of inputs and of outputs).
+    """
+    runs, rows = ways[1:3], ways[::3]
+    whole = np.floor(runs)
+    packed, filters = (runs - whole) * np.where(own == _RUNS, (whole + 1) / runs, 1.0)
+    mine = own == _ROWS
+    mean = (rows + mine * (spread / rows)).sum(axis=0)
+    wide = (spread - mine * np.minimum(spread, rows * np.maximum(0.0, 1 - rows))).sum(axis=0)
+    part = mean - np.floor(mean)
+    narrow = 1 / np.sqrt(1 + 12 * np.maximum(0.0, wide - part * (1 - part)))
+    at = (mean + whole[0] + whole[1] - (room + 0.5)) * narrow + 0.5
+    none, one, two = (np.minimum(np.maximum(at + more * narrow, 0.0), 1.0) for more in range(3))
+    more = one - none
+    found: Array = none + (packed + filters) * more + packed * filters * (two - one - more)
+    return found
+
+
+def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
+    """V of the equation above: chunks that fill `ways` in all, one in each of `planes`."""
+    chunk = ways * (way / planes)
+    if chunk.max() > way / 2:
+        chunk = np.mod(chunk, way)
+        chunk = np.minimum(chunk, way - chunk)  # the sets left out vary as those that are met
+    counts = planes.astype(np.int64)
+    used = np.bincount(counts.ravel()) > 0
+    apart, shift = _shifts(pitch, way, used.size - 1)
+    closer = shift.searchsorted(chunk)
+    terms = int(closer.max())
+    # sums over the shifts that are closer than a chunk, for each count of planes: of K - d, and of that times the shift
+    (some,) = used.nonzero()
+    sums = np.zeros((2, some.size, terms + 1))
+    np.maximum(0, some[:, None] - apart[:terms], out=sums[0, :, 1:])
+    np.multiply(sums[0, :, 1:], shift[:terms], out=sums[1, :, 1:])
+    sums.cumsum(axis=2, out=sums)
+    row = (used.cumsum() - 1)[counts]
+    mean = planes * chunk / way
+    found: Array = mean - mean * mean + 2 / way * (chunk * sums[0, row, closer] - sums[1, row, closer])
+    return np.maximum(0.0, found, out=found)
+
+
+@lru_cache(maxsize=1024)
+def _shifts(pitch: int, way: int, planes: int) -> tuple[Array, Array]:
+    """How far apart in sets planes d apart are (bytes), nearest first: (d, distances)."""
+    d = np.arange(1, planes)
+    shift = d * pitch % way
+    shift = np.minimum(shift, way - shift)
+    order = np.argsort(shift, kind="stable")
+    return d[order].astype(np.float64), shift[order].astype(np.float64)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared-memory instructions of the SIMT products: which address each lane has, and so how many wavefronts a step of k takes.
+
+The formulas are those of `native/cuda/simt_copy.cuh` and `simt.cuh`. A unit is one element, for s8 four of k. In a stage, unit k
+of row (column) x of an operand of `extent` rows stands at
+
+    byte(k, x) = ((k extent + x) size) ^ swizzle(k),    swizzle(k) = (k / chunk mod lines) 128 / lines
+
+with `chunk` units of k in 16 bytes of an operand whose k is contiguous, and `lines` such chunks in a step. Threads bring 16
+bytes at a time: with k contiguous they store each unit of k on its own, otherwise all 16 bytes at once. A warp then reads, for
+each k, vectors of its rows of A and of its columns of B; neighbouring lanes share vectors.
+
+Assumed: the tile lies inside its operands, which are aligned to 16 bytes. Not described: the tile's way out through shared memory.
+Counts are those of one step of k of one block; two products that differ in k by n steps differ by n times them.
+
+Worked number, f32 block 128x128x8, warps 64x32, threads 8x8: 8 units x (2 + 2) LDS.128 x 8 warps = 256 instructions of 2 wavefronts.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory
+from pysim.errors import OperandError
+from pysim.registry.rows import GemmKernel
+
+Integers = NDArray[np.int64]
+
+
+class _Type(msgspec.Struct, frozen=True):
+    """How a dtype is laid out: `simt_types.cuh`. `lines_*`: how many rows 16 bytes are taken from, by contiguous dimension."""
+
+    element_bytes: int
+    unit_bytes: int
+    depth: int
+    chunk: int
+    lines_k: int
+    lines_out: int
+
+
+_TYPES = {
+    "f32": _Type(4, 4, 1, 4, 1, 1),
+    "f64": _Type(8, 8, 1, 2, 1, 1),
+    "f16": _Type(2, 2, 1, 4, 2, 1),
+    "s8": _Type(1, 4, 4, 4, 1, 4),
+}
+
+
+class Access(msgspec.Struct, frozen=True, eq=False):
+    """Instructions of one kind of a step of k: `addresses` (n, 32) bytes from the operand's place in a stage, `active` (n, 32) lanes.
+
+    `asynchronous`: written by asynchronous copies from device memory, which counters keep apart from stores.
+    """
+
+    operand: str
+    store: bool
+    asynchronous: bool
+    width: int
+    addresses: Integers
+    active: NDArray[np.bool_]
+
+
+class Wavefronts(msgspec.Struct, frozen=True):
+    """Of one step of k of one block: instructions, wavefronts, and the fewest that the same lanes could take."""
+
+    instructions: int
+    total: int
+    minimum: int
+
+
+def accesses(kernel: GemmKernel, trans_a: bool, trans_b: bool) -> tuple[Access, ...]:
+    """What one block of a SIMT kernel does to shared memory in one step of k. Raises OperandError for another family's kernel."""
+    if kernel.family != "simt":
+        raise OperandError(f"{kernel.name} is no SIMT kernel; this describes the rows of that family")
+    k_inner = {"A": not trans_a, "B": bool(trans_b)}
+    return tuple(access for operand in "AB" for access in (*_copies(kernel, operand, k_inner[operand]), *_fragments(kernel, operand)))
+
+
+def wavefronts(kernel: GemmKernel, trans_a: bool, trans_b: bool, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
+    """Wavefronts of one step of k of one block, under "loads", "stores" and "copies" (asynchronous ones)."""
+    sums = {kind: [0, 0, 0] for kind in ("loads", "stores", "copies")}
+    for access in accesses(kernel, trans_a, trans_b):
+        counts = (memory or SharedMemory()).count(access.addresses, access.width, access.store, access.active)
+        kind = "copies" if access.asynchronous else "stores" if access.store else "loads"
+        for i, number in enumerate((len(access.addresses), int(counts.total.sum()), int(counts.minimum.sum()))):
+            sums[kind][i] += number
+    return {kind: Wavefronts(*numbers) for kind, numbers in sums.items()}
+
+
+def place(kernel: GemmKernel, operand: str, k: Integers, x: Integers) -> Integers:
+    """byte(k, x) of the head of this file: where unit k of row (column) x of A ("A") or B ("B") stands in a stage."""
+    kind, extent = _TYPES[kernel.dtype], _extent(kernel, operand)
+    lines = kernel.block_k // kind.depth // kind.chunk
+    swizzle = 0 if kernel.form == "unpadded" else k // kind.chunk % lines * (128 // lines)
+    address: Integers = ((k * extent + x) * kind.unit_bytes) ^ swizzle
+    return address
+
+
+def _extent(kernel: GemmKernel, operand: str) -> int:
+    return kernel.block_m if operand == "A" else kernel.block_n
+
+
+def _copies(kernel: GemmKernel, operand: str, k_inner: bool) -> Iterator[Access]:
+    """The operand's way into the stage: stores from registers, or asynchronous copies where there are 3 stages or more."""
+    kind, extent, threads = _TYPES[kernel.dtype], _extent(kernel, operand), kernel.math_threads
+    pieces = kind.lines_k if k_inner else kind.lines_out
+    inner = 16 // pieces // kind.element_bytes
+    across = (kernel.block_k if k_inner else extent) // inner
+    chunks = extent * kernel.block_k * kind.element_bytes // 16
+    chunk = np.arange(-(-chunks // threads) * threads).reshape(-1, LANES)
+    at_inner, at_line = chunk % across * inner, chunk // across * pieces
+    k, x = (at_inner, at_line) if k_inner else (at_line, at_inner)
+    active = chunk < chunks
+    warps = active.any(axis=1)
+    k, x, active = k[warps] // kind.depth, x[warps], active[warps]
+    width = 16 // kind.chunk if k_inner else 16
+    split = min(width, 4) if kernel.form == "scalar" else width
+    asynchronous = kernel.stages >= 3
+    for i in range(kind.chunk if k_inner else 1):
+        start = place(kernel, operand, np.where(active, k + i, 0), np.where(active, x, 0))
+        for offset in range(0, width, split):
+            yield Access(operand, True, asynchronous, split, start + offset, active)
+
+
+def _fragments(kernel: GemmKernel, operand: str) -> Iterator[Access]:
+    """The vectors that warps read, one unit of k after another."""
+    kind = _TYPES[kernel.dtype]
+    lanes_m, lanes_n = kernel.warp_m // kernel.thread_m, kernel.warp_n // kernel.thread_n
+    low = 1 if lanes_n > 1 else 0
+    lane = np.arange(LANES)
+    up = lane >> low
+    lane_of = {"A": up % lanes_m, "B": (lane & low) | (up // lanes_m << low)}[operand]
+    warps_m = kernel.block_m // kernel.warp_m
+    warp = np.arange(kernel.math_threads // LANES)
+    first = warp % warps_m * kernel.warp_m if operand == "A" else warp // warps_m * kernel.warp_n
+    count, lanes = (kernel.thread_m, lanes_m) if operand == "A" else (kernel.thread_n, lanes_n)
+    vector = min(count, 16 // kind.unit_bytes)
+    width = vector * kind.unit_bytes
+    split = kind.unit_bytes if kernel.form == "scalar" else width
+    units = kernel.block_k // kind.depth
+    k, of_warp, of_vector = np.meshgrid(np.arange(units), first, np.arange(count // vector), indexing="ij")
+    x = (of_warp + of_vector * lanes * vector).reshape(-1, 1) + lane_of * vector
+    start = place(kernel, operand, np.broadcast_to(k.reshape(-1, 1), x.shape), x)
+    for offset in range(0, width, split):
+        yield Access(operand, False, False, split, start + offset, np.ones(x.shape, np.bool_))

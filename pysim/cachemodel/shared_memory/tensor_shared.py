@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared-memory wavefronts of a whole launch of a tensor-core product: what its warps load, store and copy, counted bank by bank.
+
+The formulas are those of `native/cuda/tensor.cuh`, `mma.cu`, `wmma.cu`, `mma_f64.cuh` and `wgmma_epilogue.cuh`. With e bytes an element,
+an operand's tile of a stage is rows of `columns` elements (k where k is contiguous in memory, else m or n), each at
+
+    byte(row, column) = row pitch + column e,    pitch = columns e, made an odd multiple of 16
+
+A block does, for each step of k, once each:  copies     asynchronous, 16 bytes a thread, neighbouring threads along a row
+for each instruction of that step:            fragments  ldmatrix.x4, 4 x 8 rows of 16 bytes
+for each tile that it shares with others:     meeting    one thread stores a flag, every warp loads it
+for each tile that it finishes:               sums       fragments go to rows of block_n + 8 sums, rows leave 16 bytes a lane,
+                                                         as far as they lie inside C
+Kernels whose warps keep more than 64 sums a thread fetch an instruction's fragments ahead, so once more a tile than they multiply.
+
+f64: the copy engine writes the stages, with chunk c of 16 bytes of row r at chunk c ^ (r mod 8); rows are 128 bytes, where m (n) is
+contiguous 16 rows of k to a box of 16 m (n). Lane 4 g + t of a fragment of 16 rows (columns) takes rows 2 g and 2 g + 1 and, for
+e = 0, 1, k = 2 t + (e ^ t / 2): 8 bytes each, or both rows of A at once where they are neighbours. Of B with n contiguous it takes
+columns g and g + 8. Sums leave from registers.
+wgmma: only the meeting is the warps'; the tensor cores read the operands ("products"), for each instruction all of its 64 x 32 and
+warp_n x 32 bytes, 128 bytes a wavefront. Warpgroups share neither.
+
+Loads, stores and products are what Nsight Compute counts on an H200, launch by launch (benchmarks/cuda/wavefronts.py). Copies are taken
+as stores of 16 bytes, of which no counter speaks: on whole tiles the hardware reports no conflict among them, where this finds some.
+
+Worked number, f16_mma_128x128x64_64x32_16x8_s3_c1x1: a step has 4 instructions x 8 warps x (4 + 2) ldmatrix.x4 = 192 of 4 wavefronts.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory
+from pysim.cachemodel.shared_memory.gemm_shared import Access, Wavefronts
+from pysim.errors import OperandError
+from pysim.problem.text import Gemm
+from pysim.record.schedule import GpuSchedule
+from pysim.registry.rows import WARP, GemmKernel
+
+Integers = NDArray[np.int64]
+Counted = dict[str, Wavefronts]
+KINDS = ("loads", "stores", "copies", "products")
+
+_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "f64": 8}
+_EITHER_WAY = ("f16", "bf16", "f64")  # the others want rows along k (`needs`)
+_CHUNK = 16  # bytes that a thread copies, and of a row of an ldmatrix
+_MARGIN = 8  # sums between rows on their way out
+
+
+class Pieces(msgspec.Struct, frozen=True):
+    """How a launch cuts its work: tiles of C, steps of k over all tiles, (block, tile) pairs, and those of tiles in several parts."""
+
+    tiles: int
+    steps: int
+    pieces: int
+    shared: int
+
+
+def pieces(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule) -> Pieces:
+    """The cut of `native/cuda/decomposition.cuh`; a cluster counts as one block with a tile of its size."""
+    high, wide = kernel.block_m * kernel.cluster_m, kernel.block_n * kernel.cluster_n
+    tiles, steps = -(-w.m // high) * -(-w.n // wide), -(-w.k // kernel.block_k)
+    if schedule.decomposition == "data_parallel":
+        return Pieces(tiles, tiles * steps, tiles, 0)
+    if schedule.decomposition == "split_k":
+        return Pieces(tiles, tiles * steps, tiles * schedule.splits, tiles * schedule.splits)
+    edges = np.arange(schedule.splits + 1) * tiles * steps // schedule.splits
+    inner = edges[1:-1]
+    cuts = np.bincount(inner[inner % steps != 0] // steps, minlength=tiles)  # of each tile, inside it
+    return Pieces(tiles, tiles * steps, tiles + int(cuts.sum()), int((cuts[cuts > 0] + 1).sum()))
+
+
+def wavefronts(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule, memory: SharedMemory | None = None) -> Counted:
+    """What all blocks of one launch do to shared memory: "loads", "stores", "copies" (asynchronous ones), "products" (wgmma's reads).
+
+    Operands are those that the kernel sees: where it wants k contiguous, the layout makes no difference. What re-laying-out them takes
+    is not counted. Raises OperandError for a kernel of another family or type.
+    """
+    if kernel.family not in ("wmma", "mma", "wgmma") or kernel.dtype != w.dtype:
+        raise OperandError(f"{kernel.name} is no tensor-core kernel for {w.dtype}; this describes the families wmma, mma and wgmma")
+    memory = memory or SharedMemory()
+    cut = pieces(kernel, w, schedule)
+    blocks = kernel.cluster_m * kernel.cluster_n
+    meeting = _count(_meeting(kernel), memory)
+    parts = [(meeting, cut.shared * blocks)]
+    if kernel.family == "wgmma":
+        parts.append((_products(kernel), cut.steps * blocks))
+    else:
+        instructions = kernel.block_k // _depth(kernel)
+        ahead = cut.pieces if kernel.dtype != "f64" and kernel.warp_m * kernel.warp_n // WARP > 64 else 0
+        k_major = kernel.dtype not in _EITHER_WAY
+        copied, fetched = _step(kernel, not k_major and w.trans_a, k_major or w.trans_b, memory)
+        parts += [(copied, cut.steps), (fetched, cut.steps * instructions + ahead)]
+        for rows, high in _extents(w.m, kernel.block_m) if kernel.dtype != "f64" else ():
+            parts += [(_count(_way_out(kernel, rows, columns), memory), high * wide) for columns, wide in _extents(w.n, kernel.block_n)]
+    return {kind: _sum((part[kind], times) for part, times in parts) for kind in KINDS}
+
+
+def copies(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access]:
+    """One step's copies of an operand's tile into its stage."""
+    if kernel.dtype == "f64":
+        return
+    rows, columns = _shape(kernel, operand, k_last)
+    pitch, chunks, threads = pitch_of(kernel, columns), columns * _BYTES[kernel.dtype] // _CHUNK, kernel.math_threads
+    thread = np.arange(threads).reshape(-1, LANES)
+    for first in range(0, rows, threads // chunks):
+        row = first + thread // chunks
+        active = row < rows
+        warps = active.any(axis=1)
+        yield Access(operand, True, True, _CHUNK, (row * pitch + thread % chunks * _CHUNK)[warps], active[warps])
+
+
+def fragments(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access]:
+    """The loads of one operand's fragments for one instruction's depth of k, of all warps, at the stage's first k.
+
+    Further instructions of a step move all lanes alike: to another column, another row, or, f64, by an exclusive or with 64.
+    """
+    warp, warps_n = np.arange(kernel.math_threads // WARP), kernel.block_n // kernel.warp_n
+    first = warp // warps_n * kernel.warp_m if operand == "A" else warp % warps_n * kernel.warp_n
+    extent = kernel.warp_m if operand == "A" else kernel.warp_n
+    base = (first[:, None] + np.arange(0, extent, 16)).reshape(-1, 1)  # 16 rows of A or columns of B at a time
+    everyone = np.ones((len(base), LANES), np.bool_)
+    lane: Integers = np.arange(LANES)
+    if kernel.dtype == "f64":
+        g, t = lane // 4, lane % 4
+        pairs = k_last or operand == "A"
+        for e in (0, 1):
+            k = 2 * t + (e ^ t // 2)
+            for row in (0, 1) if k_last or not pairs else (0,):
+                m = 2 * g + row if pairs else g + 8 * row
+                if k_last:
+                    address = (base + m) * 128 + (k // 2 ^ m % 8) * _CHUNK + k % 2 * 8
+                else:
+                    address = base * 128 + k * 128 + (m // 2 ^ k) * _CHUNK + m % 2 * 8
+                yield Access(operand, False, False, 8 if k_last or not pairs else _CHUNK, address, everyone)
+        return
+    # 16 rows (columns) x 32 bytes of k, or transposed on the way 16 of k x 16 rows
+    upper, beside = lane // 8 % 2, lane // 16
+    if operand == "B":
+        upper, beside = beside, upper
+    element, pitch = _BYTES[kernel.dtype], pitch_of(kernel, _shape(kernel, operand, k_last)[1])
+    if k_last:
+        address = (base + lane % 8 + 8 * upper) * pitch + beside * _CHUNK
+    else:
+        address = (lane % 8 + 8 * beside) * pitch + (base + 8 * upper) * element
+    yield Access(operand, False, False, _CHUNK, address, everyone)
+
+
+def pitch_of(kernel: GemmKernel, columns: int) -> int:
+    """Bytes between rows of a tile of so many columns: `padded` of tensor.cuh."""
+    size = columns * _BYTES[kernel.dtype]
+    return size if size % 32 else size + 16
+
+
+def _shape(kernel: GemmKernel, operand: str, k_last: bool) -> tuple[int, int]:
+    """Rows and columns of an operand's tile as they lie in a stage."""
+    extent = kernel.block_m if operand == "A" else kernel.block_n
+    return (extent, kernel.block_k) if k_last else (kernel.block_k, extent)
+
+
+def _depth(kernel: GemmKernel) -> int:
+    """Elements of k that one instruction multiplies: 32 bytes of them, f64: 8."""
+    return 8 if kernel.dtype == "f64" else 32 // _BYTES[kernel.dtype]
+
+
+def _extents(size: int, block: int) -> Iterator[tuple[int, int]]:
+    """How much of a block lies inside `size`, and of how many blocks that is so."""
+    if size >= block:
+        yield block, size // block
+    if size % block:
+        yield size % block, 1
+
+
+def _way_out(kernel: GemmKernel, rows: int, columns: int) -> Iterator[Access]:
+    """A tile's sums through shared memory, of which `rows` x `columns` lie inside C."""
+    size, threads = 2 if kernel.form == "half" else 4, kernel.math_threads
+    pitch, width = (kernel.block_n + _MARGIN) * size, min(_CHUNK, 4 * size)
+    lane, warp = np.arange(LANES), np.arange(threads // WARP)
+    warps_n = kernel.block_n // kernel.warp_n
+    i, j, h, of_warp = np.meshgrid(np.arange(kernel.warp_m // 16), np.arange(kernel.warp_n // 8), np.arange(2), warp, indexing="ij")
+    row = (of_warp // warps_n * kernel.warp_m + 16 * i + 8 * h).reshape(-1, 1) + lane // 4
+    column = (of_warp % warps_n * kernel.warp_n + 8 * j).reshape(-1, 1) + lane % 4 * 2
+    yield Access("C", True, False, 2 * size, row * pitch + column * size, np.ones(row.shape, np.bool_))
+    across = kernel.block_n * size // width
+    vector = np.arange(kernel.block_m * across).reshape(-1, LANES)
+    row, column = vector // across, vector % across * (width // size)
+    active = (row < rows) & (column < columns)
+    warps = active.any(axis=1)
+    yield Access("C", False, False, width, (row * pitch + column * size)[warps], active[warps])
+
+
+def _meeting(kernel: GemmKernel) -> Iterator[Access]:
+    """One thread says whether the block is the last of a tile's; all threads look."""
+    warps = kernel.math_threads // WARP
+    first = (np.arange(LANES) == 0)[None]
+    yield Access("flag", True, False, 4, np.zeros((1, LANES), np.int64), first)
+    yield Access("flag", False, False, 4, np.zeros((warps, LANES), np.int64), np.ones((warps, LANES), np.bool_))
+
+
+def _products(kernel: GemmKernel) -> Counted:
+    """What the tensor cores read for a block's products of one step: 4 instructions of 64 rows and 32 bytes of k for each 64 rows."""
+    instructions = kernel.block_m // 64 * (kernel.block_n // kernel.warp_n) * 4
+    total = instructions * (64 + kernel.warp_n) * 32 // 128
+    return {kind: Wavefronts(instructions, total, total) if kind == "products" else Wavefronts(0, 0, 0) for kind in KINDS}
+
+
+@cache
+def _step(kernel: GemmKernel, trans_a: bool, trans_b: bool, memory: SharedMemory) -> tuple[Counted, ...]:
+    """Of one step of a block: its copies, and one instruction's fragments."""
+    ways = (("A", not trans_a), ("B", bool(trans_b)))
+    return tuple(_count((access for way in ways for access in what(kernel, *way)), memory) for what in (copies, fragments))
+
+
+def _count(accesses: Iterable[Access], memory: SharedMemory) -> Counted:
+    parts: dict[str, list[tuple[Wavefronts, int]]] = {kind: [] for kind in KINDS}
+    for access in accesses:
+        counts = memory.count(access.addresses, access.width, access.store, access.active)
+        kind = "copies" if access.asynchronous else "stores" if access.store else "loads"
+        parts[kind].append((Wavefronts(len(access.addresses), int(counts.total.sum()), int(counts.minimum.sum())), 1))
+    return {kind: _sum(some) for kind, some in parts.items()}
+
+
+def _sum(parts: Iterable[tuple[Wavefronts, int]]) -> Wavefronts:
+    total = [0, 0, 0]
+    for part, times in parts:
+        for i, number in enumerate((part.instructions, part.total, part.minimum)):
+            total[i] += number * times
+    return Wavefronts(*total)

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact simulation of cache hierarchies: how often each level is asked, misses, evicts and writes back, for a given trace.
+
+Any number of set-associative levels (1..8), private or shared by several cores. By default a level is write-back,
+write-allocate and non-inclusive with LRU replacement; a miss fills every level it passed, and an access that straddles lines
+touches each. The rules in full, for every policy, stand at the top of `native/simulate.h`, which also defines the counters.
+
+What counts: at L1 a load or store is one line touched by the core. Further out a load is a line read by the level inside
+(for its load misses, for its store misses that allocate, for its prefetches), a store is a write-back or a write-through from
+it. So `misses` of a level without prefetcher are the `loads` of the next, and its `writebacks` are the next level's `stores`.
+
+pycachesim counts the same events under other names: MISS = misses, EVICT = writebacks (clean evictions are not counted there),
+HIT = loads that hit (store hits are not counted), LOAD = loads + store misses that allocate, STORE = stores; its L1 counts
+LOAD and STORE once an access, not once a line; a store written through is an EVICT. Its LRU also differs in what it does: a
+store that hits, a write-back too, does not make the line the last used one. Here it does, as in hardware.
+
+Worked number: 64 lines of 64 bytes, read twice through 32 sets x 1 way: 128 loads, 128 misses, 96 evictions.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pysim.errors import MachineError, OperandError, choose
+from pysim.machine.load import Machine, Policy, load
+
+Inclusion = Literal["non-inclusive", "inclusive", "exclusive"]
+Prefetch = Literal["next-line", "stream"]
+OPERANDS = ("other", "input", "filter", "output", "packed_input", "packed_filter", "columns", "bias")
+PHASES = ("other", "pack", "compute", "store")
+MAX_LEVELS, MAX_CORES, MAX_DEGREE = 8, 256, 16
+
+
+class Cache(msgspec.Struct, frozen=True):
+    """One level: `sets` x `ways` lines of `line_bytes` (a power of two; not less than in the level inside).
+
+    `inclusion` says what the level owes the levels inside it; an exclusive level is a victim cache of the one inside it.
+    `fetch_on_writeback=False` lets a write-back of a whole line allocate without reading the next level. `prefetch` reads
+    `prefetch_degree` lines ahead, within 4 KiB pages. A level that is not `shared` exists once per core. plru needs 1, 2, 4 .. 64 ways.
+    Raises MachineError for a geometry that cannot be.
+    """
+
+    name: str
+    sets: int
+    ways: int
+    line_bytes: int
+    policy: Policy = "lru"
+    write_back: bool = True
+    write_allocate: bool = True
+    inclusion: Inclusion = "non-inclusive"
+    prefetch: Prefetch | None = None
+    prefetch_degree: int = 1
+    fetch_on_writeback: bool = True
+    shared: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self.sets * self.ways * self.line_bytes
+
+    def __post_init__(self) -> None:
+        for field in ("sets", "ways", "line_bytes", "prefetch_degree"):
+            _whole(getattr(self, field), 1, 1 << 40, f'cache "{self.name}": {field}')
+        _one_of(self.policy, get_args(Policy), f'cache "{self.name}": policy')
+        _one_of(self.inclusion, get_args(Inclusion), f'cache "{self.name}": inclusion')
+        if self.prefetch is not None:
+            _one_of(self.prefetch, get_args(Prefetch), f'cache "{self.name}": prefetch')
+            _whole(self.prefetch_degree, 1, MAX_DEGREE, f'cache "{self.name}": prefetch_degree')
+        if self.line_bytes & (self.line_bytes - 1) or self.line_bytes > 1 << 30:
+            raise MachineError(f'cache "{self.name}": line_bytes is {self.line_bytes}; it should be a power of two up to 2^30')
+        if self.sets * self.ways >= 1 << 32:
+            raise MachineError(f'cache "{self.name}": {self.sets} x {self.ways} lines; fewer than 2^32 can be simulated')
+        if self.policy == "plru" and (self.ways & (self.ways - 1) or self.ways > 64):
+            raise MachineError(f'cache "{self.name}": a plru tree needs 1, 2, 4, 8, 16, 32 or 64 ways, not {self.ways}')
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """What happened at one level; `native/simulate.h` defines each number. Bytes are those between it and the next level."""
+
+    loads: int = 0
+    stores: int = 0
+    load_misses: int = 0
+    store_misses: int = 0
+    evictions: int = 0
+    writebacks: int = 0
+    invalidations: int = 0
+    victims: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    prefetches: int = 0
+    prefetch_hits: int = 0
+
+    @property
+    def misses(self) -> int:
+        return self.load_misses + self.store_misses
+
+    @property
+    def hits(self) -> int:
+        return self.loads + self.stores - self.misses
+
+
+_FIELDS = Counts.__struct_fields__
+
+
+class Chunk(NamedTuple):
+    """A piece of a trace: int64 byte addresses, int32 sizes, 0/1 stores; one tag (see `tag`) and one core each, or None for 0.
+
+    Sizes, stores, tags and cores may also be one number for all accesses.
+    """
+
+    addresses: npt.ArrayLike
+    sizes: npt.ArrayLike
+    is_write: npt.ArrayLike
+    tags: npt.ArrayLike | None = None
+    cores: npt.ArrayLike | None = None
+
+
+class Result:
+    """Counters of one simulation: `result["L1"].misses`, and by operand or phase `result.by("L1", operand="output").misses`."""
+
+    def __init__(self, levels: Sequence[str], counts: npt.NDArray[np.int64], accesses: int) -> None:
+        self.levels = tuple(levels)
+        self.counts = counts  # [level][phase][operand][counter]
+        self.accesses = accesses
+
+    def __getitem__(self, level: str) -> Counts:
+        return self.by(level)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.levels)
+
+    def by(self, level: str, operand: str | int | None = None, phase: str | int | None = None) -> Counts:
+        """The part of a level's counts that one operand, one phase, or both account for."""
+        part = self.counts[_index(self.levels, level, "cache level")]
+        rows = part if phase is None else part[[_index(PHASES, phase, "phase")]]
+        cells = rows if operand is None else rows[:, [_index(OPERANDS, operand, "operand")]]
+        return Counts(*(int(number) for number in cells.sum(axis=(0, 1))))
+
+    def to_dict(self) -> dict[str, dict[str, int]]:
+        """Per level, every counter with `hits` and `misses`."""
+        named = {level: self[level] for level in self.levels}
+        return {level: msgspec.structs.asdict(c) | {"hits": c.hits, "misses": c.misses} for level, c in named.items()}
+
+    def __repr__(self) -> str:
+        rows = (f"{level}: {c.loads + c.stores} requests, {c.misses} misses" for level, c in ((i, self[i]) for i in self.levels))
+        return f"<{self.accesses} accesses; {'; '.join(rows)}>"
+
+
+class Hierarchy:
+    """Caches from the core outward, L1 first, and what they hold between calls.
+
+    `cores` have their own private levels and see one copy of the shared ones. `seed` fixes random replacement. The only state
+    is the caches' contents: `simulate` and `run` start empty unless `warm=True` keeps what the last call left.
+    """
+
+    def __init__(self, levels: Iterable[Cache], *, cores: int = 1, seed: int = 0) -> None:
+        self.levels = tuple(levels)
+        self.cores = cores
+        self.seed = seed
+        _whole(cores, 1, MAX_CORES, "cores of a cache hierarchy")
+        _whole(seed, 0, (1 << 64) - 1, "seed of a cache hierarchy")
+        _check_levels(self.levels)
+        self._state: npt.NDArray[np.uint64] | None = None
+
+    @classmethod
+    def from_machine(cls, machine: str | Path | Machine, *, cores: int = 1, seed: int = 0) -> "Hierarchy":
+        """The levels of a machine file (by name, path or value), each write-back, write-allocate and non-inclusive."""
+        found = machine if isinstance(machine, Machine) else load(machine)
+        levels = (
+            Cache(level.name, level.sets, level.ways, level.line_bytes, policy=level.policy, shared=level.shared) for level in found.levels
+        )
+        return cls(levels, cores=cores, seed=seed)
+
+    def simulate(
+        self,
+        addresses: npt.ArrayLike,
+        sizes: npt.ArrayLike,
+        is_write: npt.ArrayLike,
+        *,
+        tags: npt.ArrayLike | None = None,
+        cores: npt.ArrayLike | None = None,
+        flush: bool = False,
+        warm: bool = False,
+    ) -> Result:
+        """Counts of one trace: n byte addresses (0..2^56-1), sizes in bytes (at least 1), stores (0 or 1).
+
+        `flush` writes dirty lines back at the end, through every level; `warm` starts from what the last call left in the caches.
+        Raises OperandError for arrays that are no trace, before any of it counts.
+        """
+        return self.run([Chunk(addresses, sizes, is_write, tags, cores)], flush=flush, warm=warm)
+
+    def run(self, chunks: Iterable[Chunk | tuple[npt.ArrayLike, ...]], *, flush: bool = False, warm: bool = False) -> Result:
+        """Counts of a trace that arrives in chunks; memory is that of one chunk and of the caches, however long the trace."""
+
+        def feed(state: Any) -> int:
+            ffi, lib = _native()
+            accesses = 0
+            for number, chunk in enumerate(chunks):
+                arrays = _arrays(Chunk(*chunk), number)
+                pointers = (ffi.NULL if a is None else ffi.from_buffer(kind, a) for a, kind in zip(arrays, _KINDS, strict=True))
+                n = len(arrays[0])
+                _check(lib.pysim_cache_access(state, n, *pointers), ffi, lib, f"chunk {number}: ")
+                accesses += n
+            return accesses
+
+        return self.drive(feed, flush=flush, warm=warm)
+
+    def drive(self, feed: Callable[[Any], int], *, flush: bool = False, warm: bool = False) -> Result:
+        """Counts of what `feed(state)` does to the caches' native state; it returns the number of accesses."""
+        ffi, lib = _native()
+        if self._state is None or not warm:
+            self.reset()
+        state = ffi.from_buffer("char[]", self._state)
+        _check(lib.pysim_cache_clear_counters(state), ffi, lib)
+        accesses = feed(state)
+        if flush:
+            _check(lib.pysim_cache_flush(state), ffi, lib)
+        counts = np.zeros((len(self.levels), len(PHASES), len(OPERANDS), len(_FIELDS)), np.int64)
+        for level in range(len(self.levels)):
+            out = ffi.from_buffer("pysim_cache_counters *", counts[level])
+            _check(lib.pysim_cache_read_counters(state, level, out), ffi, lib)
+        return Result([level.name for level in self.levels], counts, accesses)
+
+    def reset(self) -> None:
+        """Empties every cache and starts the random sequence again."""
+        ffi, lib = _native()
+        config = _config(ffi, self)
+        size = ffi.new("int64_t *")
+        _check(lib.pysim_cache_state_bytes(config, size), ffi, lib, error=MachineError)
+        if self._state is None:
+            there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if size[0] > there:
+                raise MachineError(f"simulating these caches takes {size[0]} bytes; this machine has {there}")
+            room = np.empty(size[0] // 8 + 8, np.uint64)
+            self._state = room[-(room.ctypes.data // 8) % 8 :][: -(-size[0] // 8)]  # a cache line of this machine holds whole ways
+        _check(lib.pysim_cache_init(config, ffi.from_buffer("char[]", self._state), self._state.nbytes), ffi, lib, error=MachineError)
+
+    def contents(self, level: str, core: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """What a level (that of `core`, where it is private) holds now: byte addresses of its lines, and which are dirty."""
+        index = _index([cache.name for cache in self.levels], level, "cache level")
+        _whole(core, 0, self.cores - 1, "core")
+        lines = self.levels[index].sets * self.levels[index].ways
+        addresses, dirty = np.zeros(lines, np.int64), np.zeros(lines, np.uint8)
+        if self._state is None:
+            return addresses[:0], dirty[:0].astype(bool)
+        ffi, lib = _native()
+        count = ffi.new("int64_t *")
+        places = ffi.from_buffer("int64_t[]", addresses), ffi.from_buffer("uint8_t[]", dirty)
+        _check(lib.pysim_cache_contents(ffi.from_buffer("char[]", self._state), index, core, *places, count), ffi, lib)
+        return addresses[: count[0]], dirty[: count[0]].astype(bool)
+
+
+def tag(operand: str | int, phase: str | int) -> int:
+    """The tag byte of an access: operand | phase << 4, names of OPERANDS and PHASES or their numbers."""
+    return _index(OPERANDS, operand, "operand") | _index(PHASES, phase, "phase") << 4
+
+
+def _index(names: Sequence[str], name: str | int, what: str) -> int:
+    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < len(names):
+        return name
+    if name not in names:
+        raise MachineError(f'no {what} is named "{name}"; {choose(str(name), list(names))}')
+    return list(names).index(str(name))
+
+
+def _whole(value: Any, least: int, most: int, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise MachineError(f"{what} is {value!r}; it should be a whole number from {least} to {most}")
+
+
+def _one_of(value: str, options: tuple[str, ...], what: str) -> None:
+    if value not in options:
+        raise MachineError(f"{what} is {value!r}; {choose(str(value), list(options))}")
+
+
+def _check_levels(levels: tuple[Cache, ...]) -> None:
+    """What two neighbouring levels owe each other; the native library checks the same again."""
+    if not 1 <= len(levels) <= MAX_LEVELS:
+        raise MachineError(f"a cache hierarchy of {len(levels)} levels; it should have 1 to {MAX_LEVELS}")
+    names = [level.name for level in levels]
+    if len(set(names)) < len(names):
+        raise MachineError(f"cache levels are named {', '.join(names)}; each name may stand once")
+    if levels[0].inclusion != "non-inclusive":
+        raise MachineError(f'cache "{names[0]}" is {levels[0].inclusion}, but has no level inside it; it should be non-inclusive')
+    for inner, outer in pairwise(levels):
+        where = f'cache "{outer.name}"'
+        if outer.line_bytes < inner.line_bytes:
+            right = f"it should be a multiple of the {inner.line_bytes} of {inner.name}"
+            raise MachineError(f"{where}: line_bytes is {outer.line_bytes}; {right}")
+        if inner.shared and not outer.shared:
+            raise MachineError(f"{where} is private, but {inner.name} inside it is shared; set shared=True")
+        if outer.inclusion == "exclusive":
+            if outer.line_bytes != inner.line_bytes:
+                raise MachineError(f"{where} is exclusive, so its line_bytes should be the {inner.line_bytes} of {inner.name}")
+            if not (inner.write_back and outer.write_back):
+                raise MachineError(f"{where} is exclusive, so it and {inner.name} should be write-back")
+            if outer.prefetch:
+                raise MachineError(f"{where} is exclusive: {inner.name} alone fills it, so prefetch should be None")
+
+
+def _native() -> tuple[Any, Any]:
+    from pysim.runtime import cpu as runtime
+
+    library: tuple[Any, Any] = runtime.library()
+    return library
+
+
+def _config(ffi: Any, hierarchy: Hierarchy) -> Any:
+    config = ffi.new("pysim_cache_config *")
+    config.levels, config.cores, config.seed = len(hierarchy.levels), hierarchy.cores, hierarchy.seed
+    for target, level in zip(config.level, hierarchy.levels, strict=False):
+        target.sets, target.ways, target.line_bytes = level.sets, level.ways, level.line_bytes
+        target.policy = get_args(Policy).index(level.policy)
+        target.inclusion = get_args(Inclusion).index(level.inclusion)
+        target.write_back, target.write_allocate = level.write_back, level.write_allocate
+        target.fetch_on_writeback = level.fetch_on_writeback
+        target.prefetch = 0 if level.prefetch is None else 1 + get_args(Prefetch).index(level.prefetch)
+        target.prefetch_degree, target.shared = level.prefetch_degree, level.shared
+    return config
+
+
+def _check(status: int, ffi: Any, lib: Any, where: str = "", error: type[MachineError | OperandError] = OperandError) -> None:
+    if status:
+        raise error(where + ffi.string(lib.pysim_last_error()).decode())
+
+
+_KINDS = ("int64_t[]", "int32_t[]", "uint8_t[]", "uint8_t[]", "uint8_t[]")
+_TYPES: tuple[type[np.integer[Any]], ...] = (np.int64, np.int32, np.uint8, np.uint8, np.uint8)
+
+
+def _arrays(chunk: Chunk, number: int) -> list[Any]:
+    """The chunk as the five arrays that the native library reads; no copy where they are such arrays already."""
+    addresses = _array(chunk.addresses, np.int64, None, f"chunk {number}: addresses")
+    rest = zip(chunk[1:], _TYPES[1:], Chunk._fields[1:], strict=True)
+    return [addresses, *(None if a is None else _array(a, kind, len(addresses), f"chunk {number}: {name}") for a, kind, name in rest)]
+
+
+def _array(values: npt.ArrayLike, kind: type[np.integer[Any]], length: int | None, what: str) -> npt.NDArray[Any]:
+    array = np.asarray(values)
+    if array.size == 0 and array.ndim == 1:
+        array = array.astype(kind)
+    if array.dtype.kind not in "iub":
+        raise OperandError(f"{what}: dtype is {array.dtype}; it should be whole numbers")
+    if array.ndim == 0 and length is not None:
+        array = np.full(length, array)
+    if array.ndim != 1 or length not in (None, len(array)):
+        right = "one dimension" if length is None else f"({length},), one for each address, or a single number"
+        raise OperandError(f"{what}: shape is {array.shape}; it should be {right}")
+    if array.dtype in (kind, np.bool_):
+        return np.ascontiguousarray(array).view(kind) if array.itemsize == np.dtype(kind).itemsize else array.astype(kind)
+    most = np.iinfo(kind)
+    if len(array) and not (most.min <= array.min() and array.max() <= most.max):
+        raise OperandError(f"{what}: values reach from {array.min()} to {array.max()}; they should fit {np.dtype(kind)}")
+    return np.ascontiguousarray(array, dtype=kind)

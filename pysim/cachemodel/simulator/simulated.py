@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost of a schedule with simulated caches: the cost model with exact counts in place of its closed forms.
+
+    compute    as `cost` has it: in-core cycles from the machine's rates
+    transfer   misses and write-backs of the plan's own trace (`trace`) in the machine's caches (`hierarchy`), at the machine's rates
+
+So it differs from a prediction by what `reuse` estimates, and by nothing else. On a machine whose in-core rates are of kind `static`
+this is a second opinion where nothing can be measured; it is no measurement.
+
+A line that is written crosses twice, once each way, and is charged once, as in `cost`: the lines of an operand that only
+come in are its misses less its write-backs. Exact simulation runs some hundred million accesses a second.
+
+Worked number: a hot run that fits L1 misses nothing, so its cycles are those of the compute terms alone.
+"""
+
+import numpy as np
+
+from pysim.cachemodel.cpu.cost import cost_of, one_schedule, total
+from pysim.cachemodel.cpu.incore import Array, compute_cycles
+from pysim.cachemodel.cpu.nest import nest_of
+from pysim.cachemodel.simulator import trace
+from pysim.cachemodel.simulator.hierarchy import Hierarchy, Result
+from pysim.machine.load import Machine
+from pysim.problem.text import Workload
+from pysim.record.cost import Cost
+from pysim.record.schedule import Schedule
+
+# the operands of the closed forms, and the tags that the trace gives them
+OF_OPERAND = {"input": ("input",), "filters": ("filter",), "output": ("output",), "packed": ("packed_input", "packed_filter")}
+
+
+def simulated_cost(workload: Workload, machine: Machine, schedule: Schedule, hot: bool = True) -> Cost:
+    """The cost of one run of a schedule on one thread; hot caches hold what the run before left there.
+
+    Raises PlanError for a kernel that the registry or the machine lacks, NativeError for a schedule that does not fit the workload,
+    MissingError without the native library, which makes and simulates the trace.
+    """
+    rates, table = one_schedule(nest_of(workload), machine, schedule)
+    counted = trace.simulate(workload, schedule, Hierarchy.from_machine(machine), warm=hot, flush=not hot)
+    return cost_of(total(rates, table, compute_cycles(rates, table), crossed(counted, machine)), 0)
+
+
+def crossed(counted: Result, machine: Machine) -> dict[str, Array]:
+    """Bytes that come from each supplier, a row for what is only read and one for what is written of each operand, as `crossing`."""
+    found = {}
+    suppliers = [*(level.name for level in machine.levels[1:]), "memory"]
+    for level, supplier in zip(machine.levels, suppliers, strict=True):
+        lines = []
+        for tags in OF_OPERAND.values():
+            parts = [counted.by(level.name, operand=tag) for tag in tags]
+            written = sum(part.writebacks for part in parts)
+            lines += [max(0, sum(part.misses for part in parts) - written), written]
+        found[supplier] = np.array(lines, dtype=np.float64)[:, None] * level.line_bytes
+    return found

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a schedule touches, access by access, and what exact caches make of it.
+
+The macro-kernel itself makes the trace: its loops run with stand-ins that note addresses in place of packing and multiplying
+(`native/trace.c`). So the tiles, the kernel rows that are skipped and the places of the packed panels are those of a run, and
+no kernel has to run on this CPU. One access is what one vector instruction moves of one row, or one element where the kernel
+reads elements.
+
+Tags name buffers and phases (hierarchy.OPERANDS, hierarchy.PHASES): `input`, `filter` and `output` are the operands of the call (a
+convolution's filters are panels, packed before it), `packed_input` and `packed_filter` the workspace, `columns` the matrix of
+im2col. Packing is phase `pack`, the sums `compute`, loads and stores of the output `store`.
+
+Every buffer starts on a page of its own, one after the other, so a trace is the same on every machine.
+
+Worked number: 1x1, 2 channels, 1 filter, a row of 8 windows in place under the portable 8x4 tile: 2 k steps read 8 windows and
+4 filter values each, then 8 outputs are written: 32 accesses of 4 bytes.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from queue import SimpleQueue
+from threading import Semaphore, Thread
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pysim.cachemodel.simulator.hierarchy import Chunk, Hierarchy, Result
+from pysim.problem.text import DTYPES, RESULT_BYTES, Conv, Gemm, Workload
+from pysim.record.schedule import Schedule
+
+PAGE = 4096  # bytes; every buffer starts on a page
+_AHEAD = 16  # chunks that `accesses` makes before they are asked for
+
+
+class Bases(NamedTuple):
+    """Byte addresses of the first element of each buffer; B of a product is `input`, or `columns` where `input` is 0."""
+
+    input: int
+    filters: int
+    output: int
+    workspace: int
+    columns: int = 0
+
+
+def simulate(workload: Workload, schedule: Schedule, hierarchy: Hierarchy, *, warm: bool = False, flush: bool = False) -> Result:
+    """Counts of one run of a schedule on one thread, filters packed beforehand (convolution), output overwritten.
+
+    Cold by default: the caches start empty. `warm` runs the trace once before counting, as in a loop over the same data. `flush`
+    counts the write-back of what is dirty at the end. Raises NativeError for a schedule that does not fit the workload.
+    """
+    return _simulate([_run_of(workload, schedule, bases(workload, schedule))], hierarchy, warm, flush)
+
+
+def accesses(workload: Workload, schedule: Schedule, at: Bases | None = None) -> Iterator[Chunk]:
+    """The trace in chunks of a few thousand accesses: int64 addresses, int32 sizes in bytes, uint8 stores and tags.
+
+    `at` places the buffers elsewhere than `bases(workload, schedule)`. Errors are those of `simulate`.
+    """
+    return _stream([_run_of(workload, schedule, at or bases(workload, schedule))])
+
+
+def bases(workload: Workload, schedule: Schedule) -> Bases:
+    """Where the buffers of one run lie: from the first page on, in the order of the fields, none sharing a page."""
+    from pysim.runtime import cpu as runtime
+
+    ffi, lib = runtime.library()
+    size = ffi.new("int64_t *")
+    element, result = DTYPES[workload.dtype], RESULT_BYTES[workload.dtype]
+    native = runtime.schedule_struct(schedule)
+    if isinstance(workload, Gemm):
+        sizes = [workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
+        runtime.check(lib.pysim_gemm_workspace_bytes(runtime.gemm_struct(workload), native, 1, size))
+    else:
+        conv = runtime.conv_struct(workload)
+        runtime.check(lib.pysim_conv_packed_filter_bytes(conv, native, size))
+        sizes = [_image_bytes(workload) * workload.batch, size[0], _output_bytes(workload) * workload.batch]
+        runtime.check(lib.pysim_conv_workspace_bytes(conv, native, 1, size))
+    return Bases(*_pages([*sizes, size[0]])[:4])
+
+
+def im2col_gemm(workload: Conv) -> Gemm:
+    """The product of one image and group of the im2col baseline: C[M/g][P*Q] = A[M/g][C/g*R*S] columns[C/g*R*S][P*Q]."""
+    depth = workload.channels // workload.groups * workload.kernel_h * workload.kernel_w
+    return Gemm(m=workload.filters // workload.groups, n=workload.windows, k=depth, dtype=workload.dtype)
+
+
+def simulate_im2col(workload: Conv, schedule: Schedule, hierarchy: Hierarchy, *, warm: bool = False, flush: bool = False) -> Result:
+    """Counts of the baseline: for each image im2col of all its channels, then `im2col_gemm(workload)` under `schedule` by group.
+
+    An unpadded 1x1 convolution of stride 1 multiplies the image itself, as Caffe does. `warm`, `flush` and errors as in `simulate`.
+    """
+    return _simulate(_im2col_runs(workload, schedule), hierarchy, warm, flush)
+
+
+def accesses_im2col(workload: Conv, schedule: Schedule) -> Iterator[Chunk]:
+    """The baseline's trace in chunks."""
+    return _stream(_im2col_runs(workload, schedule))
+
+
+def _pages(sizes: list[int]) -> list[int]:
+    """Where buffers of these sizes begin, one after the other from the first page on."""
+    return list(accumulate((-(-size // PAGE) * PAGE for size in sizes), initial=PAGE))
+
+
+def _image_bytes(w: Conv) -> int:
+    return w.channels * w.height * w.width * DTYPES[w.dtype]
+
+
+def _output_bytes(w: Conv) -> int:
+    return w.filters * w.windows * RESULT_BYTES[w.dtype]
+
+
+class _Run(NamedTuple):
+    """One native run: the functions that trace and simulate it, and their arguments before sink or state."""
+
+    trace: Any
+    simulate: Any
+    arguments: tuple[Any, ...]
+
+
+def _run_of(workload: Workload, schedule: Schedule, at: Bases) -> _Run:
+    from pysim.runtime import cpu as runtime
+
+    ffi, lib = runtime.library()
+    tail = runtime.schedule_struct(schedule), ffi.new("pysim_trace_bases *", at)
+    if isinstance(workload, Gemm):
+        return _Run(lib.pysim_gemm_trace, lib.pysim_gemm_simulate, (runtime.gemm_struct(workload), *tail))
+    return _Run(lib.pysim_conv_trace, lib.pysim_conv_simulate, (runtime.conv_struct(workload), *tail))
+
+
+def _im2col_runs(w: Conv, schedule: Schedule) -> list[_Run]:
+    """The baseline's steps; all images use one columns matrix."""
+    from pysim.runtime import cpu as runtime
+
+    ffi, lib = runtime.library()
+    gemm, element = im2col_gemm(w), DTYPES[w.dtype]
+    size = ffi.new("int64_t *")
+    runtime.check(lib.pysim_gemm_workspace_bytes(runtime.gemm_struct(gemm), runtime.schedule_struct(schedule), 1, size))
+    of_a, of_b, of_c = gemm.m * gemm.k * element, gemm.k * gemm.n * element, gemm.m * gemm.n * RESULT_BYTES[w.dtype]
+    spaces = [_image_bytes(w) * w.batch, of_a * w.groups, _output_bytes(w) * w.batch, size[0], of_b * w.groups]
+    at = Bases(*_pages(spaces)[:5])
+    whole = runtime.conv_struct(w)
+    whole.groups = 1  # the columns of all groups in one matrix, group after group
+    runs = []
+    for image in range(w.batch):
+        source = at.input + image * _image_bytes(w)
+        if not w.pointwise:
+            place = ffi.new("pysim_trace_bases *", at._replace(input=source))
+            runs.append(_Run(lib.pysim_im2col_trace, lib.pysim_im2col_simulate, (whole, place)))
+        for group in range(w.groups):
+            b = {"input": source + group * of_b} if w.pointwise else {"input": 0, "columns": at.columns + group * of_b}
+            c = at.output + (image * w.groups + group) * of_c
+            runs.append(_run_of(gemm, schedule, at._replace(filters=at.filters + group * of_a, output=c, **b)))
+    return runs
+
+
+def _simulate(runs: list[_Run], hierarchy: Hierarchy, warm: bool, flush: bool) -> Result:
+    from pysim.runtime import cpu as runtime
+
+    ffi, _ = runtime.library()
+
+    def feed(state: Any) -> int:
+        count = ffi.new("int64_t *")
+        for run in runs:
+            runtime.check(run.simulate(*run.arguments, state, count))
+        return int(count[0])
+
+    if warm:
+        hierarchy.drive(feed)
+    return hierarchy.drive(feed, flush=flush, warm=warm)
+
+
+def _stream(runs: list[_Run]) -> Iterator[Chunk]:
+    """Chunks as the native loops make them: these push, so they run in a thread that waits when it is _AHEAD chunks ahead."""
+    from pysim.runtime import cpu as runtime
+
+    ffi, _ = runtime.library()
+    chunks: SimpleQueue[Chunk | Exception | None] = SimpleQueue()
+    room, dropped = Semaphore(_AHEAD), False
+
+    def put(_: Any, n: int, *pointers: Any) -> None:
+        room.acquire()
+        if not dropped:
+            arrays = zip(pointers, (np.int64, np.int32, np.uint8, np.uint8), strict=True)
+            chunks.put(Chunk(*(np.frombuffer(ffi.buffer(p, n * np.dtype(kind).itemsize), kind).copy() for p, kind in arrays)))
+
+    sink = ffi.callback("void(void *, int64_t, int64_t *, int32_t *, uint8_t *, uint8_t *)", put)
+    worker = Thread(target=_work, args=(runs, sink, chunks.put), daemon=True)
+    worker.start()
+    try:
+        while isinstance(chunk := chunks.get(), Chunk):
+            room.release()
+            yield chunk
+        if chunk is not None:
+            raise chunk
+    finally:
+        dropped = True
+        while worker.is_alive():  # an abandoned trace runs out, unread
+            room.release(_AHEAD)
+            worker.join(0.001)
+
+
+def _work(runs: list[_Run], sink: Any, put: Callable[[Exception | None], None]) -> None:
+    from pysim.runtime import cpu as runtime
+
+    ffi, _ = runtime.library()
+    try:
+        for run in runs:
+            runtime.check(run.trace(*run.arguments, sink, ffi.NULL))
+        put(None)
+    except Exception as error:  # the reader's to raise
+        put(error)

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU's shared memory, multipliers and memories do, measured by `native/cuda/probe.cu`, beside what the model says of them.
+
+Shared memory: every warp of one block issues one instruction again and again (openCNN's Table 1), for each instruction in each pattern of
+lanes. The model counts wavefronts (`pysim/cachemodel/shared_memory/banks.py`) and lets shared memory serve one a cycle
+(`pysim/cachemodel/gpu/product.py`):
+
+    predicted cycles per instruction = wavefronts x 1      ratio = measured with MOST warps / predicted
+
+A pattern whose ratio is further than TOLERANCE from 1 is marked. One warp alone is measured too, as in the paper: it also waits for
+its scheduler, which no wavefront explains, so it is shown and not marked. A load's latency is that of a chain: each takes its address
+from the one before.
+
+Rates: multiply-adds of one SM in a cycle and of the device in a second, bytes read in a second from L2 (a quarter of its size, again
+and again) and from memory (a buffer of many times L2). `merged` puts into a machine file what was assumed there, or measured before;
+what a vendor states stays, and so does what a fit found, since the fit's other constants were found together with it.
+
+Worked number: LDS.128 of consecutive lanes is 4 wavefronts: 4 cycles, 32 x 16 / 4 = 128 bytes a cycle.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.cachemodel.shared_memory.banks import LANES, WIDTHS, SharedMemory, instruction
+from pysim.errors import MachineError, MissingError
+from pysim.machine.load import Gpu, Number, Source, facts
+from pysim.runtime import cuda
+from pysim.runtime.cuda import Device, DeviceArray
+
+Floats = NDArray[np.float64]
+
+ALL_LANES = (1 << LANES) - 1
+ROW_BYTES = 128  # that one wavefront moves at most
+WARPS = (1, 8, 16)  # of the block; that 16 do no better than 8 says that both keep shared memory busy
+MOST = WARPS[-1]
+SAMPLES = 7
+TOLERANCE = 0.1
+SAME = 0.02  # what two measurements of one thing may differ by
+FMA_DTYPES = ("f32", "f64", "f16", "s8")
+MEMORY_BYTES, MEMORY_PASSES = 1 << 30, 8
+L2_BYTES_READ = 1 << 34  # per launch: long beside the launch
+SOURCE = "calibration"
+
+
+class Pattern(NamedTuple):
+    """Which lanes of a warp take part, as bits, and their byte offsets."""
+
+    name: str
+    offsets: tuple[int, ...]
+    active: int = ALL_LANES
+
+    @property
+    def lanes(self) -> NDArray[np.bool_]:
+        return (self.active >> np.arange(LANES) & 1).astype(np.bool_)
+
+
+class SharedProbe(NamedTuple):
+    """One measurement of shared memory, field for field `pysim_cuda_shared_probe`."""
+
+    width_bytes: int
+    is_store: bool
+    dependent: bool
+    warps: int
+    active: int
+    offsets: tuple[int, ...]
+
+
+class Probes(Protocol):
+    """What is asked of the device: each answer has one number for each launch."""
+
+    def shared(self, probe: SharedProbe) -> Floats:
+        """Cycles of the SM for each instruction of all warps."""
+        ...
+
+    def fma(self, dtype: str) -> tuple[Floats, Floats]:
+        """Multiply-adds of one SM in a cycle, and of the device in a second."""
+        ...
+
+    def read(self, nbytes: int, passes: int) -> Floats:
+        """Bytes a second of a buffer that is read `passes` times."""
+        ...
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """The median over the launches, and the least and the greatest."""
+
+    median: float
+    low: float
+    high: float
+
+
+class SharedRow(msgspec.Struct, frozen=True):
+    """One instruction in one pattern: cycles per instruction by the number of warps, and of a chain of loads.
+
+    `bytes_per_cycle` counts what the lanes move, with the warps that keep shared memory busy; `differs` where `ratio` is out of tolerance.
+    """
+
+    instruction: str
+    pattern: str
+    active_lanes: int
+    wavefronts: int
+    predicted_cycles: float
+    cycles: dict[int, Figure]
+    latency_cycles: Figure | None
+    bytes_per_cycle: float
+    ratio: float
+    differs: bool
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """A number of the machine file, as it stands there and as measured; `kept` says why the file's stays, where it does."""
+
+    path: str
+    file_value: float
+    file_kind: str
+    measured: Figure
+    kept: str | None
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """Everything that was measured of a machine's device.
+
+    `load_cycles` and `store_cycles` are those of a wavefront, medians over patterns; `unsaturated` counts the rows in which MOST warps did
+    better than half as many, so that shared memory may not have been busy.
+    """
+
+    machine: str
+    device: Device
+    samples: int
+    tolerance: float
+    load_cycles: float
+    store_cycles: float
+    unsaturated: int
+    shared: tuple[SharedRow, ...]
+    rates: tuple[Rate, ...]
+
+
+def patterns(width: int) -> tuple[Pattern, ...]:
+    """The patterns of an access of `width` bytes (4, 8 or 16), all within 4096 bytes.
+
+    In an n-way conflict lane T is at place n T, so that n lanes of a group (of 32, 16 or 8) want other words of one bank.
+    """
+    lane = np.arange(LANES)
+
+    def at(name: str, places: NDArray[np.int64], active: int = ALL_LANES) -> Pattern:
+        return Pattern(name, tuple((places * width).tolist()), active)
+
+    ways = [n for n in (2, 4, 8, 16, 32) if n <= ROW_BYTES // width]
+    return (
+        at("consecutive", lane),
+        at("lanes 0-15", lane, 0x0000FFFF),
+        at("even lanes", lane, 0x55555555),
+        at("lanes 0-7, 16-23", lane, 0x00FF00FF),  # of the stores of Yan et al.'s Winograd kernel
+        at("broadcast", 0 * lane),
+        at("T, T^1 alike", lane // 2),
+        at("T, T^2 alike", lane % 2 + 2 * (lane // 4)),
+        *(at(f"{n}-way conflict", n * lane) for n in ways),
+    )
+
+
+def calibrate(gpu: Gpu, device: Device, probes: Probes) -> Calibration:
+    """Measures what `device` does, for the machine file `gpu`. MachineError where a probe gives no positive finite number."""
+    memory = SharedMemory(rule=gpu.shared_rule)
+    rows = [_row(memory, width, store, pattern, probes) for store in (False, True) for width in WIDTHS for pattern in patterns(width)]
+
+    def for_each_wavefront(kind: str) -> float:
+        return float(np.median([row.ratio for row in rows if row.instruction.startswith(kind)]))
+
+    return Calibration(
+        machine=gpu.name,
+        device=device,
+        samples=SAMPLES,
+        tolerance=TOLERANCE,
+        load_cycles=for_each_wavefront("LDS"),
+        store_cycles=for_each_wavefront("STS"),
+        unsaturated=sum(row.cycles[MOST].median < (1 - SAME) * row.cycles[WARPS[-2]].median for row in rows),
+        shared=tuple(rows),
+        rates=tuple(_rates(gpu, device, probes)),
+    )
+
+
+def _row(memory: SharedMemory, width: int, store: bool, pattern: Pattern, probes: Probes) -> SharedRow:
+    name = f"{instruction(width, store)} {pattern.name}"
+    wavefronts = memory.wavefronts(pattern.offsets, width, store, pattern.lanes).total
+
+    def cycles(warps: int, dependent: bool = False) -> Figure:
+        return _figure(probes.shared(SharedProbe(width, store, dependent, warps, pattern.active, pattern.offsets)), name)
+
+    by_warps = {warps: cycles(warps) for warps in WARPS}
+    busy, active = by_warps[MOST].median, pattern.active.bit_count()
+    return SharedRow(
+        instruction=instruction(width, store),
+        pattern=pattern.name,
+        active_lanes=active,
+        wavefronts=wavefronts,
+        predicted_cycles=float(wavefronts),
+        cycles=by_warps,
+        latency_cycles=None if store else cycles(1, dependent=True),
+        bytes_per_cycle=active * width / busy,
+        ratio=busy / wavefronts,
+        differs=abs(busy / wavefronts - 1) > TOLERANCE,
+    )
+
+
+def _rates(gpu: Gpu, device: Device, probes: Probes) -> list[Rate]:
+    """The machine file's numbers that the probes can tell."""
+    known = dict(facts(gpu))
+    found = []
+
+    def add(path: str, values: Floats) -> Rate:
+        fact = known[path]
+        assert isinstance(fact, Number)
+        rate = Rate(path, fact.value, fact.kind, _figure(values, path), _kept(fact.kind))
+        found.append(rate)
+        return rate
+
+    for dtype in FMA_DTYPES:
+        if dtype not in gpu.fma_per_cycle:
+            continue
+        per_cycle, per_second = probes.fma(dtype)
+        rate = add(f"fma_per_cycle.{dtype}", per_cycle)
+        if dtype in gpu.sustained_hz:  # over what the merged file will say that the pipe does in a cycle
+            add(f"sustained_hz.{dtype}", per_second / (device.sms * (rate.file_value if rate.kept else rate.measured.median)))
+    l2 = device.l2_bytes // 4 // ROW_BYTES * ROW_BYTES
+    add("l2_bytes_per_second", probes.read(l2, max(1, L2_BYTES_READ // l2)))
+    beyond = min(max(MEMORY_BYTES, 8 * device.l2_bytes), device.memory_bytes // 4) // ROW_BYTES * ROW_BYTES
+    add("memory_bytes_per_second", probes.read(beyond, MEMORY_PASSES))
+    return found
+
+
+def _kept(kind: str) -> str | None:
+    """Why a number of this kind is not replaced by a measurement, or None where it is."""
+    if kind in ("assumed", "measured"):
+        return None
+    return "fitted together with others" if kind == "fitted" else f"the {kind} states it"
+
+
+def _figure(values: Floats, what: str) -> Figure:
+    if not (len(values) and np.isfinite(values).all() and (values > 0).all()):
+        given = ", ".join(f"{value:g}" for value in values) or "nothing"
+        raise MachineError(f"the probe of {what} measured {given}; it should be finite and greater than 0: calibrate again")
+    return Figure(float(np.median(values)), float(values.min()), float(values.max()))
+
+
+def merged(gpu: Gpu, found: Calibration, name: str | None = None) -> Gpu:
+    """The machine, called `name`, with what was measured in place of what was assumed or measured before; the error is half the range."""
+    device = found.device
+    numbers = {
+        rate.path: Number(
+            value=float(f"{rate.measured.median:.4g}"),
+            kind="measured",
+            source=SOURCE,
+            error=float(f"{(rate.measured.high - rate.measured.low) / 2:.2g}"),
+        )
+        for rate in found.rates
+        if rate.kept is None
+    }
+    fields: dict[str, Any] = {path: number for path, number in numbers.items() if "." not in path}
+    for table in ("fma_per_cycle", "sustained_hz"):
+        own = {path.partition(".")[2]: number for path, number in numbers.items() if path.startswith(f"{table}.")}
+        fields[table] = getattr(gpu, table) | own
+    source = Source(
+        title=f"pysim's probes on an {device.name}",
+        command=f"pysim machines calibrate -m {gpu.name}",
+        versions=f"{device.name}, driver for CUDA {device.driver}, CUDA {device.runtime}",
+    )
+    machine = msgspec.structs.replace(gpu, name=name or gpu.name, **fields, sources=gpu.sources | {SOURCE: source})
+    used = {fact.source for _, fact in facts(machine)}
+    return msgspec.structs.replace(machine, sources={key: one for key, one in machine.sources.items() if key in used})
+
+
+class DeviceProbes:
+    """The probes of the CUDA library, on the current device. MissingError without library, driver or device."""
+
+    def __init__(self) -> None:
+        ffi, lib = cuda.library()
+        cuda.devices()
+        if not hasattr(lib, "pysim_cuda_probe_shared"):
+            raise MissingError("the CUDA library is older than its probes: reinstall the package with `pip install .`")
+        self._scratch = DeviceArray((int(lib.PYSIM_CUDA_PROBE_BYTES),), "u8")
+        self._at = ffi.cast("void *", self._scratch.pointer)
+
+    def shared(self, probe: SharedProbe) -> Floats:
+        ffi, lib = cuda.library()
+        cycles, into = _results(ffi)
+        cuda.check(lib.pysim_cuda_probe_shared(ffi.new("pysim_cuda_shared_probe *", probe._asdict()), self._at, SAMPLES, into, ffi.NULL))
+        return cycles
+
+    def fma(self, dtype: str) -> tuple[Floats, Floats]:
+        ffi, lib = cuda.library()
+        (per_cycle, first), (per_second, second) = _results(ffi), _results(ffi)
+        cuda.check(lib.pysim_cuda_probe_fma(cuda.dtype_code(dtype), self._at, SAMPLES, first, second, ffi.NULL))
+        return per_cycle, per_second
+
+    def read(self, nbytes: int, passes: int) -> Floats:
+        ffi, lib = cuda.library()
+        rate, into = _results(ffi)
+        buffer = DeviceArray((nbytes,), "u8")
+        cuda.check(lib.pysim_cuda_probe_read(ffi.cast("void *", buffer.pointer), nbytes, passes, self._at, SAMPLES, into, ffi.NULL))
+        return rate
+
+
+def _results(ffi: Any) -> tuple[Floats, Any]:
+    """Room for one number of each launch, as NumPy and as C see it."""
+    values = np.full(SAMPLES, np.nan)
+    return values, ffi.cast("double *", values.ctypes.data)

@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only importer of the native library: cffi reads `native/pysim.h`, status codes become exceptions, arrays become pointers.
+
+A prepared convolution or product packs its filters once and owns its workspace, so that a call is one native call. Prepared
+objects may be called again and again, by one thread at a time. Whatever computes takes an executor, which says whose library is
+called: this computer's (LOCAL), or that of another CPU in an emulator (`pysim.runtime.emulated`).
+"""
+
+import importlib.resources
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.errors import MissingError, NativeError, OperandError, PlanError
+from pysim.problem.text import Conv, Gemm
+from pysim.record.schedule import PACK, STATIONARY, Schedule
+from pysim.registry.rows import kernels, native_file
+
+Array = NDArray[Any]
+# NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16
+NUMPY_DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "bf16": np.dtype(np.uint16), "s8": np.dtype(np.int8)}
+RESULT_DTYPES = NUMPY_DTYPES | {"bf16": np.dtype(np.float32), "s8": np.dtype(np.int32)}  # of the result and the bias
+ACTIVATIONS = {None: 0, "relu": 1}
+_ALIGNMENT = 64
+
+
+def library_path() -> Path:
+    """Where the native library lies: $PYSIM_LIBRARY, or inside the installed package."""
+    override = os.environ.get("PYSIM_LIBRARY")
+    path = Path(override) if override else Path(str(importlib.resources.files("pysim") / "native" / "libpysim.so"))
+    if not path.exists():
+        raise MissingError(f"the native library is not at {path}; install the package with `pip install .` (needs gcc)")
+    return path
+
+
+@cache
+def library() -> tuple[Any, Any]:
+    """(ffi, lib): the declarations of `pysim.h` and the opened library."""
+    import cffi
+
+    ffi = cffi.FFI()
+    header = native_file("pysim.h").read_text()
+    ffi.cdef(header.partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
+    # libgomp's threads spin by default, which on shared CPUs costs whole time slices
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        lib = ffi.dlopen(str(library_path()))
+    except OSError as error:
+        raise MissingError(f"the native library cannot be opened: {error}; reinstall the package with `pip install .`") from None
+    if lib.pysim_abi_version() != lib.PYSIM_ABI_VERSION:
+        raise MissingError(f"{library_path()} speaks ABI {lib.pysim_abi_version()}, this package {lib.PYSIM_ABI_VERSION}: reinstall it")
+    return ffi, lib
+
+
+class Executor(Protocol):
+    """Whose native library is called. `library` gives (ffi, lib), where lib has the functions of `pysim.h`.
+
+    What an "emulated" one computes is right or wrong; how long that takes says nothing about any machine.
+    """
+
+    @property
+    def kind(self) -> Literal["local", "emulated"]: ...
+    @property
+    def about(self) -> str: ...
+    def library(self) -> tuple[Any, Any]: ...
+
+
+class _Local:
+    """The library of this computer's CPU, in this process."""
+
+    kind: Literal["local"] = "local"
+    about = "this computer"
+    library = staticmethod(library)
+
+
+LOCAL: Executor = _Local()
+
+
+def check(status: int, executor: Executor = LOCAL) -> None:
+    """Raises the library's own sentence for any status but PYSIM_OK."""
+    if status:
+        ffi, lib = executor.library()
+        raise NativeError(ffi.string(lib.pysim_last_error()).decode())
+
+
+def available_kernels(executor: Executor = LOCAL) -> frozenset[str]:
+    """Names of the registry rows that the executor's CPU and build can run."""
+    ffi, lib = executor.library()
+    info = ffi.new("pysim_kernel_info *")
+    names = set()
+    for row in kernels():
+        check(lib.pysim_kernel_at(row.index, info), executor)
+        if info.available:
+            names.add(row.name)
+    return frozenset(names)
+
+
+def _dtype_code(dtype: str) -> int:
+    if dtype not in NUMPY_DTYPES:
+        raise OperandError(f"the CPU kernels compute {', '.join(NUMPY_DTYPES)}, not {dtype}")
+    _, lib = library()
+    return int(getattr(lib, f"PYSIM_{dtype.upper()}"))
+
+
+def conv_struct(w: Conv) -> Any:
+    """The `pysim_conv` of a workload."""
+    ffi, _ = library()
+    fields = {name: getattr(w, name) for name in w.__struct_fields__ if name != "dtype"}
+    return ffi.new("pysim_conv *", fields | {"dtype": _dtype_code(w.dtype)})
+
+
+def gemm_struct(w: Gemm) -> Any:
+    """The `pysim_gemm` of a workload whose operands are dense and row-major."""
+    ffi, _ = library()
+    fields = {"m": w.m, "n": w.n, "k": w.k, "trans_a": w.trans_a, "trans_b": w.trans_b, "dtype": _dtype_code(w.dtype)}
+    leading = {"lda": w.m if w.trans_a else w.k, "ldb": w.k if w.trans_b else w.n, "ldc": w.n}
+    return ffi.new("pysim_gemm *", fields | leading)
+
+
+def schedule_struct(s: Schedule) -> Any:
+    """The `pysim_schedule` of a schedule."""
+    ffi, _ = library()
+    index = next((row.index for row in kernels() if row.name == s.kernel), None)
+    if index is None:
+        raise PlanError(f"the registry has no kernel {s.kernel!r}; `pysim kernels` lists them")
+    fields = {"windows": s.windows, "filters": s.filters, "channels": s.channels, "k2": s.k2, "k3": s.k3}
+    codes = {"kernel": index, "stationary": STATIONARY.index(s.stationary), "pack": PACK.index(s.pack)}
+    return ffi.new("pysim_schedule *", fields | codes)
+
+
+def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
+    """An uninitialised array whose data begin on a cache line."""
+    dtype = np.dtype(dtype)
+    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    try:
+        raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise OperandError(f"cannot allocate {nbytes} bytes for an array of shape {shape}") from error
+    start = -raw.ctypes.data % _ALIGNMENT
+    array: Array = raw[start : start + nbytes].view(dtype).reshape(shape)
+    return array
+
+
+def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+    """`x` as a dense array of this shape and a problem's dtype, viewed if it can be; OperandError names what differs."""
+    if not isinstance(x, np.ndarray):
+        x = as_numpy(x, name)
+    if dtype == "bf16" and x.dtype.name == "bfloat16":
+        x = x.view(np.uint16)
+    if x.dtype != NUMPY_DTYPES[dtype]:
+        right = "bf16: pass bfloat16 arrays (ml_dtypes), or their bits as uint16" if dtype == "bf16" else f"{NUMPY_DTYPES[dtype]}"
+        raise OperandError(f"{name} is {x.dtype}, but the problem computes in {right}")
+    return _dense(x, name, shape)
+
+
+def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+    """A bias or a C as a dense array of this shape and of the dtype of a problem's results; errors as `operand`."""
+    if not isinstance(x, np.ndarray):
+        x = as_numpy(x, name)
+    if x.dtype != RESULT_DTYPES[dtype]:
+        raise OperandError(f"{name} is {x.dtype}, but the results of {dtype} are {RESULT_DTYPES[dtype]}")
+    return _dense(x, name, shape)
+
+
+def _dense(x: Array, name: str, shape: tuple[int, ...]) -> Array:
+    if x.shape != shape:
+        raise OperandError(f"{name} has shape {x.shape}, but the problem needs {shape}")
+    dense: Array = x if x.flags.c_contiguous else np.ascontiguousarray(x)
+    return dense
+
+
+def as_numpy(x: Any, name: str) -> Array:
+    """A CPU array as NumPy sees it, through the array interface, DLPack or a copy."""
+    if hasattr(x, "__cuda_array_interface__") or "cuda" in str(getattr(x, "device", "")):
+        raise MissingError(f"{name} lies on a GPU, and this build has no CUDA kernels; pass a CPU array")
+    try:
+        if hasattr(x, "__dlpack__") and not hasattr(x, "__array_interface__"):
+            view: Array = np.from_dlpack(x)
+            return view
+        return np.asarray(x)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise OperandError(f"{name} is a {type(x).__name__}, which NumPy cannot view as an array: {error}") from error
+
+
+def like(x: Any, result: Array) -> Any:
+    """`result` as an array of the kind of `x`: the library that made x wraps the same memory where it speaks DLPack."""
+    if isinstance(x, np.ndarray):
+        return result
+    namespace = sys.modules.get(type(x).__module__.partition(".")[0])
+    wrap = getattr(namespace, "from_dlpack", None)
+    return wrap(result) if wrap and hasattr(x, "__dlpack__") else result
+
+
+def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
+    """`out` as a writable view, or a new array, of the dtype of a problem's results; OperandError where it does not fit."""
+    kind = RESULT_DTYPES[dtype]
+    if out is None:
+        return aligned(shape, kind)
+    array: Array = out if isinstance(out, np.ndarray) else as_numpy(out, "out")
+    if array.shape != shape or array.dtype != kind or not array.flags.c_contiguous or not array.flags.writeable:
+        raise OperandError(f"out must be a writable C-contiguous {kind} array of shape {shape}")
+    return array
+
+
+def _activation_code(activation: str | None) -> int:
+    if activation not in ACTIVATIONS:
+        raise OperandError(f"activation {activation!r} is not known; it is None or 'relu'")
+    return ACTIVATIONS[activation]
+
+
+_biases: WeakKeyDictionary[Any, Array] = WeakKeyDictionary()
+
+
+def _epilogue(alpha: float, beta: float, bias: Array | None, activation: str | None) -> Any:
+    """A `pysim_epilogue`; its bias lives as long as it does, and `bias_of` finds it."""
+    ffi, _ = library()
+    pointer = ffi.NULL if bias is None else ffi.from_buffer(bias)
+    epilogue = ffi.new("pysim_epilogue *", [alpha, beta, pointer, _activation_code(activation)])
+    if bias is not None:
+        _biases[epilogue] = bias
+    return epilogue
+
+
+def bias_of(epilogue: Any) -> Array | None:
+    """The array that an epilogue's bias points to: the struct itself does not know how long it is."""
+    return _biases.get(epilogue)
+
+
+def _workspace(executor: Executor, function: str, problem: Any, schedule: Any, threads: int) -> Array:
+    ffi, lib = executor.library()
+    size = ffi.new("int64_t *")
+    check(getattr(lib, function)(problem, schedule, threads, size), executor)
+    return aligned(size[0], np.uint8)
+
+
+class Prepared:
+    """A convolution with its filters packed: `y = conv(x, out=None)`, input [N][C][H][W], output [N][M][P][Q]."""
+
+    def __init__(
+        self,
+        workload: Conv,
+        weights: Any,
+        schedule: Schedule,
+        bias: Any = None,
+        activation: str | None = None,
+        threads: int = 1,
+        executor: Executor = LOCAL,
+    ) -> None:
+        ffi, lib = executor.library()
+        self.executor = executor
+        w = self.workload = workload
+        self.schedule = schedule
+        self.threads = threads
+        self._conv = conv_struct(w)
+        self._schedule = schedule_struct(schedule)
+        weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
+        bias = None if bias is None else addend(bias, "bias", (w.filters,), w.dtype)
+        self._epilogue = _epilogue(1.0, 0.0, bias, activation)
+        size = ffi.new("int64_t *")
+        check(lib.pysim_conv_packed_filter_bytes(self._conv, self._schedule, size), executor)
+        self._packed = aligned(size[0], np.uint8)
+        packed = ffi.from_buffer(self._packed)
+        check(lib.pysim_conv_pack_filters(self._conv, self._schedule, ffi.from_buffer(weights), packed, size[0]), executor)
+        self._work = _workspace(executor, "pysim_conv_workspace_bytes", self._conv, self._schedule, threads)
+        self.workspace_bytes = self._work.nbytes
+        self._fixed = (packed, ffi.from_buffer(self._work))
+        self._in_shape = (w.batch, w.channels, w.height, w.width)
+        self._out_shape = (w.batch, w.filters, w.out_h, w.out_w)
+
+    def __call__(self, x: Any, out: Any = None) -> Array:
+        ffi, _ = library()
+        return self._run(x, out, ffi.NULL)
+
+    def profile(self, x: Any, out: Any = None) -> dict[str, float]:
+        """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
+        ffi, _ = library()
+        p = ffi.new("pysim_profile *")
+        self._run(x, out, p)
+        return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
+
+    def _run(self, x: Any, out: Any, profile: Any) -> Array:
+        ffi, lib = self.executor.library()
+        x = operand(x, "x", self._in_shape, self.workload.dtype)
+        y = output(out, self._out_shape, self.workload.dtype)
+        packed, work = self._fixed
+        status = lib.pysim_conv_run(
+            self._conv, self._schedule, self._epilogue, self.threads, ffi.from_buffer(x), packed, ffi.from_buffer(y), work,
+            self.workspace_bytes, profile,
+        )  # fmt: skip
+        check(status, self.executor)
+        return y
+
+
+class PreparedGemm:
+    """C = alpha op(A) op(B) + beta C + bias: `c = gemm(a, b, c=None)`, dense row-major operands, bias per column of C."""
+
+    def __init__(
+        self,
+        workload: Gemm,
+        schedule: Schedule,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        bias: Any = None,
+        activation: str | None = None,
+        threads: int = 1,
+        executor: Executor = LOCAL,
+    ) -> None:
+        self.executor = executor
+        w = self.workload = workload
+        self.schedule = schedule
+        self.threads = threads
+        self._gemm = gemm_struct(w)
+        self._schedule = schedule_struct(schedule)
+        bias = None if bias is None else addend(bias, "bias", (w.n,), w.dtype)
+        self._epilogue = _epilogue(alpha, beta, bias, activation)
+        self._work = _workspace(executor, "pysim_gemm_workspace_bytes", self._gemm, self._schedule, threads)
+        self.workspace_bytes = self._work.nbytes
+        self._a_shape = (w.k, w.m) if w.trans_a else (w.m, w.k)
+        self._b_shape = (w.n, w.k) if w.trans_b else (w.k, w.n)
+
+    def __call__(self, a: Any, b: Any, c: Any = None) -> Array:
+        ffi, _ = library()
+        return self._run(a, b, c, ffi.NULL)
+
+    def profile(self, a: Any, b: Any, c: Any = None) -> dict[str, float]:
+        """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
+        ffi, _ = library()
+        p = ffi.new("pysim_profile *")
+        self._run(a, b, c, p)
+        return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
+
+    def _run(self, a: Any, b: Any, c: Any, profile: Any) -> Array:
+        ffi, lib = self.executor.library()
+        w = self.workload
+        a = operand(a, "a", self._a_shape, w.dtype)
+        b = operand(b, "b", self._b_shape, w.dtype)
+        if c is None and self._epilogue.beta != 0:
+            raise OperandError(f"beta is {self._epilogue.beta}, so c must be given")
+        y = output(c, (w.m, w.n), w.dtype)
+        status = lib.pysim_gemm_run(
+            self._gemm, self._schedule, self._epilogue, self.threads, ffi.from_buffer(a), ffi.from_buffer(b), ffi.from_buffer(y),
+            ffi.from_buffer(self._work), self.workspace_bytes, profile,
+        )  # fmt: skip
+        check(status, self.executor)
+        return y
+
+
+def run_conv(
+    w: Conv,
+    schedule: Schedule,
+    x: Any,
+    weights: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    threads: int = 1,
+    executor: Executor = LOCAL,
+) -> Array:
+    """One convolution under `schedule`, filters packed for this call."""
+    return Prepared(w, weights, schedule, bias, activation, threads, executor)(x)
+
+
+def run_gemm(
+    w: Gemm,
+    schedule: Schedule,
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    threads: int = 1,
+    executor: Executor = LOCAL,
+) -> Array:
+    """One matrix product under `schedule`."""
+    return PreparedGemm(w, schedule, bias=bias, activation=activation, threads=threads, executor=executor)(a, b)
+
+
+def reference_conv(
+    w: Conv, x: Array, weights: Array, bias: Array | None = None, activation: str | None = None, executor: Executor = LOCAL
+) -> Array:
+    """The definition of right: plain loops in C, summed in the next wider type. Slow."""
+    ffi, lib = executor.library()
+    out = aligned((w.batch, w.filters, w.out_h, w.out_w), RESULT_DTYPES[w.dtype])
+    epilogue = _epilogue(1.0, 0.0, bias, activation)
+    x = operand(x, "x", (w.batch, w.channels, w.height, w.width), w.dtype)
+    weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
+    pointers = (ffi.from_buffer(x), ffi.from_buffer(weights), ffi.from_buffer(out))
+    check(lib.pysim_conv_reference(conv_struct(w), epilogue, *pointers), executor)
+    return out
+
+
+def im2col(workload: Conv, image: Array, columns: Array, executor: Executor = LOCAL) -> None:
+    """Caffe's columns[C/groups * R * S][P*Q] of one image of one group, into `columns`."""
+    ffi, lib = executor.library()
+    check(lib.pysim_im2col(conv_struct(workload), ffi.from_buffer(image), ffi.from_buffer(columns)), executor)
+
+
+def probe_clock() -> float:
+    """Core clock in Hz, measured by a chain of dependent additions."""
+    ffi, lib = library()
+    result = ffi.new("double *")
+    check(lib.pysim_probe_clock(result))
+    return float(result[0])
+
+
+def probe_fma(target: str, dtype: str) -> float:
+    """Multiply-add instructions a second of one registry target."""
+    ffi, lib = library()
+    result = ffi.new("double *")
+    check(lib.pysim_probe_fma(target.encode(), _dtype_code(dtype), result))
+    return float(result[0])
+
+
+def _probe_stream(probe: Any, nbytes: int, seconds: float) -> float:
+    ffi, _ = library()
+    buffer = aligned(nbytes, np.uint8)
+    buffer[:] = 0
+    result = ffi.new("double *")
+    check(probe(ffi.from_buffer(buffer), nbytes, seconds, result))
+    return float(result[0])
+
+
+def probe_read(nbytes: int, seconds: float) -> float:
+    """Bytes a second that one core reads from a buffer of this size, again and again for `seconds`."""
+    return _probe_stream(library()[1].pysim_probe_read, nbytes, seconds)
+
+
+def probe_write(nbytes: int, seconds: float) -> float:
+    """Bytes a second that one core writes to a buffer of this size."""
+    return _probe_stream(library()[1].pysim_probe_write, nbytes, seconds)
