@@ -9,7 +9,12 @@ from importlib import import_module
 from typing import Any
 
 # name -> module, imported when the name is first used
-_WHERE = {"Cache": "simulator.hierarchy", "Hierarchy": "simulator.hierarchy", "SharedMemory": "shared_memory.banks", "Wavefronts": "shared_memory.banks"}
+_WHERE = {
+    "Cache": "simulator.hierarchy",
+    "Hierarchy": "simulator.hierarchy",
+    "SharedMemory": "shared_memory.banks",
+    "Wavefronts": "shared_memory.banks",
+}
 
 
 def __getattr__(name: str) -> Any:

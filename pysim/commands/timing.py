@@ -60,8 +60,11 @@ def measured(
     planned: "Iterable[Planned]", on: "Machine | Gpu", *, min_seconds: float = 0.2, peers: bool | None = False, **options: Any
 ) -> "Iterator[Comparison]":
     """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.cpu.compare`, which a GPU has not; `peers`
-    is for a GPU: as in `pysim.comparison.cuda.compare`.""" from pysim.comparison import cuda as cuda_comparison from pysim.comparison.cpu
-    import compare from pysim.machine.load import Gpu from pysim.measure.store import Store
+    is for a GPU: as in `pysim.comparison.cuda.compare`."""
+    from pysim.comparison import cuda as cuda_comparison
+    from pysim.comparison.cpu import compare
+    from pysim.machine.load import Gpu
+    from pysim.measure.store import Store
 
     with Store() as store:
         budget = max(LEAST_BUDGET, 10 * min_seconds)
