@@ -17,7 +17,7 @@ from pysim.planner import Plan
 from pysim.planner.plan import on_cpu
 from pysim.planner.planned import Layout
 from pysim.problem.text import Conv, Gemm, Layer, Workload, distinct, parse, resolve
-from pysim.record.cost import Comparison
+from pysim.record.measurement import Comparison
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.runtime import arrays, cuda, cuda_conv
 from pysim.runtime import cpu as runtime

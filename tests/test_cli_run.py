@@ -17,7 +17,7 @@ from pysim.comparison import cpu as comparison
 from pysim.errors import OperandError
 from pysim.measure.store import Store
 from pysim.peers import cpu as peers
-from pysim.record.cost import Comparison
+from pysim.record.measurement import Comparison
 from pysim.runtime import cpu as runtime
 
 pytestmark = pytest.mark.usefixtures("own_files")

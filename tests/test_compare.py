@@ -21,7 +21,8 @@ from pysim.measure.clock import Array
 from pysim.measure.store import Store
 from pysim.peers.cpu import DEFAULT, Missing, Peer
 from pysim.problem.text import Conv, Gemm, Layer, Workload, parse
-from pysim.record.cost import Comparison, Cost
+from pysim.record.cost import Cost
+from pysim.record.measurement import Comparison
 from pysim.record.schedule import Schedule
 from pysim.runtime import cpu as runtime
 

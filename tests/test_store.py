@@ -14,7 +14,7 @@ import pytest
 
 from pysim.errors import PysimError, StoreError
 from pysim.measure.store import SCHEMA, Store, default_path, environment, now
-from pysim.record.cost import Measurement
+from pysim.record.measurement import Measurement
 
 PROBLEM = "conv:mb1ic64ih56oc64kh3ph1"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of what a loop nest costs on a memory hierarchy.
 
-`cpu` derives cycles from a tiled loop nest and the caches under it, `gpu` from a launch of blocks, `shared_memory` counts bank conflicts, and
-`simulator` counts every access of a plan in exact caches. Importing this package imports none of them, and so no numpy.
+`cpu` derives cycles from a tiled loop nest and the caches under it, `gpu` from a launch of blocks; `shared_memory` counts bank
+conflicts, `simulator` every access of a plan in exact caches. Importing this package imports none of them, and so no numpy.
 """
 
 from importlib import import_module

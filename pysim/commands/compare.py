@@ -27,7 +27,7 @@ from pysim.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from pysim.record.cost import Comparison
+    from pysim.record.measurement import Comparison
 
 SHORT = {"im2col_openblas": "im2col", "onnxruntime": "onnxrt", "matmul_heuristics": "nvMMH"}  # titles of columns
 WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # titles, of those who say what memory they take on a GPU

@@ -10,7 +10,7 @@ from pysim.commands.common import Cell, Column, every, json_option, layers_of, m
 from pysim.errors import MachineError
 
 if TYPE_CHECKING:
-    from pysim.record.cost import Comparison
+    from pysim.record.measurement import Comparison
 
 
 @click.command()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pysim.machine.load import Gpu, Machine
     from pysim.planner import Plan
     from pysim.problem.text import Layer
-    from pysim.record.cost import Comparison
+    from pysim.record.measurement import Comparison
 
     Planned = tuple[Layer, Plan | PlanError]
 

@@ -29,7 +29,8 @@ from pysim.measure.clock import Array, State, copies_for, interleave, pinned, qu
 from pysim.measure.store import Store, environment, now
 from pysim.peers.cpu import Maker, Missing
 from pysim.problem.text import Gemm, Layer, Workload
-from pysim.record.cost import Comparison, Cost, Measurement, Ratio
+from pysim.record.cost import Cost
+from pysim.record.measurement import Comparison, Measurement, Ratio
 from pysim.record.schedule import GpuConvSchedule, Schedule
 from pysim.runtime import cpu as runtime
 

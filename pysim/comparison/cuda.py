@@ -24,7 +24,8 @@ from pysim.measure.clock import quartiles
 from pysim.measure.store import Store
 from pysim.peers import cuda as cuda_peers
 from pysim.problem.text import Conv, Gemm, Layer
-from pysim.record.cost import Comparison, Cost
+from pysim.record.cost import Cost
+from pysim.record.measurement import Comparison
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.runtime import cuda
 

@@ -27,7 +27,7 @@ from typing import Self
 import msgspec
 
 from pysim.errors import StoreError
-from pysim.record.cost import Measurement
+from pysim.record.measurement import Measurement
 
 SCHEMA = 1
 APPLICATION_ID = 0x7079736D  # "pysm": tells our files from other SQLite files

@@ -1,36 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice: the schedule of least predicted cost, with everything that was considered and turned down.
+"""Planning: every algorithm that the machine has names its legal schedules, all are costed, the least predicted time wins.
 
-`model="full"` predicts cycles for every candidate of `space` with `pysim.cachemodel.cpu.cost`. A schedule that computes for longer than
-the best one takes cannot win, so its traffic is not predicted; that is exact, since no cost is below its compute term. A whole
-kernel falls by its arithmetic, calls, stores and packing of a single channel set. `model="csa"` is SConv's
-slicing analysis: the paper's tile sizes and cost integers.
+    algorithms -> refusals (with reasons) -> candidates -> costs, as arrays -> order -> plans
 
-For a GPU `gpu_plans` chooses, from the launches of `pysim.planner.gpu` and `pysim.planner.gpu_conv`.
+No algorithm is known here by name; what one can answer is `pysim.algorithms.contract`. Algorithms that share a cost function are costed
+together, in one table. Where an algorithm leaves out schedules that cannot win (`Candidates.limit`), it is asked again with a higher limit
+until the best of every kind takes no longer than that.
 
-Worked number: on zen4 the portable kernel needs 16 cycles a step for 8 x 4 outputs, 14 times what f32_win_32x14__avx512 needs.
+Worked number: two kernels with bounds of 100 and 300 cycles. The first round considers what may take 110; if the best of that takes 120,
+the second considers up to 120, and the kernel of 300 never enters a table.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu import csa
-from pysim.cachemodel.cpu.cost import Prediction, cost_of, predict_all, schedule_of
-from pysim.cachemodel.cpu.incore import Array, Rates, rates
-from pysim.cachemodel.cpu.nest import Nest, nest_of, workspace_bytes
-from pysim.errors import PlanError
-from pysim.machine.load import Gpu, Machine, load, load_any
-from pysim.planner import space
-from pysim.planner.gpu_plans import Asked, check_asked, gpu_plans
-from pysim.planner.planned import STATES, Considered, Layout, ModelName, Plan, State, on_cpu, tile_of
-from pysim.problem.text import Conv, Workload, parse
+from pysim.algorithms import algorithm_named, algorithms_for
+from pysim.algorithms.contract import Algorithm, Candidates, Costs, Request
+from pysim.errors import PlanError, choose
+from pysim.machine.load import Gpu, Machine, load_any
+from pysim.problem.text import Workload, parse
 from pysim.record.cost import Cost, CsaCost, Rejected
-from pysim.record.schedule import STATIONARY, Schedule
-from pysim.registry.rows import kernels
-
-GUESS = 1.1  # of the least bound: most best schedules take less
-MODELS = ("full", "csa")
+from pysim.record.plan import LAYOUTS, MODELS, STATES, Considered, Layout, ModelName, Plan, State
+from pysim.record.schedule import AnySchedule, from_name
 
 
 def plan(
@@ -38,32 +32,26 @@ def plan(
     machine: str | Machine | Gpu,
     model: ModelName = "full",
     micro_kernel: str | tuple[int, int] | None = None,
-    input_footprint: csa.Footprint = "packed",
+    input_footprint: str = "packed",
     state: State = "hot",
     layout: Layout = "nchw",
     memory_limit: int | None = None,
     algorithm: str | None = None,
+    name: str | None = None,
 ) -> Plan:
     """The plan of least predicted cost for a problem (text or value) on a machine (name, path of a .toml file, or value).
 
     `micro_kernel` ("4x16", windows x filters; on a GPU "128x128", a block's tile) restricts the full model to kernels of that shape and
-    replaces the shape under CSA; `input_footprint` is CSA's alone, `state` (of the caches at the start) the full model's. On a GPU a
-    convolution has a `layout` of input and output, a plan takes no more workspace than `memory_limit` bytes, and `algorithm` (a family
-    of native/cuda/convs.inc) restricts it. Raises ProblemError, MachineError, and PlanError where no kernel can run the problem.
+    replaces the shape under CSA; `input_footprint` ("packed" or "raw") is CSA's alone, `state` (of the caches at the start) the full
+    model's. A plan has operands in a `layout`, takes no more workspace than `memory_limit` bytes, and is of `algorithm` where one is
+    named. `name` is another plan's name: that very schedule, costed here. Raises ProblemError, MachineError, and PlanError where no
+    kernel can run the problem.
     """
-    workload, on = _workload(problem), _machine(machine)
-    shape = _shape(micro_kernel) if isinstance(micro_kernel, str) else micro_kernel
-    asked = Asked(layout, memory_limit, algorithm)
-    check_asked(asked, workload, on)
-    if isinstance(on, Gpu):
-        if model != "full":
-            raise PlanError(f'the {model} model is of CPU caches; {on.name} is a GPU, which has the model "full"')
-        return gpu_plans(workload, on, shape, state, 1, asked)[0]
-    if model == "csa":
-        return _csa_plan(workload, on, shape, input_footprint)
-    if model != "full":
-        raise PlanError(f'no model is named "{model}"; there is {" and ".join(MODELS)}')
-    return _best(_case(workload, on, shape, state))
+    request = _request(problem, machine, model, micro_kernel, state, layout, (("input_footprint", input_footprint),))
+    if name is not None:
+        algorithm, schedule = from_name(name)
+        request = request._replace(schedule=schedule)
+    return _ranked(request, algorithm, memory_limit, 1, exhaustive=False)[0]
 
 
 def plans(
@@ -80,16 +68,12 @@ def plans(
     as in `plan`."""
     if top < 1:
         raise PlanError(f"top is {top}; it should be at least 1")
-    workload, on = _workload(problem), _machine(machine)
-    shape = _shape(micro_kernel) if isinstance(micro_kernel, str) else micro_kernel
-    asked = Asked(layout, memory_limit, algorithm)
-    check_asked(asked, workload, on)
-    if isinstance(on, Gpu):
-        return gpu_plans(workload, on, shape, state, top, asked)
-    return _ranked(_case(workload, on, shape, state), top)
+    return _ranked(_request(problem, machine, "full", micro_kernel, state, layout), algorithm, memory_limit, top, exhaustive=True)
 
 
-def candidates(workload: str | Workload, machine: str | Machine, within: float = 1.35) -> list[tuple[Schedule, float]]:
+def candidates(
+    problem: str | Workload, machine: str | Machine | Gpu, within: float = 1.35, layout: Layout = "nchw"
+) -> list[tuple[AnySchedule, float]]:
     """Every schedule that is predicted to take at most `within` times as long as the best, with its seconds, best first.
 
     They come from the whole table of the full model, nothing of it pruned; caches are hot. Equal costs keep the table's order, so
@@ -97,188 +81,204 @@ def candidates(workload: str | Workload, machine: str | Machine, within: float =
     """
     if not within >= 1:
         raise PlanError(f"within is {within}; it should be at least 1, the best schedule's own factor")
-    on = load(machine) if isinstance(machine, str) else machine
-    found = _unpruned(_case(_workload(workload), on, None, "hot"))
-    frequency = on.core.frequency_hz.value
-    limit = within * min(float(prediction.cycles.min()) for prediction in found)
-    return [(schedule_of(*item), _cycles(item) / frequency) for item in _order(found) if _cycles(item) <= limit]
+    request = _request(problem, machine, "full", None, "hot", layout)
+    found = _Found.of(request, _asked(request, None), exhaustive=True)
+    order, clock = found.order(), request.machine.clock_hz
+    return [(found.schedule(at), cycles / clock) for at in order if (cycles := found.cycles[at]) <= within * found.cycles[order[0]]]
 
 
-def _workload(problem: str | Workload) -> Workload:
-    return parse(problem) if isinstance(problem, str) else problem
-
-
-def _machine(machine: str | Machine | Gpu) -> Machine | Gpu:
-    if not isinstance(machine, str):
-        return machine
-    return load(machine) if machine == "host" else load_any(machine)
+def _request(
+    problem: str | Workload,
+    machine: str | Machine | Gpu,
+    model: str,
+    micro_kernel: str | tuple[int, int] | None,
+    state: str,
+    layout: str,
+    options: tuple[tuple[str, str], ...] = (),
+) -> Request:
+    """What is asked, checked value by value."""
+    workload = parse(problem) if isinstance(problem, str) else problem
+    on = load_any(machine) if isinstance(machine, str) else machine
+    for what, value, known in (("model", model, MODELS), ("cache state", state, STATES), ("layout", layout, LAYOUTS)):
+        if value not in known:
+            raise PlanError(f'no {what} is named "{value}"; {choose(value, known)}')
+    shape = _shape(micro_kernel) if isinstance(micro_kernel, str) else micro_kernel
+    return Request(workload, on, layout, state == "hot", model, shape, None, options)  # type: ignore[arg-type]
 
 
 def _shape(text: str) -> tuple[int, int]:
     """windows x filters from text such as 4x16."""
     windows, _, filters = text.partition("x")
-    if not (windows.isdecimal() and filters.isdecimal() and int(windows) and int(filters)):
+    if not (text.isascii() and windows.isdecimal() and filters.isdecimal() and int(windows) and int(filters)):
         raise PlanError(f'micro-kernel "{text}" is not windows x filters; right is e.g. 4x16')
     return int(windows), int(filters)
 
 
-class _Case(NamedTuple):
-    """One problem on one machine, with the kernels that can run it and what they cost whatever the tiling."""
-
-    workload: Workload
-    on: Machine
-    state: State
-    nest: Nest
-    rows: space.Rows
-    rates: Rates
+def _asked(request: Request, algorithm: str | None) -> tuple[Algorithm, ...]:
+    if algorithm is not None:
+        return (algorithm_named(algorithm, request.problem, request.machine),)
+    return algorithms_for(request.problem, request.machine)
 
 
-Candidate = tuple[Prediction, int]  # a predicted table and a row of it
+class _Found(NamedTuple):
+    """The candidates of all algorithms with their costs; `first` of each algorithm is its place in the concatenated `cycles`."""
+
+    request: Request
+    algorithms: tuple[Algorithm, ...]
+    costs: tuple[Costs, ...]
+    first: tuple[int, ...]
+    cycles: np.ndarray
+    refused: tuple[Rejected, ...]
+
+    @classmethod
+    def of(cls, request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> "_Found":
+        refused: list[Rejected] = []
+        taking: list[tuple[Algorithm, Candidates]] = []
+        for one in algorithms:
+            if reason := one.refuses(request.problem, request.machine, request.layout):
+                refused.append(Rejected(one.NAME, reason.sentence, reason.code))
+            else:
+                found = one.candidates(request, np.inf if exhaustive else None)
+                refused += found.rejected
+                taking.append((one, found))
+        costs = _costs(request, taking)
+        sizes = [one.cycles.size for one in costs]
+        first = tuple(np.cumsum([0, *sizes[:-1]]).tolist())
+        cycles = np.concatenate([one.cycles for one in costs]) if costs else np.empty(0)
+        return cls(request, tuple(one for one, _ in taking), tuple(costs), first, cycles, tuple(refused))
+
+    def order(self) -> list[int]:
+        """Places by predicted time, the earlier first where it is the same."""
+        order: list[int] = np.argsort(self.cycles, kind="stable").tolist()
+        return order
+
+    def at(self, place: int) -> tuple[Algorithm, Costs, int]:
+        """The algorithm of a place, its costs, and the row among them."""
+        which = int(np.searchsorted(self.first, place, side="right")) - 1
+        return self.algorithms[which], self.costs[which], place - self.first[which]
+
+    def schedule(self, place: int) -> AnySchedule:
+        _, costs, row = self.at(place)
+        return costs.schedule(row)
+
+    def workspace_bytes(self, place: int) -> int:
+        algorithm, costs, row = self.at(place)
+        return algorithm.workspace_bytes(self.request.problem, costs.schedule(row), self.request.layout)
+
+    def kernel(self, place: int) -> str:
+        _, costs, row = self.at(place)
+        return costs.kernels[costs.kernel[row]]
 
 
-def _case(workload: Workload, on: Machine, shape: tuple[int, int] | None, state: State) -> _Case:
-    if state not in STATES:
-        raise PlanError(f'no cache state is named "{state}"; there is {" and ".join(STATES)}')
-    nest, rows = nest_of(workload), space.rows(on, workload.dtype, shape)
-    return _Case(workload, on, state, nest, rows, rates(nest, on, rows.kernels))
+def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> list[Costs]:
+    """Costs of each algorithm's candidates, which are widened until the best of each kind is certain."""
+    costs: list[Costs] = []
+    for cost, group in groupby(taking, key=lambda item: item[0].cost):
+        asked = list(group)
+        found = list(cost(request.machine, [candidates for _, candidates in asked]))
+        for at, (algorithm, candidates) in enumerate(asked):
+            limit = candidates.limit
+            while (least := _worst_kind(found[at])) > limit:
+                candidates = algorithm.candidates(request, least * (1 + 1e-9))
+                limit = candidates.limit
+                found[at] = cost(request.machine, [candidates])[0]
+        costs += found
+    return costs
 
 
-def _best(case: _Case) -> Plan:
-    """The cheapest schedule of each kind, and of both.
-
-    What computes for longer than GUESS times the least bound of any kernel is left out at first. Where a kind's best takes longer
-    than that, nothing says that it is the best, and all that computes for no longer than it takes is predicted.
-    """
-    bound = space.least_cycles(case.rates, np.arange(len(case.rows.kernels)))
-    limit = GUESS * float(bound.min())
-    found = _within(case, bound, limit)
-    while (least := max(float(prediction.cycles.min(initial=np.inf)) for prediction in found)) > limit:
-        limit = least * (1 + 1e-9)
-        found = _within(case, bound, limit)
-    best = _best_of_each(found)
-    chosen = min(best, key=_cycles)
-    considered = tuple(Considered(schedule_of(*item), cost_of(*item)) for item in best)
-    winner = considered[[item is chosen for item in best].index(True)]
-    return _plan(case, schedule_of(*chosen), winner.cost, considered, _rejected(case, found, chosen, bound))
+def _worst_kind(costs: Costs) -> float:
+    """The largest of the least cycles of each kind."""
+    least = np.full(len(costs.kinds), np.inf)
+    np.minimum.at(least, costs.kind, costs.cycles)
+    return float(least.max())
 
 
-def _within(case: _Case, bound: Array, limit: float) -> list[Prediction]:
-    """Of each stationary kind, the schedules that compute for at most `limit` cycles; `bound` is that of each kernel."""
-    tables = space.tables(case.rates, [(kind, np.flatnonzero(bound <= limit).tolist(), limit) for kind in STATIONARY])
-    return predict_all(case.rates, tables, case.state == "hot", limit)
+def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:
+    """The `top` best plans, best first."""
+    if memory_limit is not None and memory_limit < 0:
+        raise PlanError(f"memory_limit is {memory_limit} bytes; it should be at least 0")
+    found = _Found.of(request, _asked(request, algorithm), exhaustive)
+    order, above = _within(found, found.order(), memory_limit)
+    if not order:
+        raise PlanError(_nothing(request, (*above, *found.refused)))
+    first = _first_of_each(found, order)
+    considered = tuple(Considered(found.at(at)[0].NAME, found.schedule(at), _cost(found, at)) for at in first)
+    rejected = (*_slower(found, order), *above, *found.refused)
+    return [_plan(found, at, considered, rejected, memory_limit) for at in order[:top]]
 
 
-def _unpruned(case: _Case) -> list[Prediction]:
-    """The whole table of each stationary kind."""
-    everything = list(range(len(case.rows.kernels)))
-    tables = space.tables(case.rates, [(kind, everything, np.inf) for kind in STATIONARY])
-    return predict_all(case.rates, tables, case.state == "hot")
+def _cost(found: _Found, at: int) -> Cost | CsaCost:
+    _, costs, row = found.at(at)
+    return costs.cost(row)
 
 
-def _order(found: list[Prediction], top: int | None = None) -> list[Candidate]:
-    """The rows of a table of each stationary kind, or the `top` of them, by predicted cycles."""
-    split = found[0].cycles.size
-    order = np.argsort(np.concatenate([prediction.cycles for prediction in found]), kind="stable")[:top].tolist()
-    return [(found[row >= split], row - split * (row >= split)) for row in order]
-
-
-def _ranked(case: _Case, top: int) -> list[Plan]:
-    found = _unpruned(case)
-    items = _order(found, top)
-    considered = tuple(Considered(schedule_of(*item), cost_of(*item)) for item in _best_of_each(found))
-    rejected = _rejected(case, found, items[0], space.least_cycles(case.rates, np.arange(len(case.rows.kernels))))
-    return [_plan(case, schedule_of(*item), cost_of(*item), considered, rejected) for item in items]
-
-
-def _best_of_each(found: list[Prediction]) -> list[Candidate]:
-    """The cheapest row of each stationary kind."""
-    rows = [(prediction, int(prediction.cycles.argmin())) for prediction in found if prediction.cycles.size]
-    kinds = [[item for item in rows if item[0].table.stationary == kind] for kind in STATIONARY]
-    return [min(kind, key=_cycles) for kind in kinds]
-
-
-def _cycles(item: Candidate) -> float:
-    return float(item[0].cycles[item[1]])
-
-
-def _plan(
-    case: _Case, schedule: Schedule, cost: Cost | CsaCost, considered: tuple[Considered, ...], rejected: tuple[Rejected, ...]
-) -> Plan:
+def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: tuple[Rejected, ...], memory_limit: int | None) -> Plan:
+    request, (algorithm, costs, row) = found.request, found.at(at)
+    schedule = costs.schedule(row)
     return Plan(
-        workload=case.workload,
-        on=case.on,
-        model="full",
-        state=case.state,
-        algorithm=_algorithm(case.workload),
+        workload=request.problem,
+        on=request.machine,
+        model=request.model,
+        state="hot" if request.hot else "cold",
+        algorithm=algorithm.NAME,
         schedule=schedule,
-        workspace_bytes=workspace_bytes(case.nest, schedule),
-        cost=cost,
+        workspace_bytes=algorithm.workspace_bytes(request.problem, schedule, request.layout),
+        cost=costs.cost(row),
         considered=considered,
         rejected=rejected,
+        assumed=costs.assumed(row),
+        layout=request.layout,
+        memory_limit=memory_limit,
+        finite=algorithm.tolerance(request.problem, schedule).finite,
     )
 
 
-def _rejected(case: _Case, found: list[Prediction], chosen: Candidate, bound: Array) -> tuple[Rejected, ...]:
-    """Kernels that lost, best first, then what could not run at all."""
-    least = np.full(len(case.rows.kernels), np.inf)
-    for prediction in found:
-        np.minimum.at(least, prediction.table.kernel, prediction.cycles)
-    best, winner = float(chosen[0].cycles[chosen[1]]), int(chosen[0].table.kernel[chosen[1]])
-    losers = []
-    for index in np.lexsort((bound, least)).tolist():
-        if np.isfinite(least[index]):
-            reason = f"none of its schedules that could win takes less than {least[index] / best:.3f} times the chosen one"
-        elif bound[index] <= best:
-            reason = "all its schedules compute for longer than the chosen plan takes"
-        else:
-            reason = f"its arithmetic, calls, stores and packing alone take {bound[index] / best:.2f} times the chosen plan"
-        if index != winner:
-            losers.append(Rejected(case.rows.kernels[index].name, reason))
-    place = space.in_place_reason(case.nest)
-    return (*losers, *((place,) if place else ()), *case.rows.rejected)
+def _first_of_each(found: _Found, order: Sequence[int]) -> list[int]:
+    """The best place of each kind of each algorithm, best first."""
+    first: dict[tuple[str, str], int] = {}
+    for at in order:
+        algorithm, costs, row = found.at(at)
+        first.setdefault((algorithm.NAME, costs.kinds[costs.kind[row]]), at)
+    return list(first.values())
 
 
-def _algorithm(workload: Workload) -> str:
-    return "sconv" if isinstance(workload, Conv) else "gemm"
+def _within(found: _Found, order: list[int], limit: int | None) -> tuple[list[int], tuple[Rejected, ...]]:
+    """The places whose workspace is within the limit, and the kernels of which none is."""
+    if limit is None:
+        return order, ()
+    sized = [(at, found.workspace_bytes(at)) for at in order]
+    kept = [at for at, size in sized if size <= limit]
+    left = {found.kernel(at) for at in kept}
+    least: dict[str, int] = {}
+    for at, size in sized:
+        if (kernel := found.kernel(at)) not in left:
+            least[kernel] = min(size, least.get(kernel, size))
+    said = "its workspace of {:,} bytes is above the limit of {:,}"
+    return kept, tuple(Rejected(kernel, said.format(size, limit), "memory") for kernel, size in least.items())
 
 
-def _csa_plan(workload: Workload, on: Machine, shape: tuple[int, int] | None, footprint: csa.Footprint) -> Plan:
-    if on.csa is None:
-        raise PlanError(f"{on.name} has no [csa] table, which the csa model needs; use the full model or add one")
-    nest, parameters = nest_of(workload), csa.parameters_of(on.csa, footprint, shape)
-    kernel, rejected = _csa_kernel(workload, on, parameters)
-    halved, exact = csa.schedules(nest, parameters), csa.schedules(nest, parameters, "exact")
-    considered = tuple(
-        Considered(_csa_schedule(kernel, parameters, a), a.cost, (_csa_schedule(kernel, parameters, b), b.cost))
-        for a, b in zip(halved, exact, strict=True)
-    )
-    choice = csa.choose(halved)
-    schedule = _csa_schedule(kernel, parameters, choice)
-    return Plan(
-        workload=workload,
-        on=on,
-        model="csa",
-        state="cold",
-        algorithm=_algorithm(workload),
-        schedule=schedule,
-        workspace_bytes=workspace_bytes(nest, schedule),
-        cost=choice.cost,
-        considered=considered,
-        rejected=rejected,
-    )
+def _slower(found: _Found, order: Sequence[int]) -> Iterator[Rejected]:
+    """The kernels that could run and lost, best first."""
+    best, chosen = found.cycles[order[0]], found.kernel(order[0])
+    seen = {chosen}
+    for at in order:
+        if (kernel := found.kernel(at)) not in seen:
+            seen.add(kernel)
+            _, costs, row = found.at(at)
+            how = f"{found.schedule(at).kind}, bound by {getattr(costs.cost(row), 'bound_by', 'latency')}"
+            yield Rejected(kernel, f"its best schedule ({how}) takes {found.cycles[at] / best:.3f}x the chosen time", "slower")
+    for costs in found.costs:
+        for place in np.argsort(costs.bounds, kind="stable").tolist():
+            if costs.kernels[place] not in seen:
+                ratio = costs.bounds[place] / best
+                yield Rejected(costs.kernels[place], f"its lower bound without memory traffic is already {ratio:.2f}x the chosen time", "slower")
 
 
-def _csa_kernel(workload: Workload, on: Machine, p: csa.Parameters) -> tuple[str, tuple[Rejected, ...]]:
-    """A registry row of CSA's shape, or just the shape where the machine has none."""
-    for row in kernels():
-        if (row.dtype, row.windows, row.filters) == (workload.dtype, p.windows, p.filters) and on.unit(row.target):
-            return row.name, ()
-    name = f"{workload.dtype}_{p.windows}x{p.filters}"
-    return name, (Rejected(name, f"no row of the registry has this shape for {on.name}: the plan can be costed but not run"),)
+def _nothing(request: Request, rejected: Sequence[Rejected]) -> str:
+    """Why there is no plan: the first reason of the kind that says most."""
+    first = min(rejected, key=lambda one: _TELLING.index(one.code) if one.code in _TELLING else len(_TELLING), default=None)
+    why = f"{first.what}: {first.reason}" if first else "the registry has no kernel for it"
+    return f"nothing computes {request.problem.text} on {request.machine.name}: {why}"
 
 
-def _csa_schedule(kernel: str, p: csa.Parameters, choice: csa.Choice) -> Schedule:
-    return Schedule(kernel, choice.stationary, "tiles", p.windows, p.filters, choice.channels, choice.k2, choice.k3)
-
-
-__all__ = ["MODELS", "STATES", "Considered", "Plan", "candidates", "on_cpu", "plan", "plans", "tile_of"]
+_TELLING = ("memory", "size", "shape", "machine")  # codes of reasons, the most telling first

@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from pysim.errors import PlanError
+from pysim.registry.rows import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
+
 Stationary = Literal["input_stationary", "weight_stationary"]
 STATIONARY: tuple[Stationary, ...] = ("input_stationary", "weight_stationary")
 PACK = ("none", "tiles")
@@ -33,6 +36,11 @@ class Schedule(msgspec.Struct, frozen=True):
         """What the documents call "schedule"."""
         return self.stationary
 
+    @property
+    def tile(self) -> dict[str, int]:
+        """Sizes of the tiles and of their sets."""
+        return {name: getattr(self, name) for name in ("windows", "filters", "channels", "k2", "k3")}
+
 
 Decomposition = Literal["data_parallel", "split_k", "stream_k"]
 DECOMPOSITIONS: tuple[Decomposition, ...] = ("data_parallel", "split_k", "stream_k")
@@ -56,6 +64,11 @@ class GpuSchedule(msgspec.Struct, frozen=True):
         """What the documents call "schedule"."""
         return self.decomposition
 
+    @property
+    def tile(self) -> dict[str, int]:
+        """Sizes of the kernel's tiles, and how the launch walks them."""
+        return _tile_of_row(gemm_kernel(self.kernel)) | _walk(self)
+
 
 class GpuConvSchedule(msgspec.Struct, frozen=True):
     """A convolution on a GPU, field for field the struct `pysim_cuda_conv_schedule`: a row of convs.inc, a row of gemms.inc where that
@@ -74,3 +87,46 @@ class GpuConvSchedule(msgspec.Struct, frozen=True):
     def kind(self) -> str:
         """What the documents call "schedule"."""
         return self.decomposition
+
+    @property
+    def tile(self) -> dict[str, int]:
+        """Sizes of the tiles of the kernel that multiplies, and how the launch walks them."""
+        return _tile_of_row(gemm_kernel(self.gemm) if self.gemm else conv_kernel(self.kernel)) | _walk(self)
+
+
+AnySchedule = Schedule | GpuSchedule | GpuConvSchedule
+
+
+def _tile_of_row(row: GemmKernel | ConvKernel | None) -> dict[str, int]:
+    """The sizes among a registry row's columns; none of a row that the registry lacks."""
+    return row.tile if row else {}
+
+
+def _walk(schedule: GpuSchedule | GpuConvSchedule) -> dict[str, int]:
+    return {"splits": schedule.splits, "along_n": int(schedule.along_n), "group": schedule.group}
+
+
+# Names: `<algorithm>,<field>=<value>,...`, whole plans as one word
+
+
+def name_of(algorithm: str, schedule: AnySchedule) -> str:
+    """A text from which `from_name` makes the same schedule."""
+    fields = ((field, getattr(schedule, field)) for field in schedule.__struct_fields__)
+    return ",".join([algorithm, *(f"{field}={value}" for field, value in fields if value is not None)])
+
+
+def from_name(name: str) -> tuple[str, AnySchedule]:
+    """(algorithm, schedule) of a plan's name; PlanError says what is wrong with a text that is none."""
+    algorithm, *pairs = name.split(",")
+    fields = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    if not algorithm or len(fields) != len(pairs):
+        raise PlanError(f'"{name}" is no plan\'s name, which is algorithm,field=value,... as `plan.name` and the JSON documents have it')
+    kind: type[AnySchedule] = GpuConvSchedule if conv_kernel(fields.get("kernel", "")) else GpuSchedule
+    kind = Schedule if "stationary" in fields else kind
+    if unknown := set(fields) - set(kind.__struct_fields__):
+        raise PlanError(f'plan "{name}": a schedule has no field {", ".join(sorted(unknown))}; it has {", ".join(kind.__struct_fields__)}')
+    without = {"gemm": None} if kind is GpuConvSchedule else {}
+    try:
+        return algorithm, msgspec.convert(without | fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise PlanError(f'plan "{name}": {error}') from None

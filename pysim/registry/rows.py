@@ -60,6 +60,10 @@ def kernels() -> tuple[Kernel, ...]:
 
 FAMILIES = ("simt", "wmma", "mma", "wgmma")
 WARP, WARPGROUP = 32, 128
+_GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
+_CONV_TILE = (
+    "block_filters", "block_windows", "block_k", "warp_filters", "warp_windows", "thread_filters", "thread_windows", "stages", "outputs",
+)  # fmt: skip
 
 
 class GemmKernel(msgspec.Struct, frozen=True):
@@ -90,6 +94,11 @@ class GemmKernel(msgspec.Struct, frozen=True):
         tiles = f"{self.block_m}x{self.block_n}x{self.block_k}_{self.warp_m}x{self.warp_n}_{self.thread_m}x{self.thread_n}"
         form = "" if self.form == "full" else f"_{self.form}"
         return f"{self.dtype}_{self.family}_{tiles}_s{self.stages}_c{self.cluster_m}x{self.cluster_n}{form}"
+
+    @property
+    def tile(self) -> dict[str, int]:
+        """Sizes of the tiles of blocks, warps and threads, stages and cluster."""
+        return {name: getattr(self, name) for name in _GEMM_TILE}
 
     @property
     def math_threads(self) -> int:
@@ -159,6 +168,11 @@ class ConvKernel(msgspec.Struct, frozen=True):
         tiles = f"_{block}_{warp}_{thread}_s{self.stages}" if self.block_filters else ""
         form = "" if self.form == "full" else f"_{self.form}"
         return f"{self.dtype}_{family}{tiles}{form}"
+
+    @property
+    def tile(self) -> dict[str, int]:
+        """Sizes of the tiles of blocks, warps and threads, stages, edge of a window's outputs."""
+        return {name: getattr(self, name) for name in _CONV_TILE}
 
     @property
     def cluster(self) -> tuple[int, int]:

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way to compute a convolution or a matrix product: one module each under `cpu/` and `gpu/`, which answers the questions of
+`contract.Algorithm`. The table of algorithms is what those folders hold; nothing else names one."""
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+from typing import cast
+
+from pysim.algorithms.contract import Algorithm
+from pysim.errors import PlanError, choose
+from pysim.machine.load import Gpu, Machine
+from pysim.problem.text import Workload
+
+
+@cache
+def _folder(kind: str) -> tuple[Algorithm, ...]:
+    package = import_module(f"{__name__}.{kind}")
+    return tuple(cast("Algorithm", import_module(f"{package.__name__}.{found.name}")) for found in pkgutil.iter_modules(package.__path__))
+
+
+def algorithms_for(problem: Workload, machine: Machine | Gpu) -> tuple[Algorithm, ...]:
+    """The algorithms that compute this kind of problem on this kind of machine, by name."""
+    return tuple(one for one in _folder("gpu" if isinstance(machine, Gpu) else "cpu") if isinstance(problem, one.COMPUTES))
+
+
+def algorithm_named(name: str, problem: Workload, machine: Machine | Gpu) -> Algorithm:
+    """The algorithm of that name; PlanError, with what there is, where none has it."""
+    known = {one.NAME: one for one in algorithms_for(problem, machine)}
+    if name not in known:
+        raise PlanError(f'{problem.text} has no algorithm "{name}" on {machine.name}; {choose(name, known)}')
+    return known[name]

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an algorithm answers. An algorithm is a module with these names; whoever adds one writes the module, its kernels and their rows.
+
+refuses          can it compute this problem here at all, and if not, why
+candidates       every legal schedule of its kernels, as arrays, and the kernels that cannot run, each with a reason
+cost             seconds of every candidate, from the machine's numbers alone
+prepare          what of the weights is made once, and its bytes
+workspace_bytes  what a run needs beside its operands, the number that the native library asks for
+tolerance        what a result may differ by, with its source
+describe         the loop nest, tiles and terms of a plan, for people
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.machine.load import Gpu, Machine
+from pysim.problem.text import Workload
+from pysim.record.cost import Cost, CsaCost, Reason, Rejected
+from pysim.record.plan import Layout, Plan
+from pysim.record.schedule import AnySchedule
+
+Array = NDArray[np.float64]
+
+
+class Request(NamedTuple):
+    """What a plan is asked for. `hot`: operands lie in the caches as a run before left them; `shape`: only kernels with tiles of windows x
+    filters (a block's rows x columns on a GPU); `schedule`: only this one; `options` are those of the cost model `model`."""
+
+    problem: Workload
+    machine: Machine | Gpu
+    layout: Layout = "nchw"
+    hot: bool = True
+    model: str = "full"
+    shape: tuple[int, int] | None = None
+    schedule: AnySchedule | None = None
+    options: tuple[tuple[str, str], ...] = ()
+
+
+class Candidates(Protocol):
+    """Legal schedules of one algorithm as arrays, whatever its cost function reads.
+
+    `limit`: cycles; a schedule that was left out takes longer than this (infinity: none was left out). `rejected`: kernels that cannot run.
+    """
+
+    @property
+    def limit(self) -> float: ...
+    @property
+    def rejected(self) -> tuple[Rejected, ...]: ...
+
+
+class Costs(Protocol):
+    """What the candidates of one algorithm cost, each array over candidates unless said otherwise.
+
+    `cycles` at the machine's clock; `kernel` and `kind` index `kernels`, the names of registry rows, and `kinds`, what a plan lists side by
+    side (stationary operand, decomposition); `bounds`, over kernels: cycles that no schedule of the kernel can go below.
+    """
+
+    @property
+    def cycles(self) -> Array: ...
+    @property
+    def kernel(self) -> NDArray[np.int64]: ...
+    @property
+    def kind(self) -> NDArray[np.int64]: ...
+    @property
+    def kernels(self) -> tuple[str, ...]: ...
+    @property
+    def kinds(self) -> tuple[str, ...]: ...
+    @property
+    def bounds(self) -> Array: ...
+    def schedule(self, row: int) -> AnySchedule:
+        """One candidate as the struct that the native library obeys."""
+
+    def cost(self, row: int) -> Cost | CsaCost:
+        """What one candidate costs, by terms and levels."""
+
+    def assumed(self, row: int) -> tuple[str, ...]:
+        """Paths of the machine's numbers that this cost leans on and nobody measured or published."""
+
+
+class Bound(NamedTuple):
+    """|result - exact| <= gamma_k |A||B| x `growth`, k the length of the sums, or, where the operands are transformed, `rms` times the
+    result's root mean square; `source` says whence. `finite`: what of the operands must be finite for that ("" for nothing)."""
+
+    growth: float
+    rms: float
+    source: str
+    finite: str = ""
+
+
+class Prepared(NamedTuple):
+    """What is made of the weights once: `what` ("packed filters", "transformed filters") and its bytes."""
+
+    what: str
+    size_bytes: int
+
+
+class Section(NamedTuple):
+    """A titled part of an explanation; lines are printed indented."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+class Description(NamedTuple):
+    """A plan in its algorithm's words: what it does in one line, and sections (loop nest, tiles against levels, launch, passes)."""
+
+    summary: str
+    sections: tuple[Section, ...]
+
+
+class Algorithm(Protocol):
+    """The module of an algorithm."""
+
+    NAME: str  # as `--algorithm` takes it
+    COMPUTES: type  # Conv or Gemm
+
+    def refuses(self, problem: Any, machine: Any, layout: Layout) -> Reason | None:
+        """Why it cannot compute the problem here whatever the kernel; None where it can."""
+
+    def candidates(self, request: Request, limit: float | None) -> Candidates:
+        """Every legal schedule that may take up to `limit` cycles; without a limit, at least those that may be the best of their kind."""
+
+    def cost(self, machine: Any, candidates: Sequence[Any]) -> Sequence[Costs]:
+        """The costs of several algorithms' candidates in one go: those that share this function are costed together."""
+
+    def prepare(self, problem: Any, schedule: Any, layout: Layout) -> Prepared | None:
+        """What a run with fixed weights keeps of them; None where it reads them as they are."""
+
+    def workspace_bytes(self, problem: Any, schedule: Any, layout: Layout) -> int:
+        """What a run needs beside its operands."""
+
+    def tolerance(self, problem: Any, schedule: Any) -> Bound:
+        """What a result may differ by."""
+
+    def describe(self, plan: Plan) -> Description:
+        """The plan for people."""

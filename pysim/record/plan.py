@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as a value: what to run, what it is predicted to cost, what else was considered, and which numbers nobody measured."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from pysim.machine.load import Gpu, Machine
+from pysim.problem.text import Workload
+from pysim.record.cost import Cost, CsaCost, Rejected
+from pysim.record.schedule import AnySchedule, GpuConvSchedule, Schedule, name_of
+
+ModelName = Literal["full", "csa"]
+State = Literal["hot", "cold"]
+Layout = Literal["nchw", "nhwc"]
+MODELS: tuple[ModelName, ...] = ("full", "csa")
+STATES: tuple[State, ...] = ("hot", "cold")
+LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")  # of a convolution's input and output; pysim_layout, in its order
+
+
+class Considered(msgspec.Struct, frozen=True):
+    """The best schedule of one kind: of one stationary operand, of one decomposition, or of one algorithm. Under CSA `exact` has the tile
+    sizes of exact maxima beside those of halving."""
+
+    algorithm: str
+    schedule: AnySchedule
+    cost: Cost | CsaCost
+    exact: tuple[Schedule, CsaCost] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        schedule = {"algorithm": self.algorithm, "schedule": self.schedule.kind, "kernel": self.schedule.kernel, "tile": self.schedule.tile}
+        document = schedule | {"cost": msgspec.to_builtins(self.cost)}
+        if isinstance(self.schedule, GpuConvSchedule):
+            document["gemm"] = self.schedule.gemm
+        if self.exact:
+            document["exact"] = {"tile": self.exact[0].tile, "cost": msgspec.to_builtins(self.exact[1])}
+        return document
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run and why: the schedule that the macro-kernel or the launch obeys, its predicted cost, and what was turned down.
+
+    `considered` has the best schedule of each kind, the chosen one among them. `assumed` are the paths of the machine's numbers that the
+    cost leaned on and nobody measured or published. `workspace_bytes` is what one thread (launch) needs. `layout` is that of a
+    convolution's input and output, `memory_limit` the bytes of workspace that were allowed. `finite` says which operands must be finite
+    for the result to be right ("" for none: infinities and NaN then are as multiply-adds have them).
+    """
+
+    workload: Workload
+    on: Machine | Gpu
+    model: ModelName
+    state: State
+    algorithm: str
+    schedule: AnySchedule
+    workspace_bytes: int
+    cost: Cost | CsaCost
+    considered: tuple[Considered, ...]
+    rejected: tuple[Rejected, ...]
+    assumed: tuple[str, ...] = ()
+    layout: Layout = "nchw"
+    memory_limit: int | None = None
+    finite: str = ""
+
+    @property
+    def problem(self) -> str:
+        return self.workload.text
+
+    @property
+    def machine(self) -> str:
+        return self.on.name
+
+    @property
+    def kernel(self) -> str:
+        return self.schedule.kernel
+
+    @property
+    def tile(self) -> dict[str, int]:
+        return self.schedule.tile
+
+    @property
+    def name(self) -> str:
+        """The plan as one word, which `pysim run PROBLEM --plan NAME` and `pysim.plan(problem, name=NAME)` make this plan of again."""
+        return name_of(self.algorithm, self.schedule)
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted seconds; the slicing analysis has none."""
+        return self.cost.seconds if isinstance(self.cost, Cost) else None
+
+    def __repr__(self) -> str:
+        predicted = f"{self.seconds:.3g} s" if self.seconds is not None else "slicing analysis"
+        return f"<Plan of {self.problem} on {self.machine}: {self.name}, {predicted}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of a plan: bytes, cycles and seconds under the names that `docs` promises."""
+        return {
+            "name": self.name,
+            "problem": self.problem,
+            "machine": self.machine,
+            "model": self.model,
+            "state": self.state,
+            "algorithm": self.algorithm,
+            "kernel": self.kernel,
+            "schedule": self.schedule.kind,
+            **({"pack": self.schedule.pack} if isinstance(self.schedule, Schedule) else {}),
+            **({"gemm": self.schedule.gemm} if isinstance(self.schedule, GpuConvSchedule) else {}),
+            "layout": self.layout,
+            **({"memory_limit_bytes": self.memory_limit} if self.memory_limit is not None else {}),
+            "tile": self.tile,
+            "workspace_bytes": self.workspace_bytes,
+            "needs_finite": self.finite,
+            "cost": msgspec.to_builtins(self.cost),
+            "assumed": list(self.assumed),
+            "rejected": [msgspec.to_builtins(item) for item in self.rejected],
+            "considered": [item.to_dict() for item in self.considered],
+        }
