@@ -13,11 +13,9 @@ from pysim.errors import OperandError, PlanError
 from pysim.frontends import onnx
 from pysim.machine.load import Gpu, Machine
 from pysim.peers.cpu import DEFAULT, PEERS
-from pysim.planner import Plan
-from pysim.planner.plan import on_cpu
-from pysim.planner.planned import Layout
 from pysim.problem.text import Conv, Gemm, Layer, Workload, distinct, parse, resolve
 from pysim.record.measurement import Comparison
+from pysim.record.plan import Layout, Plan, on_cpu
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.runtime import arrays, cuda, cuda_conv
 from pysim.runtime import cpu as runtime

@@ -14,7 +14,6 @@ from pysim.cachemodel.cpu.reuse import doubts
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.machine import load as machine
-from pysim.planner.plan import tile_of
 from pysim.problem.text import parse
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]
@@ -100,7 +99,7 @@ def test_policies_line_sizes_and_sets_that_the_closed_forms_do_not_know_are_name
 @pytest.mark.parametrize("over", ["channels", "k2", "k3"])
 def test_a_sweep_varies_one_parameter_up_to_all_there_is_and_keeps_the_others(over: str) -> None:
     found = document("cache", LAYER, "-m", "zen4", "--stationary", "input", "--sweep", over)["caches"]
-    planned = tile_of(planner.plan(LAYER, "zen4").considered[0].schedule)
+    planned = planner.plan(LAYER, "zen4").considered[0].schedule.tile
     values = [one["tile"][over] for one in found]
     assert values == sorted(set(values))
     assert len(values) > 1

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_trace import Trace, simulate
 
+from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.cost import COMPUTE, Prediction, cost_of, predict, predict_schedule, schedule_of
 from pysim.cachemodel.cpu.incore import compute_cycles, rates
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of, segments
@@ -20,7 +21,6 @@ from pysim.cachemodel.cpu.reuse import flows
 from pysim.errors import PlanError
 from pysim.machine import load as machine
 from pysim.machine.load import Machine, Number
-from pysim.planner import space
 from pysim.problem.text import Conv, parse
 from pysim.record.cost import Cost
 from pysim.record.schedule import STATIONARY, Schedule

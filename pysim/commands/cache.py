@@ -112,7 +112,7 @@ def _check_usage(problems: tuple[str, ...], sweep: str | None, picture: Path | N
 def _schedule(layer: "Layer", on: "Machine", stationary: str | None, cold: bool) -> "Schedule":
     """The schedule of the plan, or the best one of a stationary kind."""
     from pysim import planner
-    from pysim.planner.plan import on_cpu
+    from pysim.record.plan import on_cpu
     from pysim.record.schedule import Schedule
 
     plan = planner.plan(layer.workload, on, state="cold" if cold else "hot")
@@ -178,8 +178,6 @@ def _misses(case: Case, level: str, operand: str) -> int:
 
 
 def _document(case: Case, on: "Machine", cold: bool) -> dict[str, Any]:
-    from pysim.planner.plan import tile_of
-
     return {
         "problem": case.layer.workload.text,
         "label": case.layer.label,
@@ -189,7 +187,7 @@ def _document(case: Case, on: "Machine", cold: bool) -> dict[str, Any]:
         "kernel": case.schedule.kernel,
         "schedule": case.schedule.stationary,
         "pack": case.schedule.pack,
-        "tile": tile_of(case.schedule),
+        "tile": case.schedule.tile,
         "accesses": case.counted.accesses,
         "levels": _levels(case, on),
         "counters": case.counted.to_dict(),

@@ -29,8 +29,8 @@ from pysim.record.schedule import STATIONARY
 
 if TYPE_CHECKING:
     from pysim.machine.load import Gpu, Machine
-    from pysim.planner import Plan
     from pysim.problem.text import Layer
+    from pysim.record.plan import Plan
 
     Found = list[tuple[Layer, list[Plan]]]
 
@@ -91,7 +91,9 @@ def plan(
         named = [{**item.to_dict(), "label": layer.label, "count": layer.count} for layer, ranked in found for item in ranked]
         document(plans=named)
     elif explain:
-        click.echo("\n\n\n".join(item.explain() for _, ranked in found for item in ranked))
+        from pysim.explain.text import explain as explained
+
+        click.echo("\n\n\n".join(explained(item) for _, ranked in found for item in ranked))
     elif top:
         _put_ranked(found)
     elif model == "csa":

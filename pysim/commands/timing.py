@@ -12,9 +12,9 @@ from pysim.errors import PlanError, choose
 
 if TYPE_CHECKING:
     from pysim.machine.load import Gpu, Machine
-    from pysim.planner import Plan
     from pysim.problem.text import Layer
     from pysim.record.measurement import Comparison
+    from pysim.record.plan import Plan
 
     Planned = tuple[Layer, Plan | PlanError]
 

@@ -35,7 +35,7 @@ from pysim.record.schedule import GpuConvSchedule, Schedule
 from pysim.runtime import cpu as runtime
 
 if TYPE_CHECKING:
-    from pysim.planner import Plan
+    from pysim.record.plan import Plan
 
 OURS = "pysim"
 LARGE_ERROR = 0.40  # |log(predicted / measured)| that a summary lists by name

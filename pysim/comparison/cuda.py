@@ -30,7 +30,7 @@ from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.runtime import cuda
 
 if TYPE_CHECKING:
-    from pysim.planner import Plan
+    from pysim.record.plan import Plan
 
 Planned = tuple[Layer, "Plan | PlanError"]
 Samples = dict[str, NDArray[np.float64]]

@@ -168,7 +168,7 @@ class _Found(NamedTuple):
 
     def kernel(self, place: int) -> str:
         _, costs, row = self.at(place)
-        return costs.kernels[costs.kernel[row]]
+        return costs.kernels[int(costs.kernel[row])]
 
 
 def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> list[Costs]:
@@ -272,7 +272,9 @@ def _slower(found: _Found, order: Sequence[int]) -> Iterator[Rejected]:
         for place in np.argsort(costs.bounds, kind="stable").tolist():
             if costs.kernels[place] not in seen:
                 ratio = costs.bounds[place] / best
-                yield Rejected(costs.kernels[place], f"its lower bound without memory traffic is already {ratio:.2f}x the chosen time", "slower")
+                yield Rejected(
+                    costs.kernels[place], f"its lower bound without memory traffic is already {ratio:.2f}x the chosen time", "slower"
+                )
 
 
 def _nothing(request: Request, rejected: Sequence[Rejected]) -> str:

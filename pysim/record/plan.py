@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from pysim.errors import PlanError
 from pysim.machine.load import Gpu, Machine
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost, CsaCost, Rejected
@@ -128,3 +129,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "rejected": [msgspec.to_builtins(item) for item in self.rejected],
             "considered": [item.to_dict() for item in self.considered],
         }
+
+
+def on_cpu(plan: Plan) -> tuple[Schedule, Machine]:
+    """The schedule and machine of a plan for a CPU; PlanError for one of a GPU."""
+    if isinstance(plan.schedule, Schedule) and isinstance(plan.on, Machine):
+        return plan.schedule, plan.on
+    raise PlanError(f"the plan of {plan.problem} is for {plan.machine}, a GPU; a CPU's is needed here")
