@@ -133,7 +133,7 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
                         const double right[2] = {b[half][j / 2][0][j % 2], b[half][j / 2][1][j % 2]};
                         multiply(*(double(*)[4])(sum + i * ROW + j * 4), left, right);
                     }
-                    if (half == 1 && i == TILES_M - 1) { /* these products were the last to wait for fragments of the stage */
+                    if (half == 1 && i == TILES_M - 1) { /* safe by these products: the first of them waits for the last fragments */
                         __syncwarp();
                         if (lane == 0) barrier_arrive(read);
                     }
