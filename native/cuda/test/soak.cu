@@ -26,7 +26,7 @@ const int64_t MOST_WORKSPACE = (int64_t)6 << 30;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-/* The kernel beside: conflicting reads and writes of shared memory, reads of all of `data`, until *stop, or for 50 ms. */
+/* The kernel beside: conflicting reads and writes of shared memory, reads of all of `data`, until *stop, or for 20 ms. */
 __global__ void __launch_bounds__(256, 8) hog(const uint4 *data, unsigned count, const volatile int *stop, unsigned *sink) {
     __shared__ unsigned words[2048];
     unsigned long long begin, time;
@@ -44,11 +44,11 @@ __global__ void __launch_bounds__(256, 8) hog(const uint4 *data, unsigned count,
             sum += v.x ^ v.w, far += 66049, at = (at + 64) % 2048;
         }
         asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
-    } while (!*stop && time - begin < 50000000);
+    } while (!*stop && time - begin < 20000000);
     if (sum == 0xffffffffu) *sink = sum; /* never: it keeps the loop */
 }
 
-/* On a stream of its own, on some multiprocessors or all: rows whose blocks fill one find others without it. */
+/* On a stream of its own. Blocks that leave no registers to it find multiprocessors without it, on which they wait for L2 alone. */
 struct Hog {
     cudaStream_t stream;
     char *data;
@@ -107,7 +107,8 @@ Found *found;
 int sms;
 Buffer buffer_out, buffer_before, buffer_work, buffer_want;
 
-struct Result { int dtype; long long count; double allowed; bool same_bits; };
+/* room: multiprocessors that hold several of the row's blocks hold the hog's beside one. */
+struct Result { int dtype; long long count; double allowed; bool same_bits, room; };
 
 /* REPEATS launches, each into NaN and each compared, alone and then beside the hog. `run(out, workspace)` launches. False: it was refused. */
 template <class Run> bool soak(const std::string &text, const std::string &again, const Result &r, int64_t bytes, unsigned number, Tally &tally, Run run) {
@@ -115,17 +116,17 @@ template <class Run> bool soak(const std::string &text, const std::string &again
     const size_t size = (size_t)r.count * bytes_of[r.dtype];
     char *out = (char *)buffer_out.at(size), *work = (char *)buffer_work.at((size_t)bytes), *before = r.same_bits ? (char *)buffer_before.at(size) : nullptr;
     for (int busy = 0; busy < 2; busy++) {
-        const int blocks[] = {sms / 4, sms / 2, sms, 2 * sms};
+        const int blocks[] = {sms / 4, sms / 2, sms, 2 * sms}, chosen = blocks[number % (r.room ? 4 : 2)];
         Found each_found[REPEATS];
         for (Found &f : each_found) f = {0, ~0ull};
         need(cudaMemcpy(found, each_found, sizeof each_found, cudaMemcpyHostToDevice), "memcpy");
-        if (busy) beside.start(blocks[number % 4]);
         for (int i = 0; i < REPEATS; i++) {
             need(cudaMemsetAsync(out, r.dtype == PYSIM_S32 ? 0x80 : 0xff, size, nullptr), "memset"); /* NaN, or a number that no sum is */
             if (bytes) need(cudaMemsetAsync(work, 0xff, (size_t)bytes, nullptr), "memset");
+            if (busy) beside.start(chosen);
             const pysim_status status = run(out, bytes ? work : nullptr);
+            if (busy) beside.end();
             if (status != PYSIM_OK) {
-                if (busy) beside.end();
                 tally.wrong++;
                 printf("FAIL %s: %s\n     %s\n", text.c_str(), pysim_cuda_last_error(), again.c_str());
                 return false;
@@ -133,7 +134,6 @@ template <class Run> bool soak(const std::string &text, const std::string &again
             if (before && !busy && !i) need(cudaMemcpyAsync(before, out, size, cudaMemcpyDeviceToDevice, nullptr), "memcpy");
             each(r.count, differ, (const void *)out, r.dtype, (const double *)buffer_want.data, r.count, r.allowed, (const float *)before, found + i);
         }
-        if (busy) beside.end();
         need(cudaMemcpy(each_found, found, sizeof each_found, cudaMemcpyDeviceToHost), text.c_str());
         if (busy) beside.wait();
         for (const Found &f : each_found) {
@@ -227,10 +227,12 @@ bool run(const Product &p, const std::string &name, int row, int number, Tally &
         s.decomposition = PYSIM_DATA_PARALLEL, s.splits = 1;
         pysim_cuda_gemm_workspace_bytes(&g, &s, a, b, &bytes); /* what is refused, is so when it is run */
     }
+    pysim_cuda_attributes of = {};
+    pysim_cuda_gemm_attributes(&g, row, &of);
     char text[320];
     snprintf(text, sizeof text, "%s %s:%c%c to %s, decomposition %d of %d, along_n %d, group %d", info.name, name.c_str(), g.trans_a ? 't' : 'n', g.trans_b ? 't' : 'n',
              name_of[g.c_dtype], s.decomposition, s.splits, s.along_n, s.group);
-    return soak(text, again_of(info.name, name, number), {g.c_dtype, (long long)p.m * p.n, 0, false}, bytes, draw >> 8, tally, [&](void *out, void *work) {
+    return soak(text, again_of(info.name, name, number), {g.c_dtype, (long long)p.m * p.n, 0, false, of.blocks_per_sm > 1}, bytes, draw >> 8, tally, [&](void *out, void *work) {
         return pysim_cuda_gemm_run(&g, &s, &plain, a, b, out, work, bytes, nullptr);
     });
 }
@@ -308,12 +310,14 @@ bool run(const Layer &l, const std::string &name, int row, int number, Tally &ta
     const void *in = held(l, info.dtype, 0), *weights = held(l, info.dtype, 1);
     const int edge = outputs(l.size, l.kernel / 2, l.kernel / 2, l.kernel, l.stride, 1), k = l.channels / l.groups * l.kernel * l.kernel;
     const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};
+    pysim_cuda_attributes of = {};
+    pysim_cuda_conv_attributes(&c, row, &of);
     char text[320];
     snprintf(text, sizeof text, "%s %s %s to %s, decomposition %d of %d, along_n %d, group %d, gemm %d", info.name, name.c_str(), c.layout ? "nhwc" : "nchw",
              name_of[c.out_dtype], s.decomposition, s.splits, s.along_n, s.group, s.gemm);
     const bool inexact = info.outputs > 2; /* numbers -2..2, each as likely: products' root mean square is 2 */
-    return soak(text, again_of(info.name, name, number), {c.out_dtype, (long long)l.batch * l.filters * edge * edge, inexact ? F4_TOLERANCE * 2 * sqrt((double)k) : 0, inexact},
-                bytes, number, tally, [&](void *out, void *work) { return pysim_cuda_conv_run(&c, &s, &plain, in, weights, out, work, bytes, nullptr); });
+    const Result result = {c.out_dtype, (long long)l.batch * l.filters * edge * edge, inexact ? F4_TOLERANCE * 2 * sqrt((double)k) : 0, inexact, of.blocks_per_sm > 1};
+    return soak(text, again_of(info.name, name, number), result, bytes, (unsigned)number, tally, [&](void *out, void *work) { return pysim_cuda_conv_run(&c, &s, &plain, in, weights, out, work, bytes, nullptr); });
 }
 
 // All of them
