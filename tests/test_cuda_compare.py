@@ -17,14 +17,20 @@ from command_line import document, invoke, native, refused
 from fake_gpu import HostArray, host_device  # noqa: F401
 
 import pysim
-from pysim.comparison import cuda as cuda_comparison
+from pysim.comparison.cpu import cuda as cuda_comparison
+from pysim.runtime.cpu import cuda
+from pysim.comparison.cpu import cuda_bench
+from pysim.comparison.cpu import cuda as cuda_comparison
+from pysim.runtime.cpu import cuda_conv
+from pysim.peers.cpu import cuda as cuda_peers
+from pysim.peers.cpu import cudnn
 from pysim.errors import MissingError, NativeError
 from pysim.machine.load import load_any
 from pysim.measure.store import Store
-from pysim.peers import cuda as cuda_peers
-from pysim.peers import cudnn
+from pysim.peers.cpu import cuda as cuda_peers
+from pysim.peers.cpu import cudnn
 from pysim.problem.text import Conv, Layer, parse
-from pysim.runtime import cuda, cuda_conv
+from pysim.runtime.cpu import cuda, cuda_conv
 
 SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2ph1pw1dh1"
 UNEVEN = "conv:ic3ih5oc4oh3kh3sh2ph0"  # pads 0 above and 2 below
@@ -261,6 +267,21 @@ def test_a_wrong_result_of_ours_is_told_and_nothing_is_timed(fault, says):
     assert Clock.timed == {} and Forward.told == []
     result = invoke("compare", SMALL, "-m", "h200")
     assert result.exit_code == 1 and "WRONG" in result.output and says in result.output
+
+
+def test_one_wrong_element_of_random_operands_is_found_wherever_it_is():
+    """Of 450 windows NumPy looks at 256; exact operands give whole numbers, which stay right."""
+    conv = parse("conv:mb2ic3ih15oc4kh3ph1")
+    windows = cuda_bench.ConvBench(conv).windows.picked
+    image, window = divmod(next(i for i in range(conv.batch * conv.windows) if i not in windows), conv.windows)
+
+    def spoil(y: np.ndarray) -> None:
+        if (y != np.round(y)).any():
+            y.reshape(conv.batch, conv.filters, conv.windows)[image, 2, window] += 0.01
+
+    ConvLaunch.fault = staticmethod(spoil)
+    one = compared("conv:mb2ic3ih15oc4kh3ph1")
+    assert not one.correct and one.reason == "failed: random fill: 1 of 1800 elements are out of bounds"
 
 
 def test_a_problem_that_device_memory_does_not_hold_is_a_reason_and_the_others_go_on(monkeypatch):

@@ -127,7 +127,7 @@ __device__ inline void sum_planes(Patches<NHWC> patches, const char *filters, in
     for (int i = 0; i < steps; i++) {
         const bool more = i + 1 < steps;
         if (more) {
-            fetch_filters(1 - at);
+            fetch_filters(1 - at); /* safe by the barrier since its last read */
             patches.load(patch);
         }
         commit_async();

@@ -40,8 +40,6 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES_> struct Shape {
     static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "warps tile the block, 16 x 16 sums tile warps");
 };
 
-__device__ inline void barrier_arrive(uint32_t barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
-
 __device__ inline void multiply(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3]) : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
@@ -104,7 +102,7 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
     for (Tile t; work.next(t);) {
         double sum[TILES_M * ROW] = {}, a[2][2][2], b[2][TILES_N / 2][2][2];
         barrier_wait(shared.full(ring.stage), ring.parity);
-        uint32_t stage = shared.a(ring.stage);
+        uint32_t stage = shared.a(ring.stage), read = 0; /* the barrier of the stage that is read to its end */
         A::load(a[0], stage + origin_a, 0, 0);
 #pragma unroll
         for (int j = 0; j < TILES_N / 2; j++) B::load(b[0][j], stage + origin_b, j, 0);
@@ -118,8 +116,7 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
                     if (i < TILES_M - 1) A::load(a[next], stage + origin_a, i + 1, half);
                     else {
                         if (half == 1) {
-                            __syncwarp();
-                            if (lane == 0) barrier_arrive(shared.empty(ring.stage)); /* its fragments are in registers */
+                            read = shared.empty(ring.stage);
                             ring.advance<S::STAGES>();
                             if (step + 1 < t.end) barrier_wait(shared.full(ring.stage), ring.parity);
                             stage = shared.a(ring.stage);
@@ -135,6 +132,10 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
                         const double left[4] = {a[now][0][0], a[now][0][1], a[now][1][0], a[now][1][1]};
                         const double right[2] = {b[half][j / 2][0][j % 2], b[half][j / 2][1][j % 2]};
                         multiply(*(double(*)[4])(sum + i * ROW + j * 4), left, right);
+                    }
+                    if (half == 1 && i == TILES_M - 1) { /* safe by these products: the first of them waits for the last fragments */
+                        __syncwarp();
+                        if (lane == 0) barrier_arrive(read);
                     }
                 }
         }

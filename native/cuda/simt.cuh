@@ -155,7 +155,7 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
     for (int i = 0; i < steps; i++) {
         const bool more = i + 1 < steps;
         if constexpr (ASYNC) {
-            if (i + AHEAD < steps) fetch(filled);
+            if (i + AHEAD < steps) fetch(filled); /* safe by the barrier since its last read */
             commit_async();
             filled = filled + 1 == S::STAGES ? 0 : filled + 1;
         } else if (more) {

@@ -86,7 +86,9 @@ __device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0,
         }
         commit_async(); /* an empty group keeps the count */
     };
-    const auto arrive = [] { /* of the oldest step: for all threads, which also have read the one before */
+    /* Of the oldest step: for all threads, which also have read the one before. Its stage is safe to copy to by the barrier: cp.async is a
+     * store like others, in the order of loads. */
+    const auto arrive = [] {
         wait_async<STAGES - 2>();
         __syncthreads();
     };

@@ -144,11 +144,11 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
         for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>()) {
             barrier_wait(shared.full(ring.stage), ring.parity);
             multiply<S, Operands::TA, Operands::TB>(sum, shared.a(ring.stage) + row * 128, shared.b(ring.stage) + column * 128);
-            mma_wait<1>(); /* one group stays in flight; the one before is done with its stage */
+            mma_wait<1>(); /* one group stays in flight; the one before is done with its stage, which is what lets it be given back */
             if (before >= 0 && tells) barrier_arrive_at(shared.empty(before), waiter);
             before = ring.stage;
         }
-        mma_wait<0>();
+        mma_wait<0>(); /* the last group's stage, too */
         if (before >= 0 && tells) barrier_arrive_at(shared.empty(before), waiter);
         if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
                                      [] { sync_threads(1, 128 * S::CONSUMERS); }))

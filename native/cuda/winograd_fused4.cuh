@@ -384,7 +384,7 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
                 else store_words<false>(c, epilogue, block(), out, (float *)shared);
             }
         }
-        Stages::written();
+        Stages::written(); /* what was read from the stages is stored: the next tile's copies may come */
         __syncthreads();
     }
 }

@@ -77,7 +77,8 @@ class Stages {
     }
     /* By all, before the barrier after which copies go to stages that were written otherwise. */
     __device__ static void written() { hopper::async_after_writes(); }
-    /* By each thread: it has stored its part of the next step; it has read this step's stage, which the step after the next will fill. */
+    /* By each thread: it has stored its part of the next step; it has read this step's stage, which the step after the next will fill: safe by
+     * the multiply-adds of the loop before, of which the last channel's wait for its fragments. */
     __device__ void full() const { hopper::barrier_arrive(filled); }
     __device__ void read() const { hopper::barrier_arrive(freed); }
     __device__ void wait_full(int step) const { hopper::barrier_wait(filled, step % 2); }
@@ -184,7 +185,7 @@ template <bool NHWC> class Weights {
         };
         put(to + (odd ? 5 * LINE : 0), outer);
         float *const inner = to + (odd ? 3 : 1) * LINE;
-        put(inner, first), put(inner + LINE, second);
+        put(inner, first), put(inner + LINE, second); /* these stores wait for the weights: after full() they may be copied over */
         wait_async<0>();
     }
 };

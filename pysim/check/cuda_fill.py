@@ -19,7 +19,7 @@ Array = NDArray[Any]
 _STORED = {"f32": np.float32, "tf32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": np.uint16, "s8": np.int8, "f8": np.uint8}
 RESULT_DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": np.uint16, "s32": np.int32}
 UNIT = {"f64": 2.0**-53, "f8": 2.0**-14}  # of sums; 2^-23 for the others: 2^-24, and as much for truncation
-RESULT_UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8}
+RESULT_UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 _LARGEST = {"f16": 3, "bf16": 3, "f8": 1, "s8": 7}  # of exact fill: sums stay within what results and accumulators hold
 
 
@@ -98,5 +98,5 @@ def bound(dtype: str, result: str, k: int, want: Array, scale: Array, growth: fl
     if result == "s32":
         return np.zeros_like(scale)
     unit = UNIT.get(dtype, 2.0**-23) * k * growth
-    allowed: Array = unit / (1 - min(0.5, unit)) * scale + RESULT_UNIT.get(result, 2.0**-24) * np.abs(want)
+    allowed: Array = unit / (1 - min(0.5, unit)) * scale + RESULT_UNIT[result] * np.abs(want)
     return allowed

@@ -59,18 +59,18 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     char *want = (char *)buffer_want.at(total) + head;
     need(cudaMemset(a, 0xff, count_a * element), "memset");
     need(cudaMemset(b, 0xff, count_b * element), "memset");
-    each(rows_a * columns_a, fill, a, g.dtype, rows_a, columns_a, g.lda, seed, c.exact);
-    each(rows_b * columns_b, fill, b, g.dtype, rows_b, columns_b, g.ldb, seed + 77, c.exact);
+    each(rows_a * columns_a, fill, a, g.dtype, rows_a, columns_a, g.lda, seed, 2 * c.exact);
+    each(rows_b * columns_b, fill, b, g.dtype, rows_b, columns_b, g.ldb, seed + 77, 2 * c.exact);
     need(cudaMemset(block, 0xff, total), "memset");
     if (c.e.beta != 0) { /* C's rows as they were; elsewhere the pattern */
         void *plain = buffer_scale.at((size_t)(g.m * g.n) * 8);
-        each(g.m * g.n, fill, plain, g.c_dtype, g.m, g.n, g.n, seed + 5, c.exact);
+        each(g.m * g.n, fill, plain, g.c_dtype, g.m, g.n, g.n, seed + 5, 2 * c.exact);
         need(cudaMemcpy2D(out, (size_t)g.ldc * result, plain, (size_t)g.n * result, (size_t)g.n * result, (size_t)g.m, cudaMemcpyDeviceToDevice), "copy");
     }
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     if (c.bias) {
         void *bias = buffer_bias.place((size_t)g.n * result, 0, true);
-        each(g.n, fill, bias, g.c_dtype, 1, g.n, g.n, seed + 9, c.exact);
+        each(g.n, fill, bias, g.c_dtype, 1, g.n, g.n, seed + 9, 2 * c.exact);
         c.e.bias = bias;
     }
     cases++;
@@ -103,18 +103,6 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     } else if (v.gaps) {
         snprintf(text, sizeof text, "%llu bytes outside C were written", v.gaps);
         report(c, row, text);
-    }
-}
-
-/* The result types of a dtype. */
-int results(int dtype, int *out) {
-    switch (dtype) {
-    case PYSIM_F64: out[0] = PYSIM_F64; return 1;
-    case PYSIM_F16: out[0] = PYSIM_F16, out[1] = PYSIM_F32; return 2;
-    case PYSIM_BF16: out[0] = PYSIM_BF16, out[1] = PYSIM_F32; return 2;
-    case PYSIM_S8: out[0] = PYSIM_S32; return 1;
-    case PYSIM_F8: out[0] = PYSIM_F32, out[1] = PYSIM_F16, out[2] = PYSIM_BF16; return 3;
-    default: out[0] = PYSIM_F32; return 1;
     }
 }
 

@@ -55,11 +55,11 @@ __device__ void set(void *data, int dtype, long long i, double x) {
     }
 }
 
-/* rows x columns, rows `ld` apart; exact: whole numbers -2..2; else uniform in [-1, 1); s8: any */
-__global__ void fill(void *data, int dtype, long long rows, long long columns, long long ld, unsigned seed, bool exact) {
+/* rows x columns, rows `ld` apart; whole numbers -most..most, or for 0 uniform in [-1, 1); s8: any */
+__global__ void fill(void *data, int dtype, long long rows, long long columns, long long ld, unsigned seed, int most) {
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < rows * columns; i += (long long)gridDim.x * blockDim.x) {
         const unsigned r = mix((unsigned)i * 2654435761u + seed);
-        double x = exact ? (double)(int)(r % 5) - 2 : (double)(r >> 8) / 8388608.0 - 1;
+        double x = most ? (double)(int)(r % (2 * most + 1)) - most : (double)(r >> 8) / 8388608.0 - 1;
         if (dtype == PYSIM_S8) x = (double)(signed char)(r >> 9);
         if (dtype == PYSIM_S32) x = (double)((int)(r >> 9) % 1000);
         set(data, dtype, i / columns * ld + i % columns, x);
@@ -139,6 +139,28 @@ Verdict verdict_of(const char *block, size_t total, size_t head, const char *out
     each((long long)total, gaps, (const unsigned char *)block, (long long)total, (long long)head, m, n, ld, bytes_of[dtype], verdict);
     need(cudaMemcpy(&v, verdict, sizeof v, cudaMemcpyDeviceToHost), kernel);
     return v;
+}
+
+/* The result types of a dtype. */
+inline int results(int dtype, int *out) {
+    switch (dtype) {
+    case PYSIM_F64: out[0] = PYSIM_F64; return 1;
+    case PYSIM_F16: out[0] = PYSIM_F16, out[1] = PYSIM_F32; return 2;
+    case PYSIM_BF16: out[0] = PYSIM_BF16, out[1] = PYSIM_F32; return 2;
+    case PYSIM_S8: out[0] = PYSIM_S32; return 1;
+    case PYSIM_F8: out[0] = PYSIM_F32, out[1] = PYSIM_F16, out[2] = PYSIM_BF16; return 3;
+    default: out[0] = PYSIM_F32; return 1;
+    }
+}
+
+/* Outputs of a convolution along one axis. */
+inline int outputs(int64_t size, int64_t before, int64_t after, int64_t kernel, int64_t stride, int64_t dilation) {
+    return (int)((size + before + after - dilation * (kernel - 1) - 1) / stride + 1);
+}
+
+/* Whether a convolution that makes products may make them with this row and give the sums of f32. */
+inline bool may_make(const pysim_cuda_gemm_info &gemm, int dtype) {
+    return gemm.dtype == dtype && !strcmp(gemm.form, "full") && !(dtype == PYSIM_F16 && !strcmp(gemm.family, "simt")); /* its sums are f16 */
 }
 
 /* False, and says why, where there is no device. */

@@ -31,10 +31,6 @@ struct Draw {
     template <int N> int of(const int (&choices)[N]) { return choices[below(N)]; }
 };
 
-int outputs(int64_t size, int64_t before, int64_t after, int64_t kernel, int64_t stride, int64_t dilation) {
-    return (int)((size + before + after - dilation * (kernel - 1) - 1) / stride + 1);
-}
-
 /* Of sums of magnitudes. Winograd's transforms add up inputs of a whole patch, and F(4x4)'s with factors up to 5 and 1/24. */
 double bound_of(const Case &x, const pysim_cuda_conv_info &row) {
     const pysim_cuda_conv &c = x.c;
@@ -74,14 +70,14 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     const size_t head = HEAD + (size_t)c.offset_out * result, total = head + (size_t)count_out * result + HEAD;
     char *block = (char *)buffer_out.at(total), *out = block + head;
     char *want = (char *)buffer_want.at(total) + head;
-    each(count_in, fill, in, s.dtype, 1, count_in, count_in, seed, c.exact);
-    each(count_weights, fill, weights, s.dtype, 1, count_weights, count_weights, seed + 77, c.exact);
+    each(count_in, fill, in, s.dtype, 1, count_in, count_in, seed, 2 * c.exact);
+    each(count_weights, fill, weights, s.dtype, 1, count_weights, count_weights, seed + 77, 2 * c.exact);
     need(cudaMemset(block, 0xff, total), "memset");
-    if (c.e.beta != 0) each(count_out, fill, out, c.c.out_dtype, 1, count_out, count_out, seed + 5, c.exact);
+    if (c.e.beta != 0) each(count_out, fill, out, c.c.out_dtype, 1, count_out, count_out, seed + 5, 2 * c.exact);
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     if (c.bias) {
         void *bias = buffer_bias.place((size_t)s.filters * result, 0, true);
-        each(s.filters, fill, bias, c.c.out_dtype, 1, s.filters, s.filters, seed + 9, c.exact);
+        each(s.filters, fill, bias, c.c.out_dtype, 1, s.filters, s.filters, seed + 9, 2 * c.exact);
         c.e.bias = bias;
     }
     cases++;
@@ -197,7 +193,7 @@ void check_row(int index, int wanted, unsigned seed, double most) {
                 do {
                     c.s.gemm = draw.below(pysim_cuda_gemm_count());
                     pysim_cuda_gemm_at(c.s.gemm, &gemm);
-                } while (gemm.dtype != s.dtype || strcmp(gemm.form, "full") || (s.dtype == PYSIM_F16 && !strcmp(gemm.family, "simt"))); /* its sums are f16 */
+                } while (!may_make(gemm, s.dtype));
             }
             if (row.block_k) {
                 c.s.decomposition = draw.below(3);
