@@ -55,9 +55,12 @@ _INSERT = f"INSERT INTO measurement ({', '.join(_FIELDS)}) VALUES ({', '.join('?
 
 def default_path() -> Path:
     """$PYSIM_STORE, else measurements.sqlite in pysim's folder of the user's data directory (XDG)."""
-    if given := os.environ.get("PYSIM_STORE"):
-        return Path(given).expanduser()
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    try:
+        if given := os.environ.get("PYSIM_STORE"):
+            return Path(given).expanduser()
+        data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    except RuntimeError as error:  # of a user without a home
+        raise StoreError(f"the measurement store has no path: {str(error).rstrip('.')}; {ELSEWHERE}") from None
     return Path(data) / "pysim" / "measurements.sqlite"
 
 

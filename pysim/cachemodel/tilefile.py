@@ -45,7 +45,8 @@ from pysim.cachemodel.banks import LANES, WIDTHS, Integers, Mask, checked
 from pysim.cachemodel.expression import evaluate
 from pysim.cachemodel.layout import Padding, Rotation, Swizzle, row_major
 from pysim.cachemodel.tile import MOST_BYTES, Access, Tile, addresses
-from pysim.errors import OperandError, ProblemError, nearest
+from pysim.errors import OperandError, ProblemError, nearest, printable
+from pysim.files import read_text
 
 _MAX_FILE_BYTES = 1 << 20
 _MOST_INSTRUCTIONS = 1 << 16
@@ -78,15 +79,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path) -> Tile:
     """The tile that a .toml or .json file describes. Raises only ProblemError, naming the file and the place in it."""
-    try:
-        if not path.is_file():
-            raise ProblemError(f"there is no file {path}")
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ProblemError(f"{path} is larger than {_MAX_FILE_BYTES} bytes, so it is no tile file")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ProblemError(f"{path} cannot be read as UTF-8 text: {error}") from None
-    return loads(text, str(path), json=path.suffix == ".json")
+    return loads(read_text(path, _MAX_FILE_BYTES), printable(str(path)), json=path.suffix == ".json")
 
 
 def loads(text: str, where: str = "tile text", json: bool = False) -> Tile:
