@@ -161,8 +161,10 @@ class Store:
 def _measurement(row: tuple[object, ...]) -> Measurement:
     """A row as a value; a row that no version of this file wrote is a damaged store."""
     fields = dict(zip(_FIELDS, row, strict=True))
+    if not isinstance(kept := fields["samples"], bytes):  # bytes(10**12) would be zeros, and that many
+        raise ValueError("the samples of a measurement are no numbers")
     samples = array("d")
-    samples.frombytes(bytes(fields["samples"]))  # type: ignore[call-overload]
+    samples.frombytes(kept)
     fields["samples"] = tuple(samples)
     fields["environment"] = msgspec.json.decode(str(fields["environment"]))
     return msgspec.convert(fields, Measurement)

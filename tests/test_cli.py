@@ -224,7 +224,7 @@ def mistakes(folder: Path) -> list[tuple[int, str, tuple[str, ...]]]:
         (2, 'did you mean "zen4"?', ("plan", SMALL, "-m", "zen3")),
         (2, "there is no s8 CUDA convolution", ("plan", f"{SMALL}:s8", "-m", "h200")),
         (2, "there is no f16 micro-kernel", ("plan", f"{SMALL}:f16", "-m", "zen4")),
-        (2, "there is no file", ("plan", f"@{folder}/none.txt", "-m", "zen4")),
+        (2, "none.txt cannot be read", ("plan", f"@{folder}/none.txt", "-m", "zen4")),
         (2, "bad.txt, line 2:", ("plan", f"@{folder}/bad.txt", "-m", "zen4")),
         (2, "none.onnx cannot be read", ("plan", f"{folder}/none.onnx", "-m", "zen4")),
         (2, "bad.onnx is no ONNX model", ("plan", f"{folder}/bad.onnx", "-m", "zen4")),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands.common import Cell, Group, document, hertz, json_option, put, put_table, size, wrapped
+from pysim.commands.common import Cell, Group, document, hertz, json_option, put, put_lines, put_table, size, wrapped
 
 if TYPE_CHECKING:
     from pysim.cuda_probe import Calibration, Rate, SharedRow
@@ -115,7 +115,7 @@ def calibrate(name: str, output: Path | None, as_json: bool) -> None:
     if output is not None:
         try:
             output.write_text(to_toml(cuda_probe.merged(machine, found, output.stem)), encoding="utf-8")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise MachineError(f"{output} cannot be written: {error}") from None
     if as_json:
         document(calibrations=[found])
@@ -214,7 +214,7 @@ def _show(machine: "Machine | Gpu", as_json: bool) -> None:
         put((key, "bold"), f": {source.title}")
         for name in ("section", "url", "command", "file", "versions", "note"):
             if text := getattr(source, name):
-                put(wrapped(f"{name}: {text}", "    "))
+                put_lines(wrapped(f"{name}: {text}", "    "))
 
 
 def _value(path: str, fact: "Fact") -> str:
