@@ -6,11 +6,13 @@ from pathlib import Path
 
 from pysim.errors import ProblemError, printable
 
+_LONGEST = 300
+
 
 def read_bytes(path: Path, most: int) -> bytes:
     """All of a file. Raises ProblemError for one that cannot be read, is larger than `most` bytes, or is a device, pipe, socket or folder,
     which are not even opened: reading one may never end."""
-    name = printable(str(path))
+    name = _name(path)
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -28,4 +30,10 @@ def read_text(path: Path, most: int) -> str:
     try:
         return read_bytes(path, most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ProblemError(f"{printable(str(path))} cannot be read as UTF-8 text: {error}") from None
+        raise ProblemError(f"{_name(path)} cannot be read as UTF-8 text: {error}") from None
+
+
+def _name(path: Path) -> str:
+    """The path for a sentence: of one too long for that, its end."""
+    name = printable(str(path))
+    return name if len(name) <= _LONGEST else f"...{name[-_LONGEST:]}"

@@ -19,12 +19,39 @@ from pysim.errors import PysimError
 from pysim.record import Measurement
 from pysim.store import Store
 
-NUMBERS = ["0", "1", "-1", "٣", "7", "4096", "0x1000", "1ffeffe7e0", "ffffffffffffffff", str(1 << 31), str(1 << 63), "9" * 400, "1e9", "nan"]
+NUMBERS = [
+    "0",
+    "1",
+    "-1",
+    "٣",
+    "7",
+    "4096",
+    "0x1000",
+    "1ffeffe7e0",
+    "ffffffffffffffff",
+    str(1 << 31),
+    str(1 << 63),
+    "9" * 400,
+    "1e9",
+    "nan",
+]
 
 
 # Traces
 
-LINES = ["0 1000", "1 1004", "2 2cb5", "r 4096 8", "w 0x1008 4", " L 1ffeffe7e0,8", " S 10,4", " M 10,4", "I  04000,3", "==1== valgrind", "#"]
+LINES = [
+    "0 1000",
+    "1 1004",
+    "2 2cb5",
+    "r 4096 8",
+    "w 0x1008 4",
+    " L 1ffeffe7e0,8",
+    " S 10,4",
+    " M 10,4",
+    "I  04000,3",
+    "==1== valgrind",
+    "#",
+]
 line = st.one_of(
     st.sampled_from(LINES),
     st.builds(" ".join, st.lists(st.sampled_from([*NUMBERS, "r", "w", "0", "L", "\0", "\xff"]), max_size=4)),
@@ -76,8 +103,40 @@ bits = 2
 base = 3
 shift = 5
 """
-PIECES = [*NUMBERS, '"', "[", "]", "{", "}", "lane", "warp", "thread", "half", " // ", " ** ", " << ", " % ", "(", ")", " and ", "not ", "=", "\n"]
-PIECES += ["[[access]]\n", "[[layout]]\n", 'kind = "rotation"\nlength = 8\nstep = 1\n', "shape", "true", "\0", "\x1b", "é", '"" ', "loop.x = 99999\n"]
+PIECES = [
+    *NUMBERS,
+    '"',
+    "[",
+    "]",
+    "{",
+    "}",
+    "lane",
+    "warp",
+    "thread",
+    "half",
+    " // ",
+    " ** ",
+    " << ",
+    " % ",
+    "(",
+    ")",
+    " and ",
+    "not ",
+    "=",
+    "\n",
+]
+PIECES += [
+    "[[access]]\n",
+    "[[layout]]\n",
+    'kind = "rotation"\nlength = 8\nstep = 1\n',
+    "shape",
+    "true",
+    "\0",
+    "\x1b",
+    "é",
+    '"" ',
+    "loop.x = 99999\n",
+]
 
 
 @st.composite
@@ -92,7 +151,11 @@ expressions = st.lists(st.sampled_from(PIECES), max_size=60).map("".join)
 tiles = st.one_of(
     changed(),
     expressions.map(lambda text: TILE.replace('"lane < 2 * half"', f"'''{text}'''")),
-    st.builds(lambda text, warps: TILE.replace('"warp + k"', f"'''{text}'''").replace("k = 4", f"k = {warps}"), expressions, st.integers(0, 40_000)),
+    st.builds(
+        lambda text, warps: TILE.replace('"warp + k"', f"'''{text}'''").replace("k = 4", f"k = {warps}"),
+        expressions,
+        st.integers(0, 40_000),
+    ),
     st.text(max_size=60),
 )
 
@@ -107,13 +170,16 @@ def test_any_tile_file_is_a_tile_or_a_sentence(tmp_path_factory, text, mark, nam
         assert all(one.wavefronts >= one.minimum for one in tally(tile, SharedMemory()))
 
 
-places = st.lists(st.sampled_from([*NUMBERS, ",", ":", "(", ")", "4", "8", "32", "*", "transpose-32x32", ".toml", "\0", "\ud800"]), max_size=9)
+places = st.lists(
+    st.sampled_from([*NUMBERS, ",", ":", "(", ")", "4", "8", "32", "*", "transpose-32x32", ".toml", "\0", "\ud800"]), max_size=9
+)
 
 
 @inputs(14_000)
 @given(layout=places.map("".join), width=st.sampled_from([None, 4, 8, 16]), store=st.booleans())
 def test_any_layout_of_the_command_is_tiles_or_a_sentence(layout, width, store):
-    for tile in bounded(_tiles, layout, width, store) if (found := bounded(_tiles, layout, width, store)) and isinstance(found, list) else []:
+    found = bounded(_tiles, layout, width, store)
+    for tile in found if isinstance(found, list) else []:
         assert all(one.wavefronts >= one.minimum for one in bounded(tally, tile, SharedMemory()))
 
 
@@ -134,7 +200,9 @@ def whole_store(folder):
     return path.read_bytes()
 
 
-values = st.one_of(st.none(), st.integers(-(1 << 63), (1 << 63) - 1), st.floats(), st.binary(max_size=20), st.text("{}[]\":1a\0", max_size=20))
+values = st.one_of(
+    st.none(), st.integers(-(1 << 63), (1 << 63) - 1), st.floats(), st.binary(max_size=20), st.text('{}[]":1a\0', max_size=20)
+)
 
 
 def read_all(path):
