@@ -352,3 +352,26 @@ def test_doctor_names_a_command_for_what_is_missing(monkeypatch):
     assert checks["QEMU"].fix == "sudo apt-get install qemu-user"
     assert checks["nvcc"].fix.startswith("pip install nvidia-cuda-nvcc")
     assert {checks[name].status for name in ("packages", "QEMU", "POWER10 compiler", "nvcc")} == {"missing"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("plan", SMALL, "--top", "٣"), "is no whole number"),
+        (("plan", SMALL, "--top", "1_0"), "is no whole number"),
+        (("plan", SMALL, "--top", "9" * 5000), "is no whole number"),
+        (("plan", SMALL, "--model", "ful"), 'did you mean "full"?'),
+        (("plan", SMALL, "--layout", "nhcw"), 'did you mean "nhwc"?'),
+        (("plan", SMALL, "--memory-limit", "9" * 5000), "is no number of bytes"),
+        (("plan", SMALL, "-m", "zen4", "--micro-kernel", "٤x16"), "right is e.g. 4x16"),
+        (("plan", SMALL, "-m", "zen4", "--micro-kernel", f"4x{'9' * 5000}"), "right is e.g. 4x16"),
+        (("compare", SMALL, "--seconds", "nan"), "is no number"),
+        (("run", SMALL, "--threads", "٣"), "is no whole number"),
+        (("cache", SMALL, "--sweep", "chanels"), 'did you mean "channels"?'),
+    ],
+)
+def test_an_odd_value_of_an_option_is_refused_with_one_that_is_right(words, says):
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    assert says in result.stderr

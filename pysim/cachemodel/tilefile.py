@@ -50,6 +50,7 @@ from pysim.files import read_text
 
 _MAX_FILE_BYTES = 1 << 20
 _MOST_INSTRUCTIONS = 1 << 16
+_MOST_WORK = 1 << 23  # instructions times characters of their expressions: 128 characters where there are most instructions
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
@@ -114,14 +115,20 @@ def loads(text: str, where: str = "tile text", json: bool = False) -> Tile:
 
 
 def _check_size(file: _File) -> None:
-    instructions = file.warps * sum(prod(access.loop.values()) for access in file.access)
+    instructions = [file.warps * prod(access.loop.values()) for access in file.access]
+    work = sum(count * _characters(access) for count, access in zip(instructions, file.access, strict=True))
     for what, count, most in (
-        ("access: instructions", instructions, _MOST_INSTRUCTIONS),
+        ("access: instructions", sum(instructions), _MOST_INSTRUCTIONS),
+        ("access: instructions times characters of their expressions", work, _MOST_WORK),
         ("shape: bytes", prod(file.shape) * file.element_bytes, MOST_BYTES),
         ("layout: bytes", row_major(file.shape, *file.layout).span() * file.element_bytes, MOST_BYTES),
     ):
         if count > most:
             raise ProblemError(f"{what}: {count} are too many; {most} are allowed")
+
+
+def _characters(access: _Access) -> int:
+    return len(access.active or "") + sum(map(len, [access.index] if isinstance(access.index, str) else access.index))
 
 
 def _build(access: _Access, number: int, file: _File) -> Access:

@@ -50,7 +50,7 @@ def test_any_word_is_layers_or_a_sentence(word):
         assert len(str(found)) < 3000
 
 
-@inputs(40_000)
+@inputs(30_000)
 @given(
     content=st.one_of(st.binary(max_size=200), st.lists(words, max_size=8).map(lambda lines: "\n".join(lines).encode("utf-8", "replace")))
 )
