@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `pysim`: a table of commands, each loaded when it is used, and the one place where an error becomes an exit code.
 
-    0  done        1  a check failed        2  bad usage, or nothing matched        3  hardware or a package is not here
+    0  done        1  a check failed        2  bad usage, nothing matched, or stdout takes nothing
+    3  hardware or a package is not here
 
 130 and 141 are what a shell expects after Ctrl-C and after a reader that went away (`pysim kernels | head -1`).
 """
 
+import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
 import click
 
 from pysim import __version__
-from pysim.commands.common import Group
-from pysim.errors import PysimError
+from pysim.commands.common import Group, say
+from pysim.errors import PysimError, printable
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
@@ -30,6 +34,35 @@ COMMANDS = {
     "kernels": "The micro-kernels, and which of them this computer can run.",
     "doctor": "What is here, what is missing, and what would install it.",
 }
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Every error as one line on stderr and an exit code."""
+    try:
+        yield
+    except click.ClickException as error:
+        error.message = printable(error.message)  # type: ignore[misc]  # nobody else may
+        raise
+    except PysimError as error:
+        say(f"pysim: {error}")
+        raise click.exceptions.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        say("pysim: interrupted")
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        _drop_stdout()
+        raise click.exceptions.Exit(BROKEN_PIPE) from None
+    except OSError as error:  # of writing to a stream, or else it names its file
+        _drop_stdout()
+        say(f"pysim: {error.filename or 'the output'}: {error.strerror or error}")
+        raise click.exceptions.Exit(PysimError.exit_code) from None
+
+
+def _drop_stdout() -> None:
+    """What is left to write goes nowhere, so that the interpreter's last flush does not fail as well."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Commands(Group):
@@ -49,17 +82,25 @@ class Commands(Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """click's, with streams that can be written to, whatever the encoding."""
+        if sys.stderr is None:  # closed: what is written there, or what is opened next, must not end in another file
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        if sys.stdout is None:
+            say("pysim: stdout is closed; to see no output, write > /dev/null")
+            sys.exit(PysimError.exit_code)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*args, **options)
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _sentences():  # --help and --version write already here
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _sentences():
             return super().invoke(ctx)
-        except PysimError as error:
-            click.echo(f"pysim: {error}", err=True)
-            ctx.exit(error.exit_code)
-        except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(BROKEN_PIPE)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -41,6 +41,11 @@ class StoreError(PysimError):
     """A measurement store that cannot be opened, read or written."""
 
 
+def printable(text: str) -> str:
+    """The text with whatever would steer a terminal, line ends too, as Python writes it: \\x1b. For names that others gave."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def choose(name: object, options: Iterable[str]) -> str:
     """What to say after an unknown name: the nearest option, if one is near, and all of them in their order."""
     known = list(options)

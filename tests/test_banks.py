@@ -441,7 +441,7 @@ def test_the_command_lists_layouts_and_rules():
         (["transpose-32x31"], "did you mean transpose-32x3"),
         (["transpose-32x32", "--width", "16"], "has no access of 16 bytes per lane; it has LDS.32, STS.32"),
         (["transpose-32x32", "--rule", "hoper"], 'did you mean "hopper"'),
-        (["/no/such/file.toml"], "there is no file"),
+        (["/no/such/file.toml"], "cannot be read: No such file"),
         (["33:1"], "33 places; a warp has 32 lanes"),
         (["4,8:1"], "one stride per mode"),
         (["0:1"], "sizes"),

@@ -15,12 +15,12 @@ from onnx import TensorProto, helper
 import pysim
 from pysim.cli import COMMANDS, main
 from pysim.commands import common, doctor, machines
-from pysim.machine import load as machine
-from pysim.peers import cpu as peers
+from pysim.machine.load import load as machine
+from pysim.peers.cpu import cpu as peers
 from pysim.problem import text as workload
 from pysim.registry.rows import kernels
-from pysim.runtime import cpu as runtime
-from pysim.runtime import emulated
+from pysim.runtime.cpu import cpu as runtime
+from pysim.runtime.cpu import emulated
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -228,7 +228,7 @@ def mistakes(folder: Path) -> list[tuple[int, str, tuple[str, ...]]]:
         (2, 'did you mean "zen4"?', ("plan", SMALL, "-m", "zen3")),
         (2, "there is no s8 CUDA convolution", ("plan", f"{SMALL}:s8", "-m", "h200")),
         (2, "there is no f16 micro-kernel", ("plan", f"{SMALL}:f16", "-m", "zen4")),
-        (2, "there is no file", ("plan", f"@{folder}/none.txt", "-m", "zen4")),
+        (2, "none.txt cannot be read", ("plan", f"@{folder}/none.txt", "-m", "zen4")),
         (2, "bad.txt, line 2:", ("plan", f"@{folder}/bad.txt", "-m", "zen4")),
         (2, "none.onnx cannot be read", ("plan", f"{folder}/none.onnx", "-m", "zen4")),
         (2, "bad.onnx is no ONNX model", ("plan", f"{folder}/bad.onnx", "-m", "zen4")),
@@ -356,3 +356,26 @@ def test_doctor_names_a_command_for_what_is_missing(monkeypatch):
     assert checks["QEMU"].fix == "sudo apt-get install qemu-user"
     assert checks["nvcc"].fix.startswith("pip install nvidia-cuda-nvcc")
     assert {checks[name].status for name in ("packages", "QEMU", "POWER10 compiler", "nvcc")} == {"missing"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("plan", SMALL, "--top", "٣"), "is no whole number"),
+        (("plan", SMALL, "--top", "1_0"), "is no whole number"),
+        (("plan", SMALL, "--top", "9" * 5000), "is no whole number"),
+        (("plan", SMALL, "--model", "ful"), 'did you mean "full"?'),
+        (("plan", SMALL, "--layout", "nhcw"), 'did you mean "nhwc"?'),
+        (("plan", SMALL, "--memory-limit", "9" * 5000), "is no number of bytes"),
+        (("plan", SMALL, "-m", "zen4", "--micro-kernel", "٤x16"), "right is e.g. 4x16"),
+        (("plan", SMALL, "-m", "zen4", "--micro-kernel", f"4x{'9' * 5000}"), "right is e.g. 4x16"),
+        (("compare", SMALL, "--seconds", "nan"), "is no number"),
+        (("run", SMALL, "--threads", "٣"), "is no whole number"),
+        (("cache", SMALL, "--sweep", "chanels"), 'did you mean "channels"?'),
+    ],
+)
+def test_an_odd_value_of_an_option_is_refused_with_one_that_is_right(words, says):
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    assert says in result.stderr

@@ -6,19 +6,22 @@ import math
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
+import _cffi_backend
 import pytest
 from command_line import PLAN_KEYS, PROBLEM, SMALL, cache, child, document, invoke, native, ok, own_files, refused  # noqa: F401
 
 from pysim.cli import BROKEN_PIPE, INTERRUPTED
-from pysim.comparison import cpu as comparison
+from pysim.comparison.cpu import cpu as comparison
 from pysim.errors import OperandError
 from pysim.measure.store import Store
-from pysim.peers import cpu as peers
+from pysim.peers.cpu import cpu as peers
 from pysim.record.measurement import Comparison
-from pysim.runtime import cpu as runtime
+from pysim.runtime.cpu import cpu as runtime
 
 pytestmark = pytest.mark.usefixtures("own_files")
 QUICK = ("--seconds", "0.001")
@@ -153,7 +156,7 @@ def fake_comparison(layer, plan, on, **options):
 
 
 @native
-def test_rows_stream_and_an_interrupt_ends_quietly(monkeypatch):
+def test_rows_stream_and_an_interrupt_ends_with_one_line(monkeypatch):
     written = []
 
     def measure(layer, plan, machine, **options):
@@ -167,7 +170,7 @@ def test_rows_stream_and_an_interrupt_ends_quietly(monkeypatch):
     assert result.exit_code == INTERRUPTED
     assert [text.count("conv:") for text in written] == [0, 1, 2]
     assert result.stdout.count("conv:") == 2
-    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.splitlines()[1:] == ["pysim: interrupted"]
 
 
 @native
@@ -252,3 +255,87 @@ def test_on_a_terminal_progress_is_shown_and_cleared_before_each_row():
     assert f": {SMALL}" in re.sub(r"\x1b\[[0-9;]*m", "", shown)
     after = re.sub(r"\x1b\[[0-9;]*m", "", shown.rpartition("\x1b[2K")[2])
     assert after.splitlines()[0].split()[-1] == SMALL
+
+
+# What stdout, the environment and the words may be
+
+
+COMMAND_WORDS = [("plan", SMALL, "-m", "zen4"), ("machines",), ("kernels",), ("banks", "--list"), ("banks", "transpose-32x32", "--fix")]
+COMMAND_WORDS += [
+    ("cache", SMALL, "-m", "zen4"),
+    ("doctor",),
+    ("machines", "show", "zen4", "--toml"),
+    ("plan", SMALL, "-m", "zen4", "--explain"),
+]
+COMMAND_WORDS += [("--help",), ("--version",), ("plan", SMALL, "-m", "zen4", "--json"), ("kernels", "--json")]
+
+
+@pytest.mark.parametrize("words", COMMAND_WORDS, ids=" ".join)
+def test_a_stdout_that_takes_nothing_is_one_sentence_and_exit_code_2(words):
+    command = f"{shlex.quote(sys.executable)} -m pysim {shlex.join(words)}"
+    for stdout, said in ((">&-", "stdout is closed"), ("> /dev/full", "No space left on device")):
+        done = subprocess.run(["sh", "-c", f"{command} {stdout}"], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2
+        assert re.fullmatch(rf"pysim: .*{said}.*\n", done.stderr), done.stderr
+
+
+def test_a_closed_stderr_changes_nothing_on_stdout():
+    command = f"{shlex.quote(sys.executable)} -m pysim plan {SMALL} -m zen4"
+    closed, open_ = (
+        subprocess.run(["sh", "-c", f"{command} {end}"], stdout=subprocess.PIPE, timeout=60, check=False) for end in ("2>&-", "")
+    )
+    assert (closed.returncode, closed.stdout) == (0, open_.stdout)
+
+
+def test_a_terminal_without_a_letter_gets_its_escape():
+    done = child("plan", "\u03c0.onnx", PYTHONIOENCODING="latin-1:strict")
+    assert (done.returncode, done.stderr) == (2, "pysim: \\u03c0.onnx cannot be read: No such file or directory\n")
+
+
+@pytest.mark.parametrize("content", ["another", "text", "folder"])
+def test_a_library_that_is_not_pysims_is_one_sentence_and_exit_code_3(tmp_path, content):
+    path = tmp_path / "libother.so"
+    if content == "another":
+        path = Path(_cffi_backend.__file__)
+    elif content == "text":
+        path.write_text("no library")
+    else:
+        path.mkdir()
+    done = child("run", SMALL, "-m", "zen4", PYSIM_LIBRARY=str(path), XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 3
+    examined = child("doctor", PYSIM_LIBRARY=str(path))
+    assert examined.returncode == 3
+    assert ("another library" if content == "another" else "cannot be opened") in " ".join(examined.stdout.split())
+    assert "Traceback" not in done.stderr + examined.stderr
+
+
+def test_the_store_of_a_user_that_is_not_there_is_a_sentence():
+    done = child("doctor", PYSIM_STORE="~nosuchuser/x")
+    assert "set PYSIM_STORE to another path" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("sent", ["\x1b[31m", "\x9b31m", "\u202e", "a\nb", "\r"])
+def test_nothing_steers_the_terminal_from_a_name(tmp_path, sent):
+    """Neither a file's name, nor a tile's, nor a mistyped command's."""
+    tile = tmp_path / f"{sent}.toml"
+    about = "".join(f"\\u{ord(letter):04x}" for letter in sent)
+    tile.write_text(f'shape = [32]\nelement_bytes = 4\nabout = "{about}"\n[[access]]\nindex = "lane"\n')
+    results = [
+        invoke("banks", str(tile)),
+        invoke("banks", str(tile), "--json"),
+        invoke(sent),
+        invoke(f"--{sent}"),
+        invoke("plan", f"{sent}.onnx"),
+    ]
+    results += [
+        invoke("plan", SMALL, "--top", sent),
+        invoke("plan", SMALL, "--model", sent),
+        invoke("kernels", sent),
+        invoke("plan", f"@{sent}"),
+    ]
+    assert [result.exit_code for result in results] == [0, 0] + [2] * 7
+    for result in results:
+        assert isinstance(result.exception, SystemExit | None)
+        assert all(line.isprintable() for line in result.output.split("\n"))
+        assert "a\nb" not in result.output

@@ -7,15 +7,15 @@ import msgspec
 import pytest
 
 from pysim import planner
-from pysim.cachemodel.gpu import conv as model
+from pysim.cachemodel.gpu.product import conv as model
 from pysim.errors import MissingError, NativeError
-from pysim.machine import load as machine
+from pysim.machine.load import load as machine
 from pysim.planner import gpu_conv
 from pysim.planner.conv_algorithms import conv_workspace_bytes, passes_of, refuses, too_large
 from pysim.problem.text import CONV_DTYPES, Conv, parse
 from pysim.record.schedule import GpuConvSchedule
 from pysim.registry.rows import conv_kernel, conv_kernels, gemm_kernel
-from pysim.runtime import cuda, cuda_conv
+from pysim.runtime.cpu import cuda, cuda_conv
 
 H200 = machine.load_any("h200")
 assert isinstance(H200, machine.Gpu)

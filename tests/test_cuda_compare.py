@@ -18,12 +18,7 @@ from fake_gpu import HostArray, host_device  # noqa: F401
 
 import pysim
 from pysim.comparison.cpu import cuda as cuda_comparison
-from pysim.runtime.cpu import cuda
 from pysim.comparison.cpu import cuda_bench
-from pysim.comparison.cpu import cuda as cuda_comparison
-from pysim.runtime.cpu import cuda_conv
-from pysim.peers.cpu import cuda as cuda_peers
-from pysim.peers.cpu import cudnn
 from pysim.errors import MissingError, NativeError
 from pysim.machine.load import load_any
 from pysim.measure.store import Store

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX models give the problems that ONNX itself says they hold, and every node left out has its reason."""
 
+import os
 import random
 import sys
 from pathlib import Path
@@ -311,3 +312,69 @@ def test_without_the_onnx_package_the_error_says_how_to_get_it(monkeypatch):
 def test_a_model_among_the_words_is_read_by_the_frontend():
     (first, *_) = resolve([str(LIGHT[0])], lambda path: read(path)[0])
     assert first.workload == parse("conv:ic3ih224oc96kh11sh4")
+
+
+def call(*functions):
+    """Functions of two operands, each a name and what it calls one after the other."""
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("other", 1)]
+    made = []
+    for name, *called in functions:
+        values = ["a", *(f"c{index}" for index in range(len(called) - 1)), "c"]
+        body = [
+            helper.make_node(kind, [values[index], "b"], [values[index + 1]], domain="" if kind == "MatMul" else "other")
+            for index, kind in enumerate(called)
+        ]
+        made.append(helper.make_function("other", name, ["a", "b"], ["c"], body, domains))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("functions", "says"),
+    [
+        (call(("F0", "F0")), r"a function calls itself \(F0 calls F0\)"),
+        (call(("F0", "G"), ("G", "F0")), "a function calls itself"),
+        (call(*((f"F{n}", f"F{n + 1}") for n in range(200)), ("F200", "MatMul")), "more than 100 deep"),
+        (call(*((f"F{n}", *[f"F{n + 1}"] * 2) for n in range(90)), ("F90", "MatMul")), "more than 50,000 nodes"),
+    ],
+    ids=["itself", "each other", "deep", "wide"],
+)
+def test_functions_that_never_end_are_refused(tmp_path, functions, says):
+    node = helper.make_node("F0", ["x", "w"], ["y"], domain="other")
+    path = save(tmp_path / "m.onnx", [node], [value("x", 5, 5), value("w", 5, 5)], functions=functions)
+    with pytest.raises(ProblemError, match=says):
+        read(path)
+
+
+def test_names_that_are_not_utf8_are_texts_and_still_name_their_values(tmp_path):
+    node = helper.make_node("MatMul", ["XXXX", "w"], ["y"], name="NAME")
+    path = save(tmp_path / "m.onnx", [node], [value("XXXX", 5, 7), value("w", 7, 6)])
+    path.write_bytes(path.read_bytes().replace(b"NAME", b"A\xff\xfeB"))
+    assert read(path) == ([Layer(parse("gemm:5x6x7"), "A\\xff\\xfeB")], [])
+    path.write_bytes(path.read_bytes().replace(b"XXXX", b"\xff\xfe\xfd\xfc", 1))
+    assert read(path)[1] == [Skipped("A\\xff\\xfeB", "MatMul", 'the shape of its first input "\\xff\\xfe\\xfd\\xfc" is not known')]
+
+
+def test_a_device_a_pipe_a_folder_and_a_file_too_large_are_refused_unread(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
+        with pytest.raises(ProblemError, match="cannot be read: it is a folder, device, pipe or socket"):
+            read(path)
+    with (tmp_path / "huge.onnx").open("wb") as file:
+        file.truncate(1 << 40)  # a hole: it takes no room on the disk
+    with pytest.raises(ProblemError, match=r"is too large: 1,099,511,627,776 bytes; it should have at most 2,147,483,647"):
+        read(tmp_path / "huge.onnx")
+
+
+def test_a_rank_or_a_list_of_a_million_is_refused_in_a_sentence(model):
+    many = [1 << 40] * 100_000
+    layers, skipped = model("MatMul", many, (7, 6))
+    assert (layers, skipped[0].reason) == ([], 'its first input "i0" has 100000 dimensions; at most 64 are read')
+    layers, skipped = model("Conv", (1, 3, 8, 8), (4, 3, 3, 3), strides=many)
+    assert layers == [] and len(skipped[0].reason) < 300
+
+
+def test_a_cycle_and_a_value_that_is_not_there_hide_shapes_and_no_more(tmp_path):
+    nodes = [helper.make_node("MatMul", ["y", "w"], ["h"], name="one"), helper.make_node("MatMul", ["h", "absent"], ["y"], name="two")]
+    layers, skipped = read(save(tmp_path / "m.onnx", nodes, [value("w", 7, 7)]))
+    assert layers == []
+    assert [one.reason for one in skipped] == [f'the shape of its first input "{name}" is not known' for name in "yh"]

@@ -14,7 +14,7 @@ from command_line import document, invoke, ok, refused
 from yardstick import quiet_seconds
 
 from pysim import planner
-from pysim.cachemodel.gpu import product as model
+from pysim.cachemodel.gpu.product import product as model
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.errors import MachineError, MissingError, PlanError
 from pysim.machine.load import Gpu, load_any
@@ -24,7 +24,7 @@ from pysim.problem.text import GEMM_DTYPES, Gemm, parse
 from pysim.record.cost import Cost
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import CONV_LAYOUTS, Attributes, GemmKernel, conv_kernels, epilogues, gemm_kernel, gemm_kernels
-from pysim.runtime import cuda_conv
+from pysim.runtime.cpu import cuda_conv
 
 GPUS = ("h200", "rtx-2080ti", "rtx-3090", "v100")
 PLAN_KEYS = {

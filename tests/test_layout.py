@@ -325,7 +325,7 @@ def test_a_layout_that_tears_a_lanes_bytes_apart_is_refused():
 
 
 def test_a_missing_or_unreadable_file_is_refused(tmp_path: Path):
-    with pytest.raises(ProblemError, match="there is no file"):
+    with pytest.raises(ProblemError, match="cannot be read: No such file"):
         tilefile.load(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ProblemError, match="UTF-8"):
@@ -334,7 +334,7 @@ def test_a_missing_or_unreadable_file_is_refused(tmp_path: Path):
     with pytest.raises(ProblemError, match="not JSON"):
         tilefile.load(tmp_path / "list.json")
     (tmp_path / "large.toml").write_text("#" * (1 << 20) + "#")
-    with pytest.raises(ProblemError, match="larger than"):
+    with pytest.raises(ProblemError, match="is too large"):
         tilefile.load(tmp_path / "large.toml")
 
 
@@ -468,3 +468,15 @@ def test_addresses_follow_the_layout_and_skip_inactive_lanes():
     access = Access("a", (32 * LANE)[None], 4, False, (LANE < 3)[None])
     tile = Tile(name="t", about="", source="", shape=(32, 32), element_bytes=4, accesses=(access,), maps=(Padding(32, 1),))
     assert addresses(tile, access)[0].tolist() == [0, 132, 264] + [0] * 29
+
+
+def test_a_tile_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "tile.toml").write_text(TRANSPOSE, encoding="utf-8-sig")
+    assert tilefile.load(tmp_path / "tile.toml").shape == (32, 32)
+
+
+def test_a_tile_file_whose_expressions_would_take_gigabytes_is_refused():
+    deep = "+(".join(["thread*0"] * 90) + ")" * 89
+    text = f'shape = [32, 32]\nelement_bytes = 4\nwarps = 32\n[[access]]\nindex = "{deep}"\nloop = {{ k = 2048 }}\n'
+    with pytest.raises(ProblemError, match="instructions times characters of their expressions"):
+        tilefile.loads(text)

@@ -212,3 +212,19 @@ def test_the_environment_names_processor_and_versions() -> None:
     assert {"cpu", "cpus", "system", "python", "numpy"} <= found.keys()
     assert all(found.values())
     assert now().endswith("+00:00")
+
+
+def test_a_user_without_a_home_is_told_how_to_name_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSIM_STORE", "~nosuchuser/x")
+    with pytest.raises(StoreError, match="set PYSIM_STORE"):
+        default_path()
+
+
+def test_a_number_where_samples_should_be_is_a_damaged_store_and_not_as_many_zeros(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add(measurement())
+    with sqlite3.connect(tmp_path / "s.sqlite") as db:
+        db.execute("UPDATE measurement SET samples = ?", (1 << 40,))
+    db.close()
+    with Store(tmp_path / "s.sqlite") as store, pytest.raises(StoreError, match="damaged"):
+        store.find()

@@ -4,8 +4,10 @@
 import bz2
 import gzip
 import lzma
+import os
 import shutil
 import subprocess
+import threading
 import tracemalloc
 
 import numpy as np
@@ -213,3 +215,12 @@ def test_what_valgrind_writes_is_read_to_the_last_line(tmp_path):
     result = Hierarchy([Cache("L1", 64, 8, 64)]).run(read(path))
     assert result.accesses == expected > 10_000
     assert 0 < result["L1"].misses < expected
+
+
+def test_a_trace_may_be_a_pipe_of_which_nothing_is_read_twice(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    data = gzip.compress(b"r 4096 8\n")
+    writer = threading.Thread(target=lambda: pipe.write_bytes(data), daemon=True)
+    writer.start()
+    assert rows(pipe) == [(4096, 8, False)]
+    writer.join(10)

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import re
 import string
+import time
 from pathlib import Path
 
 import msgspec
@@ -538,3 +539,32 @@ def test_labels_of_the_sets_are_plain_words():
     allowed = set(string.ascii_letters + string.digits + "_/")
     for layer in resolve(sets()):
         assert set(layer.label) <= allowed
+
+
+def test_digits_are_ascii():
+    for word in ("resnet18:mb٣", "conv:ic3ih9oc٤kh3", "gemm:٥x6x7", "gemm:5x6x7:²"):
+        with pytest.raises(ProblemError):
+            resolve([word])
+
+
+def test_a_list_may_begin_with_a_byte_order_mark_and_end_its_lines_as_elsewhere(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_bytes(b"\xef\xbb\xbfgemm:5x6x7\r\n# more\r\nconv:ic3ih9oc4kh3\r\n")
+    assert [layer.workload for layer in resolve([f"@{path}"])] == [parse("gemm:5x6x7"), parse("conv:ic3ih9oc4kh3")]
+
+
+def test_a_device_and_a_file_too_large_are_no_list(tmp_path):
+    with pytest.raises(ProblemError, match="device"):
+        resolve(["@/dev/zero"])
+    with (tmp_path / "huge.txt").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ProblemError, match="too large"):
+        resolve([f"@{tmp_path}/huge.txt"])
+
+
+def test_a_long_text_is_refused_as_fast_as_it_is_long():
+    """100,000 characters at each of which a label could begin: a search that starts again at each takes a minute."""
+    start = time.process_time()
+    with pytest.raises(ProblemError):
+        parse("conv:" + "n" * 100_000 + "!")
+    assert time.process_time() - start < 1

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
-from pysim.cachemodel.gpu import product as model
+from pysim.cachemodel.gpu.product import product as model
 from pysim.errors import MissingError
 from pysim.machine.load import SHIPPED, Gpu, GpuFamily, Number, load_any
 from pysim.problem.text import Gemm, parse
@@ -268,7 +268,7 @@ def launch_text(case: Case, index: int) -> str:
 
 def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
     """The same numbers of nvidia-matmul-heuristics' estimates of the same launches; None where it says nothing."""
-    from pysim.peers import cuda as cuda_peers
+    from pysim.peers.cpu import cuda as cuda_peers
 
     each, errors, missing = [], [], set()
     for case in cases:

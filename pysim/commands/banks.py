@@ -17,7 +17,7 @@ from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory, rules
 from pysim.cachemodel.shared_memory.fix import Fixes, Option, fix
 from pysim.cachemodel.shared_memory.layout import Layout, cosize, describe, name
 from pysim.cachemodel.shared_memory.tile import MOST_BYTES, Access, Tally, Tile, addresses, tally
-from pysim.commands.common import document, json_option, put, put_table
+from pysim.commands.common import Choice, document, json_option, put, put_table
 from pysim.errors import OperandError, ProblemError
 
 _LANE_LAYOUT = re.compile(r"\(?([0-9]+(?:,[0-9]+)*)\)?:\(?([0-9]+(?:,[0-9]+)*)\)?")
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 @click.command()
 @click.argument("layouts", metavar="LAYOUT|FILE...", nargs=-1)
-@click.option("--width", type=click.Choice(["4", "8", "16"]), help="Bytes per lane: of a lane layout (else 16), or which to show.")
+@click.option("--width", type=Choice(["4", "8", "16"]), help="Bytes per lane: of a lane layout (else 16), or which to show.")
 @click.option("--store", is_flag=True, help="A lane layout is stored, not loaded; of other layouts, show the stores only.")
 @click.option("--fix", "fixing", is_flag=True, help="Search padding, swizzles and rotations for the fewest wavefronts.")
 @click.option("--rule", default="hopper", show_default=True, help="The GPU generation whose rule counts (see --list).")
@@ -78,7 +78,8 @@ def banks(
         document(banks=[_document(one, memory) for one in found])
         return
     for number, one in enumerate(found):
-        put("\n" * (number > 0))
+        if number:
+            put("")
         _report(one, memory)
 
 
@@ -143,8 +144,8 @@ def _draw(path: Path, found: list[Found], memory: SharedMemory) -> None:
             drawn += _pictures(better, fixes.best.tallies, memory, f" ({tile.name} with {_maps(fixes.best)})")
     title = f"{', '.join(one.tile.name for one in found)}: lanes and banks under the {memory.rule} rule"
     try:
-        path.write_text(svg(title, drawn), encoding="utf-8")
-    except OSError as error:
+        path.write_text(svg(title, drawn), encoding="utf-8", errors="backslashreplace")
+    except (OSError, ValueError) as error:
         raise ProblemError(f"{path} cannot be written: {error}") from None
 
 

@@ -8,6 +8,7 @@ import click
 
 from pysim.commands.common import (
     Cell,
+    Choice,
     document,
     json_option,
     layers_of,
@@ -15,11 +16,12 @@ from pysim.commands.common import (
     plural,
     progress,
     put,
+    put_lines,
     put_table,
     say,
     wrapped,
 )
-from pysim.errors import MissingError, PlanError
+from pysim.errors import MissingError, PlanError, ProblemError
 
 if TYPE_CHECKING:
     from pysim.cachemodel.simulator.hierarchy import Result
@@ -48,9 +50,9 @@ class Case(NamedTuple):
 @click.command()
 @click.argument("problems", metavar="[PROBLEM]...", nargs=-1)
 @machine_option
-@click.option("--stationary", type=click.Choice(list(KINDS)), help="The best schedule of this kind instead of the chosen one.")
+@click.option("--stationary", type=Choice(list(KINDS)), help="The best schedule of this kind instead of the chosen one.")
 @click.option("--cold", is_flag=True, help="Caches start empty; otherwise they hold what the run before left.")
-@click.option("--sweep", type=click.Choice(SWEPT), help="Misses over this parameter of the schedule, the others as planned.")
+@click.option("--sweep", type=Choice(SWEPT), help="Misses over this parameter of the schedule, the others as planned.")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the sweep into this .svg or .png file too.")
 @click.option("--trace", "trace_file", type=click.Path(dir_okay=False, path_type=Path), help="Simulate this din, text or lackey file.")
 @json_option
@@ -91,7 +93,8 @@ def cache(
         document(caches=[_document(case, on, cold) for case in cases])
         return
     for number, case in enumerate(cases):
-        put("\n" * (number > 0))
+        if number:
+            put("")
         _report(case, on, cold)
 
 
@@ -215,7 +218,7 @@ def _report(case: Case, on: "Machine", cold: bool) -> None:
     ]
     put_table(titles, rows, left=["misses"])
     for doubt in _doubts(case.layer, s, on):
-        put(wrapped(f"beyond the model: {doubt}", ""))
+        put_lines(wrapped(f"beyond the model: {doubt}", ""))
 
 
 def _percent(value: float | None) -> str:
@@ -322,7 +325,7 @@ def _draw(file: Path, cases: list[Case], planned: "Schedule", on: "Machine", ove
     figure.suptitle(f"{cases[0].layer.workload.text} on {on.name}\n{planned.kernel}, {planned.stationary.replace('_', ' ')}", fontsize=10)
     try:
         figure.savefig(file, dpi=150)
-    except OSError as error:
-        raise click.FileError(str(file), error.strerror) from None
+    except (OSError, ValueError) as error:
+        raise ProblemError(f"{file} cannot be written: {error}") from None
     finally:
         pyplot.close(figure)

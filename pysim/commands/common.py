@@ -2,9 +2,11 @@
 """What the commands share: reading problems and machines, and writing tables, documents and progress.
 
 Data goes to stdout, talk to stderr. Tables are ASCII columns of fixed width, so that a row can be written as soon as it is
-known; styles exist only where stdout is a terminal.
+known; styles exist only where stdout is a terminal. Names that others gave (files, nodes, labels) are written `printable`.
 """
 
+import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from pysim.errors import ProblemError, choose
+from pysim.errors import ProblemError, choose, printable
 from pysim.registry.rows import CONV_LAYOUTS
 
 if TYPE_CHECKING:
@@ -36,6 +38,43 @@ class Group(click.Group):
         if name not in known and not name.startswith("-"):
             ctx.fail(f'there is no command "{name}"; {choose(name, known)}')
         return super().resolve_command(ctx, args)
+
+
+# What options take
+
+
+class Choice(click.Choice[str]):
+    """One of some words; another is answered as an unknown name is everywhere."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            self.fail(f'"{value}" is none of them; {choose(value, self.choices)}', param, ctx)
+        return str(value)
+
+
+class Whole(click.IntRange):
+    """A whole number in ASCII digits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
+            self.fail(f'"{value}" is no whole number; right is e.g. {self.max or self.min}', param, ctx)
+        return int(super().convert(value, param, ctx))
+
+
+class Number(click.FloatRange):
+    """A finite number in ASCII digits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, str) and not (value.isascii() and "_" not in value and _is_finite(value)):
+            self.fail(f'"{value}" is no number; right is e.g. 0.2', param, ctx)
+        return float(super().convert(value, param, ctx))
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 # Arguments and options that several commands have
@@ -60,7 +99,7 @@ def machine_option(command: Command) -> Command:
 
 def layout_option(command: Command) -> Command:
     text = "GPU: of convolutions' input and output."
-    return click.option("--layout", type=click.Choice(list(CONV_LAYOUTS)), default="nchw", show_default=True, help=text)(command)
+    return click.option("--layout", type=Choice(list(CONV_LAYOUTS)), default="nchw", show_default=True, help=text)(command)
 
 
 def memory_limit_option(command: Command) -> Command:
@@ -70,7 +109,7 @@ def memory_limit_option(command: Command) -> Command:
 
 def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """The callback of an option that takes a number of bytes: 0, 268435456, 64MiB, 1.5GiB, 2GB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w*)", "0" if value is None else value.strip(), re.ASCII)
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) ?(\w*)", "0" if value is None else value.strip(), re.ASCII)
     if not match or match[2] not in UNITS:
         raise click.BadParameter(f'"{value}" is no number of bytes; right is e.g. 0, 268435456, 64MiB or 1.5GiB')
     return None if value is None else int(Fraction(match[1]) * UNITS[match[2]])
@@ -104,25 +143,42 @@ def _read_model(path: Path) -> "list[Layer]":
 
 def say(text: str) -> None:
     """A line to the user, beside the data."""
-    click.echo(text, err=True)
+    click.echo(printable(text), err=True)
 
 
 def put(*cells: Cell) -> None:
     """One line of data, cells joined as they are."""
     if not sys.stdout.isatty():
-        click.echo("".join(cell if isinstance(cell, str) else cell[0] for cell in cells).rstrip())
+        click.echo("".join(_text(cell) for cell in cells).rstrip())
         return
     from rich.console import Console
     from rich.text import Text
 
-    Console(highlight=False, soft_wrap=True).print(Text.assemble(*cells))
+    Console(highlight=False, soft_wrap=True).print(Text.assemble(*((_text(cell), _style(cell)) for cell in cells)))
+
+
+def put_lines(text: str) -> None:
+    """Data of several lines, without styles."""
+    for line in text.split("\n"):
+        put(line)
 
 
 def document(**fields: Any) -> None:
-    """The one JSON document of a command, with its schema."""
+    """The one JSON document of a command, with its schema, in ASCII."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, **fields}), indent=1).decode())
+    plain = _encodable(msgspec.to_builtins({"schema": 1, **fields}, str_keys=True))
+    text = msgspec.json.format(msgspec.json.encode(plain), indent=1).decode()
+    click.echo(re.sub(r"[^\x00-\x7e]", lambda found: json.dumps(found[0])[1:-1], text))
+
+
+def _encodable(value: Any) -> Any:
+    """JSON values whose texts are UTF-8: a file's name need not be."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def wrapped(text: str, indent: str) -> str:
@@ -159,7 +215,7 @@ def put_row(columns: Sequence[Column], cells: Sequence[Cell]) -> None:
     """One row; the last column is never padded, so a long problem text stays whole."""
     pieces: list[Cell] = []
     for index, (column, cell) in enumerate(zip(columns, cells, strict=True)):
-        text, style = (cell, "") if isinstance(cell, str) else cell
+        text, style = _text(cell), _style(cell)
         last = index == len(columns) - 1
         space = " " * (column.width - len(text))
         pieces += [GAP * bool(index), "" if column.left else space, (text, style), space if column.left and not last else ""]
@@ -174,7 +230,11 @@ def put_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], left: Seque
 
 
 def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell[0]
+    return printable(cell if isinstance(cell, str) else cell[0])
+
+
+def _style(cell: Cell) -> str:
+    return "" if isinstance(cell, str) else cell[1]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pysim.commands import timing
 from pysim.commands.common import (
     Cell,
     Column,
+    Number,
     every,
     json_option,
     layers_of,
@@ -41,9 +42,7 @@ WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # t
 )
 @click.option("--cold", is_flag=True, help="No operand is in a cache: buffers rotate over twice the last-level cache.")
 @timing.threads_option
-@click.option(
-    "--seconds", "min_seconds", type=click.FloatRange(0, 3600), default=0.2, show_default=True, help="Least time of samples per contender."
-)
+@click.option("--seconds", "min_seconds", type=Number(0, 3600), default=0.2, show_default=True, help="Least time of samples per contender.")
 @layout_option
 @memory_limit_option
 @every

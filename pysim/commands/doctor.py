@@ -65,11 +65,15 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 def _put(found: dict[str, list[Check]]) -> None:
     width = max(len(check.name) for checks in found.values() for check in checks)
     for number, (group, checks) in enumerate(found.items()):
-        put("\n" * bool(number), (group, "bold"))
+        if number:
+            put("")
+        put((group, "bold"))
         for check in checks:
             indent = " " * (width + 13)
-            lines = wrapped(check.detail, indent).removeprefix(indent)
-            put((f"  {check.status:<9}", STYLES[check.status]), f"{check.name:<{width}}  {lines}")
+            first, *more = wrapped(check.detail, indent).removeprefix(indent).split("\n")
+            put((f"  {check.status:<9}", STYLES[check.status]), f"{check.name:<{width}}  {first}")
+            for line in more:
+                put(line)
             if check.fix:
                 put(indent, ("to change it: ", "bold"), check.fix)
 
@@ -165,7 +169,7 @@ def _version(package: str) -> str | None:
 
 
 def _library() -> Check:
-    from pysim.runtime import cpu as runtime
+    from pysim.runtime.cpu import cpu as runtime
 
     try:
         _, lib = runtime.library()
@@ -176,7 +180,7 @@ def _library() -> Check:
 
 def _kernels() -> Check:
     """How many rows of each target run here, and why the others do not."""
-    from pysim.runtime import cpu as runtime
+    from pysim.runtime.cpu import cpu as runtime
 
     try:
         available = runtime.available_kernels()
@@ -196,13 +200,13 @@ def _store() -> Check:
     """The measurement store, if there is one yet; it is not made here."""
     from pysim.measure.store import Store, default_path
 
-    path = default_path()
-    if not path.exists():
-        return Check("measurements", "ok", f"none yet; they will go to {path}")
     try:
+        path = default_path()
+        if not path.exists():
+            return Check("measurements", "ok", f"none yet; they will go to {path}")
         with Store(path) as store:
             return Check("measurements", "ok", f"{len(store):,} in {path}")
-    except PysimError as error:
+    except (PysimError, OSError) as error:
         return Check("measurements", "missing", str(error), "set PYSIM_STORE to another path")
 
 
@@ -290,7 +294,7 @@ def _answer(command: list[str]) -> str:
 
 
 def _cuda_library() -> Check:
-    from pysim.runtime import cuda
+    from pysim.runtime.cpu import cuda
 
     try:
         cuda.library()

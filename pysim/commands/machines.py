@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands.common import Cell, Group, document, hertz, json_option, put, put_table, size, wrapped
+from pysim.commands.common import Cell, Group, document, hertz, json_option, put, put_lines, put_table, size, wrapped
 
 if TYPE_CHECKING:
     from pysim.calibration.cuda_probe import Calibration, Rate, SharedRow
@@ -104,7 +104,7 @@ def calibrate(name: str, output: Path | None, as_json: bool) -> None:
     from pysim.calibration import cuda_probe, host
     from pysim.errors import MachineError
     from pysim.machine.load import Gpu, load_any, to_toml
-    from pysim.runtime import cuda
+    from pysim.runtime.cpu import cuda
 
     if output is not None and (output.suffix != ".toml" or not output.parent.is_dir()):
         raise MachineError(f"{output}: a machine file ends in .toml and goes to a folder that is there")
@@ -116,7 +116,7 @@ def calibrate(name: str, output: Path | None, as_json: bool) -> None:
     if output is not None:
         try:
             output.write_text(to_toml(cuda_probe.merged(machine, found, output.stem)), encoding="utf-8")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise MachineError(f"{output} cannot be written: {error}") from None
     if as_json:
         document(calibrations=[found])
@@ -215,7 +215,7 @@ def _show(machine: "Machine | Gpu", as_json: bool) -> None:
         put((key, "bold"), f": {source.title}")
         for name in ("section", "url", "command", "file", "versions", "note"):
             if text := getattr(source, name):
-                put(wrapped(f"{name}: {text}", "    "))
+                put_lines(wrapped(f"{name}: {text}", "    "))
 
 
 def _value(path: str, fact: "Fact") -> str:

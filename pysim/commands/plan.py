@@ -8,7 +8,9 @@ import click
 
 from pysim.commands.common import (
     Cell,
+    Choice,
     Column,
+    Whole,
     document,
     every,
     json_option,
@@ -20,6 +22,7 @@ from pysim.commands.common import (
     problems,
     put,
     put_header,
+    put_lines,
     put_row,
     put_table,
     seconds,
@@ -43,9 +46,9 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (block
 @click.command()
 @problems
 @machine_option
-@click.option("--top", type=click.IntRange(min=1), metavar="N", help="The N best plans of each problem, best first.")
+@click.option("--top", type=Whole(min=1), metavar="N", help="The N best plans of each problem, best first.")
 @click.option("--explain", is_flag=True, help="Loop nest, tiles against each cache, both schedules' costs, what was turned down.")
-@click.option("--model", type=click.Choice(["full", "csa"]), default="full", show_default=True, help="csa: the integers of SConv's paper.")
+@click.option("--model", type=Choice(["full", "csa"]), default="full", show_default=True, help="csa: the integers of SConv's paper.")
 @click.option(
     "--micro-kernel",
     metavar="4x16",
@@ -93,7 +96,7 @@ def plan(
     elif explain:
         from pysim.explain.text import explain as explained
 
-        click.echo("\n\n\n".join(explained(item) for _, ranked in found for item in ranked))
+        put_lines("\n\n\n".join(explained(item) for _, ranked in found for item in ranked))
     elif top:
         _put_ranked(found)
     elif model == "csa":
@@ -133,7 +136,9 @@ def _put_plans(found: "Found") -> None:
 def _put_ranked(found: "Found") -> None:
     """The best plans of each problem, with their time over that of the best."""
     for layer, ranked in found:
-        put("" if layer is found[0][0] else "\n", (layer.workload.text, "bold"))
+        if layer is not found[0][0]:
+            put("")
+        put((layer.workload.text, "bold"))
         best = _seconds(ranked[0])
         titles = ["#", "over best", "time", "GFLOP/s", "bound", "kernel", "", "tile", "workspace" if _on_gpu(found) else "pack"]
         rows = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands.common import Cell, Column, document, plural, progress, put, put_header, put_row, say, seconds
+from pysim.commands.common import Cell, Column, Whole, document, plural, progress, put, put_header, put_row, say, seconds
 from pysim.errors import PlanError, choose
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def refuse_on_gpu(on: "Machine | Gpu", **asked: bool) -> None:
 
 def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
     text = "Threads of pysim's kernels; peers and predictions are for one."
-    return click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help=text)(command)
+    return click.option("--threads", type=Whole(1, 1024), default=1, show_default=True, help=text)(command)
 
 
 def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", algorithm: str | None = None, **asked: Any) -> "list[Planned]":
@@ -61,8 +61,8 @@ def measured(
 ) -> "Iterator[Comparison]":
     """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.cpu.compare`, which a GPU has not; `peers`
     is for a GPU: as in `pysim.comparison.cuda.compare`."""
-    from pysim.comparison import cuda as cuda_comparison
     from pysim.comparison.cpu import compare
+    from pysim.comparison.cpu import cuda as cuda_comparison
     from pysim.machine.load import Gpu
     from pysim.measure.store import Store
 

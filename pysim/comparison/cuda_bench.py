@@ -17,11 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pysim.check.cuda_fill import RESULT_DTYPES, Array, Fill, bound, decode, exact_fill, random_fill, rounded
-from pysim.check.reference import PICKED_PRODUCTS
-from pysim.runtime.cpu import cuda
-from pysim.runtime.cpu import cuda_conv
 from pysim.check.cuda_fill import RESULT_DTYPES, RESULT_UNIT, Array, Fill, bound, decode, encode, exact_fill, random_fill, rounded
+from pysim.check.reference import PICKED_PRODUCTS
 from pysim.errors import PysimError
 from pysim.problem.text import Conv, Gemm
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule

@@ -12,10 +12,12 @@ Worked number: input [1, 3, 224, 224], weights [64, 3, 7, 7], strides 2, pads 3 
 import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pysim.errors import MissingError, ProblemError
+from pysim.errors import MissingError, ProblemError, printable
+from pysim.files import read_bytes
 from pysim.problem.text import Conv, Gemm, Layer, Workload
 
 if TYPE_CHECKING:
@@ -23,7 +25,12 @@ if TYPE_CHECKING:
 
 _DTYPES = {"FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "INT8": "s8"}
 _STANDARD = ("", "ai.onnx")
-_KEEP_ELEMENTS = 4096  # constants up to this size may be shapes, which inference reads; larger ones are weights
+_KEEP_BYTES = 1 << 15  # constants up to this size may be shapes, which inference reads; larger ones are weights
+_MOST_BYTES = (1 << 31) - 1  # of a protobuf message
+_MOST_NODES = 50_000  # of a model whose functions are inlined
+_MOST_CALLS = 100  # of functions, one inside the other
+_MOST_DIMENSIONS = 64
+_LONGEST = 200  # characters of a name or value in a reason
 _NOT_READ = {
     "ConvTranspose": "a transposed convolution is not read",
     "DeformConv": "a deformable convolution is not read",
@@ -59,72 +66,106 @@ def read(path: str | Path) -> tuple[list[Layer], list[Skipped]]:
 
     Raises MissingError without the onnx package and ProblemError for a file that is no ONNX model.
     """
-    model = _load(Path(path))
+    name = printable(str(path))
+    model = _load(Path(path), name)
     skipped = _set_batch(model.graph)
-    model = _infer(model, path)
+    model = _infer(model, name)
     tensors = _tensors(model)
     layers: list[Layer] = []
     for node, inside in _nodes(model.graph.node):
-        if node.op_type not in _READERS and node.op_type not in _NOT_READ:
+        kind = _text(node.op_type)
+        if kind not in _READERS and kind not in _NOT_READ:
             continue
-        name = node.name or next(iter(node.output), "")
+        label = _text(node.name or next(iter(node.output), ""))
         try:
             if inside:
                 raise ProblemError(f"it stands inside {inside}, and how often that runs is not in the model")
-            layers.append(Layer(_read_node(node, tensors), name))
+            layers.append(Layer(_read_node(node, tensors), label))
         except ProblemError as error:
-            skipped.append(Skipped(name, node.op_type, str(error)))
+            skipped.append(Skipped(label, kind, str(error)))
     return layers, skipped
 
 
-def _load(path: Path) -> "onnx.ModelProto":
+def _text(name: str | bytes) -> str:
+    """A name as a text that is not too long for a line: protobuf gives one that is not UTF-8 as bytes."""
+    text = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _load(path: Path, name: str) -> "onnx.ModelProto":
     try:
         import onnx
     except ImportError:
-        raise MissingError(f"reading {path} needs the onnx package: pip install pysim[onnx]") from None
+        raise MissingError(f"reading {name} needs the onnx package: pip install pysim[onnx]") from None
     undecodable = importlib.import_module("google.protobuf.message").DecodeError  # onnx depends on it; it has no types
+    content = read_bytes(path, _MOST_BYTES)
     try:
-        model = onnx.load_model_from_string(path.read_bytes())
-    except OSError as error:
-        raise ProblemError(f"{path} cannot be read: {error.strerror or error}") from None
+        model = onnx.load_model_from_string(content)
     except (undecodable, ValueError) as error:
-        raise ProblemError(f"{path} is no ONNX model: {error}; it should be a serialized onnx.ModelProto") from None
+        raise ProblemError(f"{name} is no ONNX model: {error}; it should be a serialized onnx.ModelProto") from None
     if not model.graph.node:
-        raise ProblemError(f"{path} is no ONNX model: it holds no graph with nodes")
+        raise ProblemError(f"{name} is no ONNX model: it holds no graph with nodes")
     return model
 
 
-def _infer(model: "onnx.ModelProto", path: str | Path) -> "onnx.ModelProto":
+def _infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
     """The model with inferred shapes and without its weights."""
     import onnx
     import onnx.inliner
 
     for tensor in model.graph.initializer:
-        if math.prod(tensor.dims) > _KEEP_ELEMENTS:
+        if tensor.ByteSize() > _KEEP_BYTES:
             tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=list(tensor.dims)))
+    if model.functions:
+        _check_functions(model, name)
+    refusals = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError)
     try:
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
-        raise ProblemError(f"{path}: shape inference refused the model: {error}") from None
+    except refusals as error:
+        raise ProblemError(f"{name}: shape inference refused the model: {' '.join(str(error).split())}") from None
+
+
+def _check_functions(model: "onnx.ModelProto", name: str) -> None:
+    """Refuses functions that call themselves, that nest too deeply, or that make a model of too many nodes."""
+    bodies = {(function.domain, function.name, function.overload): _nodes(function.node) for function in model.functions}
+    calls = {key: [(node.domain, node.op_type, node.overload) for node, _ in body] for key, body in bodies.items()}
+    sizes: dict[object, int] = {}  # nodes of a function once it is inlined, and below how deep its calls are
+    depths: dict[object, int] = {}
+    try:
+        for key in TopologicalSorter(calls).static_order():
+            called = calls.get(key, [])
+            sizes[key] = min(sum(sizes[call] for call in called), _MOST_NODES + 1) if key in calls else 1
+            depths[key] = 1 + max((depths[call] for call in called), default=0)
+    except CycleError as error:
+        chain = " calls ".join(_text(key[1]) for key in error.args[1][:8])
+        raise ProblemError(f"{name} is no ONNX model: a function calls itself ({chain}), which ONNX does not allow") from None
+    nodes = sum(sizes.get((node.domain, node.op_type, node.overload), 1) for node, _ in _nodes(model.graph.node))
+    if nodes > _MOST_NODES:
+        raise ProblemError(f"{name} has more than {_MOST_NODES:,} nodes once its functions are inlined, too many to be read")
+    if max(depths.values(), default=0) > _MOST_CALLS:
+        raise ProblemError(f"{name} has functions that call each other more than {_MOST_CALLS} deep; at most that is read")
 
 
 def _set_batch(graph: "onnx.GraphProto") -> list[Skipped]:
     """Sets a symbolic first dimension of each input to 1, wherever its name stands, and says so."""
     notes = []
     constants = {tensor.name for tensor in graph.initializer}
+    symbols = set()
     for value in graph.input:
         dims = value.type.tensor_type.shape.dim
-        if value.name in constants or len(dims) < 2 or dims[0].HasField("dim_value"):
+        if value.name in constants or len(dims) < 2 or dims[0].HasField("dim_value") or dims[0].dim_param in symbols:
             continue
         symbol = dims[0].dim_param
         dims[0].dim_value = 1
-        for other in (*graph.input, *graph.output, *graph.value_info):
-            for dim in other.type.tensor_type.shape.dim:
-                if symbol and dim.dim_param == symbol:
-                    dim.dim_value = 1
-        notes.append(Skipped(value.name, "Input", f'not skipped: its symbolic batch "{symbol or "?"}" is read as 1'))
+        if symbol:
+            symbols.add(symbol)
+        notes.append(Skipped(_text(value.name), "Input", f'not skipped: its symbolic batch "{_text(symbol) or "?"}" is read as 1'))
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in symbols:
+                dim.dim_value = 1
     return notes
 
 
@@ -136,7 +177,7 @@ def _tensors(model: "onnx.ModelProto") -> dict[str, _Tensor]:
     tensors = {}
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         kind = value.type.tensor_type
-        sizes = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in kind.shape.dim)
+        sizes = tuple(dim.dim_value if dim.HasField("dim_value") else _text(dim.dim_param) or "?" for dim in kind.shape.dim)
         tensors[value.name] = _Tensor(sizes if kind.HasField("shape") else None, names.get(kind.elem_type, "UNDEFINED"))
     for constant in model.graph.initializer:
         tensors[constant.name] = _Tensor(tuple(constant.dims), names.get(constant.data_type, "UNDEFINED"))
@@ -149,7 +190,7 @@ def _nodes(nodes: "Sequence[onnx.NodeProto]", inside: str = "") -> "Iterator[tup
         yield node, inside
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
-                yield from _nodes(graph.node, inside or f"{node.op_type} {node.name}".strip())
+                yield from _nodes(graph.node, inside or f"{_text(node.op_type)} {_text(node.name)}".strip())
 
 
 def _read_node(node: "onnx.NodeProto", tensors: Mapping[str, _Tensor]) -> Workload:
@@ -157,15 +198,17 @@ def _read_node(node: "onnx.NodeProto", tensors: Mapping[str, _Tensor]) -> Worklo
     import onnx
 
     if node.domain not in _STANDARD:
-        raise ProblemError(f'it is of the domain "{node.domain}", which is not read')
+        raise ProblemError(f'it is of the domain "{_text(node.domain)}", which is not read')
     if node.op_type in _NOT_READ:
         raise ProblemError(_NOT_READ[node.op_type])
     operands = [tensors.get(name, _Tensor(None, "UNDEFINED")) for name in node.input[:2]]
     for name, tensor, side in zip(node.input, operands, ("first", "second"), strict=False):
         if tensor.sizes is None:
-            raise ProblemError(f'the shape of its {side} input "{name}" is not known')
+            raise ProblemError(f'the shape of its {side} input "{_text(name)}" is not known')
+        if len(tensor.sizes) > _MOST_DIMENSIONS:
+            raise ProblemError(f'its {side} input "{_text(name)}" has {len(tensor.sizes)} dimensions; at most {_MOST_DIMENSIONS} are read')
         if symbols := [size for size in tensor.sizes if isinstance(size, str)]:
-            raise ProblemError(f'its {side} input "{name}" is {_shape(tensor)}: the size {symbols[0]} is dynamic')
+            raise ProblemError(f'its {side} input "{_text(name)}" is {_shape(tensor)}: the size {symbols[0]} is dynamic')
     if len(operands) < 2:
         raise ProblemError(f"it has {len(operands)} inputs, where two are needed")
     element = operands[0].element
@@ -227,7 +270,7 @@ def _integers(attributes: Mapping[str, Any], name: str, default: list[int]) -> l
     value = attributes.get(name, default)
     numbers = value if isinstance(value, list) else [value]
     if len(numbers) != len(default) or not all(isinstance(number, int) for number in numbers):
-        raise ProblemError(f"{name} is {value!r}; it should be {len(default)} whole numbers")
+        raise ProblemError(f"{name} is {_text(repr(value))}; it should be {len(default)} whole numbers")
     return numbers
 
 
@@ -239,7 +282,7 @@ def _pads(attributes: Mapping[str, Any], sizes: list[int], extents: list[int], s
     if rule == b"VALID":
         return [0, 0, 0, 0]
     if rule not in (b"SAME_UPPER", b"SAME_LOWER"):
-        raise ProblemError(f"auto_pad is {rule!r}; it should be NOTSET, VALID, SAME_UPPER or SAME_LOWER")
+        raise ProblemError(f"auto_pad is {_text(repr(rule))}; it should be NOTSET, VALID, SAME_UPPER or SAME_LOWER")
     if min(strides) < 1:
         raise ProblemError(f"strides are {strides}; they should be at least 1")
     halves = []

@@ -55,9 +55,12 @@ _INSERT = f"INSERT INTO measurement ({', '.join(_FIELDS)}) VALUES ({', '.join('?
 
 def default_path() -> Path:
     """$PYSIM_STORE, else measurements.sqlite in pysim's folder of the user's data directory (XDG)."""
-    if given := os.environ.get("PYSIM_STORE"):
-        return Path(given).expanduser()
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    try:
+        if given := os.environ.get("PYSIM_STORE"):
+            return Path(given).expanduser()
+        data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    except RuntimeError as error:  # of a user without a home
+        raise StoreError(f"the measurement store has no path: {str(error).rstrip('.')}; {ELSEWHERE}") from None
     return Path(data) / "pysim" / "measurements.sqlite"
 
 
@@ -158,8 +161,10 @@ class Store:
 def _measurement(row: tuple[object, ...]) -> Measurement:
     """A row as a value; a row that no version of this file wrote is a damaged store."""
     fields = dict(zip(_FIELDS, row, strict=True))
+    if not isinstance(kept := fields["samples"], bytes):  # bytes(10**12) would be zeros, and that many
+        raise ValueError("the samples of a measurement are no numbers")
     samples = array("d")
-    samples.frombytes(bytes(fields["samples"]))  # type: ignore[call-overload]
+    samples.frombytes(kept)
     fields["samples"] = tuple(samples)
     fields["environment"] = msgspec.json.decode(str(fields["environment"]))
     return msgspec.convert(fields, Measurement)

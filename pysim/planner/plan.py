@@ -11,6 +11,7 @@ Worked number: two kernels with bounds of 100 and 300 cycles. The first round co
 the second considers up to 120, and the kernel of 300 never enters a table.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -110,7 +111,7 @@ def _request(
 def _shape(text: str) -> tuple[int, int]:
     """windows x filters from text such as 4x16."""
     windows, _, filters = text.partition("x")
-    if not (text.isascii() and windows.isdecimal() and filters.isdecimal() and int(windows) and int(filters)):
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}x0*[1-9][0-9]{0,8}", text):
         raise PlanError(f'micro-kernel "{text}" is not windows x filters; right is e.g. 4x16')
     return int(windows), int(filters)
 

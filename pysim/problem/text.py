@@ -23,6 +23,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from pysim.errors import ProblemError, choose
+from pysim.files import read_text
 
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1}  # bytes of one element of the operands
 CONV_DTYPES = DTYPES | {"tf32": 4}  # f32 in memory, multiplied as 10-bit mantissas on a GPU
@@ -42,9 +43,9 @@ _CONV_RIGHT = "conv:mb1ic64ih56oc64kh3ph1"
 _GEMM_RIGHT = "gemm:512x2048x1024"
 _TOKEN = re.compile(r"(?P<name>[a-z]+)(?P<digits>[0-9]*)|_+|(?P<other>.)", re.ASCII | re.DOTALL)
 _QUOTED_LABEL = re.compile(r'_?n"([^"\r\n]*)"')
-_BARE_LABEL = re.compile(r"n([A-Za-z0-9_./*+-]*)$", re.ASCII)
+_LABEL_END = re.compile(r"[^A-Za-z0-9_./*+-]")  # what a label without quotes cannot have
 _LINE = re.compile(r'((?:[^\s#"]|"[^"]*")*)(?:\s*|\s+#.*|#.*)$')
-_MAX_FILE_BYTES = 1 << 24
+_MAX_FILE_BYTES = 1 << 20  # of a list: 25,000 problems or more
 
 
 class _Axis(NamedTuple):
@@ -274,8 +275,10 @@ def _parse(text: str, bare: bool = False) -> Layer:
         kind, parts = _split(masked, bare)
         if kind == "gemm":
             return Layer(_parse_gemm(parts), label)
-        if found := _BARE_LABEL.search(parts[0][0]):
-            label, parts[0] = label or found[1], (parts[0][0][: found.start()], parts[0][1])
+        descriptor, start = parts[0]
+        last = max((found.end() for found in _LABEL_END.finditer(descriptor)), default=0)
+        if (at := descriptor.find("n", last)) >= 0:
+            label, parts[0] = label or descriptor[at + 1 :], (descriptor[:at], start)
         return Layer(_parse_conv(parts), label)
     except ProblemError as error:
         raise ProblemError(f"{_quote(text)}: {error}") from None
@@ -445,7 +448,7 @@ def _changed(layer: Layer, word: str) -> Layer:
     """A built-in set's layer with what the set's word asks: `:mb32` of convolutions, `:f16` of all."""
     workload = layer.workload
     for asked in word.split(":")[1:]:
-        batch, known = re.fullmatch(r"mb(\d{1,9})", asked), CONV_DTYPES if isinstance(workload, Conv) else GEMM_DTYPES
+        batch, known = re.fullmatch(r"mb([0-9]{1,9})", asked), CONV_DTYPES if isinstance(workload, Conv) else GEMM_DTYPES
         if batch and int(batch[1]) and isinstance(workload, Conv):
             workload = msgspec.structs.replace(workload, batch=int(batch[1]))
         elif asked in known:
@@ -478,13 +481,9 @@ def _shipped(name: str) -> tuple[Layer, ...]:
 def _read_lines(path: Path) -> list[Layer]:
     """One layer a line, benchdnn's bare lines too; `#` begins a comment."""
     try:
-        if not path.is_file():
-            raise ProblemError(f"there is no file {_quote(str(path))}; @file names a list with one problem a line")
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ProblemError(f"{_quote(str(path))} is too large for a list: more than {_MAX_FILE_BYTES} bytes")
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise ProblemError(f"{_quote(str(path))} cannot be read as UTF-8 text: {error}") from None
+        lines = read_text(path, _MAX_FILE_BYTES).splitlines()
+    except ProblemError as error:
+        raise ProblemError(f"{error}; @file names a list with one problem a line") from None
     layers = []
     for number, line in enumerate(lines, start=1):
         match = _LINE.match(line.strip())

@@ -53,8 +53,12 @@ def library() -> tuple[Any, Any]:
         lib = ffi.dlopen(str(library_path()))
     except OSError as error:
         raise MissingError(f"the native library cannot be opened: {error}; reinstall the package with `pip install .`") from None
-    if lib.pysim_abi_version() != lib.PYSIM_ABI_VERSION:
-        raise MissingError(f"{library_path()} speaks ABI {lib.pysim_abi_version()}, this package {lib.PYSIM_ABI_VERSION}: reinstall it")
+    try:
+        version = lib.pysim_abi_version()
+    except AttributeError:
+        raise MissingError(f"{library_path()} is another library, not pysim's; unset PYSIM_LIBRARY or reinstall the package") from None
+    if version != lib.PYSIM_ABI_VERSION:
+        raise MissingError(f"{library_path()} speaks ABI {version}, this package {lib.PYSIM_ABI_VERSION}: reinstall it")
     return ffi, lib
 
 

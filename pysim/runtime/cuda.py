@@ -22,8 +22,8 @@ from pysim.errors import MissingError, NativeError, OperandError, PlanError, cho
 from pysim.problem.text import GEMM_DTYPES, Gemm
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.rows import Attributes, epilogues, gemm_kernel, gemm_kernels, native_file
-from pysim.runtime import arrays
 from pysim.runtime.arrays import SIZES, Matrix
+from pysim.runtime.cpu import arrays
 
 Array = NDArray[Any]
 Activation = str | tuple[str, float, float] | None

@@ -45,10 +45,12 @@ from pysim.cachemodel.shared_memory.banks import LANES, WIDTHS, Integers, Mask, 
 from pysim.cachemodel.shared_memory.expression import evaluate
 from pysim.cachemodel.shared_memory.layout import Padding, Rotation, Swizzle, row_major
 from pysim.cachemodel.shared_memory.tile import MOST_BYTES, Access, Tile, addresses
-from pysim.errors import OperandError, ProblemError, nearest
+from pysim.errors import OperandError, ProblemError, nearest, printable
+from pysim.files import read_text
 
 _MAX_FILE_BYTES = 1 << 20
 _MOST_INSTRUCTIONS = 1 << 16
+_MOST_WORK = 1 << 23  # instructions times characters of their expressions: 128 characters where there are most instructions
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
@@ -78,15 +80,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path) -> Tile:
     """The tile that a .toml or .json file describes. Raises only ProblemError, naming the file and the place in it."""
-    try:
-        if not path.is_file():
-            raise ProblemError(f"there is no file {path}")
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ProblemError(f"{path} is larger than {_MAX_FILE_BYTES} bytes, so it is no tile file")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ProblemError(f"{path} cannot be read as UTF-8 text: {error}") from None
-    return loads(text, str(path), json=path.suffix == ".json")
+    return loads(read_text(path, _MAX_FILE_BYTES), printable(str(path)), json=path.suffix == ".json")
 
 
 def loads(text: str, where: str = "tile text", json: bool = False) -> Tile:
@@ -121,14 +115,20 @@ def loads(text: str, where: str = "tile text", json: bool = False) -> Tile:
 
 
 def _check_size(file: _File) -> None:
-    instructions = file.warps * sum(prod(access.loop.values()) for access in file.access)
+    instructions = [file.warps * prod(access.loop.values()) for access in file.access]
+    work = sum(count * _characters(access) for count, access in zip(instructions, file.access, strict=True))
     for what, count, most in (
-        ("access: instructions", instructions, _MOST_INSTRUCTIONS),
+        ("access: instructions", sum(instructions), _MOST_INSTRUCTIONS),
+        ("access: instructions times characters of their expressions", work, _MOST_WORK),
         ("shape: bytes", prod(file.shape) * file.element_bytes, MOST_BYTES),
         ("layout: bytes", row_major(file.shape, *file.layout).span() * file.element_bytes, MOST_BYTES),
     ):
         if count > most:
             raise ProblemError(f"{what}: {count} are too many; {most} are allowed")
+
+
+def _characters(access: _Access) -> int:
+    return len(access.active or "") + sum(map(len, [access.index] if isinstance(access.index, str) else access.index))
 
 
 def _build(access: _Access, number: int, file: _File) -> Access:

@@ -17,8 +17,9 @@ import lzma
 import re
 import zlib
 from collections.abc import Iterator
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
-from typing import IO, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -225,21 +226,21 @@ def _quote(line: bytes) -> str:
     return f'"{text[:60]}…"' if len(text) > 60 else f'"{text}"'
 
 
-def _open(path: Path) -> IO[bytes] | gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File:
-    with path.open("rb") as file:
-        start = file.read(6)
+def _unpacked(file: BufferedReader) -> BufferedIOBase:
+    """What the file holds; nothing of it is read twice, so that it may be a pipe."""
+    start = file.peek(6)
     if start[:2] == b"\x1f\x8b":
-        return gzip.open(path, "rb")
-    if start == b"\xfd7zXZ\x00":
-        return lzma.open(path, "rb")
-    return bz2.open(path, "rb") if start[:3] == b"BZh" else path.open("rb")
+        return gzip.GzipFile(fileobj=file)
+    if start[:6] == b"\xfd7zXZ\x00":
+        return lzma.LZMAFile(file)
+    return bz2.BZ2File(file) if start[:3] == b"BZh" else file
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Whole lines of a file, unpacked, about _BLOCK bytes at a time, with the number of the first; bounded even without line ends."""
     number, rest = 1, b""
     try:
-        with _open(path) as file:
+        with path.open("rb") as packed, _unpacked(packed) as file:
             while block := file.read(_BLOCK):
                 block = rest + block
                 end = block.rfind(b"\n") + 1
@@ -249,8 +250,8 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
                     number += block.count(b"\n")
                 if len(rest) > _BLOCK:
                     raise ProblemError(f"{path}:{number}: a line of more than {_BLOCK} bytes; this is no trace")
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error) as error:
         where = f"{path}:{number}" if number > 1 else str(path)
-        raise ProblemError(f"{where}: cannot be read: {error}") from None
+        raise ProblemError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if rest:
         yield number, rest
