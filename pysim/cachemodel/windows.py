@@ -30,9 +30,10 @@ def distinct(count: float, kernel: int, stride: int, dilation: int) -> float:
     if low != count:
         some, more = (distinct(n, kernel, stride, dilation) for n in (low, low + 1))
         return some + (more - some) * (count - low)
-    if dilation == 1:
-        return (count - 1) * min(stride, kernel) + kernel if count else 0
-    return len({p * stride + r * dilation for p in range(int(count)) for r in range(kernel)})
+    shared = math.gcd(stride, dilation)
+    # tap r of output p is tap r + stride / shared of output p - dilation / shared: all touches but those that have such an earlier one
+    again = max(0, low - dilation // shared) * max(0, kernel - stride // shared)
+    return low * kernel - again
 
 
 class Windows(NamedTuple):
