@@ -114,26 +114,26 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
         for first, last in live_rows_of(self):
             low = first.quotients(wide, 0, tile, last_row)
             high = last.quotients(wide, wide - 1, tile, last_row)
-            tiles += high - low + first.count
+            tiles += high - low + first.terms
             edge += partial * last.at_least(last_tile * tile // wide)
         return tiles - edge, edge
 
 
 class Progression(NamedTuple):
-    """Rows `start`, `start` - `step`, ..., `count` of them."""
+    """Rows `start`, `start` - `step`, ..., `terms` of them."""
 
     start: int
     step: int
-    count: int
+    terms: int
 
     def at_least(self, row: int) -> int:
         """How many are no less than `row`."""
-        return min(self.count, max(0, (self.start - row) // self.step + 1))
+        return min(self.terms, max(0, (self.start - row) // self.step + 1))
 
     def quotients(self, scale: int, offset: int, divisor: int, most: int) -> int:
         """Sum of floor((scale row + offset) / divisor) over the rows, those below 0 taken as 0 and those above `most` as `most`."""
         above, inside = self.at_least(most + 1), self.at_least(0)
-        ends = above * ((scale * most + offset) // divisor) + (self.count - inside) * (offset // divisor)
+        ends = above * ((scale * most + offset) // divisor) + (self.terms - inside) * (offset // divisor)
         least = self.start - (inside - 1) * self.step  # of those inside
         return ends + floor_sum(inside - above, scale * self.step, scale * least + offset, divisor)
 
