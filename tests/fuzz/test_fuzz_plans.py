@@ -37,8 +37,7 @@ def bounded(workload: Workload, on: str, model: str, layout: str, state: str) ->
         try:
             found = plan(workload, on, model=model, layout=layout, state=state)
             assert found.explain() and found.to_dict()
-        except (PlanError, ProblemError) as error:
-            assert len(str(error)) > 20
+        except (PlanError, ProblemError):
             return None
     return found.cost.seconds if model == "full" else 1.0
 
@@ -103,9 +102,8 @@ def touched(w: Conv, nhwc: bool) -> float:
     rows = {p * w.stride_h + r * w.dilation_h - w.pad_top for p in range(w.out_h) for r in range(w.kernel_h)} & {*range(w.height)}
     columns = {q * w.stride_w + s * w.dilation_w - w.pad_left for q in range(w.out_w) for s in range(w.kernel_w)} & {*range(w.width)}
     size, images = CONV_DTYPES[w.dtype] * (w.channels if nhwc else 1), 8  # planes begin at other places in sectors
-    places = np.add.outer(np.arange(images) * w.height, np.array(sorted(rows), np.int64))[..., None] * w.width + np.array(
-        sorted(columns), np.int64
-    )
+    down, across = (np.array(sorted(found), np.int64) for found in (rows, columns))
+    places = np.add.outer(np.arange(images) * w.height, down)[..., None] * w.width + across
     bytes_of = places.reshape(-1, 1) * size + np.arange(0, size, CONV_DTYPES[w.dtype])
     sectors = np.unique(bytes_of // 32)
     return sectors.size * 32 / images * w.batch * (1 if nhwc else w.channels)
