@@ -117,6 +117,8 @@ def too_large(problem: Gemm, kernel: GemmKernel, pitches: tuple[int, int] | None
     tiles = tiles_of(problem, kernel)
     if tiles > most["TILES"]:
         return f"it would need {tiles:,} tiles; the CUDA kernels take up to {most['TILES']:,}"
+    if max(problem.m, problem.n, problem.k) <= most["RELAYOUT_ROWS"]:
+        return ""
     rows = max((rows for rows, _ in copies(problem, kernel, pitches, aligned)), default=0)
     if rows > most["RELAYOUT_ROWS"]:
         return f"it would copy an operand of {rows:,} rows; copies take up to {most['RELAYOUT_ROWS']:,}"
