@@ -15,7 +15,7 @@ from nest_trace import Trace, simulate
 from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.cost import COMPUTE, Prediction, cost_of, predict, predict_schedule, schedule_of
 from pysim.cachemodel.cpu.incore import compute_cycles, rates
-from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of, segments
+from pysim.cachemodel.cpu.nest import Nest, ceil_div, live_pairs, nest_of, segments
 from pysim.cachemodel.cpu.occupancy import overfull, variance
 from pysim.cachemodel.cpu.reuse import flows
 from pysim.errors import PlanError
@@ -120,8 +120,7 @@ def test_kernel_cycles_of_the_worked_layer_are_the_documented_number() -> None:
 def test_kernel_cycles_are_at_least_those_of_the_live_multiply_adds(text: str, dtype: str) -> None:
     workload = parse(text)
     nest = nest_of(workload)
-    live = sum(max(0, last - first + 1) for first, last in (nest.live_outputs(r) for r in range(nest.kernel_h)))
-    multiply_adds = workload.flops / 2 * live / (nest.out_h * nest.kernel_h)
+    multiply_adds = workload.flops / 2 * live_pairs(nest) / (nest.out_h * nest.kernel_h)
     rows = space.rows(ZEN4, dtype).kernels
     costs = rates(nest, ZEN4, rows)
     for kernel, cycles in zip(rows, costs.kernel.tolist(), strict=True):

@@ -255,14 +255,15 @@ FREQUENCY = 'frequency_hz = { value = 3.661e9, kind = "measured", source = "band
             ["core.frequency_hz", "`source`", "{ value"],
         ),
         (FREQUENCY, 'frequency_hz = { value = 3.7e9, source = "chains" }', ["core.frequency_hz", "`kind`", "{ value"]),
-        ("value = 3.661e9", "value = nan", ["core.frequency_hz", "nan", "finite and greater than 0"]),
-        ("value = 3.661e9", "value = inf", ["core.frequency_hz", "inf", "finite and greater than 0"]),
-        ("value = 3.661e9", "value = -3.661e9", ["core.frequency_hz", "greater than 0"]),
-        ("value = 3.661e9", "value = 0", ["core.frequency_hz", "greater than 0"]),
+        ("value = 3.661e9", "value = nan", ["core.frequency_hz", "nan", "lie in 1e+06 to 1e+11"]),
+        ("value = 3.661e9", "value = inf", ["core.frequency_hz", "inf", "lie in 1e+06 to 1e+11"]),
+        ("value = 3.661e9", "value = -3.661e9", ["core.frequency_hz", "lie in"]),
+        ("value = 3.661e9", "value = 0", ["core.frequency_hz", "lie in"]),
+        ("value = 3.661e9", "value = 5e-324", ["core.frequency_hz", "lie in"]),
         ("value = 3.661e9", "value = true", ["core.frequency_hz.value", "float"]),
         ("value = 3.661e9", "value = 1" + "0" * 400, ["core.frequency_hz.value", "out of range"]),
         ("error = 9e6", "error = -1.0", ["core.frequency_hz", "error", "at least 0"]),
-        ("value = 0.8", "value = 1.01", ["core.overlap", "at most 1"]),
+        ("value = 0.8", "value = 1.01", ["core.overlap", "lie in 0.001 to 1, or be 0"]),
         ("alpha = 0.9", "alpha = 0.0", ["csa.alpha"]),
         ("alpha = 0.9", "alpha = 1.1", ["csa.alpha"]),
         (
@@ -314,10 +315,11 @@ def test_costs_may_be_nothing_but_rates_may_not() -> None:
     for name in ("overlap", *(name for name in Core.__struct_fields__ if name.endswith("_cycles"))):
         machine = loads(with_value(name, 0))
         assert isinstance(machine, Machine) and getattr(machine.core, name).value == 0
-        assert "at least 0" in refusal(with_value(name, -1))
+        assert "or be 0" in refusal(with_value(name, -1))
     for name in ("frequency_hz", "fma_per_cycle", "read_bytes_per_cycle"):
-        assert "greater than 0" in refusal(with_value(name, 0))
-    assert "at most 1" in refusal(with_value("overlap", 1.01))
+        message = refusal(with_value(name, 0))
+        assert "it should lie in" in message and "or be 0" not in message
+    assert "to 1, or be 0" in refusal(with_value("overlap", 1.01))
 
 
 @given(st.text(max_size=200))
@@ -390,7 +392,7 @@ def test_writing_a_shipped_machine_back_loses_nothing(name: str) -> None:
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 
 
-@given(words, words, words, st.floats(min_value=1e-300, max_value=1e300), st.integers(1, 1 << 48))
+@given(words, words, words, st.floats(min_value=1e-3, max_value=1e7), st.integers(1, 1 << 24))
 def test_any_text_and_any_number_survive_writing_back(key: str, title: str, note: str, value: float, sets: int) -> None:
     zen4 = load("zen4")
     number = Number(value=value, kind="fitted", source=key, error=0.0)

@@ -31,7 +31,34 @@ _MAY_BE_ZERO = (
     "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles",
     "launch_seconds", "pass_seconds", "clear_seconds", "block_cycles", "step_cycles", "hidden",
 )  # fmt: skip
-_AT_MOST_ONE = ("overlap", "hidden", "copy_share", "l2_share", "repeat_share")
+# The least and the most that a machine's numbers may be, wide of any machine there is: by the end of the key, the longest that fits.
+# Within them no prediction overflows, divides by nothing, or is nothing.
+_RANGES: dict[str, tuple[float, float]] = {
+    "_hz": (1e6, 1e11),
+    "_seconds": (1e-12, 1.0),
+    "_bytes": (1, 1 << 44),
+    "_cycles": (1e-3, 1e7),
+    "_per_cycle": (1e-3, 1e6),
+    "_bytes_per_second": (1e6, 1e15),
+    "_per_sm": (1, 1 << 24),
+    "_per_block": (1, 1 << 24),
+    "_banks": (1, 1024),
+    "line_bytes": (1, 1 << 16),
+    "vector_bytes": (1, 1 << 16),
+    "sets": (1, 1 << 24),
+    "ways": (1, 1 << 16),
+    "windows": (1, 1 << 16),
+    "filters": (1, 1 << 16),
+    "cores": (1, 1 << 16),
+    "sms": (1, 1 << 16),
+    "prefetch_streams": (1, 1 << 16),
+    "efficiency": (1e-2, 10.0),
+    "overlap": (1e-3, 1.0),
+    "hidden": (1e-3, 1.0),
+    "alpha": (1e-3, 1.0),
+    "_share": (1e-3, 1.0),
+    "schema": (SCHEMA, SCHEMA),
+}
 
 Kind = Literal["datasheet", "manual", "measured", "fitted", "static", "assumed"]
 Policy = Literal["lru", "plru", "fifo", "random"]
@@ -405,7 +432,7 @@ def facts(value: Any, path: str = "") -> Iterator[tuple[str, Fact]]:
 
 
 def _check(machine: Machine | Gpu, where: str) -> None:
-    """The rules that no type says: sources exist and say something, values are finite and positive, names unique."""
+    """The rules that no type says: sources exist and say something, values are what a machine may have, names unique."""
     for key, source in machine.sources.items():
         if all(getattr(source, field) is None for field in Source.__struct_fields__ if field != "title"):
             others = "url, section, command, file, versions or note"
@@ -418,8 +445,25 @@ def _check(machine: Machine | Gpu, where: str) -> None:
             _check_unique([one.name for one in unit.types], f"{where}: core.units.{unit.target}.types: name")
     for path, fact in facts(machine):
         _check_source(fact.source, path, machine, where)
-        if isinstance(fact, Number):
-            _check_number(fact, path, where)
+        if isinstance(fact, Number) and fact.error is not None and not (math.isfinite(fact.error) and fact.error >= 0):
+            raise MachineError(f"{where}: {path}: error is {fact.error}; it should be finite and at least 0")
+    for path, key, value in quantities(machine):
+        _check_range(value, key, f"{where}: {path}")
+
+
+def quantities(value: Any, path: str = "", key: str = "") -> Iterator[tuple[str, str, float]]:
+    """Every number of a machine: its path, the key that says its unit, its value."""
+    if isinstance(value, Number | Count):
+        yield path, key, value.value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, key, value
+    elif isinstance(value, msgspec.Struct | dict):
+        for name, child in _items(value):
+            by_pipe = isinstance(value, dict) and isinstance(child, Number)  # the table's own name has the unit
+            yield from quantities(child, f"{path}.{name}" if path else name, key if by_pipe else name)
+    elif isinstance(value, tuple):
+        for child in value:
+            yield from quantities(child, f"{path}.{child.target if isinstance(child, Unit) else child.name}", key)
 
 
 def _check_source(source: str, path: str, machine: Machine | Gpu, where: str) -> None:
@@ -434,15 +478,12 @@ def _check_unique(values: list[str], what: str) -> None:
             raise MachineError(f'{what} "{value}" stands twice; each may stand once')
 
 
-def _check_number(number: Number, path: str, where: str) -> None:
-    field = path.rpartition(".")[2]
-    least, most = (0.0 if field in _MAY_BE_ZERO else math.nextafter(0, 1)), (1.0 if field in _AT_MOST_ONE else math.inf)
-    if not (math.isfinite(number.value) and least <= number.value <= most):
-        right = "at least 0" if field in _MAY_BE_ZERO else "greater than 0"
-        right += " and at most 1" if field in _AT_MOST_ONE else ""
-        raise MachineError(f"{where}: {path}: value is {number.value}; it should be finite and {right}")
-    if number.error is not None and not (math.isfinite(number.error) and number.error >= 0):
-        raise MachineError(f"{where}: {path}: error is {number.error}; it should be finite and at least 0")
+def _check_range(value: float, key: str, what: str) -> None:
+    least, most = _RANGES[max((end for end in _RANGES if key.endswith(end)), key=len)]
+    may_be_zero = key in _MAY_BE_ZERO
+    if not (least <= value <= most or (may_be_zero and value == 0)):
+        right = f"lie in {least:g} to {most:g}" + ", or be 0" * may_be_zero
+        raise MachineError(f"{what}: value is {value}; it should {right}")
 
 
 def to_toml(machine: Machine | Gpu) -> str:

@@ -16,13 +16,10 @@ from pysim.cachemodel.gpu.windows import Windows
 from pysim.planner.gpu import ALIGN, round_up, workspace_bytes
 from pysim.problem.text import CONV_DTYPES, Conv, Gemm
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import ConvKernel, GemmKernel
+from pysim.registry.rows import ConvKernel, GemmKernel, cuda_limits
 
-LARGEST_SIZE, LARGEST_TENSOR, LARGEST_TILES = 1 << 24, 1 << 30, 1 << 30  # what the kernels take
-COLUMNS_BYTES = 64 << 20  # of im2col's columns under NHWC at a time
-SPARE_WINDOWS = 1024  # of a group, for its last tile
+MOST = cuda_limits()  # of native/cuda/limits.inc
 LARGEST_INT = (1 << 31) - 1
-LISTED_TAPS, LISTED_IMAGE = 31, 1 << 29  # of `offsets` (native/cuda/conv_gather.cuh)
 TABLE_TAPS = 240  # of im2win's tensor (native/cuda/conv_gather.cuh)
 LARGEST_STRIDE, LARGEST_SPAN, CORNERS = 8, 255, (-128, 127)  # of the copy engine's im2col mode (native/cuda/conv_wgmma.cu)
 COPIED = 0.25  # instructions of conv_channels_last.cu's elements over those of a pass's: 16 bytes share their place; assumed
@@ -31,18 +28,18 @@ PATCH_ELEMENTS = 8  # instructions of a 6x6 transform over those of a pass's ele
 
 def too_large(w: Conv) -> str:
     """Why no CUDA kernel takes a problem of this size, or nothing."""
-    names = [name for name in w.__struct_fields__ if name != "dtype" and getattr(w, name) > LARGEST_SIZE]
+    names = [name for name in w.__struct_fields__ if name != "dtype" and getattr(w, name) > MOST["CONV_SIZE"]]
     if names:
-        return f"{names[0]} is {getattr(w, names[0]):,}; the CUDA kernels take up to {LARGEST_SIZE:,}"
+        return f"{names[0]} is {getattr(w, names[0]):,}; the CUDA kernels take up to {MOST['CONV_SIZE']:,}"
     tensors = {
         "input": w.batch * w.channels * w.height * w.width,
         "filters": w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w,
         "output": w.batch * w.filters * w.windows,
-        "windows of all groups": w.groups * (w.batch * w.windows + SPARE_WINDOWS),
+        "windows of all groups": w.groups * (w.batch * w.windows + MOST["SPARE_WINDOWS"]),
     }
     for name, elements in tensors.items():
-        if elements > LARGEST_TENSOR:
-            return f"the {name} would have {elements:,} elements; the CUDA kernels take up to {LARGEST_TENSOR:,}"
+        if elements > MOST["CONV_TENSOR"]:
+            return f"the {name} would have {elements:,} elements; the CUDA kernels take up to {MOST['CONV_TENSOR']:,}"
     return ""
 
 
@@ -57,20 +54,20 @@ def refuses(row: ConvKernel, w: Conv, nhwc: bool) -> str:
         if row.form == "staged":
             products = planes_of(row) * w.groups * chunks_of(row, w, 1).blocks
             many = (
-                products * row.block_windows > LARGEST_TILES
-                or products * math.ceil(w.filters // w.groups / row.block_filters) > LARGEST_TILES
+                products * row.block_windows > MOST["TILES"]
+                or products * math.ceil(w.filters // w.groups / row.block_filters) > MOST["TILES"]
             )
             return "it takes fewer groups" if many else ""
-        return "it takes fewer filters and groups" if _pieces(row, w) >= LARGEST_TILES else ""
+        return "it takes fewer filters and groups" if _pieces(row, w) >= MOST["TILES"] else ""
     high, wide = w.height + w.pad_top + w.pad_bottom, w.width + w.pad_left + w.pad_right
     if keeps_tensor(row) and row.form != "basic" and w.kernel_h * w.kernel_w > TABLE_TAPS:
         return f"it takes kernels of up to {TABLE_TAPS} taps"
     if keeps_tensor(row) and _tensor(w, nhwc) > LARGEST_INT:
         return "it takes windows whose tensor has up to 2^31 - 1 elements"
     if row.form == "fused" or (row.form == "offsets" and not _matrix(w, nhwc)):
-        if w.kernel_h + w.kernel_w > LISTED_TAPS:
-            return f"it takes kernels of up to {LISTED_TAPS} rows and columns together"
-        if high * wide * (w.channels if nhwc else 1) > LISTED_IMAGE:
+        if w.kernel_h + w.kernel_w > MOST["LISTED_TAPS"]:
+            return f"it takes kernels of up to {MOST['LISTED_TAPS']} rows and columns together"
+        if high * wide * (w.channels if nhwc else 1) > MOST["LISTED_IMAGE"]:
             return "it takes padded images of up to 2^29 elements"
     if row.family == "wgmma":
         return _past_the_copy_engine(w)
@@ -125,7 +122,8 @@ class Products(NamedTuple):
 
 
 def products_of(w: Conv, nhwc: bool) -> Products:
-    """NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have COLUMNS_BYTES of columns."""
+    """NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have COLUMNS_BYTES of columns
+    and GEMM_SIDE windows."""
     size, windows, k = CONV_DTYPES[w.dtype], w.windows, Windows(w, nhwc).k
     filters = w.filters // w.groups
     if not nhwc:
@@ -134,7 +132,8 @@ def products_of(w: Conv, nhwc: bool) -> Products:
         problem = Gemm(m=filters, n=windows, k=k, dtype=w.dtype)
         return Products(problem, w.batch * w.groups, 1, (k, pitch), (False, bool(columns)), columns)
     pitch = w.channels if w.pointwise else round_up(k * size, 16) // size
-    images = w.batch if w.pointwise else min(w.batch, max(1, COLUMNS_BYTES // (windows * pitch * size)))
+    fit = w.batch if w.pointwise else MOST["COLUMNS_BYTES"] // (windows * pitch * size)
+    images = max(1, min(w.batch, fit, MOST["GEMM_SIDE"] // windows))
     columns = 0 if w.pointwise else round_up(windows * images * pitch * size, ALIGN)
     problem = Gemm(m=windows * images, n=filters, k=k, trans_b=True, dtype=w.dtype)
     return Products(problem, math.ceil(w.batch / images) * w.groups, images, (pitch, k), (bool(columns), False), columns)

@@ -12,13 +12,15 @@ the 56 windows of output row 0, that is for all windows of tile 0 only; so does 
 
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
+from pysim.errors import PlanError
 from pysim.problem.text import GEMM_DTYPES, RESULT_BYTES, Gemm, Workload
 from pysim.record.schedule import Schedule
 
+MOST_PROGRESSIONS = 1024  # of kernel rows (`live_rows_of`) that are gone through one by one
 PANEL_ALIGN = 64  # bytes; panels start on such boundaries (native/conv/nest.c)
 
 
@@ -102,29 +104,86 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
         columns = size if self.kernel_w > 1 or self.pad_left else tile * self.stride_w * size
         return line_rest(line, self.plane_bytes, rows, columns) + max(0, extent - self.stride_w) * size
 
-    def live_outputs(self, kernel_row: int) -> tuple[int, int]:
-        """First and last output row for which a kernel row meets the image (an empty range when it never does)."""
-        offset = kernel_row * self.dilation_h - self.pad_top
-        first = max(0, -(offset // self.stride_h))
-        last = min(self.out_h - 1, (self.height - 1 - offset) // self.stride_h)
-        return first, last
-
     def live_rows(self, tile: int) -> tuple[int, int]:
         """Kernel rows to run over all tiles of `tile` windows: (sum over the full tiles, those of the partial last tile).
 
         A kernel row is skipped in a tile when all windows of the tile find it in vertical padding.
         """
-        last_tile, partial = (self.windows - 1) // tile, self.windows % tile != 0
-        full = edge = 0
-        for row in range(self.kernel_h):
-            first, last = self.live_outputs(row)
-            if first > last:
-                continue
-            low, high = first * self.out_w // tile, ((last + 1) * self.out_w - 1) // tile
-            ends_partial = partial and high == last_tile
-            edge += ends_partial
-            full += high - low + 1 - ends_partial
-        return full, edge
+        last_tile, partial, last_row, wide = (self.windows - 1) // tile, self.windows % tile != 0, self.out_h - 1, self.out_w
+        tiles = edge = 0
+        for first, last in live_rows_of(self):
+            low = first.quotients(wide, 0, tile, last_row)
+            high = last.quotients(wide, wide - 1, tile, last_row)
+            tiles += high - low + first.terms
+            edge += partial * last.at_least(last_tile * tile // wide)
+        return tiles - edge, edge
+
+
+class Progression(NamedTuple):
+    """Rows `start`, `start` - `step`, ..., `terms` of them."""
+
+    start: int
+    step: int
+    terms: int
+
+    def at_least(self, row: int) -> int:
+        """How many are no less than `row`."""
+        return min(self.terms, max(0, (self.start - row) // self.step + 1))
+
+    def quotients(self, scale: int, offset: int, divisor: int, most: int) -> int:
+        """Sum of floor((scale row + offset) / divisor) over the rows, those below 0 taken as 0 and those above `most` as `most`."""
+        above, inside = self.at_least(most + 1), self.at_least(0)
+        ends = above * ((scale * most + offset) // divisor) + (self.terms - inside) * (offset // divisor)
+        least = self.start - (inside - 1) * self.step  # of those inside
+        return ends + floor_sum(inside - above, scale * self.step, scale * least + offset, divisor)
+
+
+def floor_sum(count: int, step: int, start: int, divisor: int) -> int:
+    """Sum over i < `count` of floor((start + i step) / divisor), for `start` and `step` of at least 0.
+
+    What is left after whole divisors are lattice points under a line; seen from the other axis there are fewer (Graham, Knuth and
+    Patashnik, Concrete Mathematics, 3.5), as in Euclid's algorithm.
+    """
+    total, sign = 0, 1
+    while count > 0:
+        total += sign * (count * (count - 1) // 2 * (step // divisor) + count * (start // divisor))
+        step, start = step % divisor, start % divisor
+        most = (start + (count - 1) * step) // divisor
+        total += sign * most * count
+        # ceil((j divisor - start) / step) of the points lie below each j of 1..most
+        count, step, start, divisor, sign = most, divisor, divisor - start + step - 1, step, -sign
+    return total
+
+
+@lru_cache(maxsize=64)
+def live_rows_of(nest: Nest) -> tuple[tuple[Progression, Progression], ...]:
+    """First and last rows of outputs for which kernel rows meet the image, not cut off at the ends of the output.
+
+    Kernel rows whose dilated places differ by multiples of the stride have them in arithmetic progression, a pair for all of them. Rows
+    that never meet the image are in none. Raises PlanError where there are too many progressions.
+    """
+    stride = nest.stride_h if nest.out_h > 1 else 1  # no stride moves a single row of outputs
+    apart = stride // math.gcd(stride, nest.dilation_h)
+    step, number = apart * nest.dilation_h // stride, min(apart, nest.kernel_h)
+    if number > MOST_PROGRESSIONS:
+        sizes = f"kernel rows (kh) are {nest.kernel_h:,} and their stride (sh) is {nest.stride_h:,}"
+        raise PlanError(f"{sizes}: they meet the image in {number:,} ways; plans are made for up to {MOST_PROGRESSIONS:,}")
+    found = []
+    for row in range(number):
+        offset = row * nest.dilation_h - nest.pad_top
+        first, last = -(offset // stride), (nest.height - 1 - offset) // stride
+        before = max(0, ceil_div(first - nest.out_h + 1, step))  # kernel rows that lie above the image even for the last outputs
+        count = min(ceil_div(nest.kernel_h - row, apart), last // step + 1) - before
+        if first <= last and count > 0:
+            found.append((Progression(first - before * step, step, count), Progression(last - before * step, step, count)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def live_pairs(nest: Nest) -> int:
+    """Pairs of a row of outputs and a kernel row that meets the image there."""
+    most = nest.out_h - 1
+    return sum(last.quotients(1, 1, 1, most) - first.quotients(1, 0, 1, most) for first, last in live_rows_of(nest))
 
 
 def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
@@ -208,15 +267,21 @@ def ceil_div(a: int, b: int) -> int:
 @lru_cache(maxsize=4096)
 def segments(windows: int, row: int, tile: int, lanes: int) -> tuple[int, int]:
     """Runs of windows that lie in one tile and one row of `row` outputs: (how many, vectors of `lanes` that they fill)."""
-    run = tile if row >= windows else min(tile, row)
-    if row >= windows or max(tile, row) % run == 0:  # every cut is a multiple of `run`
-        last = windows % run
-        return ceil_div(windows, run), windows // run * ceil_div(run, lanes) + ceil_div(last, lanes)
-    cut = np.zeros(windows, dtype=bool)
-    cut[::tile] = True
-    cut[::row] = True
-    lengths = np.diff(np.flatnonzero(cut), append=windows)
-    return int(lengths.size), int((-(-lengths // lanes)).sum())
+    rows, rest = divmod(windows, row)
+    period = tile // math.gcd(tile, row)  # rows after which the tiles' borders lie in the same places again
+    runs, vectors = _runs_of_row(rows * row, rest, tile, lanes)
+    for number in range(min(period, rows)):
+        some, filled = _runs_of_row(number * row, row, tile, lanes)
+        repeated = (rows - number - 1) // period + 1
+        runs, vectors = runs + some * repeated, vectors + filled * repeated
+    return runs, vectors
+
+
+def _runs_of_row(first: int, windows: int, tile: int, lanes: int) -> tuple[int, int]:
+    """`segments` of neighbouring windows from number `first` on, all in one row."""
+    head = min(windows, -first % tile)
+    full, tail = divmod(windows - head, tile)
+    return (head > 0) + full + (tail > 0), ceil_div(head, lanes) + full * ceil_div(tile, lanes) + ceil_div(tail, lanes)
 
 
 def line_rest(line: int, *strides: int) -> int:

@@ -34,6 +34,7 @@ from pysim.cachemodel.cpu.reuse import OPERANDS, Flows
 from pysim.machine.load import Level
 
 _SURE = 2.5  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
+_MOST_PLANES = 1 << 14  # more are counted as so many: few bytes of each lie in a cache, evenly, or all in the same sets
 _ROWS = np.array([[OPERANDS.index("input")], [OPERANDS.index("output")]])
 _RUNS = np.array([[OPERANDS.index("packed")], [OPERANDS.index("filters")]])
 
@@ -127,6 +128,7 @@ def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64]) -> A
 
 def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
     """V of the equation above: chunks that fill `ways` in all, one in each of `planes`."""
+    planes = np.minimum(planes, _MOST_PLANES)
     chunk = ways * (way / planes)
     if chunk.max() > way / 2:
         chunk = np.mod(chunk, way)

@@ -21,7 +21,6 @@ neighbouring tiles 3 lie between sets, and of the 27 steps from one row of outpu
 """
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import accumulate, pairwise, starmap
 from math import gcd
 from typing import NamedTuple
@@ -30,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Rates, Table
-from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_pairs
 from pysim.machine.load import Machine
 from pysim.record.schedule import Schedule
 
@@ -173,7 +172,8 @@ def tiles_of(rates: Rates, table: Table) -> Tiles:
     nest, at, channels, packed = rates.nest, table.kernel, table.channels, table.packed
     row_bytes = nest.touched_bytes(rates.machine.levels[0].line_bytes) / nest.touched_h
     extent = (nest.kernel_h - 1) * nest.dilation_h + 1
-    raw = (_row_reads(nest) * row_bytes + rates.pack_edge[at]) / rates.window_tiles[at]
+    # packing reads a row of one channel for every row of outputs and live kernel row
+    raw = (live_pairs(nest) * row_bytes + rates.pack_edge[at]) / rates.window_tiles[at]
     in_place = (1 - packed) * channels
     streamed, kept = rates.filter_tiles[at], rates.window_tiles[at]
     if table.stationary != "input_stationary":
@@ -209,16 +209,12 @@ def tiles_of(rates: Rates, table: Table) -> Tiles:
     )
 
 
-@lru_cache(maxsize=64)
-def _row_reads(nest: Nest) -> int:
-    """Input rows that packing reads for one channel: one for every row of outputs and live kernel row."""
-    live = (nest.live_outputs(row) for row in range(nest.kernel_h))
-    return sum(max(0, last - first + 1) for first, last in live)
-
-
 def _ends(t: Tiles, sets: Array) -> Array:
-    """Share of the window tiles' lines that the first or the last tile of a set reads; in place, some are the neighbour's too."""
-    return np.minimum(1.0, sets / t.n_windows * (2 + t.window_edge / t.window / t.tile_windows))
+    """Share of the window tiles' lines that the first or the last tile of a set reads; in place, some are the neighbour's too.
+
+    Packed windows have no edge, and none of a byte where all that they see is padding.
+    """
+    return np.minimum(1.0, sets / t.n_windows * (2 + t.window_edge / np.maximum(1.0, t.window) / t.tile_windows))
 
 
 def _both(count: Array) -> Array:
@@ -388,7 +384,7 @@ def _row_reuse(t: Tiles, passes: Number, inside: int, *across: tuple[Array, int]
     Where a burst ends, one row of outputs finds the rows of the one before as far away as the next burst is.
     """
     nest = t.nest
-    again = nest.channels * max(0, _row_reads(nest) - nest.touched_h) * nest.touched_w * nest.element_bytes
+    again = nest.channels * max(0, live_pairs(nest) - nest.touched_h) * nest.touched_w * nest.element_bytes
     if again:
         size = t.packed * passes * again
         for bursts, distance in across:

@@ -24,11 +24,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.cachemodel.simulator.hierarchy import Chunk, Hierarchy, Result
+from pysim.errors import PlanError
 from pysim.problem.text import DTYPES, RESULT_BYTES, Conv, Gemm, Workload
 from pysim.record.schedule import Schedule
 
 PAGE = 4096  # bytes; every buffer starts on a page
+MOST_ACCESSES = 10**11  # that are simulated: some five minutes
 _AHEAD = 16  # chunks that `accesses` makes before they are asked for
 
 
@@ -46,8 +49,10 @@ def simulate(workload: Workload, schedule: Schedule, hierarchy: Hierarchy, *, wa
     """Counts of one run of a schedule on one thread, filters packed beforehand (convolution), output overwritten.
 
     Cold by default: the caches start empty. `warm` runs the trace once before counting, as in a loop over the same data. `flush`
-    counts the write-back of what is dirty at the end. Raises NativeError for a schedule that does not fit the workload.
+    counts the write-back of what is dirty at the end. Raises NativeError for a schedule that does not fit the workload, PlanError for
+    more than MOST_ACCESSES.
     """
+    _check_length(workload, schedule)
     return _simulate([_run_of(workload, schedule, bases(workload, schedule))], hierarchy, warm, flush)
 
 
@@ -89,12 +94,22 @@ def simulate_im2col(workload: Conv, schedule: Schedule, hierarchy: Hierarchy, *,
 
     An unpadded 1x1 convolution of stride 1 multiplies the image itself, as Caffe does. `warm`, `flush` and errors as in `simulate`.
     """
+    _check_length(workload, schedule)
     return _simulate(_im2col_runs(workload, schedule), hierarchy, warm, flush)
 
 
 def accesses_im2col(workload: Conv, schedule: Schedule) -> Iterator[Chunk]:
     """The baseline's trace in chunks."""
     return _stream(_im2col_runs(workload, schedule))
+
+
+def _check_length(workload: Workload, schedule: Schedule) -> None:
+    """Refuses what would take too long: a k step of a tile reads a window and a filter at least."""
+    nest = nest_of(workload)
+    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.filters, schedule.filters)
+    least = 2 * tiles * nest.channels * nest.kernel_h * nest.kernel_w
+    if least > MOST_ACCESSES:
+        raise PlanError(f"{workload.text} makes at least {least:.1e} accesses; exact caches are simulated for up to {MOST_ACCESSES:.0e}")
 
 
 def _pages(sizes: list[int]) -> list[int]:
