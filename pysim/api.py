@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from pysim import planner
 from pysim.calibration import host
-from pysim.comparison.cpu import cpu as comparison
-from pysim.comparison.cpu import cuda as cuda_comparison
+from pysim.comparison import cpu as comparison
+from pysim.comparison import cuda as cuda_comparison
 from pysim.errors import OperandError, PlanError
 from pysim.frontends import onnx
 from pysim.machine.load import Gpu, Machine
@@ -17,8 +17,8 @@ from pysim.problem.text import Conv, Gemm, Layer, Workload, distinct, parse, res
 from pysim.record.measurement import Comparison
 from pysim.record.plan import Layout, Plan, on_cpu
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
-from pysim.runtime.cpu import arrays, cuda, cuda_conv
-from pysim.runtime.cpu import cpu as runtime
+from pysim.runtime import arrays, cuda, cuda_conv
+from pysim.runtime import cpu as runtime
 
 Pair = int | Sequence[int]
 

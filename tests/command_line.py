@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from pysim.cli import main
 from pysim.errors import MissingError
-from pysim.runtime.cpu import cpu as runtime
+from pysim.runtime import cpu as runtime
 
 PROBLEM = "conv:mb1ic64ih56oc64kh3ph1"
 SMALL = "conv:mb1ic8ih10oc8kh3ph1"

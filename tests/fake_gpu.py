@@ -11,7 +11,7 @@ import pytest
 from pysim.errors import NativeError
 from pysim.machine.load import load_any
 from pysim.registry.rows import native_file
-from pysim.runtime.cpu import arrays, cuda
+from pysim.runtime import arrays, cuda
 
 
 def ffi_of_header() -> Any:

@@ -10,8 +10,8 @@ import pytest
 
 from pysim.errors import MissingError
 from pysim.registry.rows import kernels, native_file
-from pysim.runtime.cpu import cpu as runtime
-from pysim.runtime.cpu import cuda
+from pysim.runtime import cpu as runtime
+from pysim.runtime import cuda
 
 try:
     FFI, LIB = runtime.library()

@@ -10,7 +10,7 @@ import pysim
 from pysim import api
 from pysim.errors import MissingError, NativeError, OperandError
 from pysim.problem.text import parse
-from pysim.runtime.cpu import cpu as runtime
+from pysim.runtime import cpu as runtime
 
 try:
     runtime.library()

@@ -16,11 +16,11 @@ import pysim
 from pysim.cli import COMMANDS, main
 from pysim.commands import common, doctor, machines
 from pysim.machine.load import load as machine
-from pysim.peers.cpu import cpu as peers
+from pysim.peers import cpu as peers
 from pysim.problem import text as workload
 from pysim.registry.rows import kernels
-from pysim.runtime.cpu import cpu as runtime
-from pysim.runtime.cpu import emulated
+from pysim.runtime import cpu as runtime
+from pysim.runtime import emulated
 
 pytestmark = pytest.mark.usefixtures("own_files")
 

@@ -16,12 +16,12 @@ import pytest
 from command_line import PLAN_KEYS, PROBLEM, SMALL, cache, child, document, invoke, native, ok, own_files, refused  # noqa: F401
 
 from pysim.cli import BROKEN_PIPE, INTERRUPTED
-from pysim.comparison.cpu import cpu as comparison
+from pysim.comparison import cpu as comparison
 from pysim.errors import OperandError
 from pysim.measure.store import Store
-from pysim.peers.cpu import cpu as peers
+from pysim.peers import cpu as peers
 from pysim.record.measurement import Comparison
-from pysim.runtime.cpu import cpu as runtime
+from pysim.runtime import cpu as runtime
 
 pytestmark = pytest.mark.usefixtures("own_files")
 QUICK = ("--seconds", "0.001")

@@ -14,7 +14,7 @@ import pytest
 from pysim.cachemodel.simulator.simulated import simulated_cost
 from pysim.check.reference import reference
 from pysim.comparison.cpu import OURS, measure_plan, summarise
-from pysim.comparison.cpu import cpu as comparing
+from pysim.comparison import cpu as comparing
 from pysim.errors import MissingError, NativeError, PlanError
 from pysim.machine.load import load
 from pysim.measure.clock import Array
@@ -24,7 +24,7 @@ from pysim.problem.text import Conv, Gemm, Layer, Workload, parse
 from pysim.record.cost import Cost
 from pysim.record.measurement import Comparison
 from pysim.record.schedule import Schedule
-from pysim.runtime.cpu import cpu as runtime
+from pysim.runtime import cpu as runtime
 
 CONV = "conv:mb1ic16ih14oc12kh3ph1"
 MACHINE: Any = SimpleNamespace(name="here", levels=(SimpleNamespace(size_bytes=1 << 15), SimpleNamespace(size_bytes=1 << 17)))

@@ -22,9 +22,9 @@ from pysim.check.cuda_fill import random_fill
 from pysim.comparison.cuda_bench import in_float64
 from pysim.errors import MissingError, NativeError, ProblemError, StoreError
 from pysim.machine.load import load_any
-from pysim.peers.cpu import cudnn
+from pysim.peers import cudnn
 from pysim.problem.text import Conv, Layer, parse
-from pysim.runtime.cpu import arrays
+from pysim.runtime import arrays
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))

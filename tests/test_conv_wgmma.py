@@ -15,7 +15,7 @@ from pysim.planner.conv_algorithms import conv_workspace_bytes, passes_of, refus
 from pysim.problem.text import CONV_DTYPES, Conv, parse
 from pysim.record.schedule import GpuConvSchedule
 from pysim.registry.rows import conv_kernel, conv_kernels, gemm_kernel
-from pysim.runtime.cpu import cuda, cuda_conv
+from pysim.runtime import cuda, cuda_conv
 
 H200 = machine.load_any("h200")
 assert isinstance(H200, machine.Gpu)

@@ -17,11 +17,11 @@ from pysim import planner
 from pysim.calibration import host
 from pysim.check.cuda_fill import decode, e4m3, encode, exact_fill, random_fill
 from pysim.errors import MissingError, OperandError
-from pysim.peers.cpu import cuda as cuda_peers
+from pysim.peers import cuda as cuda_peers
 from pysim.problem.text import Gemm
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.rows import gemm_kernels
-from pysim.runtime.cpu import arrays, cuda
+from pysim.runtime import arrays, cuda
 
 DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "s8": np.int8, "s32": np.int32}
 

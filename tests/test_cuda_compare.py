@@ -17,15 +17,15 @@ from command_line import document, invoke, native, refused
 from fake_gpu import HostArray, host_device  # noqa: F401
 
 import pysim
-from pysim.comparison.cpu import cuda as cuda_comparison
-from pysim.comparison.cpu import cuda_bench
+from pysim.comparison import cuda as cuda_comparison
+from pysim.comparison import cuda_bench
 from pysim.errors import MissingError, NativeError
 from pysim.machine.load import load_any
 from pysim.measure.store import Store
-from pysim.peers.cpu import cuda as cuda_peers
-from pysim.peers.cpu import cudnn
+from pysim.peers import cuda as cuda_peers
+from pysim.peers import cudnn
 from pysim.problem.text import Conv, Layer, parse
-from pysim.runtime.cpu import cuda, cuda_conv
+from pysim.runtime import cuda, cuda_conv
 
 SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2ph1pw1dh1"
 UNEVEN = "conv:ic3ih5oc4oh3kh3sh2ph0"  # pads 0 above and 2 below

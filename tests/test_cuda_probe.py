@@ -24,7 +24,7 @@ from pysim.calibration.cuda_probe import ALL_LANES, MOST, SAMPLES, Calibration, 
 from pysim.errors import MachineError, MissingError, NativeError
 from pysim.machine.load import Gpu, Number, facts, load_any, loads, to_toml
 from pysim.registry.rows import native_file
-from pysim.runtime.cpu import cuda
+from pysim.runtime import cuda
 
 ORACLE = json.loads((Path(__file__).parent / "data" / "shared_memory_h200.json").read_text())["patterns"]
 HOPPER = SharedMemory(rule="hopper")

@@ -16,10 +16,10 @@ import pytest
 
 from pysim.check.cuda_fill import decode, random_fill
 from pysim.errors import MissingError, NativeError
-from pysim.peers.cpu import cuda as cuda_peers
-from pysim.peers.cpu import cudnn
+from pysim.peers import cuda as cuda_peers
+from pysim.peers import cudnn
 from pysim.problem.text import Conv, parse
-from pysim.runtime.cpu import cuda
+from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
 
 WORKED = "conv:mb32ic64ih56oc64kh3ph1"

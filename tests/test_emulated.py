@@ -13,14 +13,14 @@ import pysim
 from pysim import planner
 from pysim.calibration import host
 from pysim.check.reference import shapes
-from pysim.comparison.cpu import cpu as comparison
+from pysim.comparison import cpu as comparison
 from pysim.errors import MissingError, NativeError, PysimError
 from pysim.machine.load import load as machine
 from pysim.measure.clock import exact_fill
 from pysim.measure.store import Store
 from pysim.problem.text import Conv, Layer, distinct, parse, resolve
-from pysim.runtime.cpu import cpu as runtime
-from pysim.runtime.cpu import emulated
+from pysim.runtime import cpu as runtime
+from pysim.runtime import emulated
 from pysim.runtime.emulated import EMULATED, POWER10, Emulated
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]

@@ -22,8 +22,8 @@ from pysim.errors import MissingError, NativeError, OperandError
 from pysim.machine.load import load as machine
 from pysim.problem.text import Conv, parse
 from pysim.registry.rows import native_file
-from pysim.runtime.cpu import cpu as runtime
-from pysim.runtime.cpu import emulated
+from pysim.runtime import cpu as runtime
+from pysim.runtime import emulated
 from pysim.runtime.emulated import POWER10, Emulated
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]

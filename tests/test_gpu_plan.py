@@ -24,7 +24,7 @@ from pysim.problem.text import GEMM_DTYPES, Gemm, parse
 from pysim.record.cost import Cost
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import CONV_LAYOUTS, Attributes, GemmKernel, conv_kernels, epilogues, gemm_kernel, gemm_kernels
-from pysim.runtime.cpu import cuda_conv
+from pysim.runtime import cuda_conv
 
 GPUS = ("h200", "rtx-2080ti", "rtx-3090", "v100")
 PLAN_KEYS = {

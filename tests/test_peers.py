@@ -14,9 +14,9 @@ from pysim.check.reference import bytes_of, judge, reference, shapes, trial
 from pysim.errors import MissingError, OperandError
 from pysim.measure.clock import Array, exact_fill, numbers_of, result_from, unwritten
 from pysim.peers.cpu import PEERS, Missing, Peer
-from pysim.peers.cpu import cpu as peers
+from pysim.peers import cpu as peers
 from pysim.problem.text import Conv, Gemm, Workload, parse
-from pysim.runtime.cpu import cpu as runtime
+from pysim.runtime import cpu as runtime
 
 PROBLEMS = [
     "conv:mb1ic5ih9oc7kh3ph1",

@@ -23,7 +23,7 @@ from pysim.errors import NativeError
 from pysim.problem.text import DTYPES, RESULT_BYTES, Conv, Gemm, Workload
 from pysim.record.schedule import Schedule
 from pysim.registry.rows import kernels
-from pysim.runtime.cpu import cpu as runtime
+from pysim.runtime import cpu as runtime
 
 NATIVE = Path(__file__).parent.parent / "native"
 PORTABLE = {dtype: f"{dtype}_win_8x4__portable" for dtype in ("f32", "f64", "bf16", "s8")}

@@ -268,7 +268,7 @@ def launch_text(case: Case, index: int) -> str:
 
 def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
     """The same numbers of nvidia-matmul-heuristics' estimates of the same launches; None where it says nothing."""
-    from pysim.peers.cpu import cuda as cuda_peers
+    from pysim.peers import cuda as cuda_peers
 
     each, errors, missing = [], [], set()
     for case in cases:

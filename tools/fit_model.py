@@ -33,7 +33,7 @@ from pysim.measure.store import environment
 from pysim.problem.text import Conv, Layer, distinct, resolve
 from pysim.record.schedule import Schedule
 from pysim.registry.rows import kernels
-from pysim.runtime.cpu import cpu as runtime
+from pysim.runtime import cpu as runtime
 
 CONSTANTS = ("call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles", "prefetch_streams", "overlap")
 START = (120.0, 30.0, 1.3, 7.0, 24.0, 10.0, 0.85)

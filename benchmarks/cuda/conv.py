@@ -37,18 +37,18 @@ from conv_data import CUDNN, OURS, TORCH, Contender, Header, Line
 from pysim import planner
 from pysim.calibration import host
 from pysim.check.cuda_fill import RESULT_DTYPES, random_fill
-from pysim.comparison.cpu import cuda_bench
+from pysim.comparison import cuda_bench
 from pysim.comparison.cuda_rivals import reason_of, release
 from pysim.errors import MissingError, PysimError, StoreError, choose
 from pysim.machine.load import Gpu
-from pysim.peers.cpu import cuda as cuda_peers
-from pysim.peers.cpu import cudnn
+from pysim.peers import cuda as cuda_peers
+from pysim.peers import cudnn
 from pysim.planner import gpu_conv
 from pysim.planner.conv_algorithms import refuses
 from pysim.problem.text import Conv, Layer
 from pysim.record.schedule import GpuConvSchedule
 from pysim.registry.rows import conv_kernels
-from pysim.runtime.cpu import cuda
+from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
 
 SPENT, FEWEST = 0.3, 5  # seconds that samples of one contender take, and samples that are taken for all that

@@ -22,7 +22,7 @@ from pysim.errors import PysimError
 from pysim.problem.text import Conv
 from pysim.record.schedule import Decomposition, GpuConvSchedule
 from pysim.registry.rows import CONV_LAYOUTS, ConvKernel, conv_kernels
-from pysim.runtime.cpu import cuda
+from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
 from pysim.runtime.cuda_conv import Launch
 

@@ -22,12 +22,12 @@ import numpy as np
 
 from pysim.calibration import host
 from pysim.errors import MissingError, PysimError
-from pysim.peers.cpu import cuda as cuda_peers
+from pysim.peers import cuda as cuda_peers
 from pysim.planner.gpu import candidates
 from pysim.problem.text import Gemm
 from pysim.record.schedule import DECOMPOSITIONS
 from pysim.registry.rows import gemm_kernels
-from pysim.runtime.cpu import cuda
+from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray, Launch
 
 SQUARES = [128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192]

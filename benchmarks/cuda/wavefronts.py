@@ -29,7 +29,7 @@ from pysim.problem.text import Gemm
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.rows import GemmKernel, gemm_kernels
 from pysim.runtime.arrays import SIZES
-from pysim.runtime.cpu import cuda
+from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray, Launch
 
 PRODUCTS = "regex:^(kernel|wmma_kernel|mma_kernel|wgmma_kernel)$"

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pysim.cachemodel.shared_memory.banks import LANES, WIDTHS, SharedMemory, instruction
 from pysim.errors import MachineError, MissingError
 from pysim.machine.load import Gpu, Number, Source, facts
-from pysim.runtime.cpu import cuda
+from pysim.runtime import cuda
 from pysim.runtime.cuda import Device, DeviceArray
 
 Floats = NDArray[np.float64]

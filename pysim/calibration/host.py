@@ -51,7 +51,7 @@ from pysim.machine.load import (
     to_toml,
 )
 from pysim.registry.rows import kernels
-from pysim.runtime.cpu import Executor, cuda
+from pysim.runtime import Executor, cuda
 from pysim.runtime.emulated import executor_for, targets_of, user_cache
 
 CUDA = "cuda"  # the name of this computer's GPU
@@ -131,7 +131,7 @@ def detect(
     if cached and (known := _recall(cache)):
         return known
     if probes is None:
-        from pysim.runtime.cpu import cpu as runtime
+        from pysim.runtime import cpu as runtime
 
         probes = runtime
     text = to_toml(_measure(cpu, caches, _core_count(sysfs), probes))

@@ -169,7 +169,7 @@ def _version(package: str) -> str | None:
 
 
 def _library() -> Check:
-    from pysim.runtime.cpu import cpu as runtime
+    from pysim.runtime import cpu as runtime
 
     try:
         _, lib = runtime.library()
@@ -180,7 +180,7 @@ def _library() -> Check:
 
 def _kernels() -> Check:
     """How many rows of each target run here, and why the others do not."""
-    from pysim.runtime.cpu import cpu as runtime
+    from pysim.runtime import cpu as runtime
 
     try:
         available = runtime.available_kernels()
@@ -294,7 +294,7 @@ def _answer(command: list[str]) -> str:
 
 
 def _cuda_library() -> Check:
-    from pysim.runtime.cpu import cuda
+    from pysim.runtime import cuda
 
     try:
         cuda.library()

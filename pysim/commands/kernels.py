@@ -101,7 +101,7 @@ def _no_match(words: tuple[str, ...]) -> str:
 
 def _available() -> frozenset[str] | None:
     """Names of the rows that run here; None, and why on stderr, without the native library."""
-    from pysim.runtime.cpu import cpu as runtime
+    from pysim.runtime import cpu as runtime
 
     try:
         return runtime.available_kernels()

@@ -104,7 +104,7 @@ def calibrate(name: str, output: Path | None, as_json: bool) -> None:
     from pysim.calibration import cuda_probe, host
     from pysim.errors import MachineError
     from pysim.machine.load import Gpu, load_any, to_toml
-    from pysim.runtime.cpu import cuda
+    from pysim.runtime import cuda
 
     if output is not None and (output.suffix != ".toml" or not output.parent.is_dir()):
         raise MachineError(f"{output}: a machine file ends in .toml and goes to a folder that is there")

@@ -32,7 +32,7 @@ from pysim.problem.text import Gemm, Layer, Workload
 from pysim.record.cost import Cost
 from pysim.record.measurement import Comparison, Measurement, Ratio
 from pysim.record.schedule import GpuConvSchedule, Schedule
-from pysim.runtime.cpu import cpu as runtime
+from pysim.runtime import cpu as runtime
 
 if TYPE_CHECKING:
     from pysim.record.plan import Plan

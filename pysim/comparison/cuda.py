@@ -22,12 +22,12 @@ from pysim.errors import MissingError, PlanError, PysimError
 from pysim.machine.load import Gpu
 from pysim.measure.clock import quartiles
 from pysim.measure.store import Store
-from pysim.peers.cpu import cuda as cuda_peers
+from pysim.peers import cuda as cuda_peers
 from pysim.problem.text import Conv, Gemm, Layer
 from pysim.record.cost import Cost
 from pysim.record.measurement import Comparison
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
-from pysim.runtime.cpu import cuda
+from pysim.runtime import cuda
 
 if TYPE_CHECKING:
     from pysim.record.plan import Plan

@@ -23,7 +23,7 @@ from pysim.errors import PysimError
 from pysim.problem.text import Conv, Gemm
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import conv_kernel, conv_kernels, gemm_kernels
-from pysim.runtime.cpu import cuda, cuda_conv
+from pysim.runtime import cuda, cuda_conv
 
 PICKED_ROWS, PICKED_WINDOWS = 256, 256
 CHUNK_ELEMENTS = 1 << 22  # compared at a time

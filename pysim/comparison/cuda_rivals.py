@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pysim.comparison.cuda_bench import Bench, ConvBench, ProductBench
 from pysim.errors import MissingError, PysimError
-from pysim.peers.cpu import cuda as cuda_peers
-from pysim.peers.cpu import cudnn
+from pysim.peers import cuda as cuda_peers
+from pysim.peers import cudnn
 from pysim.problem.text import Conv, Gemm
 
 

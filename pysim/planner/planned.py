@@ -135,7 +135,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             assert isinstance(self.workload, Conv)
             return run_plan(self.workload, self.schedule, self.layout, x, w, bias, activation)
         if isinstance(self.schedule, GpuSchedule):
-            from pysim.runtime.cpu import cuda
+            from pysim.runtime import cuda
 
             mine, schedule = self.workload, self.schedule
             assert isinstance(mine, Gemm)
@@ -144,7 +144,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         assert isinstance(self.schedule, Schedule)
         if all(row.name != self.kernel for row in kernels()):
             raise PlanError(f"{self.kernel} is no row of the registry, so this plan can be costed but not run")
-        from pysim.runtime.cpu import cpu as runtime
+        from pysim.runtime import cpu as runtime
         from pysim.runtime.emulated import executor_for
 
         run: Any = runtime.run_conv if isinstance(self.workload, Conv) else runtime.run_gemm

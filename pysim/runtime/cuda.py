@@ -23,7 +23,7 @@ from pysim.problem.text import GEMM_DTYPES, Gemm
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.rows import Attributes, epilogues, gemm_kernel, gemm_kernels, native_file
 from pysim.runtime.arrays import SIZES, Matrix
-from pysim.runtime.cpu import arrays
+from pysim.runtime import arrays
 
 Array = NDArray[Any]
 Activation = str | tuple[str, float, float] | None

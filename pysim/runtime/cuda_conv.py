@@ -19,7 +19,7 @@ from pysim.problem.text import Conv
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule
 from pysim.registry.rows import CONV_LAYOUTS, Attributes, conv_kernel, gemm_kernel
 from pysim.runtime.arrays import Matrix
-from pysim.runtime.cpu import arrays, cuda
+from pysim.runtime import arrays, cuda
 from pysim.runtime.cuda import RESULTS, Activation, DeviceArray, check, library
 
 Describe = Callable[[tuple[int, ...], tuple[int, ...], str], Conv]

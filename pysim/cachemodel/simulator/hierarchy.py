@@ -304,7 +304,7 @@ def _check_levels(levels: tuple[Cache, ...]) -> None:
 
 
 def _native() -> tuple[Any, Any]:
-    from pysim.runtime.cpu import cpu as runtime
+    from pysim.runtime import cpu as runtime
 
     library: tuple[Any, Any] = runtime.library()
     return library

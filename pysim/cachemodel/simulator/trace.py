@@ -66,7 +66,7 @@ def accesses(workload: Workload, schedule: Schedule, at: Bases | None = None) ->
 
 def bases(workload: Workload, schedule: Schedule) -> Bases:
     """Where the buffers of one run lie: from the first page on, in the order of the fields, none sharing a page."""
-    from pysim.runtime.cpu import cpu as runtime
+    from pysim.runtime import cpu as runtime
 
     ffi, lib = runtime.library()
     size = ffi.new("int64_t *")
@@ -134,7 +134,7 @@ class _Run(NamedTuple):
 
 
 def _run_of(workload: Workload, schedule: Schedule, at: Bases) -> _Run:
-    from pysim.runtime.cpu import cpu as runtime
+    from pysim.runtime import cpu as runtime
 
     ffi, lib = runtime.library()
     tail = runtime.schedule_struct(schedule), ffi.new("pysim_trace_bases *", at)
@@ -145,7 +145,7 @@ def _run_of(workload: Workload, schedule: Schedule, at: Bases) -> _Run:
 
 def _im2col_runs(w: Conv, schedule: Schedule) -> list[_Run]:
     """The baseline's steps; all images use one columns matrix."""
-    from pysim.runtime.cpu import cpu as runtime
+    from pysim.runtime import cpu as runtime
 
     ffi, lib = runtime.library()
     gemm, element = im2col_gemm(w), DTYPES[w.dtype]
@@ -170,7 +170,7 @@ def _im2col_runs(w: Conv, schedule: Schedule) -> list[_Run]:
 
 
 def _simulate(runs: list[_Run], hierarchy: Hierarchy, warm: bool, flush: bool) -> Result:
-    from pysim.runtime.cpu import cpu as runtime
+    from pysim.runtime import cpu as runtime
 
     ffi, _ = runtime.library()
 
@@ -187,7 +187,7 @@ def _simulate(runs: list[_Run], hierarchy: Hierarchy, warm: bool, flush: bool) -
 
 def _stream(runs: list[_Run]) -> Iterator[Chunk]:
     """Chunks as the native loops make them: these push, so they run in a thread that waits when it is _AHEAD chunks ahead."""
-    from pysim.runtime.cpu import cpu as runtime
+    from pysim.runtime import cpu as runtime
 
     ffi, _ = runtime.library()
     chunks: SimpleQueue[Chunk | Exception | None] = SimpleQueue()
@@ -216,7 +216,7 @@ def _stream(runs: list[_Run]) -> Iterator[Chunk]:
 
 
 def _work(runs: list[_Run], sink: Any, put: Callable[[Exception | None], None]) -> None:
-    from pysim.runtime.cpu import cpu as runtime
+    from pysim.runtime import cpu as runtime
 
     ffi, _ = runtime.library()
     try:
