@@ -8,7 +8,7 @@ found in a cache where 1 was put.
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from pysim.errors import OperandError
 
@@ -19,7 +19,7 @@ def whole(value: Any, name: str, least: int, most: int = LARGEST) -> int:
     """A whole number in `least`..`most`."""
     if type(value) is not int:
         try:
-            value = operator.index(value if not _is_bool(value) else None)
+            value = operator.index(cast("Any", None if _is_bool(value) else value))
         except TypeError:
             raise OperandError(f"{name} is {_quote(value)}; right is a whole number, at least {least}") from None
     if not least <= value <= most:
@@ -29,7 +29,7 @@ def whole(value: Any, name: str, least: int, most: int = LARGEST) -> int:
 
 def wholes(value: Any, name: str, least: int, counts: tuple[int, ...], right: str) -> tuple[int, ...]:
     """As many whole numbers as one of `counts`; a single one stands for all of the least count. `right` says what they mean."""
-    if isinstance(value, Sequence) and not isinstance(value, str) or getattr(value, "ndim", 0) == 1:
+    if (isinstance(value, Sequence) and not isinstance(value, str)) or getattr(value, "ndim", 0) == 1:
         if len(value) not in counts:
             raise OperandError(f"{name} is {_quote(value)}; right is one whole number or {right}")
         return tuple(whole(item, name, least) for item in value)
@@ -40,21 +40,16 @@ def number(value: Any, name: str) -> float:
     """A finite number."""
     if type(value) is not float:
         try:
-            value = float(value if isinstance(value, int | float) and not _is_bool(value) else operator.index(value))
-        except (TypeError, OverflowError):
-            kind = str(getattr(value, "dtype", ""))
-            if not (kind.startswith(("float", "bfloat")) and getattr(value, "shape", None) == ()):
-                raise OperandError(f"{name} is {_quote(value)}; right is a number") from None
-            value = float(value)
+            value = float(cast("Any", None if _is_bool(value) or isinstance(value, str | bytes) else value))
+        except (TypeError, ValueError, OverflowError):
+            raise OperandError(f"{name} is {_quote(value)}; right is a number") from None
     if not math.isfinite(value):
         raise OperandError(f"{name} is {value}; it must be finite")
-    return value
+    return float(value)
 
 
 def flag(value: Any, name: str) -> bool:
     """True or False, NumPy's too."""
-    if value is True or value is False:
-        return bool(value)
     if _is_bool(value):
         return bool(value)
     raise OperandError(f"{name} is {_quote(value)}; right is True or False")

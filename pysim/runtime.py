@@ -152,8 +152,7 @@ def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
 
 def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     """`x` as a dense array of this shape and a problem's dtype, viewed if it can be; OperandError names what differs."""
-    if not isinstance(x, np.ndarray):
-        x = as_numpy(x, name)
+    x = as_numpy(x, name)
     if dtype == "bf16" and x.dtype.name == "bfloat16":
         x = x.view(np.uint16)
     if x.dtype != NUMPY_DTYPES[dtype]:
@@ -164,8 +163,7 @@ def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
 
 def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     """A bias or a C as a dense array of this shape and of the dtype of a problem's results; errors as `operand`."""
-    if not isinstance(x, np.ndarray):
-        x = as_numpy(x, name)
+    x = as_numpy(x, name)
     if x.dtype != RESULT_DTYPES[dtype]:
         raise OperandError(f"{name} is {x.dtype}, but the results of {dtype} are {RESULT_DTYPES[dtype]}")
     return _dense(x, name, shape)
@@ -179,8 +177,12 @@ def _dense(x: Array, name: str, shape: tuple[int, ...]) -> Array:
 
 def as_numpy(x: Any, name: str) -> Array:
     """A CPU array as NumPy sees it, through the array interface, DLPack or a copy."""
+    if isinstance(x, np.ndarray):
+        return x
     if hasattr(x, "__cuda_array_interface__") or "cuda" in str(getattr(x, "device", "")):
         raise MissingError(f"{name} lies on a GPU, and this build has no CUDA kernels; pass a CPU array")
+    if getattr(x, "requires_grad", False) is True:  # which NumPy refuses; who wants no gradient has said so (`arrays.refuse_gradients`)
+        x = x.detach()
     try:
         if hasattr(x, "__dlpack__") and not hasattr(x, "__array_interface__"):
             view: Array = np.from_dlpack(x)
@@ -204,7 +206,7 @@ def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
     kind = RESULT_DTYPES[dtype]
     if out is None:
         return aligned(shape, kind)
-    array: Array = out if isinstance(out, np.ndarray) else as_numpy(out, "out")
+    array = as_numpy(out, "out")
     if array is not out and not np.may_share_memory(array, as_numpy(out, "out")):
         raise OperandError(f"out is a {type(out).__name__}, of which NumPy sees a copy only; right is an array that can be written")
     if array.shape != shape or array.dtype != kind or not array.flags.c_contiguous or not array.flags.writeable:
@@ -215,7 +217,7 @@ def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
 def _check_apart(out: Array, **operands: Any) -> None:
     """Refuses an out over what is read, copies of which the library would not know."""
     for name, x in operands.items():
-        if x is not None and np.may_share_memory(out, x if isinstance(x, np.ndarray) else as_numpy(x, name)):
+        if x is not None and np.may_share_memory(out, as_numpy(x, name)):
             raise OperandError(f"out overlaps {name}, which is read while it is written")
 
 
@@ -292,8 +294,7 @@ class _Launch:
             )  # fmt: skip
         finally:
             _workspaces.give(work)
-        if status:
-            check(status, self.executor)
+        check(status, self.executor)
 
 
 class ConvLaunch(_Launch):
@@ -302,6 +303,7 @@ class ConvLaunch(_Launch):
     def __init__(self, workload: Conv, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
         super().__init__(workload, conv_struct(workload), schedule, threads, executor)
         w = workload
+        self._native_pack = self._lib.pysim_conv_pack_filters
         self.packed_bytes = self._size("pysim_conv_packed_filter_bytes")
         self._in_shape = (w.batch, w.channels, w.height, w.width)
         self._filter_shape = (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w)
@@ -330,8 +332,9 @@ class ConvLaunch(_Launch):
     def pack(self, filters: Array, packed: Array) -> Array:
         """Packs dense filters into the first bytes of a buffer, and gives these."""
         packed = packed[: self.packed_bytes]
-        pointers = self._ffi.from_buffer(filters), self._ffi.from_buffer(packed)
-        check(self._lib.pysim_conv_pack_filters(self._problem, self._schedule, *pointers, self.packed_bytes), self.executor)
+        pointer = self._ffi.from_buffer
+        status = self._native_pack(self._problem, self._schedule, pointer(filters), pointer(packed), self.packed_bytes)
+        check(status, self.executor)
         return packed
 
     def run(self, x: Any, packed: Array, epilogue: Any, out: Any, profile: Any = None) -> Array:
