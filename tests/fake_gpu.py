@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pysim import arrays, cuda
+from pysim import api, arrays, cuda
 from pysim.errors import NativeError
 from pysim.machine import load_any
+from pysim.once import Recent
 from pysim.registry import native_file
 
 
@@ -74,4 +75,6 @@ def host_device(monkeypatch):
     monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
     monkeypatch.setattr(cuda, "devices", lambda: (here,))
     monkeypatch.setattr(cuda, "DeviceArray", HostArray)
+    monkeypatch.setattr(cuda, "ready", Recent(8))
+    monkeypatch.setattr(api, "_choosers", Recent(8))
     return lib
