@@ -246,7 +246,8 @@ class Product:
         result: str | None = None,
         pitches: tuple[int, int, int] | None = None,
     ) -> None:
-        self._ffi, self._lib = ffi, lib = library()
+        ffi, lib = library()
+        self._cast, self._pointer, self._run = ffi.cast, ffi.typeof("void *"), lib.pysim_cuda_gemm_run
         self.problem, self.schedule = gemm_struct(workload, result or result_of(workload.dtype), pitches), schedule_struct(schedule)
         size, (a, b, _) = ffi.new("int64_t *"), (ffi.cast("void *", pointer) for pointer in pointers)
         check(lib.pysim_cuda_gemm_workspace_bytes(self.problem, self.schedule, a, b, size))
@@ -254,11 +255,11 @@ class Product:
 
     def run(self, pointers: tuple[int, int, int], workspace: int, epilogue: Any, stream: int) -> None:
         """Puts the product on a stream."""
-        cast = self._ffi.cast
+        cast, kind = self._cast, self._pointer
         a, b, c = pointers
-        status = self._lib.pysim_cuda_gemm_run(
-            self.problem, self.schedule, epilogue, cast("void *", a), cast("void *", b), cast("void *", c), cast("void *", workspace),
-            self.workspace_bytes, cast("void *", stream),
+        status = self._run(
+            self.problem, self.schedule, epilogue, cast(kind, a), cast(kind, b), cast(kind, c), cast(kind, workspace),
+            self.workspace_bytes, cast(kind, stream),
         )  # fmt: skip
         check(status)
 
@@ -366,22 +367,21 @@ def gemm(
     """
     several = len(devices()) > 1
     given = {"a": a, "b": b, "c": c, "bias": bias, "out": out}
-    on_device = one_place(given)
     options = Options(choose_schedule, alpha, beta, trans_a, trans_b, activation, dtype)
-    if on_device:
+    if arrays.is_cuda(a):
         with arrays.on_device_of(a) if several else nullcontext():
             return _on_device(given, options)
+    check_place(given)
     return _from_host(given, options)
 
 
-def one_place(given: dict[str, Any]) -> bool:
-    """Whether arrays lie on a GPU or in host memory. OperandError where some do and some do not."""
+def check_place(given: dict[str, Any]) -> None:
+    """OperandError where some arrays lie on a GPU and some in host memory."""
     places = {name: arrays.is_cuda(x) for name, x in given.items() if x is not None}
-    if any(places.values()) and not all(places.values()):
-        here = [name for name, on in places.items() if on]
-        there = [name for name, on in places.items() if not on]
+    here = [name for name, on in places.items() if on]
+    there = [name for name, on in places.items() if not on]
+    if here and there:
         raise OperandError(f"{', '.join(here)} lie on a GPU but {', '.join(there)} in host memory; they must lie in one place")
-    return any(places.values())
 
 
 def _from_host(given: dict[str, Any], options: Options) -> Any:
@@ -431,6 +431,7 @@ def views(given: dict[str, Any], first: Any) -> tuple[dict[str, Matrix], int]:
     device = next(iter(seen.values())).device
     for matrix in seen.values():
         if matrix.device != device:
+            check_place(given)
             raise OperandError(f"the arrays lie on devices {', '.join(f'{name}: {x.device}' for name, x in seen.items())}; one is needed")
     for matrix in seen.values():
         if matrix.stream is not None and matrix.stream != stream:
@@ -469,7 +470,8 @@ def _product(
     if target is None:
         owner = arrays.empty_like_kind(like, one.shape, one.result) if like is not None else None
         owner = DeviceArray(one.shape, one.result) if owner is None else owner
-        c = owner.matrix() if isinstance(owner, DeviceArray) else arrays.view(owner, "the result", stream)
+        at = owner.pointer if isinstance(owner, DeviceArray) else arrays.pointer(owner, "the result", stream)
+        c = Matrix(at, one.shape, (one.shape[1], 1), one.result, seen["a"].device, None, owner)
     else:
         c, owner = target
         check_apart(c, {name: x for name, x in seen.items() if name != "c"})
@@ -533,7 +535,7 @@ def workspace_like(like: Any, size: int, stream: int) -> tuple[Any, int]:
     if not size:
         return None, 0
     memory = arrays.empty_like_kind(like, (size,), "u8") if like is not None else None
-    return own_bytes(size) if memory is None else (memory, arrays.view(memory, "workspace", stream).pointer)
+    return own_bytes(size) if memory is None else (memory, arrays.pointer(memory, "workspace", stream))
 
 
 def _contiguous(x: Matrix, name: str) -> Matrix:

@@ -79,17 +79,18 @@ class Convolution:
     """A convolution under a schedule, without its operands."""
 
     def __init__(self, workload: Conv, schedule: GpuConvSchedule, layout: str, result: str) -> None:
-        self._ffi, self._lib = library()
+        ffi, lib = library()
+        self._cast, self._pointer, self._run = ffi.cast, ffi.typeof("void *"), lib.pysim_cuda_conv_run
         self.problem, self.schedule = conv_struct(workload, result, layout), schedule_struct(schedule)
         self.workspace_bytes = workspace_bytes(workload, schedule, layout, result)
 
     def run(self, pointers: tuple[int, int, int], workspace: int, epilogue: Any, stream: int) -> None:
         """Puts the convolution (x, w, y by pointer) on a stream."""
-        cast = self._ffi.cast
+        cast, kind = self._cast, self._pointer
         x, w, y = pointers
-        status = self._lib.pysim_cuda_conv_run(
-            self.problem, self.schedule, epilogue, cast("void *", x), cast("void *", w), cast("void *", y), cast("void *", workspace),
-            self.workspace_bytes, cast("void *", stream),
+        status = self._run(
+            self.problem, self.schedule, epilogue, cast(kind, x), cast(kind, w), cast(kind, y), cast(kind, workspace),
+            self.workspace_bytes, cast(kind, stream),
         )  # fmt: skip
         check(status)
 
@@ -172,9 +173,10 @@ def conv2d(
     several = len(cuda.devices()) > 1
     given = {"x": x, "w": w, "bias": bias, "out": out}
     options = Options(describe, choose, activation, dtype)
-    if cuda.one_place(given):
+    if arrays.is_cuda(x):
         with arrays.on_device_of(x) if several else nullcontext():
             return _on_device(given, options)
+    cuda.check_place(given)
     return _from_host(given, options)
 
 
@@ -210,7 +212,7 @@ def _from_host(given: dict[str, Any], options: Options) -> Any:
         memory = DeviceArray(dense.shape, seen[name].dtype).fill(dense)
         sent[name] = seen[name]._replace(pointer=memory.pointer, device=0, owner=memory, strides=_dense(array.shape, layout))
     one = _make_ready(sent, options, None, layout)
-    target, result = DeviceArray(lying(one.problem, layout), one.result), one.result
+    target, result = DeviceArray(one.shape, one.result), one.result
     _run(one, sent, target.pointer)
     names = {ours: theirs for theirs, ours in arrays.DTYPES.items()}
     kinds = {seen[name].dtype: array.dtype for name, array in host.items()}
@@ -242,7 +244,7 @@ class _Ready(NamedTuple):
     """What convolutions of arrays that lie alike have in common."""
 
     convolution: Convolution
-    problem: Conv
+    shape: tuple[int, int, int, int]  # of y, as it lies
     layout: str
     result: str
     relays: bool  # w lies otherwise than the layout has it
@@ -266,11 +268,11 @@ def _on_device(given: dict[str, Any], options: Options) -> Any:
     if target is not None:
         pointer = target.pointer
     else:
-        out = arrays.empty_like_kind(x, lying(one.problem, one.layout), one.result)
+        out = arrays.empty_like_kind(x, one.shape, one.result)
         if out is None and one.layout == "nhwc":
             raise OperandError(f"a {type(x).__name__} cannot be made here to lie channels last; pass out")
-        out = DeviceArray(lying(one.problem, one.layout), one.result) if out is None else out
-        pointer = out.pointer if isinstance(out, DeviceArray) else arrays.view(out, "the result", stream).pointer
+        out = DeviceArray(one.shape, one.result) if out is None else out
+        pointer = out.pointer if isinstance(out, DeviceArray) else arrays.pointer(out, "the result", stream)
         out = arrays.channels_second(out) if one.layout == "nhwc" else out
     _run(one, seen, pointer, x, stream)
     return out
@@ -290,7 +292,7 @@ def _make_ready(seen: dict[str, Matrix], options: Options, target: Matrix | None
     epilogue = cuda.epilogue_struct(1.0, 0.0, 0, options.activation)
     return _Ready(
         convolution=Convolution(problem, schedule, layout, result),
-        problem=problem,
+        shape=lying(problem, layout),
         layout=layout,
         result=result,
         relays=not lies(seen["w"], layout),

@@ -7,9 +7,11 @@ PYSIM_LONG=1 makes of the few random problems two thousand.
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import cffi
 import numpy as np
 import pytest
 from fake_gpu import host_device  # noqa: F401
@@ -29,6 +31,7 @@ except MissingError as error:
 THREADS = 8
 PROBLEMS = 2000 if os.environ.get("PYSIM_LONG") else 60
 IMAGE, FILTERS = np.ones((1, 4, 9, 9), np.float32), np.ones((6, 4, 3, 3), np.float32)
+OURS = (*(os.path.dirname(package.__file__) + os.sep for package in (pysim, cffi)), "<string>")  # the last: of named tuples
 SQUARE = np.ones((4, 4), np.float32)
 
 
@@ -61,10 +64,9 @@ def test_what_is_made_once_is_made_once_though_many_ask_at_once():
     @once
     def slow() -> object:
         made.append(None)
-        threads_are_waiting.wait(0.05)
+        time.sleep(0.05)
         return object()
 
-    threads_are_waiting = __import__("threading").Event()
     with ThreadPoolExecutor(THREADS) as pool:
         assert len({id(one) for one in pool.map(lambda _: slow(), range(THREADS))}) == len(made) == 1
 
@@ -292,12 +294,12 @@ def test_under_no_grad_and_detached_tensors_are_taken(torch):  # noqa: F811
 
 
 def calls_of(function: Any) -> int:
-    """Calls of Python functions that a call makes, itself not counted."""
-    count = -1
+    """Calls of Python functions, of this package and of cffi, that a call makes."""
+    count = 0
 
     def note(frame: Any, event: str, _: Any) -> None:
         nonlocal count
-        count += event == "call"
+        count += event == "call" and frame.f_code.co_filename.startswith(OURS)
 
     function()
     sys.setprofile(note)
@@ -311,19 +313,19 @@ def calls_of(function: Any) -> int:
 @pytest.mark.parametrize(
     ("call", "most"),
     [
-        (lambda: pysim.conv2d(IMAGE, FILTERS), 55),
+        (lambda: pysim.conv2d(IMAGE, FILTERS), 50),
         (lambda: pysim.gemm(SQUARE, SQUARE), 45),
-        (lambda: pysim.conv2d(IMAGE, FILTERS, machine="host", stride=(1, 1)), 75),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, machine="host", stride=(1, 1)), 70),
     ],
 )
 def test_a_second_call_costs_few_python_calls(call, most):
-    """They take 0.1 to 0.3 microseconds each, so that 15 microseconds are about 60; that of reading a machine file are thousands."""
+    """They take 0.2 microseconds each or so: 15 microseconds are about 60. Reading a machine file makes thousands."""
     assert calls_of(call) <= most
 
 
 def test_a_prepared_call_costs_few_python_calls():
     conv, out = pysim.prepare("conv:ic4ih9oc6kh3ph0", FILTERS), np.empty((1, 6, 7, 7), np.float32)
-    assert calls_of(lambda: conv(IMAGE, out)) <= 18
+    assert calls_of(lambda: conv(IMAGE, out)) <= 20
 
 
 def test_a_second_call_on_device_tensors_asks_the_library_for_the_run_alone(torch, host_device, monkeypatch):  # noqa: F811
@@ -340,8 +342,9 @@ def test_a_second_call_on_device_tensors_asks_the_library_for_the_run_alone(torc
 
     names = ("conv_workspace_bytes", "conv_run", "gemm_workspace_bytes", "gemm_run")
     lib = SimpleLibrary({f"pysim_cuda_{name}": note(name) for name in names})
-    monkeypatch.setattr(cuda, "library", lambda ffi=cuda.library()[0]: (ffi, lib))
-    monkeypatch.setattr(cuda_conv, "library", cuda.library)
+    ffi, _ = cuda.library()
+    for module in (cuda, cuda_conv):
+        monkeypatch.setattr(module, "library", lambda: (ffi, lib))
     x, w, bias = (Tensor(one, is_cuda=True) for one in (IMAGE, FILTERS, np.ones(6, np.float32)))
     a = Tensor(SQUARE, is_cuda=True)
     for kind, call in (("conv", lambda: pysim.conv2d(x, w, bias)), ("gemm", lambda: pysim.gemm(a, a))):
@@ -351,8 +354,7 @@ def test_a_second_call_on_device_tensors_asks_the_library_for_the_run_alone(torc
         torch.made.clear()
         result = call()
         assert told == [f"{kind}_run"] and len(torch.made) == 2 and result is torch.made[0]  # the result and a workspace
-        told.clear()
-        assert calls_of(call) <= 70
+        assert calls_of(call) <= 60
         told.clear()
 
 
