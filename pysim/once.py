@@ -3,7 +3,6 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from functools import cache
 from threading import RLock
 from typing import Generic, Protocol, TypeVar, cast
 
@@ -18,14 +17,18 @@ class Once(Protocol[T_co]):
 
 def once(make: Callable[[], T]) -> Once[T]:
     """As `functools.cache` for a function without arguments, but first calls of several threads run it once: the others wait."""
-    lock, kept = RLock(), cache(make)
+    lock, made = RLock(), list[T]()
 
     def get() -> T:
+        for one in made:
+            return one
         with lock:
-            return kept()
+            if not made:
+                made.append(make())
+            return made[0]
 
     get.__doc__, get.__name__ = make.__doc__, make.__name__
-    get.cache_clear = kept.cache_clear  # type: ignore[attr-defined]
+    get.cache_clear = made.clear  # type: ignore[attr-defined]
     return cast("Once[T]", get)
 
 

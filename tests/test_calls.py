@@ -91,7 +91,7 @@ want = {call}
 child = os.fork()
 if child == 0:
     signal.alarm(20)  # ends a child that hangs
-    os._exit(0 if all(np.array_equal({call}, want) for _ in range(3)) and os.fork() == 0 or np.array_equal({call}, want) else 1)
+    os._exit(0 if all(np.array_equal({call}, want) for _ in range(3)) else 1)
 assert os.waitpid(child, 0)[1] == 0 and np.array_equal({call}, want)
 """)
     assert done.returncode == 0, done.stderr
