@@ -22,7 +22,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'pysim' has no attribute {name!r}")
     from pysim import api, errors
 
-    return getattr(errors if name == "PysimError" else api, name)
+    globals()[name] = found = getattr(errors if name == "PysimError" else api, name)
+    return found
 
 
 def __dir__() -> list[str]:

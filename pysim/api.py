@@ -1,44 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python functions: a convolution or product is planned once per shape and machine, then runs that plan."""
+"""The Python functions: a convolution or product is planned once per shape and machine, then runs that plan.
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache, partial
+From the second call on, what calls that look alike have in common is not made again: `_ready` keeps it by the call's signature, which is
+all but where the arrays lie (shapes and types, parameters, threads, machine, plan); `pysim.runtime.cuda.ready` likewise for arrays on a
+GPU. What can differ between such calls (bias, activation, out, memory) is checked in each.
+"""
+
+import os
+from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
+import msgspec
+
 from pysim import planner
+from pysim.arguments import flag, number, whole, wholes
 from pysim.calibration import host
 from pysim.comparison import cpu as comparison
 from pysim.comparison import cuda as cuda_comparison
-from pysim.errors import OperandError, PlanError
+from pysim.errors import MachineError, OperandError, PlanError
 from pysim.frontends import onnx
 from pysim.machine.load import Gpu, Machine
+from pysim.once import Recent
 from pysim.peers.cpu import DEFAULT, PEERS
 from pysim.problem.text import Conv, Gemm, Layer, Workload, distinct, parse, resolve
+from pysim.record import plan as values
 from pysim.record.measurement import Comparison
-from pysim.record.plan import Layout, Plan, on_cpu
+from pysim.record.plan import Footprint, Layout, ModelName, State, on_cpu
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.runtime import arrays, cuda, cuda_conv
 from pysim.runtime import cpu as runtime
 
 Pair = int | Sequence[int]
+_MOST_THREADS = 2**31 - 1  # that the library can be told; it says how many it takes
+
+# signature -> what is ready for such a call, and the objects whose id is in the signature
+_ready: Recent[tuple[Any, Any, Any]] = Recent(256)
+_choosers: Recent[tuple[Any, Any, Any]] = Recent(256)
+
+
+class Plan(values.Plan, frozen=True, kw_only=True):
+    """A plan (`pysim.record.plan.Plan`) that can say why and run."""
+
+    def explain(self) -> str:
+        """Predicted time and what bounds it, the loop nest or launch, where the cycles go, and why the others lost, as text."""
+        from pysim.explain.text import explain
+
+        return explain(self)
+
+    def run(self, x: Any, w: Any, bias: Any = None, activation: cuda.Activation = None, threads: int = 1, out: Any = None) -> Any:
+        """Runs this very schedule on input x and filters w (or A and B of a matrix product) and returns the output array.
+
+        The plan of a machine whose instructions this CPU lacks runs in an emulator, if there is one (docs/power10.md). Raises PlanError
+        where no kernel has the plan's shape, MissingError where no emulator or GPU is here, OperandError for operands that do not fit.
+        """
+        of = self.workload
+        if isinstance(of, Gemm):
+            transposed = {"trans_a": of.trans_a, "trans_b": of.trans_b}
+            return gemm(x, w, **transposed, bias=bias, activation=activation, plan=self, out=out, threads=threads, dtype=of.dtype)
+        stride, dilation = (of.stride_h, of.stride_w), (of.dilation_h, of.dilation_w)
+        padding = (of.pad_top, of.pad_left, of.pad_bottom, of.pad_right)
+        return conv2d(x, w, bias, stride, padding, dilation, of.groups, activation, plan=self, out=out, threads=threads)
+
+
+def _as_api(plan: values.Plan) -> Plan:
+    return Plan(**{field: getattr(plan, field) for field in plan.__struct_fields__})
 
 
 @lru_cache(maxsize=4096)
-def _plan(workload: Workload, on: Machine | Gpu, layout: Layout = "nchw", memory_limit: int | None = None) -> Plan:
+def _plan(workload: Workload, on: Machine | Gpu, layout: Layout = "nchw", memory_limit: int | None = None) -> values.Plan:
     return planner.plan(workload, on, layout=layout, memory_limit=memory_limit)
 
 
-def plan(problem: str | Workload, machine: str | Machine | Gpu = "host", **options: Any) -> Plan:
-    """The plan of least predicted cost; options as in `pysim.planner.plan` (model, micro_kernel; on a GPU layout, memory_limit, algorithm).
+def plan(
+    problem: str | Workload,
+    machine: str | Machine | Gpu = "host",
+    model: ModelName = "full",
+    micro_kernel: str | tuple[int, int] | None = None,
+    input_footprint: Footprint = "packed",
+    state: State = "hot",
+    layout: Layout = "nchw",
+    memory_limit: int | None = None,
+    algorithm: str | None = None,
+    name: str | None = None,
+) -> Plan:
+    """The plan of least predicted cost. `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU; the other
+    arguments are as in `pysim.planner.plan`, which names the errors, too."""
+    on = host.any_machine(machine)
+    return _as_api(planner.plan(problem, on, model, micro_kernel, input_footprint, state, layout, memory_limit, algorithm, name))
 
-    `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU.
-    """
-    return planner.plan(problem, host.any_machine(machine), **options)
 
-
-def plans(problem: str | Workload, machine: str | Machine | Gpu = "host", top: int = 10, **options: Any) -> list[Plan]:
-    """The `top` plans of least predicted cost, best first, each with the kernels turned down and why."""
-    return planner.plans(problem, host.any_machine(machine), top, **options)
+def plans(
+    problem: str | Workload,
+    machine: str | Machine | Gpu = "host",
+    top: int = 10,
+    micro_kernel: str | tuple[int, int] | None = None,
+    state: State = "hot",
+    layout: Layout = "nchw",
+    memory_limit: int | None = None,
+    algorithm: str | None = None,
+) -> list[Plan]:
+    """The `top` plans of least predicted cost, best first, each with the kernels turned down and why; arguments as in `plan`."""
+    on = host.any_machine(machine)
+    return [_as_api(one) for one in planner.plans(problem, on, top, micro_kernel, state, layout, memory_limit, algorithm)]
 
 
 def compare(
@@ -70,7 +134,7 @@ def compare(
     return list(comparison.compare(planned, on, makers=makers, executor=host.executor(on), **options))
 
 
-def _planned(workload: Workload, on: Machine | Gpu, layout: Layout, memory_limit: int | None) -> Plan | PlanError:
+def _planned(workload: Workload, on: Machine | Gpu, layout: Layout, memory_limit: int | None) -> values.Plan | PlanError:
     try:
         return _plan(workload, on, layout, memory_limit)
     except PlanError as error:
@@ -87,7 +151,7 @@ def conv2d(
     groups: int = 1,
     activation: cuda.Activation = None,
     machine: str | Machine | Gpu = "host",
-    plan: Plan | None = None,
+    plan: values.Plan | None = None,
     out: Any = None,
     threads: int = 1,
 ) -> Any:
@@ -100,17 +164,23 @@ def conv2d(
     CUDA arrays (also float16, and x that lies channels last) are taken where they lie, on their library's current stream; NumPy's on the
     CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. There, activation is any line of native/cuda/epilogues.inc.
     """
-    on = plan.on if plan else machine
-    if any(map(arrays.is_cuda, (x, w))) or isinstance(on, Gpu) or (isinstance(on, str) and isinstance(_known(on), Gpu)):
-        where = host.CUDA if on == "host" or isinstance(on, Machine) else on
-        describe = partial(conv_workload, stride=stride, padding=padding, dilation=dilation, groups=groups)
-        return cuda_conv.conv2d(x, w, describe, _conv_chooser(plan, host.runnable_any(where)), bias, activation, out)
+    windows = _windows(stride, padding, dilation, groups)
+    threads = whole(threads, "threads", 1, _MOST_THREADS)
+    arrays.refuse_gradients(x=x, w=w, bias=bias, out=out)
+    if arrays.is_cuda(x) or arrays.is_cuda(w) or _on_gpu(plan, machine):
+        return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine), bias, activation, out)
     if isinstance(activation, tuple):
         raise OperandError(f"activation {activation!r}: the CPU kernels have relu")
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
-    workload = conv_workload(image.shape, filters.shape, _dtype(plan, image, filters), stride, padding, dilation, groups)
-    run = prepare(workload, filters, bias, activation, _cpu(machine), threads, plan)
-    return runtime.like(x, run(image, out))
+    key = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine))
+    if found := _ready.get(key):
+        launch = found[0]
+    else:
+        workload = windows(image.shape, filters.shape, _dtype(plan, image, filters))
+        launch = runtime.ConvLaunch(workload, *_on_cpu(workload, machine, plan, threads))
+        _ready.put(key, (launch, machine, plan))
+    y = launch(image, filters, bias, activation, out)
+    return runtime.like(x, y) if out is None else out
 
 
 def gemm(
@@ -123,7 +193,7 @@ def gemm(
     trans_b: bool = False,
     bias: Any = None,
     activation: cuda.Activation = None,
-    plan: Plan | None = None,
+    plan: values.Plan | None = None,
     out: Any = None,
     machine: str | Machine | Gpu = "host",
     threads: int = 1,
@@ -136,30 +206,34 @@ def gemm(
     their library's current stream; NumPy's on the CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. There, activation is any
     line of native/cuda/epilogues.inc, clamp as ("clamp", low, high), and `dtype` how elements are multiplied ("tf32", "f8").
     """
-    on = plan.on if plan else machine
-    if any(map(arrays.is_cuda, (a, b))) or isinstance(on, Gpu) or (isinstance(on, str) and isinstance(_known(on), Gpu)):
-        where = host.CUDA if on == "host" or isinstance(on, Machine) else on
-        choose = _chooser(plan, host.runnable_any(where))
+    alpha, beta = number(alpha, "alpha"), number(beta, "beta")
+    trans_a, trans_b = flag(trans_a, "trans_a"), flag(trans_b, "trans_b")
+    threads = whole(threads, "threads", 1, _MOST_THREADS)
+    arrays.refuse_gradients(a=a, b=b, c=c, bias=bias, out=out)
+    if arrays.is_cuda(a) or arrays.is_cuda(b) or _on_gpu(plan, machine):
+        choose = _chooser(_gemm_chooser, plan, machine)
         return cuda.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype)
-    if isinstance(activation, tuple) or dtype not in (None, *runtime.NUMPY_DTYPES):
+    if isinstance(activation, tuple) or not (dtype is None or (isinstance(dtype, str) and dtype in runtime.NUMPY_DTYPES)):
         raise OperandError(f"activation {activation!r} and dtype {dtype!r}: the CPU kernels have relu, and compute in the arrays' type")
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
-    if left.ndim != 2 or right.ndim != 2:
-        raise OperandError(f"a and b must be matrices; their shapes are {left.shape} and {right.shape}")
-    (k, m), (n, depth) = left.shape[:: 1 if trans_a else -1], right.shape[:: 1 if trans_b else -1]
+    key = (left.shape, left.dtype, right.shape, right.dtype, trans_a, trans_b, threads, _identity(plan or machine))
+    if found := _ready.get(key):
+        launch = found[0]
+    else:
+        workload = _product(left, right, trans_a, trans_b, plan)
+        launch = runtime.GemmLaunch(workload, *_on_cpu(workload, machine, plan, threads))
+        _ready.put(key, (launch, machine, plan))
+    y = launch(left, right, c, alpha, beta, bias, activation, out)
+    return runtime.like(a, y) if out is None else out
+
+
+def _product(a: Any, b: Any, trans_a: bool, trans_b: bool, plan: values.Plan | None) -> Gemm:
+    if a.ndim != 2 or b.ndim != 2:
+        raise OperandError(f"a and b must be matrices; their shapes are {a.shape} and {b.shape}")
+    (k, m), (n, depth) = a.shape[:: 1 if trans_a else -1], b.shape[:: 1 if trans_b else -1]
     if k != depth:
         raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; they must agree")
-    workload = Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=_dtype(plan, left, right))
-    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(_cpu(machine)))
-    schedule, chosen_on = on_cpu(chosen)
-    executor = host.executor(chosen_on)
-    target = runtime.output(out, (m, n), workload.dtype)
-    if c is not None:
-        target[:] = runtime.addend(c, "c", (m, n), workload.dtype)
-    elif beta != 0:
-        raise OperandError(f"beta is {beta}, so c must be given")
-    runtime.PreparedGemm(workload, schedule, alpha, beta, bias, activation, threads, executor)(left, right, target)
-    return runtime.like(a, target)
+    return Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=_dtype(plan, a, b))
 
 
 def prepare(
@@ -169,47 +243,119 @@ def prepare(
     activation: str | None = None,
     machine: str | Machine = "host",
     threads: int = 1,
-    plan: Plan | None = None,
+    plan: values.Plan | None = None,
 ) -> runtime.Prepared:
     """A convolution with its filters packed once: `y = conv(x, out=None)`. A plan runs where its machine's plans run (`host.executor`)."""
     workload = parse(problem) if isinstance(problem, str) else problem
     if not isinstance(workload, Conv):
         raise OperandError(f"prepare packs the filters of a convolution; {workload.text} is a matrix product: call pysim.gemm")
-    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(machine))
-    schedule, chosen_on = on_cpu(chosen)
-    return runtime.Prepared(workload, weights, schedule, bias, activation, threads, host.executor(chosen_on))
+    _check(plan, machine)
+    arrays.refuse_gradients(weights=weights, bias=bias)
+    schedule, threads, executor = _on_cpu(workload, machine, plan, whole(threads, "threads", 1, _MOST_THREADS))
+    return runtime.Prepared(workload, weights, schedule, bias, activation, threads, executor)
 
 
-def conv_workload(
-    x: tuple[int, ...], w: tuple[int, ...], dtype: str, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
-) -> Conv:
-    """The convolution that these shapes and parameters describe; OperandError where they do not fit together."""
-    if len(x) != 4 or len(w) != 4:
-        raise OperandError(f"x must be [N][C][H][W] and w [M][C/groups][R][S]; their shapes are {x} and {w}")
-    if w[1] * groups != x[1]:
-        raise OperandError(f"w takes {w[1]} channels x {groups} groups, but x has {x[1]} channels")
-    stride_h, stride_w = _pair(stride, "stride")
-    dilation_h, dilation_w = _pair(dilation, "dilation")
-    pads = tuple(padding) if isinstance(padding, Sequence) and len(padding) == 4 else _pair(padding, "padding") * 2
-    top, left, bottom, right = pads
-    return Conv(
-        batch=x[0], channels=x[1], height=x[2], width=x[3], filters=w[0], kernel_h=w[2], kernel_w=w[3], stride_h=stride_h,
-        stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w, pad_top=top, pad_left=left, pad_bottom=bottom,
-        pad_right=right, groups=groups, dtype=dtype,
-    )  # fmt: skip
+class _Windows(msgspec.Struct, frozen=True):
+    """How a convolution goes over its input; called with the shapes of x and w and a dtype, the problem that they make."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]  # top, left, bottom, right
+    dilation: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(cls, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> "_Windows":
+        """Of the arguments as they are given, which two equal ones of other types are not."""
+        pads = wholes(padding, "padding", 0, (2, 4), "(height, width) or (top, left, bottom, right)")
+        return cls(
+            wholes(stride, "stride", 1, (2,), "(height, width)"),
+            pads if len(pads) == 4 else pads * 2,
+            wholes(dilation, "dilation", 1, (2,), "(height, width)"),
+            whole(groups, "groups", 1),
+        )
+
+    def __call__(self, x: tuple[int, ...], w: tuple[int, ...], dtype: str) -> Conv:
+        if len(x) != 4 or len(w) != 4:
+            raise OperandError(f"x must be [N][C][H][W] and w [M][C/groups][R][S]; their shapes are {x} and {w}")
+        if w[1] * self.groups != x[1]:
+            raise OperandError(f"w takes {w[1]} channels x {self.groups} groups, but x has {x[1]} channels")
+        (stride_h, stride_w), (dilation_h, dilation_w) = self.stride, self.dilation
+        top, left, bottom, right = self.padding
+        return Conv(
+            batch=x[0], channels=x[1], height=x[2], width=x[3], filters=w[0], kernel_h=w[2], kernel_w=w[3], stride_h=stride_h,
+            stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w, pad_top=top, pad_left=left, pad_bottom=bottom,
+            pad_right=right, groups=self.groups, dtype=dtype,
+        )  # fmt: skip
 
 
-def _known(name: str) -> Machine | Gpu | None:
-    """A machine by name, but for the two that are detected; "cuda" is a GPU whatever it is."""
-    return None if name == "host" else host.any_machine(name)
+def _windows(stride: Pair, padding: Pair, dilation: Pair, groups: int) -> _Windows:
+    plain = type(stride) is type(padding) is type(dilation) is type(groups) is int
+    return (_kept_windows if plain else _Windows.of)(stride, padding, dilation, groups)
 
 
-def _cpu(machine: str | Machine | Gpu) -> str | Machine:
-    assert not isinstance(machine, Gpu)
-    return machine
+_kept_windows = lru_cache(maxsize=256)(_Windows.of)
+
+# Plans and machines
+
+# of these variables depends where the machine "host" is kept
+_HOST_ENVIRONMENT = ("XDG_CACHE_HOME", "HOME")
 
 
-def _chooser(plan: Plan | None, on: Machine | Gpu) -> cuda.Chooser:
+def _identity(machine: values.Plan | str | Machine | Gpu) -> Hashable:
+    """What the machines (or plans, which have theirs) of two calls are the same by: a file by its path and when it was written, a value
+    by its id."""
+    if not isinstance(machine, str):
+        return id(machine)
+    if machine == "host":
+        return tuple(map(os.environ.get, _HOST_ENVIRONMENT))
+    if not (machine.endswith(".toml") or "/" in machine):
+        return machine
+    try:
+        file = os.stat(machine)
+    except (OSError, ValueError):  # which who reads it says better
+        return machine
+    return machine, file.st_mtime_ns, file.st_size, file.st_ino
+
+
+def _check(plan: Any, machine: Any) -> None:
+    if plan is not None and not isinstance(plan, values.Plan):
+        raise PlanError(f"plan is {plan!r}; right is what pysim.plan returns")
+    if not isinstance(machine, str | Machine | Gpu):
+        raise MachineError(f"machine is {machine!r}; right is a name, the path of a .toml file, or a machine")
+
+
+def _on_gpu(plan: Any, machine: Any) -> bool:
+    """Whether a plan, or else a machine, is for a GPU."""
+    _check(plan, machine)
+    on = plan.on if plan else machine
+    if on == host.CUDA:
+        return True
+    return isinstance(on, Gpu) or (isinstance(on, str) and on != "host" and _known_gpu(on, _identity(on)))
+
+
+@lru_cache(maxsize=64)
+def _known_gpu(name: str, identity: Hashable) -> bool:
+    return isinstance(host.any_machine(name), Gpu)
+
+
+def _on_cpu(workload: Workload, machine: str | Machine | Gpu, plan: values.Plan | None, threads: int) -> tuple[Any, int, runtime.Executor]:
+    """The schedule of a problem, threads, and who runs it: the given plan's, or the best one's."""
+    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)))
+    schedule, on = on_cpu(chosen)
+    return schedule, threads, host.executor(on)
+
+
+def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu) -> Any:
+    """What chooses schedules on a GPU, one for a plan and a machine: CPUs' plans and "host" stand for the GPU that is here."""
+    on = plan.on if plan else machine
+    where = host.CUDA if on == "host" or isinstance(on, Machine) else on
+    key = (make, _identity(plan or where))
+    if found := _choosers.get(key):
+        return found[0]
+    return _choosers.put(key, (make(plan, host.runnable_any(where)), plan, where))[0]
+
+
+def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu) -> cuda.Chooser:
     """The schedule of a product as the kernels see it: the given plan's, which fits any layout of its sizes, or the best one."""
 
     def choose(workload: Gemm) -> GpuSchedule:
@@ -225,7 +371,7 @@ def _chooser(plan: Plan | None, on: Machine | Gpu) -> cuda.Chooser:
     return choose
 
 
-def _conv_chooser(plan: Plan | None, on: Machine | Gpu) -> cuda_conv.Chooser:
+def _conv_chooser(plan: values.Plan | None, on: Machine | Gpu) -> cuda_conv.Chooser:
     """The schedule of a convolution that lies in a layout: the given plan's, or that of the best plan."""
 
     def choose(workload: Conv, layout: str) -> GpuConvSchedule:
@@ -237,17 +383,10 @@ def _conv_chooser(plan: Plan | None, on: Machine | Gpu) -> cuda_conv.Chooser:
     return choose
 
 
-def _pair(value: Pair, name: str) -> tuple[int, ...]:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or not all(isinstance(item, int) for item in pair):
-        raise OperandError(f"{name} is {value!r}; right is one whole number or (height, width)")
-    return pair
-
-
 _DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "int8": "s8"}  # by the name of an array's dtype
 
 
-def _dtype(plan: Plan | None, *arrays: Any) -> str:
+def _dtype(plan: values.Plan | None, *arrays: Any) -> str:
     """The dtype of the problem that arrays make; uint16 carries bf16 where a plan says so."""
     names = {str(array.dtype) for array in arrays}
     if names == {"uint16"} and plan is not None and plan.workload.dtype == "bf16":
@@ -259,7 +398,7 @@ def _dtype(plan: Plan | None, *arrays: Any) -> str:
     return _DTYPES[names.pop()]
 
 
-def _fitting(plan: Plan | None, workload: Workload) -> Plan | None:
+def _fitting(plan: values.Plan | None, workload: Workload) -> values.Plan | None:
     if plan is not None and plan.workload != workload:
         raise OperandError(f"the plan is for {plan.problem}, but the arrays make {workload.text}")
     return plan

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pysim import api
 from pysim.errors import NativeError
 from pysim.machine.load import load_any
+from pysim.once import Recent
 from pysim.registry.rows import native_file
 from pysim.runtime import arrays, cuda
 
@@ -74,4 +76,6 @@ def host_device(monkeypatch):
     monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
     monkeypatch.setattr(cuda, "devices", lambda: (here,))
     monkeypatch.setattr(cuda, "DeviceArray", HostArray)
+    monkeypatch.setattr(cuda, "ready", Recent(8))
+    monkeypatch.setattr(api, "_choosers", Recent(8))
     return lib

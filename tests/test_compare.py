@@ -13,8 +13,8 @@ import pytest
 
 from pysim.cachemodel.simulator.simulated import simulated_cost
 from pysim.check.reference import reference
-from pysim.comparison.cpu import OURS, measure_plan, summarise
 from pysim.comparison import cpu as comparing
+from pysim.comparison.cpu import OURS, measure_plan, summarise
 from pysim.errors import MissingError, NativeError, PlanError
 from pysim.machine.load import load
 from pysim.measure.clock import Array

@@ -164,15 +164,17 @@ def test_operands_off_the_copies_alignment_are_moved_and_others_are_not(monkeypa
         def __init__(self, shape, dtype):
             self.pointer, self.nbytes = 1 << 20, shape[0]
 
-    class Launch:
-        def __init__(self, w, schedule, pointers, **rest):
-            launched.append(pointers)
+    class Convolution:
+        workspace_bytes = 0
 
-        def run(self):
+        def __init__(self, w, schedule, layout, result):
             pass
 
+        def run(self, pointers, workspace, epilogue, stream):
+            launched.append(pointers)
+
     monkeypatch.setattr(cuda_conv, "DeviceArray", Memory)
-    monkeypatch.setattr(cuda_conv, "Launch", Launch)
+    monkeypatch.setattr(cuda_conv, "Convolution", Convolution)
     monkeypatch.setattr(cuda, "copy", lambda *told: copies.append(told))
     monkeypatch.setattr(cuda, "epilogue_struct", lambda *told: None)
     w = conv("conv:mb1ic64ih8oc64kh1")
@@ -181,6 +183,7 @@ def test_operands_off_the_copies_alignment_are_moved_and_others_are_not(monkeypa
     for row in (ROW, next(one for one in conv_kernels() if one.family == "im2col" and one.dtype == "f16")):
         schedule = GpuConvSchedule(row.name, None, "data_parallel", 1, False, 1)
         options = cuda_conv.Options(lambda *_: w, lambda *_, chosen=schedule: chosen, None, None)
-        cuda_conv._launch(w, "nhwc", {"x": x, "w": filters}, 1 << 21, "f16", options)
+        seen = {"x": x, "w": filters}
+        cuda_conv._run(cuda_conv._make_ready(seen, options, None), seen, 1 << 21)
     assert launched == [(1 << 20, 8192, 1 << 21), (4096 + 2, 8192, 1 << 21)]
     assert copies == [(1 << 20, 4096 + 2, 2 * 64 * 64, "PYSIM_ON_DEVICE", 0)]

@@ -67,6 +67,18 @@ class NumpyLaunch:
         c[...] = value.astype(c.dtype)
 
 
+class NumpyProduct:
+    """`Product` by the same."""
+
+    workspace_bytes = 0
+
+    def __init__(self, workload, schedule, pointers, *, result, pitches) -> None:
+        self.told, self.options = (workload, schedule), {"result": result, "pitches": pitches}
+
+    def run(self, pointers, workspace, epilogue, stream) -> None:
+        NumpyLaunch(*self.told, pointers, **self.options, epilogue=epilogue, stream=stream).run()
+
+
 def rows_at(pointer: int, shape: tuple[int, int], pitch: int, dtype: str) -> np.ndarray:
     kind = np.dtype(DTYPES["f32" if dtype == "tf32" else dtype])
     count = (shape[0] - 1) * pitch + shape[1]
@@ -78,6 +90,7 @@ def rows_at(pointer: int, shape: tuple[int, int], pitch: int, dtype: str) -> np.
 def device(host_device, monkeypatch):  # noqa: F811
     """A device of which only the arithmetic is missing."""
     monkeypatch.setattr(cuda, "Launch", NumpyLaunch)
+    monkeypatch.setattr(cuda, "Product", NumpyProduct)
     return host_device
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "pysim"
 LAYERS = (
-    "errors registry workload schedule machine record",
-    "cachemodel arrays cuda_fill",
+    "errors once registry workload schedule machine record",
+    "cachemodel arguments arrays cuda_fill",
     "runtime emulated cuda planner",
     "measure verify store peers comparison cuda_peers cuda_bench cuda_rivals cuda_comparison cuda_conv cuda_probe cudnn host",
     "frontends commands cli api __init__ __main__",

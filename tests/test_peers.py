@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pysim.check.reference import bytes_of, judge, reference, shapes, trial
 from pysim.errors import MissingError, OperandError
 from pysim.measure.clock import Array, exact_fill, numbers_of, result_from, unwritten
-from pysim.peers.cpu import PEERS, Missing, Peer
 from pysim.peers import cpu as peers
+from pysim.peers.cpu import PEERS, Missing, Peer
 from pysim.problem.text import Conv, Gemm, Workload, parse
 from pysim.runtime import cpu as runtime
 

@@ -28,8 +28,8 @@ from pysim.cachemodel.shared_memory import gemm_shared, tensor_shared
 from pysim.problem.text import Gemm
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.rows import GemmKernel, gemm_kernels
-from pysim.runtime.arrays import SIZES
 from pysim.runtime import cuda
+from pysim.runtime.arrays import SIZES
 from pysim.runtime.cuda import DeviceArray, Launch
 
 PRODUCTS = "regex:^(kernel|wmma_kernel|mma_kernel|wgmma_kernel)$"

@@ -201,6 +201,7 @@ static const struct {
     FIELD(I64, s.k2, INT64_MAX, PLAN, OK, NULL), FIELD(I64, s.k3, INT64_MAX, PLAN, OK, NULL),
 
     FIELD(I32, threads, 0, THREADED, BAD_ARGUMENT, "threads"), FIELD(I32, threads, -1, THREADED, BAD_ARGUMENT, "threads"),
+    FIELD(I32, threads, 1025, THREADED, BAD_ARGUMENT, "1..1024"),
     FIELD(I32, e.activation, 2, COMPUTE, BAD_ARGUMENT, "activation"),
     FIELD(I32, e.activation, -1, COMPUTE, BAD_ARGUMENT, "activation"),
     FIELD(F64, e.alpha, 2, RUN | REFERENCE, BAD_ARGUMENT, "alpha"),

@@ -21,6 +21,7 @@ import os
 import platform
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -51,7 +52,8 @@ from pysim.machine.load import (
     to_toml,
 )
 from pysim.registry.rows import kernels
-from pysim.runtime import Executor, cuda
+from pysim.runtime import cuda
+from pysim.runtime.cpu import Executor
 from pysim.runtime.emulated import executor_for, targets_of, user_cache
 
 CUDA = "cuda"  # the name of this computer's GPU
@@ -61,6 +63,9 @@ PROBE_SECONDS = 0.02
 _PAGE_BYTES = 4096
 _CACHE_VERSION = 3  # raised when a probe or this file measures something else than before
 _ZEN4_MODELS = (range(0x10, 0x20), range(0x60, 0x80), range(0xA0, 0xB0))  # of family 25: Genoa, client parts, Bergamo
+
+
+_detecting = threading.Lock()
 
 
 class Probes(Protocol):
@@ -128,17 +133,18 @@ def detect(
     cpu = read_cpu(cpuinfo)
     caches = read_caches(sysfs, run_getconf)
     cache = _cache_file(cpu, caches, cache_dir)
-    if cached and (known := _recall(cache)):
-        return known
-    if probes is None:
-        from pysim.runtime import cpu as runtime
+    with _detecting:  # threads that measure at once would measure one another
+        if cached and (known := _recall(cache)):
+            return known
+        if probes is None:
+            from pysim.runtime import cpu as runtime
 
-        probes = runtime
-    text = to_toml(_measure(cpu, caches, _core_count(sysfs), probes))
-    machine = loads(text, "host")
-    assert isinstance(machine, Machine)
-    _remember(cache, text)
-    return machine
+            probes = runtime
+        text = to_toml(_measure(cpu, caches, _core_count(sysfs), probes))
+        machine = loads(text, "host")
+        assert isinstance(machine, Machine)
+        _remember(cache, text)
+        return machine
 
 
 def machine(name: str | Machine) -> Machine:

@@ -61,8 +61,8 @@ def measured(
 ) -> "Iterator[Comparison]":
     """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.cpu.compare`, which a GPU has not; `peers`
     is for a GPU: as in `pysim.comparison.cuda.compare`."""
-    from pysim.comparison.cpu import compare
     from pysim.comparison import cuda as cuda_comparison
+    from pysim.comparison.cpu import compare
     from pysim.machine.load import Gpu
     from pysim.measure.store import Store
 

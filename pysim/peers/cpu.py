@@ -30,8 +30,8 @@ from pysim.check.reference import shapes
 from pysim.errors import MissingError, OperandError
 from pysim.measure.clock import Array, dtype_of, random_fill, result_of, unwritten
 from pysim.problem.text import Conv, Gemm, Workload
-from pysim.runtime.cpu import aligned
 from pysim.runtime import cpu as runtime
+from pysim.runtime.cpu import aligned
 
 
 class Peer(NamedTuple):

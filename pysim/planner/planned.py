@@ -140,7 +140,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             mine, schedule = self.workload, self.schedule
             assert isinstance(mine, Gemm)
             transposed = {"trans_a": mine.trans_a, "trans_b": mine.trans_b}
-            return cuda.gemm(x, w, lambda _: schedule, bias=bias, activation=activation, dtype=mine.dtype, **transposed)
+            return cuda.gemm(x, w, cuda.Fixed(schedule), bias=bias, activation=activation, dtype=mine.dtype, **transposed)
         assert isinstance(self.schedule, Schedule)
         if all(row.name != self.kernel for row in kernels()):
             raise PlanError(f"{self.kernel} is no row of the registry, so this plan can be costed but not run")

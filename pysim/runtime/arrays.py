@@ -2,12 +2,15 @@
 """Matrices of other libraries as pointer, shape and strides, wherever they lie: NumPy's interface, `__cuda_array_interface__` or DLPack.
 
 Nothing is copied. A CUDA array is seen through `__cuda_array_interface__` (version 3) where that can say its type, else through DLPack
-(bfloat16). `Matrix.layout` tells how it lies: row-major with a pitch, or column-major, which is a transposed row-major one.
+(bfloat16); PyTorch's, for which either takes tens of microseconds, through the tensor's own methods. `Matrix.layout` tells how it lies:
+row-major with a pitch, or column-major, which is a transposed row-major one.
 """
 
 import ctypes
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +23,7 @@ DTYPES = {
     "bfloat16": "bf16", "float8_e4m3fn": "f8",
 }  # fmt: skip
 SIZES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1, "s32": 4, "f8": 1, "u8": 1}
+_NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
 _DLPACK = {(0, 8): "s8", (0, 32): "s32", (1, 8): "u8", (2, 16): "f16", (2, 32): "f32", (2, 64): "f64", (4, 16): "bf16", (10, 8): "f8"}
 # what libraries raise for an array that they cannot give away
@@ -88,6 +92,8 @@ def is_cuda(x: Any) -> bool:
     """Whether an array lies on a CUDA device."""
     if isinstance(x, np.ndarray):
         return False
+    if _package(type(x)) == "torch":
+        return bool(getattr(x, "is_cuda", False))
     try:
         return int(x.__dlpack_device__()[0]) in (_CUDA, _CUDA_MANAGED)
     except _REFUSALS:
@@ -98,30 +104,64 @@ def is_cuda(x: Any) -> bool:
         return False
 
 
+def refuse_gradients(**given: Any) -> None:
+    """OperandError for a tensor of which PyTorch would want a gradient: what is computed here has none."""
+    for name, x in given.items():
+        if getattr(x, "requires_grad", False) is True:
+            enabled = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
+            if enabled is None or enabled():
+                right = f"pass {name}.detach(), or call under torch.no_grad()"
+                raise OperandError(f"{name} requires a gradient, and none would reach it through this call: {right}")
+
+
 def library_of(x: Any) -> str:
     """The package that an array is of: torch, cupy, numpy, pysim, ..."""
-    return type(x).__module__.partition(".")[0]
+    return _package(type(x))
+
+
+def _package_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+_package: Callable[[type], str] = lru_cache(maxsize=256)(_package_of)
 
 
 def view(x: Any, name: str, stream: int = 0) -> Matrix:
     """An array as it lies; `stream` is where the caller will use it. OperandError where it cannot be seen or its type is unknown."""
     if isinstance(x, np.ndarray):
         return _of_numpy(x, name)
-    if not is_cuda(x):
+    in_torch = _package(type(x)) == "torch"
+    if not (getattr(x, "is_cuda", False) if in_torch else is_cuda(x)):
         return _of_numpy(np.asarray(x), name)
-    known = None
-    if library_of(x) == "torch":
-        x = x.detach()
-        if str(x.dtype).endswith("float8_e4m3fn"):  # which neither interface may know
-            x, known = x.view(sys.modules["torch"].uint8), "f8"
     try:
-        found = _of_interface(x) or _of_dlpack(x, stream)
+        found = _of_torch(x) if in_torch else _of_interface(x) or _of_dlpack(x, stream)
     except _REFUSALS as error:
         raise OperandError(f"{name} is a {type(x).__name__} that does not show its memory: {error}") from None
     if found is None:
         right = ", ".join(DTYPES)
         raise OperandError(f"{name} has the type {getattr(x, 'dtype', 'unknown')}; known are {right}")
-    return found._replace(dtype=known) if known else found
+    return found
+
+
+def pointer(x: Any, name: str, stream: int = 0) -> int:
+    """Where the memory of a CUDA array begins, and no more."""
+    return int(x.data_ptr()) if _package(type(x)) == "torch" else view(x, name, stream).pointer
+
+
+@lru_cache(maxsize=64)
+def _torch_dtype(dtype: Any) -> str | None:
+    """Our name of a torch.dtype."""
+    return DTYPES.get(str(dtype).removeprefix("torch."))
+
+
+def _of_torch(x: Any) -> Matrix | None:
+    """A tensor of PyTorch on a device; None where its type is not known here."""
+    dtype = _torch_dtype(x.dtype)
+    if dtype is None:
+        return None
+    if x.is_neg():
+        raise ValueError("its numbers lie there negated; pass x.resolve_neg()")
+    return Matrix(x.data_ptr(), tuple(x.shape), x.stride(), dtype, x.get_device(), None, x)
 
 
 def _of_numpy(x: Any, name: str) -> Matrix:
@@ -180,10 +220,12 @@ def _device_of(x: Any) -> int:
 
 def current_stream(x: Any) -> int:
     """The stream that the library of a CUDA array works on now; of others what the array's interface says, or the default one."""
-    module = sys.modules.get(library_of(x))
-    if library_of(x) == "torch" and module is not None:
-        return int(module.cuda.current_stream(x.device).cuda_stream)
-    if library_of(x) == "cupy" and module is not None:
+    library = library_of(x)
+    module = sys.modules.get(library)
+    if library == "torch" and module is not None:
+        raw = getattr(getattr(module, "_C", None), "_cuda_getCurrentRawStream", None)  # what torch.compile's own code asks
+        return int(raw(x.get_device()) if raw else module.cuda.current_stream(x.device).cuda_stream)
+    if library == "cupy" and module is not None:
         return int(module.cuda.get_current_stream().ptr)
     try:
         return int(x.__cuda_array_interface__.get("stream") or 0)
@@ -193,11 +235,12 @@ def current_stream(x: Any) -> int:
 
 def on_device_of(x: Any) -> AbstractContextManager[Any]:
     """Makes the device of a CUDA array the current one, where its library can."""
-    module = sys.modules.get(library_of(x))
-    if library_of(x) == "torch" and module is not None:
+    library = library_of(x)
+    module = sys.modules.get(library)
+    if library == "torch" and module is not None:
         found: AbstractContextManager[Any] = module.cuda.device(x.device)
         return found
-    if library_of(x) == "cupy" and module is not None:
+    if library == "cupy" and module is not None:
         device: AbstractContextManager[Any] = module.cuda.Device(_device_of(x))
         return device
     return nullcontext()
@@ -205,11 +248,12 @@ def on_device_of(x: Any) -> AbstractContextManager[Any]:
 
 def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: str) -> Any | None:
     """An uninitialised array of the library of x on its device; None where that library is not known to make one."""
-    module = sys.modules.get(library_of(x))
-    name = next(theirs for theirs, ours in DTYPES.items() if ours == dtype)
-    if library_of(x) == "torch" and module is not None:
+    library = library_of(x)
+    module = sys.modules.get(library)
+    name = _NAMES[dtype]
+    if library == "torch" and module is not None:
         return module.empty(shape, dtype=getattr(module, name), device=x.device)
-    if library_of(x) == "cupy" and module is not None and name not in ("bfloat16", "float8_e4m3fn"):
+    if library == "cupy" and module is not None and name not in ("bfloat16", "float8_e4m3fn"):
         return module.empty(shape, dtype=name)
     return None
 

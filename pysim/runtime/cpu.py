@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only importer of the native library: cffi reads `native/pysim.h`, status codes become exceptions, arrays become pointers.
 
-A prepared convolution or product packs its filters once and owns its workspace, so that a call is one native call. Prepared
-objects may be called again and again, by one thread at a time. Whatever computes takes an executor, which says whose library is
-called: this computer's (LOCAL), or that of another CPU in an emulator (`pysim.runtime.emulated`).
+A ConvLaunch or GemmLaunch is all that calls of one problem under one schedule have in common: structs and sizes, no array. A call
+borrows its workspace, so any number of threads may call one at once; a prepared convolution adds filters that are packed already.
+Nothing of the caller's is written before all is checked. Whatever computes takes an executor, which says whose library is called: this
+computer's (LOCAL), or that of another CPU in an emulator (`pysim.runtime.emulated`).
 """
 
 import importlib.resources
+import math
 import os
 import sys
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
@@ -18,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.errors import MissingError, NativeError, OperandError, PlanError
+from pysim.once import once
 from pysim.problem.text import Conv, Gemm
 from pysim.record.schedule import PACK, STATIONARY, Schedule
 from pysim.registry.rows import kernels, native_file
@@ -28,6 +31,7 @@ NUMPY_DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "bf16"
 RESULT_DTYPES = NUMPY_DTYPES | {"bf16": np.dtype(np.float32), "s8": np.dtype(np.int32)}  # of the result and the bias
 ACTIVATIONS = {None: 0, "relu": 1}
 _ALIGNMENT = 64
+_IDLE_BYTES = 256 << 20  # of workspaces between calls
 
 
 def library_path() -> Path:
@@ -39,7 +43,7 @@ def library_path() -> Path:
     return path
 
 
-@cache
+@once
 def library() -> tuple[Any, Any]:
     """(ffi, lib): the declarations of `pysim.h` and the opened library."""
     import cffi
@@ -141,20 +145,18 @@ def schedule_struct(s: Schedule) -> Any:
 def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
     """An uninitialised array whose data begin on a cache line."""
     dtype = np.dtype(dtype)
-    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    shape = shape if isinstance(shape, tuple) else (shape,)
+    nbytes = math.prod(shape) * dtype.itemsize
     try:
         raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as error:
         raise OperandError(f"cannot allocate {nbytes} bytes for an array of shape {shape}") from error
-    start = -raw.ctypes.data % _ALIGNMENT
-    array: Array = raw[start : start + nbytes].view(dtype).reshape(shape)
-    return array
+    return np.ndarray(shape, dtype, raw, -raw.__array_interface__["data"][0] % _ALIGNMENT)
 
 
 def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     """`x` as a dense array of this shape and a problem's dtype, viewed if it can be; OperandError names what differs."""
-    if not isinstance(x, np.ndarray):
-        x = as_numpy(x, name)
+    x = as_numpy(x, name)
     if dtype == "bf16" and x.dtype.name == "bfloat16":
         x = x.view(np.uint16)
     if x.dtype != NUMPY_DTYPES[dtype]:
@@ -165,8 +167,7 @@ def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
 
 def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     """A bias or a C as a dense array of this shape and of the dtype of a problem's results; errors as `operand`."""
-    if not isinstance(x, np.ndarray):
-        x = as_numpy(x, name)
+    x = as_numpy(x, name)
     if x.dtype != RESULT_DTYPES[dtype]:
         raise OperandError(f"{name} is {x.dtype}, but the results of {dtype} are {RESULT_DTYPES[dtype]}")
     return _dense(x, name, shape)
@@ -175,14 +176,17 @@ def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
 def _dense(x: Array, name: str, shape: tuple[int, ...]) -> Array:
     if x.shape != shape:
         raise OperandError(f"{name} has shape {x.shape}, but the problem needs {shape}")
-    dense: Array = x if x.flags.c_contiguous else np.ascontiguousarray(x)
-    return dense
+    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
 
 def as_numpy(x: Any, name: str) -> Array:
     """A CPU array as NumPy sees it, through the array interface, DLPack or a copy."""
+    if isinstance(x, np.ndarray):
+        return x
     if hasattr(x, "__cuda_array_interface__") or "cuda" in str(getattr(x, "device", "")):
         raise MissingError(f"{name} lies on a GPU, and this build has no CUDA kernels; pass a CPU array")
+    if getattr(x, "requires_grad", False) is True:  # which NumPy refuses; who wants no gradient has said so (`arrays.refuse_gradients`)
+        x = x.detach()
     try:
         if hasattr(x, "__dlpack__") and not hasattr(x, "__array_interface__"):
             view: Array = np.from_dlpack(x)
@@ -206,14 +210,23 @@ def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
     kind = RESULT_DTYPES[dtype]
     if out is None:
         return aligned(shape, kind)
-    array: Array = out if isinstance(out, np.ndarray) else as_numpy(out, "out")
+    array = as_numpy(out, "out")
+    if array is not out and not np.may_share_memory(array, as_numpy(out, "out")):
+        raise OperandError(f"out is a {type(out).__name__}, of which NumPy sees a copy only; right is an array that can be written")
     if array.shape != shape or array.dtype != kind or not array.flags.c_contiguous or not array.flags.writeable:
         raise OperandError(f"out must be a writable C-contiguous {kind} array of shape {shape}")
     return array
 
 
+def _check_apart(out: Array, **operands: Any) -> None:
+    """Refuses an out over what is read, copies of which the library would not know."""
+    for name, x in operands.items():
+        if x is not None and np.may_share_memory(out, as_numpy(x, name)):
+            raise OperandError(f"out overlaps {name}, which is read while it is written")
+
+
 def _activation_code(activation: str | None) -> int:
-    if activation not in ACTIVATIONS:
+    if not (activation is None or isinstance(activation, str)) or activation not in ACTIVATIONS:
         raise OperandError(f"activation {activation!r} is not known; it is None or 'relu'")
     return ACTIVATIONS[activation]
 
@@ -236,15 +249,110 @@ def bias_of(epilogue: Any) -> Array | None:
     return _biases.get(epilogue)
 
 
-def _workspace(executor: Executor, function: str, problem: Any, schedule: Any, threads: int) -> Array:
-    ffi, lib = executor.library()
-    size = ffi.new("int64_t *")
-    check(getattr(lib, function)(problem, schedule, threads, size), executor)
-    return aligned(size[0], np.uint8)
+class Workspaces:
+    """Buffers that calls borrow. One is of one call at a time, and of those that lie idle about `idle_bytes` are kept."""
+
+    def __init__(self, idle_bytes: int) -> None:
+        self.idle_bytes = idle_bytes
+        self._idle: list[Array] = []  # the last one given back is the first one taken: it is the warmest
+
+    def take(self, nbytes: int) -> Array:
+        """A buffer of at least so many bytes."""
+        try:
+            buffer = self._idle.pop()
+        except IndexError:
+            return aligned(nbytes, np.uint8)
+        return buffer if buffer.nbytes >= nbytes else aligned(nbytes, np.uint8)
+
+    def give(self, buffer: Array) -> None:
+        if buffer.nbytes + sum(map(len, self._idle)) <= self.idle_bytes:
+            self._idle.append(buffer)
+
+
+_workspaces = Workspaces(_IDLE_BYTES)
+
+
+class _Launch:
+    """What calls of one problem have in common: `problem` and `schedule` as structs, and the workspace that they need."""
+
+    def __init__(self, workload: Conv | Gemm, problem: Any, schedule: Schedule, threads: int, executor: Executor) -> None:
+        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
+        self._ffi, self._lib = executor.library()
+        self._problem, self._schedule = problem, schedule_struct(schedule)
+        kind = "conv" if isinstance(workload, Conv) else "gemm"
+        self._native = getattr(self._lib, f"pysim_{kind}_run")
+        self.workspace_bytes = self._size(f"pysim_{kind}_workspace_bytes", threads)
+
+    def _size(self, function: str, *arguments: int) -> int:
+        size = self._ffi.new("int64_t *")
+        check(getattr(self._lib, function)(self._problem, self._schedule, *arguments, size), self.executor)
+        return int(size[0])
+
+    def _run(self, epilogue: Any, first: Array, second: Any, y: Array, profile: Any) -> None:
+        """The native call in a borrowed workspace."""
+        pointer, work = self._ffi.from_buffer, _workspaces.take(self.workspace_bytes)
+        try:
+            status = self._native(
+                self._problem, self._schedule, epilogue, self.threads, pointer(first), pointer(second), pointer(y), pointer(work),
+                self.workspace_bytes, profile,
+            )  # fmt: skip
+        finally:
+            _workspaces.give(work)
+        check(status, self.executor)
+
+
+class ConvLaunch(_Launch):
+    """y = act(conv(x, w) + bias): filters are packed in each call."""
+
+    def __init__(self, workload: Conv, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
+        super().__init__(workload, conv_struct(workload), schedule, threads, executor)
+        w = workload
+        self._native_pack = self._lib.pysim_conv_pack_filters
+        self.packed_bytes = self._size("pysim_conv_packed_filter_bytes")
+        self._in_shape = (w.batch, w.channels, w.height, w.width)
+        self._filter_shape = (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w)
+        self._out_shape = (w.batch, w.filters, w.out_h, w.out_w)
+
+    def __call__(self, x: Any, w: Any, bias: Any = None, activation: str | None = None, out: Any = None) -> Array:
+        w, epilogue = self.filters(w), self.epilogue(bias, activation)
+        if out is not None:
+            _check_apart(self.output(out), w=w, bias=bias)
+        packed = _workspaces.take(self.packed_bytes)
+        try:
+            return self.run(x, self.pack(w, packed), epilogue, out)
+        finally:
+            _workspaces.give(packed)
+
+    def filters(self, w: Any) -> Array:
+        """The filters as a dense array."""
+        return operand(w, "w", self._filter_shape, self.workload.dtype)
+
+    def epilogue(self, bias: Any, activation: str | None) -> Any:
+        return _epilogue(1.0, 0.0, None if bias is None else addend(bias, "bias", self._out_shape[1:2], self.workload.dtype), activation)
+
+    def output(self, out: Any) -> Array:
+        return output(out, self._out_shape, self.workload.dtype)
+
+    def pack(self, filters: Array, packed: Array) -> Array:
+        """Packs dense filters into the first bytes of a buffer, and gives these."""
+        packed = packed[: self.packed_bytes]
+        pointer = self._ffi.from_buffer
+        status = self._native_pack(self._problem, self._schedule, pointer(filters), pointer(packed), self.packed_bytes)
+        check(status, self.executor)
+        return packed
+
+    def run(self, x: Any, packed: Array, epilogue: Any, out: Any, profile: Any = None) -> Array:
+        """The convolution with packed filters."""
+        dense, y = operand(x, "x", self._in_shape, self.workload.dtype), self.output(out)
+        if out is not None:
+            _check_apart(y, x=x)
+        self._run(epilogue, dense, packed, y, self._ffi.NULL if profile is None else profile)
+        return y
 
 
 class Prepared:
-    """A convolution with its filters packed: `y = conv(x, out=None)`, input [N][C][H][W], output [N][M][P][Q]."""
+    """A convolution with its filters packed: `y = conv(x, out=None)`, input [N][C][H][W], output [N][M][P][Q]. It keeps no array that
+    it was given, and any number of threads may call it at once."""
 
     def __init__(
         self,
@@ -256,53 +364,83 @@ class Prepared:
         threads: int = 1,
         executor: Executor = LOCAL,
     ) -> None:
-        ffi, lib = executor.library()
-        self.executor = executor
-        w = self.workload = workload
-        self.schedule = schedule
-        self.threads = threads
-        self._conv = conv_struct(w)
-        self._schedule = schedule_struct(schedule)
-        weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
-        bias = None if bias is None else addend(bias, "bias", (w.filters,), w.dtype)
-        self._epilogue = _epilogue(1.0, 0.0, bias, activation)
-        size = ffi.new("int64_t *")
-        check(lib.pysim_conv_packed_filter_bytes(self._conv, self._schedule, size), executor)
-        self._packed = aligned(size[0], np.uint8)
-        packed = ffi.from_buffer(self._packed)
-        check(lib.pysim_conv_pack_filters(self._conv, self._schedule, ffi.from_buffer(weights), packed, size[0]), executor)
-        self._work = _workspace(executor, "pysim_conv_workspace_bytes", self._conv, self._schedule, threads)
-        self.workspace_bytes = self._work.nbytes
-        self._fixed = (packed, ffi.from_buffer(self._work))
-        self._in_shape = (w.batch, w.channels, w.height, w.width)
-        self._out_shape = (w.batch, w.filters, w.out_h, w.out_w)
+        launch = self._launch = ConvLaunch(workload, schedule, threads, executor)
+        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
+        self.workspace_bytes = launch.workspace_bytes
+        self._epilogue = launch.epilogue(None if bias is None else np.array(as_numpy(bias, "bias")), activation)
+        self._packed = launch.pack(launch.filters(weights), aligned(launch.packed_bytes, np.uint8))
 
     def __call__(self, x: Any, out: Any = None) -> Array:
-        ffi, _ = library()
-        return self._run(x, out, ffi.NULL)
+        return self._launch.run(x, self._packed, self._epilogue, out)
 
     def profile(self, x: Any, out: Any = None) -> dict[str, float]:
         """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
-        ffi, _ = library()
-        p = ffi.new("pysim_profile *")
-        self._run(x, out, p)
-        return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
+        return _profiled(lambda into: self._launch.run(x, self._packed, self._epilogue, out, into))
 
-    def _run(self, x: Any, out: Any, profile: Any) -> Array:
-        ffi, lib = self.executor.library()
-        x = operand(x, "x", self._in_shape, self.workload.dtype)
-        y = output(out, self._out_shape, self.workload.dtype)
-        packed, work = self._fixed
-        status = lib.pysim_conv_run(
-            self._conv, self._schedule, self._epilogue, self.threads, ffi.from_buffer(x), packed, ffi.from_buffer(y), work,
-            self.workspace_bytes, profile,
-        )  # fmt: skip
-        check(status, self.executor)
+
+def _profiled(run: Callable[[Any], Any]) -> dict[str, float]:
+    p = library()[0].new("pysim_profile *")
+    run(p)
+    return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
+
+
+class GemmLaunch(_Launch):
+    """C = act(alpha op(A) op(B) + beta C + bias), dense row-major operands, bias per column of C."""
+
+    def __init__(self, workload: Gemm, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
+        super().__init__(workload, gemm_struct(workload), schedule, threads, executor)
+        w = workload
+        self._a_shape = (w.k, w.m) if w.trans_a else (w.m, w.k)
+        self._b_shape = (w.n, w.k) if w.trans_b else (w.k, w.n)
+        self._c_shape = (w.m, w.n)
+
+    def __call__(
+        self,
+        a: Any,
+        b: Any,
+        c: Any = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        bias: Any = None,
+        activation: str | None = None,
+        out: Any = None,
+    ) -> Array:
+        """`c` is read, not written, unless it is `out`."""
+        dtype = self.workload.dtype
+        y = output(out, self._c_shape, dtype)
+        if out is not None:
+            _check_apart(y, a=a, b=b, bias=bias)
+        if c is None and beta != 0:
+            raise OperandError(f"beta is {beta}, so c must be given")
+        # C goes where the result will lie only when nothing can be refused any more
+        added = None if c is None else addend(c, "c", self._c_shape, dtype)
+        into = y
+        if beta != 0 and added is not None and not _same(added, y):
+            if out is not None:
+                _check_apart(y, c=c)
+                into = aligned(self._c_shape, y.dtype)
+            into[...] = added
+        self.run(a, b, into, _epilogue(alpha, beta, self.bias(bias), activation))
+        if into is not y:
+            y[...] = into
         return y
+
+    def bias(self, bias: Any) -> Array | None:
+        return None if bias is None else addend(bias, "bias", self._c_shape[1:], self.workload.dtype)
+
+    def run(self, a: Any, b: Any, y: Array, epilogue: Any, profile: Any = None) -> None:
+        """The product into y, whose values are C."""
+        a, b = operand(a, "a", self._a_shape, self.workload.dtype), operand(b, "b", self._b_shape, self.workload.dtype)
+        self._run(epilogue, a, b, y, self._ffi.NULL if profile is None else profile)
+
+
+def _same(x: Array, y: Array) -> bool:
+    """Whether two dense arrays of one shape lie in one place."""
+    return x is y or x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
 
 
 class PreparedGemm:
-    """C = alpha op(A) op(B) + beta C + bias: `c = gemm(a, b, c=None)`, dense row-major operands, bias per column of C."""
+    """C = alpha op(A) op(B) + beta C + bias: `c = gemm(a, b, c=None)`, where c is read and written."""
 
     def __init__(
         self,
@@ -315,43 +453,24 @@ class PreparedGemm:
         threads: int = 1,
         executor: Executor = LOCAL,
     ) -> None:
-        self.executor = executor
-        w = self.workload = workload
-        self.schedule = schedule
-        self.threads = threads
-        self._gemm = gemm_struct(w)
-        self._schedule = schedule_struct(schedule)
-        bias = None if bias is None else addend(bias, "bias", (w.n,), w.dtype)
-        self._epilogue = _epilogue(alpha, beta, bias, activation)
-        self._work = _workspace(executor, "pysim_gemm_workspace_bytes", self._gemm, self._schedule, threads)
-        self.workspace_bytes = self._work.nbytes
-        self._a_shape = (w.k, w.m) if w.trans_a else (w.m, w.k)
-        self._b_shape = (w.n, w.k) if w.trans_b else (w.k, w.n)
+        launch = self._launch = GemmLaunch(workload, schedule, threads, executor)
+        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
+        self.workspace_bytes = launch.workspace_bytes
+        self._beta = beta
+        self._epilogue = _epilogue(alpha, beta, launch.bias(None if bias is None else np.array(as_numpy(bias, "bias"))), activation)
 
     def __call__(self, a: Any, b: Any, c: Any = None) -> Array:
-        ffi, _ = library()
-        return self._run(a, b, c, ffi.NULL)
+        return self._run(a, b, c)
 
     def profile(self, a: Any, b: Any, c: Any = None) -> dict[str, float]:
         """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
-        ffi, _ = library()
-        p = ffi.new("pysim_profile *")
-        self._run(a, b, c, p)
-        return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
+        return _profiled(lambda into: self._run(a, b, c, into))
 
-    def _run(self, a: Any, b: Any, c: Any, profile: Any) -> Array:
-        ffi, lib = self.executor.library()
-        w = self.workload
-        a = operand(a, "a", self._a_shape, w.dtype)
-        b = operand(b, "b", self._b_shape, w.dtype)
-        if c is None and self._epilogue.beta != 0:
-            raise OperandError(f"beta is {self._epilogue.beta}, so c must be given")
-        y = output(c, (w.m, w.n), w.dtype)
-        status = lib.pysim_gemm_run(
-            self._gemm, self._schedule, self._epilogue, self.threads, ffi.from_buffer(a), ffi.from_buffer(b), ffi.from_buffer(y),
-            ffi.from_buffer(self._work), self.workspace_bytes, profile,
-        )  # fmt: skip
-        check(status, self.executor)
+    def _run(self, a: Any, b: Any, c: Any, profile: Any = None) -> Array:
+        if c is None and self._beta != 0:
+            raise OperandError(f"beta is {self._beta}, so c must be given")
+        y = output(c, (self.workload.m, self.workload.n), self.workload.dtype)
+        self._launch.run(a, b, y, self._epilogue, profile)
         return y
 
 
@@ -366,7 +485,7 @@ def run_conv(
     executor: Executor = LOCAL,
 ) -> Array:
     """One convolution under `schedule`, filters packed for this call."""
-    return Prepared(w, weights, schedule, bias, activation, threads, executor)(x)
+    return ConvLaunch(w, schedule, threads, executor)(x, weights, bias, activation)
 
 
 def run_gemm(
@@ -380,7 +499,7 @@ def run_gemm(
     executor: Executor = LOCAL,
 ) -> Array:
     """One matrix product under `schedule`."""
-    return PreparedGemm(w, schedule, bias=bias, activation=activation, threads=threads, executor=executor)(a, b)
+    return GemmLaunch(w, schedule, threads, executor)(a, b, bias=bias, activation=activation)
 
 
 def reference_conv(

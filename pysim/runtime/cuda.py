@@ -9,8 +9,8 @@ are NumPy's: they are copied to the device and the result back.
 import importlib.resources
 import math
 import os
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.errors import MissingError, NativeError, OperandError, PlanError, choose
+from pysim.once import Recent, once
 from pysim.problem.text import GEMM_DTYPES, Gemm
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.rows import Attributes, epilogues, gemm_kernel, gemm_kernels, native_file
-from pysim.runtime.arrays import SIZES, Matrix
 from pysim.runtime import arrays
+from pysim.runtime.arrays import SIZES, Matrix
 
 Array = NDArray[Any]
 Activation = str | tuple[str, float, float] | None
@@ -69,7 +70,7 @@ def library_path() -> Path:
     return path
 
 
-@cache
+@once
 def library() -> tuple[Any, Any]:
     """(ffi, lib): the declarations of `pysim.h` and the opened CUDA library; needs no driver and no device."""
     import cffi
@@ -94,7 +95,7 @@ def check(status: int) -> None:
         raise NativeError(ffi.string(lib.pysim_cuda_last_error()).decode())
 
 
-@cache
+@once
 def devices() -> tuple[Device, ...]:
     """Every device, at least one. MissingError without library, driver or device."""
     ffi, lib = library()
@@ -148,12 +149,16 @@ def epilogue_struct(alpha: float, beta: float, bias: int, activation: Activation
     ffi, _ = library()
     name, low, high = activation if isinstance(activation, tuple) and len(activation) == 3 else (activation, -math.inf, math.inf)
     name = "identity" if name is None else name
+    try:
+        low, high = float(low), float(high)
+    except (TypeError, ValueError):
+        raise OperandError(f"activation is {activation!r}; clamp's bounds are two numbers: ('clamp', low, high)") from None
     if not isinstance(name, str) or name not in epilogues():
         raise OperandError(f"activation {name!r} is not known; {choose(name, epilogues())}, clamp as ('clamp', low, high)")
     if name == "clamp" and not (isinstance(activation, tuple) and low <= high):
         raise OperandError("clamp needs its bounds: activation=('clamp', low, high), low at most high")
     largest = float(np.finfo(np.float32).max)
-    bounds = [min(max(float(bound), -largest), largest) for bound in (low, high)]
+    bounds = [min(max(bound, -largest), largest) for bound in (low, high)]
     fields = {"alpha": alpha, "beta": beta, "bias": ffi.cast("void *", bias), "activation": epilogues()[name]}
     return ffi.new("pysim_cuda_epilogue *", fields | {"low": bounds[0], "high": bounds[1]})
 
@@ -228,6 +233,37 @@ def synchronize(stream: int = 0) -> None:
 # Launches
 
 
+class Product:
+    """A product under a schedule, without its operands, of which only the alignment of A and B is looked at: any that begin at multiples of
+    the same powers of two, up to ALIGNED, can be run."""
+
+    def __init__(
+        self,
+        workload: Gemm,
+        schedule: GpuSchedule,
+        pointers: tuple[int, int, int],
+        *,
+        result: str | None = None,
+        pitches: tuple[int, int, int] | None = None,
+    ) -> None:
+        ffi, lib = library()
+        self._cast, self._pointer, self._run = ffi.cast, ffi.typeof("void *"), lib.pysim_cuda_gemm_run
+        self.problem, self.schedule = gemm_struct(workload, result or result_of(workload.dtype), pitches), schedule_struct(schedule)
+        size, (a, b, _) = ffi.new("int64_t *"), (ffi.cast("void *", pointer) for pointer in pointers)
+        check(lib.pysim_cuda_gemm_workspace_bytes(self.problem, self.schedule, a, b, size))
+        self.workspace_bytes = int(size[0])
+
+    def run(self, pointers: tuple[int, int, int], workspace: int, epilogue: Any, stream: int) -> None:
+        """Puts the product on a stream."""
+        cast, kind = self._cast, self._pointer
+        a, b, c = pointers
+        status = self._run(
+            self.problem, self.schedule, epilogue, cast(kind, a), cast(kind, b), cast(kind, c), cast(kind, workspace),
+            self.workspace_bytes, cast(kind, stream),
+        )  # fmt: skip
+        check(status)
+
+
 class Launch:
     """One product, ready to run again and again: operands by pointer, its schedule, epilogue, workspace and stream.
 
@@ -246,36 +282,32 @@ class Launch:
         stream: int = 0,
         make: Callable[[int], tuple[Any, int]] | None = None,
     ) -> None:
-        ffi, lib = library()
-        self._gemm = gemm_struct(workload, result or result_of(workload.dtype), pitches)
-        self._schedule = schedule_struct(schedule)
+        ffi, _ = library()
+        self._product = Product(workload, schedule, pointers, result=result, pitches=pitches)
         self._epilogue = epilogue or epilogue_struct(1.0, 0.0, 0, None)
-        self._a, self._b, self._c = (ffi.cast("void *", pointer) for pointer in pointers)
+        self._operands = tuple(ffi.cast("void *", pointer) for pointer in pointers)
         self._stream = ffi.cast("void *", stream)
-        size = ffi.new("int64_t *")
-        check(lib.pysim_cuda_gemm_workspace_bytes(self._gemm, self._schedule, self._a, self._b, size))
-        self.workspace_bytes = int(size[0])
+        self.workspace_bytes = self._product.workspace_bytes
         owner, pointer = (make or own_bytes)(self.workspace_bytes) if self.workspace_bytes else (None, 0)
         self._owner, self._workspace = owner, ffi.cast("void *", pointer)
 
+    def _told(self) -> tuple[Any, ...]:
+        one = self._product
+        return (one.problem, one.schedule, self._epilogue, *self._operands, self._workspace, self.workspace_bytes, self._stream)
+
     def run(self) -> None:
         """Puts the product on the stream."""
-        _, lib = library()
-        operands = (self._a, self._b, self._c, self._workspace, self.workspace_bytes, self._stream)
-        check(lib.pysim_cuda_gemm_run(self._gemm, self._schedule, self._epilogue, *operands))
+        check(library()[1].pysim_cuda_gemm_run(*self._told()))
 
     def reference(self) -> None:
         """Puts the plain loops, summed in float64, on the stream instead."""
-        _, lib = library()
-        check(lib.pysim_cuda_gemm_reference(self._gemm, self._epilogue, self._a, self._b, self._c, self._stream))
+        check(library()[1].pysim_cuda_gemm_reference(self._product.problem, self._epilogue, *self._operands, self._stream))
 
     def time(self, samples: int, warmups: int = 1) -> NDArray[np.float64]:
         """Device seconds of each of `samples` runs, between two events."""
         ffi, lib = library()
         seconds = np.empty(samples)
-        operands = (self._a, self._b, self._c, self._workspace, self.workspace_bytes, self._stream)
-        into = ffi.cast("double *", seconds.ctypes.data)
-        check(lib.pysim_cuda_gemm_time(self._gemm, self._schedule, self._epilogue, *operands, warmups, samples, into))
+        check(lib.pysim_cuda_gemm_time(*self._told(), warmups, samples, ffi.cast("double *", seconds.ctypes.data)))
         return seconds
 
 
@@ -288,6 +320,16 @@ def own_bytes(size: int) -> tuple[Any, int]:
 # Products of arrays
 
 Chooser = Callable[[Gemm], GpuSchedule]
+ALIGNED = 256  # bytes: what PyTorch's and CUDA's allocations begin at, and more than any kernel asks for
+
+
+class Fixed(msgspec.Struct, frozen=True):
+    """A chooser of one schedule."""
+
+    schedule: GpuSchedule
+
+    def __call__(self, _: Gemm, /) -> GpuSchedule:
+        return self.schedule
 
 
 class Options(NamedTuple):
@@ -320,26 +362,26 @@ def gemm(
 
     All arrays are CUDA arrays, or all are host arrays, which are copied. Row- and column-major matrices, so transposed views too, are
     taken as they lie. `dtype` says how elements are multiplied where there is a choice ("tf32" of float32, "f8" of uint8 bytes).
-    `choose_schedule` is asked for the schedule of the product as the kernels see it. Raises OperandError for arrays that do not fit.
+    `choose_schedule` is asked for the schedule of the product as the kernels see it, once for operands that lie alike: equal choosers
+    choose alike. Raises OperandError for arrays that do not fit.
     """
-    devices()
+    several = len(devices()) > 1
     given = {"a": a, "b": b, "c": c, "bias": bias, "out": out}
-    on_device = one_place(given)
     options = Options(choose_schedule, alpha, beta, trans_a, trans_b, activation, dtype)
-    if on_device:
-        with arrays.on_device_of(a):
+    if arrays.is_cuda(a):
+        with arrays.on_device_of(a) if several else nullcontext():
             return _on_device(given, options)
+    check_place(given)
     return _from_host(given, options)
 
 
-def one_place(given: dict[str, Any]) -> bool:
-    """Whether arrays lie on a GPU or in host memory. OperandError where some do and some do not."""
+def check_place(given: dict[str, Any]) -> None:
+    """OperandError where some arrays lie on a GPU and some in host memory."""
     places = {name: arrays.is_cuda(x) for name, x in given.items() if x is not None}
-    if len(set(places.values())) > 1:
-        here = [name for name, on in places.items() if on]
-        there = [name for name, on in places.items() if not on]
+    here = [name for name, on in places.items() if on]
+    there = [name for name, on in places.items() if not on]
+    if here and there:
         raise OperandError(f"{', '.join(here)} lie on a GPU but {', '.join(there)} in host memory; they must lie in one place")
-    return any(places.values())
 
 
 def _from_host(given: dict[str, Any], options: Options) -> Any:
@@ -374,17 +416,45 @@ def _sent(x: Array, name: str) -> Matrix:
 
 def _on_device(given: dict[str, Any], options: Options) -> Any:
     a, out = given["a"], given["out"]
-    stream = arrays.current_stream(a)
-    names = [name for name in given if given[name] is not None and (name != "c" or options.beta != 0)]
-    seen = {name: arrays.view(given[name], name, stream) for name in names}
-    if len({matrix.device for matrix in seen.values()}) > 1:
-        raise OperandError(f"the arrays lie on devices {', '.join(f'{name}: {x.device}' for name, x in seen.items())}; one is needed")
-    for matrix in seen.values():
-        if matrix.stream not in (None, stream):
-            synchronize(matrix.stream or 0)
+    if options.beta == 0:
+        given["c"] = None
+    seen, stream = views(given, a)
     target = seen.pop("out", None)
     owner, _ = _product(seen, (target, out) if target else None, options, a, stream)
     return owner
+
+
+def views(given: dict[str, Any], first: Any) -> tuple[dict[str, Matrix], int]:
+    """Device arrays as they lie, and the stream of the first one, which waits for what other streams do to them."""
+    stream = arrays.current_stream(first)
+    seen = {name: arrays.view(x, name, stream) for name, x in given.items() if x is not None}
+    device = next(iter(seen.values())).device
+    for matrix in seen.values():
+        if matrix.device != device:
+            check_place(given)
+            raise OperandError(f"the arrays lie on devices {', '.join(f'{name}: {x.device}' for name, x in seen.items())}; one is needed")
+    for matrix in seen.values():
+        if matrix.stream is not None and matrix.stream != stream:
+            synchronize(matrix.stream)
+    return seen, stream
+
+
+class _Ready(NamedTuple):
+    """What products of operands that lie alike have in common."""
+
+    product: Product
+    result: str
+    shape: tuple[int, int]
+    flip: bool  # C^T = op(B)^T op(A)^T
+    epilogue: Any  # without bias
+
+
+ready: Recent[Any] = Recent(256)  # what lies how, and what is asked -> what is ready for it; of convolutions, too
+
+
+def signature(seen: dict[str, Matrix]) -> Hashable:
+    """How arrays lie: what a launch depends on but for where exactly."""
+    return tuple((name, x.shape, x.strides, x.dtype, x.pointer % ALIGNED) for name, x in seen.items())
 
 
 def _product(
@@ -395,54 +465,77 @@ def _product(
     stream: int = 0,
 ) -> tuple[Any, Matrix]:
     """Launches the product of matrices on the device into `target` or new memory; (the array, how it lies)."""
+    key = (signature(seen), target and signature({"out": target[0]}), options)
+    one: _Ready = ready.get(key) or ready.put(key, _make_ready(seen, target[0] if target else None, options))
+    if target is None:
+        owner = arrays.empty_like_kind(like, one.shape, one.result) if like is not None else None
+        owner = DeviceArray(one.shape, one.result) if owner is None else owner
+        at = owner.pointer if isinstance(owner, DeviceArray) else arrays.pointer(owner, "the result", stream)
+        c = Matrix(at, one.shape, (one.shape[1], 1), one.result, seen["a"].device, None, owner)
+    else:
+        c, owner = target
+        check_apart(c, {name: x for name, x in seen.items() if name != "c"})
+    workspace = workspace_like(like, one.product.workspace_bytes, stream)
+    epilogue = with_bias(one.epilogue, seen.get("bias"))
+    if "c" in seen:
+        _put(seen["c"], c, stream)
+    a, b = seen["a"].pointer, seen["b"].pointer
+    one.product.run((b, a, c.pointer) if one.flip else (a, b, c.pointer), workspace[1], epilogue, stream)
+    return owner, c
+
+
+def _make_ready(seen: dict[str, Matrix], target: Matrix | None, options: Options) -> _Ready:
+    """Checks how operands lie, and chooses the schedule of their product."""
     a, b = _contiguous(seen["a"], "a"), _contiguous(seen["b"], "b")
     how = multiplied(a, b, options.dtype)
     if options.beta != 0 and "c" not in seen:
         raise OperandError(f"beta is {options.beta}, so c must be given")
+    if how == "s8" and not (float(options.alpha).is_integer() and float(options.beta).is_integer()):
+        raise OperandError(f"alpha is {options.alpha} and beta is {options.beta}; for s8, whose result is exact, both are whole numbers")
     (k, m), (n, depth) = a.shape[:: 1 if options.trans_a else -1], b.shape[:: 1 if options.trans_b else -1]
     if k != depth:
         raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; they must agree")
-    result = target[0].dtype if target else seen["c"].dtype if "c" in seen else result_of(how)
+    result = target.dtype if target else seen["c"].dtype if "c" in seen else result_of(how)
     if result not in RESULTS[how]:
         raise OperandError(f"a product of {how} cannot result in {result}; it may in {' or '.join(RESULTS[how])}")
-    if target is None:
-        owner = arrays.empty_like_kind(like, (m, n), result) if like is not None else None
-        owner = DeviceArray((m, n), result) if owner is None else owner
-        c = owner.matrix() if isinstance(owner, DeviceArray) else arrays.view(owner, "the result", stream)
-    else:
-        c, owner = target
-        _check_target(c, (m, n), seen)
-    if "c" in seen:
-        _put(seen["c"], c, stream)
-    bias = _bias(seen.get("bias"), n, result)
-    layout = c.layout
+    layout = target.layout if target else arrays.Layout(False, n)
+    if target and (target.shape != (m, n) or layout is None):
+        have = f"{target.shape}, strides {target.strides}"
+        raise OperandError(f"out must be a matrix of shape {(m, n)} with contiguous rows or columns; it has {have}")
     assert layout is not None
+    if "c" in seen and (seen["c"].shape != (m, n) or seen["c"].dtype != result):
+        raise OperandError(f"c is {seen['c'].dtype} of shape {seen['c'].shape}, but the result is {result} of shape {(m, n)}")
+    bias = _bias(seen.get("bias"), n, result)
     pitches, flip = (a.layout, b.layout), layout.transposed
     flags = [flag != bool(lies and lies.transposed) for flag, lies in zip((options.trans_a, options.trans_b), pitches, strict=True)]
     if flip and bias:
         raise OperandError("a column-major out takes no bias, which is one value per column: give a row-major out")
     workload = Gemm(m=m, n=n, k=k, trans_a=flags[0], trans_b=flags[1], dtype=how)
-    operands, widths = (a.pointer, b.pointer, c.pointer), [lies.pitch if lies else 0 for lies in pitches]
-    if flip:  # C^T = op(B)^T op(A)^T
+    operands, widths = (a.pointer, b.pointer, 0), [lies.pitch if lies else 0 for lies in pitches]
+    if flip:
         workload = Gemm(m=n, n=m, k=k, trans_a=not flags[1], trans_b=not flags[0], dtype=how)
-        operands, widths = (b.pointer, a.pointer, c.pointer), widths[::-1]
+        operands, widths = (b.pointer, a.pointer, 0), widths[::-1]
+    epilogue = epilogue_struct(options.alpha, options.beta, 0, options.activation)
+    product = Product(workload, options.choose_schedule(workload), operands, result=result, pitches=(widths[0], widths[1], layout.pitch))
+    return _Ready(product, result, (m, n), flip, epilogue)
 
-    def make(size: int) -> tuple[Any, int]:
-        memory = arrays.empty_like_kind(like, (size,), "u8") if like is not None else None
-        return (memory, arrays.view(memory, "workspace", stream).pointer) if memory is not None else own_bytes(size)
 
-    launch = Launch(
-        workload,
-        options.choose_schedule(workload),
-        operands,
-        result=result,
-        pitches=(widths[0], widths[1], layout.pitch),
-        epilogue=epilogue_struct(options.alpha, options.beta, bias, options.activation),
-        stream=stream,
-        make=make,
-    )
-    launch.run()
-    return owner, c
+def with_bias(epilogue: Any, bias: Matrix | None) -> Any:
+    """An epilogue, or a copy that has a bias: the epilogue itself is of all threads."""
+    if bias is None:
+        return epilogue
+    ffi, _ = library()
+    own = ffi.new("pysim_cuda_epilogue *", epilogue[0])
+    own.bias = ffi.cast("void *", bias.pointer)
+    return own
+
+
+def workspace_like(like: Any, size: int, stream: int) -> tuple[Any, int]:
+    """So many bytes on the device, by the library of `like` if there is one and it can, as (owner, pointer)."""
+    if not size:
+        return None, 0
+    memory = arrays.empty_like_kind(like, (size,), "u8") if like is not None else None
+    return own_bytes(size) if memory is None else (memory, arrays.pointer(memory, "workspace", stream))
 
 
 def _contiguous(x: Matrix, name: str) -> Matrix:
@@ -468,18 +561,14 @@ def multiplied(a: Matrix, b: Matrix, dtype: str | None, names: tuple[str, str] =
     return dtype
 
 
-def _check_target(c: Matrix, shape: tuple[int, int], seen: dict[str, Matrix]) -> None:
-    if c.shape != shape or c.layout is None:
-        raise OperandError(f"out must be a matrix of shape {shape} with contiguous rows or columns; it has {c.shape}, strides {c.strides}")
-    for name in ("a", "b", "bias"):
-        if name in seen and c.overlaps(seen[name]):
+def check_apart(out: Matrix, seen: dict[str, Matrix]) -> None:
+    for name, one in seen.items():
+        if out.overlaps(one):
             raise OperandError(f"out overlaps {name}, which is read while it is written")
 
 
 def _put(source: Matrix, c: Matrix, stream: int) -> None:
     """Copies c, which is read, into the result, where it is added to."""
-    if source.shape != c.shape or source.dtype != c.dtype:
-        raise OperandError(f"c is {source.dtype} of shape {source.shape}, but the result is {c.dtype} of shape {c.shape}")
     if (source.pointer, source.strides) == (c.pointer, c.strides):
         return
     dense = math.prod(c.shape) * SIZES[c.dtype]

@@ -9,6 +9,8 @@ the 16 bytes by which rows of wgmma copy.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +20,8 @@ from pysim.errors import OperandError, PlanError
 from pysim.problem.text import Conv
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule
 from pysim.registry.rows import CONV_LAYOUTS, Attributes, conv_kernel, gemm_kernel
-from pysim.runtime.arrays import Matrix
 from pysim.runtime import arrays, cuda
+from pysim.runtime.arrays import Matrix
 from pysim.runtime.cuda import RESULTS, Activation, DeviceArray, check, library
 
 Describe = Callable[[tuple[int, ...], tuple[int, ...], str], Conv]
@@ -73,6 +75,26 @@ def attributes(w: Conv, kernel: str, layout: str = "nchw") -> Attributes:
 # Launches
 
 
+class Convolution:
+    """A convolution under a schedule, without its operands."""
+
+    def __init__(self, workload: Conv, schedule: GpuConvSchedule, layout: str, result: str) -> None:
+        ffi, lib = library()
+        self._cast, self._pointer, self._run = ffi.cast, ffi.typeof("void *"), lib.pysim_cuda_conv_run
+        self.problem, self.schedule = conv_struct(workload, result, layout), schedule_struct(schedule)
+        self.workspace_bytes = workspace_bytes(workload, schedule, layout, result)
+
+    def run(self, pointers: tuple[int, int, int], workspace: int, epilogue: Any, stream: int) -> None:
+        """Puts the convolution (x, w, y by pointer) on a stream."""
+        cast, kind = self._cast, self._pointer
+        x, w, y = pointers
+        status = self._run(
+            self.problem, self.schedule, epilogue, cast(kind, x), cast(kind, w), cast(kind, y), cast(kind, workspace),
+            self.workspace_bytes, cast(kind, stream),
+        )  # fmt: skip
+        check(status)
+
+
 class Launch:
     """One convolution, ready to run again and again: operands (x, w, y) by pointer, its schedule, epilogue, workspace and stream.
 
@@ -92,32 +114,31 @@ class Launch:
         make: Callable[[int], tuple[Any, int]] | None = None,
     ) -> None:
         ffi, _ = library()
-        result = result or cuda.result_of(workload.dtype)
-        self._conv, self._schedule = conv_struct(workload, result, layout), schedule_struct(schedule)
+        self._convolution = Convolution(workload, schedule, layout, result or cuda.result_of(workload.dtype))
         self._epilogue = epilogue or cuda.epilogue_struct(1.0, 0.0, 0, None)
         self._pointers = tuple(ffi.cast("void *", pointer) for pointer in pointers)
         self._stream = ffi.cast("void *", stream)
-        self.workspace_bytes = workspace_bytes(workload, schedule, layout, result)
+        self.workspace_bytes = self._convolution.workspace_bytes
         owner, pointer = (make or cuda.own_bytes)(self.workspace_bytes) if self.workspace_bytes else (None, 0)
         self._owner, self._workspace = owner, ffi.cast("void *", pointer)
 
+    def _told(self) -> tuple[Any, ...]:
+        one = self._convolution
+        return (one.problem, one.schedule, self._epilogue, *self._pointers, self._workspace, self.workspace_bytes, self._stream)
+
     def run(self) -> None:
         """Puts the convolution on the stream."""
-        _, lib = library()
-        told = (*self._pointers, self._workspace, self.workspace_bytes, self._stream)
-        check(lib.pysim_cuda_conv_run(self._conv, self._schedule, self._epilogue, *told))
+        check(library()[1].pysim_cuda_conv_run(*self._told()))
 
     def reference(self) -> None:
         """Puts the plain loops, summed in float64, on the stream instead."""
-        _, lib = library()
-        check(lib.pysim_cuda_conv_reference(self._conv, self._epilogue, *self._pointers, self._stream))
+        check(library()[1].pysim_cuda_conv_reference(self._convolution.problem, self._epilogue, *self._pointers, self._stream))
 
     def time(self, samples: int, warmups: int = 1) -> NDArray[np.float64]:
         """Device seconds of each of `samples` runs, between two events."""
         ffi, lib = library()
         seconds = np.empty(samples)
-        told = (*self._pointers, self._workspace, self.workspace_bytes, self._stream, warmups, samples)
-        check(lib.pysim_cuda_conv_time(self._conv, self._schedule, self._epilogue, *told, ffi.cast("double *", seconds.ctypes.data)))
+        check(lib.pysim_cuda_conv_time(*self._told(), warmups, samples, ffi.cast("double *", seconds.ctypes.data)))
         return seconds
 
 
@@ -146,14 +167,16 @@ def conv2d(
     """act(conv(x, w) + bias) on the GPU, N C H W; the result is `out` or a new array of the kind that x is, lying as x does.
 
     All arrays are CUDA arrays, or all are host arrays, which are copied. `describe` makes the problem of the shapes of x and w and of how
-    they are multiplied, `choose` its schedule in a layout. Raises OperandError for arrays that do not fit.
+    they are multiplied, `choose` its schedule in a layout, both once for arrays that lie alike: equal ones answer alike. Raises
+    OperandError for arrays that do not fit.
     """
-    cuda.devices()
+    several = len(cuda.devices()) > 1
     given = {"x": x, "w": w, "bias": bias, "out": out}
     options = Options(describe, choose, activation, dtype)
-    if cuda.one_place(given):
-        with arrays.on_device_of(x):
+    if arrays.is_cuda(x):
+        with arrays.on_device_of(x) if several else nullcontext():
             return _on_device(given, options)
+    cuda.check_place(given)
     return _from_host(given, options)
 
 
@@ -188,9 +211,9 @@ def _from_host(given: dict[str, Any], options: Options) -> Any:
         dense = np.ascontiguousarray(array.transpose(PERMUTED) if layout == "nhwc" and array.ndim == 4 else array)
         memory = DeviceArray(dense.shape, seen[name].dtype).fill(dense)
         sent[name] = seen[name]._replace(pointer=memory.pointer, device=0, owner=memory, strides=_dense(array.shape, layout))
-    problem, result = _problem(sent, options, None)
-    target = DeviceArray(lying(problem, layout), result)
-    _launch(problem, layout, sent, target.pointer, result, options)
+    one = _make_ready(sent, options, None, layout)
+    target, result = DeviceArray(one.shape, one.result), one.result
+    _run(one, sent, target.pointer)
     names = {ours: theirs for theirs, ours in arrays.DTYPES.items()}
     kinds = {seen[name].dtype: array.dtype for name, array in host.items()}
     found = target.read(np.empty(target.shape, kinds.get(result) or np.dtype(names[result])))
@@ -217,37 +240,65 @@ def lying(w: Conv, layout: str) -> tuple[int, int, int, int]:
     return (w.batch, w.filters, w.out_h, w.out_w) if layout == "nchw" else (w.batch, w.out_h, w.out_w, w.filters)
 
 
+class _Ready(NamedTuple):
+    """What convolutions of arrays that lie alike have in common."""
+
+    convolution: Convolution
+    shape: tuple[int, int, int, int]  # of y, as it lies
+    layout: str
+    result: str
+    relays: bool  # w lies otherwise than the layout has it
+    copies: bool  # operands that begin off COPIED_BYTES
+    epilogue: Any  # without bias
+
+
 def _on_device(given: dict[str, Any], options: Options) -> Any:
     x, out = given["x"], given["out"]
-    stream = arrays.current_stream(x)
-    seen = {name: arrays.view(one, name, stream) for name, one in given.items() if one is not None}
-    if len({matrix.device for matrix in seen.values()}) > 1:
-        raise OperandError(f"the arrays lie on devices {', '.join(f'{name}: {one.device}' for name, one in seen.items())}; one is needed")
-    layout = _layout_of(seen["x"])
-    if layout == "nchw" and out is not None and len(seen["out"].shape) == 4 and lies(seen["x"], "nhwc") and not lies(seen["out"], "nchw"):
-        layout = "nhwc"  # x lies either way, and the result is wanted so
-    if len(seen["w"].shape) == 4 and not lies(seen["w"], layout):
-        copied = arrays.relaid(given["w"], layout == "nhwc")
-        if copied is None:
-            raise OperandError(f"x lies {layout.upper()} but w has strides {seen['w'].strides}; pass a copy of w that lies so too")
-        seen["w"] = arrays.view(copied, "w", stream)._replace(owner=copied)
-    for matrix in seen.values():
-        if matrix.stream not in (None, stream):
-            cuda.synchronize(matrix.stream or 0)
+    seen, stream = cuda.views(given, x)
     target = seen.pop("out", None)
-    problem, result = _problem(seen, options, target)
-    if target is None:
-        out = arrays.empty_like_kind(x, lying(problem, layout), result)
-        if out is None and layout == "nhwc":
-            raise OperandError(f"a {type(x).__name__} cannot be made here to lie channels last; pass out")
-        out = DeviceArray(lying(problem, layout), result) if out is None else out
-        pointer = out.pointer if isinstance(out, DeviceArray) else arrays.view(out, "the result", stream).pointer
-        out = arrays.channels_second(out) if layout == "nhwc" else out
-    else:
-        _check_target(target, problem, layout, seen)
+    key = (cuda.signature(seen), target and cuda.signature({"out": target}), options)
+    one: _Ready = cuda.ready.get(key) or cuda.ready.put(key, _make_ready(seen, options, target))
+    if target is not None:
+        cuda.check_apart(target, seen)
+    if one.relays:
+        copied = arrays.relaid(given["w"], one.layout == "nhwc")
+        if copied is None:
+            raise OperandError(f"x lies {one.layout.upper()} but w has strides {seen['w'].strides}; pass a copy of w that lies so too")
+        seen["w"] = arrays.view(copied, "w", stream)._replace(owner=copied)
+    if target is not None:
         pointer = target.pointer
-    _launch(problem, layout, seen, pointer, result, options, x, stream)
+    else:
+        out = arrays.empty_like_kind(x, one.shape, one.result)
+        if out is None and one.layout == "nhwc":
+            raise OperandError(f"a {type(x).__name__} cannot be made here to lie channels last; pass out")
+        out = DeviceArray(one.shape, one.result) if out is None else out
+        pointer = out.pointer if isinstance(out, DeviceArray) else arrays.pointer(out, "the result", stream)
+        out = arrays.channels_second(out) if one.layout == "nhwc" else out
+    _run(one, seen, pointer, x, stream)
     return out
+
+
+def _make_ready(seen: dict[str, Matrix], options: Options, target: Matrix | None, layout: str | None = None) -> _Ready:
+    """Checks how arrays lie, in `layout` or in the one that x and out have, and chooses the schedule of their convolution."""
+    if layout is None:
+        layout = _layout_of(seen["x"])
+        if layout == "nchw" and target is not None and len(target.shape) == 4 and lies(seen["x"], "nhwc") and not lies(target, "nchw"):
+            layout = "nhwc"  # x lies either way, and the result is wanted so
+    problem, result = _problem(seen, options, target)
+    if target is not None:
+        _check_target(target, problem, layout)
+    schedule = options.choose(problem, layout)
+    row = conv_kernel(schedule.kernel)
+    epilogue = cuda.epilogue_struct(1.0, 0.0, 0, options.activation)
+    return _Ready(
+        convolution=Convolution(problem, schedule, layout, result),
+        shape=lying(problem, layout),
+        layout=layout,
+        result=result,
+        relays=not lies(seen["w"], layout),
+        copies=row is not None and row.family == "wgmma",
+        epilogue=epilogue,
+    )
 
 
 def _problem(seen: dict[str, Matrix], options: Options, target: Matrix | None) -> tuple[Conv, str]:
@@ -266,39 +317,20 @@ def _problem(seen: dict[str, Matrix], options: Options, target: Matrix | None) -
     return problem, result
 
 
-def _check_target(out: Matrix, w: Conv, layout: str, seen: dict[str, Matrix]) -> None:
+def _check_target(out: Matrix, w: Conv, layout: str) -> None:
     shape = (w.batch, w.filters, w.out_h, w.out_w)
     if out.shape != shape or not lies(out, layout):
         raise OperandError(f"out must be of shape {shape} and lie {layout.upper()} as x does; it has {out.shape}, strides {out.strides}")
-    for name, one in seen.items():
-        if out.overlaps(one):
-            raise OperandError(f"out overlaps {name}, which is read while it is written")
 
 
-def _launch(
-    w: Conv, layout: str, seen: dict[str, Matrix], pointer: int, result: str, options: Options, like: Any = None, stream: int = 0
-) -> None:
-    bias = seen["bias"].pointer if "bias" in seen else 0
-    schedule = options.choose(w, layout)
-    row = conv_kernel(schedule.kernel)
+def _run(one: _Ready, seen: dict[str, Matrix], pointer: int, like: Any = None, stream: int = 0) -> None:
+    """Puts the convolution of x and w (and bias) into `pointer` on the stream."""
     operands: list[Matrix | DeviceArray] = [seen["x"], seen["w"]]
-    if row is not None and row.family == "wgmma":
-        operands = [one if one.pointer % COPIED_BYTES == 0 else _moved(one, stream) for one in (seen["x"], seen["w"])]
-
-    def make(size: int) -> tuple[Any, int]:
-        memory = arrays.empty_like_kind(like, (size,), "u8") if like is not None else None
-        return (memory, arrays.view(memory, "workspace", stream).pointer) if memory is not None else cuda.own_bytes(size)
-
-    Launch(
-        w,
-        schedule,
-        (operands[0].pointer, operands[1].pointer, pointer),
-        layout=layout,
-        result=result,
-        epilogue=cuda.epilogue_struct(1.0, 0.0, bias, options.activation),
-        stream=stream,
-        make=make,
-    ).run()
+    if one.copies:
+        operands = [x if x.pointer % COPIED_BYTES == 0 else _moved(x, stream) for x in (seen["x"], seen["w"])]
+    workspace = cuda.workspace_like(like, one.convolution.workspace_bytes, stream)
+    epilogue = cuda.with_bias(one.epilogue, seen.get("bias"))
+    one.convolution.run((operands[0].pointer, operands[1].pointer, pointer), workspace[1], epilogue, stream)
 
 
 def _moved(one: Matrix, stream: int) -> DeviceArray:
@@ -309,20 +341,31 @@ def _moved(one: Matrix, stream: int) -> DeviceArray:
     return memory
 
 
-def run_plan(w: Conv, schedule: GpuConvSchedule, layout: str, x: Any, filters: Any, bias: Any, activation: Activation) -> Any:
-    """A plan on arrays that make its problem."""
+class Given(NamedTuple):
+    """Describes and chooses what a plan says, and refuses arrays that make another problem."""
 
-    def describe(image: tuple[int, ...], taps: tuple[int, ...], dtype: str) -> Conv:
+    workload: Conv
+    schedule: GpuConvSchedule
+    layout: str
+
+    def describe(self, image: tuple[int, ...], taps: tuple[int, ...], dtype: str) -> Conv:
+        w = self.workload
         shapes = ((w.batch, w.channels, w.height, w.width), (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w))
         if (image, taps, dtype) != (*shapes, w.dtype):
             raise OperandError(f"the plan is for {w.text}, x {shapes[0]} and w {shapes[1]}; the arrays are {dtype}, x {image} and w {taps}")
         return w
 
-    def choose(_: Conv, lying: str) -> GpuConvSchedule:
-        return fitting(schedule, layout, lying)
+    def choose(self, workload: Conv, layout: str) -> GpuConvSchedule:
+        return fitting(self.schedule, self.layout, layout)
 
-    dtype = w.dtype if w.dtype == "tf32" else None
-    return conv2d(x, filters, describe, choose, bias, activation, dtype=dtype)
+
+_given = lru_cache(maxsize=256)(Given)  # methods of one object are equal
+
+
+def run_plan(w: Conv, schedule: GpuConvSchedule, layout: str, x: Any, filters: Any, bias: Any, activation: Activation) -> Any:
+    """A plan on arrays that make its problem."""
+    given = _given(w, schedule, layout)
+    return conv2d(x, filters, given.describe, given.choose, bias, activation, dtype=w.dtype if w.dtype == "tf32" else None)
 
 
 def fitting(schedule: GpuConvSchedule, layout: str, lying: str) -> GpuConvSchedule:

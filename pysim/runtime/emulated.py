@@ -33,8 +33,8 @@ from weakref import WeakSet
 from pysim.errors import MissingError, NativeError, OperandError
 from pysim.machine.load import Gpu, Machine
 from pysim.registry.rows import native_file
-from pysim.runtime.cpu import LOCAL, Executor
 from pysim.runtime import cpu as runtime
+from pysim.runtime.cpu import LOCAL, Executor
 
 GREETING_SECONDS = 60.0
 CALL_SECONDS = 600.0  # $PYSIM_EMULATION_SECONDS replaces it

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of `pysim.conv2d` and `pysim.gemm` costs beyond the kernel, from the second call of a shape on.
+
+    overhead = time of the call - time of its native calls alone, on the same plan, structs and arrays
+
+    python benchmarks/call_overhead.py
+
+Each is the least of several means over many calls: on a computer that others use, only the least is the call's own. On a GPU, where
+PyTorch is installed, the time is the host's until the work is on the stream; the problems are so small that the device keeps up.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import pysim
+from pysim.errors import MissingError
+from pysim.runtime import cpu as runtime
+from pysim.runtime import cuda, cuda_conv
+
+CALLS, ROUNDS = 400, 25
+CONV, IMAGE, FILTERS = "conv:ic4ih6oc8kh3ph1", (1, 4, 6, 6), (8, 4, 3, 3)
+GEMM, EDGE = "gemm:8x8x8", 8
+
+
+def microseconds(call: Callable[[], Any], after: Callable[[], Any] = lambda: None) -> float:
+    """The least mean time of a call; `after` waits, untimed, for what calls began."""
+    call()
+    least = float("inf")
+    for _ in range(ROUNDS):
+        after()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        least = min(least, (time.perf_counter() - start) / CALLS)
+    after()
+    return least * 1e6
+
+
+def native_calls(launch: Any, operands: list[Any]) -> Callable[[], Any]:
+    """The native calls of a launch on the CPU and nothing else; a convolution's filters are packed first, as in each call."""
+    ffi, lib = runtime.library()
+    pointers = [ffi.from_buffer(one) for one in operands]
+    problem, schedule = launch._problem, launch._schedule
+    work = ffi.from_buffer(runtime.aligned(launch.workspace_bytes, np.uint8))
+    epilogue, rest = ffi.new("pysim_epilogue *", [1.0, 0.0, ffi.NULL, 0]), (work, launch.workspace_bytes, ffi.NULL)
+    if isinstance(launch, runtime.GemmLaunch):
+        return lambda: lib.pysim_gemm_run(problem, schedule, epilogue, 1, *pointers, *rest)
+    x, w, y = pointers
+    size = launch.packed_bytes
+    packed = ffi.from_buffer(runtime.aligned(size, np.uint8))
+
+    def call() -> None:
+        lib.pysim_conv_pack_filters(problem, schedule, w, packed, size)
+        lib.pysim_conv_run(problem, schedule, epilogue, 1, x, packed, y, *rest)
+
+    return call
+
+
+def on_cpu() -> dict[str, dict[str, float]]:
+    x, w, y = (np.ones(shape, np.float32) for shape in (IMAGE, FILTERS, (1, 8, 6, 6)))
+    a, c = np.ones((EDGE, EDGE), np.float32), np.empty((EDGE, EDGE), np.float32)
+    conv, product = pysim.plan(CONV), pysim.plan(GEMM)
+    prepared = pysim.prepare(CONV, w, plan=conv)
+    calls = {
+        "conv2d": lambda: pysim.conv2d(x, w, padding=1),
+        "conv2d out=": lambda: pysim.conv2d(x, w, padding=1, out=y),
+        "gemm": lambda: pysim.gemm(a, a),
+        "gemm out=": lambda: pysim.gemm(a, a, out=c),
+        "prepared out=": lambda: prepared(x, y),
+    }
+    convolution = microseconds(native_calls(runtime.ConvLaunch(conv.workload, conv.schedule), [x, w, y]))
+    native = {"conv2d": convolution, "gemm": microseconds(native_calls(runtime.GemmLaunch(product.workload, product.schedule), [a, a, c]))}
+    ffi, lib = runtime.library()
+    launch, work = prepared._launch, runtime.aligned(prepared.workspace_bytes, np.uint8)
+    told = [ffi.from_buffer(one) for one in (x, prepared._packed, y, work)]
+    native["prepared"] = microseconds(
+        lambda: lib.pysim_conv_run(launch._problem, launch._schedule, prepared._epilogue, 1, *told, work.nbytes, ffi.NULL)
+    )
+    return {name: figures(microseconds(call), native[name.split()[0]]) for name, call in calls.items()}
+
+
+def figures(call: float, native: float) -> dict[str, float]:
+    return {"call_us": round(call, 2), "native_us": round(native, 2), "overhead_us": round(call - native, 2)}
+
+
+def on_gpu() -> dict[str, dict[str, float]]:
+    """Of PyTorch's tensors; PyTorch's own calls on the same ones stand beside them."""
+    import torch
+
+    device = {"device": "cuda", "dtype": torch.float16}
+    x, w, a = torch.ones(IMAGE, **device), torch.ones(FILTERS, **device), torch.ones((EDGE, EDGE), **device)
+    y, c = pysim.conv2d(x, w, padding=1), pysim.gemm(a, a)
+    conv, product = (pysim.plan(f"{problem}:f16", "cuda") for problem in (CONV, GEMM))
+    stream, wait = torch.cuda.current_stream().cuda_stream, torch.cuda.synchronize
+    launches: dict[str, Any] = {
+        "conv2d": cuda_conv.Launch(conv.workload, conv.schedule, (x.data_ptr(), w.data_ptr(), y.data_ptr()), stream=stream),
+        "gemm": cuda.Launch(product.workload, product.schedule, (a.data_ptr(), a.data_ptr(), c.data_ptr()), stream=stream),
+    }
+    calls = {
+        "conv2d": lambda: pysim.conv2d(x, w, padding=1),
+        "conv2d out=": lambda: pysim.conv2d(x, w, padding=1, out=y),
+        "gemm": lambda: pysim.gemm(a, a),
+        "gemm out=": lambda: pysim.gemm(a, a, out=c),
+    }
+    native = {name: microseconds(launch.run, wait) for name, launch in launches.items()}
+    found = {name: figures(microseconds(call, wait), native[name.split()[0]]) for name, call in calls.items()}
+    own = {"torch conv2d": lambda: torch.nn.functional.conv2d(x, w, padding=1), "torch matmul": lambda: a @ a}
+    return found | {name: {"call_us": round(microseconds(call, wait), 2)} for name, call in own.items()}
+
+
+def main() -> None:
+    result: dict[str, Any] = {"cpu": on_cpu()}
+    try:
+        cuda.devices()
+        result["gpu"] = {"device": cuda.devices()[0].name, **on_gpu()}
+    except (MissingError, ImportError) as error:
+        result["gpu"] = f"not measured: {error}"
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

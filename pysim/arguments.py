@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of the Python functions as plain values; OperandError says what an argument is and what would be right.
+
+NumPy's numbers are taken wherever Python's are. A bool is no number, and 1.0 is no whole number: both are equal to 1, so they would be
+found in a cache where 1 was put.
+"""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, cast
+
+from pysim.errors import OperandError
+
+LARGEST = 2**63 - 1
+
+
+def whole(value: Any, name: str, least: int, most: int = LARGEST) -> int:
+    """A whole number in `least`..`most`."""
+    if type(value) is not int:
+        try:
+            value = operator.index(cast("Any", None if _is_bool(value) else value))
+        except TypeError:
+            raise OperandError(f"{name} is {_quote(value)}; right is a whole number, at least {least}") from None
+    if not least <= value <= most:
+        raise OperandError(f"{name} is {value}; it must be {f'at least {least}' if value < least else f'at most {most}'}")
+    return int(value)
+
+
+def wholes(value: Any, name: str, least: int, counts: tuple[int, ...], right: str) -> tuple[int, ...]:
+    """As many whole numbers as one of `counts`; a single one stands for all of the least count. `right` says what they mean."""
+    if (isinstance(value, Sequence) and not isinstance(value, str)) or getattr(value, "ndim", 0) == 1:
+        if len(value) not in counts:
+            raise OperandError(f"{name} is {_quote(value)}; right is one whole number or {right}")
+        return tuple(whole(item, name, least) for item in value)
+    return (whole(value, name, least),) * counts[0]
+
+
+def number(value: Any, name: str) -> float:
+    """A finite number."""
+    if type(value) is not float:
+        try:
+            value = float(cast("Any", None if _is_bool(value) or isinstance(value, str | bytes) else value))
+        except (TypeError, ValueError, OverflowError):
+            raise OperandError(f"{name} is {_quote(value)}; right is a number") from None
+    if not math.isfinite(value):
+        raise OperandError(f"{name} is {value}; it must be finite")
+    return float(value)
+
+
+def flag(value: Any, name: str) -> bool:
+    """True or False, NumPy's too."""
+    if _is_bool(value):
+        return bool(value)
+    raise OperandError(f"{name} is {_quote(value)}; right is True or False")
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or (str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", None) == ())
+
+
+def _quote(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every call of the Python functions: from any thread and process, with any argument, at little cost.
+
+PYSIM_LONG=1 makes of the few random problems two thousand.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import cffi
+import numpy as np
+import pytest
+from fake_gpu import host_device  # noqa: F401
+from fake_torch import Tensor, torch  # noqa: F401
+
+import pysim
+from pysim import api
+from pysim.arguments import flag, number, whole
+from pysim.errors import MachineError, MissingError, NativeError, OperandError, PlanError, PysimError
+from pysim.once import Recent, once
+from pysim.runtime import cpu as runtime
+from pysim.runtime import cuda, cuda_conv
+
+try:
+    runtime.library()
+except MissingError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+THREADS = 8
+PROBLEMS = 2000 if os.environ.get("PYSIM_LONG") else 60
+IMAGE, FILTERS = np.ones((1, 4, 9, 9), np.float32), np.ones((6, 4, 3, 3), np.float32)
+OURS = (*(os.path.dirname(package.__file__) + os.sep for package in (pysim, cffi)), "<string>")  # the last: of named tuples
+SQUARE = np.ones((4, 4), np.float32)
+
+
+def run_python(code: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+# Threads and processes
+
+
+def test_first_calls_of_eight_threads_at_once_are_right():
+    done = run_python(f"""
+import threading, numpy as np, pysim
+barrier, right = threading.Barrier({THREADS}), []
+x, w = np.ones((1, 4, 9, 9), np.float32), np.ones((6, 4, 3, 3), np.float32)
+def call(i):
+    barrier.wait()
+    y = pysim.conv2d(x, w) if i % 2 else pysim.gemm(x[0, 0], x[0, 1])
+    right.append((y == (36 if i % 2 else 9)).all())
+threads = [threading.Thread(target=call, args=(i,)) for i in range({THREADS})]
+[one.start() for one in threads]; [one.join() for one in threads]
+assert right == [True] * {THREADS}, right
+""")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_made_once_is_made_once_though_many_ask_at_once():
+    made = []
+
+    @once
+    def slow() -> object:
+        made.append(None)
+        time.sleep(0.05)
+        return object()
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert len({id(one) for one in pool.map(lambda _: slow(), range(THREADS))}) == len(made) == 1
+
+
+def test_one_prepared_convolution_serves_eight_threads_at_once():
+    draw = np.random.default_rng(3)
+    x, w = draw.integers(-3, 4, (16, 1, 12, 40, 40)).astype(np.float32), draw.integers(-3, 4, (24, 12, 3, 3)).astype(np.float32)
+    conv = pysim.prepare("conv:mb1ic12ih40oc24kh3ph1", w)
+    want = [conv(one) for one in x]
+    with ThreadPoolExecutor(THREADS) as pool:
+        for i, found in enumerate(pool.map(lambda i: conv(x[i % 16]), range(300))):
+            assert np.array_equal(found, want[i % 16]), i
+
+
+@pytest.mark.parametrize("call", ["pysim.conv2d(x, w, threads=2)", "conv(x)", "pysim.gemm(x[0, 0], x[0, 1], threads=2)"])
+def test_a_forked_child_computes_on_several_threads_as_its_parent_did(call):
+    done = run_python(f"""
+import os, numpy as np, pysim, signal
+x, w = np.ones((2, 4, 29, 29), np.float32), np.ones((6, 4, 3, 3), np.float32)
+conv = pysim.prepare("conv:mb2ic4ih29oc6kh3ph1", w, threads=2)
+want = {call}
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # ends a child that hangs
+    os._exit(0 if all(np.array_equal({call}, want) for _ in range(3)) else 1)
+assert os.waitpid(child, 0)[1] == 0 and np.array_equal({call}, want)
+""")
+    assert done.returncode == 0, done.stderr
+
+
+def random_results(seed: int) -> tuple[Any, Any, Any]:
+    """A random convolution or product: a function of the threads, its result in float64, and its bound."""
+    draw = np.random.default_rng(seed)
+    if seed % 2:
+        m, n, k = draw.integers(1, 80, 3)
+        a, b = draw.standard_normal((m, k)), draw.standard_normal((k, n))
+        single = a.astype(np.float32), b.astype(np.float32)
+        wide = [one.astype(np.float64) for one in single]
+        bound = (k + 2) * 2.0**-23 * (np.abs(wide[0]) @ np.abs(wide[1]))
+        return lambda threads: pysim.gemm(*single, threads=threads), wide[0] @ wide[1], bound
+    batch, groups, channels, filters = draw.integers(1, 3, 4) * (1, 1, 8, 12)
+    size, kernel, pad, stride = draw.integers(6, 20), draw.integers(1, 4), draw.integers(0, 2), draw.integers(1, 3)
+    x = draw.standard_normal((batch, channels * groups, size, size)).astype(np.float32)
+    w = draw.standard_normal((filters * groups, channels, kernel, kernel)).astype(np.float32)
+    given = {"stride": stride, "padding": pad, "groups": groups}  # NumPy's whole numbers
+
+    def wide(image: Any, taps: Any) -> Any:
+        image = np.pad(image.astype(np.float64), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+        seen = np.lib.stride_tricks.sliding_window_view(image, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
+        parts = zip(np.split(seen, groups, 1), np.split(taps.astype(np.float64), groups), strict=True)
+        return np.concatenate([np.einsum("nchwrs,mcrs->nmhw", *part) for part in parts], 1)
+
+    return lambda threads: pysim.conv2d(x, w, threads=threads, **given), wide(x, w), (w[0].size + 2) * 2.0**-23 * wide(abs(x), abs(w))
+
+
+def check_result(seed: int) -> None:
+    call, want, bound = random_results(seed)
+    first = call(1)
+    assert (np.abs(first - want) <= bound).all(), seed
+    for threads in (2, 5):
+        assert np.array_equal(call(threads), first), (seed, threads)
+
+
+def test_random_results_are_right_and_the_same_bits_for_any_number_of_threads():
+    for seed in range(PROBLEMS):
+        check_result(seed)
+
+
+def test_random_results_are_right_from_eight_threads_at_once():
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert list(pool.map(check_result, range(PROBLEMS))) == [None] * PROBLEMS
+
+
+def test_workspaces_that_lie_idle_are_bounded_and_serve_the_next_call():
+    kept = runtime.Workspaces(idle_bytes=1000)
+    small, large = kept.take(300), kept.take(900)
+    kept.give(small)
+    kept.give(large)  # beyond the bound: let go
+    assert kept.take(200) is small and kept.take(200) is not large
+    kept.give(small)
+    assert kept.take(400).nbytes == 400
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "says"),
+    [
+        (lambda: pysim.conv2d(IMAGE, FILTERS, stride=1.5), OperandError, "stride is 1.5; right is a whole number, at least 1"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, stride=True), OperandError, "stride is True"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, stride=1.0), OperandError, "stride is 1.0"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, stride=(1, 1.0)), OperandError, "stride is 1.0"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, stride=0), OperandError, "stride is 0; it must be at least 1"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, stride="12"), OperandError, "stride is '12'"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, padding=-1), OperandError, "padding is -1; it must be at least 0"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, padding=(1, 2, 3)), OperandError, r"padding is \(1, 2, 3\); right is one whole number or"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, dilation=None), OperandError, "dilation is None"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, groups=0), OperandError, "groups is 0; it must be at least 1"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, groups=np.bool_(True)), OperandError, "groups is"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, threads="2"), OperandError, "threads is '2'; right is a whole number"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, threads=0), OperandError, "threads is 0; it must be at least 1"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, threads=2**31), OperandError, "threads is 2147483648; it must be at most"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, threads=100000), NativeError, r"threads is 100000; it must lie in 1\.\.1024"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, plan="foo"), PlanError, "plan is 'foo'; right is what pysim.plan returns"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, machine=3), MachineError, "machine is 3"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, activation=["relu"]), OperandError, "activation .'relu'. is not known"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, out=[[1.0]]), OperandError, "out is a list, of which NumPy sees a copy only"),
+        (lambda: pysim.gemm(SQUARE, SQUARE, alpha="2"), OperandError, "alpha is '2'; right is a number"),
+        (lambda: pysim.gemm(SQUARE, SQUARE, alpha=True), OperandError, "alpha is True"),
+        (lambda: pysim.gemm(SQUARE, SQUARE, SQUARE, beta=float("nan")), OperandError, "beta is nan; it must be finite"),
+        (lambda: pysim.gemm(SQUARE, SQUARE, trans_a="n"), OperandError, "trans_a is 'n'; right is True or False"),
+        (lambda: pysim.gemm(SQUARE, SQUARE, threads=-1), OperandError, "threads is -1"),
+        (lambda: pysim.gemm(SQUARE, SQUARE, plan=1), PlanError, "plan is 1"),
+        (lambda: pysim.gemm(SQUARE, SQUARE, dtype=["f32"]), OperandError, "dtype .'f32'."),
+        (lambda: pysim.prepare("conv:ic4ih9oc6kh3", FILTERS, threads=1.0), OperandError, "threads is 1.0"),
+        (lambda: pysim.prepare("conv:ic4ih9oc6kh3", FILTERS, plan="p"), PlanError, "plan is 'p'"),
+    ],
+)
+def test_wrong_types_and_values_are_sentences_whatever_was_called_before(call, kind, says):
+    pysim.conv2d(IMAGE, FILTERS)  # the ready launch of 1 is no answer to True or 1.0
+    pysim.gemm(SQUARE, SQUARE)
+    with pytest.raises(kind, match=says):
+        call()
+
+
+def test_numpys_numbers_are_taken_wherever_pythons_are():
+    one, two = np.int64(1), np.int32(2)
+    want = pysim.conv2d(IMAGE, FILTERS, stride=2, padding=(1, 2), threads=2)
+    assert np.array_equal(pysim.conv2d(IMAGE, FILTERS, None, two, np.array([1, 2]), one, one, threads=np.uint8(2)), want)
+    assert np.array_equal(pysim.gemm(SQUARE, SQUARE, SQUARE, np.float32(2), np.int8(1), np.bool_(True)), SQUARE * 9)
+    assert (whole(np.int64(3), "x", 1), number(np.float16(0.5), "x"), flag(np.False_, "x")) == (3, 0.5, False)
+    assert np.array_equal(pysim.prepare("conv:ic4ih9oc6kh3ph0", FILTERS, threads=np.int64(2))(IMAGE), pysim.conv2d(IMAGE, FILTERS))
+
+
+M = np.arange(16, dtype=np.float32).reshape(4, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": np.ones(5, np.float32)},
+        {"bias": np.ones(4)},
+        {"threads": 0},
+        {"threads": 5000},
+        {"activation": "gelu"},
+        {"c": np.ones((3, 4), np.float32)},
+        {"c": np.ones((4, 4))},
+        {"a": M.astype(np.float64)},
+        {"a": M[:3, :3]},
+    ],
+)
+def test_what_is_refused_leaves_out_as_it_was(options):
+    out = np.full((4, 4), 7, np.float32)
+    given = {"a": M, "b": M, "c": np.ones((4, 4), np.float32), "beta": 1.0, **options}
+    with pytest.raises(PysimError):
+        pysim.gemm(out=out, **given)
+    assert (out == 7).all()
+
+
+def test_scales_that_the_library_refuses_leave_out_as_it_was():
+    a, c, out = np.ones((4, 4), np.int8), np.ones((4, 4), np.int32), np.full((4, 4), 7, np.int32)
+    with pytest.raises(NativeError, match="whole numbers within int32"):
+        pysim.gemm(a, a, c, beta=0.5, out=out)
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize("turn", [lambda x: x, lambda x: x.T])
+def test_an_out_over_an_operand_is_refused_before_anything_is_written(turn):
+    for place in ("a", "b", "c"):
+        x = M.copy()
+        given = {"a": M, "b": M, "c": np.zeros((4, 4), np.float32), place: turn(x)[::-1] if place == "c" else turn(x)}
+        with pytest.raises(OperandError, match=f"out overlaps {place}, which is read while it is written"):
+            pysim.gemm(**given, beta=1.0, out=x)
+        assert np.array_equal(x, M)
+    image = IMAGE.copy()
+    with pytest.raises(OperandError, match="out overlaps x"):
+        pysim.prepare("conv:ic4ih9oc4kh1", np.ones((4, 4, 1, 1), np.float32))(image[:, :, ::-1], image)
+    assert np.array_equal(image, IMAGE)
+
+
+def test_c_may_be_out_and_else_is_only_read():
+    c, out = M.copy(), np.empty((4, 4), np.float32)
+    want = M @ M + M
+    assert pysim.gemm(M, M, c, beta=1.0, out=out) is out and np.array_equal(out, want) and np.array_equal(c, M)
+    assert pysim.gemm(M, M, c, beta=1.0, out=c) is c and np.array_equal(c, want)
+    assert np.array_equal(pysim.gemm(M, M, np.asfortranarray(M), beta=1.0), want)
+
+
+def test_a_prepared_convolution_keeps_its_bias_whatever_becomes_of_the_array():
+    bias = np.arange(6, dtype=np.float32)
+    conv = pysim.prepare("conv:ic4ih9oc6kh3ph1", FILTERS, bias)
+    before = conv(IMAGE)
+    bias[:] = np.nan
+    assert np.array_equal(conv(IMAGE), before)
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("name", ["x", "w", "bias", "out"])
+@pytest.mark.parametrize("is_cuda", [False, True])
+def test_a_tensor_that_requires_a_gradient_is_refused_while_gradients_are_on(torch, host_device, name, is_cuda):  # noqa: F811
+    arrays = {"x": IMAGE, "w": FILTERS, "bias": np.ones(6, np.float32), "out": np.empty((1, 6, 7, 7), np.float32)}
+    given = {key: Tensor(x, is_cuda, requires_grad=key == name) for key, x in arrays.items()}
+    with pytest.raises(OperandError, match=rf"{name} requires a gradient.*pass {name}.detach\(\), or call under torch.no_grad\(\)"):
+        pysim.conv2d(**given)
+
+
+def test_under_no_grad_and_detached_tensors_are_taken(torch):  # noqa: F811
+    want = pysim.conv2d(IMAGE, FILTERS)
+    assert np.array_equal(pysim.conv2d(Tensor(IMAGE), Tensor(FILTERS, requires_grad=True).detach()), want)
+    torch.grad = False
+    assert np.array_equal(pysim.conv2d(Tensor(IMAGE), Tensor(FILTERS, requires_grad=True)), want)
+    torch.grad = True
+    for name in "abc":
+        given = {key: Tensor(M, requires_grad=key == name) for key in "abc"}
+        with pytest.raises(OperandError, match=f"{name} requires a gradient"):
+            pysim.gemm(**given, beta=1.0)
+    with pytest.raises(OperandError, match="weights requires a gradient"):
+        pysim.prepare("conv:ic4ih9oc6kh3", Tensor(FILTERS, requires_grad=True))
+
+
+# What calls that look alike have in common
+
+
+def calls_of(function: Any) -> int:
+    """Calls of Python functions, of this package and of cffi, that a call makes."""
+    count = 0
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(OURS)
+
+    function()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("call", "most"),
+    [
+        (lambda: pysim.conv2d(IMAGE, FILTERS), 50),
+        (lambda: pysim.gemm(SQUARE, SQUARE), 45),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, machine="host", stride=(1, 1)), 70),
+    ],
+)
+def test_a_second_call_costs_few_python_calls(call, most):
+    """They take 0.2 microseconds each or so: 15 microseconds are about 60. Reading a machine file makes thousands."""
+    assert calls_of(call) <= most
+
+
+def test_a_prepared_call_costs_few_python_calls():
+    conv, out = pysim.prepare("conv:ic4ih9oc6kh3ph0", FILTERS), np.empty((1, 6, 7, 7), np.float32)
+    assert calls_of(lambda: conv(IMAGE, out)) <= 20
+
+
+def test_a_second_call_on_device_tensors_asks_the_library_for_the_run_alone(torch, host_device, monkeypatch):  # noqa: F811
+    told = []
+
+    def note(name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            told.append(name)
+            if name.endswith("workspace_bytes"):
+                arguments[-1][0] = 64
+            return 0
+
+        return call
+
+    names = ("conv_workspace_bytes", "conv_run", "gemm_workspace_bytes", "gemm_run")
+    lib = SimpleLibrary({f"pysim_cuda_{name}": note(name) for name in names})
+    ffi, _ = cuda.library()
+    for module in (cuda, cuda_conv):
+        monkeypatch.setattr(module, "library", lambda: (ffi, lib))
+    x, w, bias = (Tensor(one, is_cuda=True) for one in (IMAGE, FILTERS, np.ones(6, np.float32)))
+    a = Tensor(SQUARE, is_cuda=True)
+    for kind, call in (("conv", lambda: pysim.conv2d(x, w, bias)), ("gemm", lambda: pysim.gemm(a, a))):
+        call()
+        assert told == [f"{kind}_workspace_bytes", f"{kind}_run"]
+        told.clear()
+        torch.made.clear()
+        result = call()
+        assert told == [f"{kind}_run"] and len(torch.made) == 2 and result is torch.made[0]  # the result and a workspace
+        assert calls_of(call) <= 60
+        told.clear()
+
+
+class SimpleLibrary:
+    """Functions of a library by name; dtypes as the header has them."""
+
+    def __init__(self, functions: dict[str, Any]) -> None:
+        vars(self).update(functions, PYSIM_F32=0)
+
+
+def test_another_type_layout_plan_or_machine_is_another_launch():
+    api._ready.clear()
+    x64 = IMAGE.astype(np.float64)
+    assert pysim.conv2d(IMAGE, FILTERS).dtype == np.float32 and pysim.conv2d(x64, FILTERS.astype(np.float64)).dtype == np.float64
+    plans = pysim.plans("conv:ic4ih9oc6kh3ph0", top=3)
+    for plan in plans:
+        assert np.array_equal(pysim.conv2d(IMAGE, FILTERS, plan=plan), pysim.conv2d(IMAGE, FILTERS))
+    assert len({found[0].schedule for found in api._ready._kept.values() if found[2] is not None}) == len(plans)
+    with pytest.raises(OperandError, match="the plan is for"):
+        pysim.conv2d(IMAGE, FILTERS, padding=1, plan=plans[0])
+    with pytest.raises(MissingError, match="zen4 is not known to be this computer"):
+        pysim.conv2d(IMAGE, FILTERS, machine="zen4")
+
+
+def test_a_machine_file_that_was_changed_is_read_again(tmp_path):
+    from pysim.machine.load import load, to_toml
+
+    file = tmp_path / "mine.toml"
+    text = to_toml(load("zen4")).replace('name = "zen4"', 'name = "mine"')
+    file.write_text(text)
+    pysim.conv2d(IMAGE, FILTERS, machine=str(file))
+    file.write_text("schema = 1")
+    with pytest.raises(MachineError):
+        pysim.conv2d(IMAGE, FILTERS, machine=str(file))
+
+
+def test_the_least_recently_used_entry_goes_first_and_what_has_no_hash_has_no_entry():
+    kept: Recent[int] = Recent(2)
+    kept.put("a", 1), kept.put("b", 2)
+    assert kept.get("a") == 1
+    kept.put("c", 3)
+    assert (kept.get("a"), kept.get("b"), kept.get("c"), len(kept)) == (1, None, 3, 2)
+    assert kept.put(["d"], 4) == 4 and kept.get(["d"]) is None
