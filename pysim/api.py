@@ -56,8 +56,8 @@ class Plan(values.Plan, frozen=True, kw_only=True):
         """
         of = self.workload
         if isinstance(of, Gemm):
-            transposed = {"trans_a": of.trans_a, "trans_b": of.trans_b}
-            return gemm(x, w, **transposed, bias=bias, activation=activation, plan=self, out=out, threads=threads, dtype=of.dtype)
+            how = (None, 1.0, 0.0, of.trans_a, of.trans_b, bias, activation)
+            return gemm(x, w, *how, plan=self, out=out, threads=threads, dtype=of.dtype)
         stride, dilation = (of.stride_h, of.stride_w), (of.dilation_h, of.dilation_w)
         padding = (of.pad_top, of.pad_left, of.pad_bottom, of.pad_right)
         return conv2d(x, w, bias, stride, padding, dilation, of.groups, activation, plan=self, out=out, threads=threads)
