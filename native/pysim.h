@@ -103,6 +103,9 @@ int32_t pysim_kernel_count(void);
 pysim_status pysim_kernel_at(int32_t index, pysim_kernel_info *out);
 
 pysim_status pysim_conv_output(const pysim_conv *c, int64_t *p, int64_t *q);
+/* Packed filters are the panels of a schedule and, behind them, a mark: whether the problem is padded and any weight is not
+ * finite. Runs of the same problem read it. */
+enum { PYSIM_PACKED_MARK_BYTES = 8 };
 pysim_status pysim_conv_packed_filter_bytes(const pysim_conv *c, const pysim_schedule *s, int64_t *bytes);
 pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *s, const void *filters,
                                      void *packed, int64_t packed_bytes);
