@@ -4,7 +4,8 @@
 #define PYSIM_KERNEL_H
 #include "pysim.h"
 
-/* What happens to a tile of accumulators on its way out: relu(alpha*acc + beta*old + bias_filters[f] + bias_windows[w]). */
+/* What happens to a tile of accumulators on its way out: relu(alpha*acc + beta*old + bias_filters[f] + bias_windows[w]), where relu
+ * keeps a NaN. */
 typedef struct {
     double alpha, beta;        /* beta == 0: the old output is not read */
     const void *bias_filters;  /* one value per filter of this tile, or NULL */
