@@ -4,7 +4,8 @@
 #define PYSIM_KERNEL_H
 #include "pysim.h"
 
-/* What happens to a tile of accumulators on its way out: relu(alpha*acc + beta*old + bias_filters[f] + bias_windows[w]). */
+/* What happens to a tile of accumulators on its way out: relu(alpha*acc + beta*old + bias_filters[f] + bias_windows[w]), where relu
+ * keeps a NaN. */
 typedef struct {
     double alpha, beta;        /* beta == 0: the old output is not read */
     const void *bias_filters;  /* one value per filter of this tile, or NULL */
@@ -38,8 +39,9 @@ typedef struct {
 } pysim_segment;
 typedef void (*pysim_pack_segment)(const pysim_segment *s, void *dst);
 
-/* dst[p*pitch + i] = src[i*ld + p] for i < rows, p < k; columns rows..pitch-1 of dst become zero. */
-typedef void (*pysim_pack_transposed)(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst);
+/* dst[p*pitch + i] = src[i*ld + p] for i < rows, p < k; columns rows..pitch-1 of dst become zero. Where not_finite
+ * is not NULL, *not_finite becomes 1 if any of these elements is infinite or NaN. */
+typedef void (*pysim_pack_transposed)(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite);
 
 typedef struct {
     pysim_pack_segment segment;

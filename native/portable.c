@@ -54,7 +54,8 @@ DEFINE_KERNEL(f64, double, double, double, PYSIM_SAME, PYSIM_SAME)
 DEFINE_KERNEL(bf16, uint16_t, float, float, pysim_bf16_value, PYSIM_SAME)
 DEFINE_KERNEL(s8, int8_t, uint32_t, int32_t, PYSIM_RESIDUE_32, PYSIM_RESIDUE_32)
 
-#define DEFINE_PACKER(dtype, T)                                                                                        \
+/* NOT_FINITE: of an element x. */
+#define DEFINE_PACKER(dtype, T, NOT_FINITE)                                                                            \
     /* Stride 1 in C: the row's padded columns once into a line, then one copy per tap, each a lane further. */        \
     static void dtype##_chain(const pysim_segment *s, T *dst) {                                                        \
         enum { LINE = 512 };                                                                                           \
@@ -90,13 +91,19 @@ DEFINE_KERNEL(s8, int8_t, uint32_t, int32_t, PYSIM_RESIDUE_32, PYSIM_RESIDUE_32)
     }                                                                                                                  \
                                                                                                                        \
     void pack_##dtype##__portable_transposed(const void *from, int64_t ld, int64_t rows, int64_t k, int64_t pitch,     \
-                                             void *to) {                                                               \
+                                             void *to, int *not_finite) {                                              \
         const T *src = from;                                                                                           \
         T *dst = to;                                                                                                   \
         for (int64_t p = 0; p < k; p++)                                                                                \
             for (int64_t i = 0; i < pitch; i++) STORE(dst + p * pitch + i, i < rows ? LOAD(src + i * ld + p) : (T)0);  \
+        int found = 0;                                                                                                 \
+        for (int64_t i = 0; not_finite && i < k * pitch; i++) {                                                        \
+            const T x = LOAD(dst + i);                                                                                 \
+            found |= NOT_FINITE;                                                                                       \
+        }                                                                                                              \
+        if (found) *not_finite = 1;                                                                                    \
     }
-DEFINE_PACKER(f32, float)
-DEFINE_PACKER(f64, double)
-DEFINE_PACKER(bf16, uint16_t)
-DEFINE_PACKER(s8, int8_t)
+DEFINE_PACKER(f32, float, x - x != 0)
+DEFINE_PACKER(f64, double, x - x != 0)
+DEFINE_PACKER(bf16, uint16_t, (x & 0x7F80) == 0x7F80)
+DEFINE_PACKER(s8, int8_t, x - x != 0)

@@ -3,7 +3,11 @@
  *
  * Rules. Every function returns a pysim_status and leaves a sentence for people in pysim_last_error() (thread-local). Nothing
  * aborts, prints or keeps memory: the caller owns every buffer and asks for sizes first. Dimensions are int64_t in elements,
- * sizes end in _bytes. No function reads or writes one byte outside its operands, and beta == 0 never reads C. */
+ * sizes end in _bytes. No function reads or writes one byte outside its operands.
+ *
+ * Numbers that are not finite go where IEEE 754's multiply-adds take them, with three exceptions: padding contributes nothing (a tap that
+ * lies in it is not multiplied, whatever the weight), alpha == 0 reads neither A nor B, and beta == 0 does not read C. relu keeps a NaN.
+ * Convolutions on a GPU may need finite operands for the first of these: pysim_needs_finite. */
 #ifndef PYSIM_H
 #define PYSIM_H
 #include <stddef.h>
@@ -41,7 +45,7 @@ typedef enum {
     PYSIM_PACK_NONE = 0,  /* the micro-kernel reads the operand in place: unit-stride 1x1 convolution, or B not transposed */
     PYSIM_PACK_TILES = 1, /* input tiles are packed on demand (IS) or K2 at a time (WS) */
 } pysim_pack;
-typedef enum { PYSIM_IDENTITY = 0, PYSIM_RELU = 1 } pysim_activation;
+typedef enum { PYSIM_IDENTITY = 0, PYSIM_RELU = 1 } pysim_activation; /* relu(x) is 0 for x < 0, else x, NaN included */
 
 /* Convolution, NCHW input [batch][channels][height][width], filters [filters][channels/groups][kernel_h][kernel_w],
  * output [batch][filters][P][Q] with P = (height + pad_top + pad_bottom - dilation_h*(kernel_h-1) - 1)/stride_h + 1.
@@ -76,7 +80,7 @@ typedef struct {
 } pysim_schedule;
 
 typedef struct {
-    double alpha, beta;  /* convolution: 1 and 0; s8: whole numbers within int32 */
+    double alpha, beta;  /* convolution: 1 and 0; s8: whole numbers within int32. 0: the term is left out, what it would read is not read */
     const void *bias;    /* NULL, or one value of the result's dtype per filter (convolution) or column of C (GEMM) */
     int32_t activation;  /* pysim_activation */
 } pysim_epilogue;
@@ -103,6 +107,9 @@ int32_t pysim_kernel_count(void);
 pysim_status pysim_kernel_at(int32_t index, pysim_kernel_info *out);
 
 pysim_status pysim_conv_output(const pysim_conv *c, int64_t *p, int64_t *q);
+/* Packed filters are the panels of a schedule and, behind them, a mark: whether the problem is padded and any weight is not
+ * finite. Runs of the same problem read it. */
+enum { PYSIM_PACKED_MARK_BYTES = 8 };
 pysim_status pysim_conv_packed_filter_bytes(const pysim_conv *c, const pysim_schedule *s, int64_t *bytes);
 pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *s, const void *filters,
                                      void *packed, int64_t packed_bytes);
@@ -241,7 +248,7 @@ typedef struct {
 
 /* Values of `activation` are the lines of native/cuda/epilogues.inc. */
 typedef struct {
-    double alpha, beta; /* beta == 0: C is not read */
+    double alpha, beta; /* alpha == 0: A and B are not read; beta == 0: C is not read */
     const void *bias;   /* NULL, or n values of c_dtype */
     int32_t activation;
     double low, high;   /* of clamp */
@@ -301,6 +308,13 @@ typedef struct {
     int32_t decomposition, splits, along_n, group;
 } pysim_cuda_conv_schedule;
 
+/* What must be finite, or results may be NaN where the definition has numbers. */
+typedef enum {
+    PYSIM_FINITE_NOTHING = 0,
+    PYSIM_FINITE_FILTERS = 1, /* where the problem is padded */
+    PYSIM_FINITE_OPERANDS = 2,
+} pysim_needs_finite;
+
 typedef struct {
     const char *name, *family, *form;
     int32_t dtype;
@@ -311,6 +325,7 @@ typedef struct {
     int32_t outputs; /* edge of the square of outputs that a window stands for: 2 and 4 for Winograd's F(2x2) and F(4x4), else 1 */
     int32_t makes_product; /* 1: the schedule names a row of gemms.inc */
     int32_t capability;
+    int32_t needs_finite; /* pysim_needs_finite */
 } pysim_cuda_conv_info;
 
 int32_t pysim_cuda_conv_count(void);

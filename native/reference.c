@@ -3,7 +3,7 @@
  *
  *   O[n][m][p][q] = act( bias[m] + sum_{c,r,s} I[n][c][p*stride_h + r*dilation_h - pad_top][q*stride_w + s*dilation_w - pad_left]
  *                                              F[m][c][r][s] )        an index outside the image contributes nothing
- *   C[i][j]       = act( alpha sum_p op(A)[i][p] op(B)[p][j] + beta C[i][j] + bias[j] )
+ *   C[i][j]       = act( alpha sum_p op(A)[i][p] op(B)[p][j] + beta C[i][j] + bias[j] )      a term whose factor is 0 contributes nothing
  *
  * Sums are kept in double for f32 and bf16 and in long double for f64 and rounded once, so the result is the nearest value to the
  * exact one for all but freak inputs (f64: where long double is wider than double). Those of s8 are exact modulo 2^64, and the result
@@ -65,13 +65,14 @@ static strides matrix_strides(int64_t ld, int32_t transposed) {
     static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                 \
         const strides in_a = matrix_strides(g->lda, g->trans_a), in_b = matrix_strides(g->ldb, g->trans_b);                \
         const R *bias = e->bias;                                                                                           \
+        const int64_t k = e->alpha != 0 ? g->k : 0;                                                                        \
         for (int64_t i = 0; i < g->m; i++)                                                                                 \
             for (int64_t j = 0; j < g->n; j++) {                                                                           \
                 SUM sum = 0;                                                                                               \
-                for (int64_t p = 0; p < g->k; p++)                                                                         \
+                for (int64_t p = 0; p < k; p++)                                                                            \
                     sum += (SUM)VALUE(a[i * in_a.row + p * in_a.column]) * (SUM)VALUE(b[p * in_b.row + j * in_b.column]);  \
                 sum *= (SUM)FACTOR(e->alpha);                                                                              \
-                if (e->beta < 0 || e->beta > 0) sum += (SUM)FACTOR(e->beta) * (SUM)c[i * g->ldc + j];                      \
+                if (e->beta != 0) sum += (SUM)FACTOR(e->beta) * (SUM)c[i * g->ldc + j];                      \
                 if (bias) sum += (SUM)bias[j];                                                                             \
                 c[i * g->ldc + j] = finish_##dtype(sum, e->activation);                                                    \
             }                                                                                                              \

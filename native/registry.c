@@ -34,7 +34,7 @@ static int cpu_runs_mma(void) { return 0; }
         int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
 #define PYSIM_PACKER(target, dtype) \
     extern __attribute__((weak)) void pack_##dtype##__##target##_segment(const pysim_segment *, void *); \
-    extern __attribute__((weak)) void pack_##dtype##__##target##_transposed(const void *, int64_t, int64_t, int64_t, int64_t, void *);
+    extern __attribute__((weak)) void pack_##dtype##__##target##_transposed(const void *, int64_t, int64_t, int64_t, int64_t, void *, int *);
 #include "kernels.inc"
 #undef PYSIM_KERNEL
 #undef PYSIM_PACKER

@@ -250,7 +250,8 @@ static void trace_segment(const pysim_segment *s, void *dst) {
 }
 
 /* Blocks of lanes x lanes; with one lane, element by element. */
-static void trace_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst) {
+static void trace_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite) {
+    (void)not_finite;
     tracer *t = active;
     const int64_t from = (int64_t)(intptr_t)src, to = (int64_t)(intptr_t)dst;
     for (int64_t p = 0; p < k; p += t->lanes)

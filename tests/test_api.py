@@ -82,6 +82,35 @@ def test_gemm_is_the_definition_in_all_four_layouts(trans_a, trans_b, dtype):
     assert np.array_equal(pysim.gemm(a, b, bias=bias, activation="relu", **layout), np.maximum(product + bias, 0))
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_padding_contributes_nothing_to_a_weight_that_is_not_finite(value, dtype):
+    x, w = whole(1, 8, 6, 9, dtype=dtype), whole(7, 8, 3, 3, dtype=dtype)
+    x[x == 0] = 1  # zero times infinity is NaN in the definition, too
+    want = direct(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    w[2, 5, 0, 1] = value  # the tap above the middle: of the first row of outputs, it lies in the padding
+    want[0, 2, 1:] = value * x[0, 5, :-1]
+    bias = whole(7, dtype=dtype)
+    for threads in (1, 2):
+        assert np.array_equal(pysim.conv2d(x, w, padding=1, threads=threads), want, equal_nan=True)
+        got = pysim.conv2d(x, w, bias, padding=1, activation="relu", threads=threads)
+        assert np.array_equal(got, np.maximum(want + bias[:, None, None], 0), equal_nan=True)
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_gemm_reads_neither_product_nor_c_where_their_factor_is_zero(trans_b, dtype):
+    m, n, k = 37, 51, 65
+    a, b, c = whole(m, k, dtype=dtype), whole(*((n, k) if trans_b else (k, n)), dtype=dtype), whole(m, n, dtype=dtype)
+    product = a @ (b.T if trans_b else b)
+    out = np.full((m, n), np.nan, dtype)
+    assert pysim.gemm(a, b, beta=0, trans_b=trans_b, out=out) is out
+    assert np.array_equal(out, product)
+    a[3, 4], b[5, 6] = np.nan, np.inf
+    assert np.array_equal(pysim.gemm(a, b, c, alpha=0, beta=2, trans_b=trans_b), 2 * c)
+    assert not pysim.gemm(a, b, alpha=0, trans_b=trans_b).any()
+
+
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_an_int8_product_is_exact_and_wraps_modulo_2_to_the_32(trans_b):
     a = RANDOM.integers(-128, 128, (37, 65), np.int8)

@@ -304,6 +304,23 @@ def test_a_plan_has_the_documents_names_and_survives_json():
     assert {row.name for row in gemm_kernels() if row.dtype == "f16"} <= {item.what for item in plan.rejected} | {plan.kernel}
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "padding", "needs"),
+    [
+        ("direct", 1, "nothing"),
+        ("depthwise", 1, "filters"),
+        ("implicit", 1, "filters"),
+        ("implicit", 0, "nothing"),
+        ("winograd", 0, "operands"),
+    ],
+)
+def test_a_plan_of_a_convolution_says_what_must_be_finite(algorithm, padding, needs):
+    groups = "g64" if algorithm == "depthwise" else ""
+    plan = planner.plan(f"conv:{groups}ic64ih56oc64kh3ph{padding}", "h200", algorithm=algorithm)
+    assert plan.to_dict()["needs_finite"] == needs
+    assert re.search(rf"needs finite +{needs}$", plan.explain(), re.MULTILINE)
+
+
 def test_a_plan_lists_the_assumed_numbers_that_it_leaned_on_and_no_others():
     plan = planner.plan("gemm:512x512x512:f16", "h200")
     row = gemm_kernel(plan.kernel)

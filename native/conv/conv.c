@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Convolution as a nest: windows are output pixels in row-major order, tiles may cross output rows, padding is packed as zeros. */
+#include <string.h>
+
 #include "../status.h"
 #include "nest.h"
 
 static int64_t output_columns(const pysim_conv *c) {
     return (c->width + c->pad_left + c->pad_right - c->dilation_w * (c->kernel_w - 1) - 1) / c->stride_w + 1;
 }
+
+static int padded(const pysim_conv *c) { return c->pad_top || c->pad_left || c->pad_bottom || c->pad_right; }
 
 static void conv_live_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1) {
     const pysim_conv *c = n->problem;
@@ -68,8 +72,7 @@ static pysim_status conv_nest(const pysim_conv *c, const pysim_schedule *s, pysi
     };
     status = row(s, c->dtype, &n->row);
     if (status != PYSIM_OK) return status;
-    const int pointwise = c->kernel_h == 1 && c->kernel_w == 1 && c->stride_h == 1 && c->stride_w == 1 && c->pad_top == 0 &&
-                          c->pad_left == 0 && c->pad_bottom == 0 && c->pad_right == 0;
+    const int pointwise = c->kernel_h == 1 && c->kernel_w == 1 && c->stride_h == 1 && c->stride_w == 1 && !padded(c);
     return pysim_nest_schedule(n, s, pointwise);
 }
 
@@ -91,7 +94,10 @@ pysim_status pysim_conv_packed_filter_bytes(const pysim_conv *c, const pysim_sch
     pysim_status status = conv_nest(c, s, pysim_row_of, &n, NULL);
     if (status != PYSIM_OK) return status;
     if (!bytes) return pysim_fail(PYSIM_BAD_ARGUMENT, "pysim_conv_packed_filter_bytes: bytes is NULL");
-    return panels_bytes(&n, bytes);
+    status = panels_bytes(&n, bytes);
+    if (status == PYSIM_OK && __builtin_add_overflow(*bytes, PYSIM_PACKED_MARK_BYTES, bytes))
+        return pysim_fail(PYSIM_OVERFLOW, "the packed filters exceed int64 bytes");
+    return status;
 }
 
 pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *s, const void *filters, void *packed,
@@ -111,6 +117,7 @@ pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *
     const pysim_span spans[] = {{"packed", packed, needed, 1}, {"filters", filters, c->filters * ld * n.bytes, 0}};
     status = pysim_check_apart(spans, 2);
     if (status != PYSIM_OK) return status;
+    int not_finite = 0;
     for (int64_t g = 0; g < c->groups; g++)
         for (int64_t c0 = 0; c0 < n.channels; c0 += s->channels) {
             const int64_t nc = pysim_min(s->channels, n.channels - c0);
@@ -123,9 +130,11 @@ pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *
                 for (int64_t r = 0; r < n.rows; r++)
                     for (int64_t ch = 0; ch < nc; ch += run)
                         n.row.pack.transposed(from + (ch * n.rows + r) * n.taps * n.bytes, ld, nf, run * n.taps, width,
-                                              to + (r * nc + ch) * n.taps * width * n.bytes);
+                                              to + (r * nc + ch) * n.taps * width * n.bytes, padded(c) ? &not_finite : NULL);
             }
         }
+    const int64_t mark = not_finite;
+    memcpy((char *)packed + needed - PYSIM_PACKED_MARK_BYTES, &mark, PYSIM_PACKED_MARK_BYTES);
     return PYSIM_OK;
 }
 
@@ -152,6 +161,13 @@ static void conv_image(pysim_nest *n, int64_t image, const void *context) {
     n->bias_filters = x->bias ? x->bias + g * n->filters * n->out_bytes : NULL;
 }
 
+/* Whether pysim_conv_pack_filters, for a padded problem, met a weight that is not finite. */
+static int marked(const char *packed, int64_t panels) {
+    int64_t mark;
+    memcpy(&mark, packed + panels, PYSIM_PACKED_MARK_BYTES);
+    return mark != 0;
+}
+
 static pysim_status conv_on(pysim_nest *n, const pysim_conv_bytes *bytes, const pysim_epilogue *e, int32_t threads,
                             const conv_operands *x, void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
     const pysim_conv *c = n->problem;
@@ -166,12 +182,13 @@ static pysim_status conv_on(pysim_nest *n, const pysim_conv_bytes *bytes, const 
         {"output", x->output, bytes->output, 1},
         {"workspace", workspace, workspace_bytes, 1},
         {"input", x->input, bytes->input, 0},
-        {"packed filters", x->packed, panels, 0},
+        {"packed filters", x->packed, panels + PYSIM_PACKED_MARK_BYTES, 0},
         {"bias", e->bias, c->filters * n->out_bytes, 0},
     };
     status = pysim_check_apart(spans, 5);
     if (status != PYSIM_OK) return status;
     n->relu = e->activation == PYSIM_RELU;
+    if (n->finish && !marked(x->packed, panels)) n->finish = NULL;
     return pysim_nest_run(n, c->batch * c->groups, conv_image, x, threads, workspace, workspace_bytes, profile);
 }
 
@@ -183,6 +200,7 @@ pysim_status pysim_conv_run(const pysim_conv *c, const pysim_schedule *s, const 
     pysim_status status = conv_nest(c, s, pysim_row_for, &n, &bytes);
     if (status != PYSIM_OK) return status;
     const conv_operands operands = {input, packed_filters, output, e ? e->bias : NULL};
+    if (padded(c)) n.finish = pysim_sum_again;
     return conv_on(&n, &bytes, e, threads, &operands, workspace, workspace_bytes, profile);
 }
 

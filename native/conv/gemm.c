@@ -9,6 +9,19 @@ static void gemm_live_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t 
     *r1 = 1;
 }
 
+static void no_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1) {
+    (void)n, (void)t0, (void)nw;
+    *r0 = *r1 = 0;
+}
+
+/* alpha = 0, as in BLAS: tiles of no k steps, for which neither A nor B is read. */
+static void leave_out_product(pysim_nest *n) {
+    n->channels = n->schedule.channels; /* one set, so C is scaled once */
+    n->live_rows = no_rows;
+    n->pack_filters = NULL;
+    n->schedule.pack = PYSIM_PACK_NONE;
+}
+
 /* Columns [first, first+count) of rows [k0, k0+nk) of a row-major matrix, as they are; zeros from column `width` on. */
 static void copy_rows(const pysim_nest *n, const char *matrix, int64_t ld, int64_t k0, int64_t nk, int64_t first, int64_t count,
                       int64_t width, int64_t pitch, void *dst) {
@@ -23,7 +36,7 @@ static void gemm_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
     const pysim_gemm *g = n->problem;
     (void)r0, (void)r1;
     if (g->trans_b)
-        n->row.pack.transposed(n->input + (t0 * g->ldb + c0) * n->bytes, g->ldb, nw, nc, n->schedule.windows, dst);
+        n->row.pack.transposed(n->input + (t0 * g->ldb + c0) * n->bytes, g->ldb, nw, nc, n->schedule.windows, dst, NULL);
     else
         copy_rows(n, n->input, g->ldb, c0, nc, t0, nw, g->n, n->schedule.windows, dst);
 }
@@ -33,7 +46,7 @@ static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64
     if (g->trans_a)
         copy_rows(n, n->filter_data, g->lda, c0, nc, f0, n->schedule.filters, f0 + nf, n->schedule.filters, dst);
     else
-        n->row.pack.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst);
+        n->row.pack.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst, NULL);
 }
 
 static pysim_status gemm_nest(const pysim_gemm *g, const pysim_schedule *s, pysim_row_lookup row, pysim_nest *n, pysim_gemm_bytes *bytes) {
@@ -95,6 +108,7 @@ static pysim_status gemm_on(pysim_nest *n, const pysim_gemm_bytes *bytes, const 
     n->beta = e->beta;
     n->bias_windows = e->bias;
     n->relu = e->activation == PYSIM_RELU;
+    if (e->alpha == 0) leave_out_product(n);
     return pysim_nest_run(n, 1, gemm_image, NULL, threads, workspace, workspace_bytes, profile);
 }
 

@@ -208,6 +208,7 @@ static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profi
         else
             weight_stationary(n, &x, c0, nc);
     }
+    if (n->finish) n->finish(n);
     if (profile) profile->kernel_seconds += now() - start - (profile->pack_seconds - packed);
 }
 

@@ -19,6 +19,8 @@ struct pysim_nest {
     void (*live_rows)(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1);
     /* Packs filters [f0, f0+nf) as [c][schedule.filters]; NULL when `filters` holds all panels, packed once. */
     void (*pack_filters)(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst);
+    /* What remains to be done to a thread's results after its tiles; NULL where nothing does. */
+    void (*finish)(const pysim_nest *n);
 
     const void *problem;      /* pysim_conv or pysim_gemm, for the functions above */
     const char *input;        /* image of the group, or B */
@@ -57,4 +59,7 @@ pysim_status pysim_gemm_walk(const pysim_gemm *g, const pysim_schedule *s, pysim
 /* Elements of the packed panels before channel c0 and filter tile f of an image group; panels are
  * [channel set][filter tile][r][c][s][schedule.filters]. */
 int64_t pysim_nest_filter_offset(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile);
+
+/* padding.c: the `finish` of a padded convolution whose filters are not all finite. */
+void pysim_sum_again(const pysim_nest *n);
 #endif

@@ -212,6 +212,7 @@ pysim_status pysim_cuda_conv_run(const pysim_cuda_conv *c, const pysim_cuda_conv
     status = sms_of(row->info.name, row->info.capability, &sms);
     if (status != PYSIM_OK) return status;
     set(v, e, input, filters, output);
+    if (e->alpha == 0) return check(conv_reference(v, (cudaStream_t)stream), "an output without a product");
     char *at = (char *)round_up((int64_t)(uintptr_t)workspace, ALIGN);
     v.own = w.own ? at : nullptr;
     if (w.flags) {

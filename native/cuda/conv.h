@@ -89,7 +89,7 @@ __attribute__((weak)) ConvRows im2win_rows();
 __attribute__((weak)) ConvRows winograd_rows();
 __attribute__((weak)) ConvRows wgmma_conv_rows();
 
-/* conv_reference.cu */
+/* conv_reference.cu: alpha == 0 leaves the product out */
 cudaError_t conv_reference(const Conv &c, cudaStream_t stream);
 }
 #endif

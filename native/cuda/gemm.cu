@@ -2,6 +2,8 @@
  * Entry points of the GEMM hierarchy: check the arguments, re-lay out what the chosen kernel cannot take as it lies, launch.
  *
  * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, the tiles' flags, the partial sums. */
+#include <algorithm>
+
 #include "arguments.h"
 #include "decomposition.cuh"
 
@@ -127,6 +129,18 @@ Problem problem_of(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const
     return p;
 }
 
+/* alpha = 0: the definition, which then reads neither A nor B; as many rows at a time as it takes. */
+cudaError_t without_product(Problem p, int dtype, cudaStream_t stream) {
+    const int m = p.m;
+    cudaError_t error = cudaSuccess;
+    for (int row = 0; row < m && error == cudaSuccess; row += REFERENCE_ROWS) {
+        p.m = std::min(m - row, (int)REFERENCE_ROWS);
+        error = reference(p, dtype, stream);
+        p.c = (char *)p.c + p.m * p.ldc * dtypes[p.c_dtype].bytes;
+    }
+    return error;
+}
+
 /* Puts an operand into the workspace at *at where it has to go there. */
 pysim_status take(const Operand &o, int element, const void **data, int64_t *ld, char **at, cudaStream_t stream) {
     if (!o.bytes) return PYSIM_OK;
@@ -203,6 +217,7 @@ pysim_status pysim_cuda_gemm_run(const pysim_cuda_gemm *g, const pysim_cuda_sche
     const int element = dtypes[g->dtype].bytes;
     const cudaStream_t on = (cudaStream_t)stream;
     Problem p = problem_of(g, e, a, b, c);
+    if (e->alpha == 0) return check(without_product(p, g->dtype, on), "C without a product");
     p.kind = s->decomposition, p.splits = s->splits, p.along_n = s->along_n, p.group = s->group;
     char *at = (char *)round_up((int64_t)(uintptr_t)workspace, ALIGN);
     if (w.a.transpose) p.trans_a = 0;
@@ -221,7 +236,7 @@ pysim_status pysim_cuda_gemm_reference(const pysim_cuda_gemm *g, const pysim_cud
     if (status == PYSIM_OK) status = check_epilogue(g->c_dtype, e);
     if (status == PYSIM_OK) status = check_operands(g, e, a, b, c, nullptr, 0);
     if (status != PYSIM_OK) return status;
-    if (g->m > 16 * 65535) return fail(PYSIM_UNSUPPORTED, "m is %lld; the reference takes up to %d", (long long)g->m, 16 * 65535);
+    if (g->m > REFERENCE_ROWS) return fail(PYSIM_UNSUPPORTED, "m is %lld; the reference takes up to %d", (long long)g->m, (int)REFERENCE_ROWS);
     return check(reference(problem_of(g, e, a, b, c), g->dtype, (cudaStream_t)stream), "the reference");
 }
 

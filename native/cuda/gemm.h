@@ -56,7 +56,8 @@ __attribute__((weak)) Rows wgmma_rows();
  * sizes 1, 2, 4, 8. */
 cudaError_t relayout(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, int element_bytes,
                      bool transpose, cudaStream_t stream);
-/* reference.cu */
+/* reference.cu: alpha == 0 leaves the product out */
+enum { REFERENCE_ROWS = 16 * 65535 }; /* that it takes at most */
 cudaError_t reference(const Problem &p, int dtype, cudaStream_t stream);
 }
 #endif

@@ -192,9 +192,21 @@ INLINE void pack_segment(const int size, void (*pack)(const chain *), const pysi
         pack_chains(size, pack, s, dst, s->taps, s->dilation);
 }
 
+/* Where an element is infinite or NaN, its exponent of ones and one more in the last place carry into the sign. */
+INLINE BYTES carry_of(const int size, BYTES v) {
+    switch (size) {
+    case 2: return (BYTES)(((vector unsigned short)v & 0x7F80) + 0x80);
+    case 4: return (BYTES)(((vector unsigned int)v & 0x7F800000) + 0x800000);
+    case 8: return (BYTES)(((vector unsigned long long)v & 0x7FF0000000000000) + 0x10000000000000);
+    default: return v ^ v; /* integers */
+    }
+}
+
 /* lanes x lanes blocks: after log2(lanes) perfect shuffles vector i holds column i. */
-INLINE void pack_transposed(const int size, const char *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, char *dst) {
+INLINE void pack_transposed(const int size, const char *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, char *dst,
+                            int *not_finite) {
     const int lanes = BYTES_IN / size;
+    BYTES carry = {0};
     for (int64_t p = 0; p < k; p += lanes) {
         const int64_t depth = pysim_min(lanes, k - p) * size;
         for (int64_t i = 0; i < pitch; i += lanes) {
@@ -202,6 +214,8 @@ INLINE void pack_transposed(const int size, const char *src, int64_t ld, int64_t
             const BYTES zero = {0};
 #pragma GCC unroll 16
             for (int l = 0; l < lanes; l++) r[l] = i + l < rows ? v_load_first(src + ((i + l) * ld + p) * size, depth) : zero;
+#pragma GCC unroll 16
+            for (int l = 0; l < lanes; l++) carry |= carry_of(size, r[l]);
 #pragma GCC unroll 4
             for (int stage = 1; stage < lanes; stage *= 2) {
 #pragma GCC unroll 8
@@ -218,13 +232,16 @@ INLINE void pack_transposed(const int size, const char *src, int64_t ld, int64_t
                 if (p + l < k) v_store_first(dst + ((p + l) * pitch + i) * size, r[l], bytes);
         }
     }
+    for (int i = size - 1; i < BYTES_IN; i += size)
+        if (not_finite && carry[i] >> 7) *not_finite = 1;
 }
 
 #define DEFINE_PACKER(dtype, size)                                                                                             \
     static __attribute__((noinline)) void dtype##_chain(const chain *c) { pack_chain(size, c); }                               \
     void pack_##dtype##__mma_segment(const pysim_segment *s, void *dst) { pack_segment(size, dtype##_chain, s, dst); }         \
-    void pack_##dtype##__mma_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst) {      \
-        pack_transposed(size, src, ld, rows, k, pitch, dst);                                                                   \
+    void pack_##dtype##__mma_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst,        \
+                                        int *not_finite) {                                                                     \
+        pack_transposed(size, src, ld, rows, k, pitch, dst, not_finite);                                                       \
     }
 DEFINE_PACKER(f32, 4)
 DEFINE_PACKER(f64, 8)

@@ -54,7 +54,7 @@ void check_absolute(void *to, const void *from, int32_t dtype, int64_t count);
 double check_gamma(int32_t dtype, int64_t n);
 
 /* The first index where `got` is wrong, or -1. bound == NULL: the bits must be equal (0 and -0 may stand for each other); else
- * |got - want| <= factor * bound[i]. A NaN is right only where `want` has one. */
+ * |got - want| <= factor * bound[i]. A NaN or an infinity is right only where `want` has it. */
 int64_t check_compare(int32_t dtype, int64_t count, const void *got, const void *want, const void *bound, double factor);
 
 /* A hash of the bytes, to see that an operand has not changed. */

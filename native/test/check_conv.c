@@ -191,13 +191,8 @@ static int run(conv_case *k, const pysim_epilogue *e, int32_t threads, guard_sid
     return 1;
 }
 
-static int prepare(conv_case *k, check_fill_kind kind, guard_side side) {
-    const size_t size = check_size(k->c.dtype);
+static int pack(const conv_case *k, guard_side side) {
     int64_t packed_bytes;
-    check_fill(guard_place(&at.input, (size_t)k->input * size, side), k->c.dtype, k->input, kind, &k->random);
-    check_fill(guard_place(&at.filters, (size_t)k->filters * size, side), k->c.dtype, k->filters, kind, &k->random);
-    check_fill(guard_place(&at.bias, (size_t)k->c.filters * check_size(k->result), side), k->result, k->c.filters, kind, &k->random);
-    set_signs(k, at.filters.buffer, at.bias.buffer);
     if (pysim_conv_packed_filter_bytes(&k->c, &k->s, &packed_bytes) != PYSIM_OK) {
         check_fail("pysim_conv_packed_filter_bytes: %s", pysim_last_error());
         return 0;
@@ -210,6 +205,15 @@ static int prepare(conv_case *k, check_fill_kind kind, guard_side side) {
     }
     if (!guard_intact(&at.packed)) check_fail("pysim_conv_pack_filters wrote outside the packed filters");
     return 1;
+}
+
+static int prepare(conv_case *k, check_fill_kind kind, guard_side side) {
+    const size_t size = check_size(k->c.dtype);
+    check_fill(guard_place(&at.input, (size_t)k->input * size, side), k->c.dtype, k->input, kind, &k->random);
+    check_fill(guard_place(&at.filters, (size_t)k->filters * size, side), k->c.dtype, k->filters, kind, &k->random);
+    check_fill(guard_place(&at.bias, (size_t)k->c.filters * check_size(k->result), side), k->result, k->c.filters, kind, &k->random);
+    set_signs(k, at.filters.buffer, at.bias.buffer);
+    return pack(k, side);
 }
 
 static void count_nonzero(const conv_case *k) {
@@ -253,13 +257,22 @@ static void random_inputs(conv_case *k, const pysim_epilogue *e, guard_side side
         check_fail("%d threads gave other bits than one", (int)k->threads);
 }
 
-/* One NaN in the input reaches exactly the outputs that it reaches in the reference, through a ReLU too. */
-static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
-    check_set(at.input.buffer, k->c.dtype, check_below(&k->random, k->input), NAN);
-    if (!expect(k, e, side) || !run(k, e, 1, side, 0xFF)) return;
+static void compare_poisoned(conv_case *k, const pysim_epilogue *e, guard_side side, const char *what) {
+    if (!expect(k, e, side) || !run(k, e, k->index & 1 ? k->threads : 1, side, 0xFF)) return;
     const void *want = check_scratch(SCRATCH_WANT, 0), *bound = check_scratch(SCRATCH_BOUND, 0);
     const int64_t bad = check_compare(k->result, k->output, at.output.buffer, want, bound, tolerance(k));
-    if (bad >= 0) describe(k, "one NaN in the input", bad, at.output.buffer, want);
+    if (bad >= 0) describe(k, what, bad, at.output.buffer, want);
+}
+
+/* An infinite weight and a NaN reach exactly the outputs that they reach in the reference, so none by way of the padding, and through a
+ * ReLU too; and so does what is not finite in the input. */
+static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
+    check_set(at.filters.buffer, k->c.dtype, check_below(&k->random, k->filters), k->index & 2 ? INFINITY : -INFINITY);
+    if (k->index % 3 == 0) check_set(at.filters.buffer, k->c.dtype, check_below(&k->random, k->filters), NAN);
+    if (!pack(k, side)) return;
+    compare_poisoned(k, e, side, "weights that are not finite");
+    check_set(at.input.buffer, k->c.dtype, check_below(&k->random, k->input), k->index & 4 ? NAN : INFINITY);
+    if (!check_failed()) compare_poisoned(k, e, side, "weights and an input that are not finite");
 }
 
 static void check_case(conv_case *k) {
@@ -274,7 +287,7 @@ static void check_case(conv_case *k) {
     if (check_failed() || !prepare(k, FILL_RANDOM, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT)) return;
     e.bias = k->bias ? at.bias.buffer : NULL;
     random_inputs(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
-    if (!check_failed() && k->index % 4 == 0 && !check_is_exact(k->result)) poisoned(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
+    if (!check_failed() && !check_is_exact(k->result)) poisoned(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
 }
 
 static void family(int family_of, int32_t round, int32_t kernel, const pysim_kernel_info *row) {

@@ -218,15 +218,22 @@ static void random_inputs(gemm_case *k, guard_side side) {
         check_fail("%d threads gave other bits than one", (int)k->threads);
 }
 
-/* One NaN in A or B reaches exactly the elements of C that it reaches in the reference. */
+/* An infinite row of A and a column of NaN in B reach exactly the elements of C that they reach in the reference. */
 static void poisoned(gemm_case *k, guard_side side) {
     const pysim_gemm *g = &k->g;
-    const int64_t p = check_below(&k->random, g->k), i = check_below(&k->random, g->m), j = check_below(&k->random, g->n);
-    if (k->index & 4)
-        check_set(at.a.buffer, g->dtype, g->trans_a ? p * g->lda + i : i * g->lda + p, NAN);
-    else
+    const int64_t i = check_below(&k->random, g->m), j = check_below(&k->random, g->n);
+    for (int64_t p = 0; p < g->k; p++) {
+        check_set(at.a.buffer, g->dtype, g->trans_a ? p * g->lda + i : i * g->lda + p, INFINITY);
         check_set(at.b.buffer, g->dtype, g->trans_b ? j * g->ldb + p : p * g->ldb + j, NAN);
-    if (expect(k, side) && run(k, 1, side, 0xFF)) compare(k, "one NaN among the inputs", check_scratch(SCRATCH_BOUND, 0));
+    }
+    if (expect(k, side) && run(k, 1, side, 0xFF)) compare(k, "an infinite row and a column of NaN", check_scratch(SCRATCH_BOUND, 0));
+}
+
+/* Then whatever A and B hold reaches nothing. */
+static void without_product(gemm_case *k, guard_side side) {
+    k->e.alpha = 0;
+    if (expect(k, side) && run(k, k->threads, side, 0xFF))
+        compare(k, "alpha 0", check_is_exact(k->result) ? NULL : check_scratch(SCRATCH_BOUND, 0));
 }
 
 static void check_case(gemm_case *k) {
@@ -236,7 +243,8 @@ static void check_case(gemm_case *k) {
     if (check_failed()) return;
     prepare(k, FILL_RANDOM, other);
     random_inputs(k, other);
-    if (!check_failed() && k->index % 4 == 0 && !check_is_exact(k->result)) poisoned(k, other);
+    if (!check_failed() && !check_is_exact(k->result)) poisoned(k, other);
+    if (!check_failed()) without_product(k, other);
 }
 
 /* s8: sums of equal products that leave int32, or leave it only on the way with windows made unsigned, in one channel set. */

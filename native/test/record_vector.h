@@ -41,6 +41,11 @@ INLINE VEC v_spread(const T *p) { return v_set1(LOAD(p)); }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { VEC out; EACH(a.lane[l] * b.lane[l] + c.lane[l]); }
 INLINE VEC v_mul(VEC a, VEC b) { VEC out; EACH(a.lane[l] * b.lane[l]); }
 INLINE VEC v_add(VEC a, VEC b) { VEC out; EACH(a.lane[l] + b.lane[l]); }
+INLINE int v_any_nan(VEC v) {
+    int any = 0;
+    for (int l = 0; l < LANES; l++) any |= v.lane[l] != v.lane[l];
+    return any;
+}
 INLINE VEC v_max(VEC a, VEC b) { VEC out; EACH(a.lane[l] > b.lane[l] ? a.lane[l] : b.lane[l]); }
 INLINE VEC v_shift1(VEC lo, VEC hi) { VEC out; EACH(l + 1 < LANES ? lo.lane[l + 1] : hi.lane[0]); }
 INLINE VEC v_interleave_low(VEC a, VEC b) { VEC out; EACH(l % 2 ? b.lane[l / 2] : a.lane[l / 2]); }

@@ -172,13 +172,17 @@ INLINE void transpose(VEC r[LANES]) {
     }
 }
 
-static void pack_transposed(const T *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, T *dst) {
+/* `looks`: whether any element is not finite. Zero times such a one is NaN, which sums keep: a multiply-add a vector. */
+INLINE int pack_transposed(const int looks, const T *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, T *dst) {
+    VEC zeros[2] = {v_zero(), v_zero()};
     for (int64_t p = 0; p < k; p += LANES) {
         const MASK depth = v_lanes(0, k - p);
         for (int64_t i = 0; i < pitch; i += LANES) {
             VEC r[LANES];
 #pragma GCC unroll 16
             for (int l = 0; l < LANES; l++) r[l] = i + l < rows ? v_load_mask(src + (i + l) * ld + p, depth) : v_zero();
+#pragma GCC unroll 16
+            for (int l = 0; looks && l < LANES; l++) zeros[l % 2] = v_fma(r[l], v_zero(), zeros[l % 2]);
             transpose(r);
             const MASK keep = v_lanes(0, pitch - i);
 #pragma GCC unroll 16
@@ -186,10 +190,14 @@ static void pack_transposed(const T *src, int64_t ld, int64_t rows, int64_t k, i
                 if (p + l < k) v_store_mask(dst + (p + l) * pitch + i, r[l], keep);
         }
     }
+    return looks && v_any_nan(v_add(zeros[0], zeros[1]));
 }
 
 #define DEFINE_PACKER(name)                                                                                            \
     void name##_segment(const pysim_segment *s, void *dst) { pack_segment(s, dst); }                                   \
-    void name##_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst) {           \
-        pack_transposed(src, ld, rows, k, pitch, dst);                                                                 \
+    void name##_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite) { \
+        if (not_finite)                                                                                                \
+            *not_finite |= pack_transposed(1, src, ld, rows, k, pitch, dst);                                           \
+        else                                                                                                           \
+            pack_transposed(0, src, ld, rows, k, pitch, dst);                                                          \
     }

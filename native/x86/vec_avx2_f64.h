@@ -15,6 +15,7 @@ INLINE void v_store(T *p, VEC v) { _mm256_storeu_pd(p, v); }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm256_fmadd_pd(a, b, c); }
 INLINE VEC v_mul(VEC a, VEC b) { return _mm256_mul_pd(a, b); }
 INLINE VEC v_add(VEC a, VEC b) { return _mm256_add_pd(a, b); }
+INLINE int v_any_nan(VEC v) { return _mm256_movemask_pd(_mm256_cmp_pd(v, v, _CMP_UNORD_Q)) != 0; }
 /* b where either is NaN. */
 INLINE VEC v_max(VEC a, VEC b) { return _mm256_max_pd(a, b); }
 

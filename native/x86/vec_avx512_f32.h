@@ -15,6 +15,7 @@ INLINE void v_store(T *p, VEC v) { _mm512_storeu_ps(p, v); }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE VEC v_mul(VEC a, VEC b) { return _mm512_mul_ps(a, b); }
 INLINE VEC v_add(VEC a, VEC b) { return _mm512_add_ps(a, b); }
+INLINE int v_any_nan(VEC v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }
 /* b where either is NaN, so that a NaN survives max(floor, x). */
 INLINE VEC v_max(VEC a, VEC b) { return _mm512_max_ps(a, b); }
 

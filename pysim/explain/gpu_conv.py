@@ -68,6 +68,7 @@ def _algorithm(plan: Plan, w: Conv, row: ConvKernel, schedule: GpuConvSchedule) 
     yield f"  {row.family:<18}{ALGORITHMS[row.family]}"
     if row.form != "full":
         yield f"  form              {row.form}"
+    yield f"  needs finite      {plan.needs_finite}"
     if row.outputs > 1:
         planes = gpu_conv.planes_of(row)
         yield f"  transform         F({row.outputs}x{row.outputs}, 3x3): {planes} multiplications for {9 * row.outputs**2}, {planes} planes"

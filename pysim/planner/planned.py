@@ -13,7 +13,7 @@ from pysim.planner import gpu_conv
 from pysim.problem.text import Conv, Gemm, Workload
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
-from pysim.registry.rows import conv_kernel, gemm_attributes, gemm_kernel, kernels
+from pysim.registry.rows import NEEDS_FINITE, conv_kernel, gemm_attributes, gemm_kernel, kernels
 
 ModelName = Literal["full", "csa"]
 State = Literal["hot", "cold"]
@@ -91,6 +91,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return _assumed_of_gpu(self.on, self.kernel)
         return _assumed(self.on, self.model, self.kernel.rpartition("__")[2])
 
+    @property
+    def needs_finite(self) -> str:
+        """What must be finite, an entry of NEEDS_FINITE: else a result may be NaN where the definition has a number."""
+        row = conv_kernel(self.kernel) if isinstance(self.schedule, GpuConvSchedule) else None
+        needs = NEEDS_FINITE[row.finite] if row else "nothing"
+        padded = isinstance(self.workload, Conv) and self.workload.padded
+        return needs if padded or needs != "filters" else "nothing"
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of a plan: bytes, cycles and seconds under the names that `docs` promises."""
         return {
@@ -106,6 +114,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             **({"memory_limit_bytes": self.memory_limit} if self.memory_limit is not None else {}),
             "tile": self.tile,
             "workspace_bytes": self.workspace_bytes,
+            "needs_finite": self.needs_finite,
             "cost": msgspec.to_builtins(self.cost),
             "assumed": list(self.assumed),
             "rejected": [msgspec.to_builtins(item) for item in self.rejected],

@@ -151,8 +151,11 @@ class Conv(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pointwise(self) -> bool:
         """1x1, stride 1, no padding: the input is already the matrix that im2col would build."""
-        pads = (self.pad_top, self.pad_left, self.pad_bottom, self.pad_right)
-        return (self.kernel_h, self.kernel_w, self.stride_h, self.stride_w) == (1, 1, 1, 1) and not any(pads)
+        return (self.kernel_h, self.kernel_w, self.stride_h, self.stride_w) == (1, 1, 1, 1) and not self.padded
+
+    @property
+    def padded(self) -> bool:
+        return any((self.pad_top, self.pad_left, self.pad_bottom, self.pad_right))
 
     @property
     def text(self) -> str:

@@ -141,7 +141,8 @@ class ConvKernel(msgspec.Struct, frozen=True):
     """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/convs.inc`, as the file's head names them.
 
     Tiles are filters x windows, 0 where an algorithm has none; `outputs` is the edge of the square of outputs that a window stands for
-    (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row of gemms.inc too.
+    (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row of gemms.inc too, `finite` what must be
+    finite, an index of NEEDS_FINITE.
     """
 
     index: int
@@ -159,6 +160,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     outputs: int
     makes_product: int
     capability: int
+    finite: int
 
     @property
     def name(self) -> str:
@@ -201,6 +203,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
         return f"tensor_{self.dtype}" if self.family == "wgmma" else self.dtype
 
 
+NEEDS_FINITE = ("nothing", "filters", "operands")  # pysim_needs_finite, in its order; filters: where the problem is padded
 CONV_LAYOUTS = ("nchw", "nhwc")  # pysim_layout, in its order
 
 

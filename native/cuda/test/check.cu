@@ -19,7 +19,7 @@ struct Case {
     pysim_cuda_schedule s;
     pysim_cuda_epilogue e;
     int offset_a, offset_b, offset_c; /* elements that the base is off its alignment */
-    bool exact, bias;
+    bool exact, bias, poisoned;
 };
 
 Buffer buffer_a, buffer_b, buffer_c, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_work, buffer_abs_a, buffer_abs_b;
@@ -41,7 +41,7 @@ void report(const Case &c, const pysim_cuda_gemm_info &row, const char *what) {
     printf("FAIL %s %lldx%lldx%lld %c%c %s->%s ld %lld %lld %lld offsets %d %d %d alpha %g beta %g bias %d f %d kind %d splits %d along_n %d group %d %s: %s\n",
            row.name, (long long)c.g.m, (long long)c.g.n, (long long)c.g.k, c.g.trans_a ? 't' : 'n', c.g.trans_b ? 't' : 'n', name_of[c.g.dtype],
            name_of[c.g.c_dtype], (long long)c.g.lda, (long long)c.g.ldb, (long long)c.g.ldc, c.offset_a, c.offset_b, c.offset_c, c.e.alpha,
-           c.e.beta, (int)c.bias, c.e.activation, c.s.decomposition, c.s.splits, c.s.along_n, c.s.group, c.exact ? "exact" : "random", what);
+           c.e.beta, (int)c.bias, c.e.activation, c.s.decomposition, c.s.splits, c.s.along_n, c.s.group, c.poisoned ? "poisoned" : c.exact ? "exact" : "random", what);
 }
 
 void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
@@ -61,6 +61,11 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     need(cudaMemset(b, 0xff, count_b * element), "memset");
     each(rows_a * columns_a, fill, a, g.dtype, rows_a, columns_a, g.lda, seed, 2 * c.exact);
     each(rows_b * columns_b, fill, b, g.dtype, rows_b, columns_b, g.ldb, seed + 77, 2 * c.exact);
+    if (c.poisoned) { /* a row of infinities in op(A), a column of NaN in op(B) */
+        const long long i = seed % g.m, j = seed % g.n;
+        each(g.k, poison, a, g.dtype, g.trans_a ? i : i * g.lda, g.trans_a ? g.lda : 1, g.k, INFINITY);
+        each(g.k, poison, b, g.dtype, g.trans_b ? j * g.ldb : j, g.trans_b ? 1 : g.ldb, g.k, NAN);
+    }
     need(cudaMemset(block, 0xff, total), "memset");
     if (c.e.beta != 0) { /* C's rows as they were; elsewhere the pattern */
         void *plain = buffer_scale.at((size_t)(g.m * g.n) * 8);
@@ -140,9 +145,10 @@ void check_row(int index, int every) {
             if (kind == PYSIM_STREAM_K && tiles * steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (tiles * steps - 1);
             const unsigned q = mix(r + 17);
             c.e = {1, 0, nullptr, 0, -1, 1};
-            if (q & 1) c.e.alpha = -2, c.e.beta = q & 2 ? 1 : 0, c.bias = q & 4, c.e.activation = (int)(q >> 3) % 4;
+            if (q & 1) c.e.alpha = q >> 8 & 7 ? -2 : 0, c.e.beta = q & 2 ? 1 : 0, c.bias = q & 4, c.e.activation = (int)(q >> 3) % 4;
             if (c.e.activation == 2 && (g.c_dtype == PYSIM_S32 || c.exact)) c.e.activation = 1;
             if (g.c_dtype == PYSIM_S32) c.exact = true;
+            c.poisoned = q >> 12 & 1 && element > 1; /* s8 and f8 have no infinity */
             run(c, row, r);
         }
 }

@@ -65,6 +65,11 @@ __global__ void fill(void *data, int dtype, long long rows, long long columns, l
         set(data, dtype, i / columns * ld + i % columns, x);
     }
 }
+/* `count` elements of x, `step` apart, from the first on. */
+__global__ void poison(void *data, int dtype, long long first, long long step, long long count, double x) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
+        set(data, dtype, first + i * step, x);
+}
 __global__ void magnitude(void *to, const void *from, int dtype, long long count) {
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
         set(to, dtype, i, fabs(get(from, dtype, i)));
@@ -86,7 +91,8 @@ __global__ void compare(const void *got, const void *want, const double *scale, 
         const long long at = i / n * ldc + i % n;
         const double x = get(got, dtype, at), y = get(want, dtype, at);
         const double allowed = scale ? bound * scale[i] + rounding * fabs(y) : 0;
-        if (!(fabs(x - y) <= allowed)) { /* NaN fails */
+        const bool right = y != y ? x != x : x == y || (fabs(y) < INFINITY && fabs(x - y) <= allowed); /* NaN fails */
+        if (!right) {
             atomicAdd(&out->wrong, 1ull);
             atomicMin((unsigned long long *)&out->first, (unsigned long long)i);
         }

@@ -2,7 +2,8 @@
  * Every row of convs.inc against the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups,
  * epilogues and decompositions. The output is poisoned with NaN and both its ends with a pattern that must survive; the first or last byte of
  * input, filters, bias and workspace is the first or last of an allocation; small whole numbers must come out bit for bit, random ones within a
- * bound.
+ * bound. In every other problem infinities and a NaN stand among those operands that the row lets be so (`needs_finite`), and must come out where the
+ * definition has them.
  *
  *   check_conv [--kernel SUBSTRING] [--cases N] [--seed N] [--most N]     --cases: accepted problems a row and layout (default 60); --most: of
  *   N million multiply-adds at most, for the emulation (emulated/), where the definition's take most of the time; exit 1 where one case
@@ -18,7 +19,7 @@ struct Case {
     pysim_cuda_conv_schedule s;
     pysim_cuda_epilogue e;
     int offset_in, offset_weights, offset_out; /* elements that the base is off its alignment */
-    bool exact, bias;
+    bool exact, bias, poisoned;
 };
 
 Buffer buffer_in, buffer_weights, buffer_out, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_work, buffer_abs_in, buffer_abs_weights;
@@ -54,7 +55,7 @@ void report(const Case &c, const pysim_cuda_conv_info &row, const char *what) {
            (long long)s.filters, (long long)s.kernel_h, (long long)s.kernel_w, (long long)s.stride_h, (long long)s.stride_w, (long long)s.dilation_h,
            (long long)s.dilation_w, (long long)s.pad_top, (long long)s.pad_left, (long long)s.pad_bottom, (long long)s.pad_right, name_of[s.dtype],
            name_of[c.c.out_dtype], c.offset_in, c.offset_weights, c.offset_out, c.e.alpha, c.e.beta, (int)c.bias, c.e.activation, c.s.decomposition,
-           c.s.splits, c.s.along_n, c.s.group, c.s.gemm, c.exact ? "exact" : "random", what);
+           c.s.splits, c.s.along_n, c.s.group, c.s.gemm, c.poisoned ? "poisoned" : c.exact ? "exact" : "random", what);
 }
 
 void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) {
@@ -72,6 +73,13 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     char *want = (char *)buffer_want.at(total) + head;
     each(count_in, fill, in, s.dtype, 1, count_in, count_in, seed, 2 * c.exact);
     each(count_weights, fill, weights, s.dtype, 1, count_weights, count_weights, seed + 77, 2 * c.exact);
+    const bool padded = s.pad_top || s.pad_left || s.pad_bottom || s.pad_right;
+    if (c.poisoned && row.needs_finite != PYSIM_FINITE_OPERANDS) {
+        each(1, poison, in, s.dtype, (long long)(mix(seed + 21) % count_in), 1, 1, INFINITY);
+        each(1, poison, in, s.dtype, (long long)(mix(seed + 22) % count_in), 1, 1, NAN);
+    }
+    if (c.poisoned && (row.needs_finite == PYSIM_FINITE_NOTHING || (row.needs_finite == PYSIM_FINITE_FILTERS && !padded)))
+        each(1, poison, weights, s.dtype, (long long)(mix(seed + 23) % count_weights), 1, 1, -INFINITY);
     need(cudaMemset(block, 0xff, total), "memset");
     if (c.e.beta != 0) each(count_out, fill, out, c.c.out_dtype, 1, count_out, count_out, seed + 5, 2 * c.exact);
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
@@ -201,7 +209,8 @@ void check_row(int index, int wanted, unsigned seed, double most) {
                 else if (!strcmp(row.form, "staged")) c.s.splits = 1 + draw.below(3); /* chunks */
             }
             c.e = {1, 0, nullptr, 0, -1, 1};
-            if (draw.below(2)) c.e.alpha = -2, c.e.beta = draw.below(2), c.bias = draw.below(2), c.e.activation = draw.below(4);
+            c.poisoned = accepted & 1;
+            if (draw.below(2)) c.e.alpha = draw.below(8) ? -2 : 0, c.e.beta = draw.below(2), c.bias = draw.below(2), c.e.activation = draw.below(4);
             if (c.e.activation == 2 && c.exact) c.e.activation = 1;
             if (row.makes_product && c.bias && bytes_of[c.c.out_dtype] == 2) c.exact = false; /* rounded twice */
             int64_t bytes = 0;

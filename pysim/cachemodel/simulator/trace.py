@@ -78,7 +78,8 @@ def bases(workload: Workload, schedule: Schedule) -> Bases:
     else:
         conv = runtime.conv_struct(workload)
         runtime.check(lib.pysim_conv_packed_filter_bytes(conv, native, size))
-        sizes = [_image_bytes(workload) * workload.batch, size[0], _output_bytes(workload) * workload.batch]
+        panels = size[0] - lib.PYSIM_PACKED_MARK_BYTES  # all that the loops read of packed filters
+        sizes = [_image_bytes(workload) * workload.batch, panels, _output_bytes(workload) * workload.batch]
         runtime.check(lib.pysim_conv_workspace_bytes(conv, native, 1, size))
     return Bases(*_pages([*sizes, size[0]])[:4])
 
