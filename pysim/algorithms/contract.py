@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pysim.record.cost import Cost, CsaCost, Reason, Rejected
 from pysim.record.description import Description
-from pysim.record.plan import Layout, Plan, Request
+from pysim.record.plan import Finite, Layout, Plan, Request
 from pysim.record.schedule import AnySchedule
 
 Array = NDArray[np.float64]
@@ -67,12 +67,12 @@ class Costs(Protocol):
 
 class Bound(NamedTuple):
     """|result - exact| <= gamma_k |A||B| x `growth`, k the length of the sums, or, where the operands are transformed, `rms` times the
-    result's root mean square; `source` says whence. `finite`: what of the operands must be finite for that ("" for nothing)."""
+    result's root mean square; `source` says whence. `finite`: what must be finite for that (`Plan.needs_finite`)."""
 
     growth: float
     rms: float
     source: str
-    finite: str = ""
+    finite: Finite = "nothing"
 
 
 SUMS = Bound(1.0, 0.0, "Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1")  # of k products, in any order

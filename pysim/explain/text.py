@@ -23,7 +23,7 @@ def explain(plan: Plan) -> str:
         ("cycles", [*_cycles(plan.cost)] if isinstance(plan.cost, Cost) else []),
         ("considered", [*_considered(plan)]),
         ("rejected", [*_rejected(plan)]),
-        ("needs", [f"finite {plan.finite}"] if plan.finite else []),
+        ("must be finite", [] if plan.needs_finite == "nothing" else [plan.needs_finite]),
         ("assumed numbers", list(plan.assumed)),
     ]
     return "\n\n".join("\n".join(([title] if title else []) + _indented(lines, title)) for title, lines in sections if lines)

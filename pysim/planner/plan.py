@@ -231,7 +231,7 @@ def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: 
         assumed=costs.assumed(row),
         layout=request.layout,
         memory_limit=memory_limit,
-        finite=algorithm.tolerance(request.problem, schedule).finite,
+        needs_finite=algorithm.tolerance(request.problem, schedule).finite,
     )
 
 

@@ -15,6 +15,7 @@ ModelName = Literal["full", "csa"]
 State = Literal["hot", "cold"]
 Layout = Literal["nchw", "nhwc"]
 Footprint = Literal["packed", "raw"]
+Finite = Literal["nothing", "filters", "operands"]  # registry.NEEDS_FINITE
 MODELS: tuple[ModelName, ...] = ("full", "csa")
 STATES: tuple[State, ...] = ("hot", "cold")
 LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")  # of a convolution's input and output; pysim_layout, in its order
@@ -57,8 +58,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     `considered` has the best schedule of each kind, the chosen one among them. `assumed` are the paths of the machine's numbers that the
     cost leaned on and nobody measured or published. `workspace_bytes` is what one thread (launch) needs. `layout` is that of a
-    convolution's input and output, `memory_limit` the bytes of workspace that were allowed. `finite` says which operands must be finite
-    for the result to be right ("" for none: infinities and NaN then are as multiply-adds have them).
+    convolution's input and output, `memory_limit` the bytes of workspace that were allowed. `needs_finite` says what must be finite, lest
+    the result is NaN where the definition has a number: an entry of NEEDS_FINITE ("filters": where the problem is padded).
     """
 
     workload: Workload
@@ -74,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     assumed: tuple[str, ...] = ()
     layout: Layout = "nchw"
     memory_limit: int | None = None
-    finite: str = ""
+    needs_finite: Finite = "nothing"
 
     @property
     def problem(self) -> str:
@@ -123,7 +124,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             **({"memory_limit_bytes": self.memory_limit} if self.memory_limit is not None else {}),
             "tile": self.tile,
             "workspace_bytes": self.workspace_bytes,
-            "needs_finite": self.finite,
+            "needs_finite": self.needs_finite,
             "cost": msgspec.to_builtins(self.cost),
             "assumed": list(self.assumed),
             "rejected": [msgspec.to_builtins(item) for item in self.rejected],
