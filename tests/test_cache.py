@@ -12,7 +12,7 @@ from oracles.traces import trace
 
 from pysim.cachemodel.simulator.hierarchy import OPERANDS, PHASES, Cache, Chunk, Hierarchy, tag
 from pysim.errors import MachineError, OperandError
-from pysim.machine.load import load as machine
+from pysim.machine import load as machine
 
 L1, L2 = Cache("L1", 64, 8, 64), Cache("L2", 1024, 8, 64)
 ONE = Cache("L1", sets=1, ways=4, line_bytes=64)

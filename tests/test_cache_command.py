@@ -13,7 +13,7 @@ from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.cpu.reuse import doubts
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
-from pysim.machine.load import load as machine
+from pysim.machine import load as machine
 from pysim.problem.text import parse
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]

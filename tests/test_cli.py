@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import pysim
 from pysim.cli import COMMANDS, main
 from pysim.commands import common, doctor, machines
-from pysim.machine.load import load as machine
+from pysim.machine import load as machine
 from pysim.peers import cpu as peers
 from pysim.problem import text as workload
 from pysim.registry.rows import kernels

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from pysim import planner
-from pysim.cachemodel.gpu.product import conv as model
+from pysim.cachemodel.gpu import conv as model
 from pysim.errors import MissingError, NativeError
-from pysim.machine.load import load as machine
+from pysim.machine import load as machine
 from pysim.planner import gpu_conv
 from pysim.planner.conv_algorithms import conv_workspace_bytes, passes_of, refuses, too_large
 from pysim.problem.text import CONV_DTYPES, Conv, parse

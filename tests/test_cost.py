@@ -19,8 +19,8 @@ from pysim.cachemodel.cpu.nest import Nest, ceil_div, live_pairs, nest_of, segme
 from pysim.cachemodel.cpu.occupancy import overfull, variance
 from pysim.cachemodel.cpu.reuse import flows
 from pysim.errors import PlanError
+from pysim.machine import load as machine
 from pysim.machine.load import Machine, Number
-from pysim.machine.load import load as machine
 from pysim.problem.text import Conv, parse
 from pysim.record.cost import Cost
 from pysim.record.schedule import STATIONARY, Schedule

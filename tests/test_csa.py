@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pysim.cachemodel.cpu import csa
 from pysim.cachemodel.cpu.nest import Nest, nest_of
-from pysim.machine.load import load as machine
+from pysim.machine import load as machine
 from pysim.problem.text import parse
 
 LAYER = "conv:mb1ic64ih56oc64kh3ph1"

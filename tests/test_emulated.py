@@ -15,7 +15,7 @@ from pysim.calibration import host
 from pysim.check.reference import shapes
 from pysim.comparison import cpu as comparison
 from pysim.errors import MissingError, NativeError, PysimError
-from pysim.machine.load import load as machine
+from pysim.machine import load as machine
 from pysim.measure.clock import exact_fill
 from pysim.measure.store import Store
 from pysim.problem.text import Conv, Layer, distinct, parse, resolve

@@ -19,7 +19,7 @@ from emulation import NAME, RANDOM, emulation, started, whole
 import pysim
 from pysim import planner
 from pysim.errors import MissingError, NativeError, OperandError
-from pysim.machine.load import load as machine
+from pysim.machine import load as machine
 from pysim.problem.text import Conv, parse
 from pysim.registry.rows import native_file
 from pysim.runtime import cpu as runtime

@@ -14,7 +14,7 @@ from command_line import document, invoke, ok, refused
 from yardstick import quiet_seconds
 
 from pysim import planner
-from pysim.cachemodel.gpu.product import product as model
+from pysim.cachemodel.gpu import product as model
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.errors import MachineError, MissingError, PlanError
 from pysim.machine.load import Gpu, load_any

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pysim.cachemodel.gpu.product import product as model
+from pysim.cachemodel.gpu import product as model
 from pysim.cachemodel.gpu.traffic import TOGETHER, Walk, reads
 from pysim.machine.load import Gpu, load_any
 from pysim.planner import gpu

@@ -19,7 +19,7 @@ from pysim.cachemodel.cpu.cost import predict, predict_schedule, schedule_of
 from pysim.cachemodel.cpu.incore import rates
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.errors import MachineError, PlanError, ProblemError
-from pysim.machine.load import load as machine
+from pysim.machine import load as machine
 from pysim.planner import candidates, plan, plans
 from pysim.problem import text as workload
 from pysim.problem.text import Workload, parse

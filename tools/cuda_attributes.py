@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
+from pysim.cachemodel.gpu import conv as gpu_conv
 from pysim.cachemodel.gpu.conv import product_kernel
 from pysim.cachemodel.gpu.product import attributes_of
-from pysim.cachemodel.gpu.product import conv as gpu_conv
 from pysim.registry.rows import Attributes, ConvKernel, GemmKernel, attributes_file, conv_kernels, gemm_kernels
 
 CAPABILITY = 90

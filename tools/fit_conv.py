@@ -24,8 +24,8 @@ from fit_gpu import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR, merg
 from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
-from pysim.cachemodel.gpu.product import conv as gpu_conv
-from pysim.cachemodel.gpu.product import product as model
+from pysim.cachemodel.gpu import conv as gpu_conv
+from pysim.cachemodel.gpu import product as model
 from pysim.machine.load import SHIPPED, Gpu, GpuFamily, Number, load_any
 from pysim.planner.conv_algorithms import passes_of
 from pysim.problem.text import Conv

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
-from pysim.cachemodel.gpu.product import product as model
+from pysim.cachemodel.gpu import product as model
 from pysim.errors import MissingError
 from pysim.machine.load import SHIPPED, Gpu, GpuFamily, Number, load_any
 from pysim.problem.text import Gemm, parse

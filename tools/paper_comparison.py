@@ -32,8 +32,8 @@ from pysim.cachemodel.cpu.cost import predict_schedule
 from pysim.cachemodel.cpu.im2col import im2col_cost
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
+from pysim.machine import load as machine
 from pysim.machine.load import Machine
-from pysim.machine.load import load as machine
 from pysim.measure.store import environment
 from pysim.problem.text import Conv, Layer, distinct, resolve
 from pysim.record.cost import Cost, CsaCost

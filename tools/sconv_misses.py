@@ -22,8 +22,8 @@ from typing import Any
 from pysim import planner
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
+from pysim.machine import load as machine
 from pysim.machine.load import Machine
-from pysim.machine.load import load as machine
 from pysim.measure.store import environment
 from pysim.problem.text import Conv, distinct, resolve
 

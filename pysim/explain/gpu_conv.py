@@ -3,9 +3,9 @@
 
 from collections.abc import Iterator
 
+from pysim.cachemodel.gpu import conv as gpu_conv
+from pysim.cachemodel.gpu import product as model
 from pysim.cachemodel.gpu.product import Prediction
-from pysim.cachemodel.gpu.product import conv as gpu_conv
-from pysim.cachemodel.gpu.product import product as model
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.errors import PlanError
 from pysim.explain.cpu import bytes_text, seconds_text

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from pysim.cachemodel.gpu.product import product as model
+from pysim.cachemodel.gpu import product as model
 from pysim.errors import PlanError
 from pysim.explain.cpu import bytes_text, seconds_text
 from pysim.machine.load import Gpu

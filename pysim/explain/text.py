@@ -17,7 +17,7 @@ _CSA_TERMS = ("cold", "extra", "l3", "l2", "cost")
 def explain(plan: Plan) -> str:
     """The explanation as text, lines of at most about WIDTH characters."""
     described = algorithm_named(plan.algorithm, plan.workload, plan.on).describe(plan)
-    sections = [
+    sections: list[tuple[str, list[str]]] = [
         ("", [*_verdict(plan, described)]),
         *((section.title, list(section.lines)) for section in described.sections),
         ("cycles", [*_cycles(plan.cost)] if isinstance(plan.cost, Cost) else []),

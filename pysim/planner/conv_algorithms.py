@@ -10,8 +10,8 @@ Worked number: im2col of conv:mb32ic64ih56oc64kh3ph1 under NCHW keeps 576 x 3136
 import math
 from typing import NamedTuple
 
+from pysim.cachemodel.gpu import product as model
 from pysim.cachemodel.gpu.conv import Pass, chunks_of, copied, keeps_tensor, padded_bytes, planes_of, rows_of_taps
-from pysim.cachemodel.gpu.product import product as model
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.planner.gpu import ALIGN, round_up, workspace_bytes
 from pysim.problem.text import CONV_DTYPES, Conv, Gemm

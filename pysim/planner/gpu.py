@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pysim.cachemodel.gpu import product as model
 from pysim.cachemodel.gpu.product import (
     DATA_PARALLEL,
     SPLIT_K,
@@ -30,7 +31,6 @@ from pysim.cachemodel.gpu.product import (
     rows_of,
     schedule_of,
 )
-from pysim.cachemodel.gpu.product import product as model
 from pysim.errors import PlanError
 from pysim.machine.load import Gpu
 from pysim.problem.text import GEMM_DTYPES, Gemm

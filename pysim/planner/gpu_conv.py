@@ -16,10 +16,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from pysim.cachemodel.gpu import conv as gpu_conv
+from pysim.cachemodel.gpu import product as model
 from pysim.cachemodel.gpu.conv import Pass
 from pysim.cachemodel.gpu.product import Prediction
-from pysim.cachemodel.gpu.product import conv as gpu_conv
-from pysim.cachemodel.gpu.product import product as model
 from pysim.errors import PlanError
 from pysim.machine.load import Gpu
 from pysim.planner import gpu

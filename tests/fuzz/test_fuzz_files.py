@@ -18,7 +18,7 @@ from pysim.cachemodel.simulator import tracefile
 from pysim.commands.banks import _tiles
 from pysim.errors import PysimError
 from pysim.measure.store import Store
-from pysim.record.cost import Measurement
+from pysim.record.measurement import Measurement
 
 NUMBERS = [
     "0",

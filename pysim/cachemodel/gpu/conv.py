@@ -28,8 +28,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from pysim.cachemodel.gpu import product as model
 from pysim.cachemodel.gpu.product import EDGE_INSTRUCTIONS, LINE_BYTES, VECTOR_BYTES, Array, Prediction, Rows, Shape, Table, Work
-from pysim.cachemodel.gpu.product import product as model
 from pysim.cachemodel.gpu.traffic import miss
 from pysim.cachemodel.gpu.windows import Windows, distinct
 from pysim.cachemodel.shared_memory import winograd_shared
