@@ -11,15 +11,16 @@ Worked number: two kernels with bounds of 100 and 300 cycles. The first round co
 the second considers up to 120, and the kernel of 300 never enters a table.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pysim.algorithms import algorithm_named, algorithms_for
-from pysim.algorithms.contract import Algorithm, Candidates, Costs
+from pysim.algorithms.contract import Algorithm, Array, Candidates, Costs
 from pysim.errors import PlanError, choose
 from pysim.machine.load import Gpu, Machine, load_any
 from pysim.problem.text import Workload, parse
@@ -84,8 +85,9 @@ def candidates(
         raise PlanError(f"within is {within}; it should be at least 1, the best schedule's own factor")
     request = _request(problem, machine, "full", None, "hot", layout)
     found = _Found.of(request, _asked(request, None), exhaustive=True)
-    order, clock = found.order(), request.machine.clock_hz
-    return [(found.schedule(at), cycles / clock) for at in order if (cycles := found.cycles[at]) <= within * found.cycles[order[0]]]
+    order = found.order()
+    near = order[found.cycles[order] <= within * found.cycles[order[0]]]
+    return [(found.schedule(at), float(found.cycles[at]) / request.machine.clock_hz) for at in near.tolist()]
 
 
 def _request(
@@ -123,13 +125,19 @@ def _asked(request: Request, algorithm: str | None) -> tuple[Algorithm, ...]:
 
 
 class _Found(NamedTuple):
-    """The candidates of all algorithms with their costs; `first` of each algorithm is its place in the concatenated `cycles`."""
+    """The candidates of all algorithms with their costs, one after another: `cycles` of each, and what it is a candidate of.
+
+    `kernel` and `kind` number the kernels and the kinds of all algorithms, `kernels` and `kinds` name them: (algorithm, name).
+    """
 
     request: Request
-    algorithms: tuple[Algorithm, ...]
-    costs: tuple[Costs, ...]
-    first: tuple[int, ...]
-    cycles: np.ndarray
+    costs: tuple[tuple[Algorithm, Costs], ...]
+    first: Array
+    cycles: Array
+    kernel: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    kernels: tuple[tuple[str, str], ...]
+    kinds: tuple[tuple[str, str], ...]
     refused: tuple[Rejected, ...]
 
     @classmethod
@@ -143,21 +151,27 @@ class _Found(NamedTuple):
                 found = one.candidates(request, np.inf if exhaustive else None)
                 refused += found.rejected
                 taking.append((one, found))
-        costs = _costs(request, taking)
-        sizes = [one.cycles.size for one in costs]
-        first = tuple(np.cumsum([0, *sizes[:-1]]).tolist())
-        cycles = np.concatenate([one.cycles for one in costs]) if costs else np.empty(0)
-        return cls(request, tuple(one for one, _ in taking), tuple(costs), first, cycles, tuple(refused))
+        costs = list(zip((one for one, _ in taking), _costs(request, taking), strict=True))
+        return cls(
+            request,
+            tuple(costs),
+            np.cumsum([0, *(of.cycles.size for _, of in costs)]),
+            np.concatenate([of.cycles for _, of in costs] or [np.empty(0)]),
+            _numbered([(of.kernel, len(of.kernels)) for _, of in costs]),
+            _numbered([(of.kind, len(of.kinds)) for _, of in costs]),
+            tuple((one.NAME, name) for one, of in costs for name in of.kernels),
+            tuple((one.NAME, name) for one, of in costs for name in of.kinds),
+            tuple(refused),
+        )
 
-    def order(self) -> list[int]:
+    def order(self) -> NDArray[np.int64]:
         """Places by predicted time, the earlier first where it is the same."""
-        order: list[int] = np.argsort(self.cycles, kind="stable").tolist()
-        return order
+        return np.argsort(self.cycles, kind="stable")
 
     def at(self, place: int) -> tuple[Algorithm, Costs, int]:
         """The algorithm of a place, its costs, and the row among them."""
-        which = int(np.searchsorted(self.first, place, side="right")) - 1
-        return self.algorithms[which], self.costs[which], place - self.first[which]
+        which = int(self.first.searchsorted(place, side="right")) - 1
+        return *self.costs[which], int(place - self.first[which])
 
     def schedule(self, place: int) -> AnySchedule:
         _, costs, row = self.at(place)
@@ -167,15 +181,17 @@ class _Found(NamedTuple):
         algorithm, costs, row = self.at(place)
         return algorithm.workspace_bytes(self.request.problem, costs.schedule(row), self.request.layout)
 
-    def kernel(self, place: int) -> str:
-        _, costs, row = self.at(place)
-        return costs.kernels[int(costs.kernel[row])]
+
+def _numbered(parts: Sequence[tuple[NDArray[np.int64], int]]) -> NDArray[np.int64]:
+    """Indices into several tuples, as indices into all of them one after another."""
+    first = itertools.accumulate((size for _, size in parts), initial=0)
+    return np.concatenate([own + start for (own, _), start in zip(parts, first, strict=False)] or [np.empty(0, dtype=np.int64)])
 
 
 def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> list[Costs]:
     """Costs of each algorithm's candidates, which are widened until the best of each kind is certain."""
     costs: list[Costs] = []
-    for cost, group in groupby(taking, key=lambda item: item[0].cost):
+    for cost, group in itertools.groupby(taking, key=lambda item: item[0].cost):
         asked = list(group)
         found = list(cost(request.machine, [candidates for _, candidates in asked]))
         for at, (algorithm, candidates) in enumerate(asked):
@@ -201,12 +217,17 @@ def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, t
         raise PlanError(f"memory_limit is {memory_limit} bytes; it should be at least 0")
     found = _Found.of(request, _asked(request, algorithm), exhaustive)
     order, above = _within(found, found.order(), memory_limit)
-    if not order:
+    if not order.size:
         raise PlanError(_nothing(request, (*above, *found.refused)))
-    first = _first_of_each(found, order)
+    first = order[_firsts(found.kind[order])].tolist()
     considered = tuple(Considered(found.at(at)[0].NAME, found.schedule(at), _cost(found, at)) for at in first)
     rejected = (*_slower(found, order), *above, *found.refused)
-    return [_plan(found, at, considered, rejected, memory_limit) for at in order[:top]]
+    return [_plan(found, at, considered, rejected, memory_limit) for at in order[:top].tolist()]
+
+
+def _firsts(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each number stands first, in that order."""
+    return np.sort(np.unique(numbers, return_index=True)[1])
 
 
 def _cost(found: _Found, at: int) -> Cost | CsaCost:
@@ -235,47 +256,37 @@ def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: 
     )
 
 
-def _first_of_each(found: _Found, order: Sequence[int]) -> list[int]:
-    """The best place of each kind of each algorithm, best first."""
-    first: dict[tuple[str, str], int] = {}
-    for at in order:
-        algorithm, costs, row = found.at(at)
-        first.setdefault((algorithm.NAME, costs.kinds[costs.kind[row]]), at)
-    return list(first.values())
-
-
-def _within(found: _Found, order: list[int], limit: int | None) -> tuple[list[int], tuple[Rejected, ...]]:
+def _within(found: _Found, order: NDArray[np.int64], limit: int | None) -> tuple[NDArray[np.int64], tuple[Rejected, ...]]:
     """The places whose workspace is within the limit, and the kernels of which none is."""
     if limit is None:
         return order, ()
-    sized = [(at, found.workspace_bytes(at)) for at in order]
-    kept = [at for at, size in sized if size <= limit]
-    left = {found.kernel(at) for at in kept}
-    least: dict[str, int] = {}
-    for at, size in sized:
-        if (kernel := found.kernel(at)) not in left:
-            least[kernel] = min(size, least.get(kernel, size))
+    sizes = np.array([found.workspace_bytes(at) for at in order.tolist()])
+    kept, kernel = order[sizes <= limit], found.kernel[order]
+    least = {one: int(sizes[kernel == one].min()) for one in kernel[_firsts(kernel)].tolist()}
     said = "its workspace of {:,} bytes is above the limit of {:,}"
-    return kept, tuple(Rejected(kernel, said.format(size, limit), "memory") for kernel, size in least.items())
+    return kept, tuple(Rejected(_what(found, one), said.format(size, limit), "memory") for one, size in least.items() if size > limit)
 
 
-def _slower(found: _Found, order: Sequence[int]) -> Iterator[Rejected]:
-    """The kernels that could run and lost, best first."""
-    best, chosen = found.cycles[order[0]], found.kernel(order[0])
-    seen = {chosen}
-    for at in order:
-        if (kernel := found.kernel(at)) not in seen:
-            seen.add(kernel)
-            _, costs, row = found.at(at)
-            how = f"{found.schedule(at).kind}, bound by {getattr(costs.cost(row), 'bound_by', 'latency')}"
-            yield Rejected(kernel, f"its best schedule ({how}) takes {found.cycles[at] / best:.3f}x the chosen time", "slower")
-    for costs in found.costs:
-        for place in np.argsort(costs.bounds, kind="stable").tolist():
-            if costs.kernels[place] not in seen:
-                ratio = costs.bounds[place] / best
-                yield Rejected(
-                    costs.kernels[place], f"its lower bound without memory traffic is already {ratio:.2f}x the chosen time", "slower"
-                )
+def _slower(found: _Found, order: NDArray[np.int64]) -> Iterator[Rejected]:
+    """The kernels that could run and lost, best first: by their best schedule, or by their bound where none was worth predicting."""
+    best, kernel = found.cycles[order[0]], found.kernel[order]
+    ran = _firsts(kernel)
+    for at in order[ran[1:]].tolist():
+        how = found.kinds[found.kind[at]][1]
+        yield Rejected(
+            _what(found, found.kernel[at]), f"its best schedule ({how}) takes {found.cycles[at] / best:.3f}x the chosen time", "slower"
+        )
+    bounds = np.concatenate([costs.bounds for _, costs in found.costs])
+    bounds[kernel[ran]] = np.nan
+    for one in np.argsort(bounds, kind="stable")[: np.count_nonzero(~np.isnan(bounds))].tolist():
+        why = f"its lower bound without memory traffic is already {bounds[one] / best:.2f}x the chosen time"
+        yield Rejected(_what(found, one), why, "slower")
+
+
+def _what(found: _Found, kernel: int) -> str:
+    """A kernel's name, with its algorithm where several have it."""
+    algorithm, name = found.kernels[kernel]
+    return name if sum(other == name for _, other in found.kernels) == 1 else f"{algorithm} by {name}"
 
 
 def _nothing(request: Request, rejected: Sequence[Rejected]) -> str:
