@@ -182,7 +182,7 @@ static pysim_status conv_on(pysim_nest *n, const pysim_conv_bytes *bytes, const 
         {"output", x->output, bytes->output, 1},
         {"workspace", workspace, workspace_bytes, 1},
         {"input", x->input, bytes->input, 0},
-        {"packed filters", x->packed, panels + PYSIM_PACKED_MARK_BYTES, 0},
+        {"packed filters", x->packed, panels + (n->finish ? PYSIM_PACKED_MARK_BYTES : 0), 0}, /* what is read of them */
         {"bias", e->bias, c->filters * n->out_bytes, 0},
     };
     status = pysim_check_apart(spans, 5);

@@ -21,6 +21,7 @@ from pysim.problem.text import GEMM_DTYPES, RESULT_BYTES, Gemm, Workload
 from pysim.record.schedule import Schedule
 
 MOST_PROGRESSIONS = 1024  # of kernel rows (`live_rows_of`) that are gone through one by one
+PACKED_MARK_BYTES = 8  # after the panels: whether a weight is not finite (PYSIM_PACKED_MARK_BYTES)
 PANEL_ALIGN = 64  # bytes; panels start on such boundaries (native/conv/nest.c)
 
 
@@ -204,7 +205,8 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
 def packed_filter_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of filters that were packed once, in whole tiles, as `pysim_conv_packed_filter_bytes` answers."""
     tiles = ceil_div(nest.filters, schedule.filters)
-    return nest.groups * tiles * schedule.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
+    panels = nest.groups * tiles * schedule.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
+    return panels + PACKED_MARK_BYTES
 
 
 def _aligned(size: int) -> int:
