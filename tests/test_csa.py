@@ -53,7 +53,7 @@ def test_power10_reproduces_the_worked_table_to_the_integer() -> None:
     assert msgspec.to_builtins(inputs.cost) == {"cold": 57_600, "extra": 0, "l3": 0, "l2": 224_640, "cost": 19_526_400}
     assert (weights.channels, weights.k2, weights.k3) == (32, 49, 8)
     assert msgspec.to_builtins(weights.cost) == {"cold": 57_600, "extra": 0, "l3": 3_456, "l2": 395_136, "cost": 21_335_040}
-    assert csa.choose((inputs, weights)) is inputs
+    assert csa.ranked((inputs, weights))[0] is inputs
     assert (inputs.channel_sets, inputs.window_tiles, inputs.filter_tiles) == (2, 196, 8)
 
 
@@ -77,7 +77,7 @@ def test_x86_reproduces_the_worked_table_to_the_integer(
     both = csa.schedules(nest_of(parse(LAYER)), x86(*shape))
     assert [choice.channels for choice in both] == [channels, channels]
     assert [(choice.k2, choice.k3, choice.cost.cost) for choice in both] == [inputs, weights]
-    assert csa.choose(both).stationary == winner
+    assert csa.ranked(both)[0].stationary == winner
 
 
 def test_tiles_that_outgrow_the_caches_are_charged_as_equations_9_to_14_say() -> None:
@@ -100,7 +100,7 @@ def sweep(shape: tuple[int, int]) -> Counter[str]:
             (5, 10, 14, 20), (30, 40, 50, 70), (150, 200, 300, 400), (64, 128), (0.5, 0.75, 0.9)
         )
     ]
-    return Counter(csa.choose(csa.schedules(nest, p)).stationary for p in machines for nest in nests)
+    return Counter(csa.ranked(csa.schedules(nest, p))[0].stationary for p in machines for nest in nests)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_equal_cost_goes_to_weight_stationary() -> None:
     square = nest_of(parse("gemm:64x64x64"))
     inputs, weights = csa.schedules(square, x86(8, 8))
     assert inputs.cost == weights.cost
-    assert csa.choose((inputs, weights)) is weights
+    assert csa.ranked((inputs, weights))[0] is weights
 
 
 def test_raw_footprint_counts_the_padded_input_once_where_memory_supplies_it() -> None:

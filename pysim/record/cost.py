@@ -33,7 +33,7 @@ class Cost(msgspec.Struct, frozen=True):
         return {name: value - self.hidden.get(name, 0.0) for name, value in self.terms.items()}
 
 
-class CsaCost(msgspec.Struct, frozen=True):
+class CsaCost(msgspec.Struct, frozen=True, omit_defaults=True):
     """Cost in SConv's slicing analysis: cache lines by the level that supplies them, and their latency in cycles.
 
     `cold` + `extra` lines come from memory, `l3` from L3, `l2` from L2; `cost` is equation 6

@@ -33,7 +33,7 @@ Worked number: C = M = 64, 56x56, 3x3, tiles of 16 x 8, L1/L2/L3 = 32K/1M/4M, li
 IS has K2 = 8, K3 = 98 and costs 57,600 * 300 + 224,640 * 10 = 19,526,400; WS has K2 = 49, K3 = 8 and costs 21,335,040.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -168,3 +168,8 @@ def _cost(nest: Nest, p: Parameters, keeps_input: bool, packed: tuple[int, int],
 def schedules(nest: Nest, p: Parameters, search: Search = "halving") -> tuple[Choice, Choice]:
     """Both schedules: (input stationary, weight stationary)."""
     return schedule(nest, p, "input_stationary", search), schedule(nest, p, "weight_stationary", search)
+
+
+def ranked(choices: Iterable[Choice]) -> list[Choice]:
+    """The schedules, cheapest first; of equal cost weight stationary first."""
+    return sorted(choices, key=lambda choice: (choice.cost.cost, choice.stationary != "weight_stationary"))

@@ -87,7 +87,7 @@ def _assumed(machine: Machine, target: str) -> tuple[str, ...]:
 
 
 class CsaCandidates(NamedTuple):
-    """Both schedules of the slicing analysis; weight stationary first, which wins where both cost the same."""
+    """Both schedules of the slicing analysis, as `csa.ranked` orders them."""
 
     machine: Machine
     kernel: str
@@ -154,7 +154,7 @@ def _csa_candidates(nest: Nest, on: Machine, dtype: str, request: Request) -> Cs
     p = csa.parameters_of(on.csa, request.input_footprint, request.shape)
     kernel, rejected = _csa_kernel(dtype, on, p)
     halved, maximal = csa.schedules(nest, p), csa.schedules(nest, p, "exact")
-    choices = tuple(one._replace(cost=_with_exact(one.cost, most)) for one, most in zip(halved[::-1], maximal[::-1], strict=True))
+    choices = tuple(csa.ranked(one._replace(cost=_with_exact(one.cost, most)) for one, most in zip(halved, maximal, strict=True)))
     return CsaCandidates(on, kernel, p, choices, np.inf, rejected)
 
 
