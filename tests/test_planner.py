@@ -395,7 +395,6 @@ NAMED = "sconv,kernel=f32_win_32x14__avx512,stationary"
     ("name", "message"),
     [
         ("nonsense", "is no plan's name"),
-        ("sconf,kernel=x", "has no algorithm"),
         ("sconv,kernel", "is no plan's name"),
         ("sconv,kernel=f32_win_32x14__avx512,colour=red", "a schedule has no field colour"),
         ("sconv,kernel=x,stationary=input_stationary,pack=tiles,windows=1,filters=1,channels=1,k2=1,k3=1", "x is no row of the registry"),
