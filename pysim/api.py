@@ -20,10 +20,13 @@ from pysim.comparison import cpu as comparison
 from pysim.comparison import cuda as cuda_comparison
 from pysim.errors import MachineError, OperandError, PlanError
 from pysim.frontends import onnx
-from pysim.machine.load import Gpu, Machine
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
 from pysim.once import Recent
 from pysim.peers.cpu import DEFAULT, PEERS
-from pysim.problem.text import Conv, Gemm, Layer, Workload, distinct, parse, resolve
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Layer, Workload, distinct, parse, resolve
 from pysim.record import plan as values
 from pysim.record.measurement import Comparison
 from pysim.record.plan import Footprint, Layout, ModelName, State, on_cpu

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
-from pysim.machine.load import Level
+from pysim.machine.cpu import Level
 from pysim.record.schedule import Schedule
 
 PAGE = 4096

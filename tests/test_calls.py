@@ -382,7 +382,8 @@ def test_another_type_layout_plan_or_machine_is_another_launch():
 
 
 def test_a_machine_file_that_was_changed_is_read_again(tmp_path):
-    from pysim.machine.load import load, to_toml
+    from pysim.machine.load import load
+    from pysim.machine.write import to_toml
 
     file = tmp_path / "mine.toml"
     text = to_toml(load("zen4")).replace('name = "zen4"', 'name = "mine"')

@@ -20,7 +20,9 @@ from pysim.machine.load import load
 from pysim.measure.clock import Array
 from pysim.measure.store import Store
 from pysim.peers.cpu import DEFAULT, Missing, Peer
-from pysim.problem.text import Conv, Gemm, Layer, Workload, parse
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Layer, Workload, parse
 from pysim.record.cost import Cost
 from pysim.record.measurement import Comparison
 from pysim.record.schedule import Schedule

@@ -23,7 +23,8 @@ from pysim.comparison.cuda_bench import in_float64
 from pysim.errors import MissingError, NativeError, ProblemError, StoreError
 from pysim.machine.load import load_any
 from pysim.peers import cudnn
-from pysim.problem.text import Conv, Layer, parse
+from pysim.problem.conv import Conv
+from pysim.problem.text import Layer, parse
 from pysim.runtime import arrays
 
 ROOT = Path(__file__).parent.parent

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 pytest.importorskip("matplotlib")
 
 from pysim.errors import MachineError, StoreError
-from pysim.machine.load import Gpu, load_any
+from pysim.machine.gpu import Gpu
+from pysim.machine.load import load_any
 from pysim.peers.cudnn import ALGORITHMS
-from pysim.problem.text import Conv, parse
+from pysim.problem.conv import Conv
+from pysim.problem.text import parse
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks" / "cuda")]

@@ -12,7 +12,9 @@ from pysim.errors import MissingError, NativeError
 from pysim.machine import load as machine
 from pysim.planner import gpu_conv
 from pysim.planner.conv_algorithms import conv_workspace_bytes, passes_of, refuses, too_large
-from pysim.problem.text import CONV_DTYPES, Conv, parse
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.problem.text import parse
 from pysim.record.schedule import GpuConvSchedule
 from pysim.registry.rows import conv_kernel, conv_kernels, gemm_kernel
 from pysim.runtime import cuda, cuda_conv
@@ -31,7 +33,7 @@ def conv(text: str, dtype: str = "f16") -> Conv:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_is_a_product_of_windows_and_filters_that_the_other_registry_has(row):
-    assert row.block_k * CONV_DTYPES[row.dtype] == 128
+    assert row.block_k * SIZES[row.dtype] == 128
     product = model.product_kernel(row, nhwc=False)
     assert product == model.product_kernel(row, nhwc=True)
     assert (product.block_m, product.block_n) == (row.block_windows, row.block_filters)

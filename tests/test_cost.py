@@ -20,8 +20,10 @@ from pysim.cachemodel.cpu.occupancy import overfull, variance
 from pysim.cachemodel.cpu.reuse import flows
 from pysim.errors import PlanError
 from pysim.machine import load as machine
-from pysim.machine.load import Machine, Number
-from pysim.problem.text import Conv, parse
+from pysim.machine.cpu import Machine
+from pysim.machine.quantity import Number
+from pysim.problem.conv import Conv
+from pysim.problem.text import parse
 from pysim.record.cost import Cost
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.registry.rows import Kernel, kernels

@@ -18,7 +18,7 @@ from pysim.calibration import host
 from pysim.check.cuda_fill import decode, e4m3, encode, exact_fill, random_fill
 from pysim.errors import MissingError, OperandError
 from pysim.peers import cuda as cuda_peers
-from pysim.problem.text import Gemm
+from pysim.problem.gemm import Gemm
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.rows import gemm_kernels
 from pysim.runtime import arrays, cuda

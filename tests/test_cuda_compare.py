@@ -24,7 +24,8 @@ from pysim.machine.load import load_any
 from pysim.measure.store import Store
 from pysim.peers import cuda as cuda_peers
 from pysim.peers import cudnn
-from pysim.problem.text import Conv, Layer, parse
+from pysim.problem.conv import Conv
+from pysim.problem.text import Layer, parse
 from pysim.runtime import cuda, cuda_conv
 
 SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2ph1pw1dh1"

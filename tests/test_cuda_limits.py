@@ -12,10 +12,12 @@ from fake_gpu import ffi_of_header
 
 from pysim import planner
 from pysim.errors import PlanError
-from pysim.machine.load import Gpu, load_any
+from pysim.machine.gpu import Gpu
+from pysim.machine.load import load_any
 from pysim.planner import gpu
 from pysim.planner.conv_algorithms import products_of
-from pysim.problem.text import Gemm, parse
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import parse
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.rows import cuda_limits, gemm_kernels, native_file
 

@@ -22,7 +22,10 @@ from pysim.cachemodel.shared_memory.banks import WIDTHS, SharedMemory
 from pysim.calibration import cuda_probe, host
 from pysim.calibration.cuda_probe import ALL_LANES, MOST, SAMPLES, Calibration, SharedProbe, calibrate, merged, patterns
 from pysim.errors import MachineError, MissingError, NativeError
-from pysim.machine.load import Gpu, Number, facts, load_any, loads, to_toml
+from pysim.machine.gpu import Gpu
+from pysim.machine.load import load_any, loads
+from pysim.machine.quantity import Number, facts
+from pysim.machine.write import to_toml
 from pysim.registry.rows import native_file
 from pysim.runtime import cuda
 

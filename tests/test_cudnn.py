@@ -18,7 +18,8 @@ from pysim.check.cuda_fill import decode, random_fill
 from pysim.errors import MissingError, NativeError
 from pysim.peers import cuda as cuda_peers
 from pysim.peers import cudnn
-from pysim.problem.text import Conv, parse
+from pysim.problem.conv import Conv
+from pysim.problem.text import parse
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
 

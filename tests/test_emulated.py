@@ -18,7 +18,8 @@ from pysim.errors import MissingError, NativeError, PysimError
 from pysim.machine import load as machine
 from pysim.measure.clock import exact_fill
 from pysim.measure.store import Store
-from pysim.problem.text import Conv, Layer, distinct, parse, resolve
+from pysim.problem.conv import Conv
+from pysim.problem.text import Layer, distinct, parse, resolve
 from pysim.runtime import cpu as runtime
 from pysim.runtime import emulated
 from pysim.runtime.emulated import EMULATED, POWER10, Emulated

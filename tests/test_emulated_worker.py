@@ -20,7 +20,8 @@ import pysim
 from pysim import planner
 from pysim.errors import MissingError, NativeError, OperandError
 from pysim.machine import load as machine
-from pysim.problem.text import Conv, parse
+from pysim.problem.conv import Conv
+from pysim.problem.text import parse
 from pysim.registry.rows import native_file
 from pysim.runtime import cpu as runtime
 from pysim.runtime import emulated

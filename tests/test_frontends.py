@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from pysim.errors import MissingError, ProblemError
 from pysim.frontends.onnx import Skipped, read
-from pysim.problem.text import Conv, Gemm, Layer, parse, resolve
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Layer, parse, resolve
 
 onnx = pytest.importorskip("onnx")
 reference = pytest.importorskip("onnx.reference")

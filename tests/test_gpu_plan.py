@@ -17,10 +17,13 @@ from pysim import planner
 from pysim.cachemodel.gpu import product as model
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.errors import MachineError, MissingError, PlanError
-from pysim.machine.load import Gpu, load_any
+from pysim.machine.gpu import Gpu
+from pysim.machine.load import load_any
 from pysim.planner import gpu
 from pysim.planner.conv_algorithms import conv_workspace_bytes
-from pysim.problem.text import GEMM_DTYPES, Gemm, parse
+from pysim.problem.dtypes import GEMM_DTYPES
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import parse
 from pysim.record.cost import Cost
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import CONV_LAYOUTS, Attributes, GemmKernel, conv_kernels, epilogues, gemm_kernel, gemm_kernels

@@ -10,9 +10,10 @@ import pytest
 
 from pysim.cachemodel.gpu import product as model
 from pysim.cachemodel.gpu.traffic import TOGETHER, Walk, reads
-from pysim.machine.load import Gpu, load_any
+from pysim.machine.gpu import Gpu
+from pysim.machine.load import load_any
 from pysim.planner import gpu
-from pysim.problem.text import Gemm
+from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.rows import GemmKernel
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from pysim.calibration import host
 from pysim.calibration.host import Cpu, Geometry, detect, read_caches, read_cpu, relative
 from pysim.errors import MachineError, MissingError
-from pysim.machine.load import Level, Machine, Memory, load, loads, to_toml
+from pysim.machine.cpu import Level, Machine, Memory
+from pysim.machine.load import load, loads
+from pysim.machine.write import to_toml
 
 GENOA = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nmodel\t: 1\n"
 ICE_LAKE = "vendor_id : GenuineIntel\ncpu family : 6\nmodel : 106\nmodel name : Intel(R) Xeon(R) Gold 6338 CPU\n"

@@ -8,7 +8,8 @@ from pysim.cachemodel.cpu.im2col import im2col_cost
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.machine.load import load
-from pysim.problem.text import Conv, parse
+from pysim.problem.conv import Conv
+from pysim.problem.text import parse
 
 ON = load("xeon-4208")
 

@@ -13,23 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysim.errors import MachineError
-from pysim.machine.load import (
-    SHIPPED,
-    Core,
-    Count,
-    Gpu,
-    Level,
-    Machine,
-    Number,
-    Source,
-    facts,
-    from_document,
-    load,
-    load_any,
-    loads,
-    names,
-    to_toml,
-)
+from pysim.machine.cpu import Core, Level, Machine
+from pysim.machine.gpu import Gpu
+from pysim.machine.load import SHIPPED, from_document, load, load_any, loads, names
+from pysim.machine.quantity import Count, Number, Source, facts
+from pysim.machine.write import to_toml
 from pysim.registry.rows import kernels
 
 ROOT = Path(__file__).parent.parent
@@ -417,4 +405,4 @@ def test_a_pipe_may_have_any_name() -> None:
 def test_a_count_is_written_as_a_whole_number() -> None:
     h200 = load_any("h200")
     assert isinstance(h200, Gpu) and h200.sms == Count(value=132, kind="measured", source="device")
-    assert 'sms = { value = 132, kind = "measured", source = "device" }' in to_toml(h200)
+    assert 'sms = {value = 132, kind = "measured", source = "device"}' in to_toml(h200)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from pysim.machine.load import load
-from pysim.problem.text import Conv, distinct, parse, resolve
+from pysim.problem.conv import Conv
+from pysim.problem.text import distinct, parse, resolve
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "benchmarks" / "data" / "paper-comparison.json"

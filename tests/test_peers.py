@@ -15,7 +15,9 @@ from pysim.errors import MissingError, OperandError
 from pysim.measure.clock import Array, exact_fill, numbers_of, result_from, unwritten
 from pysim.peers import cpu as peers
 from pysim.peers.cpu import PEERS, Missing, Peer
-from pysim.problem.text import Conv, Gemm, Workload, parse
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload, parse
 from pysim.runtime import cpu as runtime
 
 PROBLEMS = [

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pysim.machine.load import facts, load
+from pysim.machine.load import load
+from pysim.machine.quantity import facts
 from pysim.registry.rows import kernels
 
 ROOT = Path(__file__).parent.parent

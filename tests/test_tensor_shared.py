@@ -12,7 +12,8 @@ from pysim.cachemodel.shared_memory import gemm_shared
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.tensor_shared import copies, fragments, pieces, pitch_of, wavefronts
 from pysim.errors import OperandError
-from pysim.problem.text import Gemm, parse
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import parse
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.rows import gemm_kernel, gemm_kernels
 

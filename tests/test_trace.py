@@ -20,7 +20,10 @@ from hypothesis import strategies as st
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import OPERANDS, PHASES, Cache, Chunk, Hierarchy, tag
 from pysim.errors import NativeError
-from pysim.problem.text import DTYPES, RESULT_BYTES, Conv, Gemm, Workload
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import RESULT_BYTES, SIZES
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
 from pysim.registry.rows import kernels
 from pysim.runtime import cpu as runtime
@@ -92,7 +95,7 @@ def executed(recorder: tuple[Any, Any], workload: Workload, s: Schedule, room: i
     """Where the operands of a real run of the portable kernel lay, and the addresses, sizes and stores that it executed."""
     ffi, lib = recorder
     size = ffi.new("int64_t *")
-    element, result = DTYPES[workload.dtype], RESULT_BYTES[workload.dtype]
+    element, result = SIZES[workload.dtype], RESULT_BYTES[workload.dtype]
     copies = {name: ffi.new(f"pysim_{name} *") for name in ("conv", "gemm", "schedule")}
 
     def native(kind: str, struct: Any) -> Any:
@@ -246,7 +249,7 @@ LAYER = Conv(channels=6, height=14, width=14, filters=70, kernel_h=3, kernel_w=3
 def test_every_row_of_the_registry_is_traced_whether_this_cpu_runs_it_or_not(kernel):
     row = next(row for row in kernels() if row.name == kernel)
     workload = msgspec.structs.replace(LAYER, dtype=row.dtype)
-    element, result = DTYPES[row.dtype], RESULT_BYTES[row.dtype]
+    element, result = SIZES[row.dtype], RESULT_BYTES[row.dtype]
     s = schedule(kernel, 4)
     at = trace.bases(workload, s)
     addresses, sizes, is_write, tags = joined(trace.accesses(workload, s))

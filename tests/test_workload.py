@@ -16,7 +16,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pysim.errors import ProblemError
-from pysim.problem.text import DTYPES, INT64_MAX, LAYOUTS, Conv, Gemm, Layer, distinct, parse, resolve, sets
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import CONV_DTYPES
+from pysim.problem.fields import INT64_MAX
+from pysim.problem.gemm import LAYOUTS, Gemm
+from pysim.problem.text import Layer, distinct, parse, resolve, sets
 
 ROOT = Path(__file__).parent.parent
 NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet")
@@ -52,7 +56,7 @@ def convs(draw: st.DrawFn) -> Conv:
         channels=groups * draw(small),
         filters=groups * draw(small),
         groups=groups,
-        dtype=draw(st.sampled_from(sorted(DTYPES))),
+        dtype=draw(st.sampled_from(sorted(CONV_DTYPES))),
     )
 
 
@@ -63,7 +67,7 @@ gemms = st.builds(
     k=small,
     trans_a=st.booleans(),
     trans_b=st.booleans(),
-    dtype=st.sampled_from(sorted(DTYPES)),
+    dtype=st.sampled_from(sorted(CONV_DTYPES)),
 )
 
 

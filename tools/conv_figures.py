@@ -29,8 +29,10 @@ import conv_data  # noqa: E402
 from conv_data import CUDNN, OURS, TORCH, Contender, Line  # noqa: E402
 
 from pysim.errors import MachineError, MissingError, PysimError, StoreError  # noqa: E402
-from pysim.machine.load import Gpu, load_any  # noqa: E402
-from pysim.problem.text import DTYPES, Conv  # noqa: E402
+from pysim.machine.gpu import Gpu  # noqa: E402
+from pysim.machine.load import load_any  # noqa: E402
+from pysim.problem.conv import Conv  # noqa: E402
+from pysim.problem.dtypes import SIZES  # noqa: E402
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; ours are filled and in front, others' open
 OTHERS = {
@@ -46,7 +48,7 @@ FACTOR = 3  # colours of the heat map end at 2^3
 
 def intensity(w: Conv) -> float:
     """Operations of the direct method per byte of input, filters and output."""
-    size = DTYPES[w.dtype]
+    size = SIZES[w.dtype]
     filters = w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w
     return w.flops / size / (w.batch * w.channels * w.height * w.width + filters + w.batch * w.filters * w.windows)
 

@@ -10,9 +10,11 @@ Measured: `bench --dtype f32 --set main --rows` (M = 10240, N = K = 4096, cuBLAS
 import json
 from pathlib import Path
 
-from pysim.machine.load import Gpu, load_any
+from pysim.machine.gpu import Gpu
+from pysim.machine.load import load_any
 from pysim.planner import gpu as planner
-from pysim.problem.text import Gemm, parse
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import parse
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.rows import gemm_kernels
 

@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pysim.frontends.onnx import read
-from pysim.problem.text import SHIPPED, Conv, Gemm, Layer
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import SHIPPED, Layer
 
 FROM_ONNX = {
     "resnet50": ("ResNet-50", "light_resnet50.onnx"),

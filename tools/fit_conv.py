@@ -26,9 +26,11 @@ from scipy.stats import kendalltau
 
 from pysim.cachemodel.gpu import conv as gpu_conv
 from pysim.cachemodel.gpu import product as model
-from pysim.machine.load import SHIPPED, Gpu, GpuFamily, Number, load_any
+from pysim.machine.gpu import Gpu, GpuFamily
+from pysim.machine.load import SHIPPED, load_any
+from pysim.machine.quantity import Number
 from pysim.planner.conv_algorithms import passes_of
-from pysim.problem.text import Conv
+from pysim.problem.conv import Conv
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule
 from pysim.registry.rows import Attributes, ConvKernel, attributes_file, conv_kernel, gemm_attributes
 

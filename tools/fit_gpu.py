@@ -25,8 +25,11 @@ from scipy.stats import kendalltau
 
 from pysim.cachemodel.gpu import product as model
 from pysim.errors import MissingError
-from pysim.machine.load import SHIPPED, Gpu, GpuFamily, Number, load_any
-from pysim.problem.text import Gemm, parse
+from pysim.machine.gpu import Gpu, GpuFamily
+from pysim.machine.load import SHIPPED, load_any
+from pysim.machine.quantity import Number
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import parse
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.rows import Attributes, GemmKernel, attributes_file, gemm_attributes, gemm_kernel, gemm_kernels
 

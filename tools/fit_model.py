@@ -27,10 +27,12 @@ from pysim.cachemodel.cpu.cost import predict_schedule
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.calibration import host
 from pysim.check.reference import trial
-from pysim.machine.load import Machine, Number
+from pysim.machine.cpu import Machine
+from pysim.machine.quantity import Number
 from pysim.measure.clock import pinned
 from pysim.measure.store import environment
-from pysim.problem.text import Conv, Layer, distinct, resolve
+from pysim.problem.conv import Conv
+from pysim.problem.text import Layer, distinct, resolve
 from pysim.record.schedule import Schedule
 from pysim.registry.rows import kernels
 from pysim.runtime import cpu as runtime

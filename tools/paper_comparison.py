@@ -33,9 +33,10 @@ from pysim.cachemodel.cpu.im2col import im2col_cost
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
 from pysim.machine import load as machine
-from pysim.machine.load import Machine
+from pysim.machine.cpu import Machine
 from pysim.measure.store import environment
-from pysim.problem.text import Conv, Layer, distinct, resolve
+from pysim.problem.conv import Conv
+from pysim.problem.text import Layer, distinct, resolve
 from pysim.record.cost import Cost, CsaCost
 
 NETWORKS = ("googlenet", "inception_v2", "resnet18", "resnet50", "resnet152", "squeezenet", "vgg16")

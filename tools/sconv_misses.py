@@ -23,9 +23,10 @@ from pysim import planner
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.machine import load as machine
-from pysim.machine.load import Machine
+from pysim.machine.cpu import Machine
 from pysim.measure.store import environment
-from pysim.problem.text import Conv, distinct, resolve
+from pysim.problem.conv import Conv
+from pysim.problem.text import distinct, resolve
 
 NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet")
 PARTS = ("all", "im2col", "pointwise")  # all layers, those that im2col expands, and the others

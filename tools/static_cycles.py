@@ -30,8 +30,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pysim.machine.load import Unit, load
-from pysim.problem.text import DTYPES, RESULT_BYTES
+from pysim.machine.cpu import Unit
+from pysim.machine.load import load
+from pysim.problem.dtypes import RESULT_BYTES, SIZES
 from pysim.registry.rows import Kernel, kernels
 
 ROOT = Path(__file__).parent.parent
@@ -131,7 +132,7 @@ def loop(build: Build, row: Kernel) -> dict[str, Any]:
     body, passes = loop_of(trace(build, "kernel", row.name, STEPS[-1], row.windows, row.filters, 0))
     lines = words(build, body)
     each, gers = cycles(lines, ROUNDS), sum(1 for line in lines if GER.match(line.split()[0]))
-    a_step, rank = row.instructions(row.windows, row.filters), RESULT_BYTES[row.dtype] // DTYPES[row.dtype]
+    a_step, rank = row.instructions(row.windows, row.filters), RESULT_BYTES[row.dtype] // SIZES[row.dtype]
     steps = gers // a_step * rank if gers else round(STEPS[-1] / passes)
     multiply_adds = gers or steps * a_step
     return {

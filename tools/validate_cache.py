@@ -35,7 +35,7 @@ from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.cachemodel.simulator.simulated import OF_OPERAND
 from pysim.machine import load as machine
-from pysim.machine.load import Machine
+from pysim.machine.cpu import Machine
 from pysim.measure.store import environment
 from pysim.problem.text import Layer, distinct, resolve
 from pysim.record.cost import Cost

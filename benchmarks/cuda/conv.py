@@ -40,12 +40,13 @@ from pysim.check.cuda_fill import RESULT_DTYPES, random_fill
 from pysim.comparison import cuda_bench
 from pysim.comparison.cuda_rivals import reason_of, release
 from pysim.errors import MissingError, PysimError, StoreError, choose
-from pysim.machine.load import Gpu
+from pysim.machine.gpu import Gpu
 from pysim.peers import cuda as cuda_peers
 from pysim.peers import cudnn
 from pysim.planner import gpu_conv
 from pysim.planner.conv_algorithms import refuses
-from pysim.problem.text import Conv, Layer
+from pysim.problem.conv import Conv
+from pysim.problem.text import Layer
 from pysim.record.schedule import GpuConvSchedule
 from pysim.registry.rows import conv_kernels
 from pysim.runtime import cuda

@@ -19,7 +19,8 @@ import msgspec
 
 from pysim.errors import ProblemError, StoreError
 from pysim.peers.cudnn import GEMM_CLASS
-from pysim.problem.text import Conv, Layer, distinct, parse, resolve
+from pysim.problem.conv import Conv
+from pysim.problem.text import Layer, distinct, parse, resolve
 
 SETS = ("opencnn", "im2win", "resnet50")
 NETWORKS = ("squeezenet", "googlenet")  # others, batch 32, that no bar is about

@@ -19,7 +19,7 @@ from wavefronts import KINDS, Counts, counted, parsed, print_table, write
 
 from pysim.cachemodel.shared_memory import winograd_shared
 from pysim.errors import PysimError
-from pysim.problem.text import Conv
+from pysim.problem.conv import Conv
 from pysim.record.schedule import Decomposition, GpuConvSchedule
 from pysim.registry.rows import CONV_LAYOUTS, ConvKernel, conv_kernels
 from pysim.runtime import cuda

@@ -24,7 +24,7 @@ from pysim.calibration import host
 from pysim.errors import MissingError, PysimError
 from pysim.peers import cuda as cuda_peers
 from pysim.planner.gpu import candidates
-from pysim.problem.text import Gemm
+from pysim.problem.gemm import Gemm
 from pysim.record.schedule import DECOMPOSITIONS
 from pysim.registry.rows import gemm_kernels
 from pysim.runtime import cuda

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pysim.cachemodel.shared_memory import gemm_shared, tensor_shared
-from pysim.problem.text import Gemm
+from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.rows import GemmKernel, gemm_kernels
 from pysim.runtime import cuda

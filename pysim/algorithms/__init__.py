@@ -9,7 +9,8 @@ from typing import cast
 
 from pysim.algorithms.contract import Algorithm
 from pysim.errors import PlanError, choose
-from pysim.machine.load import Gpu, Machine
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
 from pysim.problem.text import Workload
 
 

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.shared_memory.banks import LANES, WIDTHS, SharedMemory, instruction
 from pysim.errors import MachineError, MissingError
-from pysim.machine.load import Gpu, Number, Source, facts
+from pysim.machine.gpu import Gpu
+from pysim.machine.quantity import Number, Source, facts
 from pysim.runtime import cuda
 from pysim.runtime.cuda import Device, DeviceArray
 

@@ -30,27 +30,11 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from pysim.errors import MachineError, MissingError
-from pysim.machine.load import (
-    Core,
-    Count,
-    Csa,
-    Gpu,
-    GpuFamily,
-    GpuModel,
-    Level,
-    Machine,
-    Memory,
-    Number,
-    OfType,
-    Source,
-    Unit,
-    facts,
-    load,
-    load_any,
-    loads,
-    names,
-    to_toml,
-)
+from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
+from pysim.machine.gpu import Gpu, GpuFamily, GpuModel
+from pysim.machine.load import load, load_any, loads, names
+from pysim.machine.quantity import Count, Number, Source, facts
+from pysim.machine.write import to_toml
 from pysim.registry.rows import kernels
 from pysim.runtime import cuda
 from pysim.runtime.cpu import Executor

@@ -34,7 +34,9 @@ from pysim.measure.clock import (
     result_from,
     result_of,
 )
-from pysim.problem.text import Conv, Gemm, Workload
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
 from pysim.runtime.cpu import aligned
 
 DISTINCT = 3

@@ -25,7 +25,7 @@ from pysim.errors import MissingError, PlanError, ProblemError
 
 if TYPE_CHECKING:
     from pysim.cachemodel.simulator.hierarchy import Result
-    from pysim.machine.load import Machine
+    from pysim.machine.cpu import Machine
     from pysim.problem.text import Layer, Workload
     from pysim.record.cost import Cost
     from pysim.record.schedule import Schedule

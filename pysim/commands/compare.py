@@ -85,7 +85,7 @@ def compare(
     timing.refuse_on_gpu(on, threads=threads > 1, cold=cold)
     from pysim.comparison.cpu import LARGE_ERROR, OURS, summarise
     from pysim.comparison.cuda_rivals import peers_of
-    from pysim.machine.load import Gpu
+    from pysim.machine.gpu import Gpu
     from pysim.peers.cpu import DEFAULT, PEERS
 
     makers = PEERS if peers else {DEFAULT: PEERS[DEFAULT]}

@@ -217,7 +217,7 @@ def _libraries() -> Iterator[Check]:
     import numpy as np
 
     from pysim.peers.cpu import PEERS, Missing
-    from pysim.problem.text import Conv
+    from pysim.problem.conv import Conv
 
     tiny = Conv(channels=4, height=4, width=4, filters=4, kernel_h=1, kernel_w=1)
     x, w = np.ones((1, 4, 4, 4), np.float32), np.ones((4, 4, 1, 1), np.float32)

@@ -11,7 +11,8 @@ from pysim.commands.common import Cell, Group, document, hertz, json_option, put
 
 if TYPE_CHECKING:
     from pysim.calibration.cuda_probe import Calibration, Rate, SharedRow
-    from pysim.machine.load import Fact, Gpu, Machine
+    from pysim.machine.cpu import Machine
+    from pysim.machine.gpu import Gpu
 
 KIND_STYLE = {"assumed": "yellow", "measured": "green", "static": "cyan"}
 
@@ -62,7 +63,8 @@ def show(name: str, toml: bool, as_json: bool) -> None:
     if toml and as_json:
         raise click.UsageError("--toml and --json are two forms of the same machine; give one of the two")
     from pysim.calibration import host
-    from pysim.machine.load import load_any, to_toml
+    from pysim.machine.load import load_any
+    from pysim.machine.write import to_toml
 
     machine = host.machine(name) if name == "host" else load_any(name)
     if toml:
@@ -103,7 +105,9 @@ def calibrate(name: str, output: Path | None, as_json: bool) -> None:
     """
     from pysim.calibration import cuda_probe, host
     from pysim.errors import MachineError
-    from pysim.machine.load import Gpu, load_any, to_toml
+    from pysim.machine.gpu import Gpu
+    from pysim.machine.load import load_any
+    from pysim.machine.write import to_toml
     from pysim.runtime import cuda
 
     if output is not None and (output.suffix != ".toml" or not output.parent.is_dir()):
@@ -161,7 +165,8 @@ def _rate_cells(rate: "Rate") -> list[Cell]:
 
 
 def _list(as_json: bool) -> None:
-    from pysim.machine.load import Machine, load_any, names
+    from pysim.machine.cpu import Machine
+    from pysim.machine.load import load_any, names
 
     found = [load_any(name) for name in names()]
     if as_json:
@@ -190,7 +195,7 @@ def _gpu_cells(gpu: "Gpu") -> list[Cell]:
 
 
 def _assumed(machine: "Machine | Gpu") -> Cell:
-    from pysim.machine.load import facts
+    from pysim.machine.quantity import facts
 
     return f"{len(machine.assumed())}/{sum(1 for _ in facts(machine))}"
 
@@ -200,7 +205,8 @@ def _show(machine: "Machine | Gpu", as_json: bool) -> None:
     if as_json:
         document(machines=[machine])
         return
-    from pysim.machine.load import Machine, facts
+    from pysim.machine.cpu import Machine
+    from pysim.machine.quantity import facts
 
     put((machine.name, "bold"), f": {machine.description}")
     if isinstance(machine, Machine):
@@ -218,9 +224,10 @@ def _show(machine: "Machine | Gpu", as_json: bool) -> None:
                 put_lines(wrapped(f"{name}: {text}", "    "))
 
 
-def _value(path: str, fact: "Fact") -> str:
+def _value(path: str, fact: Any) -> str:
     """A number as it stands in the file; geometry with the size that it makes."""
-    from pysim.machine.load import Csa, Level, Number, Unit
+    from pysim.machine.cpu import Csa, Level, Unit
+    from pysim.machine.quantity import Number
 
     if isinstance(fact, Level):
         return f"{fact.sets} sets x {fact.ways} ways x {fact.line_bytes} B = {size(fact.size_bytes)}"

@@ -31,7 +31,8 @@ from pysim.commands.common import (
 from pysim.record.schedule import STATIONARY
 
 if TYPE_CHECKING:
-    from pysim.machine.load import Gpu, Machine
+    from pysim.machine.cpu import Machine
+    from pysim.machine.gpu import Gpu
     from pysim.problem.text import Layer
     from pysim.record.plan import Plan
 

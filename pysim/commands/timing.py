@@ -11,7 +11,8 @@ from pysim.commands.common import Cell, Column, Whole, document, plural, progres
 from pysim.errors import PlanError, choose
 
 if TYPE_CHECKING:
-    from pysim.machine.load import Gpu, Machine
+    from pysim.machine.cpu import Machine
+    from pysim.machine.gpu import Gpu
     from pysim.problem.text import Layer
     from pysim.record.measurement import Comparison
     from pysim.record.plan import Plan
@@ -25,7 +26,7 @@ Row = Callable[["Comparison"], list[Cell]]
 
 def refuse_on_gpu(on: "Machine | Gpu", **asked: bool) -> None:
     """A usage error for options that a GPU does not have."""
-    from pysim.machine.load import Gpu
+    from pysim.machine.gpu import Gpu
 
     for name in [name for name, is_asked in asked.items() if is_asked and isinstance(on, Gpu)]:
         raise click.UsageError(f"--{name} is for CPUs; {on.name} is a GPU")
@@ -63,7 +64,7 @@ def measured(
     is for a GPU: as in `pysim.comparison.cuda.compare`."""
     from pysim.comparison import cuda as cuda_comparison
     from pysim.comparison.cpu import compare
-    from pysim.machine.load import Gpu
+    from pysim.machine.gpu import Gpu
     from pysim.measure.store import Store
 
     with Store() as store:

@@ -24,11 +24,13 @@ import numpy as np
 from pysim.cachemodel.simulator.simulated import simulated_cost
 from pysim.check.reference import Make, Trial, bytes_of, judge, shapes, trial
 from pysim.errors import MissingError, PlanError, PysimError
-from pysim.machine.load import Gpu, Machine
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
 from pysim.measure.clock import Array, State, copies_for, interleave, pinned, quartiles, ratio_interval, rotating, unwritten
 from pysim.measure.store import Store, environment, now
 from pysim.peers.cpu import Maker, Missing
-from pysim.problem.text import Gemm, Layer, Workload
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Layer, Workload
 from pysim.record.cost import Cost
 from pysim.record.measurement import Comparison, Measurement, Ratio
 from pysim.record.schedule import GpuConvSchedule, Schedule

@@ -19,11 +19,13 @@ from pysim.comparison.cpu import OURS, keep, ratio
 from pysim.comparison.cuda_bench import Bench, ConvBench, ProductBench
 from pysim.comparison.cuda_rivals import Field, field_of, release
 from pysim.errors import MissingError, PlanError, PysimError
-from pysim.machine.load import Gpu
+from pysim.machine.gpu import Gpu
 from pysim.measure.clock import quartiles
 from pysim.measure.store import Store
 from pysim.peers import cuda as cuda_peers
-from pysim.problem.text import Conv, Gemm, Layer
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Layer
 from pysim.record.cost import Cost
 from pysim.record.measurement import Comparison
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule

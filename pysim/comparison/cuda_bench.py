@@ -20,7 +20,8 @@ import numpy as np
 from pysim.check.cuda_fill import RESULT_DTYPES, RESULT_UNIT, Array, Fill, bound, decode, encode, exact_fill, random_fill, rounded
 from pysim.check.reference import PICKED_PRODUCTS
 from pysim.errors import PysimError
-from pysim.problem.text import Conv, Gemm
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import conv_kernel, conv_kernels, gemm_kernels
 from pysim.runtime import cuda, cuda_conv

@@ -15,7 +15,8 @@ from pysim.comparison.cuda_bench import Bench, ConvBench, ProductBench
 from pysim.errors import MissingError, PysimError
 from pysim.peers import cuda as cuda_peers
 from pysim.peers import cudnn
-from pysim.problem.text import Conv, Gemm
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
 
 
 class Rival(NamedTuple):

@@ -10,11 +10,12 @@ from pysim.cachemodel.gpu.windows import Windows
 from pysim.errors import PlanError
 from pysim.explain.cpu import bytes_text, seconds_text
 from pysim.explain.gpu_product import cycles, launch, rejections
-from pysim.machine.load import Gpu
+from pysim.machine.gpu import Gpu
 from pysim.planner import gpu_conv as planner
 from pysim.planner.conv_algorithms import products_of
 from pysim.planner.planned import Plan
-from pysim.problem.text import CONV_DTYPES, Conv
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost
 from pysim.record.schedule import GpuConvSchedule
 from pysim.registry.rows import ConvKernel, conv_kernel, gemm_attributes
@@ -115,7 +116,7 @@ def _step(prediction: Prediction) -> Iterator[str]:
 def _traffic(w: Conv, cost: Cost) -> Iterator[str]:
     for name, level in cost.levels.items():
         yield f"  {name:<18}{bytes_text(level['bytes']):>10}   {level['cycles']:,.0f} cycles"
-    size = CONV_DTYPES[w.dtype]
+    size = SIZES[w.dtype]
     filters = w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w
     least = (w.batch * w.channels * w.height * w.width + filters + w.batch * w.filters * w.windows) * size
     yield f"  {'operands':<18}{bytes_text(least):>10}   input, filters and output, once each"

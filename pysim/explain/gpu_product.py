@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pysim.cachemodel.gpu import product as model
 from pysim.errors import PlanError
 from pysim.explain.cpu import bytes_text, seconds_text
-from pysim.machine.load import Gpu
+from pysim.machine.gpu import Gpu
 from pysim.planner import gpu
 from pysim.planner.planned import Plan
-from pysim.problem.text import GEMM_DTYPES, Gemm
+from pysim.problem.dtypes import SIZES
+from pysim.problem.gemm import Gemm
 from pysim.record.cost import Cost
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import WARP, GemmKernel, gemm_kernel
@@ -110,7 +111,7 @@ def _traffic(prediction: model.Prediction, cost: Cost) -> Iterator[str]:
         extra = f"{level['wavefronts']:,.0f} wavefronts" if name == "shared" else f"{level['lines']:,.0f} lines"
         yield f"  {name:<18}{bytes_text(level['bytes']):>10}   {extra}, {level['cycles']:,.0f} cycles"
     p = prediction.problem
-    size = GEMM_DTYPES[p.dtype]
+    size = SIZES[p.dtype]
     least = (p.m * p.k + p.k * p.n) * size + p.m * p.n * model.RESULT_BYTES.get(p.dtype, size)
     yield f"  {'operands':<18}{bytes_text(least):>10}   A, B and C, once each"
 

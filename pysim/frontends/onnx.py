@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pysim.errors import MissingError, ProblemError, printable
 from pysim.files import read_bytes
-from pysim.problem.text import Conv, Gemm, Layer, Workload
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Layer, Workload
 
 if TYPE_CHECKING:
     import onnx

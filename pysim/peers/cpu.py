@@ -29,7 +29,9 @@ import msgspec
 from pysim.check.reference import shapes
 from pysim.errors import MissingError, OperandError
 from pysim.measure.clock import Array, dtype_of, random_fill, result_of, unwritten
-from pysim.problem.text import Conv, Gemm, Workload
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
 from pysim.runtime import cpu as runtime
 from pysim.runtime.cpu import aligned
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pysim.errors import MissingError, NativeError
-from pysim.problem.text import Gemm
+from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.rows import GemmKernel
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from pysim.errors import MissingError, NativeError, PysimError, choose
 from pysim.peers.cuda import library_files
-from pysim.problem.text import Conv
+from pysim.problem.conv import Conv
 from pysim.runtime.cuda import DeviceArray
 
 # cudnnConvolutionFwdAlgo_t, in its order; the first three multiply matrices, the others but DIRECT transform their operands

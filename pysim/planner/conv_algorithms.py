@@ -14,7 +14,9 @@ from pysim.cachemodel.gpu import product as model
 from pysim.cachemodel.gpu.conv import Pass, chunks_of, copied, keeps_tensor, padded_bytes, planes_of, rows_of_taps
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.planner.gpu import ALIGN, round_up, workspace_bytes
-from pysim.problem.text import CONV_DTYPES, Conv, Gemm
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuConvSchedule
 from pysim.registry.rows import ConvKernel, GemmKernel, cuda_limits
 
@@ -90,14 +92,14 @@ def _past_the_copy_engine(w: Conv) -> str:
 
 def _matrix(w: Conv, nhwc: bool) -> bool:
     """Whether windows lie as a matrix that is copied by 16 bytes."""
-    return w.pointwise and (nhwc or w.windows % (16 // CONV_DTYPES[w.dtype]) == 0)
+    return w.pointwise and (nhwc or w.windows % (16 // SIZES[w.dtype]) == 0)
 
 
 def _tensor(w: Conv, nhwc: bool) -> int:
     """Elements of im2win's tensor: for each row of outputs kernel_h rows, column by column, in whole vectors."""
     columns = (w.out_w - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1
     channels = w.channels // w.groups
-    line = round_up(columns * w.kernel_h * (channels if nhwc else 1), 16 // CONV_DTYPES[w.dtype])
+    line = round_up(columns * w.kernel_h * (channels if nhwc else 1), 16 // SIZES[w.dtype])
     lines = w.batch * w.out_h * w.groups * (1 if nhwc else channels)
     return line * lines if line < LARGEST_INT and lines < LARGEST_INT // line else LARGEST_INT + 1
 
@@ -124,7 +126,7 @@ class Products(NamedTuple):
 def products_of(w: Conv, nhwc: bool) -> Products:
     """NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have COLUMNS_BYTES of columns
     and GEMM_SIDE windows."""
-    size, windows, k = CONV_DTYPES[w.dtype], w.windows, Windows(w, nhwc).k
+    size, windows, k = SIZES[w.dtype], w.windows, Windows(w, nhwc).k
     filters = w.filters // w.groups
     if not nhwc:
         pitch = windows if w.pointwise else round_up(windows * size, 16) // size
@@ -153,7 +155,7 @@ def own_bytes(row: ConvKernel, w: Conv, nhwc: bool, schedule: GpuConvSchedule, g
 
 def _kept(row: ConvKernel, w: Conv, nhwc: bool, splits: int) -> dict[str, int]:
     """Bytes of each thing that a row which makes no products keeps: filters, transformed operands."""
-    size, k = CONV_DTYPES[w.dtype], Windows(w, nhwc, row.outputs).k
+    size, k = SIZES[w.dtype], Windows(w, nhwc, row.outputs).k
     if row.form == "staged":
         of, plane = chunks_of(row, w, splits), planes_of(row) * size
         filters = plane * w.channels * round_up(w.filters // w.groups, 4)
@@ -181,7 +183,7 @@ def _channels_last(w: Conv, nhwc: bool) -> dict[str, int]:
     if copied(w, nhwc):
         wide = w.width + (w.pad_left + w.pad_right) * rows_of_taps(w, nhwc)
         kept["input"] = round_up(w.batch * w.height * wide * w.groups * padded, ALIGN)
-    if padded != w.channels // w.groups * CONV_DTYPES[w.dtype] or not (nhwc or taps == 1):
+    if padded != w.channels // w.groups * SIZES[w.dtype] or not (nhwc or taps == 1):
         kept["filters"] = round_up(w.filters * taps * padded, ALIGN)
     return kept
 
@@ -211,7 +213,7 @@ def tiles_of(row: ConvKernel, w: Conv, nhwc: bool) -> int:
 
 def passes_of(row: ConvKernel, w: Conv, nhwc: bool, splits: int = 1) -> tuple[Pass, ...]:
     """The kernels that a row runs beside its main one. `splits`: the chunks of a staged row."""
-    size = CONV_DTYPES[w.dtype]
+    size = SIZES[w.dtype]
     filters = w.filters * Windows(w, nhwc).k
     if row.family == "im2col" and not w.pointwise:
         of = products_of(w, nhwc)

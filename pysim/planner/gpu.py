@@ -32,8 +32,9 @@ from pysim.cachemodel.gpu.product import (
     schedule_of,
 )
 from pysim.errors import PlanError
-from pysim.machine.load import Gpu
-from pysim.problem.text import GEMM_DTYPES, Gemm
+from pysim.machine.gpu import Gpu
+from pysim.problem.dtypes import SIZES
+from pysim.problem.gemm import Gemm
 from pysim.record.cost import Rejected
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import WARP, GemmKernel, cuda_limits, gemm_attributes, gemm_kernels
@@ -132,7 +133,7 @@ def tiles_of(problem: Gemm, kernel: GemmKernel) -> int:
 
 def copies(problem: Gemm, kernel: GemmKernel, pitches: tuple[int, int] | None, aligned: tuple[bool, bool]) -> Iterator[tuple[int, int]]:
     """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied."""
-    size, needs = GEMM_DTYPES[problem.dtype], model.needs(kernel)
+    size, needs = SIZES[problem.dtype], model.needs(kernel)
     sides = ((not problem.trans_a, problem.m), (problem.trans_b, problem.n))
     for (k_last, outer), pitch, lies in zip(sides, pitches or model.pitches(problem), aligned, strict=True):
         if (needs.k_major and not k_last) or pitch * size % needs.alignment or (needs.alignment > size and not lies):
@@ -221,7 +222,7 @@ def workspace_bytes(
 
     `pitches` of A and B in elements, where rows are not dense; `aligned`: whether they begin at multiples of 16 bytes.
     """
-    size, alignment = GEMM_DTYPES[problem.dtype], max(16, model.needs(kernel).alignment)
+    size, alignment = SIZES[problem.dtype], max(16, model.needs(kernel).alignment)
     total = sum(round_up(rows * round_up(columns * size, alignment), ALIGN) for rows, columns in copies(problem, kernel, pitches, aligned))
     clusters, tiles = kernel.cluster_m * kernel.cluster_n, tiles_of(problem, kernel)
     slots = {"data_parallel": 0, "split_k": tiles * schedule.splits, "stream_k": 2 * schedule.splits}[schedule.decomposition]

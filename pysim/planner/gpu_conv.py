@@ -21,10 +21,10 @@ from pysim.cachemodel.gpu import product as model
 from pysim.cachemodel.gpu.conv import Pass
 from pysim.cachemodel.gpu.product import Prediction
 from pysim.errors import PlanError
-from pysim.machine.load import Gpu
+from pysim.machine.gpu import Gpu
 from pysim.planner import gpu
 from pysim.planner.conv_algorithms import conv_workspace_bytes, passes_of, products_of, refuses, too_large
-from pysim.problem.text import Conv
+from pysim.problem.conv import Conv
 from pysim.record.cost import Cost, Rejected
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import ConvKernel, GemmKernel, conv_kernel, conv_kernels, gemm_attributes, gemm_kernels

@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 from pysim.cachemodel.gpu.product import Prediction
 from pysim.errors import PlanError, choose
-from pysim.machine.load import Gpu, Machine
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
 from pysim.planner import gpu, gpu_conv
 from pysim.planner.planned import STATES, Considered, Layout, Plan, State
-from pysim.problem.text import Conv, Workload
+from pysim.problem.conv import Conv
+from pysim.problem.text import Workload
 from pysim.registry.rows import CONV_FAMILIES, CONV_LAYOUTS, conv_kernels, gemm_kernels
 
 

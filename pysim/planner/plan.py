@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from pysim.algorithms import algorithm_named, algorithms_for
 from pysim.algorithms.contract import Algorithm, Array, Candidates, Costs
 from pysim.errors import PlanError, choose
-from pysim.machine.load import Gpu, Machine, load_any
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
+from pysim.machine.load import load_any
 from pysim.problem.text import Workload, parse
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.plan import LAYOUTS, MODELS, STATES, Considered, Footprint, Layout, ModelName, Plan, Request, State

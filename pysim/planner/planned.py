@@ -8,9 +8,12 @@ import msgspec
 
 from pysim.cachemodel.gpu.product import family_name
 from pysim.errors import PlanError
-from pysim.machine.load import Gpu, Machine
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
 from pysim.planner import gpu_conv
-from pysim.problem.text import Conv, Gemm, Workload
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
 from pysim.registry.rows import NEEDS_FINITE, conv_kernel, gemm_attributes, gemm_kernel, kernels

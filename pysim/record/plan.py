@@ -6,7 +6,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from pysim.errors import PlanError
-from pysim.machine.load import Gpu, Machine
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.schedule import AnySchedule, GpuConvSchedule, Schedule, name_of

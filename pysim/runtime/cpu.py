@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from pysim.errors import MissingError, NativeError, OperandError, PlanError
 from pysim.once import once
-from pysim.problem.text import Conv, Gemm
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
 from pysim.record.schedule import PACK, STATIONARY, Schedule
 from pysim.registry.rows import kernels, native_file
 

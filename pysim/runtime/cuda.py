@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from pysim.errors import MissingError, NativeError, OperandError, PlanError, choose
 from pysim.once import Recent, once
-from pysim.problem.text import GEMM_DTYPES, Gemm
+from pysim.problem.dtypes import GEMM_DTYPES
+from pysim.problem.gemm import Gemm
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.rows import Attributes, epilogues, gemm_kernel, gemm_kernels, native_file
 from pysim.runtime import arrays

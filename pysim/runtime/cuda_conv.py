@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.errors import OperandError, PlanError
-from pysim.problem.text import Conv
+from pysim.problem.conv import Conv
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule
 from pysim.registry.rows import CONV_LAYOUTS, Attributes, conv_kernel, gemm_kernel
 from pysim.runtime import arrays, cuda

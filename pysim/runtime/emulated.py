@@ -31,7 +31,8 @@ from typing import Any, Literal, NamedTuple
 from weakref import WeakSet
 
 from pysim.errors import MissingError, NativeError, OperandError
-from pysim.machine.load import Gpu, Machine
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
 from pysim.registry.rows import native_file
 from pysim.runtime import cpu as runtime
 from pysim.runtime.cpu import LOCAL, Executor

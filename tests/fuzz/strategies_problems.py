@@ -6,7 +6,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pysim.errors import ProblemError
-from pysim.problem.text import CONV_DTYPES, GEMM_DTYPES, Conv, Gemm, Workload
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import CONV_DTYPES, GEMM_DTYPES
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
 
 AXES = (("height", "kernel_h", "dilation_h", "pad_top", "pad_bottom"), ("width", "kernel_w", "dilation_w", "pad_left", "pad_right"))
 

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from strategies_problems import convolutions, problems
 
 from pysim.errors import PlanError, ProblemError
-from pysim.machine.load import Gpu, load_any, names
+from pysim.machine.gpu import Gpu
+from pysim.machine.load import load_any, names
 from pysim.planner.plan import plan
-from pysim.problem.text import CONV_DTYPES, Conv, Workload, parse
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.problem.text import Workload, parse
 
 EXAMPLES = 20_000 if os.environ.get("PYSIM_LONG") else 30  # of each machine
 MEMORY, SECONDS = 200 << 20, 1.0
@@ -91,7 +94,7 @@ def test_no_convolution_is_faster_than_memory_brings_its_operands(name: str, wor
     seconds = bounded(workload, on, "full", layout, "cold")
     if seconds is not None:
         filters = workload.filters * workload.channels // workload.groups * workload.kernel_h * workload.kernel_w
-        least = touched(workload, layout == "nhwc") + filters * CONV_DTYPES[workload.dtype]
+        least = touched(workload, layout == "nhwc") + filters * SIZES[workload.dtype]
         assert seconds >= least / on.memory_bytes_per_second.value * (1 - 1e-9)
 
 
@@ -101,9 +104,9 @@ def touched(w: Conv, nhwc: bool) -> float:
         return 0
     rows = {p * w.stride_h + r * w.dilation_h - w.pad_top for p in range(w.out_h) for r in range(w.kernel_h)} & {*range(w.height)}
     columns = {q * w.stride_w + s * w.dilation_w - w.pad_left for q in range(w.out_w) for s in range(w.kernel_w)} & {*range(w.width)}
-    size, images = CONV_DTYPES[w.dtype] * (w.channels if nhwc else 1), 8  # planes begin at other places in sectors
+    size, images = SIZES[w.dtype] * (w.channels if nhwc else 1), 8  # planes begin at other places in sectors
     down, across = (np.array(sorted(found), np.int64) for found in (rows, columns))
     places = np.add.outer(np.arange(images) * w.height, down)[..., None] * w.width + across
-    bytes_of = places.reshape(-1, 1) * size + np.arange(0, size, CONV_DTYPES[w.dtype])
+    bytes_of = places.reshape(-1, 1) * size + np.arange(0, size, SIZES[w.dtype])
     sectors = np.unique(bytes_of // 32)
     return sectors.size * 32 / images * w.batch * (1 if nhwc else w.channels)

@@ -15,11 +15,13 @@ from command_line import invoke
 
 from pysim.errors import PysimError
 from pysim.problem import text as workload
+from pysim.problem.dtypes import GEMM_DTYPES
+from pysim.problem.gemm import LAYOUTS
 from pysim.problem.text import Layer, parse, resolve
 
 WHOLE = [layer.workload.text for name in ("resnet50", "googlenet", "cutlass") for layer in resolve([name])]
 WHOLE += ['conv:ic3ih9oc4kh3n"a label"', "conv:ic3ih9oc4kh3_nlabel", "mb1ic3ih9oc4kh3", "512x64:64x8", "resnet18:mb4:f16"]
-PARTS = [*workload._FIELDS, *workload.DTYPES, *workload.LAYOUTS, *workload.sets(), "conv:", "gemm:", ":", "x", "_", "n", '"', 'n"', "#"]
+PARTS = [*workload._FIELDS, *GEMM_DTYPES, *LAYOUTS, *workload.sets(), "conv:", "gemm:", ":", "x", "_", "n", '"', 'n"', "#"]
 PARTS += ["0", "1", "3", "٣", "³", "-1", "1e3", "9" * 20, "0" * 5000, " ", "\t", "\r\n", "\0", "\x1b[31m", "\ufeff", "\ud800", "é", "@"]
 soup = st.lists(st.sampled_from(PARTS), max_size=12).map("".join)
 

@@ -5,8 +5,8 @@ from pysim.algorithms.contract import SUMS, Bound
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.nested import cost
-from pysim.machine.load import Machine
-from pysim.problem.text import Gemm
+from pysim.machine.cpu import Machine
+from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request

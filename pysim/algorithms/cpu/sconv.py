@@ -8,8 +8,8 @@ from pysim.algorithms.contract import SUMS, Bound, Prepared
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.nested import cost
-from pysim.machine.load import Machine
-from pysim.problem.text import Conv
+from pysim.machine.cpu import Machine
+from pysim.problem.conv import Conv
 from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request

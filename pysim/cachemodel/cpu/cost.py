@@ -46,7 +46,7 @@ from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.occupancy import crossing
 from pysim.cachemodel.cpu.reuse import OPERANDS, flows
 from pysim.errors import PlanError
-from pysim.machine.load import Machine
+from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
 from pysim.registry.rows import kernels

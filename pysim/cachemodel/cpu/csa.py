@@ -41,7 +41,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
-from pysim.machine.load import Csa
+from pysim.machine.cpu import Csa
 from pysim.record.cost import CsaCost
 from pysim.record.plan import Footprint
 from pysim.record.schedule import Stationary

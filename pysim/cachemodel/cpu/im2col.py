@@ -17,8 +17,8 @@ Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 element
 """
 
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of
-from pysim.machine.load import Level, Machine, Memory, Unit
-from pysim.problem.text import Conv
+from pysim.machine.cpu import Level, Machine, Memory, Unit
+from pysim.problem.conv import Conv
 from pysim.record.cost import Cost
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, line_rest, segments
 from pysim.errors import PlanError
-from pysim.machine.load import Machine, Unit
+from pysim.machine.cpu import Machine, Unit
 from pysim.record.schedule import Stationary
 from pysim.registry.rows import Kernel
 

@@ -17,7 +17,9 @@ from typing import NamedTuple
 import msgspec
 
 from pysim.errors import PlanError
-from pysim.problem.text import GEMM_DTYPES, RESULT_BYTES, Gemm, Workload
+from pysim.problem.dtypes import RESULT_BYTES, SIZES
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
 
 MOST_PROGRESSIONS = 1024  # of kernel rows (`live_rows_of`) that are gone through one by one
@@ -236,7 +238,7 @@ def nest_of(workload: Workload) -> Nest:
         dilation_w=workload.dilation_w,
         pad_top=workload.pad_top,
         pad_left=workload.pad_left,
-        element_bytes=GEMM_DTYPES[workload.dtype],
+        element_bytes=SIZES[workload.dtype],
         out_bytes=RESULT_BYTES[workload.dtype],
         in_place=flat,
         filters_packed=True,
@@ -253,7 +255,7 @@ def _nest_of_gemm(gemm: Gemm) -> Nest:
         width=gemm.n,
         out_h=1,
         out_w=gemm.n,
-        element_bytes=GEMM_DTYPES[gemm.dtype],
+        element_bytes=SIZES[gemm.dtype],
         out_bytes=RESULT_BYTES[gemm.dtype],
         in_place=not gemm.trans_b,
         filters_packed=False,

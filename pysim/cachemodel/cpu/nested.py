@@ -20,7 +20,7 @@ from pysim.cachemodel.cpu.cost import Prediction, cost_of, one_schedule, predict
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, rates
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.errors import PlanError
-from pysim.machine.load import Machine
+from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, Schedule

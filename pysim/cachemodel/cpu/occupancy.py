@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from pysim.cachemodel.cpu.incore import Array, Rates
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.reuse import OPERANDS, Flows
-from pysim.machine.load import Level
+from pysim.machine.cpu import Level
 
 _SURE = 2.5  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
 _MOST_PLANES = 1 << 14  # more are counted as so many: few bytes of each lie in a cache, evenly, or all in the same sets

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Rates, Table
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_pairs
-from pysim.machine.load import Machine
+from pysim.machine.cpu import Machine
 from pysim.record.schedule import Schedule
 
 OPERANDS = ("input", "packed", "filters", "output")  # the rows of a distance

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, select
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
-from pysim.machine.load import Level, Machine
+from pysim.machine.cpu import Level, Machine
 from pysim.record.cost import Rejected
 from pysim.record.schedule import Stationary
 from pysim.registry.rows import Kernel, kernels

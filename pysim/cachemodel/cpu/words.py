@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pysim.cachemodel.cpu.graph import critical_edge, traffic
 from pysim.cachemodel.cpu.incore import k_depth
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
-from pysim.machine.load import Level, Machine
+from pysim.machine.cpu import Level, Machine
 from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Plan

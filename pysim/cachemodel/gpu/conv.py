@@ -35,8 +35,10 @@ from pysim.cachemodel.gpu.windows import Windows, distinct
 from pysim.cachemodel.shared_memory import winograd_shared
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
-from pysim.machine.load import Gpu
-from pysim.problem.text import CONV_DTYPES, Conv, Gemm
+from pysim.machine.gpu import Gpu
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.problem.gemm import Gemm
 from pysim.record.cost import Cost
 from pysim.registry.rows import WARP, WARPGROUP, Attributes, ConvKernel, GemmKernel
 
@@ -106,7 +108,7 @@ def vectors(row: ConvKernel, w: Conv, nhwc: bool) -> bool:
     """Whether a row gathers windows by 16 bytes."""
     if row.form == "no_vector" or fused(row):
         return False
-    vector = VECTOR_BYTES // CONV_DTYPES[w.dtype]
+    vector = VECTOR_BYTES // SIZES[w.dtype]
     if nhwc:
         return w.channels // w.groups % vector == 0
     if keeps_tensor(row):
@@ -128,7 +130,7 @@ def work(gpu: Gpu, row: ConvKernel, nhwc: bool, by_vectors: bool, matrix: bool, 
     products = kernel.block_m * kernel.block_n * kernel.block_k * planes
     gathered = row.block_windows * row.block_k / WARP  # of a warp's lanes
     filters = row.block_filters * row.block_k * planes / WARP
-    vector = VECTOR_BYTES // CONV_DTYPES[row.dtype]
+    vector = VECTOR_BYTES // SIZES[row.dtype]
     each = 2.0 if matrix else GATHER.get(f"{row.family}_{row.form}", GATHER[row.family])
     single = EDGE_INSTRUCTIONS if ragged or row.form == "no_vector" else 2 / vector
     if fused(row):
@@ -175,7 +177,7 @@ def attributes_of(row: ConvKernel, known: dict[str, Attributes]) -> tuple[Attrib
         found, _ = model.attributes_of(product_kernel(row, False), {})
         return found, False
     sums = row.block_filters * row.block_windows * planes_of(row) // threads
-    stage = (row.block_filters + row.block_windows) * row.block_k * planes_of(row) * CONV_DTYPES[row.dtype]
+    stage = (row.block_filters + row.block_windows) * row.block_k * planes_of(row) * SIZES[row.dtype]
     return Attributes(threads, min(255, sums + 100, 65536 // threads), stage * max(1, row.stages)), False
 
 
@@ -216,7 +218,7 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
     for row in kernels:
         by_vectors = vectors(row, w, nhwc)
         # rows with a table keep filters with a pitch of whole vectors
-        ragged = Windows(w, nhwc).k * CONV_DTYPES[w.dtype] % VECTOR_BYTES != 0 and (row.family, row.form) == ("implicit", "full")
+        ragged = Windows(w, nhwc).k * SIZES[w.dtype] % VECTOR_BYTES != 0 and (row.family, row.form) == ("implicit", "full")
         works.append(work(gpu, row, nhwc, by_vectors, by_vectors and w.pointwise and row.family == "implicit", ragged, w.stride_w))
     families = [gpu.model.families[family_name(gpu, row)] for row in kernels]
     shares = [
@@ -228,7 +230,7 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
     planes = np.array([planes_of(row) if fused(row) else 1 for row in kernels], float)
     # a Winograd block passes its sums through shared memory, written and read once, and writes outputs^2 results a window
     sums = [planes_of(row) * row.block_filters * row.block_windows * fused(row) for row in kernels]
-    leaving = 2 * CONV_DTYPES[w.dtype] * np.array(sums, float) / LINE_BYTES
+    leaving = 2 * SIZES[w.dtype] * np.array(sums, float) / LINE_BYTES
 
     def constant(name: str) -> Array:
         return np.array([getattr(family, name).value for family in families])
@@ -253,12 +255,12 @@ def rows_of(gpu: Gpu, w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], know
 
 def padded_bytes(w: Conv) -> int:
     """Bytes of a group's channels of one pixel in wgmma's copies: whole 16."""
-    return -(-(w.channels // w.groups * CONV_DTYPES[w.dtype]) // VECTOR_BYTES) * VECTOR_BYTES
+    return -(-(w.channels // w.groups * SIZES[w.dtype]) // VECTOR_BYTES) * VECTOR_BYTES
 
 
 def copied(w: Conv, nhwc: bool) -> bool:
     """Whether wgmma copies the input: where channels do not lie together in whole 16 bytes, in groups in whole steps of 128."""
-    of_group = w.channels // w.groups * CONV_DTYPES[w.dtype]
+    of_group = w.channels // w.groups * SIZES[w.dtype]
     return not nhwc or padded_bytes(w) != of_group or (w.groups > 1 and of_group % LINE_BYTES != 0)
 
 
@@ -279,7 +281,7 @@ def whole_steps(row: ConvKernel, w: Conv, nhwc: bool) -> int:
 
 def shape_of(w: Conv, nhwc: bool, kernels: tuple[ConvKernel, ...], rows: Rows, r: Array) -> Shape:
     """Sizes and bytes of the tiles of rows `r` of a table."""
-    size = CONV_DTYPES[w.dtype]
+    size = SIZES[w.dtype]
     columns: list[tuple[float, ...]] = []
     for row, attributes, resident in zip(kernels, rows.attributes, rows.occupancy, strict=True):
         windows = Windows(w, turned(row, nhwc), row.outputs, tensor=keeps_tensor(row))
@@ -334,7 +336,7 @@ def staged(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, known: dict[str, Attr
     attributes, is_known = attributes_of(row, known)
     attributes = msgspec.structs.replace(attributes, efficiency=efficiency_of(kernel, attributes, known))
     rows = model.rows_of(gpu, problem, [kernel], {kernel.name: attributes})._replace(known=(is_known,))
-    shape, one = model.shape_of(problem), float(k * filters * CONV_DTYPES[w.dtype])  # each column of tiles asks for one plane's filters
+    shape, one = model.shape_of(problem), float(k * filters * SIZES[w.dtype])  # each column of tiles asks for one plane's filters
     side = {"b": one * planes, "asks_b": one} if nhwc else {"a": one * planes, "asks_a": one}
     return problem, rows, shape._replace(**side)
 
@@ -378,7 +380,7 @@ class Threads(NamedTuple):
 
 def direct(w: Conv, nhwc: bool) -> Threads:
     """A thread an output; lanes lie along columns, for which a filter is broadcast, or (NHWC) along filters, whose weights are k apart."""
-    windows, size = Windows(w, nhwc), CONV_DTYPES[w.dtype]
+    windows, size = Windows(w, nhwc), SIZES[w.dtype]
     k = windows.k
     apart = min(WARP, k * size * WARP / LINE_BYTES) if nhwc else min(WARP, w.stride_w)
     # a block's windows come to it once for each row of filters that it has not in its lanes
@@ -404,7 +406,7 @@ def depthwise_columns(sms: float, w: Conv, nhwc: bool) -> tuple[int, int]:
 
 def depthwise(sms: float, w: Conv, nhwc: bool) -> Threads:
     """A thread STRIP rows of outputs; rows of the input that they share are read once where the kernel keeps them."""
-    taps, size = w.kernel_h * w.kernel_w, CONV_DTYPES[w.dtype]
+    taps, size = w.kernel_h * w.kernel_w, SIZES[w.dtype]
     columns, piece = depthwise_columns(sms, w, nhwc)
     wide = max(1, columns)
     line = (wide - 1) * w.stride_w + w.kernel_w
@@ -423,7 +425,7 @@ def depthwise(sms: float, w: Conv, nhwc: bool) -> Threads:
 
 def plain_cost(gpu: Gpu, w: Conv, nhwc: bool, row: ConvKernel, attributes: Attributes, hot: bool = True) -> Cost:
     """Cost of `direct` and `depthwise`."""
-    size, frequency, windows = CONV_DTYPES[w.dtype], gpu.frequency_hz.value, Windows(w, nhwc)
+    size, frequency, windows = SIZES[w.dtype], gpu.frequency_hz.value, Windows(w, nhwc)
     of = depthwise(gpu.sms.value, w, nhwc) if row.family == "depthwise" else direct(w, nhwc)
     family = gpu.model.families[family_name(gpu, row)]
     active = min(float(gpu.sms.value), math.ceil(of.warps * WARP / attributes.threads))

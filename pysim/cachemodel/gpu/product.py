@@ -47,8 +47,9 @@ from numpy.typing import NDArray
 from pysim.cachemodel.gpu.traffic import Walk, miss, reads
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
-from pysim.machine.load import Gpu
-from pysim.problem.text import GEMM_DTYPES, Gemm
+from pysim.machine.gpu import Gpu
+from pysim.problem.dtypes import SIZES
+from pysim.problem.gemm import Gemm
 from pysim.record.cost import Cost
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.rows import WARP, WARPGROUP, Attributes, GemmKernel
@@ -107,7 +108,7 @@ def threads_of(kernel: GemmKernel) -> int:
 
 def stage_bytes(kernel: GemmKernel) -> int:
     """Bytes of A and B that one stage keeps in shared memory, padding aside."""
-    return (kernel.block_m + kernel.block_n) * kernel.block_k * GEMM_DTYPES[kernel.dtype]
+    return (kernel.block_m + kernel.block_n) * kernel.block_k * SIZES[kernel.dtype]
 
 
 def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> tuple[Attributes, bool]:
@@ -128,7 +129,7 @@ def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> tuple[Att
 
 def shared_bytes(kernel: GemmKernel) -> int:
     """Bytes of shared memory of a block, as the families lay it out: stages, and where it is larger the tile of C on its way out."""
-    result, size = SUM_BYTES.get(kernel.dtype, 4), GEMM_DTYPES[kernel.dtype]
+    result, size = SUM_BYTES.get(kernel.dtype, 4), SIZES[kernel.dtype]
     if has_producer(kernel):  # two barriers a stage, a flag, room to align to 1 KiB
         return kernel.stages * (stage_bytes(kernel) + 16) + 16 + 1024
     if kernel.family == "simt":
@@ -189,9 +190,9 @@ def work(gpu: Gpu, kernel: GemmKernel, trans_a: bool = False, trans_b: bool = Fa
     groups = kernel.math_threads // (WARPGROUP if kernel.family == "wgmma" else WARP)
     # wgmma: an instruction reads its rows of A and columns of B from shared memory; else fragments stay for the whole warp tile
     read = tiles * (kernel.thread_m + kernel.thread_n) if kernel.family == "wgmma" else kernel.warp_m + kernel.warp_n
-    shared = groups * read * kernel.block_k * GEMM_DTYPES[kernel.dtype] / LINE_BYTES + stored
-    loads = groups * (kernel.warp_m + kernel.warp_n) * kernel.block_k * GEMM_DTYPES[kernel.dtype] / (VECTOR_BYTES * WARP)
-    depth = INSTRUCTION_BYTES / GEMM_DTYPES[kernel.dtype]  # of one instruction along k; each of a warpgroup's four warps issues it
+    shared = groups * read * kernel.block_k * SIZES[kernel.dtype] / LINE_BYTES + stored
+    loads = groups * (kernel.warp_m + kernel.warp_n) * kernel.block_k * SIZES[kernel.dtype] / (VECTOR_BYTES * WARP)
+    depth = INSTRUCTION_BYTES / SIZES[kernel.dtype]  # of one instruction along k; each of a warpgroup's four warps issues it
     instructions = products / (kernel.thread_m * kernel.thread_n * depth) * (4 if kernel.family == "wgmma" else 1)
     issue = instructions + (0 if kernel.family == "wgmma" else 2 * loads) + copies
     return Work(arithmetic, shared, issue / gpu.schedulers_per_sm.value)
@@ -255,7 +256,7 @@ def pitches(problem: Gemm) -> tuple[int, int]:
 def rows_of(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> Rows:
     """The arrays of these kernels, for a problem's layout, on a machine that has their pipes."""
     found = [attributes_of(kernel, known) for kernel in kernels]
-    ragged = tuple(pitch * GEMM_DTYPES[problem.dtype] % VECTOR_BYTES != 0 for pitch in pitches(problem))
+    ragged = tuple(pitch * SIZES[problem.dtype] % VECTOR_BYTES != 0 for pitch in pitches(problem))
     works = [work(gpu, kernel, problem.trans_a, problem.trans_b, ragged) for kernel in kernels]
     pipes = [pipe_of(gpu, kernel) or "" for kernel in kernels]
     families = [gpu.model.families[family_name(gpu, kernel)] for kernel in kernels]
@@ -331,7 +332,7 @@ class Shape(NamedTuple):
 
 def shape_of(problem: Gemm) -> Shape:
     """A product's own: every row of tiles asks for all of B once."""
-    size, result = GEMM_DTYPES[problem.dtype], RESULT_BYTES.get(problem.dtype, GEMM_DTYPES[problem.dtype])
+    size, result = SIZES[problem.dtype], RESULT_BYTES.get(problem.dtype, SIZES[problem.dtype])
     a, b, c = (np.float64(x) for x in (problem.m * problem.k * size, problem.k * problem.n * size, problem.m * problem.n * result))
     return Shape(problem.m, problem.n, problem.k, a, b, c, a, b, result, SUM_BYTES.get(problem.dtype, 4))
 
@@ -354,7 +355,7 @@ def predict(gpu: Gpu, problem: Gemm, rows: Rows, table: Table, hot: bool = True,
     model, frequency = gpu.model, gpu.frequency_hz.value
     shape = shape or shape_of(problem)
     facts = _counts(gpu, shape, rows, table)
-    _traffic(gpu, shape, rows, table, facts, GEMM_DTYPES[problem.dtype], hot)
+    _traffic(gpu, shape, rows, table, facts, SIZES[problem.dtype], hot)
     _relayouts(problem, rows, table, facts, shape.a, shape.b)
     r = table.row
     latency = gpu.l2_latency_cycles.value + facts["miss"] * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
@@ -476,7 +477,7 @@ def _traffic(gpu: Gpu, shape: Shape, rows: Rows, table: Table, facts: dict[str, 
 
 def _relayouts(problem: Gemm, rows: Rows, table: Table, facts: dict[str, Array], a: Any, b: Any) -> None:
     """Operands that a kernel cannot take as they lie: another dimension is contiguous than it needs, or rows are not aligned."""
-    r, size = table.row, GEMM_DTYPES[problem.dtype]
+    r, size = table.row, SIZES[problem.dtype]
     copies, copied = np.zeros(len(r)), np.zeros(len(r))
     for bytes_, k_last, pitch in zip((a, b), (not problem.trans_a, problem.trans_b), pitches(problem), strict=True):
         moved = (rows.k_major[r] & (not k_last)) | (pitch * size % rows.alignment[r] != 0)

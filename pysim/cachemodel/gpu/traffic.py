@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.machine.load import Gpu
+from pysim.machine.gpu import Gpu
 
 Array = NDArray[Any]
 

@@ -18,7 +18,8 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from pysim.problem.text import CONV_DTYPES, Conv
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
 
 SECTOR_BYTES = 32
 
@@ -104,7 +105,7 @@ class Windows(NamedTuple):
 
     def _columns(self, count: float, sectors: bool) -> float:
         """Bytes of one channel (NHWC: of a group's channels) that neighbouring windows touch in one row; whole sectors, if asked."""
-        w, m, size = self.conv, self.outputs, CONV_DTYPES[self.conv.dtype]
+        w, m, size = self.conv, self.outputs, SIZES[self.conv.dtype]
         found = min(distinct(count, w.kernel_w + m - 1, w.stride_w * m, w.dilation_w), w.width)
         if self.nhwc:
             position = w.channels // w.groups * size
@@ -130,7 +131,7 @@ class Windows(NamedTuple):
         w, m = self.conv, self.outputs
         if self.tensor:
             return w.batch * self._rows(self.high) * self._columns(self.wide, False) * self.channels_apart * w.groups
-        position = CONV_DTYPES[w.dtype] * (w.channels if self.nhwc else 1)
+        position = SIZES[w.dtype] * (w.channels if self.nhwc else 1)
         row = w.width * position
         columns = _Axis(w.width, self.wide, w.kernel_w + m - 1, w.stride_w * m, w.dilation_w).bytes(position, row)
         rows = _Axis(w.height, self.high, w.kernel_h + m - 1, w.stride_h * m, w.dilation_h)
@@ -143,7 +144,7 @@ class Windows(NamedTuple):
         once = self.touched(some)
         taps = self.conv.kernel_h * self.conv.kernel_w if self.outputs == 1 else (self.outputs + 2) ** 2
         channels = self.conv.channels // self.conv.groups if self.nhwc else 1
-        gathered = some * taps * channels * CONV_DTYPES[self.conv.dtype]
+        gathered = some * taps * channels * SIZES[self.conv.dtype]
         missed = min(1.0, max(0.0, 2 * once / l1_bytes - 1))
         tile = once + missed * max(0.0, gathered - once)
         return tile * self.channels_apart * self.conv.groups * self.number / some

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pysim.errors import MachineError, OperandError, choose
-from pysim.machine.load import Kind, Source
+from pysim.machine.quantity import Kind, Source
 
 LANES = 32
 WIDTHS = (4, 8, 16)

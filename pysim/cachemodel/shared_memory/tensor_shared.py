@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import Access, Wavefronts
 from pysim.errors import OperandError
-from pysim.problem.text import Gemm
+from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.rows import WARP, GemmKernel
 

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import Access, Wavefronts
 from pysim.errors import OperandError
-from pysim.problem.text import Conv
+from pysim.problem.conv import Conv
 from pysim.registry.rows import ConvKernel
 
 Integers = NDArray[np.int64]

@@ -28,7 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pysim.errors import MachineError, OperandError, choose
-from pysim.machine.load import Machine, Policy, load
+from pysim.machine.cpu import Machine, Policy
+from pysim.machine.load import load
 
 Inclusion = Literal["non-inclusive", "inclusive", "exclusive"]
 Prefetch = Literal["next-line", "stream"]

@@ -20,7 +20,7 @@ from pysim.cachemodel.cpu.incore import Array, compute_cycles
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy, Result
-from pysim.machine.load import Machine
+from pysim.machine.cpu import Machine
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule

@@ -27,7 +27,10 @@ import numpy as np
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.cachemodel.simulator.hierarchy import Chunk, Hierarchy, Result
 from pysim.errors import PlanError
-from pysim.problem.text import DTYPES, RESULT_BYTES, Conv, Gemm, Workload
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import RESULT_BYTES, SIZES
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
 
 PAGE = 4096  # bytes; every buffer starts on a page
@@ -70,7 +73,7 @@ def bases(workload: Workload, schedule: Schedule) -> Bases:
 
     ffi, lib = runtime.library()
     size = ffi.new("int64_t *")
-    element, result = DTYPES[workload.dtype], RESULT_BYTES[workload.dtype]
+    element, result = SIZES[workload.dtype], RESULT_BYTES[workload.dtype]
     native = runtime.schedule_struct(schedule)
     if isinstance(workload, Gemm):
         sizes = [workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
@@ -119,7 +122,7 @@ def _pages(sizes: list[int]) -> list[int]:
 
 
 def _image_bytes(w: Conv) -> int:
-    return w.channels * w.height * w.width * DTYPES[w.dtype]
+    return w.channels * w.height * w.width * SIZES[w.dtype]
 
 
 def _output_bytes(w: Conv) -> int:
@@ -149,7 +152,7 @@ def _im2col_runs(w: Conv, schedule: Schedule) -> list[_Run]:
     from pysim.runtime import cpu as runtime
 
     ffi, lib = runtime.library()
-    gemm, element = im2col_gemm(w), DTYPES[w.dtype]
+    gemm, element = im2col_gemm(w), SIZES[w.dtype]
     size = ffi.new("int64_t *")
     runtime.check(lib.pysim_gemm_workspace_bytes(runtime.gemm_struct(gemm), runtime.schedule_struct(schedule), 1, size))
     of_a, of_b, of_c = gemm.m * gemm.k * element, gemm.k * gemm.n * element, gemm.m * gemm.n * RESULT_BYTES[w.dtype]

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CPU as one core sees it: units, cache levels, memory, and the constants of the cost model."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from pysim.errors import MachineError, choose
+from pysim.machine.quantity import Kind, Number, Positive, Share, Source, Text, facts
+
+Policy = Literal["lru", "plru", "fifo", "random"]
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One cache level; latency and bandwidth are those of a hit here as the core sees it (L2: a line from L2 into L1).
+
+    `kind` and `source` are those of the geometry. `shared` says that other cores use this level too.
+    """
+
+    name: Text
+    sets: Positive
+    ways: Positive
+    line_bytes: Positive
+    kind: Kind
+    source: Text
+    shared: bool = False
+    policy: Policy = "lru"
+    latency_cycles: Number
+    read_bytes_per_cycle: Number
+    write_bytes_per_cycle: Number
+
+    @property
+    def size_bytes(self) -> int:
+        return self.sets * self.ways * self.line_bytes
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What lies behind the last level, as one core sees it."""
+
+    latency_cycles: Number
+    read_bytes_per_cycle: Number
+    write_bytes_per_cycle: Number
+
+
+class OfType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a unit does with one element type, its `name`, where that differs: what a loop needs besides is in the rate."""
+
+    name: Text
+    fma_per_cycle: Number
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One instruction set of the core. A load and a store cover one vector of `vector_bytes`.
+
+    A multiply-add is what the kernel registry counts as one: `lane_windows` x `lane_filters` outputs (a vector; a 4x4
+    update of `mma`; a single FP32 output of `portable`, which the compiler vectorises as it can).
+    """
+
+    target: Text
+    vector_bytes: Positive
+    kind: Kind
+    source: Text
+    fma_per_cycle: Number
+    fma_latency_cycles: Number
+    loads_per_cycle: Number
+    stores_per_cycle: Number
+    types: tuple[OfType, ...] = ()
+
+    def rate(self, dtype: str) -> float:
+        """Multiply-adds a cycle with elements of `dtype`."""
+        own = next((one.fma_per_cycle for one in self.types if one.name == dtype), self.fma_per_cycle)
+        return own.value
+
+
+class Csa(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The machine as the convolution slicing analysis of SConv (arXiv 2303.04739, section 4) sees it.
+
+    `windows` x `filters` is its micro-kernel, `alpha` the share of each cache that tiles may fill.
+    """
+
+    windows: Positive
+    filters: Positive
+    line_bytes: Positive
+    l1_bytes: Positive
+    l2_bytes: Positive
+    l3_bytes: Positive
+    alpha: Share
+    kind: Kind
+    source: Text
+    l2_latency_cycles: Number
+    l3_latency_cycles: Number
+    memory_latency_cycles: Number
+
+
+class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One core: its clock, its vector units, and the constants of the cost model.
+
+    `call_cycles` is the fixed cost of a micro-kernel call, `pack_call_cycles` of packing one run of windows, `pack_cycles`
+    what packing one vector costs beyond its store, `pack_line_cycles` what packing waits for a line that is not in L1,
+    `store_run_cycles` what a store waits for an output line from beyond L2 where more than `prefetch_streams` rows of
+    outputs are written in turn, and `overlap` the share (0..1) of transfer cycles that hide behind compute.
+    """
+
+    name: Text
+    frequency_hz: Number
+    call_cycles: Number
+    pack_call_cycles: Number
+    pack_cycles: Number
+    pack_line_cycles: Number
+    store_run_cycles: Number
+    prefetch_streams: Number
+    overlap: Number
+    units: Annotated[tuple[Unit, ...], msgspec.Meta(min_length=1)]
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="cpu"):
+    """A CPU as one core sees it; `source` covers `cores`."""
+
+    schema: Literal[1]
+    name: Text
+    description: Text
+    cores: Positive
+    source: Text
+    core: Core
+    levels: Annotated[tuple[Level, ...], msgspec.Meta(min_length=1)]
+    memory: Memory
+    csa: Csa | None = None
+    sources: dict[str, Source]
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.core, self.levels, self.memory, self.csa))
+
+    @property
+    def clock_hz(self) -> float:
+        """The clock that cycles are counted in."""
+        return self.core.frequency_hz.value
+
+    def level(self, name: str) -> Level:
+        """The level of that name, or a MachineError that lists the levels."""
+        for level in self.levels:
+            if level.name == name:
+                return level
+        raise MachineError(f'{self.name} has no level "{name}"; {choose(name, [level.name for level in self.levels])}')
+
+    def unit(self, target: str) -> Unit | None:
+        """What the core does with this registry target, or None where it lacks it."""
+        return next((unit for unit in self.core.units if unit.target == target), None)
+
+    def assumed(self) -> list[str]:
+        """Paths of the numbers that are of kind assumed, such as `levels.L3.latency_cycles`."""
+        return [path for path, value in facts(self) if value.kind == "assumed"]

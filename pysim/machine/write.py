@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines written as TOML."""
+
+from typing import Any
+
+import msgspec
+
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
+from pysim.machine.quantity import Count, Number, items
+
+
+def to_toml(machine: Machine | Gpu) -> str:
+    """The machine as TOML text; `load.loads` of it gives an equal machine."""
+    import tomlkit
+
+    document = tomlkit.document()
+    document["kind"] = "gpu" if isinstance(machine, Gpu) else "cpu"
+    for key, value in _ordered(machine):
+        document[key] = value
+    return tomlkit.dumps(document)
+
+
+def _ordered(table: Any) -> list[tuple[str, Any]]:
+    """A table's items as tomlkit has them, values before tables: TOML has no way back to a table that was left."""
+    made = [(key, _item(value)) for key, value in items(table) if value is not None]
+    return sorted(made, key=lambda item: _is_table(item[1]))
+
+
+def _item(value: Any) -> Any:
+    import tomlkit
+
+    if isinstance(value, Number | Count):
+        inline = tomlkit.inline_table()
+        inline.update({key: item for key, item in items(value) if item is not None})
+        return inline
+    if isinstance(value, tuple):
+        array = tomlkit.aot()
+        for child in value:
+            array.append(_item(child))
+        return array
+    if isinstance(value, msgspec.Struct | dict):
+        table = tomlkit.table()
+        for key, child in _ordered(value):
+            table.append(key, child)
+        return table
+    return value
+
+
+def _is_table(value: Any) -> bool:
+    from tomlkit.items import AoT, Table
+
+    return isinstance(value, AoT | Table)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every problem checks of its fields."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import force_setattr
+
+from pysim.errors import ProblemError, choose
+from pysim.problem.dtypes import RESULT_BYTES, SIZES
+
+INT64_MAX = (1 << 63) - 1
+
+
+def check_fields(problem: Any, dtypes: Sequence[str]) -> None:
+    """Sizes of a problem become plain ints (NumPy's are taken, so that no product wraps); what a field may not hold is refused."""
+    for name in problem.__struct_fields__:
+        value = getattr(problem, name)
+        if name == "dtype":
+            if not isinstance(value, str) or value not in dtypes:
+                raise ProblemError(f"dtype is {quote(value)}; {choose(value, dtypes)}")
+        elif name.startswith("trans_"):
+            if not isinstance(value, bool):
+                raise ProblemError(f"{name} is {quote(value)}; it should be True or False")
+        else:
+            try:
+                value = operator.index(value)
+            except TypeError:
+                raise ProblemError(f"{name} is {quote(value)}; it should be a whole number") from None
+            least = 0 if name.startswith("pad_") else 1
+            if not least <= value <= INT64_MAX:
+                shown = value if abs(value) <= INT64_MAX else "beyond int64"
+                raise ProblemError(f"{name} is {shown}; it should be at least {least} and fit in int64")
+            force_setattr(problem, name, value)
+
+
+def check_int64(problem: Any, **elements: int) -> None:
+    """Refuses operands whose bytes, and FLOP whose number, int64 cannot count."""
+    sizes = dict.fromkeys(("output", "C"), RESULT_BYTES[problem.dtype])
+    counts = {f"{name} in bytes": count * sizes.get(name, SIZES[problem.dtype]) for name, count in elements.items()}
+    for name, count in (counts | {"FLOP count": problem.flops}).items():
+        if count > INT64_MAX:
+            what = f"the {name.replace('_', ' ')} would be {count:.2e}"
+            raise ProblemError(f"{what}; it should fit in int64, so be at most {INT64_MAX:.2e}")
+
+
+def quote(value: object) -> str:
+    """For a message: a text in ASCII, cut where it is long, and of anything else its type."""
+    if not isinstance(value, str):
+        return f"a {type(value).__name__}"
+    return ascii(value) if len(value) <= 120 else ascii(value[:120]) + "..."

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A matrix product as a value: FLOP = 2 m n k."""
+
+import msgspec
+
+from pysim.problem.dtypes import GEMM_DTYPES
+from pysim.problem.fields import check_fields, check_int64
+
+LAYOUTS = ("nn", "nt", "tn", "tt")  # is A, is B stored transposed
+
+
+class Gemm(msgspec.Struct, frozen=True, kw_only=True):
+    """C[m][n] = op(A)[m][k] op(B)[k][n], in elements; a transposed operand is stored [k][m] or [n][k].
+
+    Raises ProblemError for a size below 1, an unknown dtype, and FLOP or operand bytes beyond int64.
+    """
+
+    m: int
+    n: int
+    k: int
+    trans_a: bool = False
+    trans_b: bool = False
+    dtype: str = "f32"
+
+    def __post_init__(self) -> None:
+        check_fields(self, GEMM_DTYPES)
+        check_int64(self, A=self.m * self.k, B=self.k * self.n, C=self.m * self.n)
+
+    @property
+    def flops(self) -> int:
+        """2 m n k: a multiplication and an addition each."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def layout(self) -> str:
+        """One of nn nt tn tt: whether A, then B, is transposed."""
+        return "nt"[self.trans_a] + "nt"[self.trans_b]
+
+    @property
+    def text(self) -> str:
+        """The shortest text that `parse` reads as this problem."""
+        suffixes = [self.layout] * (self.layout != "nn") + [self.dtype] * (self.dtype != "f32")
+        return ":".join([f"gemm:{self.m}x{self.n}x{self.k}", *suffixes])
