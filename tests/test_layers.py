@@ -1,87 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The import rule: a module imports only what lies below it, so that the model works with no compiler, GPU or native library."""
+"""The import rule, per file: a module imports only what stands before it, so that the model works with no compiler, GPU or native library;
+and an algorithm is known by name in its own module and in the registry alone."""
 
 import ast
+import re
 from pathlib import Path
 
+import networkx as nx
+import pytest
+
 PACKAGE = Path(__file__).parent.parent / "pysim"
-LAYERS = (
-    "errors once registry workload schedule machine record",
-    "cachemodel arguments arrays cuda_fill",
-    "runtime emulated cuda planner",
-    "measure verify store peers comparison cuda_peers cuda_bench cuda_rivals cuda_comparison cuda_conv cuda_probe cudnn host",
-    "frontends commands cli api __init__ __main__",
-)
-LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
-EXCEPTIONS = {  # importer -> imported, of the same layer or above, and why
-    ("machine", "errors"): "errors has no imports itself",
-    ("workload", "errors"): "errors has no imports itself",
-    ("cachemodel", "runtime"): "hierarchy simulates natively; imported when a simulation starts",
-    ("emulated", "runtime"): "it stands in for its library",
-    ("planner", "runtime"): "Plan.run; imported when a plan runs",
-    ("planner", "emulated"): "Plan.run; imported when a plan runs",
-    ("planner", "cuda"): "Plan.run; imported when a plan runs",
-    ("planner", "cuda_conv"): "Plan.run; imported when a plan runs",
-    ("verify", "measure"): "a verdict is made of its checks",
-    ("peers", "measure"): "a peer's output starts as NaN, as measure has it",
-    ("peers", "verify"): "a peer is fed the shapes that verify checks",
-    ("comparison", "measure"): "a comparison is made of these",
-    ("comparison", "verify"): "a comparison is made of these",
-    ("comparison", "peers"): "a comparison is made of these",
-    ("comparison", "store"): "a comparison is made of these",
-    **{
-        ("cuda_comparison", used): "a comparison is made of these"
-        for used in ("comparison", "cuda_bench", "cuda_peers", "cuda_rivals", "measure", "store")
-    },
-    ("cuda_bench", "cuda_conv"): "what is checked",
-    ("cuda_bench", "verify"): "how many products are computed in float64",
-    **{("cuda_rivals", used): "rivals are checked on the plan's bench" for used in ("cuda_bench", "cuda_peers", "cudnn")},
-    ("cudnn", "cuda_peers"): "a peer is found as cuBLAS is",
-    ("api", "frontends"): "model.onnx; imported when a model is read",
-    ("__init__", "api"): "the public names, imported when first used",
-    ("__main__", "cli"): "python -m pysim",
-    ("cli", "__init__"): "the version",
-    ("cli", "commands"): "the commands, each imported when it is used",
-    ("commands", "__init__"): "the version",
-    ("commands", "frontends"): "model.onnx; imported when a model is read",
+# Each part imports only the parts before it; within a part modules may import one another, but not in circles.
+ORDER = (
+    "errors files once arguments problem machine registry record cachemodel algorithms planner runtime check measure peers explain "
+    "comparison calibration frontends api __init__ commands cli __main__"
+).split()
+LATER = {  # importer -> imported, where a higher part is needed at run time only
+    "pysim.cachemodel.simulator.hierarchy": {"pysim.runtime.cpu"},  # simulates natively
+    "pysim.cachemodel.simulator.trace": {"pysim.runtime.cpu"},
 }
+MOST_ROOT_MODULES = 10
 
 
-def part_of(path: Path) -> str:
-    """The layered part that a file belongs to: a module or a sub-package of pysim."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+
+
+FILES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imported(path: Path) -> set[str]:
-    """Parts that a file imports, inside functions and for types too; relative imports have no level here and fail."""
+    """Modules of the package that a file imports, inside functions and for types too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {[*alias.name.split("."), "__init__"][1] for alias in node.names if alias.name.split(".")[0] == "pysim"}
-        elif isinstance(node, ast.ImportFrom) and node.module == "pysim":
-            found |= {alias.name if alias.name in LAYER else "__init__" for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.level or str(node.module).startswith("pysim.")):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "pysim"}
+        elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}, line {node.lineno}: a relative import; write from pysim. ..."
-            found.add(str(node.module).split(".")[1])
-    return found
+            if str(node.module).split(".")[0] == "pysim":
+                of = (f"{node.module}.{alias.name}" for alias in node.names)
+                found |= {one if one in FILES else str(node.module) for one in of}
+    return {"pysim.__init__" if one == "pysim" else one for one in found}
 
 
-FILES = sorted(PACKAGE.rglob("*.py"))
-EDGES = {(part_of(path), name) for path in FILES for name in imported(path)}
+IMPORTS = {name: imported(path) - {name} for name, path in FILES.items()}
 
 
-def test_every_part_of_the_package_has_a_layer():
-    assert {part_of(path) for path in FILES} == set(LAYER)
+def place(module: str) -> int:
+    return ORDER.index(module.split(".")[1])
 
 
-def test_a_part_imports_only_lower_ones_and_the_listed_exceptions():
-    upward = {(user, used) for user, used in EDGES if user != used and LAYER[user] <= LAYER[used]}
-    assert upward - set(EXCEPTIONS) == set()
+def test_every_module_has_a_place_and_few_lie_in_the_root():
+    assert {name.split(".")[1] for name in FILES} == set(ORDER)
+    assert len(list(PACKAGE.glob("*.py"))) <= MOST_ROOT_MODULES
 
 
-def test_every_exception_is_one_and_is_used():
-    assert {pair for pair in EXCEPTIONS if pair not in EDGES or LAYER[pair[0]] > LAYER[pair[1]]} == set()
+@pytest.mark.parametrize("module", sorted(FILES))
+def test_a_module_imports_only_what_stands_before_it(module: str) -> None:
+    upward = {used for used in IMPORTS[module] if place(used) > place(module)}
+    assert upward <= LATER.get(module, set())
 
 
-def test_errors_import_nothing_of_the_package():
-    assert {used for user, used in EDGES if user == "errors"} == set()
+def test_every_exception_is_used():
+    assert all(used <= IMPORTS[user] for user, used in LATER.items())
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    down = {user: {used for used in uses if used not in LATER.get(user, set())} for user, uses in IMPORTS.items()}
+    assert not list(nx.simple_cycles(nx.DiGraph(down)))
+
+
+def algorithm_names() -> set[str]:
+    """Names of algorithms, and of the rows' families and variants, as the registry has them."""
+    return {path.stem for path in (PACKAGE / "algorithms").glob("[cg]pu/*.py") if path.stem != "__init__"} | {"simt", "wmma", "mma", "fused", "staged"}
+
+
+@pytest.mark.parametrize("module", sorted(name for name in FILES if not name.startswith(("pysim.algorithms.", "pysim.registry."))))
+def test_nothing_compares_an_algorithms_name(module: str) -> None:
+    """`one == "winograd"`, `"sconv" in names`, and a mapping by such names are what a new algorithm would have to be added to."""
+    names = algorithm_names()
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.Compare):
+            said = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+            assert not said & names, f"{module}, line {node.lineno}: {said & names}"
+        if isinstance(node, ast.Dict):
+            keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+            assert len(keys & names) < 2, f"{module}, line {node.lineno}: {keys & names}"
+
+
+def test_the_design_page_has_the_same_order():
+    text = (PACKAGE.parent / "docs" / "design.md").read_text()
+    listed = re.search(r"`errors [a-z0-9_ `\n]*`", text)
+    assert listed and listed.group(0).replace("`", "").split() == [one for one in ORDER if not one.startswith("__")]

@@ -98,7 +98,7 @@ def _load(path: Path, name: str) -> "onnx.ModelProto":
     try:
         import onnx
     except ImportError:
-        raise MissingError(f"reading {name} needs the onnx package: pip install pysim[onnx]") from None
+        raise MissingError(f"reading {name} needs the onnx package: pip install '.[onnx]' in a checkout, or pip install onnx") from None
     undecodable = importlib.import_module("google.protobuf.message").DecodeError  # onnx depends on it; it has no types
     content = read_bytes(path, _MOST_BYTES)
     try:

@@ -15,6 +15,7 @@ from strategies_problems import convolutions, problems
 from pysim.errors import PlanError, ProblemError
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any, names
+from pysim.explain.text import explain
 from pysim.planner.plan import plan
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -39,7 +40,7 @@ def bounded(workload: Workload, on: str, model: str, layout: str, state: str) ->
     with np.errstate(divide="raise", invalid="raise", over="raise"):
         try:
             found = plan(workload, on, model=model, layout=layout, state=state)
-            assert found.explain() and found.to_dict()
+            assert explain(found) and found.to_dict()
         except (PlanError, ProblemError):
             return None
     return found.cost.seconds if model == "full" else 1.0
