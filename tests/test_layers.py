@@ -11,10 +11,32 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "pysim"
 # Each part imports only the parts before it; within a part modules may import one another, but not in circles.
-ORDER = (
-    "errors files once arguments problem machine registry record cachemodel algorithms planner runtime check measure peers explain "
-    "comparison calibration frontends api __init__ commands cli __main__"
-).split()
+ORDER = [
+    "errors",
+    "files",
+    "once",
+    "arguments",
+    "problem",
+    "machine",
+    "registry",
+    "record",
+    "cachemodel",
+    "algorithms",
+    "planner",
+    "runtime",
+    "check",
+    "measure",
+    "peers",
+    "explain",
+    "comparison",
+    "calibration",
+    "frontends",
+    "api",
+    "__init__",
+    "commands",
+    "cli",
+    "__main__",
+]
 LATER = {  # importer -> imported, where a higher part is needed at run time only
     "pysim.cachemodel.simulator.hierarchy": {"pysim.runtime.cpu"},  # simulates natively
     "pysim.cachemodel.simulator.trace": {"pysim.runtime.cpu"},
@@ -73,7 +95,8 @@ def test_no_modules_import_one_another_in_a_circle():
 
 def algorithm_names() -> set[str]:
     """Names of algorithms, and of the rows' families and variants, as the registry has them."""
-    return {path.stem for path in (PACKAGE / "algorithms").glob("[cg]pu/*.py") if path.stem != "__init__"} | {"simt", "wmma", "mma", "fused", "staged"}
+    modules = {path.stem for path in (PACKAGE / "algorithms").glob("[cg]pu/*.py")} - {"__init__", "gemm"}  # which is a kind of problem, too
+    return modules | {"simt", "wmma", "mma", "fused", "staged"}
 
 
 @pytest.mark.parametrize("module", sorted(name for name in FILES if not name.startswith(("pysim.algorithms.", "pysim.registry."))))

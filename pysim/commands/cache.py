@@ -299,7 +299,9 @@ def _draw(file: Path, cases: list[Case], planned: "Schedule", on: "Machine", ove
     try:
         import matplotlib
     except ImportError:
-        raise MissingError(f"{file} cannot be drawn: matplotlib is not installed; pip install '.[plots]' in a checkout, or pip install matplotlib") from None
+        raise MissingError(
+            f"{file} cannot be drawn: matplotlib is not installed; pip install '.[plots]' in a checkout, or pip install matplotlib"
+        ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

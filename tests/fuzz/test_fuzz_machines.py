@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from strategies_machines import DOCUMENTS, Document, documents
 
 from pysim.errors import MachineError, PlanError, PysimError
+from pysim.explain.text import explain
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import from_document, load_any, names
 from pysim.machine.quantity import quantities
-from pysim.explain.text import explain
 from pysim.planner.plan import plan
 
 EXAMPLES = 200_000 if os.environ.get("PYSIM_LONG") else 200

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from strategies_problems import convolutions, problems
 
 from pysim.errors import PlanError, ProblemError
+from pysim.explain.text import explain
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any, names
-from pysim.explain.text import explain
 from pysim.planner.plan import plan
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES

@@ -19,7 +19,18 @@ from mesonpy import build_wheel as build_tagged_wheel
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:
     """The wheel's file name, tagged py3-none-<platform>."""
     name = build_tagged_wheel(wheel_directory, config_settings, metadata_directory)
-    command = [sys.executable, "-m", "wheel", "tags", "--remove", "--python-tag", "py3", "--abi-tag", "none", str(Path(wheel_directory, name))]
+    command = [
+        sys.executable,
+        "-m",
+        "wheel",
+        "tags",
+        "--remove",
+        "--python-tag",
+        "py3",
+        "--abi-tag",
+        "none",
+        str(Path(wheel_directory, name)),
+    ]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1]
 
 
