@@ -19,24 +19,11 @@ from numpy.typing import NDArray
 from pysim.machine.load import Gpu, Machine
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost, CsaCost, Reason, Rejected
-from pysim.record.plan import Layout, Plan
+from pysim.record.description import Description
+from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import AnySchedule
 
 Array = NDArray[np.float64]
-
-
-class Request(NamedTuple):
-    """What a plan is asked for. `hot`: operands lie in the caches as a run before left them; `shape`: only kernels with tiles of windows x
-    filters (a block's rows x columns on a GPU); `schedule`: only this one; `options` are those of the cost model `model`."""
-
-    problem: Workload
-    machine: Machine | Gpu
-    layout: Layout = "nchw"
-    hot: bool = True
-    model: str = "full"
-    shape: tuple[int, int] | None = None
-    schedule: AnySchedule | None = None
-    options: tuple[tuple[str, str], ...] = ()
 
 
 class Candidates(Protocol):
@@ -90,25 +77,14 @@ class Bound(NamedTuple):
     finite: str = ""
 
 
+SUMS = Bound(1.0, 0.0, "Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1")  # of k products, in any order
+
+
 class Prepared(NamedTuple):
     """What is made of the weights once: `what` ("packed filters", "transformed filters") and its bytes."""
 
     what: str
     size_bytes: int
-
-
-class Section(NamedTuple):
-    """A titled part of an explanation; lines are printed indented."""
-
-    title: str
-    lines: tuple[str, ...]
-
-
-class Description(NamedTuple):
-    """A plan in its algorithm's words: what it does in one line, and sections (loop nest, tiles against levels, launch, passes)."""
-
-    summary: str
-    sections: tuple[Section, ...]
 
 
 class Algorithm(Protocol):

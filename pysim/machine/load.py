@@ -188,6 +188,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __hash__(self) -> int:
         return hash((self.name, self.core, self.levels, self.memory, self.csa))
 
+    @property
+    def clock_hz(self) -> float:
+        """The clock that cycles are counted in."""
+        return self.core.frequency_hz.value
+
     def level(self, name: str) -> Level:
         """The level of that name, or a MachineError that lists the levels."""
         for level in self.levels:
@@ -273,6 +278,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def __hash__(self) -> int:
         return hash((self.name, self.capability, self.sms, self.frequency_hz, self.l2_bytes))
+
+    @property
+    def clock_hz(self) -> float:
+        """The clock that cycles are counted in."""
+        return self.frequency_hz.value
 
     @property
     def capability_number(self) -> int:

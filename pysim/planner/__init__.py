@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: which micro-kernel and which loop nest for a problem on a machine, with the reasons.
+"""Plans: which algorithm, kernel and loop nest for a problem on a machine, with the reasons.
 
     plan("conv:mb1ic64ih56oc64kh3ph1", "zen4")     the plan of least predicted cost
     plans(problem, machine, top=10)                the ten best; the rejected ones stand in each
     candidates(problem, machine, within=1.35)      every schedule that is nearly as good, with its predicted seconds
-
-`space` lists the legal schedules, `plan` chooses, `explain` says why, `graph` is the plan's traffic as a networkx graph.
 """
 
-from pysim.planner.plan import Considered, Plan, candidates, plan, plans
+from pysim.planner.plan import candidates, plan, plans
 
-__all__ = ["Considered", "Plan", "candidates", "plan", "plans"]
+__all__ = ["candidates", "plan", "plans"]

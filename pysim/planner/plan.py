@@ -18,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pysim.algorithms import algorithm_named, algorithms_for
-from pysim.algorithms.contract import Algorithm, Candidates, Costs, Request
+from pysim.algorithms.contract import Algorithm, Candidates, Costs
 from pysim.errors import PlanError, choose
 from pysim.machine.load import Gpu, Machine, load_any
 from pysim.problem.text import Workload, parse
 from pysim.record.cost import Cost, CsaCost, Rejected
-from pysim.record.plan import LAYOUTS, MODELS, STATES, Considered, Layout, ModelName, Plan, State
+from pysim.record.plan import LAYOUTS, MODELS, STATES, Considered, Footprint, Layout, ModelName, Plan, Request, State
 from pysim.record.schedule import AnySchedule, from_name
 
 
@@ -32,7 +32,7 @@ def plan(
     machine: str | Machine | Gpu,
     model: ModelName = "full",
     micro_kernel: str | tuple[int, int] | None = None,
-    input_footprint: str = "packed",
+    input_footprint: Footprint = "packed",
     state: State = "hot",
     layout: Layout = "nchw",
     memory_limit: int | None = None,
@@ -47,7 +47,7 @@ def plan(
     named. `name` is another plan's name: that very schedule, costed here. Raises ProblemError, MachineError, and PlanError where no
     kernel can run the problem.
     """
-    request = _request(problem, machine, model, micro_kernel, state, layout, (("input_footprint", input_footprint),))
+    request = _request(problem, machine, model, micro_kernel, state, layout)._replace(input_footprint=input_footprint)
     if name is not None:
         algorithm, schedule = from_name(name)
         request = request._replace(schedule=schedule)
@@ -90,11 +90,10 @@ def candidates(
 def _request(
     problem: str | Workload,
     machine: str | Machine | Gpu,
-    model: str,
+    model: ModelName,
     micro_kernel: str | tuple[int, int] | None,
-    state: str,
-    layout: str,
-    options: tuple[tuple[str, str], ...] = (),
+    state: State,
+    layout: Layout,
 ) -> Request:
     """What is asked, checked value by value."""
     workload = parse(problem) if isinstance(problem, str) else problem
@@ -102,8 +101,10 @@ def _request(
     for what, value, known in (("model", model, MODELS), ("cache state", state, STATES), ("layout", layout, LAYOUTS)):
         if value not in known:
             raise PlanError(f'no {what} is named "{value}"; {choose(value, known)}')
+    if model == "csa" and isinstance(on, Gpu):
+        raise PlanError(f'the csa model is of CPU caches; {on.name} is a GPU, which has the model "full"')
     shape = _shape(micro_kernel) if isinstance(micro_kernel, str) else micro_kernel
-    return Request(workload, on, layout, state == "hot", model, shape, None, options)  # type: ignore[arg-type]
+    return Request(workload, on, layout, state == "hot" and model == "full", model, shape)
 
 
 def _shape(text: str) -> tuple[int, int]:

@@ -37,7 +37,7 @@ class CsaCost(msgspec.Struct, frozen=True):
     """Cost in SConv's slicing analysis: cache lines by the level that supplies them, and their latency in cycles.
 
     `cold` + `extra` lines come from memory, `l3` from L3, `l2` from L2; `cost` is equation 6
-    (`pysim/cachemodel/cpu/csa.py`).
+    (`pysim/cachemodel/cpu/csa.py`). The tile sizes were halved until they fit; `exact` has those of exact maxima and their cost.
     """
 
     cold: int
@@ -45,6 +45,7 @@ class CsaCost(msgspec.Struct, frozen=True):
     l3: int
     l2: int
     cost: int
+    exact: dict[str, int] | None = None
 
 
 class Reason(NamedTuple):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan as a value: what to run, what it is predicted to cost, what else was considered, and which numbers nobody measured."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -13,27 +13,41 @@ from pysim.record.schedule import AnySchedule, GpuConvSchedule, Schedule, name_o
 ModelName = Literal["full", "csa"]
 State = Literal["hot", "cold"]
 Layout = Literal["nchw", "nhwc"]
+Footprint = Literal["packed", "raw"]
 MODELS: tuple[ModelName, ...] = ("full", "csa")
 STATES: tuple[State, ...] = ("hot", "cold")
 LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")  # of a convolution's input and output; pysim_layout, in its order
 
 
+class Request(NamedTuple):
+    """What a plan is asked for.
+
+    `hot`: operands lie in the caches as a run before left them; `shape`: only kernels with tiles of windows x filters (on a GPU a block's
+    rows x columns); `schedule`: only this one; `input_footprint` is the slicing analysis' (`pysim/cachemodel/cpu/csa.py`).
+    """
+
+    problem: Workload
+    machine: Machine | Gpu
+    layout: Layout = "nchw"
+    hot: bool = True
+    model: ModelName = "full"
+    shape: tuple[int, int] | None = None
+    schedule: AnySchedule | None = None
+    input_footprint: Footprint = "packed"
+
+
 class Considered(msgspec.Struct, frozen=True):
-    """The best schedule of one kind: of one stationary operand, of one decomposition, or of one algorithm. Under CSA `exact` has the tile
-    sizes of exact maxima beside those of halving."""
+    """The best schedule of one kind: of one stationary operand, of one decomposition, or of one algorithm."""
 
     algorithm: str
     schedule: AnySchedule
     cost: Cost | CsaCost
-    exact: tuple[Schedule, CsaCost] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         schedule = {"algorithm": self.algorithm, "schedule": self.schedule.kind, "kernel": self.schedule.kernel, "tile": self.schedule.tile}
         document = schedule | {"cost": msgspec.to_builtins(self.cost)}
         if isinstance(self.schedule, GpuConvSchedule):
             document["gemm"] = self.schedule.gemm
-        if self.exact:
-            document["exact"] = {"tile": self.exact[0].tile, "cost": msgspec.to_builtins(self.exact[1])}
         return document
 
 

@@ -104,11 +104,19 @@ def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool
     return cost_of(predict(*one_schedule(nest, machine, schedule), hot), 0)
 
 
-def one_schedule(nest: Nest, machine: Machine, schedule: Schedule) -> tuple[Rates, Table]:
-    """One given schedule as a table of one row. Raises PlanError for a kernel that the registry or the machine lacks."""
+def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | None = None) -> tuple[Rates, Table]:
+    """One given schedule as a table of one row. Raises PlanError for a kernel that the registry or the machine lacks, of another type than
+    `dtype`, and for sizes that the kernel or the nest does not have."""
     kernel = next((row for row in kernels() if row.name == schedule.kernel), None)
     if kernel is None:
         raise PlanError(f"{schedule.kernel} is no row of the registry")
+    if dtype not in (None, kernel.dtype):
+        raise PlanError(f"{kernel.name} computes {kernel.dtype}; the problem is {dtype}")
+    if (schedule.windows, schedule.filters) != (kernel.windows, kernel.filters) or not 1 <= schedule.channels <= nest.channels:
+        right = f"{kernel.windows} windows x {kernel.filters} filters and 1 to {nest.channels} channels"
+        raise PlanError(f"{kernel.name} has tiles of {right}, not {schedule.windows} x {schedule.filters} and {schedule.channels}")
+    if min(schedule.k2, schedule.k3) < 1 or (schedule.pack == "none" and not nest.in_place):
+        raise PlanError("k2 and k3 are at least 1, and pack none is for windows that lie in place: an unpadded 1x1 convolution of stride 1")
 
     def column(value: float) -> Array:
         return np.array([value], dtype=np.float64)
@@ -162,7 +170,9 @@ def cost_of(prediction: Prediction, row: int) -> Cost:
     compute, transfer = sum(terms[name] for name in COMPUTE), sum(terms[name] for name in levels)
     bound = max(COMPUTE if compute >= transfer else levels, key=terms.__getitem__)
     cycles = float(prediction.cycles[row])
-    return Cost(cycles, cycles / machine.core.frequency_hz.value, bound, levels, terms)
+    lesser = levels if compute >= transfer else COMPUTE
+    hidden = {name: machine.core.overlap.value * terms[name] for name in lesser}
+    return Cost(cycles, cycles / machine.core.frequency_hz.value, bound, levels, terms, hidden)
 
 
 def schedule_of(prediction: Prediction, row: int) -> Schedule:

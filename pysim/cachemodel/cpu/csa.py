@@ -43,10 +43,10 @@ import msgspec
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.machine.load import Csa
 from pysim.record.cost import CsaCost
+from pysim.record.plan import Footprint
 from pysim.record.schedule import Stationary
 
 Search = Literal["halving", "exact"]
-Footprint = Literal["packed", "raw"]
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -168,8 +168,3 @@ def _cost(nest: Nest, p: Parameters, keeps_input: bool, packed: tuple[int, int],
 def schedules(nest: Nest, p: Parameters, search: Search = "halving") -> tuple[Choice, Choice]:
     """Both schedules: (input stationary, weight stationary)."""
     return schedule(nest, p, "input_stationary", search), schedule(nest, p, "weight_stationary", search)
-
-
-def choose(choices: Iterable[Choice]) -> Choice:
-    """The cheaper schedule; at equal cost weight stationary."""
-    return min(choices, key=lambda choice: (choice.cost.cost, choice.stationary != "weight_stationary"))

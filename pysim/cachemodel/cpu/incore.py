@@ -88,7 +88,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     taps = nest.channels * nest.kernel_w
     full_tiles, last_windows = divmod(nest.windows, kernel.windows)
     steps, store, out_vectors = _over_tiles(nest, kernel, unit, ((full_tiles, live, kernel.windows), (1, live_edge, last_windows)))
-    steps *= nest.repeats * taps / _depth(nest, kernel)
+    steps *= nest.repeats * taps / k_depth(nest, kernel)
     store *= nest.repeats
     reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
     per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
@@ -132,7 +132,7 @@ def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int
     return steps, store, vectors
 
 
-def _depth(nest: Nest, kernel: Kernel) -> int:
+def k_depth(nest: Nest, kernel: Kernel) -> int:
     """k steps that one multiply-add takes: a lane is as wide as a result, and narrower operands fill it (rank-2 and rank-4 updates)."""
     scalar = kernel.lane_windows * kernel.lane_filters == 1
     return 1 if scalar else nest.out_bytes // nest.element_bytes

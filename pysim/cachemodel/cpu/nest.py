@@ -142,6 +142,12 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
     return windows + filters + PANEL_ALIGN
 
 
+def packed_filter_bytes(nest: Nest, schedule: Schedule) -> int:
+    """Bytes of filters that were packed once, in whole tiles, as `pysim_conv_packed_filter_bytes` answers."""
+    tiles = ceil_div(nest.filters, schedule.filters)
+    return nest.groups * tiles * schedule.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
+
+
 def _aligned(size: int) -> int:
     return ceil_div(size, PANEL_ALIGN) * PANEL_ALIGN
 

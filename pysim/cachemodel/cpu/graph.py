@@ -15,8 +15,10 @@ from typing import Any
 from pysim.cachemodel.cpu.cost import COMPUTE
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.cachemodel.cpu.reuse import OPERANDS
-from pysim.planner.plan import Plan, on_cpu
+from pysim.machine.load import Machine
 from pysim.record.cost import Cost, CsaCost
+from pysim.record.plan import Plan
+from pysim.record.schedule import Schedule
 
 REGISTERS = "registers"
 Edge = tuple[str, str, str, float, float]  # supplier, receiver, operand, bytes, cycles
@@ -27,7 +29,7 @@ def traffic(plan: Plan) -> Any:
     import networkx as nx
 
     graph = nx.MultiDiGraph(problem=plan.problem, machine=plan.machine, model=plan.model)
-    for level in on_cpu(plan)[1].levels:
+    for level in _on(plan)[1].levels:
         graph.add_node(level.name, bytes=level.size_bytes)
     graph.add_node("memory")
     if isinstance(plan.cost, Cost):
@@ -42,7 +44,7 @@ def edges(plan: Plan) -> Iterator[Edge]:
     if isinstance(plan.cost, CsaCost):
         yield from _csa_edges(plan, plan.cost)
         return
-    levels = on_cpu(plan)[1].levels
+    levels = _on(plan)[1].levels
     names = [level.name for level in levels]
     for supplier, receiver in zip(["memory", *names[:0:-1]], names[::-1], strict=True):
         level = plan.cost.levels[supplier]
@@ -57,7 +59,7 @@ def edges(plan: Plan) -> Iterator[Edge]:
 
 def _register_bytes(plan: Plan) -> Iterator[tuple[str, float, float]]:
     """(operand, bytes read, bytes written) by micro-kernels, whole tiles but for the skipped kernel rows."""
-    nest, s = nest_of(plan.workload), on_cpu(plan)[0]
+    nest, s = nest_of(plan.workload), _on(plan)[0]
     full, edge = nest.live_rows(s.windows)
     steps = nest.repeats * (full + edge) * nest.channels * nest.kernel_w * ceil_div(nest.filters, s.filters)
     yield "packed" if s.pack == "tiles" else "input", float(steps * s.windows * nest.element_bytes), 0.0
@@ -68,7 +70,7 @@ def _register_bytes(plan: Plan) -> Iterator[tuple[str, float, float]]:
 
 
 def _csa_edges(plan: Plan, cost: CsaCost) -> Iterator[Edge]:
-    model = on_cpu(plan)[1].csa
+    model = _on(plan)[1].csa
     if model is None:
         return
     for supplier, lines, latency in (
@@ -84,3 +86,9 @@ def critical_edge(graph: Any) -> Edge | None:
     """The flow that costs most cycles, or None where nothing flows."""
     flows = ((source, target, key, data["bytes"], data["cycles"]) for source, target, key, data in graph.edges(keys=True, data=True))
     return max(flows, key=lambda edge: edge[4], default=None)
+
+
+def _on(plan: Plan) -> tuple[Schedule, Machine]:
+    """The nest's schedule and the CPU of a plan."""
+    assert isinstance(plan.schedule, Schedule) and isinstance(plan.on, Machine), f"{plan.problem} on {plan.machine} is no plan of a nest"
+    return plan.schedule, plan.on

@@ -47,14 +47,14 @@ def rows(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None = No
         if kernel.dtype != dtype:
             others += 1
         elif machine.unit(kernel.target) is None:
-            rejected.append(Rejected(kernel.name, f"{machine.name} has no {kernel.target} unit"))
+            rejected.append(Rejected(kernel.name, f"{machine.name} has no {kernel.target} unit", "machine"))
         elif micro_kernel and (kernel.windows, kernel.filters) != micro_kernel:
             asked = "x".join(map(str, micro_kernel))
-            rejected.append(Rejected(kernel.name, f"its tile is {kernel.windows}x{kernel.filters}, {asked} was asked for"))
+            rejected.append(Rejected(kernel.name, f"its tile is {kernel.windows}x{kernel.filters}, {asked} was asked for", "shape"))
         else:
             legal.append(kernel)
     if others:
-        rejected.append(Rejected(f"{others} kernels of another type", f"the problem is {dtype}"))
+        rejected.append(Rejected(f"{others} kernels of another type", f"the problem is {dtype}", "type"))
     if not legal:
         raise PlanError(_nothing_legal(machine, dtype, micro_kernel))
     return Rows(tuple(legal), tuple(rejected))
@@ -81,8 +81,8 @@ def in_place_reason(nest: Nest) -> Rejected | None:
     if nest.in_place:
         return None
     if nest.windows_transposed:
-        return Rejected("pack none", "B is transposed, so a tile's columns are not consecutive in memory")
-    return Rejected("pack none", "only an unpadded 1x1 convolution of stride 1 has its windows consecutive in memory")
+        return Rejected("pack none", "B is transposed, so a tile's columns are not consecutive in memory", "shape")
+    return Rejected("pack none", "only an unpadded 1x1 convolution of stride 1 has its windows consecutive in memory", "shape")
 
 
 def tables(rates: Rates, kinds: Sequence[tuple[Stationary, Sequence[int], float]]) -> list[Table]:

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules of one loop nest on a CPU, named, bounded and costed: what every algorithm that is a nest of micro-kernel calls shares.
+
+`tilings` lists the schedules that are worth predicting, `cost` predicts them, `csa` is SConv's own cost model of the same nest.
+
+Worked number: kernels whose arithmetic alone takes 7.2 and 9.1 M cycles. Schedules that compute for at most GUESS x 7.2 = 7.9 M cycles are
+predicted first; the second kernel enters only if none of them takes less than 9.1 M.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.cachemodel.cpu import csa, tilings
+from pysim.cachemodel.cpu.cost import Prediction, cost_of, one_schedule, predict_all, schedule_of
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, rates
+from pysim.cachemodel.cpu.nest import Nest
+from pysim.errors import PlanError
+from pysim.machine.load import Machine
+from pysim.record.cost import Cost, CsaCost, Rejected
+from pysim.record.plan import Request
+from pysim.record.schedule import STATIONARY, Schedule
+from pysim.registry.rows import kernels
+
+GUESS = 1.1  # of the least bound: most best schedules take less
+
+
+class NestCandidates(NamedTuple):
+    """Schedules of a nest as tables, one of each stationary kind, of kernels with lower bounds in cycles; `limit` as in the contract."""
+
+    rates: Rates
+    tables: tuple[Table, ...]
+    hot: bool
+    bounds: Array
+    limit: float
+    rejected: tuple[Rejected, ...]
+
+    def costs(self) -> "NestCosts":
+        predictions = predict_all(self.rates, self.tables, self.hot, self.limit)
+        return NestCosts(self.rates, tuple(predictions), self.bounds)
+
+
+class NestCosts:
+    """The predicted costs of a nest's schedules, input stationary before weight stationary (`pysim.algorithms.contract.Costs`)."""
+
+    kinds: tuple[str, ...] = STATIONARY
+
+    def __init__(self, of: Rates, predictions: tuple[Prediction, ...], bounds: Array) -> None:
+        self.predictions, self.bounds = predictions, bounds
+        self.kernels = tuple(kernel.name for kernel in of.kernels)
+        self.cycles: Array = np.concatenate([one.cycles for one in predictions])
+        self._machine, self._first = of.machine, np.cumsum([0, *(one.cycles.size for one in predictions[:-1])])
+
+    @cached_property
+    def kernel(self) -> NDArray[np.int64]:
+        return np.concatenate([one.table.kernel for one in self.predictions])
+
+    @cached_property
+    def kind(self) -> NDArray[np.int64]:
+        return np.repeat([STATIONARY.index(one.table.stationary) for one in self.predictions], [one.cycles.size for one in self.predictions])
+
+    def _at(self, row: int) -> tuple[Prediction, int]:
+        which = int(np.searchsorted(self._first, row, side="right")) - 1
+        return self.predictions[which], row - int(self._first[which])
+
+    def schedule(self, row: int) -> Schedule:
+        return schedule_of(*self._at(row))
+
+    def cost(self, row: int) -> Cost:
+        return cost_of(*self._at(row))
+
+    def assumed(self, row: int) -> tuple[str, ...]:
+        return _assumed(self._machine, self.kernels[self.kernel[row]].rpartition("__")[2])
+
+
+@lru_cache(maxsize=64)
+def _assumed(machine: Machine, target: str) -> tuple[str, ...]:
+    """Paths of assumed numbers that the model reads; it knows no latency but that of a multiply-add."""
+    others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
+    return tuple(path for path in machine.assumed() if not path.startswith(("csa", *others)) and not path.endswith(".latency_cycles"))
+
+
+class CsaCandidates(NamedTuple):
+    """Both schedules of the slicing analysis; weight stationary first, which wins where both cost the same."""
+
+    machine: Machine
+    kernel: str
+    parameters: csa.Parameters
+    choices: tuple[csa.Choice, ...]
+    limit: float
+    rejected: tuple[Rejected, ...]
+
+    def costs(self) -> "CsaCosts":
+        return CsaCosts(self)
+
+
+class CsaCosts:
+    """SConv's integers, in cycles of latency (`pysim.algorithms.contract.Costs`)."""
+
+    kinds: tuple[str, ...] = STATIONARY
+
+    def __init__(self, of: CsaCandidates) -> None:
+        self._of, self.kernels, self.bounds = of, (of.kernel,), np.zeros(1)
+        self.cycles: Array = np.array([choice.cost.cost for choice in of.choices], dtype=np.float64)
+        self.kernel = np.zeros(len(of.choices), dtype=np.int64)
+        self.kind = np.array([STATIONARY.index(choice.stationary) for choice in of.choices])
+
+    def schedule(self, row: int) -> Schedule:
+        choice, p = self._of.choices[row], self._of.parameters
+        return Schedule(self._of.kernel, choice.stationary, "tiles", p.windows, p.filters, choice.channels, choice.k2, choice.k3)
+
+    def cost(self, row: int) -> CsaCost:
+        return self._of.choices[row].cost
+
+    def assumed(self, row: int) -> tuple[str, ...]:
+        return tuple(path for path in self._of.machine.assumed() if path.startswith("csa"))
+
+
+def candidates(nest: Nest, request: Request, limit: float | None) -> NestCandidates | CsaCandidates:
+    """The schedules of a nest that a request asks for and that compute for at most `limit` cycles."""
+    on, dtype = request.machine, request.problem.dtype
+    assert isinstance(on, Machine)
+    if request.model == "csa":
+        return _csa_candidates(nest, on, dtype, request)
+    if request.schedule is not None:
+        if not isinstance(request.schedule, Schedule):
+            raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
+        of, table = one_schedule(nest, on, request.schedule, dtype)
+        return NestCandidates(of, (table,), request.hot, np.zeros(1), np.inf, ())
+    rows = tilings.rows(on, dtype, request.shape)
+    of = rates(nest, on, rows.kernels)
+    bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
+    limit = GUESS * float(bounds.min()) if limit is None else limit
+    possible = np.flatnonzero(bounds <= limit).tolist()
+    tables = tilings.tables(of, [(kind, possible, limit) for kind in STATIONARY])
+    place = tilings.in_place_reason(nest)
+    return NestCandidates(of, tuple(tables), request.hot, bounds, limit, (*((place,) if place else ()), *rows.rejected))
+
+
+def cost(machine: Machine, found: Sequence[NestCandidates | CsaCandidates]) -> list[NestCosts | CsaCosts]:
+    """The costs of candidates, each by the model that it was made for."""
+    return [one.costs() for one in found]
+
+
+def _csa_candidates(nest: Nest, on: Machine, dtype: str, request: Request) -> CsaCandidates:
+    if on.csa is None:
+        raise PlanError(f"{on.name} has no [csa] table, which the csa model needs; use the full model or add one")
+    p = csa.parameters_of(on.csa, request.input_footprint, request.shape)
+    kernel, rejected = _csa_kernel(dtype, on, p)
+    halved, maximal = csa.schedules(nest, p), csa.schedules(nest, p, "exact")
+    choices = tuple(one._replace(cost=_with_exact(one.cost, most)) for one, most in zip(halved[::-1], maximal[::-1], strict=True))
+    return CsaCandidates(on, kernel, p, choices, np.inf, rejected)
+
+
+def _with_exact(cost: CsaCost, most: csa.Choice) -> CsaCost:
+    """A cost beside that of the largest tiles that fit."""
+    exact = {"channels": most.channels, "k2": most.k2, "k3": most.k3, "cost": most.cost.cost}
+    return msgspec.structs.replace(cost, exact=exact)
+
+
+def _csa_kernel(dtype: str, on: Machine, p: csa.Parameters) -> tuple[str, tuple[Rejected, ...]]:
+    """A registry row of CSA's shape, or just the shape where the machine has none."""
+    for row in kernels():
+        if (row.dtype, row.windows, row.filters) == (dtype, p.windows, p.filters) and on.unit(row.target):
+            return row.name, ()
+    name = f"{dtype}_{p.windows}x{p.filters}"
+    return name, (Rejected(name, f"no row of the registry has this shape for {on.name}: the plan can be costed but not run", "machine"),)

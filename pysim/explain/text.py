@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan in words, whatever its algorithm: a verdict, the algorithm's own description, where the cycles go, what else was considered."""
+
+import textwrap
+from collections.abc import Iterator
+
+from pysim.algorithms import algorithm_named
+from pysim.record.cost import Cost, CsaCost
+from pysim.record.description import Description, bytes_text, seconds_text
+from pysim.record.plan import Considered, Plan
+
+WIDTH = 120
+SHOWN = 6  # rejections that are printed
+_CSA_TERMS = ("cold", "extra", "l3", "l2", "cost")
+
+
+def explain(plan: Plan) -> str:
+    """The explanation as text, lines of at most about WIDTH characters."""
+    described = algorithm_named(plan.algorithm, plan.workload, plan.on).describe(plan)
+    sections = [
+        ("", [*_verdict(plan, described)]),
+        *((section.title, list(section.lines)) for section in described.sections),
+        ("cycles", [*_cycles(plan.cost)] if isinstance(plan.cost, Cost) else []),
+        ("considered", [*_considered(plan)]),
+        ("rejected", [*_rejected(plan)]),
+        ("needs", [f"finite {plan.finite}"] if plan.finite else []),
+        ("assumed numbers", list(plan.assumed)),
+    ]
+    return "\n\n".join("\n".join(([title] if title else []) + _indented(lines, title)) for title, lines in sections if lines)
+
+
+def _indented(lines: list[str], title: str) -> list[str]:
+    """Lines under their title; long ones continue further in."""
+    if not title:
+        return lines
+    wrap = textwrap.TextWrapper(WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False, drop_whitespace=False)
+    return [part.rstrip() for line in lines for part in (wrap.wrap(line) if len(line) > WIDTH else [f"  {line}"])]
+
+
+def _verdict(plan: Plan, described: Description) -> Iterator[str]:
+    """The first lines: how fast, which share of what the unit can do, what bounds it; then what runs."""
+    workspace = f"workspace {bytes_text(plan.workspace_bytes)}"
+    if isinstance(plan.cost, Cost):
+        rate = plan.workload.flops / plan.cost.seconds
+        share = f", {rate / described.peak_flops:.0%} of the peak of {described.peak_flops / 1e9:,.0f}" if described.peak_flops else ""
+        yield (
+            f"{plan.problem} on {plan.machine}: {seconds_text(plan.cost.seconds)} predicted, {rate / 1e9:,.1f} GFLOP/s{share}; "
+            f"bound by {plan.cost.bound_by}"
+        )
+    else:
+        yield f"{plan.problem} on {plan.machine}: slicing analysis cost {plan.cost.cost:,} cycles (latency of every line)"
+    yield f"{plan.algorithm}: {described.summary}"
+    layout = f", {plan.layout.upper()}" if plan.layout != "nchw" else ""
+    limit = f" of {bytes_text(plan.memory_limit)} allowed" if plan.memory_limit is not None else ""
+    yield f"kernel {plan.kernel}{layout}; {workspace}{limit}"
+    yield f"plan {plan.name}"
+
+
+def _cycles(cost: Cost) -> Iterator[str]:
+    """Each term: what it takes by itself, what of that passes while another is served, and what it adds to the predicted time."""
+    yield f"{'':<18}{'raw':>16}{'hidden':>16}{'counted':>16}"
+    for name, counted in cost.counted.items():
+        if cost.terms[name]:
+            yield f"{name:<18}{cost.terms[name]:>16,.0f}{cost.hidden.get(name, 0.0):>16,.0f}{counted:>16,.0f}{counted / cost.cycles:>8.1%}"
+    raw, hidden = sum(cost.terms.values()), sum(cost.hidden.values())
+    yield f"{'all':<18}{raw:>16,.0f}{hidden:>16,.0f}{cost.cycles:>16,.0f}"
+
+
+def _considered(plan: Plan) -> Iterator[str]:
+    """The best of each kind, and by what the others lose."""
+    chosen = next((item for item in plan.considered if item.schedule == plan.schedule), plan.considered[0])
+    for item in plan.considered:
+        over = _total(item) / _total(chosen) if _total(chosen) else 1.0
+        sizes = ", ".join(f"{name} {value}" for name, value in _tiling(item).items())
+        yield f"{over:>7.3f}x  {item.algorithm}, {item.schedule.kind}, {item.schedule.kernel}: {sizes}; {_bound(item)}"
+    for item in plan.considered:
+        if item is not chosen:
+            yield _difference(chosen, item)
+
+
+def _tiling(item: Considered) -> dict[str, int]:
+    """The sizes that schedules of one kernel differ in."""
+    return {name: value for name, value in item.schedule.tile.items() if name in ("channels", "k2", "k3", "splits", "group")}
+
+
+def _terms(item: Considered) -> dict[str, float]:
+    """Terms by which costs are compared: counted cycles, or the analysis' lines."""
+    return item.cost.counted if isinstance(item.cost, Cost) else {name: getattr(item.cost, name) for name in _CSA_TERMS[:-1]}
+
+
+def _total(item: Considered) -> float:
+    return item.cost.cost if isinstance(item.cost, CsaCost) else item.cost.cycles
+
+
+def _bound(item: Considered) -> str:
+    if isinstance(item.cost, Cost):
+        return f"bound by {item.cost.bound_by}"
+    return ", ".join(f"{name} {getattr(item.cost, name):,}" for name in _CSA_TERMS)
+
+
+def _difference(chosen: Considered, other: Considered) -> str:
+    """Why the other lost: the terms in which it costs more, and those in which it costs less but not enough."""
+    what = f"{other.algorithm}, {other.schedule.kind}"
+    if _total(other) == _total(chosen):
+        return f"{what} costs the same as the chosen plan"
+    ours, theirs = _terms(chosen), _terms(other)
+    gaps = {name: theirs.get(name, 0.0) - ours.get(name, 0.0) for name in {**ours, **theirs}}
+    parts = [
+        f"{word} {', '.join(f'{name} ({gaps[name]:+,.0f})' for name in sorted(names, key=lambda name: -abs(gaps[name])))}"
+        for word, names in (("more", [name for name in gaps if gaps[name] >= 0.5]), ("less", [name for name in gaps if gaps[name] <= -0.5]))
+        if names
+    ]
+    return f"{what} lost by {_total(other) / _total(chosen) - 1:.1%}: {'; '.join(parts) or 'rounding'}"
+
+
+def _rejected(plan: Plan) -> Iterator[str]:
+    for item in plan.rejected[:SHOWN]:
+        yield f"{item.what}: {item.reason}"
+    if len(plan.rejected) > SHOWN:
+        yield f"and {len(plan.rejected) - SHOWN} more (all stand in the JSON document)"
