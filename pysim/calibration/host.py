@@ -238,12 +238,12 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
     def all_assumed(numbers: dict[str, Number]) -> dict[str, Number]:
         return {name: assumed(number) for name, number in numbers.items()}
 
-    families = {
-        name: GpuFamily(**{field: assumed(getattr(family, field)) for field in GpuFamily.__struct_fields__})
-        for name, family in nearest.model.families.items()
-    }
-    shares = {name: assumed(getattr(nearest.model, name)) for name in GpuModel.__struct_fields__ if name != "families"}
-    model = GpuModel(**shares, families=families)
+    def taken(one: Any) -> Any:
+        return msgspec.structs.replace(one, **{field: assumed(getattr(one, field)) for field in one.__struct_fields__})
+
+    of = nearest.model
+    tables = {"families": {name: taken(family) for name, family in of.families.items()}, "passes": taken(of.passes), "direct": taken(of.direct)}
+    model = GpuModel(**{name: tables.get(name) or assumed(getattr(of, name)) for name in GpuModel.__struct_fields__})
     scaled = clock / nearest.frequency_hz.value
     return Gpu(
         schema=1,
@@ -259,6 +259,8 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         shared_bytes_per_block=measured(device.shared_bytes_per_block),
         shared_banks=Count(value=nearest.shared_banks.value, kind="assumed", source="kin"),
         shared_rule=nearest.shared_rule,
+        l1_bytes=Count(value=nearest.l1_bytes.value, kind="assumed", source="kin"),
+        l1_latency_cycles=assumed(nearest.l1_latency_cycles),
         l2_bytes=measured(device.l2_bytes),
         l2_bytes_per_second=assumed(nearest.l2_bytes_per_second, share * scaled),
         memory_bytes_per_second=assumed(nearest.memory_bytes_per_second),

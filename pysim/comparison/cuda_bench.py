@@ -26,7 +26,6 @@ from pysim.runtime import cuda, cuda_conv
 
 PICKED_ROWS, PICKED_WINDOWS = 256, 256
 EXACT_GROWTH = 36  # sums of F(2x2) on their way: 2.25 of the filter's transform, 4 of the patch's, 9 planes, in quarters, over 9 products
-WINOGRAD_4 = 1e-4
 TRANSFORMED = {"f32": 1e-3, "tf32": 0.1, "f16": 0.1, "bf16": 0.5}
 _IN_MEMORY = {"f8": "u8", "tf32": "f32"}  # how elements lie where they are not of the type by which they are multiplied
 

@@ -31,7 +31,7 @@ _MAY_BE_ZERO = (
     "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles",
     "launch_seconds", "pass_seconds", "clear_seconds", "block_cycles", "step_cycles", "hidden",
 )  # fmt: skip
-_AT_MOST_ONE = ("overlap", "hidden", "copy_share", "l2_share", "repeat_share")
+_AT_MOST_ONE = ("overlap", "hidden", "copy_share", "l2_share", "repeat_share", "share")
 
 Kind = Literal["datasheet", "manual", "measured", "fitted", "static", "assumed"]
 Policy = Literal["lru", "plru", "fifo", "random"]
@@ -226,8 +226,26 @@ class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     efficiency: Number
 
 
+class GpuPasses(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of kernels that move data before or after a convolution: the `share` of a copy's rate that they reach, `instructions` of an
+    element (its place by divisions, load, store), and as shares of those an element of a `copied` operand and a `patch` of F(4x4)."""
+
+    share: Number
+    instructions: Number
+    copied: Number
+    patch: Number
+
+
+class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of direct convolution: `instructions` of a multiply-add, two loads among them, and how many of a thread's loads are on their
+    way together (`unroll`)."""
+
+    instructions: Number
+    unroll: Number
+
+
 class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of the GPU cost model (`pysim/cachemodel/gpu/product.py` has the equations).
+    """Constants of the GPU cost model (`pysim/cachemodel/gpu/waves.py` has the equations).
 
     `pass_seconds` is what each re-layout of a call costs beside its copy, `clear_seconds` the memset of flags, `copy_share` the share
     of L2's or memory's rate that a re-layout reaches, `l2_share` that of L2 that operands can fill before they miss, `repeat_share`
@@ -239,11 +257,13 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     copy_share: Number
     l2_share: Number
     repeat_share: Number
+    passes: GpuPasses
+    direct: GpuDirect
     families: Annotated[dict[str, GpuFamily], msgspec.Meta(min_length=1)]
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="gpu"):
-    """A GPU; bandwidths are those of the whole chip, `port_bytes_per_cycle` what one SM can take from L2, `memory_port_bytes_per_cycle`
+    """A GPU; `l1_bytes` of an SM include its shared memory, bandwidths are those of the whole chip, `port_bytes_per_cycle` what one SM can take from L2, `memory_port_bytes_per_cycle`
     from memory.
 
     `fma_per_cycle` is multiply-adds of one SM in one cycle, by pipe: a scalar type, or `tensor_` and the input type. `sustained_hz`
@@ -263,6 +283,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     shared_bytes_per_block: Count
     shared_banks: Count
     shared_rule: Text
+    l1_bytes: Count
+    l1_latency_cycles: Number
     l2_bytes: Count
     l2_bytes_per_second: Number
     memory_bytes_per_second: Number
@@ -295,7 +317,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return [path for path, value in facts(self) if value.kind == "assumed"]
 
 
-_STRUCTS = (Source, Number, Count, Level, Memory, OfType, Unit, Csa, Core, Machine, GpuFamily, GpuModel, Gpu)
+_STRUCTS = (Source, Number, Count, Level, Memory, OfType, Unit, Csa, Core, Machine, GpuFamily, GpuPasses, GpuDirect, GpuModel, Gpu)
 Fact = Number | Count | Level | Unit | Csa  # whatever carries a kind and a source
 
 
