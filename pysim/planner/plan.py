@@ -83,7 +83,7 @@ def candidates(
         raise PlanError(f"within is {within}; it should be at least 1, the best schedule's own factor")
     request = _request(problem, machine, "full", None, "hot", layout)
     found = _Found.of(request, _asked(request, None), exhaustive=True)
-    order, clock = found.order(), request.machine.clock_hz
+    order, clock = found.order().tolist(), request.machine.clock_hz
     return [(found.schedule(at), cycles / clock) for at in order if (cycles := found.cycles[at]) <= within * found.cycles[order[0]]]
 
 
@@ -122,14 +122,17 @@ def _asked(request: Request, algorithm: str | None) -> tuple[Algorithm, ...]:
 
 
 class _Found(NamedTuple):
-    """The candidates of all algorithms with their costs; `first` of each algorithm is its place in the concatenated `cycles`."""
+    """The candidates of all algorithms with their costs, in places one algorithm after another; `first` place of each, `cycles`, `kernel` and
+    `kind` over places, numbered through all algorithms."""
 
     request: Request
     algorithms: tuple[Algorithm, ...]
     costs: tuple[Costs, ...]
-    first: tuple[int, ...]
-    cycles: np.ndarray
     refused: tuple[Rejected, ...]
+    first: np.ndarray
+    cycles: np.ndarray
+    kernel: np.ndarray
+    kind: np.ndarray
 
     @classmethod
     def of(cls, request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> "_Found":
@@ -143,20 +146,26 @@ class _Found(NamedTuple):
                 refused += found.rejected
                 taking.append((one, found))
         costs = _costs(request, taking)
-        sizes = [one.cycles.size for one in costs]
-        first = tuple(np.cumsum([0, *sizes[:-1]]).tolist())
-        cycles = np.concatenate([one.cycles for one in costs]) if costs else np.empty(0)
-        return cls(request, tuple(one for one, _ in taking), tuple(costs), first, cycles, tuple(refused))
+        first = np.cumsum([0, *(one.cycles.size for one in costs[:-1])])
+        return cls(
+            request,
+            tuple(one for one, _ in taking),
+            tuple(costs),
+            tuple(refused),
+            first,
+            np.concatenate([np.empty(0), *(one.cycles for one in costs)]),
+            _numbered([one.kernel for one in costs], [len(one.kernels) for one in costs]),
+            _numbered([one.kind for one in costs], [len(one.kinds) for one in costs]),
+        )
 
-    def order(self) -> list[int]:
+    def order(self) -> np.ndarray:
         """Places by predicted time, the earlier first where it is the same."""
-        order: list[int] = np.argsort(self.cycles, kind="stable").tolist()
-        return order
+        return np.argsort(self.cycles, kind="stable")
 
     def at(self, place: int) -> tuple[Algorithm, Costs, int]:
         """The algorithm of a place, its costs, and the row among them."""
-        which = int(np.searchsorted(self.first, place, side="right")) - 1
-        return self.algorithms[which], self.costs[which], place - self.first[which]
+        which = int(self.first.searchsorted(place, side="right")) - 1
+        return self.algorithms[which], self.costs[which], place - int(self.first[which])
 
     def schedule(self, place: int) -> AnySchedule:
         _, costs, row = self.at(place)
@@ -166,9 +175,22 @@ class _Found(NamedTuple):
         algorithm, costs, row = self.at(place)
         return algorithm.workspace_bytes(self.request.problem, costs.schedule(row), self.request.layout)
 
-    def kernel(self, place: int) -> str:
+    def name(self, place: int) -> str:
+        """The kernel of a place."""
         _, costs, row = self.at(place)
         return costs.kernels[costs.kernel[row]]
+
+
+def _numbered(ids: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
+    """Ids of each algorithm one after another, so that none has those of another."""
+    steps = np.cumsum([0, *counts[:-1]])
+    return np.concatenate([np.empty(0, int), *(one + step for one, step in zip(ids, steps, strict=False))])
+
+
+def _firsts(order: np.ndarray, ids: np.ndarray) -> list[int]:
+    """The first place in an order of each id."""
+    found: list[int] = order[np.sort(np.unique(ids[order], return_index=True)[1])].tolist()
+    return found
 
 
 def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> list[Costs]:
@@ -200,12 +222,12 @@ def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, t
         raise PlanError(f"memory_limit is {memory_limit} bytes; it should be at least 0")
     found = _Found.of(request, _asked(request, algorithm), exhaustive)
     order, above = _within(found, found.order(), memory_limit)
-    if not order:
+    if not len(order):
         raise PlanError(_nothing(request, (*above, *found.refused)))
-    first = _first_of_each(found, order)
+    first = _firsts(order, found.kind)
     considered = tuple(Considered(found.at(at)[0].NAME, found.schedule(at), _cost(found, at)) for at in first)
     rejected = (*_slower(found, order), *above, *found.refused)
-    return [_plan(found, at, considered, rejected, memory_limit) for at in order[:top]]
+    return [_plan(found, at, considered, rejected, memory_limit) for at in order[:top].tolist()]
 
 
 def _cost(found: _Found, at: int) -> Cost | CsaCost:
@@ -234,40 +256,31 @@ def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: 
     )
 
 
-def _first_of_each(found: _Found, order: Sequence[int]) -> list[int]:
-    """The best place of each kind of each algorithm, best first."""
-    first: dict[tuple[str, str], int] = {}
-    for at in order:
-        algorithm, costs, row = found.at(at)
-        first.setdefault((algorithm.NAME, costs.kinds[costs.kind[row]]), at)
-    return list(first.values())
-
-
-def _within(found: _Found, order: list[int], limit: int | None) -> tuple[list[int], tuple[Rejected, ...]]:
+def _within(found: _Found, order: np.ndarray, limit: int | None) -> tuple[np.ndarray, tuple[Rejected, ...]]:
     """The places whose workspace is within the limit, and the kernels of which none is."""
     if limit is None:
         return order, ()
-    sized = [(at, found.workspace_bytes(at)) for at in order]
-    kept = [at for at, size in sized if size <= limit]
-    left = {found.kernel(at) for at in kept}
-    least: dict[str, int] = {}
-    for at, size in sized:
-        if (kernel := found.kernel(at)) not in left:
-            least[kernel] = min(size, least.get(kernel, size))
-    said = "its workspace of {:,} bytes is above the limit of {:,}"
-    return kept, tuple(Rejected(kernel, said.format(size, limit), "memory") for kernel, size in least.items())
+    sizes = np.array([found.workspace_bytes(at) for at in order.tolist()])
+    kept = order[sizes <= limit]
+    left = set(found.kernel[kept].tolist())
+    above = []
+    for at in _firsts(order, found.kernel):
+        if found.kernel[at] not in left:
+            least = int(sizes[found.kernel[order] == found.kernel[at]].min())
+            said = f"its workspace of {least:,} bytes is above the limit of {limit:,}"
+            above.append(Rejected(found.name(at), said, "memory"))
+    return kept, tuple(above)
 
 
-def _slower(found: _Found, order: Sequence[int]) -> Iterator[Rejected]:
+def _slower(found: _Found, order: np.ndarray) -> Iterator[Rejected]:
     """The kernels that could run and lost, best first."""
-    best, chosen = found.cycles[order[0]], found.kernel(order[0])
-    seen = {chosen}
-    for at in order:
-        if (kernel := found.kernel(at)) not in seen:
-            seen.add(kernel)
-            _, costs, row = found.at(at)
-            how = f"{found.schedule(at).kind}, bound by {getattr(costs.cost(row), 'bound_by', 'latency')}"
-            yield Rejected(kernel, f"its best schedule ({how}) takes {found.cycles[at] / best:.3f}x the chosen time", "slower")
+    chosen, *others = _firsts(order, found.kernel)
+    best, seen = found.cycles[chosen], {found.name(chosen)}
+    for at in others:
+        _, costs, row = found.at(at)
+        seen.add(kernel := found.name(at))
+        how = f"{found.schedule(at).kind}, bound by {getattr(costs.cost(row), 'bound_by', 'latency')}"
+        yield Rejected(kernel, f"its best schedule ({how}) takes {found.cycles[at] / best:.3f}x the chosen time", "slower")
     for costs in found.costs:
         for place in np.argsort(costs.bounds, kind="stable").tolist():
             if costs.kernels[place] not in seen:

@@ -223,10 +223,15 @@ class GemmKernel(msgspec.Struct, frozen=True):
     @property
     def tiles(self) -> Tiles:
         """Its tiles."""
-        sizes = (self.block_m, self.block_n, self.block_k, self.warp_m, self.warp_n, self.thread_m, self.thread_n, self.stages)
-        group = WARPGROUP if self.family == "wgmma" else WARP
-        kept = (self.form != "scalar", self.form != "unpadded")
-        return Tiles(self.dtype, self.pipe, *sizes, self.cluster_m, self.cluster_n, group, self.producer, *kept)
+        return _gemm_tiles(self)
+
+
+@cache
+def _gemm_tiles(row: GemmKernel) -> Tiles:
+    sizes = (row.block_m, row.block_n, row.block_k, row.warp_m, row.warp_n, row.thread_m, row.thread_n, row.stages)
+    group = WARPGROUP if row.family == "wgmma" else WARP
+    kept = (row.form != "scalar", row.form != "unpadded")
+    return Tiles(row.dtype, row.pipe, *sizes, row.cluster_m, row.cluster_n, group, row.producer, *kept)
 
 
 @cache
@@ -369,10 +374,15 @@ class ConvKernel(msgspec.Struct, frozen=True):
     @property
     def tiles(self) -> Tiles:
         """Its tiles, filters down and windows across; zeros where it has none."""
-        block, warp = (self.block_filters, self.block_windows, self.block_k), (self.warp_filters, self.warp_windows)
-        sizes = (*block, *warp, self.thread_filters, self.thread_windows, self.stages, self.cluster_filters, self.cluster_windows)
-        by_warpgroups = self.family == "wgmma"
-        return Tiles(self.dtype, self.pipe, *sizes, WARPGROUP if by_warpgroups else WARP, by_warpgroups, self.form != "no_vector")
+        return _conv_tiles(self)
+
+
+@cache
+def _conv_tiles(row: ConvKernel) -> Tiles:
+    block, warp = (row.block_filters, row.block_windows, row.block_k), (row.warp_filters, row.warp_windows)
+    sizes = (*block, *warp, row.thread_filters, row.thread_windows, row.stages, row.cluster_filters, row.cluster_windows)
+    by_warpgroups = row.family == "wgmma"
+    return Tiles(row.dtype, row.pipe, *sizes, WARPGROUP if by_warpgroups else WARP, by_warpgroups, row.form != "no_vector")
 
 
 CONV_LAYOUTS = ("nchw", "nhwc")  # pysim_layout, in its order

@@ -7,7 +7,7 @@ Worked number: conv:g32mb32ic32ih112oc32kh3ph1 has 32 x 32 images of 112 x 112; 
 
 from pysim.algorithms.contract import SUMS, Bound
 from pysim.algorithms.gpu.direct import BLOCK, moving, prepare, variant, workspace_bytes
-from pysim.cachemodel.gpu import launches, tiled, words
+from pysim.cachemodel.gpu import tiled, words
 from pysim.cachemodel.gpu.launches import Candidates, cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
 from pysim.cachemodel.gpu.threads import Threads
@@ -39,7 +39,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
         asked, NAME, lambda row: BLOCK, lambda row: Reason("shape", "it takes one channel a group") if channels else None
     )
     found = [variant(asked, row, threads(asked.gpu, asked.w, asked.layout), ("l1_latency_cycles",)) for row in rows]
-    return launches.candidates(request, found, rejected, (NAME,))
+    return Candidates(request, tuple(found), (NAME,), tuple(rejected))
 
 
 def columns_of(sms: float, w: Conv, layout: Layout) -> tuple[int, int]:

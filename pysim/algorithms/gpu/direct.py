@@ -8,7 +8,7 @@ Worked number: conv:mb1ic64ih56oc64kh3ph1 has 64 x 3136 outputs, 6,272 warps of 
 from functools import partial
 
 from pysim.algorithms.contract import SUMS, Bound
-from pysim.cachemodel.gpu import launches, tiled, words
+from pysim.cachemodel.gpu import tiled, words
 from pysim.cachemodel.gpu.launches import Candidates, Variant, constants_of, cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
 from pysim.cachemodel.gpu.threads import Threads
@@ -35,7 +35,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     asked = Asked.of(request)
     rows, rejected = tiled.legal_rows(asked, NAME, lambda row: BLOCK, lambda row: None)
     found = [variant(asked, row, threads(asked.gpu, asked.w, asked.layout), ("model.direct.", "l1_")) for row in rows]
-    return launches.candidates(request, found, rejected, (NAME,))
+    return Candidates(request, tuple(found), (NAME,), tuple(rejected))
 
 
 def threads(gpu: Gpu, w: Conv, layout: Layout) -> Threads:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 
 from pysim.algorithms.contract import SUMS, Bound
-from pysim.cachemodel.gpu import launches, mainloop, tiled, words
+from pysim.cachemodel.gpu import mainloop, tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, cost, legal, partial_bytes, round_up
 from pysim.cachemodel.gpu.mainloop import RESULT_BYTES, SUM_BYTES, VECTOR_BYTES, Work
 from pysim.cachemodel.gpu.waves import Columns
@@ -96,7 +96,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     problem, gpu = request.problem, request.machine
     assert isinstance(problem, Gemm) and isinstance(gpu, Gpu)
     kernels, rejected = usable(request, problem, NAME, gemm_kernels())
-    return launches.candidates(request, variants(gpu, problem, kernels, gemm_attributes(gpu.capability_number)), rejected)
+    return Candidates(request, tuple(variants(gpu, problem, kernels, gemm_attributes(gpu.capability_number))), (), tuple(rejected))
 
 
 def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> list[Variant]:

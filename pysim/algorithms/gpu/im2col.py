@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pysim.algorithms.contract import SUMS, Bound
 from pysim.algorithms.gpu import gemm
 from pysim.algorithms.gpu.direct import BLOCK
-from pysim.cachemodel.gpu import launches, tiled, words
+from pysim.cachemodel.gpu import tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, cost, round_up
 from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.tiled import Asked
@@ -88,7 +88,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     for one in gemm.variants(asked.gpu, of.problem, kernels, asked.known):
         schedule = partial(GpuConvSchedule, rows[0].name, one.kernel)
         found.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=around))
-    return launches.candidates(request._replace(schedule=named), found, rejected, (NAME,))
+    return Candidates(request._replace(schedule=named), tuple(found), (NAME,), tuple(rejected))
 
 
 def prepare(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> None:

@@ -8,7 +8,7 @@ Worked number: conv:mb1ic64ih56oc64kh3ph1 keeps 64 x 56 rows of 58 x 3 elements 
 from pysim.algorithms.contract import SUMS, Bound, Prepared
 from pysim.algorithms.gpu import direct
 from pysim.algorithms.gpu.implicit import list_refuses
-from pysim.cachemodel.gpu import launches, tiled, words
+from pysim.cachemodel.gpu import tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, cost, round_up
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES, Work, estimated
 from pysim.cachemodel.gpu.passes import Pass
@@ -57,7 +57,7 @@ def tensor_elements(w: Conv, layout: Layout) -> int:
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     asked = Asked.of(request)
     rows, rejected = tiled.legal_rows(asked, NAME, attributes, lambda row: row_refuses(row, asked.w, asked.layout))
-    return launches.candidates(request, [variant(asked, row) for row in rows], rejected, (NAME,))
+    return Candidates(request, tuple(variant(asked, row) for row in rows), (NAME,), tuple(rejected))
 
 
 def attributes(row: ConvKernel) -> Attributes:

@@ -8,7 +8,7 @@ Worked number: a step of 16 of 128 x 64 by offsets gathers 64 x 16 / 32 = 32 ele
 """
 
 from pysim.algorithms.contract import SUMS, Bound, Prepared
-from pysim.cachemodel.gpu import launches, tiled, words
+from pysim.cachemodel.gpu import tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, cost, round_up
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES, Work, estimated
 from pysim.cachemodel.gpu.passes import Pass
@@ -68,7 +68,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     found = [
         tiled.variant_of(gpu, windows, row, step(gpu, row, windows), asked.known, estimated(row.tiles), passes(row, windows)) for row in rows
     ]
-    return launches.candidates(request, found, rejected, (NAME,))
+    return Candidates(request, tuple(found), (NAME,), tuple(rejected))
 
 
 def step(gpu: Gpu, row: ConvKernel, windows: Windows) -> Work:

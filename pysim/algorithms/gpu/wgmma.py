@@ -8,7 +8,7 @@ Worked number: conv:mb1ic72ih8oc8kh3ph1:f16 under NHWC has 9 taps of 72 x 2 = 14
 """
 
 from pysim.algorithms.contract import SUMS, Bound, Prepared
-from pysim.cachemodel.gpu import launches, mainloop, tiled, words
+from pysim.cachemodel.gpu import mainloop, tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, cost, round_up
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, estimated
 from pysim.cachemodel.gpu.passes import Pass
@@ -84,7 +84,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
         special = Special(k=whole_steps(row, w, layout), asked=every_tap)
         one = tiled.variant_of(gpu, windows, row, step, asked.known, estimated(row.tiles.turned), around, special)
         found.append(one._replace(leans=(*one.leans, "model.passes.copied") if around else one.leans))
-    return launches.candidates(request, found, rejected, (NAME,))
+    return Candidates(request, tuple(found), (NAME,), tuple(rejected))
 
 
 def copies(w: Conv, layout: Layout) -> dict[str, int]:

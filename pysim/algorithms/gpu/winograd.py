@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pysim.algorithms.contract import Bound, Prepared
 from pysim.algorithms.gpu import gemm
-from pysim.cachemodel.gpu import launches, tiled, words
+from pysim.cachemodel.gpu import tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, cost, round_up
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work, estimated
 from pysim.cachemodel.gpu.occupancy import pipe_of
@@ -112,7 +112,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
             found += [staged(asked, row, number) for number in sorted({chunks_of(row, asked.w, one).number for one in most})]
         else:
             found.append(fused(asked, row))
-    return launches.candidates(request, found, rejected, KINDS)
+    return Candidates(request, tuple(found), KINDS, tuple(rejected))
 
 
 def fused(asked: Asked, row: ConvKernel) -> Variant:

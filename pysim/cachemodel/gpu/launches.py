@@ -66,15 +66,18 @@ class Variant(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The legal launches of one algorithm, and what was turned down. Without `kinds`, those of a plan are the decompositions."""
+    """The legal variants of one algorithm, and what was turned down. Without `kinds`, those of a plan are the decompositions."""
 
     request: Request
     variants: tuple[Variant, ...]
-    columns: Columns
-    table: Table
     kinds: tuple[str, ...]
     rejected: tuple[Rejected, ...]
     limit: float = math.inf
+
+    @property
+    def tiled(self) -> list[Columns]:
+        """Columns of the variants that have tiles: all, or none."""
+        return [variant.columns for variant in self.variants if variant.columns is not None]
 
 
 def round_up(value: int, to: int) -> int:
@@ -89,7 +92,7 @@ def legal(
     name: str,
     rows: Sequence[Row],
     attributes: Callable[[Row], Attributes],
-    families: Callable[[Row], Iterable[str]],
+    families: Callable[[Row], tuple[str, ...]],
     refuses: Callable[[Row], Reason | None],
 ) -> tuple[list[Row], list[Rejected]]:
     """The rows of an algorithm that a request may use, and those that it may not, with reasons. A row that is named is used whatever it is
@@ -123,22 +126,14 @@ def constants_of(gpu: Gpu, families: Iterable[str]) -> tuple[str, GpuFamily]:
     return name, gpu.model.families[name]
 
 
-# Candidates
+# Launches
 
 
-def candidates(request: Request, variants: Sequence[Variant], rejected: Iterable[Rejected], kinds: tuple[str, ...] = ()) -> Candidates:
-    """All launches of these variants, or the one that the request names."""
-    tiled = [variant.columns for variant in variants if variant.columns is not None]
-    columns = Columns(*(np.array(tiled, float).T if tiled else np.empty((len(Columns._fields), 0))))
-    gpu, named = request.machine, request.schedule
-    assert isinstance(gpu, Gpu)
-    if named is None or not variants:
-        return Candidates(request, tuple(variants), columns, table_of(gpu, columns), kinds, tuple(rejected))
-    assert isinstance(named, GpuSchedule | GpuConvSchedule)
-    splits = 1 if variants[0].chunks else named.splits
-    launch = (0, DECOMPOSITIONS.index(named.decomposition), splits, named.along_n, named.group)
-    table = Table(*(np.array([value] * len(tiled), int) for value in launch))
-    return Candidates(request, tuple(variants), columns, table, kinds, tuple(rejected))
+def named_table(count: int, schedule: AnySchedule, chunks: int) -> Table:
+    """The one launch that a request names, of each of `count` variants."""
+    assert isinstance(schedule, GpuSchedule | GpuConvSchedule)
+    launch = (DECOMPOSITIONS.index(schedule.decomposition), 1 if chunks else schedule.splits, schedule.along_n, schedule.group)
+    return Table(np.arange(count), *(np.full(count, value) for value in launch))
 
 
 def table_of(gpu: Gpu, c: Columns) -> Table:
@@ -175,21 +170,28 @@ def _walked(tiles_m: Array, tiles_n: Array, row: Array, kind: Array, parts: Arra
 
 def cost(gpu: Gpu, found: Sequence[Candidates]) -> list["Costs"]:
     """The costs of several algorithms' candidates, all tiled ones predicted as one table."""
-    counts = [len(one.columns.m) for one in found]
-    first = np.cumsum([0, *counts[:-1]])
-    columns = Columns(*np.concatenate([np.array(one.columns) for one in found], axis=1))
-    parts = [one.table._replace(variant=one.table.variant + place) for one, place in zip(found, first.tolist(), strict=True)]
-    table = Table(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-    prediction = waves.predict(gpu, columns, table, found[0].request.hot)
+    columns = columns_of([one for candidates in found for one in candidates.tiled])
+    request, count = found[0].request, len(columns.m)
+    chunks = max((variant.chunks for one in found for variant in one.variants), default=0)
+    table = table_of(gpu, columns) if request.schedule is None else named_table(count, request.schedule, chunks)
+    prediction = waves.predict(gpu, columns, table, request.hot)
     kept = best_walks(table, prediction.cycles)
-    edges = np.searchsorted(kept, np.cumsum([0, *(len(one.table.variant) for one in found)]))
+    table, prediction = table.select(kept), prediction.select(kept)
+    edges = np.cumsum([0, *(len(one.tiled) for one in found)]).tolist()
     costs = []
-    for one, place, low, high in zip(found, first.tolist(), edges[:-1], edges[1:], strict=True):
-        some = kept[low:high]
-        mine = table.select(some)
-        mine = mine._replace(variant=mine.variant - place)
-        costs.append(Costs(one, mine, prediction.select(some)) if len(some) or not one.variants else _of_threads(gpu, one))
+    for one, low, high in zip(found, edges[:-1], edges[1:], strict=True):
+        if one.variants and low == high:
+            costs.append(_of_threads(gpu, one))
+        else:
+            some = np.flatnonzero((low <= table.variant) & (table.variant < high))
+            mine = table.select(some)
+            costs.append(Costs(one, mine._replace(variant=mine.variant - low), prediction.select(some)))
     return costs
+
+
+def columns_of(some: Sequence[Columns]) -> Columns:
+    """Columns of variants as arrays."""
+    return Columns(*(np.array(some, float).T if some else np.empty((len(Columns._fields), 0))))
 
 
 def best_walks(table: Table, cycles: Array) -> Array:
@@ -279,15 +281,15 @@ class Costs:
 def hidden(parts: Array) -> dict[str, float]:
     """Cycles of each of OF_WAVES that pass while others are served, from those of the full waves and of the last one: of loop and power, of
     L2 and memory the lesser wholly; of the larger ones what their sum is more than both take together, of the lesser."""
-    found = dict.fromkeys(OF_WAVES, 0.0)
-    for wave in parts:
-        cycles = dict(zip(OF_WAVES, wave.tolist(), strict=True))
-        pairs = [sorted(names, key=lambda name: cycles[name]) for names in (OF_WAVES[:2], OF_WAVES[2:])]
-        for lesser, _ in pairs:
-            found[lesser] += cycles[lesser]
-        lesser, larger = sorted((pair[1] for pair in pairs), key=lambda name: cycles[name])
-        found[lesser] += cycles[lesser] + cycles[larger] - float(waves.together(np.array(cycles[lesser]), np.array(cycles[larger])))
-    return {name: value for name, value in found.items() if value}
+    found = [0.0] * len(OF_WAVES)
+    for wave in parts.tolist():
+        loop, power = (0, 1) if wave[0] >= wave[1] else (1, 0)
+        l2, memory = (2, 3) if wave[2] >= wave[3] else (3, 2)
+        found[power] += wave[power]
+        found[memory] += wave[memory]
+        lesser = min(loop, l2, key=lambda i: wave[i])
+        found[lesser] += wave[loop] + wave[l2] - waves.together(wave[loop], wave[l2])
+    return {name: value for name, value in zip(OF_WAVES, found, strict=True) if value}
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ driver keeps RESERVED_SHARED_BYTES of each block's shared memory.
 Worked number: 256 threads of 128 registers: 65,536 / (8 warps x 32 x 128) = 2 blocks.
 """
 
-from collections.abc import Iterable
+from functools import lru_cache
 
 from pysim.machine.load import Gpu
 from pysim.record.cost import Reason
@@ -33,6 +33,7 @@ def occupancy_limits(gpu: Gpu, attributes: Attributes) -> dict[str, int]:
     }
 
 
+@lru_cache(maxsize=4096)
 def occupancy(gpu: Gpu, attributes: Attributes) -> int:
     """Blocks that an SM holds at once: the least of `occupancy_limits`."""
     return min(occupancy_limits(gpu, attributes).values())
@@ -43,7 +44,8 @@ def pipe_of(gpu: Gpu, pipe: str) -> str | None:
     return next((name for name in (f"{pipe}_f32", pipe) if name in gpu.fma_per_cycle), None)
 
 
-def unable(gpu: Gpu, row: GemmKernel | ConvKernel, attributes: Attributes, families: Iterable[str]) -> Reason | None:
+@lru_cache(maxsize=4096)
+def unable(gpu: Gpu, row: GemmKernel | ConvKernel, attributes: Attributes, families: tuple[str, ...]) -> Reason | None:
     """Why a machine cannot run a registry's row whatever the problem; `families`: those of the model that have constants for it."""
     have, need, tiles = gpu.capability_number, row.capability, row.tiles
     if have < need or (row.exact_capability and have != need):
@@ -52,7 +54,7 @@ def unable(gpu: Gpu, row: GemmKernel | ConvKernel, attributes: Attributes, famil
     if tiles.rows and pipe_of(gpu, row.pipe) is None:
         return Reason("machine", f"{gpu.name} has no {row.pipe} pipe")
     if not any(family in gpu.model.families for family in families):
-        return Reason("machine", f"{gpu.name} has no constants of its family, [model.families.{list(families)[-1]}]")
+        return Reason("machine", f"{gpu.name} has no constants of its family, [model.families.{families[-1]}]")
     size, most = attributes.shared_bytes, gpu.shared_bytes_per_block.value
     if size > most:
         return Reason("machine", f"a block needs {size:,} bytes of shared memory; {gpu.name} gives it {most:,}")

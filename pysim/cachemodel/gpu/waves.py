@@ -143,10 +143,9 @@ class Prediction(NamedTuple):
         return Prediction(*(of[..., rows] for of in self[:5]), {name: of[rows] for name, of in self.facts.items()})
 
 
-def together(busy: Array, transfer: Array) -> Array:
+def together(busy: Any, transfer: Any) -> Any:
     """Cycles of arithmetic and traffic at once: they wait for each other the more the closer they are."""
-    cycles: Array = (busy**KNEE + transfer**KNEE) ** (1 / KNEE)
-    return cycles
+    return (busy**KNEE + transfer**KNEE) ** (1 / KNEE)
 
 
 def joined(waves: Array) -> Array:
