@@ -16,8 +16,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.machine.load import Gpu, Machine
-from pysim.problem.text import Workload
 from pysim.record.cost import Cost, CsaCost, Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request

@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -34,7 +34,6 @@ from pysim.machine.load import (
     Count,
     Csa,
     Gpu,
-    GpuFamily,
     GpuModel,
     Level,
     Machine,
@@ -242,8 +241,13 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         return msgspec.structs.replace(one, **{field: assumed(getattr(one, field)) for field in one.__struct_fields__})
 
     of = nearest.model
-    tables = {"families": {name: taken(family) for name, family in of.families.items()}, "passes": taken(of.passes), "direct": taken(of.direct)}
-    model = GpuModel(**{name: tables.get(name) or assumed(getattr(of, name)) for name in GpuModel.__struct_fields__})
+    tables = {
+        "families": {name: taken(family) for name, family in of.families.items()},
+        "passes": taken(of.passes),
+        "direct": taken(of.direct),
+    }
+    numbers = {name: assumed(getattr(of, name)) for name in GpuModel.__struct_fields__ if name not in tables}
+    model = msgspec.structs.replace(of, **tables, **numbers)
     scaled = clock / nearest.frequency_hz.value
     return Gpu(
         schema=1,

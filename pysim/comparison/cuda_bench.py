@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pysim.algorithms.gpu.winograd import WINOGRAD_4
 from pysim.check.cuda_fill import RESULT_DTYPES, Array, Fill, bound, decode, exact_fill, random_fill, rounded
 from pysim.check.reference import PICKED_PRODUCTS
 from pysim.errors import PysimError

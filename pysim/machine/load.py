@@ -237,8 +237,8 @@ class GpuPasses(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of direct convolution: `instructions` of a multiply-add, two loads among them, and how many of a thread's loads are on their
-    way together (`unroll`)."""
+    """Constants of direct convolution: `instructions` of a multiply-add, two loads among them, and how many of a thread's loads are on
+    their way together (`unroll`)."""
 
     instructions: Number
     unroll: Number
@@ -263,8 +263,8 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="gpu"):
-    """A GPU; `l1_bytes` of an SM include its shared memory, bandwidths are those of the whole chip, `port_bytes_per_cycle` what one SM can take from L2, `memory_port_bytes_per_cycle`
-    from memory.
+    """A GPU; `l1_bytes` of an SM include its shared memory, bandwidths are those of the whole chip, `port_bytes_per_cycle` what one SM can
+    take from L2, `memory_port_bytes_per_cycle` from memory.
 
     `fma_per_cycle` is multiply-adds of one SM in one cycle, by pipe: a scalar type, or `tensor_` and the input type. `sustained_hz`
     is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`.

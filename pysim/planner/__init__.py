@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans: which algorithm, kernel and loop nest for a problem on a machine, with the reasons.
 
-    plan("conv:mb1ic64ih56oc64kh3ph1", "zen4")     the plan of least predicted cost
-    plans(problem, machine, top=10)                the ten best; the rejected ones stand in each
-    candidates(problem, machine, within=1.35)      every schedule that is nearly as good, with its predicted seconds
+plan("conv:mb1ic64ih56oc64kh3ph1", "zen4")     the plan of least predicted cost
+plans(problem, machine, top=10)                the ten best; the rejected ones stand in each
+candidates(problem, machine, within=1.35)      every schedule that is nearly as good, with its predicted seconds
 """
 
 from pysim.planner.plan import candidates, plan, plans

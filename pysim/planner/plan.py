@@ -122,8 +122,8 @@ def _asked(request: Request, algorithm: str | None) -> tuple[Algorithm, ...]:
 
 
 class _Found(NamedTuple):
-    """The candidates of all algorithms with their costs, in places one algorithm after another; `first` place of each, `cycles`, `kernel` and
-    `kind` over places, numbered through all algorithms."""
+    """The candidates of all algorithms with their costs, in places one algorithm after another; `first` place of each, `cycles`, `kernel`
+    and `kind` over places, numbered through all algorithms."""
 
     request: Request
     algorithms: tuple[Algorithm, ...]
@@ -178,7 +178,7 @@ class _Found(NamedTuple):
     def name(self, place: int) -> str:
         """The kernel of a place."""
         _, costs, row = self.at(place)
-        return costs.kernels[costs.kernel[row]]
+        return costs.kernels[int(costs.kernel[row])]
 
 
 def _numbered(ids: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
@@ -285,7 +285,9 @@ def _slower(found: _Found, order: np.ndarray) -> Iterator[Rejected]:
         for place in np.argsort(costs.bounds, kind="stable").tolist():
             if costs.kernels[place] not in seen:
                 ratio = costs.bounds[place] / best
-                yield Rejected(costs.kernels[place], f"its lower bound without memory traffic is already {ratio:.2f}x the chosen time", "slower")
+                yield Rejected(
+                    costs.kernels[place], f"its lower bound without memory traffic is already {ratio:.2f}x the chosen time", "slower"
+                )
 
 
 def _nothing(request: Request, rejected: Sequence[Rejected]) -> str:

@@ -68,8 +68,8 @@ _CONV_TILE = (
 
 
 class Tiles(NamedTuple):
-    """What a tiled CUDA kernel is, whatever it computes: a block's tile of `rows` x `columns` in steps of `depth` along k, in warps' tiles of
-    threads' (tensor cores: instructions'), `stages` of it in shared memory, in clusters of blocks, on a `pipe`.
+    """What a tiled CUDA kernel is, whatever it computes: a block's tile of `rows` x `columns` in steps of `depth` along k, in warps' tiles
+    of threads' (tensor cores: instructions'), `stages` of it in shared memory, in clusters of blocks, on a `pipe`.
 
     `group` threads share a warp tile, a warp or a warpgroup; with a `producer` a further warpgroup loads. Without `vectors` elements move
     one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth.

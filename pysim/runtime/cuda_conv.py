@@ -25,7 +25,6 @@ from pysim.runtime.cuda import RESULTS, Activation, DeviceArray, check, library
 Describe = Callable[[tuple[int, ...], tuple[int, ...], str], Conv]
 Chooser = Callable[[Conv, str], GpuConvSchedule]
 
-COPIED_BYTES = 16  # rows of wgmma copy by so many, and take operands that begin at multiples of them
 PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 
 
@@ -282,8 +281,8 @@ def _launch(
     schedule = options.choose(w, layout)
     row = conv_kernel(schedule.kernel)
     operands: list[Matrix | DeviceArray] = [seen["x"], seen["w"]]
-    if row is not None and row.family == "wgmma":
-        operands = [one if one.pointer % COPIED_BYTES == 0 else _moved(one, stream) for one in (seen["x"], seen["w"])]
+    if row is not None and row.alignment > 1:
+        operands = [one if one.pointer % row.alignment == 0 else _moved(one, stream) for one in (seen["x"], seen["w"])]
 
     def make(size: int) -> tuple[Any, int]:
         memory = arrays.empty_like_kind(like, (size,), "u8") if like is not None else None

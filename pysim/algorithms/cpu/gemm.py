@@ -2,8 +2,8 @@
 """Matrix products on SConv's loop nest: columns of C are its windows, rows its filters, k its channels."""
 
 from pysim.algorithms.contract import SUMS, Bound
-from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu import nest as nests
+from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.nested import cost
 from pysim.machine.load import Machine
 from pysim.problem.text import Gemm

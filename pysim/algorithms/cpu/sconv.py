@@ -5,8 +5,8 @@ The nest is `pysim.cachemodel.cpu.nest`; its micro-kernels are the rows of `nati
 """
 
 from pysim.algorithms.contract import SUMS, Bound, Prepared
-from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu import nest as nests
+from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.nested import cost
 from pysim.machine.load import Machine
 from pysim.problem.text import Conv

@@ -20,7 +20,7 @@ from pysim.cachemodel.gpu.waves import Columns
 from pysim.machine.load import Gpu
 from pysim.problem.text import GEMM_DTYPES, Gemm
 from pysim.record.cost import Reason, Rejected
-from pysim.record.description import Description, Section, bytes_text
+from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import Attributes, GemmKernel, Tiles, gemm_attributes, gemm_kernel, gemm_kernels
@@ -39,7 +39,9 @@ def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | No
         return Reason("size", f"the CUDA kernels take m and n up to {LARGEST_SIDE:,} and k up to {LARGEST_K:,}")
     known = sorted({kernel.dtype for kernel in gemm_kernels()})
     if problem.dtype not in known:
-        return Reason("type", f"there is no {problem.dtype} CUDA kernel; the registry (native/cuda/gemms.inc) has {', '.join(known) or 'none'}")
+        return Reason(
+            "type", f"there is no {problem.dtype} CUDA kernel; the registry (native/cuda/gemms.inc) has {', '.join(known) or 'none'}"
+        )
     return None
 
 
@@ -54,7 +56,8 @@ def kernel_refuses(gpu: Gpu, kernel: GemmKernel) -> Reason | None:
 
 
 def families_of(kernel: GemmKernel) -> tuple[str, ...]:
-    """The families of a machine's constants that hold for a kernel, the first that there is: of its main loop and type, of its main loop."""
+    """The families of a machine's constants that hold for a kernel, the first that there is: of its main loop and type, of its main
+    loop."""
     return f"{kernel.mainloop}_{kernel.dtype}", kernel.mainloop
 
 

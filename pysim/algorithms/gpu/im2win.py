@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions as products of tiles whose windows are slices of a tensor of rows: N C P R W, for each row of outputs the kernel_h rows that it
-reads, column by column (arXiv 2306.14316, equation 2, its stride added). Fused rows gather the same slices from the input instead.
+"""Convolutions as products of tiles whose windows are slices of a tensor of rows: N C P R W, for each row of outputs the kernel_h rows that
+it reads, column by column (arXiv 2306.14316, equation 2, its stride added). Fused rows gather the same slices from the input instead.
 
 Worked number: conv:mb1ic64ih56oc64kh3ph1 keeps 64 x 56 rows of 58 x 3 elements in whole vectors, 176: 2,523,136 bytes.
 """
@@ -64,7 +64,7 @@ def attributes(row: ConvKernel) -> Attributes:
     return estimated(row.tiles) if row.tiles.rows else direct.BLOCK
 
 
-def variant(asked: Asked, row: ConvKernel) -> Variant:
+def variant(asked: Asked, row: ConvKernel, splits: int = 1) -> Variant:
     """A row; its first algorithm, without tiles, is `direct` on the tensor."""
     gpu, w, layout = asked.gpu, asked.w, asked.layout
     around = passes(row, w, layout)

@@ -9,7 +9,7 @@ Worked number: a step of 16 of 128 x 64 by offsets gathers 64 x 16 / 32 = 32 ele
 
 from pysim.algorithms.contract import SUMS, Bound, Prepared
 from pysim.cachemodel.gpu import tiled, words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, cost, round_up
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, cost, round_up
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES, Work, estimated
 from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.tiled import Asked, Gather, gathered, in_vectors, lying
@@ -24,8 +24,8 @@ from pysim.registry.rows import ConvKernel, conv_kernel
 
 NAME = "implicit"
 COMPUTES = Conv
-# Instructions of an element (of a vector) that a thread gathers, its store aside: what the main loop of native/cuda/conv_gather.cuh has more
-# than that of the same tiles on a matrix, over its elements (tools/cuda_loop.py)
+# Instructions of an element (of a vector) that a thread gathers, its store aside: what the main loop of native/cuda/conv_gather.cuh has
+# more than that of the same tiles on a matrix, over its elements (tools/cuda_loop.py)
 GATHER = {"full": 40.0, "offsets": 8.0}
 OF_MATRIX = 2.0  # a load and its address
 LISTED_TAPS, LISTED_IMAGE = 31, 1 << 29  # of `offsets` (native/cuda/conv_gather.cuh)
@@ -62,13 +62,15 @@ def matrix(w: Conv, layout: Layout) -> bool:
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     asked = Asked.of(request)
-    gpu, w, layout = asked.gpu, asked.w, asked.layout
-    rows, rejected = tiled.legal_rows(asked, NAME, lambda row: estimated(row.tiles), lambda row: row_refuses(row, w, layout))
-    windows = Windows(w, layout)
-    found = [
-        tiled.variant_of(gpu, windows, row, step(gpu, row, windows), asked.known, estimated(row.tiles), passes(row, windows)) for row in rows
-    ]
-    return Candidates(request, tuple(found), (NAME,), tuple(rejected))
+    rows, rejected = tiled.legal_rows(asked, NAME, lambda row: estimated(row.tiles), lambda row: row_refuses(row, asked.w, asked.layout))
+    return Candidates(request, tuple(variant(asked, row) for row in rows), (NAME,), tuple(rejected))
+
+
+def variant(asked: Asked, row: ConvKernel, splits: int = 1) -> Variant:
+    """A row as the model knows it."""
+    windows = Windows(asked.w, asked.layout)
+    step_ = step(asked.gpu, row, windows)
+    return tiled.variant_of(asked.gpu, windows, row, step_, asked.known, estimated(row.tiles), passes(row, windows))
 
 
 def step(gpu: Gpu, row: ConvKernel, windows: Windows) -> Work:

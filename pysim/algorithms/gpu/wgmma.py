@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions as products on tensor cores: TMA gathers windows from channels that lie together, 16 bytes at once.
 
-An input that does not lie so is copied: where its channels do not lie together in whole 16 bytes, in groups in whole steps of 128. Each tap,
-or in a copy with padded rows each row of taps, has whole steps of 128 bytes of channels. L2 is asked for every tap.
+An input that does not lie so is copied: where its channels do not lie together in whole 16 bytes, in groups in whole steps of 128. Each
+tap, or in a copy with padded rows each row of taps, has whole steps of 128 bytes of channels. L2 is asked for every tap.
 
 Worked number: conv:mb1ic72ih8oc8kh3ph1:f16 under NHWC has 9 taps of 72 x 2 = 144 bytes, so 9 x 2 steps of 64: k = 9 x 128.
 """
 
 from pysim.algorithms.contract import SUMS, Bound, Prepared
 from pysim.cachemodel.gpu import mainloop, tiled, words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, cost, round_up
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, cost, round_up
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, estimated
 from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.tiled import Asked, Special, lying
@@ -74,17 +74,19 @@ def whole_steps(row: ConvKernel, w: Conv, layout: Layout) -> int:
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     asked = Asked.of(request)
+    rows, rejected = tiled.legal_rows(asked, NAME, lambda row: estimated(row.tiles.turned), lambda row: row_refuses(asked.w))
+    return Candidates(request, tuple(variant(asked, row) for row in rows), (NAME,), tuple(rejected))
+
+
+def variant(asked: Asked, row: ConvKernel, splits: int = 1) -> Variant:
+    """A row as the model knows it: windows lie as they do under NHWC, or in the copy."""
     gpu, w, layout = asked.gpu, asked.w, asked.layout
-    rows, rejected = tiled.legal_rows(asked, NAME, lambda row: estimated(row.tiles.turned), lambda row: row_refuses(w))
-    windows, around = Windows(w, "nhwc"), passes(gpu, w, layout)  # as the copy has them
+    windows, around = Windows(w, "nhwc"), passes(gpu, w, layout)
+    step = mainloop.work(gpu, lying(row, layout), False, True)
     every_tap = float(windows.number * windows.k * w.groups * CONV_DTYPES[w.dtype])
-    found = []
-    for row in rows:
-        step = mainloop.work(gpu, lying(row, layout), False, True)
-        special = Special(k=whole_steps(row, w, layout), asked=every_tap)
-        one = tiled.variant_of(gpu, windows, row, step, asked.known, estimated(row.tiles.turned), around, special)
-        found.append(one._replace(leans=(*one.leans, "model.passes.copied") if around else one.leans))
-    return Candidates(request, tuple(found), (NAME,), tuple(rejected))
+    special = Special(k=whole_steps(row, w, layout), asked=every_tap)
+    found = tiled.variant_of(gpu, windows, row, step, asked.known, estimated(row.tiles.turned), around, special)
+    return found._replace(leans=(*found.leans, "model.passes.copied") if around else found.leans)
 
 
 def copies(w: Conv, layout: Layout) -> dict[str, int]:

@@ -2,8 +2,8 @@
 """Winograd's convolutions F(m x m, 3x3) (arXiv 1509.09308): tiles of m x m outputs from transformed patches and filters, a product for each
 of (m + 2)^2 planes.
 
-fused    F(2x2) and F(4x4): a block makes the products of all planes side by side, transforms each patch on its way in and each sum on its way
-         out through shared memory. Filters are transformed before, of rows that meet in a cluster within.
+fused    F(2x2) and F(4x4): a block makes the products of all planes side by side, transforms each patch on its way in and each sum on its
+         way out through shared memory. Filters are transformed before, of rows that meet in a cluster within.
 staged   F(4x4): transforms to the workspace, products of all planes and groups one after another along the windows, transforms back, in
          chunks of tiles, so that what lies between stays in L2.
 
@@ -18,7 +18,7 @@ from pysim.algorithms.contract import Bound, Prepared
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, cost, round_up
-from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work, estimated
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work, estimated
 from pysim.cachemodel.gpu.occupancy import pipe_of
 from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.tiled import Asked, Special, lying
@@ -38,8 +38,8 @@ COMPUTES = Conv
 KINDS = ("F(2x2)", "F(4x4)")
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of staged rows
 LARGEST_TILES = 1 << 30  # what the kernels take
-# Instructions of an element of a patch that a thread gathers: F(4x4)'s are what is left of the 893 and 1,033 instructions that a warp has in
-# a step, as Nsight Compute counts them; F(2x2)'s assumed
+# Instructions of an element of a patch that a thread gathers: F(4x4)'s are what is left of the 893 and 1,033 instructions that a warp has
+# in a step, as Nsight Compute counts them; F(2x2)'s assumed
 GATHER = {"fused": 9.7, "single": 15.9}
 GATHER_SMALL = 5.0
 PRODUCTS = ("simt_f32", "simt")  # families of constants of a staged row's products
@@ -105,14 +105,15 @@ def pieces(row: ConvKernel, w: Conv) -> int:
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     asked = Asked.of(request)
     rows, rejected = tiled.legal_rows(asked, NAME, attributes_of, lambda row: row_refuses(row, asked.w))
-    found: list[Variant] = []
-    for row in rows:
-        if row.staged:
-            most = (request.schedule.splits,) if isinstance(request.schedule, GpuConvSchedule) else CHUNKS
-            found += [staged(asked, row, number) for number in sorted({chunks_of(row, asked.w, one).number for one in most})]
-        else:
-            found.append(fused(asked, row))
-    return Candidates(request, tuple(found), KINDS, tuple(rejected))
+    named = request.schedule
+    most = (named.splits,) if isinstance(named, GpuConvSchedule) else CHUNKS
+    chunks = {row: sorted({chunks_of(row, asked.w, one).number for one in most}) if row.staged else [1] for row in rows}
+    return Candidates(request, tuple(variant(asked, row, one) for row in rows for one in chunks[row]), KINDS, tuple(rejected))
+
+
+def variant(asked: Asked, row: ConvKernel, splits: int = 1) -> Variant:
+    """A row as the model knows it; `splits`: the chunks of a staged one."""
+    return staged(asked, row, splits) if row.staged else fused(asked, row)
 
 
 def fused(asked: Asked, row: ConvKernel) -> Variant:
@@ -127,8 +128,8 @@ def fused(asked: Asked, row: ConvKernel) -> Variant:
 
 @lru_cache(maxsize=256)
 def step(gpu: Gpu, row: ConvKernel, layout: Layout) -> Work:
-    """A step of one block of a fused row: patches come in element by element, are transformed and stored plane by plane; transformed filters
-    are copied."""
+    """A step of one block of a fused row: patches come in element by element, are transformed and stored plane by plane; transformed
+    filters are copied."""
     planes, edge, tiles = planes_of(row), row.outputs + 2, lying(row, layout)
     adds = 4 * edge * row.outputs if row.outputs == 2 else 2 * edge * 12  # of B^T d B: 32 of 4 x 4, 144 of 6 x 6
     patches = row.block_windows * row.block_k / WARP

@@ -33,7 +33,7 @@ Worked number: C = M = 64, 56x56, 3x3, tiles of 16 x 8, L1/L2/L3 = 32K/1M/4M, li
 IS has K2 = 8, K3 = 98 and costs 57,600 * 300 + 224,640 * 10 = 19,526,400; WS has K2 = 49, K3 = 8 and costs 21,335,040.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal, NamedTuple

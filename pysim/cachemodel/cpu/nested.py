@@ -61,7 +61,9 @@ class NestCosts:
 
     @cached_property
     def kind(self) -> NDArray[np.int64]:
-        return np.repeat([STATIONARY.index(one.table.stationary) for one in self.predictions], [one.cycles.size for one in self.predictions])
+        return np.repeat(
+            [STATIONARY.index(one.table.stationary) for one in self.predictions], [one.cycles.size for one in self.predictions]
+        )
 
     def _at(self, row: int) -> tuple[Prediction, int]:
         which = int(np.searchsorted(self._first, row, side="right")) - 1

@@ -113,7 +113,13 @@ def legal(
         else:
             found.append(row)
     if not asked:
-        what = f"is called {named.kernel}" if named else f"has blocks of {request.shape[0]}x{request.shape[1]}" if request.shape else "is there"
+        what = (
+            f"is called {named.kernel}"
+            if named
+            else f"has blocks of {request.shape[0]}x{request.shape[1]}"
+            if request.shape
+            else "is there"
+        )
         rejected.append(Rejected(name, f"none of its {problem.dtype} kernels {what}; `pysim kernels --cuda` lists them", "shape"))
     elif others := sum(row.dtype != problem.dtype for row in rows):
         rejected.append(Rejected(f"{others} kernels of {name} for another type", f"the problem is {problem.dtype}", "type"))
@@ -244,7 +250,7 @@ class Costs:
         return least
 
     def variant(self, row: int) -> Variant:
-        return self.of.variants[self.table.variant[row]]
+        return self.of.variants[int(self.table.variant[row])]
 
     def schedule(self, row: int) -> AnySchedule:
         """One candidate as the launch that the library obeys."""

@@ -88,7 +88,10 @@ def work(gpu: Gpu, tiles: Tiles, trans_a: bool = False, trans_b: bool = False, r
         # lanes stay a vector apart, so each load of single elements touches as many lines as one of vectors
         shared = float(sum(one.total for one in counted) + single * VECTOR_BYTES * WARP / LINE_BYTES)
         return Work(arithmetic, shared, issue / gpu.schedulers_per_sm.value)
-    groups, instructions = tiles.math_threads // tiles.group, (tiles.warp_rows // tiles.thread_rows) * (tiles.warp_columns // tiles.thread_columns)
+    groups, instructions = (
+        tiles.math_threads // tiles.group,
+        (tiles.warp_rows // tiles.thread_rows) * (tiles.warp_columns // tiles.thread_columns),
+    )
     warp = tiles.warp_rows + tiles.warp_columns
     read = instructions * (tiles.thread_rows + tiles.thread_columns) if tiles.by_warpgroups else warp
     shared = groups * read * tiles.depth * size / LINE_BYTES + stage / LINE_BYTES

@@ -3,8 +3,8 @@
 
     blocks = min(blocks_per_sm, warps_per_sm / warps, registers_per_sm / registers of the block, shared_bytes_per_sm / those of the block)
 
-(CUDA C++ Programming Guide, "Multiprocessor level".) Registers of a warp are given out in units of REGISTER_UNIT; from capability 8.0 on the
-driver keeps RESERVED_SHARED_BYTES of each block's shared memory.
+(CUDA C++ Programming Guide, "Multiprocessor level".) Registers of a warp are given out in units of REGISTER_UNIT; from capability 8.0 on
+the driver keeps RESERVED_SHARED_BYTES of each block's shared memory.
 
 Worked number: 256 threads of 128 registers: 65,536 / (8 warps x 32 x 128) = 2 blocks.
 """

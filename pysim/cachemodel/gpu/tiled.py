@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiled kernels as the GPU cost model has them (`waves.Columns`): what follows from tiles alone, and convolutions as products of their tiles.
+"""Tiled kernels as the GPU cost model has them (`waves.Columns`): what follows from tiles alone, and convolutions as products of their
+tiles.
 
 tiles   Tiles of filters x windows over k = (C/g) R S, as `native/cuda/conv.h` has it: filters are A and windows B under NCHW, the other way
         round under NHWC and where a kernel turns them; groups stand one after another along the windows, each in whole tiles (of a
@@ -158,6 +159,9 @@ class Special(NamedTuple):
     kind: int = 0
 
 
+ORDINARY = Special()
+
+
 def variant_of(
     gpu: Gpu,
     windows: Windows,
@@ -166,7 +170,7 @@ def variant_of(
     known: dict[str, Attributes],
     attributes: Attributes,
     passes: tuple[Pass, ...] = (),
-    special: Special = Special(),
+    special: Special = ORDINARY,
 ) -> Variant:
     """A row as a product of tiles of filters x windows. `step`: of a block; `attributes`: where `known` has none."""
     w, size, squares, own = windows.conv, CONV_DTYPES[windows.conv.dtype], row.outputs**2, known.get(row.name, attributes)
@@ -187,8 +191,9 @@ def variant_of(
         result=size * squares, sum=SUM_BYTES.get(w.dtype, 4) * squares, fma=columns.fma / special.planes,
         turns=np.ceil(tiles.rows * tiles.columns * squares / threads / SUMS_AT_ONCE), block_cycles=columns.block_cycles + special.leaving,
     )  # fmt: skip
+    leans = leans_on(gpu, row.pipe, name, "l1_bytes")
     return Variant(
-        row.name, partial(GpuConvSchedule, row.name, None), own, row.name in known, leans_on(gpu, row.pipe, name, "l1_bytes"), columns, step,
+        row.name, partial(GpuConvSchedule, row.name, None), own, row.name in known, leans, columns, step,
         kind=special.kind, passes=passes, lent=lent_of(row, name, known),
     )  # fmt: skip
 
@@ -220,7 +225,9 @@ def refuses(algorithm: str, w: Conv) -> Reason | None:
     """Why none of the rows of an algorithm takes a problem: no row has its type, or it is too large for any."""
     known = sorted({row.dtype for row in conv_kernels() if row.algorithm == algorithm})
     if w.dtype not in known:
-        return Reason("type", f"there is no {w.dtype} CUDA kernel of it; the registry (native/cuda/convs.inc) has {', '.join(known) or 'none'}")
+        return Reason(
+            "type", f"there is no {w.dtype} CUDA kernel of it; the registry (native/cuda/convs.inc) has {', '.join(known) or 'none'}"
+        )
     names = [name for name in w.__struct_fields__ if name != "dtype" and getattr(w, name) > LARGEST_SIZE]
     if names:
         return Reason("size", f"{names[0]} is {getattr(w, names[0]):,}; the CUDA kernels take up to {LARGEST_SIZE:,}")

@@ -140,7 +140,8 @@ class Prediction(NamedTuple):
         return dict(zip(TERMS, (*self.waves.sum(axis=0), *self.others), strict=True))
 
     def select(self, rows: Array) -> "Prediction":
-        return Prediction(*(of[..., rows] for of in self[:5]), {name: of[rows] for name, of in self.facts.items()})
+        facts = {name: of[rows] for name, of in self.facts.items()}
+        return Prediction(self.cycles[rows], self.waves[..., rows], self.others[:, rows], self.bound[rows], self.traffic[:, rows], facts)
 
 
 def together(busy: Any, transfer: Any) -> Any:
@@ -164,7 +165,9 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     waves = _waves(gpu, c, facts, latency)
     out = c.tile_m * c.tile_n / c.blocks * c.result / gpu.port_bytes_per_cycle.value
     number = facts["full_waves"] + (facts["last"] > 0)
-    edge = c.block_cycles * (1 + c.outputs / TYPICAL_SUMS) / 2 + latency + np.where(facts["full_waves"] > 0, c.resident, facts["last"]) * out
+    edge = (
+        c.block_cycles * (1 + c.outputs / TYPICAL_SUMS) / 2 + latency + np.where(facts["full_waves"] > 0, c.resident, facts["last"]) * out
+    )
     tiles = edge * facts["turns"] * (1 + (number - 1) * (1 - c.hidden))
     copied = c.relaid * frequency / copy_rate(gpu, c.relaid) / model.copy_share.value
     passes = c.relayouts * model.pass_seconds.value + (table.kind != DATA_PARALLEL) * model.clear_seconds.value
@@ -236,7 +239,8 @@ def _waves(gpu: Gpu, c: Columns, facts: dict[str, Array], latency: Array) -> Arr
     ):
         active = np.maximum(units * c.blocks, 1)
         l2 = np.maximum(
-            facts["served_bytes"] / (gpu.l2_bytes_per_second.value / frequency), facts["l2_bytes"] / (active * gpu.port_bytes_per_cycle.value)
+            facts["served_bytes"] / (gpu.l2_bytes_per_second.value / frequency),
+            facts["l2_bytes"] / (active * gpu.port_bytes_per_cycle.value),
         )
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, active * gpu.memory_port_bytes_per_cycle.value)
         loop = waves * facts["steps"] * ((blocks * c.step) ** KNEE + alone**KNEE) ** (1 / KNEE)

@@ -57,7 +57,8 @@ def _peak(gpu: Gpu, tiles: Tiles | None) -> float:
 
 
 def tiles(plan: Plan, k: int = 0) -> tuple[str, ...]:
-    """The tiles of filters x windows of a convolution, and how many there are; `k`: the length of their sums, where it is not the windows'."""
+    """The tiles of filters x windows of a convolution, and how many there are; `k`: the length of their sums, where it is not the
+    windows'."""
     w, row = plan.workload, conv_kernel(plan.kernel)
     assert isinstance(w, Conv) and row is not None
     if not row.tiles.rows:
