@@ -149,7 +149,7 @@ def test_a_plan_explains_its_tiles_steps_and_copies():
     plans = planner.plans(conv("conv:mb32ic24ih28oc512kh3ph1"), H200, top=1000, layout="nchw")
     plan = next(plan for plan in plans if plan.kernel == row.name)
     text = explain(plan)
-    for words in ("TMA gathers", "2 x 1 blocks", "6 steps of 64 along k = 216", "warpgroup tile", "channels last"):
+    for words in ("TMA gathers", "1 x 2 blocks", "6 steps of 64 along k = 216", "warpgroup tile", "channels last"):
         assert words in text, words
     assert "model.families.conv_wgmma: those of wgmma" in plan.assumed, "until they are fitted"
 

@@ -424,7 +424,10 @@ def test_parts_of_k_that_meet_in_a_cluster_need_no_workspace():
 
 
 def test_a_measured_row_leans_on_nothing_assumed_and_one_without_tiles_says_on_what():
-    assert planner.plan("conv:mb32ic512ih7oc512kh3ph1", H200).assumed == ()
+    assert planner.plan("conv:mb32ic512ih7oc512kh3ph1", H200, memory_limit=0).assumed == ()
+    staged = planner.plan("conv:mb32ic512ih7oc512kh3ph1", H200)
+    named = {"rate_share", "element_instructions", "patch_instructions"}
+    assert len(staged.cost.terms) > len(waves.TERMS) and set(staged.assumed) == {f"model.passes.{name}" for name in named}
     lent = planner.plan("conv:g32mb32ic32ih112oc32kh3ph1", H200).assumed
     assert lent == ("model.families.conv_depthwise: those of simt", "kernel_attributes.f32_depthwise")
 
@@ -464,9 +467,9 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused_with_what_is_right(text):
     assert result.exit_code == 2 and f'"{text}" is no number of bytes; right is e.g. 0, 268435456, 64MiB' in result.stderr
 
 
-@pytest.mark.parametrize("words", [("--layout", "nhwc"), ("--memory-limit", "0")])
-def test_a_layout_and_a_limit_are_refused_for_a_cpu(words):
-    assert "is a GPU's alone; zen4 is a CPU" in refused(2, "plan", "conv:ic8ih9oc8kh3", "-m", "zen4", *words)
+@pytest.mark.parametrize(("words", "says"), [(("--layout", "nhwc"), "are NCHW"), (("--memory-limit", "0"), "above the limit of 0")])
+def test_a_layout_that_a_cpu_lacks_and_a_limit_that_its_kernels_pass_are_refused(words, says):
+    assert says in refused(2, "plan", "conv:ic8ih9oc8kh3", "-m", "zen4", *words)
 
 
 def test_a_limit_that_no_kernel_keeps_is_refused_with_what_one_needs():

@@ -152,7 +152,7 @@ def test_predictions_are_what_an_h200_counted(kernel):
         if not kernel.tiles.tensor:
             longer, shorter = (parse(text) for text in launch["problem"].split(" less "))
             steps = (longer.k - shorter.k) // kernel.block_k * (longer.m // kernel.block_m) * (longer.n // kernel.block_n)
-            cost = gemm_shared.wavefronts(kernel, longer.trans_a, longer.trans_b)
+            cost = gemm_shared.wavefronts(kernel.tiles, longer.trans_a, longer.trans_b)
         else:
             steps, cost = 1, wavefronts(kernel, parse(launch["problem"]), schedule(kernel, launch["decomposition"], launch["splits"]))
         for kind, number in launch["counted"].items():

@@ -31,7 +31,7 @@ _MAY_BE_ZERO = (
     "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles",
     "launch_seconds", "pass_seconds", "clear_seconds", "block_cycles", "step_cycles", "hidden",
 )  # fmt: skip
-_AT_MOST_ONE = ("overlap", "hidden", "copy_share", "l2_share", "repeat_share", "share")
+_AT_MOST_ONE = ("overlap", "hidden", "copy_share", "l2_share", "repeat_share", "rate_share")
 
 Kind = Literal["datasheet", "manual", "measured", "fitted", "static", "assumed"]
 Policy = Literal["lru", "plru", "fifo", "random"]
@@ -227,21 +227,21 @@ class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class GpuPasses(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of kernels that move data before or after a convolution: the `share` of a copy's rate that they reach, `instructions` of an
-    element (its place by divisions, load, store), and as shares of those an element of a `copied` operand and a `patch` of F(4x4)."""
+    """Constants of kernels that move data before or after a convolution: the share of a copy's rate that they reach; instructions of an
+    element (its place by divisions, load, store), of one of a copied operand, and of one of a transformed patch of F(4x4)."""
 
-    share: Number
-    instructions: Number
-    copied: Number
-    patch: Number
+    rate_share: Number
+    element_instructions: Number
+    copied_instructions: Number
+    patch_instructions: Number
 
 
 class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of direct convolution: `instructions` of a multiply-add, two loads among them, and how many of a thread's loads are on
-    their way together (`unroll`)."""
+    """Constants of direct convolution: instructions of a multiply-add, two loads among them, and loads of a thread that are on their way
+    together."""
 
-    instructions: Number
-    unroll: Number
+    product_instructions: Number
+    loads_at_once: Number
 
 
 class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -46,8 +46,8 @@ def threads(gpu: Gpu, w: Conv, layout: Layout) -> Threads:
     # a block's windows come to it once for each row of filters that it has not in its lanes
     turns = w.filters // w.groups / (min(BLOCK.threads, w.filters) if windows.together else 1)
     asked = windows.asked(BLOCK.threads, gpu.l1_bytes.value * BLOCK.threads / (gpu.warps_per_sm.value * WARP)) * turns
-    waits = k / of.unroll.value * gpu.l1_latency_cycles.value
-    return moving(windows, w.batch * w.filters * w.windows / WARP, k * of.instructions.value, k * (1 + apart), waits, asked)
+    waits = k / of.loads_at_once.value * gpu.l1_latency_cycles.value
+    return moving(windows, w.batch * w.filters * w.windows / WARP, k * of.product_instructions.value, k * (1 + apart), waits, asked)
 
 
 def moving(windows: Windows, warps: float, instructions: float, wavefronts: float, waits: float, asked: float) -> Threads:

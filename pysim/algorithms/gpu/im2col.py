@@ -59,13 +59,13 @@ def products_of(w: Conv, layout: Layout) -> Products:
     return Products(problem, math.ceil(w.batch / images) * w.groups, images, (pitch, k), (bool(columns), False), columns)
 
 
-def passes(w: Conv, layout: Layout) -> tuple[Pass, ...]:
+def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
     """Its columns; under NHWC those of all groups lie together."""
     if w.pointwise:
         return ()
     of, size = products_of(w, layout), CONV_DTYPES[w.dtype]
     elements = w.groups * w.batch * w.windows * of.problem.k
-    return (Pass("columns", Windows(w, layout).bytes, elements * size, elements, of.times),)
+    return (Pass("columns", Windows(w, layout).bytes, elements * size, elements * gpu.model.passes.element_instructions.value, of.times),)
 
 
 def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
@@ -84,7 +84,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     if rows and not kernels:
         first = unfit[0]
         rejected += [Rejected(row.name, f"no product can run: {first.what}: {first.reason}", first.code) for row in rows]
-    around, found = passes(asked.w, asked.layout), []
+    around, found = passes(asked.gpu, asked.w, asked.layout), []
     for one in gemm.variants(asked.gpu, of.problem, kernels, asked.known):
         schedule = partial(GpuConvSchedule, rows[0].name, one.kernel)
         found.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=around))

@@ -67,7 +67,7 @@ def attributes(row: ConvKernel) -> Attributes:
 def variant(asked: Asked, row: ConvKernel, splits: int = 1) -> Variant:
     """A row; its first algorithm, without tiles, is `direct` on the tensor."""
     gpu, w, layout = asked.gpu, asked.w, asked.layout
-    around = passes(row, w, layout)
+    around = passes(gpu, row, w, layout)
     if not row.tiles.rows:
         return direct.variant(asked, row, direct.threads(gpu, w, layout), ("model.direct.", "l1_"))._replace(passes=around)
     windows = Windows(w, layout, tensor=row.keeps_tensor)
@@ -93,15 +93,15 @@ def filter_bytes(row: ConvKernel, w: Conv, layout: Layout) -> int:
     return round_up(w.filters * round_up(line, VECTOR_BYTES), ALIGN) if row.keeps_tensor else 0
 
 
-def passes(row: ConvKernel, w: Conv, layout: Layout) -> tuple[Pass, ...]:
+def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout) -> tuple[Pass, ...]:
     """Filters and tensor; a thread writes a vector of the tensor."""
     if not row.keeps_tensor:
         return ()
     windows, size, tensor = Windows(w, layout), CONV_DTYPES[w.dtype], tensor_elements(w, layout) * CONV_DTYPES[w.dtype]
-    filters = w.filters * windows.k
+    filters, each = w.filters * windows.k, gpu.model.passes.element_instructions.value
     return (
-        Pass("filters", filters * size, filter_bytes(row, w, layout), filters),
-        Pass("tensor", windows.bytes, tensor, tensor / size / 2),
+        Pass("filters", filters * size, filter_bytes(row, w, layout), filters * each),
+        Pass("tensor", windows.bytes, tensor, tensor / size / 2 * each),
     )
 
 

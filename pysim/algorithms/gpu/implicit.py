@@ -70,7 +70,7 @@ def variant(asked: Asked, row: ConvKernel, splits: int = 1) -> Variant:
     """A row as the model knows it."""
     windows = Windows(asked.w, asked.layout)
     step_ = step(asked.gpu, row, windows)
-    return tiled.variant_of(asked.gpu, windows, row, step_, asked.known, estimated(row.tiles), passes(row, windows))
+    return tiled.variant_of(asked.gpu, windows, row, step_, asked.known, estimated(row.tiles), passes(asked.gpu, row, windows))
 
 
 def step(gpu: Gpu, row: ConvKernel, windows: Windows) -> Work:
@@ -89,9 +89,10 @@ def kept_bytes(row: ConvKernel, windows: Windows) -> int:
     return round_up(windows.conv.filters * round_up(line, VECTOR_BYTES), ALIGN) if listed(row) and line % VECTOR_BYTES else 0
 
 
-def passes(row: ConvKernel, windows: Windows) -> tuple[Pass, ...]:
+def passes(gpu: Gpu, row: ConvKernel, windows: Windows) -> tuple[Pass, ...]:
     filters, kept = windows.conv.filters * windows.k, kept_bytes(row, windows)
-    return (Pass("filters", filters * CONV_DTYPES[windows.conv.dtype], kept, filters),) if kept else ()
+    each = gpu.model.passes.element_instructions.value
+    return (Pass("filters", filters * CONV_DTYPES[windows.conv.dtype], kept, filters * each),) if kept else ()
 
 
 def prepare(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> Prepared | None:

@@ -86,7 +86,7 @@ def variant(asked: Asked, row: ConvKernel, splits: int = 1) -> Variant:
     every_tap = float(windows.number * windows.k * w.groups * CONV_DTYPES[w.dtype])
     special = Special(k=whole_steps(row, w, layout), asked=every_tap)
     found = tiled.variant_of(gpu, windows, row, step, asked.known, estimated(row.tiles.turned), around, special)
-    return found._replace(leans=(*found.leans, "model.passes.copied") if around else found.leans)
+    return found._replace(leans=(*found.leans, "model.passes.copied_") if around else found.leans)
 
 
 def copies(w: Conv, layout: Layout) -> dict[str, int]:
@@ -103,7 +103,7 @@ def copies(w: Conv, layout: Layout) -> dict[str, int]:
 
 def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
     """Its copies, by one kernel; 16 bytes share their place."""
-    kept, size, each = copies(w, layout), CONV_DTYPES[w.dtype], gpu.model.passes.copied.value
+    kept, size, each = copies(w, layout), CONV_DTYPES[w.dtype], gpu.model.passes.copied_instructions.value
     filters, pixels = w.filters * Windows(w, layout).k, w.batch * w.channels * w.height * w.width
     found = []
     if "filters" in kept:

@@ -171,7 +171,7 @@ def staged(asked: Asked, row: ConvKernel, number: int) -> Variant:
     columns, step_, family = gemm.product(gpu, problem, tiles, PRODUCTS, own, tiled.efficiency_of(tiles, own, asked.known))
     one = float(k * filters * size)  # each column of tiles asks for one plane's filters
     columns = columns._replace(divides=False, **({"b": one * planes, "asks_b": one} if turned else {"a": one * planes, "asks_a": one}))
-    leans = tiled.leans_on(gpu, row.pipe, family, "model.passes.patch")
+    leans = tiled.leans_on(gpu, row.pipe, family, "model.passes.patch_")
     return Variant(
         row.name, partial(GpuConvSchedule, row.name, None), own, row.name in asked.known, leans, columns, step_, kind=kind_of(row),
         times=of.number, chunks=of.number, passes=passes(gpu, row, w, layout, number),
@@ -198,10 +198,10 @@ def kept(row: ConvKernel, w: Conv, splits: int) -> dict[str, int]:
 def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout, splits: int = 1) -> tuple[Pass, ...]:
     """Transforms of filters; of a staged row those of patches and sums, chunk by chunk."""
     keeps, size = kept(row, w, splits), CONV_DTYPES[w.dtype]
-    filters = w.filters * Windows(w, layout).k
-    found = [Pass("filters", filters * size, keeps["filters"], filters)] if "filters" in keeps else []
+    filters, plain = w.filters * Windows(w, layout).k, gpu.model.passes.element_instructions.value
+    found = [Pass("filters", filters * size, keeps["filters"], filters * plain)] if "filters" in keeps else []
     if "patches" in keeps:
-        chunks, windows, each = chunks_of(row, w, splits), Windows(w, layout, row.outputs), gpu.model.passes.patch.value
+        chunks, windows, each = chunks_of(row, w, splits), Windows(w, layout, row.outputs), gpu.model.passes.patch_instructions.value
         patches, sums = windows.number * w.channels, windows.number * w.filters
         planes, outputs = planes_of(row) * size, w.batch * w.filters * w.windows * size
         found.append(Pass("patches", windows.bytes, patches * planes, patches * each, chunks.number))

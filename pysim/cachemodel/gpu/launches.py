@@ -280,7 +280,7 @@ class Costs:
     def assumed(self, row: int) -> tuple[str, ...]:
         """Paths of the machine's numbers that a cost leans on and nobody measured or published, and what else is assumed of its kernel."""
         variant = self.variant(row)
-        leans = (*variant.leans, *(("model.passes.share", "model.passes.instructions") if variant.passes else ()))
+        leans = (*variant.leans, *(("model.passes.rate_share", "model.passes.element_instructions") if variant.passes else ()))
         return (*_assumed(self.gpu, leans), *variant.lent)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels that move data before or after the main one: columns, tensors, transformed operands, copies in another layout.
 
-    cycles = launches x pass_seconds + max(bytes / (share of the rate of a copy), elements x instructions / schedulers / SMs)
+    cycles = launches x pass_seconds + max(bytes / (share of the rate of a copy), instructions / 32 / schedulers / SMs)
 
-Instructions, an element's place by divisions, its load and its store, are the machine file's `model.passes`.
+Instructions of an element, its place by divisions, its load and its store, are the machine file's `model.passes`.
 
 Worked number: the columns of conv:mb32ic64ih56oc64kh3ph1 are 231 MB written for 26 MB read; at 0.85 of 4.3 TB/s 70 us.
 """
@@ -18,12 +18,12 @@ from pysim.registry.rows import WARP
 
 
 class Pass(NamedTuple):
-    """A kernel that moves data: bytes in and out, elements that it computes places of, launches."""
+    """A kernel that moves data: bytes in and out, instructions of all lanes, launches."""
 
     name: str
     read: float
     written: float
-    elements: float
+    instructions: float
     launches: int = 1
 
 
@@ -36,6 +36,6 @@ def copy_rate(gpu: Gpu, size: Array) -> Array:
 def pass_cycles(gpu: Gpu, one: Pass) -> float:
     """Cycles of a pass at the machine's clock, launches included; what one launch moves decides where it lies."""
     of, moved = gpu.model.passes, one.read + one.written
-    bytes_ = moved / float(copy_rate(gpu, np.array(moved / max(1, one.launches)))) / of.share.value * gpu.clock_hz
-    issue = one.elements * of.instructions.value / WARP / gpu.schedulers_per_sm.value / gpu.sms.value
+    bytes_ = moved / float(copy_rate(gpu, np.array(moved / max(1, one.launches)))) / of.rate_share.value * gpu.clock_hz
+    issue = one.instructions / WARP / gpu.schedulers_per_sm.value / gpu.sms.value
     return one.launches * gpu.model.pass_seconds.value * gpu.clock_hz + max(bytes_, issue)
