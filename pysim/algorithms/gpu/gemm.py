@@ -23,11 +23,12 @@ from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
-from pysim.registry.rows import Attributes, GemmKernel, Tiles, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.rows import Attributes, GemmKernel, Tiles, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
 
 NAME = "gemm"
 COMPUTES = Gemm
-LARGEST_SIDE, LARGEST_K = 1 << 22, 1 << 30  # what the kernels take
+Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
+DENSE: Lie = None  # rows without gaps, from such a multiple
 ASYNCHRONOUS_CAPABILITY = 80  # from here on there are asynchronous copies, and tensor cores whose FP16 products are summed in FP32
 
 
@@ -35,8 +36,9 @@ ASYNCHRONOUS_CAPABILITY = 80  # from here on there are asynchronous copies, and 
 
 
 def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | None:
-    if max(problem.m, problem.n) > LARGEST_SIDE or problem.k > LARGEST_K:
-        return Reason("size", f"the CUDA kernels take m and n up to {LARGEST_SIDE:,} and k up to {LARGEST_K:,}")
+    side, depth = cuda_limits()["GEMM_SIDE"], cuda_limits()["GEMM_K"]
+    if max(problem.m, problem.n) > side or problem.k > depth:
+        return Reason("size", f"the CUDA kernels take m and n up to {side:,} and k up to {depth:,}")
     known = sorted({kernel.dtype for kernel in gemm_kernels()})
     if problem.dtype not in known:
         return Reason(
@@ -66,13 +68,32 @@ def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> Attribute
     return known.get(kernel.name) or mainloop.estimated(kernel.tiles)
 
 
-def usable(request: Request, problem: Gemm, name: str, rows: Sequence[GemmKernel]) -> tuple[list[GemmKernel], list[Rejected]]:
+def usable(
+    request: Request, problem: Gemm, name: str, rows: Sequence[GemmKernel], lie: Lie = DENSE
+) -> tuple[list[GemmKernel], list[Rejected]]:
     """The kernels that can compute a product on a machine, and the others with reasons."""
     gpu = request.machine
     assert isinstance(gpu, Gpu)
     known = gemm_attributes(gpu.capability_number)
     own = partial(attributes_of, known=known)
-    return legal(request._replace(problem=problem), name, rows, own, families_of, partial(kernel_refuses, gpu))
+
+    def refused(kernel: GemmKernel) -> Reason | None:
+        return kernel_refuses(gpu, kernel) or too_large(problem, kernel, lie)
+
+    return legal(request._replace(problem=problem), name, rows, own, families_of, refused)
+
+
+def too_large(problem: Gemm, kernel: GemmKernel, lie: Lie) -> Reason | None:
+    """Why a kernel cannot compute a product of this size that others can."""
+    most, tiles = cuda_limits(), tiles_of(problem, kernel)
+    if tiles > most["TILES"]:
+        return Reason("size", f"it would need {tiles:,} tiles; the CUDA kernels take up to {most['TILES']:,}")
+    if max(problem.m, problem.n, problem.k) <= most["RELAYOUT_ROWS"]:
+        return None
+    rows = max((rows for rows, _ in copies(problem, kernel, lie)), default=0)
+    if rows > most["RELAYOUT_ROWS"]:
+        return Reason("size", f"it would copy an operand of {rows:,} rows; copies take up to {most['RELAYOUT_ROWS']:,}")
+    return None
 
 
 # Candidates
@@ -83,14 +104,11 @@ def pitches(problem: Gemm) -> tuple[int, int]:
     return problem.m if problem.trans_a else problem.k, problem.k if problem.trans_b else problem.n
 
 
-def copies(
-    problem: Gemm, kernel: GemmKernel, pitch: tuple[int, int] | None = None, aligned: tuple[bool, bool] = (True, True)
-) -> Iterator[tuple[int, int]]:
-    """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied. `pitch` of A and B in elements, where rows
-    are not dense; `aligned`: whether they begin at multiples of 16 bytes."""
+def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[tuple[int, int]]:
+    """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied."""
     size, alignment = GEMM_DTYPES[problem.dtype], kernel.alignment
     sides = ((not problem.trans_a, problem.m), (problem.trans_b, problem.n))
-    for (k_last, outer), apart, lies in zip(sides, pitch or pitches(problem), aligned, strict=True):
+    for (k_last, outer), apart, lies in zip(sides, *(lie or (pitches(problem), (True, True))), strict=True):
         if (kernel.k_major and not k_last) or apart * size % alignment or (alignment > size and not lies):
             yield (outer, problem.k) if k_last or kernel.k_major else (problem.k, outer)
 
@@ -157,20 +175,19 @@ def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw
     return launch_bytes(problem, kernel, schedule)
 
 
-def launch_bytes(
-    problem: Gemm,
-    kernel: GemmKernel,
-    schedule: GpuSchedule | GpuConvSchedule,
-    pitch: tuple[int, int] | None = None,
-    aligned: tuple[bool, bool] = (True, True),
-) -> int:
-    """What a launch needs beside its operands, as native/cuda/gemm.cu counts it: copied operands, which lie as `copies` has it, flags,
+def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule | GpuConvSchedule, lie: Lie = DENSE) -> int:
+    """What a launch needs beside its operands, as native/cuda/gemm.cu counts it: copied operands, flags,
     partial sums."""
     size, alignment, tiles = GEMM_DTYPES[problem.dtype], max(16, kernel.alignment), kernel.tiles
-    total = sum(round_up(rows * round_up(columns * size, alignment), ALIGN) for rows, columns in copies(problem, kernel, pitch, aligned))
+    total = sum(round_up(rows * round_up(columns * size, alignment), ALIGN) for rows, columns in copies(problem, kernel, lie))
     sums = tiles.rows * tiles.columns * SUM_BYTES.get(problem.dtype, 4)
     total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(problem, kernel), tiles.blocks, sums)
     return total + ALIGN * bool(total)
+
+
+def steps_of(problem: Gemm, kernel: GemmKernel) -> int:
+    """Steps along k of all tiles together."""
+    return tiles_of(problem, kernel) * -(-problem.k // kernel.block_k)
 
 
 def tiles_of(problem: Gemm, kernel: GemmKernel) -> int:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions as products: columns of windows in the workspace, then a row of `native/cuda/gemms.inc`.
 
-NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have COLUMNS_BYTES of columns. 1x1 convolutions
+NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have
+COLUMNS_BYTES of columns and GEMM_SIDE windows (`native/cuda/limits.inc`). 1x1 convolutions
 with stride 1 are products as they lie.
 
 Worked number: im2col of conv:mb32ic64ih56oc64kh3ph1 under NCHW keeps 576 x 3136 columns of one image, 7,225,344 bytes, and 256 to align.
@@ -10,6 +11,8 @@ Worked number: im2col of conv:mb32ic64ih56oc64kh3ph1 under NCHW keeps 576 x 3136
 import math
 from functools import partial
 from typing import NamedTuple
+
+import msgspec
 
 from pysim.algorithms.contract import SUMS, Bound
 from pysim.algorithms.gpu import gemm
@@ -25,11 +28,10 @@ from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import gemm_kernel, gemm_kernels
+from pysim.registry.rows import cuda_limits, gemm_kernel, gemm_kernels
 
 NAME = "im2col"
 COMPUTES = Conv
-COLUMNS_BYTES = 64 << 20  # of columns under NHWC at a time
 
 
 class Products(NamedTuple):
@@ -53,7 +55,9 @@ def products_of(w: Conv, layout: Layout) -> Products:
         problem = Gemm(m=filters, n=windows, k=k, dtype=w.dtype)
         return Products(problem, w.batch * w.groups, 1, (k, pitch), (False, bool(columns)), columns)
     pitch = w.channels if w.pointwise else round_up(k * size, 16) // size
-    images = w.batch if w.pointwise else min(w.batch, max(1, COLUMNS_BYTES // (windows * pitch * size)))
+    most = cuda_limits()
+    fit = w.batch if w.pointwise else most["COLUMNS_BYTES"] // (windows * pitch * size)
+    images = max(1, min(w.batch, fit, most["GEMM_SIDE"] // windows))
     columns = 0 if w.pointwise else round_up(windows * images * pitch * size, ALIGN)
     problem = Gemm(m=windows * images, n=filters, k=k, trans_b=True, dtype=w.dtype)
     return Products(problem, math.ceil(w.batch / images) * w.groups, images, (pitch, k), (bool(columns), False), columns)
@@ -80,12 +84,16 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     if isinstance(named, GpuConvSchedule):
         chosen = tuple(kernel for kernel in chosen if kernel.name == named.gemm)
         request = request._replace(schedule=None)
-    kernels, unfit = gemm.usable(request._replace(shape=None), of.problem, NAME, chosen) if rows else ([], [])
+    kernels, unfit = gemm.usable(request._replace(shape=None), of.problem, NAME, chosen, (of.pitches, of.aligned)) if rows else ([], [])
     if rows and not kernels:
         first = unfit[0]
         rejected += [Rejected(row.name, f"no product can run: {first.what}: {first.reason}", first.code) for row in rows]
     around, found = passes(asked.gpu, asked.w, asked.layout), []
-    for one in gemm.variants(asked.gpu, of.problem, kernels, asked.known):
+    last = asked.w.batch % of.images * asked.w.windows  # the last images' product has fewer tiles, which stream-K's blocks must share, too
+    for kernel, one in zip(kernels, gemm.variants(asked.gpu, of.problem, kernels, asked.known), strict=True):
+        if last and one.columns is not None:
+            least = msgspec.structs.replace(of.problem, m=last)
+            one = one._replace(columns=one.columns._replace(stream_most=gemm.steps_of(least, kernel)))
         schedule = partial(GpuConvSchedule, rows[0].name, one.kernel)
         found.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=around))
     return Candidates(request._replace(schedule=named), tuple(found), (NAME,), tuple(rejected))
@@ -98,7 +106,7 @@ def prepare(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> None:
 def workspace_bytes(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> int:
     of, kernel = products_of(problem, layout), gemm_kernel(schedule.gemm or "")
     assert kernel is not None
-    total = round_up(of.columns + gemm.launch_bytes(of.problem, kernel, schedule, of.pitches, of.aligned), ALIGN)
+    total = round_up(of.columns + gemm.launch_bytes(of.problem, kernel, schedule, (of.pitches, of.aligned)), ALIGN)
     return total + ALIGN * bool(total)
 
 

@@ -20,7 +20,7 @@ from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import ConvKernel, conv_kernel
+from pysim.registry.rows import ConvKernel, conv_kernel, cuda_limits
 
 NAME = "implicit"
 COMPUTES = Conv
@@ -28,7 +28,6 @@ COMPUTES = Conv
 # more than that of the same tiles on a matrix, over its elements (tools/cuda_loop.py)
 GATHER = {"full": 40.0, "offsets": 8.0}
 OF_MATRIX = 2.0  # a load and its address
-LISTED_TAPS, LISTED_IMAGE = 31, 1 << 29  # of `offsets` (native/cuda/conv_gather.cuh)
 
 
 def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
@@ -48,9 +47,10 @@ def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
 def list_refuses(w: Conv, layout: Layout) -> Reason | None:
     """Why a table of taps does not have all of a problem's."""
     high, wide = w.height + w.pad_top + w.pad_bottom, w.width + w.pad_left + w.pad_right
-    if w.kernel_h + w.kernel_w > LISTED_TAPS:
-        return Reason("shape", f"it takes kernels of up to {LISTED_TAPS} rows and columns together")
-    if high * wide * (w.channels if layout == "nhwc" else 1) > LISTED_IMAGE:
+    most = cuda_limits()
+    if w.kernel_h + w.kernel_w > most["LISTED_TAPS"]:
+        return Reason("shape", f"it takes kernels of up to {most['LISTED_TAPS']} rows and columns together")
+    if high * wide * (w.channels if layout == "nhwc" else 1) > most["LISTED_IMAGE"]:
         return Reason("size", "it takes padded images of up to 2^29 elements")
     return None
 

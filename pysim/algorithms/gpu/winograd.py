@@ -31,13 +31,12 @@ from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import WARP, Attributes, ConvKernel, conv_kernel
+from pysim.registry.rows import WARP, Attributes, ConvKernel, conv_kernel, cuda_limits
 
 NAME = "winograd"
 COMPUTES = Conv
 KINDS = ("F(2x2)", "F(4x4)")
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of staged rows
-LARGEST_TILES = 1 << 30  # what the kernels take
 # Instructions of an element of a patch that a thread gathers: F(4x4)'s are what is left of the 893 and 1,033 instructions that a warp has
 # in a step, as Nsight Compute counts them; F(2x2)'s assumed
 GATHER = {"fused": 9.7, "single": 15.9}
@@ -88,10 +87,10 @@ def row_refuses(row: ConvKernel, w: Conv) -> Reason | None:
     if (w.kernel_h, w.kernel_w, w.stride_h, w.stride_w, w.dilation_h, w.dilation_w) != (3, 3, 1, 1, 1, 1):
         return Reason("shape", "it takes 3x3 kernels with stride 1 and dilation 1")
     if not row.staged:
-        return Reason("size", "it takes fewer filters and groups") if pieces(row, w) >= LARGEST_TILES else None
+        return Reason("size", "it takes fewer filters and groups") if pieces(row, w) >= cuda_limits()["TILES"] else None
     products = planes_of(row) * w.groups * chunks_of(row, w, 1).blocks
     down = math.ceil(w.filters // w.groups / row.block_filters)
-    return Reason("size", "it takes fewer groups") if products * max(row.block_windows, down) > LARGEST_TILES else None
+    return Reason("size", "it takes fewer groups") if products * max(row.block_windows, down) > cuda_limits()["TILES"] else None
 
 
 def pieces(row: ConvKernel, w: Conv) -> int:

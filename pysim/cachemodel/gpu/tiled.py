@@ -35,7 +35,7 @@ from pysim.problem.text import CONV_DTYPES, Conv
 from pysim.record.cost import Reason, Rejected
 from pysim.record.plan import Layout, Request
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import WARP, Attributes, ConvKernel, Tiles, conv_kernels, gemm_attributes, gemm_of_tiles
+from pysim.registry.rows import WARP, Attributes, ConvKernel, Tiles, conv_kernels, cuda_limits, gemm_attributes, gemm_of_tiles
 
 SUB_CORES = 4
 LEAST_L1_SHARE = 16  # of L1 at least one part in so many is not shared memory
@@ -217,10 +217,6 @@ def tiles_of(w: Conv, layout: Layout, row: ConvKernel) -> int:
 # Legality
 
 
-LARGEST_SIZE, LARGEST_TENSOR = 1 << 24, 1 << 30  # what the kernels take
-SPARE_WINDOWS = 1024  # of a group, for its last tile
-
-
 def refuses(algorithm: str, w: Conv) -> Reason | None:
     """Why none of the rows of an algorithm takes a problem: no row has its type, or it is too large for any."""
     known = sorted({row.dtype for row in conv_kernels() if row.algorithm == algorithm})
@@ -228,18 +224,19 @@ def refuses(algorithm: str, w: Conv) -> Reason | None:
         return Reason(
             "type", f"there is no {w.dtype} CUDA kernel of it; the registry (native/cuda/convs.inc) has {', '.join(known) or 'none'}"
         )
-    names = [name for name in w.__struct_fields__ if name != "dtype" and getattr(w, name) > LARGEST_SIZE]
+    most = cuda_limits()
+    names = [name for name in w.__struct_fields__ if name != "dtype" and getattr(w, name) > most["CONV_SIZE"]]
     if names:
-        return Reason("size", f"{names[0]} is {getattr(w, names[0]):,}; the CUDA kernels take up to {LARGEST_SIZE:,}")
+        return Reason("size", f"{names[0]} is {getattr(w, names[0]):,}; the CUDA kernels take up to {most['CONV_SIZE']:,}")
     tensors = {
         "input": w.batch * w.channels * w.height * w.width,
         "filters": w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w,
         "output": w.batch * w.filters * w.windows,
-        "windows of all groups": w.groups * (w.batch * w.windows + SPARE_WINDOWS),
+        "windows of all groups": w.groups * (w.batch * w.windows + most["SPARE_WINDOWS"]),
     }
     for name, elements in tensors.items():
-        if elements > LARGEST_TENSOR:
-            return Reason("size", f"the {name} would have {elements:,} elements; the CUDA kernels take up to {LARGEST_TENSOR:,}")
+        if elements > most["CONV_TENSOR"]:
+            return Reason("size", f"the {name} would have {elements:,} elements; the CUDA kernels take up to {most['CONV_TENSOR']:,}")
     return None
 
 

@@ -31,9 +31,41 @@ def distinct(count: float, kernel: int, stride: int, dilation: int) -> float:
     if low != count:
         some, more = (distinct(n, kernel, stride, dilation) for n in (low, low + 1))
         return some + (more - some) * (count - low)
-    if dilation == 1:
-        return (count - 1) * min(stride, kernel) + kernel if count else 0
-    return len({p * stride + r * dilation for p in range(int(count)) for r in range(kernel)})
+    shared = math.gcd(stride, dilation)
+    # tap r of output p is tap r + stride / shared of output p - dilation / shared: all touches but those that have such an earlier one
+    again = max(0, low - dilation // shared) * max(0, kernel - stride // shared)
+    return low * kernel - again
+
+
+class _Axis(NamedTuple):
+    """The rows or the columns of an image, and the outputs along them."""
+
+    size: int
+    outputs: int
+    kernel: int
+    stride: int
+    dilation: int
+
+    @property
+    def touched(self) -> float:
+        """Of its rows or columns."""
+        return min(distinct(self.outputs, self.kernel, self.stride, self.dilation), self.size)
+
+    def bytes(self, each: int, pitch: int) -> float:
+        """Bytes of the sectors with rows or columns that are touched, of `each` byte; another such line begins `pitch` bytes later."""
+        extent = (self.kernel - 1) * self.dilation + 1
+        span = (self.outputs - 1) * self.stride + extent
+        if self.stride <= extent:  # one run
+            return min(self.size * each, _run(span * each, pitch))
+        one = _run(extent * each, math.gcd(pitch, self.stride * each))
+        runs = (self.outputs - 1) * min(self.stride * each, one) + one
+        return min(self.size * each, runs, self.touched * _run(each, math.gcd(pitch, each)))
+
+
+def _run(size: int, pitch: int) -> int:
+    """Bytes of the sectors that a run of `size` bytes touches, on average, where runs begin at multiples of `pitch`."""
+    start = math.gcd(SECTOR_BYTES, pitch)
+    return -(-size // start) * start + SECTOR_BYTES - start
 
 
 class Windows(NamedTuple):
@@ -100,9 +132,16 @@ class Windows(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """All that the windows of all groups touch, once each."""
-        whole = self.conv.batch * self._rows(self.high) * self._columns(self.wide, False)
-        return whole * self.channels_apart * self.conv.groups
+        """All that the windows of all groups touch, once each, in whole sectors: less cannot come from memory."""
+        w, m = self.conv, self.outputs
+        if self.tensor:
+            return w.batch * self._rows(self.high) * self._columns(self.wide, False) * self.channels_apart * w.groups
+        position = CONV_DTYPES[w.dtype] * (w.channels if self.together else 1)
+        row = w.width * position
+        columns = _Axis(w.width, self.wide, w.kernel_w + m - 1, w.stride_w * m, w.dilation_w).bytes(position, row)
+        rows = _Axis(w.height, self.high, w.kernel_h + m - 1, w.stride_h * m, w.dilation_h)
+        plane = rows.bytes(row, row * w.height) if columns == row else rows.touched * columns
+        return w.batch * plane * (1 if self.together else w.channels)
 
     def asked(self, block: int, l1_bytes: float) -> float:
         """Bytes that tiles of `block` windows ask of L2, all groups; `l1_bytes` is what the block has of L1 for itself."""
