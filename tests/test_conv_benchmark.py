@@ -293,11 +293,16 @@ class Schedule(msgspec.Struct):
     splits: int = 1
 
 
+def row(name: str, algorithm: str, dtype: str) -> SimpleNamespace:
+    """What the benchmark asks of a row of the registry."""
+    return SimpleNamespace(name=name, algorithm=algorithm, variant="full", dtype=dtype, ablation=False, fused=False)
+
+
 @pytest.fixture
 def kernels(monkeypatch):
     """Three rows of a registry, of which the planner takes two, best first, in two schedules each."""
     monkeypatch.setattr(benchmark.cuda_bench, "ConvBench", Bench)
-    rows = [SimpleNamespace(name=name, family=family, form="full", dtype="f32") for name, family in FAMILIES.items()]
+    rows = [row(name, family, "f32") for name, family in FAMILIES.items()]
     monkeypatch.setattr(benchmark, "conv_kernels", lambda: rows)
     rejected = (SimpleNamespace(what="unfit", reason="it takes 3x3 filters"),)
     chosen = [("fast", 1, 1e-6), ("broken", 2, 2e-6), ("fast", 3, 3e-6), ("broken", 1, 4e-6)]
@@ -324,7 +329,7 @@ def test_pysims_rows_take_part_with_their_best_schedule_or_their_reason(device, 
 
 
 def test_half_types_are_measured_in_the_layout_they_are_used_in(device, kernels, tmp_path, monkeypatch):
-    rows = [SimpleNamespace(name=name, family="implicit", form="full", dtype="f16") for name in FAMILIES]
+    rows = [row(name, "implicit", "f16") for name in FAMILIES]
     monkeypatch.setattr(benchmark, "conv_kernels", lambda: rows)
     found = run(tmp_path / "a.jsonl", "--dtype", "f16", "--set", "opencnn", "--only", "opencnn-1", "--parties", "pysim")[0]
     assert found.planned == "pysim fast nhwc" and found.contenders["pysim fast nhwc"].layout == "nhwc"

@@ -7,22 +7,24 @@ import msgspec
 import pytest
 
 from pysim import planner
-from pysim.cachemodel.gpu import conv as model
+from pysim.algorithms.gpu import wgmma
+from pysim.cachemodel.gpu import tiled
+from pysim.cachemodel.gpu.mainloop import estimated
+from pysim.cachemodel.gpu.occupancy import unable
 from pysim.errors import MissingError, NativeError
+from pysim.explain.text import explain
 from pysim.machine import load as machine
-from pysim.planner import gpu_conv
-from pysim.planner.conv_algorithms import conv_workspace_bytes, passes_of, refuses, too_large
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.problem.text import parse
-from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import conv_kernel, conv_kernels, gemm_kernel
+from pysim.record.schedule import GpuConvSchedule, name_of
+from pysim.registry.rows import conv_kernels, gemm_of_tiles
 from pysim.runtime import cuda, cuda_conv
 
 H200 = machine.load_any("h200")
 assert isinstance(H200, machine.Gpu)
-ROWS = [row for row in conv_kernels() if row.family == "wgmma"]
-ROW = next(row for row in ROWS if row.dtype == "f16" and row.form == "full")
+ROWS = [row for row in conv_kernels() if row.algorithm == "wgmma"]
+ROW = next(row for row in ROWS if row.dtype == "f16" and row.tiles.blocks == 1)
 
 
 def conv(text: str, dtype: str = "f16") -> Conv:
@@ -34,26 +36,26 @@ def conv(text: str, dtype: str = "f16") -> Conv:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_is_a_product_of_windows_and_filters_that_the_other_registry_has(row):
     assert row.block_k * SIZES[row.dtype] == 128
-    product = model.product_kernel(row, nhwc=False)
-    assert product == model.product_kernel(row, nhwc=True)
-    assert (product.block_m, product.block_n) == (row.block_windows, row.block_filters)
-    assert (product.cluster_m, product.cluster_n) == row.cluster[::-1]
-    assert gemm_kernel(msgspec.structs.replace(product, form="full").name), "its efficiency is that of a measured product"
+    product = tiled.lying(row, "nchw")
+    assert product == tiled.lying(row, "nhwc")
+    assert (product.rows, product.columns) == (row.block_windows, row.block_filters)
+    assert (product.cluster_rows, product.cluster_columns) == (row.cluster_windows, row.cluster_filters)
+    assert gemm_of_tiles(product), "its efficiency is that of a measured product"
 
 
 @pytest.mark.parametrize(
-    ("text", "nhwc", "k"),
+    ("text", "layout", "k"),
     [
-        ("conv:mb1ic64ih8oc8kh3ph1", True, 9 * 64),
-        ("conv:mb1ic72ih8oc8kh3ph1", True, 9 * 128),
-        ("conv:mb1ic3ih224oc64kh7sh2ph3", True, 7 * 64),  # rows of taps are channels
-        ("conv:mb1ic16ih8oc8kh3ph1", True, 9 * 64),  # the input stays where it is
-        ("conv:mb1ic16ih8oc8kh3ph1", False, 3 * 64),
-        ("conv:mb1ic64ih8oc8kh3ph1", False, 9 * 64),
+        ("conv:mb1ic64ih8oc8kh3ph1", "nhwc", 9 * 64),
+        ("conv:mb1ic72ih8oc8kh3ph1", "nhwc", 9 * 128),
+        ("conv:mb1ic3ih224oc64kh7sh2ph3", "nhwc", 7 * 64),  # rows of taps are channels
+        ("conv:mb1ic16ih8oc8kh3ph1", "nhwc", 9 * 64),  # the input stays where it is
+        ("conv:mb1ic16ih8oc8kh3ph1", "nchw", 3 * 64),
+        ("conv:mb1ic64ih8oc8kh3ph1", "nchw", 9 * 64),
     ],
 )
-def test_each_tap_has_whole_steps_of_channels_unless_rows_of_taps_take_fewer(text, nhwc, k):
-    assert model.whole_steps(ROW, conv(text), nhwc) == k
+def test_each_tap_has_whole_steps_of_channels_unless_rows_of_taps_take_fewer(text, layout, k):
+    assert wgmma.whole_steps(ROW, conv(text), layout) == k
 
 
 @pytest.mark.parametrize(
@@ -66,8 +68,9 @@ def test_each_tap_has_whole_steps_of_channels_unless_rows_of_taps_take_fewer(tex
     ],
 )
 def test_what_the_copy_engine_cannot_gather_is_refused_with_its_limit(text, says):
-    assert says in refuses(ROW, conv(text), True)
-    assert not refuses(ROW, conv("conv:mb1ic8ih300oc8kh129"), True)
+    reason = wgmma.row_refuses(conv(text))
+    assert reason and reason.code == "shape" and says in reason.sentence
+    assert not wgmma.row_refuses(conv("conv:mb1ic8ih300oc8kh129"))
 
 
 def drawn(draw: random.Random, dtype: str) -> Conv:
@@ -106,57 +109,59 @@ def test_what_is_refused_and_the_workspace_are_the_librarys():
     for turn in range(60 * len(ROWS)):
         row, layout = ROWS[turn % len(ROWS)], draw.choice(["nchw", "nhwc"])
         w = drawn(draw, row.dtype)
-        if too_large(w):
+        if wgmma.refuses(w, H200, layout):
             continue
         kind, splits = draw.choice([("data_parallel", 1), ("split_k", 2), ("stream_k", 2)])
-        steps = model.whole_steps(row, w, layout == "nhwc") // row.block_k
+        steps = wgmma.whole_steps(row, w, layout) // row.block_k
         if steps < splits:
             kind, splits = "data_parallel", 1
         schedule = GpuConvSchedule(row.name, None, kind, splits, False, 1)
-        if reason := refuses(row, w, layout == "nhwc"):
+        if reason := wgmma.row_refuses(w):
             with pytest.raises(NativeError) as error:
                 cuda_conv.workspace_bytes(w, schedule, layout)
-            assert str(error.value).endswith(reason)
+            assert str(error.value).endswith(reason.sentence)
             refused += 1
         else:
-            assert conv_workspace_bytes(row, w, layout == "nhwc", schedule) == cuda_conv.workspace_bytes(w, schedule, layout), w.text
+            assert wgmma.workspace_bytes(w, schedule, layout) == cuda_conv.workspace_bytes(w, schedule, layout), w.text
             taken += 1
     assert taken > 300 < refused
 
 
 def test_a_convolution_with_channels_last_is_planned_on_wgmma_without_workspace():
-    best = gpu_conv.space(H200, conv("conv:mb32ic256ih14oc256kh3ph1"), nhwc=True).launches[0]
-    row = conv_kernel(best.schedule.kernel)
-    assert row is not None and row.family == "wgmma"
+    w = conv("conv:mb32ic256ih14oc256kh3ph1")
+    best = planner.plan(w, H200, layout="nhwc")
+    assert best.algorithm == "wgmma" and isinstance(best.schedule, GpuConvSchedule)
     one = msgspec.structs.replace(best.schedule, decomposition="data_parallel", splits=1)
-    assert gpu_conv.one(H200, conv("conv:mb32ic256ih14oc256kh3ph1"), True, one).workspace_bytes == 0
-    assert passes_of(row, conv("conv:mb32ic256ih14oc256kh3ph1"), True) == ()
+    assert planner.plan(w, H200, layout="nhwc", name=name_of("wgmma", one)).workspace_bytes == 0
+    assert wgmma.passes(H200, w, "nhwc") == ()
 
 
 def test_under_nchw_the_copies_cost_and_are_workspace():
     w = conv("conv:mb32ic256ih14oc256kh3ph1")
-    last, apart = (next(one for one in gpu_conv.space(H200, w, nhwc).launches if one.kernel.family == "wgmma") for nhwc in (True, False))
-    passes = passes_of(apart.kernel, w, False)
+    last, apart = (planner.plan(w, H200, layout=layout, algorithm="wgmma") for layout in ("nhwc", "nchw"))
+    passes = wgmma.passes(H200, w, "nchw")
     assert {one.name for one in passes} == {"channels last", "filters"}
     assert sum(one.read for one in passes) == 2 * (32 * 256 * 14 * 14 + 256 * 256 * 9)
-    assert apart.seconds > last.seconds
+    assert apart.cost.seconds > last.cost.seconds and apart.cost.terms["passes"] > 0
     assert apart.workspace_bytes >= sum(one.written for one in passes)
 
 
 def test_a_plan_explains_its_tiles_steps_and_copies():
     row = next(one for one in ROWS if one.name == "f16_wgmma_256x128x64_256x64_256x64_s4_c1x2")
     plans = planner.plans(conv("conv:mb32ic24ih28oc512kh3ph1"), H200, top=1000, layout="nchw")
-    text = next(plan for plan in plans if plan.kernel == row.name).explain()
-    for words in ("the copy engine gathers", "1 x 2 blocks", "6 steps of 64 along k = 216", "warpgroup tile", "channels last"):
+    plan = next(plan for plan in plans if plan.kernel == row.name)
+    text = explain(plan)
+    for words in ("TMA gathers", "1 x 2 blocks", "6 steps of 64 along k = 216", "warpgroup tile", "channels last"):
         assert words in text, words
-    assert "model.families.conv_wgmma: those of wgmma" in gpu_conv.assumed(H200, row.name), "until they are fitted"
+    assert "model.families.conv_wgmma: those of wgmma" in plan.assumed, "until they are fitted"
 
 
 def test_only_the_capability_that_has_wgmma_runs_it():
     for capability in ("8.9", "10.0"):
         other = msgspec.structs.replace(H200, capability=capability)
-        assert "it needs capability 9.0" in gpu_conv.unable(other, ROW)
-    assert not gpu_conv.unable(H200, ROW)
+        reason = unable(other, ROW, estimated(ROW.tiles.turned), tiled.families_of(ROW))
+        assert reason and "it needs capability 9.0" in reason.sentence
+    assert not unable(H200, ROW, estimated(ROW.tiles.turned), tiled.families_of(ROW))
 
 
 def test_operands_off_the_copies_alignment_are_moved_and_others_are_not(monkeypatch):
@@ -166,26 +171,23 @@ def test_operands_off_the_copies_alignment_are_moved_and_others_are_not(monkeypa
         def __init__(self, shape, dtype):
             self.pointer, self.nbytes = 1 << 20, shape[0]
 
-    class Convolution:
-        workspace_bytes = 0
-
-        def __init__(self, w, schedule, layout, result):
-            pass
-
-        def run(self, pointers, workspace, epilogue, stream):
+    class Launch:
+        def __init__(self, w, schedule, pointers, **rest):
             launched.append(pointers)
 
+        def run(self):
+            pass
+
     monkeypatch.setattr(cuda_conv, "DeviceArray", Memory)
-    monkeypatch.setattr(cuda_conv, "Convolution", Convolution)
+    monkeypatch.setattr(cuda_conv, "Launch", Launch)
     monkeypatch.setattr(cuda, "copy", lambda *told: copies.append(told))
     monkeypatch.setattr(cuda, "epilogue_struct", lambda *told: None)
     w = conv("conv:mb1ic64ih8oc64kh1")
     x = cuda_conv.Matrix(4096 + 2, (1, 64, 8, 8), (4096, 1, 512, 64), "f16", 0, None, None)
     filters = cuda_conv.Matrix(8192, (64, 64, 1, 1), (64, 1, 64, 64), "f16", 0, None, None)
-    for row in (ROW, next(one for one in conv_kernels() if one.family == "im2col" and one.dtype == "f16")):
+    for row in (ROW, next(one for one in conv_kernels() if one.algorithm == "im2col" and one.dtype == "f16")):
         schedule = GpuConvSchedule(row.name, None, "data_parallel", 1, False, 1)
         options = cuda_conv.Options(lambda *_: w, lambda *_, chosen=schedule: chosen, None, None)
-        seen = {"x": x, "w": filters}
-        cuda_conv._run(cuda_conv._make_ready(seen, options, None), seen, 1 << 21)
+        cuda_conv._launch(w, "nhwc", {"x": x, "w": filters}, 1 << 21, "f16", options)
     assert launched == [(1 << 20, 8192, 1 << 21), (4096 + 2, 8192, 1 << 21)]
     assert copies == [(1 << 20, 4096 + 2, 2 * 64 * 64, "PYSIM_ON_DEVICE", 0)]

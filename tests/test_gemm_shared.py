@@ -10,8 +10,8 @@ from pysim.cachemodel.shared_memory.gemm_shared import accesses, place, wavefron
 from pysim.errors import OperandError
 from pysim.registry.rows import gemm_kernel, gemm_kernels
 
-ROWS = [kernel for kernel in gemm_kernels() if kernel.family == "simt"]
-FULL = [kernel for kernel in ROWS if kernel.form == "full"]
+ROWS = [kernel for kernel in gemm_kernels() if not kernel.tiles.tensor]
+FULL = [kernel for kernel in ROWS if not kernel.ablation]
 LAYOUTS = list(itertools.product((False, True), repeat=2))
 BOTH_WAYS = [(False, False), (True, True)]  # each operand either way: what one does is independent of the other
 UNIT = {"f32": 4, "f64": 8, "f16": 2, "s8": 4}
@@ -43,7 +43,7 @@ def test_there_are_rows_of_every_type_and_of_the_ablation():
 @pytest.mark.parametrize("kernel", FULL, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize(("trans_a", "trans_b"), BOTH_WAYS)
 def test_full_rows_take_the_fewest_wavefronts(kernel, trans_a, trans_b):
-    for kind, cost in wavefronts(kernel, trans_a, trans_b).items():
+    for kind, cost in wavefronts(kernel.tiles, trans_a, trans_b).items():
         assert cost.total == cost.minimum, kind
         assert (cost.total > 0) == (kind in ("loads", "copies" if kernel.stages >= 3 else "stores"))
 
@@ -52,14 +52,14 @@ def test_full_rows_take_the_fewest_wavefronts(kernel, trans_a, trans_b):
 def test_every_unit_has_a_place_of_its_own_in_the_stage(kernel):
     for operand in "AB":
         k, x = units(kernel, operand)
-        places = np.sort(place(kernel, operand, k, x).ravel())
+        places = np.sort(place(kernel.tiles, operand, k, x).ravel())
         np.testing.assert_array_equal(places, np.arange(k.size) * UNIT[kernel.dtype])
 
 
 @pytest.mark.parametrize("kernel", ROWS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize(("trans_a", "trans_b"), BOTH_WAYS)
 def test_stores_fill_the_stage_once_and_loads_read_all_of_it(kernel, trans_a, trans_b):
-    found = accesses(kernel, trans_a, trans_b)
+    found = accesses(kernel.tiles, trans_a, trans_b)
     for operand in "AB":
         size = units(kernel, operand)[0].size
         stores = [access for access in found if access.operand == operand and access.store]
@@ -74,7 +74,7 @@ def test_stores_fill_the_stage_once_and_loads_read_all_of_it(kernel, trans_a, tr
 
 
 def test_the_worked_number_of_the_largest_policy():
-    cost = wavefronts(gemm_kernel(HUGE), False, False)
+    cost = wavefronts(gemm_kernel(HUGE).tiles, False, False)
     assert (cost["loads"].instructions, cost["loads"].total) == (256, 512)
     assert (cost["stores"].instructions, cost["stores"].total) == (8 * 4 + 8, 8 * 4 + 8 * 4)
 
@@ -82,7 +82,7 @@ def test_the_worked_number_of_the_largest_policy():
 def test_what_the_ablation_leaves_out_costs_wavefronts():
     full, scalar, unpadded = (gemm_kernel(HUGE + suffix) for suffix in ("", "_scalar", "_unpadded"))
     for trans_a, trans_b in LAYOUTS:
-        best, words, plain = (wavefronts(kernel, trans_a, trans_b) for kernel in (full, scalar, unpadded))
+        best, words, plain = (wavefronts(kernel.tiles, trans_a, trans_b) for kernel in (full, scalar, unpadded))
         assert words["loads"].instructions == 4 * best["loads"].instructions
         assert words["loads"].total == 2 * best["loads"].total
         assert plain["loads"] == best["loads"]
@@ -91,6 +91,6 @@ def test_what_the_ablation_leaves_out_costs_wavefronts():
 
 
 def test_other_families_are_refused():
-    other = next(kernel for kernel in gemm_kernels() if kernel.family != "simt")
-    with pytest.raises(OperandError, match="no SIMT kernel"):
-        accesses(other, False, False)
+    other = next(kernel for kernel in gemm_kernels() if kernel.tiles.tensor)
+    with pytest.raises(OperandError, match="no SIMT kernel's"):
+        accesses(other.tiles, False, False)

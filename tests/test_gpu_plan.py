@@ -14,19 +14,21 @@ from command_line import document, invoke, ok, refused
 from yardstick import quiet_seconds
 
 from pysim import planner
-from pysim.cachemodel.gpu import product as model
+from pysim.algorithms import algorithm_named
+from pysim.algorithms.gpu import gemm
+from pysim.cachemodel.gpu import launches, mainloop, waves
+from pysim.cachemodel.gpu.occupancy import occupancy, unable
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.errors import MachineError, MissingError, PlanError
+from pysim.explain.text import explain
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
-from pysim.planner import gpu
-from pysim.planner.conv_algorithms import conv_workspace_bytes
 from pysim.problem.dtypes import GEMM_DTYPES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.cost import Cost
-from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
-from pysim.registry.rows import CONV_LAYOUTS, Attributes, GemmKernel, conv_kernels, epilogues, gemm_kernel, gemm_kernels
+from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule, name_of
+from pysim.registry.rows import CONV_LAYOUTS, Attributes, GemmKernel, conv_kernels, epilogues, gemm_attributes, gemm_kernel, gemm_kernels
 from pysim.runtime import cuda_conv
 
 GPUS = ("h200", "rtx-2080ti", "rtx-3090", "v100")
@@ -54,12 +56,25 @@ WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 128, 64, 64, 128, 64, 128, 6,
 CLUSTER = msgspec.structs.replace(WGMMA, cluster_m=2)
 
 
-def predicted(on: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule | None = None, hot: bool = True) -> model.Prediction:
-    return gpu.one(on, problem, kernel, schedule or GpuSchedule(kernel.name, "data_parallel", 1, False, 1), hot)
+def columns(on: Gpu, problem: Gemm, kernels: list[GemmKernel]) -> waves.Columns:
+    known = gemm_attributes(on.capability_number)
+    return launches.columns_of([one.columns for one in gemm.variants(on, problem, kernels, known) if one.columns])
 
 
-def seconds(on: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule | None = None) -> float:
-    return float(predicted(on, problem, kernel, schedule).seconds[0])
+def predicted(on: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule | None = None, hot: bool = True) -> waves.Prediction:
+    s = schedule or GpuSchedule(kernel.name, "data_parallel", 1, False, 1)
+    launch = (0, DECOMPOSITIONS.index(s.decomposition), s.splits, s.along_n, s.group)
+    return waves.predict(on, columns(on, problem, [kernel]), waves.Table(*(np.array([value]) for value in launch)), hot)
+
+
+def seconds(on: Gpu, problem: Gemm, kernel: GemmKernel) -> float:
+    return float(predicted(on, problem, kernel).cycles[0]) / on.clock_hz
+
+
+def table(on: Gpu, problem: Gemm, kernels: list[GemmKernel]) -> tuple[waves.Columns, waves.Table]:
+    """All launches of some kernels."""
+    found = columns(on, problem, kernels)
+    return found, launches.table_of(on, found)
 
 
 # The registry
@@ -69,15 +84,15 @@ def test_every_line_of_the_registry_nests_its_tiles_and_has_a_name_of_its_own():
     assert gemm_kernels()
     for row in gemm_kernels():
         assert row.block_m % row.warp_m == row.block_n % row.warp_n == row.warp_m % row.thread_m == row.warp_n % row.thread_n == 0, row.name
-        assert row.dtype in GEMM_DTYPES and row.family in ("simt", "wmma", "mma", "wgmma") and row.stages >= 1
-        assert 32 <= model.threads_of(row) <= 1024
+        assert row.dtype in GEMM_DTYPES and row.mainloop in ("simt", "wmma", "mma", "wgmma") and row.stages >= 1
+        assert 32 <= row.tiles.threads <= 1024
     names = [row.name for row in gemm_kernels()]
     assert len(set(names)) == len(names)
     assert all(gemm_kernel(row.name) == row for row in gemm_kernels())
 
 
 def test_families_stand_in_the_order_in_which_the_library_numbers_them():
-    families = [family for family, _ in itertools.groupby(row.family for row in gemm_kernels())]
+    families = [family for family, _ in itertools.groupby(row.mainloop for row in gemm_kernels())]
     assert families == sorted(families, key=["simt", "wmma", "mma", "wgmma"].index)
     assert [row.index for row in gemm_kernels()] == list(range(len(gemm_kernels())))
 
@@ -104,11 +119,11 @@ def test_tf32_and_f8_are_types_of_products_alone():
 def test_the_blogs_sgemm_has_2560_blocks_of_256_threads_and_fills_its_80_sms():
     """CUTLASS blog: 128x128x8 tiles of 8x8 threads on M=10240, N=4096, and V100's 80 SMs."""
     v100, problem = machine("v100"), Gemm(m=10240, n=4096, k=4096)
-    assert BLOG.math_threads == model.threads_of(BLOG) == 256
+    assert BLOG.math_threads == BLOG.tiles.threads == 256
     facts = predicted(v100, problem, BLOG).facts
     assert facts["tiles"][0] == 2560 and facts["all_steps"][0] == 512
-    assert gpu.saturation(v100, 2560, 256) == 1.0
-    assert gpu.saturation(v100, 161, 256) == pytest.approx((1 + 1 / 160) / 2)
+    assert launches.saturation(v100, 2560, 256) == 1.0
+    assert launches.saturation(v100, 161, 256) == pytest.approx((1 + 1 / 160) / 2)
     assert facts["tiles"][0] * BLOG.block_m * BLOG.block_n == problem.m * problem.n  # every output of a tile is useful
 
 
@@ -128,7 +143,7 @@ def test_the_blogs_sgemm_has_2560_blocks_of_256_threads_and_fills_its_80_sms():
     ],
 )
 def test_occupancy_is_the_least_of_what_an_sm_can_hold(threads, registers, shared, blocks):
-    assert model.occupancy(H200, Attributes(threads, registers, shared)) == blocks
+    assert occupancy(H200, Attributes(threads, registers, shared)) == blocks
 
 
 # Counts, against brute force
@@ -190,11 +205,10 @@ def test_no_prediction_beats_the_roofline(name, shape):
     on = machine(name)
     m, n, k = shape
     problem = Gemm(m=m, n=n, k=k)
-    found = gpu.space(on, problem, [BLOG, SMALL])
-    prediction = gpu.predict(on, problem, found.rows, found.table, hot=False)
+    prediction = waves.predict(on, *table(on, problem, [BLOG, SMALL]), hot=False)
     peak = on.sms.value * on.fma_per_cycle["f32"].value * on.frequency_hz.value
     least = max(m * n * k / peak, 4 * (m * k + k * n + m * n) / on.memory_bytes_per_second.value)
-    assert prediction.seconds.min() >= least
+    assert prediction.cycles.min() / on.clock_hz >= least
 
 
 def test_one_tile_more_than_a_wave_costs_a_wave():
@@ -202,8 +216,8 @@ def test_one_tile_more_than_a_wave_costs_a_wave():
     full, more, next_one = (predicted(H200, Gemm(m=64 * slots + extra, n=64, k=4096), SMALL) for extra in (0, 1, 65))
     assert full.facts["full_waves"][0] == 1 and full.facts["last"][0] == 0 and more.facts["last"][0] == 1
     alone = seconds(H200, Gemm(m=64, n=64, k=4096), SMALL) - H200.model.families["simt"].launch_seconds.value
-    assert more.seconds[0] - full.seconds[0] > 0.8 * alone
-    assert next_one.seconds[0] - more.seconds[0] < 0.01 * alone
+    assert (more.cycles[0] - full.cycles[0]) / H200.clock_hz > 0.8 * alone
+    assert (next_one.cycles[0] - more.cycles[0]) / H200.clock_hz < 0.01 * alone
 
 
 def test_power_bounds_tensor_cores_and_not_a_machine_without_such_a_number():
@@ -225,11 +239,11 @@ def test_more_stages_never_cost_time_and_hide_latency_where_blocks_are_few():
 def test_bank_conflicts_of_fragment_loads_are_counted_as_the_rule_of_the_generation_has_them():
     """8x8 threads: 8 warps x 8 units of k x 4 loads of 16 bytes, each in 2 wavefronts where lanes pair; and the way into the stage."""
     kernel = simt((128, 128, 8), (64, 32), (8, 8))
-    loads = wavefronts(kernel, False, False)["loads"]
+    loads = wavefronts(kernel.tiles, False, False)["loads"]
     assert (loads.instructions, loads.total) == (256, 512)
-    step = model.work(H200, kernel, False, False)
-    assert step.shared == sum(one.total for one in wavefronts(kernel, False, False).values())
-    unpadded = model.work(H200, msgspec.structs.replace(kernel, form="unpadded"), False, False)
+    step = mainloop.work(H200, kernel.tiles, False, False)
+    assert step.shared == sum(one.total for one in wavefronts(kernel.tiles, False, False).values())
+    unpadded = mainloop.work(H200, msgspec.structs.replace(kernel, form="unpadded").tiles, False, False)
     assert unpadded.shared > step.shared
 
 
@@ -237,21 +251,20 @@ def test_bank_conflicts_of_fragment_loads_are_counted_as_the_rule_of_the_generat
 
 
 def test_a_deep_product_with_few_tiles_is_split_and_a_large_one_is_not():
-    deep = gpu.candidates(Gemm(m=128, n=128, k=65536), H200, [SMALL])
-    assert deep[0][0].decomposition in ("split_k", "stream_k")
-    whole = next(time for schedule, time in deep if schedule.decomposition == "data_parallel")
-    assert whole > 4 * deep[0][1]
-    large = gpu.space(H200, Gemm(m=8192, n=8192, k=4096), [SMALL])
-    assert DECOMPOSITIONS.index("split_k") not in large.table.kind
+    found, launch = table(H200, Gemm(m=128, n=128, k=65536), [SMALL])
+    cycles = waves.predict(H200, found, launch).cycles
+    assert DECOMPOSITIONS[launch.kind[cycles.argmin()]] in ("split_k", "stream_k")
+    assert cycles[launch.kind == waves.DATA_PARALLEL].min() > 4 * cycles.min()
+    assert waves.SPLIT_K not in table(H200, Gemm(m=8192, n=8192, k=4096), [SMALL])[1].kind
 
 
 def test_every_part_of_a_split_has_steps_to_do():
     for problem in (Gemm(m=64, n=64, k=100), Gemm(m=300, n=200, k=5000), Gemm(m=1, n=1, k=1)):
-        found = gpu.space(H200, problem, [SMALL, BLOG])
-        steps = np.ceil(problem.k / found.rows.block_k[found.table.row])
-        split = found.table.kind == DECOMPOSITIONS.index("split_k")
-        assert (steps[split] >= 2 * found.table.splits[split]).all()
-        assert (found.table.splits[found.table.kind == 0] == 1).all()
+        found, launch = table(H200, problem, [SMALL, BLOG])
+        steps = np.ceil(problem.k / found.block_k[launch.variant])
+        split = launch.kind == waves.SPLIT_K
+        assert (steps[split] >= 2 * launch.splits[split]).all()
+        assert (launch.splits[launch.kind == waves.DATA_PARALLEL] == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -260,17 +273,17 @@ def test_every_part_of_a_split_has_steps_to_do():
 def test_operands_without_rows_along_k_are_laid_out_again_for_kernels_that_need_them(layout, copies):
     kernel = msgspec.structs.replace(WGMMA, dtype="s8", block_k=128)
     problem = Gemm(m=1024, n=512, k=256, trans_a=layout[0], trans_b=layout[1], dtype="s8")
-    found = predicted(H200, problem, kernel)
-    assert found.facts["relayouts"][0] == copies
-    space = gpu.workspace_bytes(problem, kernel, GpuSchedule(kernel.name, "data_parallel", 1, False, 1))
+    found = columns(H200, problem, [kernel])
+    assert found.relayouts[0] == copies
+    space = gemm.launch_bytes(problem, kernel, GpuSchedule(kernel.name, "data_parallel", 1, False, 1))
     moved = (layout[0] * 1024 + (not layout[1]) * 512) * 256
     assert space == (moved + 256 if moved else 0)
-    assert found.facts["relayout_bytes"][0] == 2 * moved
+    assert found.relaid[0] == 2 * moved
 
 
 def test_rows_that_are_not_aligned_are_laid_out_again():
     problem = Gemm(m=100, n=104, k=1001, dtype="f16")  # rows of A: 2002 bytes; of B: 208 = 13 x 16
-    assert predicted(H200, problem, WGMMA).facts["relayouts"][0] == 1
+    assert columns(H200, problem, [WGMMA]).relayouts[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -280,14 +293,25 @@ def test_rows_that_are_not_aligned_are_laid_out_again():
         ("rtx-3090", WGMMA, "it needs capability 9.0; rtx-3090 has 8.6"),
         ("v100", msgspec.structs.replace(WGMMA, family="mma", dtype="bf16", capability=70), "v100 has no tensor_bf16 pipe"),
         ("rtx-3090", msgspec.structs.replace(BLOG, stages=19), "bytes of shared memory; rtx-3090 gives it 101,376"),
-        ("h200", msgspec.structs.replace(BLOG, form="scalar"), "form scalar"),
         ("v100", msgspec.structs.replace(BLOG, stages=3), "asynchronous copies, which need capability 8.0; v100 has 7.0"),
     ],
 )
-def test_a_kernel_that_a_gpu_cannot_run_is_turned_down_with_the_reason(name, kernel, says):
-    assert says in gpu.illegal(machine(name), kernel)
-    with pytest.raises(PlanError, match=r"can run on|there is no f32 CUDA kernel"):
-        gpu.space(machine(name), Gemm(m=64, n=64, k=64, dtype=kernel.dtype), [kernel])
+def test_a_kernel_that_a_gpu_cannot_run_is_turned_down_with_the_reason(monkeypatch, name, kernel, says):
+    on = machine(name)
+    families = gemm.families_of(kernel)
+    reason = unable(on, kernel, gemm.attributes_of(kernel, {}), families) or gemm.kernel_refuses(on, kernel)
+    assert reason and reason.code == "machine" and says in reason.sentence
+    monkeypatch.setattr(gemm, "gemm_kernels", lambda: (kernel,))
+    with pytest.raises(PlanError, match=f"nothing computes .* on {name}: {kernel.name}: .*{re.escape(says)}"):
+        planner.plan(Gemm(m=64, n=64, k=64, dtype=kernel.dtype), on)
+
+
+def test_a_kernel_that_shows_what_it_leaves_out_is_costed_only_by_name():
+    row = next(row for row in gemm_kernels() if row.ablation)
+    plan = planner.plan(Gemm(m=512, n=512, k=512, dtype=row.dtype), "h200")
+    assert next(item.code for item in plan.rejected if item.what == row.name) == "ablation"
+    named = planner.plan(plan.workload, "h200", name=name_of("gemm", GpuSchedule(row.name, "data_parallel", 1, False, 8)))
+    assert named.kernel == row.name and named.cost.seconds > plan.cost.seconds
 
 
 # Plans
@@ -301,27 +325,10 @@ def test_a_plan_has_the_documents_names_and_survives_json():
     assert document["schedule"] in DECOMPOSITIONS and document["kernel"] == plan.kernel
     assert {"block_m", "block_n", "block_k", "stages", "splits", "along_n", "group"} <= document["tile"].keys()
     assert {"shared", "L2", "memory"} == document["cost"]["levels"].keys()
-    assert isinstance(plan.cost, Cost) and set(plan.cost.terms) == set(model.TERMS)
+    assert isinstance(plan.cost, Cost) and set(plan.cost.terms) == set(waves.TERMS)
     assert plan.schedule in [item.schedule for item in plan.considered]
     assert plan.cost.seconds == min(item.cost.seconds for item in plan.considered if isinstance(item.cost, Cost))
     assert {row.name for row in gemm_kernels() if row.dtype == "f16"} <= {item.what for item in plan.rejected} | {plan.kernel}
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "padding", "needs"),
-    [
-        ("direct", 1, "nothing"),
-        ("depthwise", 1, "filters"),
-        ("implicit", 1, "filters"),
-        ("implicit", 0, "nothing"),
-        ("winograd", 0, "operands"),
-    ],
-)
-def test_a_plan_of_a_convolution_says_what_must_be_finite(algorithm, padding, needs):
-    groups = "g64" if algorithm == "depthwise" else ""
-    plan = planner.plan(f"conv:{groups}ic64ih56oc64kh3ph{padding}", "h200", algorithm=algorithm)
-    assert plan.to_dict()["needs_finite"] == needs
-    assert re.search(rf"needs finite +{needs}$", plan.explain(), re.MULTILINE)
 
 
 def test_a_plan_lists_the_assumed_numbers_that_it_leaned_on_and_no_others():
@@ -330,7 +337,7 @@ def test_a_plan_lists_the_assumed_numbers_that_it_leaned_on_and_no_others():
     assert row is not None
     assert set(plan.assumed) <= set(H200.assumed()) | {f"kernel_attributes.{plan.kernel}"}
     assert not any(path.startswith("sustained_hz") for path in plan.assumed)
-    assert all(path.startswith(f"model.families.{row.family}.") for path in plan.assumed if path.startswith("model.families"))
+    assert all(path.startswith(f"model.families.{row.mainloop}.") for path in plan.assumed if path.startswith("model.families"))
 
 
 @pytest.mark.parametrize("state", ["hot", "cold"])
@@ -344,8 +351,8 @@ def test_plans_are_ranked_and_the_first_is_the_plan(state):
 @pytest.mark.parametrize("problem", ["gemm:10240x4096x4096:f16", "gemm:1x1x1:bf16", "gemm:100x77x9000:tf32", "gemm:300x200x100:tn:s8"])
 def test_an_explanation_has_the_hierarchy_and_what_bounds_it(problem):
     plan = planner.plan(problem, "h200")
-    text = plan.explain()
-    for section in ("hierarchy", "launch", "a step of a block", "traffic", "cycles", "decompositions", "rejected"):
+    text = explain(plan)
+    for section in ("algorithm", "launch", "a step of a block", "traffic", "workspace", "cycles", "considered", "rejected"):
         assert f"\n\n{section}" in text
     assert plan.kernel in text and f"bound by {getattr(plan.cost, 'bound_by', '?')}" in text
     assert max(map(len, text.splitlines())) <= 140
@@ -353,14 +360,14 @@ def test_an_explanation_has_the_hierarchy_and_what_bounds_it(problem):
 
 def test_a_micro_kernel_is_a_blocks_tile_on_a_gpu():
     assert planner.plan("gemm:4096x4096x4096:f16", "h200", micro_kernel="64x64").tile["block_m"] == 64
-    with pytest.raises(PlanError, match="no CUDA kernel has blocks of 7x7"):
+    with pytest.raises(PlanError, match="kernels has blocks of 7x7"):
         planner.plan("gemm:4096x4096x4096:f16", "h200", micro_kernel="7x7")
 
 
 @pytest.mark.parametrize(
     ("problem", "options", "says"),
     [
-        ("conv:mb1ic64ih56oc64kh3ph1:s8", {}, "there is no s8 CUDA convolution"),
+        ("conv:mb1ic64ih56oc64kh3ph1:s8", {}, "there is no s8 CUDA kernel"),
         ("gemm:8x8x8:f16", {"model": "csa"}, "the csa model is of CPU caches; h200 is a GPU"),
         ("gemm:8x8x8:f16", {"state": "warm"}, "no cache state"),
         ("gemm:9000000x8x8:f16", {}, "take m and n up to"),
@@ -402,8 +409,10 @@ def test_the_command_lists_cuda_kernels():
     rows = document("kernels", "--cuda")["kernels"]
     assert [row["name"] for row in rows] == [row.name for row in (*gemm_kernels(), *conv_kernels())]
     text = ok("kernels", "--cuda", "winograd")
-    assert all(row.name in text for row in conv_kernels() if row.family == "winograd") and "product " not in text
-    assert all(row.name in ok("kernels", "--cuda", "f16", "wgmma") for row in gemm_kernels() if (row.family, row.dtype) == ("wgmma", "f16"))
+    assert all(row.name in text for row in conv_kernels() if row.algorithm == "winograd") and "product " not in text
+    assert all(
+        row.name in ok("kernels", "--cuda", "f16", "wgmma") for row in gemm_kernels() if (row.mainloop, row.dtype) == ("wgmma", "f16")
+    )
     assert "no CUDA kernel's name has all of f17" in refused(2, "kernels", "--cuda", "f17")
 
 
@@ -418,13 +427,16 @@ def test_parts_of_k_that_meet_in_a_cluster_need_no_workspace():
 
 
 def test_a_measured_row_leans_on_nothing_assumed_and_one_without_tiles_says_on_what():
-    assert planner.plan("conv:mb32ic512ih7oc512kh3ph1", H200).assumed == ()
+    assert planner.plan("conv:mb32ic512ih7oc512kh3ph1", H200, memory_limit=0).assumed == ()
+    staged = planner.plan("conv:mb32ic512ih7oc512kh3ph1", H200)
+    named = {"rate_share", "element_instructions", "patch_instructions"}
+    assert len(staged.cost.terms) > len(waves.TERMS) and set(staged.assumed) == {f"model.passes.{name}" for name in named}
     lent = planner.plan("conv:g32mb32ic32ih112oc32kh3ph1", H200).assumed
     assert lent == ("model.families.conv_depthwise: those of simt", "kernel_attributes.f32_depthwise")
 
 
 @pytest.mark.parametrize("layout", CONV_LAYOUTS)
-@pytest.mark.parametrize("row", [row for row in conv_kernels() if row.decomposes and row.family != "wgmma"], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in conv_kernels() if row.decomposes and not row.tiles.tensor], ids=lambda row: row.name)
 def test_the_workspace_of_a_convolution_is_the_librarys(row, layout):
     try:
         cuda_conv.library()
@@ -432,8 +444,8 @@ def test_the_workspace_of_a_convolution_is_the_librarys(row, layout):
         pytest.skip(str(error))
     w = msgspec.structs.replace(parse("conv:g2mb3ic150ih11iw9oc138kh3kw3ph1pw1"), dtype=row.dtype)
     for kind, splits in (("data_parallel", 1), ("split_k", 2), ("split_k", 3), ("split_k", 9), ("stream_k", 5)):
-        schedule = GpuConvSchedule(row.name, None, kind, splits, False, 1)
-        assert conv_workspace_bytes(row, w, layout == "nhwc", schedule) == cuda_conv.workspace_bytes(w, schedule, layout), kind
+        schedule, algorithm = GpuConvSchedule(row.name, None, kind, splits, False, 1), algorithm_named(row.algorithm, w, H200)
+        assert algorithm.workspace_bytes(w, schedule, layout) == cuda_conv.workspace_bytes(w, schedule, layout), kind
 
 
 def test_the_command_keeps_to_a_layout_and_a_limit_of_workspace():
@@ -458,14 +470,14 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused_with_what_is_right(text):
     assert result.exit_code == 2 and f'"{text}" is no number of bytes; right is e.g. 0, 268435456, 64MiB' in result.stderr
 
 
-@pytest.mark.parametrize("words", [("--layout", "nhwc"), ("--memory-limit", "0")])
-def test_a_layout_and_a_limit_are_refused_for_a_cpu(words):
-    assert "is a GPU's alone; zen4 is a CPU" in refused(2, "plan", "conv:ic8ih9oc8kh3", "-m", "zen4", *words)
+@pytest.mark.parametrize(("words", "says"), [(("--layout", "nhwc"), "are NCHW"), (("--memory-limit", "0"), "above the limit of 0")])
+def test_a_layout_that_a_cpu_lacks_and_a_limit_that_its_kernels_pass_are_refused(words, says):
+    assert says in refused(2, "plan", "conv:ic8ih9oc8kh3", "-m", "zen4", *words)
 
 
 def test_a_limit_that_no_kernel_keeps_is_refused_with_what_one_needs():
     said = refused(2, "plan", "conv:mb4ic64ih56oc64kh3ph1:f16", "-m", "h200", "--memory-limit", "0")
-    assert re.search(r"no plan needs as little as 0 bytes of workspace; f16_\w+: its workspace of [\d,]+ bytes", said)
+    assert re.search(r"f16_\w+: its workspace of [\d,]+ bytes is above the limit of 0", said)
 
 
 def test_running_for_a_gpu_that_is_not_there_is_refused_in_a_sentence():

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from pysim.cachemodel.gpu import product as model
+from pysim.algorithms.gpu import gemm
+from pysim.cachemodel.gpu import waves
+from pysim.cachemodel.gpu.launches import columns_of
 from pysim.cachemodel.gpu.traffic import TOGETHER, Walk, reads
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
-from pysim.planner import gpu
 from pysim.problem.gemm import Gemm
-from pysim.record.schedule import GpuSchedule
 from pysim.registry.rows import GemmKernel
 
 STEPS = 40
@@ -82,19 +82,25 @@ def test_launches_of_one_table_do_not_change_each_other():
             assert column[at] == pytest.approx(value[0], rel=1e-12)
 
 
+def predicted(problem: Gemm, kernel: GemmKernel) -> waves.Prediction:
+    """A kernel's launch, data parallel, along m."""
+    table = waves.Table(*(np.array([value]) for value in (0, 0, 1, 0, 1)))
+    return waves.predict(h200(), columns_of([one.columns for one in gemm.variants(h200(), problem, [kernel], {}) if one.columns]), table)
+
+
 def test_boxes_of_the_copy_engine_are_filled_whole():
     """8 rows of a tile of 128: A's boxes are 16 times what lies in A; threads that load what is there ask for no more."""
-    problem, plain = Gemm(m=8, n=4096, k=4096, dtype="f16"), GpuSchedule(WGMMA.name, "data_parallel", 1, False, 1)
+    problem = Gemm(m=8, n=4096, k=4096, dtype="f16")
     a, b, c = 2 * 8 * 4096, 2 * 4096 * 4096, 2 * 8 * 4096
-    found = gpu.one(h200(), problem, WGMMA, plain)
+    found = predicted(problem, WGMMA)
     assert found.facts["l2_bytes"][0] == 16 * a * 64 + b + c
     simt = msgspec.structs.replace(WGMMA, family="mma", thread_m=16, thread_n=8, stages=3)
-    threads = gpu.one(h200(), problem, simt, msgspec.structs.replace(plain, kernel=simt.name))
+    threads = predicted(problem, simt)
     assert threads.facts["l2_bytes"][0] == a * 64 + b + c
-    whole = gpu.one(h200(), Gemm(m=128, n=4096, k=4096, dtype="f16"), WGMMA, plain)
+    whole = predicted(Gemm(m=128, n=4096, k=4096, dtype="f16"), WGMMA)
     assert found.terms["L2"][0] == pytest.approx(whole.terms["L2"][0], rel=0.5)
 
 
 def test_arithmetic_and_traffic_wait_for_each_other_the_more_the_closer_they_are():
-    assert model.together(np.array(3.0), np.array(4.0)) == pytest.approx(5)
-    assert model.together(np.array(100.0), np.array(1.0)) == pytest.approx(100, rel=1e-3)
+    assert waves.together(np.array(3.0), np.array(4.0)) == pytest.approx(5)
+    assert waves.together(np.array(100.0), np.array(1.0)) == pytest.approx(100, rel=1e-3)

@@ -18,8 +18,8 @@ from pysim.record.schedule import GpuSchedule
 from pysim.registry.rows import gemm_kernel, gemm_kernels
 
 COUNTED = json.loads((Path(__file__).parent.parent / "benchmarks" / "data" / "cuda-wavefronts-h200.json").read_text())["launches"]
-TENSOR = [kernel for kernel in gemm_kernels() if kernel.family in ("wmma", "mma")]
-WGMMA = [kernel for kernel in gemm_kernels() if kernel.family == "wgmma"]
+TENSOR = [kernel for kernel in gemm_kernels() if kernel.tiles.tensor and not kernel.tiles.by_warpgroups]
+WGMMA = [kernel for kernel in gemm_kernels() if kernel.tiles.by_warpgroups]
 BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "f64": 8}
 MMA = "f16_mma_128x128x64_64x32_16x8_s3_c1x1"
 WAYS = [("A", True), ("A", False), ("B", True), ("B", False)]
@@ -139,7 +139,7 @@ def test_columns_outside_c_are_not_read_on_the_way_out():
 
 
 def test_other_families_and_types_are_refused():
-    simt = next(kernel for kernel in gemm_kernels() if kernel.family == "simt")
+    simt = next(kernel for kernel in gemm_kernels() if not kernel.tiles.tensor)
     for kernel, dtype in ((simt, simt.dtype), (gemm_kernel(MMA), "bf16")):
         with pytest.raises(OperandError, match="no tensor-core kernel"):
             wavefronts(kernel, Gemm(m=1, n=1, k=1, dtype=dtype), schedule(kernel))
@@ -150,10 +150,10 @@ def test_predictions_are_what_an_h200_counted(kernel):
     found = [launch for launch in COUNTED if launch["kernel"] == kernel.name]
     assert found
     for launch in found:
-        if kernel.family == "simt":
+        if not kernel.tiles.tensor:
             longer, shorter = (parse(text) for text in launch["problem"].split(" less "))
             steps = (longer.k - shorter.k) // kernel.block_k * (longer.m // kernel.block_m) * (longer.n // kernel.block_n)
-            cost = gemm_shared.wavefronts(kernel, longer.trans_a, longer.trans_b)
+            cost = gemm_shared.wavefronts(kernel.tiles, longer.trans_a, longer.trans_b)
         else:
             steps, cost = 1, wavefronts(kernel, parse(launch["problem"]), schedule(kernel, launch["decomposition"], launch["splits"]))
         for kind, number in launch["counted"].items():

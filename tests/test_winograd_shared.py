@@ -16,7 +16,7 @@ from pysim.errors import OperandError
 from pysim.problem.text import parse
 from pysim.registry.rows import ConvKernel, conv_kernel, conv_kernels
 
-FUSED = {row.form: row for row in conv_kernels() if row.family == "winograd" and row.form != "staged"}
+FUSED = {row.variant: row for row in conv_kernels() if row.outputs > 1 and not row.staged}
 LARGE = winograd.LARGE
 COUNTED = Path(__file__).parent.parent / "benchmarks" / "data" / "conv-wavefronts-h200.json"  # benchmarks/cuda/conv_wavefronts.py
 PATTERNS = {"reference": "opencnn-reference", "sts64": "opencnn-optsts64", "compact": "opencnn-optsts64-compact"}
@@ -126,7 +126,7 @@ def test_without_its_padding_sts64_would_take_8_wavefronts() -> None:
 
 
 def test_another_kernel_is_refused() -> None:
-    staged: ConvKernel = next(row for row in conv_kernels() if row.form == "staged")
+    staged: ConvKernel = next(row for row in conv_kernels() if row.staged)
     with pytest.raises(OperandError, match="no fused Winograd kernel"):
         winograd.step(staged, False)
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
-from pysim.planner import gpu as planner
+from pysim.planner import plan
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
-from pysim.record.schedule import GpuSchedule
-from pysim.registry.rows import gemm_kernels
+from pysim.record.schedule import GpuSchedule, name_of
 
 DATA = Path(__file__).parent.parent / "benchmarks" / "data" / "ablation-h200.jsonl"
 WITH = "f32_simt_128x128x8_64x32_8x8_s2_c1x1"
@@ -39,13 +38,12 @@ def table() -> str:
             found.setdefault(one["row"], one["seconds"])
     gpu, problem = load_any("h200"), parse("gemm:4096x10240x4096:f32:nn")  # bench's sizes are cuBLAS's, so the kernel sees C transposed
     assert isinstance(gpu, Gpu) and isinstance(problem, Gemm)
-    kernels = {kernel.name: kernel for kernel in gemm_kernels()}
     titles = "| left out | measured, TFLOP/s | of the full kernel | predicted, TFLOP/s | of the full kernel |"
     lines = [titles, "| --- | --: | --: | --: | --: |"]
     base: tuple[float, float] | None = None
     for what, name in WITHOUT.items():
         schedule = GpuSchedule(kernel=name, decomposition="data_parallel", splits=1, along_n=False, group=8)
-        seconds = float(planner.one(gpu, problem, kernels[name], schedule).seconds[0])
+        seconds = plan(problem, gpu, name=name_of("gemm", schedule)).cost.seconds
         rates = (problem.flops / found[name] / 1e12, problem.flops / seconds / 1e12)
         base = base or rates
         lines.append(f"| {what} | {rates[0]:.1f} | {rates[0] / base[0]:.2f} | {rates[1]:.1f} | {rates[1] / base[1]:.2f} |")

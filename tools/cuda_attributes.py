@@ -7,8 +7,8 @@ the convolutions on wgmma.
     tools/cuda_attributes.py --measured planner-h200.json               all four, as the library told them on a device
 
 The first needs no device. A kernel's instantiations (layouts, result types) share a line of the registry, so the largest counts; threads
-and shared memory, which are set at the launch, follow from the columns (`pysim.cachemodel.gpu.product`). Efficiencies that tools/fit_gpu.py
-wrote stay, and so do kernels that the files given do not have.
+and shared memory, which are set at the launch, follow from the columns (`pysim.cachemodel.gpu.mainloop`). Efficiencies that
+tools/fit_gpu.py wrote stay, and so do kernels that the files given do not have.
 """
 
 import argparse
@@ -20,10 +20,11 @@ from pathlib import Path
 
 import msgspec
 
-from pysim.cachemodel.gpu import conv as gpu_conv
-from pysim.cachemodel.gpu.conv import product_kernel
-from pysim.cachemodel.gpu.product import attributes_of
-from pysim.registry.rows import Attributes, ConvKernel, GemmKernel, attributes_file, conv_kernels, gemm_kernels
+from pysim.algorithms.gpu import direct, winograd
+from pysim.cachemodel.gpu.mainloop import estimated
+from pysim.cachemodel.gpu.tiled import lying
+from pysim.record.plan import LAYOUTS
+from pysim.registry.rows import Attributes, ConvKernel, Tiles, attributes_file, conv_kernels, gemm_kernels
 
 CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others
@@ -31,33 +32,33 @@ NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7"}
 TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "s8": "signed char"}
 FITTED = ("efficiency",)  # what tools/fit_gpu.py adds
 WINOGRAD = {"reference": 0, "sts64": 1, "compact": 2}  # native/cuda/conv_winograd.h
-FORMS = {"full": "0", "scalar": "1", "unpadded": "2"}
 
 
-def shape_of(k: GemmKernel) -> str:
+def shape_of(k: Tiles) -> str:
     """A SIMT kernel's tiles as its template has them."""
-    sizes = (k.block_m, k.block_n, k.block_k, k.warp_m, k.warp_n, k.thread_m, k.thread_n, k.stages)
-    return f"simt::Shape<pysim::simt::{k.dtype.upper()}, (pysim::simt::Form){FORMS[k.form]}, {', '.join(map(str, sizes))}>"
+    sizes = (k.rows, k.columns, k.depth, k.warp_rows, k.warp_columns, k.thread_rows, k.thread_columns, k.stages)
+    form = 0 if k.vectors and k.spread else 2 if k.vectors else 1
+    return f"simt::Shape<pysim::simt::{k.dtype.upper()}, (pysim::simt::Form){form}, {', '.join(map(str, sizes))}>"
 
 
 def patterns(row: ConvKernel) -> list[str]:
     """What the names of a convolution's main kernels contain, each in both layouts; nothing for kernels without tiles."""
-    if row.family == "winograd" and row.form != "staged":
-        if row.form in WINOGRAD:
-            return [f"fused_kernel<(pysim::winograd::Form){WINOGRAD[row.form]},"]
-        filters = "Transformed" if row.form == "fused" else "Weights"
+    if row.outputs > 1 and not row.staged:
+        if row.variant in WINOGRAD:
+            return [f"fused_kernel<(pysim::winograd::Form){WINOGRAD[row.variant]},"]
+        filters = "Weights" if row.reduces_in_cluster else "Transformed"
         return [f"fused4_kernel<{loads}, pysim::winograd::fused4::{filters}" for loads in ("true, 1", "false, 1", "false, 2", "false, 4")]
     if not row.block_k:
         return []
-    if row.family == "wgmma":
-        return [pattern(product_kernel(row, nhwc=True), "Gathered")]
-    form = "scalar" if row.form == "no_vector" else "full"
-    products = [msgspec.structs.replace(product_kernel(row, nhwc), form=form) for nhwc in (False, True)]
-    if row.form == "staged":
+    if row.tiles.by_warpgroups:
+        return [pattern(row.tiles.turned, "", "Gathered")]
+    products = [lying(row, layout) for layout in LAYOUTS]
+    if row.staged:
         return [f"stage_products<pysim::{shape_of(product)}" for product in products]
-    taken = ["Along<{0}", *["Across<{0}"] * (row.family == "implicit" or row.form == "fused")]
-    taken += ["Columns", "Rows"] * (row.family == "implicit")
-    knows = "pysim::gather::Divided" if (row.family, row.form) == ("implicit", "full") else "pysim::gather::Listed"
+    implicit = row.algorithm == "implicit"
+    taken = ["Along<{0}", *["Across<{0}"] * (implicit or row.fused)]
+    taken += ["Columns", "Rows"] * implicit
+    knows = "pysim::gather::Divided" if implicit and row.variant == "full" else "pysim::gather::Listed"
     return [
         f"gather::kernel<pysim::{shape_of(product)}, {('false', 'true')[nhwc]}, pysim::gather::{windows.format(knows)}"
         for nhwc, product in enumerate(products)
@@ -65,18 +66,24 @@ def patterns(row: ConvKernel) -> list[str]:
     ]
 
 
-def pattern(kernel: GemmKernel, operands: str = "Matrices") -> str:
+def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int = 4) -> str:
     """What the demangled name of a kernel's instantiations contains; `operands`: of wgmma's, those of what they multiply."""
-    k = kernel
-    if k.family == "wgmma":
-        return f"wgmma_kernel<pysim::hopper::Shape<{NUMBERS[k.dtype]}, {k.block_m}, {k.block_n}, {k.warp_m}, {k.warp_n}, {k.stages}, " + (
-            f"{k.cluster_m}, {k.cluster_n}>, pysim::hopper::{operands}<"
+    if k.by_warpgroups:
+        return f"wgmma_kernel<pysim::hopper::Shape<{NUMBERS[k.dtype]}, {k.rows}, {k.columns}, {k.warp_rows}, {k.warp_columns}, " + (
+            f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}>, pysim::hopper::{operands}<"
         )
-    if k.family == "simt":
+    if not k.tensor:
         return f"simt::kernel<pysim::{shape_of(k)}"
-    sizes = (k.block_m, k.block_n, k.block_k, k.warp_m, k.warp_n, k.stages)
-    first = TYPES[k.dtype] if k.family == "mma" else "__half" if k.form == "half" else "float"
-    return f"{k.family}_kernel<{first}, {', '.join(map(str, sizes))}, "
+    sizes = (k.rows, k.columns, k.depth, k.warp_rows, k.warp_columns, k.stages)
+    first = TYPES[k.dtype] if mainloop == "mma" else "__half" if sum_bytes == 2 else "float"
+    return f"{mainloop}_kernel<{first}, {', '.join(map(str, sizes))}, "
+
+
+def taken_for(row: ConvKernel) -> Attributes:
+    """What a convolution's kernel is taken for where the compiler was not asked."""
+    if not row.block_filters:
+        return direct.BLOCK
+    return winograd.attributes_of(row) if row.outputs > 1 else estimated(row.tiles.turned if row.tiles.by_warpgroups else row.tiles)
 
 
 def usage(library: Path, cuobjdump: str) -> dict[str, tuple[int, int]]:
@@ -93,8 +100,12 @@ def from_libraries(libraries: list[Path], cuobjdump: str, convolutions: bool) ->
     found, missing, functions = {}, [], {}
     for library in libraries:
         functions |= usage(library, cuobjdump)
-    wanted = [(kernel.name, attributes_of(kernel, {})[0], [pattern(kernel)]) for kernel in gemm_kernels() if not convolutions]
-    wanted += [(row.name, gpu_conv.attributes_of(row, {})[0], patterns(row)) for row in conv_kernels()]
+    wanted = [
+        (kernel.name, estimated(kernel.tiles), [pattern(kernel.tiles, kernel.mainloop, sum_bytes=kernel.sum_bytes)])
+        for kernel in gemm_kernels()
+        if not convolutions
+    ]
+    wanted += [(row.name, taken_for(row), patterns(row)) for row in conv_kernels()]
     for name, estimate, some in wanted:
         own = [one for function, one in functions.items() if any(contained in function for contained in some)]
         if not own:

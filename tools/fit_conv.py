@@ -14,7 +14,6 @@ machine's file and the efficiencies beside the registry.
 import json
 import re
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +23,16 @@ from fit_gpu import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR, merg
 from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
-from pysim.cachemodel.gpu import conv as gpu_conv
-from pysim.cachemodel.gpu import product as model
+from pysim.algorithms import algorithm_named
+from pysim.cachemodel.gpu import waves
+from pysim.cachemodel.gpu.launches import Variant, columns_of, constants_of
+from pysim.cachemodel.gpu.passes import pass_cycles
+from pysim.cachemodel.gpu.tiled import Asked, efficiency_of, families_of
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.machine.load import SHIPPED, load_any
 from pysim.machine.quantity import Number
-from pysim.planner.conv_algorithms import passes_of
 from pysim.problem.conv import Conv
+from pysim.record.plan import Layout, Request
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule
 from pysim.registry.rows import Attributes, ConvKernel, attributes_file, conv_kernel, gemm_attributes
 
@@ -42,23 +44,14 @@ MOVED = ("block_cycles", "step_cycles", "hidden")
 BOUNDS = {"block_cycles": (1, 20000), "step_cycles": (0.1, 1000), "hidden": (1e-3, 1)}
 
 
-class Part(NamedTuple):
-    """Launches of a layer that are predicted together: of rows with tiles, or of one staged row in so many chunks."""
-
-    kernels: tuple[ConvKernel, ...]
-    table: model.Table
-    at: Any  # where they stand among the layer's launches
-    chunks: int  # 0: rows with tiles
-    passes: Any  # seconds, of each launch
-
-
 class Case(NamedTuple):
-    """A distinct layer with its measured launches."""
+    """A distinct layer with its measured launches: rows, each in so many chunks (of a staged one; else 1), and a table of them."""
 
     problem: Conv
-    nhwc: bool
+    layout: Layout
     names: list[str]
-    parts: list[Part]
+    rows: list[tuple[ConvKernel, int]]
+    table: waves.Table
     seconds: Any
     weight: Any
 
@@ -76,42 +69,32 @@ def case_of(gpu: Gpu, line: conv_data.Line) -> Case | None:
         schedule = msgspec.convert(one.schedule, GpuConvSchedule) if one.schedule else None
         row = conv_kernel(schedule.kernel) if schedule else None
         if schedule and row and row.block_filters and not row.makes_product:
-            launches.append((row, schedule, one.seconds, name, one.layout == "nhwc"))
+            launches.append((row, schedule, one.seconds, name, one.layout))
     if len(launches) < 2:
         return None
-    nhwc = launches[0][4]
-    groups: dict[Any, list[int]] = defaultdict(list)
-    for i, (row, schedule, *_) in enumerate(launches):
-        groups[(row.name, schedule.splits) if row.form == "staged" else None].append(i)
-    parts = []
-    for key, some in groups.items():
-        kernels = tuple({launches[i][0].name: launches[i][0] for i in some}.values())
-        columns = []
-        for i in some:
-            row, s = launches[i][:2]
-            splits = s.splits if key is None else 1
-            columns.append((kernels.index(row), DECOMPOSITIONS.index(s.decomposition), splits, s.along_n, s.group))
-        chunks = key[1] if key else 0
-        around = {row: sum(gpu_conv.pass_cycles(gpu, one) for one in passes_of(row, problem, nhwc, max(1, chunks))) for row in kernels}
-        passes = np.array([around[launches[i][0]] for i in some]) / gpu.frequency_hz.value
-        parts.append(Part(kernels, model.Table(*np.array(columns, int).T), np.array(some), chunks, passes))
+    used = [(row, schedule.splits if row.staged else 1) for row, schedule, *_ in launches]
+    rows = list(dict.fromkeys(used))
+    columns = [
+        (rows.index(one), DECOMPOSITIONS.index(s.decomposition), 1 if row.staged else s.splits, s.along_n, s.group)
+        for one, (row, s, *_) in zip(used, launches, strict=True)
+    ]
     seconds = np.array([one[2] for one in launches])
     weight = np.where(seconds <= NEAR * seconds.min(), NEAR_WEIGHT, 1.0) / np.sqrt(len(seconds))
-    return Case(problem, nhwc, [one[3] for one in launches], parts, seconds, weight)
+    return Case(problem, launches[0][4], [one[3] for one in launches], rows, waves.Table(*np.array(columns, int).T), seconds, weight)
+
+
+def variants(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> list[Variant]:
+    """A layer's rows as their algorithms have them."""
+    asked = Asked(Request(case.problem, gpu, case.layout), gpu, case.problem, case.layout, known)
+    return [algorithm_named(row.algorithm, case.problem, gpu).variant(asked, row, splits) for row, splits in case.rows]  # type: ignore[attr-defined]
 
 
 def predicted(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> Any:
     """Seconds of a layer's launches."""
-    seconds = np.empty(len(case.seconds))
-    for part in case.parts:
-        if part.chunks:
-            problem, rows, shape = gpu_conv.staged(gpu, case.problem, case.nhwc, part.kernels[0], known, part.chunks)
-            some = model.predict(gpu, problem, rows, part.table, True, shape).seconds * part.chunks
-        else:
-            rows = gpu_conv.rows_of(gpu, case.problem, case.nhwc, part.kernels, known)
-            some = gpu_conv.predict(gpu, case.problem, case.nhwc, part.kernels, rows, part.table).seconds
-        seconds[part.at] = some + part.passes
-    return seconds
+    found = variants(case, gpu, known)
+    cycles = waves.predict(gpu, columns_of([one.columns for one in found if one.columns]), case.table).cycles
+    times, around = ([of(one) for one in found] for of in (lambda one: one.times, lambda one: sum(pass_cycles(gpu, p) for p in one.passes)))
+    return (cycles * np.array(times)[case.table.variant] + np.array(around)[case.table.variant]) / gpu.clock_hz
 
 
 class Parameters:
@@ -119,9 +102,10 @@ class Parameters:
 
     def __init__(self, gpu: Gpu, cases: list[Case], known: dict[str, Attributes]) -> None:
         self.gpu, self.known = gpu, known
-        self.rows = list({row.name: row for case in cases for part in case.parts for row in part.kernels}.values())
-        tiled = [row for row in self.rows if row.form != "staged"]
-        self.families = {f"conv_{row.family}": gpu.model.families[gpu_conv.family_name(gpu, row)] for row in tiled}
+        self.rows = list({row.name: row for case in cases for row, _ in case.rows}.values())
+        self.attributes = {one.kernel: one.attributes for case in cases for one in variants(case, gpu, known)}
+        tiled = [row for row in self.rows if not row.staged]
+        self.families = {f"conv_{row.algorithm}": constants_of(gpu, families_of(row))[1] for row in tiled}
         self.names = [f"{family}.{name}" for family in self.families for name in MOVED]
         start = [getattr(family, name).value for family in self.families.values() for name in MOVED]
         start += [self.efficiency_now(row) for row in self.rows]
@@ -131,9 +115,9 @@ class Parameters:
         self.strength = np.repeat([PRIOR, EFFICIENCY_PRIOR], [len(self.names), len(self.rows)])
 
     def efficiency_now(self, row: ConvKernel) -> float:
-        own, _ = gpu_conv.attributes_of(row, self.known)
-        family = self.gpu.model.families[gpu_conv.family_name(self.gpu, row)]
-        return gpu_conv.efficiency_of(gpu_conv.product_kernel(row, False), own, self.known) or family.efficiency.value
+        _, family = constants_of(self.gpu, families_of(row))
+        tiles = row.tiles.turned if row.tiles.by_warpgroups else row.tiles
+        return efficiency_of(tiles, self.attributes[row.name], self.known) or family.efficiency.value
 
     def machine(self, vector: Any) -> tuple[Gpu, dict[str, Attributes]]:
         """The machine and the attributes that a vector stands for."""
@@ -144,14 +128,13 @@ class Parameters:
             families[name] = msgspec.structs.replace(family, **moved)
         efficiencies = {row.name: next(values) for row in self.rows}
         for name, family in families.items():
-            some = [efficiencies[row.name] for row in self.rows if f"conv_{row.family}" == name]
+            some = [efficiencies[row.name] for row in self.rows if f"conv_{row.algorithm}" == name]
             median = Number(value=float(np.median(some)), kind="fitted", source=SOURCE)
             families[name] = msgspec.structs.replace(family, efficiency=median)
         gpu = msgspec.structs.replace(self.gpu, model=msgspec.structs.replace(self.gpu.model, families=self.gpu.model.families | families))
         own = {}
         for row in self.rows:
-            attributes, _ = gpu_conv.attributes_of(row, self.known)
-            own[row.name] = msgspec.structs.replace(attributes, efficiency=efficiencies[row.name])
+            own[row.name] = msgspec.structs.replace(self.attributes[row.name], efficiency=efficiencies[row.name])
         return gpu, self.known | own
 
     def touched(self, cases: list[Case]) -> Any:
@@ -159,11 +142,11 @@ class Parameters:
         blocks = []
         for case in cases:
             block = np.zeros((len(case.seconds), len(self.start)), int)
-            for part in case.parts:
-                for i, row in zip(part.at, (part.kernels[k] for k in part.table.row), strict=True):
-                    block[i, len(self.names) + [one.name for one in self.rows].index(row.name)] = 1
-                    for j, name in enumerate(self.names):
-                        block[i, j] = name.startswith(f"conv_{row.family}.") and not part.chunks
+            for i, place in enumerate(case.table.variant):
+                row, _ = case.rows[place]
+                block[i, len(self.names) + [one.name for one in self.rows].index(row.name)] = 1
+                for j, name in enumerate(self.names):
+                    block[i, j] = name.startswith(f"conv_{row.algorithm}.") and not row.staged
             blocks.append(block)
         return np.concatenate([*blocks, np.eye(len(self.start), dtype=int)])
 

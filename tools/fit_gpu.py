@@ -23,7 +23,9 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
-from pysim.cachemodel.gpu import product as model
+from pysim.algorithms.gpu import gemm
+from pysim.cachemodel.gpu import waves
+from pysim.cachemodel.gpu.launches import columns_of, constants_of
 from pysim.errors import MissingError
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.machine.load import SHIPPED, load_any
@@ -65,7 +67,7 @@ class Case(NamedTuple):
 
     problem: Gemm
     kernels: tuple[GemmKernel, ...]
-    table: model.Table
+    table: waves.Table
     seconds: Any
     sample: Any
     weight: Any
@@ -121,7 +123,7 @@ def case_of(one: dict[str, Any], names: list[str]) -> Case | None:
     weight *= np.sqrt(np.minimum([launches[index][6] for index in sample], ENOUGH) / ENOUGH)
     problem = parse(one["problem"])
     assert isinstance(problem, Gemm)
-    return Case(problem, kernels, model.Table(*columns.T), seconds, sample, weight / np.sqrt(len(sample)), one["cublas"])
+    return Case(problem, kernels, waves.Table(*columns.T), seconds, sample, weight / np.sqrt(len(sample)), one["cublas"])
 
 
 class Parameters:
@@ -129,13 +131,12 @@ class Parameters:
 
     def __init__(self, gpu: Gpu, kernels: list[GemmKernel], attributes: dict[str, Attributes]) -> None:
         self.gpu, self.kernels, self.attributes = gpu, kernels, attributes
-        self.families = sorted({model.family_name(gpu, k) for k in kernels})
+        self.families = sorted({family_name(gpu, k) for k in kernels})
         self.names = [*CONSTANTS, *RATES, *(f"{family}.{name}" for family in self.families for name in OF_FAMILY)]
         start = [getattr(gpu.model, name).value for name in CONSTANTS] + [getattr(gpu, name).value for name in RATES]
         start += [getattr(gpu.model.families[family], name).value for family in self.families for name in OF_FAMILY]
         start += [
-            (attributes[k.name].efficiency if k.name in attributes else None)
-            or gpu.model.families[model.family_name(gpu, k)].efficiency.value
+            (attributes[k.name].efficiency if k.name in attributes else None) or gpu.model.families[family_name(gpu, k)].efficiency.value
             for k in kernels
         ]
         limits = [BOUNDS[name.rpartition(".")[2]] for name in self.names] + [EFFICIENCY] * len(kernels)
@@ -162,13 +163,13 @@ class Parameters:
         gpu, efficiencies = self.parts(vector)
         families = dict(gpu.model.families)
         for family in self.families:
-            some = [efficiencies[k.name] for k in self.kernels if model.family_name(gpu, k) == family]
+            some = [efficiencies[k.name] for k in self.kernels if family_name(gpu, k) == family]
             median = Number(value=float(np.median(some)), kind="fitted", source=SOURCE)
             families[family] = msgspec.structs.replace(families[family], efficiency=median)
         gpu = msgspec.structs.replace(gpu, model=msgspec.structs.replace(gpu.model, families=families))
         known = {}
         for kernel in self.kernels:
-            base = self.attributes.get(kernel.name) or model.attributes_of(kernel, {})[0]
+            base = gemm.attributes_of(kernel, self.attributes)
             known[kernel.name] = msgspec.structs.replace(base, efficiency=efficiencies[kernel.name])
         return gpu, known
 
@@ -176,21 +177,30 @@ class Parameters:
 def predicted(case: Case, gpu: Gpu, known: dict[str, Attributes], where: Any = None) -> Any:
     """Seconds of a case's launches, or of some of them."""
     table = case.table if where is None else case.table.select(where)
-    return model.predict(gpu, case.problem, model.rows_of(gpu, case.problem, case.kernels, known), table).seconds
+    return waves.predict(gpu, columns(case, gpu, known), table).cycles / gpu.clock_hz
+
+
+def columns(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> waves.Columns:
+    """A case's kernels as the model has them."""
+    return columns_of([one.columns for one in gemm.variants(gpu, case.problem, case.kernels, known) if one.columns])
+
+
+def family_name(gpu: Gpu, kernel: GemmKernel) -> str:
+    """The key of the machine's constants for a kernel."""
+    return constants_of(gpu, gemm.families_of(kernel))[0]
 
 
 def fit(cases: list[Case], parameters: Parameters) -> Any:
-    """The vector of least squares; the parts of `model.Rows` that no parameter moves are made once."""
-    attributes = {k.name: parameters.attributes.get(k.name) or model.attributes_of(k, {})[0] for k in parameters.kernels}
+    """The vector of least squares; the parts of `waves.Columns` that no parameter moves are made once."""
+    attributes = {k.name: gemm.attributes_of(k, parameters.attributes) for k in parameters.kernels}
     plain = {name: msgspec.structs.replace(one, efficiency=1.0) for name, one in attributes.items()}
-    fixed = [(case, model.rows_of(parameters.gpu, case.problem, case.kernels, plain), case.table.select(case.sample)) for case in cases]
+    fixed = [(case, columns(case, parameters.gpu, plain), case.table.select(case.sample)) for case in cases]
 
     def residuals(vector: Any) -> Any:
         gpu, efficiencies = parameters.parts(vector)
         errors = []
-        for case, rows, table in fixed:
-            moved = moved_rows(gpu, case, rows, efficiencies)
-            seconds = model.predict(gpu, case.problem, moved, table).seconds
+        for case, found, table in fixed:
+            seconds = waves.predict(gpu, moved(gpu, case, found, efficiencies), table).cycles / gpu.clock_hz
             errors.append(case.weight * np.log(seconds / case.seconds[case.sample]))
         # what few launches say should not carry a constant far from where it stands
         return np.concatenate([*errors, parameters.strength * (vector - parameters.start)])
@@ -200,12 +210,12 @@ def fit(cases: list[Case], parameters: Parameters) -> Any:
     return least_squares(residuals, parameters.start, bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=40, jac_sparsity=touched).x
 
 
-def moved_rows(gpu: Gpu, case: Case, rows: model.Rows, efficiencies: dict[str, float]) -> model.Rows:
-    """Rows that were made with an efficiency of 1, with these constants."""
+def moved(gpu: Gpu, case: Case, found: waves.Columns, efficiencies: dict[str, float]) -> waves.Columns:
+    """Columns that were made with an efficiency of 1, with these constants."""
     share = np.array([efficiencies[k.name] for k in case.kernels])
-    families = [gpu.model.families[model.family_name(gpu, k)] for k in case.kernels]
+    families = [gpu.model.families[family_name(gpu, k)] for k in case.kernels]
     own = {name: np.array([getattr(family, name).value for family in families]) for name in OF_FAMILY}
-    return rows._replace(step=rows.step / share, alone=rows.alone / share, **own)
+    return found._replace(step=found.step / share, alone=found.alone / share, **own)
 
 
 def sparsity(cases: list[Case], parameters: Parameters) -> Any:
@@ -215,7 +225,7 @@ def sparsity(cases: list[Case], parameters: Parameters) -> Any:
     for case in cases:
         block = np.zeros((len(case.sample), count), int)
         block[:, :first] = 1
-        own = np.array([names.index(case.kernels[row].name) for row in case.table.row[case.sample]])
+        own = np.array([names.index(case.kernels[row].name) for row in case.table.variant[case.sample]])
         block[np.arange(len(own)), first + own] = 1
         blocks.append(block)
     return np.concatenate([*blocks, np.eye(count, dtype=int)])

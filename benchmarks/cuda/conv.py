@@ -25,6 +25,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,13 @@ from pysim.calibration import host
 from pysim.check.cuda_fill import RESULT_DTYPES, random_fill
 from pysim.comparison import cuda_bench
 from pysim.comparison.cuda_rivals import reason_of, release
-from pysim.errors import MissingError, PysimError, StoreError, choose
+from pysim.errors import MissingError, PlanError, PysimError, StoreError, choose
 from pysim.machine.gpu import Gpu
 from pysim.peers import cuda as cuda_peers
 from pysim.peers import cudnn
-from pysim.planner import gpu_conv
-from pysim.planner.conv_algorithms import refuses
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer
-from pysim.record.schedule import GpuConvSchedule
+from pysim.record.schedule import GpuConvSchedule, name_of
 from pysim.registry.rows import conv_kernels
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
@@ -200,16 +199,17 @@ def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], top: int, gpu:
     asked = [name for name, row in known.items() if row.dtype == dtype and (rows == ["all"] or name in rows)]
     wanted: dict[str, Any] = {name: best.get(name) for name in asked}
     for name in asked:
-        if known[name].form in gpu_conv.ABLATION and not refuses(known[name], problem, layout == "nhwc"):
+        if known[name].ablation:
             schedule = GpuConvSchedule(name, None, "data_parallel", 1, False, 8 if known[name].block_k else 1)
-            wanted[name] = gpu_conv.one(gpu, problem, layout == "nhwc", schedule)
+            with suppress(PlanError):  # it does not compute this problem
+                wanted[name] = planner.plan(problem, gpu, layout=layout, name=name_of(known[name].algorithm, schedule))
     if rows == ["planned"]:
         wanted = {plans[0].kernel: plans[0]}
     if rows == ["all"]:
         wanted |= {f"{plan.kernel} #{rank}": plan for rank, plan in enumerate(plans[:top], 1) if plan is not best[plan.kernel]}
         alone: dict[str, Any] = {}
         for rank, plan in enumerate(plans, 1):
-            if known[plan.kernel].form in ("fused", "single") and not plan.workspace_bytes and plan.kernel not in alone:
+            if known[plan.kernel].fused and not plan.workspace_bytes and plan.kernel not in alone:
                 alone[plan.kernel] = f"{plan.kernel} #{rank}"
                 wanted |= {} if plan is best[plan.kernel] else {alone[plan.kernel]: plan}
 
@@ -227,7 +227,7 @@ def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], top: int, gpu:
 
     for name in wanted:
         row = known[name.partition(" ")[0]]
-        about = msgspec.structs.replace(nobody, algorithm=row.family, form=row.form)
+        about = msgspec.structs.replace(nobody, algorithm=row.algorithm, form=row.variant)
         field.enter(named(OURS, name, layout), about, lambda one=name: made(one))
     return named(OURS, plans[0].kernel, layout)
 

@@ -113,7 +113,7 @@ def compared(runs: list[Run], seen: dict[int, Counts]) -> tuple[list[dict[str, A
 
 def main() -> None:
     options = parsed(__doc__)
-    rows = [row for row in conv_kernels() if row.family == "winograd" and row.form != "staged" and re.search(options.only, row.name)]
+    rows = [row for row in conv_kernels() if row.outputs > 1 and not row.staged and re.search(options.only, row.name)]
     runs = [r for row in rows for r in runs_of(row)]
     if options.launch:
         return launch(runs)

@@ -62,9 +62,9 @@ def runs_of(kernel: GemmKernel) -> list[Run]:
         w = Gemm(m=m, n=n, k=k, trans_a=layout[0] == "t", trans_b=layout[1] == "t", dtype=kernel.dtype)
         return Run(kernel, w, GpuSchedule(kernel.name, splits[0], splits[1], False, 8), result)
 
-    if kernel.family == "simt":
+    if not kernel.tiles.tensor:
         return [run(2 * high, 2 * wide, steps * deep, layout) for layout in LAYOUTS for steps in (SHORT, LONG)]
-    layouts = LAYOUTS if kernel.dtype in ("f16", "bf16", "f64") else ("nt",)
+    layouts = ("nt",) if kernel.k_major else LAYOUTS
     return [
         *(run(2 * high, 2 * wide, 4 * deep, layout) for layout in layouts),
         run(2 * high + high // 2 + 3, wide + 5, 5 * deep + 3, layouts[-1], result=results[-1]),
@@ -119,10 +119,10 @@ def compared(runs: list[Run], seen: list[Counts]) -> list[dict[str, Any]]:
     entries, done = [], iter(zip(runs, seen, strict=True))
     for r, counts in done:
         entry: dict[str, Any] = {"kernel": r.kernel.name, "problem": r.problem.text, "result": r.result}
-        if r.kernel.family == "simt":
+        if not r.kernel.tiles.tensor:
             longer, more = next(done)
             steps = 4 * (LONG - SHORT)
-            cost = gemm_shared.wavefronts(r.kernel, r.problem.trans_a, r.problem.trans_b)
+            cost = gemm_shared.wavefronts(r.kernel.tiles, r.problem.trans_a, r.problem.trans_b)
             predicted = {kind: steps * cost[kind].total if kind in cost else 0 for kind in KINDS}
             entry |= {"problem": f"{longer.problem.text} less {r.problem.text}"}
             entry |= {key: {kind: more[key][kind] - counts[key][kind] for kind in KINDS} for key in counts}

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.problem.conv import Conv
 from pysim.record.cost import Cost, CsaCost, Reason, Rejected
 from pysim.record.description import Description
-from pysim.record.plan import Finite, Layout, Plan, Request
+from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import AnySchedule
+from pysim.registry.rows import Finite, conv_kernel
 
 Array = NDArray[np.float64]
 
@@ -76,6 +78,13 @@ class Bound(NamedTuple):
 
 
 SUMS = Bound(1.0, 0.0, "Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1")  # of k products, in any order
+
+
+def sums_by(kernel: str, problem: Conv) -> Bound:
+    """`SUMS` of a CUDA convolution, with what its row needs to be finite: filters where padding is multiplied as zeros."""
+    row = conv_kernel(kernel)
+    needs = row.needs_finite if row else "nothing"
+    return SUMS._replace(finite=needs if problem.padded or needs != "filters" else "nothing")
 
 
 class Prepared(NamedTuple):

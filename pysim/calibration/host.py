@@ -25,13 +25,13 @@ import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
-from pysim.machine.gpu import Gpu, GpuFamily, GpuModel
+from pysim.machine.gpu import Gpu, GpuModel
 from pysim.machine.load import load, load_any, loads, names
 from pysim.machine.quantity import Count, Number, Source, facts
 from pysim.machine.write import to_toml
@@ -227,12 +227,17 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
     def all_assumed(numbers: dict[str, Number]) -> dict[str, Number]:
         return {name: assumed(number) for name, number in numbers.items()}
 
-    families = {
-        name: GpuFamily(**{field: assumed(getattr(family, field)) for field in GpuFamily.__struct_fields__})
-        for name, family in nearest.model.families.items()
+    def taken(one: Any) -> Any:
+        return msgspec.structs.replace(one, **{field: assumed(getattr(one, field)) for field in one.__struct_fields__})
+
+    of = nearest.model
+    tables = {
+        "families": {name: taken(family) for name, family in of.families.items()},
+        "passes": taken(of.passes),
+        "direct": taken(of.direct),
     }
-    shares = {name: assumed(getattr(nearest.model, name)) for name in GpuModel.__struct_fields__ if name != "families"}
-    model = GpuModel(**shares, families=families)
+    numbers = {name: assumed(getattr(of, name)) for name in GpuModel.__struct_fields__ if name not in tables}
+    model = msgspec.structs.replace(of, **tables, **numbers)
     scaled = clock / nearest.frequency_hz.value
     return Gpu(
         schema=1,
@@ -248,6 +253,8 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         shared_bytes_per_block=measured(device.shared_bytes_per_block),
         shared_banks=Count(value=nearest.shared_banks.value, kind="assumed", source="kin"),
         shared_rule=nearest.shared_rule,
+        l1_bytes=Count(value=nearest.l1_bytes.value, kind="assumed", source="kin"),
+        l1_latency_cycles=assumed(nearest.l1_latency_cycles),
         l2_bytes=measured(device.l2_bytes),
         l2_bytes_per_second=assumed(nearest.l2_bytes_per_second, share * scaled),
         memory_bytes_per_second=assumed(nearest.memory_bytes_per_second),

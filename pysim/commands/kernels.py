@@ -49,8 +49,6 @@ def kernels(words: tuple[str, ...], cuda: bool, as_json: bool) -> None:
 
 def _cuda(words: tuple[str, ...], as_json: bool) -> None:
     """The rows of native/cuda/gemms.inc and convs.inc."""
-    from pysim.cachemodel.gpu.product import threads_of
-
     products = [row for row in gemm_kernels() if all(word in row.name for word in words)]
     convolutions = [row for row in conv_kernels() if all(word in row.name for word in words)]
     if not products and not convolutions:
@@ -61,7 +59,7 @@ def _cuda(words: tuple[str, ...], as_json: bool) -> None:
         return
     if products:
         titles = ["product", "block", "warp", "thread", "stages", "cluster", "threads", "capability"]
-        put_table(titles, [_gemm_cells(row, threads_of(row)) for row in products], left=titles[:4])
+        put_table(titles, [_gemm_cells(row, row.tiles.threads) for row in products], left=titles[:4])
         put("")
     if convolutions:
         titles = ["convolution", "block", "warp", "thread", "stages", "outputs", "capability"]

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pysim.algorithms.gpu.winograd import WINOGRAD_4
 from pysim.check.cuda_fill import RESULT_DTYPES, RESULT_UNIT, Array, Fill, bound, decode, encode, exact_fill, random_fill, rounded
 from pysim.check.reference import PICKED_PRODUCTS
 from pysim.errors import PysimError
@@ -29,7 +30,6 @@ from pysim.runtime import cuda, cuda_conv
 PICKED_ROWS, PICKED_WINDOWS = 256, 256
 CHUNK_ELEMENTS = 1 << 22  # compared at a time
 EXACT_GROWTH = 36  # sums of F(2x2) on their way: 2.25 of the filter's transform, 4 of the patch's, 9 planes, in quarters, over 9 products
-WINOGRAD_4 = 1e-4
 TRANSFORMED = {"f32": 1e-3, "tf32": 0.1, "f16": 0.1, "bf16": 0.5}
 _IN_MEMORY = {"f8": "u8", "tf32": "f32"}  # how elements lie where they are not of the type by which they are multiplied
 

@@ -25,8 +25,26 @@ class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     efficiency: Number
 
 
+class GpuPasses(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of kernels that move data before or after a convolution: the share of a copy's rate that they reach; instructions of an
+    element (its place by divisions, load, store), of one of a copied operand, and of one of a transformed patch of F(4x4)."""
+
+    rate_share: Number
+    element_instructions: Number
+    copied_instructions: Number
+    patch_instructions: Number
+
+
+class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of direct convolution: instructions of a multiply-add, two loads among them, and loads of a thread that are on their way
+    together."""
+
+    product_instructions: Number
+    loads_at_once: Number
+
+
 class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of the GPU cost model (`pysim/cachemodel/gpu/product.py` has the equations).
+    """Constants of the GPU cost model (`pysim/cachemodel/gpu/waves.py` has the equations).
 
     `pass_seconds` is what each re-layout of a call costs beside its copy, `clear_seconds` the memset of flags, `copy_share` the share
     of L2's or memory's rate that a re-layout reaches, `l2_share` that of L2 that operands can fill before they miss, `repeat_share`
@@ -38,12 +56,14 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     copy_share: Number
     l2_share: Number
     repeat_share: Number
+    passes: GpuPasses
+    direct: GpuDirect
     families: Annotated[dict[str, GpuFamily], msgspec.Meta(min_length=1)]
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="gpu"):
-    """A GPU; bandwidths are those of the whole chip, `port_bytes_per_cycle` what one SM can take from L2, `memory_port_bytes_per_cycle`
-    from memory.
+    """A GPU; `l1_bytes` of an SM include its shared memory, bandwidths are those of the whole chip, `port_bytes_per_cycle` what one SM can
+    take from L2, `memory_port_bytes_per_cycle` from memory.
 
     `fma_per_cycle` is multiply-adds of one SM in one cycle, by pipe: a scalar type, or `tensor_` and the input type. `sustained_hz`
     is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`.
@@ -62,6 +82,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     shared_bytes_per_block: Count
     shared_banks: Count
     shared_rule: Text
+    l1_bytes: Count
+    l1_latency_cycles: Number
     l2_bytes: Count
     l2_bytes_per_second: Number
     memory_bytes_per_second: Number

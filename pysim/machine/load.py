@@ -22,12 +22,12 @@ import msgspec
 
 from pysim.errors import MachineError, choose, nearest
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
-from pysim.machine.gpu import Gpu, GpuFamily, GpuModel
+from pysim.machine.gpu import Gpu, GpuDirect, GpuFamily, GpuModel, GpuPasses
 from pysim.machine.quantity import SCHEMA, Count, Number, Source, check_range, facts, quantities
 
 SHIPPED = Path(__file__).parent / "data"
 _MAX_FILE_BYTES = 1 << 20
-_STRUCTS = (Source, Number, Count, Level, Memory, OfType, Unit, Csa, Core, Machine, GpuFamily, GpuModel, Gpu)
+_STRUCTS = (Source, Number, Count, Level, Memory, OfType, Unit, Csa, Core, Machine, GpuFamily, GpuPasses, GpuDirect, GpuModel, Gpu)
 
 
 def names() -> list[str]:

@@ -39,6 +39,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "cores": (1, 1 << 16),
     "sms": (1, 1 << 16),
     "prefetch_streams": (1, 1 << 16),
+    "_instructions": (1e-3, 1e6),
+    "_at_once": (1, 1 << 16),
     "efficiency": (1e-2, 10.0),
     "overlap": (1e-3, 1.0),
     "hidden": (1e-3, 1.0),

@@ -11,12 +11,12 @@ from pysim.machine.gpu import Gpu
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.schedule import AnySchedule, GpuConvSchedule, Schedule, name_of
+from pysim.registry.rows import Finite
 
 ModelName = Literal["full", "csa"]
 State = Literal["hot", "cold"]
 Layout = Literal["nchw", "nhwc"]
 Footprint = Literal["packed", "raw"]
-Finite = Literal["nothing", "filters", "operands"]  # registry.NEEDS_FINITE
 MODELS: tuple[ModelName, ...] = ("full", "csa")
 STATES: tuple[State, ...] = ("hot", "cold")
 LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")  # of a convolution's input and output; pysim_layout, in its order

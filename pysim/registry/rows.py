@@ -8,6 +8,7 @@ The native libraries expand the same lines, so row i here is row i there (a test
 import re
 from functools import cache
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -66,6 +67,74 @@ _CONV_TILE = (
 )  # fmt: skip
 
 
+class Tiles(NamedTuple):
+    """What a tiled CUDA kernel is, whatever it computes: a block's tile of `rows` x `columns` in steps of `depth` along k, in warps' tiles
+    of threads' (tensor cores: instructions'), `stages` of it in shared memory, in clusters of blocks, on a `pipe`.
+
+    `group` threads share a warp tile, a warp or a warpgroup; with a `producer` a further warpgroup loads. Without `vectors` elements move
+    one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth.
+    """
+
+    dtype: str
+    pipe: str
+    rows: int
+    columns: int
+    depth: int
+    warp_rows: int
+    warp_columns: int
+    thread_rows: int
+    thread_columns: int
+    stages: int
+    cluster_rows: int
+    cluster_columns: int
+    group: int
+    producer: bool
+    vectors: bool = True
+    spread: bool = True
+
+    @property
+    def tensor(self) -> bool:
+        """Whether tensor cores multiply."""
+        return self.pipe != self.dtype
+
+    @property
+    def by_warpgroups(self) -> bool:
+        """Whether instructions are a warpgroup's, which read both operands from shared memory."""
+        return self.group == WARPGROUP
+
+    @property
+    def math_threads(self) -> int:
+        """Threads that multiply: a group for each warp tile of the block."""
+        return self.rows // self.warp_rows * (self.columns // self.warp_columns) * self.group
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.math_threads + (WARPGROUP if self.producer else 0)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a cluster."""
+        return self.cluster_rows * self.cluster_columns
+
+    @property
+    def turned(self) -> "Tiles":
+        """The same kernel with rows for columns."""
+        return self._replace(
+            rows=self.columns,
+            columns=self.rows,
+            warp_rows=self.warp_columns,
+            warp_columns=self.warp_rows,
+            thread_rows=self.thread_columns,
+            thread_columns=self.thread_rows,
+            cluster_rows=self.cluster_columns,
+            cluster_columns=self.cluster_rows,
+        )
+
+
+Mainloop = Literal["simt", "wmma", "mma", "wgmma"]
+
+
 class GemmKernel(msgspec.Struct, frozen=True):
     """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemms.inc`, as the file's head names them.
 
@@ -101,15 +170,68 @@ class GemmKernel(msgspec.Struct, frozen=True):
         return {name: getattr(self, name) for name in _GEMM_TILE}
 
     @property
+    def mainloop(self) -> Mainloop:
+        """How it multiplies, which has constants of its own in a machine's file."""
+        return self.family  # type: ignore[return-value]
+
+    @property
+    def ablation(self) -> bool:
+        """Whether it is there to show what it leaves out."""
+        return self.form != "full"
+
+    @property
+    def exact_capability(self) -> bool:
+        """Whether it runs on its capability alone, not on later ones."""
+        return self.family == "wgmma"
+
+    @property
+    def producer(self) -> bool:
+        """Whether a warpgroup of the block does nothing but load, by TMA."""
+        return self.family == "wgmma" or (self.family == "mma" and self.dtype == "f64")
+
+    @property
+    def k_major(self) -> bool:
+        """Whether k must be the fast dimension of A and B: wgmma of all but 16-bit types (PTX ISA), mma of those that ldmatrix cannot
+        transpose."""
+        return self.family != "simt" and self.dtype in ("tf32", "s8", "f8")
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that base and pitch of A and B must be multiples of: tensor-core kernels copy 16 at once."""
+        return 1 if self.family == "simt" else 16
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether asynchronous copies fill its stages, not registers."""
+        return self.family != "simt" or self.stages >= 3
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of an accumulator."""
+        return 2 if self.form == "half" else 8 if self.dtype == "f64" else 4
+
+    @property
     def math_threads(self) -> int:
-        """Threads that multiply: a warp (wgmma: a warpgroup of four) for each warp tile of the block."""
-        groups = self.block_m // self.warp_m * (self.block_n // self.warp_n)
-        return groups * (WARPGROUP if self.family == "wgmma" else WARP)
+        """Threads that multiply."""
+        return self.tiles.math_threads
 
     @property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
         return self.dtype if self.family == "simt" else f"tensor_{self.dtype}"
+
+    @property
+    def tiles(self) -> Tiles:
+        """Its tiles."""
+        return _gemm_tiles(self)
+
+
+@cache
+def _gemm_tiles(row: GemmKernel) -> Tiles:
+    sizes = (row.block_m, row.block_n, row.block_k, row.warp_m, row.warp_n, row.thread_m, row.thread_n, row.stages)
+    group = WARPGROUP if row.family == "wgmma" else WARP
+    kept = (row.form != "scalar", row.form != "unpadded")
+    return Tiles(row.dtype, row.pipe, *sizes, row.cluster_m, row.cluster_n, group, row.producer, *kept)
 
 
 @cache
@@ -132,9 +254,22 @@ def _gemm_by_name() -> dict[str, GemmKernel]:
     return {row.name: row for row in gemm_kernels()}
 
 
+def gemm_of_tiles(tiles: Tiles) -> GemmKernel | None:
+    """The product with these tiles, nothing left out, if there is one."""
+    return _gemm_by_tiles().get(tiles._replace(vectors=True, spread=True))
+
+
+@cache
+def _gemm_by_tiles() -> dict[Tiles, GemmKernel]:
+    return {row.tiles: row for row in gemm_kernels() if not row.ablation}
+
+
 # The CUDA kernels of convolutions
 
 CONV_FAMILIES = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma")
+
+
+Finite = Literal["nothing", "filters", "operands"]
 
 
 class ConvKernel(msgspec.Struct, frozen=True):
@@ -163,6 +298,11 @@ class ConvKernel(msgspec.Struct, frozen=True):
     finite: int
 
     @property
+    def needs_finite(self) -> Finite:
+        """What must be finite, lest a result is NaN where the definition has a number."""
+        return NEEDS_FINITE[self.finite]
+
+    @property
     def name(self) -> str:
         family = f"{self.family}_f{self.outputs}" if self.outputs > 1 else self.family
         block = f"{self.block_filters}x{self.block_windows}{f'x{self.block_k}' if self.block_k else ''}"
@@ -177,33 +317,89 @@ class ConvKernel(msgspec.Struct, frozen=True):
         return {name: getattr(self, name) for name in _CONV_TILE}
 
     @property
-    def cluster(self) -> tuple[int, int]:
-        """Blocks of a cluster along filters and windows, which a wgmma row's form names."""
-        found = _CLUSTER.fullmatch(self.form)
-        return (int(found.group(1)), int(found.group(2))) if found else (1, 1)
+    def algorithm(self) -> str:
+        """The name of the algorithm that it belongs to."""
+        return self.family
 
     @property
-    def near(self) -> int:
+    def variant(self) -> str:
+        """What it differs in from others of its algorithm and tiles."""
+        return self.form
+
+    @property
+    def ablation(self) -> bool:
+        """Whether it is there to show what it leaves out."""
+        return self.form in ("basic", "no_prefetch", "no_vector", "no_micro")
+
+    @property
+    def exact_capability(self) -> bool:
+        """Whether it runs on its capability alone, not on later ones."""
+        return self.family == "wgmma"
+
+    @property
+    def cluster_filters(self) -> int:
+        """Blocks of a cluster along filters."""
+        return int(found.group(1)) if (found := _CLUSTER.fullmatch(self.form)) else 1
+
+    @property
+    def cluster_windows(self) -> int:
+        """Blocks of a cluster along windows."""
+        return int(found.group(2)) if (found := _CLUSTER.fullmatch(self.form)) else 1
+
+    @property
+    def fused(self) -> bool:
+        """Whether one kernel does what others of its algorithm do in several: transforms and products, or a tensor's windows in place."""
+        return self.form == "fused" if self.outputs == 1 else not self.staged
+
+    @property
+    def staged(self) -> bool:
+        """Whether transforms and products are kernels of their own, with the workspace between them."""
+        return self.form == "staged"
+
+    @property
+    def keeps_tensor(self) -> bool:
+        """Whether windows are stored one after another in the workspace."""
+        return self.family == "im2win" and self.form != "fused"
+
+    @property
+    def reduces_in_cluster(self) -> int:
         """Parts of split-K that meet in a cluster and so need no workspace (native/cuda/conv.h)."""
         return 2 if self.form == "single" else 0
 
     @property
-    def layouts(self) -> tuple[str, ...]:
-        """Layouts of input and output that the family takes, as CONV_LAYOUTS names them."""
-        return CONV_LAYOUTS
+    def alignment(self) -> int:
+        """Bytes that the operands' bases must be multiples of."""
+        return 16 if self.family == "wgmma" else 1
 
     @property
     def decomposes(self) -> bool:
         """Whether tiles of its own may be split along k."""
-        return bool(self.block_k) and not self.makes_product and self.form != "staged"
+        return bool(self.block_k) and not self.makes_product and not self.staged
 
     @property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
         return f"tensor_{self.dtype}" if self.family == "wgmma" else self.dtype
 
+    @property
+    def tiles(self) -> Tiles:
+        """Its tiles, filters down and windows across; zeros where it has none."""
+        return _conv_tiles(self)
 
-NEEDS_FINITE = ("nothing", "filters", "operands")  # pysim_needs_finite, in its order; filters: where the problem is padded
+
+@cache
+def _conv_tiles(row: ConvKernel) -> Tiles:
+    block, warp = (row.block_filters, row.block_windows, row.block_k), (row.warp_filters, row.warp_windows)
+    sizes = (*block, *warp, row.thread_filters, row.thread_windows, row.stages, row.cluster_filters, row.cluster_windows)
+    by_warpgroups = row.family == "wgmma"
+    return Tiles(row.dtype, row.pipe, *sizes, WARPGROUP if by_warpgroups else WARP, by_warpgroups, row.form != "no_vector")
+
+
+NEEDS_FINITE: tuple[Finite, ...] = (
+    "nothing",
+    "filters",
+    "operands",
+)  # pysim_needs_finite, in its order; filters: where the problem is padded
 CONV_LAYOUTS = ("nchw", "nhwc")  # pysim_layout, in its order
 
 

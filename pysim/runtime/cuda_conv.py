@@ -27,7 +27,6 @@ from pysim.runtime.cuda import RESULTS, Activation, DeviceArray, check, library
 Describe = Callable[[tuple[int, ...], tuple[int, ...], str], Conv]
 Chooser = Callable[[Conv, str], GpuConvSchedule]
 
-COPIED_BYTES = 16  # rows of wgmma copy by so many, and take operands that begin at multiples of them
 PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 
 
@@ -248,7 +247,7 @@ class _Ready(NamedTuple):
     layout: str
     result: str
     relays: bool  # w lies otherwise than the layout has it
-    copies: bool  # operands that begin off COPIED_BYTES
+    alignment: int  # bytes at multiples of which operands must begin: others are copied
     epilogue: Any  # without bias
 
 
@@ -296,7 +295,7 @@ def _make_ready(seen: dict[str, Matrix], options: Options, target: Matrix | None
         layout=layout,
         result=result,
         relays=not lies(seen["w"], layout),
-        copies=row is not None and row.family == "wgmma",
+        alignment=row.alignment if row else 1,
         epilogue=epilogue,
     )
 
@@ -326,8 +325,8 @@ def _check_target(out: Matrix, w: Conv, layout: str) -> None:
 def _run(one: _Ready, seen: dict[str, Matrix], pointer: int, like: Any = None, stream: int = 0) -> None:
     """Puts the convolution of x and w (and bias) into `pointer` on the stream."""
     operands: list[Matrix | DeviceArray] = [seen["x"], seen["w"]]
-    if one.copies:
-        operands = [x if x.pointer % COPIED_BYTES == 0 else _moved(x, stream) for x in (seen["x"], seen["w"])]
+    if one.alignment > 1:
+        operands = [x if x.pointer % one.alignment == 0 else _moved(x, stream) for x in (seen["x"], seen["w"])]
     workspace = cuda.workspace_like(like, one.convolution.workspace_bytes, stream)
     epilogue = cuda.with_bias(one.epilogue, seen.get("bias"))
     one.convolution.run((operands[0].pointer, operands[1].pointer, pointer), workspace[1], epilogue, stream)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
+from pysim.record.plan import Layout
 
 SECTOR_BYTES = 32
 
@@ -72,9 +73,14 @@ class Windows(NamedTuple):
     """A convolution's windows as a kernel counts them: squares of outputs x outputs (1, or Winograd's), high x wide in an image."""
 
     conv: Conv
-    nhwc: bool
+    layout: Layout
     outputs: int = 1
     tensor: bool = False  # rows of windows are stored apart: im2win's tensor
+
+    @property
+    def together(self) -> bool:
+        """Whether a pixel's channels lie together."""
+        return self.layout == "nhwc"
 
     @property
     def high(self) -> int:
@@ -107,7 +113,7 @@ class Windows(NamedTuple):
         """Bytes of one channel (NHWC: of a group's channels) that neighbouring windows touch in one row; whole sectors, if asked."""
         w, m, size = self.conv, self.outputs, SIZES[self.conv.dtype]
         found = min(distinct(count, w.kernel_w + m - 1, w.stride_w * m, w.dilation_w), w.width)
-        if self.nhwc:
+        if self.together:
             position = w.channels // w.groups * size
             return found * (-(-position // SECTOR_BYTES) * SECTOR_BYTES if sectors and w.groups > 1 else position)
         span = min(w.width, (count - 1) * w.stride_w * m + (w.kernel_w - 1) * w.dilation_w + m)
@@ -123,7 +129,7 @@ class Windows(NamedTuple):
     @property
     def channels_apart(self) -> int:
         """How often `touched` counts: channels of a group lie apart under NCHW."""
-        return 1 if self.nhwc else self.conv.channels // self.conv.groups
+        return 1 if self.together else self.conv.channels // self.conv.groups
 
     @property
     def bytes(self) -> float:
@@ -131,19 +137,19 @@ class Windows(NamedTuple):
         w, m = self.conv, self.outputs
         if self.tensor:
             return w.batch * self._rows(self.high) * self._columns(self.wide, False) * self.channels_apart * w.groups
-        position = SIZES[w.dtype] * (w.channels if self.nhwc else 1)
+        position = SIZES[w.dtype] * (w.channels if self.together else 1)
         row = w.width * position
         columns = _Axis(w.width, self.wide, w.kernel_w + m - 1, w.stride_w * m, w.dilation_w).bytes(position, row)
         rows = _Axis(w.height, self.high, w.kernel_h + m - 1, w.stride_h * m, w.dilation_h)
         plane = rows.bytes(row, row * w.height) if columns == row else rows.touched * columns
-        return w.batch * plane * (1 if self.nhwc else w.channels)
+        return w.batch * plane * (1 if self.together else w.channels)
 
     def asked(self, block: int, l1_bytes: float) -> float:
         """Bytes that tiles of `block` windows ask of L2, all groups; `l1_bytes` is what the block has of L1 for itself."""
         some = min(block, self.number)
         once = self.touched(some)
         taps = self.conv.kernel_h * self.conv.kernel_w if self.outputs == 1 else (self.outputs + 2) ** 2
-        channels = self.conv.channels // self.conv.groups if self.nhwc else 1
+        channels = self.conv.channels // self.conv.groups if self.together else 1
         gathered = some * taps * channels * SIZES[self.conv.dtype]
         missed = min(1.0, max(0.0, 2 * once / l1_bytes - 1))
         tile = once + missed * max(0.0, gathered - once)

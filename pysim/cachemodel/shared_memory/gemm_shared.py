@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory
 from pysim.errors import OperandError
-from pysim.registry.rows import GemmKernel
+from pysim.registry.rows import Tiles
 
 Integers = NDArray[np.int64]
 
@@ -70,18 +70,18 @@ class Wavefronts(msgspec.Struct, frozen=True):
     minimum: int
 
 
-def accesses(kernel: GemmKernel, trans_a: bool, trans_b: bool) -> tuple[Access, ...]:
-    """What one block of a SIMT kernel does to shared memory in one step of k. Raises OperandError for another family's kernel."""
-    if kernel.family != "simt":
-        raise OperandError(f"{kernel.name} is no SIMT kernel; this describes the rows of that family")
+def accesses(tiles: Tiles, trans_a: bool, trans_b: bool) -> tuple[Access, ...]:
+    """What one block whose threads multiply does to shared memory in one step of k. Raises OperandError for tensor cores' tiles."""
+    if tiles.tensor:
+        raise OperandError(f"tiles on the pipe {tiles.pipe} are no SIMT kernel's; this describes those whose threads multiply")
     k_inner = {"A": not trans_a, "B": bool(trans_b)}
-    return tuple(access for operand in "AB" for access in (*_copies(kernel, operand, k_inner[operand]), *_fragments(kernel, operand)))
+    return tuple(access for operand in "AB" for access in (*_copies(tiles, operand, k_inner[operand]), *_fragments(tiles, operand)))
 
 
-def wavefronts(kernel: GemmKernel, trans_a: bool, trans_b: bool, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
+def wavefronts(tiles: Tiles, trans_a: bool, trans_b: bool, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
     """Wavefronts of one step of k of one block, under "loads", "stores" and "copies" (asynchronous ones)."""
     sums = {kind: [0, 0, 0] for kind in ("loads", "stores", "copies")}
-    for access in accesses(kernel, trans_a, trans_b):
+    for access in accesses(tiles, trans_a, trans_b):
         counts = (memory or SharedMemory()).count(access.addresses, access.width, access.store, access.active)
         kind = "copies" if access.asynchronous else "stores" if access.store else "loads"
         for i, number in enumerate((len(access.addresses), int(counts.total.sum()), int(counts.minimum.sum()))):
@@ -89,26 +89,26 @@ def wavefronts(kernel: GemmKernel, trans_a: bool, trans_b: bool, memory: SharedM
     return {kind: Wavefronts(*numbers) for kind, numbers in sums.items()}
 
 
-def place(kernel: GemmKernel, operand: str, k: Integers, x: Integers) -> Integers:
+def place(tiles: Tiles, operand: str, k: Integers, x: Integers) -> Integers:
     """byte(k, x) of the head of this file: where unit k of row (column) x of A ("A") or B ("B") stands in a stage."""
-    kind, extent = _TYPES[kernel.dtype], _extent(kernel, operand)
-    lines = kernel.block_k // kind.depth // kind.chunk
-    swizzle = 0 if kernel.form == "unpadded" else k // kind.chunk % lines * (128 // lines)
+    kind, extent = _TYPES[tiles.dtype], _extent(tiles, operand)
+    lines = tiles.depth // kind.depth // kind.chunk
+    swizzle = k // kind.chunk % lines * (128 // lines) if tiles.spread else 0
     address: Integers = ((k * extent + x) * kind.unit_bytes) ^ swizzle
     return address
 
 
-def _extent(kernel: GemmKernel, operand: str) -> int:
-    return kernel.block_m if operand == "A" else kernel.block_n
+def _extent(tiles: Tiles, operand: str) -> int:
+    return tiles.rows if operand == "A" else tiles.columns
 
 
-def _copies(kernel: GemmKernel, operand: str, k_inner: bool) -> Iterator[Access]:
+def _copies(tiles: Tiles, operand: str, k_inner: bool) -> Iterator[Access]:
     """The operand's way into the stage: stores from registers, or asynchronous copies where there are 3 stages or more."""
-    kind, extent, threads = _TYPES[kernel.dtype], _extent(kernel, operand), kernel.math_threads
+    kind, extent, threads = _TYPES[tiles.dtype], _extent(tiles, operand), tiles.math_threads
     pieces = kind.lines_k if k_inner else kind.lines_out
     inner = 16 // pieces // kind.element_bytes
-    across = (kernel.block_k if k_inner else extent) // inner
-    chunks = extent * kernel.block_k * kind.element_bytes // 16
+    across = (tiles.depth if k_inner else extent) // inner
+    chunks = extent * tiles.depth * kind.element_bytes // 16
     chunk = np.arange(-(-chunks // threads) * threads).reshape(-1, LANES)
     at_inner, at_line = chunk % across * inner, chunk // across * pieces
     k, x = (at_inner, at_line) if k_inner else (at_line, at_inner)
@@ -116,32 +116,32 @@ def _copies(kernel: GemmKernel, operand: str, k_inner: bool) -> Iterator[Access]
     warps = active.any(axis=1)
     k, x, active = k[warps] // kind.depth, x[warps], active[warps]
     width = 16 // kind.chunk if k_inner else 16
-    split = min(width, 4) if kernel.form == "scalar" else width
-    asynchronous = kernel.stages >= 3
+    split = width if tiles.vectors else min(width, 4)
+    asynchronous = tiles.stages >= 3
     for i in range(kind.chunk if k_inner else 1):
-        start = place(kernel, operand, np.where(active, k + i, 0), np.where(active, x, 0))
+        start = place(tiles, operand, np.where(active, k + i, 0), np.where(active, x, 0))
         for offset in range(0, width, split):
             yield Access(operand, True, asynchronous, split, start + offset, active)
 
 
-def _fragments(kernel: GemmKernel, operand: str) -> Iterator[Access]:
+def _fragments(tiles: Tiles, operand: str) -> Iterator[Access]:
     """The vectors that warps read, one unit of k after another."""
-    kind = _TYPES[kernel.dtype]
-    lanes_m, lanes_n = kernel.warp_m // kernel.thread_m, kernel.warp_n // kernel.thread_n
+    kind = _TYPES[tiles.dtype]
+    lanes_m, lanes_n = tiles.warp_rows // tiles.thread_rows, tiles.warp_columns // tiles.thread_columns
     low = 1 if lanes_n > 1 else 0
     lane = np.arange(LANES)
     up = lane >> low
     lane_of = {"A": up % lanes_m, "B": (lane & low) | (up // lanes_m << low)}[operand]
-    warps_m = kernel.block_m // kernel.warp_m
-    warp = np.arange(kernel.math_threads // LANES)
-    first = warp % warps_m * kernel.warp_m if operand == "A" else warp // warps_m * kernel.warp_n
-    count, lanes = (kernel.thread_m, lanes_m) if operand == "A" else (kernel.thread_n, lanes_n)
+    warps_m = tiles.rows // tiles.warp_rows
+    warp = np.arange(tiles.math_threads // LANES)
+    first = warp % warps_m * tiles.warp_rows if operand == "A" else warp // warps_m * tiles.warp_columns
+    count, lanes = (tiles.thread_rows, lanes_m) if operand == "A" else (tiles.thread_columns, lanes_n)
     vector = min(count, 16 // kind.unit_bytes)
     width = vector * kind.unit_bytes
-    split = kind.unit_bytes if kernel.form == "scalar" else width
-    units = kernel.block_k // kind.depth
+    split = width if tiles.vectors else kind.unit_bytes
+    units = tiles.depth // kind.depth
     k, of_warp, of_vector = np.meshgrid(np.arange(units), first, np.arange(count // vector), indexing="ij")
     x = (of_warp + of_vector * lanes * vector).reshape(-1, 1) + lane_of * vector
-    start = place(kernel, operand, np.broadcast_to(k.reshape(-1, 1), x.shape), x)
+    start = place(tiles, operand, np.broadcast_to(k.reshape(-1, 1), x.shape), x)
     for offset in range(0, width, split):
         yield Access(operand, False, False, split, start + offset, np.ones(x.shape, np.bool_))

@@ -45,7 +45,6 @@ Counted = dict[str, Wavefronts]
 KINDS = ("loads", "stores", "copies", "products")
 
 _BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "f64": 8}
-_EITHER_WAY = ("f16", "bf16", "f64")  # the others want rows along k (`needs`)
 _CHUNK = 16  # bytes that a thread copies, and of a row of an ldmatrix
 _MARGIN = 8  # sums between rows on their way out
 
@@ -79,19 +78,19 @@ def wavefronts(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule, memory: Share
     Operands are those that the kernel sees: where it wants k contiguous, the layout makes no difference. What re-laying-out them takes
     is not counted. Raises OperandError for a kernel of another family or type.
     """
-    if kernel.family not in ("wmma", "mma", "wgmma") or kernel.dtype != w.dtype:
+    if not kernel.tiles.tensor or kernel.dtype != w.dtype:
         raise OperandError(f"{kernel.name} is no tensor-core kernel for {w.dtype}; this describes the families wmma, mma and wgmma")
     memory = memory or SharedMemory()
     cut = pieces(kernel, w, schedule)
     blocks = kernel.cluster_m * kernel.cluster_n
     meeting = _count(_meeting(kernel), memory)
     parts = [(meeting, cut.shared * blocks)]
-    if kernel.family == "wgmma":
+    if kernel.tiles.by_warpgroups:
         parts.append((_products(kernel), cut.steps * blocks))
     else:
         instructions = kernel.block_k // _depth(kernel)
         ahead = cut.pieces if kernel.dtype != "f64" and kernel.warp_m * kernel.warp_n // WARP > 64 else 0
-        k_major = kernel.dtype not in _EITHER_WAY
+        k_major = kernel.k_major
         copied, fetched = _step(kernel, not k_major and w.trans_a, k_major or w.trans_b, memory)
         parts += [(copied, cut.steps), (fetched, cut.steps * instructions + ahead)]
         for rows, high in _extents(w.m, kernel.block_m) if kernel.dtype != "f64" else ():
@@ -176,7 +175,7 @@ def _extents(size: int, block: int) -> Iterator[tuple[int, int]]:
 
 def _way_out(kernel: GemmKernel, rows: int, columns: int) -> Iterator[Access]:
     """A tile's sums through shared memory, of which `rows` x `columns` lie inside C."""
-    size, threads = 2 if kernel.form == "half" else 4, kernel.math_threads
+    size, threads = kernel.sum_bytes, kernel.math_threads
     pitch, width = (kernel.block_n + _MARGIN) * size, min(_CHUNK, 4 * size)
     lane, warp = np.arange(LANES), np.arange(threads // WARP)
     warps_n = kernel.block_n // kernel.warp_n

@@ -54,8 +54,8 @@ _T, _Q, _BH = _LANE % 8 // 2, _LANE // 8 % 2, _LANE % 2 + _LANE // 16 * 2
 def step(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """What one block does to shared memory in one step of 8 channels. Raises OperandError for another kernel."""
     _check(kernel)
-    if kernel.form in LARGE:
-        filters = _weights(kernel, nhwc) if kernel.form == "single" else _copies(kernel)
+    if kernel.variant in LARGE:
+        filters = _weights(kernel, nhwc) if kernel.variant == "single" else _copies(kernel)
         return (*filters, *_halves(nhwc), *_fragments_4(kernel, nhwc))
     return (*_copies(kernel), *_patches(kernel, nhwc), *_fragments(kernel, nhwc))
 
@@ -63,7 +63,7 @@ def step(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
 def way_out(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """What one block does to shared memory on a tile's way out. Raises OperandError for another kernel."""
     _check(kernel)
-    if kernel.form in LARGE:
+    if kernel.variant in LARGE:
         return tuple(_way_out_4())
     return (*_sums(kernel), *_planes(kernel, nhwc), *_outputs())
 
@@ -83,7 +83,7 @@ def launch(kernel: ConvKernel, w: Conv, nhwc: bool, memory: SharedMemory | None 
     windows = w.batch * -(-w.out_h // m) * -(-w.out_w // m)
     tiles = w.groups * -(-windows // kernel.block_windows) * -(-w.filters // w.groups // kernel.block_filters)
     steps = -(-w.channels // w.groups // kernel.block_k)
-    passes = kernel.form not in LARGE  # the outputs, through shared memory
+    passes = kernel.variant not in LARGE  # the outputs, through shared memory
     out = (one for one in way_out(kernel, nhwc) if one.operand == "sums" or (one.store and passes))
     once = (*_place(kernel), *_first(kernel, nhwc), *out)
     inside = (_inside(kernel, w, nhwc),) if passes else () if nhwc or w.out_w % 4 == 0 else tuple(_words(kernel, w))
@@ -104,7 +104,7 @@ def _sum(parts: Iterable[tuple[Iterable[Access], int]], memory: SharedMemory | N
 
 
 def _check(kernel: ConvKernel) -> None:
-    if kernel.family != "winograd" or kernel.form not in (*_ROW_WORDS, *LARGE):
+    if kernel.outputs == 1 or kernel.variant not in (*_ROW_WORDS, *LARGE):
         raise OperandError(f"{kernel.name} is no fused Winograd kernel; this describes the forms {', '.join((*_ROW_WORDS, *LARGE))}")
 
 
@@ -127,7 +127,7 @@ def _place(kernel: ConvKernel) -> Iterator[Access]:
 
     One thread makes Work, and then twice, for the tile and for that there is no other, asks it and says whether there is one.
     """
-    warps = LARGE_WARPS if kernel.form in LARGE else WARPS
+    warps = LARGE_WARPS if kernel.variant in LARGE else WARPS
 
     def of(store: bool, width: int, byte: int, everyone: bool = False) -> Access:
         rows = warps if everyone else 1
@@ -145,14 +145,14 @@ def _place(kernel: ConvKernel) -> Iterator[Access]:
         yield of(True, width, byte)
     for width, byte in ((16, 0), (16, 16)):
         yield of(False, width, byte, everyone=True)
-    if kernel.form in LARGE:  # its row and column are read again after the steps
+    if kernel.variant in LARGE:  # its row and column are read again after the steps
         yield of(False, 8, 0, everyone=True)
 
 
 def _copies(kernel: ConvKernel) -> Iterator[Access]:
     planes = (kernel.outputs + 2) ** 2
     (instruction,) = _loops(planes * kernel.block_k * kernel.block_filters // (4 * LANES))
-    tiles = LARGE_PLANES * PITCH if kernel.form in LARGE else 0  # which lie before
+    tiles = LARGE_PLANES * PITCH if kernel.variant in LARGE else 0  # which lie before
     yield _access("filters", True, 16, tiles + 4 * (instruction * LANES + _LANE), asynchronous=True)
 
 
@@ -172,7 +172,7 @@ def _tile_word(kernel: ConvKernel, nhwc: bool, plane: Integers, channel: Integer
 
 def _first(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """F(2x2): the first of 16 units of fragments, before the first step; each step loads those that follow, the last one once more."""
-    if kernel.form in LARGE:
+    if kernel.variant in LARGE:
         return ()
     all_units = _fragments(kernel, nhwc)
     return tuple(Access(one.operand, False, False, one.width, one.addresses[:WARPS], one.active[:WARPS]) for one in all_units)
@@ -190,37 +190,37 @@ def _fragments(kernel: ConvKernel, nhwc: bool) -> Iterator[Access]:
 
 def _sums(kernel: ConvKernel) -> Iterator[Access]:
     """All four rounds; those of sts64 and compact have the same addresses (compact: in two buffers of whole rows)."""
-    row_words = _ROW_WORDS[kernel.form]
-    if kernel.form == "reference":
+    row_words = _ROW_WORDS[kernel.variant]
+    if kernel.variant == "reference":
         of_round, half, k, e, warp = _loops(4, 2, 4, 2, WARPS)
         words = (k * PLANES + warp + 8 * half) * row_words + 4 * (10 * _T + _BH + 4 * e)
         yield _access("sums", True, 16, words, of_round // 2 == _Q)
         return
     _, half, kslot, e, d, warp = _loops(4, 2, 2, 2, 2, WARPS)
     cell = _BH + 4 * e + 8 * _Q
-    unit = 34 * _T + cell + 16 * d if kernel.form == "sts64" else 32 * _T + (cell + 2 * _T) % 16 + 16 * d
+    unit = 34 * _T + cell + 16 * d if kernel.variant == "sts64" else 32 * _T + (cell + 2 * _T) % 16 + 16 * d
     yield _access("sums", True, 8, (kslot * PLANES + warp + 8 * half) * row_words + 2 * unit)
 
 
 def _seen(kernel: ConvKernel, nhwc: bool, of_round: Integers, second: Integers, warp: Integers) -> tuple[Integers, Integers, Integers]:
     """(tile, filter, word of plane 0) that a lane has in a round."""
-    row_words = _ROW_WORDS[kernel.form]
+    row_words = _ROW_WORDS[kernel.variant]
     t = _LANE % 4 if nhwc else warp % 4
-    if kernel.form == "reference":
+    if kernel.variant == "reference":
         kslot, x = warp // 4 + 2 * second, 8 * (warp % 4) + _LANE // 4 if nhwc else _LANE
         tile = 16 * (x // 2 % 2) + x // 4 * 2 + x % 2
         of = 32 * (of_round % 2) + 16 * (kslot // 2) + 8 * (kslot % 2) + 4 * (of_round // 2) + t
         return tile, of, kslot * PLANES * row_words + 40 * t + x
     kslot, q = warp // 4, _LANE // 4 % 2 if nhwc else _LANE // 16
     x = 4 * (warp % 4) + _LANE // 8 if nhwc else _LANE % 16
-    within = (68 * t + 16 * q + x if kernel.form == "sts64" else 64 * t + (16 * q + x + 4 * t) % 32) + 32 * second
+    within = (68 * t + 16 * q + x if kernel.variant == "sts64" else 64 * t + (16 * q + x + 4 * t) % 32) + 32 * second
     return 16 * second + x, 16 * of_round + 8 * kslot + 4 * q + t, kslot * PLANES * row_words + within
 
 
 def _planes(kernel: ConvKernel, nhwc: bool) -> Iterator[Access]:
     of_round, second, plane, warp = _loops(4, 2, PLANES, WARPS)
     _, _, word = _seen(kernel, nhwc, of_round, second, warp)
-    yield _access("sums", False, 4, word + plane * _ROW_WORDS[kernel.form] + 0 * of_round)
+    yield _access("sums", False, 4, word + plane * _ROW_WORDS[kernel.variant] + 0 * of_round)
 
 
 def _own(word: Integers, warp: Integers) -> Integers:
@@ -265,7 +265,7 @@ def _tiles_4(plane: Integers, channel: Integers, tile: Integers) -> Integers:
 
 
 def _filters_4(kernel: ConvKernel, plane: Integers, channel: Integers, line: Integers) -> Integers:
-    word: Integers = LARGE_PLANES * PITCH + (plane * STEP + channel) * (ROW if kernel.form == "single" else SIDE) + line
+    word: Integers = LARGE_PLANES * PITCH + (plane * STEP + channel) * (ROW if kernel.variant == "single" else SIDE) + line
     return word
 
 

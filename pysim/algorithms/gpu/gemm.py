@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products on a GPU: the rows of `native/cuda/gemms.inc`, whose threads multiply (simt), or tensor cores by warps (wmma, mma) or by
+warpgroups (wgmma).
+
+An operand that a kernel cannot take as it lies is copied before: another dimension is contiguous than it needs, or its rows do not begin at
+multiples of what it copies at once (`waves`, relayout). Threads that multiply load such rows element by element. Kernels of wgmma stay on
+their SM for the whole product, so it holds one block of them.
+
+Worked number: gemm:1024x512x256:nn:s8 by wgmma copies B, 131,072 bytes, and 256 to align.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+
+from pysim.algorithms.contract import SUMS, Bound
+from pysim.cachemodel.gpu import mainloop, tiled, words
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, cost, legal, partial_bytes, round_up
+from pysim.cachemodel.gpu.mainloop import RESULT_BYTES, SUM_BYTES, VECTOR_BYTES, Work
+from pysim.cachemodel.gpu.waves import Columns
+from pysim.machine.gpu import Gpu
+from pysim.problem.dtypes import SIZES
+from pysim.problem.gemm import Gemm
+from pysim.record.cost import Reason, Rejected
+from pysim.record.description import Description
+from pysim.record.plan import Layout, Plan, Request
+from pysim.record.schedule import GpuConvSchedule, GpuSchedule
+from pysim.registry.rows import Attributes, GemmKernel, Tiles, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
+
+NAME = "gemm"
+COMPUTES = Gemm
+Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
+DENSE: Lie = None  # rows without gaps, from such a multiple
+ASYNCHRONOUS_CAPABILITY = 80  # from here on there are asynchronous copies, and tensor cores whose FP16 products are summed in FP32
+
+
+# Legality
+
+
+def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | None:
+    side, depth = cuda_limits()["GEMM_SIDE"], cuda_limits()["GEMM_K"]
+    if max(problem.m, problem.n) > side or problem.k > depth:
+        return Reason("size", f"the CUDA kernels take m and n up to {side:,} and k up to {depth:,}")
+    known = sorted({kernel.dtype for kernel in gemm_kernels()})
+    if problem.dtype not in known:
+        return Reason(
+            "type", f"there is no {problem.dtype} CUDA kernel; the registry (native/cuda/gemms.inc) has {', '.join(known) or 'none'}"
+        )
+    return None
+
+
+def kernel_refuses(gpu: Gpu, kernel: GemmKernel) -> Reason | None:
+    """Why a kernel is not planned with on a machine beside what no kernel can do without."""
+    if kernel.dtype == "f16" and not kernel.tiles.tensor and gpu.capability_number >= ASYNCHRONOUS_CAPABILITY:
+        return Reason("replaced", "it sums in f16, and this machine's tensor cores sum in f32")
+    if kernel.asynchronous and not kernel.tiles.tensor and gpu.capability_number < ASYNCHRONOUS_CAPABILITY:
+        stages = f"its {kernel.stages} stages are filled by asynchronous copies, which need capability 8.0"
+        return Reason("machine", f"{stages}; {gpu.name} has {gpu.capability}")
+    return None
+
+
+def families_of(kernel: GemmKernel) -> tuple[str, ...]:
+    """The families of a machine's constants that hold for a kernel, the first that there is: of its main loop and type, of its main
+    loop."""
+    return f"{kernel.mainloop}_{kernel.dtype}", kernel.mainloop
+
+
+def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> Attributes:
+    """What the compiler made of a kernel, or what follows from its columns."""
+    return known.get(kernel.name) or mainloop.estimated(kernel.tiles)
+
+
+def usable(
+    request: Request, problem: Gemm, name: str, rows: Sequence[GemmKernel], lie: Lie = DENSE
+) -> tuple[list[GemmKernel], list[Rejected]]:
+    """The kernels that can compute a product on a machine, and the others with reasons."""
+    gpu = request.machine
+    assert isinstance(gpu, Gpu)
+    known = gemm_attributes(gpu.capability_number)
+    own = partial(attributes_of, known=known)
+
+    def refused(kernel: GemmKernel) -> Reason | None:
+        return kernel_refuses(gpu, kernel) or too_large(problem, kernel, lie)
+
+    return legal(request._replace(problem=problem), name, rows, own, families_of, refused)
+
+
+def too_large(problem: Gemm, kernel: GemmKernel, lie: Lie) -> Reason | None:
+    """Why a kernel cannot compute a product of this size that others can."""
+    most, tiles = cuda_limits(), tiles_of(problem, kernel)
+    if tiles > most["TILES"]:
+        return Reason("size", f"it would need {tiles:,} tiles; the CUDA kernels take up to {most['TILES']:,}")
+    if max(problem.m, problem.n, problem.k) <= most["RELAYOUT_ROWS"]:
+        return None
+    rows = max((rows for rows, _ in copies(problem, kernel, lie)), default=0)
+    if rows > most["RELAYOUT_ROWS"]:
+        return Reason("size", f"it would copy an operand of {rows:,} rows; copies take up to {most['RELAYOUT_ROWS']:,}")
+    return None
+
+
+# Candidates
+
+
+def pitches(problem: Gemm) -> tuple[int, int]:
+    """Elements from one row to the next of A and B as they lie, densely."""
+    return problem.m if problem.trans_a else problem.k, problem.k if problem.trans_b else problem.n
+
+
+def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[tuple[int, int]]:
+    """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied."""
+    size, alignment = SIZES[problem.dtype], kernel.alignment
+    sides = ((not problem.trans_a, problem.m), (problem.trans_b, problem.n))
+    for (k_last, outer), apart, lies in zip(sides, *(lie or (pitches(problem), (True, True))), strict=True):
+        if (kernel.k_major and not k_last) or apart * size % alignment or (alignment > size and not lies):
+            yield (outer, problem.k) if k_last or kernel.k_major else (problem.k, outer)
+
+
+def candidates(request: Request, limit: float | None = None) -> Candidates:
+    problem, gpu = request.problem, request.machine
+    assert isinstance(problem, Gemm) and isinstance(gpu, Gpu)
+    kernels, rejected = usable(request, problem, NAME, gemm_kernels())
+    return Candidates(request, tuple(variants(gpu, problem, kernels, gemm_attributes(gpu.capability_number))), (), tuple(rejected))
+
+
+def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> list[Variant]:
+    """Kernels as the model knows them, on a machine that has their pipes."""
+    found = []
+    for kernel in kernels:
+        own, tiles = known.get(kernel.name), kernel.tiles
+        attributes = own or mainloop.estimated(tiles)
+        columns, step, family = product(gpu, problem, tiles, families_of(kernel), attributes, attributes.efficiency)
+        moved = [rows * across * columns.size for rows, across in copies(problem, kernel)]
+        found.append(
+            Variant(
+                kernel.name, partial(GpuSchedule, kernel.name), attributes, own is not None, tiled.leans_on(gpu, tiles.pipe, family),
+                columns._replace(relayouts=len(moved), relaid=2 * sum(moved)), step,
+                lent=() if own else (f"kernel_attributes.{kernel.name}",),
+            )
+        )  # fmt: skip
+    return found
+
+
+def product(
+    gpu: Gpu, problem: Gemm, tiles: Tiles, families: tuple[str, ...], attributes: Attributes, efficiency: float | None
+) -> tuple[Columns, Work, str]:
+    """Columns of a product by tiles, no operand copied; a step's work, and the family whose constants hold. Every row of tiles asks for all
+    of B once."""
+    size = SIZES[problem.dtype]
+    ragged = tuple(pitch * size % VECTOR_BYTES != 0 for pitch in pitches(problem))
+    step = mainloop.work(gpu, tiles, problem.trans_a, problem.trans_b, ragged)
+    fixed, family = _fixed(gpu, tiles, families, attributes, step, efficiency)
+    result = RESULT_BYTES.get(problem.dtype, size)
+    a, b = problem.m * problem.k * size, problem.k * problem.n * size
+    sizes = (problem.m, problem.n, problem.k, size, a, b, problem.m * problem.n * result, a, b, result, SUM_BYTES.get(problem.dtype, 4))
+    return Columns(*sizes, *fixed[len(sizes) :]), step, family
+
+
+@lru_cache(maxsize=4096)
+def _fixed(
+    gpu: Gpu, tiles: Tiles, families: tuple[str, ...], attributes: Attributes, step: Work, efficiency: float | None
+) -> tuple[Columns, str]:
+    """What of the columns does not depend on a product's sizes, and the family whose constants hold."""
+    name, family = constants_of(gpu, families)
+    return tiled.columns_of(gpu, tiles, attributes, step, family, efficiency), name
+
+
+# What the contract asks beside
+
+
+def prepare(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> None:
+    return None  # operands are copied in the run, where they are
+
+
+def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> int:
+    kernel = gemm_kernel(schedule.kernel)
+    assert kernel is not None
+    return launch_bytes(problem, kernel, schedule)
+
+
+def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule | GpuConvSchedule, lie: Lie = DENSE) -> int:
+    """What a launch needs beside its operands, as native/cuda/gemm.cu counts it: copied operands, flags,
+    partial sums."""
+    size, alignment, tiles = SIZES[problem.dtype], max(16, kernel.alignment), kernel.tiles
+    total = sum(round_up(rows * round_up(columns * size, alignment), ALIGN) for rows, columns in copies(problem, kernel, lie))
+    sums = tiles.rows * tiles.columns * SUM_BYTES.get(problem.dtype, 4)
+    total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(problem, kernel), tiles.blocks, sums)
+    return total + ALIGN * bool(total)
+
+
+def steps_of(problem: Gemm, kernel: GemmKernel) -> int:
+    """Steps along k of all tiles together."""
+    return tiles_of(problem, kernel) * -(-problem.k // kernel.block_k)
+
+
+def tiles_of(problem: Gemm, kernel: GemmKernel) -> int:
+    """Tiles of C; of a cluster, where the kernel has clusters."""
+    tiles = kernel.tiles
+    return -(-problem.m // (tiles.rows * tiles.cluster_rows)) * -(-problem.n // (tiles.columns * tiles.cluster_columns))
+
+
+def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
+    return SUMS
+
+
+def describe(plan: Plan) -> Description:
+    problem = plan.workload
+    kernel = gemm_kernel(plan.kernel)
+    assert isinstance(problem, Gemm) and kernel is not None
+    summary = f"product of {problem.m} x {problem.n} x {problem.k}, layout {problem.layout}"
+    return words.describe(plan, words.one_launch(plan, candidates), summary, words.products(problem, kernel.tiles))
+
+
+__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions as products: columns of windows in the workspace, then a row of `native/cuda/gemms.inc`.
+
+NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have
+COLUMNS_BYTES of columns and GEMM_SIDE windows (`native/cuda/limits.inc`). 1x1 convolutions
+with stride 1 are products as they lie.
+
+Worked number: im2col of conv:mb32ic64ih56oc64kh3ph1 under NCHW keeps 576 x 3136 columns of one image, 7,225,344 bytes, and 256 to align.
+"""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from pysim.algorithms.contract import Bound, sums_by
+from pysim.algorithms.gpu import gemm
+from pysim.algorithms.gpu.direct import BLOCK
+from pysim.cachemodel.gpu import tiled, words
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, cost, round_up
+from pysim.cachemodel.gpu.passes import Pass
+from pysim.cachemodel.gpu.tiled import Asked
+from pysim.cachemodel.gpu.windows import Windows
+from pysim.machine.gpu import Gpu
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.problem.gemm import Gemm
+from pysim.record.cost import Reason, Rejected
+from pysim.record.description import Description
+from pysim.record.plan import Layout, Plan, Request
+from pysim.record.schedule import GpuConvSchedule
+from pysim.registry.rows import cuda_limits, gemm_kernel, gemm_kernels
+
+NAME = "im2col"
+COMPUTES = Conv
+
+
+class Products(NamedTuple):
+    """One of its products, how often it is made, its images, pitches and alignments of A and B, bytes of its columns."""
+
+    problem: Gemm
+    times: int
+    images: int
+    pitches: tuple[int, int]
+    aligned: tuple[bool, bool]
+    columns: int
+
+
+def products_of(w: Conv, layout: Layout) -> Products:
+    """The products that a convolution is."""
+    size, windows, k = SIZES[w.dtype], w.windows, Windows(w, layout).k
+    filters = w.filters // w.groups
+    if layout == "nchw":
+        pitch = windows if w.pointwise else round_up(windows * size, 16) // size
+        columns = 0 if w.pointwise else round_up(k * pitch * size, ALIGN)
+        problem = Gemm(m=filters, n=windows, k=k, dtype=w.dtype)
+        return Products(problem, w.batch * w.groups, 1, (k, pitch), (False, bool(columns)), columns)
+    pitch = w.channels if w.pointwise else round_up(k * size, 16) // size
+    most = cuda_limits()
+    fit = w.batch if w.pointwise else most["COLUMNS_BYTES"] // (windows * pitch * size)
+    images = max(1, min(w.batch, fit, most["GEMM_SIDE"] // windows))
+    columns = 0 if w.pointwise else round_up(windows * images * pitch * size, ALIGN)
+    problem = Gemm(m=windows * images, n=filters, k=k, trans_b=True, dtype=w.dtype)
+    return Products(problem, math.ceil(w.batch / images) * w.groups, images, (pitch, k), (bool(columns), False), columns)
+
+
+def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
+    """Its columns; under NHWC those of all groups lie together."""
+    if w.pointwise:
+        return ()
+    of, size = products_of(w, layout), SIZES[w.dtype]
+    elements = w.groups * w.batch * w.windows * of.problem.k
+    return (Pass("columns", Windows(w, layout).bytes, elements * size, elements * gpu.model.passes.element_instructions.value, of.times),)
+
+
+def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
+    return tiled.refuses(NAME, problem) or gemm.refuses(products_of(problem, layout).problem, machine)
+
+
+def candidates(request: Request, limit: float | None = None) -> Candidates:
+    asked = Asked.of(request)
+    rows, rejected = tiled.legal_rows(asked, NAME, lambda row: BLOCK, lambda row: None)
+    of, named = products_of(asked.w, asked.layout), request.schedule
+    chosen = gemm_kernels()
+    if isinstance(named, GpuConvSchedule):
+        chosen = tuple(kernel for kernel in chosen if kernel.name == named.gemm)
+        request = request._replace(schedule=None)
+    kernels, unfit = gemm.usable(request._replace(shape=None), of.problem, NAME, chosen, (of.pitches, of.aligned)) if rows else ([], [])
+    if rows and not kernels:
+        first = unfit[0]
+        rejected += [Rejected(row.name, f"no product can run: {first.what}: {first.reason}", first.code) for row in rows]
+    around, found = passes(asked.gpu, asked.w, asked.layout), []
+    last = asked.w.batch % of.images * asked.w.windows  # the last images' product has fewer tiles, which stream-K's blocks must share, too
+    for kernel, one in zip(kernels, gemm.variants(asked.gpu, of.problem, kernels, asked.known), strict=True):
+        if last and one.columns is not None:
+            least = msgspec.structs.replace(of.problem, m=last)
+            one = one._replace(columns=one.columns._replace(stream_most=gemm.steps_of(least, kernel)))
+        schedule = partial(GpuConvSchedule, rows[0].name, one.kernel)
+        found.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=around))
+    return Candidates(request._replace(schedule=named), tuple(found), (NAME,), tuple(rejected))
+
+
+def prepare(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> None:
+    return None  # filters are a matrix as they lie
+
+
+def workspace_bytes(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> int:
+    of, kernel = products_of(problem, layout), gemm_kernel(schedule.gemm or "")
+    assert kernel is not None
+    total = round_up(of.columns + gemm.launch_bytes(of.problem, kernel, schedule, (of.pitches, of.aligned)), ALIGN)
+    return total + ALIGN * bool(total)
+
+
+def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
+    return sums_by(schedule.kernel, problem)
+
+
+def describe(plan: Plan) -> Description:
+    w, schedule = plan.workload, plan.schedule
+    assert isinstance(w, Conv) and isinstance(schedule, GpuConvSchedule)
+    kernel = gemm_kernel(schedule.gemm or "")
+    assert kernel is not None
+    of = products_of(w, plan.layout)
+    lines = (f"{'products':<18}{of.times:,} of {of.problem.text}, by {schedule.gemm}", *words.products(of.problem, kernel.tiles))
+    return words.describe(plan, words.one_launch(plan, candidates), "columns in the workspace, then products", lines)
+
+
+__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one step along k of one block of a tiled GPU kernel takes of its SM, and what a block holds.
+
+    cycles = max(multiply-adds / fma_per_cycle[pipe], wavefronts of shared memory, instructions / schedulers)
+
+Of threads that multiply, instructions and wavefronts are counted address by address (`gemm_shared`); of tensor cores they follow from what
+the instructions read, without conflicts: a warp keeps fragments for its whole tile, a warpgroup's instruction reads its rows and columns
+from shared memory. A producer's loads by TMA cost no instructions.
+
+Worked number: a step of 8 of 128 x 128 in FP32 on V100 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from pysim.cachemodel.gpu.occupancy import pipe_of
+from pysim.cachemodel.shared_memory.banks import SharedMemory
+from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
+from pysim.machine.gpu import Gpu
+from pysim.problem.dtypes import SIZES
+from pysim.registry.rows import WARP, Attributes, Tiles
+
+LINE_BYTES = 128
+VECTOR_BYTES = 16
+INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
+EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
+SUM_BYTES = {"f64": 8}  # of an accumulator; 4 for all others
+RESULT_BYTES = {"s8": 4, "f8": 2}  # of an element of a product; that of its operands for all others
+PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
+BARRIER_BYTES, FLAG_BYTES, ALIGNMENT = 16, 16, 1024  # of a producer's stages: two barriers each, a flag, room to align
+
+
+class Work(NamedTuple):
+    """What one step of one block costs its SM, before any efficiency: cycles of each resource."""
+
+    arithmetic: float
+    shared: float
+    issue: float
+
+    @property
+    def cycles(self) -> float:
+        return max(self)
+
+
+def stage_bytes(tiles: Tiles) -> int:
+    """Bytes of both operands that one stage keeps in shared memory, padding aside."""
+    return (tiles.rows + tiles.columns) * tiles.depth * SIZES[tiles.dtype]
+
+
+def shared_bytes(tiles: Tiles) -> int:
+    """Bytes of shared memory of a block: stages, and where it is larger the tile of results on its way out."""
+    result, size = SUM_BYTES.get(tiles.dtype, 4), SIZES[tiles.dtype]
+    if tiles.producer:
+        return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES + ALIGNMENT
+    if not tiles.tensor:
+        packed = 2 if tiles.dtype == "f16" else 1  # half2 sums
+        return max(tiles.stages * stage_bytes(tiles), tiles.rows * tiles.columns * result // packed)
+    row = tiles.depth * size
+    pitch = row if row % 32 else row + 16  # rows of k are padded to an odd multiple of 16 bytes
+    return max(tiles.stages * (tiles.rows + tiles.columns) * pitch, tiles.rows * (tiles.columns + 8) * result)
+
+
+def estimated(tiles: Tiles) -> Attributes:
+    """What follows from a kernel's tiles where nobody read it from the compiler."""
+    words = SUM_BYTES.get(tiles.dtype, 4) // 4
+    sums = tiles.rows * tiles.columns * words // tiles.math_threads
+    fragments = 24 if tiles.tensor else 2 * (tiles.thread_rows + tiles.thread_columns) * words
+    registers = min(255, (sums + fragments + 40 + 7) // 8 * 8)
+    if tiles.by_warpgroups:  # all registers of the SM, divided unevenly once the block runs
+        registers = min(168, 65536 // tiles.threads // 8 * 8)
+    elif tiles.producer:  # of its half of the SM, where it has four multiplying warps
+        registers = 168 if tiles.math_threads == 256 else min(128, registers)
+    return Attributes(tiles.threads, registers, shared_bytes(tiles))
+
+
+@lru_cache(maxsize=4096)
+def work(gpu: Gpu, tiles: Tiles, trans_a: bool = False, trans_b: bool = False, ragged: tuple[bool, ...] = (False, False)) -> Work:
+    """Cycles of a step of a product; `ragged` (A, B): rows are no whole vectors, and threads load element by element."""
+    size, products = SIZES[tiles.dtype], tiles.rows * tiles.columns * tiles.depth
+    arithmetic = products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
+    stage = stage_bytes(tiles)
+    copies = stage / VECTOR_BYTES / WARP * (0 if tiles.producer else 2)  # loads, and their addresses
+    if not tiles.tensor:
+        counted = wavefronts(tiles, trans_a, trans_b, SharedMemory(rule=gpu.shared_rule)).values()
+        single = (ragged[0] * tiles.rows + ragged[1] * tiles.columns) * tiles.depth / WARP
+        issue = products / PACKED.get(tiles.dtype, 1) / WARP + sum(one.instructions for one in counted) + copies
+        issue += EDGE_INSTRUCTIONS * single
+        # lanes stay a vector apart, so each load of single elements touches as many lines as one of vectors
+        shared = float(sum(one.total for one in counted) + single * VECTOR_BYTES * WARP / LINE_BYTES)
+        return Work(arithmetic, shared, issue / gpu.schedulers_per_sm.value)
+    groups, instructions = (
+        tiles.math_threads // tiles.group,
+        (tiles.warp_rows // tiles.thread_rows) * (tiles.warp_columns // tiles.thread_columns),
+    )
+    warp = tiles.warp_rows + tiles.warp_columns
+    read = instructions * (tiles.thread_rows + tiles.thread_columns) if tiles.by_warpgroups else warp
+    shared = groups * read * tiles.depth * size / LINE_BYTES + stage / LINE_BYTES
+    loads = 0 if tiles.by_warpgroups else groups * warp * tiles.depth * size / (VECTOR_BYTES * WARP)
+    deep = INSTRUCTION_BYTES / size  # of one instruction along k; each of a warpgroup's four warps issues it
+    issued = products / (tiles.thread_rows * tiles.thread_columns * deep) * (tiles.group // WARP)
+    return Work(arithmetic, shared, (issued + 2 * loads + copies) / gpu.schedulers_per_sm.value)

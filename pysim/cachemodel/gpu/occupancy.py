@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many blocks of a kernel an SM of a GPU holds at once, and why a machine cannot run a kernel at all.
+
+    blocks = min(blocks_per_sm, warps_per_sm / warps, registers_per_sm / registers of the block, shared_bytes_per_sm / those of the block)
+
+(CUDA C++ Programming Guide, "Multiprocessor level".) Registers of a warp are given out in units of REGISTER_UNIT; from capability 8.0 on
+the driver keeps RESERVED_SHARED_BYTES of each block's shared memory.
+
+Worked number: 256 threads of 128 registers: 65,536 / (8 warps x 32 x 128) = 2 blocks.
+"""
+
+from functools import lru_cache
+
+from pysim.machine.gpu import Gpu
+from pysim.record.cost import Reason
+from pysim.registry.rows import WARP, Attributes, ConvKernel, GemmKernel
+
+REGISTER_UNIT = 256
+RESERVED_SHARED_BYTES, RESERVING_CAPABILITY = 1024, 80
+
+
+def occupancy_limits(gpu: Gpu, attributes: Attributes) -> dict[str, int]:
+    """Blocks that an SM could hold at once by each of its resources; 0 by shared memory where a block may not have that much."""
+    warps = -(-attributes.threads // WARP)
+    reserved = RESERVED_SHARED_BYTES if gpu.capability_number >= RESERVING_CAPABILITY else 0
+    fits = attributes.shared_bytes <= gpu.shared_bytes_per_block.value
+    registers = -(-attributes.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT * warps
+    return {
+        "blocks": gpu.blocks_per_sm.value,
+        "warps": gpu.warps_per_sm.value // warps,
+        "registers": gpu.registers_per_sm.value // max(1, registers),
+        "shared memory": gpu.shared_bytes_per_sm.value // max(1, attributes.shared_bytes + reserved) if fits else 0,
+    }
+
+
+@lru_cache(maxsize=4096)
+def occupancy(gpu: Gpu, attributes: Attributes) -> int:
+    """Blocks that an SM holds at once: the least of `occupancy_limits`."""
+    return min(occupancy_limits(gpu, attributes).values())
+
+
+def pipe_of(gpu: Gpu, pipe: str) -> str | None:
+    """The name under which a machine has a kernel's pipe, None where it lacks it; tensor cores accumulate in FP32."""
+    return next((name for name in (f"{pipe}_f32", pipe) if name in gpu.fma_per_cycle), None)
+
+
+@lru_cache(maxsize=4096)
+def unable(gpu: Gpu, row: GemmKernel | ConvKernel, attributes: Attributes, families: tuple[str, ...]) -> Reason | None:
+    """Why a machine cannot run a registry's row whatever the problem; `families`: those of the model that have constants for it."""
+    have, need, tiles = gpu.capability_number, row.capability, row.tiles
+    if have < need or (row.exact_capability and have != need):
+        exactly = "" if row.exact_capability else " or later"
+        return Reason("machine", f"it needs capability {need // 10}.{need % 10}{exactly}; {gpu.name} has {gpu.capability}")
+    if tiles.rows and pipe_of(gpu, row.pipe) is None:
+        return Reason("machine", f"{gpu.name} has no {row.pipe} pipe")
+    if not any(family in gpu.model.families for family in families):
+        return Reason("machine", f"{gpu.name} has no constants of its family, [model.families.{families[-1]}]")
+    size, most = attributes.shared_bytes, gpu.shared_bytes_per_block.value
+    if size > most:
+        return Reason("machine", f"a block needs {size:,} bytes of shared memory; {gpu.name} gives it {most:,}")
+    if not occupancy(gpu, attributes):
+        return Reason("machine", f"{attributes.threads} threads of {attributes.registers} registers do not fit on an SM")
+    if gpu.sms.value < tiles.blocks:
+        return Reason("machine", f"a cluster takes {tiles.blocks} SMs")
+    return None

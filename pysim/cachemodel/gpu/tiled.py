@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiled kernels as the GPU cost model has them (`waves.Columns`): what follows from tiles alone, and convolutions as products of their
+tiles.
+
+tiles   Tiles of filters x windows over k = (C/g) R S, as `native/cuda/conv.h` has it: filters are A and windows B under NCHW, the other way
+        round under NHWC and where a kernel turns them; groups stand one after another along the windows, each in whole tiles (of a
+        cluster). Waves, steps, occupancy, split sums and the walk's reuse in L2 are those of a product of these sizes.
+step    A step of the SIMT product, of which the windows are gathered: so many instructions an element (a vector where the layout has four
+        elements side by side: a 1x1 convolution under NCHW, whole groups of four channels under NHWC), and L1 wavefronts of its loads.
+bytes   L2 is asked for what each tile's windows touch (`windows`), memory for what all of them do, by the reuse distances of the walk.
+
+Assumed, until there are measurements: that the constants of the SIMT products hold for the tiles of convolutions, and what machine files
+call assumed. Not known: divergence at edges.
+
+Worked number: conv:mb32ic64ih56oc64kh3ph1 by tiles of 64 x 128 x 16 is 32 56 56 / 128 = 784 tiles of 576 / 16 = 36 steps.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from pysim.cachemodel.gpu.launches import ALIGN, Variant, constants_of, legal, partial_bytes, round_up
+from pysim.cachemodel.gpu.mainloop import EDGE_INSTRUCTIONS, SUM_BYTES, VECTOR_BYTES, Work
+from pysim.cachemodel.gpu.occupancy import occupancy, pipe_of
+from pysim.cachemodel.gpu.passes import Pass
+from pysim.cachemodel.gpu.waves import SUMS_AT_ONCE, Columns
+from pysim.cachemodel.gpu.windows import Windows
+from pysim.cachemodel.shared_memory.banks import SharedMemory
+from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
+from pysim.machine.gpu import Gpu, GpuFamily
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.record.cost import Reason, Rejected
+from pysim.record.plan import Layout, Request
+from pysim.record.schedule import GpuConvSchedule
+from pysim.registry.rows import WARP, Attributes, ConvKernel, Tiles, conv_kernels, cuda_limits, gemm_attributes, gemm_of_tiles
+
+SUB_CORES = 4
+LEAST_L1_SHARE = 16  # of L1 at least one part in so many is not shared memory
+
+
+def columns_of(
+    gpu: Gpu, tiles: Tiles, attributes: Attributes, step: Work, family: GpuFamily, efficiency: float | None, threads: int = 0
+) -> Columns:
+    """What follows from a kernel's tiles; no sizes of a problem. `threads` multiply, where they are others than one group a warp tile."""
+    pipe, threads = pipe_of(gpu, tiles.pipe) or "", threads or tiles.math_threads
+    taken = step.cycles / (efficiency or family.efficiency.value)
+    results, resident = tiles.rows * tiles.columns, occupancy(gpu, attributes)
+    return Columns(
+        *(0.0,) * 11,
+        tile_m=tiles.rows * tiles.cluster_rows,
+        tile_n=tiles.columns * tiles.cluster_columns,
+        block_k=tiles.depth,
+        stages=tiles.stages,
+        blocks=tiles.blocks,
+        resident=min(1, resident) if tiles.by_warpgroups else resident,  # whose blocks stay for the whole product
+        divides=True,
+        stream_most=np.inf,
+        whole=tiles.producer,
+        outputs=results / tiles.math_threads,
+        turns=np.ceil(results / threads / SUMS_AT_ONCE),
+        step=taken,
+        alone=taken * max(1.0, SUB_CORES * WARP / threads),
+        shared=step.shared,
+        bound=max(range(len(step)), key=lambda i: step[i]),
+        fma=gpu.fma_per_cycle[pipe].value,
+        sustained=gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.clock_hz,
+        relayouts=0,
+        relaid=0,
+        **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
+    )
+
+
+def leans_on(gpu: Gpu, pipe: str, family: str, *others: str) -> tuple[str, ...]:
+    """Beginnings of the paths of the machine's numbers that a kernel on a pipe leans on, and others do not."""
+    own = pipe_of(gpu, pipe) or pipe
+    return (f"fma_per_cycle.{own}", f"sustained_hz.{own}", f"model.families.{family}.", *others)
+
+
+# Convolutions
+
+
+def lying(row: ConvKernel, layout: Layout) -> Tiles:
+    """A row's tiles: what lies side by side in the output is across, but where warpgroups multiply, whose windows are always down."""
+    return row.tiles.turned if layout == "nhwc" or row.tiles.by_warpgroups else row.tiles
+
+
+def families_of(row: ConvKernel) -> tuple[str, ...]:
+    """Families of a machine's constants that hold for a row, the first that there is: its algorithm's own, where it has been fitted, else
+    those of the products that it is made of."""
+    own = f"conv_{row.algorithm}"
+    if not row.tiles.by_warpgroups:
+        return own, "simt"
+    product = gemm_of_tiles(row.tiles.turned)
+    return (own, f"{product.mainloop}_{row.dtype}", product.mainloop) if product else (own,)
+
+
+def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -> float | None:
+    """A row's measured efficiency, or that of the product with the same tiles."""
+    product = gemm_of_tiles(tiles)
+    twin = known.get(product.name) if product else None
+    return own.efficiency or (twin.efficiency if twin else None)
+
+
+def lent_of(row: ConvKernel, family: str, known: dict[str, Attributes]) -> tuple[str, ...]:
+    """What is assumed of a row beside the machine's numbers: constants of another family, registers that nobody counted."""
+    own = f"conv_{row.algorithm}"
+    lent = () if family == own else (f"model.families.{own}: those of {family}",)
+    return lent if row.name in known else (*lent, f"kernel_attributes.{row.name}")
+
+
+@lru_cache(maxsize=1024)
+def stored(rule: str, tiles: Tiles, k_inner: bool) -> tuple[float, float]:
+    """(instructions, wavefronts) of a step's way into and out of the stages; gathered columns are stored as those with k contiguous."""
+    counted = wavefronts(tiles, False, k_inner, SharedMemory(rule=rule)).values()
+    return float(sum(one.instructions for one in counted)), float(sum(one.total for one in counted))
+
+
+class Gather(NamedTuple):
+    """How threads gather the windows of a step: `each` instructions an element, or a vector where they come `by_vectors`; stored with k
+    contiguous or not; a warp's elements lie in `lines` of L1 each; `single`: filters come element by element."""
+
+    each: float
+    by_vectors: bool
+    k_inner: bool
+    lines: int
+    single: bool = False
+
+
+@lru_cache(maxsize=4096)
+def gathered(gpu: Gpu, row: ConvKernel, tiles: Tiles, of: Gather) -> Work:
+    """Cycles of an SM's resources for one step of one block of the SIMT product whose windows are gathered."""
+    products, vector = tiles.rows * tiles.columns * tiles.depth, VECTOR_BYTES // SIZES[tiles.dtype]
+    elements, filters = row.block_windows * tiles.depth / WARP, row.block_filters * tiles.depth / WARP  # of a warp's lanes
+    count, shared = stored(gpu.shared_rule, tiles, of.k_inner)
+    shared += elements if of.by_vectors else elements * min(WARP, of.lines)  # of L1, which shared memory is a part of
+    issue = count + elements * (of.each / vector if of.by_vectors else of.each)
+    issue += filters * (EDGE_INSTRUCTIONS if of.single else 2 / vector)
+    arithmetic = products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
+    return Work(arithmetic, shared, (products / WARP + issue) / gpu.schedulers_per_sm.value)
+
+
+def in_vectors(w: Conv, layout: Layout) -> bool:
+    """Whether the channels of a window lie together in whole vectors."""
+    return layout == "nhwc" and w.channels // w.groups % (VECTOR_BYTES // SIZES[w.dtype]) == 0
+
+
+class Special(NamedTuple):
+    """What of a row is not as its tiles and windows have it: `planes` products a tile, `threads` that multiply, wavefronts of a tile on its
+    way out, length of the sums, bytes asked of L2 for windows; `kind` among those of its algorithm."""
+
+    planes: int = 1
+    threads: int = 0
+    leaving: float = 0.0
+    k: int = 0
+    asked: float = 0.0
+    kind: int = 0
+
+
+ORDINARY = Special()
+
+
+def variant_of(
+    gpu: Gpu,
+    windows: Windows,
+    row: ConvKernel,
+    step: Work,
+    known: dict[str, Attributes],
+    attributes: Attributes,
+    passes: tuple[Pass, ...] = (),
+    special: Special = ORDINARY,
+) -> Variant:
+    """A row as a product of tiles of filters x windows. `step`: of a block; `attributes`: where `known` has none."""
+    w, size, squares, own = windows.conv, SIZES[windows.conv.dtype], row.outputs**2, known.get(row.name, attributes)
+    tiles, (name, family) = lying(row, windows.layout), constants_of(gpu, families_of(row))
+    columns = columns_of(gpu, tiles, own, step, family, efficiency_of(tiles, own, known), special.threads)
+    held, l1 = columns.resident, gpu.l1_bytes.value
+    l1 = max(l1 / LEAST_L1_SHARE, l1 - held * own.shared_bytes) / max(1.0, held)
+    asked = special.asked or windows.asked(row.block_windows, l1)
+    filters, across = w.filters // w.groups, row.block_windows * row.cluster_windows
+    of_filters = float(filters * windows.k * special.planes * size)  # bytes, of a group
+    # each row of tiles asks for all windows, each column of tiles for one group's filters
+    sides = (filters, w.groups * -(-windows.number // across) * across), (of_filters * w.groups, windows.bytes), (of_filters, asked)
+    turned = windows.layout == "nhwc" or tiles.by_warpgroups
+    (m, n), (a, b), (asks_a, asks_b) = (pair[::-1] for pair in sides) if turned else sides
+    threads = special.threads or tiles.math_threads
+    columns = columns._replace(
+        m=m, n=n, k=special.k or windows.k, size=size, a=a, b=b, c=w.batch * w.filters * w.windows * size, asks_a=asks_a, asks_b=asks_b,
+        result=size * squares, sum=SUM_BYTES.get(w.dtype, 4) * squares, fma=columns.fma / special.planes,
+        turns=np.ceil(tiles.rows * tiles.columns * squares / threads / SUMS_AT_ONCE), block_cycles=columns.block_cycles + special.leaving,
+    )  # fmt: skip
+    leans = leans_on(gpu, row.pipe, name, "l1_bytes")
+    return Variant(
+        row.name, partial(GpuConvSchedule, row.name, None), own, row.name in known, leans, columns, step,
+        kind=special.kind, passes=passes, lent=lent_of(row, name, known),
+    )  # fmt: skip
+
+
+def workspace_bytes(w: Conv, layout: Layout, row: ConvKernel, schedule: GpuConvSchedule, own: int) -> int:
+    """What a launch needs beside its operands: the row's own, the tiles' flags, the partial sums."""
+    total, tiles = round_up(own, ALIGN), row.tiles
+    if not (schedule.decomposition == "split_k" and schedule.splits <= row.reduces_in_cluster):
+        sums = tiles.rows * tiles.columns * row.outputs**2 * SUM_BYTES.get(w.dtype, 4)
+        total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(w, layout, row), tiles.blocks, sums)
+    return total + ALIGN * bool(total)
+
+
+def tiles_of(w: Conv, layout: Layout, row: ConvKernel) -> int:
+    """Tiles of filters x windows, all groups; of a cluster, where the row has clusters."""
+    windows, tiles = Windows(w, layout, row.outputs).number, row.tiles
+    high, wide = tiles.rows * tiles.cluster_rows, tiles.columns * tiles.cluster_columns
+    return math.ceil(w.filters // w.groups / high) * w.groups * math.ceil(windows / wide)
+
+
+# Legality
+
+
+def refuses(algorithm: str, w: Conv) -> Reason | None:
+    """Why none of the rows of an algorithm takes a problem: no row has its type, or it is too large for any."""
+    known = sorted({row.dtype for row in conv_kernels() if row.algorithm == algorithm})
+    if w.dtype not in known:
+        return Reason(
+            "type", f"there is no {w.dtype} CUDA kernel of it; the registry (native/cuda/convs.inc) has {', '.join(known) or 'none'}"
+        )
+    most = cuda_limits()
+    names = [name for name in w.__struct_fields__ if name != "dtype" and getattr(w, name) > most["CONV_SIZE"]]
+    if names:
+        return Reason("size", f"{names[0]} is {getattr(w, names[0]):,}; the CUDA kernels take up to {most['CONV_SIZE']:,}")
+    tensors = {
+        "input": w.batch * w.channels * w.height * w.width,
+        "filters": w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w,
+        "output": w.batch * w.filters * w.windows,
+        "windows of all groups": w.groups * (w.batch * w.windows + most["SPARE_WINDOWS"]),
+    }
+    for name, elements in tensors.items():
+        if elements > most["CONV_TENSOR"]:
+            return Reason("size", f"the {name} would have {elements:,} elements; the CUDA kernels take up to {most['CONV_TENSOR']:,}")
+    return None
+
+
+class Asked(NamedTuple):
+    """A request for a convolution on a GPU, with what is known of its kernels."""
+
+    request: Request
+    gpu: Gpu
+    w: Conv
+    layout: Layout
+    known: dict[str, Attributes]
+
+    @classmethod
+    def of(cls, request: Request) -> "Asked":
+        gpu, w = request.machine, request.problem
+        assert isinstance(gpu, Gpu) and isinstance(w, Conv)
+        return cls(request, gpu, w, request.layout, gemm_attributes(gpu.capability_number))
+
+
+def legal_rows(
+    asked: Asked, algorithm: str, estimate: Callable[[ConvKernel], Attributes], refuses: Callable[[ConvKernel], Reason | None]
+) -> tuple[list[ConvKernel], list[Rejected]]:
+    """The rows of an algorithm that a request may use, and the others with reasons."""
+    rows = [row for row in conv_kernels() if row.algorithm == algorithm]
+    return legal(asked.request, algorithm, rows, lambda row: asked.known.get(row.name) or estimate(row), families_of, refuses)

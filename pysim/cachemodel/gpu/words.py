@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU's plan in words, whatever its algorithm: tiles, what an SM holds, a step of a block, traffic, passes, workspace."""
+
+from collections.abc import Callable, Iterator
+
+from pysim.cachemodel.gpu.launches import Candidates, Costs, Variant, cost
+from pysim.cachemodel.gpu.mainloop import RESULT_BYTES, stage_bytes
+from pysim.cachemodel.gpu.occupancy import occupancy_limits, pipe_of
+from pysim.cachemodel.gpu.passes import pass_cycles
+from pysim.cachemodel.gpu.windows import Windows
+from pysim.errors import PlanError
+from pysim.machine.gpu import Gpu
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
+from pysim.record.cost import Cost
+from pysim.record.description import Description, Section, bytes_text, seconds_text
+from pysim.record.plan import Plan, Request
+from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
+from pysim.registry.rows import WARP, Tiles, conv_kernel, gemm_kernel
+
+
+def one_launch(plan: Plan, candidates: Callable[[Request], Candidates]) -> Costs:
+    """The costs of a plan's one launch. PlanError where the plan is none of this algorithm's."""
+    request = Request(plan.workload, plan.on, plan.layout, plan.state == "hot", schedule=plan.schedule)
+    found = candidates(request)
+    if not isinstance(plan.on, Gpu) or not found.variants:
+        raise PlanError(f"{plan.problem} on {plan.machine} is no plan of {plan.algorithm}: {plan.name}")
+    return cost(plan.on, [found])[0]
+
+
+def describe(plan: Plan, costs: Costs, summary: str, lines: tuple[str, ...] = ()) -> Description:
+    """The description of a plan whose algorithm has `lines` to say."""
+    variant, tiles = costs.variant(0), _tiles_of(plan)
+    sections = [
+        Section("algorithm", (*lines, *_block(variant, tiles))),
+        Section("passes", tuple(_passes(costs, variant))) if variant.passes else None,
+        Section("launch", tuple(_launch(costs, variant, tiles, plan))) if tiles else None,
+        Section("a step of a block, cycles of its SM", tuple(_step(costs, variant, tiles))) if tiles else None,
+        Section("traffic", tuple(_traffic(plan))),
+        Section("workspace", tuple(_workspace(plan))),
+    ]
+    return Description(f"{summary}, {plan.schedule.kind.replace('_', ' ')}", tuple(one for one in sections if one), _peak(costs.gpu, tiles))
+
+
+def _tiles_of(plan: Plan) -> Tiles | None:
+    """The tiles of the kernel that multiplies, if it has any."""
+    assert not isinstance(plan.schedule, Schedule)
+    product = gemm_kernel((plan.schedule.gemm or "") if isinstance(plan.schedule, GpuConvSchedule) else plan.schedule.kernel)
+    row = product or conv_kernel(plan.kernel)
+    return row.tiles if row and row.tiles.rows else None
+
+
+def _peak(gpu: Gpu, tiles: Tiles | None) -> float:
+    """FLOP/s of the pipe that multiplies, at the clock that it keeps up."""
+    pipe = pipe_of(gpu, tiles.pipe) if tiles else None
+    clock = gpu.sustained_hz.get(pipe or "", gpu.frequency_hz).value
+    return 2 * gpu.sms.value * gpu.fma_per_cycle[pipe].value * clock if pipe else 0.0
+
+
+def tiles(plan: Plan, k: int = 0) -> tuple[str, ...]:
+    """The tiles of filters x windows of a convolution, and how many there are; `k`: the length of their sums, where it is not the
+    windows'."""
+    w, row = plan.workload, conv_kernel(plan.kernel)
+    assert isinstance(w, Conv) and row is not None
+    if not row.tiles.rows:
+        return ()
+    of, windows = row.tiles, Windows(w, plan.layout, row.outputs)
+    high, wide = -(-(w.filters // w.groups) // of.rows), -(-windows.number // of.columns)
+    useful = w.batch * w.windows * (w.filters // w.groups) / (wide * of.columns * row.outputs**2 * high * of.rows)
+    what = f"tiles of {row.outputs}x{row.outputs} outputs" if row.outputs > 1 else "windows"
+    groups, along = f" x {w.groups} groups" if w.groups > 1 else "", "channels" if row.outputs > 1 else "k"
+    variant = () if row.variant == "full" else (f"{'variant':<18}{row.variant}",)
+    return (
+        *variant,
+        f"{'block tile':<18}{of.rows} filters x {of.columns} {what}: {high} x {wide:,}{groups}, {useful:.1%} of their outputs useful; "
+        f"{-(-(k or windows.k) // of.depth)} steps of {of.depth} along {along} = {windows.k}",
+    )
+
+
+def products(problem: Gemm, of: Tiles) -> tuple[str, ...]:
+    """The tiles of a product, and how many there are."""
+    high, wide = -(-problem.m // (of.rows * of.cluster_rows)), -(-problem.n // (of.columns * of.cluster_columns))
+    useful = problem.m * problem.n / (high * of.rows * of.cluster_rows * wide * of.columns * of.cluster_columns)
+    return (
+        f"{'block tile':<18}{of.rows} x {of.columns}: {high} x {wide} = {high * wide:,} {'clusters' if of.blocks > 1 else 'tiles'}, "
+        f"{useful:.1%} of them useful; {-(-problem.k // of.depth)} steps of {of.depth} along k",
+    )
+
+
+def _block(variant: Variant, of: Tiles | None) -> Iterator[str]:
+    """Tiles of warps and threads, and what a block takes."""
+    attributes = variant.attributes
+    if of:
+        if of.blocks > 1:
+            yield f"{'cluster':<18}{of.cluster_rows} x {of.cluster_columns} blocks, which share what they load"
+        yield f"{'warpgroup tile' if of.by_warpgroups else 'warp tile':<18}{of.warp_rows} x {of.warp_columns}"
+        yield f"{'instruction tile' if of.tensor else 'thread tile':<18}{of.thread_rows} x {of.thread_columns}"
+    spilled = f", {attributes.local_bytes} bytes of local memory" if attributes.local_bytes else ""
+    yield f"{'threads':<18}{attributes.threads} a block, {attributes.registers} registers each{spilled}"
+    if of:
+        stages = f"{of.stages} {'stage' if of.stages == 1 else 'stages'} of {bytes_text(stage_bytes(of))}"
+        yield f"{'shared':<18}{stages}; {bytes_text(attributes.shared_bytes)} a block in all"
+
+
+def _launch(costs: Costs, variant: Variant, of: Tiles, plan: Plan) -> Iterator[str]:
+    """What an SM holds of a launch, its waves and its walk."""
+    on, schedule, columns, attributes = costs.gpu, plan.schedule, variant.columns, variant.attributes
+    assert isinstance(schedule, GpuSchedule | GpuConvSchedule) and columns is not None
+    facts = {name: int(values[0]) for name, values in costs.prediction.facts.items() if name in ("items", "slots")}
+    limits, held = occupancy_limits(on, attributes), int(columns.resident)
+    least = min(limits, key=lambda name: limits[name])
+    why = "the kernel stays on its SM" if of.by_warpgroups and held < limits[least] else f"limited by {least}"
+    warps = held * attributes.threads // WARP
+    yield f"{'occupancy':<18}{held} {'block' if held == 1 else 'blocks'} an SM ({why}): {warps} of {on.warps_per_sm.value} warps"
+    shared = {"split_k": f", k in {schedule.splits} parts", "stream_k": f", all steps shared by {schedule.splits} blocks"}
+    items, slots = facts["items"], facts["slots"]
+    last = f", {items % slots} in the last" if items % slots and items > slots else ""
+    yield f"{'blocks':<18}{items:,}{shared.get(schedule.decomposition, '')}: {items / slots:.2f} waves of {slots}{last}"
+    yield f"{'walk':<18}along {'n' if schedule.along_n else 'm'}, in bands of {schedule.group} {'tile' if schedule.group == 1 else 'tiles'}"
+    if copies := int(columns.relayouts):
+        yield f"{'re-layout':<18}{copies} {'operand' if copies == 1 else 'operands'} first, {bytes_text(columns.relaid)} moved"
+
+
+def _step(costs: Costs, variant: Variant, of: Tiles) -> Iterator[str]:
+    gpu, step, columns = costs.gpu, variant.work, variant.columns
+    assert step is not None and columns is not None
+    pipe = pipe_of(gpu, of.pipe) or ""
+    yield f"{'arithmetic':<18}{step.arithmetic:>10,.1f}   {pipe} pipe, {gpu.fma_per_cycle[pipe].value:,.0f} multiply-adds a cycle"
+    yield f"{'shared':<18}{step.shared:>10,.1f}   wavefronts of 128 bytes, of L1's loads too"
+    yield f"{'issue':<18}{step.issue:>10,.1f}   instructions of {gpu.schedulers_per_sm.value} schedulers"
+    whose = "the kernel's own" if variant.attributes.efficiency else "its family's"
+    yield f"{'taken':<18}{columns.step:>10,.1f}   the largest over {whose} measured factor, {step.cycles / columns.step:.3f}"
+
+
+def _passes(costs: Costs, variant: Variant) -> Iterator[str]:
+    for one in variant.passes:
+        times = f", {one.launches:,} launches" if one.launches > 1 else ""
+        took = seconds_text(pass_cycles(costs.gpu, one) / costs.gpu.clock_hz)
+        yield f"{one.name:<18}{bytes_text(one.read)} read, {bytes_text(one.written)} written, {took}{times}"
+
+
+def _traffic(plan: Plan) -> Iterator[str]:
+    assert isinstance(plan.cost, Cost)
+    for name, level in plan.cost.levels.items():
+        counted = f"{level['wavefronts']:,.0f} wavefronts" if "wavefronts" in level else f"{level['lines']:,.0f} lines"
+        yield f"{name:<18}{bytes_text(level['bytes']):>10}   {counted}, {level['cycles']:,.0f} cycles"
+    yield f"{'operands':<18}{bytes_text(_operand_bytes(plan.workload)):>10}   once each"
+
+
+def _operand_bytes(of: Workload) -> float:
+    """Bytes of the operands and the result."""
+    size = SIZES[of.dtype]
+    if isinstance(of, Gemm):
+        return (of.m * of.k + of.k * of.n) * size + of.m * of.n * RESULT_BYTES.get(of.dtype, size)
+    filters = of.filters * (of.channels // of.groups) * of.kernel_h * of.kernel_w
+    return (of.batch * of.channels * of.height * of.width + filters + of.batch * of.filters * of.windows) * size
+
+
+def _workspace(plan: Plan) -> Iterator[str]:
+    yield f"{'needed':<18}{plan.workspace_bytes:>14,} bytes"
+    yield f"{'limit':<18}" + ("none was given" if plan.memory_limit is None else f"{plan.memory_limit:>14,} bytes")
