@@ -399,7 +399,7 @@ NEEDS_FINITE: tuple[Finite, ...] = (
     "nothing",
     "filters",
     "operands",
-)  # pysim_needs_finite, in its order; filters: where the problem is padded
+)  # pysim_needs_finite, in its order
 CONV_LAYOUTS = ("nchw", "nhwc")  # pysim_layout, in its order
 
 
