@@ -4,6 +4,7 @@
 #define PYSIM_CUDA_ARGUMENTS_H
 #include <initializer_list>
 
+#include "limits.h"
 #include "status.h"
 
 namespace pysim {

@@ -32,10 +32,10 @@ pysim_status check_conv(const pysim_cuda_conv *c) {
         {"filters", s.filters, 1}, {"kernel_h", s.kernel_h, 1}, {"kernel_w", s.kernel_w, 1}, {"stride_h", s.stride_h, 1},
         {"stride_w", s.stride_w, 1}, {"dilation_h", s.dilation_h, 1}, {"dilation_w", s.dilation_w, 1}, {"pad_top", s.pad_top, 0},
         {"pad_left", s.pad_left, 0}, {"pad_bottom", s.pad_bottom, 0}, {"pad_right", s.pad_right, 0}};
-    const int64_t most = 1 << 24;
     for (const auto &size : sizes)
-        if (size.value < size.least || size.value > most)
-            return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it lies in %lld..%lld", size.name, (long long)size.value, (long long)size.least, (long long)most);
+        if (size.value < size.least || size.value > most::CONV_SIZE)
+            return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it lies in %lld..%lld", size.name, (long long)size.value, (long long)size.least,
+                        (long long)most::CONV_SIZE);
     if (s.channels % s.groups || s.filters % s.groups)
         return fail(PYSIM_BAD_ARGUMENT, "%lld channels and %lld filters do not part into %lld groups", (long long)s.channels, (long long)s.filters, (long long)s.groups);
     const int64_t high = s.dilation_h * (s.kernel_h - 1) + 1, wide = s.dilation_w * (s.kernel_w - 1) + 1;
@@ -45,12 +45,12 @@ pysim_status check_conv(const pysim_cuda_conv *c) {
     if ((unsigned)c->layout > 1) return fail(PYSIM_BAD_ARGUMENT, "layout is %d; it is 0 (NCHW) or 1 (NHWC)", c->layout);
     const int64_t p = outputs_of(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h);
     const int64_t q = outputs_of(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
-    const double limit = 1 << 30; /* in double: the products may not fit */
+    const double limit = most::CONV_TENSOR; /* in double: the products may not fit */
     const struct { const char *name; double elements; } tensors[] = {
         {"input", (double)s.batch * (double)s.channels * (double)s.height * (double)s.width},
         {"filters", (double)s.filters * (double)(s.channels / s.groups) * (double)s.kernel_h * (double)s.kernel_w},
         {"output", (double)s.batch * (double)s.filters * (double)p * (double)q},
-        {"windows of all groups", (double)s.groups * ((double)s.batch * (double)p * (double)q + 1024)}};
+        {"windows of all groups", (double)s.groups * ((double)s.batch * (double)p * (double)q + most::SPARE_WINDOWS)}};
     for (const auto &tensor : tensors)
         if (tensor.elements > limit)
             return fail(PYSIM_UNSUPPORTED, "the %s would have %.0f elements; the CUDA kernels take up to %.0f", tensor.name, tensor.elements, limit);
@@ -120,8 +120,8 @@ pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
     if (row.info.block_k && !row.info.makes_product) {
         const Grid grid(c.product, c.tile_m, c.tile_n, row.info.block_k);
         const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n;
-        if (tiles > (1 << 30) || (c.product.kind == PYSIM_SPLIT_K && tiles * c.product.splits > (1 << 30)))
-            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %d", row.info.name, (long long)tiles, 1 << 30);
+        if (tiles > most::TILES || (c.product.kind == PYSIM_SPLIT_K && tiles * c.product.splits > most::TILES))
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %lld", row.info.name, (long long)tiles, (long long)most::TILES);
         if (c.product.kind == PYSIM_SPLIT_K && c.product.splits > grid.steps)
             return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", c.product.splits, grid.steps, row.info.block_k);
         if (c.product.kind == PYSIM_STREAM_K && c.product.splits > tiles * grid.steps)

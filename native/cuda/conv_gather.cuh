@@ -22,6 +22,7 @@
 #ifndef PYSIM_CUDA_CONV_GATHER_CUH
 #define PYSIM_CUDA_CONV_GATHER_CUH
 #include "conv_output.cuh"
+#include "limits.h"
 #include "simt.cuh"
 
 namespace pysim {
@@ -430,9 +431,10 @@ inline Arguments of_input(const Conv &c, const Prepared &own) {
 }
 /* What Listed cannot gather from the input. */
 inline const char *refuses_listed(const Conv &c) {
-    if (c.kernel_h + c.kernel_w > 31) return "it takes kernels of up to 31 rows and columns together";
+    static_assert(most::LISTED_TAPS == 31 && most::LISTED_IMAGE == 1 << 29, "what the sentences say");
+    if (c.kernel_h + c.kernel_w > most::LISTED_TAPS) return "it takes kernels of up to 31 rows and columns together";
     const double padded = ((double)c.height + c.pad_top + c.pad_bottom) * ((double)c.width + c.pad_left + c.pad_right);
-    return padded * (c.nhwc ? c.groups * c.channels : 1) > (1 << 29) ? "it takes padded images of up to 2^29 elements" : nullptr;
+    return padded * (c.nhwc ? c.groups * c.channels : 1) > most::LISTED_IMAGE ? "it takes padded images of up to 2^29 elements" : nullptr;
 }
 }
 }

@@ -20,7 +20,6 @@ namespace pysim {
 namespace {
 
 enum { THREADS = 256 };
-const int64_t CHUNK = 64 << 20, MOST_WINDOWS = 1 << 22; /* rows that a product takes */
 
 bool pointwise(const Conv &c) {
     return c.kernel_h * c.kernel_w == 1 && c.stride_h == 1 && c.stride_w == 1 && !(c.pad_top | c.pad_left | c.pad_bottom | c.pad_right);
@@ -40,8 +39,8 @@ Columns columns_of(const Conv &c) {
     Columns m = {1, in_image, in_image, 0};
     if (c.nhwc) {
         m.pitch = pointwise(c) ? c.groups * c.channels : round_up(c.k * element, 16) / element;
-        const int64_t fit = pointwise(c) ? c.batch : CHUNK / (in_image * m.pitch * element), most = MOST_WINDOWS / in_image;
-        m.images = (int)std::max<int64_t>(1, std::min<int64_t>({fit, most, c.batch}));
+        const int64_t fit = pointwise(c) ? c.batch : most::COLUMNS_BYTES / (in_image * m.pitch * element), rows = most::GEMM_SIDE / in_image;
+        m.images = (int)std::max<int64_t>(1, std::min<int64_t>({fit, rows, c.batch}));
         m.windows = in_image * m.images;
     } else if (!pointwise(c)) {
         m.pitch = round_up(in_image * element, 16) / element;

@@ -25,9 +25,9 @@ pysim_status check_gemm(const pysim_cuda_gemm *g) {
     const struct { const char *name; int64_t value; } sizes[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
     for (const auto &size : sizes) {
         if (size.value < 1) return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it must be at least 1", size.name, (long long)size.value);
-        if (size.value > (1 << 22) && size.name[0] != 'k')
-            return fail(PYSIM_UNSUPPORTED, "%s is %lld; the CUDA kernels take up to %d", size.name, (long long)size.value, 1 << 22);
-        if (size.value > (1 << 27)) return fail(PYSIM_UNSUPPORTED, "k is %lld; the CUDA kernels take up to %d", (long long)size.value, 1 << 27);
+        const int64_t largest = size.name[0] == 'k' ? most::GEMM_K : most::GEMM_SIDE;
+        if (size.value > largest)
+            return fail(PYSIM_UNSUPPORTED, "%s is %lld; the CUDA kernels take up to %lld", size.name, (long long)size.value, (long long)largest);
     }
     if (((unsigned)g->trans_a | (unsigned)g->trans_b) > 1)
         return fail(PYSIM_BAD_ARGUMENT, "trans_a and trans_b are %d and %d; each is 0 or 1", g->trans_a, g->trans_b);
@@ -77,14 +77,17 @@ pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s
     const int high = row.info.block_m * row.info.cluster_m, wide = row.info.block_n * row.info.cluster_n; /* a cluster's tile */
     const Grid grid(p, high, wide, row.info.block_k);
     const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n, blocks = row.info.cluster_m * row.info.cluster_n;
-    if (tiles > (1 << 30) || (s->decomposition == PYSIM_SPLIT_K && tiles * s->splits > (1 << 30)))
-        return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %d", row.info.name, (long long)tiles, 1 << 30);
+    if (tiles > most::TILES || (s->decomposition == PYSIM_SPLIT_K && tiles * s->splits > most::TILES))
+        return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %lld", row.info.name, (long long)tiles, (long long)most::TILES);
     if (s->decomposition == PYSIM_SPLIT_K && s->splits > grid.steps)
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", s->splits, grid.steps, row.info.block_k);
     if (s->decomposition == PYSIM_STREAM_K && s->splits > tiles * grid.steps)
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", s->splits, (long long)(tiles * grid.steps));
     w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major_a, g->m, g->k, element, row.needs);
     w->b = operand_of(b, g->ldb, g->trans_b, row.needs.k_major_b, g->n, g->k, element, row.needs);
+    for (const Operand *o : {&w->a, &w->b})
+        if (o->bytes && o->rows > most::RELAYOUT_ROWS)
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name, (long long)o->rows, (long long)most::RELAYOUT_ROWS);
     w->flags = grid.slots(p) ? round_up(tiles * blocks * (int64_t)sizeof(unsigned), ALIGN) : 0;
     w->partials = grid.slots(p) * high * wide * sum_bytes(g->dtype);
     w->total = w->a.bytes + w->b.bytes + w->flags + w->partials;

@@ -61,7 +61,7 @@ template <Form FORM> struct Kernel {
 
 template <Form FORM> const char *Fused4<FORM>::refuses(const Conv &c) {
     if (!is_3x3(c)) return PYSIM_NOT_3X3;
-    return pieces(c) >= (1 << 30) ? "it takes fewer filters and groups" : nullptr;
+    return pieces(c) >= most::TILES ? "it takes fewer filters and groups" : nullptr;
 }
 
 template <Form FORM> pysim_status Fused4<FORM>::own_bytes(const Conv &c, int64_t *bytes) {

@@ -79,7 +79,7 @@ PYSIM_STAGED const char *PYSIM_OF_STAGED::refuses(const Conv &c) {
     if (c.product.splits > 1 && c.product.splits > ceil_div(c.windows, BW)) return "splits is more than there are chunks of whole tiles";
     const Chunk s = chunk_of(c, BW);
     const int64_t tiles = (int64_t)LARGE * c.groups * s.blocks;
-    return tiles * BW > (1 << 30) || tiles * ceil_div(c.filters, BF) > (1 << 30) ? "it takes fewer groups" : nullptr;
+    return tiles * BW > most::TILES || tiles * ceil_div(c.filters, BF) > most::TILES ? "it takes fewer groups" : nullptr;
 }
 
 PYSIM_STAGED pysim_status PYSIM_OF_STAGED::own_bytes(const Conv &c, int64_t *bytes) {

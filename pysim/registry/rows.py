@@ -230,6 +230,15 @@ def epilogues() -> dict[str, int]:
     return {name: int(number) for number, name in _EPILOGUE.findall(native_file("cuda/epilogues.inc").read_text())}
 
 
+_LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
+
+
+@cache
+def cuda_limits() -> dict[str, int]:
+    """The largest sizes that the CUDA library takes, by the names of `native/cuda/limits.inc`."""
+    return {name: int(value) for name, value in _LIMIT.findall(native_file("cuda/limits.inc").read_text())}
+
+
 class Attributes(msgspec.Struct, frozen=True):
     """What the compiler made of a kernel: threads and bytes of shared memory of a block, registers of a thread, its bytes of local
     memory (stack and spills).
