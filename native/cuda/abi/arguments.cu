@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Arguments of products and convolutions, looked at before anything is launched: what is wrong, where, and what would be right. */
-#include "arguments.h"
+#include "abi/arguments.h"
 
 #include <cmath>
 

@@ -4,8 +4,8 @@
 #define PYSIM_CUDA_ARGUMENTS_H
 #include <initializer_list>
 
-#include "limits.h"
-#include "status.h"
+#include "core/limits.h"
+#include "abi/status.h"
 
 namespace pysim {
 

@@ -1,24 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Entry points of convolution: check the arguments, lay out the workspace, launch. The contract with the families is in conv.h. */
-#include "conv.h"
+#include "conv/conv.h"
 
-#include "arguments.h"
-#include "decomposition.cuh"
+#include "abi/registry.h"
+#include "core/decomposition.cuh"
 
 namespace pysim {
 namespace {
 
-/* The families' rows one after another, as convs.inc lists them. */
-ConvRows (*const families[])() = {direct_rows, depthwise_rows, im2col_rows, implicit_rows, im2win_rows, winograd_rows, wgmma_conv_rows};
-
-const ConvRow *row_at(int32_t index) {
-    for (const auto family : families) {
-        const ConvRows rows = family ? family() : ConvRows{nullptr, 0};
-        if (index >= 0 && index < rows.count) return rows.rows + index;
-        index -= rows.count;
-    }
-    return nullptr;
-}
+/* As pysim/registry/rows.py numbers them. */
+const Registry<ConvRow> registry = {{direct_rows, depthwise_rows, im2col_rows, implicit_rows, im2win_rows, winograd_fused2_rows,
+                                     winograd_unfused4_rows, winograd_fused4_rows, wgmma_conv_f16_rows, wgmma_conv_bf16_rows, wgmma_conv_tf32_rows}};
 
 int64_t outputs_of(int64_t size, int64_t before, int64_t after, int64_t kernel, int64_t stride, int64_t dilation) {
     return (size + before + after - dilation * (kernel - 1) - 1) / stride + 1;
@@ -59,12 +51,11 @@ pysim_status check_conv(const pysim_cuda_conv *c) {
 
 pysim_status check_schedule(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const ConvRow **row) {
     if (!s) return fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
-    *row = row_at(s->kernel);
-    if (!*row) return fail(PYSIM_BAD_ARGUMENT, "kernel %d is outside the registry of %d rows", s->kernel, pysim_cuda_conv_count());
+    const pysim_status found = registry.find(s->kernel, c->shape.dtype, row);
+    if (found != PYSIM_OK) return found;
     const pysim_cuda_conv_info &info = (*row)->info;
-    if (info.dtype != c->shape.dtype) return fail(PYSIM_UNSUPPORTED, "kernel %s does not multiply %s", info.name, dtypes[c->shape.dtype].name);
     if (info.makes_product ? s->gemm < 0 || s->gemm >= pysim_cuda_gemm_count() : s->gemm != -1)
-        return fail(PYSIM_BAD_ARGUMENT, "gemm is %d; for %s it is %s", s->gemm, info.name, info.makes_product ? "a row of gemms.inc" : "-1");
+        return fail(PYSIM_BAD_ARGUMENT, "gemm is %d; for %s it is %s", s->gemm, info.name, info.makes_product ? "a row of gemm/" : "-1");
     const bool chunked = (*row)->chunked && s->decomposition == PYSIM_DATA_PARALLEL && s->splits >= 1;
     const pysim_status status = check_decomposition(s->decomposition, chunked ? 1 : s->splits, s->along_n, s->group);
     if (status != PYSIM_OK) return status;
@@ -126,7 +117,7 @@ pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
             return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", c.product.splits, grid.steps, row.info.block_k);
         if (c.product.kind == PYSIM_STREAM_K && c.product.splits > tiles * grid.steps)
             return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", c.product.splits, (long long)(tiles * grid.steps));
-        const int64_t slots = c.product.kind == PYSIM_SPLIT_K && c.product.splits <= row.near ? 0 : grid.slots(c.product);
+        const int64_t slots = c.product.kind == PYSIM_SPLIT_K && c.product.splits <= row.reduces_in_cluster ? 0 : grid.slots(c.product);
         w->flags = slots ? round_up(tiles * c.cluster * (int64_t)sizeof(unsigned), ALIGN) : 0;
         w->partials = slots * c.tile_m * c.tile_n * row.info.outputs * row.info.outputs * sum_bytes(c.dtype);
     }
@@ -158,29 +149,17 @@ void set(Conv &v, const pysim_cuda_epilogue *e, const void *input, const void *f
 
 using namespace pysim;
 
-int32_t pysim_cuda_conv_count(void) {
-    int count = 0;
-    for (const auto family : families) count += family ? family().count : 0;
-    return count;
-}
+int32_t pysim_cuda_conv_count(void) { return registry.count(); }
 
-pysim_status pysim_cuda_conv_at(int32_t index, pysim_cuda_conv_info *out) {
-    if (!out) return fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_conv_at: out is NULL");
-    const ConvRow *row = row_at(index);
-    if (!row) return fail(PYSIM_BAD_ARGUMENT, "kernel %d is outside the registry of %d rows", index, pysim_cuda_conv_count());
-    *out = row->info;
-    return PYSIM_OK;
-}
+pysim_status pysim_cuda_conv_at(int32_t index, pysim_cuda_conv_info *out) { return registry.tell(index, out, __func__); }
 
 pysim_status pysim_cuda_conv_attributes(const pysim_cuda_conv *c, int32_t kernel, pysim_cuda_attributes *out) {
-    pysim_status status = check_conv(c);
-    if (status == PYSIM_OK && !out) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_conv_attributes: out is NULL");
-    if (status != PYSIM_OK) return status;
-    const ConvRow *row = row_at(kernel);
-    if (!row) return fail(PYSIM_BAD_ARGUMENT, "kernel %d is outside the registry of %d rows", kernel, pysim_cuda_conv_count());
-    if (row->info.dtype != c->shape.dtype) return fail(PYSIM_UNSUPPORTED, "kernel %s does not multiply %s", row->info.name, dtypes[c->shape.dtype].name);
+    const ConvRow *row = nullptr;
     int sms;
-    status = sms_of(row->info.name, row->info.capability, &sms);
+    pysim_status status = check_conv(c);
+    if (status == PYSIM_OK) status = registry.find(kernel, c->shape.dtype, &row);
+    if (status == PYSIM_OK && !out) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_conv_attributes: out is NULL");
+    if (status == PYSIM_OK) status = sms_for(*row, &sms);
     return status == PYSIM_OK ? check(row->attributes(conv_of(c, nullptr, row), out), "the kernel's attributes") : status;
 }
 
@@ -209,7 +188,7 @@ pysim_status pysim_cuda_conv_run(const pysim_cuda_conv *c, const pysim_cuda_conv
     if (status != PYSIM_OK) return status;
     if (w.total && (!workspace || workspace_bytes < w.total))
         return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? workspace_bytes : 0), (long long)w.total);
-    status = sms_of(row->info.name, row->info.capability, &sms);
+    status = sms_for(*row, &sms);
     if (status != PYSIM_OK) return status;
     set(v, e, input, filters, output);
     char *at = (char *)round_up((int64_t)(uintptr_t)workspace, ALIGN);

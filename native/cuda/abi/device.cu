@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "status.h"
+#include "abi/status.h"
 
 namespace pysim {
 static thread_local char last_error[512];

@@ -2,23 +2,16 @@
  * Entry points of the GEMM hierarchy: check the arguments, re-lay out what the chosen kernel cannot take as it lies, launch.
  *
  * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, the tiles' flags, the partial sums. */
-#include "arguments.h"
-#include "decomposition.cuh"
+#include "abi/registry.h"
+#include "core/decomposition.cuh"
+#include "gemm/gemm.h"
 
 namespace pysim {
 namespace {
 
-/* The families' rows one after another, as gemms.inc lists them. */
-Rows (*const families[])() = {simt_rows, wmma_rows, mma_rows, wgmma_rows};
-
-const Row *row_at(int32_t index) {
-    for (const auto family : families) {
-        const Rows rows = family ? family() : Rows{nullptr, 0};
-        if (index >= 0 && index < rows.count) return rows.rows + index;
-        index -= rows.count;
-    }
-    return nullptr;
-}
+/* As pysim/registry/rows.py numbers them. */
+const Registry<GemmRow> registry = {{simt_f32_rows, simt_f64_rows, simt_f16_rows, simt_s8_rows, wmma_rows, mma_rows,
+                                     wgmma_f16_rows, wgmma_bf16_rows, wgmma_narrow_rows}};
 
 pysim_status check_gemm(const pysim_cuda_gemm *g) {
     if (!g) return fail(PYSIM_BAD_ARGUMENT, "the product is NULL");
@@ -37,14 +30,6 @@ pysim_status check_gemm(const pysim_cuda_gemm *g) {
         if (pitch.value < pitch.least || pitch.value > ((int64_t)1 << 40))
             return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; a row has %lld elements", pitch.name, (long long)pitch.value, (long long)pitch.least);
     return check_dtypes(g->dtype, g->c_dtype);
-}
-
-pysim_status row_for(const pysim_cuda_gemm *g, int32_t kernel, const Row **row) {
-    *row = row_at(kernel);
-    if (!*row) return fail(PYSIM_BAD_ARGUMENT, "kernel %d is outside the registry of %d rows", kernel, pysim_cuda_gemm_count());
-    if ((*row)->info.dtype != g->dtype)
-        return fail(PYSIM_UNSUPPORTED, "kernel %s does not multiply %s", (*row)->info.name, dtypes[g->dtype].name);
-    return PYSIM_OK;
 }
 
 /* One operand as the kernel will see it. `bytes` is what it takes in the workspace, 0 where it stays as it lies. */
@@ -70,7 +55,7 @@ struct Workspace {
     int64_t flags, partials, total;
 };
 
-pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const Row &row, const void *a, const void *b, Workspace *w) {
+pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const GemmRow &row, const void *a, const void *b, Workspace *w) {
     const int element = dtypes[g->dtype].bytes;
     Problem p = {};
     p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k, p.kind = s->decomposition, p.splits = s->splits;
@@ -83,8 +68,8 @@ pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", s->splits, grid.steps, row.info.block_k);
     if (s->decomposition == PYSIM_STREAM_K && s->splits > tiles * grid.steps)
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", s->splits, (long long)(tiles * grid.steps));
-    w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major_a, g->m, g->k, element, row.needs);
-    w->b = operand_of(b, g->ldb, g->trans_b, row.needs.k_major_b, g->n, g->k, element, row.needs);
+    w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major, g->m, g->k, element, row.needs);
+    w->b = operand_of(b, g->ldb, g->trans_b, row.needs.k_major, g->n, g->k, element, row.needs);
     for (const Operand *o : {&w->a, &w->b})
         if (o->bytes && o->rows > most::RELAYOUT_ROWS)
             return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name, (long long)o->rows, (long long)most::RELAYOUT_ROWS);
@@ -142,41 +127,30 @@ pysim_status take(const Operand &o, int element, const void **data, int64_t *ld,
 
 using namespace pysim;
 
-int32_t pysim_cuda_gemm_count(void) {
-    int count = 0;
-    for (const auto family : families) count += family ? family().count : 0;
-    return count;
-}
+int32_t pysim_cuda_gemm_count(void) { return registry.count(); }
 
-pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out) {
-    if (!out) return fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_gemm_at: out is NULL");
-    const Row *row = row_at(index);
-    if (!row) return fail(PYSIM_BAD_ARGUMENT, "kernel %d is outside the registry of %d rows", index, pysim_cuda_gemm_count());
-    *out = row->info;
-    return PYSIM_OK;
-}
+pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out) { return registry.tell(index, out, __func__); }
 
 pysim_status pysim_cuda_gemm_attributes(const pysim_cuda_gemm *g, int32_t kernel, pysim_cuda_attributes *out) {
-    const Row *row = nullptr;
+    const GemmRow *row = nullptr;
     int sms;
     pysim_status status = check_gemm(g);
-    if (status == PYSIM_OK) status = row_for(g, kernel, &row);
+    if (status == PYSIM_OK) status = registry.find(kernel, g->dtype, &row);
     if (status == PYSIM_OK && !out) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_gemm_attributes: out is NULL");
-    if (status == PYSIM_OK) status = sms_of(row->info.name, row->info.capability, &sms);
+    if (status == PYSIM_OK) status = sms_for(*row, &sms);
     if (status != PYSIM_OK) return status;
     const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0};
     Problem p = problem_of(g, &e, nullptr, nullptr, nullptr);
-    if (row->needs.k_major_a) p.trans_a = 0;
-    if (row->needs.k_major_b) p.trans_b = 1;
+    if (row->needs.k_major) p.trans_a = 0, p.trans_b = 1;
     return check(row->attributes(p, out), "the kernel's attributes");
 }
 
 pysim_status pysim_cuda_gemm_workspace_bytes(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const void *a, const void *b, int64_t *bytes) {
-    const Row *row = nullptr;
+    const GemmRow *row = nullptr;
     Workspace w;
     pysim_status status = check_gemm(g);
     if (status == PYSIM_OK) status = check_schedule(s);
-    if (status == PYSIM_OK) status = row_for(g, s->kernel, &row);
+    if (status == PYSIM_OK) status = registry.find(s->kernel, g->dtype, &row);
     if (status == PYSIM_OK) status = workspace_of(g, s, *row, a, b, &w);
     if (status == PYSIM_OK && !bytes) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_gemm_workspace_bytes: bytes is NULL");
     if (status == PYSIM_OK) *bytes = w.total;
@@ -185,19 +159,19 @@ pysim_status pysim_cuda_gemm_workspace_bytes(const pysim_cuda_gemm *g, const pys
 
 pysim_status pysim_cuda_gemm_run(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
                                  const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream) {
-    const Row *row = nullptr;
+    const GemmRow *row = nullptr;
     Workspace w;
     int sms = 0;
     pysim_status status = check_gemm(g);
     if (status == PYSIM_OK) status = check_schedule(s);
-    if (status == PYSIM_OK) status = row_for(g, s->kernel, &row);
+    if (status == PYSIM_OK) status = registry.find(s->kernel, g->dtype, &row);
     if (status == PYSIM_OK) status = check_epilogue(g->c_dtype, e);
     if (status == PYSIM_OK) status = workspace_of(g, s, *row, a, b, &w);
     if (status == PYSIM_OK) status = check_operands(g, e, a, b, c, workspace, workspace_bytes);
     if (status != PYSIM_OK) return status;
     if (w.total && (!workspace || workspace_bytes < w.total))
         return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? workspace_bytes : 0), (long long)w.total);
-    status = sms_of(row->info.name, row->info.capability, &sms);
+    status = sms_for(*row, &sms);
     if (status != PYSIM_OK) return status;
 
     const int element = dtypes[g->dtype].bytes;

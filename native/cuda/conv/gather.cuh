@@ -21,9 +21,9 @@
  * (IMAD.WIDE), load, store, and a half to zero the register. 32 lanes store 32 neighbouring words, so its part of shared memory needs no swizzle: one wavefront a store. */
 #ifndef PYSIM_CUDA_CONV_GATHER_CUH
 #define PYSIM_CUDA_CONV_GATHER_CUH
-#include "conv_output.cuh"
-#include "limits.h"
-#include "simt.cuh"
+#include "conv/output.cuh"
+#include "core/limits.h"
+#include "mainloop/simt/kernel.cuh"
 
 namespace pysim {
 namespace gather {
@@ -380,14 +380,7 @@ struct Tiled {
         return launch(run, dim3((unsigned)grid.items(a.c.product)), dim3((unsigned)threads), (size_t)shared, stream, a);
     }
     cudaError_t attributes(pysim_cuda_attributes *out) const {
-        cudaFuncAttributes of;
-        cudaError_t error = allow();
-        if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, run);
-        if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, run, threads, (size_t)shared);
-        if (error != cudaSuccess) return error;
-        out->threads = threads, out->registers = of.numRegs;
-        out->shared_bytes = (int64_t)of.sharedSizeBytes + shared, out->local_bytes = (int64_t)of.localSizeBytes;
-        return cudaSuccess;
+        return attributes_of(run, threads, shared, out);
     }
 };
 

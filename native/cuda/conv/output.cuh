@@ -9,8 +9,8 @@
  * Worked number: P Q = 49, 512 filters: window 100 of filter 7 lies at ((2 512 + 7) 49 + 2). */
 #ifndef PYSIM_CUDA_CONV_OUTPUT_CUH
 #define PYSIM_CUDA_CONV_OUTPUT_CUH
-#include "conv.h"
-#include "epilogue.cuh"
+#include "conv/conv.h"
+#include "core/epilogue.cuh"
 
 namespace pysim {
 

@@ -7,10 +7,10 @@
 
 #include <algorithm>
 
-#include "conv.h"
-#include "epilogue.cuh"
-#include "launch.h"
-#include "reference.cuh"
+#include "conv/conv.h"
+#include "core/epilogue.cuh"
+#include "core/launch.h"
+#include "core/reference.cuh"
 
 namespace pysim {
 namespace {

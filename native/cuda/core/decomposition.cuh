@@ -12,7 +12,7 @@
  * Worked number: 3 x 5 tiles, along m, group 2: (0,0) (0,1) (1,0) (1,1) (2,0) (2,1) (0,2) ... (2,3) (0,4) (1,4) (2,4). */
 #ifndef PYSIM_CUDA_DECOMPOSITION_CUH
 #define PYSIM_CUDA_DECOMPOSITION_CUH
-#include "gemm.h"
+#include "core/problem.h"
 
 namespace pysim {
 

@@ -6,7 +6,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "gemm.h"
+#include "core/problem.h"
 
 namespace pysim {
 

@@ -5,6 +5,8 @@
 #define PYSIM_CUDA_LAUNCH_H
 #include <cuda_runtime.h>
 
+#include "pysim.h"
+
 #ifdef PYSIM_EMULATED
 #include <tuple>
 
@@ -47,6 +49,18 @@ cudaError_t launch_clusters(int cluster, void (*kernel)(Parameters...), dim3 gri
     (void)cluster;
 #endif
     return launch(kernel, grid, threads, shared, stream, arguments...);
+}
+
+/* What the compiler made of a kernel, and how many blocks of so many threads and bytes of dynamic shared memory an SM holds. */
+template <class Kernel> cudaError_t attributes_of(Kernel kernel, int threads, int shared, pysim_cuda_attributes *out) {
+    cudaFuncAttributes found;
+    cudaError_t error = cudaFuncGetAttributes(&found, kernel);
+    if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    int blocks = 0;
+    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared);
+    if (error == cudaSuccess)
+        *out = {threads, found.numRegs, blocks, (int64_t)found.sharedSizeBytes + shared, (int64_t)found.localSizeBytes};
+    return error;
 }
 }
 #endif

@@ -3,7 +3,7 @@
  *
  * Fragments of 16-byte rows along k come by ldmatrix whatever the type: an 8 x 8 matrix of 16-bit elements is 8 rows of 16 bytes, and
  * thread T receives bytes 4 (T mod 4) of row T / 4, which is where mma.sync wants 2 f16, 1 tf32 or 4 s8. Operands whose rows run along
- * m or n are transposed by ldmatrix.trans where elements have 16 bits; tf32 and s8 ask for rows along k (`needs`). (PTX ISA,
+ * m or n are transposed by ldmatrix.trans where elements have 16 bits; tf32 and s8 ask for rows along k (`k_major`). (PTX ISA,
  * "Warp-level matrix instructions": fragment layouts of mma.m16n8k*.)
  *
  * Worked number: f16 128x128x32 with warps of 64x32: a k step of 16 reads (64 + 32) x 16 x 2 bytes = 3 KiB a warp, 24 wavefronts of
@@ -14,9 +14,10 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "tensor.cuh"
-#ifndef PYSIM_EMULATED /* the f64 kernels want the copy engine, and have no rows where there is none */
-#include "mma_f64.cuh"
+#include "gemm/rows.h"
+#include "mainloop/tensor/pipeline.cuh"
+#ifndef PYSIM_EMULATED /* the f64 kernels want TMA */
+#include "mainloop/tensor/mma_f64.cuh"
 #endif
 
 namespace pysim {
@@ -110,6 +111,7 @@ template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, class F>
 }
 
 template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
+    static constexpr bool K_MAJOR = sizeof(In) == 1 || sizeof(In) == 4;
     static constexpr int threads = 32 * (BM / WM) * (BN / WN);
     static cudaError_t launch(const Problem &p, int, cudaStream_t stream) {
         const int blocks = Grid(p, BM, BN, BK).items(p);
@@ -118,42 +120,38 @@ template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES> struct K
     static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
         return choose<In, BM, BN, BK, WM, WN, STAGES>(p, [&](auto kernel, int shared) { return attributes_of(kernel, threads, shared, out); });
     }
-    static constexpr Needs needs = {16, sizeof(In) == 1 || sizeof(In) == 4, sizeof(In) == 1 || sizeof(In) == 4};
 };
 
-#ifndef PYSIM_EMULATED
-template <int BM, int BN, int BK, int WM, int WN, int STAGES>
-struct Kernel<double, BM, BN, BK, WM, WN, STAGES> : f64_mma::Kernel<BM, BN, BK, WM, WN, STAGES> {};
-#define ROW_OF_f64 ROW_OF
-#else
-#define ROW_OF_f64(...)
-#endif
-
-using f16 = __half;
-using bf16 = __nv_bfloat16;
-using tf32 = float;
-using s8 = signed char;
-using f64 = double;
-enum { CODE_f16 = PYSIM_F16, CODE_bf16 = PYSIM_BF16, CODE_tf32 = PYSIM_TF32, CODE_s8 = PYSIM_S8, CODE_f64 = PYSIM_F64 };
-
-#define ROW_simt(...)
-#define ROW_wmma(...)
-#define ROW_wgmma(...)
-#define ROW_OF_f16 ROW_OF
-#define ROW_OF_bf16 ROW_OF
-#define ROW_OF_tf32 ROW_OF
-#define ROW_OF_s8 ROW_OF
-#define ROW_mma(dtype, ...) ROW_OF_##dtype(dtype, __VA_ARGS__)
-#define ROW_OF(dtype, form, bm, bn, bk, wm, wn, tm, tn, stages, cm, cn, capability)                                              \
-    {{#dtype "_mma_" #bm "x" #bn "x" #bk "_" #wm "x" #wn "_" #tm "x" #tn "_s" #stages "_c" #cm "x" #cn, "mma", #form,             \
-      CODE_##dtype, bm, bn, bk, wm, wn, tm, tn, stages, cm, cn, capability},                                                      \
-     Kernel<dtype, bm, bn, bk, wm, wn, stages>::needs, Kernel<dtype, bm, bn, bk, wm, wn, stages>::launch,                         \
-     Kernel<dtype, bm, bn, bk, wm, wn, stages>::attributes},
-#define PYSIM_CUDA_GEMM(family, ...) ROW_##family(__VA_ARGS__)
-const Row table[] = {
-#include "gemms.inc"
-};
+template <int DTYPE> struct In;
+template <> struct In<PYSIM_F16> { using T = __half; };
+template <> struct In<PYSIM_BF16> { using T = __nv_bfloat16; };
+template <> struct In<PYSIM_TF32> { using T = float; };
+template <> struct In<PYSIM_S8> { using T = signed char; };
 }
 
-Rows mma_rows() { return {table, (int)(sizeof table / sizeof *table)}; }
+namespace rows {
+namespace {
+using Columns = GemmColumns;
+#include "gemm/mma.inc"
+};
+}
+}
+
+Rows<GemmRow> mma_rows() {
+    return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
+        constexpr rows::GemmColumns c = rows::lines[line];
+        if constexpr (c.dtype != PYSIM_F64) {
+            using K = Kernel<typename In<c.dtype>::T, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages>;
+            static_assert(c.k_major == K::K_MAJOR, "types that ldmatrix cannot transpose");
+            add(row_of(c, K::launch, K::attributes));
+        } else {
+#ifdef PYSIM_EMULATED
+            add(row_of(c, nullptr, nullptr));
+#else
+            using K = f64_mma::Kernel<c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages>;
+            add(row_of(c, K::launch, K::attributes));
+#endif
+        }
+    });
+}
 }

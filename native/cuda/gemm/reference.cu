@@ -6,9 +6,9 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-#include "epilogue.cuh"
-#include "launch.h"
-#include "reference.cuh"
+#include "core/epilogue.cuh"
+#include "core/launch.h"
+#include "core/reference.cuh"
 
 namespace pysim {
 namespace {

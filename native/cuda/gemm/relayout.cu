@@ -4,9 +4,9 @@
  * bytes are transposed four and two rows at a time in registers, so that every access is a word. */
 #include <cstdint>
 
-#include "gemm.h"
-#include "launch.h"
-#include "limits.h"
+#include "gemm/gemm.h"
+#include "core/launch.h"
+#include "core/limits.h"
 
 namespace pysim {
 namespace {

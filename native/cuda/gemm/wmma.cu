@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * GEMM on nvcuda::wmma: 16 x 16 x 16 tiles, f16 in, f32 or f16 (form `half`) sums: the CUTLASS blog's first tensor-core rung. Which
+ * GEMM on nvcuda::wmma: 16 x 16 x 16 tiles, f16 in, f32 or f16 (variant `half`) sums: the CUTLASS blog's first tensor-core rung. Which
  * thread holds which element is the compiler's secret, so fragments come and go through shared memory, and a warp loads each of them
  * again for every k step: (WM + WN) x 16 x 2 bytes for WM x WN x 16 multiply-adds.
  *
@@ -11,7 +11,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "tensor.cuh"
+#include "gemm/rows.h"
+#include "mainloop/tensor/pipeline.cuh"
 
 namespace pysim {
 namespace {
@@ -87,23 +88,21 @@ template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES> struct 
     }
 };
 
-struct full { using Acc = float; };
-struct half { using Acc = __half; };
-
-#define ROW_simt(...)
-#define ROW_mma(...)
-#define ROW_wgmma(...)
-#define SUFFIX_full ""
-#define SUFFIX_half "_half"
-#define ROW_wmma(dtype, form, bm, bn, bk, wm, wn, tm, tn, stages, cm, cn, capability)                                             \
-    {{#dtype "_wmma_" #bm "x" #bn "x" #bk "_" #wm "x" #wn "_" #tm "x" #tn "_s" #stages "_c" #cm "x" #cn SUFFIX_##form, "wmma",    \
-      #form, PYSIM_F16, bm, bn, bk, wm, wn, tm, tn, stages, cm, cn, capability},                                                  \
-     {16, 0, 0}, Kernel<form::Acc, bm, bn, bk, wm, wn, stages>::launch, Kernel<form::Acc, bm, bn, bk, wm, wn, stages>::attributes},
-#define PYSIM_CUDA_GEMM(family, ...) ROW_##family(__VA_ARGS__)
-const Row table[] = {
-#include "gemms.inc"
-};
 }
 
-Rows wmma_rows() { return {table, (int)(sizeof table / sizeof *table)}; }
+namespace rows {
+namespace {
+using Columns = GemmColumns;
+#include "gemm/wmma.inc"
+};
+}
+}
+
+Rows<GemmRow> wmma_rows() {
+    return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
+        constexpr rows::GemmColumns c = rows::lines[line];
+        using K = Kernel<std::conditional_t<c.accumulates_f16 != 0, __half, float>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages>;
+        add(row_of(c, K::launch, K::attributes));
+    });
+}
 }

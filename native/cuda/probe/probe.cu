@@ -21,7 +21,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "status.h"
+#include "abi/status.h"
 
 namespace pysim {
 namespace {

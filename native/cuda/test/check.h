@@ -12,8 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../../pysim.h"
-#include "../launch.h"
+#include "pysim.h"
+#include "core/launch.h"
 
 namespace {
 
@@ -139,6 +139,12 @@ Verdict verdict_of(const char *block, size_t total, size_t head, const char *out
     each((long long)total, gaps, (const unsigned char *)block, (long long)total, (long long)head, m, n, ld, bytes_of[dtype], verdict);
     need(cudaMemcpy(&v, verdict, sizeof v, cudaMemcpyDeviceToHost), kernel);
     return v;
+}
+
+/* Whether a row cannot be launched here, and says why: it needs another capability, or is not in this build (emulated/). */
+bool skips(pysim_status attributes) {
+    if (attributes == PYSIM_UNSUPPORTED) printf("skip %s\n", pysim_cuda_last_error());
+    return attributes == PYSIM_UNSUPPORTED;
 }
 
 /* False, and says why, where there is no device. */

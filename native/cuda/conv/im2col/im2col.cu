@@ -10,13 +10,20 @@
  * that under NCHW a pass over the output adds the bias and applies the activation. `own` holds the columns and the product's workspace. */
 #include <algorithm>
 
-#include "arguments.h"
-#include "conv.h"
-#include "decomposition.cuh"
-#include "epilogue.cuh"
-#include "launch.h"
+#include "conv/rows.h"
+#include "core/decomposition.cuh"
+#include "core/epilogue.cuh"
+#include "core/launch.h"
 
 namespace pysim {
+namespace rows {
+namespace {
+using Columns = ConvColumns;
+#include "conv/im2col/rows.inc"
+};
+}
+}
+
 namespace {
 
 enum { THREADS = 256 };
@@ -166,27 +173,11 @@ pysim_status run(const Conv &c, int, cudaStream_t stream) {
 }
 
 cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
-    cudaFuncAttributes of;
-    cudaError_t error = cudaFuncGetAttributes(&of, columns_kernel<float>);
-    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, columns_kernel<float>, THREADS, 0);
-    if (error != cudaSuccess) return error;
-    out->threads = THREADS, out->registers = of.numRegs;
-    out->shared_bytes = (int64_t)of.sharedSizeBytes, out->local_bytes = (int64_t)of.localSizeBytes;
-    return cudaSuccess;
+    return attributes_of(columns_kernel<float>, THREADS, 0, out);
+}
 }
 
-#define PYSIM_CONV_ROW_direct(...)
-#define PYSIM_CONV_ROW_depthwise(...)
-#define PYSIM_CONV_ROW_implicit(...)
-#define PYSIM_CONV_ROW_wgmma(...)
-#define PYSIM_CONV_ROW_im2win(...)
-#define PYSIM_CONV_ROW_winograd(...)
-#define PYSIM_CONV_ROW_im2col(...) {PYSIM_CONV_WHOLE(im2col, __VA_ARGS__), nullptr, own_bytes, run, attributes},
-#define PYSIM_CUDA_CONV(family, ...) PYSIM_CONV_ROW_##family(__VA_ARGS__)
-const ConvRow rows[] = {
-#include "convs.inc"
-};
+Rows<ConvRow> im2col_rows() {
+    return table_of<ConvRow>(rows::lines, [](auto line, auto add) { add(row_of(rows::lines[line], {nullptr, own_bytes, run, attributes})); });
 }
-
-ConvRows im2col_rows() { return {rows, (int)(sizeof rows / sizeof *rows)}; }
 }

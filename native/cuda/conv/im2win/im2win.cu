@@ -1,26 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The im2win rows: tensor and filters are made in the workspace on every run (conv_im2win.cuh), then
  *
- *   form full         algorithm 3 of arXiv 2306.14316 on the tiles of simt.cuh: lanes along a window's slice, 16 bytes where slices are aligned
+ *   variant full      algorithm 3 of arXiv 2306.14316 on the tiles of simt.cuh: lanes along a window's slice, 16 bytes where slices are aligned
  *        no_prefetch, no_vector, no_micro   the same without the second stage, vector accesses, tiles of a thread: its ablation
  *        basic        algorithm 2: a thread an output
  *        fused        no tensor and no workspace: the tiles gather windows from the input, taps in the order of the filters as they lie
  */
-#include "conv_im2win.cuh"
+#include "conv/im2win/im2win.cuh"
+
+#include "conv/rows.h"
 
 namespace pysim {
+namespace rows {
+namespace {
+using Columns = ConvColumns;
+#include "conv/im2win/rows.inc"
+};
+}
+}
+
 namespace im2win {
 namespace {
 
 using gather::Prepared, gather::Tiled;
 
-enum Form { full, no_prefetch, no_vector, no_micro, fused };
-
-template <Form FORM, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES> struct Row {
-    static constexpr simt::Form SIMT = FORM == no_vector ? simt::scalar : simt::full;
-    static constexpr bool FUSED = FORM == fused;
-    using Wide = gather::ShapeOf<false, simt::F32, SIMT, BF, BW, BK, WF, WW, TF, TW, STAGES>;
-    using Deep = gather::ShapeOf<true, simt::F32, SIMT, BF, BW, BK, WF, WW, TF, TW, STAGES>;
+template <int LINE> struct Row {
+    static constexpr rows::ConvColumns L = rows::lines[LINE];
+    static constexpr bool FUSED = !L.keeps_tensor;
+    template <bool NHWC>
+    using Of = gather::ShapeOf<NHWC, simt::F32, L.variant == "no_vector" ? simt::scalar : simt::full, L.block.m, L.block.n, L.block.k, L.warp.m, L.warp.n,
+                               L.thread.m, L.thread.n, L.stages>;
+    using Wide = Of<false>;
+    using Deep = Of<true>;
     template <bool NHWC> using Along = gather::Along<gather::Listed<NHWC>>;
     using Windows = std::conditional_t<FUSED, gather::Across<gather::Listed<false>>, Along<false>>;
 
@@ -45,6 +56,7 @@ template <Form FORM, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int
 };
 
 struct BasicRow {
+    static constexpr auto refuses = im2win::refuses;
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
         *bytes = gather::prepared(c, true).filters + tensor_of(c).elements * (int64_t)sizeof(float);
         return PYSIM_OK;
@@ -59,44 +71,18 @@ struct BasicRow {
         return check(launch(basic_kernel, dim3((unsigned)((outputs + 255) / 256)), dim3(256), 0, stream, basic_of(a)), "im2win, a thread an output");
     }
     static cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) {
-        cudaFuncAttributes of;
-        cudaError_t error = cudaFuncGetAttributes(&of, basic_kernel);
-        if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, basic_kernel, 256, 0);
-        if (error != cudaSuccess) return error;
-        out->threads = 256, out->registers = of.numRegs;
-        out->shared_bytes = (int64_t)of.sharedSizeBytes, out->local_bytes = (int64_t)of.localSizeBytes;
-        return cudaSuccess;
+        return attributes_of(basic_kernel, 256, 0, out);
     }
 };
 
-#define PYSIM_FORM_no_prefetch "_no_prefetch"
-#define PYSIM_FORM_no_vector "_no_vector"
-#define PYSIM_FORM_no_micro "_no_micro"
-#define PYSIM_FORM_basic "_basic"
-#define PYSIM_FORM_fused "_fused"
-#define PYSIM_IM2WIN_TILED(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, ...)                                                      \
-    {PYSIM_CONV_TILED(im2win, dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, __VA_ARGS__),                                          \
-     Row<form, bf, bw, bk, wf, ww, tf, tw, stages>::refuses, Row<form, bf, bw, bk, wf, ww, tf, tw, stages>::own_bytes,                \
-     Row<form, bf, bw, bk, wf, ww, tf, tw, stages>::launch_row, Row<form, bf, bw, bk, wf, ww, tf, tw, stages>::attributes},
-#define PYSIM_IM2WIN_full(...) PYSIM_IM2WIN_TILED(__VA_ARGS__)
-#define PYSIM_IM2WIN_no_prefetch(...) PYSIM_IM2WIN_TILED(__VA_ARGS__)
-#define PYSIM_IM2WIN_no_vector(...) PYSIM_IM2WIN_TILED(__VA_ARGS__)
-#define PYSIM_IM2WIN_no_micro(...) PYSIM_IM2WIN_TILED(__VA_ARGS__)
-#define PYSIM_IM2WIN_fused(...) PYSIM_IM2WIN_TILED(__VA_ARGS__)
-#define PYSIM_IM2WIN_basic(...) {PYSIM_CONV_WHOLE(im2win, __VA_ARGS__), refuses, BasicRow::own_bytes, BasicRow::launch_row, BasicRow::attributes},
-#define PYSIM_CONV_ROW_im2win(dtype, form, ...) PYSIM_IM2WIN_##form(dtype, form, __VA_ARGS__)
-#define PYSIM_CONV_ROW_direct(...)
-#define PYSIM_CONV_ROW_depthwise(...)
-#define PYSIM_CONV_ROW_im2col(...)
-#define PYSIM_CONV_ROW_implicit(...)
-#define PYSIM_CONV_ROW_winograd(...)
-#define PYSIM_CONV_ROW_wgmma(...)
-#define PYSIM_CUDA_CONV(family, ...) PYSIM_CONV_ROW_##family(__VA_ARGS__)
-const ConvRow rows[] = {
-#include "convs.inc"
-};
 }
 }
 
-ConvRows im2win_rows() { return {im2win::rows, (int)(sizeof im2win::rows / sizeof *im2win::rows)}; }
+Rows<ConvRow> im2win_rows() {
+    return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
+        constexpr rows::ConvColumns c = rows::lines[line];
+        if constexpr (c.variant == "basic") add(row_of(c, rows::functions_of<im2win::BasicRow>()));
+        else add(row_of(c, rows::functions_of<im2win::Row<line>>()));
+    });
+}
 }

@@ -13,8 +13,8 @@
  * 3 channels, 2 rows, 6 elements a row: 36 (im2col: 48); here 48, as lines of 6 take 8. */
 #ifndef PYSIM_CUDA_CONV_IM2WIN_CUH
 #define PYSIM_CUDA_CONV_IM2WIN_CUH
-#include "arguments.h"
-#include "conv_gather.cuh"
+#include "abi/arguments.h"
+#include "conv/gather.cuh"
 
 namespace pysim {
 namespace im2win {

@@ -2,14 +2,22 @@
  * Implicit matrix products: out[filter][window] = sum over k of filters[filter][k] in(k, window), windows gathered tile by tile (conv_gather.cuh)
  * and never stored.
  *
- *   form full     each thread divides k into channel, row and column of the kernel: no workspace
- *        offsets  a table of these in each block's shared memory; filters with a pitch of whole vectors where k is none
- * A pointwise convolution of stride 1 without padding copies its windows as a matrix, in either form. */
-#include "conv_gather.cuh"
-
-#include "arguments.h"
+ *   variant full     each thread divides k into channel, row and column of the kernel: no workspace
+ *           offsets  a table of these in each block's shared memory; filters with a pitch of whole vectors where k is none
+ * A pointwise convolution of stride 1 without padding copies its windows as a matrix, in either variant. */
+#include "abi/arguments.h"
+#include "conv/gather.cuh"
+#include "conv/rows.h"
 
 namespace pysim {
+namespace rows {
+namespace {
+using Columns = ConvColumns;
+#include "conv/implicit/rows.inc"
+};
+}
+}
+
 namespace gather {
 namespace {
 
@@ -53,10 +61,14 @@ bool pointwise(const Conv &c) {
 bool matrix(const Conv &c) { return pointwise(c) && (c.nhwc || c.out_h * c.out_w % vector_of(c) == 0); }
 
 /* A row: tiles of both layouts. */
-template <template <bool> class Knows, class T, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES> struct Row {
-    static constexpr bool LISTED = std::is_same_v<Knows<true>, Listed<true>>;
-    using Wide = ShapeOf<false, T, simt::full, BF, BW, BK, WF, WW, TF, TW, STAGES>;
-    using Deep = ShapeOf<true, T, simt::full, BF, BW, BK, WF, WW, TF, TW, STAGES>;
+template <int LINE> struct Row {
+    static constexpr rows::ConvColumns L = rows::lines[LINE];
+    static constexpr bool LISTED = L.variant == "offsets";
+    template <bool NHWC> using Knows = std::conditional_t<LISTED, Listed<NHWC>, Divided>;
+    template <bool NHWC>
+    using Of = ShapeOf<NHWC, typename simt::TypeOf<L.dtype>::T, simt::full, L.block.m, L.block.n, L.block.k, L.warp.m, L.warp.n, L.thread.m, L.thread.n, L.stages>;
+    using Wide = Of<false>;
+    using Deep = Of<true>;
 
     static Tiled tiled(const Conv &c) {
         if (c.nhwc) return matrix(c) ? Tiled::of<Deep, true, Rows>() : Tiled::of<Deep, true, Along<Knows<true>>>();
@@ -80,28 +92,10 @@ template <template <bool> class Knows, class T, int BF, int BW, int BK, int WF, 
     }
     static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) { return tiled(c).attributes(out); }
 };
-
-template <bool> using Knows_full = Divided;
-template <bool NHWC> using Knows_offsets = Listed<NHWC>;
-#define PYSIM_FORM_offsets "_offsets"
-#define PYSIM_CONV_ROW_implicit(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, ...)                                                 \
-    {PYSIM_CONV_TILED(implicit, dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, __VA_ARGS__),                                        \
-     Row<Knows_##form, simt::Type_##dtype, bf, bw, bk, wf, ww, tf, tw, stages>::refuses,                                               \
-     Row<Knows_##form, simt::Type_##dtype, bf, bw, bk, wf, ww, tf, tw, stages>::own_bytes,                                             \
-     Row<Knows_##form, simt::Type_##dtype, bf, bw, bk, wf, ww, tf, tw, stages>::launch_row,                                            \
-     Row<Knows_##form, simt::Type_##dtype, bf, bw, bk, wf, ww, tf, tw, stages>::attributes},
-#define PYSIM_CONV_ROW_direct(...)
-#define PYSIM_CONV_ROW_depthwise(...)
-#define PYSIM_CONV_ROW_im2col(...)
-#define PYSIM_CONV_ROW_im2win(...)
-#define PYSIM_CONV_ROW_winograd(...)
-#define PYSIM_CONV_ROW_wgmma(...)
-#define PYSIM_CUDA_CONV(family, ...) PYSIM_CONV_ROW_##family(__VA_ARGS__)
-const ConvRow rows[] = {
-#include "convs.inc"
-};
 }
 }
 
-ConvRows implicit_rows() { return {gather::rows, (int)(sizeof gather::rows / sizeof *gather::rows)}; }
+Rows<ConvRow> implicit_rows() {
+    return table_of<ConvRow>(rows::lines, [](auto line, auto add) { add(row_of(rows::lines[line], rows::functions_of<gather::Row<line>>())); });
+}
 }

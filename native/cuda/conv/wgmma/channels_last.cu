@@ -9,10 +9,10 @@
  * (taps, the first layer), or rows padded, a thread gathers its 16 bytes by itself: what neighbours leave of a sector, L1 keeps. */
 #include <algorithm>
 
-#include "conv_wgmma.h"
-#include "decomposition.cuh"
-#include "epilogue.cuh"
-#include "launch.h"
+#include "conv/wgmma/wgmma.h"
+#include "core/decomposition.cuh"
+#include "core/epilogue.cuh"
+#include "core/launch.h"
 
 namespace pysim {
 namespace {

@@ -14,8 +14,8 @@
  * Worked number: 64 -> 64 channels of f16, 3 x 3: 9 taps of one block, 9 steps, as k = 576 is of 64. */
 #ifndef PYSIM_CUDA_CONV_WGMMA_CUH
 #define PYSIM_CUDA_CONV_WGMMA_CUH
-#include "conv_wgmma.h"
-#include "wgmma.cuh"
+#include "conv/wgmma/wgmma.h"
+#include "mainloop/hopper/kernel.cuh"
 
 namespace pysim {
 namespace hopper {
@@ -182,11 +182,6 @@ template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStr
 }
 
 template <class S> cudaError_t attributes_of_windows(const Conv &c, pysim_cuda_attributes *out) { return attributes_of<S>(kernel_for<S>(c), out); }
-
-/* Lines of convs.inc; each file of the family instantiates those of its type. */
-#define PYSIM_WGMMA_CONV_INSTANTIATE(...)                                                                                            \
-    template cudaError_t launch_windows<__VA_ARGS__>(const Windows &, int, cudaStream_t);                                            \
-    template cudaError_t attributes_of_windows<__VA_ARGS__>(const Conv &, pysim_cuda_attributes *);
 }
 }
 #endif

@@ -1,10 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The fused Winograd kernels' filter transform, launches and rows. */
-#include "conv_winograd.cuh"
+ * The fused F(2x2, 3x3) rows: their filter transform, launches and attributes. */
+#include "conv/winograd/fused2.cuh"
 
-#include "arguments.h"
+#include "conv/rows.h"
 
 namespace pysim {
+namespace rows {
+namespace {
+using Columns = ConvColumns;
+#include "conv/winograd/rows.inc"
+};
+}
+}
+
 namespace winograd {
 namespace {
 
@@ -37,72 +45,41 @@ template <bool NHWC> __global__ __launch_bounds__(FILTERS * STEP) void filters_k
 /* Blocks of the filter transform. */
 int64_t pieces(const Conv &c) { return (int64_t)c.groups * ceil_div(c.filters, FILTERS) * ceil_div(c.channels, STEP); }
 
-const char *refuses(const Conv &c) {
-    if (!is_3x3(c)) return PYSIM_NOT_3X3;
-    return pieces(c) >= most::TILES ? "it takes fewer filters and groups" : nullptr;
-}
-
-pysim_status own_bytes(const Conv &c, int64_t *bytes) {
-    *bytes = pieces(c) * FILTER_BYTES;
-    return PYSIM_OK;
-}
-
-template <Form FORM> cudaError_t kernel_of(const Conv &c, void (**out)(Conv)) {
-    *out = c.nhwc ? fused_kernel<FORM, true> : fused_kernel<FORM, false>;
-    return cudaFuncSetAttribute(*out, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-}
-
-template <Form FORM> pysim_status launch_row(const Conv &c, int, cudaStream_t stream) {
-    void (*run)(Conv);
-    cudaError_t error = kernel_of<FORM>(c, &run);
-    const Grid grid(c.product, c.nhwc ? TILES : FILTERS, c.nhwc ? FILTERS : TILES, STEP);
-    if (error == cudaSuccess) error = launch(c.nhwc ? filters_kernel<true> : filters_kernel<false>, dim3((unsigned)pieces(c)), dim3(FILTERS * STEP), 0, stream, c);
-    if (error == cudaSuccess) error = launch(run, dim3((unsigned)grid.items(c.product)), dim3(THREADS), SHARED_BYTES, stream, c);
-    return check(error, "fused Winograd");
-}
-
-template <Form FORM> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
-    void (*run)(Conv);
-    cudaFuncAttributes of;
-    cudaError_t error = kernel_of<FORM>(c, &run);
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, run);
-    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, run, THREADS, SHARED_BYTES);
-    if (error != cudaSuccess) return error;
-    out->threads = THREADS, out->registers = of.numRegs;
-    out->shared_bytes = (int64_t)of.sharedSizeBytes + SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
-    return cudaSuccess;
-}
-
-#define PYSIM_WINOGRAD_INFO(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, outputs, ...)                                            \
-    {#dtype "_winograd_f" #outputs "_" #bf "x" #bw "x" #bk "_" #wf "x" #ww "_" #tf "x" #tw "_s" #stages "_" #form, "winograd", #form,  \
-     PYSIM_NUMBER_##dtype, bf, bw, bk, wf, ww, tf, tw, stages, outputs, __VA_ARGS__}
-#define PYSIM_WINOGRAD_FUSED(dtype, form, ...)                                                                                        \
-    {PYSIM_WINOGRAD_INFO(dtype, form, __VA_ARGS__), refuses, own_bytes, launch_row<form>, attributes<form>},
-#define PYSIM_WINOGRAD_reference(...) PYSIM_WINOGRAD_FUSED(__VA_ARGS__)
-#define PYSIM_WINOGRAD_sts64(...) PYSIM_WINOGRAD_FUSED(__VA_ARGS__)
-#define PYSIM_WINOGRAD_compact(...) PYSIM_WINOGRAD_FUSED(__VA_ARGS__)
-#define PYSIM_WINOGRAD_staged(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, ...)                                                   \
-    {PYSIM_WINOGRAD_INFO(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, __VA_ARGS__),                                               \
-     Staged<bf, bw, bk, wf, ww, tf, tw, stages>::refuses, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::own_bytes,                      \
-     Staged<bf, bw, bk, wf, ww, tf, tw, stages>::launch_row, Staged<bf, bw, bk, wf, ww, tf, tw, stages>::attributes, nullptr, true},
-#define PYSIM_WINOGRAD_FUSED4(dtype, form, ...)                                                                                       \
-    {PYSIM_WINOGRAD_INFO(dtype, form, __VA_ARGS__), Fused4<form>::refuses, Fused4<form>::own_bytes, Fused4<form>::launch_row,          \
-     Fused4<form>::attributes, nullptr, false, Fused4<form>::NEAR},
-#define PYSIM_WINOGRAD_fused(...) PYSIM_WINOGRAD_FUSED4(__VA_ARGS__)
-#define PYSIM_WINOGRAD_single(...) PYSIM_WINOGRAD_FUSED4(__VA_ARGS__)
-#define PYSIM_CONV_ROW_direct(...)
-#define PYSIM_CONV_ROW_depthwise(...)
-#define PYSIM_CONV_ROW_im2col(...)
-#define PYSIM_CONV_ROW_implicit(...)
-#define PYSIM_CONV_ROW_wgmma(...)
-#define PYSIM_CONV_ROW_im2win(...)
-#define PYSIM_CONV_ROW_winograd(dtype, form, ...) PYSIM_WINOGRAD_##form(dtype, form, __VA_ARGS__)
-#define PYSIM_CUDA_CONV(family, ...) PYSIM_CONV_ROW_##family(__VA_ARGS__)
-const ConvRow rows[] = {
-#include "convs.inc"
+template <Form FORM> struct Fused2 {
+    static const char *refuses(const Conv &c) {
+        if (!is_3x3(c)) return PYSIM_NOT_3X3;
+        return pieces(c) >= most::TILES ? "it takes fewer filters and groups" : nullptr;
+    }
+    static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
+        *bytes = pieces(c) * FILTER_BYTES;
+        return PYSIM_OK;
+    }
+    static cudaError_t kernel_of(const Conv &c, void (**out)(Conv)) {
+        *out = c.nhwc ? fused_kernel<FORM, true> : fused_kernel<FORM, false>;
+        return cudaFuncSetAttribute(*out, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    }
+    static pysim_status launch_row(const Conv &c, int, cudaStream_t stream) {
+        void (*run)(Conv);
+        cudaError_t error = kernel_of(c, &run);
+        const Grid grid(c.product, c.nhwc ? TILES : FILTERS, c.nhwc ? FILTERS : TILES, STEP);
+        if (error == cudaSuccess) error = launch(c.nhwc ? filters_kernel<true> : filters_kernel<false>, dim3((unsigned)pieces(c)), dim3(FILTERS * STEP), 0, stream, c);
+        if (error == cudaSuccess) error = launch(run, dim3((unsigned)grid.items(c.product)), dim3(THREADS), SHARED_BYTES, stream, c);
+        return check(error, "fused Winograd");
+    }
+    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
+        void (*run)(Conv);
+        const cudaError_t error = kernel_of(c, &run);
+        return error == cudaSuccess ? attributes_of(run, THREADS, SHARED_BYTES, out) : error;
+    }
 };
 }
 }
 
-ConvRows winograd_rows() { return {winograd::rows, (int)(sizeof winograd::rows / sizeof *winograd::rows)}; }
+Rows<ConvRow> winograd_fused2_rows() {
+    return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
+        constexpr rows::ConvColumns c = rows::lines[line];
+        constexpr winograd::Form form = c.variant == "compact" ? winograd::compact : c.variant == "sts64" ? winograd::sts64 : winograd::reference;
+        if constexpr (c.outputs == 2) add(row_of(c, rows::functions_of<winograd::Fused2<form>>()));
+    });
+}
 }

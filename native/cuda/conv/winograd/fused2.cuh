@@ -21,11 +21,11 @@
 #define PYSIM_CUDA_CONV_WINOGRAD_CUH
 #include <new>
 
-#include "conv_winograd.h"
-#include "decomposition.cuh"
-#include "launch.h"
-#include "ptx.cuh"
-#include "winograd_output.cuh"
+#include "conv/winograd/winograd.h"
+#include "core/decomposition.cuh"
+#include "core/launch.h"
+#include "core/ptx.cuh"
+#include "conv/winograd/output.cuh"
 
 namespace pysim {
 namespace winograd {

@@ -1,12 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The fused F(4x4, 3x3) rows: their filter transform, launches and attributes. */
-#include "winograd_fused4.cuh"
+#include "conv/winograd/fused4.cuh"
 
 #include <type_traits>
 
-#include "arguments.h"
+#include "conv/rows.h"
 
 namespace pysim {
+namespace rows {
+namespace {
+using Columns = ConvColumns;
+#include "conv/winograd/rows.inc"
+};
+}
+}
+
 namespace winograd {
 namespace {
 
@@ -43,57 +51,53 @@ template <bool NHWC> __global__ __launch_bounds__(fused4::SIDE * STEP) void fuse
 /* Blocks of the filter transform. */
 int64_t pieces(const Conv &c) { return (int64_t)c.groups * ceil_div(c.filters, fused4::SIDE) * ceil_div(c.channels, STEP); }
 
-template <Form FORM> struct Kernel {
-    template <bool NHWC> using Filters = std::conditional_t<FORM == single, fused4::Weights<NHWC>, fused4::Transformed>;
+/* SINGLE: without a filter transform of its own, and parts of split-K are reduced in a cluster of two: two blocks lie on the multiprocessors of one
+ * TPC, and clusters of three and more leave some idle. */
+template <bool SINGLE> struct Row {
+    template <bool NHWC> using Filters = std::conditional_t<SINGLE, fused4::Weights<NHWC>, fused4::Transformed>;
     enum { SHARED_BYTES = fused4::shared_bytes<Filters<false>> };
     static_assert(SHARED_BYTES == fused4::shared_bytes<Filters<true>>, "of both layouts");
 
-    static cudaError_t of(const Conv &c, void (**out)(Conv)) {
-        const auto pieces = [&](int size) { return c.pad_left == 1 && c.width % size == 0 && (uintptr_t)c.in % (size * sizeof(float)) == 0; };
-        *out = c.nhwc      ? fused4::fused4_kernel<true, 1, Filters<true>>
-               : pieces(4) ? fused4::fused4_kernel<false, 4, Filters<false>>
-               : pieces(2) ? fused4::fused4_kernel<false, 2, Filters<false>>
-                           : fused4::fused4_kernel<false, 1, Filters<false>>;
+    static const char *refuses(const Conv &c) {
+        if (!is_3x3(c)) return PYSIM_NOT_3X3;
+        return pieces(c) >= most::TILES ? "it takes fewer filters and groups" : nullptr;
+    }
+    static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
+        *bytes = SINGLE ? 0 : pieces(c) * fused4::Transformed::BYTES;
+        return PYSIM_OK;
+    }
+    static cudaError_t kernel_of(const Conv &c, void (**out)(Conv)) {
+        const auto lies = [&](int size) { return c.pad_left == 1 && c.width % size == 0 && (uintptr_t)c.in % (size * sizeof(float)) == 0; };
+        *out = c.nhwc    ? fused4::fused4_kernel<true, 1, Filters<true>>
+               : lies(4) ? fused4::fused4_kernel<false, 4, Filters<false>>
+               : lies(2) ? fused4::fused4_kernel<false, 2, Filters<false>>
+                         : fused4::fused4_kernel<false, 1, Filters<false>>;
         return cudaFuncSetAttribute(*out, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    }
+    static pysim_status launch_row(const Conv &c, int, cudaStream_t stream) {
+        void (*run)(Conv);
+        cudaError_t error = kernel_of(c, &run);
+        const Grid grid(c.product, fused4::SIDE, fused4::SIDE, STEP);
+        if (error == cudaSuccess && !SINGLE)
+            error = launch(c.nhwc ? fused4_filters<true> : fused4_filters<false>, dim3((unsigned)pieces(c)), dim3(fused4::SIDE * STEP), 0, stream, c);
+        const int cluster = SINGLE && c.product.kind == PYSIM_SPLIT_K && !c.product.partials ? c.product.splits : 1;
+        if (error == cudaSuccess)
+            error = launch_clusters(cluster, run, dim3((unsigned)grid.items(c.product)), dim3(fused4::THREADS), SHARED_BYTES, stream, c);
+        return check(error, "fused Winograd");
+    }
+    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
+        void (*run)(Conv);
+        const cudaError_t error = kernel_of(c, &run);
+        return error == cudaSuccess ? attributes_of(run, fused4::THREADS, SHARED_BYTES, out) : error;
     }
 };
 }
-
-template <Form FORM> const char *Fused4<FORM>::refuses(const Conv &c) {
-    if (!is_3x3(c)) return PYSIM_NOT_3X3;
-    return pieces(c) >= most::TILES ? "it takes fewer filters and groups" : nullptr;
 }
 
-template <Form FORM> pysim_status Fused4<FORM>::own_bytes(const Conv &c, int64_t *bytes) {
-    *bytes = FORM == single ? 0 : pieces(c) * fused4::Transformed::BYTES;
-    return PYSIM_OK;
-}
-
-template <Form FORM> pysim_status Fused4<FORM>::launch_row(const Conv &c, int, cudaStream_t stream) {
-    void (*run)(Conv);
-    cudaError_t error = Kernel<FORM>::of(c, &run);
-    const Grid grid(c.product, fused4::SIDE, fused4::SIDE, STEP);
-    if (error == cudaSuccess && FORM == fused)
-        error = launch(c.nhwc ? fused4_filters<true> : fused4_filters<false>, dim3((unsigned)pieces(c)), dim3(fused4::SIDE * STEP), 0, stream, c);
-    const int cluster = FORM == single && c.product.kind == PYSIM_SPLIT_K && !c.product.partials ? c.product.splits : 1;
-    if (error == cudaSuccess)
-        error = launch_clusters(cluster, run, dim3((unsigned)grid.items(c.product)), dim3(fused4::THREADS), Kernel<FORM>::SHARED_BYTES, stream, c);
-    return check(error, "fused Winograd");
-}
-
-template <Form FORM> cudaError_t Fused4<FORM>::attributes(const Conv &c, pysim_cuda_attributes *out) {
-    void (*run)(Conv);
-    cudaFuncAttributes of;
-    cudaError_t error = Kernel<FORM>::of(c, &run);
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, run);
-    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, run, fused4::THREADS, Kernel<FORM>::SHARED_BYTES);
-    if (error != cudaSuccess) return error;
-    out->threads = fused4::THREADS, out->registers = of.numRegs;
-    out->shared_bytes = (int64_t)of.sharedSizeBytes + Kernel<FORM>::SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
-    return cudaSuccess;
-}
-
-template struct Fused4<fused>;
-template struct Fused4<single>;
+Rows<ConvRow> winograd_fused4_rows() {
+    return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
+        constexpr rows::ConvColumns c = rows::lines[line];
+        if constexpr (c.outputs == 4 && c.fused) add(row_of(c, rows::functions_of<winograd::Row<(c.reduces_in_cluster > 0)>>()));
+    });
 }
 }

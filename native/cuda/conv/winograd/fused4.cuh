@@ -35,8 +35,8 @@
 #define PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #include <new>
 
-#include "launch.h"
-#include "winograd_stages4.cuh"
+#include "core/launch.h"
+#include "conv/winograd/fused4_pipeline.cuh"
 
 namespace pysim {
 namespace winograd {

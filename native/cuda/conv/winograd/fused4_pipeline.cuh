@@ -2,14 +2,14 @@
  * What the stages of fused F(4x4) (winograd_fused4.cuh) are, whose turn each is, and the two ways in which filters come to them. */
 #ifndef PYSIM_CUDA_WINOGRAD_STAGES4_CUH
 #define PYSIM_CUDA_WINOGRAD_STAGES4_CUH
-#include "decomposition.cuh"
-#include "ptx.cuh"
-#include "winograd_staged.cuh"
+#include "core/decomposition.cuh"
+#include "core/ptx.cuh"
+#include "conv/winograd/unfused4.cuh"
 
 #if defined(PYSIM_EMULATED) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
 #define PYSIM_COPIES_BY_THREADS
 #else
-#include "wgmma_ptx.cuh"
+#include "mainloop/hopper/ptx.cuh"
 #endif
 
 namespace pysim {

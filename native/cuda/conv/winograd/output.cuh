@@ -15,8 +15,8 @@
  *   NHWC   lanes are 8 neighbouring filters (reference: 4) of 4 tiles: whole sectors */
 #ifndef PYSIM_CUDA_WINOGRAD_OUTPUT_CUH
 #define PYSIM_CUDA_WINOGRAD_OUTPUT_CUH
-#include "conv_winograd.h"
-#include "epilogue.cuh"
+#include "conv/winograd/winograd.h"
+#include "core/epilogue.cuh"
 
 namespace pysim {
 namespace winograd {

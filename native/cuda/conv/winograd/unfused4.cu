@@ -1,10 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The staged Winograd rows: their workspace, and the launches of one convolution. */
-#include "winograd_staged.cuh"
+ * The rows of unfused F(4x4, 3x3): their workspace, and the launches of one convolution. */
+#include "conv/winograd/unfused4.cuh"
 
-#include "arguments.h"
+#include "conv/rows.h"
 
 namespace pysim {
+namespace rows {
+namespace {
+using Columns = ConvColumns;
+#include "conv/winograd/rows.inc"
+};
+}
+}
+
 namespace winograd {
 namespace {
 
@@ -57,59 +65,43 @@ template <class S, bool NHWC> cudaError_t run_chunks(const Conv &c, int block, c
 
 template <class S, bool NHWC> cudaError_t products_attributes(pysim_cuda_attributes *out) {
     void (*run)(Problem, Conv, Chunk);
-    cudaFuncAttributes of;
-    cudaError_t error = products_of<S, NHWC>(&run);
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, run);
-    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, run, S::THREADS, S::SHARED_BYTES);
-    if (error != cudaSuccess) return error;
-    out->threads = S::THREADS, out->registers = of.numRegs;
-    out->shared_bytes = (int64_t)of.sharedSizeBytes + S::SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
-    return cudaSuccess;
+    const cudaError_t error = products_of<S, NHWC>(&run);
+    return error == cudaSuccess ? attributes_of(run, S::THREADS, S::SHARED_BYTES, out) : error;
+}
+
+template <int LINE> struct Row {
+    static constexpr rows::ConvColumns L = rows::lines[LINE];
+    static constexpr int BF = L.block.m, BW = L.block.n;
+    using Nchw = simt::Shape<simt::F32, simt::full, BF, BW, L.block.k, L.warp.m, L.warp.n, L.thread.m, L.thread.n, L.stages>;
+    using Nhwc = simt::Shape<simt::F32, simt::full, BW, BF, L.block.k, L.warp.n, L.warp.m, L.thread.n, L.thread.m, L.stages>;
+
+    static const char *refuses(const Conv &c) {
+        if (!is_3x3(c)) return PYSIM_NOT_3X3;
+        if (c.product.kind != PYSIM_DATA_PARALLEL) return "it is data parallel only: decomposition is 0";
+        if (c.product.splits > 1 && c.product.splits > ceil_div(c.windows, BW)) return "splits is more than there are chunks of whole tiles";
+        const Chunk s = chunk_of(c, BW);
+        const int64_t tiles = (int64_t)LARGE * c.groups * s.blocks;
+        return tiles * BW > most::TILES || tiles * ceil_div(c.filters, BF) > most::TILES ? "it takes fewer groups" : nullptr;
+    }
+    static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
+        const Sizes sizes = sizes_of(c, chunk_of(c, BW));
+        *bytes = sizes.u + sizes.v + sizes.m;
+        return PYSIM_OK;
+    }
+    static pysim_status launch_row(const Conv &c, int, cudaStream_t stream) {
+        return check(c.nhwc ? run_chunks<Nhwc, true>(c, BW, stream) : run_chunks<Nchw, false>(c, BW, stream), "unfused Winograd");
+    }
+    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
+        return c.nhwc ? products_attributes<Nhwc, true>(out) : products_attributes<Nchw, false>(out);
+    }
+};
 }
 }
 
-#define PYSIM_STAGED template <int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES>
-#define PYSIM_OF_STAGED Staged<BF, BW, BK, WF, WW, TF, TW, STAGES>
-#define PYSIM_OF_NCHW simt::Shape<simt::F32, simt::full, BF, BW, BK, WF, WW, TF, TW, STAGES>
-#define PYSIM_OF_NHWC simt::Shape<simt::F32, simt::full, BW, BF, BK, WW, WF, TW, TF, STAGES>
-
-PYSIM_STAGED const char *PYSIM_OF_STAGED::refuses(const Conv &c) {
-    if (!is_3x3(c)) return PYSIM_NOT_3X3;
-    if (c.product.kind != PYSIM_DATA_PARALLEL) return "it is data parallel only: decomposition is 0";
-    if (c.product.splits > 1 && c.product.splits > ceil_div(c.windows, BW)) return "splits is more than there are chunks of whole tiles";
-    const Chunk s = chunk_of(c, BW);
-    const int64_t tiles = (int64_t)LARGE * c.groups * s.blocks;
-    return tiles * BW > most::TILES || tiles * ceil_div(c.filters, BF) > most::TILES ? "it takes fewer groups" : nullptr;
-}
-
-PYSIM_STAGED pysim_status PYSIM_OF_STAGED::own_bytes(const Conv &c, int64_t *bytes) {
-    const Sizes sizes = sizes_of(c, chunk_of(c, BW));
-    *bytes = sizes.u + sizes.v + sizes.m;
-    return PYSIM_OK;
-}
-
-PYSIM_STAGED pysim_status PYSIM_OF_STAGED::launch_row(const Conv &c, int, cudaStream_t stream) {
-    return check(c.nhwc ? run_chunks<PYSIM_OF_NHWC, true>(c, BW, stream) : run_chunks<PYSIM_OF_NCHW, false>(c, BW, stream), "staged Winograd");
-}
-
-PYSIM_STAGED cudaError_t PYSIM_OF_STAGED::attributes(const Conv &c, pysim_cuda_attributes *out) {
-    return c.nhwc ? products_attributes<PYSIM_OF_NHWC, true>(out) : products_attributes<PYSIM_OF_NCHW, false>(out);
-}
-
-#define PYSIM_STAGED_reference(...)
-#define PYSIM_STAGED_sts64(...)
-#define PYSIM_STAGED_compact(...)
-#define PYSIM_STAGED_fused(...)
-#define PYSIM_STAGED_single(...)
-#define PYSIM_STAGED_staged(bf, bw, bk, wf, ww, tf, tw, stages, ...) template struct Staged<bf, bw, bk, wf, ww, tf, tw, stages>;
-#define PYSIM_CONV_ROW_direct(...)
-#define PYSIM_CONV_ROW_depthwise(...)
-#define PYSIM_CONV_ROW_im2col(...)
-#define PYSIM_CONV_ROW_implicit(...)
-#define PYSIM_CONV_ROW_im2win(...)
-#define PYSIM_CONV_ROW_wgmma(...)
-#define PYSIM_CONV_ROW_winograd(dtype, form, ...) PYSIM_STAGED_##form(__VA_ARGS__)
-#define PYSIM_CUDA_CONV(family, ...) PYSIM_CONV_ROW_##family(__VA_ARGS__)
-#include "convs.inc"
+Rows<ConvRow> winograd_unfused4_rows() {
+    return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
+        constexpr rows::ConvColumns c = rows::lines[line];
+        if constexpr (c.staged) add(row_of(c, rows::functions_of<winograd::Row<line>>()));
+    });
 }
 }

@@ -19,8 +19,8 @@
  * The products are tiles of simt.cuh: operands lie so that all but NHWC's V go to shared memory by 16 bytes as they are. */
 #ifndef PYSIM_CUDA_WINOGRAD_STAGED_CUH
 #define PYSIM_CUDA_WINOGRAD_STAGED_CUH
-#include "conv_winograd.h"
-#include "simt.cuh"
+#include "conv/winograd/winograd.h"
+#include "mainloop/simt/kernel.cuh"
 
 namespace pysim {
 namespace winograd {

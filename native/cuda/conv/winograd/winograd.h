@@ -14,12 +14,12 @@
  * Small whole numbers stay exact: G g G^T are quarters. */
 #ifndef PYSIM_CUDA_CONV_WINOGRAD_H
 #define PYSIM_CUDA_CONV_WINOGRAD_H
-#include "conv.h"
+#include "conv/conv.h"
 
 namespace pysim {
 namespace winograd {
 
-enum Form { reference, sts64, compact, staged, fused, single };
+enum Form { reference, sts64, compact }; /* of F(2x2): how sums pass through shared memory (output.cuh) */
 
 /* The fused kernel's tiles: conv_winograd.cuh. */
 enum { FILTERS = 64, TILES = 32, STEP = 8, THREADS = 256, PLANES = 16 };
@@ -33,23 +33,6 @@ __host__ __device__ inline int filter_of(int slot) {
     const int g = slot / 32, q = slot / 16 % 2, t = slot / 4 % 4, k = slot % 4;
     return 32 * g + 16 * (k / 2) + 8 * (k % 2) + 4 * q + t;
 }
-
-/* A row of form `staged` (winograd_staged.cuh): the tiles of its products, filters x windows x k. */
-template <int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES> struct Staged {
-    static const char *refuses(const Conv &c);
-    static pysim_status own_bytes(const Conv &c, int64_t *bytes);
-    static pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream);
-    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out);
-};
-
-/* The rows of forms `fused` and `single` (winograd_fused4.cuh). */
-template <Form FORM> struct Fused4 {
-    enum { NEAR = FORM == single ? 2 : 0 }; /* two blocks lie on the multiprocessors of one TPC; clusters of three and more leave some idle */
-    static const char *refuses(const Conv &c);
-    static pysim_status own_bytes(const Conv &c, int64_t *bytes);
-    static pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream);
-    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out);
-};
 
 inline bool is_3x3(const Conv &c) {
     return c.kernel_h == 3 && c.kernel_w == 3 && c.stride_h == 1 && c.stride_w == 1 && c.dilation_h == 1 && c.dilation_w == 1;

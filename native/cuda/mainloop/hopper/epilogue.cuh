@@ -7,8 +7,8 @@
 #define PYSIM_CUDA_WGMMA_EPILOGUE_CUH
 #include <type_traits>
 
-#include "decomposition.cuh"
-#include "epilogue.cuh"
+#include "core/decomposition.cuh"
+#include "core/epilogue.cuh"
 
 namespace pysim {
 namespace hopper {

@@ -19,11 +19,11 @@
 #define PYSIM_CUDA_WGMMA_CUH
 #include <cuda.h>
 
-#include "decomposition.cuh"
-#include "wgmma.h"
-#include "wgmma_epilogue.cuh"
-#include "wgmma_mma.cuh"
-#include "wgmma_ptx.cuh"
+#include "core/decomposition.cuh"
+#include "mainloop/hopper/shape.h"
+#include "mainloop/hopper/epilogue.cuh"
+#include "mainloop/hopper/mma.cuh"
+#include "mainloop/hopper/ptx.cuh"
 
 namespace pysim {
 namespace hopper {
@@ -256,15 +256,8 @@ cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensor
 }
 
 template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> kernel, pysim_cuda_attributes *out) {
-    cudaFuncAttributes of;
-    cudaError_t error = prepare<S>(kernel);
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, (const void *)kernel);
-    if (error == cudaSuccess)
-        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, (const void *)kernel, S::THREADS, S::SHARED_BYTES);
-    if (error != cudaSuccess) return error;
-    out->threads = S::THREADS, out->registers = of.numRegs;
-    out->shared_bytes = (int64_t)of.sharedSizeBytes + S::SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
-    return cudaSuccess;
+    const cudaError_t error = prepare<S>(kernel);
+    return error == cudaSuccess ? pysim::attributes_of(kernel, S::THREADS, S::SHARED_BYTES, out) : error;
 }
 
 template <class S> Kernel<Problem> kernel_for(const Problem &p) {
@@ -285,11 +278,6 @@ template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t st
 }
 
 template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) { return attributes_of<S>(kernel_for<S>(p), out); }
-
-/* Lines of gemms.inc; each file of the family instantiates those of its types. */
-#define PYSIM_WGMMA_INSTANTIATE(...)                                                                                                 \
-    template cudaError_t launch<__VA_ARGS__>(const Problem &, int, cudaStream_t);                                                    \
-    template cudaError_t attributes<__VA_ARGS__>(const Problem &, pysim_cuda_attributes *);
 }
 }
 #endif

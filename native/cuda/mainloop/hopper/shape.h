@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the wgmma family's table (wgmma.cu) and its kernels (wgmma.cuh) share: a row's constants, and the two functions of each. */
+ * The constants of a row on wgmma. */
 #ifndef PYSIM_CUDA_WGMMA_H
 #define PYSIM_CUDA_WGMMA_H
-#include "gemm.h"
+#include "core/problem.h"
 
 namespace pysim {
 namespace hopper {
@@ -15,7 +15,7 @@ template <> struct Element<PYSIM_TF32> { enum { BYTES = 4, MN_MAJOR = 0 }; using
 template <> struct Element<PYSIM_S8> { enum { BYTES = 1, MN_MAJOR = 0 }; using Acc = int; };
 template <> struct Element<PYSIM_F8> { enum { BYTES = 1, MN_MAJOR = 0 }; using Acc = float; };
 
-/* A row of gemms.inc. */
+/* The tiles of a row. */
 template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_> struct Shape {
     static constexpr int DTYPE = DTYPE_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARP_M = WARP_M_, WARP_N = WARP_N_, STAGES = STAGES_,
                          CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_;
@@ -35,16 +35,6 @@ template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int 
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
 };
 
-template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream);
-template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out);
-
-/* A line of gemms.inc as a Shape. */
-#define PYSIM_WGMMA_SHAPE(dtype, bm, bn, wm, wn, stages, cm, cn) hopper::Shape<PYSIM_WGMMA_##dtype, bm, bn, wm, wn, stages, cm, cn>
-#define PYSIM_WGMMA_f16 PYSIM_F16
-#define PYSIM_WGMMA_bf16 PYSIM_BF16
-#define PYSIM_WGMMA_tf32 PYSIM_TF32
-#define PYSIM_WGMMA_s8 PYSIM_S8
-#define PYSIM_WGMMA_f8 PYSIM_F8
 }
 }
 #endif

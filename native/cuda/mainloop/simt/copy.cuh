@@ -12,7 +12,7 @@
  * Worked number, f32, block 128x128x16: LINES = 4, swizzle = 0, 32, 64, 96 bytes for k = 0-3, 4-7, 8-11, 12-15. */
 #ifndef PYSIM_CUDA_SIMT_COPY_CUH
 #define PYSIM_CUDA_SIMT_COPY_CUH
-#include "simt_types.cuh"
+#include "mainloop/simt/types.cuh"
 
 namespace pysim {
 namespace simt {

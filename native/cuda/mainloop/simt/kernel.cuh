@@ -21,9 +21,9 @@
 #include <new>
 #include <type_traits>
 
-#include "decomposition.cuh"
-#include "launch.h"
-#include "simt.h"
+#include "core/decomposition.cuh"
+#include "core/launch.h"
+#include "mainloop/simt/shape.h"
 
 namespace pysim {
 namespace simt {
@@ -270,14 +270,8 @@ template <class S> cudaError_t launch(const Problem &p, int, cudaStream_t stream
 
 template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
     void (*run)(Problem);
-    cudaFuncAttributes of;
-    cudaError_t error = kernel_of<S>(p, &run);
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&of, run);
-    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks_per_sm, run, S::THREADS, S::SHARED_BYTES);
-    if (error != cudaSuccess) return error;
-    out->threads = S::THREADS, out->registers = of.numRegs;
-    out->shared_bytes = (int64_t)of.sharedSizeBytes + S::SHARED_BYTES, out->local_bytes = (int64_t)of.localSizeBytes;
-    return cudaSuccess;
+    const cudaError_t error = kernel_of<S>(p, &run);
+    return error == cudaSuccess ? attributes_of(run, S::THREADS, S::SHARED_BYTES, out) : error;
 }
 }
 }

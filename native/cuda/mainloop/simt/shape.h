@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the table of the simt family (simt.cu) and its kernels (simt.cuh) share: a row's constants, and the two functions of each row. */
+ * The constants of a row on the tiles of mainloop/simt. */
 #ifndef PYSIM_CUDA_SIMT_H
 #define PYSIM_CUDA_SIMT_H
-#include "simt_copy.cuh"
+#include "mainloop/simt/copy.cuh"
 
 namespace pysim {
 namespace simt {
@@ -16,7 +16,7 @@ constexpr int blocks_of(int registers, int threads) {
     return blocks < 1 ? 1 : blocks > 16 ? 16 : blocks;
 }
 
-/* One row of gemms.inc. */
+/* The tiles of a row. */
 template <class Type, Form FORM, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARP_M, int WARP_N, int THREAD_M, int THREAD_N, int DEPTH>
 struct Shape {
     using T = Type;
@@ -49,16 +49,12 @@ struct Shape {
     enum { BLOCKS = blocks_of(REGISTERS, THREADS) };
 };
 
-template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream);
-template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out);
-
-/* A line of gemms.inc as a Shape. */
-#define PYSIM_SIMT_SHAPE(dtype, form, bm, bn, bk, wm, wn, tm, tn, stages)                                                             \
-    pysim::simt::Shape<pysim::simt::Type_##dtype, pysim::simt::form, bm, bn, bk, wm, wn, tm, tn, stages>
-using Type_f32 = F32;
-using Type_f64 = F64;
-using Type_f16 = F16;
-using Type_s8 = S8;
+/* By pysim_dtype. */
+template <int DTYPE> struct TypeOf;
+template <> struct TypeOf<PYSIM_F32> { using T = F32; };
+template <> struct TypeOf<PYSIM_F64> { using T = F64; };
+template <> struct TypeOf<PYSIM_F16> { using T = F16; };
+template <> struct TypeOf<PYSIM_S8> { using T = S8; };
 }
 }
 #endif

@@ -13,8 +13,8 @@
 #define PYSIM_CUDA_SIMT_TYPES_CUH
 #include <cstring>
 
-#include "epilogue.cuh"
-#include "ptx.cuh"
+#include "core/epilogue.cuh"
+#include "core/ptx.cuh"
 
 namespace pysim {
 namespace simt {

@@ -18,9 +18,9 @@
 #define PYSIM_CUDA_MMA_F64_CUH
 #include <algorithm>
 
-#include "epilogue.cuh"
-#include "tensor.cuh"
-#include "wgmma.cuh"
+#include "core/epilogue.cuh"
+#include "mainloop/tensor/pipeline.cuh"
+#include "mainloop/hopper/kernel.cuh"
 
 namespace pysim {
 namespace f64_mma {
@@ -185,11 +185,9 @@ __global__ void __launch_bounds__(Shape<BM, BN, BK, WM, WN, STAGES>::THREADS, Sh
     }
 }
 
-/* A row of gemms.inc. */
+/* A row of gemm/mma.inc. */
 template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
     using S = Shape<BM, BN, BK, WM, WN, STAGES>;
-    static constexpr Needs needs = {16, 0, 0};
-
     static hopper::Kernel<Problem> layout(const Problem &p) {
 #define LAYOUT(ta, tb) mma_kernel<double, BM, BN, BK, WM, WN, STAGES, ta, tb>
         if (p.trans_a) return p.trans_b ? LAYOUT(true, true) : LAYOUT(true, false);

@@ -6,10 +6,10 @@
  * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. */
 #ifndef PYSIM_CUDA_TENSOR_CUH
 #define PYSIM_CUDA_TENSOR_CUH
-#include "decomposition.cuh"
-#include "epilogue.cuh"
-#include "launch.h"
-#include "ptx.cuh"
+#include "core/decomposition.cuh"
+#include "core/epilogue.cuh"
+#include "core/launch.h"
+#include "core/ptx.cuh"
 
 namespace pysim {
 
@@ -143,16 +143,6 @@ template <class Kernel> cudaError_t start(Kernel kernel, const Problem &p, int b
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (error != cudaSuccess) return error;
     return launch(kernel, blocks, threads, shared, stream, p);
-}
-template <class Kernel> cudaError_t attributes_of(Kernel kernel, int threads, int shared, pysim_cuda_attributes *out) {
-    cudaFuncAttributes found;
-    cudaError_t error = cudaFuncGetAttributes(&found, kernel);
-    if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    int blocks = 0;
-    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared);
-    if (error == cudaSuccess)
-        *out = {threads, found.numRegs, blocks, (int64_t)found.sharedSizeBytes + shared, (int64_t)found.localSizeBytes};
-    return error;
 }
 }
 #endif

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The convolutions on wgmma: their rows, and how operands come to lie as the copy engine takes them (conv_wgmma.cuh).
+ * How the operands of the convolutions on wgmma come to lie as TMA takes them (kernel.cuh).
  *
  * Under NHWC with whole 16 bytes of channels they lie so already (in groups: with whole blocks of channels, or the last block would bring
- * the next group's). What does not, conv_channels_last.cu copies into `own`: input, then filters.
+ * the next group's). What does not, channels_last.cu copies into `own`: input, then filters.
  *
  * Channels that fill no block waste most of each tap's step. A copy then has its rows padded, so that a row of taps is one run of
  * kernel_w C elements: pixels are described as having all these as channels, each reaching into the next ones, and the kernel has one
  * column. 3 channels of f16, padded to 8, with 7 x 7 taps are 7 steps of 56 (of 64) instead of 49 of 8. */
 #include <climits>
 
-#include "arguments.h"
-#include "conv_wgmma.h"
-#include "decomposition.cuh"
+#include "abi/arguments.h"
+#include "conv/wgmma/wgmma.h"
+#include "core/decomposition.cuh"
 
 namespace pysim {
+namespace hopper {
 namespace {
 
 /* A group's channels in copies. */
@@ -32,13 +33,15 @@ bool rows_of_taps(const Conv &c) {
     const bool fewer = (row + block - 1) / block < c.kernel_w * ((channels + block - 1) / block);
     return copied(c) && c.dilation_w == 1 && fewer && rows * (wide * channels / (block / 8)) <= INT_MAX; /* vectors of the copy */
 }
-/* Steps of k. */
+}
+
 int64_t steps_of(const Conv &c) {
     const int64_t block = 128 / dtypes[c.dtype].bytes, channels = padded_channels(c);
     const int64_t of_row = rows_of_taps(c) ? (c.kernel_w * channels + block - 1) / block : c.kernel_w * ((channels + block - 1) / block);
     return c.kernel_h * of_row;
 }
 
+namespace {
 /* Bytes of the copies in `own`; 0: the operand stays where it is. */
 struct Own { int64_t input, filters; };
 Own own_of(const Conv &c) {
@@ -47,6 +50,8 @@ Own own_of(const Conv &c) {
     const bool filters_stay = channels == c.channels && (c.nhwc || taps == 1);
     return {copied(c) ? round_up(pixels * c.groups * channels * element, ALIGN) : 0,
             filters_stay ? 0 : round_up((int64_t)c.groups * c.filters * taps * channels * element, ALIGN)};
+}
+
 }
 
 pysim_status own_bytes(const Conv &c, int64_t *bytes) {
@@ -66,8 +71,7 @@ const char *refuses(const Conv &c) {
     return nullptr;
 }
 
-/* What pysim_cuda_conv_run was given, as the kernels take it; copies what they cannot take as it lies. */
-pysim_status prepare(const Conv &c, hopper::Windows &to, cudaStream_t stream) {
+pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     const Own own = own_of(c);
     const int channels = padded_channels(c), taps = c.kernel_h * c.kernel_w, element = dtypes[c.dtype].bytes;
     int before = 0, wide = c.width;
@@ -96,49 +100,5 @@ pysim_status prepare(const Conv &c, hopper::Windows &to, cudaStream_t stream) {
                                {filters, c.weights, c.groups * c.filters, 1, 1, taps, 0, taps, c.channels, channels, last}, element, stream),
                  "channels of input and filters");
 }
-
-/* A row: clusters of CW x CF blocks of BW windows x BF filters. */
-template <class S> struct Row {
-    static void tile(Conv &c) {
-        c.tile_m = S::BLOCK_M * S::CLUSTER_M, c.tile_n = S::BLOCK_N * S::CLUSTER_N, c.cluster = S::BLOCKS;
-        c.group_tiles = ceil_div(c.windows, c.tile_m);
-        c.product.m = c.groups * c.group_tiles * c.tile_m, c.product.n = c.filters;
-        const int64_t k = steps_of(c) * S::BLOCK_K;
-        c.product.k = k < INT_MAX ? (int)k : INT_MAX; /* of kernels that it refuses */
-    }
-    static pysim_status launch(const Conv &c, int sms, cudaStream_t stream) {
-        hopper::Windows windows;
-        const pysim_status status = prepare(c, windows, stream);
-        return status == PYSIM_OK ? check(hopper::launch_windows<S>(windows, sms, stream), "a convolution on wgmma") : status;
-    }
-    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) { return hopper::attributes_of_windows<S>(c, out); }
-};
-
-#define PYSIM_CONV_ROW_direct(...)
-#define PYSIM_CONV_ROW_depthwise(...)
-#define PYSIM_CONV_ROW_im2col(...)
-#define PYSIM_CONV_ROW_implicit(...)
-#define PYSIM_CONV_ROW_im2win(...)
-#define PYSIM_CONV_ROW_winograd(...)
-#define PYSIM_FORM_c1x2 "_c1x2"
-#define PYSIM_FORM_c2x1 "_c2x1"
-#define PYSIM_ROW_OF(...) Row<__VA_ARGS__>
-#define PYSIM_CONV_ROW_wgmma(dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, ...)                                                    \
-    {PYSIM_CONV_TILED(wgmma, dtype, form, bf, bw, bk, wf, ww, tf, tw, stages, __VA_ARGS__), refuses, own_bytes,                         \
-     PYSIM_ROW_OF(PYSIM_WGMMA_CONV_SHAPE(dtype, form, bf, bw, wf, ww, stages))::launch,                                                 \
-     PYSIM_ROW_OF(PYSIM_WGMMA_CONV_SHAPE(dtype, form, bf, bw, wf, ww, stages))::attributes,                                             \
-     PYSIM_ROW_OF(PYSIM_WGMMA_CONV_SHAPE(dtype, form, bf, bw, wf, ww, stages))::tile},
-#define PYSIM_CUDA_CONV(family, ...) PYSIM_CONV_ROW_##family(__VA_ARGS__)
-const ConvRow rows[] = {
-#include "convs.inc"
-};
-
-/* What a line says twice must agree: a stage is 128 bytes of k, an instruction as wide as its warpgroup's tile. */
-#undef PYSIM_CONV_ROW_wgmma
-#define PYSIM_CONV_ROW_wgmma(dtype, form, bf, bw, bk, wf, ww, tf, tw, ...)                                                            \
-    static_assert(bk * hopper::Element<PYSIM_WGMMA_##dtype>::BYTES == 128 && tw == 64 && tf == wf, "a wgmma line of convs.inc");
-#include "convs.inc"
 }
-
-ConvRows wgmma_conv_rows() { return {rows, (int)(sizeof rows / sizeof *rows)}; }
 }
