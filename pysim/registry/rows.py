@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel registries as Python sees them: the lines of `native/kernels.inc` (CPU), `native/cuda/gemms.inc` and `convs.inc`, read, never
-copied.
+"""The kernel registries as Python sees them: the lines of `native/kernels.inc` (CPU) and of the families' tables in `native/cuda` (GPU),
+read, never copied.
 
 The native libraries expand the same lines, so row i here is row i there (a test compares them).
 """
@@ -8,14 +8,14 @@ The native libraries expand the same lines, so row i here is row i there (a test
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\(([^)]*)\)", re.MULTILINE)
-_GEMM = re.compile(r"^PYSIM_CUDA_GEMM\(([^)]*)\)", re.MULTILINE)
-_CONV = re.compile(r"^PYSIM_CUDA_CONV\(([^)]*)\)", re.MULTILINE)
-_CLUSTER = re.compile(r"c(\d)x(\d)")
+_ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # of one family: what its rows have in common, and each row
+_COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
 _EPILOGUE = re.compile(r"^PYSIM_EPILOGUE\((\d+),\s*(\w+),", re.MULTILINE)
 
 
@@ -64,19 +64,41 @@ _GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "
 _CONV_TILE = (
     "block_filters", "block_windows", "block_k", "warp_filters", "warp_windows", "thread_filters", "thread_windows", "stages", "outputs",
 )  # fmt: skip
+_SIZES = ("block", "warp", "thread", "cluster")  # columns of two or three numbers
 
 
-class GemmKernel(msgspec.Struct, frozen=True):
-    """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemms.inc`, as the file's head names them.
+def _family(path: str, axes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The columns of each row of a family's table; sizes as a column for each of their axes."""
+    found: list[dict[str, Any]] = []
+    common: dict[str, Any] = {}
+    for kind, text in _ROWS.findall(native_file(f"cuda/{path}").read_text()):
+        columns: dict[str, Any] = {}
+        for name, word, sizes, value in _COLUMN.findall(text):
+            if name in _SIZES:
+                columns |= {f"{name}_{axis}": int(size) for axis, size in zip(axes, sizes.split(","), strict=False)}
+            else:
+                columns[name] = word or (int(value) if value.isdigit() else value)
+        if kind == "FAMILY":
+            common = columns
+        else:
+            found.append(common | columns)
+    return found
+
+
+class GemmKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemm/<mainloop>.inc`, as gemm/rows.h names them.
 
     `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
-    cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor at least.
+    cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
+    (`exact_capability`) alone. `alignment`: bytes that base and pitch of an operand are multiples of; `k_major`: rows of both operands run
+    along k; `asynchronous`: stages are filled by asynchronous copies, which need capability 8.0; `producer`: a warpgroup does nothing but
+    load, by TMA; `ablation`: it is there to show what it leaves out.
     """
 
     index: int
-    family: str
+    mainloop: str
     dtype: str
-    form: str
+    variant: str = "full"
     block_m: int
     block_n: int
     block_k: int
@@ -84,10 +106,27 @@ class GemmKernel(msgspec.Struct, frozen=True):
     warp_n: int
     thread_m: int
     thread_n: int
-    stages: int
-    cluster_m: int
-    cluster_n: int
+    stages: int = 2
+    cluster_m: int = 1
+    cluster_n: int = 1
     capability: int
+    exact_capability: bool = False
+    alignment: int = 1
+    k_major: bool = False
+    asynchronous: bool = False
+    producer: bool = False
+    accumulates_f16: bool = False
+    ablation: bool = False
+
+    @property
+    def family(self) -> str:
+        """The same as `mainloop`."""
+        return self.mainloop
+
+    @property
+    def form(self) -> str:
+        """The same as `variant`."""
+        return self.variant
 
     @property
     def name(self) -> str:
@@ -114,12 +153,9 @@ class GemmKernel(msgspec.Struct, frozen=True):
 
 @cache
 def gemm_kernels() -> tuple[GemmKernel, ...]:
-    """Every CUDA kernel of a matrix product, in the order of the file."""
-    rows = []
-    for index, match in enumerate(_GEMM.finditer(native_file("cuda/gemms.inc").read_text())):
-        family, dtype, form, *numbers = (word.strip() for word in match.group(1).split(","))
-        rows.append(GemmKernel(index, family, dtype, form, *map(int, numbers)))
-    return tuple(rows)
+    """Every CUDA kernel of a matrix product, in the order of the families."""
+    rows = [row for mainloop in FAMILIES for row in _family(f"gemm/{mainloop}.inc", ("m", "n", "k"))]
+    return tuple(msgspec.convert(row | {"index": index}, GemmKernel, strict=False) for index, row in enumerate(rows))
 
 
 def gemm_kernel(name: str) -> GemmKernel | None:
@@ -137,28 +173,52 @@ def _gemm_by_name() -> dict[str, GemmKernel]:
 CONV_FAMILIES = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma")
 
 
-class ConvKernel(msgspec.Struct, frozen=True):
-    """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/convs.inc`, as the file's head names them.
+class ConvKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/conv/<algorithm>/rows.inc`, as conv/rows.h
+    names them.
 
-    Tiles are filters x windows, 0 where an algorithm has none; `outputs` is the edge of the square of outputs that a window stands for
-    (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row of gemms.inc too.
+    Tiles are filters x windows, 0 where an algorithm has none; a cluster's blocks share what they load; `outputs` is the edge of the square
+    of outputs that a window stands for (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row of gemm/ too.
+    `fused`: Winograd's transforms of inputs and outputs and its products are one kernel, `staged`: kernels of their own, a chunk of
+    windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of split-K as `reduces_in_cluster` says need no
+    workspace; `alignment`: bytes that input and filters begin at multiples of (1: elements); `ablation`: it is there to show what it
+    leaves out.
     """
 
     index: int
-    family: str
+    algorithm: str
     dtype: str
-    form: str
-    block_filters: int
-    block_windows: int
-    block_k: int
-    warp_filters: int
-    warp_windows: int
-    thread_filters: int
-    thread_windows: int
-    stages: int
-    outputs: int
-    makes_product: int
+    variant: str = "full"
+    block_filters: int = 0
+    block_windows: int = 0
+    block_k: int = 0
+    warp_filters: int = 0
+    warp_windows: int = 0
+    thread_filters: int = 0
+    thread_windows: int = 0
+    stages: int = 0
+    cluster_filters: int = 1
+    cluster_windows: int = 1
+    outputs: int = 1
+    makes_product: bool = False
     capability: int
+    exact_capability: bool = False
+    alignment: int = 1
+    fused: bool = False
+    staged: bool = False
+    keeps_tensor: bool = False
+    reduces_in_cluster: int = 0
+    ablation: bool = False
+
+    @property
+    def family(self) -> str:
+        """The same as `algorithm`."""
+        return self.algorithm
+
+    @property
+    def form(self) -> str:
+        """What makes the row differ from others of its algorithm and tiles: its variant or its cluster."""
+        return "c{}x{}".format(*self.cluster) if self.cluster != (1, 1) else self.variant
 
     @property
     def name(self) -> str:
@@ -176,14 +236,13 @@ class ConvKernel(msgspec.Struct, frozen=True):
 
     @property
     def cluster(self) -> tuple[int, int]:
-        """Blocks of a cluster along filters and windows, which a wgmma row's form names."""
-        found = _CLUSTER.fullmatch(self.form)
-        return (int(found.group(1)), int(found.group(2))) if found else (1, 1)
+        """Blocks of a cluster along filters and windows."""
+        return self.cluster_filters, self.cluster_windows
 
     @property
     def near(self) -> int:
-        """Parts of split-K that meet in a cluster and so need no workspace (native/cuda/conv.h)."""
-        return 2 if self.form == "single" else 0
+        """The same as `reduces_in_cluster`."""
+        return self.reduces_in_cluster
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -193,7 +252,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     @property
     def decomposes(self) -> bool:
         """Whether tiles of its own may be split along k."""
-        return bool(self.block_k) and not self.makes_product and self.form != "staged"
+        return bool(self.block_k) and not self.makes_product and not self.staged
 
     @property
     def pipe(self) -> str:
@@ -206,12 +265,9 @@ CONV_LAYOUTS = ("nchw", "nhwc")  # pysim_layout, in its order
 
 @cache
 def conv_kernels() -> tuple[ConvKernel, ...]:
-    """Every CUDA algorithm and tiling of a convolution, in the order of the file."""
-    rows = []
-    for index, match in enumerate(_CONV.finditer(native_file("cuda/convs.inc").read_text())):
-        family, dtype, form, *numbers = (word.strip() for word in match.group(1).split(","))
-        rows.append(ConvKernel(index, family, dtype, form, *map(int, numbers)))
-    return tuple(rows)
+    """Every CUDA algorithm and tiling of a convolution, in the order of the families."""
+    rows = [row for algorithm in CONV_FAMILIES for row in _family(f"conv/{algorithm}/rows.inc", ("filters", "windows", "k"))]
+    return tuple(msgspec.convert(row | {"index": index}, ConvKernel, strict=False) for index, row in enumerate(rows))
 
 
 def conv_kernel(name: str) -> ConvKernel | None:
