@@ -36,7 +36,7 @@ def test_a_row_is_a_product_of_windows_and_filters_that_the_other_registry_has(r
     assert product == model.product_kernel(row, nhwc=True)
     assert (product.block_m, product.block_n) == (row.block_windows, row.block_filters)
     assert (product.cluster_m, product.cluster_n) == row.cluster[::-1]
-    assert gemm_kernel(msgspec.structs.replace(product, form="full").name), "its efficiency is that of a measured product"
+    assert gemm_kernel(msgspec.structs.replace(product, variant="full").name), "its efficiency is that of a measured product"
 
 
 @pytest.mark.parametrize(

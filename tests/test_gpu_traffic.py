@@ -18,7 +18,7 @@ from pysim.registry.rows import GemmKernel
 
 STEPS = 40
 Times = dict[tuple[int, int], list[float]]
-WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 64, 64, 64, 64, 64, 64, 8, 1, 1, 90)
+WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 64, 64, 64, 64, 64, 64, 8, 1, 1, 90, True, 16, False, True, True)
 
 
 def h200() -> Gpu:
@@ -87,7 +87,7 @@ def test_boxes_of_the_copy_engine_are_filled_whole():
     a, b, c = 2 * 8 * 4096, 2 * 4096 * 4096, 2 * 8 * 4096
     found = gpu.one(h200(), problem, WGMMA, plain)
     assert found.facts["l2_bytes"][0] == 16 * a * 64 + b + c
-    simt = msgspec.structs.replace(WGMMA, family="mma", thread_m=16, thread_n=8, stages=3)
+    simt = msgspec.structs.replace(WGMMA, mainloop="mma", producer=False, exact_capability=False, thread_m=16, thread_n=8, stages=3)
     threads = gpu.one(h200(), problem, simt, msgspec.structs.replace(plain, kernel=simt.name))
     assert threads.facts["l2_bytes"][0] == a * 64 + b + c
     whole = gpu.one(h200(), Gemm(m=128, n=4096, k=4096, dtype="f16"), WGMMA, plain)

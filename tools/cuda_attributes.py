@@ -52,7 +52,7 @@ def patterns(row: ConvKernel) -> list[str]:
     if row.family == "wgmma":
         return [pattern(product_kernel(row, nhwc=True), "Gathered")]
     form = "scalar" if row.form == "no_vector" else "full"
-    products = [msgspec.structs.replace(product_kernel(row, nhwc), form=form) for nhwc in (False, True)]
+    products = [msgspec.structs.replace(product_kernel(row, nhwc), variant=form) for nhwc in (False, True)]
     if row.form == "staged":
         return [f"stage_products<pysim::{shape_of(product)}" for product in products]
     taken = ["Along<{0}", *["Across<{0}"] * (row.family == "implicit" or row.form == "fused")]

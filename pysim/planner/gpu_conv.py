@@ -291,7 +291,7 @@ def twin(kernel: str) -> str:
     """The name of the product that a tiled row is, whose pipe and family's constants its cost leans on; of others that of any SIMT row."""
     row = conv_kernel(kernel)
     if row is not None and row.block_filters:
-        return msgspec.structs.replace(gpu_conv.product_kernel(row, False), form="full").name
+        return msgspec.structs.replace(gpu_conv.product_kernel(row, False), variant="full").name
     return next(gemm.name for gemm in gemm_kernels() if gemm.family == "simt" and gemm.dtype == "f32")
 
 

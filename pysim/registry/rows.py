@@ -65,6 +65,8 @@ _CONV_TILE = (
     "block_filters", "block_windows", "block_k", "warp_filters", "warp_windows", "thread_filters", "thread_windows", "stages", "outputs",
 )  # fmt: skip
 _SIZES = ("block", "warp", "thread", "cluster")  # columns of two or three numbers
+_GEMM_DEFAULTS: dict[str, Any] = {"variant": "full", "stages": 2, "cluster_m": 1, "cluster_n": 1}
+_CONV_DEFAULTS: dict[str, Any] = {"variant": "full", "makes_product": False} | dict.fromkeys(_CONV_TILE, 0) | {"outputs": 1}
 
 
 def _family(path: str, axes: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -85,7 +87,7 @@ def _family(path: str, axes: tuple[str, ...]) -> list[dict[str, Any]]:
     return found
 
 
-class GemmKernel(msgspec.Struct, frozen=True, kw_only=True):
+class GemmKernel(msgspec.Struct, frozen=True):
     """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemm/<mainloop>.inc`, as gemm/rows.h names them.
 
     `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
@@ -98,7 +100,7 @@ class GemmKernel(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     mainloop: str
     dtype: str
-    variant: str = "full"
+    variant: str
     block_m: int
     block_n: int
     block_k: int
@@ -106,9 +108,9 @@ class GemmKernel(msgspec.Struct, frozen=True, kw_only=True):
     warp_n: int
     thread_m: int
     thread_n: int
-    stages: int = 2
-    cluster_m: int = 1
-    cluster_n: int = 1
+    stages: int
+    cluster_m: int
+    cluster_n: int
     capability: int
     exact_capability: bool = False
     alignment: int = 1
@@ -154,7 +156,7 @@ class GemmKernel(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def gemm_kernels() -> tuple[GemmKernel, ...]:
     """Every CUDA kernel of a matrix product, in the order of the families."""
-    rows = [row for mainloop in FAMILIES for row in _family(f"gemm/{mainloop}.inc", ("m", "n", "k"))]
+    rows = [_GEMM_DEFAULTS | row for mainloop in FAMILIES for row in _family(f"gemm/{mainloop}.inc", ("m", "n", "k"))]
     return tuple(msgspec.convert(row | {"index": index}, GemmKernel, strict=False) for index, row in enumerate(rows))
 
 
@@ -173,35 +175,35 @@ def _gemm_by_name() -> dict[str, GemmKernel]:
 CONV_FAMILIES = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma")
 
 
-class ConvKernel(msgspec.Struct, frozen=True, kw_only=True):
+class ConvKernel(msgspec.Struct, frozen=True):
     """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/conv/<algorithm>/rows.inc`, as conv/rows.h
     names them.
 
     Tiles are filters x windows, 0 where an algorithm has none; a cluster's blocks share what they load; `outputs` is the edge of the square
-    of outputs that a window stands for (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row of gemm/ too.
-    `fused`: Winograd's transforms of inputs and outputs and its products are one kernel, `staged`: kernels of their own, a chunk of
-    windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of split-K as `reduces_in_cluster` says need no
-    workspace; `alignment`: bytes that input and filters begin at multiples of (1: elements); `ablation`: it is there to show what it
-    leaves out.
+    of outputs that a window stands for (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row of gemm/.
+    `fused`: one kernel does what others of the algorithm do in several (Winograd's transforms and products, im2win's tensor), `staged`:
+    kernels of their own, a chunk of windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of split-K as
+    `reduces_in_cluster` says need no workspace; `alignment`: bytes that input and filters begin at multiples of (1: elements);
+    `ablation`: it is there to show what it leaves out.
     """
 
     index: int
     algorithm: str
     dtype: str
-    variant: str = "full"
-    block_filters: int = 0
-    block_windows: int = 0
-    block_k: int = 0
-    warp_filters: int = 0
-    warp_windows: int = 0
-    thread_filters: int = 0
-    thread_windows: int = 0
-    stages: int = 0
+    variant: str
+    block_filters: int
+    block_windows: int
+    block_k: int
+    warp_filters: int
+    warp_windows: int
+    thread_filters: int
+    thread_windows: int
+    stages: int
+    outputs: int
+    makes_product: bool
+    capability: int
     cluster_filters: int = 1
     cluster_windows: int = 1
-    outputs: int = 1
-    makes_product: bool = False
-    capability: int
     exact_capability: bool = False
     alignment: int = 1
     fused: bool = False
@@ -266,7 +268,9 @@ CONV_LAYOUTS = ("nchw", "nhwc")  # pysim_layout, in its order
 @cache
 def conv_kernels() -> tuple[ConvKernel, ...]:
     """Every CUDA algorithm and tiling of a convolution, in the order of the families."""
-    rows = [row for algorithm in CONV_FAMILIES for row in _family(f"conv/{algorithm}/rows.inc", ("filters", "windows", "k"))]
+    rows = [
+        _CONV_DEFAULTS | row for algorithm in CONV_FAMILIES for row in _family(f"conv/{algorithm}/rows.inc", ("filters", "windows", "k"))
+    ]
     return tuple(msgspec.convert(row | {"index": index}, ConvKernel, strict=False) for index, row in enumerate(rows))
 
 

@@ -22,8 +22,8 @@ struct ConvColumns {
     int exact_capability = 0;   /* 1: this capability alone */
     int alignment = 1;          /* bytes that input and filters begin at multiples of; 1: elements */
     int makes_product = 0;      /* 1: the schedule names a row of gemm/ */
-    int fused = 0;              /* 1: Winograd's transforms of inputs and outputs and its products are one kernel */
-    int staged = 0;             /* 1: they are kernels of their own, for a chunk of windows at a time */
+    int fused = 0;              /* 1: one kernel does what others do in several: Winograd's transforms and products, im2win's tensor */
+    int staged = 0;             /* 1: Winograd's transforms and products are kernels of their own, for a chunk of windows at a time */
     int keeps_tensor = 0;       /* 1: im2win's tensor lies in the workspace */
     int reduces_in_cluster = 0; /* so many parts of split-K are reduced in a cluster, without workspace */
     int ablation = 0;           /* 1: it is there to show what it leaves out */

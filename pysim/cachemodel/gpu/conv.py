@@ -84,7 +84,7 @@ def product_kernel(row: ConvKernel, nhwc: bool) -> GemmKernel:
     tiles = {"block_m": block[0], "block_n": block[1], "block_k": row.block_k, "warp_m": warp[0], "warp_n": warp[1]}
     cluster = row.cluster[::turn]
     tiles |= {"thread_m": thread[0], "thread_n": thread[1], "stages": row.stages, "cluster_m": cluster[0], "cluster_n": cluster[1]}
-    return GemmKernel(index=row.index, family=family, dtype=row.dtype, form=form, capability=row.capability, **tiles)
+    return GemmKernel(index=row.index, mainloop=family, dtype=row.dtype, variant=form, capability=row.capability, **tiles)
 
 
 def planes_of(row: ConvKernel) -> int:
@@ -198,7 +198,7 @@ def family_name(gpu: Gpu, row: ConvKernel) -> str:
 
 def _alike(product: GemmKernel, known: dict[str, Attributes]) -> Attributes | None:
     """The attributes of the row of gemms.inc that has the same tiles, if there is one and it was measured."""
-    return known.get(msgspec.structs.replace(product, form="full").name)
+    return known.get(msgspec.structs.replace(product, variant="full").name)
 
 
 def efficiency_of(product: GemmKernel, own: Attributes, known: dict[str, Attributes]) -> float | None:
