@@ -16,33 +16,28 @@ from pysim.cachemodel.gpu.windows import Windows
 from pysim.planner.gpu import ALIGN, round_up, workspace_bytes
 from pysim.problem.text import CONV_DTYPES, Conv, Gemm
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import ConvKernel, GemmKernel
+from pysim.registry.rows import ConvKernel, GemmKernel, cuda_limits
 
-LARGEST_SIZE, LARGEST_TENSOR, LARGEST_TILES = 1 << 24, 1 << 30, 1 << 30  # what the kernels take
-COLUMNS_BYTES = 64 << 20  # of im2col's columns under NHWC at a time
-SPARE_WINDOWS = 1024  # of a group, for its last tile
+MOST = cuda_limits()  # of native/cuda/limits.inc
 LARGEST_INT = (1 << 31) - 1
-LISTED_TAPS, LISTED_IMAGE = 31, 1 << 29  # of `offsets` (native/cuda/conv_gather.cuh)
-TABLE_TAPS = 240  # of im2win's tensor (native/cuda/conv_gather.cuh)
-LARGEST_STRIDE, LARGEST_SPAN, CORNERS = 8, 255, (-128, 127)  # of the copy engine's im2col mode (native/cuda/conv_wgmma.cu)
 COPIED = 0.25  # instructions of conv_channels_last.cu's elements over those of a pass's: 16 bytes share their place; assumed
 PATCH_ELEMENTS = 8  # instructions of a 6x6 transform over those of a pass's element: 36 loads or stores, 144 to 200 adds; assumed
 
 
 def too_large(w: Conv) -> str:
     """Why no CUDA kernel takes a problem of this size, or nothing."""
-    names = [name for name in w.__struct_fields__ if name != "dtype" and getattr(w, name) > LARGEST_SIZE]
+    names = [name for name in w.__struct_fields__ if name != "dtype" and getattr(w, name) > MOST["CONV_SIZE"]]
     if names:
-        return f"{names[0]} is {getattr(w, names[0]):,}; the CUDA kernels take up to {LARGEST_SIZE:,}"
+        return f"{names[0]} is {getattr(w, names[0]):,}; the CUDA kernels take up to {MOST['CONV_SIZE']:,}"
     tensors = {
         "input": w.batch * w.channels * w.height * w.width,
         "filters": w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w,
         "output": w.batch * w.filters * w.windows,
-        "windows of all groups": w.groups * (w.batch * w.windows + SPARE_WINDOWS),
+        "windows of all groups": w.groups * (w.batch * w.windows + MOST["SPARE_WINDOWS"]),
     }
     for name, elements in tensors.items():
-        if elements > LARGEST_TENSOR:
-            return f"the {name} would have {elements:,} elements; the CUDA kernels take up to {LARGEST_TENSOR:,}"
+        if elements > MOST["CONV_TENSOR"]:
+            return f"the {name} would have {elements:,} elements; the CUDA kernels take up to {MOST['CONV_TENSOR']:,}"
     return ""
 
 
@@ -57,20 +52,20 @@ def refuses(row: ConvKernel, w: Conv, nhwc: bool) -> str:
         if row.form == "staged":
             products = planes_of(row) * w.groups * chunks_of(row, w, 1).blocks
             many = (
-                products * row.block_windows > LARGEST_TILES
-                or products * math.ceil(w.filters // w.groups / row.block_filters) > LARGEST_TILES
+                products * row.block_windows > MOST["TILES"]
+                or products * math.ceil(w.filters // w.groups / row.block_filters) > MOST["TILES"]
             )
             return "it takes fewer groups" if many else ""
-        return "it takes fewer filters and groups" if _pieces(row, w) >= LARGEST_TILES else ""
+        return "it takes fewer filters and groups" if _pieces(row, w) >= MOST["TILES"] else ""
     high, wide = w.height + w.pad_top + w.pad_bottom, w.width + w.pad_left + w.pad_right
-    if keeps_tensor(row) and row.form != "basic" and w.kernel_h * w.kernel_w > TABLE_TAPS:
-        return f"it takes kernels of up to {TABLE_TAPS} taps"
+    if keeps_tensor(row) and row.form != "basic" and w.kernel_h * w.kernel_w > MOST["TENSOR_TAPS"]:
+        return f"it takes kernels of up to {MOST['TENSOR_TAPS']} taps"
     if keeps_tensor(row) and _tensor(w, nhwc) > LARGEST_INT:
         return "it takes windows whose tensor has up to 2^31 - 1 elements"
     if row.form == "fused" or (row.form == "offsets" and not _matrix(w, nhwc)):
-        if w.kernel_h + w.kernel_w > LISTED_TAPS:
-            return f"it takes kernels of up to {LISTED_TAPS} rows and columns together"
-        if high * wide * (w.channels if nhwc else 1) > LISTED_IMAGE:
+        if w.kernel_h + w.kernel_w > MOST["LISTED_TAPS"]:
+            return f"it takes kernels of up to {MOST['LISTED_TAPS']} rows and columns together"
+        if high * wide * (w.channels if nhwc else 1) > MOST["LISTED_IMAGE"]:
             return "it takes padded images of up to 2^29 elements"
     if row.family == "wgmma":
         return _past_the_copy_engine(w)
@@ -80,14 +75,15 @@ def refuses(row: ConvKernel, w: Conv, nhwc: bool) -> str:
 def _past_the_copy_engine(w: Conv) -> str:
     """Why the copy engine cannot gather a problem's windows, or nothing."""
     spans = ((w.kernel_h - 1) * w.dilation_h, (w.kernel_w - 1) * w.dilation_w)
-    if max(w.stride_h, w.stride_w) > LARGEST_STRIDE:
-        return f"it takes strides of up to {LARGEST_STRIDE}"
-    if max(spans) > LARGEST_SPAN:
-        return f"it takes kernels that span up to {LARGEST_SPAN + 1} rows and columns"
-    if max(w.pad_top, w.pad_left) > -CORNERS[0]:
-        return f"it takes padding of up to {-CORNERS[0]}"
-    if any(not CORNERS[0] <= after - span <= CORNERS[1] for after, span in zip((w.pad_bottom, w.pad_right), spans, strict=True)):
-        return f"its last window begins up to {-CORNERS[0]} rows and columns before the input's end, or {CORNERS[1]} after"
+    if max(w.stride_h, w.stride_w) > MOST["TMA_STRIDE"]:
+        return f"it takes strides of up to {MOST['TMA_STRIDE']}"
+    if max(spans) >= MOST["TMA_SPAN"]:
+        return f"it takes kernels that span up to {MOST['TMA_SPAN']} rows and columns"
+    reach = MOST["TMA_CORNER"]
+    if max(w.pad_top, w.pad_left) > reach:
+        return f"it takes padding of up to {reach}"
+    if any(not -reach <= after - span < reach for after, span in zip((w.pad_bottom, w.pad_right), spans, strict=True)):
+        return f"its last window begins up to {reach} rows and columns before the input's end, or {reach - 1} after"
     return ""
 
 
@@ -125,7 +121,8 @@ class Products(NamedTuple):
 
 
 def products_of(w: Conv, nhwc: bool) -> Products:
-    """NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have COLUMNS_BYTES of columns."""
+    """NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have COLUMNS_BYTES of columns
+    and GEMM_SIDE windows."""
     size, windows, k = CONV_DTYPES[w.dtype], w.windows, Windows(w, nhwc).k
     filters = w.filters // w.groups
     if not nhwc:
@@ -134,7 +131,8 @@ def products_of(w: Conv, nhwc: bool) -> Products:
         problem = Gemm(m=filters, n=windows, k=k, dtype=w.dtype)
         return Products(problem, w.batch * w.groups, 1, (k, pitch), (False, bool(columns)), columns)
     pitch = w.channels if w.pointwise else round_up(k * size, 16) // size
-    images = w.batch if w.pointwise else min(w.batch, max(1, COLUMNS_BYTES // (windows * pitch * size)))
+    fit = w.batch if w.pointwise else MOST["COLUMNS_BYTES"] // (windows * pitch * size)
+    images = max(1, min(w.batch, fit, MOST["GEMM_SIDE"] // windows))
     columns = 0 if w.pointwise else round_up(windows * images * pitch * size, ALIGN)
     problem = Gemm(m=windows * images, n=filters, k=k, trans_b=True, dtype=w.dtype)
     return Products(problem, math.ceil(w.batch / images) * w.groups, images, (pitch, k), (bool(columns), False), columns)

@@ -11,7 +11,7 @@ with two blocks on each of 80 SMs exactly 16 waves: CUTLASS 0.1's measure of eff
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,13 +36,12 @@ from pysim.machine.load import Gpu
 from pysim.problem.text import GEMM_DTYPES, Gemm
 from pysim.record.cost import Rejected
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
-from pysim.registry.rows import WARP, GemmKernel, gemm_attributes, gemm_kernels
+from pysim.registry.rows import WARP, GemmKernel, cuda_limits, gemm_attributes, gemm_kernels
 
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 GROUPS = (1, 2, 4, 8, 16, 32)
 LEAST_STEPS = 2  # of a part of split-K
 FULL_WAVES = 2  # tiles that fill this many waves are not split
-LARGEST_SIDE, LARGEST_K = 1 << 22, 1 << 30  # what the kernels take
 TENSOR_CAPABILITY = 80  # from here on there are asynchronous copies, and the registry's tensor-core kernels for f16
 ALIGN = 256  # bytes, of each part of the workspace
 SATURATING_WARPS = 16  # an SM with this many warps is busy, in CUTLASS 0.1's measure
@@ -56,17 +55,25 @@ class Space(NamedTuple):
     rejected: tuple[Rejected, ...]
 
 
-def space(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel] | None = None) -> Space:
-    """All legal launches. Raises PlanError, which says what is missing, where there is none."""
-    if max(problem.m, problem.n) > LARGEST_SIDE or problem.k > LARGEST_K:
-        raise PlanError(f"{problem.text}: the CUDA kernels take m and n up to {LARGEST_SIDE:,} and k up to {LARGEST_K:,}")
+def space(
+    gpu: Gpu,
+    problem: Gemm,
+    kernels: Sequence[GemmKernel] | None = None,
+    pitches: tuple[int, int] | None = None,
+    aligned: tuple[bool, bool] = (True, True),
+) -> Space:
+    """All legal launches of operands that lie as `workspace_bytes` has it. Raises PlanError, which says what is missing, where there is
+    none."""
+    side, depth = cuda_limits()["GEMM_SIDE"], cuda_limits()["GEMM_K"]
+    if max(problem.m, problem.n) > side or problem.k > depth:
+        raise PlanError(f"{problem.text}: the CUDA kernels take m and n up to {side:,} and k up to {depth:,}")
     legal: list[GemmKernel] = []
     rejected: list[Rejected] = []
     others = 0
     for kernel in gemm_kernels() if kernels is None else kernels:
         if kernel.dtype != problem.dtype:
             others += 1
-        elif reason := illegal(gpu, kernel):
+        elif reason := illegal(gpu, kernel) or too_large(problem, kernel, pitches, aligned):
             rejected.append(Rejected(kernel.name, reason))
         else:
             legal.append(kernel)
@@ -92,6 +99,8 @@ def illegal(gpu: Gpu, kernel: GemmKernel) -> str:
         return f"its {kernel.stages} stages are filled by asynchronous copies, which need capability 8.0; {gpu.name} has {gpu.capability}"
     if model.pipe_of(gpu, kernel) is None:
         return f"{gpu.name} has no {kernel.pipe} pipe"
+    if model.family_name(gpu, kernel) not in gpu.model.families:
+        return f"{gpu.name} has no constants of its family, [model.families.{kernel.family}]"
     attributes, _ = model.attributes_of(kernel, gemm_attributes(have))
     if attributes.shared_bytes > gpu.shared_bytes_per_block.value:
         return f"a block needs {attributes.shared_bytes:,} bytes of shared memory; {gpu.name} gives it {gpu.shared_bytes_per_block.value:,}"
@@ -100,6 +109,34 @@ def illegal(gpu: Gpu, kernel: GemmKernel) -> str:
     if gpu.sms.value < kernel.cluster_m * kernel.cluster_n:
         return f"a cluster takes {kernel.cluster_m * kernel.cluster_n} SMs"
     return ""
+
+
+def too_large(problem: Gemm, kernel: GemmKernel, pitches: tuple[int, int] | None, aligned: tuple[bool, bool]) -> str:
+    """Why a kernel cannot compute a product of this size that others can; empty where it can."""
+    most = cuda_limits()
+    tiles = tiles_of(problem, kernel)
+    if tiles > most["TILES"]:
+        return f"it would need {tiles:,} tiles; the CUDA kernels take up to {most['TILES']:,}"
+    if max(problem.m, problem.n, problem.k) <= most["RELAYOUT_ROWS"]:
+        return ""
+    rows = max((rows for rows, _ in copies(problem, kernel, pitches, aligned)), default=0)
+    if rows > most["RELAYOUT_ROWS"]:
+        return f"it would copy an operand of {rows:,} rows; copies take up to {most['RELAYOUT_ROWS']:,}"
+    return ""
+
+
+def tiles_of(problem: Gemm, kernel: GemmKernel) -> int:
+    """Tiles of C; of a cluster, where the kernel has clusters."""
+    return -(-problem.m // (kernel.block_m * kernel.cluster_m)) * -(-problem.n // (kernel.block_n * kernel.cluster_n))
+
+
+def copies(problem: Gemm, kernel: GemmKernel, pitches: tuple[int, int] | None, aligned: tuple[bool, bool]) -> Iterator[tuple[int, int]]:
+    """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied."""
+    size, needs = GEMM_DTYPES[problem.dtype], model.needs(kernel)
+    sides = ((not problem.trans_a, problem.m), (problem.trans_b, problem.n))
+    for (k_last, outer), pitch, lies in zip(sides, pitches or model.pitches(problem), aligned, strict=True):
+        if (needs.k_major and not k_last) or pitch * size % needs.alignment or (needs.alignment > size and not lies):
+            yield (outer, problem.k) if k_last or needs.k_major else (problem.k, outer)
 
 
 def _nothing_legal(gpu: Gpu, problem: Gemm, rejected: Sequence[Rejected]) -> str:
@@ -126,6 +163,12 @@ def table(gpu: Gpu, shape: Shape, rows: Rows) -> Table:
     kind = np.repeat([DATA_PARALLEL, SPLIT_K, STREAM_K], [len(every), split.shape[1], len(tail)])
     parts = np.concatenate([np.ones(len(every), int), split[1], slots[tail].astype(int)])
     return _walked(tiles_m, tiles_n, row, kind, parts)
+
+
+def steps_of(shape: Shape, rows: Rows) -> Array:
+    """Steps along k of all tiles together, of each kernel."""
+    found: Array = np.ceil(shape.m / rows.tile_m) * np.ceil(shape.n / rows.tile_n) * np.ceil(shape.k / rows.block_k)
+    return found
 
 
 def _walked(tiles_m: Array, tiles_n: Array, row: Array, kind: Array, parts: Array) -> Table:
@@ -178,15 +221,9 @@ def workspace_bytes(
 
     `pitches` of A and B in elements, where rows are not dense; `aligned`: whether they begin at multiples of 16 bytes.
     """
-    size, needs = GEMM_DTYPES[problem.dtype], model.needs(kernel)
-    total = 0
-    sides = ((not problem.trans_a, problem.m), (problem.trans_b, problem.n))
-    for (k_last, outer), pitch, lies in zip(sides, pitches or model.pitches(problem), aligned, strict=True):
-        if (needs.k_major and not k_last) or pitch * size % needs.alignment or (needs.alignment > size and not lies):
-            rows, columns = (outer, problem.k) if k_last or needs.k_major else (problem.k, outer)
-            total += round_up(rows * round_up(columns * size, max(16, needs.alignment)), ALIGN)
-    clusters = kernel.cluster_m * kernel.cluster_n
-    tiles = math.ceil(problem.m / (kernel.block_m * kernel.cluster_m)) * math.ceil(problem.n / (kernel.block_n * kernel.cluster_n))
+    size, alignment = GEMM_DTYPES[problem.dtype], max(16, model.needs(kernel).alignment)
+    total = sum(round_up(rows * round_up(columns * size, alignment), ALIGN) for rows, columns in copies(problem, kernel, pitches, aligned))
+    clusters, tiles = kernel.cluster_m * kernel.cluster_n, tiles_of(problem, kernel)
     slots = {"data_parallel": 0, "split_k": tiles * schedule.splits, "stream_k": 2 * schedule.splits}[schedule.decomposition]
     if slots:
         total += round_up(tiles * clusters * 4, ALIGN)

@@ -123,6 +123,11 @@ def unable(on: Gpu, row: ConvKernel) -> str:
         return f"it needs capability {row.capability // 10}.{row.capability % 10}{exactly}; {on.name} has {on.capability}"
     if row.block_filters and model.pipe_of(on, gpu_conv.product_kernel(row, False)) is None:
         return f"{on.name} has no {row.dtype} pipe"
+    families = {gpu_conv.family_name(on, row)}
+    if row.block_filters:
+        families.add(model.family_name(on, gpu_conv.product_kernel(row, False)))
+    if lacking := sorted(families - on.model.families.keys()):
+        return f"{on.name} has no constants of its family, [model.families.{lacking[0]}]"
     attributes, _ = gpu_conv.attributes_of(row, gemm_attributes(have))
     if attributes.shared_bytes > on.shared_bytes_per_block.value:
         return f"a block needs {attributes.shared_bytes:,} bytes of shared memory; {on.name} gives it {on.shared_bytes_per_block.value:,}"
@@ -187,11 +192,16 @@ def _groups(on: Gpu, w: Conv, nhwc: bool, legal: tuple[ConvKernel, ...], hot: bo
         if row.makes_product:
             of = products_of(w, nhwc)
             try:
-                found = gpu.space(on, of.problem, [kernel for kernel in gemm_kernels() if kernel.dtype == w.dtype])
+                kernels = [kernel for kernel in gemm_kernels() if kernel.dtype == w.dtype]
+                found = gpu.space(on, of.problem, kernels, of.pitches, of.aligned)
             except PlanError as error:
                 rejected.append(Rejected(row.name, str(error)))
                 continue
-            yield Group(on, w, nhwc, (row,), gpu.predict(on, of.problem, found.rows, found.table, hot), None, of.times, passes)
+            table = found.table
+            if last := w.batch % of.images:  # their product has fewer tiles, which stream-K's blocks must share, too
+                least = model.shape_of(msgspec.structs.replace(of.problem, m=last * w.windows))
+                table = table.select((table.kind != model.STREAM_K) | (table.splits <= gpu.steps_of(least, found.rows)[table.row]))
+            yield Group(on, w, nhwc, (row,), gpu.predict(on, of.problem, found.rows, table, hot), None, of.times, passes)
         elif row.form == "staged":
             for chunks in sorted({gpu_conv.chunks_of(row, w, most).number for most in CHUNKS}):
                 problem, rows, shape = gpu_conv.staged(on, w, nhwc, row, known, chunks)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the entry points of products (gemm.cu) and of convolutions (conv.cu) ask of their arguments alike, and how both are timed. */
+ * What the entry points of products (abi/gemm.cu) and of convolutions (abi/conv.cu) ask of their arguments alike, and how both are timed. */
 #ifndef PYSIM_CUDA_ARGUMENTS_H
 #define PYSIM_CUDA_ARGUMENTS_H
 #include <initializer_list>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Entry points of convolution: check the arguments, lay out the workspace, launch. The contract with the families is in conv.h. */
+ * Entry points of convolution: check the arguments, lay out the workspace, launch. The contract with the families is in conv/conv.h. */
 #include "conv/conv.h"
 
 #include "abi/registry.h"

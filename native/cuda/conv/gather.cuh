@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Windows on their way from device memory into shared memory: what Copy (simt_copy.cuh) is to a matrix. Element (k, window) lies at
+ * Windows on their way from device memory into shared memory: what Copy (mainloop/simt/copy.cuh) is to a matrix. Element (k, window) lies at
  *
  *     base + origin + image i + group g + row p + column q  +  offset(k)        (i, p, q) = window; offset(k): tap k = (channel, r, s) in some order
  *
@@ -292,7 +292,7 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
     template <bool> __device__ void load_async(char *, int) { static_assert(STEP == 0, "1 or 2 stages: nothing is gathered asynchronously"); }
 };
 
-/* Where operands come from and sums go: a Source of simt.cuh. The product's rows are filters under NCHW, windows under NHWC. */
+/* Where operands come from and sums go: a Source of mainloop/simt/kernel.cuh. The product's rows are filters under NCHW, windows under NHWC. */
 template <class S, bool NHWC, class Windows> struct Source {
     using Value = typename S::T::Value;
     const Arguments &g;
@@ -384,7 +384,7 @@ struct Tiled {
     }
 };
 
-/* The Shape of a line of convs.inc for a layout: filters are rows under NCHW, columns under NHWC. */
+/* The Shape of a row of conv/ for a layout: filters are rows under NCHW, columns under NHWC. */
 template <bool NHWC, class T, simt::Form FORM, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES>
 using ShapeOf = std::conditional_t<NHWC, simt::Shape<T, FORM, BW, BF, BK, WW, WF, TW, TF, STAGES>, simt::Shape<T, FORM, BF, BW, BK, WF, WW, TF, TW, STAGES>>;
 
@@ -399,7 +399,7 @@ inline Prepared prepared(const Conv &c, bool filters) {
     return {filters ? ((int64_t)c.groups * c.filters * pitch * (16 / vector) + 255) / 256 * 256 : 0, pitch};
 }
 
-/* conv_implicit.cu: makes what `own` says in a.weights, from the filters of a.c. */
+/* conv/implicit/implicit.cu: makes what `own` says in a.weights, from the filters of a.c. */
 pysim_status prepare(const Arguments &a, const Prepared &own, cudaStream_t stream);
 
 /* The input as it lies, filters at the beginning of `own` where there are any. Modulo 2^32, as the sums are. */
@@ -424,7 +424,7 @@ inline Arguments of_input(const Conv &c, const Prepared &own) {
 }
 /* What Listed cannot gather from the input. */
 inline const char *refuses_listed(const Conv &c) {
-    static_assert(most::LISTED_TAPS == 31 && most::LISTED_IMAGE == 1 << 29, "what the sentences say");
+    static_assert(most::LISTED_TAPS == 31 && most::LISTED_IMAGE == 1 << 29 && most::TENSOR_TAPS == MOST_TAPS, "what the sentences say");
     if (c.kernel_h + c.kernel_w > most::LISTED_TAPS) return "it takes kernels of up to 31 rows and columns together";
     const double padded = ((double)c.height + c.pad_top + c.pad_bottom) * ((double)c.width + c.pad_left + c.pad_right);
     return padded * (c.nhwc ? c.groups * c.channels : 1) > most::LISTED_IMAGE ? "it takes padded images of up to 2^29 elements" : nullptr;

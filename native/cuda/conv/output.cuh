@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where the sums of a convolution's tile go. Rows and columns count from the product's first ones (conv.h), whatever the group.
+ * Where the sums of a convolution's tile go. Rows and columns count from the product's first ones (conv/conv.h), whatever the group.
  *
  *   NCHW  row = filter of the group, column = window: out + ((image all_filters + filter) P Q + position), image = window / (P Q),
  *         position = window mod (P Q). Windows that follow each other in an image do so in memory: lanes take windows in turn, four each where

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The lines of limits.inc as constants. */
+ * The lines of native/cuda/limits.inc as constants. */
 #ifndef PYSIM_CUDA_LIMITS_H
 #define PYSIM_CUDA_LIMITS_H
 #include <cstdint>

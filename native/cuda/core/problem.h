@@ -22,7 +22,7 @@ struct Problem {
     int activation;
     /* decomposition */
     int kind, splits, along_n, group;
-    void *partials;   /* split-K and stream-K: accumulators of unfinished tiles, laid out by decomposition.cuh */
+    void *partials;   /* split-K and stream-K: accumulators of unfinished tiles, laid out by core/decomposition.cuh */
     unsigned *flags;  /* zeroed before the launch */
 };
 }

@@ -90,7 +90,7 @@ template <class T>
 cudaError_t start(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose,
                   cudaStream_t stream) {
     const int64_t wide = (to_pitch + EDGE - 1) / EDGE, high = (rows + EDGE - 1) / EDGE;
-    static_assert(most::RELAYOUT_ROWS == (int64_t)EDGE * 65535, "blocks along y of the largest grid"); /* gemm.cu refuses more */
+    static_assert(most::RELAYOUT_ROWS == (int64_t)EDGE * 65535, "blocks along y of the largest grid"); /* abi/gemm.cu refuses more */
     const dim3 grid((unsigned)wide, (unsigned)high), block(32, ROWS);
     if constexpr (sizeof(T) < 4)
         if (transpose && ((uintptr_t)from | (uintptr_t)(from_pitch * (int64_t)sizeof(T))) % 4 == 0) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution as products over a matrix of columns (Chellapilla, Puri and Simard, 2006; Caffe's layout), by the row of gemms.inc that the
+ * Convolution as products over a matrix of columns (Chellapilla, Puri and Simard, 2006; Caffe's layout), by the row of gemm/ that the
  * schedule names.
  *
  *   NCHW   for each image and group   out[filters][windows] = weights[filters][k] columns[k][windows]

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The im2win rows: tensor and filters are made in the workspace on every run (conv_im2win.cuh), then
+ * The im2win rows: tensor and filters are made in the workspace on every run (im2win.cuh), then
  *
- *   variant full      algorithm 3 of arXiv 2306.14316 on the tiles of simt.cuh: lanes along a window's slice, 16 bytes where slices are aligned
+ *   variant full      algorithm 3 of arXiv 2306.14316 on the tiles of mainloop/simt/kernel.cuh: lanes along a window's slice, 16 bytes where slices are aligned
  *        no_prefetch, no_vector, no_micro   the same without the second stage, vector accesses, tiles of a thread: its ablation
  *        basic        algorithm 2: a thread an output
  *        fused        no tensor and no workspace: the tiles gather windows from the input, taps in the order of the filters as they lie
@@ -39,7 +39,7 @@ template <int LINE> struct Row {
 
     static const char *refuses(const Conv &c) {
         if (FUSED) return gather::refuses_listed(c);
-        return (int64_t)c.kernel_h * c.kernel_w > gather::MOST_TAPS ? "it takes kernels of up to 240 taps" : im2win::refuses(c);
+        return (int64_t)c.kernel_h * c.kernel_w > most::TENSOR_TAPS ? "it takes kernels of up to 240 taps" : im2win::refuses(c);
     }
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
         *bytes = FUSED ? 0 : gather::prepared(c, true).filters + tensor_of(c).elements * (int64_t)sizeof(float);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Implicit matrix products: out[filter][window] = sum over k of filters[filter][k] in(k, window), windows gathered tile by tile (conv_gather.cuh)
+ * Implicit matrix products: out[filter][window] = sum over k of filters[filter][k] in(k, window), windows gathered tile by tile (conv/gather.cuh)
  * and never stored.
  *
  *   variant full     each thread divides k into channel, row and column of the kernel: no workspace

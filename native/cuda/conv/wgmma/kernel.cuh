@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution as an implicit product on wgmma (wgmma.cuh): windows are rows of A, filters columns of B.
+ * Convolution as an implicit product on wgmma (mainloop/hopper/kernel.cuh): windows are rows of A, filters columns of B.
  *
  *     out[window][filter] = sum over taps (r, s) and channels c of in[n][p stride_h + r dilation_h - pad_top][q stride_w + s dilation_w - pad_left][c]
  *                                                                  weights[filter][r, s][c],        window = (n, p, q)
  *
- * k runs over taps, and for each over blocks of channels: 128 bytes, so that a stage is one block of one tap. The copy engine gathers: in
+ * k runs over taps, and for each over blocks of channels: 128 bytes, so that a stage is one block of one tap. TMA gathers: in
  * its im2col mode (CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 8.0, "im2col mode") a copy names the first window's corner and the
  * tap's offset, and brings 128 bytes of channels of so many windows, walking along w, h and n inside the box of corners by the strides,
  * with zeros for what lies outside the image. Channels after the last are zeros in both operands. No instruction of a thread gathers.

@@ -60,14 +60,15 @@ pysim_status own_bytes(const Conv &c, int64_t *bytes) {
     return PYSIM_OK;
 }
 
-/* The copy engine's limits (CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 8.0, "im2col mode"). */
+/* TMA's limits (CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 8.0, "im2col mode"). */
 const char *refuses(const Conv &c) {
     const int64_t high = (c.kernel_h - 1) * (int64_t)c.dilation_h, wide = (c.kernel_w - 1) * (int64_t)c.dilation_w;
-    if (c.stride_h > 8 || c.stride_w > 8) return "it takes strides of up to 8";
-    if (high > 255 || wide > 255) return "it takes kernels that span up to 256 rows and columns";
-    if (c.pad_top > 128 || c.pad_left > 128) return "it takes padding of up to 128";
+    static_assert(most::TMA_STRIDE == 8 && most::TMA_SPAN == 256 && most::TMA_CORNER == 128, "what the sentences say");
+    if (c.stride_h > most::TMA_STRIDE || c.stride_w > most::TMA_STRIDE) return "it takes strides of up to 8";
+    if (high >= most::TMA_SPAN || wide >= most::TMA_SPAN) return "it takes kernels that span up to 256 rows and columns";
+    if (c.pad_top > most::TMA_CORNER || c.pad_left > most::TMA_CORNER) return "it takes padding of up to 128";
     for (const int64_t after : {c.pad_bottom - high, c.pad_right - wide})
-        if (after < -128 || after > 127) return "its last window begins up to 128 rows and columns before the input's end, or 127 after";
+        if (after < -most::TMA_CORNER || after >= most::TMA_CORNER) return "its last window begins up to 128 rows and columns before the input's end, or 127 after";
     return nullptr;
 }
 

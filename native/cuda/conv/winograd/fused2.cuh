@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * F(2x2, 3x3) in one kernel (equation: conv_winograd.h), after openCNN (Castro et al., Mathematics 2021, 9(17), 2033).
+ * F(2x2, 3x3) in one kernel (equation: winograd.h), after openCNN (Castro et al., Mathematics 2021, 9(17), 2033).
  *
  *   block    64 filters x 32 tiles of 2x2 outputs; steps of 8 channels; all 16 planes' sums in registers, 128 a thread
  *   warp     w multiplies planes w and w + 8: 64 x 32 each
@@ -16,7 +16,7 @@
  *   NHWC   lanes have 8 channels of 4 tiles: whole sectors; turn(c) = 4 c parts their stores
  *
  * Tile 16 d + 2 v + j is at place 4 v + 2 d + (1 - j): of a lane's vector of four sums pairs d leave together for words 16 apart, so that tiles come
- * out in order; the exchange of j keeps a sum and its tile's operand in different register banks (simt.cuh, store_tile). */
+ * out in order; the exchange of j keeps a sum and its tile's operand in different register banks (mainloop/simt/kernel.cuh, store_tile). */
 #ifndef PYSIM_CUDA_CONV_WINOGRAD_CUH
 #define PYSIM_CUDA_CONV_WINOGRAD_CUH
 #include <new>
@@ -140,7 +140,7 @@ __device__ inline void sum_planes(Patches<NHWC> patches, const char *filters, in
                 __syncthreads();
             }
             read((unit + 1) % 2, stage(at), (unit + 1) % (2 * STEP)); /* after the last step: of no use, and of no harm */
-            __syncwarp(); /* for the compiler alone: memory is not read later than here (simt.cuh) */
+            __syncwarp(); /* for the compiler alone: memory is not read later than here (mainloop/simt/kernel.cuh) */
 #pragma unroll
             for (int m = 0; m < 8; m++)
 #pragma unroll

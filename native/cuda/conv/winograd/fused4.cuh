@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * F(4x4, 3x3) in one kernel (equation: conv_winograd.h, matrices: winograd_staged.cuh).
+ * F(4x4, 3x3) in one kernel (equation: winograd.h, matrices: unfused4.cuh).
  *
  *   block    32 filters x 32 tiles of 4x4 outputs; steps of 8 channels; all 36 planes' sums in registers, 72 a thread
  *   warp     w of 16 multiplies planes 2 w and 2 w + 1, each with half of its lanes, and a quarter of plane 32 + w / 4

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the stages of fused F(4x4) (winograd_fused4.cuh) are, whose turn each is, and the two ways in which filters come to them. */
+ * What the stages of fused F(4x4) (fused4.cuh) are, whose turn each is, and the two ways in which filters come to them. */
 #ifndef PYSIM_CUDA_WINOGRAD_STAGES4_CUH
 #define PYSIM_CUDA_WINOGRAD_STAGES4_CUH
 #include "core/decomposition.cuh"

@@ -46,7 +46,7 @@ template <Form FORM, bool NHWC> __device__ inline Seen seen(int thread, int roun
     return s;
 }
 
-/* One lane's part of one round's sums. Neighbouring tiles change places (conv_winograd.cuh). */
+/* One lane's part of one round's sums. Neighbouring tiles change places (fused2.cuh). */
 template <Form FORM> __device__ inline void put(float *to, const float (&sum)[2][8][8], int round, int thread) {
     const int warp = thread / 32, lane = thread % 32, t = lane % 8 / 2, bh = lane % 2 + lane / 16 * 2, q = lane / 8 % 2;
     if constexpr (FORM == reference) {

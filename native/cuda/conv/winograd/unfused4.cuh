@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * F(4x4, 3x3) by stages (equation: conv_winograd.h), in chunks of tiles whose transformed patches V and sums M stay in L2:
+ * F(4x4, 3x3) by stages (equation: winograd.h), in chunks of tiles whose transformed patches V and sums M stay in L2:
  *
  *   once         U[plane][group] = G g G^T                                   [channels][filters]
  *   each chunk   V[plane] = B^T d B                                          NCHW: [all channels][tiles], NHWC: [tiles][all channels]
@@ -16,7 +16,7 @@
  *         0  2 -1 -2  1  0         1 -2  4
  *         0  4  0 -5  0  1         0  0  1
  *
- * The products are tiles of simt.cuh: operands lie so that all but NHWC's V go to shared memory by 16 bytes as they are. */
+ * The products are tiles of mainloop/simt/kernel.cuh: operands lie so that all but NHWC's V go to shared memory by 16 bytes as they are. */
 #ifndef PYSIM_CUDA_WINOGRAD_STAGED_CUH
 #define PYSIM_CUDA_WINOGRAD_STAGED_CUH
 #include "conv/winograd/winograd.h"
@@ -225,7 +225,7 @@ struct Sums {
     }
 };
 
-/* The 36 products of all groups, one after another along the windows: a Source of simt.cuh. */
+/* The 36 products of all groups, one after another along the windows: a Source of mainloop/simt/kernel.cuh. */
 template <class S, bool NHWC> struct Planes {
     const Conv &c;
     const Chunk &s;

@@ -21,13 +21,13 @@ namespace winograd {
 
 enum Form { reference, sts64, compact }; /* of F(2x2): how sums pass through shared memory (output.cuh) */
 
-/* The fused kernel's tiles: conv_winograd.cuh. */
+/* The fused kernel's tiles: fused2.cuh. */
 enum { FILTERS = 64, TILES = 32, STEP = 8, THREADS = 256, PLANES = 16 };
 
 /* What one step of channels takes of the transformed filters, as it lies in the workspace and in shared memory: [plane][channel][slot]. */
 enum { FILTER_FLOATS = PLANES * STEP * FILTERS };
 
-/* Which filter of 64 stands in slot 32 g + 16 q + 4 t + k: the order in which they leave through shared memory (winograd_output.cuh), where 16
+/* Which filter of 64 stands in slot 32 g + 16 q + 4 t + k: the order in which they leave through shared memory (output.cuh), where 16
  * of them, and 8 with neighbours, meet. */
 __host__ __device__ inline int filter_of(int slot) {
     const int g = slot / 32, q = slot / 16 % 2, t = slot / 4 % 4, k = slot % 4;

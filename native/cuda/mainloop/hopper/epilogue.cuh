@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * From wgmma's accumulators to C in 16-byte stores. A thread holds pairs of neighbouring columns, 8 columns apart (wgmma_mma.cuh); four
+ * From wgmma's accumulators to C in 16-byte stores. A thread holds pairs of neighbouring columns, 8 columns apart (mma.cuh); four
  * neighbouring lanes hold a row's 8 columns. They exchange pairs until each holds 16 neighbouring bytes of one row, so that a warp
  * writes whole 32-byte sectors and no shared memory is needed. A slice of 32 columns and 16 registers goes through at a time: the
  * loop is rolled, or the program would be several times as large. */
@@ -42,7 +42,7 @@ template <class Acc> struct Partials {
     }
 };
 
-/* Leaves a part of a tile's sums; true for the block that does so last, which then adds all of them (decomposition.cuh). `tile_flag`
+/* Leaves a part of a tile's sums; true for the block that does so last, which then adds all of them (core/decomposition.cuh). `tile_flag`
  * counts the tile's parts, `shared` is one int of shared memory. */
 template <class S, class Acc, class Sync>
 __device__ inline bool leave(const Partials<Acc> &partials, int64_t slot, const Acc (&sum)[S::PARTS][S::SUMS], unsigned *tile_flag,
@@ -200,7 +200,7 @@ __device__ inline void store_plain(const Epilogue<Acc, Out> &e, int row, int col
     }
 }
 
-/* The result types of a dtype: f32 (s32) always, those of two bytes as gemm.cu allows them. */
+/* The result types of a dtype: f32 (s32) always, those of two bytes as abi/gemm.cu allows them. */
 template <int DTYPE, class Out> struct Becomes {
     static constexpr bool value = sizeof(Out) == 4 || DTYPE == PYSIM_F8 ||
                                   DTYPE == (std::is_same<Out, __half>::value ? PYSIM_F16 : PYSIM_BF16);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Hopper's GEMM: C = f(alpha op(A) op(B) + beta C + bias) with wgmma, tiles brought by the tensor copy engine.
+ * Hopper's GEMM: C = f(alpha op(A) op(B) + beta C + bias) with wgmma, tiles brought by TMA.
  *
  * One block per multiprocessor stays for the whole product (grid = multiprocessors) and walks its tiles. A block is
  *   one producer thread    keeps STAGES tiles of A and B in flight: waits until a stage is empty, announces its bytes, starts the
@@ -9,7 +9,7 @@
  * The blocks of a cluster work on neighbouring tiles in step: those in one column share B, those in one row share A; each loads
  * its part of what is shared and multicasts it. A stage is 128 bytes of k, whatever the type: BLOCK_K elements.
  *
- * What is multiplied is a type, `Operands`: Matrices here, the windows and filters of a convolution in conv_wgmma.cuh. It names the
+ * What is multiplied is a type, `Operands`: Matrices here, the windows and filters of a convolution in conv/wgmma/kernel.cuh. It names the
  * kernel's arguments, finds the product among them, starts the copies of a stage and stores tiles.
  *
  * Worked number: 128x256x64 of f16, 4 stages, cluster 2x1: a stage is (128 + 256) * 128 = 48 KiB, of which a block loads
@@ -20,6 +20,7 @@
 #include <cuda.h>
 
 #include "core/decomposition.cuh"
+#include "core/launch.h"
 #include "mainloop/hopper/shape.h"
 #include "mainloop/hopper/epilogue.cuh"
 #include "mainloop/hopper/mma.cuh"
@@ -211,7 +212,7 @@ inline const DriverFunction<Encode> &encoder() {
     return once;
 }
 
-/* As TFLOAT32 the copy engine rounds f32 to the nearest tf32 on the way (seen on an H200: 1 + 5/8192 arrives as 1 + 8/8192); as FLOAT32
+/* As TFLOAT32 TMA rounds f32 to the nearest tf32 on the way (seen on an H200: 1 + 5/8192 arrives as 1 + 8/8192); as FLOAT32
  * wgmma would cut bits off. */
 template <class S> constexpr CUtensorMapDataType map_type() {
     return S::DTYPE == PYSIM_F16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -221,7 +222,7 @@ template <class S> constexpr CUtensorMapDataType map_type() {
                                     : CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
-/* The operand as the copy engine sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`. */
+/* The operand as TMA sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`. */
 template <class S>
 cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inner, int outer, int64_t pitch, int box) {
     const cuuint64_t sizes[] = {(cuuint64_t)inner, (cuuint64_t)outer}, pitches[] = {(cuuint64_t)pitch * S::BYTES};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The instructions of Hopper that C++ has no words for: mbarriers, the tensor copy engine (TMA), clusters, register hand-over. One
+ * The instructions of Hopper that C++ has no words for: mbarriers, the tensor memory accelerator (TMA), clusters, register hand-over. One
  * function each. PTX ISA 8.0, sections "mbarrier", "cp.async.bulk.tensor", "barrier.cluster", "setmaxnreg". */
 #ifndef PYSIM_CUDA_WGMMA_PTX_CUH
 #define PYSIM_CUDA_WGMMA_PTX_CUH

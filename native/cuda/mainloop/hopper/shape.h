@@ -31,7 +31,7 @@ template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int 
     /* what one block loads of a tile that the cluster shares */
     static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
     static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + 16 * STAGES + 16 + 1024; /* stages, barriers, a flag, room to align */
-    static_assert(A_SHARE % 64 == 0 && B_SHARE % 64 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of the copy engine");
+    static_assert(A_SHARE % 64 == 0 && B_SHARE % 64 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Matrix products by tiles of thread blocks, warps and threads on the ordinary multipliers, after NVIDIA's account of CUTLASS ("CUTLASS:
- * Fast Linear Algebra in CUDA C++", 2017). One template; gemms.inc has the sizes.
+ * Fast Linear Algebra in CUDA C++", 2017). One template; gemm/simt.inc has the sizes.
  *
- *   block    BM x BN outputs; for each step of BK along k its rows of A and columns of B come to shared memory (simt_copy.cuh)
+ *   block    BM x BN outputs; for each step of BK along k its rows of A and columns of B come to shared memory (mainloop/simt/copy.cuh)
  *   warp     WM x WN of them, lanes LM x LN = 32
  *   thread   TM x TN of those: an outer product for each unit of k, operands and sums in registers
  *

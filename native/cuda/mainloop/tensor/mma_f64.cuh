@@ -5,7 +5,7 @@
  * SM's quarter, busy for 32 cycles with one instruction, always finds the next.
  *
  * A stage is 16 elements of k: 128 bytes. Where rows of memory run along k it is 128-byte rows, one for each m (n); else it is boxes
- * of 16 k rows of 128 bytes, which are 16 elements of m (n). The copy engine exchanges 16-byte chunks: chunk c of row r lies at
+ * of 16 k rows of 128 bytes, which are 16 elements of m (n). TMA exchanges 16-byte chunks: chunk c of row r lies at
  * c ^ (r mod 8). Which row of A an instruction calls its row is free, as long as the sums say the same, and so is which k: lane
  * 4 g + t takes rows (columns) 2 g and 2 g + 1 of 16, and k = 2 t + (e ^ t / 2) of 8 for e = 0, 1. Then no two lanes of a wavefront meet
  * in a bank, whichever way the operand lies. Two rows are neighbours in registers, as the instruction wants them; two columns are
@@ -158,7 +158,7 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
     }
 }
 
-/* The columns of gemms.inc, as in the other kernels of the family: tools/cuda_attributes.py finds them by this name. */
+/* The columns of gemm/mma.inc, as in the other kernels of the family: tools/cuda_attributes.py finds them by this name. */
 template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB>
 __global__ void __launch_bounds__(Shape<BM, BN, BK, WM, WN, STAGES>::THREADS, Shape<BM, BN, BK, WM, WN, STAGES>::BLOCKS)
     mma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b, const __grid_constant__ Problem p) {
