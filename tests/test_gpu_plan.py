@@ -134,7 +134,7 @@ def test_occupancy_is_the_least_of_what_an_sm_can_hold(threads, registers, share
 
 
 def tiles_in_order(tiles_m: int, tiles_n: int, along_n: bool, group: int) -> list[tuple[int, int]]:
-    """The walk of native/cuda/decomposition.cuh, tile by tile."""
+    """The walk of native/cuda/core/decomposition.cuh, tile by tile."""
     fast, slow = (tiles_n, tiles_m) if along_n else (tiles_m, tiles_n)
     order = []
     for first in range(0, slow, group):

@@ -34,7 +34,7 @@ def walk(n_fast: int, n_slow: int, group: int, blocks: int, fast: float, slow: f
 
 def times(n_fast: int, n_slow: int, group: int, blocks: int) -> tuple[Times, Times]:
     """When blocks of stream-K read each (panel, step) of the fast and of the slow operand, in steps since they began; the walk is that of
-    native/cuda/decomposition.cuh."""
+    native/cuda/core/decomposition.cuh."""
     order = []
     for first in range(0, n_slow, group):
         order += [(down, first + across) for down in range(n_fast) for across in range(min(group, n_slow - first))]
