@@ -141,10 +141,17 @@ Verdict verdict_of(const char *block, size_t total, size_t head, const char *out
     return v;
 }
 
-/* Whether a row cannot be launched here, and says why: it needs another capability, or is not in this build (emulated/). */
-bool skips(pysim_status attributes) {
-    if (attributes == PYSIM_UNSUPPORTED) printf("skip %s\n", pysim_cuda_last_error());
-    return attributes == PYSIM_UNSUPPORTED;
+/* Whether a row can be launched here: it may need another capability, or not be in this build (emulated/). */
+inline bool runs(int index, const pysim_cuda_gemm_info &row) {
+    const int result = row.dtype == PYSIM_F64 ? PYSIM_F64 : row.dtype == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
+    const pysim_cuda_gemm g = {1, 1, 1, 1, 1, 1, 0, 1, row.dtype, result};
+    pysim_cuda_attributes of;
+    return pysim_cuda_gemm_attributes(&g, index, &of) != PYSIM_UNSUPPORTED;
+}
+inline bool runs(int index, const pysim_cuda_conv_info &row) {
+    const pysim_cuda_conv c = {{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, row.dtype}, PYSIM_NCHW, row.dtype == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32};
+    pysim_cuda_attributes of;
+    return pysim_cuda_conv_attributes(&c, index, &of) != PYSIM_UNSUPPORTED;
 }
 
 /* False, and says why, where there is no device. */
