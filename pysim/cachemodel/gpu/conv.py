@@ -23,7 +23,7 @@ Worked number: conv:mb32ic64ih56oc64kh3ph1 by tiles of 64 x 128 x 16 is 32 56 56
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -81,7 +81,7 @@ def product_kernel(row: ConvKernel, nhwc: bool) -> GemmKernel:
     family, turn = "wgmma" if row.family == "wgmma" else "simt", -1 if turned(row, nhwc) else 1
     block = (row.block_filters, row.block_windows)[::turn]
     warp, thread = (row.warp_filters, row.warp_windows)[::turn], (row.thread_filters, row.thread_windows)[::turn]
-    tiles = {"block_m": block[0], "block_n": block[1], "block_k": row.block_k, "warp_m": warp[0], "warp_n": warp[1]}
+    tiles: dict[str, Any] = {"block_m": block[0], "block_n": block[1], "block_k": row.block_k, "warp_m": warp[0], "warp_n": warp[1]}
     cluster = row.cluster[::turn]
     tiles |= {"thread_m": thread[0], "thread_n": thread[1], "stages": row.stages, "cluster_m": cluster[0], "cluster_n": cluster[1]}
     return GemmKernel(index=row.index, mainloop=family, dtype=row.dtype, variant=form, capability=row.capability, **tiles)
