@@ -218,7 +218,7 @@ pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases 
 
 /* CUDA: a library of its own (libpysim_cuda) that exports these functions alone. Pointers are the device's unless said otherwise,
  * `stream` is a cudaStream_t (NULL: the default stream). Nothing here waits for the device but pysim_cuda_*_time, _copy, _synchronize
- * and the probes, pysim_cuda_probe_*. docs: native/cuda/gemm.h, native/cuda/conv.h, native/cuda/probe.cu. */
+ * and the probes, pysim_cuda_probe_*. docs: native/cuda/gemm/gemm.h, native/cuda/conv/conv.h, native/cuda/probe/probe.cu. */
 typedef struct {
     char name[256];
     int32_t major, minor, sms;
@@ -239,7 +239,7 @@ typedef enum { PYSIM_DATA_PARALLEL = 0, PYSIM_SPLIT_K = 1, PYSIM_STREAM_K = 2 } 
 
 /* What a launch obeys. */
 typedef struct {
-    int32_t kernel;        /* row of native/cuda/gemms.inc */
+    int32_t kernel;        /* row of native/cuda/gemm */
     int32_t decomposition; /* pysim_cuda_decomposition */
     int32_t splits;        /* SPLIT_K: parts of k, 2..; STREAM_K: blocks that share all k steps, 2..; else 1 */
     int32_t along_n;       /* 0: neighbouring blocks go down a column of tiles (along m), 1: along n */
@@ -303,8 +303,8 @@ typedef struct {
 /* What a launch obeys. The last four are as in pysim_cuda_schedule, for the kernel's tiles of filters x windows, or for the product of
  * an algorithm that makes one; splits of a row whose form is staged, which is data parallel only: its chunks of windows, 1.. */
 typedef struct {
-    int32_t kernel; /* row of native/cuda/convs.inc */
-    int32_t gemm;   /* row of native/cuda/gemms.inc where the algorithm makes products; else -1 */
+    int32_t kernel; /* row of native/cuda/conv */
+    int32_t gemm;   /* row of native/cuda/gemm where the algorithm makes products; else -1 */
     int32_t decomposition, splits, along_n, group;
 } pysim_cuda_conv_schedule;
 
@@ -323,7 +323,7 @@ typedef struct {
     int32_t thread_filters, thread_windows;
     int32_t stages;
     int32_t outputs; /* edge of the square of outputs that a window stands for: 2 and 4 for Winograd's F(2x2) and F(4x4), else 1 */
-    int32_t makes_product; /* 1: the schedule names a row of gemms.inc */
+    int32_t makes_product; /* 1: the schedule names a row of gemm/ */
     int32_t capability;
     int32_t needs_finite; /* pysim_needs_finite */
 } pysim_cuda_conv_info;
@@ -352,7 +352,7 @@ pysim_status pysim_cuda_copy(void *to, const void *from, int64_t bytes, int32_t 
 pysim_status pysim_cuda_synchronize(void *stream);
 
 /* Probes of the current device. Each makes `samples` launches after one that does not count, waits for them, and writes one number of
- * each. `scratch` is PYSIM_CUDA_PROBE_BYTES of device memory, aligned to 8. docs: native/cuda/probe.cu. */
+ * each. `scratch` is PYSIM_CUDA_PROBE_BYTES of device memory, aligned to 8. docs: native/cuda/probe/probe.cu. */
 enum {
     PYSIM_CUDA_PROBE_BYTES = 1024,
     PYSIM_CUDA_PROBE_WARPS = 16,    /* of a pysim_cuda_shared_probe, at most */

@@ -33,8 +33,9 @@ ORACLE = json.loads((Path(__file__).parent / "data" / "shared_memory_h200.json")
 HOPPER = SharedMemory(rule="hopper")
 DEVICE = cuda.Device(0, "NVIDIA H200", 90, 132, 150 << 30, 62914560, 233472, 232448, 65536, 2048, 32, 1980000, 3201000, 13000, 13000)
 
-PROBE = native_file("cuda/probe.cu")
-UNROLLED = 256  # of native/cuda/probe.cu: instructions between two branches
+PROBE = native_file("cuda/probe/probe.cu")
+INCLUDE = (f"-I{native_file('cuda')}", f"-I{native_file('cuda').parent}")
+UNROLLED = 256  # of native/cuda/probe/probe.cu: instructions between two branches
 
 # Wavefronts of loads and of stores by width, worked out by hand from the rule (docs of pysim/cachemodel/shared_memory/banks.py)
 BY_HAND = {
@@ -396,7 +397,7 @@ def timed(tmp_path_factory) -> dict[str, list[str]]:
     if not PROBE.exists():
         pytest.skip("needs the sources of a checkout")
     cubin = tmp_path_factory.mktemp("probe") / "probe.cubin"
-    build = ["nvcc", "-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-o", str(cubin), str(PROBE)]
+    build = ["nvcc", "-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-o", str(cubin), *INCLUDE, str(PROBE)]
     subprocess.run(build, check=True, capture_output=True)
     listed = subprocess.run(["nvdisasm", "-c", str(cubin)], check=True, capture_output=True, text=True).stdout
     found = {}

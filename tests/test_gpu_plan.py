@@ -52,7 +52,9 @@ def simt(block: tuple[int, int, int], warp: tuple[int, int], thread: tuple[int, 
 
 BLOG = simt((128, 128, 8), (32, 64), (8, 8))  # CUTLASS 0.1's "huge" SGEMM
 SMALL = simt((64, 64, 16), (32, 32), (8, 4), 3)
-WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 128, 64, 64, 128, 64, 128, 6, 1, 1, 90)
+TMA = {"exact_capability": True, "alignment": 16, "asynchronous": True, "producer": True}
+WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 128, 64, 64, 128, 64, 128, 6, 1, 1, 90, **TMA)
+WARPS = msgspec.structs.replace(WGMMA, mainloop="mma", exact_capability=False, producer=False)
 CLUSTER = msgspec.structs.replace(WGMMA, cluster_m=2)
 
 
@@ -99,7 +101,7 @@ def test_families_stand_in_the_order_in_which_the_library_numbers_them():
 
 def test_a_name_is_built_from_the_columns():
     assert BLOG.name == "f32_simt_128x128x8_32x64_8x8_s2_c1x1"
-    assert msgspec.structs.replace(CLUSTER, form="scalar").name == "f16_wgmma_128x128x64_64x128_64x128_s6_c2x1_scalar"
+    assert msgspec.structs.replace(CLUSTER, variant="scalar").name == "f16_wgmma_128x128x64_64x128_64x128_s6_c2x1_scalar"
 
 
 def test_epilogues_are_numbered_as_the_library_has_them():
@@ -150,7 +152,7 @@ def test_occupancy_is_the_least_of_what_an_sm_can_hold(threads, registers, share
 
 
 def tiles_in_order(tiles_m: int, tiles_n: int, along_n: bool, group: int) -> list[tuple[int, int]]:
-    """The walk of native/cuda/decomposition.cuh, tile by tile."""
+    """The walk of native/cuda/core/decomposition.cuh, tile by tile."""
     fast, slow = (tiles_n, tiles_m) if along_n else (tiles_m, tiles_n)
     order = []
     for first in range(0, slow, group):
@@ -243,7 +245,7 @@ def test_bank_conflicts_of_fragment_loads_are_counted_as_the_rule_of_the_generat
     assert (loads.instructions, loads.total) == (256, 512)
     step = mainloop.work(H200, kernel.tiles, False, False)
     assert step.shared == sum(one.total for one in wavefronts(kernel.tiles, False, False).values())
-    unpadded = mainloop.work(H200, msgspec.structs.replace(kernel, form="unpadded").tiles, False, False)
+    unpadded = mainloop.work(H200, msgspec.structs.replace(kernel, variant="unpadded", ablation=True).tiles, False, False)
     assert unpadded.shared > step.shared
 
 
@@ -291,7 +293,7 @@ def test_rows_that_are_not_aligned_are_laid_out_again():
     [
         ("v100", WGMMA, "it needs capability 9.0; v100 has 7.0"),
         ("rtx-3090", WGMMA, "it needs capability 9.0; rtx-3090 has 8.6"),
-        ("v100", msgspec.structs.replace(WGMMA, family="mma", dtype="bf16", capability=70), "v100 has no tensor_bf16 pipe"),
+        ("v100", msgspec.structs.replace(WARPS, dtype="bf16", capability=70), "v100 has no tensor_bf16 pipe"),
         ("rtx-3090", msgspec.structs.replace(BLOG, stages=19), "bytes of shared memory; rtx-3090 gives it 101,376"),
         ("v100", msgspec.structs.replace(BLOG, stages=3), "asynchronous copies, which need capability 8.0; v100 has 7.0"),
     ],

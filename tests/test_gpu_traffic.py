@@ -19,7 +19,7 @@ from pysim.registry.rows import GemmKernel
 
 STEPS = 40
 Times = dict[tuple[int, int], list[float]]
-WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 64, 64, 64, 64, 64, 64, 8, 1, 1, 90)
+WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 64, 64, 64, 64, 64, 64, 8, 1, 1, 90, True, 16, False, True, True)
 
 
 def h200() -> Gpu:
@@ -35,7 +35,7 @@ def walk(n_fast: int, n_slow: int, group: int, blocks: int, fast: float, slow: f
 
 def times(n_fast: int, n_slow: int, group: int, blocks: int) -> tuple[Times, Times]:
     """When blocks of stream-K read each (panel, step) of the fast and of the slow operand, in steps since they began; the walk is that of
-    native/cuda/decomposition.cuh."""
+    native/cuda/core/decomposition.cuh."""
     order = []
     for first in range(0, n_slow, group):
         order += [(down, first + across) for down in range(n_fast) for across in range(min(group, n_slow - first))]
@@ -94,7 +94,7 @@ def test_boxes_of_the_copy_engine_are_filled_whole():
     a, b, c = 2 * 8 * 4096, 2 * 4096 * 4096, 2 * 8 * 4096
     found = predicted(problem, WGMMA)
     assert found.facts["l2_bytes"][0] == 16 * a * 64 + b + c
-    simt = msgspec.structs.replace(WGMMA, family="mma", thread_m=16, thread_n=8, stages=3)
+    simt = msgspec.structs.replace(WGMMA, mainloop="mma", producer=False, exact_capability=False, thread_m=16, thread_n=8, stages=3)
     threads = predicted(problem, simt)
     assert threads.facts["l2_bytes"][0] == a * 64 + b + c
     whole = predicted(Gemm(m=128, n=4096, k=4096, dtype="f16"), WGMMA)

@@ -31,7 +31,7 @@ CAPABILITY = 90
 NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7"}
 TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "s8": "signed char"}
 FITTED = ("efficiency",)  # what tools/fit_gpu.py adds
-WINOGRAD = {"reference": 0, "sts64": 1, "compact": 2}  # native/cuda/conv_winograd.h
+WINOGRAD = {"reference": 0, "sts64": 1, "compact": 2}  # native/cuda/conv/winograd/winograd.h
 
 
 def shape_of(k: Tiles) -> str:

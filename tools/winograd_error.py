@@ -5,7 +5,7 @@
     tools/winograd_error.py [--tiles 64] [--filters 16] [--seed 1] > benchmarks/data/winograd-error.md; python tools/update_readme.py
 
 Tiles of random inputs and filters in [-1, 1) are convolved in f32, sums over channels in order, by the matrices of
-native/cuda/conv_winograd.h and winograd_staged.cuh, and compared with f64. Errors are in units of 2^-24 (|input| * |filters|), the
+native/cuda/conv/winograd/winograd.h and unfused4.cuh, and compared with f64. Errors are in units of 2^-24 (|input| * |filters|), the
 scale of the check's bound; then the largest one over the root mean square of the outputs. `growth` is the largest factor by which
 |A|^T [(|G| |g| |G|^T) .* (|B|^T |d| |B|)] |A| exceeds the first scale, so what rounding could cost at worst: the check allows 10 times
 the bound of a plain sum for F(2x2) and 300 for F(4x4). Each product is rounded before it is added, which a kernel's FMA does not do.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Kernels of gemms.inc beside cuBLAS (cublasLt for f8) on the same operands, interleaved in one run, on random data. For each problem
+ * Kernels of gemm/ beside cuBLAS (cublasLt for f8) on the same operands, interleaved in one run, on random data. For each problem
  * every row (of every decomposition below) is timed a few times, and the fastest beside cuBLAS in turns of one call each.
  *
  *   nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a benchmarks/cuda/bench.cu -lpysim_cuda -lcublas -lcublasLt -o bench

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shared-memory wavefronts of the fused Winograd rows of native/cuda/convs.inc: predicted by winograd_shared, counted by Nsight Compute.
+"""Shared-memory wavefronts of the fused Winograd rows of native/cuda/conv: predicted by winograd_shared, counted by Nsight Compute.
 
     benchmarks/cuda/conv_wavefronts.py -o conv-wavefronts-h200.json [--only REGEX]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shared-memory wavefronts of every kernel of native/cuda/gemms.inc: predicted by pysim.cachemodel, counted by Nsight Compute.
+"""Shared-memory wavefronts of every kernel of native/cuda/gemm: predicted by pysim.cachemodel, counted by Nsight Compute.
 
     benchmarks/cuda/wavefronts.py -o cuda-wavefronts-h200.json [--only REGEX]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU's shared memory, multipliers and memories do, measured by `native/cuda/probe.cu`, beside what the model says of them.
+"""What a GPU's shared memory, multipliers and memories do, measured by `native/cuda/probe/probe.cu`, beside what the model says of them.
 
 Shared memory: every warp of one block issues one instruction again and again (openCNN's Table 1), for each instruction in each pattern of
 lanes. The model counts wavefronts (`pysim/cachemodel/shared_memory/banks.py`) and lets shared memory serve one a cycle

@@ -48,7 +48,7 @@ def kernels(words: tuple[str, ...], cuda: bool, as_json: bool) -> None:
 
 
 def _cuda(words: tuple[str, ...], as_json: bool) -> None:
-    """The rows of native/cuda/gemms.inc and convs.inc."""
+    """The rows of native/cuda/gemm and conv."""
     products = [row for row in gemm_kernels() if all(word in row.name for word in words)]
     convolutions = [row for row in conv_kernels() if all(word in row.name for word in words)]
     if not products and not convolutions:

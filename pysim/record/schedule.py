@@ -71,7 +71,7 @@ class GpuSchedule(msgspec.Struct, frozen=True):
 
 
 class GpuConvSchedule(msgspec.Struct, frozen=True):
-    """A convolution on a GPU, field for field the struct `pysim_cuda_conv_schedule`: a row of convs.inc, a row of gemms.inc where that
+    """A convolution on a GPU, field for field the struct `pysim_cuda_conv_schedule`: a row of conv/, a row of gemm/ where that
     makes products (else None), and how the tiles of either are divided and walked, as in `GpuSchedule`; along n is along windows under
     NCHW, along filters under NHWC and with wgmma. `splits` of a staged row, which is data parallel, are its chunks of windows.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel registries as Python sees them: the lines of `native/kernels.inc` (CPU), `native/cuda/gemms.inc` and `convs.inc`, read, never
-copied.
+"""The kernel registries as Python sees them: the lines of `native/kernels.inc` (CPU) and of the families' tables in `native/cuda` (GPU),
+read, never copied.
 
 The native libraries expand the same lines, so row i here is row i there (a test compares them).
 """
@@ -8,15 +8,16 @@ The native libraries expand the same lines, so row i here is row i there (a test
 import re
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from pysim.problem.dtypes import SUM_BYTES
+
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\(([^)]*)\)", re.MULTILINE)
-_GEMM = re.compile(r"^PYSIM_CUDA_GEMM\(([^)]*)\)", re.MULTILINE)
-_CONV = re.compile(r"^PYSIM_CUDA_CONV\(([^)]*)\)", re.MULTILINE)
-_CLUSTER = re.compile(r"c(\d)x(\d)")
+_ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # of one family: what its rows have in common, and each row
+_COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
 _EPILOGUE = re.compile(r"^PYSIM_EPILOGUE\((\d+),\s*(\w+),", re.MULTILINE)
 
 
@@ -59,12 +60,33 @@ def kernels() -> tuple[Kernel, ...]:
 
 # The CUDA kernels of matrix products
 
-FAMILIES = ("simt", "wmma", "mma", "wgmma")
+MAINLOOPS = ("simt", "wmma", "mma", "wgmma")
 WARP, WARPGROUP = 32, 128
 _GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
 _CONV_TILE = (
     "block_filters", "block_windows", "block_k", "warp_filters", "warp_windows", "thread_filters", "thread_windows", "stages", "outputs",
 )  # fmt: skip
+_SIZES = ("block", "warp", "thread", "cluster")  # columns of two or three numbers
+_GEMM_DEFAULTS: dict[str, Any] = {"variant": "full", "stages": 2, "cluster_m": 1, "cluster_n": 1}
+_CONV_DEFAULTS: dict[str, Any] = {"variant": "full", "makes_product": False} | dict.fromkeys(_CONV_TILE, 0) | {"outputs": 1}
+
+
+def _family(path: str, axes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The columns of each row of a family's table; sizes as a column for each of their axes."""
+    found: list[dict[str, Any]] = []
+    common: dict[str, Any] = {}
+    for kind, text in _ROWS.findall(native_file(f"cuda/{path}").read_text()):
+        columns: dict[str, Any] = {}
+        for name, word, sizes, value in _COLUMN.findall(text):
+            if name in _SIZES:
+                columns |= {f"{name}_{axis}": int(size) for axis, size in zip(axes, sizes.split(","), strict=False)}
+            else:
+                columns[name] = word or (int(value) if value.isdigit() else value)
+        if kind == "FAMILY":
+            common = columns
+        else:
+            found.append(common | columns)
+    return found
 
 
 class Tiles(NamedTuple):
@@ -136,16 +158,19 @@ Mainloop = Literal["simt", "wmma", "mma", "wgmma"]
 
 
 class GemmKernel(msgspec.Struct, frozen=True):
-    """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemms.inc`, as the file's head names them.
+    """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemm/<mainloop>.inc`, as gemm/rows.h names them.
 
     `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
-    cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor at least.
+    cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
+    (`exact_capability`) alone. `alignment`: bytes that base and pitch of an operand are multiples of; `k_major`: rows of both operands run
+    along k; `asynchronous`: stages are filled by asynchronous copies, which need capability 8.0; `producer`: a warpgroup does nothing but
+    load, by TMA; `ablation`: it is there to show what it leaves out.
     """
 
     index: int
-    family: str
+    mainloop: Mainloop
     dtype: str
-    form: str
+    variant: str
     block_m: int
     block_n: int
     block_k: int
@@ -157,12 +182,19 @@ class GemmKernel(msgspec.Struct, frozen=True):
     cluster_m: int
     cluster_n: int
     capability: int
+    exact_capability: bool = False
+    alignment: int = 1
+    k_major: bool = False
+    asynchronous: bool = False
+    producer: bool = False
+    accumulates_f16: bool = False
+    ablation: bool = False
 
     @property
     def name(self) -> str:
         tiles = f"{self.block_m}x{self.block_n}x{self.block_k}_{self.warp_m}x{self.warp_n}_{self.thread_m}x{self.thread_n}"
-        form = "" if self.form == "full" else f"_{self.form}"
-        return f"{self.dtype}_{self.family}_{tiles}_s{self.stages}_c{self.cluster_m}x{self.cluster_n}{form}"
+        variant = "" if self.variant == "full" else f"_{self.variant}"
+        return f"{self.dtype}_{self.mainloop}_{tiles}_s{self.stages}_c{self.cluster_m}x{self.cluster_n}{variant}"
 
     @property
     def tile(self) -> dict[str, int]:
@@ -170,45 +202,9 @@ class GemmKernel(msgspec.Struct, frozen=True):
         return {name: getattr(self, name) for name in _GEMM_TILE}
 
     @property
-    def mainloop(self) -> Mainloop:
-        """How it multiplies, which has constants of its own in a machine's file."""
-        return self.family  # type: ignore[return-value]
-
-    @property
-    def ablation(self) -> bool:
-        """Whether it is there to show what it leaves out."""
-        return self.form != "full"
-
-    @property
-    def exact_capability(self) -> bool:
-        """Whether it runs on its capability alone, not on later ones."""
-        return self.family == "wgmma"
-
-    @property
-    def producer(self) -> bool:
-        """Whether a warpgroup of the block does nothing but load, by TMA."""
-        return self.family == "wgmma" or (self.family == "mma" and self.dtype == "f64")
-
-    @property
-    def k_major(self) -> bool:
-        """Whether k must be the fast dimension of A and B: wgmma of all but 16-bit types (PTX ISA), mma of those that ldmatrix cannot
-        transpose."""
-        return self.family != "simt" and self.dtype in ("tf32", "s8", "f8")
-
-    @property
-    def alignment(self) -> int:
-        """Bytes that base and pitch of A and B must be multiples of: tensor-core kernels copy 16 at once."""
-        return 1 if self.family == "simt" else 16
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether asynchronous copies fill its stages, not registers."""
-        return self.family != "simt" or self.stages >= 3
-
-    @property
     def sum_bytes(self) -> int:
         """Of an accumulator."""
-        return 2 if self.form == "half" else 8 if self.dtype == "f64" else 4
+        return 2 if self.accumulates_f16 else SUM_BYTES[self.dtype]
 
     @property
     def math_threads(self) -> int:
@@ -218,7 +214,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     @property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
-        return self.dtype if self.family == "simt" else f"tensor_{self.dtype}"
+        return self.dtype if self.mainloop == "simt" else f"tensor_{self.dtype}"
 
     @property
     def tiles(self) -> Tiles:
@@ -229,19 +225,16 @@ class GemmKernel(msgspec.Struct, frozen=True):
 @cache
 def _gemm_tiles(row: GemmKernel) -> Tiles:
     sizes = (row.block_m, row.block_n, row.block_k, row.warp_m, row.warp_n, row.thread_m, row.thread_n, row.stages)
-    group = WARPGROUP if row.family == "wgmma" else WARP
-    kept = (row.form != "scalar", row.form != "unpadded")
+    group = WARPGROUP if row.mainloop == "wgmma" else WARP
+    kept = (row.variant != "scalar", row.variant != "unpadded")
     return Tiles(row.dtype, row.pipe, *sizes, row.cluster_m, row.cluster_n, group, row.producer, *kept)
 
 
 @cache
 def gemm_kernels() -> tuple[GemmKernel, ...]:
-    """Every CUDA kernel of a matrix product, in the order of the file."""
-    rows = []
-    for index, match in enumerate(_GEMM.finditer(native_file("cuda/gemms.inc").read_text())):
-        family, dtype, form, *numbers = (word.strip() for word in match.group(1).split(","))
-        rows.append(GemmKernel(index, family, dtype, form, *map(int, numbers)))
-    return tuple(rows)
+    """Every CUDA kernel of a matrix product, in the order of the families."""
+    rows = [_GEMM_DEFAULTS | row for mainloop in MAINLOOPS for row in _family(f"gemm/{mainloop}.inc", ("m", "n", "k"))]
+    return tuple(msgspec.convert(row | {"index": index}, GemmKernel, strict=False) for index, row in enumerate(rows))
 
 
 def gemm_kernel(name: str) -> GemmKernel | None:
@@ -266,24 +259,28 @@ def _gemm_by_tiles() -> dict[Tiles, GemmKernel]:
 
 # The CUDA kernels of convolutions
 
-CONV_FAMILIES = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma")
+CONV_ALGORITHMS = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma")
 
 
 Finite = Literal["nothing", "filters", "operands"]
 
 
 class ConvKernel(msgspec.Struct, frozen=True):
-    """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/convs.inc`, as the file's head names them.
+    """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/conv/<algorithm>/rows.inc`, as conv/rows.h
+    names them.
 
-    Tiles are filters x windows, 0 where an algorithm has none; `outputs` is the edge of the square of outputs that a window stands for
-    (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row of gemms.inc too, `finite` what must be
-    finite, an index of NEEDS_FINITE.
+    Tiles are filters x windows, 0 where an algorithm has none; a cluster's blocks share what they load; `outputs` is the edge of the square
+    of outputs that a window stands for (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row of gemm/.
+    `fused`: one kernel does what others of the algorithm do in several (Winograd's transforms and products, im2win's tensor), `staged`:
+    kernels of their own, a chunk of windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of split-K as
+    `reduces_in_cluster` says need no workspace; `alignment`: bytes that input and filters begin at multiples of (1: elements);
+    `ablation`: it is there to show what it leaves out; `finite`: what must be finite, an index of NEEDS_FINITE.
     """
 
     index: int
-    family: str
+    algorithm: str
     dtype: str
-    form: str
+    variant: str
     block_filters: int
     block_windows: int
     block_k: int
@@ -293,9 +290,18 @@ class ConvKernel(msgspec.Struct, frozen=True):
     thread_windows: int
     stages: int
     outputs: int
-    makes_product: int
+    makes_product: bool
     capability: int
-    finite: int
+    cluster_filters: int = 1
+    cluster_windows: int = 1
+    exact_capability: bool = False
+    alignment: int = 1
+    fused: bool = False
+    staged: bool = False
+    keeps_tensor: bool = False
+    reduces_in_cluster: int = 0
+    ablation: bool = False
+    finite: int = 0
 
     @property
     def needs_finite(self) -> Finite:
@@ -304,11 +310,11 @@ class ConvKernel(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        family = f"{self.family}_f{self.outputs}" if self.outputs > 1 else self.family
+        family = f"{self.algorithm}_f{self.outputs}" if self.outputs > 1 else self.algorithm
         block = f"{self.block_filters}x{self.block_windows}{f'x{self.block_k}' if self.block_k else ''}"
         warp, thread = f"{self.warp_filters}x{self.warp_windows}", f"{self.thread_filters}x{self.thread_windows}"
         tiles = f"_{block}_{warp}_{thread}_s{self.stages}" if self.block_filters else ""
-        form = "" if self.form == "full" else f"_{self.form}"
+        form = "" if self.variant == "full" else f"_{self.variant}"
         return f"{self.dtype}_{family}{tiles}{form}"
 
     @property
@@ -317,59 +323,9 @@ class ConvKernel(msgspec.Struct, frozen=True):
         return {name: getattr(self, name) for name in _CONV_TILE}
 
     @property
-    def algorithm(self) -> str:
-        """The name of the algorithm that it belongs to."""
-        return self.family
-
-    @property
-    def variant(self) -> str:
-        """What it differs in from others of its algorithm and tiles."""
-        return self.form
-
-    @property
-    def ablation(self) -> bool:
-        """Whether it is there to show what it leaves out."""
-        return self.form in ("basic", "no_prefetch", "no_vector", "no_micro")
-
-    @property
-    def exact_capability(self) -> bool:
-        """Whether it runs on its capability alone, not on later ones."""
-        return self.family == "wgmma"
-
-    @property
-    def cluster_filters(self) -> int:
-        """Blocks of a cluster along filters."""
-        return int(found.group(1)) if (found := _CLUSTER.fullmatch(self.form)) else 1
-
-    @property
-    def cluster_windows(self) -> int:
-        """Blocks of a cluster along windows."""
-        return int(found.group(2)) if (found := _CLUSTER.fullmatch(self.form)) else 1
-
-    @property
-    def fused(self) -> bool:
-        """Whether one kernel does what others of its algorithm do in several: transforms and products, or a tensor's windows in place."""
-        return self.form == "fused" if self.outputs == 1 else not self.staged
-
-    @property
-    def staged(self) -> bool:
-        """Whether transforms and products are kernels of their own, with the workspace between them."""
-        return self.form == "staged"
-
-    @property
-    def keeps_tensor(self) -> bool:
-        """Whether windows are stored one after another in the workspace."""
-        return self.family == "im2win" and self.form != "fused"
-
-    @property
-    def reduces_in_cluster(self) -> int:
-        """Parts of split-K that meet in a cluster and so need no workspace (native/cuda/conv.h)."""
-        return 2 if self.form == "single" else 0
-
-    @property
-    def alignment(self) -> int:
-        """Bytes that the operands' bases must be multiples of."""
-        return 16 if self.family == "wgmma" else 1
+    def cluster(self) -> tuple[int, int]:
+        """Blocks of a cluster along filters and windows."""
+        return self.cluster_filters, self.cluster_windows
 
     @property
     def decomposes(self) -> bool:
@@ -379,7 +335,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     @property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
-        return f"tensor_{self.dtype}" if self.family == "wgmma" else self.dtype
+        return f"tensor_{self.dtype}" if self.algorithm == "wgmma" else self.dtype
 
     @property
     def tiles(self) -> Tiles:
@@ -391,8 +347,8 @@ class ConvKernel(msgspec.Struct, frozen=True):
 def _conv_tiles(row: ConvKernel) -> Tiles:
     block, warp = (row.block_filters, row.block_windows, row.block_k), (row.warp_filters, row.warp_windows)
     sizes = (*block, *warp, row.thread_filters, row.thread_windows, row.stages, row.cluster_filters, row.cluster_windows)
-    by_warpgroups = row.family == "wgmma"
-    return Tiles(row.dtype, row.pipe, *sizes, WARPGROUP if by_warpgroups else WARP, by_warpgroups, row.form != "no_vector")
+    by_warpgroups = row.algorithm == "wgmma"
+    return Tiles(row.dtype, row.pipe, *sizes, WARPGROUP if by_warpgroups else WARP, by_warpgroups, row.variant != "no_vector")
 
 
 NEEDS_FINITE: tuple[Finite, ...] = (
@@ -405,12 +361,11 @@ CONV_LAYOUTS = ("nchw", "nhwc")  # pysim_layout, in its order
 
 @cache
 def conv_kernels() -> tuple[ConvKernel, ...]:
-    """Every CUDA algorithm and tiling of a convolution, in the order of the file."""
-    rows = []
-    for index, match in enumerate(_CONV.finditer(native_file("cuda/convs.inc").read_text())):
-        family, dtype, form, *numbers = (word.strip() for word in match.group(1).split(","))
-        rows.append(ConvKernel(index, family, dtype, form, *map(int, numbers)))
-    return tuple(rows)
+    """Every CUDA algorithm and tiling of a convolution, in the order of the families."""
+    rows = [
+        _CONV_DEFAULTS | row for algorithm in CONV_ALGORITHMS for row in _family(f"conv/{algorithm}/rows.inc", ("filters", "windows", "k"))
+    ]
+    return tuple(msgspec.convert(row | {"index": index}, ConvKernel, strict=False) for index, row in enumerate(rows))
 
 
 def conv_kernel(name: str) -> ConvKernel | None:

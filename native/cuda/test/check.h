@@ -12,8 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../../pysim.h"
-#include "../launch.h"
+#include "pysim.h"
+#include "core/launch.h"
 
 namespace {
 
@@ -167,6 +167,19 @@ inline int outputs(int64_t size, int64_t before, int64_t after, int64_t kernel, 
 /* Whether a convolution that makes products may make them with this row and give the sums of f32. */
 inline bool may_make(const pysim_cuda_gemm_info &gemm, int dtype) {
     return gemm.dtype == dtype && !strcmp(gemm.form, "full") && !(dtype == PYSIM_F16 && !strcmp(gemm.family, "simt")); /* its sums are f16 */
+}
+
+/* Whether a row can be launched here: it may need another capability, or not be in this build (emulated/). */
+inline bool runs(int index, const pysim_cuda_gemm_info &row) {
+    const int result = row.dtype == PYSIM_F64 ? PYSIM_F64 : row.dtype == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
+    const pysim_cuda_gemm g = {1, 1, 1, 1, 1, 1, 0, 1, row.dtype, result};
+    pysim_cuda_attributes of;
+    return pysim_cuda_gemm_attributes(&g, index, &of) != PYSIM_UNSUPPORTED;
+}
+inline bool runs(int index, const pysim_cuda_conv_info &row) {
+    const pysim_cuda_conv c = {{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, row.dtype}, PYSIM_NCHW, row.dtype == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32};
+    pysim_cuda_attributes of;
+    return pysim_cuda_conv_attributes(&c, index, &of) != PYSIM_UNSUPPORTED;
 }
 
 /* False, and says why, where there is no device. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Every row of convs.inc against the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups,
+ * Every row of conv/ against the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups,
  * epilogues and decompositions. The output is poisoned with NaN and both its ends with a pattern that must survive; the first or last byte of
  * input, filters, bias and workspace is the first or last of an allocation; small whole numbers must come out bit for bit, random ones within a
  * bound. In every other problem infinities and a NaN stand among those operands that the row lets be so (`needs_finite`), and must come out where the
@@ -201,7 +201,7 @@ void check_row(int index, int wanted, unsigned seed, double most) {
                 do {
                     c.s.gemm = draw.below(pysim_cuda_gemm_count());
                     pysim_cuda_gemm_at(c.s.gemm, &gemm);
-                } while (!may_make(gemm, s.dtype));
+                } while (!runs(c.s.gemm, gemm) || !may_make(gemm, s.dtype));
             }
             if (row.block_k) {
                 c.s.decomposition = draw.below(3);
@@ -251,6 +251,10 @@ int main(int argc, char **argv) {
         pysim_cuda_conv_info row;
         pysim_cuda_conv_at(i, &row);
         if (!only.empty() && !strstr(row.name, only.c_str())) continue;
+        if (!runs(i, row)) {
+            printf("skip %s\n", pysim_cuda_last_error());
+            continue;
+        }
         const long long before = failures, ran = cases;
         check_row(i, wanted, seed, most);
         if (cases == ran) printf("%s accepted no problem\n", row.name), failures++;

@@ -106,7 +106,7 @@ def legal(
     asked = [row for row in rows if row.dtype == problem.dtype and (named is None or row.name == named.kernel)]
     asked = [row for row in asked if request.shape in (None, (row.tiles.rows, row.tiles.columns))]
     for row in asked:
-        reason = Reason("ablation", f"{row.form}: it is there to show what it leaves out") if row.ablation and named is None else None
+        reason = Reason("ablation", f"{row.variant}: it is there to show what it leaves out") if row.ablation and named is None else None
         reason = reason or unable(gpu, row, attributes(row), families(row)) or refuses(row)
         if reason:
             rejected.append(Rejected(row.name, reason.sentence, reason.code))

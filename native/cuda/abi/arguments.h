@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the entry points of products (abi/gemm.cu) and of convolutions (abi/conv.cu) ask of their arguments alike, and how both are timed. */
+#ifndef PYSIM_CUDA_ARGUMENTS_H
+#define PYSIM_CUDA_ARGUMENTS_H
+#include <initializer_list>
+
+#include "core/limits.h"
+#include "abi/status.h"
+
+namespace pysim {
+
+enum { ALIGN = 256 }; /* bytes, of each part of a workspace */
+
+struct DtypeFact { const char *name; int bytes; };
+extern const DtypeFact dtypes[8]; /* by pysim_dtype */
+
+inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+/* Of the accumulators that partial sums are kept in. */
+inline int sum_bytes(int32_t dtype) { return dtype == PYSIM_F64 ? 8 : 4; }
+
+/* Whether sums of products of `dtype` may be stored as `result`. */
+pysim_status check_dtypes(int32_t dtype, int32_t result);
+pysim_status check_decomposition(int32_t decomposition, int32_t splits, int32_t along_n, int32_t group);
+pysim_status check_epilogue(int32_t result, const pysim_cuda_epilogue *e);
+
+/* Of a list, the first three must be there, and the first and the last (the workspace) are written: they overlap nothing. `element`: bytes that its base is a multiple of. */
+struct Memory { const char *name; const void *data; int64_t bytes; int element; };
+pysim_status check_memory(std::initializer_list<Memory> all);
+
+/* Streaming multiprocessors of the current device, which must have the capability that `kernel` needs. */
+pysim_status sms_of(const char *kernel, int32_t capability, int *sms);
+
+/* Seconds of each of `samples` runs after `warmups` others, between two events. */
+template <class Run> pysim_status time_runs(Run run, cudaStream_t stream, int32_t warmups, int32_t samples, double *seconds) {
+    if (warmups < 0 || samples < 1 || !seconds)
+        return fail(PYSIM_BAD_ARGUMENT, "warmups and samples are %d and %d; right is at least 0 and 1, and seconds not NULL", warmups, samples);
+    cudaEvent_t begin, end;
+    pysim_status status = check(cudaEventCreate(&begin), "an event");
+    if (status != PYSIM_OK) return status;
+    status = check(cudaEventCreate(&end), "an event");
+    if (status != PYSIM_OK) {
+        cudaEventDestroy(begin);
+        return status;
+    }
+    for (int32_t i = -warmups; i < samples && status == PYSIM_OK; i++) {
+        float milliseconds = 0;
+        status = check(cudaEventRecord(begin, stream), "an event");
+        if (status == PYSIM_OK) status = run();
+        if (status == PYSIM_OK) status = check(cudaEventRecord(end, stream), "an event");
+        if (status == PYSIM_OK) status = check(cudaEventSynchronize(end), "the timed work");
+        if (status == PYSIM_OK) status = check(cudaEventElapsedTime(&milliseconds, begin, end), "an event");
+        if (i >= 0) seconds[i] = milliseconds * 1e-3;
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    return status;
+}
+}
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Entry points of convolution: check the arguments, lay out the workspace, launch. The contract with the families is in conv/conv.h. */
+#include "conv/conv.h"
+
+#include "abi/registry.h"
+#include "core/decomposition.cuh"
+
+namespace pysim {
+namespace {
+
+/* As pysim/registry/rows.py numbers them. */
+const Registry<ConvRow> registry = {{direct_rows, depthwise_rows, im2col_rows, implicit_rows, im2win_rows, winograd_fused2_rows,
+                                     winograd_unfused4_rows, winograd_fused4_rows, wgmma_conv_f16_rows, wgmma_conv_bf16_rows, wgmma_conv_tf32_rows}};
+
+int64_t outputs_of(int64_t size, int64_t before, int64_t after, int64_t kernel, int64_t stride, int64_t dilation) {
+    return (size + before + after - dilation * (kernel - 1) - 1) / stride + 1;
+}
+
+pysim_status check_conv(const pysim_cuda_conv *c) {
+    if (!c) return fail(PYSIM_BAD_ARGUMENT, "the convolution is NULL");
+    const pysim_conv &s = c->shape;
+    const struct { const char *name; int64_t value, least; } sizes[] = {
+        {"batch", s.batch, 1}, {"groups", s.groups, 1}, {"channels", s.channels, 1}, {"height", s.height, 1}, {"width", s.width, 1},
+        {"filters", s.filters, 1}, {"kernel_h", s.kernel_h, 1}, {"kernel_w", s.kernel_w, 1}, {"stride_h", s.stride_h, 1},
+        {"stride_w", s.stride_w, 1}, {"dilation_h", s.dilation_h, 1}, {"dilation_w", s.dilation_w, 1}, {"pad_top", s.pad_top, 0},
+        {"pad_left", s.pad_left, 0}, {"pad_bottom", s.pad_bottom, 0}, {"pad_right", s.pad_right, 0}};
+    for (const auto &size : sizes)
+        if (size.value < size.least || size.value > most::CONV_SIZE)
+            return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it lies in %lld..%lld", size.name, (long long)size.value, (long long)size.least,
+                        (long long)most::CONV_SIZE);
+    if (s.channels % s.groups || s.filters % s.groups)
+        return fail(PYSIM_BAD_ARGUMENT, "%lld channels and %lld filters do not part into %lld groups", (long long)s.channels, (long long)s.filters, (long long)s.groups);
+    const int64_t high = s.dilation_h * (s.kernel_h - 1) + 1, wide = s.dilation_w * (s.kernel_w - 1) + 1;
+    if (high > s.height + s.pad_top + s.pad_bottom || wide > s.width + s.pad_left + s.pad_right)
+        return fail(PYSIM_BAD_ARGUMENT, "the kernel spans %lldx%lld, more than the padded input of %lldx%lld", (long long)high, (long long)wide,
+                    (long long)(s.height + s.pad_top + s.pad_bottom), (long long)(s.width + s.pad_left + s.pad_right));
+    if ((unsigned)c->layout > 1) return fail(PYSIM_BAD_ARGUMENT, "layout is %d; it is 0 (NCHW) or 1 (NHWC)", c->layout);
+    const int64_t p = outputs_of(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h);
+    const int64_t q = outputs_of(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
+    const double limit = most::CONV_TENSOR; /* in double: the products may not fit */
+    const struct { const char *name; double elements; } tensors[] = {
+        {"input", (double)s.batch * (double)s.channels * (double)s.height * (double)s.width},
+        {"filters", (double)s.filters * (double)(s.channels / s.groups) * (double)s.kernel_h * (double)s.kernel_w},
+        {"output", (double)s.batch * (double)s.filters * (double)p * (double)q},
+        {"windows of all groups", (double)s.groups * ((double)s.batch * (double)p * (double)q + most::SPARE_WINDOWS)}};
+    for (const auto &tensor : tensors)
+        if (tensor.elements > limit)
+            return fail(PYSIM_UNSUPPORTED, "the %s would have %.0f elements; the CUDA kernels take up to %.0f", tensor.name, tensor.elements, limit);
+    return check_dtypes(s.dtype, c->out_dtype);
+}
+
+pysim_status check_schedule(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const ConvRow **row) {
+    if (!s) return fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
+    const pysim_status found = registry.find(s->kernel, c->shape.dtype, row);
+    if (found != PYSIM_OK) return found;
+    const pysim_cuda_conv_info &info = (*row)->info;
+    if (info.makes_product ? s->gemm < 0 || s->gemm >= pysim_cuda_gemm_count() : s->gemm != -1)
+        return fail(PYSIM_BAD_ARGUMENT, "gemm is %d; for %s it is %s", s->gemm, info.name, info.makes_product ? "a row of gemm/" : "-1");
+    const bool chunked = (*row)->chunked && s->decomposition == PYSIM_DATA_PARALLEL && s->splits >= 1;
+    const pysim_status status = check_decomposition(s->decomposition, chunked ? 1 : s->splits, s->along_n, s->group);
+    if (status != PYSIM_OK) return status;
+    if (!info.makes_product && !info.block_k && s->decomposition != PYSIM_DATA_PARALLEL)
+        return fail(PYSIM_UNSUPPORTED, "kernel %s is data parallel only: decomposition is 0 and splits 1", info.name);
+    return PYSIM_OK;
+}
+
+Conv conv_of(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const ConvRow *row) {
+    const pysim_conv &from = c->shape;
+    Conv to = {};
+    to.batch = (int)from.batch, to.groups = (int)from.groups;
+    to.channels = (int)(from.channels / from.groups), to.filters = (int)(from.filters / from.groups);
+    to.height = (int)from.height, to.width = (int)from.width;
+    to.out_h = (int)outputs_of(from.height, from.pad_top, from.pad_bottom, from.kernel_h, from.stride_h, from.dilation_h);
+    to.out_w = (int)outputs_of(from.width, from.pad_left, from.pad_right, from.kernel_w, from.stride_w, from.dilation_w);
+    to.kernel_h = (int)from.kernel_h, to.kernel_w = (int)from.kernel_w, to.stride_h = (int)from.stride_h, to.stride_w = (int)from.stride_w;
+    to.dilation_h = (int)from.dilation_h, to.dilation_w = (int)from.dilation_w;
+    to.pad_top = (int)from.pad_top, to.pad_left = (int)from.pad_left, to.pad_bottom = (int)from.pad_bottom, to.pad_right = (int)from.pad_right;
+    to.nhwc = c->layout == PYSIM_NHWC, to.dtype = from.dtype;
+    const int outputs = row ? row->info.outputs : 1, block = row && row->info.block_windows ? row->info.block_windows : 1;
+    const int high = ceil_div(to.out_h, outputs), wide = ceil_div(to.out_w, outputs);
+    to.windows = to.batch * high * wide;
+    to.k = outputs > 1 ? to.channels : to.channels * to.kernel_h * to.kernel_w;
+    to.group_tiles = ceil_div(to.windows, block);
+    to.per_image = Divisor((unsigned)(high * wide)), to.per_row = Divisor((unsigned)wide);
+    to.per_channel = Divisor((unsigned)(to.nhwc ? to.kernel_w * to.channels : to.kernel_h * to.kernel_w));
+    to.per_kernel_row = Divisor((unsigned)(to.nhwc ? to.channels : to.kernel_w));
+    Problem &p = to.product;
+    const int all = to.groups * to.group_tiles * block;
+    p.m = to.nhwc ? all : to.filters, p.n = to.nhwc ? to.filters : all, p.k = to.k;
+    p.ldc = to.nhwc ? from.filters : to.out_h * to.out_w;
+    p.c_dtype = c->out_dtype;
+    p.alpha = 1, p.kind = PYSIM_DATA_PARALLEL, p.splits = 1, p.group = 1;
+    to.gemm = -1;
+    to.tile_m = row ? to.nhwc ? row->info.block_windows : row->info.block_filters : 0;
+    to.tile_n = row ? to.nhwc ? row->info.block_filters : row->info.block_windows : 0;
+    to.cluster = 1;
+    if (row && row->tile) row->tile(to);
+    if (s) p.kind = s->decomposition, p.splits = s->splits, p.along_n = s->along_n, p.group = s->group, to.gemm = s->gemm;
+    return to;
+}
+
+struct Workspace { int64_t own, flags, partials, total; };
+
+pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
+    *w = {};
+    const char *reason = row.refuses ? row.refuses(c) : nullptr;
+    if (reason) return fail(PYSIM_UNSUPPORTED, "kernel %s: %s", row.info.name, reason);
+    pysim_status status = row.own_bytes ? row.own_bytes(c, &w->own) : PYSIM_OK;
+    if (status != PYSIM_OK) return status;
+    w->own = round_up(w->own, ALIGN);
+    if (row.info.block_k && !row.info.makes_product) {
+        const Grid grid(c.product, c.tile_m, c.tile_n, row.info.block_k);
+        const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n;
+        if (tiles > most::TILES || (c.product.kind == PYSIM_SPLIT_K && tiles * c.product.splits > most::TILES))
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %lld", row.info.name, (long long)tiles, (long long)most::TILES);
+        if (c.product.kind == PYSIM_SPLIT_K && c.product.splits > grid.steps)
+            return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", c.product.splits, grid.steps, row.info.block_k);
+        if (c.product.kind == PYSIM_STREAM_K && c.product.splits > tiles * grid.steps)
+            return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", c.product.splits, (long long)(tiles * grid.steps));
+        const int64_t slots = c.product.kind == PYSIM_SPLIT_K && c.product.splits <= row.reduces_in_cluster ? 0 : grid.slots(c.product);
+        w->flags = slots ? round_up(tiles * c.cluster * (int64_t)sizeof(unsigned), ALIGN) : 0;
+        w->partials = slots * c.tile_m * c.tile_n * row.info.outputs * row.info.outputs * sum_bytes(c.dtype);
+    }
+    w->total = w->own + w->flags + w->partials;
+    if (w->total) w->total += ALIGN;
+    return PYSIM_OK;
+}
+
+pysim_status check_operands(const pysim_cuda_conv *c, const Conv &v, const pysim_cuda_epilogue *e, const void *input, const void *filters,
+                            const void *output, const void *workspace, int64_t workspace_bytes) {
+    const pysim_conv &s = c->shape;
+    const int element = dtypes[s.dtype].bytes, result = dtypes[c->out_dtype].bytes;
+    return check_memory({
+        {"output", output, s.batch * s.filters * v.out_h * v.out_w * result, result},
+        {"input", input, s.batch * s.channels * s.height * s.width * element, element},
+        {"filters", filters, s.filters * v.k * element, element},
+        {"bias", e->bias, s.filters * result, result},
+        {"workspace", workspace, workspace_bytes, 1},
+    });
+}
+
+void set(Conv &v, const pysim_cuda_epilogue *e, const void *input, const void *filters, void *output) {
+    v.in = input, v.weights = filters, v.out = output;
+    v.product.alpha = e->alpha, v.product.beta = e->beta, v.product.low = e->low, v.product.high = e->high;
+    v.product.bias = e->bias, v.product.activation = e->activation;
+}
+}
+}
+
+using namespace pysim;
+
+int32_t pysim_cuda_conv_count(void) { return registry.count(); }
+
+pysim_status pysim_cuda_conv_at(int32_t index, pysim_cuda_conv_info *out) { return registry.tell(index, out, __func__); }
+
+pysim_status pysim_cuda_conv_attributes(const pysim_cuda_conv *c, int32_t kernel, pysim_cuda_attributes *out) {
+    const ConvRow *row = nullptr;
+    int sms;
+    pysim_status status = check_conv(c);
+    if (status == PYSIM_OK) status = registry.find(kernel, c->shape.dtype, &row);
+    if (status == PYSIM_OK && !out) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_conv_attributes: out is NULL");
+    if (status == PYSIM_OK) status = sms_for(*row, &sms);
+    return status == PYSIM_OK ? check(row->attributes(conv_of(c, nullptr, row), out), "the kernel's attributes") : status;
+}
+
+pysim_status pysim_cuda_conv_workspace_bytes(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, int64_t *bytes) {
+    const ConvRow *row = nullptr;
+    Workspace w;
+    pysim_status status = check_conv(c);
+    if (status == PYSIM_OK) status = check_schedule(c, s, &row);
+    if (status == PYSIM_OK) status = workspace_of(conv_of(c, s, row), *row, &w);
+    if (status == PYSIM_OK && !bytes) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_conv_workspace_bytes: bytes is NULL");
+    if (status == PYSIM_OK) *bytes = w.total;
+    return status;
+}
+
+pysim_status pysim_cuda_conv_run(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const pysim_cuda_epilogue *e,
+                                 const void *input, const void *filters, void *output, void *workspace, int64_t workspace_bytes, void *stream) {
+    const ConvRow *row = nullptr;
+    Workspace w;
+    Conv v;
+    int sms = 0;
+    pysim_status status = check_conv(c);
+    if (status == PYSIM_OK) status = check_schedule(c, s, &row);
+    if (status == PYSIM_OK) status = check_epilogue(c->out_dtype, e);
+    if (status == PYSIM_OK) status = workspace_of(v = conv_of(c, s, row), *row, &w);
+    if (status == PYSIM_OK) status = check_operands(c, v, e, input, filters, output, workspace, workspace_bytes);
+    if (status != PYSIM_OK) return status;
+    if (w.total && (!workspace || workspace_bytes < w.total))
+        return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? workspace_bytes : 0), (long long)w.total);
+    status = sms_for(*row, &sms);
+    if (status != PYSIM_OK) return status;
+    set(v, e, input, filters, output);
+    if (e->alpha == 0) return check(conv_reference(v, (cudaStream_t)stream), "an output without a product");
+    char *at = (char *)round_up((int64_t)(uintptr_t)workspace, ALIGN);
+    v.own = w.own ? at : nullptr;
+    if (w.flags) {
+        v.product.flags = (unsigned *)(at + w.own), v.product.partials = at + w.own + w.flags;
+        status = check(cudaMemsetAsync(v.product.flags, 0, (size_t)w.flags, (cudaStream_t)stream), "flags of partial sums");
+    }
+    return status == PYSIM_OK ? row->launch(v, sms, (cudaStream_t)stream) : status;
+}
+
+pysim_status pysim_cuda_conv_reference(const pysim_cuda_conv *c, const pysim_cuda_epilogue *e, const void *input, const void *filters,
+                                       void *output, void *stream) {
+    pysim_status status = check_conv(c);
+    if (status == PYSIM_OK) status = check_epilogue(c->out_dtype, e);
+    if (status != PYSIM_OK) return status;
+    Conv v = conv_of(c, nullptr, nullptr);
+    status = check_operands(c, v, e, input, filters, output, nullptr, 0);
+    if (status != PYSIM_OK) return status;
+    set(v, e, input, filters, output);
+    return check(conv_reference(v, (cudaStream_t)stream), "the reference");
+}
+
+pysim_status pysim_cuda_conv_time(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const pysim_cuda_epilogue *e,
+                                  const void *input, const void *filters, void *output, void *workspace, int64_t workspace_bytes,
+                                  void *stream, int32_t warmups, int32_t samples, double *seconds) {
+    return time_runs([&] { return pysim_cuda_conv_run(c, s, e, input, filters, output, workspace, workspace_bytes, stream); },
+                     (cudaStream_t)stream, warmups, samples, seconds);
+}

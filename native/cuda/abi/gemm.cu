@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Entry points of the GEMM hierarchy: check the arguments, re-lay out what the chosen kernel cannot take as it lies, launch.
+ *
+ * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, the tiles' flags, the partial sums. */
+#include <algorithm>
+
+#include "abi/registry.h"
+#include "core/decomposition.cuh"
+#include "gemm/gemm.h"
+
+namespace pysim {
+namespace {
+
+/* As pysim/registry/rows.py numbers them. */
+const Registry<GemmRow> registry = {{simt_f32_rows, simt_f64_rows, simt_f16_rows, simt_s8_rows, wmma_rows, mma_rows,
+                                     wgmma_f16_rows, wgmma_bf16_rows, wgmma_narrow_rows}};
+
+pysim_status check_gemm(const pysim_cuda_gemm *g) {
+    if (!g) return fail(PYSIM_BAD_ARGUMENT, "the product is NULL");
+    const struct { const char *name; int64_t value; } sizes[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
+    for (const auto &size : sizes) {
+        if (size.value < 1) return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it must be at least 1", size.name, (long long)size.value);
+        const int64_t largest = size.name[0] == 'k' ? most::GEMM_K : most::GEMM_SIDE;
+        if (size.value > largest)
+            return fail(PYSIM_UNSUPPORTED, "%s is %lld; the CUDA kernels take up to %lld", size.name, (long long)size.value, (long long)largest);
+    }
+    if (((unsigned)g->trans_a | (unsigned)g->trans_b) > 1)
+        return fail(PYSIM_BAD_ARGUMENT, "trans_a and trans_b are %d and %d; each is 0 or 1", g->trans_a, g->trans_b);
+    const struct { const char *name; int64_t value, least; } pitches[] = {
+        {"lda", g->lda, g->trans_a ? g->m : g->k}, {"ldb", g->ldb, g->trans_b ? g->k : g->n}, {"ldc", g->ldc, g->n}};
+    for (const auto &pitch : pitches)
+        if (pitch.value < pitch.least || pitch.value > ((int64_t)1 << 40))
+            return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; a row has %lld elements", pitch.name, (long long)pitch.value, (long long)pitch.least);
+    return check_dtypes(g->dtype, g->c_dtype);
+}
+
+/* One operand as the kernel will see it. `bytes` is what it takes in the workspace, 0 where it stays as it lies. */
+struct Operand {
+    int64_t rows, columns, pitch, bytes;
+    bool transpose;
+};
+
+Operand operand_of(const void *data, int64_t ld, bool k_last, bool k_major, int64_t outer, int64_t k, int element, const Needs &needs) {
+    const bool transpose = k_major && !k_last;
+    const bool misaligned = (uintptr_t)data % needs.alignment || ld * element % needs.alignment;
+    const bool lies_k_last = k_last || transpose;
+    Operand o = {lies_k_last ? outer : k, lies_k_last ? k : outer, ld, 0, transpose};
+    if (transpose || misaligned) {
+        o.pitch = round_up(o.columns * element, needs.alignment > 16 ? needs.alignment : 16) / element;
+        o.bytes = round_up(o.rows * o.pitch * element, ALIGN);
+    }
+    return o;
+}
+
+struct Workspace {
+    Operand a, b;
+    int64_t flags, partials, total;
+};
+
+pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const GemmRow &row, const void *a, const void *b, Workspace *w) {
+    const int element = dtypes[g->dtype].bytes;
+    Problem p = {};
+    p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k, p.kind = s->decomposition, p.splits = s->splits;
+    const int high = row.info.block_m * row.info.cluster_m, wide = row.info.block_n * row.info.cluster_n; /* a cluster's tile */
+    const Grid grid(p, high, wide, row.info.block_k);
+    const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n, blocks = row.info.cluster_m * row.info.cluster_n;
+    if (tiles > most::TILES || (s->decomposition == PYSIM_SPLIT_K && tiles * s->splits > most::TILES))
+        return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %lld", row.info.name, (long long)tiles, (long long)most::TILES);
+    if (s->decomposition == PYSIM_SPLIT_K && s->splits > grid.steps)
+        return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", s->splits, grid.steps, row.info.block_k);
+    if (s->decomposition == PYSIM_STREAM_K && s->splits > tiles * grid.steps)
+        return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", s->splits, (long long)(tiles * grid.steps));
+    w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major, g->m, g->k, element, row.needs);
+    w->b = operand_of(b, g->ldb, g->trans_b, row.needs.k_major, g->n, g->k, element, row.needs);
+    for (const Operand *o : {&w->a, &w->b})
+        if (o->bytes && o->rows > most::RELAYOUT_ROWS)
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name, (long long)o->rows, (long long)most::RELAYOUT_ROWS);
+    w->flags = grid.slots(p) ? round_up(tiles * blocks * (int64_t)sizeof(unsigned), ALIGN) : 0;
+    w->partials = grid.slots(p) * high * wide * sum_bytes(g->dtype);
+    w->total = w->a.bytes + w->b.bytes + w->flags + w->partials;
+    if (w->total) w->total += ALIGN;
+    return PYSIM_OK;
+}
+
+pysim_status check_schedule(const pysim_cuda_schedule *s) {
+    if (!s) return fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
+    return check_decomposition(s->decomposition, s->splits, s->along_n, s->group);
+}
+
+/* Bytes from the first to the last element. */
+int64_t span(int64_t rows, int64_t columns, int64_t ld, int element) { return ((rows - 1) * ld + columns) * element; }
+
+pysim_status check_operands(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, const void *c,
+                            const void *workspace, int64_t workspace_bytes) {
+    const int element = dtypes[g->dtype].bytes, result = dtypes[g->c_dtype].bytes;
+    return check_memory({
+        {"c", c, span(g->m, g->n, g->ldc, result), result},
+        {"a", a, g->trans_a ? span(g->k, g->m, g->lda, element) : span(g->m, g->k, g->lda, element), element},
+        {"b", b, g->trans_b ? span(g->n, g->k, g->ldb, element) : span(g->k, g->n, g->ldb, element), element},
+        {"bias", e->bias, g->n * result, result},
+        {"workspace", workspace, workspace_bytes, 1},
+    });
+}
+
+Problem problem_of(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, void *c) {
+    Problem p = {};
+    p.a = a, p.b = b, p.c = c;
+    p.lda = g->lda, p.ldb = g->ldb, p.ldc = g->ldc;
+    p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k;
+    p.trans_a = g->trans_a, p.trans_b = g->trans_b, p.c_dtype = g->c_dtype;
+    p.alpha = e->alpha, p.beta = e->beta, p.low = e->low, p.high = e->high;
+    p.bias = e->bias, p.activation = e->activation;
+    p.kind = PYSIM_DATA_PARALLEL, p.splits = 1, p.group = 1;
+    return p;
+}
+
+/* alpha = 0: the definition, which then reads neither A nor B; as many rows at a time as it takes. */
+cudaError_t without_product(Problem p, int dtype, cudaStream_t stream) {
+    const int m = p.m;
+    cudaError_t error = cudaSuccess;
+    for (int row = 0; row < m && error == cudaSuccess; row += REFERENCE_ROWS) {
+        p.m = std::min(m - row, (int)REFERENCE_ROWS);
+        error = reference(p, dtype, stream);
+        p.c = (char *)p.c + p.m * p.ldc * dtypes[p.c_dtype].bytes;
+    }
+    return error;
+}
+
+/* Puts an operand into the workspace at *at where it has to go there. */
+pysim_status take(const Operand &o, int element, const void **data, int64_t *ld, char **at, cudaStream_t stream) {
+    if (!o.bytes) return PYSIM_OK;
+    const pysim_status status = check(relayout(*at, o.pitch, *data, *ld, o.rows, o.columns, element, o.transpose, stream), "re-layout of an operand");
+    *data = *at;
+    *ld = o.pitch;
+    *at += o.bytes;
+    return status;
+}
+
+}
+}
+
+using namespace pysim;
+
+int32_t pysim_cuda_gemm_count(void) { return registry.count(); }
+
+pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out) { return registry.tell(index, out, __func__); }
+
+pysim_status pysim_cuda_gemm_attributes(const pysim_cuda_gemm *g, int32_t kernel, pysim_cuda_attributes *out) {
+    const GemmRow *row = nullptr;
+    int sms;
+    pysim_status status = check_gemm(g);
+    if (status == PYSIM_OK) status = registry.find(kernel, g->dtype, &row);
+    if (status == PYSIM_OK && !out) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_gemm_attributes: out is NULL");
+    if (status == PYSIM_OK) status = sms_for(*row, &sms);
+    if (status != PYSIM_OK) return status;
+    const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0};
+    Problem p = problem_of(g, &e, nullptr, nullptr, nullptr);
+    if (row->needs.k_major) p.trans_a = 0, p.trans_b = 1;
+    return check(row->attributes(p, out), "the kernel's attributes");
+}
+
+pysim_status pysim_cuda_gemm_workspace_bytes(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const void *a, const void *b, int64_t *bytes) {
+    const GemmRow *row = nullptr;
+    Workspace w;
+    pysim_status status = check_gemm(g);
+    if (status == PYSIM_OK) status = check_schedule(s);
+    if (status == PYSIM_OK) status = registry.find(s->kernel, g->dtype, &row);
+    if (status == PYSIM_OK) status = workspace_of(g, s, *row, a, b, &w);
+    if (status == PYSIM_OK && !bytes) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_gemm_workspace_bytes: bytes is NULL");
+    if (status == PYSIM_OK) *bytes = w.total;
+    return status;
+}
+
+pysim_status pysim_cuda_gemm_run(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
+                                 const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream) {
+    const GemmRow *row = nullptr;
+    Workspace w;
+    int sms = 0;
+    pysim_status status = check_gemm(g);
+    if (status == PYSIM_OK) status = check_schedule(s);
+    if (status == PYSIM_OK) status = registry.find(s->kernel, g->dtype, &row);
+    if (status == PYSIM_OK) status = check_epilogue(g->c_dtype, e);
+    if (status == PYSIM_OK) status = workspace_of(g, s, *row, a, b, &w);
+    if (status == PYSIM_OK) status = check_operands(g, e, a, b, c, workspace, workspace_bytes);
+    if (status != PYSIM_OK) return status;
+    if (w.total && (!workspace || workspace_bytes < w.total))
+        return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? workspace_bytes : 0), (long long)w.total);
+    status = sms_for(*row, &sms);
+    if (status != PYSIM_OK) return status;
+
+    const int element = dtypes[g->dtype].bytes;
+    const cudaStream_t on = (cudaStream_t)stream;
+    Problem p = problem_of(g, e, a, b, c);
+    if (e->alpha == 0) return check(without_product(p, g->dtype, on), "C without a product");
+    p.kind = s->decomposition, p.splits = s->splits, p.along_n = s->along_n, p.group = s->group;
+    char *at = (char *)round_up((int64_t)(uintptr_t)workspace, ALIGN);
+    if (w.a.transpose) p.trans_a = 0;
+    if (w.b.transpose) p.trans_b = 1;
+    status = take(w.a, element, &p.a, &p.lda, &at, on);
+    if (status == PYSIM_OK) status = take(w.b, element, &p.b, &p.ldb, &at, on);
+    if (status == PYSIM_OK && w.flags) {
+        p.flags = (unsigned *)at, p.partials = at + w.flags;
+        status = check(cudaMemsetAsync(p.flags, 0, (size_t)w.flags, on), "flags of partial sums");
+    }
+    return status == PYSIM_OK ? check(row->launch(p, sms, on), row->info.name) : status;
+}
+
+pysim_status pysim_cuda_gemm_reference(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, void *c, void *stream) {
+    pysim_status status = check_gemm(g);
+    if (status == PYSIM_OK) status = check_epilogue(g->c_dtype, e);
+    if (status == PYSIM_OK) status = check_operands(g, e, a, b, c, nullptr, 0);
+    if (status != PYSIM_OK) return status;
+    if (g->m > REFERENCE_ROWS) return fail(PYSIM_UNSUPPORTED, "m is %lld; the reference takes up to %d", (long long)g->m, (int)REFERENCE_ROWS);
+    return check(reference(problem_of(g, e, a, b, c), g->dtype, (cudaStream_t)stream), "the reference");
+}
+
+pysim_status pysim_cuda_gemm_time(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
+                                  const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream, int32_t warmups,
+                                  int32_t samples, double *seconds) {
+    return time_runs([&] { return pysim_cuda_gemm_run(g, s, e, a, b, c, workspace, workspace_bytes, stream); }, (cudaStream_t)stream, warmups, samples,
+                     seconds);
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Contract between the entry points (abi/conv.cu) and the convolution families.
+ *
+ *     out(n, f, p, q) = e( sum over c, r, s of in(n, c, p stride_h + r dilation_h - pad_top, q stride_w + s dilation_w - pad_left) weights(f, c, r, s) )
+ *
+ * in each group of channels and filters, zeros outside the input. A window is one (n, p, q), numbered in this order; k runs over (c, r, s) under
+ * NCHW, (r, s, c) under NHWC: the order in which filters lie. A kernel computes tiles of filters x windows; `product` says which (core/decomposition.cuh):
+ * its rows are filters and its columns windows under NCHW, the other way round under NHWC, so that outputs that lie side by side are in one
+ * row. Groups stand one after another along the windows, each padded to whole tiles.
+ *
+ * A family defines, for each of its rows, a `ConvRow`. The workspace holds, each from a multiple of 256 bytes: what the row asks for
+ * itself, the tiles' flags, the partial sums. */
+#ifndef PYSIM_CUDA_CONV_H
+#define PYSIM_CUDA_CONV_H
+#include "core/problem.h"
+#include "core/rows.h"
+
+namespace pysim {
+
+/* Division by a number that is known before the launch: n / divisor for 0 <= n < 2^31 (Granlund and Montgomery, 1994). */
+struct Divisor {
+    unsigned divisor, factor, shift;
+    Divisor() = default;
+    explicit Divisor(unsigned d) : divisor(d), factor(0), shift(0) {
+        while (shift < 31 && (1u << shift) < d) shift++;
+        factor = (unsigned)((((uint64_t)1 << 32) * (((uint64_t)1 << shift) - d)) / d + 1);
+    }
+    __device__ int of(int n) const { return (int)((__umulhi((unsigned)n, factor) + (unsigned)n) >> shift); }
+    __device__ int of(int n, int &rest) const {
+        const int quotient = of(n);
+        rest = n - quotient * (int)divisor;
+        return quotient;
+    }
+};
+
+/* A kernel's arguments: passed by value. Sizes and the tensors' element counts fit int (abi/conv.cu refuses larger ones). */
+struct Conv {
+    const void *in, *weights;
+    void *out;
+    void *own;                /* the row's own part of the workspace */
+    int batch, groups;
+    int channels, filters;    /* of one group */
+    int height, width, out_h, out_w;
+    int kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left, pad_bottom, pad_right;
+    int nhwc, dtype;
+    int windows, k;           /* batch out_h out_w, channels kernel_h kernel_w */
+    int group_tiles;          /* tiles of windows in one group */
+    Divisor per_image, per_row; /* windows of an image, of a row of outputs */
+    Divisor per_channel, per_kernel_row; /* NCHW: kernel_h kernel_w, kernel_w; NHWC: kernel_w channels, channels */
+    Problem product;          /* decomposition and epilogue; a, b and c are not set, ldc is a row of outputs */
+    int gemm;                 /* the schedule's row of gemm/, or -1 */
+    int tile_m, tile_n, cluster; /* what the product is cut into, if it is: a block's tile, or that of a cluster of so many blocks */
+};
+
+struct ConvRow {
+    char name[80];
+    pysim_cuda_conv_info info;
+    /* NULL where the row computes `c`, else the reason: "it takes ..." */
+    const char *(*refuses)(const Conv &c);
+    /* Bytes of `own`; NULL: none. It may call pysim_cuda_gemm_workspace_bytes and then fails as that does. */
+    pysim_status (*own_bytes)(const Conv &c, int64_t *bytes);
+    /* Puts everything on the stream; a row that makes products runs them by pysim_cuda_gemm_run. */
+    pysim_status (*launch)(const Conv &c, int sms, cudaStream_t stream);
+    cudaError_t (*attributes)(const Conv &c, pysim_cuda_attributes *out);
+    /* NULL where the product is as `conv_of` makes it (abi/conv.cu), else sets its sizes, tile_m, tile_n, cluster and group_tiles. */
+    void (*tile)(Conv &c);
+    bool chunked;           /* data parallel, and `splits` says in how many chunks of windows */
+    int reduces_in_cluster; /* so many parts of split-K are reduced in a cluster and need no workspace: then the product has no partials */
+};
+
+/* Each family's rows, in the order of its rows.inc. */
+Rows<ConvRow> direct_rows(), depthwise_rows(), im2col_rows(), implicit_rows(), im2win_rows();
+Rows<ConvRow> winograd_fused2_rows(), winograd_unfused4_rows(), winograd_fused4_rows();
+Rows<ConvRow> wgmma_conv_f16_rows(), wgmma_conv_bf16_rows(), wgmma_conv_tf32_rows();
+
+/* conv/reference.cu: alpha == 0 leaves the product out */
+cudaError_t conv_reference(const Conv &c, cudaStream_t stream);
+}
+#endif

@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Windows on their way from device memory into shared memory: what Copy (mainloop/simt/copy.cuh) is to a matrix. Element (k, window) lies at
+ *
+ *     base + origin + image i + group g + row p + column q  +  offset(k)        (i, p, q) = window; offset(k): tap k = (channel, r, s) in some order
+ *
+ * and is zero where tap and window meet outside the input. The first sum is a window's Place, the second a Tap; sums are taken modulo 2^32, so
+ * that they are right where the element exists. Two ways to know a tap:
+ *
+ *   Divided  k is divided into channel, r and s where it is needed; a Place has the window's row and column of the input, and both are compared
+ *            with its edges. No table, any kernel.
+ *   Listed   a table in shared memory, made by each block, has for each (r, s) its offset and `bits`, one for r and one for s. A Place has the
+ *            bits of the rows and columns that lie outside, so that one AND says whether an element exists. A thread goes through k in order
+ *            and so knows (channel, tap) without dividing. kernel_h + kernel_w <= 31.
+ *
+ * and two ways to take windows:
+ *
+ *   AcrossWindows  lanes along windows, a warp at one k: neighbours of an image lie side by side (NCHW)
+ *   AlongTaps      lanes along k as Copy's with k contiguous, by 16 bytes where four taps lie in a row (NHWC; windows stored one after another)
+ *
+ * AcrossWindows: a thread's instructions for an element, Listed, are a load of its tap (one address for the warp: a wavefront), AND, address
+ * (IMAD.WIDE), load, store, and a half to zero the register. 32 lanes store 32 neighbouring words, so its part of shared memory needs no swizzle: one wavefront a store. */
+#ifndef PYSIM_CUDA_CONV_GATHER_CUH
+#define PYSIM_CUDA_CONV_GATHER_CUH
+#include "conv/output.cuh"
+#include "core/limits.h"
+#include "mainloop/simt/kernel.cuh"
+
+namespace pysim {
+namespace gather {
+
+struct alignas(8) Tap {
+    int offset;
+    unsigned bits;
+};
+enum : unsigned { NO_TAP = 1u << 31 }; /* set in every place: of bits, k past the end */
+enum {
+    MOST_TAPS = 15 * 16, /* of kernel_h x kernel_w where both together are up to 31 */
+    RUN = 32,            /* entries past the last tap: as many as a thread takes in a row, or a step may lie past the end */
+};
+
+/* The order of k: as filters lie, or as im2win has it: (channel, s, r) under NCHW, (s, r, channel) under NHWC. */
+enum Order { AS_FILTERS, BY_COLUMNS };
+
+/* Elements of a tensor from one tap to the next: in channel, row and column of the kernel. */
+struct Steps {
+    int channel, high, wide;
+};
+
+/* How windows lie: elements from one to the next image, group, output row, output column, and those before tap 0 of the first window. */
+struct Layout {
+    int image, group, row, column, origin;
+};
+
+/* A kernel's arguments: passed by value. */
+struct Arguments {
+    Conv c;
+    Layout layout;
+    const void *base;    /* what windows are gathered from */
+    const void *weights; /* [filter][k], `pitch` elements from one filter to the next */
+    Order order;
+    Steps steps;
+    int pitch;
+    int inside;          /* 1: every tap of every window exists */
+    int vector;          /* 1: four taps from a multiple of four on lie in 16 aligned bytes, for every window */
+};
+
+/* Where a window starts, for both ways to know a tap. */
+__device__ inline int start_of(const Arguments &a, int group, int window, int &p, int &q) {
+    int position;
+    const int image = a.c.per_image.of(window, position);
+    p = a.c.per_row.of(position, q);
+    const Layout &l = a.layout;
+    return (int)((unsigned)l.origin + (unsigned)image * l.image + (unsigned)group * l.group + (unsigned)p * l.row + (unsigned)q * l.column);
+}
+
+template <bool NHWC> struct Listed {
+    struct Place {
+        int at;
+        unsigned outside;
+    };
+    using Tap = gather::Tap;
+
+    static __device__ Place place(const Arguments &a, int group, int window) {
+        if (window < 0 || window >= a.c.windows) return {0, ~0u};
+        const Conv &c = a.c;
+        int p, q;
+        Place to = {start_of(a, group, window, p, q), NO_TAP};
+        if (a.inside) return to;
+        const int h = p * c.stride_h - c.pad_top, w = q * c.stride_w - c.pad_left;
+        for (int r = 0; r < c.kernel_h; r++) to.outside |= (unsigned)((unsigned)(h + r * c.dilation_h) >= (unsigned)c.height) << r;
+        for (int s = 0; s < c.kernel_w; s++)
+            to.outside |= (unsigned)((unsigned)(w + s * c.dilation_w) >= (unsigned)c.width) << (c.kernel_h + s);
+        return to;
+    }
+
+    static __device__ Tap *table() {
+        __shared__ Tap taps[MOST_TAPS + RUN];
+        return taps;
+    }
+    /* All threads of a block; a barrier must follow. NCHW: taps go on in the next channels; NHWC: none follow the last. */
+    static __device__ void prepare(const Arguments &a, int thread, int threads) {
+        const Conv &c = a.c;
+        const int count = c.kernel_h * c.kernel_w;
+        for (int i = thread; i < count + RUN; i += threads) {
+            const int channel = i / count, tap = i % count;
+            const int r = a.order == AS_FILTERS ? tap / c.kernel_w : tap % c.kernel_h, s = a.order == AS_FILTERS ? tap % c.kernel_w : tap / c.kernel_h;
+            const unsigned offset = (unsigned)channel * a.steps.channel + (unsigned)r * a.steps.high + (unsigned)s * a.steps.wide;
+            const unsigned bits = a.inside ? 0 : 1u << r | 1u << (c.kernel_h + s);
+            table()[i] = NHWC && channel ? Tap{0, NO_TAP} : Tap{(int)offset, bits};
+        }
+    }
+
+    /* Where a thread stands in k = outer * count + inner: inner is the tap under NCHW, the channel under NHWC. */
+    class Walk {
+        int inner, outer, k;
+        static __device__ const Divisor &count(const Arguments &a) { return NHWC ? a.c.per_kernel_row : a.c.per_channel; }
+        static __device__ Tap next(const Arguments &a, int &inner, int &outer) {
+            Tap tap = table()[NHWC ? outer : inner];
+            tap.offset += NHWC ? inner : outer * a.steps.channel;
+            if (++inner == (int)count(a).divisor) inner = 0, outer++;
+            return tap;
+        }
+
+      public:
+        __device__ Walk(const Arguments &a, int from) : k(from) { outer = count(a).of(from, inner); }
+        template <int STEP> __device__ void advance(const Arguments &a) {
+            int rest;
+            outer += count(a).of(STEP, rest), inner += rest, k += STEP;
+            if (inner >= (int)count(a).divisor) inner -= (int)count(a).divisor, outer++;
+        }
+        template <int COUNT> __device__ void taps(const Arguments &a, Tap (&to)[COUNT]) const {
+            static_assert(COUNT <= RUN, "the table goes on so far");
+            int i0 = inner, o0 = outer;
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                if (NHWC) to[i] = next(a, i0, o0);
+                else to[i] = table()[inner + i];
+            }
+            if (!NHWC && k + COUNT > a.c.k) /* the last step */
+#pragma unroll
+                for (int i = 0; i < COUNT; i++)
+                    if (k + i >= a.c.k) to[i].bits = NO_TAP;
+        }
+        /* Elements from the first channel to this one, which `taps` leaves out. */
+        __device__ int base(const Arguments &a) const { return NHWC ? 0 : (int)((unsigned)outer * a.steps.channel); }
+    };
+    static __device__ bool exists(const Arguments &, const Place &place, const Tap &tap) { return !(place.outside & tap.bits); }
+    /* `from` is the place's address: one instruction, right where neither sum passes 2^31. */
+    template <class In> static __device__ const In *element(const In *, const In *from, const Place &, const Tap &tap) { return from + tap.offset; }
+};
+
+struct Divided {
+    enum { NOWHERE = -(1 << 30), PAST = 1 << 29 };
+    struct Place {
+        int at, h, w;
+    };
+    struct Tap {
+        int offset, h, w;
+    };
+
+    static __device__ Place place(const Arguments &a, int group, int window) {
+        if (window < 0 || window >= a.c.windows) return {0, NOWHERE, 0};
+        int p, q;
+        const int at = start_of(a, group, window, p, q);
+        return {at, p * a.c.stride_h - a.c.pad_top, q * a.c.stride_w - a.c.pad_left};
+    }
+    static __device__ Tap tap(const Arguments &a, int k) {
+        const Conv &c = a.c;
+        if (k >= c.k) return {0, PAST, 0};
+        int rest, channel, r, s;
+        if (c.nhwc) r = c.per_channel.of(k, rest), s = c.per_kernel_row.of(rest, channel);
+        else channel = c.per_channel.of(k, rest), r = c.per_kernel_row.of(rest, s);
+        const int h = r * c.dilation_h, w = s * c.dilation_w, wide = c.groups * c.channels;
+        return {(int)(c.nhwc ? ((unsigned)h * c.width + w) * wide + channel : ((unsigned)channel * c.height + h) * c.width + w), h, w};
+    }
+    static __device__ void prepare(const Arguments &, int, int) {}
+    class Walk {
+        int k;
+
+      public:
+        __device__ Walk(const Arguments &, int from) : k(from) {}
+        template <int STEP> __device__ void advance(const Arguments &) { k += STEP; }
+        template <int COUNT> __device__ void taps(const Arguments &a, Tap (&to)[COUNT]) const {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) to[i] = tap(a, k + i);
+        }
+        __device__ int base(const Arguments &) const { return 0; }
+    };
+    static __device__ bool exists(const Arguments &a, const Place &place, const Tap &tap) {
+        return (unsigned)(place.h + tap.h) < (unsigned)a.c.height && (unsigned)(place.w + tap.w) < (unsigned)a.c.width;
+    }
+    template <class In> static __device__ const In *element(const In *base, const In *, const Place &place, const Tap &tap) {
+        return base + (unsigned)(place.at + tap.offset);
+    }
+};
+
+/* EXTENT windows by STEP taps, moved by THREADS threads: each has one window, and EACH taps in a row. */
+template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossWindows {
+    using In = typename T::In;
+    enum { ROWS = THREADS / EXTENT, EACH = STEP / ROWS };
+    static_assert(EXTENT % 32 == 0 && THREADS % EXTENT == 0 && STEP % ROWS == 0, "a warp has one k, a thread one window");
+    static_assert(sizeof(In) == sizeof(typename T::Unit) && sizeof(In) >= 4, "stored as they come");
+
+    const Arguments &a;
+    const typename Knows::Place place;
+    const In *const from; /* the window's first element; may lie before the tensor */
+    typename Knows::Walk at; /* this thread's first tap of the step that is loaded next */
+    const bool all;
+
+    /* A warp's number is the same in all its lanes: the compiler then computes what follows from it once a warp. */
+    static __device__ int row_of(int thread) { return __shfl_sync(~0u, thread / EXTENT, 0); }
+
+  public:
+    using Staged = In[EACH];
+    static __device__ constexpr int swizzle(int) { return 0; }
+
+    __device__ AcrossWindows(const Arguments &of, int group, int first, int begin, int end, int thread)
+        : a(of), place(Knows::place(of, group, first + thread % EXTENT)), from((const In *)of.base + place.at), at(of, begin + row_of(thread) * EACH),
+          all(of.inside && first + EXTENT <= of.c.windows && (end - begin) % STEP == 0) {}
+    __device__ bool whole() const { return all; }
+
+    template <bool EDGE> __device__ void load(Staged &to, int) {
+        typename Knows::Tap taps[EACH];
+        at.taps(a, taps);
+        const In *const here = from + at.base(a);
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            to[i] = !EDGE || Knows::exists(a, place, taps[i]) ? *Knows::element((const In *)a.base, here, place, taps[i]) : In(0);
+        at.template advance<STEP>(a);
+    }
+    __device__ void store(char *shared, const Staged &from, int thread) const {
+        In *to = (In *)shared + row_of(thread) * EACH * EXTENT + thread % EXTENT;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) to[i * EXTENT] = from[i];
+    }
+    template <bool> __device__ void load_async(char *, int) { static_assert(STEP == 0, "1 or 2 stages: nothing is gathered asynchronously"); }
+};
+
+/* The same in Copy's order of threads and with its layout of shared memory, k contiguous. */
+template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED, class Knows>
+class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, true> {
+    using Base = simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, true>;
+    using In = typename T::In;
+    enum { TURNS = Base::TURNS, DOWN = Base::DOWN, INNER = Base::INNER };
+    static_assert(T::K_PIECES == 1 && sizeof(In) >= 4, "a chunk is four bytes or more of one window");
+
+    const Arguments &a;
+    typename Knows::Place place[TURNS];
+    typename Knows::Walk at; /* this thread's first tap of the step that is loaded next */
+    const bool all, vector;
+
+  public:
+    using Staged = typename Base::Staged;
+
+    __device__ AlongTaps(const Arguments &of, int group, int first, int begin, int end, int thread)
+        : Base(of.base, 0, first, of.c.windows, begin, end, thread), a(of), at(of, begin + Base::inner_of(thread)),
+          all(of.inside && first + EXTENT <= of.c.windows && (end - begin) % STEP == 0), vector(VECTOR && of.vector) {
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++)
+            place[turn] = Knows::place(of, group, Base::idle(thread, turn) ? -1 : first + Base::line_of(thread) + turn * DOWN);
+    }
+    __device__ bool whole() const { return all; }
+
+    template <bool EDGE> __device__ void load(Staged &words, int thread) {
+        const auto there = [&](int turn, const typename Knows::Tap &tap) {
+            return EDGE ? Knows::exists(a, place[turn], tap) : !Base::idle(thread, turn);
+        };
+        const int base = at.base(a);
+        const auto from = [&](int turn, const typename Knows::Tap &tap) { return (const In *)a.base + (unsigned)(place[turn].at + base + tap.offset); };
+        if (vector) {
+            typename Knows::Tap tap[1];
+            at.taps(a, tap);
+#pragma unroll
+            for (int turn = 0; turn < TURNS; turn++) {
+                uint4 v = {};
+                if (there(turn, tap[0])) v = *(const uint4 *)from(turn, tap[0]);
+                memcpy(words[turn], &v, 16);
+            }
+        } else {
+            typename Knows::Tap taps[INNER];
+            at.taps(a, taps);
+#pragma unroll
+            for (int turn = 0; turn < TURNS; turn++)
+#pragma unroll
+                for (int i = 0; i < INNER; i++) {
+                    const In v = there(turn, taps[i]) ? *from(turn, taps[i]) : In(0);
+                    memcpy((char *)words[turn] + i * sizeof(In), &v, sizeof(In));
+                }
+        }
+        at.template advance<STEP>(a);
+    }
+    template <bool> __device__ void load_async(char *, int) { static_assert(STEP == 0, "1 or 2 stages: nothing is gathered asynchronously"); }
+};
+
+/* Where operands come from and sums go: a Source of mainloop/simt/kernel.cuh. The product's rows are filters under NCHW, windows under NHWC. */
+template <class S, bool NHWC, class Windows> struct Source {
+    using Value = typename S::T::Value;
+    const Arguments &g;
+
+    __device__ auto filters(int group, int tile, int begin, int end) const {
+        using Copy = std::conditional_t<NHWC, typename S::template CopyB<true>, typename S::template CopyA<true>>;
+        enum { BLOCK = NHWC ? S::BN : S::BM };
+        const auto *from = (const typename S::T::In *)g.weights + (int64_t)group * g.c.filters * g.pitch;
+        return Copy(from, g.pitch, tile * BLOCK, g.c.filters, begin, end, threadIdx.x);
+    }
+    __device__ auto a(const Tile &t, int begin, int end) const {
+        const int group = (NHWC ? t.i : t.j) / g.c.group_tiles;
+        if constexpr (NHWC) return Windows::template of<S, S::BM>(g, group, (t.i - group * g.c.group_tiles) * S::BM, begin, end);
+        else return filters(group, t.i, begin, end);
+    }
+    __device__ auto b(const Tile &t, int begin, int end) const {
+        const int group = (NHWC ? t.i : t.j) / g.c.group_tiles;
+        if constexpr (NHWC) return filters(group, t.j, begin, end);
+        else return Windows::template of<S, S::BN>(g, group, (t.j - group * g.c.group_tiles) * S::BN, begin, end);
+    }
+    template <class Body> __device__ void with_output(const Tile &t, Body body) const {
+        const int group = (NHWC ? t.i : t.j) / g.c.group_tiles;
+        with_conv_output<NHWC, Value, Value>(g.c, group, group * g.c.group_tiles * (NHWC ? S::BM : S::BN), body);
+    }
+};
+
+/* How a Source takes windows. */
+template <class Knows> struct Across {
+    static __device__ void prepare(const Arguments &a, int threads) { Knows::prepare(a, (int)threadIdx.x, threads); }
+    template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
+        return AcrossWindows<typename S::T, EXTENT, S::BK, S::THREADS, Knows>(g, group, first, begin, end, threadIdx.x);
+    }
+};
+template <class Knows> struct Along {
+    static __device__ void prepare(const Arguments &a, int threads) { Knows::prepare(a, (int)threadIdx.x, threads); }
+    template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
+        return AlongTaps<typename S::T, EXTENT, S::BK, S::THREADS, S::VECTOR, S::SWIZZLED, Knows>(g, group, first, begin, end, threadIdx.x);
+    }
+};
+/* A pointwise convolution of stride 1 without padding has its windows as a matrix. NHWC: [window][channel]. */
+struct Rows {
+    static __device__ void prepare(const Arguments &, int) {}
+    template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
+        using In = typename S::T::In;
+        return simt::Copy<typename S::T, EXTENT, S::BK, S::THREADS, S::VECTOR, S::SWIZZLED, true>(
+            (const In *)g.base + group * g.c.channels, g.c.groups * g.c.channels, first, g.c.windows, begin, end, threadIdx.x);
+    }
+};
+/* NCHW: [channel][window] in each image. Where an image's size is a multiple of a chunk, a thread's chunk lies in one, so that each thread has
+ * the matrix of its own image. */
+struct Columns {
+    static __device__ void prepare(const Arguments &, int) {}
+    template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
+        using In = typename S::T::In;
+        using Copy = simt::Copy<typename S::T, EXTENT, S::BK, S::THREADS, S::VECTOR, S::SWIZZLED, false>;
+        const int window = first + Copy::inner_of(threadIdx.x), size = (int)g.c.per_image.divisor;
+        const int image = g.c.per_image.of(window); /* may be past the last: then nothing of it is read */
+        const int64_t skipped = (int64_t)image * g.layout.image + group * g.layout.group - (int64_t)image * size;
+        return Copy((const In *)g.base + skipped, size, first, g.c.windows, begin, end, threadIdx.x);
+    }
+};
+
+/* Places and taps take a few registers more than a Copy. */
+template <class S> constexpr int blocks = simt::blocks_of(S::REGISTERS + 4, S::THREADS);
+
+template <class S, bool NHWC, class Windows> __global__ __launch_bounds__(S::THREADS, blocks<S>) void kernel(const __grid_constant__ Arguments a) {
+    Windows::prepare(a, S::THREADS); /* sum_tiles begins with a barrier */
+    simt::sum_tiles<S>(a.c.product, Source<S, NHWC, Windows>{a});
+}
+
+/* A kernel with what its launch needs. */
+struct Tiled {
+    void (*run)(Arguments);
+    int threads, shared, block_m, block_n, block_k;
+
+    template <class S, bool NHWC, class Windows> static Tiled of() { return {kernel<S, NHWC, Windows>, S::THREADS, S::SHARED_BYTES, S::BM, S::BN, S::BK}; }
+
+    cudaError_t allow() const {
+        return shared > 47 * 1024 ? cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) : cudaSuccess;
+    }
+    cudaError_t start(const Arguments &a, cudaStream_t stream) const {
+        const cudaError_t error = allow();
+        if (error != cudaSuccess) return error;
+        const Grid grid(a.c.product, block_m, block_n, block_k);
+        return launch(run, dim3((unsigned)grid.items(a.c.product)), dim3((unsigned)threads), (size_t)shared, stream, a);
+    }
+    cudaError_t attributes(pysim_cuda_attributes *out) const {
+        return attributes_of(run, threads, shared, out);
+    }
+};
+
+/* The Shape of a row of conv/ for a layout: filters are rows under NCHW, columns under NHWC. */
+template <bool NHWC, class T, simt::Form FORM, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES>
+using ShapeOf = std::conditional_t<NHWC, simt::Shape<T, FORM, BW, BF, BK, WW, WF, TW, TF, STAGES>, simt::Shape<T, FORM, BF, BW, BK, WF, WW, TF, TW, STAGES>>;
+
+/* What a row keeps in its workspace before it multiplies: bytes of the filters, in the order of the taps and with a pitch of whole vectors. */
+struct Prepared {
+    int64_t filters;
+    int pitch;
+};
+inline int vector_of(const Conv &c) { return 16 / (c.dtype == PYSIM_F64 ? 8 : 4); }
+inline Prepared prepared(const Conv &c, bool filters) {
+    const int vector = vector_of(c), pitch = filters ? (c.k + vector - 1) / vector * vector : c.k;
+    return {filters ? ((int64_t)c.groups * c.filters * pitch * (16 / vector) + 255) / 256 * 256 : 0, pitch};
+}
+
+/* conv/implicit/implicit.cu: makes what `own` says in a.weights, from the filters of a.c. */
+pysim_status prepare(const Arguments &a, const Prepared &own, cudaStream_t stream);
+
+/* The input as it lies, filters at the beginning of `own` where there are any. Modulo 2^32, as the sums are. */
+inline Steps steps_of_input(const Conv &c) {
+    const unsigned column = c.nhwc ? (unsigned)(c.groups * c.channels) : 1, row = (unsigned)c.width * column;
+    return {c.nhwc ? 1 : c.height * c.width, (int)(row * c.dilation_h), (int)(column * c.dilation_w)};
+}
+inline bool inside(const Conv &c) {
+    const auto within = [](int64_t outputs, int64_t stride, int64_t kernel, int64_t dilation, int before, int64_t size) {
+        return !before && (outputs - 1) * stride + (kernel - 1) * dilation < size;
+    };
+    return within(c.out_h, c.stride_h, c.kernel_h, c.dilation_h, c.pad_top, c.height) && within(c.out_w, c.stride_w, c.kernel_w, c.dilation_w, c.pad_left, c.width);
+}
+inline Arguments of_input(const Conv &c, const Prepared &own) {
+    Arguments a = {};
+    const unsigned column = c.nhwc ? (unsigned)(c.groups * c.channels) : 1, row = (unsigned)c.width * column;
+    a.c = c, a.base = c.in, a.weights = own.filters ? c.own : c.weights, a.pitch = own.pitch, a.order = AS_FILTERS, a.steps = steps_of_input(c);
+    a.layout = {c.groups * c.channels * c.height * c.width, c.nhwc ? c.channels : c.channels * c.height * c.width, (int)(row * c.stride_h),
+                (int)(column * c.stride_w), (int)(0u - row * c.pad_top - column * c.pad_left)};
+    a.inside = inside(c), a.vector = c.nhwc && c.channels % vector_of(c) == 0 && (uintptr_t)c.in % 16 == 0;
+    return a;
+}
+/* What Listed cannot gather from the input. */
+inline const char *refuses_listed(const Conv &c) {
+    static_assert(most::LISTED_TAPS == 31 && most::LISTED_IMAGE == 1 << 29 && most::TENSOR_TAPS == MOST_TAPS, "what the sentences say");
+    if (c.kernel_h + c.kernel_w > most::LISTED_TAPS) return "it takes kernels of up to 31 rows and columns together";
+    const double padded = ((double)c.height + c.pad_top + c.pad_bottom) * ((double)c.width + c.pad_left + c.pad_right);
+    return padded * (c.nhwc ? c.groups * c.channels : 1) > most::LISTED_IMAGE ? "it takes padded images of up to 2^29 elements" : nullptr;
+}
+}
+}
+#endif

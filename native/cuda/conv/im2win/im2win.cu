@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The im2win rows: tensor and filters are made in the workspace on every run (im2win.cuh), then
+ *
+ *   variant full      algorithm 3 of arXiv 2306.14316 on the tiles of mainloop/simt/kernel.cuh: lanes along a window's slice, 16 bytes where slices are aligned
+ *        no_prefetch, no_vector, no_micro   the same without the second stage, vector accesses, tiles of a thread: its ablation
+ *        basic        algorithm 2: a thread an output
+ *        fused        no tensor and no workspace: the tiles gather windows from the input, taps in the order of the filters as they lie
+ */
+#include "conv/im2win/im2win.cuh"
+
+#include "conv/rows.h"
+
+namespace pysim {
+namespace rows {
+namespace {
+using Columns = ConvColumns;
+#include "conv/im2win/rows.inc"
+};
+}
+}
+
+namespace im2win {
+namespace {
+
+using gather::Prepared, gather::Tiled;
+
+template <int LINE> struct Row {
+    static constexpr rows::ConvColumns L = rows::lines[LINE];
+    static constexpr bool FUSED = !L.keeps_tensor;
+    template <bool NHWC>
+    using Of = gather::ShapeOf<NHWC, simt::F32, L.variant == "no_vector" ? simt::scalar : simt::full, L.block.m, L.block.n, L.block.k, L.warp.m, L.warp.n,
+                               L.thread.m, L.thread.n, L.stages>;
+    using Wide = Of<false>;
+    using Deep = Of<true>;
+    template <bool NHWC> using Along = gather::Along<gather::Listed<NHWC>>;
+    using Windows = std::conditional_t<FUSED, gather::Across<gather::Listed<false>>, Along<false>>;
+
+    static Tiled tiled(const Conv &c) { return c.nhwc ? Tiled::of<Deep, true, Along<true>>() : Tiled::of<Wide, false, Windows>(); }
+
+    static const char *refuses(const Conv &c) {
+        if (FUSED) return gather::refuses_listed(c);
+        return (int64_t)c.kernel_h * c.kernel_w > most::TENSOR_TAPS ? "it takes kernels of up to 240 taps" : im2win::refuses(c);
+    }
+    static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
+        *bytes = FUSED ? 0 : gather::prepared(c, true).filters + tensor_of(c).elements * (int64_t)sizeof(float);
+        return PYSIM_OK;
+    }
+    static pysim_status launch_row(const Conv &c, int, cudaStream_t stream) {
+        const Prepared own = gather::prepared(c, !FUSED);
+        const Arguments a = FUSED ? gather::of_input(c, own) : of_tensor(c, own);
+        pysim_status status = gather::prepare(a, own, stream);
+        if (status == PYSIM_OK && !FUSED) status = transform(a, stream);
+        return status == PYSIM_OK ? check(tiled(c).start(a, stream), "im2win") : status;
+    }
+    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) { return tiled(c).attributes(out); }
+};
+
+struct BasicRow {
+    static constexpr auto refuses = im2win::refuses;
+    static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
+        *bytes = gather::prepared(c, true).filters + tensor_of(c).elements * (int64_t)sizeof(float);
+        return PYSIM_OK;
+    }
+    static pysim_status launch_row(const Conv &c, int, cudaStream_t stream) {
+        const Prepared own = gather::prepared(c, true);
+        const Arguments a = of_tensor(c, own);
+        pysim_status status = gather::prepare(a, own, stream);
+        if (status == PYSIM_OK) status = transform(a, stream);
+        if (status != PYSIM_OK) return status;
+        const int64_t outputs = (int64_t)c.groups * c.filters * c.windows;
+        return check(launch(basic_kernel, dim3((unsigned)((outputs + 255) / 256)), dim3(256), 0, stream, basic_of(a)), "im2win, a thread an output");
+    }
+    static cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) {
+        return attributes_of(basic_kernel, 256, 0, out);
+    }
+};
+
+}
+}
+
+Rows<ConvRow> im2win_rows() {
+    return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
+        constexpr rows::ConvColumns c = rows::lines[line];
+        if constexpr (c.variant == "basic") add(row_of(c, rows::functions_of<im2win::BasicRow>()));
+        else add(row_of(c, rows::functions_of<im2win::Row<line>>()));
+    });
+}
+}

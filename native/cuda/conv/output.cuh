@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Where the sums of a convolution's tile go. Rows and columns count from the product's first ones (conv/conv.h), whatever the group.
+ *
+ *   NCHW  row = filter of the group, column = window: out + ((image all_filters + filter) P Q + position), image = window / (P Q),
+ *         position = window mod (P Q). Windows that follow each other in an image do so in memory: lanes take windows in turn, four each where
+ *         P Q is a multiple of 4 (such a run lies in one image, aligned as the tensor is), else one each, which still fills whole sectors.
+ *   NHWC  row = window, column = filter of the group: rows of all filters, from the group's first one.
+ *
+ * Worked number: P Q = 49, 512 filters: window 100 of filter 7 lies at ((2 512 + 7) 49 + 2). */
+#ifndef PYSIM_CUDA_CONV_OUTPUT_CUH
+#define PYSIM_CUDA_CONV_OUTPUT_CUH
+#include "conv/conv.h"
+#include "core/epilogue.cuh"
+
+namespace pysim {
+
+/* A group's own part of output and bias: filters and windows count from 0. */
+template <class Out> __device__ inline Problem output_of(const Conv &c, int group) {
+    Problem p = c.product;
+    const int filter = group * c.filters;
+    p.c = (Out *)c.out + (c.nhwc ? filter : filter * c.out_h * c.out_w);
+    p.bias = p.bias ? (const Out *)p.bias + filter : nullptr;
+    p.m = c.windows, p.n = c.filters;
+    return p;
+}
+
+/* NHWC. */
+template <class Acc, class Out> class WindowRows {
+    Epilogue<Acc, Out> to;
+    int first;
+
+  public:
+    enum { WIDE = Epilogue<Acc, Out>::WIDE };
+    __device__ WindowRows(const Conv &c, int group, int first_window) : to(output_of<Out>(c, group)), first(first_window) {}
+    __device__ void store(int row, int column, const Acc (&acc)[WIDE]) const { to.store(row - first, column, acc); }
+};
+
+/* NCHW; COUNT windows at once: 4 where `fours` says so, or 1. PLAIN: sums are only converted. That has code of its own, which is short: where k is
+ * short too, as in a network's first layers, a block's way out is what the schedulers' instructions go to. */
+template <class Acc, class Out, int COUNT, bool PLAIN> class FilterRows {
+    const Conv &conv;
+    Epilogue<Acc, Out> to;
+    int first;
+
+  public:
+    enum { WIDE = COUNT };
+    static __device__ bool fours(const Conv &c) {
+        return c.out_h * c.out_w % 4 == 0 && (uintptr_t)c.out % (4 * sizeof(Out)) == 0;
+    }
+    __device__ FilterRows(const Conv &c, int group, int first_window) : conv(c), to(output_of<Out>(c, group)), first(first_window) {}
+    __device__ void store(int row, int column, const Acc (&acc)[WIDE]) const {
+        const int window = column - first;
+        if (row >= conv.filters || window >= conv.windows) return;
+        int position;
+        const int image = conv.per_image.of(window, position), size = conv.out_h * conv.out_w;
+        using Vector = Pack<Out, WIDE>;
+        Vector *at = (Vector *)(to.c + (image * conv.groups * conv.filters + row) * size + position), result;
+        if (!PLAIN && to.beta != 0) result = *at;
+#pragma unroll
+        for (int i = 0; i < WIDE; i++)
+            result.value[i] = PLAIN ? Out(acc[i]) : to.finish(acc[i], to.beta != 0 ? typename Arithmetic<Acc>::type(result.value[i]) : 0, row);
+        *at = result;
+    }
+};
+
+/* body(output) for the tiles of one group whose windows begin with number `first` of the product. */
+template <bool NHWC, class Acc, class Out, class Body> __device__ inline void with_conv_output(const Conv &c, int group, int first, Body body) {
+    if constexpr (NHWC) body(WindowRows<Acc, Out>(c, group, first));
+    else {
+        const bool fours = FilterRows<Acc, Out, 4, true>::fours(c), plain = Epilogue<Acc, Out>(c.product).plain;
+        if (fours && plain) body(FilterRows<Acc, Out, 4, true>(c, group, first));
+        else if (fours) body(FilterRows<Acc, Out, 4, false>(c, group, first));
+        else if (plain) body(FilterRows<Acc, Out, 1, true>(c, group, first));
+        else body(FilterRows<Acc, Out, 1, false>(c, group, first));
+    }
+}
+}
+#endif

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The definition of right on the device: a thread an output, products and sums in f64 (s8: in s64), one rounding at the end. It shares the
+ * functions of epilogues.inc with the kernels and nothing else. */
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <algorithm>
+
+#include "conv/conv.h"
+#include "core/epilogue.cuh"
+#include "core/launch.h"
+#include "core/reference.cuh"
+
+namespace pysim {
+namespace {
+
+template <class In, class Out> __global__ void conv_reference_kernel(Conv c) {
+    using Sum = decltype(value_of(In()));
+    const int all_filters = c.groups * c.filters, all_channels = c.groups * c.channels;
+    const int64_t count = (int64_t)c.batch * all_filters * c.out_h * c.out_w, step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < count; i += step) {
+        const int q = (int)(i % c.out_w), p = (int)(i / c.out_w % c.out_h), f = (int)(i / c.out_w / c.out_h % all_filters);
+        const int64_t n = i / c.out_w / c.out_h / all_filters;
+        Sum sum = 0;
+        for (int channel = 0; c.product.alpha != 0 && channel < c.channels; channel++)
+            for (int r = 0; r < c.kernel_h; r++)
+                for (int s = 0; s < c.kernel_w; s++) {
+                    const int h = p * c.stride_h + r * c.dilation_h - c.pad_top, w = q * c.stride_w + s * c.dilation_w - c.pad_left;
+                    if (h < 0 || h >= c.height || w < 0 || w >= c.width) continue;
+                    const int64_t from = f / c.filters * c.channels + channel;
+                    const int64_t in = c.nhwc ? ((n * c.height + h) * c.width + w) * all_channels + from : ((n * all_channels + from) * c.height + h) * c.width + w;
+                    const int64_t weight = c.nhwc ? (((int64_t)f * c.kernel_h + r) * c.kernel_w + s) * c.channels + channel
+                                                  : (((int64_t)f * c.channels + channel) * c.kernel_h + r) * c.kernel_w + s;
+                    sum += value_of(((const In *)c.in)[in]) * value_of(((const In *)c.weights)[weight]);
+                }
+        Out *to = (Out *)c.out + (c.nhwc ? ((n * c.out_h + p) * c.out_w + q) * all_filters + f : i);
+        double result = c.product.alpha * (double)sum;
+        if (c.product.beta != 0) result += c.product.beta * (double)*to;
+        if (c.product.bias) result += (double)((const Out *)c.product.bias)[f];
+        put(to, activate(c.product.activation, result, c.product.low, c.product.high));
+    }
+}
+
+template <class In, class Out> cudaError_t start(const Conv &c, cudaStream_t stream) {
+    const int64_t blocks = ((int64_t)c.batch * c.groups * c.filters * c.out_h * c.out_w + 255) / 256;
+    return launch(conv_reference_kernel<In, Out>, dim3((unsigned)std::min<int64_t>(blocks, 2048)), dim3(256), 0, stream, c);
+}
+template <class In> cudaError_t start_float(const Conv &c, cudaStream_t stream) {
+    switch (c.product.c_dtype) {
+    case PYSIM_F16: return start<In, __half>(c, stream);
+    case PYSIM_BF16: return start<In, __nv_bfloat16>(c, stream);
+    default: return start<In, float>(c, stream);
+    }
+}
+}
+
+cudaError_t conv_reference(const Conv &c, cudaStream_t stream) {
+    switch (c.dtype) {
+    case PYSIM_F64: return start<double, double>(c, stream);
+    case PYSIM_F16: return start_float<__half>(c, stream);
+    case PYSIM_BF16: return start_float<__nv_bfloat16>(c, stream);
+    case PYSIM_S8: return start<signed char, int>(c, stream);
+    case PYSIM_F8: return start_float<__nv_fp8_e4m3>(c, stream);
+    default: return start<float, float>(c, stream);
+    }
+}
+}

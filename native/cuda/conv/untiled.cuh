@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What convolutions without tiles share: a thread has outputs of its own. Lanes go along what is contiguous in the output: columns under NCHW,
+ * filters under NHWC. */
+#ifndef PYSIM_CUDA_CONV_UNTILED_CUH
+#define PYSIM_CUDA_CONV_UNTILED_CUH
+#include "conv/rows.h"
+#include "core/epilogue.cuh"
+#include "core/launch.h"
+
+namespace pysim {
+namespace {
+
+enum { THREADS = 256 };
+
+/* Places in the output, in the order in which they lie: `high` x `wide` in an image. There are fewer than 2^31, as there are of outputs. */
+struct Places {
+    int count;
+    Divisor wide, high, filters;
+    Places(const Conv &c, int rows, int columns)
+        : wide((unsigned)((c.out_w + columns - 1) / columns)), high((unsigned)((c.out_h + rows - 1) / rows)), filters((unsigned)(c.groups * c.filters)) {
+        count = c.batch * (int)(wide.divisor * high.divisor * filters.divisor);
+    }
+};
+struct Place { int n, f, p, q; };
+__device__ inline Place place_of(const Conv &c, const Places &places, int index) {
+    Place at;
+    if (c.nhwc) index = places.filters.of(index, at.f);
+    index = places.wide.of(index, at.q), index = places.high.of(index, at.p);
+    if (!c.nhwc) index = places.filters.of(index, at.f);
+    at.n = index;
+    return at;
+}
+
+/* Elements between neighbours of a tensor of `channels` x height x width, which has fewer than 2^31. */
+struct Strides {
+    int image, channel, row, column;
+    __device__ Strides(bool nhwc, int channels, int height, int width)
+        : image(channels * height * width), channel(nhwc ? 1 : height * width), row(nhwc ? channels * width : width), column(nhwc ? channels : 1) {}
+};
+
+__device__ inline void put(const Conv &c, const Epilogue<float, float> &epilogue, float *to, float sum, int f) {
+    *to = epilogue.finish(sum, epilogue.beta != 0 ? *to : 0.f, f);
+}
+
+/* A kernel, and the outputs of a thread. */
+struct Chosen {
+    void (*kernel)(Conv, Places);
+    int rows, columns;
+};
+
+template <Chosen (*OF)(const Conv &, int)> pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream) {
+    const Chosen by = OF(c, sms);
+    const Places places(c, by.rows, by.columns);
+    return check(launch(by.kernel, dim3((unsigned)((places.count + THREADS - 1) / THREADS)), dim3(THREADS), 0, stream, c, places), "a convolution without tiles");
+}
+
+template <Chosen (*OF)(const Conv &, int)> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
+    return attributes_of(OF(c, 1).kernel, THREADS, 0, out);
+}
+}
+}
+#endif

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copies a tensor so that each place's channels lie together, padded with zeros to whole 16 bytes, groups apart:
+ *
+ *     to[group][image][row][before + x][padded] = from[image][group channels + channel][row][x]   or, where channels are last already,
+ *                                                 from[image][row][x][group channels + channel]
+ *
+ * with zeros before and after a row, if it is to be padded. A place is a pixel, or a filter's tap. Images pass through shared memory in squares of places x channels: both sides are touched along
+ * what is contiguous, a thread has all its loads on their way at once, and writes 16 bytes. Where channels are last, places or channels few
+ * (taps, the first layer), or rows padded, a thread gathers its 16 bytes by itself: what neighbours leave of a sector, L1 keeps. */
+#include <algorithm>
+
+#include "conv/wgmma/wgmma.h"
+#include "core/decomposition.cuh"
+#include "core/epilogue.cuh"
+#include "core/launch.h"
+
+namespace pysim {
+namespace {
+
+enum { THREADS = 256, EDGE = 64 };
+
+/* What copies, and by how many blocks. */
+struct Job {
+    ChannelsLast of;
+    bool squares;
+    unsigned blocks;
+};
+
+/* A square of places x channels of one image and group. */
+template <class T> __device__ void copy_square(const ChannelsLast &of, unsigned block) {
+    constexpr int VECTOR = 16 / sizeof(T), VECTORS = EDGE / VECTOR, ROWS = THREADS / EDGE;
+    const T *from = (const T *)of.from;
+    T *to = (T *)of.to;
+    const unsigned across = (unsigned)ceil_div(of.rows * of.width, EDGE), down = (unsigned)ceil_div(of.padded, EDGE);
+    __shared__ T square[EDGE][EDGE + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)]; /* an odd number of words: columns on different banks */
+    const int place0 = (int)(block % across) * EDGE, channel0 = (int)(block / across % down) * EDGE, z = (int)(block / across / down);
+    const int group = z / of.images, image = z - group * of.images, places = of.rows * of.width;
+    from += ((int64_t)image * of.groups + group) * of.channels * places;
+    to += (int64_t)z * places * of.padded;
+    const int x = threadIdx.x % EDGE, y = threadIdx.x / EDGE;
+    T value[EDGE / ROWS];
+#pragma unroll
+    for (int i = 0; i < EDGE / ROWS; i++) {
+        const int channel = channel0 + y + i * ROWS;
+        value[i] = place0 + x < places && channel < of.channels ? from[(int64_t)channel * places + place0 + x] : T(0);
+    }
+#pragma unroll
+    for (int i = 0; i < EDGE / ROWS; i++) square[y + i * ROWS][x] = value[i];
+    __syncthreads();
+    const int first = threadIdx.x % VECTORS * VECTOR;
+    for (int i = threadIdx.x / VECTORS; i < EDGE; i += THREADS / VECTORS) {
+        if (place0 + i >= places || channel0 + first >= of.padded) continue;
+        Pack<T, VECTOR> vector;
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) vector.value[j] = square[first + j][i];
+        *(Pack<T, VECTOR> *)(to + (int64_t)(place0 + i) * of.padded + channel0 + first) = vector;
+    }
+}
+
+/* 16 bytes a thread. */
+template <class T> __device__ void copy_vectors(const ChannelsLast &of, unsigned block) {
+    constexpr int VECTOR = 16 / sizeof(T);
+    const unsigned index = block * (unsigned)THREADS + threadIdx.x, vectors = (unsigned)(of.padded / VECTOR);
+    if (index >= (uint64_t)of.images * of.groups * of.rows * of.wide * vectors) return;
+    const unsigned at = index / vectors, line = at / (unsigned)of.wide, z = line / (unsigned)of.rows, row = line - z * (unsigned)of.rows;
+    const unsigned group = z / (unsigned)of.images, image = z - group * (unsigned)of.images;
+    const int first = (int)(index - at * vectors) * VECTOR, x = (int)(at - line * (unsigned)of.wide) - of.before;
+    const bool inside = (unsigned)x < (unsigned)of.width;
+    const int64_t channels = (int64_t)of.groups * of.channels, channel0 = (int64_t)group * of.channels + first, places = (int64_t)of.rows * of.width;
+    const int64_t place = (int64_t)row * of.width + x, step = of.last ? 1 : places;
+    const T *from = (const T *)of.from + image * channels * places + (of.last ? place * channels + channel0 : channel0 * places + place);
+    Pack<T, VECTOR> vector;
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++) vector.value[j] = inside && first + j < of.channels ? from[j * step] : T(0);
+    *(Pack<T, VECTOR> *)((T *)of.to + (int64_t)index * VECTOR) = vector;
+}
+
+template <class T> __global__ void __launch_bounds__(THREADS) channels_last_kernel(const __grid_constant__ Job one, const __grid_constant__ Job other) {
+    const bool first = blockIdx.x < one.blocks;
+    const Job &job = first ? one : other;
+    const unsigned block = first ? blockIdx.x : blockIdx.x - one.blocks;
+    if (job.squares) copy_square<T>(job.of, block);
+    else copy_vectors<T>(job.of, block);
+}
+
+template <class T> Job job_of(const ChannelsLast &of) {
+    if (!of.to) return {of, false, 0};
+    const int64_t images = (int64_t)of.images * of.groups, places = (int64_t)of.rows * of.width;
+    if (of.last || of.wide != of.width || places < EDGE / 2 || of.padded < EDGE / 2)
+        return {of, false, (unsigned)((images * of.rows * of.wide * of.padded * (int64_t)sizeof(T) / 16 + THREADS - 1) / THREADS)};
+    return {of, true, (unsigned)(images * ceil_div((int)places, EDGE) * ceil_div(of.padded, EDGE))};
+}
+
+template <class T> cudaError_t start(const ChannelsLast &one, const ChannelsLast &other, cudaStream_t stream) {
+    const Job first = job_of<T>(one), second = job_of<T>(other);
+    return launch(channels_last_kernel<T>, dim3(first.blocks + second.blocks), dim3(THREADS), 0, stream, first, second);
+}
+}
+
+cudaError_t channels_last(const ChannelsLast &one, const ChannelsLast &other, int element_bytes, cudaStream_t stream) {
+    return element_bytes == 2 ? start<unsigned short>(one, other, stream) : start<unsigned>(one, other, stream);
+}
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Convolution as an implicit product on wgmma (mainloop/hopper/kernel.cuh): windows are rows of A, filters columns of B.
+ *
+ *     out[window][filter] = sum over taps (r, s) and channels c of in[n][p stride_h + r dilation_h - pad_top][q stride_w + s dilation_w - pad_left][c]
+ *                                                                  weights[filter][r, s][c],        window = (n, p, q)
+ *
+ * k runs over taps, and for each over blocks of channels: 128 bytes, so that a stage is one block of one tap. TMA gathers: in
+ * its im2col mode (CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 8.0, "im2col mode") a copy names the first window's corner and the
+ * tap's offset, and brings 128 bytes of channels of so many windows, walking along w, h and n inside the box of corners by the strides,
+ * with zeros for what lies outside the image. Channels after the last are zeros in both operands. No instruction of a thread gathers.
+ *
+ * Limits of that mode on four dimensions: corners in -128..127, offsets in 0..255, strides up to 8.
+ *
+ * Worked number: 64 -> 64 channels of f16, 3 x 3: 9 taps of one block, 9 steps, as k = 576 is of 64. */
+#ifndef PYSIM_CUDA_CONV_WGMMA_CUH
+#define PYSIM_CUDA_CONV_WGMMA_CUH
+#include "conv/wgmma/wgmma.h"
+#include "mainloop/hopper/kernel.cuh"
+
+namespace pysim {
+namespace hopper {
+
+/* Windows and filters as the operands of a product, and how its results lie. */
+template <bool NHWC> struct Gathered {
+    enum { TA = 0, TB = 0 };
+    using Arguments = Windows;
+    static __device__ const Problem &product(const Windows &c) { return c.product; }
+
+    template <class S> class Shares {
+        const Windows &c;
+        int image, high, wide, first; /* the first window's corner and channel */
+        int filter, tap, channel;
+        int down, across;             /* the tap's offset */
+
+      public:
+        __device__ Shares(const Windows &conv, int m, int n, int step) : c(conv) {
+            const int rows = c.group_tiles * S::BLOCK_M * S::CLUSTER_M, group = m / rows, blocks = ceil_div(c.channels, S::BLOCK_K);
+            int position, q;
+            image = c.per_image.of(m - group * rows, position) + group * c.group_images;
+            high = c.per_row.of(position, q) * c.stride_h - c.pad_top;
+            wide = q * c.stride_w - c.pad_left;
+            first = group * c.group_channels;
+            filter = group * c.filters + n;
+            tap = step / blocks;
+            channel = (step - tap * blocks) * S::BLOCK_K;
+            const int r = tap / c.kernel_w;
+            down = r * c.dilation_h, across = (tap - r * c.kernel_w) * c.dilation_w;
+        }
+        __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
+            const Corner corner = {first + channel, wide, high, image};
+            const uint16_t right = (uint16_t)across, below = (uint16_t)down;
+            if (S::CLUSTER_N > 1) windows_load_multicast(to, map, barrier, corner, right, below, blocks);
+            else windows_load(to, map, barrier, corner, right, below);
+        }
+        __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
+            if (S::CLUSTER_M > 1) tensor_load_multicast(to, map, barrier, channel, tap, filter, blocks);
+            else tensor_load(to, map, barrier, channel, tap, filter);
+        }
+        __device__ void next() {
+            channel += S::BLOCK_K;
+            if (channel < c.channels) return;
+            channel = 0, tap++, across += c.dilation_w;
+            if (across == c.kernel_w * c.dilation_w) across = 0, down += c.dilation_h;
+        }
+    };
+
+    /* NHWC: rows of C. NCHW: neighbouring windows are neighbours in memory; eight lanes hold eight of them. */
+    template <class S, class Acc>
+    static __device__ void store(const Windows &c, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
+                                 const Acc (&sum)[S::PARTS][S::SUMS]) {
+        const int group = t.i / c.group_tiles, filter = group * c.filters, plane = c.out_h * c.out_w;
+        const int bytes = c.product.c_dtype == PYSIM_F32 ? 4 : 2;
+        Problem p = c.product;
+        p.c = (char *)c.out + (int64_t)(NHWC ? filter : filter * plane) * bytes;
+        if (p.bias) p.bias = (const char *)p.bias + filter * bytes;
+        p.m = c.windows, p.n = c.filters;
+        row -= group * c.group_tiles * S::BLOCK_M * S::CLUSTER_M;
+        if constexpr (NHWC) store_tile<S>(p, work, t, partials, row, column, sum);
+        else
+            with_epilogue<Acc>(p, [&](const auto &e) {
+                using Out = std::decay_t<decltype(*e.c)>;
+                if constexpr (Becomes<S::DTYPE, Out>::value)
+                    each_slice<S>(work, t, partials, row + row_of_thread(), column, e.n, sum,
+                                  [&](int at_row, int at, const Acc (&v)[SLICE]) { store_planes(c, e, at_row, at + 2 * (threadIdx.x % 4), v); });
+            });
+    }
+
+  private:
+    /* A slice of a thread's under NCHW: windows `row` and row + 8, filters 8 j + i after `column`. */
+    template <class Acc, class Out>
+    static __device__ void store_planes(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[SLICE]) {
+        using T = typename Epilogue<Acc, Out>::T;
+        const int plane = c.out_h * c.out_w;
+        T x[SLICE];
+        Out *to[2]; /* the windows' elements of filter 0 */
+#pragma unroll
+        for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int position;
+            const int image = c.per_image.of(min(row + 8 * h, e.m - 1), position);
+            to[h] = e.c + (int64_t)image * c.groups * c.filters * plane + position;
+        }
+        if (!e.plain) finish_slice(e, row, column, x, [&](int h, int at) { return to[h] + (int64_t)at * plane; });
+        if constexpr (sizeof(Out) == 2)
+            if (plane % 4 == 0 && (uintptr_t)e.c % 8 == 0) return store_fours(c, e, row, column, x);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const int at = column + j / 2 * 8 + j % 2;
+                if (row + 8 * h < e.m && at < e.n) to[h][(int64_t)at * plane] = Out(x[j / 2 * 4 + 2 * h + j % 2]);
+            }
+    }
+
+    /* The same where four windows lie in one image, on their alignment: squares of 8 windows x 8 filters are transposed, and lanes exchange
+     * halves until each has four neighbouring windows of one filter, so that a store fills 8 sectors of 32 bytes. */
+    template <class Acc, class Out, class T>
+    static __device__ void store_fours(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, const T (&x)[SLICE]) {
+        const int lane = threadIdx.x % 32, q = lane % 4, plane = c.out_h * c.out_w;
+        const int window = row - lane / 4 + 8 * (q & 1) + 4 * (q >> 1), filter = column - 2 * q + lane / 4;
+        int position;
+        const int image = c.per_image.of(min(window, e.m - 1), position);
+        Out *const to = e.c + ((int64_t)image * c.groups * c.filters + filter) * plane + position;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            unsigned half[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const Pack<Out, 2> pair = {{Out(x[4 * j + 2 * h]), Out(x[4 * j + 2 * h + 1])}};
+                half[h] = transpose_8x8(*(const unsigned *)&pair); /* windows 2 q and 2 q + 1 after 8 h, of filter lane / 4 */
+            }
+            const unsigned received = __shfl_xor_sync(~0u, q & 1 ? half[0] : half[1], 1);
+            const uint2 four = q & 1 ? make_uint2(received, half[1]) : make_uint2(half[0], received);
+            if (window < e.m && filter + 8 * j < e.n) *(uint2 *)(to + (int64_t)8 * j * plane) = four;
+        }
+    }
+};
+
+using EncodeWindows = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const int *,
+                                   const int *, cuuint32_t, cuuint32_t, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+inline const DriverFunction<EncodeWindows> &windows_encoder() {
+    static const DriverFunction<EncodeWindows> once("cuTensorMapEncodeIm2col");
+    return once;
+}
+
+/* Corners: where the first and the last window of an image begin, from its first and last pixel. */
+template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows &c) {
+    const cuuint64_t pitch = (cuuint64_t)c.pitch * S::BYTES, row = (cuuint64_t)c.row * S::BYTES;
+    const cuuint64_t sizes[] = {(cuuint64_t)c.depth, (cuuint64_t)c.width, (cuuint64_t)c.height, (cuuint64_t)c.images};
+    const cuuint64_t pitches[] = {pitch, row, row * c.height};
+    const int lower[] = {-c.pad_left, -c.pad_top};
+    const int upper[] = {c.pad_right - (c.kernel_w - 1) * c.dilation_w, c.pad_bottom - (c.kernel_h - 1) * c.dilation_h};
+    const cuuint32_t steps[] = {1, (cuuint32_t)c.stride_w, (cuuint32_t)c.stride_h, 1};
+    if (windows_encoder().error != cudaSuccess) return windows_encoder().error;
+    const CUresult result = windows_encoder().call(map, map_type<S>(), 4, const_cast<void *>(c.in), sizes, pitches, lower, upper, 128 / S::BYTES,
+                                                   S::A_SHARE, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows &c) {
+    const int taps = c.kernel_h * c.kernel_w;
+    const cuuint64_t tap = (cuuint64_t)c.channels * S::BYTES;
+    const cuuint64_t sizes[] = {(cuuint64_t)c.channels, (cuuint64_t)taps, (cuuint64_t)c.groups * c.filters}, pitches[] = {tap, tap * taps};
+    const cuuint32_t boxes[] = {128 / S::BYTES, 1, S::B_SHARE}, steps[] = {1, 1, 1};
+    if (encoder().error != cudaSuccess) return encoder().error;
+    const CUresult result = encoder().call(map, map_type<S>(), 3, const_cast<void *>(c.weights), sizes, pitches, boxes, steps,
+                                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+template <class S> Kernel<Windows> kernel_for(const Conv &c) { return c.nhwc ? wgmma_kernel<S, Gathered<true>> : wgmma_kernel<S, Gathered<false>>; }
+
+template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStream_t stream) {
+    CUtensorMap windows, filters;
+    cudaError_t error = describe_windows<S>(&windows, c);
+    if (error == cudaSuccess) error = describe_filters<S>(&filters, c);
+    return error == cudaSuccess ? start<S>(kernel_for<S>(c), windows, filters, c, c.product, sms, stream) : error;
+}
+
+template <class S> cudaError_t attributes_of_windows(const Conv &c, pysim_cuda_attributes *out) { return attributes_of<S>(kernel_for<S>(c), out); }
+}
+}
+#endif

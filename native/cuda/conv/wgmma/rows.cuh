@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The rows of conv/wgmma/rows.inc, a type at a time. Windows are rows of the product, filters its columns. */
+#include <climits>
+
+#include "conv/rows.h"
+#include "conv/wgmma/wgmma.h"
+#include "core/decomposition.cuh"
+#ifndef PYSIM_EMULATED
+#include "conv/wgmma/kernel.cuh"
+#endif
+
+namespace pysim {
+namespace rows {
+namespace {
+
+using Columns = ConvColumns;
+#include "conv/wgmma/rows.inc"
+};
+
+/* Clusters of S::BLOCKS blocks of S::BLOCK_M windows x S::BLOCK_N filters. */
+template <class S> struct Wgmma {
+    static void tile(Conv &c) {
+        c.tile_m = S::BLOCK_M * S::CLUSTER_M, c.tile_n = S::BLOCK_N * S::CLUSTER_N, c.cluster = S::BLOCKS;
+        c.group_tiles = ceil_div(c.windows, c.tile_m);
+        c.product.m = c.groups * c.group_tiles * c.tile_m, c.product.n = c.filters;
+        const int64_t k = hopper::steps_of(c) * S::BLOCK_K;
+        c.product.k = k < INT_MAX ? (int)k : INT_MAX; /* of kernels that it refuses */
+    }
+#ifdef PYSIM_EMULATED
+    static constexpr decltype(ConvRow::launch) launch = nullptr;
+    static constexpr decltype(ConvRow::attributes) attributes = nullptr;
+#else
+    static pysim_status launch(const Conv &c, int sms, cudaStream_t stream) {
+        hopper::Windows windows;
+        const pysim_status status = hopper::prepare(c, windows, stream);
+        return status == PYSIM_OK ? check(hopper::launch_windows<S>(windows, sms, stream), "a convolution on wgmma") : status;
+    }
+    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) { return hopper::attributes_of_windows<S>(c, out); }
+#endif
+};
+
+template <int DTYPE> Rows<ConvRow> wgmma_rows() {
+    return table_of<ConvRow>(lines, [](auto line, auto add) {
+        constexpr Columns c = lines[line];
+        if constexpr (c.dtype == DTYPE) {
+            using S = hopper::Shape<DTYPE, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m>;
+            static_assert(c.block.k == S::BLOCK_K && c.thread.n == 64 && c.thread.m == c.warp.m,
+                          "a stage is 128 bytes of k, an instruction as wide as its warpgroup's tile");
+            using Of = Wgmma<S>;
+            add(row_of(c, {hopper::refuses, hopper::own_bytes, Of::launch, Of::attributes, Of::tile}));
+        }
+    });
+}
+}
+}
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the convolutions on wgmma need beside their kernels (kernel.cuh): their operands (operands.cu, channels_last.cu). */
+#ifndef PYSIM_CUDA_CONV_WGMMA_H
+#define PYSIM_CUDA_CONV_WGMMA_H
+#include "conv/conv.h"
+#include "mainloop/hopper/shape.h"
+
+namespace pysim {
+namespace hopper {
+
+/* A convolution whose input and filters lie as TMA takes them: filters[filter][tap][channels], and images[image][row][pixel], of
+ * which each pixel has `depth` channels and begins `pitch` elements after the one before, a row `row` elements; all pitches are multiples
+ * of 16 bytes. A group's windows begin `group_images` images and `group_channels` channels after those of the group before. */
+struct Windows : Conv {
+    int images, depth, pitch, row, group_images, group_channels;
+};
+
+/* Steps of k. */
+int64_t steps_of(const Conv &c);
+/* What TMA refuses, what the copies take, and the copies themselves. */
+const char *refuses(const Conv &c);
+pysim_status own_bytes(const Conv &c, int64_t *bytes);
+/* What pysim_cuda_conv_run was given, as the kernels take it; copies what they cannot take as it lies. */
+pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream);
+}
+
+/* A copy of channels_last.cu: to[group][image][row][before + x][padded] = from[image][group channels][row][x] (or, `last`,
+ * [image][row][x][group channels]), zeros elsewhere in rows of `wide` places and `padded` channels; the bytes of these are a multiple of 16,
+ * as `to` is. */
+struct ChannelsLast {
+    void *to; /* NULL: nothing is copied */
+    const void *from;
+    int images, groups, rows, width, before, wide, channels, padded;
+    bool last;
+};
+/* Both at once. */
+cudaError_t channels_last(const ChannelsLast &one, const ChannelsLast &other, int element_bytes, cudaStream_t stream);
+}
+#endif

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * F(4x4, 3x3) in one kernel (equation: winograd.h, matrices: unfused4.cuh).
+ *
+ *   block    32 filters x 32 tiles of 4x4 outputs; steps of 8 channels; all 36 planes' sums in registers, 72 a thread
+ *   warp     w of 16 multiplies planes 2 w and 2 w + 1, each with half of its lanes, and a quarter of plane 32 + w / 4
+ *   thread   8 filters x 8 tiles of one plane, and 8 sums of another: so that four warps fall to each scheduler. (18 warps of
+ *            two planes each would be five on two of them, and five may have but 96 registers a thread.)
+ *
+ * Two threads of a warp make a patch: the rows of B^T take the even rows of d to even sums and the odd ones to odd sums, first,
+ *
+ *   even (d0 d2 d4)  row 0 = 4 d0 - 5 d2 + d4    near  = d4 - 4 d2    plain =    d4 - d2      row 1 = near + cross    row 2 = near - cross
+ *   odd  (d5 d1 d3)  row 5 = d5 + 4 d1 - 5 d3    cross = d3 - 4 d1    twice = 2 (d3 - d1)     row 3 = plain + twice   row 4 = plain - twice
+ *
+ * so each loads three rows, transforms them along the row, exchanges near and plain for cross and twice, and stores three planes' rows: the
+ * inner rows' two, then the outer one's. What it loads next comes four channels later: the outer row after the inner ones are stored, the next
+ * patch's inner rows after the outer one is; 12 registers beside the sums. The four warps of a scheduler take turns: warp w does so after channels
+ * w / 4 and w / 4 + 3, so that one waits for shared memory and shuffles while three multiply. Warps meet at two mbarriers a step (Stages), which
+ * part them further than one barrier of the block does.
+ *
+ * Filters: form `fused` has them transformed by a kernel before and copies a step's to its stage in one bulk copy (Transformed); form `single`
+ * transforms them in the block, too, and needs no workspace (Weights).
+ *
+ * In a stage plane p of channel c has its 32 tiles at word p PITCH + c ROW, and after all tiles its 32 filters at word (p 8 + c) 32, or 36 (single).
+ * Slots are tiles and lines filters under NCHW, the other way round under NHWC. In half a warp lane l reads slots' vectors l / 2 mod 2 + 2 (l / 8)
+ * and four more, and lines' vectors l mod 2 + 2 (l / 4 mod 2) and four more: two of four neighbours share each, so a 16-byte load takes 2
+ * wavefronts (pysim/cachemodel/shared_memory/banks.py). Of the quarter, 16 x 16, a lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of slots and the
+ * pair l mod 2 + 2 (l / 4 mod 4) of lines: 2 wavefronts and 1. Stores of patches take 1:
+ *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd: PITCH is 8 modulo 16, so that planes whose numbers differ by 6
+ *          or 30, those of the even rows and the odd, are 16 banks apart
+ *   NHWC   and where an image has up to 4 tiles, so that their channels lie in few lines: 4 tiles of 4 channels, which ROW parts by 4 banks each
+ *
+ * On the way out all sums lie in shared memory at once, [plane][line][slot], so that a warp reads, transforms and stores one line: neighbouring
+ * outputs of a row (NCHW), or filters (NHWC). Vectors of a line are turned, to part the stores of eight lanes. */
+#ifndef PYSIM_CUDA_WINOGRAD_FUSED4_CUH
+#define PYSIM_CUDA_WINOGRAD_FUSED4_CUH
+#include <new>
+
+#include "core/launch.h"
+#include "conv/winograd/fused4_pipeline.cuh"
+
+namespace pysim {
+namespace winograd {
+namespace fused4 {
+
+/* Halves of the patches that one thread transforms: one tile, one channel of each step. PIECE: how many of elements 1 to 4 of a row are loaded at
+ * once; more than one lie in the input all or none, and at a multiple of their size. */
+template <bool NHWC, int PIECE> class Halves {
+    const float *at; /* row 2 (even) or 1 (odd) of the step's patch that is loaded next; it may lie outside: see `inside` */
+    int row, column, step; /* elements between rows of the input, between columns, between steps */
+    enum { LINE = 6 * PITCH * 4 }; /* bytes between planes of rows that follow each other */
+    unsigned inside; /* bit 6 k + s: element s of row k of (0 2 4), or (5 1 3), lies in the input; bit 30: the last step has this channel; 31: odd */
+    int to;          /* byte of plane 0 in a stage */
+
+    __device__ bool is_odd() const { return forget((int)inside) < 0; }
+    __device__ unsigned valid(bool last) const { return last && !(inside >> 30 & 1) ? 0 : inside; }
+
+  public:
+    __device__ Halves(const Conv &c, int group, int first_tile, int begin, int end, unsigned thread) {
+        const unsigned warp = thread / 32, lane = thread % 32;
+        const bool square = NHWC || c.per_image.divisor <= 4;
+        const int channel = (int)(square ? warp % 2 * 4 + lane % 4 : warp / 2), tile = (int)(square ? warp / 2 * 4 + lane / 4 % 4 : warp % 2 * 16 + lane % 16);
+        const bool odd = lane >= 16;
+        to = (channel * ROW + tile) * 4;
+        const int all = c.groups * c.channels, number = first_tile + tile;
+        const Corner corner = corner_of(c, number);
+        const int h = corner.p - c.pad_top, w = corner.q - c.pad_left;
+        inside = 0;
+        if (number < c.windows)
+#pragma unroll
+            for (int i = 0; i < 18; i++) {
+                const int r = h + (odd ? (i / 6 * 2 + 5) % 6 : i / 6 * 2), s = w + i % 6;
+                if (r >= 0 && r < c.height && s >= 0 && s < c.width) inside |= 1u << i;
+            }
+        column = NHWC ? all : 1, row = c.width * column, step = NHWC ? (int)STEP : STEP * c.height * c.width;
+        if (begin + (end - begin - 1) / STEP * STEP + channel < end) inside |= 1u << 30;
+        if (odd) inside |= 1u << 31;
+        const int from = group * c.channels + begin + channel;
+        const int64_t origin = NHWC ? ((int64_t)corner.n * c.height * c.width + (int64_t)h * c.width + w) * all + from
+                                    : ((int64_t)corner.n * all + from) * c.height * c.width + (int64_t)h * c.width + w;
+        at = (const float *)c.in + origin + (odd ? 1 : 2) * row;
+    }
+
+    /* A row: the bits of its elements, where it lies. */
+    static __device__ void load_row(float *d, unsigned inside, const float *from, int column) {
+#pragma unroll
+        for (int i = 0; i < 6; i++)
+            if (PIECE == 1 || i == 0 || i == 5) d[i] = inside >> i & 1 ? from[i * column] : 0.f;
+            else if (i % PIECE == 1 % PIECE) {
+                const Pack<float, PIECE> piece = inside >> i & 1 ? *(const Pack<float, PIECE> *)(from + i) : Pack<float, PIECE>{};
+#pragma unroll
+                for (int j = 0; j < PIECE; j++) d[i + j] = piece.value[j];
+            }
+    }
+    /* Rows 2 and 4, or 1 and 3. */
+    __device__ void load_inner(float (&d)[12], bool last) const {
+        const unsigned mask = valid(last);
+        const float *const next = at + 2 * row;
+        const int column = NHWC ? forget(this->column) : 1;
+        load_row(d, mask >> 6, at, column), load_row(d + 6, mask >> 12, next, column);
+    }
+    /* Row 0, or 5; then what is loaded next is of the next step. */
+    __device__ void load_outer(float (&d)[12], bool last) {
+        const unsigned mask = valid(last);
+        const float *const from = at + (is_odd() ? 4 : -2) * row;
+        const int column = NHWC ? forget(this->column) : 1;
+        load_row(d, mask, from, column);
+        at += step;
+    }
+
+    /* Leaves in d[6 ..] what the inner rows are of the outer sums. */
+    __device__ void store_inner(char *stage, float (&d)[12]) const {
+        const bool odd = is_odd();
+        const float f1 = odd ? 4 : -5, f2 = odd ? -5 : 1, sign = odd ? -1 : 1, scale = odd ? 2 : 1;
+        char *const to = stage + this->to + (odd ? 2 * LINE : (int)LINE);
+        input_line_4<1>(d), input_line_4<1>(d + 6);
+#pragma unroll
+        for (int s = 0; s < 6; s++) {
+            const float x1 = d[s], x2 = d[6 + s], fourfold = x2 - 4 * x1, plain = scale * (x2 - x1);
+            *(float *)(to + s * (PITCH * 4)) = sign * fourfold + __shfl_xor_sync(0xffffffffu, fourfold, 16);
+            *(float *)(to + s * (PITCH * 4) + 2 * LINE) = sign * plain + __shfl_xor_sync(0xffffffffu, plain, 16);
+            d[6 + s] = f1 * x1 + f2 * x2;
+        }
+    }
+    __device__ void store_outer(char *stage, float (&d)[12]) const {
+        const bool odd = is_odd();
+        const float f0 = odd ? 1 : 4;
+        char *const to = stage + this->to + (odd ? 5 * LINE : 0);
+        input_line_4<1>(d);
+#pragma unroll
+        for (int s = 0; s < 6; s++) *(float *)(to + s * (PITCH * 4)) = f0 * d[s] + d[6 + s];
+    }
+};
+
+__device__ inline void read_16(float *to, const char *from) {
+    const float4 v = *(const float4 *)from;
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+/* Where a thread's sums lie: its plane, and the first of its slots and lines; the others follow, after four of them 16 further on. */
+struct Place { unsigned plane, slot, line; }; /* unsigned: halves and bits are cheap */
+__device__ inline Place place_of(unsigned thread) {
+    return {thread / 16, 4 * (thread / 2 % 2 + thread / 8 % 2 * 2), 4 * (thread % 2 + thread / 4 % 2 * 2)};
+}
+/* Of its 4 x 2 sums of a quarter. */
+__device__ inline Place rest_of(unsigned thread) {
+    return {32 + thread / 128, thread / 64 % 2 * 16 + 4 * (thread / 2 % 2 + thread / 16 % 2 * 2), thread / 32 % 2 * 16 + 2 * (thread % 2 + thread / 4 % 4 * 2)};
+}
+
+/* sum[slot][line], rest[slot][line] over `steps` steps. */
+template <bool NHWC, int PIECE, class Filters>
+__device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, Stages stages, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
+    const unsigned thread = threadIdx.x;
+    const Place main = place_of(thread), quarter = rest_of(thread);
+    enum { OF_FILTERS = Filters::ROW, STAGE_BYTES = TILE_BYTES + Filters::BYTES, FILTER_PLANE = STEP * OF_FILTERS };
+    enum { SLOT_PLANE = NHWC ? (int)FILTER_PLANE : (int)PITCH, SLOT_ROW = NHWC ? (int)OF_FILTERS : (int)ROW };
+    enum { LINE_PLANE = NHWC ? (int)PITCH : (int)FILTER_PLANE, LINE_ROW = NHWC ? (int)ROW : (int)OF_FILTERS };
+    const auto slots_at = [](const Place &p) { return (p.plane * SLOT_PLANE + p.slot) * 4 + (NHWC ? (int)TILE_BYTES : 0); };
+    const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4 + (NHWC ? 0 : (int)TILE_BYTES); };
+    const auto kept = [](unsigned x) { return __shfl_xor_sync(0xffffffffu, (int)x, 0); }; /* else the assembler shifts and adds at each use */
+    const int slots = kept(slots_at(main)), lines = kept(lines_at(main)), some_slots = kept(slots_at(quarter)), some_lines = kept(lines_at(quarter));
+    const int warp = __shfl_sync(0xffffffffu, (int)thread / 32, 0), turn = warp / 4; /* which the compiler then knows to be one for the warp */
+    float patch[12];
+    const auto multiply = [&](const char *of_slots, const char *of_lines) { /* a channel: where it lies in plane 0 of the stage */
+        float a[8], b[8];
+        read_16(a, of_slots + slots), read_16(a + 4, of_slots + slots + SIDE * 2);
+        read_16(b, of_lines + lines), read_16(b + 4, of_lines + lines + SIDE * 2);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i8 = 0; i8 < 8; i8++) {
+                const int m = n % 2 ? 7 - i8 : i8;
+                sum[m][n] = fmaf(a[m], b[n], sum[m][n]);
+            }
+        read_16(a, of_slots + some_slots);
+        const float2 two = *(const float2 *)(of_lines + some_lines);
+#pragma unroll
+        for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
+    };
+    filters.begin(stages, shared, steps, warp);
+    float first[12], outer[12]; /* no sums are kept yet: all of the first patch comes at once, and the second's inner rows */
+    halves.load_inner(first, steps == 1), halves.load_outer(outer, steps == 1);
+    if (steps > 1) halves.load_inner(patch, steps == 2);
+    filters.begun(shared, warp);
+    halves.store_inner(shared, first);
+#pragma unroll
+    for (int s = 6; s < 12; s++) outer[s] = first[s];
+    halves.store_outer(shared, outer);
+    stages.full();
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+        const bool more = i + 1 < steps;
+        stages.wait_full(i);
+        const char *slots = shared + i % 2 * STAGE_BYTES, *lines = slots;
+        char *const other = shared + (1 - i % 2) * STAGE_BYTES;
+        const auto some = [&](int channels) {
+#pragma unroll 1
+            for (; channels > 0; channels--) multiply(slots, lines), slots += SLOT_ROW * 4, lines += LINE_ROW * 4;
+        };
+        some(turn + 1);
+        if (more) {
+            stages.wait_free(i);
+            filters.fetch(stages, shared, i + 1, steps, warp);
+            halves.store_inner(other, patch), halves.load_outer(patch, i + 2 == steps);
+        }
+        some(3);
+        if (more) {
+            halves.store_outer(other, patch);
+            filters.fill(shared, i + 1, warp);
+            stages.full();
+            if (i + 2 < steps) halves.load_inner(patch, i + 3 == steps);
+        }
+        some(STEP / 2 - turn);
+        if (i + 2 < steps) stages.read();
+    }
+}
+
+/* The word of a sum in its plane. */
+__device__ inline int word_of(unsigned slot, unsigned line) { return line * SIDE + (slot ^ line / 4 % 4 * 8 ^ line / 2 % 2 * 16); }
+
+/* That of a slot whose neighbour it changed places with: so registers of sums have the other parity than those of fragments, see store_tile. */
+__device__ inline int swapped(unsigned slot, unsigned line) { return word_of(slot ^ 1, line); }
+
+__device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], unsigned thread) {
+    const Place main = place_of(thread), quarter = rest_of(thread);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int m = i % 2 * 4, n = i / 2;
+        *(float4 *)(to + main.plane * PLANE + word_of(m / 4 * 16 + main.slot, n / 4 * 16 + main.line + n % 4)) =
+            make_float4(sum[m + 1][n], sum[m][n], sum[m + 3][n], sum[m + 2][n]);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+        *(float4 *)(to + quarter.plane * PLANE + word_of(quarter.slot, quarter.line + n)) = make_float4(rest[1][n], rest[0][n], rest[3][n], rest[2][n]);
+}
+
+/* Which group, first tile and block of filters a block computes. */
+struct Block { int group, tile, filters; };
+
+/* `out`: of the thread's two filters and tiles, by fours, or under NHWC, where lanes have neighbouring filters. PLAIN: as they are. Else by way of
+ * shared memory, in place of sums that this thread has read, so that the epilogue stands in a loop. */
+template <bool NHWC, bool PLAIN>
+__device__ inline void store(const Conv &c, const Epilogue<float, float> &epilogue, const Block &block, const float (&out)[32], float *shared) {
+    const unsigned thread = thread_again();
+    if constexpr (!PLAIN)
+#pragma unroll
+        for (int i = 0; i < 32; i++) shared[i % 16 * PLANE + swapped(thread % 32, thread / 32 + i / 16 * 16)] = out[i];
+    float *const to = (float *)c.out;
+    const int all = c.groups * c.filters, row = NHWC ? c.out_w * all : c.out_w;
+    const bool old = epilogue.beta != 0;
+    enum { PAIRS = PLAIN ? 2 : 1, ROWS = PLAIN ? 4 : 1 }; /* how far loops are unrolled */
+#pragma unroll PAIRS
+    for (int i = 0; i < 2; i++) {
+        const int slot = (int)(thread % 32), line = (int)(thread / 32 + 16 * i);
+        const int number = block.tile + (NHWC ? line : slot), filter = block.filters * SIDE + (NHWC ? slot : line);
+        if (number >= c.windows || filter >= c.filters) continue;
+        const Corner corner = corner_of(c, number);
+        const int f = block.group * c.filters + filter, high = c.out_h - corner.p, wide = c.out_w - corner.q;
+        const int64_t first = (int64_t)corner.p * c.out_w + corner.q;
+        float *const at = to + (NHWC ? ((int64_t)corner.n * c.out_h * c.out_w + first) * all + f : ((int64_t)corner.n * all + f) * c.out_h * c.out_w + first);
+        const float *const from = shared + swapped(slot, line);
+#pragma unroll ROWS
+        for (int r = 0; r < 4; r++) {
+            if (r >= high) continue;
+            float *const to_row = at + r * row;
+            Pack<float, 4> v = {};
+            if (!PLAIN && !NHWC && old) v = *(const Pack<float, 4> *)to_row;
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                if constexpr (PLAIN) v.value[q] = out[16 * i + 4 * r + q];
+                else {
+                    if (NHWC && old && q < wide) v.value[q] = to_row[q * all];
+                    v.value[q] = epilogue.finish(from[(4 * r + q) * PLANE], v.value[q], f);
+                }
+                if (NHWC && q < wide) to_row[q * all] = v.value[q];
+            }
+            if (!NHWC) *(Pack<float, 4> *)to_row = v;
+        }
+    }
+}
+
+/* The same under NCHW where rows are no vectors. All of the block have read their sums. */
+template <bool PLAIN>
+__device__ inline void store_words(const Conv &c, const Epilogue<float, float> &epilogue, const Block &block, const float (&out)[32], float *shared) {
+    const unsigned thread = thread_again();
+    const int number = block.tile + (int)(thread % 32), plane = c.out_h * c.out_w;
+    const Corner corner = corner_of(c, number);
+    const int high = number < c.windows ? c.out_h - corner.p : 0, wide = c.out_w - corner.q;
+    const int tile = corner.n * c.groups * c.filters * plane + corner.p * c.out_w + corner.q; /* of filter 0: tensors have up to 2^30 elements */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int filter = block.filters * SIDE + (int)(thread / 32) + 16 * i, f = block.group * c.filters + filter;
+        if (filter < c.filters) store_rows<PLAIN>(c, epilogue, out + 16 * i, {tile + f * plane, high, wide, f}, shared + thread / 32 * ROOM);
+    }
+}
+
+/* `meet` of two parts that the blocks of a cluster have, by way of the first one's shared memory: true there. */
+__device__ inline bool meet_near(const Tile &t, float (&out)[32], char *shared) {
+#ifndef PYSIM_COPIES_BY_THREADS
+    const unsigned at = thread_again() * 16;
+    hopper::cluster_sync(); /* the first one has read its sums */
+    if (t.part == 1) {
+        const uint32_t to = hopper::address_at(hopper::shared_address(shared) + at, 0);
+#pragma unroll
+        for (int i = 0; i < 8; i++) hopper::store_at(to + i * THREADS * 16, out + 4 * i);
+    }
+    hopper::cluster_sync();
+    if (t.part == 0) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float v[4];
+            read_16(v, shared + i * THREADS * 16 + at);
+#pragma unroll
+            for (int j = 0; j < 4; j++) out[4 * i + j] += v[j];
+        }
+        __syncthreads();
+    }
+#else
+    (void)out, (void)shared; /* one block has all parts */
+#endif
+    return t.part == 0;
+}
+
+template <class Filters> constexpr int shared_bytes = 2 * (TILE_BYTES + (int)Filters::BYTES) + (int)Filters::SHARED_BYTES;
+
+template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel(const __grid_constant__ Conv c) {
+    static_assert(LARGE * PLANE * 4 <= shared_bytes<Filters>, "the way out uses the stages");
+    PYSIM_DYNAMIC_SHARED(shared);
+    __shared__ struct { /* not in registers, which the loop needs */
+        Tile tile;
+        alignas(Work) char work[sizeof(Work)];
+        bool valid;
+        int last;
+        uint64_t arrivals[2]; /* Stages */
+    } now;
+    const Problem &p = c.product;
+    Work &work = *(Work *)now.work;
+    const bool near = Filters::NEAR && p.kind == PYSIM_SPLIT_K && !p.partials; /* neighbouring blocks, a cluster, have the parts of a tile */
+    if (threadIdx.x == 0) {
+        const Grid grid(p, SIDE, SIDE, STEP);
+        new (now.work) Work(p, grid, near ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : blockIdx.x, gridDim.x);
+    }
+    while (true) {
+        if (thread_again() == 0) {
+            now.valid = work.next(now.tile), Stages::begin(now.arrivals, Filters::COPIES);
+#ifdef PYSIM_COPIES_BY_THREADS
+            if (near) now.valid = now.valid && now.tile.part == 0, now.tile.end = ceil_div(c.channels, STEP); /* no clusters: one block has all parts */
+#endif
+        }
+        __syncthreads();
+        if (!now.valid) return;
+        const Tile &t = now.tile;
+        const auto block = [&] { /* read again after the loop rather than kept through it */
+            const int tiles = NHWC ? t.i : t.j, group = tiles / c.group_tiles;
+            return Block{group, (tiles - group * c.group_tiles) * SIDE, NHWC ? t.j : t.i};
+        };
+        const Block of = block();
+        float sum[8][8], rest[4][2];
+#pragma unroll
+        for (int i = 0; i < 64; i++) sum[i / 8][i % 8] = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) rest[i / 2][i % 2] = 0;
+        sum_planes(Halves<NHWC, PIECE>(c, of.group, of.tile, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
+                         Filters(c, of.group, of.filters, t.begin, t.end), Stages(now.arrivals), t.end - t.begin, sum, rest, shared);
+        __syncthreads(); /* all have read their fragments */
+        const unsigned thread = thread_again();
+        if (thread == 0) Stages::end(now.arrivals);
+        put((float *)shared, sum, rest, thread);
+        __syncthreads();
+        float out[32];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float *const from = (const float *)shared + swapped(thread % 32, thread / 32 + 16 * i);
+            transform_out(out + 16 * i, [&](int p) { return from[p * PLANE]; });
+        }
+        const auto far = [&] { return meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); }); };
+        if (near ? meet_near(t, out, shared) : far()) {
+            const Epilogue<float, float> epilogue(p);
+            if (NHWC || by_fours(c)) {
+                if (epilogue.plain) store<NHWC, true>(c, epilogue, block(), out, (float *)shared);
+                else store<NHWC, false>(c, epilogue, block(), out, (float *)shared);
+            } else {
+                __syncthreads();
+                if (epilogue.plain) store_words<true>(c, epilogue, block(), out, (float *)shared);
+                else store_words<false>(c, epilogue, block(), out, (float *)shared);
+            }
+        }
+        Stages::written(); /* what was read from the stages is stored: the next tile's copies may come */
+        __syncthreads();
+    }
+}
+}
+}
+}
+#endif

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the stages of fused F(4x4) (fused4.cuh) are, whose turn each is, and the two ways in which filters come to them. */
+#ifndef PYSIM_CUDA_WINOGRAD_STAGES4_CUH
+#define PYSIM_CUDA_WINOGRAD_STAGES4_CUH
+#include "core/decomposition.cuh"
+#include "core/ptx.cuh"
+#include "conv/winograd/unfused4.cuh"
+
+#if defined(PYSIM_EMULATED) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
+#define PYSIM_COPIES_BY_THREADS
+#else
+#include "mainloop/hopper/ptx.cuh"
+#endif
+
+namespace pysim {
+namespace winograd {
+namespace fused4 {
+
+enum {
+    SIDE = 32, /* filters, and tiles, of a block */
+    THREADS = 512,
+    ROW = SIDE + 4, PITCH = STEP * ROW + 8, /* words of tiles: of a channel, of a plane */
+    TILE_BYTES = LARGE * PITCH * 4, /* of a stage; filters follow */
+    PLANE = SIDE * SIDE, /* sums */
+};
+static_assert(PITCH % 16 == 8 && PITCH % 4 == 0, "see PITCH");
+
+/* x, of which the compiler forgets what it knows: what follows from it is computed where it is needed, not kept in registers through the loop. */
+__device__ inline int forget(int x) {
+#ifndef PYSIM_EMULATED
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
+/* threadIdx.x, read where it is needed. */
+__device__ inline unsigned thread_again() {
+    unsigned x = threadIdx.x;
+#ifndef PYSIM_EMULATED
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+#endif
+    return x;
+}
+
+/* Whose turn each stage is: of a step it is full when all threads, and the filters' copies, have arrived; and free when all have read it. Two
+ * mbarriers, so that warps wait for what they need alone; before compute capability 9.0 one barrier a step. */
+class Stages {
+#ifdef PYSIM_COPIES_BY_THREADS
+  public:
+    __device__ explicit Stages(uint64_t *) {}
+    __device__ static void begin(uint64_t *, int) {}
+    __device__ static void end(uint64_t *) {}
+    __device__ static void written() {}
+    __device__ void full() const {}
+    __device__ void read() const {}
+    __device__ void wait_free(int) const {}
+    __device__ void wait_full(int) const {
+        wait_async<0>();
+        __syncthreads();
+    }
+    __device__ void copy(char *to, const char *from, int bytes, int) const {
+        for (int at = (int)threadIdx.x * 16; at < bytes; at += THREADS * 16) copy_async<16>(to + at, from + at, 16);
+        commit_async();
+    }
+#else
+    const uint32_t filled, freed;
+
+  public:
+    __device__ explicit Stages(uint64_t *arrivals) : filled(hopper::shared_address(arrivals)), freed(filled + 8) {}
+    /* By one thread, before a barrier of the block and after one. `copies`: arrivals a step beside those of threads. */
+    __device__ static void begin(uint64_t *arrivals, int copies) {
+        hopper::barrier_init(hopper::shared_address(arrivals), THREADS + copies), hopper::barrier_init(hopper::shared_address(arrivals + 1), THREADS);
+        hopper::barrier_init_done();
+    }
+    __device__ static void end(uint64_t *arrivals) {
+        hopper::barrier_end(hopper::shared_address(arrivals)), hopper::barrier_end(hopper::shared_address(arrivals + 1));
+    }
+    /* By all, before the barrier after which copies go to stages that were written otherwise. */
+    __device__ static void written() { hopper::async_after_writes(); }
+    /* By each thread: it has stored its part of the next step; it has read this step's stage, which the step after the next will fill: safe by
+     * the multiply-adds of the loop before, of which the last channel's wait for its fragments. */
+    __device__ void full() const { hopper::barrier_arrive(filled); }
+    __device__ void read() const { hopper::barrier_arrive(freed); }
+    __device__ void wait_full(int step) const { hopper::barrier_wait(filled, step % 2); }
+    __device__ void wait_free(int step) const { hopper::barrier_wait(freed, (step + 1) % 2); } /* all have read the step before: nobody at step 0 */
+    /* By one thread, for all: an arrival at the next step, and as many bytes. */
+    __device__ void copy(char *to, const char *from, int bytes, int warp) const {
+        if (warp != 0) return;
+        __syncwarp(); /* keeps this a branch, which the other warps take */
+        if (thread_again() != 0) return;
+        hopper::barrier_arrive_expect(filled, bytes);
+        hopper::bulk_load(hopper::shared_address(to), from, bytes, filled);
+    }
+#endif
+};
+
+/* Filters that a kernel has transformed before: each step's are copied to its stage by one thread and the engine of bulk copies, or by all. */
+class Transformed {
+    const char *from; /* the next step's */
+
+  public:
+    enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1, NEAR = 0 };
+    __device__ Transformed(const Conv &c, int group, int block, int begin, int)
+        : from((const char *)c.own + (((int64_t)group * ceil_div(c.filters, SIDE) + block) * ceil_div(c.channels, STEP) + begin) * BYTES) {}
+    __device__ void begin(const Stages &stages, char *shared, int, int warp) { fetch(stages, shared, 0, 0, warp); }
+    __device__ void begun(char *, int) const {}
+    __device__ void fetch(const Stages &stages, char *shared, int step, int, int warp) {
+        stages.copy(shared + step % 2 * (int)(TILE_BYTES + BYTES) + TILE_BYTES, from, BYTES, warp);
+        from += BYTES;
+    }
+    __device__ void fill(char *, int, int) const {}
+};
+
+/* Filters as they lie: each step's weights are copied a step ahead, [filter][channel][tap] (NHWC: [filter][tap][channel]), and transformed on
+ * their way to the stage. A warp makes three rows of G g G^T, as Halves does: of 4 filters and 8 channels, which ROW parts by 4 banks each. */
+template <bool NHWC> class Weights {
+    enum { WORDS = STEP * 9 };
+    enum : unsigned { PLACE = (1u << 30) - 1, RAGGED = 1u << 30, NOTHING = 1u << 31 }; /* operands have up to 2^30 elements */
+    const Conv &c;
+    unsigned from; /* an element of the weights: of a filter this thread copies every 16th word from there next. RAGGED: the part's last step has
+                      fewer channels; NOTHING: the filter does not exist */
+
+    /* Which filter's words a thread copies: those of half a warp are 16 banks from the other half's. */
+    static __device__ unsigned line_of(unsigned thread) { return thread / 64 * 4 + thread / 32 % 2 + thread / 16 % 2 * 2; }
+    static __device__ float *words(char *shared, int step) {
+        return (float *)(shared + 2 * (int)(TILE_BYTES + BYTES) + step % 2 * (SIDE * (int)WORDS * 4));
+    }
+    __device__ void copy(char *shared, int step, bool last) {
+        const unsigned thread = thread_again(), word = thread % 16;
+        float *const to = words(shared, step) + line_of(thread) * WORDS + word;
+        const float *const at = (const float *)c.weights + (from & PLACE);
+        const auto copy_all = [&](auto inside) {
+#pragma unroll
+            for (int i = 0; i < 5; i++)
+                if (i < 4 || word < WORDS - 64) copy_async<4>(to + 16 * i, at + (NHWC ? 2 * i * c.channels : 16 * i), inside(i) ? 4 : 0);
+        };
+        if ((from & NOTHING) || (last && from & RAGGED)) {
+            const unsigned left = from & NOTHING ? 0 : c.channels % STEP;
+            copy_all([&](int i) { return (NHWC ? word % 8 : word + 16 * i) < (NHWC ? left : 9 * left); });
+        } else copy_all([](int) { return true; });
+        commit_async();
+        from += NHWC ? (unsigned)STEP : (unsigned)WORDS;
+    }
+
+  public:
+    enum { ROW = SIDE + 4, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 2 * SIDE * WORDS * 4, COPIES = 0, NEAR = 1 };
+    __device__ Weights(const Conv &conv, int group, int block, int begin, int end) : c(conv) {
+        const unsigned word = threadIdx.x % 16;
+        const int filter = block * SIDE + (int)line_of(threadIdx.x);
+        from = (unsigned)(group * c.filters + filter) * 9 * c.channels + (NHWC ? word / 8 * c.channels + word % 8 + begin * STEP : word + begin * WORDS);
+        if (end * STEP > c.channels) from |= RAGGED;
+        if (filter >= c.filters) from = NOTHING;
+    }
+    __device__ void begin(const Stages &, char *shared, int steps, int) {
+        copy(shared, 0, steps == 1);
+        if (steps > 1) copy(shared, 1, steps == 2);
+    }
+    __device__ void begun(char *shared, int warp) const {
+        wait_async<0>();
+        __syncthreads();
+        fill(shared, 0, warp);
+    }
+    __device__ void fetch(const Stages &, char *shared, int step, int steps, int) {
+        if (step + 1 < steps) copy(shared, step + 1, step + 2 == steps);
+    }
+    /* The stage of a step, whose weights have come and been seen; then those of the step after have come. */
+    __device__ void fill(char *shared, int step, int warp) const {
+        const bool odd = warp >= THREADS / 64;
+        const unsigned lane = thread_again() % 32, line = warp % 8 * 4 + lane / 8, channel = lane % 8;
+        const float *const g = words(shared, step) + line * WORDS + (NHWC ? channel : 9 * channel);
+        enum { TAP = NHWC ? (int)STEP : 1, LINE = 6 * STEP * ROW };
+        const float far = odd ? 4 : 1, twice = odd ? 2 : 1;
+        float outer[3], first[3], second[3]; /* rows 0, 1, 2, or 5, 3, 4: see filter_line_4 */
+#pragma unroll
+        for (int s = 0; s < 3; s++) {
+            const float g0 = g[s * TAP], g1 = g[(3 + s) * TAP], g2 = g[(6 + s) * TAP], ends = g0 + far * g2;
+            outer[s] = odd ? g2 : g0, first[s] = ends + twice * g1, second[s] = ends - twice * g1;
+        }
+        float *const to = (float *)(shared + step % 2 * (int)(TILE_BYTES + BYTES) + TILE_BYTES) + channel * ROW + line;
+        const auto put = [&](float *to, const float (&half)[3]) {
+            float u[6];
+            filter_line_4(u, half[0], half[1], half[2]);
+#pragma unroll
+            for (int s = 0; s < 6; s++) to[s * (STEP * ROW)] = u[s];
+        };
+        put(to + (odd ? 5 * LINE : 0), outer);
+        float *const inner = to + (odd ? 3 : 1) * LINE;
+        put(inner, first), put(inner + LINE, second); /* these stores wait for the weights: after full() they may be copied over */
+        wait_async<0>();
+    }
+};
+}
+}
+}
+#endif

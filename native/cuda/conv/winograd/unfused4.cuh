@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * F(4x4, 3x3) by stages (equation: winograd.h), in chunks of tiles whose transformed patches V and sums M stay in L2:
+ *
+ *   once         U[plane][group] = G g G^T                                   [channels][filters]
+ *   each chunk   V[plane] = B^T d B                                          NCHW: [all channels][tiles], NHWC: [tiles][all channels]
+ *                M[plane][group] = U V, 36 products for each group at once   NCHW: [filters][tiles], NHWC: [tiles][filters]
+ *                Y = A^T M A, with the epilogue
+ *
+ * with the points 0, 1, -1, 2, -2 and infinity (Lavin and Gray, 2016), but G without its denominators, by which A^T is divided instead: outputs
+ * are transformed once, filters in each block that needs them, and whole numbers stay whole up to there.
+ *
+ *   B^T = 4  0 -5  0  1  0     G = 1  0  0     A^T = 1  1  1  1  1  0   columns over  4 -6 -6 24 24  1
+ *         0 -4 -4  1  1  0         1  1  1           0  1 -1  2 -2  0
+ *         0  4 -4 -1  1  0         1 -1  1           0  1  1  4  4  0
+ *         0 -2 -1  2  1  0         1  2  4           0  1 -1  8 -8  1
+ *         0  2 -1 -2  1  0         1 -2  4
+ *         0  4  0 -5  0  1         0  0  1
+ *
+ * The products are tiles of mainloop/simt/kernel.cuh: operands lie so that all but NHWC's V go to shared memory by 16 bytes as they are. */
+#ifndef PYSIM_CUDA_WINOGRAD_STAGED_CUH
+#define PYSIM_CUDA_WINOGRAD_STAGED_CUH
+#include "conv/winograd/winograd.h"
+#include "mainloop/simt/kernel.cuh"
+
+namespace pysim {
+namespace winograd {
+
+enum { LARGE = 36 }; /* planes */
+
+/* One chunk's buffers and sizes; the pitches of U, and of V and M where tiles lie side by side, are multiples of 4. */
+struct Chunk {
+    float *u, *v, *m;
+    int first, tiles;     /* of all of a group's */
+    int u_pitch, pitch;   /* of a row of filters, of tiles */
+    int blocks;           /* tiles of the product that a chunk's tiles take in one plane and group */
+};
+
+/* The lines of G, B^T and A^T: 3 -> 6, 6 -> 6, 6 -> 4. */
+__device__ inline void filter_line_4(float (&to)[6], float a, float b, float c) {
+    const float near = a + c, far = a + 4 * c;
+    to[0] = a, to[1] = near + b, to[2] = near - b, to[3] = far + 2 * b, to[4] = far - 2 * b, to[5] = c;
+}
+template <int STRIDE> __device__ inline void input_line_4(float *d) {
+    const float d0 = d[0], d1 = d[STRIDE], d2 = d[2 * STRIDE], d3 = d[3 * STRIDE], d4 = d[4 * STRIDE], d5 = d[5 * STRIDE];
+    const float near = d4 - 4 * d2, cross = d3 - 4 * d1, plain = d4 - d2, twice = 2 * (d3 - d1);
+    d[0] = 4 * d0 + (d4 - 5 * d2), d[STRIDE] = near + cross, d[2 * STRIDE] = near - cross;
+    d[3 * STRIDE] = plain + twice, d[4 * STRIDE] = plain - twice, d[5 * STRIDE] = 4 * d1 + (d5 - 5 * d3);
+}
+__device__ inline void output_line_4(float (&to)[4], const float (&m)[6]) {
+    const float sum1 = m[1] + m[2], less1 = m[1] - m[2], sum2 = m[3] + m[4], less2 = m[3] - m[4];
+    to[0] = 0.25f * m[0] + (1.f / 24 * sum2 - 1.f / 6 * sum1), to[1] = 1.f / 12 * less2 - 1.f / 6 * less1;
+    to[2] = 1.f / 6 * sum2 - 1.f / 6 * sum1, to[3] = 1.f / 3 * less2 + (m[5] - 1.f / 6 * less1);
+}
+
+/* out[4 r + s] of a tile and filter, whose sum in plane p is of(p). */
+template <class Of> __device__ inline void transform_out(float *out, Of of) {
+    float half[4][6];
+#pragma unroll
+    for (int s = 0; s < 6; s++) {
+        float m[6], line[4];
+#pragma unroll
+        for (int r = 0; r < 6; r++) m[r] = of(6 * r + s);
+        output_line_4(line, m);
+#pragma unroll
+        for (int r = 0; r < 4; r++) half[r][s] = line[r];
+    }
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        float line[4];
+        output_line_4(line, half[r]);
+#pragma unroll
+        for (int s = 0; s < 4; s++) out[4 * r + s] = line[s];
+    }
+}
+
+/* Where a tile's patch and outputs begin. */
+struct Corner { int n, p, q; };
+__device__ inline Corner corner_of(const Conv &c, int tile) {
+    int in_image, across;
+    Corner at;
+    at.n = c.per_image.of(tile, in_image), at.p = 4 * c.per_row.of(in_image, across), at.q = 4 * across;
+    return at;
+}
+
+/* Whether a tile's rows of outputs are stored by 16 bytes under NCHW. */
+__device__ inline bool by_fours(const Conv &c) { return c.out_w % 4 == 0 && (uintptr_t)c.out % 16 == 0; }
+
+/* Where a tile's outputs lie: the first, how many rows and columns of them exist, and of which filter they are. */
+struct Outputs { int first, high, wide, filter; };
+enum { ROOM = 4 * 4 * 32 }; /* words in which the outputs of a warp's 32 tiles change lanes */
+
+/* Stores a warp's tiles under NCHW where rows are no vectors, out[4 r + column] of a lane's tile: by way of shared memory of the warp's own, so that lanes
+ * store neighbouring words of 8 tiles' rows. A lane that stored its own tile's words would be 16 bytes from the next one, and L2 would be asked for
+ * each sector four times. */
+template <bool PLAIN>
+__device__ inline void store_rows(const Conv &c, const Epilogue<float, float> &epilogue, const float *out, const Outputs &of, float *room) {
+    const int lane = (int)(threadIdx.x % 32);
+    const auto of_lane = [](int x, int from) { return __shfl_sync(0xffffffffu, x, from); };
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < 4; r++) *(float4 *)(room + (32 * r + lane) * 4) = make_float4(out[4 * r], out[4 * r + 1], out[4 * r + 2], out[4 * r + 3]);
+    __syncwarp();
+#pragma unroll 1
+    for (int eight = 0; eight < 4; eight++) {
+        const int from = 8 * eight + lane / 4, high = of_lane(of.high, from), wide = of_lane(of.wide, from), filter = of_lane(of.filter, from);
+        float *const at = (float *)c.out + of_lane(of.first, from) + lane % 4;
+        enum { ROWS = PLAIN ? 4 : 1 }; /* how far the loop is unrolled */
+#pragma unroll ROWS
+        for (int r = 0; r < 4; r++)
+            if (r < high && lane % 4 < wide) {
+                const float x = room[128 * r + 32 * eight + lane];
+                at[r * c.out_w] = PLAIN ? x : epilogue.finish(x, epilogue.beta != 0 ? at[r * c.out_w] : 0.f, filter);
+            }
+    }
+}
+
+/* Thread `index` has a (tile, line) whose line is a channel or filter of `lines`; neighbours are tiles (NCHW), or lines (NHWC). */
+template <bool NHWC> __device__ inline bool part_of(int64_t index, int tiles, int lines, int &tile, int &line) {
+    if (index >= (int64_t)tiles * lines) return false;
+    const int fast = NHWC ? lines : tiles, slow = (int)(index / fast), rest = (int)(index - (int64_t)slow * fast);
+    tile = NHWC ? slow : rest, line = NHWC ? rest : slow;
+    return true;
+}
+
+template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_filters(const __grid_constant__ Conv c, const __grid_constant__ Chunk s) {
+    const int64_t index = blockIdx.x * (int64_t)THREADS + threadIdx.x;
+    if (index >= (int64_t)c.groups * c.channels * c.filters) return;
+    const int filter = (int)(index % c.filters), channel = (int)(index / c.filters % c.channels), group = (int)(index / c.filters / c.channels);
+    const int64_t f = (int64_t)group * c.filters + filter;
+    const float *from = (const float *)c.weights + (NHWC ? f * 9 * c.channels + channel : (f * c.channels + channel) * 9);
+    const int step = NHWC ? c.channels : 1;
+    float half[3][6];
+#pragma unroll
+    for (int s3 = 0; s3 < 3; s3++) filter_line_4(half[s3], from[s3 * step], from[(3 + s3) * step], from[(6 + s3) * step]);
+#pragma unroll
+    for (int r = 0; r < 6; r++) {
+        float u[6];
+        filter_line_4(u, half[0][r], half[1][r], half[2][r]);
+#pragma unroll
+        for (int w = 0; w < 6; w++) s.u[(((int64_t)(r * 6 + w) * c.groups + group) * c.channels + channel) * s.u_pitch + filter] = u[w];
+    }
+}
+
+template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_input(const __grid_constant__ Conv c, const __grid_constant__ Chunk s) {
+    const int all = c.groups * c.channels;
+    int tile, channel;
+    if (!part_of<NHWC>(blockIdx.x * (int64_t)THREADS + threadIdx.x, s.tiles, all, tile, channel)) return;
+    const Corner at = corner_of(c, s.first + tile);
+    const int h = at.p - c.pad_top, w = at.q - c.pad_left, column = NHWC ? all : 1, row = c.width * column;
+    const float *from = (const float *)c.in + (NHWC ? (int64_t)at.n * c.height * row + channel : ((int64_t)at.n * all + channel) * c.height * row) + (int64_t)h * row + (int64_t)w * column;
+    float d[LARGE];
+#pragma unroll
+    for (int r = 0; r < 6; r++)
+#pragma unroll
+        for (int i = 0; i < 6; i++) {
+            const bool inside = h + r >= 0 && h + r < c.height && w + i >= 0 && w + i < c.width;
+            d[6 * r + i] = inside ? from[(int64_t)(r * row) + i * column] : 0.f;
+        }
+#pragma unroll
+    for (int r = 0; r < 6; r++) input_line_4<1>(d + 6 * r);
+#pragma unroll
+    for (int i = 0; i < 6; i++) input_line_4<6>(d + i);
+    const int64_t plane = (int64_t)all * s.pitch;
+    float *const to = s.v + (NHWC ? (int64_t)tile * all + channel : (int64_t)channel * s.pitch + tile);
+#pragma unroll
+    for (int i = 0; i < LARGE; i++) to[i * plane] = d[i];
+}
+
+template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_output(const __grid_constant__ Conv c, const __grid_constant__ Chunk s) {
+    __shared__ float rooms[NHWC ? 1 : THREADS / 32 * ROOM];
+    const int all = c.groups * c.filters;
+    const bool words = !NHWC && !by_fours(c); /* then lanes store for each other, also one without a tile */
+    int tile = 0, filter = 0;
+    const bool exists = part_of<NHWC>(blockIdx.x * (int64_t)THREADS + threadIdx.x, s.tiles, all, tile, filter);
+    if (!exists && !words) return;
+    const int64_t plane = (int64_t)all * s.pitch;
+    const float *from = s.m + (NHWC ? (int64_t)tile * all + filter : (int64_t)filter * s.pitch + tile);
+    float m[LARGE], out[16];
+#pragma unroll
+    for (int i = 0; i < LARGE; i++) m[i] = exists ? from[i * plane] : 0.f;
+    transform_out(out, [&](int p) { return m[p]; });
+    const Epilogue<float, float> epilogue(c.product);
+    const Corner at = corner_of(c, s.first + tile);
+    const int high = exists ? c.out_h - at.p : 0, wide = c.out_w - at.q, column = NHWC ? all : 1, row = c.out_w * column;
+    const int first = (NHWC ? at.n * c.out_h * row + filter : (at.n * all + filter) * c.out_h * row) + at.p * row + at.q * column; /* up to 2^30 */
+    if (words) {
+        float *const room = rooms + (NHWC ? 0 : threadIdx.x / 32 * ROOM);
+        if (epilogue.plain) store_rows<true>(c, epilogue, out, {first, high, wide, filter}, room);
+        else store_rows<false>(c, epilogue, out, {first, high, wide, filter}, room);
+        return;
+    }
+    float *const to = (float *)c.out + first;
+    const bool old = epilogue.beta != 0;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        if (r >= high) break;
+        float *const line = to + r * row;
+        Pack<float, 4> v = {};
+        if (old && !NHWC) v = *(const Pack<float, 4> *)line;
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+            if (NHWC && q >= wide) continue;
+            if (old && NHWC) v.value[q] = line[q * column];
+            v.value[q] = epilogue.finish(out[4 * r + q], v.value[q], filter);
+            if (NHWC) line[q * column] = v.value[q];
+        }
+        if (!NHWC) *(Pack<float, 4> *)line = v;
+    }
+}
+
+/* Sums of a plane as they lie in M. `whole`: rows are vectors, or padded to them. */
+struct Sums {
+    enum { WIDE = 4 }; /* columns that a lane stores at once */
+    float *to;
+    int pitch, m, n;
+    bool whole;
+    template <int N> __device__ void store(int row, int column, const float (&v)[N]) const {
+        if (row >= m || column >= n) return;
+        float *const at = to + (int64_t)row * pitch + column;
+        if (whole) *(Pack<float, N> *)at = *(const Pack<float, N> *)v;
+        else
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                if (column + i < n) at[i] = v[i];
+    }
+};
+
+/* The 36 products of all groups, one after another along the windows: a Source of mainloop/simt/kernel.cuh. */
+template <class S, bool NHWC> struct Planes {
+    const Conv &c;
+    const Chunk &s;
+    __device__ int product_of(int window, int &at) const { /* of a block of windows: plane and group, and its place there */
+        const int product = window / s.blocks;
+        at = window - product * s.blocks;
+        return product;
+    }
+    __device__ const float *u(int product) const { return s.u + (int64_t)product * c.channels * s.u_pitch; }
+    __device__ auto a(const Tile &t, int begin, int end) const {
+        if constexpr (NHWC) {
+            int at;
+            const int product = product_of(t.i, at), plane = product / c.groups, all = c.groups * c.channels;
+            return typename S::template CopyA<true>(s.v + (int64_t)plane * all * s.pitch + (product - plane * c.groups) * c.channels, all, at * S::BM, s.tiles, begin, end, threadIdx.x);
+        } else {
+            int at;
+            return typename S::template CopyA<false>(u(product_of(t.j, at)), s.u_pitch, t.i * S::BM, c.filters, begin, end, threadIdx.x);
+        }
+    }
+    __device__ auto b(const Tile &t, int begin, int end) const {
+        int at;
+        if constexpr (NHWC) {
+            return typename S::template CopyB<false>(u(product_of(t.i, at)), s.u_pitch, t.j * S::BN, c.filters, begin, end, threadIdx.x);
+        } else {
+            const int product = product_of(t.j, at);
+            return typename S::template CopyB<false>(s.v + (int64_t)product * c.channels * s.pitch, s.pitch, at * S::BN, s.tiles, begin, end, threadIdx.x);
+        }
+    }
+    template <class Body> __device__ void with_output(const Tile &t, Body body) const {
+        int at;
+        const int product = product_of(NHWC ? t.i : t.j, at);
+        if constexpr (NHWC) {
+            const int plane = product / c.groups, all = c.groups * c.filters, before = (t.i - at) * S::BM;
+            body(Sums{s.m + (int64_t)plane * all * s.pitch + (product - plane * c.groups) * c.filters - (int64_t)before * all, all, before + s.tiles, c.filters, c.filters % 4 == 0});
+        } else {
+            const int before = (t.j - at) * S::BN;
+            body(Sums{s.m + (int64_t)product * c.filters * s.pitch - before, s.pitch, c.filters, before + s.tiles, true});
+        }
+    }
+};
+
+template <class S, bool NHWC>
+__global__ __launch_bounds__(S::THREADS, S::BLOCKS) void stage_products(const __grid_constant__ Problem p, const __grid_constant__ Conv c, const __grid_constant__ Chunk s) {
+    simt::sum_tiles<S>(p, Planes<S, NHWC>{c, s});
+}
+}
+}
+#endif

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which part of a product a thread block computes: data parallel, split-K or stream-K, in which order, and how partial sums meet.
+ *
+ * C is cut into tiles_m x tiles_n tiles, k into steps of block_k. A walk numbers the tiles: bands of `group` tiles across the walk's
+ * direction, so that blocks that run at once share rows of A and columns of B in L2.
+ *   data parallel  item = tile; all steps
+ *   split-K        item = part * tiles + tile; part s of S takes steps [s*steps/S, (s+1)*steps/S)
+ *   stream-K       block g of G takes steps [g*T/G, (g+1)*T/G) of all T = tiles*steps, in the order of the walk; it may begin and end inside a tile
+ * Blocks that compute a part of a tile leave their accumulators in the workspace and count up the tile's flag; the last to arrive sums
+ * all parts in the order of k, so the bits do not depend on who that is.
+ *
+ * Worked number: 3 x 5 tiles, along m, group 2: (0,0) (0,1) (1,0) (1,1) (2,0) (2,1) (0,2) ... (2,3) (0,4) (1,4) (2,4). */
+#ifndef PYSIM_CUDA_DECOMPOSITION_CUH
+#define PYSIM_CUDA_DECOMPOSITION_CUH
+#include "core/problem.h"
+
+namespace pysim {
+
+__host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+struct Tile {
+    int i, j;       /* tile row and column */
+    int begin, end; /* k steps */
+    int index;      /* of its flag */
+    int part, parts, slot; /* which part of the tile's sum this is; `slot` holds part 0 (stream-K: see Work::slot_of) */
+};
+
+struct Grid {
+    int tiles_m, tiles_n, steps;
+    __host__ __device__ Grid(const Problem &p, int block_m, int block_n, int block_k)
+        : tiles_m(ceil_div(p.m, block_m)), tiles_n(ceil_div(p.n, block_n)), steps(ceil_div(p.k, block_k)) {}
+    __host__ __device__ int tiles() const { return tiles_m * tiles_n; }
+    /* Blocks that a launch without persistence needs. */
+    __host__ __device__ int items(const Problem &p) const {
+        return p.kind == PYSIM_STREAM_K ? p.splits : p.kind == PYSIM_SPLIT_K ? tiles() * p.splits : tiles();
+    }
+    __host__ __device__ int64_t slots(const Problem &p) const {
+        return p.kind == PYSIM_STREAM_K ? 2 * (int64_t)p.splits : p.kind == PYSIM_SPLIT_K ? (int64_t)tiles() * p.splits : 0;
+    }
+    __device__ void place(const Problem &p, int index, int &i, int &j) const {
+        const int fast = p.along_n ? tiles_n : tiles_m, slow = p.along_n ? tiles_m : tiles_n;
+        const int band = index / (fast * p.group), within = index - band * fast * p.group, first = band * p.group;
+        const int width = min(p.group, slow - first), down = within / width, across = first + within - down * width;
+        i = p.along_n ? across : down;
+        j = p.along_n ? down : across;
+    }
+};
+
+/* The tiles of block `block` of `blocks`: `for (Work w(...); w.next(t);)`. With as many blocks as items each has one turn, with fewer
+ * (persistent kernels) several; every thread that walks it sees the same tiles. */
+class Work {
+    const Problem &p;
+    const Grid grid;
+    const int blocks;
+    int item;
+    int64_t at, stop; /* stream-K: steps of all tiles */
+
+    __device__ int64_t first_step(int g) const { return (int64_t)g * grid.tiles() * grid.steps / p.splits; }
+    __device__ int block_of(int64_t step) const { /* the g with first_step(g) <= step < first_step(g + 1) */
+        const int64_t total = (int64_t)grid.tiles() * grid.steps;
+        int g = (int)(step * p.splits / total);
+        while (first_step(g + 1) <= step) g++;
+        while (first_step(g) > step) g--;
+        return g;
+    }
+
+  public:
+    __device__ Work(const Problem &problem, const Grid &tiles, int block, int count)
+        : p(problem), grid(tiles), blocks(count), item(block), at(0), stop(0) {
+        if (p.kind == PYSIM_STREAM_K && block < p.splits) at = first_step(block), stop = first_step(block + 1);
+    }
+    __device__ bool next(Tile &t) {
+        if (p.kind == PYSIM_STREAM_K) {
+            while (at >= stop) { /* with fewer blocks than shares, a block takes several */
+                item += blocks;
+                if (item >= p.splits) return false;
+                at = first_step(item), stop = first_step(item + 1);
+            }
+            t.index = (int)(at / grid.steps);
+            const int64_t origin = (int64_t)t.index * grid.steps;
+            const int first = block_of(origin), last = block_of(origin + grid.steps - 1);
+            t.begin = (int)(at - origin);
+            t.end = (int)min((int64_t)grid.steps, stop - origin);
+            t.part = item - first, t.parts = last - first + 1;
+            t.slot = first;
+            at = origin + t.end;
+        } else {
+            if (item >= grid.items(p)) return false;
+            const int tiles = grid.tiles(), splits = p.kind == PYSIM_SPLIT_K ? p.splits : 1;
+            t.part = item / tiles, t.parts = splits;
+            t.index = item - t.part * tiles;
+            t.begin = (int)((int64_t)t.part * grid.steps / splits);
+            t.end = (int)((int64_t)(t.part + 1) * grid.steps / splits);
+            t.slot = t.index * splits;
+            item += blocks;
+        }
+        grid.place(p, t.index, t.i, t.j);
+        return true;
+    }
+    /* Where part `part` of a tile lies. A stream-K block leaves at most two: of the tile that it ends, and of the one that it begins. */
+    __device__ int64_t slot_of(const Tile &t, int part) const {
+        if (p.kind != PYSIM_STREAM_K) return t.slot + part;
+        const int g = t.slot + part;
+        return 2 * (int64_t)g + (first_step(g) < (int64_t)t.index * grid.steps);
+    }
+};
+
+/* Meets the other parts of a tile: true for the block that arrives last, whose `acc` then holds the whole sum. All `threads` threads of
+ * the block's tile call it, `thread` being their number and sync() their barrier; `shared` is one int of shared memory. A tile with
+ * one part passes through. */
+template <class Acc, int COUNT, class Sync>
+__device__ bool meet(const Problem &p, const Work &work, const Tile &t, Acc (&acc)[COUNT], int thread, int threads, int *shared, Sync sync) {
+    if (t.parts == 1) return true;
+    const int64_t size = (int64_t)COUNT * threads;
+    Acc *own = (Acc *)p.partials + work.slot_of(t, t.part) * size + thread;
+#pragma unroll
+    for (int e = 0; e < COUNT; e++) own[e * threads] = acc[e];
+    __threadfence();
+    sync();
+    if (thread == 0) *shared = atomicAdd(p.flags + t.index, 1u) == (unsigned)t.parts - 1;
+    sync();
+    const bool last = *shared;
+    sync(); /* before anyone writes *shared again */
+    if (!last) return false;
+    __threadfence();
+    for (int part = 0; part < t.parts; part++) {
+        const Acc *from = (const Acc *)p.partials + work.slot_of(t, part) * size + thread;
+#pragma unroll
+        for (int e = 0; e < COUNT; e++) {
+            const Acc value = __ldcg(from + e * threads);
+            acc[e] = part == 0 ? value : acc[e] + value;
+            if (e % 16 == 15) asm volatile("" ::: "memory"); /* not all loads at once: registers */
+        }
+    }
+    return true;
+}
+}
+#endif

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What happens to an accumulator on its way to C: f(alpha acc + beta C + bias[column]), converted to C's type. The functions f are the
+ * lines of epilogues.inc. Arithmetic is in f32 (f64 for f64, s32 for s32, where alpha and beta are whole numbers). */
+#ifndef PYSIM_CUDA_EPILOGUE_CUH
+#define PYSIM_CUDA_EPILOGUE_CUH
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "core/problem.h"
+
+namespace pysim {
+
+/* What a type is computed in. */
+template <class Acc> struct Arithmetic { using type = float; };
+template <> struct Arithmetic<double> { using type = double; };
+template <> struct Arithmetic<int> { using type = int; };
+
+__device__ inline float erf_of(float x) { return erff(x); }
+__device__ inline double erf_of(double x) { return erf(x); }
+__device__ inline int erf_of(int x) { return x; } /* gelu of s32 is refused at entry */
+
+template <class T> __device__ inline T activate(int activation, T x, T low, T high) {
+    switch (activation) {
+#define PYSIM_EPILOGUE(number, name, expression) case number: return expression;
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
+    }
+    return x;
+}
+
+/* One value or a vector of them as memory sees it. */
+template <int BYTES> struct Word;
+template <> struct Word<1> { using type = unsigned char; };
+template <> struct Word<2> { using type = unsigned short; };
+template <> struct Word<4> { using type = unsigned; };
+template <> struct Word<8> { using type = uint2; };
+template <> struct Word<16> { using type = uint4; };
+
+template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 16) Pack { T value[N]; };
+
+/* C as type `Out`, from accumulators of type `Acc`. */
+template <class Acc, class Out> class Epilogue {
+  public:
+    using T = typename Arithmetic<Acc>::type;
+    enum { WIDE = 4 }; /* columns that a caller with a choice stores at once */
+    __device__ explicit Epilogue(const Problem &p)
+        : c((Out *)p.c), bias((const Out *)p.bias), ldc(p.ldc), m(p.m), n(p.n), alpha((T)p.alpha), beta((T)p.beta), low((T)p.low),
+          high((T)p.high), activation(p.activation) {
+        plain = alpha == T(1) && beta == T(0) && !bias && activation == 0;
+        aligned = (unsigned)((unsigned long long)p.c | ((unsigned long long)p.ldc * sizeof(Out)));
+    }
+    /* Columns [column, column + N) of one row; those outside C are left out. */
+    template <int N> __device__ void store(int row, int column, const Acc (&acc)[N]) const {
+        if (row >= m || column >= n) return;
+        Out *to = c + row * ldc + column;
+        const bool whole = N > 1 && column + N <= n && aligned % (sizeof(Out) * N) == 0 && column % N == 0;
+        using Vector = Pack<Out, N>;
+        Vector result;
+        if (beta != T(0)) {
+            if (whole) result = *(const Vector *)to;
+            else
+#pragma unroll
+                for (int i = 0; i < N; i++) result.value[i] = column + i < n ? to[i] : Out(0.f);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) result.value[i] = finish(acc[i], beta != T(0) ? T(result.value[i]) : T(0), min(column + i, n - 1));
+        if (whole) *(Vector *)to = result;
+        else
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                if (column + i < n) to[i] = result.value[i];
+    }
+    __device__ void store(int row, int column, Acc acc) const {
+        const Acc one[1] = {acc};
+        store(row, column, one);
+    }
+
+    /* Without a place: what the type of C makes of one sum. */
+    __device__ Out finish(Acc acc, T old, int column) const {
+        if (plain) return Out(T(acc));
+        T x = alpha * T(acc) + beta * old;
+        if (bias) x += T(bias[column]);
+        return Out(activate(activation, x, low, high));
+    }
+
+    Out *c;
+    const Out *bias;
+    int64_t ldc;
+    int m, n;
+    T alpha, beta, low, high;
+    int activation;
+    bool plain;       /* nothing but a conversion */
+    unsigned aligned; /* base and pitch of C in bytes, or-ed */
+};
+
+/* body(Epilogue) for the type of C that `p` names, among those that an accumulator of `Acc` may become. */
+template <class Acc, class Body> __device__ inline void with_epilogue(const Problem &p, Body body) {
+    if constexpr (sizeof(Acc) == 8)
+        body(Epilogue<Acc, double>(p));
+    else if constexpr (typename Arithmetic<Acc>::type(0.5) == 0)
+        body(Epilogue<Acc, int>(p));
+    else
+        switch (p.c_dtype) {
+        case PYSIM_F16: body(Epilogue<Acc, __half>(p)); break;
+        case PYSIM_BF16: body(Epilogue<Acc, __nv_bfloat16>(p)); break;
+        default: body(Epilogue<Acc, float>(p));
+        }
+}
+}
+#endif

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How kernels are started, and how they find the shared memory that they are started with: on a device, or on the CPU by
+ * emulated/block.cpp. */
+#ifndef PYSIM_CUDA_LAUNCH_H
+#define PYSIM_CUDA_LAUNCH_H
+#include <cuda_runtime.h>
+
+#include "pysim.h"
+
+#ifdef PYSIM_EMULATED
+#include <tuple>
+
+#define PYSIM_DYNAMIC_SHARED(name) char *const name = pysim::emulated::dynamic_shared()
+#else
+#define PYSIM_DYNAMIC_SHARED(name) extern __shared__ __align__(128) char name[]
+#endif
+
+namespace pysim {
+
+/* kernel(arguments...) on `grid` blocks of `threads` threads with `shared` bytes of dynamic shared memory. Returns what
+ * cudaGetLastError() says after the launch. launch_clusters: each `cluster` neighbouring blocks are a cluster; emulated, they are not. */
+template <class... Parameters, class... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
+#ifdef PYSIM_EMULATED
+    (void)stream; /* work is done in the order of launches */
+    struct Call {
+        void (*kernel)(Parameters...);
+        std::tuple<Parameters...> arguments;
+    } call = {kernel, {arguments...}};
+    const auto run = [](void *at) { std::apply(((Call *)at)->kernel, ((Call *)at)->arguments); };
+    return emulated::launch((const void *)kernel, {run, &call, {grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared});
+#else
+    kernel<<<grid, threads, shared, stream>>>(arguments...);
+    return cudaGetLastError();
+#endif
+}
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch_clusters(int cluster, void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
+#ifndef PYSIM_EMULATED
+    if (cluster > 1) {
+        cudaLaunchAttribute size = {};
+        size.id = cudaLaunchAttributeClusterDimension, size.val.clusterDim.x = (unsigned)cluster, size.val.clusterDim.y = size.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream, config.attrs = &size, config.numAttrs = 1;
+        return cudaLaunchKernelEx(&config, kernel, arguments...);
+    }
+#else
+    (void)cluster;
+#endif
+    return launch(kernel, grid, threads, shared, stream, arguments...);
+}
+
+/* What the compiler made of a kernel, and how many blocks of so many threads and bytes of dynamic shared memory an SM holds. */
+template <class Kernel> cudaError_t attributes_of(Kernel kernel, int threads, int shared, pysim_cuda_attributes *out) {
+    cudaFuncAttributes found;
+    cudaError_t error = cudaFuncGetAttributes(&found, kernel);
+    if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    int blocks = 0;
+    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared);
+    if (error == cudaSuccess)
+        *out = {threads, found.numRegs, blocks, (int64_t)found.sharedSizeBytes + shared, (int64_t)found.localSizeBytes};
+    return error;
+}
+}
+#endif

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A matrix product as the kernels see it: C = f(alpha op(A) op(B) + beta C + bias), row-major. */
+#ifndef PYSIM_CUDA_PROBLEM_H
+#define PYSIM_CUDA_PROBLEM_H
+#include <cuda_runtime.h>
+
+#include "pysim.h"
+
+namespace pysim {
+
+/* A kernel's arguments: passed by value. Sizes fit int (abi/gemm.cu refuses larger ones); pitches in elements. */
+struct Problem {
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc;
+    int m, n, k;
+    int trans_a, trans_b; /* 0: A[m][k], B[k][n]; 1: A[k][m], B[n][k] as they lie in memory */
+    int c_dtype;
+    /* epilogue */
+    double alpha, beta, low, high;
+    const void *bias;
+    int activation;
+    /* decomposition */
+    int kind, splits, along_n, group;
+    void *partials;   /* split-K and stream-K: accumulators of unfinished tiles, laid out by core/decomposition.cuh */
+    unsigned *flags;  /* zeroed before the launch */
+};
+}
+#endif

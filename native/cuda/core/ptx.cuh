@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Instructions that C++ has no word for, as functions: PTX on a device (PTX ISA 8.5, by the names of the instructions), C++ where the
+ * kernels are emulated on the CPU. What only Hopper has is in mainloop/hopper/ptx.cuh. */
+#ifndef PYSIM_CUDA_PTX_CUH
+#define PYSIM_CUDA_PTX_CUH
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+namespace pysim {
+
+/* cp.async: BYTES (4, 8, 16; 16 bypass L1) of shared memory, of which `bytes` come from memory and the rest are zeros. */
+template <int BYTES> __device__ inline void copy_async(void *to, const void *from, int bytes) {
+#ifdef PYSIM_EMULATED
+    emulated::copy_async(to, from, BYTES, bytes);
+#else
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(at), "l"(from), "r"(bytes), "n"(BYTES) : "memory");
+#endif
+}
+/* The copies since the last commit are a group. */
+__device__ inline void commit_async() {
+#ifdef PYSIM_EMULATED
+    emulated::commit_async();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+/* This thread's groups but the last LEFT have come. */
+template <int LEFT> __device__ inline void wait_async() {
+#ifdef PYSIM_EMULATED
+    emulated::wait_async(LEFT);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+/* BYTES from shared memory in elements of UNIT (2, 4, 8), and to it in words; volatile keeps the assembler from joining neighbours. */
+template <int BYTES, int UNIT> __device__ inline void load_volatile(void *to, const void *shared) {
+#ifdef PYSIM_EMULATED
+    memcpy(to, shared, BYTES);
+#else
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+#pragma unroll
+    for (int i = 0; i < BYTES / UNIT; i++)
+        if constexpr (UNIT == 8) asm volatile("ld.volatile.shared.f64 %0, [%1];" : "=d"(((double *)to)[i]) : "r"(at + 8 * i));
+        else if constexpr (UNIT == 4) asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(((unsigned *)to)[i]) : "r"(at + 4 * i));
+        else asm volatile("ld.volatile.shared.u16 %0, [%1];" : "=h"(((unsigned short *)to)[i]) : "r"(at + 2 * i));
+#endif
+}
+template <int BYTES> __device__ inline void store_volatile(void *shared, const unsigned *words) {
+#ifdef PYSIM_EMULATED
+    memcpy(shared, words, BYTES);
+#else
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+#pragma unroll
+    for (int i = 0; i < BYTES / 4; i++) asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(at + 4 * i), "r"(words[i]) : "memory");
+#endif
+}
+
+/* ldmatrix.x4: matrix i of four is the 8 rows of 16 bytes that lanes 8 i to 8 i + 7 point to. Lane T receives of each matrix the word T mod 4
+ * of row T / 4; transposed, of elements of 16 bits: those of rows 2 (T mod 4) and the next, in column T / 4. */
+template <bool TRANSPOSED> __device__ inline void load_matrices(unsigned (&r)[4], const void *row) {
+#ifdef PYSIM_EMULATED
+    if ((uintptr_t)row % 16) emulated::fault("a row for ldmatrix at %p, which is not aligned to 16 bytes", row);
+    emulated::exchange(0xffffffffu, row, [&](auto row_of) {
+        const int lane = emulated::lane();
+        for (int i = 0; i < 4; i++)
+            if (TRANSPOSED)
+                for (int half = 0; half < 2; half++)
+                    memcpy((char *)&r[i] + 2 * half, (const char *)row_of(8 * i + lane % 4 * 2 + half) + lane / 4 * 2, 2);
+            else memcpy(&r[i], (const char *)row_of(8 * i + lane / 4) + lane % 4 * 4, 4);
+    });
+#else
+    const unsigned at = (unsigned)__cvta_generic_to_shared(row);
+    if constexpr (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+#endif
+}
+
+/* f32 to tf32, to nearest, ties away from zero. */
+__device__ inline unsigned round_tf32(unsigned x) {
+#ifdef PYSIM_EMULATED
+    return (x & 0x7f800000u) == 0x7f800000u ? x : (x + 0x1000u) & ~0x1fffu;
+#else
+    unsigned y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
+    return y;
+#endif
+}
+
+#ifdef PYSIM_EMULATED
+namespace emulated {
+template <class Acc> inline Acc product(unsigned a, unsigned b, __half) {
+    __half2 x, y;
+    memcpy(&x, &a, 4), memcpy(&y, &b, 4);
+    return (float)x.x * (float)y.x + (float)x.y * (float)y.y;
+}
+template <class Acc> inline Acc product(unsigned a, unsigned b, __nv_bfloat16) {
+    return __uint_as_float(a << 16) * __uint_as_float(b << 16) + __uint_as_float(a & 0xffff0000u) * __uint_as_float(b & 0xffff0000u);
+}
+template <class Acc> inline Acc product(unsigned a, unsigned b, float) { return __uint_as_float(a & ~0x1fffu) * __uint_as_float(b & ~0x1fffu); }
+template <class Acc> inline Acc product(unsigned a, unsigned b, signed char) { return __dp4a((int)a, (int)b, 0); }
+
+/* mma.m16n8k<16, 16, 8, 32>: a word holds 1, 2 or 4 of k. With g = lane / 4 and t = lane mod 4, word i of A is row g + 8 (i mod 2), words
+ * t + 4 (i / 2) of k; word i of B column g, words t + 4 i of k; sum i row g + 8 (i / 2), column 2 t + i mod 2. */
+template <class In, class Acc> inline void mma(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b) {
+    struct { unsigned a[4], b[2]; } gift = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    exchange(0xffffffffu, gift, [&](auto given) {
+        const int g = lane() / 4, t = lane() % 4;
+        for (int word = 0; word < 8; word++) {
+            const auto left = given(g * 4 + word % 4);
+            for (int column = 0; column < 2; column++) {
+                const unsigned right = given((2 * t + column) * 4 + word % 4).b[word / 4];
+                for (int row = 0; row < 2; row++) {
+                    const Acc term = product<Acc>(left.a[row + word / 4 * 2], right, In());
+                    if constexpr (sizeof(In) == 1) c[2 * row + column] = (int)((unsigned)c[2 * row + column] + (unsigned)term); /* wraps */
+                    else c[2 * row + column] += term;
+                }
+            }
+        }
+    });
+}
+}
+#define PYSIM_MMA(In, Acc, letter, instruction)                                                                                  \
+    __device__ inline void mma(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b, In) { emulated::mma<In>(c, a, b); }
+#else
+#define PYSIM_MMA(In, Acc, letter, instruction)                                                                                  \
+    __device__ inline void mma(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b, In) {                                     \
+        asm volatile(instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                              \
+                     : "+" letter(c[0]), "+" letter(c[1]), "+" letter(c[2]), "+" letter(c[3])                                    \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                        \
+    }
+#endif
+/* c += a b: 16 x 8 sums of a warp; the last argument names the type (float: tf32). */
+PYSIM_MMA(__half, float, "f", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
+PYSIM_MMA(__nv_bfloat16, float, "f", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32")
+PYSIM_MMA(float, float, "f", "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")
+PYSIM_MMA(signed char, int, "r", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32")
+#undef PYSIM_MMA
+}
+#endif

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How the tables of kernels are read (gemm/<mainloop>.inc, conv/<algorithm>/rows.inc). A file is a family: one line PYSIM_CUDA_FAMILY with what
+ * its rows have in common, and a line PYSIM_CUDA_ROW for each kernel. A column that a line does not name has its default (gemm/rows.h,
+ * conv/rows.h); "" are texts, {} sizes. pysim/registry/rows.py reads the same lines. In namespace pysim::rows,
+ *
+ *     using Columns = GemmColumns;
+ *     #include "gemm/mma.inc"
+ *     }; // of the table
+ *
+ * makes the array `lines` of constants, so that lines[i].block.m may be a template's argument, and table_of makes rows of them. */
+#ifndef PYSIM_CUDA_CORE_ROWS_H
+#define PYSIM_CUDA_CORE_ROWS_H
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "pysim.h"
+
+#define PYSIM_CUDA_FAMILY(...)                                                                                                        \
+    struct Family : Columns { constexpr Family() { __VA_ARGS__; } };                                                                  \
+    constexpr Columns lines[] = {
+#define PYSIM_CUDA_ROW(...) [] { struct Line : Family { constexpr Line() { __VA_ARGS__; } }; return (Columns)Line(); }(),
+
+namespace pysim {
+namespace rows {
+
+using Text = std::string_view; /* of a literal, so that it ends with a zero */
+enum { f32 = PYSIM_F32, f64 = PYSIM_F64, f16 = PYSIM_F16, bf16 = PYSIM_BF16, s8 = PYSIM_S8, tf32 = PYSIM_TF32, f8 = PYSIM_F8 };
+struct Size { int m = 0, n = 0, k = 0; };
+}
+
+/* Rows of the library one after another; `name` is where info.name points. */
+template <class Row> struct Rows { const Row *rows; int count; };
+
+template <class Row, int MOST> struct Table {
+    Row rows[MOST] = {};
+    int count = 0;
+    /* make(line, add) for each line: add(row) or nothing */
+    template <class Make, int... LINE> Table(Make make, std::integer_sequence<int, LINE...>) {
+        (make(std::integral_constant<int, LINE>(), [&](const Row &row) {
+             Row &own = rows[count++] = row;
+             own.info.name = own.name;
+             if (!own.info.form) own.info.form = strrchr(own.name, '_') + 1;
+         }), ...);
+    }
+};
+template <class Row, class Columns, int COUNT, class Make> Rows<Row> table_of(const Columns (&)[COUNT], Make make) {
+    static const Table<Row, COUNT> table(make, std::make_integer_sequence<int, COUNT>());
+    return {table.rows, table.count};
+}
+}
+#endif

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The columns of gemm/<mainloop>.inc. Names are built from them: <dtype>_<mainloop>_<block>_<warp>_<thread>_s<stages>_c<cluster>[_<variant>],
+ * tiles as MxN or MxNxK. */
+#ifndef PYSIM_CUDA_GEMM_ROWS_H
+#define PYSIM_CUDA_GEMM_ROWS_H
+#include <cstdio>
+
+#include "abi/arguments.h"
+#include "gemm/gemm.h"
+
+namespace pysim {
+namespace rows {
+
+struct GemmColumns {
+    Text mainloop, variant = "full";
+    int dtype = f32;
+    Size block, warp, thread;  /* tiles of a block with its step along k, of a warp (wgmma: a warpgroup), of a thread (tensor cores: an instruction) */
+    Size cluster = {1, 1};     /* blocks of a cluster */
+    int stages = 2;            /* tiles of A and B that lie in shared memory at once */
+    int capability = 0;        /* at least, 10 major + minor */
+    int exact_capability = 0;  /* 1: this capability alone */
+    int alignment = 1;         /* bytes that base and pitch of operands are multiples of */
+    int k_major = 0;           /* 1: it takes operands whose rows run along k alone */
+    int asynchronous = 0;      /* 1: its stages are filled by asynchronous copies (capability 8.0) */
+    int producer = 0;          /* 1: a warpgroup does nothing but load, by TMA */
+    int accumulates_f16 = 0;
+    int ablation = 0;          /* 1: it is there to show what it leaves out */
+};
+
+/* The row of a line whose functions are given. */
+inline GemmRow row_of(const GemmColumns &c, decltype(GemmRow::launch) launch, decltype(GemmRow::attributes) attributes) {
+    GemmRow row = {"", {nullptr, c.mainloop.data(), c.variant.data(), c.dtype, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n,
+                        c.stages, c.cluster.m, c.cluster.n, c.capability}, {c.alignment, c.k_major}, launch, attributes};
+    snprintf(row.name, sizeof row.name, "%s_%s_%dx%dx%d_%dx%d_%dx%d_s%d_c%dx%d%s%s", dtypes[c.dtype].name, c.mainloop.data(), c.block.m, c.block.n,
+             c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n, c.stages, c.cluster.m, c.cluster.n, c.variant == "full" ? "" : "_",
+             c.variant == "full" ? "" : c.variant.data());
+    return row;
+}
+}
+}
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The rows of gemm/wgmma.inc, of some types. Those of two bytes take operands that lie either way, the others K-major operands alone. */
+#include "gemm/rows.h"
+#include "mainloop/hopper/shape.h"
+#ifndef PYSIM_EMULATED
+#include "mainloop/hopper/kernel.cuh"
+#endif
+
+namespace pysim {
+namespace rows {
+namespace {
+
+using Columns = GemmColumns;
+#include "gemm/wgmma.inc"
+};
+
+template <int... DTYPES> Rows<GemmRow> wgmma_rows() {
+    return table_of<GemmRow>(lines, [](auto line, auto add) {
+        constexpr Columns c = lines[line];
+        if constexpr (((c.dtype == DTYPES) || ...)) {
+            using S = hopper::Shape<c.dtype, c.block.m, c.block.n, c.warp.m, c.warp.n, c.stages, c.cluster.m, c.cluster.n>;
+            static_assert(c.block.k == S::BLOCK_K && c.thread.m == 64 && c.thread.n == c.warp.n && c.k_major == !S::Element::MN_MAJOR,
+                          "a stage is 128 bytes of k, an instruction as wide as its warpgroup's tile");
+#ifdef PYSIM_EMULATED
+            add(row_of(c, nullptr, nullptr));
+#else
+            add(row_of(c, hopper::launch<S>, hopper::attributes<S>));
+#endif
+        }
+    });
+}
+}
+}
+}

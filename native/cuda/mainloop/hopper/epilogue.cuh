@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * From wgmma's accumulators to C in 16-byte stores. A thread holds pairs of neighbouring columns, 8 columns apart (mma.cuh); four
+ * neighbouring lanes hold a row's 8 columns. They exchange pairs until each holds 16 neighbouring bytes of one row, so that a warp
+ * writes whole 32-byte sectors and no shared memory is needed. A slice of 32 columns and 16 registers goes through at a time: the
+ * loop is rolled, or the program would be several times as large. */
+#ifndef PYSIM_CUDA_WGMMA_EPILOGUE_CUH
+#define PYSIM_CUDA_WGMMA_EPILOGUE_CUH
+#include <type_traits>
+
+#include "core/decomposition.cuh"
+#include "core/epilogue.cuh"
+
+namespace pysim {
+namespace hopper {
+
+enum { SLICE = 16 }; /* registers: v[4j + 2h + i] = row 8h, column 8j + 2q + i of 32, q the lane in its quad */
+
+/* The registers of slice `index`: by a switch, for registers have no addresses. */
+template <int SLICES, class Acc, int SUMS>
+__device__ inline void take_slice(Acc (&v)[SLICE], const Acc (&sum)[SLICES * SLICE / SUMS][SUMS], int index) {
+#define PYSIM_SLICE(S)                                                                                                               \
+    case S:                                                                                                                          \
+        if constexpr (S < SLICES) {                                                                                                  \
+            _Pragma("unroll") for (int i = 0; i < SLICE; i++) v[i] = sum[S * SLICE / SUMS][S * SLICE % SUMS + i];                      \
+        }                                                                                                                            \
+        break;
+    switch (index) {
+        PYSIM_SLICE(0) PYSIM_SLICE(1) PYSIM_SLICE(2) PYSIM_SLICE(3) PYSIM_SLICE(4) PYSIM_SLICE(5) PYSIM_SLICE(6) PYSIM_SLICE(7)
+    }
+#undef PYSIM_SLICE
+}
+
+/* Where a thread's part of a slice of partial sums lies: four vectors of four, `threads` vectors apart. */
+template <class Acc> struct Partials {
+    using Vector = Pack<Acc, 4>;
+    Vector *own;
+    int threads, slices;
+    __device__ Partials(const Problem &p, int64_t first, int thread, int threads, int slices)
+        : own((Vector *)p.partials + first * slices * 4 * threads + thread), threads(threads), slices(slices) {}
+    __device__ Vector *at(int64_t slot, int slice, int vector) const {
+        return own + ((slot * slices + slice) * 4 + vector) * threads;
+    }
+};
+
+/* Leaves a part of a tile's sums; true for the block that does so last, which then adds all of them (core/decomposition.cuh). `tile_flag`
+ * counts the tile's parts, `shared` is one int of shared memory. */
+template <class S, class Acc, class Sync>
+__device__ inline bool leave(const Partials<Acc> &partials, int64_t slot, const Acc (&sum)[S::PARTS][S::SUMS], unsigned *tile_flag,
+                             int parts, int thread, int *shared, Sync sync) {
+#pragma unroll 1
+    for (int slice = 0; slice < S::SLICES; slice++) {
+        Acc v[SLICE] = {};
+        take_slice<S::SLICES>(v, sum, slice);
+#pragma unroll
+        for (int i = 0; i < 4; i++) *partials.at(slot, slice, i) = {{v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]}};
+    }
+    __threadfence();
+    sync();
+    if (thread == 0) *shared = atomicAdd(tile_flag, 1u) == (unsigned)parts - 1;
+    sync();
+    const bool last = *shared;
+    sync(); /* before anyone writes *shared again */
+    if (last) __threadfence();
+    return last;
+}
+
+/* word[i] of lane q becomes word[q] of lane i, among the four lanes of a quad. */
+__device__ inline void transpose_quad(unsigned (&word)[4], int lane) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (!(i & bit)) {
+                const bool upper = lane & bit;
+                const unsigned received = __shfl_xor_sync(~0u, upper ? word[i] : word[i | bit], bit);
+                if (upper) word[i] = received;
+                else word[i | bit] = received;
+            }
+}
+
+/* Two results each of two columns 8 apart become four neighbours: of the first column in even lanes, of the second in odd ones. */
+__device__ inline void exchange_pair(unsigned (&word)[4], int lane) {
+    const bool odd = lane & 1;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const unsigned received = __shfl_xor_sync(~0u, odd ? word[i] : word[2 + i], 1);
+        if (odd) word[i] = received;
+        else word[2 + i] = received;
+    }
+}
+
+/* 16 bytes at once, if `here`. The compiler makes four stores of a uint4, and branches. */
+__device__ inline void store_16(void *to, const unsigned (&word)[4], bool here) {
+    asm volatile("{\n.reg .pred here;\nsetp.ne.b32 here, %5, 0;\n@here st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"((int)here) : "memory");
+}
+
+/* x = f(alpha x + beta C + bias) on a slice whose first row and column of this thread these are; place(h, column) points at C in row 8h. */
+template <class Acc, class Out, class T, class Place>
+__device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int column, T (&x)[SLICE], Place place) {
+    const T low = e.low, high = e.high;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int at = column + 8 * j + i;
+            const T bias = e.bias && at < e.n ? T(e.bias[at]) : T(0);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                T old = T(0);
+                if (e.beta != T(0) && at < e.n && row + 8 * h < e.m) old = T(*place(h, at));
+                T &value = x[4 * j + 2 * h + i];
+                value = e.alpha * value + e.beta * old + bias;
+            }
+        }
+    (void)low, (void)high;
+    switch (e.activation) {
+#define PYSIM_EPILOGUE(number, name, expression)                                                                                      \
+    case number:                                                                                                                     \
+        _Pragma("unroll") for (int i = 0; i < SLICE; i++) {                                                                           \
+            x[i] = [&](T x) -> T { return expression; }(x[i]);                                                                        \
+        }                                                                                                                            \
+        break;
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
+    }
+}
+
+/* 8 of a slice's 16 results, one row of the warp's: x[2j + i] = column 8j + 2q + i of 32, all inside C. `to` is place() columns
+ * after the first of the 32. */
+template <class Out> __device__ inline int place(int lane) { return sizeof(Out) == 2 ? 8 * lane : 8 * (lane % 2) + 4 * (lane / 2); }
+template <class Out, class T> __device__ inline void store_row(Out *to, const T (&x)[8], int lane, bool here) {
+    Pack<Out, 2> pair[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) pair[j] = {{Out(x[2 * j]), Out(x[2 * j + 1])}};
+    if constexpr (sizeof(Out) == 2) {
+        unsigned word[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) word[j] = *(const unsigned *)&pair[j];
+        transpose_quad(word, lane);
+        store_16(to, word, here);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            const uint2 first = *(const uint2 *)&pair[j], second = *(const uint2 *)&pair[j + 1];
+            unsigned word[4] = {first.x, first.y, second.x, second.y};
+            exchange_pair(word, lane);
+            store_16(to + 8 * j, word, here);
+        }
+    }
+}
+
+/* A slice's results into C, whatever the epilogue and wherever C ends: `row` is the thread's first, `column` the warp's. */
+template <class Acc, class Out>
+__device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[SLICE]) {
+    using T = typename Epilogue<Acc, Out>::T;
+    const int lane = threadIdx.x % 4;
+    T x[SLICE];
+#pragma unroll
+    for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
+    if (!e.plain) finish_slice(e, row, column + 2 * lane, x, [&](int h, int at) { return e.c + (row + 8 * h) * e.ldc + at; });
+    const bool whole = column + 32 <= e.n && e.aligned % 16 == 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++, row += 8) {
+        Out *to = e.c + row * e.ldc + column;
+        T of_row[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) of_row[i] = x[i / 2 * 4 + 2 * h + i % 2];
+        if (whole) store_row(to + place<Out>(lane), of_row, lane, row < e.m);
+        else {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int at = i / 2 * 8 + 2 * lane + i % 2;
+                if (row < e.m && column + at < e.n) to[at] = Out(of_row[i]);
+            }
+        }
+    }
+}
+
+/* All of a warpgroup's part at once where sums are results and columns whole: unrolled, so that exchanges and stores overlap. On an
+ * H200 the loop over slices took twice as long. */
+template <class S, class Acc, class Out>
+__device__ inline void store_plain(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
+    const int lane = threadIdx.x % 4;
+#pragma unroll
+    for (int part = 0; part < S::PARTS; part++) {
+        Out *const upper = e.c + (row + 64 * part) * e.ldc + column + place<Out>(lane), *const lower = upper + 8 * e.ldc;
+        const bool above = row + 64 * part < e.m, below = row + 64 * part + 8 < e.m;
+#pragma unroll
+        for (int slice = 0; slice < S::SUMS / SLICE; slice++) {
+            Acc first[8], second[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                first[i] = sum[part][slice * SLICE + i / 2 * 4 + i % 2];
+                second[i] = sum[part][slice * SLICE + i / 2 * 4 + 2 + i % 2];
+            }
+            store_row(upper + 32 * slice, first, lane, above);
+            store_row(lower + 32 * slice, second, lane, below);
+        }
+    }
+}
+
+/* The result types of a dtype: f32 (s32) always, those of two bytes as abi/gemm.cu allows them. */
+template <int DTYPE, class Out> struct Becomes {
+    static constexpr bool value = sizeof(Out) == 4 || DTYPE == PYSIM_F8 ||
+                                  DTYPE == (std::is_same<Out, __half>::value ? PYSIM_F16 : PYSIM_BF16);
+};
+
+/* store_at(row, column, v) of each slice of a warpgroup's part of a tile whose first column is left of `columns`; of tiles in parts, of the
+ * sum of all in the order of k. */
+template <class S, class Acc, class StoreAt>
+__device__ inline void each_slice(const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column, int columns,
+                                  const Acc (&sum)[S::PARTS][S::SUMS], StoreAt store_at) {
+    constexpr int PER_PART = S::SUMS / SLICE;
+#pragma unroll 1
+    for (int slice = 0; slice < S::SLICES; slice++) {
+        const int at = column + slice % PER_PART * 32;
+        if (at >= columns) continue;
+        Acc v[SLICE] = {};
+        if (t.parts == 1) take_slice<S::SLICES>(v, sum, slice);
+        else
+            for (int part = 0; part < t.parts; part++) {
+                const int64_t slot = work.slot_of(t, part);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const uint4 word = __ldcg((const uint4 *)partials.at(slot, slice, i));
+                    const Pack<Acc, 4> from = *(const Pack<Acc, 4> *)&word;
+#pragma unroll
+                    for (int n = 0; n < 4; n++) v[4 * i + n] += from.value[n];
+                }
+            }
+        store_at(row + slice / PER_PART * 64, at, v);
+    }
+}
+
+/* A thread's first row of a warpgroup's part. */
+__device__ inline int row_of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
+
+/* A warpgroup's part of a tile, its first row and column given. */
+template <class S, class Acc>
+__device__ inline void store_tile(const Problem &p, const Work &work, const Tile &t, const Partials<Acc> &partials, int row,
+                                  int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
+    row += row_of_thread();
+    const auto store = [&](const auto &e) {
+        if (t.parts == 1 && e.plain && e.aligned % 16 == 0 && column + S::WARP_N <= e.n) return store_plain<S>(e, row, column, sum);
+        each_slice<S>(work, t, partials, row, column, e.n, sum, [&](int at_row, int at, const Acc (&v)[SLICE]) { store_slice(e, at_row, at, v); });
+    };
+    with_epilogue<Acc>(p, [&](const auto &e) {
+        if constexpr (Becomes<S::DTYPE, std::decay_t<decltype(*e.c)>>::value) store(e);
+    });
+}
+}
+}
+#endif

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Hopper's GEMM: C = f(alpha op(A) op(B) + beta C + bias) with wgmma, tiles brought by TMA.
+ *
+ * One block per multiprocessor stays for the whole product (grid = multiprocessors) and walks its tiles. A block is
+ *   one producer thread    keeps STAGES tiles of A and B in flight: waits until a stage is empty, announces its bytes, starts the
+ *                          copies
+ *   consumer warpgroups    each multiplies its WARP_M x WARP_N part of the tile out of shared memory into registers; the next
+ *                          tile's loads are under way while they write theirs
+ * The blocks of a cluster work on neighbouring tiles in step: those in one column share B, those in one row share A; each loads
+ * its part of what is shared and multicasts it. A stage is 128 bytes of k, whatever the type: BLOCK_K elements.
+ *
+ * What is multiplied is a type, `Operands`: Matrices here, the windows and filters of a convolution in conv/wgmma/kernel.cuh. It names the
+ * kernel's arguments, finds the product among them, starts the copies of a stage and stores tiles.
+ *
+ * Worked number: 128x256x64 of f16, 4 stages, cluster 2x1: a stage is (128 + 256) * 128 = 48 KiB, of which a block loads
+ * 16 + 16 KiB; two consumers multiply 64x256x64 each in 4 instructions of 128 cycles at 512 multiply-adds per cycle in each of 4
+ * tensor cores: 1024 cycles for both, that is 32 bytes per cycle and multiprocessor from L2. Sums take 64*256/128 = 128 registers. */
+#ifndef PYSIM_CUDA_WGMMA_CUH
+#define PYSIM_CUDA_WGMMA_CUH
+#include <cuda.h>
+
+#include "core/decomposition.cuh"
+#include "core/launch.h"
+#include "mainloop/hopper/shape.h"
+#include "mainloop/hopper/epilogue.cuh"
+#include "mainloop/hopper/mma.cuh"
+#include "mainloop/hopper/ptx.cuh"
+
+namespace pysim {
+namespace hopper {
+
+/* Where a block stands in its ring of stages. */
+struct Ring {
+    int stage = 0, parity = 0;
+    template <int STAGES> __device__ void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+/* Shared memory of a block. */
+template <class S> struct Stages {
+    uint32_t data, barriers;
+    __device__ uint32_t a(int stage) const { return data + stage * S::STAGE_BYTES; }
+    __device__ uint32_t b(int stage) const { return data + stage * S::STAGE_BYTES + S::A_BYTES; }
+    __device__ uint32_t full(int stage) const { return barriers + 16 * stage; }
+    __device__ uint32_t empty(int stage) const { return barriers + 16 * stage + 8; }
+};
+
+/* One operand's share of a stage: EXTENT rows of m (or n) from `first`, 128 bytes of k from element k, to every block in `blocks`. */
+template <class S, int MN_MAJOR, int EXTENT, bool MULTICAST>
+__device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int first, int k, uint16_t blocks) {
+#pragma unroll
+    for (int part = 0; part < (MN_MAJOR ? EXTENT / 64 : 1); part++) {
+        const int inner = MN_MAJOR ? first + 64 * part : k, outer = MN_MAJOR ? k : first;
+        const uint32_t there = to + part * 64 * 128;
+        if (MULTICAST) tensor_load_multicast(there, map, barrier, inner, outer, blocks);
+        else tensor_load(there, map, barrier, inner, outer);
+    }
+}
+
+/* The operands of C = op(A) op(B); 1: MN-major. */
+template <int TA_, int TB_> struct Matrices {
+    enum { TA = TA_, TB = TB_ };
+    using Arguments = Problem;
+    static __device__ const Problem &product(const Problem &p) { return p; }
+
+    /* A block's shares of a tile, step after step: rows from m, columns from n. */
+    template <class S> struct Shares {
+        int m, n;
+        __device__ Shares(const Problem &, int m, int n, int) : m(m), n(n) {}
+        __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
+            load<S, TA, S::A_SHARE, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, blocks);
+        }
+        __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
+            load<S, TB, S::B_SHARE, (S::CLUSTER_M > 1)>(to, map, barrier, n, step * S::BLOCK_K, blocks);
+        }
+        __device__ void next() {}
+    };
+
+    template <class S, class Acc>
+    static __device__ void store(const Problem &p, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
+                                 const Acc (&sum)[S::PARTS][S::SUMS]) {
+        store_tile<S>(p, work, t, partials, row, column, sum);
+    }
+};
+
+template <class S, class Operands>
+__device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b,
+                               const typename Operands::Arguments &arguments, const Grid &grid, int rank_m, int rank_n) {
+    const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << rank_m * S::CLUSTER_N); /* blocks with this rank_m: they share A */
+    uint16_t column = 0;                                                                   /* with this rank_n: B */
+    for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << (i * S::CLUSTER_N + rank_n));
+    const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
+    Work work(Operands::product(arguments), grid, blockIdx.x / S::BLOCKS, gridDim.x / S::BLOCKS);
+    Ring ring;
+    for (Tile t; work.next(t);) {
+        const int m = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
+        typename Operands::template Shares<S> shares(arguments, m, n, t.begin);
+        for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>(), shares.next()) {
+            const uint32_t full = shared.full(ring.stage);
+            barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+            barrier_arrive_expect(full, S::STAGE_BYTES);
+            shares.load_a(shared.a(ring.stage) + share_a * 128, map_a, full, step, row);
+            shares.load_b(shared.b(ring.stage) + share_b * 128, map_b, full, step, column);
+        }
+    }
+}
+
+/* The products of one stage, as one group. `a`, `b`: where this warpgroup's rows of the tiles begin. */
+template <class S, int TA, int TB>
+__device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], uint32_t a, uint32_t b) {
+    /* 32 bytes of k: along a K-major row, or 16 rows of an MN-major one */
+    constexpr int NEXT_A = TA ? 2048 : 32, NEXT_B = TB ? 2048 : 32;
+    mma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int part = 0; part < S::PARTS; part++)
+            Product<S::DTYPE>::template add<TA, TB>(sum[part], matrix(a + part * 64 * 128 + k * NEXT_A, 8192),
+                                                    matrix(b + k * NEXT_B, 8192));
+    mma_commit();
+}
+
+template <class S, class Operands>
+__device__ inline void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments, const Grid &grid,
+                               int rank_m, int rank_n) {
+    using Acc = typename S::Acc;
+    const Problem &p = Operands::product(arguments);
+    const int thread = threadIdx.x, group = thread / 128, lane = thread % 32;
+    const int row = group / (S::BLOCK_N / S::WARP_N) * S::WARP_M, column = group % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
+    /* A stage is free for a block's producer when all blocks that it writes to have read it: one arrival per warp and such block.
+     * Lane l tells the l-th block that writes here: those of this row, then the others of this column. */
+    const int other = lane - S::CLUSTER_N;
+    const int waiter = other < 0 ? rank_m * S::CLUSTER_N + lane : (other + (other >= rank_m)) * S::CLUSTER_N + rank_n;
+    /* each block of a cluster has flags and partial sums of its own */
+    const int rank = rank_m * S::CLUSTER_N + rank_n;
+    unsigned *const tile_flags = p.flags + rank * grid.tiles();
+    const Partials<Acc> partials(p, rank * grid.slots(p), thread, 128 * S::CONSUMERS, S::SLICES);
+    const bool tells = lane < S::CLUSTER_M + S::CLUSTER_N - 1;
+    Work work(p, grid, blockIdx.x / S::BLOCKS, gridDim.x / S::BLOCKS);
+    Ring ring;
+    for (Tile t; work.next(t);) {
+        Acc sum[S::PARTS][S::SUMS] = {};
+        int before = -1;
+        for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>()) {
+            barrier_wait(shared.full(ring.stage), ring.parity);
+            multiply<S, Operands::TA, Operands::TB>(sum, shared.a(ring.stage) + row * 128, shared.b(ring.stage) + column * 128);
+            mma_wait<1>(); /* one group stays in flight; the one before is done with its stage, which is what lets it be given back */
+            if (before >= 0 && tells) barrier_arrive_at(shared.empty(before), waiter);
+            before = ring.stage;
+        }
+        mma_wait<0>(); /* the last group's stage, too */
+        if (before >= 0 && tells) barrier_arrive_at(shared.empty(before), waiter);
+        if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
+                                     [] { sync_threads(1, 128 * S::CONSUMERS); }))
+            Operands::template store<S>(arguments, work, t, partials, (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row,
+                                        (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column, sum);
+    }
+}
+
+template <class S, class Operands>
+__global__ void __launch_bounds__(S::THREADS, 1)
+    wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                 const __grid_constant__ typename Operands::Arguments arguments) {
+    extern __shared__ char memory[];
+    Stages<S> shared;
+    shared.data = (shared_address(memory) + 1023) / 1024 * 1024;
+    shared.barriers = shared.data + S::STAGES * S::STAGE_BYTES;
+    int *flag = (int *)(memory + (shared.barriers + 16 * S::STAGES - shared_address(memory)));
+    const int rank = S::BLOCKS > 1 ? cluster_rank() : 0, rank_m = rank / S::CLUSTER_N, rank_n = rank % S::CLUSTER_N;
+    if (threadIdx.x == 0) {
+        tensor_prefetch(&map_a);
+        tensor_prefetch(&map_b);
+        for (int stage = 0; stage < S::STAGES; stage++) {
+            barrier_init(shared.full(stage), 1);
+            barrier_init(shared.empty(stage), 4 * S::CONSUMERS * (S::CLUSTER_M + S::CLUSTER_N - 1));
+        }
+        barrier_init_done();
+    }
+    if (S::BLOCKS > 1) cluster_sync();
+    else __syncthreads();
+
+    /* the decomposition deals with clusters */
+    const Grid grid(Operands::product(arguments), S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
+    if (threadIdx.x >= 128 * S::CONSUMERS) {
+        if (S::HANDS_OVER) registers_down<56>();
+        if (threadIdx.x == 128 * S::CONSUMERS) produce<S, Operands>(shared, &map_a, &map_b, arguments, grid, rank_m, rank_n);
+    } else {
+        if (S::HANDS_OVER) registers_up<224>();
+        consume<S, Operands>(shared, flag, arguments, grid, rank_m, rank_n);
+    }
+    if (S::BLOCKS > 1) cluster_sync(); /* nobody leaves while others may still signal or fill its shared memory */
+}
+
+/* A function of the driver, asked of it at run time: nothing links it. */
+template <class Function> struct DriverFunction {
+    Function call = nullptr;
+    cudaError_t error;
+    explicit DriverFunction(const char *name) {
+        void *found = nullptr;
+        cudaDriverEntryPointQueryResult result;
+        error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+        if (error == cudaSuccess && !found) error = cudaErrorCallRequiresNewerDriver;
+        call = (Function)found;
+    }
+};
+using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                            const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                            CUtensorMapFloatOOBfill);
+inline const DriverFunction<Encode> &encoder() {
+    static const DriverFunction<Encode> once("cuTensorMapEncodeTiled");
+    return once;
+}
+
+/* As TFLOAT32 TMA rounds f32 to the nearest tf32 on the way (seen on an H200: 1 + 5/8192 arrives as 1 + 8/8192); as FLOAT32
+ * wgmma would cut bits off. */
+template <class S> constexpr CUtensorMapDataType map_type() {
+    return S::DTYPE == PYSIM_F16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+           : S::DTYPE == PYSIM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+           : S::DTYPE == PYSIM_TF32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+           : S::DTYPE == PYSIM_F64  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
+                                    : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+}
+
+/* The operand as TMA sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`. */
+template <class S>
+cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inner, int outer, int64_t pitch, int box) {
+    const cuuint64_t sizes[] = {(cuuint64_t)inner, (cuuint64_t)outer}, pitches[] = {(cuuint64_t)pitch * S::BYTES};
+    const cuuint32_t boxes[] = {128 / S::BYTES, (cuuint32_t)box}, steps[] = {1, 1};
+    const CUresult result = encode(map, map_type<S>(), 2, const_cast<void *>(data), sizes, pitches, boxes, steps,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+template <class Arguments> using Kernel = void (*)(const CUtensorMap, const CUtensorMap, const Arguments);
+
+template <class S, class Arguments> cudaError_t prepare(Kernel<Arguments> kernel) {
+    return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES);
+}
+
+template <class S, class Arguments>
+cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensorMap &b, const Arguments &arguments, const Problem &p, int sms,
+                  cudaStream_t stream) {
+    const cudaError_t error = prepare<S>(kernel);
+    if (error != cudaSuccess) return error;
+    const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
+    const int clusters = grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {S::BLOCKS, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(clusters * S::BLOCKS), config.blockDim = dim3(S::THREADS);
+    config.dynamicSmemBytes = S::SHARED_BYTES, config.stream = stream;
+    config.attrs = &cluster, config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, a, b, arguments);
+}
+
+template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> kernel, pysim_cuda_attributes *out) {
+    const cudaError_t error = prepare<S>(kernel);
+    return error == cudaSuccess ? pysim::attributes_of(kernel, S::THREADS, S::SHARED_BYTES, out) : error;
+}
+
+template <class S> Kernel<Problem> kernel_for(const Problem &p) {
+    if constexpr (!S::Element::MN_MAJOR) return wgmma_kernel<S, Matrices<0, 0>>;
+    else if (p.trans_a) return p.trans_b ? wgmma_kernel<S, Matrices<1, 0>> : wgmma_kernel<S, Matrices<1, 1>>;
+    else return p.trans_b ? wgmma_kernel<S, Matrices<0, 0>> : wgmma_kernel<S, Matrices<0, 1>>;
+}
+
+template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
+    CUtensorMap a, b;
+    const Encode encode = encoder().call;
+    cudaError_t error = encoder().error;
+    if (error == cudaSuccess) error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K)
+                                                : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, S::A_SHARE);
+    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, p.k, p.n, p.ldb, S::B_SHARE)
+                                                : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
+    return error == cudaSuccess ? start<S>(kernel_for<S>(p), a, b, p, p, sms, stream) : error;
+}
+
+template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) { return attributes_of<S>(kernel_for<S>(p), out); }
+}
+}
+#endif

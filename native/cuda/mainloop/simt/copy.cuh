@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How a k step of one operand gets from device memory into shared memory, whichever way it lies in device memory.
+ *
+ * In shared memory a unit (one element; for s8 four of k) stands at
+ *     byte(k, x) = ((k EXTENT + x) sizeof(Unit)) ^ swizzle(k),   swizzle(k) = (k / K_UNITS mod LINES) 128 / LINES
+ * x being its row of A or column of B. The threads take chunks of 16 bytes:
+ *   k contiguous         LINES chunks fill a row's block_k, so a warp holds 32/LINES rows, and stores each k of a chunk on its own: lanes that
+ *                        differ in k by K_UNITS would meet in the same banks, as EXTENT is a multiple of the banks; the swizzle parts them
+ *   outputs contiguous   the chunk is stored as it is, 16 bytes; the swizzle moves 16-byte pieces within 128 bytes, which costs nothing
+ * Fragments are read with the same xor, a constant for each k of the unrolled loop. pysim/cachemodel/shared_memory/gemm_shared.py has the same formulas.
+ *
+ * Worked number, f32, block 128x128x16: LINES = 4, swizzle = 0, 32, 64, 96 bytes for k = 0-3, 4-7, 8-11, 12-15. */
+#ifndef PYSIM_CUDA_SIMT_COPY_CUH
+#define PYSIM_CUDA_SIMT_COPY_CUH
+#include "mainloop/simt/types.cuh"
+
+namespace pysim {
+namespace simt {
+
+/* An operand of EXTENT outputs by STEP elements of k, moved by THREADS threads. K_INNER: k is contiguous in device memory; VECTOR: by vectors;
+ * SWIZZLED: without bank conflicts. */
+template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED, bool K_INNER> class Copy {
+  protected:
+    using In = typename T::In;
+    using Unit = typename T::Unit;
+    enum {
+        LINES = STEP / T::DEPTH / T::K_UNITS,
+        CHUNKS = EXTENT * STEP * (int)sizeof(In) / 16,
+        TURNS = (CHUNKS + THREADS - 1) / THREADS,
+    };
+    static_assert(LINES >= 1 && LINES <= 8, "block_k: 1 to 8 chunks");
+    static_assert(T::K_UNITS * EXTENT * sizeof(Unit) >= 128, "the swizzle needs 128 bytes of the same k / K_UNITS");
+
+    enum { /* a chunk is PIECES lines of INNER elements, contiguous in device memory */
+        PIECES = K_INNER ? (int)T::K_PIECES : (int)T::OUT_PIECES,
+        PIECE_BYTES = 16 / PIECES,
+        INNER = PIECE_BYTES / (int)sizeof(In),
+        ACROSS = (K_INNER ? STEP : EXTENT) / INNER,
+        DOWN = THREADS / ACROSS * PIECES, /* lines from one turn to the next */
+    };
+    static_assert(THREADS % ACROSS == 0, "a thread keeps its place along the contiguous dimension");
+
+    const In *at; /* this thread's first element of the step that is loaded next */
+    const int64_t ld;
+    const int64_t step;
+    const int outputs; /* from the block's first one */
+    int left;          /* elements of k from the step's first one */
+    const bool aligned, inside;
+
+    static __device__ int line_of(int thread) { return thread / ACROSS * PIECES; }
+    static __device__ bool idle(int thread, int turn) { return CHUNKS % THREADS && turn * THREADS + thread >= CHUNKS; }
+
+  public:
+    enum { BYTES = EXTENT * STEP / T::DEPTH * (int)sizeof(Unit) };
+    using Staged = unsigned[TURNS][4];
+
+    /* The thread's place along the contiguous dimension. */
+    static __device__ int inner_of(int thread) { return thread % ACROSS * INNER; }
+    static __device__ constexpr int swizzle(int k) { return SWIZZLED ? k / T::K_UNITS % LINES * (128 / LINES) : 0; }
+    static __device__ int byte(int k, int x) { return ((k * EXTENT + x) * (int)sizeof(Unit)) ^ swizzle(k); }
+
+    /* `limit` outputs in all, `first` the block's first one; k from `begin` to `end`. */
+    __device__ Copy(const void *data, int64_t pitch, int first, int limit, int begin, int end, int thread)
+        : at((const In *)data), ld(pitch), step(K_INNER ? STEP : STEP * pitch), outputs(limit - first), left(end - begin),
+          aligned(VECTOR && ((uintptr_t)data | (uintptr_t)(pitch * (int)sizeof(In))) % PIECE_BYTES == 0), inside(first + EXTENT <= limit) {
+        const int line = line_of(thread) + (K_INNER ? first : begin), inner = inner_of(thread) + (K_INNER ? begin : first);
+        at += line * ld + inner;
+    }
+
+    /* True where every step can be taken by vectors and without a look at the operand's edges: then loads may be told so (EDGE false). */
+    __device__ bool whole() const { return aligned && inside && left % STEP == 0; }
+
+    /* The next step into registers, zeros outside the operand. */
+    template <bool EDGE> __device__ void load(Staged &words, int thread) {
+        if (!EDGE || (aligned && inside && left >= STEP)) load_whole(words, thread);
+        else load_edge(words, thread);
+        advance();
+    }
+
+    __device__ void store(char *shared, Staged &words, int thread) const {
+        enum { EACH = 16 / T::K_UNITS }; /* bytes of one k of a chunk with k contiguous */
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            if (idle(thread, turn)) continue;
+            T::template units<K_INNER>(words[turn]);
+            if constexpr (K_INNER) {
+#pragma unroll
+                for (int i = 0; i < T::K_UNITS; i++) to_shared<EACH, VECTOR>(shared + place_of(thread, turn, i), words[turn] + i * EACH / 4);
+            } else {
+                to_shared<16, VECTOR>(shared + place_of(thread, turn, 0), words[turn]);
+            }
+        }
+    }
+
+    /* The next step straight into shared memory, asynchronously. */
+    template <bool EDGE> __device__ void load_async(char *shared, int thread) {
+        static_assert(sizeof(In) == sizeof(Unit) && sizeof(In) >= 4, "asynchronous copies move 4, 8 or 16 bytes and do not rearrange");
+        if (EDGE) async_turns<false>(shared, hide(thread));
+        else async_turns<true>(shared, thread);
+        advance();
+    }
+
+  private:
+    __device__ void advance() { at += step, left -= STEP; }
+    /* The same number, of which the compiler does not know it: what follows from it is computed where it is used, not held in registers. */
+    static __device__ int hide(int thread) {
+        asm volatile("" : "+r"(thread));
+        return thread;
+    }
+    /* How many elements of this thread's piece `line` exist, counted from its first: INNER or more where all do. */
+    __device__ int there(int thread, int line) const {
+        const bool exists = line_of(thread) + line < (K_INNER ? outputs : left);
+        return exists ? (K_INNER ? left : outputs) - inner_of(thread) : 0;
+    }
+
+    /* Not through __ldg: the compiler may move such a load past barriers, and moves it to where its registers are needed, too late. */
+    __device__ void load_whole(Staged &words, int thread) const {
+        using Vector = typename Word<PIECE_BYTES>::type;
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++)
+#pragma unroll
+            for (int piece = 0; piece < PIECES; piece++)
+                if (!idle(thread, turn)) {
+                    const Vector v = *(const Vector *)(at + (int64_t)(turn * DOWN + piece) * ld);
+                    memcpy(words[turn] + piece * PIECE_BYTES / 4, &v, PIECE_BYTES);
+                }
+    }
+
+    __device__ void load_edge(Staged &words, int real_thread) const {
+        using Vector = typename Word<PIECE_BYTES>::type;
+        const int thread = hide(real_thread);
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++)
+#pragma unroll
+            for (int piece = 0; piece < PIECES; piece++) {
+                const int line = turn * DOWN + piece, count = idle(thread, turn) ? 0 : there(thread, line);
+                const In *from = at + (int64_t)line * ld;
+                alignas(16) In part[INNER];
+                if (aligned && count >= INNER) {
+                    const Vector v = __ldg((const Vector *)from);
+                    memcpy(part, &v, PIECE_BYTES);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < INNER; i++) part[i] = i < count ? __ldg(from + i) : In(0);
+                }
+                memcpy(words[turn] + piece * PIECE_BYTES / 4, part, PIECE_BYTES);
+            }
+    }
+
+    /* Where this thread's chunk of a turn goes, and with k contiguous its unit `i` of k. */
+    static __device__ int place_of(int thread, int turn, int i) {
+        constexpr int pitch = EXTENT * (int)sizeof(Unit), down = DOWN * (int)sizeof(Unit);
+        const int inner = inner_of(thread), line = line_of(thread);
+        if constexpr (K_INNER && down % 128 == 0 && pitch % 128 == 0) /* the xor is the thread's alone */
+            return (inner / T::DEPTH * pitch + ((line * (int)sizeof(Unit)) ^ swizzle(inner / T::DEPTH))) + turn * down + i * pitch;
+        else if constexpr (K_INNER)
+            return byte(inner / T::DEPTH + i, line + turn * DOWN);
+        else
+            return byte((line + turn * DOWN) / T::DEPTH, inner);
+    }
+
+    template <int COUNT> static __device__ void fetch(char *shared, const void *from, bool exists) {
+        copy_async<COUNT>(shared, from, exists ? COUNT : 0); /* the rest is zeros */
+    }
+
+    template <bool WHOLE> __device__ void async_turns(char *shared, int thread) const {
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            if (idle(thread, turn)) continue;
+            const int line = turn * DOWN, count = WHOLE ? (int)INNER : there(thread, line);
+            const In *from = at + (int64_t)line * ld;
+            if (!K_INNER && (WHOLE || (aligned && count >= INNER))) {
+                fetch<16>(shared + place_of(thread, turn, 0), from, true);
+            } else {
+#pragma unroll
+                for (int i = 0; i < INNER; i++) {
+                    const int to = K_INNER ? place_of(thread, turn, i) : place_of(thread, turn, 0) + i * (int)sizeof(In);
+                    fetch<sizeof(In)>(shared + to, i < count ? from + i : at, i < count);
+                }
+            }
+        }
+    }
+};
+}
+}
+#endif

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Matrix products by tiles of thread blocks, warps and threads on the ordinary multipliers, after NVIDIA's account of CUTLASS ("CUTLASS:
+ * Fast Linear Algebra in CUDA C++", 2017). One template; gemm/simt.inc has the sizes.
+ *
+ *   block    BM x BN outputs; for each step of BK along k its rows of A and columns of B come to shared memory (mainloop/simt/copy.cuh)
+ *   warp     WM x WN of them, lanes LM x LN = 32
+ *   thread   TM x TN of those: an outer product for each unit of k, operands and sums in registers
+ *
+ * A thread's rows are vectors of 16 bytes that lie LM vectors apart, its columns likewise. The lowest two bits of the lane number are
+ * its lowest column and row bit, so that of four neighbouring lanes two share each vector: Hopper then serves 16 lanes in one wavefront
+ * of a 16-byte load (pysim/cachemodel/shared_memory/banks.py), and no two of their vectors share a bank.
+ *
+ * The pipeline: fragments of unit k + 1 are read while unit k is multiplied. Steps of k:
+ *   1 stage    registers hold the next step; two barriers a step
+ *   2 stages   registers hold the next step; stored into the other buffer, one barrier a step
+ *   3, 4       asynchronous copies run that many steps ahead less one, one barrier a step
+ * On one H200 multiprocessor 4 x 32 FFMA issue a cycle, one a scheduler: every other instruction costs a multiply. Loads of fragments take
+ * (TM + TN)/(4 TM TN) of it: 6 % at 8 x 8, 4.7 % at 16 x 8. */
+#ifndef PYSIM_CUDA_SIMT_CUH
+#define PYSIM_CUDA_SIMT_CUH
+#include <new>
+#include <type_traits>
+
+#include "core/decomposition.cuh"
+#include "core/launch.h"
+#include "mainloop/simt/shape.h"
+
+namespace pysim {
+namespace simt {
+
+/* A lane's place in its warp's LM x LN: bit 0 is the lowest bit of the column, bit 1 of the row, then the other bits of the row, then of the column. */
+template <int LM, int LN> __device__ inline void place_of(int lane, int &row, int &column) {
+    constexpr int low = LN > 1 ? 1 : 0;
+    row = (lane >> low) % LM;
+    column = (lane & low) | (lane >> low) / LM << low;
+}
+
+/* One thread's part of a fragment of unit k: `COUNT` units in vectors of V, LANES vectors apart, from byte `base` of unit 0's line. */
+template <class S, class Copier, int COUNT, int V, int LANES, int WARP, int EXTENT>
+__device__ inline void read_fragment(typename S::Unit *to, const char *shared, int k, int base) {
+    constexpr int size = sizeof(typename S::Unit), run = LANES * V * size;
+    constexpr bool nested = WARP * size % 128 == 0 && run <= 128 && EXTENT * size % 128 == 0; /* then the xor parts into lane's bits and constants */
+    const int s = Copier::swizzle(k), low = s & (run - 1), high = s & ~(run - 1);
+#pragma unroll
+    for (int v = 0; v < COUNT / V; v++) {
+        const int constant = k * EXTENT * size;
+        const char *from = shared + (nested ? (base ^ low) + (constant + ((v * run) ^ high)) : (constant + base + v * run) ^ s);
+        from_shared<V * size, S::VECTOR, size>(to + v * V, from);
+    }
+}
+
+/* sums += a b^T, row by row and back and forth, so that a multiply shares one operand with the one before, and often two. */
+template <class S> __device__ inline void multiply(typename S::Sum (&sum)[S::TM][S::SUMS], const typename S::Unit *a, const typename S::Sum *b) {
+#pragma unroll
+    for (int m = 0; m < S::TM; m++)
+#pragma unroll
+        for (int i = 0; i < S::SUMS; i++) {
+            const int n = m % 2 ? S::SUMS - 1 - i : i;
+            S::T::multiply(sum[m][n], a[m], b[n]);
+        }
+}
+
+/* The warp's tile through its own part of shared memory, so that rows leave whole and the epilogue's code stands once, in a loop. 16-byte
+ * pieces of rows that lanes store together are moved apart by an xor.
+ *
+ * Neighbouring sums change places on the way (SWAP): a vector store wants its registers in sequence, so sum n of a row then lies in a
+ * register of the parity of n + 1, and column n of the B fragment, loaded as a vector, in one of the parity of n. A register file of an
+ * H200 has two banks, even and odd registers, and each serves one operand a cycle: swapped, an FFMA that reuses its row's operand
+ * reads one from each. Measured with the operands of 768 FFMA in a loop chosen by hand: 65.2 TFLOP/s one from each bank, 33.2 both from one,
+ * 22.2 three from one. */
+template <class S, class Source>
+__device__ inline void store_tile(const Source &source, const Tile &t, const typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int row0, int column0,
+                                  int lm, int ln, int lane) {
+    using T = typename S::T;
+    using Sum = typename S::Sum;
+    constexpr int PACK = T::PACK, V = S::VN / PACK, pitch = S::WN * (int)sizeof(Sum) / PACK, mask = pitch >= 128 ? 96 : 0, SWAP = V > 1;
+    const auto place = [&](int row, int byte) { return row * pitch + (byte ^ (row / S::VM * 32 & mask)); };
+#pragma unroll
+    for (int m = 0; m < S::TM; m++) {
+        const int row = m / S::VM * S::LM * S::VM + lm * S::VM + m % S::VM;
+#pragma unroll
+        for (int n = 0; n < S::SUMS; n += V) {
+            const int column = n / V * S::LN * S::VN + ln * S::VN;
+            Pack<Sum, V> some;
+#pragma unroll
+            for (int i = 0; i < V; i++) some.value[i] = sum[m][n + (i ^ SWAP)];
+            *(Pack<Sum, V> *)(shared + place(row, column * (int)sizeof(Sum) / PACK)) = some;
+        }
+    }
+    __syncwarp();
+    const auto finish = [&](const auto &epilogue) {
+        /* Lanes take WIDE columns each; a lane keeps its columns where it can, so that what follows from them is computed once. */
+        constexpr int WIDE = std::decay_t<decltype(epilogue)>::WIDE, GROUPS = S::WN / WIDE, ACROSS = GROUPS < 32 ? GROUPS : 32;
+        constexpr int BYTES = WIDE * (int)sizeof(Sum) / PACK, PART = BYTES > 16 ? 16 : BYTES, OUT = WIDE > 1 ? SWAP : 0;
+        static_assert(32 % ACROSS == 0 && GROUPS % ACROSS == 0 && WIDE % PACK == 0, "");
+#pragma unroll
+        for (int turn = 0; turn < GROUPS / ACROSS; turn++) {
+            const int column = (turn * ACROSS + lane % ACROSS) * WIDE;
+#pragma unroll 4
+            for (int row = lane / ACROSS; row < S::WM; row += 32 / ACROSS) {
+                alignas(16) Sum some[WIDE / PACK];
+#pragma unroll
+                for (int b = 0; b < BYTES; b += PART)
+                    *(typename Word<PART>::type *)((char *)some + b) =
+                        *(const typename Word<PART>::type *)(shared + place(row, (column ^ (SWAP - OUT)) * (int)sizeof(Sum) / PACK + b));
+                typename T::Value values[WIDE];
+#pragma unroll
+                for (int e = 0; e < WIDE; e++) values[e] = T::value(some[e / PACK ^ OUT], e % PACK);
+                epilogue.store(row0 + row, column0 + column, values);
+            }
+        }
+    };
+    source.with_output(t, finish);
+}
+
+/* One tile: sums over its `steps` of k. EDGE: some of it may lie outside the operands, or not lie as vectors. Shared memory is free again
+ * when the last thread has passed the next barrier. */
+template <class S, bool EDGE, class CopyA, class CopyB>
+__device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int base_a, int base_b) {
+    using Unit = typename S::Unit;
+    using Sum = typename S::Sum;
+    const int thread = threadIdx.x;
+    typename CopyA::Staged staged_a;
+    typename CopyB::Staged staged_b;
+    constexpr bool ASYNC = S::STAGES >= 3;
+    enum { AHEAD = ASYNC ? S::STAGES - 1 : 0 };
+
+    const auto stage = [&](int i) { return shared + i * S::STAGE_BYTES; };
+    const auto fetch = [&](int i) {
+        if constexpr (ASYNC) a.template load_async<EDGE>(stage(i), thread), b.template load_async<EDGE>(stage(i) + S::A_BYTES, thread);
+    };
+    const auto store = [&](int i) { a.store(stage(i), staged_a, thread), b.store(stage(i) + S::A_BYTES, staged_b, thread); };
+    if constexpr (ASYNC) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (i < steps) fetch(i);
+            commit_async();
+        }
+        wait_async<AHEAD - 1>();
+    } else {
+        a.template load<EDGE>(staged_a, thread), b.template load<EDGE>(staged_b, thread);
+        store(0);
+    }
+    __syncthreads();
+
+    alignas(16) Unit fa[2][S::TM];
+    alignas(16) Sum fb[2][S::SUMS];
+    const auto read = [&](int to, const char *from, int k) {
+        read_fragment<S, CopyA, S::TM, S::VM, S::LM, S::WM, S::BM>(fa[to], from, k, base_a);
+        read_fragment<S, CopyB, S::TN, S::VN, S::LN, S::WN, S::BN>((Unit *)fb[to], from + S::A_BYTES, k, base_b);
+    };
+    int at = 0, filled = AHEAD; /* the stage that is multiplied, and the one that is fetched next */
+    read(0, stage(0), 0);
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+        const bool more = i + 1 < steps;
+        if constexpr (ASYNC) {
+            if (i + AHEAD < steps) fetch(filled); /* safe by the barrier since its last read */
+            commit_async();
+            filled = filled + 1 == S::STAGES ? 0 : filled + 1;
+        } else if (more) {
+            a.template load<EDGE>(staged_a, thread), b.template load<EDGE>(staged_b, thread);
+        }
+#pragma unroll
+        for (int k = 0; k < S::UNITS; k++) {
+            if (S::STAGES == 2 && k == S::UNITS - 2 && more) store(1 - at);
+            if (k == S::UNITS - 1) { /* every fragment of this step has been read */
+                if constexpr (ASYNC) wait_async<AHEAD - 1>();
+                at = at + 1 == S::STAGES ? 0 : at + 1;
+                __syncthreads();
+                if (S::STAGES == 1) {
+                    if (more) store(0);
+                    __syncthreads();
+                }
+            }
+            read((k + 1) % 2, stage(at), (k + 1) % S::UNITS); /* after the last step: of no use, and of no harm */
+            __syncwarp(); /* for the compiler alone: memory is not read later than here, or the next fragments and steps would be */
+            multiply<S>(sum, fa[k % 2], fb[k % 2]);
+        }
+    }
+    if constexpr (ASYNC) wait_async<0>();
+}
+
+/* The tiles of one block. A Source says where their operands come from and where the sums go:
+ *   a(t, begin, end), b(t, begin, end)   what loads block row t.i of A and block column t.j of B, for k in [begin, end): see Copy
+ *   with_output(t, body)                 body(epilogue); epilogue.store(row, column, values) takes epilogue.WIDE columns, both counted from the first
+ *                                        tile's */
+template <class S, class Source> __device__ inline void sum_tiles(const Problem &p, const Source &source) {
+    using T = typename S::T;
+    using Sum = typename S::Sum;
+    PYSIM_DYNAMIC_SHARED(shared);
+    /* Where the block stands: not in registers, which the loop needs. */
+    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now;
+    Work &work = *(Work *)now.work;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_m = warp % S::WARPS_M * S::WM, warp_n = warp / S::WARPS_M * S::WN;
+    int lm, ln;
+    place_of<S::LM, S::LN>(lane, lm, ln);
+    const int base_a = (warp_m + lm * S::VM) * (int)sizeof(typename S::Unit), base_b = (warp_n + ln * S::VN) * (int)sizeof(typename S::Unit);
+
+    if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, S::BM, S::BN, S::BK), blockIdx.x, gridDim.x);
+    while (true) {
+        if (threadIdx.x == 0) now.valid = work.next(now.tile);
+        __syncthreads();
+        if (!now.valid) return;
+        const Tile &t = now.tile;
+        Sum sum[S::TM][S::SUMS];
+#pragma unroll
+        for (int m = 0; m < S::TM; m++)
+#pragma unroll
+            for (int n = 0; n < S::SUMS; n++) memset(&sum[m][n], 0, sizeof(Sum));
+        const int begin = t.begin * S::BK, end = min(t.end * S::BK, p.k);
+        const auto a = source.a(t, begin, end);
+        const auto b = source.b(t, begin, end);
+        if (a.whole() && b.whole()) sum_tile<S, false>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
+        else sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
+        bool whole = true;
+        if (t.parts > 1) {
+            constexpr int COUNT = S::TM * S::TN;
+            typename T::Value values[COUNT];
+#pragma unroll
+            for (int e = 0; e < COUNT; e++) values[e] = T::value(sum[e / S::TN][e % S::TN / T::PACK], e % T::PACK);
+            whole = meet(p, work, t, values, threadIdx.x, S::THREADS, &now.last, [] { __syncthreads(); });
+#pragma unroll
+            for (int e = 0; e < COUNT; e += T::PACK) sum[e / S::TN][e % S::TN / T::PACK] = T::sum_of(values + e);
+        }
+        __syncthreads(); /* all have read their fragments */
+        if (whole)
+            store_tile<S>(source, t, sum, shared + warp * (S::WM * S::WN * (int)sizeof(Sum) / T::PACK), t.i * S::BM + warp_m, t.j * S::BN + warp_n, lm, ln,
+                          lane);
+        __syncthreads();
+    }
+}
+
+/* A product's operands lie in memory as matrices. */
+template <class S, bool TRANS_A, bool TRANS_B> struct Matrices {
+    const Problem &p;
+    __device__ auto a(const Tile &t, int begin, int end) const {
+        return typename S::template CopyA<!TRANS_A>(p.a, p.lda, t.i * S::BM, p.m, begin, end, threadIdx.x);
+    }
+    __device__ auto b(const Tile &t, int begin, int end) const {
+        return typename S::template CopyB<TRANS_B>(p.b, p.ldb, t.j * S::BN, p.n, begin, end, threadIdx.x);
+    }
+    template <class Body> __device__ void with_output(const Tile &, Body body) const {
+        using Value = typename S::T::Value;
+        if constexpr (S::T::PACK == 2) {
+            if (p.c_dtype == PYSIM_F16) body(Epilogue<float, __half>(p));
+            else body(Epilogue<float, float>(p));
+        } else {
+            body(Epilogue<Value, Value>(p));
+        }
+    }
+};
+
+template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
+    sum_tiles<S>(p, Matrices<S, TRANS_A, TRANS_B>{p});
+}
+
+/* The kernel of a layout, allowed its shared memory. */
+template <class S> cudaError_t kernel_of(const Problem &p, void (**out)(Problem)) {
+    *out = p.trans_a ? (p.trans_b ? kernel<S, true, true> : kernel<S, true, false>) : p.trans_b ? kernel<S, false, true> : kernel<S, false, false>;
+    return S::SHARED_BYTES > 47 * 1024 ? cudaFuncSetAttribute(*out, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES) : cudaSuccess;
+}
+
+template <class S> cudaError_t launch(const Problem &p, int, cudaStream_t stream) {
+    void (*run)(Problem);
+    const cudaError_t error = kernel_of<S>(p, &run);
+    if (error != cudaSuccess) return error;
+    return pysim::launch(run, Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream, p);
+}
+
+template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
+    void (*run)(Problem);
+    const cudaError_t error = kernel_of<S>(p, &run);
+    return error == cudaSuccess ? attributes_of(run, S::THREADS, S::SHARED_BYTES, out) : error;
+}
+}
+}
+#endif

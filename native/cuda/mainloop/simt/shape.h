@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The constants of a row on the tiles of mainloop/simt. */
+#ifndef PYSIM_CUDA_SIMT_H
+#define PYSIM_CUDA_SIMT_H
+#include "mainloop/simt/copy.cuh"
+
+namespace pysim {
+namespace simt {
+
+enum Form { full, scalar, unpadded };
+
+/* Blocks of `threads` that fit where a thread has so many registers: each of the 4 schedulers has registers for 512 of a thread's, a warp at a
+ * time, by eights. */
+constexpr int blocks_of(int registers, int threads) {
+    const int blocks = 4 * (512 / (registers > 255 ? 256 : (registers + 7) / 8 * 8)) / (threads / 32);
+    return blocks < 1 ? 1 : blocks > 16 ? 16 : blocks;
+}
+
+/* The tiles of a row. */
+template <class Type, Form FORM, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARP_M, int WARP_N, int THREAD_M, int THREAD_N, int DEPTH>
+struct Shape {
+    using T = Type;
+    using Unit = typename T::Unit;
+    using Sum = typename T::Sum;
+    enum {
+        BM = BLOCK_M, BN = BLOCK_N, BK = BLOCK_K, WM = WARP_M, WN = WARP_N, TM = THREAD_M, TN = THREAD_N, STAGES = DEPTH,
+        UNITS = BK / T::DEPTH,
+        LM = WM / TM, LN = WN / TN,
+        WARPS_M = BM / WM, WARPS_N = BN / WN, THREADS = 32 * WARPS_M * WARPS_N,
+        VM = TM * (int)sizeof(Unit) > 16 ? 16 / (int)sizeof(Unit) : TM, /* units of a fragment's vectors */
+        VN = TN * (int)sizeof(Unit) > 16 ? 16 / (int)sizeof(Unit) : TN,
+        SUMS = TN / T::PACK,
+    };
+    static constexpr bool VECTOR = FORM != scalar, SWIZZLED = FORM != unpadded;
+    static_assert(LM * LN == 32 && LM * TM == WM && LN * TN == WN && WARPS_M * WM == BM && WARPS_N * WN == BN, "tiles must nest");
+    static_assert(STAGES >= 1 && STAGES <= 4 && UNITS % 2 == 0 && TN % T::PACK == 0 && TM % VM == 0 && TN % VN == 0, "");
+    /* by whether k is contiguous in device memory; a stage is the same either way */
+    template <bool K_INNER> using CopyA = Copy<T, BM, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
+    template <bool K_INNER> using CopyB = Copy<T, BN, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
+    enum {
+        A_BYTES = BM * UNITS * (int)sizeof(Unit),
+        STAGE_BYTES = A_BYTES + BN * UNITS * (int)sizeof(Unit),
+        PIPE_BYTES = STAGE_BYTES * STAGES,
+        TILE_BYTES = BM * BN * (int)sizeof(Sum) / T::PACK, /* the epilogue passes the tile through shared memory */
+        SHARED_BYTES = PIPE_BYTES > TILE_BYTES ? PIPE_BYTES : TILE_BYTES,
+        /* registers, more or less: sums, two fragments of each, the step on its way, addresses */
+        REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 : 24) + (TM * TN < 64 ? 48 : 16),
+    };
+    enum { BLOCKS = blocks_of(REGISTERS, THREADS) };
+};
+
+/* By pysim_dtype. */
+template <int DTYPE> struct TypeOf;
+template <> struct TypeOf<PYSIM_F32> { using T = F32; };
+template <> struct TypeOf<PYSIM_F64> { using T = F64; };
+template <> struct TypeOf<PYSIM_F16> { using T = F16; };
+template <> struct TypeOf<PYSIM_S8> { using T = S8; };
+}
+}
+#endif

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * f64 GEMM on mma.sync (m16n8k8), warp-specialised: one producer thread keeps STAGES tiles of A and B in flight with the tensor copy
+ * engine, every other warp multiplies its WARP_M x WARP_N part of the block's tile. Consumers wait for nothing but an mbarrier a stage,
+ * so they drift apart, and the next stage's first fragments are fetched under the last products of this one: the multiplier of an
+ * SM's quarter, busy for 32 cycles with one instruction, always finds the next.
+ *
+ * A stage is 16 elements of k: 128 bytes. Where rows of memory run along k it is 128-byte rows, one for each m (n); else it is boxes
+ * of 16 k rows of 128 bytes, which are 16 elements of m (n). TMA exchanges 16-byte chunks: chunk c of row r lies at
+ * c ^ (r mod 8). Which row of A an instruction calls its row is free, as long as the sums say the same, and so is which k: lane
+ * 4 g + t takes rows (columns) 2 g and 2 g + 1 of 16, and k = 2 t + (e ^ t / 2) of 8 for e = 0, 1. Then no two lanes of a wavefront meet
+ * in a bank, whichever way the operand lies. Two rows are neighbours in registers, as the instruction wants them; two columns are
+ * not, so where B lies along n a lane takes columns g and g + 8 one by one, which is without conflicts too, rather than move them.
+ *
+ * Worked number: 128x128 with 8 warps of 64x32, k 8: a warp reads (64 + 32) * 8 * 8 bytes = 6 KiB for 16 instructions of 32 cycles; two
+ * warps a quarter: 48 KiB in 1024 cycles, of 128 KiB that shared memory could give. From L2: 256 * 8 bytes for 128 * 128 / 128 cycles
+ * = 16 bytes a cycle and SM. Sums: 128 registers; fragments: 2 x 8 of A, 2 x 16 of B. */
+#ifndef PYSIM_CUDA_MMA_F64_CUH
+#define PYSIM_CUDA_MMA_F64_CUH
+#include <algorithm>
+
+#include "core/epilogue.cuh"
+#include "mainloop/tensor/pipeline.cuh"
+#include "mainloop/hopper/kernel.cuh"
+
+namespace pysim {
+namespace f64_mma {
+
+using namespace hopper;
+
+template <int BM, int BN, int BK, int WM, int WN, int STAGES_> struct Shape {
+    static constexpr int DTYPE = PYSIM_F64, BYTES = 8, BLOCK_M = BM, BLOCK_N = BN, BLOCK_K = BK, WARP_M = WM, WARP_N = WN, STAGES = STAGES_;
+    static constexpr int WARPS = (BM / WM) * (BN / WN), THREADS = 32 * WARPS + 128; /* the last warpgroup is the producer's */
+    static constexpr int A_BYTES = BM * 128, STAGE_BYTES = (BM + BN) * 128, SHARED_BYTES = 1024 + STAGES * (STAGE_BYTES + 16) + 16;
+    static constexpr int BLOCKS = 8 / WARPS; /* an SM: two warps a quarter */
+    /* registers, which producers and consumers start with equal numbers of: the producer's go to sums */
+    static constexpr bool HANDS_OVER = WM * WN >= 32 * 32;
+    static constexpr int UP = WARPS == 8 ? 232 : 216, DOWN = 40;
+    static_assert(BK * BYTES == 128, "a stage is 128 bytes of k");
+    static_assert(WARPS == 8 || WARPS == 4, "setmaxnreg is for whole warpgroups");
+    static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "warps tile the block, 16 x 16 sums tile warps");
+};
+
+__device__ inline void multiply(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3]) : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+}
+
+/* A lane's elements of 16 rows (columns) x 8 k: x[e][o] is row 2 g + o, without PAIRS g + 8 o, at the k of e. */
+template <bool K_LAST, bool PAIRS> struct Fragment {
+    /* Where they begin in an operand's stage, for the warp whose rows begin at `first`. */
+    __device__ static int origin(int first) {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, e = t / 2;
+        if (!PAIRS) return first * 128 + (2 * t + e) * 128 + (g / 2 ^ (2 * t + e)) * 16 + g % 2 * 8;
+        return K_LAST ? (first + 2 * g) * 128 + (t ^ 2 * g % 8) * 16 + e * 8 : first * 128 + (2 * t + e) * 128 + (g ^ (2 * t + e)) * 16;
+    }
+    __device__ static void load(double (&x)[2][2], uint32_t from, int tile, int half) {
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            if constexpr (!PAIRS) {
+#pragma unroll
+                for (int o = 0; o < 2; o++)
+                    asm volatile("ld.shared.f64 %0, [%1];" : "=d"(x[e][o]) : "r"((from ^ (e * 144 + o * 64)) + half * 1024 + tile * 2048));
+            } else if constexpr (K_LAST) {
+#pragma unroll
+                for (int o = 0; o < 2; o++)
+                    asm volatile("ld.shared.f64 %0, [%1];" : "=d"(x[e][o]) : "r"((from ^ (e * 8 + o * 144 + half * 64)) + tile * 2048));
+            } else
+                asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(x[e][0]), "=d"(x[e][1]) : "r"((from ^ e * 144) + half * 1024 + tile * 2048));
+    }
+};
+
+/* One operand's EXTENT rows of m (or n) from `first`, 16 elements of k from element k. */
+template <int EXTENT, bool K_LAST> __device__ inline void bring(uint32_t to, const CUtensorMap *map, uint32_t barrier, int first, int k) {
+    if constexpr (K_LAST) tensor_load(to, map, barrier, k, first);
+    else
+        for (int part = 0; part < EXTENT / 16; part++) tensor_load(to + part * 2048, map, barrier, first + part * 16, k);
+}
+
+template <class S, bool TA, bool TB>
+__device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b, const Problem &p) {
+    Work work(p, Grid(p, S::BLOCK_M, S::BLOCK_N, S::BLOCK_K), blockIdx.x, gridDim.x);
+    Ring ring;
+    for (Tile t; work.next(t);)
+        for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>()) {
+            const uint32_t full = shared.full(ring.stage);
+            barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+            barrier_arrive_expect(full, S::STAGE_BYTES);
+            bring<S::BLOCK_M, !TA>(shared.a(ring.stage), map_a, full, t.i * S::BLOCK_M, step * S::BLOCK_K);
+            bring<S::BLOCK_N, TB>(shared.b(ring.stage), map_b, full, t.j * S::BLOCK_N, step * S::BLOCK_K);
+        }
+}
+
+template <class S, bool TA, bool TB> __device__ inline void consume(const Stages<S> &shared, int *flag, const Problem &p) {
+    constexpr int TILES_M = S::WARP_M / 16, TILES_N = S::WARP_N / 8, ROW = TILES_N * 4; /* sums of a row of tiles */
+    using A = Fragment<!TA, true>;
+    using B = Fragment<TB, TB>; /* PAIRS where they lie along k */
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row = warp / (S::BLOCK_N / S::WARP_N) * S::WARP_M, column = warp % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
+    const int origin_a = A::origin(row), origin_b = S::A_BYTES + B::origin(column);
+    Work work(p, Grid(p, S::BLOCK_M, S::BLOCK_N, S::BLOCK_K), blockIdx.x, gridDim.x);
+    Ring ring;
+    for (Tile t; work.next(t);) {
+        double sum[TILES_M * ROW] = {}, a[2][2][2], b[2][TILES_N / 2][2][2];
+        barrier_wait(shared.full(ring.stage), ring.parity);
+        uint32_t stage = shared.a(ring.stage), read = 0; /* the barrier of the stage that is read to its end */
+        A::load(a[0], stage + origin_a, 0, 0);
+#pragma unroll
+        for (int j = 0; j < TILES_N / 2; j++) B::load(b[0][j], stage + origin_b, j, 0);
+        for (int step = t.begin; step < t.end; step++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int i = 0; i < TILES_M; i++) {
+                    /* what the next row of tiles needs, before this one's products */
+                    const int now = (half * TILES_M + i) % 2, next = (now + 1) % 2;
+                    if (i < TILES_M - 1) A::load(a[next], stage + origin_a, i + 1, half);
+                    else {
+                        if (half == 1) {
+                            read = shared.empty(ring.stage);
+                            ring.advance<S::STAGES>();
+                            if (step + 1 < t.end) barrier_wait(shared.full(ring.stage), ring.parity);
+                            stage = shared.a(ring.stage);
+                        }
+                        if (half == 0 || step + 1 < t.end) {
+                            A::load(a[next], stage + origin_a, 0, 1 - half);
+#pragma unroll
+                            for (int j = 0; j < TILES_N / 2; j++) B::load(b[1 - half][j], stage + origin_b, j, 1 - half);
+                        }
+                    }
+#pragma unroll
+                    for (int j = 0; j < TILES_N; j++) {
+                        const double left[4] = {a[now][0][0], a[now][0][1], a[now][1][0], a[now][1][1]};
+                        const double right[2] = {b[half][j / 2][0][j % 2], b[half][j / 2][1][j % 2]};
+                        multiply(*(double(*)[4])(sum + i * ROW + j * 4), left, right);
+                    }
+                    if (half == 1 && i == TILES_M - 1) { /* safe by these products: the first of them waits for the last fragments */
+                        __syncwarp();
+                        if (lane == 0) barrier_arrive(read);
+                    }
+                }
+        }
+        if (!meet(p, work, t, sum, (int)threadIdx.x, 32 * S::WARPS, flag, [] { sync_threads(1, 32 * S::WARPS); })) continue;
+        const Epilogue<double, double> epilogue(p);
+        const int row0 = t.i * S::BLOCK_M + row + lane / 4 * 2, column0 = t.j * S::BLOCK_N + column + lane % 4 * (TB ? 4 : 2);
+#pragma unroll 1
+        for (int i = 0; i < TILES_M; i++) {
+            double out[ROW]; /* [pair of tiles][row][pair of columns][column] */
+#pragma unroll
+            for (int e = 0; e < ROW; e++) out[e] = sum[e / 8 * 8 + e / 4 % 2 * 2 + (TB ? e % 2 * 4 + e / 2 % 2 : e / 2 % 2 * 4 + e % 2)];
+#pragma unroll 1
+            for (int q = 0; q < TILES_N * 2; q++) {
+                epilogue.store(row0 + i * 16 + q / 2 % 2, column0 + q / 4 * 16 + q % 2 * (TB ? 2 : 8), *(const double(*)[2])out);
+#pragma unroll
+                for (int e = 0; e < ROW - 2; e++) out[e] = out[e + 2];
+            }
+#pragma unroll
+            for (int e = 0; e < TILES_M * ROW - ROW; e++) sum[e] = sum[e + ROW];
+        }
+    }
+}
+
+/* The columns of gemm/mma.inc, as in the other kernels of the family: tools/cuda_attributes.py finds them by this name. */
+template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB>
+__global__ void __launch_bounds__(Shape<BM, BN, BK, WM, WN, STAGES>::THREADS, Shape<BM, BN, BK, WM, WN, STAGES>::BLOCKS)
+    mma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b, const __grid_constant__ Problem p) {
+    using S = Shape<BM, BN, BK, WM, WN, STAGES>;
+    extern __shared__ char memory[];
+    Stages<S> shared;
+    shared.data = (hopper::shared_address(memory) + 1023) / 1024 * 1024;
+    shared.barriers = shared.data + STAGES * S::STAGE_BYTES;
+    int *flag = (int *)(memory + (shared.barriers + 16 * STAGES - hopper::shared_address(memory)));
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            barrier_init(shared.full(stage), 1);
+            barrier_init(shared.empty(stage), S::WARPS);
+        }
+        barrier_init_done();
+    }
+    __syncthreads();
+    if (threadIdx.x >= 32 * S::WARPS) {
+        if (S::HANDS_OVER) registers_down<S::DOWN>();
+        if (threadIdx.x == 32 * S::WARPS) produce<S, TA, TB>(shared, &map_a, &map_b, p);
+    } else {
+        if (S::HANDS_OVER) registers_up<S::UP>();
+        consume<S, TA, TB>(shared, flag, p);
+    }
+}
+
+/* A row of gemm/mma.inc. */
+template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
+    using S = Shape<BM, BN, BK, WM, WN, STAGES>;
+    static hopper::Kernel<Problem> layout(const Problem &p) {
+#define LAYOUT(ta, tb) mma_kernel<double, BM, BN, BK, WM, WN, STAGES, ta, tb>
+        if (p.trans_a) return p.trans_b ? LAYOUT(true, true) : LAYOUT(true, false);
+        return p.trans_b ? LAYOUT(false, true) : LAYOUT(false, false);
+#undef LAYOUT
+    }
+    static cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
+        CUtensorMap a, b;
+        const Encode encode = encoder().call;
+        cudaError_t error = encoder().error;
+        if (error == cudaSuccess)
+            error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, BK) : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, BM);
+        if (error == cudaSuccess)
+            error = p.trans_b ? describe<S>(&b, encode, p.b, p.k, p.n, p.ldb, BN) : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, BK);
+        if (error == cudaSuccess) error = prepare<S>(layout(p));
+        if (error != cudaSuccess) return error;
+        const int blocks = std::min(Grid(p, BM, BN, BK).items(p), sms * S::BLOCKS); /* they stay */
+        return pysim::launch(layout(p), blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, p);
+    }
+    static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
+        return attributes_of(layout(p), S::THREADS, S::SHARED_BYTES, out);
+    }
+};
+}
+}
+#endif

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the warp-level tensor-core kernels (mma.cu, wmma.cu) share: tiles of A and B as they lie in memory come into shared memory by
+ * 16-byte cp.async, `STAGES` k steps deep, with rows padded by 16 bytes.
+ *
+ * Banks: eight rows of a fragment lie `pitch` bytes apart. A pitch that is an odd multiple of 16 bytes puts them into eight different
+ * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. */
+#ifndef PYSIM_CUDA_TENSOR_CUH
+#define PYSIM_CUDA_TENSOR_CUH
+#include "core/decomposition.cuh"
+#include "core/epilogue.cuh"
+#include "core/launch.h"
+#include "core/ptx.cuh"
+
+namespace pysim {
+
+/* The least pitch in bytes that holds `bytes` (a multiple of 16) and is an odd multiple of 16. */
+constexpr int padded(int bytes) { return bytes % 32 ? bytes : bytes + 16; }
+
+/* One operand's tile of `OUTER` rows of C (columns for B) x K: rows of k where K_LAST, else rows of the outer index. */
+template <class In, int OUTER, int K, bool K_LAST> struct SharedTile {
+    static constexpr int rows = K_LAST ? OUTER : K, columns = K_LAST ? K : OUTER, element = sizeof(In);
+    static constexpr int pitch = padded(columns * element), bytes = rows * pitch, chunks = columns * element / 16;
+    static_assert(columns * element % 16 == 0, "a row is whole 16-byte chunks");
+
+    /* Element (outer, k) of the tile at `base`. */
+    __device__ static In *at(char *base, int outer, int k) {
+        return (In *)(base + (K_LAST ? outer * pitch + k * element : k * pitch + outer * element));
+    }
+};
+
+/* A thread's share of the copies of one operand's tiles: the same 16 bytes of every `row_step`th row. What lies outside the matrix is zero. */
+template <class In, class Tile, int K, bool K_LAST, int THREADS> class Copies {
+    static constexpr int element = sizeof(In), row_step = THREADS / Tile::chunks;
+    static_assert(THREADS % Tile::chunks == 0, "a thread stays in its column of chunks");
+    const char *origin;
+    int64_t pitch, k_pitch; /* bytes between rows, and between k steps */
+    int rows_left, bytes_left, offset;
+
+  public:
+    __device__ Copies(const void *matrix, int64_t ld, int outer0, int outer_end, int k_end) {
+        const int row = (int)threadIdx.x / Tile::chunks, chunk = (int)threadIdx.x % Tile::chunks * 16;
+        const int row0 = row + (K_LAST ? outer0 : 0), column0 = K_LAST ? 0 : outer0;
+        pitch = ld * element, k_pitch = K_LAST ? K * element : K * pitch;
+        origin = (const char *)matrix + row0 * pitch + column0 * element + chunk;
+        rows_left = (K_LAST ? outer_end : k_end) - row0;
+        bytes_left = ((K_LAST ? k_end : outer_end) - column0) * element - chunk;
+        offset = row * Tile::pitch + chunk;
+    }
+    __device__ void start(char *base, int step) const {
+        const char *from = origin + step * k_pitch;
+        const int rows = rows_left - (K_LAST ? 0 : step * K), bytes = max(0, min(16, bytes_left - (K_LAST ? step * K * element : 0)));
+#pragma unroll
+        for (int row = 0; row < Tile::rows; row += row_step) {
+            if (Tile::rows % row_step && row + (int)threadIdx.x / Tile::chunks >= Tile::rows) break;
+            copy_async<16>(base + offset + row * Tile::pitch, from, row < rows ? bytes : 0);
+            from += row_step * pitch;
+        }
+    }
+};
+
+/* A kernel's shapes; derived numbers in one place. */
+template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB> struct Shape {
+    using A = SharedTile<In, BM, BK, !TA>;
+    using B = SharedTile<In, BN, BK, TB>;
+    static constexpr bool a_k_last = !TA, b_k_last = TB;
+    static constexpr int warps_m = BM / WM, warps_n = BN / WN, threads = 32 * warps_m * warps_n, stage = A::bytes + B::bytes;
+    static constexpr int shared = STAGES * stage;
+    /* 16 warps an SM hide the latency of loads and multiply-adds; they leave 128 registers a thread, half of them for sums. Warps with
+     * more sums than that read less shared memory for a multiply-add, and 8 of them an SM have 255 registers each. */
+    static constexpr int sums = WM * WN / 32, at_once = sums > 64 ? 256 : 512;
+    static constexpr int blocks = threads < at_once ? at_once / threads : 1, buffers = sums > 64 ? 2 : 1;
+    static_assert(BM % WM == 0 && BN % WN == 0, "warps tile the block");
+};
+
+/* Multiplies the k steps of a tile, with the copies of STAGES - 1 later steps under way. A step is BK / K instructions deep: fetch(stage, k0, buffer)
+ * loads fragments, multiply(buffer) uses them. Kernels with few warps (`buffers` 2) fetch one instruction ahead, across the barrier too. */
+template <class S, class In, int BK, int K, int STAGES, class Fetch, class Multiply>
+__device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0, char *shared, Fetch fetch, Multiply multiply) {
+    const Copies<In, typename S::A, BK, S::a_k_last, S::threads> left(p.a, p.lda, row0, p.m, p.k);
+    const Copies<In, typename S::B, BK, S::b_k_last, S::threads> right(p.b, p.ldb, column0, p.n, p.k);
+    const auto stage_of = [&](int step) { return shared + (step - t.begin) % STAGES * S::stage; };
+    const auto load = [&](int step) {
+        if (step < t.end) {
+            left.start(stage_of(step), step);
+            right.start(stage_of(step) + S::A::bytes, step);
+        }
+        commit_async(); /* an empty group keeps the count */
+    };
+    /* Of the oldest step: for all threads, which also have read the one before. Its stage is safe to copy to by the barrier: cp.async is a
+     * store like others, in the order of loads. */
+    const auto arrive = [] {
+        wait_async<STAGES - 2>();
+        __syncthreads();
+    };
+    __syncthreads(); /* the tile before is read */
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) load(t.begin + s);
+    if constexpr (S::buffers == 2) {
+        arrive();
+        fetch(stage_of(t.begin), 0, 0);
+        for (int step = t.begin; step < t.end; step++) {
+            char *stage = stage_of(step), *next = stage_of(step + 1);
+#pragma unroll
+            for (int k0 = 0; k0 < BK; k0 += K) {
+                if (k0 + K == BK) arrive();
+                fetch(k0 + K == BK ? next : stage, (k0 + K) % BK, (k0 / K + 1) % 2);
+                if (k0 == 0) load(step + STAGES - 1);
+                multiply(k0 / K % 2);
+            }
+        }
+    } else
+        for (int step = t.begin; step < t.end; step++) {
+            arrive();
+            load(step + STAGES - 1);
+#pragma unroll
+            for (int k0 = 0; k0 < BK; k0 += K) {
+                fetch(stage_of(step), k0, 0);
+                multiply(0);
+            }
+        }
+    wait_async<0>();
+}
+
+/* The block's tile of sums on its way out: fragments go to shared memory, whole rows leave it, so that stores are coalesced and the
+ * epilogue's code stands once in a loop that is not unrolled. The pitch puts the 4 rows of a half-warp's pairs on different banks. */
+template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
+    static constexpr int pitch = BN + 8, bytes = BM * pitch * (int)sizeof(Acc), vector = 16 / sizeof(Acc) < 4 ? 16 / sizeof(Acc) : 4;
+    __device__ static Acc *at(char *base, int row, int column) { return (Acc *)base + row * pitch + column; }
+    __device__ static void store(const Problem &p, char *base, int row0, int column0) {
+        __syncthreads();
+        with_epilogue<Acc>(p, [&](const auto &epilogue) {
+#pragma unroll 1
+            for (int i = (int)threadIdx.x; i < BM * BN / vector; i += THREADS) {
+                const int row = i / (BN / vector), column = i % (BN / vector) * vector;
+                Acc sums[vector];
+                *(Pack<Acc, vector> *)sums = *(const Pack<Acc, vector> *)at(base, row, column);
+                epilogue.store(row0 + row, column0 + column, sums);
+            }
+        });
+    }
+};
+
+/* Host side: launches `kernel` with its dynamic shared memory. */
+template <class Kernel> cudaError_t start(Kernel kernel, const Problem &p, int blocks, int threads, int shared, cudaStream_t stream) {
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    if (error != cudaSuccess) return error;
+    return launch(kernel, blocks, threads, shared, stream, p);
+}
+}
+#endif

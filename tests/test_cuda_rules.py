@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Python says of every CUDA row's workspace and refusals, beside the library's own answer, without a GPU.
+
+The library is the kernels' build for the CPU (`native/cuda/emulated`), which has every row and the same checks:
+$PYSIM_EMULATED_CUDA_LIBRARY, or that of build-native.
+"""
+
+import os
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pysim.errors import NativeError, ProblemError
+from pysim.planner import gpu
+from pysim.planner.conv_algorithms import conv_workspace_bytes, products_of, refuses, too_large
+from pysim.problem.text import GEMM_DTYPES, Conv, Gemm
+from pysim.record.schedule import GpuConvSchedule, GpuSchedule
+from pysim.registry.rows import CONV_LAYOUTS, ConvKernel, GemmKernel, conv_kernels, cuda_limits, gemm_kernels
+from pysim.runtime import cuda, cuda_conv
+
+MOST = cuda_limits()
+PROBLEMS = 150  # of a row and layout
+BUILT = Path(__file__).parent.parent / "build-native" / "native" / "cuda" / "libpysim_cuda_emulated.so"
+LIBRARY = Path(os.environ.get("PYSIM_EMULATED_CUDA_LIBRARY", BUILT))
+BASE = 4096  # an operand that lies aligned
+
+Lies = tuple[tuple[int, int], tuple[bool, bool]]  # pitches of A and B, and whether they begin aligned
+
+
+# What Python says; None where it refuses
+
+
+def product_bytes(row: GemmKernel, w: Gemm, schedule: GpuSchedule, lies: Lies) -> int | None:
+    if max(w.m, w.n) > MOST["GEMM_SIDE"] or w.k > MOST["GEMM_K"] or gpu.too_large(w, row, *lies):
+        return None
+    return gpu.workspace_bytes(w, row, schedule, *lies)
+
+
+def convolution_bytes(row: ConvKernel, w: Conv, schedule: GpuConvSchedule, layout: str, gemm: GemmKernel | None) -> int | None:
+    if too_large(w) or refusal(row, w, layout):
+        return None
+    if gemm:
+        of = products_of(w, layout == "nhwc")
+        if product_bytes(gemm, of.problem, GpuSchedule(gemm.name, "data_parallel", 1, False, 1), (of.pitches, of.aligned)) is None:
+            return None
+    return conv_workspace_bytes(row, w, layout == "nhwc", schedule, gemm)
+
+
+def refusal(row: ConvKernel, w: Conv, layout: str) -> str:
+    return refuses(row, w, layout == "nhwc")
+
+
+# What the library says
+
+
+@pytest.fixture(scope="module", autouse=True)
+def native() -> Iterator[None]:
+    if not LIBRARY.exists():
+        pytest.skip(f"{LIBRARY} is not built (meson setup build-native -Dtests=true)")
+    before = os.environ.get("PYSIM_CUDA_LIBRARY")
+    os.environ["PYSIM_CUDA_LIBRARY"] = str(LIBRARY)
+    cuda.library.cache_clear()
+    yield
+    cuda.library.cache_clear()
+    os.environ.pop("PYSIM_CUDA_LIBRARY")
+    if before is not None:
+        os.environ["PYSIM_CUDA_LIBRARY"] = before
+
+
+def library_product_bytes(w: Gemm, schedule: GpuSchedule, lies: Lies) -> int:
+    ffi, lib = cuda.library()
+    size, element = ffi.new("int64_t *"), GEMM_DTYPES[w.dtype]
+    operands = [ffi.cast("void *", BASE if aligned else BASE + element) for aligned in lies[1]]
+    told = cuda.gemm_struct(w, cuda.result_of(w.dtype), (*lies[0], w.n))
+    cuda.check(lib.pysim_cuda_gemm_workspace_bytes(told, cuda.schedule_struct(schedule), *operands, size))
+    return int(size[0])
+
+
+# Problems: sizes about the tiles' edges and the limits, and any
+
+
+def near(draw: random.Random, *edges: int, most: int) -> int:
+    """One of the edges, one less or more, twice that and one more; or any up to `most`, small ones as likely as large ones."""
+    if edges and draw.random() < 0.6:
+        edge = draw.choice(edges)
+        return max(1, draw.choice((edge - 1, edge, edge + 1, 2 * edge + 1)))
+    return max(1, int(most ** draw.random()))
+
+
+def decomposition(draw: random.Random, steps: int, tiles: int) -> tuple[str, int]:
+    """One of the three, with as many parts as there may be, or fewer."""
+    kind = draw.choice(("data_parallel", "split_k", "stream_k"))
+    most = {"data_parallel": 1, "split_k": min(steps, MOST["TILES"] // tiles), "stream_k": min(steps * tiles, 10_000)}[kind]
+    return ("data_parallel", 1) if most < 2 else (kind, draw.choice((2, most, draw.randint(2, most))))
+
+
+def product(draw: random.Random, row: GemmKernel, layout: int) -> Gemm:
+    """Sizes about the tiles, one of them in ten about what is the largest."""
+    sizes = {
+        "m": near(draw, row.block_m * row.cluster_m, most=1 << 14),
+        "n": near(draw, row.block_n * row.cluster_n, most=1 << 14),
+        "k": near(draw, row.block_k, row.block_k * row.stages, most=1 << 14),
+    }
+    if draw.random() < 0.3:
+        side = draw.choice("mnk")
+        sizes[side] = _about(draw, draw.choice((MOST["GEMM_K"] if side == "k" else MOST["GEMM_SIDE"], MOST["RELAYOUT_ROWS"])))
+    elif draw.random() < 0.1:  # about as many tiles as there may be
+        columns = MOST["TILES"] // -(-MOST["GEMM_SIDE"] // (row.block_m * row.cluster_m)) * row.block_n * row.cluster_n
+        sizes |= {"m": MOST["GEMM_SIDE"], "n": min(_about(draw, columns), MOST["GEMM_SIDE"]), "k": 1}
+    return Gemm(**sizes, trans_a=bool(layout & 1), trans_b=bool(layout & 2), dtype=row.dtype)
+
+
+@pytest.mark.parametrize("row", gemm_kernels(), ids=lambda row: row.name)
+def test_a_products_workspace_and_refusals_are_the_librarys(row: GemmKernel) -> None:
+    draw, answered = random.Random(row.index), 0
+    for i in range(4 * PROBLEMS):
+        w = product(draw, row, i % 4)
+        dense = (w.m if w.trans_a else w.k, w.k if w.trans_b else w.n)
+        a, b = (pitch + draw.choice((0, 0, 1, -pitch % 16, 16)) for pitch in dense)
+        lies = ((a, b), (draw.random() < 0.7, draw.random() < 0.7))
+        kind, splits = decomposition(draw, -(-w.k // row.block_k), gpu.tiles_of(w, row))
+        schedule = GpuSchedule(row.name, kind, splits, draw.random() < 0.5, draw.randint(1, 8))
+        theirs = answer(library_product_bytes, w, schedule, lies)
+        assert product_bytes(row, w, schedule, lies) == theirs, (w.text, schedule, lies)
+        answered += theirs is not None
+    assert answered > PROBLEMS
+
+
+def answer(ask: Callable[..., int], *told: Any) -> int | None:
+    """What the library answers; None where it refuses."""
+    try:
+        return ask(*told)
+    except NativeError:
+        return None
+
+
+def shape(draw: random.Random, row: ConvKernel) -> dict[str, int]:
+    """A convolution, most often small; about one limit at a time."""
+    groups = draw.choice((1, 1, 2, 3, near(draw, most=64)))
+    one = row.algorithm == "depthwise" and draw.random() < 0.9
+    channels, filters = (1 if one else near(draw, 4, 8, 16, 64, most=300)), near(draw, row.block_filters or 8, most=300)
+    kernel = (3, 3) if row.algorithm == "winograd" and draw.random() < 0.9 else (near(draw, 3, most=9), near(draw, 3, most=9))
+    stride = (1, 1) if row.algorithm == "winograd" and draw.random() < 0.9 else (draw.randint(1, 3), draw.randint(1, 3))
+    w = {
+        "batch": near(draw, 32, most=64), "groups": groups, "channels": groups * channels, "filters": groups * filters,
+        "height": near(draw, 7, 28, most=300), "width": near(draw, 7, 28, row.block_windows or 8, most=300),
+        "kernel_h": kernel[0], "kernel_w": kernel[1], "stride_h": stride[0], "stride_w": stride[1],
+        "dilation_h": draw.choice((1, 1, 1, 2)), "dilation_w": draw.choice((1, 1, 1, 2)),
+    }  # fmt: skip
+    w |= {f"pad_{side}": draw.choice((0, 1, draw.randint(0, 4))) for side in ("top", "left", "bottom", "right")}
+    return w | draw.choice(LIMITS)(draw)
+
+
+def _about(draw: random.Random, limit: int) -> int:
+    return max(1, limit + draw.randint(-1, 1))
+
+
+def _tensor(draw: random.Random) -> dict[str, int]:
+    """A tensor of about the most elements."""
+    side = 1 << draw.randint(3, 8)
+    left = MOST["CONV_TENSOR"] // (side * side)
+    batch = 1 << draw.randint(0, left.bit_length() - 1)
+    sizes = {"groups": 1, "batch": batch, draw.choice(("channels", "filters")): _about(draw, left // batch), "height": side, "width": side}
+    return sizes | {
+        "kernel_h": 1,
+        "kernel_w": 1,
+        "pad_top": 0,
+        "pad_left": 0,
+        "pad_bottom": 0,
+        "pad_right": 0,
+        "stride_h": 1,
+        "stride_w": 1,
+    }
+
+
+def _taps(draw: random.Random) -> dict[str, int]:
+    high = draw.randint(1, 2 * MOST["LISTED_TAPS"])
+    wide = draw.choice((MOST["LISTED_TAPS"] - high, MOST["TENSOR_TAPS"] // high))
+    return {"kernel_h": high, "kernel_w": _about(draw, wide), "height": 100, "width": 100}
+
+
+def _corner(draw: random.Random) -> dict[str, int]:
+    reach, side = MOST["TMA_CORNER"], draw.choice(("pad_top", "pad_left", "pad_bottom", "pad_right"))
+    return {
+        side: _about(draw, reach + draw.choice((0, 1, 2, 4))),
+        "kernel_h": draw.choice((1, 3)),
+        "kernel_w": draw.choice((1, 3)),
+        "width": 200,
+        "height": 200,
+    }
+
+
+def _span(draw: random.Random) -> dict[str, int]:
+    axis = draw.choice("hw")
+    far = {"pad_bottom": draw.randint(120, 140), "pad_right": draw.randint(120, 140)}
+    return far | {f"kernel_{axis}": 2, f"dilation_{axis}": _about(draw, MOST["TMA_SPAN"] - 1), "height": 600, "width": 600, "batch": 1}
+
+
+def _image(draw: random.Random) -> dict[str, int]:
+    """A padded image of about the most elements that taps are listed for."""
+    high = 1 << draw.randint(8, 20)
+    ones, pads = ("groups", "batch", "channels", "filters"), ("pad_top", "pad_left", "pad_bottom", "pad_right")
+    return dict.fromkeys(ones, 1) | dict.fromkeys(pads, 0) | {"height": high, "width": _about(draw, MOST["LISTED_IMAGE"] // high)}
+
+
+def _line(draw: random.Random) -> dict[str, int]:
+    ones = dict.fromkeys(("batch", "height", "kernel_h", "channels", "filters", "groups"), 1)
+    return ones | {"width": _about(draw, MOST["CONV_SIZE"])}
+
+
+def _images(draw: random.Random) -> dict[str, int]:
+    """Many small ones."""
+    sizes = {"batch": 1 << draw.randint(10, 16), "height": 1 << draw.randint(1, 8), "width": 1 << draw.randint(1, 8)}
+    return sizes | {"groups": 1, "channels": 1, "filters": 4}
+
+
+def _stride(draw: random.Random) -> dict[str, int]:
+    return {f"stride_{draw.choice('hw')}": _about(draw, MOST["TMA_STRIDE"])}
+
+
+LIMITS = (*[lambda draw: {}] * 8, _tensor, _taps, _corner, _span, _image, _line, _images, _stride)
+
+
+def convolution(draw: random.Random, row: ConvKernel) -> Conv:
+    while True:
+        try:
+            return Conv(**shape(draw, row), dtype=row.dtype)
+        except ProblemError:  # a kernel larger than its input
+            continue
+
+
+@pytest.mark.parametrize("layout", CONV_LAYOUTS)
+@pytest.mark.parametrize("row", conv_kernels(), ids=lambda row: row.name)
+def test_a_convolutions_workspace_and_refusals_are_the_librarys(row: ConvKernel, layout: str) -> None:
+    draw, answered = random.Random(f"{row.name} {layout}"), 0
+    products = [gemm for gemm in gemm_kernels() if gemm.dtype == row.dtype]
+    for _ in range(2 * PROBLEMS):
+        w = convolution(draw, row)
+        gemm = draw.choice(products) if row.makes_product else None
+        kind, splits = ("data_parallel", 1)
+        if row.decomposes:
+            kind, splits = draw.choice((("data_parallel", 1), ("split_k", 2), ("split_k", 3), ("stream_k", 2)))
+            if -(-w.channels // w.groups // row.block_k) < splits:
+                kind, splits = ("data_parallel", 1)
+        schedule = GpuConvSchedule(row.name, gemm.name if gemm else None, kind, splits, draw.random() < 0.5, draw.randint(1, 8))
+        theirs = answer(cuda_conv.workspace_bytes, w, schedule, layout)
+        assert convolution_bytes(row, w, schedule, layout, gemm) == theirs, (w.text, layout, schedule)
+        answered += theirs is not None
+        if not too_large(w) and (says := refusal(row, w, layout)):
+            with pytest.raises(NativeError, match=re.escape(f"{row.name}: {says}")):
+                cuda_conv.workspace_bytes(w, schedule, layout)
+    assert answered > PROBLEMS / 3
+
+
+def test_the_library_lists_the_rows_and_their_columns() -> None:
+    ffi, lib = cuda.library()
+    for rows, count, kind, tell in (
+        (gemm_kernels(), lib.pysim_cuda_gemm_count(), "pysim_cuda_gemm_info *", lib.pysim_cuda_gemm_at),
+        (conv_kernels(), lib.pysim_cuda_conv_count(), "pysim_cuda_conv_info *", lib.pysim_cuda_conv_at),
+    ):
+        assert count == len(rows)
+        for row in rows:
+            info = ffi.new(kind)
+            cuda.check(tell(row.index, info))
+            assert [ffi.string(text).decode() for text in (info.name, info.family, info.form)] == [row.name, row.family, row.form]
+            assert {name: getattr(info, name) for name in (*row.tile, "capability")} == row.tile | {"capability": row.capability}
