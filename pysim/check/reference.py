@@ -103,12 +103,12 @@ def trial(workload: Workload, result: np.dtype[Any], on_gpu: bool = False, seed:
     order = np.concatenate([np.arange(few), draw.integers(0, few, count - few)])
     base, w = exact_fill((*s.x[:axis], few, *s.x[axis + 1 :]), s.k, dtype, seed, growth), exact_fill(s.w, s.k, dtype, seed + 1, growth)
     x = np.take(base, order, axis=axis, out=aligned(s.x, held(dtype)), mode="clip")
-    want = Repeated(_as_result(reference(workload, numbers(base), numbers(w)), result), order)
+    want = Repeated(as_result(reference(workload, numbers(base), numbers(w)), result), order)
     random = random_fill(s.x, dtype, seed + 2), random_fill(s.w, dtype, seed + 3)
     return Trial(workload, sums_of(dtype, s.k, result, on_gpu), (x, w), random, want, picked(workload, *random))
 
 
-def _as_result(sums: Array, result: np.dtype[Any]) -> Array:
+def as_result(sums: Array, result: np.dtype[Any]) -> Array:
     """Sums as results: whole ones wrap as 32 bits do."""
     return sums.astype(np.int64).astype(result) if result.kind == "i" else sums.astype(result, copy=False)
 
