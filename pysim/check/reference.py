@@ -165,11 +165,11 @@ def _image(c: Conv, image: Array, w: Array) -> Array:
 # Some of it in float64
 
 
-def picked(workload: Workload, x: Array, w: Array, most: int = MOST_PICKED) -> Picked:
+def picked(workload: Workload, x: Array, w: Array) -> Picked:
     """Evenly spread windows (rows of C), the first and the last among them, and what they are of operands as memory holds them."""
     s = shapes(workload)
     results = s.out[0] * math.prod(s.out[2:])
-    count = min(results, max(FEWEST_PICKED, min(most, PICKED_PRODUCTS // (s.k * s.out[1]))))
+    count = min(results, max(FEWEST_PICKED, min(MOST_PICKED, PICKED_PRODUCTS // (s.k * s.out[1]))))
     at = np.unique(np.linspace(0, results - 1, count).astype(np.int64))
     return Picked(at, *_in_float64(workload, numbers(x), numbers(w), at))
 
