@@ -16,14 +16,15 @@ import msgspec
 from pysim import planner
 from pysim.arguments import flag, number, whole, wholes
 from pysim.calibration import host
-from pysim.comparison import cpu as comparison
-from pysim.comparison import cuda as cuda_comparison
+from pysim.comparison import compare as comparison
+from pysim.comparison.compare import How
 from pysim.errors import MachineError, OperandError, PlanError
 from pysim.frontends import onnx
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
+from pysim.measure.store import Store
 from pysim.once import Recent
-from pysim.peers.cpu import DEFAULT, PEERS
+from pysim.peers import Asked, chosen
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, Workload, distinct, parse, resolve
@@ -111,35 +112,39 @@ def plans(
 def compare(
     problem: str | Workload | Iterable[str],
     machine: str | Machine | Gpu = "host",
-    peers: bool = False,
+    peers: Asked = "default",
     layout: Layout = "nchw",
     memory_limit: int | None = None,
-    **options: Any,
+    algorithm: str | None = None,
+    name: str | None = None,
+    state: State = "hot",
+    threads: int = 1,
+    min_seconds: float = 0.2,
+    budget_seconds: float = 30.0,
+    store: Store | None = None,
 ) -> list[Comparison]:
     """Predicted beside measured, after the result was checked; one Comparison per distinct problem.
 
-    `problem` is a problem text, the name of a set, @file, model.onnx or a list of them. im2col + OpenBLAS is timed in the same run where
-    it is installed, with `peers` every library that is. On a GPU a product is timed beside cuBLAS, and with `peers` stands beside what
-    nvidia-matmul-heuristics expects; a convolution that lies in `layout`, planned within `memory_limit` bytes of workspace, is timed
-    beside all of cuDNN's forward algorithms, of which the fastest right one is "cudnn" in `peers` and `algorithms` names it, and with
-    `peers` beside PyTorch; `workspaces` has each one's bytes, `missing` why a peer did not run. Other options as in
-    `pysim.comparison.cpu.compare` (state, threads, store) and `pysim.comparison.cuda.compare`. On a machine that is emulated here nothing
-    is timed: its comparisons say whether the result is right.
+    `problem` is a problem text, the name of a set, @file, model.onnx or a list of them; `layout`, `memory_limit`, `algorithm` and `name`
+    are as in `plan`, `state` that of the caches when a call begins. `peers` are timed in the same run where they are installed: "none",
+    "default" (im2col + OpenBLAS; on a GPU cuBLAS and all of cuDNN's algorithms, of which the fastest right one is "cudnn" and `algorithms`
+    names it), "all" (oneDNN and ONNX Runtime; PyTorch, and what nvidia-matmul-heuristics expects), or some by name. Each contender's
+    samples last `min_seconds` at least and go to `store`. `workspaces` has each one's bytes, `missing` why a peer did not run. On a machine
+    that is emulated here nothing is timed: its comparisons say whether the result is right.
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
     else:
         layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem), lambda path: onnx.read(path)[0]))
-    on, makers = host.runnable_any(machine), PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
-    planned = [(layer, _planned(layer.workload, on, layout, memory_limit)) for layer in layers]
-    if isinstance(on, Gpu):
-        return list(cuda_comparison.compare(planned, on, peers=peers, **options))
-    return list(comparison.compare(planned, on, makers=makers, executor=host.executor(on), **options))
+    on, how = host.runnable_any(machine), How(threads, state, min_seconds=min_seconds, budget_seconds=budget_seconds)
+    asked = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
+    planned = [(layer, _planned(layer.workload, on, asked)) for layer in layers]
+    return list(comparison.compare(planned, on, chosen(peers, on), how, store, host.executor(on)))
 
 
-def _planned(workload: Workload, on: Machine | Gpu, layout: Layout, memory_limit: int | None) -> values.Plan | PlanError:
+def _planned(workload: Workload, on: Machine | Gpu, asked: dict[str, Any]) -> values.Plan | PlanError:
     try:
-        return _plan(workload, on, layout, memory_limit)
+        return planner.plan(workload, on, **asked)
     except PlanError as error:
         return error
 

@@ -11,8 +11,13 @@ import pytest
 from pysim import api
 from pysim.errors import NativeError
 from pysim.machine.load import load_any
+from pysim.measure.events import Events
 from pysim.once import Recent
-from pysim.registry.rows import native_file
+from pysim.problem.gemm import Gemm
+from pysim.record.cost import Cost
+from pysim.record.plan import Plan
+from pysim.record.schedule import GpuConvSchedule, GpuSchedule
+from pysim.registry.rows import conv_kernels, gemm_kernels, native_file
 from pysim.runtime import arrays, cuda
 
 
@@ -42,11 +47,29 @@ class HostArray(cuda.DeviceArray):
 
 
 class Clock:
-    """Events that say a millisecond."""
+    """A device's clock that says a millisecond."""
 
-    def seconds(self, call) -> float:
-        call()
-        return 1e-3
+    batch, leads, undisturbed = Events.batch, Events.leads, Events.undisturbed
+
+    def seconds(self, call, times) -> float:
+        for _ in range(times):
+            call()
+        return 1e-3 * times
+
+
+def gpu_plan(workload: Any, on: Any, *, layout: Any = "nchw", memory_limit: int | None = None, **_: Any) -> Plan:
+    """A plan of some kernel of the problem's type, which `planner.plan` would not choose; what it needs beside operands is made up."""
+    cost = Cost(cycles=1, seconds=2e-4, bound_by="compute", levels={}, terms={})
+    if isinstance(workload, Gemm):
+        schedule: Any = GpuSchedule(next(row.name for row in gemm_kernels() if row.dtype == workload.dtype), "data_parallel", 1, False, 8)
+    else:
+        kernel = next(row.name for row in conv_kernels() if row.dtype == workload.dtype and not row.makes_product and row.outputs == 1)
+        schedule = GpuConvSchedule(kernel, None, "data_parallel", 1, False, 1)
+    return Plan(
+        workload=workload, on=on, model="full", state="hot", algorithm="gemm" if isinstance(workload, Gemm) else "implicit",
+        schedule=schedule, workspace_bytes=0 if memory_limit == 0 else 256, cost=cost, considered=(), rejected=(), layout=layout,
+        memory_limit=memory_limit,
+    )  # fmt: skip
 
 
 @pytest.fixture

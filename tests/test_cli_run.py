@@ -15,11 +15,12 @@ import _cffi_backend
 import pytest
 from command_line import PLAN_KEYS, PROBLEM, SMALL, cache, child, document, invoke, native, ok, own_files, refused  # noqa: F401
 
+from pysim import planner
 from pysim.cli import BROKEN_PIPE, INTERRUPTED
-from pysim.comparison import cpu as comparison
+from pysim.comparison import compare as comparison
 from pysim.errors import OperandError
 from pysim.measure.store import Store
-from pysim.peers import cpu as peers
+from pysim.peers import PEERS
 from pysim.record.measurement import Comparison
 from pysim.runtime import cpu as runtime
 
@@ -69,6 +70,30 @@ def test_run_with_threads_shows_no_prediction_for_one_thread():
 def test_an_algorithm_that_a_problem_lacks_is_answered_with_those_it_has():
     assert "there is sconv" in refused(2, "run", SMALL, "--algorithm", "winograd")
     assert document("run", SMALL, "--algorithm", "sconv")["comparisons"][0]["plan"]["algorithm"] == "sconv"
+    first, second = document("run", SMALL, "gemm:24x20x16", "--algorithm", "gemm", code=1)["comparisons"]
+    assert 'has no algorithm "gemm"' in first["reason"] and second["plan"]["algorithm"] == "gemm"
+
+
+@native
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_the_planner_is_asked_for_the_algorithm_that_is_named(command, monkeypatch):
+    asked = []
+    plan = planner.plan
+    monkeypatch.setattr(planner, "plan", lambda *problem, **how: asked.append(how["algorithm"]) or plan(*problem, **how))
+    ok(command, SMALL, "--algorithm", "sconv")
+    assert asked == ["sconv"]
+
+
+@native
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_plan_is_replayed_by_its_name(command):
+    best, other = document("plan", SMALL, "--top", "2")["plans"]
+    for name in (best["name"], other["name"]):
+        (one,) = document(command, SMALL, "--plan", name)["comparisons"]
+        assert one["correct"] and one["plan"]["name"] == name
+    assert 'plan "nonsense"' in refused(2, command, SMALL, "--plan", "nonsense")
+    both = invoke(command, SMALL, "--plan", best["name"], "--algorithm", "sconv")
+    assert both.exit_code == 2 and "give it or --algorithm" in both.output
 
 
 @native
@@ -86,7 +111,7 @@ def test_compare_document_has_the_promised_keys_and_a_summary():
     found = document("compare", SMALL, "gemm:24x20x16", "--peers", *QUICK)
     assert all(one.keys() >= COMPARISON_KEYS for one in found["comparisons"])
     for one in found["comparisons"]:
-        assert one["peers"].keys() | one["missing"].keys() == set(peers.PEERS)
+        assert one["peers"].keys() | one["missing"].keys() == {name for name, peer in PEERS.items() if peer.on == "cpu"}
         assert all(seconds > 0 for seconds in one["peers"].values())
         assert all(
             one["ratios"][name]["value"] == pytest.approx(seconds / one["measured_seconds"]) for name, seconds in one["peers"].items()
@@ -111,7 +136,7 @@ def test_compare_prints_rows_then_ratios_shares_and_the_prediction_error():
 @native
 def test_compare_cold_says_so():
     (one,) = document("compare", SMALL, "--cold", *QUICK)["comparisons"]
-    assert one["state"] == "cold"
+    assert one["state"] == one["plan"]["state"] == "cold"
 
 
 @native
@@ -151,7 +176,7 @@ def test_a_wrong_result_exits_1_with_the_reason_and_no_time(command, monkeypatch
     assert found["summary"]["failed"][0]["problem"] == SMALL
 
 
-def fake_comparison(layer, plan, on, **options):
+def fake_comparison(layer, plan):
     return Comparison(problem=layer.workload.text, label="", plan=plan.to_dict(), correct=True, measured_seconds=1e-3, count=layer.count)
 
 
@@ -159,11 +184,11 @@ def fake_comparison(layer, plan, on, **options):
 def test_rows_stream_and_an_interrupt_ends_with_one_line(monkeypatch):
     written = []
 
-    def measure(layer, plan, machine, **options):
+    def measure(layer, plan, *options):
         written.append(sys.stdout.buffer.getvalue().decode())
         if len(written) == 3:
             raise KeyboardInterrupt
-        return fake_comparison(layer, plan, machine)
+        return fake_comparison(layer, plan)
 
     monkeypatch.setattr(comparison, "measure_plan", measure)
     result = invoke("compare", "vgg16")
@@ -175,10 +200,10 @@ def test_rows_stream_and_an_interrupt_ends_with_one_line(monkeypatch):
 
 @native
 def test_a_layer_that_cannot_be_run_does_not_stop_the_others(monkeypatch):
-    def measure(layer, plan, machine, **options):
+    def measure(layer, plan, *options):
         if layer.workload.text == SMALL:
             raise MemoryError
-        return fake_comparison(layer, plan, machine)
+        return fake_comparison(layer, plan)
 
     monkeypatch.setattr(comparison, "measure_plan", measure)
     found = document("compare", SMALL, PROBLEM, code=1)["comparisons"]

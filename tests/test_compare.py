@@ -13,18 +13,20 @@ import pytest
 
 from pysim.cachemodel.simulator.simulated import simulated_cost
 from pysim.check.reference import reference
-from pysim.comparison import cpu as comparing
-from pysim.comparison.cpu import OURS, measure_plan, summarise
+from pysim.comparison import compare as comparing
+from pysim.comparison.compare import How, measure_plan
+from pysim.comparison.summary import OURS, summarise
 from pysim.errors import MissingError, NativeError, PlanError
 from pysim.machine.load import load
 from pysim.measure.clock import Array
 from pysim.measure.store import Store
-from pysim.peers.cpu import DEFAULT, Missing, Peer
+from pysim.peers.peer import Operands, Ready
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, Workload, parse
 from pysim.record.cost import Cost
 from pysim.record.measurement import Comparison
+from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
 from pysim.runtime import cpu as runtime
 
@@ -45,32 +47,47 @@ def _native() -> str:
 native = pytest.mark.skipif(bool(_native()), reason=_native() or "here")
 
 
-def planned(workload: Workload, seconds: float = 1e-5, **changes: Any) -> Any:
-    """What compare needs of a plan, on the kernel that every machine has."""
+def planned(workload: Workload, seconds: float = 1e-5, on: Any = MACHINE, **changes: Any) -> Plan:
+    """A plan of the kernel that every machine has; `changes` are of its schedule."""
     deep = workload.k if isinstance(workload, Gemm) else workload.channels // workload.groups
     kernel = f"{workload.dtype}_win_8x4__portable"
     pack: Any = "none" if isinstance(workload, Conv) and workload.pointwise else "tiles"
     s = Schedule(kernel, "input_stationary", pack, windows=8, filters=4, channels=min(deep, 64), k2=2, k3=3)
     cost = Cost(cycles=1, seconds=seconds, bound_by="compute", levels={}, terms={})
-    fields = {"kernel": kernel, "schedule": s, "cost": cost} | changes
-    return SimpleNamespace(**fields, to_dict=lambda: {"kernel": kernel, "cost": msgspec.to_builtins(cost)})
+    return Plan(
+        workload=workload, on=on, model="full", state="hot", algorithm="gemm" if isinstance(workload, Gemm) else "sconv",
+        schedule=msgspec.structs.replace(s, **changes), workspace_bytes=64, cost=cost, considered=(), rejected=(),
+    )  # fmt: skip
 
 
-def right(workload: Workload, x: Array, w: Array, bias: Array | None = None) -> Peer:
-    return Peer(lambda: reference(workload, x, w), "right 1.0")
+def peer(make: Callable[[Workload, Operands], Callable[[], object]], version: str = "1.0") -> Any:
+    """Somebody's library."""
+    library = SimpleNamespace(ALGORITHMS=("",), make=lambda workload, operands, algorithm: Ready(make(workload, operands), version))
+    return SimpleNamespace(computes=(Conv, Gemm), analytic=False, library=library)
 
 
-def wrong(workload: Workload, x: Array, w: Array, bias: Array | None = None) -> Peer:
-    return Peer(lambda: reference(workload, x, w) + np.float32(1), "wrong 1.0")
+def computing(change: Callable[[Array], object]) -> Any:
+    def make(workload: Workload, operands: Operands) -> Callable[[], object]:
+        def call() -> object:
+            operands.out[...] = reference(workload, operands.x, operands.w)
+            return change(operands.out)
+
+        return call
+
+    return peer(make, "right 1.0")
 
 
-def absent(workload: Workload, x: Array, w: Array, bias: Array | None = None) -> Missing:
-    return Missing("it is not installed")
+def not_here(*_: Any) -> Any:
+    raise MissingError("it is not installed")
 
 
-def one(text: str = CONV, **options: Any) -> Comparison:
+right, wrong, absent = computing(lambda out: None), computing(lambda out: np.add(out, 1, out=out)), peer(not_here)
+
+
+def one(text: str = CONV, peers: Any = None, store: Store | None = None, on: Any = MACHINE, **options: Any) -> Comparison:
     workload = parse(text)
-    return measure_plan(Layer(workload, "a label", 3), planned(workload), MACHINE, **(FAST | options))
+    plan = planned(workload, on=on)
+    return measure_plan(Layer(workload, "a label", 3), plan, on, peers or {}, How(**(FAST | options)), store)
 
 
 # ---------------------------------------------------------------------------------------------------------- one layer
@@ -79,7 +96,7 @@ def one(text: str = CONV, **options: Any) -> Comparison:
 @native
 @pytest.mark.parametrize("text", [CONV, f"{CONV}:f64", "conv:g2mb3ic4ih9oc6kh3sh2ph1", "gemm:20x30x40", "gemm:20x30x40:tt"])
 def test_a_plan_is_checked_timed_and_set_beside_its_prediction(text: str) -> None:
-    c = one(text, makers={"right": right})
+    c = one(text, peers={"right": right})
     assert c.correct and not c.reason
     assert (c.problem, c.label, c.count, c.machine, c.state) == (parse(text).text, "a label", 3, "here", "hot")
     assert c.predicted_seconds == 1e-5 and c.measured_seconds is not None and c.measured_seconds > 0
@@ -94,7 +111,7 @@ def test_a_plan_is_checked_timed_and_set_beside_its_prediction(text: str) -> Non
 
 @native
 def test_a_comparison_is_json_with_the_promised_keys() -> None:
-    document = msgspec.json.decode(msgspec.json.encode(one(makers={"right": right, "absent": absent})))
+    document = msgspec.json.decode(msgspec.json.encode(one(peers={"right": right, "absent": absent})))
     promised = {
         "problem",
         "label",
@@ -139,7 +156,7 @@ def test_a_wrong_result_is_never_timed(change: Callable[[Array], None], monkeypa
     monkeypatch.setattr(runtime, "Prepared", corrupting(change))
     monkeypatch.setattr(comparing, "interleave", timed)
     with Store(tmp_path / "s.sqlite") as store:
-        c = one(makers={"right": right}, store=store)
+        c = one(peers={"right": right}, store=store)
         assert len(store) == 0
     assert not c.correct and "exact fill: 1 of" in c.reason
     assert c.measured_seconds is None and c.samples == 0 and c.peers == {}
@@ -147,23 +164,39 @@ def test_a_wrong_result_is_never_timed(change: Callable[[Array], None], monkeypa
 
 @native
 def test_a_peer_that_is_wrong_or_absent_is_named_with_its_reason_and_not_timed() -> None:
-    c = one(makers={"wrong": wrong, "absent": absent, "right": right})
+    c = one(peers={"wrong": wrong, "absent": absent, "right": right})
     assert c.correct and list(c.peers) == ["right"]
     assert c.missing["absent"] == "it is not installed" and c.missing["wrong"].startswith("its result is wrong: exact fill")
+
+
+@native
+def test_a_peer_that_fails_when_timed_drops_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def fails(_: Array) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 8:
+            raise RuntimeError("misaligned address\nand a trace")
+
+    c = one(peers={"fails": computing(fails), "right": right})
+    assert c.correct and set(c.peers) == {"right"} == set(c.versions)
+    assert c.missing == {"fails": "failed when timed: RuntimeError: misaligned address"}
 
 
 @native
 def test_cold_rotates_every_contender_over_copies_of_its_operands() -> None:
     inputs: set[int] = set()
 
-    def noting(workload: Workload, x: Array, w: Array, bias: Array | None = None) -> Peer:
-        def call() -> Array:
-            inputs.add(x.ctypes.data)
-            return reference(workload, x, w)
+    def noting(workload: Workload, operands: Operands) -> Callable[[], object]:
+        def call() -> object:
+            inputs.add(operands.x.ctypes.data)
+            operands.out[...] = reference(workload, operands.x, operands.w)
+            return None
 
-        return Peer(call, "1")
+        return call
 
-    c = one(makers={"noting": noting}, state="cold")
+    c = one(peers={"noting": peer(noting)}, state="cold")
     bytes_per_call = 4 * (16 * 14 * 14 + 12 * 16 * 9 + 12 * 14 * 14)
     assert c.correct and c.state == "cold"
     assert len(inputs) >= 2 * (1 << 17) / bytes_per_call
@@ -181,7 +214,7 @@ def test_a_profile_splits_a_call_into_packing_and_kernels() -> None:
 @native
 def test_every_sample_is_stored_under_the_key_of_its_contender(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
-        c = one(makers={"right": right, "wrong": wrong}, store=store)
+        c = one(peers={"right": right, "wrong": wrong}, store=store)
         ours, peer = store.find(problem=CONV, machine="here", state="hot")
     assert ours.kernel == "f32_win_8x4__portable" and peer.kernel == "right" and peer.schedule == ""
     assert msgspec.json.decode(ours.schedule, type=Schedule) == planned(parse(CONV)).schedule
@@ -204,15 +237,22 @@ def test_layers_stream_and_each_is_stored_before_the_next_is_planned(tmp_path: P
                 stored.append(len(store))
                 yield layer, planned(layer.workload)
 
-        run = comparing.compare(plans(), MACHINE, makers={DEFAULT: right}, store=store, **FAST)
+        run = comparing.compare(plans(), MACHINE, {"first": right}, How(**FAST), store)
         first = next(run)
         assert first.problem == CONV and len(store) == 2 and stored == [0]
         rest = list(run)
         assert [c.problem for c in rest] == ["conv:mb1ic8ih7oc12kh1"] and stored == [0, 2] and len(store) == 4
-        assert list(first.peers) == [DEFAULT]
-        both = {DEFAULT: right, "other": right}
-        every = comparing.compare([(layers[0], planned(layers[0].workload))], MACHINE, makers=both, **FAST)
-        assert set(next(every).peers) == {DEFAULT, "other"}
+        assert list(first.peers) == ["first"]
+        both = {"first": right, "other": right}
+        every = comparing.compare([(layers[0], planned(layers[0].workload))], MACHINE, both, How(**FAST))
+        assert set(next(every).peers) == {"first", "other"}
+
+
+@native
+def test_a_peer_takes_part_in_the_problems_that_it_computes() -> None:
+    products = SimpleNamespace(computes=(Gemm,), analytic=False, library=right.library)
+    assert one(peers={"products": products}).missing == {} == one(peers={"products": products}).peers
+    assert set(one("gemm:20x30x40", peers={"products": products}).peers) == {"products"}
 
 
 @native
@@ -220,13 +260,11 @@ def test_a_layer_that_cannot_run_is_reported_and_the_others_go_on() -> None:
     def plan_of(workload: Workload) -> Any:
         if workload.dtype == "f64":
             return PlanError("no kernel does that")
-        if isinstance(workload, Gemm):
-            return planned(workload, schedule=msgspec.structs.replace(planned(workload).schedule, k2=0))
-        return planned(workload)
+        return planned(workload, **({"k2": 0} if isinstance(workload, Gemm) else {}))
 
     texts = [f"{CONV}:f64", "gemm:5x6x7", "conv:mb1ic8ih7oc12kh1:f16", CONV]
     layers = [Layer(parse(text)) for text in texts]
-    done = list(comparing.compare(((layer, plan_of(layer.workload)) for layer in layers), MACHINE, makers={DEFAULT: right}, **FAST))
+    done = list(comparing.compare(((layer, plan_of(layer.workload)) for layer in layers), MACHINE, {"right": right}, How(**FAST)))
     assert [c.problem for c in done] == texts and [c.correct for c in done] == [False, False, False, True]
     assert done[0].reason == "no kernel does that" and done[1].reason and "f16" in done[2].reason
 
@@ -237,15 +275,14 @@ def test_an_absent_native_library_ends_the_run_with_its_reason(monkeypatch: pyte
 
     monkeypatch.setattr(runtime, "library", absent_library)
     with pytest.raises(MissingError, match="install the package"):
-        list(comparing.compare([(Layer(parse(CONV)), planned(parse(CONV)))], MACHINE, **FAST))
+        list(comparing.compare([(Layer(parse(CONV)), planned(parse(CONV)))], MACHINE, {}, How(**FAST)))
 
 
 @native
 def test_a_library_that_refuses_the_plan_raises_in_measure_plan() -> None:
     workload = parse(CONV)
-    bad = planned(workload, schedule=msgspec.structs.replace(planned(workload).schedule, channels=-1))
     with pytest.raises(NativeError):
-        measure_plan(Layer(workload), bad, MACHINE, **FAST)
+        measure_plan(Layer(workload), planned(workload, channels=-1), MACHINE, {}, How(**FAST))
 
 
 # ----------------------------------------------------------------------------------------------------- in an emulator
@@ -263,9 +300,9 @@ class Emulator:
 @pytest.mark.parametrize("text", [CONV, "gemm:48x64x32"])
 def test_an_emulated_plan_is_checked_beside_simulated_caches_and_nothing_is_timed(text: str, tmp_path: Path) -> None:
     on, workload = load("xeon-4208"), parse(text)
-    plan = planned(workload, seconds=1e-4)
+    plan = planned(workload, seconds=1e-4, on=on)
     with Store(tmp_path / "store.db") as store:
-        done = measure_plan(Layer(workload, "", 2), plan, on, makers={"right": right}, store=store, executor=Emulator(), **FAST)
+        done = measure_plan(Layer(workload, "", 2), plan, on, {"right": right}, How(**FAST), store, Emulator())
         assert len(store) == 0
     assert done.correct and done.measured_seconds is None and done.samples == 0 and done.predicted_seconds == 1e-4
     assert done.static_kind == "static+simulated"
@@ -283,7 +320,8 @@ def test_an_emulated_plan_is_checked_beside_simulated_caches_and_nothing_is_time
 def test_a_wrong_result_of_an_emulator_has_no_static_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "Prepared", corrupting(one_ulp))
     workload = parse(CONV)
-    done = measure_plan(Layer(workload, "", 1), planned(workload), load("xeon-4208"), executor=Emulator(), **FAST)
+    on = load("xeon-4208")
+    done = measure_plan(Layer(workload, "", 1), planned(workload, on=on), on, {}, How(**FAST), None, Emulator())
     assert not done.correct and done.reason and done.static_seconds is None and done.static_kind is None
     assert "static_prediction" not in summarise([done])
 

@@ -17,14 +17,20 @@ import numpy as np
 import pytest
 
 from pysim import planner
+from pysim.algorithms.contract import SUMS
 from pysim.calibration import host
-from pysim.check.cuda_fill import random_fill
-from pysim.comparison.cuda_bench import in_float64
+from pysim.check.bounds import transformed
+from pysim.check.fills import held, random_fill
+from pysim.check.reference import picked
+from pysim.check.verdict import Verdict
 from pysim.errors import MissingError, NativeError, ProblemError, StoreError
 from pysim.machine.load import load_any
-from pysim.peers import cudnn
+from pysim.measure.events import Events
+from pysim.peers import cudnn, peer
+from pysim.peers.peer import Ready, Scratch
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer, parse
+from pysim.record.plan import LAYOUTS
 from pysim.runtime import arrays
 
 ROOT = Path(__file__).parent.parent
@@ -64,10 +70,10 @@ def test_the_reference_is_the_definition(text):
     w, draw = conv(text), np.random.default_rng(1)
     x = draw.standard_normal((w.batch, w.channels, w.height, w.width))
     filters = draw.standard_normal((w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w))
-    picked = np.arange(w.batch * w.windows)
-    want, scale = in_float64(w, x, filters, picked)
+    at, want, scale = picked(w, x, filters)
+    assert np.array_equal(at, np.arange(w.batch * w.windows))
     for got, right in ((want, by_definition(w, x, filters)), (scale, by_definition(w, np.abs(x), np.abs(filters)))):
-        np.testing.assert_allclose(got, right.transpose(0, 2, 3, 1).reshape(len(picked), w.filters), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(got, right.transpose(0, 2, 3, 1).reshape(len(at), w.filters), rtol=1e-12, atol=1e-12)
 
 
 class HostArray:
@@ -89,30 +95,29 @@ class HostArray:
         return into
 
 
-@pytest.mark.parametrize("layout", cudnn.LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", data.DTYPES)
 def test_the_verdict_passes_the_rounded_result_in_its_layout_and_nothing_else(device, dtype, layout):
     w = conv(SMALL)
     operands = benchmark.Operands(w, dtype, [layout])
-    fills = [random_fill((2, 4, 7, 6), dtype, 1), random_fill((6, 2, 3, 2), dtype, 2)]
+    fills = [random_fill((2, 4, 7, 6), dtype, 3), random_fill((6, 2, 3, 2), dtype, 4)]
     order = (0, 1, 2, 3) if layout == "nchw" else (0, 2, 3, 1)
     for sent, fill in zip(operands.at[layout], fills, strict=True):
-        assert sent.memory.tobytes() == np.ascontiguousarray(fill.stored.transpose(order)).tobytes()
-    right = by_definition(w, fills[0].values.astype(np.float64), fills[1].values.astype(np.float64))
-    held = {"f16": np.float16, "bf16": np.float32}.get(dtype, np.float32)
+        assert sent.memory.tobytes() == np.ascontiguousarray(fill.transpose(order)).tobytes()
+    right = by_definition(w, *(fill.astype(np.float64) for fill in fills))
 
-    def stored(values: np.ndarray) -> np.ndarray:
-        bits = np.ascontiguousarray(values.astype(held)).reshape(-1)
-        return ((bits.view(np.uint32) + 0x8000) >> 16).astype(np.uint16) if dtype == "bf16" else bits
+    def verdict(values: np.ndarray, transforms: bool = False) -> str:
+        lies = np.ascontiguousarray(values.astype(np.float32).astype(held(operands.result)))
+        ready = Ready(lambda: operands.y.fill(lies), "", bound=transformed(dtype) if transforms else SUMS)
+        return operands.check(ready, layout)[0]
 
-    verdict = lambda values, transforms=False: operands.windows.verdict(stored(values), layout, transforms)[0]  # noqa: E731
     assert verdict(right.transpose(order)) == ""
-    assert "out of bounds" in verdict(right.transpose((0, 2, 3, 1) if layout == "nchw" else (0, 1, 2, 3)), True)
+    assert "elements are wrong" in verdict(right.transpose((0, 2, 3, 1) if layout == "nchw" else (0, 1, 2, 3)), True)
     off = right.transpose(order).copy()
     off[1, 1, 1, 1] += {"f32": 1e-4, "tf32": 1e-4}.get(dtype, 0.05)
-    assert verdict(off).startswith("1 of 108") and verdict(off, True) == ""
+    assert verdict(off).startswith("random fill: 1 of 108") and verdict(off, True) == ""
     off[1, 1, 1, 1] = np.inf
-    assert verdict(off, True).startswith("1 of 108 elements are not written or not finite")
+    assert "1 of 108 elements are NaN, infinite or were never written" in verdict(off, True)
 
 
 class Algorithms:
@@ -129,10 +134,8 @@ class Algorithms:
             raise MissingError(f"cuDNN refuses {algorithm}")
         return self.SPACES[algorithm]
 
-    survey = cudnn.Forward.survey
-
-    def call(self, algorithm: str, pointers: tuple[int, int, int], workspace: int = 0, workspace_bytes: int = 0) -> Any:
-        assert workspace_bytes >= self.SPACES[algorithm]
+    def call(self, algorithm: str, pointers: tuple[int, int, int], scratch: Scratch) -> Any:
+        assert scratch.pointer or not self.SPACES[algorithm]
         w = self.workload
         shapes = ((w.batch, w.channels, w.height, w.width), (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w))
         x, filters = (
@@ -154,14 +157,17 @@ SPOILS: dict[str, Any] = {}
 SECONDS = {"IMPLICIT_GEMM": 4e-5, "IMPLICIT_PRECOMP_GEMM": 2e-5, "GEMM": 3e-3, "WINOGRAD_NONFUSED": 1e-5}
 
 
-class Clock:
-    """`Events` that reads SECONDS and counts the calls."""
+class Clock(Events):
+    """A device's clock that reads SECONDS and counts the calls."""
+
+    def __init__(self) -> None:
+        pass
 
     calls: ClassVar[dict[str, int]] = {}
 
-    def seconds(self, call: Any) -> float:
+    def seconds(self, call: Any, times: int = 1) -> float:
         call()
-        name = next((cell.cell_contents.algorithm for cell in call.__closure__ or () if hasattr(cell.cell_contents, "algorithm")), "ours")
+        name = getattr(call, "algorithm", "ours")
         Clock.calls[name] = Clock.calls.get(name, 0) + 1
         return SECONDS.get(name, 5e-6)
 
@@ -170,11 +176,11 @@ class Clock:
 def device(monkeypatch):
     """A GPU of which only the arithmetic is missing; one small problem stands for each set."""
     here = SimpleNamespace(name="NVIDIA H200", driver=13000)
-    for user in (benchmark, cudnn):
+    for user in (benchmark, peer.cuda):
         monkeypatch.setattr(user, "DeviceArray", HostArray)
     copy = SimpleNamespace(copy=lambda to, source, size, _: ctypes.memmove(to, source, size))
     monkeypatch.setattr(benchmark, "cuda", SimpleNamespace(**vars(copy), synchronize=lambda: None, devices=lambda: [here]))
-    monkeypatch.setattr(benchmark.cuda_peers, "Events", Clock)
+    monkeypatch.setattr(benchmark.events, "Events", Clock)
     monkeypatch.setattr(host, "gpu_here", lambda: load_any("h200"))
     monkeypatch.setattr(cudnn, "Forward", Algorithms)
     monkeypatch.setattr(cudnn, "version", lambda: "cuDNN 9.0.0")
@@ -216,8 +222,8 @@ def test_a_wrong_result_and_an_unwritten_element_are_recorded_and_never_timed(de
     SPOILS["WINOGRAD_NONFUSED"] = lambda y: y.__setitem__(0, y[0] + 1e-4)  # within what a transform may
     line = run(tmp_path / "a.jsonl", "--set", "opencnn", "--only", "opencnn-1")[0]
     found = {one.algorithm: one for one in line.contenders.values()}
-    assert found["GEMM"].wrong == "1 of 108 checked elements are out of bounds" and found["GEMM"].seconds is None
-    assert found["IMPLICIT_GEMM"].wrong.startswith("1 of 108 elements are not written") and found["IMPLICIT_GEMM"].error is None
+    assert found["GEMM"].wrong.startswith("random fill: 1 of 108 elements are wrong") and found["GEMM"].seconds is None
+    assert found["IMPLICIT_GEMM"].wrong.startswith("random fill: 1 of 108 elements are NaN") and found["IMPLICIT_GEMM"].error is None
     assert found["WINOGRAD_NONFUSED"].seconds and not found["WINOGRAD_NONFUSED"].wrong
     assert "GEMM" not in Clock.calls and "IMPLICIT_GEMM" not in Clock.calls
 
@@ -274,18 +280,19 @@ class Launch:
 
 
 class Bench:
-    def __init__(self, workload: Conv, seed: int, layout: str = "nchw") -> None:
-        self.workload = workload
-        assert layout == data.USED[workload.dtype]
+    def __init__(self, workload: Conv, last_level_bytes: int, layout: str, seed: int) -> None:
+        assert layout == data.USED[workload.dtype] and last_level_bytes == load_any("h200").l2_bytes.value
 
-    def launch(self, schedule: Any, exact: bool = False) -> Launch:
+    def launch(self, schedule: Any, exact: bool) -> Launch:
         return Launch(schedule, exact)
 
-    def check(self, call: Any, kernel: str) -> tuple[str, float]:
-        assert kernel in FAMILIES
-        for exact in (True, False):
-            call(exact)
-        return "", 1e-7
+
+def checked(bench: Bench, make: Any) -> tuple[Verdict, Ready]:
+    for exact in (True, False):
+        ready = make(exact)
+        ready.call()
+    assert ready.bound == SUMS
+    return Verdict("passed", 1e-7), ready
 
 
 class Schedule(msgspec.Struct):
@@ -301,7 +308,8 @@ def row(name: str, algorithm: str, dtype: str) -> SimpleNamespace:
 @pytest.fixture
 def kernels(monkeypatch):
     """Three rows of a registry, of which the planner takes two, best first, in two schedules each."""
-    monkeypatch.setattr(benchmark.cuda_bench, "ConvBench", Bench)
+    monkeypatch.setattr(benchmark.benches, "GpuBench", Bench)
+    monkeypatch.setattr(benchmark, "checked", checked)
     rows = [row(name, family, "f32") for name, family in FAMILIES.items()]
     monkeypatch.setattr(benchmark, "conv_kernels", lambda: rows)
     rejected = (SimpleNamespace(what="unfit", reason="it takes 3x3 filters"),)

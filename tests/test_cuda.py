@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_gpu import Clock, ffi_of_header, host_device  # noqa: F401
+from fake_gpu import Clock, ffi_of_header, gpu_plan, host_device  # noqa: F401
 
 import pysim
 from pysim import planner
 from pysim.calibration import host
-from pysim.check.cuda_fill import decode, e4m3, encode, exact_fill, random_fill
+from pysim.comparison import bench
 from pysim.errors import MissingError, OperandError
-from pysim.peers import cuda as cuda_peers
+from pysim.measure import clock
+from pysim.peers import cublas
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.rows import gemm_kernels
@@ -320,43 +321,16 @@ def test_a_matrix_whose_rows_are_scattered_is_refused_on_the_device_and_copied_f
     assert np.array_equal(cuda.gemm(a, b, schedule), a @ b)
 
 
-# What comparisons are fed
-
-
-def test_fp8_codes_are_those_of_the_format():
-    """OCP E4M3: 2^-9 is the least, 1 is 0x38, 448 the largest."""
-    values = e4m3()
-    assert (values[1], values[0x38], values[126]) == (2.0**-9, 1.0, 448.0) and np.isnan(values[127])
-    assert (np.diff(values[:127]) > 0).all()
-    codes = encode(np.array([-1.0, 448.0, 0.5]), "f8")
-    assert codes.tolist() == [0xB8, 0x7E, 0x30]
-
-
-@pytest.mark.parametrize("dtype", ["f32", "tf32", "f64", "f16", "bf16", "s8", "f8"])
-def test_fills_are_held_exactly_and_sums_of_exact_ones_stay_exact(dtype):
-    fill = exact_fill((64, 300), 300, dtype, 1)
-    assert (np.abs(fill.values) >= 1).all() and int(np.abs(fill.values).max()) ** 2 * 300 <= 2**24
-    assert set(np.sign(fill.values).ravel().tolist()) == {-1, 1}
-    random = random_fill((50, 60), dtype, 2)
-    if dtype == "bf16":
-        assert np.array_equal(decode(random.stored, "bf16"), random.values)
-    elif dtype == "f8":
-        back = e4m3()[random.stored & 127] * np.where(random.stored >> 7, -1, 1)
-        assert np.array_equal(back, random.values)
-    else:
-        assert np.array_equal(random.stored, random.values)
-    assert dtype == "s8" or float(np.abs(random.values).max()) <= 1
-    assert dtype != "tf32" or not (random.stored.view(np.uint32) & 0x1FFF).any()
-
-
 # Comparisons, the device played by NumPy
 
 
 def compared(monkeypatch, problem: str, launch: Any = NumpyLaunch) -> Any:
     monkeypatch.setattr(cuda, "Launch", launch)
-    monkeypatch.setattr(cuda_peers, "Events", Clock)
-    monkeypatch.setattr(cuda_peers, "library_files", lambda _: [])
-    cuda_peers._cublas.cache_clear()
+    monkeypatch.setattr(planner, "plan", gpu_plan)
+    monkeypatch.setattr(bench, "Events", Clock)
+    monkeypatch.setattr(clock, "WARMUP_SECONDS", 0)
+    monkeypatch.setattr(cublas, "cuda_files", lambda _: [])
+    cublas._library.cache_clear()
     return pysim.compare(problem, machine="h200", min_seconds=0.0)[0]
 
 

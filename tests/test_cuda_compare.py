@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions on a GPU beside cuDNN and PyTorch: who is the rival, who takes no part and why, and what is shown and kept of each.
+"""Plans on a GPU beside cuBLAS, cuDNN and PyTorch: who is the peer, who takes no part and why, and what is shown and kept of each.
 
-Launches and cuDNN's algorithms compute with NumPy on the very pointers, layouts and types that the libraries would be given, and take as
-long as SECONDS says.
+Launches and others' algorithms compute with NumPy on the very pointers, layouts and types that the libraries would be given, and take as
+long as MEDIANS says.
 """
 
 import ctypes
@@ -13,17 +13,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from command_line import document, invoke, native, refused
-from fake_gpu import HostArray, host_device  # noqa: F401
+from command_line import document, invoke
+from fake_gpu import HostArray, gpu_plan, host_device  # noqa: F401
 
 import pysim
-from pysim.comparison import cuda as cuda_comparison
-from pysim.comparison import cuda_bench
+from pysim import planner
+from pysim.comparison import bench, summary
+from pysim.comparison import compare as comparison
 from pysim.errors import MissingError, NativeError
 from pysim.machine.load import load_any
+from pysim.measure import clock, events
 from pysim.measure.store import Store
-from pysim.peers import cuda as cuda_peers
-from pysim.peers import cudnn
+from pysim.peers import chosen, cublas, cudnn, peer
+from pysim.peers import torch as torch_peer
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer, parse
 from pysim.runtime import cuda, cuda_conv
@@ -95,10 +97,8 @@ class Forward:
             raise MissingError(f"cuDNN refuses {algorithm}")
         return SPACES[algorithm]
 
-    survey = cudnn.Forward.survey
-
-    def call(self, algorithm: str, pointers: tuple[int, int, int], workspace: int, workspace_bytes: int) -> Any:
-        assert workspace_bytes >= SPACES[algorithm] and (workspace or not SPACES[algorithm])
+    def call(self, algorithm: str, pointers: tuple[int, int, int], scratch: peer.Scratch) -> Any:
+        assert scratch.pointer or not SPACES[algorithm]
 
         def run() -> None:
             SPOILS.get(algorithm, lambda _: None)(convolve(self.workload, pointers, self.layout))
@@ -108,7 +108,7 @@ class Forward:
 
 
 class Torch:
-    """`cudnn.TorchForward` by NumPy, at 5 microseconds."""
+    """PyTorch by NumPy, at 5 microseconds."""
 
     contender = "torch"
 
@@ -129,32 +129,38 @@ class Torch:
 SPOILS: dict[str, Any] = {}
 
 
-class Clock:
-    """`Events` that reads MEDIANS, 100 microseconds for ours, and counts what it timed."""
+class Clock(events.Events):
+    """A device's clock that reads MEDIANS, 100 microseconds for ours, and counts what it timed."""
 
     timed: ClassVar[dict[str, int]] = {}
 
-    def seconds(self, call: Any) -> float:
+    def __init__(self) -> None:
+        pass
+
+    def seconds(self, call: Any, times: int = 1) -> float:
+        assert times == 1
         call()
-        held = [cell.cell_contents for cell in getattr(call, "__closure__", None) or ()] + [getattr(call, "__self__", None)]
+        held = [cell.cell_contents for cell in getattr(call, "__closure__", None) or ()]
+        held += [call, getattr(call, "__self__", None)]
         name = next((one.contender for one in held if hasattr(one, "contender")), "pysim")
         Clock.timed[name] = Clock.timed.get(name, 0) + 1
-        return {"pysim": 1e-4, "torch": 5e-6}.get(name) or MEDIANS[name]
+        return {"pysim": 1e-4, "torch": 5e-6, "cublas": 2e-5}.get(name) or MEDIANS[name]
 
 
 @pytest.fixture(autouse=True)
 def gpu(host_device, monkeypatch, tmp_path):  # noqa: F811
-    """An H200 with cuDNN and PyTorch, of which only the arithmetic is NumPy's."""
+    """An H200 with cuDNN and PyTorch, of which only the arithmetic is NumPy's, and a plan for every problem."""
     monkeypatch.setenv("PYSIM_STORE", str(tmp_path / "store.sqlite"))
+    monkeypatch.setattr(planner, "plan", gpu_plan)
     monkeypatch.setattr(cuda_conv, "Launch", ConvLaunch)
-    monkeypatch.setattr(cudnn, "DeviceArray", HostArray)
     monkeypatch.setattr(cudnn, "Forward", Forward)
-    monkeypatch.setattr(cudnn, "TorchForward", Torch)
     monkeypatch.setattr(cudnn, "version", lambda: "cuDNN 9.0.0")
-    monkeypatch.setattr(cudnn, "torch_version", lambda: "PyTorch 2.0.0")
-    monkeypatch.setattr(cuda_peers, "Events", Clock)
-    monkeypatch.setattr(cuda_peers, "library_files", lambda _: [])
-    cuda_peers._cublas.cache_clear()
+    monkeypatch.setattr(torch_peer, "Forward", Torch)
+    monkeypatch.setattr(torch_peer, "version", lambda: "PyTorch 2.0.0")
+    monkeypatch.setattr(bench, "Events", Clock)
+    monkeypatch.setattr(cublas, "cuda_files", lambda _: [])
+    monkeypatch.setattr(clock, "WARMUP_SECONDS", 0)
+    cublas._library.cache_clear()
     SPOILS.clear()
     Forward.told, Clock.timed, ConvLaunch.fault = [], {}, staticmethod(lambda y: None)
 
@@ -163,25 +169,25 @@ def compared(problem: str = SMALL, **options: Any) -> Any:
     return pysim.compare(problem, "h200", min_seconds=0.0, **options)[0]
 
 
-# Who the rival is
+# Who the peer is
 
 
-def test_the_fastest_right_algorithm_is_the_rival_and_all_were_in_the_run():
+def test_the_fastest_right_algorithm_is_the_peer_and_all_were_in_the_run():
     one = compared()
     assert one.correct and one.measured_seconds == 1e-4 and one.samples >= 30 and one.predicted_seconds
     assert one.peers == {"cudnn": 1e-5} and one.algorithms == {"cudnn": "WINOGRAD_NONFUSED"} and one.versions == {"cudnn": "cuDNN 9.0.0"}
     assert one.ratios["cudnn"].value == pytest.approx(0.1) and set(one.quartiles) == {"pysim", "cudnn"}
-    assert Clock.timed == dict.fromkeys(["pysim", *MEDIANS], one.samples + 1)  # and once to warm up
+    assert Clock.timed == dict.fromkeys(["pysim", *MEDIANS], one.samples + clock.FEWEST_WARMUPS)
 
 
-def test_workspaces_are_those_of_the_plan_and_of_the_rival():
-    one = compared("conv:mb2ic8ih12oc8kh3ph1", peers=True)
+def test_workspaces_are_those_of_the_plan_and_of_the_peer():
+    one = compared("conv:mb2ic8ih12oc8kh3ph1", peers="all")
     assert one.workspaces == {"pysim": one.plan["workspace_bytes"], "cudnn": 8192, "torch": 12345}
     assert one.peers == {"cudnn": 1e-5, "torch": 5e-6} and one.versions["torch"] == "PyTorch 2.0.0" and "torch" not in one.algorithms
     assert compared("conv:mb2ic8ih12oc8kh3ph1", memory_limit=0).workspaces["pysim"] == 0
 
 
-def test_a_wrong_algorithm_is_never_the_rival_and_never_timed():
+def test_a_wrong_algorithm_is_never_the_peer_and_never_timed():
     def off(y: np.ndarray) -> None:
         y[0, 0, 0, 0] += 1e-4  # more than a product may, less than a transform
 
@@ -189,8 +195,8 @@ def test_a_wrong_algorithm_is_never_the_rival_and_never_timed():
     SPOILS["WINOGRAD_NONFUSED"] = lambda y: y.__setitem__((1, 5, 0, 0), np.nan)
     one = compared()
     assert one.correct and one.algorithms == {"cudnn": "IMPLICIT_GEMM"} and one.peers == {"cudnn": 4e-5}
-    assert one.missing["cudnn IMPLICIT_PRECOMP_GEMM"].startswith("its result is wrong: 1 of ")
-    assert "not written or not finite" in one.missing["cudnn WINOGRAD_NONFUSED"]
+    assert one.missing["cudnn IMPLICIT_PRECOMP_GEMM"].startswith("its result is wrong: exact fill: 1 of ")
+    assert "NaN" in one.missing["cudnn WINOGRAD_NONFUSED"]
     assert set(Clock.timed) == {"pysim", "cudnn IMPLICIT_GEMM", "cudnn GEMM"}
     SPOILS["WINOGRAD_NONFUSED"] = off
     assert compared().algorithms == {"cudnn": "WINOGRAD_NONFUSED"}
@@ -202,12 +208,12 @@ def test_an_algorithm_without_memory_is_told_and_the_others_run():
     assert one.peers["cudnn"] == 1e-5
 
 
-def test_a_rival_that_fails_when_timed_drops_out_with_its_reason():
+def test_a_peer_that_fails_when_timed_drops_out_with_its_reason():
     runs = [0]
 
     def fifth(_: Any) -> None:
         runs[0] += 1
-        if runs[0] == 5:
+        if runs[0] == 7:
             raise RuntimeError("misaligned address\nand a trace")
 
     SPOILS["WINOGRAD_NONFUSED"] = fifth
@@ -222,8 +228,8 @@ def test_without_any_algorithm_the_plan_is_measured_all_the_same(monkeypatch):
     one = compared()
     assert one.measured_seconds == 1e-4 and not one.peers
     assert one.missing["cudnn"].startswith("none of its algorithms ran: DIRECT, FFT_TILING, WINOGRAD refused conv:")
-    monkeypatch.setattr(cudnn, "Forward", lambda *_: cudnn.describe(*_) and refuse())
-    one = compared(peers=True)
+    monkeypatch.setattr(cudnn, "Forward", lambda *_, **__: refuse())
+    one = compared(peers="all")
     assert one.missing == {"cudnn": "cuDNN is not installed"} and set(one.peers) == {"torch"}
 
 
@@ -232,7 +238,7 @@ def refuse() -> Any:
 
 
 def test_what_cudnn_cannot_say_is_compared_with_a_reason():
-    one = compared(UNEVEN, peers=True)
+    one = compared(UNEVEN, peers="all")
     assert one.correct and one.measured_seconds and not one.peers
     assert set(one.missing) == {"cudnn"} | {"torch"}
     assert all("pads 0 above and 2 below" in reason for reason in one.missing.values())
@@ -240,11 +246,11 @@ def test_what_cudnn_cannot_say_is_compared_with_a_reason():
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", ["f32", "tf32", "f16"])
-def test_rivals_are_told_the_type_and_the_layout_of_the_plan(dtype, layout):
-    one = compared(f"{SMALL}:{dtype}", layout=layout, peers=True)
+def test_peers_are_told_the_type_and_the_layout_of_the_plan(dtype, layout):
+    one = compared(f"{SMALL}:{dtype}", layout=layout, peers="all")
     assert one.correct, one.reason
     assert one.plan["layout"] == layout and set(one.peers) == {"cudnn", "torch"}
-    (told,) = Forward.told
+    (told,) = set(Forward.told)
     assert (told.format, told.data) == (cudnn.LAYOUTS.index(layout), 2 if dtype == "f16" else 0)
     assert told.math == (3 if dtype == "f32" else 1)  # cudnnMathType_t: multiply-adds alone, tensor cores
 
@@ -265,10 +271,12 @@ def test_a_wrong_result_of_ours_is_told_and_nothing_is_timed(fault, says):
     assert result.exit_code == 1 and "WRONG" in result.output and says in result.output
 
 
-def test_one_wrong_element_of_random_operands_is_found_wherever_it_is():
-    """Of 450 windows NumPy looks at 256; exact operands give whole numbers, which stay right."""
+def test_one_wrong_element_of_random_operands_is_found_wherever_it_is(monkeypatch):
+    """Of 450 windows NumPy looks at 50; exact operands give whole numbers, which stay right."""
+    monkeypatch.setattr("pysim.check.reference.PICKED_PRODUCTS", 50 * 27 * 4)
     conv = parse("conv:mb2ic3ih15oc4kh3ph1")
-    windows = cuda_bench.ConvBench(conv).windows.picked
+    windows = bench.GpuBench(conv, 1).trial.picked.at
+    assert len(windows) == 50
     image, window = divmod(next(i for i in range(conv.batch * conv.windows) if i not in windows), conv.windows)
 
     def spoil(y: np.ndarray) -> None:
@@ -277,7 +285,7 @@ def test_one_wrong_element_of_random_operands_is_found_wherever_it_is():
 
     ConvLaunch.fault = staticmethod(spoil)
     one = compared("conv:mb2ic3ih15oc4kh3ph1")
-    assert not one.correct and one.reason == "failed: random fill: 1 of 1800 elements are out of bounds"
+    assert not one.correct and one.reason.startswith("failed: random fill: 1 of 1800 elements are wrong; the first at (")
 
 
 def test_a_problem_that_device_memory_does_not_hold_is_a_reason_and_the_others_go_on(monkeypatch):
@@ -303,8 +311,9 @@ def test_a_launch_that_fails_when_timed_is_a_reason(monkeypatch):
 
 def test_the_memory_of_a_problem_is_given_back_before_the_next_one():
     alive = []
-    planned = [(Layer(w), pysim.plan(w, "h200")) for w in (parse(SMALL), parse(UNEVEN))]
-    for one in cuda_comparison.compare(planned, load_any("h200"), peers=True):
+    on = load_any("h200")
+    planned = [(Layer(w), gpu_plan(w, on)) for w in (parse(SMALL), parse(UNEVEN))]
+    for one in comparison.compare(planned, on, chosen("all", on)):
         assert one.correct
         alive.append([thing for thing in gc.get_objects() if isinstance(thing, HostArray)])
     assert alive == [[], []]
@@ -314,7 +323,7 @@ def test_a_plan_is_run_alone():
     result = invoke("run", SMALL, "-m", "h200")
     assert result.exit_code == 0 and result.stdout.splitlines()[1].split()[:2] == ["100", "us"]
     with Store() as store:
-        kept = [one.kernel for one in store.find(problem=pysim.plan(SMALL, "h200").problem)]
+        kept = [one.kernel for one in store.find(problem=parse(SMALL).text)]
     assert len(kept) == 1 and "cudnn" not in kept[0]
 
 
@@ -341,8 +350,19 @@ def product_launch(monkeypatch) -> None:
     def launch(workload: Any, schedule: Any, pointers: tuple[int, int, int], *, result: str) -> Any:
         return SimpleNamespace(run=lambda: matrices(pointers), reference=lambda: matrices(pointers))
 
+    def product(w: Any, result: str, pointers: tuple[int, int, int]) -> Any:
+        def call() -> None:
+            LEADS.append("cublas")
+            matrices(pointers)
+
+        call.contender = "cublas"
+        return call, "cuBLAS 13.0.0"
+
     monkeypatch.setattr(cuda, "Launch", launch)
-    monkeypatch.setattr(cuda_peers, "cublas", lambda w, result, pointers: (lambda: matrices(pointers), "cuBLAS 13.0.0"))
+    monkeypatch.setattr(cublas, "product", product)
+
+
+LEADS: list[str] = []
 
 
 def test_a_mixed_list_shows_every_peer_and_workspace_and_a_dash_where_there_is_none(monkeypatch):
@@ -361,7 +381,7 @@ def test_a_mixed_list_shows_every_peer_and_workspace_and_a_dash_where_there_is_n
     assert [cell(conv, name) for name in ("measured", "cublas", "cudnn", "torch", "cudnn's", "torch's")] == [
         "100 us", "-", "0.10x", "0.05x", "8 KiB", "12.06 KiB",
     ]  # fmt: skip
-    assert [cell(gemm, name) for name in ("cublas", "cudnn", "torch", "workspace", "cudnn's")] == ["1.00x", "-", "-", "0 B", "-"]
+    assert [cell(gemm, name) for name in ("cublas", "cudnn", "torch", "workspace", "cudnn's")] == ["0.20x", "-", "-", "256 B", "-"]
     assert [cell(uneven, name) for name in ("cudnn", "torch", "cudnn's", "torch's")] == ["-"] * 4
     told = "\n".join(rest)
     assert "cudnn" in told and "0.100x geometric mean of 1, faster on 0 (0%); cuDNN 9.0.0" in told
@@ -379,17 +399,36 @@ def test_the_document_has_workspaces_and_the_algorithms_that_won():
     assert found["summary"]["peers"]["cudnn"]["algorithms"] == {"WINOGRAD_NONFUSED": 2}
 
 
-@native
-def test_a_layout_and_a_limit_of_workspace_mean_nothing_on_a_cpu():
-    assert "a layout is a GPU's alone" in refused(2, "compare", SMALL, "--layout", "nhwc")
-    assert "a limit of workspace is a GPU's alone" in refused(2, "compare", SMALL, "--memory-limit", "0")
-
-
-def test_leads_keep_the_device_busy_before_short_convolutions_alone():
-    assert [cuda_peers.leads(seconds) for seconds in (1e-6, 1e-5, 2e-5, 1e-3, 2e-3, 1.0)] == [8, 6, 3, 1, 0, 0]
+def test_products_and_convolutions_are_timed_by_one_loop_that_keeps_the_device_busy(monkeypatch):
+    """Calls between a check and the end: samples and warm-ups alone are timed, what goes before each sample is the contender's own."""
+    product_launch(monkeypatch)
     runs: dict[str, int] = {}
     for name in SPACES:
         SPOILS[name] = lambda _, name=name: runs.update({name: runs.get(name, 0) + 1})
-    one = compared()
-    rounds = {name: (count - 1 - 3) / one.samples for name, count in runs.items()}  # a check, three warm-ups
-    assert rounds == {"WINOGRAD_NONFUSED": 7, "IMPLICIT_PRECOMP_GEMM": 4, "IMPLICIT_GEMM": 3, "GEMM": 1}
+    LEADS.clear()
+    one, product = compared(), compared("gemm:16x16x16")
+    timed = one.samples + clock.FEWEST_WARMUPS
+    leads = {name: (count - 2 - timed) / one.samples for name, count in runs.items()}  # 2: a check on each fill
+    assert leads == {"WINOGRAD_NONFUSED": 6, "IMPLICIT_PRECOMP_GEMM": 3, "IMPLICIT_GEMM": 2, "GEMM": 1}
+    assert product.peers == {"cublas": 2e-5} and product.samples == one.samples
+    assert (len(LEADS) - 2 - timed) / one.samples == leads["IMPLICIT_PRECOMP_GEMM"]  # which takes as long
+
+
+def test_cold_contenders_rotate_over_copies_of_their_operands_in_device_memory(monkeypatch):
+    seen: dict[int, int] = {}
+
+    def note(y: np.ndarray) -> None:
+        seen[y.ctypes.data] = seen.get(y.ctypes.data, 0) + 1
+
+    ConvLaunch.fault = staticmethod(note)
+    monkeypatch.setattr(comparison, "copies_for", lambda nbytes, last_level: last_level // (1 << 20))
+    one = compared(state="cold", peers=())
+    assert one.correct and one.state == "cold" and one.peers == {}
+    assert len(seen) == 1 + load_any("h200").l2_bytes.value // (1 << 20)  # and where it was checked
+    assert summary.summarise([one])["layers"] == 1
+
+
+def test_what_a_gpu_has_not_is_refused():
+    assert "threads is 2; h200 is a GPU" in compared(threads=2).reason
+    assert "--threads is for CPUs" in invoke("compare", SMALL, "-m", "h200", "--threads", "2").output
+    assert document("compare", SMALL, "-m", "h200", "--seconds", "0")["comparisons"][0]["state"] == "hot"

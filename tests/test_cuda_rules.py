@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pysim.planner.conv_algorithms import conv_workspace_bytes, products_of, refuses, too_large
 
 from pysim.errors import NativeError, ProblemError
 from pysim.planner import gpu
-from pysim.planner.conv_algorithms import conv_workspace_bytes, products_of, refuses, too_large
-from pysim.problem.text import GEMM_DTYPES, Conv, Gemm
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import CONV_LAYOUTS, ConvKernel, GemmKernel, conv_kernels, cuda_limits, gemm_kernels
 from pysim.runtime import cuda, cuda_conv
@@ -73,7 +75,7 @@ def native() -> Iterator[None]:
 
 def library_product_bytes(w: Gemm, schedule: GpuSchedule, lies: Lies) -> int:
     ffi, lib = cuda.library()
-    size, element = ffi.new("int64_t *"), GEMM_DTYPES[w.dtype]
+    size, element = ffi.new("int64_t *"), SIZES[w.dtype]
     operands = [ffi.cast("void *", BASE if aligned else BASE + element) for aligned in lies[1]]
     told = cuda.gemm_struct(w, cuda.result_of(w.dtype), (*lies[0], w.n))
     cuda.check(lib.pysim_cuda_gemm_workspace_bytes(told, cuda.schedule_struct(schedule), *operands, size))

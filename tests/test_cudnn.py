@@ -9,17 +9,22 @@ import gc
 import sys
 import weakref
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
-from pysim.check.cuda_fill import decode, random_fill
+from pysim.algorithms.contract import SUMS
+from pysim.check.bounds import transformed
+from pysim.check.fills import HELD, random_fill
 from pysim.errors import MissingError, NativeError
-from pysim.peers import cuda as cuda_peers
-from pysim.peers import cudnn
+from pysim.peers import cublas, cudnn, peer
+from pysim.peers import torch as torch_peer
+from pysim.peers.peer import Operands, Scratch
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
+from pysim.record.plan import LAYOUTS
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
 
@@ -106,14 +111,14 @@ def test_what_the_api_cannot_say_is_refused_in_a_sentence(text, dtype, layout, w
 
 
 def test_without_the_library_the_error_says_how_to_get_it(monkeypatch, fresh):
-    monkeypatch.setattr(cudnn, "library_files", lambda _: [])
+    monkeypatch.setattr(cudnn, "cuda_files", lambda _: [])
     with pytest.raises(MissingError, match="pip install nvidia-cudnn"):
         cudnn.Forward(conv(WORKED))
 
 
 def test_a_file_that_is_no_library_is_named(monkeypatch, fresh, tmp_path):
     (tmp_path / "libcudnn.so.9").write_text("nothing")
-    monkeypatch.setattr(cudnn, "library_files", lambda _: [str(tmp_path / "libcudnn.so.9")])
+    monkeypatch.setattr(cudnn, "cuda_files", lambda _: [str(tmp_path / "libcudnn.so.9")])
     with pytest.raises(MissingError, match=r"not installed.*libcudnn\.so\.9"):
         cudnn.version()
 
@@ -123,16 +128,16 @@ def test_cublas_and_cudnn_are_looked_for_in_the_same_folders(monkeypatch, tmp_pa
         (tmp_path / "nvidia" / part / "lib").mkdir(parents=True)
         (tmp_path / "nvidia" / part / "lib" / name).touch()
     spec = SimpleNamespace(submodule_search_locations=[tmp_path / "nvidia"])
-    monkeypatch.setattr(cuda_peers.importlib.util, "find_spec", lambda _: spec)
-    monkeypatch.setattr(cuda_peers.ctypes.util, "find_library", lambda name: f"lib{name}.so")
+    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr(peer.ctypes.util, "find_library", lambda name: f"lib{name}.so")
     for part, name in (("cu13", "cublas"), ("cudnn", "cudnn")):
-        wheel, system = cuda_peers.library_files(name)
+        wheel, system = peer.cuda_files(name)
         assert wheel.startswith(str(tmp_path / "nvidia" / part / "lib" / f"lib{name}.so.")) and system == f"lib{name}.so"
 
 
 def test_without_pytorch_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    for ask in (cudnn.torch_version, lambda: cudnn.TorchForward(conv(WORKED), (0, 0, 0))):
+    for ask in (torch_peer.version, lambda: torch_peer.Forward(conv(WORKED), (0, 0, 0))):
         with pytest.raises(MissingError, match="pip install torch"):
             ask()
 
@@ -145,7 +150,7 @@ def test_without_a_gpu_the_first_question_says_so():
 
 
 @needs_cudnn
-@pytest.mark.parametrize("layout", cudnn.LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_cudnn_itself_finds_the_output_that_the_problem_has(text, layout):
     cudnn.Forward(conv(text), layout=layout)  # it compares them
@@ -200,96 +205,106 @@ def stand_in(monkeypatch, fresh):
     return library
 
 
-def test_a_call_passes_the_memory_the_algorithm_and_what_it_needs_of_the_workspace(stand_in):
-    run = cudnn.Forward(conv(WORKED)).call("WINOGRAD", (10, 20, 30), workspace=40, workspace_bytes=1 << 20, stream=7)
+class Memory:
+    """Device memory at 77, of which there are 1000 bytes."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        if shape[0] > 1000:
+            raise NativeError("out of memory")
+        self.nbytes, self.pointer = shape[0], 77
+        Memory.alive.add(self)
+
+    alive: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
+
+
+@pytest.fixture
+def operands(stand_in, monkeypatch) -> Operands:
+    monkeypatch.setattr(cuda, "DeviceArray", Memory)
+    return Operands(*(SimpleNamespace(pointer=at) for at in (10, 20, 30)), "nchw", Scratch())
+
+
+def test_a_call_passes_the_memory_the_algorithm_and_what_it_needs_of_the_workspace(stand_in, operands):
+    operands.scratch.reserve(100, "another")
+    run = cudnn.Forward(conv(WORKED)).call("WINOGRAD", operands.pointers, operands.scratch, stream=7)
     assert stand_in.ran == [] and stand_in.streams == [7]
     run()
-    assert stand_in.ran == [(10, 20, 30, 40, cudnn.ALGORITHMS.index("WINOGRAD"), 64, 1.0, 0.0)]
+    assert stand_in.ran == [(10, 20, 30, 77, cudnn.ALGORITHMS.index("WINOGRAD"), 64, 1.0, 0.0)]
 
 
-def test_what_an_algorithm_refuses_is_said_in_cudnns_words_before_anything_runs(stand_in):
+def test_what_an_algorithm_refuses_is_said_in_cudnns_words_before_anything_runs(stand_in, operands):
     forward = cudnn.Forward(conv(WORKED))
     with pytest.raises(MissingError, match=rf"cuDNN 9.0.0 refuses FFT for {WORKED}: CUDNN_STATUS_3000 \(because\)"):
         forward.workspace_bytes("FFT")
     with pytest.raises(MissingError, match="refuses FFT"):
-        forward.call("FFT", (1, 2, 3))
+        cudnn.make(conv(WORKED), operands, "FFT")
     with pytest.raises(MissingError, match="no algorithm 'GEM'; did you mean \"GEMM\""):
         forward.workspace_bytes("GEM")
     assert stand_in.ran == []
 
 
-def test_every_algorithm_is_either_taken_with_its_workspace_or_refused_with_its_reason(stand_in):
-    spaces, refused = cudnn.Forward(conv(WORKED)).survey()
-    assert spaces == {name: 64 for name in cudnn.ALGORITHMS if name != "FFT"}
-    assert list(refused) == ["FFT"] and "CUDNN_STATUS_3000" in refused["FFT"]
-
-
-def test_a_workspace_that_is_too_small_is_never_passed_on(stand_in):
-    with pytest.raises(MissingError, match=r"needs 64 bytes of workspace .* it was given 63"):
-        cudnn.Forward(conv(WORKED)).call("WINOGRAD", (1, 2, 3), workspace=4, workspace_bytes=63)
-    assert stand_in.ran == []
-
-
-def test_a_run_that_fails_is_an_error(stand_in):
-    run = cudnn.Forward(conv(WORKED)).call("GEMM", (1, 2, 3), 4, 64)
+def test_a_run_that_fails_is_an_error(stand_in, operands):
     with pytest.raises(MissingError, match=r"GEMM failed at .*CUDNN_STATUS_5000"):
-        run()
+        cudnn.make(conv(WORKED), operands, "GEMM").call()
 
 
-def test_all_algorithms_share_the_largest_workspace_that_can_be_had_and_it_goes_with_them(stand_in, monkeypatch):
-    class Memory:
-        def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
-            if shape[0] > 1000:
-                raise NativeError("out of memory")
-            self.nbytes, self.pointer = shape[0], 77
-            memories.append(weakref.ref(self))
+def test_every_algorithm_says_its_workspace_and_what_its_result_may_differ_by(operands):
+    for algorithm in cudnn.ALGORITHMS:
+        if algorithm != "FFT":
+            ready = cudnn.make(conv(WORKED), operands, algorithm)
+            assert ready.workspace_bytes == 64 and ready.version == "cuDNN 9.0.0"
+            assert ready.bound == (SUMS if algorithm in cudnn.GEMM_CLASS else transformed("f32"))
 
-    memories: list[Any] = []
+
+def test_all_algorithms_share_the_largest_workspace_that_can_be_had_and_it_goes_with_them(stand_in, operands, monkeypatch):
     wanted = {"GEMM": 128, "WINOGRAD": 5000}
-    monkeypatch.setattr(cudnn, "DeviceArray", Memory)
-    monkeypatch.setattr(cudnn.Forward, "survey", lambda _: ({name: wanted.get(name, 64) for name in cudnn.ALGORITHMS}, {}))
-    found = cudnn.algorithms(conv(WORKED), (10, 20, 30))
-    assert found["WINOGRAD"] == (None, 5000, "WINOGRAD needs 5000 bytes of workspace: out of memory")
-    assert found["FFT"].call is None and "CUDNN_STATUS_3000" in found["FFT"].reason
+    monkeypatch.setattr(cudnn.Forward, "workspace_bytes", lambda _, algorithm, stream=0: wanted.get(algorithm, 64))
+    found = {name: cudnn.make(conv(WORKED), operands, name) for name in ("IMPLICIT_GEMM", "GEMM", "DIRECT")}
+    with pytest.raises(NativeError, match="WINOGRAD needs 5000 bytes of workspace: out of memory"):
+        cudnn.make(conv(WORKED), operands, "WINOGRAD")
     for name in ("IMPLICIT_GEMM", "DIRECT"):
         found[name].call()
     assert [ran[:4] for ran in stand_in.ran] == [(10, 20, 30, 77)] * 2 and found["GEMM"].workspace_bytes == 128
-    (memory,) = memories
-    assert memory() is not None
-    del found
+    (memory,) = Memory.alive
+    assert memory.nbytes == 128
+    operands.scratch._memory = None
+    del found, memory
     gc.collect()
-    assert memory() is None
+    assert not Memory.alive
 
 
-def test_every_algorithm_has_the_reason_why_there_is_no_cudnn(monkeypatch, fresh):
-    monkeypatch.setattr(cudnn, "library_files", lambda _: [])
-    found = cudnn.algorithms(conv(WORKED), (1, 2, 3))
-    assert set(found) == set(cudnn.ALGORITHMS) and all("pip install nvidia-cudnn" in one.reason for one in found.values())
+def test_without_cudnn_no_algorithm_is_made(monkeypatch, fresh):
+    monkeypatch.setattr(cudnn, "cuda_files", lambda _: [])
+    with pytest.raises(MissingError, match="pip install nvidia-cudnn"):
+        cudnn.make(conv(WORKED), Operands(None, None, None), "GEMM")
+
+
+def test_cublas_refuses_types_that_it_has_not():
+    with pytest.raises(MissingError, match="no product of f8"):
+        cublas.make(parse("gemm:16x16x16:f8"), Operands(*[SimpleNamespace(pointer=1)] * 3))
 
 
 # On a GPU
 
 
 @needs_gpu
-@pytest.mark.parametrize("layout", cudnn.LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", cudnn.DTYPES)
 def test_on_a_gpu_every_peer_that_takes_a_problem_computes_it(dtype, layout):
     """A 3x3 convolution by its definition in NumPy; tolerances of half types are those of transformed operands."""
     w = conv("conv:mb3ic8ih13iw10oc16kh3ph1" + (f":{dtype}" if dtype in ("f16", "bf16") else ""))
     held = "f32" if dtype == "tf32" else dtype
     x, filters = random_fill((3, 8, 13, 10), dtype, 1), random_fill((16, 8, 3, 3), dtype, 2)
-    padded = np.pad(x.values.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
     want = sum(
-        np.einsum("nchw,kc->nkhw", padded[:, :, r : r + 13, s : s + 10], filters.values[:, :, r, s].astype(np.float64))
+        np.einsum("nchw,kc->nkhw", padded[:, :, r : r + 13, s : s + 10], filters[:, :, r, s].astype(np.float64))
         for r in range(3) for s in range(3)
     )  # fmt: skip
     order = (0, 1, 2, 3) if layout == "nchw" else (0, 2, 3, 1)
-    at = [DeviceArray(fill.stored.shape, held).fill(np.ascontiguousarray(fill.stored.transpose(order))) for fill in (x, filters)]
-    y, space = DeviceArray(want.shape, held), DeviceArray((1 << 26,), "u8")
-    pointers = (at[0].pointer, at[1].pointer, y.pointer)
-    forward, ran = cudnn.Forward(w, dtype, layout), 0
-    calls = {"torch": lambda: cudnn.TorchForward(w, pointers, dtype, layout).store()}
-    calls |= {name: lambda name=name: forward.call(name, pointers, space.pointer, space.nbytes)() for name in cudnn.ALGORITHMS}
+    at = [DeviceArray(one.shape, held).fill(np.ascontiguousarray(one.transpose(order))) for one in (x, filters)]
+    y, ran = DeviceArray(want.shape, held), 0
+    given, problem = Operands(*at, y, layout, Scratch()), msgspec.structs.replace(w, dtype=dtype)
+    calls = {"torch": lambda: torch_peer.make(problem, given).write()}
+    calls |= {name: lambda name=name: cudnn.make(problem, given, name).call() for name in cudnn.ALGORITHMS}
     for name, call in calls.items():
         y.fill(np.full(y.nbytes, 0xFF, np.uint8))
         try:
@@ -297,8 +312,8 @@ def test_on_a_gpu_every_peer_that_takes_a_problem_computes_it(dtype, layout):
         except MissingError:
             continue
         cuda.synchronize()
-        found = y.read(np.empty([want.shape[axis] for axis in order], {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[held]))
-        got, wanted = decode(found, held), want.transpose(order)
+        found = y.read(np.empty([want.shape[axis] for axis in order], HELD[held]))
+        got, wanted = found.astype(np.float64), want.transpose(order)
         assert np.abs(got - wanted).max() <= {"f32": 1e-5, "tf32": 0.02, "f16": 0.05, "bf16": 0.4}[dtype] * np.abs(wanted).max(), name
         ran += 1
     assert ran >= 1

@@ -12,11 +12,11 @@ from emulation import NAME, emulation, started, whole
 import pysim
 from pysim import planner
 from pysim.calibration import host
+from pysim.check.fills import exact_fill
 from pysim.check.reference import shapes
-from pysim.comparison import cpu as comparison
+from pysim.comparison import compare as comparison
 from pysim.errors import MissingError, NativeError, PysimError
-from pysim.machine import load as machine
-from pysim.measure.clock import exact_fill
+from pysim.machine.load import load as machine
 from pysim.measure.store import Store
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer, distinct, parse, resolve
@@ -180,7 +180,7 @@ def test_every_distinct_convolution_of_resnet50_is_right_there_at_a_reduced_size
     layers = distinct([reduced(layer) for layer in resolve(["resnet50"])])
     assert len(layers) >= 15
     planned = [(layer, planner.plan(layer.workload, on)) for layer in layers]
-    found = list(comparison.compare(planned, on, executor=host.executor(on)))
+    found = list(comparison.compare(planned, on, {}, executor=host.executor(on)))
     assert [(one.problem, one.reason) for one in found if not one.correct] == []
     assert len(found) == len(layers)
 

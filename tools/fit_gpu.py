@@ -281,7 +281,7 @@ def launch_text(case: Case, index: int) -> str:
 
 def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
     """The same numbers of nvidia-matmul-heuristics' estimates of the same launches; None where it says nothing."""
-    from pysim.peers import cuda as cuda_peers
+    from pysim.peers import matmul_heuristics
 
     each, errors, missing = [], [], set()
     for case in cases:
@@ -290,7 +290,7 @@ def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
             for row, kind, splits, along_n, group in zip(*case.table, strict=True):
                 schedule = GpuSchedule(case.kernels[row].name, DECOMPOSITIONS[kind], int(splits), bool(along_n), int(group))
                 known = kind != DECOMPOSITIONS.index("stream_k")
-                estimates.append(cuda_peers.estimate_kernel(case.problem, gpu, case.kernels[row], schedule) if known else None)
+                estimates.append(matmul_heuristics.estimate_kernel(case.problem, gpu, case.kernels[row], schedule) if known else None)
         except MissingError as error:
             missing.add(str(error))
             continue

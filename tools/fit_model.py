@@ -67,15 +67,15 @@ def measure(layers: list[Layer], on: Machine) -> list[Sample]:
     for layer in (item.workload for item in layers):
         if not isinstance(layer, Conv) or layer.flops > MOST_FLOPS:
             continue
-        schedules, operands = schedules_to_time(layer, on, random), trial(layer)
-        ready = [runtime.Prepared(layer, operands.w, schedule) for schedule in schedules]
-        out, times = ready[0](operands.x), np.empty((ROUNDS, len(ready)))
+        schedules, (x, w) = schedules_to_time(layer, on, random), trial(layer, runtime.RESULT_DTYPES[layer.dtype]).random
+        ready = [runtime.Prepared(layer, w, schedule) for schedule in schedules]
+        out, times = ready[0](x), np.empty((ROUNDS, len(ready)))
         with pinned():
             for turn in range(ROUNDS):
                 for column, run in enumerate(ready):
-                    run(operands.x, out)
+                    run(x, out)
                     start = time.perf_counter()
-                    run(operands.x, out)
+                    run(x, out)
                     times[turn, column] = time.perf_counter() - start
         samples += [Sample(layer, schedule, float(value)) for schedule, value in zip(schedules, np.median(times, axis=0), strict=True)]
         print(layer.text, len(schedules), file=sys.stderr)

@@ -6,14 +6,12 @@
     benchmarks/cuda/conv.py -o conv-h200.jsonl --resume ...          goes on where a run was stopped, with the same options
     benchmarks/cuda/conv.py --summary conv-h200.jsonl...             the acceptance figures beside their bars, from the data alone
 
-Each contender is checked on random operands first. Others' against NumPy's float64 at picked windows of all images, borders among them,
-with NaN in every element before the run and none after it: |got - want| <= gamma_k |A||B| + u |want| where matrices are multiplied; what
-transforms its operands (FFT, Winograd, whatever PyTorch takes) has no such bound, so at most TRANSFORMED of the results' root mean square
-(pysim.comparison.cuda_bench.Windows). pysim's own by pysim.comparison.cuda_bench.ConvBench. One that is wrong is recorded as wrong and
-not timed; one that refuses, with its reason.
+Each contender is checked first, with NaN in every element before the run and none after it: others' on random operands against NumPy's
+float64 at picked windows of all images, borders among them, pysim's own as `pysim compare` does; how far they may be off is in
+pysim.check.bounds. One that is wrong is recorded as wrong and not timed; one that refuses, with its reason.
 
 Time: rounds of one sample each, the order shifting by one each round, a pair of events around a call; untimed ones go before a short one,
-so that the device is busy while the host makes the timed one (pysim.peers.cuda.leads). Operands are as the call before left them. What
+so that the device is busy while the host makes the timed one (pysim.measure.events.leads). Operands are as the call before left them. What
 takes long is sampled less: for SPENT seconds, FEWEST times at least. The forms of im2win that leave something out are never planned; they
 run as the data-parallel launch that the model predicts, in bands of 8. Where the best launch of im2win's fused form, or of Winograd's
 single one, shares k between blocks by way of memory, the best that needs none runs, too. Needs the CUDA library ($PYSIM_CUDA_LIBRARY);
@@ -36,16 +34,24 @@ import numpy as np
 from conv_data import CUDNN, OURS, TORCH, Contender, Header, Line
 
 from pysim import planner
+from pysim.algorithms.contract import SUMS
 from pysim.calibration import host
-from pysim.check.cuda_fill import RESULT_DTYPES, random_fill
-from pysim.comparison import cuda_bench
-from pysim.comparison.cuda_rivals import reason_of, release
+from pysim.check.bounds import bound_of
+from pysim.check.fills import held
+from pysim.check.reference import trial
+from pysim.check.verdict import on_random
+from pysim.comparison import bench as benches
+from pysim.comparison.bench import release
+from pysim.comparison.field import checked, reason_of
 from pysim.errors import MissingError, PlanError, PysimError, StoreError, choose
 from pysim.machine.gpu import Gpu
-from pysim.peers import cuda as cuda_peers
-from pysim.peers import cudnn
+from pysim.measure import events
+from pysim.peers import cudnn, torch
+from pysim.peers.peer import Operands as Given
+from pysim.peers.peer import Ready, Scratch
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer
+from pysim.record.plan import LAYOUTS, Plan
 from pysim.record.schedule import GpuConvSchedule, name_of
 from pysim.registry.rows import conv_kernels
 from pysim.runtime import cuda
@@ -53,7 +59,6 @@ from pysim.runtime.cuda import DeviceArray
 
 SPENT, FEWEST = 0.3, 5  # seconds that samples of one contender take, and samples that are taken for all that
 WARMUPS = 3
-PICKED = 512  # windows of all images that are computed in float64
 EVERY = 1_000_000  # plans: more than there are
 
 
@@ -62,32 +67,31 @@ class Operands:
 
     def __init__(self, w: Conv, dtype: str, layouts: list[str], seed: int = 1) -> None:
         self.dtype, self.result = dtype, "f32" if dtype == "tf32" else dtype
-        self.workload = msgspec.structs.replace(w, dtype=self.result)
-        fills = [
-            random_fill((w.batch, w.channels, w.height, w.width), dtype, seed),
-            random_fill((w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), dtype, seed + 1),
-        ]
-        self.at = {layout: [self._sent(fill.stored, layout) for fill in fills] for layout in layouts}
+        self.workload = msgspec.structs.replace(w, dtype=dtype)
+        self.trial = trial(self.workload, held(self.result), on_gpu=True, seed=seed)
+        self.at = {layout: [self._sent(array, layout) for array in self.trial.random] for layout in layouts}
         outputs = w.batch * w.filters * w.windows
         self.y, self._nan = DeviceArray((outputs,), self.result), DeviceArray((outputs,), self.result)
         self._nan.fill(np.full(self.y.nbytes, 0xFF, np.uint8))
-        self.windows = cuda_bench.Windows(msgspec.structs.replace(w, dtype=dtype), fills, PICKED)
+        self._scratch = Scratch()
 
     def _sent(self, array: np.ndarray, layout: str) -> DeviceArray:
         lies = np.ascontiguousarray(array if layout == "nchw" else array.transpose(0, 2, 3, 1))
         return DeviceArray(lies.shape, self.result).fill(lies)
 
-    def pointers(self, layout: str) -> tuple[int, int, int]:
-        x, filters = self.at[layout]
-        return x.pointer, filters.pointer, self.y.pointer
+    def given(self, layout: str) -> Given:
+        return Given(*self.at[layout], self.y, layout, self._scratch)
 
-    def check(self, call: Callable[[], object], layout: str, transforms: bool) -> tuple[str, float]:
+    def check(self, ready: Ready, layout: str) -> tuple[str, float]:
         """(what is wrong or "", largest |got - want| / |A||B|) of what a call writes into y."""
         cuda.copy(self.y.pointer, self._nan.pointer, self.y.nbytes, "PYSIM_ON_DEVICE")
-        call()
+        (ready.write or ready.call)()
         cuda.synchronize()
-        found = self.y.read(np.empty(self.y.shape, RESULT_DTYPES[self.result]))
-        return self.windows.verdict(found, layout, transforms)
+        w = self.workload
+        lies = (w.batch, w.filters, w.out_h, w.out_w) if layout == "nchw" else (w.batch, w.out_h, w.out_w, w.filters)
+        found = self.y.read(np.empty(self.y.shape, held(self.result))).reshape(lies)
+        judged = on_random(self.trial, ready.bound, found if layout == "nchw" else found.transpose(0, 3, 1, 2))
+        return "" if judged.passed else judged.reason, judged.error
 
 
 # Contenders
@@ -121,9 +125,9 @@ class Field:
         """Times all calls in turns and writes what came out into `known`."""
         if not self.calls:
             return
-        events = cuda_peers.Events()
-        warm = {name: seconds for name in list(self.calls) if (seconds := self._warmed(name, events)) is not None}
-        leads = {name: cuda_peers.leads(seconds) for name, seconds in warm.items()}
+        clock = events.Events()
+        warm = {name: seconds for name in list(self.calls) if (seconds := self._warmed(name, clock)) is not None}
+        leads = {name: events.leads(seconds) for name, seconds in warm.items()}
         most = {name: max(FEWEST, math.ceil(SPENT / seconds)) for name, seconds in warm.items()}
         times: dict[str, list[float]] = {name: [] for name in leads}
         for turn in range(samples):
@@ -133,7 +137,7 @@ class Field:
                 try:
                     for _ in range(leads[name]):
                         self.calls[name]()
-                    times[name].append(events.seconds(self.calls[name]))
+                    times[name].append(clock.seconds(self.calls[name]))
                 except Exception as error:
                     self.drop(name, f"failed in round {turn + 1}: {reason_of(error)}")
         for name in self.calls:
@@ -141,10 +145,10 @@ class Field:
             measured = {"seconds": middle, "quartiles": (low, high), "min_seconds": min(times[name]), "samples": len(times[name])}
             self.known[name] = msgspec.structs.replace(self.known[name], **measured)
 
-    def _warmed(self, name: str, events: cuda_peers.Events) -> float | None:
+    def _warmed(self, name: str, clock: events.Events) -> float | None:
         """Runs a call WARMUPS times; seconds of the last, None where it failed."""
         try:
-            return [events.seconds(self.calls[name]) for _ in range(WARMUPS)][-1]
+            return [clock.seconds(self.calls[name]) for _ in range(WARMUPS)][-1]
         except Exception as error:
             self.drop(name, f"failed when warmed up: {reason_of(error)}")
             return None
@@ -152,29 +156,22 @@ class Field:
 
 def add_cudnn(field: Field, operands: Operands, layout: str) -> None:
     """Every algorithm of cuDNN."""
-    found = cudnn.algorithms(operands.workload, operands.pointers(layout), operands.dtype, layout)
-
-    def made(algorithm: str) -> tuple[Callable[[], object], dict[str, Any]]:
-        one = found[algorithm]
-        if one.call is None:
-            raise MissingError(one.reason)
-        wrong, error = operands.check(one.call, layout, algorithm not in cudnn.GEMM_CLASS)
-        return one.call, {"wrong": wrong, "error": finite(error), "workspace_bytes": one.workspace_bytes}
-
     for algorithm in cudnn.ALGORITHMS:
-        known = Contender(who=CUDNN, algorithm=algorithm, layout=layout)
-        field.enter(named(CUDNN, algorithm, layout), known, lambda one=algorithm: made(one))
+        _add(field, operands, Contender(who=CUDNN, algorithm=algorithm, layout=layout), cudnn)
 
 
 def add_torch(field: Field, operands: Operands, layout: str) -> None:
     """PyTorch."""
+    _add(field, operands, Contender(who=TORCH, layout=layout), torch)
 
+
+def _add(field: Field, operands: Operands, known: Contender, library: Any) -> None:
     def made() -> tuple[Callable[[], object], dict[str, Any]]:
-        one = cudnn.TorchForward(operands.workload, operands.pointers(layout), operands.dtype, layout)
-        wrong, error = operands.check(one.store, layout, transforms=True)
-        return one.run, {"wrong": wrong, "error": finite(error), "workspace_bytes": one.extra_bytes()}
+        ready = library.make(operands.workload, operands.given(known.layout), known.algorithm)
+        wrong, error = operands.check(ready, known.layout)
+        return ready.call, {"wrong": wrong, "error": finite(error), "workspace_bytes": ready.workspace_bytes}
 
-    field.enter(named(TORCH, "", layout), Contender(who=TORCH, layout=layout), made)
+    field.enter(named(known.who, known.algorithm, known.layout), known, made)
 
 
 def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], top: int, gpu: Gpu) -> str:
@@ -187,7 +184,7 @@ def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], top: int, gpu:
     try:
         problem = msgspec.structs.replace(w, dtype=dtype)
         plans = planner.plans(problem, gpu, top=EVERY, layout=layout)
-        bench = cuda_bench.ConvBench(problem, 1, layout)
+        bench = benches.GpuBench(problem, gpu.l2_bytes.value, layout, 1)
     except Exception as error:
         field.known[OURS] = msgspec.structs.replace(nobody, refused=reason_of(error))
         return ""
@@ -217,13 +214,15 @@ def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], top: int, gpu:
         if (plan := wanted[name]) is None:
             reasons = [item.reason for item in plans[0].rejected if item.what == name]
             raise MissingError(reasons[0] if reasons else "the planner has no legal schedule of it for this problem")
-        schedule = plan.schedule
-        launches = {exact: bench.launch(schedule, exact) for exact in (True, False)}
-        wrong, error = bench.check(lambda exact: launches[exact].run(), schedule.kernel)
-        launch = launches.pop(False)
-        launches.clear()
-        facts = {"wrong": wrong, "error": finite(error), "workspace_bytes": launch.workspace_bytes, "predicted_seconds": plan.cost.seconds}
-        return launch.run, facts | {"schedule": msgspec.to_builtins(schedule)}
+        bound = bound_of(plan) if isinstance(plan, Plan) else SUMS  # ablations multiply and add
+
+        def make(operands: Given) -> Ready:
+            launch = bench.launch(plan.schedule, operands)
+            return Ready(launch.run, "", launch.workspace_bytes, bound)
+
+        verdict, ready = checked(bench, make)
+        facts = {"wrong": "" if verdict.passed else verdict.reason, "error": finite(verdict.error), "predicted_seconds": plan.cost.seconds}
+        return ready.call, facts | {"workspace_bytes": ready.workspace_bytes, "schedule": msgspec.to_builtins(plan.schedule)}
 
     for name in wanted:
         row = known[name.partition(" ")[0]]
@@ -270,7 +269,7 @@ def versions() -> dict[str, str]:
     except MissingError as error:
         found[CUDNN] = str(error)
     try:
-        found[TORCH] = cudnn.torch_version()
+        found[TORCH] = torch.version()
     except MissingError as error:
         found[TORCH] = str(error)
     return found
@@ -350,7 +349,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 
     several("--set", "sets", (*conv_data.SETS, *conv_data.NETWORKS), "sets, by comma", conv_data.SETS)
     several("--dtype", "dtypes", conv_data.DTYPES, "types, by comma")
-    several("--layouts", "layouts", cudnn.LAYOUTS, "layouts of the peers, by comma")
+    several("--layouts", "layouts", LAYOUTS, "layouts of the peers, by comma")
     several("--parties", "parties", (OURS, CUDNN, TORCH), "who takes part, by comma")
     parser.add_argument("--rows", nargs="+", default=["all"], help='"planned", "all" (the default), or kernels by name')
     parser.add_argument("--top", type=int, default=10, help="of the best predicted schedules, beside the best of each row")

@@ -23,7 +23,8 @@ import numpy as np
 
 from pysim.calibration import host
 from pysim.errors import MissingError, PysimError
-from pysim.peers import cuda as cuda_peers
+from pysim.measure.events import Events
+from pysim.peers import cublas as cublas_peer
 from pysim.planner import candidates
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import DECOMPOSITIONS
@@ -141,7 +142,7 @@ def measure(w: Gemm, operands: Operands, gpu, workspace: DeviceArray, deadline: 
         if one.least <= MIDDLE * best:
             one.sample(1)
     theirs, turns = [], random.Random(1)
-    events = cuda_peers.Events()
+    events = Events()
     for _ in range(ROUNDS):
         best = min((one.least for one in found), default=0.0)
         for one in turns.sample(found, len(found)):
@@ -172,7 +173,7 @@ def fitting(workspace: DeviceArray, size: int) -> tuple[DeviceArray, int]:
 def peer(w: Gemm, operands: Operands):
     """cuBLAS's call, warmed up, or None without cuBLAS."""
     try:
-        call, _ = cuda_peers.cublas(w, operands.result, operands.pointers())
+        call, _ = cublas_peer.product(w, operands.result, operands.pointers())
         for _ in range(3):
             call()
     except MissingError as error:

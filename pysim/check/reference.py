@@ -1,52 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a contender computes the right thing: its operands, an independent reference, the verdict.
+"""The right answers: operands of one problem and an independent reference, which shares no code with the kernels.
 
-The reference is im2col by NumPy strides and a matrix product by NumPy's BLAS; it shares no code with the native
-library.
-1. Exact fill, every output, bit for bit. A batch repeats at most DISTINCT images in a scrambled order (a GEMM at most
-   DISTINCT_ROWS rows of A), so that the reference costs the same for any batch and still every output is compared.
-2. Random fill against float64 on `picked` windows (rows), within gamma_k |A||B|; every output must be finite. Exact
-   fill cannot see a product rounded to fewer bits, random fill can; the windows that it picks do not matter for that.
+It is im2col by NumPy strides and a matrix product by NumPy's BLAS. Results have axes [N][M][P][Q] (a product's [m][n]) however they lie.
+1. Exact fill, every output. A batch repeats at most DISTINCT images in a scrambled order (a product at most DISTINCT_ROWS rows of A), so
+   that the reference costs the same for any batch and still every output is compared.
+2. Random fill in float64 on `picked` windows (rows). Exact fill cannot see a product rounded to fewer bits, random fill can; which windows
+   it picks does not matter for that. A GPU also gives every element, by plain loops on the device (`everywhere`).
 
-s8 is exact on both fills. bf16 is compared with the sums of the numbers that its operands hold.
-
-Worked number: 64 channels, 3x3, 64 filters: k = 576, so 150,000,000 / (576 * 64) = 4069 windows are picked, cut to
-2048.
+Worked number: 64 channels, 3x3, 64 filters: k = 576, so 150,000,000 / (576 * 64) = 4069 windows are picked, cut to 2048.
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pysim.errors import OperandError
-from pysim.measure.clock import (
-    Array,
-    Verdict,
-    check_bound,
-    check_exact,
-    dtype_of,
-    exact_fill,
-    gamma,
-    numbers_of,
-    random_fill,
-    result_from,
-    result_of,
-)
+from pysim.algorithms.contract import SUMS
+from pysim.check.bounds import Sums, allowed, exact_growth, sums_of
+from pysim.check.fills import Array, exact_fill, held, numbers, random_fill
+from pysim.errors import OperandError, PysimError
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.runtime.cpu import aligned
 
-DISTINCT = 3
-DISTINCT_ROWS = 64
+DISTINCT, DISTINCT_ROWS = 3, 64
 PICKED_PRODUCTS = 150_000_000
 MOST_PICKED, FEWEST_PICKED = 2048, 8
 COLUMN_BYTES = 1 << 25  # im2col slice of the reference
-CHUNK_ELEMENTS = 1 << 22  # outputs compared at a time
 
-Make = Callable[[Array, Array], Callable[[], Array]]
+Pair = tuple[Array, Array]
 
 
 class Shapes(NamedTuple):
@@ -58,28 +42,47 @@ class Shapes(NamedTuple):
     k: int
 
 
-class Trial(NamedTuple):
-    """Operands and right answers of one workload, for any number of contenders. `order` says which image (row of A) of
-    `exact_want` each image (row) of the exact-fill result repeats; `want` and `scale` = |A||B| belong to `picked`."""
+class Repeated(NamedTuple):
+    """A result of which element i along the first axis is number order[i] of the distinct ones."""
 
-    workload: Workload
-    exact_x: Array
-    exact_w: Array
-    exact_want: Array
+    distinct: Array
     order: Array
-    x: Array
-    w: Array
-    picked: Array
+
+    def rows(self, at: slice) -> Array:
+        taken: Array = self.distinct[self.order[at]]
+        return taken
+
+
+class Picked(NamedTuple):
+    """Windows (over N, P, Q) or rows of a product by number, and there, in float64: A B and |A||B|, each [window][M] or [row][n]."""
+
+    at: Array
     want: Array
     scale: Array
 
+    def of(self, result: Array) -> Array:
+        """The same windows of a result."""
+        if result.ndim == 2:
+            return result[self.at]
+        n, p, q = np.unravel_index(self.at, (result.shape[0], *result.shape[2:]))
+        taken: Array = result[n, :, p, q]
+        return taken
 
-class Judgement(NamedTuple):
-    """`max_error`: the largest |got - want| / (|A||B|) on the random fill; `call` is ready to be timed on that fill."""
 
-    verdict: Verdict
-    max_error: float
-    call: Callable[[], Array]
+class Trial(NamedTuple):
+    """Operands (x, w) of both fills and their right answers, for any number of contenders."""
+
+    workload: Workload
+    sums: Sums
+    exact: Pair
+    random: Pair
+    want: Repeated  # of the exact fill
+    picked: Picked  # of the random one
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of operands and result: what one call touches at least once."""
+        return sum(array.nbytes for array in self.random) + self.sums.result.itemsize * math.prod(shapes(self.workload).out)
 
 
 def shapes(workload: Workload) -> Shapes:
@@ -93,23 +96,35 @@ def shapes(workload: Workload) -> Shapes:
     return Shapes((c.batch, c.channels, c.height, c.width), weights, out, math.prod(weights[1:]))
 
 
-def bytes_of(workload: Workload) -> int:
-    """Bytes of all operands and the result: what one call touches at least once."""
-    s = shapes(workload)
-    operands = dtype_of(workload.dtype).itemsize * (math.prod(s.x) + math.prod(s.w))
-    return operands + result_of(workload.dtype).itemsize * math.prod(s.out)
+def trial(workload: Workload, result: np.dtype[Any], on_gpu: bool = False, seed: int = 0) -> Trial:
+    """Operands and right answers of a workload whose results are of type `result`; OperandError for a type that nothing here fills."""
+    s, dtype = shapes(workload), workload.dtype
+    draw, axis, growth = np.random.default_rng(seed), _row_axis(workload), exact_growth(workload)
+    count = s.x[axis]
+    few = min(count, DISTINCT_ROWS if isinstance(workload, Gemm) else DISTINCT)
+    order = np.concatenate([np.arange(few), draw.integers(0, few, count - few)])
+    base, w = exact_fill((*s.x[:axis], few, *s.x[axis + 1 :]), s.k, dtype, seed, growth), exact_fill(s.w, s.k, dtype, seed + 1, growth)
+    x = np.take(base, order, axis=axis, out=aligned(s.x, held(dtype)), mode="clip")
+    want = Repeated(as_result(reference(workload, numbers(base), numbers(w)), result), order)
+    random = random_fill(s.x, dtype, seed + 2), random_fill(s.w, dtype, seed + 3)
+    return Trial(workload, sums_of(dtype, s.k, result, on_gpu), (x, w), random, want, picked(workload, *random))
+
+
+def as_result(sums: Array, result: np.dtype[Any]) -> Array:
+    """Sums as results: whole ones wrap as 32 bits do."""
+    return sums.astype(np.int64).astype(result) if result.kind == "i" else sums.astype(result, copy=False)
+
+
+# The whole result
 
 
 def reference(workload: Workload, x: Array, w: Array) -> Array:
-    """The result, in the precision of `x` and `w`, which are numbers (`numbers_of`); any number of images (rows of A) may be given.
+    """The result, in the precision of `x` and `w`, which are `numbers`; any number of images (rows of A) may be given.
 
-    A convolution is computed image by image, im2col and matrix product. Raises OperandError for operands of other
-    shapes.
+    A convolution is computed image by image, im2col and matrix product. OperandError for operands of other shapes.
     """
-    expected = shapes(workload)
-    axis = _row_axis(workload)
-    others = tuple(size for i, size in enumerate(x.shape) if i != axis)
-    if others != tuple(size for i, size in enumerate(expected.x) if i != axis) or w.shape != expected.w:
+    expected, axis = shapes(workload), _row_axis(workload)
+    if x.shape[:axis] + x.shape[axis + 1 :] != expected.x[:axis] + expected.x[axis + 1 :] or w.shape != expected.w:
         right = f"{workload.text} wants {expected.x} and {expected.w}"
         raise OperandError(f"operands have shapes {x.shape} and {w.shape}; {right}")
     if isinstance(workload, Gemm):
@@ -149,88 +164,48 @@ def _image(c: Conv, image: Array, w: Array) -> Array:
     return out
 
 
-def trial(workload: Workload, seed: int = 0) -> Trial:
-    """Operands and right answers for `workload`; raises OperandError for a dtype that nothing here computes in."""
-    s, dtype = shapes(workload), workload.dtype
-    draw = np.random.default_rng(seed)
-    axis = _row_axis(workload)
-    count = s.x[axis]
-    few = min(count, DISTINCT_ROWS if isinstance(workload, Gemm) else DISTINCT)
-    order = np.concatenate([np.arange(few), draw.integers(0, few, count - few)])
-    base = exact_fill((*s.x[:axis], few, *s.x[axis + 1 :]), s.k, dtype, seed)
-    exact_x = aligned(s.x, dtype_of(dtype))
-    np.take(base, order, axis=axis, out=exact_x, mode="clip")
-    exact_w = exact_fill(s.w, s.k, dtype, seed + 1)
-    x, w = random_fill(s.x, dtype, seed + 2), random_fill(s.w, dtype, seed + 3)
-    picked = _picked(s, isinstance(workload, Gemm))
-    want, scale = _picked_reference(workload, numbers_of(x, dtype), numbers_of(w, dtype), picked)
-    exact_want = result_from(reference(workload, numbers_of(base, dtype), numbers_of(exact_w, dtype)), dtype)
-    return Trial(workload, exact_x, exact_w, exact_want, order, x, w, picked, result_from(want, dtype), scale)
+# Some of it in float64
 
 
-def _picked(s: Shapes, gemm: bool) -> Array:
-    """Evenly spread indices of windows (over batch, P, Q) or of rows of C, the first and the last among them."""
-    results = s.out[0] if gemm else s.out[0] * s.out[2] * s.out[3]
-    per_result = s.k * s.out[1]
-    count = min(results, max(FEWEST_PICKED, min(MOST_PICKED, PICKED_PRODUCTS // per_result)))
-    return np.unique(np.linspace(0, results - 1, count).astype(np.int64))
+def picked(workload: Workload, x: Array, w: Array) -> Picked:
+    """Evenly spread windows (rows of C), the first and the last among them, and what they are of operands as memory holds them."""
+    s = shapes(workload)
+    results = s.out[0] * math.prod(s.out[2:])
+    count = min(results, max(FEWEST_PICKED, min(MOST_PICKED, PICKED_PRODUCTS // (s.k * s.out[1]))))
+    at = np.unique(np.linspace(0, results - 1, count).astype(np.int64))
+    return Picked(at, *_in_float64(workload, numbers(x), numbers(w), at))
 
 
-def _picked_reference(workload: Workload, x: Array, w: Array, picked: Array) -> tuple[Array, Array]:
-    """(A B, |A||B|) in float64 on the picked windows [windows][M] or rows [rows][n]."""
+def _in_float64(workload: Workload, x: Array, w: Array, at: Array) -> Pair:
+    """(A B, |A||B|) of some windows or rows."""
     if isinstance(workload, Gemm):
-        a = (x.T if workload.trans_a else x)[picked].astype(np.float64)
+        a = (x.T if workload.trans_a else x)[at].astype(np.float64)
         b = (w.T if workload.trans_b else w).astype(np.float64)
         return a @ b, np.abs(a) @ np.abs(b)
     c = workload
-    n, p, q = np.unravel_index(picked, (c.batch, c.out_h, c.out_w))
+    n, p, q = np.unravel_index(at, (c.batch, c.out_h, c.out_w))
     h = (p * c.stride_h)[:, None] + np.arange(c.kernel_h) * c.dilation_h
     v = (q * c.stride_w)[:, None] + np.arange(c.kernel_w) * c.dilation_w
-    channels = np.arange(c.channels)
-    taken = _padded(c, x)[n[:, None, None, None], channels[:, None, None], h[:, None, :, None], v[:, None, None, :]]
-    columns = taken.astype(np.float64).reshape(len(picked), c.groups, -1).transpose(1, 2, 0)
+    taken = _padded(c, x)[n[:, None, None, None], np.arange(c.channels)[:, None, None], h[:, None, :, None], v[:, None, None, :]]
+    columns = taken.astype(np.float64).reshape(len(at), c.groups, -1).transpose(1, 2, 0)
     filters = w.astype(np.float64).reshape(c.groups, c.filters // c.groups, -1)
     want, scale = np.matmul(filters, columns), np.matmul(np.abs(filters), np.abs(columns))
     return want.reshape(c.filters, -1).T, scale.reshape(c.filters, -1).T
 
 
-def judge(t: Trial, make: Make) -> Judgement:
-    """Run what `make(x, w)` prepares on both fills; its `call` may be timed only where the verdict is passed."""
-    dtype, k = t.workload.dtype, shapes(t.workload).k
-    exact = _check_repeated(make(t.exact_x, t.exact_w)(), t)
-    call = make(t.x, t.w)
-    if not exact.passed:
-        return Judgement(exact._replace(reason=f"exact fill: {exact.reason}"), math.nan, call)
-    got = call()
-    if not np.isfinite(got).all():
-        reason = "random fill: a result is NaN, infinite or was never written"
-        return Judgement(Verdict("failed", math.nan, reason), math.nan, call)
-    sampled = got[t.picked] if isinstance(t.workload, Gemm) else _windows(got, t.picked)
-    rounded = gamma(k, dtype)
-    bound = (rounded + gamma(k, "f64")) * t.scale if rounded else 0.0  # the reference's own rounding included
-    verdict = check_bound(sampled, t.want, bound)
-    error = float(np.max(np.abs(sampled - t.want) / np.maximum(t.scale, np.finfo(np.float64).tiny)))
-    return Judgement(verdict._replace(reason=verdict.reason and f"random fill: {verdict.reason}"), error, call)
+# All of it, by a device
 
 
-def _windows(out: Array, picked: Array) -> Array:
-    """[N][M][P][Q] -> [windows][M]."""
-    n, p, q = np.unravel_index(picked, (out.shape[0], *out.shape[2:]))
-    taken: Array = out[n, :, p, q]
-    return taken
+def everywhere(t: Trial, loops: Callable[[Array, Array], Array]) -> Pair:
+    """(A B, |A||B|) of the random fill at every element as results hold them, by a device's plain loops, checked against NumPy.
 
-
-def _check_repeated(got: Array, t: Trial) -> Verdict:
-    """`check_exact` of the whole result against the distinct answers, some images or rows at a time."""
-    expected = shapes(t.workload).out
-    if got.shape != expected:
-        return Verdict("failed", math.nan, f"the result has shape {got.shape}, right is {expected}")
-    step = max(1, CHUNK_ELEMENTS // math.prod(expected[1:]))
-    worst = 0.0
-    for first in range(0, expected[0], step):
-        rows = slice(first, first + step)
-        verdict = check_exact(got[rows], t.exact_want[t.order[rows]])
-        if not verdict.passed:
-            return verdict._replace(reason=f"{verdict.reason}, counted from {first} on the first axis")
-        worst = max(worst, verdict.error)
-    return Verdict("passed", worst)
+    `loops` computes with the operands that it is given, and leaves them where contenders find theirs: the fill itself comes last.
+    PysimError where the loops are wrong: then nothing there can be checked.
+    """
+    x, w = t.random
+    scale = loops(np.abs(x), np.abs(w))
+    want = loops(x, w)
+    off = np.abs(t.picked.of(want).astype(np.float64) - t.picked.want)
+    if not (off <= allowed(SUMS, t.sums, t.picked.want, t.picked.scale)).all():
+        raise PysimError(f"{t.workload.text}: the plain loops on the device do not give NumPy's result; nothing is timed")
+    return want, scale

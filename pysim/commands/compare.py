@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim compare`: predicted beside measured beside other libraries, each layer checked first and timed in one run with its rivals.
+"""`pysim compare`: predicted beside measured beside other libraries, each layer checked first and timed in one run with its peers.
 
 On an emulated machine: predicted beside static+simulated, and nothing timed.
 """
@@ -41,6 +41,8 @@ WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # t
     "--peers", is_flag=True, help="Beside every peer (pysim doctor lists a CPU's), not im2col + OpenBLAS (a GPU: cuBLAS, cuDNN) alone."
 )
 @click.option("--cold", is_flag=True, help="No operand is in a cache: buffers rotate over twice the last-level cache.")
+@timing.algorithm_option
+@timing.name_option
 @timing.threads_option
 @click.option("--seconds", "min_seconds", type=Number(0, 3600), default=0.2, show_default=True, help="Least time of samples per contender.")
 @layout_option
@@ -54,6 +56,8 @@ def compare(
     machine_name: str,
     peers: bool,
     cold: bool,
+    algorithm: str | None,
+    name: str | None,
     threads: int,
     min_seconds: float,
     layout: str,
@@ -61,13 +65,13 @@ def compare(
     every: bool,
     as_json: bool,
 ) -> None:
-    """Check the plan of each PROBLEM, then time it with its rivals in one run, interleaved, and show its predicted time.
+    """Check the plan of each PROBLEM, then time it with its peers in one run, interleaved, and show its predicted time.
 
-    A rival's column is its time over pysim's, medians: above 1 pysim is faster. Exit code 1 if a result is wrong. All samples go
+    A peer's column is its time over pysim's, medians: above 1 pysim is faster. Exit code 1 if a result is wrong. All samples go
     to the measurement store (pysim doctor names the file); nothing measured is lost when a comparison is interrupted.
 
-    On a GPU the rival of a convolution is the fastest right one of all of cuDNN's forward algorithms, with --peers also PyTorch; columns
-    show the workspace of each. The rival of a product is cuBLAS.
+    On a GPU the peer of a convolution is the fastest right one of all of cuDNN's forward algorithms, with --peers also PyTorch; columns
+    show the workspace of each. The peer of a product is cuBLAS.
 
     A machine that is emulated here (power10-e1050) is checked, not timed: beside the prediction stands `static+simulated`, in-core
     cycles from a scheduling model of the core and transfers from exactly simulated caches.
@@ -82,18 +86,15 @@ def compare(
     from pysim.calibration import host
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
-    timing.refuse_on_gpu(on, threads=threads > 1, cold=cold)
-    from pysim.comparison.cpu import LARGE_ERROR, OURS, summarise
-    from pysim.comparison.cuda_rivals import peers_of
+    timing.refuse_on_gpu(on, threads=threads > 1)
+    from pysim.comparison.summary import LARGE_ERROR, OURS, summarise
     from pysim.machine.gpu import Gpu
-    from pysim.peers.cpu import DEFAULT, PEERS
+    from pysim.peers import chosen
 
-    makers = PEERS if peers else {DEFAULT: PEERS[DEFAULT]}
+    beside, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
     executor = host.executor(on)
-    emulated = executor.kind == "emulated"
-    on_gpu = isinstance(on, Gpu)
-    rivals = peers_of((type(layer.workload) for layer in layers), peers) if on_gpu else list(makers)
-    shown = [] if emulated else rivals
+    emulated, on_gpu = executor.kind == "emulated", isinstance(on, Gpu)
+    shown = [] if emulated else [name for name, peer in beside.items() if kinds & {*peer.computes}]
     spaces = [name for name in (OURS, *shown) if name in WORKSPACES] if on_gpu else []
     columns = [Column("result", 6), Column("static+sim", 10)] if emulated else [Column("measured", 8)]
     columns += [Column("predicted", 9), Column("error", 6)]
@@ -106,10 +107,10 @@ def compare(
         others = [*(_ratio(one, name) for name in shown), *(_space(one, name) for name in spaces)]
         return [*times(one, LARGE_ERROR), *others, str(one.count), one.problem]
 
-    planned = timing.plan_layers(layers, on, layout=layout, memory_limit=memory_limit)
-    say(f"{on.description}; {'cold' if cold else 'hot'} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
-    options: dict[str, Any] = {"makers": makers, "threads": threads, "state": "cold" if cold else "hot", "executor": executor}
-    found = timing.measured(planned, on, min_seconds=min_seconds, peers=peers, **options)
+    state = "cold" if cold else "hot"
+    planned = timing.plan_layers(layers, on, state=state, layout=layout, memory_limit=memory_limit, algorithm=algorithm, name=name)
+    say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
+    found = timing.measured(planned, on, beside, executor, threads=threads, state=state, min_seconds=min_seconds)
     done = timing.report(planned, found, columns, row, as_json)
     if not as_json:
         _put_summary(summarise(done), done, threads)

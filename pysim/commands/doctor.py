@@ -27,7 +27,7 @@ PEER_FIXES = {
     "onednn": "pip install onednn-cpu-gomp",
     "onnxruntime": "pip install onnx onnxruntime",
 }
-REQUIRED = ("cffi", "click", "msgspec", "networkx", "numpy", "rich", "scipy")
+REQUIRED = ("cffi", "click", "ml_dtypes", "msgspec", "networkx", "numpy", "rich", "scipy")
 STYLES = {"ok": "green", "note": "yellow", "missing": "red"}
 
 
@@ -216,19 +216,25 @@ def _store() -> Check:
 def _libraries() -> Iterator[Check]:
     import numpy as np
 
-    from pysim.peers.cpu import PEERS, Missing
+    from pysim.peers import PEERS
+    from pysim.peers.peer import Operands
     from pysim.problem.conv import Conv
 
     tiny = Conv(channels=4, height=4, width=4, filters=4, kernel_h=1, kernel_w=1)
-    x, w = np.ones((1, 4, 4, 4), np.float32), np.ones((4, 4, 1, 1), np.float32)
-    for name, maker in PEERS.items():
-        peer = maker(tiny, x, w)
-        if isinstance(peer, Missing):
-            yield Check(name, "missing", peer.reason, PEER_FIXES.get(name, ""))
-        elif bool((peer.call() == 4).all()):
-            yield Check(name, "ok", peer.version)
-        else:
-            yield Check(name, "missing", f"{peer.version} gives wrong results for {tiny.text}", PEER_FIXES.get(name, ""))
+    x, w, out = (np.ones(shape, np.float32) for shape in ((1, 4, 4, 4), (4, 4, 1, 1), (1, 4, 4, 4)))
+    for name, peer in PEERS.items():
+        if peer.on == "cpu":
+            try:
+                ready = peer.library.make(tiny, Operands(x, w, out))
+            except MissingError as error:
+                yield Check(name, "missing", str(error), PEER_FIXES.get(name, ""))
+                continue
+            out.fill(np.nan)
+            ready.call()
+            if bool((out == 4).all()):
+                yield Check(name, "ok", ready.version)
+            else:
+                yield Check(name, "missing", f"{ready.version} gives wrong results for {tiny.text}", PEER_FIXES.get(name, ""))
     yield _package("onnx", "reads model.onnx", "pip install onnx")
     yield _package("matplotlib", "draws plots", "pip install matplotlib")
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @click.command()
 @problems
 @machine_option
-@click.option("--algorithm", metavar="A", help="Only a plan of this algorithm (sconv for a convolution, gemm for a product).")
+@timing.algorithm_option
+@timing.name_option
 @timing.threads_option
 @click.option("--profile", is_flag=True, help="Split the time of a call into packing and micro-kernels.")
 @every
@@ -27,6 +28,7 @@ def run(
     problems: tuple[str, ...],
     machine_name: str,
     algorithm: str | None,
+    name: str | None,
     threads: int,
     profile: bool,
     every: bool,
@@ -46,7 +48,7 @@ def run(
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.refuse_on_gpu(on, threads=threads > 1, profile=profile)
-    from pysim.comparison.cpu import LARGE_ERROR
+    from pysim.comparison.summary import LARGE_ERROR
 
     executor = host.executor(on)
     if executor.kind == "emulated":
@@ -66,8 +68,8 @@ def run(
         error = "-" if one.max_error is None else f"{one.max_error:.2g}"
         return [timing.result(one, "right"), error, str(one.count), one.problem]
 
-    planned = timing.plan_layers(layers, on, algorithm)
-    found = timing.measured(planned, on, peers=None, threads=threads, profile=profile, executor=executor)
+    planned = timing.plan_layers(layers, on, algorithm=algorithm, name=name)
+    found = timing.measured(planned, on, {}, executor, threads=threads, profile=profile)
     if executor.kind == "emulated":
         done = timing.report(planned, found, [Column("result", 6), Column("max error", 9), *end], emulated_row, as_json)
     else:
@@ -79,7 +81,7 @@ def run(
 
 def _put_summary(done: "list[Comparison]", emulated: bool, threads: int, profile: bool) -> None:
     """What the columns are and what the rows amount to."""
-    from pysim.comparison.cpu import summarise
+    from pysim.comparison.summary import summarise
 
     summary = summarise(done)
     put("")

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pysim.commands.common import Cell, Column, Whole, document, plural, progress, put, put_header, put_row, say, seconds
-from pysim.errors import PlanError, choose
+from pysim.errors import PlanError
 
 if TYPE_CHECKING:
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
+    from pysim.peers import Peer
     from pysim.problem.text import Layer
     from pysim.record.measurement import Comparison
     from pysim.record.plan import Plan
+    from pysim.runtime.cpu import Executor
 
     Planned = tuple[Layer, Plan | PlanError]
 
@@ -37,18 +39,27 @@ def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--threads", type=Whole(1, 1024), default=1, show_default=True, help=text)(command)
 
 
-def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", algorithm: str | None = None, **asked: Any) -> "list[Planned]":
+def algorithm_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "Only a plan of this algorithm (sconv for a convolution, gemm for a product)."
+    return click.option("--algorithm", metavar="A", help=text)(command)
+
+
+def name_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "This very plan, by the name that plan.name and the JSON documents have."
+    return click.option("--plan", "name", metavar="NAME", help=text)(command)
+
+
+def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", **asked: Any) -> "list[Planned]":
     """Each layer with its plan, or with the reason why it has none; where none of them has a plan, the first reason is raised. What is
     `asked` of a plan is as in `pysim.planner.plan`."""
     from pysim import planner
 
+    if asked.get("name") and asked.get("algorithm"):
+        raise click.UsageError("--plan NAME begins with the plan's algorithm; give it or --algorithm")
     found: list[Planned] = []
     for layer in layers:
         try:
-            plan = planner.plan(layer.workload, on, **asked)
-            if algorithm not in (None, plan.algorithm):
-                raise PlanError(f'{plan.problem} has no algorithm "{algorithm}" on {on.name}; {choose(str(algorithm), [plan.algorithm])}')
-            found.append((layer, plan))
+            found.append((layer, planner.plan(layer.workload, on, **asked)))
         except PlanError as error:
             found.append((layer, error))
     errors = [plan for _, plan in found if isinstance(plan, PlanError)]
@@ -58,22 +69,16 @@ def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", algorithm: str |
 
 
 def measured(
-    planned: "Iterable[Planned]", on: "Machine | Gpu", *, min_seconds: float = 0.2, peers: bool | None = False, **options: Any
+    planned: "Iterable[Planned]", on: "Machine | Gpu", peers: "Mapping[str, Peer]", executor: "Executor", **how: Any
 ) -> "Iterator[Comparison]":
-    """Each layer as soon as it is checked, timed and stored; options as in `pysim.comparison.cpu.compare`, which a GPU has not; `peers`
-    is for a GPU: as in `pysim.comparison.cuda.compare`."""
-    from pysim.comparison import cuda as cuda_comparison
-    from pysim.comparison.cpu import compare
-    from pysim.machine.gpu import Gpu
+    """Each layer as soon as it is checked, timed and stored; `how` as `pysim.comparison.compare.How` has it."""
+    from pysim.comparison.compare import How, compare
     from pysim.measure.store import Store
 
+    setting = How(**how)
     with Store() as store:
-        budget = max(LEAST_BUDGET, 10 * min_seconds)
-        if isinstance(on, Gpu):
-            gpu_options: dict[str, Any] = {"peers": peers, "store": store, "budget_seconds": budget, "min_seconds": min_seconds}
-            yield from cuda_comparison.compare(planned, on, **gpu_options)
-            return
-        yield from compare(planned, on, store=store, min_seconds=min_seconds, budget_seconds=budget, **options)
+        budget = max(LEAST_BUDGET, 10 * setting.min_seconds)
+        yield from compare(planned, on, peers, setting._replace(budget_seconds=budget), store, executor)
 
 
 def report(planned: "list[Planned]", found: "Iterable[Comparison]", columns: list[Column], row: Row, as_json: bool) -> "list[Comparison]":
@@ -92,7 +97,7 @@ def report(planned: "list[Planned]", found: "Iterable[Comparison]", columns: lis
                 if not done[-1].correct:
                     put(("    " + ("" if done[-1].plan else "not run: ") + done[-1].reason, "red"))
     if as_json:
-        from pysim.comparison.cpu import summarise
+        from pysim.comparison.summary import summarise
 
         document(comparisons=done, summary=summarise(done))
     return done

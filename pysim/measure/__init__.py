@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""How long calls take: clocks, turns, statistics, and where every sample is kept."""

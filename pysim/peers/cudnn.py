@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Others' convolutions on a GPU: each forward algorithm of cuDNN by itself, and PyTorch, on memory that is already on the device.
+"""cuDNN: each forward algorithm by itself, on memory that is already on the device.
 
     y[n][k][p][q] = sum_{c,r,s} x[n][c][p stride + r dilation - pad][q stride + s dilation - pad] f[k][c][r][s]     (in each group)
 
@@ -11,20 +11,20 @@ when its workspace is asked for, so nothing is launched to find out. Under NHWC 
 Worked number: conv:mb32ic64ih56oc64kh3ph1 is x (32, 64, 56, 56), f (64, 64, 3, 3), y (32, 64, 56, 56), pads, strides, dilations 1.
 """
 
-import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from pysim.errors import MissingError, NativeError, PysimError, choose
-from pysim.peers.cuda import library_files
+from pysim.algorithms.contract import SUMS
+from pysim.check.bounds import transformed
+from pysim.errors import MissingError, choose
+from pysim.peers.peer import Operands, Ready, Scratch, cuda_files, forced
 from pysim.problem.conv import Conv
-from pysim.runtime.cuda import DeviceArray
+from pysim.record.plan import LAYOUTS
 
 # cudnnConvolutionFwdAlgo_t, in its order; the first three multiply matrices, the others but DIRECT transform their operands
 ALGORITHMS = ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "GEMM", "DIRECT", "FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED")
 GEMM_CLASS = ALGORITHMS[:3]
-LAYOUTS = ("nchw", "nhwc")  # cudnnTensorFormat_t
 DTYPES = ("f32", "tf32", "f16", "bf16")
 _DATA = {"f32": 0, "tf32": 0, "f16": 2, "bf16": 9}  # cudnnDataType_t
 _SUMS = _DATA["f32"]
@@ -85,7 +85,7 @@ def describe(w: Conv, dtype: str = "", layout: str = "nchw") -> Descriptor:
         sides = f"{w.pad_top} above and {w.pad_bottom} below, {w.pad_left} left and {w.pad_right} right"
         raise MissingError(f"{w.text} pads {sides}; cuDNN and PyTorch pad both sides alike: copy the input into a padded one first")
     found = Descriptor(
-        format=LAYOUTS.index(layout),
+        format=LAYOUTS.index(layout),  # cudnnTensorFormat_t has their order
         data=_DATA[dtype],
         math=_MATH[dtype],
         x=(w.batch, w.channels, w.height, w.width),
@@ -112,7 +112,7 @@ def _library() -> tuple[Any, Any, str]:
 
     ffi, errors = cffi.FFI(), []
     ffi.cdef(_DECLARED)
-    for file in library_files("cudnn"):
+    for file in cuda_files("cudnn"):
         try:
             lib = ffi.dlopen(file)
             number = int(lib.cudnnGetVersion())
@@ -120,7 +120,7 @@ def _library() -> tuple[Any, Any, str]:
             errors.append(str(error))
             continue
         if number >= 90000:
-            return ffi, lib, f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}"
+            return ffi, lib, f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}{forced('NVIDIA_TF32_OVERRIDE')}"
         errors.append(f"{file} is version {number}, and 9 is needed")
     raise MissingError(f"cuDNN is not installed: pip install nvidia-cudnn-cu13{f' ({errors[0]})' if errors else ''}")
 
@@ -193,163 +193,29 @@ class Forward:
         _check(status, f"refuses {algorithm} for {self.workload.text}")
         return int(size[0])
 
-    def survey(self) -> tuple[dict[str, int], dict[str, str]]:
-        """(algorithm -> bytes of workspace, algorithm -> why it refuses the problem)."""
-        spaces: dict[str, int] = {}
-        refused: dict[str, str] = {}
-        for algorithm in ALGORITHMS:
-            try:
-                spaces[algorithm] = self.workspace_bytes(algorithm)
-            except MissingError as error:
-                refused[algorithm] = str(error)
-        return spaces, refused
-
-    def call(
-        self, algorithm: str, pointers: tuple[int, int, int], workspace: int = 0, workspace_bytes: int = 0, stream: int = 0
-    ) -> Callable[[], None]:
+    def call(self, algorithm: str, pointers: tuple[int, int, int], scratch: Scratch, stream: int = 0) -> Callable[[], None]:
         """A call that puts the convolution of device memory (x, filters, y) on a stream; the memory is the caller's.
 
-        MissingError where the algorithm refuses the problem or needs more workspace than it is given.
+        MissingError where the algorithm refuses the problem.
         """
         needed = self.workspace_bytes(algorithm, stream)
-        if needed > workspace_bytes:
-            given = f"of workspace for {self.workload.text}; it was given {workspace_bytes}"
-            raise MissingError(f"cuDNN's {algorithm} needs {needed} bytes {given}")
         ffi, lib, _ = _library()
         one, zero = ffi.new("float *", 1.0), ffi.new("float *", 0.0)
-        x, filters, y, space = (ffi.cast("void *", pointer) for pointer in (*pointers, workspace))
-        arguments = (
-            _handle(stream), one, self._x, x, self._filters, filters, self._convolution, ALGORITHMS.index(algorithm), space, needed, zero,
-            self._y, y,
-        )  # fmt: skip
+        x, filters, y = (ffi.cast("void *", pointer) for pointer in pointers)
+        first = (_handle(stream), one, self._x, x, self._filters, filters, self._convolution, ALGORITHMS.index(algorithm))
+        last = (needed, zero, self._y, y)
 
         def run() -> None:
-            if status := lib.cudnnConvolutionForward(*arguments):
+            if status := lib.cudnnConvolutionForward(*first, ffi.cast("void *", scratch.pointer), *last):
                 _check(status, f"{algorithm} failed at {self.workload.text}")
 
         return run
 
 
-class Algorithm(NamedTuple):
-    """An algorithm and one problem: a call that is ready, or why there is none; the bytes that it needs where it takes the problem."""
-
-    call: Callable[[], object] | None
-    workspace_bytes: int | None
-    reason: str = ""
-
-
-def algorithms(w: Conv, pointers: tuple[int, int, int], dtype: str = "", layout: str = "nchw") -> dict[str, Algorithm]:
-    """Every algorithm on device memory (x, filters, y). They share one workspace, the largest that can be had, as only one runs at a time.
-
-    Nothing is raised where cuDNN is not here or cannot say the problem: each algorithm then has that as its reason.
-    """
-    try:
-        forward = Forward(w, dtype, layout)
-        spaces, refused = forward.survey()
-    except MissingError as error:
-        return {name: Algorithm(None, None, str(error)) for name in ALGORITHMS}
-    memory, short = None, ""
-    for size in sorted(set(spaces.values()), reverse=True):
-        try:
-            memory = DeviceArray((size,), "u8") if size else None
-            break
-        except PysimError as error:
-            short = str(error)
-    had = memory.nbytes if memory else 0
-
-    def one(name: str) -> Algorithm:
-        if name in refused:
-            return Algorithm(None, None, refused[name])
-        if spaces[name] > had:
-            return Algorithm(None, spaces[name], f"{name} needs {spaces[name]} bytes of workspace: {short}")
-        try:
-            run = forward.call(name, pointers, memory.pointer if memory else 0, had)
-        except MissingError as error:
-            return Algorithm(None, spaces[name], str(error))
-
-        def call() -> object:
-            return run() or memory  # which lives as long as the call
-
-        return Algorithm(call, spaces[name])
-
-    return {name: one(name) for name in ALGORITHMS}
-
-
-# PyTorch
-
-
-def _torch() -> Any:
-    try:
-        return importlib.import_module("torch")
-    except (ImportError, OSError) as error:
-        raise MissingError(f"PyTorch is not installed: pip install torch ({error})") from None
-
-
-def torch_version() -> str:
-    """PyTorch's version and that of the cuDNN it uses. MissingError where it is not installed."""
-    torch = _torch()
-    return f"PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
-
-
-class _Memory:
-    """Device memory as `__cuda_array_interface__` says it; bfloat16, which that cannot say, as int16."""
-
-    def __init__(self, pointer: int, shape: tuple[int, ...], dtype: str) -> None:
-        self._pointer, self._shape, self._dtype = pointer, shape, dtype
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        typestr = {"f16": "<f2", "bf16": "<i2"}.get(self._dtype, "<f4")
-        return {"shape": self._shape, "typestr": typestr, "data": (self._pointer, False), "version": 3}
-
-
-class TorchForward:
-    """`torch.nn.functional.conv2d` on device memory (x, filters, y), with cuDNN's own search (`benchmark`) and TF32 off unless asked for.
-
-    NHWC is PyTorch's channels_last. It works on PyTorch's current stream and makes an output of its own at every run. Raises MissingError
-    where PyTorch or its GPU is not here, NativeError with PyTorch's words for what it refuses.
-    """
-
-    def __init__(self, w: Conv, pointers: tuple[int, int, int], dtype: str = "", layout: str = "nchw") -> None:
-        d = describe(w, dtype, layout)
-        self._torch = _torch()
-        if not self._torch.cuda.is_available():
-            raise MissingError("PyTorch sees no GPU here: it needs a build for CUDA and a driver")
-        self.workload, self._tf32 = w, (dtype or w.dtype) == "tf32"
-        shapes = (d.x, d.filters, d.y)
-        self._x, self._filters, self._y = (
-            self._view(pointer, shape, dtype or w.dtype, layout) for pointer, shape in zip(pointers, shapes, strict=True)
-        )
-        self._how = {"stride": d.strides, "padding": d.pads, "dilation": d.dilations, "groups": d.groups}
-
-    def _view(self, pointer: int, shape: tuple[int, int, int, int], dtype: str, layout: str) -> Any:
-        n, c, h, w = shape
-        lies = shape if layout == "nchw" else (n, h, w, c)
-        tensor = self._torch.as_tensor(_Memory(pointer, lies, dtype), device="cuda")
-        tensor = tensor.view(self._torch.bfloat16) if dtype == "bf16" else tensor
-        return tensor if layout == "nchw" else tensor.permute(0, 3, 1, 2)
-
-    def run(self) -> Any:
-        """Puts the convolution on the stream and returns its output."""
-        settings = self._torch.backends.cudnn
-        settings.benchmark, settings.allow_tf32 = True, self._tf32
-        try:
-            return self._torch.nn.functional.conv2d(self._x, self._filters, None, **self._how)
-        except RuntimeError as error:
-            words = str(error).partition("\n")[0]
-            raise NativeError(f"PyTorch refuses {self.workload.text}: {words}") from None
-
-    def store(self) -> None:
-        """Runs, and copies the output into y."""
-        self._y.copy_(self.run())
-
-    def extra_bytes(self) -> int:
-        """The most bytes of PyTorch's allocator that a run holds beside its output, its search done."""
-        cuda = self._torch.cuda
-        self.run()
-        cuda.synchronize()
-        cuda.reset_peak_memory_stats()
-        before = cuda.memory_allocated()
-        output = self.run()
-        cuda.synchronize()
-        return max(0, int(cuda.max_memory_allocated()) - int(before) - int(output.nbytes))
+def make(workload: Conv, operands: Operands, algorithm: str = "") -> Ready:
+    """One algorithm. What it refuses is a MissingError; that there is no memory for its workspace a NativeError."""
+    forward, scratch = Forward(workload, layout=operands.layout), operands.scratch or Scratch()
+    needed = forward.workspace_bytes(algorithm)
+    scratch.reserve(needed, algorithm)
+    bound = SUMS if algorithm in GEMM_CLASS else transformed(workload.dtype)
+    return Ready(forward.call(algorithm, operands.pointers, scratch), version(), needed, bound)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a plan is measured: its operands in memory, our own calls on them, and the clock there. All that a CPU and a GPU differ by."""
+
+import gc
+import sys
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from pysim.check.bounds import bound_of
+from pysim.check.fills import Array, held, unwritten
+from pysim.check.reference import Pair, Trial, everywhere, shapes, trial
+from pysim.errors import OperandError, PlanError
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
+from pysim.measure.clock import Clock, CpuClock, pinned
+from pysim.measure.events import Events
+from pysim.peers.peer import Operands, Ready, Scratch
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
+from pysim.record.plan import Layout, Plan
+from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
+from pysim.registry.rows import conv_kernels, gemm_kernels
+from pysim.runtime import cpu, cuda, cuda_conv
+
+PROFILED_CALLS = 5
+
+
+class Bench(Protocol):
+    """The operands of one problem, for our plan and for every peer."""
+
+    trial: Trial
+    last_level_bytes: int
+
+    def operands(self, exact: bool) -> Operands:
+        """Those of a fill."""
+
+    def copy(self) -> Operands:
+        """Those of the random fill elsewhere in memory."""
+
+    def make(self, plan: Plan, operands: Operands) -> Ready:
+        """A plan as a user would prepare it: weights packed once, workspace and output allocated before the first call."""
+
+    def result(self, ready: Ready, operands: Operands) -> Array:
+        """What a call writes, as [N][M][P][Q], where nothing was written before."""
+
+    def everywhere(self) -> Pair | None:
+        """(A B, |A||B|) of the random fill at every element; None where nothing computes it."""
+
+    def clock(self) -> Clock: ...
+    def profile(self, plan: Plan) -> dict[str, float]:
+        """How one call divides into packing and micro-kernels."""
+
+
+def bench_of(plan: Plan, machine: Machine | Gpu, threads: int, executor: cpu.Executor, seed: int) -> Bench:
+    """The place where a machine's plans run; PlanError for the plan of another kind of machine."""
+    if isinstance(machine, Gpu) and isinstance(plan.schedule, GpuSchedule | GpuConvSchedule):
+        if threads != 1:
+            raise OperandError(f"threads is {threads}; {machine.name} is a GPU, whose launches one thread makes")
+        return GpuBench(plan.workload, machine.l2_bytes.value, plan.layout, seed)
+    if not isinstance(machine, Gpu) and isinstance(plan.schedule, Schedule):
+        return CpuBench(plan.workload, machine.levels[-1].size_bytes, threads, executor, seed)
+    raise PlanError(f"the plan of {plan.problem} is for {plan.machine}; it cannot be measured on {machine.name}")
+
+
+class CpuBench:
+    """NumPy's arrays. What an executor emulates is right or wrong, and has no time."""
+
+    def __init__(self, workload: Workload, last_level_bytes: int, threads: int, executor: cpu.Executor, seed: int) -> None:
+        if workload.dtype not in cpu.RESULT_DTYPES:
+            raise OperandError(f"the CPU kernels compute {', '.join(cpu.RESULT_DTYPES)}, not {workload.dtype}")
+        self.last_level_bytes, self._threads, self._executor = last_level_bytes, threads, executor
+        result: Any = cpu.RESULT_DTYPES[workload.dtype]
+        self.trial = trial(workload, result, seed=seed)
+        self._out = self._empty()
+
+    def _empty(self) -> Array:
+        return unwritten(shapes(self.trial.workload).out, self.trial.sums.result)
+
+    def operands(self, exact: bool) -> Operands:
+        return Operands(*(self.trial.exact if exact else self.trial.random), self._out)
+
+    def copy(self) -> Operands:
+        def elsewhere(array: Array) -> Array:
+            other = cpu.aligned(array.shape, array.dtype)
+            other[...] = array
+            return other
+
+        x, w = map(elsewhere, self.trial.random)
+        return Operands(x, w, self._empty())
+
+    def make(self, plan: Plan, operands: Operands) -> Ready:
+        prepared, arrays = self._prepared(plan, operands)
+        return Ready(partial(prepared, *arrays), "", plan.workspace_bytes, bound_of(plan))
+
+    def _prepared(self, plan: Plan, operands: Operands) -> tuple[Any, tuple[Array, ...]]:
+        """A plan ready to run, and the arrays that it is called with."""
+        x, w, out, workload, schedule = *operands[:3], plan.workload, plan.schedule
+        assert isinstance(schedule, Schedule)
+        if isinstance(workload, Gemm):
+            return cpu.PreparedGemm(workload, schedule, threads=self._threads, executor=self._executor), (x, w, out)
+        return cpu.Prepared(workload, w, schedule, threads=self._threads, executor=self._executor), (x, out)
+
+    def result(self, ready: Ready, operands: Operands) -> Array:
+        operands.out[...] = self._empty()
+        (ready.write or ready.call)()
+        found: Array = operands.out
+        return found
+
+    def everywhere(self) -> None:
+        return None
+
+    def clock(self) -> Clock:
+        return CpuClock(self._threads)
+
+    def profile(self, plan: Plan) -> dict[str, float]:
+        """Medians over a few calls, clocks inside included."""
+        prepared, arrays = self._prepared(plan, self.operands(exact=False))
+        with pinned(self._threads):
+            calls = [prepared.profile(*arrays) for _ in range(PROFILED_CALLS + 1)]
+        return {name: float(np.median([call[name] for call in calls[1:]])) for name in calls[0]}
+
+
+class GpuBench:
+    """Memory of the device, a convolution's in a layout."""
+
+    def __init__(self, workload: Workload, last_level_bytes: int, layout: Layout = "nchw", seed: int = 0) -> None:
+        self.last_level_bytes, self._layout, self._type = last_level_bytes, layout, cuda.result_of(workload.dtype)
+        self.trial = trial(workload, held(self._type), on_gpu=True, seed=seed)
+        self._permuted = layout == "nhwc" and isinstance(workload, Conv)
+        self._scratch = Scratch()
+        self._empty = self._lying(unwritten(shapes(workload).out, self.trial.sums.result))
+        self._random = self.copy()
+        self._exact = self._random._replace(x=self._sent(self.trial.exact[0]), w=self._sent(self.trial.exact[1]))
+
+    def _lying(self, array: Array) -> Array:
+        """As the device's memory holds it."""
+        return np.ascontiguousarray(array.transpose(cuda_conv.PERMUTED) if self._permuted else array)
+
+    def _sent(self, array: Array) -> cuda.DeviceArray:
+        lies, dtype = self._lying(array), self.trial.workload.dtype
+        return cuda.DeviceArray(lies.shape, "f32" if dtype == "tf32" else dtype).fill(lies)
+
+    def operands(self, exact: bool) -> Operands:
+        return self._exact if exact else self._random
+
+    def copy(self) -> Operands:
+        x, w = map(self._sent, self.trial.random)
+        return Operands(x, w, cuda.DeviceArray(self._empty.shape, self._type), self._layout, self._scratch)
+
+    def make(self, plan: Plan, operands: Operands) -> Ready:
+        launch = self.launch(plan.schedule, operands)
+        return Ready(launch.run, "", plan.workspace_bytes, bound_of(plan))
+
+    def launch(self, schedule: Any, operands: Operands) -> Any:
+        """A `Launch` of a product or a convolution."""
+        workload = self.trial.workload
+        if isinstance(workload, Gemm):
+            return cuda.Launch(workload, schedule, operands.pointers, result=self._type)
+        return cuda_conv.Launch(workload, schedule, operands.pointers, layout=self._layout, result=self._type)
+
+    def result(self, ready: Ready, operands: Operands) -> Array:
+        operands.out.fill(self._empty)
+        (ready.write or ready.call)()
+        cuda.synchronize()
+        found: Array = operands.out.read(np.empty(self._empty.shape, self._empty.dtype))
+        return found.transpose(0, 3, 1, 2) if self._permuted else found
+
+    def everywhere(self) -> Pair:
+        return self._everywhere
+
+    @cached_property
+    def _everywhere(self) -> Pair:
+        def loops(x: Array, w: Array) -> Array:
+            for array, values in ((self._random.x, x), (self._random.w, w)):
+                array.fill(self._lying(values))
+            return self.result(Ready(launch.reference, ""), self._random)
+
+        launch = self.launch(self._any_schedule(), self._random)
+        return everywhere(self.trial, loops)
+
+    def _any_schedule(self) -> GpuSchedule | GpuConvSchedule:
+        """A launch is made of one, also where the reference runs instead."""
+        dtype = self.trial.workload.dtype
+        if isinstance(self.trial.workload, Gemm):
+            return GpuSchedule(next(row.name for row in gemm_kernels() if row.dtype == dtype), "data_parallel", 1, False, 1)
+        kernel = next(row.name for row in conv_kernels() if row.dtype == dtype and not row.makes_product)
+        return GpuConvSchedule(kernel, None, "data_parallel", 1, False, 1)
+
+    def clock(self) -> Clock:
+        return Events()
+
+    def profile(self, plan: Plan) -> dict[str, float]:
+        raise OperandError(f"a profile splits the time of a CPU's call; {plan.machine} is a GPU")
+
+
+def release() -> None:
+    """Gives the memory of a problem's contenders back, PyTorch's too."""
+    gc.collect()
+    if torch := sys.modules.get("torch"):
+        torch.cuda.empty_cache()

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predicted beside measured beside the peers, on a CPU or a GPU: each plan is checked, then timed with its peers in one run, then stored.
+
+A plan whose kernels run in an emulator is checked there and not timed: beside its prediction stands what static in-core cycles and
+simulated caches make of it.
+"""
+
+import math
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pysim.cachemodel.simulator.simulated import simulated_cost
+from pysim.comparison.bench import Bench, bench_of, release
+from pysim.comparison.field import Entry, Field, checked, field_of, reason_of
+from pysim.comparison.summary import OURS
+from pysim.errors import MissingError, PlanError, PysimError
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
+from pysim.measure.clock import Array, Call, copies_for, interleave, rotating
+from pysim.measure.statistics import quartiles, ratio
+from pysim.measure.store import Store, environment, now
+from pysim.peers import Peer
+from pysim.peers.peer import Operands, Ready
+from pysim.problem.text import Layer
+from pysim.record.measurement import Comparison, Measurement
+from pysim.record.plan import Plan, State
+from pysim.record.schedule import GpuConvSchedule, Schedule
+from pysim.runtime import cpu
+
+NO_PEERS = "its time on this computer says nothing about a machine that is emulated"
+
+Planned = tuple[Layer, Plan | PlanError]
+
+
+class How(NamedTuple):
+    """How plans are measured: threads of ours on a CPU, caches at the start of a call, whether a call is split into its parts, the least
+    seconds of each contender's samples and the most of a plan's, the seed of the operands."""
+
+    threads: int = 1
+    state: State = "hot"
+    profile: bool = False
+    min_seconds: float = 0.2
+    budget_seconds: float = 30.0
+    seed: int = 0
+
+
+def compare(
+    planned: Iterable[Planned],
+    machine: Machine | Gpu,
+    peers: Mapping[str, Peer],
+    how: How = How(),  # noqa: B008  # a value
+    store: Store | None = None,
+    executor: cpu.Executor = cpu.LOCAL,
+) -> Iterator[Comparison]:
+    """Check and time the plan of each layer beside the peers; a layer may come with why it has no plan.
+
+    Yields each layer as soon as it is done, after all its samples are in `store`. A layer that cannot be planned or run gives a Comparison
+    that is not correct, with the reason, and the others go on; MissingError (no native library, driver or device) ends the iteration. With
+    an `executor` that emulates nothing is timed, no peer runs and nothing is stored.
+    """
+    for layer, plan in planned:
+        try:
+            if isinstance(plan, PlanError):
+                raise plan
+            done = measure_plan(layer, plan, machine, peers, how, store, executor)
+        except MissingError:
+            raise
+        except (PysimError, MemoryError) as error:
+            reason = str(error) or "out of memory"
+            done = _comparison(layer, machine, how, executor, plan={}, correct=False, reason=reason)
+        release()
+        yield done
+
+
+def measure_plan(
+    layer: Layer,
+    plan: Plan,
+    machine: Machine | Gpu,
+    peers: Mapping[str, Peer],
+    how: How = How(),  # noqa: B008
+    store: Store | None = None,
+    executor: cpu.Executor = cpu.LOCAL,
+) -> Comparison:
+    """Check one plan, then time it, and the peers that give the right result too, in one run.
+
+    CPU peers run on one thread whatever `how.threads` says. Raises PysimError where the plan cannot be run at all; a wrong result is no
+    exception but a Comparison with `correct` False, no time and the reason.
+    """
+    bench = bench_of(plan, machine, how.threads, executor, how.seed)
+    ours = Entry(OURS, "", partial(bench.make, plan))
+    verdict, ready = checked(bench, ours.make)
+    fields: dict[str, Any] = {
+        "plan": plan.to_dict(),
+        "predicted_seconds": plan.seconds if how.threads == 1 else None,
+        "max_error": verdict.error if math.isfinite(verdict.error) else None,
+    }
+    if not verdict.passed:
+        fields |= {"correct": False, "reason": f"{verdict.status}: {verdict.reason}"}
+    elif executor.kind == "emulated":
+        fields |= {"correct": True, "missing": dict.fromkeys(peers, NO_PEERS)} | _static(plan, machine, how)
+    else:
+        field = field_of(bench, peers, machine.name)
+        samples = _timed(bench, {OURS: (ours, ready)} | field.ready, field, how)
+        if store is not None:
+            _keep(store, plan, how, samples, {label: found.version for label, (_, found) in field.ready.items()})
+        fields |= {"correct": True, "profile": bench.profile(plan) if how.profile else None} | _measured(
+            field, samples, plan.workspace_bytes
+        )
+    return _comparison(layer, machine, how, executor, **fields)
+
+
+def _comparison(layer: Layer, machine: Machine | Gpu, how: How, executor: cpu.Executor, **fields: Any) -> Comparison:
+    where: dict[str, Any] = {"machine": machine.name, "state": how.state, "threads": how.threads, "executor": executor.kind}
+    return Comparison(problem=layer.workload.text, label=layer.label, count=layer.count, **where, **fields)
+
+
+def _static(plan: Plan, machine: Machine | Gpu, how: How) -> dict[str, Any]:
+    """Of an emulated plan on one thread."""
+    if how.threads != 1 or not isinstance(plan.schedule, Schedule) or isinstance(machine, Gpu):
+        return {}
+    cost = simulated_cost(plan.workload, machine, plan.schedule, how.state == "hot")
+    return {"static_seconds": cost.seconds, "static_kind": "static+simulated"}
+
+
+def _timed(bench: Bench, contenders: Mapping[str, tuple[Entry, Ready]], field: Field, how: How) -> dict[str, Array]:
+    """Seconds per call of each contender; those that fail leave the field with the reason."""
+    calls: dict[str, Call] = {label: ready.call for label, (_, ready) in contenders.items()}
+    kept: list[Operands] = []  # calls know where they lie, no more
+    if how.state == "cold":
+        count = copies_for(bench.trial.nbytes, bench.last_level_bytes)
+        for label, (entry, _) in contenders.items():
+            copies = [bench.copy() for _ in range(count)]
+            calls[label] = rotating([entry.make(one).call for one in copies])
+            kept += copies
+    least, most = how.min_seconds, how.budget_seconds
+    samples, failed = interleave(calls, bench.clock(), state=how.state, min_seconds=least, budget_seconds=most)
+    for label, error in failed.items():
+        del field.ready[label]
+        field.missing[label] = f"failed when timed: {reason_of(error)}"
+    return samples
+
+
+def _measured(field: Field, samples: Mapping[str, Array], workspace_bytes: int) -> dict[str, Any]:
+    """What samples amount to, and what bytes were used beside operands; a peer stands for the fastest of its algorithms."""
+    times = {label: quartiles(values) for label, values in samples.items()}
+    fastest: dict[str, str] = {}
+    for label in sorted(field.ready, key=lambda label: times[label][1]):
+        fastest.setdefault(field.ready[label][0].peer, label)
+    best = {peer: field.ready[label] for peer, label in fastest.items()}
+    return {
+        "measured_seconds": times[OURS][1],
+        "samples": len(samples[OURS]),
+        "peers": {peer: times[label][1] for peer, label in fastest.items()},
+        "ratios": {peer: ratio(samples[label], samples[OURS]) for peer, label in fastest.items()},
+        "quartiles": {OURS: times[OURS]} | {peer: times[label] for peer, label in fastest.items()},
+        "estimates": {name: seconds for name, (seconds, _) in field.estimates.items()},
+        "missing": field.missing,
+        "versions": {name: version for name, (_, version) in field.estimates.items()}
+        | {name: one.version for name, (_, one) in best.items()},
+        "algorithms": {name: entry.algorithm for name, (entry, _) in best.items() if entry.algorithm},
+        "workspaces": {OURS: workspace_bytes}
+        | {name: one.workspace_bytes for name, (_, one) in best.items() if one.workspace_bytes is not None},
+    }
+
+
+def _keep(store: Store, plan: Plan, how: How, samples: Mapping[str, Array], versions: Mapping[str, str]) -> None:
+    """One measurement per contender, under one run."""
+    run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
+    lying = {"layout": plan.layout} if isinstance(plan.schedule, GpuConvSchedule) else {}
+    for name, values in samples.items():
+        own = {"kernel": plan.kernel, "schedule": schedule} if name == OURS else {"kernel": name, "schedule": ""}
+        here = environment() | {"threads": str(how.threads if name == OURS else 1)} | lying
+        found = here | ({"version": versions[name]} if name in versions else {})
+        what = {"problem": plan.problem, "machine": plan.machine, "time": time, "run": run} | own
+        store.add(Measurement(samples=tuple(values.tolist()), environment=found, state=how.state, **what))

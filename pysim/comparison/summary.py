@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a set of comparisons amounts to.
+
+For layer i let r_i = median time of a peer / median time of the plan, and e_i = |log(predicted / measured)|. The geometric mean is
+exp(mean log r_i) over distinct problems; for a problem measured with at least three plans, Kendall's rank correlation is that of predicted
+and measured times over its plans. An error of 0.40 is a factor of 1.49.
+
+Worked number: ratios 1.1, 1.2 and 0.9 have the geometric mean 1.0591 and the plan is faster on 2/3 of the layers.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pysim.record.measurement import Comparison
+
+OURS = "pysim"
+LARGE_ERROR = 0.40  # |log(predicted / measured)| that is listed by name
+FEWEST_SAMPLES = 30
+
+
+def summarise(comparisons: Iterable[Comparison]) -> dict[str, Any]:
+    """The statistics of a set of comparisons, ready for JSON; a part that nothing was measured for is absent.
+
+    `layers`, `correct`, `failed` [{problem, label, reason}]. Of plans that were timed: `peers` {name: {layers, geometric_mean,
+    faster_share, slower, algorithms?}} over distinct problems, `algorithms` counting which of the peer's were its fastest;
+    `prediction` {layers, median_error, p90_error, kendall_tau?, large_errors}; `total_seconds` {name: sum of count x median} for the
+    contenders that ran every correct layer; `few_samples` (problems short of 30). Of plans that ran in an emulator:
+    `static_prediction` {kind, layers, median_error, p90_error, large_errors, predicted_seconds, static_seconds}, the last two sums of
+    count x time.
+    """
+    every = list(comparisons)
+    right = [c for c in every if c.correct]
+    failed = [{"problem": c.problem, "label": c.label, "reason": c.reason} for c in every if not c.correct]
+    summary: dict[str, Any] = {"layers": len(every), "correct": len(right), "failed": failed}
+    if static := [c for c in right if c.static_seconds and c.predicted_seconds]:
+        summary["static_prediction"] = _static_prediction(static)
+    timed = [c for c in right if c.measured_seconds]
+    if not timed:
+        return summary
+    names = sorted({name for c in timed for name in c.peers})
+    summary["peers"] = {name: _against(name, [c for c in timed if name in c.peers]) for name in names}
+    predicted = [c for c in timed if c.predicted_seconds]
+    if predicted:
+        summary["prediction"] = _prediction(predicted)
+    totals = {name: [c.count * c.peers[name] for c in timed if name in c.peers] for name in names}
+    totals = {OURS: [c.count * _seconds(c) for c in timed]} | totals
+    summary["total_seconds"] = {name: math.fsum(values) for name, values in totals.items() if len(values) == len(timed)}
+    summary["few_samples"] = [c.problem for c in timed if c.samples < FEWEST_SAMPLES]
+    return summary
+
+
+def _seconds(c: Comparison) -> float:
+    return c.measured_seconds or math.nan
+
+
+def _against(name: str, timed: Sequence[Comparison]) -> dict[str, Any]:
+    """How the plans fare against one peer; a problem that occurs several times counts once, with its mean log ratio."""
+    logs: dict[str, list[float]] = {}
+    for c in timed:
+        logs.setdefault(c.problem, []).append(math.log(c.peers[name] / _seconds(c)))
+    means = {problem: math.fsum(values) / len(values) for problem, values in logs.items()}
+    fastest = Counter(c.algorithms[name] for c in timed if name in c.algorithms)
+    return {
+        "layers": len(means),
+        "geometric_mean": math.exp(math.fsum(means.values()) / len(means)),
+        "faster_share": sum(value > 0 for value in means.values()) / len(means),
+        "slower": [problem for problem, value in means.items() if value <= 0],
+        **({"algorithms": dict(fastest.most_common())} if fastest else {}),
+    }
+
+
+def _prediction(timed: Sequence[Comparison]) -> dict[str, Any]:
+    """Errors |log(predicted / measured)|, the layers where they are large, and the rank correlation over plans of a problem."""
+    found = _errors(timed, "measured_seconds")
+    taus = [tau for tau in map(_tau, _by_problem(timed)) if tau is not None]
+    return found | ({"kendall_tau": float(np.mean(taus))} if taus else {})
+
+
+def _static_prediction(static: Sequence[Comparison]) -> dict[str, Any]:
+    """Errors |log(predicted / static)|: what the closed forms of traffic are off, since the in-core cycles are the same in both."""
+    sums = {name: math.fsum(c.count * getattr(c, name) for c in static) for name in ("predicted_seconds", "static_seconds")}
+    return {"kind": static[0].static_kind} | _errors(static, "static_seconds") | sums
+
+
+def _errors(some: Sequence[Comparison], against: str) -> dict[str, Any]:
+    """Median and 90th percentile of |log(predicted / against)|, and the layers where it is large."""
+    errors = [abs(math.log((c.predicted_seconds or math.nan) / getattr(c, against))) for c in some]
+    large = [
+        {
+            "problem": c.problem,
+            "label": c.label,
+            "predicted_seconds": c.predicted_seconds,
+            against: getattr(c, against),
+            "error": error,
+            "bound_by": c.plan.get("cost", {}).get("bound_by", ""),
+        }
+        for c, error in zip(some, errors, strict=True)
+        if error > LARGE_ERROR
+    ]
+    median, p90 = np.quantile(errors, [0.5, 0.9])
+    return {"layers": len(some), "median_error": float(median), "p90_error": float(p90), "large_errors": large}
+
+
+def _by_problem(timed: Sequence[Comparison]) -> list[list[Comparison]]:
+    groups: dict[str, list[Comparison]] = {}
+    for c in timed:
+        groups.setdefault(c.problem, []).append(c)
+    return list(groups.values())
+
+
+def _tau(plans: Sequence[Comparison]) -> float | None:
+    """Kendall's tau over the plans of one problem; None for fewer than three, which say nothing about an order."""
+    if len(plans) < 3:
+        return None
+    from scipy.stats import kendalltau
+
+    tau = float(kendalltau([c.predicted_seconds for c in plans], [c.measured_seconds for c in plans]).statistic)
+    return tau if math.isfinite(tau) else None

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What samples amount to: quartiles, and the ratio of two contenders with its interval."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.errors import OperandError
+from pysim.record.measurement import Ratio
+
+Array = NDArray[Any]
+CONFIDENCE, RESAMPLES = 0.95, 1000
+
+
+def quartiles(samples: Array) -> tuple[float, float, float]:
+    """First quartile, median, third quartile."""
+    low, middle, high = np.quantile(samples, [0.25, 0.5, 0.75])
+    return float(low), float(middle), float(high)
+
+
+def ratio(numerator: Array, denominator: Array, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
+    """median(numerator) / median(denominator), both from one `interleave`, and its bootstrap interval, the same each time.
+
+    Rounds are resampled, so a slow moment that hit both contenders of a round stays a pair (percentile bootstrap, Efron and Tibshirani, An
+    Introduction to the Bootstrap, section 13.3). OperandError where the arrays do not pair up.
+    """
+    if numerator.shape != denominator.shape or numerator.ndim != 1 or numerator.size < 2:
+        raise OperandError(f"samples of shapes {numerator.shape} and {denominator.shape} do not pair up by round")
+    from scipy.stats import bootstrap
+
+    how = {"paired": True, "vectorized": True, "method": "percentile", "confidence_level": CONFIDENCE, "n_resamples": resamples}
+    found = bootstrap((numerator, denominator), _of_medians, **how, random_state=np.random.default_rng(seed)).confidence_interval
+    return Ratio(float(_of_medians(numerator, denominator)), float(found.low), float(found.high))
+
+
+def _of_medians(numerator: Array, denominator: Array, axis: int = -1) -> Array:
+    medians: Array = np.median(numerator, axis=axis) / np.median(denominator, axis=axis)
+    return medians
