@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pysim.planner.conv_algorithms import conv_workspace_bytes, products_of, refuses, too_large
 
+from pysim.algorithms import algorithm_named
+from pysim.algorithms.gpu import gemm, im2col
 from pysim.errors import NativeError, ProblemError
-from pysim.planner import gpu
+from pysim.machine.load import load_any
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
+from pysim.record.cost import Reason
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import CONV_LAYOUTS, ConvKernel, GemmKernel, conv_kernels, cuda_limits, gemm_kernels
 from pysim.runtime import cuda, cuda_conv
@@ -35,25 +37,29 @@ Lies = tuple[tuple[int, int], tuple[bool, bool]]  # pitches of A and B, and whet
 
 # What Python says; None where it refuses
 
+H200 = load_any("h200")
+
 
 def product_bytes(row: GemmKernel, w: Gemm, schedule: GpuSchedule, lies: Lies) -> int | None:
-    if max(w.m, w.n) > MOST["GEMM_SIDE"] or w.k > MOST["GEMM_K"] or gpu.too_large(w, row, *lies):
+    if gemm.refuses(w, H200) or gemm.too_large(w, row, lies):
         return None
-    return gpu.workspace_bytes(w, row, schedule, *lies)
+    return gemm.launch_bytes(w, row, schedule, lies)
 
 
-def convolution_bytes(row: ConvKernel, w: Conv, schedule: GpuConvSchedule, layout: str, gemm: GemmKernel | None) -> int | None:
-    if too_large(w) or refusal(row, w, layout):
+def convolution_bytes(row: ConvKernel, w: Conv, schedule: GpuConvSchedule, layout: str, product: GemmKernel | None) -> int | None:
+    if refusal(row, w, layout):
         return None
-    if gemm:
-        of = products_of(w, layout == "nhwc")
-        if product_bytes(gemm, of.problem, GpuSchedule(gemm.name, "data_parallel", 1, False, 1), (of.pitches, of.aligned)) is None:
+    if product:
+        of = im2col.products_of(w, layout)
+        if product_bytes(product, of.problem, GpuSchedule(product.name, "data_parallel", 1, False, 1), (of.pitches, of.aligned)) is None:
             return None
-    return conv_workspace_bytes(row, w, layout == "nhwc", schedule, gemm)
+    return algorithm_named(row.algorithm, w, H200).workspace_bytes(w, schedule, layout)
 
 
-def refusal(row: ConvKernel, w: Conv, layout: str) -> str:
-    return refuses(row, w, layout == "nhwc")
+def refusal(row: ConvKernel, w: Conv, layout: str) -> Reason | None:
+    """What its algorithm says, then what it says of the row."""
+    module: Any = algorithm_named(row.algorithm, w, H200)
+    return module.refuses(w, H200, layout) or (module.row_refuses(row, w, layout) if hasattr(module, "row_refuses") else None)
 
 
 # What the library says
@@ -124,7 +130,7 @@ def test_a_products_workspace_and_refusals_are_the_librarys(row: GemmKernel) -> 
         dense = (w.m if w.trans_a else w.k, w.k if w.trans_b else w.n)
         a, b = (pitch + draw.choice((0, 0, 1, -pitch % 16, 16)) for pitch in dense)
         lies = ((a, b), (draw.random() < 0.7, draw.random() < 0.7))
-        kind, splits = decomposition(draw, -(-w.k // row.block_k), gpu.tiles_of(w, row))
+        kind, splits = decomposition(draw, -(-w.k // row.block_k), gemm.tiles_of(w, row))
         schedule = GpuSchedule(row.name, kind, splits, draw.random() < 0.5, draw.randint(1, 8))
         theirs = answer(library_product_bytes, w, schedule, lies)
         assert product_bytes(row, w, schedule, lies) == theirs, (w.text, schedule, lies)
@@ -239,21 +245,21 @@ def convolution(draw: random.Random, row: ConvKernel) -> Conv:
 @pytest.mark.parametrize("row", conv_kernels(), ids=lambda row: row.name)
 def test_a_convolutions_workspace_and_refusals_are_the_librarys(row: ConvKernel, layout: str) -> None:
     draw, answered = random.Random(f"{row.name} {layout}"), 0
-    products = [gemm for gemm in gemm_kernels() if gemm.dtype == row.dtype]
+    products = [one for one in gemm_kernels() if one.dtype == row.dtype]
     for _ in range(2 * PROBLEMS):
         w = convolution(draw, row)
-        gemm = draw.choice(products) if row.makes_product else None
+        product = draw.choice(products) if row.makes_product else None
         kind, splits = ("data_parallel", 1)
         if row.decomposes:
             kind, splits = draw.choice((("data_parallel", 1), ("split_k", 2), ("split_k", 3), ("stream_k", 2)))
             if -(-w.channels // w.groups // row.block_k) < splits:
                 kind, splits = ("data_parallel", 1)
-        schedule = GpuConvSchedule(row.name, gemm.name if gemm else None, kind, splits, draw.random() < 0.5, draw.randint(1, 8))
+        schedule = GpuConvSchedule(row.name, product.name if product else None, kind, splits, draw.random() < 0.5, draw.randint(1, 8))
         theirs = answer(cuda_conv.workspace_bytes, w, schedule, layout)
-        assert convolution_bytes(row, w, schedule, layout, gemm) == theirs, (w.text, layout, schedule)
+        assert convolution_bytes(row, w, schedule, layout, product) == theirs, (w.text, layout, schedule)
         answered += theirs is not None
-        if not too_large(w) and (says := refusal(row, w, layout)):
-            with pytest.raises(NativeError, match=re.escape(f"{row.name}: {says}")):
+        if (says := refusal(row, w, layout)) and says.code != "size":
+            with pytest.raises(NativeError, match=re.escape(f"{row.name}: {says.sentence}")):
                 cuda_conv.workspace_bytes(w, schedule, layout)
     assert answered > PROBLEMS / 3
 

@@ -314,8 +314,9 @@ class ConvKernel(msgspec.Struct, frozen=True):
         block = f"{self.block_filters}x{self.block_windows}{f'x{self.block_k}' if self.block_k else ''}"
         warp, thread = f"{self.warp_filters}x{self.warp_windows}", f"{self.thread_filters}x{self.thread_windows}"
         tiles = f"_{block}_{warp}_{thread}_s{self.stages}" if self.block_filters else ""
-        form = "" if self.variant == "full" else f"_{self.variant}"
-        return f"{self.dtype}_{family}{tiles}{form}"
+        variant = "" if self.variant == "full" else f"_{self.variant}"
+        cluster = "" if self.cluster == (1, 1) else "_c{}x{}".format(*self.cluster)
+        return f"{self.dtype}_{family}{tiles}{variant}{cluster}"
 
     @property
     def tile(self) -> dict[str, int]:

@@ -32,7 +32,7 @@ def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
     return tiled.refuses(NAME, problem)
 
 
-def row_refuses(w: Conv) -> Reason | None:
+def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
     """Why TMA cannot gather a problem's windows."""
     spans = ((w.kernel_h - 1) * w.dilation_h, (w.kernel_w - 1) * w.dilation_w)
     why = ""
@@ -75,7 +75,9 @@ def whole_steps(row: ConvKernel, w: Conv, layout: Layout) -> int:
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     asked = Asked.of(request)
-    rows, rejected = tiled.legal_rows(asked, NAME, lambda row: estimated(row.tiles.turned), lambda row: row_refuses(asked.w))
+    rows, rejected = tiled.legal_rows(
+        asked, NAME, lambda row: estimated(row.tiles.turned), lambda row: row_refuses(row, asked.w, asked.layout)
+    )
     return Candidates(request, tuple(variant(asked, row) for row in rows), (NAME,), tuple(rejected))
 
 

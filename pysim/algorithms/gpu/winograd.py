@@ -83,7 +83,7 @@ def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
     return tiled.refuses(NAME, problem)
 
 
-def row_refuses(row: ConvKernel, w: Conv) -> Reason | None:
+def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
     """Why a row does not compute a problem, in the library's words."""
     if (w.kernel_h, w.kernel_w, w.stride_h, w.stride_w, w.dilation_h, w.dilation_w) != (3, 3, 1, 1, 1, 1):
         return Reason("shape", "it takes 3x3 kernels with stride 1 and dilation 1")
@@ -104,7 +104,7 @@ def pieces(row: ConvKernel, w: Conv) -> int:
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     asked = Asked.of(request)
-    rows, rejected = tiled.legal_rows(asked, NAME, attributes_of, lambda row: row_refuses(row, asked.w))
+    rows, rejected = tiled.legal_rows(asked, NAME, attributes_of, lambda row: row_refuses(row, asked.w, asked.layout))
     named = request.schedule
     most = (named.splits,) if isinstance(named, GpuConvSchedule) else CHUNKS
     chunks = {row: sorted({chunks_of(row, asked.w, one).number for one in most}) if row.staged else [1] for row in rows}
