@@ -68,9 +68,9 @@ def test_each_tap_has_whole_steps_of_channels_unless_rows_of_taps_take_fewer(tex
     ],
 )
 def test_what_the_copy_engine_cannot_gather_is_refused_with_its_limit(text, says):
-    reason = wgmma.row_refuses(conv(text))
+    reason = wgmma.row_refuses(ROW, conv(text), "nhwc")
     assert reason and reason.code == "shape" and says in reason.sentence
-    assert not wgmma.row_refuses(conv("conv:mb1ic8ih300oc8kh129"))
+    assert not wgmma.row_refuses(ROW, conv("conv:mb1ic8ih300oc8kh129"), "nhwc")
 
 
 def drawn(draw: random.Random, dtype: str) -> Conv:
@@ -116,7 +116,7 @@ def test_what_is_refused_and_the_workspace_are_the_librarys():
         if steps < splits:
             kind, splits = "data_parallel", 1
         schedule = GpuConvSchedule(row.name, None, kind, splits, False, 1)
-        if reason := wgmma.row_refuses(w):
+        if reason := wgmma.row_refuses(row, w, layout):
             with pytest.raises(NativeError) as error:
                 cuda_conv.workspace_bytes(w, schedule, layout)
             assert str(error.value).endswith(reason.sentence)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nvcc makes of native/cuda/mma_f64.cuh: whether a stage is given back only when what was read from it has been used.
+"""What nvcc makes of native/cuda/mainloop/tensor/mma_f64.cuh: whether a stage is given back only when what was read from it has been used.
 
 The assembler may move products, which are on registers alone, to below the arrival that gives the stage back; a load without a reader above
 the arrival may still be under way when the copy engine fills the stage.
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("nvcc", "cuobjdump", 
 
 def rows() -> list[str]:
     """The template arguments of each f64 row of mma: tile, warp and stages."""
-    found = re.findall(r"^PYSIM_CUDA_GEMM\(mma, f64, +full,([^)]*)\)", (ROOT / "native/cuda/gemms.inc").read_text(), re.M)
+    found = re.findall(r"^PYSIM_CUDA_GEMM\(mma, f64, +full,([^)]*)\)", (ROOT / "native/cuda/gemm").read_text(), re.M)
     return [",".join((columns := [x.strip() for x in row.split(",")])[:5] + columns[7:8]) for row in found]
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from fake_gpu import ffi_of_header
+from pysim.planner.conv_algorithms import products_of
 
 from pysim import planner
 from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.planner import gpu
-from pysim.planner.conv_algorithms import products_of
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from pysim.algorithms.gpu import direct, winograd
+from pysim.algorithms.gpu.winograd import attributes_of
 from pysim.cachemodel.gpu.mainloop import estimated
-from pysim.cachemodel.gpu.tiled import lying
+from pysim.cachemodel.gpu.tiled import estimate, lying
 from pysim.record.plan import LAYOUTS
 from pysim.registry.rows import Attributes, ConvKernel, Tiles, attributes_file, conv_kernels, gemm_kernels
 
@@ -79,13 +79,6 @@ def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int 
     return f"{mainloop}_kernel<{first}, {', '.join(map(str, sizes))}, "
 
 
-def taken_for(row: ConvKernel) -> Attributes:
-    """What a convolution's kernel is taken for where the compiler was not asked."""
-    if not row.block_filters:
-        return direct.BLOCK
-    return winograd.attributes_of(row) if row.outputs > 1 else estimated(row.tiles.turned if row.tiles.by_warpgroups else row.tiles)
-
-
 def usage(library: Path, cuobjdump: str) -> dict[str, tuple[int, int]]:
     """(registers, bytes of stack) by demangled name."""
     listed = subprocess.run([cuobjdump, "-res-usage", library], capture_output=True, text=True, check=False)
@@ -105,14 +98,14 @@ def from_libraries(libraries: list[Path], cuobjdump: str, convolutions: bool) ->
         for kernel in gemm_kernels()
         if not convolutions
     ]
-    wanted += [(row.name, taken_for(row), patterns(row)) for row in conv_kernels()]
-    for name, estimate, some in wanted:
+    wanted += [(row.name, attributes_of(row) if row.outputs > 1 else estimate(row), patterns(row)) for row in conv_kernels()]
+    for name, taken, some in wanted:
         own = [one for function, one in functions.items() if any(contained in function for contained in some)]
         if not own:
             missing += [name] if some else []
             continue
         registers, stack = (max(column) for column in zip(*own, strict=True))
-        found[name] = msgspec.structs.replace(estimate, registers=registers, local_bytes=stack)
+        found[name] = msgspec.structs.replace(taken, registers=registers, local_bytes=stack)
     if missing:
         print(f"not there are {len(missing)} kernels: {', '.join(missing)}", file=sys.stderr)
     return found

@@ -24,15 +24,16 @@ from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
 from pysim.algorithms import algorithm_named
+from pysim.algorithms.convolution import Asked
 from pysim.cachemodel.gpu import waves
 from pysim.cachemodel.gpu.launches import Variant, columns_of, constants_of
 from pysim.cachemodel.gpu.passes import pass_cycles
-from pysim.cachemodel.gpu.tiled import Asked, efficiency_of, families_of
+from pysim.cachemodel.gpu.tiled import efficiency_of, families_of
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.machine.load import SHIPPED, load_any
 from pysim.machine.quantity import Number
 from pysim.problem.conv import Conv
-from pysim.record.plan import Layout, Request
+from pysim.record.plan import Layout
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule
 from pysim.registry.rows import Attributes, ConvKernel, attributes_file, conv_kernel, gemm_attributes
 
@@ -85,7 +86,7 @@ def case_of(gpu: Gpu, line: conv_data.Line) -> Case | None:
 
 def variants(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> list[Variant]:
     """A layer's rows as their algorithms have them."""
-    asked = Asked(Request(case.problem, gpu, case.layout), gpu, case.problem, case.layout, known)
+    asked = Asked(gpu, case.problem, case.layout, known)
     return [algorithm_named(row.algorithm, case.problem, gpu).variant(asked, row, splits) for row, splits in case.rows]  # type: ignore[attr-defined]
 
 

@@ -5,50 +5,34 @@ along filters, whose weights are k apart.
 Worked number: conv:mb1ic64ih56oc64kh3ph1 has 64 x 3136 outputs, 6,272 warps of 576 multiply-adds a lane.
 """
 
-from functools import partial
-
-from pysim.algorithms.contract import Bound, sums_by
-from pysim.cachemodel.gpu import tiled, words
-from pysim.cachemodel.gpu.launches import Candidates, Variant, constants_of, cost
+from pysim.algorithms.convolution import Asked, Rows
+from pysim.cachemodel.gpu import tiled
+from pysim.cachemodel.gpu.launches import Variant, constants_of
+from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
 from pysim.cachemodel.gpu.threads import Threads
-from pysim.cachemodel.gpu.tiled import Asked
 from pysim.cachemodel.gpu.windows import Windows
-from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.record.cost import Reason
-from pysim.record.description import Description
-from pysim.record.plan import Layout, Plan, Request
-from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import WARP, Attributes, ConvKernel
+from pysim.registry.rows import WARP, ConvKernel
 
 NAME = "direct"
 COMPUTES = Conv
-BLOCK = Attributes(256, 40, 0)  # what a block of such a kernel is taken for
+BLOCK = tiled.PLAIN_BLOCK
 
 
-def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
-    return tiled.refuses(NAME, problem)
-
-
-def candidates(request: Request, limit: float | None = None) -> Candidates:
-    asked = Asked.of(request)
-    rows, rejected = tiled.legal_rows(asked, NAME, lambda row: BLOCK, lambda row: None)
-    found = [variant(asked, row, threads(asked.gpu, asked.w, asked.layout), ("model.direct.", "l1_")) for row in rows]
-    return Candidates(request, tuple(found), (NAME,), tuple(rejected))
-
-
-def threads(gpu: Gpu, w: Conv, layout: Layout) -> Threads:
-    """What its warps do."""
-    windows, size, of = Windows(w, layout), SIZES[w.dtype], gpu.model.direct
+def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
+    """A row as the model knows it."""
+    (gpu, w, layout, _), of = asked, asked.gpu.model.direct
+    windows, size = Windows(w, layout), SIZES[w.dtype]
     k = windows.k
     apart = min(WARP, k * size * WARP / LINE_BYTES) if windows.together else min(WARP, w.stride_w)
     # a block's windows come to it once for each row of filters that it has not in its lanes
     turns = w.filters // w.groups / (min(BLOCK.threads, w.filters) if windows.together else 1)
-    asked = windows.asked(BLOCK.threads, gpu.l1_bytes.value * BLOCK.threads / (gpu.warps_per_sm.value * WARP)) * turns
+    bytes_ = windows.asked(BLOCK.threads, gpu.l1_bytes.value * BLOCK.threads / (gpu.warps_per_sm.value * WARP)) * turns
     waits = k / of.loads_at_once.value * gpu.l1_latency_cycles.value
-    return moving(windows, w.batch * w.filters * w.windows / WARP, k * of.product_instructions.value, k * (1 + apart), waits, asked)
+    threads = moving(windows, w.batch * w.filters * w.windows / WARP, k * of.product_instructions.value, k * (1 + apart), waits, bytes_)
+    return of_threads(asked, row, threads, "model.direct.", "l1_")
 
 
 def moving(windows: Windows, warps: float, instructions: float, wavefronts: float, waits: float, asked: float) -> Threads:
@@ -58,29 +42,12 @@ def moving(windows: Windows, warps: float, instructions: float, wavefronts: floa
     return Threads(warps, instructions, wavefronts, waits, asked + outputs, windows.bytes + w.filters * windows.k * size + outputs)
 
 
-def variant(asked: Asked, row: ConvKernel, of: Threads, leans: tuple[str, ...]) -> Variant:
+def of_threads(asked: Asked, row: ConvKernel, of: Threads, *leans: str) -> Variant:
     """A row without tiles."""
     known, (name, family) = asked.known, constants_of(asked.gpu, tiled.families_of(row))
-    return Variant(
-        row.name, partial(GpuConvSchedule, row.name, None), known.get(row.name, BLOCK), row.name in known,
-        tiled.leans_on(asked.gpu, row.pipe, name, *leans), threads=of, family=family, lent=tiled.lent_of(row, name, known),
-    )  # fmt: skip
+    return tiled.of_row(asked.gpu, row, known, known.get(row.name, BLOCK), name, *leans)._replace(threads=of, family=family)
 
 
-def prepare(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> None:
-    return None
-
-
-def workspace_bytes(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> int:
-    return 0
-
-
-def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
-    return sums_by(schedule.kernel, problem)
-
-
-def describe(plan: Plan) -> Description:
-    return words.describe(plan, words.one_launch(plan, candidates), "a thread an output, straight from the definition")
-
-
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]
+_ROWS = Rows(NAME, variant, "a thread an output, straight from the definition")
+refuses, candidates, prepare, workspace_bytes = _ROWS.refuses, _ROWS.candidates, _ROWS.prepare, _ROWS.workspace_bytes
+tolerance, describe = _ROWS.tolerance, _ROWS.describe

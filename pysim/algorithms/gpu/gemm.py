@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products on a GPU: the rows of `native/cuda/gemms.inc`, whose threads multiply (simt), or tensor cores by warps (wmma, mma) or by
+"""Matrix products on a GPU: the rows of `native/cuda/gemm`, whose threads multiply (simt), or tensor cores by warps (wmma, mma) or by
 warpgroups (wgmma).
 
 An operand that a kernel cannot take as it lies is copied before: another dimension is contiguous than it needs, or its rows do not begin at
@@ -14,11 +14,12 @@ from functools import lru_cache, partial
 
 from pysim.algorithms.contract import SUMS, Bound
 from pysim.cachemodel.gpu import mainloop, tiled, words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, cost, legal, partial_bytes, round_up
-from pysim.cachemodel.gpu.mainloop import RESULT_BYTES, SUM_BYTES, VECTOR_BYTES, Work
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
+from pysim.cachemodel.gpu.launches import cost as cost
+from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES, Work
 from pysim.cachemodel.gpu.waves import Columns
 from pysim.machine.gpu import Gpu
-from pysim.problem.dtypes import SIZES
+from pysim.problem.dtypes import GPU_RESULT_BYTES, SIZES, SUM_BYTES
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
@@ -42,9 +43,7 @@ def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | No
         return Reason("size", f"the CUDA kernels take m and n up to {side:,} and k up to {depth:,}")
     known = sorted({kernel.dtype for kernel in gemm_kernels()})
     if problem.dtype not in known:
-        return Reason(
-            "type", f"there is no {problem.dtype} CUDA kernel; the registry (native/cuda/gemms.inc) has {', '.join(known) or 'none'}"
-        )
+        return Reason("type", f"there is no {problem.dtype} CUDA kernel; the registry (native/cuda/gemm) has {', '.join(known) or 'none'}")
     return None
 
 
@@ -148,9 +147,9 @@ def product(
     ragged = tuple(pitch * size % VECTOR_BYTES != 0 for pitch in pitches(problem))
     step = mainloop.work(gpu, tiles, problem.trans_a, problem.trans_b, ragged)
     fixed, family = _fixed(gpu, tiles, families, attributes, step, efficiency)
-    result = RESULT_BYTES.get(problem.dtype, size)
+    result = GPU_RESULT_BYTES[problem.dtype]
     a, b = problem.m * problem.k * size, problem.k * problem.n * size
-    sizes = (problem.m, problem.n, problem.k, size, a, b, problem.m * problem.n * result, a, b, result, SUM_BYTES.get(problem.dtype, 4))
+    sizes = (problem.m, problem.n, problem.k, size, a, b, problem.m * problem.n * result, a, b, result, SUM_BYTES[problem.dtype])
     return Columns(*sizes, *fixed[len(sizes) :]), step, family
 
 
@@ -177,11 +176,11 @@ def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw
 
 
 def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule | GpuConvSchedule, lie: Lie = DENSE) -> int:
-    """What a launch needs beside its operands, as native/cuda/gemm.cu counts it: copied operands, flags,
+    """What a launch needs beside its operands, as native/cuda/abi/gemm.cu counts it: copied operands, flags,
     partial sums."""
     size, alignment, tiles = SIZES[problem.dtype], max(16, kernel.alignment), kernel.tiles
     total = sum(round_up(rows * round_up(columns * size, alignment), ALIGN) for rows, columns in copies(problem, kernel, lie))
-    sums = tiles.rows * tiles.columns * SUM_BYTES.get(problem.dtype, 4)
+    sums = tiles.rows * tiles.columns * SUM_BYTES[problem.dtype]
     total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(problem, kernel), tiles.blocks, sums)
     return total + ALIGN * bool(total)
 
@@ -206,7 +205,4 @@ def describe(plan: Plan) -> Description:
     kernel = gemm_kernel(plan.kernel)
     assert isinstance(problem, Gemm) and kernel is not None
     summary = f"product of {problem.m} x {problem.n} x {problem.k}, layout {problem.layout}"
-    return words.describe(plan, words.one_launch(plan, candidates), summary, words.products(problem, kernel.tiles))
-
-
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]
+    return words.describe(plan, candidates, summary, words.products(problem, kernel.tiles))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions as products: columns of windows in the workspace, then a row of `native/cuda/gemms.inc`.
+"""Convolutions as products: columns of windows in the workspace, then a row of `native/cuda/gemm`.
 
 NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have
 COLUMNS_BYTES of columns and GEMM_SIDE windows (`native/cuda/limits.inc`). 1x1 convolutions
@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from pysim.algorithms import convolution
 from pysim.algorithms.contract import Bound, sums_by
+from pysim.algorithms.convolution import Asked
 from pysim.algorithms.gpu import gemm
-from pysim.algorithms.gpu.direct import BLOCK
-from pysim.cachemodel.gpu import tiled, words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, cost, round_up
+from pysim.cachemodel.gpu import words
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, round_up
+from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.passes import Pass
-from pysim.cachemodel.gpu.tiled import Asked
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
@@ -75,18 +76,18 @@ def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
 
 
 def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
-    return tiled.refuses(NAME, problem) or gemm.refuses(products_of(problem, layout).problem, machine)
+    return convolution.refuses(NAME, problem) or gemm.refuses(products_of(problem, layout).problem, machine)
 
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     asked = Asked.of(request)
-    rows, rejected = tiled.legal_rows(asked, NAME, lambda row: BLOCK, lambda row: None)
+    rows, rejected = convolution.legal_rows(request, NAME)
     of, named = products_of(asked.w, asked.layout), request.schedule
     chosen = gemm_kernels()
     if isinstance(named, GpuConvSchedule):
         chosen = tuple(kernel for kernel in chosen if kernel.name == named.gemm)
-        request = request._replace(schedule=None)
-    kernels, unfit = gemm.usable(request._replace(shape=None), of.problem, NAME, chosen, (of.pitches, of.aligned)) if rows else ([], [])
+    plain = request._replace(shape=None, schedule=None)
+    kernels, unfit = gemm.usable(plain, of.problem, NAME, chosen, (of.pitches, of.aligned)) if rows else ([], [])
     if rows and not kernels:
         first = unfit[0]
         rejected += [Rejected(row.name, f"no product can run: {first.what}: {first.reason}", first.code) for row in rows]
@@ -98,11 +99,15 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
             one = one._replace(columns=one.columns._replace(stream_most=gemm.steps_of(least, kernel)))
         schedule = partial(GpuConvSchedule, rows[0].name, one.kernel)
         found.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=around))
-    return Candidates(request._replace(schedule=named), tuple(found), (NAME,), tuple(rejected))
+    return Candidates(request, tuple(found), (NAME,), tuple(rejected))
 
 
 def prepare(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> None:
     return None  # filters are a matrix as they lie
+
+
+def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
+    return sums_by(schedule.kernel, problem)
 
 
 def workspace_bytes(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> int:
@@ -112,10 +117,6 @@ def workspace_bytes(problem: Conv, schedule: GpuConvSchedule, layout: Layout) ->
     return total + ALIGN * bool(total)
 
 
-def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
-    return sums_by(schedule.kernel, problem)
-
-
 def describe(plan: Plan) -> Description:
     w, schedule = plan.workload, plan.schedule
     assert isinstance(w, Conv) and isinstance(schedule, GpuConvSchedule)
@@ -123,7 +124,4 @@ def describe(plan: Plan) -> Description:
     assert kernel is not None
     of = products_of(w, plan.layout)
     lines = (f"{'products':<18}{of.times:,} of {of.problem.text}, by {schedule.gemm}", *words.products(of.problem, kernel.tiles))
-    return words.describe(plan, words.one_launch(plan, candidates), "columns in the workspace, then products", lines)
-
-
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]
+    return words.describe(plan, candidates, "columns in the workspace, then products", lines)

@@ -7,43 +7,41 @@ tap, or in a copy with padded rows each row of taps, has whole steps of 128 byte
 Worked number: conv:mb1ic72ih8oc8kh3ph1:f16 under NHWC has 9 taps of 72 x 2 = 144 bytes, so 9 x 2 steps of 64: k = 9 x 128.
 """
 
-from pysim.algorithms.contract import Bound, Prepared, sums_by
+from pysim.algorithms.convolution import Asked, Rows, row_of
 from pysim.cachemodel.gpu import mainloop, tiled, words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, cost, round_up
-from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, estimated
+from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
+from pysim.cachemodel.gpu.launches import cost as cost
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES
 from pysim.cachemodel.gpu.passes import Pass
-from pysim.cachemodel.gpu.tiled import Asked, Special, lying
+from pysim.cachemodel.gpu.tiled import Special, lying
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.description import Description
-from pysim.record.plan import Layout, Plan, Request
+from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import ConvKernel, conv_kernel
+from pysim.registry.rows import ConvKernel, cuda_limits
 
 NAME = "wgmma"
 COMPUTES = Conv
-LARGEST_STRIDE, LARGEST_SPAN, CORNERS = 8, 255, (-128, 127)  # of TMA's im2col mode (native/cuda/conv_wgmma.cu)
-
-
-def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
-    return tiled.refuses(NAME, problem)
 
 
 def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
     """Why TMA cannot gather a problem's windows."""
+    most = cuda_limits()
+    stride, span, corner = most["TMA_STRIDE"], most["TMA_SPAN"] - 1, most["TMA_CORNER"]
     spans = ((w.kernel_h - 1) * w.dilation_h, (w.kernel_w - 1) * w.dilation_w)
     why = ""
-    if max(w.stride_h, w.stride_w) > LARGEST_STRIDE:
-        why = f"it takes strides of up to {LARGEST_STRIDE}"
-    elif max(spans) > LARGEST_SPAN:
-        why = f"it takes kernels that span up to {LARGEST_SPAN + 1} rows and columns"
-    elif max(w.pad_top, w.pad_left) > -CORNERS[0]:
-        why = f"it takes padding of up to {-CORNERS[0]}"
-    elif any(not CORNERS[0] <= after - span <= CORNERS[1] for after, span in zip((w.pad_bottom, w.pad_right), spans, strict=True)):
-        why = f"its last window begins up to {-CORNERS[0]} rows and columns before the input's end, or {CORNERS[1]} after"
+    if max(w.stride_h, w.stride_w) > stride:
+        why = f"it takes strides of up to {stride}"
+    elif max(spans) > span:
+        why = f"it takes kernels that span up to {span + 1} rows and columns"
+    elif max(w.pad_top, w.pad_left) > corner:
+        why = f"it takes padding of up to {corner}"
+    elif any(not -corner <= after - span < corner for after, span in zip((w.pad_bottom, w.pad_right), spans, strict=True)):
+        why = f"its last window begins up to {corner} rows and columns before the input's end, or {corner - 1} after"
     return Reason("shape", why) if why else None
 
 
@@ -73,27 +71,19 @@ def whole_steps(row: ConvKernel, w: Conv, layout: Layout) -> int:
     return w.kernel_h * across * row.block_k
 
 
-def candidates(request: Request, limit: float | None = None) -> Candidates:
-    asked = Asked.of(request)
-    rows, rejected = tiled.legal_rows(
-        asked, NAME, lambda row: estimated(row.tiles.turned), lambda row: row_refuses(row, asked.w, asked.layout)
-    )
-    return Candidates(request, tuple(variant(asked, row) for row in rows), (NAME,), tuple(rejected))
-
-
-def variant(asked: Asked, row: ConvKernel, splits: int = 1) -> Variant:
+def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     """A row as the model knows it: windows lie as they do under NHWC, or in the copy."""
-    gpu, w, layout = asked.gpu, asked.w, asked.layout
+    gpu, w, layout, known = asked
     windows, around = Windows(w, "nhwc"), passes(gpu, w, layout)
     step = mainloop.work(gpu, lying(row, layout), False, True)
     every_tap = float(windows.number * windows.k * w.groups * SIZES[w.dtype])
     special = Special(k=whole_steps(row, w, layout), asked=every_tap)
-    found = tiled.variant_of(gpu, windows, row, step, asked.known, estimated(row.tiles.turned), around, special)
+    found = tiled.variant_of(gpu, windows, row, step, known, around, special)
     return found._replace(leans=(*found.leans, "model.passes.copied_") if around else found.leans)
 
 
 def copies(w: Conv, layout: Layout) -> dict[str, int]:
-    """Bytes of its copies (native/cuda/conv_wgmma.cu): of an input that it cannot take as it lies, and of such filters."""
+    """Bytes of its copies (native/cuda/conv/wgmma/operands.cu): of an input that it cannot take as it lies, and of such filters."""
     padded, taps = padded_bytes(w), w.kernel_h * w.kernel_w
     kept = {}
     if copied(w, layout):
@@ -116,27 +106,13 @@ def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
     return tuple(found)
 
 
-def prepare(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> Prepared | None:
-    kept = copies(problem, layout)
-    return Prepared("filters, channels last", kept["filters"]) if "filters" in kept else None
-
-
-def workspace_bytes(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> int:
-    row = conv_kernel(schedule.kernel)
-    assert row is not None
-    return tiled.workspace_bytes(problem, layout, row, schedule, sum(copies(problem, layout).values()))
-
-
-def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
-    return sums_by(schedule.kernel, problem)
-
-
 def describe(plan: Plan) -> Description:
-    w, row = plan.workload, conv_kernel(plan.kernel)
-    assert isinstance(w, Conv) and row is not None
-    lines = words.tiles(plan, whole_steps(row, w, plan.layout))
-    what = "implicit GEMM on tensor cores: TMA gathers windows from channels that lie together"
-    return words.describe(plan, words.one_launch(plan, candidates), what, lines)
+    w, schedule = plan.workload, plan.schedule
+    assert isinstance(w, Conv) and isinstance(schedule, GpuConvSchedule)
+    return words.describe(plan, candidates, _ROWS.about, words.tiles(plan, whole_steps(row_of(schedule), w, plan.layout)))
 
 
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]
+_ABOUT = "implicit GEMM on tensor cores: TMA gathers windows from channels that lie together"
+_ROWS = Rows(NAME, variant, _ABOUT, row_refuses, lambda row, w, layout, chunks: copies(w, layout))
+refuses, candidates, prepare, workspace_bytes = _ROWS.refuses, _ROWS.candidates, _ROWS.prepare, _ROWS.workspace_bytes
+tolerance = _ROWS.tolerance

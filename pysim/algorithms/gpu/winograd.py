@@ -11,17 +11,19 @@ Worked number: for conv:mb32ic64ih56oc64kh3ph1 on the h200 a fused F(2x2) row ha
 """
 
 import math
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
-from pysim.algorithms.contract import Bound, Prepared
+from pysim.algorithms.contract import Bound
+from pysim.algorithms.convolution import Asked, Rows, row_of
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import tiled, words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, cost, round_up
-from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work, estimated
+from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
+from pysim.cachemodel.gpu.launches import cost as cost
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import pipe_of
 from pysim.cachemodel.gpu.passes import Pass
-from pysim.cachemodel.gpu.tiled import Asked, Special, lying
+from pysim.cachemodel.gpu.tiled import Special, lying
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.cachemodel.shared_memory import winograd_shared
 from pysim.cachemodel.shared_memory.banks import SharedMemory
@@ -31,9 +33,9 @@ from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason
 from pysim.record.description import Description
-from pysim.record.plan import Layout, Plan, Request
+from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import WARP, Attributes, ConvKernel, conv_kernel, cuda_limits
+from pysim.registry.rows import WARP, Attributes, ConvKernel, cuda_limits
 
 NAME = "winograd"
 COMPUTES = Conv
@@ -69,7 +71,7 @@ def threads_of(row: ConvKernel) -> int:
 def attributes_of(row: ConvKernel) -> Attributes:
     """What a block is taken for where the compiler was not asked."""
     if not row.fused:
-        return estimated(row.tiles)
+        return tiled.estimate(row)
     tiles, threads, planes = row.tiles, threads_of(row), planes_of(row)
     stage = (tiles.rows + tiles.columns) * tiles.depth * planes * SIZES[row.dtype]
     registers = min(255, tiles.rows * tiles.columns * planes // threads + 100, 65536 // threads)
@@ -77,10 +79,6 @@ def attributes_of(row: ConvKernel) -> Attributes:
 
 
 # Legality
-
-
-def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
-    return tiled.refuses(NAME, problem)
 
 
 def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
@@ -102,18 +100,9 @@ def pieces(row: ConvKernel, w: Conv) -> int:
 # Candidates
 
 
-def candidates(request: Request, limit: float | None = None) -> Candidates:
-    asked = Asked.of(request)
-    rows, rejected = tiled.legal_rows(asked, NAME, attributes_of, lambda row: row_refuses(row, asked.w, asked.layout))
-    named = request.schedule
-    most = (named.splits,) if isinstance(named, GpuConvSchedule) else CHUNKS
-    chunks = {row: sorted({chunks_of(row, asked.w, one).number for one in most}) if row.staged else [1] for row in rows}
-    return Candidates(request, tuple(variant(asked, row, one) for row in rows for one in chunks[row]), KINDS, tuple(rejected))
-
-
-def variant(asked: Asked, row: ConvKernel, splits: int = 1) -> Variant:
-    """A row as the model knows it; `splits`: the chunks of a staged one."""
-    return staged(asked, row, splits) if row.staged else fused(asked, row)
+def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
+    """A row as the model knows it."""
+    return staged(asked, row, chunks) if row.staged else fused(asked, row)
 
 
 def fused(asked: Asked, row: ConvKernel) -> Variant:
@@ -123,7 +112,7 @@ def fused(asked: Asked, row: ConvKernel) -> Variant:
     leaving = 2 * SIZES[row.dtype] * float(planes * row.block_filters * row.block_windows) / LINE_BYTES
     special = Special(planes=planes, threads=threads_of(row), leaving=leaving, kind=kind_of(row))
     around = passes(gpu, row, asked.w, layout)
-    return tiled.variant_of(gpu, windows, row, step(gpu, row, layout), asked.known, attributes_of(row), around, special)
+    return tiled.variant_of(gpu, windows, row, step(gpu, row, layout), asked.known, around, special, attributes_of(row))
 
 
 @lru_cache(maxsize=256)
@@ -143,8 +132,13 @@ def step(gpu: Gpu, row: ConvKernel, layout: Layout) -> Work:
     return Work(products / gpu.fma_per_cycle[pipe_of(gpu, row.pipe) or ""].value, shared, issue / gpu.schedulers_per_sm.value)
 
 
+def all_chunks(row: ConvKernel, w: Conv) -> list[int]:
+    """The numbers of chunks that a row is launched in."""
+    return sorted({chunks_of(row, w, most).number for most in CHUNKS}) if row.staged else [1]
+
+
 class Chunks(NamedTuple):
-    """Chunks of tiles of a staged row (native/cuda/winograd_staged.cu): how many, tiles of each, their pitch, blocks of each product."""
+    """Chunks of tiles of a staged row (native/cuda/conv/winograd/unfused4.cu): how many, tiles of each, their pitch, blocks of each product."""
 
     number: int
     tiles: int
@@ -160,7 +154,7 @@ def chunks_of(row: ConvKernel, w: Conv, number: int) -> Chunks:
 
 
 def staged(asked: Asked, row: ConvKernel, number: int) -> Variant:
-    """The products of one of `number` chunks, as SIMT rows of gemms.inc with these tiles make them."""
+    """The products of one of `number` chunks, as SIMT rows of gemm/ with these tiles make them."""
     gpu, w, layout = asked.gpu, asked.w, asked.layout
     of, planes, tiles = chunks_of(row, w, number), planes_of(row) * w.groups, lying(row, layout)
     k, filters, size = w.channels // w.groups, w.filters // w.groups, SIZES[w.dtype]
@@ -171,22 +165,21 @@ def staged(asked: Asked, row: ConvKernel, number: int) -> Variant:
     columns, step_, family = gemm.product(gpu, problem, tiles, PRODUCTS, own, tiled.efficiency_of(tiles, own, asked.known))
     one = float(k * filters * size)  # each column of tiles asks for one plane's filters
     columns = columns._replace(divides=False, **({"b": one * planes, "asks_b": one} if turned else {"a": one * planes, "asks_a": one}))
-    leans = tiled.leans_on(gpu, row.pipe, family, "model.passes.patch_")
-    return Variant(
-        row.name, partial(GpuConvSchedule, row.name, None), own, row.name in asked.known, leans, columns, step_, kind=kind_of(row),
-        times=of.number, chunks=of.number, passes=passes(gpu, row, w, layout, number),
-        lent=() if row.name in asked.known else (f"kernel_attributes.{row.name}",),
-    )  # fmt: skip
+    found = tiled.of_row(gpu, row, asked.known, own, family, "model.passes.patch_")._replace(
+        lent=() if row.name in asked.known else (f"kernel_attributes.{row.name}",)  # the products' constants are its own
+    )
+    around = passes(gpu, row, w, layout, number)
+    return found._replace(columns=columns, work=step_, kind=kind_of(row), times=of.number, chunks=of.number, passes=around)
 
 
 # Workspace and passes
 
 
-def kept(row: ConvKernel, w: Conv, splits: int) -> dict[str, int]:
+def kept(row: ConvKernel, w: Conv, layout: Layout, chunks: int) -> dict[str, int]:
     """Bytes of each thing that a row keeps: transformed filters; of a staged row patches and sums of one chunk."""
     size = SIZES[w.dtype]
     if row.staged:
-        of, plane = chunks_of(row, w, splits), planes_of(row) * size
+        of, plane = chunks_of(row, w, chunks), planes_of(row) * size
         filters = plane * w.channels * round_up(w.filters // w.groups, 4)
         patches = plane * w.channels * of.pitch
         return {"filters": round_up(filters, ALIGN), "patches": round_up(patches, ALIGN), "sums": plane * w.filters * of.pitch}
@@ -197,7 +190,7 @@ def kept(row: ConvKernel, w: Conv, splits: int) -> dict[str, int]:
 
 def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout, splits: int = 1) -> tuple[Pass, ...]:
     """Transforms of filters; of a staged row those of patches and sums, chunk by chunk."""
-    keeps, size = kept(row, w, splits), SIZES[w.dtype]
+    keeps, size = kept(row, w, layout, splits), SIZES[w.dtype]
     filters, plain = w.filters * Windows(w, layout).k, gpu.model.passes.element_instructions.value
     found = [Pass("filters", filters * size, keeps["filters"], filters * plain)] if "filters" in keeps else []
     if "patches" in keeps:
@@ -209,35 +202,18 @@ def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout, splits: int = 1) 
     return tuple(found)
 
 
-# What the contract asks beside
-
-
-def prepare(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> Prepared | None:
-    row = conv_kernel(schedule.kernel)
-    assert row is not None
-    keeps = kept(row, problem, schedule.splits)
-    return Prepared("transformed filters", keeps["filters"]) if keeps else None
-
-
-def workspace_bytes(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> int:
-    row = conv_kernel(schedule.kernel)
-    assert row is not None
-    return tiled.workspace_bytes(problem, layout, row, schedule, sum(kept(row, problem, schedule.splits).values()))
-
-
 def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
-    row = conv_kernel(schedule.kernel)
-    assert row is not None
-    return BOUNDS[kind_of(row)]
+    return BOUNDS[kind_of(row_of(schedule))]
 
 
 def describe(plan: Plan) -> Description:
-    row = conv_kernel(plan.kernel)
-    assert row is not None
+    assert isinstance(plan.schedule, GpuConvSchedule)
+    row = row_of(plan.schedule)
     m, planes = row.outputs, planes_of(row)
-    lines = (f"{'transform':<18}F({m}x{m}, 3x3): {planes} multiplications for {9 * m**2}, {planes} planes", *words.tiles(plan))
-    what = "tiles of outputs from transformed patches and filters, a product for each plane (arXiv 1509.09308)"
-    return words.describe(plan, words.one_launch(plan, candidates), what, lines)
+    line = f"{'transform':<18}F({m}x{m}, 3x3): {planes} multiplications for {9 * m**2}, {planes} planes"
+    return words.describe(plan, candidates, _ROWS.about, (line, *words.tiles(plan)))
 
 
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]
+_ABOUT = "tiles of outputs from transformed patches and filters, a product for each plane (arXiv 1509.09308)"
+_ROWS = Rows(NAME, variant, _ABOUT, row_refuses, kept, attributes_of, all_chunks, KINDS)
+refuses, candidates, prepare, workspace_bytes = _ROWS.refuses, _ROWS.candidates, _ROWS.prepare, _ROWS.workspace_bytes

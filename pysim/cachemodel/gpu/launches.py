@@ -30,14 +30,13 @@ from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import DECOMPOSITIONS, AnySchedule, GpuConvSchedule, GpuSchedule, Schedule
-from pysim.registry.rows import WARP, Attributes, ConvKernel, GemmKernel
+from pysim.registry.rows import Attributes, ConvKernel, GemmKernel
 
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 GROUPS = (1, 2, 4, 8, 16, 32)
 LEAST_STEPS = 2  # of a part of split-K
 FULL_WAVES = 2  # tiles that fill this many waves are not split
 ALIGN = 256  # bytes, of each part of the workspace
-SATURATING_WARPS = 16  # an SM with this many warps is busy, in CUTLASS 0.1's measure
 _OWN = ("model.families.", "fma_per_cycle.", "sustained_hz.", "model.passes.", "model.direct.", "l1_")  # what only some kernels lean on
 
 Row = TypeVar("Row", GemmKernel, ConvKernel)
@@ -310,9 +309,3 @@ def partial_bytes(decomposition: str, splits: int, tiles: int, blocks: int, sums
     """Bytes of flags and of partial sums: `tiles` of clusters of `blocks`, each of whose tiles has `sums` bytes of accumulators."""
     parts = {"data_parallel": 0, "split_k": tiles * splits, "stream_k": 2 * splits}[decomposition]
     return round_up(tiles * blocks * 4, ALIGN) + parts * blocks * sums if parts else 0
-
-
-def saturation(gpu: Gpu, blocks: int, threads_: int) -> float:
-    """CUTLASS 0.1's efficiency of a grid: (full waves + filled part of the last) / waves, an SM taking ceil(16 / warps) blocks."""
-    wave = gpu.sms.value * math.ceil(SATURATING_WARPS / (threads_ // WARP))
-    return (blocks // wave + blocks % wave / wave) / math.ceil(blocks / wave)

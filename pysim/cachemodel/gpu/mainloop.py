@@ -17,15 +17,13 @@ from pysim.cachemodel.gpu.occupancy import pipe_of
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.machine.gpu import Gpu
-from pysim.problem.dtypes import SIZES
+from pysim.problem.dtypes import SIZES, SUM_BYTES
 from pysim.registry.rows import WARP, Attributes, Tiles
 
 LINE_BYTES = 128
 VECTOR_BYTES = 16
 INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
 EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
-SUM_BYTES = {"f64": 8}  # of an accumulator; 4 for all others
-RESULT_BYTES = {"s8": 4, "f8": 2}  # of an element of a product; that of its operands for all others
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
 BARRIER_BYTES, FLAG_BYTES, ALIGNMENT = 16, 16, 1024  # of a producer's stages: two barriers each, a flag, room to align
 
@@ -49,7 +47,7 @@ def stage_bytes(tiles: Tiles) -> int:
 
 def shared_bytes(tiles: Tiles) -> int:
     """Bytes of shared memory of a block: stages, and where it is larger the tile of results on its way out."""
-    result, size = SUM_BYTES.get(tiles.dtype, 4), SIZES[tiles.dtype]
+    result, size = SUM_BYTES[tiles.dtype], SIZES[tiles.dtype]
     if tiles.producer:
         return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES + ALIGNMENT
     if not tiles.tensor:
@@ -62,7 +60,7 @@ def shared_bytes(tiles: Tiles) -> int:
 
 def estimated(tiles: Tiles) -> Attributes:
     """What follows from a kernel's tiles where nobody read it from the compiler."""
-    words = SUM_BYTES.get(tiles.dtype, 4) // 4
+    words = SUM_BYTES[tiles.dtype] // 4
     sums = tiles.rows * tiles.columns * words // tiles.math_threads
     fragments = 24 if tiles.tensor else 2 * (tiles.thread_rows + tiles.thread_columns) * words
     registers = min(255, (sums + fragments + 40 + 7) // 8 * 8)

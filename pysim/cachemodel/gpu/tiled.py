@@ -2,7 +2,7 @@
 """Tiled kernels as the GPU cost model has them (`waves.Columns`): what follows from tiles alone, and convolutions as products of their
 tiles.
 
-tiles   Tiles of filters x windows over k = (C/g) R S, as `native/cuda/conv.h` has it: filters are A and windows B under NCHW, the other way
+tiles   Tiles of filters x windows over k = (C/g) R S, as `native/cuda/conv/conv.h` has it: filters are A and windows B under NCHW, the other way
         round under NHWC and where a kernel turns them; groups stand one after another along the windows, each in whole tiles (of a
         cluster). Waves, steps, occupancy, split sums and the walk's reuse in L2 are those of a product of these sizes.
 step    A step of the SIMT product, of which the windows are gathered: so many instructions an element (a vector where the layout has four
@@ -15,15 +15,13 @@ call assumed. Not known: divergence at edges.
 Worked number: conv:mb32ic64ih56oc64kh3ph1 by tiles of 64 x 128 x 16 is 32 56 56 / 128 = 784 tiles of 576 / 16 = 36 steps.
 """
 
-import math
-from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.gpu.launches import ALIGN, Variant, constants_of, legal, partial_bytes, round_up
-from pysim.cachemodel.gpu.mainloop import EDGE_INSTRUCTIONS, SUM_BYTES, VECTOR_BYTES, Work
+from pysim.cachemodel.gpu.launches import Variant, constants_of
+from pysim.cachemodel.gpu.mainloop import EDGE_INSTRUCTIONS, VECTOR_BYTES, Work, estimated
 from pysim.cachemodel.gpu.occupancy import occupancy, pipe_of
 from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.waves import SUMS_AT_ONCE, Columns
@@ -32,11 +30,10 @@ from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
-from pysim.record.cost import Reason, Rejected
-from pysim.record.plan import Layout, Request
+from pysim.problem.dtypes import SIZES, SUM_BYTES
+from pysim.record.plan import Layout
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import WARP, Attributes, ConvKernel, Tiles, conv_kernels, cuda_limits, gemm_attributes, gemm_of_tiles
+from pysim.registry.rows import WARP, Attributes, ConvKernel, Tiles, gemm_of_tiles
 
 SUB_CORES = 4
 LEAST_L1_SHARE = 16  # of L1 at least one part in so many is not shared memory
@@ -81,6 +78,14 @@ def leans_on(gpu: Gpu, pipe: str, family: str, *others: str) -> tuple[str, ...]:
 
 
 # Convolutions
+
+
+PLAIN_BLOCK = Attributes(256, 40, 0)  # what a block without tiles is taken for
+
+
+def estimate(row: ConvKernel) -> Attributes:
+    """What a row's block is taken for where the compiler was not asked."""
+    return estimated(row.tiles.turned if row.tiles.by_warpgroups else row.tiles) if row.tiles.rows else PLAIN_BLOCK
 
 
 def lying(row: ConvKernel, layout: Layout) -> Tiles:
@@ -169,12 +174,17 @@ def variant_of(
     row: ConvKernel,
     step: Work,
     known: dict[str, Attributes],
-    attributes: Attributes,
     passes: tuple[Pass, ...] = (),
     special: Special = ORDINARY,
+    attributes: Attributes | None = None,
 ) -> Variant:
     """A row as a product of tiles of filters x windows. `step`: of a block; `attributes`: where `known` has none."""
-    w, size, squares, own = windows.conv, SIZES[windows.conv.dtype], row.outputs**2, known.get(row.name, attributes)
+    w, size, squares, own = (
+        windows.conv,
+        SIZES[windows.conv.dtype],
+        row.outputs**2,
+        known.get(row.name) or attributes or estimate(row),
+    )
     tiles, (name, family) = lying(row, windows.layout), constants_of(gpu, families_of(row))
     columns = columns_of(gpu, tiles, own, step, family, efficiency_of(tiles, own, known), special.threads)
     held, l1 = columns.resident, gpu.l1_bytes.value
@@ -189,77 +199,13 @@ def variant_of(
     threads = special.threads or tiles.math_threads
     columns = columns._replace(
         m=m, n=n, k=special.k or windows.k, size=size, a=a, b=b, c=w.batch * w.filters * w.windows * size, asks_a=asks_a, asks_b=asks_b,
-        result=size * squares, sum=SUM_BYTES.get(w.dtype, 4) * squares, fma=columns.fma / special.planes,
+        result=size * squares, sum=SUM_BYTES[w.dtype] * squares, fma=columns.fma / special.planes,
         turns=np.ceil(tiles.rows * tiles.columns * squares / threads / SUMS_AT_ONCE), block_cycles=columns.block_cycles + special.leaving,
     )  # fmt: skip
-    leans = leans_on(gpu, row.pipe, name, "l1_bytes")
-    return Variant(
-        row.name, partial(GpuConvSchedule, row.name, None), own, row.name in known, leans, columns, step,
-        kind=special.kind, passes=passes, lent=lent_of(row, name, known),
-    )  # fmt: skip
+    return of_row(gpu, row, known, own, name, "l1_bytes")._replace(columns=columns, work=step, kind=special.kind, passes=passes)
 
 
-def workspace_bytes(w: Conv, layout: Layout, row: ConvKernel, schedule: GpuConvSchedule, own: int) -> int:
-    """What a launch needs beside its operands: the row's own, the tiles' flags, the partial sums."""
-    total, tiles = round_up(own, ALIGN), row.tiles
-    if not (schedule.decomposition == "split_k" and schedule.splits <= row.reduces_in_cluster):
-        sums = tiles.rows * tiles.columns * row.outputs**2 * SUM_BYTES.get(w.dtype, 4)
-        total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(w, layout, row), tiles.blocks, sums)
-    return total + ALIGN * bool(total)
-
-
-def tiles_of(w: Conv, layout: Layout, row: ConvKernel) -> int:
-    """Tiles of filters x windows, all groups; of a cluster, where the row has clusters."""
-    windows, tiles = Windows(w, layout, row.outputs).number, row.tiles
-    high, wide = tiles.rows * tiles.cluster_rows, tiles.columns * tiles.cluster_columns
-    return math.ceil(w.filters // w.groups / high) * w.groups * math.ceil(windows / wide)
-
-
-# Legality
-
-
-def refuses(algorithm: str, w: Conv) -> Reason | None:
-    """Why none of the rows of an algorithm takes a problem: no row has its type, or it is too large for any."""
-    known = sorted({row.dtype for row in conv_kernels() if row.algorithm == algorithm})
-    if w.dtype not in known:
-        return Reason(
-            "type", f"there is no {w.dtype} CUDA kernel of it; the registry (native/cuda/convs.inc) has {', '.join(known) or 'none'}"
-        )
-    most = cuda_limits()
-    names = [name for name in w.__struct_fields__ if name != "dtype" and getattr(w, name) > most["CONV_SIZE"]]
-    if names:
-        return Reason("size", f"{names[0]} is {getattr(w, names[0]):,}; the CUDA kernels take up to {most['CONV_SIZE']:,}")
-    tensors = {
-        "input": w.batch * w.channels * w.height * w.width,
-        "filters": w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w,
-        "output": w.batch * w.filters * w.windows,
-        "windows of all groups": w.groups * (w.batch * w.windows + most["SPARE_WINDOWS"]),
-    }
-    for name, elements in tensors.items():
-        if elements > most["CONV_TENSOR"]:
-            return Reason("size", f"the {name} would have {elements:,} elements; the CUDA kernels take up to {most['CONV_TENSOR']:,}")
-    return None
-
-
-class Asked(NamedTuple):
-    """A request for a convolution on a GPU, with what is known of its kernels."""
-
-    request: Request
-    gpu: Gpu
-    w: Conv
-    layout: Layout
-    known: dict[str, Attributes]
-
-    @classmethod
-    def of(cls, request: Request) -> "Asked":
-        gpu, w = request.machine, request.problem
-        assert isinstance(gpu, Gpu) and isinstance(w, Conv)
-        return cls(request, gpu, w, request.layout, gemm_attributes(gpu.capability_number))
-
-
-def legal_rows(
-    asked: Asked, algorithm: str, estimate: Callable[[ConvKernel], Attributes], refuses: Callable[[ConvKernel], Reason | None]
-) -> tuple[list[ConvKernel], list[Rejected]]:
-    """The rows of an algorithm that a request may use, and the others with reasons."""
-    rows = [row for row in conv_kernels() if row.algorithm == algorithm]
-    return legal(asked.request, algorithm, rows, lambda row: asked.known.get(row.name) or estimate(row), families_of, refuses)
+def of_row(gpu: Gpu, row: ConvKernel, known: dict[str, Attributes], own: Attributes, family: str, *leans: str) -> Variant:
+    """A row as a variant that leans on a family's constants and on other numbers, without its columns."""
+    schedule, measured = partial(GpuConvSchedule, row.name, None), row.name in known
+    return Variant(row.name, schedule, own, measured, leans_on(gpu, row.pipe, family, *leans), lent=lent_of(row, family, known))

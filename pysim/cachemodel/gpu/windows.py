@@ -119,6 +119,7 @@ class Windows(NamedTuple):
         span = min(w.width, (count - 1) * w.stride_w * m + (w.kernel_w - 1) * w.dilation_w + m)
         return min(max(found, span) * size, found * SECTOR_BYTES)
 
+    @lru_cache(maxsize=4096)  # noqa: B019  a value, of which kernels ask the same
     def touched(self, count: float) -> float:
         """Bytes that `count` consecutive windows of one group touch of one channel (NHWC: of all the group's channels)."""
         image = self.high * self.wide
@@ -132,6 +133,7 @@ class Windows(NamedTuple):
         return 1 if self.together else self.conv.channels // self.conv.groups
 
     @property
+    @lru_cache(maxsize=1024)  # noqa: B019
     def bytes(self) -> float:
         """All that the windows of all groups touch, once each, in whole sectors: less cannot come from memory."""
         w, m = self.conv, self.outputs

@@ -4,14 +4,14 @@
 from collections.abc import Callable, Iterator
 
 from pysim.cachemodel.gpu.launches import Candidates, Costs, Variant, cost
-from pysim.cachemodel.gpu.mainloop import RESULT_BYTES, stage_bytes
+from pysim.cachemodel.gpu.mainloop import stage_bytes
 from pysim.cachemodel.gpu.occupancy import occupancy_limits, pipe_of
 from pysim.cachemodel.gpu.passes import pass_cycles
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
+from pysim.problem.dtypes import GPU_RESULT_BYTES, SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost
@@ -21,18 +21,13 @@ from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
 from pysim.registry.rows import WARP, Tiles, conv_kernel, gemm_kernel
 
 
-def one_launch(plan: Plan, candidates: Callable[[Request], Candidates]) -> Costs:
-    """The costs of a plan's one launch. PlanError where the plan is none of this algorithm's."""
-    request = Request(plan.workload, plan.on, plan.layout, plan.state == "hot", schedule=plan.schedule)
-    found = candidates(request)
+def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: str, lines: tuple[str, ...] = ()) -> Description:
+    """The description of a plan whose algorithm has `lines` to say. PlanError where the plan is none of its candidates."""
+    found, tiles = candidates(Request(plan.workload, plan.on, plan.layout, plan.state == "hot", schedule=plan.schedule)), _tiles_of(plan)
     if not isinstance(plan.on, Gpu) or not found.variants:
         raise PlanError(f"{plan.problem} on {plan.machine} is no plan of {plan.algorithm}: {plan.name}")
-    return cost(plan.on, [found])[0]
-
-
-def describe(plan: Plan, costs: Costs, summary: str, lines: tuple[str, ...] = ()) -> Description:
-    """The description of a plan whose algorithm has `lines` to say."""
-    variant, tiles = costs.variant(0), _tiles_of(plan)
+    costs = cost(plan.on, [found])[0]
+    variant = costs.variant(0)
     sections = [
         Section("algorithm", (*lines, *_block(variant, tiles))),
         Section("passes", tuple(_passes(costs, variant))) if variant.passes else None,
@@ -153,7 +148,7 @@ def _operand_bytes(of: Workload) -> float:
     """Bytes of the operands and the result."""
     size = SIZES[of.dtype]
     if isinstance(of, Gemm):
-        return (of.m * of.k + of.k * of.n) * size + of.m * of.n * RESULT_BYTES.get(of.dtype, size)
+        return (of.m * of.k + of.k * of.n) * size + of.m * of.n * GPU_RESULT_BYTES[of.dtype]
     filters = of.filters * (of.channels // of.groups) * of.kernel_h * of.kernel_w
     return (of.batch * of.channels * of.height * of.width + filters + of.batch * of.filters * of.windows) * size
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared-memory wavefronts of a whole launch of a tensor-core product: what its warps load, store and copy, counted bank by bank.
 
-The formulas are those of `native/cuda/tensor.cuh`, `mma.cu`, `wmma.cu`, `mma_f64.cuh` and `wgmma_epilogue.cuh`. With e bytes an element,
+The formulas are those of `native/cuda/mainloop/tensor/pipeline.cuh`, `mma.cu`, `wmma.cu`, `mma_f64.cuh` and `mainloop/hopper/epilogue.cuh`. With e bytes an element,
 an operand's tile of a stage is rows of `columns` elements (k where k is contiguous in memory, else m or n), each at
 
     byte(row, column) = row pitch + column e,    pitch = columns e, made an odd multiple of 16
@@ -59,7 +59,7 @@ class Pieces(msgspec.Struct, frozen=True):
 
 
 def pieces(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule) -> Pieces:
-    """The cut of `native/cuda/decomposition.cuh`; a cluster counts as one block with a tile of its size."""
+    """The cut of `native/cuda/core/decomposition.cuh`; a cluster counts as one block with a tile of its size."""
     high, wide = kernel.block_m * kernel.cluster_m, kernel.block_n * kernel.cluster_n
     tiles, steps = -(-w.m // high) * -(-w.n // wide), -(-w.k // kernel.block_k)
     if schedule.decomposition == "data_parallel":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared-memory wavefronts of a fused Winograd convolution: what the warps of a block, and of a launch, load, store and copy, bank by bank.
 
-The formulas are those of `native/cuda/conv_winograd.cuh` and `winograd_output.cuh`. A block has 64 filters and 32 tiles in 16 planes,
+The formulas are those of `native/cuda/conv/winograd/fused2.cuh` and `output.cuh`. A block has 64 filters and 32 tiles in 16 planes,
 8 warps, and steps of 8 channels. In a stage, of plane p and channel c,
 
     filter slot s   at word (p 8 + c) 64 + s
@@ -15,7 +15,7 @@ Once a tile of the output, in 4 rounds:
               outputs    32 words a thread, stored and, as far as they lie inside the output, loaded by the same thread
 Once a block: place      one thread finds the tile (`decomposition.cuh`) in 88 bytes that all warps read: `_place`
 
-Fused F(4x4) (`native/cuda/winograd_fused4.cuh`) has 32 filters, 32 tiles, 36 planes and 16 warps, and the same kinds of accesses but for
+Fused F(4x4) (`native/cuda/conv/winograd/fused4.cuh`) has 32 filters, 32 tiles, 36 planes and 16 warps, and the same kinds of accesses but for
 its way out, which is one round. Plane p of channel c has tile x at word p 296 + c 36 + x of a stage and filter f at word
 10656 + (p 8 + c) 32 + f; shuffles between lanes are not counted. Its outputs pass but for a plain epilogue: that has them in registers
 where rows of outputs are whole vectors, or NHWC; else a warp's lanes change them for neighbouring words of rows, 16 bytes in and 4 out.

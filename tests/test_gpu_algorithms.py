@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The algorithms of a GPU as the planner knows them: costed together, replayed by name, refused with a reason, all terms accounted for."""
+
+import re
+from itertools import product
+
+import msgspec
+import pytest
+
+from pysim import planner
+from pysim.algorithms import algorithm_named, algorithms_for
+from pysim.algorithms.gpu import gemm, winograd
+from pysim.cachemodel.gpu.launches import cost, hidden
+from pysim.errors import PlanError
+from pysim.explain.text import explain
+from pysim.machine.gpu import Gpu
+from pysim.machine.load import load_any
+from pysim.problem.text import parse
+from pysim.record.cost import Cost
+from pysim.record.plan import LAYOUTS, Plan, Request
+from pysim.registry.rows import conv_kernels
+
+H200 = load_any("h200")
+assert isinstance(H200, Gpu)
+CONVS = (
+    "conv:mb32ic64ih56oc64kh3ph1", "conv:g32mb32ic32ih112oc32kh3ph1", "conv:mb8ic512ih7oc512kh3ph1", "conv:mb32ic256ih56oc64kh1",
+    "conv:mb2ic3ih224oc64kh7sh2ph3:f16", "conv:mb4g2ic64ih14oc96kh3ph1:tf32", "conv:mb1ic16ih9oc5kh3kw2:f64",
+)  # fmt: skip
+PROBLEMS = (*CONVS, "gemm:1000x700x3000:f16", "gemm:64x64x65536", "gemm:513x100x9000:tn:s8")
+BOTH = [(problem, layout) for problem in PROBLEMS for layout in (LAYOUTS if problem in CONVS else LAYOUTS[:1])]
+
+
+def everything(problem: str, layout: str = "nchw") -> list[Plan]:
+    """The best launch of every kernel."""
+    first: dict[str, Plan] = {}
+    for plan in planner.plans(problem, H200, top=100000, layout=layout):
+        first.setdefault(plan.kernel, plan)
+    return list(first.values())
+
+
+def test_all_algorithms_of_a_gpu_are_costed_in_one_go():
+    found = [*algorithms_for(parse(CONVS[0]), H200), *algorithms_for(parse("gemm:8x8x8"), H200)]
+    assert {one.NAME for one in found} >= {"direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma", "gemm"}
+    assert all(one.cost is cost for one in found)
+
+
+def test_every_row_of_a_convolution_is_of_an_algorithm():
+    assert {row.algorithm for row in conv_kernels()} == {one.NAME for one in algorithms_for(parse(CONVS[0]), H200)}
+
+
+@pytest.mark.parametrize(("problem", "layout"), BOTH)
+def test_terms_less_what_is_hidden_add_up_to_the_cycles(problem, layout):
+    for plan in everything(problem, layout):
+        assert isinstance(plan.cost, Cost)
+        assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles, rel=1e-12), plan.name
+        assert all(-1e-9 <= plan.cost.hidden.get(name, 0.0) <= value * (1 + 1e-12) for name, value in plan.cost.terms.items()), plan.name
+        assert set(plan.cost.hidden) <= {"loop", "power", "L2", "memory"}
+
+
+def test_the_lesser_of_two_that_wait_for_each_other_hides_what_their_sum_is_more():
+    import numpy as np
+
+    found = hidden(np.array([[3.0, 1.0, 4.0, 2.0], [0.0, 0.0, 0.0, 0.0]]))
+    assert found == pytest.approx({"power": 1.0, "memory": 2.0, "loop": 3 + 4 - 5})
+
+
+@pytest.mark.parametrize(("problem", "layout"), BOTH)
+def test_a_plan_made_again_from_its_name_is_the_same(problem, layout):
+    for plan in everything(problem, layout):
+        again = planner.plan(problem, H200, layout=layout, name=plan.name)
+        assert (again.schedule, again.workspace_bytes, again.assumed) == (plan.schedule, plan.workspace_bytes, plan.assumed)
+        assert again.cost.cycles == pytest.approx(plan.cost.cycles, rel=1e-12) and again.cost.bound_by == plan.cost.bound_by
+        assert len(again.considered) == 1
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_what_is_considered_is_the_best_of_each_kind(problem):
+    plan = planner.plan(problem, H200)
+    kinds = [
+        (item.algorithm, item.schedule.decomposition if item.algorithm == "gemm" else re.findall(r"_f\d_", item.schedule.kernel))
+        for item in plan.considered
+    ]
+    assert all(kinds.count(kind) == 1 for kind in kinds)
+    for kind, item in zip(kinds, plan.considered, strict=True):
+        if kind[0] != "gemm":
+            best = planner.plan(problem, H200, algorithm=item.algorithm)
+            assert item.cost.seconds >= best.cost.seconds
+
+
+@pytest.mark.parametrize(("problem", "layout"), BOTH)
+def test_every_plan_is_explained(problem, layout):
+    for plan in everything(problem, layout)[:8]:
+        text = explain(plan)
+        for section in ("algorithm", "traffic", "workspace", "cycles"):
+            assert f"\n\n{section}\n" in text, plan.name
+        assert max(map(len, text.splitlines())) <= 140
+
+
+@pytest.mark.parametrize(
+    ("problem", "algorithm", "says"),
+    [
+        ("conv:mb1ic8ih9oc8kh3:s8", "winograd", "there is no s8 CUDA kernel of it"),
+        ("conv:mb1ic8ih9oc8kh5", "winograd", "it takes 3x3 kernels"),
+        ("conv:mb1ic8ih9oc8kh3", "depthwise", "it takes one channel a group"),
+        ("conv:mb1ic8ih64oc8kh1sh9:f16", "wgmma", "strides of up to 8"),
+        ("gemm:5000000x8x8", "gemm", "the CUDA kernels take m and n up to 4,194,304"),
+        ("gemm:8x8x200000000", "gemm", "k up to 134,217,728"),
+    ],
+)
+def test_what_an_algorithm_does_not_compute_is_said_in_a_sentence(problem, algorithm, says):
+    with pytest.raises(PlanError, match=f"nothing computes .* on h200: .*{re.escape(says)}"):
+        planner.plan(problem, H200, algorithm=algorithm)
+
+
+def test_a_machine_without_constants_of_a_family_turns_its_kernels_down():
+    families = {name: family for name, family in H200.model.families.items() if name != "mma"}
+    on = msgspec.structs.replace(H200, model=msgspec.structs.replace(H200.model, families=families))
+    rejected = {item.what: item.reason for item in planner.plan("gemm:512x512x512:f16", on).rejected}
+    assert any("no constants of its family, [model.families.mma]" in reason for reason in rejected.values())
+
+
+def test_only_transforms_need_finite_operands_and_a_bound_of_their_own():
+    w = parse("conv:mb8ic64ih28oc64kh3ph1")
+    for plan in everything(w.text):
+        bound = algorithm_named(plan.algorithm, w, H200).tolerance(w, plan.schedule)
+        assert (plan.needs_finite == "operands") == (bound.growth > 1 or bound.rms > 0) == (plan.algorithm == winograd.NAME), plan.name
+
+
+def test_filters_that_are_made_once_are_part_of_the_workspace():
+    prepared = 0
+    for problem, layout in product(CONVS, LAYOUTS):
+        for plan in everything(problem, layout):
+            found = algorithm_named(plan.algorithm, plan.workload, H200).prepare(plan.workload, plan.schedule, layout)
+            prepared += found is not None
+            assert found is None or 0 < found.size_bytes <= plan.workspace_bytes, plan.name
+    assert prepared > 10
+
+
+def test_a_restriction_to_a_tile_leaves_the_kernels_with_that_tile():
+    request = Request(parse("gemm:512x512x512"), H200, shape=(64, 64))
+    assert {one.columns.tile_m for one in gemm.candidates(request).variants if one.columns} == {64}
