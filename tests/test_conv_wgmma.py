@@ -171,23 +171,20 @@ def test_operands_off_the_copies_alignment_are_moved_and_others_are_not(monkeypa
         def __init__(self, shape, dtype):
             self.pointer, self.nbytes = 1 << 20, shape[0]
 
-    class Launch:
-        def __init__(self, w, schedule, pointers, **rest):
+    class Convolution:
+        workspace_bytes = 0
+
+        def run(self, pointers, *rest):
             launched.append(pointers)
 
-        def run(self):
-            pass
-
     monkeypatch.setattr(cuda_conv, "DeviceArray", Memory)
-    monkeypatch.setattr(cuda_conv, "Launch", Launch)
     monkeypatch.setattr(cuda, "copy", lambda *told: copies.append(told))
-    monkeypatch.setattr(cuda, "epilogue_struct", lambda *told: None)
-    w = conv("conv:mb1ic64ih8oc64kh1")
+    monkeypatch.setattr(cuda, "workspace_like", lambda *told: (None, 0))
+    monkeypatch.setattr(cuda, "with_bias", lambda *told: None)
     x = cuda_conv.Matrix(4096 + 2, (1, 64, 8, 8), (4096, 1, 512, 64), "f16", 0, None, None)
     filters = cuda_conv.Matrix(8192, (64, 64, 1, 1), (64, 1, 64, 64), "f16", 0, None, None)
     for row in (ROW, next(one for one in conv_kernels() if one.algorithm == "im2col" and one.dtype == "f16")):
-        schedule = GpuConvSchedule(row.name, None, "data_parallel", 1, False, 1)
-        options = cuda_conv.Options(lambda *_: w, lambda *_, chosen=schedule: chosen, None, None)
-        cuda_conv._launch(w, "nhwc", {"x": x, "w": filters}, 1 << 21, "f16", options)
+        ready = cuda_conv._Ready(Convolution(), (1, 8, 8, 64), "nhwc", "f16", False, row.alignment, None)
+        cuda_conv._run(ready, {"x": x, "w": filters}, 1 << 21)
     assert launched == [(1 << 20, 8192, 1 << 21), (4096 + 2, 8192, 1 << 21)]
     assert copies == [(1 << 20, 4096 + 2, 2 * 64 * 64, "PYSIM_ON_DEVICE", 0)]

@@ -5,6 +5,7 @@ The library is the kernels' build for the CPU (`native/cuda/emulated`), which ha
 $PYSIM_EMULATED_CUDA_LIBRARY, or that of build-native.
 """
 
+import itertools
 import os
 import random
 import re
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from pysim import planner
 from pysim.algorithms import algorithm_named
 from pysim.algorithms.gpu import gemm, im2col
-from pysim.errors import NativeError, ProblemError
+from pysim.errors import NativeError, PlanError, ProblemError
 from pysim.machine.load import load_any
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -264,6 +266,27 @@ def test_a_convolutions_workspace_and_refusals_are_the_librarys(row: ConvKernel,
     assert answered > PROBLEMS / 3
 
 
+def told(row: GemmKernel | ConvKernel) -> tuple[str, str]:
+    """What the library's description of a row calls its family and its form."""
+    if isinstance(row, GemmKernel):
+        return row.mainloop, row.variant
+    return row.algorithm, row.variant if row.cluster == (1, 1) else "c{}x{}".format(*row.cluster)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "f64", "s8"])
+def test_a_product_about_a_limit_is_planned_as_a_launch_that_the_library_takes_or_refused(dtype: str) -> None:
+    sides, ks, rows = MOST["GEMM_SIDE"], MOST["GEMM_K"], MOST["RELAYOUT_ROWS"]
+    sizes = [(m, 64, 64) for m in (sides - 1, sides, sides + 1, rows, rows + 1)] + [(64, 64, k) for k in (ks - 8, ks, ks + 1)]
+    for (m, n, k), layout in itertools.product([*sizes, (sides, sides, 8)], ("nn", "tt")):
+        w = Gemm(m=m, n=n, k=k, trans_a=layout == "tt", trans_b=layout == "tt", dtype=dtype)
+        try:
+            plan = planner.plan(w, H200)
+        except PlanError:
+            assert max(m, n) > sides or k > ks or max(m, k) > rows or m == n, w.text
+            continue
+        assert library_product_bytes(w, plan.schedule, (gemm.pitches(w), (True, True))) == plan.workspace_bytes
+
+
 def test_the_library_lists_the_rows_and_their_columns() -> None:
     ffi, lib = cuda.library()
     for rows, count, kind, tell in (
@@ -274,5 +297,5 @@ def test_the_library_lists_the_rows_and_their_columns() -> None:
         for row in rows:
             info = ffi.new(kind)
             cuda.check(tell(row.index, info))
-            assert [ffi.string(text).decode() for text in (info.name, info.family, info.form)] == [row.name, row.family, row.form]
+            assert [ffi.string(text).decode() for text in (info.name, info.family, info.form)] == [row.name, *told(row)]
             assert {name: getattr(info, name) for name in (*row.tile, "capability")} == row.tile | {"capability": row.capability}

@@ -16,7 +16,7 @@ from pysim.check.fills import exact_fill
 from pysim.check.reference import shapes
 from pysim.comparison import compare as comparison
 from pysim.errors import MissingError, NativeError, PysimError
-from pysim.machine.load import load as machine
+from pysim.machine import load as machine
 from pysim.measure.store import Store
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer, distinct, parse, resolve
@@ -250,7 +250,7 @@ def test_without_qemu_or_a_compiler_the_command_to_install_it_is_said(command, m
     qemu = tmp_path / "qemu-ppc64le"
     qemu.write_text("#!/bin/sh\n")
     qemu.chmod(0o755)
-    assert "pip install 'pysim[power10]'" in refused(3, command, SMALL, "-m", NAME)
+    assert "pip install '.[power10]'" in refused(3, command, SMALL, "-m", NAME)
     with pytest.raises(MissingError, match="gcc-powerpc64le-linux-gnu"):
         pysim.conv2d(whole(1, 2, 5, 5), whole(3, 2, 3, 3), machine=NAME)
 

@@ -23,7 +23,7 @@ def to_toml(machine: Machine | Gpu) -> str:
 
 def _ordered(table: Any) -> list[tuple[str, Any]]:
     """A table's items as tomlkit has them, values before tables: TOML has no way back to a table that was left."""
-    made = [(key, _item(value)) for key, value in items(table) if value is not None]
+    made = [(key, _item(value)) for key, value in items(table) if value not in (None, ())]
     return sorted(made, key=lambda item: _is_table(item[1]))
 
 

@@ -54,7 +54,7 @@ def estimate_kernel(w: Gemm, gpu: str, kernel: GemmKernel, schedule: GpuSchedule
     interface, problem, precision = _problem(w, gpu)
     shape = interface.nvmmhKernelConfiguration()
     depth = {"f16": 16, "bf16": 16, "tf32": 8, "s8": 32, "f64": 4}.get(w.dtype, 8)
-    instruction = {"wgmma": (64, 8, depth), "simt": (1, 1, 1)}.get(kernel.mainloop, (16, 8, depth))
+    instruction = (64 if kernel.tiles.by_warpgroups else 16, 8, depth) if kernel.tiles.tensor else (1, 1, 1)
     shape.cta[:] = (kernel.block_m, kernel.block_n, kernel.block_k)
     shape.warp[:] = (kernel.warp_m, kernel.warp_n, kernel.block_k)
     shape.instr[:] = instruction

@@ -29,8 +29,8 @@ def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
 
 
 def columns_of(sms: float, w: Conv, layout: Layout) -> tuple[int, int]:
-    """(columns of outputs of a thread, of which so many are loaded and stored at once), as native/cuda/conv/depthwise/depthwise.cu chooses them for
-    aligned operands; (0, 1): a kernel that keeps no rows."""
+    """(columns of outputs of a thread, of which so many are loaded and stored at once), as native/cuda/conv/depthwise/depthwise.cu
+    chooses them for aligned operands; (0, 1): a kernel that keeps no rows."""
     square = w.kernel_h == w.kernel_w and w.stride_h == w.stride_w and w.dilation_h == w.dilation_w == 1
     if not (square and w.kernel_h in (3, 5) and w.stride_h <= 2):
         return 0, 1

@@ -138,7 +138,8 @@ def all_chunks(row: ConvKernel, w: Conv) -> list[int]:
 
 
 class Chunks(NamedTuple):
-    """Chunks of tiles of a staged row (native/cuda/conv/winograd/unfused4.cu): how many, tiles of each, their pitch, blocks of each product."""
+    """Chunks of tiles of a staged row (native/cuda/conv/winograd/unfused4.cu): how many, tiles of each, their pitch, blocks of each
+    product."""
 
     number: int
     tiles: int

@@ -2,9 +2,9 @@
 """Tiled kernels as the GPU cost model has them (`waves.Columns`): what follows from tiles alone, and convolutions as products of their
 tiles.
 
-tiles   Tiles of filters x windows over k = (C/g) R S, as `native/cuda/conv/conv.h` has it: filters are A and windows B under NCHW, the other way
-        round under NHWC and where a kernel turns them; groups stand one after another along the windows, each in whole tiles (of a
-        cluster). Waves, steps, occupancy, split sums and the walk's reuse in L2 are those of a product of these sizes.
+tiles   Tiles of filters x windows over k = (C/g) R S, as `native/cuda/conv/conv.h` has it: filters are A and windows B under NCHW, the
+        other way round under NHWC and where a kernel turns them; groups stand one after another along the windows, each in whole tiles
+        (of a cluster). Waves, steps, occupancy, split sums and the walk's reuse in L2 are those of a product of these sizes.
 step    A step of the SIMT product, of which the windows are gathered: so many instructions an element (a vector where the layout has four
         elements side by side: a 1x1 convolution under NCHW, whole groups of four channels under NHWC), and L1 wavefronts of its loads.
 bytes   L2 is asked for what each tile's windows touch (`windows`), memory for what all of them do, by the reuse distances of the walk.

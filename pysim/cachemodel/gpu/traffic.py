@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often the blocks of a launch on a GPU ask L2 for the same bytes at once, and how often those come from memory again.
 
-C's tiles are numbered by a walk (`native/cuda/core/decomposition.cuh`): bands of `group` panels of the slow operand, along all panels of the
-fast one. A panel is what one row or column of tiles reads: of the fast operand n_slow tiles read each, of the slow one n_fast.
+C's tiles are numbered by a walk (`native/cuda/core/decomposition.cuh`): bands of `group` panels of the slow operand, along all panels of
+the fast one. A panel is what one row or column of tiles reads: of the fast operand n_slow tiles read each, of the slow one n_fast.
 
 waves   Whole tiles, `at_once` of them in step: a rectangle of high x wide tiles (the idea of AMD's Origami,
         https://github.com/ROCm/rocm-libraries, shared/origami), whose rows and columns ask for the same bytes at the same time. The fast

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared-memory instructions of the SIMT products: which address each lane has, and so how many wavefronts a step of k takes.
 
-The formulas are those of `native/cuda/mainloop/simt/copy.cuh` and `mainloop/simt/kernel.cuh`. A unit is one element, for s8 four of k. In a stage, unit k
-of row (column) x of an operand of `extent` rows stands at
+The formulas are those of `native/cuda/mainloop/simt/copy.cuh` and `mainloop/simt/kernel.cuh`. A unit is one element, for s8 four of k.
+In a stage, unit k of row (column) x of an operand of `extent` rows stands at
 
     byte(k, x) = ((k extent + x) size) ^ swizzle(k),    swizzle(k) = (k / chunk mod lines) 128 / lines
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared-memory wavefronts of a whole launch of a tensor-core product: what its warps load, store and copy, counted bank by bank.
 
-The formulas are those of `native/cuda/mainloop/tensor/pipeline.cuh`, `mma.cu`, `wmma.cu`, `mma_f64.cuh` and `mainloop/hopper/epilogue.cuh`. With e bytes an element,
-an operand's tile of a stage is rows of `columns` elements (k where k is contiguous in memory, else m or n), each at
+The formulas are those of `native/cuda/mainloop/tensor/pipeline.cuh`, `mma.cu`, `wmma.cu`, `mma_f64.cuh` and
+`mainloop/hopper/epilogue.cuh`. With e bytes an element, an operand's tile of a stage is rows of `columns` elements (k where k is
+contiguous in memory, else m or n), each at
 
     byte(row, column) = row pitch + column e,    pitch = columns e, made an odd multiple of 16
 

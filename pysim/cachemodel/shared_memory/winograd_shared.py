@@ -15,12 +15,12 @@ Once a tile of the output, in 4 rounds:
               outputs    32 words a thread, stored and, as far as they lie inside the output, loaded by the same thread
 Once a block: place      one thread finds the tile (`decomposition.cuh`) in 88 bytes that all warps read: `_place`
 
-Fused F(4x4) (`native/cuda/conv/winograd/fused4.cuh`) has 32 filters, 32 tiles, 36 planes and 16 warps, and the same kinds of accesses but for
-its way out, which is one round. Plane p of channel c has tile x at word p 296 + c 36 + x of a stage and filter f at word
-10656 + (p 8 + c) 32 + f; shuffles between lanes are not counted. Its outputs pass but for a plain epilogue: that has them in registers
-where rows of outputs are whole vectors, or NHWC; else a warp's lanes change them for neighbouring words of rows, 16 bytes in and 4 out.
-Form single transforms its filters, too, which then lie at word 10656 + (p 8 + c) 36 + f: once a step weights are copied, 4 bytes a
-thread, to word 72 f + i of a room after both stages, and read and transformed by warps of 4 filters and 8 channels.
+Fused F(4x4) (`native/cuda/conv/winograd/fused4.cuh`) has 32 filters, 32 tiles, 36 planes and 16 warps, and the same kinds of accesses
+but for its way out, which is one round. Plane p of channel c has tile x at word p 296 + c 36 + x of a stage and filter f at word 10656 +
+(p 8 + c) 32 + f; shuffles between lanes are not counted. Its outputs pass but for a plain epilogue: that has them in registers where
+rows of outputs are whole vectors, or NHWC; else a warp's lanes change them for neighbouring words of rows, 16 bytes in and 4 out. Form
+single transforms its filters, too, which then lie at word 10656 + (p 8 + c) 36 + f: once a step weights are copied, 4 bytes a thread, to
+word 72 f + i of a room after both stages, and read and transformed by warps of 4 filters and 8 channels.
 
 `launch` counts all blocks of a data-parallel launch with a plain epilogue; benchmarks/cuda/conv_wavefronts.py compares it with Nsight
 Compute. Where channels are in parts, two launches that differ in channels alone differ by their steps. `wavefronts` is of one tile, assumed
