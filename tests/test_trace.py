@@ -27,7 +27,7 @@ from pysim.runtime import cpu as runtime
 
 NATIVE = Path(__file__).parent.parent / "native"
 PORTABLE = {dtype: f"{dtype}_win_8x4__portable" for dtype in ("f32", "f64", "bf16", "s8")}
-STACK_USERS = {row.name for row in kernels() if row.form == "fil"}  # they turn a tile around on the stack, which a trace leaves out
+STACK_USERS = {row.name for row in kernels() if row.along_filters}  # they turn a tile around on the stack, which a trace leaves out
 SMALL = Hierarchy([Cache("L1", 8, 4, 64), Cache("L2", 32, 8, 64)])
 
 

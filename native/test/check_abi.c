@@ -65,11 +65,11 @@ typedef struct {
 } line;
 static const line lines[] = {
 #define PYSIM_PACKER(target, dtype)
-#define PYSIM_KERNEL(target, dtype, form, windows, filters, lane_windows, lane_filters)                               \
+#define PYSIM_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters)                                  \
     {#dtype "_" #form "_" #windows "x" #filters "__" #target, #target, #dtype, #form, windows, filters, lane_windows,     \
      lane_filters},
 #include "../kernels.inc"
-#undef PYSIM_KERNEL
+#undef PYSIM_ROW
 #undef PYSIM_PACKER
 };
 enum { LINES = sizeof lines / sizeof *lines };

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 _HERE = Path(__file__).parent
-_LINE = re.compile(r"^PYSIM_KERNEL\(([^)]*)\)", re.MULTILINE)
+_LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
+_COLUMN = re.compile(r"(\w+)\((\w+)\)")
 _GEMM = re.compile(r"^PYSIM_CUDA_GEMM\(([^)]*)\)", re.MULTILINE)
 _CONV = re.compile(r"^PYSIM_CUDA_CONV\(([^)]*)\)", re.MULTILINE)
 _CLUSTER = re.compile(r"c(\d)x(\d)")
@@ -35,6 +36,11 @@ class Kernel(msgspec.Struct, frozen=True):
     def name(self) -> str:
         return f"{self.dtype}_{self.form}_{self.windows}x{self.filters}__{self.target}"
 
+    @property
+    def along_filters(self) -> bool:
+        """Whether the vector lanes hold filters alone, so that a tile is turned around on its way out."""
+        return self.lane_filters > self.lane_windows == 1
+
     def instructions(self, windows: int, filters: int) -> int:
         """Multiply-adds of one k step on a tile of `windows` x `filters` (edges fill whole lanes)."""
         return -(-windows // self.lane_windows) * -(-filters // self.lane_filters)
@@ -49,11 +55,8 @@ def native_file(name: str) -> Path:
 @cache
 def kernels() -> tuple[Kernel, ...]:
     """Every row, in the order of the file."""
-    rows = []
-    for index, match in enumerate(_LINE.finditer(native_file("kernels.inc").read_text())):
-        target, dtype, form, *numbers = (word.strip() for word in match.group(1).split(","))
-        rows.append(Kernel(index, target, dtype, form, *map(int, numbers)))
-    return tuple(rows)
+    lines = (_COLUMN.findall(line) for line in _LINE.findall(native_file("kernels.inc").read_text()))
+    return tuple(msgspec.convert({"index": index, **dict(columns)}, Kernel, strict=False) for index, columns in enumerate(lines))
 
 
 # The CUDA kernels of matrix products
