@@ -13,6 +13,7 @@ import msgspec
 
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
+_ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
 _COLUMN = re.compile(r"(\w+)\((\w+)\)")
 _GEMM = re.compile(r"^PYSIM_CUDA_GEMM\(([^)]*)\)", re.MULTILINE)
 _CONV = re.compile(r"^PYSIM_CUDA_CONV\(([^)]*)\)", re.MULTILINE)
@@ -57,6 +58,21 @@ def kernels() -> tuple[Kernel, ...]:
     """Every row, in the order of the file."""
     lines = (_COLUMN.findall(line) for line in _LINE.findall(native_file("kernels.inc").read_text()))
     return tuple(msgspec.convert({"index": index, **dict(columns)}, Kernel, strict=False) for index, columns in enumerate(lines))
+
+
+class NativeAlgorithm(msgspec.Struct, frozen=True):
+    """A line of `native/algorithms.inc`; `problem` is CONV or GEMM."""
+
+    index: int
+    name: str
+    problem: str
+
+
+@cache
+def algorithms() -> tuple[NativeAlgorithm, ...]:
+    """The algorithms of the native library, in the order of the file."""
+    lines = _ALGORITHM.findall(native_file("algorithms.inc").read_text())
+    return tuple(NativeAlgorithm(index, *line) for index, line in enumerate(lines))
 
 
 # The CUDA kernels of matrix products
