@@ -7,7 +7,7 @@
  *
  * Numbers that are not finite go where IEEE 754's multiply-adds take them, with three exceptions: padding contributes nothing (a tap that
  * lies in it is not multiplied, whatever the weight), alpha == 0 reads neither A nor B, and beta == 0 does not read C. relu keeps a NaN.
- * Convolutions on a GPU may need finite operands for the first of these: pysim_needs_finite. */
+ * Some algorithms of a convolution need finite operands for the first of these: pysim_needs_finite on a GPU, native/algorithms.inc. */
 #ifndef PYSIM_H
 #define PYSIM_H
 #include <stddef.h>

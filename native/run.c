@@ -20,6 +20,7 @@ static const struct {
 enum { ALGORITHMS = sizeof algorithms / sizeof *algorithms };
 
 static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    job->problem = p;
     job->prepared_bytes = job->shared_bytes = 0;
     const pysim_status status = pysim_check_problem(p, &job->operands);
     if (status != PYSIM_OK) return status;

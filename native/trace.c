@@ -278,6 +278,8 @@ static void trace_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int6
 static void stand_in(pysim_nest *n) {
     tracer *t = active;
     t->nest = *n;
+    t->read = INPUT | PACK, t->written = COLUMNS | PACK; /* what is packed before the loops */
+    if (n->reads_columns) t->image = COLUMNS;
     t->bytes = n->bytes;
     t->out_bytes = n->out_bytes;
     t->mma = strcmp(n->row.info.target, "mma") == 0;

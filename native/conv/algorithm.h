@@ -10,9 +10,11 @@ typedef struct pysim_algorithm pysim_algorithm;
 /* One problem under one schedule, both checked. */
 typedef struct {
     const pysim_algorithm *algorithm;
+    const pysim_problem *problem;
     pysim_nest nest;
     pysim_operands operands; /* as a run reads them: prepared weights in the place of weights */
     int64_t prepared_bytes;  /* 0: the weights are read as they are */
+    pysim_conv own;          /* of an algorithm that turns the problem into another convolution: what the nest points to */
     int64_t shared_bytes;    /* of the workspace, for all threads together; the panels of each thread lie behind them */
 } pysim_job;
 
@@ -38,7 +40,7 @@ typedef void (*pysim_stand_in)(pysim_nest *n);
 pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_stand_in stand_in, const void *first, const void *second,
                         void *result, void *workspace);
 
-/* conv.c: the parts of sconv, for algorithms that make another convolution of theirs, which must live as long as the job. */
+/* conv.c: the parts of sconv, for algorithms that turn their problem into another convolution. */
 pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);
 void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed);
 void pysim_conv_run(pysim_job *job, const pysim_call *call);

@@ -24,6 +24,7 @@ struct pysim_nest {
 
     const void *problem;      /* pysim_conv or pysim_gemm, for the functions above */
     const char *input;        /* image of the group, or B */
+    int reads_columns;        /* the input is a matrix of columns that the run has written, for traces */
     int64_t input_pitch;      /* elements between channels, where the micro-kernel reads the input in place */
     const char *filter_data;  /* packed panels of the group, or A */
     char *output;

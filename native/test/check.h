@@ -85,6 +85,12 @@ enum {
 #undef PYSIM_ALGORITHM
     CHECK_ALGORITHMS,
 };
+/* The kind of problem that each computes. */
+static const int32_t check_computes[] = {
+#define PYSIM_ALGORITHM(name, problem) PYSIM_##problem,
+#include "../algorithms.inc"
+#undef PYSIM_ALGORITHM
+};
 
 static inline pysim_problem check_conv_problem(const pysim_conv *c) { return (pysim_problem){PYSIM_CONV, .conv = *c}; }
 static inline pysim_problem check_gemm_problem(const pysim_gemm *g) { return (pysim_problem){PYSIM_GEMM, .gemm = *g}; }
