@@ -48,14 +48,14 @@ def native_calls(launch: Any, operands: list[Any]) -> Callable[[], Any]:
     work = ffi.from_buffer(runtime.aligned(launch.workspace_bytes, np.uint8))
     epilogue, rest = ffi.new("pysim_epilogue *", [1.0, 0.0, ffi.NULL, 0]), (work, launch.workspace_bytes, ffi.NULL)
     if isinstance(launch, runtime.GemmLaunch):
-        return lambda: lib.pysim_gemm_run(problem, schedule, epilogue, 1, *pointers, *rest)
+        return lambda: lib.pysim_run(problem, schedule, epilogue, 1, *pointers, *rest)
     x, w, y = pointers
-    size = launch.packed_bytes
+    size = launch.prepared_bytes
     packed = ffi.from_buffer(runtime.aligned(size, np.uint8))
 
     def call() -> None:
-        lib.pysim_conv_pack_filters(problem, schedule, w, packed, size)
-        lib.pysim_conv_run(problem, schedule, epilogue, 1, x, packed, y, *rest)
+        lib.pysim_prepare(problem, schedule, w, packed, size)
+        lib.pysim_run(problem, schedule, epilogue, 1, x, packed, y, *rest)
 
     return call
 
@@ -76,9 +76,9 @@ def on_cpu() -> dict[str, dict[str, float]]:
     native = {"conv2d": convolution, "gemm": microseconds(native_calls(runtime.GemmLaunch(product.workload, product.schedule), [a, a, c]))}
     ffi, lib = runtime.library()
     launch, work = prepared._launch, runtime.aligned(prepared.workspace_bytes, np.uint8)
-    told = [ffi.from_buffer(one) for one in (x, prepared._packed, y, work)]
+    told = [ffi.from_buffer(one) for one in (x, prepared._prepared, y, work)]
     native["prepared"] = microseconds(
-        lambda: lib.pysim_conv_run(launch._problem, launch._schedule, prepared._epilogue, 1, *told, work.nbytes, ffi.NULL)
+        lambda: lib.pysim_run(launch._problem, launch._schedule, prepared._epilogue, 1, *told, work.nbytes, ffi.NULL)
     )
     return {name: figures(microseconds(call), native[name.split()[0]]) for name, call in calls.items()}
 

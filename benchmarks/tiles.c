@@ -11,7 +11,7 @@
 
 #include "kernel.h"
 
-#define PYSIM_KERNEL(target, dtype, form, windows, filters, lw, lf) RUN_##target(dtype, form, windows, filters)
+#define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf) RUN_##target(dtype, form, windows, filters)
 #define RUN_portable(dtype, form, windows, filters)
 #define RUN_mma(dtype, form, windows, filters)
 #define RUN_avx2(dtype, form, windows, filters) DECLARE(dtype##_##form##_##windows##x##filters##__avx2)

@@ -7,7 +7,7 @@
  *
  * Numbers that are not finite go where IEEE 754's multiply-adds take them, with three exceptions: padding contributes nothing (a tap that
  * lies in it is not multiplied, whatever the weight), alpha == 0 reads neither A nor B, and beta == 0 does not read C. relu keeps a NaN.
- * Convolutions on a GPU may need finite operands for the first of these: pysim_needs_finite. */
+ * Some algorithms of a convolution need finite operands for the first of these: pysim_needs_finite on a GPU, native/algorithms.inc. */
 #ifndef PYSIM_H
 #define PYSIM_H
 #include <stddef.h>
@@ -17,7 +17,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
-enum { PYSIM_ABI_VERSION = 1 };
+enum { PYSIM_ABI_VERSION = 2 };
 
 typedef enum {
     PYSIM_OK = 0,
@@ -67,8 +67,18 @@ typedef struct {
     int32_t dtype;
 } pysim_gemm;
 
-/* What the macro-kernel obeys, field by field. A GEMM is the 1x1 case: windows = columns of C, filters = rows, channels = k. */
+typedef enum { PYSIM_CONV = 0, PYSIM_GEMM = 1 } pysim_problem_kind;
 typedef struct {
+    int32_t kind; /* pysim_problem_kind: which of the two is meant */
+    union {
+        pysim_conv conv;
+        pysim_gemm gemm;
+    };
+} pysim_problem;
+
+/* What a run obeys, field by field. A GEMM is the 1x1 case: windows = columns of C, filters = rows, channels = k. */
+typedef struct {
+    int32_t algorithm;  /* line of native/algorithms.inc */
     int32_t kernel;     /* registry index */
     int32_t stationary; /* pysim_stationary */
     int32_t pack;       /* pysim_pack */
@@ -107,24 +117,19 @@ int32_t pysim_kernel_count(void);
 pysim_status pysim_kernel_at(int32_t index, pysim_kernel_info *out);
 
 pysim_status pysim_conv_output(const pysim_conv *c, int64_t *p, int64_t *q);
-/* Packed filters are the panels of a schedule and, behind them, a mark: whether the problem is padded and any weight is not
- * finite. Runs of the same problem read it. */
-enum { PYSIM_PACKED_MARK_BYTES = 8 };
-pysim_status pysim_conv_packed_filter_bytes(const pysim_conv *c, const pysim_schedule *s, int64_t *bytes);
-pysim_status pysim_conv_pack_filters(const pysim_conv *c, const pysim_schedule *s, const void *filters,
-                                     void *packed, int64_t packed_bytes);
-pysim_status pysim_conv_workspace_bytes(const pysim_conv *c, const pysim_schedule *s, int32_t threads, int64_t *bytes);
-pysim_status pysim_conv_run(const pysim_conv *c, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads,
-                            const void *input, const void *packed_filters, void *output,
-                            void *workspace, int64_t workspace_bytes, pysim_profile *profile);
-pysim_status pysim_conv_reference(const pysim_conv *c, const pysim_epilogue *e, const void *input, const void *filters,
-                                  void *output);
 
-pysim_status pysim_gemm_workspace_bytes(const pysim_gemm *g, const pysim_schedule *s, int32_t threads, int64_t *bytes);
-pysim_status pysim_gemm_run(const pysim_gemm *g, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads,
-                            const void *a, const void *b, void *c,
-                            void *workspace, int64_t workspace_bytes, pysim_profile *profile);
-pysim_status pysim_gemm_reference(const pysim_gemm *g, const pysim_epilogue *e, const void *a, const void *b, void *c);
+/* The second operand of a run (filters, B) is what pysim_prepare makes of the weights under the same problem and schedule, or the weights
+ * themselves where pysim_prepared_bytes says 0. Behind packed filters lies a mark: whether the problem is padded and any weight is not
+ * finite. */
+enum { PYSIM_PACKED_MARK_BYTES = 8 };
+pysim_status pysim_prepared_bytes(const pysim_problem *p, const pysim_schedule *s, int64_t *bytes);
+pysim_status pysim_prepare(const pysim_problem *p, const pysim_schedule *s, const void *weights, void *prepared, int64_t prepared_bytes);
+pysim_status pysim_workspace_bytes(const pysim_problem *p, const pysim_schedule *s, int32_t threads, int64_t *bytes);
+/* first, second, result: input, filters and output of a convolution; A, B and C of a product. */
+pysim_status pysim_run(const pysim_problem *p, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *first,
+                       const void *second, void *result, void *workspace, int64_t workspace_bytes, pysim_profile *profile);
+/* Plain loops; nothing is prepared. */
+pysim_status pysim_reference(const pysim_problem *p, const pysim_epilogue *e, const void *first, const void *second, void *result);
 
 /* The baseline's data movement: columns[channels*kernel_h*kernel_w][P*Q] of one image of one group (channels = C/groups). */
 pysim_status pysim_im2col(const pysim_conv *c, const void *image, void *columns);
@@ -202,18 +207,14 @@ typedef struct {
 } pysim_trace_bases;
 typedef void (*pysim_trace_sink)(void *context, int64_t n, const int64_t *addresses, const int32_t *sizes, const uint8_t *is_write,
                                  const uint8_t *tags);
-pysim_status pysim_conv_trace(const pysim_conv *c, const pysim_schedule *s, const pysim_trace_bases *at, pysim_trace_sink sink,
-                              void *context);
-/* alpha = 1, beta = 0 */
-pysim_status pysim_gemm_trace(const pysim_gemm *g, const pysim_schedule *s, const pysim_trace_bases *at, pysim_trace_sink sink,
-                              void *context);
+/* Of a product with alpha = 1, beta = 0. */
+pysim_status pysim_trace(const pysim_problem *p, const pysim_schedule *s, const pysim_trace_bases *at, pysim_trace_sink sink,
+                         void *context);
 /* One image of one group, as pysim_im2col. */
 pysim_status pysim_im2col_trace(const pysim_conv *c, const pysim_trace_bases *at, pysim_trace_sink sink, void *context);
 /* The same into a cache state; adds the accesses to *accesses. */
-pysim_status pysim_conv_simulate(const pysim_conv *c, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
-                                 int64_t *accesses);
-pysim_status pysim_gemm_simulate(const pysim_gemm *g, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
-                                 int64_t *accesses);
+pysim_status pysim_simulate(const pysim_problem *p, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
+                            int64_t *accesses);
 pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases *at, void *cache_state, int64_t *accesses);
 
 /* CUDA: a library of its own (libpysim_cuda) that exports these functions alone. Pointers are the device's unless said otherwise,

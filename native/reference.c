@@ -82,25 +82,9 @@ DEFINE_REFERENCE(f64, double, long double, double, PYSIM_SAME, PYSIM_SAME)
 DEFINE_REFERENCE(bf16, uint16_t, double, float, pysim_bf16_value, PYSIM_SAME)
 DEFINE_REFERENCE(s8, int8_t, uint64_t, int32_t, PYSIM_RESIDUE_64, PYSIM_RESIDUE_64)
 
-pysim_status pysim_conv_reference(const pysim_conv *c, const pysim_epilogue *e, const void *input, const void *filters,
-                                  void *output) {
+static void reference_conv(const pysim_conv *c, const pysim_epilogue *e, const void *input, const void *filters, void *output) {
     int64_t p, q;
-    pysim_conv_bytes bytes;
-    pysim_status status = pysim_check_conv_bytes(c, &p, &q, &bytes);
-    if (status == PYSIM_OK) status = pysim_check_conv_epilogue(e, c->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("input", input, c->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("filters", filters, c->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("output", output, pysim_result_dtype(c->dtype));
-    if (status != PYSIM_OK) return status;
-    const pysim_span spans[] = {
-        {"output", output, bytes.output, 1},
-        {"input", input, bytes.input, 0},
-        {"filters", filters, bytes.filters, 0},
-        {"bias", e->bias, c->filters * pysim_dtype_bytes(pysim_result_dtype(c->dtype)), 0},
-    };
-    status = pysim_check_apart(spans, 4);
-    if (status != PYSIM_OK) return status;
-
+    pysim_conv_output(c, &p, &q);
     const int64_t channels = c->channels / c->groups, per_group = c->filters / c->groups;
     const int64_t filter_size = channels * c->kernel_h * c->kernel_w;
     for (int64_t n = 0; n < c->batch; n++)
@@ -114,31 +98,26 @@ pysim_status pysim_conv_reference(const pysim_conv *c, const pysim_epilogue *e, 
             case PYSIM_S8: plane_s8(c, p, q, input, image, filters, filter, e->bias, m, e->activation, output, out); break;
             }
         }
-    return PYSIM_OK;
 }
 
-pysim_status pysim_gemm_reference(const pysim_gemm *g, const pysim_epilogue *e, const void *a, const void *b, void *c) {
-    pysim_gemm_bytes bytes;
-    pysim_status status = pysim_check_gemm_bytes(g, &bytes);
-    if (status == PYSIM_OK) status = pysim_check_gemm_epilogue(e, g->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("a", a, g->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("b", b, g->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("c", c, pysim_result_dtype(g->dtype));
-    if (status != PYSIM_OK) return status;
-    const pysim_span spans[] = {
-        {"c", c, bytes.c, 1},
-        {"a", a, bytes.a, 0},
-        {"b", b, bytes.b, 0},
-        {"bias", e->bias, g->n * pysim_dtype_bytes(pysim_result_dtype(g->dtype)), 0},
-    };
-    status = pysim_check_apart(spans, 4);
-    if (status != PYSIM_OK) return status;
+static void reference_gemm(const pysim_gemm *g, const pysim_epilogue *e, const void *a, const void *b, void *c) {
     switch (g->dtype) {
     case PYSIM_F32: gemm_f32(g, e, a, b, c); break;
     case PYSIM_F64: gemm_f64(g, e, a, b, c); break;
     case PYSIM_BF16: gemm_bf16(g, e, a, b, c); break;
     case PYSIM_S8: gemm_s8(g, e, a, b, c); break;
     }
+}
+
+pysim_status pysim_reference(const pysim_problem *p, const pysim_epilogue *e, const void *first, const void *second, void *result) {
+    pysim_operands operands;
+    pysim_status status = pysim_check_problem(p, &operands);
+    if (status == PYSIM_OK) status = pysim_check_call(p, &operands, e, first, second, result, NULL, 0);
+    if (status != PYSIM_OK) return status;
+    if (p->kind == PYSIM_CONV)
+        reference_conv(&p->conv, e, first, second, result);
+    else
+        reference_gemm(&p->gemm, e, first, second, result);
     return PYSIM_OK;
 }
 
@@ -166,7 +145,7 @@ COLUMN_ROW(int8_t, column_row_1)
 
 pysim_status pysim_im2col(const pysim_conv *c, const void *image, void *columns) {
     int64_t p, q, bytes;
-    pysim_status status = pysim_check_conv(c, &p, &q);
+    pysim_status status = pysim_check_conv(c, &p, &q, NULL);
     if (status != PYSIM_OK) return status;
     const int64_t channels = c->channels / c->groups, element = pysim_dtype_bytes(c->dtype);
     const int64_t size[] = {channels, c->kernel_h, c->kernel_w, p, q, element};

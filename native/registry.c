@@ -29,14 +29,14 @@ static int cpu_runs_mma(void) { return 0; }
 
 /* On a foreign architecture the ISA's files are not built: weak references stay NULL and the row reads "not available". */
 #define NAME(target, dtype, form, windows, filters) dtype##_##form##_##windows##x##filters##__##target
-#define PYSIM_KERNEL(target, dtype, form, windows, filters, lw, lf) \
+#define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf) \
     extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)( \
         int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
 #define PYSIM_PACKER(target, dtype) \
     extern __attribute__((weak)) void pack_##dtype##__##target##_segment(const pysim_segment *, void *); \
     extern __attribute__((weak)) void pack_##dtype##__##target##_transposed(const void *, int64_t, int64_t, int64_t, int64_t, void *, int *);
 #include "kernels.inc"
-#undef PYSIM_KERNEL
+#undef PYSIM_ROW
 #undef PYSIM_PACKER
 
 #define DTYPE_f32 PYSIM_F32
@@ -52,13 +52,13 @@ typedef struct {
 } entry;
 
 static const entry table[] = {
-#define PYSIM_KERNEL(target, dtype, form, windows, filters, lw, lf) \
+#define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf) \
     {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
       NAME(target, dtype, form, windows, filters), \
       {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}}, \
      cpu_runs_##target},
 #include "kernels.inc"
-#undef PYSIM_KERNEL
+#undef PYSIM_ROW
 };
 
 enum { ROWS = sizeof table / sizeof table[0] };

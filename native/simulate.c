@@ -200,7 +200,7 @@ pysim_status pysim_cache_access(void *state, int64_t n, const int64_t *addresses
     pysim_simulation s;
     pysim_status status = open_state(state, "pysim_cache_access", &s);
     if (status == PYSIM_OK) status = check_accesses(&s, n, addresses, sizes, is_write, tags, cores);
-    if (status == PYSIM_OK) pysim_run(&s, &(pysim_chunk){addresses, sizes, is_write, tags, cores, n});
+    if (status == PYSIM_OK) pysim_run_chunk(&s, &(pysim_chunk){addresses, sizes, is_write, tags, cores, n});
     return status;
 }
 

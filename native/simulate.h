@@ -141,7 +141,7 @@ typedef struct {
     const uint8_t *is_write, *tags, *cores; /* tags and cores may be NULL */
     int64_t n;
 } pysim_chunk;
-void pysim_run(pysim_simulation *s, const pysim_chunk *c);
+void pysim_run_chunk(pysim_simulation *s, const pysim_chunk *c);
 
 /* One request of a core to L1 for bytes that lie in one line, and the prefetches that it set off. */
 void pysim_touch(pysim_simulation *s, int32_t core, uint64_t address, int64_t bytes, int write, uint64_t owner);

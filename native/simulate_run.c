@@ -175,7 +175,7 @@ static void run_core(const pysim_chunk *c, memory *m, pysim_simulation *s, int p
     }
 }
 
-void pysim_run(pysim_simulation *s, const pysim_chunk *c) {
+void pysim_run_chunk(pysim_simulation *s, const pysim_chunk *c) {
     memory m = {{0}, {{0}}};
     const int plain = is_default(s);
     for (int64_t k = 0, end; k < c->n; k = end) {

@@ -117,9 +117,8 @@ static pysim_status conv_fields(const pysim_conv *c) {
     return PYSIM_OK;
 }
 
-pysim_status pysim_check_conv_bytes(const pysim_conv *c, int64_t *p, int64_t *q, pysim_conv_bytes *bytes) {
+pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim_operands *operands) {
     int64_t rows = 0, columns = 0;
-    pysim_conv_bytes size = {0, 0, 0};
     if (!c) return pysim_fail(PYSIM_BAD_ARGUMENT, "the convolution is NULL");
     pysim_status status = conv_fields(c);
     if (status == PYSIM_OK)
@@ -128,30 +127,28 @@ pysim_status pysim_check_conv_bytes(const pysim_conv *c, int64_t *p, int64_t *q,
         status = output_axis("width", c->width, c->pad_left, c->pad_right, c->kernel_w, c->stride_w, c->dilation_w, &columns);
     if (status != PYSIM_OK) return status;
 
-    const int64_t element = pysim_dtype_bytes(c->dtype), result = pysim_dtype_bytes(pysim_result_dtype(c->dtype));
+    const int32_t result = pysim_result_dtype(c->dtype);
+    const int64_t element = pysim_dtype_bytes(c->dtype), wide = pysim_dtype_bytes(result);
     const int64_t input[] = {c->batch, c->channels, c->height, c->width, element};
     const int64_t filters[] = {c->filters, c->channels / c->groups, c->kernel_h, c->kernel_w, element};
-    const int64_t output[] = {c->batch, c->filters, rows, columns, result};
-    status = pysim_product("the input's bytes, batch x channels x height x width x element", 5, input, &size.input);
+    const int64_t output[] = {c->batch, c->filters, rows, columns, wide};
+    pysim_operands of = {{"input", c->dtype, 0}, {"filters", c->dtype, 0}, {"output", result, 0}, c->filters * wide};
+    status = pysim_product("the input's bytes, batch x channels x height x width x element", 5, input, &of.first.bytes);
     if (status == PYSIM_OK)
         status = pysim_product("the filters' bytes, filters x channels/groups x kernel_h x kernel_w x element", 5, filters,
-                               &size.filters);
+                               &of.second.bytes);
     if (status == PYSIM_OK)
-        status = pysim_product("the output's bytes, batch x filters x P x Q x element", 5, output, &size.output);
+        status = pysim_product("the output's bytes, batch x filters x P x Q x element", 5, output, &of.result.bytes);
     if (status != PYSIM_OK) return status;
     if (p) *p = rows;
     if (q) *q = columns;
-    if (bytes) *bytes = size;
+    if (operands) *operands = of;
     return PYSIM_OK;
-}
-
-pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q) {
-    return pysim_check_conv_bytes(c, p, q, NULL);
 }
 
 pysim_status pysim_conv_output(const pysim_conv *c, int64_t *p, int64_t *q) {
     if (!p || !q) return pysim_fail(PYSIM_BAD_ARGUMENT, "%s, which receives the output size, is NULL", p ? "q" : "p");
-    return pysim_check_conv(c, p, q);
+    return pysim_check_conv(c, p, q, NULL);
 }
 
 /* ((rows-1) ld + columns) element, where a row is not longer than ld. */
@@ -167,27 +164,31 @@ static pysim_status matrix_bytes(const char *name, int64_t rows, int64_t columns
     return PYSIM_OK;
 }
 
-pysim_status pysim_check_gemm_bytes(const pysim_gemm *g, pysim_gemm_bytes *bytes) {
-    if (!g) return pysim_fail(PYSIM_BAD_ARGUMENT, "the matrix product is NULL");
+static pysim_status check_gemm(const pysim_gemm *g, pysim_operands *operands) {
     const named positive[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
-    pysim_gemm_bytes size = {0, 0, 0};
     pysim_status status = check_least(positive, 3, 1);
     if (status == PYSIM_OK) status = pysim_check_dtype(g->dtype);
     if (status != PYSIM_OK) return status;
     if ((g->trans_a | g->trans_b) & ~1)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "trans_a is %d and trans_b is %d; each is 0 or 1", g->trans_a, g->trans_b);
 
-    const int64_t element = pysim_dtype_bytes(g->dtype);
-    status = matrix_bytes("a", g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k, g->lda, element, &size.a);
+    const int32_t result = pysim_result_dtype(g->dtype);
+    const int64_t element = pysim_dtype_bytes(g->dtype), wide = pysim_dtype_bytes(result);
+    pysim_operands of = {{"a", g->dtype, 0}, {"b", g->dtype, 0}, {"c", result, 0}, g->n * wide};
+    status = matrix_bytes("a", g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k, g->lda, element, &of.first.bytes);
     if (status == PYSIM_OK)
-        status = matrix_bytes("b", g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, g->ldb, element, &size.b);
-    if (status == PYSIM_OK)
-        status = matrix_bytes("c", g->m, g->n, g->ldc, pysim_dtype_bytes(pysim_result_dtype(g->dtype)), &size.c);
-    if (status == PYSIM_OK && bytes) *bytes = size;
+        status = matrix_bytes("b", g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, g->ldb, element, &of.second.bytes);
+    if (status == PYSIM_OK) status = matrix_bytes("c", g->m, g->n, g->ldc, wide, &of.result.bytes);
+    if (status == PYSIM_OK && operands) *operands = of;
     return status;
 }
 
-pysim_status pysim_check_gemm(const pysim_gemm *g) { return pysim_check_gemm_bytes(g, NULL); }
+pysim_status pysim_check_problem(const pysim_problem *p, pysim_operands *operands) {
+    if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "the problem is NULL");
+    if (p->kind == PYSIM_CONV) return pysim_check_conv(&p->conv, NULL, NULL, operands);
+    if (p->kind == PYSIM_GEMM) return check_gemm(&p->gemm, operands);
+    return pysim_fail(PYSIM_BAD_ARGUMENT, "problem.kind is %d; it is 0 (convolution) or 1 (matrix product)", (int)p->kind);
+}
 
 pysim_status pysim_check_operand(const char *name, const void *operand, int32_t dtype) {
     const int64_t element = pysim_dtype_bytes(dtype);
@@ -204,23 +205,17 @@ static int whole_int32(double x) {
     return x >= cut && x <= cut;
 }
 
-pysim_status pysim_check_gemm_epilogue(const pysim_epilogue *e, int32_t dtype) {
+static pysim_status check_epilogue(const pysim_epilogue *e, int32_t kind, int32_t dtype) {
     if (!e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epilogue is NULL");
     if (e->activation != PYSIM_IDENTITY && e->activation != PYSIM_RELU)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "activation is %d; 0 (identity) and 1 (relu) exist", e->activation);
     if (dtype == PYSIM_S8 && !(whole_int32(e->alpha) && whole_int32(e->beta)))
         return pysim_fail(PYSIM_UNSUPPORTED, "alpha is %g and beta is %g; for s8, whose result is exact, both are whole numbers within int32",
                           e->alpha, e->beta);
-    return e->bias ? pysim_check_operand("bias", e->bias, pysim_result_dtype(dtype)) : PYSIM_OK;
-}
-
-pysim_status pysim_check_conv_epilogue(const pysim_epilogue *e, int32_t dtype) {
-    const pysim_status status = pysim_check_gemm_epilogue(e, dtype);
-    if (status != PYSIM_OK) return status;
-    if (!(e->alpha >= 1 && e->alpha <= 1) || !(e->beta >= 0 && e->beta <= 0))
+    if (kind == PYSIM_CONV && (!(e->alpha >= 1 && e->alpha <= 1) || !(e->beta >= 0 && e->beta <= 0)))
         return pysim_fail(PYSIM_BAD_ARGUMENT, "alpha is %g and beta is %g; a convolution has alpha 1 and beta 0", e->alpha,
                           e->beta);
-    return PYSIM_OK;
+    return e->bias ? pysim_check_operand("bias", e->bias, pysim_result_dtype(dtype)) : PYSIM_OK;
 }
 
 int32_t pysim_overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes) {
@@ -238,4 +233,21 @@ pysim_status pysim_check_apart(const pysim_span *spans, int32_t count) {
                                   w->name, (long long)w->bytes, w->data, o->name, (long long)o->bytes, o->data);
         }
     return PYSIM_OK;
+}
+
+pysim_status pysim_check_call(const pysim_problem *p, const pysim_operands *operands, const pysim_epilogue *e, const void *first,
+                              const void *second, const void *result, const void *workspace, int64_t workspace_bytes) {
+    const pysim_operand *of[] = {&operands->first, &operands->second, &operands->result};
+    const void *at[] = {first, second, result};
+    pysim_status status = check_epilogue(e, p->kind, of[0]->dtype);
+    for (int i = 0; i < 3 && status == PYSIM_OK; i++) status = pysim_check_operand(of[i]->name, at[i], of[i]->dtype);
+    if (status != PYSIM_OK) return status;
+    const pysim_span spans[] = {
+        {of[2]->name, result, of[2]->bytes, 1},
+        {"workspace", workspace, workspace_bytes, 1},
+        {of[0]->name, first, of[0]->bytes, 0},
+        {of[1]->name, second, of[1]->bytes, 0},
+        {"bias", e->bias, operands->bias_bytes, 0},
+    };
+    return pysim_check_apart(spans, 5);
 }

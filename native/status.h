@@ -22,27 +22,26 @@ pysim_status pysim_check_dtype(int32_t dtype);
 /* *product = the factors' product, or PYSIM_OVERFLOW naming `what` and the factors. Factors are not negative. */
 pysim_status pysim_product(const char *what, int32_t count, const int64_t *factors, int64_t *product);
 
-/* Bytes from the first to the last element of each operand. */
+/* What a call has under `name`: elements of a dtype, `bytes` from the first to the last. */
 typedef struct {
-    int64_t input, filters, output;
-} pysim_conv_bytes;
+    const char *name;
+    int32_t dtype;
+    int64_t bytes;
+} pysim_operand;
 typedef struct {
-    int64_t a, b, c;
-} pysim_gemm_bytes;
+    pysim_operand first, second, result;
+    int64_t bias_bytes;
+} pysim_operands;
 
-/* A convolution that can be run: sizes positive, padding not negative, groups divide, P and Q at least 1, operands' bytes in
- * int64_t. p, q and bytes may be NULL. */
-pysim_status pysim_check_conv_bytes(const pysim_conv *c, int64_t *p, int64_t *q, pysim_conv_bytes *bytes);
-pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q);
+/* A problem that can be computed. Of a convolution: sizes positive, padding not negative, groups divide, P and Q at least 1. Of a product:
+ * sizes positive, flags 0 or 1, leading dimensions not shorter than a row. Operands' bytes in int64_t; operands may be NULL. */
+pysim_status pysim_check_problem(const pysim_problem *p, pysim_operands *operands);
+pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim_operands *operands); /* p, q, operands may be NULL */
 
-/* A product that can be run: sizes positive, flags 0 or 1, leading dimensions not shorter than a row, bytes in int64_t. */
-pysim_status pysim_check_gemm_bytes(const pysim_gemm *g, pysim_gemm_bytes *bytes);
-pysim_status pysim_check_gemm(const pysim_gemm *g);
-
-/* For a problem of this dtype: a known activation, an aligned bias, and alpha and beta that an s8 result can obey. */
-pysim_status pysim_check_gemm_epilogue(const pysim_epilogue *e, int32_t dtype);
-/* The same, and alpha 1, beta 0. */
-pysim_status pysim_check_conv_epilogue(const pysim_epilogue *e, int32_t dtype);
+/* Of the problem's dtype: a known activation, an aligned bias, and alpha and beta that its result can obey, 1 and 0 for a convolution.
+ * Operands: not NULL, aligned to their elements, what is written apart from all else. */
+pysim_status pysim_check_call(const pysim_problem *p, const pysim_operands *operands, const pysim_epilogue *e, const void *first,
+                              const void *second, const void *result, const void *workspace, int64_t workspace_bytes);
 
 /* Not NULL, and aligned to its element. */
 pysim_status pysim_check_operand(const char *name, const void *operand, int32_t dtype);

@@ -15,8 +15,7 @@
  * Buffers give the tags: a convolution's filters, packed before the run, are `filter`; panels in the workspace are `packed_*`. */
 #include <string.h>
 
-#include "conv/nest.h"
-#include "status.h"
+#include "conv/algorithm.h"
 
 enum { CHUNK = 4096, STEP = 128 };
 enum { INPUT = 1, FILTER, OUTPUT, PACKED_INPUT, PACKED_FILTER, COLUMNS, PACK = 1 << 4, COMPUTE = 2 << 4, STORE = 3 << 4 };
@@ -101,7 +100,7 @@ static void trace_run(int64_t k, const void *filters, const void *windows, int64
                       int64_t nw, int64_t nf, const pysim_store *store) {
     tracer *t = active;
     const pysim_kernel_info *row = &t->nest.row.info;
-    const int win = row->form[0] == 'w', fil = row->form[0] == 'f', reads_old = store->beta != 0;
+    const int win = row->lane_filters == 1, fil = !win && row->lane_windows == 1, reads_old = store->beta != 0;
     /* Filters are padded to whole tiles, so only a win kernel that multiplies them one by one leaves some out. */
     const int64_t groups = fil ? t->lanes : row->lane_filters;
     const int64_t all = win && t->lanes > 1 ? nf : row->filters;
@@ -279,6 +278,8 @@ static void trace_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int6
 static void stand_in(pysim_nest *n) {
     tracer *t = active;
     t->nest = *n;
+    t->read = INPUT | PACK, t->written = COLUMNS | PACK; /* what is packed before the loops */
+    if (n->reads_columns) t->image = COLUMNS;
     t->bytes = n->bytes;
     t->out_bytes = n->out_bytes;
     t->mma = strcmp(n->row.info.target, "mma") == 0;
@@ -303,28 +304,16 @@ static pysim_status check_trace(const pysim_trace_bases *at, pysim_trace_sink si
 
 static void *place(int64_t address) { return (void *)(intptr_t)address; }
 
-pysim_status pysim_conv_trace(const pysim_conv *c, const pysim_schedule *s, const pysim_trace_bases *at, pysim_trace_sink sink,
-                              void *context) {
+pysim_status pysim_trace(const pysim_problem *p, const pysim_schedule *s, const pysim_trace_bases *at, pysim_trace_sink sink,
+                         void *context) {
     pysim_status status = check_trace(at, sink);
     if (status != PYSIM_OK) return status;
+    const int product = p && p->kind == PYSIM_GEMM, columns = product && !at->input;
+    void *const image = place(columns ? at->columns : at->input), *const filters = place(at->filters);
     tracer t, *outer = active;
-    t.sink = sink, t.context = context, t.image = INPUT, t.n = 0;
+    t.sink = sink, t.context = context, t.image = columns ? COLUMNS : INPUT, t.n = 0;
     active = &t;
-    status = pysim_conv_walk(c, s, stand_in, place(at->input), place(at->filters), place(at->output), place(at->workspace));
-    active = outer;
-    deliver(&t);
-    return status;
-}
-
-pysim_status pysim_gemm_trace(const pysim_gemm *g, const pysim_schedule *s, const pysim_trace_bases *at, pysim_trace_sink sink,
-                              void *context) {
-    pysim_status status = check_trace(at, sink);
-    if (status != PYSIM_OK) return status;
-    const int64_t b = at->input ? at->input : at->columns;
-    tracer t, *outer = active;
-    t.sink = sink, t.context = context, t.image = at->input ? INPUT : COLUMNS, t.n = 0;
-    active = &t;
-    status = pysim_gemm_walk(g, s, stand_in, place(at->filters), place(b), place(at->output), place(at->workspace));
+    status = pysim_walk(p, s, stand_in, product ? filters : image, product ? image : filters, place(at->output), place(at->workspace));
     active = outer;
     deliver(&t);
     return status;
@@ -342,7 +331,7 @@ static void column_row(tracer *t, const pysim_conv *c, int64_t p, int64_t q, int
 
 pysim_status pysim_im2col_trace(const pysim_conv *c, const pysim_trace_bases *at, pysim_trace_sink sink, void *context) {
     int64_t p, q, bytes;
-    pysim_status status = pysim_check_conv(c, &p, &q);
+    pysim_status status = pysim_check_conv(c, &p, &q, NULL);
     if (status == PYSIM_OK) status = check_trace(at, sink);
     if (status != PYSIM_OK) return status;
     const int64_t channels = c->channels / c->groups, element = pysim_dtype_bytes(c->dtype);
@@ -379,16 +368,10 @@ static pysim_status finish(pysim_status traced, const cache_sink *s, int64_t *ac
     return PYSIM_OK;
 }
 
-pysim_status pysim_conv_simulate(const pysim_conv *c, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
-                                 int64_t *accesses) {
+pysim_status pysim_simulate(const pysim_problem *p, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
+                            int64_t *accesses) {
     cache_sink to = {cache_state, PYSIM_OK, 0};
-    return finish(pysim_conv_trace(c, s, at, to_caches, &to), &to, accesses);
-}
-
-pysim_status pysim_gemm_simulate(const pysim_gemm *g, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
-                                 int64_t *accesses) {
-    cache_sink to = {cache_state, PYSIM_OK, 0};
-    return finish(pysim_gemm_trace(g, s, at, to_caches, &to), &to, accesses);
+    return finish(pysim_trace(p, s, at, to_caches, &to), &to, accesses);
 }
 
 pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases *at, void *cache_state, int64_t *accesses) {

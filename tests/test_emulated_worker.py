@@ -117,7 +117,7 @@ def greeting(power10) -> list[str]:
 def test_both_sides_agree_about_every_struct_and_every_function_that_takes_part(power10):
     lines = greeting(power10)
     kinds, written = emulated.agreed(lines)
-    assert kinds["pysim_conv_run"] == "CSEiddDwiP" and written == "DPKN"
+    assert kinds["pysim_run"] == "QSEiddDwiP" and written == "DPKN"
     assert len([line for line in lines if line.startswith("struct ")]) == 7
     for at, line in enumerate(lines):
         word, *rest = line.split()
@@ -125,8 +125,8 @@ def test_both_sides_agree_about_every_struct_and_every_function_that_takes_part(
         if wrong:
             with pytest.raises(NativeError, match=r"another pysim\.h"):
                 emulated.agreed([*lines[:at], wrong, *lines[at + 1 :]])
-    swapped = [line.replace("CSEidd", "CESidd") for line in lines]
-    with pytest.raises(NativeError, match="CESidd"):
+    swapped = [line.replace("QSEidd", "QESidd") for line in lines]
+    with pytest.raises(NativeError, match="QESidd"):
         emulated.agreed(swapped)
 
 
@@ -155,7 +155,7 @@ CORRUPT = [
     "pysim_kernel_at 0 @9223372036854775800:48",
     "pysim_kernel_at 0 @0:9223372036854775807",
     "pysim_kernel_at 0 @99999999999999999999:48",
-    "pysim_conv_reference @0:136 @0:32 @0:8 @0:8 @0:9999999",
+    "pysim_reference @0:144 @0:32 @0:8 @0:8 @0:9999999",
     "pysim_kernel_at " + "1 " * 20,
     "pysim_kernel_at 0 @0:48" + " " * 2000,
     "x" * 100000,
@@ -191,12 +191,12 @@ def test_lines_of_random_bytes_and_words_are_each_answered(power10):
 @emulation
 def test_a_bias_that_lies_outside_its_piece_is_refused(power10):
     ffi, _ = runtime.library()
-    conv = bytes(ffi.buffer(runtime.conv_struct(Conv(channels=1, height=1, width=1, filters=1, kernel_h=1, kernel_w=1))))
+    conv = bytes(ffi.buffer(runtime.problem_struct(Conv(channels=1, height=1, width=1, filters=1, kernel_h=1, kernel_w=1))))
     for offset, bytes_ in ((160, 160), (8, 160), (1 << 60, 160), (32, 32)):
         epilogue = ffi.new("pysim_epilogue *", [1.0, 0.0, ffi.cast("void *", offset), 0])
         power10._reserve(1 << 16)
         os.pwrite(power10._shared, conv.ljust(256) + bytes(ffi.buffer(epilogue)), 0)
-        answer = power10.ask(f"pysim_conv_reference @0:136 @256:{bytes_} @1024:4 @2048:4 @3072:4")
+        answer = power10.ask(f"pysim_reference @0:144 @256:{bytes_} @1024:4 @2048:4 @3072:4")
         assert answer.startswith("refused argument 1: the bias lies at"), answer
 
 

@@ -27,6 +27,20 @@ def test_the_worked_number_holds() -> None:
     assert im2col_cost(conv("conv:mb3ic64ih56oc64kh3ph1"), ON).terms["copy"] == 3 * cost.terms["copy"]
 
 
+def test_columns_that_packing_writes_cost_its_calls_too() -> None:
+    w, core = conv("conv:mb1ic16ih14oc16kh3ph1"), ON.core
+    own, packed = im2col_cost(w, ON), im2col_cost(w, ON, packer=ON.unit("avx512"))
+    lines = own.levels["L2"]["input_bytes"] / 64
+    more = 16 * 9 * 14 * core.pack_cycles.value + 16 * 3 * 14 * core.pack_call_cycles.value + lines * core.pack_line_cycles.value
+    assert packed.terms["copy"] == pytest.approx(own.terms["copy"] + more)
+
+
+@pytest.mark.parametrize("problem", ["conv:mb1ic64ih56oc64kh3ph1", "conv:mb1ic64ih224oc64kh3ph1"])
+def test_terms_less_what_is_hidden_add_up(problem: str) -> None:
+    cost = im2col_cost(conv(problem), ON)
+    assert sum(cost.counted.values()) == pytest.approx(cost.cycles)
+
+
 def test_a_pointwise_convolution_needs_no_columns() -> None:
     assert im2col_cost(conv("conv:mb1ic64ih56oc64kh1"), ON).cycles == 0
     assert im2col_cost(conv("conv:mb1ic64ih56oc64kh1sh2"), ON).cycles > 0

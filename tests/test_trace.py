@@ -30,7 +30,7 @@ from pysim.runtime import cpu as runtime
 
 NATIVE = Path(__file__).parent.parent / "native"
 PORTABLE = {dtype: f"{dtype}_win_8x4__portable" for dtype in ("f32", "f64", "bf16", "s8")}
-STACK_USERS = {row.name for row in kernels() if row.form == "fil"}  # they turn a tile around on the stack, which a trace leaves out
+STACK_USERS = {row.name for row in kernels() if row.along_filters}  # they turn a tile around on the stack, which a trace leaves out
 SMALL = Hierarchy([Cache("L1", 8, 4, 64), Cache("L2", 32, 8, 64)])
 
 
@@ -96,23 +96,21 @@ def executed(recorder: tuple[Any, Any], workload: Workload, s: Schedule, room: i
     ffi, lib = recorder
     size = ffi.new("int64_t *")
     element, result = SIZES[workload.dtype], RESULT_BYTES[workload.dtype]
-    copies = {name: ffi.new(f"pysim_{name} *") for name in ("conv", "gemm", "schedule")}
+    copies = {name: ffi.new(f"pysim_{name} *") for name in ("problem", "schedule")}
 
     def native(kind: str, struct: Any) -> Any:
         here, _ = runtime.library()
         ffi.buffer(copies[kind])[:] = here.buffer(struct)[:]
         return copies[kind]
 
-    plan = native("schedule", runtime.schedule_struct(s))
+    plan, problem = native("schedule", runtime.schedule_struct(s, workload)), native("problem", runtime.problem_struct(workload))
     if isinstance(workload, Gemm):
-        problem, run, work = native("gemm", runtime.gemm_struct(workload)), lib.pysim_gemm_run, lib.pysim_gemm_workspace_bytes
         sizes = [workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
     else:
-        problem, run, work = native("conv", runtime.conv_struct(workload)), lib.pysim_conv_run, lib.pysim_conv_workspace_bytes
-        assert lib.pysim_conv_packed_filter_bytes(problem, plan, size) == 0
+        assert lib.pysim_prepared_bytes(problem, plan, size) == 0
         image, output = workload.channels * workload.height * workload.width, workload.filters * workload.windows
         sizes = [image * workload.batch * element, size[0], output * workload.batch * result]
-    assert work(problem, plan, 1, size) == 0
+    assert lib.pysim_workspace_bytes(problem, plan, 1, size) == 0
     buffers = [np.zeros(n + 64, np.uint8) for n in [*sizes, size[0]]]
     pointers = [ffi.cast("void *", b.ctypes.data + -b.ctypes.data % 64) for b in buffers]
     at = trace.Bases(*(int(ffi.cast("intptr_t", p)) for p in pointers))
@@ -123,7 +121,7 @@ def executed(recorder: tuple[Any, Any], workload: Workload, s: Schedule, room: i
     record.addresses, record.sizes = ffi.cast("int64_t *", kept[0].ctypes.data), ffi.cast("int32_t *", kept[1].ctypes.data)
     record.is_write = ffi.cast("uint8_t *", kept[2].ctypes.data)
     epilogue = ffi.new("pysim_epilogue *", [1.0, 0.0, ffi.NULL, 0])
-    status = run(problem, plan, epilogue, 1, *operands, pointers[2], pointers[3], size[0], ffi.NULL)
+    status = lib.pysim_run(problem, plan, epilogue, 1, *operands, pointers[2], pointers[3], size[0], ffi.NULL)
     assert status == 0, ffi.string(lib.pysim_last_error())
     assert record.n <= room
     on_stack = np.ones(record.n, bool)
@@ -380,16 +378,18 @@ def test_a_schedule_that_does_not_fit_is_refused_in_a_sentence():
 
 def test_what_no_trace_can_be_made_of_is_refused_by_the_library():
     ffi, lib = runtime.library()
-    conv, plan = runtime.conv_struct(LAYER), runtime.schedule_struct(schedule(PORTABLE["f32"], 2))
+    problem, plan = runtime.problem_struct(LAYER), runtime.schedule_struct(schedule(PORTABLE["f32"], 2), LAYER)
     at = ffi.new("pysim_trace_bases *", trace.bases(LAYER, schedule(PORTABLE["f32"], 2)))
     below = ffi.new("pysim_trace_bases *", [-4096, 4096, 8192, 12288, 0])
     sink = ffi.callback("pysim_trace_sink", lambda *chunk: None)
-    for problem, status in (
-        ("bases", lib.pysim_conv_trace(conv, plan, ffi.NULL, sink, ffi.NULL)),
-        ("sink", lib.pysim_im2col_trace(conv, at, ffi.NULL, ffi.NULL)),
-        ("base -4096", lib.pysim_conv_trace(conv, plan, below, sink, ffi.NULL)),
-        ("schedule is NULL", lib.pysim_conv_trace(conv, ffi.NULL, at, sink, ffi.NULL)),
-        ("a", lib.pysim_gemm_trace(runtime.gemm_struct(Gemm(m=1, n=1, k=2)), plan, ffi.new("pysim_trace_bases *"), sink, ffi.NULL)),
-        ("state", lib.pysim_conv_simulate(conv, plan, at, ffi.NULL, ffi.NULL)),
+    product = Gemm(m=1, n=1, k=2)
+    told = runtime.problem_struct(product), runtime.schedule_struct(schedule(PORTABLE["f32"], 2), product)
+    for what, status in (
+        ("bases", lib.pysim_trace(problem, plan, ffi.NULL, sink, ffi.NULL)),
+        ("sink", lib.pysim_im2col_trace(runtime.conv_struct(LAYER), at, ffi.NULL, ffi.NULL)),
+        ("base -4096", lib.pysim_trace(problem, plan, below, sink, ffi.NULL)),
+        ("schedule is NULL", lib.pysim_trace(problem, ffi.NULL, at, sink, ffi.NULL)),
+        ("a", lib.pysim_trace(*told, ffi.new("pysim_trace_bases *"), sink, ffi.NULL)),
+        ("state", lib.pysim_simulate(problem, plan, at, ffi.NULL, ffi.NULL)),
     ):
-        assert status == lib.PYSIM_BAD_ARGUMENT, problem
+        assert status == lib.PYSIM_BAD_ARGUMENT, what

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * GEMM as a nest of one kernel row and one tap: columns of C are windows, rows are filters, k is channels. */
-#include "../status.h"
-#include "nest.h"
+#include "algorithm.h"
 
 static void gemm_live_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1) {
     (void)n, (void)t0, (void)nw;
@@ -49,10 +48,9 @@ static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64
         n->row.pack.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst, NULL);
 }
 
-static pysim_status gemm_nest(const pysim_gemm *g, const pysim_schedule *s, pysim_row_lookup row, pysim_nest *n, pysim_gemm_bytes *bytes) {
-    pysim_status status = pysim_check_gemm_bytes(g, bytes);
-    if (status != PYSIM_OK) return status;
-    if (!s) return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
+static pysim_status open_gemm(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    const pysim_gemm *g = &p->gemm;
+    pysim_nest *n = &job->nest;
     *n = (pysim_nest){
         .windows = g->n,
         .filters = g->m,
@@ -68,67 +66,26 @@ static pysim_status gemm_nest(const pysim_gemm *g, const pysim_schedule *s, pysi
         .input_pitch = g->ldb,
         .output_pitch = g->ldc,
     };
-    status = row(s, g->dtype, &n->row);
-    if (status != PYSIM_OK) return status;
-    return pysim_nest_schedule(n, s, !g->trans_b);
-}
-
-pysim_status pysim_gemm_workspace_bytes(const pysim_gemm *g, const pysim_schedule *s, int32_t threads, int64_t *bytes) {
-    pysim_nest n;
-    pysim_status status = gemm_nest(g, s, pysim_row_of, &n, NULL);
-    if (status != PYSIM_OK) return status;
-    return pysim_threaded_workspace(&n, threads, bytes);
+    const pysim_status status = row(s, g->dtype, &n->row);
+    return status == PYSIM_OK ? pysim_nest_schedule(n, s, !g->trans_b) : status;
 }
 
 static void gemm_image(pysim_nest *n, int64_t image, const void *context) {
     (void)n, (void)image, (void)context;
 }
 
-static pysim_status gemm_on(pysim_nest *n, const pysim_gemm_bytes *bytes, const pysim_epilogue *e, int32_t threads, const void *a,
-                            const void *b, void *c, void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
-    const pysim_gemm *g = n->problem;
-    pysim_status status = pysim_check_gemm_epilogue(e, g->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("a", a, g->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("b", b, g->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("c", c, pysim_result_dtype(g->dtype));
-    if (status != PYSIM_OK) return status;
-    const pysim_span spans[] = {
-        {"c", c, bytes->c, 1},
-        {"workspace", workspace, workspace_bytes, 1},
-        {"a", a, bytes->a, 0},
-        {"b", b, bytes->b, 0},
-        {"bias", e->bias, g->n * n->out_bytes, 0},
-    };
-    status = pysim_check_apart(spans, 5);
-    if (status != PYSIM_OK) return status;
-    n->input = b;
-    n->filter_data = a;
-    n->output = c;
+static void run_gemm(pysim_job *job, const pysim_call *call) {
+    const pysim_epilogue *e = call->epilogue;
+    pysim_nest *n = &job->nest;
+    n->input = call->second;
+    n->filter_data = call->first;
+    n->output = call->result;
     n->alpha = e->alpha;
     n->beta = e->beta;
     n->bias_windows = e->bias;
     n->relu = e->activation == PYSIM_RELU;
     if (e->alpha == 0) leave_out_product(n);
-    return pysim_nest_run(n, 1, gemm_image, NULL, threads, workspace, workspace_bytes, profile);
+    pysim_nest_run(n, 1, gemm_image, NULL, call->threads, call->workspace, call->profile);
 }
 
-pysim_status pysim_gemm_run(const pysim_gemm *g, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *a,
-                            const void *b, void *c, void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
-    pysim_nest n;
-    pysim_gemm_bytes bytes;
-    pysim_status status = gemm_nest(g, s, pysim_row_for, &n, &bytes);
-    return status == PYSIM_OK ? gemm_on(&n, &bytes, e, threads, a, b, c, workspace, workspace_bytes, profile) : status;
-}
-
-pysim_status pysim_gemm_walk(const pysim_gemm *g, const pysim_schedule *s, pysim_stand_in stand_in, const void *a, const void *b,
-                             void *c, void *workspace) {
-    pysim_nest n;
-    pysim_gemm_bytes bytes;
-    int64_t workspace_bytes;
-    pysim_status status = gemm_nest(g, s, pysim_row_of, &n, &bytes);
-    if (status == PYSIM_OK) status = pysim_threaded_workspace(&n, 1, &workspace_bytes);
-    if (status != PYSIM_OK) return status;
-    stand_in(&n);
-    const pysim_epilogue e = {.alpha = 1};
-    return gemm_on(&n, &bytes, &e, 1, a, b, c, workspace, workspace_bytes, NULL);
-}
+const pysim_algorithm pysim_algorithm_gemm = {open_gemm, NULL, run_gemm};

@@ -70,18 +70,12 @@ static pysim_status thread_workspace(const pysim_nest *n, int64_t *bytes) {
     return PYSIM_OK;
 }
 
-static pysim_status check_threads(int32_t threads) {
-    if (threads >= 1 && threads <= MAX_THREADS) return PYSIM_OK;
-    return pysim_fail(PYSIM_BAD_ARGUMENT, "threads is %d; it must lie in 1..%d", (int)threads, MAX_THREADS);
-}
-
-pysim_status pysim_threaded_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes) {
+pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes) {
     int64_t each = 0;
-    pysim_status status = thread_workspace(n, &each);
+    const pysim_status status = thread_workspace(n, &each);
     if (status != PYSIM_OK) return status;
-    if (!bytes) return pysim_fail(PYSIM_BAD_ARGUMENT, "workspace_bytes: the result pointer is NULL");
-    status = check_threads(threads);
-    if (status != PYSIM_OK) return status;
+    if (threads < 1 || threads > MAX_THREADS)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "threads is %d; it must lie in 1..%d", (int)threads, MAX_THREADS);
     if (__builtin_mul_overflow(each, threads, bytes)) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
     return PYSIM_OK;
 }
@@ -221,19 +215,65 @@ static void take_part(pysim_nest *n, int64_t part, int64_t parts) {
     *end = *begin + share + (part < extra);
 }
 
+typedef struct {
+    int64_t items;
+    int32_t threads;
+    pysim_item item;
+    const void *context;
+} team;
+
+static void run_alone(const team *t) {
+    for (int64_t i = 0; i < t->items; i++) t->item(i, 0, t->context);
+}
+
+#ifdef _OPENMP
+static void *run_team(void *of) {
+    const team *t = of;
+#pragma omp parallel for num_threads(t->threads) schedule(static)
+    for (int64_t i = 0; i < t->items; i++) t->item(i, omp_get_thread_num(), t->context);
+    return NULL;
+}
+
+/* The thread that forked goes on in the child, and libgomp waits there for the other threads of its team, which did not come along.
+ * A new thread has no team yet, so in such a child one calls the kernels. */
+static _Thread_local int forked;
+
+static void after_fork(void) { forked = 1; }
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
+
+static void run_all(team *t) {
+    pthread_t fresh;
+    if (t->threads == 1)
+        run_alone(t);
+    else if (!forked)
+        run_team(t);
+    else if (pthread_create(&fresh, NULL, run_team, t) == 0)
+        pthread_join(fresh, NULL);
+    else
+        run_alone(t); /* the same bits, later */
+}
+#else
+static void run_all(const team *t) { run_alone(t); }
+#endif
+
+void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *context) {
+    run_all(&(team){items, (int32_t)pysim_min(threads, items), item, context});
+}
+
 /* A run of all tiles on a team: its items are images, or parts of images. */
 typedef struct {
     const pysim_nest *shared;
     pysim_nest_image prepare;
     const void *context;
-    int64_t items, parts; /* parts of each image */
-    int32_t threads;
+    int64_t parts; /* of each image */
     char *workspace;
     int64_t workspace_each;
     pysim_profile *profile;
-} team_run;
+} nest_run;
 
-static void run_item(const team_run *r, int64_t item, int64_t thread) {
+static void run_item(int64_t item, int64_t thread, const void *context) {
+    const nest_run *r = context;
     pysim_nest n = *r->shared;
     r->prepare(&n, item / r->parts, r->context);
     take_part(&n, item % r->parts, r->parts);
@@ -250,53 +290,11 @@ static void run_item(const team_run *r, int64_t item, int64_t thread) {
     }
 }
 
-static void run_alone(const team_run *r) {
-    for (int64_t item = 0; item < r->items; item++) run_item(r, item, 0);
-}
-
-#ifdef _OPENMP
-static void *run_team(void *run) {
-    const team_run *r = run;
-#pragma omp parallel for num_threads(r->threads) schedule(static)
-    for (int64_t item = 0; item < r->items; item++) run_item(r, item, omp_get_thread_num());
-    return NULL;
-}
-
-/* The thread that forked goes on in the child, and libgomp waits there for the other threads of its team, which did not come along.
- * A new thread has no team yet, so in such a child one calls the kernels. */
-static _Thread_local int forked;
-
-static void after_fork(void) { forked = 1; }
-
-__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
-
-static void run_all(team_run *r) {
-    pthread_t fresh;
-    if (r->threads == 1)
-        run_alone(r);
-    else if (!forked)
-        run_team(r);
-    else if (pthread_create(&fresh, NULL, run_team, r) == 0)
-        pthread_join(fresh, NULL);
-    else
-        run_alone(r); /* the same bits, later */
-}
-#else
-static void run_all(const team_run *r) { run_alone(r); }
-#endif
-
-pysim_status pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image prepare, const void *context,
-                            int32_t threads, void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
+void pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads,
+                    char *workspace, pysim_profile *profile) {
     int64_t each = 0;
-    pysim_status status = thread_workspace(shared, &each);
-    if (status == PYSIM_OK) status = check_threads(threads);
-    if (status != PYSIM_OK) return status;
-    if (!workspace || workspace_bytes / threads < each)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule on %d threads needs %lld each",
-                          (long long)(workspace ? workspace_bytes : 0), (int)threads, (long long)each);
-    if (profile) memset(profile, 0, sizeof *profile);
-    const int64_t tiles = window_tiles(shared) > filter_tiles(shared) ? window_tiles(shared) : filter_tiles(shared);
-    const int64_t parts = images >= threads ? 1 : pysim_min(threads, tiles), items = images * parts;
-    run_all(&(team_run){shared, prepare, context, items, parts, (int32_t)pysim_min(threads, items), workspace, each, profile});
-    return PYSIM_OK;
+    (void)thread_workspace(shared, &each); /* has passed */
+    const int64_t tiles = pysim_max(window_tiles(shared), filter_tiles(shared));
+    const int64_t parts = images >= threads ? 1 : pysim_min(threads, tiles);
+    pysim_team(images * parts, threads, run_item, &(nest_run){shared, prepare, context, parts, workspace, each, profile});
 }

@@ -24,6 +24,7 @@ struct pysim_nest {
 
     const void *problem;      /* pysim_conv or pysim_gemm, for the functions above */
     const char *input;        /* image of the group, or B */
+    int reads_columns;        /* the input is a matrix of columns that the run has written, for traces */
     int64_t input_pitch;      /* elements between channels, where the micro-kernel reads the input in place */
     const char *filter_data;  /* packed panels of the group, or A */
     char *output;
@@ -36,25 +37,20 @@ struct pysim_nest {
 };
 
 /* Bytes that `threads` threads need, or an overflow. */
-pysim_status pysim_threaded_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes);
+pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes);
 
 /* Checks a schedule against the nest and stores a copy with k2 and k3 clamped to the tile counts. */
 pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal);
 
-/* Runs all tiles of `images` nests that prepare() fills, on `threads` threads; each tile is computed by one thread in one order,
- * so the bits do not depend on their number. */
-typedef void (*pysim_nest_image)(pysim_nest *n, int64_t image, const void *context);
-pysim_status pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image prepare, const void *context,
-                            int32_t threads, void *workspace, int64_t workspace_bytes, pysim_profile *profile);
+/* Calls item(i, thread, context) for i < items on a team of `threads` threads, thread 0 .. threads-1. */
+typedef void (*pysim_item)(int64_t item, int64_t thread, const void *context);
+void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *context);
 
-/* Puts other functions in a nest's row (and counts, traces, ...) before its loops run. */
-typedef void (*pysim_stand_in)(pysim_nest *n);
-/* A run on one thread with stand-ins for the row's functions, so that no kernel has to run on this CPU. The checks of a run hold,
- * but nothing is read or written through these pointers. */
-pysim_status pysim_conv_walk(const pysim_conv *c, const pysim_schedule *s, pysim_stand_in stand_in, const void *input,
-                             const void *packed_filters, void *output, void *workspace);
-pysim_status pysim_gemm_walk(const pysim_gemm *g, const pysim_schedule *s, pysim_stand_in stand_in, const void *a, const void *b,
-                             void *c, void *workspace);
+/* Runs all tiles of `images` nests that prepare() fills, on `threads` threads, in as much workspace as pysim_nest_workspace says; each
+ * tile is computed by one thread in one order, so the bits do not depend on their number. Adds to the profile, where one is given. */
+typedef void (*pysim_nest_image)(pysim_nest *n, int64_t image, const void *context);
+void pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads,
+                    char *workspace, pysim_profile *profile);
 
 /* Elements of the packed panels before channel c0 and filter tile f of an image group; panels are
  * [channel set][filter tile][r][c][s][schedule.filters]. */

@@ -78,6 +78,30 @@ pysim_schedule check_schedule(int32_t kernel, const pysim_kernel_info *row, cons
                               check_random *random);
 void check_schedule_text(const pysim_schedule *s, char *text, size_t size);
 
+/* Lines of native/algorithms.inc; a schedule has the first, unless said otherwise. */
+enum {
+#define PYSIM_ALGORITHM(name, problem) CHECK_##name,
+#include "../algorithms.inc"
+#undef PYSIM_ALGORITHM
+    CHECK_ALGORITHMS,
+};
+/* The kind of problem that each computes. */
+static const int32_t check_computes[] = {
+#define PYSIM_ALGORITHM(name, problem) PYSIM_##problem,
+#include "../algorithms.inc"
+#undef PYSIM_ALGORITHM
+};
+
+static inline pysim_problem check_conv_problem(const pysim_conv *c) { return (pysim_problem){PYSIM_CONV, .conv = *c}; }
+static inline pysim_problem check_gemm_problem(const pysim_gemm *g) { return (pysim_problem){PYSIM_GEMM, .gemm = *g}; }
+static inline pysim_status check_conv_reference(const pysim_conv *c, const pysim_epilogue *e, const void *input, const void *filters,
+                                                void *output) {
+    return pysim_reference(&(pysim_problem){PYSIM_CONV, .conv = *c}, e, input, filters, output);
+}
+static inline pysim_status check_gemm_reference(const pysim_gemm *g, const pysim_epilogue *e, const void *a, const void *b, void *c) {
+    return pysim_reference(&(pysim_problem){PYSIM_GEMM, .gemm = *g}, e, a, b, c);
+}
+
 /* {1, b-1, b, b+1, 2b+1}, at least 1. */
 enum { EDGES = 5 };
 int64_t check_edge(int32_t level, int64_t block);

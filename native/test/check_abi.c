@@ -65,11 +65,11 @@ typedef struct {
 } line;
 static const line lines[] = {
 #define PYSIM_PACKER(target, dtype)
-#define PYSIM_KERNEL(target, dtype, form, windows, filters, lane_windows, lane_filters)                               \
+#define PYSIM_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters)                                  \
     {#dtype "_" #form "_" #windows "x" #filters "__" #target, #target, #dtype, #form, windows, filters, lane_windows,     \
      lane_filters},
 #include "../kernels.inc"
-#undef PYSIM_KERNEL
+#undef PYSIM_ROW
 #undef PYSIM_PACKER
 };
 enum { LINES = sizeof lines / sizeof *lines };
@@ -114,7 +114,7 @@ static void worked_numbers(void) {
     const pysim_epilogue e = {1, 0, NULL, PYSIM_IDENTITY};
     const float ones[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1}, want[9] = {4, 6, 4, 6, 9, 6, 4, 6, 4};
     float got[9];
-    if (pysim_conv_reference(&c, &e, ones, ones, got) != PYSIM_OK) check_fail("%s", pysim_last_error());
+    if (check_conv_reference(&c, &e, ones, ones, got) != PYSIM_OK) check_fail("%s", pysim_last_error());
     if (check_compare(PYSIM_F32, 9, got, want, NULL, 0) >= 0) check_fail("ones with ones are not 4 6 4 6 9 6 4 6 4");
 
     /* C = relu(2 A B^T - C + bias): row 0: 2*(1*5+2*6)-1+1 = 34, 2*(1*7+2*8)-100-1 = -55 -> 0; row 1: 2*(3*5+4*6)-1+1 = 78, …
@@ -123,7 +123,7 @@ static void worked_numbers(void) {
     const double a[4] = {1, 2, 3, 4}, b[4] = {5, 6, 7, 8}, bias[2] = {1, -1}, result[4] = {34, 0, 78, 104};
     const pysim_epilogue relu = {2, -1, bias, PYSIM_RELU};
     double m[4] = {1, 100, 1, 1};
-    if (pysim_gemm_reference(&g, &relu, a, b, m) != PYSIM_OK) check_fail("%s", pysim_last_error());
+    if (check_gemm_reference(&g, &relu, a, b, m) != PYSIM_OK) check_fail("%s", pysim_last_error());
     if (check_compare(PYSIM_F64, 4, m, result, NULL, 0) >= 0) check_fail("the product is %g %g %g %g", m[0], m[1], m[2], m[3]);
 
     /* bf16: 1.5 is 0x3FC0, -2 is 0xC000, 2^-7 is 0x3C00: 1.5*1.5 - 2*2^-7 = 2.234375, which bf16 itself does not have. */
@@ -131,7 +131,7 @@ static void worked_numbers(void) {
     const pysim_epilogue plain = {1, 0, NULL, PYSIM_IDENTITY};
     const uint16_t left[2] = {0x3FC0, 0xC000}, right[2] = {0x3FC0, 0x3C00};
     float sum = NAN;
-    if (pysim_gemm_reference(&half, &plain, left, right, &sum) != PYSIM_OK) check_fail("%s", pysim_last_error());
+    if (check_gemm_reference(&half, &plain, left, right, &sum) != PYSIM_OK) check_fail("%s", pysim_last_error());
     if (!(sum >= 2.234375f && sum <= 2.234375f)) check_fail("the bf16 product is %.9g", (double)sum);
 
     /* s8: -128*-128 + 127*-1 = 16257; times 3, plus 2*(2^30+5), plus 7 is 2147532436 and wraps to it less 2^32. */
@@ -140,7 +140,7 @@ static void worked_numbers(void) {
     const pysim_epilogue whole = {3, 2, &seven, PYSIM_IDENTITY};
     const int8_t bytes[2] = {-128, 127}, others[2] = {-128, -1};
     int32_t wrapped = (1 << 30) + 5;
-    if (pysim_gemm_reference(&byte, &whole, bytes, others, &wrapped) != PYSIM_OK) check_fail("%s", pysim_last_error());
+    if (check_gemm_reference(&byte, &whole, bytes, others, &wrapped) != PYSIM_OK) check_fail("%s", pysim_last_error());
     if (wrapped != -2147434860) check_fail("the s8 product is %d", wrapped);
 }
 
@@ -167,8 +167,8 @@ static void both_ways(const pysim_conv *c, guard_side side, check_random *random
     memset(col, 0xFF, columns.bytes);
     memset(one, 0xFF, direct.bytes);
     memset(two, 0xFF, product.bytes);
-    if (pysim_im2col(c, image.buffer, col) != PYSIM_OK || pysim_gemm_reference(&g, &e, filters.buffer, col, two) != PYSIM_OK ||
-        pysim_conv_reference(c, &e, image.buffer, filters.buffer, one) != PYSIM_OK) {
+    if (pysim_im2col(c, image.buffer, col) != PYSIM_OK || check_gemm_reference(&g, &e, filters.buffer, col, two) != PYSIM_OK ||
+        check_conv_reference(c, &e, image.buffer, filters.buffer, one) != PYSIM_OK) {
         check_fail("%s", pysim_last_error());
         return;
     }

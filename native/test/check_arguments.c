@@ -14,56 +14,53 @@ enum { REGION = 1 << 16 };
 
 /* One call's arguments; the functions below pass on what they need. */
 typedef struct {
-    pysim_conv c;
-    pysim_gemm g;
-    pysim_schedule s; /* for both */
+    pysim_problem of;
+    pysim_schedule s;
     pysim_epilogue e;
+    const pysim_problem *problem;
     const pysim_conv *conv;
-    const pysim_gemm *gemm;
     const pysim_schedule *schedule;
     const pysim_epilogue *epilogue;
     int32_t threads;
     char *input, *filters, *output; /* a, b and c of a GEMM */
     char *packed, *columns, *workspace, *bias;
-    int64_t packed_bytes, workspace_bytes, gemm_workspace_bytes;
+    int64_t packed_bytes, workspace_bytes;
     int64_t *bytes, *p, *q;
     int64_t result[3];
 } call;
 
 /* ---- the functions ---- */
 
-static pysim_status conv_output(call *x) { return pysim_conv_output(x->conv, x->p, x->q); }
-static pysim_status packed_bytes(call *x) { return pysim_conv_packed_filter_bytes(x->conv, x->schedule, x->bytes); }
-static pysim_status pack(call *x) {
-    return pysim_conv_pack_filters(x->conv, x->schedule, x->filters, x->packed, x->packed_bytes);
-}
-static pysim_status workspace_bytes(call *x) { return pysim_conv_workspace_bytes(x->conv, x->schedule, x->threads, x->bytes); }
+static pysim_status conv_output(call *x) { return pysim_conv_output(x->problem ? x->conv : NULL, x->p, x->q); }
+static pysim_status packed_bytes(call *x) { return pysim_prepared_bytes(x->problem, x->schedule, x->bytes); }
+static pysim_status pack(call *x) { return pysim_prepare(x->problem, x->schedule, x->filters, x->packed, x->packed_bytes); }
+static pysim_status workspace_bytes(call *x) { return pysim_workspace_bytes(x->problem, x->schedule, x->threads, x->bytes); }
 static pysim_status conv_run(call *x) {
-    return pysim_conv_run(x->conv, x->schedule, x->epilogue, x->threads, x->input, x->packed, x->output, x->workspace,
-                          x->workspace_bytes, NULL);
+    return pysim_run(x->problem, x->schedule, x->epilogue, x->threads, x->input, x->packed, x->output, x->workspace,
+                     x->workspace_bytes, NULL);
 }
-static pysim_status conv_reference(call *x) {
-    return pysim_conv_reference(x->conv, x->epilogue, x->input, x->filters, x->output);
-}
-static pysim_status im2col(call *x) { return pysim_im2col(x->conv, x->input, x->columns); }
-static pysim_status gemm_workspace(call *x) { return pysim_gemm_workspace_bytes(x->gemm, x->schedule, x->threads, x->bytes); }
+static pysim_status reference(call *x) { return pysim_reference(x->problem, x->epilogue, x->input, x->filters, x->output); }
+static pysim_status im2col(call *x) { return pysim_im2col(x->problem ? x->conv : NULL, x->input, x->columns); }
 static pysim_status gemm_run(call *x) {
-    return pysim_gemm_run(x->gemm, x->schedule, x->epilogue, x->threads, x->input, x->filters, x->output, x->workspace,
-                          x->gemm_workspace_bytes, NULL);
-}
-static pysim_status gemm_reference(call *x) {
-    return pysim_gemm_reference(x->gemm, x->epilogue, x->input, x->filters, x->output);
+    return pysim_run(x->problem, x->schedule, x->epilogue, x->threads, x->input, x->filters, x->output, x->workspace,
+                     x->workspace_bytes, NULL);
 }
 
+/* The last ones are of products. */
 static const struct {
     const char *name;
     pysim_status (*call)(call *);
 } functions[] = {
-    {"pysim_conv_output", conv_output},       {"pysim_conv_packed_filter_bytes", packed_bytes},
-    {"pysim_conv_pack_filters", pack},        {"pysim_conv_workspace_bytes", workspace_bytes},
-    {"pysim_conv_run", conv_run},             {"pysim_conv_reference", conv_reference},
-    {"pysim_im2col", im2col},                 {"pysim_gemm_workspace_bytes", gemm_workspace},
-    {"pysim_gemm_run", gemm_run},             {"pysim_gemm_reference", gemm_reference},
+    {"pysim_conv_output", conv_output},
+    {"pysim_prepared_bytes", packed_bytes},
+    {"pysim_prepare", pack},
+    {"pysim_workspace_bytes", workspace_bytes},
+    {"pysim_run", conv_run},
+    {"pysim_reference", reference},
+    {"pysim_im2col", im2col},
+    {"pysim_workspace_bytes of a product", workspace_bytes},
+    {"pysim_run of a product", gemm_run},
+    {"pysim_reference of a product", reference},
 };
 enum {
     CONV_OUTPUT, CONV_PACKED_BYTES, CONV_PACK, CONV_WORKSPACE, CONV_RUN, CONV_REFERENCE, CONV_IM2COL,
@@ -76,7 +73,7 @@ enum {
     G_RUN = 1 << GEMM_RUN, G_REFERENCE = 1 << GEMM_REFERENCE,
     CONV = OUTPUT | PACKED | PACK | WORKSPACE | RUN | REFERENCE | IM2COL, GEMM = G_WORKSPACE | G_RUN | G_REFERENCE,
     CONV_PLAN = PACKED | PACK | WORKSPACE | RUN, PLAN = CONV_PLAN | G_WORKSPACE | G_RUN,
-    THREADED = WORKSPACE | RUN | G_WORKSPACE | G_RUN, COMPUTE = RUN | REFERENCE | G_RUN | G_REFERENCE,
+    ENTRIES = PLAN | REFERENCE | G_REFERENCE, THREADED = WORKSPACE | RUN | G_WORKSPACE | G_RUN, COMPUTE = RUN | REFERENCE | G_RUN | G_REFERENCE,
 };
 
 /* ---- the call that works ---- */
@@ -89,25 +86,27 @@ static int32_t kernel_of(int32_t dtype, int32_t available, pysim_kernel_info *ro
 
 static _Alignas(64) char pool[9 * REGION], kept[9 * REGION];
 
-static void good(call *x) {
+static void good(int32_t f, call *x) {
+    const int product = f >= GEMM_WORKSPACE;
     pysim_kernel_info row;
     memset(x, 0, sizeof *x);
-    x->c = (pysim_conv){1, 2, 4, 6, 7, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32};
-    x->g = (pysim_gemm){5, 6, 7, 9, 9, 9, 0, 0, PYSIM_F32};
+    if (product)
+        x->of = (pysim_problem){PYSIM_GEMM, .gemm = {5, 6, 7, 9, 9, 9, 0, 0, PYSIM_F32}};
+    else
+        x->of = (pysim_problem){PYSIM_CONV, .conv = {1, 2, 4, 6, 7, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32}};
     const int32_t kernel = kernel_of(PYSIM_F32, 1, &row);
-    x->s = (pysim_schedule){kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row.windows, row.filters, 2, 64, 64}; /* k2, k3: all tiles */
-    x->conv = &x->c, x->gemm = &x->g, x->schedule = &x->s, x->epilogue = &x->e;
+    x->s = (pysim_schedule){product ? CHECK_gemm : CHECK_sconv, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES,
+                            row.windows, row.filters, 2, 64, 64}; /* k2, k3: all tiles */
+    x->problem = &x->of, x->conv = &x->of.conv, x->schedule = &x->s, x->epilogue = &x->e;
     x->threads = 1;
     char **region[] = {&x->input, &x->filters, &x->packed, &x->output, &x->columns, &x->workspace, &x->bias};
     for (size_t i = 0; i < sizeof region / sizeof *region; i++) *region[i] = pool + (i + 1) * REGION; /* room on both sides */
     x->e = (pysim_epilogue){1, 0, x->bias, PYSIM_RELU};
     x->bytes = &x->result[0], x->p = &x->result[1], x->q = &x->result[2];
-    if (pysim_conv_packed_filter_bytes(&x->c, &x->s, &x->packed_bytes) != PYSIM_OK ||
-        pysim_conv_workspace_bytes(&x->c, &x->s, 1, &x->workspace_bytes) != PYSIM_OK ||
-        pysim_gemm_workspace_bytes(&x->g, &x->s, 1, &x->gemm_workspace_bytes) != PYSIM_OK)
+    if (pysim_prepared_bytes(&x->of, &x->s, &x->packed_bytes) != PYSIM_OK ||
+        pysim_workspace_bytes(&x->of, &x->s, 1, &x->workspace_bytes) != PYSIM_OK)
         check_fail("the call that should work: %s", pysim_last_error());
-    if (x->packed_bytes > REGION || x->workspace_bytes > REGION || x->gemm_workspace_bytes > REGION)
-        check_fail("REGION is too small");
+    if (x->packed_bytes > REGION || x->workspace_bytes > REGION) check_fail("REGION is too small");
     check_random random = {check_given.seed};
     check_fill(pool, PYSIM_F32, sizeof pool / sizeof(float), FILL_EXACT, &random);
 }
@@ -162,32 +161,37 @@ static const struct {
     pysim_status status;
     const char *word;
 } wrong[] = {
-    LEAST(I64, c, batch, 1, CONV), LEAST(I64, c, groups, 1, CONV), LEAST(I64, c, channels, 1, CONV),
-    LEAST(I64, c, height, 1, CONV),
-    LEAST(I64, c, width, 1, CONV), LEAST(I64, c, filters, 1, CONV), LEAST(I64, c, kernel_h, 1, CONV),
-    LEAST(I64, c, kernel_w, 1, CONV), LEAST(I64, c, stride_h, 1, CONV), LEAST(I64, c, stride_w, 1, CONV),
-    LEAST(I64, c, dilation_h, 1, CONV), LEAST(I64, c, dilation_w, 1, CONV), LEAST(I64, c, pad_top, 0, CONV),
-    LEAST(I64, c, pad_left, 0, CONV), LEAST(I64, c, pad_bottom, 0, CONV), LEAST(I64, c, pad_right, 0, CONV),
-    FIELD(I64, c.groups, 3, CONV, BAD_ARGUMENT, "channels"), FIELD(I64, c.filters, 5, CONV, BAD_ARGUMENT, "filters"),
-    FIELD(I64, c.kernel_h, 9, CONV, BAD_ARGUMENT, "height"), FIELD(I64, c.kernel_w, 10, CONV, BAD_ARGUMENT, "width"),
-    FIELD(I64, c.dilation_h, 4, CONV, BAD_ARGUMENT, "height"), FIELD(I64, c.dilation_w, 5, CONV, BAD_ARGUMENT, "width"),
-    FIELD(I32, c.dtype, 6, CONV, BAD_ARGUMENT, "dtype"), FIELD(I32, c.dtype, -1, CONV, BAD_ARGUMENT, "dtype"),
-    FIELD(I32, c.dtype, PYSIM_F16, CONV, UNSUPPORTED, "f16"), FIELD(I32, c.dtype, PYSIM_S32, CONV, UNSUPPORTED, "s32"),
-    HUGE_(c, batch, CONV), HUGE_(c, height, CONV), HUGE_(c, width, CONV), HUGE_(c, pad_top, CONV), HUGE_(c, pad_left, CONV),
-    HUGE_(c, pad_bottom, CONV), HUGE_(c, pad_right, CONV), HUGE_(c, dilation_h, CONV), HUGE_(c, dilation_w, CONV),
-    FIELD(I64, c.channels, INT64_C(1) << 61, CONV, OVERFLOW, NULL),
-    FIELD(I64, c.filters, INT64_C(1) << 61, CONV, OVERFLOW, NULL),
-    FIELD(I64, c.batch, INT64_C(1) << 55, CONV, OVERFLOW, NULL),
+    LEAST(I64, of.conv, batch, 1, CONV), LEAST(I64, of.conv, groups, 1, CONV), LEAST(I64, of.conv, channels, 1, CONV),
+    LEAST(I64, of.conv, height, 1, CONV),
+    LEAST(I64, of.conv, width, 1, CONV), LEAST(I64, of.conv, filters, 1, CONV), LEAST(I64, of.conv, kernel_h, 1, CONV),
+    LEAST(I64, of.conv, kernel_w, 1, CONV), LEAST(I64, of.conv, stride_h, 1, CONV), LEAST(I64, of.conv, stride_w, 1, CONV),
+    LEAST(I64, of.conv, dilation_h, 1, CONV), LEAST(I64, of.conv, dilation_w, 1, CONV), LEAST(I64, of.conv, pad_top, 0, CONV),
+    LEAST(I64, of.conv, pad_left, 0, CONV), LEAST(I64, of.conv, pad_bottom, 0, CONV), LEAST(I64, of.conv, pad_right, 0, CONV),
+    FIELD(I64, of.conv.groups, 3, CONV, BAD_ARGUMENT, "channels"), FIELD(I64, of.conv.filters, 5, CONV, BAD_ARGUMENT, "filters"),
+    FIELD(I64, of.conv.kernel_h, 9, CONV, BAD_ARGUMENT, "height"), FIELD(I64, of.conv.kernel_w, 10, CONV, BAD_ARGUMENT, "width"),
+    FIELD(I64, of.conv.dilation_h, 4, CONV, BAD_ARGUMENT, "height"), FIELD(I64, of.conv.dilation_w, 5, CONV, BAD_ARGUMENT, "width"),
+    FIELD(I32, of.conv.dtype, 6, CONV, BAD_ARGUMENT, "dtype"), FIELD(I32, of.conv.dtype, -1, CONV, BAD_ARGUMENT, "dtype"),
+    FIELD(I32, of.conv.dtype, PYSIM_F16, CONV, UNSUPPORTED, "f16"), FIELD(I32, of.conv.dtype, PYSIM_S32, CONV, UNSUPPORTED, "s32"),
+    HUGE_(of.conv, batch, CONV), HUGE_(of.conv, height, CONV), HUGE_(of.conv, width, CONV), HUGE_(of.conv, pad_top, CONV), HUGE_(of.conv, pad_left, CONV),
+    HUGE_(of.conv, pad_bottom, CONV), HUGE_(of.conv, pad_right, CONV), HUGE_(of.conv, dilation_h, CONV), HUGE_(of.conv, dilation_w, CONV),
+    FIELD(I64, of.conv.channels, INT64_C(1) << 61, CONV, OVERFLOW, NULL),
+    FIELD(I64, of.conv.filters, INT64_C(1) << 61, CONV, OVERFLOW, NULL),
+    FIELD(I64, of.conv.batch, INT64_C(1) << 55, CONV, OVERFLOW, NULL),
 
-    LEAST(I64, g, m, 1, GEMM), LEAST(I64, g, n, 1, GEMM), LEAST(I64, g, k, 1, GEMM), LEAST(I64, g, lda, 1, GEMM),
-    LEAST(I64, g, ldb, 1, GEMM), LEAST(I64, g, ldc, 1, GEMM), FIELD(I64, g.lda, 6, GEMM, BAD_ARGUMENT, "lda"),
-    FIELD(I64, g.ldb, 5, GEMM, BAD_ARGUMENT, "ldb"), FIELD(I64, g.ldc, 5, GEMM, BAD_ARGUMENT, "ldc"),
-    FIELD(I32, g.trans_a, 2, GEMM, BAD_ARGUMENT, "trans_a"),
-    FIELD(I32, g.trans_b, -1, GEMM, BAD_ARGUMENT, "trans_b"), FIELD(I32, g.dtype, 6, GEMM, BAD_ARGUMENT, "dtype"),
-    FIELD(I32, g.dtype, -1, GEMM, BAD_ARGUMENT, "dtype"), FIELD(I32, g.dtype, PYSIM_F16, GEMM, UNSUPPORTED, "f16"),
-    FIELD(I32, g.dtype, PYSIM_S32, GEMM, UNSUPPORTED, "s32"), HUGE_(g, lda, GEMM), HUGE_(g, ldb, GEMM), HUGE_(g, ldc, GEMM),
-    FIELD(I64, g.m, INT64_C(1) << 61, GEMM, OVERFLOW, NULL), FIELD(I64, g.lda, INT64_C(1) << 60, GEMM, OVERFLOW, NULL),
+    LEAST(I64, of.gemm, m, 1, GEMM), LEAST(I64, of.gemm, n, 1, GEMM), LEAST(I64, of.gemm, k, 1, GEMM), LEAST(I64, of.gemm, lda, 1, GEMM),
+    LEAST(I64, of.gemm, ldb, 1, GEMM), LEAST(I64, of.gemm, ldc, 1, GEMM), FIELD(I64, of.gemm.lda, 6, GEMM, BAD_ARGUMENT, "lda"),
+    FIELD(I64, of.gemm.ldb, 5, GEMM, BAD_ARGUMENT, "ldb"), FIELD(I64, of.gemm.ldc, 5, GEMM, BAD_ARGUMENT, "ldc"),
+    FIELD(I32, of.gemm.trans_a, 2, GEMM, BAD_ARGUMENT, "trans_a"),
+    FIELD(I32, of.gemm.trans_b, -1, GEMM, BAD_ARGUMENT, "trans_b"), FIELD(I32, of.gemm.dtype, 6, GEMM, BAD_ARGUMENT, "dtype"),
+    FIELD(I32, of.gemm.dtype, -1, GEMM, BAD_ARGUMENT, "dtype"), FIELD(I32, of.gemm.dtype, PYSIM_F16, GEMM, UNSUPPORTED, "f16"),
+    FIELD(I32, of.gemm.dtype, PYSIM_S32, GEMM, UNSUPPORTED, "s32"), HUGE_(of.gemm, lda, GEMM), HUGE_(of.gemm, ldb, GEMM), HUGE_(of.gemm, ldc, GEMM),
+    FIELD(I64, of.gemm.m, INT64_C(1) << 61, GEMM, OVERFLOW, NULL), FIELD(I64, of.gemm.lda, INT64_C(1) << 60, GEMM, OVERFLOW, NULL),
 
+    FIELD(I32, of.kind, 2, ENTRIES, BAD_ARGUMENT, "kind"), FIELD(I32, of.kind, -1, ENTRIES, BAD_ARGUMENT, "kind"),
+    FIELD(I32, s.algorithm, -1, PLAN, BAD_ARGUMENT, "algorithm"),
+    FIELD(I32, s.algorithm, CHECK_ALGORITHMS, PLAN, BAD_ARGUMENT, "algorithm"),
+    FIELD(I32, s.algorithm, CHECK_gemm, CONV_PLAN, UNSUPPORTED, "gemm"),
+    FIELD(I32, s.algorithm, CHECK_sconv, G_WORKSPACE | G_RUN, UNSUPPORTED, "sconv"),
     FIELD(I32, s.kernel, -1, PLAN, BAD_ARGUMENT, "kernel"), FIELD(I32, s.kernel, 10000, PLAN, BAD_ARGUMENT, "kernel"),
     FIELD(I32, s.stationary, 2, PLAN, BAD_ARGUMENT, "stationary"),
     FIELD(I32, s.stationary, -1, PLAN, BAD_ARGUMENT, "stationary"),
@@ -209,7 +213,7 @@ static const struct {
     FIELD(F64, e.beta, 1, RUN | REFERENCE, BAD_ARGUMENT, "beta"),
     FIELD(F64, e.beta, INT64_MIN, RUN | REFERENCE, BAD_ARGUMENT, "beta"),
 
-    NIL(conv, CONV, "NULL"), NIL(gemm, GEMM, "NULL"), NIL(schedule, PLAN, "schedule"), NIL(epilogue, COMPUTE, "epilogue"),
+    NIL(problem, CONV | GEMM, "NULL"), NIL(schedule, PLAN, "schedule"), NIL(epilogue, COMPUTE, "epilogue"),
     NIL(p, OUTPUT, "NULL"), NIL(q, OUTPUT, "NULL"), NIL(bytes, PACKED | WORKSPACE | G_WORKSPACE, "NULL"),
     NIL(input, RUN | REFERENCE | IM2COL | G_RUN | G_REFERENCE, "NULL"),
     NIL(filters, PACK | REFERENCE | G_RUN | G_REFERENCE, "NULL"),
@@ -221,12 +225,10 @@ static const struct {
     FIELD(SHIFT, output, 2, COMPUTE, BAD_ARGUMENT, NULL), FIELD(SHIFT, columns, 2, IM2COL, BAD_ARGUMENT, NULL),
     FIELD(SHIFT, e.bias, 2, COMPUTE, BAD_ARGUMENT, "bias"), FIELD(SHIFT, workspace, 4, RUN | G_RUN, OK, NULL),
 
-    FIELD(I64, packed_bytes, 0, PACK, BAD_ARGUMENT, "packed"), FIELD(I64, packed_bytes, -1, PACK, BAD_ARGUMENT, "packed"),
-    FIELD(I64, workspace_bytes, 0, RUN, BAD_ARGUMENT, "workspace"),
-    FIELD(I64, workspace_bytes, -1, RUN, BAD_ARGUMENT, "workspace"),
-    FIELD(I64, workspace_bytes, INT64_MIN, RUN, BAD_ARGUMENT, "workspace"),
-    FIELD(I64, gemm_workspace_bytes, 0, G_RUN, BAD_ARGUMENT, "workspace"),
-    FIELD(I64, gemm_workspace_bytes, -1, G_RUN, BAD_ARGUMENT, "workspace"),
+    FIELD(I64, packed_bytes, 0, PACK, BAD_ARGUMENT, "prepared"), FIELD(I64, packed_bytes, -1, PACK, BAD_ARGUMENT, "prepared"),
+    FIELD(I64, workspace_bytes, 0, RUN | G_RUN, BAD_ARGUMENT, "workspace"),
+    FIELD(I64, workspace_bytes, -1, RUN | G_RUN, BAD_ARGUMENT, "workspace"),
+    FIELD(I64, workspace_bytes, INT64_MIN, RUN | G_RUN, BAD_ARGUMENT, "workspace"),
 };
 
 static void fields(void) {
@@ -238,7 +240,7 @@ static void fields(void) {
             snprintf(id, sizeof id, "field/%d/%d", (int)i, (int)f);
             const char *unit = wrong[i].of == SHIFT ? " bytes further" : "";
             if (!check_begin(id, "%s with %s%s", functions[f].name, wrong[i].name, unit)) continue;
-            good(&x);
+            good(f, &x);
             set(&x, wrong[i].offset, wrong[i].of, wrong[i].value);
             refuse(f, &x, wrong[i].status, wrong[i].word);
             check_end();
@@ -275,10 +277,10 @@ static const pair pairs[] = {
     {GEMM_RUN, AT(output), AT(input), C, A, "C over A"},
     {GEMM_RUN, AT(output), AT(filters), C, B, "C over B"},
     {GEMM_RUN, AT(output), AT(e.bias), C, 6 * 4, "C over bias"},
-    {GEMM_RUN, AT(output), AT(workspace), C, -(int64_t)AT(gemm_workspace_bytes), "C over workspace"},
-    {GEMM_RUN, AT(workspace), AT(input), -(int64_t)AT(gemm_workspace_bytes), A, "workspace over A"},
-    {GEMM_RUN, AT(workspace), AT(filters), -(int64_t)AT(gemm_workspace_bytes), B, "workspace over B"},
-    {GEMM_RUN, AT(workspace), AT(e.bias), -(int64_t)AT(gemm_workspace_bytes), 6 * 4, "workspace over bias"},
+    {GEMM_RUN, AT(output), AT(workspace), C, -(int64_t)AT(workspace_bytes), "C over workspace"},
+    {GEMM_RUN, AT(workspace), AT(input), -(int64_t)AT(workspace_bytes), A, "workspace over A"},
+    {GEMM_RUN, AT(workspace), AT(filters), -(int64_t)AT(workspace_bytes), B, "workspace over B"},
+    {GEMM_RUN, AT(workspace), AT(e.bias), -(int64_t)AT(workspace_bytes), 6 * 4, "workspace over bias"},
     {GEMM_REFERENCE, AT(output), AT(input), C, A, "C over A"},
     {GEMM_REFERENCE, AT(output), AT(filters), C, B, "C over B"},
     {GEMM_REFERENCE, AT(output), AT(e.bias), C, 6 * 4, "C over bias"},
@@ -299,7 +301,7 @@ static void overlaps(void) {
             char id[32], *other;
             snprintf(id, sizeof id, "overlap/%d/%d", (int)i, place);
             if (!check_begin(id, "%s: %s, %s", functions[o->function].name, o->name, places[place])) continue;
-            good(&x);
+            good(o->function, &x);
             memcpy(&other, (char *)&x + o->other, sizeof other);
             if (place == 1) other += bytes_of(&x, o->other_bytes) - 4;
             if (place == 2) other -= bytes_of(&x, o->written_bytes) - 4;
@@ -316,10 +318,10 @@ static void overlaps(void) {
 static void beside(void) {
     call x;
     if (check_begin("beside", "buffers that touch without sharing a byte")) {
-        good(&x);
+        good(CONV_REFERENCE, &x);
         x.output = x.input + IN;
         refuse(CONV_REFERENCE, &x, PYSIM_OK, NULL);
-        good(&x);
+        good(CONV_RUN, &x);
         x.output = x.input + IN;
         refuse(CONV_RUN, &x, PYSIM_OK, NULL);
         check_end();
@@ -332,11 +334,11 @@ static void combinations(void) {
     for (int32_t f = 0; f < FUNCTIONS; f++) {
         char id[32];
         snprintf(id, sizeof id, "good/%d", (int)f);
-        if (check_begin(id, "%s with nothing wrong", functions[f].name)) good(&x), refuse(f, &x, PYSIM_OK, NULL), check_end();
+        if (check_begin(id, "%s with nothing wrong", functions[f].name)) good(f, &x), refuse(f, &x, PYSIM_OK, NULL), check_end();
         if (!(PLAN >> f & 1)) continue;
         snprintf(id, sizeof id, "dtype/%d", (int)f);
         if (check_begin(id, "%s with a kernel of another dtype", functions[f].name)) {
-            good(&x);
+            good(f, &x);
             x.s.kernel = kernel_of(PYSIM_F64, 1, &row), x.s.windows = row.windows, x.s.filters = row.filters;
             refuse(f, &x, PYSIM_UNSUPPORTED, "dtype");
             check_end();
@@ -345,24 +347,24 @@ static void combinations(void) {
         snprintf(id, sizeof id, "missing/%d", (int)f);
         if (missing >= 0 && (f == CONV_RUN || f == GEMM_RUN) &&
             check_begin(id, "%s with a kernel that this CPU does not run", functions[f].name)) {
-            good(&x);
+            good(f, &x);
             x.s.kernel = missing, x.s.windows = row.windows, x.s.filters = row.filters;
             refuse(f, &x, PYSIM_UNSUPPORTED, row.target);
             check_end();
         }
         snprintf(id, sizeof id, "in place/%d", (int)f);
         if (f >= GEMM_WORKSPACE && check_begin(id, "%s with pack none and B transposed", functions[f].name)) {
-            good(&x);
-            x.g.trans_b = 1, x.s.pack = PYSIM_PACK_NONE;
+            good(f, &x);
+            x.of.gemm.trans_b = 1, x.s.pack = PYSIM_PACK_NONE;
             refuse(f, &x, PYSIM_UNSUPPORTED, "pack");
             check_end();
         }
         snprintf(id, sizeof id, "small/%d", (int)f);
         if ((f == CONV_PACK || f == CONV_RUN || f == GEMM_RUN) &&
             check_begin(id, "%s with one byte too few", functions[f].name)) {
-            good(&x);
-            x.packed_bytes--, x.workspace_bytes--, x.gemm_workspace_bytes--;
-            refuse(f, &x, PYSIM_BAD_ARGUMENT, f == CONV_PACK ? "packed" : "workspace");
+            good(f, &x);
+            x.packed_bytes--, x.workspace_bytes--;
+            refuse(f, &x, PYSIM_BAD_ARGUMENT, f == CONV_PACK ? "prepared" : "workspace");
             check_end();
         }
     }
@@ -373,8 +375,8 @@ static void combinations(void) {
                    {1, -0x1p31, PYSIM_OK}, {1, 0x1p31, PYSIM_UNSUPPORTED}, {INFINITY, 0, PYSIM_UNSUPPORTED}};
     if (check_begin("whole", "alpha and beta of an s8 product")) {
         for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
-            good(&x);
-            x.g.dtype = PYSIM_S8, x.e.alpha = factors[i].alpha, x.e.beta = factors[i].beta;
+            good(GEMM_RUN, &x);
+            x.of.gemm.dtype = PYSIM_S8, x.e.alpha = factors[i].alpha, x.e.beta = factors[i].beta;
             refuse(GEMM_REFERENCE, &x, factors[i].status, "alpha");
             x.s.kernel = kernel_of(PYSIM_S8, 1, &row), x.s.windows = row.windows, x.s.filters = row.filters;
             refuse(GEMM_RUN, &x, factors[i].status, "alpha");
@@ -384,29 +386,29 @@ static void combinations(void) {
     if (check_begin("aligned", "operands of one and two bytes, whose output has four")) {
         for (int32_t dtype = PYSIM_BF16; dtype <= PYSIM_S8; dtype++)
             for (int moved = 0; moved < 4; moved++) {
-                good(&x);
+                good(GEMM_REFERENCE, &x);
                 char **const operand[] = {&x.input, &x.filters, &x.output, &x.bias};
                 *operand[moved] += dtype == PYSIM_S8 ? 1 : 2;
-                x.g.dtype = dtype, x.e.bias = x.bias;
+                x.of.gemm.dtype = dtype, x.e.bias = x.bias;
                 refuse(GEMM_REFERENCE, &x, moved < 2 ? PYSIM_OK : PYSIM_BAD_ARGUMENT, moved == 2 ? "c starts" : "bias");
             }
         check_end();
     }
     if (check_begin("in place/stride", "pack none with 1x1 and a stride, or with padding")) {
         for (int i = 0; i < 6; i++) {
-            good(&x);
-            x.c.kernel_h = x.c.kernel_w = 1, x.c.pad_top = x.c.pad_left = x.c.pad_bottom = x.c.pad_right = 0,
+            good(CONV_RUN, &x);
+            x.of.conv.kernel_h = x.of.conv.kernel_w = 1, x.of.conv.pad_top = x.of.conv.pad_left = x.of.conv.pad_bottom = x.of.conv.pad_right = 0,
             x.s.pack = PYSIM_PACK_NONE;
-            int64_t *const field[] = {&x.c.stride_h, &x.c.stride_w,   &x.c.pad_top,
-                                      &x.c.pad_left, &x.c.pad_bottom, &x.c.pad_right};
+            int64_t *const field[] = {&x.of.conv.stride_h, &x.of.conv.stride_w,   &x.of.conv.pad_top,
+                                      &x.of.conv.pad_left, &x.of.conv.pad_bottom, &x.of.conv.pad_right};
             (*field[i])++;
             refuse(CONV_RUN, &x, PYSIM_UNSUPPORTED, "pack");
         }
         check_end();
     }
     if (check_begin("huge workspace", "operands that fit int64, with a workspace that does not")) {
-        good(&x);
-        x.c = (pysim_conv){1, 1, 1, INT64_C(1) << 30, INT64_C(1) << 28, 1, 3, 3, 1, 1, 1, 1, 0, 0, 0, 0, PYSIM_F32};
+        good(CONV_WORKSPACE, &x);
+        x.of.conv = (pysim_conv){1, 1, 1, INT64_C(1) << 30, INT64_C(1) << 28, 1, 3, 3, 1, 1, 1, 1, 0, 0, 0, 0, PYSIM_F32};
         x.s.channels = 1, x.s.stationary = PYSIM_WEIGHT_STATIONARY, x.s.k2 = INT64_MAX;
         refuse(CONV_WORKSPACE, &x, PYSIM_OVERFLOW, NULL);
         check_end();

@@ -60,6 +60,7 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
 
     const check_plan plan = {level[STATIONARY], g->trans_b ? PYSIM_PACK_TILES : level[PACK], level[SET], level[K2], level[K3]};
     k->s = check_schedule(kernel, row, &plan, g->k, &k->random);
+    k->s.algorithm = CHECK_gemm;
 }
 
 static int begin(const gemm_case *k, const pysim_kernel_info *row) {
@@ -116,11 +117,11 @@ static int expect(const gemm_case *k, guard_side side) {
     const size_t bytes = (size_t)k->c * check_size(k->result);
     void *c = guard_place(&at.c, bytes, side);
     memcpy(c, before.buffer, bytes);
-    if (pysim_gemm_reference(&k->g, &k->e, at.a.buffer, at.b.buffer, c) != PYSIM_OK) {
-        check_fail("pysim_gemm_reference: %s", pysim_last_error());
+    if (check_gemm_reference(&k->g, &k->e, at.a.buffer, at.b.buffer, c) != PYSIM_OK) {
+        check_fail("pysim_reference: %s", pysim_last_error());
         return 0;
     }
-    if (!guard_intact(&at.c)) check_fail("pysim_gemm_reference wrote outside C");
+    if (!guard_intact(&at.c)) check_fail("pysim_reference wrote outside C");
     memcpy(check_scratch(SCRATCH_WANT, bytes), c, bytes);
     return 1;
 }
@@ -137,31 +138,32 @@ static void expect_bound(const gemm_case *k) {
     check_absolute(c, before.buffer, k->result, k->c);
     if (k->e.bias) check_absolute(bias, k->e.bias, k->result, g->n);
     const pysim_epilogue e = {fabs(k->e.alpha), fabs(k->e.beta), k->e.bias ? bias : NULL, PYSIM_IDENTITY};
-    if (pysim_gemm_reference(g, &e, a, b, c) != PYSIM_OK) check_fail("pysim_gemm_reference: %s", pysim_last_error());
+    if (check_gemm_reference(g, &e, a, b, c) != PYSIM_OK) check_fail("pysim_reference: %s", pysim_last_error());
 }
 
 static int run(const gemm_case *k, int32_t threads, guard_side side, int garbage) {
     const size_t bytes = (size_t)k->c * check_size(k->result);
+    const pysim_problem p = check_gemm_problem(&k->g);
     int64_t workspace_bytes;
     pysim_profile profile;
-    if (pysim_gemm_workspace_bytes(&k->g, &k->s, threads, &workspace_bytes) != PYSIM_OK) {
-        check_fail("pysim_gemm_workspace_bytes: %s", pysim_last_error());
+    if (pysim_workspace_bytes(&p, &k->s, threads, &workspace_bytes) != PYSIM_OK) {
+        check_fail("pysim_workspace_bytes: %s", pysim_last_error());
         return 0;
     }
     void *workspace = check_workspace(&at.workspace, workspace_bytes, side, k->index % 3 == 0, garbage);
     void *c = guard_place(&at.c, bytes, side);
     memcpy(c, before.buffer, bytes);
     const uint64_t hash = check_hash(at.a.buffer, at.a.bytes) ^ check_hash(at.b.buffer, at.b.bytes);
-    if (pysim_gemm_run(&k->g, &k->s, &k->e, threads, at.a.buffer, at.b.buffer, c, workspace, workspace_bytes,
+    if (pysim_run(&p, &k->s, &k->e, threads, at.a.buffer, at.b.buffer, c, workspace, workspace_bytes,
                        k->index & 1 ? &profile : NULL) != PYSIM_OK) {
-        check_fail("pysim_gemm_run: %s", pysim_last_error());
+        check_fail("pysim_run: %s", pysim_last_error());
         return 0;
     }
     if ((check_hash(at.a.buffer, at.a.bytes) ^ check_hash(at.b.buffer, at.b.bytes)) != hash)
-        check_fail("pysim_gemm_run changed A or B");
-    if (!guard_intact(&at.c)) check_fail("pysim_gemm_run wrote outside C");
+        check_fail("pysim_run changed A or B");
+    if (!guard_intact(&at.c)) check_fail("pysim_run wrote outside C");
     if (!check_workspace_intact(&at.workspace, side, k->index % 3 == 0))
-        check_fail("pysim_gemm_run wrote outside the workspace");
+        check_fail("pysim_run wrote outside the workspace");
     if (k->index & 1 && !(profile.kernel_calls >= 1 && profile.kernel_seconds >= 0 && profile.pack_seconds >= 0))
         check_fail("the profile says %lld calls", (long long)profile.kernel_calls);
     return 1;
@@ -260,6 +262,7 @@ static void long_sums(int32_t kernel, const pysim_kernel_info *row) {
         gemm_case c = {.g = {M, N, k[i], k[i], N, N, 0, 0, PYSIM_S8}, .e = {.alpha = 1}, .result = PYSIM_S32};
         c.a = M * k[i], c.b = N * k[i], c.c = M * N;
         c.s = check_schedule(kernel, row, &plan, k[i], &random);
+        c.s.algorithm = CHECK_gemm;
         int8_t *a = guard_place(&at.a, (size_t)c.a, GUARD_RIGHT), *b = guard_place(&at.b, (size_t)c.b, GUARD_RIGHT);
         memset(guard_place(&before, M * N * sizeof(int32_t), GUARD_RIGHT), 0xFF, M * N * sizeof(int32_t));
         for (int64_t p = 0; p < c.a; p++) a[p] = p / k[i] % 2 ? 127 : -128;

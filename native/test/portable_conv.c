@@ -19,11 +19,11 @@ static int32_t kernel_named(const char *name) {
 }
 
 int main(void) {
-    const pysim_conv c = {1, 1, 4, 9, 11, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32};
-    const pysim_schedule s = {kernel_named("f32_win_8x4__portable"), PYSIM_WEIGHT_STATIONARY, PYSIM_PACK_TILES, 8, 4, 3, 3, 1};
+    const pysim_problem c = {PYSIM_CONV, .conv = {1, 1, 4, 9, 11, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32}};
+    const pysim_schedule s = {0, kernel_named("f32_win_8x4__portable"), PYSIM_WEIGHT_STATIONARY, PYSIM_PACK_TILES, 8, 4, 3, 3, 1};
     const pysim_epilogue e = {1, 0, NULL, PYSIM_RELU};
     int64_t packed, work;
-    if (pysim_conv_packed_filter_bytes(&c, &s, &packed) || pysim_conv_workspace_bytes(&c, &s, 1, &work)) return fail("sizes");
+    if (pysim_prepared_bytes(&c, &s, &packed) || pysim_workspace_bytes(&c, &s, 1, &work)) return fail("sizes");
     const size_t image = 4 * 9 * 11 * sizeof(float), filters = 6 * 4 * 9 * sizeof(float), output = 6 * 9 * 11 * sizeof(float);
     const size_t all = 4096 * 8 + image + filters + output + (size_t)packed + (size_t)work;
     char *memory = aligned_alloc(4096, all / 4096 * 4096), *at = memory;
@@ -31,8 +31,8 @@ int main(void) {
     memset(memory, 0, all / 4096 * 4096);
     void *in = at, *from = at += (image | 4095) + 1, *panels = at += (filters | 4095) + 1, *out = at += ((size_t)packed | 4095) + 1;
     void *scratch = at += (output | 4095) + 1;
-    if (pysim_conv_pack_filters(&c, &s, from, panels, packed)) return fail("pack");
-    if (pysim_conv_run(&c, &s, &e, 1, in, panels, out, scratch, work, NULL)) return fail("run");
+    if (pysim_prepare(&c, &s, from, panels, packed)) return fail("pack");
+    if (pysim_run(&c, &s, &e, 1, in, panels, out, scratch, work, NULL)) return fail("run");
     free(memory);
     return 0;
 }

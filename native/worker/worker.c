@@ -36,14 +36,11 @@
     CALL(pysim_kernel_count, "")                                                                                                  \
     CALL(pysim_kernel_at, "iK", i[0], out[1])                                                                                     \
     CALL(pysim_conv_output, "CNN", in[0], out[1], out[2])                                                                         \
-    CALL(pysim_conv_packed_filter_bytes, "CSN", in[0], in[1], out[2])                                                             \
-    CALL(pysim_conv_pack_filters, "CSdDi", in[0], in[1], in[2], out[3], i[4])                                                     \
-    CALL(pysim_conv_workspace_bytes, "CSiN", in[0], in[1], i[2], out[3])                                                          \
-    CALL(pysim_conv_run, "CSEiddDwiP", in[0], in[1], in[2], i[3], in[4], in[5], out[6], out[7], i[8], out[9])                     \
-    CALL(pysim_conv_reference, "CEddD", in[0], in[1], in[2], in[3], out[4])                                                       \
-    CALL(pysim_gemm_workspace_bytes, "GSiN", in[0], in[1], i[2], out[3])                                                          \
-    CALL(pysim_gemm_run, "GSEiddDwiP", in[0], in[1], in[2], i[3], in[4], in[5], out[6], out[7], i[8], out[9])                     \
-    CALL(pysim_gemm_reference, "GEddD", in[0], in[1], in[2], in[3], out[4])                                                       \
+    CALL(pysim_prepared_bytes, "QSN", in[0], in[1], out[2])                                                                       \
+    CALL(pysim_prepare, "QSdDi", in[0], in[1], in[2], out[3], i[4])                                                               \
+    CALL(pysim_workspace_bytes, "QSiN", in[0], in[1], i[2], out[3])                                                               \
+    CALL(pysim_run, "QSEiddDwiP", in[0], in[1], in[2], i[3], in[4], in[5], out[6], out[7], i[8], out[9])                          \
+    CALL(pysim_reference, "QEddD", in[0], in[1], in[2], in[3], out[4])                                                            \
     CALL(pysim_im2col, "CdD", in[0], in[1], out[2])
 
 #define ROW(f, kinds, ...) {#f, kinds},
@@ -57,7 +54,7 @@ static const struct {
     const char *name;
     size_t bytes, alignment;
 } structs[] = {
-    STRUCT('C', pysim_conv),    STRUCT('G', pysim_gemm),        STRUCT('S', pysim_schedule), STRUCT('E', pysim_epilogue),
+    STRUCT('C', pysim_conv),    STRUCT('Q', pysim_problem),     STRUCT('S', pysim_schedule), STRUCT('E', pysim_epilogue),
     STRUCT('P', pysim_profile), STRUCT('K', pysim_kernel_info), STRUCT('N', int64_t),
 };
 static const char WRITTEN[] = "DPKN"; /* copied back by the parent */

@@ -104,7 +104,8 @@ class Algorithm(Protocol):
         """Why it cannot compute the problem here whatever the kernel; None where it can."""
 
     def candidates(self, request: Request, limit: float | None) -> Candidates:
-        """Every legal schedule that may take up to `limit` cycles; without a limit, at least those that may be the best of their kind."""
+        """Every legal schedule that may take up to `limit` cycles; without a limit, at least those that may be the best of their kind,
+        or none and in `Candidates.limit` what all take at least: then it is asked again where that may be the best of all."""
 
     def cost(self, machine: Any, candidates: Sequence[Any]) -> Sequence[Costs]:
         """The costs of several algorithms' candidates in one go: those that share this function are costed together."""

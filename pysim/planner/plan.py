@@ -5,7 +5,8 @@
 
 No algorithm is known here by name; what one can answer is `pysim.algorithms.contract`. Algorithms that share a cost function are costed
 together, in one table. Where an algorithm leaves out schedules that cannot win (`Candidates.limit`), it is asked again with a higher limit
-until the best of every kind takes no longer than that.
+until the best of every kind takes no longer than that; one that has named no schedule at first, because all would take longer than its
+limit, only where the best of the others takes longer, too.
 
 Worked number: two kernels with bounds of 100 and 300 cycles. The first round considers what may take 110; if the best of that takes 120,
 the second considers up to 120, and the kernel of 300 never enters a table.
@@ -163,7 +164,7 @@ class _Found(NamedTuple):
             _numbered([(of.kind, len(of.kinds)) for _, of in costs]),
             tuple((one.NAME, name) for one, of in costs for name in of.kernels),
             tuple((one.NAME, name) for one, of in costs for name in of.kinds),
-            tuple(refused),
+            tuple(dict.fromkeys(refused)),
         )
 
     def order(self) -> NDArray[np.int64]:
@@ -191,18 +192,18 @@ def _numbered(parts: Sequence[tuple[NDArray[np.int64], int]]) -> NDArray[np.int6
 
 
 def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> list[Costs]:
-    """Costs of each algorithm's candidates, which are widened until the best of each kind is certain."""
+    """Costs of each algorithm's candidates, which are widened until the best of each kind is certain; where an algorithm names none, until
+    it is certain that none of its is the best of all."""
     costs: list[Costs] = []
     for cost, group in itertools.groupby(taking, key=lambda item: item[0].cost):
-        asked = list(group)
-        found = list(cost(request.machine, [candidates for _, candidates in asked]))
-        for at, (algorithm, candidates) in enumerate(asked):
-            limit = candidates.limit
-            while (least := _worst_kind(found[at])) > limit:
-                candidates = algorithm.candidates(request, least * (1 + 1e-9))
-                limit = candidates.limit
-                found[at] = cost(request.machine, [candidates])[0]
-        costs += found
+        costs += cost(request.machine, [candidates for _, candidates in group])
+    best = min((float(of.cycles.min()) for of in costs if of.cycles.size), default=np.inf)
+    for at, (algorithm, candidates) in enumerate(taking):
+        limit = candidates.limit
+        while (most := _worst_kind(costs[at]) if costs[at].cycles.size else best) > limit:
+            wider = algorithm.candidates(request, most * (1 + 1e-9))
+            limit = wider.limit
+            costs[at] = algorithm.cost(request.machine, [wider])[0]
     return costs
 
 

@@ -19,7 +19,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
     `k2` streamed tiles form an L2 set and `k3` stationary tiles an L3 set: under input_stationary filter tiles stream past each
     input tile, under weight_stationary input tiles stream past each filter tile. `pack` is "none" where the micro-kernel reads
-    the operand in place.
+    the operand in place. `algorithm` is a line of `native/algorithms.inc`, None the problem's first, which is the loop nest itself.
     """
 
     kernel: str
@@ -30,6 +30,7 @@ class Schedule(msgspec.Struct, frozen=True):
     channels: int
     k2: int
     k3: int
+    algorithm: str | None = None
 
     @property
     def kind(self) -> str:
@@ -110,8 +111,8 @@ def _walk(schedule: GpuSchedule | GpuConvSchedule) -> dict[str, int]:
 
 
 def name_of(algorithm: str, schedule: AnySchedule) -> str:
-    """A text from which `from_name` makes the same schedule."""
-    fields = ((field, getattr(schedule, field)) for field in schedule.__struct_fields__)
+    """A text from which `from_name` and the algorithm make the same schedule."""
+    fields = ((field, getattr(schedule, field)) for field in schedule.__struct_fields__ if field != "algorithm")
     return ",".join([algorithm, *(f"{field}={value}" for field, value in fields if value is not None)])
 
 
@@ -123,8 +124,9 @@ def from_name(name: str) -> tuple[str, AnySchedule]:
         raise PlanError(f'"{name}" is no plan\'s name, which is algorithm,field=value,... as `plan.name` and the JSON documents have it')
     kind: type[AnySchedule] = GpuConvSchedule if conv_kernel(fields.get("kernel", "")) else GpuSchedule
     kind = Schedule if "stationary" in fields else kind
-    if unknown := set(fields) - set(kind.__struct_fields__):
-        raise PlanError(f'plan "{name}": a schedule has no field {", ".join(sorted(unknown))}; it has {", ".join(kind.__struct_fields__)}')
+    known = [field for field in kind.__struct_fields__ if field != "algorithm"]
+    if unknown := set(fields) - set(known):
+        raise PlanError(f'plan "{name}": a schedule has no field {", ".join(sorted(unknown))}; it has {", ".join(known)}')
     without = {"gemm": None} if kind is GpuConvSchedule else {}
     try:
         return algorithm, msgspec.convert(without | fields, kind, strict=False)

@@ -15,7 +15,9 @@ import msgspec
 from pysim.problem.dtypes import SUM_BYTES
 
 _HERE = Path(__file__).parent
-_LINE = re.compile(r"^PYSIM_KERNEL\(([^)]*)\)", re.MULTILINE)
+_LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
+_ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
+_FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 _ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # of one family: what its rows have in common, and each row
 _COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
 _EPILOGUE = re.compile(r"^PYSIM_EPILOGUE\((\d+),\s*(\w+),", re.MULTILINE)
@@ -37,6 +39,11 @@ class Kernel(msgspec.Struct, frozen=True):
     def name(self) -> str:
         return f"{self.dtype}_{self.form}_{self.windows}x{self.filters}__{self.target}"
 
+    @property
+    def along_filters(self) -> bool:
+        """Whether the vector lanes hold filters alone, so that a tile is turned around on its way out."""
+        return self.lane_filters > self.lane_windows == 1
+
     def instructions(self, windows: int, filters: int) -> int:
         """Multiply-adds of one k step on a tile of `windows` x `filters` (edges fill whole lanes)."""
         return -(-windows // self.lane_windows) * -(-filters // self.lane_filters)
@@ -51,11 +58,23 @@ def native_file(name: str) -> Path:
 @cache
 def kernels() -> tuple[Kernel, ...]:
     """Every row, in the order of the file."""
-    rows = []
-    for index, match in enumerate(_LINE.finditer(native_file("kernels.inc").read_text())):
-        target, dtype, form, *numbers = (word.strip() for word in match.group(1).split(","))
-        rows.append(Kernel(index, target, dtype, form, *map(int, numbers)))
-    return tuple(rows)
+    lines = (_FIELD.findall(line) for line in _LINE.findall(native_file("kernels.inc").read_text()))
+    return tuple(msgspec.convert({"index": index, **dict(columns)}, Kernel, strict=False) for index, columns in enumerate(lines))
+
+
+class NativeAlgorithm(msgspec.Struct, frozen=True):
+    """A line of `native/algorithms.inc`; `problem` is CONV or GEMM."""
+
+    index: int
+    name: str
+    problem: str
+
+
+@cache
+def algorithms() -> tuple[NativeAlgorithm, ...]:
+    """The algorithms of the native library, in the order of the file."""
+    lines = _ALGORITHM.findall(native_file("algorithms.inc").read_text())
+    return tuple(NativeAlgorithm(index, *line) for index, line in enumerate(lines))
 
 
 # The CUDA kernels of matrix products

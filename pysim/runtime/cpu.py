@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only importer of the native library: cffi reads `native/pysim.h`, status codes become exceptions, arrays become pointers.
 
-A ConvLaunch or GemmLaunch is all that calls of one problem under one schedule have in common: structs and sizes, no array. A call
-borrows its workspace, so any number of threads may call one at once; a prepared convolution adds filters that are packed already.
+A Launch is all that calls of one problem under one schedule have in common: structs and sizes, no array. A call borrows its workspace,
+so any number of threads may call one at once; a prepared convolution adds filters that are prepared already.
 Nothing of the caller's is written before all is checked. Whatever computes takes an executor, which says whose library is called: this
 computer's (LOCAL), or that of another CPU in an emulator (`pysim.runtime.emulated`).
 """
@@ -23,8 +23,9 @@ from pysim.errors import MissingError, NativeError, OperandError, PlanError
 from pysim.once import once
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
 from pysim.record.schedule import PACK, STATIONARY, Schedule
-from pysim.registry.rows import kernels, native_file
+from pysim.registry.rows import algorithms, kernels, native_file
 
 Array = NDArray[Any]
 # NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16
@@ -119,27 +120,41 @@ def _dtype_code(dtype: str) -> int:
 
 def conv_struct(w: Conv) -> Any:
     """The `pysim_conv` of a workload."""
-    ffi, _ = library()
-    fields = {name: getattr(w, name) for name in w.__struct_fields__ if name != "dtype"}
-    return ffi.new("pysim_conv *", fields | {"dtype": _dtype_code(w.dtype)})
+    return library()[0].new("pysim_conv *", _conv_fields(w))
 
 
-def gemm_struct(w: Gemm) -> Any:
-    """The `pysim_gemm` of a workload whose operands are dense and row-major."""
-    ffi, _ = library()
-    fields = {"m": w.m, "n": w.n, "k": w.k, "trans_a": w.trans_a, "trans_b": w.trans_b, "dtype": _dtype_code(w.dtype)}
+def _conv_fields(w: Conv) -> dict[str, int]:
+    return {name: getattr(w, name) for name in w.__struct_fields__ if name != "dtype"} | {"dtype": _dtype_code(w.dtype)}
+
+
+def _gemm_fields(w: Gemm) -> dict[str, int]:
+    """Of operands that are dense and row-major."""
     leading = {"lda": w.m if w.trans_a else w.k, "ldb": w.k if w.trans_b else w.n, "ldc": w.n}
-    return ffi.new("pysim_gemm *", fields | leading)
+    return {"m": w.m, "n": w.n, "k": w.k, "trans_a": w.trans_a, "trans_b": w.trans_b, "dtype": _dtype_code(w.dtype), **leading}
 
 
-def schedule_struct(s: Schedule) -> Any:
-    """The `pysim_schedule` of a schedule."""
+def problem_struct(w: Workload) -> Any:
+    """The `pysim_problem` of a workload whose operands are dense."""
+    ffi, lib = library()
+    fields = {"conv": _conv_fields(w)} if isinstance(w, Conv) else {"gemm": _gemm_fields(w)}
+    return ffi.new("pysim_problem *", {"kind": getattr(lib, f"PYSIM_{_kind(w)}"), **fields})
+
+
+def _kind(w: Workload) -> str:
+    return "CONV" if isinstance(w, Conv) else "GEMM"
+
+
+def schedule_struct(s: Schedule, w: Workload) -> Any:
+    """The `pysim_schedule` of a schedule for a workload."""
     ffi, _ = library()
-    index = next((row.index for row in kernels() if row.name == s.kernel), None)
-    if index is None:
+    kernel = next((row.index for row in kernels() if row.name == s.kernel), None)
+    if kernel is None:
         raise PlanError(f"the registry has no kernel {s.kernel!r}; `pysim kernels` lists them")
+    algorithm = next((one.index for one in algorithms() if one.problem == _kind(w) and s.algorithm in (None, one.name)), None)
+    if algorithm is None:
+        raise PlanError(f"the native library has no algorithm {s.algorithm!r} that computes {w.text}")
     fields = {"windows": s.windows, "filters": s.filters, "channels": s.channels, "k2": s.k2, "k3": s.k3}
-    codes = {"kernel": index, "stationary": STATIONARY.index(s.stationary), "pack": PACK.index(s.pack)}
+    codes = {"algorithm": algorithm, "kernel": kernel, "stationary": STATIONARY.index(s.stationary), "pack": PACK.index(s.pack)}
     return ffi.new("pysim_schedule *", fields | codes)
 
 
@@ -273,21 +288,30 @@ class Workspaces:
 _workspaces = Workspaces(_IDLE_BYTES)
 
 
-class _Launch:
-    """What calls of one problem have in common: `problem` and `schedule` as structs, and the workspace that they need."""
+class Launch:
+    """What calls of one problem under one schedule have in common: structs, operands' shapes, and the bytes that they need.
 
-    def __init__(self, workload: Conv | Gemm, problem: Any, schedule: Schedule, threads: int, executor: Executor) -> None:
+    `prepared_bytes` is of what a run reads in the place of the weights, 0 where it reads them as they are.
+    """
+
+    def __init__(
+        self, workload: Workload, shapes: tuple[tuple[int, ...], ...], schedule: Schedule, threads: int = 1, executor: Executor = LOCAL
+    ) -> None:
         self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
+        self._first_shape, self._second_shape, self._out_shape = shapes
         self._ffi, self._lib = executor.library()
-        self._problem, self._schedule = problem, schedule_struct(schedule)
-        kind = "conv" if isinstance(workload, Conv) else "gemm"
-        self._native = getattr(self._lib, f"pysim_{kind}_run")
-        self.workspace_bytes = self._size(f"pysim_{kind}_workspace_bytes", threads)
+        self._problem, self._schedule = problem_struct(workload), schedule_struct(schedule, workload)
+        self._native, self._native_prepare = self._lib.pysim_run, self._lib.pysim_prepare
+        self.workspace_bytes = self._size(self._lib.pysim_workspace_bytes, threads)
+        self.prepared_bytes = self._size(self._lib.pysim_prepared_bytes)
 
-    def _size(self, function: str, *arguments: int) -> int:
+    def _size(self, function: Any, *arguments: int) -> int:
         size = self._ffi.new("int64_t *")
-        check(getattr(self._lib, function)(self._problem, self._schedule, *arguments, size), self.executor)
+        check(function(self._problem, self._schedule, *arguments, size), self.executor)
         return int(size[0])
+
+    def output(self, out: Any) -> Array:
+        return output(out, self._out_shape, self.workload.dtype)
 
     def _run(self, epilogue: Any, first: Array, second: Any, y: Array, profile: Any) -> None:
         """The native call in a borrowed workspace."""
@@ -295,64 +319,63 @@ class _Launch:
         try:
             status = self._native(
                 self._problem, self._schedule, epilogue, self.threads, pointer(first), pointer(second), pointer(y), pointer(work),
-                self.workspace_bytes, profile,
+                self.workspace_bytes, self._ffi.NULL if profile is None else profile,
             )  # fmt: skip
         finally:
             _workspaces.give(work)
         check(status, self.executor)
 
 
-class ConvLaunch(_Launch):
-    """y = act(conv(x, w) + bias): filters are packed in each call."""
+class ConvLaunch(Launch):
+    """y = act(conv(x, w) + bias): filters are prepared in each call."""
 
     def __init__(self, workload: Conv, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
-        super().__init__(workload, conv_struct(workload), schedule, threads, executor)
         w = workload
-        self._native_pack = self._lib.pysim_conv_pack_filters
-        self.packed_bytes = self._size("pysim_conv_packed_filter_bytes")
-        self._in_shape = (w.batch, w.channels, w.height, w.width)
-        self._filter_shape = (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w)
-        self._out_shape = (w.batch, w.filters, w.out_h, w.out_w)
+        shapes = (
+            (w.batch, w.channels, w.height, w.width),
+            (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w),
+            (w.batch, w.filters, w.out_h, w.out_w),
+        )
+        super().__init__(w, shapes, schedule, threads, executor)
 
     def __call__(self, x: Any, w: Any, bias: Any = None, activation: str | None = None, out: Any = None) -> Array:
         w, epilogue = self.filters(w), self.epilogue(bias, activation)
         if out is not None:
             _check_apart(self.output(out), w=w, bias=bias)
-        packed = _workspaces.take(self.packed_bytes)
+        if not self.prepared_bytes:
+            return self.run(x, w, epilogue, out)
+        prepared = _workspaces.take(self.prepared_bytes)
         try:
-            return self.run(x, self.pack(w, packed), epilogue, out)
+            return self.run(x, self.prepare(w, prepared), epilogue, out)
         finally:
-            _workspaces.give(packed)
+            _workspaces.give(prepared)
 
     def filters(self, w: Any) -> Array:
         """The filters as a dense array."""
-        return operand(w, "w", self._filter_shape, self.workload.dtype)
+        return operand(w, "w", self._second_shape, self.workload.dtype)
 
     def epilogue(self, bias: Any, activation: str | None) -> Any:
         return _epilogue(1.0, 0.0, None if bias is None else addend(bias, "bias", self._out_shape[1:2], self.workload.dtype), activation)
 
-    def output(self, out: Any) -> Array:
-        return output(out, self._out_shape, self.workload.dtype)
-
-    def pack(self, filters: Array, packed: Array) -> Array:
-        """Packs dense filters into the first bytes of a buffer, and gives these."""
-        packed = packed[: self.packed_bytes]
+    def prepare(self, filters: Array, prepared: Array) -> Array:
+        """Prepares dense filters in the first bytes of a buffer, and gives these."""
+        prepared = prepared[: self.prepared_bytes]
         pointer = self._ffi.from_buffer
-        status = self._native_pack(self._problem, self._schedule, pointer(filters), pointer(packed), self.packed_bytes)
+        status = self._native_prepare(self._problem, self._schedule, pointer(filters), pointer(prepared), self.prepared_bytes)
         check(status, self.executor)
-        return packed
+        return prepared
 
-    def run(self, x: Any, packed: Array, epilogue: Any, out: Any, profile: Any = None) -> Array:
-        """The convolution with packed filters."""
-        dense, y = operand(x, "x", self._in_shape, self.workload.dtype), self.output(out)
+    def run(self, x: Any, prepared: Array, epilogue: Any, out: Any, profile: Any = None) -> Array:
+        """The convolution with prepared filters."""
+        dense, y = operand(x, "x", self._first_shape, self.workload.dtype), self.output(out)
         if out is not None:
             _check_apart(y, x=x)
-        self._run(epilogue, dense, packed, y, self._ffi.NULL if profile is None else profile)
+        self._run(epilogue, dense, prepared, y, profile)
         return y
 
 
 class Prepared:
-    """A convolution with its filters packed: `y = conv(x, out=None)`, input [N][C][H][W], output [N][M][P][Q]. It keeps no array that
+    """A convolution with its filters prepared: `y = conv(x, out=None)`, input [N][C][H][W], output [N][M][P][Q]. It keeps no array that
     it was given, and any number of threads may call it at once."""
 
     def __init__(
@@ -369,14 +392,16 @@ class Prepared:
         self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
         self.workspace_bytes = launch.workspace_bytes
         self._epilogue = launch.epilogue(None if bias is None else np.array(as_numpy(bias, "bias")), activation)
-        self._packed = launch.pack(launch.filters(weights), aligned(launch.packed_bytes, np.uint8))
+        filters = launch.filters(weights)
+        whole = launch.prepared_bytes > 0
+        self._prepared = launch.prepare(filters, aligned(launch.prepared_bytes, np.uint8)) if whole else np.array(filters)
 
     def __call__(self, x: Any, out: Any = None) -> Array:
-        return self._launch.run(x, self._packed, self._epilogue, out)
+        return self._launch.run(x, self._prepared, self._epilogue, out)
 
     def profile(self, x: Any, out: Any = None) -> dict[str, float]:
         """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
-        return _profiled(lambda into: self._launch.run(x, self._packed, self._epilogue, out, into))
+        return _profiled(lambda into: self._launch.run(x, self._prepared, self._epilogue, out, into))
 
 
 def _profiled(run: Callable[[Any], Any]) -> dict[str, float]:
@@ -385,15 +410,13 @@ def _profiled(run: Callable[[Any], Any]) -> dict[str, float]:
     return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
 
 
-class GemmLaunch(_Launch):
+class GemmLaunch(Launch):
     """C = act(alpha op(A) op(B) + beta C + bias), dense row-major operands, bias per column of C."""
 
     def __init__(self, workload: Gemm, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
-        super().__init__(workload, gemm_struct(workload), schedule, threads, executor)
         w = workload
-        self._a_shape = (w.k, w.m) if w.trans_a else (w.m, w.k)
-        self._b_shape = (w.n, w.k) if w.trans_b else (w.k, w.n)
-        self._c_shape = (w.m, w.n)
+        shapes = ((w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n), (w.m, w.n))
+        super().__init__(w, shapes, schedule, threads, executor)
 
     def __call__(
         self,
@@ -408,18 +431,18 @@ class GemmLaunch(_Launch):
     ) -> Array:
         """`c` is read, not written, unless it is `out`."""
         dtype = self.workload.dtype
-        y = output(out, self._c_shape, dtype)
+        y = self.output(out)
         if out is not None:
             _check_apart(y, a=a, b=b, bias=bias)
         if c is None and beta != 0:
             raise OperandError(f"beta is {beta}, so c must be given")
         # C goes where the result will lie only when nothing can be refused any more
-        added = None if c is None else addend(c, "c", self._c_shape, dtype)
+        added = None if c is None else addend(c, "c", self._out_shape, dtype)
         into = y
         if beta != 0 and added is not None and not _same(added, y):
             if out is not None:
                 _check_apart(y, c=c)
-                into = aligned(self._c_shape, y.dtype)
+                into = aligned(self._out_shape, y.dtype)
             into[...] = added
         self.run(a, b, into, _epilogue(alpha, beta, self.bias(bias), activation))
         if into is not y:
@@ -427,12 +450,12 @@ class GemmLaunch(_Launch):
         return y
 
     def bias(self, bias: Any) -> Array | None:
-        return None if bias is None else addend(bias, "bias", self._c_shape[1:], self.workload.dtype)
+        return None if bias is None else addend(bias, "bias", self._out_shape[1:], self.workload.dtype)
 
     def run(self, a: Any, b: Any, y: Array, epilogue: Any, profile: Any = None) -> None:
         """The product into y, whose values are C."""
-        a, b = operand(a, "a", self._a_shape, self.workload.dtype), operand(b, "b", self._b_shape, self.workload.dtype)
-        self._run(epilogue, a, b, y, self._ffi.NULL if profile is None else profile)
+        a, b = operand(a, "a", self._first_shape, self.workload.dtype), operand(b, "b", self._second_shape, self.workload.dtype)
+        self._run(epilogue, a, b, y, profile)
 
 
 def _same(x: Array, y: Array) -> bool:
@@ -470,7 +493,7 @@ class PreparedGemm:
     def _run(self, a: Any, b: Any, c: Any, profile: Any = None) -> Array:
         if c is None and self._beta != 0:
             raise OperandError(f"beta is {self._beta}, so c must be given")
-        y = output(c, (self.workload.m, self.workload.n), self.workload.dtype)
+        y = self._launch.output(c)
         self._launch.run(a, b, y, self._epilogue, profile)
         return y
 
@@ -513,7 +536,7 @@ def reference_conv(
     x = operand(x, "x", (w.batch, w.channels, w.height, w.width), w.dtype)
     weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
     pointers = (ffi.from_buffer(x), ffi.from_buffer(weights), ffi.from_buffer(out))
-    check(lib.pysim_conv_reference(conv_struct(w), epilogue, *pointers), executor)
+    check(lib.pysim_reference(problem_struct(w), epilogue, *pointers), executor)
     return out
 
 

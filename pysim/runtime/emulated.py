@@ -8,7 +8,7 @@ The worker is built once into the user's cache from the sources that lie beside 
 whatever the worker does, it cannot touch this process. Both sides compare the layout of every struct and the kinds of every
 argument before the first call. QEMU proves what kernels compute. How long it takes says nothing about any machine.
 
-Worked number: `pysim_conv_run` on 1x64x56x56 with 64 3x3 filters copies 0.8 MB in, 0.15 MB of packed filters in and 0.8 MB out:
+Worked number: `pysim_run` on 1x64x56x56 with 64 3x3 filters copies 0.8 MB in, 0.15 MB of packed filters in and 0.8 MB out:
 well under a millisecond, where the kernel takes tenths of a second under emulation.
 """
 
@@ -128,7 +128,7 @@ def _sources(cpu: Cpu) -> list[Path]:
     """The library's files, found by folder as meson.build lists them, with the CPU's own, and the worker."""
     root = native_file("pysim.h").parent
     folders = [root / name for name in (".", "conv", "worker", cpu.folder)]
-    return [root / "kernels.inc", *(path for folder in folders for path in sorted(folder.glob("*.[ch]")))]
+    return [*sorted(root.glob("*.inc")), *(path for folder in folders for path in sorted(folder.glob("*.[ch]")))]
 
 
 def worker_file(cpu: Cpu, compiler: Compiler) -> Path:

@@ -12,9 +12,7 @@ Worked number: a 32 x 14 micro-kernel loads (32 + 14) x 4 = 184 bytes a step, in
 from collections.abc import Iterator
 from typing import Any
 
-from pysim.cachemodel.cpu.cost import COMPUTE
-from pysim.cachemodel.cpu.nest import ceil_div, nest_of
-from pysim.cachemodel.cpu.reuse import OPERANDS
+from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of
 from pysim.record.cost import Cost, CsaCost
 from pysim.record.plan import Plan, on_cpu
 
@@ -22,8 +20,11 @@ REGISTERS = "registers"
 Edge = tuple[str, str, str, float, float]  # supplier, receiver, operand, bytes, cycles
 
 
-def traffic(plan: Plan) -> Any:
-    """The networkx.MultiDiGraph of a plan; an edge's key is its operand. The graph knows `bound_by` and compute cycles by term."""
+def traffic(plan: Plan, nest: Nest | None = None) -> Any:
+    """The networkx.MultiDiGraph of a plan and its nest, that of its problem unless one is given.
+
+    An edge's key is its operand. The graph knows `bound_by` and compute cycles by term.
+    """
     import networkx as nx
 
     graph = nx.MultiDiGraph(problem=plan.problem, machine=plan.machine, model=plan.model)
@@ -31,13 +32,13 @@ def traffic(plan: Plan) -> Any:
         graph.add_node(level.name, bytes=level.size_bytes)
     graph.add_node("memory")
     if isinstance(plan.cost, Cost):
-        graph.add_node(REGISTERS, **{term: plan.cost.terms[term] for term in COMPUTE})
-    for supplier, receiver, operand, size, cycles in edges(plan):
+        graph.add_node(REGISTERS, **{term: cycles for term, cycles in plan.cost.terms.items() if term not in plan.cost.levels})
+    for supplier, receiver, operand, size, cycles in edges(plan, nest or nest_of(plan.workload)):
         graph.add_edge(supplier, receiver, key=operand, bytes=size, cycles=cycles)
     return graph
 
 
-def edges(plan: Plan) -> Iterator[Edge]:
+def edges(plan: Plan, nest: Nest) -> Iterator[Edge]:
     """Every flow of at least one byte, outermost level first."""
     if isinstance(plan.cost, CsaCost):
         yield from _csa_edges(plan, plan.cost)
@@ -46,18 +47,18 @@ def edges(plan: Plan) -> Iterator[Edge]:
     names = [level.name for level in levels]
     for supplier, receiver in zip(["memory", *names[:0:-1]], names[::-1], strict=True):
         level = plan.cost.levels[supplier]
-        for operand in OPERANDS:
-            if size := level[f"{operand}_bytes"]:
-                yield supplier, receiver, operand, size, level["cycles"] * size / level["bytes"]
-    for operand, read, written in _register_bytes(plan):
+        for name, size in level.items():
+            if name.endswith("_bytes") and size:
+                yield supplier, receiver, name.removesuffix("_bytes"), size, level["cycles"] * size / level["bytes"]
+    for operand, read, written in _register_bytes(plan, nest):
         rate = levels[0]
         cycles = read / rate.read_bytes_per_cycle.value + written / rate.write_bytes_per_cycle.value
         yield names[0], REGISTERS, operand, read + written, cycles
 
 
-def _register_bytes(plan: Plan) -> Iterator[tuple[str, float, float]]:
+def _register_bytes(plan: Plan, nest: Nest) -> Iterator[tuple[str, float, float]]:
     """(operand, bytes read, bytes written) by micro-kernels, whole tiles but for the skipped kernel rows."""
-    nest, s = nest_of(plan.workload), on_cpu(plan)[0]
+    s = on_cpu(plan)[0]
     full, edge = nest.live_rows(s.windows)
     steps = nest.repeats * (full + edge) * nest.channels * nest.kernel_w * ceil_div(nest.filters, s.filters)
     yield "packed" if s.pack == "tiles" else "input", float(steps * s.windows * nest.element_bytes), 0.0

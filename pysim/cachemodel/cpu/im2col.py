@@ -2,7 +2,8 @@
 """What im2col costs: the step that SConv leaves out. The product that follows is planned and costed like any other.
 
     copy      elements of the columns, C R S P Q for each image, in vectors: one load and one store of a vector each, short rows of
-              outputs filling the last one badly; or by element, one a cycle, as Caffe's loop with its check of the padding does
+              outputs filling the last one badly; or by element, one a cycle, as Caffe's loop with its check of the padding does; or by
+              SConv's packing: pack_cycles more a vector, pack_call_cycles a row of outputs, pack_line_cycles a line from beyond L1
     transfer  by the reuse distances of `reuse`:
                 input    first touches lie a whole run apart; the other reads of a plane, R S in all of the rows that each meets, one
                          plane and one row of columns
@@ -22,16 +23,21 @@ from pysim.problem.conv import Conv
 from pysim.record.cost import Cost
 
 
-def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: bool = False) -> Cost:
-    """The cost of writing the columns of every image and group of a convolution once, on one core."""
+def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: bool = False, packer: Unit | None = None) -> Cost:
+    """The cost of writing the columns of every image and group of a convolution once, on one core; with a `packer`, by SConv's packing on
+    that unit."""
     nest = nest_of(workload)
     if workload.pointwise:
         return Cost(0.0, 0.0, "copy", {}, {"copy": 0.0})
-    unit = max(machine.core.units, key=lambda one: one.vector_bytes)
+    unit = packer or max(machine.core.units, key=lambda one: one.vector_bytes)
     taps = workload.channels * workload.kernel_h * workload.kernel_w * workload.batch
     copy = float(taps * nest.windows) if by_element else taps * _vector_cycles(nest, unit)
-    terms, levels = {"copy": copy}, {}
     crossed = [*_crossed(workload, nest, machine, hot), (0.0, 0.0)]
+    if packer:
+        vectors = taps * nest.out_h * ceil_div(nest.out_w, _lanes(nest, unit))
+        copy += vectors * machine.core.pack_cycles.value + taps / nest.kernel_w * nest.out_h * machine.core.pack_call_cycles.value
+        copy += crossed[0][0] / machine.levels[0].line_bytes * machine.core.pack_line_cycles.value
+    terms, levels = {"copy": copy}, {}
     suppliers: list[Level | Memory] = [*machine.levels[1:], machine.memory]
     names = [*(level.name for level in machine.levels[1:]), "memory"]
     for level, name, place, own, further in zip(machine.levels, names, suppliers, crossed, crossed[1:], strict=False):
@@ -49,15 +55,20 @@ def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: 
     transfer = sum(terms[name] for name in names)
     total = max(copy, transfer) + (1 - machine.core.overlap.value) * min(copy, transfer)
     bound = "copy" if copy >= transfer else max(names, key=terms.__getitem__)
-    return Cost(total, total / machine.core.frequency_hz.value, bound, levels, terms)
+    hidden = {name: machine.core.overlap.value * terms[name] for name in (names if copy >= transfer else ["copy"])}
+    return Cost(total, total / machine.core.frequency_hz.value, bound, levels, terms, hidden)
 
 
 def _vector_cycles(nest: Nest, unit: Unit) -> float:
     """One row of the columns, P x Q elements: a load and a store for each vector of a row of outputs."""
-    vectors = nest.out_h * ceil_div(nest.out_w, max(1, unit.vector_bytes // nest.element_bytes))
-    strided = min(nest.stride_w, unit.vector_bytes // nest.element_bytes)  # loads, and permutes to part them, of one vector
+    vectors = nest.out_h * ceil_div(nest.out_w, _lanes(nest, unit))
+    strided = min(nest.stride_w, _lanes(nest, unit))  # loads, and permutes to part them, of one vector
     permutes = strided if strided > 1 else 0
     return vectors * (strided / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value + permutes)
+
+
+def _lanes(nest: Nest, unit: Unit) -> int:
+    return max(1, unit.vector_bytes // nest.element_bytes)
 
 
 def _crossed(w: Conv, nest: Nest, machine: Machine, hot: bool) -> list[tuple[float, float]]:

@@ -146,13 +146,13 @@ def _step_cycles(kernel: Kernel, unit: Unit, rate: float, windows: int, filters:
 
 def _out_vectors(kernel: Kernel, windows: int, filters: int) -> int:
     """Vectors of one output tile: rows of windows, as long as what the kernel puts along its lanes."""
-    return filters * ceil_div(windows, kernel.lane_filters if kernel.form == "fil" else kernel.lane_windows)
+    return filters * ceil_div(windows, kernel.lane_filters if kernel.along_filters else kernel.lane_windows)
 
 
 def _store_cycles(kernel: Kernel, unit: Unit, windows: int, filters: int) -> float:
     """Cycles to store one output tile; filters along the lanes pass through the stack and a transposition of lanes x lanes blocks."""
     vectors, shuffles = _out_vectors(kernel, windows, filters), 0.0
-    if kernel.form == "fil":
+    if kernel.along_filters:
         lanes = kernel.lane_filters
         blocks = ceil_div(filters, lanes)
         vectors += windows * blocks

@@ -190,7 +190,7 @@ def live_pairs(nest: Nest) -> int:
 
 
 def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
-    """Bytes of packed panels that one thread keeps, each rounded up to 64, as `pysim_conv_workspace_bytes` answers."""
+    """Bytes of packed panels that one thread keeps, each rounded up to 64, as `pysim_workspace_bytes` answers."""
     depth = schedule.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
     window_tiles, filter_tiles = ceil_div(nest.windows, schedule.windows), ceil_div(nest.filters, schedule.filters)
     if schedule.stationary == "input_stationary":
@@ -205,7 +205,7 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
 
 
 def packed_filter_bytes(nest: Nest, schedule: Schedule) -> int:
-    """Bytes of filters that were packed once, in whole tiles, as `pysim_conv_packed_filter_bytes` answers."""
+    """Bytes of filters that were packed once, in whole tiles, as `pysim_prepared_bytes` answers."""
     tiles = ceil_div(nest.filters, schedule.filters)
     panels = nest.groups * tiles * schedule.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
     return panels + PACKED_MARK_BYTES

@@ -19,7 +19,9 @@ def describe(nest: Nest, plan: Plan, summary: str) -> Description:
     s, on = plan.schedule, plan.on
     assert isinstance(s, Schedule) and isinstance(on, Machine)
     sections = [Section("loops", tuple(_loops(nest, s))), Section("reuse", tuple(_reuse(nest, s, on)))]
-    sections += [Section(title, lines) for title, lines in (("exact maxima", _exact(plan)), ("heaviest flow", _heaviest(plan))) if lines]
+    sections += [
+        Section(title, lines) for title, lines in (("exact maxima", _exact(plan)), ("heaviest flow", _heaviest(nest, plan))) if lines
+    ]
     return Description(f"{summary}, {s.stationary.replace('_', ' ')}", tuple(sections), _peak(nest, on, s.kernel))
 
 
@@ -109,8 +111,8 @@ def _exact(plan: Plan) -> tuple[str, ...]:
     return tuple(f"{kind}: channels {of['channels']}, k2 {of['k2']}, k3 {of['k3']}, cost {of['cost']:,}" for kind, of in found)
 
 
-def _heaviest(plan: Plan) -> tuple[str, ...]:
-    edge = critical_edge(traffic(plan))
+def _heaviest(nest: Nest, plan: Plan) -> tuple[str, ...]:
+    edge = critical_edge(traffic(plan, nest))
     if edge is None:
         return ()
     source, target, operand, size, cycles = edge

@@ -74,16 +74,14 @@ def bases(workload: Workload, schedule: Schedule) -> Bases:
     ffi, lib = runtime.library()
     size = ffi.new("int64_t *")
     element, result = SIZES[workload.dtype], RESULT_BYTES[workload.dtype]
-    native = runtime.schedule_struct(schedule)
+    told = runtime.problem_struct(workload), runtime.schedule_struct(schedule, workload)
     if isinstance(workload, Gemm):
         sizes = [workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
-        runtime.check(lib.pysim_gemm_workspace_bytes(runtime.gemm_struct(workload), native, 1, size))
     else:
-        conv = runtime.conv_struct(workload)
-        runtime.check(lib.pysim_conv_packed_filter_bytes(conv, native, size))
+        runtime.check(lib.pysim_prepared_bytes(*told, size))
         panels = size[0] - lib.PYSIM_PACKED_MARK_BYTES  # all that the loops read of packed filters
         sizes = [_image_bytes(workload) * workload.batch, panels, _output_bytes(workload) * workload.batch]
-        runtime.check(lib.pysim_conv_workspace_bytes(conv, native, 1, size))
+    runtime.check(lib.pysim_workspace_bytes(*told, 1, size))
     return Bases(*_pages([*sizes, size[0]])[:4])
 
 
@@ -141,10 +139,8 @@ def _run_of(workload: Workload, schedule: Schedule, at: Bases) -> _Run:
     from pysim.runtime import cpu as runtime
 
     ffi, lib = runtime.library()
-    tail = runtime.schedule_struct(schedule), ffi.new("pysim_trace_bases *", at)
-    if isinstance(workload, Gemm):
-        return _Run(lib.pysim_gemm_trace, lib.pysim_gemm_simulate, (runtime.gemm_struct(workload), *tail))
-    return _Run(lib.pysim_conv_trace, lib.pysim_conv_simulate, (runtime.conv_struct(workload), *tail))
+    told = runtime.problem_struct(workload), runtime.schedule_struct(schedule, workload), ffi.new("pysim_trace_bases *", at)
+    return _Run(lib.pysim_trace, lib.pysim_simulate, told)
 
 
 def _im2col_runs(w: Conv, schedule: Schedule) -> list[_Run]:
@@ -154,7 +150,7 @@ def _im2col_runs(w: Conv, schedule: Schedule) -> list[_Run]:
     ffi, lib = runtime.library()
     gemm, element = im2col_gemm(w), SIZES[w.dtype]
     size = ffi.new("int64_t *")
-    runtime.check(lib.pysim_gemm_workspace_bytes(runtime.gemm_struct(gemm), runtime.schedule_struct(schedule), 1, size))
+    runtime.check(lib.pysim_workspace_bytes(runtime.problem_struct(gemm), runtime.schedule_struct(schedule, gemm), 1, size))
     of_a, of_b, of_c = gemm.m * gemm.k * element, gemm.k * gemm.n * element, gemm.m * gemm.n * RESULT_BYTES[w.dtype]
     spaces = [_image_bytes(w) * w.batch, of_a * w.groups, _output_bytes(w) * w.batch, size[0], of_b * w.groups]
     at = Bases(*_pages(spaces)[:5])

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The ABI's entries for sizes, preparation and runs, the same for every problem and algorithm: arguments are checked here, once. */
+#include <string.h>
+
+#include "conv/algorithm.h"
+
+#define PYSIM_ALGORITHM(name, problem) extern const pysim_algorithm pysim_algorithm_##name;
+#include "algorithms.inc"
+#undef PYSIM_ALGORITHM
+
+static const struct {
+    const char *name;
+    int32_t problem;
+    const pysim_algorithm *of;
+} algorithms[] = {
+#define PYSIM_ALGORITHM(name, problem) {#name, PYSIM_##problem, &pysim_algorithm_##name},
+#include "algorithms.inc"
+#undef PYSIM_ALGORITHM
+};
+enum { ALGORITHMS = sizeof algorithms / sizeof *algorithms };
+
+static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    job->problem = p;
+    job->prepared_bytes = job->shared_bytes = 0;
+    const pysim_status status = pysim_check_problem(p, &job->operands);
+    if (status != PYSIM_OK) return status;
+    if (!s) return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
+    if (s->algorithm < 0 || s->algorithm >= ALGORITHMS)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.algorithm is %d; native/algorithms.inc has %d lines", (int)s->algorithm,
+                          (int)ALGORITHMS);
+    if (algorithms[s->algorithm].problem != p->kind)
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm %s computes %s, and the problem is a %s", algorithms[s->algorithm].name,
+                          p->kind == PYSIM_CONV ? "matrix products" : "convolutions",
+                          p->kind == PYSIM_CONV ? "convolution" : "matrix product");
+    job->algorithm = algorithms[s->algorithm].of;
+    return job->algorithm->open(p, s, row, job);
+}
+
+static pysim_status job_workspace(const pysim_job *job, int32_t threads, int64_t *bytes) {
+    const pysim_status status = pysim_nest_workspace(&job->nest, threads, bytes);
+    if (status == PYSIM_OK && __builtin_add_overflow(*bytes, job->shared_bytes, bytes))
+        return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
+    return status;
+}
+
+pysim_status pysim_workspace_bytes(const pysim_problem *p, const pysim_schedule *s, int32_t threads, int64_t *bytes) {
+    pysim_job job;
+    const pysim_status status = open_job(p, s, pysim_row_of, &job);
+    if (status != PYSIM_OK) return status;
+    if (!bytes) return pysim_fail(PYSIM_BAD_ARGUMENT, "pysim_workspace_bytes: bytes is NULL");
+    return job_workspace(&job, threads, bytes);
+}
+
+pysim_status pysim_prepared_bytes(const pysim_problem *p, const pysim_schedule *s, int64_t *bytes) {
+    pysim_job job;
+    const pysim_status status = open_job(p, s, pysim_row_of, &job);
+    if (status != PYSIM_OK) return status;
+    if (!bytes) return pysim_fail(PYSIM_BAD_ARGUMENT, "pysim_prepared_bytes: bytes is NULL");
+    *bytes = job.prepared_bytes;
+    return PYSIM_OK;
+}
+
+pysim_status pysim_prepare(const pysim_problem *p, const pysim_schedule *s, const void *weights, void *prepared, int64_t prepared_bytes) {
+    pysim_job job;
+    pysim_operands operands;
+    pysim_status status = open_job(p, s, pysim_row_for, &job);
+    if (status == PYSIM_OK) status = pysim_check_problem(p, &operands);
+    if (status != PYSIM_OK) return status;
+    const pysim_operand *from = &operands.second;
+    if (!job.algorithm->prepare)
+        return pysim_fail(PYSIM_UNSUPPORTED, "nothing is prepared for this schedule: a run reads %s as it is", from->name);
+    status = pysim_check_operand(from->name, weights, from->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("prepared", prepared, from->dtype);
+    if (status != PYSIM_OK) return status;
+    if (prepared_bytes < job.prepared_bytes)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "prepared has %lld bytes; this schedule needs %lld", (long long)prepared_bytes,
+                          (long long)job.prepared_bytes);
+    const pysim_span spans[] = {{"prepared", prepared, job.prepared_bytes, 1}, {from->name, weights, from->bytes, 0}};
+    status = pysim_check_apart(spans, 2);
+    if (status == PYSIM_OK) job.algorithm->prepare(&job, weights, prepared);
+    return status;
+}
+
+static pysim_status run(const pysim_problem *p, pysim_job *job, const pysim_call *call, int64_t workspace_bytes) {
+    int64_t needed;
+    pysim_status status = pysim_check_call(p, &job->operands, call->epilogue, call->first, call->second, call->result, call->workspace,
+                                           workspace_bytes);
+    if (status == PYSIM_OK) status = job_workspace(job, call->threads, &needed);
+    if (status != PYSIM_OK) return status;
+    if (!call->workspace || workspace_bytes < needed)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule on %d threads needs %lld",
+                          (long long)(call->workspace ? workspace_bytes : 0), (int)call->threads, (long long)needed);
+    if (call->profile) memset(call->profile, 0, sizeof *call->profile);
+    job->algorithm->run(job, call);
+    return PYSIM_OK;
+}
+
+pysim_status pysim_run(const pysim_problem *p, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *first,
+                       const void *second, void *result, void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
+    pysim_job job;
+    const pysim_status status = open_job(p, s, pysim_row_for, &job);
+    if (status != PYSIM_OK) return status;
+    if (job.nest.finish) job.operands.second.bytes += PYSIM_PACKED_MARK_BYTES; /* which nothing else reads */
+    return run(p, &job, &(pysim_call){e, threads, first, second, result, workspace, profile}, workspace_bytes);
+}
+
+pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_stand_in stand_in, const void *first, const void *second,
+                        void *result, void *workspace) {
+    pysim_job job;
+    int64_t workspace_bytes;
+    const pysim_epilogue e = {.alpha = 1};
+    pysim_status status = open_job(p, s, pysim_row_of, &job);
+    if (status == PYSIM_OK) status = job_workspace(&job, 1, &workspace_bytes);
+    if (status != PYSIM_OK) return status;
+    job.nest.finish = NULL; /* it reads results */
+    stand_in(&job.nest);
+    return run(p, &job, &(pysim_call){&e, 1, first, second, result, workspace, NULL}, workspace_bytes);
+}

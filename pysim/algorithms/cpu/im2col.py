@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""im2col and a product: columns[C R S][P Q] of each image are written to the workspace, then convolved 1x1 by SConv's nest.
+
+    cost = cost of the columns (`pysim.cachemodel.cpu.im2col`) + cost of the 1x1 convolution (`pysim.cachemodel.cpu.nested`)
+
+What the nest reads of the image for the columns is `input`, what it reads of them is `columns`. Zeros of the padding are multiplied, so
+weights must be finite where the problem is padded.
+
+Worked number: 64 channels of 56x56, 3x3, FP32: columns of 64 * 9 * 56 * 56 * 4 = 7,225,344 bytes.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.algorithms.contract import SUMS, Array, Bound, Prepared
+from pysim.cachemodel.cpu import nest as nests
+from pysim.cachemodel.cpu import nested, tilings, words
+from pysim.cachemodel.cpu.im2col import im2col_cost
+from pysim.cachemodel.cpu.incore import rates
+from pysim.machine.cpu import Machine
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.record.cost import Cost, Reason, Rejected
+from pysim.record.description import Description
+from pysim.record.plan import Layout, Plan, Request
+from pysim.record.schedule import Schedule
+
+NAME = "im2col"
+COMPUTES = Conv
+
+
+def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
+    if layout != "nchw":
+        return Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
+    return Reason("shape", "its columns are the input: sconv reads it in place") if problem.pointwise else None
+
+
+def _nest(problem: Conv) -> nests.Nest:
+    """The product's, its windows packed: rows of columns lie so far apart that each window read in place would cost a page of its own,
+    which the model does not know (measured on a Zen 4: twice the time, where it predicts less)."""
+    return msgspec.structs.replace(nests.nest_of(_product(problem)), in_place=False)
+
+
+@lru_cache(maxsize=64)
+def _product(problem: Conv) -> Conv:
+    """The 1x1 convolution of the columns."""
+    return Conv(
+        batch=problem.batch,
+        groups=problem.groups,
+        channels=problem.channels * problem.kernel_h * problem.kernel_w,
+        height=problem.out_h,
+        width=problem.out_w,
+        filters=problem.filters,
+        kernel_h=1,
+        kernel_w=1,
+        dtype=problem.dtype,
+    )
+
+
+class Candidates(NamedTuple):
+    """Schedules of the product, none (and in `limit` what all take at least) where they are not worth predicting."""
+
+    columns: Cost
+    least: float
+    product: nested.NestCandidates | None
+    limit: float
+    rejected: tuple[Rejected, ...]
+
+
+class Costs:
+    """The product's costs and that of the columns; one kind, whatever is stationary (`pysim.algorithms.contract.Costs`)."""
+
+    kinds = (NAME,)
+
+    def __init__(self, of: Candidates) -> None:
+        self._columns = of.columns
+        self._product = of.product.costs() if of.product else None
+        self.kernels: tuple[str, ...] = self._product.kernels if self._product else (NAME,)
+        self.bounds: Array = self._product.bounds + of.columns.cycles if self._product else np.array([of.least])
+        self.cycles: Array = self._product.cycles + of.columns.cycles if self._product else np.empty(0)
+        self.kind: NDArray[np.int64] = np.zeros(self.cycles.size, dtype=np.int64)
+
+    @property
+    def kernel(self) -> NDArray[np.int64]:
+        return self._product.kernel if self._product else np.empty(0, dtype=np.int64)
+
+    def _some(self) -> nested.NestCosts:
+        assert self._product
+        return self._product
+
+    def schedule(self, row: int) -> Schedule:
+        return msgspec.structs.replace(self._some().schedule(row), algorithm=NAME)
+
+    def cost(self, row: int) -> Cost:
+        return _sum(self._columns, self._some().cost(row))
+
+    def assumed(self, row: int) -> tuple[str, ...]:
+        return self._some().assumed(row)
+
+
+def _sum(columns: Cost, product: Cost) -> Cost:
+    """The one after the other: what the product reads is columns, what these read is input."""
+    levels = {}
+    for name, own in product.levels.items():
+        renamed = {"columns_bytes" if key == "input_bytes" else key: value for key, value in own.items()}
+        levels[name] = _added(renamed, columns.levels[name])
+    terms, hidden = _added(columns.terms, product.terms), _added(columns.hidden, product.hidden)
+    counted = {name: value - hidden.get(name, 0.0) for name, value in terms.items()}
+    parts = {name: value for name, value in terms.items() if name not in levels}
+    return Cost(
+        columns.cycles + product.cycles,
+        columns.seconds + product.seconds,
+        max(counted, key=counted.__getitem__),
+        levels,
+        parts | {name: terms[name] for name in levels},
+        hidden,
+    )
+
+
+def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
+
+
+def candidates(request: Request, limit: float | None) -> Candidates:
+    problem, on = request.problem, request.machine
+    assert isinstance(problem, Conv) and isinstance(on, Machine)
+    if request.model == "csa":
+        reason = Rejected(NAME, "the slicing analysis is of sconv's nest", "type")
+        return Candidates(Cost(0.0, 0.0, "copy", {}, {}), 0.0, None, np.inf, (reason,))
+    of = rates(_nest(problem), on, tilings.rows(on, problem.dtype, request.shape).kernels)
+    units = [unit for unit in on.core.units if unit.target in {kernel.target for kernel in of.kernels}]
+    columns = im2col_cost(problem, on, request.hot, packer=max(units, key=lambda unit: unit.vector_bytes))
+    least = columns.cycles + float(tilings.least_cycles(of, np.arange(len(of.kernels))).min())
+    if not request.schedule and (limit is None or limit < least):
+        return Candidates(columns, least, None, least if limit is None else limit, ())
+    product = nested.candidates(of.nest, request, None if limit is None else limit - columns.cycles)
+    assert isinstance(product, nested.NestCandidates)
+    return Candidates(columns, least, product, product.limit + columns.cycles, product.rejected)
+
+
+def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:
+    return [Costs(one) for one in found]
+
+
+def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
+    return Prepared("packed filters", nests.packed_filter_bytes(_nest(problem), schedule))
+
+
+def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
+    """One image's columns, their first and last lines whole, and the product's own."""
+    product = _product(problem)
+    size = product.channels * product.height * product.width * SIZES[problem.dtype]
+    lines = nests.ceil_div(size, nests.PANEL_ALIGN) + 1
+    return lines * nests.PANEL_ALIGN + nests.workspace_bytes(_nest(problem), schedule)
+
+
+def tolerance(problem: Conv, schedule: Schedule) -> Bound:
+    return SUMS._replace(finite="filters" if problem.padded else "nothing")
+
+
+def describe(plan: Plan) -> Description:
+    assert isinstance(plan.workload, Conv)
+    summary = "columns of each image in the workspace, then their 1x1 convolution"
+    return words.describe(_nest(plan.workload), plan, summary)
+
+
+__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]
