@@ -54,9 +54,9 @@ class Sample(msgspec.Struct):
 def schedules_to_time(layer: Conv, on: Machine, random: np.random.Generator) -> list[Schedule]:
     """The planned schedule, then random good ones of every vector kernel: PER_KERNEL of each stationary kind."""
     groups: dict[tuple[str, str], list[Schedule]] = {}
-    for schedule, _ in planner.candidates(layer, on, WITHIN):
+    for schedule, _ in planner.candidates(layer, on, WITHIN, algorithm="sconv"):
         groups.setdefault((schedule.stationary, schedule.kernel), []).append(schedule)
-    chosen = [planner.plan(layer, on).schedule]
+    chosen = [planner.plan(layer, on, algorithm="sconv").schedule]
     for _, good in sorted(groups.items()):
         chosen += [good[row] for row in random.choice(len(good), min(PER_KERNEL, len(good)), replace=False)]
     return [schedule for schedule in chosen if not schedule.kernel.endswith("__portable")]

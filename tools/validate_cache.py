@@ -37,7 +37,7 @@ from pysim.cachemodel.simulator.simulated import OF_OPERAND
 from pysim.machine import load as machine
 from pysim.machine.cpu import Machine
 from pysim.measure.store import environment
-from pysim.problem.text import Layer, distinct, resolve
+from pysim.problem.text import Conv, Layer, distinct, resolve
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
 
@@ -48,9 +48,10 @@ WITHIN = 2.0  # times the best predicted seconds
 
 def drawn(layer: Layer, on: Machine, random: int) -> list[tuple[Schedule, Cost]]:
     """The best schedule of each stationary kind, or `random` of the good ones."""
+    nest = "sconv" if isinstance(layer.workload, Conv) else "gemm"
     if not random:
-        return [(item.schedule, item.cost) for item in planner.plan(layer.workload, on).considered]
-    good = [schedule for schedule, _ in planner.candidates(layer.workload, on, WITHIN)]
+        return [(item.schedule, item.cost) for item in planner.plan(layer.workload, on, algorithm=nest).considered]
+    good = [schedule for schedule, _ in planner.candidates(layer.workload, on, WITHIN, algorithm=nest)]
     seed = zlib.crc32(f"{on.name} {layer.workload.text}".encode())
     chosen = np.random.default_rng(seed).choice(len(good), min(random, len(good)), replace=False)
     return [(good[at], predict_schedule(nest_of(layer.workload), on, good[at])) for at in chosen]

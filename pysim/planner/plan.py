@@ -77,9 +77,14 @@ def plans(
 
 
 def candidates(
-    problem: str | Workload, machine: str | Machine | Gpu, within: float = 1.35, layout: Layout = "nchw"
+    problem: str | Workload,
+    machine: str | Machine | Gpu,
+    within: float = 1.35,
+    layout: Layout = "nchw",
+    algorithm: str | None = None,
 ) -> list[tuple[AnySchedule, float]]:
-    """Every schedule that is predicted to take at most `within` times as long as the best, with its seconds, best first.
+    """Every schedule (of `algorithm`, where one is named) that is predicted to take at most `within` times as long as the best, with its
+    seconds, best first.
 
     They come from the whole table of the full model, nothing of it pruned; caches are hot. Equal costs keep the table's order, so
     the first is `plan`'s choice or costs the same. Raises PlanError for `within` below 1, and what `plan` raises.
@@ -87,7 +92,7 @@ def candidates(
     if not within >= 1:
         raise PlanError(f"within is {within}; it should be at least 1, the best schedule's own factor")
     request = _request(problem, machine, "full", None, "hot", layout)
-    found = _Found.of(request, _asked(request, None), exhaustive=True)
+    found = _Found.of(request, _asked(request, algorithm), exhaustive=True)
     order = found.order()
     near = order[found.cycles[order] <= within * found.cycles[order[0]]]
     return [(found.schedule(at), float(found.cycles[at]) / request.machine.clock_hz) for at in near.tolist()]
