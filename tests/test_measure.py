@@ -52,7 +52,7 @@ def test_samples_are_seconds_of_one_call() -> None:
     assert times["a"].shape == times["b"].shape == (10,)
     assert times["a"].min() >= 1e-3
     assert times["b"].min() >= 2e-3
-    assert np.median(times["b"]) / np.median(times["a"]) == pytest.approx(2, rel=0.5)
+    assert times["b"].min() / times["a"].min() == pytest.approx(2, rel=0.5)  # the least, which a busy machine disturbs least
 
 
 def test_contenders_take_turns_and_each_turn_begins_with_its_own_untimed_call() -> None:
