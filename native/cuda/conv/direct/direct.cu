@@ -13,35 +13,38 @@ using Columns = ConvColumns;
 
 namespace {
 
-__global__ void __launch_bounds__(THREADS) direct_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
+template <class T> __global__ void __launch_bounds__(THREADS) direct_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (index >= places.count) return;
     const Place at = place_of(c, places, index);
     const Strides in(c.nhwc, c.groups * c.channels, c.height, c.width), taps(c.nhwc, c.channels, c.kernel_h, c.kernel_w);
     const int h0 = at.p * c.stride_h - c.pad_top, w0 = at.q * c.stride_w - c.pad_left;
-    const float *image = (const float *)c.in + at.n * in.image + at.f / c.filters * c.channels * in.channel;
-    const float *weights = (const float *)c.weights + at.f * taps.image;
-    float sum = 0;
+    const T *image = (const T *)c.in + at.n * in.image + at.f / c.filters * c.channels * in.channel;
+    const T *weights = (const T *)c.weights + at.f * taps.image;
+    T sum = 0;
     for (int r = 0; r < c.kernel_h; r++) {
         const int h = h0 + r * c.dilation_h;
         if ((unsigned)h >= (unsigned)c.height) continue;
         for (int s = 0; s < c.kernel_w; s++) {
             const int w = w0 + s * c.dilation_w;
             if ((unsigned)w >= (unsigned)c.width) continue;
-            const float *from = image + h * in.row + w * in.column, *by = weights + r * taps.row + s * taps.column;
+            const T *from = image + h * in.row + w * in.column, *by = weights + r * taps.row + s * taps.column;
             for (int channel = 0; channel < c.channels; channel++) sum += from[channel * in.channel] * by[channel * taps.channel];
         }
     }
-    put(c, Epilogue<float, float>(c.product), (float *)c.out + index, sum, at.f);
+    const Epilogue<T, T> epilogue(c.product);
+    T *to = (T *)c.out + index;
+    *to = epilogue.finish(sum, epilogue.beta != 0 ? *to : (T)0, at.f);
 }
 
-Chosen direct_of(const Conv &, int) { return {direct_kernel, 1, 1}; }
+template <class T> Chosen direct_of(const Conv &, int) { return {direct_kernel<T>, 1, 1}; }
+template <class T> constexpr rows::ConvFunctions of() { return {nullptr, nullptr, launch_row<direct_of<T>>, attributes<direct_of<T>>}; }
 
 }
 
 Rows<ConvRow> direct_rows() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
-        add(row_of(rows::lines[line], {nullptr, nullptr, launch_row<direct_of>, attributes<direct_of>}));
+        add(row_of(rows::lines[line], rows::lines[line].dtype == rows::f64 ? of<double>() : of<float>()));
     });
 }
 }
