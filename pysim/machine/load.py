@@ -30,9 +30,14 @@ _MAX_FILE_BYTES = 1 << 20
 _STRUCTS = (Source, Number, Count, Level, Memory, OfType, Unit, Csa, Core, Machine, GpuFamily, GpuPasses, GpuDirect, GpuModel, Gpu)
 
 
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in SHIPPED.glob("*.toml")))
+
+
 def names() -> list[str]:
     """The machines that are shipped, by name."""
-    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+    return list(_names())
 
 
 def load(name: str | Path, detect: Callable[[], Machine] | None = None) -> Machine:
@@ -56,7 +61,7 @@ def load_any(name: str | Path) -> Machine | Gpu:
     text = str(name)
     if isinstance(name, Path) or text.endswith(".toml") or "/" in text:
         return _load_file(Path(name))
-    if text not in names():
+    if text not in _names():
         options = choose(text, [*names(), "host"])
         raise MachineError(f'no machine is named "{text}"; {options}, or give the path of a .toml file')
     return _load_shipped(text)

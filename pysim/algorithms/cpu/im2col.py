@@ -20,7 +20,7 @@ from pysim.algorithms.contract import SUMS, Array, Bound, Prepared
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.im2col import im2col_cost
-from pysim.cachemodel.cpu.incore import rates
+from pysim.cachemodel.cpu.incore import products_per_cycle, rates
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -131,13 +131,17 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     if request.model == "csa":
         reason = Rejected(NAME, "the slicing analysis is of sconv's nest", "type")
         return Candidates(Cost(0.0, 0.0, "copy", {}, {}), 0.0, None, np.inf, (reason,))
-    of = rates(_nest(problem), on, tilings.rows(on, problem.dtype, request.shape).kernels)
-    units = [unit for unit in on.core.units if unit.target in {kernel.target for kernel in of.kernels}]
+    nest, kernels = _nest(problem), tilings.rows(on, problem.dtype, request.shape).kernels
+    units = [unit for unit in on.core.units if unit.target in {kernel.target for kernel in kernels}]
     columns = im2col_cost(problem, on, request.hot, packer=max(units, key=lambda unit: unit.vector_bytes))
-    least = columns.cycles + float(tilings.least_cycles(of, np.arange(len(of.kernels))).min())
+    least = columns.cycles + problem.flops / 2 / max(products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels)
     if not request.schedule and (limit is None or limit < least):
         return Candidates(columns, least, None, least if limit is None else limit, ())
-    product = nested.candidates(of.nest, request, None if limit is None else limit - columns.cycles)
+    of = rates(nest, on, kernels)
+    least = columns.cycles + float(tilings.least_cycles(of, np.arange(len(kernels))).min())
+    if not request.schedule and limit is not None and limit < least:
+        return Candidates(columns, least, None, limit, ())
+    product = nested.candidates(nest, request, None if limit is None else limit - columns.cycles, of)
     assert isinstance(product, nested.NestCandidates)
     return Candidates(columns, least, product, product.limit + columns.cycles, product.rejected)
 

@@ -138,6 +138,11 @@ def k_depth(nest: Nest, kernel: Kernel) -> int:
     return 1 if scalar else nest.out_bytes // nest.element_bytes
 
 
+def products_per_cycle(nest: Nest, kernel: Kernel, unit: Unit | None) -> float:
+    """Multiplications of a kernel in a cycle at most: what its unit's multiply-adds cover."""
+    return kernel.lane_windows * kernel.lane_filters * k_depth(nest, kernel) * unit.rate(kernel.dtype) if unit else 0.0
+
+
 def _step_cycles(kernel: Kernel, unit: Unit, rate: float, windows: int, filters: int) -> float:
     """Cycles of one multiply-add on a tile: the slowest of its instructions, operand loads and the latency of an accumulator."""
     along, across = ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters)

@@ -122,8 +122,8 @@ class CsaCosts:
         return tuple(path for path in self._of.machine.assumed() if path.startswith("csa"))
 
 
-def candidates(nest: Nest, request: Request, limit: float | None) -> NestCandidates | CsaCandidates:
-    """The schedules of a nest that a request asks for and that compute for at most `limit` cycles."""
+def candidates(nest: Nest, request: Request, limit: float | None, known: Rates | None = None) -> NestCandidates | CsaCandidates:
+    """The schedules of a nest that a request asks for and that compute for at most `limit` cycles; `known`: its rates, where they are."""
     on, dtype = request.machine, request.problem.dtype
     assert isinstance(on, Machine)
     if request.model == "csa":
@@ -134,7 +134,7 @@ def candidates(nest: Nest, request: Request, limit: float | None) -> NestCandida
         of, table = one_schedule(nest, on, request.schedule, dtype)
         return NestCandidates(of, (table,), request.hot, np.zeros(1), np.inf, ())
     rows = tilings.rows(on, dtype, request.shape)
-    of = rates(nest, on, rows.kernels)
+    of = known or rates(nest, on, rows.kernels)
     bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
     limit = GUESS * float(bounds.min()) if limit is None else limit
     possible = np.flatnonzero(bounds <= limit).tolist()

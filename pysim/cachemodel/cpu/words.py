@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from pysim.cachemodel.cpu.graph import critical_edge, traffic
-from pysim.cachemodel.cpu.incore import k_depth
+from pysim.cachemodel.cpu.incore import products_per_cycle
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.machine.cpu import Level, Machine
 from pysim.record.cost import CsaCost
@@ -31,7 +31,7 @@ def _peak(nest: Nest, on: Machine, name: str) -> float:
     unit = on.unit(kernel.target) if kernel else None
     if kernel is None or unit is None:
         return 0.0
-    return 2 * kernel.lane_windows * kernel.lane_filters * k_depth(nest, kernel) * unit.rate(kernel.dtype) * on.clock_hz
+    return 2 * products_per_cycle(nest, kernel, unit) * on.clock_hz
 
 
 def tile_sizes(nest: Nest, s: Schedule) -> tuple[int, int, int]:
