@@ -26,16 +26,20 @@ pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("nvcc", "cuobjdump", 
 
 def rows() -> list[str]:
     """The template arguments of each f64 row of mma: tile, warp and stages."""
-    found = re.findall(r"^PYSIM_CUDA_GEMM\(mma, f64, +full,([^)]*)\)", (ROOT / "native/cuda/gemm").read_text(), re.M)
-    return [",".join((columns := [x.strip() for x in row.split(",")])[:5] + columns[7:8]) for row in found]
+    found = re.findall(
+        r"^PYSIM_CUDA_ROW\(dtype = f64, block = \{(.*?)\}, warp = \{(.*?)\}, stages = (\d+)",
+        (ROOT / "native/cuda/gemm/mma.inc").read_text(),
+        re.M,
+    )
+    return [", ".join(row) for row in found]
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory) -> dict[str, list[tuple[int, str]]]:
     folder = tmp_path_factory.mktemp("f64")
     instances = "".join(f"template struct pysim::f64_mma::Kernel<{row}>;\n" for row in rows())
-    (folder / "f64.cu").write_text('#include "mma_f64.cuh"\n' + instances)
-    flags = ("-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-I", ROOT / "native/cuda")
+    (folder / "f64.cu").write_text('#include "mainloop/tensor/mma_f64.cuh"\n' + instances)
+    flags = ("-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-I", ROOT / "native/cuda", "-I", ROOT / "native")
     subprocess.run(["nvcc", *flags, "-c", folder / "f64.cu", "-o", folder / "f64.o"], check=True)
     return functions(subprocess.run(["cuobjdump", "-sass", folder / "f64.o"], check=True, capture_output=True, text=True).stdout)
 
