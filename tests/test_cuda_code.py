@@ -26,11 +26,8 @@ pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("nvcc", "cuobjdump", 
 
 def rows() -> list[str]:
     """The template arguments of each f64 row of mma: tile, warp and stages."""
-    found = re.findall(
-        r"^PYSIM_CUDA_ROW\(dtype = f64, block = \{(.*?)\}, warp = \{(.*?)\}, stages = (\d+)",
-        (ROOT / "native/cuda/gemm/mma.inc").read_text(),
-        re.M,
-    )
+    text = (ROOT / "native/cuda/gemm/mma.inc").read_text()
+    found = re.findall(r"^PYSIM_CUDA_ROW\(dtype = f64, block = \{(.*?)\}, warp = \{(.*?)\}, stages = (\d+)", text, re.M)
     return [", ".join(row) for row in found]
 
 
