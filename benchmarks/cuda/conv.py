@@ -288,7 +288,8 @@ def begin(options: argparse.Namespace) -> set[tuple[str, str]]:
                 raise StoreError(f"{path} was measured on {record.device}, and this is {device.name}: name another file")
             if isinstance(record, Line):
                 done.add(record.key)
-    driver, command = f"{device.driver // 1000}.{device.driver % 1000 // 10}", " ".join(Path(word).name if "/" in word else word for word in sys.argv)
+    driver = f"{device.driver // 1000}.{device.driver % 1000 // 10}"
+    command = " ".join(Path(word).name if "/" in word else word for word in sys.argv)
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     conv_data.write(path, Header(device=device.name, driver=driver, versions=versions(), command=command, date=now))
     return done
