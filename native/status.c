@@ -132,7 +132,7 @@ pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim
     const int64_t input[] = {c->batch, c->channels, c->height, c->width, element};
     const int64_t filters[] = {c->filters, c->channels / c->groups, c->kernel_h, c->kernel_w, element};
     const int64_t output[] = {c->batch, c->filters, rows, columns, wide};
-    pysim_operands of = {{"input", c->dtype, 0}, {"filters", c->dtype, 0}, {"output", result, 0}, c->filters * wide};
+    pysim_operands of = {{"input", c->dtype, 0}, {"filters", c->dtype, 0}, {"output", result, 0}, 0};
     status = pysim_product("the input's bytes, batch x channels x height x width x element", 5, input, &of.first.bytes);
     if (status == PYSIM_OK)
         status = pysim_product("the filters' bytes, filters x channels/groups x kernel_h x kernel_w x element", 5, filters,
@@ -140,6 +140,7 @@ pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim
     if (status == PYSIM_OK)
         status = pysim_product("the output's bytes, batch x filters x P x Q x element", 5, output, &of.result.bytes);
     if (status != PYSIM_OK) return status;
+    of.bias_bytes = c->filters * wide; /* No more than the output's bytes, which fit. */
     if (p) *p = rows;
     if (q) *q = columns;
     if (operands) *operands = of;
@@ -174,13 +175,15 @@ static pysim_status check_gemm(const pysim_gemm *g, pysim_operands *operands) {
 
     const int32_t result = pysim_result_dtype(g->dtype);
     const int64_t element = pysim_dtype_bytes(g->dtype), wide = pysim_dtype_bytes(result);
-    pysim_operands of = {{"a", g->dtype, 0}, {"b", g->dtype, 0}, {"c", result, 0}, g->n * wide};
+    pysim_operands of = {{"a", g->dtype, 0}, {"b", g->dtype, 0}, {"c", result, 0}, 0};
     status = matrix_bytes("a", g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k, g->lda, element, &of.first.bytes);
     if (status == PYSIM_OK)
         status = matrix_bytes("b", g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, g->ldb, element, &of.second.bytes);
     if (status == PYSIM_OK) status = matrix_bytes("c", g->m, g->n, g->ldc, wide, &of.result.bytes);
-    if (status == PYSIM_OK && operands) *operands = of;
-    return status;
+    if (status != PYSIM_OK) return status;
+    of.bias_bytes = g->n * wide; /* No more than the bytes of c, which fit. */
+    if (operands) *operands = of;
+    return PYSIM_OK;
 }
 
 pysim_status pysim_check_problem(const pysim_problem *p, pysim_operands *operands) {
