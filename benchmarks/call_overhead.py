@@ -19,7 +19,7 @@ import numpy as np
 import pysim
 from pysim.errors import MissingError
 from pysim.runtime import cpu as runtime
-from pysim.runtime import cuda, cuda_conv
+from pysim.runtime import cuda
 
 CALLS, ROUNDS = 400, 25
 CONV, IMAGE, FILTERS = "conv:ic4ih6oc8kh3ph1", (1, 4, 6, 6), (8, 4, 3, 3)
@@ -97,8 +97,8 @@ def on_gpu() -> dict[str, dict[str, float]]:
     conv, product = (pysim.plan(f"{problem}:f16", "cuda") for problem in (CONV, GEMM))
     stream, wait = torch.cuda.current_stream().cuda_stream, torch.cuda.synchronize
     launches: dict[str, Any] = {
-        "conv2d": cuda_conv.Launch(conv.workload, conv.schedule, (x.data_ptr(), w.data_ptr(), y.data_ptr()), stream=stream),
-        "gemm": cuda.Launch(product.workload, product.schedule, (a.data_ptr(), a.data_ptr(), c.data_ptr()), stream=stream),
+        "conv2d": cuda.Launch(conv.workload, conv.schedule).on((x.data_ptr(), w.data_ptr(), y.data_ptr()), stream=stream),
+        "gemm": cuda.Launch(product.workload, product.schedule).on((a.data_ptr(), a.data_ptr(), c.data_ptr()), stream=stream),
     }
     calls = {
         "conv2d": lambda: pysim.conv2d(x, w, padding=1),

@@ -2,7 +2,7 @@
 """The Python functions: a convolution or product is planned once per shape and machine, then runs that plan.
 
 From the second call on, what calls that look alike have in common is not made again: `_ready` keeps it by the call's signature, which is
-all but where the arrays lie (shapes and types, parameters, threads, machine, plan); `pysim.runtime.cuda.ready` likewise for arrays on a
+all but where the arrays lie (shapes and types, parameters, threads, machine, plan); `pysim.runtime.cuda_call.kept` likewise for arrays on a
 GPU. What can differ between such calls (bias, activation, out, memory) is checked in each.
 """
 
@@ -32,7 +32,7 @@ from pysim.record import plan as values
 from pysim.record.measurement import Comparison
 from pysim.record.plan import Footprint, Layout, ModelName, State, on_cpu
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
-from pysim.runtime import arrays, cuda, cuda_conv
+from pysim.runtime import arrays, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
 
 Pair = int | Sequence[int]
@@ -220,7 +220,7 @@ def gemm(
     arrays.refuse_gradients(a=a, b=b, c=c, bias=bias, out=out)
     if arrays.is_cuda(a) or arrays.is_cuda(b) or _on_gpu(plan, machine):
         choose = _chooser(_gemm_chooser, plan, machine)
-        return cuda.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype)
+        return cuda_gemm.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype)
     if isinstance(activation, tuple) or not (dtype is None or (isinstance(dtype, str) and dtype in runtime.NUMPY_DTYPES)):
         raise OperandError(f"activation {activation!r} and dtype {dtype!r}: the CPU kernels have relu, and compute in the arrays' type")
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
@@ -363,7 +363,7 @@ def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu) 
     return _choosers.put(key, (make(plan, host.runnable_any(where)), plan, where))[0]
 
 
-def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu) -> cuda.Chooser:
+def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu) -> cuda_gemm.Chooser:
     """The schedule of a product as the kernels see it: the given plan's, which fits any layout of its sizes, or the best one."""
 
     def choose(workload: Gemm) -> GpuSchedule:

@@ -3,11 +3,14 @@
 that they lie on a device."""
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+
+from pysim.runtime import arrays
 
 DTYPES = {name: f"torch.{name}" for name in ("float32", "float16", "float64", "uint8", "int8", "int32")}
 
@@ -44,7 +47,7 @@ class Tensor:
 
 
 @pytest.fixture
-def torch(monkeypatch) -> Any:
+def torch(monkeypatch) -> Iterator[Any]:
     """The module; `torch.grad` says whether gradients are on, `torch.made` lists the tensors of `empty`."""
     module: Any = ModuleType("torch")
     module.grad, module.made, module.stream = True, [], 7
@@ -54,6 +57,11 @@ def torch(monkeypatch) -> Any:
         return module.made[-1]
 
     vars(module).update(DTYPES, Tensor=Tensor, empty=empty, is_grad_enabled=lambda: module.grad)
-    module._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda device: module.stream)
+    module.capturing = False
+    module._C = SimpleNamespace(
+        _cuda_getCurrentRawStream=lambda device: module.stream, _cuda_isCurrentStreamCapturing=lambda: module.capturing
+    )
     monkeypatch.setitem(sys.modules, "torch", module)
-    return module
+    arrays._libraries.cache_clear()
+    yield module
+    arrays._libraries.cache_clear()

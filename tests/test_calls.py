@@ -23,7 +23,7 @@ from pysim.arguments import flag, number, whole
 from pysim.errors import MachineError, MissingError, NativeError, OperandError, PlanError, PysimError
 from pysim.once import Recent, once
 from pysim.runtime import cpu as runtime
-from pysim.runtime import cuda, cuda_conv
+from pysim.runtime import cuda, cuda_call
 
 try:
     runtime.library()
@@ -342,29 +342,106 @@ def test_a_second_call_on_device_tensors_asks_the_library_for_the_run_alone(torc
 
         return call
 
-    names = ("conv_workspace_bytes", "conv_run", "gemm_workspace_bytes", "gemm_run")
-    lib = SimpleLibrary({f"pysim_cuda_{name}": note(name) for name in names})
+    lib = SimpleLibrary({f"pysim_cuda_{name}": note(name) for name in ("workspace_bytes", "run")})
     ffi, _ = cuda.library()
-    for module in (cuda, cuda_conv):
-        monkeypatch.setattr(module, "library", lambda: (ffi, lib))
+    monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
     x, w, bias = (Tensor(one, is_cuda=True) for one in (IMAGE, FILTERS, np.ones(6, np.float32)))
     a = Tensor(SQUARE, is_cuda=True)
-    for kind, call in (("conv", lambda: pysim.conv2d(x, w, bias)), ("gemm", lambda: pysim.gemm(a, a))):
+    for call in (lambda: pysim.conv2d(x, w, bias), lambda: pysim.gemm(a, a)):
         call()
-        assert told == [f"{kind}_workspace_bytes", f"{kind}_run"]
+        assert told == ["workspace_bytes", "run"]
         told.clear()
         torch.made.clear()
         result = call()
-        assert told == [f"{kind}_run"] and len(torch.made) == 2 and result is torch.made[0]  # the result and a workspace
-        assert calls_of(call) <= 60
+        assert told == ["run"] and torch.made == [result]
+        assert calls_of(call) <= 40
         told.clear()
+
+
+@pytest.fixture
+def workspaces(torch, host_device, monkeypatch) -> Any:  # noqa: F811
+    """Calls `conv2d` on device tensors and gives the pointer of the workspace that the launch was told, of `bytes` bytes."""
+    told, bytes_of = [], {"bytes": 64}
+
+    def sizes(*arguments: Any) -> int:
+        arguments[-1][0] = bytes_of["bytes"]
+        return 0
+
+    def run(*arguments: Any) -> int:
+        told.append(int(ffi.cast("uintptr_t", arguments[6])))
+        return 0
+
+    ffi, _ = cuda.library()
+    lib = SimpleLibrary({"pysim_cuda_workspace_bytes": sizes, "pysim_cuda_run": run})
+    monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
+    monkeypatch.setattr(cuda_call, "_workspaces", cuda_call._Workspaces())
+    x, w = Tensor(IMAGE, is_cuda=True), Tensor(FILTERS, is_cuda=True)
+
+    def call(stream: int, nbytes: int = 64) -> int:
+        if bytes_of["bytes"] != nbytes:
+            bytes_of["bytes"] = nbytes
+            cuda_call.kept.clear()
+        torch.stream = stream
+        pysim.conv2d(x, w)
+        return told.pop()
+
+    return call
+
+
+def test_a_workspace_is_one_streams_and_one_threads(workspaces):
+    one, other = workspaces(1), workspaces(2)
+    assert one != other and workspaces(1) == one and workspaces(2) == other
+    with ThreadPoolExecutor(1) as pool:
+        elsewhere = pool.submit(workspaces, 1).result()
+        assert elsewhere not in (one, other) and pool.submit(workspaces, 1).result() == elsewhere
+    assert workspaces(1) == one
+
+
+def test_a_larger_workspace_takes_the_place_of_a_smaller_one_and_serves_it(workspaces, torch):  # noqa: F811
+    small = workspaces(1, 64)
+    large = workspaces(1, 4096)
+    torch.made.clear()
+    assert small != large == workspaces(1, 64) and len(torch.made) == 1  # the result
+
+
+def test_workspaces_that_are_kept_are_few_and_bounded(workspaces, torch):  # noqa: F811
+    for stream in range(2 * cuda_call.STREAMS):
+        workspaces(stream)
+    assert len(cuda_call._workspaces.of_stream) == cuda_call.STREAMS
+    for _ in range(2):
+        torch.made.clear()
+        workspaces(99, cuda_call.KEPT_BYTES + 1)
+        assert len(torch.made) == 2  # the result and a workspace
+    assert (0, 99) not in cuda_call._workspaces.of_stream._kept
+
+
+def test_a_graph_that_is_captured_has_workspaces_of_its_own(workspaces, torch):  # noqa: F811
+    before = workspaces(1)
+    torch.capturing = True
+    assert before not in (workspaces(1), workspaces(1))
+    torch.capturing = False
+    assert workspaces(1) == before
+
+
+def test_a_workspace_that_cannot_be_had_leaves_the_one_that_was_kept(workspaces, torch, monkeypatch):  # noqa: F811
+    before, empty = workspaces(1), torch.empty
+
+    def full(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
+        if shape == (4096,):
+            raise RuntimeError("CUDA out of memory")
+        return empty(shape, dtype, device)
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        workspaces(1, 4096)
+    assert workspaces(1) == before
 
 
 class SimpleLibrary:
     """Functions of a library by name; dtypes as the header has them."""
 
     def __init__(self, functions: dict[str, Any]) -> None:
-        vars(self).update(functions, PYSIM_F32=0)
+        vars(self).update(functions, PYSIM_F32=0, PYSIM_CONV=0, PYSIM_GEMM=1)
 
 
 def test_another_type_layout_plan_or_machine_is_another_launch():

@@ -26,7 +26,7 @@ from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import CONV_LAYOUTS, ConvKernel, GemmKernel, conv_kernels, cuda_limits, gemm_kernels
-from pysim.runtime import cuda, cuda_conv
+from pysim.runtime import cuda
 
 MOST = cuda_limits()
 PROBLEMS = 150  # of a row and layout
@@ -82,12 +82,12 @@ def native() -> Iterator[None]:
 
 
 def library_product_bytes(w: Gemm, schedule: GpuSchedule, lies: Lies) -> int:
-    ffi, lib = cuda.library()
-    size, element = ffi.new("int64_t *"), SIZES[w.dtype]
-    operands = [ffi.cast("void *", BASE if aligned else BASE + element) for aligned in lies[1]]
-    told = cuda.gemm_struct(w, cuda.result_of(w.dtype), (*lies[0], w.n))
-    cuda.check(lib.pysim_cuda_gemm_workspace_bytes(told, cuda.schedule_struct(schedule), *operands, size))
-    return int(size[0])
+    first, second = (BASE if aligned else BASE + SIZES[w.dtype] for aligned in lies[1])
+    return cuda.Launch(w, schedule, pitches=(*lies[0], w.n), first=first, second=second).workspace_bytes
+
+
+def library_convolution_bytes(w: Conv, schedule: GpuConvSchedule, layout: str) -> int:
+    return cuda.Launch(w, schedule, layout=layout).workspace_bytes
 
 
 # Problems: sizes about the tiles' edges and the limits, and any
@@ -257,12 +257,12 @@ def test_a_convolutions_workspace_and_refusals_are_the_librarys(row: ConvKernel,
             if -(-w.channels // w.groups // row.block_k) < splits:
                 kind, splits = ("data_parallel", 1)
         schedule = GpuConvSchedule(row.name, product.name if product else None, kind, splits, draw.random() < 0.5, draw.randint(1, 8))
-        theirs = answer(cuda_conv.workspace_bytes, w, schedule, layout)
+        theirs = answer(library_convolution_bytes, w, schedule, layout)
         assert convolution_bytes(row, w, schedule, layout, product) == theirs, (w.text, layout, schedule)
         answered += theirs is not None
         if (says := refusal(row, w, layout)) and says.code != "size":
             with pytest.raises(NativeError, match=re.escape(f"{row.name}: {says.sentence}")):
-                cuda_conv.workspace_bytes(w, schedule, layout)
+                library_convolution_bytes(w, schedule, layout)
     assert answered > PROBLEMS / 3
 
 

@@ -155,11 +155,8 @@ class GpuBench:
         return Ready(launch.run, "", plan.workspace_bytes, bound_of(plan))
 
     def launch(self, schedule: Any, operands: Operands) -> Any:
-        """A `Launch` of a product or a convolution."""
-        workload = self.trial.workload
-        if isinstance(workload, Gemm):
-            return cuda.Launch(workload, schedule, operands.pointers, result=self._type)
-        return cuda_conv.Launch(workload, schedule, operands.pointers, layout=self._layout, result=self._type)
+        """A launch with its operands."""
+        return cuda.Launch(self.trial.workload, schedule, result=self._type, layout=self._layout).on(operands.pointers)
 
     def result(self, ready: Ready, operands: Operands) -> Array:
         operands.out.fill(self._empty)
