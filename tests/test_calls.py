@@ -345,6 +345,7 @@ def test_a_second_call_on_device_tensors_asks_the_library_for_the_run_alone(torc
     lib = SimpleLibrary({f"pysim_cuda_{name}": note(name) for name in ("workspace_bytes", "run")})
     ffi, _ = cuda.library()
     monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
+    monkeypatch.setattr(cuda, "_run_at", lambda: lib.pysim_cuda_run)
     x, w, bias = (Tensor(one, is_cuda=True) for one in (IMAGE, FILTERS, np.ones(6, np.float32)))
     a = Tensor(SQUARE, is_cuda=True)
     for call in (lambda: pysim.conv2d(x, w, bias), lambda: pysim.gemm(a, a)):
@@ -368,12 +369,13 @@ def workspaces(torch, host_device, monkeypatch) -> Any:  # noqa: F811
         return 0
 
     def run(*arguments: Any) -> int:
-        told.append(int(ffi.cast("uintptr_t", arguments[6])))
+        told.append(arguments[6])
         return 0
 
     ffi, _ = cuda.library()
     lib = SimpleLibrary({"pysim_cuda_workspace_bytes": sizes, "pysim_cuda_run": run})
     monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
+    monkeypatch.setattr(cuda, "_run_at", lambda: lib.pysim_cuda_run)
     monkeypatch.setattr(cuda_call, "_workspaces", cuda_call._Workspaces())
     x, w = Tensor(IMAGE, is_cuda=True), Tensor(FILTERS, is_cuda=True)
 

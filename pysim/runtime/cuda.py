@@ -234,6 +234,13 @@ def synchronize(stream: int = 0) -> None:
 # Launches
 
 
+def _run_at() -> Any:
+    """`pysim_cuda_run` told addresses as numbers: to make pointers of five takes a microsecond, half of such a call."""
+    ffi, lib = library()
+    structs = "const pysim_cuda_problem *, const pysim_cuda_schedule *, const pysim_cuda_epilogue *"
+    return ffi.cast(f"pysim_status (*)({structs}, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t, uintptr_t)", lib.pysim_cuda_run)
+
+
 class Launch:
     """What runs of one problem under one schedule have in common: structs, no operands. Of a product's operands the alignment of the first
     and the second, given by pointer, is looked at: any that begin at multiples of the same powers of two can be run."""
@@ -250,7 +257,7 @@ class Launch:
         second: int = 0,
     ) -> None:
         ffi, lib = library()
-        self._cast, self._pointer, self._run = ffi.cast, ffi.typeof("void *"), lib.pysim_cuda_run
+        self._run = _run_at()
         self.problem = problem_struct(workload, result or result_of(workload.dtype), layout, pitches)
         self.schedule, size = schedule_struct(schedule), ffi.new("int64_t *")
         operands = (ffi.cast("void *", pointer) for pointer in (first, second))
@@ -259,12 +266,7 @@ class Launch:
 
     def run(self, first: int, second: int, result: int, workspace: int, epilogue: Any, stream: int) -> None:
         """Puts it on a stream: A, B and C, or input, filters and output, by pointer."""
-        cast, kind = self._cast, self._pointer
-        status = self._run(
-            self.problem, self.schedule, epilogue, cast(kind, first), cast(kind, second), cast(kind, result), cast(kind, workspace),
-            self.workspace_bytes, cast(kind, stream),
-        )  # fmt: skip
-        if status:
+        if status := self._run(self.problem, self.schedule, epilogue, first, second, result, workspace, self.workspace_bytes, stream):
             check(status)
 
     def on(self, pointers: tuple[int, int, int], **given: Any) -> "Bound":

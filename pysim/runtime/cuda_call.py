@@ -7,7 +7,6 @@ result back. What calls on arrays that lie alike have in common is made once (`R
 
 import threading
 from collections.abc import Callable, Hashable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,7 +59,9 @@ def call(make_ready: Make, given: dict[str, Any], options: Hashable, order: Orde
     if not library.is_cuda(first):
         _check_place(given)
         return _from_host(make_ready, given, options, order)
-    with library.on_device(first) if len(cuda.devices()) > 1 else nullcontext():
+    if len(cuda.devices()) == 1:
+        return _on_device(make_ready, given, options, library, first)
+    with library.on_device(first):
         return _on_device(make_ready, given, options, library, first)
 
 
