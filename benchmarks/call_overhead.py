@@ -19,7 +19,7 @@ import numpy as np
 import pysim
 from pysim.errors import MissingError
 from pysim.runtime import cpu as runtime
-from pysim.runtime import cuda
+from pysim.runtime import cpu_launch, cuda
 
 CALLS, ROUNDS = 400, 25
 CONV, IMAGE, FILTERS = "conv:ic4ih6oc8kh3ph1", (1, 4, 6, 6), (8, 4, 3, 3)
@@ -47,7 +47,7 @@ def native_calls(launch: Any, operands: list[Any]) -> Callable[[], Any]:
     problem, schedule = launch._problem, launch._schedule
     work = ffi.from_buffer(runtime.aligned(launch.workspace_bytes, np.uint8))
     epilogue, rest = ffi.new("pysim_epilogue *", [1.0, 0.0, ffi.NULL, 0]), (work, launch.workspace_bytes, ffi.NULL)
-    if isinstance(launch, runtime.GemmLaunch):
+    if isinstance(launch, cpu_launch.GemmLaunch):
         return lambda: lib.pysim_run(problem, schedule, epilogue, 1, *pointers, *rest)
     x, w, y = pointers
     size = launch.prepared_bytes
@@ -72,11 +72,14 @@ def on_cpu() -> dict[str, dict[str, float]]:
         "gemm out=": lambda: pysim.gemm(a, a, out=c),
         "prepared out=": lambda: prepared(x, y),
     }
-    convolution = microseconds(native_calls(runtime.ConvLaunch(conv.workload, conv.schedule), [x, w, y]))
-    native = {"conv2d": convolution, "gemm": microseconds(native_calls(runtime.GemmLaunch(product.workload, product.schedule), [a, a, c]))}
+    convolution = microseconds(native_calls(cpu_launch.ConvLaunch(conv.workload, conv.schedule), [x, w, y]))
+    native = {
+        "conv2d": convolution,
+        "gemm": microseconds(native_calls(cpu_launch.GemmLaunch(product.workload, product.schedule), [a, a, c])),
+    }
     ffi, lib = runtime.library()
     launch, work = prepared._launch, runtime.aligned(prepared.workspace_bytes, np.uint8)
-    told = [ffi.from_buffer(one) for one in (x, prepared._prepared, y, work)]
+    told = [ffi.from_buffer(x), prepared._prepared, ffi.from_buffer(y), ffi.from_buffer(work)]
     native["prepared"] = microseconds(
         lambda: lib.pysim_run(launch._problem, launch._schedule, prepared._epilogue, 1, *told, work.nbytes, ffi.NULL)
     )

@@ -32,7 +32,7 @@ from pysim.record import plan as values
 from pysim.record.measurement import Comparison
 from pysim.record.plan import Footprint, Layout, ModelName, State, on_cpu
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
-from pysim.runtime import arrays, cuda, cuda_conv, cuda_gemm
+from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
 
 Pair = int | Sequence[int]
@@ -185,7 +185,7 @@ def conv2d(
         launch = found[0]
     else:
         workload = windows(image.shape, filters.shape, _dtype(plan, image, filters))
-        launch = runtime.ConvLaunch(workload, *_on_cpu(workload, machine, plan, threads))
+        launch = cpu_launch.ConvLaunch(workload, *_on_cpu(workload, machine, plan, threads))
         _ready.put(key, (launch, machine, plan))
     y = launch(image, filters, bias, activation, out)
     return runtime.like(x, y) if out is None else out
@@ -229,7 +229,7 @@ def gemm(
         launch = found[0]
     else:
         workload = _product(left, right, trans_a, trans_b, plan)
-        launch = runtime.GemmLaunch(workload, *_on_cpu(workload, machine, plan, threads))
+        launch = cpu_launch.GemmLaunch(workload, *_on_cpu(workload, machine, plan, threads))
         _ready.put(key, (launch, machine, plan))
     y = launch(left, right, c, alpha, beta, bias, activation, out)
     return runtime.like(a, y) if out is None else out
@@ -252,7 +252,7 @@ def prepare(
     machine: str | Machine = "host",
     threads: int = 1,
     plan: values.Plan | None = None,
-) -> runtime.Prepared:
+) -> cpu_launch.Prepared:
     """A convolution with its filters packed once: `y = conv(x, out=None)`. A plan runs where its machine's plans run (`host.executor`)."""
     workload = parse(problem) if isinstance(problem, str) else problem
     if not isinstance(workload, Conv):
@@ -260,7 +260,7 @@ def prepare(
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
     schedule, threads, executor = _on_cpu(workload, machine, plan, whole(threads, "threads", 1, _MOST_THREADS))
-    return runtime.Prepared(workload, weights, schedule, bias, activation, threads, executor)
+    return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor)
 
 
 class _Windows(msgspec.Struct, frozen=True):

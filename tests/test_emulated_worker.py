@@ -24,7 +24,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.registry.rows import native_file
 from pysim.runtime import cpu as runtime
-from pysim.runtime import emulated
+from pysim.runtime import cpu_launch, emulated
 from pysim.runtime.emulated import POWER10, Emulated
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]
@@ -205,7 +205,7 @@ def test_the_librarys_own_refusals_come_back_as_its_sentence(power10):
     w = parse("conv:ic4ih6oc4kh3ph1")
     schedule = planner.plan(w, machine.load(NAME)).schedule
     with pytest.raises(NativeError, match="threads is -1"):
-        runtime.Prepared(w, whole(4, 4, 3, 3), schedule, threads=-1, executor=power10)
+        cpu_launch.Prepared(w, whole(4, 4, 3, 3), schedule, threads=-1, executor=power10)
     assert runtime.check(power10.library()[1].pysim_kernel_count() * 0, power10) is None
 
 
@@ -334,7 +334,7 @@ def test_threads_wait_for_one_another(power10):
     results = [None] * 4
 
     def compute(i):
-        results[i] = runtime.run_conv(w, schedule, *operands[i], executor=power10)
+        results[i] = cpu_launch.run_conv(w, schedule, *operands[i], executor=power10)
 
     threads = [threading.Thread(target=compute, args=(i,)) for i in range(4)]
     for one in threads:

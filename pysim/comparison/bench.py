@@ -23,7 +23,7 @@ from pysim.problem.text import Workload
 from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
 from pysim.registry.rows import conv_kernels, gemm_kernels
-from pysim.runtime import cpu, cuda, cuda_conv
+from pysim.runtime import cpu, cpu_launch, cuda, cuda_conv
 
 PROFILED_CALLS = 5
 
@@ -100,8 +100,8 @@ class CpuBench:
         x, w, out, workload, schedule = *operands[:3], plan.workload, plan.schedule
         assert isinstance(schedule, Schedule)
         if isinstance(workload, Gemm):
-            return cpu.PreparedGemm(workload, schedule, threads=self._threads, executor=self._executor), (x, w, out)
-        return cpu.Prepared(workload, w, schedule, threads=self._threads, executor=self._executor), (x, out)
+            return cpu_launch.PreparedGemm(workload, schedule, threads=self._threads, executor=self._executor), (x, w, out)
+        return cpu_launch.Prepared(workload, w, schedule, threads=self._threads, executor=self._executor), (x, out)
 
     def result(self, ready: Ready, operands: Operands) -> Array:
         operands.out[...] = self._empty()
