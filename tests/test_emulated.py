@@ -21,8 +21,9 @@ from pysim.measure.store import Store
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer, distinct, parse, resolve
 from pysim.runtime import cpu as runtime
-from pysim.runtime import cpu_launch, emulated
-from pysim.runtime.emulated import EMULATED, POWER10, Emulated
+from pysim.runtime import cpu_launch, emulated, foreign
+from pysim.runtime.emulated import EMULATED, Emulated
+from pysim.runtime.foreign import POWER10
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]
 
@@ -245,7 +246,7 @@ def test_a_wrong_result_there_exits_1(command, monkeypatch):
 def test_without_qemu_or_a_compiler_the_command_to_install_it_is_said(command, monkeypatch, tmp_path):
     monkeypatch.setitem(EMULATED, "mma", Emulated(POWER10))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(emulated, "installed", lambda package: None)
+    monkeypatch.setattr(foreign, "installed", lambda package: None)
     assert "sudo apt-get install qemu-user" in refused(3, command, SMALL, "-m", NAME)
     qemu = tmp_path / "qemu-ppc64le"
     qemu.write_text("#!/bin/sh\n")
