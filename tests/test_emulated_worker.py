@@ -41,7 +41,9 @@ def power10():
 
 @emulation
 def test_two_processes_that_build_at_once_get_one_worker_and_say_once_that_they_build(tmp_path):
-    code = "from pysim.runtime.emulated import *; from pysim.runtime.foreign import *; print(worker(POWER10), EMULATED['mma'].call('pysim_kernel_count'))"
+    code = """
+from pysim.runtime import emulated, foreign
+print(foreign.worker(foreign.POWER10), emulated.EMULATED['mma'].call('pysim_kernel_count'))"""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     pipe = subprocess.PIPE
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, env=environment) for _ in range(2)]
