@@ -48,15 +48,15 @@ class Tensor:
 
 @pytest.fixture
 def torch(monkeypatch) -> Iterator[Any]:
-    """The module; `torch.grad` says whether gradients are on, `torch.made` lists the tensors of `empty`."""
+    """The module; `torch.grad` says whether gradients are on, `torch.made` lists the tensors of `empty_strided`."""
     module: Any = ModuleType("torch")
     module.grad, module.made, module.stream = True, [], 7
 
-    def empty(shape: tuple[int, ...], dtype: str, device: Any) -> Tensor:
+    def empty_strided(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: Any) -> Tensor:
         module.made.append(Tensor(np.empty(shape, dtype.removeprefix("torch.")), device.type == "cuda"))
         return module.made[-1]
 
-    vars(module).update(DTYPES, Tensor=Tensor, empty=empty, is_grad_enabled=lambda: module.grad)
+    vars(module).update(DTYPES, Tensor=Tensor, empty_strided=empty_strided, is_grad_enabled=lambda: module.grad)
     module.capturing = False
     module._C = SimpleNamespace(
         _cuda_getCurrentRawStream=lambda device: module.stream, _cuda_isCurrentStreamCapturing=lambda: module.capturing

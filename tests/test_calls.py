@@ -426,14 +426,14 @@ def test_a_graph_that_is_captured_has_workspaces_of_its_own(workspaces, torch): 
 
 
 def test_a_workspace_that_cannot_be_had_leaves_the_one_that_was_kept(workspaces, torch, monkeypatch):  # noqa: F811
-    before, empty = workspaces(1), torch.empty
+    before, empty = workspaces(1), torch.empty_strided
 
-    def full(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
+    def full(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: Any) -> Any:
         if shape == (4096,):
             raise RuntimeError("CUDA out of memory")
-        return empty(shape, dtype, device)
+        return empty(shape, stride, dtype, device)
 
-    monkeypatch.setattr(torch, "empty", full)
+    monkeypatch.setattr(torch, "empty_strided", full)
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         workspaces(1, 4096)
     assert workspaces(1) == before
