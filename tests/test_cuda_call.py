@@ -126,6 +126,23 @@ def test_a_workspace_that_cannot_be_had_leaves_the_one_that_was_kept(workspaces,
     assert workspaces(1) == before
 
 
+def test_each_call_has_its_own_bias(torch, host_device, monkeypatch):  # noqa: F811
+    told = []
+
+    def run(*arguments: Any) -> int:
+        told.append(int(ffi.cast("uintptr_t", arguments[2].bias)))
+        return 0
+
+    ffi, _ = cuda.library()
+    lib = SimpleLibrary({"pysim_cuda_workspace_bytes": lambda *_: 0, "pysim_cuda_run": run})
+    monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
+    monkeypatch.setattr(cuda, "_run_at", lambda: run)
+    x, w, *biases = (Tensor(one, is_cuda=True) for one in (IMAGE, FILTERS, np.ones(6, np.float32), np.ones(6, np.float32)))
+    for bias in (biases[0], biases[1], None, biases[0]):
+        pysim.conv2d(x, w, bias)
+        assert told.pop() == (0 if bias is None else bias.data_ptr())
+
+
 class SimpleLibrary:
     """Functions of a library by name; dtypes as the header has them."""
 

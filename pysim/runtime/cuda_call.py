@@ -7,6 +7,7 @@ result back. What calls on arrays that lie alike have in common is made once (`R
 
 import threading
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -161,7 +162,7 @@ def _launch(ready: Ready, seen: dict[str, Matrix], result: int, stream: int, pla
         first, second = _aligned(first, ready.alignment, stream), _aligned(second, ready.alignment, stream)
     _owner, workspace = _workspace(ready.launch.workspace_bytes, stream, place)  # owned until the work is on the stream
     bias = seen.get("bias")
-    epilogue = ready.epilogue if bias is None else _with_bias(ready.epilogue, bias)
+    epilogue = ready.epilogue if bias is None else _with_bias(ready.epilogue, bias.pointer)
     ready.launch.run(first.pointer, second.pointer, result, workspace, epilogue, stream)
 
 
@@ -174,11 +175,12 @@ def _aligned(x: Matrix, alignment: int, stream: int) -> Matrix:
     return msgspec.structs.replace(x, pointer=memory.pointer, owner=memory)
 
 
-def _with_bias(epilogue: Any, bias: Matrix) -> Any:
-    """A copy that has a bias: the epilogue itself is of all threads."""
+@lru_cache(maxsize=1024)
+def _with_bias(epilogue: Any, bias: int) -> Any:
+    """A copy that has a bias, by pointer; nobody changes either, so calls of all threads share them."""
     ffi, _ = cuda.library()
     own = ffi.new("pysim_cuda_epilogue *", epilogue[0])
-    own.bias = ffi.cast("void *", bias.pointer)
+    own.bias = ffi.cast("void *", bias)
     return own
 
 
