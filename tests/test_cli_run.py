@@ -22,7 +22,7 @@ from pysim.errors import OperandError
 from pysim.measure.store import Store
 from pysim.peers import PEERS
 from pysim.record.measurement import Comparison
-from pysim.runtime import cpu as runtime
+from pysim.runtime import cpu_launch
 
 pytestmark = pytest.mark.usefixtures("own_files")
 QUICK = ("--seconds", "0.001")
@@ -166,8 +166,8 @@ def test_a_wrong_result_exits_1_with_the_reason_and_no_time(command, monkeypatch
         y[0, 0, 0, 0] += 1
         return y
 
-    right = runtime.Prepared.__call__
-    monkeypatch.setattr(runtime.Prepared, "__call__", broken)
+    right = cpu_launch.Prepared.__call__
+    monkeypatch.setattr(cpu_launch.Prepared, "__call__", broken)
     result = invoke(command, SMALL)
     assert result.exit_code == 1
     assert re.search(r"^ +WRONG .* " + re.escape(SMALL) + r"\n    failed: exact fill: 1 of \d+ elements", result.stdout, re.MULTILINE)

@@ -19,6 +19,7 @@ from pysim.problem.text import parse
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
 from pysim.runtime import cpu as runtime
+from pysim.runtime import cpu_launch
 
 ZEN4 = load("zen4")
 SHAPES = [
@@ -93,7 +94,7 @@ def test_sizes_are_those_that_the_library_asks_for(shape: str) -> None:
     w = conv(shape)
     for plan in planner.plans(w, ZEN4, top=40, algorithm="im2col"):
         assert isinstance(plan.schedule, Schedule)
-        launch = runtime.ConvLaunch(w, plan.schedule)
+        launch = cpu_launch.ConvLaunch(w, plan.schedule)
         assert plan.workspace_bytes == launch.workspace_bytes
         assert im2col.prepare(w, plan.schedule, "nchw").size_bytes == launch.prepared_bytes
 
@@ -142,4 +143,4 @@ def test_a_schedule_of_another_kind_of_problem_is_refused() -> None:
     product = planner.plan("gemm:8x8x8", ZEN4).schedule
     assert isinstance(product, Schedule)
     with pytest.raises(PlanError, match="no algorithm 'im2col'"):
-        runtime.GemmLaunch(parse("gemm:8x8x8"), msgspec.structs.replace(product, algorithm="im2col"))  # type: ignore[arg-type]
+        cpu_launch.GemmLaunch(parse("gemm:8x8x8"), msgspec.structs.replace(product, algorithm="im2col"))  # type: ignore[arg-type]
