@@ -73,7 +73,10 @@ static pysim_status thread_workspace(const pysim_nest *n, int64_t *bytes) {
 pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes) {
     int64_t each = 0;
     const pysim_status status = thread_workspace(n, &each);
-    if (status != PYSIM_OK) return status;
+    return status == PYSIM_OK ? pysim_team_workspace(each, threads, bytes) : status;
+}
+
+pysim_status pysim_team_workspace(int64_t each, int32_t threads, int64_t *bytes) {
     if (threads < 1 || threads > MAX_THREADS)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "threads is %d; it must lie in 1..%d", (int)threads, MAX_THREADS);
     if (__builtin_mul_overflow(each, threads, bytes)) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");

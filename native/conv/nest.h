@@ -39,6 +39,9 @@ struct pysim_nest {
 /* Bytes that `threads` threads need, or an overflow. */
 pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes);
 
+/* The same of `each` bytes a thread. */
+pysim_status pysim_team_workspace(int64_t each, int32_t threads, int64_t *bytes);
+
 /* Checks a schedule against the nest and stores a copy with k2 and k3 clamped to the tile counts. */
 pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal);
 
