@@ -44,6 +44,13 @@ INLINE VEC interleave(VEC a, VEC b, const int from) {
 }
 INLINE VEC v_interleave_low(VEC a, VEC b) { return interleave(a, b, 0); }
 INLINE VEC v_interleave_high(VEC a, VEC b) { return interleave(a, b, LANES / 2); }
+INLINE VEC every_second(VEC a, VEC b, const int from) {
+    VEC v = a;
+    for (int i = 0; i < LANES; i++) v[i] = 2 * i + from < LANES ? a[2 * i + from] : b[2 * i + from - LANES];
+    return v;
+}
+INLINE VEC v_even(VEC a, VEC b) { return every_second(a, b, 0); }
+INLINE VEC v_odd(VEC a, VEC b) { return every_second(a, b, 1); }
 
 typedef struct {
     int64_t stride, phase;

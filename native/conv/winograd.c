@@ -8,11 +8,13 @@
  *         transform the sums, add the bias, apply the activation
  *
  * The micro-kernel's windows are filters and its filters tiles: k2 and k3 are those of a nest of that product, input stationary. Tiles of
- * all images follow one another. A block's tiles are divided evenly into panels, so that no panel is much smaller than the others.
+ * all images follow one another. A panel has whole rows of tiles where a row fits it, else an even part of one (tiles_of_panel): what
+ * lies in one row of tiles is transformed together.
  *
  * Threads take blocks; where there are fewer blocks than threads, parts of the filters, too, and each transforms the patches it needs.
- * Every sum is made by one thread in one order. Prepared filters are [group][plane][panel of filters][channel][filters of a panel]. */
+ * Every sum is made by one thread in one order. Prepared filters lie as they are read: [group][set][plane][panel][channel][filters]. */
 #include <string.h>
+#include <time.h>
 
 #include "algorithm.h"
 #include "winograd.h"
@@ -45,12 +47,21 @@ static const pysim_winograd_transforms *transforms_of(const pysim_kernel_info *r
 /* All that follows from a job: sizes in elements, of one group. */
 typedef struct {
     pysim_winograd w;
-    int64_t bytes, planes, tiles, filters, panel_filters;
-    int64_t block_panels, set_panels, filter_panels, panel_bytes; /* panels of tiles in a block, of filters in a set, of all filters */
+    int64_t bytes, planes, tiles, filters;
+    int64_t panel_tiles, panel_filters, panel_bytes;                            /* tiles that a panel has, of those that it could hold */
+    int64_t tile_panels, block_panels, filter_panels, set_panels; /* panels of all tiles and of a block, of all filters and of a set */
     const pysim_winograd_transforms *transforms;
 } shape;
 
 static int64_t whole(int64_t bytes) { return pysim_ceil_div(bytes, ALIGN) * ALIGN; }
+
+/* Tiles of a panel that holds at most `most`, of all tiles, `row` of them in a row. */
+static int64_t tiles_of_panel(int64_t tiles, int64_t row, int64_t most) {
+    if (tiles <= most) return tiles;
+    if (row > most) return pysim_ceil_div(row, pysim_ceil_div(row, most));
+    const int64_t rows = most / row, panels = pysim_ceil_div(tiles, rows * row);
+    return pysim_ceil_div(pysim_ceil_div(tiles, panels), row) * row;
+}
 
 static shape shape_of(const pysim_job *job) {
     const pysim_conv *c = &job->problem->conv;
@@ -81,11 +92,13 @@ static shape shape_of(const pysim_job *job) {
     s.panel_bytes = s.planes * s.w.plane_pitch * s.bytes;
     s.filter_panels = pysim_ceil_div(s.filters, s.panel_filters);
     s.tiles = c->batch * s.w.tiles_h * s.w.tiles_w;
+    s.panel_tiles = tiles_of_panel(s.tiles, s.w.tiles_w, s.w.panel_tiles);
+    s.tile_panels = pysim_ceil_div(s.tiles, s.panel_tiles);
     return s;
 }
 
 static int64_t sums_bytes(const shape *s) {
-    return whole(s->block_panels * s->w.panel_tiles * s->planes * s->w.sums_pitch * s->bytes);
+    return whole(s->block_panels * s->panel_tiles * s->planes * s->w.sums_pitch * s->bytes);
 }
 
 /* ---- opening ---- */
@@ -128,7 +141,7 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     const int64_t count[] = {c->batch, pysim_ceil_div(p, s->outputs), pysim_ceil_div(q, s->outputs)};
     status = pysim_product("the tiles", 3, count, &tiles);
     if (status != PYSIM_OK) return status;
-    *n = (pysim_nest){.windows = c->filters / c->groups, .filters = tiles, .channels = c->channels / c->groups, .rows = 1, .taps = 1,
+    *n = (pysim_nest){.windows = c->filters / c->groups, .channels = c->channels / c->groups, .rows = 1, .taps = 1,
                       .bytes = pysim_dtype_bytes(c->dtype), .out_bytes = pysim_dtype_bytes(c->dtype), .problem = c};
     status = row(s, c->dtype, &n->row);
     if (status != PYSIM_OK) return status;
@@ -139,6 +152,7 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     if (!known)
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd has no transforms for %s of %s", pysim_dtype_name(c->dtype),
                           n->row.info.target);
+    n->filters = pysim_ceil_div(tiles, tiles_of_panel(tiles, pysim_ceil_div(q, s->outputs), n->row.info.filters)) * n->row.info.filters;
     status = pysim_nest_schedule(n, s, 0);
     if (status == PYSIM_OK) status = sizes(c, n, job);
     if (status != PYSIM_OK) return status;
@@ -148,6 +162,17 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
 }
 
 /* ---- preparation ---- */
+
+/* Elements before a plane of a panel of prepared filters of one group; a set's next plane lies set_pitch further. */
+static int64_t set_pitch(const shape *s, int64_t panel) {
+    const int64_t first = panel / s->set_panels * s->set_panels;
+    return pysim_min(s->set_panels, s->filter_panels - first) * s->w.channels * s->panel_filters;
+}
+
+static int64_t filter_offset(const shape *s, int64_t panel, int64_t plane) {
+    const int64_t in_set = panel % s->set_panels, each = s->w.channels * s->panel_filters;
+    return (panel - in_set) * s->planes * each + plane * set_pitch(s, panel) + in_set * each;
+}
 
 /* One panel of filters of one group: the row's own packing turns them, some channels at a time, and they are transformed in lanes. */
 static void prepare_panel(const pysim_job *job, const shape *s, const char *filters, int64_t count, char *to, int64_t plane) {
@@ -163,17 +188,23 @@ static void prepare_panel(const pysim_job *job, const shape *s, const char *filt
 
 static void prepare_winograd(const pysim_job *job, const char *filters, char *prepared) {
     const shape s = shape_of(job);
-    const int64_t panel = s.w.channels * s.panel_filters, group = s.planes * s.filter_panels * panel;
+    const int64_t group = s.planes * s.filter_panels * s.w.channels * s.panel_filters;
     for (int64_t g = 0; g < job->problem->conv.groups; g++)
         for (int64_t f = 0; f < s.filter_panels; f++) {
             const int64_t first = f * s.panel_filters;
             prepare_panel(job, &s, filters + (g * s.filters + first) * s.w.channels * PYSIM_WINOGRAD_TAPS * s.bytes,
-                          pysim_min(s.panel_filters, s.filters - first), prepared + (g * group + f * panel) * s.bytes,
-                          s.filter_panels * panel);
+                          pysim_min(s.panel_filters, s.filters - first), prepared + (g * group + filter_offset(&s, f, 0)) * s.bytes,
+                          set_pitch(&s, f));
         }
 }
 
 /* ---- the run ---- */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 typedef struct {
     const pysim_job *job;
@@ -182,37 +213,38 @@ typedef struct {
     int64_t blocks, parts; /* of all tiles, and of the filters of a block */
 } run;
 
-/* Tiles [first, first + count) in as few panels as hold them; panel i begins at tile i * count / panels. */
+/* Some panels: tiles [first, first + count). */
 typedef struct {
     int64_t first, count, panels;
 } block;
 
 static block block_of(const run *r, int64_t i) {
-    const int64_t first = i * r->s->tiles / r->blocks, count = (i + 1) * r->s->tiles / r->blocks - first;
-    return (block){first, count, pysim_ceil_div(count, r->s->w.panel_tiles)};
+    const int64_t begin = i * r->s->tile_panels / r->blocks, end = (i + 1) * r->s->tile_panels / r->blocks;
+    const int64_t first = begin * r->s->panel_tiles;
+    return (block){first, pysim_min(end * r->s->panel_tiles, r->s->tiles) - first, end - begin};
 }
 
-static int64_t panel_begin(const block *b, int64_t panel) { return panel * b->count / b->panels; }
+static int64_t tiles_in(const shape *s, const block *b, int64_t panel) {
+    return pysim_min(s->panel_tiles, b->count - panel * s->panel_tiles);
+}
 
 /* The sums of filter panels [begin, end) of one plane. */
 static void multiply_plane(const run *r, const block *b, const char *filters, const char *patches, char *sums, int64_t plane, int64_t begin,
                            int64_t end) {
     const shape *s = r->s;
     const pysim_nest *n = &r->job->nest;
-    const int64_t panel = s->w.channels * s->panel_filters, pitch = s->planes * s->w.sums_pitch;
+    const int64_t pitch = s->planes * s->w.sums_pitch;
     for (int64_t c = 0; c < s->w.channels; c += n->schedule.channels) {
         const int64_t channels = pysim_min(n->schedule.channels, s->w.channels - c);
         const pysim_store store = {.alpha = 1, .beta = c > 0};
         for (int64_t f = begin; f < end; f++) {
-            const char *own = filters + ((plane * s->filter_panels + f) * panel + c * s->panel_filters) * s->bytes;
+            const char *own = filters + (filter_offset(s, f, plane) + c * s->panel_filters) * s->bytes;
             const int64_t width = pysim_min(s->panel_filters, s->filters - f * s->panel_filters);
-            for (int64_t t = 0; t < b->panels; t++) {
-                const int64_t first = panel_begin(b, t);
+            for (int64_t t = 0; t < b->panels; t++)
                 n->row.run(channels, patches + t * s->panel_bytes + (plane * s->w.plane_pitch + c * s->w.panel_tiles) * s->bytes, own,
                            s->panel_filters,
-                           sums + (first * pitch + plane * s->w.sums_pitch + (f - begin) * s->panel_filters) * s->bytes, pitch, width,
-                           panel_begin(b, t + 1) - first, &store);
-            }
+                           sums + (t * s->panel_tiles * pitch + plane * s->w.sums_pitch + (f - begin) * s->panel_filters) * s->bytes, pitch, width,
+                           tiles_in(s, b, t), &store);
         }
     }
 }
@@ -231,19 +263,25 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     w.output = r->call->result + group * s->filters * w.out_h * w.out_w * s->bytes;
     w.bias = r->call->epilogue->bias ? (const char *)r->call->epilogue->bias + group * s->filters * s->bytes : NULL;
     w.relu = r->call->epilogue->activation == PYSIM_RELU;
+    const double start = r->call->profile ? now() : 0;
     for (int64_t t = 0; t < b.panels; t++)
-        s->transforms->patches(&w, b.first + panel_begin(&b, t), panel_begin(&b, t + 1) - panel_begin(&b, t), patches + t * s->panel_bytes);
+        s->transforms->patches(&w, b.first + t * s->panel_tiles, tiles_in(s, &b, t), patches + t * s->panel_bytes);
+    const double packed = r->call->profile ? now() : 0;
     const int64_t last = (part + 1) * s->filter_panels / r->parts;
-    for (int64_t f = part * s->filter_panels / r->parts; f < last; f += s->set_panels) {
-        const int64_t end = pysim_min(f + s->set_panels, last), first = f * s->panel_filters;
+    for (int64_t f = part * s->filter_panels / r->parts, end; f < last; f = end) {
+        end = pysim_min((f / s->set_panels + 1) * s->set_panels, last);
+        const int64_t first = f * s->panel_filters;
         for (int64_t plane = 0; plane < s->planes; plane++) multiply_plane(r, &b, filters, patches, sums, plane, f, end);
+        double hh=r->call->profile?now():0;
         s->transforms->outputs(&w, b.first, b.count, first, pysim_min(end * s->panel_filters, s->filters) - first, sums);
+        if (r->call->profile) r->call->profile->packed_tiles += (now()-hh)*1e9;
     }
+    if (r->call->profile) r->call->profile->pack_seconds += packed - start, r->call->profile->kernel_seconds += now() - packed;
 }
 
 static void run_winograd(pysim_job *job, const pysim_call *call) {
     const shape s = shape_of(job);
-    const int64_t blocks = pysim_ceil_div(s.tiles, s.block_panels * s.w.panel_tiles), items = job->problem->conv.groups * blocks;
+    const int64_t blocks = pysim_ceil_div(s.tile_panels, s.block_panels), items = job->problem->conv.groups * blocks;
     const int64_t parts = pysim_min(pysim_ceil_div(call->threads, items), s.filter_panels);
     pysim_team(items * parts, call->threads, run_block, &(run){job, call, &s, blocks, parts});
 }

@@ -15,7 +15,7 @@
  * outputs  lanes hold filters; rows of pixels x filters are transposed block by block on their way out. */
 
 enum { MOST_EDGE = PYSIM_WINOGRAD_LARGEST + 2, PAIRS = PYSIM_WINOGRAD_LARGEST / 2, RUN = LANES - 1 };
-enum { PANEL_WIDTH = (PYSIM_WINOGRAD_PANEL + LANES - 1) / LANES * LANES + LANES, OUT_TILES = 16 };
+enum { PANEL_WIDTH = (PYSIM_WINOGRAD_PANEL + LANES - 1) / LANES * LANES + LANES, OUT_TILES = 16, AHEAD = 4 };
 
 INLINE T point_of(const int m, const int pair) {
     const T points[PAIRS + 1][PAIRS] = {{0}, {1}, {0.75, 1.5}, {0.6, 1, 1.7}};
@@ -104,12 +104,16 @@ INLINE void sums_transform(const int m, const VEC x[MOST_EDGE], VEC y[PYSIM_WINO
 
 /* ---- patches ---- */
 
-/* Tiles of a panel that lie in one row of tiles: the first one's patch begins at row y, column x. */
+/* Tiles of a panel that lie in one row of tiles. Rows are those of the first one's patch in channel 0, `step` elements apart from channel to
+ * channel; a row above or below the image is one of zeros. */
 typedef struct {
-    const T *corner; /* of channel 0; may lie outside the image */
-    int64_t lane, vectors, y;
+    const T *row[MOST_EDGE];
+    int64_t step[MOST_EDGE], lane, vectors;
     MASK load[PYSIM_WINOGRAD_LARGEST];
 } PATCH_RUN;
+
+static const T zeros[PYSIM_WINOGRAD_LARGEST * LANES];
+typedef T LINES[MOST_EDGE][PYSIM_WINOGRAD_LARGEST * LANES];
 
 static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, PATCH_RUN *run) {
     const int64_t m = w->outputs, per_image = w->tiles_h * w->tiles_w;
@@ -118,58 +122,126 @@ static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, P
         const int64_t t = tile + lane, column = t % w->tiles_w;
         n = pysim_min(pysim_min(RUN, count - lane), w->tiles_w - column);
         const int64_t y = t % per_image / w->tiles_w * m - w->pad_top, x = column * m - w->pad_left, needed = n * m + 2;
-        run[runs].corner = (const T *)(const void *)w->input + t / per_image * w->image_pitch + y * w->width + x;
+        const T *corner = (const T *)(const void *)w->input + t / per_image * w->image_pitch + y * w->width + x;
+        for (int64_t i = 0; i < m + 2; i++) {
+            const int inside = y + i >= 0 && y + i < w->height;
+            run[runs].row[i] = inside ? corner + i * w->width : zeros;
+            run[runs].step[i] = inside ? w->height * w->width : 0;
+        }
         run[runs].lane = lane;
         run[runs].vectors = pysim_ceil_div(needed, LANES);
-        run[runs].y = y;
-        for (int64_t v = 0; v < run[runs].vectors; v++)
+        for (int64_t v = 0; v < m; v++)
             run[runs].load[v] = v_lanes(-x - v * LANES, pysim_min(w->width - x, needed) - v * LANES);
     }
     return runs;
 }
 
-/* One channel of a run: columns transformed, pixels parted into lanes of tiles, d[row][tap][lane]. */
-INLINE void gather_run(const int m, const PATCH_RUN *run, const T *corner, int64_t width, int64_t height, const GATHER *plan,
-                       T (*d)[PANEL_WIDTH]) {
-    T line[MOST_EDGE][PYSIM_WINOGRAD_LARGEST * LANES];
-    for (int64_t v = 0; v < run->vectors; v++) {
+/* Pixels of `vectors` (1 .. m) vectors by their column modulo m: part[column][tile]. Halves first; where m/2 is 3, one by one. */
+INLINE void part_pixels(const int m, const int vectors, const T *line, const GATHER *thirds, VEC part[PYSIM_WINOGRAD_LARGEST]) {
+    VEC half[2][PYSIM_WINOGRAD_LARGEST / 2];
+#pragma GCC unroll 3
+    for (int v = 0; v < m / 2; v++) {
+        const VEC low = 2 * v < vectors ? v_load(line + 2 * v * LANES) : v_zero();
+        const VEC high = 2 * v + 1 < vectors ? v_load(line + (2 * v + 1) * LANES) : v_zero();
+        half[0][v] = v_even(low, high);
+        half[1][v] = v_odd(low, high);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < m; i++) {
+        const VEC *of = half[i % 2];
+        part[i] = m == 2 ? of[0] : m == 4 ? (i < 2 ? v_even(of[0], of[1]) : v_odd(of[0], of[1])) : v_zero();
+#pragma GCC unroll 3
+        for (int v = 0; m == 6 && v < 3; v++) part[i] = v_gather_from(part[i], of[v], &thirds[i / 2], v);
+    }
+}
+
+/* One channel of a run, its columns transformed: line[row][pixel]. */
+INLINE void transform_columns(const int m, const int vectors, const PATCH_RUN *run, int64_t channel, LINES line) {
+#pragma GCC unroll 1
+    for (int64_t v = 0; v < vectors; v++) {
+        const MASK inside = run->load[v];
         VEC x[MOST_EDGE], y[MOST_EDGE];
 #pragma GCC unroll 8
-        for (int i = 0; i < m + 2; i++)
-            x[i] = run->y + i >= 0 && run->y + i < height ? v_load_mask(corner + i * width + v * LANES, run->load[v]) : v_zero();
+        for (int i = 0; i < m + 2; i++) {
+            const T *from = run->row[i] + channel * run->step[i] + v * LANES;
+            __builtin_prefetch(from + AHEAD * run->step[i]);
+            x[i] = v_load_mask(from, inside);
+        }
         patch_transform(m, x, y);
 #pragma GCC unroll 8
         for (int i = 0; i < m + 2; i++) v_store(&line[i][v * LANES], y[i]);
     }
-    for (int i = 0; i < m + 2; i++)
-#pragma GCC unroll 6
-        for (int tap = 0; tap < m; tap++) {
-            VEC part = v_gather_from(v_zero(), v_load(&line[i][0]), &plan[tap], 0);
-            for (int64_t v = 1; v < run->vectors; v++) part = v_gather_from(part, v_load(&line[i][v * LANES]), &plan[tap], v);
-            v_store(&d[i * (m + 2) + tap][run->lane], part);
-            if (tap < 2) v_store(&d[i * (m + 2) + tap + m][run->lane], v_shift1(part, v_zero()));
+}
+
+/* Taps of the run's tiles: x[tap][tile]. A tap m further is the next tile's. */
+INLINE void part_taps(const int m, const int vectors, const T *line, const GATHER *thirds, VEC x[MOST_EDGE]) {
+    part_pixels(m, vectors, line, thirds, x);
+    x[m] = v_shift1(x[0], v_zero());
+    x[m + 1] = v_shift1(x[1], v_zero());
+}
+
+INLINE void store_planes(const int m, const VEC x[MOST_EDGE], T *to, int64_t pitch) {
+    VEC y[MOST_EDGE];
+    patch_transform(m, x, y);
+#pragma GCC unroll 8
+    for (int j = 0; j < m + 2; j++) v_store(to + j * pitch, y[j]);
+}
+
+/* A channel of a panel that is one run. */
+INLINE void single_run(const int m, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds, T *to, int64_t pitch) {
+    LINES line;
+    transform_columns(m, vectors, run, channel, line);
+#pragma GCC unroll 1
+    for (int i = 0; i < m + 2; i++, to += (m + 2) * pitch) {
+        VEC x[MOST_EDGE];
+        part_taps(m, vectors, line[i], thirds, x);
+        store_planes(m, x, to, pitch);
+    }
+}
+
+/* A channel of one run of several: taps to their lanes. */
+INLINE void gather_run(const int m, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds, T (*d)[PANEL_WIDTH]) {
+    LINES line;
+    transform_columns(m, vectors, run, channel, line);
+#pragma GCC unroll 1
+    for (int i = 0; i < m + 2; i++, d += m + 2) {
+        VEC x[MOST_EDGE];
+        part_taps(m, vectors, line[i], thirds, x);
+#pragma GCC unroll 8
+        for (int tap = 0; tap < m + 2; tap++) v_store(&d[tap][run->lane], x[tap]);
+    }
+}
+
+INLINE void several_runs(const int m, int64_t runs, const PATCH_RUN *run, int64_t channel, int64_t count, const GATHER *thirds,
+                         T (*d)[PANEL_WIDTH], T *to, int64_t pitch) {
+    for (int64_t r = 0; r < runs; r++)
+        if (run[r].vectors <= m / 2)
+            gather_run(m, m / 2, &run[r], channel, thirds, d);
+        else
+            gather_run(m, m, &run[r], channel, thirds, d);
+#pragma GCC unroll 1
+    for (int i = 0; i < m + 2; i++, to += (m + 2) * pitch)
+        for (int64_t lane = 0; lane < count; lane += LANES) {
+            VEC x[MOST_EDGE];
+#pragma GCC unroll 8
+            for (int j = 0; j < m + 2; j++) x[j] = v_load(&d[i * (m + 2) + j][lane]);
+            store_planes(m, x, to + lane, pitch);
         }
 }
 
 INLINE void patches_body(const int m, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
     PATCH_RUN run[PYSIM_WINOGRAD_PANEL];
-    GATHER plan[PYSIM_WINOGRAD_LARGEST];
+    GATHER thirds[3];
     T d[MOST_EDGE * MOST_EDGE][PANEL_WIDTH] = {{0}};
-    const int64_t runs = find_runs(w, tile, count, run), plane = w->height * w->width;
-    for (int tap = 0; tap < m; tap++) plan[tap] = v_gather_plan(m, tap);
-    for (int64_t c = 0; c < w->channels; c++) {
-        for (int64_t r = 0; r < runs; r++) gather_run(m, &run[r], run[r].corner + c * plane, w->width, w->height, plan, d);
-        for (int64_t lane = 0; lane < w->panel_tiles; lane += LANES)
-            for (int i = 0; i < m + 2; i++) {
-                VEC x[MOST_EDGE], y[MOST_EDGE];
-#pragma GCC unroll 8
-                for (int j = 0; j < m + 2; j++) x[j] = v_load(&d[i * (m + 2) + j][lane]);
-                patch_transform(m, x, y);
-#pragma GCC unroll 8
-                for (int j = 0; j < m + 2; j++)
-                    v_store(panel + (i * (m + 2) + j) * w->plane_pitch + c * w->panel_tiles + lane, y[j]);
-            }
-    }
+    const int64_t runs = find_runs(w, tile, count, run);
+    for (int i = 0; i < 3; i++) thirds[i] = v_gather_plan(3, i);
+    for (int64_t c = 0; c < w->channels; c++, panel += w->panel_tiles)
+        if (runs > 1)
+            several_runs(m, runs, run, c, count, thirds, d, panel, w->plane_pitch);
+        else if (run->vectors <= m / 2)
+            single_run(m, m / 2, run, c, thirds, panel, w->plane_pitch);
+        else
+            single_run(m, m, run, c, thirds, panel, w->plane_pitch);
 }
 
 /* ---- filters ---- */
