@@ -49,6 +49,10 @@ pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_
 typedef void (*pysim_item)(int64_t item, int64_t thread, const void *context);
 void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *context);
 
+/* For profiles: seconds of a clock that only goes forward; what one thread's work adds, where a profile is wanted. */
+double pysim_now(void);
+void pysim_add_profile(pysim_profile *profile, const pysim_profile *own);
+
 /* Runs all tiles of `images` nests that prepare() fills, on `threads` threads, in as much workspace as pysim_nest_workspace says; each
  * tile is computed by one thread in one order, so the bits do not depend on their number. Adds to the profile, where one is given. */
 typedef void (*pysim_nest_image)(pysim_nest *n, int64_t image, const void *context);

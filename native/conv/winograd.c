@@ -14,7 +14,6 @@
  * Threads take blocks; where there are fewer blocks than threads, parts of the filters, too, and each transforms the patches it needs.
  * Every sum is made by one thread in one order. Prepared filters lie as they are read: [group][set][plane][panel][channel][filters]. */
 #include <string.h>
-#include <time.h>
 
 #include "algorithm.h"
 #include "winograd.h"
@@ -200,12 +199,6 @@ static void prepare_winograd(const pysim_job *job, const char *filters, char *pr
 
 /* ---- the run ---- */
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 typedef struct {
     const pysim_job *job;
     const pysim_call *call;
@@ -263,20 +256,24 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     w.output = r->call->result + group * s->filters * w.out_h * w.out_w * s->bytes;
     w.bias = r->call->epilogue->bias ? (const char *)r->call->epilogue->bias + group * s->filters * s->bytes : NULL;
     w.relu = r->call->epilogue->activation == PYSIM_RELU;
-    const double start = r->call->profile ? now() : 0;
+    const int profiled = r->call->profile != NULL;
+    pysim_profile own = {.packed_tiles = b.panels};
+    const double start = profiled ? pysim_now() : 0;
     for (int64_t t = 0; t < b.panels; t++)
         s->transforms->patches(&w, b.first + t * s->panel_tiles, tiles_in(s, &b, t), patches + t * s->panel_bytes);
-    const double packed = r->call->profile ? now() : 0;
+    const double packed = profiled ? pysim_now() : 0;
     const int64_t last = (part + 1) * s->filter_panels / r->parts;
     for (int64_t f = part * s->filter_panels / r->parts, end; f < last; f = end) {
         end = pysim_min((f / s->set_panels + 1) * s->set_panels, last);
         const int64_t first = f * s->panel_filters;
         for (int64_t plane = 0; plane < s->planes; plane++) multiply_plane(r, &b, filters, patches, sums, plane, f, end);
-        double hh=r->call->profile?now():0;
         s->transforms->outputs(&w, b.first, b.count, first, pysim_min(end * s->panel_filters, s->filters) - first, sums);
-        if (r->call->profile) r->call->profile->packed_tiles += (now()-hh)*1e9;
+        own.kernel_calls += (end - f) * b.panels * s->planes * pysim_ceil_div(w.channels, r->job->nest.schedule.channels);
     }
-    if (r->call->profile) r->call->profile->pack_seconds += packed - start, r->call->profile->kernel_seconds += now() - packed;
+    if (!profiled) return;
+    own.pack_seconds = packed - start;
+    own.kernel_seconds = pysim_now() - packed;
+    pysim_add_profile(r->call->profile, &own);
 }
 
 static void run_winograd(pysim_job *job, const pysim_call *call) {
