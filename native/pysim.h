@@ -17,7 +17,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
-enum { PYSIM_ABI_VERSION = 3 };
+enum { PYSIM_ABI_VERSION = 2 };
 
 typedef enum {
     PYSIM_OK = 0,
