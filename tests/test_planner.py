@@ -285,7 +285,10 @@ def test_an_explanation_tells_loops_tiles_caches_costs_and_losers(text: str) -> 
 
 def loops_of(text: str) -> list[str]:
     """The words of the loop nest that the explanation of a problem on zen4 shows, outermost first."""
-    return [line.strip() for line in plan(text, "zen4", algorithm=nest_algorithm(text)).explain().split("loops\n")[1].split("\n\n")[0].splitlines()]
+    return [
+        line.strip()
+        for line in plan(text, "zen4", algorithm=nest_algorithm(text)).explain().split("loops\n")[1].split("\n\n")[0].splitlines()
+    ]
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

@@ -157,7 +157,7 @@ static void pack_segment(const pysim_segment *s, T *dst) {
         pack_scalar(s, dst);
 }
 
-#include "../transpose.h"
+#include "transpose.h"
 
 /* `looks`: whether any element is not finite. Zero times such a one is NaN, which sums keep: a multiply-add a vector. */
 INLINE int pack_transposed(const int looks, const T *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, T *dst) {

@@ -78,6 +78,11 @@ def algorithms() -> tuple[NativeAlgorithm, ...]:
     return tuple(NativeAlgorithm(index, *line) for index, line in enumerate(lines))
 
 
+def loop_nest(problem: str) -> str:
+    """The algorithm of a kind of problem (CONV or GEMM) that is the loop nest itself: the file's first."""
+    return next(one.name for one in algorithms() if one.problem == problem)
+
+
 @cache
 def winograd_transforms() -> frozenset[tuple[str, str]]:
     """(target, dtype) of the CPU's Winograd transforms, the lines of `native/conv/winograd.inc`."""

@@ -10,8 +10,8 @@ F(m x m, 3x3) has e = m + 2, e^2 planes, tiles of m x m outputs: e^2 multiplicat
 kernel   steps of the micro-kernel, filters along its lanes: e^2 C for each pair of panels
 call     call_cycles for each call: e^2 x channel sets x panels of tiles x panels of filters
 store    vectors of sums, written once a channel set and read again in each but the first
-patches  of each channel and run (tiles of a panel that lie in one row of tiles): pixels are loaded and their columns transformed, parted into
-         lanes (two shuffles for each two vectors and halving), rows transformed and stored; of several runs in a panel stored twice.
+patches  of each channel and run (tiles of a panel that lie in one row of tiles): pixels are loaded, their columns transformed, parted
+         into lanes (two shuffles for each two vectors and halving), rows transformed and stored; of several runs in a panel stored twice.
 outputs  of each tile and vector of filters: e^2 loads, m^2 stores, the transform; of each lanes x lanes block of pixels and filters
          lanes log2(lanes) shuffles, a load and a store a row
          Short chains of dependent instructions: loads, stores, multiply-adds and shuffles (one a cycle) each at their rate, one after
@@ -32,6 +32,7 @@ A level misses a stream whose distance it does not hold (`missing`). Assumptions
 Worked number: 64 -> 64 channels, 56x56, F(4x4): 196 tiles; 36 * 64 * 64 * 196 = 28.9 M multiplications for 115.6 M.
 """
 
+import itertools
 from functools import lru_cache
 from math import log2
 from typing import NamedTuple
@@ -156,7 +157,7 @@ def predict(of: Candidates) -> Prediction:
     kernel, calls, store, load, patches, outputs = own * w.groups
     sets = np.ceil(_column(of, "channels") / of.channels)
     crossed = tuple(_crossed(of, level) for level in machine.levels)
-    for inner, outer in zip(crossed, crossed[1:], strict=False):
+    for inner, outer in itertools.pairwise(crossed):
         for name, (read, written) in outer.items():
             outer[name] = np.minimum(read, inner[name][0]), np.minimum(written, inner[name][1])
     lines = crossed[0]["input"][0] / machine.levels[0].line_bytes
@@ -262,7 +263,7 @@ def _outputs(w: Conv, unit: Unit, of: Shape, lanes: int) -> float:
 
 
 def _patch_operations(m: int) -> float:
-    """Multiply-adds of B^T times a vector: m/2 for either end, m/2 - 1 for the even and the odd part of each pair, and two that join them."""
+    """Multiply-adds of B^T times a vector: m/2 for either end, m/2 - 1 for the even and the odd part of a pair, two that join them."""
     return m + m / 2 * (2 * (m / 2 - 1) + 2)
 
 
@@ -315,7 +316,7 @@ def _crossed(of: Candidates, level: Level) -> dict[str, tuple[Array, Array]]:
     read_patches = missed(patches + image / blocks) + (sets - 1) * missed(set_work)
     within = missed(of.channels * of.k2 * held * size + panel + tiles * wide * size)
     one = missed(panel + of.channels * held * size)
-    streams = {
+    streams: dict[str, tuple[Array | float, Array | float]] = {
         "input": (image * (first(run) + 2 / m * missed(patches / of.k2 + image / blocks / of.k2)), 0.0),
         "patches": (blocks * patches * (read_patches + sets * (of.k3 - 1) * within), blocks * patches * missed(block)),
         "filters": (filters * (first(run) + again * missed(block) + blocks * (of.k2 - 1) * one), 0.0),
