@@ -62,6 +62,9 @@ static int64_t tiles_of_panel(int64_t tiles, int64_t row, int64_t most) {
     return pysim_ceil_div(pysim_ceil_div(tiles, panels), row) * row;
 }
 
+/* As many elements, or a few more: an odd number of lines, lest what lies that far apart falls on the same sets of a cache. */
+static int64_t odd_lines(int64_t elements, int64_t bytes) { return (pysim_ceil_div(elements * bytes, ALIGN) | 1) * ALIGN / bytes; }
+
 static shape shape_of(const pysim_job *job) {
     const pysim_conv *c = &job->problem->conv;
     const pysim_nest *n = &job->nest;
@@ -85,9 +88,9 @@ static shape shape_of(const pysim_job *job) {
     s.planes = (s.w.outputs + 2) * (s.w.outputs + 2);
     s.w.tiles_h = pysim_ceil_div(s.w.out_h, s.w.outputs), s.w.tiles_w = pysim_ceil_div(s.w.out_w, s.w.outputs);
     s.w.output_pitch = c->filters * s.w.out_h * s.w.out_w;
-    s.w.sums_pitch = s.set_panels * s.panel_filters;
-    /* an odd number of lines, lest planes fall on the same sets of a cache */
-    s.w.plane_pitch = (((s.w.channels * s.w.panel_tiles + PYSIM_WINOGRAD_FREE) * s.bytes + ALIGN - 1) / ALIGN | 1) * ALIGN / s.bytes;
+    s.w.sums_pitch = odd_lines(s.set_panels * s.panel_filters, s.bytes);
+    s.w.tile_pitch = odd_lines(s.planes * s.w.sums_pitch, s.bytes);
+    s.w.plane_pitch = odd_lines(s.w.channels * s.w.panel_tiles + PYSIM_WINOGRAD_FREE, s.bytes);
     s.panel_bytes = s.planes * s.w.plane_pitch * s.bytes;
     s.filter_panels = pysim_ceil_div(s.filters, s.panel_filters);
     s.tiles = c->batch * s.w.tiles_h * s.w.tiles_w;
@@ -97,7 +100,7 @@ static shape shape_of(const pysim_job *job) {
 }
 
 static int64_t sums_bytes(const shape *s) {
-    return whole(s->block_panels * s->panel_tiles * s->planes * s->w.sums_pitch * s->bytes);
+    return whole(s->block_panels * s->panel_tiles * s->w.tile_pitch * s->bytes);
 }
 
 /* ---- opening ---- */
@@ -119,7 +122,7 @@ static pysim_status sizes(const pysim_conv *c, const pysim_nest *n, pysim_job *j
     if (status != PYSIM_OK) return status;
     int64_t patches, sums;
     const int64_t panel[] = {n->schedule.k2, edge * edge, n->channels + 2, 2 * PYSIM_WINOGRAD_PANEL, n->bytes}; /* at most */
-    const int64_t set[] = {n->schedule.k2, n->schedule.filters, edge * edge, n->schedule.k3, n->schedule.windows, n->bytes};
+    const int64_t set[] = {n->schedule.k2, n->schedule.filters, edge * edge, n->schedule.k3, n->schedule.windows, 4 * ALIGN}; /* at most */
     status = pysim_product("the transformed patches' bytes", 5, panel, &patches);
     if (status == PYSIM_OK) status = pysim_product("the sums' bytes", 6, set, &sums);
     if (status != PYSIM_OK) return status;
@@ -226,7 +229,7 @@ static void multiply_plane(const run *r, const block *b, const char *filters, co
                            int64_t end) {
     const shape *s = r->s;
     const pysim_nest *n = &r->job->nest;
-    const int64_t pitch = s->planes * s->w.sums_pitch;
+    const int64_t pitch = s->w.tile_pitch;
     for (int64_t c = 0; c < s->w.channels; c += n->schedule.channels) {
         const int64_t channels = pysim_min(n->schedule.channels, s->w.channels - c);
         const pysim_store store = {.alpha = 1, .beta = c > 0};

@@ -311,7 +311,7 @@ INLINE void store_row(const T *row, int64_t columns, int64_t filters, T *out, in
 
 INLINE void outputs_body(const int m, const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,
                          const T *sums) {
-    const int64_t per_image = w->tiles_h * w->tiles_w, map = w->out_h * w->out_w, planes = (m + 2) * (m + 2);
+    const int64_t per_image = w->tiles_h * w->tiles_w, map = w->out_h * w->out_w;
     const VEC floor = v_set1(w->relu ? (T)0 : (T)-__builtin_inf());
     ROWS rows;
     for (int64_t f = 0; f < filters; f += LANES) {
@@ -321,7 +321,7 @@ INLINE void outputs_body(const int m, const pysim_winograd *w, int64_t tile, int
             const int64_t t = tile + i, column = t % w->tiles_w;
             n = pysim_min(pysim_min(OUT_TILES, count - i), w->tiles_w - column);
             for (int64_t j = 0; j < n; j++)
-                output_tile(m, sums + (i + j) * planes * w->sums_pitch + f, w->sums_pitch, added, floor, j * m, rows);
+                output_tile(m, sums + (i + j) * w->tile_pitch + f, w->sums_pitch, added, floor, j * m, rows);
             const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
             T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map + y * w->out_w + x;
             for (int64_t k = 0; k < pysim_min(m, w->out_h - y); k++)

@@ -95,7 +95,7 @@ class Costs:
 def _assumed(machine: Machine, target: str) -> tuple[str, ...]:
     """Paths of assumed numbers that the model reads; it knows no latency but that of a multiply-add."""
     others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
-    unread = ("csa", "core.pack_call", "core.pack_cycles", "core.store_run", "core.prefetch", *others)
+    unread = ("csa", "core.pack_call", "core.pack_cycles", *others)
     return tuple(path for path in machine.assumed() if not path.startswith(unread) and not path.endswith(".latency_cycles"))
 
 

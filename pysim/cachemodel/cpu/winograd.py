@@ -5,11 +5,14 @@ F(m x m, 3x3) has e = m + 2, e^2 planes, tiles of m x m outputs: e^2 multiplicat
 `native/conv/winograd.c`: blocks of K2 panels of tiles; for each, sets of K3 panels of filters; planes, channel sets, panels.
 
     compute  = kernel + call + store + patches + outputs           in-core work, cycles
-    transfer, and how both combine: as in `pysim.cachemodel.cpu.cost`
+    transfer of what each supplier serves, as in `pysim.cachemodel.cpu.cost`
+    cycles   = sum over three phases of  max(compute, transfer) + (1 - overlap) min(compute, transfer):
+               the patches' transform, the products (kernel, call, store), the sums' transform: what one moves hides behind no other
 
 kernel   steps of the micro-kernel, filters along its lanes: e^2 C for each pair of panels
 call     call_cycles for each call: e^2 x channel sets x panels of tiles x panels of filters
-store    vectors of sums, written once a channel set and read again in each but the first
+store    vectors of sums, written once a channel set and read again in each but the first; a run of them (a panel's filters) from beyond
+         L2 waits store_run_cycles where a panel has more tiles than prefetch_streams
 patches  of each channel and run (tiles of a panel that lie in one row of tiles): pixels are loaded, their columns transformed, parted
          into lanes (two shuffles for each two vectors and halving), rows transformed and stored; of several runs in a panel stored twice.
 outputs  of each tile and vector of filters: e^2 loads, m^2 stores, the transform; of each lanes x lanes block of pixels and filters
@@ -41,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.nest import ceil_div
-from pysim.machine.cpu import Level, Machine, Unit
+from pysim.machine.cpu import Level, Machine, Memory, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost
@@ -50,7 +53,9 @@ from pysim.registry.rows import Kernel
 Array = NDArray[np.float64]
 
 COMPUTE = ("kernel", "call", "store", "patches", "outputs")
-STREAMS = ("input", "patches", "filters", "sums", "output")
+PHASES = (("patches",), ("kernel", "call", "store"), ("outputs",))  # one after another, each with the compute terms that are its own
+READ_IN = {"input": 0, "patches": 1, "filters": 1, "sums": 2, "output": 2}  # streams by the phase that reads or writes them
+WRITTEN_IN = {"input": 0, "patches": 0, "filters": 1, "sums": 1, "output": 2}
 FREE_ELEMENTS, LINE = 16, 64  # of native/conv/winograd.h: behind a plane's last channel; of what buffers are aligned to
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -90,8 +95,11 @@ def shape_of(w: Conv, kernel: Kernel, outputs: int) -> Shape:
 
 def plane_elements(w: Conv, kernel: Kernel) -> int:
     """Of a panel's patches, one plane: an odd number of lines."""
-    size = SIZES[w.dtype]
-    return (ceil_div((w.channels // w.groups * kernel.filters + FREE_ELEMENTS) * size, LINE) | 1) * LINE // size
+    return _odd_lines(w.channels // w.groups * kernel.filters + FREE_ELEMENTS, SIZES[w.dtype])
+
+
+def _odd_lines(elements: int, size: int) -> int:
+    return (ceil_div(elements * size, LINE) | 1) * LINE // size
 
 
 def workspace_bytes(w: Conv, kernel: Kernel, outputs: int, k2: int, k3: int) -> int:
@@ -99,8 +107,8 @@ def workspace_bytes(w: Conv, kernel: Kernel, outputs: int, k2: int, k3: int) -> 
     of, size = shape_of(w, kernel, outputs), SIZES[w.dtype]
     k2, k3 = min(k2, of.panels), min(k3, of.filter_panels)
     patches = k2 * of.planes * plane_elements(w, kernel) * size
-    sums = k2 * of.panel * of.planes * k3 * kernel.windows * size
-    return patches + ceil_div(sums, LINE) * LINE + LINE
+    tile = _odd_lines(of.planes * _odd_lines(k3 * kernel.windows, size), size)
+    return patches + k2 * of.panel * tile * size + LINE
 
 
 def prepared_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
@@ -143,60 +151,92 @@ def _parts(total: int, most: int) -> tuple[int, ...]:
 
 
 class Prediction(NamedTuple):
-    """Cycles of every candidate, by term; `crossed`: bytes read and written of each stream that miss each level, L1 first."""
+    """Cycles of every candidate, by term, and how many of each pass while another is served; `crossed`: bytes read and written of each
+    stream that miss each level, L1 first."""
 
     cycles: Array
     terms: dict[str, Array]
+    hidden: dict[str, Array]
     crossed: tuple[dict[str, tuple[Array, Array]], ...]
 
 
 def predict(of: Candidates) -> Prediction:
     """The equations at the head of this file."""
-    machine, core, w = of.machine, of.machine.core, of.workload
-    own = np.array([_in_core(w, machine, kernel, shape) for kernel, shape in of.cases]).reshape(len(of.cases), -1).T[:, of.case]
-    kernel, calls, store, load, patches, outputs = own * w.groups
-    sets = np.ceil(_column(of, "channels") / of.channels)
+    machine, core = of.machine, of.machine.core
     crossed = tuple(_crossed(of, level) for level in machine.levels)
     for inner, outer in itertools.pairwise(crossed):
         for name, (read, written) in outer.items():
             outer[name] = np.minimum(read, inner[name][0]), np.minimum(written, inner[name][1])
-    lines = crossed[0]["input"][0] / machine.levels[0].line_bytes
-    terms = {
+    terms = _compute(of, crossed)
+    hidden: dict[str, Array] = {}
+    served = _served(machine, crossed)
+    cycles = np.zeros_like(of.k2)
+    for phase, own in enumerate(PHASES):
+        compute, moved = sum((terms[name] for name in own), np.zeros(1)), served[:, phase]
+        transfer = moved.sum(axis=0)
+        cycles += np.maximum(compute, transfer) + (1 - core.overlap.value) * np.minimum(compute, transfer)
+        covers = compute >= transfer
+        hidden |= {name: core.overlap.value * terms[name] * ~covers for name in own}
+        for name, part in zip(_suppliers(machine), moved, strict=True):
+            hidden[name] = hidden.get(name, 0.0) + core.overlap.value * part * covers
+    terms |= zip(_suppliers(machine), served.sum(axis=1), strict=True)
+    return Prediction(cycles, terms, hidden, crossed)
+
+
+def _suppliers(machine: Machine) -> list[str]:
+    return [*(level.name for level in machine.levels[1:]), "memory"]
+
+
+def _compute(of: Candidates, crossed: tuple[dict[str, tuple[Array, Array]], ...]) -> dict[str, Array]:
+    """Cycles in the core, waits for single lines among them."""
+    machine, core, w = of.machine, of.machine.core, of.workload
+    own = np.array([_in_core(w, machine, kernel, shape) for kernel, shape in of.cases]).reshape(len(of.cases), -1).T[:, of.case]
+    kernel, calls, store, load, patches, outputs = own * w.groups
+    sets, line = np.ceil(_column(of, "channels") / of.channels), machine.levels[0].line_bytes
+    beyond = crossed[min(1, len(crossed) - 1)]
+
+    def waits(rows: Array) -> Array:
+        return core.store_run_cycles.value * np.maximum(0.0, 1 - core.prefetch_streams.value / rows)
+
+    runs = beyond["sums"][1] / (_kernels(of, "windows") * SIZES[w.dtype])
+    return {
         "kernel": kernel,
         "call": core.call_cycles.value * calls * sets,
-        "store": store * sets + load * (sets - 1),
-        "patches": patches + lines * core.pack_line_cycles.value,
-        "outputs": outputs,
+        "store": store * sets + load * (sets - 1) + runs * waits(_column(of, "panel")),
+        "patches": patches
+        + crossed[0]["input"][0] / line * core.pack_line_cycles.value
+        + beyond["patches"][1] / line * waits(_column(of, "planes")),
+        "outputs": outputs + beyond["sums"][0] / line * core.pack_line_cycles.value,
     }
-    compute = sum(terms.values(), np.zeros(1))
-    suppliers = [(level.name, level) for level in machine.levels[1:]] + [("memory", machine.memory)]
-    nothing = {name: (np.zeros(1), np.zeros(1)) for name in STREAMS}
-    for (name, place), own_level, further in zip(suppliers, crossed, [*crossed[1:], nothing], strict=True):
-        terms[name] = sum(
-            (read - further[key][0]) / place.read_bytes_per_cycle.value + (written - further[key][1]) / place.write_bytes_per_cycle.value
-            for key, (read, written) in own_level.items()
-        )
-    transfer = sum((terms[name] for name, _ in suppliers), np.zeros(1))
-    cycles = np.maximum(compute, transfer) + (1 - core.overlap.value) * np.minimum(compute, transfer)
-    return Prediction(cycles, terms, crossed)
+
+
+def _served(machine: Machine, crossed: tuple[dict[str, tuple[Array, Array]], ...]) -> Array:
+    """Cycles [supplier][phase][candidate] of what each supplier serves itself."""
+    places: list[Level | Memory] = [*machine.levels[1:], machine.memory]
+    size = crossed[0]["input"][0].size
+    moved = np.zeros((len(places) + 1, 2, len(PHASES), size))
+    for level, streams in enumerate(crossed):
+        for name, (read, written) in streams.items():
+            moved[level, 0, READ_IN[name]] += read
+            moved[level, 1, WRITTEN_IN[name]] += written
+    own = moved[:-1] - moved[1:]
+    rates = np.array([(place.read_bytes_per_cycle.value, place.write_bytes_per_cycle.value) for place in places])
+    cycles: Array = (own / rates[:, :, None, None]).sum(axis=1)
+    return cycles
 
 
 def cost_of(of: Candidates, found: Prediction, row: int) -> Cost:
     """One candidate's cost as a value."""
     machine = of.machine
-    terms = {name: float(value[row]) for name, value in found.terms.items()}
-    names = [*(level.name for level in machine.levels[1:]), "memory"]
+    terms, hidden = ({name: float(value[row]) for name, value in own.items()} for own in (found.terms, found.hidden))
     levels = {}
-    for above, name, streams in zip(machine.levels, names, found.crossed, strict=True):
+    for above, name, streams in zip(machine.levels, _suppliers(machine), found.crossed, strict=True):
         moved = {f"{key}_bytes": float(read[row] + 2 * written[row]) for key, (read, written) in streams.items()}
         total, back = sum(moved.values()), float(sum(written[row] for _, written in streams.values()))
         line = above.line_bytes
         levels[name] = {"lines": total / line, "bytes": total, "cycles": terms[name], "writeback_lines": back / line, **moved}
-    compute, transfer = sum(terms[name] for name in COMPUTE), sum(terms[name] for name in names)
-    most = COMPUTE if compute >= transfer else names
-    hidden = {name: machine.core.overlap.value * terms[name] for name in (names if compute >= transfer else COMPUTE)}
     cycles = float(found.cycles[row])
-    return Cost(cycles, cycles / machine.clock_hz, max(most, key=terms.__getitem__), levels, terms, hidden)
+    return Cost(cycles, cycles / machine.clock_hz, max(terms, key=lambda name: terms[name] - hidden[name]), levels, terms, hidden)
 
 
 def least_cycles(w: Conv, machine: Machine, kernel: Kernel, outputs: int) -> float:
