@@ -18,7 +18,7 @@ enum { MOST_EDGE = PYSIM_WINOGRAD_LARGEST + 2, PAIRS = PYSIM_WINOGRAD_LARGEST / 
 enum { PANEL_WIDTH = (PYSIM_WINOGRAD_PANEL + LANES - 1) / LANES * LANES + LANES, OUT_TILES = 16, AHEAD = 4 };
 
 INLINE T point_of(const int m, const int pair) {
-    const T points[PAIRS + 1][PAIRS] = {{0}, {1}, {0.75, 1.5}, {0.6, 1, 1.7}};
+    const T points[PAIRS + 1][PAIRS] = {{0}, {1}, {0.75, 1.5}, {0.5, 1, 2}};
     return points[m / 2][pair];
 }
 

@@ -2,7 +2,7 @@
 """Winograd's convolutions F(m x m, 3x3) on a CPU (arXiv 1509.09308): tiles of m x m outputs from transformed patches and filters, (m + 2)^2
 products on the registry's micro-kernels, filters along their lanes (`native/conv/winograd.c`; cost: `pysim.cachemodel.cpu.winograd`).
 
-F(2x2) takes 4/9 of the multiplications, F(4x4) 1/4, F(6x6) 0.20. Points are 0, infinity and +-1; +-3/4, +-3/2; +-3/5, +-1, +-17/10.
+F(2x2) takes 4/9 of the multiplications, F(4x4) 1/4, F(6x6) 0.20. Points are 0, infinity and +-1; +-3/4, +-3/2; +-1/2, +-1, +-2.
 F(6x6) is planned where a plan of it is named: its error is ten times that of a direct sum.
 
 Worked number: conv:mb1ic64ih56oc64kh3ph1 has 14 x 14 tiles of F(4x4), 14 panels of 14; its filters are 36 * 64 * 64 * 4 = 589,824 bytes.
