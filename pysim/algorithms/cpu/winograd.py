@@ -31,6 +31,7 @@ NAME = "winograd"
 COMPUTES = Conv
 OUTPUTS = (2, 4, 6)
 PLANNED = (2, 4)
+GUESS = 1.5  # of the least bound of each m: what the best schedules of its kernels take
 MOST_TILES, MOST_FILTERS = 16, 64  # of a kernel's panels: PYSIM_WINOGRAD_PANEL, WIDEST
 
 
@@ -46,7 +47,7 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
 
 
 class Candidates(NamedTuple):
-    """Schedules of the model, none (and in `limit` what all take at least) where they are not worth predicting."""
+    """Schedules of the model, none where they are not worth predicting; `bounds`: cycles that no schedule of a kernel goes below."""
 
     kernels: tuple[Kernel, ...]
     outputs: tuple[int, ...]
@@ -69,11 +70,14 @@ class Costs:
 
     @property
     def kernel(self) -> NDArray[np.int64]:
-        return self._table.case // len(self._of.outputs) if self._table else np.empty(0, dtype=np.int64)
+        return self._numbered([self._of.kernels.index(kernel) for kernel, _ in self._table.cases] if self._table else [])
 
     @property
     def kind(self) -> NDArray[np.int64]:
-        return self._table.case % len(self._of.outputs) if self._table else np.empty(0, dtype=np.int64)
+        return self._numbered([self._of.outputs.index(shape.outputs) for _, shape in self._table.cases] if self._table else [])
+
+    def _numbered(self, of_case: list[int]) -> NDArray[np.int64]:
+        return np.array(of_case, dtype=np.int64)[self._table.case if self._table else np.empty(0, dtype=np.int64)]
 
     def schedule(self, row: int) -> Schedule:
         table = self._table
@@ -109,11 +113,12 @@ def candidates(request: Request, limit: float | None) -> Candidates:
         return _named(problem, on, request)
     known = tilings.rows(on, problem.dtype, request.shape)
     rows = tuple(kernel for kernel in known.kernels if _suits(kernel))
-    bounds = np.array([min(model.least_cycles(problem, on, kernel, m) for m in PLANNED) for kernel in rows])
-    least = float(bounds.min()) if rows else np.inf
-    if not rows or (limit is not None and limit < least):
-        return Candidates(rows, PLANNED, bounds, None, np.inf if limit is None else limit, ())
-    return Candidates(rows, PLANNED, bounds, model.candidates(problem, on, request.hot, rows, PLANNED), np.inf, ())
+    bounds = np.array([[model.least_cycles(problem, on, kernel, m) for m in PLANNED] for kernel in rows]).reshape(-1, len(PLANNED))
+    least = bounds.min(axis=0, initial=np.inf)
+    keep = bounds <= (GUESS * least if limit is None else limit)
+    cases = tuple((rows[row], PLANNED[m]) for row, m in zip(*keep.nonzero(), strict=True))
+    table = model.candidates(problem, on, request.hot, cases) if cases else None
+    return Candidates(rows, PLANNED, bounds.min(axis=1, initial=np.inf), table, float(bounds[~keep].min(initial=np.inf)), ())
 
 
 def _suits(kernel: Kernel) -> bool:

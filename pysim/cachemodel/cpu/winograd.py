@@ -130,9 +130,9 @@ class Candidates(NamedTuple):
     k3: Array
 
 
-def candidates(w: Conv, machine: Machine, hot: bool, kernels: tuple[Kernel, ...], outputs: tuple[int, ...]) -> Candidates:
-    """Balanced parts of channels, panels of tiles and panels of filters, for each kernel and m."""
-    cases = tuple((kernel, shape_of(w, kernel, m)) for kernel in kernels for m in outputs)
+def candidates(w: Conv, machine: Machine, hot: bool, pairs: tuple[tuple[Kernel, int], ...]) -> Candidates:
+    """Balanced parts of channels, panels of tiles and panels of filters, for each pair of a kernel and m."""
+    cases = tuple((kernel, shape_of(w, kernel, m)) for kernel, m in pairs)
     rows = [
         (at, channels, k2, k3)
         for at, (_, of) in enumerate(cases)
