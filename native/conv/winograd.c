@@ -11,14 +11,15 @@
  * all images follow one another. A panel has whole rows of tiles where a row fits it, else an even part of one (tiles_of_panel): what
  * lies in one row of tiles is transformed together.
  *
- * Threads take blocks; where there are fewer blocks than threads, parts of the filters, too, and each transforms the patches it needs.
+ * Threads take blocks; where blocks are few and do not divide evenly among them, parts of the filters, too, and each transforms the
+ * patches it needs.
  * Every sum is made by one thread in one order. Prepared filters lie as they are read: [group][set][plane][panel][channel][filters]. */
 #include <string.h>
 
 #include "algorithm.h"
 #include "winograd.h"
 
-enum { ALIGN = 64, CHANNELS_AT_ONCE = 4, WIDEST = 64 }; /* filters of a panel at most: those of any registry row */
+enum { ALIGN = 64, CHANNELS_AT_ONCE = 4, WIDEST = 64, FEW = 4 }; /* filters of a panel at most: those of any registry row */
 
 #define PYSIM_WINOGRAD(target, dtype) extern __attribute__((weak)) const pysim_winograd_transforms pysim_winograd_##dtype##__##target;
 #include "winograd.inc"
@@ -279,10 +280,19 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     pysim_add_profile(r->call->profile, &own);
 }
 
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 static void run_winograd(pysim_job *job, const pysim_call *call) {
     const shape s = shape_of(job);
     const int64_t blocks = pysim_ceil_div(s.tile_panels, s.block_panels), items = job->problem->conv.groups * blocks;
-    const int64_t parts = pysim_min(pysim_ceil_div(call->threads, items), s.filter_panels);
+    const int64_t parts = pysim_min(items < FEW * call->threads ? call->threads / common_divisor(items, call->threads) : 1, s.filter_panels);
     pysim_team(items * parts, call->threads, run_block, &(run){job, call, &s, blocks, parts});
 }
 
