@@ -22,7 +22,7 @@
 enum { ALIGN = 64, CHANNELS_AT_ONCE = 4, WIDEST = 64, FEW = 4 }; /* filters of a panel at most: those of any registry row */
 
 #define PYSIM_WINOGRAD(target, dtype) extern __attribute__((weak)) const pysim_winograd_transforms pysim_winograd_##dtype##__##target;
-#include "winograd.inc"
+#include "../winograd.inc"
 #undef PYSIM_WINOGRAD
 
 static const struct {
@@ -30,7 +30,7 @@ static const struct {
     const pysim_winograd_transforms *of; /* NULL where the target's files are not built */
 } table[] = {
 #define PYSIM_WINOGRAD(target, dtype) {#target, #dtype, &pysim_winograd_##dtype##__##target},
-#include "winograd.inc"
+#include "../winograd.inc"
 #undef PYSIM_WINOGRAD
 };
 

@@ -85,8 +85,8 @@ def loop_nest(problem: str) -> str:
 
 @cache
 def winograd_transforms() -> frozenset[tuple[str, str]]:
-    """(target, dtype) of the CPU's Winograd transforms, the lines of `native/conv/winograd.inc`."""
-    return frozenset(_TRANSFORMS.findall(native_file("conv/winograd.inc").read_text()))
+    """(target, dtype) of the CPU's Winograd transforms, the lines of `native/winograd.inc`."""
+    return frozenset(_TRANSFORMS.findall(native_file("winograd.inc").read_text()))
 
 
 # The CUDA kernels of matrix products

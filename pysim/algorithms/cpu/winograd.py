@@ -42,7 +42,7 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     if (w.kernel_h, w.kernel_w, w.stride_h, w.stride_w, w.dilation_h, w.dilation_w) != (3, 3, 1, 1, 1, 1):
         return Reason("shape", "it takes 3x3 kernels with stride 1 and dilation 1")
     if not any(dtype == w.dtype and machine.unit(target) for target, dtype in winograd_transforms()):
-        return Reason("type", f"there are no transforms of {w.dtype} for {machine.name} (native/conv/winograd.inc)")
+        return Reason("type", f"there are no transforms of {w.dtype} for {machine.name} (native/winograd.inc)")
     return None
 
 
