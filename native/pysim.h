@@ -87,6 +87,7 @@ typedef struct {
     int64_t channels;   /* N_c of a channel set, 1..C/groups */
     int64_t k2;         /* streamed tiles of one L2 set */
     int64_t k3;         /* stationary tiles of one L3 set */
+    int64_t outputs;    /* edge of a transformed tile's outputs, m of F(m x m, 3x3); other algorithms do not read it */
 } pysim_schedule;
 
 typedef struct {
