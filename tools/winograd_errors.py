@@ -16,6 +16,7 @@ from pysim.check.reference import reference
 from pysim.problem.text import parse
 from pysim.record.schedule import Schedule
 from pysim.runtime import cpu as runtime
+from pysim.runtime import cpu_launch
 
 KERNELS = {"f32": ("f32_win_8x4__portable", 8, 4), "f64": ("f64_win_8x4__portable", 8, 4)}
 ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
@@ -46,7 +47,7 @@ def main() -> None:
             direct = planner.plan(w, "zen4", algorithm="sconv").schedule
             cases.append(("sconv", direct.channels, direct))
             for label, at, schedule in cases:
-                error = np.abs(runtime.ConvLaunch(w, schedule)(x, filters) - exact)
+                error = np.abs(cpu_launch.ConvLaunch(w, schedule)(x, filters) - exact)
                 print(f"{dtype:<6}{channels:>9}{at:>6}  {label:<10}{error.max() / scale:>10.1f}{error.mean() / scale:>10.2f}")
 
 
