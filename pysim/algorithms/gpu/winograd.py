@@ -48,8 +48,8 @@ GATHER_SMALL = 5.0
 PRODUCTS = ("simt_f32", "simt")  # families of constants of a staged row's products
 WINOGRAD_4 = 1e-4  # of the outputs' root mean square
 BOUNDS = (
-    Bound(4.0, 0.0, "transforms of F(2x2) add up to four operands (arXiv 1509.09308)", "operands"),
-    Bound(1.0, WINOGRAD_4, "measured: F(4x4), whose transforms have sixths, on random operands", "operands"),
+    Bound(4.0, 0.0, "transforms of F(2x2) add up to four operands (arXiv 1509.09308)", "operands", operands="transformed"),
+    Bound(1.0, WINOGRAD_4, "measured: F(4x4), whose transforms have sixths, on random operands", "operands", operands="transformed"),
 )
 
 
