@@ -169,12 +169,12 @@ template <bool NHWC> class Weights {
         const unsigned lane = thread_again() % 32, line = warp % 8 * 4 + lane / 8, channel = lane % 8;
         const float *const g = words(shared, step) + line * WORDS + (NHWC ? channel : 9 * channel);
         enum { TAP = NHWC ? (int)STEP : 1, LINE = 6 * STEP * ROW };
-        const float far = odd ? 4 : 1, twice = odd ? 2 : 1;
+        const float square = odd ? B2 : A2, point = odd ? POINT_B : POINT_A;
         float outer[3], first[3], second[3]; /* rows 0, 1, 2, or 5, 3, 4: see filter_line_4 */
 #pragma unroll
         for (int s = 0; s < 3; s++) {
-            const float g0 = g[s * TAP], g1 = g[(3 + s) * TAP], g2 = g[(6 + s) * TAP], ends = g0 + far * g2;
-            outer[s] = odd ? g2 : g0, first[s] = ends + twice * g1, second[s] = ends - twice * g1;
+            const float g0 = g[s * TAP], g1 = g[(3 + s) * TAP], g2 = g[(6 + s) * TAP], ends = fmaf(square, g2, g0);
+            outer[s] = odd ? g2 : g0, first[s] = fmaf(point, g1, ends), second[s] = fmaf(-point, g1, ends);
         }
         float *const to = (float *)(shared + step % 2 * (int)(TILE_BYTES + BYTES) + TILE_BYTES) + channel * ROW + line;
         const auto put = [&](float *to, const float (&half)[3]) {
