@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How accurate every kernel and every peer is: the largest error over the result's root mean square, against float64, beside what is stated.
+"""How accurate every kernel and every peer is: the largest error over the result's root mean square, against float64, beside what is
+stated.
 
     python benchmarks/accuracy.py [-m host|cuda|NAME] [PROBLEM...] > benchmarks/data/accuracy-<machine>.jsonl
 
-Operands are uniform in [-1, 1) and in [0, 1), in the problem's type; the reference is `pysim.check.reference` in float64 on the same operands
-(of f64 in x86's 80 bits), of every result. Each kernel runs the best plan that it has. A line a kernel (or a peer's algorithm) and fill:
-{"machine", "problem", "low", "algorithm", "kernel", "error", "stated"}; of a peer `algorithm` is its name, and nothing is stated.
+Operands are uniform in [-1, 1) and in [0, 1), in the problem's type; the reference is `pysim.check.reference` in float64 on the same
+operands (of f64 in x86's 80 bits), of every result. Each kernel runs the best plan that it has. A line a kernel (or a peer's algorithm)
+and fill: {"machine", "problem", "low", "algorithm", "kernel", "error", "stated"}; of a peer `algorithm` is its name, and nothing is stated.
 tests/test_accuracy.py holds what is stated to every line of the data.
 """
 
@@ -15,7 +16,7 @@ import json
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +28,9 @@ from pysim.comparison.bench import Bench, bench_of, release
 from pysim.errors import PysimError
 from pysim.peers import chosen
 from pysim.problem.text import Workload, parse
-from pysim.record.plan import Plan
+
+if TYPE_CHECKING:
+    from pysim.record.plan import Plan
 
 PROBLEMS = (
     *(f"conv:mb4ic{channels}ih56oc64kh3ph1" for channels in (3, 16, 64)), "conv:mb8ic256ih14oc256kh3ph1", "conv:mb2ic512ih14oc512kh3ph1",

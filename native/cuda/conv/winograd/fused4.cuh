@@ -36,6 +36,7 @@
 #ifndef PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #define PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #include <new>
+#include <type_traits>
 
 #include "core/launch.h"
 #include "conv/winograd/fused4_pipeline.cuh"
@@ -162,6 +163,7 @@ __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, S
     const int slots = kept(slots_at(main)), lines = kept(lines_at(main)), some_slots = kept(slots_at(quarter)), some_lines = kept(lines_at(quarter));
     const int warp = __shfl_sync(0xffffffffu, (int)thread / 32, 0), turn = warp / 4; /* which the compiler then knows to be one for the warp */
     float patch[12];
+    std::conditional_t<Filters::DRAINS, Totals, NoTotals> totals(shared + 2 * STAGE_BYTES);
     const auto multiply = [&](const char *of_slots, const char *of_lines) { /* a channel: where it lies in plane 0 of the stage */
         float a[8], b[8];
         read_16(a, of_slots + slots), read_16(a + 4, of_slots + slots + SIDE * 2);
@@ -213,7 +215,9 @@ __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, S
         }
         some(STEP / 2 - turn);
         if (i + 2 < steps) stages.read();
+        if (more && totals.after(i, steps)) totals.drain(sum, rest);
     }
+    totals.add_to(sum, rest);
 }
 
 /* The word of a sum in its plane. */

@@ -99,7 +99,7 @@ class Transformed {
     const char *from; /* the next step's */
 
   public:
-    enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1, NEAR = 0 };
+    enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1, NEAR = 0, DRAINS = 0 };
     __device__ Transformed(const Conv &c, int group, int block, int begin, int)
         : from((const char *)c.own + (((int64_t)group * ceil_div(c.filters, SIDE) + block) * ceil_div(c.channels, STEP) + begin) * BYTES) {}
     __device__ void begin(const Stages &stages, char *shared, int, int warp) { fetch(stages, shared, 0, 0, warp); }
@@ -109,6 +109,68 @@ class Transformed {
         from += BYTES;
     }
     __device__ void fill(char *, int, int) const {}
+};
+
+/* The same where sums are drained (Totals). */
+struct Drained : Transformed {
+    enum { SHARED_BYTES = 64 * THREADS * 2, DRAINS = 1 };
+    using Transformed::Transformed;
+};
+
+/* What has been drained from a thread's sums, so that they start anew: a long sum is rounded to the size that it has come to, sums of a quarter of its
+ * channels to half of that. Of the main plane's 64 the upper 16 bits, in shared memory after the stages: what lies below them stays in the sum, so
+ * nothing is lost; of the others, for which there is no room, all of them in local memory. */
+class Totals {
+    uint4 *const at; /* of this thread: 8 sums each, THREADS apart */
+    volatile float rest[8];
+
+    static __device__ float upper(float x) { return __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
+
+  public:
+    /* Four to eight parts of a sum of so many steps. */
+    static __device__ bool after(int step, int steps) { return (step + 1) % (steps >= 64 ? 16 : steps >= 32 ? 8 : steps >= 16 ? 4 : 2) == 0; }
+    __device__ explicit Totals(char *shared) : at((uint4 *)shared + threadIdx.x) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) at[i * THREADS] = uint4{0, 0, 0, 0}, rest[i] = 0;
+    }
+    __device__ void drain(float (&sum)[8][8], float (&others)[4][2]) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint4 v = at[i * THREADS];
+            unsigned *const pairs = &v.x;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float low = __uint_as_float(pairs[j] << 16), high = __uint_as_float(pairs[j] & 0xffff0000u);
+                float &a = sum[i][2 * j], &b = sum[i][2 * j + 1];
+                const float a_total = upper(low + a), b_total = upper(high + b);
+                a += low - a_total, b += high - b_total;
+                pairs[j] = __float_as_uint(a_total) >> 16 | __float_as_uint(b_total);
+            }
+            at[i * THREADS] = v;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) rest[i] = rest[i] + others[i / 2][i % 2], others[i / 2][i % 2] = 0;
+    }
+    __device__ void add_to(float (&sum)[8][8], float (&others)[4][2]) const {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const uint4 v = at[i * THREADS];
+            const unsigned *const pairs = &v.x;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                sum[i][2 * j] += __uint_as_float(pairs[j] << 16), sum[i][2 * j + 1] += __uint_as_float(pairs[j] & 0xffff0000u);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) others[i / 2][i % 2] += rest[i];
+    }
+};
+
+/* Where nothing is. */
+struct NoTotals {
+    __device__ explicit NoTotals(char *) {}
+    static __device__ bool after(int, int) { return false; }
+    template <class... Sums> __device__ void drain(Sums &...) {}
+    template <class... Sums> __device__ void add_to(Sums &...) const {}
 };
 
 /* Filters as they lie: each step's weights are copied a step ahead, [filter][channel][tap] (NHWC: [filter][tap][channel]), and transformed on
@@ -143,7 +205,7 @@ template <bool NHWC> class Weights {
     }
 
   public:
-    enum { ROW = SIDE + 4, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 2 * SIDE * WORDS * 4, COPIES = 0, NEAR = 1 };
+    enum { ROW = SIDE + 4, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 2 * SIDE * WORDS * 4, COPIES = 0, NEAR = 1, DRAINS = 0 };
     __device__ Weights(const Conv &conv, int group, int block, int begin, int end) : c(conv) {
         const unsigned word = threadIdx.x % 16;
         const int filter = block * SIDE + (int)line_of(threadIdx.x);
