@@ -83,6 +83,7 @@ def test_what_states_nothing_is_taken_for_a_direct_sum_or_for_what_it_may_be_off
     assert accuracy.stated(Bound(4.0, 0.0, ""), problem, ZEN4) == 4 * direct
     assert accuracy.stated(Bound(1.0, 1e-3, ""), problem, ZEN4) == 1e-3
     assert accuracy.stated(Bound(1.0, 1e-3, "", error=1e-6), problem, ZEN4) == 1e-6
+    assert [Bound(1.0, 1e-3, "", finite).operands for finite in ("nothing", "filters", "operands")] == ["plain", "plain", "transformed"]
 
 
 # What is planned
@@ -137,7 +138,7 @@ def test_an_algorithm_of_split_operands_is_left_out_by_what_it_says_not_by_its_n
     best = planner.plan(CONV, ZEN4)
     one, other = (sconv, im2col) if best.algorithm == "sconv" else (im2col, sconv)
     for bound, asked in (
-        (SUMS._replace(operands="split"), {"accuracy": "ieee"}),
+        (SUMS._replace(multiplied="split"), {"accuracy": "ieee"}),
         (SUMS._replace(error=1e-3), {"accuracy": "strict"}),
         (SUMS._replace(error=1e-3), {"error_limit": 1e-4}),
     ):
@@ -153,7 +154,7 @@ def test_kinds_that_are_not_accurate_enough_are_not_waited_for():
     request = planner.plan.__globals__["_request"](CONV, ZEN4, "full", None, "hot", "nchw", "ieee", None)
     algorithm = algorithm_named("sconv", parse(CONV), ZEN4)
     (costs,) = nested.cost(ZEN4, [algorithm.candidates(request, None)])
-    split = SimpleNamespace(tolerance=lambda problem, schedule: SUMS._replace(operands="split"))
+    split = SimpleNamespace(tolerance=lambda problem, schedule: SUMS._replace(multiplied="split"))
     left = Accurate(request, split, costs)
     assert not left.cycles.size and set(left.lost) == set(costs.kind) and np.isnan(left.bounds[np.unique(costs.kernel)]).all()
 

@@ -101,7 +101,7 @@ def test_every_plan_is_explained(problem, layout):
     [
         ("conv:mb1ic8ih9oc8kh3:s8", "winograd", "there is no s8 CUDA kernel of it"),
         ("conv:mb1ic8ih9oc8kh5", "winograd", "it takes 3x3 kernels"),
-        ("conv:mb1ic8ih9oc8kh3", "depthwise", "it takes one channel a group"),
+        ("conv:mb1ic32ih9oc8kh3", "depthwise", "it takes one channel a group"),
         ("conv:mb1ic8ih64oc8kh1sh9:f16", "wgmma", "strides of up to 8"),
         ("gemm:5000000x8x8", "gemm", "the CUDA kernels take m and n up to 4,194,304"),
         ("gemm:8x8x200000000", "gemm", "k up to 134,217,728"),

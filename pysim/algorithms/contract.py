@@ -73,8 +73,8 @@ class Bound(NamedTuple):
     result's root mean square; `source` says whence. `finite`: what must be finite for that (`Plan.needs_finite`).
 
     That is what no right result exceeds. `error` is what one comes to: the largest error of its sums over the result's root mean square
-    (`pysim.algorithms.accuracy`); None: a direct sum's, or what the bound allows beyond one. `operands`: what is multiplied. All of it is
-    the same for every schedule of a kernel.
+    (`pysim.algorithms.accuracy`); None: a direct sum's, or what the bound allows beyond one. `multiplied`: what is; None: where operands
+    must be finite they are transformed, else they are plain.
     """
 
     growth: float
@@ -82,7 +82,11 @@ class Bound(NamedTuple):
     source: str
     finite: Finite = "nothing"
     error: float | None = None
-    operands: Operands = "plain"
+    multiplied: Operands | None = None
+
+    @property
+    def operands(self) -> Operands:
+        return self.multiplied or ("transformed" if self.finite == "operands" else "plain")
 
 
 SUMS = Bound(1.0, 0.0, "Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1")  # of k products, in any order

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates that are as accurate as a request asks. What an algorithm states is the same for all schedules of a kernel: one is asked."""
+"""Candidates that are as accurate as a request asks."""
 
 import numpy as np
 
 from pysim.algorithms.accuracy import refuses
-from pysim.algorithms.contract import Algorithm, Costs
+from pysim.algorithms.contract import Algorithm, Bound, Costs
 from pysim.record.cost import Cost, CsaCost, Reason
 from pysim.record.plan import Request
 from pysim.record.schedule import AnySchedule
@@ -16,22 +16,26 @@ def accurate(request: Request, algorithm: Algorithm, costs: Costs) -> Costs:
 
 
 class Accurate:
-    """Some of the candidates of an algorithm (`pysim.algorithms.contract.Costs`). `refused` says of its other kernels why, by number;
-    `lost` are the kinds of which it had candidates and has none."""
+    """Some of the candidates of an algorithm (`pysim.algorithms.contract.Costs`). `refused` says of kernels of which none is left why, by
+    number; `lost` are the kinds of which it had candidates and has none."""
 
     def __init__(self, request: Request, algorithm: Algorithm, of: Costs) -> None:
-        self.refused: dict[int, Reason] = {}
-        for kernel, row in zip(*(found.tolist() for found in np.unique(of.kernel, return_index=True)), strict=True):
+        whys: dict[Bound, Reason | None] = {}
+        taken, first = np.zeros(of.cycles.size, dtype=bool), dict[int, Reason]()
+        for row, kernel in enumerate(of.kernel.tolist()):
             bound = algorithm.tolerance(request.problem, of.schedule(row))
-            if why := refuses(bound, request.problem, request.machine, request.accuracy, request.error_limit):
-                self.refused[kernel] = why
-        refused = np.array([*self.refused], dtype=np.int64)
-        self._kept = np.flatnonzero(~np.isin(of.kernel, refused))
-        self._of, self.kernels, self.kinds = of, of.kernels, of.kinds
-        self.cycles, self.kernel, self.kind = of.cycles[self._kept], of.kernel[self._kept], of.kind[self._kept]
+            if bound not in whys:
+                whys[bound] = refuses(bound, request.problem, request.machine, request.accuracy, request.error_limit)
+            if why := whys[bound]:
+                first.setdefault(kernel, why)
+            else:
+                taken[row] = True
+        self._of, self._kept, self.kernels, self.kinds = of, np.flatnonzero(taken), of.kernels, of.kinds
+        self.cycles, self.kernel, self.kind = of.cycles[taken], of.kernel[taken], of.kind[taken]
         self.lost = np.setdiff1d(of.kind, self.kind)
+        self.refused = {kernel: why for kernel, why in first.items() if kernel not in self.kernel}
         self.bounds = of.bounds.copy()
-        self.bounds[refused] = np.nan  # not slower: not taken
+        self.bounds[[*self.refused]] = np.nan  # not slower: not taken
 
     def schedule(self, row: int) -> AnySchedule:
         return self._of.schedule(int(self._kept[row]))
