@@ -85,15 +85,8 @@ def lines(text: str, on: Any) -> Iterator[dict[str, Any]]:
                 if isinstance(why, PysimError) and stated is None:
                     continue
                 raise
-            yield {
-                "machine": on.name,
-                "problem": text,
-                "low": low,
-                "algorithm": algorithm,
-                "kernel": kernel,
-                "error": error,
-                "stated": stated,
-            }
+            rounded = {"error": float(f"{error:.3g}"), "stated": stated and float(f"{stated:.3g}")}
+            yield {"machine": on.name, "problem": text, "low": low, "algorithm": algorithm, "kernel": kernel} | rounded
 
 
 def main() -> None:

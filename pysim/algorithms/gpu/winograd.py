@@ -54,7 +54,7 @@ ERRORS = ((0.6, 4), (1.6, 16))  # of KINDS
 DRAINED = (0.65, 56)  # of sums in four parts and more
 SOURCES = (
     "transforms of F(2x2) add up to four operands (arXiv 1509.09308)",
-    "twice what F(4x4) comes to: its transforms by 11/16 and 23/16 have no bound that is of use",
+    "F(4x4) is held to twice what it comes to: no bound is of use",
 )
 
 
