@@ -4,11 +4,11 @@ operands that are uniform in [-1, 1); in [0, 1), where sums grow evenly, it is l
 
 A direct sum, of n results of k products each, one product after another:
 
-    error = 0.33 ln(n) u sqrt(k)  +  k u / 8  +  spread (0.6 u_A + u_C)              spread = sqrt(2 ln(n))
+    error = 0.33 ln(n) u sqrt(k)  +  k u / 4  +  spread (0.6 u_A + u_C)              spread = sqrt(2 ln(n))
 
 u is the unit roundoff of the accumulators. Partial sums of zero mean grow as the root of their length, and each addition is off by up to
 u of one: a random walk of sqrt(k / 6) u, whose tail is exponential, since some results' partial sums are large all the way: hence ln(n),
-and 0.33, which is measured. k u / 8 is what tensor cores add, which truncate their sums (measured). u_A is the operands' roundoff where
+and 0.33, which is measured. k u / 4 is what tensor cores add, which truncate their sums (measured). u_A is the operands' roundoff where
 they are rounded to be multiplied (tf32), u_C that of a result narrower than the sums. Kernels that add in several partial sums do better.
 
     standard   any plan
@@ -32,7 +32,7 @@ from pysim.record.cost import Reason
 
 # Of zero-mean walks of roundings, of sums that tensor cores truncate, of operands that are rounded: measured
 # (benchmarks/data/accuracy-*.jsonl; tests/test_accuracy.py holds every line to what is stated)
-WALK, TRUNCATED, ROUNDED = 0.33, 1 / 8, 0.6
+WALK, TRUNCATED, ROUNDED = 0.33, 1 / 4, 0.6
 
 
 class Size(NamedTuple):

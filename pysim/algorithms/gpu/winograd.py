@@ -14,7 +14,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from pysim.algorithms.accuracy import size_of, walk
+from pysim.algorithms.accuracy import Size, size_of, walk
 from pysim.algorithms.contract import Bound
 from pysim.algorithms.convolution import Asked, Rows, row_of
 from pysim.algorithms.gpu import gemm
@@ -46,12 +46,13 @@ CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of staged rows
 # in a step, as Nsight Compute counts them; the drains' 370 instructions of a thread are shared out to six steps; F(2x2)'s assumed
 GATHER = {"fused": 9.7, "single": 15.9, "drained": 13.1}
 GATHER_SMALL = 5.0
+TAPS = 9
 PRODUCTS = ("simt_f32", "simt")  # families of constants of a staged row's products
 
 # What transforms make of a direct sum's error: so many times that of a sum of so many channels more, which stand for the transforms' own
 # (measured: benchmarks/data/accuracy-h200.jsonl; tools/winograd_error.py)
-ERRORS = ((0.6, 4), (1.6, 16))  # of KINDS
-DRAINED = (0.65, 56)  # of sums in four parts and more
+ERRORS = ((0.6, 4), (1.6, 24))  # of KINDS
+DRAINED, TRANSFORMS = (0.65, 56), (1.6, 18)  # of sums in four parts and more; what is left of such, of any channels
 SOURCES = (
     "transforms of F(2x2) add up to four operands (arXiv 1509.09308)",
     "F(4x4) is held to twice what it comes to: no bound is of use",
@@ -211,9 +212,12 @@ def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout, splits: int = 1) 
 def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
     row = row_of(schedule)
     kind = kind_of(row)
-    times, more = DRAINED if row.variant == "drained" else ERRORS[kind]
-    size = size_of(problem)
-    error = times * walk(size._replace(products=size.products + 9 * more), SUM_UNITS[problem.dtype])
+    results, products = size_of(problem)
+
+    def of(times: float, channels: int, products: int = products) -> float:
+        return times * walk(Size(results, products + TAPS * channels), SUM_UNITS[problem.dtype])
+
+    error = max(of(*DRAINED), of(*TRANSFORMS, products=0)) if row.variant == "drained" else of(*ERRORS[kind])
     growth, rms = (1.0, 2 * error) if kind else (4.0, 0.0)
     return Bound(growth, rms, SOURCES[kind], "operands", error, "transformed")
 

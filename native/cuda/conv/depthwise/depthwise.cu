@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(THREADS) passing_kernel(const __grid_constant_
     const float *image = (const float *)c.in + of.at.n * in.image + of.group * c.channels * in.channel;
     const float *weights = (const float *)c.weights + of.first * taps.image;
     float sum[OF][ROWS][WIDE] = {};
-    const int channels = OF > 1 ? c.channels : 1, high = (ROWS - 1) * c.stride_h + (c.kernel_h - 1) * c.dilation_h + 1;
+    const int last = of.end - of.first - 1, channels = OF > 1 ? c.channels : 1, high = (ROWS - 1) * c.stride_h + (c.kernel_h - 1) * c.dilation_h + 1;
     for (int channel = 0; channel < channels; channel++, image += in.channel, weights += taps.channel)
         for (int h = 0; h < high; h++) {
             if ((unsigned)(h0 + h) >= (unsigned)c.height) continue; /* adds nothing */
@@ -143,15 +143,18 @@ __global__ void __launch_bounds__(THREADS) passing_kernel(const __grid_constant_
 #pragma unroll
                 for (int i = 1; i < LINE; i++) line[i - 1] = line[i];
                 line[LINE - 1] = at(w0 + s * apart + LINE - 1);
+                float by[OF][ROWS]; /* all are on their way together, those that nothing is multiplied by, too */
+#pragma unroll
+                for (int f = 0; f < OF; f++)
+#pragma unroll
+                    for (int i = 0; i < ROWS; i++) by[f][i] = weights[min(f, last) * taps.image + max(tap[i], 0) + s * taps.column];
 #pragma unroll
                 for (int f = 0; f < OF; f++)
 #pragma unroll
                     for (int i = 0; i < ROWS; i++)
-                        if (tap[i] >= 0 && (OF == 1 || of.first + f < of.end)) {
-                            const float by = weights[f * taps.image + tap[i] + s * taps.column];
+                        if (tap[i] >= 0)
 #pragma unroll
-                            for (int q = 0; q < WIDE; q++) sum[f][i][q] += line[q * STRIDE] * by;
-                        }
+                            for (int q = 0; q < WIDE; q++) sum[f][i][q] += line[q * STRIDE] * by[f][i];
             }
         }
     of.template store<WIDE, 1>(c, sum);
