@@ -38,7 +38,7 @@ from pysim.runtime import cpu as runtime
 
 Pair = int | Sequence[int]
 Accurate = tuple[Accuracy, float | None]  # what results must be: the level, and the largest error over their root mean square
-ANY: Accurate = ("standard", None)
+ANY: Accurate = ("standard", None)  # which calls that ask for nothing have, and no others: their signatures are without it
 _MOST_THREADS = 2**31 - 1  # that the library can be told; it says how many it takes
 
 # signature -> what is ready for such a call, and the objects whose id is in the signature
@@ -188,7 +188,8 @@ def conv2d(
     CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. There, activation is any line of native/cuda/epilogues.inc.
     `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
     """
-    windows, accurate = _windows(stride, padding, dilation, groups), _accurate(accuracy, error_limit)
+    windows = _windows(stride, padding, dilation, groups)
+    accurate = ANY if error_limit is None and accuracy == "standard" else _accurate(accuracy, error_limit)
     threads = whole(threads, "threads", 1, _MOST_THREADS)
     arrays.refuse_gradients(x=x, w=w, bias=bias, out=out)
     if arrays.is_cuda(x) or arrays.is_cuda(w) or _on_gpu(plan, machine):
@@ -196,7 +197,9 @@ def conv2d(
     if isinstance(activation, tuple):
         raise OperandError(f"activation {activation!r}: the CPU kernels have relu")
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
-    key = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine), accurate)
+    key: tuple[Hashable, ...] = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine))
+    if accurate is not ANY:
+        key += accurate
     if found := _ready.get(key):
         launch = found[0]
     else:
@@ -233,7 +236,8 @@ def gemm(
     line of native/cuda/epilogues.inc, clamp as ("clamp", low, high), and `dtype` how elements are multiplied ("tf32", "f8").
     `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
     """
-    alpha, beta, accurate = number(alpha, "alpha"), number(beta, "beta"), _accurate(accuracy, error_limit)
+    alpha, beta = number(alpha, "alpha"), number(beta, "beta")
+    accurate = ANY if error_limit is None and accuracy == "standard" else _accurate(accuracy, error_limit)
     trans_a, trans_b = flag(trans_a, "trans_a"), flag(trans_b, "trans_b")
     threads = whole(threads, "threads", 1, _MOST_THREADS)
     arrays.refuse_gradients(a=a, b=b, c=c, bias=bias, out=out)
@@ -243,7 +247,9 @@ def gemm(
     if isinstance(activation, tuple) or not (dtype is None or (isinstance(dtype, str) and dtype in runtime.NUMPY_DTYPES)):
         raise OperandError(f"activation {activation!r} and dtype {dtype!r}: the CPU kernels have relu, and compute in the arrays' type")
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
-    key = (left.shape, left.dtype, right.shape, right.dtype, trans_a, trans_b, threads, _identity(plan or machine), accurate)
+    key: tuple[Hashable, ...] = (left.shape, left.dtype, right.shape, right.dtype, trans_a, trans_b, threads, _identity(plan or machine))
+    if accurate is not ANY:
+        key += accurate
     if found := _ready.get(key):
         launch = found[0]
     else:
@@ -281,7 +287,7 @@ def prepare(
         raise OperandError(f"prepare packs the filters of a convolution; {workload.text} is a matrix product: call pysim.gemm")
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
-    threads, accurate = whole(threads, "threads", 1, _MOST_THREADS), _accurate(accuracy, error_limit)
+    accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, _MOST_THREADS)
     schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate)
     return runtime.Prepared(workload, weights, schedule, bias, activation, threads, executor)
 
@@ -397,7 +403,9 @@ def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu, 
     """What chooses schedules on a GPU, one for a plan and a machine: CPUs' plans and "host" stand for the GPU that is here."""
     on = plan.on if plan else machine
     where = host.CUDA if on == "host" or isinstance(on, Machine) else on
-    key = (make, _identity(plan or where), accurate)
+    key: tuple[Hashable, ...] = (make, _identity(plan or where))
+    if accurate is not ANY:
+        key += accurate
     if found := _choosers.get(key):
         return found[0]
     _refuse_both(plan, accurate)

@@ -371,21 +371,8 @@ def test_a_mixed_list_shows_every_peer_and_workspace_and_a_dash_where_there_is_n
     result = invoke("compare", SMALL, "gemm:16x16x16", UNEVEN, "-m", "h200", "--peers", "--seconds", "0")
     assert result.exit_code == 0, result.output
     header, conv, gemm, uneven, *rest = result.stdout.splitlines()
-    names = [
-        "measured",
-        "predicted",
-        "error",
-        "max error",
-        "cublas",
-        "cudnn",
-        "nvMMH",
-        "torch",
-        "workspace",
-        "cudnn's",
-        "torch's",
-        "x",
-        "problem",
-    ]
+    beside = ["cublas", "cudnn", "nvMMH", "torch", "workspace", "cudnn's", "torch's"]
+    names = ["measured", "predicted", "error", "max error", *beside, "x", "problem"]
     assert re.split(r" {2,}", header.strip()) == names
     ends = [0] + [f" {header}".index(f" {name}") + len(name) for name in names[:-1]]
 
