@@ -43,8 +43,9 @@ COMPUTES = Conv
 KINDS = ("F(2x2)", "F(4x4)")
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of staged rows
 # Instructions of an element of a patch that a thread gathers: F(4x4)'s are what is left of the 893 and 1,033 instructions that a warp has
-# in a step, as Nsight Compute counts them; the drains' 370 instructions of a thread are shared out to six steps; F(2x2)'s assumed
-GATHER = {"fused": 9.7, "single": 15.9, "drained": 13.1}
+# in a step, as Nsight Compute counts them; drained: so many more as it takes longer, 7.7 % in the mean of eight layers on an H200; F(2x2)'s
+# assumed
+GATHER = {"fused": 9.7, "single": 15.9, "drained": 14.7}
 GATHER_SMALL = 5.0
 TAPS = 9
 PRODUCTS = ("simt_f32", "simt")  # families of constants of a staged row's products
