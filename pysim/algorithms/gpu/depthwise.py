@@ -25,6 +25,9 @@ STRIP, FILTERS = 4, 4  # rows of outputs of a thread, filters of a grouped one (
 KEPT = {1: (3, 5, 7), FILTERS: (3,)}  # edges of kernels that a thread of so many filters keeps in registers
 # A load and its address and edge; a thread's place, weights and stores: what Nsight Compute counted beside multiply-adds
 LOAD_INSTRUCTIONS, PLACE_INSTRUCTIONS = 11.5, 134.0
+# Where rows pass through registers: of a row, which taps meet it; and lines that a load of weights takes at once, k apart in lanes along
+# filters (fitted: benchmarks/data/depthwise-h200.txt)
+ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
 
 
 def filters_of(row: ConvKernel) -> int:
@@ -81,12 +84,14 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     rows, line_bytes = (
         (1, WARP * size) if windows.together else (max(1.0, WARP / across), min(WARP, across) * of.columns * w.stride_w * size)
     )
-    apart = taps * size * WARP / LINE_BYTES if windows.together else rows
+    apart = min(WEIGHT_LINES, taps * channels * size * WARP / LINE_BYTES) if windows.together else rows
     wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + 1)) + weights * apart
     halo = rows_read / (STRIP * min(w.stride_h, w.kernel_h))
     bytes_ = windows.bytes * w.filters / w.channels / of.filters * channels * max(1.0, halo)
     products = STRIP * of.columns * taps * of.filters * channels
     instructions = PLACE_INSTRUCTIONS + loads * LOAD_INSTRUCTIONS + products + (0 if of.kept and channels == 1 else weights)
+    if not of.kept:
+        instructions += ((STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1) * channels * ROW_INSTRUCTIONS
     waits = gpu.l1_latency_cycles.value * channels * (2 if of.kept else rows_read * w.kernel_w / 4)
     return of_threads(asked, row, moving(windows, warps, instructions, wavefronts, waits, bytes_), "l1_latency_cycles")
 
