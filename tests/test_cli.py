@@ -131,11 +131,11 @@ def test_the_total_counts_every_layer():
 
 
 @pytest.mark.parametrize("name", workload.sets())
-def test_rows_fit_in_100_columns_and_end_with_the_problem(name):
+def test_rows_fit_in_110_columns_and_end_with_the_problem(name):
     lines = ok("plan", name, "-m", "zen4").splitlines()
     rows = lines[1 : lines.index("")]
     assert [row.split()[-1] for row in rows] == [layer.workload.text for layer in workload.distinct(workload.resolve([name]))]
-    assert max(map(len, rows)) <= 100
+    assert max(map(len, rows)) <= 110
 
 
 def test_top_ranks_plans_by_predicted_time():

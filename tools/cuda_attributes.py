@@ -46,7 +46,7 @@ def patterns(row: ConvKernel) -> list[str]:
     if row.outputs > 1 and not row.staged:
         if row.variant in WINOGRAD:
             return [f"fused_kernel<(pysim::winograd::Form){WINOGRAD[row.variant]},"]
-        filters = "Weights" if row.reduces_in_cluster else "Transformed"
+        filters = {"single": "Weights", "drained": "Drained"}.get(row.variant, "Transformed")
         return [f"fused4_kernel<{loads}, pysim::winograd::fused4::{filters}" for loads in ("true, 1", "false, 1", "false, 2", "false, 4")]
     if not row.block_k:
         return []

@@ -84,6 +84,23 @@ def cublas_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def accuracy_table(*names: str) -> str:
+    """Per problem: what a direct sum's error is stated as, and the least and largest measured of each party, operands in [-1, 1)."""
+    found = [json.loads(line) for name in names for line in (DATA / name).read_text().splitlines()]
+    problems = dict.fromkeys((one["machine"], one["problem"]) for one in found)
+    rows = ["| machine | problem | who: least to largest error of its kernels |", "| --- | --- | --- |"]
+    for machine, problem in problems:
+        parties: dict[str, list[float]] = {}
+        for one in found:
+            if (one["machine"], one["problem"]) == (machine, problem) and one["low"] < 0:
+                transform = re.search(r"_f(\d)_.*?(_drained)?$", one["kernel"]) if one["stated"] else None
+                of = f" F({transform[1]}x{transform[1]}){' drained' * bool(transform[2])}" if transform else ""
+                parties.setdefault(one["algorithm"] + of, []).append(one["error"])
+        cells = [f"{name} {min(some):.1e}" + f" to {max(some):.1e}" * (max(some) > min(some)) for name, some in sorted(parties.items())]
+        rows.append(f"| {machine} | `{problem}` | {'; '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
 def convolution_table(*names: str) -> str:
     """Per set and type: TFLOP/s of each algorithm of float32, and of the fastest of each party in the other types."""
     lines = conv_data.lines_of(DATA / name for name in names)
@@ -179,6 +196,7 @@ if __name__ == "__main__":
     put(cache, "validation worst", worst_table())
     put(ROOT / "docs" / "performance-cuda.md", "cublas", cublas_table())
     put(ROOT / "docs" / "performance-cuda-conv.md", "winograd error", (DATA / "winograd-error.md").read_text())
+    put(ROOT / "docs" / "accuracy.md", "errors", accuracy_table("accuracy-h200.jsonl", "accuracy-cpu.jsonl"))
     measured = [path.name for path in sorted(DATA.glob("conv-h200*.jsonl"))]
     put(ROOT / "docs" / "performance-cuda-conv.md", "convolution figures", conv_figures(measured))
     put(ROOT / "docs" / "performance-cuda-conv.md", "convolutions", convolution_table(*measured))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Planned = tuple[Layer, Plan | PlanError]
 
+MAX_ERROR = Column("max error", 9)
+SAYS_ERROR = "max error: against float64, over the result's root mean square, operands in [-1, 1)"
 LEAST_BUDGET = 30.0  # seconds of timing a layer may take before its sample count is cut
 
 Row = Callable[["Comparison"], list[Cell]]

@@ -41,4 +41,5 @@ GEMM_DTYPES = tuple(one.name for one in TABLE if one.gpu_results)  # of the oper
 CONV_DTYPES = tuple(name for name in GEMM_DTYPES if name != "f8")  # and of convolutions
 RESULT_BYTES = {one.name: SIZES[one.cpu_result] for one in TABLE}  # of the result and the bias, on a CPU; at most that on a GPU
 GPU_RESULT_BYTES = {one.name: SIZES[one.gpu_results[0]] for one in TABLE if one.gpu_results}  # where nobody says otherwise
+SUM_UNITS = {one.name: BY_NAME[one.sums].unit for one in TABLE} | {"f8": 2.0**-14}  # unit roundoff of an accumulator; FP8's keep 13 bits
 SUM_BYTES = {one.name: SIZES[one.sums] for one in TABLE}  # of an accumulator
