@@ -113,7 +113,8 @@ class Tiles(NamedTuple):
     of threads' (tensor cores: instructions'), `stages` of it in shared memory, in clusters of blocks, on a `pipe`.
 
     `group` threads share a warp tile, a warp or a warpgroup; with a `producer` a further warpgroup loads. Without `vectors` elements move
-    one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth.
+    one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth. `promotion`: three
+    products of halves, B's made ahead, A's in registers, and of so many k the accumulators are added to sums in FP32.
     """
 
     dtype: str
@@ -132,6 +133,12 @@ class Tiles(NamedTuple):
     producer: bool
     vectors: bool = True
     spread: bool = True
+    promotion: int = 0
+
+    @property
+    def products(self) -> int:
+        """Products of the pipe for each of the problem's."""
+        return 3 if self.promotion else 1
 
     @property
     def tensor(self) -> bool:
@@ -183,7 +190,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
     (`exact_capability`) alone. `alignment`: bytes that base and pitch of an operand are multiples of; `k_major`: rows of both operands run
     along k; `asynchronous`: stages are filled by asynchronous copies, which need capability 8.0; `producer`: a warpgroup does nothing but
-    load, by TMA; `ablation`: it is there to show what it leaves out.
+    load, by TMA; `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
     """
 
     index: int
@@ -206,6 +213,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     k_major: bool = False
     asynchronous: bool = False
     producer: bool = False
+    promotion: int = 0
     accumulates_f16: bool = False
     ablation: bool = False
 
@@ -233,7 +241,8 @@ class GemmKernel(msgspec.Struct, frozen=True):
     @property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
-        return self.dtype if self.mainloop == "simt" else f"tensor_{self.dtype}"
+        multiplied = "tf32" if self.promotion else self.dtype
+        return multiplied if self.mainloop == "simt" else f"tensor_{multiplied}"
 
     @property
     def tiles(self) -> Tiles:
@@ -246,7 +255,7 @@ def _gemm_tiles(row: GemmKernel) -> Tiles:
     sizes = (row.block_m, row.block_n, row.block_k, row.warp_m, row.warp_n, row.thread_m, row.thread_n, row.stages)
     group = WARPGROUP if row.mainloop == "wgmma" else WARP
     kept = (row.variant != "scalar", row.variant != "unpadded")
-    return Tiles(row.dtype, row.pipe, *sizes, row.cluster_m, row.cluster_n, group, row.producer, *kept)
+    return Tiles(row.dtype, row.pipe, *sizes, row.cluster_m, row.cluster_n, group, row.producer, *kept, row.promotion)
 
 
 @cache

@@ -63,10 +63,11 @@ def columns_of(
         alone=taken * max(1.0, SUB_CORES * WARP / threads),
         shared=step.shared,
         bound=max(range(len(step)), key=lambda i: step[i]),
-        fma=gpu.fma_per_cycle[pipe].value,
+        fma=gpu.fma_per_cycle[pipe].value / tiles.products,
         sustained=gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.clock_hz,
         relayouts=0,
         relaid=0,
+        halves=bool(tiles.promotion),
         **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
     )
 
