@@ -37,10 +37,11 @@ TABLE = (
 )
 BY_NAME = {one.name: one for one in TABLE}
 SIZES = {one.name: one.size for one in TABLE}  # bytes of an element, in memory
+AS_HALVES = {"f32": "tf32x3"}  # what may be multiplied as halves of its numbers
 BY_ARRAY = {one.array: one.name for one in TABLE if one.array}  # by the name of an array's dtype
 
 GEMM_DTYPES = tuple(one.name for one in TABLE if one.gpu_results)  # of the operands of products
-CONV_DTYPES = tuple(name for name in GEMM_DTYPES if name not in ("f8", "tf32x3"))  # and of convolutions
+CONV_DTYPES = tuple(name for name in GEMM_DTYPES if name != "f8")  # and of convolutions
 RESULT_BYTES = {one.name: SIZES[one.cpu_result] for one in TABLE}  # of the result and the bias, on a CPU; at most that on a GPU
 GPU_RESULT_BYTES = {one.name: SIZES[one.gpu_results[0]] for one in TABLE if one.gpu_results}  # where nobody says otherwise
 SUM_BYTES = {one.name: SIZES[one.sums] for one in TABLE}  # of an accumulator

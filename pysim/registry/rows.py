@@ -302,7 +302,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     `fused`: one kernel does what others of the algorithm do in several (Winograd's transforms and products, im2win's tensor), `staged`:
     kernels of their own, a chunk of windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of split-K as
     `reduces_in_cluster` says need no workspace; `alignment`: bytes that input and filters begin at multiples of (1: elements);
-    `ablation`: it is there to show what it leaves out; `finite`: what must be finite, an index of NEEDS_FINITE.
+    `promotion`: see Tiles; `ablation`: it is there to show what it leaves out; `finite`: what must be finite, an index of NEEDS_FINITE.
     """
 
     index: int
@@ -328,6 +328,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     staged: bool = False
     keeps_tensor: bool = False
     reduces_in_cluster: int = 0
+    promotion: int = 0
     ablation: bool = False
     finite: int = 0
 
@@ -364,7 +365,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     @property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
-        return f"tensor_{self.dtype}" if self.algorithm == "wgmma" else self.dtype
+        return f"tensor_{'tf32' if self.promotion else self.dtype}" if self.algorithm == "wgmma" else self.dtype
 
     @property
     def tiles(self) -> Tiles:
@@ -377,7 +378,8 @@ def _conv_tiles(row: ConvKernel) -> Tiles:
     block, warp = (row.block_filters, row.block_windows, row.block_k), (row.warp_filters, row.warp_windows)
     sizes = (*block, *warp, row.thread_filters, row.thread_windows, row.stages, row.cluster_filters, row.cluster_windows)
     by_warpgroups = row.algorithm == "wgmma"
-    return Tiles(row.dtype, row.pipe, *sizes, WARPGROUP if by_warpgroups else WARP, by_warpgroups, row.variant != "no_vector")
+    group, vectors = WARPGROUP if by_warpgroups else WARP, row.variant != "no_vector"
+    return Tiles(row.dtype, row.pipe, *sizes, group, by_warpgroups, vectors, promotion=row.promotion)
 
 
 NEEDS_FINITE: tuple[Finite, ...] = (

@@ -364,7 +364,7 @@ def gemm(
     """f(alpha op(a) op(b) + beta c + bias) on the GPU; the result is `out` or a new array of the kind that a is.
 
     All arrays are CUDA arrays, or all are host arrays, which are copied. Row- and column-major matrices, so transposed views too, are
-    taken as they lie. `dtype` says how elements are multiplied where there is a choice ("tf32" of float32, "f8" of uint8 bytes).
+    taken as they lie. `dtype` says how elements are multiplied where there is a choice ("tf32", "tf32x3" of float32, "f8" of uint8).
     `choose_schedule` is asked for the schedule of the product as the kernels see it, once for operands that lie alike: equal choosers
     choose alike. Raises OperandError for arrays that do not fit.
     """

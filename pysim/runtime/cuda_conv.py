@@ -364,7 +364,7 @@ _given = lru_cache(maxsize=256)(Given)  # methods of one object are equal
 def run_plan(w: Conv, schedule: GpuConvSchedule, layout: str, x: Any, filters: Any, bias: Any, activation: Activation) -> Any:
     """A plan on arrays that make its problem."""
     given = _given(w, schedule, layout)
-    return conv2d(x, filters, given.describe, given.choose, bias, activation, dtype=w.dtype if w.dtype == "tf32" else None)
+    return conv2d(x, filters, given.describe, given.choose, bias, activation, dtype=w.dtype if w.dtype in ("tf32", "tf32x3") else None)
 
 
 def fitting(schedule: GpuConvSchedule, layout: str, lying: str) -> GpuConvSchedule:

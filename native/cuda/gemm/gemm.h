@@ -37,7 +37,7 @@ Rows<GemmRow> wgmma_f16_rows(), wgmma_bf16_rows(), wgmma_narrow_rows(), wgmma_tf
 cudaError_t relayout(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, int element_bytes,
                      bool transpose, cudaStream_t stream);
 /* relayout.cu: the same of f32, as the halves that core/split.cuh makes: hi in `rows` rows, lo in as many below; `interleave`: each eight columns in
- * the order that A's columns are read in. The pitch is a multiple of 8. */
+ * the order that A's columns are read in; then the pitch is a multiple of 8. */
 cudaError_t split(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, bool interleave,
                   cudaStream_t stream);
 /* reference.cu: alpha == 0 leaves the product out */

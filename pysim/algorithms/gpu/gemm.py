@@ -24,7 +24,7 @@ from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES, Work
 from pysim.cachemodel.gpu.waves import Columns
 from pysim.machine.gpu import Gpu
-from pysim.problem.dtypes import GPU_RESULT_BYTES, SIZES, SUM_BYTES
+from pysim.problem.dtypes import AS_HALVES, GPU_RESULT_BYTES, SIZES, SUM_BYTES
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
@@ -35,7 +35,6 @@ from pysim.registry.rows import Attributes, GemmKernel, Tiles, cuda_limits, gemm
 NAME = "gemm"
 COMPUTES = Gemm
 HALVES_ERROR = 16  # of a product of halves, in roundings of its sum: 2^-19 over 2^-23 (native/cuda/core/split.cuh)
-SPLIT = Bound(1.0, 0.0, "2^-19 of each product, whose sums are emptied into f32 (native/cuda/core/split.cuh)")
 Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
 DENSE: Lie = None  # rows without gaps, from such a multiple
 HALVES_UNIT = 8  # elements of k that rows of B's halves are whole
@@ -126,15 +125,15 @@ def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[tupl
 def copied_bytes(problem: Gemm, kernel: GemmKernel) -> float:
     """Bytes that the copies read and write; halves are made of half their bytes."""
     size = SIZES[problem.dtype]
-    read = problem.n * problem.k * size if kernel.promotion else 0
-    return float(2 * size * sum(rows * columns for rows, columns in copies(problem, kernel)) - read)
+    one_half = problem.n * round_up(problem.k, HALVES_UNIT) * size if kernel.promotion else 0
+    return float(2 * size * sum(rows * columns for rows, columns in copies(problem, kernel)) - one_half)
 
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     problem, gpu = request.problem, request.machine
     assert isinstance(problem, Gemm) and isinstance(gpu, Gpu)
     named = request.schedule.kernel if request.schedule else None
-    splits = [row for row in gemm_kernels() if row.promotion and problem.dtype == "f32" and named in (None, row.name)]
+    splits = [row for row in gemm_kernels() if row.dtype == AS_HALVES.get(problem.dtype) and named in (None, row.name)]
     rows = [row for row in gemm_kernels() if row not in splits]
     kernels, rejected = usable(request, problem, NAME, rows) if rows else ([], [])
     if splits:
@@ -220,7 +219,12 @@ def tiles_of(problem: Gemm, kernel: GemmKernel) -> int:
 
 def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
     kernel = gemm_kernel(schedule.kernel)
-    return SPLIT._replace(growth=1 + HALVES_ERROR / problem.k) if kernel and kernel.promotion else SUMS
+    return sums_of_halves(problem.k) if kernel and kernel.promotion else SUMS
+
+
+def sums_of_halves(k: int) -> Bound:
+    """Of `k` products, each of which is off by HALVES_ERROR roundings of the sum."""
+    return Bound(1 + HALVES_ERROR / k, 0.0, "2^-19 of each product of halves (native/cuda/core/split.cuh), and of k sums")
 
 
 def describe(plan: Plan) -> Description:

@@ -75,13 +75,18 @@ __device__ inline void promote(float (&sum)[S::SUMS], const OfA &of_a, const Sta
         }
     }
 #pragma unroll
-    for (int n = 0; n < COUNT; n++)
+    for (int n = 0; n < COUNT; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) Mma::add(part, hi[4 * n + i], matrix(shared.b(stage[n]) + column * 128 + i * 32, 8192), 1);
-    mma_commit();
-    mma_wait<0>();
+        mma_commit();
+    }
+    if constexpr (COUNT > 1) { /* as early as can be: the loads of the next but one are waited for */
+        mma_wait<1>();
 #pragma unroll
-    for (int n = 0; n < COUNT; n++) release(stage[n]);
+        for (int n = 0; n < COUNT - 1; n++) release(stage[n]);
+    }
+    mma_wait<0>();
+    release(stage[COUNT - 1]);
     written(part);
 #pragma unroll
     for (int i = 0; i < S::SUMS; i++) sum[i] += part[i];
