@@ -233,7 +233,7 @@ def gemm(
     dtypes as in `conv2d`, c and bias as the result; for int8 alpha and beta must be whole numbers.
     `c` is read, not written; the result goes to `out` or a new array of the kind that a is. CUDA arrays are multiplied where they lie, on
     their library's current stream; NumPy's on the CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. There, activation is any
-    line of native/cuda/epilogues.inc, clamp as ("clamp", low, high), and `dtype` how elements are multiplied ("tf32", "f8").
+    line of native/cuda/epilogues.inc, clamp as ("clamp", low, high), and `dtype` how elements are multiplied ("tf32", "tf32x3", "f8").
     `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
     """
     alpha, beta = number(alpha, "alpha"), number(beta, "beta")

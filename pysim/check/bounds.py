@@ -30,7 +30,7 @@ Array = NDArray[Any]
 # Whole numbers stay exact in F(2x2), the largest transform that has none but halves and quarters: 2.25 of the filter's transform, 4 of the
 # patch's, 9 planes, in quarters, over 9 products
 EXACT_GROWTH = 36
-_TRANSFORMED = {"f32": 1e-3, "tf32": 0.1, "f16": 0.1, "bf16": 0.5}  # of the root mean square
+_TRANSFORMED = {"f32": 1e-3, "tf32": 0.1, "tf32x3": 1e-3, "f16": 0.1, "bf16": 0.5}  # of the root mean square
 
 
 class Sums(NamedTuple):

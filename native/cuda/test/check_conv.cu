@@ -43,6 +43,7 @@ double bound_of(const Case &x, const pysim_cuda_conv_info &row) {
     switch (c.shape.dtype) {
     case PYSIM_F64: return growth * 2 * terms * 0x1p-53;
     case PYSIM_TF32: return growth * (0x1p-9 + terms * 0x1p-24);
+    case PYSIM_TF32X3: return growth * (0x1p-19 + terms * 0x1p-23);
     default: return growth * terms * 0x1p-24 + again;
     }
 }
