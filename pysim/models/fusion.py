@@ -22,7 +22,7 @@ from pysim.models.graph import Array, Graph, Node, live
 
 Able = Callable[[Node, Any], bool]  # whether a node can have an activation in its epilogue, or take in a NORM
 NORM = "norm"
-ACTIVATIONS = {"Relu": "relu"}  # operators without attributes -> activations as the native epilogues name them
+ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu"}  # operators without attributes -> activations as the native epilogues name them
 
 
 def norm_constants(gamma: Array, beta: Array, mean: Array, variance: Array, epsilon: float) -> tuple[Array, Array]:
