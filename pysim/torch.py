@@ -4,9 +4,9 @@
     model = torch.compile(model, backend="pysim")
     model = pysim.torch.optimize(model); print(pysim.torch.report(model))
 
-Results are PyTorch's to within the rounding of the type; BatchNorm and activations are computed where the sums still are. Training, gradients,
-autocast and `torch.export` see PyTorch's own operators, bit for bit, and so do layers for which they are expected to be faster. Works on the
-current stream with memory of PyTorch's allocator, and can be captured in a CUDA graph after a call that warms it up.
+Results are PyTorch's to within the rounding of the type; BatchNorm and activations are computed where the sums still are. Training,
+gradients, autocast and `torch.export` see PyTorch's own operators, bit for bit, and so do layers for which they are expected to be faster.
+Works on the current stream with memory of PyTorch's allocator, and can be captured in a CUDA graph after a call that warms it up.
 """
 
 import copy
@@ -56,7 +56,7 @@ def report(model: torch.nn.Module) -> list[Decision]:
     return [decision for layer in layers for decision in layer.decisions]
 
 
-class _Optimized(torch.nn.Module):
+class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """Stands before a model's own class, whose forward trains, is traced and is exported."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

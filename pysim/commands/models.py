@@ -61,7 +61,8 @@ def _put_layers(one: "ModelComparison") -> None:
     put(f"{plural(len(one.layers), 'layer')}, {plural(sum(len(layer.fused) for layer in one.layers), 'node')} fused: {told}")
     for layer in sorted(one.layers, key=lambda layer: -layer.measured_seconds)[:_LONGEST]:
         fused = f" + {len(layer.fused)} fused" if layer.fused else ""
-        put(f"{seconds(layer.measured_seconds):>10}  {seconds(layer.predicted_seconds):>8}  {layer.op} {layer.node}{fused}  {layer.problem or ''}")
+        times = f"{seconds(layer.measured_seconds):>10}  {seconds(layer.predicted_seconds):>8}"
+        put(f"{times}  {layer.op} {layer.node}{fused}  {layer.problem or ''}")
 
 
 def exit_code(code: int, found: "list[ModelComparison]") -> int:

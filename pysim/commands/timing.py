@@ -81,7 +81,9 @@ def measured(
         yield from compare(planned, on, peers, setting._replace(budget_seconds=budget), store, executor)
 
 
-def report(planned: "list[Planned]", found: "Iterable[Comparison]", columns: list[Column], row: Row, as_json: bool, **more: Any) -> "list[Comparison]":
+def report(
+    planned: "list[Planned]", found: "Iterable[Comparison]", columns: list[Column], row: Row, as_json: bool, **more: Any
+) -> "list[Comparison]":
     """Everything that was measured, after it was shown: row by row as it comes, or as one document, to which `more` belongs."""
     done: list[Comparison] = []
     results = iter(found)

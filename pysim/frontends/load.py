@@ -13,8 +13,8 @@ from pysim.models.model import Model
 
 
 def load(path: str | Path, machine: str | Machine | Gpu = "host", threads: int = 1, batch: int = 1, seed: int | None = None) -> Model:
-    """`y = load("model.onnx")(x)`: the whole network on the CPU that runs a machine's plans; `.plan` says what runs, `.profile(x)` where the
-    time goes.
+    """`y = load("model.onnx")(x)`: the whole network on the CPU that runs a machine's plans; `.plan` says what runs, `.profile(x)` where
+    the time goes.
 
     A symbolic batch is set to `batch`; with a `seed`, weights that the file lacks are random. Convolutions and products run natively, other
     operators by NumPy. ProblemError names a node that nothing here can run; PlanError a machine whose plans are for a GPU.

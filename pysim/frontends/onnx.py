@@ -163,7 +163,9 @@ def set_batch(graph: "onnx.GraphProto", batch: int = 1) -> list[Skipped]:
         dims[0].dim_value = batch
         if symbol:
             symbols.add(symbol)
-        notes.append(Skipped(text_of(value.name), "Input", f'not skipped: its symbolic batch "{text_of(symbol) or "?"}" is read as {batch}'))
+        notes.append(
+            Skipped(text_of(value.name), "Input", f'not skipped: its symbolic batch "{text_of(symbol) or "?"}" is read as {batch}')
+        )
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in symbols:
@@ -208,7 +210,9 @@ def read_node(node: "onnx.NodeProto", tensors: Mapping[str, ValueType]) -> Workl
         if tensor.sizes is None:
             raise ProblemError(f'the shape of its {side} input "{text_of(name)}" is not known')
         if len(tensor.sizes) > _MOST_DIMENSIONS:
-            raise ProblemError(f'its {side} input "{text_of(name)}" has {len(tensor.sizes)} dimensions; at most {_MOST_DIMENSIONS} are read')
+            raise ProblemError(
+                f'its {side} input "{text_of(name)}" has {len(tensor.sizes)} dimensions; at most {_MOST_DIMENSIONS} are read'
+            )
         if symbols := [size for size in tensor.sizes if isinstance(size, str)]:
             raise ProblemError(f'its {side} input "{text_of(name)}" is {_shape(tensor)}: the size {symbols[0]} is dynamic')
     if len(operands) < 2:

@@ -63,7 +63,7 @@ def seeded(model: "onnx.ModelProto", seed: int) -> "onnx.ModelProto":
     made: dict[str, Array] = {}
     for node in graph.node:
         for place, name in enumerate(node.input):
-            role = _ROLES.get(node.op_type, {}).get(place)
+            role = _ROLES.get((node.op_type, place))
             if role and name in shapes and name not in made:
                 made[name] = role(rng, tuple(map(int, shapes[name])))
     kept = [node for node in graph.node if not set(node.output) & made.keys()]
@@ -85,14 +85,13 @@ def _around(middle: float) -> Callable[[np.random.Generator, tuple[int, ...]], A
     return lambda rng, shape: rng.uniform(middle - 0.1, middle + 0.1, shape)
 
 
-# op -> place of an input -> what random numbers are like there
-_ROLES = {
-    "Conv": {1: _weights, 2: _around(0)},
-    "Gemm": {1: _weights, 2: _around(0)},
-    "MatMul": {1: _weights},
-    "BatchNormalization": {1: _around(0.8), 2: _around(0), 3: _around(0), 4: _around(1)},
-    "Unsqueeze": {0: _around(0.8)},
-}
+# (operator, place of an input) -> what random numbers are like there
+_Random = Callable[[np.random.Generator, tuple[int, ...]], Array]
+_ROLES: dict[tuple[str, int], _Random] = {
+    ("Conv", 1): _weights, ("Conv", 2): _around(0), ("Gemm", 1): _weights, ("Gemm", 2): _around(0), ("MatMul", 1): _weights,
+    ("BatchNormalization", 1): _around(0.8), ("BatchNormalization", 2): _around(0), ("BatchNormalization", 3): _around(0),
+    ("BatchNormalization", 4): _around(1), ("Unsqueeze", 0): _around(0.8),
+}  # fmt: skip
 
 
 def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
@@ -111,7 +110,8 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     graph = folded(Graph(nodes, inputs, outputs, known, constants), _evaluated)
     graph = live(read.shapes_known(graph))
     used = graph.users()  # nobody may have said what a second output is that nobody reads
-    graph = graph._replace(nodes=tuple(node._replace(outputs=tuple(value if value in used else "" for value in node.outputs)) for node in graph.nodes))
+    nodes = tuple(node._replace(outputs=tuple(value if value in used else "" for value in node.outputs)) for node in graph.nodes)
+    graph = graph._replace(nodes=nodes)
     tensors = {value: read.tensor(value) for node in graph.nodes for value in node.outputs if value}
     tensors |= {value: read.tensor(value) for value in (*inputs, *outputs)}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
@@ -139,10 +139,11 @@ class _Reader(NamedTuple):
         sizes = found.sizes
         if sizes is None or not all(isinstance(size, int) for size in sizes):
             shape = "no known shape" if sizes is None else f"the dynamic shape [{', '.join(map(str, sizes))}]"
-            raise ProblemError(f'{self.model}: the value "{layers.text_of(name)}" has {shape}; give the model fixed sizes (a symbolic batch is set)')
+            right = "give the model fixed sizes (a symbolic batch is set)"
+            raise ProblemError(f'{self.model}: the value "{layers.text_of(name)}" has {shape}; {right}')
         import onnx
 
-        if found.element not in onnx.TensorProto.DataType.keys() or found.element == "UNDEFINED":
+        if found.element not in {*onnx.TensorProto.DataType.keys()} or found.element == "UNDEFINED":
             raise ProblemError(f'{self.model}: the type of the value "{layers.text_of(name)}" is not known')
         dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(found.element))
         return Tensor(tuple(size for size in sizes if isinstance(size, int)), np.dtype(dtype))
@@ -237,7 +238,8 @@ def _constant(constants: Constants, node: Node, what: str, array: Array) -> str:
 
 
 def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    if not (all(name in constants for name in node.inputs[1:5]) and _is_image(node.inputs[0], graph)) or node.attributes.get("training_mode"):
+    settled = all(name in constants for name in node.inputs[1:5]) and not node.attributes.get("training_mode")
+    if not settled or not _is_image(node.inputs[0], graph):
         return None
     gamma, beta, mean, variance = (constants[name] for name in node.inputs[1:5])
     scale, shift = norm_constants(gamma, beta, mean, variance, node.attributes.get("epsilon", 1e-5))
@@ -325,7 +327,8 @@ def _transpose(node: Node, graph: Graph, constants: Constants, opset: int) -> No
 
 def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
     defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
-    return Node("LRN", node.name, node.inputs, node.outputs, defaults | {k: node.attributes[k] for k in (*defaults, "size") if k in node.attributes})
+    given = {name: node.attributes[name] for name in (*defaults, "size") if name in node.attributes}
+    return Node("LRN", node.name, node.inputs, node.outputs, defaults | given)
 
 
 def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's FX graphs: convolutions and products of a traced model, with what follows them, become one module each (`FusedLayer`).
 
-Modules and functions are read in one form, PyTorch's functions with the parameters as arguments, as a graph of `pysim.models.graph` whose
-other nodes are opaque. What `pysim.models.fusion` fuses there is put back where the convolution stood, since whatever lies between it and its
-activation may write over its input. Modules with hooks, and whatever is not read, stay as they are.
+Modules and functions are read in one form, PyTorch's functions with the parameters as arguments, as a graph of `pysim.models.graph`
+whose other nodes are opaque. What `pysim.models.fusion` fuses there is put back where the convolution stood, since whatever lies between it
+and its activation may write over its input. Modules with hooks, and whatever is not read, stay as they are.
 """
 
 from collections.abc import Callable
@@ -224,5 +224,3 @@ def _operands(node: Node, places: dict[str, fx.Node]) -> list[fx.Node | None]:
 def _before(graph: fx.Graph, operand: fx.Node | None) -> fx.Node | None:
     """A parameter may be named only behind the convolution: it is named again here."""
     return graph.get_attr(str(operand.target)) if operand is not None and operand.op == "get_attr" else operand
-
-

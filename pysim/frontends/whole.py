@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole network checked and timed: beside its own graph in float64, and beside ONNX Runtime in the same run.
 
-What is compared are the graph's outputs, and the operands of a Softmax that makes one: behind it large differences look small. An error is the
-largest difference from the float64 result over the largest of its magnitudes. LARGEST_ERROR is far above what the rounding of a hundred
+What is compared are the graph's outputs, and the operands of a Softmax that makes one: behind it large differences look small. An error is
+the largest difference from the float64 result over the largest of its magnitudes. LARGEST_ERROR is far above what the rounding of a hundred
 layers in float32 adds up to (each about 1e-6 of its result), and far below what a wrong operand does.
 """
 
@@ -77,7 +77,7 @@ def compare(path: str | Path, on: Machine, threads: int = 1, peers: bool = True,
     correct = errors["pysim"] <= LARGEST_ERROR
     timed = interleave(calls, CpuClock(threads), min_seconds=min_seconds).samples if correct else {}
     medians = {who: float(np.median(seconds)) for who, seconds in timed.items()}
-    layers = tuple(_layer(one) for one in model.profile(**feeds)) if correct else ()
+    layers = tuple(_layer(one) for one in model.profile(*feeds.values())) if correct else ()
     return ModelComparison(
         name, on.name, threads, correct, errors["pysim"], errors, model.plan.predicted_seconds, medians.pop("pysim", None),
         len(timed.get("pysim", ())), medians, missing, model.plan.buffers.nbytes, layers,

@@ -83,8 +83,8 @@ def _shared(graph: Graph, in_place: Callable[[Node], bool]) -> tuple[dict[str, t
         if not in_place(node) or node.output in lying or node.output in graph.outputs:
             continue
         for name in node.inputs:
-            mine = name in makers and name not in lying and name not in viewed and name not in graph.outputs
-            if mine and users[name] == [at] and graph.tensors[name] == graph.tensors[node.output] and graph.nodes[makers[name]].op != "Concat":
+            mine = name in makers and name not in lying and name not in viewed and graph.nodes[makers[name]].op != "Concat"
+            if mine and users[name] == [at] and graph.tensors[name] == graph.tensors[node.output]:
                 lying[node.output] = (name, 0)
                 break
     return lying, joined

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long PyTorch's own operator is expected to take, for the choice between it and a plan; nothing is timed.
+"""How long PyTorch's own operators are expected to take, for the choice between them and a plan; nothing is timed.
 
-    seconds = max(FLOP / peak, bytes / bandwidth) / share + launch
+    seconds = max(FLOP / peak, bytes / bandwidth) / share + launch + passes (2 output bytes / bandwidth + launch)
 
-`share` is what PyTorch reaches of the roofline. On a GPU the median of 118 FP32 convolutions (TF32 off) of six networks on an H200, from
-0.11 (5th percentile) to 1.12 (95th, Winograd): benchmarks/data/conv-h200-f32.jsonl and conv-h200-networks.jsonl, PyTorch 2.11, cuDNN 9.19. The
-same share is taken of a CPU. Where a plan is predicted to take longer than this it is far from the roofline, as a kernel is that is not made for a
-problem (depthwise, a few channels a group); where it is near, the two are about as fast and a fused epilogue decides.
+`passes` are the operators that a plan computes in its epilogue or folds, and that PyTorch runs one by one. `share` is what its convolutions
+reach of the roofline:
 
-Worked number: 118 GFLOP on an H200 that does 66.9 TFLOP/s is 1.76 ms at the roofline, and expected to take 5.04 ms.
+    GPU  0.11: the 5th percentile of 118 FP32 convolutions of six networks at batch 32 and more (TF32 off) on an H200; the median is 0.35,
+         but batches of 1 and grouped convolutions lie below. PyTorch 2.11, benchmarks/data/conv-h200-f32.jsonl and -networks.jsonl
+    CPU  0.36: the median of 90 layers of four torchvision networks, batch 1, on one core of an AMD EPYC (Zen 5), from 0.15 to 0.73 (5th and
+         95th percentile), PyTorch 2.14
+
+So a plan is turned down where its kernel is not made for the problem: depthwise or a few channels a group, where no kernel knows these.
+
+Worked number: 118 GFLOP on an H200 that does 66.9 TFLOP/s are 1.76 ms at the roofline, and are expected to take 16 ms at most.
 """
 
 import math
@@ -20,27 +25,32 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.registry.rows import kernels
 
-SHARE = 0.35
+GPU_SHARE, CPU_SHARE = 0.11, 0.36
 
 
-def pytorch_seconds(problem: Workload, on: Machine | Gpu) -> float:
-    """Of one convolution or product."""
-    p, moved = problem, SIZES[problem.dtype] * _elements(problem)
+def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0) -> float:
+    """Of one convolution or product and so many operators behind it."""
+    size, outputs = SIZES[problem.dtype], _outputs(problem)
+    moved = size * (_inputs(problem) + outputs)
     if isinstance(on, Gpu):
         peak = 2 * on.fma_per_cycle[problem.dtype].value * on.sms.value * on.frequency_hz.value
-        bandwidth, launch = on.memory_bytes_per_second.value, on.model.pass_seconds.value
+        bandwidth, launch, share = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_SHARE
     else:
-        peak, launch = 2 * _fma_per_cycle(problem.dtype, on) * on.clock_hz, 0.0
+        peak, launch, share = 2 * _fma_per_cycle(problem.dtype, on) * on.clock_hz, 0.0, CPU_SHARE
         bandwidth = on.memory.read_bytes_per_cycle.value * on.clock_hz
-    return max(p.flops / peak, moved / bandwidth) / SHARE + launch
+    once = 2 * size * outputs / bandwidth + launch
+    return max(problem.flops / peak, moved / bandwidth) / share + launch + passes * once
 
 
-def _elements(p: Workload) -> int:
-    """Of both operands and the result."""
+def _inputs(p: Workload) -> int:
+    """Elements of both operands."""
     if isinstance(p, Gemm):
-        return p.m * p.k + p.k * p.n + p.m * p.n
-    weights = p.filters * p.channels // p.groups * p.kernel_h * p.kernel_w
-    return p.batch * (p.channels * p.height * p.width + p.filters * p.windows) + weights
+        return p.m * p.k + p.k * p.n
+    return p.batch * p.channels * p.height * p.width + p.filters * p.channels // p.groups * p.kernel_h * p.kernel_w
+
+
+def _outputs(p: Workload) -> int:
+    return p.m * p.n if isinstance(p, Gemm) else p.batch * p.filters * p.windows
 
 
 def _fma_per_cycle(dtype: str, on: Machine) -> float:

@@ -4,7 +4,7 @@
 A node takes in the one behind it where it alone is read by that, and its result is no output of the graph:
 
     Affine after Affine           scale = s1 s2, shift = t1 s2 + t2
-    Affine after Conv, Linear     w'[f]... = w[f]... s[f], bias' = bias s + t     (BatchNorm: s = gamma / sqrt(var + eps), t = beta - mean s)
+    Affine after Conv, Linear     w'[f]... = w[f]... s[f], bias' = bias s + t    (BatchNorm: s = gamma / sqrt(var + eps), t = beta - mean s)
     BatchNorm after Conv, Linear  whose numbers may change: inputs (x, w, bias or "", gamma, beta, mean, var), attribute epsilon
     an activation after any node that can have it in its epilogue
 

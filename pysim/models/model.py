@@ -18,6 +18,7 @@ from pysim.models.buffers import Buffers, planned
 from pysim.models.fusion import fused
 from pysim.models.graph import Array, Graph, Node, Tensor
 from pysim.models.plan import Layer, ModelPlan, layers_of
+from pysim.problem.conv import Conv
 from pysim.record.plan import on_cpu
 from pysim.runtime import cpu
 
@@ -61,11 +62,12 @@ class Model:
     def _prepared(self, layer: Layer, executor: cpu.Executor) -> cpu.Prepared | None:
         if layer.plan is None:
             return None
-        (w, *bias), problem = [self._graph.constants[name] for name in layer.node.inputs[1:] if name], layer.plan.workload
+        w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:] if name)
         weights = np.ascontiguousarray(w).reshape(w.shape if w.ndim == 4 else (*w.shape, 1, 1))
-        schedule, _ = on_cpu(layer.plan)
+        bias, problem = (rest[0] if rest else None), layer.plan.workload
+        assert isinstance(problem, Conv)
         activation = layer.node.attributes.get("activation")
-        return cpu.Prepared(problem, weights, schedule, *(bias or [None]), activation, self.threads, executor)  # type: ignore[arg-type]
+        return cpu.Prepared(problem, weights, on_cpu(layer.plan)[0], bias, activation, self.threads, executor)
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         given = self._given(arrays, named)
@@ -108,7 +110,8 @@ class Model:
         given = dict(zip(names, arrays, strict=False))
         for name, x in named.items():
             if name not in names or name in given:
-                raise OperandError(f'no input that is still open is called "{printable(name)}"; there are: {", ".join(map(printable, names))}')
+                listed = ", ".join(map(printable, names))
+                raise OperandError(f'no input that is still open is called "{printable(name)}"; there are: {listed}')
             given[name] = x
         if missing := [printable(name) for name in names if name not in given]:
             raise OperandError(f"the model's inputs {', '.join(missing)} are not given")
@@ -147,8 +150,6 @@ class _Run:
             run, outs = operators.by_reference(node.attributes["reference"], names), [values[name] for name in node.outputs if name]
             return lambda: run(outs, [values[name] for name in names])
         operator, out, attributes = operators.OPERATORS[node.op], values[node.output], node.attributes
-        if node.op == "Concat":
-            names = names if all((node.output, name) in buffers.joined for name in names) else names
         return lambda: operator(out, [values[name] for name in names], attributes)
 
     def _view(self, node: Node, graph: Graph, buffers: Buffers) -> Step:

@@ -203,8 +203,8 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Arr
         raise ProblemError(f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run: {error}') from None
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        found: list[Array] = ready.run(None, dict(zip(given, inputs, strict=True)))
-        return found
+        found: Any = ready.run(None, dict(zip(given, inputs, strict=True)))
+        return list(found)
 
     return run
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What will run of a network, and how long that is expected to take: one layer a node that is left after fusion.
 
-Convolutions and products have plans. A product of a constant matrix is planned as the 1x1 convolution that it is (rows of x as the windows of
-one image of k channels), whose filters are packed once. The other operators, which NumPy runs, are not predicted.
+Convolutions and products have plans. A product of a constant matrix is planned as the 1x1 convolution that it is (rows of x as the windows
+of one image of k channels), whose filters are packed once. The other operators, which NumPy runs, are not predicted.
 """
 
 from functools import lru_cache

@@ -3,9 +3,9 @@
 
     w' = w s, bias' = (bias - mean) s + beta    with s = gamma / sqrt(var + eps), in float64, rounded once
 
-Weights are tensors that may change. They are folded (and packed, on a CPU) when first needed, and anew when one of them is another tensor, lies
-elsewhere or was written to, which PyTorch counts. PyTorch's own operators compute the same where gradients flow, under autocast, where no
-kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
+Weights are tensors that may change. They are folded (and packed, on a CPU) when first needed, and anew when one of them is another tensor,
+lies elsewhere or was written to, which PyTorch counts. PyTorch's own operators compute the same where gradients flow, under autocast, where
+no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
 """
 
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ class _Native(NamedTuple):
     plan: Plan | None
 
 
-class FusedLayer(torch.nn.Module):
+class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """`kind` is "Conv" or "Linear", `epsilon` that of a BatchNorm behind it, `activation` None, a name or ("clamp", low, high)."""
 
     def __init__(self, name: str, kind: str, geometry: Geometry, activation: Any, epsilon: float | None) -> None:
@@ -108,7 +108,7 @@ class FusedLayer(torch.nn.Module):
             plan = planner.plan(problem, on, layout=_layout(x))
         except PysimError as error:
             return self._stay(str(error), problem)
-        expected = pytorch_seconds(problem, on)
+        expected = pytorch_seconds(problem, on, (self.epsilon is not None) + (self.activation is not None))
         if plan.seconds is not None and plan.seconds > expected:
             return self._stay("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
         return _Native(Decision(self.name, problem.text, "pysim", plan.name, plan.seconds, expected), plan)
@@ -117,8 +117,8 @@ class FusedLayer(torch.nn.Module):
         return _Native(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
 
     def _problem(self, x: Any, w: Any) -> Workload | None:
-        """What is computed, or None for what no kernel takes. On a CPU a product is the 1x1 convolution that it is, with rows of x as windows
-        of one image: that has its weights packed once."""
+        """What is computed, or None for what no kernel takes. On a CPU a product is the 1x1 convolution that it is, with rows of x as
+        windows of one image: that has its weights packed once."""
         if x.dtype not in _DTYPES or w.dtype != x.dtype or x.device != w.device or x.device.type not in ("cpu", "cuda") or not x.numel():
             return None
         dtype = _DTYPES[x.dtype]
@@ -148,7 +148,8 @@ class FusedLayer(torch.nn.Module):
             w, bias = self._folded(parameters)
             schedule, on = on_cpu(plan)
             filters = w.reshape(*w.shape[:2], *w.shape[2:] or (1, 1)).contiguous().numpy()
-            return cpu.Prepared(problem, filters, schedule, None if bias is None else bias.numpy(), activation, torch.get_num_threads(), host.executor(on))
+            addend = None if bias is None else bias.numpy()
+            return cpu.Prepared(problem, filters, schedule, addend, activation, torch.get_num_threads(), host.executor(on))
 
         prepared = self._current((key, torch.get_num_threads()), parameters, make)
         image = x.detach().reshape(-1, problem.channels).t().contiguous() if self.kind == "Linear" else x.detach().contiguous()
@@ -178,7 +179,7 @@ class FusedLayer(torch.nn.Module):
         return cuda_conv.run_plan(plan.workload, plan.schedule, layout, image, w, bias, self.activation)
 
     def _current(self, key: Any, parameters: tuple[Any, ...], make: Any) -> Any:
-        """What was made of the parameters as they are now; made anew where they changed. It keeps them alive, so none can take one's place."""
+        """What was made of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
         state = [(one, one.data_ptr(), one._version) for one in parameters if one is not None and not one.is_inference()]
         known = len(state) == sum(one is not None for one in parameters)  # writes to tensors of inference mode are not counted
         found = self._weights.get(key) if known else None
@@ -189,7 +190,8 @@ class FusedLayer(torch.nn.Module):
 
     def _folded(self, parameters: tuple[Any, ...]) -> tuple[Any, Any]:
         """(w', bias') detached from the parameters."""
-        w, bias, gamma, beta, mean, var = (None if one is None else one.detach() for one in parameters)
+        given: list[Any] = [None if one is None else one.detach() for one in parameters]
+        w, bias, gamma, beta, mean, var = given
         if self.epsilon is None:
             return w, bias  # packing copies them on a CPU, and a GPU reads them where they lie
         scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
