@@ -6,6 +6,7 @@ whose other nodes are opaque. What `pysim.models.fusion` fuses there is put back
 and its activation may write over its input. Modules with hooks, and whatever is not read, stay as they are.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from pysim.models.fusion import NORM, fused
+from pysim.models.fusion import NORM, PARAMETERS, fused
 from pysim.models.graph import Graph, Node
 from pysim.models.torch_layers import FusedLayer, Geometry
 
@@ -25,7 +26,7 @@ def rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, list[FusedLayer]]
     """The traced module with its fused layers in their places, and these; `module` itself is changed."""
     _as_functions(module)
     places = {node.name: node for node in module.graph.nodes}
-    graph = fused(_graph(module.graph), lambda node, epilogue: _able(node, epilogue, places))
+    graph = fused(_graph(module.graph), _able)
     layers = [_put(module, node, places) for node in graph.nodes if node.op in _ACTIVATED]
     module.graph.eliminate_dead_code()
     module.graph.lint()
@@ -33,8 +34,8 @@ def rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, list[FusedLayer]]
     return module, layers
 
 
-def _able(node: Node, epilogue: Any, places: dict[str, fx.Node]) -> bool:
-    """Any activation may follow a convolution or product; a norm only a convolution, where its parameters are no results of the graph."""
+def _able(node: Node, epilogue: Any) -> bool:
+    """Any activation or residual may follow a convolution or product, a norm only a convolution."""
     return node.op == "Conv" if epilogue == NORM else node.op in _ACTIVATED
 
 
@@ -121,6 +122,7 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     functional.relu6: _RELU6,
     functional.hardtanh: ("Clip", _TANH),
     functional.gelu: ("Gelu", ("input", "approximate")),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
 }
 
 
@@ -192,10 +194,15 @@ _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "Linear": _read_linear,
     "BatchNormalization": _read_norm,
     "Clip": _read_clip,
+    "Add": lambda given: ("Add", (given["input"], given["other"]), {}) if _is_sum(given) else None,
     "Relu": lambda given: ("Relu", (given["input"],), {}),
     "Relu6": lambda given: ("Clip", (given["input"],), {"min": 0.0, "max": 6.0}),
     "Gelu": lambda given: ("Gelu", (given["input"],), {}) if given.get("approximate", "none") == "none" else None,
 }
+
+
+def _is_sum(given: _Arguments) -> bool:
+    return isinstance(given.get("other"), fx.Node) and given.keys() == {"input", "other"}
 
 
 def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node]) -> FusedLayer:
@@ -204,7 +211,9 @@ def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node]) -> Fuse
     attributes = node.attributes
     label = next((str(one.target) for one in _operands(node, places)[1:2] if one is not None and one.op == "get_attr"), node.name)
     name = label.removesuffix(".weight")
-    layer = FusedLayer(name, node.op, attributes["geometry"], attributes.get("activation"), attributes.get("epsilon"))
+    layer = FusedLayer(
+        name, node.op, attributes["geometry"], attributes.get("activation"), attributes.get("epsilon"), len(node.inputs) > PARAMETERS
+    )
     at = f"pysim_{anchor.name}"
     module.add_module(at, layer)
     with module.graph.inserting_before(anchor):

@@ -6,6 +6,8 @@ A node takes in the one behind it where it alone is read by that, and its result
     Affine after Affine           scale = s1 s2, shift = t1 s2 + t2
     Affine after Conv, Linear     w'[f]... = w[f]... s[f], bias' = bias s + t    (BatchNorm: s = gamma / sqrt(var + eps), t = beta - mean s)
     BatchNorm after Conv, Linear  whose numbers may change: inputs (x, w, bias or "", gamma, beta, mean, var), attribute epsilon
+    Add after Conv, Linear        the other summand is its residual, input PARAMETERS, over which it may write: what made that is a Conv or
+                                  Linear, too, and nothing reads it later
     an activation after any node that can have it in its epilogue
 
 Sums of constants are made in float64 and rounded once. What a node may have as an epilogue is the executor's to say (`able`).
@@ -20,8 +22,9 @@ import numpy as np
 
 from pysim.models.graph import Array, Graph, Node, live
 
-Able = Callable[[Node, Any], bool]  # whether a node can have an activation in its epilogue, or take in a NORM
-NORM = "norm"
+Able = Callable[[Node, Any], bool]  # whether a node can have an activation in its epilogue, or take in a NORM or a RESIDUAL
+NORM, RESIDUAL = "norm", "residual"
+PARAMETERS = 7  # inputs of a Conv or Linear in front of its residual: x, w, bias, gamma, beta, mean, var; "" where it has none
 ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu"}  # operators without attributes -> activations as the native epilogues name them
 
 
@@ -50,6 +53,9 @@ class _Fusion:
 
     def visit(self, at: int) -> None:
         node = self._graph.nodes[at]
+        if node.op == "Add":
+            self._residual(at, node)
+            return
         before = self._before(node)
         if before is None:
             return
@@ -59,7 +65,7 @@ class _Fusion:
             self._affine(before, taking, at)
         elif node.op == "BatchNormalization":
             if "activation" not in taking.attributes and "epsilon" not in taking.attributes and self._able(taking, NORM):
-                inputs = (*taking.inputs, *[""] * (3 - len(taking.inputs)), *node.inputs[1:])
+                inputs = (*_filled(taking.inputs, 3), *node.inputs[1:])
                 self._replace(before, taking._replace(inputs=inputs).having(epsilon=node.attributes["epsilon"]), at)
         elif (activation := activation_of(node)) is not None and not taking.attributes.get("activation") and self._able(taking, activation):
             self._replace(before, taking.having(activation=activation), at)
@@ -94,9 +100,28 @@ class _Fusion:
         self._constants.update(zip(names, made, strict=True))
         self._replace(before, taking._replace(inputs=(taking.inputs[0], *names)), at)
 
+    def _residual(self, at: int, node: Node) -> None:
+        """Of two summands the one that is made later adds the other."""
+        places = [self._makers.get(name, -1) for name in node.inputs]
+        if len(places) != 2 or min(places) < 0 or places[0] == places[1]:
+            return
+        before, name, other = max(places), *(node.inputs if places[1] < places[0] else node.inputs[::-1])
+        taking, made = self._nodes[before], self._nodes[min(places)]
+        kinds = ("Conv", "Linear")
+        if taking is None or made is None or taking.op not in kinds or made.op not in kinds or not self._able(taking, RESIDUAL):
+            return
+        earlier = [user for user in self._users[other] if user != at]
+        read_before = all(user < before and self._graph.nodes[user].op in kinds for user in earlier)
+        if len(self._users[name]) == 1 and read_before and not taking.attributes.get("activation") and len(taking.inputs) <= PARAMETERS:
+            self._replace(before, taking._replace(inputs=(*_filled(taking.inputs, PARAMETERS), other)), at)
+
     def result(self) -> Graph:
         kept = tuple(node for node in self._nodes if node is not None)
         return live(self._graph._replace(nodes=kept, constants=self._constants))
+
+
+def _filled(inputs: tuple[str, ...], count: int) -> tuple[str, ...]:
+    return (*inputs, *[""] * (count - len(inputs)))
 
 
 def activation_of(node: Node) -> Any:

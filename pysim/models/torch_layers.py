@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A convolution or product of a PyTorch model with what was fused into it, as a module: y = act(norm(conv(x, w) + bias)).
+"""A convolution or product of a PyTorch model with what was fused into it, as a module: y = act(norm(conv(x, w) + bias) + residual).
 
     w' = w s, bias' = (bias - mean) s + beta    with s = gamma / sqrt(var + eps), in float64, rounded once
 
@@ -17,13 +17,13 @@ from pysim import planner
 from pysim.calibration import host
 from pysim.errors import PysimError
 from pysim.models.expected import pytorch_seconds
+from pysim.models.torch_gpu import GpuLaunch
 from pysim.once import Recent
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Layout, Plan, on_cpu
-from pysim.record.schedule import GpuConvSchedule, GpuSchedule
-from pysim.runtime import cpu, cuda, cuda_conv
+from pysim.runtime import cpu
 
 _DTYPES = {torch.float32: "f32", torch.float64: "f64"}
 _KEPT = 16  # shapes of inputs that one layer keeps packed weights for
@@ -59,40 +59,45 @@ class _Native(NamedTuple):
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """`kind` is "Conv" or "Linear", `epsilon` that of a BatchNorm behind it, `activation` None, a name or ("clamp", low, high)."""
 
-    def __init__(self, name: str, kind: str, geometry: Geometry, activation: Any, epsilon: float | None) -> None:
+    def __init__(self, name: str, kind: str, geometry: Geometry, activation: Any, epsilon: float | None, adds: bool = False) -> None:
         super().__init__()
         self.name, self.kind, self.geometry, self.activation, self.epsilon = name, kind, geometry, activation, epsilon
+        self._passes = (epsilon is not None) + (activation is not None) + adds
         self._natives: Recent[_Native] = Recent(_KEPT)
+        self._launches: Recent[GpuLaunch] = Recent(_KEPT)
         self._weights: Recent[tuple[Any, Any]] = Recent(_KEPT)  # (what they were made of, what was made)
 
     @property
     def decisions(self) -> list[Decision]:
         return [native.decision for native in self._natives.values()]
 
-    def forward(self, x: Any, w: Any, bias: Any = None, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None) -> Any:
+    def forward(
+        self, x: Any, w: Any, bias: Any = None, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None, residual: Any = None
+    ) -> Any:
+        """The residual may be written over: nobody reads it later."""
         parameters = (w, bias, gamma, beta, mean, var)
-        if self._stays(x, parameters):
-            return self.own(x, *parameters)
+        if self._stays(x, (*parameters, residual)):
+            return self.own(x, *parameters, residual)
         key = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, _tf32(self.kind) if x.is_cuda else False)
         native = self._natives.get(key) or self._natives.put(key, self._decided(x, w))
         if native.plan is None:
-            return self.own(x, *parameters)
-        return (self._on_gpu if x.is_cuda else self._on_cpu)(native, key, x, parameters)
+            return self.own(x, *parameters, residual)
+        return (self._on_gpu if x.is_cuda else self._on_cpu)(native, key, x, parameters, residual)
 
-    def _stays(self, x: Any, parameters: tuple[Any, ...]) -> bool:
+    def _stays(self, x: Any, others: tuple[Any, ...]) -> bool:
         """Whether more than numbers is wanted: a gradient, autocast's types, or what traces or transforms this call."""
-        given = [x, *(one for one in parameters if one is not None)]
+        given = [x, *(one for one in others if one is not None)]
         if torch.is_grad_enabled() and any(one.requires_grad for one in given):
             return True
         plain = all(type(one) in (torch.Tensor, torch.nn.Parameter) for one in given)
         return not plain or torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling()
 
-    def own(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any) -> Any:
+    def own(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """By PyTorch's operators, one after the other."""
         y = functional.linear(x, w, bias) if self.kind == "Linear" else functional.conv2d(x, w, bias, *self.geometry)
         if self.epsilon is not None:
             y = functional.batch_norm(y, mean, var, gamma, beta, False, 0.0, self.epsilon)
-        return _activated(y, self.activation)
+        return _activated(y if residual is None else y + residual, self.activation)
 
     # Which
 
@@ -108,7 +113,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             plan = planner.plan(problem, on, layout=_layout(x))
         except PysimError as error:
             return self._stay(str(error), problem)
-        expected = pytorch_seconds(problem, on, (self.epsilon is not None) + (self.activation is not None))
+        expected = pytorch_seconds(problem, on, self._passes)
         if plan.seconds is not None and plan.seconds > expected:
             return self._stay("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
         return _Native(Decision(self.name, problem.text, "pysim", plan.name, plan.seconds, expected), plan)
@@ -138,11 +143,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     # How
 
-    def _on_cpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...]) -> Any:
+    def _on_cpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
         plan = native.plan
         assert plan is not None and isinstance(plan.workload, Conv)
         problem = plan.workload
-        activation = self.activation if self.activation in cpu.ACTIVATIONS else None
+        activation = self.activation if residual is None and self.activation in cpu.ACTIVATIONS else None
 
         def make() -> cpu.Prepared:
             w, bias = self._folded(parameters)
@@ -158,9 +163,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         prepared(image.reshape(shape).numpy(), y.numpy())
         if self.kind == "Linear":
             y = y.reshape(problem.filters, -1).t().contiguous().reshape(*x.shape[:-1], problem.filters)
+        if residual is not None:
+            y += residual
         return y if activation == self.activation else _activated(y, self.activation)
 
-    def _on_gpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...]) -> Any:
+    def _on_gpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
         plan, layout = native.plan, _layout(x)
         assert plan is not None
 
@@ -170,13 +177,14 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return w.contiguous(memory_format=form), bias
 
         w, bias = self._current((key, "gpu"), parameters, make)
-        if isinstance(plan.schedule, GpuSchedule):
-            rows = x.detach().reshape(-1, x.shape[-1])
-            y = cuda.gemm(rows, w, cuda.Fixed(plan.schedule), trans_b=True, bias=bias, activation=self.activation)
-            return y.reshape(*x.shape[:-1], -1)
-        assert isinstance(plan.schedule, GpuConvSchedule) and isinstance(plan.workload, Conv)
-        image = x.detach() if layout == "nhwc" else x.detach().contiguous()
-        return cuda_conv.run_plan(plan.workload, plan.schedule, layout, image, w, bias, self.activation)
+        launch = self._launches.get(key) or self._launches.put(key, GpuLaunch(plan, self.activation))
+        image = x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()
+        image = image if layout == "nhwc" else image.contiguous()
+        if residual is not None and not launch.takes(residual, x):
+            y = GpuLaunch(plan, None)(image, w, bias)
+            return _activated(y.reshape(*x.shape[:-1], -1).add_(residual) if self.kind == "Linear" else y.add_(residual), self.activation)
+        y = launch(image, w, bias, residual)
+        return y.reshape(*x.shape[:-1], -1) if self.kind == "Linear" else y
 
     def _current(self, key: Any, parameters: tuple[Any, ...], make: Any) -> Any:
         """What was made of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
