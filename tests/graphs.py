@@ -49,7 +49,8 @@ class Builder:
         filters, (kh, kw), (sh, sw) = groups * self.whole(1, 6), self.rng.integers(1, 4, 2).tolist(), self.rng.integers(1, 3, 2).tolist()
         dh, dw = (2 if self.chance(0.2) and 2 * (k - 1) < s else 1 for k, s in ((kh, h), (kw, w)))
         pads = self.rng.integers(0, 2, 4).tolist()
-        outs = [(s + a + b - d * (k - 1) - 1) // t + 1 for s, a, b, d, k, t in ((h, pads[0], pads[2], dh, kh, sh), (w, pads[1], pads[3], dw, kw, sw))]
+        axes = ((h, pads[0], pads[2], dh, kh, sh), (w, pads[1], pads[3], dw, kw, sw))
+        outs = [(size + a + b - d * (k - 1) - 1) // t + 1 for size, a, b, d, k, t in axes]
         if min(outs) < 1:
             return x
         shape = (filters, c // groups, kh, kw)

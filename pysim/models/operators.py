@@ -17,7 +17,7 @@ from pysim.models.graph import Array, Node
 Attributes = Mapping[str, Any]
 Run = Callable[[Array, Sequence[Array], Attributes], object]
 
-_CHUNK = 1 << 16  # elements that a chain of elementwise steps goes over at once: 256 KiB of float32 stay in a second-level cache
+_CHUNK = 1 << 17  # elements that steps go over at once: 512 KiB of float32 stay in a second-level cache
 
 
 def taps(size: int, out: int, kernel: int, stride: int, dilation: int, before: int) -> Iterator[tuple[slice, slice]]:
