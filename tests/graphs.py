@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random ONNX networks for tests: convolutions of all kinds, what is fused into them, fan-out, dead ends, shared weights, several outputs."""
+"""Random ONNX networks for tests: convolutions of all kinds, what is fused into them, fan-out, dead ends, shared weights, many outputs."""
 
 from typing import Any
 

@@ -28,7 +28,9 @@ def rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, list[FusedLayer]]
     places = {node.name: node for node in module.graph.nodes}
     graph = fused(_graph(module.graph), _able)
     layers = [_put(module, node, places) for node in graph.nodes if node.op in _ACTIVATED]
-    module.graph.eliminate_dead_code()
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and not node.users:  # no other dead node: it may write over something
+            module.graph.erase_node(node)
     module.graph.lint()
     module.recompile()
     return module, layers
