@@ -36,8 +36,8 @@ def backend(module: fx.GraphModule, example_inputs: Any) -> Any:
 def optimize(model: torch.nn.Module) -> torch.nn.Module:
     """A module of the same class that shares the model's parameters, buffers and submodules, and computes the same faster in inference.
 
-    `state_dict`, training and gradients are the model's own. Changed weights take effect, but for writes through `.data`, which PyTorch does
-    not count: call `optimize` again after these. OperandError for a model that cannot be traced
+    `state_dict`, training and gradients are the model's own. Changed weights take effect, but for writes through `.data`, which PyTorch
+    does not count: call `optimize` again after these. OperandError for a model that cannot be traced
     by torch.fx: torch.compile(model, backend="pysim") takes those, too.
     """
     if not isinstance(model, torch.nn.Module):
