@@ -4,9 +4,9 @@
     python benchmarks/cuda/models.py -o FILE [--seconds 160] [MODEL:BATCH[:SIZE] ...]
 
 Contenders take turns, one call after an untimed one, between two events; medians of 30 (channels_last 15). PyTorch: eager, a CUDA graph,
-both channels last too, cudnn.benchmark on. pysim: eager, a CUDA graph, and a CUDA graph in which no layer stays PyTorch's ("pysim all"). Weights
-are random, BatchNorm's statistics of one pass of training over random images. Errors are the largest difference from the same model in
-float64 over the largest of its outputs. One JSON line a model.
+both channels last too, cudnn.benchmark on. pysim: eager, a CUDA graph, and a CUDA graph in which no layer stays PyTorch's ("pysim all").
+Weights are random, BatchNorm's statistics of one pass of training over random images. Errors are the largest difference from the same model
+in float64 over the largest of its outputs. One JSON line a model.
 """
 
 import argparse
