@@ -180,6 +180,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         launch = self._launches.get(key) or self._launches.put(key, GpuLaunch(plan, self.activation))
         image = x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()
         image = image if layout == "nhwc" else image.contiguous()
+        if residual is not None and self.kind == "Linear" and residual.is_contiguous():
+            residual = residual.view(-1, residual.shape[-1])  # the matrix that it is
         if residual is not None and not launch.takes(residual, x):
             y = GpuLaunch(plan, None)(image, w, bias)
             return _activated(y.reshape(*x.shape[:-1], -1).add_(residual) if self.kind == "Linear" else y.add_(residual), self.activation)
