@@ -164,7 +164,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if self.kind == "Linear":
             y = y.reshape(problem.filters, -1).t().contiguous().reshape(*x.shape[:-1], problem.filters)
         if residual is not None:
-            y += residual
+            y = y + residual
         return y if activation == self.activation else _activated(y, self.activation)
 
     def _on_gpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
@@ -176,17 +176,18 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             form = torch.channels_last if layout == "nhwc" and w.dim() == 4 else torch.contiguous_format
             return w.contiguous(memory_format=form), bias
 
-        w, bias = self._current((key, "gpu"), parameters, make)
+        w, bias = self._current((layout, x.device), parameters, make)
         launch = self._launches.get(key) or self._launches.put(key, GpuLaunch(plan, self.activation))
         image = x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()
         image = image if layout == "nhwc" else image.contiguous()
-        if residual is not None and self.kind == "Linear" and residual.is_contiguous():
-            residual = residual.view(-1, residual.shape[-1])  # the matrix that it is
-        if residual is not None and not launch.takes(residual, x):
-            y = GpuLaunch(plan, None)(image, w, bias)
-            return _activated(y.reshape(*x.shape[:-1], -1).add_(residual) if self.kind == "Linear" else y.add_(residual), self.activation)
-        y = launch(image, w, bias, residual)
-        return y.reshape(*x.shape[:-1], -1) if self.kind == "Linear" else y
+        shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
+        if residual is None:
+            return launch(image, w, bias).reshape(shape)
+        if tuple(residual.shape) == shape:
+            over = residual.view(launch.shape) if self.kind == "Linear" and residual.is_contiguous() else residual
+            if launch.takes(over, x):
+                return launch(image, w, bias, over).view(shape)
+        return _activated(GpuLaunch(plan, None)(image, w, bias).reshape(shape) + residual, self.activation)
 
     def _current(self, key: Any, parameters: tuple[Any, ...], make: Any) -> Any:
         """What was made of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
