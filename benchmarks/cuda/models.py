@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole FP32 networks of torchvision on a GPU, TF32 off: PyTorch beside pysim.torch.optimize, in one run.
 
-    python benchmarks/cuda/models.py -o FILE [--seconds 160] [MODEL:BATCH[:SIZE] ...]
+    python benchmarks/cuda/models.py -o FILE [--seconds 160] [--compile] [MODEL:BATCH[:SIZE] ...]
 
 Contenders take turns, one call after an untimed one, between two events; medians of 30 (channels_last 15). PyTorch: eager, a CUDA graph,
 both channels last too, cudnn.benchmark on. pysim: eager, a CUDA graph, and a CUDA graph in which no layer stays PyTorch's ("pysim all").
@@ -99,7 +99,7 @@ def peak(call: Call) -> int:
 
 
 @torch.no_grad()
-def measure(name: str, batch: int, size: int) -> dict[str, Any]:
+def measure(name: str, batch: int, size: int, compile_too: bool) -> dict[str, Any]:
     model, x = network(name, batch, size), torch.randn(batch, 3, size, size, device="cuda")
     exact = model.double()(x.double())
     model.float()
@@ -110,6 +110,9 @@ def measure(name: str, batch: int, size: int) -> dict[str, Any]:
     errors, decisions, equal = {"pytorch": error(model(x))}, [], True
     calls: dict[str, Call] = {"eager": lambda: model(x), "graph": captured(lambda: model(x))[0]}
     memory = {"pytorch": peak(lambda: model(x))}
+    if compile_too:
+        compiled = torch.compile(model, mode="reduce-overhead")
+        calls["compiled graph"] = lambda: compiled(x)
     expected = torch_layers.pytorch_seconds
     for label, seconds in (("pysim", expected), ("pysim all", lambda *_: math.inf)):
         torch_layers.pytorch_seconds = seconds
@@ -139,6 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS.split())
     parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--compile", action="store_true", help='also torch.compile(mode="reduce-overhead")')
     parser.add_argument("--seconds", type=float, default=600.0, help="after which no other model is begun")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -152,7 +156,7 @@ def main() -> None:
             if time.time() - begin > given.seconds:
                 break
             name, batch, size = (*text.split(":"), "224")[:3]
-            row = measure(name, int(batch), int(size))
+            row = measure(name, int(batch), int(size), given.compile)
             out.write(json.dumps(row) + "\n")
             out.flush()
             times = "  ".join(f"{label} {value:.3f}" for label, value in row["milliseconds"].items())
