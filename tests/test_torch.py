@@ -261,6 +261,20 @@ def test_where_pytorch_is_expected_to_be_faster_it_stays_and_the_report_says_so(
     assert one.layer == "0" and one.problem == "conv:mb1ic3ih9oc8kh3sh2ph1"
 
 
+@pytest.mark.parametrize("error", [OperandError("cannot allocate"), torch.OutOfMemoryError("out of memory")])
+def test_without_memory_pytorch_goes_on_and_the_report_says_so(error, monkeypatch):
+    def prepared(*_):
+        raise error
+
+    monkeypatch.setattr(torch_layers.cpu, "Prepared", prepared)
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        assert (optimized(x) == model(x)).all() and (optimized(x) == model(x)).all()
+    (one,) = pysim.torch.report(optimized)
+    assert one.runs == "torch" and one.reason == str(error)
+
+
 @pytest.mark.parametrize("x", [torch.randn(3, 9, 9), torch.randn(2, 3, 9, 9, dtype=torch.bfloat16)])
 def test_what_no_kernel_takes_is_pytorchs(x):
     model = settled(nn.Sequential(nn.Conv2d(3, 4, 3))).to(x.dtype)

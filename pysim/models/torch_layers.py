@@ -82,7 +82,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         native = self._natives.get(key) or self._natives.put(key, self._decided(x, w))
         if native.plan is None:
             return self.own(x, *parameters, residual)
-        return (self._on_gpu if x.is_cuda else self._on_cpu)(native, key, x, parameters, residual)
+        try:
+            return (self._on_gpu if x.is_cuda else self._on_cpu)(native, key, x, parameters, residual)
+        except (PysimError, torch.OutOfMemoryError) as error:  # before anything was written
+            self._natives.put(key, self._stay(str(error), native.plan.workload, native.plan.seconds))
+            return self.own(x, *parameters, residual)
 
     def _stays(self, x: Any, others: tuple[Any, ...]) -> bool:
         """Whether more than numbers is wanted: a gradient, autocast's types, or what traces or transforms this call."""
@@ -118,7 +122,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return self._stay("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
         return _Native(Decision(self.name, problem.text, "pysim", plan.name, plan.seconds, expected), plan)
 
-    def _stay(self, reason: str, problem: Workload | None, *seconds: float) -> _Native:
+    def _stay(self, reason: str, problem: Workload | None, *seconds: float | None) -> _Native:
         return _Native(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
 
     def _problem(self, x: Any, w: Any) -> Workload | None:
