@@ -2,7 +2,12 @@
 """PyTorch models with pysim's layers compute what PyTorch computes, and train, export and save as they did."""
 
 import copy
+import os
+import subprocess
+import sys
 import threading
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -295,6 +300,31 @@ def test_a_model_that_cannot_be_traced_is_refused_with_a_way_out():
         pysim.torch.optimize(3)
     with pytest.raises(OperandError, match="optimize returned"):
         pysim.torch.report(nn.ReLU())
+
+
+NAMED = """
+import torch
+model, x = torch.nn.Conv2d(3, 4, 3).eval(), torch.randn(1, 3, 9, 9)
+with torch.no_grad():
+    assert torch.allclose(torch.compile(model, backend="pysim")(x), model(x), atol=1e-5)
+import sys
+assert "pysim.torch" in sys.modules
+"""
+
+
+def test_an_installed_package_is_a_backend_by_name(tmp_path):
+    """As the package's metadata names it."""
+    points = tomllib.loads((Path(pysim.__file__).parent.parent / "pyproject.toml").read_text())["project"]["entry-points"]
+    installed = tmp_path / "pysim_planner-0.0.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pysim-planner\nVersion: 0.0.0\n")
+    lines = [f"[{group}]\n" + "\n".join(f"{name} = {place}" for name, place in named.items()) for group, named in points.items()]
+    (installed / "entry_points.txt").write_text("\n".join(lines))
+    paths = os.pathsep.join([str(tmp_path), str(Path(pysim.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", NAMED], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_channels_last_gives_the_same_numbers():
