@@ -19,25 +19,27 @@ import numpy as np
 import pysim
 from pysim.errors import MissingError
 from pysim.runtime import cpu as runtime
-from pysim.runtime import cuda, cuda_conv
+from pysim.runtime import cpu_launch, cuda
 
-CALLS, ROUNDS = 400, 25
+CALLS, ROUNDS = 100, 100
 CONV, IMAGE, FILTERS = "conv:ic4ih6oc8kh3ph1", (1, 4, 6, 6), (8, 4, 3, 3)
 GEMM, EDGE = "gemm:8x8x8", 8
 
 
-def microseconds(call: Callable[[], Any], after: Callable[[], Any] = lambda: None) -> float:
-    """The least mean time of a call; `after` waits, untimed, for what calls began."""
-    call()
-    least = float("inf")
+def microseconds(calls: dict[str, Callable[[], Any]], after: Callable[[], Any] = lambda: None) -> dict[str, float]:
+    """The least mean time of each call, all in turns; `after` waits, untimed, for what calls began: few enough that none waits for a place
+    in the device's queue."""
+    least = dict.fromkeys(calls, float("inf"))
     for _ in range(ROUNDS):
-        after()
-        start = time.perf_counter()
-        for _ in range(CALLS):
+        for name, call in calls.items():
             call()
-        least = min(least, (time.perf_counter() - start) / CALLS)
-    after()
-    return least * 1e6
+            after()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            least[name] = min(least[name], (time.perf_counter() - start) / CALLS)
+            after()
+    return {name: seconds * 1e6 for name, seconds in least.items()}
 
 
 def native_calls(launch: Any, operands: list[Any]) -> Callable[[], Any]:
@@ -47,7 +49,7 @@ def native_calls(launch: Any, operands: list[Any]) -> Callable[[], Any]:
     problem, schedule = launch._problem, launch._schedule
     work = ffi.from_buffer(runtime.aligned(launch.workspace_bytes, np.uint8))
     epilogue, rest = ffi.new("pysim_epilogue *", [1.0, 0.0, ffi.NULL, 0]), (work, launch.workspace_bytes, ffi.NULL)
-    if isinstance(launch, runtime.GemmLaunch):
+    if isinstance(launch, cpu_launch.GemmLaunch):
         return lambda: lib.pysim_run(problem, schedule, epilogue, 1, *pointers, *rest)
     x, w, y = pointers
     size = launch.prepared_bytes
@@ -72,19 +74,27 @@ def on_cpu() -> dict[str, dict[str, float]]:
         "gemm out=": lambda: pysim.gemm(a, a, out=c),
         "prepared out=": lambda: prepared(x, y),
     }
-    convolution = microseconds(native_calls(runtime.ConvLaunch(conv.workload, conv.schedule), [x, w, y]))
-    native = {"conv2d": convolution, "gemm": microseconds(native_calls(runtime.GemmLaunch(product.workload, product.schedule), [a, a, c]))}
     ffi, lib = runtime.library()
     launch, work = prepared._launch, runtime.aligned(prepared.workspace_bytes, np.uint8)
-    told = [ffi.from_buffer(one) for one in (x, prepared._prepared, y, work)]
-    native["prepared"] = microseconds(
-        lambda: lib.pysim_run(launch._problem, launch._schedule, prepared._epilogue, 1, *told, work.nbytes, ffi.NULL)
-    )
-    return {name: figures(microseconds(call), native[name.split()[0]]) for name, call in calls.items()}
+    told = [ffi.from_buffer(x), prepared._prepared, ffi.from_buffer(y), ffi.from_buffer(work)]
+    native = {
+        "conv2d": native_calls(cpu_launch.ConvLaunch(conv.workload, conv.schedule), [x, w, y]),
+        "gemm": native_calls(cpu_launch.GemmLaunch(product.workload, product.schedule), [a, a, c]),
+        "prepared": lambda: lib.pysim_run(launch._problem, launch._schedule, prepared._epilogue, 1, *told, work.nbytes, ffi.NULL),
+    }
+    return figures(calls, native)
 
 
-def figures(call: float, native: float) -> dict[str, float]:
-    return {"call_us": round(call, 2), "native_us": round(native, 2), "overhead_us": round(call - native, 2)}
+def figures(
+    calls: dict[str, Callable[[], Any]], native: dict[str, Callable[[], Any]], after: Callable[[], Any] = lambda: None
+) -> dict[str, dict[str, float]]:
+    """Of calls, whose first word is the name of the native call that each makes."""
+    found = microseconds(calls | {f"native {name}": call for name, call in native.items()}, after)
+    alone = {name: found[f"native {name.split()[0]}"] for name in calls}
+    return {
+        name: {"call_us": round(found[name], 2), "native_us": round(alone[name], 2), "overhead_us": round(found[name] - alone[name], 2)}
+        for name in calls
+    }
 
 
 def on_gpu() -> dict[str, dict[str, float]]:
@@ -97,8 +107,8 @@ def on_gpu() -> dict[str, dict[str, float]]:
     conv, product = (pysim.plan(f"{problem}:f16", "cuda") for problem in (CONV, GEMM))
     stream, wait = torch.cuda.current_stream().cuda_stream, torch.cuda.synchronize
     launches: dict[str, Any] = {
-        "conv2d": cuda_conv.Launch(conv.workload, conv.schedule, (x.data_ptr(), w.data_ptr(), y.data_ptr()), stream=stream),
-        "gemm": cuda.Launch(product.workload, product.schedule, (a.data_ptr(), a.data_ptr(), c.data_ptr()), stream=stream),
+        "conv2d": cuda.Launch(conv.workload, conv.schedule).on((x.data_ptr(), w.data_ptr(), y.data_ptr()), stream=stream),
+        "gemm": cuda.Launch(product.workload, product.schedule).on((a.data_ptr(), a.data_ptr(), c.data_ptr()), stream=stream),
     }
     calls = {
         "conv2d": lambda: pysim.conv2d(x, w, padding=1),
@@ -106,10 +116,9 @@ def on_gpu() -> dict[str, dict[str, float]]:
         "gemm": lambda: pysim.gemm(a, a),
         "gemm out=": lambda: pysim.gemm(a, a, out=c),
     }
-    native = {name: microseconds(launch.run, wait) for name, launch in launches.items()}
-    found = {name: figures(microseconds(call, wait), native[name.split()[0]]) for name, call in calls.items()}
     own = {"torch conv2d": lambda: torch.nn.functional.conv2d(x, w, padding=1), "torch matmul": lambda: a @ a}
-    return found | {name: {"call_us": round(microseconds(call, wait), 2)} for name, call in own.items()}
+    theirs = {name: {"call_us": round(found, 2)} for name, found in microseconds(own, wait).items()}
+    return figures(calls, {name: launch.run for name, launch in launches.items()}, wait) | theirs
 
 
 def main() -> None:

@@ -87,6 +87,7 @@ typedef struct {
     int64_t channels;   /* N_c of a channel set, 1..C/groups */
     int64_t k2;         /* streamed tiles of one L2 set */
     int64_t k3;         /* stationary tiles of one L3 set */
+    int64_t outputs;    /* edge of a transformed tile's outputs, m of F(m x m, 3x3); other algorithms do not read it */
 } pysim_schedule;
 
 typedef struct {
@@ -236,21 +237,40 @@ typedef struct {
     int32_t c_dtype; /* of C and bias: f32 for f32 and tf32, f64, f16|f32, bf16|f32, s32 for s8, f16|bf16|f32 for f8 */
 } pysim_cuda_gemm;
 
+/* Convolution on a GPU. Under NCHW filters lie [filter][channel][kernel_h][kernel_w], under NHWC [filter][kernel_h][kernel_w][channel];
+ * channels are those of one group. Tensors are dense. */
+typedef enum { PYSIM_NCHW = 0, PYSIM_NHWC = 1 } pysim_layout;
+typedef struct {
+    pysim_conv shape;  /* its dtype: of input and filters, and how they are multiplied */
+    int32_t layout;    /* pysim_layout, of input and output */
+    int32_t out_dtype; /* of output and bias, as c_dtype of a product */
+} pysim_cuda_conv;
+
+typedef struct {
+    int32_t kind; /* pysim_problem_kind: which of the two is meant */
+    union {
+        pysim_cuda_conv conv;
+        pysim_cuda_gemm gemm;
+    };
+} pysim_cuda_problem;
+
 typedef enum { PYSIM_DATA_PARALLEL = 0, PYSIM_SPLIT_K = 1, PYSIM_STREAM_K = 2 } pysim_cuda_decomposition;
 
-/* What a launch obeys. */
+/* What a launch obeys. The decomposition is of a convolution's tiles of filters x windows, too, or of the product of an algorithm that makes
+ * one; splits of a row whose form is staged, which is data parallel only: its chunks of windows, 1.. */
 typedef struct {
-    int32_t kernel;        /* row of native/cuda/gemm */
+    int32_t kernel;        /* row of native/cuda/gemm, for a convolution of native/cuda/conv */
     int32_t decomposition; /* pysim_cuda_decomposition */
     int32_t splits;        /* SPLIT_K: parts of k, 2..; STREAM_K: blocks that share all k steps, 2..; else 1 */
     int32_t along_n;       /* 0: neighbouring blocks go down a column of tiles (along m), 1: along n */
     int32_t group;         /* tiles of the other direction that such a walk takes in at once, 1.. */
+    int32_t gemm;          /* row of native/cuda/gemm where a convolution's algorithm makes products; else -1 */
 } pysim_cuda_schedule;
 
 /* Values of `activation` are the lines of native/cuda/epilogues.inc. */
 typedef struct {
-    double alpha, beta; /* alpha == 0: A and B are not read; beta == 0: C is not read */
-    const void *bias;   /* NULL, or n values of c_dtype */
+    double alpha, beta; /* alpha == 0: the operands are not read; beta == 0: the result is not read */
+    const void *bias;   /* NULL, or one value of the result's dtype per column of C (product) or filter (convolution) */
     int32_t activation;
     double low, high;   /* of clamp */
 } pysim_cuda_epilogue;
@@ -277,37 +297,6 @@ pysim_status pysim_cuda_device_at(int32_t index, pysim_cuda_device *out);
 
 int32_t pysim_cuda_gemm_count(void);
 pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out);
-/* Of the kernel that would run `g`; needs a device. */
-pysim_status pysim_cuda_gemm_attributes(const pysim_cuda_gemm *g, int32_t kernel, pysim_cuda_attributes *out);
-/* For partial sums, and for operands that the kernel cannot take as they lie; of a and b only the alignment is looked at. */
-pysim_status pysim_cuda_gemm_workspace_bytes(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const void *a, const void *b,
-                                             int64_t *bytes);
-pysim_status pysim_cuda_gemm_run(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
-                                 const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream);
-/* Plain loops on the device, summed in f64 (s8: in s64). */
-pysim_status pysim_cuda_gemm_reference(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, void *c,
-                                       void *stream);
-/* Device seconds of each of `samples` runs after `warmups` others, between two events. */
-pysim_status pysim_cuda_gemm_time(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
-                                  const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream, int32_t warmups,
-                                  int32_t samples, double *seconds);
-
-/* Convolution on a GPU. Under NCHW filters lie [filter][channel][kernel_h][kernel_w], under NHWC [filter][kernel_h][kernel_w][channel];
- * channels are those of one group. Tensors are dense. */
-typedef enum { PYSIM_NCHW = 0, PYSIM_NHWC = 1 } pysim_layout;
-typedef struct {
-    pysim_conv shape;  /* its dtype: of input and filters, and how they are multiplied */
-    int32_t layout;    /* pysim_layout, of input and output */
-    int32_t out_dtype; /* of output and bias, as c_dtype of a product */
-} pysim_cuda_conv;
-
-/* What a launch obeys. The last four are as in pysim_cuda_schedule, for the kernel's tiles of filters x windows, or for the product of
- * an algorithm that makes one; splits of a row whose form is staged, which is data parallel only: its chunks of windows, 1.. */
-typedef struct {
-    int32_t kernel; /* row of native/cuda/conv */
-    int32_t gemm;   /* row of native/cuda/gemm where the algorithm makes products; else -1 */
-    int32_t decomposition, splits, along_n, group;
-} pysim_cuda_conv_schedule;
 
 /* What must be finite, or results may be NaN where the definition has numbers. */
 typedef enum {
@@ -331,20 +320,24 @@ typedef struct {
 
 int32_t pysim_cuda_conv_count(void);
 pysim_status pysim_cuda_conv_at(int32_t index, pysim_cuda_conv_info *out);
-/* Of the kernel that would do most of the work of `c`; needs a device. */
-pysim_status pysim_cuda_conv_attributes(const pysim_cuda_conv *c, int32_t kernel, pysim_cuda_attributes *out);
-/* Refuses with PYSIM_UNSUPPORTED and the reason what the kernel does not compute. */
-pysim_status pysim_cuda_conv_workspace_bytes(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, int64_t *bytes);
-/* output = f(alpha conv(input, filters) + beta output + bias[filter]) */
-pysim_status pysim_cuda_conv_run(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const pysim_cuda_epilogue *e,
-                                 const void *input, const void *filters, void *output, void *workspace, int64_t workspace_bytes,
-                                 void *stream);
-/* Plain loops on the device, summed in f64. */
-pysim_status pysim_cuda_conv_reference(const pysim_cuda_conv *c, const pysim_cuda_epilogue *e, const void *input, const void *filters,
-                                       void *output, void *stream);
-pysim_status pysim_cuda_conv_time(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const pysim_cuda_epilogue *e,
-                                  const void *input, const void *filters, void *output, void *workspace, int64_t workspace_bytes,
-                                  void *stream, int32_t warmups, int32_t samples, double *seconds);
+
+/* Of the kernel that would do most of the work; needs a device. */
+pysim_status pysim_cuda_attributes_of(const pysim_cuda_problem *p, int32_t kernel, pysim_cuda_attributes *out);
+/* For partial sums, and for operands that the kernel cannot take as they lie; of a product's operands the alignment is looked at, of nothing
+ * else. Refuses with PYSIM_UNSUPPORTED and the reason what the kernel does not compute. */
+pysim_status pysim_cuda_workspace_bytes(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const void *first, const void *second,
+                                        int64_t *bytes);
+/* first, second, result: A, B and C of a product; input, filters and output of a convolution.
+ * result = f(alpha product or convolution + beta result + bias) */
+pysim_status pysim_cuda_run(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *first,
+                            const void *second, void *result, void *workspace, int64_t workspace_bytes, void *stream);
+/* Plain loops on the device, summed in f64 (s8: in s64). */
+pysim_status pysim_cuda_reference(const pysim_cuda_problem *p, const pysim_cuda_epilogue *e, const void *first, const void *second,
+                                  void *result, void *stream);
+/* Device seconds of each of `samples` runs after `warmups` others, between two events. */
+pysim_status pysim_cuda_time(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *first,
+                             const void *second, void *result, void *workspace, int64_t workspace_bytes, void *stream, int32_t warmups,
+                             int32_t samples, double *seconds);
 
 typedef enum { PYSIM_TO_DEVICE = 1, PYSIM_TO_HOST = 2, PYSIM_ON_DEVICE = 3 } pysim_cuda_direction;
 pysim_status pysim_cuda_allocate(int64_t bytes, void **out);

@@ -2,7 +2,7 @@
 """The Python functions: a convolution or product is planned once per shape and machine, then runs that plan.
 
 From the second call on, what calls that look alike have in common is not made again: `_ready` keeps it by the call's signature, which is
-all but where the arrays lie (shapes and types, parameters, threads, machine, plan); `pysim.runtime.cuda.ready` likewise for arrays on a
+all but where the arrays lie (shapes and types, parameters, threads, machine, plan); `pysim.runtime.cuda_call.kept` likewise for arrays on a
 GPU. What can differ between such calls (bias, activation, out, memory) is checked in each.
 """
 
@@ -32,7 +32,7 @@ from pysim.record import plan as values
 from pysim.record.measurement import Comparison
 from pysim.record.plan import Footprint, Layout, ModelName, State, on_cpu
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
-from pysim.runtime import arrays, cuda, cuda_conv
+from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
 
 Pair = int | Sequence[int]
@@ -185,7 +185,7 @@ def conv2d(
         launch = found[0]
     else:
         workload = windows(image.shape, filters.shape, _dtype(plan, image, filters))
-        launch = runtime.ConvLaunch(workload, *_on_cpu(workload, machine, plan, threads))
+        launch = cpu_launch.ConvLaunch(workload, *_on_cpu(workload, machine, plan, threads))
         _ready.put(key, (launch, machine, plan))
     y = launch(image, filters, bias, activation, out)
     return runtime.like(x, y) if out is None else out
@@ -220,7 +220,7 @@ def gemm(
     arrays.refuse_gradients(a=a, b=b, c=c, bias=bias, out=out)
     if arrays.is_cuda(a) or arrays.is_cuda(b) or _on_gpu(plan, machine):
         choose = _chooser(_gemm_chooser, plan, machine)
-        return cuda.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype)
+        return cuda_gemm.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype)
     if isinstance(activation, tuple) or not (dtype is None or (isinstance(dtype, str) and dtype in runtime.NUMPY_DTYPES)):
         raise OperandError(f"activation {activation!r} and dtype {dtype!r}: the CPU kernels have relu, and compute in the arrays' type")
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
@@ -229,7 +229,7 @@ def gemm(
         launch = found[0]
     else:
         workload = _product(left, right, trans_a, trans_b, plan)
-        launch = runtime.GemmLaunch(workload, *_on_cpu(workload, machine, plan, threads))
+        launch = cpu_launch.GemmLaunch(workload, *_on_cpu(workload, machine, plan, threads))
         _ready.put(key, (launch, machine, plan))
     y = launch(left, right, c, alpha, beta, bias, activation, out)
     return runtime.like(a, y) if out is None else out
@@ -252,7 +252,7 @@ def prepare(
     machine: str | Machine = "host",
     threads: int = 1,
     plan: values.Plan | None = None,
-) -> runtime.Prepared:
+) -> cpu_launch.Prepared:
     """A convolution with its filters packed once: `y = conv(x, out=None)`. A plan runs where its machine's plans run (`host.executor`)."""
     workload = parse(problem) if isinstance(problem, str) else problem
     if not isinstance(workload, Conv):
@@ -260,7 +260,7 @@ def prepare(
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
     schedule, threads, executor = _on_cpu(workload, machine, plan, whole(threads, "threads", 1, _MOST_THREADS))
-    return runtime.Prepared(workload, weights, schedule, bias, activation, threads, executor)
+    return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor)
 
 
 class _Windows(msgspec.Struct, frozen=True):
@@ -363,7 +363,7 @@ def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu) 
     return _choosers.put(key, (make(plan, host.runnable_any(where)), plan, where))[0]
 
 
-def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu) -> cuda.Chooser:
+def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu) -> cuda_gemm.Chooser:
     """The schedule of a product as the kernels see it: the given plan's, which fits any layout of its sizes, or the best one."""
 
     def choose(workload: Gemm) -> GpuSchedule:

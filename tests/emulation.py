@@ -6,7 +6,8 @@ import pytest
 
 import pysim
 from pysim.errors import MissingError
-from pysim.runtime.emulated import POWER10, Emulated
+from pysim.runtime.emulated import Emulated
+from pysim.runtime.foreign import POWER10
 
 NAME = "power10-e1050"
 RANDOM = np.random.default_rng(11)

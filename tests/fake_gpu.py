@@ -18,7 +18,7 @@ from pysim.record.cost import Cost
 from pysim.record.plan import Plan
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import conv_kernels, gemm_kernels, native_file
-from pysim.runtime import arrays, cuda
+from pysim.runtime import arrays, cuda, cuda_call
 
 
 def ffi_of_header() -> Any:
@@ -99,6 +99,6 @@ def host_device(monkeypatch):
     monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
     monkeypatch.setattr(cuda, "devices", lambda: (here,))
     monkeypatch.setattr(cuda, "DeviceArray", HostArray)
-    monkeypatch.setattr(cuda, "ready", Recent(8))
+    monkeypatch.setattr(cuda_call, "kept", Recent(8))
     monkeypatch.setattr(api, "_choosers", Recent(8))
     return lib

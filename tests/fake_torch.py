@@ -3,11 +3,14 @@
 that they lie on a device."""
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+
+from pysim.runtime import arrays
 
 DTYPES = {name: f"torch.{name}" for name in ("float32", "float16", "float64", "uint8", "int8", "int32")}
 
@@ -44,16 +47,21 @@ class Tensor:
 
 
 @pytest.fixture
-def torch(monkeypatch) -> Any:
-    """The module; `torch.grad` says whether gradients are on, `torch.made` lists the tensors of `empty`."""
+def torch(monkeypatch) -> Iterator[Any]:
+    """The module; `torch.grad` says whether gradients are on, `torch.made` lists the tensors of `empty_strided`."""
     module: Any = ModuleType("torch")
     module.grad, module.made, module.stream = True, [], 7
 
-    def empty(shape: tuple[int, ...], dtype: str, device: Any) -> Tensor:
+    def empty_strided(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: Any) -> Tensor:
         module.made.append(Tensor(np.empty(shape, dtype.removeprefix("torch.")), device.type == "cuda"))
         return module.made[-1]
 
-    vars(module).update(DTYPES, Tensor=Tensor, empty=empty, is_grad_enabled=lambda: module.grad)
-    module._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda device: module.stream)
+    vars(module).update(DTYPES, Tensor=Tensor, empty_strided=empty_strided, is_grad_enabled=lambda: module.grad)
+    module.capturing = False
+    module._C = SimpleNamespace(
+        _cuda_getCurrentRawStream=lambda device: module.stream, _cuda_isCurrentStreamCapturing=lambda: module.capturing
+    )
     monkeypatch.setitem(sys.modules, "torch", module)
-    return module
+    arrays._libraries.cache_clear()
+    yield module
+    arrays._libraries.cache_clear()

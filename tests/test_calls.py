@@ -11,9 +11,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import cffi
 import numpy as np
 import pytest
+from call_count import calls_of
 from fake_gpu import host_device  # noqa: F401
 from fake_torch import Tensor, torch  # noqa: F401
 
@@ -23,7 +23,7 @@ from pysim.arguments import flag, number, whole
 from pysim.errors import MachineError, MissingError, NativeError, OperandError, PlanError, PysimError
 from pysim.once import Recent, once
 from pysim.runtime import cpu as runtime
-from pysim.runtime import cuda, cuda_conv
+from pysim.runtime import cpu_launch
 
 try:
     runtime.library()
@@ -33,7 +33,6 @@ except MissingError as error:
 THREADS = 8
 PROBLEMS = 2000 if os.environ.get("PYSIM_LONG") else 60
 IMAGE, FILTERS = np.ones((1, 4, 9, 9), np.float32), np.ones((6, 4, 3, 3), np.float32)
-OURS = (*(os.path.dirname(package.__file__) + os.sep for package in (pysim, cffi)), "<string>")  # the last: of named tuples
 SQUARE = np.ones((4, 4), np.float32)
 
 
@@ -143,13 +142,13 @@ def test_random_results_are_right_from_eight_threads_at_once():
 
 
 def test_workspaces_that_lie_idle_are_bounded_and_serve_the_next_call():
-    kept = runtime.Workspaces(idle_bytes=1000)
+    kept = cpu_launch.Workspaces(idle_bytes=1000)
     small, large = kept.take(300), kept.take(900)
     kept.give(small)
     kept.give(large)  # beyond the bound: let go
     assert kept.take(200) is small and kept.take(200) is not large
     kept.give(small)
-    assert kept.take(400).nbytes == 400
+    assert len(kept.take(400)) == 400
 
 
 # Arguments
@@ -295,23 +294,6 @@ def test_under_no_grad_and_detached_tensors_are_taken(torch):  # noqa: F811
 # What calls that look alike have in common
 
 
-def calls_of(function: Any) -> int:
-    """Calls of Python functions, of this package and of cffi, that a call makes."""
-    count = 0
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename.startswith(OURS)
-
-    function()
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 @pytest.mark.parametrize(
     ("call", "most"),
     [
@@ -328,43 +310,6 @@ def test_a_second_call_costs_few_python_calls(call, most):
 def test_a_prepared_call_costs_few_python_calls():
     conv, out = pysim.prepare("conv:ic4ih9oc6kh3ph0", FILTERS), np.empty((1, 6, 7, 7), np.float32)
     assert calls_of(lambda: conv(IMAGE, out)) <= 20
-
-
-def test_a_second_call_on_device_tensors_asks_the_library_for_the_run_alone(torch, host_device, monkeypatch):  # noqa: F811
-    told = []
-
-    def note(name: str) -> Any:
-        def call(*arguments: Any) -> int:
-            told.append(name)
-            if name.endswith("workspace_bytes"):
-                arguments[-1][0] = 64
-            return 0
-
-        return call
-
-    names = ("conv_workspace_bytes", "conv_run", "gemm_workspace_bytes", "gemm_run")
-    lib = SimpleLibrary({f"pysim_cuda_{name}": note(name) for name in names})
-    ffi, _ = cuda.library()
-    for module in (cuda, cuda_conv):
-        monkeypatch.setattr(module, "library", lambda: (ffi, lib))
-    x, w, bias = (Tensor(one, is_cuda=True) for one in (IMAGE, FILTERS, np.ones(6, np.float32)))
-    a = Tensor(SQUARE, is_cuda=True)
-    for kind, call in (("conv", lambda: pysim.conv2d(x, w, bias)), ("gemm", lambda: pysim.gemm(a, a))):
-        call()
-        assert told == [f"{kind}_workspace_bytes", f"{kind}_run"]
-        told.clear()
-        torch.made.clear()
-        result = call()
-        assert told == [f"{kind}_run"] and len(torch.made) == 2 and result is torch.made[0]  # the result and a workspace
-        assert calls_of(call) <= 60
-        told.clear()
-
-
-class SimpleLibrary:
-    """Functions of a library by name; dtypes as the header has them."""
-
-    def __init__(self, functions: dict[str, Any]) -> None:
-        vars(self).update(functions, PYSIM_F32=0)
 
 
 def test_another_type_layout_plan_or_machine_is_another_launch():

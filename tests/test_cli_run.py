@@ -22,7 +22,7 @@ from pysim.errors import OperandError
 from pysim.measure.store import Store
 from pysim.peers import PEERS
 from pysim.record.measurement import Comparison
-from pysim.runtime import cpu as runtime
+from pysim.runtime import cpu_launch
 
 pytestmark = pytest.mark.usefixtures("own_files")
 QUICK = ("--seconds", "0.001")
@@ -68,7 +68,7 @@ def test_run_with_threads_shows_no_prediction_for_one_thread():
 
 @native
 def test_an_algorithm_that_a_problem_lacks_is_answered_with_those_it_has():
-    assert "there are: im2col, sconv" in refused(2, "run", SMALL, "--algorithm", "winograd")
+    assert "there are: im2col, sconv, winograd" in refused(2, "run", SMALL, "--algorithm", "fft")
     assert document("run", SMALL, "--algorithm", "sconv")["comparisons"][0]["plan"]["algorithm"] == "sconv"
     first, second = document("run", SMALL, "gemm:24x20x16", "--algorithm", "gemm", code=1)["comparisons"]
     assert 'has no algorithm "gemm"' in first["reason"] and second["plan"]["algorithm"] == "gemm"
@@ -166,8 +166,8 @@ def test_a_wrong_result_exits_1_with_the_reason_and_no_time(command, monkeypatch
         y[0, 0, 0, 0] += 1
         return y
 
-    right = runtime.Prepared.__call__
-    monkeypatch.setattr(runtime.Prepared, "__call__", broken)
+    right = cpu_launch.Prepared.__call__
+    monkeypatch.setattr(cpu_launch.Prepared, "__call__", broken)
     result = invoke(command, SMALL)
     assert result.exit_code == 1
     assert re.search(r"^ +WRONG .* " + re.escape(SMALL) + r"\n    failed: exact fill: 1 of \d+ elements", result.stdout, re.MULTILINE)

@@ -29,6 +29,7 @@ from pysim.record.measurement import Comparison
 from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
 from pysim.runtime import cpu as runtime
+from pysim.runtime import cpu_launch
 
 CONV = "conv:mb1ic16ih14oc12kh3ph1"
 MACHINE: Any = SimpleNamespace(name="here", levels=(SimpleNamespace(size_bytes=1 << 15), SimpleNamespace(size_bytes=1 << 17)))
@@ -130,7 +131,7 @@ def test_a_comparison_is_json_with_the_promised_keys() -> None:
 def corrupting(change: Callable[[Array], None]) -> type:
     """The native convolution with a mistake in its result."""
 
-    class Corrupt(runtime.Prepared):
+    class Corrupt(cpu_launch.Prepared):
         def __call__(self, x: Any, out: Any = None) -> Array:
             result = super().__call__(x, out)
             change(result)
@@ -153,7 +154,7 @@ def test_a_wrong_result_is_never_timed(change: Callable[[Array], None], monkeypa
     def timed(*_: Any, **__: Any) -> None:
         raise AssertionError("a wrong result was timed")
 
-    monkeypatch.setattr(runtime, "Prepared", corrupting(change))
+    monkeypatch.setattr(cpu_launch, "Prepared", corrupting(change))
     monkeypatch.setattr(comparing, "interleave", timed)
     with Store(tmp_path / "s.sqlite") as store:
         c = one(peers={"right": right}, store=store)
@@ -318,7 +319,7 @@ def test_an_emulated_plan_is_checked_beside_simulated_caches_and_nothing_is_time
 
 @native
 def test_a_wrong_result_of_an_emulator_has_no_static_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "Prepared", corrupting(one_ulp))
+    monkeypatch.setattr(cpu_launch, "Prepared", corrupting(one_ulp))
     workload = parse(CONV)
     on = load("xeon-4208")
     done = measure_plan(Layer(workload, "", 1), planned(workload, on=on), on, {}, How(**FAST), None, Emulator())

@@ -19,7 +19,7 @@ from pysim.problem.dtypes import SIZES
 from pysim.problem.text import parse
 from pysim.record.schedule import GpuConvSchedule, name_of
 from pysim.registry.rows import conv_kernels, gemm_of_tiles
-from pysim.runtime import cuda, cuda_conv
+from pysim.runtime import arrays, cuda, cuda_call
 
 H200 = machine.load_any("h200")
 assert isinstance(H200, machine.Gpu)
@@ -118,11 +118,11 @@ def test_what_is_refused_and_the_workspace_are_the_librarys():
         schedule = GpuConvSchedule(row.name, None, kind, splits, False, 1)
         if reason := wgmma.row_refuses(row, w, layout):
             with pytest.raises(NativeError) as error:
-                cuda_conv.workspace_bytes(w, schedule, layout)
+                cuda.Launch(w, schedule, layout=layout)
             assert str(error.value).endswith(reason.sentence)
             refused += 1
         else:
-            assert wgmma.workspace_bytes(w, schedule, layout) == cuda_conv.workspace_bytes(w, schedule, layout), w.text
+            assert wgmma.workspace_bytes(w, schedule, layout) == cuda.Launch(w, schedule, layout=layout).workspace_bytes, w.text
             taken += 1
     assert taken > 300 < refused
 
@@ -171,20 +171,18 @@ def test_operands_off_the_copies_alignment_are_moved_and_others_are_not(monkeypa
         def __init__(self, shape, dtype):
             self.pointer, self.nbytes = 1 << 20, shape[0]
 
-    class Convolution:
+    class Launch:
         workspace_bytes = 0
 
-        def run(self, pointers, *rest):
-            launched.append(pointers)
+        def run(self, *told):
+            launched.append(told[:3])
 
-    monkeypatch.setattr(cuda_conv, "DeviceArray", Memory)
+    monkeypatch.setattr(cuda, "DeviceArray", Memory)
     monkeypatch.setattr(cuda, "copy", lambda *told: copies.append(told))
-    monkeypatch.setattr(cuda, "workspace_like", lambda *told: (None, 0))
-    monkeypatch.setattr(cuda, "with_bias", lambda *told: None)
-    x = cuda_conv.Matrix(4096 + 2, (1, 64, 8, 8), (4096, 1, 512, 64), "f16", 0, None, None)
-    filters = cuda_conv.Matrix(8192, (64, 64, 1, 1), (64, 1, 64, 64), "f16", 0, None, None)
+    x = arrays.Matrix(4096 + 2, (1, 64, 8, 8), (4096, 1, 512, 64), "f16", 0, None, None)
+    filters = arrays.Matrix(8192, (64, 64, 1, 1), (64, 1, 64, 64), "f16", 0, None, None)
     for row in (ROW, next(one for one in conv_kernels() if one.algorithm == "im2col" and one.dtype == "f16")):
-        ready = cuda_conv._Ready(Convolution(), (1, 8, 8, 64), "nhwc", "f16", False, row.alignment, None)
-        cuda_conv._run(ready, {"x": x, "w": filters}, 1 << 21)
+        ready = cuda_call.Ready(Launch(), ("x", "w"), (1, 8, 8, 64), "f16", None, True, alignment=row.alignment)
+        cuda_call._launch(ready, {"x": x, "w": filters}, 1 << 21, 0, None)
     assert launched == [(1 << 20, 8192, 1 << 21), (4096 + 2, 8192, 1 << 21)]
     assert copies == [(1 << 20, 4096 + 2, 2 * 64 * 64, "PYSIM_ON_DEVICE", 0)]

@@ -6,7 +6,7 @@ given, and "device" memory is host memory behind `__cuda_array_interface__`.
 """
 
 import ctypes
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,9 +20,9 @@ from pysim.errors import MissingError, OperandError
 from pysim.measure import clock
 from pysim.peers import cublas
 from pysim.problem.gemm import Gemm
-from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
+from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import gemm_kernels
-from pysim.runtime import arrays, cuda
+from pysim.runtime import arrays, cuda, cuda_gemm
 
 DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "s8": np.int8, "s32": np.int32}
 
@@ -39,24 +39,20 @@ class OnDevice:
         return about | {"strides": self.array.strides, "stream": self.stream}
 
 
-class NumpyLaunch:
-    """`Launch` by NumPy, on exactly what the library would be told."""
+class NumpyBound:
+    """`Bound` by NumPy, on exactly what the library would be told."""
 
-    seen: Any = None
-
-    def __init__(self, workload, schedule, pointers, *, result, pitches=None, epilogue=None, stream=0, make=None) -> None:
+    def __init__(self, launch, pointers, *, epilogue=None, stream=0) -> None:
         NumpyLaunch.seen = self
-        w = workload
+        w, self.schedule, result, pitches = launch.told
         pitches = pitches or (w.m if w.trans_a else w.k, w.k if w.trans_b else w.n, w.n)
-        epilogue = epilogue or cuda.epilogue_struct(1.0, 0.0, 0, None)
-        self.workload, self.schedule, self.stream, self.epilogue = workload, schedule, stream, epilogue
-        w = workload
+        self.workload, self.stream, self.epilogue = w, stream, epilogue or cuda.epilogue_struct(1.0, 0.0, 0, None)
         shapes = ((w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n), (w.m, w.n))
         types = (w.dtype, w.dtype, result)
         self.views = [rows_at(*one) for one in zip(pointers, shapes, pitches, types, strict=True)]
 
     def reference(self) -> None:
-        NumpyLaunch.run(self)
+        NumpyBound.run(self)
 
     def run(self) -> None:
         a, b, c = self.views
@@ -68,16 +64,19 @@ class NumpyLaunch:
         c[...] = value.astype(c.dtype)
 
 
-class NumpyProduct:
-    """`Product` by the same."""
+class NumpyLaunch:
+    """`Launch` by the same."""
 
-    workspace_bytes = 0
+    workspace_bytes, bound, seen = 0, NumpyBound, cast("Any", None)
 
-    def __init__(self, workload, schedule, pointers, *, result, pitches) -> None:
-        self.told, self.options = (workload, schedule), {"result": result, "pitches": pitches}
+    def __init__(self, workload, schedule, *, result, layout="nchw", pitches=None, first=0, second=0) -> None:
+        self.told = (workload, schedule, result, pitches)
 
-    def run(self, pointers, workspace, epilogue, stream) -> None:
-        NumpyLaunch(*self.told, pointers, **self.options, epilogue=epilogue, stream=stream).run()
+    def run(self, first, second, result, workspace, epilogue, stream) -> None:
+        self.on((first, second, result), epilogue=epilogue, stream=stream).run()
+
+    def on(self, pointers, **given) -> Any:
+        return self.bound(self, pointers, **given)
 
 
 def rows_at(pointer: int, shape: tuple[int, int], pitch: int, dtype: str) -> np.ndarray:
@@ -91,7 +90,6 @@ def rows_at(pointer: int, shape: tuple[int, int], pitch: int, dtype: str) -> np.
 def device(host_device, monkeypatch):  # noqa: F811
     """A device of which only the arithmetic is missing."""
     monkeypatch.setattr(cuda, "Launch", NumpyLaunch)
-    monkeypatch.setattr(cuda, "Product", NumpyProduct)
     return host_device
 
 
@@ -146,7 +144,7 @@ def test_a_gpu_that_is_not_shipped_becomes_a_machine_with_its_own_numbers_and_as
 def test_schedules_and_devices_mirror_the_librarys_structs():
     ffi = ffi_of_header()
     fields = [name for name, _ in ffi.typeof("pysim_cuda_schedule").fields]
-    assert fields == list(GpuSchedule.__struct_fields__)
+    assert fields == [*GpuSchedule.__struct_fields__, "gemm"] and set(fields) == set(GpuConvSchedule.__struct_fields__)
     info = [name for name, _ in ffi.typeof("pysim_cuda_gemm_info").fields]
     assert info == ["name", "family", "form", "dtype", *gemm_kernels()[0].tile, "capability"]
     known = {name for name, _ in ffi.typeof("pysim_cuda_device").fields}
@@ -198,7 +196,7 @@ def test_row_and_column_major_operands_are_flags_not_copies(device, trans_a, tra
     b = np.array(whole(*((5, 7) if trans_b else (7, 5)), seed=2), order=order_b)
     want = (a.T if trans_a else a) @ (b.T if trans_b else b)
     out = np.full((3, 5), np.nan, np.float32)
-    found = cuda.gemm(OnDevice(a), OnDevice(b), schedule, trans_a=trans_a, trans_b=trans_b, out=OnDevice(out))
+    found = cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule, trans_a=trans_a, trans_b=trans_b, out=OnDevice(out))
     assert np.array_equal(out, want) and np.array_equal(found.array, want)
     told = NumpyLaunch.seen
     assert told.views[0].ctypes.data == a.ctypes.data and told.views[1].ctypes.data == b.ctypes.data
@@ -210,41 +208,41 @@ def test_row_and_column_major_operands_are_flags_not_copies(device, trans_a, tra
 def test_a_column_major_result_is_computed_as_its_transpose(device, trans_a, order_b):
     a, b = whole(*((7, 3) if trans_a else (3, 7)), seed=1), np.array(whole(7, 5, seed=2), order=order_b)
     out = np.full((9, 5), np.nan, np.float32, order="F")[:3]
-    cuda.gemm(OnDevice(a), OnDevice(b), schedule, trans_a=trans_a, out=OnDevice(out))
+    cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule, trans_a=trans_a, out=OnDevice(out))
     assert np.array_equal(out, (a.T if trans_a else a) @ b)
     assert (NumpyLaunch.seen.workload.m, NumpyLaunch.seen.workload.n) == (5, 3)
 
 
 def test_submatrices_with_pitches_are_taken_as_they_lie(device):
     a, b, out = whole(8, 16, seed=1)[2:5, 3:10], whole(16, 12, seed=2)[1:8, 4:9], np.zeros((6, 20), np.float32)[1:4, 2:7]
-    cuda.gemm(OnDevice(a), OnDevice(b), schedule, out=OnDevice(out))
+    cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule, out=OnDevice(out))
     assert np.array_equal(out, a @ b) and np.count_nonzero(out.base) == np.count_nonzero(out)
 
 
 @pytest.mark.parametrize("order", "CF")
 def test_host_arrays_come_back_as_host_arrays(device, order):
     a, b, c = np.array(whole(4, 6), order=order), whole(5, 6, seed=3).T, whole(4, 5, seed=4)
-    result = cuda.gemm(a, b, schedule, c, alpha=2.0, beta=3.0)
+    result = cuda_gemm.gemm(a, b, schedule, c, alpha=2.0, beta=3.0)
     assert isinstance(result, np.ndarray) and np.array_equal(result, 2 * (a @ b) + 3 * c)
     out = np.empty((5, 4), np.float32).T
-    assert cuda.gemm(a, b, schedule, c, alpha=2.0, beta=3.0, out=out) is out
+    assert cuda_gemm.gemm(a, b, schedule, c, alpha=2.0, beta=3.0, out=out) is out
     assert np.array_equal(out, result)
-    assert cuda.gemm(whole(2, 3, dtype=np.int8), whole(3, 2, dtype=np.int8), schedule).dtype == np.int32
+    assert cuda_gemm.gemm(whole(2, 3, dtype=np.int8), whole(3, 2, dtype=np.int8), schedule).dtype == np.int32
 
 
 def test_c_is_read_and_only_out_is_written(device):
     a, b, c = whole(3, 4), whole(4, 5, seed=1), whole(3, 5, seed=2)
     before = c.copy()
     out = np.zeros((3, 5), np.float32)
-    cuda.gemm(OnDevice(a), OnDevice(b), schedule, OnDevice(c), beta=1.0, out=OnDevice(out))
+    cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule, OnDevice(c), beta=1.0, out=OnDevice(out))
     assert np.array_equal(out, a @ b + c) and np.array_equal(c, before)
-    cuda.gemm(OnDevice(a), OnDevice(b), schedule, OnDevice(c), beta=1.0, out=OnDevice(c))
+    cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule, OnDevice(c), beta=1.0, out=OnDevice(c))
     assert np.array_equal(c, a @ b + before)
 
 
 def test_work_goes_to_the_stream_of_the_first_operand_and_waits_for_the_others(device):
     device.synchronized.clear()
-    cuda.gemm(OnDevice(whole(2, 2), 5), OnDevice(whole(2, 2), 9), schedule, out=OnDevice(whole(2, 2), 5))
+    cuda_gemm.gemm(OnDevice(whole(2, 2), 5), OnDevice(whole(2, 2), 9), schedule, out=OnDevice(whole(2, 2), 5))
     assert NumpyLaunch.seen.stream == 5 and device.synchronized == [9]
 
 
@@ -292,7 +290,7 @@ def test_what_does_not_fit_is_named(device, arguments, options, says, place):
         return OnDevice(x) if place == "device" and isinstance(x, np.ndarray) else x
 
     with pytest.raises(OperandError) as caught:
-        cuda.gemm(*map(put, arguments), schedule, **{name: put(value) for name, value in options.items()})
+        cuda_gemm.gemm(*map(put, arguments), schedule, **{name: put(value) for name, value in options.items()})
     assert says in str(caught.value)
 
 
@@ -310,22 +308,21 @@ def test_an_out_that_does_not_fit_is_named_and_nothing_is_written(device, out, s
     a = whole(8, 4)
     before = a.copy()
     with pytest.raises(OperandError) as caught:
-        cuda.gemm(OnDevice(a[:3]), OnDevice(N), schedule, out=out(a))
+        cuda_gemm.gemm(OnDevice(a[:3]), OnDevice(N), schedule, out=out(a))
     assert says in str(caught.value) and np.array_equal(a, before)
 
 
 def test_a_matrix_whose_rows_are_scattered_is_refused_on_the_device_and_copied_from_the_host(device):
     a, b = whole(3, 8)[:, ::2], whole(4, 5)
     with pytest.raises(OperandError, match="neither its rows nor its columns are contiguous"):
-        cuda.gemm(OnDevice(a), OnDevice(b), schedule)
-    assert np.array_equal(cuda.gemm(a, b, schedule), a @ b)
+        cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule)
+    assert np.array_equal(cuda_gemm.gemm(a, b, schedule), a @ b)
 
 
 # Comparisons, the device played by NumPy
 
 
-def compared(monkeypatch, problem: str, launch: Any = NumpyLaunch) -> Any:
-    monkeypatch.setattr(cuda, "Launch", launch)
+def compared(monkeypatch, problem: str) -> Any:
     monkeypatch.setattr(planner, "plan", gpu_plan)
     monkeypatch.setattr(bench, "Events", Clock)
     monkeypatch.setattr(clock, "WARMUP_SECONDS", 0)
@@ -350,7 +347,7 @@ def test_a_right_plan_is_timed_beside_what_is_missing(device, monkeypatch, probl
     ("fault", "says"), [("one element", "exact fill: 1 of"), ("unwritten", "exact fill:"), ("rounded", "random fill:")]
 )
 def test_a_wrong_result_is_never_timed(device, monkeypatch, fault, says):
-    class Broken(NumpyLaunch):
+    class Broken(NumpyBound):
         def run(self) -> None:
             a, b, c = self.views
             if fault == "unwritten":
@@ -362,7 +359,8 @@ def test_a_wrong_result_is_never_timed(device, monkeypatch, fault, says):
                 rounded = [x.astype(np.float16).astype(np.float64) for x in (a, b)]
                 c[...] = (rounded[0] @ rounded[1]).astype(np.float32)
 
-    one = compared(monkeypatch, "gemm:70x50x300", Broken)
+    monkeypatch.setattr(NumpyLaunch, "bound", Broken)
+    one = compared(monkeypatch, "gemm:70x50x300")
     assert not one.correct and says in one.reason and one.measured_seconds is None
 
 
@@ -390,15 +388,11 @@ def _no_library() -> str:
 
 @pytest.mark.skipif(bool(_no_library()), reason=_no_library() or "the library is here")
 def test_the_planner_counts_the_workspace_as_the_library_does():
-    ffi, lib = cuda.library()
-    size = ffi.new("int64_t *")
     for problem in ("gemm:1000x700x3000:f16", "gemm:513x100x9000:tn:s8", "gemm:64x64x4096:tt:tf32", "gemm:333x777x555:nt:bf16"):
         for plan in planner.plans(problem, "h200", 12):
             w, s = plan.workload, plan.schedule
             assert isinstance(w, Gemm) and isinstance(s, GpuSchedule)
-            told = (cuda.gemm_struct(w, cuda.result_of(w.dtype)), cuda.schedule_struct(s), ffi.NULL, ffi.NULL, size)
-            cuda.check(lib.pysim_cuda_gemm_workspace_bytes(*told))
-            assert plan.workspace_bytes == size[0], (problem, s)
+            assert plan.workspace_bytes == cuda.Launch(w, s).workspace_bytes, (problem, s)
 
 
 @on_gpu

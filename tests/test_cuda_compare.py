@@ -27,8 +27,9 @@ from pysim.measure.store import Store
 from pysim.peers import chosen, cublas, cudnn, peer
 from pysim.peers import torch as torch_peer
 from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, parse
-from pysim.runtime import cuda, cuda_conv
+from pysim.runtime import cuda
 
 SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2ph1pw1dh1"
 UNEVEN = "conv:ic3ih5oc4oh3kh3sh2ph0"  # pads 0 above and 2 below
@@ -68,19 +69,31 @@ def convolve(w: Conv, pointers: tuple[int, ...], layout: str) -> np.ndarray:
     return y
 
 
-class ConvLaunch:
-    """`cuda_conv.Launch` by NumPy. `fault` changes what one wrote."""
+class Launch:
+    """`cuda.Launch` by NumPy, with its operands. `fault` changes what a convolution wrote."""
 
     fault: ClassVar[Any] = staticmethod(lambda y: None)
 
-    def __init__(self, workload, schedule, pointers, *, layout, result) -> None:
-        self.told = (workload, pointers, layout)
+    def __init__(self, workload, schedule, *, layout, result) -> None:
+        self.workload, self.layout = workload, layout
+
+    def on(self, pointers) -> Any:
+        if isinstance(self.workload, Gemm):
+            return SimpleNamespace(run=lambda: multiply(pointers), reference=lambda: multiply(pointers))
+        self.told = (self.workload, pointers, self.layout)
+        return self
 
     def reference(self) -> None:
         convolve(*self.told)
 
     def run(self) -> None:
-        type(self).fault(convolve(*self.told))
+        Launch.fault(convolve(*self.told))
+
+
+def multiply(pointers: tuple[int, int, int]) -> None:
+    """The product of two 16 x 16 matrices into the third."""
+    a, b, c = (np.frombuffer((ctypes.c_char * (16 * 16 * 4)).from_address(at), np.float32).reshape(16, 16) for at in pointers)
+    c[...] = a.astype(np.float64) @ b
 
 
 class Forward:
@@ -152,7 +165,7 @@ def gpu(host_device, monkeypatch, tmp_path):  # noqa: F811
     """An H200 with cuDNN and PyTorch, of which only the arithmetic is NumPy's, and a plan for every problem."""
     monkeypatch.setenv("PYSIM_STORE", str(tmp_path / "store.sqlite"))
     monkeypatch.setattr(planner, "plan", gpu_plan)
-    monkeypatch.setattr(cuda_conv, "Launch", ConvLaunch)
+    monkeypatch.setattr(cuda, "Launch", Launch)
     monkeypatch.setattr(cudnn, "Forward", Forward)
     monkeypatch.setattr(cudnn, "version", lambda: "cuDNN 9.0.0")
     monkeypatch.setattr(torch_peer, "Forward", Torch)
@@ -162,7 +175,7 @@ def gpu(host_device, monkeypatch, tmp_path):  # noqa: F811
     monkeypatch.setattr(clock, "WARMUP_SECONDS", 0)
     cublas._library.cache_clear()
     SPOILS.clear()
-    Forward.told, Clock.timed, ConvLaunch.fault = [], {}, staticmethod(lambda y: None)
+    Forward.told, Clock.timed, Launch.fault = [], {}, staticmethod(lambda y: None)
 
 
 def compared(problem: str = SMALL, **options: Any) -> Any:
@@ -263,7 +276,7 @@ def test_peers_are_told_the_type_and_the_layout_of_the_plan(dtype, layout):
     [(lambda y: y.__setitem__((-1, -1, -1, -1), y[-1, -1, -1, -1] + 1), "1 of 108 elements"), (lambda y: y.fill(np.nan), "108 of 108")],
 )
 def test_a_wrong_result_of_ours_is_told_and_nothing_is_timed(fault, says):
-    ConvLaunch.fault = staticmethod(fault)
+    Launch.fault = staticmethod(fault)
     found = document("compare", SMALL, "-m", "h200", code=1)["comparisons"][0]
     assert not found["correct"] and says in found["reason"] and found["measured_seconds"] is None and not found["workspaces"]
     assert Clock.timed == {} and Forward.told == []
@@ -283,7 +296,7 @@ def test_one_wrong_element_of_random_operands_is_found_wherever_it_is(monkeypatc
         if (y != np.round(y)).any():
             y.reshape(conv.batch, conv.filters, conv.windows)[image, 2, window] += 0.01
 
-    ConvLaunch.fault = staticmethod(spoil)
+    Launch.fault = staticmethod(spoil)
     one = compared("conv:mb2ic3ih15oc4kh3ph1")
     assert not one.correct and one.reason.startswith("failed: random fill: 1 of 1800 elements are wrong; the first at (")
 
@@ -304,7 +317,7 @@ def test_a_launch_that_fails_when_timed_is_a_reason(monkeypatch):
         if runs[0] > 3:
             raise NativeError("the launch failed")
 
-    ConvLaunch.fault = staticmethod(fourth)
+    Launch.fault = staticmethod(fourth)
     one = compared()
     assert not one.correct and one.reason == "the launch failed" and one.measured_seconds is None
 
@@ -341,24 +354,16 @@ def test_every_contender_is_stored_under_its_own_name():
 
 
 def product_launch(monkeypatch) -> None:
-    """Products are right too, and cuBLAS takes part."""
-
-    def matrices(pointers: tuple[int, int, int]) -> None:
-        a, b, c = (np.frombuffer((ctypes.c_char * (16 * 16 * 4)).from_address(at), np.float32).reshape(16, 16) for at in pointers)
-        c[...] = a.astype(np.float64) @ b
-
-    def launch(workload: Any, schedule: Any, pointers: tuple[int, int, int], *, result: str) -> Any:
-        return SimpleNamespace(run=lambda: matrices(pointers), reference=lambda: matrices(pointers))
+    """cuBLAS takes part in products."""
 
     def product(w: Any, result: str, pointers: tuple[int, int, int]) -> Any:
         def call() -> None:
             LEADS.append("cublas")
-            matrices(pointers)
+            multiply(pointers)
 
         call.contender = "cublas"
         return call, "cuBLAS 13.0.0"
 
-    monkeypatch.setattr(cuda, "Launch", launch)
     monkeypatch.setattr(cublas, "product", product)
 
 
@@ -420,7 +425,7 @@ def test_cold_contenders_rotate_over_copies_of_their_operands_in_device_memory(m
     def note(y: np.ndarray) -> None:
         seen[y.ctypes.data] = seen.get(y.ctypes.data, 0) + 1
 
-    ConvLaunch.fault = staticmethod(note)
+    Launch.fault = staticmethod(note)
     monkeypatch.setattr(comparison, "copies_for", lambda nbytes, last_level: last_level // (1 << 20))
     one = compared(state="cold", peers=())
     assert one.correct and one.state == "cold" and one.peers == {}

@@ -13,20 +13,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pysim import planner
 from pysim.algorithms import algorithm_named
 from pysim.algorithms.gpu import gemm, im2col
+from pysim.check.reference import shapes
 from pysim.errors import NativeError, PlanError, ProblemError
 from pysim.machine.load import load_any
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
+from pysim.problem.text import parse
 from pysim.record.cost import Reason
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
 from pysim.registry.rows import CONV_LAYOUTS, ConvKernel, GemmKernel, conv_kernels, cuda_limits, gemm_kernels
-from pysim.runtime import cuda, cuda_conv
+from pysim.runtime import cuda
 
 MOST = cuda_limits()
 PROBLEMS = 150  # of a row and layout
@@ -82,12 +85,12 @@ def native() -> Iterator[None]:
 
 
 def library_product_bytes(w: Gemm, schedule: GpuSchedule, lies: Lies) -> int:
-    ffi, lib = cuda.library()
-    size, element = ffi.new("int64_t *"), SIZES[w.dtype]
-    operands = [ffi.cast("void *", BASE if aligned else BASE + element) for aligned in lies[1]]
-    told = cuda.gemm_struct(w, cuda.result_of(w.dtype), (*lies[0], w.n))
-    cuda.check(lib.pysim_cuda_gemm_workspace_bytes(told, cuda.schedule_struct(schedule), *operands, size))
-    return int(size[0])
+    first, second = (BASE if aligned else BASE + SIZES[w.dtype] for aligned in lies[1])
+    return cuda.Launch(w, schedule, pitches=(*lies[0], w.n), first=first, second=second).workspace_bytes
+
+
+def library_convolution_bytes(w: Conv, schedule: GpuConvSchedule, layout: str) -> int:
+    return cuda.Launch(w, schedule, layout=layout).workspace_bytes
 
 
 # Problems: sizes about the tiles' edges and the limits, and any
@@ -257,12 +260,12 @@ def test_a_convolutions_workspace_and_refusals_are_the_librarys(row: ConvKernel,
             if -(-w.channels // w.groups // row.block_k) < splits:
                 kind, splits = ("data_parallel", 1)
         schedule = GpuConvSchedule(row.name, product.name if product else None, kind, splits, draw.random() < 0.5, draw.randint(1, 8))
-        theirs = answer(cuda_conv.workspace_bytes, w, schedule, layout)
+        theirs = answer(library_convolution_bytes, w, schedule, layout)
         assert convolution_bytes(row, w, schedule, layout, product) == theirs, (w.text, layout, schedule)
         answered += theirs is not None
         if (says := refusal(row, w, layout)) and says.code != "size":
             with pytest.raises(NativeError, match=re.escape(f"{row.name}: {says.sentence}")):
-                cuda_conv.workspace_bytes(w, schedule, layout)
+                library_convolution_bytes(w, schedule, layout)
     assert answered > PROBLEMS / 3
 
 
@@ -299,3 +302,22 @@ def test_the_library_lists_the_rows_and_their_columns() -> None:
             cuda.check(tell(row.index, info))
             assert [ffi.string(text).decode() for text in (info.name, info.family, info.form)] == [row.name, *told(row)]
             assert {name: getattr(info, name) for name in (*row.tile, "capability")} == row.tile | {"capability": row.capability}
+
+
+@pytest.mark.parametrize("problem", ["gemm:70x50x33", "gemm:40x30x20:tn", "conv:mb2ic16ih12oc32kh3ph1", "conv:mb1ic5ih9oc3kh3sh2ph1"])
+def test_a_launch_is_the_same_by_addresses_and_by_pointers_and_computes_what_the_plain_loops_do(problem: str) -> None:
+    """On the CPU, which runs the kernels that need no other instructions."""
+    w = parse(problem)
+    schedule: GpuSchedule | GpuConvSchedule = GpuConvSchedule("f32_direct", None, "data_parallel", 1, False, 1)
+    if isinstance(w, Gemm):
+        schedule = GpuSchedule("f32_simt_32x32x8_16x32_4x4_s2_c1x1", "data_parallel", 1, False, 1)
+    draw, sizes = np.random.default_rng(5), shapes(w)
+    first, second = (draw.integers(-3, 4, size).astype(np.float32) for size in sizes[:2])
+    results = [np.full(sizes.out, np.nan, np.float32) for _ in range(3)]
+    launch = cuda.Launch(w, schedule)
+    space = np.empty(launch.workspace_bytes, np.uint8)
+    at = [(first.ctypes.data, second.ctypes.data, one.ctypes.data) for one in results]
+    launch.run(*at[0], space.ctypes.data, cuda.epilogue_struct(1.0, 0.0, 0, None), 0)
+    launch.on(at[1], make=lambda size: (space, space.ctypes.data)).run()
+    launch.on(at[2], make=lambda size: (space, space.ctypes.data)).reference()
+    assert np.array_equal(results[0], results[2]) and np.array_equal(results[1], results[2])

@@ -21,8 +21,9 @@ from pysim.measure.store import Store
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer, distinct, parse, resolve
 from pysim.runtime import cpu as runtime
-from pysim.runtime import emulated
-from pysim.runtime.emulated import EMULATED, POWER10, Emulated
+from pysim.runtime import cpu_launch, emulated, foreign
+from pysim.runtime.emulated import EMULATED, Emulated
+from pysim.runtime.foreign import POWER10
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]
 
@@ -145,7 +146,7 @@ def test_operands_may_be_read_only_and_strided_and_are_not_changed(power10):
     want = pysim.conv2d(x, filters, padding=1)
     before = x.copy()
     x.flags.writeable = filters.flags.writeable = False
-    assert np.array_equal(runtime.run_conv(w, plan.schedule, x, filters, executor=power10), want)
+    assert np.array_equal(cpu_launch.run_conv(w, plan.schedule, x, filters, executor=power10), want)
     assert np.array_equal(x, before)
 
 
@@ -231,8 +232,8 @@ def test_a_wrong_result_there_exits_1(command, monkeypatch):
         y[0, 0, 0, 0] += 1
         return y
 
-    right = runtime.Prepared.__call__
-    monkeypatch.setattr(runtime.Prepared, "__call__", broken)
+    right = cpu_launch.Prepared.__call__
+    monkeypatch.setattr(cpu_launch.Prepared, "__call__", broken)
     result = invoke(command, SMALL, "-m", NAME)
     assert result.exit_code == 1
     assert "WRONG" in result.stdout and "exact fill: 1 of" in result.stdout
@@ -245,7 +246,7 @@ def test_a_wrong_result_there_exits_1(command, monkeypatch):
 def test_without_qemu_or_a_compiler_the_command_to_install_it_is_said(command, monkeypatch, tmp_path):
     monkeypatch.setitem(EMULATED, "mma", Emulated(POWER10))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(emulated, "installed", lambda package: None)
+    monkeypatch.setattr(foreign, "installed", lambda package: None)
     assert "sudo apt-get install qemu-user" in refused(3, command, SMALL, "-m", NAME)
     qemu = tmp_path / "qemu-ppc64le"
     qemu.write_text("#!/bin/sh\n")

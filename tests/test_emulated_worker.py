@@ -24,8 +24,9 @@ from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.registry.rows import native_file
 from pysim.runtime import cpu as runtime
-from pysim.runtime import emulated
-from pysim.runtime.emulated import POWER10, Emulated
+from pysim.runtime import cpu_launch, emulated, foreign
+from pysim.runtime.emulated import Emulated
+from pysim.runtime.foreign import POWER10
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]
 
@@ -40,7 +41,9 @@ def power10():
 
 @emulation
 def test_two_processes_that_build_at_once_get_one_worker_and_say_once_that_they_build(tmp_path):
-    code = "from pysim.runtime.emulated import *; print(worker(POWER10), EMULATED['mma'].call('pysim_kernel_count'))"
+    code = """
+from pysim.runtime import emulated, foreign
+print(foreign.worker(foreign.POWER10), emulated.EMULATED['mma'].call('pysim_kernel_count'))"""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     pipe = subprocess.PIPE
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, env=environment) for _ in range(2)]
@@ -56,26 +59,26 @@ def test_two_processes_that_build_at_once_get_one_worker_and_say_once_that_they_
 @emulation
 def test_other_sources_or_another_compiler_make_another_worker(tmp_path, monkeypatch):
     (compiler, *_) = POWER10.compilers()
-    here = emulated.worker_file(POWER10, compiler)
-    assert emulated.worker_file(POWER10, compiler._replace(version="another")) != here
+    here = foreign.worker_file(POWER10, compiler)
+    assert foreign.worker_file(POWER10, compiler._replace(version="another")) != here
     copy = copied(tmp_path)
-    monkeypatch.setattr(emulated, "native_file", lambda name: copy / name)
-    assert emulated.worker_file(POWER10, compiler) == here
+    monkeypatch.setattr(foreign, "native_file", lambda name: copy / name)
+    assert foreign.worker_file(POWER10, compiler) == here
     (copy / "conv" / "nest.c").write_text((copy / "conv" / "nest.c").read_text() + "\n")
-    assert emulated.worker_file(POWER10, compiler) != here
+    assert foreign.worker_file(POWER10, compiler) != here
 
 
 def test_the_worker_is_made_of_the_files_that_meson_builds_for_power10():
     text = (Path(__file__).parent.parent / "meson.build").read_text()
     built = set(re.findall(r"'native/((?:conv/|power10/)?\w+\.c)'", text))
-    found = {str(path.relative_to(native_file("pysim.h").parent)) for path in emulated._sources(POWER10) if path.suffix == ".c"}
+    found = {str(path.relative_to(native_file("pysim.h").parent)) for path in foreign._sources(POWER10) if path.suffix == ".c"}
     assert found == built | {"worker/worker.c"}
 
 
 def copied(folder: Path) -> Path:
     """The sources of the worker, elsewhere."""
     root = native_file("pysim.h").parent
-    for path in emulated._sources(POWER10):
+    for path in foreign._sources(POWER10):
         target = folder / "native" / path.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
@@ -86,10 +89,10 @@ def copied(folder: Path) -> Path:
 def test_a_compile_error_is_an_error_with_the_compilers_words_and_leaves_nothing(tmp_path, monkeypatch):
     copy = copied(tmp_path)
     (copy / "portable.c").write_text("int half(\n")
-    monkeypatch.setattr(emulated, "native_file", lambda name: copy / name)
+    monkeypatch.setattr(foreign, "native_file", lambda name: copy / name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(MissingError, match=r"(?s)cannot be built.*portable\.c:1.*error"):
-        emulated.worker(POWER10)
+        foreign.worker(POWER10)
     assert [path.name for path in (tmp_path / "cache" / "pysim").iterdir()] == ["power10-worker.lock"]
 
 
@@ -98,7 +101,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_says_what_to_set(tmp_pa
     (tmp_path / "occupied").write_text("a file, so no folder can be made here")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "occupied"))
     with pytest.raises(MissingError, match="set XDG_CACHE_HOME"):
-        emulated.worker(POWER10)
+        foreign.worker(POWER10)
 
 
 # The protocol
@@ -205,7 +208,7 @@ def test_the_librarys_own_refusals_come_back_as_its_sentence(power10):
     w = parse("conv:ic4ih6oc4kh3ph1")
     schedule = planner.plan(w, machine.load(NAME)).schedule
     with pytest.raises(NativeError, match="threads is -1"):
-        runtime.Prepared(w, whole(4, 4, 3, 3), schedule, threads=-1, executor=power10)
+        cpu_launch.Prepared(w, whole(4, 4, 3, 3), schedule, threads=-1, executor=power10)
     assert runtime.check(power10.library()[1].pysim_kernel_count() * 0, power10) is None
 
 
@@ -334,7 +337,7 @@ def test_threads_wait_for_one_another(power10):
     results = [None] * 4
 
     def compute(i):
-        results[i] = runtime.run_conv(w, schedule, *operands[i], executor=power10)
+        results[i] = cpu_launch.run_conv(w, schedule, *operands[i], executor=power10)
 
     threads = [threading.Thread(target=compute, args=(i,)) for i in range(4)]
     for one in threads:

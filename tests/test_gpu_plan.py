@@ -29,7 +29,7 @@ from pysim.problem.text import parse
 from pysim.record.cost import Cost
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule, name_of
 from pysim.registry.rows import CONV_LAYOUTS, Attributes, GemmKernel, conv_kernels, epilogues, gemm_attributes, gemm_kernel, gemm_kernels
-from pysim.runtime import cuda_conv
+from pysim.runtime import cuda
 
 GPUS = ("h200", "rtx-2080ti", "rtx-3090", "v100")
 PLAN_KEYS = {
@@ -444,13 +444,13 @@ def test_a_measured_row_leans_on_nothing_assumed_and_one_without_tiles_says_on_w
 @pytest.mark.parametrize("row", [row for row in conv_kernels() if row.decomposes and not row.tiles.tensor], ids=lambda row: row.name)
 def test_the_workspace_of_a_convolution_is_the_librarys(row, layout):
     try:
-        cuda_conv.library()
+        cuda.library()
     except MissingError as error:
         pytest.skip(str(error))
     w = msgspec.structs.replace(parse("conv:g2mb3ic150ih11iw9oc138kh3kw3ph1pw1"), dtype=row.dtype)
     for kind, splits in (("data_parallel", 1), ("split_k", 2), ("split_k", 3), ("split_k", 9), ("stream_k", 5)):
         schedule, algorithm = GpuConvSchedule(row.name, None, kind, splits, False, 1), algorithm_named(row.algorithm, w, H200)
-        assert algorithm.workspace_bytes(w, schedule, layout) == cuda_conv.workspace_bytes(w, schedule, layout), kind
+        assert algorithm.workspace_bytes(w, schedule, layout) == cuda.Launch(w, schedule, layout=layout).workspace_bytes, kind
 
 
 def test_the_command_keeps_to_a_layout_and_a_limit_of_workspace():

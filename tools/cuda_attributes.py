@@ -126,7 +126,7 @@ def main() -> None:
     else:
         document = json.loads(options.measured.read_text())
         found = {name: msgspec.convert(one, Attributes) for name, one in document["attributes"].items() if one}
-        source = f"pysim_cuda_gemm_attributes on {document['device']['name']}"
+        source = f"pysim_cuda_attributes_of on {document['device']['name']}"
     target = attributes_file(CAPABILITY)
     old = json.loads(target.read_text()) if target.exists() else {}
     fitted = {name: {key: one[key] for key in FITTED if key in one} for name, one in old.get("kernels", {}).items()}

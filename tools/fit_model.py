@@ -36,6 +36,7 @@ from pysim.problem.text import Layer, distinct, resolve
 from pysim.record.schedule import Schedule
 from pysim.registry.rows import kernels
 from pysim.runtime import cpu as runtime
+from pysim.runtime import cpu_launch
 
 CONSTANTS = ("call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles", "prefetch_streams", "overlap")
 START = (120.0, 30.0, 1.3, 7.0, 24.0, 10.0, 0.85)
@@ -68,7 +69,7 @@ def measure(layers: list[Layer], on: Machine) -> list[Sample]:
         if not isinstance(layer, Conv) or layer.flops > MOST_FLOPS:
             continue
         schedules, (x, w) = schedules_to_time(layer, on, random), trial(layer, runtime.RESULT_DTYPES[layer.dtype]).random
-        ready = [runtime.Prepared(layer, w, schedule) for schedule in schedules]
+        ready = [cpu_launch.Prepared(layer, w, schedule) for schedule in schedules]
         out, times = ready[0](x), np.empty((ROUNDS, len(ready)))
         with pinned():
             for turn in range(ROUNDS):

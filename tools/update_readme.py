@@ -197,12 +197,12 @@ if __name__ == "__main__":
     put(cache, "validation drawn schedules", validation_table("cache-validation-random.json"))
     put(cache, "validation worst", worst_table())
     put(ROOT / "docs" / "performance-cuda.md", "cublas", cublas_table())
-    put(ROOT / "docs" / "performance-cuda.md", "winograd error", (DATA / "winograd-error.md").read_text())
+    put(ROOT / "docs" / "performance-cuda-conv.md", "winograd error", (DATA / "winograd-error.md").read_text())
     measured = [path.name for path in sorted(DATA.glob("conv-h200*.jsonl"))]
-    put(ROOT / "docs" / "performance-cuda.md", "convolution figures", conv_figures(measured))
-    put(ROOT / "docs" / "performance-cuda.md", "convolutions", convolution_table(*measured))
+    put(ROOT / "docs" / "performance-cuda-conv.md", "convolution figures", conv_figures(measured))
+    put(ROOT / "docs" / "performance-cuda-conv.md", "convolutions", convolution_table(*measured))
     put(ROOT / "docs" / "gpu.md", "conv fit", conv_fit_table("conv-fit-h200.json"))
     if (DATA / "conv-wavefronts-h200.json").exists():
-        put(ROOT / "docs" / "performance-cuda.md", "convolution wavefronts", conv_wavefronts_table("conv-wavefronts-h200.json"))
+        put(ROOT / "docs" / "performance-cuda-conv.md", "convolution wavefronts", conv_wavefronts_table("conv-wavefronts-h200.json"))
     if (DATA / "shared-memory-h200.json").exists():
         put(ROOT / "docs" / "gpu.md", "shared memory h200", shared_memory_table("shared-memory-h200.json"))

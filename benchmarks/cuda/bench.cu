@@ -113,7 +113,8 @@ int main(int argc, char **argv) {
         for (const auto &problem : problems) {
             const int M = problem[0], N = problem[1], K = problem[2], ta = problem[3] & 1, tb = problem[3] >> 1;
             /* row-major: C'[N][M] = op(B)' op(A)' */
-            const pysim_cuda_gemm g = {N, M, K, tb ? N : K, ta ? K : M, M, tb, ta, t.code, t.c_code};
+            pysim_cuda_problem p = {PYSIM_GEMM, {}};
+            p.gemm = {N, M, K, tb ? N : K, ta ? K : M, M, tb, ta, t.code, t.c_code};
             const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0};
             std::vector<Candidate> found;
             for (int i = 0; i < pysim_cuda_gemm_count(); i++) {
@@ -122,13 +123,13 @@ int main(int argc, char **argv) {
                 if (row.dtype != t.code || (!only.empty() && !strstr(row.name, only.c_str()))) continue;
                 const int tiles = ((N + row.block_m - 1) / row.block_m) * ((M + row.block_n - 1) / row.block_n), steps = (K + row.block_k - 1) / row.block_k;
                 for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16, 32, -1}) {
-                    pysim_cuda_schedule s = {i, splits > 1 ? PYSIM_SPLIT_K : splits < 0 ? PYSIM_STREAM_K : PYSIM_DATA_PARALLEL, splits < 0 ? device.sms : splits, 0, 8};
+                    pysim_cuda_schedule s = {i, splits > 1 ? PYSIM_SPLIT_K : splits < 0 ? PYSIM_STREAM_K : PYSIM_DATA_PARALLEL, splits < 0 ? device.sms : splits, 0, 8, -1};
                     if (splits > 1 && (splits > steps / 2 || tiles * splits > 6 * device.sms)) continue;
                     if (splits < 0 && (tiles * steps < device.sms || tiles > 8 * device.sms)) continue;
                     int64_t bytes = 0;
-                    if (pysim_cuda_gemm_workspace_bytes(&g, &s, b, a, &bytes) != PYSIM_OK || bytes > (int64_t)pool) continue;
+                    if (pysim_cuda_workspace_bytes(&p, &s, b, a, &bytes) != PYSIM_OK || bytes > (int64_t)pool) continue;
                     double times[4];
-                    if (pysim_cuda_gemm_time(&g, &s, &e, b, a, c, workspace, bytes, nullptr, 1, 3, times) != PYSIM_OK) {
+                    if (pysim_cuda_time(&p, &s, &e, b, a, c, workspace, bytes, nullptr, 1, 3, times) != PYSIM_OK) {
                         printf("{\"error\": \"%s: %s\"}\n", row.name, pysim_cuda_last_error());
                         continue;
                     }
@@ -179,7 +180,7 @@ int main(int argc, char **argv) {
                 std::vector<double> mine, its;
                 double spent = 0;
                 for (int turn = 0; turn < 40 && (turn < 11 || spent < 0.12); turn++) {
-                    const double own = seconds_of([&] { NEED(pysim_cuda_gemm_run(&g, &x.s, &e, b, a, c, workspace, x.workspace, nullptr)); });
+                    const double own = seconds_of([&] { NEED(pysim_cuda_run(&p, &x.s, &e, b, a, c, workspace, x.workspace, nullptr)); });
                     const double other = peer ? seconds_of(theirs) : 0;
                     if (turn >= 3) mine.push_back(own), its.push_back(other);
                     spent += own + other;

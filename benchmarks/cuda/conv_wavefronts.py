@@ -23,8 +23,7 @@ from pysim.problem.conv import Conv
 from pysim.record.schedule import Decomposition, GpuConvSchedule
 from pysim.registry.rows import CONV_LAYOUTS, ConvKernel, conv_kernels
 from pysim.runtime import cuda
-from pysim.runtime.cuda import DeviceArray
-from pysim.runtime.cuda_conv import Launch
+from pysim.runtime.cuda import DeviceArray, Launch
 
 KERNELS = "regex:^(fused_kernel|fused4_kernel)$"
 RAN = "ran launch "  # and its number, which the process says after each
@@ -82,7 +81,7 @@ def launch(runs: list[Run]) -> None:
                 operands = [DeviceArray((size,), "f32") for size in floats]
                 x, weights, y = (one.pointer for one in operands)
                 schedule = GpuConvSchedule(r.kernel.name, None, r.decomposition, r.splits, False, 8)
-                made = Launch(w, schedule, (x, weights, y), layout=r.layout)
+                made = Launch(w, schedule, layout=r.layout).on((x, weights, y))
                 made.run()
                 cuda.synchronize()
                 print(f"{RAN}{number}", flush=True)

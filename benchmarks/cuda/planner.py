@@ -30,7 +30,7 @@ from pysim.problem.gemm import Gemm
 from pysim.record.schedule import DECOMPOSITIONS
 from pysim.registry.rows import gemm_kernels
 from pysim.runtime import cuda
-from pysim.runtime.cuda import DeviceArray, Launch
+from pysim.runtime.cuda import Bound, DeviceArray, Launch
 
 SQUARES = [128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192]
 SKINNY = [
@@ -80,7 +80,7 @@ class Operands:
         bound = (a.float().abs() @ b.float().abs()).double() * (unit / (1 - min(0.5, unit))) * 1.01 + out * want.abs()
         return want, bound
 
-    def right(self, w: Gemm, launch: Launch, want) -> bool:
+    def right(self, w: Gemm, launch: Bound, want) -> bool:
         c = self.c[: w.m * w.n].view(w.m, w.n)
         c.fill_(float("nan"))
         self.torch.cuda.synchronize()
@@ -93,7 +93,7 @@ class Operands:
 class Contender:
     """A launch and what was measured of it."""
 
-    def __init__(self, launch: Launch, row: list) -> None:
+    def __init__(self, launch: Bound, row: list) -> None:
         self.launch, self.row, self.samples = launch, row, []
 
     def sample(self, count: int) -> None:
@@ -127,7 +127,7 @@ def measure(w: Gemm, operands: Operands, gpu, workspace: DeviceArray, deadline: 
         row = [names[schedule.kernel], DECOMPOSITIONS.index(schedule.decomposition), schedule.splits, int(schedule.along_n), schedule.group]
         predicted[tuple(row)] = seconds
         try:
-            launch = Launch(w, schedule, operands.pointers(), result=operands.result, make=lambda size: fitting(workspace, size))
+            launch = Launch(w, schedule, result=operands.result).on(operands.pointers(), make=lambda size: fitting(workspace, size))
             if not operands.right(w, launch, want):
                 wrong.append([*row, "wrong result"])
                 continue

@@ -86,7 +86,7 @@ def launch(runs: list[Run]) -> None:
     for r in runs:
         w = r.problem
         lda, ldb = pitch(w.m if w.trans_a else w.k, w.dtype), pitch(w.k if w.trans_b else w.n, w.dtype)
-        made = Launch(w, r.schedule, (a.pointer, b.pointer, c.pointer), result=r.result, pitches=(lda, ldb, pitch(w.n, r.result)))
+        made = Launch(w, r.schedule, result=r.result, pitches=(lda, ldb, pitch(w.n, r.result))).on((a.pointer, b.pointer, c.pointer))
         made.run()
         cuda.synchronize()
 

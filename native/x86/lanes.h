@@ -30,11 +30,19 @@ INLINE void finish_row(T *out, VEC acc, VEC bias, const int whole, MASK mask, co
         v_store_mask(out, value, mask);
 }
 
+/* Rows of windows that are asked for ahead of their use. In place, rows lie a plane apart: no prefetcher follows them, and a core's window
+ * of instructions holds about ten. GFLOP/s of 1x1 layers in place, 0 -> 8 rows ahead, one core (16 and 32 rows: no better):
+ * 256 -> 64 channels, 56x56: 115 -> 160 on a Sapphire Rapids server, 218 -> 221 on Zen 5; 256 -> 128: 140 -> 159 and 188 -> 206. Packed
+ * rows lie in a row and neither win nor lose (within 2 %). */
+enum { ROWS_AHEAD = 8 };
+
 /* The k loop of win_body; `masked` says whether the last vector of windows is read under a mask. */
 INLINE void win_loop(const int nv, const int nf, const int f_pitch, const int masked, int64_t k, const T *f, const T *w,
                      int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
     for (int64_t p = 0; p < k; p++) {
         VEC x[MAX_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) __builtin_prefetch(w + ROWS_AHEAD * w_pitch + v * LANES);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) x[v] = masked && v == nv - 1 ? v_load_mask(w + v * LANES, tail) : v_load(w + v * LANES);
 #pragma GCC unroll 16

@@ -17,9 +17,7 @@ Worked number: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32
 import hashlib
 import json
 import math
-import os
 import platform
-import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from pysim.calibration.linux import BY_HAND, CPUINFO, SYSFS, Cpu, Geometry, core_count, cpu_count, getconf, read_caches, read_cpu
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
 from pysim.machine.gpu import Gpu, GpuModel
@@ -38,11 +37,10 @@ from pysim.machine.write import to_toml
 from pysim.registry.rows import kernels
 from pysim.runtime import cuda
 from pysim.runtime.cpu import Executor
-from pysim.runtime.emulated import executor_for, targets_of, user_cache
+from pysim.runtime.emulated import executor_for, targets_of
+from pysim.runtime.foreign import user_cache
 
 CUDA = "cuda"  # the name of this computer's GPU
-SYSFS = Path("/sys/devices/system/cpu")
-CPUINFO = Path("/proc/cpuinfo")
 PROBE_SECONDS = 0.02
 _PAGE_BYTES = 4096
 _CACHE_VERSION = 3  # raised when a probe or this file measures something else than before
@@ -62,42 +60,11 @@ class Probes(Protocol):
     def probe_write(self, nbytes: int, seconds: float) -> float: ...
 
 
-class Cpu(NamedTuple):
-    """Who made this CPU and what it calls itself; family and model are 0 outside x86."""
-
-    vendor: str
-    name: str
-    family: int
-    model: int
-
-
-class Geometry(NamedTuple):
-    """One data or unified cache level as the system reports it; `cpus` is Linux's list of those that share it."""
-
-    level: int
-    sets: int
-    ways: int
-    line_bytes: int
-    cpus: str
-
-    @property
-    def size_bytes(self) -> int:
-        return self.sets * self.ways * self.line_bytes
-
-
 class Relative(NamedTuple):
     """A shipped machine to take unmeasured numbers from; `same` when it is the same microarchitecture."""
 
     machine: Machine
     same: bool
-
-
-def getconf() -> str:
-    """The output of `getconf -a`; MachineError where it cannot be had."""
-    try:
-        return subprocess.run(["getconf", "-a"], capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise MachineError(f"`getconf -a` does not run: {error}") from None
 
 
 def detect(
@@ -124,7 +91,7 @@ def detect(
             from pysim.runtime import cpu as runtime
 
             probes = runtime
-        text = to_toml(_measure(cpu, caches, _core_count(sysfs), probes))
+        text = to_toml(_measure(cpu, caches, core_count(sysfs), probes))
         machine = loads(text, "host")
         assert isinstance(machine, Machine)
         _remember(cache, text)
@@ -270,116 +237,6 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
     )
 
 
-# What Linux says
-
-
-def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
-    """The first processor of /proc/cpuinfo; unknown parts stay empty or 0."""
-    fields: dict[str, str] = {}
-    try:
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, colon, value = line.partition(":")
-        if colon:
-            fields.setdefault(key.strip(), value.strip())
-    name = fields.get("model name") or fields.get("cpu") or platform.machine() or "unknown CPU"
-    family, model = _whole(fields.get("cpu family", "")), _whole(fields.get("model", ""))
-    return Cpu(fields.get("vendor_id", ""), name, family, model)
-
-
-def _whole(text: str) -> int:
-    """A whole number of at most 15 digits; 0 for anything else."""
-    return int(text) if text.isdecimal() and len(text) <= 15 else 0
-
-
-def read_caches(sysfs: Path = SYSFS, run_getconf: Callable[[], str] = getconf) -> list[Geometry]:
-    """Data and unified cache levels, L1 first, from sysfs or else from getconf."""
-    root = sysfs / "cpu0" / "cache"
-    found = [geometry for index in sorted(root.glob("index[0-9]*")) if (geometry := _sysfs_level(index))]
-    if not found:
-        found = _getconf_levels(run_getconf(), root)
-    found.sort(key=lambda geometry: geometry.level)
-    if [geometry.level for geometry in found] != list(range(1, len(found) + 1)):
-        levels = ", ".join(f"L{geometry.level}" for geometry in found)
-        raise MachineError(f"{root}: data caches {levels} are reported; L1, L2, ... should be, once each. {_BY_HAND}")
-    return found
-
-
-_BY_HAND = "Write a machine file and pass its path (`pysim machines show zen4 --toml` prints one to start from)"
-
-
-def _sysfs_level(index: Path) -> Geometry | None:
-    """One index directory; None for an instruction cache. Sets or ways that are missing follow from the size."""
-
-    def text(name: str) -> str:
-        try:
-            return (index / name).read_text().strip()
-        except (OSError, ValueError):
-            return ""
-
-    if text("type") == "Instruction":
-        return None
-    files = ("level", "number_of_sets", "ways_of_associativity", "coherency_line_size")
-    level, sets, ways, line = (_whole(text(name)) for name in files)
-    size = _bytes(text("size"))
-    if size and line and ways and not sets:
-        sets = size // (line * ways)
-    if size and line and sets and not ways:  # 0 ways: fully associative, or unknown
-        ways = size // (line * sets)
-    if not (level and sets and ways and line):
-        geometry = f"level {level}, {sets} sets, {ways} ways, lines of {line} bytes"
-        raise MachineError(f"{index}: {geometry}; all should be positive. {_BY_HAND}")
-    return Geometry(level, sets, ways, line, text("shared_cpu_list"))
-
-
-def _bytes(text: str) -> int:
-    """sysfs writes sizes as 48K; 0 for anything else."""
-    factor = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
-    return _whole(text.rstrip("KM")) * factor
-
-
-def _getconf_levels(output: str, root: Path) -> list[Geometry]:
-    values = dict(line.split(None, 1) for line in output.splitlines() if len(line.split(None, 1)) == 2)
-    found = []
-    for level, name in enumerate(("LEVEL1_DCACHE", "LEVEL2_CACHE", "LEVEL3_CACHE", "LEVEL4_CACHE"), start=1):
-        size, ways, line = (_whole(values.get(f"{name}_{what}", "").strip()) for what in ("SIZE", "ASSOC", "LINESIZE"))
-        if size and not (ways and line and size % (ways * line) == 0):
-            raise MachineError(
-                f"there is no {root}, and getconf gives L{level} {size} bytes, {ways} ways, lines of {line} bytes, "
-                f"which is no geometry. {_BY_HAND}"
-            )
-        if size:
-            found.append(Geometry(level, size // (ways * line), ways, line, ""))
-    if not found:
-        raise MachineError(f"there is no {root}, and getconf reports no caches. {_BY_HAND}")
-    return found
-
-
-def _core_count(sysfs: Path) -> int:
-    """Physical cores: CPUs that are no hardware threads of one another."""
-    cores = set()
-    for cpu in sysfs.glob("cpu[0-9]*"):
-        for name in ("core_cpus_list", "thread_siblings_list"):
-            try:
-                cores.add((cpu / "topology" / name).read_text().strip())
-                break
-            except (OSError, ValueError):
-                continue
-    return len(cores) or os.cpu_count() or 1
-
-
-def _cpu_count(text: str) -> int:
-    """How many CPUs Linux's "0-3,8" names; 0 for anything else."""
-    count = 0
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if first.isdecimal():
-            count += _whole(last) - _whole(first) + 1 if dash else 1
-    return count
-
-
 # What the probes and the shipped machines say
 
 
@@ -480,7 +337,7 @@ def _unit(target: str, fma_per_cycle: Number, kin: Relative) -> Unit:
         kin = Relative(next((m for m in _shipped_cpus() if m.unit(target)), kin.machine), False)
         unit = kin.machine.unit(target)
     if unit is None:
-        raise MachineError(f"no shipped machine describes the target {target}, so its vectors are unknown. {_BY_HAND}")
+        raise MachineError(f"no shipped machine describes the target {target}, so its vectors are unknown. {BY_HAND}")
     return Unit(
         target=target,
         vector_bytes=unit.vector_bytes,
@@ -507,7 +364,7 @@ def _level(geometry: Geometry, first: Geometry, rates: tuple[Number, Number], ki
         line_bytes=geometry.line_bytes,
         kind="measured",
         source="host_system",
-        shared=_cpu_count(geometry.cpus) > _cpu_count(first.cpus),  # hardware threads of one core share its L1
+        shared=cpu_count(geometry.cpus) > cpu_count(first.cpus),  # hardware threads of one core share its L1
         latency_cycles=_inherit(known.latency_cycles, kin),
         read_bytes_per_cycle=rates[0],
         write_bytes_per_cycle=rates[1],

@@ -19,7 +19,7 @@ from pysim.errors import MissingError, PysimError
 from pysim.registry.rows import gemm_kernels, kernels
 
 if TYPE_CHECKING:
-    from pysim.runtime.emulated import Cpu
+    from pysim.runtime.foreign import Cpu
 
 FEATURES = ("fma", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "amx_tile", "arch_3_1", "mma")
 PEER_FIXES = {
@@ -90,7 +90,7 @@ def _computer() -> Iterator[Check]:
 
 
 def _cpu() -> Check:
-    from pysim.calibration.host import CPUINFO, read_cpu
+    from pysim.calibration.linux import CPUINFO, read_cpu
 
     cpu, words = read_cpu(), set()
     try:
@@ -104,7 +104,7 @@ def _cpu() -> Check:
 
 
 def _caches() -> Check:
-    from pysim.calibration.host import read_caches
+    from pysim.calibration.linux import read_caches
 
     try:
         levels = [f"L{one.level} {size(one.size_bytes)} ({one.sets} x {one.ways} x {one.line_bytes} B)" for one in read_caches()]
@@ -114,7 +114,7 @@ def _caches() -> Check:
 
 
 def _governor() -> Check:
-    from pysim.calibration.host import SYSFS
+    from pysim.calibration.linux import SYSFS
 
     try:
         governor = (SYSFS / "cpu0" / "cpufreq" / "scaling_governor").read_text().strip()
@@ -163,7 +163,7 @@ def _packages() -> Check:
 
 
 def _version(package: str) -> str | None:
-    from pysim.runtime.emulated import installed
+    from pysim.runtime.foreign import installed
 
     return installed(package)
 
@@ -248,7 +248,7 @@ def _package(name: str, use: str, fix: str) -> Check:
 
 
 def _machines() -> Iterator[Check]:
-    from pysim.runtime.emulated import POWER10
+    from pysim.runtime.foreign import POWER10
 
     yield from _emulation(POWER10)
     wheel = _version("nvidia-cuda-nvcc")
@@ -263,7 +263,7 @@ def _machines() -> Iterator[Check]:
 
 def _emulation(cpu: "Cpu") -> Iterator[Check]:
     """Whether kernels of a CPU that this one is not would run here; nothing is built."""
-    from pysim.runtime.emulated import worker_file
+    from pysim.runtime.foreign import worker_file
 
     yield _tool("QEMU", cpu.emulators, f"runs {cpu.name} kernels", cpu.install_emulator)
     compiler, ready = f"{cpu.name} compiler", f"{cpu.name} kernels"

@@ -23,7 +23,7 @@ from pysim.problem.text import Workload
 from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
 from pysim.registry.rows import conv_kernels, gemm_kernels
-from pysim.runtime import cpu, cuda, cuda_conv
+from pysim.runtime import cpu, cpu_launch, cuda, cuda_conv
 
 PROFILED_CALLS = 5
 
@@ -100,8 +100,8 @@ class CpuBench:
         x, w, out, workload, schedule = *operands[:3], plan.workload, plan.schedule
         assert isinstance(schedule, Schedule)
         if isinstance(workload, Gemm):
-            return cpu.PreparedGemm(workload, schedule, threads=self._threads, executor=self._executor), (x, w, out)
-        return cpu.Prepared(workload, w, schedule, threads=self._threads, executor=self._executor), (x, out)
+            return cpu_launch.PreparedGemm(workload, schedule, threads=self._threads, executor=self._executor), (x, w, out)
+        return cpu_launch.Prepared(workload, w, schedule, threads=self._threads, executor=self._executor), (x, out)
 
     def result(self, ready: Ready, operands: Operands) -> Array:
         operands.out[...] = self._empty()
@@ -155,11 +155,8 @@ class GpuBench:
         return Ready(launch.run, "", plan.workspace_bytes, bound_of(plan))
 
     def launch(self, schedule: Any, operands: Operands) -> Any:
-        """A `Launch` of a product or a convolution."""
-        workload = self.trial.workload
-        if isinstance(workload, Gemm):
-            return cuda.Launch(workload, schedule, operands.pointers, result=self._type)
-        return cuda_conv.Launch(workload, schedule, operands.pointers, layout=self._layout, result=self._type)
+        """A launch with its operands."""
+        return cuda.Launch(self.trial.workload, schedule, result=self._type, layout=self._layout).on(operands.pointers)
 
     def result(self, ready: Ready, operands: Operands) -> Array:
         operands.out.fill(self._empty)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules: what a run obeys, field for field the structs `pysim_schedule`, `pysim_cuda_schedule` and
-`pysim_cuda_conv_schedule` of `native/pysim.h`."""
+"""Schedules: what a run obeys, field for field the structs `pysim_schedule` and `pysim_cuda_schedule` of
+`native/pysim.h`."""
 
 from typing import Literal
 
@@ -19,7 +19,8 @@ class Schedule(msgspec.Struct, frozen=True):
 
     `k2` streamed tiles form an L2 set and `k3` stationary tiles an L3 set: under input_stationary filter tiles stream past each
     input tile, under weight_stationary input tiles stream past each filter tile. `pack` is "none" where the micro-kernel reads
-    the operand in place. `algorithm` is a line of `native/algorithms.inc`, None the problem's first, which is the loop nest itself.
+    the operand in place. `algorithm` is a line of `native/algorithms.inc`, None the problem's first, which is the loop nest itself;
+    `outputs` is m of an algorithm that transforms tiles of m x m of them.
     """
 
     kernel: str
@@ -31,6 +32,7 @@ class Schedule(msgspec.Struct, frozen=True):
     k2: int
     k3: int
     algorithm: str | None = None
+    outputs: int | None = None
 
     @property
     def kind(self) -> str:
@@ -40,7 +42,8 @@ class Schedule(msgspec.Struct, frozen=True):
     @property
     def tile(self) -> dict[str, int]:
         """Sizes of the tiles and of their sets."""
-        return {name: getattr(self, name) for name in ("windows", "filters", "channels", "k2", "k3")}
+        outputs = {} if self.outputs is None else {"outputs": self.outputs}
+        return {name: getattr(self, name) for name in ("windows", "filters", "channels", "k2", "k3")} | outputs
 
 
 Decomposition = Literal["data_parallel", "split_k", "stream_k"]
@@ -48,7 +51,7 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = ("data_parallel", "split_k", "stream
 
 
 class GpuSchedule(msgspec.Struct, frozen=True):
-    """A launch of one CUDA kernel, field for field the struct `pysim_cuda_schedule`; tiles and steps are the kernel's own.
+    """A launch of one CUDA kernel, field for field the struct `pysim_cuda_schedule` but for `gemm`; tiles and steps are the kernel's own.
 
     `splits` is 1 for data_parallel, the parts of k for split_k, the blocks that share all k steps for stream_k. Blocks walk along
     n if `along_n`, else along m, and take in `group` tiles of the other direction at once.
@@ -72,7 +75,7 @@ class GpuSchedule(msgspec.Struct, frozen=True):
 
 
 class GpuConvSchedule(msgspec.Struct, frozen=True):
-    """A convolution on a GPU, field for field the struct `pysim_cuda_conv_schedule`: a row of conv/, a row of gemm/ where that
+    """A convolution on a GPU, field for field the struct `pysim_cuda_schedule`: a row of conv/, a row of gemm/ where that
     makes products (else None), and how the tiles of either are divided and walked, as in `GpuSchedule`; along n is along windows under
     NCHW, along filters under NHWC and with wgmma. `splits` of a staged row, which is data parallel, are its chunks of windows.
     """

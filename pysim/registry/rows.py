@@ -17,6 +17,7 @@ from pysim.problem.dtypes import SUM_BYTES
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
+_TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 _ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # of one family: what its rows have in common, and each row
 _COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
@@ -75,6 +76,17 @@ def algorithms() -> tuple[NativeAlgorithm, ...]:
     """The algorithms of the native library, in the order of the file."""
     lines = _ALGORITHM.findall(native_file("algorithms.inc").read_text())
     return tuple(NativeAlgorithm(index, *line) for index, line in enumerate(lines))
+
+
+def loop_nest(problem: str) -> str:
+    """The algorithm of a kind of problem (CONV or GEMM) that is the loop nest itself: the file's first."""
+    return next(one.name for one in algorithms() if one.problem == problem)
+
+
+@cache
+def winograd_transforms() -> frozenset[tuple[str, str]]:
+    """(target, dtype) of the CPU's Winograd transforms, the lines of `native/winograd.inc`."""
+    return frozenset(_TRANSFORMS.findall(native_file("winograd.inc").read_text()))
 
 
 # The CUDA kernels of matrix products

@@ -3,16 +3,17 @@
 
 Nothing is copied. A CUDA array is seen through `__cuda_array_interface__` (version 3) where that can say its type, else through DLPack
 (bfloat16); PyTorch's, for which either takes tens of microseconds, through the tensor's own methods. `Matrix.layout` tells how it lies:
-row-major with a pitch, or column-major, which is a transposed row-major one.
+row-major with a pitch, or column-major, which is a transposed row-major one. A `Library` makes arrays of the kind that its caller has.
 """
 
 import ctypes
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from pysim.errors import OperandError
@@ -38,7 +39,7 @@ class Layout(NamedTuple):
     pitch: int
 
 
-class Matrix(NamedTuple):
+class Matrix(msgspec.Struct, frozen=True):
     """`strides` are in elements; `stream` is what its interface says work on it is ordered by, None where it says nothing."""
 
     pointer: int
@@ -61,14 +62,10 @@ class Matrix(NamedTuple):
         return None
 
     @property
-    def span(self) -> tuple[int, int]:
-        """First byte and the one after the last, for strides that are not negative."""
+    def nbytes(self) -> int:
+        """From the first byte to the one after the last, for strides that are not negative."""
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
-        return self.pointer, self.pointer + (last + 1) * SIZES[self.dtype]
-
-    def overlaps(self, other: "Matrix") -> bool:
-        (a, b), (c, d) = self.span, other.span
-        return self.device == other.device and a < d and c < b
+        return (last + 1) * SIZES[self.dtype]
 
 
 class _Tensor(ctypes.Structure):
@@ -90,18 +87,7 @@ class _Tensor(ctypes.Structure):
 
 def is_cuda(x: Any) -> bool:
     """Whether an array lies on a CUDA device."""
-    if isinstance(x, np.ndarray):
-        return False
-    if _package(type(x)) == "torch":
-        return bool(getattr(x, "is_cuda", False))
-    try:
-        return int(x.__dlpack_device__()[0]) in (_CUDA, _CUDA_MANAGED)
-    except _REFUSALS:
-        pass
-    try:
-        return x.__cuda_array_interface__ is not None
-    except _REFUSALS:
-        return False
+    return library_of(type(x)).is_cuda(x)
 
 
 def refuse_gradients(**given: Any) -> None:
@@ -114,27 +100,10 @@ def refuse_gradients(**given: Any) -> None:
                 raise OperandError(f"{name} requires a gradient, and none would reach it through this call: {right}")
 
 
-def library_of(x: Any) -> str:
-    """The package that an array is of: torch, cupy, numpy, pysim, ..."""
-    return _package(type(x))
-
-
-def _package_of(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
-
-
-_package: Callable[[type], str] = lru_cache(maxsize=256)(_package_of)
-
-
 def view(x: Any, name: str, stream: int = 0) -> Matrix:
     """An array as it lies; `stream` is where the caller will use it. OperandError where it cannot be seen or its type is unknown."""
-    if isinstance(x, np.ndarray):
-        return _of_numpy(x, name)
-    in_torch = _package(type(x)) == "torch"
-    if not (getattr(x, "is_cuda", False) if in_torch else is_cuda(x)):
-        return _of_numpy(np.asarray(x), name)
     try:
-        found = _of_torch(x) if in_torch else _of_interface(x) or _of_dlpack(x, stream)
+        found = library_of(type(x)).view(x, stream)
     except _REFUSALS as error:
         raise OperandError(f"{name} is a {type(x).__name__} that does not show its memory: {error}") from None
     if found is None:
@@ -143,30 +112,9 @@ def view(x: Any, name: str, stream: int = 0) -> Matrix:
     return found
 
 
-def pointer(x: Any, name: str, stream: int = 0) -> int:
-    """Where the memory of a CUDA array begins, and no more."""
-    return int(x.data_ptr()) if _package(type(x)) == "torch" else view(x, name, stream).pointer
-
-
-@lru_cache(maxsize=64)
-def _torch_dtype(dtype: Any) -> str | None:
-    """Our name of a torch.dtype."""
-    return DTYPES.get(str(dtype).removeprefix("torch."))
-
-
-def _of_torch(x: Any) -> Matrix | None:
-    """A tensor of PyTorch on a device; None where its type is not known here."""
-    dtype = _torch_dtype(x.dtype)
-    if dtype is None:
-        return None
-    if x.is_neg():
-        raise ValueError("its numbers lie there negated; pass x.resolve_neg()")
-    return Matrix(x.data_ptr(), tuple(x.shape), x.stride(), dtype, x.get_device(), None, x)
-
-
-def _of_numpy(x: Any, name: str) -> Matrix:
+def _of_numpy(x: Any) -> Matrix | None:
     if x.dtype.name not in DTYPES:
-        raise OperandError(f"{name} has the type {x.dtype}; known are {', '.join(DTYPES)}")
+        return None
     strides = tuple(stride // x.itemsize for stride in x.strides)
     if any(stride % x.itemsize for stride in x.strides):
         strides = tuple(0 for _ in strides)  # no whole elements apart: no layout that a kernel could take
@@ -185,7 +133,7 @@ def _of_interface(x: Any) -> Matrix | None:
     shape, dtype = tuple(map(int, about["shape"])), _TYPESTR[typestr[1:]]
     size = SIZES[dtype]
     strides = about.get("strides")
-    steps = _dense(shape) if strides is None else tuple(int(stride) // size for stride in strides)
+    steps = dense(shape) if strides is None else tuple(int(stride) // size for stride in strides)
     return Matrix(int(about["data"][0] or 0), shape, steps, dtype, _device_of(x), about.get("stream"), x)
 
 
@@ -198,11 +146,12 @@ def _of_dlpack(x: Any, stream: int) -> Matrix | None:
     if dtype is None or tensor.lanes != 1:
         return None
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else _dense(shape)
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else dense(shape)
     return Matrix((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, tensor.device_id, None, (x, capsule))
 
 
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of rows without gaps."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -218,57 +167,150 @@ def _device_of(x: Any) -> int:
         return 0
 
 
-def current_stream(x: Any) -> int:
-    """The stream that the library of a CUDA array works on now; of others what the array's interface says, or the default one."""
-    library = library_of(x)
-    module = sys.modules.get(library)
-    if library == "torch" and module is not None:
-        raw = getattr(getattr(module, "_C", None), "_cuda_getCurrentRawStream", None)  # what torch.compile's own code asks
-        return int(raw(x.get_device()) if raw else module.cuda.current_stream(x.device).cuda_stream)
-    if library == "cupy" and module is not None:
-        return int(module.cuda.get_current_stream().ptr)
-    try:
-        return int(x.__cuda_array_interface__.get("stream") or 0)
-    except (AttributeError, KeyError, TypeError):
-        return 0
+# Libraries whose arrays lie on a device
 
 
-def on_device_of(x: Any) -> AbstractContextManager[Any]:
-    """Makes the device of a CUDA array the current one, where its library can."""
-    library = library_of(x)
-    module = sys.modules.get(library)
-    if library == "torch" and module is not None:
-        found: AbstractContextManager[Any] = module.cuda.device(x.device)
+class Library:
+    """How arrays of a library are seen and made: here of any that speaks `__cuda_array_interface__` or DLPack, which makes none."""
+
+    def is_cuda(self, x: Any) -> bool:
+        try:
+            return int(x.__dlpack_device__()[0]) in (_CUDA, _CUDA_MANAGED)
+        except _REFUSALS:
+            pass
+        try:
+            return x.__cuda_array_interface__ is not None
+        except _REFUSALS:
+            return False
+
+    def view(self, x: Any, stream: int) -> Matrix | None:
+        """An array as it lies; None where its type is not known here."""
+        return _of_interface(x) or _of_dlpack(x, stream) if self.is_cuda(x) else _of_numpy(np.asarray(x))
+
+    def pointer(self, x: Any, stream: int) -> int:
+        """Where the memory of a new CUDA array begins."""
+        return view(x, "an array made here", stream).pointer
+
+    def stream(self, x: Any) -> int:
+        """The stream that the library works on now, or what the array's interface says, or the default one."""
+        try:
+            return int(x.__cuda_array_interface__.get("stream") or 0)
+        except (AttributeError, KeyError, TypeError):
+            return 0
+
+    def on_device(self, x: Any) -> AbstractContextManager[Any]:
+        """Makes the device of an array the current one, where the library can."""
+        return nullcontext()
+
+    def maker(self, like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any] | None:
+        """What makes uninitialised arrays on the device of `like`; None where the library is not known to."""
+        return None
+
+    def keeps(self) -> bool:
+        """Whether memory that is made now may serve later work of its stream, too, as no other stream gets it before that is done."""
+        return False
+
+    def relaid(self, x: Any, channels_last: bool) -> Any | None:
+        """A copy of a four-dimensional array, on its current stream, that lies densely N C H W or channels last; None where the library is
+        not known to make one."""
+        return None
+
+    def channels_second(self, x: Any) -> Any:
+        """N H W C as N C H W: a view."""
+        return x.transpose(0, 3, 1, 2)
+
+
+class _Torch(Library):
+    def __init__(self, module: Any) -> None:
+        self._module, raw = module, getattr(module, "_C", None)
+        self._raw_stream = getattr(raw, "_cuda_getCurrentRawStream", None)  # what torch.compile's own code asks
+        self._is_capturing = getattr(raw, "_cuda_isCurrentStreamCapturing", None)
+
+    def is_cuda(self, x: Any) -> bool:
+        return getattr(x, "is_cuda", False) is True
+
+    def view(self, x: Any, stream: int) -> Matrix | None:
+        if not x.is_cuda:
+            return _of_numpy(np.asarray(x))
+        dtype = _torch_dtype(x.dtype)
+        if dtype is None:
+            return None
+        if x.is_neg():
+            raise ValueError("its numbers lie there negated; pass x.resolve_neg()")
+        return Matrix(x.data_ptr(), tuple(x.shape), x.stride(), dtype, x.get_device(), None, x)
+
+    def pointer(self, x: Any, stream: int) -> int:
+        return int(x.data_ptr())
+
+    def stream(self, x: Any) -> int:
+        raw = self._raw_stream
+        return int(raw(x.get_device()) if raw else self._module.cuda.current_stream(x.device).cuda_stream)
+
+    def on_device(self, x: Any) -> AbstractContextManager[Any]:
+        found: AbstractContextManager[Any] = self._module.cuda.device(x.device)
         return found
-    if library == "cupy" and module is not None:
-        device: AbstractContextManager[Any] = module.cuda.Device(_device_of(x))
-        return device
-    return nullcontext()
+
+    def maker(self, like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any] | None:
+        # a microsecond less than `empty`
+        return partial(self._module.empty_strided, shape, dense(shape), dtype=getattr(self._module, _NAMES[dtype]), device=like.device)
+
+    def keeps(self) -> bool:
+        """A graph that is being captured has memory of its own, and may be replayed on any stream."""
+        return self._is_capturing is not None and not self._is_capturing()
+
+    def relaid(self, x: Any, channels_last: bool) -> Any | None:
+        lies = self._module.channels_last if channels_last else self._module.contiguous_format
+        return x.detach().contiguous(memory_format=lies)
+
+    def channels_second(self, x: Any) -> Any:
+        return x.permute(0, 3, 1, 2)
 
 
-def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: str) -> Any | None:
-    """An uninitialised array of the library of x on its device; None where that library is not known to make one."""
-    library = library_of(x)
-    module = sys.modules.get(library)
-    name = _NAMES[dtype]
-    if library == "torch" and module is not None:
-        return module.empty(shape, dtype=getattr(module, name), device=x.device)
-    if library == "cupy" and module is not None and name not in ("bfloat16", "float8_e4m3fn"):
-        return module.empty(shape, dtype=name)
-    return None
+class _Cupy(Library):
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def stream(self, x: Any) -> int:
+        return int(self._module.cuda.get_current_stream().ptr)
+
+    def on_device(self, x: Any) -> AbstractContextManager[Any]:
+        found: AbstractContextManager[Any] = self._module.cuda.Device(_device_of(x))
+        return found
+
+    def maker(self, like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any] | None:
+        name = _NAMES[dtype]
+        return None if name in ("bfloat16", "float8_e4m3fn") else partial(self._module.empty, shape, dtype=name)
+
+    def relaid(self, x: Any, channels_last: bool) -> Any | None:
+        dense = self._module.ascontiguousarray
+        return self.channels_second(dense(x.transpose(0, 2, 3, 1))) if channels_last else dense(x)
 
 
-def relaid(x: Any, channels_last: bool) -> Any | None:
-    """A copy of a four-dimensional array by its own library, on its current stream, that lies densely N C H W or channels last; None where
-    that library is not known to make one."""
-    module = sys.modules.get(library_of(x))
-    if library_of(x) == "torch" and module is not None:
-        return x.detach().contiguous(memory_format=module.channels_last if channels_last else module.contiguous_format)
-    if library_of(x) == "cupy" and module is not None:
-        return module.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) if channels_last else module.ascontiguousarray(x)
-    return None
+class _Numpy(Library):
+    def __init__(self, module: Any) -> None:
+        pass
+
+    def is_cuda(self, x: Any) -> bool:
+        return False
+
+    def view(self, x: Any, stream: int) -> Matrix | None:
+        return _of_numpy(np.asarray(x))
 
 
-def channels_second(x: Any) -> Any:
-    """N H W C as N C H W: a view."""
-    return x.permute(0, 3, 1, 2) if library_of(x) == "torch" else x.transpose(0, 3, 1, 2)
+_KNOWN: dict[str, Callable[[Any], Library]] = {"torch": _Torch, "cupy": _Cupy, "numpy": _Numpy}
+
+
+def _library_of(kind: type) -> Library:
+    name = kind.__module__.partition(".")[0]
+    module = sys.modules.get(name)
+    return _KNOWN[name](module) if name in _KNOWN and module is not None else Library()
+
+
+_libraries = lru_cache(maxsize=256)(_library_of)
+library_of: Callable[[type], Library] = _libraries  # the library that arrays of a type are of
+
+
+@lru_cache(maxsize=64)
+def _torch_dtype(dtype: Any) -> str | None:
+    """Our name of a torch.dtype."""
+    return DTYPES.get(str(dtype).removeprefix("torch."))

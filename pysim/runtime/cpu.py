@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only importer of the native library: cffi reads `native/pysim.h`, status codes become exceptions, arrays become pointers.
 
-A Launch is all that calls of one problem under one schedule have in common: structs and sizes, no array. A call borrows its workspace,
-so any number of threads may call one at once; a prepared convolution adds filters that are prepared already.
-Nothing of the caller's is written before all is checked. Whatever computes takes an executor, which says whose library is called: this
-computer's (LOCAL), or that of another CPU in an emulator (`pysim.runtime.emulated`).
+Whatever computes takes an executor, which says whose library is called: this computer's (LOCAL), or that of another CPU in an emulator
+(`pysim.runtime.emulated`).
 """
 
 import importlib.resources
 import math
 import os
 import sys
-from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
@@ -33,7 +31,6 @@ NUMPY_DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "bf16"
 RESULT_DTYPES = NUMPY_DTYPES | {"bf16": np.dtype(np.float32), "s8": np.dtype(np.int32)}  # of the result and the bias
 ACTIVATIONS = {None: 0, "relu": 1}
 _ALIGNMENT = 64
-_IDLE_BYTES = 256 << 20  # of workspaces between calls
 
 
 def library_path() -> Path:
@@ -153,7 +150,7 @@ def schedule_struct(s: Schedule, w: Workload) -> Any:
     algorithm = next((one.index for one in algorithms() if one.problem == _kind(w) and s.algorithm in (None, one.name)), None)
     if algorithm is None:
         raise PlanError(f"the native library has no algorithm {s.algorithm!r} that computes {w.text}")
-    fields = {"windows": s.windows, "filters": s.filters, "channels": s.channels, "k2": s.k2, "k3": s.k3}
+    fields = {"windows": s.windows, "filters": s.filters, "channels": s.channels, "k2": s.k2, "k3": s.k3, "outputs": s.outputs or 0}
     codes = {"algorithm": algorithm, "kernel": kernel, "stationary": STATIONARY.index(s.stationary), "pack": PACK.index(s.pack)}
     return ffi.new("pysim_schedule *", fields | codes)
 
@@ -234,7 +231,7 @@ def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
     return array
 
 
-def _check_apart(out: Array, **operands: Any) -> None:
+def check_apart(out: Array, **operands: Any) -> None:
     """Refuses an out over what is read, copies of which the library would not know."""
     for name, x in operands.items():
         if x is not None and np.may_share_memory(out, as_numpy(x, name)):
@@ -250,280 +247,27 @@ def _activation_code(activation: str | None) -> int:
 _biases: WeakKeyDictionary[Any, Array] = WeakKeyDictionary()
 
 
-def _epilogue(alpha: float, beta: float, bias: Array | None, activation: str | None) -> Any:
+def epilogue_struct(alpha: float, beta: float, bias: Array | None, activation: str | None) -> Any:
     """A `pysim_epilogue`; its bias lives as long as it does, and `bias_of` finds it."""
+    code = _activation_code(activation)
+    if bias is None:
+        return _plain(alpha, beta, code)
     ffi, _ = library()
-    pointer = ffi.NULL if bias is None else ffi.from_buffer(bias)
-    epilogue = ffi.new("pysim_epilogue *", [alpha, beta, pointer, _activation_code(activation)])
-    if bias is not None:
-        _biases[epilogue] = bias
+    epilogue = ffi.new("pysim_epilogue *", [alpha, beta, ffi.from_buffer(bias), code])
+    _biases[epilogue] = bias
     return epilogue
+
+
+@lru_cache(maxsize=64)
+def _plain(alpha: float, beta: float, activation: int) -> Any:
+    """One without a bias, which nobody changes."""
+    ffi, _ = library()
+    return ffi.new("pysim_epilogue *", [alpha, beta, ffi.NULL, activation])
 
 
 def bias_of(epilogue: Any) -> Array | None:
     """The array that an epilogue's bias points to: the struct itself does not know how long it is."""
     return _biases.get(epilogue)
-
-
-class Workspaces:
-    """Buffers that calls borrow. One is of one call at a time, and of those that lie idle about `idle_bytes` are kept."""
-
-    def __init__(self, idle_bytes: int) -> None:
-        self.idle_bytes = idle_bytes
-        self._idle: list[Array] = []  # the last one given back is the first one taken: it is the warmest
-
-    def take(self, nbytes: int) -> Array:
-        """A buffer of at least so many bytes."""
-        try:
-            buffer = self._idle.pop()
-        except IndexError:
-            return aligned(nbytes, np.uint8)
-        return buffer if buffer.nbytes >= nbytes else aligned(nbytes, np.uint8)
-
-    def give(self, buffer: Array) -> None:
-        if buffer.nbytes + sum(map(len, self._idle)) <= self.idle_bytes:
-            self._idle.append(buffer)
-
-
-_workspaces = Workspaces(_IDLE_BYTES)
-
-
-class Launch:
-    """What calls of one problem under one schedule have in common: structs, operands' shapes, and the bytes that they need.
-
-    `prepared_bytes` is of what a run reads in the place of the weights, 0 where it reads them as they are.
-    """
-
-    def __init__(
-        self, workload: Workload, shapes: tuple[tuple[int, ...], ...], schedule: Schedule, threads: int = 1, executor: Executor = LOCAL
-    ) -> None:
-        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
-        self._first_shape, self._second_shape, self._out_shape = shapes
-        self._ffi, self._lib = executor.library()
-        self._problem, self._schedule = problem_struct(workload), schedule_struct(schedule, workload)
-        self._native, self._native_prepare = self._lib.pysim_run, self._lib.pysim_prepare
-        self.workspace_bytes = self._size(self._lib.pysim_workspace_bytes, threads)
-        self.prepared_bytes = self._size(self._lib.pysim_prepared_bytes)
-
-    def _size(self, function: Any, *arguments: int) -> int:
-        size = self._ffi.new("int64_t *")
-        check(function(self._problem, self._schedule, *arguments, size), self.executor)
-        return int(size[0])
-
-    def output(self, out: Any) -> Array:
-        return output(out, self._out_shape, self.workload.dtype)
-
-    def _run(self, epilogue: Any, first: Array, second: Any, y: Array, profile: Any) -> None:
-        """The native call in a borrowed workspace."""
-        pointer, work = self._ffi.from_buffer, _workspaces.take(self.workspace_bytes)
-        try:
-            status = self._native(
-                self._problem, self._schedule, epilogue, self.threads, pointer(first), pointer(second), pointer(y), pointer(work),
-                self.workspace_bytes, self._ffi.NULL if profile is None else profile,
-            )  # fmt: skip
-        finally:
-            _workspaces.give(work)
-        check(status, self.executor)
-
-
-class ConvLaunch(Launch):
-    """y = act(conv(x, w) + bias): filters are prepared in each call."""
-
-    def __init__(self, workload: Conv, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
-        w = workload
-        shapes = (
-            (w.batch, w.channels, w.height, w.width),
-            (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w),
-            (w.batch, w.filters, w.out_h, w.out_w),
-        )
-        super().__init__(w, shapes, schedule, threads, executor)
-
-    def __call__(self, x: Any, w: Any, bias: Any = None, activation: str | None = None, out: Any = None) -> Array:
-        w, epilogue = self.filters(w), self.epilogue(bias, activation)
-        if out is not None:
-            _check_apart(self.output(out), w=w, bias=bias)
-        if not self.prepared_bytes:
-            return self.run(x, w, epilogue, out)
-        prepared = _workspaces.take(self.prepared_bytes)
-        try:
-            return self.run(x, self.prepare(w, prepared), epilogue, out)
-        finally:
-            _workspaces.give(prepared)
-
-    def filters(self, w: Any) -> Array:
-        """The filters as a dense array."""
-        return operand(w, "w", self._second_shape, self.workload.dtype)
-
-    def epilogue(self, bias: Any, activation: str | None) -> Any:
-        return _epilogue(1.0, 0.0, None if bias is None else addend(bias, "bias", self._out_shape[1:2], self.workload.dtype), activation)
-
-    def prepare(self, filters: Array, prepared: Array) -> Array:
-        """Prepares dense filters in the first bytes of a buffer, and gives these."""
-        prepared = prepared[: self.prepared_bytes]
-        pointer = self._ffi.from_buffer
-        status = self._native_prepare(self._problem, self._schedule, pointer(filters), pointer(prepared), self.prepared_bytes)
-        check(status, self.executor)
-        return prepared
-
-    def run(self, x: Any, prepared: Array, epilogue: Any, out: Any, profile: Any = None) -> Array:
-        """The convolution with prepared filters."""
-        dense, y = operand(x, "x", self._first_shape, self.workload.dtype), self.output(out)
-        if out is not None:
-            _check_apart(y, x=x)
-        self._run(epilogue, dense, prepared, y, profile)
-        return y
-
-
-class Prepared:
-    """A convolution with its filters prepared: `y = conv(x, out=None)`, input [N][C][H][W], output [N][M][P][Q]. It keeps no array that
-    it was given, and any number of threads may call it at once."""
-
-    def __init__(
-        self,
-        workload: Conv,
-        weights: Any,
-        schedule: Schedule,
-        bias: Any = None,
-        activation: str | None = None,
-        threads: int = 1,
-        executor: Executor = LOCAL,
-    ) -> None:
-        launch = self._launch = ConvLaunch(workload, schedule, threads, executor)
-        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
-        self.workspace_bytes = launch.workspace_bytes
-        self._epilogue = launch.epilogue(None if bias is None else np.array(as_numpy(bias, "bias")), activation)
-        filters = launch.filters(weights)
-        whole = launch.prepared_bytes > 0
-        self._prepared = launch.prepare(filters, aligned(launch.prepared_bytes, np.uint8)) if whole else np.array(filters)
-
-    def __call__(self, x: Any, out: Any = None) -> Array:
-        return self._launch.run(x, self._prepared, self._epilogue, out)
-
-    def profile(self, x: Any, out: Any = None) -> dict[str, float]:
-        """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
-        return _profiled(lambda into: self._launch.run(x, self._prepared, self._epilogue, out, into))
-
-
-def _profiled(run: Callable[[Any], Any]) -> dict[str, float]:
-    p = library()[0].new("pysim_profile *")
-    run(p)
-    return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
-
-
-class GemmLaunch(Launch):
-    """C = act(alpha op(A) op(B) + beta C + bias), dense row-major operands, bias per column of C."""
-
-    def __init__(self, workload: Gemm, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
-        w = workload
-        shapes = ((w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n), (w.m, w.n))
-        super().__init__(w, shapes, schedule, threads, executor)
-
-    def __call__(
-        self,
-        a: Any,
-        b: Any,
-        c: Any = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        bias: Any = None,
-        activation: str | None = None,
-        out: Any = None,
-    ) -> Array:
-        """`c` is read, not written, unless it is `out`."""
-        dtype = self.workload.dtype
-        y = self.output(out)
-        if out is not None:
-            _check_apart(y, a=a, b=b, bias=bias)
-        if c is None and beta != 0:
-            raise OperandError(f"beta is {beta}, so c must be given")
-        # C goes where the result will lie only when nothing can be refused any more
-        added = None if c is None else addend(c, "c", self._out_shape, dtype)
-        into = y
-        if beta != 0 and added is not None and not _same(added, y):
-            if out is not None:
-                _check_apart(y, c=c)
-                into = aligned(self._out_shape, y.dtype)
-            into[...] = added
-        self.run(a, b, into, _epilogue(alpha, beta, self.bias(bias), activation))
-        if into is not y:
-            y[...] = into
-        return y
-
-    def bias(self, bias: Any) -> Array | None:
-        return None if bias is None else addend(bias, "bias", self._out_shape[1:], self.workload.dtype)
-
-    def run(self, a: Any, b: Any, y: Array, epilogue: Any, profile: Any = None) -> None:
-        """The product into y, whose values are C."""
-        a, b = operand(a, "a", self._first_shape, self.workload.dtype), operand(b, "b", self._second_shape, self.workload.dtype)
-        self._run(epilogue, a, b, y, profile)
-
-
-def _same(x: Array, y: Array) -> bool:
-    """Whether two dense arrays of one shape lie in one place."""
-    return x is y or x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
-
-
-class PreparedGemm:
-    """C = alpha op(A) op(B) + beta C + bias: `c = gemm(a, b, c=None)`, where c is read and written."""
-
-    def __init__(
-        self,
-        workload: Gemm,
-        schedule: Schedule,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        bias: Any = None,
-        activation: str | None = None,
-        threads: int = 1,
-        executor: Executor = LOCAL,
-    ) -> None:
-        launch = self._launch = GemmLaunch(workload, schedule, threads, executor)
-        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
-        self.workspace_bytes = launch.workspace_bytes
-        self._beta = beta
-        self._epilogue = _epilogue(alpha, beta, launch.bias(None if bias is None else np.array(as_numpy(bias, "bias"))), activation)
-
-    def __call__(self, a: Any, b: Any, c: Any = None) -> Array:
-        return self._run(a, b, c)
-
-    def profile(self, a: Any, b: Any, c: Any = None) -> dict[str, float]:
-        """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
-        return _profiled(lambda into: self._run(a, b, c, into))
-
-    def _run(self, a: Any, b: Any, c: Any, profile: Any = None) -> Array:
-        if c is None and self._beta != 0:
-            raise OperandError(f"beta is {self._beta}, so c must be given")
-        y = self._launch.output(c)
-        self._launch.run(a, b, y, self._epilogue, profile)
-        return y
-
-
-def run_conv(
-    w: Conv,
-    schedule: Schedule,
-    x: Any,
-    weights: Any,
-    bias: Any = None,
-    activation: str | None = None,
-    threads: int = 1,
-    executor: Executor = LOCAL,
-) -> Array:
-    """One convolution under `schedule`, filters packed for this call."""
-    return ConvLaunch(w, schedule, threads, executor)(x, weights, bias, activation)
-
-
-def run_gemm(
-    w: Gemm,
-    schedule: Schedule,
-    a: Any,
-    b: Any,
-    bias: Any = None,
-    activation: str | None = None,
-    threads: int = 1,
-    executor: Executor = LOCAL,
-) -> Array:
-    """One matrix product under `schedule`."""
-    return GemmLaunch(w, schedule, threads, executor)(a, b, bias=bias, activation=activation)
 
 
 def reference_conv(
@@ -532,7 +276,7 @@ def reference_conv(
     """The definition of right: plain loops in C, summed in the next wider type. Slow."""
     ffi, lib = executor.library()
     out = aligned((w.batch, w.filters, w.out_h, w.out_w), RESULT_DTYPES[w.dtype])
-    epilogue = _epilogue(1.0, 0.0, bias, activation)
+    epilogue = epilogue_struct(1.0, 0.0, bias, activation)
     x = operand(x, "x", (w.batch, w.channels, w.height, w.width), w.dtype)
     weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
     pointers = (ffi.from_buffer(x), ffi.from_buffer(weights), ffi.from_buffer(out))

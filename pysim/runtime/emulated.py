@@ -3,194 +3,39 @@
 
     executor_for(machine) -> LOCAL, or an Emulated: its `library()` has the functions of `pysim.h` and calls them in the worker
 
-The worker is built once into the user's cache from the sources that lie beside this package. A call is one line of text each way
-(native/worker/worker.c describes them); operands are copied into a memory file that the worker maps, and results out of it, so
-whatever the worker does, it cannot touch this process. Both sides compare the layout of every struct and the kinds of every
-argument before the first call. QEMU proves what kernels compute. How long it takes says nothing about any machine.
+`pysim.runtime.foreign` builds the worker. A call is one line of text each way (native/worker/worker.c describes them); operands are
+copied into a memory file that the worker maps, and results out of it, so whatever the worker does, it cannot touch this process. Both
+sides compare the layout of every struct and the kinds of every argument before the first call. QEMU proves what kernels compute. How long
+it takes says nothing about any machine.
 
 Worked number: `pysim_run` on 1x64x56x56 with 64 3x3 filters copies 0.8 MB in, 0.15 MB of packed filters in and 0.8 MB out:
 well under a millisecond, where the kernel takes tenths of a second under emulation.
 """
 
 import atexit
-import fcntl
 import functools
-import hashlib
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from weakref import WeakSet
 
-from pysim.errors import MissingError, NativeError, OperandError
+from pysim.errors import NativeError, OperandError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
-from pysim.registry.rows import native_file
 from pysim.runtime import cpu as runtime
 from pysim.runtime.cpu import LOCAL, Executor
+from pysim.runtime.foreign import POWER10, Cpu, worker
 
 GREETING_SECONDS = 60.0
 CALL_SECONDS = 600.0  # $PYSIM_EMULATION_SECONDS replaces it
 KEPT_BYTES = 64 << 20  # of the memory file between two calls
 _ALIGNMENT = 128  # a cache line of POWER, and more than any struct or vector asks for
-_FLAGS = ("-std=gnu11", "-O3", "-Wno-unknown-pragmas")
-
-
-class Compiler(NamedTuple):
-    """A C compiler for a foreign CPU: its command, the flags of ISA code, and what tells two versions apart."""
-
-    name: str
-    command: tuple[str, ...]
-    isa_flags: tuple[str, ...]
-    version: str
-
-
-class Cpu(NamedTuple):
-    """A CPU that can be emulated. Its ISA code lies in native/<folder>; all else of the library is plain C."""
-
-    name: str
-    folder: str
-    emulators: tuple[str, ...]
-    emulator_arguments: tuple[str, ...]
-    install_emulator: str
-    gcc: str
-    gcc_flags: tuple[str, ...]
-    zig_target: str
-    zig_flags: tuple[str, ...]
-    install_compiler: str
-
-    def emulator(self) -> list[str]:
-        """The command in front of a program; MissingError says how to install it."""
-        for name in self.emulators:
-            if path := shutil.which(name):
-                return [path, *self.emulator_arguments]
-        raise MissingError(f"{self.name} kernels run here under {self.emulators[0]}, which is not on PATH: {self.install_emulator}")
-
-    def compilers(self) -> list[Compiler]:
-        """Those that are here, the quicker one first; MissingError says how to install one."""
-        found = []
-        if path := shutil.which(self.gcc):
-            file = os.stat(path)
-            found.append(Compiler(path, (path,), self.gcc_flags, f"{path} {file.st_size} {file.st_mtime_ns}"))
-        if version := installed("ziglang"):
-            command = (sys.executable, "-m", "ziglang", "cc", "-target", self.zig_target)
-            found.append(Compiler(f"ziglang {version}", command, self.zig_flags, version))
-        if not found:
-            raise MissingError(f"no compiler for {self.name} is here, neither {self.gcc} nor ziglang: {self.install_compiler}")
-        return found
-
-
-def installed(package: str) -> str | None:
-    """The version of a Python package, or None where it is not installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-POWER10 = Cpu(
-    name="POWER10",
-    folder="power10",
-    emulators=("qemu-ppc64le", "qemu-ppc64le-static"),
-    emulator_arguments=("-cpu", "power10"),
-    install_emulator="sudo apt-get install qemu-user",
-    gcc="powerpc64le-linux-gnu-gcc",
-    gcc_flags=("-mcpu=power10",),
-    zig_target="powerpc64le-linux-musl",
-    zig_flags=("-mcpu=pwr10",),
-    install_compiler="pip install '.[power10]', or sudo apt-get install gcc-powerpc64le-linux-gnu libc6-dev-ppc64el-cross",
-)
-
-
-# The worker program
-
-
-def user_cache() -> Path | None:
-    """pysim's folder of the user's cache (XDG); None where the user has none."""
-    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        return (configured if configured.is_absolute() else Path.home() / ".cache") / "pysim"
-    except RuntimeError:
-        return None
-
-
-def _sources(cpu: Cpu) -> list[Path]:
-    """The library's files, found by folder as meson.build lists them, with the CPU's own, and the worker."""
-    root = native_file("pysim.h").parent
-    folders = [root / name for name in (".", "conv", "worker", cpu.folder)]
-    return [*sorted(root.glob("*.inc")), *(path for folder in folders for path in sorted(folder.glob("*.[ch]")))]
-
-
-def worker_file(cpu: Cpu, compiler: Compiler) -> Path:
-    """Where the worker lies that this compiler makes of these sources."""
-    folder = user_cache()
-    if folder is None:
-        raise MissingError(f"the {cpu.name} kernels need a folder to be built into, and the user has none: set XDG_CACHE_HOME")
-    key = hashlib.sha256(repr((compiler, _FLAGS)).encode())
-    for path in _sources(cpu):
-        key.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return folder / f"{cpu.folder}-worker-{key.hexdigest()[:16]}"
-
-
-def worker(cpu: Cpu) -> Path:
-    """The worker program, built if it is not in the cache yet, which is said on stderr.
-
-    Raises MissingError with each compiler's own words where none can build it.
-    """
-    compilers = cpu.compilers()
-    files = [worker_file(cpu, compiler) for compiler in compilers]
-    for file in files:
-        if file.exists():
-            return file
-    refused = []
-    for compiler, file in zip(compilers, files, strict=True):
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with open(file.parent / f"{cpu.folder}-worker.lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # two processes would do no harm, but the work twice
-                if not file.exists():
-                    _build(cpu, compiler, file)
-            return file
-        except subprocess.CalledProcessError as error:
-            refused.append(f"{' '.join(error.cmd)}\n{error.stderr.strip()}")
-        except OSError as error:
-            raise MissingError(f"the {cpu.name} kernels cannot be built into {file.parent}: {error}; set XDG_CACHE_HOME") from None
-    raise MissingError(f"the {cpu.name} kernels cannot be built; {cpu.install_compiler}. The compiler says:\n" + "\n".join(refused))
-
-
-def _build(cpu: Cpu, compiler: Compiler, file: Path) -> None:
-    """Compiles every file, the CPU's own with its flags, and puts the program in place in one step."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    print(f"pysim: building the {cpu.name} kernels with {compiler.name}, once, into {file.parent}", file=sys.stderr, flush=True)
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-
-        def run(arguments: list[str]) -> None:
-            subprocess.run([*compiler.command, *arguments], cwd=folder, capture_output=True, text=True, check=True)
-
-        def compiled(source: Path) -> str:
-            target = f"{source.parent.name}-{source.stem}.o"
-            isa = compiler.isa_flags if source.parent.name == cpu.folder else ()
-            include = f"-I{native_file('pysim.h').parent}"
-            run([*_FLAGS, *isa, include, "-c", str(source), "-o", target])
-            return target
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compiled, [path for path in _sources(cpu) if path.suffix == ".c"]))
-        run(["-static", "-s", *objects, "-lm", "-o", "worker"])
-        os.replace(Path(folder) / "worker", file)
-    print(f"pysim: built in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
 
 # The running worker

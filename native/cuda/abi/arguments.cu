@@ -81,6 +81,11 @@ pysim_status check_memory(std::initializer_list<Memory> all) {
     return PYSIM_OK;
 }
 
+pysim_status check_workspace(int64_t needed, const void *workspace, int64_t bytes) {
+    if (!needed || (workspace && bytes >= needed)) return PYSIM_OK;
+    return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? bytes : 0), (long long)needed);
+}
+
 pysim_status sms_of(const char *kernel, int32_t capability, int *sms) {
     int device = 0, major = 0, minor = 0;
     pysim_status status = check(cudaGetDevice(&device), "the current device");

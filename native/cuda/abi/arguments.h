@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the entry points of products (abi/gemm.cu) and of convolutions (abi/conv.cu) ask of their arguments alike, and how both are timed. */
+ * What the products (abi/gemm.cu) and convolutions (abi/conv.cu) ask of their arguments alike, and how both are timed. */
 #ifndef PYSIM_CUDA_ARGUMENTS_H
 #define PYSIM_CUDA_ARGUMENTS_H
 #include <initializer_list>
@@ -27,6 +27,7 @@ pysim_status check_epilogue(int32_t result, const pysim_cuda_epilogue *e);
 /* Of a list, the first three must be there, and the first and the last (the workspace) are written: they overlap nothing. `element`: bytes that its base is a multiple of. */
 struct Memory { const char *name; const void *data; int64_t bytes; int element; };
 pysim_status check_memory(std::initializer_list<Memory> all);
+pysim_status check_workspace(int64_t needed, const void *workspace, int64_t bytes);
 
 /* Streaming multiprocessors of the current device, which must have the capability that `kernel` needs. */
 pysim_status sms_of(const char *kernel, int32_t capability, int *sms);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Entry points of convolution: check the arguments, lay out the workspace, launch. The contract with the families is in conv/conv.h. */
+ * Convolutions: check the arguments, lay out the workspace, launch. The contract with the families is in conv/conv.h. */
 #include "conv/conv.h"
 
+#include "abi/operation.h"
 #include "abi/registry.h"
 #include "core/decomposition.cuh"
 
@@ -17,7 +18,6 @@ int64_t outputs_of(int64_t size, int64_t before, int64_t after, int64_t kernel, 
 }
 
 pysim_status check_conv(const pysim_cuda_conv *c) {
-    if (!c) return fail(PYSIM_BAD_ARGUMENT, "the convolution is NULL");
     const pysim_conv &s = c->shape;
     const struct { const char *name; int64_t value, least; } sizes[] = {
         {"batch", s.batch, 1}, {"groups", s.groups, 1}, {"channels", s.channels, 1}, {"height", s.height, 1}, {"width", s.width, 1},
@@ -49,7 +49,7 @@ pysim_status check_conv(const pysim_cuda_conv *c) {
     return check_dtypes(s.dtype, c->out_dtype);
 }
 
-pysim_status check_schedule(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const ConvRow **row) {
+pysim_status check_schedule(const pysim_cuda_conv *c, const pysim_cuda_schedule *s, const ConvRow **row) {
     if (!s) return fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
     const pysim_status found = registry.find(s->kernel, c->shape.dtype, row);
     if (found != PYSIM_OK) return found;
@@ -64,7 +64,7 @@ pysim_status check_schedule(const pysim_cuda_conv *c, const pysim_cuda_conv_sche
     return PYSIM_OK;
 }
 
-Conv conv_of(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const ConvRow *row) {
+Conv conv_of(const pysim_cuda_conv *c, const pysim_cuda_schedule *s, const ConvRow *row) {
     const pysim_conv &from = c->shape;
     Conv to = {};
     to.batch = (int)from.batch, to.groups = (int)from.groups;
@@ -144,78 +144,70 @@ void set(Conv &v, const pysim_cuda_epilogue *e, const void *input, const void *f
     v.product.alpha = e->alpha, v.product.beta = e->beta, v.product.low = e->low, v.product.high = e->high;
     v.product.bias = e->bias, v.product.activation = e->activation;
 }
-}
-}
 
-using namespace pysim;
-
-int32_t pysim_cuda_conv_count(void) { return registry.count(); }
-
-pysim_status pysim_cuda_conv_at(int32_t index, pysim_cuda_conv_info *out) { return registry.tell(index, out, __func__); }
-
-pysim_status pysim_cuda_conv_attributes(const pysim_cuda_conv *c, int32_t kernel, pysim_cuda_attributes *out) {
+pysim_status attributes(const pysim_cuda_problem *problem, int32_t kernel, pysim_cuda_attributes *out) {
     const ConvRow *row = nullptr;
+    const pysim_cuda_conv *c = &problem->conv;
     int sms;
     pysim_status status = check_conv(c);
     if (status == PYSIM_OK) status = registry.find(kernel, c->shape.dtype, &row);
-    if (status == PYSIM_OK && !out) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_conv_attributes: out is NULL");
     if (status == PYSIM_OK) status = sms_for(*row, &sms);
     return status == PYSIM_OK ? check(row->attributes(conv_of(c, nullptr, row), out), "the kernel's attributes") : status;
 }
 
-pysim_status pysim_cuda_conv_workspace_bytes(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, int64_t *bytes) {
+pysim_status workspace_bytes(const Call &call, int64_t *bytes) {
     const ConvRow *row = nullptr;
+    const pysim_cuda_conv *c = &call.problem->conv;
     Workspace w;
     pysim_status status = check_conv(c);
-    if (status == PYSIM_OK) status = check_schedule(c, s, &row);
-    if (status == PYSIM_OK) status = workspace_of(conv_of(c, s, row), *row, &w);
-    if (status == PYSIM_OK && !bytes) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_conv_workspace_bytes: bytes is NULL");
+    if (status == PYSIM_OK) status = check_schedule(c, call.schedule, &row);
+    if (status == PYSIM_OK) status = workspace_of(conv_of(c, call.schedule, row), *row, &w);
     if (status == PYSIM_OK) *bytes = w.total;
     return status;
 }
 
-pysim_status pysim_cuda_conv_run(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const pysim_cuda_epilogue *e,
-                                 const void *input, const void *filters, void *output, void *workspace, int64_t workspace_bytes, void *stream) {
+pysim_status run(const Call &call) {
     const ConvRow *row = nullptr;
+    const pysim_cuda_conv *c = &call.problem->conv;
+    const pysim_cuda_epilogue *e = call.epilogue;
     Workspace w;
     Conv v;
     int sms = 0;
     pysim_status status = check_conv(c);
-    if (status == PYSIM_OK) status = check_schedule(c, s, &row);
+    if (status == PYSIM_OK) status = check_schedule(c, call.schedule, &row);
     if (status == PYSIM_OK) status = check_epilogue(c->out_dtype, e);
-    if (status == PYSIM_OK) status = workspace_of(v = conv_of(c, s, row), *row, &w);
-    if (status == PYSIM_OK) status = check_operands(c, v, e, input, filters, output, workspace, workspace_bytes);
+    if (status == PYSIM_OK) status = workspace_of(v = conv_of(c, call.schedule, row), *row, &w);
+    if (status == PYSIM_OK) status = check_operands(c, v, e, call.first, call.second, call.result, call.workspace, call.workspace_bytes);
+    if (status == PYSIM_OK) status = check_workspace(w.total, call.workspace, call.workspace_bytes);
+    if (status == PYSIM_OK) status = sms_for(*row, &sms);
     if (status != PYSIM_OK) return status;
-    if (w.total && (!workspace || workspace_bytes < w.total))
-        return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? workspace_bytes : 0), (long long)w.total);
-    status = sms_for(*row, &sms);
-    if (status != PYSIM_OK) return status;
-    set(v, e, input, filters, output);
-    if (e->alpha == 0) return check(conv_reference(v, (cudaStream_t)stream), "an output without a product");
-    char *at = (char *)round_up((int64_t)(uintptr_t)workspace, ALIGN);
+    set(v, e, call.first, call.second, call.result);
+    if (e->alpha == 0) return check(conv_reference(v, call.stream), "an output without a product");
+    char *at = (char *)round_up((int64_t)(uintptr_t)call.workspace, ALIGN);
     v.own = w.own ? at : nullptr;
     if (w.flags) {
         v.product.flags = (unsigned *)(at + w.own), v.product.partials = at + w.own + w.flags;
-        status = check(cudaMemsetAsync(v.product.flags, 0, (size_t)w.flags, (cudaStream_t)stream), "flags of partial sums");
+        status = check(cudaMemsetAsync(v.product.flags, 0, (size_t)w.flags, call.stream), "flags of partial sums");
     }
-    return status == PYSIM_OK ? row->launch(v, sms, (cudaStream_t)stream) : status;
+    return status == PYSIM_OK ? row->launch(v, sms, call.stream) : status;
 }
 
-pysim_status pysim_cuda_conv_reference(const pysim_cuda_conv *c, const pysim_cuda_epilogue *e, const void *input, const void *filters,
-                                       void *output, void *stream) {
+pysim_status plain_loops(const Call &call) {
+    const pysim_cuda_conv *c = &call.problem->conv;
     pysim_status status = check_conv(c);
-    if (status == PYSIM_OK) status = check_epilogue(c->out_dtype, e);
+    if (status == PYSIM_OK) status = check_epilogue(c->out_dtype, call.epilogue);
     if (status != PYSIM_OK) return status;
     Conv v = conv_of(c, nullptr, nullptr);
-    status = check_operands(c, v, e, input, filters, output, nullptr, 0);
+    status = check_operands(c, v, call.epilogue, call.first, call.second, call.result, nullptr, 0);
     if (status != PYSIM_OK) return status;
-    set(v, e, input, filters, output);
-    return check(conv_reference(v, (cudaStream_t)stream), "the reference");
+    set(v, call.epilogue, call.first, call.second, call.result);
+    return check(conv_reference(v, call.stream), "the reference");
+}
 }
 
-pysim_status pysim_cuda_conv_time(const pysim_cuda_conv *c, const pysim_cuda_conv_schedule *s, const pysim_cuda_epilogue *e,
-                                  const void *input, const void *filters, void *output, void *workspace, int64_t workspace_bytes,
-                                  void *stream, int32_t warmups, int32_t samples, double *seconds) {
-    return time_runs([&] { return pysim_cuda_conv_run(c, s, e, input, filters, output, workspace, workspace_bytes, stream); },
-                     (cudaStream_t)stream, warmups, samples, seconds);
+const Operation convolutions = {attributes, workspace_bytes, run, plain_loops};
 }
+
+int32_t pysim_cuda_conv_count(void) { return pysim::registry.count(); }
+
+pysim_status pysim_cuda_conv_at(int32_t index, pysim_cuda_conv_info *out) { return pysim::registry.tell(index, out, __func__); }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Entry points of the GEMM hierarchy: check the arguments, re-lay out what the chosen kernel cannot take as it lies, launch.
+ * Products: check the arguments, re-lay out what the chosen kernel cannot take as it lies, launch.
  *
  * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, the tiles' flags, the partial sums. */
 #include <algorithm>
 
+#include "abi/operation.h"
 #include "abi/registry.h"
 #include "core/decomposition.cuh"
 #include "gemm/gemm.h"
@@ -16,7 +17,6 @@ const Registry<GemmRow> registry = {{simt_f32_rows, simt_f64_rows, simt_f16_rows
                                      wgmma_f16_rows, wgmma_bf16_rows, wgmma_narrow_rows}};
 
 pysim_status check_gemm(const pysim_cuda_gemm *g) {
-    if (!g) return fail(PYSIM_BAD_ARGUMENT, "the product is NULL");
     const struct { const char *name; int64_t value; } sizes[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
     for (const auto &size : sizes) {
         if (size.value < 1) return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it must be at least 1", size.name, (long long)size.value);
@@ -82,9 +82,10 @@ pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s
     return PYSIM_OK;
 }
 
-pysim_status check_schedule(const pysim_cuda_schedule *s) {
+pysim_status check_schedule(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const GemmRow **row) {
     if (!s) return fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
-    return check_decomposition(s->decomposition, s->splits, s->along_n, s->group);
+    const pysim_status status = check_decomposition(s->decomposition, s->splits, s->along_n, s->group);
+    return status == PYSIM_OK ? registry.find(s->kernel, g->dtype, row) : status;
 }
 
 /* Bytes from the first to the last element. */
@@ -136,21 +137,12 @@ pysim_status take(const Operand &o, int element, const void **data, int64_t *ld,
     return status;
 }
 
-}
-}
-
-using namespace pysim;
-
-int32_t pysim_cuda_gemm_count(void) { return registry.count(); }
-
-pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out) { return registry.tell(index, out, __func__); }
-
-pysim_status pysim_cuda_gemm_attributes(const pysim_cuda_gemm *g, int32_t kernel, pysim_cuda_attributes *out) {
+pysim_status attributes(const pysim_cuda_problem *problem, int32_t kernel, pysim_cuda_attributes *out) {
     const GemmRow *row = nullptr;
+    const pysim_cuda_gemm *g = &problem->gemm;
     int sms;
     pysim_status status = check_gemm(g);
     if (status == PYSIM_OK) status = registry.find(kernel, g->dtype, &row);
-    if (status == PYSIM_OK && !out) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_gemm_attributes: out is NULL");
     if (status == PYSIM_OK) status = sms_for(*row, &sms);
     if (status != PYSIM_OK) return status;
     const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0};
@@ -159,64 +151,63 @@ pysim_status pysim_cuda_gemm_attributes(const pysim_cuda_gemm *g, int32_t kernel
     return check(row->attributes(p, out), "the kernel's attributes");
 }
 
-pysim_status pysim_cuda_gemm_workspace_bytes(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const void *a, const void *b, int64_t *bytes) {
+pysim_status workspace_bytes(const Call &call, int64_t *bytes) {
     const GemmRow *row = nullptr;
+    const pysim_cuda_gemm *g = &call.problem->gemm;
     Workspace w;
     pysim_status status = check_gemm(g);
-    if (status == PYSIM_OK) status = check_schedule(s);
-    if (status == PYSIM_OK) status = registry.find(s->kernel, g->dtype, &row);
-    if (status == PYSIM_OK) status = workspace_of(g, s, *row, a, b, &w);
-    if (status == PYSIM_OK && !bytes) status = fail(PYSIM_BAD_ARGUMENT, "pysim_cuda_gemm_workspace_bytes: bytes is NULL");
+    if (status == PYSIM_OK) status = check_schedule(g, call.schedule, &row);
+    if (status == PYSIM_OK) status = workspace_of(g, call.schedule, *row, call.first, call.second, &w);
     if (status == PYSIM_OK) *bytes = w.total;
     return status;
 }
 
-pysim_status pysim_cuda_gemm_run(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
-                                 const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream) {
+pysim_status run(const Call &call) {
     const GemmRow *row = nullptr;
+    const pysim_cuda_gemm *g = &call.problem->gemm;
+    const pysim_cuda_schedule *s = call.schedule;
+    const pysim_cuda_epilogue *e = call.epilogue;
     Workspace w;
     int sms = 0;
     pysim_status status = check_gemm(g);
-    if (status == PYSIM_OK) status = check_schedule(s);
-    if (status == PYSIM_OK) status = registry.find(s->kernel, g->dtype, &row);
+    if (status == PYSIM_OK) status = check_schedule(g, s, &row);
     if (status == PYSIM_OK) status = check_epilogue(g->c_dtype, e);
-    if (status == PYSIM_OK) status = workspace_of(g, s, *row, a, b, &w);
-    if (status == PYSIM_OK) status = check_operands(g, e, a, b, c, workspace, workspace_bytes);
-    if (status != PYSIM_OK) return status;
-    if (w.total && (!workspace || workspace_bytes < w.total))
-        return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? workspace_bytes : 0), (long long)w.total);
-    status = sms_for(*row, &sms);
+    if (status == PYSIM_OK) status = workspace_of(g, s, *row, call.first, call.second, &w);
+    if (status == PYSIM_OK) status = check_operands(g, e, call.first, call.second, call.result, call.workspace, call.workspace_bytes);
+    if (status == PYSIM_OK) status = check_workspace(w.total, call.workspace, call.workspace_bytes);
+    if (status == PYSIM_OK) status = sms_for(*row, &sms);
     if (status != PYSIM_OK) return status;
 
     const int element = dtypes[g->dtype].bytes;
-    const cudaStream_t on = (cudaStream_t)stream;
-    Problem p = problem_of(g, e, a, b, c);
-    if (e->alpha == 0) return check(without_product(p, g->dtype, on), "C without a product");
+    Problem p = problem_of(g, e, call.first, call.second, call.result);
+    if (e->alpha == 0) return check(without_product(p, g->dtype, call.stream), "C without a product");
     p.kind = s->decomposition, p.splits = s->splits, p.along_n = s->along_n, p.group = s->group;
-    char *at = (char *)round_up((int64_t)(uintptr_t)workspace, ALIGN);
+    char *at = (char *)round_up((int64_t)(uintptr_t)call.workspace, ALIGN);
     if (w.a.transpose) p.trans_a = 0;
     if (w.b.transpose) p.trans_b = 1;
-    status = take(w.a, element, &p.a, &p.lda, &at, on);
-    if (status == PYSIM_OK) status = take(w.b, element, &p.b, &p.ldb, &at, on);
+    status = take(w.a, element, &p.a, &p.lda, &at, call.stream);
+    if (status == PYSIM_OK) status = take(w.b, element, &p.b, &p.ldb, &at, call.stream);
     if (status == PYSIM_OK && w.flags) {
         p.flags = (unsigned *)at, p.partials = at + w.flags;
-        status = check(cudaMemsetAsync(p.flags, 0, (size_t)w.flags, on), "flags of partial sums");
+        status = check(cudaMemsetAsync(p.flags, 0, (size_t)w.flags, call.stream), "flags of partial sums");
     }
-    return status == PYSIM_OK ? check(row->launch(p, sms, on), row->info.name) : status;
+    return status == PYSIM_OK ? check(row->launch(p, sms, call.stream), row->info.name) : status;
 }
 
-pysim_status pysim_cuda_gemm_reference(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, void *c, void *stream) {
+pysim_status plain_loops(const Call &call) {
+    const pysim_cuda_gemm *g = &call.problem->gemm;
     pysim_status status = check_gemm(g);
-    if (status == PYSIM_OK) status = check_epilogue(g->c_dtype, e);
-    if (status == PYSIM_OK) status = check_operands(g, e, a, b, c, nullptr, 0);
+    if (status == PYSIM_OK) status = check_epilogue(g->c_dtype, call.epilogue);
+    if (status == PYSIM_OK) status = check_operands(g, call.epilogue, call.first, call.second, call.result, nullptr, 0);
     if (status != PYSIM_OK) return status;
     if (g->m > REFERENCE_ROWS) return fail(PYSIM_UNSUPPORTED, "m is %lld; the reference takes up to %d", (long long)g->m, (int)REFERENCE_ROWS);
-    return check(reference(problem_of(g, e, a, b, c), g->dtype, (cudaStream_t)stream), "the reference");
+    return check(reference(problem_of(g, call.epilogue, call.first, call.second, call.result), g->dtype, call.stream), "the reference");
+}
 }
 
-pysim_status pysim_cuda_gemm_time(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *a,
-                                  const void *b, void *c, void *workspace, int64_t workspace_bytes, void *stream, int32_t warmups,
-                                  int32_t samples, double *seconds) {
-    return time_runs([&] { return pysim_cuda_gemm_run(g, s, e, a, b, c, workspace, workspace_bytes, stream); }, (cudaStream_t)stream, warmups, samples,
-                     seconds);
+const Operation products = {attributes, workspace_bytes, run, plain_loops};
 }
+
+int32_t pysim_cuda_gemm_count(void) { return pysim::registry.count(); }
+
+pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out) { return pysim::registry.tell(index, out, __func__); }

@@ -57,9 +57,9 @@ struct ConvRow {
     pysim_cuda_conv_info info;
     /* NULL where the row computes `c`, else the reason: "it takes ..." */
     const char *(*refuses)(const Conv &c);
-    /* Bytes of `own`; NULL: none. It may call pysim_cuda_gemm_workspace_bytes and then fails as that does. */
+    /* Bytes of `own`; NULL: none. It may call pysim_cuda_workspace_bytes and then fails as that does. */
     pysim_status (*own_bytes)(const Conv &c, int64_t *bytes);
-    /* Puts everything on the stream; a row that makes products runs them by pysim_cuda_gemm_run. */
+    /* Puts everything on the stream; a row that makes products runs them by pysim_cuda_run. */
     pysim_status (*launch)(const Conv &c, int sms, cudaStream_t stream);
     cudaError_t (*attributes)(const Conv &c, pysim_cuda_attributes *out);
     /* NULL where the product is as `conv_of` makes it (abi/conv.cu), else sets its sizes, tile_m, tile_n, cluster and group_tiles. */

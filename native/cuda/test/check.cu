@@ -80,25 +80,26 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     }
     cases++;
     int64_t bytes = 0;
-    pysim_status status = pysim_cuda_gemm_workspace_bytes(&g, &c.s, a, b, &bytes);
+    const pysim_cuda_problem problem = pysim::problem_of(g);
+    pysim_status status = pysim_cuda_workspace_bytes(&problem, &c.s, a, b, &bytes);
     void *work = buffer_work.place((size_t)bytes, 0, true);
     need(cudaMemset(work, 0xff, (size_t)bytes), "memset");
-    if (status == PYSIM_OK) status = pysim_cuda_gemm_run(&g, &c.s, &c.e, a, b, out, bytes ? work : nullptr, bytes, nullptr);
+    if (status == PYSIM_OK) status = pysim_cuda_run(&problem, &c.s, &c.e, a, b, out, bytes ? work : nullptr, bytes, nullptr);
     if (status != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
-    if (pysim_cuda_gemm_reference(&g, &c.e, a, b, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
+    if (pysim_cuda_reference(&problem, &c.e, a, b, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
     double *scale = nullptr;
     if (!c.exact) { /* |A||B|, to f32's accuracy */
         char *abs_a = (char *)buffer_abs_a.at(count_a * element), *abs_b = (char *)buffer_abs_b.at(count_b * element);
         each((long long)count_a, magnitude, abs_a, a, g.dtype, (long long)count_a);
         each((long long)count_b, magnitude, abs_b, b, g.dtype, (long long)count_b);
-        pysim_cuda_gemm all = g;
-        all.ldc = g.n;
-        all.c_dtype = g.dtype == PYSIM_F64 ? PYSIM_F64 : g.dtype == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
+        pysim_cuda_problem all = problem;
+        all.gemm.ldc = g.n;
+        all.gemm.c_dtype = g.dtype == PYSIM_F64 ? PYSIM_F64 : g.dtype == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
         const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};
         char *sums = (char *)buffer_sums.at((size_t)(g.m * g.n) * 8);
-        if (pysim_cuda_gemm_reference(&all, &plain, abs_a, abs_b, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
+        if (pysim_cuda_reference(&all, &plain, abs_a, abs_b, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
         scale = (double *)buffer_scale.at((size_t)(g.m * g.n) * 8);
-        each(g.m * g.n, widen, scale, sums, all.c_dtype, g.m * g.n);
+        each(g.m * g.n, widen, scale, sums, all.gemm.c_dtype, g.m * g.n);
     }
     const Verdict v = verdict_of(block, total, head, out, want, scale, g.c_dtype, g.m, g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)), row.name);
     char text[160];

@@ -16,7 +16,7 @@ namespace {
 
 struct Case {
     pysim_cuda_conv c;
-    pysim_cuda_conv_schedule s;
+    pysim_cuda_schedule s;
     pysim_cuda_epilogue e;
     int offset_in, offset_weights, offset_out; /* elements that the base is off its alignment */
     bool exact, bias, poisoned;
@@ -91,25 +91,26 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     cases++;
     void *work = buffer_work.place((size_t)bytes, 0, true);
     need(cudaMemset(work, 0xff, (size_t)bytes), "memset");
-    const pysim_status ran = pysim_cuda_conv_run(&c.c, &c.s, &c.e, in, weights, out, bytes ? work : nullptr, bytes, nullptr);
+    const pysim_cuda_problem problem = pysim::problem_of(c.c);
+    const pysim_status ran = pysim_cuda_run(&problem, &c.s, &c.e, in, weights, out, bytes ? work : nullptr, bytes, nullptr);
     if (ran == PYSIM_UNSUPPORTED && (c.offset_in || c.offset_weights)) { /* a row may take operands on their alignment alone */
         refusals++;
         return;
     }
     if (ran != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
-    if (pysim_cuda_conv_reference(&c.c, &c.e, in, weights, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
+    if (pysim_cuda_reference(&problem, &c.e, in, weights, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
     double *scale = nullptr;
     if (!c.exact) { /* conv(|input|, |filters|), to f32's accuracy */
         char *abs_in = (char *)buffer_abs_in.at((size_t)count_in * element), *abs_weights = (char *)buffer_abs_weights.at((size_t)count_weights * element);
         each(count_in, magnitude, abs_in, in, s.dtype, count_in);
         each(count_weights, magnitude, abs_weights, weights, s.dtype, count_weights);
-        pysim_cuda_conv all = c.c;
-        all.out_dtype = s.dtype == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32;
+        pysim_cuda_problem all = problem;
+        all.conv.out_dtype = s.dtype == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32;
         const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};
         char *sums = (char *)buffer_sums.at((size_t)count_out * 8);
-        if (pysim_cuda_conv_reference(&all, &plain, abs_in, abs_weights, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
+        if (pysim_cuda_reference(&all, &plain, abs_in, abs_weights, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
         scale = (double *)buffer_scale.at((size_t)count_out * 8);
-        each(count_out, widen, scale, sums, all.out_dtype, count_out);
+        each(count_out, widen, scale, sums, all.conv.out_dtype, count_out);
     }
     const Verdict v = verdict_of(block, total, head, out, want, scale, c.c.out_dtype, 1, count_out, count_out, bound_of(c, row) * (1 + fabs(c.e.alpha)), row.name);
     char text[160];
@@ -195,7 +196,7 @@ void check_row(int index, int wanted, unsigned seed, double most) {
             c.exact = draw.below(2) && row.outputs < 4;
             c.offset_in = draw.below(4) == 0 ? draw.below(3) : 0, c.offset_weights = draw.below(4) == 0 ? draw.below(3) : 0;
             c.offset_out = draw.below(4) == 0;
-            c.s = {index, -1, PYSIM_DATA_PARALLEL, 1, draw.below(2), 1 + draw.below(3)};
+            c.s = {index, PYSIM_DATA_PARALLEL, 1, draw.below(2), 1 + draw.below(3), -1};
             if (row.makes_product) {
                 pysim_cuda_gemm_info gemm;
                 do {
@@ -214,10 +215,11 @@ void check_row(int index, int wanted, unsigned seed, double most) {
             if (c.e.activation == 2 && c.exact) c.e.activation = 1;
             if (row.makes_product && c.bias && bytes_of[c.c.out_dtype] == 2) c.exact = false; /* rounded twice */
             int64_t bytes = 0;
-            pysim_status status = pysim_cuda_conv_workspace_bytes(&c.c, &c.s, &bytes);
+            const pysim_cuda_problem problem = pysim::problem_of(c.c);
+            pysim_status status = pysim_cuda_workspace_bytes(&problem, &c.s, nullptr, nullptr, &bytes);
             if (status != PYSIM_OK && c.s.splits > 1) { /* k, or the windows, may be too short to be split */
                 c.s.decomposition = PYSIM_DATA_PARALLEL, c.s.splits = 1;
-                status = pysim_cuda_conv_workspace_bytes(&c.c, &c.s, &bytes);
+                status = pysim_cuda_workspace_bytes(&problem, &c.s, nullptr, nullptr, &bytes);
             }
             if (status == PYSIM_UNSUPPORTED) {
                 refusals++;

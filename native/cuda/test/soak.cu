@@ -202,9 +202,9 @@ void prepare(const Product &p) {
     memset(operands.made, 0, sizeof operands.made);
     each((long long)p.m * p.k, fill, operands.a.at((size_t)p.m * p.k * 8), (int)PYSIM_F64, p.m, p.k, p.k, options.seed, most);
     each((long long)p.k * p.n, fill, operands.b.at((size_t)p.k * p.n * 8), (int)PYSIM_F64, p.k, p.n, p.n, options.seed + 77, most);
-    const pysim_cuda_gemm g = {p.m, p.n, p.k, p.k, p.n, p.n, 0, 0, PYSIM_F64, PYSIM_F64};
+    const pysim_cuda_problem problem = pysim::problem_of(pysim_cuda_gemm{p.m, p.n, p.k, p.k, p.n, p.n, 0, 0, PYSIM_F64, PYSIM_F64});
     const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};
-    if (pysim_cuda_gemm_reference(&g, &plain, operands.a.data, operands.b.data, buffer_want.at((size_t)p.m * p.n * 8), nullptr) != PYSIM_OK)
+    if (pysim_cuda_reference(&problem, &plain, operands.a.data, operands.b.data, buffer_want.at((size_t)p.m * p.n * 8), nullptr) != PYSIM_OK)
         printf("%s\n", pysim_cuda_last_error()), exit(1);
     need(cudaDeviceSynchronize(), "the reference");
 }
@@ -214,26 +214,27 @@ bool run(const Product &p, const std::string &name, int row, int number, Tally &
     pysim_cuda_gemm_at(row, &info);
     int types[3];
     const int type_count = results(info.dtype, types), layout = number % LAYOUTS;
-    pysim_cuda_gemm g = {p.m, p.n, p.k, layout & 1 ? p.m : p.k, layout >> 1 ? p.k : p.n, p.n, layout & 1, layout >> 1, info.dtype, types[number / LAYOUTS % type_count]};
+    const pysim_cuda_gemm g = {p.m, p.n, p.k, layout & 1 ? p.m : p.k, layout >> 1 ? p.k : p.n, p.n, layout & 1, layout >> 1, info.dtype, types[number / LAYOUTS % type_count]};
+    const pysim_cuda_problem problem = pysim::problem_of(g);
     const auto pieces = [](int64_t size, int64_t piece) { return (size + piece - 1) / piece; };
     const unsigned draw = mix(options.seed + (unsigned)number * 7919u + (unsigned)row);
-    pysim_cuda_schedule s = {row, 0, 1, (int)(draw & 1), 1 + (int)(draw >> 1) % 8};
+    pysim_cuda_schedule s = {row, 0, 1, (int)(draw & 1), 1 + (int)(draw >> 1) % 8, -1};
     decompose(number % DECOMPOSITIONS, pieces(p.m, info.block_m * info.cluster_m) * pieces(p.n, info.block_n * info.cluster_n), pieces(p.k, info.block_k),
               s.decomposition, s.splits);
     const void *a = operands.of(p, info.dtype, 0, g.trans_a), *b = operands.of(p, info.dtype, 1, g.trans_b);
     const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};
     int64_t bytes = 0;
-    if (pysim_cuda_gemm_workspace_bytes(&g, &s, a, b, &bytes) == PYSIM_OK && bytes > MOST_WORKSPACE) {
+    if (pysim_cuda_workspace_bytes(&problem, &s, a, b, &bytes) == PYSIM_OK && bytes > MOST_WORKSPACE) {
         s.decomposition = PYSIM_DATA_PARALLEL, s.splits = 1;
-        pysim_cuda_gemm_workspace_bytes(&g, &s, a, b, &bytes); /* what is refused, is so when it is run */
+        pysim_cuda_workspace_bytes(&problem, &s, a, b, &bytes); /* what is refused, is so when it is run */
     }
     pysim_cuda_attributes of = {};
-    pysim_cuda_gemm_attributes(&g, row, &of);
+    pysim_cuda_attributes_of(&problem, row, &of);
     char text[320];
     snprintf(text, sizeof text, "%s %s:%c%c to %s, decomposition %d of %d, along_n %d, group %d", info.name, name.c_str(), g.trans_a ? 't' : 'n', g.trans_b ? 't' : 'n',
              name_of[g.c_dtype], s.decomposition, s.splits, s.along_n, s.group);
     return soak(text, again_of(info.name, name, number), {g.c_dtype, (long long)p.m * p.n, 0, false, of.blocks_per_sm > 1}, bytes, draw >> 8, tally, [&](void *out, void *work) {
-        return pysim_cuda_gemm_run(&g, &s, &plain, a, b, out, work, bytes, nullptr);
+        return pysim_cuda_run(&problem, &s, &plain, a, b, out, work, bytes, nullptr);
     });
 }
 
@@ -263,10 +264,10 @@ void prepare(const Layer &l, int layout) {
     memset(conv_operands.made, 0, sizeof conv_operands.made);
     each(in, fill, conv_operands.in.at((size_t)in * 8), (int)PYSIM_F64, 1ll, in, in, options.seed, 2);
     each(weights, fill, conv_operands.weights.at((size_t)weights * 8), (int)PYSIM_F64, 1ll, weights, weights, options.seed + 77, 2);
-    const pysim_cuda_conv c = {shape_of(l, PYSIM_F64), layout, PYSIM_F64};
+    const pysim_cuda_problem problem = pysim::problem_of(pysim_cuda_conv{shape_of(l, PYSIM_F64), layout, PYSIM_F64});
     const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};
     void *const want = buffer_want.at((size_t)l.batch * l.filters * edge * edge * 8);
-    if (pysim_cuda_conv_reference(&c, &plain, conv_operands.in.data, conv_operands.weights.data, want, nullptr) != PYSIM_OK)
+    if (pysim_cuda_reference(&problem, &plain, conv_operands.in.data, conv_operands.weights.data, want, nullptr) != PYSIM_OK)
         printf("%s\n", pysim_cuda_last_error()), exit(1);
     need(cudaDeviceSynchronize(), "the reference");
 }
@@ -282,10 +283,11 @@ const void *held(const Layer &l, int dtype, int operand) {
 }
 
 /* The schedule of a case, and whether the row takes the layer so: k, or the windows, may be too short to be split. */
-bool scheduled(const Layer &l, const pysim_cuda_conv_info &info, int row, int layout, int number, pysim_cuda_conv *c, pysim_cuda_conv_schedule *s, int64_t *bytes) {
+bool scheduled(const Layer &l, const pysim_cuda_conv_info &info, int row, int layout, int number, pysim_cuda_problem *p, pysim_cuda_schedule *s, int64_t *bytes) {
     const unsigned draw = mix(options.seed + (unsigned)number * 7919u + (unsigned)row);
-    *c = {shape_of(l, info.dtype), layout, info.dtype == PYSIM_F64 ? PYSIM_F64 : number / DECOMPOSITIONS % 2 && bytes_of[info.dtype] == 2 ? info.dtype : PYSIM_F32};
-    *s = {row, -1, PYSIM_DATA_PARALLEL, 1, (int)(draw & 1), 1 + (int)(draw >> 1) % 3};
+    const int result = info.dtype == PYSIM_F64 ? PYSIM_F64 : number / DECOMPOSITIONS % 2 && bytes_of[info.dtype] == 2 ? info.dtype : PYSIM_F32;
+    *p = pysim::problem_of(pysim_cuda_conv{shape_of(l, info.dtype), layout, result});
+    *s = {row, PYSIM_DATA_PARALLEL, 1, (int)(draw & 1), 1 + (int)(draw >> 1) % 3, -1};
     if (info.makes_product)
         for (int i = 0; i < pysim_cuda_gemm_count(); i++) { /* another row of products each time */
             pysim_cuda_gemm_info gemm;
@@ -295,29 +297,30 @@ bool scheduled(const Layer &l, const pysim_cuda_conv_info &info, int row, int la
         }
     if (!strcmp(info.form, "staged") && number % 2) s->splits = 1 + (int)(draw >> 4) % 3; /* chunks */
     else if (info.block_k || info.makes_product) decompose(number % DECOMPOSITIONS, 0, 0, s->decomposition, s->splits);
-    if (pysim_cuda_conv_workspace_bytes(c, s, bytes) == PYSIM_OK && *bytes <= MOST_WORKSPACE) return true;
+    if (pysim_cuda_workspace_bytes(p, s, nullptr, nullptr, bytes) == PYSIM_OK && *bytes <= MOST_WORKSPACE) return true;
     s->decomposition = PYSIM_DATA_PARALLEL, s->splits = 1;
-    return pysim_cuda_conv_workspace_bytes(c, s, bytes) == PYSIM_OK;
+    return pysim_cuda_workspace_bytes(p, s, nullptr, nullptr, bytes) == PYSIM_OK;
 }
 
 bool run(const Layer &l, const std::string &name, int row, int number, Tally &tally) {
     pysim_cuda_conv_info info;
     pysim_cuda_conv_at(row, &info);
-    pysim_cuda_conv c;
-    pysim_cuda_conv_schedule s;
+    pysim_cuda_problem problem;
+    pysim_cuda_schedule s;
     int64_t bytes = 0;
-    if (!scheduled(l, info, row, conv_operands.layout, number, &c, &s, &bytes)) return false;
+    if (!scheduled(l, info, row, conv_operands.layout, number, &problem, &s, &bytes)) return false;
+    const pysim_cuda_conv &c = problem.conv;
     const void *in = held(l, info.dtype, 0), *weights = held(l, info.dtype, 1);
     const int edge = outputs(l.size, l.kernel / 2, l.kernel / 2, l.kernel, l.stride, 1), k = l.channels / l.groups * l.kernel * l.kernel;
     const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};
     pysim_cuda_attributes of = {};
-    pysim_cuda_conv_attributes(&c, row, &of);
+    pysim_cuda_attributes_of(&problem, row, &of);
     char text[320];
     snprintf(text, sizeof text, "%s %s %s to %s, decomposition %d of %d, along_n %d, group %d, gemm %d", info.name, name.c_str(), c.layout ? "nhwc" : "nchw",
              name_of[c.out_dtype], s.decomposition, s.splits, s.along_n, s.group, s.gemm);
     const bool inexact = info.outputs > 2; /* numbers -2..2, each as likely: products' root mean square is 2 */
     const Result result = {c.out_dtype, (long long)l.batch * l.filters * edge * edge, inexact ? F4_TOLERANCE * 2 * sqrt((double)k) : 0, inexact, of.blocks_per_sm > 1};
-    return soak(text, again_of(info.name, name, number), result, bytes, (unsigned)number, tally, [&](void *out, void *work) { return pysim_cuda_conv_run(&c, &s, &plain, in, weights, out, work, bytes, nullptr); });
+    return soak(text, again_of(info.name, name, number), result, bytes, (unsigned)number, tally, [&](void *out, void *work) { return pysim_cuda_run(&problem, &s, &plain, in, weights, out, work, bytes, nullptr); });
 }
 
 // All of them
@@ -356,10 +359,10 @@ std::vector<Work> all_work() {
             pysim_cuda_conv_at(row, &info);
             int taken = 0;
             for (int layout = 0; layout < 2; layout++) {
-                pysim_cuda_conv c;
-                pysim_cuda_conv_schedule s;
+                pysim_cuda_problem problem;
+                pysim_cuda_schedule s;
                 int64_t bytes;
-                taken += scheduled(l, info, row, layout, 0, &c, &s, &bytes);
+                taken += scheduled(l, info, row, layout, 0, &problem, &s, &bytes);
             }
             if (wanted(info.family, info.name) && taken) w.rows.push_back(row);
         }

@@ -10,6 +10,7 @@
  * that under NCHW a pass over the output adds the bias and applies the activation. `own` holds the columns and the product's workspace. */
 #include <algorithm>
 
+#include "abi/operation.h"
 #include "conv/rows.h"
 #include "core/decomposition.cuh"
 #include "core/epilogue.cuh"
@@ -95,20 +96,20 @@ pysim_cuda_gemm product_of(const Conv &c, const Columns &m) {
     return {c.filters, m.windows, c.k, c.k, m.pitch, m.windows, 0, 0, c.dtype, c.product.c_dtype};
 }
 
-pysim_cuda_schedule schedule_of(const Conv &c) { return {c.gemm, c.product.kind, c.product.splits, c.product.along_n, c.product.group}; }
+pysim_cuda_schedule schedule_of(const Conv &c) { return {c.gemm, c.product.kind, c.product.splits, c.product.along_n, c.product.group, -1}; }
 
 /* Bytes for the product's own workspace, wherever the tensors begin: an operand off its alignment takes the most. Fails where the schedule
  * does not suit the product, that of the batch's last images too. */
 pysim_status product_bytes(const Conv &c, const Columns &m, int64_t *bytes) {
-    pysim_cuda_gemm g = product_of(c, m);
+    pysim_cuda_problem p = problem_of(product_of(c, m));
     const pysim_cuda_schedule s = schedule_of(c);
     const void *odd = (const void *)(uintptr_t)dtypes[c.dtype].bytes, *even = (const void *)(uintptr_t)ALIGN;
     const void *columns = m.bytes ? even : odd;
-    const auto ask = [&](int64_t *out) { return pysim_cuda_gemm_workspace_bytes(&g, &s, c.nhwc ? columns : odd, c.nhwc ? odd : columns, out); };
+    const auto ask = [&](int64_t *out) { return pysim_cuda_workspace_bytes(&p, &s, c.nhwc ? columns : odd, c.nhwc ? odd : columns, out); };
     int64_t last = 0;
     pysim_status status = ask(bytes);
     if (c.nhwc && c.batch % m.images) {
-        g.m = m.windows / m.images * (c.batch % m.images);
+        p.gemm.m = m.windows / m.images * (c.batch % m.images);
         if (status == PYSIM_OK) status = ask(&last);
         *bytes = std::max(*bytes, last);
     }
@@ -149,12 +150,12 @@ pysim_status run(const Conv &c, int, cudaStream_t stream) {
     for (int image = 0; image < c.batch && status == PYSIM_OK; image += m.images)
         for (int group = 0; group < c.groups && status == PYSIM_OK; group++) {
             const int images = min(m.images, c.batch - image);
-            pysim_cuda_gemm g = product_of(c, m);
+            pysim_cuda_problem product = problem_of(product_of(c, m));
             const int64_t in_image = (int64_t)c.groups * c.channels * c.height * c.width, out_image = (int64_t)c.groups * c.filters * c.out_h * c.out_w;
             const char *columns = (const char *)c.in + (image * in_image + group * (c.nhwc ? c.channels : (int64_t)c.channels * c.height * c.width)) * element;
             const char *weights = (const char *)c.weights + (int64_t)group * c.filters * c.k * element;
             char *out = (char *)c.out + (image * out_image + group * (c.nhwc ? c.filters : (int64_t)c.filters * c.out_h * c.out_w)) * result;
-            if (c.nhwc) g.m = (int64_t)c.out_h * c.out_w * images;
+            if (c.nhwc) product.gemm.m = (int64_t)c.out_h * c.out_w * images;
             if (m.bytes) {
                 columns = (const char *)c.own;
                 status = check(element == 8   ? make_columns<double>(c, m, images, image, group, stream)
@@ -166,8 +167,8 @@ pysim_status run(const Conv &c, int, cudaStream_t stream) {
             const Problem &p = c.product;
             const pysim_cuda_epilogue e = {p.alpha, p.beta, c.nhwc && p.bias ? (const char *)p.bias + (int64_t)group * c.filters * result : nullptr,
                                            bias_apart ? 0 : p.activation, p.low, p.high};
-            status = pysim_cuda_gemm_run(&g, &s, &e, c.nhwc ? columns : weights, c.nhwc ? weights : columns, out,
-                                         product_size ? (char *)c.own + m.bytes : nullptr, product_size, stream);
+            status = pysim_cuda_run(&product, &s, &e, c.nhwc ? columns : weights, c.nhwc ? weights : columns, out,
+                                    product_size ? (char *)c.own + m.bytes : nullptr, product_size, stream);
         }
     return status == PYSIM_OK && bias_apart ? finish(c, stream) : status;
 }

@@ -20,7 +20,7 @@ int64_t steps_of(const Conv &c);
 /* What TMA refuses, what the copies take, and the copies themselves. */
 const char *refuses(const Conv &c);
 pysim_status own_bytes(const Conv &c, int64_t *bytes);
-/* What pysim_cuda_conv_run was given, as the kernels take it; copies what they cannot take as it lies. */
+/* What pysim_cuda_run was given, as the kernels take it; copies what they cannot take as it lies. */
 pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream);
 }
 

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The ABI's entries for what a kernel needs, runs, references and times, the same for every problem. */
+#include "abi/arguments.h"
+#include "abi/operation.h"
+
+namespace pysim {
+namespace {
+pysim_status operation_of(const pysim_cuda_problem *p, const Operation **of) {
+    if (!p) return fail(PYSIM_BAD_ARGUMENT, "the problem is NULL");
+    if (p->kind != PYSIM_CONV && p->kind != PYSIM_GEMM)
+        return fail(PYSIM_BAD_ARGUMENT, "the problem's kind is %d; it is %d (convolution) or %d (product)", p->kind, PYSIM_CONV, PYSIM_GEMM);
+    *of = p->kind == PYSIM_CONV ? &convolutions : &products;
+    return PYSIM_OK;
+}
+}
+}
+
+using namespace pysim;
+
+pysim_status pysim_cuda_attributes_of(const pysim_cuda_problem *p, int32_t kernel, pysim_cuda_attributes *out) {
+    const Operation *of = nullptr;
+    pysim_status status = operation_of(p, &of);
+    if (status == PYSIM_OK && !out) status = fail(PYSIM_BAD_ARGUMENT, "%s: out is NULL", __func__);
+    return status == PYSIM_OK ? of->attributes(p, kernel, out) : status;
+}
+
+pysim_status pysim_cuda_workspace_bytes(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const void *first, const void *second, int64_t *bytes) {
+    const Operation *of = nullptr;
+    pysim_status status = operation_of(p, &of);
+    if (status == PYSIM_OK && !bytes) status = fail(PYSIM_BAD_ARGUMENT, "%s: bytes is NULL", __func__);
+    return status == PYSIM_OK ? of->workspace_bytes({p, s, nullptr, first, second, nullptr, nullptr, 0, nullptr}, bytes) : status;
+}
+
+pysim_status pysim_cuda_run(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *first,
+                            const void *second, void *result, void *workspace, int64_t workspace_bytes, void *stream) {
+    const Operation *of = nullptr;
+    const pysim_status status = operation_of(p, &of);
+    return status == PYSIM_OK ? of->run({p, s, e, first, second, result, workspace, workspace_bytes, (cudaStream_t)stream}) : status;
+}
+
+pysim_status pysim_cuda_reference(const pysim_cuda_problem *p, const pysim_cuda_epilogue *e, const void *first, const void *second, void *result,
+                                  void *stream) {
+    const Operation *of = nullptr;
+    const pysim_status status = operation_of(p, &of);
+    return status == PYSIM_OK ? of->reference({p, nullptr, e, first, second, result, nullptr, 0, (cudaStream_t)stream}) : status;
+}
+
+pysim_status pysim_cuda_time(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *first,
+                             const void *second, void *result, void *workspace, int64_t workspace_bytes, void *stream, int32_t warmups,
+                             int32_t samples, double *seconds) {
+    return time_runs([&] { return pysim_cuda_run(p, s, e, first, second, result, workspace, workspace_bytes, stream); }, (cudaStream_t)stream,
+                     warmups, samples, seconds);
+}

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on the CPU: launches of products and convolutions, and the workspaces that calls borrow.
+
+A Launch is all that calls of one problem under one schedule have in common: structs and sizes, no array. A call borrows its workspace,
+so any number of threads may call one at once; a prepared convolution adds filters that are prepared already.
+Nothing of the caller's is written before all is checked.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pysim.errors import OperandError
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
+from pysim.record.schedule import Schedule
+from pysim.runtime.cpu import (
+    LOCAL,
+    NUMPY_DTYPES,
+    RESULT_DTYPES,
+    Array,
+    Executor,
+    addend,
+    aligned,
+    as_numpy,
+    check,
+    check_apart,
+    epilogue_struct,
+    library,
+    operand,
+    output,
+    problem_struct,
+    schedule_struct,
+)
+
+_IDLE_BYTES = 256 << 20  # of workspaces between calls
+
+
+class Workspaces:
+    """Buffers that calls borrow. One is of one call at a time, and of those that lie idle about `idle_bytes` are kept."""
+
+    def __init__(self, idle_bytes: int) -> None:
+        self.idle_bytes = idle_bytes
+        self._idle: list[Any] = []  # the last one given back is the first one taken: it is the warmest
+
+    def take(self, nbytes: int) -> Any:
+        """A buffer of at least so many bytes, as cffi points to it."""
+        try:
+            buffer = self._idle.pop()
+        except IndexError:
+            return self._make(nbytes)
+        return buffer if len(buffer) >= nbytes else self._make(nbytes)
+
+    def _make(self, nbytes: int) -> Any:
+        return library()[0].from_buffer(aligned(nbytes, np.uint8))
+
+    def give(self, buffer: Any) -> None:
+        idle = self._idle
+        if len(buffer) + (sum(map(len, idle)) if idle else 0) <= self.idle_bytes:
+            idle.append(buffer)
+
+
+_workspaces = Workspaces(_IDLE_BYTES)
+
+
+class Launch:
+    """What calls of one problem under one schedule have in common: structs, operands' shapes, and the bytes that they need.
+
+    `prepared_bytes` is of what a run reads in the place of the weights, 0 where it reads them as they are.
+    """
+
+    def __init__(
+        self, workload: Workload, shapes: tuple[tuple[int, ...], ...], schedule: Schedule, threads: int = 1, executor: Executor = LOCAL
+    ) -> None:
+        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
+        self._first_shape, self._second_shape, self._out_shape = shapes
+        self._dtype, self._out_dtype = NUMPY_DTYPES[workload.dtype], RESULT_DTYPES[workload.dtype]
+        self._ffi, self._lib = executor.library()
+        self._problem, self._schedule = problem_struct(workload), schedule_struct(schedule, workload)
+        self._native, self._native_prepare = self._lib.pysim_run, self._lib.pysim_prepare
+        self.workspace_bytes = self._size(self._lib.pysim_workspace_bytes, threads)
+        self.prepared_bytes = self._size(self._lib.pysim_prepared_bytes)
+
+    def _size(self, function: Any, *arguments: int) -> int:
+        size = self._ffi.new("int64_t *")
+        check(function(self._problem, self._schedule, *arguments, size), self.executor)
+        return int(size[0])
+
+    def output(self, out: Any) -> Array:
+        """`out` as an array that the library can write, or a new one."""
+        if type(out) is np.ndarray and out.dtype is self._out_dtype and out.shape == self._out_shape and out.flags.carray:
+            return out
+        return output(out, self._out_shape, self.workload.dtype)
+
+    def first(self, x: Any, name: str) -> Array:
+        """The first operand as an array that the library can read."""
+        if type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._first_shape and x.flags.c_contiguous:
+            return x
+        return operand(x, name, self._first_shape, self.workload.dtype)
+
+    def _run(self, epilogue: Any, first: Array, second: Any, y: Array, profile: Any) -> int:
+        """The native call in a borrowed workspace; `second` by pointer. Its status."""
+        pointer, work = self._ffi.from_buffer, _workspaces.take(self.workspace_bytes)
+        try:
+            status: int = self._native(
+                self._problem, self._schedule, epilogue, self.threads, pointer(first), second, pointer(y), work,
+                self.workspace_bytes, self._ffi.NULL if profile is None else profile,
+            )  # fmt: skip
+        finally:
+            _workspaces.give(work)
+        return status
+
+
+class ConvLaunch(Launch):
+    """y = act(conv(x, w) + bias): filters are prepared in each call."""
+
+    def __init__(self, workload: Conv, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
+        w = workload
+        shapes = (
+            (w.batch, w.channels, w.height, w.width),
+            (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w),
+            (w.batch, w.filters, w.out_h, w.out_w),
+        )
+        super().__init__(w, shapes, schedule, threads, executor)
+
+    def __call__(self, x: Any, w: Any, bias: Any = None, activation: str | None = None, out: Any = None) -> Array:
+        w, epilogue = self._ffi.from_buffer(self.filters(w)), self.epilogue(bias, activation)
+        if out is not None:
+            check_apart(self.output(out), w=w, bias=bias)
+        if not self.prepared_bytes:
+            return self.run(x, w, epilogue, out)
+        prepared = _workspaces.take(self.prepared_bytes)
+        try:
+            return self.run(x, self.prepare(w, prepared[0 : self.prepared_bytes]), epilogue, out)
+        finally:
+            _workspaces.give(prepared)
+
+    def filters(self, w: Any) -> Array:
+        """The filters as a dense array."""
+        return operand(w, "w", self._second_shape, self.workload.dtype)
+
+    def epilogue(self, bias: Any, activation: str | None) -> Any:
+        return epilogue_struct(
+            1.0, 0.0, None if bias is None else addend(bias, "bias", self._out_shape[1:2], self.workload.dtype), activation
+        )
+
+    def prepare(self, filters: Any, prepared: Any) -> Any:
+        """Prepares dense filters in a buffer, both by pointer, and gives that."""
+        check(self._native_prepare(self._problem, self._schedule, filters, prepared, self.prepared_bytes), self.executor)
+        return prepared
+
+    def run(self, x: Any, prepared: Any, epilogue: Any, out: Any, profile: Any = None) -> Array:
+        """The convolution with prepared filters, by pointer."""
+        dense, y = self.first(x, "x"), self.output(out)
+        if out is not None and dense is not x:
+            check_apart(y, x=x)
+        if status := self._run(epilogue, dense, prepared, y, profile):
+            check_apart(y, x=x)  # as the library does, which knows no names
+            check(status, self.executor)
+        return y
+
+
+class Prepared:
+    """A convolution with its filters prepared: `y = conv(x, out=None)`, input [N][C][H][W], output [N][M][P][Q]. It keeps no array that
+    it was given, and any number of threads may call it at once."""
+
+    def __init__(
+        self,
+        workload: Conv,
+        weights: Any,
+        schedule: Schedule,
+        bias: Any = None,
+        activation: str | None = None,
+        threads: int = 1,
+        executor: Executor = LOCAL,
+    ) -> None:
+        launch = self._launch = ConvLaunch(workload, schedule, threads, executor)
+        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
+        self.workspace_bytes = launch.workspace_bytes
+        self._epilogue = launch.epilogue(None if bias is None else np.array(as_numpy(bias, "bias")), activation)
+        filters, pointer = launch.filters(weights), library()[0].from_buffer
+        if size := launch.prepared_bytes:
+            self._prepared = launch.prepare(pointer(filters), pointer(aligned(size, np.uint8)))
+        else:
+            self._prepared = pointer(np.array(filters))
+
+    def __call__(self, x: Any, out: Any = None) -> Array:
+        return self._launch.run(x, self._prepared, self._epilogue, out)
+
+    def profile(self, x: Any, out: Any = None) -> dict[str, float]:
+        """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
+        return _profiled(lambda into: self._launch.run(x, self._prepared, self._epilogue, out, into))
+
+
+def _profiled(run: Callable[[Any], Any]) -> dict[str, float]:
+    p = library()[0].new("pysim_profile *")
+    run(p)
+    return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
+
+
+class GemmLaunch(Launch):
+    """C = act(alpha op(A) op(B) + beta C + bias), dense row-major operands, bias per column of C."""
+
+    def __init__(self, workload: Gemm, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
+        w = workload
+        shapes = ((w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n), (w.m, w.n))
+        super().__init__(w, shapes, schedule, threads, executor)
+
+    def __call__(
+        self,
+        a: Any,
+        b: Any,
+        c: Any = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        bias: Any = None,
+        activation: str | None = None,
+        out: Any = None,
+    ) -> Array:
+        """`c` is read, not written, unless it is `out`."""
+        dtype = self.workload.dtype
+        y = self.output(out)
+        if out is not None:
+            check_apart(y, a=a, b=b, bias=bias)
+        if c is None and beta != 0:
+            raise OperandError(f"beta is {beta}, so c must be given")
+        # C goes where the result will lie only when nothing can be refused any more
+        added = None if c is None else addend(c, "c", self._out_shape, dtype)
+        into = y
+        if beta != 0 and added is not None and not _same(added, y):
+            if out is not None:
+                check_apart(y, c=c)
+                into = aligned(self._out_shape, y.dtype)
+            into[...] = added
+        self.run(a, b, into, epilogue_struct(alpha, beta, self.bias(bias), activation))
+        if into is not y:
+            y[...] = into
+        return y
+
+    def bias(self, bias: Any) -> Array | None:
+        return None if bias is None else addend(bias, "bias", self._out_shape[1:], self.workload.dtype)
+
+    def run(self, a: Any, b: Any, y: Array, epilogue: Any, profile: Any = None) -> None:
+        """The product into y, whose values are C."""
+        a, b = self.first(a, "a"), operand(b, "b", self._second_shape, self.workload.dtype)
+        check(self._run(epilogue, a, self._ffi.from_buffer(b), y, profile), self.executor)
+
+
+def _same(x: Array, y: Array) -> bool:
+    """Whether two dense arrays of one shape lie in one place."""
+    return x is y or x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
+
+
+class PreparedGemm:
+    """C = alpha op(A) op(B) + beta C + bias: `c = gemm(a, b, c=None)`, where c is read and written."""
+
+    def __init__(
+        self,
+        workload: Gemm,
+        schedule: Schedule,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        bias: Any = None,
+        activation: str | None = None,
+        threads: int = 1,
+        executor: Executor = LOCAL,
+    ) -> None:
+        launch = self._launch = GemmLaunch(workload, schedule, threads, executor)
+        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
+        self.workspace_bytes = launch.workspace_bytes
+        self._beta = beta
+        self._epilogue = epilogue_struct(alpha, beta, launch.bias(None if bias is None else np.array(as_numpy(bias, "bias"))), activation)
+
+    def __call__(self, a: Any, b: Any, c: Any = None) -> Array:
+        return self._run(a, b, c)
+
+    def profile(self, a: Any, b: Any, c: Any = None) -> dict[str, float]:
+        """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
+        return _profiled(lambda into: self._run(a, b, c, into))
+
+    def _run(self, a: Any, b: Any, c: Any, profile: Any = None) -> Array:
+        if c is None and self._beta != 0:
+            raise OperandError(f"beta is {self._beta}, so c must be given")
+        y = self._launch.output(c)
+        self._launch.run(a, b, y, self._epilogue, profile)
+        return y
+
+
+def run_conv(
+    w: Conv,
+    schedule: Schedule,
+    x: Any,
+    weights: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    threads: int = 1,
+    executor: Executor = LOCAL,
+) -> Array:
+    """One convolution under `schedule`, filters packed for this call."""
+    return ConvLaunch(w, schedule, threads, executor)(x, weights, bias, activation)
+
+
+def run_gemm(
+    w: Gemm,
+    schedule: Schedule,
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    threads: int = 1,
+    executor: Executor = LOCAL,
+) -> Array:
+    """One matrix product under `schedule`."""
+    return GemmLaunch(w, schedule, threads, executor)(a, b, bias=bias, activation=activation)

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on arrays, of products and convolutions alike: how the arrays lie, what is ready for such a call, memory, and the launch.
+
+Work goes to the stream of the first array and is not waited for, but where the arrays are NumPy's: they are copied to the device and the
+result back. What calls on arrays that lie alike have in common is made once (`Ready`).
+"""
+
+import threading
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from pysim.errors import OperandError
+from pysim.once import Recent
+from pysim.runtime import arrays, cuda
+from pysim.runtime.arrays import SIZES, Matrix
+from pysim.runtime.cuda import Array
+
+ALIGNED = 256  # bytes: what PyTorch's and CUDA's allocations begin at, and more than any kernel asks for
+KEPT_BYTES = 8 << 20  # of a workspace that is kept for a stream; a launch that needs a larger one takes longer than an allocation
+STREAMS = 8  # that a thread's workspaces are kept for
+
+
+class Ready(NamedTuple):
+    """What calls on arrays that lie alike have in common."""
+
+    launch: cuda.Launch
+    operands: tuple[str, str]  # the arguments that are the launch's first and second operand
+    shape: tuple[int, ...]  # of the result, as it lies
+    result: str
+    epilogue: Any  # without bias
+    channels_last: bool = False  # so lies the result
+    relays: bool = False  # the second operand lies otherwise than the launch has it
+    alignment: int = 1  # bytes at multiples of which operands must begin: others are copied
+
+
+# of arrays as they lie, by the names of their arguments, what is asked beside them, and how out lies
+Make = Callable[[dict[str, Matrix], Any, Matrix | None], Ready]
+Order = Callable[[Array], tuple[int, ...]]  # the axes of a host array as they will lie on the device
+
+
+class _Kept(NamedTuple):
+    """What is ready, and what depends on whose arrays they are."""
+
+    ready: Ready
+    make: Callable[[], Any] | None  # the result
+    nbytes: dict[str, int]  # that operands span
+
+
+kept: Recent[_Kept] = Recent(256)  # what is asked and how the arrays lie -> what is ready for it
+
+
+def call(make_ready: Make, given: dict[str, Any], options: Hashable, order: Order) -> Any:
+    """What `make_ready` makes ready, on the arrays that are given by name, in `out` or a new array of the kind that the first one is."""
+    first = next(iter(given.values()))
+    library = arrays.library_of(type(first))
+    if not library.is_cuda(first):
+        _check_place(given)
+        return _from_host(make_ready, given, options, order)
+    if len(cuda.devices()) == 1:
+        return _on_device(make_ready, given, options, library, first)
+    with library.on_device(first):
+        return _on_device(make_ready, given, options, library, first)
+
+
+def _check_place(given: dict[str, Any]) -> None:
+    """OperandError where some arrays lie on a GPU and some in host memory."""
+    places = {name: arrays.is_cuda(x) for name, x in given.items() if x is not None}
+    here = [name for name, on in places.items() if on]
+    there = [name for name, on in places.items() if not on]
+    if here and there:
+        raise OperandError(f"{', '.join(here)} lie on a GPU but {', '.join(there)} in host memory; they must lie in one place")
+
+
+def _on_device(make_ready: Make, given: dict[str, Any], options: Hashable, library: arrays.Library, first: Any) -> Any:
+    stream = library.stream(first)
+    seen = {name: arrays.view(x, name, stream) for name, x in given.items() if x is not None}
+    lies: list[Any] = [make_ready, options, type(first)]
+    for name, x in seen.items():
+        if x.stream is not None and x.stream != stream:
+            cuda.synchronize(x.stream)
+        lies.append((name, x.shape, x.strides, x.dtype, x.device, x.pointer % ALIGNED))
+    target, key = seen.pop("out", None), tuple(lies)
+    one = kept.get(key)
+    if one is None:
+        _check_devices(given, seen, target)
+        one = kept.put(key, _keep(make_ready, seen, options, target, library, first))
+    ready = one.ready
+    if target is not None:
+        out, pointer = given["out"], target.pointer
+        _check_apart(target, seen, one.nbytes)
+    else:
+        out, pointer = _result(one, library, stream)
+    if ready.relays:
+        name = ready.operands[1]
+        copied = library.relaid(given[name], ready.channels_last)
+        if copied is None:
+            layout = "NHWC" if ready.channels_last else "NCHW"
+            strides = seen[name].strides
+            raise OperandError(
+                f"{ready.operands[0]} lies {layout} but {name} has strides {strides}; pass a copy of {name} that lies so too"
+            )
+        seen[name] = arrays.view(copied, name, stream)
+    if "c" in seen:
+        _put(seen["c"], pointer, target.strides if target else arrays.dense(ready.shape), stream)
+    _launch(ready, seen, pointer, stream, (library, first, seen[ready.operands[0]].device))
+    return out
+
+
+def _check_devices(given: dict[str, Any], seen: dict[str, Matrix], target: Matrix | None) -> None:
+    """OperandError where arrays lie on several devices."""
+    devices = {name: x.device for name, x in seen.items()} | ({"out": target.device} if target else {})
+    if len(set(devices.values())) > 1:
+        _check_place(given)
+        raise OperandError(f"the arrays lie on devices {', '.join(f'{name}: {on}' for name, on in devices.items())}; one is needed")
+
+
+def _keep(make_ready: Make, seen: dict[str, Matrix], options: Any, target: Matrix | None, library: arrays.Library, first: Any) -> _Kept:
+    ready = make_ready(seen, options, target)
+    sizes = {name: x.nbytes for name, x in seen.items()} | ({"out": target.nbytes} if target else {})
+    return _Kept(ready, library.maker(first, ready.shape, ready.result), sizes)
+
+
+def _result(one: _Kept, library: arrays.Library, stream: int) -> tuple[Any, int]:
+    """A new array for the result, and where it lies."""
+    ready = one.ready
+    if one.make is None:
+        if ready.channels_last:
+            raise OperandError("the result cannot be made here to lie channels last; pass out")
+        own = cuda.DeviceArray(ready.shape, ready.result)
+        return own, own.pointer
+    out = one.make()
+    pointer = library.pointer(out, stream)
+    return library.channels_second(out) if ready.channels_last else out, pointer
+
+
+def _check_apart(out: Matrix, seen: dict[str, Matrix], nbytes: dict[str, int]) -> None:
+    end = out.pointer + nbytes["out"]
+    for name, x in seen.items():
+        if name != "c" and out.pointer < x.pointer + nbytes[name] and x.pointer < end:
+            raise OperandError(f"out overlaps {name}, which is read while it is written")
+
+
+def _put(c: Matrix, result: int, strides: tuple[int, ...], stream: int) -> None:
+    """Copies c, which is read, into the result, where it is added to."""
+    if (c.pointer, c.strides) == (result, strides):
+        return
+    dense = int(np.prod(c.shape)) * SIZES[c.dtype]
+    apart = result + dense <= c.pointer or c.pointer + dense <= result
+    if c.strides != strides or c.nbytes != dense or not apart:
+        raise OperandError("c must be dense, lie as the result does (row-major unless out says otherwise) and not overlap out but be it")
+    cuda.copy(result, c.pointer, dense, "PYSIM_ON_DEVICE", stream)
+
+
+def _launch(ready: Ready, seen: dict[str, Matrix], result: int, stream: int, place: tuple[arrays.Library, Any, int | None] | None) -> None:
+    """Puts what is ready on the stream, with memory beside the arrays of `place`: their library, one of them, and their device."""
+    first, second = seen[ready.operands[0]], seen[ready.operands[1]]
+    if ready.alignment > 1:
+        first, second = _aligned(first, ready.alignment, stream), _aligned(second, ready.alignment, stream)
+    _owner, workspace = _workspace(ready.launch.workspace_bytes, stream, place)  # owned until the work is on the stream
+    bias = seen.get("bias")
+    epilogue = ready.epilogue if bias is None else _with_bias(ready.epilogue, bias.pointer)
+    ready.launch.run(first.pointer, second.pointer, result, workspace, epilogue, stream)
+
+
+def _aligned(x: Matrix, alignment: int, stream: int) -> Matrix:
+    """An operand, or a copy that begins where the copy engine can read it, which waits for the stream."""
+    if x.pointer % alignment == 0:
+        return x
+    memory = cuda.DeviceArray((x.nbytes,), "u8")
+    cuda.copy(memory.pointer, x.pointer, x.nbytes, "PYSIM_ON_DEVICE", stream)
+    return msgspec.structs.replace(x, pointer=memory.pointer, owner=memory)
+
+
+@lru_cache(maxsize=1024)
+def _with_bias(epilogue: Any, bias: int) -> Any:
+    """A copy that has a bias, by pointer; nobody changes either, so calls of all threads share them."""
+    ffi, _ = cuda.library()
+    own = ffi.new("pysim_cuda_epilogue *", epilogue[0])
+    own.bias = ffi.cast("void *", bias)
+    return own
+
+
+class _Workspaces(threading.local):
+    """Of one thread: its work on a stream is done in order, so it may be all in one piece of memory. Work of two threads on one stream is
+    not: a launch is several kernels."""
+
+    def __init__(self) -> None:
+        self.of_stream: Recent[tuple[int, Any, int]] = Recent(STREAMS)  # device and stream -> bytes, array, pointer
+
+
+_workspaces = _Workspaces()
+
+
+def _workspace(size: int, stream: int, place: tuple[arrays.Library, Any, int | None] | None) -> tuple[Any, int]:
+    """So many bytes on the device, by the arrays' own library if it can, as (owner, pointer)."""
+    if not size:
+        return None, 0
+    if place is None:
+        return cuda.own_bytes(size)
+    library, like, device = place
+    keeps = size <= KEPT_BYTES and library.keeps()
+    mine, key = _workspaces.of_stream, (device, stream)
+    if keeps and (found := mine.get(key)) and found[0] >= size:
+        return found[1:]
+    make = library.maker(like, (size,), "u8")
+    if make is None:
+        return cuda.own_bytes(size)
+    memory = make()
+    pointer = library.pointer(memory, stream)
+    if keeps:
+        mine.put(key, (size, memory, pointer))
+    return memory, pointer
+
+
+# Host arrays
+
+
+def _from_host(make_ready: Make, given: dict[str, Any], options: Hashable, order: Order) -> Any:
+    """Copies what is given to the device, computes there, and copies the result back."""
+    host = {name: np.asarray(x) for name, x in given.items() if x is not None}
+    out = host.pop("out", None)
+    seen = {name: _sent(x, name, order(x)) for name, x in host.items()}
+    ready = make_ready(seen, options, None)
+    target = cuda.DeviceArray(ready.shape, ready.result)
+    if "c" in seen:
+        _put(seen["c"], target.pointer, arrays.dense(ready.shape), 0)
+    _launch(ready, seen, target.pointer, 0, None)
+    kinds = {arrays.DTYPES[x.dtype.name]: x.dtype for x in host.values()}
+    names = {ours: theirs for theirs, ours in arrays.DTYPES.items()}
+    found = target.read(np.empty(ready.shape, kinds.get(ready.result) or np.dtype(names[ready.result])))
+    found = found.transpose(0, 3, 1, 2) if ready.channels_last else found
+    if out is None:
+        return found
+    if out.shape != found.shape or out.dtype != found.dtype or not out.flags.writeable:
+        raise OperandError(f"out must be a writable {found.dtype} array of shape {found.shape}")
+    out[...] = found
+    return given["out"]
+
+
+def _sent(x: Array, name: str, order: tuple[int, ...]) -> Matrix:
+    """A host array on the device, dense, its axes in an order."""
+    seen = arrays.view(x, name)
+    lies = np.ascontiguousarray(x.transpose(order))
+    memory = cuda.DeviceArray(lies.shape, seen.dtype).fill(lies)
+    strides = dict(zip(order, arrays.dense(lies.shape), strict=True))
+    lying = tuple(strides[axis] for axis in range(x.ndim))
+    return msgspec.structs.replace(seen, pointer=memory.pointer, strides=lying, device=0, owner=memory)
+
+
+# What both ask of operands
+
+
+# How the elements of an array are multiplied where nobody says, and how else they may be
+MULTIPLIED = {"f32": ("f32", "tf32"), "f64": ("f64",), "f16": ("f16",), "bf16": ("bf16",), "s8": ("s8",), "f8": ("f8",), "u8": ("f8",)}
+
+
+def multiplied(first: Matrix, second: Matrix, dtype: str | None, names: tuple[str, str]) -> str:
+    """How two operands are multiplied."""
+    if first.dtype != second.dtype:
+        raise OperandError(f"{names[0]} is {first.dtype} and {names[1]} is {second.dtype}; both must be of one type")
+    known: tuple[str, ...] = MULTIPLIED.get(first.dtype, ())
+    if dtype is None and known and first.dtype != "u8":
+        return known[0]
+    if dtype is None or dtype not in known:
+        allowed = f"with dtype={' or '.join(map(repr, known))}" if known else "not at all"
+        raise OperandError(f"arrays of {first.dtype} are multiplied {allowed}; dtype is {dtype!r}; types are {', '.join(cuda.RESULTS)}")
+    return dtype
+
+
+def check_result(what: str, dtype: str, result: str) -> None:
+    if result not in cuda.RESULTS[dtype]:
+        raise OperandError(f"a {what} of {dtype} cannot result in {result}; it may in {' or '.join(cuda.RESULTS[dtype])}")
+
+
+def check_bias(bias: Matrix | None, count: int, each: str, result: str) -> None:
+    """One contiguous value of the result's type for each column or filter."""
+    if bias is None:
+        return
+    if bias.shape != (count,) or (count > 1 and bias.strides != (1,)):
+        raise OperandError(f"bias has shape {bias.shape}; it must be {count} contiguous values, one per {each}")
+    if bias.dtype != result:
+        raise OperandError(f"bias is {bias.dtype}; it must be of the result's type, {result}")
