@@ -271,7 +271,7 @@ def test_without_memory_pytorch_goes_on_and_the_report_says_so(error, monkeypatc
     def prepared(*_):
         raise error
 
-    monkeypatch.setattr(torch_layers.cpu, "Prepared", prepared)
+    monkeypatch.setattr(torch_layers, "Prepared", prepared)
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model)
     with torch.no_grad():

@@ -4,6 +4,7 @@
 import contextlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,8 @@ from pysim.models import torch_gpu, torch_layers  # noqa: E402
 from pysim.models.torch_layers import FusedLayer, Geometry  # noqa: E402
 from pysim.problem.conv import Conv  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
-from pysim.runtime import arrays, cuda  # noqa: E402
+from pysim.runtime import cuda  # noqa: E402
+from pysim.runtime.cuda_call import ALIGNED  # noqa: E402
 
 BUILT = Path(__file__).parent.parent / "build-native" / "native" / "cuda" / "libpysim_cuda_emulated.so"
 LIBRARY = Path(os.environ.get("PYSIM_EMULATED_CUDA_LIBRARY") or BUILT)
@@ -35,8 +37,7 @@ def _emulated(monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setenv("PYSIM_CUDA_LIBRARY", str(LIBRARY))
     cuda.library.cache_clear()
-    monkeypatch.setattr(arrays, "view", lambda x, name, stream=0: arrays._of_torch(x))
-    monkeypatch.setattr(arrays, "current_stream", lambda x: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     yield
     monkeypatch.undo()
@@ -93,5 +94,5 @@ def test_a_residual_is_added_where_it_lies_or_behind(case, monkeypatch):
 def test_operands_that_begin_anywhere_are_taken(monkeypatch):
     one = Case(*CASES[0], monkeypatch)
     one.x = torch.empty(one.x.numel() + 1)[1:].reshape(one.x.shape).normal_()
-    assert one.x.data_ptr() % cuda.ALIGNED and torch_gpu.GpuLaunch
+    assert one.x.data_ptr() % ALIGNED and torch_gpu.GpuLaunch
     one.assert_right()

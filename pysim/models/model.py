@@ -21,6 +21,7 @@ from pysim.models.plan import Layer, ModelPlan, layers_of
 from pysim.problem.conv import Conv
 from pysim.record.plan import on_cpu
 from pysim.runtime import cpu
+from pysim.runtime.cpu_launch import Prepared
 
 Step = Callable[[], object]
 
@@ -59,7 +60,7 @@ class Model:
     def outputs(self) -> dict[str, Tensor]:
         return {name: self._graph.tensors[name] for name in self._graph.outputs}
 
-    def _prepared(self, layer: Layer, executor: cpu.Executor) -> cpu.Prepared | None:
+    def _prepared(self, layer: Layer, executor: cpu.Executor) -> Prepared | None:
         if layer.plan is None:
             return None
         w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:] if name)
@@ -67,7 +68,7 @@ class Model:
         bias, problem = (rest[0] if rest else None), layer.plan.workload
         assert isinstance(problem, Conv)
         activation = layer.node.attributes.get("activation")
-        return cpu.Prepared(problem, weights, on_cpu(layer.plan)[0], bias, activation, self.threads, executor)
+        return Prepared(problem, weights, on_cpu(layer.plan)[0], bias, activation, self.threads, executor)
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         given = self._given(arrays, named)
@@ -129,7 +130,7 @@ def _dense(x: Any, name: str, tensor: Tensor) -> Array:
 class _Run:
     """Values in an arena, and the steps that compute one from the other. What reads the caller's arrays finds them by `values`."""
 
-    def __init__(self, graph: Graph, buffers: Buffers, natives: Sequence[cpu.Prepared | None]) -> None:
+    def __init__(self, graph: Graph, buffers: Buffers, natives: Sequence[Prepared | None]) -> None:
         self._arena = cpu.aligned(buffers.nbytes, np.uint8)
         self.values: dict[str, Array] = dict(graph.constants)
         for name, offset in buffers.offsets.items():
@@ -140,7 +141,7 @@ class _Run:
     def take(self, given: dict[str, Array]) -> None:
         self.values.update(given)
 
-    def _step(self, node: Node, graph: Graph, native: cpu.Prepared | None, buffers: Buffers) -> Step:
+    def _step(self, node: Node, graph: Graph, native: Prepared | None, buffers: Buffers) -> Step:
         values, names = self.values, [name for name in node.inputs if name]
         if native is not None:
             return (_convolution if node.op == "Conv" else _product)(native, values, names[0], values[node.output])
@@ -164,11 +165,11 @@ class _Run:
         return view
 
 
-def _convolution(prepared: cpu.Prepared, values: dict[str, Array], x: str, out: Array) -> Step:
+def _convolution(prepared: Prepared, values: dict[str, Array], x: str, out: Array) -> Step:
     return lambda: prepared(values[x], out)
 
 
-def _product(prepared: cpu.Prepared, values: dict[str, Array], x: str, out: Array) -> Step:
+def _product(prepared: Prepared, values: dict[str, Array], x: str, out: Array) -> Step:
     """Rows of x are the windows of one image: as they lie where there is one row, else through two transposed copies."""
     problem: Any = prepared.workload
     rows, channels, filters = problem.width, problem.channels, problem.filters

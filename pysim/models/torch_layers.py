@@ -24,6 +24,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Layout, Plan, on_cpu
 from pysim.runtime import cpu
+from pysim.runtime.cpu_launch import Prepared
 
 _DTYPES = {torch.float32: "f32", torch.float64: "f64"}
 _KEPT = 16  # shapes of inputs that one layer keeps packed weights for
@@ -153,12 +154,12 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         problem = plan.workload
         activation = self.activation if residual is None and self.activation in cpu.ACTIVATIONS else None
 
-        def make() -> cpu.Prepared:
+        def make() -> Prepared:
             w, bias = self._folded(parameters)
             schedule, on = on_cpu(plan)
             filters = w.reshape(*w.shape[:2], *w.shape[2:] or (1, 1)).contiguous().numpy()
             addend = None if bias is None else bias.numpy()
-            return cpu.Prepared(problem, filters, schedule, addend, activation, torch.get_num_threads(), host.executor(on))
+            return Prepared(problem, filters, schedule, addend, activation, torch.get_num_threads(), host.executor(on))
 
         prepared = self._current((key, torch.get_num_threads()), parameters, make)
         image = x.detach().reshape(-1, problem.channels).t().contiguous() if self.kind == "Linear" else x.detach().contiguous()
