@@ -178,7 +178,26 @@ def conv_wavefronts_table(name: str) -> str:
     return "\n".join([about, "", *rows, ""])
 
 
+def models_table() -> str:
+    """Whole networks: milliseconds of PyTorch's best and of pysim, both as CUDA graphs or not, errors, and layers that run here."""
+    header, *found = map(json.loads, (DATA / "models-h200.jsonl").read_text().splitlines())
+    rows = [
+        "| network, batch | PyTorch | its best of | pysim | ratio | errors: PyTorch, pysim | layers by pysim |",
+        "|---|--:|---|--:|--:|---|--:|",
+    ]
+    for one in found:
+        theirs = {name: value for name, value in one["milliseconds"].items() if not name.startswith("pysim")}
+        best, ours = min(theirs, key=theirs.__getitem__), sum(layer["runs"] == "pysim" for layer in one["decisions"])
+        errors = f"{one['errors']['pytorch']:.1e}, {one['errors']['pysim']:.1e}"
+        times = f"{theirs[best]:.2f} | {best.replace('_', ' ')} | {one['milliseconds']['pysim graph']:.2f} | {one['ratio']:.2f}x"
+        rows.append(f"| {one['model']}, {one['batch']} | {times} | {errors} | {ours} of {len(one['decisions'])} |")
+    mean = geometric_mean(one["ratio"] for one in found)
+    versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
+    return "\n".join([*rows, "", f"{header['device']}, {versions}; milliseconds; geometric mean {mean:.2f}x.", ""])
+
+
 if __name__ == "__main__":
+    put(ROOT / "docs" / "models.md", "models", models_table())
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "model.md", "fit", fit_table())

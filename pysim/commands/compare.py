@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands import timing
+from pysim.commands import models, timing
 from pysim.commands.common import (
     Cell,
     Column,
@@ -117,10 +117,12 @@ def compare(
     planned = timing.plan_layers(layers, on, **asked, accuracy=accuracy, error_limit=error_limit)
     say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
     found = timing.measured(planned, on, beside, executor, threads=threads, state=state, min_seconds=min_seconds)
-    done = timing.report(planned, found, columns, row, as_json)
+    networks = models.measured(problems, on, threads, peers, min_seconds)
+    done = timing.report(planned, found, columns, row, as_json, **({"models": networks} if networks else {}))
     if not as_json:
         _put_summary(summarise(done), done, threads)
-    ctx.exit(timing.exit_code(done))
+        models.put_models(networks)
+    ctx.exit(models.exit_code(timing.exit_code(done), networks))
 
 
 def _ratio(one: "Comparison", name: str) -> Cell:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pysim.commands import timing
+from pysim.commands import models, timing
 from pysim.commands.common import (
     Cell,
     Column,
@@ -101,13 +101,15 @@ def run(
 
     planned = timing.plan_layers(layers, on, algorithm=algorithm, name=name, accuracy=accuracy, error_limit=error_limit)
     found = timing.measured(planned, on, {}, executor, threads=threads, profile=profile)
+    networks = models.measured(problems, on, threads, peers=False)
     if executor.kind == "emulated":
         done = timing.report(planned, found, [Column("result", 6), timing.MAX_ERROR, *end], emulated_row, as_json)
     else:
-        done = timing.report(planned, found, columns, row, as_json)
+        done = timing.report(planned, found, columns, row, as_json, **({"models": networks} if networks else {}))
     if not as_json:
         _put_summary(done, executor.kind == "emulated", threads, profile)
-    ctx.exit(timing.exit_code(done))
+        models.put_models(networks)
+    ctx.exit(models.exit_code(timing.exit_code(done), networks))
 
 
 def _put_summary(done: "list[Comparison]", emulated: bool, threads: int, profile: bool) -> None:
