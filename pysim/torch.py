@@ -12,7 +12,8 @@ Works on the current stream with memory of PyTorch's allocator, and can be captu
 import copy
 from typing import Any
 
-from pysim.errors import MissingError, OperandError
+from pysim.errors import MissingError, OperandError, choose
+from pysim.record.accuracy import ACCURACIES, Accuracy
 
 try:
     import torch
@@ -26,27 +27,41 @@ from pysim.models.torch_layers import Decision, FusedLayer
 __all__ = ["Decision", "backend", "optimize", "report"]
 
 
-def backend(module: fx.GraphModule, example_inputs: Any) -> Any:
-    """The backend of `torch.compile`: a graph that gradients flow through stays PyTorch's."""
+def backend(module: fx.GraphModule, example_inputs: Any, options: dict[str, Any] | None = None) -> Any:
+    """The backend of `torch.compile`: a graph that gradients flow through stays PyTorch's. `options={"accuracy": ...}` as in `optimize`."""
+    told = dict(options or {})
+    accuracy = _known(told.pop("accuracy", "strict"))
+    if told:
+        raise OperandError(f"the backend pysim has no option {', '.join(map(repr, told))}; it has accuracy")
     if torch.is_grad_enabled() and any(getattr(one, "requires_grad", False) for one in example_inputs):
         return module.forward
-    return rewritten(module)[0].forward
+    return rewritten(module, accuracy)[0].forward
 
 
-def optimize(model: torch.nn.Module) -> torch.nn.Module:
+def optimize(model: torch.nn.Module, accuracy: Accuracy = "strict") -> torch.nn.Module:
     """A module of the same class that shares the model's parameters, buffers and submodules, and computes the same faster in inference.
 
+    `accuracy` is "strict" (no layer whose stated error is above a direct sum's of its type), "standard" (any plan) or "ieee" (multiply-adds
+    of the type alone), as in `pysim.plan`.
     `state_dict`, training and gradients are the model's own. Changed weights take effect, but for writes through `.data`, which PyTorch
     does not count: call `optimize` again after these. OperandError for a model that cannot be traced
     by torch.fx: torch.compile(model, backend="pysim") takes those, too.
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; right is a torch.nn.Module")
+    accuracy = _known(accuracy)
     kind = type(model)
     optimized = copy.copy(model)
     optimized.__class__ = type(kind.__name__, (_Optimized, kind), {"__module__": kind.__module__})
-    object.__setattr__(optimized, "_pysim", rewritten(_traced(model)))
+    object.__setattr__(optimized, "_pysim", rewritten(_traced(model), accuracy))
     return optimized
+
+
+def _known(accuracy: Any) -> Accuracy:
+    if accuracy not in ACCURACIES:
+        raise OperandError(f"accuracy is {accuracy!r}; {choose(str(accuracy), ACCURACIES)}")
+    known: Accuracy = accuracy
+    return known
 
 
 def report(model: torch.nn.Module) -> list[Decision]:

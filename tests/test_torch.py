@@ -341,3 +341,18 @@ def test_a_copy_is_a_model_of_its_own():
         twin[0].weight.mul_(2)
         assert_close(optimized(x), model(x))
         assert not np.allclose(twin(x), model(x))
+
+
+def test_an_accuracy_is_what_all_layers_are_planned_for_and_an_unknown_one_is_refused():
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()).eval()
+    x = torch.rand(1, 64, 28, 28)
+    with torch.inference_mode():
+        want = model(x)
+        for accuracy in ("strict", "standard", "ieee"):
+            found = pysim.torch.optimize(model, accuracy)
+            torch.testing.assert_close(found(x), want)
+            assert all(accuracy == "standard" or "outputs=4" not in one.reason for one in pysim.torch.report(found))
+    with pytest.raises(OperandError, match="accuracy is 'strikt'; did you mean strict"):
+        pysim.torch.optimize(model, "strikt")
+    with pytest.raises(OperandError, match="has no option 'speed'"):
+        pysim.torch.backend(None, [], {"speed": 1})

@@ -17,17 +17,20 @@ from torch.nn import functional
 from pysim.models.fusion import NORM, PARAMETERS, fused
 from pysim.models.graph import Graph, Node
 from pysim.models.torch_layers import FusedLayer, Geometry
+from pysim.record.accuracy import Accuracy
 
 _Arguments = dict[str, Any]
 _ACTIVATED = ("Conv", "Linear")
 
 
-def rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, list[FusedLayer]]:
+def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict") -> tuple[fx.GraphModule, list[FusedLayer]]:
     """The traced module with its fused layers in their places, and these; `module` itself is changed."""
     _as_functions(module)
     places = {node.name: node for node in module.graph.nodes}
     graph = fused(_graph(module.graph), _able)
     layers = [_put(module, node, places) for node in graph.nodes if node.op in _ACTIVATED]
+    for layer in layers:
+        layer.accuracy = accuracy
     for node in module.graph.nodes:
         if node.op == "get_attr" and not node.users:  # no other dead node: it may write over something
             module.graph.erase_node(node)

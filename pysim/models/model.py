@@ -19,6 +19,7 @@ from pysim.models.fusion import fused
 from pysim.models.graph import Array, Graph, Node, Tensor
 from pysim.models.plan import Layer, ModelPlan, layers_of
 from pysim.problem.conv import Conv
+from pysim.record.accuracy import Accuracy
 from pysim.record.plan import on_cpu
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
@@ -41,10 +42,12 @@ class Timed(NamedTuple):
 class Model:
     """y = model(x): arrays in the order of `inputs`, or by their names; the result is an array, or a tuple where there are several."""
 
-    def __init__(self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL) -> None:
+    def __init__(
+        self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL, accuracy: Accuracy = "standard"
+    ) -> None:
         graph = self._graph = fused(graph, _able)
         self.threads = threads
-        self.plan = ModelPlan(layers_of(graph, on), planned(graph, lambda node: node.op in operators.IN_PLACE), on.name)
+        self.plan = ModelPlan(layers_of(graph, on, accuracy), planned(graph, lambda node: node.op in operators.IN_PLACE), on.name)
         self._natives = [self._prepared(layer, executor) for layer in self.plan.layers]
         native = {name for layer in self.plan.layers if layer.plan for name in layer.node.inputs[1:]}
         elsewhere = {name for layer in self.plan.layers if not layer.plan for name in layer.node.inputs} | set(graph.outputs)

@@ -14,6 +14,7 @@ from pysim.machine.cpu import Machine
 from pysim.models.buffers import Buffers
 from pysim.models.graph import Graph, Node
 from pysim.problem.conv import Conv
+from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Plan
 
 _DTYPES = {"float32": "f32", "float64": "f64"}
@@ -76,17 +77,17 @@ def problem_of(node: Node, graph: Graph) -> Conv | None:
 
 
 @lru_cache(maxsize=4096)
-def _plan(problem: Conv, on: Machine) -> Plan:
-    return planner.plan(problem, on)
+def _plan(problem: Conv, on: Machine, accuracy: Accuracy) -> Plan:
+    return planner.plan(problem, on, accuracy=accuracy)
 
 
-def layers_of(graph: Graph, on: Machine) -> tuple[Layer, ...]:
+def layers_of(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> tuple[Layer, ...]:
     """The layers with their plans; PlanError names the node that has none."""
     layers = []
     for node in graph.nodes:
         problem = problem_of(node, graph)
         try:
-            layers.append(Layer(node, _plan(problem, on) if problem else None))
+            layers.append(Layer(node, _plan(problem, on, accuracy) if problem else None))
         except PlanError as error:
             raise PlanError(f'{node.op} "{printable(node.name)}": {error}') from None
     return tuple(layers)

@@ -22,6 +22,7 @@ from pysim.once import Recent
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
+from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Layout, Plan, on_cpu
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
@@ -58,7 +59,10 @@ class _Native(NamedTuple):
 
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
-    """`kind` is "Conv" or "Linear", `epsilon` that of a BatchNorm behind it, `activation` None, a name or ("clamp", low, high)."""
+    """`kind` is "Conv" or "Linear", `epsilon` that of a BatchNorm behind it, `activation` None, a name or ("clamp", low, high). `accuracy`
+    is what plans are asked for."""
+
+    accuracy: Accuracy = "strict"
 
     def __init__(self, name: str, kind: str, geometry: Geometry, activation: Any, epsilon: float | None, adds: bool = False) -> None:
         super().__init__()
@@ -115,7 +119,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             if x.is_cuda and _tf32(self.kind):
                 return self._stay("TF32 is allowed, and PyTorch's kernels use it; torch.backends says so", problem)
             on = host.gpu_here() if x.is_cuda else host.runnable("host")
-            plan = planner.plan(problem, on, layout=_layout(x))
+            plan = planner.plan(problem, on, layout=_layout(x), accuracy=self.accuracy)
         except PysimError as error:
             return self._stay(str(error), problem)
         expected = pytorch_seconds(problem, on, self._passes)
