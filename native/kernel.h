@@ -68,10 +68,10 @@ typedef void (*pysim_direct_kernel)(const pysim_direct *of, const void *input, c
 
 typedef struct {
     pysim_kernel_info info;
-    pysim_micro_kernel run;     /* a row of kernels.inc has this and packing, one of direct.inc `direct` */
+    pysim_micro_kernel run;     /* a row of kernels.inc has this and packing, one of conv/depthwise.inc `direct` */
     pysim_packer pack;
     pysim_direct_kernel direct;
-    int in_place;               /* a row of direct.inc, on whatever CPU */
+    int in_place;               /* a row of conv/depthwise.inc, on whatever CPU */
 } pysim_row;
 
 /* The row of a schedule that fits the dtype and this CPU, or a failure with its reason. */

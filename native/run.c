@@ -112,6 +112,8 @@ pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_s
     pysim_status status = open_job(p, s, pysim_row_of, &job);
     if (status == PYSIM_OK) status = job_workspace(&job, 1, &workspace_bytes);
     if (status != PYSIM_OK) return status;
+    if (job.nest.row.in_place)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s has no trace: its accesses are not those of the loop nest", job.nest.row.info.name);
     job.nest.finish = NULL; /* it reads results */
     stand_in(&job.nest);
     return run(p, &job, &(pysim_call){&e, 1, first, second, result, workspace, NULL}, workspace_bytes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolutions of groups of few channels without packing; included once per vector type, after vec_*.h, pack.h and the three functions
- * v_evens, v_odds and v_strided (contract: native/kernel.h).
+ * Convolutions of groups of few channels without packing; included once per vector type, after vec_*.h and the functions
+ * v_evens, v_odds, v_strided, v_parts, transpose_parts and v_shifted (contract: native/kernel.h).
  *
  * rows    lanes hold neighbouring columns of a row of outputs, a tile is up to 8 (4) rows x 1 (several) filters. For each tap s every row
  *         of the input that the tile meets is loaded once, at the column of that tap, and multiplied into all rows of outputs that read it:
@@ -239,6 +239,14 @@ static int shared_rows(const pysim_conv *c) {
     return square && listed && (c->kernel_h == 3 || c->kernel_h == 5 || c->kernel_h == 7) ? (int)c->kernel_h : 1;
 }
 
+/* Lines that the next tiles touch; an address of no operand is no harm. */
+static void fetch(const T *from, int64_t count) {
+    for (const char *line = (const char *)from, *end = (const char *)(from + count); line < end; line += 64) __builtin_prefetch(line, 0, 3);
+}
+static void fetch_for_stores(const T *from, int64_t count) {
+    for (const char *line = (const char *)from, *end = (const char *)(from + count); line < end; line += 64) __builtin_prefetch(line, 1, 3);
+}
+
 /* Rows of outputs [begin, end) of one group, in tiles of up to `high` rows x `most` filters. With a dilation, rows that lie that far apart
  * read the same rows of the input: each such set is a dense convolution of its own. */
 static void group_rows(int high, int most, const pysim_direct *of, const T *image, const T *filters, const T *bias, T *out,
@@ -262,6 +270,8 @@ static void group_rows(int high, int most, const pysim_direct *of, const T *imag
             t.y = p * c->stride_h - c->pad_top;
             t.x = image + t.y * c->width - c->pad_left;
             const int64_t rows_end = t.y + (here - 1) * phases * c->stride_h + (c->kernel_h - 1) * c->dilation_h + 1;
+            fetch(image + rows_end * c->width, here * phases * c->stride_h * c->width);
+            fetch_for_stores(out + (p + here * phases) * of->q, here * phases * of->q);
             for (int64_t f = 0, width; f < of->filters; f += width) {
                 width = of->filters - f >= most ? most : 1;
                 t.w = filters + f * size;
@@ -284,33 +294,61 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
 
 /* ---- planes ---- */
 
-/* in[lane][0..count) to out[0..count)[lane], rows of `width` apart by `gap` vectors more: what is padding between them stays as it is. */
+/* Rows p, p + ld, ... of LANES elements, transposed: their 128-bit parts are loaded where they belong, so that half of a transposition's
+ * shuffles is left. */
+INLINE void load_transposed(const T *p, int64_t ld, VEC r[LANES]) {
+#pragma GCC unroll 8
+    for (int part = 0; part < LANES; part += PART) {
+        VEC a[PART];
+#pragma GCC unroll 4
+        for (int i = 0; i < PART; i++) a[i] = v_parts(p + i * ld + part, PART * ld);
+        transpose_parts(a, r + part);
+    }
+}
+
+/* The same of `rows` rows of `columns` elements, the rest zeros. */
+INLINE void load_transposed_edge(const T *p, int64_t ld, int64_t rows, int64_t columns, VEC r[LANES]) {
+    const MASK mask = v_lanes(0, columns);
+    T block[LANES * LANES];
+    for (int64_t l = 0; l < LANES; l++) v_store(block + l * LANES, l < rows ? v_load_mask(p + l * ld, mask) : v_zero());
+    load_transposed(block, LANES, r);
+}
+
+/* Block `t` of `count` elements, moved back so that it is a whole one where there are that many. */
+INLINE int64_t whole_block(int64_t t, int64_t count) { return count >= LANES ? pysim_min(t, count - LANES) : t; }
+
+/* in[lane][0..count) to out[0..count)[lane], after each `width` of them a gap of so many vectors, which stays as it is. */
 static void planes_in(const T *in, int64_t plane, int64_t lanes, int64_t count, int64_t width, int64_t gap, T *out) {
-    int64_t x = 0;
-    for (int64_t t = 0; t < count; t += LANES) {
-        const MASK mask = v_lanes(0, count - t);
+    for (int64_t block = 0; block < count; block += LANES) {
+        const int64_t t = whole_block(block, count);
         VEC r[LANES];
-#pragma GCC unroll 16
-        for (int l = 0; l < LANES; l++) r[l] = l < lanes ? v_load_mask(in + l * plane + t, mask) : v_zero();
-        transpose(r);
+        if (lanes == LANES && count >= LANES)
+            load_transposed(in + t, plane, r);
+        else
+            load_transposed_edge(in + t, plane, lanes, count - t, r);
+        int64_t x = t;
+        T *to = out + t * LANES;
+        if (gap) x = t % width, to += t / width * gap * LANES;
 #pragma GCC unroll 16
         for (int l = 0; l < LANES; l++) {
             if (t + l >= count) break;
-            v_store(out, r[l]);
-            out += LANES;
-            if (++x == width) x = 0, out += gap * LANES;
+            v_store(to, r[l]);
+            to += LANES;
+            if (gap && ++x == width) x = 0, to += gap * LANES;
         }
     }
 }
 
 /* in[0..count)[lane] to out[lane][0..count). */
 static void planes_out(const T *in, int64_t plane, int64_t lanes, int64_t count, T *out) {
-    for (int64_t t = 0; t < count; t += LANES) {
+    for (int64_t block = 0; block < count; block += LANES) {
+        const int64_t t = whole_block(block, count);
         const MASK mask = v_lanes(0, count - t);
         VEC r[LANES];
-#pragma GCC unroll 16
-        for (int l = 0; l < LANES; l++) r[l] = t + l < count ? v_load(in + (t + l) * LANES) : v_zero();
-        transpose(r);
+        if (count >= LANES)
+            load_transposed(in + t * LANES, LANES, r);
+        else
+            load_transposed_edge(in + t * LANES, LANES, count - t, LANES, r);
 #pragma GCC unroll 16
         for (int l = 0; l < LANES; l++)
             if (l < lanes) v_store_mask(out + l * plane + t, r[l], mask);

@@ -2,7 +2,6 @@
  * Groups of few channels in FP64 on AVX2: 4 lanes. 16 registers: 8 rows and 7 weights, or 4 x 2 outputs and 2 weights. */
 #include "../kernel.h"
 #include "vec_avx2_f64.h"
-#include "pack.h"
 
 /* a and b are neighbouring vectors of a row: its elements 0, 2, 4, ...; 1, 3, 5, ... */
 INLINE VEC v_evens(VEC a, VEC b) { return _mm256_permute4x64_pd(_mm256_unpacklo_pd(a, b), 0xD8); }
@@ -14,6 +13,16 @@ INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
 
 #define v_shifted(low, high, n) v_shift1(low, high) /* not used */
 enum { SHIFTS_ARE_CHEAP = 0 };
+
+/* 128-bit parts that lie so far apart, in one register; and within each part the transposition of PART registers. */
+enum { PART = 2 };
+INLINE VEC v_parts(const T *p, int64_t apart) {
+    return _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(p)), _mm_loadu_pd(p + apart), 1);
+}
+INLINE void transpose_parts(const VEC a[PART], VEC r[PART]) {
+    r[0] = _mm256_unpacklo_pd(a[0], a[1]);
+    r[1] = _mm256_unpackhi_pd(a[0], a[1]);
+}
 
 #define SEVERAL 2
 #include "depthwise.h"

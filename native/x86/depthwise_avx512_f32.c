@@ -2,7 +2,6 @@
  * Groups of few channels in FP32 on AVX-512: 16 lanes. 32 registers: 8 rows and 7 weights, or 4 x 4 outputs and 4 weights. */
 #include "../kernel.h"
 #include "vec_avx512_f32.h"
-#include "pack.h"
 
 /* a and b are neighbouring vectors of a row: its elements 0, 2, 4, ...; 1, 3, 5, ... */
 INLINE VEC v_evens(VEC a, VEC b) {
@@ -19,6 +18,23 @@ INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
 /* The lanes from lane n of low on, n a constant. */
 #define v_shifted(low, high, n) _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_castps_si512(high), _mm512_castps_si512(low), n))
 enum { SHIFTS_ARE_CHEAP = 1 }; /* and nine weights find a register each */
+
+/* 128-bit parts that lie so far apart, in one register; and within each part the transposition of PART registers. */
+enum { PART = 4 };
+INLINE VEC v_parts(const T *p, int64_t apart) {
+    const VEC low = _mm512_castps128_ps512(_mm_loadu_ps(p));
+    const VEC two = _mm512_mask_broadcast_f32x4(low, 0x00F0, _mm_loadu_ps(p + apart));
+    const VEC three = _mm512_mask_broadcast_f32x4(two, 0x0F00, _mm_loadu_ps(p + 2 * apart));
+    return _mm512_mask_broadcast_f32x4(three, 0xF000, _mm_loadu_ps(p + 3 * apart));
+}
+INLINE void transpose_parts(const VEC a[PART], VEC r[PART]) {
+    const VEC low = _mm512_unpacklo_ps(a[0], a[1]), high = _mm512_unpackhi_ps(a[0], a[1]);
+    const VEC low2 = _mm512_unpacklo_ps(a[2], a[3]), high2 = _mm512_unpackhi_ps(a[2], a[3]);
+    r[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(low), _mm512_castps_pd(low2)));
+    r[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(low), _mm512_castps_pd(low2)));
+    r[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(high), _mm512_castps_pd(high2)));
+    r[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(high), _mm512_castps_pd(high2)));
+}
 
 #define SEVERAL 4
 #include "depthwise.h"
