@@ -33,6 +33,10 @@ typedef struct {
 /* Bit j: row y + j*step lies in the image. */
 INLINE uint32_t live_rows(int64_t y, int64_t step, int64_t height, const int rows) {
     uint32_t live = 0;
+    if (step == 1) {
+        const int64_t lo = pysim_min(rows, pysim_max(0, -y)), hi = pysim_max(lo, pysim_min(rows, height - y));
+        return ((1u << hi) - 1) & ~((1u << lo) - 1);
+    }
     for (int j = 0; j < rows; j++, y += step) live |= (uint32_t)((uint64_t)y < (uint64_t)height) << j;
     return live;
 }
@@ -126,7 +130,7 @@ INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTE
                      VEC acc[MAX_FILTERS][MAX_ROWS]) {
     const int64_t taps = KR > 1 ? KR : t->kernel_w, by = KR > 1 ? 1 : t->dilation;
     int64_t s = 0;
-    if (KR == 3 && SHIFTS_ARE_CHEAP) {
+    if (KR == 3 && FILTERS == 1 && SHIFTS_ARE_CHEAP) {
         add_three(SH, ROWS, MODE, EDGE, t, x, pitch, column, live, w, acc);
         return;
     }
@@ -201,7 +205,7 @@ INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS
 #define NAMES_TO8(KR, MODE) \
     {NAMES_TO4(KR, MODE, 1), NAME(KR, MODE, 5, 1), NAME(KR, MODE, 6, 1), NAME(KR, MODE, 7, 1), NAME(KR, MODE, 8, 1)}
 #define SEVERAL_TO4(KR, SH, MODE, FILTERS) TILES_TO4(KR, SH, MODE, FILTERS)
-#define SEVERAL_NAMES(MODE, FILTERS) {NAMES_TO4(1, MODE, FILTERS)}
+#define SEVERAL_NAMES(KR, MODE, FILTERS) {NAMES_TO4(KR, MODE, FILTERS)}
 
 TILES_TO8(1, 1, UNIT)
 TILES_TO8(1, 1, PAIRS)
@@ -215,6 +219,8 @@ TILES_TO8(7, 2, PAIRS)
 SEVERAL_TO4(1, 1, UNIT, SEVERAL)
 SEVERAL_TO4(1, 1, PAIRS, SEVERAL)
 SEVERAL_TO4(1, 1, STRIDED, SEVERAL)
+SEVERAL_TO4(3, 1, UNIT, SEVERAL)
+SEVERAL_TO4(3, 2, PAIRS, SEVERAL)
 
 /* Rows of tiles in the middle of the image and at its top or bottom; by how many kernel rows share loads (1, 3, 5, 7), how columns lie, and
  * rows of the tile. */
@@ -225,7 +231,10 @@ static const some_tiles by_one[4][3][MAX_ROWS] = {
     {NAMES_TO8(5, UNIT), NAMES_TO8(5, PAIRS)},
     {NAMES_TO8(7, UNIT), NAMES_TO8(7, PAIRS)},
 };
-static const some_tiles by_several[3][4] = {SEVERAL_NAMES(UNIT, SEVERAL), SEVERAL_NAMES(PAIRS, SEVERAL), SEVERAL_NAMES(STRIDED, SEVERAL)};
+static const some_tiles by_several[2][3][4] = {
+    {SEVERAL_NAMES(1, UNIT, SEVERAL), SEVERAL_NAMES(1, PAIRS, SEVERAL), SEVERAL_NAMES(1, STRIDED, SEVERAL)},
+    {SEVERAL_NAMES(3, UNIT, SEVERAL), SEVERAL_NAMES(3, PAIRS, SEVERAL)},
+};
 
 static int mode_of(const pysim_conv *c) {
     if (c->stride_w == 1) return UNIT;
@@ -247,49 +256,46 @@ static void fetch_for_stores(const T *from, int64_t count) {
     for (const char *line = (const char *)from, *end = (const char *)(from + count); line < end; line += 64) __builtin_prefetch(line, 1, 3);
 }
 
-/* Rows of outputs [begin, end) of one group, in tiles of up to `high` rows x `most` filters. With a dilation, rows that lie that far apart
- * read the same rows of the input: each such set is a dense convolution of its own. */
-static void group_rows(int high, int most, const pysim_direct *of, const T *image, const T *filters, const T *bias, T *out,
-                       int64_t begin, int64_t end) {
+/* Rows of outputs [begin, end) of each group, in tiles of up to `high` rows x `most` filters. With a dilation, rows that lie that far apart
+ * read the same rows of the input: each such set, a phase, is a dense convolution. */
+static void rows_body(int high, int most, const pysim_direct *of, const T *image, const T *filters, const T *bias, T *out, int64_t groups,
+                      int64_t begin, int64_t end) {
     const pysim_conv *c = of->conv;
-    const int mode = mode_of(c), shared = most > 1 ? 1 : shared_rows(c);
+    const int mode = mode_of(c), shared = most > 1 && c->kernel_h > 3 ? 1 : shared_rows(c);
+    const some_tiles *const single = by_one[shared / 2][mode], *const several = by_several[most > 1 ? shared / 2 : 0][mode];
     const int64_t phases = shared > 1 ? c->dilation_h : 1, size = of->channels * c->kernel_h * c->kernel_w;
+    const int64_t plane = of->channels * c->height * c->width, reach = (c->kernel_h - 1) * c->dilation_h + 1;
+    /* the columns whose tiles read whole vectors */
+    const int64_t after = (mode == PAIRS ? (c->kernel_w - 1) / 2 * 2 + 2 * LANES : c->dilation_w * (c->kernel_w - 1) + LANES) - c->pad_left;
+    const int64_t first = mode == STRIDED ? of->q : pysim_ceil_div(c->pad_left, c->stride_w);
+    const int64_t last = c->width < after ? 0 : pysim_min(of->q - LANES, (c->width - after) / c->stride_w) + 1;
     TILES t = {.step = shared > 1 ? c->dilation_h : c->stride_h, .out_pitch = phases * of->q, .q = of->q, .channels = of->channels,
                .kernel_h = c->kernel_h, .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h,
                .dilation = c->dilation_w, .height = c->height, .width = c->width, .pad = c->pad_left, .out_filter = of->p * of->q,
                .relu = of->relu};
-    /* the columns whose tiles read whole vectors */
-    const int64_t reach = (mode == PAIRS ? (c->kernel_w - 1) / 2 * 2 + 2 * LANES : c->dilation_w * (c->kernel_w - 1) + LANES) - c->pad_left;
-    const int64_t first = mode == STRIDED ? of->q : pysim_ceil_div(c->pad_left, c->stride_w), last = c->width < reach ? 0 : pysim_min(of->q - LANES, (c->width - reach) / c->stride_w) + 1;
     for (int64_t phase = 0; phase < pysim_min(phases, end - begin); phase++) {
         const int64_t rows = pysim_ceil_div(end - begin - phase, phases), blocks = pysim_ceil_div(rows, high);
         const int64_t least = rows / blocks, more = rows % blocks;
-        for (int64_t block = 0, row = 0, here; block < blocks; block++, row += here) {
-            const int64_t p = begin + phase + row * phases;
-            here = least + (block < more);
+        for (int64_t item = 0, g = 0, block = 0, row = 0; item < groups * blocks; item++) {
+            const int64_t p = begin + phase + row * phases, here = least + (block < more);
+            const T *in = image + g * plane;
             t.y = p * c->stride_h - c->pad_top;
-            t.x = image + t.y * c->width - c->pad_left;
-            const int64_t rows_end = t.y + (here - 1) * phases * c->stride_h + (c->kernel_h - 1) * c->dilation_h + 1;
-            fetch(image + rows_end * c->width, here * phases * c->stride_h * c->width);
-            fetch_for_stores(out + (p + here * phases) * of->q, here * phases * of->q);
-            for (int64_t f = 0, width; f < of->filters; f += width) {
-                width = of->filters - f >= most ? most : 1;
+            t.x = in + t.y * c->width - c->pad_left;
+            const int64_t rows_end = t.y + (here - 1) * phases * c->stride_h + reach;
+            const int at_edge = t.y < 0 || rows_end > c->height;
+            fetch(in + rows_end * c->width, here * phases * c->stride_h * c->width);
+            for (int64_t f = g * of->filters, width; f < (g + 1) * of->filters; f += width) {
+                width = (g + 1) * of->filters - f >= most ? most : 1;
                 t.w = filters + f * size;
                 t.bias = bias ? bias + f : NULL;
                 t.out = out + (f * of->p + p) * of->q;
-                (width > 1 ? by_several[mode] : by_one[shared / 2][mode])[here - 1][t.y < 0 || rows_end > c->height](&t, first, last);
+                fetch_for_stores(t.out + here * phases * of->q, here * phases * of->q);
+                (width > 1 ? several : single)[here - 1][at_edge](&t, first, last);
             }
+            row += here;
+            if (++block == blocks) block = 0, row = 0, g++;
         }
     }
-}
-
-static void rows_body(int high, int most, const pysim_direct *of, const T *image, const T *filters, const T *bias, T *out, int64_t groups,
-                      int64_t begin, int64_t end) {
-    const pysim_conv *c = of->conv;
-    const int64_t plane = of->channels * c->height * c->width, size = of->filters * of->channels * c->kernel_h * c->kernel_w;
-    for (int64_t g = 0; g < groups; g++)
-        group_rows(high, most, of, image + g * plane, filters + g * size, bias ? bias + g * of->filters : NULL,
-                   out + g * of->filters * of->p * of->q, begin, end);
 }
 
 /* ---- planes ---- */
@@ -319,6 +325,8 @@ INLINE int64_t whole_block(int64_t t, int64_t count) { return count >= LANES ? p
 
 /* in[lane][0..count) to out[0..count)[lane], after each `width` of them a gap of so many vectors, which stays as it is. */
 static void planes_in(const T *in, int64_t plane, int64_t lanes, int64_t count, int64_t width, int64_t gap, T *out) {
+    int64_t x = 0;
+    T *to = out;
     for (int64_t block = 0; block < count; block += LANES) {
         const int64_t t = whole_block(block, count);
         VEC r[LANES];
@@ -326,9 +334,10 @@ static void planes_in(const T *in, int64_t plane, int64_t lanes, int64_t count, 
             load_transposed(in + t, plane, r);
         else
             load_transposed_edge(in + t, plane, lanes, count - t, r);
-        int64_t x = t;
-        T *to = out + t * LANES;
-        if (gap) x = t % width, to += t / width * gap * LANES;
+        if (t != block || block == 0) {
+            x = gap ? t % width : 0;
+            to = out + (t + (gap ? t / width * gap : 0)) * LANES;
+        }
 #pragma GCC unroll 16
         for (int l = 0; l < LANES; l++) {
             if (t + l >= count) break;
@@ -355,48 +364,73 @@ static void planes_out(const T *in, int64_t plane, int64_t lanes, int64_t count,
     }
 }
 
-/* COLUMNS outputs of a row; `x` at the first one's first tap of kernel row r0. */
-INLINE void planes_tile(const int COLUMNS, const pysim_direct *of, const T *x, int64_t pitch, int64_t r0, int64_t r1, const T *w,
-                        VEC start, VEC floor, T *out) {
-    const pysim_conv *c = of->conv;
-    VEC acc[MAX_ROWS];
+/* COLUMNS outputs of a row from kernel rows [r0, r1), `x` at the first column of row r0. KW: taps of a row and SW: their stride, constants,
+ * so that each column is loaded once for all outputs that read it; or 0. */
+INLINE void planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w, VEC start,
+                        VEC floor, T *out) {
+    VEC acc[MAX_FILTERS][MAX_ROWS];
 #pragma GCC unroll 8
-    for (int i = 0; i < COLUMNS; i++) acc[i] = start;
-    for (int64_t r = r0; r < r1; r++, x += pitch)
-        for (int64_t s = 0; s < c->kernel_w; s++) {
-            const VEC weight = v_load(w + (r * c->kernel_w + s) * LANES);
-            const T *at = x + s * c->dilation_w * LANES;
+    for (int i = 0; i < COLUMNS; i++) acc[0][i] = start;
+    for (int64_t r = r0; r < r1; r++, x += t->step * LANES) {
+        const T *weights = w + r * t->kernel_w * LANES;
+        VEC weight[MAX_FILTERS][MAX_KR];
+#pragma GCC unroll 7
+        for (int s = 0; s < KW; s++) weight[0][s] = kept(v_load(weights + s * LANES));
+#pragma GCC unroll 21
+        for (int i = 0; KW && i < (COLUMNS - 1) * SW + KW; i++) spread(KW, SW, COLUMNS, 1, i, kept(v_load(x + i * LANES)), weight, acc);
+        for (int64_t s = 0; !KW && s < t->kernel_w; s++) {
+            const VEC one = v_load(weights + s * LANES);
 #pragma GCC unroll 8
-            for (int i = 0; i < COLUMNS; i++) acc[i] = v_fma(weight, v_load(at + i * c->stride_w * LANES), acc[i]);
-        }
-#pragma GCC unroll 8
-    for (int i = 0; i < COLUMNS; i++) v_store(out + i * LANES, v_max(floor, acc[i]));
-}
-
-#define PLANES_CASE(n) \
-    case n: planes_tile(n, of, x, pitch, r0, r1, w, start, floor, to); break;
-
-/* Rows of outputs of up to LANES groups of one channel and one filter. */
-static void planes_rows(const pysim_direct *of, const T *in, const T *w, VEC start, T *out) {
-    const pysim_conv *c = of->conv;
-    const int64_t columns = pysim_direct_columns(of), blocks = pysim_ceil_div(of->q, MAX_ROWS);
-    const VEC floor = v_set1(of->relu ? (T)0 : (T)-__builtin_inf());
-    for (int64_t p = 0; p < of->p; p++) {
-        const int64_t y = p * c->stride_h - c->pad_top;
-        const int64_t r0 = pysim_min(c->kernel_h, y < 0 ? pysim_ceil_div(-y, c->dilation_h) : 0);
-        const int64_t r1 = y >= c->height ? r0 : pysim_max(r0, pysim_min(c->kernel_h, (c->height - 1 - y) / c->dilation_h + 1));
-        const int64_t pitch = c->dilation_h * columns * LANES;
-        const T *row = in + (y + r0 * c->dilation_h) * columns * LANES;
-        for (int64_t block = 0, q = 0; block < blocks; block++) {
-            const int64_t wide = of->q / blocks + (block < of->q % blocks);
-            const T *x = row + q * c->stride_w * LANES;
-            T *to = out + (p * of->q + q) * LANES;
-            switch (wide) {
-                PLANES_CASE(1) PLANES_CASE(2) PLANES_CASE(3) PLANES_CASE(4) PLANES_CASE(5) PLANES_CASE(6) PLANES_CASE(7) PLANES_CASE(8)
-            }
-            q += wide;
+            for (int i = 0; i < COLUMNS; i++) acc[0][i] = v_fma(one, v_load(x + (s * t->dilation + i * t->stride) * LANES), acc[0][i]);
         }
     }
+#pragma GCC unroll 8
+    for (int i = 0; i < COLUMNS; i++) v_store(out + i * LANES, v_max(floor, acc[0][i]));
+}
+
+/* Rows of outputs of up to LANES groups of one channel and one filter; t->step: columns between the kernel's rows. */
+INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t columns, int64_t rows, const T *w, VEC start) {
+    const VEC floor = v_set1(t->relu ? (T)0 : (T)-__builtin_inf());
+    const int64_t blocks = pysim_ceil_div(t->q, MAX_ROWS), least = t->q / blocks, more = t->q % blocks;
+    int64_t y = t->y;
+    T *to = t->out;
+    for (int64_t p = 0; p < rows; p++, y += t->pad) {
+        const int64_t r0 = y < 0 ? pysim_min(t->kernel_h, (t->dilation_h - 1 - y) / t->dilation_h) : 0;
+        int64_t r1 = t->kernel_h;
+        if (y + (t->kernel_h - 1) * t->dilation_h >= t->height) r1 = y >= t->height ? r0 : pysim_max(r0, (t->height - 1 - y) / t->dilation_h + 1);
+        const T *x = t->x + (y + r0 * t->dilation_h) * columns * LANES;
+        for (int64_t block = 0, wide; block < blocks; block++, x += wide * t->stride * LANES, to += wide * LANES) {
+            wide = least + (block < more);
+            switch (wide) {
+#define PLANES_CASE(n) \
+    case n: planes_tile(KW, SW, n, t, x, r0, r1, w, start, floor, to); break;
+                PLANES_CASE(1) PLANES_CASE(2) PLANES_CASE(3) PLANES_CASE(4) PLANES_CASE(5) PLANES_CASE(6) PLANES_CASE(7) PLANES_CASE(8)
+            }
+        }
+    }
+}
+
+#define PLANES_ROWS(KW, SW)                                                                                             \
+    static __attribute__((noinline)) void planes_rows_##KW##_##SW(const TILES *t, int64_t columns, int64_t rows, const T *w, VEC start) { \
+        planes_rows(KW, SW, t, columns, rows, w, start);                                                                \
+    }
+PLANES_ROWS(0, 1)
+PLANES_ROWS(3, 1)
+PLANES_ROWS(3, 2)
+PLANES_ROWS(5, 1)
+PLANES_ROWS(5, 2)
+PLANES_ROWS(7, 1)
+PLANES_ROWS(7, 2)
+
+/* By taps of a row and their stride. */
+static void (*planes_rows_of(const pysim_conv *c))(const TILES *, int64_t, int64_t, const T *, VEC) {
+    if (c->dilation_w == 1 && (c->stride_w == 1 || c->stride_w == 2)) switch (c->kernel_w) {
+        case 3: return c->stride_w == 1 ? planes_rows_3_1 : planes_rows_3_2;
+        case 5: return c->stride_w == 1 ? planes_rows_5_1 : planes_rows_5_2;
+        case 7: return c->stride_w == 1 ? planes_rows_7_1 : planes_rows_7_2;
+        default: break;
+        }
+    return planes_rows_0_1;
 }
 
 /* `groups` neighbouring groups, at most LANES. */
@@ -419,7 +453,12 @@ static void planes_body(const pysim_direct *of, const T *image, const T *filters
     else
         for (int64_t y = 0; kept > 0 && y < c->height; y++)
             planes_in(image + y * c->width, plane, groups, kept, kept, 0, in + (y * columns + c->pad_left) * LANES);
-    planes_rows(of, in, w, v_load(sums), to);
+    fetch(image + groups * plane, groups * plane);
+    fetch_for_stores(out + groups * of->p * of->q, groups * of->p * of->q);
+    const TILES t = {.x = in, .out = to, .y = -c->pad_top, .step = c->dilation_h * columns, .q = of->q, .kernel_h = c->kernel_h,
+                     .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h, .dilation = c->dilation_w,
+                     .height = c->height, .pad = c->stride_h, .relu = of->relu};
+    planes_rows_of(c)(&t, columns, of->p, w, v_load(sums));
     planes_out(to, of->p * of->q, groups, of->p * of->q, out);
 }
 
