@@ -377,7 +377,7 @@ INLINE void planes_tile(const int KW, const int SW, const int COLUMNS, const TIL
 #pragma GCC unroll 7
         for (int s = 0; s < KW; s++) weight[0][s] = kept(v_load(weights + s * LANES));
 #pragma GCC unroll 21
-        for (int i = 0; KW && i < (COLUMNS - 1) * SW + KW; i++) spread(KW, SW, COLUMNS, 1, i, kept(v_load(x + i * LANES)), weight, acc);
+        for (int i = 0; i < (KW ? (COLUMNS - 1) * SW + KW : 0); i++) spread(KW, SW, COLUMNS, 1, i, kept(v_load(x + i * LANES)), weight, acc);
         for (int64_t s = 0; !KW && s < t->kernel_w; s++) {
             const VEC one = v_load(weights + s * LANES);
 #pragma GCC unroll 8

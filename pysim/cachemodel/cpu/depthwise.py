@@ -10,8 +10,9 @@ rows    A tile is some rows of outputs x one vector of columns x some filters. W
         for two taps and parts them by a shuffle each, larger ones gather lane by lane; AVX-512 makes the taps of 3x3 from neighbouring
         lanes. Each tap of a tile loads R weights a filter. A tile lasts max((multiply-adds + shuffles) / fma rate, loads / load rate): on
         wide vectors they share ports. Kernel rows that lie in padding are left out.
-planes  Lanes hold groups. Blocks of L x L elements are transposed in L^2 / P loads of P = 16 bytes, L log2(P) / 1 shuffles and L stores,
-        input, weights and outputs; a row of outputs then loads a vector for each tap.
+planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed in L^2 / P loads of P elements, 16 bytes, which
+        go at the rate of the machine's narrowest vectors, L log2(P) shuffles and L stores. A tile of up to 8 outputs of a row loads its
+        columns once for all taps (3, 5, 7 of strides 1 and 2), or a vector for each multiply-add.
 call    call_cycles for each call: of a group, of a block of L groups.
 read    Input, weights and outputs come from where a whole run of them fits; rows that two tiles share, again, from where those between fit.
         Transposed planes are written and read once where they fit.
@@ -41,18 +42,21 @@ class Work(NamedTuple):
     shuffles: float
     loads: float
     stores: float
+    parts: float = 0.0  # loads of 16 bytes
 
-    def cycles(self, unit: Unit, dtype: str) -> tuple[float, float]:
+    def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """(tiles, store)."""
         busy = (self.products + self.shuffles) / unit.rate(dtype)
-        return max(busy, self.loads / unit.loads_per_cycle.value), self.stores / unit.stores_per_cycle.value
+        narrow = max(one.loads_per_cycle.value for one in machine.core.units)
+        loading = self.loads / unit.loads_per_cycle.value + self.parts / narrow
+        return max(busy, loading), self.stores / unit.stores_per_cycle.value
 
 
 def shares_rows(w: Conv, kernel: Kernel) -> bool:
     """Whether rows of outputs share loads of rows of the input."""
     square = w.kernel_h == w.kernel_w in SHARING and w.stride_h == w.stride_w and w.dilation_w == 1
     listed = w.stride_w == 1 or (w.stride_w == 2 and w.dilation_h == 1)
-    return square and listed and kernel.filters == 1 and kernel.lane_windows > 1
+    return square and listed and kernel.lane_windows > 1 and (kernel.filters == 1 or w.kernel_h == SHARING[0])
 
 
 def live_rows(w: Conv) -> int:
@@ -62,12 +66,12 @@ def live_rows(w: Conv) -> int:
 
 def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
     """(loads, shuffles) that give one row's vectors of all taps."""
-    taps = w.kernel_w
+    taps, shifts = w.kernel_w, shared and w.kernel_w == SHARING[0] and kernel.filters == 1 and kernel.target == "avx512"
     if w.stride_w == 1:
-        return (2.0, 2.0) if shared and taps == 3 and kernel.target == "avx512" else (taps, 0.0)
+        return (2.0, 2.0) if shifts else (taps, 0.0)
     if w.stride_w > 2 or w.dilation_w > 1:
         return taps * kernel.lane_windows, taps
-    return (3.0, 3.0) if shared and taps == 3 and kernel.target == "avx512" else (2 * ceil_div(taps, 2), taps)
+    return (3.0, 3.0) if shifts else (2 * ceil_div(taps, 2), taps)
 
 
 def rows_work(w: Conv, kernel: Kernel) -> Work:
@@ -108,14 +112,11 @@ def planes_work(w: Conv, kernel: Kernel) -> Work:
     lanes, size = kernel.lane_filters, SIZES[w.dtype]
     part = PART_BYTES // size
     blocks = sum(ceil_div(count, lanes) for count in (w.height * w.width, w.windows, w.kernel_h * w.kernel_w))
-    products = live_rows(w) * w.kernel_w * w.out_w
-    weights = live_rows(w) * w.kernel_w * ceil_div(w.out_w, kernel.windows)
-    return Work(
-        float(products),
-        blocks * lanes * log2(part),
-        products + weights + blocks * lanes * lanes / part,
-        float(blocks * lanes + w.windows),
-    )
+    products, tiles = live_rows(w) * w.kernel_w * w.out_w, ceil_div(w.out_w, kernel.windows)
+    once = w.kernel_w in SHARING and w.stride_w <= 2 and w.dilation_w == 1
+    columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else w.kernel_w * w.out_w
+    loads = live_rows(w) * (columns + w.kernel_w * tiles)
+    return Work(float(products), blocks * lanes * log2(part), float(loads), float(blocks * lanes + w.windows), blocks * lanes * lanes / part)
 
 
 def _missing(level: Level, distance: float) -> float:
@@ -152,7 +153,7 @@ def depthwise_cost(w: Conv, kernel: Kernel, machine: Machine, hot: bool = True) 
     planes = kernel.lane_filters > 1
     work = planes_work(w, kernel) if planes else rows_work(w, kernel)
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
-    busy, store = work.cycles(unit, w.dtype)
+    busy, store = work.cycles(unit, machine, w.dtype)
     terms = {"kernel": calls * busy, "call": calls * core.call_cycles.value, "store": calls * store}
     levels: dict[str, dict[str, float]] = {}
     crossed = [*_crossed(w, kernel, machine, hot), (0.0,) * 4]
