@@ -376,8 +376,10 @@ INLINE void planes_tile(const int KW, const int SW, const int COLUMNS, const TIL
         VEC weight[MAX_FILTERS][MAX_KR];
 #pragma GCC unroll 7
         for (int s = 0; s < KW; s++) weight[0][s] = kept(v_load(weights + s * LANES));
+        if (KW) {
 #pragma GCC unroll 21
-        for (int i = 0; i < (KW ? (COLUMNS - 1) * SW + KW : 0); i++) spread(KW, SW, COLUMNS, 1, i, kept(v_load(x + i * LANES)), weight, acc);
+            for (int i = 0; i < (COLUMNS - 1) * SW + KW; i++) spread(KW, SW, COLUMNS, 1, i, kept(v_load(x + i * LANES)), weight, acc);
+        }
         for (int64_t s = 0; !KW && s < t->kernel_w; s++) {
             const VEC one = v_load(weights + s * LANES);
 #pragma GCC unroll 8
@@ -453,8 +455,6 @@ static void planes_body(const pysim_direct *of, const T *image, const T *filters
     else
         for (int64_t y = 0; kept > 0 && y < c->height; y++)
             planes_in(image + y * c->width, plane, groups, kept, kept, 0, in + (y * columns + c->pad_left) * LANES);
-    fetch(image + groups * plane, groups * plane);
-    fetch_for_stores(out + groups * of->p * of->q, groups * of->p * of->q);
     const TILES t = {.x = in, .out = to, .y = -c->pad_top, .step = c->dilation_h * columns, .q = of->q, .kernel_h = c->kernel_h,
                      .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h, .dilation = c->dilation_w,
                      .height = c->height, .pad = c->stride_h, .relu = of->relu};
