@@ -13,6 +13,7 @@ from pysim.check.bounds import gamma
 from pysim.errors import PlanError
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
+from pysim.record.plan import Plan
 from pysim.registry.rows import direct_kernels
 from pysim.runtime import cpu as runtime
 
@@ -32,7 +33,7 @@ PROBLEMS = (
 )
 
 
-def plans_of(problem: Conv) -> list[pysim.Plan]:
+def plans_of(problem: Conv) -> list[Plan]:
     """A plan of each kernel that can run it here."""
     found = planner.plans(problem, host.machine("host"), top=20, algorithm=depthwise.NAME)
     return [plan for plan in found if plan.kernel in runtime.available_kernels()]
@@ -73,7 +74,7 @@ def test_every_kernel_is_within_the_bound_of_a_sum(text: str, dtype: str) -> Non
     assert found
     for plan in found:
         y = pysim.prepare(problem.text, f, bias=bias, activation="relu", plan=plan)(x)
-        assert (np.abs(y - right) <= gamma(dtype, terms) * bound).all(), plan.kernel
+        assert (np.abs(y - right) <= gamma(terms, {"f32": 2.0**-24, "f64": 2.0**-53}[dtype]) * bound).all(), plan.kernel
 
 
 def test_threads_change_no_bit() -> None:

@@ -69,7 +69,7 @@ def kernels() -> tuple[Kernel, ...]:
 
 @cache
 def direct_kernels() -> tuple[Kernel, ...]:
-    """Every kernel that convolves operands as they lie, in the order of `native/conv/depthwise.inc`; windows x filters is its largest tile."""
+    """Every kernel that convolves operands as they lie, in the order of conv/depthwise.inc; windows x filters: its largest tile."""
     return _rows(_DIRECT.findall(native_file("conv/depthwise.inc").read_text()), len(kernels()))
 
 

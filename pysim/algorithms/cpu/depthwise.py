@@ -39,7 +39,9 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     if problem.dtype not in known:
         return Reason("type", f"it computes {' and '.join(known)}; the problem is {problem.dtype}")
     channels = problem.channels // problem.groups
-    return Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}") if channels > MOST_CHANNELS else None
+    return (
+        Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}") if channels > MOST_CHANNELS else None
+    )
 
 
 def _row_refuses(kernel: Kernel, problem: Conv, request: Request) -> Reason | None:
@@ -155,7 +157,7 @@ def describe(plan: Plan) -> Description:
     high, each = kernel.windows // kernel.lane_windows, f"for each of {w.batch} images x {w.groups} groups"
     if kernel.lane_filters > 1:
         kept = bytes_text(planes_elements(w, kernel.lane_filters) * SIZES[w.dtype])
-        loops = (
+        loops: tuple[str, ...] = (
             f"for each of {w.batch} images x {ceil_div(w.groups, kernel.lane_filters)} blocks of {kernel.lane_filters} groups, one a lane",
             f"  transpose their planes and weights ({kept} with their outputs)",
             f"  for each row of outputs, up to {kernel.windows} columns at once: the kernel's rows that meet the image",

@@ -10,8 +10,8 @@ rows    A tile is some rows of outputs x one vector of columns x some filters. W
         for two taps and parts them by a shuffle each, larger ones gather lane by lane; AVX-512 makes the taps of 3x3 from neighbouring
         lanes. Each tap of a tile loads R weights a filter. A tile lasts max((multiply-adds + shuffles) / fma rate, loads / load rate): on
         wide vectors they share ports. Kernel rows that lie in padding are left out.
-planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed in L^2 / P loads of P elements, 16 bytes, which
-        go at the rate of the machine's narrowest vectors, L log2(P) shuffles and L stores. A tile of up to 8 outputs of a row loads its
+planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed in L^2 / P loads of P elements, 16 bytes,
+        at the rate of the machine's narrowest vectors, L log2(P) shuffles and L stores. A tile of up to 8 outputs of a row loads its
         columns once for all taps (3, 5, 7 of strides 1 and 2), or a vector for each multiply-add.
 call    call_cycles for each call: of a group, of a block of L groups.
 read    Input, weights and outputs come from where a whole run of them fits; rows that two tiles share, again, from where those between fit.
@@ -25,7 +25,7 @@ from math import log2
 from typing import NamedTuple
 
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
-from pysim.machine.cpu import Level, Machine, Unit
+from pysim.machine.cpu import Level, Machine, Memory, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost
@@ -116,7 +116,9 @@ def planes_work(w: Conv, kernel: Kernel) -> Work:
     once = w.kernel_w in SHARING and w.stride_w <= 2 and w.dilation_w == 1
     columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else w.kernel_w * w.out_w
     loads = live_rows(w) * (columns + w.kernel_w * tiles)
-    return Work(float(products), blocks * lanes * log2(part), float(loads), float(blocks * lanes + w.windows), blocks * lanes * lanes / part)
+    return Work(
+        float(products), blocks * lanes * log2(part), float(loads), float(blocks * lanes + w.windows), blocks * lanes * lanes / part
+    )
 
 
 def _missing(level: Level, distance: float) -> float:
@@ -157,7 +159,7 @@ def depthwise_cost(w: Conv, kernel: Kernel, machine: Machine, hot: bool = True) 
     terms = {"kernel": calls * busy, "call": calls * core.call_cycles.value, "store": calls * store}
     levels: dict[str, dict[str, float]] = {}
     crossed = [*_crossed(w, kernel, machine, hot), (0.0,) * 4]
-    suppliers = [*((level.name, level) for level in machine.levels[1:]), ("memory", machine.memory)]
+    suppliers: list[tuple[str, Level | Memory]] = [*((level.name, level) for level in machine.levels[1:]), ("memory", machine.memory)]
     for above, (name, place), own, further in zip(machine.levels, suppliers, crossed, crossed[1:], strict=False):
         image, weights, out, kept = (max(0.0, a - b) for a, b in zip(own, further, strict=True))
         read, written = place.read_bytes_per_cycle.value, place.write_bytes_per_cycle.value
