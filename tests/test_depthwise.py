@@ -28,7 +28,7 @@ PROBLEMS = (
     "conv:g4ic4ih11iw9oc4kh4kw2sh3sw1ph1pw0",
     "conv:g5ic5ih16oc20kh3ph1",
     "conv:g4ic16ih12oc24kh3sh2ph1",
-    "conv:mb2ic3ih19oc10kh5sh2ph2",
+    "conv:mb2g2ic6ih19oc10kh5sh2ph2",
     "conv:mb3g2ic32ih9oc10kh1",
 )
 
@@ -123,7 +123,11 @@ def test_workspace_is_what_the_library_asks_for(text: str) -> None:
 
 
 def test_what_it_does_not_compute_is_refused_with_a_reason() -> None:
-    for text, why in (("conv:ic64ih8oc64kh3ph1", "up to 16 channels; these have 64"), ("conv:g4ic4ih8oc4kh3ph1:s8", "f32 and f64")):
+    for text, why in (
+        ("conv:g2ic128ih8oc128kh3ph1", "up to 16 channels; these have 64"),
+        ("conv:ic4ih8oc4kh3ph1", "dense"),
+        ("conv:g4ic4ih8oc4kh3ph1:s8", "f32 and f64"),
+    ):
         rejected = {one.what: one.reason for one in planner.plan(text, "zen4").rejected}
         assert why in rejected["depthwise"]
     name = planner.plan("conv:g32ic32ih8oc32kh3ph1", "zen4", algorithm="depthwise").name

@@ -8,11 +8,10 @@ transposed per 16 groups.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from pysim.algorithms.contract import SUMS, Array, Bound
 from pysim.cachemodel.cpu.depthwise import depthwise_cost, planes_elements, shares_rows
@@ -27,6 +26,9 @@ from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 from pysim.registry.rows import Kernel, direct_kernels
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 NAME = "depthwise"
 COMPUTES = Conv
 MOST_CHANNELS = 16  # of a group: more are worth packing, which these kernels cannot
@@ -38,10 +40,11 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     known = sorted({kernel.dtype for kernel in direct_kernels()})
     if problem.dtype not in known:
         return Reason("type", f"it computes {' and '.join(known)}; the problem is {problem.dtype}")
-    channels = problem.channels // problem.groups
-    return (
-        Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}") if channels > MOST_CHANNELS else None
-    )
+    if problem.groups == 1:
+        return Reason("shape", "it takes two groups or more: a dense convolution is worth packing")
+    if (channels := problem.channels // problem.groups) > MOST_CHANNELS:
+        return Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}")
+    return None
 
 
 def _row_refuses(kernel: Kernel, problem: Conv, request: Request) -> Reason | None:
