@@ -48,10 +48,30 @@ typedef struct {
     pysim_pack_transposed transposed;
 } pysim_packer;
 
+/* A convolution of groups of few channels, from operands as they lie; p x q outputs of each filter. */
+typedef struct {
+    const pysim_conv *conv;
+    int64_t p, q, channels, filters; /* the last two: of a group */
+    int relu;
+} pysim_direct;
+
+/* Columns of the input, padding among them, that one row of outputs reads. */
+static inline int64_t pysim_direct_columns(const pysim_direct *of) {
+    return (of->q - 1) * of->conv->stride_w + of->conv->dilation_w * (of->conv->kernel_w - 1) + 1;
+}
+
+/* Rows of outputs [begin, end) of `groups` neighbouring groups of one image, relu(sum + bias); bias is NULL or has a value for each filter.
+ * Weights that padding meets are finite. Form `planes` takes all rows of at most lane_filters groups of one channel and one filter each, and
+ * keeps its transposed planes in the workspace. */
+typedef void (*pysim_direct_kernel)(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out,
+                                    int64_t groups, int64_t begin, int64_t end, void *workspace);
+
 typedef struct {
     pysim_kernel_info info;
-    pysim_micro_kernel run;
+    pysim_micro_kernel run;     /* a row of kernels.inc has this and packing, one of conv/depthwise.inc `direct` */
     pysim_packer pack;
+    pysim_direct_kernel direct;
+    int in_place;               /* a row of conv/depthwise.inc, on whatever CPU */
 } pysim_row;
 
 /* The row of a schedule that fits the dtype and this CPU, or a failure with its reason. */

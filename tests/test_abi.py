@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from pysim.errors import MissingError
-from pysim.registry.rows import kernels, native_file
+from pysim.registry.rows import cpu_kernels, native_file
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cuda
 
@@ -76,8 +76,8 @@ def test_the_compiler_and_cffi_see_the_same_structs(tmp_path):
 
 def test_python_and_the_library_list_the_same_kernels():
     info = FFI.new("pysim_kernel_info *")
-    assert LIB.pysim_kernel_count() == len(kernels())
-    for row in kernels():
+    assert LIB.pysim_kernel_count() == len(cpu_kernels())
+    for row in cpu_kernels():
         runtime.check(LIB.pysim_kernel_at(row.index, info))
         seen = (FFI.string(info.name), FFI.string(info.target), FFI.string(info.form))
         assert seen == (row.name.encode(), row.target.encode(), row.form.encode())
@@ -86,9 +86,9 @@ def test_python_and_the_library_list_the_same_kernels():
 
 
 def test_names_are_built_from_columns_and_are_unique():
-    names = [row.name for row in kernels()]
+    names = [row.name for row in cpu_kernels()]
     assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"(f32|f64|bf16|s8)_(win|fil|outer)_\d+x\d+__(avx512|avx2|mma|portable)", name) for name in names)
+    assert all(re.fullmatch(r"(f32|f64|bf16|s8)_(win|fil|outer|rows|planes)_\d+x\d+__(avx512|avx2|mma|portable)", name) for name in names)
 
 
 def test_a_refused_call_leaves_its_sentence_and_the_next_one_works():

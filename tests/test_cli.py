@@ -18,7 +18,7 @@ from pysim.commands import common, doctor, machines
 from pysim.machine import load as machine
 from pysim.peers import PEERS
 from pysim.problem import text as workload
-from pysim.registry.rows import kernels
+from pysim.registry.rows import cpu_kernels
 from pysim.runtime import cpu as runtime
 from pysim.runtime import foreign
 
@@ -321,11 +321,11 @@ def test_a_number_keeps_its_digits():
 
 def test_kernels_are_the_rows_of_the_registry():
     rows = document("kernels")["kernels"]
-    assert [row["name"] for row in rows] == [row.name for row in kernels()]
+    assert [row["name"] for row in rows] == [row.name for row in cpu_kernels()]
     assert {row["name"] for row in document("kernels", "f64", "avx2")["kernels"]} == {
-        row.name for row in kernels() if row.dtype == "f64" and row.target == "avx2"
+        row.name for row in cpu_kernels() if row.dtype == "f64" and row.target == "avx2"
     }
-    assert all(re.search(rf"^{row.name} ", ok("kernels"), re.MULTILINE) for row in kernels())
+    assert all(re.search(rf"^{row.name} ", ok("kernels"), re.MULTILINE) for row in cpu_kernels())
 
 
 @native

@@ -4,6 +4,7 @@
 #define PYSIM_TEST_CHECK_H
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "../pysim.h"
 #include "guard.h"
@@ -91,6 +92,9 @@ static const int32_t check_computes[] = {
 #include "../algorithms.inc"
 #undef PYSIM_ALGORITHM
 };
+
+/* A row of conv/depthwise.inc, which the algorithm of that name runs, not the loop nest. */
+static inline int check_is_direct(const pysim_kernel_info *row) { return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0; }
 
 static inline pysim_problem check_conv_problem(const pysim_conv *c) { return (pysim_problem){PYSIM_CONV, .conv = *c}; }
 static inline pysim_problem check_gemm_problem(const pysim_gemm *g) { return (pysim_problem){PYSIM_GEMM, .gemm = *g}; }

@@ -57,7 +57,7 @@ void check_checks(void) {
     if (check_begin("comparison", "arrays of three elements")) check_comparison(), check_end();
 }
 
-/* ---- registry: the table in the library is the one in kernels.inc ---- */
+/* ---- registry: the table in the library is the one in kernels.inc and conv/depthwise.inc ---- */
 
 typedef struct {
     const char *name, *target, *dtype, *form;
@@ -68,8 +68,11 @@ static const line lines[] = {
 #define PYSIM_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters)                                  \
     {#dtype "_" #form "_" #windows "x" #filters "__" #target, #target, #dtype, #form, windows, filters, lane_windows,     \
      lane_filters},
+#define PYSIM_DIRECT_ROW PYSIM_ROW
 #include "../kernels.inc"
+#include "../conv/depthwise.inc"
 #undef PYSIM_ROW
+#undef PYSIM_DIRECT_ROW
 #undef PYSIM_PACKER
 };
 enum { LINES = sizeof lines / sizeof *lines };
@@ -85,7 +88,7 @@ static void check_line(int32_t i) {
         strcmp(check_name(row.dtype), lines[i].dtype) != 0 || row.windows != lines[i].windows ||
         row.filters != lines[i].filters || row.lane_windows != lines[i].lane_windows ||
         row.lane_filters != lines[i].lane_filters)
-        check_fail("its columns are not those of kernels.inc");
+        check_fail("its columns are not those of its line");
     if (row.available != 0 && row.available != 1) check_fail("available is %d", (int)row.available);
     if (strcmp(row.target, "portable") == 0 && !row.available) check_fail("a portable kernel is not available");
 }
@@ -97,11 +100,11 @@ void check_registry(void) {
         check_end();
     }
     if (check_begin("count", "pysim_kernel_count")) {
-        if (pysim_kernel_count() != LINES) check_fail("%d rows, and kernels.inc has %d", pysim_kernel_count(), LINES);
+        if (pysim_kernel_count() != LINES) check_fail("%d rows, and the files have %d", pysim_kernel_count(), LINES);
         check_end();
     }
     for (int32_t i = 0; i < LINES && i < pysim_kernel_count(); i++) {
-        if (!check_begin(lines[i].name, "row %d of kernels.inc", (int)i)) continue;
+        if (!check_begin(lines[i].name, "row %d of the registry", (int)i)) continue;
         check_line(i);
         check_end();
     }

@@ -19,12 +19,12 @@ enum {
 };
 static const int64_t channel_levels[] = {1, 2, 3, 5, 17};
 /* {1, 19} has more taps than a vector has lanes; a stride of 13 needs 13 vectors a tap, one of 19 is beyond every table. */
-static const int64_t kernels[][2] = {{1, 1}, {3, 3}, {2, 5}, {7, 7}, {1, 3}, {1, 19}};
+static const int64_t kernels[][2] = {{1, 1}, {3, 3}, {2, 5}, {5, 5}, {7, 7}, {1, 3}, {1, 19}};
 static const int64_t stride_levels[][2] = {{1, 1}, {2, 2}, {3, 3}, {4, 4}, {1, 2}, {3, 1}, {2, 13}, {1, 19}};
 static const int64_t dilations[][2] = {{1, 1}, {2, 2}, {1, 2}, {3, 5}};
 enum { PADDINGS = 5 };
 
-static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 6, 8, 4, PADDINGS};
+static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 7, 8, 4, PADDINGS};
 static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES, 1, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 3, PADDINGS};
 static const int32_t pointwise_levels[POINTWISE_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 2};
 
@@ -92,6 +92,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     if (level[GROUPS] == 2) channels = 1;
     c->channels = c->groups * channels;
     c->filters = c->groups * check_edge(level[FILTERS], row->filters);
+    if (row->lane_filters > 1 && check_is_direct(row)) c->groups = c->channels = c->filters, channels = 1; /* one channel, one filter each */
     c->kernel_h = size[0], c->kernel_w = size[1];
     c->stride_h = stride[0], c->stride_w = stride[1];
     c->dilation_h = dilation[0], c->dilation_w = dilation[1];
@@ -101,6 +102,8 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
 
     const check_plan plan = {level[STATIONARY], any ? PYSIM_PACK_TILES : level[PACK], level[SET], level[K2], level[K3]};
     k->s = check_schedule(kernel, row, &plan, channels, &k->random);
+    if (check_is_direct(row))
+        k->s = (pysim_schedule){CHECK_depthwise, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters, channels, 1, 1, 0};
 }
 
 /* A 3x3 convolution whose tiles are at the edges of the kernel's filters, its filters at those of its windows. */
@@ -250,7 +253,12 @@ static int pack(const conv_case *k, guard_side side) {
         check_fail("pysim_prepared_bytes: %s", pysim_last_error());
         return 0;
     }
-    void *packed = guard_place(&at.packed, (size_t)packed_bytes, side);
+    const size_t filter_bytes = (size_t)k->filters * check_size(k->c.dtype);
+    void *packed = guard_place(&at.packed, packed_bytes ? (size_t)packed_bytes : filter_bytes, side);
+    if (packed_bytes == 0) { /* a run reads the filters as they are */
+        memcpy(packed, at.filters.buffer, filter_bytes);
+        return 1;
+    }
     memset(packed, 0xFF, (size_t)packed_bytes);
     if (pysim_prepare(&p, &k->s, at.filters.buffer, packed, packed_bytes) != PYSIM_OK) {
         check_fail("pysim_prepare: %s", pysim_last_error());
@@ -338,10 +346,11 @@ static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
     if (!check_failed()) compare_poisoned(k, e, side, "weights and an input that are not finite");
 }
 
-/* The same inputs and tiles by every other algorithm. */
+/* The same inputs and tiles by every other algorithm that runs on the nest's rows. */
 static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
+    if (k->s.algorithm == CHECK_depthwise) return;
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
-        if (check_computes[i] != PYSIM_CONV || i == CHECK_winograd) continue;
+        if (check_computes[i] != PYSIM_CONV || i == CHECK_winograd || i == CHECK_depthwise) continue;
         k->s.algorithm = i;
         if (pack(k, side)) random_inputs(k, e, side);
         k->s.algorithm = CHECK_sconv;
@@ -389,5 +398,5 @@ static void family(int family_of, int32_t round, int32_t kernel, const pysim_ker
 void check_conv(int32_t round, int32_t kernel, const pysim_kernel_info *row) {
     family(FAMILY_ANY, round, kernel, row);
     family(FAMILY_POINTWISE, round, kernel, row);
-    if (has_winograd(row)) family(FAMILY_WINOGRAD, round, kernel, row);
+    if (!check_is_direct(row) && has_winograd(row)) family(FAMILY_WINOGRAD, round, kernel, row);
 }

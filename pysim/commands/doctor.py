@@ -16,7 +16,7 @@ import click
 from pysim import __version__
 from pysim.commands.common import document, json_option, put, size, wrapped
 from pysim.errors import MissingError, PysimError
-from pysim.registry.rows import gemm_kernels, kernels
+from pysim.registry.rows import cpu_kernels, gemm_kernels
 
 if TYPE_CHECKING:
     from pysim.runtime.foreign import Cpu
@@ -185,9 +185,9 @@ def _kernels() -> Check:
     try:
         available = runtime.available_kernels()
     except (PysimError, OSError):
-        return Check("kernels", "missing", f"none of {len(kernels())} runs without the native library")
+        return Check("kernels", "missing", f"none of {len(cpu_kernels())} runs without the native library")
     targets: dict[str, list[bool]] = {}
-    for row in kernels():
+    for row in cpu_kernels():
         targets.setdefault(row.target, []).append(row.name in available)
     told = [
         f"{target} {sum(runs)} of {len(runs)}" + ("" if any(runs) else " (skipped: not this CPU, or not in this build)")

@@ -6,12 +6,14 @@ import click
 from pysim.commands.common import Cell, document, json_option, put, put_table, say
 from pysim.errors import MissingError, ProblemError, nearest
 from pysim.registry.rows import ConvKernel, GemmKernel, Kernel, conv_kernels, gemm_kernels
-from pysim.registry.rows import kernels as registry
+from pysim.registry.rows import cpu_kernels as registry
 
 FORMS = {
     "win": "lanes hold windows, one filter value is broadcast",
     "fil": "lanes hold filters, one window value is broadcast",
     "outer": "one register holds a 4x4 outer product (SConv)",
+    "rows": "lanes hold columns of a row of outputs, operands as they lie",
+    "planes": "lanes hold groups of one channel, planes are transposed",
 }
 
 

@@ -16,6 +16,7 @@ from pysim.problem.dtypes import SUM_BYTES
 
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
+_DIRECT = re.compile(r"^PYSIM_DIRECT\((.*)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
 _TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
@@ -56,11 +57,26 @@ def native_file(name: str) -> Path:
     return shipped if shipped.exists() else _HERE.parent.parent / "native" / name
 
 
+def _rows(lines: list[str], first: int) -> tuple[Kernel, ...]:
+    columns = (dict(_FIELD.findall(line)) for line in lines)
+    return tuple(msgspec.convert({"index": index, **of}, Kernel, strict=False) for index, of in enumerate(columns, first))
+
+
 @cache
 def kernels() -> tuple[Kernel, ...]:
-    """Every row, in the order of the file."""
-    lines = (_FIELD.findall(line) for line in _LINE.findall(native_file("kernels.inc").read_text()))
-    return tuple(msgspec.convert({"index": index, **dict(columns)}, Kernel, strict=False) for index, columns in enumerate(lines))
+    """Every micro-kernel of the loop nest, in the order of the file."""
+    return _rows(_LINE.findall(native_file("kernels.inc").read_text()), 0)
+
+
+@cache
+def direct_kernels() -> tuple[Kernel, ...]:
+    """Every kernel that convolves operands as they lie, in the order of conv/depthwise.inc; windows x filters: its largest tile."""
+    return _rows(_DIRECT.findall(native_file("conv/depthwise.inc").read_text()), len(kernels()))
+
+
+def cpu_kernels() -> tuple[Kernel, ...]:
+    """Every row of the native library, by index."""
+    return kernels() + direct_kernels()
 
 
 class NativeAlgorithm(msgspec.Struct, frozen=True):

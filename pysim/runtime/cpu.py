@@ -23,7 +23,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import PACK, STATIONARY, Schedule
-from pysim.registry.rows import algorithms, kernels, native_file
+from pysim.registry.rows import algorithms, cpu_kernels, native_file
 
 Array = NDArray[Any]
 # NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16
@@ -101,7 +101,7 @@ def available_kernels(executor: Executor = LOCAL) -> frozenset[str]:
     ffi, lib = executor.library()
     info = ffi.new("pysim_kernel_info *")
     names = set()
-    for row in kernels():
+    for row in cpu_kernels():
         check(lib.pysim_kernel_at(row.index, info), executor)
         if info.available:
             names.add(row.name)
@@ -144,7 +144,7 @@ def _kind(w: Workload) -> str:
 def schedule_struct(s: Schedule, w: Workload) -> Any:
     """The `pysim_schedule` of a schedule for a workload."""
     ffi, _ = library()
-    kernel = next((row.index for row in kernels() if row.name == s.kernel), None)
+    kernel = next((row.index for row in cpu_kernels() if row.name == s.kernel), None)
     if kernel is None:
         raise PlanError(f"the registry has no kernel {s.kernel!r}; `pysim kernels` lists them")
     algorithm = next((one.index for one in algorithms() if one.problem == _kind(w) and s.algorithm in (None, one.name)), None)

@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Convolutions of groups of few channels without packing; included once per vector type, after vec_*.h and the functions
+ * v_evens, v_odds, v_strided, v_parts, transpose_parts and v_shifted (contract: native/kernel.h).
+ *
+ * rows    lanes hold neighbouring columns of a row of outputs, a tile is up to 8 (4) rows x 1 (several) filters. For each tap s every row
+ *         of the input that the tile meets is loaded once, at the column of that tap, and multiplied into all rows of outputs that read it:
+ *         ROWS + KR - 1 loads for KR ROWS multiply-adds at stride 1. KR kernel rows share loads so where that is a constant (3, 5, 7);
+ *         else they are taken one after another. Edges of the image are masks and rows left out.
+ * planes  lanes hold neighbouring groups of one channel each: planes are transposed to [row][column][lane], convolved with every lane in
+ *         use however short the rows are, and transposed back. */
+
+enum { MAX_ROWS = 8, MAX_FILTERS = 4, MAX_KR = 7 };
+
+/* How the columns of one row of outputs lie in the input: next to each other; every second one; strides apart. */
+enum { UNIT, PAIRS, STRIDED };
+
+/* What a tile meets of the image's edges: nothing; columns that lie outside; rows, too. */
+enum { INSIDE, COLUMNS, CORNER };
+
+/* A row of tiles: ROWS rows of outputs from the first to the last column. */
+typedef struct {
+    const T *x, *w, *bias; /* x: row y of the input, column -pad_left */
+    T *out;
+    int64_t y;             /* the row that the first row of outputs reads first */
+    int64_t step;          /* rows of the input between loads */
+    int64_t out_pitch;     /* elements between rows of outputs */
+    int64_t q;             /* columns of outputs */
+    int64_t channels, kernel_h, kernel_w, stride, dilation_h, dilation, height, width, pad; /* the others are along columns */
+    int64_t out_filter;    /* elements between filters' outputs */
+    int relu;
+} TILES;
+
+/* Bit j: row y + j*step lies in the image. */
+INLINE uint32_t live_rows(int64_t y, int64_t step, int64_t height, const int rows) {
+    uint32_t live = 0;
+    if (step == 1) {
+        const int64_t lo = pysim_min(rows, pysim_max(0, -y)), hi = pysim_max(lo, pysim_min(rows, height - y));
+        return ((1u << hi) - 1) & ~((1u << lo) - 1);
+    }
+    for (int j = 0; j < rows; j++, y += step) live |= (uint32_t)((uint64_t)y < (uint64_t)height) << j;
+    return live;
+}
+
+/* Lanes whose column first + lane*stride lies in the row. */
+INLINE MASK strided_lanes(int64_t first, int64_t stride, int64_t width, int64_t lanes) {
+    const int64_t lo = first < 0 ? (stride - 1 - first) / stride : 0;
+    const int64_t hi = first >= width ? 0 : (width - 1 - first) / stride + 1;
+    return v_lanes(lo, pysim_min(hi, lanes));
+}
+
+/* In a register: GCC would rather load a vector again for each multiply-add that it is an operand of. */
+INLINE VEC kept(VEC v) {
+    __asm__("" : "+v"(v));
+    return v;
+}
+INLINE VEC load_lanes(const T *p, const int edge, MASK mask) { return kept(edge ? v_load_mask(p, mask) : v_load(p)); }
+
+/* acc[f][o] += w[f][r] x for the rows of outputs o that read row j of the input as their kernel row r. */
+INLINE void spread(const int KR, const int SH, const int ROWS, const int FILTERS, const int j, VEC x,
+                   VEC w[MAX_FILTERS][MAX_KR], VEC acc[MAX_FILTERS][MAX_ROWS]) {
+#pragma GCC unroll 8
+    for (int o = 0; o < ROWS; o++) {
+        const int r = j - o * SH;
+        if (r < 0 || r >= KR) continue;
+#pragma GCC unroll 4
+        for (int f = 0; f < FILTERS; f++) acc[f][o] = v_fma(w[f][r], x, acc[f][o]);
+    }
+}
+
+INLINE void broadcast(const int KR, const int FILTERS, const T *w, int64_t pitch, int64_t taps, VEC to[MAX_FILTERS][MAX_KR]) {
+#pragma GCC unroll 4
+    for (int f = 0; f < FILTERS; f++)
+#pragma GCC unroll 7
+        for (int r = 0; r < KR; r++) to[f][r] = v_set1(w[f * pitch + r * taps]);
+}
+
+/* One tap of KR kernel rows, and where BOTH the next one; x: where lane 0 reads the first row for it, which is `column` of the image. */
+INLINE void add_taps(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const int BOTH,
+                     const TILES *t, const T *x, int64_t pitch, int64_t column, uint32_t live, const T *w, int64_t w_pitch,
+                     int64_t w_row, VEC acc[MAX_FILTERS][MAX_ROWS]) {
+    MASK low = v_lanes(-column, t->width - column), high = low;
+    if (MODE == STRIDED) low = strided_lanes(column, t->stride, t->width, LANES);
+    if (MODE == PAIRS) high = v_lanes(-column - LANES, t->width - column - LANES);
+    VEC one[MAX_FILTERS][MAX_KR], other[MAX_FILTERS][MAX_KR];
+    broadcast(KR, FILTERS, w, w_pitch, w_row, one);
+    if (BOTH) broadcast(KR, FILTERS, w + 1, w_pitch, w_row, other);
+#pragma GCC unroll 21
+    for (int j = 0; j < (ROWS - 1) * SH + KR; j++, x += pitch) {
+        if (EDGE == CORNER && !(live >> j & 1)) continue;
+        if (MODE == UNIT) {
+            spread(KR, SH, ROWS, FILTERS, j, load_lanes(x, EDGE, low), one, acc);
+        } else if (MODE == STRIDED) {
+            spread(KR, SH, ROWS, FILTERS, j, v_strided(x, t->stride, low), one, acc);
+        } else {
+            const VEC a = load_lanes(x, EDGE, low), b = load_lanes(x + LANES, EDGE, high);
+            spread(KR, SH, ROWS, FILTERS, j, kept(v_evens(a, b)), one, acc);
+            if (BOTH) spread(KR, SH, ROWS, FILTERS, j, kept(v_odds(a, b)), other, acc);
+        }
+    }
+}
+
+/* All taps of 3 x 3 from few loads: other taps are neighbouring lanes. */
+INLINE void add_three(const int SH, const int ROWS, const int MODE, const int EDGE, const TILES *t, const T *x, int64_t pitch,
+                      int64_t column, uint32_t live, const T *w, VEC acc[MAX_FILTERS][MAX_ROWS]) {
+    const MASK low = v_lanes(-column, t->width - column), high = v_lanes(-column - LANES, t->width - column - LANES);
+    const int64_t behind = (MODE == PAIRS ? 2 : 1) * LANES; /* the lanes that follow the last one */
+    const MASK next = v_lanes(-column - behind, pysim_min(MODE == PAIRS ? 1 : 2, t->width - column - behind));
+    VEC weight[3][MAX_FILTERS][MAX_KR];
+#pragma GCC unroll 3
+    for (int s = 0; s < 3; s++) broadcast(3, 1, w + s, 0, 3, weight[s]);
+#pragma GCC unroll 21
+    for (int j = 0; j < (ROWS - 1) * SH + 3; j++, x += pitch) {
+        if (EDGE == CORNER && !(live >> j & 1)) continue;
+        const VEC a = load_lanes(x, EDGE, low), after = load_lanes(x + behind, 1, next);
+        VEC taps[3] = {a, a, a};
+        if (MODE == PAIRS) {
+            const VEC b = load_lanes(x + LANES, EDGE, high);
+            taps[0] = v_evens(a, b), taps[1] = v_odds(a, b), taps[2] = v_shifted(taps[0], after, 1);
+        } else {
+            taps[1] = v_shifted(a, after, 1), taps[2] = v_shifted(a, after, 2);
+        }
+#pragma GCC unroll 3
+        for (int s = 0; s < 3; s++) spread(3, SH, ROWS, 1, j, kept(taps[s]), weight[s], acc);
+    }
+}
+
+/* All taps of KR kernel rows of one channel. KR > 1: the kernel is square, and its dilation along columns is 1. */
+INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t,
+                     const T *x, int64_t pitch, int64_t column, uint32_t live, const T *w, int64_t w_pitch,
+                     VEC acc[MAX_FILTERS][MAX_ROWS]) {
+    const int64_t taps = KR > 1 ? KR : t->kernel_w, by = KR > 1 ? 1 : t->dilation;
+    int64_t s = 0;
+    if (KR == 3 && FILTERS == 1 && SHIFTS_ARE_CHEAP) {
+        add_three(SH, ROWS, MODE, EDGE, t, x, pitch, column, live, w, acc);
+        return;
+    }
+    if (MODE == PAIRS)
+        for (; s + 1 < taps; s += 2)
+            add_taps(KR, SH, ROWS, FILTERS, MODE, EDGE, 1, t, x + s, pitch, column + s, live, w + s, w_pitch, taps, acc);
+    for (; s < taps; s++)
+        add_taps(KR, SH, ROWS, FILTERS, MODE, EDGE, 0, t, x + s * by, pitch, column + s * by, live, w + s, w_pitch, taps, acc);
+}
+
+/* One tile: ROWS rows x the vector of columns at q x FILTERS. */
+INLINE void tile(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t, int64_t q) {
+    const int64_t pitch = t->step * t->width, column = q * t->stride - t->pad;
+    const int64_t taps = KR > 1 ? KR * KR : t->kernel_h * t->kernel_w, w_pitch = t->channels * taps;
+    const T *x = t->x + q * t->stride, *w = t->w;
+    VEC acc[MAX_FILTERS][MAX_ROWS];
+#pragma GCC unroll 4
+    for (int f = 0; f < FILTERS; f++) {
+        const VEC start = t->bias ? v_set1(t->bias[f]) : v_zero();
+#pragma GCC unroll 8
+        for (int o = 0; o < ROWS; o++) acc[f][o] = start;
+    }
+    uint32_t live = KR > 1 && EDGE == CORNER ? live_rows(t->y, t->step, t->height, (ROWS - 1) * SH + KR) : 0;
+    for (int64_t ch = 0; ch < t->channels; ch++, x += t->height * t->width, w += taps) {
+        if (KR > 1) add_rows(KR, SH, ROWS, FILTERS, MODE, EDGE, t, x, pitch, column, live, w, w_pitch, acc);
+        for (int64_t r = 0; KR == 1 && r < t->kernel_h; r++) {
+            if (EDGE == CORNER) live = live_rows(t->y + r * t->dilation_h, t->step, t->height, ROWS);
+            add_rows(1, 1, ROWS, FILTERS, MODE, EDGE, t, x + r * t->dilation_h * t->width, pitch, column, live, w + r * t->kernel_w, w_pitch,
+                     acc);
+        }
+    }
+    const VEC floor = v_set1(t->relu ? (T)0 : (T)-__builtin_inf());
+    const MASK keep = v_lanes(0, t->q - q);
+#pragma GCC unroll 4
+    for (int f = 0; f < FILTERS; f++) {
+        T *out = t->out + f * t->out_filter + q;
+#pragma GCC unroll 8
+        for (int o = 0; o < ROWS; o++, out += t->out_pitch) {
+            const VEC value = v_max(floor, acc[f][o]);
+            if (EDGE)
+                v_store_mask(out, value, keep);
+            else
+                v_store(out, value);
+        }
+    }
+}
+
+/* Where all rows of the input lie in the image; tiles inside the columns [begin, end) read whole vectors. */
+INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin, int64_t end) {
+    for (int64_t q = 0; q < t->q; q += LANES)
+        if (q >= begin && q < end)
+            tile(KR, SH, ROWS, FILTERS, MODE, INSIDE, t, q);
+        else
+            tile(KR, SH, ROWS, FILTERS, MODE, COLUMNS, t, q);
+}
+
+#define TILES_OF(KR, SH, MODE, ROWS, FILTERS)                                                                             \
+    static __attribute__((noinline)) void middle_##KR##_##MODE##_##ROWS##x##FILTERS(const TILES *t, int64_t begin, int64_t end) { \
+        middle(KR, SH, ROWS, FILTERS, MODE, t, begin, end);                                                               \
+    }                                                                                                                     \
+    static __attribute__((noinline)) void corner_##KR##_##MODE##_##ROWS##x##FILTERS(const TILES *t, int64_t begin, int64_t end) { \
+        (void)begin, (void)end;                                                                                           \
+        for (int64_t q = 0; q < t->q; q += LANES) tile(KR, SH, ROWS, FILTERS, MODE, CORNER, t, q);                        \
+    }
+#define TILES_TO4(KR, SH, MODE, FILTERS) \
+    TILES_OF(KR, SH, MODE, 1, FILTERS) TILES_OF(KR, SH, MODE, 2, FILTERS) TILES_OF(KR, SH, MODE, 3, FILTERS) TILES_OF(KR, SH, MODE, 4, FILTERS)
+#define TILES_TO8(KR, SH, MODE)                                         \
+    TILES_TO4(KR, SH, MODE, 1) TILES_OF(KR, SH, MODE, 5, 1)             \
+    TILES_OF(KR, SH, MODE, 6, 1) TILES_OF(KR, SH, MODE, 7, 1) TILES_OF(KR, SH, MODE, 8, 1)
+#define NAME(KR, MODE, ROWS, FILTERS) {middle_##KR##_##MODE##_##ROWS##x##FILTERS, corner_##KR##_##MODE##_##ROWS##x##FILTERS}
+#define NAMES_TO4(KR, MODE, FILTERS) NAME(KR, MODE, 1, FILTERS), NAME(KR, MODE, 2, FILTERS), NAME(KR, MODE, 3, FILTERS), NAME(KR, MODE, 4, FILTERS)
+#define NAMES_TO8(KR, MODE) \
+    {NAMES_TO4(KR, MODE, 1), NAME(KR, MODE, 5, 1), NAME(KR, MODE, 6, 1), NAME(KR, MODE, 7, 1), NAME(KR, MODE, 8, 1)}
+#define SEVERAL_TO4(KR, SH, MODE, FILTERS) TILES_TO4(KR, SH, MODE, FILTERS)
+#define SEVERAL_NAMES(KR, MODE, FILTERS) {NAMES_TO4(KR, MODE, FILTERS)}
+
+TILES_TO8(1, 1, UNIT)
+TILES_TO8(1, 1, PAIRS)
+TILES_TO8(1, 1, STRIDED)
+TILES_TO8(3, 1, UNIT)
+TILES_TO8(3, 2, PAIRS)
+TILES_TO8(5, 1, UNIT)
+TILES_TO8(5, 2, PAIRS)
+TILES_TO8(7, 1, UNIT)
+TILES_TO8(7, 2, PAIRS)
+SEVERAL_TO4(1, 1, UNIT, SEVERAL)
+SEVERAL_TO4(1, 1, PAIRS, SEVERAL)
+SEVERAL_TO4(1, 1, STRIDED, SEVERAL)
+SEVERAL_TO4(3, 1, UNIT, SEVERAL)
+SEVERAL_TO4(3, 2, PAIRS, SEVERAL)
+
+/* Rows of tiles in the middle of the image and at its top or bottom; by how many kernel rows share loads (1, 3, 5, 7), how columns lie, and
+ * rows of the tile. */
+typedef void (*some_tiles[2])(const TILES *t, int64_t begin, int64_t end);
+static const some_tiles by_one[4][3][MAX_ROWS] = {
+    {NAMES_TO8(1, UNIT), NAMES_TO8(1, PAIRS), NAMES_TO8(1, STRIDED)},
+    {NAMES_TO8(3, UNIT), NAMES_TO8(3, PAIRS)},
+    {NAMES_TO8(5, UNIT), NAMES_TO8(5, PAIRS)},
+    {NAMES_TO8(7, UNIT), NAMES_TO8(7, PAIRS)},
+};
+static const some_tiles by_several[2][3][4] = {
+    {SEVERAL_NAMES(1, UNIT, SEVERAL), SEVERAL_NAMES(1, PAIRS, SEVERAL), SEVERAL_NAMES(1, STRIDED, SEVERAL)},
+    {SEVERAL_NAMES(3, UNIT, SEVERAL), SEVERAL_NAMES(3, PAIRS, SEVERAL)},
+};
+
+static int mode_of(const pysim_conv *c) {
+    if (c->stride_w == 1) return UNIT;
+    return c->stride_w == 2 && c->dilation_w == 1 ? PAIRS : STRIDED;
+}
+
+/* Kernel rows that share loads: those of the kernels that have a table. */
+static int shared_rows(const pysim_conv *c) {
+    const int square = c->kernel_h == c->kernel_w && c->stride_h == c->stride_w && c->dilation_w == 1;
+    const int listed = c->stride_w == 1 || (c->stride_w == 2 && c->dilation_h == 1);
+    return square && listed && (c->kernel_h == 3 || c->kernel_h == 5 || c->kernel_h == 7) ? (int)c->kernel_h : 1;
+}
+
+/* Lines that the next tiles touch; an address of no operand is no harm. */
+static void fetch(const T *from, int64_t count) {
+    for (const char *line = (const char *)from, *end = (const char *)(from + count); line < end; line += 64) __builtin_prefetch(line, 0, 3);
+}
+static void fetch_for_stores(const T *from, int64_t count) {
+    for (const char *line = (const char *)from, *end = (const char *)(from + count); line < end; line += 64) __builtin_prefetch(line, 1, 3);
+}
+
+/* Rows of outputs [begin, end) of each group, in tiles of up to `high` rows x `most` filters. With a dilation, rows that lie that far apart
+ * read the same rows of the input: each such set, a phase, is a dense convolution. */
+static void rows_body(int high, int most, const pysim_direct *of, const T *image, const T *filters, const T *bias, T *out, int64_t groups,
+                      int64_t begin, int64_t end) {
+    const pysim_conv *c = of->conv;
+    const int mode = mode_of(c), shared = most > 1 && c->kernel_h > 3 ? 1 : shared_rows(c);
+    const some_tiles *const single = by_one[shared / 2][mode], *const several = by_several[most > 1 ? shared / 2 : 0][mode];
+    const int64_t phases = shared > 1 ? c->dilation_h : 1, size = of->channels * c->kernel_h * c->kernel_w;
+    const int64_t plane = of->channels * c->height * c->width, reach = (c->kernel_h - 1) * c->dilation_h + 1;
+    /* the columns whose tiles read whole vectors */
+    const int64_t after = (mode == PAIRS ? (c->kernel_w - 1) / 2 * 2 + 2 * LANES : c->dilation_w * (c->kernel_w - 1) + LANES) - c->pad_left;
+    const int64_t first = mode == STRIDED ? of->q : pysim_ceil_div(c->pad_left, c->stride_w);
+    const int64_t last = c->width < after ? 0 : pysim_min(of->q - LANES, (c->width - after) / c->stride_w) + 1;
+    TILES t = {.step = shared > 1 ? c->dilation_h : c->stride_h, .out_pitch = phases * of->q, .q = of->q, .channels = of->channels,
+               .kernel_h = c->kernel_h, .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h,
+               .dilation = c->dilation_w, .height = c->height, .width = c->width, .pad = c->pad_left, .out_filter = of->p * of->q,
+               .relu = of->relu};
+    for (int64_t phase = 0; phase < pysim_min(phases, end - begin); phase++) {
+        const int64_t rows = pysim_ceil_div(end - begin - phase, phases), blocks = pysim_ceil_div(rows, high);
+        const int64_t least = rows / blocks, more = rows % blocks;
+        for (int64_t item = 0, g = 0, block = 0, row = 0; item < groups * blocks; item++) {
+            const int64_t p = begin + phase + row * phases, here = least + (block < more);
+            const T *in = image + g * plane;
+            t.y = p * c->stride_h - c->pad_top;
+            t.x = in + t.y * c->width - c->pad_left;
+            const int64_t rows_end = t.y + (here - 1) * phases * c->stride_h + reach;
+            const int at_edge = t.y < 0 || rows_end > c->height;
+            fetch(in + rows_end * c->width, here * phases * c->stride_h * c->width);
+            for (int64_t f = g * of->filters, width; f < (g + 1) * of->filters; f += width) {
+                width = (g + 1) * of->filters - f >= most ? most : 1;
+                t.w = filters + f * size;
+                t.bias = bias ? bias + f : NULL;
+                t.out = out + (f * of->p + p) * of->q;
+                fetch_for_stores(t.out + here * phases * of->q, here * phases * of->q);
+                (width > 1 ? several : single)[here - 1][at_edge](&t, first, last);
+            }
+            row += here;
+            if (++block == blocks) block = 0, row = 0, g++;
+        }
+    }
+}
+
+/* ---- planes ---- */
+
+/* Rows p, p + ld, ... of LANES elements, transposed: their 128-bit parts are loaded where they belong, so that half of a transposition's
+ * shuffles is left. */
+INLINE void load_transposed(const T *p, int64_t ld, VEC r[LANES]) {
+#pragma GCC unroll 8
+    for (int part = 0; part < LANES; part += PART) {
+        VEC a[PART];
+#pragma GCC unroll 4
+        for (int i = 0; i < PART; i++) a[i] = v_parts(p + i * ld + part, PART * ld);
+        transpose_parts(a, r + part);
+    }
+}
+
+/* The same of `rows` rows of `columns` elements, the rest zeros. */
+INLINE void load_transposed_edge(const T *p, int64_t ld, int64_t rows, int64_t columns, VEC r[LANES]) {
+    const MASK mask = v_lanes(0, columns);
+    T block[LANES * LANES];
+    for (int64_t l = 0; l < LANES; l++) v_store(block + l * LANES, l < rows ? v_load_mask(p + l * ld, mask) : v_zero());
+    load_transposed(block, LANES, r);
+}
+
+/* Block `t` of `count` elements, moved back so that it is a whole one where there are that many. */
+INLINE int64_t whole_block(int64_t t, int64_t count) { return count >= LANES ? pysim_min(t, count - LANES) : t; }
+
+/* in[lane][0..count) to out[0..count)[lane], after each `width` of them a gap of so many vectors, which stays as it is. */
+static void planes_in(const T *in, int64_t plane, int64_t lanes, int64_t count, int64_t width, int64_t gap, T *out) {
+    int64_t x = 0;
+    T *to = out;
+    for (int64_t block = 0; block < count; block += LANES) {
+        const int64_t t = whole_block(block, count);
+        VEC r[LANES];
+        if (lanes == LANES && count >= LANES)
+            load_transposed(in + t, plane, r);
+        else
+            load_transposed_edge(in + t, plane, lanes, count - t, r);
+        if (t != block || block == 0) {
+            x = gap ? t % width : 0;
+            to = out + (t + (gap ? t / width * gap : 0)) * LANES;
+        }
+#pragma GCC unroll 16
+        for (int l = 0; l < LANES; l++) {
+            if (t + l >= count) break;
+            v_store(to, r[l]);
+            to += LANES;
+            if (gap && ++x == width) x = 0, to += gap * LANES;
+        }
+    }
+}
+
+/* in[0..count)[lane] to out[lane][0..count). */
+static void planes_out(const T *in, int64_t plane, int64_t lanes, int64_t count, T *out) {
+    for (int64_t block = 0; block < count; block += LANES) {
+        const int64_t t = whole_block(block, count);
+        const MASK mask = v_lanes(0, count - t);
+        VEC r[LANES];
+        if (count >= LANES)
+            load_transposed(in + t * LANES, LANES, r);
+        else
+            load_transposed_edge(in + t * LANES, LANES, count - t, LANES, r);
+#pragma GCC unroll 16
+        for (int l = 0; l < LANES; l++)
+            if (l < lanes) v_store_mask(out + l * plane + t, r[l], mask);
+    }
+}
+
+/* COLUMNS outputs of a row from kernel rows [r0, r1), `x` at the first column of row r0. KW: taps of a row and SW: their stride, constants,
+ * so that each column is loaded once for all outputs that read it; or 0. */
+INLINE void planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w, VEC start,
+                        VEC floor, T *out) {
+    VEC acc[MAX_FILTERS][MAX_ROWS];
+#pragma GCC unroll 8
+    for (int i = 0; i < COLUMNS; i++) acc[0][i] = start;
+    for (int64_t r = r0; r < r1; r++, x += t->step * LANES) {
+        const T *weights = w + r * t->kernel_w * LANES;
+        VEC weight[MAX_FILTERS][MAX_KR];
+#pragma GCC unroll 7
+        for (int s = 0; s < KW; s++) weight[0][s] = kept(v_load(weights + s * LANES));
+        if (KW) {
+#pragma GCC unroll 21
+            for (int i = 0; i < (COLUMNS - 1) * SW + KW; i++) spread(KW, SW, COLUMNS, 1, i, kept(v_load(x + i * LANES)), weight, acc);
+        }
+        for (int64_t s = 0; !KW && s < t->kernel_w; s++) {
+            const VEC one = v_load(weights + s * LANES);
+#pragma GCC unroll 8
+            for (int i = 0; i < COLUMNS; i++) acc[0][i] = v_fma(one, v_load(x + (s * t->dilation + i * t->stride) * LANES), acc[0][i]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < COLUMNS; i++) v_store(out + i * LANES, v_max(floor, acc[0][i]));
+}
+
+/* Rows of outputs of up to LANES groups of one channel and one filter; t->step: columns between the kernel's rows. */
+INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t columns, int64_t rows, const T *w, VEC start) {
+    const VEC floor = v_set1(t->relu ? (T)0 : (T)-__builtin_inf());
+    const int64_t blocks = pysim_ceil_div(t->q, MAX_ROWS), least = t->q / blocks, more = t->q % blocks;
+    int64_t y = t->y;
+    T *to = t->out;
+    for (int64_t p = 0; p < rows; p++, y += t->pad) {
+        const int64_t r0 = y < 0 ? pysim_min(t->kernel_h, (t->dilation_h - 1 - y) / t->dilation_h) : 0;
+        int64_t r1 = t->kernel_h;
+        if (y + (t->kernel_h - 1) * t->dilation_h >= t->height) r1 = y >= t->height ? r0 : pysim_max(r0, (t->height - 1 - y) / t->dilation_h + 1);
+        const T *x = t->x + (y + r0 * t->dilation_h) * columns * LANES;
+        for (int64_t block = 0, wide; block < blocks; block++, x += wide * t->stride * LANES, to += wide * LANES) {
+            wide = least + (block < more);
+            switch (wide) {
+#define PLANES_CASE(n) \
+    case n: planes_tile(KW, SW, n, t, x, r0, r1, w, start, floor, to); break;
+                PLANES_CASE(1) PLANES_CASE(2) PLANES_CASE(3) PLANES_CASE(4) PLANES_CASE(5) PLANES_CASE(6) PLANES_CASE(7) PLANES_CASE(8)
+            }
+        }
+    }
+}
+
+#define PLANES_ROWS(KW, SW)                                                                                             \
+    static __attribute__((noinline)) void planes_rows_##KW##_##SW(const TILES *t, int64_t columns, int64_t rows, const T *w, VEC start) { \
+        planes_rows(KW, SW, t, columns, rows, w, start);                                                                \
+    }
+PLANES_ROWS(0, 1)
+PLANES_ROWS(3, 1)
+PLANES_ROWS(3, 2)
+PLANES_ROWS(5, 1)
+PLANES_ROWS(5, 2)
+PLANES_ROWS(7, 1)
+PLANES_ROWS(7, 2)
+
+/* By taps of a row and their stride. */
+static void (*planes_rows_of(const pysim_conv *c))(const TILES *, int64_t, int64_t, const T *, VEC) {
+    if (c->dilation_w == 1 && (c->stride_w == 1 || c->stride_w == 2)) switch (c->kernel_w) {
+        case 3: return c->stride_w == 1 ? planes_rows_3_1 : planes_rows_3_2;
+        case 5: return c->stride_w == 1 ? planes_rows_5_1 : planes_rows_5_2;
+        case 7: return c->stride_w == 1 ? planes_rows_7_1 : planes_rows_7_2;
+        default: break;
+        }
+    return planes_rows_0_1;
+}
+
+/* `groups` neighbouring groups, at most LANES. */
+static void planes_body(const pysim_direct *of, const T *image, const T *filters, const T *bias, T *out, int64_t groups, T *workspace) {
+    const pysim_conv *c = of->conv;
+    const int64_t columns = pysim_direct_columns(of), taps = c->kernel_h * c->kernel_w, plane = c->height * c->width;
+    const int64_t kept = pysim_min(c->width, columns - c->pad_left); /* columns behind them are in no window */
+    T *in = (T *)(((uintptr_t)workspace + sizeof(VEC) - 1) / sizeof(VEC) * sizeof(VEC));
+    T *w = in + c->height * columns * LANES, *to = w + taps * LANES;
+    T sums[LANES];
+    for (int64_t l = 0; l < LANES; l++) sums[l] = bias && l < groups ? bias[l] : (T)0;
+    planes_in(filters, taps, groups, taps, taps, 0, w);
+    for (int64_t y = 0; y < c->height && (c->pad_left || columns > c->pad_left + c->width); y++) {
+        T *row = in + y * columns * LANES;
+        for (int64_t x = 0; x < pysim_min(columns, c->pad_left); x++) v_store(row + x * LANES, v_zero());
+        for (int64_t x = c->pad_left + c->width; x < columns; x++) v_store(row + x * LANES, v_zero());
+    }
+    if (kept == c->width)
+        planes_in(image, plane, groups, plane, c->width, columns - c->width, in + c->pad_left * LANES);
+    else
+        for (int64_t y = 0; kept > 0 && y < c->height; y++)
+            planes_in(image + y * c->width, plane, groups, kept, kept, 0, in + (y * columns + c->pad_left) * LANES);
+    const TILES t = {.x = in, .out = to, .y = -c->pad_top, .step = c->dilation_h * columns, .q = of->q, .kernel_h = c->kernel_h,
+                     .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h, .dilation = c->dilation_w,
+                     .height = c->height, .pad = c->stride_h, .relu = of->relu};
+    planes_rows_of(c)(&t, columns, of->p, w, v_load(sums));
+    planes_out(to, of->p * of->q, groups, of->p * of->q, out);
+}
+
+#define DIRECT_ARGUMENTS                                                                                                     \
+    const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups, int64_t begin, \
+        int64_t end, void *workspace
+#define DEFINE_ROWS(name, high, most)                                               \
+    void name(DIRECT_ARGUMENTS) {                                                   \
+        (void)workspace;                                                            \
+        rows_body(high, most, of, input, filters, bias, out, groups, begin, end);   \
+    }
+#define DEFINE_PLANES(name)                                               \
+    void name(DIRECT_ARGUMENTS) {                                         \
+        (void)begin, (void)end;                                           \
+        planes_body(of, input, filters, bias, out, groups, workspace);    \
+    }

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a convolution costs whose kernels read operands as they lie (`native/conv/depthwise.inc`), from the machine's numbers alone.
+
+    compute  = tiles + store + call                                 cycles, for every image and group
+    transfer = sum over suppliers X of  read_X / read_rate_X + written_X / write_rate_X
+    cycles   = max(compute, transfer) + (1 - overlap) min(compute, transfer)
+
+rows    A tile is some rows of outputs x one vector of columns x some filters. Where kernel rows share loads (3x3, 5x5, 7x7 of strides 1 and
+        2), ROWS rows of outputs load (ROWS - 1) stride + R rows of the input for each tap of a row, else R ROWS. Stride 2 loads two vectors
+        for two taps and parts them by a shuffle each, larger ones gather lane by lane; AVX-512 makes the taps of 3x3 from neighbouring
+        lanes. Each tap of a tile loads R weights a filter. A tile lasts max((multiply-adds + shuffles) / fma rate, loads / load rate): on
+        wide vectors they share ports. Kernel rows that lie in padding are left out.
+planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed in L^2 / P loads of P elements, 16 bytes,
+        at the rate of the machine's narrowest vectors, L log2(P) shuffles and L stores. A tile of up to 8 outputs of a row loads its
+        columns once for all taps (3, 5, 7 of strides 1 and 2), or a vector for each multiply-add.
+call    call_cycles for each call: of a group, of a block of L groups.
+read    Input, weights and outputs come from where a whole run of them fits; rows that two tiles share, again, from where those between fit.
+        Transposed planes are written and read once where they fit.
+
+Worked number: 144 groups of 56x56, 3x3, stride 1, 16 lanes, 8 rows: 7 x 4 tiles a group, each 72 multiply-adds and 20 shuffles beside 29
+loads. At 2 multiply-adds a cycle that is 46 cycles, and 8 vectors are stored.
+"""
+
+from math import log2
+from typing import NamedTuple
+
+from pysim.cachemodel.cpu.nest import ceil_div, nest_of
+from pysim.machine.cpu import Level, Machine, Memory, Unit
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.record.cost import Cost
+from pysim.registry.rows import Kernel
+
+SHARING = (3, 5, 7)  # edges of kernels whose rows share loads (native/x86/depthwise.h)
+PART_BYTES = 16  # of a row that is to be transposed, loaded at once
+
+
+class Work(NamedTuple):
+    """Of one group (planes: of one block of groups), in instructions of whole vectors."""
+
+    products: float
+    shuffles: float
+    loads: float
+    stores: float
+    parts: float = 0.0  # loads of 16 bytes
+
+    def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
+        """(tiles, store)."""
+        busy = (self.products + self.shuffles) / unit.rate(dtype)
+        narrow = max(one.loads_per_cycle.value for one in machine.core.units)
+        loading = self.loads / unit.loads_per_cycle.value + self.parts / narrow
+        return max(busy, loading), self.stores / unit.stores_per_cycle.value
+
+
+def shares_rows(w: Conv, kernel: Kernel) -> bool:
+    """Whether rows of outputs share loads of rows of the input."""
+    square = w.kernel_h == w.kernel_w in SHARING and w.stride_h == w.stride_w and w.dilation_w == 1
+    listed = w.stride_w == 1 or (w.stride_w == 2 and w.dilation_h == 1)
+    return square and listed and kernel.lane_windows > 1 and (kernel.filters == 1 or w.kernel_h == SHARING[0])
+
+
+def live_rows(w: Conv) -> int:
+    """Kernel rows that meet the image, summed over rows of outputs."""
+    return sum(nest_of(w).live_rows(w.out_w))
+
+
+def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
+    """(loads, shuffles) that give one row's vectors of all taps."""
+    taps, shifts = w.kernel_w, shared and w.kernel_w == SHARING[0] and kernel.filters == 1 and kernel.target == "avx512"
+    if w.stride_w == 1:
+        return (2.0, 2.0) if shifts else (taps, 0.0)
+    if w.stride_w > 2 or w.dilation_w > 1:
+        return taps * kernel.lane_windows, taps
+    return (3.0, 3.0) if shifts else (2 * ceil_div(taps, 2), taps)
+
+
+def rows_work(w: Conv, kernel: Kernel) -> Work:
+    """Tiles of `rows`."""
+    channels, filters, high = w.channels // w.groups, w.filters // w.groups, kernel.windows // kernel.lane_windows
+    if kernel.lane_windows == 1:  # plain C: what a loop needs besides is in the rate
+        return Work(float(filters * channels * live_rows(w) * w.kernel_w * w.out_w), 0.0, 0.0, 0.0)
+    shared, vectors = shares_rows(w, kernel), ceil_div(w.out_w, kernel.lane_windows)
+    phases = w.dilation_h if shared else 1
+    tiles = sum(ceil_div(rows, high) for rows in (len(range(phase, w.out_h, phases)) for phase in range(min(phases, w.out_h))))
+    alive = live_rows(w) / (w.out_h * w.kernel_h)
+    several, single = divmod(filters, kernel.filters)
+    blocks = several + single  # of filters, whose tiles load the same rows
+    read = w.out_h * w.stride_h + tiles * max(0, w.kernel_h - w.stride_h) if shared else w.out_h * w.kernel_h
+    loads, shuffles = _loads_of_row(w, kernel, shared)
+    weights = tiles * blocks * w.kernel_h * w.kernel_w * min(filters, kernel.filters)
+    each = vectors * channels
+    return Work(
+        each * filters * w.out_h * w.kernel_h * w.kernel_w * alive,
+        each * blocks * read * shuffles * alive,
+        each * (blocks * read * loads * alive + weights),
+        float(vectors * filters * w.out_h),
+    )
+
+
+def planes_columns(w: Conv) -> int:
+    """Columns that are kept of each row of the input, padding among them."""
+    return (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1
+
+
+def planes_elements(w: Conv, lanes: int) -> int:
+    """Elements of a block of groups: transposed planes, outputs, weights, and what begins them at a whole vector."""
+    return lanes * (w.height * planes_columns(w) + w.windows + w.kernel_h * w.kernel_w + 1)
+
+
+def planes_work(w: Conv, kernel: Kernel) -> Work:
+    """A block of as many groups as there are lanes."""
+    lanes, size = kernel.lane_filters, SIZES[w.dtype]
+    part = PART_BYTES // size
+    blocks = sum(ceil_div(count, lanes) for count in (w.height * w.width, w.windows, w.kernel_h * w.kernel_w))
+    products, tiles = live_rows(w) * w.kernel_w * w.out_w, ceil_div(w.out_w, kernel.windows)
+    once = w.kernel_w in SHARING and w.stride_w <= 2 and w.dilation_w == 1
+    columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else w.kernel_w * w.out_w
+    loads = live_rows(w) * (columns + w.kernel_w * tiles)
+    return Work(
+        float(products), blocks * lanes * log2(part), float(loads), float(blocks * lanes + w.windows), blocks * lanes * lanes / part
+    )
+
+
+def _missing(level: Level, distance: float) -> float:
+    """Share of lines that miss a level when touched again after `distance` bytes: sets differ by up to one line from their mean."""
+    return min(1.0, max(0.0, (distance / (level.sets * level.line_bytes) - (level.ways - 1)) / 2))
+
+
+def _crossed(w: Conv, kernel: Kernel, machine: Machine, hot: bool) -> list[tuple[float, float, float, float]]:
+    """Bytes that miss each level, L1 first: of input, of weights, of outputs (written), and of transposed planes (written and read)."""
+    size = SIZES[w.dtype]
+    rows_touched = min(w.height, (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1)
+    image = w.batch * w.channels * rows_touched * w.width * size
+    weights, out = w.filters * w.channels // w.groups * w.kernel_h * w.kernel_w * size, w.batch * w.filters * w.windows * size
+    run, kept, again, between = image + weights + out, 0.0, 0.0, 0.0
+    if kernel.lane_filters > 1:
+        kept = planes_elements(w, kernel.lane_filters) * size
+    else:
+        high = kernel.windows // kernel.lane_windows * w.stride_h
+        again = max(0.0, w.kernel_h - w.stride_h) / high * image
+        between = (high + w.kernel_h) * w.width * size * w.channels / w.groups + high * w.out_w * size * w.filters / w.groups
+    found = []
+    for level in machine.levels:
+        first, spilled = _missing(level, run) if hot else 1.0, _missing(level, kept)
+        blocks = w.batch * ceil_div(w.groups, kernel.lane_filters)
+        reread = again * min(_missing(level, between), _missing(level, run) if hot else 1.0)
+        found.append((image * first + reread, weights * first, out * first, blocks * kept * spilled))
+    return found
+
+
+def depthwise_cost(w: Conv, kernel: Kernel, machine: Machine, hot: bool = True) -> Cost:
+    """The cost of a convolution by one of the kernels, on one core."""
+    unit, core = machine.unit(kernel.target), machine.core
+    assert unit is not None
+    planes = kernel.lane_filters > 1
+    work = planes_work(w, kernel) if planes else rows_work(w, kernel)
+    calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
+    busy, store = work.cycles(unit, machine, w.dtype)
+    terms = {"kernel": calls * busy, "call": calls * core.call_cycles.value, "store": calls * store}
+    levels: dict[str, dict[str, float]] = {}
+    crossed = [*_crossed(w, kernel, machine, hot), (0.0,) * 4]
+    suppliers: list[tuple[str, Level | Memory]] = [*((level.name, level) for level in machine.levels[1:]), ("memory", machine.memory)]
+    for above, (name, place), own, further in zip(machine.levels, suppliers, crossed, crossed[1:], strict=False):
+        image, weights, out, kept = (max(0.0, a - b) for a, b in zip(own, further, strict=True))
+        read, written = place.read_bytes_per_cycle.value, place.write_bytes_per_cycle.value
+        terms[name] = (image + weights + kept) / read + (out + kept) / written
+        moved = {"input_bytes": own[0], "filters_bytes": own[1], "output_bytes": 2 * own[2], "packed_bytes": 2 * own[3]}
+        size = sum(moved.values())
+        levels[name] = {
+            "lines": size / above.line_bytes,
+            "bytes": size,
+            "cycles": terms[name],
+            "writeback_lines": (own[2] + own[3]) / above.line_bytes,
+            **moved,
+        }
+    parts = [name for name in terms if name not in levels]
+    compute, transfer = sum(terms[name] for name in parts), sum(terms[name] for name in levels)
+    lesser = list(levels) if compute >= transfer else parts
+    cycles = max(compute, transfer) + (1 - core.overlap.value) * min(compute, transfer)
+    bound = max(parts if compute >= transfer else levels, key=terms.__getitem__)
+    hidden = {name: core.overlap.value * terms[name] for name in lesser}
+    return Cost(cycles, cycles / core.frequency_hz.value, bound, levels, terms, hidden)

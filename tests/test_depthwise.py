@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Depthwise convolutions and those of groups of few channels on a CPU: right beside sums in float64, planned by cost, the same bits for any
+number of threads. Every row against guard pages: native/test/check_conv.c."""
+
+import numpy as np
+import pytest
+
+import pysim
+from pysim import planner
+from pysim.algorithms.cpu import depthwise
+from pysim.calibration import host
+from pysim.check.bounds import gamma
+from pysim.errors import PlanError
+from pysim.problem.conv import Conv
+from pysim.problem.text import parse
+from pysim.record.plan import Plan
+from pysim.registry.rows import direct_kernels
+from pysim.runtime import cpu as runtime
+
+PROBLEMS = (
+    "conv:g32ic32ih30iw41oc32kh3ph1",
+    "conv:g20ic20ih14oc20kh3sh2ph1",
+    "conv:g17ic17ih7oc17kh5ph2",
+    "conv:g18ic18ih15oc18kh5sh2ph2",
+    "conv:g3ic3ih23oc3kh7ph3",
+    "conv:g9ic9ih33oc9kh7sh2ph3",
+    "conv:g6ic6ih20oc6kh3ph4dh3",
+    "conv:g4ic4ih11iw9oc4kh4kw2sh3sw1ph1pw0",
+    "conv:g5ic5ih16oc20kh3ph1",
+    "conv:g4ic16ih12oc24kh3sh2ph1",
+    "conv:mb2g2ic6ih19oc10kh5sh2ph2",
+    "conv:mb3g2ic32ih9oc10kh1",
+)
+
+
+def plans_of(problem: Conv) -> list[Plan]:
+    """A plan of each kernel that can run it here."""
+    found = planner.plans(problem, host.machine("host"), top=20, algorithm=depthwise.NAME)
+    return [plan for plan in found if plan.kernel in runtime.available_kernels()]
+
+
+def operands(problem: Conv, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(7)
+    shape = problem.filters, problem.channels // problem.groups, problem.kernel_h, problem.kernel_w
+    x = rng.standard_normal((problem.batch, problem.channels, problem.height, problem.width)).astype(dtype)
+    return x, rng.standard_normal(shape).astype(dtype), rng.standard_normal(problem.filters).astype(dtype)
+
+
+def exact(w: Conv, x: np.ndarray, f: np.ndarray) -> np.ndarray:
+    """By its definition, in float64."""
+    padded = np.zeros((w.batch, w.channels, w.height + w.pad_top + w.pad_bottom, w.width + w.pad_left + w.pad_right))
+    padded[:, :, w.pad_top : w.pad_top + w.height, w.pad_left : w.pad_left + w.width] = x
+    y = np.zeros((w.batch, w.filters, w.out_h, w.out_w))
+    channels, filters = w.channels // w.groups, w.filters // w.groups
+    for m in range(w.filters):
+        for c, r, s in np.ndindex(channels, w.kernel_h, w.kernel_w):
+            top, left = r * w.dilation_h, s * w.dilation_w
+            rows = slice(top, top + (w.out_h - 1) * w.stride_h + 1, w.stride_h)
+            columns = slice(left, left + (w.out_w - 1) * w.stride_w + 1, w.stride_w)
+            y[:, m] += float(f[m, c, r, s]) * padded[:, m // filters * channels + c, rows, columns]
+    return y
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_every_kernel_is_within_the_bound_of_a_sum(text: str, dtype: str) -> None:
+    problem = parse(f"{text}:{dtype}")
+    assert isinstance(problem, Conv)
+    x, f, bias = operands(problem, {"f32": "f4", "f64": "f8"}[dtype])
+    right = np.maximum(exact(problem, x, f) + bias[:, None, None].astype(np.float64), 0)
+    bound = exact(problem, np.abs(x), np.abs(f)) + np.abs(bias[:, None, None])
+    terms = f[0].size + 2
+    found = plans_of(problem)
+    assert found
+    for plan in found:
+        y = pysim.prepare(problem.text, f, bias=bias, activation="relu", plan=plan)(x)
+        assert (np.abs(y - right) <= gamma(terms, {"f32": 2.0**-24, "f64": 2.0**-53}[dtype]) * bound).all(), plan.kernel
+
+
+def test_threads_change_no_bit() -> None:
+    for text in ("conv:g3ic3ih40oc3kh5ph2", "conv:g40ic40ih7oc40kh3ph1", "conv:g4ic16ih20oc16kh3ph1"):
+        problem = parse(text)
+        assert isinstance(problem, Conv)
+        x, f, _ = operands(problem, "f4")
+        for plan in plans_of(problem):
+            one = pysim.prepare(text, f, plan=plan, threads=1)(x)
+            assert all((pysim.prepare(text, f, plan=plan, threads=threads)(x) == one).all() for threads in (2, 3, 7)), plan.kernel
+
+
+def test_padding_hides_an_infinite_weight_and_nothing_else_does() -> None:
+    problem = parse("conv:g20ic20ih9oc20kh3ph1")
+    assert isinstance(problem, Conv)
+    x, f, _ = operands(problem, "f4")
+    f[3, 0, 0, 0] = np.inf
+    for plan in plans_of(problem):
+        y = pysim.prepare(problem.text, f, plan=plan)(x)
+        assert np.isfinite(y[0, 3, 0]).all() and np.isfinite(y[0, 3, :, 0]).all(), plan.kernel
+        assert not np.isfinite(y[0, 3, 1:, 1:]).any(), plan.kernel
+        assert np.isfinite(np.delete(y, 3, axis=1)).all(), plan.kernel
+
+
+def test_depthwise_layers_are_planned_by_cost_on_every_cpu_with_vectors() -> None:
+    for machine in ("zen4", "sapphire-rapids", "xeon-4208"):
+        plan = planner.plan("conv:g144ic144ih56oc144kh3ph1", machine)
+        assert plan.algorithm == depthwise.NAME
+        assert {"depthwise", "sconv"} <= {one.algorithm for one in plan.considered}
+        assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles)
+
+
+def test_short_rows_are_taken_by_lanes_of_groups_and_long_ones_by_lanes_of_columns() -> None:
+    assert "_planes_" in planner.plan("conv:g960ic960ih7oc960kh3ph1", "zen4", algorithm="depthwise").kernel
+    assert "_rows_" in planner.plan("conv:g32ic32ih112oc32kh3ph1", "zen4", algorithm="depthwise").kernel
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_workspace_is_what_the_library_asks_for(text: str) -> None:
+    problem = parse(text)
+    ffi, lib = runtime.library()
+    asked = ffi.new("int64_t *")
+    for plan in plans_of(problem):
+        runtime.check(lib.pysim_workspace_bytes(runtime.problem_struct(problem), runtime.schedule_struct(plan.schedule, problem), 1, asked))
+        assert asked[0] == plan.workspace_bytes, plan.kernel
+
+
+def test_what_it_does_not_compute_is_refused_with_a_reason() -> None:
+    for text, why in (
+        ("conv:g2ic128ih8oc128kh3ph1", "up to 16 channels; these have 64"),
+        ("conv:ic4ih8oc4kh3ph1", "dense"),
+        ("conv:g4ic4ih8oc4kh3ph1:s8", "f32 and f64"),
+    ):
+        rejected = {one.what: one.reason for one in planner.plan(text, "zen4").rejected}
+        assert why in rejected["depthwise"]
+    name = planner.plan("conv:g32ic32ih8oc32kh3ph1", "zen4", algorithm="depthwise").name
+    assert planner.plan("conv:g32ic32ih8oc32kh3ph1", "zen4", name=name).name == name
+    with pytest.raises(PlanError, match="one schedule"):
+        planner.plan("conv:g32ic32ih8oc32kh3ph1", "zen4", name=name.replace("k2=1", "k2=2"))
+
+
+def test_the_nest_refuses_a_row_that_is_not_its_own_and_depthwise_one_of_the_nest() -> None:
+    problem = parse("conv:g4ic4ih8oc4kh3ph1")
+    plan = planner.plan(problem, "zen4", algorithm="depthwise")
+    ffi, lib = runtime.library()
+    asked = ffi.new("int64_t *")
+    swapped = runtime.schedule_struct(plan.schedule, problem)
+    swapped.algorithm = 0
+    assert lib.pysim_workspace_bytes(runtime.problem_struct(problem), swapped, 1, asked) == lib.PYSIM_UNSUPPORTED
+    other = runtime.schedule_struct(planner.plan(problem, "zen4", algorithm="sconv").schedule, problem)
+    other.algorithm = runtime.schedule_struct(plan.schedule, problem).algorithm
+    assert lib.pysim_workspace_bytes(runtime.problem_struct(problem), other, 1, asked) == lib.PYSIM_UNSUPPORTED
+    assert b"depthwise.inc" in ffi.string(lib.pysim_last_error())
+
+
+def test_rows_of_the_registry_are_named_once() -> None:
+    names = [row.name for row in direct_kernels()]
+    assert len(set(names)) == len(names)
