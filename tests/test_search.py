@@ -7,18 +7,26 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pytest
-from command_line import PLAN_KEYS, SMALL, cache, document, invoke, native, ok, own_files, refused  # noqa: F401
+from command_line import PLAN_KEYS, SMALL, cache, document, invoke, native, ok, own_files  # noqa: F401
+from fake_gpu import host_device  # noqa: F401
+from test_cuda_compare import multiply
 
 from pysim.calibration import host
 from pysim.check.verdict import Verdict
+from pysim.comparison import bench
+from pysim.machine.load import load_any
+from pysim.measure.events import Events
 from pysim.measure.store import Store, environment
 from pysim.problem.text import parse
+from pysim.runtime import cuda
 from pysim.tuning import choose, evidence, search
 from pysim.tuning.choose import CONFIRMED, Purpose, Run, Step, Trial
 
@@ -238,6 +246,58 @@ def test_the_layer_that_weighs_most_is_searched_first() -> None:
     large = "conv:mb1ic32ih28oc32kh3ph1"
     found = document("search", SMALL, large, "--budget", "0.1")["searches"]
     assert [parse(one["problem"]) for one in found] == [parse(large), parse(SMALL)]
+
+
+class Launch:
+    """`cuda.Launch` by NumPy; `seconds` are made up from its schedule."""
+
+    def __init__(self, workload: Any, schedule: Any, **_: Any) -> None:
+        self.seconds = 1e-4 * (1 + zlib.crc32(msgspec.json.encode(schedule)) / 2**32)
+
+    def on(self, pointers: Any) -> Any:
+        self.run = Timed(lambda: multiply(pointers), self.seconds)
+        self.reference = self.run
+        return self
+
+
+class Timed(NamedTuple):
+    """A call that is said to take so long."""
+
+    call: Any
+    seconds: float
+
+    def __call__(self) -> None:
+        self.call()
+
+
+class Clock(Events):
+    """A device's clock that reads what calls are said to take."""
+
+    def __init__(self) -> None:
+        pass
+
+    def seconds(self, call: Any, times: int = 1) -> float:
+        call()
+        return float(call.seconds * times)
+
+
+def test_a_gpu_is_searched_by_the_same_code(host_device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "libpysim_cuda.so").write_bytes(b"kernels")
+    monkeypatch.setenv("PYSIM_CUDA_LIBRARY", str(tmp_path / "libpysim_cuda.so"))
+    monkeypatch.setattr(cuda, "Launch", Launch)
+    monkeypatch.setattr(bench, "Events", Clock)
+    words = ("gemm:16x16x16", "-m", "h200")
+    (found,) = document("search", *words, "--budget", "300")["searches"]
+    legal = evidence.legal(parse(words[0]), load_any("h200"), "nchw")
+    fastest = min(legal.values(), key=lambda plan: Launch(None, plan.schedule).seconds)
+    assert found["plans_measured"] == found["plans_legal"] == len(legal) and found["best"]["name"] == fastest.name
+    assert found["spent_seconds"] < 100, "where every plan was measured the search ends before its budget"
+    (plan,) = document("plan", *words, "--pinned")["plans"]
+    assert plan["name"] == fastest.name and "NVIDIA H200, 132 SMs" in plan["pinned"]["computer"]
+    (tmp_path / "other.so").write_bytes(b"other kernels")
+    monkeypatch.setenv("PYSIM_CUDA_LIBRARY", str(tmp_path / "other.so"))
+    assert document("plan", *words, "--pinned")["plans"][0]["pinned"] is None
+    assert "--threads is for CPUs" in invoke("search", *words, "--threads", "2").stderr
 
 
 @native
