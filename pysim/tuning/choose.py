@@ -72,6 +72,11 @@ def known(runs: Iterable[Run]) -> dict[str, Trial]:
     return found
 
 
+def samples_of(name: str, runs: Iterable[Run]) -> Array:
+    """All seconds of a plan that was measured."""
+    return np.concatenate([run.samples[name] for run in runs if name in run.samples])
+
+
 class Step(NamedTuple):
     """What to measure next beside the incumbent, and what for."""
 

@@ -23,7 +23,7 @@ from pysim.problem.text import Workload
 from pysim.record.measurement import Measurement
 from pysim.record.plan import Layout, Plan, State
 from pysim.runtime import cpu, cuda
-from pysim.tuning.choose import Array, Purpose, Run, best, known
+from pysim.tuning.choose import Array, Purpose, Run, best, known, samples_of
 
 MOST_PLANS = 1_000_000
 STATE: State = "hot"  # caches as the call before left them
@@ -37,11 +37,10 @@ class Question(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """The runs that count, what does not and why ("kernels 1f2e..": so many measurements), samples and last time by plan."""
+    """The runs that count, what does not and why ("kernels 1f2e..": so many measurements), and when each plan was measured last."""
 
     runs: list[Run]
     set_aside: dict[str, int]
-    samples: dict[str, int]
     times: dict[str, str]
 
 
@@ -98,7 +97,7 @@ def recall(store: Store, question: Question, plans: Mapping[str, Plan]) -> Evide
             set_aside[reason] += 1
         else:
             rows.setdefault(one.run, {})[name] = one
-    evidence = Evidence([], {}, {}, {})
+    evidence = Evidence([], {}, {})
     incumbent = next((_about(run, "incumbent") for run in reversed(rows.values())), "")
     for run in rows.values():
         if _about(run, "incumbent") != incumbent or incumbent not in run:
@@ -106,9 +105,7 @@ def recall(store: Store, question: Question, plans: Mapping[str, Plan]) -> Evide
             continue
         samples = {name: np.array(one.samples) for name, one in run.items()}
         evidence.runs.append(Run(cast("Purpose", _about(run, "search")), incumbent, samples, float(_about(run, "spent"))))
-        for name, one in run.items():
-            evidence.samples[name] = evidence.samples.get(name, 0) + len(one.samples)
-            evidence.times[name] = one.time
+        evidence.times.update({name: one.time for name, one in run.items()})
     return evidence._replace(set_aside=dict(set_aside))
 
 
@@ -147,17 +144,13 @@ def pinned(store: Store, workload: Workload, on: Any, threads: int = 1, layout: 
         first = next(iter(plans.values()))
         why = said(evidence.set_aside) or ("too few runs" if trials else "nothing was searched")
         return first, None, f"{workload.text}: the model's plan, not a measured one ({why}); run pysim search"
+    samples = samples_of(name, evidence.runs)
     about = {key: question.here[key] for key in ("pysim", "kernels", "computer")}
     found = Pinned(
-        measured_seconds=seconds_of(name, evidence.runs), over_incumbent=trials[name].time, incumbent=evidence.runs[0].incumbent,
-        samples=evidence.samples[name], plans_measured=len(trials), time=evidence.times[name], **about,
+        measured_seconds=float(np.median(samples)), over_incumbent=trials[name].time, incumbent=evidence.runs[0].incumbent,
+        samples=samples.size, plans_measured=len(trials), time=evidence.times[name], **about,
     )  # fmt: skip
     return plans[name], found, ""
-
-
-def seconds_of(name: str, runs: list[Run]) -> float:
-    """The median of all samples of a plan."""
-    return float(np.median(np.concatenate([run.samples[name] for run in runs if name in run.samples])))
 
 
 def legal(workload: Workload, on: Any, layout: Layout) -> dict[str, Plan]:

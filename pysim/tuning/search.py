@@ -202,6 +202,6 @@ def _summary(
 
 
 def _tried(plan: Plan, runs: list[Run], trials: Trials, least: str | None) -> Tried:
-    samples = np.concatenate([run.samples[plan.name] for run in runs if plan.name in run.samples])
+    samples = choose.samples_of(plan.name, runs)
     over = trials[plan.name].time / trials[least].time if least else None
     return Tried(plan.name, float(np.median(samples)), plan.seconds, over, trials[plan.name].runs, len(samples))
