@@ -90,8 +90,8 @@ def plan(
         raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
     if explain and as_json:
         raise click.UsageError("--explain writes text; --json holds all of it already, so give one of the two")
-    if pinned and (top or model == "csa" or micro_kernel or memory_limit is not None):
-        raise click.UsageError("--pinned is one measured plan; --top, --model csa, --micro-kernel and --memory-limit choose by the model")
+    if pinned and (top or model == "csa"):
+        raise click.UsageError("--pinned is one measured plan; --top and --model csa choose by the model")
     from pysim.calibration import host
 
     layers, on = layers_of(problems, every), (host.runnable_any if pinned else host.any_machine)(machine_name)
@@ -99,7 +99,7 @@ def plan(
     found: Found
     evidence: list[Pinned | None] = []
     if pinned:
-        found, evidence = _pinned(layers, on, layout)
+        found, evidence = _pinned(layers, on, asked)
     else:
         found = _plans(layers, on, top, model, asked)
     if as_json:
@@ -127,13 +127,13 @@ def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: A
     return [(layer, [planner.plan(layer.workload, on, model, **asked)]) for layer in layers]
 
 
-def _pinned(layers: "list[Layer]", on: "Machine | Gpu", layout: Any) -> "tuple[Found, list[Pinned | None]]":
+def _pinned(layers: "list[Layer]", on: "Machine | Gpu", asked: dict[str, Any]) -> "tuple[Found, list[Pinned | None]]":
     """The best plan found of each layer, with its evidence; else the model's, and on stderr why."""
     from pysim.measure.store import Store
     from pysim.tuning.evidence import pinned
 
     with Store() as store:
-        found = [pinned(store, layer.workload, on, layout=layout) for layer in layers]
+        found = [pinned(store, layer.workload, on, asked) for layer in layers]
     for why in (why for _, _, why in found if why):
         say(why)
     return [(layer, [item]) for layer, (item, _, _) in zip(layers, found, strict=True)], [about for _, about, _ in found]

@@ -84,19 +84,17 @@ def keep(store: Store, question: Question, plans: Mapping[str, Plan], run: Run) 
     store.add_run(measurement(name, samples) for name, samples in run.samples.items())
 
 
-def recall(store: Store, question: Question, plans: Mapping[str, Plan]) -> Evidence:
-    """What the store has about a question; a plan that is not among `plans`, the legal ones, does not count. All runs that count have the
-    same incumbent: that of the latest."""
+def recall(store: Store, question: Question) -> Evidence:
+    """What the store has about a question. All runs that count have the same incumbent: that of the latest."""
     found = [one for one in store.find(problem=question.problem, state=STATE) if "search" in one.environment]
     set_aside: Counter[str] = Counter()
     rows: dict[str, dict[str, Measurement]] = {}
     for one in found:
-        name = one.environment["plan"]
         differs = [f"{key} {one.environment.get(key)}" for key, value in question.here.items() if one.environment.get(key) != value]
-        if reason := ", ".join(differs) or ("" if name in plans else "plans that are no longer legal"):
-            set_aside[reason] += 1
+        if differs:
+            set_aside[", ".join(differs)] += 1
         else:
-            rows.setdefault(one.run, {})[name] = one
+            rows.setdefault(one.run, {})[one.environment["plan"]] = one
     evidence = Evidence([], {}, {})
     incumbent = next((_about(run, "incumbent") for run in reversed(rows.values())), "")
     for run in rows.values():
@@ -133,17 +131,19 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     computer: str
 
 
-def pinned(store: Store, workload: Workload, on: Any, threads: int = 1, layout: Layout = "nchw") -> tuple[Plan, Pinned | None, str]:
-    """The best plan that was found here, with its evidence; else the model's, with why none counts."""
-    question = question_of(workload, on, threads, layout)
-    plans = legal(workload, on, layout)
-    evidence = recall(store, question, plans)
+def pinned(store: Store, workload: Workload, on: Any, asked: Mapping[str, Any], threads: int = 1) -> tuple[Plan, Pinned | None, str]:
+    """The best plan found here among those that are legal as `asked` (options of `planner.plan`), with its evidence; else the model's, with
+    why there is none."""
+    question, plans = question_of(workload, on, threads, asked.get("layout", "nchw")), legal(workload, on, **asked)
+    evidence = recall(store, question)
     trials = known(evidence.runs)
-    name = best(trials, trials)
+    name = best(plans, trials)
     if name is None:
-        first = next(iter(plans.values()))
-        why = said(evidence.set_aside) or ("too few runs" if trials else "nothing was searched")
-        return first, None, f"{workload.text}: the model's plan, not a measured one ({why}); run pysim search"
+        why = said(evidence.set_aside) or (
+            "none of the measured plans is allowed" if trials else "nothing was searched"
+        )
+        model = next(iter(plans.values()))
+        return model, None, f"{workload.text}: the model's plan, not a measured one ({why}); run pysim search"
     samples = samples_of(name, evidence.runs)
     about = {key: question.here[key] for key in ("pysim", "kernels", "computer")}
     found = Pinned(
@@ -153,7 +153,7 @@ def pinned(store: Store, workload: Workload, on: Any, threads: int = 1, layout: 
     return plans[name], found, ""
 
 
-def legal(workload: Workload, on: Any, layout: Layout) -> dict[str, Plan]:
+def legal(workload: Workload, on: Any, **asked: Any) -> dict[str, Plan]:
     """All plans by name in the model's order, its choice first, also where others cost the same."""
-    chosen = planner.plan(workload, on, layout=layout)
-    return {chosen.name: chosen} | {plan.name: plan for plan in planner.plans(workload, on, MOST_PLANS, layout=layout)}
+    chosen = planner.plan(workload, on, **asked)
+    return {chosen.name: chosen} | {plan.name: plan for plan in planner.plans(workload, on, MOST_PLANS, **asked)}

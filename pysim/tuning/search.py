@@ -106,12 +106,13 @@ def search(
         raise MachineError(f"{on.name} is emulated here, where no time means anything; search on -m host or -m cuda")
     workload = layer.workload
     question = evidence.question_of(workload, on, settings.threads, settings.layout)
-    plans = evidence.legal(workload, on, settings.layout)
-    stored = evidence.recall(store, question, plans)
+    plans = evidence.legal(workload, on, layout=settings.layout)
+    stored = evidence.recall(store, question)
+    runs = [_of(plans, run) for run in stored.runs if run.incumbent in plans]
     orders: dict[Purpose, list[str]] = {"model": list(plans), "random": _shuffled(plans, settings.seed)}
-    incumbent = stored.runs[0].incumbent if stored.runs else orders["model"][0]
+    incumbent = runs[0].incumbent if runs else orders["model"][0]
     rig = _Rig(bench_of(plans[incumbent], on, settings.threads, executor, settings.seed), Recent(KEPT), {}, [])
-    runs, trials = stored.runs, known(stored.runs)
+    trials = known(runs)
     spent = {purpose: sum(run.spent for run in runs if run.purpose == purpose) for purpose in PURPOSES}
     before, start = sum(spent.values()), perf_counter()
     while now := choose.step(orders, incumbent, trials, rig.failed, spent, settings.budget):
@@ -130,6 +131,11 @@ def search(
         failed=rig.failed, wrong=tuple(rig.wrong), spent_seconds=sum(spent.values()), stored_seconds=before,
         **_summary(plans, orders, runs, trials, rig.failed),
     )  # fmt: skip
+
+
+def _of(plans: Mapping[str, Plan], run: Run) -> Run:
+    """A stored run without plans that are none now."""
+    return run._replace(samples={name: samples for name, samples in run.samples.items() if name in plans})
 
 
 def _shuffled(plans: Mapping[str, Plan], seed: int) -> list[str]:
