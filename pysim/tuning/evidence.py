@@ -139,9 +139,7 @@ def pinned(store: Store, workload: Workload, on: Any, asked: Mapping[str, Any], 
     trials = known(evidence.runs)
     name = best(plans, trials)
     if name is None:
-        why = said(evidence.set_aside) or (
-            "none of the measured plans is allowed" if trials else "nothing was searched"
-        )
+        why = said(evidence.set_aside) or ("none of the measured plans is allowed" if trials else "nothing was searched")
         model = next(iter(plans.values()))
         return model, None, f"{workload.text}: the model's plan, not a measured one ({why}); run pysim search"
     samples = samples_of(name, evidence.runs)
