@@ -39,6 +39,7 @@ typedef enum {
     PYSIM_S32 = 5,  /* a result only */
     PYSIM_TF32 = 6, /* on a GPU: f32 in memory, multiplied as 10-bit mantissas */
     PYSIM_F8 = 7,   /* on a GPU: e4m3 */
+    PYSIM_TF32X3 = 8, /* on a GPU: f32 in memory, multiplied as three products of tf32 halves */
 } pysim_dtype;
 typedef enum { PYSIM_INPUT_STATIONARY = 0, PYSIM_WEIGHT_STATIONARY = 1 } pysim_stationary;
 typedef enum {
@@ -87,6 +88,7 @@ typedef struct {
     int64_t channels;   /* N_c of a channel set, 1..C/groups */
     int64_t k2;         /* streamed tiles of one L2 set */
     int64_t k3;         /* stationary tiles of one L3 set */
+    int64_t outputs;    /* edge of a transformed tile's outputs, m of F(m x m, 3x3); other algorithms do not read it */
 } pysim_schedule;
 
 typedef struct {
@@ -233,7 +235,7 @@ typedef struct {
     int64_t lda, ldb, ldc;
     int32_t trans_a, trans_b;
     int32_t dtype;   /* of A and B, and how they are multiplied */
-    int32_t c_dtype; /* of C and bias: f32 for f32 and tf32, f64, f16|f32, bf16|f32, s32 for s8, f16|bf16|f32 for f8 */
+    int32_t c_dtype; /* of C and bias: f32 for f32, tf32 and tf32x3, f64, f16|f32, bf16|f32, s32 for s8, f16|bf16|f32 for f8 */
 } pysim_cuda_gemm;
 
 /* Convolution on a GPU. Under NCHW filters lie [filter][channel][kernel_h][kernel_w], under NHWC [filter][kernel_h][kernel_w][channel];

@@ -21,7 +21,7 @@ enum { ALGORITHMS = sizeof algorithms / sizeof *algorithms };
 
 static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
     job->problem = p;
-    job->prepared_bytes = job->shared_bytes = 0;
+    job->prepared_bytes = job->thread_bytes = job->shared_bytes = 0;
     const pysim_status status = pysim_check_problem(p, &job->operands);
     if (status != PYSIM_OK) return status;
     if (!s) return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
@@ -37,7 +37,8 @@ static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, py
 }
 
 static pysim_status job_workspace(const pysim_job *job, int32_t threads, int64_t *bytes) {
-    const pysim_status status = pysim_nest_workspace(&job->nest, threads, bytes);
+    const int64_t each = job->thread_bytes;
+    const pysim_status status = each ? pysim_team_workspace(each, threads, bytes) : pysim_nest_workspace(&job->nest, threads, bytes);
     if (status == PYSIM_OK && __builtin_add_overflow(*bytes, job->shared_bytes, bytes))
         return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
     return status;
@@ -112,6 +113,9 @@ pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_s
     pysim_status status = open_job(p, s, pysim_row_of, &job);
     if (status == PYSIM_OK) status = job_workspace(&job, 1, &workspace_bytes);
     if (status != PYSIM_OK) return status;
+    if (job.thread_bytes)
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm %s is no loop nest of micro-kernel calls alone, so its accesses are not traced",
+                          algorithms[s->algorithm].name);
     job.nest.finish = NULL; /* it reads results */
     stand_in(&job.nest);
     return run(p, &job, &(pysim_call){&e, 1, first, second, result, workspace, NULL}, workspace_bytes);

@@ -6,23 +6,27 @@ that run exactly that plan.
     p = pysim.plan("conv:mb1ic64ih56oc64kh3ph1", machine="power10-e1050")  # a plan with its cost; print(p.explain())
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["PysimError", "compare", "conv2d", "gemm", "plan", "plans", "prepare"]
+__all__ = ["PysimError", "compare", "conv2d", "gemm", "load", "plan", "plans", "prepare"]
 
 if TYPE_CHECKING:
     from pysim.api import compare, conv2d, gemm, plan, plans, prepare
     from pysim.errors import PysimError
+    from pysim.frontends.load import load
+
+_ELSEWHERE = {"PysimError": "pysim.errors", "load": "pysim.frontends.load"}
 
 
 def __getattr__(name: str) -> Any:
     """The public names, imported when first used: `import pysim` alone stays light."""
+    if name == "torch":  # which needs PyTorch
+        return import_module("pysim.torch")
     if name not in __all__:
         raise AttributeError(f"module 'pysim' has no attribute {name!r}")
-    from pysim import api, errors
-
-    globals()[name] = found = getattr(errors if name == "PysimError" else api, name)
+    globals()[name] = found = getattr(import_module(_ELSEWHERE.get(name, "pysim.api")), name)
     return found
 
 

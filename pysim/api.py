@@ -29,6 +29,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, Workload, distinct, parse, resolve
 from pysim.record import plan as values
+from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
 from pysim.record.plan import Footprint, Layout, ModelName, State, on_cpu
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
@@ -36,6 +37,8 @@ from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
 
 Pair = int | Sequence[int]
+Accurate = tuple[Accuracy, float | None]  # what results must be: the level, and the largest error over their root mean square
+ANY: Accurate = ("standard", None)  # which calls that ask for nothing have, and no others: their signatures are without it
 _MOST_THREADS = 2**31 - 1  # that the library can be told; it says how many it takes
 
 # signature -> what is ready for such a call, and the objects whose id is in the signature
@@ -72,8 +75,8 @@ def _as_api(plan: values.Plan) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def _plan(workload: Workload, on: Machine | Gpu, layout: Layout = "nchw", memory_limit: int | None = None) -> values.Plan:
-    return planner.plan(workload, on, layout=layout, memory_limit=memory_limit)
+def _plan(workload: Workload, on: Machine | Gpu, accurate: Accurate, layout: Layout = "nchw") -> values.Plan:
+    return planner.plan(workload, on, layout=layout, accuracy=accurate[0], error_limit=accurate[1])
 
 
 def plan(
@@ -87,11 +90,14 @@ def plan(
     memory_limit: int | None = None,
     algorithm: str | None = None,
     name: str | None = None,
+    accuracy: Accuracy = "standard",
+    error_limit: float | None = None,
 ) -> Plan:
     """The plan of least predicted cost. `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU; the other
     arguments are as in `pysim.planner.plan`, which names the errors, too."""
     on = host.any_machine(machine)
-    return _as_api(planner.plan(problem, on, model, micro_kernel, input_footprint, state, layout, memory_limit, algorithm, name))
+    asked = (model, micro_kernel, input_footprint, state, layout, memory_limit, algorithm, name, accuracy, error_limit)
+    return _as_api(planner.plan(problem, on, *asked))
 
 
 def plans(
@@ -103,10 +109,13 @@ def plans(
     layout: Layout = "nchw",
     memory_limit: int | None = None,
     algorithm: str | None = None,
+    accuracy: Accuracy = "standard",
+    error_limit: float | None = None,
 ) -> list[Plan]:
     """The `top` plans of least predicted cost, best first, each with the kernels turned down and why; arguments as in `plan`."""
     on = host.any_machine(machine)
-    return [_as_api(one) for one in planner.plans(problem, on, top, micro_kernel, state, layout, memory_limit, algorithm)]
+    asked = (top, micro_kernel, state, layout, memory_limit, algorithm, accuracy, error_limit)
+    return [_as_api(one) for one in planner.plans(problem, on, *asked)]
 
 
 def compare(
@@ -122,22 +131,26 @@ def compare(
     min_seconds: float = 0.2,
     budget_seconds: float = 30.0,
     store: Store | None = None,
+    accuracy: Accuracy = "standard",
+    error_limit: float | None = None,
 ) -> list[Comparison]:
     """Predicted beside measured, after the result was checked; one Comparison per distinct problem.
 
-    `problem` is a problem text, the name of a set, @file, model.onnx or a list of them; `layout`, `memory_limit`, `algorithm` and `name`
-    are as in `plan`, `state` that of the caches when a call begins. `peers` are timed in the same run where they are installed: "none",
-    "default" (im2col + OpenBLAS; on a GPU cuBLAS and all of cuDNN's algorithms, of which the fastest right one is "cudnn" and `algorithms`
-    names it), "all" (oneDNN and ONNX Runtime; PyTorch, and what nvidia-matmul-heuristics expects), or some by name. Each contender's
-    samples last `min_seconds` at least and go to `store`. `workspaces` has each one's bytes, `missing` why a peer did not run. On a machine
-    that is emulated here nothing is timed: its comparisons say whether the result is right.
+    `problem` is a problem text, the name of a set, @file, model.onnx or a list of them; `layout`, `memory_limit`, `algorithm`, `name`,
+    `accuracy` and `error_limit` are as in `plan`, `state` that of the caches when a call begins. `peers` are timed in the same run where
+    they are installed: "none", "default" (im2col + OpenBLAS; on a GPU cuBLAS and all of cuDNN's algorithms, of which the fastest right one
+    is "cudnn" and `algorithms` names it), "all" (oneDNN and ONNX Runtime; PyTorch, and what nvidia-matmul-heuristics expects), or some by
+    name. Each contender's samples last `min_seconds` at least and go to `store`. `errors` has each one's largest error over the root mean
+    square of the result, measured, `workspaces` its bytes, `missing` why a peer did not run. On a machine that is emulated here nothing is
+    timed: its comparisons say whether the result is right.
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
     else:
         layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem), lambda path: onnx.read(path)[0]))
     on, how = host.runnable_any(machine), How(threads, state, min_seconds=min_seconds, budget_seconds=budget_seconds)
-    asked = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
+    asked: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
+    asked |= {"accuracy": accuracy, "error_limit": error_limit}
     planned = [(layer, _planned(layer.workload, on, asked)) for layer in layers]
     return list(comparison.compare(planned, on, chosen(peers, on), how, store, host.executor(on)))
 
@@ -162,6 +175,8 @@ def conv2d(
     plan: values.Plan | None = None,
     out: Any = None,
     threads: int = 1,
+    accuracy: Accuracy = "standard",
+    error_limit: float | None = None,
 ) -> Any:
     """y[N][M][P][Q] = x[N][C][H][W] * w[M][C/groups][R][S] + bias[M], activation None or "relu".
 
@@ -171,21 +186,25 @@ def conv2d(
     the kind that x is. OperandError says what is wrong with an array. Use `prepare` to pack the filters once for many calls.
     CUDA arrays (also float16, and x that lies channels last) are taken where they lie, on their library's current stream; NumPy's on the
     CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. There, activation is any line of native/cuda/epilogues.inc.
+    `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
     """
     windows = _windows(stride, padding, dilation, groups)
+    accurate = ANY if error_limit is None and accuracy == "standard" else _accurate(accuracy, error_limit)
     threads = whole(threads, "threads", 1, _MOST_THREADS)
     arrays.refuse_gradients(x=x, w=w, bias=bias, out=out)
     if arrays.is_cuda(x) or arrays.is_cuda(w) or _on_gpu(plan, machine):
-        return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine), bias, activation, out)
+        return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine, accurate), bias, activation, out)
     if isinstance(activation, tuple):
         raise OperandError(f"activation {activation!r}: the CPU kernels have relu")
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
-    key = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine))
+    key: tuple[Hashable, ...] = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine))
+    if accurate is not ANY:
+        key += accurate
     if found := _ready.get(key):
         launch = found[0]
     else:
         workload = windows(image.shape, filters.shape, _dtype(plan, image, filters))
-        launch = cpu_launch.ConvLaunch(workload, *_on_cpu(workload, machine, plan, threads))
+        launch = cpu_launch.ConvLaunch(workload, *_on_cpu(workload, machine, plan, threads, accurate))
         _ready.put(key, (launch, machine, plan))
     y = launch(image, filters, bias, activation, out)
     return runtime.like(x, y) if out is None else out
@@ -206,30 +225,36 @@ def gemm(
     machine: str | Machine | Gpu = "host",
     threads: int = 1,
     dtype: str | None = None,
+    accuracy: Accuracy = "standard",
+    error_limit: float | None = None,
 ) -> Any:
     """alpha op(a) op(b) + beta c + bias, where op transposes if asked and bias has one value per column.
 
     dtypes as in `conv2d`, c and bias as the result; for int8 alpha and beta must be whole numbers.
     `c` is read, not written; the result goes to `out` or a new array of the kind that a is. CUDA arrays are multiplied where they lie, on
     their library's current stream; NumPy's on the CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. There, activation is any
-    line of native/cuda/epilogues.inc, clamp as ("clamp", low, high), and `dtype` how elements are multiplied ("tf32", "f8").
+    line of native/cuda/epilogues.inc, clamp as ("clamp", low, high), and `dtype` how elements are multiplied ("tf32", "tf32x3", "f8").
+    `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
     """
     alpha, beta = number(alpha, "alpha"), number(beta, "beta")
+    accurate = ANY if error_limit is None and accuracy == "standard" else _accurate(accuracy, error_limit)
     trans_a, trans_b = flag(trans_a, "trans_a"), flag(trans_b, "trans_b")
     threads = whole(threads, "threads", 1, _MOST_THREADS)
     arrays.refuse_gradients(a=a, b=b, c=c, bias=bias, out=out)
     if arrays.is_cuda(a) or arrays.is_cuda(b) or _on_gpu(plan, machine):
-        choose = _chooser(_gemm_chooser, plan, machine)
+        choose = _chooser(_gemm_chooser, plan, machine, accurate)
         return cuda_gemm.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype)
     if isinstance(activation, tuple) or not (dtype is None or (isinstance(dtype, str) and dtype in runtime.NUMPY_DTYPES)):
         raise OperandError(f"activation {activation!r} and dtype {dtype!r}: the CPU kernels have relu, and compute in the arrays' type")
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
-    key = (left.shape, left.dtype, right.shape, right.dtype, trans_a, trans_b, threads, _identity(plan or machine))
+    key: tuple[Hashable, ...] = (left.shape, left.dtype, right.shape, right.dtype, trans_a, trans_b, threads, _identity(plan or machine))
+    if accurate is not ANY:
+        key += accurate
     if found := _ready.get(key):
         launch = found[0]
     else:
         workload = _product(left, right, trans_a, trans_b, plan)
-        launch = cpu_launch.GemmLaunch(workload, *_on_cpu(workload, machine, plan, threads))
+        launch = cpu_launch.GemmLaunch(workload, *_on_cpu(workload, machine, plan, threads, accurate))
         _ready.put(key, (launch, machine, plan))
     y = launch(left, right, c, alpha, beta, bias, activation, out)
     return runtime.like(a, y) if out is None else out
@@ -252,14 +277,18 @@ def prepare(
     machine: str | Machine = "host",
     threads: int = 1,
     plan: values.Plan | None = None,
+    accuracy: Accuracy = "standard",
+    error_limit: float | None = None,
 ) -> cpu_launch.Prepared:
-    """A convolution with its filters packed once: `y = conv(x, out=None)`. A plan runs where its machine's plans run (`host.executor`)."""
+    """A convolution with its filters packed once: `y = conv(x, out=None)`. A plan runs where its machine's plans run (`host.executor`), and
+    has its own accuracy; `accuracy` and `error_limit` are as in `pysim.plan`."""
     workload = parse(problem) if isinstance(problem, str) else problem
     if not isinstance(workload, Conv):
         raise OperandError(f"prepare packs the filters of a convolution; {workload.text} is a matrix product: call pysim.gemm")
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
-    schedule, threads, executor = _on_cpu(workload, machine, plan, whole(threads, "threads", 1, _MOST_THREADS))
+    accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, _MOST_THREADS)
+    schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate)
     return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor)
 
 
@@ -346,28 +375,48 @@ def _known_gpu(name: str, identity: Hashable) -> bool:
     return isinstance(host.any_machine(name), Gpu)
 
 
-def _on_cpu(workload: Workload, machine: str | Machine | Gpu, plan: values.Plan | None, threads: int) -> tuple[Any, int, runtime.Executor]:
+def _on_cpu(
+    workload: Workload, machine: str | Machine | Gpu, plan: values.Plan | None, threads: int, accurate: Accurate
+) -> tuple[Any, int, runtime.Executor]:
     """The schedule of a problem, threads, and who runs it: the given plan's, or the best one's."""
-    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)))
+    _refuse_both(plan, accurate)
+    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)), accurate)
     schedule, on = on_cpu(chosen)
     return schedule, threads, host.executor(on)
 
 
-def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu) -> Any:
+def _accurate(accuracy: Any, error_limit: Any) -> Accurate:
+    """What was asked for, as it can stand in a call's signature; the planner says what is wrong with a word or a number."""
+    if accuracy == "standard" and error_limit is None:
+        return ANY
+    if not isinstance(accuracy, str):
+        raise PlanError(f"accuracy is {accuracy!r}; right is one of {', '.join(ACCURACIES)}")
+    return cast("Accuracy", accuracy), error_limit if error_limit is None else number(error_limit, "error_limit")
+
+
+def _refuse_both(plan: values.Plan | None, accurate: Accurate) -> None:
+    if plan is not None and accurate != ANY:
+        raise PlanError("accuracy and error_limit choose a plan, and this call brings one; ask pysim.plan for a plan that is so accurate")
+
+
+def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu, accurate: Accurate) -> Any:
     """What chooses schedules on a GPU, one for a plan and a machine: CPUs' plans and "host" stand for the GPU that is here."""
     on = plan.on if plan else machine
     where = host.CUDA if on == "host" or isinstance(on, Machine) else on
-    key = (make, _identity(plan or where))
+    key: tuple[Hashable, ...] = (make, _identity(plan or where))
+    if accurate is not ANY:
+        key += accurate
     if found := _choosers.get(key):
         return found[0]
-    return _choosers.put(key, (make(plan, host.runnable_any(where)), plan, where))[0]
+    _refuse_both(plan, accurate)
+    return _choosers.put(key, (make(plan, host.runnable_any(where), accurate), plan, where))[0]
 
 
-def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu) -> cuda_gemm.Chooser:
+def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurate) -> cuda_gemm.Chooser:
     """The schedule of a product as the kernels see it: the given plan's, which fits any layout of its sizes, or the best one."""
 
     def choose(workload: Gemm) -> GpuSchedule:
-        chosen = plan or _plan(workload, on)
+        chosen = plan or _plan(workload, on, accurate)
         theirs, schedule = chosen.workload, chosen.schedule
         if not (isinstance(theirs, Gemm) and isinstance(schedule, GpuSchedule)):
             raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; the arrays are multiplied on a GPU")
@@ -379,11 +428,11 @@ def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu) -> cuda_gemm.Choo
     return choose
 
 
-def _conv_chooser(plan: values.Plan | None, on: Machine | Gpu) -> cuda_conv.Chooser:
+def _conv_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurate) -> cuda_conv.Chooser:
     """The schedule of a convolution that lies in a layout: the given plan's, or that of the best plan."""
 
     def choose(workload: Conv, layout: str) -> GpuConvSchedule:
-        chosen = _fitting(plan, workload) or _plan(workload, on, cast("Layout", layout))
+        chosen = _fitting(plan, workload) or _plan(workload, on, accurate, cast("Layout", layout))
         if not isinstance(chosen.schedule, GpuConvSchedule):
             raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; the arrays are convolved on a GPU")
         return cuda_conv.fitting(chosen.schedule, chosen.layout, layout)

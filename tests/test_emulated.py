@@ -210,7 +210,7 @@ def test_compare_shows_static_and_simulated_beside_predicted_and_calls_neither_m
     result = invoke("compare", SMALL, "gemm:24x20x16", "-m", NAME)
     assert result.exit_code == 0, result.output
     header, first, second, *rest = result.stdout.splitlines()
-    assert header.split() == ["result", "static+sim", "predicted", "error", "x", "problem"]
+    assert header.split() == ["result", "static+sim", "predicted", "error", "max", "error", "x", "problem"]
     assert [row.split()[0] for row in (first, second)] == ["right", "right"]
     assert "|log(predicted/static+simulated)|" in result.stdout
     assert [line for line in rest if "measured" in line] == [

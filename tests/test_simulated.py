@@ -21,7 +21,7 @@ MACHINES = ("xeon-4208", "power10-e1050")
 def costs(problem: str, machine: str, hot: bool = True) -> tuple[Any, Any, Any]:
     """The plan, and the cost of its schedule with simulated caches; filters of a small cache hierarchy stay what they are."""
     on = load(machine)
-    plan = planner.plan(problem, on, state="hot" if hot else "cold")
+    plan = planner.plan(problem, on, state="hot" if hot else "cold", algorithm="sconv" if problem.startswith("conv") else "gemm")
     return on, plan, simulated_cost(plan.workload, on, plan.schedule, hot)
 
 

@@ -19,7 +19,7 @@ from pysim.registry.rows import gemm_kernel, gemm_kernels
 
 COUNTED = json.loads((Path(__file__).parent.parent / "benchmarks" / "data" / "cuda-wavefronts-h200.json").read_text())["launches"]
 TENSOR = [kernel for kernel in gemm_kernels() if kernel.tiles.tensor and not kernel.tiles.by_warpgroups]
-WGMMA = [kernel for kernel in gemm_kernels() if kernel.tiles.by_warpgroups]
+WGMMA = [kernel for kernel in gemm_kernels() if kernel.tiles.by_warpgroups and not kernel.promotion]
 BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "f64": 8}
 MMA = "f16_mma_128x128x64_64x32_16x8_s3_c1x1"
 WAYS = [("A", True), ("A", False), ("B", True), ("B", False)]
@@ -145,7 +145,13 @@ def test_other_families_and_types_are_refused():
             wavefronts(kernel, Gemm(m=1, n=1, k=1, dtype=dtype), schedule(kernel))
 
 
-@pytest.mark.parametrize("kernel", gemm_kernels(), ids=lambda kernel: kernel.name)
+def test_products_of_halves_are_refused_as_not_counted():
+    kernel = next(kernel for kernel in gemm_kernels() if kernel.promotion)
+    with pytest.raises(OperandError, match="which nobody has counted yet"):
+        wavefronts(kernel, Gemm(m=128, n=128, k=64, dtype=kernel.dtype), schedule(kernel))
+
+
+@pytest.mark.parametrize("kernel", [row for row in gemm_kernels() if not row.promotion], ids=lambda kernel: kernel.name)
 def test_predictions_are_what_an_h200_counted(kernel):
     found = [launch for launch in COUNTED if launch["kernel"] == kernel.name]
     assert found

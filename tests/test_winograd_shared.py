@@ -167,7 +167,7 @@ def test_a_launch_is_what_an_h200_counted() -> None:
 
 @pytest.mark.skipif(not COUNTED.exists(), reason=f"{COUNTED.name} has not been measured")
 @pytest.mark.parametrize("nhwc", [False, True])
-@pytest.mark.parametrize("form", FUSED)
+@pytest.mark.parametrize("form", [form for form in FUSED if form != "drained"])  # whose drains are not described
 def test_predictions_are_what_an_h200_counted(form: str, nhwc: bool) -> None:
     layout = "nhwc" if nhwc else "nchw"
     launches = [one for one in json.loads(COUNTED.read_text())["launches"] if (one["kernel"], one["layout"]) == (FUSED[form].name, layout)]

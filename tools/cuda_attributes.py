@@ -28,7 +28,7 @@ from pysim.registry.rows import Attributes, ConvKernel, Tiles, attributes_file, 
 
 CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others
-NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7"}
+NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7", "tf32x3": "8"}
 TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "s8": "signed char"}
 FITTED = ("efficiency",)  # what tools/fit_gpu.py adds
 WINOGRAD = {"reference": 0, "sts64": 1, "compact": 2}  # native/cuda/conv/winograd/winograd.h
@@ -46,7 +46,7 @@ def patterns(row: ConvKernel) -> list[str]:
     if row.outputs > 1 and not row.staged:
         if row.variant in WINOGRAD:
             return [f"fused_kernel<(pysim::winograd::Form){WINOGRAD[row.variant]},"]
-        filters = "Weights" if row.reduces_in_cluster else "Transformed"
+        filters = {"single": "Weights", "drained": "Drained"}.get(row.variant, "Transformed")
         return [f"fused4_kernel<{loads}, pysim::winograd::fused4::{filters}" for loads in ("true, 1", "false, 1", "false, 2", "false, 4")]
     if not row.block_k:
         return []
@@ -70,7 +70,7 @@ def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int 
     """What the demangled name of a kernel's instantiations contains; `operands`: of wgmma's, those of what they multiply."""
     if k.by_warpgroups:
         return f"wgmma_kernel<pysim::hopper::Shape<{NUMBERS[k.dtype]}, {k.rows}, {k.columns}, {k.warp_rows}, {k.warp_columns}, " + (
-            f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}>, pysim::hopper::{operands}<"
+            f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}, {k.promotion}>, pysim::hopper::{operands}<"
         )
     if not k.tensor:
         return f"simt::kernel<pysim::{shape_of(k)}"

@@ -57,7 +57,7 @@ BASELINES = ("planned", "blas", "caffe")
 
 def of_layer(workload: Conv, on: Machine) -> dict[str, Any]:
     """Everything that is predicted of one convolution."""
-    csa, full = planner.plan(workload, on, model="csa"), planner.plan(workload, on)
+    csa, full = planner.plan(workload, on, model="csa"), planner.plan(workload, on, algorithm="sconv")
     ours = full.cost
     assert isinstance(ours, Cost)
     return {

@@ -84,6 +84,23 @@ def cublas_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def accuracy_table(*names: str) -> str:
+    """Per problem: what a direct sum's error is stated as, and the least and largest measured of each party, operands in [-1, 1)."""
+    found = [json.loads(line) for name in names for line in (DATA / name).read_text().splitlines()]
+    problems = dict.fromkeys((one["machine"], one["problem"]) for one in found)
+    rows = ["| machine | problem | who: least to largest error of its kernels |", "| --- | --- | --- |"]
+    for machine, problem in problems:
+        parties: dict[str, list[float]] = {}
+        for one in found:
+            if (one["machine"], one["problem"]) == (machine, problem) and one["low"] < 0:
+                transform = re.search(r"_f(\d)_.*?(_drained)?$", one["kernel"]) if one["stated"] else None
+                of = f" F({transform[1]}x{transform[1]}){' drained' * bool(transform[2])}" if transform else ""
+                parties.setdefault(one["algorithm"] + of, []).append(one["error"])
+        cells = [f"{name} {min(some):.1e}" + f" to {max(some):.1e}" * (max(some) > min(some)) for name, some in sorted(parties.items())]
+        rows.append(f"| {machine} | `{problem}` | {'; '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
 def convolution_table(*names: str) -> str:
     """Per set and type: TFLOP/s of each algorithm of float32, and of the fastest of each party in the other types."""
     lines = conv_data.lines_of(DATA / name for name in names)
@@ -161,7 +178,26 @@ def conv_wavefronts_table(name: str) -> str:
     return "\n".join([about, "", *rows, ""])
 
 
+def models_table() -> str:
+    """Whole networks: milliseconds of PyTorch's best and of pysim, both as CUDA graphs or not, errors, and layers that run here."""
+    header, *found = map(json.loads, (DATA / "models-h200.jsonl").read_text().splitlines())
+    rows = [
+        "| network, batch | PyTorch | its best of | pysim | ratio | errors: PyTorch, pysim | layers by pysim |",
+        "|---|--:|---|--:|--:|---|--:|",
+    ]
+    for one in found:
+        theirs = {name: value for name, value in one["milliseconds"].items() if not name.startswith("pysim")}
+        best, ours = min(theirs, key=theirs.__getitem__), sum(layer["runs"] == "pysim" for layer in one["decisions"])
+        errors = f"{one['errors']['pytorch']:.1e}, {one['errors']['pysim']:.1e}"
+        times = f"{theirs[best]:.2f} | {best.replace('_', ' ')} | {one['milliseconds']['pysim graph']:.2f} | {one['ratio']:.2f}x"
+        rows.append(f"| {one['model']}, {one['batch']} | {times} | {errors} | {ours} of {len(one['decisions'])} |")
+    mean = geometric_mean(one["ratio"] for one in found)
+    versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
+    return "\n".join([*rows, "", f"{header['device']}, {versions}; milliseconds; geometric mean {mean:.2f}x.", ""])
+
+
 if __name__ == "__main__":
+    put(ROOT / "docs" / "models.md", "models", models_table())
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "model.md", "fit", fit_table())
@@ -182,6 +218,7 @@ if __name__ == "__main__":
     put(cache, "validation worst", worst_table())
     put(ROOT / "docs" / "performance-cuda.md", "cublas", cublas_table())
     put(ROOT / "docs" / "performance-cuda-conv.md", "winograd error", (DATA / "winograd-error.md").read_text())
+    put(ROOT / "docs" / "accuracy.md", "errors", accuracy_table("accuracy-h200.jsonl", "accuracy-cpu.jsonl"))
     measured = [path.name for path in sorted(DATA.glob("conv-h200*.jsonl"))]
     put(ROOT / "docs" / "performance-cuda-conv.md", "convolution figures", conv_figures(measured))
     put(ROOT / "docs" / "performance-cuda-conv.md", "convolutions", convolution_table(*measured))

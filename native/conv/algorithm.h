@@ -15,6 +15,7 @@ typedef struct {
     pysim_operands operands; /* as a run reads them: prepared weights in the place of weights */
     int64_t prepared_bytes;  /* 0: the weights are read as they are */
     pysim_conv own;          /* of an algorithm that turns the problem into another convolution: what the nest points to */
+    int64_t thread_bytes;    /* of the workspace, for each thread, of an algorithm that is no nest; 0: the panels of a nest */
     int64_t shared_bytes;    /* of the workspace, for all threads together; the panels of each thread lie behind them */
 } pysim_job;
 

@@ -34,7 +34,7 @@ typedef struct {
 static int64_t window_tiles(const pysim_nest *n) { return pysim_ceil_div(n->windows, n->schedule.windows); }
 static int64_t filter_tiles(const pysim_nest *n) { return pysim_ceil_div(n->filters, n->schedule.filters); }
 
-static double now(void) {
+double pysim_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -73,7 +73,10 @@ static pysim_status thread_workspace(const pysim_nest *n, int64_t *bytes) {
 pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes) {
     int64_t each = 0;
     const pysim_status status = thread_workspace(n, &each);
-    if (status != PYSIM_OK) return status;
+    return status == PYSIM_OK ? pysim_team_workspace(each, threads, bytes) : status;
+}
+
+pysim_status pysim_team_workspace(int64_t each, int32_t threads, int64_t *bytes) {
     if (threads < 1 || threads > MAX_THREADS)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "threads is %d; it must lie in 1..%d", (int)threads, MAX_THREADS);
     if (__builtin_mul_overflow(each, threads, bytes)) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
@@ -111,12 +114,12 @@ int64_t pysim_nest_filter_offset(const pysim_nest *n, int64_t c0, int64_t nc, in
 
 static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t tile, char *panel) {
     const int64_t t0 = tile * n->schedule.windows, nw = pysim_min(n->schedule.windows, n->windows - t0);
-    const double start = x->profile ? now() : 0;
+    const double start = x->profile ? pysim_now() : 0;
     int64_t r0, r1;
     n->live_rows(n, t0, nw, &r0, &r1);
     n->pack_windows(n, c0, nc, t0, nw, r0, r1, panel);
     if (x->profile) {
-        x->profile->pack_seconds += now() - start;
+        x->profile->pack_seconds += pysim_now() - start;
         x->profile->packed_tiles++;
     }
 }
@@ -124,12 +127,12 @@ static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int6
 /* The filter panels [begin, end) of a channel set, where they are not packed already. */
 static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t begin, int64_t end) {
     if (!n->pack_filters) return;
-    const double start = x->profile ? now() : 0;
+    const double start = x->profile ? pysim_now() : 0;
     for (int64_t f = begin; f < end; f++) {
         const int64_t f0 = f * n->schedule.filters;
         n->pack_filters(n, c0, nc, f0, pysim_min(n->schedule.filters, n->filters - f0), x->filters + (f - begin) * x->filter_panel);
     }
-    if (x->profile) x->profile->pack_seconds += now() - start;
+    if (x->profile) x->profile->pack_seconds += pysim_now() - start;
 }
 
 /* O_T (+)= F_T x I_T for one pair of tiles; `set_begin` is the first filter tile of the packed set. */
@@ -194,7 +197,7 @@ static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profi
                  .profile = profile};
     x.windows = workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
     x.filters = x.windows + window_panels(n) * x.window_panel;
-    const double start = profile ? now() : 0, packed = profile ? profile->pack_seconds : 0;
+    const double start = profile ? pysim_now() : 0, packed = profile ? profile->pack_seconds : 0;
     for (int64_t c0 = 0; c0 < n->channels; c0 += n->schedule.channels) {
         const int64_t nc = pysim_min(n->schedule.channels, n->channels - c0);
         if (n->schedule.stationary == PYSIM_INPUT_STATIONARY)
@@ -203,7 +206,7 @@ static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profi
             weight_stationary(n, &x, c0, nc);
     }
     if (n->finish) n->finish(n);
-    if (profile) profile->kernel_seconds += now() - start - (profile->pack_seconds - packed);
+    if (profile) profile->kernel_seconds += pysim_now() - start - (profile->pack_seconds - packed);
 }
 
 /* Part `part` of `parts` of the tiles: the dimension with more tiles is cut. */
@@ -261,6 +264,17 @@ void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *con
     run_all(&(team){items, (int32_t)pysim_min(threads, items), item, context});
 }
 
+void pysim_add_profile(pysim_profile *profile, const pysim_profile *own) {
+    if (!profile) return;
+#pragma omp critical
+    {
+        profile->pack_seconds += own->pack_seconds;
+        profile->kernel_seconds += own->kernel_seconds;
+        profile->packed_tiles += own->packed_tiles;
+        profile->kernel_calls += own->kernel_calls;
+    }
+}
+
 /* A run of all tiles on a team: its items are images, or parts of images. */
 typedef struct {
     const pysim_nest *shared;
@@ -279,15 +293,7 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     take_part(&n, item % r->parts, r->parts);
     pysim_profile own = {0};
     run_tiles(&n, r->workspace + thread * r->workspace_each, r->profile ? &own : NULL);
-    if (r->profile) {
-#pragma omp critical
-        {
-            r->profile->pack_seconds += own.pack_seconds;
-            r->profile->kernel_seconds += own.kernel_seconds;
-            r->profile->packed_tiles += own.packed_tiles;
-            r->profile->kernel_calls += own.kernel_calls;
-        }
-    }
+    pysim_add_profile(r->profile, &own);
 }
 
 void pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads,

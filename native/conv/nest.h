@@ -39,12 +39,19 @@ struct pysim_nest {
 /* Bytes that `threads` threads need, or an overflow. */
 pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes);
 
+/* The same of `each` bytes a thread. */
+pysim_status pysim_team_workspace(int64_t each, int32_t threads, int64_t *bytes);
+
 /* Checks a schedule against the nest and stores a copy with k2 and k3 clamped to the tile counts. */
 pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal);
 
 /* Calls item(i, thread, context) for i < items on a team of `threads` threads, thread 0 .. threads-1. */
 typedef void (*pysim_item)(int64_t item, int64_t thread, const void *context);
 void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *context);
+
+/* For profiles: seconds of a clock that only goes forward; what one thread's work adds, where a profile is wanted. */
+double pysim_now(void);
+void pysim_add_profile(pysim_profile *profile, const pysim_profile *own);
 
 /* Runs all tiles of `images` nests that prepare() fills, on `threads` threads, in as much workspace as pysim_nest_workspace says; each
  * tile is computed by one thread in one order, so the bits do not depend on their number. Adds to the profile, where one is given. */

@@ -96,7 +96,7 @@ static void good(int32_t f, call *x) {
         x->of = (pysim_problem){PYSIM_CONV, .conv = {1, 2, 4, 6, 7, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32}};
     const int32_t kernel = kernel_of(PYSIM_F32, 1, &row);
     x->s = (pysim_schedule){product ? CHECK_gemm : CHECK_sconv, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES,
-                            row.windows, row.filters, 2, 64, 64}; /* k2, k3: all tiles */
+                            row.windows, row.filters, 2, 64, 64, 0}; /* k2, k3: all tiles */
     x->problem = &x->of, x->conv = &x->of.conv, x->schedule = &x->s, x->epilogue = &x->e;
     x->threads = 1;
     char **region[] = {&x->input, &x->filters, &x->packed, &x->output, &x->columns, &x->workspace, &x->bias};

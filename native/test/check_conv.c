@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolutions at the edges of a kernel's block, run as every kind of schedule. Two families: any kernel, and 1x1 with unit
- * stride and no padding, where both pack modes are legal. */
+ * Convolutions at the edges of a kernel's block, run as every kind of schedule. Three families: any kernel; 1x1 with unit stride and
+ * no padding, where both pack modes are legal; 3x3 with unit stride by Winograd's transforms. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,13 +8,14 @@
 #include "check.h"
 #include "cover.h"
 
-enum { FAMILY_ANY = 0, FAMILY_POINTWISE = 1 };
+enum { FAMILY_ANY = 0, FAMILY_POINTWISE = 1, FAMILY_WINOGRAD = 2 };
 
 /* Axes of the covering array, see cover_settings. */
 enum {
     WINDOWS, FILTERS, STATIONARY, K2, K3, LAYOUT, CHANNELS, SET, GROUPS, BATCH, BIAS, RELU, /* both families */
     PACK, POINTWISE_AXES,
     KERNEL = PACK, STRIDE, DILATION, PADDING, ANY_AXES,
+    OUTPUTS = PACK, WINOGRAD_PADDING, WINOGRAD_AXES, /* WINDOWS are tiles there */
 };
 static const int64_t channel_levels[] = {1, 2, 3, 5, 17};
 /* {1, 19} has more taps than a vector has lanes; a stride of 13 needs 13 vectors a tap, one of 19 is beyond every table. */
@@ -24,6 +25,7 @@ static const int64_t dilations[][2] = {{1, 1}, {2, 2}, {1, 2}, {3, 5}};
 enum { PADDINGS = 5 };
 
 static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 6, 8, 4, PADDINGS};
+static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES, 1, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 3, PADDINGS};
 static const int32_t pointwise_levels[POINTWISE_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 2};
 
 typedef struct {
@@ -101,6 +103,40 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     k->s = check_schedule(kernel, row, &plan, channels, &k->random);
 }
 
+/* A 3x3 convolution whose tiles are at the edges of the kernel's filters, its filters at those of its windows. */
+static void make_winograd(conv_case *k, int32_t index, const unsigned char *level, int32_t kernel, const pysim_kernel_info *row) {
+    unsigned char plain[ANY_AXES] = {0};
+    memcpy(plain, level, PACK);
+    plain[KERNEL] = 1;
+    plain[PADDING] = level[WINOGRAD_PADDING];
+    make(k, FAMILY_ANY, index, plain, kernel, row);
+    snprintf(k->id, sizeof k->id, "winograd/%d", (int)index);
+    pysim_conv *c = &k->c;
+    int64_t rows, columns;
+    k->s.algorithm = CHECK_winograd;
+    k->s.outputs = 2 + 2 * level[OUTPUTS];
+    c->filters = c->groups * check_edge(level[FILTERS], row->windows);
+    layout(level[LAYOUT], check_edge(level[WINDOWS], row->filters), &rows, &columns);
+    k->p = rows * k->s.outputs - check_below(&k->random, k->s.outputs);
+    k->q = columns * k->s.outputs - check_below(&k->random, k->s.outputs);
+    axis(plain[PADDING], k->p, 3, 1, 1, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
+    axis(plain[PADDING], k->q, 3, 1, 1, &k->random, &c->pad_left, &c->pad_right, &c->width);
+}
+
+/* Whether the row is one that Winograd's products run on: transforms of its target and dtype, panels that are not too wide. */
+static int has_winograd(const pysim_kernel_info *row) {
+    static const char *const transforms[] = {
+#define PYSIM_WINOGRAD(target, dtype) #target " " #dtype,
+#include "../winograd.inc"
+#undef PYSIM_WINOGRAD
+    };
+    char own[64];
+    snprintf(own, sizeof own, "%s %s", row->target, check_name(row->dtype));
+    for (size_t i = 0; i < sizeof transforms / sizeof *transforms; i++)
+        if (strcmp(own, transforms[i]) == 0) return row->filters <= 16 && row->windows <= 64;
+    return 0;
+}
+
 static int begin(const conv_case *k, const pysim_kernel_info *row) {
     const pysim_conv *c = &k->c;
     char schedule[160];
@@ -108,13 +144,13 @@ static int begin(const conv_case *k, const pysim_kernel_info *row) {
     return check_begin(
         k->id,
         "conv:mb%lldg%lldic%lldih%lldiw%lldoc%lldoh%lldow%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld:%s "
-        "pad_bottom=%lld pad_right=%lld%s%s | %s %s threads=%d",
+        "pad_bottom=%lld pad_right=%lld%s%s | %s outputs=%d %s threads=%d",
         (long long)c->batch, (long long)c->groups, (long long)c->channels, (long long)c->height, (long long)c->width,
         (long long)c->filters, (long long)k->p, (long long)k->q, (long long)c->kernel_h, (long long)c->kernel_w,
         (long long)c->stride_h, (long long)c->stride_w, (long long)c->pad_top, (long long)c->pad_left,
         (long long)c->dilation_h - 1, (long long)c->dilation_w - 1, check_name(c->dtype),
-        (long long)c->pad_bottom, (long long)c->pad_right, k->bias ? " bias" : "", k->relu ? " relu" : "", row->name, schedule,
-        (int)k->threads);
+        (long long)c->pad_bottom, (long long)c->pad_right, k->bias ? " bias" : "", k->relu ? " relu" : "", row->name,
+        (int)k->s.outputs, schedule, (int)k->threads);
 }
 
 static void describe(const conv_case *k, const char *what, int64_t i, const void *got, const void *want) {
@@ -147,6 +183,12 @@ static int expect(conv_case *k, const pysim_epilogue *e, guard_side side) {
     return 1;
 }
 
+static double largest(const void *positive, int32_t dtype, int64_t count) {
+    double most = 0;
+    for (int64_t i = 0; i < count; i++) most = fmax(most, check_get(positive, dtype, i));
+    return most;
+}
+
 /* |I| |F| + |bias| into SCRATCH_BOUND. */
 static void expect_bound(conv_case *k, const void *bias) {
     const size_t size = check_size(k->c.dtype), result_size = check_size(k->result);
@@ -157,8 +199,17 @@ static void expect_bound(conv_case *k, const void *bias) {
     check_absolute(filters, at.filters.buffer, k->c.dtype, k->filters);
     if (bias) check_absolute(positive, bias, k->result, k->c.filters);
     const pysim_epilogue e = {.alpha = 1, .bias = bias ? positive : NULL};
-    if (check_conv_reference(&k->c, &e, input, filters, check_scratch(SCRATCH_BOUND, (size_t)k->output * result_size)) != PYSIM_OK)
-        check_fail("pysim_reference: %s", pysim_last_error());
+    void *bound = check_scratch(SCRATCH_BOUND, (size_t)k->output * result_size);
+    if (check_conv_reference(&k->c, &e, input, filters, bound) != PYSIM_OK) check_fail("pysim_reference: %s", pysim_last_error());
+}
+
+/* Where patches are transformed, which mixes windows: the bound of the largest elements, everywhere. */
+static void mix_bound(const conv_case *k, const void *bias) {
+    if (k->s.algorithm != CHECK_winograd) return;
+    const double summed = (double)(9 * k->c.channels / k->c.groups) * largest(check_scratch(SCRATCH_A, 0), k->c.dtype, k->input) *
+                          largest(check_scratch(SCRATCH_B, 0), k->c.dtype, k->filters);
+    const double most = summed + (bias ? largest(check_scratch(SCRATCH_BIAS, 0), k->result, k->c.filters) : 0);
+    for (int64_t i = 0; i < k->output; i++) check_set(check_scratch(SCRATCH_BOUND, 0), k->result, i, most);
 }
 
 /* Runs the case into at.output, everything the run touches guarded; 0 if it has failed. */
@@ -228,18 +279,26 @@ static void count_nonzero(const conv_case *k) {
         check_fail("the case is too weak: %lld of %lld results differ from zero", (long long)nonzero, (long long)live);
 }
 
-/* Exact inputs: the reference's bits. */
-static void exact(conv_case *k, const pysim_epilogue *e, guard_side side) {
-    if (!expect(k, e, side) || !run(k, e, k->index & 1 ? k->threads : 1, side, 0xFF)) return;
-    const void *want = check_scratch(SCRATCH_WANT, 0);
-    const int64_t bad = check_compare(k->result, k->output, at.output.buffer, want, NULL, 0);
-    if (bad >= 0) describe(k, "small integers", bad, at.output.buffer, want);
-}
-
+/* Winograd: an output's terms, all positive, grow to that many times 9 products: the largest element of
+ * |A^T| (|G| 1 |G^T| . |B^T| 1 |B|) |A| / 9 over the points of each m. */
 static double tolerance(const conv_case *k) {
-    const int64_t channels = k->c.channels / k->c.groups, depth = channels * k->c.kernel_h * k->c.kernel_w;
+    static const double growth[] = {7.2, 83.6, 508.8};
+    const int64_t channels = k->c.channels / k->c.groups, m = k->s.outputs;
+    if (k->s.algorithm == CHECK_winograd) return growth[m / 2 - 1] * check_gamma(k->result, channels + 6 * m + 20);
+    const int64_t depth = channels * k->c.kernel_h * k->c.kernel_w;
     const int64_t cut = k->s.algorithm == CHECK_sconv ? channels : depth; /* what comes in sets */
     return 1.0001 * check_gamma(k->result, depth + (cut + k->s.channels - 1) / k->s.channels + 4);
+}
+
+/* Exact inputs: the reference's bits. */
+static void exact(conv_case *k, const pysim_epilogue *e, guard_side side) {
+    if (!expect(k, e, side)) return;
+    const int inexact = k->s.outputs > 2; /* points that are no powers of two */
+    if (inexact) expect_bound(k, e->bias), mix_bound(k, e->bias);
+    if (!run(k, e, k->index & 1 ? k->threads : 1, side, 0xFF)) return;
+    const void *want = check_scratch(SCRATCH_WANT, 0), *bound = inexact ? check_scratch(SCRATCH_BOUND, 0) : NULL;
+    const int64_t bad = check_compare(k->result, k->output, at.output.buffer, want, bound, tolerance(k));
+    if (bad >= 0) describe(k, "small integers", bad, at.output.buffer, want);
 }
 
 /* Random inputs: within the bound, and the same bits every time and on any number of threads. */
@@ -248,6 +307,7 @@ static void random_inputs(conv_case *k, const pysim_epilogue *e, guard_side side
     if (!expect(k, e, side)) return;
     expect_bound(k, e->bias);
     count_nonzero(k);
+    mix_bound(k, e->bias);
     if (check_failed() || !run(k, e, 1, side, 0xFF)) return;
     const void *want = check_scratch(SCRATCH_WANT, 0), *bound = check_scratch(SCRATCH_BOUND, 0);
     const int64_t bad = check_compare(k->result, k->output, at.output.buffer, want, check_is_exact(k->result) ? NULL : bound, tolerance(k));
@@ -281,7 +341,7 @@ static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
 /* The same inputs and tiles by every other algorithm. */
 static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
-        if (check_computes[i] != PYSIM_CONV) continue;
+        if (check_computes[i] != PYSIM_CONV || i == CHECK_winograd) continue;
         k->s.algorithm = i;
         if (pack(k, side)) random_inputs(k, e, side);
         k->s.algorithm = CHECK_sconv;
@@ -300,17 +360,22 @@ static void check_case(conv_case *k) {
     if (check_failed() || !prepare(k, FILL_RANDOM, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT)) return;
     e.bias = k->bias ? at.bias.buffer : NULL;
     random_inputs(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
+    if (k->s.algorithm == CHECK_winograd) return; /* which needs finite operands */
     others(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
     if (!check_failed() && !check_is_exact(k->result)) poisoned(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
 }
 
 static void family(int family_of, int32_t round, int32_t kernel, const pysim_kernel_info *row) {
     static cover_array rows;
-    const int any = family_of == FAMILY_ANY;
-    cover_settings(any ? ANY_AXES : POINTWISE_AXES, any ? any_levels : pointwise_levels, family_of, round, &rows);
+    static const int32_t axes[] = {ANY_AXES, POINTWISE_AXES, WINOGRAD_AXES};
+    static const int32_t *const levels[] = {any_levels, pointwise_levels, winograd_levels};
+    cover_settings(axes[family_of], levels[family_of], family_of, round, &rows);
     for (int32_t i = 0; i < rows.count; i++) {
         conv_case k;
-        make(&k, family_of, round * COVER_ROWS + i, rows.row[i], kernel, row);
+        if (family_of == FAMILY_WINOGRAD)
+            make_winograd(&k, round * COVER_ROWS + i, rows.row[i], kernel, row);
+        else
+            make(&k, family_of, round * COVER_ROWS + i, rows.row[i], kernel, row);
         const pysim_status status = pysim_conv_output(&k.c, &k.p, &k.q);
         if (!begin(&k, row)) continue;
         if (status == PYSIM_OK)
@@ -324,4 +389,5 @@ static void family(int family_of, int32_t round, int32_t kernel, const pysim_ker
 void check_conv(int32_t round, int32_t kernel, const pysim_kernel_info *row) {
     family(FAMILY_ANY, round, kernel, row);
     family(FAMILY_POINTWISE, round, kernel, row);
+    if (has_winograd(row)) family(FAMILY_WINOGRAD, round, kernel, row);
 }

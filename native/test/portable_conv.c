@@ -20,7 +20,7 @@ static int32_t kernel_named(const char *name) {
 
 int main(void) {
     const pysim_problem c = {PYSIM_CONV, .conv = {1, 1, 4, 9, 11, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32}};
-    const pysim_schedule s = {0, kernel_named("f32_win_8x4__portable"), PYSIM_WEIGHT_STATIONARY, PYSIM_PACK_TILES, 8, 4, 3, 3, 1};
+    const pysim_schedule s = {0, kernel_named("f32_win_8x4__portable"), PYSIM_WEIGHT_STATIONARY, PYSIM_PACK_TILES, 8, 4, 3, 3, 1, 0};
     const pysim_epilogue e = {1, 0, NULL, PYSIM_RELU};
     int64_t packed, work;
     if (pysim_prepared_bytes(&c, &s, &packed) || pysim_workspace_bytes(&c, &s, 1, &work)) return fail("sizes");

@@ -157,20 +157,7 @@ static void pack_segment(const pysim_segment *s, T *dst) {
         pack_scalar(s, dst);
 }
 
-/* rows x LANES block in place: after log2(LANES) perfect shuffles row i holds column i. */
-INLINE void transpose(VEC r[LANES]) {
-    VEC t[LANES];
-#pragma GCC unroll 4
-    for (int stage = 1; stage < LANES; stage *= 2) {
-#pragma GCC unroll 8
-        for (int i = 0; i < LANES / 2; i++) {
-            t[2 * i] = v_interleave_low(r[i], r[i + LANES / 2]);
-            t[2 * i + 1] = v_interleave_high(r[i], r[i + LANES / 2]);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) r[i] = t[i];
-    }
-}
+#include "transpose.h"
 
 /* `looks`: whether any element is not finite. Zero times such a one is NaN, which sums keep: a multiply-add a vector. */
 INLINE int pack_transposed(const int looks, const T *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, T *dst) {

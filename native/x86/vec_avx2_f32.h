@@ -57,6 +57,13 @@ INLINE VEC v_interleave_low(VEC a, VEC b) {
 INLINE VEC v_interleave_high(VEC a, VEC b) {
     return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
 }
+/* Elements 0 2 4 .. and 1 3 5 .. of a:b. */
+INLINE VEC v_even(VEC a, VEC b) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), 0xD8));
+}
+INLINE VEC v_odd(VEC a, VEC b) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD)), 0xD8));
+}
 
 enum { GATHER_MAX = 16 };
 typedef struct {

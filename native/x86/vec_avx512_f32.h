@@ -40,6 +40,13 @@ INLINE VEC v_interleave_low(VEC a, VEC b) {
 INLINE VEC v_interleave_high(VEC a, VEC b) {
     return _mm512_permutex2var_ps(a, _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31), b);
 }
+/* Elements 0 2 4 .. and 1 3 5 .. of a:b. */
+INLINE VEC v_even(VEC a, VEC b) {
+    return _mm512_permutex2var_ps(a, _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30), b);
+}
+INLINE VEC v_odd(VEC a, VEC b) {
+    return _mm512_permutex2var_ps(a, _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31), b);
+}
 
 /* Strided reads: lane j of the result is element j*stride + phase of the row. The row is read as whole vectors, and vector i
  * gives the lanes of from[i], permuted by index. */

@@ -6,12 +6,12 @@ candidates       every legal schedule of its kernels, as arrays, and the kernels
 cost             seconds of every candidate, from the machine's numbers alone
 prepare          what of the weights is made once, and its bytes
 workspace_bytes  what a run needs beside its operands, the number that the native library asks for
-tolerance        what a result may differ by, with its source
+tolerance        what a result may differ by and comes to, with its source, and whether operands are multiplied as they are
 describe         the loop nest, tiles and terms of a plan, for people
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from pysim.record.schedule import AnySchedule
 from pysim.registry.rows import Finite, conv_kernel
 
 Array = NDArray[np.float64]
+Operands = Literal["plain", "transformed", "split"]  # as they are, sums of several, parts of each
 
 
 class Candidates(Protocol):
@@ -69,12 +70,23 @@ class Costs(Protocol):
 
 class Bound(NamedTuple):
     """|result - exact| <= gamma_k |A||B| x `growth`, k the length of the sums, or, where the operands are transformed, `rms` times the
-    result's root mean square; `source` says whence. `finite`: what must be finite for that (`Plan.needs_finite`)."""
+    result's root mean square; `source` says whence. `finite`: what must be finite for that (`Plan.needs_finite`).
+
+    That is what no right result exceeds. `error` is what one comes to: the largest error of its sums over the result's root mean square
+    (`pysim.algorithms.accuracy`); None: a direct sum's, or what the bound allows beyond one. `multiplied`: what is; None: where operands
+    must be finite they are transformed, else they are plain.
+    """
 
     growth: float
     rms: float
     source: str
     finite: Finite = "nothing"
+    error: float | None = None
+    multiplied: Operands | None = None
+
+    @property
+    def operands(self) -> Operands:
+        return self.multiplied or ("transformed" if self.finite == "operands" else "plain")
 
 
 SUMS = Bound(1.0, 0.0, "Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1")  # of k products, in any order
@@ -117,7 +129,7 @@ class Algorithm(Protocol):
         """What a run needs beside its operands."""
 
     def tolerance(self, problem: Any, schedule: Any) -> Bound:
-        """What a result may differ by."""
+        """What a result may differ by, and what it comes to."""
 
     def describe(self, plan: Plan) -> Description:
         """The plan for people."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pysim.algorithms import algorithm_named
 from pysim.algorithms.contract import Bound
 from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SUM_UNITS
 from pysim.problem.text import Workload
 from pysim.record.plan import Plan
 
@@ -29,7 +30,7 @@ Array = NDArray[Any]
 # Whole numbers stay exact in F(2x2), the largest transform that has none but halves and quarters: 2.25 of the filter's transform, 4 of the
 # patch's, 9 planes, in quarters, over 9 products
 EXACT_GROWTH = 36
-_TRANSFORMED = {"f32": 1e-3, "tf32": 0.1, "f16": 0.1, "bf16": 0.5}  # of the root mean square
+_TRANSFORMED = {"f32": 1e-3, "tf32": 0.1, "tf32x3": 1e-3, "f16": 0.1, "bf16": 0.5}  # of the root mean square
 
 
 class Sums(NamedTuple):
@@ -42,8 +43,8 @@ class Sums(NamedTuple):
 
 def sums_of(dtype: str, k: int, result: np.dtype[Any], on_gpu: bool) -> Sums:
     """Of a problem's type on a CPU or a GPU."""
-    unit = {"f64": 2.0**-53, "f8": 2.0**-14}.get(dtype, 2.0**-23 if on_gpu else 2.0**-24)
-    return Sums(k, unit, result)
+    unit = SUM_UNITS[dtype]
+    return Sums(k, 2 * unit if on_gpu and unit == SUM_UNITS["f32"] else unit, result)
 
 
 def gamma(k: float, unit: float) -> float:

@@ -21,7 +21,8 @@ from pysim.runtime.cpu import aligned
 Array = NDArray[Any]
 
 HELD: dict[str, np.dtype[Any]] = {
-    "f32": np.dtype(np.float32), "tf32": np.dtype(np.float32), "f64": np.dtype(np.float64), "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32), "tf32": np.dtype(np.float32), "tf32x3": np.dtype(np.float32),
+    "f64": np.dtype(np.float64), "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16), "f8": np.dtype(ml_dtypes.float8_e4m3fn), "s8": np.dtype(np.int8), "s32": np.dtype(np.int32),
 }  # fmt: skip
 LARGEST = 31  # enough to tell operands apart; larger numbers would only shrink the longest exact k

@@ -27,12 +27,13 @@ Everywhere = Callable[[], Pair | None]
 
 
 class Verdict(NamedTuple):
-    """`error` is the largest |got - want|, in `judge`'s over |A||B| on the random fill (NaN where there is none); `reason` says what is
-    wrong, and where."""
+    """`error` is the largest |got - want|, in `judge`'s over |A||B| on the random fill (NaN where there is none); `over_rms` is the largest
+    there over the root mean square of what is right; `reason` says what is wrong, and where."""
 
     status: Literal["passed", "failed", "mistrusted"]
     error: float
     reason: str = ""
+    over_rms: float = math.nan
 
     @property
     def passed(self) -> bool:
@@ -68,7 +69,9 @@ def on_random(t: Trial, bound: Bound, got: Array, everywhere: Everywhere = lambd
         return Verdict("failed", math.nan, f"random fill: {bad} of {got.size} elements are NaN, infinite or were never written")
     taken = where.of(got)
     found = compare(taken, where.want, allowed(bound, t.sums, where.want, where.scale))
-    error = float(np.max(np.abs(taken.astype(np.float64) - where.want) / np.maximum(where.scale, np.finfo(np.float64).tiny)))
+    off, tiny = np.abs(taken.astype(np.float64) - where.want), np.finfo(np.float64).tiny
+    error = float(np.max(off / np.maximum(where.scale, tiny)))
+    over_rms = float(off.max() / max(math.sqrt(float(np.mean(where.want**2))), tiny))
     reason = found.reason
     if found.passed and (known_everywhere := everywhere()):
         want, scale = known_everywhere
@@ -78,7 +81,7 @@ def on_random(t: Trial, bound: Bound, got: Array, everywhere: Everywhere = lambd
             if not found.passed:
                 reason = found.reason + _counted(rows)
                 break
-    return Verdict(found.status, error, reason and f"random fill: {reason}")
+    return Verdict(found.status, error, reason and f"random fill: {reason}", over_rms)
 
 
 def compare(got: Array, want: Array, off: Array | float = 0.0) -> Verdict:

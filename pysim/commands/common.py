@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from pysim.errors import ProblemError, choose, printable
+from pysim.record.accuracy import ACCURACIES
 from pysim.registry.rows import CONV_LAYOUTS
 
 if TYPE_CHECKING:
@@ -105,6 +106,13 @@ def layout_option(command: Command) -> Command:
 def memory_limit_option(command: Command) -> Command:
     text = "GPU: no plan that needs more workspace, e.g. 0 or 64MiB."
     return click.option("--memory-limit", metavar="BYTES", callback=byte_count, help=text)(command)
+
+
+def accuracy_options(command: Command) -> Command:
+    levels = "standard: any plan; strict: none whose stated error is above a direct sum's; ieee: multiply-adds of the type alone."
+    limit = "No plan whose stated error, the largest over the result's root mean square, is above E, e.g. 1e-5."
+    command = click.option("--error-limit", type=Number(min=0), metavar="E", help=limit)(command)
+    return click.option("--accuracy", type=Choice(list(ACCURACIES)), default=ACCURACIES[0], show_default=True, help=levels)(command)
 
 
 def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -273,6 +281,11 @@ def size(value: float) -> str:
     """32 KiB, 1 MiB, 97.5 KiB."""
     unit, scale = next(((u, s) for u, s in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)) if value >= s), ("B", 1))
     return f"{value / scale:.4g} {unit}"
+
+
+def error(value: float | None) -> str:
+    """1.1e-05."""
+    return "-" if value is None else f"{value:.1e}"
 
 
 def hertz(value: float) -> str:

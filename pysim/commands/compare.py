@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands import timing
+from pysim.commands import models, timing
 from pysim.commands.common import (
     Cell,
     Column,
     Number,
+    accuracy_options,
+    error,
     every,
     json_option,
     layers_of,
@@ -47,6 +49,7 @@ WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # t
 @click.option("--seconds", "min_seconds", type=Number(0, 3600), default=0.2, show_default=True, help="Least time of samples per contender.")
 @layout_option
 @memory_limit_option
+@accuracy_options
 @every
 @json_option
 @click.pass_context
@@ -62,6 +65,8 @@ def compare(
     min_seconds: float,
     layout: str,
     memory_limit: int | None,
+    accuracy: str,
+    error_limit: float | None,
     every: bool,
     as_json: bool,
 ) -> None:
@@ -97,7 +102,7 @@ def compare(
     shown = [] if emulated else [name for name, peer in beside.items() if kinds & {*peer.computes}]
     spaces = [name for name in (OURS, *shown) if name in WORKSPACES] if on_gpu else []
     columns = [Column("result", 6), Column("static+sim", 10)] if emulated else [Column("measured", 8)]
-    columns += [Column("predicted", 9), Column("error", 6)]
+    columns += [Column("predicted", 9), Column("error", 6), timing.MAX_ERROR]
     columns += [Column(SHORT.get(name, name), max(6, len(SHORT.get(name, name)))) for name in shown]
     columns += [Column(WORKSPACES[name], 9) for name in spaces]
     columns += [Column("x", 2), Column("problem", 7, left=True)]
@@ -105,16 +110,19 @@ def compare(
     def row(one: "Comparison") -> list[Cell]:
         times = timing.static_times if emulated else timing.times
         others = [*(_ratio(one, name) for name in shown), *(_space(one, name) for name in spaces)]
-        return [*times(one, LARGE_ERROR), *others, str(one.count), one.problem]
+        return [*times(one, LARGE_ERROR), error(one.errors.get(OURS)), *others, str(one.count), one.problem]
 
     state = "cold" if cold else "hot"
-    planned = timing.plan_layers(layers, on, state=state, layout=layout, memory_limit=memory_limit, algorithm=algorithm, name=name)
+    asked = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
+    planned = timing.plan_layers(layers, on, **asked, accuracy=accuracy, error_limit=error_limit)
     say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
     found = timing.measured(planned, on, beside, executor, threads=threads, state=state, min_seconds=min_seconds)
-    done = timing.report(planned, found, columns, row, as_json)
+    networks = models.measured(problems, on, threads, peers, min_seconds)
+    done = timing.report(planned, found, columns, row, as_json, **({"models": networks} if networks else {}))
     if not as_json:
         _put_summary(summarise(done), done, threads)
-    ctx.exit(timing.exit_code(done))
+        models.put_models(networks)
+    ctx.exit(models.exit_code(timing.exit_code(done), networks))
 
 
 def _ratio(one: "Comparison", name: str) -> Cell:
@@ -135,12 +143,15 @@ def _space(one: "Comparison", name: str) -> Cell:
 def _put_summary(summary: dict[str, Any], done: "list[Comparison]", threads: int) -> None:
     """What the rows amount to, per peer and for the predictor, then what did not run and why."""
     put("")
+    put(timing.SAYS_ERROR)
     if summary.get("peers"):
         put("medians; a library's column is its time over pysim's: above 1 pysim is faster")
     for name, against in summary.get("peers", {}).items():
         faster = round(against["faster_share"] * against["layers"])
         told = f"{against['geometric_mean']:.3f}x geometric mean of {against['layers']}, faster on {faster} ({against['faster_share']:.0%})"
         put((f"{name:<16}", "bold"), f"{told}; {_version(done, name)}")
+        if "error_ratio" in against:
+            put(f"    its max error is {against['error_ratio']:.2f}x pysim's")
         if counted := against.get("algorithms"):
             put("    its fastest: " + ", ".join(f"{algorithm} on {count}" for algorithm, count in counted.items()))
         for problem in against["slower"][:8]:

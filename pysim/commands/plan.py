@@ -11,7 +11,9 @@ from pysim.commands.common import (
     Choice,
     Column,
     Whole,
+    accuracy_options,
     document,
+    error,
     every,
     json_option,
     layers_of,
@@ -60,6 +62,7 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (block
 @click.option("--pinned", is_flag=True, help="The best plan that pysim search found on this computer, with its evidence.")
 @layout_option
 @memory_limit_option
+@accuracy_options
 @every
 @json_option
 def plan(
@@ -72,6 +75,8 @@ def plan(
     pinned: bool,
     layout: Any,
     memory_limit: int | None,
+    accuracy: Any,
+    error_limit: float | None,
     every: bool,
     as_json: bool,
 ) -> None:
@@ -85,6 +90,7 @@ def plan(
       pysim plan conv:mb1ic64ih56oc64kh3ph1 -m power10-e1050 --model csa --explain
       pysim plan gemm:10240x4096x4096:f16 -m h200 --explain
       pysim plan resnet50 -m h200 --layout nhwc --memory-limit 64MiB
+      pysim plan resnet50 -m h200 --accuracy strict
     """
     if top and model == "csa":
         raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
@@ -95,7 +101,7 @@ def plan(
     from pysim.calibration import host
 
     layers, on = layers_of(problems, every), (host.runnable_any if pinned else host.any_machine)(machine_name)
-    asked = {"micro_kernel": micro_kernel, "layout": layout, "memory_limit": memory_limit}
+    asked = {"micro_kernel": micro_kernel, "layout": layout, "memory_limit": memory_limit, "accuracy": accuracy, "error_limit": error_limit}
     found: Found
     evidence: list[Pinned | None] = []
     if pinned:
@@ -160,7 +166,7 @@ def _tile(item: "Plan") -> str:
 def _put_plans(found: "Found") -> None:
     """One row a layer, then the time of the whole set."""
     room = ["workspace"] * _on_gpu(found)
-    titles = ["time", "GFLOP/s", "bound", "kernel", "", "tile", *room, "x", "problem"]
+    titles = ["time", "max error", "GFLOP/s", "bound", "kernel", "", "tile", *room, "x", "problem"]
     rows = [[*_cells(item), *(size(item.workspace_bytes) for _ in room), str(layer.count), item.problem] for layer, (item,) in found]
     put_table(titles, rows, left=["bound", "kernel", "tile", "problem"])
     _put_notes(found)
@@ -177,7 +183,18 @@ def _put_ranked(found: "Found") -> None:
             put("")
         put((layer.workload.text, "bold"))
         best = _seconds(ranked[0])
-        titles = ["#", "over best", "time", "GFLOP/s", "bound", "kernel", "", "tile", "workspace" if _on_gpu(found) else "pack"]
+        titles = [
+            "#",
+            "over best",
+            "time",
+            "max error",
+            "GFLOP/s",
+            "bound",
+            "kernel",
+            "",
+            "tile",
+            "workspace" if _on_gpu(found) else "pack",
+        ]
         rows = [
             [str(place), f"{_seconds(item) / best:.3f}", *_cells(item), str(getattr(item.schedule, "pack", size(item.workspace_bytes)))]
             for place, item in enumerate(ranked, start=1)
@@ -191,9 +208,9 @@ def _on_gpu(found: "Found") -> bool:
 
 
 def _cells(item: "Plan") -> list[Cell]:
-    """Time, rate, bound, kernel, stationary and tile of a plan of the full model."""
+    """Time, stated error, rate, bound, kernel, stationary and tile of a plan of the full model."""
     rate, bound = f"{item.workload.flops / _seconds(item) / 1e9:.1f}", getattr(item.cost, "bound_by", "")
-    return [(seconds(_seconds(item)), "bold"), rate, bound, item.kernel, SHORT[item.schedule.kind], _tile(item)]
+    return [(seconds(_seconds(item)), "bold"), error(item.error), rate, bound, item.kernel, SHORT[item.schedule.kind], _tile(item)]
 
 
 def _seconds(item: "Plan") -> float:
@@ -219,6 +236,8 @@ def _put_notes(found: "Found") -> None:
     """How to read the rows, and the numbers that nobody measured or published."""
     put("")
     put(LEGEND_GPU if _on_gpu(found) else LEGEND)
+    if found[0][1][0].seconds is not None:
+        put("max error: over the result's root mean square, as the algorithm states it")
     assumed = dict.fromkeys(path for _, ranked in found for item in ranked for path in item.assumed)
     if assumed:
         put(f"assumed numbers of {found[0][1][0].machine}: {', '.join(assumed)}")

@@ -5,8 +5,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pysim.commands import timing
-from pysim.commands.common import Cell, Column, every, json_option, layers_of, machine_option, plural, problems, put, say, seconds
+from pysim.commands import models, timing
+from pysim.commands.common import (
+    Cell,
+    Column,
+    accuracy_options,
+    error,
+    every,
+    json_option,
+    layers_of,
+    machine_option,
+    plural,
+    problems,
+    put,
+    say,
+    seconds,
+)
 from pysim.errors import MachineError
 
 if TYPE_CHECKING:
@@ -20,6 +34,7 @@ if TYPE_CHECKING:
 @timing.name_option
 @timing.threads_option
 @click.option("--profile", is_flag=True, help="Split the time of a call into packing and micro-kernels.")
+@accuracy_options
 @every
 @json_option
 @click.pass_context
@@ -31,6 +46,8 @@ def run(
     name: str | None,
     threads: int,
     profile: bool,
+    accuracy: str,
+    error_limit: float | None,
     every: bool,
     as_json: bool,
 ) -> None:
@@ -48,7 +65,7 @@ def run(
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.refuse_on_gpu(on, threads=threads > 1, profile=profile)
-    from pysim.comparison.summary import LARGE_ERROR
+    from pysim.comparison.summary import LARGE_ERROR, OURS
 
     executor = host.executor(on)
     if executor.kind == "emulated":
@@ -57,26 +74,42 @@ def run(
             raise MachineError(f"--profile splits the time of a call, and {on.name} is emulated here, where no time means anything")
     flops = {layer.workload.text: layer.workload.flops for layer in layers}
     end = [Column("x", 2), Column("problem", 7, left=True)]
-    columns = [Column("measured", 8), Column("predicted", 9), Column("error", 6), Column("GFLOP/s", 7), Column("spread", 6)]
+    columns = [
+        Column("measured", 8),
+        Column("predicted", 9),
+        Column("error", 6),
+        timing.MAX_ERROR,
+        Column("GFLOP/s", 7),
+        Column("spread", 6),
+    ]
     columns += [Column("packing", 7)] * profile + end
 
     def row(one: "Comparison") -> list[Cell]:
         share = [_packing(one)] if profile else []
-        return [*timing.times(one, LARGE_ERROR), _rate(one, flops), _spread(one), *share, str(one.count), one.problem]
+        return [
+            *timing.times(one, LARGE_ERROR),
+            error(one.errors.get(OURS)),
+            _rate(one, flops),
+            _spread(one),
+            *share,
+            str(one.count),
+            one.problem,
+        ]
 
     def emulated_row(one: "Comparison") -> list[Cell]:
-        error = "-" if one.max_error is None else f"{one.max_error:.2g}"
-        return [timing.result(one, "right"), error, str(one.count), one.problem]
+        return [timing.result(one, "right"), error(one.errors.get(OURS)), str(one.count), one.problem]
 
-    planned = timing.plan_layers(layers, on, algorithm=algorithm, name=name)
+    planned = timing.plan_layers(layers, on, algorithm=algorithm, name=name, accuracy=accuracy, error_limit=error_limit)
     found = timing.measured(planned, on, {}, executor, threads=threads, profile=profile)
+    networks = models.measured(problems, on, threads, peers=False)
     if executor.kind == "emulated":
-        done = timing.report(planned, found, [Column("result", 6), Column("max error", 9), *end], emulated_row, as_json)
+        done = timing.report(planned, found, [Column("result", 6), timing.MAX_ERROR, *end], emulated_row, as_json)
     else:
-        done = timing.report(planned, found, columns, row, as_json)
+        done = timing.report(planned, found, columns, row, as_json, **({"models": networks} if networks else {}))
     if not as_json:
         _put_summary(done, executor.kind == "emulated", threads, profile)
-    ctx.exit(timing.exit_code(done))
+        models.put_models(networks)
+    ctx.exit(models.exit_code(timing.exit_code(done), networks))
 
 
 def _put_summary(done: "list[Comparison]", emulated: bool, threads: int, profile: bool) -> None:
@@ -89,6 +122,7 @@ def _put_summary(done: "list[Comparison]", emulated: bool, threads: int, profile
         right = f"{summary['correct']} of {plural(len(done), 'layer')} right"
         put(f"{right}: bit for bit on whole numbers, within the error bound on random ones")
     else:
+        put(timing.SAYS_ERROR)
         put("medians; spread: interquartile range over median" + "; packing: its share of packing + micro-kernels" * profile)
         if threads == 1:
             timing.put_prediction(summary)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Planned = tuple[Layer, Plan | PlanError]
 
+MAX_ERROR = Column("max error", 9)
+SAYS_ERROR = "max error: against float64, over the result's root mean square, operands in [-1, 1)"
 LEAST_BUDGET = 30.0  # seconds of timing a layer may take before its sample count is cut
 
 Row = Callable[["Comparison"], list[Cell]]
@@ -81,8 +83,10 @@ def measured(
         yield from compare(planned, on, peers, setting._replace(budget_seconds=budget), store, executor)
 
 
-def report(planned: "list[Planned]", found: "Iterable[Comparison]", columns: list[Column], row: Row, as_json: bool) -> "list[Comparison]":
-    """Everything that was measured, after it was shown: row by row as it comes, or as one document."""
+def report(
+    planned: "list[Planned]", found: "Iterable[Comparison]", columns: list[Column], row: Row, as_json: bool, **more: Any
+) -> "list[Comparison]":
+    """Everything that was measured, after it was shown: row by row as it comes, or as one document, to which `more` belongs."""
     done: list[Comparison] = []
     results = iter(found)
     if not as_json:
@@ -99,7 +103,7 @@ def report(planned: "list[Planned]", found: "Iterable[Comparison]", columns: lis
     if as_json:
         from pysim.comparison.summary import summarise
 
-        document(comparisons=done, summary=summarise(done))
+        document(comparisons=done, summary=summarise(done), **more)
     return done
 
 

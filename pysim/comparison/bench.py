@@ -141,7 +141,7 @@ class GpuBench:
 
     def _sent(self, array: Array) -> cuda.DeviceArray:
         lies, dtype = self._lying(array), self.trial.workload.dtype
-        return cuda.DeviceArray(lies.shape, "f32" if dtype == "tf32" else dtype).fill(lies)
+        return cuda.DeviceArray(lies.shape, "f32" if dtype in ("tf32", "tf32x3") else dtype).fill(lies)
 
     def operands(self, exact: bool) -> Operands:
         return self._exact if exact else self._random

@@ -101,15 +101,16 @@ def measure_plan(
     if not verdict.passed:
         fields |= {"correct": False, "reason": f"{verdict.status}: {verdict.reason}"}
     elif executor.kind == "emulated":
-        fields |= {"correct": True, "missing": dict.fromkeys(peers, NO_PEERS)} | _static(plan, machine, how)
+        fields |= {"correct": True, "missing": dict.fromkeys(peers, NO_PEERS), "errors": {OURS: verdict.over_rms}}
+        fields |= _static(plan, machine, how)
     else:
         field = field_of(bench, peers, machine.name)
         samples = _timed(bench, {OURS: (ours, ready)} | field.ready, field, how)
         if store is not None:
             _keep(store, plan, how, samples, {label: found.version for label, (_, found) in field.ready.items()})
-        fields |= {"correct": True, "profile": bench.profile(plan) if how.profile else None} | _measured(
-            field, samples, plan.workspace_bytes
-        )
+        field.errors[OURS] = verdict.over_rms
+        fields |= {"correct": True, "profile": bench.profile(plan) if how.profile else None}
+        fields |= _measured(field, samples, plan.workspace_bytes)
     return _comparison(layer, machine, how, executor, **fields)
 
 
@@ -157,6 +158,7 @@ def _measured(field: Field, samples: Mapping[str, Array], workspace_bytes: int) 
         "peers": {peer: times[label][1] for peer, label in fastest.items()},
         "ratios": {peer: ratio(samples[label], samples[OURS]) for peer, label in fastest.items()},
         "quartiles": {OURS: times[OURS]} | {peer: times[label] for peer, label in fastest.items()},
+        "errors": {OURS: field.errors[OURS]} | {peer: field.errors[label] for peer, label in fastest.items()},
         "estimates": {name: seconds for name, (seconds, _) in field.estimates.items()},
         "missing": field.missing,
         "versions": {name: version for name, (_, version) in field.estimates.items()}

@@ -25,10 +25,11 @@ class Entry(NamedTuple):
 
 
 class Field(NamedTuple):
-    """The right peers of one plan by name ("cublas", "cudnn GEMM"), prepared on the random operands, the seconds that analytic ones expect
-    of their own kernels, with versions, and why others take no part."""
+    """The right peers of one plan by name ("cublas", "cudnn GEMM"), prepared on the random operands, the largest error of each over the
+    result's root mean square, the seconds that analytic ones expect of their own kernels, with versions, and why others take no part."""
 
     ready: dict[str, tuple[Entry, Ready]]
+    errors: dict[str, float]
     estimates: dict[str, tuple[float, str]]
     missing: dict[str, str]
 
@@ -43,7 +44,7 @@ def checked(bench: Bench, make: Make) -> tuple[Verdict, Ready]:
 
 def field_of(bench: Bench, peers: Mapping[str, Peer], gpu: str) -> Field:
     """The peers that compute a bench's problem, checked; `gpu` is the machine's name, for those that estimate."""
-    field = Field({}, {}, {})
+    field = Field({}, {}, {}, {})
     for name, peer in peers.items():
         if isinstance(bench.trial.workload, peer.computes):
             (_estimate if peer.analytic else _enter)(field, bench, name, peer, gpu)
@@ -71,7 +72,7 @@ def _enter(field: Field, bench: Bench, name: str, peer: Peer, gpu: str) -> None:
             field.missing[label] = reason_of(error)
         else:
             if verdict.passed:
-                field.ready[label] = entry, ready
+                field.ready[label], field.errors[label] = (entry, ready), verdict.over_rms
             else:
                 field.missing[label] = f"its result is wrong: {verdict.reason}"
     if len(refused) == len(peer.library.ALGORITHMS):

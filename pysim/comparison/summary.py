@@ -27,7 +27,8 @@ def summarise(comparisons: Iterable[Comparison]) -> dict[str, Any]:
     """The statistics of a set of comparisons, ready for JSON; a part that nothing was measured for is absent.
 
     `layers`, `correct`, `failed` [{problem, label, reason}]. Of plans that were timed: `peers` {name: {layers, geometric_mean,
-    faster_share, slower, algorithms?}} over distinct problems, `algorithms` counting which of the peer's were its fastest;
+    faster_share, slower, error_ratio?, algorithms?}} over distinct problems, `error_ratio` the geometric mean of its largest error over
+    pysim's, `algorithms` counting which of the peer's were its fastest;
     `prediction` {layers, median_error, p90_error, kendall_tau?, large_errors}; `total_seconds` {name: sum of count x median} for the
     contenders that ran every correct layer; `few_samples` (problems short of 30). Of plans that ran in an emulator:
     `static_prediction` {kind, layers, median_error, p90_error, large_errors, predicted_seconds, static_seconds}, the last two sums of
@@ -64,11 +65,13 @@ def _against(name: str, timed: Sequence[Comparison]) -> dict[str, Any]:
     for c in timed:
         logs.setdefault(c.problem, []).append(math.log(c.peers[name] / _seconds(c)))
     means = {problem: math.fsum(values) / len(values) for problem, values in logs.items()}
+    errors = [c.errors[name] / c.errors[OURS] for c in timed if c.errors.get(OURS) and c.errors.get(name)]
     fastest = Counter(c.algorithms[name] for c in timed if name in c.algorithms)
     return {
         "layers": len(means),
         "geometric_mean": math.exp(math.fsum(means.values()) / len(means)),
         "faster_share": sum(value > 0 for value in means.values()) / len(means),
+        **({"error_ratio": math.exp(math.fsum(map(math.log, errors)) / len(errors))} if errors else {}),
         "slower": [problem for problem, value in means.items() if value <= 0],
         **({"algorithms": dict(fastest.most_common())} if fastest else {}),
     }

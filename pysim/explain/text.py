@@ -53,6 +53,8 @@ def _verdict(plan: Plan, described: Description) -> Iterator[str]:
     layout = f", {plan.layout.upper()}" if plan.layout != "nchw" else ""
     limit = f" of {bytes_text(plan.memory_limit)} allowed" if plan.memory_limit is not None else ""
     yield f"kernel {plan.kernel}{layout}; {workspace}{limit}"
+    bound = algorithm_named(plan.algorithm, plan.workload, plan.on).tolerance(plan.workload, plan.schedule)
+    yield f"error {plan.error:.1e} over the result's rms, operands {bound.operands}: {bound.source}"
     yield f"plan {plan.name}"
 
 

@@ -56,7 +56,7 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class _Tensor(NamedTuple):
+class ValueType(NamedTuple):
     """What inference knows of a value: sizes (a name where symbolic, None without a rank) and the element type."""
 
     sizes: tuple[int | str, ...] | None
@@ -69,32 +69,32 @@ def read(path: str | Path) -> tuple[list[Layer], list[Skipped]]:
     Raises MissingError without the onnx package and ProblemError for a file that is no ONNX model.
     """
     name = printable(str(path))
-    model = _load(Path(path), name)
-    skipped = _set_batch(model.graph)
-    model = _infer(model, name)
-    tensors = _tensors(model)
+    model = load(Path(path), name)
+    skipped = set_batch(model.graph)
+    model = infer(model, name)
+    tensors = tensors_of(model)
     layers: list[Layer] = []
-    for node, inside in _nodes(model.graph.node):
-        kind = _text(node.op_type)
+    for node, inside in nodes_of(model.graph.node):
+        kind = text_of(node.op_type)
         if kind not in _READERS and kind not in _NOT_READ:
             continue
-        label = _text(node.name or next(iter(node.output), ""))
+        label = text_of(node.name or next(iter(node.output), ""))
         try:
             if inside:
                 raise ProblemError(f"it stands inside {inside}, and how often that runs is not in the model")
-            layers.append(Layer(_read_node(node, tensors), label))
+            layers.append(Layer(read_node(node, tensors), label))
         except ProblemError as error:
             skipped.append(Skipped(label, kind, str(error)))
     return layers, skipped
 
 
-def _text(name: str | bytes) -> str:
+def text_of(name: str | bytes) -> str:
     """A name as a text that is not too long for a line: protobuf gives one that is not UTF-8 as bytes."""
     text = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _load(path: Path, name: str) -> "onnx.ModelProto":
+def load(path: Path, name: str) -> "onnx.ModelProto":
     try:
         import onnx
     except ImportError:
@@ -110,7 +110,7 @@ def _load(path: Path, name: str) -> "onnx.ModelProto":
     return model
 
 
-def _infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
+def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
     """The model with inferred shapes and without its weights."""
     import onnx
     import onnx.inliner
@@ -131,7 +131,7 @@ def _infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
 
 def _check_functions(model: "onnx.ModelProto", name: str) -> None:
     """Refuses functions that call themselves, that nest too deeply, or that make a model of too many nodes."""
-    bodies = {(function.domain, function.name, function.overload): _nodes(function.node) for function in model.functions}
+    bodies = {(function.domain, function.name, function.overload): nodes_of(function.node) for function in model.functions}
     calls = {key: [(node.domain, node.op_type, node.overload) for node, _ in body] for key, body in bodies.items()}
     sizes: dict[object, int] = {}  # nodes of a function once it is inlined, and below how deep its calls are
     depths: dict[object, int] = {}
@@ -141,17 +141,17 @@ def _check_functions(model: "onnx.ModelProto", name: str) -> None:
             sizes[key] = min(sum(sizes[call] for call in called), _MOST_NODES + 1) if key in calls else 1
             depths[key] = 1 + max((depths[call] for call in called), default=0)
     except CycleError as error:
-        chain = " calls ".join(_text(key[1]) for key in error.args[1][:8])
+        chain = " calls ".join(text_of(key[1]) for key in error.args[1][:8])
         raise ProblemError(f"{name} is no ONNX model: a function calls itself ({chain}), which ONNX does not allow") from None
-    nodes = sum(sizes.get((node.domain, node.op_type, node.overload), 1) for node, _ in _nodes(model.graph.node))
+    nodes = sum(sizes.get((node.domain, node.op_type, node.overload), 1) for node, _ in nodes_of(model.graph.node))
     if nodes > _MOST_NODES:
         raise ProblemError(f"{name} has more than {_MOST_NODES:,} nodes once its functions are inlined, too many to be read")
     if max(depths.values(), default=0) > _MOST_CALLS:
         raise ProblemError(f"{name} has functions that call each other more than {_MOST_CALLS} deep; at most that is read")
 
 
-def _set_batch(graph: "onnx.GraphProto") -> list[Skipped]:
-    """Sets a symbolic first dimension of each input to 1, wherever its name stands, and says so."""
+def set_batch(graph: "onnx.GraphProto", batch: int = 1) -> list[Skipped]:
+    """Sets a symbolic first dimension of each input to `batch`, wherever its name stands, and says so."""
     notes = []
     constants = {tensor.name for tensor in graph.initializer}
     symbols = set()
@@ -160,18 +160,20 @@ def _set_batch(graph: "onnx.GraphProto") -> list[Skipped]:
         if value.name in constants or len(dims) < 2 or dims[0].HasField("dim_value") or dims[0].dim_param in symbols:
             continue
         symbol = dims[0].dim_param
-        dims[0].dim_value = 1
+        dims[0].dim_value = batch
         if symbol:
             symbols.add(symbol)
-        notes.append(Skipped(_text(value.name), "Input", f'not skipped: its symbolic batch "{_text(symbol) or "?"}" is read as 1'))
+        notes.append(
+            Skipped(text_of(value.name), "Input", f'not skipped: its symbolic batch "{text_of(symbol) or "?"}" is read as {batch}')
+        )
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in symbols:
-                dim.dim_value = 1
+                dim.dim_value = batch
     return notes
 
 
-def _tensors(model: "onnx.ModelProto") -> dict[str, _Tensor]:
+def tensors_of(model: "onnx.ModelProto") -> dict[str, ValueType]:
     """What is known of each value of the top graph, by name."""
     import onnx
 
@@ -179,38 +181,40 @@ def _tensors(model: "onnx.ModelProto") -> dict[str, _Tensor]:
     tensors = {}
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         kind = value.type.tensor_type
-        sizes = tuple(dim.dim_value if dim.HasField("dim_value") else _text(dim.dim_param) or "?" for dim in kind.shape.dim)
-        tensors[value.name] = _Tensor(sizes if kind.HasField("shape") else None, names.get(kind.elem_type, "UNDEFINED"))
+        sizes = tuple(dim.dim_value if dim.HasField("dim_value") else text_of(dim.dim_param) or "?" for dim in kind.shape.dim)
+        tensors[value.name] = ValueType(sizes if kind.HasField("shape") else None, names.get(kind.elem_type, "UNDEFINED"))
     for constant in model.graph.initializer:
-        tensors[constant.name] = _Tensor(tuple(constant.dims), names.get(constant.data_type, "UNDEFINED"))
+        tensors[constant.name] = ValueType(tuple(constant.dims), names.get(constant.data_type, "UNDEFINED"))
     return tensors
 
 
-def _nodes(nodes: "Sequence[onnx.NodeProto]", inside: str = "") -> "Iterator[tuple[onnx.NodeProto, str]]":
+def nodes_of(nodes: "Sequence[onnx.NodeProto]", inside: str = "") -> "Iterator[tuple[onnx.NodeProto, str]]":
     """Every node with the control-flow node that it stands inside, if any."""
     for node in nodes:
         yield node, inside
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
-                yield from _nodes(graph.node, inside or f"{_text(node.op_type)} {_text(node.name)}".strip())
+                yield from nodes_of(graph.node, inside or f"{text_of(node.op_type)} {text_of(node.name)}".strip())
 
 
-def _read_node(node: "onnx.NodeProto", tensors: Mapping[str, _Tensor]) -> Workload:
+def read_node(node: "onnx.NodeProto", tensors: Mapping[str, ValueType]) -> Workload:
     """The node's problem, or a ProblemError whose text is the reason to skip it."""
     import onnx
 
     if node.domain not in _STANDARD:
-        raise ProblemError(f'it is of the domain "{_text(node.domain)}", which is not read')
+        raise ProblemError(f'it is of the domain "{text_of(node.domain)}", which is not read')
     if node.op_type in _NOT_READ:
         raise ProblemError(_NOT_READ[node.op_type])
-    operands = [tensors.get(name, _Tensor(None, "UNDEFINED")) for name in node.input[:2]]
+    operands = [tensors.get(name, ValueType(None, "UNDEFINED")) for name in node.input[:2]]
     for name, tensor, side in zip(node.input, operands, ("first", "second"), strict=False):
         if tensor.sizes is None:
-            raise ProblemError(f'the shape of its {side} input "{_text(name)}" is not known')
+            raise ProblemError(f'the shape of its {side} input "{text_of(name)}" is not known')
         if len(tensor.sizes) > _MOST_DIMENSIONS:
-            raise ProblemError(f'its {side} input "{_text(name)}" has {len(tensor.sizes)} dimensions; at most {_MOST_DIMENSIONS} are read')
+            raise ProblemError(
+                f'its {side} input "{text_of(name)}" has {len(tensor.sizes)} dimensions; at most {_MOST_DIMENSIONS} are read'
+            )
         if symbols := [size for size in tensor.sizes if isinstance(size, str)]:
-            raise ProblemError(f'its {side} input "{_text(name)}" is {_shape(tensor)}: the size {symbols[0]} is dynamic')
+            raise ProblemError(f'its {side} input "{text_of(name)}" is {_shape(tensor)}: the size {symbols[0]} is dynamic')
     if len(operands) < 2:
         raise ProblemError(f"it has {len(operands)} inputs, where two are needed")
     element = operands[0].element
@@ -223,29 +227,29 @@ def _read_node(node: "onnx.NodeProto", tensors: Mapping[str, _Tensor]) -> Worklo
     return _READERS[node.op_type](operands[0], operands[1], attributes, _DTYPES[element])
 
 
-def _shape(tensor: _Tensor) -> str:
+def _shape(tensor: ValueType) -> str:
     return f"[{', '.join(str(size) for size in tensor.sizes or ())}]"
 
 
-def _sizes(tensor: _Tensor) -> list[int]:
+def _sizes(tensor: ValueType) -> list[int]:
     return [size for size in tensor.sizes or () if isinstance(size, int)]
 
 
-def _conv(x: _Tensor, w: _Tensor, attributes: Mapping[str, Any], dtype: str) -> Conv:
+def _conv(x: ValueType, w: ValueType, attributes: Mapping[str, Any], dtype: str) -> Conv:
     image, weights = _sizes(x), _sizes(w)
     if len(image) != 4:
         raise ProblemError(f"its input is {_shape(x)}, a {len(image) - 2}-D convolution; only 2-D ones are read")
     if len(weights) != 4:
         raise ProblemError(f"its weights are {_shape(w)}; a 2-D convolution has four dimensions")
-    groups = _integers(attributes, "group", [1])[0]
+    groups = integers_of(attributes, "group", [1])[0]
     if weights[1] * groups != image[1]:
         raise ProblemError(f"its input is {_shape(x)}, but weights {_shape(w)} take {weights[1] * groups} channels")
-    if (kernel := _integers(attributes, "kernel_shape", weights[2:])) != weights[2:]:
+    if (kernel := integers_of(attributes, "kernel_shape", weights[2:])) != weights[2:]:
         raise ProblemError(f"kernel_shape is {kernel}, but the weights are {_shape(w)}")
-    strides = _integers(attributes, "strides", [1, 1])
-    dilations = _integers(attributes, "dilations", [1, 1])
+    strides = integers_of(attributes, "strides", [1, 1])
+    dilations = integers_of(attributes, "dilations", [1, 1])
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
-    top, left, bottom, right = _pads(attributes, image[2:], extents, strides)
+    top, left, bottom, right = pads_of(attributes, image[2:], extents, strides)
     return Conv(
         batch=image[0],
         channels=image[1],
@@ -267,24 +271,24 @@ def _conv(x: _Tensor, w: _Tensor, attributes: Mapping[str, Any], dtype: str) -> 
     )
 
 
-def _integers(attributes: Mapping[str, Any], name: str, default: list[int]) -> list[int]:
+def integers_of(attributes: Mapping[str, Any], name: str, default: list[int]) -> list[int]:
     """An attribute of as many whole numbers as the default has."""
     value = attributes.get(name, default)
     numbers = value if isinstance(value, list) else [value]
     if len(numbers) != len(default) or not all(isinstance(number, int) for number in numbers):
-        raise ProblemError(f"{name} is {_text(repr(value))}; it should be {len(default)} whole numbers")
+        raise ProblemError(f"{name} is {text_of(repr(value))}; it should be {len(default)} whole numbers")
     return numbers
 
 
-def _pads(attributes: Mapping[str, Any], sizes: list[int], extents: list[int], strides: list[int]) -> list[int]:
+def pads_of(attributes: Mapping[str, Any], sizes: list[int], extents: list[int], strides: list[int]) -> list[int]:
     """Top, left, bottom, right."""
     rule = attributes.get("auto_pad", b"NOTSET")
     if rule == b"NOTSET":
-        return _integers(attributes, "pads", [0, 0, 0, 0])
+        return integers_of(attributes, "pads", [0, 0, 0, 0])
     if rule == b"VALID":
         return [0, 0, 0, 0]
     if rule not in (b"SAME_UPPER", b"SAME_LOWER"):
-        raise ProblemError(f"auto_pad is {_text(repr(rule))}; it should be NOTSET, VALID, SAME_UPPER or SAME_LOWER")
+        raise ProblemError(f"auto_pad is {text_of(repr(rule))}; it should be NOTSET, VALID, SAME_UPPER or SAME_LOWER")
     if min(strides) < 1:
         raise ProblemError(f"strides are {strides}; they should be at least 1")
     halves = []
@@ -295,11 +299,11 @@ def _pads(attributes: Mapping[str, Any], sizes: list[int], extents: list[int], s
     return small + large if rule == b"SAME_UPPER" else large + small
 
 
-def _gemm(a: _Tensor, b: _Tensor, attributes: Mapping[str, Any], dtype: str) -> Gemm:
+def _gemm(a: ValueType, b: ValueType, attributes: Mapping[str, Any], dtype: str) -> Gemm:
     left, right = _sizes(a), _sizes(b)
     if len(left) != 2 or len(right) != 2:
         raise ProblemError(f"its inputs are {_shape(a)} and {_shape(b)}; a Gemm has two matrices")
-    trans_a, trans_b = (bool(_integers(attributes, name, [0])[0]) for name in ("transA", "transB"))
+    trans_a, trans_b = (bool(integers_of(attributes, name, [0])[0]) for name in ("transA", "transB"))
     m, k = reversed(left) if trans_a else left
     rows, n = reversed(right) if trans_b else right
     if rows != k:
@@ -307,7 +311,7 @@ def _gemm(a: _Tensor, b: _Tensor, attributes: Mapping[str, Any], dtype: str) -> 
     return Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=dtype)
 
 
-def _matmul(a: _Tensor, b: _Tensor, attributes: Mapping[str, Any], dtype: str) -> Gemm:
+def _matmul(a: ValueType, b: ValueType, attributes: Mapping[str, Any], dtype: str) -> Gemm:
     left, right = _sizes(a), _sizes(b)
     if not left or not right:
         raise ProblemError(f"its inputs are {_shape(a)} and {_shape(b)}; a product needs vectors or more")
@@ -319,5 +323,5 @@ def _matmul(a: _Tensor, b: _Tensor, attributes: Mapping[str, Any], dtype: str) -
     return Gemm(m=math.prod(left[:-1]), n=n, k=rows, dtype=dtype)
 
 
-_READERS: dict[str, Callable[[_Tensor, _Tensor, Mapping[str, Any], str], Workload]]
+_READERS: dict[str, Callable[[ValueType, ValueType, Mapping[str, Any], str], Workload]]
 _READERS = {"Conv": _conv, "Gemm": _gemm, "MatMul": _matmul}

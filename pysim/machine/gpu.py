@@ -36,10 +36,11 @@ class GpuPasses(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of direct convolution: instructions of a multiply-add, two loads among them, and loads of a thread that are on their way
-    together."""
+    """Constants of direct convolution: instructions of a multiply-add, two loads among them, and of a tap of all channels, its bounds and
+    branches; and loads of a thread that are on their way together."""
 
     product_instructions: Number
+    tap_instructions: Number
     loads_at_once: Number
 
 

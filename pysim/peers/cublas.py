@@ -20,8 +20,8 @@ from pysim.runtime.cuda import result_of
 ALGORITHMS = ("",)
 
 # cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h)
-_TYPES = {"f32": 0, "tf32": 0, "f64": 1, "f16": 2, "s8": 3, "s32": 10, "bf16": 14}
-_COMPUTE = {"f32": 68, "tf32": 77, "f64": 70, "f16": 68, "bf16": 68, "s8": 72}
+_TYPES = {"f32": 0, "tf32": 0, "tf32x3": 0, "f64": 1, "f16": 2, "s8": 3, "s32": 10, "bf16": 14}
+_COMPUTE = {"f32": 68, "tf32": 77, "tf32x3": 68, "f64": 70, "f16": 68, "bf16": 68, "s8": 72}
 _SCALARS: dict[str, Any] = {"f64": ctypes.c_double, "s8": ctypes.c_int32}
 _DEFAULT_ALGORITHM = -1
 

@@ -20,13 +20,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.algorithms import accuracy as accuracies
 from pysim.algorithms import algorithm_named, algorithms_for
 from pysim.algorithms.contract import Algorithm, Array, Candidates, Costs
 from pysim.errors import PlanError, choose
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
+from pysim.planner.accurate import Accurate, accurate
 from pysim.problem.text import Workload, parse
+from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.plan import LAYOUTS, MODELS, STATES, Considered, Footprint, Layout, ModelName, Plan, Request, State
 from pysim.record.schedule import AnySchedule, from_name
@@ -43,16 +46,22 @@ def plan(
     memory_limit: int | None = None,
     algorithm: str | None = None,
     name: str | None = None,
+    accuracy: Accuracy = "standard",
+    error_limit: float | None = None,
 ) -> Plan:
     """The plan of least predicted cost for a problem (text or value) on a machine (name, path of a .toml file, or value).
 
     `micro_kernel` ("4x16", windows x filters; on a GPU "128x128", a block's tile) restricts the full model to kernels of that shape and
     replaces the shape under CSA; `input_footprint` ("packed" or "raw") is CSA's alone, `state` (of the caches at the start) the full
     model's. A plan has operands in a `layout`, takes no more workspace than `memory_limit` bytes, and is of `algorithm` where one is
-    named. `name` is another plan's name: that very schedule, costed here. Raises ProblemError, MachineError, and PlanError where no
-    kernel can run the problem.
+    named. `name` is another plan's name: that very schedule, costed here. `accuracy` is "standard" (any plan), "strict" (none whose stated
+    error is above a direct sum's of the type) or "ieee" (multiply-adds of the type alone), `error_limit` the largest error over the
+    result's root mean square that a plan may state (`pysim.algorithms.accuracy`). Raises ProblemError, MachineError, and PlanError where
+    no kernel can run the problem.
     """
-    request = _request(problem, machine, model, micro_kernel, state, layout)._replace(input_footprint=input_footprint)
+    request = _request(problem, machine, model, micro_kernel, state, layout, accuracy, error_limit)._replace(
+        input_footprint=input_footprint
+    )
     if name is not None:
         algorithm, schedule = from_name(name)
         request = request._replace(schedule=schedule)
@@ -68,12 +77,15 @@ def plans(
     layout: Layout = "nchw",
     memory_limit: int | None = None,
     algorithm: str | None = None,
+    accuracy: Accuracy = "standard",
+    error_limit: float | None = None,
 ) -> list[Plan]:
     """The `top` plans of least predicted cost under the full model, best first; each has the rejected kernels with the reasons. Options
     as in `plan`."""
     if top < 1:
         raise PlanError(f"top is {top}; it should be at least 1")
-    return _ranked(_request(problem, machine, "full", micro_kernel, state, layout), algorithm, memory_limit, top, exhaustive=True)
+    request = _request(problem, machine, "full", micro_kernel, state, layout, accuracy, error_limit)
+    return _ranked(request, algorithm, memory_limit, top, exhaustive=True)
 
 
 def candidates(
@@ -105,17 +117,23 @@ def _request(
     micro_kernel: str | tuple[int, int] | None,
     state: State,
     layout: Layout,
+    accuracy: Accuracy = "standard",
+    error_limit: float | None = None,
 ) -> Request:
     """What is asked, checked value by value."""
     workload = parse(problem) if isinstance(problem, str) else problem
     on = load_any(machine) if isinstance(machine, str) else machine
-    for what, value, known in (("model", model, MODELS), ("cache state", state, STATES), ("layout", layout, LAYOUTS)):
+    named = (("model", model, MODELS), ("cache state", state, STATES), ("layout", layout, LAYOUTS), ("accuracy", accuracy, ACCURACIES))
+    for what, value, known in named:
         if value not in known:
             raise PlanError(f'no {what} is named "{value}"; {choose(value, known)}')
+    if error_limit is not None and not error_limit >= 0:
+        raise PlanError(f"error_limit is {error_limit}; it should be at least 0, the largest error over the result's root mean square")
     if model == "csa" and isinstance(on, Gpu):
         raise PlanError(f'the csa model is of CPU caches; {on.name} is a GPU, which has the model "full"')
     shape = _shape(micro_kernel) if isinstance(micro_kernel, str) else micro_kernel
-    return Request(workload, on, layout, state == "hot" and model == "full", model, shape)
+    hot = state == "hot" and model == "full"
+    return Request(workload, on, layout, hot, model, shape, accuracy=accuracy, error_limit=error_limit)
 
 
 def _shape(text: str) -> tuple[int, int]:
@@ -201,22 +219,24 @@ def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> 
     it is certain that none of its is the best of all."""
     costs: list[Costs] = []
     for cost, group in itertools.groupby(taking, key=lambda item: item[0].cost):
-        costs += cost(request.machine, [candidates for _, candidates in group])
+        some = list(group)
+        found = cost(request.machine, [candidates for _, candidates in some])
+        costs += [accurate(request, algorithm, of) for (algorithm, _), of in zip(some, found, strict=True)]
     best = min((float(of.cycles.min()) for of in costs if of.cycles.size), default=np.inf)
     for at, (algorithm, candidates) in enumerate(taking):
         limit = candidates.limit
         while (most := _worst_kind(costs[at]) if costs[at].cycles.size else best) > limit:
             wider = algorithm.candidates(request, most * (1 + 1e-9))
             limit = wider.limit
-            costs[at] = algorithm.cost(request.machine, [wider])[0]
+            costs[at] = accurate(request, algorithm, algorithm.cost(request.machine, [wider])[0])
     return costs
 
 
 def _worst_kind(costs: Costs) -> float:
-    """The largest of the least cycles of each kind."""
+    """The largest of the least cycles of each kind, but for those that are not accurate enough."""
     least = np.full(len(costs.kinds), np.inf)
     np.minimum.at(least, costs.kind, costs.cycles)
-    return float(least.max())
+    return float(np.delete(least, costs.lost).max() if isinstance(costs, Accurate) else least.max())
 
 
 def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:
@@ -225,11 +245,12 @@ def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, t
         raise PlanError(f"memory_limit is {memory_limit} bytes; it should be at least 0")
     found = _Found.of(request, _asked(request, algorithm), exhaustive)
     order, above = _within(found, found.order(), memory_limit)
+    inaccurate = _inaccurate(found)
     if not order.size:
-        raise PlanError(_nothing(request, (*above, *found.refused)))
+        raise PlanError(_nothing(request, (*above, *inaccurate, *found.refused)))
     first = order[_firsts(found.kind[order])].tolist()
     considered = tuple(Considered(found.at(at)[0].NAME, found.schedule(at), _cost(found, at)) for at in first)
-    rejected = (*_slower(found, order), *above, *found.refused)
+    rejected = (*_slower(found, order), *above, *inaccurate, *found.refused)
     return [_plan(found, at, considered, rejected, memory_limit) for at in order[:top].tolist()]
 
 
@@ -246,6 +267,7 @@ def _cost(found: _Found, at: int) -> Cost | CsaCost:
 def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: tuple[Rejected, ...], memory_limit: int | None) -> Plan:
     request, (algorithm, costs, row) = found.request, found.at(at)
     schedule = costs.schedule(row)
+    bound = algorithm.tolerance(request.problem, schedule)
     return Plan(
         workload=request.problem,
         on=request.machine,
@@ -260,7 +282,10 @@ def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: 
         assumed=costs.assumed(row),
         layout=request.layout,
         memory_limit=memory_limit,
-        needs_finite=algorithm.tolerance(request.problem, schedule).finite,
+        needs_finite=bound.finite,
+        error=accuracies.stated(bound, request.problem, request.machine),
+        accuracy=request.accuracy,
+        error_limit=request.error_limit,
     )
 
 
@@ -273,6 +298,16 @@ def _within(found: _Found, order: NDArray[np.int64], limit: int | None) -> tuple
     least = {one: int(sizes[kernel == one].min()) for one in kernel[_firsts(kernel)].tolist()}
     said = "its workspace of {:,} bytes is above the limit of {:,}"
     return kept, tuple(Rejected(_what(found, one), said.format(size, limit), "memory") for one, size in least.items() if size > limit)
+
+
+def _inaccurate(found: _Found) -> tuple[Rejected, ...]:
+    """The kernels that are not as accurate as was asked for."""
+    first = itertools.accumulate((len(costs.kernels) for _, costs in found.costs), initial=0)
+    return tuple(
+        Rejected(_what(found, start + kernel), why.sentence, why.code)
+        for (_, costs), start in zip(found.costs, first, strict=False)
+        for kernel, why in (costs.refused.items() if isinstance(costs, Accurate) else ())
+    )
 
 
 def _slower(found: _Found, order: NDArray[np.int64]) -> Iterator[Rejected]:
@@ -304,4 +339,4 @@ def _nothing(request: Request, rejected: Sequence[Rejected]) -> str:
     return f"nothing computes {request.problem.text} on {request.machine.name}: {why}"
 
 
-_TELLING = ("memory", "size", "shape", "machine")  # codes of reasons, the most telling first
+_TELLING = ("memory", "accuracy", "size", "shape", "machine")  # codes of reasons, the most telling first

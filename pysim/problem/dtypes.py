@@ -2,7 +2,8 @@
 """The element types, one line each: everything that depends on a type alone is a column here.
 
 A problem's type says how its operands are multiplied; memory holds them as `stored`. `tf32` is f32 in memory, multiplied as 10-bit
-mantissas; `f8` is e4m3. On a CPU a result has the type `cpu_result`; on a GPU one of `gpu_results`, the first where nobody says.
+mantissas, `tf32x3` as three products of such halves; `f8` is e4m3. On a CPU a result has the type `cpu_result`; on a GPU one of
+`gpu_results`, the first where nobody says.
 """
 
 from typing import NamedTuple
@@ -31,14 +32,17 @@ TABLE = (
     DType("s8", 1, "int8", "INT8", "s32", "s32", ("s32",), 0.0),
     DType("tf32", 4, "", "", "f32", "f32", ("f32",), 2.0**-11),
     DType("f8", 1, "float8_e4m3fn", "", "f32", "f32", ("f16", "bf16", "f32"), 2.0**-4),
+    DType("tf32x3", 4, "", "", "f32", "f32", ("f32",), 2.0**-22),  # halves: 2^-21 of an element at most
     DType("s32", 4, "int32", "", "s32", "s32", (), 0.0),  # a result only
 )
 BY_NAME = {one.name: one for one in TABLE}
 SIZES = {one.name: one.size for one in TABLE}  # bytes of an element, in memory
+AS_HALVES = {"f32": "tf32x3"}  # what may be multiplied as halves of its numbers
 BY_ARRAY = {one.array: one.name for one in TABLE if one.array}  # by the name of an array's dtype
 
 GEMM_DTYPES = tuple(one.name for one in TABLE if one.gpu_results)  # of the operands of products
 CONV_DTYPES = tuple(name for name in GEMM_DTYPES if name != "f8")  # and of convolutions
 RESULT_BYTES = {one.name: SIZES[one.cpu_result] for one in TABLE}  # of the result and the bias, on a CPU; at most that on a GPU
 GPU_RESULT_BYTES = {one.name: SIZES[one.gpu_results[0]] for one in TABLE if one.gpu_results}  # where nobody says otherwise
+SUM_UNITS = {one.name: BY_NAME[one.sums].unit for one in TABLE} | {"f8": 2.0**-14}  # unit roundoff of an accumulator; FP8's keep 13 bits
 SUM_BYTES = {one.name: SIZES[one.sums] for one in TABLE}  # of an accumulator

@@ -6,8 +6,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 # slower: legal, and takes longer; type, shape: for other problems; machine: it lacks what the kernel needs; size: beyond what the kernel
-# counts; memory: above the limit of workspace; ablation: shows what it leaves out; replaced: another kernel always does better
-Code = Literal["slower", "type", "shape", "machine", "size", "memory", "ablation", "replaced"]
+# counts; memory: above the limit of workspace; accuracy: its error is above what was asked for; ablation: shows what it leaves out;
+# replaced: another kernel always does better
+Code = Literal["slower", "type", "shape", "machine", "size", "memory", "accuracy", "ablation", "replaced"]
 
 
 class Cost(msgspec.Struct, frozen=True):

@@ -20,7 +20,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     Times are medians over `samples` interleaved rounds in cache state `state`; none is given unless `correct`, and
     then `reason` says what is wrong. Where the plan's kernels ran in an emulator (`executor`) nothing is measured: `static_seconds` is
     then what static in-core cycles and exactly simulated caches make of the plan (`pysim/cachemodel/simulator/simulated.py`), and
-    `static_kind` says so. `max_error` is the largest |result - reference| / (|A||B|) on random operands.
+    `static_kind` says so. `max_error` is the largest |result - reference| / (|A||B|) on random operands;
+    `errors`, of "pysim" and of each peer, the largest |result - reference| over the reference's root mean square there, where a float64
+    reference is known; what the plan states is its `error`.
     `quartiles` are (first, median, third) in seconds of "pysim" and of each peer, `estimates` the seconds that analytic
     peers expect of their own kernels, `missing` the peers that did not run, with the reason; "cudnn GEMM" is an algorithm of a peer.
     A peer that has several is timed with each, and stands here as its fastest: `algorithms` says which that was. On a GPU `workspaces` are
@@ -42,6 +44,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     peers: dict[str, float] = {}
     ratios: dict[str, Ratio] = {}
     quartiles: dict[str, tuple[float, float, float]] = {}
+    errors: dict[str, float] = {}
     estimates: dict[str, float] = {}
     missing: dict[str, str] = {}
     versions: dict[str, str] = {}

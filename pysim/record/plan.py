@@ -9,6 +9,7 @@ from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.problem.text import Workload
+from pysim.record.accuracy import Accuracy
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.schedule import AnySchedule, GpuConvSchedule, Schedule, name_of
 from pysim.registry.rows import Finite
@@ -26,7 +27,8 @@ class Request(NamedTuple):
     """What a plan is asked for.
 
     `hot`: operands lie in the caches as a run before left them; `shape`: only kernels with tiles of windows x filters (on a GPU a block's
-    rows x columns); `schedule`: only this one; `input_footprint` is the slicing analysis' (`pysim/cachemodel/cpu/csa.py`).
+    rows x columns); `schedule`: only this one; `input_footprint` is the slicing analysis' (`pysim/cachemodel/cpu/csa.py`); `accuracy`, and
+    `error_limit`, the largest error over the result's root mean square: see `pysim.algorithms.accuracy`.
     """
 
     problem: Workload
@@ -37,6 +39,8 @@ class Request(NamedTuple):
     shape: tuple[int, int] | None = None
     schedule: AnySchedule | None = None
     input_footprint: Footprint = "packed"
+    accuracy: Accuracy = "standard"
+    error_limit: float | None = None
 
 
 class Considered(msgspec.Struct, frozen=True):
@@ -60,7 +64,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     `considered` has the best schedule of each kind, the chosen one among them. `assumed` are the paths of the machine's numbers that the
     cost leaned on and nobody measured or published. `workspace_bytes` is what one thread (launch) needs. `layout` is that of a
     convolution's input and output, `memory_limit` the bytes of workspace that were allowed. `needs_finite` says what must be finite, lest
-    the result is NaN where the definition has a number: an entry of NEEDS_FINITE ("filters": where the problem is padded).
+    the result is NaN where the definition has a number: an entry of NEEDS_FINITE ("filters": where the problem is padded). `error` is what
+    the algorithm states: its largest error over the result's root mean square, against float64; `accuracy` and `error_limit` are what was
+    asked for.
     """
 
     workload: Workload
@@ -77,6 +83,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout = "nchw"
     memory_limit: int | None = None
     needs_finite: Finite = "nothing"
+    error: float = 0.0
+    accuracy: Accuracy = "standard"
+    error_limit: float | None = None
 
     @property
     def problem(self) -> str:
@@ -126,6 +135,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "tile": self.tile,
             "workspace_bytes": self.workspace_bytes,
             "needs_finite": self.needs_finite,
+            "accuracy": self.accuracy,
+            **({"error_limit": self.error_limit} if self.error_limit is not None else {}),
+            "error": self.error,
             "cost": msgspec.to_builtins(self.cost),
             "assumed": list(self.assumed),
             "rejected": [msgspec.to_builtins(item) for item in self.rejected],

@@ -19,7 +19,8 @@ class Schedule(msgspec.Struct, frozen=True):
 
     `k2` streamed tiles form an L2 set and `k3` stationary tiles an L3 set: under input_stationary filter tiles stream past each
     input tile, under weight_stationary input tiles stream past each filter tile. `pack` is "none" where the micro-kernel reads
-    the operand in place. `algorithm` is a line of `native/algorithms.inc`, None the problem's first, which is the loop nest itself.
+    the operand in place. `algorithm` is a line of `native/algorithms.inc`, None the problem's first, which is the loop nest itself;
+    `outputs` is m of an algorithm that transforms tiles of m x m of them.
     """
 
     kernel: str
@@ -31,6 +32,7 @@ class Schedule(msgspec.Struct, frozen=True):
     k2: int
     k3: int
     algorithm: str | None = None
+    outputs: int | None = None
 
     @property
     def kind(self) -> str:
@@ -40,7 +42,8 @@ class Schedule(msgspec.Struct, frozen=True):
     @property
     def tile(self) -> dict[str, int]:
         """Sizes of the tiles and of their sets."""
-        return {name: getattr(self, name) for name in ("windows", "filters", "channels", "k2", "k3")}
+        outputs = {} if self.outputs is None else {"outputs": self.outputs}
+        return {name: getattr(self, name) for name in ("windows", "filters", "channels", "k2", "k3")} | outputs
 
 
 Decomposition = Literal["data_parallel", "split_k", "stream_k"]

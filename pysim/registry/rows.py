@@ -17,6 +17,7 @@ from pysim.problem.dtypes import SUM_BYTES
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
+_TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 _ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # of one family: what its rows have in common, and each row
 _COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
@@ -77,6 +78,17 @@ def algorithms() -> tuple[NativeAlgorithm, ...]:
     return tuple(NativeAlgorithm(index, *line) for index, line in enumerate(lines))
 
 
+def loop_nest(problem: str) -> str:
+    """The algorithm of a kind of problem (CONV or GEMM) that is the loop nest itself: the file's first."""
+    return next(one.name for one in algorithms() if one.problem == problem)
+
+
+@cache
+def winograd_transforms() -> frozenset[tuple[str, str]]:
+    """(target, dtype) of the CPU's Winograd transforms, the lines of `native/winograd.inc`."""
+    return frozenset(_TRANSFORMS.findall(native_file("winograd.inc").read_text()))
+
+
 # The CUDA kernels of matrix products
 
 MAINLOOPS = ("simt", "wmma", "mma", "wgmma")
@@ -113,7 +125,8 @@ class Tiles(NamedTuple):
     of threads' (tensor cores: instructions'), `stages` of it in shared memory, in clusters of blocks, on a `pipe`.
 
     `group` threads share a warp tile, a warp or a warpgroup; with a `producer` a further warpgroup loads. Without `vectors` elements move
-    one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth.
+    one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth. `promotion`: three
+    products of halves, B's made ahead, A's in registers, and of so many k the accumulators are added to sums in FP32.
     """
 
     dtype: str
@@ -132,6 +145,12 @@ class Tiles(NamedTuple):
     producer: bool
     vectors: bool = True
     spread: bool = True
+    promotion: int = 0
+
+    @property
+    def products(self) -> int:
+        """Products of the pipe for each of the problem's."""
+        return 3 if self.promotion else 1
 
     @property
     def tensor(self) -> bool:
@@ -183,7 +202,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
     (`exact_capability`) alone. `alignment`: bytes that base and pitch of an operand are multiples of; `k_major`: rows of both operands run
     along k; `asynchronous`: stages are filled by asynchronous copies, which need capability 8.0; `producer`: a warpgroup does nothing but
-    load, by TMA; `ablation`: it is there to show what it leaves out.
+    load, by TMA; `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
     """
 
     index: int
@@ -206,6 +225,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     k_major: bool = False
     asynchronous: bool = False
     producer: bool = False
+    promotion: int = 0
     accumulates_f16: bool = False
     ablation: bool = False
 
@@ -233,7 +253,8 @@ class GemmKernel(msgspec.Struct, frozen=True):
     @property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
-        return self.dtype if self.mainloop == "simt" else f"tensor_{self.dtype}"
+        multiplied = "tf32" if self.promotion else self.dtype
+        return multiplied if self.mainloop == "simt" else f"tensor_{multiplied}"
 
     @property
     def tiles(self) -> Tiles:
@@ -246,7 +267,7 @@ def _gemm_tiles(row: GemmKernel) -> Tiles:
     sizes = (row.block_m, row.block_n, row.block_k, row.warp_m, row.warp_n, row.thread_m, row.thread_n, row.stages)
     group = WARPGROUP if row.mainloop == "wgmma" else WARP
     kept = (row.variant != "scalar", row.variant != "unpadded")
-    return Tiles(row.dtype, row.pipe, *sizes, row.cluster_m, row.cluster_n, group, row.producer, *kept)
+    return Tiles(row.dtype, row.pipe, *sizes, row.cluster_m, row.cluster_n, group, row.producer, *kept, row.promotion)
 
 
 @cache
@@ -293,7 +314,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     `fused`: one kernel does what others of the algorithm do in several (Winograd's transforms and products, im2win's tensor), `staged`:
     kernels of their own, a chunk of windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of split-K as
     `reduces_in_cluster` says need no workspace; `alignment`: bytes that input and filters begin at multiples of (1: elements);
-    `ablation`: it is there to show what it leaves out; `finite`: what must be finite, an index of NEEDS_FINITE.
+    `promotion`: see Tiles; `ablation`: it is there to show what it leaves out; `finite`: what must be finite, an index of NEEDS_FINITE.
     """
 
     index: int
@@ -319,6 +340,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     staged: bool = False
     keeps_tensor: bool = False
     reduces_in_cluster: int = 0
+    promotion: int = 0
     ablation: bool = False
     finite: int = 0
 
@@ -355,7 +377,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     @property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
-        return f"tensor_{self.dtype}" if self.algorithm == "wgmma" else self.dtype
+        return f"tensor_{'tf32' if self.promotion else self.dtype}" if self.algorithm == "wgmma" else self.dtype
 
     @property
     def tiles(self) -> Tiles:
@@ -368,7 +390,8 @@ def _conv_tiles(row: ConvKernel) -> Tiles:
     block, warp = (row.block_filters, row.block_windows, row.block_k), (row.warp_filters, row.warp_windows)
     sizes = (*block, *warp, row.thread_filters, row.thread_windows, row.stages, row.cluster_filters, row.cluster_windows)
     by_warpgroups = row.algorithm == "wgmma"
-    return Tiles(row.dtype, row.pipe, *sizes, WARPGROUP if by_warpgroups else WARP, by_warpgroups, row.variant != "no_vector")
+    group, vectors = WARPGROUP if by_warpgroups else WARP, row.variant != "no_vector"
+    return Tiles(row.dtype, row.pipe, *sizes, group, by_warpgroups, vectors, promotion=row.promotion)
 
 
 NEEDS_FINITE: tuple[Finite, ...] = (

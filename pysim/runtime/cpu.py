@@ -150,7 +150,7 @@ def schedule_struct(s: Schedule, w: Workload) -> Any:
     algorithm = next((one.index for one in algorithms() if one.problem == _kind(w) and s.algorithm in (None, one.name)), None)
     if algorithm is None:
         raise PlanError(f"the native library has no algorithm {s.algorithm!r} that computes {w.text}")
-    fields = {"windows": s.windows, "filters": s.filters, "channels": s.channels, "k2": s.k2, "k3": s.k3}
+    fields = {"windows": s.windows, "filters": s.filters, "channels": s.channels, "k2": s.k2, "k3": s.k3, "outputs": s.outputs or 0}
     codes = {"algorithm": algorithm, "kernel": kernel, "stationary": STATIONARY.index(s.stationary), "pack": PACK.index(s.pack)}
     return ffi.new("pysim_schedule *", fields | codes)
 

@@ -29,7 +29,7 @@ Activation = str | tuple[str, float, float] | None
 
 # What a product of each type may result in; the first is what it does where nobody says
 RESULTS = {
-    "f32": ("f32",), "tf32": ("f32",), "f64": ("f64",), "f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "s8": ("s32",),
+    "f32": ("f32",), "tf32": ("f32",), "tf32x3": ("f32",), "f64": ("f64",), "f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "s8": ("s32",),
     "f8": ("f16", "bf16", "f32"),
 }  # fmt: skip
 

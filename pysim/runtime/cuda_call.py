@@ -255,7 +255,9 @@ def _sent(x: Array, name: str, order: tuple[int, ...]) -> Matrix:
 
 
 # How the elements of an array are multiplied where nobody says, and how else they may be
-MULTIPLIED = {"f32": ("f32", "tf32"), "f64": ("f64",), "f16": ("f16",), "bf16": ("bf16",), "s8": ("s8",), "f8": ("f8",), "u8": ("f8",)}
+MULTIPLIED = {
+    "f32": ("f32", "tf32", "tf32x3"), "f64": ("f64",), "f16": ("f16",), "bf16": ("bf16",), "s8": ("s8",), "f8": ("f8",), "u8": ("f8",),
+}  # fmt: skip
 
 
 def multiplied(first: Matrix, second: Matrix, dtype: str | None, names: tuple[str, str]) -> str:

@@ -6,11 +6,11 @@
 
 namespace pysim {
 namespace {
-enum { DTYPES = 8 };
+enum { DTYPES = 9 };
 
 bool may_become(int32_t dtype, int32_t result) {
     switch (dtype) {
-    case PYSIM_F32: case PYSIM_TF32: return result == PYSIM_F32;
+    case PYSIM_F32: case PYSIM_TF32: case PYSIM_TF32X3: return result == PYSIM_F32;
     case PYSIM_F64: return result == PYSIM_F64;
     case PYSIM_F16: return result == PYSIM_F16 || result == PYSIM_F32;
     case PYSIM_BF16: return result == PYSIM_BF16 || result == PYSIM_F32;
@@ -26,7 +26,7 @@ bool overlap(const Memory &a, const Memory &b) {
 }
 }
 
-const DtypeFact dtypes[DTYPES] = {{"f32", 4}, {"f64", 8}, {"f16", 2}, {"bf16", 2}, {"s8", 1}, {"s32", 4}, {"tf32", 4}, {"f8", 1}};
+const DtypeFact dtypes[DTYPES] = {{"f32", 4}, {"f64", 8}, {"f16", 2}, {"bf16", 2}, {"s8", 1}, {"s32", 4}, {"tf32", 4}, {"f8", 1}, {"tf32x3", 4}};
 
 pysim_status check_dtypes(int32_t dtype, int32_t result) {
     if (dtype < 0 || dtype >= DTYPES || result < 0 || result >= DTYPES)

@@ -12,7 +12,7 @@ namespace pysim {
 enum { ALIGN = 256 }; /* bytes, of each part of a workspace */
 
 struct DtypeFact { const char *name; int bytes; };
-extern const DtypeFact dtypes[8]; /* by pysim_dtype */
+extern const DtypeFact dtypes[9]; /* by pysim_dtype */
 
 inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 

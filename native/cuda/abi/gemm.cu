@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Products: check the arguments, re-lay out what the chosen kernel cannot take as it lies, launch.
  *
- * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, the tiles' flags, the partial sums. */
+ * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, B's halves, the tiles' flags, the partial sums. */
 #include <algorithm>
 
 #include "abi/operation.h"
@@ -14,7 +14,7 @@ namespace {
 
 /* As pysim/registry/rows.py numbers them. */
 const Registry<GemmRow> registry = {{simt_f32_rows, simt_f64_rows, simt_f16_rows, simt_s8_rows, wmma_rows, mma_rows,
-                                     wgmma_f16_rows, wgmma_bf16_rows, wgmma_narrow_rows}};
+                                     wgmma_f16_rows, wgmma_bf16_rows, wgmma_narrow_rows, wgmma_tf32x3_rows}};
 
 pysim_status check_gemm(const pysim_cuda_gemm *g) {
     const struct { const char *name; int64_t value; } sizes[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
@@ -37,19 +37,25 @@ pysim_status check_gemm(const pysim_cuda_gemm *g) {
 /* One operand as the kernel will see it. `bytes` is what it takes in the workspace, 0 where it stays as it lies. */
 struct Operand {
     int64_t rows, columns, pitch, bytes;
-    bool transpose;
+    bool transpose, halves;
 };
 
 Operand operand_of(const void *data, int64_t ld, bool k_last, bool k_major, int64_t outer, int64_t k, int element, const Needs &needs) {
     const bool transpose = k_major && !k_last;
     const bool misaligned = (uintptr_t)data % needs.alignment || ld * element % needs.alignment;
     const bool lies_k_last = k_last || transpose;
-    Operand o = {lies_k_last ? outer : k, lies_k_last ? k : outer, ld, 0, transpose};
+    Operand o = {lies_k_last ? outer : k, lies_k_last ? k : outer, ld, 0, transpose, false};
     if (transpose || misaligned) {
         o.pitch = round_up(o.columns * element, needs.alignment > 16 ? needs.alignment : 16) / element;
         o.bytes = round_up(o.rows * o.pitch * element, ALIGN);
     }
     return o;
+}
+
+/* B in halves: rows of k, eight to eight, hi in the first `outer` of them. */
+Operand halves_of(bool k_last, int64_t outer, int64_t k) {
+    const int64_t pitch = round_up(k, 8);
+    return {outer, k, pitch, round_up(2 * outer * pitch * (int64_t)sizeof(float), ALIGN), !k_last, true};
 }
 
 struct Workspace {
@@ -71,7 +77,7 @@ pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s
     if (s->decomposition == PYSIM_STREAM_K && s->splits > tiles * grid.steps)
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", s->splits, (long long)(tiles * grid.steps));
     w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major, g->m, g->k, element, row.needs);
-    w->b = operand_of(b, g->ldb, g->trans_b, row.needs.k_major, g->n, g->k, element, row.needs);
+    w->b = row.needs.halves ? halves_of(g->trans_b, g->n, g->k) : operand_of(b, g->ldb, g->trans_b, row.needs.k_major, g->n, g->k, element, row.needs);
     for (const Operand *o : {&w->a, &w->b})
         if (o->bytes && o->rows > most::RELAYOUT_ROWS)
             return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name, (long long)o->rows, (long long)most::RELAYOUT_ROWS);
@@ -127,10 +133,12 @@ cudaError_t without_product(Problem p, int dtype, cudaStream_t stream) {
     return error;
 }
 
-/* Puts an operand into the workspace at *at where it has to go there. */
-pysim_status take(const Operand &o, int element, const void **data, int64_t *ld, char **at, cudaStream_t stream) {
+/* Puts an operand into the workspace at *at where it has to go there; `interleave`: of one in halves, as `split` has it. */
+pysim_status take(const Operand &o, int element, bool interleave, const void **data, int64_t *ld, char **at, cudaStream_t stream) {
     if (!o.bytes) return PYSIM_OK;
-    const pysim_status status = check(relayout(*at, o.pitch, *data, *ld, o.rows, o.columns, element, o.transpose, stream), "re-layout of an operand");
+    const cudaError_t error = o.halves ? split(*at, o.pitch, *data, *ld, o.rows, o.columns, o.transpose, interleave, stream)
+                                       : relayout(*at, o.pitch, *data, *ld, o.rows, o.columns, element, o.transpose, stream);
+    const pysim_status status = check(error, "re-layout of an operand");
     *data = *at;
     *ld = o.pitch;
     *at += o.bytes;
@@ -185,8 +193,8 @@ pysim_status run(const Call &call) {
     char *at = (char *)round_up((int64_t)(uintptr_t)call.workspace, ALIGN);
     if (w.a.transpose) p.trans_a = 0;
     if (w.b.transpose) p.trans_b = 1;
-    status = take(w.a, element, &p.a, &p.lda, &at, call.stream);
-    if (status == PYSIM_OK) status = take(w.b, element, &p.b, &p.ldb, &at, call.stream);
+    status = take(w.a, element, false, &p.a, &p.lda, &at, call.stream);
+    if (status == PYSIM_OK) status = take(w.b, element, p.trans_a, &p.b, &p.ldb, &at, call.stream);
     if (status == PYSIM_OK && w.flags) {
         p.flags = (unsigned *)at, p.partials = at + w.flags;
         status = check(cudaMemsetAsync(p.flags, 0, (size_t)w.flags, call.stream), "flags of partial sums");

@@ -48,6 +48,7 @@ struct Conv {
     Divisor per_image, per_row; /* windows of an image, of a row of outputs */
     Divisor per_channel, per_kernel_row; /* NCHW: kernel_h kernel_w, kernel_w; NHWC: kernel_w channels, channels */
     Problem product;          /* decomposition and epilogue; a, b and c are not set, ldc is a row of outputs */
+    int halves;               /* 1: the row takes filters in halves (core/split.cuh) */
     int gemm;                 /* the schedule's row of gemm/, or -1 */
     int tile_m, tile_n, cluster; /* what the product is cut into, if it is: a block's tile, or that of a cluster of so many blocks */
 };
@@ -71,7 +72,7 @@ struct ConvRow {
 /* Each family's rows, in the order of its rows.inc. */
 Rows<ConvRow> direct_rows(), depthwise_rows(), im2col_rows(), implicit_rows(), im2win_rows();
 Rows<ConvRow> winograd_fused2_rows(), winograd_unfused4_rows(), winograd_fused4_rows();
-Rows<ConvRow> wgmma_conv_f16_rows(), wgmma_conv_bf16_rows(), wgmma_conv_tf32_rows();
+Rows<ConvRow> wgmma_conv_f16_rows(), wgmma_conv_bf16_rows(), wgmma_conv_tf32_rows(), wgmma_conv_tf32x3_rows();
 
 /* conv/reference.cu: alpha == 0 leaves the product out */
 cudaError_t conv_reference(const Conv &c, cudaStream_t stream);

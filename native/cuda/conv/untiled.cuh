@@ -12,12 +12,14 @@ namespace {
 
 enum { THREADS = 256 };
 
-/* Places in the output, in the order in which they lie: `high` x `wide` in an image. There are fewer than 2^31, as there are of outputs. */
+/* Places in the output, in the order in which they lie: `high` x `wide` in an image, each of up to `of_group` filters of one group. There are
+ * fewer than 2^31, as there are of outputs. */
 struct Places {
     int count;
-    Divisor wide, high, filters;
-    Places(const Conv &c, int rows, int columns)
-        : wide((unsigned)((c.out_w + columns - 1) / columns)), high((unsigned)((c.out_h + rows - 1) / rows)), filters((unsigned)(c.groups * c.filters)) {
+    Divisor wide, high, filters, group; /* places of filters: of all, of a group */
+    Places(const Conv &c, int rows, int columns, int of_group = 1)
+        : wide((unsigned)((c.out_w + columns - 1) / columns)), high((unsigned)((c.out_h + rows - 1) / rows)),
+          filters((unsigned)(c.groups * ((c.filters + of_group - 1) / of_group))), group((unsigned)((c.filters + of_group - 1) / of_group)) {
         count = c.batch * (int)(wide.divisor * high.divisor * filters.divisor);
     }
 };
@@ -45,12 +47,12 @@ __device__ inline void put(const Conv &c, const Epilogue<float, float> &epilogue
 /* A kernel, and the outputs of a thread. */
 struct Chosen {
     void (*kernel)(Conv, Places);
-    int rows, columns;
+    int rows, columns, filters;
 };
 
 template <Chosen (*OF)(const Conv &, int)> pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream) {
     const Chosen by = OF(c, sms);
-    const Places places(c, by.rows, by.columns);
+    const Places places(c, by.rows, by.columns, by.filters);
     return check(launch(by.kernel, dim3((unsigned)((places.count + THREADS - 1) / THREADS)), dim3(THREADS), 0, stream, c, places), "a convolution without tiles");
 }
 

@@ -25,7 +25,7 @@ namespace pysim {
 namespace rows {
 
 using Text = std::string_view; /* of a literal, so that it ends with a zero */
-enum { f32 = PYSIM_F32, f64 = PYSIM_F64, f16 = PYSIM_F16, bf16 = PYSIM_BF16, s8 = PYSIM_S8, tf32 = PYSIM_TF32, f8 = PYSIM_F8 };
+enum { f32 = PYSIM_F32, f64 = PYSIM_F64, f16 = PYSIM_F16, bf16 = PYSIM_BF16, s8 = PYSIM_S8, tf32 = PYSIM_TF32, f8 = PYSIM_F8, tf32x3 = PYSIM_TF32X3 };
 struct Size { int m = 0, n = 0, k = 0; };
 }
 

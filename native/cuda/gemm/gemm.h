@@ -16,6 +16,7 @@ namespace pysim {
 struct Needs {
     int alignment; /* bytes: base address and pitch; 1: any */
     int k_major;   /* 1: A[m][k] and B[n][k] only */
+    int halves;    /* 1: of B its halves, hi(B)[n][k] and below them lo(B)[n][k] (core/split.cuh) */
 };
 
 struct GemmRow {
@@ -29,12 +30,16 @@ struct GemmRow {
 /* Each family's rows, in the order of its .inc. */
 Rows<GemmRow> simt_f32_rows(), simt_f64_rows(), simt_f16_rows(), simt_s8_rows();
 Rows<GemmRow> wmma_rows(), mma_rows();
-Rows<GemmRow> wgmma_f16_rows(), wgmma_bf16_rows(), wgmma_narrow_rows();
+Rows<GemmRow> wgmma_f16_rows(), wgmma_bf16_rows(), wgmma_narrow_rows(), wgmma_tf32x3_rows();
 
 /* relayout.cu: to[r][c] = from[r][c] (or from[c][r] where `transpose`), r < rows, c < columns, to's pitch padded with zeros; element
  * sizes 1, 2, 4, 8. */
 cudaError_t relayout(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, int element_bytes,
                      bool transpose, cudaStream_t stream);
+/* relayout.cu: the same of f32, as the halves that core/split.cuh makes: hi in `rows` rows, lo in as many below; `interleave`: each eight columns in
+ * the order that A's columns are read in; then the pitch is a multiple of 8. */
+cudaError_t split(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, bool interleave,
+                  cudaStream_t stream);
 /* reference.cu: alpha == 0 leaves the product out */
 enum { REFERENCE_ROWS = 16 * 65535 }; /* that it takes at most */
 cudaError_t reference(const Problem &p, int dtype, cudaStream_t stream);

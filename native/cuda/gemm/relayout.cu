@@ -7,15 +7,30 @@
 #include "gemm/gemm.h"
 #include "core/launch.h"
 #include "core/limits.h"
+#include "core/split.cuh"
 
 namespace pysim {
 namespace {
 
 enum { EDGE = 64, ROWS = 8 }; /* 32 x 8 threads */
 
-template <class T, bool TRANSPOSE>
-__global__ void __launch_bounds__(256) relayout_kernel(T *to, int64_t to_pitch, const T *from, int64_t from_pitch, int64_t rows,
-                                                       int64_t columns) {
+/* Where an element goes: `source` is the column of `from` that comes to lie in a column of `to`. */
+template <class T> struct Copy {
+    T *to;
+    int64_t pitch;
+    __device__ int64_t source(int64_t column) const { return column; }
+    __device__ void put(int64_t row, int64_t column, T value) const { to[row * pitch + column] = value; }
+};
+/* Its halves, lo `rows` rows below hi. */
+template <bool INTERLEAVED> struct Halves {
+    unsigned *to;
+    int64_t pitch, rows;
+    __device__ int64_t source(int64_t column) const { return INTERLEAVED ? (column & ~7) + interleaved((int)column & 7) : column; }
+    __device__ void put(int64_t row, int64_t column, unsigned value) const { split_tf32(value, to[row * pitch + column], to[(rows + row) * pitch + column]); }
+};
+
+template <class T, bool TRANSPOSE, class To>
+__global__ void __launch_bounds__(256) relayout_kernel(To to, const T *from, int64_t from_pitch, int64_t rows, int64_t columns) {
     /* a row of odd length in words keeps the transposed reads off each other's banks */
     __shared__ T tile[EDGE][EDGE + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)];
     const int x = threadIdx.x, y = threadIdx.y;
@@ -28,11 +43,11 @@ __global__ void __launch_bounds__(256) relayout_kernel(T *to, int64_t to_pitch, 
     }
     for (int r = y; r < EDGE; r += ROWS)
         for (int c = x; c < EDGE; c += 32) {
-            const int64_t row = row0 + r, column = column0 + c;
-            if (row >= rows || column >= to_pitch) continue;
+            const int64_t row = row0 + r, column = column0 + c, source = to.source(column);
+            if (row >= rows || column >= to.pitch) continue;
             T value = T(0);
-            if (column < columns) value = TRANSPOSE ? tile[c][r] : from[row * from_pitch + column];
-            to[row * to_pitch + column] = value;
+            if (source < columns) value = TRANSPOSE ? tile[source - column0][r] : from[row * from_pitch + source];
+            to.put(row, column, value);
         }
 }
 
@@ -86,30 +101,39 @@ __global__ void __launch_bounds__(256) transpose_words(T *to, int64_t to_pitch, 
     }
 }
 
-template <class T>
-cudaError_t start(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose,
-                  cudaStream_t stream) {
-    const int64_t wide = (to_pitch + EDGE - 1) / EDGE, high = (rows + EDGE - 1) / EDGE;
+template <class T, class To>
+cudaError_t start(To to, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, cudaStream_t stream) {
+    const int64_t wide = (to.pitch + EDGE - 1) / EDGE, high = (rows + EDGE - 1) / EDGE;
     static_assert(most::RELAYOUT_ROWS == (int64_t)EDGE * 65535, "blocks along y of the largest grid"); /* abi/gemm.cu refuses more */
-    const dim3 grid((unsigned)wide, (unsigned)high), block(32, ROWS);
+    const auto kernel = transpose ? relayout_kernel<T, true, To> : relayout_kernel<T, false, To>;
+    return launch(kernel, dim3((unsigned)wide, (unsigned)high), dim3(32, ROWS), 0, stream, to, (const T *)from, from_pitch, rows, columns);
+}
+
+template <class T>
+cudaError_t copy(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, cudaStream_t stream) {
     if constexpr (sizeof(T) < 4)
         if (transpose && ((uintptr_t)from | (uintptr_t)(from_pitch * (int64_t)sizeof(T))) % 4 == 0) {
             constexpr int edge = 128 / sizeof(T);
             const dim3 words((unsigned)((to_pitch + edge - 1) / edge), (unsigned)((rows + edge - 1) / edge));
-            return launch(transpose_words<T>, words, block, 0, stream, (T *)to, to_pitch, (const T *)from, from_pitch, rows, columns);
+            return launch(transpose_words<T>, words, dim3(32, ROWS), 0, stream, (T *)to, to_pitch, (const T *)from, from_pitch, rows, columns);
         }
-    const auto kernel = transpose ? relayout_kernel<T, true> : relayout_kernel<T, false>;
-    return launch(kernel, grid, block, 0, stream, (T *)to, to_pitch, (const T *)from, from_pitch, rows, columns);
+    return start<T>(Copy<T>{(T *)to, to_pitch}, from, from_pitch, rows, columns, transpose, stream);
 }
 }
 
 cudaError_t relayout(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, int element_bytes,
                      bool transpose, cudaStream_t stream) {
     switch (element_bytes) {
-    case 1: return start<unsigned char>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
-    case 2: return start<unsigned short>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
-    case 4: return start<unsigned>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
-    default: return start<unsigned long long>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
+    case 1: return copy<unsigned char>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
+    case 2: return copy<unsigned short>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
+    case 4: return copy<unsigned>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
+    default: return copy<unsigned long long>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
     }
+}
+
+cudaError_t split(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, bool interleave,
+                  cudaStream_t stream) {
+    if (interleave) return start<unsigned>(Halves<true>{(unsigned *)to, to_pitch, rows}, from, from_pitch, rows, columns, transpose, stream);
+    return start<unsigned>(Halves<false>{(unsigned *)to, to_pitch, rows}, from, from_pitch, rows, columns, transpose, stream);
 }
 }

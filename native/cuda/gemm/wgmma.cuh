@@ -18,7 +18,7 @@ template <int... DTYPES> Rows<GemmRow> wgmma_rows() {
     return table_of<GemmRow>(lines, [](auto line, auto add) {
         constexpr Columns c = lines[line];
         if constexpr (((c.dtype == DTYPES) || ...)) {
-            using S = hopper::Shape<c.dtype, c.block.m, c.block.n, c.warp.m, c.warp.n, c.stages, c.cluster.m, c.cluster.n>;
+            using S = hopper::Shape<c.dtype, c.block.m, c.block.n, c.warp.m, c.warp.n, c.stages, c.cluster.m, c.cluster.n, c.promotion>;
             static_assert(c.block.k == S::BLOCK_K && c.thread.m == 64 && c.thread.n == c.warp.n && c.k_major == !S::Element::MN_MAJOR,
                           "a stage is 128 bytes of k, an instruction as wide as its warpgroup's tile");
 #ifdef PYSIM_EMULATED

@@ -30,6 +30,7 @@ double bound_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
     switch (g.dtype) {
     case PYSIM_F64: return 2 * terms * 0x1p-53;
     case PYSIM_TF32: return 0x1p-9 + terms * 0x1p-24;
+    case PYSIM_TF32X3: return 0x1p-19 + terms * 0x1p-23;
     case PYSIM_F16: return terms * (!strcmp(row.family, "simt") || !strcmp(row.form, "half") ? 0x1p-11 : 0x1p-24);
     case PYSIM_F8: return 0x1p-11 + terms * 0x1p-22; /* Hopper adds e4m3 products in fewer bits than f32 has */
     default: return terms * 0x1p-24;

@@ -29,8 +29,9 @@ __host__ __device__ unsigned mix(unsigned x) {
     return x ^ x >> 16;
 }
 
-const int bytes_of[] = {4, 8, 2, 2, 1, 4, 4, 1};
-const char *const name_of[] = {"f32", "f64", "f16", "bf16", "s8", "s32", "tf32", "f8"};
+enum { DTYPES = 9 };
+const int bytes_of[DTYPES] = {4, 8, 2, 2, 1, 4, 4, 1, 4};
+const char *const name_of[DTYPES] = {"f32", "f64", "f16", "bf16", "s8", "s32", "tf32", "f8", "tf32x3"};
 
 __device__ double get(const void *data, int dtype, long long i) {
     switch (dtype) {

@@ -32,16 +32,18 @@ struct Draw {
     template <int N> int of(const int (&choices)[N]) { return choices[below(N)]; }
 };
 
-/* Of sums of magnitudes. Winograd's transforms add up inputs of a whole patch, and F(4x4)'s with factors up to 5 and 1/24. */
+/* Of sums of magnitudes. Winograd's transforms add up inputs of a whole patch: F(2x2) up to 8 times the sum of magnitudes, F(4x4) 73 times
+ * (tools/winograd_error.py). */
 double bound_of(const Case &x, const pysim_cuda_conv_info &row) {
     const pysim_cuda_conv &c = x.c;
     const double terms = (double)(c.shape.channels / c.shape.groups * c.shape.kernel_h * c.shape.kernel_w) + 8;
     /* products leave the bias of NCHW's filters to a pass of its own: one more rounding */
     const double again = row.makes_product && x.bias && c.layout == PYSIM_NCHW ? rounding_of(c.out_dtype) : 0;
-    const double growth = row.outputs == 1 ? 1 : row.outputs == 2 ? 10 : 300;
+    const double growth = row.outputs == 1 ? 1 : row.outputs == 2 ? 10 : 80;
     switch (c.shape.dtype) {
     case PYSIM_F64: return growth * 2 * terms * 0x1p-53;
     case PYSIM_TF32: return growth * (0x1p-9 + terms * 0x1p-24);
+    case PYSIM_TF32X3: return growth * (0x1p-19 + terms * 0x1p-23);
     default: return growth * terms * 0x1p-24 + again;
     }
 }
@@ -167,7 +169,8 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     s.width = size(wide, s.kernel_w, s.stride_w, s.dilation_w, s.pad_left, s.pad_right, draw.below((int)s.stride_w));
     if (!strcmp(row.family, "depthwise") && draw.below(3) == 0) { /* enough outputs for several a thread, in whole vectors or not */
         s.batch = 1 + draw.below(4), s.groups = s.channels = 30 + draw.below(120), s.filters = s.groups * (1 + draw.below(2));
-        s.kernel_h = s.kernel_w = 3 + 2 * draw.below(2), s.stride_h = s.stride_w = 1 + draw.below(2), s.dilation_h = s.dilation_w = 1;
+        if (!strcmp(row.form, "grouped")) s.groups = 5 + draw.below(20), s.channels = s.groups * (1 + draw.below(5)), s.filters = s.groups * (2 + draw.below(6));
+        s.kernel_h = s.kernel_w = 3 + 2 * draw.below(3), s.stride_h = s.stride_w = 1 + draw.below(2), s.dilation_h = s.dilation_w = 1;
         s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = s.kernel_h / 2;
         s.height = 20 + draw.below(20), s.width = 8 * (2 + draw.below(5)) + (draw.below(2) ? 0 : draw.below(8));
     }

@@ -183,8 +183,8 @@ const Product products[] = {
 };
 
 struct Operands {
-    Buffer a, b, held[8][2][2]; /* f64 as the problem has them; and as a dtype holds them, [dtype][operand][transposed] */
-    bool made[8][2][2];
+    Buffer a, b, held[DTYPES][2][2]; /* f64 as the problem has them; and as a dtype holds them, [dtype][operand][transposed] */
+    bool made[DTYPES][2][2];
     const void *of(const Product &p, int dtype, int operand, bool transposed) {
         Buffer &to = held[dtype][operand][transposed];
         const long long rows = operand ? p.k : p.m, columns = operand ? p.n : p.k;
@@ -247,8 +247,8 @@ const Layer layers[] = {
 };
 
 struct ConvOperands {
-    Buffer in, weights, held[8][2];
-    bool made[8][2];
+    Buffer in, weights, held[DTYPES][2];
+    bool made[DTYPES][2];
     int layout; /* of what buffer_want holds; -1: nothing yet */
 } conv_operands;
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of one channel a group, a thread STRIP rows of outputs; rows of the input that they share are read once where the kernel
-keeps them.
+"""Convolutions of few channels a group, a thread STRIP rows of outputs of one filter, or (grouped) of four; rows of the input that they
+share are read once.
 
 Worked number: conv:g32mb32ic32ih112oc32kh3ph1 has 32 x 32 images of 112 x 112; of 4 columns x 4 rows a thread, 25,088 warps.
 """
+
+from typing import NamedTuple
 
 from pysim.algorithms.convolution import Asked, Rows
 from pysim.algorithms.gpu.direct import BLOCK, moving, of_threads
@@ -15,56 +17,85 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.plan import Layout
-from pysim.registry.rows import WARP, ConvKernel
+from pysim.registry.rows import WARP, ConvKernel, cuda_limits
 
 NAME = "depthwise"
 COMPUTES = Conv
-STRIP = 4  # rows of outputs of a thread (native/cuda/conv/depthwise/depthwise.cu)
+STRIP, FILTERS = 4, 4  # rows of outputs of a thread, filters of a grouped one (native/cuda/conv/depthwise/depthwise.cu)
+KEPT = {1: (3, 5, 7), FILTERS: (3,)}  # edges of kernels that a thread of so many filters keeps in registers
 # A load and its address and edge; a thread's place, weights and stores: what Nsight Compute counted beside multiply-adds
 LOAD_INSTRUCTIONS, PLACE_INSTRUCTIONS = 11.5, 134.0
+# Where rows pass through registers: of a row, which taps meet it; and lines that a load of weights takes at once, k apart in lanes along
+# filters (fitted: benchmarks/data/depthwise-h200.txt)
+ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
+
+
+def filters_of(row: ConvKernel) -> int:
+    """Filters of a thread."""
+    return FILTERS if row.variant == "grouped" else 1
 
 
 def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
-    return Reason("shape", "it takes one channel a group") if w.channels != w.groups else None
+    channels, filters, most = w.channels // w.groups, w.filters // w.groups, cuda_limits()["GROUPED_CHANNELS"]
+    if filters_of(row) == 1:
+        return Reason("shape", "it takes one channel a group") if channels > 1 else None
+    return Reason("shape", f"it takes up to {most} channels and several filters a group") if channels > most or filters == 1 else None
 
 
-def columns_of(sms: float, w: Conv, layout: Layout) -> tuple[int, int]:
-    """(columns of outputs of a thread, of which so many are loaded and stored at once), as native/cuda/conv/depthwise/depthwise.cu
-    chooses them for aligned operands; (0, 1): a kernel that keeps no rows."""
+class Thread(NamedTuple):
+    """Filters and columns of outputs of a thread, of which `piece` columns are loaded and stored at once; whether rows and weights are
+    kept in registers, or pass through them."""
+
+    filters: int
+    columns: int
+    piece: int
+    kept: bool
+
+
+def thread_of(sms: float, filters: int, w: Conv, layout: Layout) -> Thread:
+    """As native/cuda/conv/depthwise/depthwise.cu chooses for aligned operands."""
     square = w.kernel_h == w.kernel_w and w.stride_h == w.stride_w and w.dilation_h == w.dilation_w == 1
-    if not (square and w.kernel_h in (3, 5) and w.stride_h <= 2):
-        return 0, 1
+    places = w.batch * w.groups * -(-(w.filters // w.groups) // filters) * -(-w.out_h // STRIP)
 
     def fits(columns: int) -> bool:
-        return w.batch * w.filters * -(-w.out_h // STRIP) * -(-w.out_w // columns) // BLOCK.threads >= sms
+        return places * -(-w.out_w // columns) // BLOCK.threads >= sms
 
+    if not (square and w.kernel_h in KEPT[filters] and w.stride_h <= 2):
+        return Thread(filters, 4 if w.dilation_w == 1 and w.stride_w <= 2 and fits(4) else 1, 1, False)
     if layout == "nhwc":
-        return (4, 1) if fits(4) else (1, 1)
-    return next((n, n) for n in (4, 2, 1) if n == 1 or (w.pad_left == w.kernel_w // 2 and w.width % n == w.out_w % n == 0 and fits(n)))
+        return Thread(filters, 4 if fits(4) else 1, 1, True)
+    lies = w.pad_left == w.kernel_w // 2
+    wide = next(n for n in (4, 2, 1) if n == 1 or (lies and w.width % n == w.out_w % n == 0 and fits(n)))
+    return Thread(filters, wide, wide, True)
 
 
 def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     """A row as the model knows it."""
     gpu, w, layout, _ = asked
     taps, size, windows = w.kernel_h * w.kernel_w, SIZES[w.dtype], Windows(w, layout)
-    columns, piece = columns_of(gpu.sms.value, w, layout)
-    wide = max(1, columns)
-    line = (wide - 1) * w.stride_w + w.kernel_w
-    single = line - (line - w.kernel_w // 2) // piece * (piece - 1)  # loads of a row
-    loads = ((STRIP - 1) * w.stride_h + w.kernel_h) * single if columns else STRIP * taps
-    across = -(-w.out_w // wide)
-    warps = w.batch * w.filters * -(-w.out_h // STRIP) * across / WARP
+    of, channels = thread_of(gpu.sms.value, filters_of(row), w, layout), w.channels // w.groups
+    line = (of.columns - 1) * w.stride_w + w.kernel_w
+    single = line - (line - w.kernel_w // 2) // of.piece * (of.piece - 1)  # loads of a row
+    rows_read = distinct(STRIP, w.kernel_h, w.stride_h, w.dilation_h)
+    loads, weights = rows_read * single * channels, of.filters * taps * channels * (1 if of.kept else STRIP)
+    across = -(-w.out_w // of.columns)
+    warps = w.batch * w.groups * -(-(w.filters // w.groups) // of.filters) * -(-w.out_h // STRIP) * across / WARP
     # lanes of a warp lie in so many rows, each of which is so many bytes
-    rows, line_bytes = (1, WARP * size) if windows.together else (max(1.0, WARP / across), min(WARP, across) * wide * w.stride_w * size)
-    weights = taps * size * WARP / LINE_BYTES if windows.together else rows
-    wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + 1)) + taps * weights
-    halo = distinct(STRIP, w.kernel_h, w.stride_h, w.dilation_h) / (STRIP * min(w.stride_h, w.kernel_h))
-    bytes_ = windows.bytes * w.filters / w.channels * max(1.0, halo)
-    instructions = PLACE_INSTRUCTIONS + loads * LOAD_INSTRUCTIONS + STRIP * wide * taps
-    waits = gpu.l1_latency_cycles.value * (2 if columns else taps)
+    rows, line_bytes = (
+        (1, WARP * size) if windows.together else (max(1.0, WARP / across), min(WARP, across) * of.columns * w.stride_w * size)
+    )
+    apart = min(WEIGHT_LINES, taps * channels * size * WARP / LINE_BYTES) if windows.together else rows
+    wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + 1)) + weights * apart
+    halo = rows_read / (STRIP * min(w.stride_h, w.kernel_h))
+    bytes_ = windows.bytes * w.filters / w.channels / of.filters * channels * max(1.0, halo)
+    products = STRIP * of.columns * taps * of.filters * channels
+    instructions = PLACE_INSTRUCTIONS + loads * LOAD_INSTRUCTIONS + products + (0 if of.kept and channels == 1 else weights)
+    if not of.kept:
+        instructions += ((STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1) * channels * ROW_INSTRUCTIONS
+    waits = gpu.l1_latency_cycles.value * channels * (2 if of.kept else rows_read * w.kernel_w / 4)
     return of_threads(asked, row, moving(windows, warps, instructions, wavefronts, waits, bytes_), "l1_latency_cycles")
 
 
-_ROWS = Rows(NAME, variant, "one channel a group, a thread a strip of outputs", row_refuses)
+_ROWS = Rows(NAME, variant, "few channels a group, a thread a strip of outputs", row_refuses)
 refuses, candidates, prepare, workspace_bytes = _ROWS.refuses, _ROWS.candidates, _ROWS.prepare, _ROWS.workspace_bytes
 tolerance, describe = _ROWS.tolerance, _ROWS.describe

@@ -33,7 +33,7 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     waits = k / of.loads_at_once.value * gpu.l1_latency_cycles.value
     # a multiply-add takes its instructions' turns, or its pipe where that is slower (FP64 on most GPUs)
     pipe = WARP * gpu.schedulers_per_sm.value / gpu.fma_per_cycle[row.pipe].value if row.pipe in gpu.fma_per_cycle else 0.0
-    instructions = k * max(of.product_instructions.value, pipe)
+    instructions = k * max(of.product_instructions.value, pipe) + w.kernel_h * w.kernel_w * of.tap_instructions.value
     threads = moving(windows, w.batch * w.filters * w.windows / WARP, instructions, k * (1 + apart), waits, bytes_)
     return of_threads(asked, row, threads, "model.direct.", "l1_")
 

@@ -6,12 +6,18 @@ An operand that a kernel cannot take as it lies is copied before: another dimens
 multiples of what it copies at once (`waves`, relayout). Threads that multiply load such rows element by element. Kernels of wgmma stay on
 their SM for the whole product, so it holds one block of them.
 
+Three products of tf32 halves (tf32x3) make one of f32 (native/cuda/core/split.cuh): the halves of B are made ahead, those of A in
+registers. A product of f32 has these kernels as well as its own.
+
 Worked number: gemm:1024x512x256:nn:s8 by wgmma copies B, 131,072 bytes, and 256 to align.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 
+import msgspec
+
+from pysim.algorithms.accuracy import Size, size_of, walk
 from pysim.algorithms.contract import SUMS, Bound
 from pysim.cachemodel.gpu import mainloop, tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
@@ -19,7 +25,8 @@ from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES, Work
 from pysim.cachemodel.gpu.waves import Columns
 from pysim.machine.gpu import Gpu
-from pysim.problem.dtypes import GPU_RESULT_BYTES, SIZES, SUM_BYTES
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import AS_HALVES, GPU_RESULT_BYTES, SIZES, SUM_BYTES, SUM_UNITS
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
@@ -29,8 +36,11 @@ from pysim.registry.rows import Attributes, GemmKernel, Tiles, cuda_limits, gemm
 
 NAME = "gemm"
 COMPUTES = Gemm
+HALVES_ERROR = 16  # of a product of halves, in roundings of its sum: 2^-19 over 2^-23 (native/cuda/core/split.cuh)
+PART = 49  # roundings that a part of a sum on tensor cores comes to, at 64 products a part (benchmarks/data/tf32x3-h200.txt)
 Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
 DENSE: Lie = None  # rows without gaps, from such a multiple
+HALVES_UNIT = 8  # elements of k that rows of B's halves are whole
 ASYNCHRONOUS_CAPABILITY = 80  # from here on there are asynchronous copies, and tensor cores whose FP16 products are summed in FP32
 
 
@@ -105,18 +115,33 @@ def pitches(problem: Gemm) -> tuple[int, int]:
 
 
 def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[tuple[int, int]]:
-    """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied."""
+    """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied; of B's halves both."""
     size, alignment = SIZES[problem.dtype], kernel.alignment
-    sides = ((not problem.trans_a, problem.m), (problem.trans_b, problem.n))
-    for (k_last, outer), apart, lies in zip(sides, *(lie or (pitches(problem), (True, True))), strict=True):
-        if (kernel.k_major and not k_last) or apart * size % alignment or (alignment > size and not lies):
+    sides = ((not problem.trans_a, problem.m, False), (problem.trans_b, problem.n, bool(kernel.promotion)))
+    for (k_last, outer, halves), apart, lies in zip(sides, *(lie or (pitches(problem), (True, True))), strict=True):
+        if halves:
+            yield outer, 2 * round_up(problem.k, HALVES_UNIT)
+        elif (kernel.k_major and not k_last) or apart * size % alignment or (alignment > size and not lies):
             yield (outer, problem.k) if k_last or kernel.k_major else (problem.k, outer)
+
+
+def copied_bytes(problem: Gemm, kernel: GemmKernel) -> float:
+    """Bytes that the copies read and write; halves are made of half their bytes."""
+    size = SIZES[problem.dtype]
+    one_half = problem.n * round_up(problem.k, HALVES_UNIT) * size if kernel.promotion else 0
+    return float(2 * size * sum(rows * columns for rows, columns in copies(problem, kernel)) - one_half)
 
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     problem, gpu = request.problem, request.machine
     assert isinstance(problem, Gemm) and isinstance(gpu, Gpu)
-    kernels, rejected = usable(request, problem, NAME, gemm_kernels())
+    named = request.schedule.kernel if request.schedule else None
+    splits = [row for row in gemm_kernels() if row.dtype == AS_HALVES.get(problem.dtype) and named in (None, row.name)]
+    rows = [row for row in gemm_kernels() if row not in splits]
+    kernels, rejected = usable(request, problem, NAME, rows) if rows else ([], [])
+    if splits:
+        more, others = usable(request, msgspec.structs.replace(problem, dtype=splits[0].dtype), NAME, splits)
+        kernels, rejected = kernels + more, rejected + others
     return Candidates(request, tuple(variants(gpu, problem, kernels, gemm_attributes(gpu.capability_number))), (), tuple(rejected))
 
 
@@ -127,11 +152,10 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         own, tiles = known.get(kernel.name), kernel.tiles
         attributes = own or mainloop.estimated(tiles)
         columns, step, family = product(gpu, problem, tiles, families_of(kernel), attributes, attributes.efficiency)
-        moved = [rows * across * columns.size for rows, across in copies(problem, kernel)]
         found.append(
             Variant(
                 kernel.name, partial(GpuSchedule, kernel.name), attributes, own is not None, tiled.leans_on(gpu, tiles.pipe, family),
-                columns._replace(relayouts=len(moved), relaid=2 * sum(moved)), step,
+                columns._replace(relayouts=len([*copies(problem, kernel)]), relaid=copied_bytes(problem, kernel)), step,
                 lent=() if own else (f"kernel_attributes.{kernel.name}",),
             )
         )  # fmt: skip
@@ -148,7 +172,7 @@ def product(
     step = mainloop.work(gpu, tiles, problem.trans_a, problem.trans_b, ragged)
     fixed, family = _fixed(gpu, tiles, families, attributes, step, efficiency)
     result = GPU_RESULT_BYTES[problem.dtype]
-    a, b = problem.m * problem.k * size, problem.k * problem.n * size
+    a, b = problem.m * problem.k * size, problem.k * problem.n * size * (2 if tiles.promotion else 1)
     sizes = (problem.m, problem.n, problem.k, size, a, b, problem.m * problem.n * result, a, b, result, SUM_BYTES[problem.dtype])
     return Columns(*sizes, *fixed[len(sizes) :]), step, family
 
@@ -197,7 +221,17 @@ def tiles_of(problem: Gemm, kernel: GemmKernel) -> int:
 
 
 def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
-    return SUMS
+    kernel = gemm_kernel(schedule.kernel)
+    return sums_of_halves(problem, kernel.promotion) if kernel and kernel.promotion else SUMS
+
+
+def sums_of_halves(problem: Gemm | Conv, promotion: int) -> Bound:
+    """Products that are off by HALVES_ERROR roundings of the sum each. Sums in FP32 registers have an addition every `promotion` products:
+    the error is that of so many roundings, and of PART more for what tensor cores add meanwhile."""
+    results, k = size_of(problem)
+    error = walk(Size(results, PART + k // promotion), SUM_UNITS["f32"])
+    source = "2^-19 of each product of halves (native/cuda/core/split.cuh), and of k sums"
+    return Bound(1 + HALVES_ERROR / k, 0.0, source, error=error, multiplied="split")
 
 
 def describe(plan: Plan) -> Description:

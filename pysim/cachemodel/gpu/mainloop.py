@@ -5,7 +5,8 @@
 
 Of threads that multiply, instructions and wavefronts are counted address by address (`gemm_shared`); of tensor cores they follow from what
 the instructions read, without conflicts: a warp keeps fragments for its whole tile, a warpgroup's instruction reads its rows and columns
-from shared memory. A producer's loads by TMA cost no instructions.
+from shared memory. A producer's loads by TMA cost no instructions. Three products of halves read B three times and A once, into registers,
+where SPLIT_INSTRUCTIONS make halves of an element; each promotion adds the accumulators to the sums.
 
 Worked number: a step of 8 of 128 x 128 in FP32 on V100 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
 """
@@ -24,6 +25,7 @@ LINE_BYTES = 128
 VECTOR_BYTES = 16
 INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
 EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
+SPLIT_INSTRUCTIONS = 7  # of an element of A: load, cut, subtract, scale, add, compare, select (native/cuda/core/split.cuh)
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
 BARRIER_BYTES, FLAG_BYTES, ALIGNMENT = 16, 16, 1024  # of a producer's stages: two barriers each, a flag, room to align
 
@@ -42,7 +44,7 @@ class Work(NamedTuple):
 
 def stage_bytes(tiles: Tiles) -> int:
     """Bytes of both operands that one stage keeps in shared memory, padding aside."""
-    return (tiles.rows + tiles.columns) * tiles.depth * SIZES[tiles.dtype]
+    return (tiles.rows + tiles.columns * (2 if tiles.promotion else 1)) * tiles.depth * SIZES[tiles.dtype]
 
 
 def shared_bytes(tiles: Tiles) -> int:
@@ -75,7 +77,7 @@ def estimated(tiles: Tiles) -> Attributes:
 def work(gpu: Gpu, tiles: Tiles, trans_a: bool = False, trans_b: bool = False, ragged: tuple[bool, ...] = (False, False)) -> Work:
     """Cycles of a step of a product; `ragged` (A, B): rows are no whole vectors, and threads load element by element."""
     size, products = SIZES[tiles.dtype], tiles.rows * tiles.columns * tiles.depth
-    arithmetic = products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
+    arithmetic = products * tiles.products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
     stage = stage_bytes(tiles)
     copies = stage / VECTOR_BYTES / WARP * (0 if tiles.producer else 2)  # loads, and their addresses
     if not tiles.tensor:
@@ -91,9 +93,11 @@ def work(gpu: Gpu, tiles: Tiles, trans_a: bool = False, trans_b: bool = False, r
         (tiles.warp_rows // tiles.thread_rows) * (tiles.warp_columns // tiles.thread_columns),
     )
     warp = tiles.warp_rows + tiles.warp_columns
-    read = instructions * (tiles.thread_rows + tiles.thread_columns) if tiles.by_warpgroups else warp
+    read = instructions * (tiles.thread_rows + tiles.thread_columns * tiles.products) if tiles.by_warpgroups else warp
     shared = groups * read * tiles.depth * size / LINE_BYTES + stage / LINE_BYTES
     loads = 0 if tiles.by_warpgroups else groups * warp * tiles.depth * size / (VECTOR_BYTES * WARP)
     deep = INSTRUCTION_BYTES / size  # of one instruction along k; each of a warpgroup's four warps issues it
-    issued = products / (tiles.thread_rows * tiles.thread_columns * deep) * (tiles.group // WARP)
+    issued = products * tiles.products / (tiles.thread_rows * tiles.thread_columns * deep) * (tiles.group // WARP)
+    if tiles.promotion:
+        issued += (groups * tiles.warp_rows * tiles.depth * SPLIT_INSTRUCTIONS + products / tiles.promotion) / WARP
     return Work(arithmetic, shared, (issued + 2 * loads + copies) / gpu.schedulers_per_sm.value)

@@ -44,7 +44,7 @@ from pysim.registry.rows import ConvKernel
 Integers = NDArray[np.int64]
 
 PLANES, WARPS, THREADS = 16, 8, 256
-LARGE = ("fused", "single")  # the forms of F(4x4)
+LARGE = ("fused", "drained", "single")  # the forms of F(4x4); of drained, what it drains to is left out
 LARGE_PLANES, LARGE_WARPS, SIDE, STEP, ROW, PITCH = 36, 16, 32, 8, 36, 296
 _ROW_WORDS = {"reference": 160, "sts64": 276, "compact": 256}  # of one plane and kslot, on the way out
 _LANE = np.arange(LANES)

@@ -37,7 +37,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) direct_kernel(cons
     *to = epilogue.finish(sum, epilogue.beta != 0 ? *to : (T)0, at.f);
 }
 
-template <class T> Chosen direct_of(const Conv &, int) { return {direct_kernel<T>, 1, 1}; }
+template <class T> Chosen direct_of(const Conv &, int) { return {direct_kernel<T>, 1, 1, 1}; }
 template <class T> constexpr rows::ConvFunctions of() { return {nullptr, nullptr, launch_row<direct_of<T>>, attributes<direct_of<T>>}; }
 
 }

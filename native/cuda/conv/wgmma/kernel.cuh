@@ -53,8 +53,12 @@ template <bool NHWC> struct Gathered {
             else windows_load(to, map, barrier, corner, right, below);
         }
         __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
-            if (S::CLUSTER_M > 1) tensor_load_multicast(to, map, barrier, channel, tap, filter, blocks);
-            else tensor_load(to, map, barrier, channel, tap, filter);
+            load_filters(to, map, barrier, filter, blocks);
+            if (S::Element::SPLIT) load_filters(to + S::B_BYTES / 2, map, barrier, filter + c.groups * c.filters, blocks);
+        }
+        __device__ void load_filters(uint32_t to, const CUtensorMap *map, uint32_t barrier, int first, uint16_t blocks) const {
+            if (S::CLUSTER_M > 1) tensor_load_multicast(to, map, barrier, channel, tap, first, blocks);
+            else tensor_load(to, map, barrier, channel, tap, first);
         }
         __device__ void next() {
             channel += S::BLOCK_K;
@@ -163,7 +167,7 @@ template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows 
 template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows &c) {
     const int taps = c.kernel_h * c.kernel_w;
     const cuuint64_t tap = (cuuint64_t)c.channels * S::BYTES;
-    const cuuint64_t sizes[] = {(cuuint64_t)c.channels, (cuuint64_t)taps, (cuuint64_t)c.groups * c.filters}, pitches[] = {tap, tap * taps};
+    const cuuint64_t sizes[] = {(cuuint64_t)c.channels, (cuuint64_t)taps, (cuuint64_t)c.groups * c.filters * (1 + S::Element::SPLIT)}, pitches[] = {tap, tap * taps};
     const cuuint32_t boxes[] = {128 / S::BYTES, 1, S::B_SHARE}, steps[] = {1, 1, 1};
     if (encoder().error != cudaSuccess) return encoder().error;
     const CUresult result = encoder().call(map, map_type<S>(), 3, const_cast<void *>(c.weights), sizes, pitches, boxes, steps,

@@ -6,12 +6,13 @@
  *
  * Channels that fill no block waste most of each tap's step. A copy then has its rows padded, so that a row of taps is one run of
  * kernel_w C elements: pixels are described as having all these as channels, each reaching into the next ones, and the kernel has one
- * column. 3 channels of f16, padded to 8, with 7 x 7 taps are 7 steps of 56 (of 64) instead of 49 of 8. */
+ * column. Filters that are taken in halves are split from where they lie, or from their copy, into `own` behind it. 3 channels of f16, padded to 8, with 7 x 7 taps are 7 steps of 56 (of 64) instead of 49 of 8. */
 #include <climits>
 
 #include "abi/arguments.h"
 #include "conv/wgmma/wgmma.h"
 #include "core/decomposition.cuh"
+#include "gemm/gemm.h"
 
 namespace pysim {
 namespace hopper {
@@ -42,21 +43,22 @@ int64_t steps_of(const Conv &c) {
 }
 
 namespace {
-/* Bytes of the copies in `own`; 0: the operand stays where it is. */
-struct Own { int64_t input, filters; };
+/* Bytes of the copies in `own`; 0: the operand stays where it is. halves: of the filters, both. */
+struct Own { int64_t input, filters, halves; };
 Own own_of(const Conv &c) {
     const int64_t element = dtypes[c.dtype].bytes, channels = padded_channels(c), taps = c.kernel_h * c.kernel_w;
     const int64_t wide = c.width + (rows_of_taps(c) ? c.pad_left + c.pad_right : 0), pixels = c.batch * (int64_t)c.height * wide;
     const bool filters_stay = channels == c.channels && (c.nhwc || taps == 1);
-    return {copied(c) ? round_up(pixels * c.groups * channels * element, ALIGN) : 0,
-            filters_stay ? 0 : round_up((int64_t)c.groups * c.filters * taps * channels * element, ALIGN)};
+    const int64_t filters = (int64_t)c.groups * c.filters * taps * channels * element;
+    return {copied(c) ? round_up(pixels * c.groups * channels * element, ALIGN) : 0, filters_stay ? 0 : round_up(filters, ALIGN),
+            c.halves ? round_up(2 * filters, ALIGN) : 0};
 }
 
 }
 
 pysim_status own_bytes(const Conv &c, int64_t *bytes) {
     const Own own = own_of(c);
-    *bytes = own.input + own.filters;
+    *bytes = own.input + own.filters + own.halves;
     return PYSIM_OK;
 }
 
@@ -69,6 +71,7 @@ const char *refuses(const Conv &c) {
     if (c.pad_top > most::TMA_CORNER || c.pad_left > most::TMA_CORNER) return "it takes padding of up to 128";
     for (const int64_t after : {c.pad_bottom - high, c.pad_right - wide})
         if (after < -most::TMA_CORNER || after >= most::TMA_CORNER) return "its last window begins up to 128 rows and columns before the input's end, or 127 after";
+    if (c.halves && (int64_t)c.groups * c.filters * c.kernel_h * c.kernel_w > most::RELAYOUT_ROWS) return "it splits up to 4194240 taps of all filters";
     return nullptr;
 }
 
@@ -95,11 +98,16 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
         if ((uintptr_t)operand.data % 16 && status == PYSIM_OK)
             status = fail(PYSIM_UNSUPPORTED, "a convolution on wgmma copies by 16 bytes; its %s, at %p, must begin at a multiple of them",
                           operand.name, operand.data);
-    if (status != PYSIM_OK || (!input && !filters)) return status;
+    if (status != PYSIM_OK) return status;
     const bool last = c.nhwc;
-    return check(channels_last({input, c.in, c.batch, c.groups, c.height, c.width, before, wide, c.channels, channels, last},
+    if (input || filters) status = check(channels_last({input, c.in, c.batch, c.groups, c.height, c.width, before, wide, c.channels, channels, last},
                                {filters, c.weights, c.groups * c.filters, 1, 1, taps, 0, taps, c.channels, channels, last}, element, stream),
                  "channels of input and filters");
+    if (status != PYSIM_OK || !c.halves) return status;
+    void *const halves = (char *)c.own + own.input + own.filters;
+    status = check(split(halves, channels, to.weights, channels, (int64_t)c.groups * c.filters * taps, channels, false, false, stream), "halves of filters");
+    to.weights = halves;
+    return status;
 }
 }
 }

@@ -20,6 +20,7 @@ using Columns = ConvColumns;
 /* Clusters of S::BLOCKS blocks of S::BLOCK_M windows x S::BLOCK_N filters. */
 template <class S> struct Wgmma {
     static void tile(Conv &c) {
+        c.halves = S::Element::SPLIT;
         c.tile_m = S::BLOCK_M * S::CLUSTER_M, c.tile_n = S::BLOCK_N * S::CLUSTER_N, c.cluster = S::BLOCKS;
         c.group_tiles = ceil_div(c.windows, c.tile_m);
         c.product.m = c.groups * c.group_tiles * c.tile_m, c.product.n = c.filters;
@@ -43,7 +44,7 @@ template <int DTYPE> Rows<ConvRow> wgmma_rows() {
     return table_of<ConvRow>(lines, [](auto line, auto add) {
         constexpr Columns c = lines[line];
         if constexpr (c.dtype == DTYPE) {
-            using S = hopper::Shape<DTYPE, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m>;
+            using S = hopper::Shape<DTYPE, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m, c.promotion>;
             static_assert(c.block.k == S::BLOCK_K && c.thread.n == 64 && c.thread.m == c.warp.m,
                           "a stage is 128 bytes of k, an instruction as wide as its warpgroup's tile");
             using Of = Wgmma<S>;

@@ -51,10 +51,11 @@ template <bool NHWC> __global__ __launch_bounds__(fused4::SIDE * STEP) void fuse
 /* Blocks of the filter transform. */
 int64_t pieces(const Conv &c) { return (int64_t)c.groups * ceil_div(c.filters, fused4::SIDE) * ceil_div(c.channels, STEP); }
 
-/* SINGLE: without a filter transform of its own, and parts of split-K are reduced in a cluster of two: two blocks lie on the multiprocessors of one
+/* DRAINED: sums are drained (fused4_pipeline.cuh). SINGLE: without a filter transform of its own, and parts of split-K are reduced in a cluster of two: two blocks lie on the multiprocessors of one
  * TPC, and clusters of three and more leave some idle. */
-template <bool SINGLE> struct Row {
-    template <bool NHWC> using Filters = std::conditional_t<SINGLE, fused4::Weights<NHWC>, fused4::Transformed>;
+template <bool SINGLE, bool DRAINED> struct Row {
+    using Before = std::conditional_t<DRAINED, fused4::Drained, fused4::Transformed>;
+    template <bool NHWC> using Filters = std::conditional_t<SINGLE, fused4::Weights<NHWC>, Before>;
     enum { SHARED_BYTES = fused4::shared_bytes<Filters<false>> };
     static_assert(SHARED_BYTES == fused4::shared_bytes<Filters<true>>, "of both layouts");
 
@@ -97,7 +98,7 @@ template <bool SINGLE> struct Row {
 Rows<ConvRow> winograd_fused4_rows() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::ConvColumns c = rows::lines[line];
-        if constexpr (c.outputs == 4 && c.fused) add(row_of(c, rows::functions_of<winograd::Row<(c.reduces_in_cluster > 0)>>()));
+        if constexpr (c.outputs == 4 && c.fused) add(row_of(c, rows::functions_of<winograd::Row<(c.reduces_in_cluster > 0), c.variant == "drained">>()));
     });
 }
 }

@@ -8,10 +8,12 @@
  *
  * Two threads of a warp make a patch: the rows of B^T take the even rows of d to even sums and the odd ones to odd sums, first,
  *
- *   even (d0 d2 d4)  row 0 = 4 d0 - 5 d2 + d4    near  = d4 - 4 d2    plain =    d4 - d2      row 1 = near + cross    row 2 = near - cross
- *   odd  (d5 d1 d3)  row 5 = d5 + 4 d1 - 5 d3    cross = d3 - 4 d1    twice = 2 (d3 - d1)     row 3 = plain + twice   row 4 = plain - twice
+ *   even (d0 d2 d4)  row 0 = a2b2 d0 - (a2 + b2) d2 + d4    near  = d4 - b2 d2    far    = d4 - a2 d2
+ *   odd  (d5 d1 d3)  row 5 = d5 + a2b2 d1 - (a2 + b2) d3    cross = d3 - b2 d1    across = d3 - a2 d1
  *
- * so each loads three rows, transforms them along the row, exchanges near and plain for cross and twice, and stores three planes' rows: the
+ *   even   row 1 = near + a cross    row 3 = far + b across        odd    row 2 = cross - near / a    row 4 = across - far / b
+ *
+ * so each loads three rows, transforms them along the row, exchanges near and far for cross and across, and stores three planes' rows: the
  * inner rows' two, then the outer one's. What it loads next comes four channels later: the outer row after the inner ones are stored, the next
  * patch's inner rows after the outer one is; 12 registers beside the sums. The four warps of a scheduler take turns: warp w does so after channels
  * w / 4 and w / 4 + 3, so that one waits for shared memory and shuffles while three multiply. Warps meet at two mbarriers a step (Stages), which
@@ -34,6 +36,7 @@
 #ifndef PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #define PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #include <new>
+#include <type_traits>
 
 #include "core/launch.h"
 #include "conv/winograd/fused4_pipeline.cuh"
@@ -110,24 +113,24 @@ template <bool NHWC, int PIECE> class Halves {
     /* Leaves in d[6 ..] what the inner rows are of the outer sums. */
     __device__ void store_inner(char *stage, float (&d)[12]) const {
         const bool odd = is_odd();
-        const float f1 = odd ? 4 : -5, f2 = odd ? -5 : 1, sign = odd ? -1 : 1, scale = odd ? 2 : 1;
+        const float f1 = odd ? A2B2 : -A2_B2, f2 = odd ? -A2_B2 : 1, by_near = odd ? OVER_A : POINT_A, by_far = odd ? OVER_B : POINT_B;
         char *const to = stage + this->to + (odd ? 2 * LINE : (int)LINE);
         input_line_4<1>(d), input_line_4<1>(d + 6);
 #pragma unroll
         for (int s = 0; s < 6; s++) {
-            const float x1 = d[s], x2 = d[6 + s], fourfold = x2 - 4 * x1, plain = scale * (x2 - x1);
-            *(float *)(to + s * (PITCH * 4)) = sign * fourfold + __shfl_xor_sync(0xffffffffu, fourfold, 16);
-            *(float *)(to + s * (PITCH * 4) + 2 * LINE) = sign * plain + __shfl_xor_sync(0xffffffffu, plain, 16);
-            d[6 + s] = f1 * x1 + f2 * x2;
+            const float x1 = d[s], x2 = d[6 + s], near = fmaf(-B2, x1, x2), far = fmaf(-A2, x1, x2);
+            *(float *)(to + s * (PITCH * 4)) = fmaf(by_near, __shfl_xor_sync(0xffffffffu, near, 16), near);
+            *(float *)(to + s * (PITCH * 4) + 2 * LINE) = fmaf(by_far, __shfl_xor_sync(0xffffffffu, far, 16), far);
+            d[6 + s] = fmaf(f1, x1, f2 * x2);
         }
     }
     __device__ void store_outer(char *stage, float (&d)[12]) const {
         const bool odd = is_odd();
-        const float f0 = odd ? 1 : 4;
+        const float f0 = odd ? 1 : A2B2;
         char *const to = stage + this->to + (odd ? 5 * LINE : 0);
         input_line_4<1>(d);
 #pragma unroll
-        for (int s = 0; s < 6; s++) *(float *)(to + s * (PITCH * 4)) = f0 * d[s] + d[6 + s];
+        for (int s = 0; s < 6; s++) *(float *)(to + s * (PITCH * 4)) = fmaf(f0, d[s], d[6 + s]);
     }
 };
 
@@ -160,6 +163,7 @@ __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, S
     const int slots = kept(slots_at(main)), lines = kept(lines_at(main)), some_slots = kept(slots_at(quarter)), some_lines = kept(lines_at(quarter));
     const int warp = __shfl_sync(0xffffffffu, (int)thread / 32, 0), turn = warp / 4; /* which the compiler then knows to be one for the warp */
     float patch[12];
+    std::conditional_t<Filters::DRAINS, Totals, NoTotals> totals(shared + 2 * STAGE_BYTES);
     const auto multiply = [&](const char *of_slots, const char *of_lines) { /* a channel: where it lies in plane 0 of the stage */
         float a[8], b[8];
         read_16(a, of_slots + slots), read_16(a + 4, of_slots + slots + SIDE * 2);
@@ -211,7 +215,9 @@ __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, S
         }
         some(STEP / 2 - turn);
         if (i + 2 < steps) stages.read();
+        if (more && totals.after(i, steps)) totals.drain(sum, rest);
     }
+    totals.add_to(sum, rest);
 }
 
 /* The word of a sum in its plane. */

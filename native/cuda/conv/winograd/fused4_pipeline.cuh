@@ -99,7 +99,7 @@ class Transformed {
     const char *from; /* the next step's */
 
   public:
-    enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1, NEAR = 0 };
+    enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1, NEAR = 0, DRAINS = 0 };
     __device__ Transformed(const Conv &c, int group, int block, int begin, int)
         : from((const char *)c.own + (((int64_t)group * ceil_div(c.filters, SIDE) + block) * ceil_div(c.channels, STEP) + begin) * BYTES) {}
     __device__ void begin(const Stages &stages, char *shared, int, int warp) { fetch(stages, shared, 0, 0, warp); }
@@ -109,6 +109,68 @@ class Transformed {
         from += BYTES;
     }
     __device__ void fill(char *, int, int) const {}
+};
+
+/* The same where sums are drained (Totals). */
+struct Drained : Transformed {
+    enum { SHARED_BYTES = 64 * THREADS * 2, DRAINS = 1 };
+    using Transformed::Transformed;
+};
+
+/* What has been drained from a thread's sums, so that they start anew: a long sum is rounded to the size that it has come to, sums of a quarter of its
+ * channels to half of that. Of the main plane's 64 the upper 16 bits, in shared memory after the stages: what lies below them stays in the sum, so
+ * nothing is lost; of the others, for which there is no room, all of them in local memory. */
+class Totals {
+    uint4 *const at; /* of this thread: 8 sums each, THREADS apart */
+    volatile float rest[8];
+
+    static __device__ float upper(float x) { return __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
+
+  public:
+    /* Four to eight parts of a sum of so many steps. */
+    static __device__ bool after(int step, int steps) { return (step + 1) % (steps >= 64 ? 16 : steps >= 32 ? 8 : steps >= 16 ? 4 : 2) == 0; }
+    __device__ explicit Totals(char *shared) : at((uint4 *)shared + threadIdx.x) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) at[i * THREADS] = uint4{0, 0, 0, 0}, rest[i] = 0;
+    }
+    __device__ void drain(float (&sum)[8][8], float (&others)[4][2]) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint4 v = at[i * THREADS];
+            unsigned *const pairs = &v.x;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float low = __uint_as_float(pairs[j] << 16), high = __uint_as_float(pairs[j] & 0xffff0000u);
+                float &a = sum[i][2 * j], &b = sum[i][2 * j + 1];
+                const float a_total = upper(low + a), b_total = upper(high + b);
+                a += low - a_total, b += high - b_total;
+                pairs[j] = __float_as_uint(a_total) >> 16 | __float_as_uint(b_total);
+            }
+            at[i * THREADS] = v;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) rest[i] = rest[i] + others[i / 2][i % 2], others[i / 2][i % 2] = 0;
+    }
+    __device__ void add_to(float (&sum)[8][8], float (&others)[4][2]) const {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const uint4 v = at[i * THREADS];
+            const unsigned *const pairs = &v.x;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                sum[i][2 * j] += __uint_as_float(pairs[j] << 16), sum[i][2 * j + 1] += __uint_as_float(pairs[j] & 0xffff0000u);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) others[i / 2][i % 2] += rest[i];
+    }
+};
+
+/* Where nothing is. */
+struct NoTotals {
+    __device__ explicit NoTotals(char *) {}
+    static __device__ bool after(int, int) { return false; }
+    template <class... Sums> __device__ void drain(Sums &...) {}
+    template <class... Sums> __device__ void add_to(Sums &...) const {}
 };
 
 /* Filters as they lie: each step's weights are copied a step ahead, [filter][channel][tap] (NHWC: [filter][tap][channel]), and transformed on
@@ -143,7 +205,7 @@ template <bool NHWC> class Weights {
     }
 
   public:
-    enum { ROW = SIDE + 4, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 2 * SIDE * WORDS * 4, COPIES = 0, NEAR = 1 };
+    enum { ROW = SIDE + 4, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 2 * SIDE * WORDS * 4, COPIES = 0, NEAR = 1, DRAINS = 0 };
     __device__ Weights(const Conv &conv, int group, int block, int begin, int end) : c(conv) {
         const unsigned word = threadIdx.x % 16;
         const int filter = block * SIDE + (int)line_of(threadIdx.x);
@@ -169,12 +231,12 @@ template <bool NHWC> class Weights {
         const unsigned lane = thread_again() % 32, line = warp % 8 * 4 + lane / 8, channel = lane % 8;
         const float *const g = words(shared, step) + line * WORDS + (NHWC ? channel : 9 * channel);
         enum { TAP = NHWC ? (int)STEP : 1, LINE = 6 * STEP * ROW };
-        const float far = odd ? 4 : 1, twice = odd ? 2 : 1;
+        const float square = odd ? B2 : A2, point = odd ? POINT_B : POINT_A;
         float outer[3], first[3], second[3]; /* rows 0, 1, 2, or 5, 3, 4: see filter_line_4 */
 #pragma unroll
         for (int s = 0; s < 3; s++) {
-            const float g0 = g[s * TAP], g1 = g[(3 + s) * TAP], g2 = g[(6 + s) * TAP], ends = g0 + far * g2;
-            outer[s] = odd ? g2 : g0, first[s] = ends + twice * g1, second[s] = ends - twice * g1;
+            const float g0 = g[s * TAP], g1 = g[(3 + s) * TAP], g2 = g[(6 + s) * TAP], ends = fmaf(square, g2, g0);
+            outer[s] = odd ? g2 : g0, first[s] = fmaf(point, g1, ends), second[s] = fmaf(-point, g1, ends);
         }
         float *const to = (float *)(shared + step % 2 * (int)(TILE_BYTES + BYTES) + TILE_BYTES) + channel * ROW + line;
         const auto put = [&](float *to, const float (&half)[3]) {

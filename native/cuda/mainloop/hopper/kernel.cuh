@@ -25,6 +25,7 @@
 #include "mainloop/hopper/epilogue.cuh"
 #include "mainloop/hopper/mma.cuh"
 #include "mainloop/hopper/ptx.cuh"
+#include "mainloop/hopper/split.cuh"
 
 namespace pysim {
 namespace hopper {
@@ -50,9 +51,9 @@ template <class S> struct Stages {
 template <class S, int MN_MAJOR, int EXTENT, bool MULTICAST>
 __device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int first, int k, uint16_t blocks) {
 #pragma unroll
-    for (int part = 0; part < (MN_MAJOR ? EXTENT / 64 : 1); part++) {
-        const int inner = MN_MAJOR ? first + 64 * part : k, outer = MN_MAJOR ? k : first;
-        const uint32_t there = to + part * 64 * 128;
+    for (int part = 0; part < (MN_MAJOR ? EXTENT / S::BLOCK_K : 1); part++) {
+        const int inner = MN_MAJOR ? first + S::BLOCK_K * part : k, outer = MN_MAJOR ? k : first;
+        const uint32_t there = to + part * S::BLOCK_K * 128;
         if (MULTICAST) tensor_load_multicast(there, map, barrier, inner, outer, blocks);
         else tensor_load(there, map, barrier, inner, outer);
     }
@@ -66,13 +67,14 @@ template <int TA_, int TB_> struct Matrices {
 
     /* A block's shares of a tile, step after step: rows from m, columns from n. */
     template <class S> struct Shares {
-        int m, n;
-        __device__ Shares(const Problem &, int m, int n, int) : m(m), n(n) {}
+        int m, n, lower; /* lower: the row of lo(B), where B is in halves, that is its first here */
+        __device__ Shares(const Problem &p, int m, int n, int) : m(m), n(n), lower(p.n + n) {}
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
             load<S, TA, S::A_SHARE, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, blocks);
         }
         __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
             load<S, TB, S::B_SHARE, (S::CLUSTER_M > 1)>(to, map, barrier, n, step * S::BLOCK_K, blocks);
+            if (S::Element::SPLIT) load<S, TB, S::B_SHARE, (S::CLUSTER_M > 1)>(to + S::B_BYTES / 2, map, barrier, lower, step * S::BLOCK_K, blocks);
         }
         __device__ void next() {}
     };
@@ -121,6 +123,23 @@ __device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], uint3
     mma_commit();
 }
 
+/* `sum` += the products of the stages that follow in the ring, `steps` of them; `row` and `column`: where this warpgroup's part of the tile
+ * begins. release(stage) gives one back. */
+template <class S, int TA, int TB, class Release>
+__device__ inline void accumulate(typename S::Acc (&sum)[S::PARTS][S::SUMS], const Stages<S> &shared, Ring &ring, int steps, int row, int column,
+                                  Release release) {
+    int before = -1;
+    for (int step = 0; step < steps; step++, ring.advance<S::STAGES>()) {
+        barrier_wait(shared.full(ring.stage), ring.parity);
+        multiply<S, TA, TB>(sum, shared.a(ring.stage) + row * 128, shared.b(ring.stage) + column * 128);
+        mma_wait<1>(); /* one group stays in flight; the one before is done with its stage, which is what lets it be given back */
+        if (before >= 0) release(before);
+        before = ring.stage;
+    }
+    mma_wait<0>(); /* the last group's stage, too */
+    if (before >= 0) release(before);
+}
+
 template <class S, class Operands>
 __device__ inline void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments, const Grid &grid,
                                int rank_m, int rank_n) {
@@ -141,16 +160,11 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
     Ring ring;
     for (Tile t; work.next(t);) {
         Acc sum[S::PARTS][S::SUMS] = {};
-        int before = -1;
-        for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>()) {
-            barrier_wait(shared.full(ring.stage), ring.parity);
-            multiply<S, Operands::TA, Operands::TB>(sum, shared.a(ring.stage) + row * 128, shared.b(ring.stage) + column * 128);
-            mma_wait<1>(); /* one group stays in flight; the one before is done with its stage, which is what lets it be given back */
-            if (before >= 0 && tells) barrier_arrive_at(shared.empty(before), waiter);
-            before = ring.stage;
-        }
-        mma_wait<0>(); /* the last group's stage, too */
-        if (before >= 0 && tells) barrier_arrive_at(shared.empty(before), waiter);
+        const auto release = [&](int stage) {
+            if (tells) barrier_arrive_at(shared.empty(stage), waiter);
+        };
+        if constexpr (S::Element::SPLIT) accumulate_split<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
+        else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release);
         if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
                                      [] { sync_threads(1, 128 * S::CONSUMERS); }))
             Operands::template store<S>(arguments, work, t, partials, (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row,
@@ -183,10 +197,10 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     /* the decomposition deals with clusters */
     const Grid grid(Operands::product(arguments), S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     if (threadIdx.x >= 128 * S::CONSUMERS) {
-        if (S::HANDS_OVER) registers_down<56>();
+        if (S::HANDS_OVER) registers_down<S::PRODUCER_REGISTERS>();
         if (threadIdx.x == 128 * S::CONSUMERS) produce<S, Operands>(shared, &map_a, &map_b, arguments, grid, rank_m, rank_n);
     } else {
-        if (S::HANDS_OVER) registers_up<224>();
+        if (S::HANDS_OVER) registers_up<S::CONSUMER_REGISTERS>();
         consume<S, Operands>(shared, flag, arguments, grid, rank_m, rank_n);
     }
     if (S::BLOCKS > 1) cluster_sync(); /* nobody leaves while others may still signal or fill its shared memory */
@@ -219,6 +233,7 @@ template <class S> constexpr CUtensorMapDataType map_type() {
            : S::DTYPE == PYSIM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
            : S::DTYPE == PYSIM_TF32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
            : S::DTYPE == PYSIM_F64  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
+           : S::DTYPE == PYSIM_TF32X3 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                     : CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
@@ -263,6 +278,7 @@ template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> 
 
 template <class S> Kernel<Problem> kernel_for(const Problem &p) {
     if constexpr (!S::Element::MN_MAJOR) return wgmma_kernel<S, Matrices<0, 0>>;
+    else if constexpr (S::Element::SPLIT) return p.trans_a ? wgmma_kernel<S, Matrices<1, 0>> : wgmma_kernel<S, Matrices<0, 0>>;
     else if (p.trans_a) return p.trans_b ? wgmma_kernel<S, Matrices<1, 0>> : wgmma_kernel<S, Matrices<1, 1>>;
     else return p.trans_b ? wgmma_kernel<S, Matrices<0, 0>> : wgmma_kernel<S, Matrices<0, 1>>;
 }
@@ -273,7 +289,7 @@ template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t st
     cudaError_t error = encoder().error;
     if (error == cudaSuccess) error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K)
                                                 : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, S::A_SHARE);
-    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, p.k, p.n, p.ldb, S::B_SHARE)
+    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb, S::B_SHARE)
                                                 : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
     return error == cudaSuccess ? start<S>(kernel_for<S>(p), a, b, p, p, sms, stream) : error;
 }

@@ -68,6 +68,21 @@ template <> struct Product<PYSIM_F8> {
     using Acc = float;
     PYSIM_MMAS("k32.f32.e4m3.e4m3", PYSIM_F, ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1")
 };
+
+/* A in registers: lane l of warp w has of rows 16 w + l / 4 and that + 8, at position l % 4 of k, a[0] and a[1], at position l % 4 + 4, a[2] and
+ * a[3]. Unless `kept`, D starts from zeros. */
+#define PYSIM_MMA_A(N, REGISTERS, A, B, KEPT)                                                                                        \
+    __device__ static inline void add(Acc(&d)[REGISTERS], const unsigned(&a)[4], uint64_t b, int kept) {                             \
+        asm volatile("{\n.reg .pred kept;\nsetp.ne.b32 kept, " KEPT ", 0;\n"                                                         \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" PYSIM_N##REGISTERS "}, " A ", " B ", kept, 1, 1;\n}"  \
+                     : PYSIM_D##REGISTERS(PYSIM_F, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(kept));              \
+    }
+template <> struct Product<PYSIM_TF32X3> {
+    using Acc = float;
+    PYSIM_MMA_A(64, 32, "{%32, %33, %34, %35}", "%36", "%37")
+    PYSIM_MMA_A(128, 64, "{%64, %65, %66, %67}", "%68", "%69")
+};
+#undef PYSIM_MMA_A
 #undef PYSIM_MMAS
 #undef PYSIM_MMA
 }

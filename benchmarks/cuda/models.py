@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole FP32 networks of torchvision on a GPU, TF32 off: PyTorch beside pysim.torch.optimize, in one run.
+
+    python benchmarks/cuda/models.py -o FILE [--seconds 160] [--compile] [MODEL:BATCH[:SIZE] ...]
+
+Contenders take turns, one call after an untimed one, between two events; medians of 30 (channels_last 15). PyTorch: eager, a CUDA graph,
+both channels last too, cudnn.benchmark on. pysim: eager, a CUDA graph, and a CUDA graph in which no layer stays PyTorch's ("pysim all").
+Weights are random, BatchNorm's statistics of one pass of training over random images. Errors are the largest difference from the same model
+in float64 over the largest of its outputs. One JSON line a model.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+import pysim.torch
+from pysim.models import torch_layers
+
+MODELS = (
+    "resnet50:32 vgg16:32 googlenet:32 resnet50:1 vgg16:1 googlenet:1 mobilenet_v2:32 densenet121:32 resnext50_32x4d:32 convnext_tiny:32 "
+    "efficientnet_b0:32 inception_v3:32:299 fcn_resnet50:4:520 resnet50:8 mobilenet_v2:1"
+)
+Call = Callable[[], object]
+
+
+class Logits(torch.nn.Module):
+    """A segmentation network's first result alone."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)["out"]
+
+
+def network(name: str, batch: int, size: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    how: dict[str, Any] = {"weights": None}
+    if name in ("googlenet", "inception_v3"):
+        how |= {"init_weights": False, "aux_logits": False}
+    if name.startswith("fcn"):
+        how["weights_backbone"] = None
+    make = getattr(torchvision.models, name, None) or getattr(torchvision.models.segmentation, name)
+    model = make(**how).cuda().train()
+    with torch.no_grad():
+        model(torch.randn(max(batch, 8), 3, size, size, device="cuda"))
+    return (Logits(model) if name.startswith("fcn") else model).eval()
+
+
+def captured(call: Call) -> tuple[Call, Any]:
+    """A CUDA graph of a call, and where its result is written."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph.replay, result
+
+
+def timed(calls: dict[str, Call], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each, interleaved."""
+    spent: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    names = list(calls)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            calls[name]()
+            first.record()
+            calls[name]()
+            last.record()
+            last.synchronize()
+            spent[name].append(first.elapsed_time(last))
+    return {name: statistics.median(values) for name, values in spent.items()}
+
+
+def peak(call: Call) -> int:
+    """Bytes that a call needs beyond what is there."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+@torch.no_grad()
+def measure(name: str, batch: int, size: int, compile_too: bool) -> dict[str, Any]:
+    model, x = network(name, batch, size), torch.randn(batch, 3, size, size, device="cuda")
+    exact = model.double()(x.double())
+    model.float()
+
+    def error(y: Any) -> float:
+        return float((y.double() - exact).abs().max() / exact.abs().max())
+
+    errors, decisions, equal = {"pytorch": error(model(x))}, [], True
+    calls: dict[str, Call] = {"eager": lambda: model(x), "graph": captured(lambda: model(x))[0]}
+    memory = {"pytorch": peak(lambda: model(x))}
+    if compile_too:
+        compiled = torch.compile(model, mode="reduce-overhead")
+        calls["compiled graph"] = lambda: compiled(x)
+    expected = torch_layers.pytorch_seconds
+    for label, seconds in (("pysim", expected), ("pysim all", lambda *_: math.inf)):
+        torch_layers.pytorch_seconds = seconds
+        try:
+            ours = pysim.torch.optimize(model)
+            memory[label] = peak(lambda ours=ours: ours(x))
+            y = ours(x).clone()
+            errors[label] = error(y)
+            calls[f"{label} graph"], result = captured(lambda ours=ours: ours(x))
+            calls[f"{label} graph"]()
+            equal = equal and bool((result == y).all())
+        finally:
+            torch_layers.pytorch_seconds = expected
+        if label == "pysim":
+            calls["pysim eager"] = lambda ours=ours: ours(x)
+            decisions = [one._asdict() for one in pysim.torch.report(ours)]
+    medians = timed(calls, 30)
+    calls.clear()
+    last, image = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    medians |= timed({"channels_last": lambda: last(image), "channels_last graph": captured(lambda: last(image))[0]}, 15)
+    best = min(value for label, value in medians.items() if not label.startswith("pysim"))
+    row = {"model": name, "batch": batch, "size": size, "milliseconds": medians, "ratio": best / medians["pysim graph"], "errors": errors}
+    return row | {"peak_bytes": memory, "graph_equals_call": equal, "decisions": decisions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=MODELS.split())
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--compile", action="store_true", help='also torch.compile(mode="reduce-overhead")')
+    parser.add_argument("--seconds", type=float, default=600.0, help="after which no other model is begun")
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__, "cudnn": torch.backends.cudnn.version()}
+    begin, header = time.time(), {"kind": "header", "device": torch.cuda.get_device_name(), "versions": versions}
+    print(header, flush=True)
+    with given.output.open("w") as out:
+        out.write(json.dumps(header) + "\n")
+        for text in given.models:
+            if time.time() - begin > given.seconds:
+                break
+            name, batch, size = (*text.split(":"), "224")[:3]
+            row = measure(name, int(batch), int(size), given.compile)
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+            times = "  ".join(f"{label} {value:.3f}" for label, value in row["milliseconds"].items())
+            errors = "  ".join(f"{label} {value:.1e}" for label, value in row["errors"].items())
+            ours = sum(one["runs"] == "pysim" for one in row["decisions"])
+            memory = row["peak_bytes"]["pysim"] / row["peak_bytes"]["pytorch"]
+            told = f"{ours}/{len(row['decisions'])} layers; errors {errors}; memory {memory:.2f}x"
+            print(f"{name:<16} {batch:>3}  {row['ratio']:.2f}x  {times}  {told}; graph equal {row['graph_equals_call']}", flush=True)
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Winograd's convolutions F(m x m, 3x3), m = 2, 4, 6, stride 1 (winograd.h says what is multiplied, and how it lies):
+ *
+ *   for each group
+ *     for each block of k2 panels of tiles: transform their patches         (workspace, meant for L2)
+ *       for each set of k3 panels of filters
+ *         for each plane, each channel set, each panel of filters, each panel of tiles: MICRO-KERNEL
+ *         transform the sums, add the bias, apply the activation
+ *
+ * The micro-kernel's windows are filters and its filters tiles: k2 and k3 are those of a nest of that product, input stationary. Tiles of
+ * all images follow one another. A panel has whole rows of tiles where a row fits it, else an even part of one (tiles_of_panel): what
+ * lies in one row of tiles is transformed together.
+ *
+ * Threads take blocks; where blocks are few and do not divide evenly among them, parts of the filters, too, and each transforms the
+ * patches it needs.
+ * Every sum is made by one thread in one order. Prepared filters lie as they are read: [group][set][plane][panel][channel][filters]. */
+#include <string.h>
+
+#include "algorithm.h"
+#include "winograd.h"
+
+enum { ALIGN = 64, CHANNELS_AT_ONCE = 4, WIDEST = 64, FEW = 4 }; /* filters of a panel at most: those of any registry row */
+
+#define PYSIM_WINOGRAD(target, dtype) extern __attribute__((weak)) const pysim_winograd_transforms pysim_winograd_##dtype##__##target;
+#include "../winograd.inc"
+#undef PYSIM_WINOGRAD
+
+static const struct {
+    const char *target, *dtype;
+    const pysim_winograd_transforms *of; /* NULL where the target's files are not built */
+} table[] = {
+#define PYSIM_WINOGRAD(target, dtype) {#target, #dtype, &pysim_winograd_##dtype##__##target},
+#include "../winograd.inc"
+#undef PYSIM_WINOGRAD
+};
+
+static const pysim_winograd_transforms *transforms_of(const pysim_kernel_info *row, int *known) {
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (strcmp(table[i].target, row->target) == 0 && strcmp(table[i].dtype, pysim_dtype_name(row->dtype)) == 0) {
+            *known = 1;
+            return table[i].of;
+        }
+    *known = 0;
+    return NULL;
+}
+
+/* All that follows from a job: sizes in elements, of one group. */
+typedef struct {
+    pysim_winograd w;
+    int64_t bytes, planes, tiles, filters;
+    int64_t panel_tiles, panel_filters, panel_bytes;                            /* tiles that a panel has, of those that it could hold */
+    int64_t tile_panels, block_panels, filter_panels, set_panels; /* panels of all tiles and of a block, of all filters and of a set */
+    const pysim_winograd_transforms *transforms;
+} shape;
+
+static int64_t whole(int64_t bytes) { return pysim_ceil_div(bytes, ALIGN) * ALIGN; }
+
+/* Tiles of a panel that holds at most `most`, of all tiles, `row` of them in a row. */
+static int64_t tiles_of_panel(int64_t tiles, int64_t row, int64_t most) {
+    if (tiles <= most) return tiles;
+    if (row > most) return pysim_ceil_div(row, pysim_ceil_div(row, most));
+    const int64_t rows = most / row, panels = pysim_ceil_div(tiles, rows * row);
+    return pysim_ceil_div(pysim_ceil_div(tiles, panels), row) * row;
+}
+
+/* As many elements, or a few more: an odd number of lines, lest what lies that far apart falls on the same sets of a cache. */
+static int64_t odd_lines(int64_t elements, int64_t bytes) { return (pysim_ceil_div(elements * bytes, ALIGN) | 1) * ALIGN / bytes; }
+
+static shape shape_of(const pysim_job *job) {
+    const pysim_conv *c = &job->problem->conv;
+    const pysim_nest *n = &job->nest;
+    int known;
+    shape s = {
+        .w = {
+            .outputs = n->schedule.outputs,
+            .channels = n->channels, .height = c->height, .width = c->width,
+            .pad_top = c->pad_top, .pad_left = c->pad_left,
+            .out_h = c->height + c->pad_top + c->pad_bottom - 2, .out_w = c->width + c->pad_left + c->pad_right - 2,
+            .image_pitch = c->channels * c->height * c->width,
+            .panel_tiles = n->schedule.filters,
+        },
+        .bytes = n->bytes,
+        .filters = n->windows,
+        .panel_filters = n->schedule.windows,
+        .block_panels = n->schedule.k2,
+        .set_panels = n->schedule.k3,
+        .transforms = transforms_of(&n->row.info, &known),
+    };
+    s.planes = (s.w.outputs + 2) * (s.w.outputs + 2);
+    s.w.tiles_h = pysim_ceil_div(s.w.out_h, s.w.outputs), s.w.tiles_w = pysim_ceil_div(s.w.out_w, s.w.outputs);
+    s.w.output_pitch = c->filters * s.w.out_h * s.w.out_w;
+    s.w.sums_pitch = odd_lines(s.set_panels * s.panel_filters, s.bytes);
+    s.w.tile_pitch = odd_lines(s.planes * s.w.sums_pitch, s.bytes);
+    s.w.plane_pitch = odd_lines(s.w.channels * s.w.panel_tiles + PYSIM_WINOGRAD_FREE, s.bytes);
+    s.panel_bytes = s.planes * s.w.plane_pitch * s.bytes;
+    s.filter_panels = pysim_ceil_div(s.filters, s.panel_filters);
+    s.tiles = c->batch * s.w.tiles_h * s.w.tiles_w;
+    s.panel_tiles = tiles_of_panel(s.tiles, s.w.tiles_w, s.w.panel_tiles);
+    s.tile_panels = pysim_ceil_div(s.tiles, s.panel_tiles);
+    return s;
+}
+
+static int64_t sums_bytes(const shape *s) {
+    return whole(s->block_panels * s->panel_tiles * s->w.tile_pitch * s->bytes);
+}
+
+/* ---- opening ---- */
+
+static pysim_status check_problem(const pysim_conv *c, const pysim_schedule *s) {
+    if (c->kernel_h != 3 || c->kernel_w != 3 || c->stride_h != 1 || c->stride_w != 1 || c->dilation_h != 1 || c->dilation_w != 1)
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd computes 3x3 kernels with stride 1 and dilation 1 only");
+    if (s->outputs != 2 && s->outputs != 4 && s->outputs != 6)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.outputs is %lld; tiles of winograd are 2, 4 or 6 outputs wide", (long long)s->outputs);
+    if (s->stationary != PYSIM_INPUT_STATIONARY)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; winograd is input stationary", (int)s->stationary);
+    return PYSIM_OK;
+}
+
+static pysim_status sizes(const pysim_conv *c, const pysim_nest *n, pysim_job *job) {
+    const int64_t edge = n->schedule.outputs + 2, panels = pysim_ceil_div(n->windows, n->schedule.windows);
+    const int64_t filters[] = {c->groups, edge * edge, panels, n->channels, n->schedule.windows, n->bytes};
+    pysim_status status = pysim_product("the transformed filters' bytes", 6, filters, &job->prepared_bytes);
+    if (status != PYSIM_OK) return status;
+    int64_t patches, sums;
+    const int64_t panel[] = {n->schedule.k2, edge * edge, n->channels + 2, 2 * PYSIM_WINOGRAD_PANEL, n->bytes}; /* at most */
+    const int64_t set[] = {n->schedule.k2, n->schedule.filters, edge * edge, n->schedule.k3, n->schedule.windows, 4 * ALIGN}; /* at most */
+    status = pysim_product("the transformed patches' bytes", 5, panel, &patches);
+    if (status == PYSIM_OK) status = pysim_product("the sums' bytes", 6, set, &sums);
+    if (status != PYSIM_OK) return status;
+    if (patches > INT64_MAX / 4 || sums > INT64_MAX / 4) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
+    const shape s = shape_of(job);
+    job->thread_bytes = s.block_panels * s.panel_bytes + sums_bytes(&s) + ALIGN;
+    return PYSIM_OK;
+}
+
+static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    const pysim_conv *c = &of->conv;
+    pysim_nest *n = &job->nest;
+    int64_t p, q, tiles;
+    int known;
+    pysim_status status = check_problem(c, s);
+    if (status == PYSIM_OK) status = pysim_check_conv(c, &p, &q, NULL);
+    if (status != PYSIM_OK) return status;
+    const int64_t count[] = {c->batch, pysim_ceil_div(p, s->outputs), pysim_ceil_div(q, s->outputs)};
+    status = pysim_product("the tiles", 3, count, &tiles);
+    if (status != PYSIM_OK) return status;
+    *n = (pysim_nest){.windows = c->filters / c->groups, .channels = c->channels / c->groups, .rows = 1, .taps = 1,
+                      .bytes = pysim_dtype_bytes(c->dtype), .out_bytes = pysim_dtype_bytes(c->dtype), .problem = c};
+    status = row(s, c->dtype, &n->row);
+    if (status != PYSIM_OK) return status;
+    transforms_of(&n->row.info, &known);
+    if (n->row.info.filters > PYSIM_WINOGRAD_PANEL || n->row.info.windows > WIDEST)
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd takes kernels of up to %d windows x %d filters, and %s is wider", (int)WIDEST,
+                          (int)PYSIM_WINOGRAD_PANEL, n->row.info.name);
+    if (!known)
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd has no transforms for %s of %s", pysim_dtype_name(c->dtype),
+                          n->row.info.target);
+    n->filters = pysim_ceil_div(tiles, tiles_of_panel(tiles, pysim_ceil_div(q, s->outputs), n->row.info.filters)) * n->row.info.filters;
+    status = pysim_nest_schedule(n, s, 0);
+    if (status == PYSIM_OK) status = sizes(c, n, job);
+    if (status != PYSIM_OK) return status;
+    job->operands.second.name = "transformed filters";
+    job->operands.second.bytes = job->prepared_bytes;
+    return PYSIM_OK;
+}
+
+/* ---- preparation ---- */
+
+/* Elements before a plane of a panel of prepared filters of one group; a set's next plane lies set_pitch further. */
+static int64_t set_pitch(const shape *s, int64_t panel) {
+    const int64_t first = panel / s->set_panels * s->set_panels;
+    return pysim_min(s->set_panels, s->filter_panels - first) * s->w.channels * s->panel_filters;
+}
+
+static int64_t filter_offset(const shape *s, int64_t panel, int64_t plane) {
+    const int64_t in_set = panel % s->set_panels, each = s->w.channels * s->panel_filters;
+    return (panel - in_set) * s->planes * each + plane * set_pitch(s, panel) + in_set * each;
+}
+
+/* One panel of filters of one group: the row's own packing turns them, some channels at a time, and they are transformed in lanes. */
+static void prepare_panel(const pysim_job *job, const shape *s, const char *filters, int64_t count, char *to, int64_t plane) {
+    _Alignas(ALIGN) char taps[CHANNELS_AT_ONCE * PYSIM_WINOGRAD_TAPS * WIDEST * sizeof(double)];
+    const int64_t depth = s->w.channels * PYSIM_WINOGRAD_TAPS;
+    for (int64_t c = 0; c < s->w.channels; c += CHANNELS_AT_ONCE) {
+        const int64_t channels = pysim_min(CHANNELS_AT_ONCE, s->w.channels - c);
+        job->nest.row.pack.transposed(filters + c * PYSIM_WINOGRAD_TAPS * s->bytes, depth, count, channels * PYSIM_WINOGRAD_TAPS,
+                                      s->panel_filters, taps, NULL);
+        s->transforms->filters(s->w.outputs, channels, s->panel_filters, taps, to + c * s->panel_filters * s->bytes, plane);
+    }
+}
+
+static void prepare_winograd(const pysim_job *job, const char *filters, char *prepared) {
+    const shape s = shape_of(job);
+    const int64_t group = s.planes * s.filter_panels * s.w.channels * s.panel_filters;
+    for (int64_t g = 0; g < job->problem->conv.groups; g++)
+        for (int64_t f = 0; f < s.filter_panels; f++) {
+            const int64_t first = f * s.panel_filters;
+            prepare_panel(job, &s, filters + (g * s.filters + first) * s.w.channels * PYSIM_WINOGRAD_TAPS * s.bytes,
+                          pysim_min(s.panel_filters, s.filters - first), prepared + (g * group + filter_offset(&s, f, 0)) * s.bytes,
+                          set_pitch(&s, f));
+        }
+}
+
+/* ---- the run ---- */
+
+typedef struct {
+    const pysim_job *job;
+    const pysim_call *call;
+    const shape *s;
+    int64_t blocks, parts; /* of all tiles, and of the filters of a block */
+} run;
+
+/* Some panels: tiles [first, first + count). */
+typedef struct {
+    int64_t first, count, panels;
+} block;
+
+static block block_of(const run *r, int64_t i) {
+    const int64_t begin = i * r->s->tile_panels / r->blocks, end = (i + 1) * r->s->tile_panels / r->blocks;
+    const int64_t first = begin * r->s->panel_tiles;
+    return (block){first, pysim_min(end * r->s->panel_tiles, r->s->tiles) - first, end - begin};
+}
+
+static int64_t tiles_in(const shape *s, const block *b, int64_t panel) {
+    return pysim_min(s->panel_tiles, b->count - panel * s->panel_tiles);
+}
+
+/* The sums of filter panels [begin, end) of one plane. */
+static void multiply_plane(const run *r, const block *b, const char *filters, const char *patches, char *sums, int64_t plane, int64_t begin,
+                           int64_t end) {
+    const shape *s = r->s;
+    const pysim_nest *n = &r->job->nest;
+    const int64_t pitch = s->w.tile_pitch;
+    for (int64_t c = 0; c < s->w.channels; c += n->schedule.channels) {
+        const int64_t channels = pysim_min(n->schedule.channels, s->w.channels - c);
+        const pysim_store store = {.alpha = 1, .beta = c > 0};
+        for (int64_t f = begin; f < end; f++) {
+            const char *own = filters + (filter_offset(s, f, plane) + c * s->panel_filters) * s->bytes;
+            const int64_t width = pysim_min(s->panel_filters, s->filters - f * s->panel_filters);
+            for (int64_t t = 0; t < b->panels; t++)
+                n->row.run(channels, patches + t * s->panel_bytes + (plane * s->w.plane_pitch + c * s->w.panel_tiles) * s->bytes, own,
+                           s->panel_filters,
+                           sums + (t * s->panel_tiles * pitch + plane * s->w.sums_pitch + (f - begin) * s->panel_filters) * s->bytes, pitch, width,
+                           tiles_in(s, b, t), &store);
+        }
+    }
+}
+
+static void run_block(int64_t item, int64_t thread, const void *context) {
+    const run *r = context;
+    const shape *s = r->s;
+    const int64_t group = item / (r->blocks * r->parts), part = item % r->parts;
+    const block b = block_of(r, item / r->parts % r->blocks);
+    char *patches = r->call->workspace + thread * r->job->thread_bytes;
+    patches += (ALIGN - (uintptr_t)patches % ALIGN) % ALIGN;
+    char *sums = patches + s->block_panels * s->panel_bytes;
+    const char *filters = r->call->second + group * s->planes * s->filter_panels * s->w.channels * s->panel_filters * s->bytes;
+    pysim_winograd w = s->w;
+    w.input = r->call->first + group * w.channels * w.height * w.width * s->bytes;
+    w.output = r->call->result + group * s->filters * w.out_h * w.out_w * s->bytes;
+    w.bias = r->call->epilogue->bias ? (const char *)r->call->epilogue->bias + group * s->filters * s->bytes : NULL;
+    w.relu = r->call->epilogue->activation == PYSIM_RELU;
+    const int profiled = r->call->profile != NULL;
+    pysim_profile own = {.packed_tiles = b.panels};
+    const double start = profiled ? pysim_now() : 0;
+    for (int64_t t = 0; t < b.panels; t++)
+        s->transforms->patches(&w, b.first + t * s->panel_tiles, tiles_in(s, &b, t), patches + t * s->panel_bytes);
+    const double packed = profiled ? pysim_now() : 0;
+    const int64_t last = (part + 1) * s->filter_panels / r->parts;
+    for (int64_t f = part * s->filter_panels / r->parts, end; f < last; f = end) {
+        end = pysim_min((f / s->set_panels + 1) * s->set_panels, last);
+        const int64_t first = f * s->panel_filters;
+        for (int64_t plane = 0; plane < s->planes; plane++) multiply_plane(r, &b, filters, patches, sums, plane, f, end);
+        s->transforms->outputs(&w, b.first, b.count, first, pysim_min(end * s->panel_filters, s->filters) - first, sums);
+        own.kernel_calls += (end - f) * b.panels * s->planes * pysim_ceil_div(w.channels, r->job->nest.schedule.channels);
+    }
+    if (!profiled) return;
+    own.pack_seconds = packed - start;
+    own.kernel_seconds = pysim_now() - packed;
+    pysim_add_profile(r->call->profile, &own);
+}
+
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+static void run_winograd(pysim_job *job, const pysim_call *call) {
+    const shape s = shape_of(job);
+    const int64_t blocks = pysim_ceil_div(s.tile_panels, s.block_panels), items = job->problem->conv.groups * blocks;
+    const int64_t parts = pysim_min(items < FEW * call->threads ? call->threads / common_divisor(items, call->threads) : 1, s.filter_panels);
+    pysim_team(items * parts, call->threads, run_block, &(run){job, call, &s, blocks, parts});
+}
+
+const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd};

@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Winograd's transforms, FP64 in plain C. */
+#include "winograd.h"
+typedef double T;
+#include "../vec_portable.h"
+#include "../transpose.h"
+#include "winograd_transforms.h"
+
+DEFINE_WINOGRAD(pysim_winograd_f64__portable)

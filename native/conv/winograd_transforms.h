@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Winograd's transforms in vectors; included once per vector type (see x86/vec_*.h for the names used).
+ *
+ * Toom-Cook over the points 0, +-p (m/2 pairs) and infinity. With y = x^2, R(y) = prod (y - p^2) over all pairs and Q_p(y) over all but p:
+ *
+ *   B^T  0: R on d0 d2 d4 ..   +-p: Q_p on d2 d4 .. +- p (Q_p on d1 d3 ..)   infinity: R on d1 d3 ..
+ *   G    0: g0 / R(0)          +-p: (g0 + p^2 g2 +- p g1) / (2 p^2 Q_p(p^2))  infinity: g2
+ *   A^T  y_k = [k = 0] m_0 + sum p^k (m_+p + (-1)^k m_-p) + [k = m-1] m_infinity
+ *
+ * (Lavin and Gray, arXiv 1509.09308; Barabasz et al., arXiv 1803.10986, on points.) Pairs keep the sums of even and odd terms common.
+ * F(2x2) has the point 1: all is whole numbers and halves. The points of F(4x4) and F(6x6) are those of least error among those tried
+ * (docs/model.md).
+ *
+ * patches  lanes hold pixels of a row for the columns' transform, then tiles: stride m parts the pixels, a tap m further is the next lane.
+ * outputs  lanes hold filters; rows of pixels x filters are transposed block by block on their way out. */
+
+enum { MOST_EDGE = PYSIM_WINOGRAD_LARGEST + 2, PAIRS = PYSIM_WINOGRAD_LARGEST / 2, RUN = LANES - 1 };
+enum { PANEL_WIDTH = (PYSIM_WINOGRAD_PANEL + LANES - 1) / LANES * LANES + LANES, OUT_TILES = 16, AHEAD = 4 };
+
+INLINE T point_of(const int m, const int pair) {
+    const T points[PAIRS + 1][PAIRS] = {{0}, {1}, {0.75, 1.5}, {0.5, 1, 2}};
+    return points[m / 2][pair];
+}
+
+/* Coefficient i of prod (y - p^2) over all pairs but `without` (-1: over all). */
+INLINE T coefficient(const int m, const int without, const int i) {
+    T c[PAIRS + 1] = {1};
+    int degree = 0;
+#pragma GCC unroll 4
+    for (int pair = 0; pair < m / 2; pair++) {
+        if (pair == without) continue;
+        const T root = point_of(m, pair) * point_of(m, pair);
+        degree++;
+#pragma GCC unroll 4
+        for (int k = degree; k > 0; k--) c[k] = c[k - 1] - (k < degree ? root * c[k] : 0);
+        c[0] *= -root;
+    }
+    return c[i];
+}
+
+/* The polynomial on x[0], x[2], .. : its leading coefficient is 1. */
+INLINE VEC polynomial(const int m, const int without, const VEC *x) {
+    const int degree = m / 2 - (without >= 0);
+    VEC sum = x[2 * degree];
+#pragma GCC unroll 4
+    for (int i = degree - 1; i >= 0; i--) sum = v_fma(v_set1(coefficient(m, without, i)), x[2 * i], sum);
+    return sum;
+}
+
+/* y = B^T x */
+INLINE void patch_transform(const int m, const VEC x[MOST_EDGE], VEC y[MOST_EDGE]) {
+    y[0] = polynomial(m, -1, x);
+#pragma GCC unroll 4
+    for (int pair = 0; pair < m / 2; pair++) {
+        const VEC even = polynomial(m, pair, x + 2), odd = polynomial(m, pair, x + 1), p = v_set1(point_of(m, pair));
+        y[1 + 2 * pair] = v_fma(p, odd, even);
+        y[2 + 2 * pair] = v_fma(v_set1(-point_of(m, pair)), odd, even);
+    }
+    y[m + 1] = polynomial(m, -1, x + 1);
+}
+
+/* y = G x */
+INLINE void filter_transform(const int m, const VEC x[3], VEC y[MOST_EDGE]) {
+    y[0] = v_mul(x[0], v_set1(1 / coefficient(m, -1, 0)));
+#pragma GCC unroll 4
+    for (int pair = 0; pair < m / 2; pair++) {
+        const T p = point_of(m, pair);
+        T q = 0;
+#pragma GCC unroll 4
+        for (int i = m / 2 - 1; i >= 0; i--) q = q * p * p + coefficient(m, pair, i);
+        const T scale = 1 / (2 * p * p * q);
+        const VEC even = v_fma(x[2], v_set1(p * p * scale), v_mul(x[0], v_set1(scale))), odd = v_mul(x[1], v_set1(p * scale));
+        y[1 + 2 * pair] = v_add(even, odd);
+        y[2 + 2 * pair] = even - odd;
+    }
+    y[m + 1] = x[2];
+}
+
+INLINE T power(const T p, const int k) {
+    T value = 1;
+#pragma GCC unroll 8
+    for (int i = 0; i < k; i++) value *= p;
+    return value;
+}
+
+/* y = A^T x */
+INLINE void sums_transform(const int m, const VEC x[MOST_EDGE], VEC y[PYSIM_WINOGRAD_LARGEST]) {
+    VEC even[PAIRS], odd[PAIRS];
+#pragma GCC unroll 4
+    for (int pair = 0; pair < m / 2; pair++) {
+        even[pair] = v_add(x[1 + 2 * pair], x[2 + 2 * pair]);
+        odd[pair] = x[1 + 2 * pair] - x[2 + 2 * pair];
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < m; k++) {
+        const VEC *of = k % 2 ? odd : even;
+        VEC sum = k == 0 ? x[0] : k == m - 1 ? x[m + 1] : v_mul(of[0], v_set1(power(point_of(m, 0), k)));
+#pragma GCC unroll 4
+        for (int pair = k == 0 || k == m - 1 ? 0 : 1; pair < m / 2; pair++)
+            sum = k == 0 ? v_add(sum, of[pair]) : v_fma(of[pair], v_set1(power(point_of(m, pair), k)), sum);
+        y[k] = sum;
+    }
+}
+
+/* ---- patches ---- */
+
+/* Tiles of a panel that lie in one row of tiles. Rows are those of the first one's patch in channel 0, `step` elements apart from channel to
+ * channel; a row above or below the image is one of zeros. */
+typedef struct {
+    const T *row[MOST_EDGE];
+    int64_t step[MOST_EDGE], lane, vectors;
+    MASK load[PYSIM_WINOGRAD_LARGEST];
+} PATCH_RUN;
+
+static const T zeros[PYSIM_WINOGRAD_LARGEST * LANES];
+typedef T LINES[MOST_EDGE][PYSIM_WINOGRAD_LARGEST * LANES];
+
+static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, PATCH_RUN *run) {
+    const int64_t m = w->outputs, per_image = w->tiles_h * w->tiles_w;
+    int64_t runs = 0;
+    for (int64_t lane = 0, n; lane < count; lane += n, runs++) {
+        const int64_t t = tile + lane, column = t % w->tiles_w;
+        n = pysim_min(pysim_min(RUN, count - lane), w->tiles_w - column);
+        const int64_t y = t % per_image / w->tiles_w * m - w->pad_top, x = column * m - w->pad_left, needed = n * m + 2;
+        const T *corner = (const T *)(const void *)w->input + t / per_image * w->image_pitch + y * w->width + x;
+        for (int64_t i = 0; i < m + 2; i++) {
+            const int inside = y + i >= 0 && y + i < w->height;
+            run[runs].row[i] = inside ? corner + i * w->width : zeros;
+            run[runs].step[i] = inside ? w->height * w->width : 0;
+        }
+        run[runs].lane = lane;
+        run[runs].vectors = pysim_ceil_div(needed, LANES);
+        for (int64_t v = 0; v < m; v++)
+            run[runs].load[v] = v_lanes(-x - v * LANES, pysim_min(w->width - x, needed) - v * LANES);
+    }
+    return runs;
+}
+
+/* Pixels of `vectors` (1 .. m) vectors by their column modulo m: part[column][tile]. Halves first; where m/2 is 3, one by one. */
+INLINE void part_pixels(const int m, const int vectors, const T *line, const GATHER *thirds, VEC part[PYSIM_WINOGRAD_LARGEST]) {
+    VEC half[2][PYSIM_WINOGRAD_LARGEST / 2];
+#pragma GCC unroll 3
+    for (int v = 0; v < m / 2; v++) {
+        const VEC low = 2 * v < vectors ? v_load(line + 2 * v * LANES) : v_zero();
+        const VEC high = 2 * v + 1 < vectors ? v_load(line + (2 * v + 1) * LANES) : v_zero();
+        half[0][v] = v_even(low, high);
+        half[1][v] = v_odd(low, high);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < m; i++) {
+        const VEC *of = half[i % 2];
+        part[i] = m == 2 ? of[0] : m == 4 ? (i < 2 ? v_even(of[0], of[1]) : v_odd(of[0], of[1])) : v_zero();
+#pragma GCC unroll 3
+        for (int v = 0; m == 6 && v < 3; v++) part[i] = v_gather_from(part[i], of[v], &thirds[i / 2], v);
+    }
+}
+
+/* One channel of a run, its columns transformed: line[row][pixel]. */
+INLINE void transform_columns(const int m, const int vectors, const PATCH_RUN *run, int64_t channel, LINES line) {
+#pragma GCC unroll 1
+    for (int64_t v = 0; v < vectors; v++) {
+        const MASK inside = run->load[v];
+        VEC x[MOST_EDGE], y[MOST_EDGE];
+#pragma GCC unroll 8
+        for (int i = 0; i < m + 2; i++) {
+            const T *from = run->row[i] + channel * run->step[i] + v * LANES;
+            __builtin_prefetch(from + AHEAD * run->step[i]);
+            x[i] = v_load_mask(from, inside);
+        }
+        patch_transform(m, x, y);
+#pragma GCC unroll 8
+        for (int i = 0; i < m + 2; i++) v_store(&line[i][v * LANES], y[i]);
+    }
+}
+
+/* Taps of the run's tiles: x[tap][tile]. A tap m further is the next tile's. */
+INLINE void part_taps(const int m, const int vectors, const T *line, const GATHER *thirds, VEC x[MOST_EDGE]) {
+    part_pixels(m, vectors, line, thirds, x);
+    x[m] = v_shift1(x[0], v_zero());
+    x[m + 1] = v_shift1(x[1], v_zero());
+}
+
+INLINE void store_planes(const int m, const VEC x[MOST_EDGE], T *to, int64_t pitch) {
+    VEC y[MOST_EDGE];
+    patch_transform(m, x, y);
+#pragma GCC unroll 8
+    for (int j = 0; j < m + 2; j++) v_store(to + j * pitch, y[j]);
+}
+
+/* A channel of a panel that is one run. */
+INLINE void single_run(const int m, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds, T *to, int64_t pitch) {
+    LINES line;
+    transform_columns(m, vectors, run, channel, line);
+#pragma GCC unroll 1
+    for (int i = 0; i < m + 2; i++, to += (m + 2) * pitch) {
+        VEC x[MOST_EDGE];
+        part_taps(m, vectors, line[i], thirds, x);
+        store_planes(m, x, to, pitch);
+    }
+}
+
+/* A channel of one run of several: taps to their lanes. */
+INLINE void gather_run(const int m, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds, T (*d)[PANEL_WIDTH]) {
+    LINES line;
+    transform_columns(m, vectors, run, channel, line);
+#pragma GCC unroll 1
+    for (int i = 0; i < m + 2; i++, d += m + 2) {
+        VEC x[MOST_EDGE];
+        part_taps(m, vectors, line[i], thirds, x);
+#pragma GCC unroll 8
+        for (int tap = 0; tap < m + 2; tap++) v_store(&d[tap][run->lane], x[tap]);
+    }
+}
+
+INLINE void several_runs(const int m, int64_t runs, const PATCH_RUN *run, int64_t channel, int64_t count, const GATHER *thirds,
+                         T (*d)[PANEL_WIDTH], T *to, int64_t pitch) {
+    for (int64_t r = 0; r < runs; r++)
+        if (run[r].vectors <= m / 2)
+            gather_run(m, m / 2, &run[r], channel, thirds, d);
+        else
+            gather_run(m, m, &run[r], channel, thirds, d);
+#pragma GCC unroll 1
+    for (int i = 0; i < m + 2; i++, to += (m + 2) * pitch)
+        for (int64_t lane = 0; lane < count; lane += LANES) {
+            VEC x[MOST_EDGE];
+#pragma GCC unroll 8
+            for (int j = 0; j < m + 2; j++) x[j] = v_load(&d[i * (m + 2) + j][lane]);
+            store_planes(m, x, to + lane, pitch);
+        }
+}
+
+INLINE void patches_body(const int m, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
+    PATCH_RUN run[PYSIM_WINOGRAD_PANEL];
+    GATHER thirds[3];
+    T d[MOST_EDGE * MOST_EDGE][PANEL_WIDTH] = {{0}};
+    const int64_t runs = find_runs(w, tile, count, run);
+    for (int i = 0; i < 3; i++) thirds[i] = v_gather_plan(3, i);
+    for (int64_t c = 0; c < w->channels; c++, panel += w->panel_tiles)
+        if (runs > 1)
+            several_runs(m, runs, run, c, count, thirds, d, panel, w->plane_pitch);
+        else if (run->vectors <= m / 2)
+            single_run(m, m / 2, run, c, thirds, panel, w->plane_pitch);
+        else
+            single_run(m, m, run, c, thirds, panel, w->plane_pitch);
+}
+
+/* ---- filters ---- */
+
+INLINE void filters_body(const int m, int64_t channels, int64_t width, const T *taps, T *to, int64_t to_plane) {
+    for (int64_t c = 0; c < channels; c++, taps += PYSIM_WINOGRAD_TAPS * width, to += width)
+        for (int64_t f = 0; f < width; f += LANES) {
+            const MASK mask = v_lanes(0, width - f);
+            VEC half[MOST_EDGE][3];
+#pragma GCC unroll 3
+            for (int j = 0; j < 3; j++) {
+                VEC x[3], y[MOST_EDGE];
+#pragma GCC unroll 3
+                for (int i = 0; i < 3; i++) x[i] = v_load_mask(taps + (i * 3 + j) * width + f, mask);
+                filter_transform(m, x, y);
+#pragma GCC unroll 8
+                for (int i = 0; i < m + 2; i++) half[i][j] = y[i];
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < m + 2; i++) {
+                VEC y[MOST_EDGE];
+                filter_transform(m, half[i], y);
+#pragma GCC unroll 8
+                for (int j = 0; j < m + 2; j++) v_store_mask(to + (i * (m + 2) + j) * to_plane + f, y[j], mask);
+            }
+        }
+}
+
+/* ---- outputs ---- */
+
+typedef T ROWS[PYSIM_WINOGRAD_LARGEST][(OUT_TILES * PYSIM_WINOGRAD_LARGEST + LANES) * LANES];
+
+/* One tile of LANES filters: y = A^T M A, bias and activation, to pixels of `rows`. */
+INLINE void output_tile(const int m, const T *sums, int64_t pitch, VEC bias, VEC floor, int64_t pixel, ROWS rows) {
+    VEC half[PYSIM_WINOGRAD_LARGEST][MOST_EDGE];
+#pragma GCC unroll 8
+    for (int j = 0; j < m + 2; j++) {
+        VEC x[MOST_EDGE], y[PYSIM_WINOGRAD_LARGEST];
+#pragma GCC unroll 8
+        for (int i = 0; i < m + 2; i++) x[i] = v_load(sums + (i * (m + 2) + j) * pitch);
+        sums_transform(m, x, y);
+#pragma GCC unroll 6
+        for (int i = 0; i < m; i++) half[i][j] = y[i];
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < m; i++) {
+        VEC y[PYSIM_WINOGRAD_LARGEST];
+        sums_transform(m, half[i], y);
+#pragma GCC unroll 6
+        for (int j = 0; j < m; j++) v_store(&rows[i][(pixel + j) * LANES], v_max(floor, v_add(y[j], bias)));
+    }
+}
+
+/* A row of `columns` pixels of `filters` filters to the output, LANES x LANES at a time. */
+INLINE void store_row(const T *row, int64_t columns, int64_t filters, T *out, int64_t pitch) {
+    for (int64_t x = 0; x < columns; x += LANES) {
+        const MASK mask = v_lanes(0, columns - x);
+        VEC r[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) r[i] = v_load(row + (x + i) * LANES);
+        transpose(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            if (i < filters) v_store_mask(out + i * pitch + x, r[i], mask);
+    }
+}
+
+INLINE void outputs_body(const int m, const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,
+                         const T *sums) {
+    const int64_t per_image = w->tiles_h * w->tiles_w, map = w->out_h * w->out_w;
+    const VEC floor = v_set1(w->relu ? (T)0 : (T)-__builtin_inf());
+    ROWS rows;
+    for (int64_t f = 0; f < filters; f += LANES) {
+        const T *bias = (const T *)(const void *)w->bias;
+        const VEC added = bias ? v_load_mask(bias + filter + f, v_lanes(0, filters - f)) : v_zero();
+        for (int64_t i = 0, n; i < count; i += n) {
+            const int64_t t = tile + i, column = t % w->tiles_w;
+            n = pysim_min(pysim_min(OUT_TILES, count - i), w->tiles_w - column);
+            for (int64_t j = 0; j < n; j++)
+                output_tile(m, sums + (i + j) * w->tile_pitch + f, w->sums_pitch, added, floor, j * m, rows);
+            const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
+            T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map + y * w->out_w + x;
+            for (int64_t k = 0; k < pysim_min(m, w->out_h - y); k++)
+                store_row(rows[k], pysim_min(n * m, w->out_w - x), filters - f, out + k * w->out_w, map);
+        }
+    }
+}
+
+#define BY_OUTPUTS(outputs, call) \
+    switch (outputs) {            \
+    case 2: call(2); break;       \
+    case 4: call(4); break;       \
+    default: call(6); break;      \
+    }
+#define DEFINE_WINOGRAD(name)                                                                                                   \
+    static void name##_patches(const pysim_winograd *w, int64_t tile, int64_t count, void *panel) {                            \
+        BY_OUTPUTS(w->outputs, PATCHES)                                                                                         \
+    }                                                                                                                           \
+    static void name##_filters(int64_t outputs, int64_t channels, int64_t width, const void *taps, void *to, int64_t to_plane) { \
+        BY_OUTPUTS(outputs, FILTERS)                                                                                            \
+    }                                                                                                                           \
+    static void name##_outputs(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,          \
+                               const void *sums) {                                                                              \
+        BY_OUTPUTS(w->outputs, OUTPUTS)                                                                                         \
+    }                                                                                                                           \
+    const pysim_winograd_transforms name = {name##_patches, name##_filters, name##_outputs};
+#define PATCHES(m) patches_body(m, w, tile, count, panel)
+#define FILTERS(m) filters_body(m, channels, width, taps, to, to_plane)
+#define OUTPUTS(m) outputs_body(m, w, tile, count, filter, filters, sums)

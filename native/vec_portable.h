@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * One vector type in plain C for what is written in the names of x86/vec_*.h: 16 bytes of T, which the includer defines. */
+typedef T VEC __attribute__((vector_size(16)));
+enum { LANES = 16 / sizeof(T) };
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE VEC v_zero(void) { return (VEC){0}; }
+INLINE VEC v_set1(T x) { return v_zero() + x; }
+INLINE VEC v_load(const T *p) {
+    VEC v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void v_store(T *p, VEC v) { __builtin_memcpy(p, &v, sizeof v); }
+INLINE VEC v_fma(VEC a, VEC b, VEC c) { return a * b + c; }
+INLINE VEC v_mul(VEC a, VEC b) { return a * b; }
+INLINE VEC v_add(VEC a, VEC b) { return a + b; }
+/* b where either is NaN. */
+INLINE VEC v_max(VEC a, VEC b) {
+    for (int i = 0; i < LANES; i++) b[i] = a[i] > b[i] ? a[i] : b[i];
+    return b;
+}
+
+typedef struct {
+    int64_t lo, hi;
+} MASK;
+INLINE MASK v_lanes(int64_t lo, int64_t hi) { return (MASK){pysim_max(lo, 0), pysim_min(hi, LANES)}; }
+INLINE VEC v_load_mask(const T *p, MASK m) {
+    VEC v = v_zero();
+    for (int64_t i = m.lo; i < m.hi; i++) v[i] = p[i];
+    return v;
+}
+INLINE void v_store_mask(T *p, VEC v, MASK m) {
+    for (int64_t i = m.lo; i < m.hi; i++) p[i] = v[i];
+}
+INLINE VEC v_shift1(VEC lo, VEC hi) {
+    for (int i = 0; i < LANES; i++) lo[i] = i + 1 < LANES ? lo[i + 1] : hi[0];
+    return lo;
+}
+INLINE VEC interleave(VEC a, VEC b, const int from) {
+    VEC v = a;
+    for (int i = 0; i < LANES; i++) v[i] = i % 2 ? b[from + i / 2] : a[from + i / 2];
+    return v;
+}
+INLINE VEC v_interleave_low(VEC a, VEC b) { return interleave(a, b, 0); }
+INLINE VEC v_interleave_high(VEC a, VEC b) { return interleave(a, b, LANES / 2); }
+INLINE VEC every_second(VEC a, VEC b, const int from) {
+    VEC v = a;
+    for (int i = 0; i < LANES; i++) v[i] = 2 * i + from < LANES ? a[2 * i + from] : b[2 * i + from - LANES];
+    return v;
+}
+INLINE VEC v_even(VEC a, VEC b) { return every_second(a, b, 0); }
+INLINE VEC v_odd(VEC a, VEC b) { return every_second(a, b, 1); }
+
+typedef struct {
+    int64_t stride, phase;
+} GATHER;
+INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) { return (GATHER){stride, phase}; }
+INLINE VEC v_gather_from(VEC sofar, VEC source, const GATHER *g, int64_t i) {
+    for (int lane = 0; lane < LANES; lane++) {
+        const int64_t element = lane * g->stride + g->phase - i * LANES;
+        if (element >= 0 && element < LANES) sofar[lane] = source[element];
+    }
+    return sofar;
+}

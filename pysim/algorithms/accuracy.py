@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How accurate results are, on any machine in the same words: the largest error over the result's root mean square, against float64, of
+operands that are uniform in [-1, 1); in [0, 1), where sums grow evenly, it is less.
+
+A direct sum, of n results of k products each, one product after another:
+
+    error = 0.33 ln(n) u sqrt(k)  +  k u / 4  +  spread (0.6 u_A + u_C)              spread = sqrt(2 ln(n))
+
+u is the unit roundoff of the accumulators. Partial sums of zero mean grow as the root of their length, and each addition is off by up to
+u of one: a random walk of sqrt(k / 6) u, whose tail is exponential, since some results' partial sums are large all the way: hence ln(n),
+and 0.33, which is measured. k u / 4 is what tensor cores add, which truncate their sums (measured). u_A is the operands' roundoff where
+they are rounded to be multiplied (tf32), u_C that of a result narrower than the sums. Kernels that add in several partial sums do better.
+
+    standard   any plan
+    strict     none whose stated error is larger than a direct sum's of that type
+    ieee       multiply-adds of the type alone: operands neither transformed nor split
+
+Worked number: 802,816 results of 576 products in f32 (conv:mb4ic64ih56oc64kh3ph1): 0.33 x 13.6 x 2^-24 x 24 = 6.4e-6.
+"""
+
+import math
+from typing import NamedTuple
+
+from pysim.algorithms.contract import Bound
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
+from pysim.problem.dtypes import BY_NAME, SUM_UNITS
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
+from pysim.record.accuracy import Accuracy
+from pysim.record.cost import Reason
+
+# Of zero-mean walks of roundings, of sums that tensor cores truncate, of operands that are rounded: measured
+# (benchmarks/data/accuracy-*.jsonl; tests/test_accuracy.py holds every line to what is stated)
+WALK, TRUNCATED, ROUNDED = 0.33, 1 / 4, 0.6
+
+
+class Size(NamedTuple):
+    """How many results a problem has, and of how many products each."""
+
+    results: int
+    products: int
+
+
+def size_of(problem: Workload) -> Size:
+    if isinstance(problem, Gemm):
+        return Size(problem.m * problem.n, problem.k)
+    taps = problem.kernel_h * problem.kernel_w
+    return Size(problem.batch * problem.filters * problem.windows, problem.channels // problem.groups * taps)
+
+
+def walk(size: Size, unit: float) -> float:
+    """The error of sums that are added product by product, each rounded to `unit`."""
+    return WALK * math.log(max(2, size.results)) * unit * math.sqrt(size.products)
+
+
+def direct(problem: Workload, machine: Machine | Gpu) -> float:
+    """The error of a direct sum of a problem's type."""
+    return sums(problem, machine) + stored(problem, machine)
+
+
+def sums(problem: Workload, machine: Machine | Gpu) -> float:
+    """Of its sums alone, before they are stored."""
+    size, unit, operand = size_of(problem), SUM_UNITS[problem.dtype], BY_NAME[problem.dtype]
+    error = walk(size, unit)
+    if isinstance(machine, Gpu) and operand.unit > unit:  # on tensor cores
+        error += TRUNCATED * size.products * unit
+    rounded = 0.0 if operand.array else operand.unit  # no array holds the type: operands are rounded to be multiplied
+    return error + ROUNDED * rounded * _spread(size)
+
+
+def stored(problem: Workload, machine: Machine | Gpu) -> float:
+    """What rounding to the result's type adds, where that is narrower than the sums'."""
+    one = BY_NAME[problem.dtype]
+    result = BY_NAME[one.gpu_results[0] if isinstance(machine, Gpu) else one.cpu_result].unit
+    return result * _spread(size_of(problem)) if result > BY_NAME[one.sums].unit else 0.0
+
+
+def _spread(size: Size) -> float:
+    """How far the largest of so many normally distributed numbers is from 0, in standard deviations."""
+    return math.sqrt(2 * math.log(max(2, size.results)))
+
+
+def stated(bound: Bound, problem: Workload, machine: Machine | Gpu) -> float:
+    """An algorithm's error by its bound, the result's type included; where it states none, a direct sum's, or what it may be off."""
+    if bound.error is None:
+        return max(sums(problem, machine) * bound.growth, bound.rms) + stored(problem, machine)
+    return bound.error + stored(problem, machine)
+
+
+def refuses(bound: Bound, problem: Workload, machine: Machine | Gpu, accuracy: Accuracy, limit: float | None) -> Reason | None:
+    """Why a kernel that answers with `bound` is not accurate enough."""
+    if accuracy == "ieee" and bound.operands != "plain":
+        return Reason("accuracy", f"its operands are {bound.operands}; accuracy ieee is multiply-adds of {problem.dtype} alone")
+    error, most = stated(bound, problem, machine), direct(problem, machine)
+    if accuracy == "strict" and error > most:
+        return Reason("accuracy", f"its error of {error:.1e} is above a direct sum's {most:.1e}, which is what strict allows")
+    if limit is not None and error > limit:
+        return Reason("accuracy", f"its error of {error:.1e} is above the limit of {limit:.1e}")
+    return None

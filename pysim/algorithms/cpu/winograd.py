@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Winograd's convolutions F(m x m, 3x3) on a CPU (arXiv 1509.09308): tiles of m x m outputs from transformed patches and filters, (m + 2)^2
+products on the registry's micro-kernels, filters along their lanes (`native/conv/winograd.c`; cost: `pysim.cachemodel.cpu.winograd`).
+
+F(2x2) takes 4/9 of the multiplications, F(4x4) 1/4, F(6x6) 0.20. Points are 0, infinity and +-1; +-3/4, +-3/2; +-1/2, +-1, +-2.
+F(6x6) is planned where a plan of it is named: its error is ten times that of a direct sum.
+
+Worked number: conv:mb1ic64ih56oc64kh3ph1 has 14 x 14 tiles of F(4x4), 14 panels of 14; its filters are 36 * 64 * 64 * 4 = 589,824 bytes.
+"""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.algorithms.contract import Array, Bound, Prepared
+from pysim.cachemodel.cpu import tilings
+from pysim.cachemodel.cpu import winograd as model
+from pysim.errors import PlanError
+from pysim.machine.cpu import Machine
+from pysim.problem.conv import Conv
+from pysim.record.cost import Cost, Reason, Rejected
+from pysim.record.description import Description, Section, bytes_text
+from pysim.record.plan import Layout, Plan, Request
+from pysim.record.schedule import Schedule
+from pysim.registry.rows import Kernel, kernels, winograd_transforms
+
+NAME = "winograd"
+COMPUTES = Conv
+OUTPUTS = (2, 4, 6)
+PLANNED = (2, 4)
+GUESS = 1.5  # of the least bound of each m: what the best schedules of its kernels take
+MOST_TILES, MOST_FILTERS = 16, 64  # of a kernel's panels: PYSIM_WINOGRAD_PANEL, WIDEST
+
+
+def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
+    if layout != "nchw":
+        return Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
+    w = problem
+    if (w.kernel_h, w.kernel_w, w.stride_h, w.stride_w, w.dilation_h, w.dilation_w) != (3, 3, 1, 1, 1, 1):
+        return Reason("shape", "it takes 3x3 kernels with stride 1 and dilation 1")
+    if not any(dtype == w.dtype and machine.unit(target) for target, dtype in winograd_transforms()):
+        return Reason("type", f"there are no transforms of {w.dtype} for {machine.name} (native/winograd.inc)")
+    return None
+
+
+class Candidates(NamedTuple):
+    """Schedules of the model, none where they are not worth predicting; `bounds`: cycles that no schedule of a kernel goes below."""
+
+    kernels: tuple[Kernel, ...]
+    outputs: tuple[int, ...]
+    bounds: Array
+    table: model.Candidates | None
+    limit: float
+    rejected: tuple[Rejected, ...]
+
+
+class Costs:
+    """Predicted costs, one kind for each m (`pysim.algorithms.contract.Costs`)."""
+
+    def __init__(self, of: Candidates) -> None:
+        self._of, self._table = of, of.table
+        self._found = model.predict(of.table) if of.table else None
+        self.kernels = tuple(kernel.name for kernel in of.kernels)
+        self.kinds = tuple(f"F({m}x{m})" for m in of.outputs)
+        self.bounds: Array = of.bounds.copy()
+        self.cycles: Array = self._found.cycles if self._found else np.empty(0)
+
+    @property
+    def kernel(self) -> NDArray[np.int64]:
+        return self._numbered([self._of.kernels.index(kernel) for kernel, _ in self._table.cases] if self._table else [])
+
+    @property
+    def kind(self) -> NDArray[np.int64]:
+        return self._numbered([self._of.outputs.index(shape.outputs) for _, shape in self._table.cases] if self._table else [])
+
+    def _numbered(self, of_case: list[int]) -> NDArray[np.int64]:
+        return np.array(of_case, dtype=np.int64)[self._table.case if self._table else np.empty(0, dtype=np.int64)]
+
+    def schedule(self, row: int) -> Schedule:
+        table = self._table
+        assert table
+        kernel, shape = table.cases[table.case[row]]
+        sizes = int(table.channels[row]), int(table.k2[row]), int(table.k3[row])
+        return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, *sizes, NAME, shape.outputs)
+
+    def cost(self, row: int) -> Cost:
+        assert self._table and self._found
+        return model.cost_of(self._table, self._found, row)
+
+    def assumed(self, row: int) -> tuple[str, ...]:
+        assert self._table
+        return _assumed(self._table.machine, self._table.cases[self._table.case[row]][0].target)
+
+
+@lru_cache(maxsize=64)
+def _assumed(machine: Machine, target: str) -> tuple[str, ...]:
+    """Paths of assumed numbers that the model reads; it knows no latency but that of a multiply-add."""
+    others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
+    unread = ("csa", "core.pack_call", "core.pack_cycles", *others)
+    return tuple(path for path in machine.assumed() if not path.startswith(unread) and not path.endswith(".latency_cycles"))
+
+
+def candidates(request: Request, limit: float | None) -> Candidates:
+    problem, on = request.problem, request.machine
+    assert isinstance(problem, Conv) and isinstance(on, Machine)
+    if request.model == "csa":
+        reason = Rejected(NAME, "the slicing analysis is of sconv's nest", "type")
+        return Candidates((), PLANNED, np.empty(0), None, np.inf, (reason,))
+    if request.schedule is not None:
+        return _named(problem, on, request)
+    known = tilings.rows(on, problem.dtype, request.shape)
+    rows = tuple(kernel for kernel in known.kernels if _suits(kernel))
+    bounds = np.array([[model.least_cycles(problem, on, kernel, m) for m in PLANNED] for kernel in rows]).reshape(-1, len(PLANNED))
+    least = bounds.min(axis=0, initial=np.inf)
+    keep = bounds <= (GUESS * least if limit is None else limit)
+    cases = tuple((rows[row], PLANNED[m]) for row, m in zip(*keep.nonzero(), strict=True))
+    table = model.candidates(problem, on, request.hot, cases) if cases else None
+    return Candidates(rows, PLANNED, bounds.min(axis=1, initial=np.inf), table, float(bounds[~keep].min(initial=np.inf)), ())
+
+
+def _suits(kernel: Kernel) -> bool:
+    """A kernel that stores rows of windows, here filters, as they are, and has transforms of its target."""
+    sized = kernel.filters <= MOST_TILES and kernel.windows <= MOST_FILTERS
+    return sized and not kernel.along_filters and (kernel.target, kernel.dtype) in winograd_transforms()
+
+
+def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
+    """A named plan's schedule, alone."""
+    s = request.schedule
+    kernel = next((row for row in kernels() if row.name == s.kernel), None) if isinstance(s, Schedule) else None
+    if not isinstance(s, Schedule) or kernel is None or not on.unit(kernel.target) or kernel.dtype != problem.dtype:
+        raise PlanError(f"the named plan's kernel is none of {on.name} for {problem.dtype}; `pysim kernels` lists them")
+    if s.outputs not in OUTPUTS or not _suits(kernel) or (s.windows, s.filters) != (kernel.windows, kernel.filters):
+        raise PlanError(f"a plan of {NAME} has outputs={', '.join(map(str, OUTPUTS))} and one of its kernels' own windows and filters")
+    shape = model.shape_of(problem, kernel, s.outputs)
+    if not 1 <= s.channels <= shape.channels or min(s.k2, s.k3) < 1 or s.stationary != "input_stationary":
+        raise PlanError(f"a plan of {NAME} is input stationary and has 1 to {shape.channels} channels here, k2 and k3 of at least 1")
+    column = [np.array([float(value)]) for value in (s.channels, min(s.k2, shape.panels), min(s.k3, shape.filter_panels))]
+    table = model.Candidates(problem, on, request.hot, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
+    return Candidates((kernel,), (s.outputs,), np.zeros(1), table, np.inf, ())
+
+
+def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:
+    return [Costs(one) for one in found]
+
+
+def _row(schedule: Schedule) -> tuple[Kernel, int]:
+    kernel = next(row for row in kernels() if row.name == schedule.kernel)
+    return kernel, schedule.outputs or PLANNED[0]
+
+
+def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
+    return Prepared("transformed filters", model.prepared_bytes(problem, *_row(schedule)))
+
+
+def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
+    return model.workspace_bytes(problem, *_row(schedule), schedule.k2, schedule.k3)
+
+
+def tolerance(problem: Conv, schedule: Schedule) -> Bound:
+    """SAFETY times the largest errors that were measured, which grow with the root of the channels of a set and of their number."""
+    sets, channels = -(-problem.channels // problem.groups // schedule.channels), schedule.channels
+    largest = _LARGEST[schedule.outputs or PLANNED[0]] * (math.sqrt(channels) + math.sqrt(sets) + 4)
+    return Bound(1.0, SAFETY * largest * _ROUNDOFF[problem.dtype], _MEASURED, "operands")
+
+
+SAFETY = 2.0
+# Largest errors over u and the results' root mean square, over sqrt(channels) + sqrt(sets) + 4: 50,176 results of 16 to 1024 channels
+_LARGEST = {2: 3.5, 4: 14.0, 6: 80.0}
+_ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
+_MEASURED = "measured against float64 on operands in [-1, 1): tools/winograd_errors.py"
+
+
+def describe(plan: Plan) -> Description:
+    s, w, on = plan.schedule, plan.workload, plan.on
+    assert isinstance(s, Schedule) and isinstance(w, Conv) and isinstance(on, Machine)
+    kernel, m = _row(s)
+    of, unit = model.shape_of(w, kernel, m), on.unit(kernel.target)
+    loops = (
+        *((f"for each of {w.groups} groups",) if w.groups > 1 else ()),
+        f"for each of {-(-of.panels // s.k2)} blocks of {s.k2} panels of {of.panel} tiles: transform their patches",
+        f"  for each of {-(-of.filter_panels // s.k3)} sets of {s.k3} panels of {kernel.windows} filters, then transform their sums",
+        f"    for each of {of.planes} planes, {-(-of.channels // s.channels)} sets of {s.channels} channels, panel of filters and tiles:",
+        f"      {kernel.name} on {kernel.windows} filters x {of.panel} tiles",
+    )
+    size = model.plane_elements(w, kernel) * 4 if w.dtype == "f32" else model.plane_elements(w, kernel) * 8
+    kept = (
+        f"{'patches of a block':<44}{bytes_text(s.k2 * of.planes * size):>11}",
+        f"{'transformed filters':<44}{bytes_text(model.prepared_bytes(w, kernel, m)):>11}",
+    )
+    transform = (f"F({m}x{m}, 3x3): {of.planes} multiplications for {9 * m * m}, {of.tiles} tiles in rows of {of.row}",)
+    sections = (Section("transform", transform), Section("loops", loops), Section("footprints", kept))
+    peak = 2 * kernel.lane_windows * kernel.lane_filters * unit.rate(w.dtype) * on.clock_hz if unit else 0.0
+    return Description("Winograd: tiles of outputs from transformed patches and filters, a product for each plane", sections, peak)
+
+
+__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]

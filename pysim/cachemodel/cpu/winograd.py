@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Winograd's convolutions cost on a CPU: transforms, products, and the bytes that three footprints move.
+
+F(m x m, 3x3) has e = m + 2, e^2 planes, tiles of m x m outputs: e^2 multiplications for 9 m^2. The loops are those of
+`native/conv/winograd.c`: blocks of K2 panels of tiles; for each, sets of K3 panels of filters; planes, channel sets, panels.
+
+    compute  = kernel + call + store + patches + outputs           in-core work, cycles
+    transfer of what each supplier serves, as in `pysim.cachemodel.cpu.cost`
+    cycles   = sum over three phases of  max(compute, transfer) + (1 - overlap) min(compute, transfer):
+               the patches' transform, the products (kernel, call, store), the sums' transform: what one moves hides behind no other
+
+kernel   steps of the micro-kernel, filters along its lanes: e^2 C for each pair of panels
+call     call_cycles for each call: e^2 x channel sets x panels of tiles x panels of filters
+store    vectors of sums, written once a channel set and read again in each but the first; a run of them (a panel's filters) from beyond
+         L2 waits store_run_cycles where a panel has more tiles than prefetch_streams
+patches  of each channel and run (tiles of a panel that lie in one row of tiles): pixels are loaded, their columns transformed, parted
+         into lanes (two shuffles for each two vectors and halving), rows transformed and stored; of several runs in a panel stored twice.
+outputs  of each tile and vector of filters: e^2 loads, m^2 stores, the transform; of each lanes x lanes block of pixels and filters
+         lanes log2(lanes) shuffles, a load and a store a row
+         Short chains of dependent instructions: loads, stores, multiply-adds and shuffles (one a cycle) each at their rate, one after
+         another, and pack_line_cycles for each line of the input that is not in L1, as in packing.
+
+Streams, each with the bytes that are touched between two uses of it (its distance):
+
+    input    read once, a run apart; rows that two rows of tiles share again, a panel's patches apart
+    patches  written once a block; a block's whole work apart. Read by each set (a set's work apart) and by each panel of filters in it
+             (one plane of a block apart)
+    filters  e^2/9 of the weights: read by each block (the block's work apart, of one block alone: a run) and by each panel of tiles
+             (one panel and its tiles apart)
+    sums     written by each set (a set's work apart), read by the transform (the set's sums apart)
+    output   written once, a run apart
+
+A level misses a stream whose distance it does not hold (`missing`). Assumptions: as in `cost`, and filters that are prepared.
+
+Worked number: 64 -> 64 channels, 56x56, F(4x4): 196 tiles; 36 * 64 * 64 * 196 = 28.9 M multiplications for 115.6 M.
+"""
+
+import itertools
+from functools import lru_cache
+from math import log2
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.cachemodel.cpu.nest import ceil_div
+from pysim.machine.cpu import Level, Machine, Memory, Unit
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.record.cost import Cost
+from pysim.registry.rows import Kernel
+
+Array = NDArray[np.float64]
+
+COMPUTE = ("kernel", "call", "store", "patches", "outputs")
+PHASES = (("patches",), ("kernel", "call", "store"), ("outputs",))  # one after another, each with the compute terms that are its own
+READ_IN = {"input": 0, "patches": 1, "filters": 1, "sums": 2, "output": 2}  # streams by the phase that reads or writes them
+WRITTEN_IN = {"input": 0, "patches": 0, "filters": 1, "sums": 1, "output": 2}
+FREE_ELEMENTS, LINE = 16, 64  # of native/conv/winograd.h: behind a plane's last channel; of what buffers are aligned to
+_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+class Shape(NamedTuple):
+    """One group of a problem under F(m x m, 3x3) on one kernel: counts, all images together."""
+
+    outputs: int
+    channels: int
+    filters: int
+    tiles: int
+    rows: int  # of tiles
+    row: int  # tiles of one
+    panel: int  # tiles
+    panels: int
+    filter_panels: int
+
+    @property
+    def planes(self) -> int:
+        return (self.outputs + 2) ** 2
+
+
+def shape_of(w: Conv, kernel: Kernel, outputs: int) -> Shape:
+    """The counts of native/conv/winograd.c."""
+    row, rows = ceil_div(w.out_w, outputs), w.batch * ceil_div(w.out_h, outputs)
+    tiles, most, filters = row * rows, kernel.filters, w.filters // w.groups
+    if tiles <= most:
+        panel = tiles
+    elif row > most:
+        panel = ceil_div(row, ceil_div(row, most))
+    else:
+        panel = ceil_div(ceil_div(tiles, ceil_div(tiles, most // row * row)), row) * row
+    return Shape(
+        outputs, w.channels // w.groups, filters, tiles, rows, row, panel, ceil_div(tiles, panel), ceil_div(filters, kernel.windows)
+    )
+
+
+def plane_elements(w: Conv, kernel: Kernel) -> int:
+    """Of a panel's patches, one plane: an odd number of lines."""
+    return _odd_lines(w.channels // w.groups * kernel.filters + FREE_ELEMENTS, SIZES[w.dtype])
+
+
+def _odd_lines(elements: int, size: int) -> int:
+    return (ceil_div(elements * size, LINE) | 1) * LINE // size
+
+
+def workspace_bytes(w: Conv, kernel: Kernel, outputs: int, k2: int, k3: int) -> int:
+    """Patches and sums of a block, and what aligns them."""
+    of, size = shape_of(w, kernel, outputs), SIZES[w.dtype]
+    k2, k3 = min(k2, of.panels), min(k3, of.filter_panels)
+    patches = k2 * of.planes * plane_elements(w, kernel) * size
+    tile = _odd_lines(of.planes * _odd_lines(k3 * kernel.windows, size), size)
+    return patches + k2 * of.panel * tile * size + LINE
+
+
+def prepared_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
+    """Transformed filters, whole panels of them."""
+    of = shape_of(w, kernel, outputs)
+    return w.groups * of.planes * of.filter_panels * kernel.windows * of.channels * SIZES[w.dtype]
+
+
+class Candidates(NamedTuple):
+    """Schedules as columns; `case` indexes the pairs of kernel and m."""
+
+    workload: Conv
+    machine: Machine
+    hot: bool
+    cases: tuple[tuple[Kernel, Shape], ...]
+    case: NDArray[np.int64]
+    channels: Array
+    k2: Array
+    k3: Array
+
+
+def candidates(w: Conv, machine: Machine, hot: bool, pairs: tuple[tuple[Kernel, int], ...]) -> Candidates:
+    """Balanced parts of channels, panels of tiles and panels of filters, for each pair of a kernel and m."""
+    cases = tuple((kernel, shape_of(w, kernel, m)) for kernel, m in pairs)
+    rows = [
+        (at, channels, k2, k3)
+        for at, (_, of) in enumerate(cases)
+        for channels in _parts(of.channels, 4)
+        for k2 in _parts(of.panels, 32)
+        for k3 in _parts(of.filter_panels, 32)
+    ]
+    table = np.array(rows, dtype=np.float64).reshape(-1, 4).T
+    return Candidates(w, machine, hot, cases, table[0].astype(np.int64), *table[1:])
+
+
+@lru_cache(maxsize=256)
+def _parts(total: int, most: int) -> tuple[int, ...]:
+    """Balanced parts, `total` itself first."""
+    return tuple(sorted({ceil_div(total, part) for part in _PARTS if part <= most}, reverse=True))
+
+
+class Prediction(NamedTuple):
+    """Cycles of every candidate, by term, and how many of each pass while another is served; `crossed`: bytes read and written of each
+    stream that miss each level, L1 first."""
+
+    cycles: Array
+    terms: dict[str, Array]
+    hidden: dict[str, Array]
+    crossed: tuple[dict[str, tuple[Array, Array]], ...]
+
+
+def predict(of: Candidates) -> Prediction:
+    """The equations at the head of this file."""
+    machine, core = of.machine, of.machine.core
+    crossed = tuple(_crossed(of, level) for level in machine.levels)
+    for inner, outer in itertools.pairwise(crossed):
+        for name, (read, written) in outer.items():
+            outer[name] = np.minimum(read, inner[name][0]), np.minimum(written, inner[name][1])
+    terms = _compute(of, crossed)
+    hidden: dict[str, Array] = {}
+    served = _served(machine, crossed)
+    cycles = np.zeros_like(of.k2)
+    for phase, own in enumerate(PHASES):
+        compute, moved = sum((terms[name] for name in own), np.zeros(1)), served[:, phase]
+        transfer = moved.sum(axis=0)
+        cycles += np.maximum(compute, transfer) + (1 - core.overlap.value) * np.minimum(compute, transfer)
+        covers = compute >= transfer
+        hidden |= {name: core.overlap.value * terms[name] * ~covers for name in own}
+        for name, part in zip(_suppliers(machine), moved, strict=True):
+            hidden[name] = hidden.get(name, 0.0) + core.overlap.value * part * covers
+    terms |= zip(_suppliers(machine), served.sum(axis=1), strict=True)
+    return Prediction(cycles, terms, hidden, crossed)
+
+
+def _suppliers(machine: Machine) -> list[str]:
+    return [*(level.name for level in machine.levels[1:]), "memory"]
+
+
+def _compute(of: Candidates, crossed: tuple[dict[str, tuple[Array, Array]], ...]) -> dict[str, Array]:
+    """Cycles in the core, waits for single lines among them."""
+    machine, core, w = of.machine, of.machine.core, of.workload
+    own = np.array([_in_core(w, machine, kernel, shape) for kernel, shape in of.cases]).reshape(len(of.cases), -1).T[:, of.case]
+    kernel, calls, store, load, patches, outputs = own * w.groups
+    sets, line = np.ceil(_column(of, "channels") / of.channels), machine.levels[0].line_bytes
+    beyond = crossed[min(1, len(crossed) - 1)]
+
+    def waits(rows: Array) -> Array:
+        return core.store_run_cycles.value * np.maximum(0.0, 1 - core.prefetch_streams.value / rows)
+
+    runs = beyond["sums"][1] / (_kernels(of, "windows") * SIZES[w.dtype])
+    return {
+        "kernel": kernel,
+        "call": core.call_cycles.value * calls * sets,
+        "store": store * sets + load * (sets - 1) + runs * waits(_column(of, "panel")),
+        "patches": patches
+        + crossed[0]["input"][0] / line * core.pack_line_cycles.value
+        + beyond["patches"][1] / line * waits(_column(of, "planes")),
+        "outputs": outputs + beyond["sums"][0] / line * core.pack_line_cycles.value,
+    }
+
+
+def _served(machine: Machine, crossed: tuple[dict[str, tuple[Array, Array]], ...]) -> Array:
+    """Cycles [supplier][phase][candidate] of what each supplier serves itself."""
+    places: list[Level | Memory] = [*machine.levels[1:], machine.memory]
+    size = crossed[0]["input"][0].size
+    moved = np.zeros((len(places) + 1, 2, len(PHASES), size))
+    for level, streams in enumerate(crossed):
+        for name, (read, written) in streams.items():
+            moved[level, 0, READ_IN[name]] += read
+            moved[level, 1, WRITTEN_IN[name]] += written
+    own = moved[:-1] - moved[1:]
+    rates = np.array([(place.read_bytes_per_cycle.value, place.write_bytes_per_cycle.value) for place in places])
+    cycles: Array = (own / rates[:, :, None, None]).sum(axis=1)
+    return cycles
+
+
+def cost_of(of: Candidates, found: Prediction, row: int) -> Cost:
+    """One candidate's cost as a value."""
+    machine = of.machine
+    terms, hidden = ({name: float(value[row]) for name, value in own.items()} for own in (found.terms, found.hidden))
+    levels = {}
+    for above, name, streams in zip(machine.levels, _suppliers(machine), found.crossed, strict=True):
+        moved = {f"{key}_bytes": float(read[row] + 2 * written[row]) for key, (read, written) in streams.items()}
+        total, back = sum(moved.values()), float(sum(written[row] for _, written in streams.values()))
+        line = above.line_bytes
+        levels[name] = {"lines": total / line, "bytes": total, "cycles": terms[name], "writeback_lines": back / line, **moved}
+    cycles = float(found.cycles[row])
+    return Cost(cycles, cycles / machine.clock_hz, max(terms, key=lambda name: terms[name] - hidden[name]), levels, terms, hidden)
+
+
+def least_cycles(w: Conv, machine: Machine, kernel: Kernel, outputs: int) -> float:
+    """What no schedule of a kernel goes below: its steps and transforms."""
+    steps, _, _, _, patches, transforms = _in_core(w, machine, kernel, shape_of(w, kernel, outputs))
+    return w.groups * (steps + patches + transforms)
+
+
+# In the core
+
+
+def _unit(machine: Machine, kernel: Kernel) -> Unit:
+    unit = machine.unit(kernel.target)
+    assert unit is not None
+    return unit
+
+
+def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[float, ...]:
+    """Of one group: cycles of all steps, calls of one channel set, cycles to store and to load the sums once, cycles of both transforms."""
+    unit = _unit(machine, kernel)
+    last_tiles, last_filters = of.tiles - (of.panels - 1) * of.panel, of.filters - (of.filter_panels - 1) * kernel.windows
+    steps, vectors, lanes = 0.0, 0, max(1, unit.vector_bytes // SIZES[w.dtype])
+    for tile_panels, tiles in ((of.panels - 1, of.panel), (1, last_tiles)):
+        for filter_panels, filters in ((of.filter_panels - 1, kernel.windows), (1, last_filters)):
+            along, across = ceil_div(filters, kernel.lane_windows), ceil_div(tiles, kernel.lane_filters)
+            busy = max(along * across / unit.rate(w.dtype), (along + across) / unit.loads_per_cycle.value, unit.fma_latency_cycles.value)
+            steps += tile_panels * filter_panels * busy
+            vectors += tile_panels * filter_panels * tiles * ceil_div(filters, lanes)
+    calls, sums = of.planes * of.panels * of.filter_panels, of.planes * vectors
+    return (
+        of.planes * of.channels * steps,
+        calls,
+        sums / unit.stores_per_cycle.value,
+        sums / unit.loads_per_cycle.value,
+        _patches(w, unit, of, lanes),
+        _outputs(w, unit, of, lanes),
+    )
+
+
+def _patches(w: Conv, unit: Unit, of: Shape, lanes: int) -> float:
+    """Cycles to transform the patches of one group once."""
+    m, edge = of.outputs, of.outputs + 2
+    tiles = min(of.row, of.panel, max(1, lanes - 1))  # of a run
+    runs = of.rows * ceil_div(of.row, tiles)
+    needed = ceil_div(tiles * m + 2, lanes)
+    vectors = m // 2 if needed <= m // 2 else m
+    halving = m * max(1.0, log2(m)) * vectors / m
+    loads, stores, shuffles = 2 * edge * vectors, edge * (vectors + edge), edge * (halving + 2)
+    arithmetic = (vectors + edge) * _patch_operations(m)
+    cycles = runs * _cycles(unit, w.dtype, loads, stores, arithmetic, shuffles)
+    if runs > of.panels:
+        groups = of.panels * ceil_div(of.panel, lanes)
+        cycles += groups * edge * edge * (1 / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value)
+    return of.channels * cycles
+
+
+def _outputs(w: Conv, unit: Unit, of: Shape, lanes: int) -> float:
+    """Cycles to transform the sums of one group and store the outputs once."""
+    m, edge, vectors = of.outputs, of.outputs + 2, ceil_div(of.filters, lanes)
+    tile = _cycles(unit, w.dtype, edge * edge, m * m, (edge + m) * _sum_operations(m), 0.0)
+    blocks = w.batch * w.out_h * ceil_div(w.out_w, lanes)
+    block = _cycles(unit, w.dtype, lanes, min(lanes, of.filters), 0.0, lanes * log2(lanes) if lanes > 1 else 0.0)
+    return vectors * (of.tiles * tile + blocks * block)
+
+
+def _patch_operations(m: int) -> float:
+    """Multiply-adds of B^T times a vector: m/2 for either end, m/2 - 1 for the even and the odd part of a pair, two that join them."""
+    return m + m / 2 * (2 * (m / 2 - 1) + 2)
+
+
+def _sum_operations(m: int) -> float:
+    """Additions and multiply-adds of A^T times a vector: two a pair, a term a pair for each output, and one at either end."""
+    return m + m * m / 2 + 1
+
+
+def _cycles(unit: Unit, dtype: str, loads: float, stores: float, arithmetic: float, shuffles: float) -> float:
+    return loads / unit.loads_per_cycle.value + stores / unit.stores_per_cycle.value + arithmetic / unit.rate(dtype) + shuffles
+
+
+# Between the levels
+
+
+def _column(of: Candidates, name: str) -> Array:
+    """A number of each candidate's shape."""
+    return np.array([getattr(shape, name) for _, shape in of.cases], dtype=np.float64)[of.case]
+
+
+def _kernels(of: Candidates, name: str) -> Array:
+    return np.array([getattr(kernel, name) for kernel, _ in of.cases], dtype=np.float64)[of.case]
+
+
+def _crossed(of: Candidates, level: Level) -> dict[str, tuple[Array, Array]]:
+    """Bytes of each stream that miss a level, read and written."""
+    w, size = of.workload, SIZES[of.workload.dtype]
+    planes, channels, m = _column(of, "planes"), _column(of, "channels"), _column(of, "outputs")
+    blocks, sets = np.ceil(_column(of, "panels") / of.k2), np.ceil(_column(of, "filter_panels") / of.k3)
+    wide, held = _kernels(of, "windows"), _kernels(of, "filters")
+    tiles = of.k2 * _column(of, "panel")
+    patch_plane = of.k2 * held * channels * size  # of a block
+    patches, sums = planes * patch_plane, planes * tiles * of.k3 * wide * size  # of a block; of a block and set
+    filter_set = planes * of.k3 * wide * channels * size
+    filters = sets * filter_set
+    image = float(w.batch * w.channels // w.groups * w.height * w.width * size)
+    output = float(w.batch * (w.filters // w.groups) * w.windows * size)
+    run = w.groups * (image + filters + output) + patches + sums
+    block = (image + output) / blocks + filters + patches + sums
+    set_work = patches + filter_set + sums
+    panel = of.channels * wide * size  # of filters, one channel set
+
+    def missed(distance: Array) -> Array:
+        return missing(level, distance)
+
+    def first(distance: Array) -> Array:
+        return missed(distance) if of.hot else np.ones_like(distance)
+
+    again = blocks - 1
+    read_patches = missed(patches + image / blocks) + (sets - 1) * missed(set_work)
+    within = missed(of.channels * of.k2 * held * size + panel + tiles * wide * size)
+    one = missed(panel + of.channels * held * size)
+    streams: dict[str, tuple[Array | float, Array | float]] = {
+        "input": (image * (first(run) + 2 / m * missed(patches / of.k2 + image / blocks / of.k2)), 0.0),
+        "patches": (blocks * patches * (read_patches + sets * (of.k3 - 1) * within), blocks * patches * missed(block)),
+        "filters": (filters * (first(run) + again * missed(block) + blocks * (of.k2 - 1) * one), 0.0),
+        "sums": (blocks * sets * sums * missed(sums + filter_set), blocks * sets * sums * missed(set_work)),
+        "output": (0.0, output * first(run)),
+    }
+    shape = np.zeros_like(of.k2)
+    return {name: (w.groups * (read + shape), w.groups * (written + shape)) for name, (read, written) in streams.items()}
+
+
+def missing(level: Level, distance: Array) -> Array:
+    """Share of lines that miss a level when touched again after `distance` bytes: sets differ by up to one line from their mean."""
+    return np.clip((distance / (level.sets * level.line_bytes) - (level.ways - 1)) / 2, 0.0, 1.0)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole networks in `run` and `compare`: the model files among the problems, each as one row, and where its time goes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pysim.commands.common import Column, plural, put, put_header, put_row, say, seconds, size
+from pysim.errors import PysimError
+
+if TYPE_CHECKING:
+    from pysim.frontends.whole import ModelComparison
+    from pysim.machine.cpu import Machine
+    from pysim.machine.gpu import Gpu
+
+_LONGEST = 8  # layers that are shown, those that take most time
+
+
+def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: bool, min_seconds: float = 0.2) -> "list[ModelComparison]":
+    """Every model file among the words as a whole; one that cannot run as a whole is said on stderr, and its layers stay."""
+    from pysim.calibration import host
+    from pysim.frontends.whole import compare
+    from pysim.machine.gpu import Gpu
+
+    files = [word for word in words if word.endswith(".onnx")]
+    if isinstance(on, Gpu) or host.executor(on).kind == "emulated":
+        return []
+    found = []
+    for file in files:
+        try:
+            found.append(compare(Path(file), on, threads, peers, min_seconds))
+        except PysimError as error:
+            say(f"{file} as a whole: {error}")
+    return found
+
+
+def put_models(found: "list[ModelComparison]") -> None:
+    """A row each, then the layers that take longest."""
+    for one in found:
+        peers = list(one.peers)
+        columns = [Column("measured", 8), Column("convs and products predicted", 28), Column("error", 8), Column("values", 8)]
+        columns += [Column(name, max(12, len(name))) for name in peers] + [Column("whole model", 11, left=True)]
+        put("")
+        put_header(columns)
+        times = [f"{one.peers[name] / one.measured_seconds:.2f}x" for name in peers] if one.measured_seconds else ["-"] * len(peers)
+        verdict = seconds(one.measured_seconds) if one.correct else "WRONG"
+        put_row(columns, [verdict, seconds(one.predicted_seconds), f"{one.max_error:.1e}", size(one.arena_bytes), *times, one.model])
+        for name, reason in one.missing.items():
+            say(f"{name} did not run {one.model}: {reason}")
+        _put_layers(one)
+
+
+def _put_layers(one: "ModelComparison") -> None:
+    total = sum(layer.measured_seconds for layer in one.layers)
+    if not total:
+        return
+    shares: dict[str, float] = {}
+    for layer in one.layers:
+        shares[layer.op] = shares.get(layer.op, 0.0) + layer.measured_seconds / total
+    told = ", ".join(f"{op} {share:.1%}" for op, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 5e-4)
+    put(f"{plural(len(one.layers), 'layer')}, {plural(sum(len(layer.fused) for layer in one.layers), 'node')} fused: {told}")
+    for layer in sorted(one.layers, key=lambda layer: -layer.measured_seconds)[:_LONGEST]:
+        fused = f" + {len(layer.fused)} fused" if layer.fused else ""
+        times = f"{seconds(layer.measured_seconds):>10}  {seconds(layer.predicted_seconds):>8}"
+        put(f"{times}  {layer.op} {layer.node}{fused}  {layer.problem or ''}")
+
+
+def exit_code(code: int, found: "list[ModelComparison]") -> int:
+    return code if all(one.correct for one in found) else max(code, 1)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model file as something that runs: read, planned for a machine, weights prepared."""
+
+from pathlib import Path
+
+from pysim.arguments import whole
+from pysim.calibration import host
+from pysim.errors import PlanError
+from pysim.frontends import onnx_graph
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
+from pysim.models.model import Model
+from pysim.record.accuracy import Accuracy
+
+
+def load(
+    path: str | Path,
+    machine: str | Machine | Gpu = "host",
+    threads: int = 1,
+    accuracy: Accuracy = "standard",
+    batch: int = 1,
+    seed: int | None = None,
+) -> Model:
+    """`y = load("model.onnx")(x)`: the whole network on the CPU that runs a machine's plans; `.plan` says what runs, `.profile(x)` where
+    the time goes.
+
+    A symbolic batch is set to `batch`; with a `seed`, weights that the file lacks are random. Convolutions and products run natively, other
+    operators by NumPy. `accuracy` of the plans is as in `pysim.plan`. ProblemError names a node that nothing here can run; PlanError a
+    machine whose plans are for a GPU.
+    """
+    on, threads = host.runnable_any(machine), whole(threads, "threads", 1)
+    if isinstance(on, Gpu):
+        raise PlanError(f"models run on CPUs, and {on.name} is a GPU; there, use pysim.torch.optimize or torch.compile(backend='pysim')")
+    return Model(onnx_graph.read_graph(path, whole(batch, "batch", 1), seed), on, threads, host.executor(on), accuracy)

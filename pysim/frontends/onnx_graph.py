@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX models as graphs (`pysim.models.graph`), with their weights: read, shapes inferred, constants folded, nodes in one form each.
+
+What has another form under another opset gets one here: pads and axes as attributes, BatchNorm and channel-wise constants as Affine,
+products with a constant matrix as Linear, whatever only reshapes as View. A node that stays as it is carries its `reference`, the onnx
+package's own definition of it. Models without weights (graph inputs without a value, or weights that are one number everywhere) are given
+random ones by `seeded`, of a scale that keeps activations from growing or dying: He et al., "Delving Deep into Rectifiers", 2015.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pysim.errors import ProblemError, printable
+from pysim.frontends import onnx as layers
+from pysim.models.fusion import norm_constants
+from pysim.models.graph import Array, Graph, Node, Tensor, folded, live, renamed
+from pysim.models.operators import reference
+
+if TYPE_CHECKING:
+    import onnx
+
+_IDENTITIES = ("Dropout", "Identity")
+_VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+_MOST_FOLDED_BYTES = 1 << 31
+_NATIVE = ("float32", "float64")  # what the CPU kernels compute of the types that ONNX models have
+
+
+def read_graph(path: str | Path, batch: int = 1, seed: int | None = None) -> Graph:
+    """The graph of a model file for a batch; with a `seed`, weights that it lacks are random. ProblemError names a node that cannot run."""
+    return graph_of(load_model(path, batch, seed), printable(str(path)))
+
+
+def load_model(path: str | Path, batch: int = 1, seed: int | None = None) -> "onnx.ModelProto":
+    """The model as it is run, here and by ONNX Runtime: batch set, weights there."""
+    import onnx.external_data_helper
+
+    model = layers.load(Path(path), printable(str(path)))
+    try:
+        onnx.external_data_helper.load_external_data_for_model(model, str(Path(path).resolve().parent))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ProblemError(f"{printable(str(path))}: its weights in another file cannot be read: {error}") from None
+    layers.set_batch(model.graph, batch)
+    return model if seed is None else seeded(model, seed)
+
+
+def seeded(model: "onnx.ModelProto", seed: int) -> "onnx.ModelProto":
+    """The model with random weights where it has none: normal of variance 2 / (C/g R S) for weights, 1 +- 0.1 for variances, +- 0.1 for
+    shifts, 0.8 +- 0.1 for scales, which keeps sums of residuals from growing."""
+    import onnx
+
+    graph, rng = model.graph, np.random.default_rng(seed)
+    known = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    shapes = {name: known[node.input[0]] for node in graph.node if node.op_type == "ConstantOfShape" and node.input[0] in known
+              for name in node.output}  # fmt: skip
+    for value in graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name not in known and all(dim.HasField("dim_value") for dim in dims):
+            shapes[value.name] = np.array([dim.dim_value for dim in dims], np.int64)
+    made: dict[str, Array] = {}
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            role = _ROLES.get((node.op_type, place))
+            if role and name in shapes and name not in made:
+                made[name] = role(rng, tuple(map(int, shapes[name])))
+    kept = [node for node in graph.node if not set(node.output) & made.keys()]
+    inputs = [value for value in graph.input if value.name not in made]
+    for field, items in ((graph.node, kept), (graph.input, inputs)):
+        copies = [type(item).FromString(item.SerializeToString()) for item in items]
+        del field[:]
+        field.extend(copies)
+    model.ir_version = max(model.ir_version, 4)  # from which on an initializer need not be an input
+    graph.initializer.extend(onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in made.items())
+    return model
+
+
+def _weights(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.normal(0, math.sqrt(2 / max(1, math.prod(shape[1:]))), shape)
+
+
+def _around(middle: float) -> Callable[[np.random.Generator, tuple[int, ...]], Array]:
+    return lambda rng, shape: rng.uniform(middle - 0.1, middle + 0.1, shape)
+
+
+# (operator, place of an input) -> what random numbers are like there
+_Random = Callable[[np.random.Generator, tuple[int, ...]], Array]
+_ROLES: dict[tuple[str, int], _Random] = {
+    ("Conv", 1): _weights, ("Conv", 2): _around(0), ("Gemm", 1): _weights, ("Gemm", 2): _around(0), ("MatMul", 1): _weights,
+    ("BatchNormalization", 1): _around(0.8), ("BatchNormalization", 2): _around(0), ("BatchNormalization", 3): _around(0),
+    ("BatchNormalization", 4): _around(1), ("Unsqueeze", 0): _around(0.8),
+}  # fmt: skip
+
+
+def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
+    """The graph of a model in memory, which loses its weights."""
+    import onnx
+
+    opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=1)
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    model = layers.infer(model, name)
+    types = layers.tensors_of(model)
+    inputs = tuple(value.name for value in model.graph.input if value.name not in constants)
+    outputs = tuple(value.name for value in model.graph.output)
+    read = _Reader(name, opset, types)
+    nodes = tuple(map(read.plain, model.graph.node))
+    known = {value: read.tensor(value) for value in inputs}
+    graph = folded(Graph(nodes, inputs, outputs, known, constants), _evaluated)
+    graph = live(read.shapes_known(graph))
+    used = graph.users()  # nobody may have said what a second output is that nobody reads
+    nodes = tuple(node._replace(outputs=tuple(value if value in used else "" for value in node.outputs)) for node in graph.nodes)
+    graph = graph._replace(nodes=nodes)
+    tensors = {value: read.tensor(value) for node in graph.nodes for value in node.outputs if value}
+    tensors |= {value: read.tensor(value) for value in (*inputs, *outputs)}
+    tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
+    return live(read.lowered(graph._replace(tensors=tensors)))
+
+
+def _evaluated(node: Node, inputs: Sequence[Array]) -> Sequence[Array]:
+    run = node.attributes["reference"]
+    found: Sequence[Array] = run(inputs)
+    if sum(array.nbytes for array in map(np.asarray, found)) > _MOST_FOLDED_BYTES:
+        raise ProblemError(f'{node.op} "{printable(node.name)}" makes a constant of more than {_MOST_FOLDED_BYTES:,} bytes')
+    return found
+
+
+class _Reader(NamedTuple):
+    """Nodes of one model in the graph's form; `types` is what shape inference knows of each value."""
+
+    model: str
+    opset: int
+    types: Mapping[str, layers.ValueType]
+
+    def tensor(self, name: str) -> Tensor:
+        """ProblemError where a shape or type is not known."""
+        found = self.types.get(name, layers.ValueType(None, "UNDEFINED"))
+        sizes = found.sizes
+        if sizes is None or not all(isinstance(size, int) for size in sizes):
+            shape = "no known shape" if sizes is None else f"the dynamic shape [{', '.join(map(str, sizes))}]"
+            right = "give the model fixed sizes (a symbolic batch is set)"
+            raise ProblemError(f'{self.model}: the value "{layers.text_of(name)}" has {shape}; {right}')
+        import onnx
+
+        if found.element not in {*onnx.TensorProto.DataType.keys()} or found.element == "UNDEFINED":
+            raise ProblemError(f'{self.model}: the type of the value "{layers.text_of(name)}" is not known')
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(found.element))
+        return Tensor(tuple(size for size in sizes if isinstance(size, int)), np.dtype(dtype))
+
+    def plain(self, proto: "onnx.NodeProto") -> Node:
+        """A node with its attributes and its reference; ProblemError where nothing can run it."""
+        import onnx
+
+        label = layers.text_of(proto.name or next(iter(proto.output), ""))
+        attributes = {one.name: onnx.helper.get_attribute_value(one) for one in proto.attribute}
+        if any(one.HasField("g") or one.graphs for one in proto.attribute):
+            raise ProblemError(f'{self.model}: {proto.op_type} "{printable(label)}" cannot be run: control flow inside a model is not run')
+        attributes |= {"reference": reference(proto, self.opset), "proto": proto}
+        return Node(proto.op_type, label, tuple(proto.input), tuple(proto.output), attributes)
+
+    def shapes_known(self, graph: Graph) -> Graph:
+        """Shape of a value whose sizes are known is a constant, and what is computed of it."""
+        constants = dict(graph.constants)
+        for node in graph.nodes:
+            sizes = self.types.get(node.inputs[0], layers.ValueType(None, "")).sizes if node.op == "Shape" else None
+            if sizes is not None and all(isinstance(size, int) for size in sizes):
+                end = node.attributes.get("end", len(sizes))
+                constants[node.output] = np.array(sizes[node.attributes.get("start", 0) : end], np.int64)
+        left = tuple(node for node in graph.nodes if node.output not in constants)
+        return folded(graph._replace(nodes=left, constants=constants), _evaluated) if len(left) < len(graph.nodes) else graph
+
+    def lowered(self, graph: Graph) -> Graph:
+        """Every node in the form that fusion and execution know, identities left out."""
+        names, nodes, constants = dict[str, str](), [], dict(graph.constants)
+        for node in graph.nodes:
+            (node,) = renamed([node], names)
+            if node.op in _IDENTITIES and node.output not in graph.outputs:
+                names[node.output] = node.inputs[0]
+                continue
+            lower = _LOWER.get(node.op)
+            nodes.append((lower and lower(node, graph, constants, self.opset)) or node)
+        tensors = dict(graph.tensors) | {name: Tensor(array.shape, array.dtype) for name, array in constants.items()}
+        return graph._replace(nodes=tuple(nodes), constants=constants, tensors=tensors)
+
+
+Constants = dict[str, Array]
+
+
+def _is_image(name: str, graph: Graph) -> bool:
+    tensor = graph.tensors[name]
+    return len(tensor.shape) == 4 and tensor.dtype.name in _NATIVE
+
+
+def _problem(node: Node, graph: Graph) -> Any:
+    """The convolution or product that a node is, or None where it is none that the kernels know."""
+    kinds = {"float32": "FLOAT", "float64": "DOUBLE"}
+    seen = {name: layers.ValueType(graph.tensors[name].shape, kinds.get(graph.tensors[name].dtype.name, "")) for name in node.inputs[:2]}
+    try:
+        return layers.read_node(node.attributes["proto"], seen | dict(zip(node.attributes["proto"].input, seen.values(), strict=False)))
+    except ProblemError:
+        return None
+
+
+def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    problem = _problem(node, graph)
+    if problem is None or not all(name in constants for name in node.inputs[1:]):
+        return None
+    return Node("Conv", node.name, node.inputs, node.outputs, {"problem": problem})
+
+
+def _linear(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """A Gemm or MatMul with a constant matrix on the right."""
+    problem, given = _problem(node, graph), node.attributes
+    if problem is None or not all(name in constants for name in node.inputs[1:]) or problem.trans_a:
+        return None
+    right = constants[node.inputs[1]]
+    if right.ndim != 2:
+        return None
+    weights = (right if problem.trans_b else right.T) * right.dtype.type(given.get("alpha", 1.0))
+    inputs = [node.inputs[0], _constant(constants, node, "weights", np.ascontiguousarray(weights))]
+    if len(node.inputs) > 2 and node.inputs[2]:
+        bias = constants[node.inputs[2]] * right.dtype.type(given.get("beta", 1.0))
+        if bias.ndim > 1 and bias.shape[0] != 1:
+            return None
+        inputs.append(_constant(constants, node, "bias", np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), problem.n))))
+    return Node("Linear", node.name, tuple(inputs), node.outputs)
+
+
+def _matmul(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    return _linear(node, graph, constants, opset) or _as_it_is(node, graph, constants, opset)
+
+
+def _constant(constants: Constants, node: Node, what: str, array: Array) -> str:
+    name = f"{node.output}:{what}"
+    constants[name] = array
+    return name
+
+
+def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    settled = all(name in constants for name in node.inputs[1:5]) and not node.attributes.get("training_mode")
+    if not settled or not _is_image(node.inputs[0], graph):
+        return None
+    gamma, beta, mean, variance = (constants[name] for name in node.inputs[1:5])
+    scale, shift = norm_constants(gamma, beta, mean, variance, node.attributes.get("epsilon", 1e-5))
+    dtype = graph.tensors[node.output].dtype
+    names = (_constant(constants, node, "scale", scale.astype(dtype)), _constant(constants, node, "shift", shift.astype(dtype)))
+    return Node("Affine", node.name, (node.inputs[0], *names), node.outputs[:1])
+
+
+def _channelwise(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Mul or Add with one constant a channel, or one for all; a Sum of two is an Add."""
+    op = "Add" if node.op == "Sum" else node.op
+    if len(node.inputs) != 2:
+        return None
+    for x, other in (node.inputs, node.inputs[::-1]):
+        value = constants.get(other)
+        if value is None or x in constants or not _is_image(x, graph) or graph.tensors[x] != graph.tensors[node.output]:
+            continue
+        channels = graph.tensors[x].shape[1]
+        if value.size != 1 and value.shape[-3:] != (channels, 1, 1):
+            continue
+        numbers = np.ascontiguousarray(np.broadcast_to(value.reshape(-1), channels))
+        one, zero = np.ones(channels, value.dtype), np.zeros(channels, value.dtype)
+        scale, shift = (numbers, zero) if op == "Mul" else (one, numbers)
+        names = (_constant(constants, node, "scale", scale), _constant(constants, node, "shift", shift))
+        return Node("Affine", node.name, (x, *names), node.outputs)
+    return Node(op, node.name, node.inputs, node.outputs)
+
+
+def _view(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    return Node("View", node.name, node.inputs[:1], node.outputs)
+
+
+def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """A pool of an image without indices; its pads as shape inference made the output of them."""
+    x, given = graph.tensors[node.inputs[0]], node.attributes
+    if not _is_image(node.inputs[0], graph) or len([name for name in node.outputs if name]) != 1:
+        return None
+    kernel, strides, dilations = (layers.integers_of(given, name, default) for name, default in (
+        ("kernel_shape", [1, 1]), ("strides", [1, 1]), ("dilations", [1, 1])))  # fmt: skip
+    extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
+    pads = layers.pads_of(given, list(x.shape[2:]), extents, strides)
+    plain = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
+    return Node(node.op, node.name, node.inputs, node.outputs[:1], plain | {"count_include_pad": given.get("count_include_pad", 0)})
+
+
+def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    bounds = []
+    for place, name, default in ((1, "min", -np.inf), (2, "max", np.inf)):
+        given = node.inputs[place] if len(node.inputs) > place else ""
+        if given and given not in constants:
+            return None
+        bounds.append(float(constants[given].reshape(())) if given else float(node.attributes.get(name, default)))
+    if graph.tensors[node.output].dtype.kind != "f":
+        return None
+    return Node("Clip", node.name, node.inputs[:1], node.outputs, {"min": bounds[0], "max": bounds[1]})
+
+
+def _softmax(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    rank = len(graph.tensors[node.output].shape)
+    axis = node.attributes.get("axis", -1 if opset >= 13 else 1) % rank
+    return Node("Softmax", node.name, node.inputs, node.outputs, {"axes": (axis,) if opset >= 13 else tuple(range(axis, rank))})
+
+
+def _mean(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    rank = len(graph.tensors[node.inputs[0]].shape)
+    given = node.attributes.get("axes")
+    if len(node.inputs) > 1 and node.inputs[1]:
+        if node.inputs[1] not in constants:
+            return None
+        given = constants[node.inputs[1]].tolist()
+    if given is None or graph.tensors[node.output].dtype.kind != "f":
+        return None
+    return Node("ReduceMean", node.name, node.inputs[:1], node.outputs, {"axes": tuple(axis % rank for axis in given)})
+
+
+def _concat(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    rank = len(graph.tensors[node.output].shape)
+    return Node("Concat", node.name, node.inputs, node.outputs, {"axis": node.attributes.get("axis", 1) % rank})
+
+
+def _transpose(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    default = range(len(graph.tensors[node.output].shape))[::-1]
+    return Node("Transpose", node.name, node.inputs, node.outputs, {"perm": tuple(node.attributes.get("perm", default))})
+
+
+def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
+    given = {name: node.attributes[name] for name in (*defaults, "size") if name in node.attributes}
+    return Node("LRN", node.name, node.inputs, node.outputs, defaults | given)
+
+
+def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Operators of numbers in floating point whose NumPy function says the same."""
+    floating = graph.tensors[node.output].dtype.kind == "f"
+    return Node(node.op, node.name, node.inputs, node.outputs) if floating else None
+
+
+_LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
+    "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
+    "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "LRN": _lrn, "MatMul": _matmul, "MaxPool": _pool,
+    "Mul": _channelwise, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Softmax": _softmax, "Sub": _as_it_is,
+    "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
+}  # fmt: skip

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's FX graphs: convolutions and products of a traced model, with what follows them, become one module each (`FusedLayer`).
+
+Modules and functions are read in one form, PyTorch's functions with the parameters as arguments, as a graph of `pysim.models.graph`
+whose other nodes are opaque. What `pysim.models.fusion` fuses there is put back where the convolution stood, since whatever lies between it
+and its activation may write over its input. Modules with hooks, and whatever is not read, stay as they are.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from pysim.models.fusion import NORM, PARAMETERS, fused
+from pysim.models.graph import Graph, Node
+from pysim.models.torch_layers import FusedLayer, Geometry
+from pysim.record.accuracy import Accuracy
+
+_Arguments = dict[str, Any]
+_ACTIVATED = ("Conv", "Linear")
+
+
+def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict") -> tuple[fx.GraphModule, list[FusedLayer]]:
+    """The traced module with its fused layers in their places, and these; `module` itself is changed."""
+    _as_functions(module)
+    places = {node.name: node for node in module.graph.nodes}
+    graph = fused(_graph(module.graph), _able)
+    layers = [_put(module, node, places) for node in graph.nodes if node.op in _ACTIVATED]
+    for layer in layers:
+        layer.accuracy = accuracy
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and not node.users:  # no other dead node: it may write over something
+            module.graph.erase_node(node)
+    module.graph.lint()
+    module.recompile()
+    return module, layers
+
+
+def _able(node: Node, epilogue: Any) -> bool:
+    """Any activation or residual may follow a convolution or product, a norm only a convolution."""
+    return node.op == "Conv" if epilogue == NORM else node.op in _ACTIVATED
+
+
+# Modules as functions
+
+
+def _as_functions(module: fx.GraphModule) -> None:
+    """Modules that are convolutions, products, norms or activations as calls of functions on their parameters."""
+    for node in list(module.graph.nodes):
+        if node.op != "call_module":
+            continue
+        called = module.get_submodule(node.target)
+        translate = _MODULES.get(type(called))
+        if translate is None or _hooked(called):
+            continue
+        with module.graph.inserting_before(node):
+
+            def parameter(name: str, of: Any = called, at: str = node.target) -> Any:
+                return None if getattr(of, name) is None else module.graph.get_attr(f"{at}.{name}")
+
+            made = translate(called, parameter)
+            if made is None:
+                continue
+            function, arguments = made
+            other = module.graph.call_function(function, (node.args[0] if node.args else node.kwargs["input"],), arguments)
+        node.replace_all_uses_with(other)
+        module.graph.erase_node(node)
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name, None) for name in hooks)
+
+
+_Made = tuple[Any, _Arguments] | None
+_Parameter = Callable[[str], Any]
+
+
+def _conv(m: Any, parameter: _Parameter) -> _Made:
+    if m.padding_mode != "zeros" or isinstance(m.padding, str):
+        return None
+    how = {"stride": m.stride, "padding": m.padding, "dilation": m.dilation, "groups": m.groups}
+    return torch.conv2d, {"weight": parameter("weight"), "bias": parameter("bias"), **how}
+
+
+def _linear(m: Any, parameter: _Parameter) -> _Made:
+    return functional.linear, {"weight": parameter("weight"), "bias": parameter("bias")}
+
+
+def _norm(m: Any, parameter: _Parameter) -> _Made:
+    if m.training or m.running_mean is None:
+        return None
+    names = ("running_mean", "running_var", "weight", "bias")
+    return functional.batch_norm, {name: parameter(name) for name in names} | {"training": False, "eps": m.eps}
+
+
+_MODULES: dict[type, Callable[[Any, _Parameter], _Made]] = {
+    nn.Conv2d: _conv,
+    nn.Linear: _linear,
+    nn.BatchNorm2d: _norm,
+    nn.ReLU: lambda m, parameter: (functional.relu, {"inplace": m.inplace}),
+    nn.ReLU6: lambda m, parameter: (functional.hardtanh, {"min_val": 0.0, "max_val": 6.0, "inplace": m.inplace}),
+    nn.Hardtanh: lambda m, parameter: (functional.hardtanh, {"min_val": m.min_val, "max_val": m.max_val, "inplace": m.inplace}),
+    nn.GELU: lambda m, parameter: (functional.gelu, {"approximate": m.approximate}),
+}
+
+# Functions as nodes
+
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_TANH = ("input", "min_val", "max_val", "inplace")
+_RELU, _RELU6 = ("Relu", ("input", "inplace")), ("Relu6", ("input", "inplace"))
+_FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of positional arguments
+    torch.conv2d: ("Conv", _CONV),
+    functional.conv2d: ("Conv", _CONV),
+    functional.linear: ("Linear", ("input", "weight", "bias")),
+    functional.batch_norm: ("BatchNormalization", _NORM),
+    functional.relu: _RELU,
+    functional.relu_: _RELU,
+    torch.relu: _RELU,
+    torch.relu_: _RELU,
+    "relu": _RELU,
+    "relu_": _RELU,
+    functional.relu6: _RELU6,
+    functional.hardtanh: ("Clip", _TANH),
+    functional.gelu: ("Gelu", ("input", "approximate")),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
+}
+
+
+def _graph(traced: fx.Graph) -> Graph:
+    nodes, inputs, outputs = [], [], []
+    for node in traced.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            inputs.append(node.name)
+        elif node.op == "output":
+            outputs += [one.name for one in node.all_input_nodes]
+        else:
+            nodes.append(_node(node))
+    return Graph(tuple(nodes), tuple(inputs), tuple(outputs))
+
+
+def _node(node: fx.Node) -> Node:
+    """In the common form where it is known and plain, else opaque."""
+    op, names = _FUNCTIONS.get(node.target, ("", ())) if node.op in ("call_function", "call_method") else ("", ())
+    given = dict(zip(names, node.args, strict=False)) | {("input" if k == "self" else k): v for k, v in node.kwargs.items()}
+    read = _READERS.get(op)
+    found = read(given) if read and len(node.args) <= len(names) and isinstance(given.get("input"), fx.Node) else None
+    if found is None:
+        return Node("opaque", node.name, tuple(one.name for one in node.all_input_nodes), (node.name,))
+    kind, operands, attributes = found
+    inputs = tuple(one.name if isinstance(one, fx.Node) else "" for one in operands)
+    return Node(kind, node.name, inputs, (node.name,), attributes)
+
+
+_Read = tuple[str, tuple[Any, ...], _Arguments] | None
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
+    pair = pair * 2 if len(pair) == 1 else pair
+    return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(one, int) for one in pair) else None
+
+
+def _read_conv(given: _Arguments) -> _Read:
+    pairs = [_pair(given.get(name, default)) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    groups = given.get("groups", 1)
+    stride, padding, dilation = pairs
+    if stride is None or padding is None or dilation is None or not isinstance(groups, int):
+        return None
+    return "Conv", (given["input"], given["weight"], given.get("bias")), {"geometry": Geometry(stride, padding, dilation, groups)}
+
+
+def _read_linear(given: _Arguments) -> _Read:
+    return "Linear", (given["input"], given["weight"], given.get("bias")), {"geometry": Geometry()}
+
+
+def _read_norm(given: _Arguments) -> _Read:
+    numbers = [given.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
+    settled = all(one is None or (isinstance(one, fx.Node) and one.op in ("placeholder", "get_attr")) for one in numbers)
+    epsilon = given.get("eps", 1e-5)
+    if given.get("training", False) is not False or numbers[3] is None or not settled or not isinstance(epsilon, float):
+        return None
+    return "BatchNormalization", (given["input"], *numbers), {"epsilon": epsilon}
+
+
+def _read_clip(given: _Arguments) -> _Read:
+    bounds = given.get("min_val", -1.0), given.get("max_val", 1.0)
+    if not all(isinstance(one, int | float) for one in bounds):
+        return None
+    return "Clip", (given["input"],), {"min": float(bounds[0]), "max": float(bounds[1])}
+
+
+_READERS: dict[str, Callable[[_Arguments], _Read]] = {
+    "Conv": _read_conv,
+    "Linear": _read_linear,
+    "BatchNormalization": _read_norm,
+    "Clip": _read_clip,
+    "Add": lambda given: ("Add", (given["input"], given["other"]), {}) if _is_sum(given) else None,
+    "Relu": lambda given: ("Relu", (given["input"],), {}),
+    "Relu6": lambda given: ("Clip", (given["input"],), {"min": 0.0, "max": 6.0}),
+    "Gelu": lambda given: ("Gelu", (given["input"],), {}) if given.get("approximate", "none") == "none" else None,
+}
+
+
+def _is_sum(given: _Arguments) -> bool:
+    return isinstance(given.get("other"), fx.Node) and given.keys() == {"input", "other"}
+
+
+def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node]) -> FusedLayer:
+    """A fused layer where the first of its nodes stands; the last one's users read it."""
+    anchor, last = places[node.name], places[node.output]
+    attributes = node.attributes
+    label = next((str(one.target) for one in _operands(node, places)[1:2] if one is not None and one.op == "get_attr"), node.name)
+    name = label.removesuffix(".weight")
+    layer = FusedLayer(
+        name, node.op, attributes["geometry"], attributes.get("activation"), attributes.get("epsilon"), len(node.inputs) > PARAMETERS
+    )
+    at = f"pysim_{anchor.name}"
+    module.add_module(at, layer)
+    with module.graph.inserting_before(anchor):
+        operands = [_before(module.graph, one) for one in _operands(node, places)]
+        made = module.graph.call_module(at, tuple(operands))
+    last.replace_all_uses_with(made)
+    for gone in (*reversed([places[name] for name in node.absorbed]), anchor):
+        module.graph.erase_node(gone)
+    places[node.output] = made
+    return layer
+
+
+def _operands(node: Node, places: dict[str, fx.Node]) -> list[fx.Node | None]:
+    return [places[name] if name else None for name in node.inputs]
+
+
+def _before(graph: fx.Graph, operand: fx.Node | None) -> fx.Node | None:
+    """A parameter may be named only behind the convolution: it is named again here."""
+    return graph.get_attr(str(operand.target)) if operand is not None and operand.op == "get_attr" else operand

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole network checked and timed: beside its own graph in float64, and beside ONNX Runtime in the same run.
+
+What is compared are the graph's outputs, and the operands of a Softmax that makes one: behind it large differences look small. An error is
+the largest difference from the float64 result over the largest of its magnitudes. LARGEST_ERROR is far above what the rounding of a hundred
+layers in float32 adds up to (each about 1e-6 of its result), and far below what a wrong operand does.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from pysim.calibration import host
+from pysim.errors import MissingError, printable
+from pysim.frontends import onnx_graph
+from pysim.machine.cpu import Machine
+from pysim.measure.clock import CpuClock, interleave
+from pysim.models.graph import Array, Graph, Tensor
+from pysim.models.model import Model
+
+if TYPE_CHECKING:
+    import onnx
+
+LARGEST_ERROR = 1e-4
+_SEED = 0
+
+
+class TimedLayer(msgspec.Struct, frozen=True):
+    node: str
+    op: str
+    problem: str | None
+    fused: tuple[str, ...]
+    predicted_seconds: float | None
+    measured_seconds: float
+
+
+class ModelComparison(msgspec.Struct, frozen=True):
+    """`predicted_seconds` of all convolutions and products; `errors` by who computed, "pysim" first; `missing` why a peer did not run."""
+
+    model: str
+    machine: str
+    threads: int
+    correct: bool
+    max_error: float
+    errors: dict[str, float]
+    predicted_seconds: float
+    measured_seconds: float | None
+    samples: int
+    peers: dict[str, float]
+    missing: dict[str, str]
+    arena_bytes: int
+    layers: tuple[TimedLayer, ...]
+    layouts: tuple[str, ...] = ()  # changes of layout between layers: none, all is NCHW
+
+
+def compare(path: str | Path, on: Machine, threads: int = 1, peers: bool = True, min_seconds: float = 0.2) -> ModelComparison:
+    """Checks a model file and times it, alone or beside ONNX Runtime; nothing wrong is timed."""
+    name = printable(str(path))
+    proto = _with_logits(onnx_graph.load_model(path, seed=_SEED))
+    content = proto.SerializeToString() if peers else b""
+    graph = onnx_graph.graph_of(proto, name)
+    model = Model(graph, on, threads, host.executor(on))
+    feeds = _inputs(model.inputs)
+    exact = _outputs(Model(widened(graph), on, threads, host.executor(on))(**{k: _wide(x) for k, x in feeds.items()}))
+    calls: dict[str, Any] = {"pysim": partial(model, **feeds)}
+    missing = {}
+    if peers:
+        try:
+            calls["onnxruntime"] = _onnxruntime(content, feeds, threads)
+        except MissingError as error:
+            missing["onnxruntime"] = str(error)
+    errors = {who: _error(_outputs(call()), exact) for who, call in calls.items()}
+    correct = errors["pysim"] <= LARGEST_ERROR
+    timed = interleave(calls, CpuClock(threads), min_seconds=min_seconds).samples if correct else {}
+    medians = {who: float(np.median(seconds)) for who, seconds in timed.items()}
+    layers = tuple(_layer(one) for one in model.profile(*feeds.values())) if correct else ()
+    return ModelComparison(
+        name, on.name, threads, correct, errors["pysim"], errors, model.plan.predicted_seconds, medians.pop("pysim", None),
+        len(timed.get("pysim", ())), medians, missing, model.plan.buffers.nbytes, layers,
+    )  # fmt: skip
+
+
+def widened(graph: Graph) -> Graph:
+    """The same network in float64."""
+    nodes = []
+    for node in graph.nodes:
+        problem = node.attributes.get("problem")
+        nodes.append(node if problem is None else node.having(problem=msgspec.structs.replace(problem, dtype="f64")))
+    tensors = {name: Tensor(one.shape, _wide(np.empty(0, one.dtype)).dtype) for name, one in graph.tensors.items()}
+    return graph._replace(nodes=tuple(nodes), tensors=tensors, constants={name: _wide(array) for name, array in graph.constants.items()})
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype == np.float32 else array
+
+
+def _inputs(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Normal random numbers, or zeros where an input is no floating-point number."""
+    rng = np.random.default_rng(_SEED)
+    return {name: rng.standard_normal(one.shape).astype(one.dtype) if one.dtype.kind == "f" else np.zeros(one.shape, one.dtype)
+            for name, one in tensors.items()}  # fmt: skip
+
+
+def _outputs(found: Any) -> list[Array]:
+    return list(found) if isinstance(found, tuple | list) else [found]
+
+
+def _error(found: list[Array], exact: list[Array]) -> float:
+    """Infinite where something is not a number that should be one."""
+    worst = 0.0
+    for one, right in zip(found, exact, strict=True):
+        scale = np.abs(right).max(initial=0.0) or 1.0
+        difference = np.abs(one.astype(np.float64) - right).max(initial=0.0) / scale
+        worst = max(worst, float(np.nan_to_num(difference, nan=np.inf)))
+    return worst
+
+
+def _with_logits(model: "onnx.ModelProto") -> "onnx.ModelProto":
+    import onnx
+
+    outputs = {value.name: value for value in model.graph.output}
+    for node in model.graph.node:
+        if node.op_type == "Softmax" and node.output[0] in outputs and node.input[0] not in outputs:
+            kind = outputs[node.output[0]].type.tensor_type.elem_type
+            model.graph.output.append(onnx.helper.make_tensor_value_info(node.input[0], kind, None))
+    return model
+
+
+def _layer(timed: Any) -> TimedLayer:
+    one = timed.layer
+    return TimedLayer(one.node.name, one.node.op, one.plan and one.plan.problem, one.fused, one.predicted_seconds, timed.seconds)
+
+
+def _onnxruntime(content: bytes, feeds: dict[str, Array], threads: int) -> Any:
+    """A call of ONNX Runtime on the model, all graph optimisations; MissingError where it is not here or refuses."""
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise MissingError(f"{error.name} is not installed: pip install onnxruntime") from None
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # each version has its own exceptions
+        raise MissingError(f"ONNX Runtime {ort.__version__} refuses this model: {str(error).splitlines()[0]}") from None
+    return partial(session.run, None, feeds)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long PyTorch's own operators are expected to take, for the choice between them and a plan; nothing is timed.
+
+    seconds = max(FLOP / peak, bytes / bandwidth) / share + launch + passes (2 output bytes / bandwidth + launch)
+
+`passes` are the operators that a plan computes in its epilogue or folds, and that PyTorch runs one by one. `share` is what its convolutions
+reach of the roofline:
+
+    GPU  0.11: the 5th percentile of 118 FP32 convolutions of six networks at batch 32 and more (TF32 off) on an H200; the median is 0.35,
+         but batches of 1 and grouped convolutions lie below. PyTorch 2.11, benchmarks/data/conv-h200-f32.jsonl and -networks.jsonl
+    CPU  0.36: the median of 90 layers of four torchvision networks, batch 1, on one core of an AMD EPYC (Zen 5), from 0.15 to 0.73 (5th and
+         95th percentile), PyTorch 2.14
+
+So a plan is turned down where its kernel is not made for the problem: depthwise or a few channels a group, where no kernel knows these.
+
+Worked number: 118 GFLOP on an H200 that does 66.9 TFLOP/s are 1.76 ms at the roofline, and are expected to take 16 ms at most.
+"""
+
+import math
+
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
+from pysim.problem.dtypes import SIZES
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
+from pysim.registry.rows import kernels
+
+GPU_SHARE, CPU_SHARE = 0.11, 0.36
+
+
+def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0) -> float:
+    """Of one convolution or product and so many operators behind it."""
+    size, outputs = SIZES[problem.dtype], _outputs(problem)
+    moved = size * (_inputs(problem) + outputs)
+    if isinstance(on, Gpu):
+        peak = 2 * on.fma_per_cycle[problem.dtype].value * on.sms.value * on.frequency_hz.value
+        bandwidth, launch, share = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_SHARE
+    else:
+        peak, launch, share = 2 * _fma_per_cycle(problem.dtype, on) * on.clock_hz, 0.0, CPU_SHARE
+        bandwidth = on.memory.read_bytes_per_cycle.value * on.clock_hz
+    once = 2 * size * outputs / bandwidth + launch
+    return max(problem.flops / peak, moved / bandwidth) / share + launch + passes * once
+
+
+def _inputs(p: Workload) -> int:
+    """Elements of both operands."""
+    if isinstance(p, Gemm):
+        return p.m * p.k + p.k * p.n
+    return p.batch * p.channels * p.height * p.width + p.filters * p.channels // p.groups * p.kernel_h * p.kernel_w
+
+
+def _outputs(p: Workload) -> int:
+    return p.m * p.n if isinstance(p, Gemm) else p.batch * p.filters * p.windows
+
+
+def _fma_per_cycle(dtype: str, on: Machine) -> float:
+    """Multiply-adds of elements a cycle, by the widest kernel that the core can run."""
+    rates = [0.0]
+    for row in kernels():
+        unit = on.unit(row.target)
+        if row.dtype == dtype and unit is not None:
+            rates.append(row.lane_windows * row.lane_filters * unit.rate(dtype))
+    return max(rates) or math.nan

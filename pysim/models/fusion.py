@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes are computed together: constants are folded into weights, activations follow where their operands are still in registers.
+
+A node takes in the one behind it where it alone is read by that, and its result is no output of the graph:
+
+    Affine after Affine           scale = s1 s2, shift = t1 s2 + t2
+    Affine after Conv, Linear     w'[f]... = w[f]... s[f], bias' = bias s + t    (BatchNorm: s = gamma / sqrt(var + eps), t = beta - mean s)
+    BatchNorm after Conv, Linear  whose numbers may change: inputs (x, w, bias or "", gamma, beta, mean, var), attribute epsilon
+    Add after Conv, Linear        the other summand is its residual, input PARAMETERS, over which it may write: what made that is a Conv or
+                                  Linear, too, and nothing reads it later
+    an activation after any node that can have it in its epilogue
+
+Sums of constants are made in float64 and rounded once. What a node may have as an epilogue is the executor's to say (`able`).
+
+Worked number: gamma 2, var 3, eps 1, mean 5, beta 7 is the scale 1 and the shift 2.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pysim.models.graph import Array, Graph, Node, live
+
+Able = Callable[[Node, Any], bool]  # whether a node can have an activation in its epilogue, or take in a NORM or a RESIDUAL
+NORM, RESIDUAL = "norm", "residual"
+PARAMETERS = 7  # inputs of a Conv or Linear in front of its residual: x, w, bias, gamma, beta, mean, var; "" where it has none
+ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu"}  # operators without attributes -> activations as the native epilogues name them
+
+
+def norm_constants(gamma: Array, beta: Array, mean: Array, variance: Array, epsilon: float) -> tuple[Array, Array]:
+    """BatchNorm in inference as (scale, shift), in float64."""
+    scale = gamma.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
+    return scale, beta.astype(np.float64) - mean.astype(np.float64) * scale
+
+
+def fused(graph: Graph, able: Able) -> Graph:
+    """The graph with fewer nodes that computes the same."""
+    found = _Fusion(graph, able)
+    for at in range(len(graph.nodes)):
+        found.visit(at)
+    return found.result()
+
+
+class _Fusion:
+    """One walk in the graph's order; `stands_for` says which kept node makes a value now."""
+
+    def __init__(self, graph: Graph, able: Able) -> None:
+        self._graph, self._able, self._users = graph, able, graph.users()
+        self._nodes: list[Node | None] = list(graph.nodes)
+        self._constants, self._tensors = dict(graph.constants), graph.tensors
+        self._makers = graph.makers()
+
+    def visit(self, at: int) -> None:
+        node = self._graph.nodes[at]
+        if node.op == "Add":
+            self._residual(at, node)
+            return
+        before = self._before(node)
+        if before is None:
+            return
+        taking = self._nodes[before]
+        assert taking is not None
+        if node.op == "Affine":
+            self._affine(before, taking, at)
+        elif node.op == "BatchNormalization":
+            if "activation" not in taking.attributes and "epsilon" not in taking.attributes and self._able(taking, NORM):
+                inputs = (*_filled(taking.inputs, 3), *node.inputs[1:])
+                self._replace(before, taking._replace(inputs=inputs).having(epsilon=node.attributes["epsilon"]), at)
+        elif (activation := activation_of(node)) is not None and not taking.attributes.get("activation") and self._able(taking, activation):
+            self._replace(before, taking.having(activation=activation), at)
+
+    def _before(self, node: Node) -> int | None:
+        """The place of the node whose result this one alone reads, as its first input."""
+        name = node.inputs[0] if node.inputs else ""
+        at = self._makers.get(name)
+        return at if at is not None and len(self._users[name]) == 1 and self._nodes[at] is not None else None
+
+    def _replace(self, before: int, node: Node, at: int) -> None:
+        """The node at `before` computes what the one at `at` did, too."""
+        gone = self._graph.nodes[at]
+        self._nodes[before] = node._replace(outputs=gone.outputs, absorbed=(*node.absorbed, gone.name))
+        self._nodes[at] = None
+        self._makers[gone.output] = before
+
+    def _affine(self, before: int, taking: Node, at: int) -> None:
+        later = self._graph.nodes[at]
+        if taking.op not in ("Affine", "Conv", "Linear") or taking.attributes.get("activation"):
+            return
+        if not all(name in self._constants for name in (*taking.inputs[1:], *later.inputs[1:])):
+            return
+        scale, shift = (self._constants[name].astype(np.float64) for name in later.inputs[1:])
+        weights, *rest = (self._constants[name] for name in taking.inputs[1:])
+        if taking.op == "Linear" and len(self._tensors[taking.output].shape) != 2:
+            return  # the channels of an Affine are not its columns
+        old = rest[0].astype(np.float64) if rest else np.zeros_like(shift)
+        along = scale.reshape(-1, *[1] * (weights.ndim - 1))
+        made = ((weights.astype(np.float64) * along).astype(weights.dtype), (old * scale + shift).astype(weights.dtype))
+        names = tuple(f"{later.output}:{what}" for what in ("scale" if taking.op == "Affine" else "weights", "shift"))
+        self._constants.update(zip(names, made, strict=True))
+        self._replace(before, taking._replace(inputs=(taking.inputs[0], *names)), at)
+
+    def _residual(self, at: int, node: Node) -> None:
+        """Of two summands the one that is made later adds the other."""
+        places = [self._makers.get(name, -1) for name in node.inputs]
+        if len(places) != 2 or min(places) < 0 or places[0] == places[1]:
+            return
+        before, name, other = max(places), *(node.inputs if places[1] < places[0] else node.inputs[::-1])
+        taking, made = self._nodes[before], self._nodes[min(places)]
+        kinds = ("Conv", "Linear")
+        if taking is None or made is None or taking.op not in kinds or made.op not in kinds or not self._able(taking, RESIDUAL):
+            return
+        earlier = [user for user in self._users[other] if user != at]
+        read_before = all(user < before and self._graph.nodes[user].op in kinds for user in earlier)
+        if len(self._users[name]) == 1 and read_before and not taking.attributes.get("activation") and len(taking.inputs) <= PARAMETERS:
+            self._replace(before, taking._replace(inputs=(*_filled(taking.inputs, PARAMETERS), other)), at)
+
+    def result(self) -> Graph:
+        kept = tuple(node for node in self._nodes if node is not None)
+        return live(self._graph._replace(nodes=kept, constants=self._constants))
+
+
+def _filled(inputs: tuple[str, ...], count: int) -> tuple[str, ...]:
+    return (*inputs, *[""] * (count - len(inputs)))
+
+
+def activation_of(node: Node) -> Any:
+    """The activation that a node is, or None: a name, or ("clamp", low, high)."""
+    if node.op == "Clip" and len(node.inputs) == 1:
+        return ("clamp", node.attributes["min"], node.attributes["max"])
+    return ACTIVATIONS.get(node.op)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network as a value: nodes in an order in which they can run, values by name, constants as arrays.
+
+Operators have ONNX's names and meanings (https://onnx.ai/onnx/operators/), whatever framework a graph is from, but for three that every
+front end writes in one form, so that fusion and execution know one form only:
+
+    Conv    (x, w[, bias])       attributes: problem (a `Conv`), activation
+    Linear  (x, w[, bias])       y[m][n] = x[m][k] w[n][k] + bias[n], where x is seen as a matrix of rows; attributes: activation
+    Affine  (x, scale, shift)    y[n][c]... = x[n][c]... scale[c] + shift[c]; attributes: activation
+    View    (x)                  the same elements in the same order under another shape
+
+What stands behind a constant's name never changes; a front end whose weights may change leaves them out of `constants`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Tensor(NamedTuple):
+    """What is known of a value before anything runs."""
+
+    shape: tuple[int, ...]
+    dtype: "np.dtype[Any]"
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class Node(NamedTuple):
+    """An operator; an optional input that is left out is "". `absorbed` names the nodes that were fused into this one."""
+
+    op: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = {}
+    absorbed: tuple[str, ...] = ()
+
+    @property
+    def output(self) -> str:
+        return self.outputs[0]
+
+    def having(self, **attributes: Any) -> "Node":
+        return self._replace(attributes={**self.attributes, **attributes})
+
+
+class Graph(NamedTuple):
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: Mapping[str, Tensor] = {}
+    constants: Mapping[str, Array] = {}
+
+    def users(self) -> dict[str, list[int]]:
+        """Of each value the places of the nodes that read it, once for every time they do; an output of the graph is read at the end."""
+        found: dict[str, list[int]] = {}
+        for at, node in enumerate(self.nodes):
+            for name in node.inputs:
+                found.setdefault(name, []).append(at)
+        for name in self.outputs:
+            found.setdefault(name, []).append(len(self.nodes))
+        return found
+
+    def makers(self) -> dict[str, int]:
+        """Of each value the place of the node that makes it."""
+        return {name: at for at, node in enumerate(self.nodes) for name in node.outputs if name}
+
+
+Evaluate = Callable[[Node, Sequence[Array]], Sequence[Array]]
+
+
+def folded(graph: Graph, evaluate: Evaluate) -> Graph:
+    """Nodes whose inputs are all constants are computed now; `evaluate` does it."""
+    constants, nodes = dict(graph.constants), []
+    for node in graph.nodes:
+        if all(name in constants or not name for name in node.inputs):
+            made = evaluate(node, [constants[name] for name in node.inputs if name])
+            constants.update(zip(node.outputs, map(np.asarray, made), strict=False))
+        else:
+            nodes.append(node)
+    return graph._replace(nodes=tuple(nodes), constants=constants)
+
+
+def live(graph: Graph) -> Graph:
+    """Without nodes whose results nobody reads, and without the constants of such nodes."""
+    wanted, kept = set(graph.outputs), []
+    for node in reversed(graph.nodes):
+        if wanted & set(node.outputs):
+            wanted |= set(node.inputs)
+            kept.append(node)
+    constants = {name: array for name, array in graph.constants.items() if name in wanted}
+    return graph._replace(nodes=tuple(reversed(kept)), constants=constants)
+
+
+def renamed(nodes: Iterable[Node], names: Mapping[str, str]) -> tuple[Node, ...]:
+    """Nodes that read other values: names[x] instead of x."""
+    return tuple(node._replace(inputs=tuple(names.get(name, name) for name in node.inputs)) for node in nodes)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network that is ready to run on a CPU: weights prepared once, a place for every value, one call a layer.
+
+What calls differ by is the arrays that they are given and a `_Run`: an arena with views of it and the calls that work on them. A call
+borrows a run, so any number of threads may call one model at once; as many runs are kept as were in use together.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pysim.errors import OperandError, printable
+from pysim.machine.cpu import Machine
+from pysim.models import operators
+from pysim.models.buffers import Buffers, planned
+from pysim.models.fusion import fused
+from pysim.models.graph import Array, Graph, Node, Tensor
+from pysim.models.plan import Layer, ModelPlan, layers_of
+from pysim.problem.conv import Conv
+from pysim.record.accuracy import Accuracy
+from pysim.record.plan import on_cpu
+from pysim.runtime import cpu
+from pysim.runtime.cpu_launch import Prepared
+
+Step = Callable[[], object]
+
+
+def _able(node: Node, epilogue: Any) -> bool:
+    """ReLU, in the native epilogue of convolutions and in the last pass of NumPy's operators."""
+    return epilogue == "relu" and (node.op in ("Conv", "Linear") or node.op in operators.ACTIVATED)
+
+
+class Timed(NamedTuple):
+    """A layer and the median seconds of its calls."""
+
+    layer: Layer
+    seconds: float
+
+
+class Model:
+    """y = model(x): arrays in the order of `inputs`, or by their names; the result is an array, or a tuple where there are several."""
+
+    def __init__(
+        self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL, accuracy: Accuracy = "standard"
+    ) -> None:
+        graph = self._graph = fused(graph, _able)
+        self.threads = threads
+        self.plan = ModelPlan(layers_of(graph, on, accuracy), planned(graph, lambda node: node.op in operators.IN_PLACE), on.name)
+        self._natives = [self._prepared(layer, executor) for layer in self.plan.layers]
+        native = {name for layer in self.plan.layers if layer.plan for name in layer.node.inputs[1:]}
+        elsewhere = {name for layer in self.plan.layers if not layer.plan for name in layer.node.inputs} | set(graph.outputs)
+        kept = {name: array for name, array in graph.constants.items() if name not in native - elsewhere}
+        self._graph = graph._replace(constants=kept)  # weights are packed, and needed no more as they were
+        self._idle: list[_Run] = []
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        return {name: self._graph.tensors[name] for name in self._graph.inputs}
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        return {name: self._graph.tensors[name] for name in self._graph.outputs}
+
+    def _prepared(self, layer: Layer, executor: cpu.Executor) -> Prepared | None:
+        if layer.plan is None:
+            return None
+        w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:] if name)
+        weights = np.ascontiguousarray(w).reshape(w.shape if w.ndim == 4 else (*w.shape, 1, 1))
+        bias, problem = (rest[0] if rest else None), layer.plan.workload
+        assert isinstance(problem, Conv)
+        activation = layer.node.attributes.get("activation")
+        return Prepared(problem, weights, on_cpu(layer.plan)[0], bias, activation, self.threads, executor)
+
+    def __call__(self, *arrays: Any, **named: Any) -> Any:
+        given = self._given(arrays, named)
+        run = self._taken()
+        try:
+            run.take(given)
+            for step in run.steps:
+                step()
+            results = [np.array(run.values[name]) for name in self._graph.outputs]
+        finally:
+            self._idle.append(run)
+        first = next(iter((*arrays, *named.values())), None)
+        alike = [cpu.like(first, y) for y in results]
+        return alike[0] if len(alike) == 1 else tuple(alike)
+
+    def profile(self, *arrays: Any, calls: int = 5, **named: Any) -> list[Timed]:
+        """Where the time goes: median seconds of each layer over so many calls, clocks included, after one that is not counted."""
+        given, run = self._given(arrays, named), self._taken()
+        run.take(given)
+        spent = np.empty((calls + 1, len(run.steps)))
+        for row in spent:
+            for at, step in enumerate(run.steps):
+                start = time.perf_counter()
+                step()
+                row[at] = time.perf_counter() - start
+        self._idle.append(run)
+        return [Timed(layer, float(seconds)) for layer, seconds in zip(self.plan.layers, np.median(spent[1:], axis=0), strict=True)]
+
+    def _taken(self) -> "_Run":
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Run(self._graph, self.plan.buffers, self._natives)
+
+    def _given(self, arrays: Sequence[Any], named: dict[str, Any]) -> dict[str, Array]:
+        """The inputs by name, dense; OperandError says what does not fit."""
+        names = self._graph.inputs
+        if len(arrays) > len(names):
+            raise OperandError(f"the model takes {len(names)} arrays ({', '.join(map(printable, names))}), not {len(arrays)}")
+        given = dict(zip(names, arrays, strict=False))
+        for name, x in named.items():
+            if name not in names or name in given:
+                listed = ", ".join(map(printable, names))
+                raise OperandError(f'no input that is still open is called "{printable(name)}"; there are: {listed}')
+            given[name] = x
+        if missing := [printable(name) for name in names if name not in given]:
+            raise OperandError(f"the model's inputs {', '.join(missing)} are not given")
+        return {name: _dense(given[name], name, self._graph.tensors[name]) for name in names}
+
+
+def _dense(x: Any, name: str, tensor: Tensor) -> Array:
+    array = cpu.as_numpy(x, name)
+    if array.shape != tensor.shape or array.dtype != tensor.dtype:
+        have = f"{array.dtype} of shape {array.shape}"
+        raise OperandError(f'the input "{printable(name)}" is {have}; the model takes {tensor.dtype} of shape {tensor.shape}')
+    return np.ascontiguousarray(array)
+
+
+class _Run:
+    """Values in an arena, and the steps that compute one from the other. What reads the caller's arrays finds them by `values`."""
+
+    def __init__(self, graph: Graph, buffers: Buffers, natives: Sequence[Prepared | None]) -> None:
+        self._arena = cpu.aligned(buffers.nbytes, np.uint8)
+        self.values: dict[str, Array] = dict(graph.constants)
+        for name, offset in buffers.offsets.items():
+            tensor = graph.tensors[name]
+            self.values[name] = np.ndarray(tensor.shape, tensor.dtype, self._arena, offset)
+        self.steps = [self._step(node, graph, native, buffers) for node, native in zip(graph.nodes, natives, strict=True)]
+
+    def take(self, given: dict[str, Array]) -> None:
+        self.values.update(given)
+
+    def _step(self, node: Node, graph: Graph, native: Prepared | None, buffers: Buffers) -> Step:
+        values, names = self.values, [name for name in node.inputs if name]
+        if native is not None:
+            return (_convolution if node.op == "Conv" else _product)(native, values, names[0], values[node.output])
+        if node.op == "View":
+            return self._view(node, graph, buffers)
+        if "reference" in node.attributes:
+            run, outs = operators.by_reference(node.attributes["reference"], names), [values[name] for name in node.outputs if name]
+            return lambda: run(outs, [values[name] for name in names])
+        operator, out, attributes = operators.OPERATORS[node.op], values[node.output], node.attributes
+        return lambda: operator(out, [values[name] for name in names], attributes)
+
+    def _view(self, node: Node, graph: Graph, buffers: Buffers) -> Step:
+        """Nothing to do for a value of the arena; what the caller gave is seen under another shape in each call."""
+        values, (name,), shape = self.values, node.inputs[:1], graph.tensors[node.output].shape
+        if node.output in buffers.offsets:
+            return lambda: None
+
+        def view() -> None:
+            values[node.output] = values[name].reshape(shape)
+
+        return view
+
+
+def _convolution(prepared: Prepared, values: dict[str, Array], x: str, out: Array) -> Step:
+    return lambda: prepared(values[x], out)
+
+
+def _product(prepared: Prepared, values: dict[str, Array], x: str, out: Array) -> Step:
+    """Rows of x are the windows of one image: as they lie where there is one row, else through two transposed copies."""
+    problem: Any = prepared.workload
+    rows, channels, filters = problem.width, problem.channels, problem.filters
+    if rows == 1:
+        result = out.reshape(1, filters, 1, 1)
+        return lambda: prepared(values[x].reshape(1, channels, 1, 1), result)
+    image, result = cpu.aligned((1, channels, 1, rows), out.dtype), cpu.aligned((1, filters, 1, rows), out.dtype)
+
+    def product() -> None:
+        image[0, :, 0] = values[x].reshape(rows, channels).T
+        prepared(image, result)
+        out.reshape(rows, filters)[...] = result[0, :, 0].T
+
+    return product

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A convolution or product of a PyTorch model with what was fused into it, as a module: y = act(norm(conv(x, w) + bias) + residual).
+
+    w' = w s, bias' = (bias - mean) s + beta    with s = gamma / sqrt(var + eps), in float64, rounded once
+
+Weights are tensors that may change. They are folded (and packed, on a CPU) when first needed, and anew when one of them is another tensor,
+lies elsewhere or was written to, which PyTorch counts. PyTorch's own operators compute the same where gradients flow, under autocast, where
+no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from pysim import planner
+from pysim.calibration import host
+from pysim.errors import PysimError
+from pysim.models.expected import pytorch_seconds
+from pysim.models.torch_gpu import GpuLaunch
+from pysim.once import Recent
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
+from pysim.record.accuracy import Accuracy
+from pysim.record.plan import Layout, Plan, on_cpu
+from pysim.runtime import cpu
+from pysim.runtime.cpu_launch import Prepared
+
+_DTYPES = {torch.float32: "f32", torch.float64: "f64"}
+_KEPT = 16  # shapes of inputs that one layer keeps packed weights for
+
+
+class Geometry(NamedTuple):
+    """How a convolution goes over its input, as PyTorch's functional form has it; a product is the 1x1 case."""
+
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+
+class Decision(NamedTuple):
+    """Who computes a layer for inputs of one kind, and why; seconds as predicted for the plan and expected of PyTorch."""
+
+    layer: str
+    problem: str
+    runs: str  # "pysim" or "torch"
+    reason: str
+    predicted_seconds: float | None = None
+    torch_seconds: float | None = None
+
+
+class _Native(NamedTuple):
+    """What calls on inputs of one kind have in common; `plan` is None where PyTorch's operator stays."""
+
+    decision: Decision
+    plan: Plan | None
+
+
+class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """`kind` is "Conv" or "Linear", `epsilon` that of a BatchNorm behind it, `activation` None, a name or ("clamp", low, high). `accuracy`
+    is what plans are asked for."""
+
+    accuracy: Accuracy = "strict"
+
+    def __init__(self, name: str, kind: str, geometry: Geometry, activation: Any, epsilon: float | None, adds: bool = False) -> None:
+        super().__init__()
+        self.name, self.kind, self.geometry, self.activation, self.epsilon = name, kind, geometry, activation, epsilon
+        self._passes = (epsilon is not None) + (activation is not None) + adds
+        self._natives: Recent[_Native] = Recent(_KEPT)
+        self._launches: Recent[GpuLaunch] = Recent(_KEPT)
+        self._weights: Recent[tuple[Any, Any]] = Recent(_KEPT)  # (what they were made of, what was made)
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return [native.decision for native in self._natives.values()]
+
+    def forward(
+        self, x: Any, w: Any, bias: Any = None, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None, residual: Any = None
+    ) -> Any:
+        """The residual may be written over: nobody reads it later."""
+        parameters = (w, bias, gamma, beta, mean, var)
+        if self._stays(x, (*parameters, residual)):
+            return self.own(x, *parameters, residual)
+        key = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, _tf32(self.kind) if x.is_cuda else False)
+        native = self._natives.get(key) or self._natives.put(key, self._decided(x, w))
+        if native.plan is None:
+            return self.own(x, *parameters, residual)
+        try:
+            return (self._on_gpu if x.is_cuda else self._on_cpu)(native, key, x, parameters, residual)
+        except (PysimError, torch.OutOfMemoryError) as error:  # before anything was written
+            self._natives.put(key, self._stay(str(error), native.plan.workload, native.plan.seconds))
+            return self.own(x, *parameters, residual)
+
+    def _stays(self, x: Any, others: tuple[Any, ...]) -> bool:
+        """Whether more than numbers is wanted: a gradient, autocast's types, or what traces or transforms this call."""
+        given = [x, *(one for one in others if one is not None)]
+        if torch.is_grad_enabled() and any(one.requires_grad for one in given):
+            return True
+        plain = all(type(one) in (torch.Tensor, torch.nn.Parameter) for one in given)
+        return not plain or torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling()
+
+    def own(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
+        """By PyTorch's operators, one after the other."""
+        y = functional.linear(x, w, bias) if self.kind == "Linear" else functional.conv2d(x, w, bias, *self.geometry)
+        if self.epsilon is not None:
+            y = functional.batch_norm(y, mean, var, gamma, beta, False, 0.0, self.epsilon)
+        return _activated(y if residual is None else y + residual, self.activation)
+
+    # Which
+
+    def _decided(self, x: Any, w: Any) -> _Native:
+        problem = None
+        try:
+            problem = self._problem(x, w)
+            if problem is None:
+                return self._stay(f"x is {x.dtype} of shape {tuple(x.shape)}, which no kernel takes here", None)
+            if x.is_cuda and _tf32(self.kind):
+                return self._stay("TF32 is allowed, and PyTorch's kernels use it; torch.backends says so", problem)
+            on = host.gpu_here() if x.is_cuda else host.runnable("host")
+            plan = planner.plan(problem, on, layout=_layout(x), accuracy=self.accuracy)
+        except PysimError as error:
+            return self._stay(str(error), problem)
+        expected = pytorch_seconds(problem, on, self._passes)
+        if plan.seconds is not None and plan.seconds > expected:
+            return self._stay("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
+        return _Native(Decision(self.name, problem.text, "pysim", plan.name, plan.seconds, expected), plan)
+
+    def _stay(self, reason: str, problem: Workload | None, *seconds: float | None) -> _Native:
+        return _Native(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
+
+    def _problem(self, x: Any, w: Any) -> Workload | None:
+        """What is computed, or None for what no kernel takes. On a CPU a product is the 1x1 convolution that it is, with rows of x as
+        windows of one image: that has its weights packed once."""
+        if x.dtype not in _DTYPES or w.dtype != x.dtype or x.device != w.device or x.device.type not in ("cpu", "cuda") or not x.numel():
+            return None
+        dtype = _DTYPES[x.dtype]
+        if self.kind == "Linear":
+            rows = x.numel() // x.shape[-1]
+            if x.is_cuda:
+                return Gemm(m=rows, n=w.shape[0], k=w.shape[1], trans_b=True, dtype=dtype)
+            return Conv(channels=w.shape[1], height=1, width=rows, filters=w.shape[0], kernel_h=1, kernel_w=1, dtype=dtype)
+        if x.dim() != 4:
+            return None
+        (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), groups = self.geometry
+        return Conv(
+            batch=x.shape[0], channels=x.shape[1], height=x.shape[2], width=x.shape[3], filters=w.shape[0], kernel_h=w.shape[2],
+            kernel_w=w.shape[3], stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w, pad_top=pad_h,
+            pad_left=pad_w, pad_bottom=pad_h, pad_right=pad_w, groups=groups, dtype=dtype,
+        )  # fmt: skip
+
+    # How
+
+    def _on_cpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
+        plan = native.plan
+        assert plan is not None and isinstance(plan.workload, Conv)
+        problem = plan.workload
+        activation = self.activation if residual is None and self.activation in cpu.ACTIVATIONS else None
+
+        def make() -> Prepared:
+            w, bias = self._folded(parameters)
+            schedule, on = on_cpu(plan)
+            filters = w.reshape(*w.shape[:2], *w.shape[2:] or (1, 1)).contiguous().numpy()
+            addend = None if bias is None else bias.numpy()
+            return Prepared(problem, filters, schedule, addend, activation, torch.get_num_threads(), host.executor(on))
+
+        prepared = self._current((key, torch.get_num_threads()), parameters, make)
+        image = x.detach().reshape(-1, problem.channels).t().contiguous() if self.kind == "Linear" else x.detach().contiguous()
+        y = torch.empty((problem.batch, problem.filters, problem.out_h, problem.out_w), dtype=x.dtype)
+        shape = (problem.batch, problem.channels, problem.height, problem.width)
+        prepared(image.reshape(shape).numpy(), y.numpy())
+        if self.kind == "Linear":
+            y = y.reshape(problem.filters, -1).t().contiguous().reshape(*x.shape[:-1], problem.filters)
+        if residual is not None:
+            y = y + residual
+        return y if activation == self.activation else _activated(y, self.activation)
+
+    def _on_gpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
+        plan, layout = native.plan, _layout(x)
+        assert plan is not None
+
+        def make() -> tuple[Any, Any]:
+            w, bias = self._folded(parameters)
+            form = torch.channels_last if layout == "nhwc" and w.dim() == 4 else torch.contiguous_format
+            return w.contiguous(memory_format=form), bias
+
+        w, bias = self._current((layout, x.device), parameters, make)
+        launch = self._launches.get(key) or self._launches.put(key, GpuLaunch(plan, self.activation))
+        image = x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()
+        image = image if layout == "nhwc" else image.contiguous()
+        shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
+        if residual is None:
+            return launch(image, w, bias).reshape(shape)
+        if tuple(residual.shape) == shape:
+            over = residual.view(launch.shape) if self.kind == "Linear" and residual.is_contiguous() else residual
+            if launch.takes(over, x):
+                return launch(image, w, bias, over).view(shape)
+        return _activated(GpuLaunch(plan, None)(image, w, bias).reshape(shape) + residual, self.activation)
+
+    def _current(self, key: Any, parameters: tuple[Any, ...], make: Any) -> Any:
+        """What was made of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
+        state = [(one, one.data_ptr(), one._version) for one in parameters if one is not None and not one.is_inference()]
+        known = len(state) == sum(one is not None for one in parameters)  # writes to tensors of inference mode are not counted
+        found = self._weights.get(key) if known else None
+        if found and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(found[0], state, strict=True)):
+            return found[1]
+        with torch.no_grad():
+            return self._weights.put(key, (state, make()))[1]
+
+    def _folded(self, parameters: tuple[Any, ...]) -> tuple[Any, Any]:
+        """(w', bias') detached from the parameters."""
+        given: list[Any] = [None if one is None else one.detach() for one in parameters]
+        w, bias, gamma, beta, mean, var = given
+        if self.epsilon is None:
+            return w, bias  # packing copies them on a CPU, and a GPU reads them where they lie
+        scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
+        shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else beta.double())
+        return (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype), shift.to(w.dtype)
+
+
+def _activated(y: Any, activation: Any) -> Any:
+    if activation is None:
+        return y
+    if activation == "relu":
+        return torch.relu(y)
+    return functional.gelu(y) if activation == "gelu" else functional.hardtanh(y, *activation[1:])
+
+
+def _layout(x: Any) -> Layout:
+    last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return "nhwc" if last and x.is_cuda else "nchw"
+
+
+def _tf32(kind: str) -> bool:
+    """Whether PyTorch may multiply float32 as TF32 on a GPU, as the program has set it."""
+    return bool(torch.backends.cuda.matmul.allow_tf32 if kind == "Linear" else torch.backends.cudnn.allow_tf32)

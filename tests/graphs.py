@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random ONNX networks for tests: convolutions of all kinds, what is fused into them, fan-out, dead ends, shared weights, many outputs."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+
+class Builder:
+    """Adds nodes to a graph; `shapes` has the shape of every value made so far."""
+
+    def __init__(self, seed: int, batch: int = 1, dtype: type = np.float32) -> None:
+        self.rng, self.dtype = np.random.default_rng(seed), dtype
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.weights: list[str] = []
+        self.shapes: dict[str, tuple[int, ...]] = {"x": (batch, self.whole(1, 8), self.whole(5, 14), self.whole(5, 14))}
+
+    def whole(self, low: int, high: int) -> int:
+        return int(self.rng.integers(low, high + 1))
+
+    def chance(self, share: float = 0.5) -> bool:
+        return bool(self.rng.random() < share)
+
+    def constant(self, array: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array, self.dtype), name))
+        return name
+
+    def add(self, op: str, inputs: list[str], shape: tuple[int, ...], **attributes: Any) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [name], name=f"{op}_{name}", **attributes))
+        self.shapes[name] = shape
+        return name
+
+    def model(self, outputs: list[str], opset: int = 17) -> onnx.ModelProto:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
+        ends = [helper.make_tensor_value_info(name, kind, self.shapes[name]) for name in ("x", *outputs)]
+        graph = helper.make_graph(self.nodes, "random", ends[:1], ends[1:], self.constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+    # operators on images
+
+    def conv(self, x: str) -> str:
+        n, c, h, w = self.shapes[x]
+        groups = int(self.rng.choice([g for g in (1, 1, 2, c) if c % g == 0]))
+        filters, (kh, kw), (sh, sw) = groups * self.whole(1, 6), self.rng.integers(1, 4, 2).tolist(), self.rng.integers(1, 3, 2).tolist()
+        dh, dw = (2 if self.chance(0.2) and 2 * (k - 1) < s else 1 for k, s in ((kh, h), (kw, w)))
+        pads = self.rng.integers(0, 2, 4).tolist()
+        axes = ((h, pads[0], pads[2], dh, kh, sh), (w, pads[1], pads[3], dw, kw, sw))
+        outs = [(size + a + b - d * (k - 1) - 1) // t + 1 for size, a, b, d, k, t in axes]
+        if min(outs) < 1:
+            return x
+        shape = (filters, c // groups, kh, kw)
+        known = [name for name in self.weights if self.shapes[name] == shape]
+        weights = known[0] if known else self.constant(self.rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:])))
+        if not known:
+            self.weights.append(weights)
+            self.shapes[weights] = shape
+        inputs = [x, weights] + [self.constant(self.rng.standard_normal(filters))] * self.chance()
+        how = {"kernel_shape": [kh, kw], "strides": [sh, sw], "dilations": [dh, dw], "pads": pads, "group": groups}
+        return self.add("Conv", inputs, (n, filters, *outs), **how)
+
+    def norm(self, x: str) -> str:
+        c = self.shapes[x][1]
+        numbers = [self.rng.standard_normal(c), self.rng.standard_normal(c), self.rng.standard_normal(c), self.rng.uniform(0.5, 2, c)]
+        return self.add("BatchNormalization", [x, *map(self.constant, numbers)], self.shapes[x], epsilon=1e-3)
+
+    def scaled(self, x: str) -> str:
+        number = self.rng.standard_normal((self.shapes[x][1], 1, 1)[-3 if self.chance(0.8) else 2 :])
+        operands = [x, self.constant(number)]
+        return self.add("Mul" if self.chance() else "Add", operands[:: 1 if self.chance() else -1], self.shapes[x])
+
+    def activated(self, x: str) -> str:
+        if self.chance(0.6):
+            return self.add("Relu", [x], self.shapes[x])
+        if self.chance():
+            return self.add("Clip", [x, self.constant(np.array(-0.5)), self.constant(np.array(0.7))], self.shapes[x])
+        return self.add(str(self.rng.choice(["Sigmoid", "Tanh", "HardSwish", "Identity"])), [x], self.shapes[x])
+
+    def pool(self, x: str) -> str:
+        n, c, h, w = self.shapes[x]
+        if min(h, w) < 4:
+            return x
+        how: dict[str, Any] = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1], "ceil_mode": int(self.chance())}
+        if self.chance():
+            how["count_include_pad"] = int(self.chance())
+            op = "AveragePool"
+        else:
+            op = "MaxPool"
+        rows = (h + 2 - 3 + (1 if how["ceil_mode"] else 0)) // 2 + 1
+        if how["ceil_mode"] and (rows - 1) * 2 >= h + 1:
+            rows -= 1
+        return self.add(op, [x], (n, c, rows, w), **how)
+
+    def joined(self, x: str) -> str:
+        """With others of the same rows and columns, along the channels."""
+        shape = self.shapes[x]
+        others = [name for name, other in self.shapes.items() if len(other) == 4 and name[0] in "vx" and other[2:] == shape[2:]]
+        parts = [x, *self.rng.choice(others, self.whole(1, 2)).tolist()]
+        return self.add("Concat", parts, (shape[0], sum(self.shapes[part][1] for part in parts), *shape[2:]), axis=1)
+
+    def added(self, x: str) -> str:
+        others = [name for name, other in self.shapes.items() if other == self.shapes[x] and name[0] in "vx"]
+        return self.add(str(self.rng.choice(["Add", "Sum", "Mul", "Sub"])), [x, str(self.rng.choice(others))], self.shapes[x])
+
+    def turned(self, x: str) -> str:
+        n, c, h, w = self.shapes[x]
+        return self.add("Transpose", [x], (n, c, w, h), perm=[0, 1, 3, 2])
+
+
+def random_model(seed: int, batch: int = 1, dtype: type = np.float32) -> onnx.ModelProto:
+    """About a dozen operators on images, then, as a rule, a classifier."""
+    b = Builder(seed, batch, dtype)
+    steps = [b.conv, b.conv, b.conv, b.norm, b.norm, b.activated, b.activated, b.scaled, b.pool, b.joined, b.added, b.turned]
+    x = "x"
+    for _ in range(b.whole(3, 14)):
+        if b.chance(0.15):
+            x = str(b.rng.choice([name for name, shape in b.shapes.items() if len(shape) == 4 and name[0] in "vx"]))
+        x = steps[b.whole(0, len(steps) - 1)](x)
+    if x == "x":
+        x = b.norm(x)
+    outputs = [x]
+    if b.chance(0.3):
+        outputs.append(str(b.rng.choice([name for name in b.shapes if name[0] == "v"])))
+    if b.chance(0.7):
+        outputs[0] = _classified(b, x)
+    return b.model(list(dict.fromkeys(outputs)))
+
+
+def _classified(b: Builder, x: str) -> str:
+    n, c, *_ = b.shapes[x]
+    x = b.add("GlobalAveragePool", [x], (n, c, 1, 1))
+    x = b.add("Flatten", [x], (n, c))
+    m = b.whole(1, 9)
+    if b.chance():
+        x = b.add("Gemm", [x, b.constant(b.rng.standard_normal((m, c))), b.constant(b.rng.standard_normal(m))], (n, m), transB=1, alpha=0.5)
+    else:
+        x = b.add("MatMul", [x, b.constant(b.rng.standard_normal((c, m)))], (n, m))
+    x = b.add("Relu", [x], (n, m)) if b.chance() else x
+    return b.add("Softmax", [x], (n, m), axis=1) if b.chance() else x

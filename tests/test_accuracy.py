@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What algorithms state of their error, held to what was measured; plans that are as accurate as was asked for, and why others are not."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import pysim
+from pysim import planner
+from pysim.algorithms import accuracy, algorithm_named
+from pysim.algorithms.contract import SUMS, Bound
+from pysim.cachemodel.cpu import nested
+from pysim.check.reference import reference
+from pysim.errors import OperandError, PlanError
+from pysim.machine.load import load_any
+from pysim.planner.accurate import Accurate
+from pysim.problem.text import parse
+from pysim.record.accuracy import ACCURACIES
+from pysim.record.plan import Plan
+from tests.command_line import document, ok
+
+DATA = Path(__file__).parent.parent / "benchmarks" / "data"
+LINES = [json.loads(line) for file in sorted(DATA.glob("accuracy-*.jsonl")) for line in file.read_text().splitlines()]
+CONV, SMALL = "conv:mb8ic64ih28oc64kh3ph1", "conv:mb1ic8ih9oc8kh3ph1"
+STRIDED = "conv:mb8ic64ih28oc64kh3sh2ph1"  # which nothing transforms
+H200, ZEN4 = load_any("h200"), load_any("zen4")
+
+
+def kernels(text: str, **asked) -> dict[str, Plan]:
+    """The best plan of each kernel."""
+    first: dict[str, Plan] = {}
+    for plan in planner.plans(text, H200, top=100_000, **asked):
+        first.setdefault(plan.kernel, plan)
+    return first
+
+
+# What is stated
+
+
+@pytest.mark.parametrize("machine", sorted({line["machine"] for line in LINES}))
+def test_no_kernel_is_less_accurate_than_its_algorithm_states(machine: str) -> None:
+    ours = [line for line in LINES if line["machine"] == machine and line["stated"] is not None]
+    on = ZEN4 if machine == "host" else H200
+    stated: dict[tuple[str, str], float] = {}
+    for line in ours:
+        key = line["problem"], line["kernel"]
+        if key not in stated:
+            problem, kernel = parse(line["problem"]), SimpleNamespace(kernel=line["kernel"], decomposition="data_parallel", splits=1)
+            bound = algorithm_named(line["algorithm"], problem, on).tolerance(problem, kernel)
+            stated[key] = accuracy.stated(bound, problem, on)
+        assert line["error"] <= stated[key], line
+    assert len(ours) > 100
+
+
+def test_the_error_of_a_long_sum_is_that_of_numpys_in_single_precision():
+    """A direct sum, product by product: the stated error holds, and is not three times too large."""
+    draw, size = np.random.default_rng(3), accuracy.Size(40_000, 900)
+    a, b = draw.random((2, size.results, size.products), np.float32) * 2 - 1
+    sums = np.zeros(size.results, np.float32)
+    for k in range(size.products):
+        sums += a[:, k] * b[:, k]
+    want = np.einsum("nk,nk->n", a.astype(float), b.astype(float))
+    error = np.abs(sums - want).max() / np.sqrt(np.mean(want**2))
+    assert accuracy.walk(size, 2.0**-24) / 3 < error < accuracy.walk(size, 2.0**-24)
+
+
+def test_an_error_grows_with_the_products_and_the_results_and_narrow_types_are_worse():
+    def direct(text: str) -> float:
+        return accuracy.direct(parse(text), H200)
+
+    assert direct("gemm:100x100x400") == pytest.approx(2 * direct("gemm:100x100x100"))
+    assert direct("gemm:1000x1000x100") == pytest.approx(1.5 * direct("gemm:100x100x100"))
+    types = [direct(f"gemm:100x100x100:{dtype}") for dtype in ("s8", "f64", "f32", "tf32", "f16", "bf16")]
+    assert types == sorted(types) and types[0] == 0
+
+
+def test_what_states_nothing_is_taken_for_a_direct_sum_or_for_what_it_may_be_off():
+    problem = parse(CONV)
+    direct = accuracy.direct(problem, ZEN4)
+    assert accuracy.stated(SUMS, problem, ZEN4) == direct
+    assert accuracy.stated(Bound(4.0, 0.0, ""), problem, ZEN4) == 4 * direct
+    assert accuracy.stated(Bound(1.0, 1e-3, ""), problem, ZEN4) == 1e-3
+    assert accuracy.stated(Bound(1.0, 1e-3, "", error=1e-6), problem, ZEN4) == 1e-6
+    assert [Bound(1.0, 1e-3, "", finite).operands for finite in ("nothing", "filters", "operands")] == ["plain", "plain", "transformed"]
+
+
+# What is planned
+
+
+def test_strict_has_no_plan_above_a_direct_sums_error_and_ieee_none_of_transformed_operands():
+    problem = parse(CONV)
+    direct = accuracy.direct(problem, H200)
+    found = {level: kernels(CONV, accuracy=level) for level in ACCURACIES}
+    assert max(plan.error for plan in found["standard"].values()) > direct
+    assert max(plan.error for plan in found["strict"].values()) <= direct
+    for level, plans in found.items():
+        operands = {algorithm_named(one.algorithm, problem, H200).tolerance(problem, one.schedule).operands for one in plans.values()}
+        assert operands == ({"plain"} if level == "ieee" else {"plain", "transformed", "split"})
+        assert {(one.accuracy, one.to_dict()["accuracy"]) for one in plans.values()} == {(level, level)}
+    assert set(found["ieee"]) < set(found["strict"]) < set(found["standard"])
+    gone = set(found["standard"]) - set(found["strict"])
+    some = next(iter(found["strict"].values()))
+    why = {item.what: item for item in some.rejected if item.code == "accuracy"}
+    assert set(why) == gone and all("above a direct sum's" in item.reason for item in why.values())
+
+
+def test_a_strict_plan_is_the_best_of_those_that_are_so_accurate():
+    for text in (CONV, "conv:mb1ic16ih9oc5kh3"):
+        direct = accuracy.direct(parse(text), H200)
+        best = min((plan for plan in kernels(text).values() if plan.error <= direct), key=lambda plan: plan.cost.cycles)
+        chosen = planner.plan(text, H200, accuracy="strict")
+        assert (chosen.schedule, chosen.error) == (best.schedule, best.error)
+
+
+def test_an_error_limit_leaves_what_is_below_it_and_says_so_where_nothing_is():
+    errors = sorted({plan.error for plan in kernels(CONV).values()})
+    for limit in errors:
+        plan = planner.plan(CONV, H200, error_limit=limit)
+        assert plan.error <= limit == plan.to_dict()["error_limit"]
+    with pytest.raises(PlanError, match=r"nothing computes .*: its error of \d\.\de-\d+ is above the limit of 1\.0e-09"):
+        planner.plan(CONV, H200, error_limit=1e-9)
+    with pytest.raises(PlanError, match="is above the limit"):
+        planner.plan(CONV, ZEN4, error_limit=1e-9)
+
+
+@pytest.mark.parametrize("asked", [{}, {"accuracy": "strict"}, {"accuracy": "ieee"}, {"error_limit": 1e-3}])
+def test_on_a_cpu_where_all_are_direct_sums_the_plan_is_the_same(asked):
+    plain, plan = planner.plan(STRIDED, ZEN4), planner.plan(STRIDED, ZEN4, **asked)
+    assert (plan.schedule, plan.cost, plan.error) == (plain.schedule, plain.cost, accuracy.direct(parse(STRIDED), ZEN4))
+
+
+def test_an_algorithm_of_split_operands_is_left_out_by_what_it_says_not_by_its_name(monkeypatch):
+    """A module that says its operands are split, or its error large, is turned down; what it would cost is not looked at."""
+    from pysim.algorithms.cpu import im2col, sconv
+
+    best = planner.plan(STRIDED, ZEN4)
+    one, other = (sconv, im2col) if best.algorithm == "sconv" else (im2col, sconv)
+    for bound, asked in (
+        (SUMS._replace(multiplied="split"), {"accuracy": "ieee"}),
+        (SUMS._replace(error=1e-3), {"accuracy": "strict"}),
+        (SUMS._replace(error=1e-3), {"error_limit": 1e-4}),
+    ):
+        monkeypatch.setattr(one, "tolerance", lambda problem, schedule, bound=bound: bound)
+        plan = planner.plan(STRIDED, ZEN4, **asked)
+        assert plan.algorithm == other.NAME and {item.algorithm for item in plan.considered} == {other.NAME}
+        assert {item.code for item in plan.rejected if one.NAME in item.what} == {"accuracy"}
+        assert planner.plan(STRIDED, ZEN4).algorithm == one.NAME
+
+
+def test_kinds_that_are_not_accurate_enough_are_not_waited_for():
+    """Of an algorithm none of whose kernels is left, the planner does not go on asking for more."""
+    request = planner.plan.__globals__["_request"](CONV, ZEN4, "full", None, "hot", "nchw", "ieee", None)
+    algorithm = algorithm_named("sconv", parse(CONV), ZEN4)
+    (costs,) = nested.cost(ZEN4, [algorithm.candidates(request, None)])
+    split = SimpleNamespace(tolerance=lambda problem, schedule: SUMS._replace(multiplied="split"))
+    left = Accurate(request, split, costs)
+    assert not left.cycles.size and set(left.lost) == set(costs.kind) and np.isnan(left.bounds[np.unique(costs.kernel)]).all()
+
+
+# What is asked for
+
+
+def test_words_and_limits_that_are_none_are_answered_with_a_sentence():
+    with pytest.raises(PlanError, match='no accuracy is named "exact"'):
+        planner.plan(CONV, H200, accuracy="exact")
+    with pytest.raises(PlanError, match="error_limit is nan; it should be at least 0"):
+        planner.plan(CONV, H200, error_limit=float("nan"))
+    x, w = np.ones((1, 8, 9, 9), np.float32), np.ones((8, 8, 3, 3), np.float32)
+    with pytest.raises(PlanError, match=r"accuracy is \['strict'\]; right is one of standard, strict, ieee"):
+        pysim.conv2d(x, w, accuracy=["strict"])
+    with pytest.raises(OperandError, match="error_limit is 'low'; right is a number"):
+        pysim.conv2d(x, w, error_limit="low")
+
+
+def test_calls_are_as_accurate_as_they_ask_and_a_plan_brings_its_own():
+    pytest.importorskip("cffi")
+    try:
+        pysim.api.runtime.library()
+    except Exception as why:
+        pytest.skip(str(why))
+    draw = np.random.default_rng(1)
+    x, w = draw.random((1, 8, 9, 9), np.float32), draw.random((8, 8, 3, 3), np.float32)
+    want = reference(parse(SMALL), x.astype(float), w.astype(float))
+    for asked in ({}, {"accuracy": "strict"}, {"accuracy": "ieee"}, {"error_limit": 1e-3}):
+        for _ in range(2):
+            assert np.abs(pysim.conv2d(x, w, padding=1, **asked) - want).max() < 1e-4
+            assert np.abs(pysim.gemm(x[0, 0], x[0, 1], **asked) - x[0, 0] @ x[0, 1]).max() < 1e-4
+        assert np.abs(pysim.prepare(SMALL, w, **asked)(x) - want).max() < 1e-4
+    with pytest.raises(PlanError, match="is above the limit"):
+        pysim.conv2d(x, w, padding=1, error_limit=1e-12)
+    plan = pysim.plan(SMALL)
+    for call in (lambda **a: pysim.conv2d(x, w, padding=1, plan=plan, **a), lambda **a: pysim.prepare(SMALL, w, plan=plan, **a)):
+        call()
+        with pytest.raises(PlanError, match="accuracy and error_limit choose a plan, and this call brings one"):
+            call(accuracy="strict")
+
+
+def test_the_command_line_takes_both_and_shows_the_error_beside_the_time():
+    (plan,) = document("plan", CONV, "-m", "h200", "--accuracy", "strict")["plans"]
+    assert plan["accuracy"] == "strict" and 0 < plan["error"] <= accuracy.direct(parse(CONV), H200)
+    (plan,) = document("plan", CONV, "-m", "h200", "--error-limit", "1e-5")["plans"]
+    assert plan["error"] <= plan["error_limit"] == 1e-5
+    text = ok("plan", CONV, "-m", "h200")
+    assert "max error" in text.splitlines()[0] and f"{planner.plan(CONV, H200).error:.1e}" in text.splitlines()[1]

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole ONNX networks compute what ONNX Runtime computes, whatever was fused, joined or overwritten; what cannot run is named."""
+
+import json
+import subprocess
+import sys
+import threading
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import Builder, random_model
+
+import pysim
+from pysim.calibration import host
+from pysim.errors import OperandError, PlanError, ProblemError
+from pysim.frontends import onnx_graph, whole
+from pysim.models import operators
+from pysim.models.buffers import planned
+from pysim.models.fusion import fused, norm_constants
+from pysim.models.graph import Graph, Node, Tensor
+from pysim.models.model import Model, _able
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+FLOAT = np.dtype(np.float32)
+
+
+def model_of(proto, threads=1):
+    return Model(onnx_graph.graph_of(proto, "a model"), host.runnable("host"), threads)
+
+
+def given(proto, seed=0):
+    sizes = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    return np.random.default_rng(seed).standard_normal(sizes).astype(np.float32)
+
+
+def by_onnxruntime(content, x):
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+
+
+def several(y):
+    return y if isinstance(y, tuple) else (y,)
+
+
+def assert_close(found, wanted):
+    for y, right in zip(several(found), wanted, strict=True):
+        assert y.shape == right.shape and y.dtype == right.dtype
+        assert np.abs(y - right).max() <= 2e-5 * max(np.abs(right).max(), 1e-6)
+
+
+# Results
+
+
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_random_networks_equal_onnxruntime(first):
+    for seed in range(first, first + 20):
+        proto = random_model(seed, batch=1 + seed % 3)
+        content, x = proto.SerializeToString(), given(proto, seed)
+        before = x.copy()
+        model = model_of(proto)
+        wanted = by_onnxruntime(content, x)
+        assert_close(model(x), wanted)
+        assert_close(model(x), wanted)  # what a first call left behind does not matter
+        assert (x == before).all()
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "inception_v2", "resnet50"])
+def test_a_light_model_with_random_weights_is_as_near_to_float64_as_onnxruntime(name):
+    found = whole.compare(LIGHT / f"light_{name}.onnx", host.runnable("host"), min_seconds=0.0)
+    assert found.correct and found.max_error <= max(4 * found.errors["onnxruntime"], 1e-6)
+    assert found.peers["onnxruntime"] > 0 and found.measured_seconds > 0
+    assert any(layer.fused for layer in found.layers)
+
+
+def test_float64_is_computed_in_float64():
+    proto = random_model(7)
+    graph = onnx_graph.graph_of(proto, "a model")
+    x = given(random_model(7))
+    y = several(Model(whole.widened(graph), host.runnable("host"))(x.astype(np.float64)))[0]
+    z = several(Model(graph, host.runnable("host"))(x))[0]
+    assert y.dtype == np.float64 and 0 < np.abs(y - z).max() < 1e-4 * np.abs(y).max()
+
+
+def test_results_are_the_callers():
+    model, x = model_of(random_model(3)), given(random_model(3))
+    first = several(model(x))[0]
+    kept = first.copy()
+    model(2 * x + 1)
+    assert (first == kept).all()
+
+
+def test_several_threads_may_call_one_model():
+    proto = random_model(11)
+    model, inputs = model_of(proto), [given(random_model(11), seed) for seed in range(8)]
+    wanted, found = [model(x) for x in inputs], {}
+
+    def work(at):
+        for _ in range(10):
+            found[at] = model(inputs[at])
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((a == b).all() for at, y in enumerate(wanted) for a, b in zip(several(y), several(found[at]), strict=True))
+
+
+def test_threads_do_not_change_bits():
+    one, two = (model_of(random_model(5), threads) for threads in (1, 2))
+    x = given(random_model(5))
+    assert all((a == b).all() for a, b in zip(several(one(x)), several(two(x)), strict=True))
+
+
+def test_native_layers_allocate_nothing():
+    b = Builder(0)
+    b.shapes["x"] = (1, 16, 64, 64)
+    x = "x"
+    for _ in range(3):
+        c = b.constant(b.rng.standard_normal((16, 16, 3, 3)))
+        x = b.add("Relu", [b.add("Conv", [x, c], (1, 16, 64, 64), pads=[1, 1, 1, 1])], (1, 16, 64, 64))
+    x = b.add("GlobalAveragePool", [x], (1, 16, 1, 1))
+    proto = b.model([x])
+    model, image = model_of(proto), given(proto)
+    model(image)
+    tracemalloc.start()
+    model(image)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 * 64 * 64 * 4 / 2  # half of one layer's values
+
+
+# Fusion and buffers
+
+
+def chain(*nodes, constants=None, shape=(1, 4, 6, 6), outputs=None):
+    made = [name for node in nodes for name in node.outputs]
+    constants = constants or {}
+    tensors = {name: Tensor(shape, FLOAT) for name in ("x", *made)} | {name: Tensor(a.shape, a.dtype) for name, a in constants.items()}
+    return Graph(tuple(nodes), ("x",), tuple(outputs or made[-1:]), tensors, constants)
+
+
+def node(op, inputs, output, **attributes):
+    return Node(op, output, tuple(inputs.split()), (output,), attributes)
+
+
+def test_batch_norm_is_a_scale_and_a_shift():
+    scale, shift = norm_constants(*(np.array([value], np.float32) for value in (2, 7, 5, 3)), epsilon=1.0)
+    assert scale == [1] and shift == [2]
+
+
+def test_an_affine_is_folded_into_weights_and_an_activation_follows():
+    w, s, t = np.ones((4, 4, 1, 1), np.float32), np.arange(4, dtype=np.float32), np.full(4, 3, np.float32)
+    graph = chain(node("Conv", "x w", "a"), node("Affine", "a s t", "b"), node("Relu", "b", "c"), constants={"w": w, "s": s, "t": t})
+    (conv,) = fused(graph, _able).nodes
+    assert conv.absorbed == ("b", "c") and conv.attributes["activation"] == "relu" and conv.output == "c"
+    weights, bias = (fused(graph, _able).constants[name] for name in conv.inputs[1:])
+    assert (weights[:, 0, 0, 0] == s).all() and (bias == t).all()
+
+
+@pytest.mark.parametrize("outputs", [["a", "c"], ["b", "c"]])
+def test_what_is_an_output_itself_takes_nothing_in(outputs):
+    w, s = np.ones((4, 4, 1, 1), np.float32), np.ones(4, np.float32)
+    graph = chain(
+        node("Conv", "x w", "a"), node("Affine", "a s s", "b"), node("Relu", "b", "c"), constants={"w": w, "s": s}, outputs=outputs
+    )
+    assert set(outputs) <= {name for one in fused(graph, _able).nodes for name in one.outputs}
+
+
+def test_what_two_read_is_not_fused_into_one():
+    graph = chain(
+        node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Add", "a b", "c"), constants={"w": np.ones((4, 4, 1, 1), np.float32)}
+    )
+    assert [one.op for one in fused(graph, _able).nodes] == ["Conv", "Relu", "Add"]
+
+
+def test_weights_that_two_share_stay_as_they_are_for_the_other():
+    w, s = np.ones((4, 4, 1, 1), np.float32), np.full(4, 2, np.float32)
+    graph = chain(node("Conv", "x w", "a"), node("Affine", "a s s", "b"), node("Conv", "b w", "c"), constants={"w": w, "s": s})
+    first, second = fused(graph, _able).nodes
+    constants = fused(graph, _able).constants
+    assert (constants[first.inputs[1]] == 2).all() and (constants[second.inputs[1]] == 1).all()
+
+
+def test_a_chain_in_place_needs_one_buffer_and_another_two():
+    graph = chain(node("Relu", "x", "a"), node("Relu", "a", "b"), node("Identity", "b", "c"), node("Identity", "c", "d"))
+    size = graph.tensors["a"].nbytes
+    assert size * 2 <= planned(graph, lambda one: one.op == "Relu").nbytes < size * 3
+    assert planned(graph, lambda one: False).nbytes < size * 3
+
+
+def test_parts_of_a_concatenation_lie_in_its_result():
+    graph = chain(node("Relu", "x", "a"), node("Tanh", "x", "b"), node("Concat", "a b", "c", axis=1))
+    graph.tensors["c"] = Tensor((1, 8, 6, 6), FLOAT)
+    found = planned(graph, lambda one: False)
+    assert found.joined == {("c", "a"), ("c", "b")}
+    assert found.offsets["b"] - found.offsets["a"] == graph.tensors["a"].nbytes and found.nbytes == graph.tensors["c"].nbytes
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_values_that_live_at_once_lie_apart(seed):
+    """Whatever is written does not touch what somebody reads later, but where it is the same memory on purpose."""
+    graph = fused(onnx_graph.graph_of(random_model(seed), "a model"), _able)
+    found = planned(graph, lambda one: one.op in operators.IN_PLACE)
+    users, makers = graph.users(), graph.makers()
+
+    def span(name):
+        return found.offsets[name], found.offsets[name] + graph.tensors[name].nbytes
+
+    for at, one in enumerate(graph.nodes):
+        for name in one.outputs:
+            if name not in found.offsets or one.op == "View":
+                continue
+            for other in found.offsets:
+                written, last = makers[other], max(users.get(other, [makers[other]]))
+                begin, end = max(span(name)[0], span(other)[0]), min(span(name)[1], span(other)[1])
+                overlaps = other != name and written < at < last and begin < end
+                assert not overlaps or (one.op == "Concat" and (name, other) in found.joined), (name, other)
+
+
+# What cannot be done
+
+
+def saved(path, proto):
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def test_load_plans_and_profiles(tmp_path):
+    model = pysim.load(saved(tmp_path / "m.onnx", random_model(2)), threads=1)
+    x = given(random_model(2))
+    assert [one.layer for one in model.profile(x, calls=1)] == list(model.plan.layers)
+    assert model.plan.predicted_seconds == sum(one.plan.seconds for one in model.plan.layers if one.plan)
+    assert all(one.node.name in model.plan.explain() for one in model.plan.layers)
+
+
+def test_an_operator_that_nothing_runs_is_named_before_anything_runs():
+    b = Builder(0)
+    b.nodes.append(onnx.helper.make_node("Frobnicate", ["x"], ["y"], name="the_node", domain="elsewhere"))
+    b.shapes["y"] = b.shapes["x"]
+    proto = b.model(["y"])
+    proto.opset_import.append(onnx.helper.make_opsetid("elsewhere", 1))
+    with pytest.raises(ProblemError, match=r'Frobnicate "the_node" cannot be run'):
+        onnx_graph.graph_of(proto, "a model")
+
+
+def test_a_size_that_is_not_known_is_named():
+    b = Builder(0)
+    y = b.add("Relu", ["x"], b.shapes["x"])
+    proto = b.model([y])
+    proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "rows"
+    with pytest.raises(ProblemError, match="rows"):
+        onnx_graph.graph_of(proto, "a model")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "named", "said"),
+    [
+        ((), {}, "not given"),
+        ((1, 2), {}, "takes 1 arrays"),
+        ((), {"z": 1}, "no input"),
+        ((np.zeros((1, 2)),), {}, "the model takes float32"),
+    ],
+)
+def test_what_a_model_is_called_with_is_checked(arrays, named, said):
+    with pytest.raises(OperandError, match=said):
+        model_of(random_model(2))(*arrays, **named)
+
+
+def test_a_gpus_plans_do_not_load(tmp_path):
+    with pytest.raises((PlanError, pysim.PysimError)):
+        pysim.load(saved(tmp_path / "m.onnx", random_model(2)), machine="h200")
+
+
+def test_a_batch_is_what_the_user_says(tmp_path):
+    proto = random_model(2)
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    model = pysim.load(saved(tmp_path / "m.onnx", proto), batch=3)
+    assert next(iter(model.inputs.values())).shape[0] == 3
+
+
+def test_compare_has_the_whole_model_in_its_document(tmp_path):
+    command = [sys.executable, "-m", "pysim", "compare", str(LIGHT / "light_squeezenet.onnx"), "--peers", "--seconds", "0.001", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (one,) = json.loads(done.stdout)["models"]
+    assert one["correct"] and one["measured_seconds"] > 0 and one["peers"]["onnxruntime"] > 0
+    assert {"model", "max_error", "predicted_seconds", "layers", "layouts"} <= one.keys()
+    assert sum(layer["problem"] is not None for layer in one["layers"]) == 26

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Winograd on the CPU: its results are within its bounds of float64, its sizes the library's, its costs add up and decide."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import pysim
+from pysim import planner
+from pysim.algorithms.cpu import winograd
+from pysim.cachemodel.cpu import winograd as model
+from pysim.check.bounds import of_rms
+from pysim.check.reference import reference
+from pysim.errors import MissingError, NativeError, PlanError
+from pysim.machine.load import load
+from pysim.problem.conv import Conv
+from pysim.problem.text import parse
+from pysim.record.cost import Cost
+from pysim.record.schedule import Schedule
+from pysim.registry.rows import kernels
+from pysim.runtime import cpu as runtime
+from pysim.runtime import cpu_launch
+
+ZEN4 = load("zen4")
+SHAPES = [
+    "conv:ic3ih9oc5kh3ph1",
+    "conv:mb2ic17ih14oc33kh3ph1",
+    "conv:mb2g2ic6ih31iw7oc10kh3ph1",
+    "conv:ic5ih8iw40oc40kh3",
+    "conv:g8ic8ih12oc8kh3ph1",
+    "conv:mb3ic4ih3iw5oc3kh3",
+    "conv:ic2ih6oc3kh3ph4",
+    "conv:ic64ih28oc96kh3ph1",
+    "conv:ic3ih17oc20kh3ph1:f64",
+    "conv:mb2ic9ih30iw31oc18kh3ph2:f64",
+]
+
+
+def conv(text: str) -> Conv:
+    found = parse(text)
+    assert isinstance(found, Conv)
+    return found
+
+
+def operands(w: Conv) -> tuple[Any, Any, Any]:
+    """Uniform in [-1, 1)."""
+    random, dtype = np.random.default_rng(3), runtime.NUMPY_DTYPES[w.dtype]
+    shapes = (w.batch, w.channels, w.height, w.width), (w.filters, w.channels // w.groups, 3, 3), (w.filters,)
+    x, filters, bias = ((random.random(shape) * 2 - 1).astype(dtype) for shape in shapes)
+    return x, filters, bias
+
+
+def schedules(w: Conv) -> list[Schedule]:
+    """A schedule of each m on each kernel that this computer has, of tiles that do not divide what there is."""
+    here, channels = runtime.available_kernels(), w.channels // w.groups
+    rows = [row for row in kernels() if row.name in here and row.dtype == w.dtype and winograd._suits(row)]
+    return [
+        Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, (channels + 1) // 2, 2, 2, winograd.NAME, m)
+        for row in rows
+        for m in winograd.OUTPUTS
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def native() -> None:
+    try:
+        runtime.library()
+    except MissingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_results_are_within_the_stated_bound_of_float64(shape: str) -> None:
+    w = conv(shape)
+    x, filters, bias = operands(w)
+    exact = reference(w, x.astype(np.float64), filters.astype(np.float64)) + bias.astype(np.float64)[:, None, None]
+    want = np.maximum(exact, 0.0)
+    for schedule in schedules(w):
+        got = cpu_launch.ConvLaunch(w, schedule)(x, filters, bias, "relu")
+        bound = winograd.tolerance(w, schedule)
+        assert np.abs(got - want).max() <= of_rms(bound, exact), schedule
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bits_do_not_depend_on_threads_nor_on_blocks(shape: str) -> None:
+    w = conv(shape)
+    x, filters, bias = operands(w)
+    for schedule in schedules(w):
+        first = cpu_launch.ConvLaunch(w, schedule)(x, filters, bias).tobytes()
+        for threads, k2, k3 in ((2, 1, 1), (5, 3, 100), (64, 100, 1)):
+            other = msgspec.structs.replace(schedule, k2=k2, k3=k3)
+            assert cpu_launch.ConvLaunch(w, other, threads)(x, filters, bias).tobytes() == first, other
+
+
+def test_whole_numbers_are_exact_by_f2x2() -> None:
+    w = conv("conv:mb2ic16ih13oc24kh3ph1")
+    random = np.random.default_rng(5)
+    x, filters = (random.integers(-4, 5, shape).astype(np.float32) for shape in ((2, 16, 13, 13), (24, 16, 3, 3)))
+    want = reference(w, x, filters)
+    for schedule in schedules(w):
+        if schedule.outputs == 2:
+            np.testing.assert_array_equal(cpu_launch.ConvLaunch(w, schedule)(x, filters), want)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sizes_are_those_that_the_library_asks_for(shape: str) -> None:
+    w = conv(shape)
+    planned = [plan.schedule for plan in planner.plans(w, ZEN4, top=60, algorithm="winograd")]
+    for schedule in [*planned, *schedules(w)]:
+        assert isinstance(schedule, Schedule)
+        launch = cpu_launch.ConvLaunch(w, schedule)
+        assert winograd.workspace_bytes(w, schedule, "nchw") == launch.workspace_bytes
+        assert winograd.prepare(w, schedule, "nchw").size_bytes == launch.prepared_bytes
+
+
+@pytest.mark.parametrize("machine", ["zen4", "xeon-4208", "sapphire-rapids"])
+@pytest.mark.parametrize("state", ["hot", "cold"])
+def test_the_cost_adds_up_and_no_schedule_is_below_its_bound(machine: str, state: Any) -> None:
+    problem = "conv:mb2ic64ih28oc80kh3ph1"
+    plan = planner.plan(problem, machine, algorithm="winograd", state=state)
+    assert isinstance(plan.cost, Cost)
+    assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles)
+    assert set(model.COMPUTE) <= set(plan.cost.terms) and all(plan.cost.terms[name] > 0 for name in model.COMPUTE)
+    kernel = next(row for row in kernels() if row.name == plan.kernel)
+    assert isinstance(plan.schedule, Schedule)
+    assert plan.cost.cycles >= model.least_cycles(conv(problem), load(machine), kernel, plan.schedule.outputs or 0)  # type: ignore[arg-type]
+
+
+def test_the_filters_bytes_decide_between_tiles_where_there_are_few() -> None:
+    """At 7x7 the filters of F(4x4) come from memory: fewer bytes beat fewer multiplications; at 28x28 they are read by many tiles."""
+
+    def m(problem: str) -> int | None:
+        schedule = planner.plan(problem, ZEN4, algorithm="winograd").schedule
+        return schedule.outputs if isinstance(schedule, Schedule) else None
+
+    assert m("conv:ic512ih7oc512kh3ph1") == 2
+    assert m("conv:ic128ih28oc128kh3ph1") == 4
+
+
+def test_cold_filters_cost_what_memory_gives() -> None:
+    plan = planner.plan("conv:ic512ih7oc512kh3ph1", ZEN4, algorithm="winograd", state="cold")
+    kernel = next(row for row in kernels() if row.name == plan.kernel)
+    assert isinstance(plan.cost, Cost) and isinstance(plan.schedule, Schedule)
+    read = plan.cost.levels["memory"]["filters_bytes"]
+    assert read == pytest.approx(model.prepared_bytes(conv("conv:ic512ih7oc512kh3ph1"), kernel, plan.schedule.outputs or 0), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("problem", "options", "message"),
+    [
+        ("conv:ic64ih56oc64kh5ph2", {}, "3x3 kernels"),
+        ("conv:ic64ih56oc64kh3ph1sh2", {}, "stride 1"),
+        ("conv:ic64ih56oc64kh3dh1", {}, "dilation 1"),
+        ("conv:ic64ih56oc64kh3", {"layout": "nhwc"}, "NHWC was asked for"),
+        ("conv:ic64ih56oc64kh3:s8", {}, "no transforms of s8"),
+        ("conv:ic64ih56oc64kh3", {"model": "csa"}, "slicing analysis"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_the_reason(problem: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        planner.plan(problem, "xeon-4208", algorithm="winograd", **options)
+
+
+def test_a_plan_comes_back_by_its_name_and_explains_itself() -> None:
+    plan = pysim.plan("conv:ic16ih28oc16kh3ph1", "zen4", algorithm="winograd")
+    again = pysim.plan("conv:ic16ih28oc16kh3ph1", "zen4", name=plan.name)
+    assert (again.schedule, again.cost.cycles) == (plan.schedule, pytest.approx(plan.cost.cycles))
+    assert "F(4x4, 3x3): 36 multiplications for 144" in plan.explain()
+    assert plan.to_dict()["tile"]["outputs"] == 4
+    assert plan.to_dict()["needs_finite"] == "operands"
+
+
+def test_f6x6_is_planned_where_it_is_named() -> None:
+    plan = pysim.plan("conv:ic16ih28oc16kh3ph1", "zen4", algorithm="winograd")
+    larger = pysim.plan("conv:ic16ih28oc16kh3ph1", "zen4", name=plan.name.replace("outputs=4", "outputs=6"))
+    assert isinstance(larger.schedule, Schedule) and larger.schedule.outputs == 6
+    for bad in ("outputs=3", "outputs=8"):
+        with pytest.raises(PlanError, match="outputs=2, 4, 6"):
+            pysim.plan("conv:ic16ih28oc16kh3ph1", "zen4", name=plan.name.replace("outputs=4", bad))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"outputs": 3}, "schedule.outputs is 3; tiles of winograd are 2, 4 or 6"),
+        ({"outputs": None}, "schedule.outputs is 0"),
+        ({"stationary": "weight_stationary"}, "winograd is input stationary"),
+        ({"kernel": "f32_fil_14x32__avx512", "windows": 14, "filters": 32}, "is wider"),
+        ({"channels": 9}, "schedule.channels is 9"),
+    ],
+)
+def test_a_schedule_that_the_library_cannot_obey_is_refused_in_a_sentence(change: dict[str, Any], message: str) -> None:
+    w = conv("conv:ic8ih9oc8kh3ph1")
+    good = Schedule("f32_win_8x4__portable", "input_stationary", "tiles", 8, 4, 8, 1, 1, "winograd", 4)
+    with pytest.raises(NativeError, match=message):
+        cpu_launch.ConvLaunch(w, msgspec.structs.replace(good, **change))
+
+
+def test_its_accesses_are_not_traced_and_that_is_said() -> None:
+    from pysim.cachemodel.simulator import trace
+
+    good = Schedule("f32_win_8x4__portable", "input_stationary", "tiles", 8, 4, 8, 1, 1, "winograd", 4)
+    with pytest.raises(NativeError, match="algorithm winograd is no loop nest"):
+        list(trace.accesses(conv("conv:ic8ih9oc8kh3ph1"), good))
