@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": "Which schedule, how fast, and why; for any machine.",
     "run": "Plan, check the result, time it: on this computer.",
     "compare": "Predicted beside measured beside other libraries, layer by layer.",
+    "search": "The best plan by measurement, under a budget, and how far the model's choice is from it.",
     "cache": "Misses of each cache level: predicted beside exactly simulated.",
     "banks": "Shared-memory wavefronts of a layout, and a better layout.",
     "machines": "The machines that can be planned for, with the source of every number.",

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "pysim"
 # Each part imports only the parts before it; within a part modules may import one another, but not in circles.
 ORDER = (
     *("errors", "files", "once", "arguments", "problem", "machine", "registry", "record", "cachemodel", "algorithms", "planner", "runtime"),
-    *("check", "measure", "peers", "explain", "comparison", "calibration", "models", "frontends", "torch"),
+    *("check", "measure", "peers", "explain", "comparison", "calibration", "tuning", "models", "frontends", "torch"),
     *("api", "__init__", "commands", "cli", "__main__"),
 )
 LATER = {  # importer -> imported, where a higher part is needed at run time only

@@ -41,6 +41,16 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True)
 
 
+def test_a_run_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add_run([measurement(), measurement(kernel="another")])
+        with pytest.raises(StoreError):
+            store.add_run([measurement(kernel="third"), measurement(kernel=None)])  # which no row may lack
+        assert store.find() == [measurement(), measurement(kernel="another")]
+        store.add_run([measurement(kernel="third")])
+        assert len(store) == 3
+
+
 def test_what_is_added_is_found_again_to_the_bit(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         first = store.add(measurement())

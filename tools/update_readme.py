@@ -201,6 +201,9 @@ if __name__ == "__main__":
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "model.md", "fit", fit_table())
+    output = (DATA / "search-zen5.txt").read_text()
+    asked = "conv:mb1ic64ih28oc64kh3ph1 conv:mb1ic256ih14oc128kh1 gemm:256x256x256 --budget 10"
+    put(ROOT / "docs" / "search.md", "search", f"```\n$ pysim search {asked}\n{output}```\n")
     power10, paper = ROOT / "docs" / "power10.md", json.loads((DATA / "paper-comparison.json").read_text())
     put(power10, "static", static_cycles.tables(json.loads((DATA / "power10-static.json").read_text())))
     output = (DATA / "compare-resnet50-power10.txt").read_text()

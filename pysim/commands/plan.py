@@ -27,6 +27,7 @@ from pysim.commands.common import (
     put_lines,
     put_row,
     put_table,
+    say,
     seconds,
     size,
 )
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pysim.machine.gpu import Gpu
     from pysim.problem.text import Layer
     from pysim.record.plan import Plan
+    from pysim.tuning.evidence import Pinned
 
     Found = list[tuple[Layer, list[Plan]]]
 
@@ -57,6 +59,7 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (block
     metavar="4x16",
     help="Only this shape, windows x filters (GPU: a block's tile, 128x256); under csa it replaces the machine's.",
 )
+@click.option("--pinned", is_flag=True, help="The best plan that pysim search found on this computer, with its evidence.")
 @layout_option
 @memory_limit_option
 @accuracy_options
@@ -69,6 +72,7 @@ def plan(
     explain: bool,
     model: str,
     micro_kernel: str | None,
+    pinned: bool,
     layout: Any,
     memory_limit: int | None,
     accuracy: Any,
@@ -92,14 +96,21 @@ def plan(
         raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
     if explain and as_json:
         raise click.UsageError("--explain writes text; --json holds all of it already, so give one of the two")
+    if pinned and (top or model == "csa"):
+        raise click.UsageError("--pinned is one measured plan; --top and --model csa choose by the model")
     from pysim.calibration import host
 
-    layers, on = layers_of(problems, every), host.any_machine(machine_name)
+    layers, on = layers_of(problems, every), (host.runnable_any if pinned else host.any_machine)(machine_name)
     asked = {"micro_kernel": micro_kernel, "layout": layout, "memory_limit": memory_limit, "accuracy": accuracy, "error_limit": error_limit}
-    found = _plans(layers, on, top, model, asked)
+    found: Found
+    evidence: list[Pinned | None] = []
+    if pinned:
+        found, evidence = _pinned(layers, on, asked)
+    else:
+        found = _plans(layers, on, top, model, asked)
     if as_json:
         named = [{**item.to_dict(), "label": layer.label, "count": layer.count} for layer, ranked in found for item in ranked]
-        document(plans=named)
+        document(plans=[one | {"pinned": about} for one, about in zip(named, evidence, strict=True)] if pinned else named)
     elif explain:
         from pysim.explain.text import explain as explained
 
@@ -110,6 +121,8 @@ def plan(
         _put_csa(found)
     else:
         _put_plans(found)
+    if not as_json:
+        _put_evidence(found, evidence)
 
 
 def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: Any, asked: dict[str, Any]) -> "Found":
@@ -118,6 +131,29 @@ def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: A
     if top:
         return [(layer, planner.plans(layer.workload, on, top, **asked)) for layer in layers]
     return [(layer, [planner.plan(layer.workload, on, model, **asked)]) for layer in layers]
+
+
+def _pinned(layers: "list[Layer]", on: "Machine | Gpu", asked: dict[str, Any]) -> "tuple[Found, list[Pinned | None]]":
+    """The best plan found of each layer, with its evidence; else the model's, and on stderr why."""
+    from pysim.measure.store import Store
+    from pysim.tuning.evidence import pinned
+
+    with Store() as store:
+        found = [pinned(store, layer.workload, on, asked) for layer in layers]
+    for why in (why for _, _, why in found if why):
+        say(why)
+    return [(layer, [item]) for layer, (item, _, _) in zip(layers, found, strict=True)], [about for _, about, _ in found]
+
+
+def _put_evidence(found: "Found", evidence: "list[Pinned | None]") -> None:
+    """What each pinned plan was measured to take, when, and on what."""
+    for (layer, _), about in zip(found, evidence, strict=False):
+        if about:
+            times = f"{seconds(about.measured_seconds)}, {about.over_incumbent:.3f} of the incumbent's time"
+            of = f"the best of {plural(about.plans_measured, 'plan')}, {plural(about.samples, 'sample')}, last {about.time}"
+            put(f"measured {times}, {of}: {layer.workload.text}")
+    for here in dict.fromkeys(f"pysim {about.pysim}, kernels {about.kernels}, {about.computer}" for about in evidence if about):
+        put(f"on {here}")
 
 
 def _tile(item: "Plan") -> str:

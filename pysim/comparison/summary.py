@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pysim.measure.statistics import kendall_tau
 from pysim.record.measurement import Comparison
 
 OURS = "pysim"
@@ -116,10 +117,4 @@ def _by_problem(timed: Sequence[Comparison]) -> list[list[Comparison]]:
 
 
 def _tau(plans: Sequence[Comparison]) -> float | None:
-    """Kendall's tau over the plans of one problem; None for fewer than three, which say nothing about an order."""
-    if len(plans) < 3:
-        return None
-    from scipy.stats import kendalltau
-
-    tau = float(kendalltau([c.predicted_seconds for c in plans], [c.measured_seconds for c in plans]).statistic)
-    return tau if math.isfinite(tau) else None
+    return kendall_tau([c.predicted_seconds or math.nan for c in plans], [c.measured_seconds or math.nan for c in plans])

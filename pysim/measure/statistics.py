@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What samples amount to: quartiles, and the ratio of two contenders with its interval."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,3 +39,13 @@ def ratio(numerator: Array, denominator: Array, resamples: int = RESAMPLES, seed
 def _of_medians(numerator: Array, denominator: Array, axis: int = -1) -> Array:
     medians: Array = np.median(numerator, axis=axis) / np.median(denominator, axis=axis)
     return medians
+
+
+def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
+    """Kendall's rank correlation of two columns; None for fewer than three rows, which say nothing about an order, and for equal ones."""
+    if len(predicted) < 3:
+        return None
+    from scipy.stats import kendalltau
+
+    tau = float(kendalltau(predicted, measured).statistic)
+    return tau if math.isfinite(tau) else None

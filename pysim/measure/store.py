@@ -16,7 +16,7 @@ import sqlite3
 import subprocess
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
@@ -116,12 +116,21 @@ class Store:
 
     def add(self, m: Measurement) -> int:
         """Keep one measurement; it is on disk when this returns. Returns its id."""
-        samples = array("d", m.samples).tobytes()
-        environment = msgspec.json.encode(m.environment, order="sorted").decode()
-        row = (m.problem, m.machine, m.kernel, m.schedule, m.state, samples, environment, m.time, m.run)
         with _clear(self.path):
-            cursor = self._db.execute(_INSERT, row)
+            cursor = self._db.execute(_INSERT, _row(m))
         return int(cursor.lastrowid or 0)
+
+    def add_run(self, measurements: Iterable[Measurement]) -> None:
+        """Keep the measurements of a run, all or none of them; they are on disk when this returns."""
+        rows = [_row(m) for m in measurements]
+        with _clear(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._db.executemany(_INSERT, rows)
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
 
     def find(
         self,
@@ -156,6 +165,12 @@ class Store:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _row(m: Measurement) -> tuple[object, ...]:
+    samples = array("d", m.samples).tobytes()
+    environment = msgspec.json.encode(m.environment, order="sorted").decode()
+    return (m.problem, m.machine, m.kernel, m.schedule, m.state, samples, environment, m.time, m.run)
 
 
 def _measurement(row: tuple[object, ...]) -> Measurement:

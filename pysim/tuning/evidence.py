@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of searches in the measurement store, and which of them count here: those of the same question on the same machine, computer,
+version and build of the kernels. What does not count is counted, with what it differs by.
+
+A run is one measurement a plan under one run id, stored in one transaction: a search that is killed leaves whole runs.
+"""
+
+import functools
+import hashlib
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import numpy as np
+
+from pysim import planner
+from pysim.machine.gpu import Gpu
+from pysim.measure.store import Store, environment, now
+from pysim.problem.text import Workload
+from pysim.record.measurement import Measurement
+from pysim.record.plan import Layout, Plan, State
+from pysim.runtime import cpu, cuda
+from pysim.tuning.choose import Array, Purpose, Run, best, known, samples_of
+
+MOST_PLANS = 1_000_000
+STATE: State = "hot"  # caches as the call before left them
+
+
+class Question(NamedTuple):
+    """What a search is about, and `here`: what its measurements must agree in, as they were stored."""
+
+    problem: str
+    here: dict[str, str]
+
+
+class Evidence(NamedTuple):
+    """The runs that count, what does not and why ("kernels 1f2e..": so many measurements), and when each plan was measured last."""
+
+    runs: list[Run]
+    set_aside: dict[str, int]
+    times: dict[str, str]
+
+
+def question_of(workload: Workload, on: Any, threads: int, layout: Layout) -> Question:
+    """MissingError where the library or the device is not here."""
+    here = {
+        "machine": on.name,
+        "computer": computer(on),
+        "pysim": environment().get("pysim") or environment().get("commit", "unknown"),
+        "kernels": _digest((cuda if isinstance(on, Gpu) else cpu).library_path()),
+        "threads": str(threads),
+        "layout": layout,
+    }
+    return Question(workload.text, here)
+
+
+def computer(on: Any) -> str:
+    """The machine's fingerprint: what the hardware says that it is."""
+    if isinstance(on, Gpu):
+        device = cuda.devices()[0]
+        return f"{device.name}, {device.sms} SMs at {device.clock_khz} kHz, driver {device.driver}"
+    caches = (f"{level.name} {level.sets}x{level.ways}x{level.line_bytes}" for level in on.levels)
+    return ", ".join([environment().get("cpu", "unknown CPU"), *caches])
+
+
+@functools.cache
+def _digest(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()[:12]
+
+
+def keep(store: Store, question: Question, plans: Mapping[str, Plan], run: Run) -> None:
+    """A run, whole."""
+    about = {"search": run.purpose, "spent": repr(run.spent), "incumbent": run.incumbent}
+    common = {"problem": question.problem, "machine": question.here["machine"], "time": now(), "run": str(uuid.uuid4())}
+
+    def measurement(name: str, samples: Array) -> Measurement:
+        schedule, found = plans[name].schedule, environment() | question.here | about | {"plan": name}
+        told: dict[str, Any] = {"schedule": msgspec.json.encode(schedule).decode(), "environment": found, **common}
+        return Measurement(kernel=schedule.kernel, state=STATE, samples=tuple(samples.tolist()), **told)
+
+    store.add_run(measurement(name, samples) for name, samples in run.samples.items())
+
+
+def recall(store: Store, question: Question) -> Evidence:
+    """What the store has about a question. All runs that count have the same incumbent: that of the latest."""
+    found = [one for one in store.find(problem=question.problem, state=STATE) if "search" in one.environment]
+    set_aside: Counter[str] = Counter()
+    rows: dict[str, dict[str, Measurement]] = {}
+    for one in found:
+        differs = [f"{key} {one.environment.get(key)}" for key, value in question.here.items() if one.environment.get(key) != value]
+        if differs:
+            set_aside[", ".join(differs)] += 1
+        else:
+            rows.setdefault(one.run, {})[one.environment["plan"]] = one
+    evidence = Evidence([], {}, {})
+    incumbent = next((_about(run, "incumbent") for run in reversed(rows.values())), "")
+    for run in rows.values():
+        if _about(run, "incumbent") != incumbent or incumbent not in run:
+            set_aside["another incumbent"] += len(run)
+            continue
+        samples = {name: np.array(one.samples) for name, one in run.items()}
+        evidence.runs.append(Run(cast("Purpose", _about(run, "search")), incumbent, samples, float(_about(run, "spent"))))
+        evidence.times.update({name: one.time for name, one in run.items()})
+    return evidence._replace(set_aside=dict(set_aside))
+
+
+def _about(run: Mapping[str, Measurement], field: str) -> str:
+    return next(iter(run.values())).environment[field]
+
+
+def said(set_aside: Mapping[str, int]) -> str:
+    """What does not count, in words."""
+    return "; ".join(f"{count} stored measurements do not count: {reason}" for reason, count in set_aside.items())
+
+
+class Pinned(msgspec.Struct, frozen=True, kw_only=True):
+    """The evidence of a plan that was found by measurement: median seconds of its samples, its time over that of the search's incumbent,
+    how many plans that search measured, when this one was measured last, and where."""
+
+    measured_seconds: float
+    over_incumbent: float
+    incumbent: str
+    samples: int
+    plans_measured: int
+    time: str
+    pysim: str
+    kernels: str
+    computer: str
+
+
+def pinned(store: Store, workload: Workload, on: Any, asked: Mapping[str, Any], threads: int = 1) -> tuple[Plan, Pinned | None, str]:
+    """The best plan found here among those that are legal as `asked` (options of `planner.plan`), with its evidence; else the model's, with
+    why there is none."""
+    question, plans = question_of(workload, on, threads, asked.get("layout", "nchw")), legal(workload, on, **asked)
+    evidence = recall(store, question)
+    trials = known(evidence.runs)
+    name = best(plans, trials)
+    if name is None:
+        why = said(evidence.set_aside) or ("none of the measured plans is allowed" if trials else "nothing was searched")
+        model = next(iter(plans.values()))
+        return model, None, f"{workload.text}: the model's plan, not a measured one ({why}); run pysim search"
+    samples = samples_of(name, evidence.runs)
+    about = {key: question.here[key] for key in ("pysim", "kernels", "computer")}
+    found = Pinned(
+        measured_seconds=float(np.median(samples)), over_incumbent=trials[name].time, incumbent=evidence.runs[0].incumbent,
+        samples=samples.size, plans_measured=len(trials), time=evidence.times[name], **about,
+    )  # fmt: skip
+    return plans[name], found, ""
+
+
+def legal(workload: Workload, on: Any, **asked: Any) -> dict[str, Plan]:
+    """All plans by name in the model's order, its choice first, also where others cost the same."""
+    chosen = planner.plan(workload, on, **asked)
+    return {chosen.name: chosen} | {plan.name: plan for plan in planner.plans(workload, on, MOST_PLANS, **asked)}

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search: plans of one problem are checked, measured in runs as `pysim.tuning.choose` says, and every run is stored before the next.
+
+The budget is of runs, those in the store included: preparing, checking and timing. Planning, operands and their references come on top.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from pysim.comparison.bench import Bench, bench_of
+from pysim.comparison.field import checked
+from pysim.errors import MachineError, MissingError, PysimError
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
+from pysim.measure.clock import Array, Call, interleave
+from pysim.measure.statistics import kendall_tau
+from pysim.measure.store import Store
+from pysim.once import Recent
+from pysim.problem.text import Layer
+from pysim.record.plan import Layout, Plan
+from pysim.runtime import cpu
+from pysim.tuning import choose, evidence
+from pysim.tuning.choose import ARMS, PURPOSES, Purpose, Run, Step, Trials, after, known, taken
+
+ROUNDS, ROUND_SECONDS = 5, 0.001  # of a run: least samples of a plan, and the least seconds that they last
+MOST_RUN_SECONDS = 30.0
+KEPT = 10  # prepared plans: as many as a run has
+
+
+class Settings(NamedTuple):
+    """Seconds of runs for each problem, threads of ours on a CPU, a GPU's layout, the seed of operands and of the random order."""
+
+    budget: float
+    threads: int = 1
+    layout: Layout = "nchw"
+    seed: int = 0
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """A plan that was measured: median seconds of its samples, its time over the best one's (of neighbours in time, which is not the ratio
+    of those medians), in how many runs it took part, and how many samples it has."""
+
+    name: str
+    measured_seconds: float
+    predicted_seconds: float | None
+    over_best: float | None
+    runs: int
+    samples: int
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search found. `regret` is the time of the model's first choice over the best found, `regret_8` that of the best of its first
+    8; `model_regret` and `random_regret` are of what each arm found in the same time; null where too little was measured to say.
+    `kendall_tau` is of predicted and measured times over all plans measured. `first` is the model's choice, `found` all plans measured,
+    fastest first; `failed` says why plans were not, `wrong` names those of them that gave a wrong result. `stored_seconds` of
+    `spent_seconds` were in the store already; `set_aside` counts what else is there, by what it differs in."""
+
+    problem: str
+    label: str = ""
+    count: int = 1
+    machine: str = ""
+    threads: int = 1
+    plans_legal: int = 0
+    plans_measured: int = 0
+    model_measured: int = 0
+    random_measured: int = 0
+    samples: int = 0
+    spent_seconds: float = 0.0
+    stored_seconds: float = 0.0
+    regret: float | None = None
+    regret_8: float | None = None
+    regret_16: float | None = None
+    kendall_tau: float | None = None
+    model_regret: float | None = None
+    random_regret: float | None = None
+    best: dict[str, Any] | None = None
+    best_seconds: float | None = None
+    first: str = ""
+    first_seconds: float | None = None
+    found: tuple[Tried, ...] = ()
+    failed: dict[str, str] = {}
+    wrong: tuple[str, ...] = ()
+    set_aside: dict[str, int] = {}
+    reason: str = ""
+
+
+def search(
+    layer: Layer,
+    on: Machine | Gpu,
+    settings: Settings,
+    store: Store,
+    executor: cpu.Executor = cpu.LOCAL,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Search:
+    """Searches the plans of a layer; `tell` gets a line after each run.
+
+    Raises PlanError where there is no plan, MachineError where nothing can be timed, MissingError without library or device. Where the plan
+    that others are timed beside is wrong or cannot be run, nothing is measured, and `reason` says so.
+    """
+    if executor.kind == "emulated":
+        raise MachineError(f"{on.name} is emulated here, where no time means anything; search on -m host or -m cuda")
+    workload = layer.workload
+    question = evidence.question_of(workload, on, settings.threads, settings.layout)
+    plans = evidence.legal(workload, on, layout=settings.layout)
+    stored = evidence.recall(store, question)
+    runs = [_of(plans, run) for run in stored.runs if run.incumbent in plans]
+    orders: dict[Purpose, list[str]] = {"model": list(plans), "random": _shuffled(plans, settings.seed)}
+    incumbent = runs[0].incumbent if runs else orders["model"][0]
+    rig = _Rig(bench_of(plans[incumbent], on, settings.threads, executor, settings.seed), Recent(KEPT), {}, [])
+    trials = known(runs)
+    spent = {purpose: sum(run.spent for run in runs if run.purpose == purpose) for purpose in PURPOSES}
+    before, start = sum(spent.values()), perf_counter()
+    while now := choose.step(orders, incumbent, trials, rig.failed, spent, settings.budget):
+        samples = _measured(rig, now, incumbent, plans)
+        if incumbent not in samples:
+            break
+        begin, start = start, perf_counter()  # storing a run counts with the next
+        runs.append(Run(now.purpose, incumbent, samples, start - begin))
+        evidence.keep(store, question, plans, runs[-1])
+        trials = {name: trial for name, trial in after(trials, runs[-1]).items() if name not in rig.failed}
+        spent[now.purpose] += runs[-1].spent
+        tell(f"{sum(spent.values()):.0f} of {settings.budget:g} s, {len(trials)} of {len(plans)} plans: {workload.text}")
+    return Search(
+        label=layer.label, count=layer.count, machine=on.name, threads=settings.threads, problem=workload.text, set_aside=stored.set_aside,
+        reason=f"{incumbent}, which others are timed beside: {rig.failed[incumbent]}" if incumbent in rig.failed else "",
+        failed=rig.failed, wrong=tuple(rig.wrong), spent_seconds=sum(spent.values()), stored_seconds=before,
+        **_summary(plans, orders, runs, trials, rig.failed),
+    )  # fmt: skip
+
+
+def _of(plans: Mapping[str, Plan], run: Run) -> Run:
+    """A stored run without plans that are none now."""
+    return run._replace(samples={name: samples for name, samples in run.samples.items() if name in plans})
+
+
+def _shuffled(plans: Mapping[str, Plan], seed: int) -> list[str]:
+    """Names in an order that does not depend on the model's."""
+    names = sorted(plans)
+    return [names[at] for at in np.random.default_rng(seed).permutation(len(names))]
+
+
+class _Rig(NamedTuple):
+    """Where plans are measured, the last ones prepared, why some are not, and which of those are wrong."""
+
+    bench: Bench
+    ready: Recent[Call]
+    failed: dict[str, str]
+    wrong: list[str]
+
+    def call(self, plan: Plan) -> Call | None:
+        """A plan that is right, ready to be timed: checked whenever it is prepared."""
+        if (found := self.ready.get(plan.name)) or plan.name in self.failed:
+            return found
+        try:
+            verdict, ready = checked(self.bench, partial(self.bench.make, plan))
+        except MissingError:
+            raise
+        except (PysimError, MemoryError) as error:
+            self.failed[plan.name] = str(error) or "out of memory"
+            return None
+        if verdict.passed:
+            return self.ready.put(plan.name, ready.call)
+        self.failed[plan.name] = f"{verdict.status}: {verdict.reason}"
+        self.wrong.append(plan.name)
+        return None
+
+
+def _measured(rig: _Rig, now: Step, incumbent: str, plans: Mapping[str, Plan]) -> Mapping[str, Array]:
+    """The samples of a run, empty without its incumbent; plans that cannot be run or are wrong have none, but are among the failed."""
+    calls = {name: call for name in dict.fromkeys([incumbent, *now.names]) if (call := rig.call(plans[name]))}
+    if incumbent not in calls:
+        return {}
+    timed = interleave(
+        calls, rig.bench.clock(), min_samples=ROUNDS, min_seconds=ROUND_SECONDS, budget_seconds=MOST_RUN_SECONDS, warmup_seconds=0.0
+    )
+    rig.failed.update({name: str(error) for name, error in timed.failed.items()})
+    return timed.samples
+
+
+def _summary(
+    plans: Mapping[str, Plan], orders: Mapping[Purpose, list[str]], runs: list[Run], trials: Trials, failed: Mapping[str, str]
+) -> dict[str, Any]:
+    """The fields of a Search that say what was found."""
+    ranking, least = orders["model"], choose.best(trials, trials)
+    in_arm = {arm: taken(orders[arm], trials, failed) for arm in ARMS}
+    tried = [_tried(plans[name], runs, trials, least) for name in choose.by_time(trials, trials)]
+    seconds = {one.name: one.measured_seconds for one in tried}
+    return {
+        "plans_legal": len(plans),
+        "plans_measured": len(trials),
+        "model_measured": len(in_arm["model"]),
+        "random_measured": len(in_arm["random"]),
+        "samples": sum(one.samples for one in tried),
+        **{f"regret{end}": choose.regret_of_first(count, ranking, trials, failed) for end, count in (("", 1), ("_8", 8), ("_16", 16))},
+        "kendall_tau": kendall_tau([plans[one.name].seconds or 0.0 for one in tried], [trials[one.name].time for one in tried]),
+        **{f"{arm}_regret": choose.regret(in_arm[arm], trials) for arm in ARMS},
+        "best": plans[least].to_dict() if least else None,
+        "best_seconds": seconds[least] if least else None,
+        "first": ranking[0],
+        "first_seconds": seconds.get(ranking[0]),
+        "found": tuple(tried),
+    }
+
+
+def _tried(plan: Plan, runs: list[Run], trials: Trials, least: str | None) -> Tried:
+    samples = choose.samples_of(plan.name, runs)
+    over = trials[plan.name].time / trials[least].time if least else None
+    return Tried(plan.name, float(np.median(samples)), plan.seconds, over, trials[plan.name].runs, len(samples))
