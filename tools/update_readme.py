@@ -5,11 +5,13 @@ pysim compare resnet50 --peers > benchmarks/data/compare-resnet50.txt; python to
 """
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
 from statistics import geometric_mean
 
+import numpy as np
 import paper_comparison
 import static_cycles
 
@@ -178,9 +180,11 @@ def conv_wavefronts_table(name: str) -> str:
     return "\n".join([about, "", *rows, ""])
 
 
-def models_table() -> str:
-    """Whole networks: milliseconds of PyTorch's best and of pysim, both as CUDA graphs or not, errors, and layers that run here."""
+def models_table(batches: tuple[int, ...] = ()) -> str:
+    """Whole networks (of some batches): milliseconds of PyTorch's best and of pysim, both as CUDA graphs or not, errors, and layers that
+    run here."""
     header, *found = map(json.loads, (DATA / "models-h200.jsonl").read_text().splitlines())
+    found = [one for one in found if not batches or one["batch"] in batches]
     rows = [
         "| network, batch | PyTorch | its best of | pysim | ratio | errors: PyTorch, pysim | layers by pysim |",
         "|---|--:|---|--:|--:|---|--:|",
@@ -196,8 +200,29 @@ def models_table() -> str:
     return "\n".join([*rows, "", f"{header['device']}, {versions}; milliseconds; geometric mean {mean:.2f}x.", ""])
 
 
+def server_table(name: str) -> str:
+    """Per set: layers, geometric mean and worst of each library's time over pysim's, and the prediction's error."""
+    header, *found = map(json.loads, (DATA / name).read_text().splitlines())
+    sets = list(dict.fromkeys(one["set"] for one in found))
+    peers = list(dict.fromkeys(peer for one in found for peer in sorted(one["peers"])))
+    rows = [
+        f"| set | layers | {' | '.join(f'{peer}: mean, worst' for peer in peers)} | prediction error: median, 90th percentile |",
+        "|---|--:|" + "--:|" * (len(peers) + 1),
+    ]
+    for name in sets:
+        some = [one for one in found if one["set"] == name]
+        ratios = [[one["peers"][peer] / one["measured_seconds"] for one in some if peer in one["peers"]] for peer in peers]
+        errors = [abs(math.log(one["predicted_seconds"] / one["measured_seconds"])) for one in some]
+        cells = [f"{geometric_mean(of):.2f}x, {min(of):.2f}x" for of in ratios]
+        median, p90 = np.quantile(errors, [0.5, 0.9])
+        rows.append(f"| {name} | {len(some)} | {' | '.join(cells)} | {median:.0%}, {p90:.0%} |")
+    return "\n".join([*rows, "", f"{header['device']}; `{header['command']}`; a library's time over pysim's.", ""])
+
+
 if __name__ == "__main__":
+    put(ROOT / "docs" / "performance.md", "xeon server", server_table("compare-xeon-server.jsonl"))
     put(ROOT / "docs" / "models.md", "models", models_table())
+    put(ROOT / "README.md", "models", models_table((4, 32)))
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "model.md", "fit", fit_table())
