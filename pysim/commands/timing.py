@@ -98,6 +98,8 @@ def report(
             tell("")
             if not as_json:
                 put_row(columns, row(done[-1]))
+                if done[-1].above_roof:
+                    put((f"    {done[-1].above_roof}", "yellow"))
                 if not done[-1].correct:
                     put(("    " + ("" if done[-1].plan else "not run: ") + done[-1].reason, "red"))
     if as_json:

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterator
 
 from pysim.algorithms import algorithm_named
+from pysim.explain.roof import above
 from pysim.record.cost import Cost, CsaCost
 from pysim.record.description import Description, bytes_text, seconds_text
 from pysim.record.plan import Considered, Plan
@@ -49,6 +50,8 @@ def _verdict(plan: Plan, described: Description) -> Iterator[str]:
         )
     else:
         yield f"{plan.problem} on {plan.machine}: slicing analysis cost {plan.cost.cost:,} cycles (latency of every line)"
+    if wrong := above(plan, plan.seconds, "predicted"):
+        yield wrong
     yield f"{plan.algorithm}: {described.summary}"
     layout = f", {plan.layout.upper()}" if plan.layout != "nchw" else ""
     limit = f" of {bytes_text(plan.memory_limit)} allowed" if plan.memory_limit is not None else ""

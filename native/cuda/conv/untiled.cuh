@@ -40,7 +40,7 @@ struct Strides {
         : image(channels * height * width), channel(nhwc ? 1 : height * width), row(nhwc ? channels * width : width), column(nhwc ? channels : 1) {}
 };
 
-__device__ inline void put(const Conv &c, const Epilogue<float, float> &epilogue, float *to, float sum, int f) {
+__device__ inline void put(const Epilogue<float, float> &epilogue, float *to, float sum, int f) {
     *to = epilogue.finish(sum, epilogue.beta != 0 ? *to : 0.f, f);
 }
 

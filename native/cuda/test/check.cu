@@ -142,7 +142,7 @@ void check_row(int index, int every) {
             const int steps = (k + bk - 1) / bk, high = bm * row.cluster_m, wide_n = bn * row.cluster_n,
                       tiles = ((m + high - 1) / high) * ((n + wide_n - 1) / wide_n);
             const int kind = (int)(r >> 21) % 3;
-            c.s = {index, PYSIM_DATA_PARALLEL, 1, (int)(r >> 23 & 1), 1 + (int)(r >> 24) % 3};
+            c.s = {index, PYSIM_DATA_PARALLEL, 1, (int)(r >> 23 & 1), 1 + (int)(r >> 24) % 3, -1};
             if (kind == PYSIM_SPLIT_K && steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (steps - 1);
             if (kind == PYSIM_STREAM_K && tiles * steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (tiles * steps - 1);
             const unsigned q = mix(r + 17);

@@ -193,7 +193,7 @@ def describe(plan: Plan) -> Description:
     )
     transform = (f"F({m}x{m}, 3x3): {of.planes} multiplications for {9 * m * m}, {of.tiles} tiles in rows of {of.row}",)
     sections = (Section("transform", transform), Section("loops", loops), Section("footprints", kept))
-    peak = 2 * kernel.lane_windows * kernel.lane_filters * unit.rate(w.dtype) * on.clock_hz if unit else 0.0
+    peak = 2 * kernel.lane_windows * kernel.lane_filters * unit.rate(w.dtype) * on.clock_hz * 9 * m * m / of.planes if unit else 0.0
     return Description("Winograd: tiles of outputs from transformed patches and filters, a product for each plane", sections, peak)
 
 

@@ -26,12 +26,13 @@ def describe(nest: Nest, plan: Plan, summary: str) -> Description:
 
 
 def _peak(nest: Nest, on: Machine, name: str) -> float:
-    """FLOP/s of one core's unit that a kernel multiplies on."""
+    """FLOP/s of the definition at which one core's unit is busy: kernel rows that are all padding are left out."""
     kernel = next((row for row in kernels() if row.name == name), None)
     unit = on.unit(kernel.target) if kernel else None
     if kernel is None or unit is None:
         return 0.0
-    return 2 * products_per_cycle(nest, kernel, unit) * on.clock_hz
+    live = sum(nest.live_rows(kernel.windows)) / (ceil_div(nest.windows, kernel.windows) * nest.kernel_h)
+    return 2 * products_per_cycle(nest, kernel, unit) * on.clock_hz / live if live else 0.0
 
 
 def tile_sizes(nest: Nest, s: Schedule) -> tuple[int, int, int]:

@@ -36,7 +36,9 @@ def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: s
         Section("traffic", tuple(_traffic(plan))),
         Section("workspace", tuple(_workspace(plan))),
     ]
-    return Description(f"{summary}, {plan.schedule.kind.replace('_', ' ')}", tuple(one for one in sections if one), _peak(costs.gpu, tiles))
+    return Description(
+        f"{summary}, {plan.schedule.kind.replace('_', ' ')}", tuple(one for one in sections if one), _peak(costs.gpu, plan, tiles)
+    )
 
 
 def _tiles_of(plan: Plan) -> Tiles | None:
@@ -47,11 +49,14 @@ def _tiles_of(plan: Plan) -> Tiles | None:
     return row.tiles if row and row.tiles.rows else None
 
 
-def _peak(gpu: Gpu, tiles: Tiles | None) -> float:
-    """FLOP/s of the pipe that multiplies, at the clock that it keeps up."""
+def _peak(gpu: Gpu, plan: Plan, tiles: Tiles | None) -> float:
+    """FLOP/s of the definition at which the kernel's own keep the pipe that multiplies busy, at the clock that it keeps up: F(m x m, 3x3)
+    makes (m + 2)^2 multiply-adds of 9 m^2, three products of halves make one."""
     pipe = pipe_of(gpu, tiles.pipe) if tiles else None
-    clock = gpu.sustained_hz.get(pipe or "", gpu.frequency_hz).value
-    return 2 * gpu.sms.value * gpu.fma_per_cycle[pipe].value * clock if pipe else 0.0
+    clock, row = gpu.sustained_hz.get(pipe or "", gpu.frequency_hz).value, conv_kernel(plan.kernel)
+    m = row.outputs if row else 1
+    own = ((m + 2) ** 2 / (9 * m * m) if m > 1 else 1.0) * (3 if tiles and tiles.promotion else 1)
+    return 2 * gpu.sms.value * gpu.fma_per_cycle[pipe].value * clock / own if pipe else 0.0
 
 
 def tiles(plan: Plan, k: int = 0) -> tuple[str, ...]:

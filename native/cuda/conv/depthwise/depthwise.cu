@@ -52,7 +52,7 @@ template <int OF> struct Outputs {
                         *(Pack<float, PIECE> *)(row + q * out.column) = piece;
                     } else
 #pragma unroll
-                        for (int j = 0; j < PIECE; j++) put(c, epilogue, row + (q + j) * out.column, sum[f][i][q + j], first + f);
+                        for (int j = 0; j < PIECE; j++) put(epilogue, row + (q + j) * out.column, sum[f][i][q + j], first + f);
                 }
             }
         }

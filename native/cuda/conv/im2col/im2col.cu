@@ -173,7 +173,7 @@ pysim_status run(const Conv &c, int, cudaStream_t stream) {
     return status == PYSIM_OK && bias_apart ? finish(c, stream) : status;
 }
 
-cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
+cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) {
     return attributes_of(columns_kernel<float>, THREADS, 0, out);
 }
 }
