@@ -20,7 +20,7 @@ from pysim.planner.accurate import Accurate
 from pysim.problem.text import parse
 from pysim.record.accuracy import ACCURACIES
 from pysim.record.plan import Plan
-from tests.command_line import document, ok
+from command_line import document, ok
 
 DATA = Path(__file__).parent.parent / "benchmarks" / "data"
 LINES = [json.loads(line) for file in sorted(DATA.glob("accuracy-*.jsonl")) for line in file.read_text().splitlines()]

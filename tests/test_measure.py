@@ -345,7 +345,7 @@ def test_an_output_starts_as_nan(dtype: str) -> None:
 def test_a_sum_too_long_to_be_exact_and_a_dtype_that_nothing_computes_are_refused() -> None:
     with pytest.raises(OperandError, match="sums of 16777217 products cannot be exact in f32"):
         exact_fill((1,), 2**24 + 1)
-    with pytest.raises(OperandError, match="no operand is of 'int4'; there are: f32, tf32, f64, f16, bf16, f8, s8, s32"):
+    with pytest.raises(OperandError, match="no operand is of 'int4'; there are: f32, tf32, tf32x3, f64, f16, bf16, f8, s8, s32"):
         random_fill((1,), "int4")
 
 

@@ -141,8 +141,15 @@ INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTE
         add_taps(KR, SH, ROWS, FILTERS, MODE, EDGE, 0, t, x + s * by, pitch, column + s * by, live, w + s, w_pitch, taps, acc);
 }
 
+/* Where addresses are checked, a tile is one function whose constants are variables: a hundred of them would compile for minutes. */
+#ifdef __SANITIZE_ADDRESS__
+#define TILE static __attribute__((noinline)) void
+#else
+#define TILE INLINE void
+#endif
+
 /* One tile: ROWS rows x the vector of columns at q x FILTERS. */
-INLINE void tile(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t, int64_t q) {
+TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t, int64_t q) {
     const int64_t pitch = t->step * t->width, column = q * t->stride - t->pad;
     const int64_t taps = KR > 1 ? KR * KR : t->kernel_h * t->kernel_w, w_pitch = t->channels * taps;
     const T *x = t->x + q * t->stride, *w = t->w;
@@ -366,7 +373,7 @@ static void planes_out(const T *in, int64_t plane, int64_t lanes, int64_t count,
 
 /* COLUMNS outputs of a row from kernel rows [r0, r1), `x` at the first column of row r0. KW: taps of a row and SW: their stride, constants,
  * so that each column is loaded once for all outputs that read it; or 0. */
-INLINE void planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w, VEC start,
+TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w, VEC start,
                         VEC floor, T *out) {
     VEC acc[MAX_FILTERS][MAX_ROWS];
 #pragma GCC unroll 8
