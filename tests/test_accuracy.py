@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from command_line import document, ok
 
 import pysim
 from pysim import planner
@@ -20,7 +21,6 @@ from pysim.planner.accurate import Accurate
 from pysim.problem.text import parse
 from pysim.record.accuracy import ACCURACIES
 from pysim.record.plan import Plan
-from command_line import document, ok
 
 DATA = Path(__file__).parent.parent / "benchmarks" / "data"
 LINES = [json.loads(line) for file in sorted(DATA.glob("accuracy-*.jsonl")) for line in file.read_text().splitlines()]
