@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Convolutions of groups of few channels without packing; included once per vector type, after vec_*.h and the functions
- * v_evens, v_odds, v_strided, v_parts, transpose_parts and v_shifted (contract: native/kernel.h).
+ * v_strided, v_parts, transpose_parts and v_shifted (contract: native/kernel.h).
  *
  * rows    lanes hold neighbouring columns of a row of outputs, a tile is up to 8 (4) rows x 1 (several) filters. For each tap s every row
  *         of the input that the tile meets is loaded once, at the column of that tap, and multiplied into all rows of outputs that read it:
@@ -93,8 +93,8 @@ INLINE void add_taps(const int KR, const int SH, const int ROWS, const int FILTE
             spread(KR, SH, ROWS, FILTERS, j, v_strided(x, t->stride, low), one, acc);
         } else {
             const VEC a = load_lanes(x, EDGE, low), b = load_lanes(x + LANES, EDGE, high);
-            spread(KR, SH, ROWS, FILTERS, j, kept(v_evens(a, b)), one, acc);
-            if (BOTH) spread(KR, SH, ROWS, FILTERS, j, kept(v_odds(a, b)), other, acc);
+            spread(KR, SH, ROWS, FILTERS, j, kept(v_even(a, b)), one, acc);
+            if (BOTH) spread(KR, SH, ROWS, FILTERS, j, kept(v_odd(a, b)), other, acc);
         }
     }
 }
@@ -115,7 +115,7 @@ INLINE void add_three(const int SH, const int ROWS, const int MODE, const int ED
         VEC taps[3] = {a, a, a};
         if (MODE == PAIRS) {
             const VEC b = load_lanes(x + LANES, EDGE, high);
-            taps[0] = v_evens(a, b), taps[1] = v_odds(a, b), taps[2] = v_shifted(taps[0], after, 1);
+            taps[0] = v_even(a, b), taps[1] = v_odd(a, b), taps[2] = v_shifted(taps[0], after, 1);
         } else {
             taps[1] = v_shifted(a, after, 1), taps[2] = v_shifted(a, after, 2);
         }

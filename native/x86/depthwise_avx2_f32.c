@@ -3,11 +3,6 @@
 #include "../kernel.h"
 #include "vec_avx2_f32.h"
 
-/* a and b are neighbouring vectors of a row: its elements 0, 2, 4, ...; 1, 3, 5, ... */
-/* The two registers' 128-bit halves come out in the order 0 2 1 3 of their quarters. */
-INLINE VEC by_quarters(__m256 v) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xD8)); }
-INLINE VEC v_evens(VEC a, VEC b) { return by_quarters(_mm256_shuffle_ps(a, b, 0x88)); }
-INLINE VEC v_odds(VEC a, VEC b) { return by_quarters(_mm256_shuffle_ps(a, b, 0xDD)); }
 INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_mask_i32gather_ps(v_zero(), p, _mm256_mullo_epi32(lane, _mm256_set1_epi32((int32_t)stride)), _mm256_castsi256_ps(m),

@@ -3,9 +3,6 @@
 #include "../kernel.h"
 #include "vec_avx2_f64.h"
 
-/* a and b are neighbouring vectors of a row: its elements 0, 2, 4, ...; 1, 3, 5, ... */
-INLINE VEC v_evens(VEC a, VEC b) { return _mm256_permute4x64_pd(_mm256_unpacklo_pd(a, b), 0xD8); }
-INLINE VEC v_odds(VEC a, VEC b) { return _mm256_permute4x64_pd(_mm256_unpackhi_pd(a, b), 0xD8); }
 INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
     const __m128i lane = _mm_setr_epi32(0, 1, 2, 3);
     return _mm256_mask_i32gather_pd(v_zero(), p, _mm_mullo_epi32(lane, _mm_set1_epi32((int32_t)stride)), _mm256_castsi256_pd(m), sizeof(T));

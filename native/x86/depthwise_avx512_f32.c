@@ -3,13 +3,6 @@
 #include "../kernel.h"
 #include "vec_avx512_f32.h"
 
-/* a and b are neighbouring vectors of a row: its elements 0, 2, 4, ...; 1, 3, 5, ... */
-INLINE VEC v_evens(VEC a, VEC b) {
-    return _mm512_permutex2var_ps(a, _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30), b);
-}
-INLINE VEC v_odds(VEC a, VEC b) {
-    return _mm512_permutex2var_ps(a, _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31), b);
-}
 INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_mask_i32gather_ps(v_zero(), m, _mm512_mullo_epi32(lane, _mm512_set1_epi32((int32_t)stride)), p, sizeof(T));

@@ -3,9 +3,6 @@
 #include "../kernel.h"
 #include "vec_avx512_f64.h"
 
-/* a and b are neighbouring vectors of a row: its elements 0, 2, 4, ...; 1, 3, 5, ... */
-INLINE VEC v_evens(VEC a, VEC b) { return _mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), b); }
-INLINE VEC v_odds(VEC a, VEC b) { return _mm512_permutex2var_pd(a, _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15), b); }
 INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm512_mask_i32gather_pd(v_zero(), m, _mm256_mullo_epi32(lane, _mm256_set1_epi32((int32_t)stride)), p, sizeof(T));
