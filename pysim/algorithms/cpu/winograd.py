@@ -76,6 +76,10 @@ class Costs:
     def kind(self) -> NDArray[np.int64]:
         return self._numbered([self._of.outputs.index(shape.outputs) for _, shape in self._table.cases] if self._table else [])
 
+    @property
+    def alike(self) -> NDArray[np.int64]:
+        return (self.kind << 32) + self._table.channels.astype(np.int64) if self._table else np.empty(0, dtype=np.int64)
+
     def _numbered(self, of_case: list[int]) -> NDArray[np.int64]:
         return np.array(of_case, dtype=np.int64)[self._table.case if self._table else np.empty(0, dtype=np.int64)]
 
