@@ -153,12 +153,17 @@ def runnable_any(name: str | Machine | Gpu) -> Machine | Gpu:
         here = cuda.devices()[0]
     except MissingError as error:
         raise MissingError(f"{on.name} is a GPU, and {error}") from None
-    if (here.capability, here.sms) != (on.capability_number, on.sms.value):
-        raise MissingError(
-            f"the GPU here is {here.name}, capability {here.capability / 10}, {here.sms} SMs; {on.name} has {on.capability} and "
-            f"{on.sms.value} SMs: run on -m cuda, whatever GPU is here"
-        )
-    return on
+    if _is(here, on):
+        return on
+    raise MissingError(
+        f"the GPU here is {here.name}, capability {here.capability / 10}, {here.sms} SMs, {here.l2_bytes >> 20} MiB of L2; {on.name} has "
+        f"{on.capability}, {on.sms.value} SMs and {on.l2_bytes.value >> 20} MiB: run on -m cuda, whatever GPU is here"
+    )
+
+
+def _is(device: cuda.Device, gpu: Gpu) -> bool:
+    """Whether a machine is of this device's model: an H100 has the SMs of an H200, and less L2."""
+    return (device.capability, device.sms, device.l2_bytes) == (gpu.capability_number, gpu.sms.value, gpu.l2_bytes.value)
 
 
 def gpu_here() -> Gpu:
@@ -169,10 +174,13 @@ def gpu_here() -> Gpu:
     """
     device = cuda.devices()[0]
     shipped = [machine for name in names() if isinstance(machine := load_any(name), Gpu)]
-    nearest = min(shipped, key=lambda gpu: (abs(gpu.capability_number - device.capability), abs(gpu.sms.value - device.sms)))
-    if (nearest.capability_number, nearest.sms.value) == (device.capability, device.sms):
-        return nearest
-    return _gpu_of(device, nearest)
+
+    def distance(gpu: Gpu) -> tuple[int, ...]:
+        apart = (gpu.capability_number, device.capability), (gpu.sms.value, device.sms), (gpu.l2_bytes.value, device.l2_bytes)
+        return tuple(abs(one - other) for one, other in apart)
+
+    nearest = min(shipped, key=distance)
+    return nearest if _is(device, nearest) else _gpu_of(device, nearest)
 
 
 def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:

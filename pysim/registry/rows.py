@@ -217,8 +217,8 @@ class GemmKernel(msgspec.Struct, frozen=True):
     `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
     cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
     (`exact_capability`) alone. `alignment`: bytes that base and pitch of an operand are multiples of; `k_major`: rows of both operands run
-    along k; `asynchronous`: stages are filled by asynchronous copies, which need capability 8.0; `producer`: a warpgroup does nothing but
-    load, by TMA; `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
+    along k; `producer`: a warpgroup does nothing but load, by TMA; `promotion`: see Tiles; `ablation`: it is there to show what it leaves
+    out.
     """
 
     index: int
@@ -239,7 +239,6 @@ class GemmKernel(msgspec.Struct, frozen=True):
     exact_capability: bool = False
     alignment: int = 1
     k_major: bool = False
-    asynchronous: bool = False
     producer: bool = False
     promotion: int = 0
     accumulates_f16: bool = False
