@@ -281,7 +281,7 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
     levels = []
     for geometry, nbytes in zip(caches, _footprints(caches), strict=True):
         levels.append(_level(geometry, caches[0], stream(nbytes, f"L{geometry.level}"), kin))
-    read, write = stream(_memory_footprint(caches), "memory")
+    read, write = stream(memory_footprint(caches[-1].size_bytes), "memory")
     latency = _inherit(kin.machine.memory.latency_cycles, kin)
     memory = Memory(latency_cycles=latency, read_bytes_per_cycle=read, write_bytes_per_cycle=write)
     core = Core(
@@ -327,8 +327,9 @@ def _footprints(caches: list[Geometry]) -> list[int]:
     return [max(1, size // _PAGE_BYTES) * _PAGE_BYTES for size in sizes]
 
 
-def _memory_footprint(caches: list[Geometry]) -> int:
-    return min(max(4 * caches[-1].size_bytes, 64 << 20), 512 << 20)
+def memory_footprint(last_level_bytes: int) -> int:
+    """Size of a buffer that lives in memory."""
+    return min(max(4 * last_level_bytes, 64 << 20), 512 << 20)
 
 
 def _inherit(number: Number, kin: Relative) -> Number:
@@ -421,6 +422,21 @@ def _with_sources(machine: Machine, kin: Relative) -> Machine:
 
 
 # The result, kept
+
+
+def keep(machine: Machine) -> Path:
+    """Makes a machine called "host" what `detect` finds here from now on, and says where it is kept. MachineError where it cannot be."""
+    path, text = _cache_file(read_cpu(), read_caches(), None), to_toml(machine)
+    _remember(path, text)
+    if path is None or _recall(path) != machine:
+        raise MachineError(f"{path or 'the user cache'} cannot be written, so this computer stays as detected; give a file: -o mine.toml")
+    return path
+
+
+def kept_source(key: str) -> bool:
+    """Whether what is kept of this computer has a source of that name."""
+    known = _recall(_cache_file(read_cpu(), read_caches(), None))
+    return known is not None and key in known.sources
 
 
 def _cache_file(cpu: Cpu, caches: list[Geometry], cache_dir: Path | None) -> Path | None:
