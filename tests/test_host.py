@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysim.calibration import host
-from pysim.calibration.host import detect, relative
+from pysim.calibration.host import detect
 from pysim.calibration.linux import Cpu, Geometry, read_caches, read_cpu
+from pysim.calibration.relatives import relative
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.machine.load import load, loads
