@@ -270,6 +270,17 @@ def test_rates_are_divided_by_the_measured_clock(sysfs: Path, cpuinfo: Path, tmp
         assert where.read_bytes_per_cycle.kind == "measured"
 
 
+def test_a_clock_reading_that_was_disturbed_makes_no_rate_higher(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    class Disturbed(FakeProbes):
+        readings = iter((1e9, 3e9, 4e9, 2e9, 3.9e9))
+
+        def probe_clock(self) -> float:
+            return next(self.readings)
+
+    machine = run(Disturbed(), sysfs, cpuinfo, tmp_path)
+    assert machine.core.frequency_hz.value == 4e9 and machine.core.units[0].fma_per_cycle.value == 2.0
+
+
 def test_each_level_is_measured_inside_it_and_outside_the_one_before(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     probes = FakeProbes()
     run(probes, sysfs, cpuinfo, tmp_path)
