@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * One vector type in plain C for what is written in the names of x86/vec_*.h: 32 bytes of T, which the includer defines. */
-#pragma GCC diagnostic ignored "-Wpsabi" /* how such vectors are passed: all that take them are inlined */
 typedef T VEC __attribute__((vector_size(32)));
 enum { LANES = 32 / sizeof(T) };
 #define INLINE static inline __attribute__((always_inline))
