@@ -148,7 +148,9 @@ def test_the_filters_bytes_decide_between_tiles_where_there_are_few() -> None:
 
 
 @pytest.mark.parametrize("machine", ["zen4", "sapphire-rapids"])
-@pytest.mark.parametrize(("problem", "m"), [("conv:ic3ih227oc96kh11sh4", 4), ("conv:ic64ih112oc64kh7sh2ph3", 3), ("conv:ic96ih24oc256kh5", 2)])
+@pytest.mark.parametrize(
+    ("problem", "m"), [("conv:ic3ih227oc96kh11sh4", 4), ("conv:ic64ih112oc64kh7sh2ph3", 3), ("conv:ic96ih24oc256kh5", 2)]
+)
 def test_larger_kernels_go_by_their_phases_where_that_is_less_work(machine: str, problem: str, m: int) -> None:
     plan = planner.plan(problem, machine)
     assert isinstance(plan.schedule, Schedule)

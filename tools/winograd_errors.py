@@ -4,7 +4,8 @@
     python tools/winograd_errors.py [--channels 16 64 256 1024] [--size 28] [--filters 64] [--taps 3]
 
 Operands uniform in [-1, 1). Each line: largest and mean error over the root mean square of the results, in units of the type's roundoff u,
-of each F(m x m) of kernels with so many taps, channels in one set and in sets of 128, and of sconv; the largest over what it grows with, too.
+of each F(m x m) of kernels with so many taps, channels in one set and in sets of 128, and of sconv; the largest over what it grows with,
+too.
 """
 
 import argparse
@@ -51,7 +52,8 @@ def main() -> None:
             for label, at, schedule in cases:
                 error = np.abs(cpu_launch.ConvLaunch(w, schedule)(x, filters) - exact)
                 grown = np.sqrt(at) + np.sqrt(-(-channels // at)) + 4
-                print(f"{dtype:<6}{channels:>9}{at:>6}  {label:<10}{error.max() / scale:>10.1f}{error.mean() / scale:>10.2f}{error.max() / scale / grown:>8.1f}")
+                largest, mean = error.max() / scale, error.mean() / scale
+                print(f"{dtype:<6}{channels:>9}{at:>6}  {label:<10}{largest:>10.1f}{mean:>10.2f}{largest / grown:>8.1f}")
 
 
 if __name__ == "__main__":
