@@ -19,6 +19,7 @@ _LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
 _DIRECT = re.compile(r"^PYSIM_DIRECT\((.*)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
 _TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
+_FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 _ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # of one family: what its rows have in common, and each row
 _COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
@@ -103,6 +104,13 @@ def loop_nest(problem: str) -> str:
 def winograd_transforms() -> frozenset[tuple[str, str]]:
     """(target, dtype) of the CPU's Winograd transforms, the lines of `native/winograd.inc`."""
     return frozenset(_TRANSFORMS.findall(native_file("winograd.inc").read_text()))
+
+
+@cache
+def winograd_forms() -> tuple[tuple[int, int], ...]:
+    """(m, r) of the CPU's F(m x m, r x r), in the order of the same file."""
+    lines = _FORMS.findall(native_file("winograd.inc").read_text())
+    return tuple((int(m), int(r)) for m, r in lines)
 
 
 # The CUDA kernels of matrix products
