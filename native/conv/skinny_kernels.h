@@ -140,10 +140,11 @@ INLINE void dot_block(const int nf, const int nr, const pysim_skinny *of, const 
 
 INLINE void skinny(const int dot, const pysim_skinny *of, int64_t begin, int64_t results, T *to, int64_t pitch) {
     const int64_t result_step = dot ? of->ld : 1, p_step = dot ? 1 : of->ld, block = dot ? WIDEST : WIDEST * LANES;
+    const int64_t tile = of->few >= MOST_FEW ? 2 : of->few >= MOST_FEW / 2 ? 4 : WIDEST; /* rows of dot's first pass */
     const T *rows = (const T *)of->matrix + begin * result_step;
     for (int64_t p = 0; p < of->k; p += of->block) {
         const int64_t nk = pysim_min(of->block, of->k - p), run = dot ? nk : results;
-        const T *few = (const T *)of->vectors + p * of->few, *from = rows + p * p_step + (dot ? block : nk) * of->ld;
+        const T *few = (const T *)of->vectors + p * of->few, *from = rows + p * p_step + (dot ? tile : nk) * of->ld;
         AHEAD ahead = {from, from + run, run, of->ld}, next = ahead;
         for (int64_t i = 0; i < results; i += block, ahead = next) {
             const int64_t count = pysim_min(block, results - i);
