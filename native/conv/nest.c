@@ -84,8 +84,8 @@ pysim_status pysim_team_workspace(int64_t each, int32_t threads, int64_t *bytes)
 }
 
 pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal) {
-    if (n->row.in_place)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s convolves whole rows; this algorithm's nest runs the rows of native/kernels.inc",
+    if (n->row.of != PYSIM_OF_NEST)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes no tile of packed panels; this algorithm's nest runs the rows of native/kernels.inc",
                           n->row.info.name);
     if (s->stationary != PYSIM_INPUT_STATIONARY && s->stationary != PYSIM_WEIGHT_STATIONARY)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; it is 0 (input) or 1 (weight)", (int)s->stationary);

@@ -17,6 +17,7 @@ from pysim.problem.dtypes import SUM_BYTES
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
 _DIRECT = re.compile(r"^PYSIM_DIRECT\((.*)\)", re.MULTILINE)
+_SKINNY = re.compile(r"^PYSIM_SKINNY\((.*)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
 _TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
@@ -75,9 +76,15 @@ def direct_kernels() -> tuple[Kernel, ...]:
     return _rows(_DIRECT.findall(native_file("conv/depthwise.inc").read_text()), len(kernels()))
 
 
+@cache
+def skinny_kernels() -> tuple[Kernel, ...]:
+    """Every kernel of products with few rows or columns, in the order of conv/skinny.inc; windows: results whose sums pass together."""
+    return _rows(_SKINNY.findall(native_file("conv/skinny.inc").read_text()), len(kernels()) + len(direct_kernels()))
+
+
 def cpu_kernels() -> tuple[Kernel, ...]:
     """Every row of the native library, by index."""
-    return kernels() + direct_kernels()
+    return kernels() + direct_kernels() + skinny_kernels()
 
 
 class NativeAlgorithm(msgspec.Struct, frozen=True):
