@@ -12,7 +12,7 @@
  *   sums     [tile][plane][filters]                            of a set; planes are sums_pitch apart, tiles tile_pitch */
 #ifndef PYSIM_WINOGRAD_H
 #define PYSIM_WINOGRAD_H
-#include "../kernel.h"
+#include "../loops.h"
 
 enum {
     PYSIM_WINOGRAD_LARGEST = 6, /* m */
@@ -32,6 +32,7 @@ typedef struct {
     char *output;
     const char *bias;                  /* of the group's first filter, or NULL */
     int relu;
+    pysim_finish finish;               /* of each filter's rows of a run of tiles */
 } pysim_winograd;
 
 typedef struct {
