@@ -7,7 +7,7 @@
 #include "loops.h"
 
 #define INLINE static inline __attribute__((always_inline))
-enum { PIECE = 1024, LINE = 2048, PARTS = 16 }; /* elements: what several passes go over in L1, a line of a pool, partial sums */
+enum { PIECE = 1024, BLOCK = 2048, PARTS = 16 }; /* elements: what several passes go over in L1, a block of a pool, partial sums */
 
 #if DOUBLE
 INLINE T exponential(T x) { return exp(x); }
@@ -130,9 +130,18 @@ static void map_planes(const pysim_map *m, const pysim_finish *f, const void *fr
 
 INLINE T larger(T a, T b) { return (b > a) | (b != b) ? b : a; } /* a NaN stays */
 
-/* line[i] and row[i], or their sum: `largest` says which. */
-INLINE void combine(const int largest, T *restrict line, const T *restrict row, int64_t count, const int64_t stride) {
-    for (int64_t i = 0; i < count; i++) line[i] = largest ? larger(line[i], row[i * stride]) : line[i] + row[i * stride];
+/* Rows or columns that neighbouring windows reach over. */
+INLINE int64_t extent(int64_t windows, int64_t stride, int64_t kernel, int64_t dilation) {
+    return (windows - 1) * stride + dilation * (kernel - 1) + 1;
+}
+
+/* The taps of windows, x[i + tap step] for count windows that are neighbours. */
+INLINE void combine(const int largest, int64_t taps, const T *restrict x, int64_t step, int64_t count, T *restrict into) {
+    if (taps == 1) memcpy(into, x, (size_t)count * sizeof(T));
+    for (int64_t i = 0; taps > 1 && i < count; i++) into[i] = largest ? larger(x[i], x[i + step]) : x[i] + x[i + step];
+    for (int64_t tap = 2; tap < taps; tap++)
+        for (int64_t i = 0; i < count; i++)
+            into[i] = largest ? larger(into[i], x[i + tap * step]) : into[i] + x[i + tap * step];
 }
 
 /* Taps of a window at `at` that lie in [0, size). */
@@ -147,39 +156,50 @@ INLINE void divide(const pysim_pool *p, int64_t y0, int64_t x0, int64_t count, T
     const int64_t height = p->count_padding ? p->height + p->pad_top + p->pad_bottom : p->height;
     const int64_t width = p->count_padding ? p->width + p->pad_left + p->pad_right : p->width;
     const int64_t rows = taps_inside(y0 + (p->count_padding ? p->pad_top : 0), height, p->kernel_h, p->dilation_h);
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t x = x0 + i * p->stride_w + (p->count_padding ? p->pad_left : 0);
-        const int inside = x >= 0 && x + p->dilation_w * (p->kernel_w - 1) < width;
-        out[i] /= (T)(rows * (inside ? p->kernel_w : taps_inside(x, width, p->kernel_w, p->dilation_w)));
-    }
+    const int64_t left = x0 + (p->count_padding ? p->pad_left : 0), reach = p->dilation_w * (p->kernel_w - 1);
+    const int64_t first = pysim_min(count, left < 0 ? (p->stride_w - 1 - left) / p->stride_w : 0);
+    const int64_t last = left + reach >= width ? first : pysim_max(first, pysim_min(count, (width - 1 - reach - left) / p->stride_w + 1));
+    const T whole = (T)(rows * p->kernel_w);
+    for (int64_t i = first; i < last; i++) out[i] /= whole;
+    for (int64_t i = first == 0 ? last : 0; i < count; i = i + 1 == first ? last : i + 1)
+        out[i] /= (T)(rows * taps_inside(left + i * p->stride_w, width, p->kernel_w, p->dilation_w));
 }
 
-/* Outputs [q0, q0 + count) of row p of a plane: down the columns into a line, padding and all, then along it. */
-INLINE void pool_piece(const int largest, const pysim_pool *p, const T *plane, int64_t row, int64_t q0, int64_t count, T *out) {
+/* Outputs [row, row + rows) x [q0, q0 + count) of a plane. Their part of it, padding and all, lies as rows of `wide` columns one behind the
+ * other, in place where it has no padding, so that down the columns and along the rows all go in long loops; what those make of the ends of rows is left out. */
+INLINE void pool_block(const int largest, const pysim_pool *p, const T *plane, int64_t row, int64_t rows, int64_t q0, int64_t count, T *out) {
     const T empty = largest ? -(T)__builtin_inf() : 0;
-    T line[LINE];
-    const int64_t length = (count - 1) * p->stride_w + p->dilation_w * (p->kernel_w - 1) + 1, x0 = q0 * p->stride_w - p->pad_left;
-    const int64_t lo = pysim_min(length, pysim_max(0, -x0)), hi = pysim_max(lo, pysim_min(length, p->width - x0));
-    const int64_t y0 = row * p->stride_h - p->pad_top;
-    for (int64_t i = 0; i < length; i++) line[i] = empty;
-    for (int64_t r = 0; r < p->kernel_h; r++) {
-        const int64_t y = y0 + r * p->dilation_h;
-        if (y >= 0 && y < p->height) combine(largest, line + lo, plane + y * p->width + x0 + lo, hi - lo, 1);
+    const int64_t wide = extent(count, p->stride_w, p->kernel_w, p->dilation_w), high = extent(rows, p->stride_h, p->kernel_h, p->dilation_h);
+    const int64_t y0 = row * p->stride_h - p->pad_top, x0 = q0 * p->stride_w - p->pad_left;
+    const int64_t lo = pysim_min(wide, pysim_max(0, -x0)), hi = pysim_max(lo, pysim_min(wide, p->width - x0));
+    T padded[BLOCK], down[BLOCK], along[BLOCK];
+    const int as_it_is = wide == p->width && x0 == 0 && y0 >= 0 && y0 + high <= p->height;
+    const T *in = as_it_is ? plane + y0 * wide : padded;
+    for (int64_t r = 0; !as_it_is && r < high; r++) {
+        T *to = padded + r * wide;
+        const int inside = y0 + r >= 0 && y0 + r < p->height;
+        for (int64_t i = 0; i < (inside ? lo : wide); i++) to[i] = empty;
+        if (!inside) continue;
+        memcpy(to + lo, plane + (y0 + r) * p->width + x0 + lo, (size_t)(hi - lo) * sizeof(T));
+        for (int64_t i = hi; i < wide; i++) to[i] = empty;
     }
-    for (int64_t i = 0; i < count; i++) out[i] = empty;
-    for (int64_t s = 0; s < p->kernel_w; s++) {
-        const T *from = line + s * p->dilation_w;
+    const int64_t together = p->stride_h == 1 ? rows : 1; /* rows that one loop goes over */
+    for (int64_t r = 0; r < rows; r += together)
+        combine(largest, p->kernel_h, in + r * p->stride_h * wide, p->dilation_h * wide, together * wide, down + r * wide);
+    combine(largest, p->kernel_w, down, p->dilation_w, rows * wide - p->dilation_w * (p->kernel_w - 1), along);
+    for (int64_t r = 0; r < rows; r++, out += p->out_w) {
+        const T *from = along + r * wide;
         if (p->stride_w == 1)
-            combine(largest, out, from, count, 1);
+            memcpy(out, from, (size_t)count * sizeof(T));
         else if (p->stride_w == 2)
-            combine(largest, out, from, count, 2);
+            for (int64_t i = 0; i < count; i++) out[i] = from[2 * i];
         else
-            combine(largest, out, from, count, p->stride_w);
+            for (int64_t i = 0; i < count; i++) out[i] = from[i * p->stride_w];
+        if (!largest) divide(p, y0 + r * p->stride_h, x0, count, out);
     }
-    if (!largest) divide(p, y0, x0, count, out);
 }
 
-/* One output of a plane, tap by tap: where a window is wider than a line. */
+/* One output of a plane, tap by tap: where a window is larger than a block. */
 static T pool_window(const pysim_pool *p, const T *plane, int64_t row, int64_t q) {
     const int64_t y0 = row * p->stride_h - p->pad_top, x0 = q * p->stride_w - p->pad_left;
     T value = p->largest ? -(T)__builtin_inf() : 0;
@@ -206,26 +226,39 @@ static T plane_mean(const T *x, int64_t count) {
     return (T)(sum / (double)count);
 }
 
+/* As many outputs along an axis as their windows stay within `most` elements; 0 where not one does. */
+INLINE int64_t outputs_within(int64_t most, int64_t out, int64_t stride, int64_t kernel, int64_t dilation) {
+    const int64_t left = most - extent(1, stride, kernel, dilation);
+    return left < 0 ? 0 : pysim_min(out, left / stride + 1);
+}
+
+static void pool_plane(const pysim_pool *p, int64_t rows, int64_t columns, const T *x, T *y) {
+    for (int64_t row = 0; row < p->out_h; row += pysim_max(1, rows))
+        for (int64_t q = 0; q < p->out_w; q += pysim_max(1, columns)) {
+            const int64_t high = pysim_min(rows, p->out_h - row), wide = pysim_min(columns, p->out_w - q);
+            T *out = y + row * p->out_w + q;
+            if (rows == 0)
+                *out = pool_window(p, x, row, q);
+            else if (p->largest)
+                pool_block(1, p, x, row, high, q, wide, out);
+            else
+                pool_block(0, p, x, row, high, q, wide, out);
+        }
+}
+
 static void pool_planes(const pysim_pool *p, const void *from, void *to) {
     const T *x = from;
     T *y = to;
-    const int64_t left = LINE - p->dilation_w * (p->kernel_w - 1) - 1, step = left < 0 ? 1 : left / p->stride_w + 1;
     const int is_mean = !p->largest && p->out_h == 1 && p->out_w == 1 && p->kernel_h == p->height && p->kernel_w == p->width &&
                         !(p->pad_top | p->pad_left) && p->dilation_h == 1 && p->dilation_w == 1;
-    for (int64_t k = 0; k < p->planes; k++, x += p->height * p->width) {
-        if (is_mean) {
-            *y++ = plane_mean(x, p->height * p->width);
-            continue;
-        }
-        for (int64_t row = 0; row < p->out_h; row++, y += p->out_w)
-            for (int64_t q = 0; q < p->out_w; q += step)
-                if (left < 0)
-                    y[q] = pool_window(p, x, row, q);
-                else if (p->largest)
-                    pool_piece(1, p, x, row, q, pysim_min(step, p->out_w - q), y + q);
-                else
-                    pool_piece(0, p, x, row, q, pysim_min(step, p->out_w - q), y + q);
-    }
+    const int64_t columns = outputs_within(BLOCK / extent(1, 1, p->kernel_h, p->dilation_h), p->out_w, p->stride_w, p->kernel_w, p->dilation_w);
+    const int64_t wide = columns ? extent(columns, p->stride_w, p->kernel_w, p->dilation_w) : 1;
+    const int64_t rows = columns ? outputs_within(BLOCK / wide, p->out_h, p->stride_h, p->kernel_h, p->dilation_h) : 0;
+    for (int64_t k = 0; k < p->planes; k++, x += p->height * p->width, y += p->out_h * p->out_w)
+        if (is_mean)
+            *y = plane_mean(x, p->height * p->width);
+        else
+            pool_plane(p, rows, rows ? columns : 1, x, y);
 }
 
 const pysim_loops TARGET_LOOPS = {finish_rows, map_planes, pool_planes};

@@ -9,6 +9,7 @@ A node takes in the one behind it where it alone is read by that, and its result
     Add after Conv, Linear        the other summand is its residual, input PARAMETERS. Where a layer writes over its residual (OVER), what made
                                   that is a Conv or Linear, too, and nothing reads it later
     an activation after any node that can have it in its epilogue; x sigmoid(x) is one
+    Concat of what another Concat joins, and more      joins that one's result, and more (DenseNet)
 
 Sums of constants are made in float64 and rounded once. What a node may have as an epilogue is the executor's to say (`able`).
 
@@ -51,9 +52,13 @@ class _Fusion:
         self._nodes: list[Node | None] = list(graph.nodes)
         self._constants, self._tensors = dict(graph.constants), graph.tensors
         self._makers = graph.makers()
+        self._joined: dict[tuple[Any, ...], str] = {}  # (axis, parts) of a concatenation -> its result
 
     def visit(self, at: int) -> None:
         node = self._graph.nodes[at]
+        if node.op == "Concat":
+            self._concat(at, node)
+            return
         if node.op == "Add":
             self._residual(at, node)
             return
@@ -103,6 +108,15 @@ class _Fusion:
         names = tuple(f"{later.output}:{what}" for what in ("scale" if taking.op == "Affine" else "weights", "shift"))
         self._constants.update(zip(names, made, strict=True))
         self._replace(before, taking._replace(inputs=(taking.inputs[0], *names)), at)
+
+    def _concat(self, at: int, node: Node) -> None:
+        """One that begins with the parts of another takes that one's result: the parts can lie in both then, and are copied to neither."""
+        axis = node.attributes["axis"]
+        for count in range(len(node.inputs) - 1, 0, -1):
+            if (found := self._joined.get((axis, *node.inputs[:count]))) is not None:
+                self._nodes[at] = node._replace(inputs=(found, *node.inputs[count:]))
+                break
+        self._joined.setdefault((axis, *node.inputs), node.output)
 
     def _residual(self, at: int, node: Node) -> None:
         """Of two summands the one that is made later adds the other."""
