@@ -157,6 +157,7 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
         .relu = last && n->relu,
     };
     char *out = n->output + (f0 * n->output_pitch + t0) * n->out_bytes;
+    if (last) pysim_finish_ahead(&n->finish_rows, out, n->output_pitch * n->out_bytes, nf, nw * n->out_bytes);
     n->row.run((r1 - r0) * nc * n->taps, filters + r0 * nc * n->taps * s->filters * n->bytes,
                in_place ? n->input + (c0 * n->input_pitch + t0) * n->bytes : panel, in_place ? n->input_pitch : s->windows,
                out, n->output_pitch, nw, nf, &store);

@@ -157,8 +157,22 @@ class _Run:
         if "reference" in node.attributes:
             run, outs = operators.by_reference(node.attributes["reference"], names), [values[name] for name in node.outputs if name]
             return lambda: run(outs, [values[name] for name in names])
+        if node.op == "Concat":
+            return self._concat(node, graph, buffers)
         operator, out, attributes = operators.OPERATORS[node.op], values[node.output], node.attributes
         return lambda: operator(out, [values[name] for name in names], attributes)
+
+    def _concat(self, node: Node, graph: Graph, buffers: Buffers) -> Step:
+        """Copies the parts that do not lie in the result already."""
+        values = self.values
+        places = operators.parts(values[node.output], [graph.tensors[name].shape for name in node.inputs], node.attributes["axis"])
+        copied = [(to, name) for to, name in zip(places, node.inputs, strict=True) if (node.output, name) not in buffers.joined]
+
+        def concat() -> None:
+            for to, name in copied:
+                to[...] = values[name]
+
+        return concat
 
     def _view(self, node: Node, graph: Graph, buffers: Buffers) -> Step:
         """Nothing to do for a value of the arena; what the caller gave is seen under another shape in each call."""

@@ -50,6 +50,12 @@ def _global_average_pool(out: Array, inputs: Sequence[Array], attributes: Attrib
         np.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True, out=out)
 
 
+def parts(out: Array, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Array]:
+    """Where arrays of these shapes lie in their concatenation."""
+    ends = np.cumsum([shape[axis] for shape in shapes])
+    return [out[(*[slice(None)] * axis, slice(end - shape[axis], end))] for shape, end in zip(shapes, ends, strict=True)]
+
+
 def _lrn(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     (x,), size, channels = inputs, attributes["size"], inputs[0].shape[1]
     squares, sums = np.square(x), np.zeros_like(x)
@@ -66,16 +72,6 @@ def _softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Non
     np.subtract(inputs[0], inputs[0].max(axis=axes, keepdims=True), out=out)
     np.exp(out, out=out)
     out /= out.sum(axis=axes, keepdims=True)
-
-
-def _concat(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """Parts that lie in the result already are left where they are."""
-    at, axis = 0, attributes["axis"]
-    for x in inputs:
-        part = out[(*[slice(None)] * axis, slice(at, at + x.shape[axis]))]
-        if part.ctypes.data != x.ctypes.data:
-            part[...] = x
-        at += x.shape[axis]
 
 
 def _activate(out: Array, attributes: Attributes) -> None:
@@ -149,7 +145,7 @@ def _reduce_mean(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
 
 
 OPERATORS: dict[str, Run] = {
-    "Add": _add, "Affine": _affine, "AveragePool": _average_pool, "Clip": _clip, "Concat": _concat, "Div": _ufunc(np.divide),
+    "Add": _add, "Affine": _affine, "AveragePool": _average_pool, "Clip": _clip, "Div": _ufunc(np.divide),
     "GlobalAveragePool": _global_average_pool, "Identity": _copy, "LRN": _lrn, "MatMul": _ufunc(np.matmul), "MaxPool": _max_pool,
     "Mul": _multiply, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax,
     "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
