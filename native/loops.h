@@ -42,12 +42,17 @@ static inline pysim_finish pysim_finish_of(const pysim_epilogue *e, int32_t dtyp
     return (pysim_finish){plain ? NULL : pysim_loops_for(dtype), result, e->residual, e->activation, e->low, e->high};
 }
 
-/* Asks for what `finish` will read of rows of `bytes` bytes, `pitch` bytes apart: a kernel that runs meanwhile hides the time it takes. */
-static inline void pysim_finish_ahead(const pysim_finish *f, const char *out, int64_t pitch, int64_t rows, int64_t bytes) {
-    if (!f->residual) return;
-    const char *from = f->residual + (out - f->result);
+/* Asks for the lines of rows of `bytes` bytes, `pitch` bytes apart, that a tile will read or write when its kernel has run: the kernel hides
+ * the time they take. In rows a plane apart no prefetcher of the hardware finds them. */
+static inline void pysim_fetch_rows(const char *from, int64_t pitch, int64_t rows, int64_t bytes, const int writes) {
     for (int64_t r = 0; r < rows; r++, from += pitch)
-        for (int64_t i = 0; i < bytes + 63; i += 64) __builtin_prefetch(from + pysim_min(i, bytes - 1));
+        for (int64_t i = 0; i < bytes + 63; i += 64) {
+            const char *line = from + pysim_min(i, bytes - 1);
+            if (writes)
+                __builtin_prefetch(line, 1);
+            else
+                __builtin_prefetch(line, 0);
+        }
 }
 
 static inline void pysim_finish_rows(const pysim_finish *f, void *out, int64_t pitch, int64_t rows, int64_t columns) {

@@ -181,8 +181,8 @@ def conv2d(
 ) -> Any:
     """y[N][M][P][Q] = act(x[N][C][H][W] * w[M][C/groups][R][S] + bias[M] + residual[N][M][P][Q]).
 
-    activation is None, a name in native/epilogues.inc (relu, silu, gelu ...) or ("clamp", low, high); a residual is of the result's type and
-    shape, on a CPU.
+    activation is None, a name in native/epilogues.inc (relu, silu, gelu ...) or ("clamp", low, high); a residual, on a CPU, is of the
+    result's type and shape.
     x and w are float32, float64, bfloat16 (as of ml_dtypes) or int8, both the same; y and the bias are float32 for bfloat16 and int32,
     exact modulo 2^32, for int8.
     `stride` and `dilation` are one number or (height, width); `padding` also (top, left, bottom, right). The result is an array of
@@ -236,8 +236,8 @@ def gemm(
     dtypes as in `conv2d`, c and bias as the result; for int8 alpha and beta must be whole numbers.
     `c` is read, not written; the result goes to `out` or a new array of the kind that a is. CUDA arrays are multiplied where they lie, on
     their library's current stream; NumPy's on the CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. activation is a line of
-    native/epilogues.inc, on a GPU of native/cuda/epilogues.inc, clamp as ("clamp", low, high); it is taken of the sum with beta c, which is how
-    a product adds a residual. On a GPU `dtype` says how elements are multiplied ("tf32", "tf32x3", "f8").
+    native/epilogues.inc, on a GPU of native/cuda/epilogues.inc, clamp as ("clamp", low, high); it is taken of the sum with beta c, which
+    is how a product adds a residual. On a GPU `dtype` says how elements are multiplied ("tf32", "tf32x3", "f8").
     `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
     """
     alpha, beta = number(alpha, "alpha"), number(beta, "beta")

@@ -6,8 +6,8 @@ A node takes in the one behind it where it alone is read by that, and its result
     Affine after Affine           scale = s1 s2, shift = t1 s2 + t2
     Affine after Conv, Linear     w'[f]... = w[f]... s[f], bias' = bias s + t    (BatchNorm: s = gamma / sqrt(var + eps), t = beta - mean s)
     BatchNorm after Conv, Linear  whose numbers may change: inputs (x, w, bias or "", gamma, beta, mean, var), attribute epsilon
-    Add after Conv, Linear        the other summand is its residual, input PARAMETERS. Where a layer writes over its residual (OVER), what made
-                                  that is a Conv or Linear, too, and nothing reads it later
+    Add after Conv, Linear        the other summand is its residual, input PARAMETERS. Where a layer writes over its residual (OVER), what
+                                  made that is a Conv or Linear, too, and nothing reads it later
     an activation after any node that can have it in its epilogue; x sigmoid(x) is one
     Concat of what another Concat joins, and more      joins that one's result, and more (DenseNet)
 
@@ -23,7 +23,8 @@ import numpy as np
 
 from pysim.models.graph import Array, Graph, Node, live
 
-Able = Callable[[Node, Any], bool]  # whether a node can have an activation in its epilogue, or take in a NORM, a RESIDUAL, or one to write OVER
+# whether a node can have an activation in its epilogue, or take in a NORM, a RESIDUAL, or one to write OVER
+Able = Callable[[Node, Any], bool]
 NORM, RESIDUAL, OVER = "norm", "residual", "over"
 PARAMETERS = 7  # inputs of a Conv or Linear in front of its residual: x, w, bias, gamma, beta, mean, var; "" where it has none
 ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish"}  # operators -> activations as the native epilogues name them

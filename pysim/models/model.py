@@ -28,7 +28,7 @@ Step = Callable[[], object]
 
 
 def _able(node: Node, epilogue: Any) -> bool:
-    """Any activation in the native epilogue of convolutions and products, a residual in that of convolutions, ReLU behind some operators."""
+    """Any activation follows convolutions and products natively, a residual convolutions, ReLU some operators."""
     if epilogue in (NORM, OVER, RESIDUAL):
         return epilogue == RESIDUAL and node.op == "Conv"
     return node.op in ("Conv", "Linear") or (epilogue == "relu" and node.op in operators.ACTIVATED)
@@ -52,8 +52,8 @@ class Model:
         self.plan = ModelPlan(layers_of(graph, on, accuracy), planned(graph, lambda node: node.op in operators.IN_PLACE), on.name)
         self._natives = [self._prepared(layer, executor) for layer in self.plan.layers]
         native = {name for layer in self.plan.layers if layer.plan for name in layer.node.inputs[1:PARAMETERS]}
-        elsewhere = {name for layer in self.plan.layers for name in layer.node.inputs[PARAMETERS if layer.plan else 0 :]} | set(graph.outputs)
-        kept = {name: array for name, array in graph.constants.items() if name not in native - elsewhere}
+        elsewhere = {name for layer in self.plan.layers for name in layer.node.inputs[PARAMETERS if layer.plan else 0 :]}
+        kept = {name: array for name, array in graph.constants.items() if name not in native - elsewhere - set(graph.outputs)}
         self._graph = graph._replace(constants=kept)  # weights are packed, and needed no more as they were
         self._idle: list[_Run] = []
 

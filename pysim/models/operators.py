@@ -2,8 +2,8 @@
 """Operators that are no convolution and no product: run(out, inputs, attributes) writes into the array `out`.
 
 They mean what https://onnx.ai/onnx/operators/ says. Pools, sums and what is done to planes run natively (`pysim.runtime.operators`), other
-frequent ones by NumPy, written so that they allocate little. Every other standard operator is run by the onnx package's own definition of it
-(`onnx.reference`), which is right and often slow.
+frequent ones by NumPy, written so that they allocate little. Every other standard operator is run by the onnx package's own definition of
+it (`onnx.reference`), which is right and often slow.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
 from pysim.models.graph import Array, Node
-from pysim.runtime.operators import run_map, run_pool, takes
+from pysim.runtime.operators import Window, run_map, run_pool, takes
 
 Attributes = Mapping[str, Any]
 Run = Callable[[Array, Sequence[Array], Attributes], object]
@@ -29,23 +29,24 @@ def taps(size: int, out: int, kernel: int, stride: int, dilation: int, before: i
             yield slice(first, last), slice(first * stride + shift, (last - 1) * stride + shift + 1, stride)
 
 
-def _window(attributes: Attributes) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(attributes[name]) for name in ("kernel_shape", "strides", "dilations", "pads"))
+def _window(attributes: Attributes) -> Window:
+    kernel, strides, dilations, pads = (tuple(attributes[name]) for name in ("kernel_shape", "strides", "dilations", "pads"))
+    return Window(kernel, strides, dilations, pads)
 
 
 def _max_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    run_pool(out, inputs[0], *_window(attributes), largest=True)
+    run_pool(out, inputs[0], _window(attributes), largest=True)
 
 
 def _average_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    run_pool(out, inputs[0], *_window(attributes), largest=False, count_padding=bool(attributes["count_include_pad"]))
+    run_pool(out, inputs[0], _window(attributes), largest=False, count_padding=bool(attributes["count_include_pad"]))
 
 
 def _global_average_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     (x,) = inputs
     if takes(out, x):
         plane = (1, x.size // (x.shape[0] * x.shape[1]))
-        run_pool(out.reshape(-1, 1, 1), x.reshape(-1, *plane), plane, (1, 1), (1, 1), (0, 0, 0, 0), largest=False)
+        run_pool(out.reshape(-1, 1, 1), x.reshape(-1, *plane), Window(plane), largest=False)
     else:
         np.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True, out=out)
 
@@ -95,7 +96,7 @@ def _multiply(out: Array, inputs: Sequence[Array], attributes: Attributes) -> No
         if x.ndim > 2 and scale.shape == (*x.shape[:2], *[1] * (x.ndim - 2)) and out.shape == x.shape and takes(out, x, scale):
             run_map(out, x, planes, scale=scale.reshape(-1))
             return
-    np.multiply(*inputs, out=out)
+    np.multiply(inputs[0], inputs[1], out=out)
 
 
 def _affine(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:

@@ -272,7 +272,12 @@ def addends_of(epilogue: Any) -> tuple[Array | None, Array | None]:
 
 
 def reference_conv(
-    w: Conv, x: Array, weights: Array, bias: Array | None = None, activation: Activation = None, executor: Executor = LOCAL,
+    w: Conv,
+    x: Array,
+    weights: Array,
+    bias: Array | None = None,
+    activation: Activation = None,
+    executor: Executor = LOCAL,
     residual: Array | None = None,
 ) -> Array:
     """The definition of right: plain loops in C, summed in the next wider type. Slow."""

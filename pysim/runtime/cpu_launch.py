@@ -126,9 +126,7 @@ class ConvLaunch(Launch):
         )
         super().__init__(w, shapes, schedule, threads, executor)
 
-    def __call__(
-        self, x: Any, w: Any, bias: Any = None, activation: Activation = None, out: Any = None, residual: Any = None
-    ) -> Array:
+    def __call__(self, x: Any, w: Any, bias: Any = None, activation: Activation = None, out: Any = None, residual: Any = None) -> Array:
         w, epilogue = self._ffi.from_buffer(self.filters(w)), self.epilogue(bias, activation, residual)
         if out is not None:
             check_apart(self.output(out), w=w, bias=bias, residual=residual)
