@@ -348,6 +348,7 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     w.output = r->call->result + group * s->filters * w.out_h * w.out_w * s->bytes;
     w.bias = r->call->epilogue->bias ? (const char *)r->call->epilogue->bias + group * s->filters * s->bytes : NULL;
     w.relu = r->call->epilogue->activation == PYSIM_RELU;
+    w.finish = r->call->finish;
     const int profiled = r->call->profile != NULL;
     pysim_profile own = {.packed_tiles = b.panels};
     const double start = profiled ? pysim_now() : 0;
@@ -395,4 +396,4 @@ static void run_winograd(pysim_job *job, const pysim_call *call) {
     pysim_team(items * parts, call->threads, run_block, &(run){job, call, &s, input, call->workspace + job->shared_bytes, blocks, parts});
 }
 
-const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd};
+const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1};

@@ -457,6 +457,12 @@ def epilogues() -> dict[str, int]:
     return {name: int(number) for number, name in _EPILOGUE.findall(native_file("cuda/epilogues.inc").read_text())}
 
 
+@cache
+def cpu_epilogues() -> dict[str, int]:
+    """The activations of the CPU, name -> the ABI's number (`native/epilogues.inc`)."""
+    return {name: int(number) for number, name in _EPILOGUE.findall(native_file("epilogues.inc").read_text())}
+
+
 _LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
 
 
