@@ -4,7 +4,7 @@
     python benchmarks/threads.py OUT.jsonl [PROBLEM...] [--threads 1 2 4 8 16] [--kinds N] [--models DIR] [--seconds S] [--set NAME]
 
 For each problem and number of threads the plan for so many threads and, with --kinds, the best of so many further kinds; results of all
-numbers of threads have to be the same bits. Samples of all contenders of one number of threads take turns, each after an untimed call.
+numbers of threads have to be the same bits, and ONNX Runtime's within 1e-4 of them. Samples of all contenders of one number of threads take turns, each after an untimed call.
 OUT.jsonl is a file of `tools/model_errors.py`: its header names OUT.toml, this computer as it was detected, which is written beside it.
 ONNX Runtime runs the one-node models in DIR, which are written there where `onnx` is installed; without --models it does not run.
 """
@@ -22,12 +22,10 @@ import numpy as np
 
 from pysim import planner
 from pysim.calibration import host
-from pysim.check.reference import trial
 from pysim.machine.write import to_toml
 from pysim.measure.clock import pinned
 from pysim.problem.conv import Conv
 from pysim.problem.text import resolve
-from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
 
 FEWEST = 5
@@ -65,7 +63,25 @@ def onnxruntime_call(path: Path, x: np.ndarray, out: np.ndarray, threads: int) -
     binding = session.io_binding()
     binding.bind_input("x", "cpu", 0, np.float32, x.shape, x.ctypes.data)
     binding.bind_output("y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
-    return lambda: session.run_with_iobinding(binding)
+    return lambda kept=(x, out): session.run_with_iobinding(binding)
+
+
+def operands(problem: Conv) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    shapes = (problem.batch, problem.channels, problem.height, problem.width), (
+        problem.filters,
+        problem.channels // problem.groups,
+        problem.kernel_h,
+        problem.kernel_w,
+    )
+    x, w = (random.uniform(-1, 1, shape).astype(np.float32) for shape in shapes)
+    return x, w
+
+
+def check(problem: Conv, result: np.ndarray, other: np.ndarray) -> None:
+    """Two libraries agree: no difference is above 1e-4 of the results' root mean square."""
+    if not np.abs(result - other).max() <= 1e-4 * np.sqrt(np.mean(np.square(other, dtype=np.float64))):
+        raise SystemExit(f"{problem.text}: the result differs from ONNX Runtime's")
 
 
 def take(calls: dict[str, Callable[[], object]], threads: int, seconds: float) -> dict[str, list[float]]:
@@ -109,7 +125,7 @@ def main() -> None:
         for layer in (layer for text in given.problems for layer in resolve(text)):
             problem = layer.workload
             assert isinstance(problem, Conv)
-            x, w = trial(problem, runtime.RESULT_DTYPES[problem.dtype]).random
+            x, w = operands(problem)
             bits: dict[str, bytes] = {}
             for threads in given.threads:
                 plans = plans_of(problem, on, threads, given.kinds)
@@ -122,7 +138,10 @@ def main() -> None:
                     calls[plan.name] = lambda ready=ready, result=result: ready(x, result)
                 if given.models:
                     given.models.mkdir(exist_ok=True)
-                    calls["onnxruntime"] = onnxruntime_call(model_file(given.models, problem, w), x, np.empty_like(result), threads)
+                    theirs = np.full_like(result, np.nan)
+                    calls["onnxruntime"] = onnxruntime_call(model_file(given.models, problem, w), x, theirs, threads)
+                    calls["onnxruntime"]()
+                    check(problem, result, theirs)
                 found = take(calls, threads, given.seconds)
                 peer = {f"onnxruntime_{name}": value for name, value in _told(found.pop("onnxruntime", [])).items()}
                 for plan in plans:

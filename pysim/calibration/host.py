@@ -3,6 +3,7 @@
 
     geometry                            sysfs: level, sets, ways, line, who shares it; without sysfs, `getconf -a`
     clock, multiply-adds, bandwidths    measured: rate of a probe / clock, one core, well under a second in all
+    totals of what cores share          measured: all cores at once, each in its part of the buffer
     latencies, loads, stores, overlap   of the shipped machine of the same microarchitecture, with kind and source, or
                                         of the nearest one, and then of kind assumed
 
@@ -21,9 +22,10 @@ import platform
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -43,11 +45,12 @@ from pysim.runtime.foreign import user_cache
 CUDA = "cuda"  # the name of this computer's GPU
 PROBE_SECONDS = 0.02
 _PAGE_BYTES = 4096
-_CACHE_VERSION = 3  # raised when a probe or this file measures something else than before
+_CACHE_VERSION = 6  # raised when a probe or this file measures something else than before
 _ZEN4_MODELS = (range(0x10, 0x20), range(0x60, 0x80), range(0xA0, 0xB0))  # of family 25: Genoa, client parts, Bergamo
 
 
 _detecting = threading.Lock()
+Place = TypeVar("Place", Level, Memory)
 
 
 class Probes(Protocol):
@@ -268,12 +271,26 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
     if not targets:
         raise MachineError("the native library has no kernel that this CPU can run; reinstall it with `pip install .`")
     units = [_unit(target, rate(probes.probe_fma(target, "f32"), f"{target} multiply-add"), kin) for target in targets]
+    def total(place: Place, nbytes: int, what: str) -> Place:
+        """With what all cores get together, which is no less than one gets alone."""
+        if cores == 1:
+            return place
+        read = rate(_all_at_once(probes.probe_read, nbytes // cores, cores), what)
+        write = rate(_all_at_once(probes.probe_write, nbytes // cores, cores), what)
+        return msgspec.structs.replace(
+            place,
+            total_read_bytes_per_cycle=max(read, place.read_bytes_per_cycle, key=_value),
+            total_write_bytes_per_cycle=max(write, place.write_bytes_per_cycle, key=_value),
+        )
+
     levels = []
     for geometry, nbytes in zip(caches, _footprints(caches), strict=True):
-        levels.append(_level(geometry, caches[0], stream(nbytes, f"L{geometry.level}"), kin))
+        level = _level(geometry, caches[0], stream(nbytes, f"L{geometry.level}"), kin)
+        levels.append(total(level, nbytes, f"{level.name} of all cores") if level.shared else level)
     read, write = stream(_memory_footprint(caches), "memory")
     latency = _inherit(kin.machine.memory.latency_cycles, kin)
     memory = Memory(latency_cycles=latency, read_bytes_per_cycle=read, write_bytes_per_cycle=write)
+    memory = total(memory, _memory_footprint(caches), "memory of all cores")
     core = Core(
         name=cpu.name,
         frequency_hz=Number(value=clock, kind="measured", source="host_probes"),
@@ -301,6 +318,22 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
         ),
         kin,
     )
+
+
+def _value(number: Number) -> float:
+    return number.value
+
+
+def _all_at_once(probe: Callable[[int, float], float], nbytes: int, cores: int) -> float:
+    """What so many cores get together; each probe begins when all are there."""
+    ready = threading.Barrier(cores)
+
+    def one(_: int) -> float:
+        ready.wait()
+        return probe(max(_PAGE_BYTES, nbytes // _PAGE_BYTES * _PAGE_BYTES), PROBE_SECONDS)
+
+    with ThreadPoolExecutor(cores) as pool:
+        return sum(pool.map(one, range(cores)))
 
 
 def _sane(value: float, what: str, unit: str) -> float:
