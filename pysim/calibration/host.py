@@ -49,6 +49,7 @@ _CACHE_VERSION = 6  # raised when a probe or this file measures something else t
 _ZEN4_MODELS = (range(0x10, 0x20), range(0x60, 0x80), range(0xA0, 0xB0))  # of family 25: Genoa, client parts, Bergamo
 
 
+_OPTIONAL = ("scattered_line_cycles", "fork_join_cycles", "fork_join_thread_cycles")  # of a core
 _detecting = threading.Lock()
 Place = TypeVar("Place", Level, Memory)
 
@@ -301,6 +302,7 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
         store_run_cycles=_inherit(kin.machine.core.store_run_cycles, kin),
         prefetch_streams=_inherit(kin.machine.core.prefetch_streams, kin),
         overlap=_inherit(kin.machine.core.overlap, kin),
+        **{name: _inherit(number, kin) for name in _OPTIONAL if (number := getattr(kin.machine.core, name))},
         units=tuple(units),
     )
     return _with_sources(

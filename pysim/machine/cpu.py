@@ -105,7 +105,8 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     what packing one vector costs beyond its store, `pack_line_cycles` what packing waits for a line that is not in L1,
     `store_run_cycles` what a store waits for an output line from beyond L2 where more than `prefetch_streams` rows of
     outputs are written in turn, and `overlap` the share (0..1) of transfer cycles that hide behind compute. A parallel region begins
-    and ends in `fork_join_cycles` and `fork_join_thread_cycles` for each thread.
+    and ends in `fork_join_cycles` and `fork_join_thread_cycles` for each thread. `scattered_line_cycles` is what a line from beyond L2 waits
+    where neighbours in time lie pages apart, so that no prefetcher follows; without it, what packing waits.
     """
 
     name: Text
@@ -117,9 +118,15 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     store_run_cycles: Number
     prefetch_streams: Number
     overlap: Number
+    scattered_line_cycles: Number | None = None
     fork_join_cycles: Number | None = None
     fork_join_thread_cycles: Number | None = None
     units: Annotated[tuple[Unit, ...], msgspec.Meta(min_length=1)]
+
+    @property
+    def scattered_wait(self) -> float:
+        """Cycles of a line from beyond L2 that nothing asked for ahead."""
+        return (self.scattered_line_cycles or self.pack_line_cycles).value
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="cpu"):

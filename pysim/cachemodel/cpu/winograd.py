@@ -18,7 +18,8 @@ patches  of each channel and run (tiles of a panel that lie in one row of tiles)
 outputs  of each tile and vector of filters: e^2 loads, m^2 stores, the transform; of each lanes x lanes block of pixels and filters
          lanes log2(lanes) shuffles, a load and a store a row
          Short chains of dependent instructions: loads, stores, multiply-adds and shuffles (one a cycle) each at their rate, one after
-         another, and pack_line_cycles for each line of the input that is not in L1, as in packing.
+         another, and pack_line_cycles for each line of the input that is not in L1, as in packing. Sums that come from beyond L2 are
+         lines pages apart, planes of a tile: each waits scattered_line_cycles, for no prefetcher follows them.
 
 Streams, each with the bytes that are touched between two uses of it (its distance):
 
@@ -206,7 +207,7 @@ def _compute(of: Candidates, crossed: tuple[dict[str, tuple[Array, Array]], ...]
         "patches": patches
         + crossed[0]["input"][0] / line * core.pack_line_cycles.value
         + beyond["patches"][1] / line * waits(_column(of, "planes")),
-        "outputs": outputs + beyond["sums"][0] / line * core.pack_line_cycles.value,
+        "outputs": outputs + beyond["sums"][0] / line * core.scattered_wait,
     }
 
 
