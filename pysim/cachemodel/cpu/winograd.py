@@ -6,8 +6,10 @@ F(m x m, 3x3) has e = m + 2, e^2 planes, tiles of m x m outputs: e^2 multiplicat
 
     compute  = kernel + call + store + patches + outputs           in-core work, cycles
     transfer of what each supplier serves, as in `pysim.cachemodel.cpu.cost`
-    cycles   = sum over three phases of  max(compute, transfer) + (1 - overlap) min(compute, transfer):
-               the patches' transform, the products (kernel, call, store), the sums' transform: what one moves hides behind no other
+    cycles   = sum over three phases of  compute + transfer - overlap min(compute, transfer):
+               the patches' transform, the products (kernel, call, store), the sums' transform: what one moves hides behind no other.
+               Products: min(compute / k2, transfer), for while a panel of filters is multiplied with the second to k2-th panel of
+               tiles, nothing further is asked for
 
 kernel   steps of the micro-kernel, filters along its lanes: e^2 C for each pair of panels
 call     call_cycles for each call: e^2 x channel sets x panels of tiles x panels of filters
@@ -175,11 +177,13 @@ def predict(of: Candidates) -> Prediction:
     for phase, own in enumerate(PHASES):
         compute, moved = sum((terms[name] for name in own), np.zeros(1)), served[:, phase]
         transfer = moved.sum(axis=0)
-        cycles += np.maximum(compute, transfer) + (1 - core.overlap.value) * np.minimum(compute, transfer)
         covers = compute >= transfer
-        hidden |= {name: core.overlap.value * terms[name] * ~covers for name in own}
+        beside = core.overlap.value * np.minimum(compute / (of.k2 if "kernel" in own else 1.0), transfer)
+        cycles += compute + transfer - beside
+        share = beside / np.maximum(np.minimum(compute, transfer), 1e-300)  # of what is less, whose terms pass beside the others
+        hidden |= {name: share * terms[name] * ~covers for name in own}
         for name, part in zip(_suppliers(machine), moved, strict=True):
-            hidden[name] = hidden.get(name, 0.0) + core.overlap.value * part * covers
+            hidden[name] = hidden.get(name, 0.0) + share * part * covers
     terms |= zip(_suppliers(machine), served.sum(axis=1), strict=True)
     return Prediction(cycles, terms, hidden, crossed)
 
