@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times plans with several numbers of threads, beside ONNX Runtime with as many.
 
-    python benchmarks/threads.py OUT.jsonl [PROBLEM...] [--threads 1 2 4 8 16] [--kinds N] [--models DIR] [--seconds S] [--set NAME]
+    python benchmarks/threads.py OUT.jsonl PROBLEM... [--threads 1 2 4] [--kinds N] [--models DIR] [--seconds S] [--set NAME]
 
 For each problem and number of threads the plan for so many threads and, with --kinds, the best of so many further kinds; results of all
-numbers of threads have to be the same bits, and ONNX Runtime's within 1e-4 of them. Samples of all contenders of one number of threads take turns, each after an untimed call.
+numbers of threads have to be the same bits, and ONNX Runtime's within 1e-4 of them. Samples of all contenders of one number of threads
+take turns, each after an untimed call.
 OUT.jsonl is a file of `tools/model_errors.py`: its header names OUT.toml, this computer as it was detected, which is written beside it.
 ONNX Runtime runs the one-node models in DIR, which are written there where `onnx` is installed; without --models it does not run.
 """
@@ -14,6 +15,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +70,14 @@ def onnxruntime_call(path: Path, x: np.ndarray, out: np.ndarray, threads: int) -
 
 def operands(problem: Conv) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
-    shapes = (problem.batch, problem.channels, problem.height, problem.width), (
-        problem.filters,
-        problem.channels // problem.groups,
-        problem.kernel_h,
-        problem.kernel_w,
+    shapes = (
+        (problem.batch, problem.channels, problem.height, problem.width),
+        (
+            problem.filters,
+            problem.channels // problem.groups,
+            problem.kernel_h,
+            problem.kernel_w,
+        ),
     )
     x, w = (random.uniform(-1, 1, shape).astype(np.float32) for shape in shapes)
     return x, w
@@ -135,7 +140,7 @@ def main() -> None:
                     result = ready(x)
                     if bits.setdefault(plan.name, result.tobytes()) != result.tobytes():
                         raise SystemExit(f"{plan.name} gives other bits with {threads} threads")
-                    calls[plan.name] = lambda ready=ready, result=result: ready(x, result)
+                    calls[plan.name] = partial(ready, x, result)
                 if given.models:
                     given.models.mkdir(exist_ok=True)
                     theirs = np.full_like(result, np.nan)
@@ -145,7 +150,13 @@ def main() -> None:
                 found = take(calls, threads, given.seconds)
                 peer = {f"onnxruntime_{name}": value for name, value in _told(found.pop("onnxruntime", [])).items()}
                 for plan in plans:
-                    row = {"set": given.set, "problem": problem.text, "plan": plan.name, "threads": threads, "predicted_seconds": plan.seconds}
+                    row = {
+                        "set": given.set,
+                        "problem": problem.text,
+                        "plan": plan.name,
+                        "threads": threads,
+                        "predicted_seconds": plan.seconds,
+                    }
                     print(json.dumps(row | _told(found[plan.name]) | peer), file=out, flush=True)
                 print(f"{threads:>3} threads  {min(found[plans[0].name]) * 1e3:9.3f} ms  {problem.text}  {plans[0].name[:60]}", flush=True)
 

@@ -84,12 +84,15 @@ def main() -> None:
         rows = list(predict(path))
         if given.rows:
             for row in rows:
-                print(f"{row.predicted / row.measured:6.2f}  {row.predicted * 1e3:9.3f} {row.measured * 1e3:9.3f} ms  {row.problem}  {row.plan}")
+                both = f"{row.predicted * 1e3:9.3f} {row.measured * 1e3:9.3f} ms"
+                print(f"{row.predicted / row.measured:6.2f}  {both}  {row.problem}  {row.plan}")
         for (file, of, threads), some in groups(rows).items():
             median, most = errors(some)
             worst = max(some, key=lambda row: abs(row.error))
             told = f"worst {worst.predicted / worst.measured:.2f}x: {worst.problem}"
-            print(f"{file:<32} {of:<12} {threads:>2} threads {len(some):>3} plans  median {median:5.1%}  90th percentile {most:5.1%}  {told}")
+            print(
+                f"{file:<32} {of:<12} {threads:>2} threads {len(some):>3} plans  median {median:5.1%}  90th percentile {most:5.1%}  {told}"
+            )
 
 
 if __name__ == "__main__":

@@ -272,6 +272,7 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
     if not targets:
         raise MachineError("the native library has no kernel that this CPU can run; reinstall it with `pip install .`")
     units = [_unit(target, rate(probes.probe_fma(target, "f32"), f"{target} multiply-add"), kin) for target in targets]
+
     def total(place: Place, nbytes: int, what: str) -> Place:
         """With what all cores get together, which is no less than one gets alone."""
         if cores == 1:

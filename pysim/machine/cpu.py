@@ -105,8 +105,8 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     what packing one vector costs beyond its store, `pack_line_cycles` what packing waits for a line that is not in L1,
     `store_run_cycles` what a store waits for an output line from beyond L2 where more than `prefetch_streams` rows of
     outputs are written in turn, and `overlap` the share (0..1) of transfer cycles that hide behind compute. A parallel region begins
-    and ends in `fork_join_cycles` and `fork_join_thread_cycles` for each thread. `scattered_line_cycles` is what a line from beyond L2 waits
-    where neighbours in time lie pages apart, so that no prefetcher follows; without it, what packing waits.
+    and ends in `fork_join_cycles` and `fork_join_thread_cycles` for each thread. `scattered_line_cycles` is what a line from beyond L2
+    waits where neighbours in time lie pages apart, so that no prefetcher follows; without it, what packing waits.
     """
 
     name: Text

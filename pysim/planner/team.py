@@ -34,8 +34,10 @@ def plan_for_team(request: Request, algorithm: str | None, threads: int, best: B
     if request.schedule is None:
         seen = _seen(request, request.problem, threads)
         found += [best(request._replace(problem=part, machine=seen), algorithm) for part in _parts(request.problem, threads)]
-    schedules = dict.fromkeys((one.algorithm, one.schedule) for plan in found for one in (plan, *plan.considered))
-    teams = [Considered(name, schedule, _cost(request, name, schedule, threads, best)) for name, schedule in schedules]
+    named = [(plan.algorithm, plan.schedule) for plan in found] + [
+        (one.algorithm, one.schedule) for plan in found for one in plan.considered
+    ]
+    teams = [Considered(name, schedule, _cost(request, name, schedule, threads, best)) for name, schedule in dict.fromkeys(named)]
     teams.sort(key=lambda one: one.cost.seconds if isinstance(one.cost, Cost) else 0.0)
     kinds = {(one.algorithm, one.schedule.kind): one for one in reversed(teams)}
     chosen = best(request._replace(schedule=teams[0].schedule), teams[0].algorithm)
@@ -60,7 +62,7 @@ def _seen(request: Request, part: Workload, threads: int) -> Machine:
 
 def _parts(w: Workload, threads: int) -> Iterator[Workload]:
     """Parts that even divisions leave, each once."""
-    found = set()
+    found: set[Workload] = set()
     for of_filters in range(1, threads + 1):
         of_rows = threads // of_filters
         if of_rows * of_filters < threads - max(1, threads // 8):
@@ -68,7 +70,8 @@ def _parts(w: Workload, threads: int) -> Iterator[Workload]:
         if isinstance(w, Gemm):
             found.add(msgspec.structs.replace(w, n=ceil_div(w.n, of_rows), m=ceil_div(w.m, of_filters)))
         elif w.batch * w.groups >= threads:
-            found.add(rows_of(w, ceil_div(w.batch, threads), w.out_h, w.filters // w.groups, w.groups if w.batch >= threads else 1))
+            groups = w.groups if w.batch >= threads else min(w.groups, max(2, ceil_div(w.batch * w.groups, threads)))
+            found.add(rows_of(w, ceil_div(w.batch, threads), w.out_h, w.filters // w.groups, groups))
         else:
             rows, filters = ceil_div(w.out_h, max(1, of_rows // w.batch)), ceil_div(w.filters // w.groups, of_filters)
             found.add(rows_of(w, w.batch, rows, filters, w.groups))

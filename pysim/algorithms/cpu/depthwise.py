@@ -161,8 +161,9 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     row_parts = min(threads, problem.out_h) if kernel.lane_filters == 1 and problem.batch * group_parts < threads else 1
     times = ceil_div(problem.batch * group_parts * row_parts, threads)
     groups = min(problem.groups, ceil_div(units, group_parts) * kernel.lane_filters)
-    rows = ceil_div(problem.out_h, row_parts)
-    return Part(rows_of(problem, times, rows, problem.filters // problem.groups, groups), schedule)
+    least = max(2, groups)  # of a problem that is depthwise
+    part = rows_of(problem, times, ceil_div(problem.out_h, row_parts), problem.filters // problem.groups, least)
+    return Part(part, schedule, groups / least)
 
 
 def describe(plan: Plan) -> Description:
