@@ -3,6 +3,7 @@
 
     geometry                            sysfs: level, sets, ways, line, who shares it; without sysfs, `getconf -a`
     clock, multiply-adds, bandwidths    measured: rate of a probe / clock, one core, well under a second in all
+    totals of what cores share          measured: all cores at once, each in its part of the buffer
     latencies, loads, stores, overlap   of the shipped machine of the same microarchitecture, with kind and source, or
                                         of the nearest one, and then of kind assumed
 
@@ -21,9 +22,10 @@ import platform
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -45,10 +47,12 @@ CUDA = "cuda"  # the name of this computer's GPU
 PROBE_SECONDS = 0.02
 CLOCK_READINGS = 5
 _PAGE_BYTES = 4096
-_CACHE_VERSION = 4  # raised when a probe or this file measures something else than before
+_CACHE_VERSION = 7  # raised when a probe or this file measures something else than before
 
 
+_OPTIONAL = ("scattered_line_cycles", "fork_join_cycles", "fork_join_thread_cycles")  # of a core
 _detecting = threading.Lock()
+Place = TypeVar("Place", Level, Memory)
 
 
 class Probes(Protocol):
@@ -257,12 +261,28 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
     if not targets:
         raise MachineError("the native library has no kernel that this CPU can run; reinstall it with `pip install .`")
     units = [_unit(target, rate(probes.probe_fma(target, "f32"), f"{target} multiply-add"), kin) for target in targets]
+
+    def total(place: Place, nbytes: int, what: str) -> Place:
+        """With what all cores get together, which is no less than one gets alone."""
+        if cores == 1:
+            return place
+        read = rate(_all_at_once(probes.probe_read, nbytes // cores, cores), what)
+        write = rate(_all_at_once(probes.probe_write, nbytes // cores, cores), what)
+        return msgspec.structs.replace(
+            place,
+            total_read_bytes_per_cycle=max(read, place.read_bytes_per_cycle, key=_value),
+            total_write_bytes_per_cycle=max(write, place.write_bytes_per_cycle, key=_value),
+        )
+
     levels = []
     for geometry, nbytes in zip(caches, _footprints(caches), strict=True):
-        levels.append(_level(geometry, caches[0], stream(nbytes, f"L{geometry.level}"), kin))
-    read, write = stream(memory_footprint(caches[-1].size_bytes), "memory")
+        level = _level(geometry, caches[0], stream(nbytes, f"L{geometry.level}"), kin)
+        levels.append(total(level, nbytes, f"{level.name} of all cores") if level.shared else level)
+    outside = memory_footprint(caches[-1].size_bytes)
+    read, write = stream(outside, "memory")
     latency = _inherit(kin.machine.memory.latency_cycles, kin)
     memory = Memory(latency_cycles=latency, read_bytes_per_cycle=read, write_bytes_per_cycle=write)
+    memory = total(memory, outside, "memory of all cores")
     core = Core(
         name=cpu.name,
         frequency_hz=Number(value=clock, kind="measured", source="host_probes"),
@@ -273,6 +293,7 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
         store_run_cycles=_inherit(kin.machine.core.store_run_cycles, kin),
         prefetch_streams=_inherit(kin.machine.core.prefetch_streams, kin),
         overlap=_inherit(kin.machine.core.overlap, kin),
+        **{name: _inherit(number, kin) for name in _OPTIONAL if (number := getattr(kin.machine.core, name))},
         units=tuple(units),
     )
     return _with_sources(
@@ -290,6 +311,22 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
         ),
         kin,
     )
+
+
+def _value(number: Number) -> float:
+    return number.value
+
+
+def _all_at_once(probe: Callable[[int, float], float], nbytes: int, cores: int) -> float:
+    """What so many cores get together; each probe begins when all are there."""
+    ready = threading.Barrier(cores)
+
+    def one(_: int) -> float:
+        ready.wait()
+        return probe(max(_PAGE_BYTES, nbytes // _PAGE_BYTES * _PAGE_BYTES), PROBE_SECONDS)
+
+    with ThreadPoolExecutor(cores) as pool:
+        return sum(pool.map(one, range(cores)))
 
 
 def _sane(value: float, what: str, unit: str) -> float:
