@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a build of the CUDA library is for: -Dgpu_archs=auto, which rows a device finds in a build, and that sources compile for others than 9.0a."""
+"""What a build of the CUDA library is for: -Dgpu_archs=auto, which rows a device finds in a build, and that sources compile for others
+than 9.0a."""
 
 import shutil
 import subprocess
