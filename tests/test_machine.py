@@ -21,7 +21,10 @@ from pysim.machine.write import to_toml
 from pysim.registry.rows import kernels
 
 ROOT = Path(__file__).parent.parent
-CPUS = ("power10-e1050", "sapphire-rapids", "xeon-4208", "zen4")
+CPUS = (
+    *("apple-m1-pro", "emerald-rapids", "granite-rapids", "graviton4"),
+    *("power10-e1050", "sapphire-rapids", "xeon-4208", "zen4", "zen5"),
+)
 GPUS = ("a100", "b200", "h100", "h200", "l40s", "rtx-2080ti", "rtx-3090", "rtx-4090", "v100")
 VALID = (SHIPPED / "zen4.toml").read_text()
 VALID_GPU = (SHIPPED / "h200.toml").read_text()
@@ -94,6 +97,26 @@ def test_the_slicing_analysis_sees_the_caches_of_the_levels(name: str) -> None:
     machine = load(name)
     assert machine.csa is not None
     assert [machine.csa.l1_bytes, machine.csa.l2_bytes, machine.csa.l3_bytes] == [x.size_bytes for x in machine.levels]
+
+
+@pytest.mark.parametrize("name", CPUS)
+def test_a_cores_numbers_are_such_as_cores_have(name: str) -> None:
+    """Wide of every server and client core of the last ten years, narrow enough for a slipped digit, unit or column."""
+    machine = load(name)
+    clock, levels = machine.core.frequency_hz.value, machine.levels
+    assert 1.5e9 <= clock <= 6e9 and 1 <= machine.cores <= 512
+    for unit in machine.core.units:
+        lanes = {kernel.lane_windows * kernel.lane_filters for kernel in kernels() if (kernel.target, kernel.dtype) == (unit.target, "f32")}
+        assert 1 <= max(lanes) * unit.fma_per_cycle.value <= 64, unit.target
+        assert 2 <= unit.fma_latency_cycles.value <= 8 and 1 <= unit.loads_per_cycle.value <= 4, unit.target
+        assert 0.5 <= unit.stores_per_cycle.value <= unit.loads_per_cycle.value, unit.target
+    first, *others, last = (level.latency_cycles.value for level in levels)
+    assert 2 <= first <= 6 and all(8 <= one <= 35 for one in others) and 5e-9 <= last / clock <= 80e-9
+    assert 60e-9 <= machine.memory.latency_cycles.value / clock <= 250e-9
+    widest = max(unit.vector_bytes * unit.loads_per_cycle.value for unit in machine.core.units)
+    for place in (*levels, machine.memory):
+        assert 1 <= place.read_bytes_per_cycle.value <= widest and 1 <= place.write_bytes_per_cycle.value <= widest
+    assert 5e9 <= machine.memory.read_bytes_per_cycle.value * clock <= 150e9  # of one core
 
 
 def test_the_paper_machines_carry_the_papers_numbers() -> None:
