@@ -347,6 +347,9 @@ typedef struct {
 int32_t pysim_cuda_conv_count(void);
 pysim_status pysim_cuda_conv_at(int32_t index, pysim_cuda_conv_info *out);
 
+/* Whether the current device runs a row of PYSIM_GEMM or PYSIM_CONV by the code that this build has for it; PYSIM_UNSUPPORTED, and why not. */
+pysim_status pysim_cuda_available(int32_t kind, int32_t kernel);
+
 /* Of the kernel that would do most of the work; needs a device. */
 pysim_status pysim_cuda_attributes_of(const pysim_cuda_problem *p, int32_t kernel, pysim_cuda_attributes *out);
 /* For partial sums, and for operands that the kernel cannot take as they lie; of a product's operands the alignment is looked at, of nothing

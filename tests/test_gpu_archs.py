@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a build of the CUDA library is for: -Dgpu_archs=auto, which rows a device finds in a build, and that sources compile for others
-than 9.0a."""
+"""What the CUDA library is built for: -Dgpu_archs=auto, which rows a device finds in a build, and that sources compile for older GPUs."""
 
 import shutil
 import subprocess

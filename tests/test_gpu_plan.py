@@ -20,13 +20,15 @@ from pysim.cachemodel.gpu import launches, mainloop, waves
 from pysim.cachemodel.gpu.occupancy import occupancy, unable
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.errors import MachineError, MissingError, PlanError
+from pysim.explain.roof import above
 from pysim.explain.text import explain
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any, names
 from pysim.problem.dtypes import GEMM_DTYPES
 from pysim.problem.gemm import Gemm
-from pysim.problem.text import parse
+from pysim.problem.text import distinct, parse, resolve
 from pysim.record.cost import Cost
+from pysim.record.plan import Plan
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule, name_of
 from pysim.registry.rows import CONV_LAYOUTS, Attributes, GemmKernel, conv_kernels, epilogues, gemm_attributes, gemm_kernel, gemm_kernels
 from pysim.runtime import cuda
@@ -320,6 +322,14 @@ def test_plans_for_a_gpu_are_of_rows_that_a_build_for_it_has(name, problem):
             assert not row.exact_capability or row.capability == on.capability_number
 
 
+def test_rows_that_tensor_cores_replace_are_for_older_gpus_alone():
+    replaced = {row.name for row in gemm_kernels() if row.below}
+    assert replaced
+    plan = planner.plan("gemm:512x512x512:f16", "a100")
+    assert {item.what for item in plan.rejected if item.code == "replaced"} == replaced
+    assert planner.plan("gemm:512x512x512:f16", "rtx-2080ti").kernel in replaced
+
+
 def test_plans_for_a_gpu_that_no_compiler_knows_say_that_they_are_no_more_than_plans():
     assert "no kernel is built for it" in explain(planner.plan("gemm:512x512x512", "v100"))
     for name in GPUS:
@@ -406,6 +416,22 @@ def test_a_machine_that_is_none_is_refused():
 def test_planning_takes_less_than_20_milliseconds_of_a_quiet_machine():
     problem = parse("gemm:1000x1000x10000:f16")
     assert quiet_seconds([partial(planner.plan, problem, H200)] * 5) / 5 < 0.02
+
+
+def network(name: str, batch: int) -> list[partial[Plan]]:
+    return [partial(planner.plan, layer.workload, machine(name)) for layer in distinct(resolve([f"resnet50:mb{batch}"]))]
+
+
+@pytest.mark.parametrize("name", ["h100", "a100", "l40s", "rtx-4090", "b200"])
+@pytest.mark.parametrize("batch", [1, 32])
+def test_plans_of_a_network_are_below_the_roof_and_say_what_they_assumed(name, batch):
+    plans = [plan() for plan in network(name, batch)]
+    assert not any(above(plan, plan.seconds, "predicted") for plan in plans)
+    assert all(plan.assumed for plan in plans)
+
+
+def test_a_network_is_planned_in_300_milliseconds_of_a_quiet_machine():
+    assert quiet_seconds(network("a100", 32)) < 0.3
 
 
 # The command

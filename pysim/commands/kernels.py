@@ -57,27 +57,53 @@ def _cuda(words: tuple[str, ...], as_json: bool) -> None:
     convolutions = [row for row in conv_kernels() if all(word in row.name for word in words)]
     if not products and not convolutions:
         raise ProblemError(f"no CUDA kernel's name has all of {', '.join(words) or 'nothing'}; `pysim kernels --cuda` lists them")
+    rows: list[GemmKernel | ConvKernel] = [*products, *convolutions]
+    why_not = _refusals(rows)
     if as_json:
-        rows: list[GemmKernel | ConvKernel] = [*products, *convolutions]
-        document(kernels=[{"name": row.name, **{name: getattr(row, name) for name in row.__struct_fields__}} for row in rows])
+        fields = ({name: getattr(row, name) for name in row.__struct_fields__} for row in rows)
+        heres = ({"available": why_not and not why_not[row.name], "refusal": why_not and why_not[row.name]} for row in rows)
+        document(kernels=[{"name": row.name, **of, **here} for row, of, here in zip(rows, fields, heres, strict=True)])
         return
     if products:
-        titles = ["product", "block", "warp", "thread", "stages", "cluster", "threads", "capability"]
-        put_table(titles, [_gemm_cells(row, row.tiles.threads) for row in products], left=titles[:4])
+        titles = ["product", "here", "block", "warp", "thread", "stages", "cluster", "threads", "capability"]
+        put_table(titles, [_with_here(_gemm_cells(row, row.tiles.threads), why_not, row.name) for row in products], left=titles[:5])
         put("")
     if convolutions:
-        titles = ["convolution", "block", "warp", "thread", "stages", "outputs", "capability"]
-        put_table(titles, [_conv_cells(row) for row in convolutions], left=titles[:4])
+        titles = ["convolution", "here", "block", "warp", "thread", "stages", "outputs", "capability"]
+        put_table(titles, [_with_here(_conv_cells(row), why_not, row.name) for row in convolutions], left=titles[:5])
         put("")
-    put("warp: of a warp (wgmma: of a warpgroup); thread: of a thread (tensor cores: of one instruction); capability: at least")
+    put("warp: of a warp (wgmma: of a warpgroup); thread: of a thread (tensor cores: of one instruction); capability: at least, = alone")
+    reasons = dict.fromkeys(reason.partition(row)[2].strip() for row, reason in (why_not or {}).items() if reason)
+    for reason in reasons:
+        put(f"no: the kernel {reason}")
     if convolutions:
         put("blocks of a convolution are filters x windows x k; outputs: F(2x2) and F(4x4) of Winograd, whose windows are such squares")
+
+
+def _refusals(rows: list[GemmKernel | ConvKernel]) -> dict[str, str] | None:
+    """Why the GPU here does not run each row, "" where it does; None, and why on stderr, where that is not known."""
+    from pysim.runtime import cuda
+
+    try:
+        return {row.name: cuda.refusal(row) for row in rows}
+    except MissingError as error:
+        say(f"which of them run here is not known: {error}")
+        return None
+
+
+def _with_here(cells: list[Cell], why_not: dict[str, str] | None, name: str) -> list[Cell]:
+    here: Cell = ("?", "yellow") if why_not is None else ("no", "red") if why_not[name] else ("yes", "green")
+    return [cells[0], here, *cells[1:]]
+
+
+def _capability(row: GemmKernel | ConvKernel) -> str:
+    return f"{'=' * row.exact_capability}{row.capability / 10}"
 
 
 def _gemm_cells(row: GemmKernel, threads: int) -> list[Cell]:
     block, warp = f"{row.block_m}x{row.block_n}x{row.block_k}", f"{row.warp_m}x{row.warp_n}"
     shapes: list[Cell] = [(row.name, "bold"), block, warp, f"{row.thread_m}x{row.thread_n}", str(row.stages)]
-    return [*shapes, f"{row.cluster_m}x{row.cluster_n}", str(threads), f"{row.capability / 10}"]
+    return [*shapes, f"{row.cluster_m}x{row.cluster_n}", str(threads), _capability(row)]
 
 
 def _conv_cells(row: ConvKernel) -> list[Cell]:
@@ -88,7 +114,7 @@ def _conv_cells(row: ConvKernel) -> list[Cell]:
     )
     tiles = ["x".join(map(str, size)) if row.block_filters else "-" for size in sizes]
     outputs = f"{row.outputs}x{row.outputs}"
-    return [(row.name, "bold"), *tiles, str(row.stages) if row.block_filters else "-", outputs, f"{row.capability / 10}"]
+    return [(row.name, "bold"), *tiles, str(row.stages) if row.block_filters else "-", outputs, _capability(row)]
 
 
 def _no_match(words: tuple[str, ...]) -> str:

@@ -231,9 +231,9 @@ class GemmKernel(msgspec.Struct, frozen=True):
 
     `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
     cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
-    (`exact_capability`) alone. `alignment`: bytes that base and pitch of an operand are multiples of; `k_major`: rows of both operands run
-    along k; `producer`: a warpgroup does nothing but load, by TMA; `promotion`: see Tiles; `ablation`: it is there to show what it leaves
-    out.
+    (`exact_capability`) alone, and not from `below` on, where others replace it (0: nowhere). `alignment`: bytes that base and pitch of an
+    operand are multiples of; `k_major`: rows of both operands run along k; `producer`: a warpgroup does nothing but load, by TMA;
+    `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
     """
 
     index: int
@@ -252,6 +252,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     cluster_n: int
     capability: int
     exact_capability: bool = False
+    below: int = 0
     alignment: int = 1
     k_major: bool = False
     producer: bool = False

@@ -23,7 +23,17 @@ from pysim.once import once
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
-from pysim.registry.rows import CONV_LAYOUTS, Attributes, conv_kernel, epilogues, gemm_kernel, gemm_kernels, native_file
+from pysim.registry.rows import (
+    CONV_LAYOUTS,
+    Attributes,
+    ConvKernel,
+    GemmKernel,
+    conv_kernel,
+    epilogues,
+    gemm_kernel,
+    gemm_kernels,
+    native_file,
+)
 from pysim.runtime.arrays import SIZES
 
 Array = NDArray[Any]
@@ -167,6 +177,14 @@ def attributes(w: Workload, kernel: str, layout: str = "nchw") -> Attributes:
         raise PlanError(f"the registry has no CUDA kernel {kernel!r}; `pysim kernels --cuda` lists them")
     check(lib.pysim_cuda_attributes_of(problem_struct(w, result_of(w.dtype), layout), row.index, info))
     return Attributes(info.threads, info.registers, info.shared_bytes, info.local_bytes)
+
+
+def refusal(row: GemmKernel | ConvKernel) -> str:
+    """Why the first device here cannot run a row by the code that the library has for it; "" where it can."""
+    ffi, lib = library()
+    devices()
+    kind = lib.PYSIM_CONV if isinstance(row, ConvKernel) else lib.PYSIM_GEMM
+    return ffi.string(lib.pysim_cuda_last_error()).decode() if lib.pysim_cuda_available(kind, row.index) else ""
 
 
 # Memory

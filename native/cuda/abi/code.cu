@@ -38,11 +38,12 @@ bool is_built(int device, int capability, bool exact) {
     return exact ? found : code_for(device) >= capability;
 }
 #else
-bool is_built(int, int, bool) { return true; } /* emulated/ */
+int code_for(int device) { return device; } /* emulated/ */
+bool is_built(int, int, bool) { return true; }
 #endif
 }
 
-pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int *sms) {
+pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int below, int *sms) {
     int device = 0, major = 0, minor = 0;
     pysim_status status = check(cudaGetDevice(&device), "the current device");
     if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device), "its multiprocessors");
@@ -55,6 +56,8 @@ pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int *sms
                     exact ? " and no other" : "", major, minor);
     if (!is_built(have, capability, exact))
         return fail(PYSIM_UNSUPPORTED, "kernel %s is not built for sm_%d; -Dgpu_archs=%d%s builds it", kernel, have, have, exact ? "a" : "");
+    if (below && !ABLATIONS && code_for(have) >= below)
+        return fail(PYSIM_UNSUPPORTED, "kernel %s is replaced from capability %d.%d on; -Dtests=true builds it", kernel, below / 10, below % 10);
     return PYSIM_OK;
 }
 }

@@ -205,7 +205,7 @@ pysim_status plain_loops(const Call &call) {
 }
 }
 
-const Operation convolutions = {attributes, workspace_bytes, run, plain_loops};
+const Operation convolutions = {[](int32_t kernel) { return is_available(registry, kernel); }, attributes, workspace_bytes, run, plain_loops};
 }
 
 int32_t pysim_cuda_conv_count(void) { return pysim::registry.count(); }

@@ -213,7 +213,7 @@ pysim_status plain_loops(const Call &call) {
 }
 }
 
-const Operation products = {attributes, workspace_bytes, run, plain_loops};
+const Operation products = {[](int32_t kernel) { return is_available(registry, kernel); }, attributes, workspace_bytes, run, plain_loops};
 }
 
 int32_t pysim_cuda_gemm_count(void) { return pysim::registry.count(); }

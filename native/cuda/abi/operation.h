@@ -20,6 +20,7 @@ struct Call {
 };
 
 struct Operation {
+    pysim_status (*available)(int32_t kernel);
     pysim_status (*attributes)(const pysim_cuda_problem *p, int32_t kernel, pysim_cuda_attributes *out);
     pysim_status (*workspace_bytes)(const Call &call, int64_t *bytes);
     pysim_status (*run)(const Call &call);

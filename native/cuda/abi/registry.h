@@ -3,6 +3,7 @@
 #ifndef PYSIM_CUDA_ABI_REGISTRY_H
 #define PYSIM_CUDA_ABI_REGISTRY_H
 #include "abi/arguments.h"
+#include "core/launch.h"
 #include "core/rows.h"
 
 namespace pysim {
@@ -41,8 +42,16 @@ template <class Row> struct Registry {
 
 /* Streaming multiprocessors of the current device, which must be able to run `row`. */
 template <class Row> pysim_status sms_for(const Row &row, int *sms) {
-    if (!row.launch) return fail(PYSIM_UNSUPPORTED, "kernel %s is not in this build; -Dtests=true builds those of ablations", row.info.name);
-    return sms_of(row.info.name, row.info.capability, row.exact_capability, sms);
+    const pysim_status status = sms_of(row.info.name, row.info.capability, row.exact_capability, row.below, sms);
+    if (status == PYSIM_OK && !row.launch)
+        return fail(PYSIM_UNSUPPORTED, "kernel %s is not in this build%s", row.info.name, ABLATIONS ? "" : ": it is an ablation, which -Dtests=true builds");
+    return status;
+}
+template <class Row> pysim_status is_available(const Registry<Row> &registry, int32_t index) {
+    const Row *row = nullptr;
+    int sms;
+    const pysim_status status = registry.find(index, &row);
+    return status == PYSIM_OK ? sms_for(*row, &sms) : status;
 }
 }
 #endif

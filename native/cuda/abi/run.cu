@@ -5,17 +5,25 @@
 
 namespace pysim {
 namespace {
-pysim_status operation_of(const pysim_cuda_problem *p, const Operation **of) {
-    if (!p) return fail(PYSIM_BAD_ARGUMENT, "the problem is NULL");
-    if (p->kind != PYSIM_CONV && p->kind != PYSIM_GEMM)
-        return fail(PYSIM_BAD_ARGUMENT, "the problem's kind is %d; it is %d (convolution) or %d (product)", p->kind, PYSIM_CONV, PYSIM_GEMM);
-    *of = p->kind == PYSIM_CONV ? &convolutions : &products;
+pysim_status operation_of(int32_t kind, const Operation **of) {
+    if (kind != PYSIM_CONV && kind != PYSIM_GEMM)
+        return fail(PYSIM_BAD_ARGUMENT, "the problem's kind is %d; it is %d (convolution) or %d (product)", kind, PYSIM_CONV, PYSIM_GEMM);
+    *of = kind == PYSIM_CONV ? &convolutions : &products;
     return PYSIM_OK;
+}
+pysim_status operation_of(const pysim_cuda_problem *p, const Operation **of) {
+    return p ? operation_of(p->kind, of) : fail(PYSIM_BAD_ARGUMENT, "the problem is NULL");
 }
 }
 }
 
 using namespace pysim;
+
+pysim_status pysim_cuda_available(int32_t kind, int32_t kernel) {
+    const Operation *of = nullptr;
+    const pysim_status status = operation_of(kind, &of);
+    return status == PYSIM_OK ? of->available(kernel) : status;
+}
 
 pysim_status pysim_cuda_attributes_of(const pysim_cuda_problem *p, int32_t kernel, pysim_cuda_attributes *out) {
     const Operation *of = nullptr;

@@ -67,6 +67,7 @@ struct ConvRow {
     /* NULL where the product is as `conv_of` makes it (abi/conv.cu), else sets its sizes, tile_m, tile_n, cluster and group_tiles. */
     void (*tile)(Conv &c);
     bool chunked;           /* data parallel, and `splits` says in how many chunks of windows */
+    static constexpr int below = 0; /* see gemm/rows.h */
     int reduces_in_cluster; /* so many parts of split-K are reduced in a cluster and need no workspace: then the product has no partials */
 };
 

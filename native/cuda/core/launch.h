@@ -24,6 +24,13 @@ constexpr int CODE_CAPABILITY = __CUDA_ARCH__ / 10;
 constexpr int CODE_CAPABILITY = 1 << 20; /* the host's pass, and emulated/ */
 #endif
 
+/* Whether rows that nothing is planned with are built, too: ablations, and those that others replace (gemm/rows.h). They take a fifth of the time. */
+#if defined(PYSIM_ABLATIONS) || defined(PYSIM_EMULATED)
+constexpr bool ABLATIONS = true;
+#else
+constexpr bool ABLATIONS = false;
+#endif
+
 /* kernel(arguments...) on `grid` blocks of `threads` threads with `shared` bytes of dynamic shared memory. Returns what
  * cudaGetLastError() says after the launch. launch_clusters: each `cluster` neighbouring blocks are a cluster; emulated, they are not. */
 template <class... Parameters, class... Arguments>

@@ -171,20 +171,6 @@ inline bool may_make(const pysim_cuda_gemm_info &gemm, int dtype) {
     return gemm.dtype == dtype && !strcmp(gemm.form, "full") && !(dtype == PYSIM_F16 && !strcmp(gemm.family, "simt")); /* its sums are f16 */
 }
 
-/* Whether a row can be launched here: it may need another capability, or not be in this build (emulated/). */
-inline bool runs(int index, const pysim_cuda_gemm_info &row) {
-    const int result = row.dtype == PYSIM_F64 ? PYSIM_F64 : row.dtype == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
-    const pysim_cuda_problem p = pysim::problem_of(pysim_cuda_gemm{1, 1, 1, 1, 1, 1, 0, 1, row.dtype, result});
-    pysim_cuda_attributes of;
-    return pysim_cuda_attributes_of(&p, index, &of) != PYSIM_UNSUPPORTED;
-}
-inline bool runs(int index, const pysim_cuda_conv_info &row) {
-    const pysim_conv shape = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, row.dtype};
-    const pysim_cuda_problem p = pysim::problem_of(pysim_cuda_conv{shape, PYSIM_NCHW, row.dtype == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32});
-    pysim_cuda_attributes of;
-    return pysim_cuda_attributes_of(&p, index, &of) != PYSIM_UNSUPPORTED;
-}
-
 /* False, and says why, where there is no device. */
 bool found_device() {
     int32_t devices = 0;

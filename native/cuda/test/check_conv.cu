@@ -205,7 +205,7 @@ void check_row(int index, int wanted, unsigned seed, double most) {
                 do {
                     c.s.gemm = draw.below(pysim_cuda_gemm_count());
                     pysim_cuda_gemm_at(c.s.gemm, &gemm);
-                } while (!runs(c.s.gemm, gemm) || !may_make(gemm, s.dtype));
+                } while (pysim_cuda_available(PYSIM_GEMM, c.s.gemm) != PYSIM_OK || !may_make(gemm, s.dtype));
             }
             if (row.block_k) {
                 c.s.decomposition = draw.below(3);
@@ -256,7 +256,7 @@ int main(int argc, char **argv) {
         pysim_cuda_conv_info row;
         pysim_cuda_conv_at(i, &row);
         if (!only.empty() && !strstr(row.name, only.c_str())) continue;
-        if (!runs(i, row)) {
+        if (pysim_cuda_available(PYSIM_CONV, i) != PYSIM_OK) {
             printf("skip %s\n", pysim_cuda_last_error());
             continue;
         }

@@ -41,7 +41,6 @@ PART = 49  # roundings that a part of a sum on tensor cores comes to, at 64 prod
 Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
 DENSE: Lie = None  # rows without gaps, from such a multiple
 HALVES_UNIT = 8  # elements of k that rows of B's halves are whole
-SUMS_CAPABILITY = 80  # from here on there are rows on tensor cores, which sum products of FP16 in FP32
 
 
 # Legality
@@ -59,7 +58,7 @@ def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | No
 
 def kernel_refuses(gpu: Gpu, kernel: GemmKernel) -> Reason | None:
     """Why a kernel is not planned with on a machine beside what no kernel can do without."""
-    if kernel.dtype == "f16" and not kernel.tiles.tensor and gpu.capability_number >= SUMS_CAPABILITY:
+    if kernel.below and gpu.capability_number >= kernel.below:
         return Reason("replaced", "it sums in f16, and this machine's tensor cores sum in f32")
     return None
 

@@ -48,6 +48,7 @@ struct Shape {
     };
     enum { BLOCKS = blocks_of(REGISTERS, THREADS) };
     static constexpr int CAPABILITY = STAGES > 2 ? 80 : 50; /* for asynchronous copies */
+    static constexpr int BELOW = T::PACK == 2 ? 80 : 1 << 20; /* sums in f16: tensor cores sum in f32 */
 };
 
 /* By pysim_dtype. */
