@@ -3,6 +3,7 @@
 
 import math
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ class FakeProbes:
     def __init__(self, targets: tuple[str, ...] = ("avx512", "portable"), rates: dict[str, float] | None = None) -> None:
         self.targets = targets
         self.rates = {"clock": 4e9, "fma": 8e9, "read": 128e9, "write": 64e9} | (rates or {})
-        self.streams: list[int] = []
+        self.streams: list[int] = []  # of one core
+        self.together: list[int] = []  # of several at once
 
     def available_kernels(self) -> frozenset[str]:
         return frozenset(f"f32_win_8x4__{target}" for target in self.targets)
@@ -43,7 +45,8 @@ class FakeProbes:
 
     def probe_read(self, nbytes: int, seconds: float) -> float:
         assert 0 < seconds < 0.1
-        self.streams.append(nbytes)
+        alone = threading.current_thread() is threading.main_thread()
+        (self.streams if alone else self.together).append(nbytes)
         return self.rates["read"]
 
     def probe_write(self, nbytes: int, seconds: float) -> float:
@@ -287,6 +290,18 @@ def test_each_level_is_measured_inside_it_and_outside_the_one_before(sysfs: Path
     l1, l2, l3, memory = probes.streams
     assert l1 <= 32 << 10 < l2 < 1 << 20 < l3 < 32 << 20 < memory
     assert 2 * l1 <= 32 << 10 and 4 * l2 <= 1 << 20 and 4 * l3 <= 32 << 20 and memory >= 2 * (32 << 20)
+
+
+def test_what_cores_share_is_measured_by_all_of_them_at_once(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    probes = FakeProbes()
+    machine = run(probes, sysfs, cpuinfo, tmp_path)
+    l1, l2, l3 = machine.levels
+    assert l1.total_read_bytes_per_cycle is None and l2.total_read_bytes_per_cycle is None
+    for place in (l3, machine.memory):
+        assert place.total_read_bytes_per_cycle and place.total_read_bytes_per_cycle.value == machine.cores * 32.0
+        assert place.total_write_bytes_per_cycle and place.total_write_bytes_per_cycle.value == machine.cores * 16.0
+    assert machine.cores > 1 and len(probes.together) == 2 * machine.cores
+    assert sorted(set(probes.together)) == [size // machine.cores // 4096 * 4096 for size in probes.streams[2:]]
 
 
 def test_units_are_those_that_this_cpu_can_run(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ CPUS = (
     *("apple-m1-pro", "emerald-rapids", "granite-rapids", "graviton4"),
     *("power10-e1050", "sapphire-rapids", "xeon-4208", "zen4", "zen5"),
 )
-GPUS = ("h200", "rtx-2080ti", "rtx-3090", "v100")
+GPUS = ("a100", "b200", "h100", "h200", "l40s", "rtx-2080ti", "rtx-3090", "rtx-4090", "v100")
 VALID = (SHIPPED / "zen4.toml").read_text()
 VALID_GPU = (SHIPPED / "h200.toml").read_text()
 
@@ -148,6 +148,14 @@ def test_the_roofs_of_the_papers_table_1_follow_from_the_unit(name: str, target:
         ("rtx-2080ti", "f32", 13.4),
         ("rtx-3090", "f32", 35.6),
         ("h200", "f32", 67),
+        ("h100", "f32", 67),
+        ("a100", "f32", 19.5),
+        ("a100", "tensor_f64", 19.5),
+        ("a100", "tensor_f16", 312),
+        ("l40s", "f32", 91.6),
+        ("l40s", "tensor_tf32", 183),
+        ("rtx-4090", "f32", 82.6),
+        ("rtx-4090", "tensor_f16_f32", 165.2),
     ],
 )
 def test_a_gpus_peak_is_its_datasheets(name: str, pipe: str, teraflops: float) -> None:

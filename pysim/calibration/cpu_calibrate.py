@@ -202,7 +202,11 @@ def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:
 
     def place(one: Any, path: str) -> Any:
         names = ("latency_cycles", "read_bytes_per_cycle", "write_bytes_per_cycle")
-        return msgspec.structs.replace(one, **{name: take(f"{path}.{name}", getattr(one, name)) for name in names})
+        fields = {name: take(f"{path}.{name}", getattr(one, name)) for name in names}
+        for name in names[1:]:  # together cores get no less than one alone
+            if (total := getattr(one, f"total_{name}")) and total.value < fields[name].value:
+                fields[f"total_{name}"] = fields[name]
+        return msgspec.structs.replace(one, **fields)
 
     def unit(one: Unit) -> Unit:
         path = f"core.units.{one.target}"

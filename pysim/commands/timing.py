@@ -37,7 +37,7 @@ def refuse_on_gpu(on: "Machine | Gpu", **asked: bool) -> None:
 
 
 def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "Threads of pysim's kernels; peers and predictions are for one."
+    text = "Threads of pysim's kernels, for which plans are chosen and predicted; peers run on one."
     return click.option("--threads", type=Whole(1, 1024), default=1, show_default=True, help=text)(command)
 
 
@@ -117,8 +117,8 @@ def exit_code(done: "list[Comparison]") -> int:
 
 
 def error_of(one: "Comparison") -> float | None:
-    """log(predicted / measured): above 0 the plan was faster than predicted; None for several threads, which are not predicted."""
-    if one.predicted_seconds and one.measured_seconds and one.threads == 1:
+    """log(predicted / measured): above 0 the plan was faster than predicted; None where there is no prediction for its threads."""
+    if one.predicted_seconds and one.measured_seconds:
         return math.log(one.predicted_seconds / one.measured_seconds)
     return None
 

@@ -18,6 +18,7 @@ from pysim.comparison.bench import Bench, bench_of, release
 from pysim.comparison.field import Entry, Field, checked, field_of, reason_of
 from pysim.comparison.summary import OURS
 from pysim.errors import MissingError, PlanError, PysimError
+from pysim.explain.roof import above
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.measure.clock import Array, Call, Timed, copies_for, interleave, rotating
@@ -96,7 +97,7 @@ def measure_plan(
     verdict, ready = checked(bench, ours.make)
     fields: dict[str, Any] = {
         "plan": plan.to_dict(),
-        "predicted_seconds": plan.seconds if how.threads == 1 else None,
+        "predicted_seconds": plan.seconds if how.threads == plan.threads else None,
         "max_error": verdict.error if math.isfinite(verdict.error) else None,
     }
     if not verdict.passed:
@@ -112,6 +113,8 @@ def measure_plan(
         field.errors[OURS] = verdict.over_rms
         fields |= {"correct": True, "profile": bench.profile(plan) if how.profile else None}
         fields |= _measured(field, timed, plan.workspace_bytes)
+        if how.threads == plan.threads:
+            fields["above_roof"] = above(plan, fields["measured_seconds"], "measured") or above(plan, plan.seconds, "predicted")
     return _comparison(layer, machine, how, executor, **fields)
 
 
