@@ -49,7 +49,7 @@ class HostArray(cuda.DeviceArray):
 class Clock:
     """A device's clock that says a millisecond."""
 
-    batch, leads, undisturbed = Events.batch, Events.leads, Events.undisturbed
+    batch, leads, undisturbed, asynchronous = Events.batch, Events.leads, Events.undisturbed, Events.asynchronous
 
     def seconds(self, call, times) -> float:
         for _ in range(times):

@@ -164,6 +164,12 @@ def test_a_few_quiet_rounds_are_enough(truth: Machine, plans: tuple[Measured, ..
     assert constants(found) == pytest.approx(np.array(TRUTH), rel=0.05)
 
 
+def test_a_short_budget_leaves_what_it_has_no_rounds_for(truth: Machine, plans: tuple[Measured, ...]) -> None:
+    found = Synthetic(truth, plans).calibrated(0.1)
+    assert found.rounds == FEWEST and set(found.rejected.values()) == {"too few rounds"} and ".L3." in next(iter(found.rejected))
+    assert found.numbers["levels.L2.latency_cycles"].value == pytest.approx(14, rel=0.02)
+
+
 def test_a_machine_on_which_rounds_do_not_agree_is_refused(truth: Machine, plans: tuple[Measured, ...]) -> None:
     with pytest.raises(MachineError, match="others use this CPU too much now"):
         Synthetic(truth, plans, noise=2.0).calibrated(4.0)

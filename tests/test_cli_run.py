@@ -19,6 +19,7 @@ from pysim import planner
 from pysim.cli import BROKEN_PIPE, INTERRUPTED
 from pysim.comparison import compare as comparison
 from pysim.errors import OperandError
+from pysim.measure import clock, load
 from pysim.measure.store import Store
 from pysim.peers import PEERS
 from pysim.record.measurement import Comparison
@@ -134,6 +135,37 @@ def test_compare_prints_rows_then_ratios_shares_and_the_prediction_error():
     assert re.search(r"^im2col_openblas +\d+\.\d{3}x geometric mean of 2, faster on [012] \(\d+%\); OpenBLAS of ", text, re.MULTILINE)
     assert re.search(r"^prediction error .*: median \d+\.\d%, 90th percentile \d+\.\d%$", text, re.MULTILINE)
     assert "hot caches, 1 thread" in result.stderr
+
+
+class Elsewhere:
+    """A count of a CPU that others had for a quarter of the time."""
+
+    share = 0.25
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def load(self) -> load.Load:
+        return load.Load(self.share, 0.5, 12)
+
+
+@native
+def test_a_measurement_under_load_says_so_and_has_a_wider_interval(monkeypatch):
+    monkeypatch.setattr(clock, "Watch", Elsewhere)
+    told = "under load on 1 of 1 layer: others had the CPU for up to 25% of the time, by which intervals are widened"
+    assert told in ok("run", SMALL) and told in ok("compare", SMALL, *QUICK)
+    (wide,) = document("compare", SMALL, *QUICK)["comparisons"]
+    assert wide["taken"] == 0.25
+    monkeypatch.setattr(Elsewhere, "share", 0.0)
+    assert "under load" not in ok("run", SMALL)
+    for one in wide["ratios"].values():
+        assert one["low"] <= 0.75 * one["value"] * (1 + 1e-9) and one["high"] >= one["value"] / 0.75 * (1 - 1e-9)
+
+
+@native
+def test_the_state_of_the_caches_stands_below_the_times():
+    assert "hot caches: an untimed call of the same contender precedes each sample" in ok("run", SMALL)
+    assert "cold caches: operands rotate over twice the last level" in ok("compare", SMALL, "--cold", *QUICK)
 
 
 @native

@@ -186,7 +186,10 @@ def test_the_first_contender_must_run_and_another_that_fails_is_left_out_with_it
 class Device:
     """A device's events that know how long each call takes, and note what ran since the last sample."""
 
-    batch, leads, undisturbed = events.Events.batch, events.Events.leads, events.Events.undisturbed
+    batch, leads, undisturbed, asynchronous = (
+        *(events.Events.batch, events.Events.leads, events.Events.undisturbed),
+        events.Events.asynchronous,
+    )
 
     def __init__(self, takes: float, ran: list[str]) -> None:
         self.takes, self.ran, self.before = takes, ran, list[list[str]]()
@@ -211,6 +214,18 @@ def test_a_device_is_kept_busy_by_a_contenders_own_calls_before_each_of_its_samp
         warm, timed = clock.before[:6], clock.before[6:]
         assert warm == [[]] * 6
         assert timed == [[name] * leads for name in "abbaabbaabba"]
+
+
+def test_the_hosts_time_for_a_launch_stands_apart_from_the_devices() -> None:
+    ran: list[str] = []
+
+    def launch() -> None:
+        spin(1e-3)()
+        ran.append("a")
+
+    found = interleave({"a": launch}, Device(1e-5, ran), min_samples=6, min_seconds=0, warmup_seconds=0)  # type: ignore[arg-type]
+    assert found.samples["a"].max() == 1e-5 and found.launches["a"] >= 1e-3
+    assert interleave({"a": spin(1e-4)}, CpuClock(), min_samples=5, min_seconds=0, warmup_seconds=0).launches == {}
 
 
 # --------------------------------------------------------------------------------------------------------------- load

@@ -13,6 +13,7 @@ from statistics import geometric_mean
 
 import numpy as np
 import paper_comparison
+import prediction_quality
 import static_cycles
 
 ROOT = Path(__file__).parent.parent
@@ -219,6 +220,19 @@ def server_table(name: str) -> str:
     return "\n".join([*rows, "", f"{header['device']}; `{header['command']}`; a library's time over pysim's.", ""])
 
 
+def search_summary() -> str:
+    """The three regrets of the searches, and how often the model's order found the better plan in the same time."""
+    found = json.loads((DATA / "search-zen5.json").read_text())["searches"]
+    told = []
+    for key, what in (("regret", "the model's first choice"), ("regret_8", "the best of its first 8"), ("regret_16", "of its first 16")):
+        known = [one[key] for one in found if one[key] is not None]
+        told.append(f"{what} {geometric_mean(known):.3f} times the best found (worst {max(known):.2f})")
+    ahead = sum(one["model_regret"] <= one["random_regret"] for one in found)
+    plans = sum(one["plans_measured"] for one in found)
+    over = f"Geometric means over {len(found)} problems, {plans:,} plans: {'; '.join(told)}."
+    return f"{over} In the same time the model's order found at least as good a plan as the random one on {ahead} of {len(found)}.\n"
+
+
 if __name__ == "__main__":
     put(ROOT / "docs" / "performance.md", "xeon server", server_table("compare-xeon-server.jsonl"))
     put(ROOT / "docs" / "models.md", "models", models_table())
@@ -227,8 +241,8 @@ if __name__ == "__main__":
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "model.md", "fit", fit_table())
     output = (DATA / "search-zen5.txt").read_text()
-    asked = "conv:mb1ic64ih28oc64kh3ph1 conv:mb1ic256ih14oc128kh1 gemm:256x256x256 --budget 10"
-    put(ROOT / "docs" / "search.md", "search", f"```\n$ pysim search {asked}\n{output}```\n")
+    asked = "@benchmarks/search_layers.txt --budget 12"
+    put(ROOT / "docs" / "search.md", "search", f"```\n$ pysim search {asked}\n{output}```\n\n{search_summary()}")
     power10, paper = ROOT / "docs" / "power10.md", json.loads((DATA / "paper-comparison.json").read_text())
     put(power10, "static", static_cycles.tables(json.loads((DATA / "power10-static.json").read_text())))
     output = (DATA / "compare-resnet50-power10.txt").read_text()
@@ -244,6 +258,9 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "performance-cuda.md", "cublas", cublas_table())
     put(ROOT / "docs" / "performance-cuda-conv.md", "winograd error", (DATA / "winograd-error.md").read_text())
     put(ROOT / "docs" / "accuracy.md", "errors", accuracy_table("accuracy-h200.jsonl", "accuracy-cpu.jsonl"))
+    predictions = prediction_quality.found()
+    put(ROOT / "docs" / "accuracy.md", "predictions", prediction_quality.table(predictions))
+    prediction_quality.draw(predictions, ROOT / "docs" / "prediction-error.svg")
     measured = [path.name for path in sorted(DATA.glob("conv-h200*.jsonl"))]
     put(ROOT / "docs" / "performance-cuda-conv.md", "convolution figures", conv_figures(measured))
     put(ROOT / "docs" / "performance-cuda-conv.md", "convolutions", convolution_table(*measured))

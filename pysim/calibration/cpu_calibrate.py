@@ -38,6 +38,7 @@ from pysim.measure.store import environment
 SOURCE, FIT = "calibration", "calibration_fit"
 CLOCK = "core.frequency_hz"
 BUSY = 0.15  # CPUs of other processes from which on a round counts as disturbed
+EVERY = 4  # rounds: in one of so many levels that are shared are measured, whose buffers are large
 ANOTHER_RATE = 0.05  # by which float64's rate differs from float32's where it stands apart
 
 
@@ -86,7 +87,8 @@ def calibrate(
     while len(others) < FEWEST or (timer() - start) * (1 + 1 / len(others)) < budget:
         costs[CLOCK].append(1 / lab.clock())
         for one in asked:
-            costs[one.path] += _cycles(lab, one.cost)
+            skipped = one.shared and len(others) % EVERY
+            costs[one.path] += [math.nan] if skipped else _cycles(lab, one.cost)
         plans.append([cycles for problem in problems for cycles in _cycles(lab, partial(lab.times, problem))])
         others.append(lab.others())
         tell(f"{timer() - start:.0f} of {budget:g} s, {len(others)} rounds")
@@ -94,8 +96,8 @@ def calibrate(
     settled = {CLOCK: settle(costs[CLOCK])}
     rejected = {}
     for one in asked:
-        if one.shared and sum(quiet) < FEWEST:
-            rejected[one.path] = "other processes used it in nearly all rounds"
+        if one.shared and sum(quiet[::EVERY]) < FEWEST:
+            rejected[one.path] = "too few rounds" if all(quiet) else "other processes used it in nearly all rounds"
             continue
         settled[one.path] = settle([cost for cost, alone in zip(costs[one.path], quiet, strict=True) if alone or not one.shared])
     if settled[CLOCK] is None:
@@ -200,7 +202,11 @@ def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:
 
     def place(one: Any, path: str) -> Any:
         names = ("latency_cycles", "read_bytes_per_cycle", "write_bytes_per_cycle")
-        return msgspec.structs.replace(one, **{name: take(f"{path}.{name}", getattr(one, name)) for name in names})
+        fields = {name: take(f"{path}.{name}", getattr(one, name)) for name in names}
+        for name in names[1:]:  # together cores get no less than one alone
+            if (total := getattr(one, f"total_{name}")) and total.value < fields[name].value:
+                fields[f"total_{name}"] = fields[name]
+        return msgspec.structs.replace(one, **fields)
 
     def unit(one: Unit) -> Unit:
         path = f"core.units.{one.target}"

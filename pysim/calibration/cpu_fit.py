@@ -183,8 +183,11 @@ def _linear(predicted: Callable[[Floats], Floats], x: Floats, measured: Floats, 
 def _estimate(value: float, error: float, used: bool) -> Estimate:
     if used:
         return Estimate(value, error, "others used what it waits for all the time")
-    doubtful = value == 0 or error > SURE * value
-    return Estimate(value, error, f"other rounds would say {max(0.0, value - error):.3g} to {value + error:.3g}" if doubtful else "")
+    if value == 0:
+        return Estimate(value, error, "the plans show nothing of it")
+    return Estimate(
+        value, error, f"other rounds would say {max(0.0, value - error):.3g} to {value + error:.3g}" if error > SURE * value else ""
+    )
 
 
 def _quality(predicted: Floats, measured: Floats) -> Quality:

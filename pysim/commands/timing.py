@@ -176,6 +176,8 @@ def put_state(done: "list[Comparison]") -> None:
     timed = [one for one in done if one.measured_seconds]
     for state in dict.fromkeys(one.state for one in timed):
         put(states[state])
+    if launches := [value for one in timed for name, value in one.launches.items() if name == "pysim"]:
+        put(f"times are the device's; a call takes the host {seconds(sorted(launches)[len(launches) // 2])} beside them (median)")
     if loaded := [one.taken for one in timed if one.taken and one.taken > LOADED]:
         share = f"others had the CPU for up to {max(loaded):.0%} of the time, by which intervals are widened"
         put((f"under load on {len(loaded)} of {plural(len(timed), 'layer')}: {share}", "yellow"))

@@ -21,8 +21,8 @@ from pysim.errors import MissingError, PlanError, PysimError
 from pysim.explain.roof import above
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
-from pysim.measure.clock import Array, Call, copies_for, interleave, rotating
-from pysim.measure.load import Load, widened
+from pysim.measure.clock import Array, Call, Timed, copies_for, interleave, rotating
+from pysim.measure.load import widened
 from pysim.measure.statistics import quartiles, ratio
 from pysim.measure.store import Store, environment, now
 from pysim.peers import Peer
@@ -107,12 +107,12 @@ def measure_plan(
         fields |= _static(plan, machine, how)
     else:
         field = field_of(bench, peers, machine.name)
-        samples, load = _timed(bench, {OURS: (ours, ready)} | field.ready, field, how)
+        timed = _timed(bench, {OURS: (ours, ready)} | field.ready, field, how)
         if store is not None:
-            _keep(store, plan, how, samples, {label: found.version for label, (_, found) in field.ready.items()})
+            _keep(store, plan, how, timed.samples, {label: found.version for label, (_, found) in field.ready.items()})
         field.errors[OURS] = verdict.over_rms
         fields |= {"correct": True, "profile": bench.profile(plan) if how.profile else None}
-        fields |= _measured(field, samples, plan.workspace_bytes, load)
+        fields |= _measured(field, timed, plan.workspace_bytes)
         if how.threads == plan.threads:
             fields["above_roof"] = above(plan, fields["measured_seconds"], "measured") or above(plan, plan.seconds, "predicted")
     return _comparison(layer, machine, how, executor, **fields)
@@ -131,8 +131,8 @@ def _static(plan: Plan, machine: Machine | Gpu, how: How) -> dict[str, Any]:
     return {"static_seconds": cost.seconds, "static_kind": "static+simulated"}
 
 
-def _timed(bench: Bench, contenders: Mapping[str, tuple[Entry, Ready]], field: Field, how: How) -> tuple[dict[str, Array], Load | None]:
-    """Seconds per call of each contender, and who else had the processor; those that fail leave the field with the reason."""
+def _timed(bench: Bench, contenders: Mapping[str, tuple[Entry, Ready]], field: Field, how: How) -> Timed:
+    """Seconds per call of each contender; those that fail leave the field with the reason."""
     calls: dict[str, Call] = {label: ready.call for label, (_, ready) in contenders.items()}
     kept: list[Operands] = []  # calls know where they lie, no more
     if how.state == "cold":
@@ -146,18 +146,21 @@ def _timed(bench: Bench, contenders: Mapping[str, tuple[Entry, Ready]], field: F
     for label, error in timed.failed.items():
         del field.ready[label]
         field.missing[label] = f"failed when timed: {reason_of(error)}"
-    return timed.samples, timed.load
+    return timed
 
 
-def _measured(field: Field, samples: Mapping[str, Array], workspace_bytes: int, load: Load | None) -> dict[str, Any]:
+def _measured(field: Field, timed: Timed, workspace_bytes: int) -> dict[str, Any]:
     """What samples amount to, and what bytes were used beside operands; a peer stands for the fastest of its algorithms."""
+    samples, load = timed.samples, timed.load
     times = {label: quartiles(values) for label, values in samples.items()}
     fastest: dict[str, str] = {}
     for label in sorted(field.ready, key=lambda label: times[label][1]):
         fastest.setdefault(field.ready[label][0].peer, label)
     best = {peer: field.ready[label] for peer, label in fastest.items()}
     taken = load.taken if load else 0.0
+    labels = {OURS: OURS} | fastest
     return {
+        "launches": {name: timed.launches[label] for name, label in labels.items() if label in timed.launches},
         "taken": load.taken if load else None,
         "measured_seconds": times[OURS][1],
         "samples": len(samples[OURS]),

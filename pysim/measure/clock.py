@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -37,7 +38,10 @@ WARMUP_SECONDS, FEWEST_WARMUPS = 0.02, 3
 
 
 class Clock(Protocol):
-    """What tells seconds."""
+    """What tells seconds. `asynchronous`: a call returns before its work is done, so that the host's time for it can be told apart."""
+
+    @property
+    def asynchronous(self) -> bool: ...
 
     def seconds(self, call: Call, times: int) -> float:
         """That so many calls take together."""
@@ -56,6 +60,10 @@ class CpuClock(NamedTuple):
     """The processor's timer; the calling thread stays on the CPU that it runs on where it is the only one."""
 
     threads: int = 1
+
+    @property
+    def asynchronous(self) -> bool:
+        return False
 
     def seconds(self, call: Call, times: int) -> float:
         turns = itertools.repeat(None, times)
@@ -78,11 +86,12 @@ class CpuClock(NamedTuple):
 
 class Timed(NamedTuple):
     """Seconds per call, one array per contender and all of one length; those that failed on the way have none, but their error. `load`:
-    who else had the processor, where it was the clock's."""
+    who else had the processor, where it was the clock's; `launches`: the host's seconds for making a call, median, of a busy device."""
 
     samples: dict[str, NDArray[np.float64]]
     failed: dict[str, Exception]
     load: Load | None = None
+    launches: Mapping[str, float] = MappingProxyType({})
 
 
 def interleave(
@@ -120,7 +129,7 @@ def interleave(
 
     def enter(name: str) -> None:
         fastest = _warmed(contenders[name], clock, WARMUP_SECONDS if warmup_seconds is None else warmup_seconds)
-        taking[name] = _Taking(contenders[name], clock, clock.leads(fastest, state), clock.batch(fastest), [])
+        taking[name] = _Taking(contenders[name], clock, clock.leads(fastest, state), clock.batch(fastest), [], [])
 
     first = next(iter(contenders))
     with clock.undisturbed() as watch, _no_collection():
@@ -138,21 +147,27 @@ def interleave(
             if rounds >= FEWEST_ROUNDS and time.perf_counter() - start >= budget_seconds:
                 break
         load = watch.load() if watch else None
-    return Timed({name: np.array(one.spent) / one.batch for name, one in taking.items()}, failed, load)
+    launches = {name: float(np.median(one.launched)) for name, one in taking.items() if one.launched}
+    return Timed({name: np.array(one.spent) / one.batch for name, one in taking.items()}, failed, load, launches)
 
 
 class _Taking(NamedTuple):
-    """A contender, how many of its calls precede a sample and how many make one, and the seconds of its samples."""
+    """A contender, how many of its calls precede a sample and how many make one, the seconds of its samples, and the host's for each call
+    before them."""
 
     call: Call
     clock: Clock
     leads: int
     batch: int
     spent: list[float]
+    launched: list[float]
 
     def sample(self) -> None:
+        start = time.perf_counter()
         for _ in range(self.leads):
             self.call()
+        if self.leads and self.clock.asynchronous:
+            self.launched.append((time.perf_counter() - start) / self.leads)
         self.spent.append(self.clock.seconds(self.call, self.batch))
 
 

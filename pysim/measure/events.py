@@ -20,6 +20,8 @@ LEAD, LONG, MOST_LEADS = 6e-5, 2e-3, 8  # seconds, seconds, calls
 class Events:
     """A `pysim.measure.clock.Clock` of libcuda; the library must have made a context before."""
 
+    asynchronous = True
+
     def __init__(self, stream: int = 0) -> None:
         try:
             self._cuda = ctypes.CDLL("libcuda.so.1")

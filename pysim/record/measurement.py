@@ -29,7 +29,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     the bytes beside operands and result of "pysim" and of each peer that says so.
     `profile` splits one call: pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count` is how often the problem occurs in what
     was asked for. `above_roof` says which time is less than multiply-adds or operands take. `taken` is the share of the time of all
-    samples in which a CPU was others'; the intervals of `ratios` are wider by as much.
+    samples in which a CPU was others'; the intervals of `ratios` are wider by as much. On a GPU times are the device's, and `launches` the
+    host's seconds for making a call, of "pysim" and of each peer, where calls are short.
     """
 
     problem: str
@@ -60,6 +61,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     above_roof: str = ""
     taken: float | None = None
+    launches: dict[str, float] = {}
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

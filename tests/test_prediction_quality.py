@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of predictions follows from the data in the repository, by definitions that can be worked out by hand."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import prediction_quality as quality  # noqa: E402
+from prediction_quality import Sample  # noqa: E402
+
+PLANS = [Sample("m", False, "a", "f32", "p", predicted, measured) for predicted, measured in ((80, 100), (100, 90), (90, 120))]
+
+
+def test_error_rank_and_regret_are_those_of_the_worked_number() -> None:
+    every, own = quality.rows(PLANS)
+    assert (every.algorithm, own.algorithm) == ("all", "a") and every[4:] == own[4:]
+    assert (own.problems, own.plans) == (1, 3)
+    assert own.median_error == pytest.approx(math.log(100 / 80))
+    assert own.tau == pytest.approx(-1 / 3) and own.regret_mean == own.regret_worst == pytest.approx(100 / 90)
+
+
+def test_a_problem_with_few_plans_has_an_error_and_no_rank() -> None:
+    (_, own) = quality.rows(PLANS[:2])
+    assert own.tau is own.regret_mean is own.regret_worst is None and own.p90_error > 0
+    assert quality.rows([*PLANS, PLANS[0]._replace(dtype="f64")])[0].plans == 3  # types stand apart
+
+
+def test_the_document_has_what_the_data_say_and_its_picture_is_there() -> None:
+    text = (ROOT / "docs" / "accuracy.md").read_text()
+    assert quality.table(quality.found()) in text
+    picture = (ROOT / "docs" / "prediction-error.svg").read_text()
+    assert all(f"{one.machine}, {one.dtype}, {one.algorithm} ({one.problems})" in picture for one in quality.found())

@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How far predictions are off, by machine, algorithm and type, from what is in benchmarks/data: a table and a picture.
+
+    python tools/prediction_quality.py -o docs/prediction-error.svg [--table]
+
+A sample is a plan with the time that was predicted when it was measured, and the time that was measured. Of a group of samples:
+
+    error   |log(predicted / measured)|, median and 90th percentile
+    tau     Kendall's rank correlation over the plans of a problem that has FEWEST of them, mean over problems
+    regret  time of the plan predicted fastest / time of the fastest, of such a problem: mean and worst
+
+A machine is *seen* where constants of its file were fitted to measurements on it. Worked number: predicted 80, 100, 90, measured 100, 90,
+120 us: the first is chosen, the second is fastest, regret 1.11; tau is -0.33.
+"""
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pysim.machine.load import load_any, names
+from pysim.machine.quantity import facts
+from pysim.measure.statistics import kendall_tau
+from pysim.problem.text import parse
+
+DATA = Path(__file__).parent.parent / "benchmarks" / "data"
+FEWEST = 3
+SEEN, UNSEEN = "#0072b2", "#d55e00"  # Okabe and Ito's
+
+
+class Sample(NamedTuple):
+    """One plan: where and what it is, and its seconds."""
+
+    machine: str
+    seen: bool
+    algorithm: str
+    dtype: str
+    problem: str
+    predicted: float
+    measured: float
+
+
+class Row(NamedTuple):
+    """What a group of samples amounts to; None where no problem of it has plans enough."""
+
+    machine: str
+    seen: bool
+    algorithm: str
+    dtype: str
+    problems: int
+    plans: int
+    median_error: float
+    p90_error: float
+    tau: float | None
+    regret_mean: float | None
+    regret_worst: float | None
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / name).read_text().splitlines()]
+
+
+def server() -> Iterator[Sample]:
+    """The plans of a Xeon server, one a layer."""
+    for one in lines("compare-xeon-server.jsonl")[1:]:
+        algorithm = one["plan"].partition(",")[0]
+        yield Sample("Xeon server", False, algorithm, *typed(one["problem"]), one["predicted_seconds"], one["measured_seconds"])
+
+
+def convolutions() -> Iterator[Sample]:
+    """All of pysim's contenders on an H200."""
+    for path in sorted(DATA.glob("conv-h200*.jsonl")):
+        for one in (one for one in lines(path.name) if one["kind"] == "problem"):
+            for it in one["contenders"].values():
+                if it["who"] == "pysim" and it.get("seconds") and it.get("predicted_seconds"):
+                    yield Sample("H200", True, it["algorithm"], one["dtype"], one["problem"], it["predicted_seconds"], it["seconds"])
+
+
+def products() -> Iterator[Sample]:
+    """Launches of products on an H200."""
+    found = json.loads((DATA / "planner-h200.json").read_text())
+    at = {name: place for place, name in enumerate(found["columns"])}
+    for one in found["problems"]:
+        for launch in one["launches"]:
+            yield Sample("H200", True, "gemm", *typed(one["problem"]), launch[at["predicted"]], launch[at["seconds"]])
+
+
+def searches() -> Iterator[Sample]:
+    """The plans that searches measured on a Zen 5 core."""
+    for one in json.loads((DATA / "search-zen5.json").read_text())["searches"]:
+        for plan in one["found"]:
+            if plan["predicted_seconds"] and plan["runs"] > 1:
+                algorithm = plan["name"].partition(",")[0]
+                yield Sample("Zen 5", False, algorithm, *typed(one["problem"]), plan["predicted_seconds"], plan["measured_seconds"])
+
+
+def typed(problem: str) -> tuple[str, str]:
+    """A problem's type, and it."""
+    return parse(problem).dtype, problem
+
+
+def rows(samples: Iterable[Sample]) -> list[Row]:
+    """Each machine's algorithms and types, then all of them."""
+    groups: dict[tuple[str, bool, str, str], list[Sample]] = defaultdict(list)
+    for one in samples:
+        groups[one.machine, one.seen, one.algorithm, one.dtype].append(one)
+        groups[one.machine, one.seen, "all", one.dtype].append(one)
+    order = sorted(groups, key=lambda key: (key[0], key[3], key[2] != "all", key[2]))
+    return [row(*key, groups[key]) for key in order]
+
+
+def row(machine: str, seen: bool, algorithm: str, dtype: str, some: list[Sample]) -> Row:
+    errors = [abs(math.log(one.predicted / one.measured)) for one in some]
+    problems: dict[str, list[Sample]] = defaultdict(list)
+    for one in some:
+        problems[one.problem].append(one)
+    ranked = [of for of in problems.values() if len(of) >= FEWEST]
+    taus = [kendall_tau([one.predicted for one in of], [one.measured for one in of]) for of in ranked]
+    known = [tau for tau in taus if tau is not None]
+    regrets = [min(of, key=lambda one: one.predicted).measured / min(one.measured for one in of) for of in ranked]
+    median, p90 = np.quantile(errors, [0.5, 0.9])
+    return Row(
+        *(machine, seen, algorithm, dtype, len(problems), len(some), float(median), float(p90)),
+        *(float(np.mean(known)) if known else None, float(np.mean(regrets)) if regrets else None, max(regrets, default=None)),
+    )
+
+
+def table(found: list[Row]) -> str:
+    titles = "machine, type | algorithm | problems | plans | error, median | 90th percentile | tau | regret, mean | worst"
+    text = [f"| {titles} |", "| --- | --- |" + " --: |" * 7]
+    for one in found:
+        figures = [f"{one.tau:.2f}" if one.tau is not None else "", *(f"{r:.3f}" if r else "" for r in (one.regret_mean, one.regret_worst))]
+        errors = [f"{100 * error:.1f} %" for error in (one.median_error, one.p90_error)]
+        where = f"{one.machine}, {one.dtype}" + ("" if one.seen else " (never seen)")
+        text.append(f"| {' | '.join([where, one.algorithm, str(one.problems), f'{one.plans:,}', *errors, *figures])} |")
+    return "\n".join([*text, "", f"Machine files with no constant fitted to measurements: {', '.join(never_fitted())}.", ""])
+
+
+def never_fitted() -> list[str]:
+    """Shipped machines whose model has no fitted number."""
+    return [name for name in names() if all(fact.kind != "fitted" for _, fact in facts(load_any(name)))]
+
+
+def draw(found: list[Row], out: Path) -> None:
+    """Median and 90th percentile of each group, by machine, types apart."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "pysim", "font.size": 9}
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.5, 0.9 + 0.2 * len(found)), layout="constrained")
+    for place, one in enumerate(found):
+        colour, weight = (SEEN if one.seen else UNSEEN), 2.5 if one.algorithm == "all" else 1.2
+        axes.plot([100 * one.median_error, 100 * one.p90_error], [place, place], color=colour, linewidth=weight, solid_capstyle="butt")
+        axes.plot(100 * one.median_error, place, "o", color=colour, markersize=2 * weight + 1)
+        axes.plot(100 * one.p90_error, place, "|", color=colour, markersize=7)
+    axes.set_yticks(range(len(found)), [f"{one.machine}, {one.dtype}, {one.algorithm} ({one.problems})" for one in found])
+    axes.set_ylim(len(found) - 0.4, -0.6)
+    axes.set_xlim(0, 110)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_xlabel("error of predicted times, %: median (dot) to 90th percentile (bar)")
+    handles = [pyplot.Line2D([], [], color=colour, marker="o", markersize=4) for colour in (SEEN, UNSEEN)]
+    axes.legend(
+        handles,
+        ["constants fitted on this machine", "a machine never seen"],
+        loc="lower left",
+        ncols=2,
+        frameon=False,
+        bbox_to_anchor=(0, 1),
+    )
+    figure.savefig(out, facecolor="white", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def found() -> list[Row]:
+    """Of everything that is in the repository."""
+    return rows([*server(), *searches(), *products(), *convolutions()])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
+    if given.output:
+        draw(found(), given.output)
+    if given.table or not given.output:
+        print(table(found()), end="")
+
+
+if __name__ == "__main__":
+    main()
