@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from problems import conv
 
 import pysim
 from pysim import planner
@@ -16,7 +17,6 @@ from pysim.check.reference import reference
 from pysim.errors import MissingError, NativeError, PlanError
 from pysim.machine.load import load
 from pysim.problem.conv import Conv
-from pysim.problem.text import parse
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
 from pysim.registry.rows import kernels
@@ -43,12 +43,6 @@ SHAPES = [
     "conv:ic2ih50oc9kh9sh2ph1:f64",
     "conv:mb2ic3ih31oc9kh12sh4ph5:f64",
 ]
-
-
-def conv(text: str) -> Conv:
-    found = parse(text)
-    assert isinstance(found, Conv)
-    return found
 
 
 def operands(w: Conv) -> tuple[Any, Any, Any]:

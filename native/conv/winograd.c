@@ -16,8 +16,7 @@
  * (y + i) s + a of the input, which is row y + i of phase a, by tap i s + a. A phase lacks the taps beyond the kernel; the others add up in
  * the transformed sums, so s x s channels are transformed on the way in and one on the way out. Phases have their padding written out.
  *
- * Threads take blocks; where blocks are few and do not divide evenly among them, parts of the filters, too, and each transforms the
- * patches it needs.
+ * Threads take blocks, smaller ones where that divides them evenly, and parts of the filters: each transforms the patches it needs.
  * Every sum is made by one thread in one order. Prepared filters lie as they are read: [group][set][plane][panel][channel][filters]. */
 #include <string.h>
 
@@ -29,7 +28,6 @@ enum {
     WIDEST = 64,    /* filters of a panel at most: those of any registry row */
     KERNEL = 12,    /* edge of a kernel at most, whose taps of a panel lie on the stack */
     PARTED = 64,    /* columns of a phase that are parted at once: what packing keeps in registers */
-    FEW = 4,        /* items a thread; fewer are cut */
 };
 
 #define PYSIM_WINOGRAD(target, dtype) extern __attribute__((weak)) const pysim_winograd_transforms pysim_winograd_##dtype##__##target;
@@ -348,6 +346,7 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     w.output = r->call->result + group * s->filters * w.out_h * w.out_w * s->bytes;
     w.bias = r->call->epilogue->bias ? (const char *)r->call->epilogue->bias + group * s->filters * s->bytes : NULL;
     w.relu = r->call->epilogue->activation == PYSIM_RELU;
+    w.finish = r->call->finish;
     const int profiled = r->call->profile != NULL;
     pysim_profile own = {.packed_tiles = b.panels};
     const double start = profiled ? pysim_now() : 0;
@@ -368,13 +367,17 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     pysim_add_profile(r->call->profile, &own);
 }
 
-static int64_t common_divisor(int64_t a, int64_t b) {
-    while (b) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
+/* Blocks, as many as k2 makes or more, and parts of the filters of each that leave a thread the least to do: panels of tiles times panels
+ * of filters. Transforming the patches of a panel, which each part does, is about half of what a panel of filters takes. */
+static void divide(const shape *s, int64_t groups, int64_t threads, run *r) {
+    const int64_t fewest = pysim_ceil_div(s->tile_panels, s->block_panels);
+    int64_t least = INT64_MAX;
+    for (int64_t parts = 1; parts <= pysim_min(threads, s->filter_panels); parts++)
+        for (int64_t blocks = fewest; blocks <= pysim_min(s->tile_panels, pysim_max(fewest, threads)); blocks++) {
+            const int64_t items = pysim_ceil_div(groups * blocks * parts, threads);
+            const int64_t work = items * pysim_ceil_div(s->tile_panels, blocks) * (2 * pysim_ceil_div(s->filter_panels, parts) + 1);
+            if (work < least) least = work, r->blocks = blocks, r->parts = parts;
+        }
 }
 
 /* The input with stride 1. */
@@ -389,10 +392,10 @@ static const char *dense_input(const pysim_job *job, const pysim_call *call) {
 
 static void run_winograd(pysim_job *job, const pysim_call *call) {
     const shape s = shape_of(job);
-    const int64_t blocks = pysim_ceil_div(s.tile_panels, s.block_panels), items = job->problem->conv.groups * blocks;
-    const int64_t parts = pysim_min(items < FEW * call->threads ? call->threads / common_divisor(items, call->threads) : 1, s.filter_panels);
-    const char *input = dense_input(job, call);
-    pysim_team(items * parts, call->threads, run_block, &(run){job, call, &s, input, call->workspace + job->shared_bytes, blocks, parts});
+    const int64_t groups = job->problem->conv.groups;
+    run r = {job, call, &s, dense_input(job, call), call->workspace + job->shared_bytes, pysim_ceil_div(s.tile_panels, s.block_panels), 1};
+    if (call->threads > 1) divide(&s, groups, call->threads, &r);
+    pysim_team(groups * r.blocks * r.parts, call->threads, run_block, &r);
 }
 
-const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd};
+const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1};

@@ -13,7 +13,7 @@
  *   sums     [tile][plane][filters]                            of a set; planes are sums_pitch apart, tiles tile_pitch */
 #ifndef PYSIM_WINOGRAD_H
 #define PYSIM_WINOGRAD_H
-#include "../kernel.h"
+#include "../loops.h"
 
 enum {
     PYSIM_WINOGRAD_LARGEST = 6, /* m */
@@ -33,6 +33,7 @@ typedef struct {
     char *output;
     const char *bias;                  /* of the group's first filter, or NULL */
     int relu;
+    pysim_finish finish;               /* of each filter's rows of a run of tiles */
 } pysim_winograd;
 
 /* Taps [row][column][width] of one channel; those beyond rows and columns are zero. */

@@ -342,8 +342,10 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
                 output_tile(m, r, sums + (i + j) * w->tile_pitch + f, w->sums_pitch, added, floor, j * m, rows);
             const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
             T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map + y * w->out_w + x;
-            for (int64_t k = 0; k < pysim_min(m, w->out_h - y); k++)
-                store_row(rows[k], pysim_min(n * m, w->out_w - x), filters - f, out + k * w->out_w, map);
+            const int64_t high = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
+            for (int64_t k = 0; k < high; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, map);
+            for (int64_t l = 0; w->finish.loops && l < pysim_min(LANES, filters - f); l++)
+                pysim_finish_rows(&w->finish, out + l * map, w->out_w, high, wide);
         }
     }
 }

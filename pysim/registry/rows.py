@@ -17,6 +17,7 @@ from pysim.problem.dtypes import SUM_BYTES
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
 _DIRECT = re.compile(r"^PYSIM_DIRECT\((.*)\)", re.MULTILINE)
+_SKINNY = re.compile(r"^PYSIM_SKINNY\((.*)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
 _TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
@@ -75,9 +76,15 @@ def direct_kernels() -> tuple[Kernel, ...]:
     return _rows(_DIRECT.findall(native_file("conv/depthwise.inc").read_text()), len(kernels()))
 
 
+@cache
+def skinny_kernels() -> tuple[Kernel, ...]:
+    """Every kernel of products with few rows or columns, in the order of conv/skinny.inc; windows: results whose sums pass together."""
+    return _rows(_SKINNY.findall(native_file("conv/skinny.inc").read_text()), len(kernels()) + len(direct_kernels()))
+
+
 def cpu_kernels() -> tuple[Kernel, ...]:
     """Every row of the native library, by index."""
-    return kernels() + direct_kernels()
+    return kernels() + direct_kernels() + skinny_kernels()
 
 
 class NativeAlgorithm(msgspec.Struct, frozen=True):
@@ -225,8 +232,8 @@ class GemmKernel(msgspec.Struct, frozen=True):
     `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
     cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
     (`exact_capability`) alone. `alignment`: bytes that base and pitch of an operand are multiples of; `k_major`: rows of both operands run
-    along k; `asynchronous`: stages are filled by asynchronous copies, which need capability 8.0; `producer`: a warpgroup does nothing but
-    load, by TMA; `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
+    along k; `producer`: a warpgroup does nothing but load, by TMA; `promotion`: see Tiles; `ablation`: it is there to show what it leaves
+    out.
     """
 
     index: int
@@ -247,7 +254,6 @@ class GemmKernel(msgspec.Struct, frozen=True):
     exact_capability: bool = False
     alignment: int = 1
     k_major: bool = False
-    asynchronous: bool = False
     producer: bool = False
     promotion: int = 0
     accumulates_f16: bool = False
@@ -449,6 +455,12 @@ def _conv_by_name() -> dict[str, ConvKernel]:
 def epilogues() -> dict[str, int]:
     """The functions that may follow alpha A B + beta C + bias on a GPU, name -> the ABI's number (`native/cuda/epilogues.inc`)."""
     return {name: int(number) for number, name in _EPILOGUE.findall(native_file("cuda/epilogues.inc").read_text())}
+
+
+@cache
+def cpu_epilogues() -> dict[str, int]:
+    """The activations of the CPU, name -> the ABI's number (`native/epilogues.inc`)."""
+    return {name: int(number) for number, name in _EPILOGUE.findall(native_file("epilogues.inc").read_text())}
 
 
 _LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)

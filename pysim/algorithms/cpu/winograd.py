@@ -16,12 +16,15 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pysim.algorithms.contract import Array, Bound, Prepared
 from pysim.cachemodel.cpu import tilings
 from pysim.cachemodel.cpu import winograd as model
+from pysim.cachemodel.cpu.nest import ceil_div
+from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -98,6 +101,10 @@ class Costs:
     @property
     def kind(self) -> NDArray[np.int64]:
         return self._numbered([self._of.outputs.index(shape.outputs) for _, shape in self._table.cases] if self._table else [])
+
+    @property
+    def alike(self) -> NDArray[np.int64]:
+        return (self.kind << 32) + self._table.channels.astype(np.int64) if self._table else np.empty(0, dtype=np.int64)
 
     def _numbered(self, of_case: list[int]) -> NDArray[np.int64]:
         return np.array(of_case, dtype=np.int64)[self._table.case if self._table else np.empty(0, dtype=np.int64)]
@@ -204,6 +211,36 @@ _ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
 _MEASURED = "measured against float64 on operands in [-1, 1): tools/winograd_errors.py"
 
 
+def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
+    """Some blocks of panels of tiles, and parts of their filters."""
+    kernel, m = _row(schedule)
+    of = model.shape_of(problem, kernel, m)
+    blocks, parts = _division(of, schedule.k2, problem.groups, threads)
+    panels, filter_panels = ceil_div(of.panels, blocks), ceil_div(of.filter_panels, parts)
+    times, tiles = ceil_div(problem.groups * blocks * parts, threads), min(of.tiles, panels * of.panel)
+    rows = ceil_div(tiles, of.row)
+    own = msgspec.structs.replace(schedule, k2=panels, k3=min(schedule.k3, filter_panels))
+    filters = min(of.filters, filter_panels * kernel.windows)
+    if rows * m < problem.out_h:
+        return Part(rows_of(problem, times, rows * m, filters), own, tiles / (rows * of.row))
+    images = max(1, round(rows * m / problem.out_h))
+    return Part(rows_of(problem, times * images, problem.out_h, filters), own, tiles / (images * of.tiles / problem.batch))
+
+
+def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int, int]:
+    """Blocks of panels of tiles, and parts of the filters of each: `divide` of native/conv/winograd.c."""
+    fewest = ceil_div(of.panels, k2)
+    if threads == 1:
+        return fewest, 1
+
+    def work(division: tuple[int, int]) -> int:
+        blocks, parts = division
+        return ceil_div(groups * blocks * parts, threads) * ceil_div(of.panels, blocks) * (2 * ceil_div(of.filter_panels, parts) + 1)
+
+    known = range(fewest, min(of.panels, max(fewest, threads)) + 1), range(1, min(threads, of.filter_panels) + 1)
+    return min(((blocks, parts) for parts in known[1] for blocks in known[0]), key=work)
+
+
 def describe(plan: Plan) -> Description:
     s, w, on = plan.schedule, plan.workload, plan.on
     assert isinstance(s, Schedule) and isinstance(w, Conv) and isinstance(on, Machine)
@@ -231,4 +268,4 @@ def describe(plan: Plan) -> Description:
     return Description("Winograd: tiles of outputs from transformed patches and filters, a product for each plane", sections, peak)
 
 
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]
+__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

@@ -7,9 +7,10 @@ makes s^2 phases of each channel, r = ceil(kernel / s), and what follows is of t
 
     compute  = kernel + call + store + patches + outputs           in-core work, cycles
     transfer of what each supplier serves, as in `pysim.cachemodel.cpu.cost`
-    cycles   = sum over four passes of  max(compute, transfer) + (1 - overlap) min(compute, transfer):
+    cycles   = sum over four passes of  compute + transfer - overlap min(compute, transfer):
                the parting of phases, the patches' transform, the products (kernel, call, store), the sums' transform: what one moves
-               hides behind no other
+               hides behind no other. Products: min(compute / k2, transfer), for while a panel of filters is multiplied with the second
+               to k2-th panel of tiles, nothing further is asked for
 
 phases   with a stride: a load, s permutes, a store and pack_cycles for each vector of a row of a phase, pack_call_cycles for each row of
          a channel, pack_line_cycles for each line of the image that is not in L1
@@ -22,7 +23,8 @@ patches  of each channel and run (tiles of a panel that lie in one row of tiles)
 outputs  of each tile and vector of filters: e^2 loads, m^2 stores, the transform; of each lanes x lanes block of pixels and filters
          lanes log2(lanes) shuffles, a load and a store a row
          Short chains of dependent instructions: loads, stores, multiply-adds and shuffles (one a cycle) each at their rate, one after
-         another, and pack_line_cycles for each line of the input that is not in L1, as in packing.
+         another, and pack_line_cycles for each line of the input that is not in L1, as in packing. Sums that come from beyond L2 are
+         lines pages apart, planes of a tile: each waits scattered_line_cycles, for no prefetcher follows them.
 
 Streams, each with the bytes that are touched between two uses of it (its distance):
 
@@ -223,11 +225,13 @@ def predict(of: Candidates) -> Prediction:
     for number, own in enumerate(PASSES):
         compute, moved = sum((terms[name] for name in own), np.zeros(1)), served[:, number]
         transfer = moved.sum(axis=0)
-        cycles += np.maximum(compute, transfer) + (1 - core.overlap.value) * np.minimum(compute, transfer)
         covers = compute >= transfer
-        hidden |= {name: core.overlap.value * terms[name] * ~covers for name in own}
+        beside = core.overlap.value * np.minimum(compute / (of.k2 if "kernel" in own else 1.0), transfer)
+        cycles += compute + transfer - beside
+        share = beside / np.maximum(np.minimum(compute, transfer), 1e-300)  # of what is less, whose terms pass beside the others
+        hidden |= {name: share * terms[name] * ~covers for name in own}
         for name, part in zip(_suppliers(machine), moved, strict=True):
-            hidden[name] = hidden.get(name, 0.0) + core.overlap.value * part * covers
+            hidden[name] = hidden.get(name, 0.0) + share * part * covers
     terms |= zip(_suppliers(machine), served.sum(axis=1), strict=True)
     if of.workload.stride_h == 1:
         del terms["phases"], hidden["phases"]
@@ -258,7 +262,7 @@ def _compute(of: Candidates, crossed: tuple[dict[str, tuple[Array, Array]], ...]
         "patches": patches
         + crossed[0]["input"][0] / line * core.pack_line_cycles.value
         + beyond["patches"][1] / line * waits(_column(of, "planes")),
-        "outputs": outputs + beyond["sums"][0] / line * core.pack_line_cycles.value,
+        "outputs": outputs + beyond["sums"][0] / line * core.scattered_wait,
     }
 
 
