@@ -65,6 +65,7 @@ PASSES = (("phases",), ("patches",), ("kernel", "call", "store"), ("outputs",)) 
 READ_IN = {"image": 0, "input": 1, "patches": 2, "filters": 2, "sums": 3, "output": 3}  # streams by the pass that reads or writes them
 WRITTEN_IN = {"image": 0, "input": 0, "patches": 1, "filters": 2, "sums": 2, "output": 3}
 FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/conv/winograd.h: behind a plane's last channel
+ROWS_AHEAD = 96  # PANEL_ROWS_AHEAD of native/x86/lanes.h: of filters, asked for behind those that are multiplied
 LINE, PARTED = 64, 64  # of native/conv/winograd.c: what buffers are aligned to; columns of a phase that are parted at once
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -424,7 +425,7 @@ def _crossed(of: Candidates, level: Level) -> dict[str, tuple[Array, Array]]:
     after = missed(np.full_like(of.k2, source + image)) if source else first(run)
     read_patches = missed(patches + image / blocks) + (sets - 1) * missed(set_work)
     within = missed(of.channels * of.k2 * held * size + panel + tiles * wide * size)
-    one = missed(panel + of.channels * held * size)
+    one = missed(panel + (of.channels * held + ROWS_AHEAD * wide) * size)
     streams: dict[str, tuple[Array | float, Array | float]] = {
         "image": (source * first(run), 0.0),
         "input": (
