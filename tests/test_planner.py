@@ -16,7 +16,7 @@ from pysim import plan, plans
 from pysim.api import Plan
 from pysim.cachemodel.cpu import graph
 from pysim.cachemodel.cpu import tilings as space
-from pysim.cachemodel.cpu.cost import Prediction, predict, predict_schedule, schedule_of
+from pysim.cachemodel.cpu.cost import Prediction, predict, schedule_of
 from pysim.cachemodel.cpu.incore import Rates, Table, rates
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.cachemodel.cpu.rows_in_place import waiting
@@ -27,7 +27,7 @@ from pysim.planner import candidates
 from pysim.problem import text as workload
 from pysim.problem.text import Workload, parse
 from pysim.record.cost import Cost, CsaCost
-from pysim.record.schedule import STATIONARY
+from pysim.record.schedule import STATIONARY, name_of
 from pysim.registry.rows import kernels
 
 LAYER = "conv:mb1ic64ih56oc64kh3ph1"
@@ -149,7 +149,8 @@ def test_candidates_are_all_the_schedules_within_the_factor_of_the_best_at_their
     assert [seconds for _, seconds in listed] == sorted(seconds for _, seconds in listed)
     assert listed[0][1] == pytest.approx(full_cost(plan(problem, on, algorithm=nest_algorithm(text))).seconds, rel=1e-12)
     for schedule, seconds in (listed[0], listed[-1]):
-        assert seconds == pytest.approx(predict_schedule(nest_of(problem), on, schedule).seconds, rel=1e-12)
+        named = plan(problem, on, name=name_of(nest_algorithm(text), schedule))
+        assert seconds == pytest.approx(full_cost(named).seconds, rel=1e-12)
 
 
 def test_candidates_beyond_the_planned_kernel_exist_and_a_factor_below_one_is_refused() -> None:
