@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The kernel table, expanded from kernels.inc, conv/depthwise.inc and conv/skinny.inc, and which of its rows this CPU and this build can run. */
-#include "kernel.h"
+#include "loops.h"
 #include "status.h"
 #if defined(__powerpc64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -117,4 +117,23 @@ pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *ro
     pysim_status status = pysim_row_of(s, dtype, row);
     if (status != PYSIM_OK || available(s->kernel)) return status;
     return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs %s, which this CPU or build does not have", row->info.name, row->info.target);
+}
+
+#define PYSIM_LOOPS(target, dtype) extern __attribute__((weak)) const pysim_loops pysim_loops_##dtype##__##target;
+#include "loops.inc"
+#undef PYSIM_LOOPS
+
+const pysim_loops *pysim_loops_for(int32_t dtype) {
+    static const struct {
+        int32_t dtype;
+        const pysim_loops *of; /* NULL where the target's files are not built */
+        int (*cpu_runs)(void);
+    } all[] = {
+#define PYSIM_LOOPS(target, dtype) {DTYPE_##dtype, &pysim_loops_##dtype##__##target, cpu_runs_##target},
+#include "loops.inc"
+#undef PYSIM_LOOPS
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].of && all[i].dtype == dtype && all[i].cpu_runs()) return all[i].of;
+    return NULL;
 }

@@ -103,6 +103,13 @@ static void run_groups(const direct_run *r, int64_t image, int64_t g, int64_t gr
         x->result + at * of->filters * of->p * of->q * bytes, groups, begin, end, workspace);
 }
 
+/* What is left to do to rows [begin, end) of their results, which they have just written. */
+static void finish_groups(const direct_run *r, int64_t image, int64_t g, int64_t groups, int64_t begin, int64_t end) {
+    const int64_t map = r->of.p * r->of.q, filter = (image * r->of.conv->groups + g) * r->of.filters;
+    pysim_finish_rows(&r->call->finish, r->call->result + (filter * map + begin * r->of.q) * r->nest->bytes, map, groups * r->of.filters,
+                      (end - begin) * r->of.q);
+}
+
 /* A part of the groups and rows of one image. Whether weights are finite is asked of as many groups as a kernel takes together. */
 static void run_item(int64_t item, int64_t thread, const void *context) {
     const direct_run *r = context;
@@ -114,11 +121,12 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     pysim_take_part(r->of.p, item % r->row_parts, r->row_parts, &begin, &end);
     const int64_t first = unit_begin * r->unit, last = pysim_min(unit_end * r->unit, c->groups);
     const int finite = !r->padded || all_finite(c->dtype, r->call->second + first * size * r->nest->bytes, (last - first) * size);
-    const int64_t step = finite && !by_planes(&r->nest->row) ? last - first : r->unit;
+    const int64_t step = finite && !by_planes(&r->nest->row) && !r->call->finish.loops ? last - first : r->unit;
     for (int64_t g = first; g < last; g += step) {
         const int64_t groups = pysim_min(step, last - g);
         const int these = finite || all_finite(c->dtype, r->call->second + g * size * r->nest->bytes, groups * size);
         run_groups(r, image, g, groups, begin, end, these, workspace);
+        finish_groups(r, image, g, groups, begin, end);
     }
 }
 
@@ -145,4 +153,4 @@ static void run_depthwise(pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, NULL, run_depthwise};
+const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, NULL, run_depthwise, 1};

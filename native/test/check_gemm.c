@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../loops.h"
 #include "check.h"
 #include "cover.h"
 
@@ -58,8 +59,9 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
     g->dtype = row->dtype;
     k->result = check_result(row->dtype);
     const int whole = check_is_exact(row->dtype);
-    k->e = (pysim_epilogue){(whole ? whole_alphas : alphas)[level[ALPHA]], (whole ? whole_betas : betas)[level[BETA]], NULL,
-                            level[RELU] ? PYSIM_RELU : PYSIM_IDENTITY};
+    k->e = (pysim_epilogue){.alpha = (whole ? whole_alphas : alphas)[level[ALPHA]], .beta = (whole ? whole_betas : betas)[level[BETA]],
+                            .activation = level[RELU] ? PYSIM_RELU : PYSIM_IDENTITY};
+    if (level[RELU] && !whole && index % 2) k->e.activation = PYSIM_EPILOGUE_clamp, k->e.low = -3, k->e.high = 5;
     g->m = check_edge(level[M], row->filters);
     g->n = check_edge(level[N], row->windows);
     g->k = k_levels[level[K]];
@@ -154,7 +156,7 @@ static void expect_bound(const gemm_case *k) {
     check_absolute(b, at.b.buffer, g->dtype, k->b);
     check_absolute(c, before.buffer, k->result, k->c);
     if (k->e.bias) check_absolute(bias, k->e.bias, k->result, g->n);
-    const pysim_epilogue e = {fabs(k->e.alpha), fabs(k->e.beta), k->e.bias ? bias : NULL, PYSIM_IDENTITY};
+    const pysim_epilogue e = {.alpha = fabs(k->e.alpha), .beta = fabs(k->e.beta), .bias = k->e.bias ? bias : NULL};
     if (check_gemm_reference(g, &e, a, b, c) != PYSIM_OK) check_fail("pysim_reference: %s", pysim_last_error());
 }
 
