@@ -275,7 +275,7 @@ def _product(a: Any, b: Any, trans_a: bool, trans_b: bool, plan: values.Plan | N
 
 
 def prepare(
-    problem: str | Conv,
+    problem: str | Workload,
     weights: Any,
     bias: Any = None,
     activation: cuda.Activation = None,
@@ -285,11 +285,10 @@ def prepare(
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
 ) -> cpu_launch.Prepared:
-    """A convolution with its filters packed once: `y = conv(x, out=None)`. A plan runs where its machine's plans run (`host.executor`), and
+    """A convolution with its filters packed once, `y = conv(x, out=None)`; of a product's text op(B) is kept: `c = product(a, out=None)`,
+    activation(op(a) op(B) + bias), the bias a value for each column. A plan runs where its machine's plans run (`host.executor`), and
     has its own accuracy; `accuracy` and `error_limit` are as in `pysim.plan`."""
     workload = parse(problem) if isinstance(problem, str) else problem
-    if not isinstance(workload, Conv):
-        raise OperandError(f"prepare packs the filters of a convolution; {workload.text} is a matrix product: call pysim.gemm")
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
     accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, _MOST_THREADS)

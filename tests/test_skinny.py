@@ -10,7 +10,7 @@ from pysim import planner
 from pysim.algorithms.cpu import skinny
 from pysim.calibration import host
 from pysim.check.bounds import gamma
-from pysim.errors import NativeError, PlanError
+from pysim.errors import NativeError, OperandError, PlanError
 from pysim.machine.load import load_any
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
@@ -129,3 +129,18 @@ def test_names_are_built_from_the_columns() -> None:
     names = [row.name for row in skinny_kernels()]
     assert len(set(names)) == len(names) == 12
     assert {row.form for row in skinny_kernels()} == {"axpy", "dot"}
+
+
+@pytest.mark.parametrize("size", ["1x300x70", "40x50x60"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_prepared_product_is_the_product_and_keeps_its_own_weights(size: str, layout: str) -> None:
+    problem = parse(f"gemm:{size}:{layout}")
+    assert isinstance(problem, Gemm)
+    a, b, out, bias = operands(problem)
+    right = pysim.gemm(a, b, trans_a=problem.trans_a, trans_b=problem.trans_b, bias=bias, activation="relu")
+    product = pysim.prepare(problem.text, b, bias=bias, activation="relu")
+    b[...] = bias[...] = np.nan
+    assert product(a, out=out) is out
+    assert np.array_equal(out, right) and np.array_equal(product(a), right)
+    with pytest.raises(OperandError, match="a has shape"):
+        product(a[:, 1:])

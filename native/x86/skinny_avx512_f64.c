@@ -5,4 +5,4 @@
 #include "../conv/skinny_kernels.h"
 
 DEFINE_SKINNY(f64_axpy_64x8__avx512, 0)
-DEFINE_SKINNY(f64_dot_8x8__avx512, 1)
+DEFINE_SKINNY(f64_dot_8x4__avx512, 1)

@@ -69,8 +69,10 @@ _workspaces = Workspaces(_IDLE_BYTES)
 class Launch:
     """What calls of one problem under one schedule have in common: structs, operands' shapes, and the bytes that they need.
 
-    `prepared_bytes` is of what a run reads in the place of the weights, 0 where it reads them as they are.
+    `prepared_bytes` is of what a run reads in the place of the weights, 0 where it reads them as they are; `names` are the operands'.
     """
+
+    names: tuple[str, str]
 
     def __init__(
         self, workload: Workload, shapes: tuple[tuple[int, ...], ...], schedule: Schedule, threads: int = 1, executor: Executor = LOCAL
@@ -95,11 +97,40 @@ class Launch:
             return out
         return output(out, self._out_shape, self.workload.dtype)
 
-    def first(self, x: Any, name: str) -> Array:
+    def first(self, x: Any) -> Array:
         """The first operand as an array that the library can read."""
         if type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._first_shape and x.flags.c_contiguous:
             return x
-        return operand(x, name, self._first_shape, self.workload.dtype)
+        return operand(x, self.names[0], self._first_shape, self.workload.dtype)
+
+    def second(self, w: Any) -> Array:
+        """The second operand, the weights, as a dense array."""
+        return operand(w, self.names[1], self._second_shape, self.workload.dtype)
+
+    def bias(self, bias: Any) -> Array | None:
+        """One value for each filter, or each column of C."""
+        return None if bias is None else addend(bias, "bias", self._out_shape[1:2], self.workload.dtype)
+
+    def epilogue(self, bias: Any, activation: Activation, residual: Any = None) -> Any:
+        """What follows the sums. A residual is added before the activation; it is read where it lies."""
+        if residual is not None:
+            residual = addend(residual, "residual", self._out_shape, self.workload.dtype)
+        return epilogue_struct(1.0, 0.0, self.bias(bias), activation, residual)
+
+    def prepare(self, weights: Any, prepared: Any) -> Any:
+        """Prepares dense weights in a buffer, both by pointer, and gives that."""
+        check(self._native_prepare(self._problem, self._schedule, weights, prepared, self.prepared_bytes), self.executor)
+        return prepared
+
+    def apply(self, x: Any, prepared: Any, epilogue: Any, out: Any, profile: Any = None) -> Array:
+        """The convolution or product with prepared weights, by pointer."""
+        dense, y = self.first(x), self.output(out)
+        if out is not None and dense is not x:
+            check_apart(y, **{self.names[0]: x})
+        if status := self._run(epilogue, dense, prepared, y, profile):
+            check_apart(y, **{self.names[0]: x})  # as the library does, which knows no names
+            check(status, self.executor)
+        return y
 
     def _run(self, epilogue: Any, first: Array, second: Any, y: Array, profile: Any) -> int:
         """The native call in a borrowed workspace; `second` by pointer. Its status."""
@@ -117,6 +148,8 @@ class Launch:
 class ConvLaunch(Launch):
     """y = act(conv(x, w) + bias + residual): filters are prepared in each call."""
 
+    names = ("x", "w")
+
     def __init__(self, workload: Conv, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
         w = workload
         shapes = (
@@ -127,53 +160,25 @@ class ConvLaunch(Launch):
         super().__init__(w, shapes, schedule, threads, executor)
 
     def __call__(self, x: Any, w: Any, bias: Any = None, activation: Activation = None, out: Any = None, residual: Any = None) -> Array:
-        w, epilogue = self._ffi.from_buffer(self.filters(w)), self.epilogue(bias, activation, residual)
+        w, epilogue = self._ffi.from_buffer(self.second(w)), self.epilogue(bias, activation, residual)
         if out is not None:
             check_apart(self.output(out), w=w, bias=bias, residual=residual)
         if not self.prepared_bytes:
-            return self.run(x, w, epilogue, out)
+            return self.apply(x, w, epilogue, out)
         prepared = _workspaces.take(self.prepared_bytes)
         try:
-            return self.run(x, self.prepare(w, prepared[0 : self.prepared_bytes]), epilogue, out)
+            return self.apply(x, self.prepare(w, prepared[0 : self.prepared_bytes]), epilogue, out)
         finally:
             _workspaces.give(prepared)
 
-    def filters(self, w: Any) -> Array:
-        """The filters as a dense array."""
-        return operand(w, "w", self._second_shape, self.workload.dtype)
-
-    def epilogue(self, bias: Any, activation: Activation, residual: Any = None) -> Any:
-        """What follows the sums. A residual is added before the activation; it is read where it lies."""
-        dtype = self.workload.dtype
-        if bias is not None:
-            bias = addend(bias, "bias", self._out_shape[1:2], dtype)
-        if residual is not None:
-            residual = addend(residual, "residual", self._out_shape, dtype)
-        return epilogue_struct(1.0, 0.0, bias, activation, residual)
-
-    def prepare(self, filters: Any, prepared: Any) -> Any:
-        """Prepares dense filters in a buffer, both by pointer, and gives that."""
-        check(self._native_prepare(self._problem, self._schedule, filters, prepared, self.prepared_bytes), self.executor)
-        return prepared
-
-    def run(self, x: Any, prepared: Any, epilogue: Any, out: Any, profile: Any = None) -> Array:
-        """The convolution with prepared filters, by pointer."""
-        dense, y = self.first(x, "x"), self.output(out)
-        if out is not None and dense is not x:
-            check_apart(y, x=x)
-        if status := self._run(epilogue, dense, prepared, y, profile):
-            check_apart(y, x=x)  # as the library does, which knows no names
-            check(status, self.executor)
-        return y
-
 
 class Prepared:
-    """A convolution with its filters prepared: `y = conv(x, out=None)`, input [N][C][H][W], output [N][M][P][Q]. It keeps no array that
-    it was given, and any number of threads may call it at once."""
+    """A convolution with its filters prepared, `y = conv(x, out=None)`, input [N][C][H][W], output [N][M][P][Q]; or a product with its B,
+    `c = product(a, out=None)`. It keeps no array that it was given, and any number of threads may call it at once."""
 
     def __init__(
         self,
-        workload: Conv,
+        workload: Workload,
         weights: Any,
         schedule: Schedule,
         bias: Any = None,
@@ -181,29 +186,33 @@ class Prepared:
         threads: int = 1,
         executor: Executor = LOCAL,
     ) -> None:
-        launch = self._launch = ConvLaunch(workload, schedule, threads, executor)
+        asked = schedule, threads, executor
+        launch = ConvLaunch(workload, *asked) if isinstance(workload, Conv) else GemmLaunch(workload, *asked)
+        self._launch: Launch = launch
         self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
         self.workspace_bytes = launch.workspace_bytes
         self._bias, self._activation = None if bias is None else np.array(as_numpy(bias, "bias")), activation
         self._epilogue = launch.epilogue(self._bias, activation)
-        filters, pointer = launch.filters(weights), library()[0].from_buffer
+        dense, pointer = launch.second(weights), library()[0].from_buffer
         if size := launch.prepared_bytes:
-            self._prepared = launch.prepare(pointer(filters), pointer(aligned(size, np.uint8)))
+            self._prepared = launch.prepare(pointer(dense), pointer(aligned(size, np.uint8)))
         else:
-            self._prepared = pointer(np.array(filters))
+            kept = aligned(dense.shape, dense.dtype)  # rows that begin on lines are read faster
+            kept[...] = dense
+            self._prepared = pointer(kept)
 
     def __call__(self, x: Any, out: Any = None, residual: Any = None) -> Array:
         """`residual`, of the result's shape, is added before the activation."""
         if residual is None:
-            return self._launch.run(x, self._prepared, self._epilogue, out)
+            return self._launch.apply(x, self._prepared, self._epilogue, out)
         epilogue = self._launch.epilogue(self._bias, self._activation, residual)
         if out is not None:
             check_apart(self._launch.output(out), residual=residual)
-        return self._launch.run(x, self._prepared, epilogue, out)
+        return self._launch.apply(x, self._prepared, epilogue, out)
 
     def profile(self, x: Any, out: Any = None) -> dict[str, float]:
         """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
-        return _profiled(lambda into: self._launch.run(x, self._prepared, self._epilogue, out, into))
+        return _profiled(lambda into: self._launch.apply(x, self._prepared, self._epilogue, out, into))
 
 
 def _profiled(run: Callable[[Any], Any]) -> dict[str, float]:
@@ -214,6 +223,8 @@ def _profiled(run: Callable[[Any], Any]) -> dict[str, float]:
 
 class GemmLaunch(Launch):
     """C = act(alpha op(A) op(B) + beta C + bias), dense row-major operands, bias per column of C."""
+
+    names = ("a", "b")
 
     def __init__(self, workload: Gemm, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
         w = workload
@@ -251,13 +262,9 @@ class GemmLaunch(Launch):
             y[...] = into
         return y
 
-    def bias(self, bias: Any) -> Array | None:
-        return None if bias is None else addend(bias, "bias", self._out_shape[1:], self.workload.dtype)
-
     def run(self, a: Any, b: Any, y: Array, epilogue: Any, profile: Any = None) -> None:
         """The product into y, whose values are C."""
-        a, b = self.first(a, "a"), operand(b, "b", self._second_shape, self.workload.dtype)
-        check(self._run(epilogue, a, self._ffi.from_buffer(b), y, profile), self.executor)
+        check(self._run(epilogue, self.first(a), self._ffi.from_buffer(self.second(b)), y, profile), self.executor)
 
 
 def _same(x: Array, y: Array) -> bool:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NAME = "skinny"
 COMPUTES = Gemm
-MOST_FEW = 16  # rows or columns: of more, packing is worth its while
+MOST_FEW = 32  # rows or columns: with more of them packing has been worth its while on every matrix that was tried
 FEW_STEP = 16  # elements of k that lie together in the copy that `dot` reads (PYSIM_FEW_STEP)
 AXPY_BLOCKS = (8, 16, 32)  # rows of the matrix
 DOT_BLOCKS = (512, 1024, 2048, 4096, 8192)  # columns, and all of them

@@ -32,10 +32,11 @@ def cost(machine: Machine, found: Sequence[NestCandidates | CsaCandidates]) -> l
 
 def _costs(one: NestCandidates) -> NestCosts:
     predictions = predict_all(one.rates, one.tables, one.hot, one.limit)
-    return NestCosts(one.rates, tuple(map(_waiting, predictions)), one.bounds)
+    return NestCosts(one.rates, tuple(map(waiting, predictions)), one.bounds)
 
 
-def _waiting(prediction: Prediction) -> Prediction:
+def waiting(prediction: Prediction) -> Prediction:
+    """The same with what reading in place waits for, as transfer from the level that has the line."""
     machine, table = prediction.rates.machine, prediction.table
     size, line = prediction.rates.nest.element_bytes, machine.levels[0].line_bytes
     on_their_way = ROWS_AHEAD * np.maximum(1.0, prediction.rates.windows[table.kernel] * size / line)

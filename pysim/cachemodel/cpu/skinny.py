@@ -32,6 +32,7 @@ from pysim.record.cost import Cost
 from pysim.registry.rows import Kernel, skinny_kernels
 
 WIDEST = 8  # vectors of the matrix in a tile (native/conv/skinny_kernels.h)
+WIDE_BYTES = 64  # of a vector of AVX-512, which has 32 of them
 OPERANDS = ("input_bytes", "filters_bytes", "output_bytes", "packed_bytes")  # B, A, C; the copy of the few, and sums
 
 
@@ -68,12 +69,13 @@ def lanes_of(kernel: Kernel) -> int:
     return max(row.lane_windows for row in same)
 
 
-def passes(few: int, most: int) -> list[tuple[int, int]]:
-    """(how many of the few, vectors of the matrix in a tile) of each pass."""
-    found, left, size = [], few, most
+def passes(few: int, kernel: Kernel) -> list[tuple[int, int]]:
+    """(how many of the few, vectors of the matrix in a tile) of each pass: tiles of 16 sums, of 8 where registers are 16."""
+    sums = 16 if lanes_of(kernel) * SIZES[kernel.dtype] == WIDE_BYTES else 8
+    found, left, size = [], few, kernel.filters
     while left:
         if size <= left:
-            found.append((size, min(WIDEST, 2 * most // size)))
+            found.append((size, min(WIDEST, sums // size)))
             left -= size
         else:
             size //= 2
@@ -86,7 +88,7 @@ def _kernel_cycles(shape: Shape, kernel: Kernel, unit: Unit) -> float:
         return shape.few * shape.results * shape.k / unit.rate(dtype)
     vectors = shape.results * ceil_div(shape.k, lanes) if shape.dot else ceil_div(shape.results, lanes) * shape.k
     loads, latency = unit.loads_per_cycle.value, unit.fma_latency_cycles.value
-    each = (max(few / unit.rate(dtype), (2 + few / wide) / loads, latency / wide) for few, wide in passes(shape.few, kernel.filters))
+    each = (max(few / unit.rate(dtype), (2 + few / wide) / loads, latency / wide) for few, wide in passes(shape.few, kernel))
     return vectors * sum(each)
 
 
@@ -102,10 +104,10 @@ def _moved(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine, hot: 
     """Bytes of each operand that miss each level, L1 first."""
     size, strip = SIZES[kernel.dtype], min(blocks.strip * kernel.windows, shape.results)
     matrix, few, out = shape.results * shape.k * size, shape.few * shape.k * size, shape.few * shape.results * size
-    width, rows = (blocks.k, passes(shape.few, kernel.filters)[0][1]) if shape.dot else (strip, blocks.k)
+    width, rows = (blocks.k, passes(shape.few, kernel)[0][1]) if shape.dot else (strip, blocks.k)
     piece, again, between = 2 * rows * width * size, 0.0, 0.0
     if shape.dot:
-        again = sum(one * shape.k * size * shape.results / wide for one, wide in passes(shape.few, kernel.filters))
+        again = sum(one * shape.k * size * shape.results / wide for one, wide in passes(shape.few, kernel))
         between = shape.few * blocks.k * size + piece
     else:
         again = out * ceil_div(shape.k, blocks.k)
@@ -133,7 +135,7 @@ def skinny_cost(g: Gemm, kernel: Kernel, blocks: Blocks, machine: Machine, hot: 
     assert unit is not None
     number, strips = ceil_div(shape.k, blocks.k), ceil_div(shape.results, blocks.strip * kernel.windows)
     if shape.dot:
-        runs = shape.results * number if number > 1 else ceil_div(shape.results, passes(shape.few, kernel.filters)[0][1])
+        runs = shape.results * number if number > 1 else ceil_div(shape.results, passes(shape.few, kernel)[0][1])
     else:
         runs = shape.k * strips if strips > 1 else number
     terms = {
