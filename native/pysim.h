@@ -164,6 +164,8 @@ pysim_status pysim_probe_clock(double *hertz);
 pysim_status pysim_probe_fma(const char *target, int32_t dtype, double *instructions_per_second);
 pysim_status pysim_probe_read(void *buffer, int64_t bytes, double seconds, double *bytes_per_second);
 pysim_status pysim_probe_write(void *buffer, int64_t bytes, double seconds, double *bytes_per_second);
+/* A load that waits for the one before, over the buffer's lines in a random order. The buffer is aligned to 8 and has two lines or more. */
+pysim_status pysim_probe_latency(void *buffer, int64_t bytes, int64_t line_bytes, double seconds, double *seconds_per_load);
 
 /* Exact cache simulation. A hierarchy is `levels` caches, L1 first, seen by `cores` cores; its whole state lies in one buffer of
  * the caller (8-byte aligned, no pointers inside: a copy of the bytes is a copy of the caches). docs: native/simulate.h. */

@@ -75,8 +75,8 @@ def _as_api(plan: values.Plan) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def _plan(workload: Workload, on: Machine | Gpu, accurate: Accurate, layout: Layout = "nchw") -> values.Plan:
-    return planner.plan(workload, on, layout=layout, accuracy=accurate[0], error_limit=accurate[1])
+def _plan(workload: Workload, on: Machine | Gpu, accurate: Accurate, layout: Layout = "nchw", threads: int = 1) -> values.Plan:
+    return planner.plan(workload, on, layout=layout, accuracy=accurate[0], error_limit=accurate[1], threads=threads)
 
 
 def plan(
@@ -92,11 +92,12 @@ def plan(
     name: str | None = None,
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
+    threads: int = 1,
 ) -> Plan:
     """The plan of least predicted cost. `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU; the other
     arguments are as in `pysim.planner.plan`, which names the errors, too."""
     on = host.any_machine(machine)
-    asked = (model, micro_kernel, input_footprint, state, layout, memory_limit, algorithm, name, accuracy, error_limit)
+    asked = (model, micro_kernel, input_footprint, state, layout, memory_limit, algorithm, name, accuracy, error_limit, threads)
     return _as_api(planner.plan(problem, on, *asked))
 
 
@@ -150,7 +151,7 @@ def compare(
         layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem), lambda path: onnx.read(path)[0]))
     on, how = host.runnable_any(machine), How(threads, state, min_seconds=min_seconds, budget_seconds=budget_seconds)
     asked: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
-    asked |= {"accuracy": accuracy, "error_limit": error_limit}
+    asked |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
     planned = [(layer, _planned(layer.workload, on, asked)) for layer in layers]
     return list(comparison.compare(planned, on, chosen(peers, on), how, store, host.executor(on)))
 
@@ -384,7 +385,7 @@ def _on_cpu(
 ) -> tuple[Any, int, runtime.Executor]:
     """The schedule of a problem, threads, and who runs it: the given plan's, or the best one's."""
     _refuse_both(plan, accurate)
-    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)), accurate)
+    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)), accurate, threads=threads)
     schedule, on = on_cpu(chosen)
     return schedule, threads, host.executor(on)
 

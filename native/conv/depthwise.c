@@ -47,8 +47,8 @@ static pysim_direct shape_of(const pysim_conv *c) {
 }
 
 static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *of, const pysim_row *row) {
-    if (!row->in_place)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s multiplies packed panels; this algorithm runs the rows of native/conv/depthwise.inc",
+    if (row->of != PYSIM_OF_DEPTHWISE)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s convolves no rows in place; this algorithm runs the rows of native/conv/depthwise.inc",
                           row->info.name);
     if (by_planes(row) && (of->channels > 1 || of->filters > 1))
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s takes groups of one channel and one filter; these have %lld and %lld", row->info.name,
@@ -110,13 +110,6 @@ static void finish_groups(const direct_run *r, int64_t image, int64_t g, int64_t
                       (end - begin) * r->of.q);
 }
 
-/* [*begin, *end): part `part` of `parts` of `count`. */
-static void take_part(int64_t count, int64_t part, int64_t parts, int64_t *begin, int64_t *end) {
-    const int64_t share = count / parts, extra = count % parts;
-    *begin = part * share + pysim_min(part, extra);
-    *end = *begin + share + (part < extra);
-}
-
 /* A part of the groups and rows of one image. Whether weights are finite is asked of as many groups as a kernel takes together. */
 static void run_item(int64_t item, int64_t thread, const void *context) {
     const direct_run *r = context;
@@ -124,8 +117,8 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     const int64_t size = r->of.filters * r->of.channels * c->kernel_h * c->kernel_w, image = item / r->row_parts / r->group_parts;
     char *workspace = r->call->workspace + thread * r->thread_bytes;
     int64_t unit_begin, unit_end, begin, end;
-    take_part(pysim_ceil_div(c->groups, r->unit), item / r->row_parts % r->group_parts, r->group_parts, &unit_begin, &unit_end);
-    take_part(r->of.p, item % r->row_parts, r->row_parts, &begin, &end);
+    pysim_take_part(pysim_ceil_div(c->groups, r->unit), item / r->row_parts % r->group_parts, r->group_parts, &unit_begin, &unit_end);
+    pysim_take_part(r->of.p, item % r->row_parts, r->row_parts, &begin, &end);
     const int64_t first = unit_begin * r->unit, last = pysim_min(unit_end * r->unit, c->groups);
     const int finite = !r->padded || all_finite(c->dtype, r->call->second + first * size * r->nest->bytes, (last - first) * size);
     const int64_t step = finite && !by_planes(&r->nest->row) && !r->call->finish.loops ? last - first : r->unit;

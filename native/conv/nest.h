@@ -50,6 +50,9 @@ pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_
 typedef void (*pysim_item)(int64_t item, int64_t thread, const void *context);
 void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *context);
 
+/* How many parts of each of so many items go round evenly among threads; 1 where the items are many. */
+int64_t pysim_parts(int64_t items, int64_t threads);
+
 /* For profiles: seconds of a clock that only goes forward; what one thread's work adds, where a profile is wanted. */
 double pysim_now(void);
 void pysim_add_profile(pysim_profile *profile, const pysim_profile *own);

@@ -96,6 +96,9 @@ static const int32_t check_computes[] = {
 /* A row of conv/depthwise.inc, which the algorithm of that name runs, not the loop nest. */
 static inline int check_is_direct(const pysim_kernel_info *row) { return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0; }
 
+/* A row of conv/skinny.inc, likewise. */
+static inline int check_is_skinny(const pysim_kernel_info *row) { return strcmp(row->form, "axpy") == 0 || strcmp(row->form, "dot") == 0; }
+
 static inline pysim_problem check_conv_problem(const pysim_conv *c) { return (pysim_problem){PYSIM_CONV, .conv = *c}; }
 static inline pysim_problem check_gemm_problem(const pysim_gemm *g) { return (pysim_problem){PYSIM_GEMM, .gemm = *g}; }
 static inline pysim_status check_conv_reference(const pysim_conv *c, const pysim_epilogue *e, const void *input, const void *filters,

@@ -57,7 +57,7 @@ void check_checks(void) {
     if (check_begin("comparison", "arrays of three elements")) check_comparison(), check_end();
 }
 
-/* ---- registry: the table in the library is the one in kernels.inc and conv/depthwise.inc ---- */
+/* ---- registry: the table in the library is the one in kernels.inc, conv/depthwise.inc and conv/skinny.inc ---- */
 
 typedef struct {
     const char *name, *target, *dtype, *form;
@@ -69,10 +69,13 @@ static const line lines[] = {
     {#dtype "_" #form "_" #windows "x" #filters "__" #target, #target, #dtype, #form, windows, filters, lane_windows,     \
      lane_filters},
 #define PYSIM_DIRECT_ROW PYSIM_ROW
+#define PYSIM_SKINNY_ROW PYSIM_ROW
 #include "../kernels.inc"
 #include "../conv/depthwise.inc"
+#include "../conv/skinny.inc"
 #undef PYSIM_ROW
 #undef PYSIM_DIRECT_ROW
+#undef PYSIM_SKINNY_ROW
 #undef PYSIM_PACKER
 };
 enum { LINES = sizeof lines / sizeof *lines };
@@ -248,4 +251,28 @@ void check_probes(void) {
                 if (buffer[j] != 0) check_fail("byte %lld was not written", (long long)j);
             check_end();
         }
+    const int64_t chased[][2] = {{16, 8}, {128, 64}, {200, 64}, {1024, 128}, {70000, 64}};
+    for (size_t i = 0; i < sizeof chased / sizeof *chased; i++) {
+        const int64_t bytes = chased[i][0], line = chased[i][1];
+        char id[32];
+        snprintf(id, sizeof id, "latency/%lld/%lld", (long long)bytes, (long long)line);
+        if (!check_begin(id, "pysim_probe_latency: one cycle through all lines")) continue;
+        unsigned char *buffer = guard_place(&arena, (size_t)bytes, GUARD_RIGHT);
+        positive("latency", pysim_probe_latency(buffer, bytes, line, 1e-4, &rate), &rate);
+        if (!guard_intact(&arena)) check_fail("a write beside the buffer");
+        int64_t steps = 0;
+        for (void *at = buffer; steps == 0 || (at != buffer && steps <= bytes); steps++) at = *(void **)at;
+        if (steps != bytes / line) check_fail("the cycle has %lld of %lld lines", (long long)steps, (long long)(bytes / line));
+        check_end();
+    }
+    if (check_begin("latency/refused", "pysim_probe_latency of what has no cycle")) {
+        uint64_t words[32];
+        const int64_t bad[][2] = {{64, 64}, {256, 12}, {256, 0}, {256, -8}, {-1, 8}};
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+            if (pysim_probe_latency(words, bad[i][0], bad[i][1], 1e-4, &rate) != PYSIM_BAD_ARGUMENT)
+                check_fail("%lld bytes in lines of %lld were taken", (long long)bad[i][0], (long long)bad[i][1]);
+        if (pysim_probe_latency((char *)words + 4, 128, 64, 1e-4, &rate) != PYSIM_BAD_ARGUMENT) check_fail("an odd address was taken");
+        if (pysim_probe_latency(words, 256, 64, -1, &rate) != PYSIM_BAD_ARGUMENT) check_fail("seconds below 0 were taken");
+        check_end();
+    }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Convolutions at the edges of a kernel's block, run as every kind of schedule. Three families: any kernel; 1x1 with unit stride and
- * no padding, where both pack modes are legal; 3x3 with unit stride by Winograd's transforms. */
+ * no padding, where both pack modes are legal; square kernels by Winograd's transforms, whatever the stride. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@ enum {
     WINDOWS, FILTERS, STATIONARY, K2, K3, LAYOUT, CHANNELS, SET, GROUPS, BATCH, BIAS, EPILOGUE, /* both families */
     PACK, POINTWISE_AXES,
     KERNEL = PACK, STRIDE, DILATION, PADDING, ANY_AXES,
-    OUTPUTS = PACK, WINOGRAD_PADDING, WINOGRAD_AXES, /* WINDOWS are tiles there */
+    FORM = PACK, PHASES, WINOGRAD_PADDING, WINOGRAD_AXES, /* WINDOWS are tiles there */
 };
 enum { EPILOGUES = 5, ADDS = 2, CLAMPS = 4, LOW = -3, HIGH = 5 }; /* none, relu, from ADDS on with a residual: none, relu, clamp */
 static const int64_t channel_levels[] = {1, 2, 3, 5, 17};
@@ -26,8 +26,17 @@ static const int64_t stride_levels[][2] = {{1, 1}, {2, 2}, {3, 3}, {4, 4}, {1, 2
 static const int64_t dilations[][2] = {{1, 1}, {2, 2}, {1, 2}, {3, 5}};
 enum { PADDINGS = 5 };
 
+/* Winograd's F(m x m, r x r). The most that an output's terms, all positive, grow to, over its r x r products: the largest element of
+ * |A^T| (|G| 1 |B^T| 1), squared, over r^2. */
+static const struct {
+    int64_t outputs, taps;
+    double growth;
+} forms[] = {{2, 3, 7.2}, {4, 3, 83.6}, {6, 3, 508.8}, {3, 4, 68.5}, {2, 5, 61.3}};
+enum { FORMS = sizeof forms / sizeof *forms, STRIDES = 4, LARGEST_KERNEL = 12 };
+
 static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 7, 8, 4, PADDINGS};
-static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES, 1, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 3, PADDINGS};
+static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES, 1, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, FORMS, STRIDES,
+                                                       PADDINGS};
 static const int32_t pointwise_levels[POINTWISE_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 2};
 
 typedef struct {
@@ -35,7 +44,7 @@ typedef struct {
     pysim_conv c;
     pysim_schedule s;
     int bias, epilogue;
-    int32_t index, threads, result; /* result: dtype of the output and the bias */
+    int32_t index, threads, result, form; /* result: dtype of the output and the bias; form: of Winograd */
     check_random random;
     int64_t p, q, input, filters, output; /* elements */
 } conv_case;
@@ -108,24 +117,31 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
         k->s = (pysim_schedule){CHECK_depthwise, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters, channels, 1, 1, 0};
 }
 
-/* A 3x3 convolution whose tiles are at the edges of the kernel's filters, its filters at those of its windows. */
+/* A square kernel whose tiles are at the edges of the kernel's filters, its filters at those of its windows; its last phases may lack a tap. */
 static void make_winograd(conv_case *k, int32_t index, const unsigned char *level, int32_t kernel, const pysim_kernel_info *row) {
     unsigned char plain[ANY_AXES] = {0};
     memcpy(plain, level, PACK);
-    plain[KERNEL] = 1;
     plain[PADDING] = level[WINOGRAD_PADDING];
     make(k, FAMILY_ANY, index, plain, kernel, row);
     snprintf(k->id, sizeof k->id, "winograd/%d", (int)index);
     pysim_conv *c = &k->c;
+    const int64_t m = forms[level[FORM]].outputs, taps = forms[level[FORM]].taps, channels = c->channels / c->groups;
+    const int64_t most = LARGEST_KERNEL / taps, stride = 1 + level[PHASES] < most ? 1 + level[PHASES] : most;
+    const int64_t size = taps * stride - check_below(&k->random, stride);
     int64_t rows, columns;
-    k->s.algorithm = CHECK_winograd;
-    k->s.outputs = 2 + 2 * level[OUTPUTS];
+    k->form = level[FORM];
+    c->kernel_h = c->kernel_w = size;
+    c->stride_h = c->stride_w = stride;
     c->filters = c->groups * check_edge(level[FILTERS], row->windows);
     layout(level[LAYOUT], check_edge(level[WINDOWS], row->filters), &rows, &columns);
-    k->p = rows * k->s.outputs - check_below(&k->random, k->s.outputs);
-    k->q = columns * k->s.outputs - check_below(&k->random, k->s.outputs);
-    axis(plain[PADDING], k->p, 3, 1, 1, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
-    axis(plain[PADDING], k->q, 3, 1, 1, &k->random, &c->pad_left, &c->pad_right, &c->width);
+    k->p = rows * m - check_below(&k->random, m);
+    k->q = columns * m - check_below(&k->random, m);
+    axis(plain[PADDING], k->p, size, stride, 1, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
+    axis(plain[PADDING], k->q, size, stride, 1, &k->random, &c->pad_left, &c->pad_right, &c->width);
+    const check_plan plan = {level[STATIONARY], PYSIM_PACK_TILES, level[SET], level[K2], level[K3]};
+    k->s = check_schedule(kernel, row, &plan, channels * stride * stride, &k->random);
+    k->s.algorithm = CHECK_winograd;
+    k->s.outputs = m;
 }
 
 /* Whether the row is one that Winograd's products run on: transforms of its target and dtype, panels that are not too wide. */
@@ -225,7 +241,8 @@ static void expect_bound(conv_case *k, const pysim_epilogue *given) {
 /* Where patches are transformed, which mixes windows: the bound of the largest elements, everywhere. */
 static void mix_bound(const conv_case *k, const pysim_epilogue *e) {
     if (k->s.algorithm != CHECK_winograd) return;
-    const double summed = (double)(9 * k->c.channels / k->c.groups) * largest(check_scratch(SCRATCH_A, 0), k->c.dtype, k->input) *
+    const int64_t taps = forms[k->form].taps * forms[k->form].taps * k->c.stride_h * k->c.stride_w; /* of all phases, zeros among them */
+    const double summed = (double)(taps * k->c.channels / k->c.groups) * largest(check_scratch(SCRATCH_A, 0), k->c.dtype, k->input) *
                           largest(check_scratch(SCRATCH_B, 0), k->c.dtype, k->filters);
     const double most = summed + (e->bias ? largest(check_scratch(SCRATCH_BIAS, 0), k->result, k->c.filters) : 0) +
                         (e->residual ? largest(check_scratch(SCRATCH_RESIDUAL, 0), k->result, k->output) : 0);
@@ -309,12 +326,11 @@ static void count_nonzero(const conv_case *k) {
         check_fail("the case is too weak: %lld of %lld results differ from zero", (long long)nonzero, (long long)live);
 }
 
-/* Winograd: an output's terms, all positive, grow to that many times 9 products: the largest element of
- * |A^T| (|G| 1 |G^T| . |B^T| 1 |B|) |A| / 9 over the points of each m. */
 static double tolerance(const conv_case *k) {
-    static const double growth[] = {7.2, 83.6, 508.8};
-    const int64_t channels = k->c.channels / k->c.groups, m = k->s.outputs;
-    if (k->s.algorithm == CHECK_winograd) return growth[m / 2 - 1] * check_gamma(k->result, channels + 6 * m + 20);
+    const int64_t channels = k->c.channels / k->c.groups;
+    if (k->s.algorithm == CHECK_winograd)
+        return forms[k->form].growth *
+               check_gamma(k->result, channels * k->c.stride_h * k->c.stride_w + 6 * (forms[k->form].outputs + forms[k->form].taps) + 20);
     const int64_t depth = channels * k->c.kernel_h * k->c.kernel_w;
     const int64_t cut = k->s.algorithm == CHECK_sconv ? channels : depth; /* what comes in sets */
     return 1.0001 * check_gamma(k->result, depth + (cut + k->s.channels - 1) / k->s.channels + 4);
@@ -323,7 +339,7 @@ static double tolerance(const conv_case *k) {
 /* Exact inputs: the reference's bits. */
 static void exact(conv_case *k, const pysim_epilogue *e, guard_side side) {
     if (!expect(k, e, side)) return;
-    const int inexact = k->s.outputs > 2; /* points that are no powers of two */
+    const int inexact = k->s.algorithm == CHECK_winograd && k->form > 0; /* points that are no powers of two */
     if (inexact) expect_bound(k, e), mix_bound(k, e);
     if (!run(k, e, k->index & 1 ? k->threads : 1, side, 0xFF)) return;
     const void *want = check_scratch(SCRATCH_WANT, 0), *bound = inexact ? check_scratch(SCRATCH_BOUND, 0) : NULL;

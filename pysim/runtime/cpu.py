@@ -330,3 +330,11 @@ def probe_read(nbytes: int, seconds: float) -> float:
 def probe_write(nbytes: int, seconds: float) -> float:
     """Bytes a second that one core writes to a buffer of this size."""
     return _probe_stream(library()[1].pysim_probe_write, nbytes, seconds)
+
+
+def probe_latency(nbytes: int, line_bytes: int, seconds: float) -> float:
+    """Seconds of a load that waits for the one before, over all lines of a buffer of this size in a random order."""
+    ffi, lib = library()
+    buffer, result = aligned(nbytes, np.uint8), ffi.new("double *")
+    check(lib.pysim_probe_latency(ffi.from_buffer(buffer), nbytes, line_bytes, seconds, result))
+    return float(result[0])
