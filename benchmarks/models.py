@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole networks on this computer's CPU beside ONNX Runtime, interleaved in one run: python benchmarks/models.py -o FILE MODEL.onnx...
 
-One JSON line a model, as `pysim compare MODEL --peers --json` has under "models"; then a table. On a shared machine only ratios are a
-claim.
+A first JSON line says where and with what it was measured; then one a model, as `pysim compare MODEL --peers --json` has under "models".
+Times are CPU times of calls that took turns. On a shared machine only ratios are a claim. Models: the onnx package's light ones, and
+torchvision's (benchmarks/export_onnx.py).
 """
 
 import argparse
+import json
 import platform
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -24,8 +27,10 @@ def main() -> None:
     given = parser.parse_args()
     on = host.runnable("host")
     print(f"{on.description}, {platform.python_implementation()} {platform.python_version()}, {given.threads} threads")
-    print("model               pysim ms  onnxruntime  convs and products  predicted of these  errors (pysim, onnxruntime)")
+    print("model               pysim ms  onnxruntime  convs and products  predicted of all    errors (pysim, onnxruntime)")
+    about = {"machine": on.description, "threads": given.threads, "onnxruntime": version("onnxruntime"), "numpy": version("numpy")}
     with given.output.open("w") as out:
+        out.write(json.dumps(about) + "\n")
         for path in given.models:
             one = compare(path, on, given.threads, True, given.seconds)
             one = msgspec.structs.replace(one, model=path.name)

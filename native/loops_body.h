@@ -7,7 +7,7 @@
 #include "loops.h"
 
 #define INLINE static inline __attribute__((always_inline))
-enum { PIECE = 1024, BLOCK = 2048, PARTS = 16 }; /* elements: what several passes go over in L1, a block of a pool, partial sums */
+enum { PIECE = 1024, BLOCK = 2048, GROUP = 16 }; /* elements: what several passes go over in L1, a block of a pool, a few vectors */
 
 #if DOUBLE
 INLINE T exponential(T x) { return exp(x); }
@@ -135,67 +135,70 @@ INLINE int64_t extent(int64_t windows, int64_t stride, int64_t kernel, int64_t d
     return (windows - 1) * stride + dilation * (kernel - 1) + 1;
 }
 
-/* The taps of windows, x[i + tap step] for count windows that are neighbours. */
+/* The taps of windows, x[i + tap step] for count windows that are neighbours, and for as many more as fill the last group: there is no rest. */
 INLINE void combine(const int largest, int64_t taps, const T *restrict x, int64_t step, int64_t count, T *restrict into) {
-    if (taps == 1) memcpy(into, x, (size_t)count * sizeof(T));
-    for (int64_t i = 0; taps > 1 && i < count; i++) into[i] = largest ? larger(x[i], x[i + step]) : x[i] + x[i + step];
+    const int64_t whole = (count + GROUP - 1) / GROUP * GROUP;
+    if (taps == 1) memcpy(into, x, (size_t)whole * sizeof(T));
+    for (int64_t i = 0; taps > 1 && i < whole; i += GROUP)
+        for (int j = 0; j < GROUP; j++) into[i + j] = largest ? larger(x[i + j], x[i + j + step]) : x[i + j] + x[i + j + step];
     for (int64_t tap = 2; tap < taps; tap++)
-        for (int64_t i = 0; i < count; i++)
-            into[i] = largest ? larger(into[i], x[i + tap * step]) : into[i] + x[i + tap * step];
+        for (int64_t i = 0; i < whole; i += GROUP)
+            for (int j = 0; j < GROUP; j++)
+                into[i + j] = largest ? larger(into[i + j], x[i + j + tap * step]) : into[i + j] + x[i + j + tap * step];
 }
 
 /* Taps of a window at `at` that lie in [0, size). */
 INLINE int64_t taps_inside(int64_t at, int64_t size, int64_t kernel, int64_t dilation) {
+    if (at >= 0 && at + dilation * (kernel - 1) < size) return kernel;
     const int64_t first = at < 0 ? pysim_min(kernel, (dilation - 1 - at) / dilation) : 0;
     const int64_t last = at >= size ? 0 : pysim_min(kernel, (size - 1 - at) / dilation + 1);
     return pysim_max(0, last - first);
 }
 
-/* Sums of windows from row y0 and column x0 on, divided by how many elements they are of. */
-INLINE void divide(const pysim_pool *p, int64_t y0, int64_t x0, int64_t count, T *out) {
-    const int64_t height = p->count_padding ? p->height + p->pad_top + p->pad_bottom : p->height;
-    const int64_t width = p->count_padding ? p->width + p->pad_left + p->pad_right : p->width;
-    const int64_t rows = taps_inside(y0 + (p->count_padding ? p->pad_top : 0), height, p->kernel_h, p->dilation_h);
-    const int64_t left = x0 + (p->count_padding ? p->pad_left : 0), reach = p->dilation_w * (p->kernel_w - 1);
-    const int64_t first = pysim_min(count, left < 0 ? (p->stride_w - 1 - left) / p->stride_w : 0);
-    const int64_t last = left + reach >= width ? first : pysim_max(first, pysim_min(count, (width - 1 - reach - left) / p->stride_w + 1));
-    const T whole = (T)(rows * p->kernel_w);
-    for (int64_t i = first; i < last; i++) out[i] /= whole;
-    for (int64_t i = first == 0 ? last : 0; i < count; i = i + 1 == first ? last : i + 1)
-        out[i] /= (T)(rows * taps_inside(left + i * p->stride_w, width, p->kernel_w, p->dilation_w));
+/* How many taps of a window from row y or column x on a mean divides by. */
+INLINE int64_t counted_rows(const pysim_pool *p, int64_t y) {
+    if (p->count_padding) return taps_inside(y + p->pad_top, p->height + p->pad_top + p->pad_bottom, p->kernel_h, p->dilation_h);
+    return taps_inside(y, p->height, p->kernel_h, p->dilation_h);
+}
+INLINE int64_t counted_columns(const pysim_pool *p, int64_t x) {
+    if (p->count_padding) return taps_inside(x + p->pad_left, p->width + p->pad_left + p->pad_right, p->kernel_w, p->dilation_w);
+    return taps_inside(x, p->width, p->kernel_w, p->dilation_w);
 }
 
-/* Outputs [row, row + rows) x [q0, q0 + count) of a plane. Their part of it, padding and all, lies as rows of `wide` columns one behind the
- * other, in place where it has no padding, so that down the columns and along the rows all go in long loops; what those make of the ends of rows is left out. */
+/* Outputs [row, row + rows) x [q0, q0 + count) of a plane. Their part of it, padding and all, lies as rows of whole groups of columns one
+ * behind the other, so that down the columns and along the rows all go in long loops; what those make of the ends of rows is left out. */
 INLINE void pool_block(const int largest, const pysim_pool *p, const T *plane, int64_t row, int64_t rows, int64_t q0, int64_t count, T *out) {
     const T empty = largest ? -(T)__builtin_inf() : 0;
     const int64_t wide = extent(count, p->stride_w, p->kernel_w, p->dilation_w), high = extent(rows, p->stride_h, p->kernel_h, p->dilation_h);
     const int64_t y0 = row * p->stride_h - p->pad_top, x0 = q0 * p->stride_w - p->pad_left;
     const int64_t lo = pysim_min(wide, pysim_max(0, -x0)), hi = pysim_max(lo, pysim_min(wide, p->width - x0));
-    T padded[BLOCK], down[BLOCK], along[BLOCK];
-    const int as_it_is = wide == p->width && x0 == 0 && y0 >= 0 && y0 + high <= p->height;
-    const T *in = as_it_is ? plane + y0 * wide : padded;
-    for (int64_t r = 0; !as_it_is && r < high; r++) {
-        T *to = padded + r * wide;
+    const int64_t pitch = (wide + GROUP - 1) / GROUP * GROUP;
+    T in[BLOCK], down[BLOCK + GROUP], along[BLOCK + GROUP];
+    for (int64_t r = 0; r < high; r++) {
+        T *to = in + r * pitch;
         const int inside = y0 + r >= 0 && y0 + r < p->height;
-        for (int64_t i = 0; i < (inside ? lo : wide); i++) to[i] = empty;
+        for (int64_t i = 0; i < (inside ? lo : pitch); i++) to[i] = empty;
         if (!inside) continue;
         memcpy(to + lo, plane + (y0 + r) * p->width + x0 + lo, (size_t)(hi - lo) * sizeof(T));
-        for (int64_t i = hi; i < wide; i++) to[i] = empty;
+        for (int64_t i = hi; i < pitch; i++) to[i] = empty;
     }
     const int64_t together = p->stride_h == 1 ? rows : 1; /* rows that one loop goes over */
     for (int64_t r = 0; r < rows; r += together)
-        combine(largest, p->kernel_h, in + r * p->stride_h * wide, p->dilation_h * wide, together * wide, down + r * wide);
-    combine(largest, p->kernel_w, down, p->dilation_w, rows * wide - p->dilation_w * (p->kernel_w - 1), along);
+        combine(largest, p->kernel_h, in + r * p->stride_h * pitch, p->dilation_h * pitch, together * pitch, down + r * pitch);
+    for (int i = 0; i < GROUP; i++) down[rows * pitch + i] = empty;
+    T columns[BLOCK]; /* that windows are of */
+    for (int64_t i = 0; !largest && i < count; i++) columns[i] = (T)counted_columns(p, x0 + i * p->stride_w);
+    combine(largest, p->kernel_w, down, p->dilation_w, rows * pitch - p->dilation_w * (p->kernel_w - 1), along);
     for (int64_t r = 0; r < rows; r++, out += p->out_w) {
-        const T *from = along + r * wide;
+        const T *from = along + r * pitch;
         if (p->stride_w == 1)
             memcpy(out, from, (size_t)count * sizeof(T));
         else if (p->stride_w == 2)
             for (int64_t i = 0; i < count; i++) out[i] = from[2 * i];
         else
             for (int64_t i = 0; i < count; i++) out[i] = from[i * p->stride_w];
-        if (!largest) divide(p, y0 + r * p->stride_h, x0, count, out);
+        const T counted = largest ? 1 : (T)counted_rows(p, y0 + r * p->stride_h);
+        for (int64_t i = 0; !largest && i < count; i++) out[i] /= counted * columns[i];
     }
 }
 
@@ -210,18 +213,17 @@ static T pool_window(const pysim_pool *p, const T *plane, int64_t row, int64_t q
             const T one = plane[y * p->width + x];
             value = p->largest ? larger(value, one) : value + one;
         }
-    if (!p->largest) divide(p, y0, x0, 1, &value);
-    return value;
+    return p->largest ? value : value / (T)(counted_rows(p, y0) * counted_columns(p, x0));
 }
 
 /* The mean of a plane. */
 static T plane_mean(const T *x, int64_t count) {
-    T part[PARTS] = {0};
+    T part[GROUP] = {0};
     double sum = 0;
     int64_t i = 0;
-    for (; i + PARTS <= count; i += PARTS)
-        for (int j = 0; j < PARTS; j++) part[j] += x[i + j];
-    for (int j = 0; j < PARTS; j++) sum += part[j];
+    for (; i + GROUP <= count; i += GROUP)
+        for (int j = 0; j < GROUP; j++) part[j] += x[i + j];
+    for (int j = 0; j < GROUP; j++) sum += part[j];
     for (; i < count; i++) sum += x[i];
     return (T)(sum / (double)count);
 }
@@ -251,8 +253,9 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
     T *y = to;
     const int is_mean = !p->largest && p->out_h == 1 && p->out_w == 1 && p->kernel_h == p->height && p->kernel_w == p->width &&
                         !(p->pad_top | p->pad_left) && p->dilation_h == 1 && p->dilation_w == 1;
-    const int64_t columns = outputs_within(BLOCK / extent(1, 1, p->kernel_h, p->dilation_h), p->out_w, p->stride_w, p->kernel_w, p->dilation_w);
-    const int64_t wide = columns ? extent(columns, p->stride_w, p->kernel_w, p->dilation_w) : 1;
+    const int64_t row = BLOCK / extent(1, 1, p->kernel_h, p->dilation_h) / GROUP * GROUP; /* columns that a block can have */
+    const int64_t columns = outputs_within(row, p->out_w, p->stride_w, p->kernel_w, p->dilation_w);
+    const int64_t wide = columns ? (extent(columns, p->stride_w, p->kernel_w, p->dilation_w) + GROUP - 1) / GROUP * GROUP : 1;
     const int64_t rows = columns ? outputs_within(BLOCK / wide, p->out_h, p->stride_h, p->kernel_h, p->dilation_h) : 0;
     for (int64_t k = 0; k < p->planes; k++, x += p->height * p->width, y += p->out_h * p->out_w)
         if (is_mean)

@@ -78,7 +78,43 @@ class Builder:
             return self.add("Relu", [x], self.shapes[x])
         if self.chance():
             return self.add("Clip", [x, self.constant(np.array(-0.5)), self.constant(np.array(0.7))], self.shapes[x])
+        if self.chance():
+            return self.gated(x)
         return self.add(str(self.rng.choice(["Sigmoid", "Tanh", "HardSwish", "Identity"])), [x], self.shapes[x])
+
+    def gated(self, x: str) -> str:
+        """x sigmoid(x), as exporters write SiLU; or x by a number for each plane, as squeeze-and-excitation has it."""
+        n, c, *_ = self.shapes[x]
+        squeezed = self.chance(0.4)
+        gate = self.add("GlobalAveragePool", [x], (n, c, 1, 1)) if squeezed else x
+        gate = self.add("Sigmoid", [gate], self.shapes[gate])
+        return self.add("Mul", [x, gate][:: 1 if self.chance() else -1], self.shapes[x])
+
+    def block(self, x: str) -> str:
+        """A residual block: convolutions that keep the shape, x added, an activation."""
+        n, c, h, w = self.shapes[x]
+        y = x
+        for kernel in (1, 3)[: self.whole(1, 2)]:
+            groups = c if self.chance(0.3) else 1
+            weights = self.constant(self.rng.standard_normal((c, c // groups, kernel, kernel)) / np.sqrt(c // groups * kernel * kernel))
+            y = self.activated(y) if y != x else y
+            y = self.add("Conv", [y, weights], (n, c, h, w), pads=[kernel // 2] * 4, group=groups)
+            y = self.norm(y) if self.chance(0.3) else y
+        y = self.add("Add", [x, y][:: 1 if self.chance() else -1], (n, c, h, w))
+        return self.activated(y) if self.chance(0.7) else y
+
+    def dense(self, x: str) -> str:
+        """A dense block: every layer reads all before it, joined."""
+        n, _, h, w = self.shapes[x]
+        parts = [x]
+        for _ in range(self.whole(2, 3)):
+            channels = sum(self.shapes[part][1] for part in parts)
+            joined = self.add("Concat", list(parts), (n, channels, h, w), axis=1)
+            grown = self.whole(1, 4)
+            weights = self.constant(self.rng.standard_normal((grown, channels, 3, 3)) / np.sqrt(9 * channels))
+            y = self.activated(self.norm(joined)) if self.chance() else joined
+            parts.append(self.add("Conv", [y, weights], (n, grown, h, w), pads=[1, 1, 1, 1]))
+        return self.add("Concat", list(parts), (n, sum(self.shapes[part][1] for part in parts), h, w), axis=1)
 
     def pool(self, x: str) -> str:
         n, c, h, w = self.shapes[x]
@@ -114,7 +150,8 @@ class Builder:
 def random_model(seed: int, batch: int = 1, dtype: type = np.float32) -> onnx.ModelProto:
     """About a dozen operators on images, then, as a rule, a classifier."""
     b = Builder(seed, batch, dtype)
-    steps = [b.conv, b.conv, b.conv, b.norm, b.norm, b.activated, b.activated, b.scaled, b.pool, b.joined, b.added, b.turned]
+    steps = [b.conv, b.conv, b.conv, b.norm, b.norm, b.activated, b.activated, b.scaled, b.pool, b.joined, b.added, b.turned,
+             b.block, b.block, b.dense]  # fmt: skip
     x = "x"
     for _ in range(b.whole(3, 14)):
         if b.chance(0.15):

@@ -39,7 +39,7 @@ class TimedLayer(msgspec.Struct, frozen=True):
 
 
 class ModelComparison(msgspec.Struct, frozen=True):
-    """`predicted_seconds` of all convolutions and products; `errors` by who computed, "pysim" first; `missing` why a peer did not run."""
+    """`predicted_seconds` of all layers; `errors` by who computed, "pysim" first; `missing` why a peer did not run."""
 
     model: str
     machine: str

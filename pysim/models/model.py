@@ -49,7 +49,8 @@ class Model:
     ) -> None:
         graph = self._graph = fused(graph, _able)
         self.threads = threads
-        self.plan = ModelPlan(layers_of(graph, on, accuracy), planned(graph, lambda node: node.op in operators.IN_PLACE), on.name)
+        buffers = planned(graph, lambda node: node.op in operators.IN_PLACE)
+        self.plan = ModelPlan(layers_of(graph, on, buffers, accuracy), buffers, on.name)
         self._natives = [self._prepared(layer, executor) for layer in self.plan.layers]
         native = {name for layer in self.plan.layers if layer.plan for name in layer.node.inputs[1:PARAMETERS]}
         elsewhere = {name for layer in self.plan.layers for name in layer.node.inputs[PARAMETERS if layer.plan else 0 :]}

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What will run of a network, and how long that is expected to take: one layer a node that is left after fusion.
 
-Convolutions and products have plans. A product of a constant matrix is planned as the 1x1 convolution that it is (rows of x as the windows
-of one image of k channels), whose filters are packed once. The other operators, which NumPy runs, are not predicted.
+Convolutions and products have plans, for cold caches: when a layer begins, the network has gone over its own size of other memory since
+its weights were read last. A product of a constant matrix is planned as the 1x1 convolution that it is (rows of x as the windows of one
+image of k channels), whose filters are packed once.
+
+A residual and what other operators read and write moves at the rate of the level of the caches that holds it all; pools besides pass over
+rows in L1, once a tap of rows and columns, reading two elements and writing one.
 """
 
 from functools import lru_cache
@@ -12,6 +16,7 @@ from pysim import planner
 from pysim.errors import PlanError, printable
 from pysim.machine.cpu import Machine
 from pysim.models.buffers import Buffers
+from pysim.models.fusion import PARAMETERS
 from pysim.models.graph import Graph, Node
 from pysim.problem.conv import Conv
 from pysim.record.accuracy import Accuracy
@@ -21,10 +26,11 @@ _DTYPES = {"float32": "f32", "float64": "f64"}
 
 
 class Layer(NamedTuple):
-    """A node, and the plan of its convolution or product."""
+    """A node, the plan of its convolution or product, and the predicted seconds of what else it does."""
 
     node: Node
     plan: Plan | None
+    moving_seconds: float = 0.0
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -32,8 +38,8 @@ class Layer(NamedTuple):
         return self.node.absorbed
 
     @property
-    def predicted_seconds(self) -> float | None:
-        return self.plan.seconds if self.plan else None
+    def predicted_seconds(self) -> float:
+        return (self.plan.seconds or 0.0 if self.plan else 0.0) + self.moving_seconds
 
     def to_dict(self) -> dict[str, Any]:
         about = {"node": self.node.name, "op": self.node.op, "fused": list(self.fused), "predicted_seconds": self.predicted_seconds}
@@ -47,21 +53,20 @@ class ModelPlan(NamedTuple):
 
     @property
     def predicted_seconds(self) -> float:
-        """Of all convolutions and products; the other operators are not predicted."""
-        return sum(layer.predicted_seconds or 0.0 for layer in self.layers)
+        return sum(layer.predicted_seconds for layer in self.layers)
 
     def explain(self) -> str:
         """The chain of layers as text: what each computes, what was fused into it, its plan and predicted time."""
         lines = [f"{len(self.layers)} layers on {self.machine}; values in {self.buffers.nbytes:,} bytes"]
         for layer in self.layers:
             fused = f" + {', '.join(map(printable, layer.fused))}" if layer.fused else ""
-            how = f"  {layer.plan.problem}  {layer.plan.name}  {(layer.predicted_seconds or 0) * 1e6:.0f} us" if layer.plan else "  NumPy"
-            lines.append(f"{layer.node.op:<12} {printable(layer.node.name)}{fused}{how}")
-        lines.append(f"predicted of convolutions and products: {self.predicted_seconds * 1e3:.3g} ms")
+            how = f"  {layer.plan.problem}  {layer.plan.name}" if layer.plan else ""
+            lines.append(f"{layer.node.op:<12} {printable(layer.node.name)}{fused}{how}  {layer.predicted_seconds * 1e6:.0f} us")
+        lines.append(f"predicted: {self.predicted_seconds * 1e3:.3g} ms")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<ModelPlan of {len(self.layers)} layers on {self.machine}: {self.predicted_seconds:.3g} s of convolutions and products>"
+        return f"<ModelPlan of {len(self.layers)} layers on {self.machine}: {self.predicted_seconds:.3g} s>"
 
 
 def problem_of(node: Node, graph: Graph) -> Conv | None:
@@ -78,16 +83,46 @@ def problem_of(node: Node, graph: Graph) -> Conv | None:
 
 @lru_cache(maxsize=4096)
 def _plan(problem: Conv, on: Machine, accuracy: Accuracy) -> Plan:
-    return planner.plan(problem, on, accuracy=accuracy)
+    return planner.plan(problem, on, accuracy=accuracy, state="cold")
 
 
-def layers_of(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> tuple[Layer, ...]:
+def _moved_seconds(on: Machine, read: int, written: int) -> float:
+    """Of bytes that another layer wrote, and others that another one will read."""
+    level = next((one for one in on.levels if one.size_bytes >= read + written), on.memory)
+    cycles = read / level.read_bytes_per_cycle.value + written / level.write_bytes_per_cycle.value
+    return cycles / on.core.frequency_hz.value
+
+
+def _pool_seconds(node: Node, graph: Graph, on: Machine) -> float:
+    """Of its passes in L1: rows of outputs as wide as the input, once a tap."""
+    x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
+    nbytes = y.nbytes // y.shape[-1] * x.shape[-1]
+    level = on.levels[0]
+    cycles = nbytes * (2 / level.read_bytes_per_cycle.value + 1 / level.write_bytes_per_cycle.value)
+    return sum(node.attributes["kernel_shape"]) * cycles / on.core.frequency_hz.value
+
+
+def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
+    """Seconds of what a node does beside a plan."""
+    if node.op in ("Conv", "Linear") and "reference" not in node.attributes:
+        return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[PARAMETERS:]), 0)
+    if node.op == "View":
+        return 0.0
+    given = [name for name in node.inputs if name and name not in graph.constants]
+    if node.op == "Concat":
+        copied = sum(graph.tensors[name].nbytes for name in given if (node.output, name) not in buffers.joined)
+        return _moved_seconds(on, copied, copied)
+    moved = _moved_seconds(on, *(sum(graph.tensors[name].nbytes for name in names if name) for names in (given, node.outputs)))
+    return moved + (_pool_seconds(node, graph, on) if "kernel_shape" in node.attributes and "reference" not in node.attributes else 0.0)
+
+
+def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = "standard") -> tuple[Layer, ...]:
     """The layers with their plans; PlanError names the node that has none."""
     layers = []
     for node in graph.nodes:
         problem = problem_of(node, graph)
         try:
-            layers.append(Layer(node, _plan(problem, on, accuracy) if problem else None))
+            layers.append(Layer(node, _plan(problem, on, accuracy) if problem else None, _moving(node, graph, on, buffers)))
         except PlanError as error:
             raise PlanError(f'{node.op} "{printable(node.name)}": {error}') from None
     return tuple(layers)

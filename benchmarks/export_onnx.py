@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torchvision's models as ONNX files with seeded random weights: python benchmarks/export_onnx.py -o FOLDER resnet50 vgg16 ...
+
+For machines where benchmarks/models.py measures; needs torch, torchvision and onnx. BatchNorm has the statistics that a new model has.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torchvision
+
+_SIZES = {"inception_v3": 299}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    given = parser.parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
+    for name in given.models:
+        torch.manual_seed(0)
+        options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+        model = torchvision.models.get_model(name, weights=None, **options).eval()
+        size = _SIZES.get(name, 224)
+        torch.onnx.export(model, torch.rand(1, 3, size, size), str(given.output / f"{name}.onnx"), opset_version=17, dynamo=False)
+        print(f"{name}: torch {torch.__version__}, torchvision {torchvision.__version__}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
