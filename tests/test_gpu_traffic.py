@@ -19,7 +19,7 @@ from pysim.registry.rows import GemmKernel
 
 STEPS = 40
 Times = dict[tuple[int, int], list[float]]
-WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 64, 64, 64, 64, 64, 64, 8, 1, 1, 90, True, 16, False, True, True)
+WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 64, 64, 64, 64, 64, 64, 8, 1, 1, 90, exact_capability=True, alignment=16, producer=True)
 
 
 def h200() -> Gpu:

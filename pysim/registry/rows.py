@@ -252,13 +252,13 @@ class GemmKernel(msgspec.Struct, frozen=True):
     cluster_n: int
     capability: int
     exact_capability: bool = False
-    below: int = 0
     alignment: int = 1
     k_major: bool = False
     producer: bool = False
     promotion: int = 0
     accumulates_f16: bool = False
     ablation: bool = False
+    below: int = 0
 
     @property
     def name(self) -> str:

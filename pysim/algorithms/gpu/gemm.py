@@ -59,7 +59,9 @@ def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | No
 def kernel_refuses(gpu: Gpu, kernel: GemmKernel) -> Reason | None:
     """Why a kernel is not planned with on a machine beside what no kernel can do without."""
     if kernel.below and gpu.capability_number >= kernel.below:
-        return Reason("replaced", "it sums in f16, and this machine's tensor cores sum in f32")
+        if kernel.accumulates_f16:
+            return Reason("replaced", "it sums in f16, and this machine's tensor cores sum in f32")
+        return Reason("replaced", f"from capability {kernel.below / 10} on others are faster on every problem that was measured")
     return None
 
 

@@ -17,7 +17,7 @@ constexpr int blocks_of(int registers, int threads) {
 }
 
 /* The tiles of a row. */
-template <class Type, Form FORM, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARP_M, int WARP_N, int THREAD_M, int THREAD_N, int DEPTH>
+template <class Type, Form FORM, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARP_M, int WARP_N, int THREAD_M, int THREAD_N, int DEPTH, int BELOW_ = 0>
 struct Shape {
     using T = Type;
     using Unit = typename T::Unit;
@@ -48,7 +48,7 @@ struct Shape {
     };
     enum { BLOCKS = blocks_of(REGISTERS, THREADS) };
     static constexpr int CAPABILITY = STAGES > 2 ? 80 : 50; /* for asynchronous copies */
-    static constexpr int BELOW = T::PACK == 2 ? 80 : 1 << 20; /* sums in f16: tensor cores sum in f32 */
+    static constexpr int BELOW = BELOW_ ? BELOW_ : CODE_CAPABILITY + 1; /* see gemm/rows.h */
 };
 
 /* By pysim_dtype. */
