@@ -62,11 +62,12 @@ def gpu_plan(workload: Any, on: Any, *, layout: Any = "nchw", memory_limit: int 
     cost = Cost(cycles=1, seconds=2e-4, bound_by="compute", levels={}, terms={})
     if isinstance(workload, Gemm):
         schedule: Any = GpuSchedule(next(row.name for row in gemm_kernels() if row.dtype == workload.dtype), "data_parallel", 1, False, 8)
+        algorithm = "gemm"
     else:
-        kernel = next(row.name for row in conv_kernels() if row.dtype == workload.dtype and not row.makes_product and row.outputs == 1)
-        schedule = GpuConvSchedule(kernel, None, "data_parallel", 1, False, 1)
+        row = next(row for row in conv_kernels() if row.dtype == workload.dtype and not row.makes_product and row.outputs == 1)
+        schedule, algorithm = GpuConvSchedule(row.name, None, "data_parallel", 1, False, 1), row.algorithm
     return Plan(
-        workload=workload, on=on, model="full", state="hot", algorithm="gemm" if isinstance(workload, Gemm) else "implicit",
+        workload=workload, on=on, model="full", state="hot", algorithm=algorithm,
         schedule=schedule, workspace_bytes=0 if memory_limit == 0 else 256, cost=cost, considered=(), rejected=(), layout=layout,
         memory_limit=memory_limit,
     )  # fmt: skip

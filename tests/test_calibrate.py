@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from pysim import planner
 from pysim.calibration import cpu_lab, host
-from pysim.calibration.cpu_calibrate import FIT, SOURCE, Calibration, calibrate, calibrated
+from pysim.calibration.cpu_calibrate import FIT, FORKS, SOURCE, TEAM, Calibration, calibrate, calibrated
 from pysim.calibration.cpu_fit import CONSTANTS, OUTSIDE, with_constants
-from pysim.calibration.cpu_lab import LAYERS, Measured, chosen
+from pysim.calibration.cpu_lab import LAYERS, Measured, chosen, team_sizes
 from pysim.calibration.estimate import FEWEST, LOST, SURE, settle
 from pysim.errors import MachineError
 from pysim.machine.cpu import Machine
@@ -27,6 +27,7 @@ from pysim.problem.text import resolve
 
 ZEN4 = load("zen4")
 TRUTH = (80.0, 30.0, 1.3, 7.5, 14.0, 0.7)
+FORK, FORK_THREAD = 9000.0, 2500.0
 SOME = tuple(LAYERS[at] for at in (1, 2, 3, 4, 6, 9, 10, 11, 12))
 SETS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet", "mec", "opencnn", "cutlass")
 
@@ -84,6 +85,11 @@ class Synthetic:
         place, shared = self._place(nbytes)
         return self._takes(place.latency_cycles.value / self.truth.clock_hz, 3.0 if shared else 1.0)
 
+    teams: Sequence[int] = (2, 4, 8)
+
+    def fork_join(self, threads: int) -> float:
+        return self._takes((FORK + FORK_THREAD * threads) / self.truth.clock_hz, 2.0)
+
     def times(self, problem: str) -> list[float]:
         return [self._takes(self.exact[one]) for one in self.plans if one.problem == problem]
 
@@ -120,6 +126,9 @@ def test_on_a_quiet_machine_all_numbers_come_back(truth: Machine, quiet: Calibra
             found, right = getattr(level, name), getattr(known, name).value
             assert found.value == pytest.approx(right, rel=0.01) and found.kind == "measured" and found.error is not None
     assert machine.clock_hz == pytest.approx(truth.clock_hz, rel=0.01)
+    forks = machine.core.fork_join_cycles, machine.core.fork_join_thread_cycles
+    assert [one and one.value for one in forks] == [pytest.approx(FORK, rel=0.03), pytest.approx(FORK_THREAD, rel=0.03)]
+    assert all(one and (one.kind, one.source) == ("measured", SOURCE) for one in forks)
 
 
 def test_beside_a_busy_process_constants_are_those_of_a_quiet_machine_or_it_says_so(
@@ -136,7 +145,7 @@ def test_beside_a_busy_process_constants_are_those_of_a_quiet_machine_or_it_says
             if path in found.numbers:
                 assert found.numbers[path].value == pytest.approx(one.value, rel=0.05) or found.numbers[path].doubt, path
             else:  # what others use, too
-                assert path in found.rejected and (".L3." in path or path.startswith("memory"))
+                assert path in FORKS or (path in found.rejected and (".L3." in path or path.startswith("memory")))
     assert good >= 8
 
 
@@ -144,8 +153,9 @@ def test_what_others_use_all_the_time_is_doubted_and_levels_of_theirs_stay_as_th
     truth: Machine, plans: tuple[Measured, ...]
 ) -> None:
     found = Synthetic(truth, plans, busy=True).calibrated()
-    assert set(found.rejected) == {f"{place}.{name}" for place in ("levels.L3", "memory") for name in (
-        "latency_cycles", "read_bytes_per_cycle", "write_bytes_per_cycle")}  # fmt: skip
+    kept = {path for path in found.rejected if not path.startswith(TEAM)}
+    names = ("latency_cycles", "read_bytes_per_cycle", "write_bytes_per_cycle")
+    assert kept == {f"{place}.{name}" for place in ("levels.L3", "memory") for name in names}
     assert {f"core.{name}" for name in OUTSIDE} <= set(found.doubts)
     machine = calibrated(ZEN4, found)
     assert machine.levels[2] == ZEN4.levels[2] and machine.memory == ZEN4.memory
@@ -205,6 +215,17 @@ def test_a_type_with_another_rate_gets_its_own(truth: Machine, plans: tuple[Meas
     unit = machine.unit("portable")
     assert unit is not None and unit.rate("f64") == pytest.approx(unit.rate("f32") / 2, rel=0.02)
     assert [one.types for one in machine.core.units if one.target != "portable"] == [(), ()]
+
+
+def test_one_size_of_team_keeps_the_parts_of_a_region_in_their_ratio(truth: Machine, plans: tuple[Measured, ...]) -> None:
+    class Two(Synthetic):
+        teams = (2,)
+
+    machine = calibrated(ZEN4, Two(truth, plans).calibrated(4.0))
+    forks, before = ([getattr(one.core, path.removeprefix("core.")) for path in FORKS] for one in (machine, ZEN4))
+    assert forks[0].value + 2 * forks[1].value == pytest.approx(FORK + 2 * FORK_THREAD, rel=0.03)
+    assert forks[0].value / forks[1].value == pytest.approx(before[0].value / before[1].value, rel=0.01)
+    assert [team_sizes(cores) for cores in (1, 2, 3, 4, 6, 16)] == [[], [2], [2, 3], [2, 4], [2, 4, 6], [2, 4, 8, 16]]
 
 
 # The layers

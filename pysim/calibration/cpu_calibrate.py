@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CPU's machine file from measurements of the CPU at hand, in a budget of seconds, while others use the machine, too.
 
-Everything is measured in rounds: clock, multiply-adds of each unit and type, bandwidth and latency of each level and of memory, and plans
-of a fixed set of layers. A round is short, so what disturbs one quantity disturbs all, and each has as many rounds as the budget gives. The
-clock is read before and after each measurement: one during which it changed is no cycles. What rounds amount to is `estimate`'s, what plans
-say of the model's constants `cpu_fit`'s. Levels that cores share are doubted where other processes ran in all rounds.
+Everything is measured in rounds: clock, multiply-adds of each unit and type, bandwidth and latency of each level and of memory, what it
+costs to begin and end a parallel region, and plans of a fixed set of layers. A round is short, so what disturbs one quantity disturbs
+all, and each has as many rounds as the budget gives. The clock is read before and after each measurement: one during which it changed is
+no cycles. What rounds amount to is `estimate`'s, what plans say of the model's constants `cpu_fit`'s. What cores share is measured in one
+round of EVERY, and stays as it was where other processes ran in nearly all rounds.
 
 What cannot be had stays as it was: geometry, vectors, loads and stores a cycle, latency of a multiply-add, prefetched streams.
 """
@@ -36,7 +37,8 @@ from pysim.machine.write import to_toml
 from pysim.measure.store import environment
 
 SOURCE, FIT = "calibration", "calibration_fit"
-CLOCK = "core.frequency_hz"
+CLOCK, TEAM = "core.frequency_hz", "regions of threads: "
+FORKS = ("core.fork_join_cycles", "core.fork_join_thread_cycles")
 BUSY = 0.15  # CPUs of other processes from which on a round counts as disturbed
 EVERY = 4  # rounds: in one of so many levels that are shared are measured, whose buffers are large
 ANOTHER_RATE = 0.05  # by which float64's rate differs from float32's where it stands apart
@@ -102,7 +104,9 @@ def calibrate(
         settled[one.path] = settle([cost for cost, alone in zip(costs[one.path], quiet, strict=True) if alone or not one.shared])
     if settled[CLOCK] is None:
         raise MachineError("the clock differs from round to round, so there are no cycles to count: others use this CPU too much now")
-    numbers = {path: one if path.endswith("latency_cycles") else one.rate for path, one in settled.items() if one}
+    teams = {int(path.removeprefix(TEAM)): one for path, one in settled.items() if one and path.startswith(TEAM)}
+    costed = {path: one for path, one in settled.items() if one and not path.startswith(TEAM)}
+    numbers = {path: one if path.endswith("latency_cycles") else one.rate for path, one in costed.items()} | _forks(on, teams)
     machine, table = _with_rates(on, numbers), np.array(plans)
     _check_roof(machine, lab, table)
     return Calibration(
@@ -128,7 +132,27 @@ def _asked(on: Machine, lab: Lab) -> list[_Asked]:
         found.append(_Asked(f"{path}.latency_cycles", partial(lab.latency, nbytes), shared))
         found.append(_Asked(f"{path}.read_bytes_per_cycle", partial(lab.read, nbytes), shared))
         found.append(_Asked(f"{path}.write_bytes_per_cycle", partial(lab.write, nbytes), shared))
+    found += [_Asked(f"{TEAM}{threads}", partial(lab.fork_join, threads), True) for threads in lab.teams]
     return found
+
+
+def _forks(on: Machine, teams: Mapping[int, Estimate]) -> dict[str, Estimate]:
+    """A constant and a share of each thread, both at least 0, from what regions of some sizes cost. One size does not tell them apart: they
+    keep their ratio then, or all is the constant's."""
+    from scipy.optimize import nnls
+
+    if not teams:
+        return {}
+    cost = np.array([one.value for one in teams.values()])
+    if len(teams) > 1:
+        values = nnls(np.array([[1.0, size] for size in teams]) / cost[:, None], np.ones(cost.size))[0]
+    else:
+        before = np.array([one.value if one else 0.0 for one in (on.core.fork_join_cycles, on.core.fork_join_thread_cycles)])
+        before = before if before.any() else np.array([1.0, 0.0])
+        values = before * cost[0] / (before @ [1.0, next(iter(teams))])
+    share = max(one.error / one.value for one in teams.values())
+    doubt = next((one.doubt for one in teams.values() if one.doubt), "")
+    return {path: Estimate(float(value), float(value * share), doubt) for path, value in zip(FORKS, values, strict=True)}
 
 
 def _places(on: Machine) -> list[tuple[str, int, bool]]:
@@ -217,7 +241,9 @@ def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:
             types["f64"] = OfType(name="f64", fma_per_cycle=_number(double, "measured", SOURCE))
         return msgspec.structs.replace(one, fma_per_cycle=rate, types=tuple(types.values()))
 
-    core = msgspec.structs.replace(on.core, frequency_hz=take(CLOCK, on.core.frequency_hz), units=tuple(map(unit, on.core.units)))
+    forks = {path.removeprefix("core."): _number(numbers[path], "measured", SOURCE) for path in FORKS if path in numbers}
+    clock = take(CLOCK, on.core.frequency_hz)
+    core = msgspec.structs.replace(on.core, frequency_hz=clock, units=tuple(map(unit, on.core.units)), **forks)
     levels, memory = tuple(place(level, f"levels.{level.name}") for level in on.levels), place(on.memory, "memory")
     csa = on.csa
     if csa is not None:

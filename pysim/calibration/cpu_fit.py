@@ -9,8 +9,8 @@ linear problem at the last x (`scipy.optimize.nnls`; Lawson and Hanson, Solving 
 off than OUTLIER weighs less, in proportion (Huber). A constant that the plans say nothing of stays what it was: before_c is an observation,
 too, as weak as a plan that is off by WEAK where the constant is off by all its size.
 
-The error of a constant is what other rounds and another reading of the clock would have made of it: half the range of the middle 90 % over
-RESAMPLES draws of both.
+The error of a constant is half the range of the middle 90 % over RESAMPLES fits to other times: each plan's off by its own error, all
+together by the clock's.
 
 Worked number: a plan of 1,000 calls that is measured 20,000 cycles above what its other terms come to wants 20 cycles a call.
 """
@@ -133,8 +133,9 @@ def fitted(on: Machine, plans: Sequence[Measured], rounds: Floats, quiet: Sequen
         raise MachineError(
             f"rounds agree on {len(kept)} of {len(plans)} plans, too few to fit constants to: others use this CPU too much now"
         )
-    mine, some = [plans[at] for at in kept], rounds[:, kept]
+    mine = [plans[at] for at in kept]
     measured = np.array([one.value for one in settled if one])
+    doubts = np.array([one.error for one in settled if one]) / measured
     predicted = predictor(on, mine)
     start = _shown(getattr(on.core, name).value for name in CONSTANTS)
     x, first = start, predicted(start)
@@ -144,9 +145,8 @@ def fitted(on: Machine, plans: Sequence[Measured], rounds: Floats, quiet: Sequen
     random = np.random.default_rng(0)
     draws = []
     for _ in range(RESAMPLES):
-        drawn = [settle(column) for column in some[random.integers(0, len(some), len(some))].T]
-        again = np.array([one.value if one else value for one, value in zip(drawn, measured, strict=True)])
-        draws.append(_values(linear._replace(measured=again * random.normal(1, CLOCK_ERROR)).solved(x)))
+        again = measured * (1 + random.normal(0, doubts)) * random.normal(1, CLOCK_ERROR)
+        draws.append(_values(linear._replace(measured=again).solved(x)))
     errors = (np.subtract(*np.quantile(draws, [0.95, 0.05], axis=0)) / 2).tolist()
     found = zip(CONSTANTS, _values(x), errors, strict=True)
     problems = np.array([one.problem for one in mine])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a CPU is calibrated: the native probes, and plans of a fixed set of layers, prepared and checked, timed when asked."""
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -12,7 +13,7 @@ from pysim.comparison.bench import Bench, bench_of
 from pysim.comparison.field import checked
 from pysim.errors import MachineError
 from pysim.machine.cpu import Machine
-from pysim.measure.clock import Call, interleave
+from pysim.measure.clock import Call, CpuClock, interleave
 from pysim.measure.load import Watch
 from pysim.problem.text import parse
 from pysim.record.plan import Plan
@@ -40,6 +41,7 @@ PLANS, WITHIN = 6, 1.6  # plans of a layer, and the time that they may take over
 CONSIDERED = 3000  # plans that are looked at
 SCALAR_BYTES = 16  # of a vector that portable code may have, too
 SAMPLES, PROBE_SECONDS = 5, 0.01
+NOTHING, REGIONS = "gemm:16x512x2", 200  # calls of it
 
 
 class Measured(NamedTuple):
@@ -51,10 +53,13 @@ class Measured(NamedTuple):
 
 
 class Lab(Protocol):
-    """What is asked of the CPU. A probe answers with one number; `plans` are those whose layers `times` times."""
+    """What is asked of the CPU. A probe answers with one number; `plans` are those whose layers `times` times, `teams` the numbers of
+    threads that `fork_join` takes."""
 
     @property
     def plans(self) -> Sequence[Measured]: ...
+    @property
+    def teams(self) -> Sequence[int]: ...
 
     def clock(self) -> float:
         """Hz."""
@@ -76,6 +81,10 @@ class Lab(Protocol):
         """Seconds of a dependent load."""
         ...
 
+    def fork_join(self, threads: int) -> float:
+        """Seconds of a parallel region beyond its work."""
+        ...
+
     def times(self, problem: str) -> list[float]:
         """Seconds of a call of each plan of a layer, in their order."""
         ...
@@ -86,12 +95,15 @@ class Lab(Protocol):
 
 
 class HostLab:
-    """This computer."""
+    """This computer. Made before the calling thread is pinned, so that those of a team may run elsewhere."""
 
     def __init__(self, on: Machine) -> None:
         self._line = on.levels[0].line_bytes
         self._calls = {problem: _prepared(problem, on) for problem in LAYERS}
         self.plans = [Measured(problem, plan.name, plan.kernel) for problem, ready in self._calls.items() for plan, _ in ready.calls]
+        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else on.cores
+        self.teams = team_sizes(min(allowed, on.cores))
+        self._regions = {threads: _region(on, threads) for threads in (1, *self.teams)}
         self._watch = Watch()
 
     def clock(self) -> float:
@@ -109,6 +121,13 @@ class HostLab:
     def latency(self, nbytes: int) -> float:
         return cpu.probe_latency(nbytes, self._line, PROBE_SECONDS)
 
+    def fork_join(self, threads: int) -> float:
+        found = interleave(
+            {"one": self._regions[1], "all": self._regions[threads]}, CpuClock(threads),
+            min_samples=REGIONS, min_seconds=0.0, warmup_seconds=0.0,
+        ).samples  # fmt: skip
+        return float(np.median(found["all"]) - np.median(found["one"]))
+
     def times(self, problem: str) -> list[float]:
         bench, calls = self._calls[problem]
         contenders = {plan.name: call for plan, call in calls}
@@ -118,6 +137,20 @@ class HostLab:
     def others(self) -> float:
         load, self._watch = self._watch.load(), Watch()
         return load.others
+
+
+def team_sizes(cores: int) -> list[int]:
+    """2, 4, 8 and so on, and all cores."""
+    return [*(1 << bits for bits in range(1, cores.bit_length()) if 1 << bits < cores), *([cores] if cores > 1 else [])]
+
+
+def _region(on: Machine, threads: int) -> Call:
+    """A product of next to nothing on so many threads."""
+    plan = planner.plan(NOTHING, on)
+    bench = bench_of(plan, on, threads, cpu.LOCAL, 0)
+    call = bench.make(plan, bench.operands(exact=False)).call
+    call()  # makes the threads
+    return call
 
 
 class _Ready(NamedTuple):

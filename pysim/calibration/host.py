@@ -47,7 +47,7 @@ CUDA = "cuda"  # the name of this computer's GPU
 PROBE_SECONDS = 0.02
 CLOCK_READINGS = 5
 _PAGE_BYTES = 4096
-_CACHE_VERSION = 7  # raised when a probe or this file measures something else than before
+_CACHE_VERSION = 8  # raised when a probe or this file measures something else than before
 
 
 _OPTIONAL = ("scattered_line_cycles", "fork_join_cycles", "fork_join_thread_cycles")  # of a core

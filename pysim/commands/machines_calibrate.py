@@ -78,8 +78,9 @@ def _of_cpu(machine: "Machine", budget: float, output: Path | None, force: bool,
     if output is None and not force and host.kept_source(SOURCE):
         raise MachineError("this computer is calibrated already; --force does it again, `pysim machines show host` has the numbers")
     say(f"{machine.description}: preparing and checking plans, then {budget:g} s of measuring")
+    lab = HostLab(machine)
     with progress() as tell, pinned():
-        found = calibrate(machine, HostLab(machine), budget, tell)
+        found = calibrate(machine, lab, budget, tell)
         tell("")
     made = calibrated(machine, found, output.stem if output else "host")
     if output is not None:
