@@ -16,6 +16,7 @@ import numpy as np
 from pysim.algorithms.contract import SUMS, Array, Bound
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.skinny import Blocks, Shape, lanes_of, skinny_cost
+from pysim.cachemodel.cpu.threads import Part
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.dtypes import SIZES
@@ -164,6 +165,16 @@ def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
     strip = min(ceil_div(shape.results, schedule.windows), schedule.k2) * schedule.windows * size
     pitch = ceil_div(strip, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN
     return ceil_div(copy, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN + pitch * shape.few
+
+
+def largest_part(problem: Gemm, schedule: Schedule, threads: int) -> Part:
+    """Threads share out windows of results; a part is never smaller here than the few, which would then be taken for its results."""
+    shape = Shape.of(problem)
+    windows = ceil_div(shape.results, schedule.windows)
+    share = ceil_div(windows, min(threads, windows))
+    results = min(shape.results, max(share * schedule.windows, shape.few + 1))
+    own = msgspec.structs.replace(schedule, k2=min(schedule.k2, share))
+    return Part(msgspec.structs.replace(problem, **{"n" if shape.few_rows else "m": results}), own)
 
 
 def tolerance(problem: Gemm, schedule: Schedule) -> Bound:
