@@ -168,13 +168,13 @@ def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
 
 
 def largest_part(problem: Gemm, schedule: Schedule, threads: int) -> Part:
-    """Threads share out windows of results; a part is never smaller here than the few, which would then be taken for its results."""
+    """Some of the results, whole tiles of them (native/conv/skinny.c)."""
     shape = Shape.of(problem)
-    windows = ceil_div(shape.results, schedule.windows)
-    share = ceil_div(windows, min(threads, windows))
-    results = min(shape.results, max(share * schedule.windows, shape.few + 1))
-    own = msgspec.structs.replace(schedule, k2=min(schedule.k2, share))
-    return Part(msgspec.structs.replace(problem, **{"n" if shape.few_rows else "m": results}), own)
+    tiles = ceil_div(shape.results, schedule.windows)
+    most = ceil_div(tiles, min(threads, tiles))
+    results = min(shape.results, max(shape.few + 1, most * schedule.windows))  # no more than the few would be the few
+    part = msgspec.structs.replace(problem, **{"n" if shape.few_rows else "m": results})
+    return Part(part, msgspec.structs.replace(schedule, k2=min(schedule.k2, ceil_div(results, schedule.windows))))
 
 
 def tolerance(problem: Gemm, schedule: Schedule) -> Bound:
