@@ -144,3 +144,19 @@ def test_a_prepared_product_is_the_product_and_keeps_its_own_weights(size: str, 
     assert np.array_equal(out, right) and np.array_equal(product(a), right)
     with pytest.raises(OperandError, match="a has shape"):
         product(a[:, 1:])
+
+
+def test_the_largest_part_of_several_threads_is_an_even_share_of_the_results_and_stays_the_same_kind_of_product() -> None:
+    """Planning for threads asked every algorithm, and this one had no answer."""
+    on = load_any("zen4")
+    for text in ("gemm:1x4096x4096", "gemm:4096x3x512", "gemm:900x5x321:tt", "gemm:16x16x16:nt"):
+        problem = parse(text)
+        assert isinstance(problem, Gemm)
+        for plan in planner.plans(problem, on, top=5, algorithm=skinny.NAME):
+            assert isinstance(plan.schedule, Schedule)
+            for threads in (1, 2, 3, 64):
+                part = skinny.largest_part(problem, plan.schedule, threads)
+                assert problem.flops / threads <= part.problem.flops <= problem.flops
+                assert skinny.Shape.of(part.problem)[3:] == skinny.Shape.of(problem)[3:]  # type: ignore[arg-type]
+    plan = planner.plan("gemm:1x4096x4096", on, threads=4)
+    assert plan.algorithm == skinny.NAME and plan.cost.seconds < planner.plan("gemm:1x4096x4096", on).cost.seconds

@@ -16,6 +16,7 @@ import numpy as np
 from pysim.algorithms.contract import SUMS, Array, Bound
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.skinny import Blocks, Shape, lanes_of, skinny_cost
+from pysim.cachemodel.cpu.threads import Part
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.dtypes import SIZES
@@ -164,6 +165,16 @@ def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
     strip = min(ceil_div(shape.results, schedule.windows), schedule.k2) * schedule.windows * size
     pitch = ceil_div(strip, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN
     return ceil_div(copy, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN + pitch * shape.few
+
+
+def largest_part(problem: Gemm, schedule: Schedule, threads: int) -> Part:
+    """Some of the results, whole tiles of them (native/conv/skinny.c)."""
+    shape = Shape.of(problem)
+    tiles = ceil_div(shape.results, schedule.windows)
+    most = ceil_div(tiles, min(threads, tiles))
+    results = min(shape.results, max(shape.few + 1, most * schedule.windows))  # no more than the few would be the few
+    part = msgspec.structs.replace(problem, **{"n" if shape.few_rows else "m": results})
+    return Part(part, msgspec.structs.replace(schedule, k2=min(schedule.k2, ceil_div(results, schedule.windows))))
 
 
 def tolerance(problem: Gemm, schedule: Schedule) -> Bound:
