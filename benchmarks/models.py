@@ -35,6 +35,7 @@ def main() -> None:
             one = compare(path, on, given.threads, True, given.seconds)
             one = msgspec.structs.replace(one, model=path.name)
             out.write(msgspec.json.encode(one).decode() + "\n")
+            out.flush()  # what is measured is kept, whatever happens to the next
             planned = sum(layer.measured_seconds for layer in one.layers if layer.problem)
             ratio = one.peers.get("onnxruntime", float("nan")) / (one.measured_seconds or float("nan"))
             errors = ", ".join(f"{error:.1e}" for error in one.errors.values())

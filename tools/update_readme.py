@@ -201,6 +201,23 @@ def models_table(batches: tuple[int, ...] = ()) -> str:
     return "\n".join([*rows, "", f"{header['device']}, {versions}; milliseconds; geometric mean {mean:.2f}x.", ""])
 
 
+def cpu_models_table(name: str) -> str:
+    """Whole ONNX networks on a CPU: milliseconds here, ONNX Runtime's over them, what was predicted, errors."""
+    about, *found = map(json.loads, (DATA / name).read_text().splitlines())
+    rows = ["| network | pysim | ONNX Runtime over it | its layers, one by one | predicted | errors: pysim, ONNX Runtime |"]
+    rows.append("|---|--:|--:|--:|--:|---|")
+    ratios, misses = [], []
+    for one in found:
+        ratios.append(one["peers"]["onnxruntime"] / one["measured_seconds"])
+        alone = sum(layer["measured_seconds"] for layer in one["layers"])
+        misses.append(abs(one["predicted_seconds"] / alone - 1))
+        errors = ", ".join(f"{error:.1e}" for error in one["errors"].values())
+        times = f"{one['measured_seconds'] * 1e3:.2f} | {ratios[-1]:.2f}x | {alone * 1e3:.2f} | {one['predicted_seconds'] * 1e3:.2f}"
+        rows.append(f"| {one['model'].removesuffix('.onnx')} | {times} | {errors} |")
+    means = f"geometric mean {geometric_mean(ratios):.2f}x, prediction against the sum of layers: median error {np.median(misses):.0%}"
+    return "\n".join([*rows, "", f"{about['machine']}, ONNX Runtime {about['onnxruntime']}, batch 1; milliseconds; {means}.", ""])
+
+
 def server_table(name: str) -> str:
     """Per set: layers, geometric mean and worst of each library's time over pysim's, and the prediction's error."""
     header, *found = map(json.loads, (DATA / name).read_text().splitlines())
@@ -237,6 +254,7 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "performance.md", "xeon server", server_table("compare-xeon-server.jsonl"))
     put(ROOT / "docs" / "models.md", "models", models_table())
     put(ROOT / "README.md", "models", models_table((4, 32)))
+    put(ROOT / "docs" / "models.md", "cpu models", cpu_models_table("models-cpu.jsonl"))
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "model.md", "fit", fit_table())

@@ -99,7 +99,8 @@ def _pool_seconds(node: Node, graph: Graph, on: Machine) -> float:
     nbytes = y.nbytes // y.shape[-1] * x.shape[-1]
     level = on.levels[0]
     cycles = nbytes * (2 / level.read_bytes_per_cycle.value + 1 / level.write_bytes_per_cycle.value)
-    return sum(node.attributes["kernel_shape"]) * cycles / on.core.frequency_hz.value
+    taps = int(sum(node.attributes["kernel_shape"]))
+    return taps * cycles / on.core.frequency_hz.value
 
 
 def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
