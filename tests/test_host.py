@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysim.calibration import host
-from pysim.calibration.host import detect, relative
+from pysim.calibration.host import detect
 from pysim.calibration.linux import Cpu, Geometry, read_caches, read_cpu
+from pysim.calibration.relatives import relative
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.machine.load import load, loads
@@ -193,6 +194,15 @@ def test_the_cpu_is_the_first_processor_of_cpuinfo(cpuinfo: Path) -> None:
     assert read_cpu(cpuinfo) == Cpu("AuthenticAMD", "AMD EPYC", 25, 17)
 
 
+def test_an_arm_core_is_known_by_implementer_and_part(tmp_path: Path) -> None:
+    text = "processor\t: 0\nBogoMIPS\t: 2000.00\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\n"
+    (tmp_path / "arm").write_text(text)
+    cpu = read_cpu(tmp_path / "arm")
+    assert (cpu.vendor, cpu.family, cpu.model) == ("0x41", 0, 0xD4F) and relative(cpu).machine.name == "graviton4"
+    (tmp_path / "odd").write_text("CPU implementer: 0x41\nCPU part: d4f\n")
+    assert read_cpu(tmp_path / "odd").model == 0 and not relative(read_cpu(tmp_path / "odd")).same
+
+
 def test_a_missing_or_odd_cpuinfo_still_names_the_machine(tmp_path: Path) -> None:
     assert read_cpu(tmp_path / "absent").name
     (tmp_path / "odd").write_bytes(b"\xff: \xfe\nmodel : many\ncpu family : 9999999999999999\n:::")
@@ -206,7 +216,15 @@ def test_a_missing_or_odd_cpuinfo_still_names_the_machine(tmp_path: Path) -> Non
         (Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), "zen4", True),
         (Cpu("AuthenticAMD", "AMD Ryzen 9 7950X", 25, 0x61), "zen4", True),
         (Cpu("AuthenticAMD", "AMD EPYC 7763", 25, 0x01), "zen4", False),
-        (Cpu("AuthenticAMD", "AMD EPYC 9755", 26, 0x02), "zen4", False),
+        (Cpu("AuthenticAMD", "AMD EPYC 9755", 26, 0x02), "zen5", True),
+        (Cpu("AuthenticAMD", "AMD Ryzen 9 9950X", 26, 0x44), "zen5", True),
+        (Cpu("AuthenticAMD", "AMD Ryzen AI 9 HX 370", 26, 0x24), "zen5", False),
+        (Cpu("GenuineIntel", "INTEL(R) XEON(R) PLATINUM 8581C", 6, 0xCF), "emerald-rapids", True),
+        (Cpu("GenuineIntel", "Intel(R) Xeon(R) 6985P-C", 6, 0xAD), "granite-rapids", True),
+        (Cpu("0x41", "aarch64", 0, 0xD4F), "graviton4", True),
+        (Cpu("0x41", "aarch64", 0, 0xD0C), "graviton4", False),
+        (Cpu("0x61", "aarch64", 0, 0x25), "apple-m1-pro", True),
+        (Cpu("0x61", "aarch64", 0, 0x33), "apple-m1-pro", False),
         (Cpu("GenuineIntel", "Intel Xeon Platinum 8470", 6, 143), "sapphire-rapids", True),
         (Cpu("GenuineIntel", "Intel Xeon Silver 4208", 6, 85), "xeon-4208", True),
         (Cpu("GenuineIntel", "Intel Xeon Gold 6338", 6, 106), "sapphire-rapids", False),
@@ -253,6 +271,17 @@ def test_rates_are_divided_by_the_measured_clock(sysfs: Path, cpuinfo: Path, tmp
     for where in places:
         assert (where.read_bytes_per_cycle.value, where.write_bytes_per_cycle.value) == (32.0, 16.0)
         assert where.read_bytes_per_cycle.kind == "measured"
+
+
+def test_a_clock_reading_that_was_disturbed_makes_no_rate_higher(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    class Disturbed(FakeProbes):
+        readings = iter((1e9, 3e9, 4e9, 2e9, 3.9e9))
+
+        def probe_clock(self) -> float:
+            return next(self.readings)
+
+    machine = run(Disturbed(), sysfs, cpuinfo, tmp_path)
+    assert machine.core.frequency_hz.value == 4e9 and machine.core.units[0].fma_per_cycle.value == 2.0
 
 
 def test_each_level_is_measured_inside_it_and_outside_the_one_before(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:

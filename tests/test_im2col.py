@@ -2,22 +2,15 @@
 """The cost of im2col: its elements and vectors counted by hand, its lines those of exact simulation."""
 
 import pytest
+from problems import conv
 
 from pysim import planner
 from pysim.cachemodel.cpu.im2col import im2col_cost
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.machine.load import load
-from pysim.problem.conv import Conv
-from pysim.problem.text import parse
 
 ON = load("xeon-4208")
-
-
-def conv(text: str) -> Conv:
-    found = parse(text)
-    assert isinstance(found, Conv)
-    return found
 
 
 def test_the_worked_number_holds() -> None:

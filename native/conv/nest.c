@@ -70,8 +70,8 @@ pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t 
 }
 
 pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal) {
-    if (n->row.in_place)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s convolves whole rows; this algorithm's nest runs the rows of native/kernels.inc",
+    if (n->row.of != PYSIM_OF_NEST)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes no tile of packed panels; this algorithm's nest runs the rows of native/kernels.inc",
                           n->row.info.name);
     if (s->stationary != PYSIM_INPUT_STATIONARY && s->stationary != PYSIM_WEIGHT_STATIONARY)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; it is 0 (input) or 1 (weight)", (int)s->stationary);
@@ -142,9 +142,15 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
         .bias_windows = last && n->bias_windows ? n->bias_windows + t0 * n->out_bytes : NULL,
         .relu = last && n->relu,
     };
+    char *out = n->output + (f0 * n->output_pitch + t0) * n->out_bytes;
+    const int64_t pitch = n->output_pitch * n->out_bytes;
+    if (c0 == 0) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
+    if (last && n->finish_rows.residual)
+        pysim_fetch_rows(n->finish_rows.residual + (out - n->finish_rows.result), pitch, nf, nw * n->out_bytes, 0);
     n->row.run((r1 - r0) * nc * n->taps, filters + r0 * nc * n->taps * s->filters * n->bytes,
                in_place ? n->input + (c0 * n->input_pitch + t0) * n->bytes : panel, in_place ? n->input_pitch : s->windows,
-               n->output + (f0 * n->output_pitch + t0) * n->out_bytes, n->output_pitch, nw, nf, &store);
+               out, n->output_pitch, nw, nf, &store);
+    if (last) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
     if (x->profile) x->profile->kernel_calls++;
 }
 

@@ -2,7 +2,7 @@
  * The macro-kernel: SConv's five loops (SPEC: Convolution Slicing Optimization) over tiles of windows x filters x channels. */
 #ifndef PYSIM_NEST_H
 #define PYSIM_NEST_H
-#include "../kernel.h"
+#include "../loops.h"
 
 /* One image of one group as the loops see it: an output of `filters` rows x `windows` columns, summed over `channels` channels
  * of rows x taps kernel elements. A GEMM has one row and one tap. */
@@ -32,6 +32,7 @@ struct pysim_nest {
     double alpha, beta;
     const char *bias_filters, *bias_windows;
     int relu;
+    pysim_finish finish_rows; /* of tiles whose sums are complete */
 
     int64_t window_begin, window_end, filter_begin, filter_end; /* tiles of this thread */
 };

@@ -45,7 +45,8 @@ class Costs(Protocol):
     """What the candidates of one algorithm cost, each array over candidates unless said otherwise.
 
     `cycles` at the machine's clock; `kernel` and `kind` index `kernels`, the names of registry rows, and `kinds`, what a plan lists side by
-    side (stationary operand, decomposition); `bounds`, over kernels: cycles that no schedule of the kernel can go below.
+    side (stationary operand, decomposition); `alike` is the same for candidates that have the same `tolerance`; `bounds`, over kernels:
+    cycles that no schedule of the kernel can go below.
     """
 
     @property
@@ -54,6 +55,8 @@ class Costs(Protocol):
     def kernel(self) -> NDArray[np.int64]: ...
     @property
     def kind(self) -> NDArray[np.int64]: ...
+    @property
+    def alike(self) -> NDArray[np.int64]: ...
     @property
     def kernels(self) -> tuple[str, ...]: ...
     @property

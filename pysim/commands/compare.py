@@ -146,6 +146,7 @@ def _put_summary(summary: dict[str, Any], done: "list[Comparison]", threads: int
     put(timing.SAYS_ERROR)
     if summary.get("peers"):
         put("medians; a library's column is its time over pysim's: above 1 pysim is faster")
+    timing.put_state(done)
     for name, against in summary.get("peers", {}).items():
         faster = round(against["faster_share"] * against["layers"])
         told = f"{against['geometric_mean']:.3f}x geometric mean of {against['layers']}, faster on {faster} ({against['faster_share']:.0%})"

@@ -241,11 +241,16 @@ def _put_csa(found: "Found") -> None:
 
 
 def _put_notes(found: "Found") -> None:
-    """How to read the rows, and the numbers that nobody measured or published."""
+    """How to read the rows, whether the plans can be run at all, and the numbers that nobody measured or published."""
+    from pysim.machine.gpu import Gpu
+
     put("")
     put(LEGEND_GPU if _on_gpu(found) else LEGEND)
     if found[0][1][0].seconds is not None:
         put("max error: over the result's root mean square, as the algorithm states it")
+    on = found[0][1][0].on
+    if isinstance(on, Gpu) and on.planning_only:
+        put(f"planning only: {on.planning_only}")
     assumed = dict.fromkeys(path for _, ranked in found for item in ranked for path in item.assumed)
     if assumed:
         put(f"assumed numbers of {found[0][1][0].machine}: {', '.join(assumed)}")

@@ -125,6 +125,7 @@ def _put_summary(done: "list[Comparison]", emulated: bool, threads: int, profile
     else:
         put(timing.SAYS_ERROR)
         put("medians; spread: interquartile range over median" + "; packing: its share of packing + micro-kernels" * profile)
+        timing.put_state(done)
         timing.put_prediction(summary)
         if len(done) > 1 and (total := summary.get("total_seconds")):
             put(f"measured for {plural(sum(one.count for one in done if one.correct), 'layer')}: {seconds(total['pysim'])}")

@@ -165,6 +165,22 @@ def _put_errors(found: Mapping[str, Any], against: str, key: str) -> None:
         put((f"    above 40 %: {pair}, bound by {one['bound_by']}: {one['problem']}", "yellow"))
 
 
+def put_state(done: "list[Comparison]") -> None:
+    """How the times were taken: the caches, and who else had the processor."""
+    from pysim.measure.load import LOADED
+
+    states = {
+        "hot": "hot caches: an untimed call of the same contender precedes each sample",
+        "cold": "cold caches: operands rotate over twice the last level",
+    }
+    timed = [one for one in done if one.measured_seconds]
+    for state in dict.fromkeys(one.state for one in timed):
+        put(states[state])
+    if loaded := [one.taken for one in timed if one.taken and one.taken > LOADED]:
+        share = f"others had the CPU for up to {max(loaded):.0%} of the time, by which intervals are widened"
+        put((f"under load on {len(loaded)} of {plural(len(timed), 'layer')}: {share}", "yellow"))
+
+
 def put_failures(summary: Mapping[str, Any]) -> None:
     """How many results are right, which timings are short of samples."""
     if summary["failed"]:

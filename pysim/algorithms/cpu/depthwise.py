@@ -116,6 +116,7 @@ class Costs:
         self.cycles: Array = np.array([cost.cycles for cost in self._costs], dtype=np.float64)
         self.bounds: Array = self.cycles
         self.kernel: NDArray[np.int64] = np.arange(len(self.kernels))
+        self.alike = self.kernel
         self.kind: NDArray[np.int64] = np.zeros(len(self.kernels), dtype=np.int64)
 
     def schedule(self, row: int) -> Schedule:

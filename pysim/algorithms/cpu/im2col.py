@@ -89,6 +89,10 @@ class Costs:
     def kernel(self) -> NDArray[np.int64]:
         return self._product.kernel if self._product else np.empty(0, dtype=np.int64)
 
+    @property
+    def alike(self) -> NDArray[np.int64]:
+        return self.kernel
+
     def _some(self) -> nested.NestCosts:
         assert self._product
         return self._product

@@ -29,7 +29,8 @@ from math import log2
 from typing import NamedTuple
 
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
-from pysim.machine.cpu import Level, Machine, Memory, Unit
+from pysim.cachemodel.cpu.streams import missing, total
+from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost
@@ -144,11 +145,6 @@ def planes_work(w: Conv, kernel: Kernel) -> Work:
     )
 
 
-def _missing(level: Level, distance: float) -> float:
-    """Share of lines that miss a level when touched again after `distance` bytes: sets differ by up to one line from their mean."""
-    return min(1.0, max(0.0, (distance / (level.sets * level.line_bytes) - (level.ways - 1)) / 2))
-
-
 def _crossed(w: Conv, kernel: Kernel, machine: Machine, hot: bool) -> list[tuple[float, float, float, float]]:
     """Bytes that miss each level, L1 first: of input, of weights, of outputs (written), and of transposed planes (written and read)."""
     size = SIZES[w.dtype]
@@ -164,9 +160,9 @@ def _crossed(w: Conv, kernel: Kernel, machine: Machine, hot: bool) -> list[tuple
         between = (high + w.kernel_h) * w.width * size * w.channels / w.groups + high * w.out_w * size * w.filters / w.groups
     found = []
     for level in machine.levels:
-        first, spilled = _missing(level, run) if hot else 1.0, _missing(level, kept)
+        first, spilled = missing(level, run) if hot else 1.0, missing(level, kept)
         blocks = w.batch * ceil_div(w.groups, kernel.lane_filters)
-        reread = again * min(_missing(level, between), _missing(level, run) if hot else 1.0)
+        reread = again * min(missing(level, between), missing(level, run) if hot else 1.0)
         found.append((image * first + reread, weights * first, out * first, blocks * kept * spilled))
     return found
 
@@ -180,26 +176,6 @@ def depthwise_cost(w: Conv, kernel: Kernel, machine: Machine, hot: bool = True) 
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
     busy, store = work.cycles(unit, machine, w.dtype)
     terms = {"kernel": calls * busy, "call": calls * work.calls * core.call_cycles.value, "store": calls * store}
-    levels: dict[str, dict[str, float]] = {}
-    crossed = [*_crossed(w, kernel, machine, hot), (0.0,) * 4]
-    suppliers: list[tuple[str, Level | Memory]] = [*((level.name, level) for level in machine.levels[1:]), ("memory", machine.memory)]
-    for above, (name, place), own, further in zip(machine.levels, suppliers, crossed, crossed[1:], strict=False):
-        image, weights, out, kept = (max(0.0, a - b) for a, b in zip(own, further, strict=True))
-        read, written = place.read_bytes_per_cycle.value, place.write_bytes_per_cycle.value
-        terms[name] = (image + weights + kept) / read + (out + kept) / written
-        moved = {"input_bytes": own[0], "filters_bytes": own[1], "output_bytes": 2 * own[2], "packed_bytes": 2 * own[3]}
-        size = sum(moved.values())
-        levels[name] = {
-            "lines": size / above.line_bytes,
-            "bytes": size,
-            "cycles": terms[name],
-            "writeback_lines": (own[2] + own[3]) / above.line_bytes,
-            **moved,
-        }
-    parts = [name for name in terms if name not in levels]
-    compute, transfer = sum(terms[name] for name in parts), sum(terms[name] for name in levels)
-    lesser = list(levels) if compute >= transfer else parts
-    cycles = max(compute, transfer) + (1 - core.overlap.value) * min(compute, transfer)
-    bound = max(parts if compute >= transfer else levels, key=terms.__getitem__)
-    hidden = {name: core.overlap.value * terms[name] for name in lesser}
-    return Cost(cycles, cycles / core.frequency_hz.value, bound, levels, terms, hidden)
+    names = ("input_bytes", "filters_bytes", "output_bytes", "packed_bytes")
+    moved = [dict(zip(names, own, strict=True)) for own in _crossed(w, kernel, machine, hot)]
+    return total(machine, terms, moved, written=("output_bytes", "packed_bytes"))

@@ -59,6 +59,10 @@ class NestCosts:
     def kernel(self) -> NDArray[np.int64]:
         return np.concatenate([one.table.kernel for one in self.predictions])
 
+    @property
+    def alike(self) -> NDArray[np.int64]:
+        return self.kernel
+
     @cached_property
     def kind(self) -> NDArray[np.int64]:
         return np.repeat(
@@ -108,7 +112,7 @@ class CsaCosts:
     def __init__(self, of: CsaCandidates) -> None:
         self._of, self.kernels, self.bounds = of, (of.kernel,), np.zeros(1)
         self.cycles: Array = np.array([choice.cost.cost for choice in of.choices], dtype=np.float64)
-        self.kernel = np.zeros(len(of.choices), dtype=np.int64)
+        self.kernel = self.alike = np.zeros(len(of.choices), dtype=np.int64)
         self.kind = np.array([STATIONARY.index(choice.stationary) for choice in of.choices])
 
     def schedule(self, row: int) -> Schedule:
