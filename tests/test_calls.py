@@ -100,7 +100,7 @@ assert os.waitpid(child, 0)[1] == 0 and np.array_equal({call}, want)
 
 
 def random_results(seed: int) -> tuple[Any, Any, Any]:
-    """A random convolution or product: a function of the threads (and whether the plan is that of one), its result in float64, and bound."""
+    """A random convolution or product: a function of threads (and whether the plan is that of one), its result in float64, and bound."""
     draw = np.random.default_rng(seed)
     if seed % 2:
         m, n, k = draw.integers(1, 80, 3)
