@@ -172,7 +172,7 @@ def largest_part(problem: Gemm, schedule: Schedule, threads: int) -> Part:
     shape = Shape.of(problem)
     tiles = ceil_div(shape.results, schedule.windows)
     most = ceil_div(tiles, min(threads, tiles))
-    results = max(shape.few, min(shape.results, most * schedule.windows))  # fewer than the few would be the few
+    results = min(shape.results, max(shape.few + 1, most * schedule.windows))  # no more than the few would be the few
     part = msgspec.structs.replace(problem, **{"n" if shape.few_rows else "m": results})
     return Part(part, msgspec.structs.replace(schedule, k2=min(schedule.k2, ceil_div(results, schedule.windows))))
 
