@@ -22,6 +22,7 @@ from pysim import api
 from pysim.arguments import flag, number, whole
 from pysim.errors import MachineError, MissingError, NativeError, OperandError, PlanError, PysimError
 from pysim.once import Recent, once
+from pysim.problem.conv import Conv
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
 
@@ -99,7 +100,7 @@ assert os.waitpid(child, 0)[1] == 0 and np.array_equal({call}, want)
 
 
 def random_results(seed: int) -> tuple[Any, Any, Any]:
-    """A random convolution or product: a function of the threads, its result in float64, and its bound."""
+    """A random convolution or product: a function of threads (and whether the plan is that of one), its result in float64, and bound."""
     draw = np.random.default_rng(seed)
     if seed % 2:
         m, n, k = draw.integers(1, 80, 3)
@@ -107,7 +108,8 @@ def random_results(seed: int) -> tuple[Any, Any, Any]:
         single = a.astype(np.float32), b.astype(np.float32)
         wide = [one.astype(np.float64) for one in single]
         bound = (k + 2) * 2.0**-23 * (np.abs(wide[0]) @ np.abs(wide[1]))
-        return lambda threads: pysim.gemm(*single, threads=threads), wide[0] @ wide[1], bound
+        plan = pysim.plan(f"gemm:{m}x{n}x{k}")
+        return lambda threads, one: pysim.gemm(*single, threads=threads, plan=plan if one else None), wide[0] @ wide[1], bound
     batch, groups, channels, filters = draw.integers(1, 3, 4) * (1, 1, 8, 12)
     size, kernel, pad, stride = draw.integers(6, 20), draw.integers(1, 4), draw.integers(0, 2), draw.integers(1, 3)
     x = draw.standard_normal((batch, channels * groups, size, size)).astype(np.float32)
@@ -120,18 +122,23 @@ def random_results(seed: int) -> tuple[Any, Any, Any]:
         parts = zip(np.split(seen, groups, 1), np.split(taps.astype(np.float64), groups), strict=True)
         return np.concatenate([np.einsum("nchwrs,mcrs->nmhw", *part) for part in parts], 1)
 
-    return lambda threads: pysim.conv2d(x, w, threads=threads, **given), wide(x, w), (w[0].size + 2) * 2.0**-23 * wide(abs(x), abs(w))
+    sizes = {"batch": batch, "groups": groups, "channels": channels * groups, "filters": filters * groups, "height": size, "width": size}
+    sizes |= {"kernel_h": kernel, "kernel_w": kernel, "stride_h": stride, "stride_w": stride, "pad_top": pad, "pad_left": pad}
+    plan = pysim.plan(Conv(**{name: int(value) for name, value in sizes.items()}, pad_bottom=int(pad), pad_right=int(pad)))
+    call = lambda threads, one: pysim.conv2d(x, w, threads=threads, **given, plan=plan if one else None)  # noqa: E731
+    return call, wide(x, w), (w[0].size + 2) * 2.0**-23 * wide(abs(x), abs(w))
 
 
 def check_result(seed: int) -> None:
     call, want, bound = random_results(seed)
-    first = call(1)
+    first = call(1, True)
     assert (np.abs(first - want) <= bound).all(), seed
     for threads in (2, 5):
-        assert np.array_equal(call(threads), first), (seed, threads)
+        assert np.array_equal(call(threads, True), first), (seed, threads)
+    assert (np.abs(call(3, False) - want) <= bound).all(), seed
 
 
-def test_random_results_are_right_and_the_same_bits_for_any_number_of_threads():
+def test_random_results_are_right_and_those_of_a_plan_the_same_bits_for_any_number_of_threads():
     for seed in range(PROBLEMS):
         check_result(seed)
 

@@ -65,6 +65,12 @@ def test_more_threads_are_predicted_faster_where_forking_is_free(text: str) -> N
     assert all(later <= 1.02 * sooner for sooner, later in itertools.pairwise(seconds) if sooner and later)
 
 
+def test_what_computes_a_part_but_not_the_whole_is_not_planned() -> None:
+    for threads in (2, 3, 4):  # parts of up to 16 rows are skinny
+        plan = planner.plan("gemm:29x29x29", ZEN4, threads=threads)
+        assert plan.algorithm == "gemm" and {one.algorithm for one in plan.considered} == {"gemm"}
+
+
 def test_a_plan_says_its_threads_and_what_forking_costs() -> None:
     plan = planner.plan("conv:mb1ic64ih56oc64kh1", ZEN4, threads=4)
     assert plan.threads == 4 and plan.to_dict()["threads"] == 4 and isinstance(plan.cost, Cost)

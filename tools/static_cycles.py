@@ -66,7 +66,7 @@ def link(build: Path, compiler: str, folder: Path) -> Build:
     if not objects:
         raise SystemExit(f"{build} has no objects of the library; it should be a folder in which ninja built it")
     program, source = folder / "static_calls", ROOT / "tools" / "static_calls.c"
-    options = ["-O1", "-static", "-no-pie", "-fopenmp", f"-I{NATIVE}"]
+    options = ["-O1", "-static", "-no-pie", f"-I{NATIVE}"]
     run(*compiler.split(), *options, source, *objects, "-lpthread", "-lm", "-o", program)
     text = {}
     for line in run("llvm-objdump", "-d", "--mcpu=pwr10", "--no-show-raw-insn", program).splitlines():

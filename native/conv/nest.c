@@ -12,18 +12,11 @@
  * filters do not come packed (GEMM), their k2 (IS) or k3 (WS) tiles are packed when their set begins. */
 #include <string.h>
 #include <time.h>
-#ifdef _OPENMP
-#include <omp.h>
-#include <pthread.h>
-#endif
 
 #include "../status.h"
 #include "nest.h"
 
-enum {
-    ALIGN = 64,
-    MAX_THREADS = 1024, /* libgomp keeps what it knows of a team on the stack, and ends the process where a thread cannot be had */
-};
+enum { ALIGN = 64 };
 
 typedef struct {
     char *windows, *filters; /* packed panels */
@@ -74,13 +67,6 @@ pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t 
     int64_t each = 0;
     const pysim_status status = thread_workspace(n, &each);
     return status == PYSIM_OK ? pysim_team_workspace(each, threads, bytes) : status;
-}
-
-pysim_status pysim_team_workspace(int64_t each, int32_t threads, int64_t *bytes) {
-    if (threads < 1 || threads > MAX_THREADS)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "threads is %d; it must lie in 1..%d", (int)threads, MAX_THREADS);
-    if (__builtin_mul_overflow(each, threads, bytes)) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
-    return PYSIM_OK;
 }
 
 pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal) {
@@ -232,75 +218,6 @@ static void divide(int64_t windows, int64_t filters, int64_t parts, int64_t *win
     for (int64_t f = 1; f <= pysim_min(parts, filters); f++) {
         const int64_t w = pysim_min(parts / f, windows), largest = pysim_ceil_div(windows, w) * pysim_ceil_div(filters, f);
         if (largest < least) least = largest, *window_parts = w, *filter_parts = f;
-    }
-}
-
-typedef struct {
-    int64_t items;
-    int32_t threads;
-    pysim_item item;
-    const void *context;
-} team;
-
-static void run_alone(const team *t) {
-    for (int64_t i = 0; i < t->items; i++) t->item(i, 0, t->context);
-}
-
-#ifdef _OPENMP
-static void *run_team(void *of) {
-    const team *t = of;
-#pragma omp parallel for num_threads(t->threads) schedule(static)
-    for (int64_t i = 0; i < t->items; i++) t->item(i, omp_get_thread_num(), t->context);
-    return NULL;
-}
-
-/* The thread that forked goes on in the child, and libgomp waits there for the other threads of its team, which did not come along.
- * A new thread has no team yet, so in such a child one calls the kernels. */
-static _Thread_local int forked;
-
-static void after_fork(void) { forked = 1; }
-
-__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
-
-static void run_all(team *t) {
-    pthread_t fresh;
-    if (t->threads == 1)
-        run_alone(t);
-    else if (!forked)
-        run_team(t);
-    else if (pthread_create(&fresh, NULL, run_team, t) == 0)
-        pthread_join(fresh, NULL);
-    else
-        run_alone(t); /* the same bits, later */
-}
-#else
-static void run_all(const team *t) { run_alone(t); }
-#endif
-
-enum { FEW = 4 }; /* items a thread: with more, one that is left over is of no weight */
-
-int64_t pysim_parts(int64_t items, int64_t threads) {
-    int64_t divisor = threads, rest = items % threads;
-    while (rest) {
-        const int64_t next = divisor % rest;
-        divisor = rest;
-        rest = next;
-    }
-    return items < FEW * threads ? threads / divisor : 1;
-}
-
-void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *context) {
-    run_all(&(team){items, (int32_t)pysim_min(threads, items), item, context});
-}
-
-void pysim_add_profile(pysim_profile *profile, const pysim_profile *own) {
-    if (!profile) return;
-#pragma omp critical
-    {
-        profile->pack_seconds += own->pack_seconds;
-        profile->kernel_seconds += own->kernel_seconds;
-        profile->packed_tiles += own->packed_tiles;
-        profile->kernel_calls += own->kernel_calls;
     }
 }
 

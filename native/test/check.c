@@ -211,17 +211,8 @@ static int run_all(const char *wanted) {
     return failed > 0;
 }
 
-/* OpenMP's idle threads would spin between the thousands of tiny problems: 16 times the run time on two cores. The runtime
- * reads its environment when it is loaded, so the program starts itself again; where that is not possible, it only takes
- * longer. */
-static void let_threads_sleep(char **argv) {
-    if (getenv("OMP_WAIT_POLICY") || !strchr(argv[0], '/') || setenv("OMP_WAIT_POLICY", "passive", 0) != 0) return;
-    execv(argv[0], argv);
-}
-
 int main(int argc, char **argv) {
     const char *wanted = "";
-    let_threads_sleep(argv);
     for (int i = 1; i < argc; i++) {
         const char *option = argv[i];
         if (strcmp(option, "--quick") == 0) {

@@ -5,6 +5,8 @@
     prediction   each schedule's own largest part (`largest_part` of its algorithm), on the machine as one of T cores sees it
     choice       the least seconds of the largest part and of forks and joins (`pysim.cachemodel.cpu.threads`)
 
+Planning for several threads takes as many plans as there are even divisions, some tens of milliseconds.
+
 Worked number: 16 threads divide 14x14 outputs of 512 filters into 14 parts of one row, or 7 x 2, 3 x 5, 2 x 8, or 16 parts of 32 filters.
 """
 
@@ -15,12 +17,13 @@ import msgspec
 from pysim.algorithms import algorithm_named
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import as_seen_by_one, cost_of_team, rows_of, touched_bytes
+from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost
 from pysim.record.plan import Considered, Plan, Request
-from pysim.record.schedule import Schedule
+from pysim.record.schedule import AnySchedule, Schedule
 
 Best = Callable[[Request, str | None], Plan]  # the best plan of a request, of an algorithm where one is named
 
@@ -34,15 +37,32 @@ def plan_for_team(request: Request, algorithm: str | None, threads: int, best: B
     if request.schedule is None:
         seen = _seen(request, request.problem, threads)
         found += [best(request._replace(problem=part, machine=seen), algorithm) for part in _parts(request.problem, threads)]
-    named = [(plan.algorithm, plan.schedule) for plan in found] + [
-        (one.algorithm, one.schedule) for plan in found for one in plan.considered
-    ]
-    teams = [Considered(name, schedule, _cost(request, name, schedule, threads, best)) for name, schedule in dict.fromkeys(named)]
+    named = dict.fromkeys(one for plan in found for one in _named(plan))
+    own = {*_named(alone)}
+    legal = [one for one in named if one in own or _computes_all(request, *one, best)]
+    teams = [Considered(name, schedule, _cost(request, name, schedule, threads, best)) for name, schedule in legal]
     teams.sort(key=lambda one: one.cost.seconds if isinstance(one.cost, Cost) else 0.0)
     kinds = {(one.algorithm, one.schedule.kind): one for one in reversed(teams)}
     chosen = best(request._replace(schedule=teams[0].schedule), teams[0].algorithm)
     considered = tuple(sorted(kinds.values(), key=teams.index))
     return msgspec.structs.replace(chosen, cost=teams[0].cost, considered=considered, rejected=alone.rejected, threads=threads)
+
+
+def _named(plan: Plan) -> Iterator[tuple[str, AnySchedule]]:
+    """The algorithms and schedules of a plan and of what it considered."""
+    yield plan.algorithm, plan.schedule
+    yield from ((one.algorithm, one.schedule) for one in plan.considered)
+
+
+def _computes_all(request: Request, algorithm: str, schedule: AnySchedule, best: Best) -> bool:
+    """Whether what is the best for a part takes the whole problem."""
+    if algorithm_named(algorithm, request.problem, request.machine).refuses(request.problem, request.machine, request.layout):
+        return False
+    try:
+        best(request._replace(schedule=schedule), algorithm)
+    except PlanError:
+        return False
+    return True
 
 
 def _cost(request: Request, algorithm: str, schedule: object, threads: int, best: Best) -> Cost:

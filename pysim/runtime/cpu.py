@@ -52,8 +52,6 @@ def library() -> tuple[Any, Any]:
     ffi = cffi.FFI()
     header = native_file("pysim.h").read_text()
     ffi.cdef(header.partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
-    # libgomp's threads spin by default, which on shared CPUs costs whole time slices
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         lib = ffi.dlopen(str(library_path()))
     except OSError as error:
