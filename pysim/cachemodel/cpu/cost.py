@@ -35,12 +35,11 @@ takes 2 * 14 = 28 cycles a step. 292 of 294 kernel rows are live, and 64 filters
 kernel = 292 * 3 * 64 * (4 * 28 + 16) = 7,176,192 cycles, against 231,211,008 / 32 = 7,225,344 for nominal flops at 32 a cycle.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, select
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, fetch_cycles, select
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.occupancy import crossing
@@ -48,7 +47,7 @@ from pysim.cachemodel.cpu.reuse import OPERANDS, flows
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost
-from pysim.record.schedule import Schedule
+from pysim.record.schedule import STATIONARY, Schedule
 from pysim.registry.rows import kernels
 
 COMPUTE = ("kernel", "call", "store", "pack")
@@ -67,22 +66,13 @@ class Prediction(NamedTuple):
 def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf) -> Prediction:
     """The cost of every schedule of `table`: the equations at the head of this file. `hot` is the state of the caches at the start.
 
-    Schedules whose compute cycles alone exceed `limit` are left out of the prediction and of its table.
+    Schedules whose compute cycles alone, with what packing waits at least, exceed `limit` are left out of the prediction and of its table.
     """
-    return predict_all(rates, [table], hot, limit)[0]
-
-
-def predict_all(rates: Rates, tables: Sequence[Table], hot: bool = True, limit: float = np.inf) -> list[Prediction]:
-    """`predict` of several tables, in little more time than for one."""
-    terms = [compute_cycles(rates, table) for table in tables]
+    terms = compute_cycles(rates, table)
     if limit < np.inf:
-        keep = [sum(own.values(), np.zeros(1)) <= limit for own in terms]
-        tables = [select(table, rows) for table, rows in zip(tables, keep, strict=True)]
-        terms = [{name: term[rows] for name, term in own.items()} for own, rows in zip(terms, keep, strict=True)]
-    found = flows(rates, tables, hot)
-    crossed = crossing(rates, found)
-    own = [{name: moved[:, span] for name, moved in crossed.items()} for span in found.columns]
-    return [total(rates, *case) for case in zip(tables, terms, own, strict=True)]
+        keep = sum(terms.values(), table.packed * fetch_cycles(rates)) <= limit
+        table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
+    return total(rates, table, terms, crossing(rates, flows(rates, table, hot)))
 
 
 def total(rates: Rates, table: Table, terms: dict[str, Array], crossed: dict[str, Array]) -> Prediction:
@@ -122,14 +112,15 @@ def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | 
         return np.array([value], dtype=np.float64)
 
     sizes = (column(schedule.channels), column(schedule.k2), column(schedule.k3))
-    table = Table(schedule.stationary, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
+    keeps = np.array([schedule.stationary == STATIONARY[0]])
+    table = Table(keeps, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
     return rates_of(nest, machine, [kernel]), table
 
 
 def _scattered_runs(rates: Rates, table: Table, moved: Array) -> Array:
     """Rows of output tiles from beyond L2 that no prefetcher brings, because too many rows of outputs are written in turn."""
     tile, nest = rates.filters[table.kernel], rates.nest
-    rows = np.minimum(tile * table.k2, nest.filters) if table.stationary == "input_stationary" else tile
+    rows = np.where(table.keeps_windows, np.minimum(tile * table.k2, nest.filters), tile)
     beyond = moved[min(1, len(moved) - 1)]
     runs: Array = (beyond[-2] + beyond[-1]) / (rates.windows[table.kernel] * nest.out_bytes)
     return runs * np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
@@ -181,7 +172,7 @@ def schedule_of(prediction: Prediction, row: int) -> Schedule:
     kernel = prediction.rates.kernels[table.kernel[row]]
     return Schedule(
         kernel=kernel.name,
-        stationary=table.stationary,
+        stationary=STATIONARY[0 if table.keeps_windows[row] else 1],
         pack="tiles" if table.packed[row] else "none",
         windows=kernel.windows,
         filters=kernel.filters,

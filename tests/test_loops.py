@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A nest as a description: its walk is what the macro-kernel touches, its distances are those of the walk, and a reader can write one."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pytest
+from nest_trace import Trace
+
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
+from pysim.cachemodel.cpu.nest import nest_of
+from pysim.cachemodel.simulator import trace
+from pysim.cachemodel.simulator.hierarchy import PHASES
+from pysim.errors import MissingError
+from pysim.problem.text import parse
+from pysim.record.schedule import STATIONARY, Schedule
+from pysim.runtime import cpu as runtime
+
+LINE = 64
+
+
+def lines(spans: Iterable[tuple[int, int]]) -> frozenset[int]:
+    return frozenset(line for at, size in spans if size for line in range(at // LINE, (at + size - 1) // LINE + 1))
+
+
+def recorded(text: str, schedule: Schedule, at: trace.Bases) -> Iterator[frozenset[int]]:
+    """The macro-kernel's own accesses, as lines of one burst of packing or of one call."""
+    spans: list[tuple[int, int]] = []
+    last = ""
+    for chunk in trace.accesses(parse(text), schedule, at):
+        for address, size, tag in zip(*(np.asarray(part).tolist() for part in (chunk.addresses, chunk.sizes, chunk.tags)), strict=True):
+            phase = PHASES[tag >> 4]
+            if spans and (last, phase) in (("pack", "compute"), ("store", "pack"), ("store", "compute")):
+                yield lines(spans)
+                spans = []
+            spans.append((address, size))
+            last = phase
+    yield lines(spans)
+
+
+def described(found: Trace) -> Iterator[frozenset[int]]:
+    """The description's walk, in the same bursts: packing is of neighbouring tiles until a call."""
+    packed: list[tuple[int, int]] = []
+    for is_call, step in found.steps():
+        spans = [(at, size) for at, size, _ in step]
+        if is_call and packed:
+            yield lines(packed)
+            packed = []
+        if is_call:
+            yield lines(spans)
+        else:
+            packed += spans
+
+
+@pytest.mark.parametrize("stationary", STATIONARY)
+@pytest.mark.parametrize(
+    ("text", "pack", "sizes"),
+    [
+        ("conv:ic5ih9oc11kh3ph1", "tiles", (2, 2, 3)),
+        ("conv:ic5ih9oc11kh3ph1", "tiles", (5, 3, 2)),
+        ("conv:ic4ih12oc9kh3sh2ph1", "tiles", (3, 1, 2)),
+        ("conv:mb2ic6ih7oc10kh1", "none", (4, 2, 2)),
+        ("conv:g2ic6ih8oc12kh3", "tiles", (2, 1, 4)),
+    ],
+)
+def test_the_walk_of_the_description_touches_what_the_macro_kernel_records(
+    text: str, pack: str, sizes: tuple[int, int, int], stationary: str
+) -> None:
+    try:
+        runtime.library()
+    except MissingError as error:
+        pytest.skip(str(error))
+    schedule = Schedule("f32_win_8x4__portable", stationary, pack, 8, 4, *sizes)  # type: ignore[arg-type]
+    found = Trace(nest_of(parse(text)), schedule)
+    at = trace.Bases(found.input, found.filters, found.output, found.windows_at)
+    assert list(described(found)) == list(recorded(text, schedule, at))
+
+
+def test_the_worked_number_of_the_distance_is_what_it_says() -> None:
+    kept, streamed = 1000.0, 10.0
+    loops = (Loop("kept", "i", 1.0, 7.0), Loop("streamed", "f", 1.0, 4.0))
+    operands = (
+        Operand("I", {"i": Extent(kept, 7 * kept)}, "streamed"),
+        Operand("F", {"f": Extent(streamed, 4 * streamed)}, "streamed"),
+    )
+    nest = LoopNest(loops, operands, {"i": 7.0, "f": 4.0}, 1)
+    i, f = nest.accesses
+    found = nest.between((Use(f, 0), Use(f, 0, at_end=True), Use(f, 0, at_end=False), Use(i, 1)))[:, :, 0]
+    assert found.T.tolist() == [[(2 - 1 / 4) * kept, 40.0], [1.5 * kept, 40.0], [2 * kept, 40.0], [kept, 10.0]]
+
+
+def test_a_reader_describes_a_batched_product_and_its_walk_its_distances_and_its_words_agree() -> None:
+    """C[b] = A[b] B for 6 matrices of 40 rows: rows of A[b] pass by all of B, which every matrix uses again."""
+    batch, rows, row, b, c_row = 6, 40, 512, 4096, 64  # bytes of a row of A, of B, of a row of C
+    loops = (Loop("matrices", "b", 1.0, float(batch)), Loop("rows", "r", 1.0, float(rows)))
+    operands = (
+        Operand("A", {"b": Extent(1.0, float(batch)), "r": Extent(float(row), float(rows * row))}, "rows"),
+        Operand("B", {"all": Extent(float(b), float(b))}, "rows"),
+        Operand("C", {"b": Extent(1.0, float(batch)), "r": Extent(float(c_row), float(rows * c_row))}, "rows"),
+    )
+    nest = LoopNest(loops, operands, {"b": float(batch), "r": float(rows), "all": 1.0}, 1)
+    steps = list(nest.walk())
+    assert len(steps) == batch * rows * len(operands)
+    assert list(nest.printed()) == ["matrices: 6 x 1 of b", "  rows: 40 x 1 of r; A, B, C"]
+
+    # B comes again at the next row: the distance is what the walk touches between the middles of both uses
+    again = nest.between((Use(nest.accesses[1], 1),))[:, 0, 0]
+    size = {"A": row, "B": b, "C": c_row}
+    uses = [at for at, step in enumerate(steps) if step.operand == "B"]
+    between = dict.fromkeys(size, 0.0)
+    for at in range(uses[0], uses[1] + 1):
+        step = steps[at]
+        share = 0.5 if step.operand == "B" else 1.0
+        between[step.operand] += share * size[step.operand]
+    assert between == pytest.approx(dict(zip(("A", "B", "C"), again.tolist(), strict=True)))
