@@ -5,13 +5,15 @@ Buffers are contiguous and start on pages. Slow (about a million lines a second)
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from pysim.cachemodel.cpu.incore import Table
 from pysim.cachemodel.cpu.incore import rates as rates_of
+from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.cachemodel.cpu.reuse import Sliced
 from pysim.machine.cpu import Level
@@ -49,6 +51,30 @@ class Lru:
                     below = self.below
                     below._put(below.sets[victim % len(below.sets)], victim, True)
         held[line] = dirty
+
+
+class Touch(NamedTuple):
+    """One step of a nest: the tiles of each of its dimensions that an operand is touched in."""
+
+    operand: str
+    tiles: dict[str, range]
+
+
+def walk(nest: LoopNest) -> Iterator[Touch]:
+    """Every touch of the nest of the first column in order: exact at the edges, where a set or a dimension ends early."""
+    yield from _walk(nest, 0, {name: range(int(np.ravel(count)[0])) for name, count in nest.total.items()}, ())
+
+
+def _walk(nest: LoopNest, loop: int, spans: Mapping[str, range], numbers: tuple[int, ...]) -> Iterator[Touch]:
+    if loop == len(nest.loops):
+        return
+    name, tiles = nest.loops[loop].dimension, int(np.ravel(nest.loops[loop].tiles)[0])
+    for number, start in enumerate(spans[name][::tiles]):
+        inner = {**spans, name: range(start, min(start + tiles, spans[name].stop))}
+        for one, access in zip(nest.operands, nest.accesses, strict=True):
+            if access.inside == loop and not (access.first is not None and (*numbers, number)[access.first]):
+                yield Touch(one.name, {of: inner[of] for of in one.extents})
+        yield from _walk(nest, loop + 1, inner, (*numbers, number))
 
 
 Span = tuple[int, int, bool]  # first byte, bytes, write
@@ -89,7 +115,7 @@ class Trace:
         window, filters = ("kept", "streamed") if keeps else ("streamed", "kept")
         for image in range(self.nest.repeats):
             touched: dict[str, range] = {}
-            for operand, tiles in described.loop_nest.walk():
+            for operand, tiles in walk(described.loop_nest):
                 c0 = tiles.get("channels", touched.get("channels", range(1)))[0] * s.channels
                 nc = min(s.channels, self.nest.channels - c0)
                 if operand == f"raw {window}":

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
-from nest_trace import Trace
+from nest_trace import Trace, walk
 
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
 from pysim.cachemodel.cpu.nest import nest_of
@@ -99,7 +99,7 @@ def test_a_reader_describes_a_batched_product_and_its_walk_its_distances_and_its
         Operand("C", {"b": Extent(1.0, float(batch)), "r": Extent(float(c_row), float(rows * c_row))}, "rows"),
     )
     nest = LoopNest(loops, operands, {"b": float(batch), "r": float(rows), "all": 1.0}, 1)
-    steps = list(nest.walk())
+    steps = list(walk(nest))
     assert len(steps) == batch * rows * len(operands)
     assert list(nest.printed()) == ["matrices: 6 x 1 of b", "  rows: 40 x 1 of r; A, B, C"]
 

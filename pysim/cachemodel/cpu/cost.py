@@ -35,6 +35,7 @@ takes 2 * 14 = 28 cycles a step. 292 of 294 kernel rows are live, and 64 filters
 kernel = 292 * 3 * 64 * (4 * 28 + 16) = 7,176,192 cycles, against 231,211,008 / 32 = 7,225,344 for nominal flops at 32 a cycle.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +83,7 @@ def total(rates: Rates, table: Table, terms: dict[str, Array], crossed: dict[str
     terms["store"] = terms["store"] + _scattered_runs(rates, table, moved) * machine.core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * _lines_packed(machine, moved) * machine.core.pack_line_cycles.value
     compute = terms["kernel"] + terms["call"] + terms["store"] + terms["pack"]
-    transfer = _transfer_cycles(machine, moved)
+    transfer = transfer_cycles(machine, moved)
     terms |= zip(crossed, transfer, strict=True)
     moving = transfer.sum(axis=0)
     cycles = np.maximum(compute, moving) + (1 - machine.core.overlap.value) * np.minimum(compute, moving)
@@ -132,11 +133,11 @@ def _lines_packed(machine: Machine, moved: Array) -> Array:
     return lines
 
 
-def _transfer_cycles(machine: Machine, moved: Array) -> Array:
+def transfer_cycles(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
     outer = [(level.read_bytes_per_cycle.value, level.write_bytes_per_cycle.value) for level in machine.levels[1:]]
     rates = np.array([*outer, (machine.memory.read_bytes_per_cycle.value, machine.memory.write_bytes_per_cycle.value)])
-    served = moved.reshape(len(moved), len(OPERANDS), 2, -1).sum(axis=1)
+    served = moved.reshape(len(moved), -1, 2, moved.shape[-1]).sum(axis=1)
     served[:-1] -= served[1:]
     cycles: Array = (served / rates[:, :, None]).sum(axis=1)
     return cycles
@@ -144,26 +145,29 @@ def _transfer_cycles(machine: Machine, moved: Array) -> Array:
 
 def cost_of(prediction: Prediction, row: int) -> Cost:
     """One row of a prediction as a value, with the bytes that each operand moves through each level."""
-    machine = prediction.rates.machine
     terms = {name: float(value[row]) for name, value in prediction.terms.items()}
+    moved = np.array([crossed[:, row] for crossed in prediction.crossed.values()])
+    return cost_from(prediction.rates.machine, terms, list(prediction.crossed), OPERANDS, moved)
+
+
+def cost_from(machine: Machine, terms: dict[str, float], suppliers: Sequence[str], operands: Sequence[str], moved: Array) -> Cost:
+    """Terms in cycles as a cost; `moved` (suppliers x twice the operands) is bytes that are only read and that are written of each."""
     levels = {}
-    for above, (supplier, crossed) in zip(machine.levels, prediction.crossed.items(), strict=True):
-        moved = crossed[:, row].tolist()
-        operands = {name: read + 2 * written for name, read, written in zip(OPERANDS, moved[::2], moved[1::2], strict=True)}
-        total = sum(operands.values())
+    for above, supplier, crossed in zip(machine.levels, suppliers, moved.tolist(), strict=True):
+        sizes = {name: read + 2 * written for name, read, written in zip(operands, crossed[::2], crossed[1::2], strict=True)}
         levels[supplier] = {
-            "lines": total / above.line_bytes,
-            "bytes": total,
+            "lines": sum(sizes.values()) / above.line_bytes,
+            "bytes": sum(sizes.values()),
             "cycles": terms[supplier],
-            "writeback_lines": sum(moved[1::2]) / above.line_bytes,
-            **{f"{name}_bytes": size for name, size in operands.items()},
+            "writeback_lines": sum(crossed[1::2]) / above.line_bytes,
+            **{f"{name}_bytes": size for name, size in sizes.items()},
         }
-    compute, transfer = sum(terms[name] for name in COMPUTE), sum(terms[name] for name in levels)
-    bound = max(COMPUTE if compute >= transfer else levels, key=terms.__getitem__)
-    cycles = float(prediction.cycles[row])
-    lesser = levels if compute >= transfer else COMPUTE
-    hidden = {name: machine.core.overlap.value * terms[name] for name in lesser}
-    return Cost(cycles, cycles / machine.core.frequency_hz.value, bound, levels, terms, hidden)
+    computing = [name for name in terms if name not in levels]
+    compute, transfer = (sum(terms[name] for name in names) for names in (computing, levels))
+    more, less = (computing, levels) if compute >= transfer else (levels, computing)
+    hidden = {name: machine.core.overlap.value * terms[name] for name in less}
+    cycles = max(compute, transfer) + (1 - machine.core.overlap.value) * min(compute, transfer)
+    return Cost(cycles, cycles / machine.core.frequency_hz.value, max(more, key=terms.__getitem__), levels, terms, hidden)
 
 
 def schedule_of(prediction: Prediction, row: int) -> Schedule:

@@ -39,6 +39,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.machine.cpu import Level
+
 Array = NDArray[np.float64]
 Number = Array | float
 
@@ -89,13 +91,6 @@ class Use(NamedTuple):
     of: Access
     loop: int
     at_end: bool | None = None
-
-
-class Touch(NamedTuple):
-    """One step of a nest: the tiles of each of its dimensions that an operand is touched in."""
-
-    operand: str
-    tiles: dict[str, range]
 
 
 Factors = tuple[int, ...]  # m: 1 / trips of loop m; ~m: 1 where loop m has several
@@ -158,7 +153,15 @@ def _derived(uses: tuple[Use, ...], operands: tuple[Access, ...]) -> tuple[tuple
         weights += [some for some in by_level.values() if some not in weights and some != (((), 1.0),)]
         terms = tuple((weights.index(some) if some in weights else -1, level) for level, some in by_level.items())
         once = len(terms) == 1 and all(weight == 1.0 for _, weight in by_level[terms[0][1]])
-        found.append(_Distance(row, number, terms, None if once else of.level(use.loop - 1), not once and [*by_level] == [use.loop]))
+        found.append(
+            _Distance(
+                row,
+                number,
+                terms,
+                None if once else of.level(use.loop - 1),
+                not once and [*by_level] == [use.loop] and use.loop in of.moved,
+            )
+        )
     return tuple(found), tuple(weights)
 
 
@@ -226,21 +229,19 @@ class LoopNest:
                 np.minimum(out, sizes[most, row], out=out)
         return found
 
-    def walk(self) -> Iterator[Touch]:
-        """Every touch of the nest of the first column in order: exact at the edges, where a set or a dimension ends early."""
-        everything = {name: range(int(np.ravel(count)[0])) for name, count in self.total.items()}
-        yield from self._walk(0, everything, ())
-
-    def _walk(self, loop: int, spans: Mapping[str, range], numbers: tuple[int, ...]) -> Iterator[Touch]:
-        if loop == len(self.loops):
-            return
-        name, tiles = self.loops[loop].dimension, int(np.ravel(self.loops[loop].tiles)[0])
-        for number, start in enumerate(spans[name][::tiles]):
-            inner = {**spans, name: range(start, min(start + tiles, spans[name].stop))}
-            for one, use in zip(self.operands, self.accesses, strict=True):
-                if use.inside == loop and not (use.first is not None and (*numbers, number)[use.first]):
-                    yield Touch(one.name, {of: inner[of] for of in one.extents})
-            yield from self._walk(loop + 1, inner, (*numbers, number))
+    def misses(self, level: Level, hot: bool = True) -> Array:
+        """Bytes of each operand that a run misses in a cache: what is used again after more than it holds, where sets differ by up to one
+        line from their mean; caches are `hot` from a run before, or not."""
+        found, way = np.zeros((len(self.operands), self.columns)), level.sets * level.line_bytes
+        for row, of in enumerate(self.accesses):
+            passes: Number = 1.0  # of all of the operand: by the loops that do not move it, outermost first
+            for loop in [-1, *(at for at in range(of.inside + 1) if at not in of.moved)]:
+                again = passes * (self.loops[loop].trips - 1) if loop >= 0 else 1.0
+                distance = self.between((Use(of, loop),))[:, 0].sum(axis=0)
+                share = np.clip((distance / way - (level.ways - 1)) / 2, 0.0, 1.0) if hot or loop >= 0 else 1.0
+                found[row] += self.footprint(-1, row) * again * share
+                passes += again if loop >= 0 else 0.0
+        return found
 
     def printed(self) -> Iterator[str]:
         """The nest of the first column in words, outermost loop first: trips, tiles and what is touched there."""
