@@ -265,6 +265,8 @@ def _planes(s: Sliced) -> Array:
     tiles = np.minimum(stacked(s.at.size, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
     found = np.ones((3, len(_LOOPS), s.at.size))
     found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.channels, s.channels), tiles[np.maximum(0, _LOOPS)]
+    for run in (RUN_STREAMED, RUN_RAW_STREAMED):  # of one set of channels: what the first and the last set of kept tiles write
+        np.copyto(found[1, run], found[1, SETS], where=s.sets == 1)
     found[2, _LOOPS == STREAMED_SETS] += s.kept
     found[2, _LOOPS == KEPT_TILES] += ~s.kept
     return found
