@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
-from nest_trace import Trace, walk
+from nest_trace import Trace
 
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
 from pysim.cachemodel.cpu.nest import nest_of
@@ -87,29 +87,3 @@ def test_the_worked_number_of_the_distance_is_what_it_says() -> None:
     i, f = nest.accesses
     found = nest.between((Use(f, 0), Use(f, 0, at_end=True), Use(f, 0, at_end=False), Use(i, 1)))[:, :, 0]
     assert found.T.tolist() == [[(2 - 1 / 4) * kept, 40.0], [1.5 * kept, 40.0], [2 * kept, 40.0], [kept, 10.0]]
-
-
-def test_a_reader_describes_a_batched_product_and_its_walk_its_distances_and_its_words_agree() -> None:
-    """C[b] = A[b] B for 6 matrices of 40 rows: rows of A[b] pass by all of B, which every matrix uses again."""
-    batch, rows, row, b, c_row = 6, 40, 512, 4096, 64  # bytes of a row of A, of B, of a row of C
-    loops = (Loop("matrices", "b", 1.0, float(batch)), Loop("rows", "r", 1.0, float(rows)))
-    operands = (
-        Operand("A", {"b": Extent(1.0, float(batch)), "r": Extent(float(row), float(rows * row))}, "rows"),
-        Operand("B", {"all": Extent(float(b), float(b))}, "rows"),
-        Operand("C", {"b": Extent(1.0, float(batch)), "r": Extent(float(c_row), float(rows * c_row))}, "rows"),
-    )
-    nest = LoopNest(loops, operands, {"b": float(batch), "r": float(rows), "all": 1.0}, 1)
-    steps = list(walk(nest))
-    assert len(steps) == batch * rows * len(operands)
-    assert list(nest.printed()) == ["matrices: 6 x 1 of b", "  rows: 40 x 1 of r; A, B, C"]
-
-    # B comes again at the next row: the distance is what the walk touches between the middles of both uses
-    again = nest.between((Use(nest.accesses[1], 1),))[:, 0, 0]
-    size = {"A": row, "B": b, "C": c_row}
-    uses = [at for at, step in enumerate(steps) if step.operand == "B"]
-    between = dict.fromkeys(size, 0.0)
-    for at in range(uses[0], uses[1] + 1):
-        step = steps[at]
-        share = 0.5 if step.operand == "B" else 1.0
-        between[step.operand] += share * size[step.operand]
-    assert between == pytest.approx(dict(zip(("A", "B", "C"), again.tolist(), strict=True)))
