@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A nest as a description: its walk is what the macro-kernel touches, its distances are those of the walk, and a reader can write one."""
 
+import doctest
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,3 +89,9 @@ def test_the_worked_number_of_the_distance_is_what_it_says() -> None:
     i, f = nest.accesses
     found = nest.between((Use(f, 0), Use(f, 0, at_end=True), Use(f, 0, at_end=False), Use(i, 1)))[:, :, 0]
     assert found.T.tolist() == [[(2 - 1 / 4) * kept, 40.0], [1.5 * kept, 40.0], [2 * kept, 40.0], [kept, 10.0]]
+
+
+def test_the_page_on_the_model_shows_what_the_tool_says() -> None:
+    page = Path(__file__).parent.parent / "docs" / "model.md"
+    found = doctest.testfile(str(page), module_relative=False)
+    assert found.attempted >= 6 and not found.failed

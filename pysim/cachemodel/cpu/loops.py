@@ -21,10 +21,13 @@ operand Y takes
               = around(m) + footprint(l) - footprint(m)        m moves both: iterations after X's one, and before it in the next body
               = around(m) / T + 2 (1 - 1 / T) footprint(m)     m moves X alone: all of Y on either side, unless X is the last or the first
 
-and one footprint where Y is touched: the rest of that body and its beginning. The distance is at most what l touches in all its
-iterations. Y that is only touched in the first iteration of a loop (`first`: panels packed on demand) lies in between where that one does:
-once, for X that this loop moves. Reuse distances: Mattson et al., IBM Systems Journal 9(2), 1970; of loop nests: Beyls and D'Hollander,
-HPCC 2005.
+and one footprint in the body where X or Y is touched: the rest of that body and its beginning. For X that is the first or the last of m,
+the last line is around(m) / 2 + footprint(m), for X between 2 footprint(m). Y that is only touched in the first iteration of m (`first`:
+panels packed on demand) lies in between where that one does: once, for X that m moves. The distance is at most what l touches in all its
+iterations; lines that neighbouring tiles share count once. Reuse distances: Mattson et al., IBM Systems Journal 9(2), 1970; of loop nests:
+Beyls and D'Hollander, HPCC 2005.
+
+The equations are solved once for the shape of a nest (`_derived`): sums of footprints times products of 1 / T.
 
 Worked number: I in an outer loop, K2 = 4 tiles F past each in the inner one. F comes again an iteration of the outer loop later, after 4 F
 and 1 / 4 + 2 (1 - 1 / 4) = 2 - 1 / 4 of I: whole before and after where F is neither last nor first.
