@@ -17,6 +17,8 @@ Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 element
 64 * 9 * 56 * 4 = 129,024 vectors: 129,024 (1/2 + 1) = 193,536 cycles at two loads and one store a cycle, against 7.2 million of the sums.
 """
 
+from functools import lru_cache
+
 import numpy as np
 
 from pysim.cachemodel.cpu.cost import cost_from, transfer_cycles
@@ -27,6 +29,7 @@ from pysim.problem.conv import Conv
 from pysim.record.cost import Cost
 
 
+@lru_cache(maxsize=64)
 def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: bool = False, packer: Unit | None = None) -> Cost:
     """The cost of writing the columns of every image and group of a convolution once, on one core; with a `packer`, by SConv's packing on
     that unit."""
@@ -36,8 +39,7 @@ def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: 
     unit = packer or max(machine.core.units, key=lambda one: one.vector_bytes)
     taps = workload.channels * workload.kernel_h * workload.kernel_w * workload.batch
     copy = float(taps * nest.windows) if by_element else taps * _vector_cycles(nest, unit)
-    described = columns_nest(workload, nest, machine)
-    inputs, columns = np.array([described.misses(level, hot)[:2, 0] for level in machine.levels]).T
+    inputs, columns = columns_nest(workload, nest, machine).misses(machine.levels, hot)[:, :2, 0].T
     moved = np.minimum.accumulate(np.stack([inputs, 0 * inputs, 0 * columns, columns], axis=1), axis=0)
     if packer:
         vectors = taps * nest.out_h * ceil_div(nest.out_w, _lanes(nest, unit))

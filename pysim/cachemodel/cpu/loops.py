@@ -58,7 +58,7 @@ class Extent(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """`trips` iterations over a `dimension` of `tiles` tiles each; several loops over one dimension divide it further and further.""" ""
+    """`trips` iterations over a `dimension` of `tiles` tiles each; several loops over one dimension divide it further and further."""
 
     name: str
     dimension: str
@@ -232,18 +232,22 @@ class LoopNest:
                 np.minimum(out, sizes[most, row], out=out)
         return found
 
-    def misses(self, level: Level, hot: bool = True) -> Array:
-        """Bytes of each operand that a run misses in a cache: what is used again after more than it holds, where sets differ by up to one
-        line from their mean; caches are `hot` from a run before, or not."""
-        found, way = np.zeros((len(self.operands), self.columns)), level.sets * level.line_bytes
+    def misses(self, levels: Sequence[Level], hot: bool = True) -> Array:
+        """Bytes of each operand that a run misses in each cache (levels x operands x columns): what is used again after more than the cache
+        holds, where sets differ by up to one line from their mean; caches are `hot` from a run before, or not."""
+        uses = [Use(of, loop) for of in self.accesses for loop in range(-1, of.inside + 1) if loop not in of.moved]
+        ways = np.array([level.ways for level in levels])[:, None, None]
+        way = np.array([level.sets * level.line_bytes for level in levels])[:, None, None]
+        share = np.clip((self.between(tuple(uses)).sum(axis=0) / way - (ways - 1)) / 2, 0.0, 1.0)
+        found = np.zeros((len(levels), len(self.operands), self.columns))
         for row, of in enumerate(self.accesses):
-            passes: Number = 1.0  # of all of the operand: by the loops that do not move it, outermost first
-            for loop in [-1, *(at for at in range(of.inside + 1) if at not in of.moved)]:
-                again = passes * (self.loops[loop].trips - 1) if loop >= 0 else 1.0
-                distance = self.between((Use(of, loop),))[:, 0].sum(axis=0)
-                share = np.clip((distance / way - (level.ways - 1)) / 2, 0.0, 1.0) if hot or loop >= 0 else 1.0
-                found[row] += self.footprint(-1, row) * again * share
-                passes += again if loop >= 0 else 0.0
+            passes: Number = 1.0  # over all of the operand, by the loops that do not move it, outermost first
+            for number, (access, loop, _) in enumerate(uses):
+                if access is of:
+                    again = passes * (self.loops[loop].trips - 1) if loop >= 0 else 0.0
+                    passes += again
+                    missed = again * share[:, number] if loop >= 0 else share[:, number] if hot else 1.0
+                    found[:, row] += self.footprint(-1, row) * missed
         return found
 
     def printed(self) -> Iterator[str]:
