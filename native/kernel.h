@@ -66,12 +66,25 @@ static inline int64_t pysim_direct_columns(const pysim_direct *of) {
 typedef void (*pysim_direct_kernel)(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out,
                                     int64_t groups, int64_t begin, int64_t end, void *workspace);
 
+/* A product of a few vectors with a large matrix, both of k elements along their sums: rows of the matrix are ld elements apart and lie along
+ * the results (axpy) or along k (dot). The few lie as vectors[p/step][few][p%step], step 1 (axpy) or PYSIM_FEW_STEP (dot, zeros behind k). */
+enum { PYSIM_FEW_STEP = 16 };
+typedef struct {
+    int64_t k, few, ld;
+    int64_t block; /* of k, 1..k; dot: k, or a multiple of PYSIM_FEW_STEP */
+    const void *matrix, *vectors;
+} pysim_skinny;
+
+/* sums[f*pitch + i], f < few, of results begin + i, i < results. axpy writes whole vectors of 64 bytes, so the pitch holds such. */
+typedef void (*pysim_skinny_kernel)(const pysim_skinny *of, int64_t begin, int64_t results, void *sums, int64_t pitch);
+
 typedef struct {
     pysim_kernel_info info;
-    pysim_micro_kernel run;     /* a row of kernels.inc has this and packing, one of conv/depthwise.inc `direct` */
+    pysim_micro_kernel run;     /* a row of kernels.inc has this and packing, one of conv/depthwise.inc `direct`, of conv/skinny.inc `skinny` */
     pysim_packer pack;
     pysim_direct_kernel direct;
-    int in_place;               /* a row of conv/depthwise.inc, on whatever CPU */
+    pysim_skinny_kernel skinny;
+    enum { PYSIM_OF_NEST, PYSIM_OF_DEPTHWISE, PYSIM_OF_SKINNY } of; /* whose row it is, on whatever CPU */
 } pysim_row;
 
 /* The row of a schedule that fits the dtype and this CPU, or a failure with its reason. */

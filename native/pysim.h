@@ -17,7 +17,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
-enum { PYSIM_ABI_VERSION = 2 };
+enum { PYSIM_ABI_VERSION = 3 };
 
 typedef enum {
     PYSIM_OK = 0,
@@ -46,7 +46,7 @@ typedef enum {
     PYSIM_PACK_NONE = 0,  /* the micro-kernel reads the operand in place: unit-stride 1x1 convolution, or B not transposed */
     PYSIM_PACK_TILES = 1, /* input tiles are packed on demand (IS) or K2 at a time (WS) */
 } pysim_pack;
-typedef enum { PYSIM_IDENTITY = 0, PYSIM_RELU = 1 } pysim_activation; /* relu(x) is 0 for x < 0, else x, NaN included */
+typedef enum { PYSIM_IDENTITY = 0, PYSIM_RELU = 1 } pysim_activation; /* relu(x) is 0 for x < 0, else x, NaN included; all: native/epilogues.inc */
 
 /* Convolution, NCHW input [batch][channels][height][width], filters [filters][channels/groups][kernel_h][kernel_w],
  * output [batch][filters][P][Q] with P = (height + pad_top + pad_bottom - dilation_h*(kernel_h-1) - 1)/stride_h + 1.
@@ -94,7 +94,9 @@ typedef struct {
 typedef struct {
     double alpha, beta;  /* convolution: 1 and 0; s8: whole numbers within int32. 0: the term is left out, what it would read is not read */
     const void *bias;    /* NULL, or one value of the result's dtype per filter (convolution) or column of C (GEMM) */
-    int32_t activation;  /* pysim_activation */
+    int32_t activation;  /* pysim_activation; s8 has those two */
+    const void *residual; /* of a convolution, not s8: NULL, or what is added before the activation. It lies as the output does, apart from it */
+    double low, high;    /* of the activation clamp: low <= high */
 } pysim_epilogue;
 
 typedef struct {
@@ -133,6 +135,27 @@ pysim_status pysim_run(const pysim_problem *p, const pysim_schedule *s, const py
 /* Plain loops; nothing is prepared. */
 pysim_status pysim_reference(const pysim_problem *p, const pysim_epilogue *e, const void *first, const void *second, void *result);
 
+/* Operators between convolutions, of f32 and f64, on one thread. */
+
+/* y[k][i] = act(scale[k % period] x[k][i] + shift[k % period] + residual[k][i]) for planes k of `size` elements. scale, shift and the
+ * epilogue's residual may be NULL: nothing is multiplied or added; its alpha, beta and bias are not read. y may be x, or lie apart. */
+typedef struct {
+    int64_t planes, size, period;
+    int32_t dtype;
+} pysim_map;
+pysim_status pysim_run_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift, void *y);
+
+/* The largest element or the mean of windows of planes [height][width], out_h x out_w of them. Padding is in no window; a mean divides by the
+ * elements inside the image, or, with count_padding, inside the padded one. A window may reach beyond the padding, but not begin there. */
+typedef struct {
+    int64_t planes, height, width, out_h, out_w;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
+    int64_t pad_top, pad_left, pad_bottom, pad_right;
+    int32_t largest, count_padding;
+    int32_t dtype;
+} pysim_pool;
+pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y);
+
 /* The baseline's data movement: columns[channels*kernel_h*kernel_w][P*Q] of one image of one group (channels = C/groups). */
 pysim_status pysim_im2col(const pysim_conv *c, const void *image, void *columns);
 
@@ -141,6 +164,8 @@ pysim_status pysim_probe_clock(double *hertz);
 pysim_status pysim_probe_fma(const char *target, int32_t dtype, double *instructions_per_second);
 pysim_status pysim_probe_read(void *buffer, int64_t bytes, double seconds, double *bytes_per_second);
 pysim_status pysim_probe_write(void *buffer, int64_t bytes, double seconds, double *bytes_per_second);
+/* A load that waits for the one before, over the buffer's lines in a random order. The buffer is aligned to 8 and has two lines or more. */
+pysim_status pysim_probe_latency(void *buffer, int64_t bytes, int64_t line_bytes, double seconds, double *seconds_per_load);
 
 /* Exact cache simulation. A hierarchy is `levels` caches, L1 first, seen by `cores` cores; its whole state lies in one buffer of
  * the caller (8-byte aligned, no pointers inside: a copy of the bytes is a copy of the caches). docs: native/simulate.h. */

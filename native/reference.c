@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The definition of right: convolution, matrix product and im2col as loops that can be read beside their equations.
  *
- *   O[n][m][p][q] = act( bias[m] + sum_{c,r,s} I[n][c][p*stride_h + r*dilation_h - pad_top][q*stride_w + s*dilation_w - pad_left]
+ *   O[n][m][p][q] = act( bias[m] + residual[n][m][p][q] + sum_{c,r,s} I[n][c][p*stride_h + r*dilation_h - pad_top][q*stride_w + s*dilation_w - pad_left]
  *                                              F[m][c][r][s] )        an index outside the image contributes nothing
  *   C[i][j]       = act( alpha sum_p op(A)[i][p] op(B)[p][j] + beta C[i][j] + bias[j] )      a term whose factor is 0 contributes nothing
  *
  * Sums are kept in double for f32 and bf16 and in long double for f64 and rounded once, so the result is the nearest value to the
  * exact one for all but freak inputs (f64: where long double is wider than double). Those of s8 are exact modulo 2^64, and the result
- * is their lower 32 bits. relu(x), taken of the result, is 0 for x < 0, else x: it keeps a NaN.
+ * is their lower 32 bits. The activation (epilogues.inc) is taken of the result; relu(x) is 0 for x < 0, else x: it keeps a NaN.
  * Worked number: a 3x3 image of ones, a 3x3 kernel of ones, padding 1, gives 4 6 4 / 6 9 6 / 4 6 4. */
+#include <math.h>
 #include <stddef.h>
 
 #include "elements.h"
@@ -24,13 +25,26 @@ static strides matrix_strides(int64_t ld, int32_t transposed) {
     return transposed ? (strides){1, ld} : (strides){ld, 1};
 }
 
+static long double activated(const pysim_epilogue *e, long double x) {
+    const long double low = e->low, high = e->high;
+    switch (e->activation) {
+#define PYSIM_EPILOGUE(number, name, function) \
+    case number: return function;
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
+    default: return x;
+    }
+    (void)low, (void)high;
+}
+
 /* T: elements, SUM: sums, R: results, VALUE(x): an element as a summand, FACTOR(x): alpha or beta.
  * window: one filter at one window of one image of one group; the corner of the window is (y0, x0), which may lie in the padding.
  * plane: the P x Q output plane of one filter; bias is this filter's value. */
 #define DEFINE_REFERENCE(dtype, T, SUM, R, VALUE, FACTOR)                                                                  \
-    static R finish_##dtype(SUM sum, int32_t activation) {                                                                 \
+    static R finish_##dtype(SUM sum, const pysim_epilogue *e) {                                                            \
         const R value = (R)sum;                                                                                            \
-        return activation == PYSIM_RELU && value < 0 ? 0 : value;                                                          \
+        if (e->activation <= PYSIM_RELU) return e->activation == PYSIM_RELU && value < 0 ? 0 : value;                      \
+        return (R)activated(e, (long double)value);                                                                        \
     }                                                                                                                      \
                                                                                                                            \
     static SUM window_##dtype(const pysim_conv *c, const T *image, const T *filter, int64_t y0, int64_t x0) {              \
@@ -51,15 +65,16 @@ static strides matrix_strides(int64_t ld, int32_t transposed) {
     }                                                                                                                      \
                                                                                                                            \
     static void plane_##dtype(const pysim_conv *c, int64_t p, int64_t q, const void *input, int64_t image,                 \
-                              const void *filters, int64_t filter, const void *bias, int64_t m, int32_t activation,        \
-                              void *output, int64_t at) {                                                                  \
+                              const void *filters, int64_t filter, int64_t m, const pysim_epilogue *e, void *output,       \
+                              int64_t at) {                                                                                \
         R *out = (R *)output + at;                                                                                         \
+        const R *bias = e->bias, *residual = e->residual ? (const R *)e->residual + at : NULL;                             \
         for (int64_t i = 0; i < p; i++)                                                                                    \
             for (int64_t j = 0; j < q; j++)                                                                                \
-                out[i * q + j] = finish_##dtype((bias ? (SUM)((const R *)bias)[m] : 0) +                                   \
+                out[i * q + j] = finish_##dtype((bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[i * q + j] : 0) +    \
                                                 window_##dtype(c, (const T *)input + image, (const T *)filters + filter,   \
                                                                i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left), \
-                                                activation);                                                               \
+                                                e);                                                                        \
     }                                                                                                                      \
                                                                                                                            \
     static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                 \
@@ -74,7 +89,7 @@ static strides matrix_strides(int64_t ld, int32_t transposed) {
                 sum *= (SUM)FACTOR(e->alpha);                                                                              \
                 if (e->beta != 0) sum += (SUM)FACTOR(e->beta) * (SUM)c[i * g->ldc + j];                      \
                 if (bias) sum += (SUM)bias[j];                                                                             \
-                c[i * g->ldc + j] = finish_##dtype(sum, e->activation);                                                    \
+                c[i * g->ldc + j] = finish_##dtype(sum, e);                                                                \
             }                                                                                                              \
     }
 DEFINE_REFERENCE(f32, float, double, float, PYSIM_SAME, PYSIM_SAME)
@@ -92,10 +107,10 @@ static void reference_conv(const pysim_conv *c, const pysim_epilogue *e, const v
             const int64_t image = (n * c->channels + m / per_group * channels) * c->height * c->width;
             const int64_t filter = m * filter_size, out = (n * c->filters + m) * p * q;
             switch (c->dtype) {
-            case PYSIM_F32: plane_f32(c, p, q, input, image, filters, filter, e->bias, m, e->activation, output, out); break;
-            case PYSIM_F64: plane_f64(c, p, q, input, image, filters, filter, e->bias, m, e->activation, output, out); break;
-            case PYSIM_BF16: plane_bf16(c, p, q, input, image, filters, filter, e->bias, m, e->activation, output, out); break;
-            case PYSIM_S8: plane_s8(c, p, q, input, image, filters, filter, e->bias, m, e->activation, output, out); break;
+            case PYSIM_F32: plane_f32(c, p, q, input, image, filters, filter, m, e, output, out); break;
+            case PYSIM_F64: plane_f64(c, p, q, input, image, filters, filter, m, e, output, out); break;
+            case PYSIM_BF16: plane_bf16(c, p, q, input, image, filters, filter, m, e, output, out); break;
+            case PYSIM_S8: plane_s8(c, p, q, input, image, filters, filter, m, e, output, out); break;
             }
         }
 }

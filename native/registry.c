@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The kernel table, expanded from kernels.inc and conv/depthwise.inc, and which of its rows this CPU and this build can run. */
-#include "kernel.h"
+ * The kernel table, expanded from kernels.inc, conv/depthwise.inc and conv/skinny.inc, and which of its rows this CPU and this build can run. */
+#include "loops.h"
 #include "status.h"
 #if defined(__powerpc64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -43,6 +43,10 @@ static int cpu_runs_mma(void) { return 0; }
         const pysim_direct *, const void *, const void *, const void *, void *, int64_t, int64_t, int64_t, void *);
 #include "conv/depthwise.inc"
 #undef PYSIM_DIRECT_ROW
+#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf)                                                       \
+    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(const pysim_skinny *, int64_t, int64_t, void *, int64_t);
+#include "conv/skinny.inc"
+#undef PYSIM_SKINNY_ROW
 
 #define DTYPE_f32 PYSIM_F32
 #define DTYPE_f64 PYSIM_F64
@@ -60,21 +64,30 @@ static const entry table[] = {
 #define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf) \
     {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
       NAME(target, dtype, form, windows, filters), \
-      {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}, NULL, 0}, \
+      {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}, NULL, NULL, PYSIM_OF_NEST}, \
      cpu_runs_##target},
 #include "kernels.inc"
 #undef PYSIM_ROW
 #define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf) \
     {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
-      NULL, {NULL, NULL}, NAME(target, dtype, form, windows, filters), 1}, \
+      NULL, {NULL, NULL}, NAME(target, dtype, form, windows, filters), NULL, PYSIM_OF_DEPTHWISE}, \
      cpu_runs_##target},
 #include "conv/depthwise.inc"
 #undef PYSIM_DIRECT_ROW
+#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf) \
+    {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
+      NULL, {NULL, NULL}, NULL, NAME(target, dtype, form, windows, filters), PYSIM_OF_SKINNY}, \
+     cpu_runs_##target},
+#include "conv/skinny.inc"
+#undef PYSIM_SKINNY_ROW
 };
 
 enum { ROWS = sizeof table / sizeof table[0] };
 
-static int available(int32_t index) { return (table[index].row.run || table[index].row.direct) && table[index].cpu_runs(); }
+static int available(int32_t index) {
+    const pysim_row *row = &table[index].row;
+    return (row->run || row->direct || row->skinny) && table[index].cpu_runs();
+}
 
 int32_t pysim_kernel_count(void) { return ROWS; }
 
@@ -104,4 +117,23 @@ pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *ro
     pysim_status status = pysim_row_of(s, dtype, row);
     if (status != PYSIM_OK || available(s->kernel)) return status;
     return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs %s, which this CPU or build does not have", row->info.name, row->info.target);
+}
+
+#define PYSIM_LOOPS(target, dtype) extern __attribute__((weak)) const pysim_loops pysim_loops_##dtype##__##target;
+#include "loops.inc"
+#undef PYSIM_LOOPS
+
+const pysim_loops *pysim_loops_for(int32_t dtype) {
+    static const struct {
+        int32_t dtype;
+        const pysim_loops *of; /* NULL where the target's files are not built */
+        int (*cpu_runs)(void);
+    } all[] = {
+#define PYSIM_LOOPS(target, dtype) {DTYPE_##dtype, &pysim_loops_##dtype##__##target, cpu_runs_##target},
+#include "loops.inc"
+#undef PYSIM_LOOPS
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].of && all[i].dtype == dtype && all[i].cpu_runs()) return all[i].of;
+    return NULL;
 }

@@ -82,6 +82,23 @@ pysim_status pysim_prepare(const pysim_problem *p, const pysim_schedule *s, cons
     return status;
 }
 
+/* The kernels' part of the epilogue, and what is left to `finish`: by the algorithm itself, or behind it. */
+static void run_checked(const pysim_problem *p, pysim_job *job, const pysim_call *given) {
+    const int32_t result = job->operands.result.dtype;
+    pysim_call call = *given;
+    pysim_epilogue stored = *given->epilogue;
+    call.finish = pysim_finish_of(given->epilogue, result, given->result);
+    if (call.finish.loops) stored.activation = PYSIM_IDENTITY, stored.residual = NULL;
+    call.epilogue = &stored;
+    const pysim_finish left = job->algorithm->finishes ? (pysim_finish){0} : call.finish;
+    if (!job->algorithm->finishes) call.finish.loops = NULL;
+    job->algorithm->run(job, &call);
+    if (p->kind == PYSIM_GEMM)
+        pysim_finish_rows(&left, call.result, p->gemm.ldc, p->gemm.m, p->gemm.n);
+    else
+        pysim_finish_rows(&left, call.result, 0, 1, job->operands.result.bytes / pysim_dtype_bytes(result));
+}
+
 static pysim_status run(const pysim_problem *p, pysim_job *job, const pysim_call *call, int64_t workspace_bytes) {
     int64_t needed;
     pysim_status status = pysim_check_call(p, &job->operands, call->epilogue, call->first, call->second, call->result, call->workspace,
@@ -92,7 +109,7 @@ static pysim_status run(const pysim_problem *p, pysim_job *job, const pysim_call
         return pysim_fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule on %d threads needs %lld",
                           (long long)(call->workspace ? workspace_bytes : 0), (int)call->threads, (long long)needed);
     if (call->profile) memset(call->profile, 0, sizeof *call->profile);
-    job->algorithm->run(job, call);
+    run_checked(p, job, call);
     return PYSIM_OK;
 }
 
@@ -102,7 +119,9 @@ pysim_status pysim_run(const pysim_problem *p, const pysim_schedule *s, const py
     const pysim_status status = open_job(p, s, pysim_row_for, &job);
     if (status != PYSIM_OK) return status;
     if (job.nest.finish) job.operands.second.bytes += PYSIM_PACKED_MARK_BYTES; /* which nothing else reads */
-    return run(p, &job, &(pysim_call){e, threads, first, second, result, workspace, profile}, workspace_bytes);
+    const pysim_call call = {.epilogue = e, .threads = threads, .first = first, .second = second, .result = result,
+                             .workspace = workspace, .profile = profile};
+    return run(p, &job, &call, workspace_bytes);
 }
 
 pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_stand_in stand_in, const void *first, const void *second,
@@ -113,10 +132,11 @@ pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_s
     pysim_status status = open_job(p, s, pysim_row_of, &job);
     if (status == PYSIM_OK) status = job_workspace(&job, 1, &workspace_bytes);
     if (status != PYSIM_OK) return status;
-    if (job.thread_bytes || job.nest.row.in_place)
+    if (job.thread_bytes || job.nest.row.of != PYSIM_OF_NEST)
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm %s is no loop nest of micro-kernel calls alone, so its accesses are not traced",
                           algorithms[s->algorithm].name);
     job.nest.finish = NULL; /* it reads results */
     stand_in(&job.nest);
-    return run(p, &job, &(pysim_call){&e, 1, first, second, result, workspace, NULL}, workspace_bytes);
+    const pysim_call call = {.epilogue = &e, .threads = 1, .first = first, .second = second, .result = result, .workspace = workspace};
+    return run(p, &job, &call, workspace_bytes);
 }

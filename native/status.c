@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "loops.h"
+
 static _Thread_local char last_error[512];
 
 const char *pysim_last_error(void) { return last_error; }
@@ -208,17 +210,31 @@ static int whole_int32(double x) {
     return x >= cut && x <= cut;
 }
 
+pysim_status pysim_check_activation(const pysim_epilogue *e) {
+    if (e->activation < 0 || e->activation >= PYSIM_EPILOGUES)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "activation is %d; native/epilogues.inc has %d lines", e->activation, (int)PYSIM_EPILOGUES);
+    if (e->activation == PYSIM_EPILOGUE_clamp && !(e->low <= e->high))
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "activation clamp has low %g and high %g; low must be at most high", e->low, e->high);
+    return PYSIM_OK;
+}
+
 static pysim_status check_epilogue(const pysim_epilogue *e, int32_t kind, int32_t dtype) {
     if (!e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epilogue is NULL");
-    if (e->activation != PYSIM_IDENTITY && e->activation != PYSIM_RELU)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "activation is %d; 0 (identity) and 1 (relu) exist", e->activation);
+    pysim_status status = pysim_check_activation(e);
+    if (status != PYSIM_OK) return status;
+    if (dtype == PYSIM_S8 && (e->residual || (e->activation != PYSIM_IDENTITY && e->activation != PYSIM_RELU)))
+        return pysim_fail(PYSIM_UNSUPPORTED, "%s; sums of s8 have activations 0 (identity) and 1 (relu), and no residual",
+                          e->residual ? "there is a residual" : "the activation is of real numbers");
+    if (kind == PYSIM_GEMM && e->residual)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "there is a residual; a matrix product adds C, by beta");
     if (dtype == PYSIM_S8 && !(whole_int32(e->alpha) && whole_int32(e->beta)))
         return pysim_fail(PYSIM_UNSUPPORTED, "alpha is %g and beta is %g; for s8, whose result is exact, both are whole numbers within int32",
                           e->alpha, e->beta);
     if (kind == PYSIM_CONV && (!(e->alpha >= 1 && e->alpha <= 1) || !(e->beta >= 0 && e->beta <= 0)))
         return pysim_fail(PYSIM_BAD_ARGUMENT, "alpha is %g and beta is %g; a convolution has alpha 1 and beta 0", e->alpha,
                           e->beta);
-    return e->bias ? pysim_check_operand("bias", e->bias, pysim_result_dtype(dtype)) : PYSIM_OK;
+    if (e->bias) status = pysim_check_operand("bias", e->bias, pysim_result_dtype(dtype));
+    return e->residual && status == PYSIM_OK ? pysim_check_operand("residual", e->residual, pysim_result_dtype(dtype)) : status;
 }
 
 int32_t pysim_overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes) {
@@ -251,6 +267,7 @@ pysim_status pysim_check_call(const pysim_problem *p, const pysim_operands *oper
         {of[0]->name, first, of[0]->bytes, 0},
         {of[1]->name, second, of[1]->bytes, 0},
         {"bias", e->bias, operands->bias_bytes, 0},
+        {"residual", e->residual, of[2]->bytes, 0},
     };
-    return pysim_check_apart(spans, 5);
+    return pysim_check_apart(spans, 6);
 }

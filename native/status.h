@@ -43,6 +43,9 @@ pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim
 pysim_status pysim_check_call(const pysim_problem *p, const pysim_operands *operands, const pysim_epilogue *e, const void *first,
                               const void *second, const void *result, const void *workspace, int64_t workspace_bytes);
 
+/* A line of epilogues.inc with bounds that it can have. */
+pysim_status pysim_check_activation(const pysim_epilogue *e);
+
 /* Not NULL, and aligned to its element. */
 pysim_status pysim_check_operand(const char *name, const void *operand, int32_t dtype);
 

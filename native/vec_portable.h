@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One vector type in plain C for what is written in the names of x86/vec_*.h: 16 bytes of T, which the includer defines. */
-typedef T VEC __attribute__((vector_size(16)));
-enum { LANES = 16 / sizeof(T) };
+ * One vector type in plain C for what is written in the names of x86/vec_*.h: 32 bytes of T, which the includer defines. */
+typedef T VEC __attribute__((vector_size(32)));
+enum { LANES = 32 / sizeof(T) };
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE VEC v_zero(void) { return (VEC){0}; }

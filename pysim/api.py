@@ -75,8 +75,8 @@ def _as_api(plan: values.Plan) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def _plan(workload: Workload, on: Machine | Gpu, accurate: Accurate, layout: Layout = "nchw") -> values.Plan:
-    return planner.plan(workload, on, layout=layout, accuracy=accurate[0], error_limit=accurate[1])
+def _plan(workload: Workload, on: Machine | Gpu, accurate: Accurate, layout: Layout = "nchw", threads: int = 1) -> values.Plan:
+    return planner.plan(workload, on, layout=layout, accuracy=accurate[0], error_limit=accurate[1], threads=threads)
 
 
 def plan(
@@ -92,11 +92,12 @@ def plan(
     name: str | None = None,
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
+    threads: int = 1,
 ) -> Plan:
     """The plan of least predicted cost. `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU; the other
     arguments are as in `pysim.planner.plan`, which names the errors, too."""
     on = host.any_machine(machine)
-    asked = (model, micro_kernel, input_footprint, state, layout, memory_limit, algorithm, name, accuracy, error_limit)
+    asked = (model, micro_kernel, input_footprint, state, layout, memory_limit, algorithm, name, accuracy, error_limit, threads)
     return _as_api(planner.plan(problem, on, *asked))
 
 
@@ -150,7 +151,7 @@ def compare(
         layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem), lambda path: onnx.read(path)[0]))
     on, how = host.runnable_any(machine), How(threads, state, min_seconds=min_seconds, budget_seconds=budget_seconds)
     asked: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
-    asked |= {"accuracy": accuracy, "error_limit": error_limit}
+    asked |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
     planned = [(layer, _planned(layer.workload, on, asked)) for layer in layers]
     return list(comparison.compare(planned, on, chosen(peers, on), how, store, host.executor(on)))
 
@@ -177,25 +178,28 @@ def conv2d(
     threads: int = 1,
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
+    residual: Any = None,
 ) -> Any:
-    """y[N][M][P][Q] = x[N][C][H][W] * w[M][C/groups][R][S] + bias[M], activation None or "relu".
+    """y[N][M][P][Q] = act(x[N][C][H][W] * w[M][C/groups][R][S] + bias[M] + residual[N][M][P][Q]).
 
+    activation is None, a name in native/epilogues.inc (relu, silu, gelu ...) or ("clamp", low, high); a residual, on a CPU, is of the
+    result's type and shape.
     x and w are float32, float64, bfloat16 (as of ml_dtypes) or int8, both the same; y and the bias are float32 for bfloat16 and int32,
     exact modulo 2^32, for int8.
     `stride` and `dilation` are one number or (height, width); `padding` also (top, left, bottom, right). The result is an array of
     the kind that x is. OperandError says what is wrong with an array. Use `prepare` to pack the filters once for many calls.
     CUDA arrays (also float16, and x that lies channels last) are taken where they lie, on their library's current stream; NumPy's on the
-    CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. There, activation is any line of native/cuda/epilogues.inc.
+    CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU, whose activations are the lines of native/cuda/epilogues.inc.
     `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
     """
     windows = _windows(stride, padding, dilation, groups)
     accurate = ANY if error_limit is None and accuracy == "standard" else _accurate(accuracy, error_limit)
     threads = whole(threads, "threads", 1, _MOST_THREADS)
-    arrays.refuse_gradients(x=x, w=w, bias=bias, out=out)
+    arrays.refuse_gradients(x=x, w=w, bias=bias, out=out, residual=residual)
     if arrays.is_cuda(x) or arrays.is_cuda(w) or _on_gpu(plan, machine):
+        if residual is not None:
+            raise OperandError("a residual is added by the CPU's kernels; on a GPU add it behind the call")
         return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine, accurate), bias, activation, out)
-    if isinstance(activation, tuple):
-        raise OperandError(f"activation {activation!r}: the CPU kernels have relu")
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
     key: tuple[Hashable, ...] = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine))
     if accurate is not ANY:
@@ -206,7 +210,7 @@ def conv2d(
         workload = windows(image.shape, filters.shape, _dtype(plan, image, filters))
         launch = cpu_launch.ConvLaunch(workload, *_on_cpu(workload, machine, plan, threads, accurate))
         _ready.put(key, (launch, machine, plan))
-    y = launch(image, filters, bias, activation, out)
+    y = launch(image, filters, bias, activation, out, residual)
     return runtime.like(x, y) if out is None else out
 
 
@@ -232,8 +236,9 @@ def gemm(
 
     dtypes as in `conv2d`, c and bias as the result; for int8 alpha and beta must be whole numbers.
     `c` is read, not written; the result goes to `out` or a new array of the kind that a is. CUDA arrays are multiplied where they lie, on
-    their library's current stream; NumPy's on the CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. There, activation is any
-    line of native/cuda/epilogues.inc, clamp as ("clamp", low, high), and `dtype` how elements are multiplied ("tf32", "tf32x3", "f8").
+    their library's current stream; NumPy's on the CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. activation is a line of
+    native/epilogues.inc, on a GPU of native/cuda/epilogues.inc, clamp as ("clamp", low, high); it is taken of the sum with beta c, which
+    is how a product adds a residual. On a GPU `dtype` says how elements are multiplied ("tf32", "tf32x3", "f8").
     `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
     """
     alpha, beta = number(alpha, "alpha"), number(beta, "beta")
@@ -244,8 +249,8 @@ def gemm(
     if arrays.is_cuda(a) or arrays.is_cuda(b) or _on_gpu(plan, machine):
         choose = _chooser(_gemm_chooser, plan, machine, accurate)
         return cuda_gemm.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype)
-    if isinstance(activation, tuple) or not (dtype is None or (isinstance(dtype, str) and dtype in runtime.NUMPY_DTYPES)):
-        raise OperandError(f"activation {activation!r} and dtype {dtype!r}: the CPU kernels have relu, and compute in the arrays' type")
+    if not (dtype is None or (isinstance(dtype, str) and dtype in runtime.NUMPY_DTYPES)):
+        raise OperandError(f"dtype {dtype!r}: the CPU kernels compute in the arrays' type")
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
     key: tuple[Hashable, ...] = (left.shape, left.dtype, right.shape, right.dtype, trans_a, trans_b, threads, _identity(plan or machine))
     if accurate is not ANY:
@@ -273,7 +278,7 @@ def prepare(
     problem: str | Conv,
     weights: Any,
     bias: Any = None,
-    activation: str | None = None,
+    activation: cuda.Activation = None,
     machine: str | Machine = "host",
     threads: int = 1,
     plan: values.Plan | None = None,
@@ -380,7 +385,7 @@ def _on_cpu(
 ) -> tuple[Any, int, runtime.Executor]:
     """The schedule of a problem, threads, and who runs it: the given plan's, or the best one's."""
     _refuse_both(plan, accurate)
-    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)), accurate)
+    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)), accurate, threads=threads)
     schedule, on = on_cpu(chosen)
     return schedule, threads, host.executor(on)
 

@@ -7,10 +7,10 @@ found in a cache where 1 was put.
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from pysim.errors import OperandError
+from pysim.errors import OperandError, choose
 
 LARGEST = 2**63 - 1
 
@@ -46,6 +46,24 @@ def number(value: Any, name: str) -> float:
     if not math.isfinite(value):
         raise OperandError(f"{name} is {value}; it must be finite")
     return float(value)
+
+
+Activation = str | tuple[str, float, float] | None
+
+
+def activation(given: Any, numbers: Mapping[str, int]) -> tuple[int, float, float]:
+    """The number of an activation, one of `numbers`' names, None or ("clamp", low, high), and its bounds."""
+    name, low, high = given if isinstance(given, tuple) and len(given) == 3 else (given, -math.inf, math.inf)
+    name = "identity" if name is None else name
+    try:
+        low, high = float(low), float(high)
+    except (TypeError, ValueError):
+        raise OperandError(f"activation is {given!r}; clamp's bounds are two numbers: ('clamp', low, high)") from None
+    if not isinstance(name, str) or name not in numbers:
+        raise OperandError(f"activation {name!r} is not known; {choose(name, numbers)}, clamp as ('clamp', low, high)")
+    if name == "clamp" and not (isinstance(given, tuple) and low <= high):
+        raise OperandError("clamp needs its bounds: activation=('clamp', low, high), low at most high")
+    return numbers[name], low, high
 
 
 def flag(value: Any, name: str) -> bool:

@@ -213,7 +213,7 @@ M = np.arange(16, dtype=np.float32).reshape(4, 4)
         {"bias": np.ones(4)},
         {"threads": 0},
         {"threads": 5000},
-        {"activation": "gelu"},
+        {"activation": "swish"},
         {"c": np.ones((3, 4), np.float32)},
         {"c": np.ones((4, 4))},
         {"a": M.astype(np.float64)},

@@ -60,10 +60,13 @@ def test_run_shows_the_share_of_packing_when_asked():
 
 
 @native
-def test_run_with_threads_shows_no_prediction_for_one_thread():
-    _, row, *rest = ok("run", SMALL, "--threads", "2").splitlines()
-    assert row.split()[2:4] == ["-", "-"]
-    assert not any(line.startswith("prediction error") for line in rest)
+def test_run_with_threads_shows_the_prediction_for_so_many():
+    for threads in (2, 3):
+        (one,) = document("run", SMALL, "--threads", str(threads))["comparisons"]
+        (plan,) = document("plan", SMALL, "-m", "host", "--threads", str(threads))["plans"]
+        assert one["threads"] == one["plan"]["threads"] == plan["threads"] == threads
+        assert one["predicted_seconds"] == plan["cost"]["seconds"] and "threads" in plan["cost"]["terms"]
+    assert any(line.startswith("prediction error") for line in ok("run", SMALL, "--threads", "2").splitlines())
 
 
 @native

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from pysim import planner
 from pysim.cachemodel.simulator.simulated import simulated_cost
 from pysim.check.reference import reference
 from pysim.comparison import compare as comparing
@@ -27,12 +28,13 @@ from pysim.problem.text import Layer, Workload, parse
 from pysim.record.cost import Cost
 from pysim.record.measurement import Comparison
 from pysim.record.plan import Plan
-from pysim.record.schedule import Schedule
+from pysim.record.schedule import Schedule, name_of
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
 
 CONV = "conv:mb1ic16ih14oc12kh3ph1"
-MACHINE: Any = SimpleNamespace(name="here", levels=(SimpleNamespace(size_bytes=1 << 15), SimpleNamespace(size_bytes=1 << 17)))
+ZEN4 = load("zen4")
+MACHINE: Any = msgspec.structs.replace(ZEN4, name="here", levels=(ZEN4.levels[0], msgspec.structs.replace(ZEN4.levels[1], sets=256)))
 FAST: dict[str, Any] = {"min_seconds": 0.0, "budget_seconds": 0.2}
 
 
@@ -54,9 +56,13 @@ def planned(workload: Workload, seconds: float = 1e-5, on: Any = MACHINE, **chan
     kernel = f"{workload.dtype}_win_8x4__portable"
     pack: Any = "none" if isinstance(workload, Conv) and workload.pointwise else "tiles"
     s = Schedule(kernel, "input_stationary", pack, windows=8, filters=4, channels=min(deep, 64), k2=2, k3=3)
-    cost = Cost(cycles=1, seconds=seconds, bound_by="compute", levels={}, terms={})
+    algorithm = "gemm" if isinstance(workload, Gemm) else "sconv"
+    known = workload if workload.dtype != "f16" else msgspec.structs.replace(workload, dtype="f32")  # of which there is no row
+    cost = planner.plan(known, on, name=name_of(algorithm, s).replace("f16", "f32")).cost
+    assert isinstance(cost, Cost)
+    cost = msgspec.structs.replace(cost, seconds=seconds)
     return Plan(
-        workload=workload, on=on, model="full", state="hot", algorithm="gemm" if isinstance(workload, Gemm) else "sconv",
+        workload=workload, on=on, model="full", state="hot", algorithm=algorithm,
         schedule=msgspec.structs.replace(s, **changes), workspace_bytes=64, cost=cost, considered=(), rejected=(),
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import pytest
+from problems import conv
 
 from pysim import planner
 from pysim.algorithms.contract import SUMS
@@ -28,7 +29,7 @@ from pysim.measure.events import Events
 from pysim.peers import cudnn, peer
 from pysim.peers.peer import Ready, Scratch
 from pysim.problem.conv import Conv
-from pysim.problem.text import Layer, parse
+from pysim.problem.text import Layer
 from pysim.record.plan import LAYOUTS
 from pysim.runtime import arrays
 
@@ -41,12 +42,6 @@ from conv_data import Header, Line  # noqa: E402
 
 SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2ph1pw1dh1"
 HEADER = Header(device="NVIDIA H200", driver="13.0", versions={}, command="", date="")
-
-
-def conv(text: str) -> Conv:
-    found = parse(text)
-    assert isinstance(found, Conv)
-    return found
 
 
 def by_definition(w: Conv, x: np.ndarray, filters: np.ndarray) -> np.ndarray:

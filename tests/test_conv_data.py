@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from problems import conv
 
 from pysim.errors import ProblemError, StoreError
-from pysim.problem.conv import Conv
-from pysim.problem.text import parse
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
@@ -18,12 +17,6 @@ import conv_data as data  # noqa: E402
 from conv_data import Contender, Header, Line  # noqa: E402
 
 HEADER = Header(device="NVIDIA H200", driver="13.0", versions={}, command="", date="")
-
-
-def conv(text: str) -> Conv:
-    found = parse(text)
-    assert isinstance(found, Conv)
-    return found
 
 
 def line(name: str, label: str, dtype: str = "f32", planned: str = "", text: str = "", **contenders: Contender) -> Line:

@@ -124,9 +124,20 @@ def test_a_file_that_is_no_library_is_a_reason_too(monkeypatch, tmp_path):
 def test_another_gpu_than_the_one_here_is_refused_and_this_one_is_found(device):
     assert host.runnable_any("h200").name == host.gpu_here().name == "h200"
     with pytest.raises(
-        MissingError, match=r"the GPU here is NVIDIA H200, capability 9.0, 132 SMs; v100 has 7.0 and 80 SMs: run on -m cuda"
+        MissingError,
+        match=r"the GPU here is NVIDIA H200, capability 9.0, 132 SMs, 60 MiB of L2; v100 has 7.0, 80 SMs and 6 MiB: run on -m cuda",
     ):
         host.runnable_any("v100")
+
+
+def test_an_h100_is_not_taken_for_an_h200_which_has_as_many_multiprocessors(device, monkeypatch):
+    h100 = cuda.Device(
+        0, "NVIDIA H100 80GB HBM3", 90, 132, 1 << 36, 52428800, 233472, 232448, 65536, 2048, 32, 1980000, 2619000, 13000, 13000
+    )
+    monkeypatch.setattr(cuda, "devices", lambda: (h100,))
+    assert host.gpu_here().name == host.runnable_any("h100").name == "h100"
+    with pytest.raises(MissingError, match=r"50 MiB of L2; h200 has 9.0, 132 SMs and 60 MiB"):
+        host.runnable_any("h200")
 
 
 def test_a_gpu_that_is_not_shipped_becomes_a_machine_with_its_own_numbers_and_assumed_ones(device, monkeypatch):

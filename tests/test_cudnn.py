@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import pytest
+from problems import conv
 
 from pysim.algorithms.contract import SUMS
 from pysim.check.bounds import transformed
@@ -22,7 +23,6 @@ from pysim.errors import MissingError, NativeError
 from pysim.peers import cublas, cudnn, peer
 from pysim.peers import torch as torch_peer
 from pysim.peers.peer import Operands, Scratch
-from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.record.plan import LAYOUTS
 from pysim.runtime import cuda
@@ -31,12 +31,6 @@ from pysim.runtime.cuda import DeviceArray
 WORKED = "conv:mb32ic64ih56oc64kh3ph1"
 UNEVEN = "conv:g4mb2ic8ih17iw23oc12kh5kw3sh2sw3ph2pw1dh1dw2"
 TEXTS = [WORKED, UNEVEN, "conv:ic3ih9oc5kh3", "conv:mb3ic6ih7iw11oc4kh1sh2", f"{UNEVEN}:f16", "conv:g7ic7ih8oc14kh3ph1:bf16"]
-
-
-def conv(text: str) -> Conv:
-    found = parse(text)
-    assert isinstance(found, Conv)
-    return found
 
 
 @pytest.fixture

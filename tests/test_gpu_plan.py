@@ -22,7 +22,7 @@ from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.errors import MachineError, MissingError, PlanError
 from pysim.explain.text import explain
 from pysim.machine.gpu import Gpu
-from pysim.machine.load import load_any
+from pysim.machine.load import load_any, names
 from pysim.problem.dtypes import GEMM_DTYPES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
@@ -31,7 +31,7 @@ from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule, 
 from pysim.registry.rows import CONV_LAYOUTS, Attributes, GemmKernel, conv_kernels, epilogues, gemm_attributes, gemm_kernel, gemm_kernels
 from pysim.runtime import cuda
 
-GPUS = ("h200", "rtx-2080ti", "rtx-3090", "v100")
+GPUS = tuple(name for name in names() if isinstance(load_any(name), Gpu))
 PLAN_KEYS = {
     "problem", "machine", "algorithm", "kernel", "schedule", "tile", "workspace_bytes", "cost", "assumed", "rejected", "considered",
 }  # fmt: skip
@@ -52,7 +52,7 @@ def simt(block: tuple[int, int, int], warp: tuple[int, int], thread: tuple[int, 
 
 BLOG = simt((128, 128, 8), (32, 64), (8, 8))  # CUTLASS 0.1's "huge" SGEMM
 SMALL = simt((64, 64, 16), (32, 32), (8, 4), 3)
-TMA = {"exact_capability": True, "alignment": 16, "asynchronous": True, "producer": True}
+TMA = {"exact_capability": True, "alignment": 16, "producer": True}
 WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 128, 64, 64, 128, 64, 128, 6, 1, 1, 90, **TMA)
 WARPS = msgspec.structs.replace(WGMMA, mainloop="mma", exact_capability=False, producer=False)
 CLUSTER = msgspec.structs.replace(WGMMA, cluster_m=2)
@@ -294,11 +294,6 @@ def test_rows_that_are_not_aligned_are_laid_out_again():
         ("rtx-3090", WGMMA, "it needs capability 9.0; rtx-3090 has 8.6"),
         ("v100", msgspec.structs.replace(WARPS, dtype="bf16", capability=70), "v100 has no tensor_bf16 pipe"),
         ("rtx-3090", msgspec.structs.replace(BLOG, stages=19), "bytes of shared memory; rtx-3090 gives it 101,376"),
-        (
-            "v100",
-            msgspec.structs.replace(BLOG, stages=3, asynchronous=True),
-            "asynchronous copies, which need capability 8.0",
-        ),
     ],
 )
 def test_a_kernel_that_a_gpu_cannot_run_is_turned_down_with_the_reason(monkeypatch, name, kernel, says):
@@ -309,6 +304,26 @@ def test_a_kernel_that_a_gpu_cannot_run_is_turned_down_with_the_reason(monkeypat
     monkeypatch.setattr(gemm, "gemm_kernels", lambda: (kernel,))
     with pytest.raises(PlanError, match=f"nothing computes .* on {name}: {kernel.name}: .*{re.escape(says)}"):
         planner.plan(Gemm(m=64, n=64, k=64, dtype=kernel.dtype), on)
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize(
+    "problem", ["gemm:1000x600x300", "gemm:1000x600x300:f16", "conv:mb8ic64ih28oc64kh3ph1", "conv:mb1ic64ih28oc256kh1"]
+)
+def test_plans_for_a_gpu_are_of_rows_that_a_build_for_it_has(name, problem):
+    on = machine(name)
+    rows = {row.name: row for row in (*gemm_kernels(), *conv_kernels())}
+    for plan in planner.plans(problem, on, top=20):
+        named = [plan.kernel, getattr(plan.schedule, "gemm", None)]
+        for row in (rows[kernel] for kernel in named if kernel):
+            assert row.capability <= on.capability_number
+            assert not row.exact_capability or row.capability == on.capability_number
+
+
+def test_plans_for_a_gpu_that_no_compiler_knows_say_that_they_are_no_more_than_plans():
+    assert "no kernel is built for it" in explain(planner.plan("gemm:512x512x512", "v100"))
+    for name in GPUS:
+        assert bool(machine(name).planning_only) == (name == "v100")
 
 
 def test_a_kernel_that_shows_what_it_leaves_out_is_costed_only_by_name():

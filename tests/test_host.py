@@ -3,6 +3,7 @@
 
 import math
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysim.calibration import host
-from pysim.calibration.host import detect, relative
+from pysim.calibration.host import detect
 from pysim.calibration.linux import Cpu, Geometry, read_caches, read_cpu
+from pysim.calibration.relatives import relative
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.machine.load import load, loads
@@ -28,7 +30,8 @@ class FakeProbes:
     def __init__(self, targets: tuple[str, ...] = ("avx512", "portable"), rates: dict[str, float] | None = None) -> None:
         self.targets = targets
         self.rates = {"clock": 4e9, "fma": 8e9, "read": 128e9, "write": 64e9} | (rates or {})
-        self.streams: list[int] = []
+        self.streams: list[int] = []  # of one core
+        self.together: list[int] = []  # of several at once
 
     def available_kernels(self) -> frozenset[str]:
         return frozenset(f"f32_win_8x4__{target}" for target in self.targets)
@@ -42,7 +45,8 @@ class FakeProbes:
 
     def probe_read(self, nbytes: int, seconds: float) -> float:
         assert 0 < seconds < 0.1
-        self.streams.append(nbytes)
+        alone = threading.current_thread() is threading.main_thread()
+        (self.streams if alone else self.together).append(nbytes)
         return self.rates["read"]
 
     def probe_write(self, nbytes: int, seconds: float) -> float:
@@ -190,6 +194,15 @@ def test_the_cpu_is_the_first_processor_of_cpuinfo(cpuinfo: Path) -> None:
     assert read_cpu(cpuinfo) == Cpu("AuthenticAMD", "AMD EPYC", 25, 17)
 
 
+def test_an_arm_core_is_known_by_implementer_and_part(tmp_path: Path) -> None:
+    text = "processor\t: 0\nBogoMIPS\t: 2000.00\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\n"
+    (tmp_path / "arm").write_text(text)
+    cpu = read_cpu(tmp_path / "arm")
+    assert (cpu.vendor, cpu.family, cpu.model) == ("0x41", 0, 0xD4F) and relative(cpu).machine.name == "graviton4"
+    (tmp_path / "odd").write_text("CPU implementer: 0x41\nCPU part: d4f\n")
+    assert read_cpu(tmp_path / "odd").model == 0 and not relative(read_cpu(tmp_path / "odd")).same
+
+
 def test_a_missing_or_odd_cpuinfo_still_names_the_machine(tmp_path: Path) -> None:
     assert read_cpu(tmp_path / "absent").name
     (tmp_path / "odd").write_bytes(b"\xff: \xfe\nmodel : many\ncpu family : 9999999999999999\n:::")
@@ -203,7 +216,15 @@ def test_a_missing_or_odd_cpuinfo_still_names_the_machine(tmp_path: Path) -> Non
         (Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), "zen4", True),
         (Cpu("AuthenticAMD", "AMD Ryzen 9 7950X", 25, 0x61), "zen4", True),
         (Cpu("AuthenticAMD", "AMD EPYC 7763", 25, 0x01), "zen4", False),
-        (Cpu("AuthenticAMD", "AMD EPYC 9755", 26, 0x02), "zen4", False),
+        (Cpu("AuthenticAMD", "AMD EPYC 9755", 26, 0x02), "zen5", True),
+        (Cpu("AuthenticAMD", "AMD Ryzen 9 9950X", 26, 0x44), "zen5", True),
+        (Cpu("AuthenticAMD", "AMD Ryzen AI 9 HX 370", 26, 0x24), "zen5", False),
+        (Cpu("GenuineIntel", "INTEL(R) XEON(R) PLATINUM 8581C", 6, 0xCF), "emerald-rapids", True),
+        (Cpu("GenuineIntel", "Intel(R) Xeon(R) 6985P-C", 6, 0xAD), "granite-rapids", True),
+        (Cpu("0x41", "aarch64", 0, 0xD4F), "graviton4", True),
+        (Cpu("0x41", "aarch64", 0, 0xD0C), "graviton4", False),
+        (Cpu("0x61", "aarch64", 0, 0x25), "apple-m1-pro", True),
+        (Cpu("0x61", "aarch64", 0, 0x33), "apple-m1-pro", False),
         (Cpu("GenuineIntel", "Intel Xeon Platinum 8470", 6, 143), "sapphire-rapids", True),
         (Cpu("GenuineIntel", "Intel Xeon Silver 4208", 6, 85), "xeon-4208", True),
         (Cpu("GenuineIntel", "Intel Xeon Gold 6338", 6, 106), "sapphire-rapids", False),
@@ -252,12 +273,35 @@ def test_rates_are_divided_by_the_measured_clock(sysfs: Path, cpuinfo: Path, tmp
         assert where.read_bytes_per_cycle.kind == "measured"
 
 
+def test_a_clock_reading_that_was_disturbed_makes_no_rate_higher(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    class Disturbed(FakeProbes):
+        readings = iter((1e9, 3e9, 4e9, 2e9, 3.9e9))
+
+        def probe_clock(self) -> float:
+            return next(self.readings)
+
+    machine = run(Disturbed(), sysfs, cpuinfo, tmp_path)
+    assert machine.core.frequency_hz.value == 4e9 and machine.core.units[0].fma_per_cycle.value == 2.0
+
+
 def test_each_level_is_measured_inside_it_and_outside_the_one_before(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     probes = FakeProbes()
     run(probes, sysfs, cpuinfo, tmp_path)
     l1, l2, l3, memory = probes.streams
     assert l1 <= 32 << 10 < l2 < 1 << 20 < l3 < 32 << 20 < memory
     assert 2 * l1 <= 32 << 10 and 4 * l2 <= 1 << 20 and 4 * l3 <= 32 << 20 and memory >= 2 * (32 << 20)
+
+
+def test_what_cores_share_is_measured_by_all_of_them_at_once(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    probes = FakeProbes()
+    machine = run(probes, sysfs, cpuinfo, tmp_path)
+    l1, l2, l3 = machine.levels
+    assert l1.total_read_bytes_per_cycle is None and l2.total_read_bytes_per_cycle is None
+    for place in (l3, machine.memory):
+        assert place.total_read_bytes_per_cycle and place.total_read_bytes_per_cycle.value == machine.cores * 32.0
+        assert place.total_write_bytes_per_cycle and place.total_write_bytes_per_cycle.value == machine.cores * 16.0
+    assert machine.cores > 1 and len(probes.together) == 2 * machine.cores
+    assert sorted(set(probes.together)) == [size // machine.cores // 4096 * 4096 for size in probes.streams[2:]]
 
 
 def test_units_are_those_that_this_cpu_can_run(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:

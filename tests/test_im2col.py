@@ -3,6 +3,7 @@
 
 import msgspec
 import pytest
+from problems import conv
 
 from pysim import planner
 from pysim.cachemodel.cpu.cost import predict_schedule
@@ -11,16 +12,8 @@ from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.machine.load import load
-from pysim.problem.conv import Conv
-from pysim.problem.text import parse
 
 ON = load("xeon-4208")
-
-
-def conv(text: str) -> Conv:
-    found = parse(text)
-    assert isinstance(found, Conv)
-    return found
 
 
 def test_the_worked_number_holds() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from problems import conv
 
 import pysim
 from pysim import planner
@@ -36,12 +37,6 @@ SHAPES = [
     "conv:ic1ih5iw40oc2kh1kw19pw9",
     "conv:ic17ih16oc33kh3ph1",
 ]
-
-
-def conv(text: str) -> Conv:
-    found = parse(text)
-    assert isinstance(found, Conv)
-    return found
 
 
 def operands(w: Conv) -> tuple[Any, Any, Any]:

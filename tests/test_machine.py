@@ -21,8 +21,11 @@ from pysim.machine.write import to_toml
 from pysim.registry.rows import kernels
 
 ROOT = Path(__file__).parent.parent
-CPUS = ("power10-e1050", "sapphire-rapids", "xeon-4208", "zen4")
-GPUS = ("h200", "rtx-2080ti", "rtx-3090", "v100")
+CPUS = (
+    *("apple-m1-pro", "emerald-rapids", "granite-rapids", "graviton4"),
+    *("power10-e1050", "sapphire-rapids", "xeon-4208", "zen4", "zen5"),
+)
+GPUS = ("a100", "b200", "h100", "h200", "l40s", "rtx-2080ti", "rtx-3090", "rtx-4090", "v100")
 VALID = (SHIPPED / "zen4.toml").read_text()
 VALID_GPU = (SHIPPED / "h200.toml").read_text()
 
@@ -96,6 +99,26 @@ def test_the_slicing_analysis_sees_the_caches_of_the_levels(name: str) -> None:
     assert [machine.csa.l1_bytes, machine.csa.l2_bytes, machine.csa.l3_bytes] == [x.size_bytes for x in machine.levels]
 
 
+@pytest.mark.parametrize("name", CPUS)
+def test_a_cores_numbers_are_such_as_cores_have(name: str) -> None:
+    """Wide of every server and client core of the last ten years, narrow enough for a slipped digit, unit or column."""
+    machine = load(name)
+    clock, levels = machine.core.frequency_hz.value, machine.levels
+    assert 1.5e9 <= clock <= 6e9 and 1 <= machine.cores <= 512
+    for unit in machine.core.units:
+        lanes = {kernel.lane_windows * kernel.lane_filters for kernel in kernels() if (kernel.target, kernel.dtype) == (unit.target, "f32")}
+        assert 1 <= max(lanes) * unit.fma_per_cycle.value <= 64, unit.target
+        assert 2 <= unit.fma_latency_cycles.value <= 8 and 1 <= unit.loads_per_cycle.value <= 4, unit.target
+        assert 0.5 <= unit.stores_per_cycle.value <= unit.loads_per_cycle.value, unit.target
+    first, *others, last = (level.latency_cycles.value for level in levels)
+    assert 2 <= first <= 6 and all(8 <= one <= 35 for one in others) and 5e-9 <= last / clock <= 80e-9
+    assert 60e-9 <= machine.memory.latency_cycles.value / clock <= 250e-9
+    widest = max(unit.vector_bytes * unit.loads_per_cycle.value for unit in machine.core.units)
+    for place in (*levels, machine.memory):
+        assert 1 <= place.read_bytes_per_cycle.value <= widest and 1 <= place.write_bytes_per_cycle.value <= widest
+    assert 5e9 <= machine.memory.read_bytes_per_cycle.value * clock <= 150e9  # of one core
+
+
 def test_the_paper_machines_carry_the_papers_numbers() -> None:
     power10, xeon = load("power10-e1050"), load("xeon-4208")
     assert power10.csa is not None and xeon.csa is not None
@@ -125,6 +148,14 @@ def test_the_roofs_of_the_papers_table_1_follow_from_the_unit(name: str, target:
         ("rtx-2080ti", "f32", 13.4),
         ("rtx-3090", "f32", 35.6),
         ("h200", "f32", 67),
+        ("h100", "f32", 67),
+        ("a100", "f32", 19.5),
+        ("a100", "tensor_f64", 19.5),
+        ("a100", "tensor_f16", 312),
+        ("l40s", "f32", 91.6),
+        ("l40s", "tensor_tf32", 183),
+        ("rtx-4090", "f32", 82.6),
+        ("rtx-4090", "tensor_f16_f32", 165.2),
     ],
 )
 def test_a_gpus_peak_is_its_datasheets(name: str, pipe: str, teraflops: float) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ from pysim.check.fills import HELD, LARGEST, Array, exact_fill, numbers, random_
 from pysim.check.reference import as_result
 from pysim.check.verdict import compare
 from pysim.errors import OperandError
-from pysim.measure import events
+from pysim.measure import events, load
 from pysim.measure.clock import FEWEST_ROUNDS, MOST_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
 from pysim.measure.statistics import quartiles, ratio
+from pysim.record.measurement import Ratio
 
 F32 = np.dtype(np.float32)
 
@@ -209,6 +211,52 @@ def test_a_device_is_kept_busy_by_a_contenders_own_calls_before_each_of_its_samp
         warm, timed = clock.before[:6], clock.before[6:]
         assert warm == [[]] * 6
         assert timed == [[name] * leads for name in "abbaabbaabba"]
+
+
+# --------------------------------------------------------------------------------------------------------------- load
+
+
+def counters(**changed: float) -> load._Counters:
+    still = {"wall": 10.0, "thread": 5.0, "process": 6.0, "busy": 40.0, "steal": 1.0, "cpus": 2, "switches": 7}
+    return load._Counters(**(still | changed))  # type: ignore[arg-type]
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, threads: int = 1, **after: float) -> load.Load:
+    """Of the second after `counters`."""
+    readings = iter((counters(), counters(**({"wall": 11.0} | after))))
+    monkeypatch.setattr(load, "_read", lambda: next(readings))
+    return load.Watch(threads).load()
+
+
+def test_what_a_timed_thread_did_not_run_and_what_the_hypervisor_took_was_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = loaded(monkeypatch, thread=6.0, process=7.0, busy=41.0)
+    assert (alone.taken, alone.others, alone.switches, alone.heavy) == (0, 0, 0, False)
+    beside = loaded(monkeypatch, thread=5.9, process=6.9, busy=41.6, steal=1.04, switches=12)
+    assert (beside.taken, beside.others) == (pytest.approx(0.12), pytest.approx(0.7)) and beside.switches == 5 and beside.heavy
+    assert loaded(monkeypatch, threads=2, thread=5.4, process=7.8, busy=41.8).taken == 0  # one thread waits for the other
+    assert loaded(monkeypatch, threads=2, thread=5.4, process=7.8, busy=41.8, steal=1.2).taken == pytest.approx(0.1)
+
+
+def test_an_interval_is_as_much_wider_as_others_had_of_the_time() -> None:
+    assert load.widened(Ratio(1.1, 1.05, 1.2), 0.0) == Ratio(1.1, 1.05, 1.2)
+    wide = load.widened(Ratio(1.1, 1.05, 1.2), 0.2)
+    assert (wide.value, wide.low, wide.high) == (1.1, pytest.approx(0.84), pytest.approx(1.5))
+
+
+@pytest.mark.skipif(not load.STAT.exists(), reason="this system has no /proc/stat")
+def test_a_sleeping_call_looks_like_one_that_others_kept_waiting() -> None:
+    found = interleave({"a": partial(time.sleep, 2e-3)}, CpuClock(), min_samples=10, min_seconds=0, warmup_seconds=0).load
+    assert found is not None and found.taken > 0.5 and found.heavy
+
+
+def test_where_proc_is_not_nothing_is_counted_of_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for text in (None, "", "cpu  1 2 three"):
+        monkeypatch.setattr(load, "STAT", tmp_path / "stat")
+        if text is not None:
+            (tmp_path / "stat").write_text(text)
+        watch = load.Watch()
+        spin(1e-3)()
+        assert watch.load().others == 0
 
 
 # --------------------------------------------------------------------------------------------------------- statistics

@@ -360,7 +360,7 @@ def test_a_machine_without_a_unit_for_any_kernel_is_named_with_what_is_missing()
 
 def test_wrong_names_and_counts_are_refused() -> None:
     with pytest.raises(MachineError, match="zen4"):
-        plan(LAYER, "zen5")
+        plan(LAYER, "zen9")
     with pytest.raises(ProblemError):
         plan("conv:ic64", "zen4")
     with pytest.raises(PlanError, match="top is 0"):

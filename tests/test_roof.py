@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No time is less than what the multiply-adds take."""
+"""No time is less than what the multiply-adds take, or the operands."""
 
 import msgspec
 import pytest
 
 from pysim import planner
-from pysim.explain.roof import above, floor_seconds
+from pysim.explain.roof import above, floor_of, floor_seconds, read_bytes
 from pysim.explain.text import explain
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load_any, names
+from pysim.record.plan import State
 
 PROBLEMS = (
     "conv:mb32ic512ih28oc512kh3ph1",
@@ -17,13 +18,15 @@ PROBLEMS = (
     "conv:g32mb4ic32ih28oc32kh3ph1",
     "gemm:2048x2048x2048",
     "gemm:300x200x100",
+    "gemm:1x4096x4096",
 )
 
 
+@pytest.mark.parametrize("state", ["hot", "cold"])
 @pytest.mark.parametrize("machine", sorted(names()))
-def test_no_plan_is_predicted_above_the_roof(machine: str) -> None:
+def test_no_plan_is_predicted_above_the_roof(machine: str, state: State) -> None:
     for text in PROBLEMS:
-        for plan in planner.plans(text, machine, top=20):
+        for plan in planner.plans(text, machine, top=20, state=state):
             assert above(plan, plan.seconds, "predicted") == ""
             assert above(plan, 0.5 * floor_seconds(plan), "measured") or not floor_seconds(plan)
 
@@ -37,3 +40,27 @@ def test_a_number_that_a_machine_file_has_wrong_is_found_and_said() -> None:
     assert "at the peak that the machine file of zen4 gives" in above(plan, plan.seconds, "predicted")
     assert "at the peak that the machine" in explain(plan)
     assert "at the peak that the machine" not in explain(planner.plan(text, zen4))
+
+
+def test_operands_that_no_cache_holds_take_what_memory_gives() -> None:
+    zen4 = load_any("zen4")
+    assert isinstance(zen4, Machine)
+    rate, caches = zen4.memory.read_bytes_per_cycle.value * zen4.clock_hz, sum(level.size_bytes for level in zen4.levels)
+    for state, held in (("cold", 0), ("hot", caches)):
+        plan = planner.plan("gemm:1x4096x4096", zen4, state=state)
+        assert read_bytes(plan.workload) == 4 * (4096 + 4096 * 4096)
+        assert floor_seconds(plan) == pytest.approx((read_bytes(plan.workload) - held) / rate)
+        assert "from memory" in above(plan, 0.9 * floor_seconds(plan), "measured") and f"caches {state}" in above(plan, 1e-9, "measured")
+    small = planner.plan("gemm:1x64x64", zen4, state="hot")
+    assert "multiply-adds" in floor_of(small).what and "from memory" in floor_of(msgspec.structs.replace(small, state="cold")).what
+
+
+def test_an_overlap_of_a_machine_file_that_hides_the_bytes_is_found() -> None:
+    zen4 = load_any("zen4")
+    assert isinstance(zen4, Machine)
+    overlap = msgspec.structs.replace(zen4.core.overlap, value=1.5)
+    wrong = msgspec.structs.replace(zen4, core=msgspec.structs.replace(zen4.core, overlap=overlap))
+    plan = planner.plan("gemm:4x100000x64", wrong, state="cold")
+    assert "from memory" in above(plan, plan.seconds, "predicted")
+    right = planner.plan("gemm:4x100000x64", zen4, state="cold")
+    assert above(right, right.seconds, "predicted") == ""

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from problems import conv
 
 import pysim
 from pysim import planner
@@ -16,7 +17,6 @@ from pysim.check.reference import reference
 from pysim.errors import MissingError, NativeError, PlanError
 from pysim.machine.load import load
 from pysim.problem.conv import Conv
-from pysim.problem.text import parse
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
 from pysim.registry.rows import kernels
@@ -35,31 +35,32 @@ SHAPES = [
     "conv:ic64ih28oc96kh3ph1",
     "conv:ic3ih17oc20kh3ph1:f64",
     "conv:mb2ic9ih30iw31oc18kh3ph2:f64",
+    "conv:mb2ic3ih40iw61oc20kh7sh2ph3",
+    "conv:ic3ih71oc40kh11sh4",
+    "conv:mb2g2ic10ih33iw18oc12kh5sh2ph2",
+    "conv:ic17ih24oc33kh5",
+    "conv:ic4ih19oc9kh4ph2",
+    "conv:ic2ih50oc9kh9sh2ph1:f64",
+    "conv:mb2ic3ih31oc9kh12sh4ph5:f64",
 ]
-
-
-def conv(text: str) -> Conv:
-    found = parse(text)
-    assert isinstance(found, Conv)
-    return found
 
 
 def operands(w: Conv) -> tuple[Any, Any, Any]:
     """Uniform in [-1, 1)."""
     random, dtype = np.random.default_rng(3), runtime.NUMPY_DTYPES[w.dtype]
-    shapes = (w.batch, w.channels, w.height, w.width), (w.filters, w.channels // w.groups, 3, 3), (w.filters,)
+    shapes = (w.batch, w.channels, w.height, w.width), (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), (w.filters,)
     x, filters, bias = ((random.random(shape) * 2 - 1).astype(dtype) for shape in shapes)
     return x, filters, bias
 
 
 def schedules(w: Conv) -> list[Schedule]:
     """A schedule of each m on each kernel that this computer has, of tiles that do not divide what there is."""
-    here, channels = runtime.available_kernels(), w.channels // w.groups
+    here, channels = runtime.available_kernels(), model.dense(w).channels // w.groups
     rows = [row for row in kernels() if row.name in here and row.dtype == w.dtype and winograd._suits(row)]
     return [
         Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, (channels + 1) // 2, 2, 2, winograd.NAME, m)
         for row in rows
-        for m in winograd.OUTPUTS
+        for m in winograd.outputs_of(w)
     ]
 
 
@@ -118,14 +119,15 @@ def test_sizes_are_those_that_the_library_asks_for(shape: str) -> None:
 @pytest.mark.parametrize("machine", ["zen4", "xeon-4208", "sapphire-rapids"])
 @pytest.mark.parametrize("state", ["hot", "cold"])
 def test_the_cost_adds_up_and_no_schedule_is_below_its_bound(machine: str, state: Any) -> None:
-    problem = "conv:mb2ic64ih28oc80kh3ph1"
-    plan = planner.plan(problem, machine, algorithm="winograd", state=state)
-    assert isinstance(plan.cost, Cost)
-    assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles)
-    assert set(model.COMPUTE) <= set(plan.cost.terms) and all(plan.cost.terms[name] > 0 for name in model.COMPUTE)
-    kernel = next(row for row in kernels() if row.name == plan.kernel)
-    assert isinstance(plan.schedule, Schedule)
-    assert plan.cost.cycles >= model.least_cycles(conv(problem), load(machine), kernel, plan.schedule.outputs or 0)  # type: ignore[arg-type]
+    for problem in ("conv:mb2ic64ih28oc80kh3ph1", "conv:mb2ic3ih64oc80kh7sh2ph3"):
+        plan = planner.plan(problem, machine, algorithm="winograd", state=state)
+        assert isinstance(plan.cost, Cost)
+        assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles)
+        known = set(model.COMPUTE) - ({"phases"} if conv(problem).stride_h == 1 else set())
+        assert known == set(model.COMPUTE) & set(plan.cost.terms) and all(plan.cost.terms[name] > 0 for name in known)
+        kernel = next(row for row in kernels() if row.name == plan.kernel)
+        assert isinstance(plan.schedule, Schedule)
+        assert plan.cost.cycles >= model.least_cycles(conv(problem), load(machine), kernel, plan.schedule.outputs or 0)  # type: ignore[arg-type]
 
 
 def test_the_filters_bytes_decide_between_tiles_where_there_are_few() -> None:
@@ -139,6 +141,28 @@ def test_the_filters_bytes_decide_between_tiles_where_there_are_few() -> None:
     assert m("conv:ic128ih28oc128kh3ph1") == 4
 
 
+@pytest.mark.parametrize("machine", ["zen4", "sapphire-rapids"])
+@pytest.mark.parametrize(
+    ("problem", "m"), [("conv:ic3ih227oc96kh11sh4", 4), ("conv:ic64ih112oc64kh7sh2ph3", 3), ("conv:ic96ih24oc256kh5", 2)]
+)
+def test_larger_kernels_go_by_their_phases_where_that_is_less_work(machine: str, problem: str, m: int) -> None:
+    plan = planner.plan(problem, machine)
+    assert isinstance(plan.schedule, Schedule)
+    assert (plan.algorithm, plan.schedule.outputs) == ("winograd", m)
+    assert planner.plan(problem, machine, accuracy="ieee").algorithm == "sconv"
+
+
+def test_parting_the_phases_reads_the_image_and_writes_it_once() -> None:
+    """From memory, cold: an image of 12 MB, of which each element is in one phase."""
+    w = conv("conv:ic64ih224oc64kh7sh2ph3")
+    plan = planner.plan(w, ZEN4, algorithm="winograd", state="cold")
+    assert isinstance(plan.cost, Cost)
+    image, phases = 4 * 64 * 224 * 224, 4 * model.phase_elements(w)
+    assert plan.cost.levels["memory"]["image_bytes"] == pytest.approx(image)
+    assert phases == 4 * 256 * 115 * 115
+    assert plan.cost.levels["L2"]["input_bytes"] >= 2 * phases
+
+
 def test_cold_filters_cost_what_memory_gives() -> None:
     plan = planner.plan("conv:ic512ih7oc512kh3ph1", ZEN4, algorithm="winograd", state="cold")
     kernel = next(row for row in kernels() if row.name == plan.kernel)
@@ -150,8 +174,10 @@ def test_cold_filters_cost_what_memory_gives() -> None:
 @pytest.mark.parametrize(
     ("problem", "options", "message"),
     [
-        ("conv:ic64ih56oc64kh5ph2", {}, "3x3 kernels"),
-        ("conv:ic64ih56oc64kh3ph1sh2", {}, "stride 1"),
+        ("conv:ic64ih56oc64kh7ph3", {}, "3, 4 or 5 taps a phase, and 7x7 with stride 1 has 7"),
+        ("conv:ic64ih56oc64kh3ph1sh2", {}, "3x3 with stride 2 has 2"),
+        ("conv:ic64ih56oc64kh3kw5ph1", {}, "square kernels"),
+        ("conv:ic64ih56oc64kh14sh4", {}, "up to 12x12"),
         ("conv:ic64ih56oc64kh3dh1", {}, "dilation 1"),
         ("conv:ic64ih56oc64kh3", {"layout": "nhwc"}, "NHWC was asked for"),
         ("conv:ic64ih56oc64kh3:s8", {}, "no transforms of s8"),
@@ -184,7 +210,7 @@ def test_f6x6_is_planned_where_it_is_named() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"outputs": 3}, "schedule.outputs is 3; tiles of winograd are 2, 4 or 6"),
+        ({"outputs": 3}, r"schedule.outputs is 3; native/winograd.inc has no F\(3x3, 3x3\)"),
         ({"outputs": None}, "schedule.outputs is 0"),
         ({"stationary": "weight_stationary"}, "winograd is input stationary"),
         ({"kernel": "f32_fil_14x32__avx512", "windows": 14, "filters": 32}, "is wider"),

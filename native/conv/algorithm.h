@@ -2,6 +2,7 @@
  * What an algorithm is to the ABI (run.c): a constant pysim_algorithm_<name>, which a line of native/algorithms.inc puts into the table. */
 #ifndef PYSIM_ALGORITHM_H
 #define PYSIM_ALGORITHM_H
+#include "../loops.h"
 #include "../status.h"
 #include "nest.h"
 
@@ -21,7 +22,8 @@ typedef struct {
 
 /* A run whose arguments have passed; workspace holds the job's shared bytes and the panels of `threads` threads. */
 typedef struct {
-    const pysim_epilogue *epilogue;
+    const pysim_epilogue *epilogue; /* as kernels' stores take it: alpha, beta, bias, and relu or no activation */
+    pysim_finish finish;            /* what else is to be done to results that have just been stored */
     int32_t threads;
     const char *first, *second;
     char *result, *workspace;
@@ -33,6 +35,7 @@ struct pysim_algorithm {
     pysim_status (*open)(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);
     void (*prepare)(const pysim_job *job, const char *weights, char *prepared); /* NULL: nothing is prepared */
     void (*run)(pysim_job *job, const pysim_call *call);
+    int finishes; /* run obeys call->finish; else all results are gone over once more, behind it */
 };
 
 /* A run on one thread with stand-ins for the functions of the job's row, so that no kernel has to run on this CPU. The checks of a run
@@ -40,6 +43,13 @@ struct pysim_algorithm {
 typedef void (*pysim_stand_in)(pysim_nest *n);
 pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_stand_in stand_in, const void *first, const void *second,
                         void *result, void *workspace);
+
+/* [*begin, *end): part `part` of `parts` of `count`. */
+static inline void pysim_take_part(int64_t count, int64_t part, int64_t parts, int64_t *begin, int64_t *end) {
+    const int64_t share = count / parts, extra = count % parts;
+    *begin = part * share + pysim_min(part, extra);
+    *end = *begin + share + (part < extra);
+}
 
 /* conv.c: the parts of sconv, for algorithms that turn their problem into another convolution. */
 pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);

@@ -139,8 +139,9 @@ void pysim_conv_run(pysim_job *job, const pysim_call *call) {
     pysim_nest *n = &job->nest;
     const pysim_conv *c = n->problem;
     n->relu = call->epilogue->activation == PYSIM_RELU;
+    n->finish_rows = call->finish;
     if (n->finish && !marked(job, call->second)) n->finish = NULL;
     pysim_nest_run(n, c->batch * c->groups, conv_image, call, call->threads, call->workspace, call->profile);
 }
 
-const pysim_algorithm pysim_algorithm_sconv = {open_conv, pysim_conv_prepare, pysim_conv_run};
+const pysim_algorithm pysim_algorithm_sconv = {open_conv, pysim_conv_prepare, pysim_conv_run, 1};

@@ -47,8 +47,8 @@ static pysim_direct shape_of(const pysim_conv *c) {
 }
 
 static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *of, const pysim_row *row) {
-    if (!row->in_place)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s multiplies packed panels; this algorithm runs the rows of native/conv/depthwise.inc",
+    if (row->of != PYSIM_OF_DEPTHWISE)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s convolves no rows in place; this algorithm runs the rows of native/conv/depthwise.inc",
                           row->info.name);
     if (by_planes(row) && (of->channels > 1 || of->filters > 1))
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s takes groups of one channel and one filter; these have %lld and %lld", row->info.name,
@@ -103,11 +103,11 @@ static void run_groups(const direct_run *r, int64_t image, int64_t g, int64_t gr
         x->result + at * of->filters * of->p * of->q * bytes, groups, begin, end, workspace);
 }
 
-/* [*begin, *end): part `part` of `parts` of `count`. */
-static void take_part(int64_t count, int64_t part, int64_t parts, int64_t *begin, int64_t *end) {
-    const int64_t share = count / parts, extra = count % parts;
-    *begin = part * share + pysim_min(part, extra);
-    *end = *begin + share + (part < extra);
+/* What is left to do to rows [begin, end) of their results, which they have just written. */
+static void finish_groups(const direct_run *r, int64_t image, int64_t g, int64_t groups, int64_t begin, int64_t end) {
+    const int64_t map = r->of.p * r->of.q, filter = (image * r->of.conv->groups + g) * r->of.filters;
+    pysim_finish_rows(&r->call->finish, r->call->result + (filter * map + begin * r->of.q) * r->nest->bytes, map, groups * r->of.filters,
+                      (end - begin) * r->of.q);
 }
 
 /* A part of the groups and rows of one image. Whether weights are finite is asked of as many groups as a kernel takes together. */
@@ -117,15 +117,16 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     const int64_t size = r->of.filters * r->of.channels * c->kernel_h * c->kernel_w, image = item / r->row_parts / r->group_parts;
     char *workspace = r->call->workspace + thread * r->thread_bytes;
     int64_t unit_begin, unit_end, begin, end;
-    take_part(pysim_ceil_div(c->groups, r->unit), item / r->row_parts % r->group_parts, r->group_parts, &unit_begin, &unit_end);
-    take_part(r->of.p, item % r->row_parts, r->row_parts, &begin, &end);
+    pysim_take_part(pysim_ceil_div(c->groups, r->unit), item / r->row_parts % r->group_parts, r->group_parts, &unit_begin, &unit_end);
+    pysim_take_part(r->of.p, item % r->row_parts, r->row_parts, &begin, &end);
     const int64_t first = unit_begin * r->unit, last = pysim_min(unit_end * r->unit, c->groups);
     const int finite = !r->padded || all_finite(c->dtype, r->call->second + first * size * r->nest->bytes, (last - first) * size);
-    const int64_t step = finite && !by_planes(&r->nest->row) ? last - first : r->unit;
+    const int64_t step = finite && !by_planes(&r->nest->row) && !r->call->finish.loops ? last - first : r->unit;
     for (int64_t g = first; g < last; g += step) {
         const int64_t groups = pysim_min(step, last - g);
         const int these = finite || all_finite(c->dtype, r->call->second + g * size * r->nest->bytes, groups * size);
         run_groups(r, image, g, groups, begin, end, these, workspace);
+        finish_groups(r, image, g, groups, begin, end);
     }
 }
 
@@ -152,4 +153,4 @@ static void run_depthwise(pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, NULL, run_depthwise};
+const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, NULL, run_depthwise, 1};

@@ -84,8 +84,8 @@ pysim_status pysim_team_workspace(int64_t each, int32_t threads, int64_t *bytes)
 }
 
 pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal) {
-    if (n->row.in_place)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s convolves whole rows; this algorithm's nest runs the rows of native/kernels.inc",
+    if (n->row.of != PYSIM_OF_NEST)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes no tile of packed panels; this algorithm's nest runs the rows of native/kernels.inc",
                           n->row.info.name);
     if (s->stationary != PYSIM_INPUT_STATIONARY && s->stationary != PYSIM_WEIGHT_STATIONARY)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; it is 0 (input) or 1 (weight)", (int)s->stationary);
@@ -156,9 +156,15 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
         .bias_windows = last && n->bias_windows ? n->bias_windows + t0 * n->out_bytes : NULL,
         .relu = last && n->relu,
     };
+    char *out = n->output + (f0 * n->output_pitch + t0) * n->out_bytes;
+    const int64_t pitch = n->output_pitch * n->out_bytes;
+    if (c0 == 0) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
+    if (last && n->finish_rows.residual)
+        pysim_fetch_rows(n->finish_rows.residual + (out - n->finish_rows.result), pitch, nf, nw * n->out_bytes, 0);
     n->row.run((r1 - r0) * nc * n->taps, filters + r0 * nc * n->taps * s->filters * n->bytes,
                in_place ? n->input + (c0 * n->input_pitch + t0) * n->bytes : panel, in_place ? n->input_pitch : s->windows,
-               n->output + (f0 * n->output_pitch + t0) * n->out_bytes, n->output_pitch, nw, nf, &store);
+               out, n->output_pitch, nw, nf, &store);
+    if (last) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
     if (x->profile) x->profile->kernel_calls++;
 }
 
@@ -212,13 +218,21 @@ static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profi
     if (profile) profile->kernel_seconds += pysim_now() - start - (profile->pack_seconds - packed);
 }
 
-/* Part `part` of `parts` of the tiles: the dimension with more tiles is cut. */
-static void take_part(pysim_nest *n, int64_t part, int64_t parts) {
-    int64_t *begin = &n->window_begin, *end = &n->window_end;
-    if (filter_tiles(n) > window_tiles(n)) begin = &n->filter_begin, end = &n->filter_end;
-    const int64_t tiles = *end, share = tiles / parts, extra = tiles % parts;
+/* [*begin, *end): part `part` of `parts` of that range, which begins at 0. */
+static void take_part(int64_t *begin, int64_t *end, int64_t part, int64_t parts) {
+    const int64_t share = *end / parts, extra = *end % parts;
     *begin = part * share + pysim_min(part, extra);
     *end = *begin + share + (part < extra);
+}
+
+/* How many parts of an image's window tiles and of its filter tiles leave the largest with the fewest tiles; of equal ones those with the
+ * fewest parts of filters, each of which packs the windows again (pysim/cachemodel/cpu/threads.py knows the same rule). */
+static void divide(int64_t windows, int64_t filters, int64_t parts, int64_t *window_parts, int64_t *filter_parts) {
+    int64_t least = INT64_MAX;
+    for (int64_t f = 1; f <= pysim_min(parts, filters); f++) {
+        const int64_t w = pysim_min(parts / f, windows), largest = pysim_ceil_div(windows, w) * pysim_ceil_div(filters, f);
+        if (largest < least) least = largest, *window_parts = w, *filter_parts = f;
+    }
 }
 
 typedef struct {
@@ -263,6 +277,18 @@ static void run_all(team *t) {
 static void run_all(const team *t) { run_alone(t); }
 #endif
 
+enum { FEW = 4 }; /* items a thread: with more, one that is left over is of no weight */
+
+int64_t pysim_parts(int64_t items, int64_t threads) {
+    int64_t divisor = threads, rest = items % threads;
+    while (rest) {
+        const int64_t next = divisor % rest;
+        divisor = rest;
+        rest = next;
+    }
+    return items < FEW * threads ? threads / divisor : 1;
+}
+
 void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *context) {
     run_all(&(team){items, (int32_t)pysim_min(threads, items), item, context});
 }
@@ -283,7 +309,7 @@ typedef struct {
     const pysim_nest *shared;
     pysim_nest_image prepare;
     const void *context;
-    int64_t parts; /* of each image */
+    int64_t window_parts, filter_parts; /* of each image */
     char *workspace;
     int64_t workspace_each;
     pysim_profile *profile;
@@ -292,8 +318,9 @@ typedef struct {
 static void run_item(int64_t item, int64_t thread, const void *context) {
     const nest_run *r = context;
     pysim_nest n = *r->shared;
-    r->prepare(&n, item / r->parts, r->context);
-    take_part(&n, item % r->parts, r->parts);
+    r->prepare(&n, item / r->window_parts / r->filter_parts, r->context);
+    take_part(&n.filter_begin, &n.filter_end, item / r->window_parts % r->filter_parts, r->filter_parts);
+    take_part(&n.window_begin, &n.window_end, item % r->window_parts, r->window_parts);
     pysim_profile own = {0};
     run_tiles(&n, r->workspace + thread * r->workspace_each, r->profile ? &own : NULL);
     pysim_add_profile(r->profile, &own);
@@ -303,7 +330,7 @@ void pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image p
                     char *workspace, pysim_profile *profile) {
     int64_t each = 0;
     (void)thread_workspace(shared, &each); /* has passed */
-    const int64_t tiles = pysim_max(window_tiles(shared), filter_tiles(shared));
-    const int64_t parts = images >= threads ? 1 : pysim_min(threads, tiles);
-    pysim_team(images * parts, threads, run_item, &(nest_run){shared, prepare, context, parts, workspace, each, profile});
+    nest_run r = {shared, prepare, context, 1, 1, workspace, each, profile};
+    divide(window_tiles(shared), filter_tiles(shared), pysim_parts(images, threads), &r.window_parts, &r.filter_parts);
+    pysim_team(images * r.window_parts * r.filter_parts, threads, run_item, &r);
 }

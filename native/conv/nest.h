@@ -2,7 +2,7 @@
  * The macro-kernel: SConv's five loops (SPEC: Convolution Slicing Optimization) over tiles of windows x filters x channels. */
 #ifndef PYSIM_NEST_H
 #define PYSIM_NEST_H
-#include "../kernel.h"
+#include "../loops.h"
 
 /* One image of one group as the loops see it: an output of `filters` rows x `windows` columns, summed over `channels` channels
  * of rows x taps kernel elements. A GEMM has one row and one tap. */
@@ -32,6 +32,7 @@ struct pysim_nest {
     double alpha, beta;
     const char *bias_filters, *bias_windows;
     int relu;
+    pysim_finish finish_rows; /* of tiles whose sums are complete */
 
     int64_t window_begin, window_end, filter_begin, filter_end; /* tiles of this thread */
 };
@@ -48,6 +49,9 @@ pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_
 /* Calls item(i, thread, context) for i < items on a team of `threads` threads, thread 0 .. threads-1. */
 typedef void (*pysim_item)(int64_t item, int64_t thread, const void *context);
 void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *context);
+
+/* How many parts of each of so many items go round evenly among threads; 1 where the items are many. */
+int64_t pysim_parts(int64_t items, int64_t threads);
 
 /* For profiles: seconds of a clock that only goes forward; what one thread's work adds, where a profile is wanted. */
 double pysim_now(void);

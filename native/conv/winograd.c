@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Winograd's convolutions F(m x m, 3x3), m = 2, 4, 6, stride 1 (winograd.h says what is multiplied, and how it lies):
+ * Winograd's convolutions F(m x m, r x r) of square kernels (winograd.h says what is multiplied, and how it lies):
  *
+ *   with a stride: part the rows and columns of all images by their phases (workspace, shared)
  *   for each group
  *     for each block of k2 panels of tiles: transform their patches         (workspace, meant for L2)
  *       for each set of k3 panels of filters
@@ -11,15 +12,23 @@
  * all images follow one another. A panel has whole rows of tiles where a row fits it, else an even part of one (tiles_of_panel): what
  * lies in one row of tiles is transformed together.
  *
- * Threads take blocks; where blocks are few and do not divide evenly among them, parts of the filters, too, and each transforms the
- * patches it needs.
+ * A k x k kernel of stride s is one of r x r taps, r = ceil(k / s), and of stride 1, on s x s times the channels: output (y, x) reads row
+ * (y + i) s + a of the input, which is row y + i of phase a, by tap i s + a. A phase lacks the taps beyond the kernel; the others add up in
+ * the transformed sums, so s x s channels are transformed on the way in and one on the way out. Phases have their padding written out.
+ *
+ * Threads take blocks, smaller ones where that divides them evenly, and parts of the filters: each transforms the patches it needs.
  * Every sum is made by one thread in one order. Prepared filters lie as they are read: [group][set][plane][panel][channel][filters]. */
 #include <string.h>
 
 #include "algorithm.h"
 #include "winograd.h"
 
-enum { ALIGN = 64, CHANNELS_AT_ONCE = 4, WIDEST = 64, FEW = 4 }; /* filters of a panel at most: those of any registry row */
+enum {
+    ALIGN = 64,
+    WIDEST = 64,    /* filters of a panel at most: those of any registry row */
+    KERNEL = 12,    /* edge of a kernel at most, whose taps of a panel lie on the stack */
+    PARTED = 64,    /* columns of a phase that are parted at once: what packing keeps in registers */
+};
 
 #define PYSIM_WINOGRAD(target, dtype) extern __attribute__((weak)) const pysim_winograd_transforms pysim_winograd_##dtype##__##target;
 #include "../winograd.inc"
@@ -33,6 +42,14 @@ static const struct {
 #include "../winograd.inc"
 #undef PYSIM_WINOGRAD
 };
+
+static int has_form(int64_t outputs, int64_t taps) {
+    return 0
+#define PYSIM_WINOGRAD_FORM(m, r) || (outputs == m && taps == r)
+#include "../winograd.inc"
+#undef PYSIM_WINOGRAD_FORM
+        ;
+}
 
 static const pysim_winograd_transforms *transforms_of(const pysim_kernel_info *row, int *known) {
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
@@ -67,26 +84,27 @@ static int64_t tiles_of_panel(int64_t tiles, int64_t row, int64_t most) {
 static int64_t odd_lines(int64_t elements, int64_t bytes) { return (pysim_ceil_div(elements * bytes, ALIGN) | 1) * ALIGN / bytes; }
 
 static shape shape_of(const pysim_job *job) {
-    const pysim_conv *c = &job->problem->conv;
+    const pysim_conv *c = &job->own;
     const pysim_nest *n = &job->nest;
+    const int64_t r = c->kernel_h, edge = n->schedule.outputs + r - 1;
     int known;
     shape s = {
         .w = {
-            .outputs = n->schedule.outputs,
+            .outputs = n->schedule.outputs, .taps = r,
             .channels = n->channels, .height = c->height, .width = c->width,
             .pad_top = c->pad_top, .pad_left = c->pad_left,
-            .out_h = c->height + c->pad_top + c->pad_bottom - 2, .out_w = c->width + c->pad_left + c->pad_right - 2,
+            .out_h = c->height + c->pad_top + c->pad_bottom - r + 1, .out_w = c->width + c->pad_left + c->pad_right - r + 1,
             .image_pitch = c->channels * c->height * c->width,
             .panel_tiles = n->schedule.filters,
         },
         .bytes = n->bytes,
+        .planes = edge * edge,
         .filters = n->windows,
         .panel_filters = n->schedule.windows,
         .block_panels = n->schedule.k2,
         .set_panels = n->schedule.k3,
         .transforms = transforms_of(&n->row.info, &known),
     };
-    s.planes = (s.w.outputs + 2) * (s.w.outputs + 2);
     s.w.tiles_h = pysim_ceil_div(s.w.out_h, s.w.outputs), s.w.tiles_w = pysim_ceil_div(s.w.out_w, s.w.outputs);
     s.w.output_pitch = c->filters * s.w.out_h * s.w.out_w;
     s.w.sums_pitch = odd_lines(s.set_panels * s.panel_filters, s.bytes);
@@ -107,17 +125,44 @@ static int64_t sums_bytes(const shape *s) {
 /* ---- opening ---- */
 
 static pysim_status check_problem(const pysim_conv *c, const pysim_schedule *s) {
-    if (c->kernel_h != 3 || c->kernel_w != 3 || c->stride_h != 1 || c->stride_w != 1 || c->dilation_h != 1 || c->dilation_w != 1)
-        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd computes 3x3 kernels with stride 1 and dilation 1 only");
-    if (s->outputs != 2 && s->outputs != 4 && s->outputs != 6)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.outputs is %lld; tiles of winograd are 2, 4 or 6 outputs wide", (long long)s->outputs);
+    const int64_t taps = pysim_ceil_div(c->kernel_h, c->stride_h);
+    if (c->kernel_h != c->kernel_w || c->stride_h != c->stride_w || c->dilation_h != 1 || c->dilation_w != 1 || c->kernel_h > KERNEL)
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd computes square kernels of up to %dx%d, with one stride and dilation 1",
+                          (int)KERNEL, (int)KERNEL);
+    if (!has_form(s->outputs, taps))
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.outputs is %lld; native/winograd.inc has no F(%lldx%lld, %lldx%lld), and a kernel of "
+                                              "%lldx%lld with stride %lld has %lld taps a phase",
+                          (long long)s->outputs, (long long)s->outputs, (long long)s->outputs, (long long)taps, (long long)taps,
+                          (long long)c->kernel_h, (long long)c->kernel_h, (long long)c->stride_h, (long long)taps);
     if (s->stationary != PYSIM_INPUT_STATIONARY)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; winograd is input stationary", (int)s->stationary);
     return PYSIM_OK;
 }
 
-static pysim_status sizes(const pysim_conv *c, const pysim_nest *n, pysim_job *job) {
-    const int64_t edge = n->schedule.outputs + 2, panels = pysim_ceil_div(n->windows, n->schedule.windows);
+/* The same convolution with stride 1, of p x q outputs: of the input itself, or of its phases. */
+static pysim_conv dense(const pysim_conv *c, int64_t p, int64_t q) {
+    const int64_t stride = c->stride_h, taps = pysim_ceil_div(c->kernel_h, stride);
+    if (stride == 1) return *c;
+    return (pysim_conv){.batch = c->batch, .groups = c->groups, .channels = c->channels * stride * stride, .height = p + taps - 1,
+                        .width = q + taps - 1, .filters = c->filters, .kernel_h = taps, .kernel_w = taps, .stride_h = 1, .stride_w = 1,
+                        .dilation_h = 1, .dilation_w = 1, .dtype = c->dtype};
+}
+
+static pysim_status phases_bytes(const pysim_conv *c, int64_t p, int64_t q, int64_t *bytes) {
+    const int64_t stride = c->stride_h, taps = pysim_ceil_div(c->kernel_h, stride);
+    const int64_t size[] = {c->batch, c->channels, stride, stride, p + taps - 1, q + taps - 1, pysim_dtype_bytes(c->dtype)};
+    *bytes = 0;
+    if (stride == 1) return PYSIM_OK;
+    const pysim_status status = pysim_product("the phases' bytes", 7, size, bytes);
+    if (status == PYSIM_OK && *bytes > INT64_MAX / 4) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
+    *bytes = whole(*bytes) + ALIGN; /* the workspace may begin inside a line */
+    return status;
+}
+
+static pysim_status sizes(pysim_job *job) {
+    const pysim_conv *c = &job->own;
+    const pysim_nest *n = &job->nest;
+    const int64_t edge = n->schedule.outputs + c->kernel_h - 1, panels = pysim_ceil_div(n->windows, n->schedule.windows);
     const int64_t filters[] = {c->groups, edge * edge, panels, n->channels, n->schedule.windows, n->bytes};
     pysim_status status = pysim_product("the transformed filters' bytes", 6, filters, &job->prepared_bytes);
     if (status != PYSIM_OK) return status;
@@ -143,9 +188,11 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     if (status != PYSIM_OK) return status;
     const int64_t count[] = {c->batch, pysim_ceil_div(p, s->outputs), pysim_ceil_div(q, s->outputs)};
     status = pysim_product("the tiles", 3, count, &tiles);
+    if (status == PYSIM_OK) status = phases_bytes(c, p, q, &job->shared_bytes);
     if (status != PYSIM_OK) return status;
-    *n = (pysim_nest){.windows = c->filters / c->groups, .channels = c->channels / c->groups, .rows = 1, .taps = 1,
-                      .bytes = pysim_dtype_bytes(c->dtype), .out_bytes = pysim_dtype_bytes(c->dtype), .problem = c};
+    job->own = dense(c, p, q);
+    *n = (pysim_nest){.windows = c->filters / c->groups, .channels = job->own.channels / c->groups, .rows = 1, .taps = 1,
+                      .bytes = pysim_dtype_bytes(c->dtype), .out_bytes = pysim_dtype_bytes(c->dtype), .problem = &job->own};
     status = row(s, c->dtype, &n->row);
     if (status != PYSIM_OK) return status;
     transforms_of(&n->row.info, &known);
@@ -157,7 +204,7 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
                           n->row.info.target);
     n->filters = pysim_ceil_div(tiles, tiles_of_panel(tiles, pysim_ceil_div(q, s->outputs), n->row.info.filters)) * n->row.info.filters;
     status = pysim_nest_schedule(n, s, 0);
-    if (status == PYSIM_OK) status = sizes(c, n, job);
+    if (status == PYSIM_OK) status = sizes(job);
     if (status != PYSIM_OK) return status;
     job->operands.second.name = "transformed filters";
     job->operands.second.bytes = job->prepared_bytes;
@@ -177,27 +224,37 @@ static int64_t filter_offset(const shape *s, int64_t panel, int64_t plane) {
     return (panel - in_set) * s->planes * each + plane * set_pitch(s, panel) + in_set * each;
 }
 
-/* One panel of filters of one group: the row's own packing turns them, some channels at a time, and they are transformed in lanes. */
+/* One panel of filters of one group: the row's own packing turns them into [tap][filter], some channels at a time; each phase of a channel
+ * takes every stride-th tap. */
 static void prepare_panel(const pysim_job *job, const shape *s, const char *filters, int64_t count, char *to, int64_t plane) {
-    _Alignas(ALIGN) char taps[CHANNELS_AT_ONCE * PYSIM_WINOGRAD_TAPS * WIDEST * sizeof(double)];
-    const int64_t depth = s->w.channels * PYSIM_WINOGRAD_TAPS;
-    for (int64_t c = 0; c < s->w.channels; c += CHANNELS_AT_ONCE) {
-        const int64_t channels = pysim_min(CHANNELS_AT_ONCE, s->w.channels - c);
-        job->nest.row.pack.transposed(filters + c * PYSIM_WINOGRAD_TAPS * s->bytes, depth, count, channels * PYSIM_WINOGRAD_TAPS,
-                                      s->panel_filters, taps, NULL);
-        s->transforms->filters(s->w.outputs, channels, s->panel_filters, taps, to + c * s->panel_filters * s->bytes, plane);
+    _Alignas(ALIGN) char packed[KERNEL * KERNEL * WIDEST * sizeof(double)];
+    const pysim_conv *c = &job->problem->conv;
+    const int64_t k = c->kernel_h, stride = c->stride_h, channels = c->channels / c->groups, width = s->panel_filters;
+    const int64_t at_once = KERNEL * KERNEL / (k * k);
+    for (int64_t first = 0; first < channels; first += at_once) {
+        const int64_t some = pysim_min(at_once, channels - first);
+        job->nest.row.pack.transposed(filters + first * k * k * s->bytes, channels * k * k, count, some * k * k, width, packed, NULL);
+        for (int64_t i = 0; i < some * stride * stride; i++, to += width * s->bytes) {
+            const int64_t a = i / stride % stride, b = i % stride;
+            const pysim_winograd_taps taps = {
+                .first = packed + ((i / (stride * stride) * k + a) * k + b) * width * s->bytes, .rows = pysim_ceil_div(k - a, stride),
+                .columns = pysim_ceil_div(k - b, stride), .row_pitch = stride * k * width, .column_pitch = stride * width,
+            };
+            s->transforms->filters(s->w.outputs, s->w.taps, &taps, width, to, plane);
+        }
     }
 }
 
 static void prepare_winograd(const pysim_job *job, const char *filters, char *prepared) {
     const shape s = shape_of(job);
+    const pysim_conv *c = &job->problem->conv;
     const int64_t group = s.planes * s.filter_panels * s.w.channels * s.panel_filters;
-    for (int64_t g = 0; g < job->problem->conv.groups; g++)
+    const int64_t filter = c->channels / c->groups * c->kernel_h * c->kernel_w;
+    for (int64_t g = 0; g < c->groups; g++)
         for (int64_t f = 0; f < s.filter_panels; f++) {
             const int64_t first = f * s.panel_filters;
-            prepare_panel(job, &s, filters + (g * s.filters + first) * s.w.channels * PYSIM_WINOGRAD_TAPS * s.bytes,
-                          pysim_min(s.panel_filters, s.filters - first), prepared + (g * group + filter_offset(&s, f, 0)) * s.bytes,
-                          set_pitch(&s, f));
+            prepare_panel(job, &s, filters + (g * s.filters + first) * filter * s.bytes, pysim_min(s.panel_filters, s.filters - first),
+                          prepared + (g * group + filter_offset(&s, f, 0)) * s.bytes, set_pitch(&s, f));
         }
 }
 
@@ -205,8 +262,37 @@ static void prepare_winograd(const pysim_job *job, const char *filters, char *pr
 
 typedef struct {
     const pysim_job *job;
+    const char *input;
+    char *phases; /* [image][channel][row phase][column phase][row][column] */
+} parting;
+
+/* One row of all phases of an image. */
+static void part_row(int64_t item, int64_t thread, const void *context) {
+    const parting *t = context;
+    const pysim_conv *c = &t->job->problem->conv, *own = &t->job->own;
+    const int64_t bytes = t->job->nest.bytes, stride = c->stride_h, plane = own->height * own->width;
+    const int64_t image = item / own->height, row = item % own->height;
+    const char *from = t->input + image * c->channels * c->height * c->width * bytes;
+    char *to = t->phases + (image * own->channels * plane + row * own->width) * bytes;
+    (void)thread;
+    for (int64_t a = 0; a < stride; a++)
+        for (int64_t x = 0; x < own->width; x += PARTED) {
+            const int64_t y = row * stride + a - c->pad_top;
+            const pysim_segment segment = {
+                .row = y >= 0 && y < c->height ? from + y * c->width * bytes : NULL, .row_channel = c->height * c->width, .width = c->width,
+                .first = x * stride - c->pad_left, .stride = stride, .dilation = 1, .taps = stride, .channels = c->channels,
+                .count = pysim_min(PARTED, own->width - x), .dst_channel = stride * stride * plane, .pitch = plane,
+            };
+            t->job->nest.row.pack.segment(&segment, to + (a * stride * plane + x) * bytes);
+        }
+}
+
+typedef struct {
+    const pysim_job *job;
     const pysim_call *call;
     const shape *s;
+    const char *input; /* that of the call, or its phases */
+    char *workspace;   /* of all threads */
     int64_t blocks, parts; /* of all tiles, and of the filters of a block */
 } run;
 
@@ -251,15 +337,16 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     const shape *s = r->s;
     const int64_t group = item / (r->blocks * r->parts), part = item % r->parts;
     const block b = block_of(r, item / r->parts % r->blocks);
-    char *patches = r->call->workspace + thread * r->job->thread_bytes;
+    char *patches = r->workspace + thread * r->job->thread_bytes;
     patches += (ALIGN - (uintptr_t)patches % ALIGN) % ALIGN;
     char *sums = patches + s->block_panels * s->panel_bytes;
     const char *filters = r->call->second + group * s->planes * s->filter_panels * s->w.channels * s->panel_filters * s->bytes;
     pysim_winograd w = s->w;
-    w.input = r->call->first + group * w.channels * w.height * w.width * s->bytes;
+    w.input = r->input + group * w.channels * w.height * w.width * s->bytes;
     w.output = r->call->result + group * s->filters * w.out_h * w.out_w * s->bytes;
     w.bias = r->call->epilogue->bias ? (const char *)r->call->epilogue->bias + group * s->filters * s->bytes : NULL;
     w.relu = r->call->epilogue->activation == PYSIM_RELU;
+    w.finish = r->call->finish;
     const int profiled = r->call->profile != NULL;
     pysim_profile own = {.packed_tiles = b.panels};
     const double start = profiled ? pysim_now() : 0;
@@ -280,20 +367,35 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     pysim_add_profile(r->call->profile, &own);
 }
 
-static int64_t common_divisor(int64_t a, int64_t b) {
-    while (b) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
+/* Blocks, as many as k2 makes or more, and parts of the filters of each that leave a thread the least to do: panels of tiles times panels
+ * of filters. Transforming the patches of a panel, which each part does, is about half of what a panel of filters takes. */
+static void divide(const shape *s, int64_t groups, int64_t threads, run *r) {
+    const int64_t fewest = pysim_ceil_div(s->tile_panels, s->block_panels);
+    int64_t least = INT64_MAX;
+    for (int64_t parts = 1; parts <= pysim_min(threads, s->filter_panels); parts++)
+        for (int64_t blocks = fewest; blocks <= pysim_min(s->tile_panels, pysim_max(fewest, threads)); blocks++) {
+            const int64_t items = pysim_ceil_div(groups * blocks * parts, threads);
+            const int64_t work = items * pysim_ceil_div(s->tile_panels, blocks) * (2 * pysim_ceil_div(s->filter_panels, parts) + 1);
+            if (work < least) least = work, r->blocks = blocks, r->parts = parts;
+        }
+}
+
+/* The input with stride 1. */
+static const char *dense_input(const pysim_job *job, const pysim_call *call) {
+    if (job->shared_bytes == 0) return call->first;
+    char *phases = call->workspace + (ALIGN - (uintptr_t)call->workspace % ALIGN) % ALIGN;
+    const double start = call->profile ? pysim_now() : 0;
+    pysim_team(job->own.batch * job->own.height, call->threads, part_row, &(parting){job, call->first, phases});
+    if (call->profile) call->profile->pack_seconds += pysim_now() - start;
+    return phases;
 }
 
 static void run_winograd(pysim_job *job, const pysim_call *call) {
     const shape s = shape_of(job);
-    const int64_t blocks = pysim_ceil_div(s.tile_panels, s.block_panels), items = job->problem->conv.groups * blocks;
-    const int64_t parts = pysim_min(items < FEW * call->threads ? call->threads / common_divisor(items, call->threads) : 1, s.filter_panels);
-    pysim_team(items * parts, call->threads, run_block, &(run){job, call, &s, blocks, parts});
+    const int64_t groups = job->problem->conv.groups;
+    run r = {job, call, &s, dense_input(job, call), call->workspace + job->shared_bytes, pysim_ceil_div(s.tile_panels, s.block_panels), 1};
+    if (call->threads > 1) divide(&s, groups, call->threads, &r);
+    pysim_team(groups * r.blocks * r.parts, call->threads, run_block, &r);
 }
 
-const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd};
+const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1};

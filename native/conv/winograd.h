@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The contract between Winograd's loops (winograd.c) and the transforms of a target and dtype (winograd_transforms.h).
  *
- * Tiles of m x m outputs (m = 2, 4, 6), numbered t = (image * tiles_h + row) * tiles_w + column, read patches of e x e inputs, e = m + 2:
+ * F(m x m, r x r), the forms of winograd.inc: tiles of m x m outputs, numbered t = (image * tiles_h + row) * tiles_w + column, read patches
+ * of e x e inputs, e = m + r - 1:
  *
  *   V = B^T d B of a patch,  U = G g G^T of a filter,  M = sum over channels of U V, element by element,  y = A^T M A
  *
@@ -12,17 +13,17 @@
  *   sums     [tile][plane][filters]                            of a set; planes are sums_pitch apart, tiles tile_pitch */
 #ifndef PYSIM_WINOGRAD_H
 #define PYSIM_WINOGRAD_H
-#include "../kernel.h"
+#include "../loops.h"
 
 enum {
     PYSIM_WINOGRAD_LARGEST = 6, /* m */
-    PYSIM_WINOGRAD_TAPS = 9,    /* of a filter */
+    PYSIM_WINOGRAD_TAPS = 5,    /* r at most; e is at most LARGEST + 2 */
     PYSIM_WINOGRAD_FREE = 16,   /* elements behind the last channel of a plane that a transform may overwrite */
     PYSIM_WINOGRAD_PANEL = 16,  /* tiles of a panel at most: those of any registry row */
 };
 
 typedef struct {
-    int64_t outputs;                   /* m */
+    int64_t outputs, taps;             /* m, r */
     int64_t channels, height, width;   /* of one image of the group */
     int64_t pad_top, pad_left, out_h, out_w;
     int64_t tiles_h, tiles_w;          /* of one image */
@@ -32,13 +33,20 @@ typedef struct {
     char *output;
     const char *bias;                  /* of the group's first filter, or NULL */
     int relu;
+    pysim_finish finish;               /* of each filter's rows of a run of tiles */
 } pysim_winograd;
+
+/* Taps [row][column][width] of one channel; those beyond rows and columns are zero. */
+typedef struct {
+    const void *first;
+    int64_t rows, columns, row_pitch, column_pitch;
+} pysim_winograd_taps;
 
 typedef struct {
     /* Patches of tiles [tile, tile + count), all channels, into one panel. */
     void (*patches)(const pysim_winograd *w, int64_t tile, int64_t count, void *panel);
-    /* Filters [c][tap][width] of `channels` channels, width a multiple of a vector or all that is, into planes to[plane][c][width]. */
-    void (*filters)(int64_t outputs, int64_t channels, int64_t width, const void *taps, void *to, int64_t to_plane);
+    /* Filters of one channel, `width` of them, into planes to[plane][width] that lie to_plane apart. */
+    void (*filters)(int64_t outputs, int64_t taps, const pysim_winograd_taps *from, int64_t width, void *to, int64_t to_plane);
     /* Outputs of tiles [tile, tile + count) and filters [filter, filter + filters) from their sums. */
     void (*outputs)(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *sums);
 } pysim_winograd_transforms;

@@ -1,35 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Winograd's transforms in vectors; included once per vector type (see x86/vec_*.h for the names used).
  *
- * Toom-Cook over the points 0, +-p (m/2 pairs) and infinity. With y = x^2, R(y) = prod (y - p^2) over all pairs and Q_p(y) over all but p:
+ * F(m x m, r x r): e = m + r - 1, Toom-Cook over the points 0, +-p (e/2 - 1 pairs) and infinity. With y = x^2, R(y) = prod (y - p^2) over
+ * all pairs and Q_p(y) over all but p:
  *
  *   B^T  0: R on d0 d2 d4 ..   +-p: Q_p on d2 d4 .. +- p (Q_p on d1 d3 ..)   infinity: R on d1 d3 ..
- *   G    0: g0 / R(0)          +-p: (g0 + p^2 g2 +- p g1) / (2 p^2 Q_p(p^2))  infinity: g2
+ *   G    0: g0 / R(0)          +-p: sum (+-p)^i g_i / (2 p^2 Q_p(p^2))       infinity: g_(r-1)
  *   A^T  y_k = [k = 0] m_0 + sum p^k (m_+p + (-1)^k m_-p) + [k = m-1] m_infinity
  *
  * (Lavin and Gray, arXiv 1509.09308; Barabasz et al., arXiv 1803.10986, on points.) Pairs keep the sums of even and odd terms common.
- * F(2x2) has the point 1: all is whole numbers and halves. The points of F(4x4) and F(6x6) are those of least error among those tried
- * (docs/model.md).
+ * B^T depends on e alone: kernels of 3, 4 and 5 taps share that of 6. For e = 4 all is whole numbers and halves. The points for 6 and 8 are
+ * those of least error among those tried with F(4x4, 3x3) and F(6x6, 3x3) (docs/model.md).
  *
  * patches  lanes hold pixels of a row for the columns' transform, then tiles: stride m parts the pixels, a tap m further is the next lane.
  * outputs  lanes hold filters; rows of pixels x filters are transposed block by block on their way out. */
 
-enum { MOST_EDGE = PYSIM_WINOGRAD_LARGEST + 2, PAIRS = PYSIM_WINOGRAD_LARGEST / 2, RUN = LANES - 1 };
+enum { MOST_EDGE = PYSIM_WINOGRAD_LARGEST + 2, PAIRS = MOST_EDGE / 2 - 1 };
 enum { PANEL_WIDTH = (PYSIM_WINOGRAD_PANEL + LANES - 1) / LANES * LANES + LANES, OUT_TILES = 16, AHEAD = 4 };
 
-INLINE T point_of(const int m, const int pair) {
+INLINE T point_of(const int e, const int pair) {
     const T points[PAIRS + 1][PAIRS] = {{0}, {1}, {0.75, 1.5}, {0.5, 1, 2}};
-    return points[m / 2][pair];
+    return points[e / 2 - 1][pair];
 }
 
 /* Coefficient i of prod (y - p^2) over all pairs but `without` (-1: over all). */
-INLINE T coefficient(const int m, const int without, const int i) {
+INLINE T coefficient(const int e, const int without, const int i) {
     T c[PAIRS + 1] = {1};
     int degree = 0;
 #pragma GCC unroll 4
-    for (int pair = 0; pair < m / 2; pair++) {
+    for (int pair = 0; pair < e / 2 - 1; pair++) {
         if (pair == without) continue;
-        const T root = point_of(m, pair) * point_of(m, pair);
+        const T root = point_of(e, pair) * point_of(e, pair);
         degree++;
 #pragma GCC unroll 4
         for (int k = degree; k > 0; k--) c[k] = c[k - 1] - (k < degree ? root * c[k] : 0);
@@ -39,41 +40,24 @@ INLINE T coefficient(const int m, const int without, const int i) {
 }
 
 /* The polynomial on x[0], x[2], .. : its leading coefficient is 1. */
-INLINE VEC polynomial(const int m, const int without, const VEC *x) {
-    const int degree = m / 2 - (without >= 0);
+INLINE VEC polynomial(const int e, const int without, const VEC *x) {
+    const int degree = e / 2 - 1 - (without >= 0);
     VEC sum = x[2 * degree];
 #pragma GCC unroll 4
-    for (int i = degree - 1; i >= 0; i--) sum = v_fma(v_set1(coefficient(m, without, i)), x[2 * i], sum);
+    for (int i = degree - 1; i >= 0; i--) sum = v_fma(v_set1(coefficient(e, without, i)), x[2 * i], sum);
     return sum;
 }
 
 /* y = B^T x */
-INLINE void patch_transform(const int m, const VEC x[MOST_EDGE], VEC y[MOST_EDGE]) {
-    y[0] = polynomial(m, -1, x);
+INLINE void patch_transform(const int e, const VEC x[MOST_EDGE], VEC y[MOST_EDGE]) {
+    y[0] = polynomial(e, -1, x);
 #pragma GCC unroll 4
-    for (int pair = 0; pair < m / 2; pair++) {
-        const VEC even = polynomial(m, pair, x + 2), odd = polynomial(m, pair, x + 1), p = v_set1(point_of(m, pair));
+    for (int pair = 0; pair < e / 2 - 1; pair++) {
+        const VEC even = polynomial(e, pair, x + 2), odd = polynomial(e, pair, x + 1), p = v_set1(point_of(e, pair));
         y[1 + 2 * pair] = v_fma(p, odd, even);
-        y[2 + 2 * pair] = v_fma(v_set1(-point_of(m, pair)), odd, even);
+        y[2 + 2 * pair] = v_fma(v_set1(-point_of(e, pair)), odd, even);
     }
-    y[m + 1] = polynomial(m, -1, x + 1);
-}
-
-/* y = G x */
-INLINE void filter_transform(const int m, const VEC x[3], VEC y[MOST_EDGE]) {
-    y[0] = v_mul(x[0], v_set1(1 / coefficient(m, -1, 0)));
-#pragma GCC unroll 4
-    for (int pair = 0; pair < m / 2; pair++) {
-        const T p = point_of(m, pair);
-        T q = 0;
-#pragma GCC unroll 4
-        for (int i = m / 2 - 1; i >= 0; i--) q = q * p * p + coefficient(m, pair, i);
-        const T scale = 1 / (2 * p * p * q);
-        const VEC even = v_fma(x[2], v_set1(p * p * scale), v_mul(x[0], v_set1(scale))), odd = v_mul(x[1], v_set1(p * scale));
-        y[1 + 2 * pair] = v_add(even, odd);
-        y[2 + 2 * pair] = even - odd;
-    }
-    y[m + 1] = x[2];
+    y[e - 1] = polynomial(e, -1, x + 1);
 }
 
 INLINE T power(const T p, const int k) {
@@ -83,21 +67,42 @@ INLINE T power(const T p, const int k) {
     return value;
 }
 
+/* y = G x */
+INLINE void filter_transform(const int e, const int r, const VEC x[PYSIM_WINOGRAD_TAPS], VEC y[MOST_EDGE]) {
+    y[0] = v_mul(x[0], v_set1(1 / coefficient(e, -1, 0)));
+#pragma GCC unroll 4
+    for (int pair = 0; pair < e / 2 - 1; pair++) {
+        const T p = point_of(e, pair);
+        T q = 0;
+#pragma GCC unroll 4
+        for (int i = e / 2 - 2; i >= 0; i--) q = q * p * p + coefficient(e, pair, i);
+        const T scale = 1 / (2 * p * p * q);
+        VEC even = v_mul(x[0], v_set1(scale)), odd = v_mul(x[1], v_set1(p * scale));
+#pragma GCC unroll 4
+        for (int i = 2; i < r; i += 2) even = v_fma(x[i], v_set1(power(p, i) * scale), even);
+#pragma GCC unroll 4
+        for (int i = 3; i < r; i += 2) odd = v_fma(x[i], v_set1(power(p, i) * scale), odd);
+        y[1 + 2 * pair] = v_add(even, odd);
+        y[2 + 2 * pair] = even - odd;
+    }
+    y[e - 1] = x[r - 1];
+}
+
 /* y = A^T x */
-INLINE void sums_transform(const int m, const VEC x[MOST_EDGE], VEC y[PYSIM_WINOGRAD_LARGEST]) {
+INLINE void sums_transform(const int e, const int m, const VEC x[MOST_EDGE], VEC y[PYSIM_WINOGRAD_LARGEST]) {
     VEC even[PAIRS], odd[PAIRS];
 #pragma GCC unroll 4
-    for (int pair = 0; pair < m / 2; pair++) {
+    for (int pair = 0; pair < e / 2 - 1; pair++) {
         even[pair] = v_add(x[1 + 2 * pair], x[2 + 2 * pair]);
         odd[pair] = x[1 + 2 * pair] - x[2 + 2 * pair];
     }
 #pragma GCC unroll 8
     for (int k = 0; k < m; k++) {
         const VEC *of = k % 2 ? odd : even;
-        VEC sum = k == 0 ? x[0] : k == m - 1 ? x[m + 1] : v_mul(of[0], v_set1(power(point_of(m, 0), k)));
+        VEC sum = k == 0 ? x[0] : k == m - 1 ? x[e - 1] : v_mul(of[0], v_set1(power(point_of(e, 0), k)));
 #pragma GCC unroll 4
-        for (int pair = k == 0 || k == m - 1 ? 0 : 1; pair < m / 2; pair++)
-            sum = k == 0 ? v_add(sum, of[pair]) : v_fma(of[pair], v_set1(power(point_of(m, pair), k)), sum);
+        for (int pair = k == 0 || k == m - 1 ? 0 : 1; pair < e / 2 - 1; pair++)
+            sum = k == 0 ? v_add(sum, of[pair]) : v_fma(of[pair], v_set1(power(point_of(e, pair), k)), sum);
         y[k] = sum;
     }
 }
@@ -116,14 +121,15 @@ static const T zeros[PYSIM_WINOGRAD_LARGEST * LANES];
 typedef T LINES[MOST_EDGE][PYSIM_WINOGRAD_LARGEST * LANES];
 
 static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, PATCH_RUN *run) {
-    const int64_t m = w->outputs, per_image = w->tiles_h * w->tiles_w;
+    const int64_t m = w->outputs, e = m + w->taps - 1, per_image = w->tiles_h * w->tiles_w;
+    const int64_t most = LANES - (e - 1) / m; /* tiles whose taps stay within the lanes */
     int64_t runs = 0;
     for (int64_t lane = 0, n; lane < count; lane += n, runs++) {
         const int64_t t = tile + lane, column = t % w->tiles_w;
-        n = pysim_min(pysim_min(RUN, count - lane), w->tiles_w - column);
-        const int64_t y = t % per_image / w->tiles_w * m - w->pad_top, x = column * m - w->pad_left, needed = n * m + 2;
+        n = pysim_min(pysim_min(most, count - lane), w->tiles_w - column);
+        const int64_t y = t % per_image / w->tiles_w * m - w->pad_top, x = column * m - w->pad_left, needed = n * m + w->taps - 1;
         const T *corner = (const T *)(const void *)w->input + t / per_image * w->image_pitch + y * w->width + x;
-        for (int64_t i = 0; i < m + 2; i++) {
+        for (int64_t i = 0; i < e; i++) {
             const int inside = y + i >= 0 && y + i < w->height;
             run[runs].row[i] = inside ? corner + i * w->width : zeros;
             run[runs].step[i] = inside ? w->height * w->width : 0;
@@ -136,100 +142,107 @@ static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, P
     return runs;
 }
 
-/* Pixels of `vectors` (1 .. m) vectors by their column modulo m: part[column][tile]. Halves first; where m/2 is 3, one by one. */
+/* Pixels of `vectors` (1 .. m) vectors by their column modulo m: part[column][tile]. Halves first where m is even; thirds one by one. */
 INLINE void part_pixels(const int m, const int vectors, const T *line, const GATHER *thirds, VEC part[PYSIM_WINOGRAD_LARGEST]) {
+    const int halves = m % 2 ? 1 : 2;
     VEC half[2][PYSIM_WINOGRAD_LARGEST / 2];
 #pragma GCC unroll 3
-    for (int v = 0; v < m / 2; v++) {
-        const VEC low = 2 * v < vectors ? v_load(line + 2 * v * LANES) : v_zero();
-        const VEC high = 2 * v + 1 < vectors ? v_load(line + (2 * v + 1) * LANES) : v_zero();
-        half[0][v] = v_even(low, high);
-        half[1][v] = v_odd(low, high);
+    for (int v = 0; v < m / halves; v++) {
+        const VEC low = halves * v < vectors ? v_load(line + halves * v * LANES) : v_zero();
+        const VEC high = halves * v + 1 < vectors ? v_load(line + (halves * v + 1) * LANES) : v_zero();
+        half[0][v] = halves == 1 ? low : v_even(low, high);
+        half[1][v] = halves == 1 ? low : v_odd(low, high);
     }
 #pragma GCC unroll 6
     for (int i = 0; i < m; i++) {
-        const VEC *of = half[i % 2];
+        const VEC *of = half[i % halves];
         part[i] = m == 2 ? of[0] : m == 4 ? (i < 2 ? v_even(of[0], of[1]) : v_odd(of[0], of[1])) : v_zero();
+        if (m % 3) continue;
 #pragma GCC unroll 3
-        for (int v = 0; m == 6 && v < 3; v++) part[i] = v_gather_from(part[i], of[v], &thirds[i / 2], v);
+        for (int v = 0; v < 3; v++) part[i] = v_gather_from(part[i], of[v], &thirds[i / halves], v);
     }
 }
 
 /* One channel of a run, its columns transformed: line[row][pixel]. */
-INLINE void transform_columns(const int m, const int vectors, const PATCH_RUN *run, int64_t channel, LINES line) {
+INLINE void transform_columns(const int e, const int vectors, const PATCH_RUN *run, int64_t channel, LINES line) {
 #pragma GCC unroll 1
     for (int64_t v = 0; v < vectors; v++) {
         const MASK inside = run->load[v];
         VEC x[MOST_EDGE], y[MOST_EDGE];
 #pragma GCC unroll 8
-        for (int i = 0; i < m + 2; i++) {
+        for (int i = 0; i < e; i++) {
             const T *from = run->row[i] + channel * run->step[i] + v * LANES;
             __builtin_prefetch(from + AHEAD * run->step[i]);
             x[i] = v_load_mask(from, inside);
         }
-        patch_transform(m, x, y);
+        patch_transform(e, x, y);
 #pragma GCC unroll 8
-        for (int i = 0; i < m + 2; i++) v_store(&line[i][v * LANES], y[i]);
+        for (int i = 0; i < e; i++) v_store(&line[i][v * LANES], y[i]);
     }
 }
 
 /* Taps of the run's tiles: x[tap][tile]. A tap m further is the next tile's. */
-INLINE void part_taps(const int m, const int vectors, const T *line, const GATHER *thirds, VEC x[MOST_EDGE]) {
+INLINE void part_taps(const int m, const int r, const int vectors, const T *line, const GATHER *thirds, VEC x[MOST_EDGE]) {
     part_pixels(m, vectors, line, thirds, x);
-    x[m] = v_shift1(x[0], v_zero());
-    x[m + 1] = v_shift1(x[1], v_zero());
+#pragma GCC unroll 4
+    for (int tap = m; tap < m + r - 1; tap++) x[tap] = v_shift1(x[tap - m], v_zero());
 }
 
-INLINE void store_planes(const int m, const VEC x[MOST_EDGE], T *to, int64_t pitch) {
+INLINE void store_planes(const int e, const VEC x[MOST_EDGE], T *to, int64_t pitch) {
     VEC y[MOST_EDGE];
-    patch_transform(m, x, y);
+    patch_transform(e, x, y);
 #pragma GCC unroll 8
-    for (int j = 0; j < m + 2; j++) v_store(to + j * pitch, y[j]);
+    for (int j = 0; j < e; j++) v_store(to + j * pitch, y[j]);
 }
 
 /* A channel of a panel that is one run. */
-INLINE void single_run(const int m, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds, T *to, int64_t pitch) {
+INLINE void single_run(const int m, const int r, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds, T *to,
+                       int64_t pitch) {
+    const int e = m + r - 1;
     LINES line;
-    transform_columns(m, vectors, run, channel, line);
+    transform_columns(e, vectors, run, channel, line);
 #pragma GCC unroll 1
-    for (int i = 0; i < m + 2; i++, to += (m + 2) * pitch) {
+    for (int i = 0; i < e; i++, to += e * pitch) {
         VEC x[MOST_EDGE];
-        part_taps(m, vectors, line[i], thirds, x);
-        store_planes(m, x, to, pitch);
+        part_taps(m, r, vectors, line[i], thirds, x);
+        store_planes(e, x, to, pitch);
     }
 }
 
 /* A channel of one run of several: taps to their lanes. */
-INLINE void gather_run(const int m, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds, T (*d)[PANEL_WIDTH]) {
+INLINE void gather_run(const int m, const int r, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds,
+                       T (*d)[PANEL_WIDTH]) {
+    const int e = m + r - 1;
     LINES line;
-    transform_columns(m, vectors, run, channel, line);
+    transform_columns(e, vectors, run, channel, line);
 #pragma GCC unroll 1
-    for (int i = 0; i < m + 2; i++, d += m + 2) {
+    for (int i = 0; i < e; i++, d += e) {
         VEC x[MOST_EDGE];
-        part_taps(m, vectors, line[i], thirds, x);
+        part_taps(m, r, vectors, line[i], thirds, x);
 #pragma GCC unroll 8
-        for (int tap = 0; tap < m + 2; tap++) v_store(&d[tap][run->lane], x[tap]);
+        for (int tap = 0; tap < e; tap++) v_store(&d[tap][run->lane], x[tap]);
     }
 }
 
-INLINE void several_runs(const int m, int64_t runs, const PATCH_RUN *run, int64_t channel, int64_t count, const GATHER *thirds,
+INLINE void several_runs(const int m, const int r, int64_t runs, const PATCH_RUN *run, int64_t channel, int64_t count, const GATHER *thirds,
                          T (*d)[PANEL_WIDTH], T *to, int64_t pitch) {
-    for (int64_t r = 0; r < runs; r++)
-        if (run[r].vectors <= m / 2)
-            gather_run(m, m / 2, &run[r], channel, thirds, d);
+    const int e = m + r - 1;
+    for (int64_t i = 0; i < runs; i++)
+        if (run[i].vectors <= m / 2)
+            gather_run(m, r, m / 2, &run[i], channel, thirds, d);
         else
-            gather_run(m, m, &run[r], channel, thirds, d);
+            gather_run(m, r, m, &run[i], channel, thirds, d);
 #pragma GCC unroll 1
-    for (int i = 0; i < m + 2; i++, to += (m + 2) * pitch)
+    for (int i = 0; i < e; i++, to += e * pitch)
         for (int64_t lane = 0; lane < count; lane += LANES) {
             VEC x[MOST_EDGE];
 #pragma GCC unroll 8
-            for (int j = 0; j < m + 2; j++) x[j] = v_load(&d[i * (m + 2) + j][lane]);
-            store_planes(m, x, to + lane, pitch);
+            for (int j = 0; j < e; j++) x[j] = v_load(&d[i * e + j][lane]);
+            store_planes(e, x, to + lane, pitch);
         }
 }
 
-INLINE void patches_body(const int m, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
+INLINE void patches_body(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
     PATCH_RUN run[PYSIM_WINOGRAD_PANEL];
     GATHER thirds[3];
     T d[MOST_EDGE * MOST_EDGE][PANEL_WIDTH] = {{0}};
@@ -237,37 +250,41 @@ INLINE void patches_body(const int m, const pysim_winograd *w, int64_t tile, int
     for (int i = 0; i < 3; i++) thirds[i] = v_gather_plan(3, i);
     for (int64_t c = 0; c < w->channels; c++, panel += w->panel_tiles)
         if (runs > 1)
-            several_runs(m, runs, run, c, count, thirds, d, panel, w->plane_pitch);
+            several_runs(m, r, runs, run, c, count, thirds, d, panel, w->plane_pitch);
         else if (run->vectors <= m / 2)
-            single_run(m, m / 2, run, c, thirds, panel, w->plane_pitch);
+            single_run(m, r, m / 2, run, c, thirds, panel, w->plane_pitch);
         else
-            single_run(m, m, run, c, thirds, panel, w->plane_pitch);
+            single_run(m, r, m, run, c, thirds, panel, w->plane_pitch);
 }
 
 /* ---- filters ---- */
 
-INLINE void filters_body(const int m, int64_t channels, int64_t width, const T *taps, T *to, int64_t to_plane) {
-    for (int64_t c = 0; c < channels; c++, taps += PYSIM_WINOGRAD_TAPS * width, to += width)
-        for (int64_t f = 0; f < width; f += LANES) {
-            const MASK mask = v_lanes(0, width - f);
-            VEC half[MOST_EDGE][3];
-#pragma GCC unroll 3
-            for (int j = 0; j < 3; j++) {
-                VEC x[3], y[MOST_EDGE];
-#pragma GCC unroll 3
-                for (int i = 0; i < 3; i++) x[i] = v_load_mask(taps + (i * 3 + j) * width + f, mask);
-                filter_transform(m, x, y);
-#pragma GCC unroll 8
-                for (int i = 0; i < m + 2; i++) half[i][j] = y[i];
+INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *from, int64_t width, T *to, int64_t to_plane) {
+    const int e = m + r - 1;
+    const T *const taps = from->first;
+    for (int64_t f = 0; f < width; f += LANES) {
+        const MASK mask = v_lanes(0, width - f);
+        VEC half[MOST_EDGE][PYSIM_WINOGRAD_TAPS];
+#pragma GCC unroll 5
+        for (int j = 0; j < r; j++) {
+            VEC x[PYSIM_WINOGRAD_TAPS], y[MOST_EDGE];
+#pragma GCC unroll 5
+            for (int i = 0; i < r; i++) {
+                const T *tap = taps + i * from->row_pitch + j * from->column_pitch + f;
+                x[i] = i < from->rows && j < from->columns ? v_load_mask(tap, mask) : v_zero();
             }
+            filter_transform(e, r, x, y);
 #pragma GCC unroll 8
-            for (int i = 0; i < m + 2; i++) {
-                VEC y[MOST_EDGE];
-                filter_transform(m, half[i], y);
-#pragma GCC unroll 8
-                for (int j = 0; j < m + 2; j++) v_store_mask(to + (i * (m + 2) + j) * to_plane + f, y[j], mask);
-            }
+            for (int i = 0; i < e; i++) half[i][j] = y[i];
         }
+#pragma GCC unroll 8
+        for (int i = 0; i < e; i++) {
+            VEC y[MOST_EDGE];
+            filter_transform(e, r, half[i], y);
+#pragma GCC unroll 8
+            for (int j = 0; j < e; j++) v_store_mask(to + (i * e + j) * to_plane + f, y[j], mask);
+        }
+    }
 }
 
 /* ---- outputs ---- */
@@ -275,21 +292,22 @@ INLINE void filters_body(const int m, int64_t channels, int64_t width, const T *
 typedef T ROWS[PYSIM_WINOGRAD_LARGEST][(OUT_TILES * PYSIM_WINOGRAD_LARGEST + LANES) * LANES];
 
 /* One tile of LANES filters: y = A^T M A, bias and activation, to pixels of `rows`. */
-INLINE void output_tile(const int m, const T *sums, int64_t pitch, VEC bias, VEC floor, int64_t pixel, ROWS rows) {
+INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, VEC bias, VEC floor, int64_t pixel, ROWS rows) {
+    const int e = m + r - 1;
     VEC half[PYSIM_WINOGRAD_LARGEST][MOST_EDGE];
 #pragma GCC unroll 8
-    for (int j = 0; j < m + 2; j++) {
+    for (int j = 0; j < e; j++) {
         VEC x[MOST_EDGE], y[PYSIM_WINOGRAD_LARGEST];
 #pragma GCC unroll 8
-        for (int i = 0; i < m + 2; i++) x[i] = v_load(sums + (i * (m + 2) + j) * pitch);
-        sums_transform(m, x, y);
+        for (int i = 0; i < e; i++) x[i] = v_load(sums + (i * e + j) * pitch);
+        sums_transform(e, m, x, y);
 #pragma GCC unroll 6
         for (int i = 0; i < m; i++) half[i][j] = y[i];
     }
 #pragma GCC unroll 6
     for (int i = 0; i < m; i++) {
         VEC y[PYSIM_WINOGRAD_LARGEST];
-        sums_transform(m, half[i], y);
+        sums_transform(e, m, half[i], y);
 #pragma GCC unroll 6
         for (int j = 0; j < m; j++) v_store(&rows[i][(pixel + j) * LANES], v_max(floor, v_add(y[j], bias)));
     }
@@ -309,7 +327,7 @@ INLINE void store_row(const T *row, int64_t columns, int64_t filters, T *out, in
     }
 }
 
-INLINE void outputs_body(const int m, const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,
+INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,
                          const T *sums) {
     const int64_t per_image = w->tiles_h * w->tiles_w, map = w->out_h * w->out_w;
     const VEC floor = v_set1(w->relu ? (T)0 : (T)-__builtin_inf());
@@ -321,33 +339,35 @@ INLINE void outputs_body(const int m, const pysim_winograd *w, int64_t tile, int
             const int64_t t = tile + i, column = t % w->tiles_w;
             n = pysim_min(pysim_min(OUT_TILES, count - i), w->tiles_w - column);
             for (int64_t j = 0; j < n; j++)
-                output_tile(m, sums + (i + j) * w->tile_pitch + f, w->sums_pitch, added, floor, j * m, rows);
+                output_tile(m, r, sums + (i + j) * w->tile_pitch + f, w->sums_pitch, added, floor, j * m, rows);
             const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
             T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map + y * w->out_w + x;
-            for (int64_t k = 0; k < pysim_min(m, w->out_h - y); k++)
-                store_row(rows[k], pysim_min(n * m, w->out_w - x), filters - f, out + k * w->out_w, map);
+            const int64_t high = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
+            for (int64_t k = 0; k < high; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, map);
+            for (int64_t l = 0; w->finish.loops && l < pysim_min(LANES, filters - f); l++)
+                pysim_finish_rows(&w->finish, out + l * map, w->out_w, high, wide);
         }
     }
 }
 
-#define BY_OUTPUTS(outputs, call) \
-    switch (outputs) {            \
-    case 2: call(2); break;       \
-    case 4: call(4); break;       \
-    default: call(6); break;      \
-    }
-#define DEFINE_WINOGRAD(name)                                                                                                   \
-    static void name##_patches(const pysim_winograd *w, int64_t tile, int64_t count, void *panel) {                            \
-        BY_OUTPUTS(w->outputs, PATCHES)                                                                                         \
-    }                                                                                                                           \
-    static void name##_filters(int64_t outputs, int64_t channels, int64_t width, const void *taps, void *to, int64_t to_plane) { \
-        BY_OUTPUTS(outputs, FILTERS)                                                                                            \
-    }                                                                                                                           \
-    static void name##_outputs(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,          \
-                               const void *sums) {                                                                              \
-        BY_OUTPUTS(w->outputs, OUTPUTS)                                                                                         \
-    }                                                                                                                           \
-    const pysim_winograd_transforms name = {name##_patches, name##_filters, name##_outputs};
-#define PATCHES(m) patches_body(m, w, tile, count, panel)
-#define FILTERS(m) filters_body(m, channels, width, taps, to, to_plane)
-#define OUTPUTS(m) outputs_body(m, w, tile, count, filter, filters, sums)
+/* What is compiled, with constants: the forms of winograd.inc. */
+static void patches(const pysim_winograd *w, int64_t tile, int64_t count, void *panel) {
+#define PYSIM_WINOGRAD_FORM(m, r) \
+    if (w->outputs == m && w->taps == r) patches_body(m, r, w, tile, count, panel);
+#include "../winograd.inc"
+#undef PYSIM_WINOGRAD_FORM
+}
+static void filters(int64_t outputs, int64_t taps, const pysim_winograd_taps *from, int64_t width, void *to, int64_t to_plane) {
+#define PYSIM_WINOGRAD_FORM(m, r) \
+    if (outputs == m && taps == r) filters_body(m, r, from, width, to, to_plane);
+#include "../winograd.inc"
+#undef PYSIM_WINOGRAD_FORM
+}
+static void outputs(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *sums) {
+#define PYSIM_WINOGRAD_FORM(m, r) \
+    if (w->outputs == m && w->taps == r) outputs_body(m, r, w, tile, count, filter, filters, sums);
+#include "../winograd.inc"
+#undef PYSIM_WINOGRAD_FORM
+}
+
+#define DEFINE_WINOGRAD(name) const pysim_winograd_transforms name = {patches, filters, outputs};

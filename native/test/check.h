@@ -62,7 +62,7 @@ int64_t check_compare(int32_t dtype, int64_t count, const void *got, const void 
 uint64_t check_hash(const void *bytes, size_t count);
 
 /* Memory that is kept and reused under a small number; contents are arbitrary. */
-enum { SCRATCH_WANT, SCRATCH_BOUND, SCRATCH_A, SCRATCH_B, SCRATCH_C, SCRATCH_BIAS, SCRATCH_FIRST, SCRATCH_COUNT };
+enum { SCRATCH_WANT, SCRATCH_BOUND, SCRATCH_A, SCRATCH_B, SCRATCH_C, SCRATCH_BIAS, SCRATCH_RESIDUAL, SCRATCH_FIRST, SCRATCH_COUNT };
 void *check_scratch(int32_t which, size_t bytes);
 
 /* A workspace of exactly `bytes` bytes filled with `garbage`: flush against the guard, or, when `odd`, 8 bytes off any
@@ -95,6 +95,9 @@ static const int32_t check_computes[] = {
 
 /* A row of conv/depthwise.inc, which the algorithm of that name runs, not the loop nest. */
 static inline int check_is_direct(const pysim_kernel_info *row) { return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0; }
+
+/* A row of conv/skinny.inc, likewise. */
+static inline int check_is_skinny(const pysim_kernel_info *row) { return strcmp(row->form, "axpy") == 0 || strcmp(row->form, "dot") == 0; }
 
 static inline pysim_problem check_conv_problem(const pysim_conv *c) { return (pysim_problem){PYSIM_CONV, .conv = *c}; }
 static inline pysim_problem check_gemm_problem(const pysim_gemm *g) { return (pysim_problem){PYSIM_GEMM, .gemm = *g}; }

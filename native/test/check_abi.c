@@ -57,7 +57,7 @@ void check_checks(void) {
     if (check_begin("comparison", "arrays of three elements")) check_comparison(), check_end();
 }
 
-/* ---- registry: the table in the library is the one in kernels.inc and conv/depthwise.inc ---- */
+/* ---- registry: the table in the library is the one in kernels.inc, conv/depthwise.inc and conv/skinny.inc ---- */
 
 typedef struct {
     const char *name, *target, *dtype, *form;
@@ -69,10 +69,13 @@ static const line lines[] = {
     {#dtype "_" #form "_" #windows "x" #filters "__" #target, #target, #dtype, #form, windows, filters, lane_windows,     \
      lane_filters},
 #define PYSIM_DIRECT_ROW PYSIM_ROW
+#define PYSIM_SKINNY_ROW PYSIM_ROW
 #include "../kernels.inc"
 #include "../conv/depthwise.inc"
+#include "../conv/skinny.inc"
 #undef PYSIM_ROW
 #undef PYSIM_DIRECT_ROW
+#undef PYSIM_SKINNY_ROW
 #undef PYSIM_PACKER
 };
 enum { LINES = sizeof lines / sizeof *lines };
@@ -114,7 +117,7 @@ void check_registry(void) {
 
 static void worked_numbers(void) {
     const pysim_conv c = {1, 1, 1, 3, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32};
-    const pysim_epilogue e = {1, 0, NULL, PYSIM_IDENTITY};
+    const pysim_epilogue e = {.alpha = 1};
     const float ones[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1}, want[9] = {4, 6, 4, 6, 9, 6, 4, 6, 4};
     float got[9];
     if (check_conv_reference(&c, &e, ones, ones, got) != PYSIM_OK) check_fail("%s", pysim_last_error());
@@ -124,14 +127,14 @@ static void worked_numbers(void) {
      */
     const pysim_gemm g = {2, 2, 2, 2, 2, 2, 0, 1, PYSIM_F64};
     const double a[4] = {1, 2, 3, 4}, b[4] = {5, 6, 7, 8}, bias[2] = {1, -1}, result[4] = {34, 0, 78, 104};
-    const pysim_epilogue relu = {2, -1, bias, PYSIM_RELU};
+    const pysim_epilogue relu = {.alpha = 2, .beta = -1, .bias = bias, .activation = PYSIM_RELU};
     double m[4] = {1, 100, 1, 1};
     if (check_gemm_reference(&g, &relu, a, b, m) != PYSIM_OK) check_fail("%s", pysim_last_error());
     if (check_compare(PYSIM_F64, 4, m, result, NULL, 0) >= 0) check_fail("the product is %g %g %g %g", m[0], m[1], m[2], m[3]);
 
     /* bf16: 1.5 is 0x3FC0, -2 is 0xC000, 2^-7 is 0x3C00: 1.5*1.5 - 2*2^-7 = 2.234375, which bf16 itself does not have. */
     const pysim_gemm half = {1, 1, 2, 2, 1, 1, 0, 0, PYSIM_BF16};
-    const pysim_epilogue plain = {1, 0, NULL, PYSIM_IDENTITY};
+    const pysim_epilogue plain = {.alpha = 1};
     const uint16_t left[2] = {0x3FC0, 0xC000}, right[2] = {0x3FC0, 0x3C00};
     float sum = NAN;
     if (check_gemm_reference(&half, &plain, left, right, &sum) != PYSIM_OK) check_fail("%s", pysim_last_error());
@@ -140,7 +143,7 @@ static void worked_numbers(void) {
     /* s8: -128*-128 + 127*-1 = 16257; times 3, plus 2*(2^30+5), plus 7 is 2147532436 and wraps to it less 2^32. */
     const pysim_gemm byte = {1, 1, 2, 2, 1, 1, 0, 0, PYSIM_S8};
     const int32_t seven = 7;
-    const pysim_epilogue whole = {3, 2, &seven, PYSIM_IDENTITY};
+    const pysim_epilogue whole = {.alpha = 3, .beta = 2, .bias = &seven};
     const int8_t bytes[2] = {-128, 127}, others[2] = {-128, -1};
     int32_t wrapped = (1 << 30) + 5;
     if (check_gemm_reference(&byte, &whole, bytes, others, &wrapped) != PYSIM_OK) check_fail("%s", pysim_last_error());
@@ -159,7 +162,7 @@ static void both_ways(const pysim_conv *c, guard_side side, check_random *random
     const size_t size = check_size(c->dtype), result_size = check_size(check_result(c->dtype));
     const int64_t depth = c->channels * c->kernel_h * c->kernel_w, windows = p * q;
     const pysim_gemm g = {c->filters, windows, depth, depth, windows, windows, 0, 0, c->dtype};
-    const pysim_epilogue e = {1, 0, NULL, PYSIM_IDENTITY};
+    const pysim_epilogue e = {.alpha = 1};
     check_fill(guard_place(&image, (size_t)(c->channels * c->height * c->width) * size, side), c->dtype,
                c->channels * c->height * c->width, FILL_EXACT, random);
     check_fill(guard_place(&filters, (size_t)(c->filters * depth) * size, side), c->dtype, c->filters * depth, FILL_EXACT,
@@ -248,4 +251,28 @@ void check_probes(void) {
                 if (buffer[j] != 0) check_fail("byte %lld was not written", (long long)j);
             check_end();
         }
+    const int64_t chased[][2] = {{16, 8}, {128, 64}, {200, 64}, {1024, 128}, {70000, 64}};
+    for (size_t i = 0; i < sizeof chased / sizeof *chased; i++) {
+        const int64_t bytes = chased[i][0], line = chased[i][1];
+        char id[32];
+        snprintf(id, sizeof id, "latency/%lld/%lld", (long long)bytes, (long long)line);
+        if (!check_begin(id, "pysim_probe_latency: one cycle through all lines")) continue;
+        unsigned char *buffer = guard_place(&arena, (size_t)bytes, GUARD_RIGHT);
+        positive("latency", pysim_probe_latency(buffer, bytes, line, 1e-4, &rate), &rate);
+        if (!guard_intact(&arena)) check_fail("a write beside the buffer");
+        int64_t steps = 0;
+        for (void *at = buffer; steps == 0 || (at != buffer && steps <= bytes); steps++) at = *(void **)at;
+        if (steps != bytes / line) check_fail("the cycle has %lld of %lld lines", (long long)steps, (long long)(bytes / line));
+        check_end();
+    }
+    if (check_begin("latency/refused", "pysim_probe_latency of what has no cycle")) {
+        uint64_t words[32];
+        const int64_t bad[][2] = {{64, 64}, {256, 12}, {256, 0}, {256, -8}, {-1, 8}};
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+            if (pysim_probe_latency(words, bad[i][0], bad[i][1], 1e-4, &rate) != PYSIM_BAD_ARGUMENT)
+                check_fail("%lld bytes in lines of %lld were taken", (long long)bad[i][0], (long long)bad[i][1]);
+        if (pysim_probe_latency((char *)words + 4, 128, 64, 1e-4, &rate) != PYSIM_BAD_ARGUMENT) check_fail("an odd address was taken");
+        if (pysim_probe_latency(words, 256, 64, -1, &rate) != PYSIM_BAD_ARGUMENT) check_fail("seconds below 0 were taken");
+        check_end();
+    }
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../loops.h"
 #include "check.h"
 
 enum { REGION = 1 << 16 };
@@ -23,7 +24,7 @@ typedef struct {
     const pysim_epilogue *epilogue;
     int32_t threads;
     char *input, *filters, *output; /* a, b and c of a GEMM */
-    char *packed, *columns, *workspace, *bias;
+    char *packed, *columns, *workspace, *bias, *residual;
     int64_t packed_bytes, workspace_bytes;
     int64_t *bytes, *p, *q;
     int64_t result[3];
@@ -84,7 +85,7 @@ static int32_t kernel_of(int32_t dtype, int32_t available, pysim_kernel_info *ro
     return -1;
 }
 
-static _Alignas(64) char pool[9 * REGION], kept[9 * REGION];
+static _Alignas(64) char pool[10 * REGION], kept[10 * REGION];
 
 static void good(int32_t f, call *x) {
     const int product = f >= GEMM_WORKSPACE;
@@ -99,9 +100,9 @@ static void good(int32_t f, call *x) {
                             row.windows, row.filters, 2, 64, 64, 0}; /* k2, k3: all tiles */
     x->problem = &x->of, x->conv = &x->of.conv, x->schedule = &x->s, x->epilogue = &x->e;
     x->threads = 1;
-    char **region[] = {&x->input, &x->filters, &x->packed, &x->output, &x->columns, &x->workspace, &x->bias};
+    char **region[] = {&x->input, &x->filters, &x->packed, &x->output, &x->columns, &x->workspace, &x->bias, &x->residual};
     for (size_t i = 0; i < sizeof region / sizeof *region; i++) *region[i] = pool + (i + 1) * REGION; /* room on both sides */
-    x->e = (pysim_epilogue){1, 0, x->bias, PYSIM_RELU};
+    x->e = (pysim_epilogue){.alpha = 1, .bias = x->bias, .activation = PYSIM_RELU, .residual = product ? NULL : x->residual};
     x->bytes = &x->result[0], x->p = &x->result[1], x->q = &x->result[2];
     if (pysim_prepared_bytes(&x->of, &x->s, &x->packed_bytes) != PYSIM_OK ||
         pysim_workspace_bytes(&x->of, &x->s, 1, &x->workspace_bytes) != PYSIM_OK)
@@ -206,7 +207,8 @@ static const struct {
 
     FIELD(I32, threads, 0, THREADED, BAD_ARGUMENT, "threads"), FIELD(I32, threads, -1, THREADED, BAD_ARGUMENT, "threads"),
     FIELD(I32, threads, 1025, THREADED, BAD_ARGUMENT, "1..1024"),
-    FIELD(I32, e.activation, 2, COMPUTE, BAD_ARGUMENT, "activation"),
+    FIELD(I32, e.activation, PYSIM_EPILOGUES, COMPUTE, BAD_ARGUMENT, "activation"),
+    FIELD(SHIFT, e.residual, 2, RUN | REFERENCE, BAD_ARGUMENT, "residual"),
     FIELD(I32, e.activation, -1, COMPUTE, BAD_ARGUMENT, "activation"),
     FIELD(F64, e.alpha, 2, RUN | REFERENCE, BAD_ARGUMENT, "alpha"),
     FIELD(F64, e.alpha, INT64_MIN, RUN | REFERENCE, BAD_ARGUMENT, "alpha"),
@@ -218,7 +220,7 @@ static const struct {
     NIL(input, RUN | REFERENCE | IM2COL | G_RUN | G_REFERENCE, "NULL"),
     NIL(filters, PACK | REFERENCE | G_RUN | G_REFERENCE, "NULL"),
     NIL(packed, PACK | RUN, "NULL"), NIL(output, COMPUTE, "NULL"), NIL(columns, IM2COL, "columns"),
-    NIL(workspace, RUN | G_RUN, "workspace"), FIELD(POINTER, e.bias, 0, COMPUTE, OK, NULL),
+    NIL(workspace, RUN | G_RUN, "workspace"), FIELD(POINTER, e.bias, 0, COMPUTE, OK, NULL), FIELD(POINTER, e.residual, 0, COMPUTE, OK, NULL),
     FIELD(SHIFT, input, 2, RUN | REFERENCE | IM2COL | G_RUN | G_REFERENCE, BAD_ARGUMENT, NULL),
     FIELD(SHIFT, filters, 2, PACK | REFERENCE | G_RUN | G_REFERENCE, BAD_ARGUMENT, NULL),
     FIELD(SHIFT, packed, 2, PACK | RUN, BAD_ARGUMENT, NULL),
@@ -264,6 +266,7 @@ static const pair pairs[] = {
     {CONV_RUN, AT(output), AT(input), OUT, IN, "output over input"},
     {CONV_RUN, AT(output), AT(packed), OUT, -(int64_t)AT(packed_bytes), "output over packed filters"},
     {CONV_RUN, AT(output), AT(e.bias), OUT, 6 * 4, "output over bias"},
+    {CONV_RUN, AT(output), AT(e.residual), OUT, OUT, "output over residual"},
     {CONV_RUN, AT(output), AT(workspace), OUT, -(int64_t)AT(workspace_bytes), "output over workspace"},
     {CONV_RUN, AT(workspace), AT(input), -(int64_t)AT(workspace_bytes), IN, "workspace over input"},
     {CONV_RUN, AT(workspace), AT(packed), -(int64_t)AT(workspace_bytes), -(int64_t)AT(packed_bytes),

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Convolutions at the edges of a kernel's block, run as every kind of schedule. Three families: any kernel; 1x1 with unit stride and
- * no padding, where both pack modes are legal; 3x3 with unit stride by Winograd's transforms. */
+ * no padding, where both pack modes are legal; square kernels by Winograd's transforms, whatever the stride. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "../loops.h"
 #include "check.h"
 #include "cover.h"
 
@@ -12,11 +13,12 @@ enum { FAMILY_ANY = 0, FAMILY_POINTWISE = 1, FAMILY_WINOGRAD = 2 };
 
 /* Axes of the covering array, see cover_settings. */
 enum {
-    WINDOWS, FILTERS, STATIONARY, K2, K3, LAYOUT, CHANNELS, SET, GROUPS, BATCH, BIAS, RELU, /* both families */
+    WINDOWS, FILTERS, STATIONARY, K2, K3, LAYOUT, CHANNELS, SET, GROUPS, BATCH, BIAS, EPILOGUE, /* both families */
     PACK, POINTWISE_AXES,
     KERNEL = PACK, STRIDE, DILATION, PADDING, ANY_AXES,
-    OUTPUTS = PACK, WINOGRAD_PADDING, WINOGRAD_AXES, /* WINDOWS are tiles there */
+    FORM = PACK, PHASES, WINOGRAD_PADDING, WINOGRAD_AXES, /* WINDOWS are tiles there */
 };
+enum { EPILOGUES = 5, ADDS = 2, CLAMPS = 4, LOW = -3, HIGH = 5 }; /* none, relu, from ADDS on with a residual: none, relu, clamp */
 static const int64_t channel_levels[] = {1, 2, 3, 5, 17};
 /* {1, 19} has more taps than a vector has lanes; a stride of 13 needs 13 vectors a tap, one of 19 is beyond every table. */
 static const int64_t kernels[][2] = {{1, 1}, {3, 3}, {2, 5}, {5, 5}, {7, 7}, {1, 3}, {1, 19}};
@@ -24,22 +26,31 @@ static const int64_t stride_levels[][2] = {{1, 1}, {2, 2}, {3, 3}, {4, 4}, {1, 2
 static const int64_t dilations[][2] = {{1, 1}, {2, 2}, {1, 2}, {3, 5}};
 enum { PADDINGS = 5 };
 
-static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 7, 8, 4, PADDINGS};
-static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES, 1, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 3, PADDINGS};
-static const int32_t pointwise_levels[POINTWISE_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, 2, 2};
+/* Winograd's F(m x m, r x r). The most that an output's terms, all positive, grow to, over its r x r products: the largest element of
+ * |A^T| (|G| 1 |B^T| 1), squared, over r^2. */
+static const struct {
+    int64_t outputs, taps;
+    double growth;
+} forms[] = {{2, 3, 7.2}, {4, 3, 83.6}, {6, 3, 508.8}, {3, 4, 68.5}, {2, 5, 61.3}};
+enum { FORMS = sizeof forms / sizeof *forms, STRIDES = 4, LARGEST_KERNEL = 12 };
+
+static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 7, 8, 4, PADDINGS};
+static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES, 1, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, FORMS, STRIDES,
+                                                       PADDINGS};
+static const int32_t pointwise_levels[POINTWISE_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 2};
 
 typedef struct {
     char id[32];
     pysim_conv c;
     pysim_schedule s;
-    int bias, relu;
-    int32_t index, threads, result; /* result: dtype of the output and the bias */
+    int bias, epilogue;
+    int32_t index, threads, result, form; /* result: dtype of the output and the bias; form: of Winograd */
     check_random random;
     int64_t p, q, input, filters, output; /* elements */
 } conv_case;
 
 typedef struct {
-    guard_arena input, filters, bias, packed, workspace, output;
+    guard_arena input, filters, bias, residual, packed, workspace, output;
 } operands;
 static operands at;
 
@@ -80,7 +91,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     k->index = index;
     k->random = check_case_random(kernel, family, index);
     k->bias = level[BIAS];
-    k->relu = level[RELU];
+    k->epilogue = row->dtype == PYSIM_S8 ? level[EPILOGUE] % ADDS : level[EPILOGUE];
     k->threads = 2 + (index % 5 == 0);
 
     pysim_conv *c = &k->c;
@@ -106,24 +117,31 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
         k->s = (pysim_schedule){CHECK_depthwise, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters, channels, 1, 1, 0};
 }
 
-/* A 3x3 convolution whose tiles are at the edges of the kernel's filters, its filters at those of its windows. */
+/* A square kernel whose tiles are at the edges of the kernel's filters, its filters at those of its windows; its last phases may lack a tap. */
 static void make_winograd(conv_case *k, int32_t index, const unsigned char *level, int32_t kernel, const pysim_kernel_info *row) {
     unsigned char plain[ANY_AXES] = {0};
     memcpy(plain, level, PACK);
-    plain[KERNEL] = 1;
     plain[PADDING] = level[WINOGRAD_PADDING];
     make(k, FAMILY_ANY, index, plain, kernel, row);
     snprintf(k->id, sizeof k->id, "winograd/%d", (int)index);
     pysim_conv *c = &k->c;
+    const int64_t m = forms[level[FORM]].outputs, taps = forms[level[FORM]].taps, channels = c->channels / c->groups;
+    const int64_t most = LARGEST_KERNEL / taps, stride = 1 + level[PHASES] < most ? 1 + level[PHASES] : most;
+    const int64_t size = taps * stride - check_below(&k->random, stride);
     int64_t rows, columns;
-    k->s.algorithm = CHECK_winograd;
-    k->s.outputs = 2 + 2 * level[OUTPUTS];
+    k->form = level[FORM];
+    c->kernel_h = c->kernel_w = size;
+    c->stride_h = c->stride_w = stride;
     c->filters = c->groups * check_edge(level[FILTERS], row->windows);
     layout(level[LAYOUT], check_edge(level[WINDOWS], row->filters), &rows, &columns);
-    k->p = rows * k->s.outputs - check_below(&k->random, k->s.outputs);
-    k->q = columns * k->s.outputs - check_below(&k->random, k->s.outputs);
-    axis(plain[PADDING], k->p, 3, 1, 1, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
-    axis(plain[PADDING], k->q, 3, 1, 1, &k->random, &c->pad_left, &c->pad_right, &c->width);
+    k->p = rows * m - check_below(&k->random, m);
+    k->q = columns * m - check_below(&k->random, m);
+    axis(plain[PADDING], k->p, size, stride, 1, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
+    axis(plain[PADDING], k->q, size, stride, 1, &k->random, &c->pad_left, &c->pad_right, &c->width);
+    const check_plan plan = {level[STATIONARY], PYSIM_PACK_TILES, level[SET], level[K2], level[K3]};
+    k->s = check_schedule(kernel, row, &plan, channels * stride * stride, &k->random);
+    k->s.algorithm = CHECK_winograd;
+    k->s.outputs = m;
 }
 
 /* Whether the row is one that Winograd's products run on: transforms of its target and dtype, panels that are not too wide. */
@@ -140,6 +158,15 @@ static int has_winograd(const pysim_kernel_info *row) {
     return 0;
 }
 
+static const char *const epilogues[EPILOGUES] = {"", " relu", " residual", " residual relu", " residual clamp"};
+
+static pysim_epilogue epilogue_of(const conv_case *k) {
+    pysim_epilogue e = {.alpha = 1, .bias = k->bias ? at.bias.buffer : NULL, .activation = k->epilogue % ADDS ? PYSIM_RELU : PYSIM_IDENTITY};
+    if (k->epilogue >= ADDS) e.residual = at.residual.buffer;
+    if (k->epilogue == CLAMPS) e.activation = PYSIM_EPILOGUE_clamp, e.low = LOW, e.high = HIGH;
+    return e;
+}
+
 static int begin(const conv_case *k, const pysim_kernel_info *row) {
     const pysim_conv *c = &k->c;
     char schedule[160];
@@ -152,7 +179,7 @@ static int begin(const conv_case *k, const pysim_kernel_info *row) {
         (long long)c->filters, (long long)k->p, (long long)k->q, (long long)c->kernel_h, (long long)c->kernel_w,
         (long long)c->stride_h, (long long)c->stride_w, (long long)c->pad_top, (long long)c->pad_left,
         (long long)c->dilation_h - 1, (long long)c->dilation_w - 1, check_name(c->dtype),
-        (long long)c->pad_bottom, (long long)c->pad_right, k->bias ? " bias" : "", k->relu ? " relu" : "", row->name,
+        (long long)c->pad_bottom, (long long)c->pad_right, k->bias ? " bias" : "", epilogues[k->epilogue], row->name,
         (int)k->s.outputs, schedule, (int)k->threads);
 }
 
@@ -192,27 +219,39 @@ static double largest(const void *positive, int32_t dtype, int64_t count) {
     return most;
 }
 
-/* |I| |F| + |bias| into SCRATCH_BOUND. */
-static void expect_bound(conv_case *k, const void *bias) {
+/* |I| |F| + |bias| + |residual| into SCRATCH_BOUND. */
+static void expect_bound(conv_case *k, const pysim_epilogue *given) {
     const size_t size = check_size(k->c.dtype), result_size = check_size(k->result);
     void *input = check_scratch(SCRATCH_A, (size_t)k->input * size),
          *filters = check_scratch(SCRATCH_B, (size_t)k->filters * size);
     void *positive = check_scratch(SCRATCH_BIAS, (size_t)k->c.filters * result_size);
     check_absolute(input, at.input.buffer, k->c.dtype, k->input);
     check_absolute(filters, at.filters.buffer, k->c.dtype, k->filters);
-    if (bias) check_absolute(positive, bias, k->result, k->c.filters);
-    const pysim_epilogue e = {.alpha = 1, .bias = bias ? positive : NULL};
+    if (given->bias) check_absolute(positive, given->bias, k->result, k->c.filters);
+    pysim_epilogue e = {.alpha = 1, .bias = given->bias ? positive : NULL};
+    if (given->residual) {
+        void *added = check_scratch(SCRATCH_RESIDUAL, (size_t)k->output * result_size);
+        check_absolute(added, given->residual, k->result, k->output);
+        e.residual = added;
+    }
     void *bound = check_scratch(SCRATCH_BOUND, (size_t)k->output * result_size);
     if (check_conv_reference(&k->c, &e, input, filters, bound) != PYSIM_OK) check_fail("pysim_reference: %s", pysim_last_error());
 }
 
 /* Where patches are transformed, which mixes windows: the bound of the largest elements, everywhere. */
-static void mix_bound(const conv_case *k, const void *bias) {
+static void mix_bound(const conv_case *k, const pysim_epilogue *e) {
     if (k->s.algorithm != CHECK_winograd) return;
-    const double summed = (double)(9 * k->c.channels / k->c.groups) * largest(check_scratch(SCRATCH_A, 0), k->c.dtype, k->input) *
+    const int64_t taps = forms[k->form].taps * forms[k->form].taps * k->c.stride_h * k->c.stride_w; /* of all phases, zeros among them */
+    const double summed = (double)(taps * k->c.channels / k->c.groups) * largest(check_scratch(SCRATCH_A, 0), k->c.dtype, k->input) *
                           largest(check_scratch(SCRATCH_B, 0), k->c.dtype, k->filters);
-    const double most = summed + (bias ? largest(check_scratch(SCRATCH_BIAS, 0), k->result, k->c.filters) : 0);
+    const double most = summed + (e->bias ? largest(check_scratch(SCRATCH_BIAS, 0), k->result, k->c.filters) : 0) +
+                        (e->residual ? largest(check_scratch(SCRATCH_RESIDUAL, 0), k->result, k->output) : 0);
     for (int64_t i = 0; i < k->output; i++) check_set(check_scratch(SCRATCH_BOUND, 0), k->result, i, most);
+}
+
+static uint64_t operands_hash(void) {
+    return check_hash(at.input.buffer, at.input.bytes) ^ check_hash(at.packed.buffer, at.packed.bytes) ^
+           check_hash(at.residual.buffer, at.residual.bytes);
 }
 
 /* Runs the case into at.output, everything the run touches guarded; 0 if it has failed. */
@@ -228,14 +267,13 @@ static int run(conv_case *k, const pysim_epilogue *e, int32_t threads, guard_sid
     void *workspace = check_workspace(&at.workspace, workspace_bytes, side, k->index % 3 == 0, garbage);
     void *output = guard_place(&at.output, bytes, side);
     memset(output, 0xFF, bytes);
-    const uint64_t before = check_hash(at.input.buffer, at.input.bytes) ^ check_hash(at.packed.buffer, at.packed.bytes);
+    const uint64_t before = operands_hash();
     if (pysim_run(&p, &k->s, e, threads, at.input.buffer, at.packed.buffer, output, workspace, workspace_bytes,
                        k->index & 1 ? &profile : NULL) != PYSIM_OK) {
         check_fail("pysim_run: %s", pysim_last_error());
         return 0;
     }
-    if ((check_hash(at.input.buffer, at.input.bytes) ^ check_hash(at.packed.buffer, at.packed.bytes)) != before)
-        check_fail("pysim_run changed its input or filters");
+    if (operands_hash() != before) check_fail("pysim_run changed its input, filters or residual");
     if (!guard_intact(&at.output)) check_fail("pysim_run wrote outside the output");
     if (!check_workspace_intact(&at.workspace, side, k->index % 3 == 0))
         check_fail("pysim_run wrote outside the workspace");
@@ -273,6 +311,7 @@ static int prepare(conv_case *k, check_fill_kind kind, guard_side side) {
     check_fill(guard_place(&at.input, (size_t)k->input * size, side), k->c.dtype, k->input, kind, &k->random);
     check_fill(guard_place(&at.filters, (size_t)k->filters * size, side), k->c.dtype, k->filters, kind, &k->random);
     check_fill(guard_place(&at.bias, (size_t)k->c.filters * check_size(k->result), side), k->result, k->c.filters, kind, &k->random);
+    check_fill(guard_place(&at.residual, (size_t)k->output * check_size(k->result), side), k->result, k->output, kind, &k->random);
     set_signs(k, at.filters.buffer, at.bias.buffer);
     return pack(k, side);
 }
@@ -283,16 +322,15 @@ static void count_nonzero(const conv_case *k) {
     for (int64_t i = 0; i < k->output; i++)
         if (check_get(bound, k->result, i) > 0) live++, nonzero += fpclassify(check_get(want, k->result, i)) != FP_ZERO;
     check_count_nonzero(nonzero, live);
-    if (!k->relu && live > 64 && 10 * nonzero < 3 * live)
+    if (k->epilogue % ADDS == 0 && k->epilogue != CLAMPS && live > 64 && 10 * nonzero < 3 * live)
         check_fail("the case is too weak: %lld of %lld results differ from zero", (long long)nonzero, (long long)live);
 }
 
-/* Winograd: an output's terms, all positive, grow to that many times 9 products: the largest element of
- * |A^T| (|G| 1 |G^T| . |B^T| 1 |B|) |A| / 9 over the points of each m. */
 static double tolerance(const conv_case *k) {
-    static const double growth[] = {7.2, 83.6, 508.8};
-    const int64_t channels = k->c.channels / k->c.groups, m = k->s.outputs;
-    if (k->s.algorithm == CHECK_winograd) return growth[m / 2 - 1] * check_gamma(k->result, channels + 6 * m + 20);
+    const int64_t channels = k->c.channels / k->c.groups;
+    if (k->s.algorithm == CHECK_winograd)
+        return forms[k->form].growth *
+               check_gamma(k->result, channels * k->c.stride_h * k->c.stride_w + 6 * (forms[k->form].outputs + forms[k->form].taps) + 20);
     const int64_t depth = channels * k->c.kernel_h * k->c.kernel_w;
     const int64_t cut = k->s.algorithm == CHECK_sconv ? channels : depth; /* what comes in sets */
     return 1.0001 * check_gamma(k->result, depth + (cut + k->s.channels - 1) / k->s.channels + 4);
@@ -301,8 +339,8 @@ static double tolerance(const conv_case *k) {
 /* Exact inputs: the reference's bits. */
 static void exact(conv_case *k, const pysim_epilogue *e, guard_side side) {
     if (!expect(k, e, side)) return;
-    const int inexact = k->s.outputs > 2; /* points that are no powers of two */
-    if (inexact) expect_bound(k, e->bias), mix_bound(k, e->bias);
+    const int inexact = k->s.algorithm == CHECK_winograd && k->form > 0; /* points that are no powers of two */
+    if (inexact) expect_bound(k, e), mix_bound(k, e);
     if (!run(k, e, k->index & 1 ? k->threads : 1, side, 0xFF)) return;
     const void *want = check_scratch(SCRATCH_WANT, 0), *bound = inexact ? check_scratch(SCRATCH_BOUND, 0) : NULL;
     const int64_t bad = check_compare(k->result, k->output, at.output.buffer, want, bound, tolerance(k));
@@ -313,9 +351,9 @@ static void exact(conv_case *k, const pysim_epilogue *e, guard_side side) {
 static void random_inputs(conv_case *k, const pysim_epilogue *e, guard_side side) {
     const size_t bytes = (size_t)k->output * check_size(k->result);
     if (!expect(k, e, side)) return;
-    expect_bound(k, e->bias);
+    expect_bound(k, e);
     count_nonzero(k);
-    mix_bound(k, e->bias);
+    mix_bound(k, e);
     if (check_failed() || !run(k, e, 1, side, 0xFF)) return;
     const void *want = check_scratch(SCRATCH_WANT, 0), *bound = check_scratch(SCRATCH_BOUND, 0);
     const int64_t bad = check_compare(k->result, k->output, at.output.buffer, want, check_is_exact(k->result) ? NULL : bound, tolerance(k));
@@ -359,15 +397,14 @@ static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
 
 static void check_case(conv_case *k) {
     const guard_side side = k->index & 1 ? GUARD_LEFT : GUARD_RIGHT;
-    pysim_epilogue e = {.alpha = 1, .beta = 0, .activation = k->relu ? PYSIM_RELU : PYSIM_IDENTITY};
     k->input = k->c.batch * k->c.channels * k->c.height * k->c.width;
     k->filters = k->c.filters * (k->c.channels / k->c.groups) * k->c.kernel_h * k->c.kernel_w;
     k->output = k->c.batch * k->c.filters * k->p * k->q;
     if (!prepare(k, FILL_EXACT, side)) return;
-    e.bias = k->bias ? at.bias.buffer : NULL;
+    pysim_epilogue e = epilogue_of(k);
     exact(k, &e, side);
     if (check_failed() || !prepare(k, FILL_RANDOM, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT)) return;
-    e.bias = k->bias ? at.bias.buffer : NULL;
+    e = epilogue_of(k);
     random_inputs(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
     if (k->s.algorithm == CHECK_winograd) return; /* which needs finite operands */
     others(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);

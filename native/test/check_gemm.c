@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../loops.h"
 #include "check.h"
 #include "cover.h"
 
@@ -33,6 +34,20 @@ typedef struct {
 static operands at;
 static guard_arena before; /* C as it is before a run */
 
+/* The kernel's form says how the matrix lies, the few lie as they did; blocks of k are whole steps where it asks for such. */
+static void make_skinny(gemm_case *k, const check_plan *plan, int32_t kernel, const pysim_kernel_info *row) {
+    const int dot = strcmp(row->form, "dot") == 0;
+    pysim_gemm *g = &k->g;
+    if (g->m <= g->n)
+        g->trans_b = dot;
+    else
+        g->trans_a = !dot;
+    k->s = check_schedule(kernel, row, plan, g->k, &k->random);
+    const int64_t block = dot && k->s.channels < g->k ? (k->s.channels + 15) / 16 * 16 : k->s.channels;
+    k->s = (pysim_schedule){CHECK_skinny, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters,
+                            block < g->k ? block : g->k, k->s.k2, 1, 0};
+}
+
 static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_t kernel, const pysim_kernel_info *row) {
     pysim_gemm *g = &k->g;
     memset(k, 0, sizeof *k);
@@ -44,23 +59,27 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
     g->dtype = row->dtype;
     k->result = check_result(row->dtype);
     const int whole = check_is_exact(row->dtype);
-    k->e = (pysim_epilogue){(whole ? whole_alphas : alphas)[level[ALPHA]], (whole ? whole_betas : betas)[level[BETA]], NULL,
-                            level[RELU] ? PYSIM_RELU : PYSIM_IDENTITY};
+    k->e = (pysim_epilogue){.alpha = (whole ? whole_alphas : alphas)[level[ALPHA]], .beta = (whole ? whole_betas : betas)[level[BETA]],
+                            .activation = level[RELU] ? PYSIM_RELU : PYSIM_IDENTITY};
+    if (level[RELU] && !whole && index % 2) k->e.activation = PYSIM_EPILOGUE_clamp, k->e.low = -3, k->e.high = 5;
     g->m = check_edge(level[M], row->filters);
     g->n = check_edge(level[N], row->windows);
     g->k = k_levels[level[K]];
     g->trans_a = level[TRANSPOSED] & 1;
     g->trans_b = level[TRANSPOSED] >> 1;
+    const check_plan plan = {level[STATIONARY], g->trans_b ? PYSIM_PACK_TILES : level[PACK], level[SET], level[K2], level[K3]};
+    if (check_is_skinny(row)) {
+        make_skinny(k, &plan, kernel, row);
+    } else {
+        k->s = check_schedule(kernel, row, &plan, g->k, &k->random);
+        k->s.algorithm = CHECK_gemm;
+    }
     g->lda = (g->trans_a ? g->m : g->k) + slacks[level[SLACK]][0];
     g->ldb = (g->trans_b ? g->k : g->n) + slacks[level[SLACK]][1];
     g->ldc = g->n + slacks[level[SLACK]][2];
     k->a = ((g->trans_a ? g->k : g->m) - 1) * g->lda + (g->trans_a ? g->m : g->k);
     k->b = ((g->trans_b ? g->n : g->k) - 1) * g->ldb + (g->trans_b ? g->k : g->n);
     k->c = (g->m - 1) * g->ldc + g->n;
-
-    const check_plan plan = {level[STATIONARY], g->trans_b ? PYSIM_PACK_TILES : level[PACK], level[SET], level[K2], level[K3]};
-    k->s = check_schedule(kernel, row, &plan, g->k, &k->random);
-    k->s.algorithm = CHECK_gemm;
 }
 
 static int begin(const gemm_case *k, const pysim_kernel_info *row) {
@@ -137,7 +156,7 @@ static void expect_bound(const gemm_case *k) {
     check_absolute(b, at.b.buffer, g->dtype, k->b);
     check_absolute(c, before.buffer, k->result, k->c);
     if (k->e.bias) check_absolute(bias, k->e.bias, k->result, g->n);
-    const pysim_epilogue e = {fabs(k->e.alpha), fabs(k->e.beta), k->e.bias ? bias : NULL, PYSIM_IDENTITY};
+    const pysim_epilogue e = {.alpha = fabs(k->e.alpha), .beta = fabs(k->e.beta), .bias = k->e.bias ? bias : NULL};
     if (check_gemm_reference(g, &e, a, b, c) != PYSIM_OK) check_fail("pysim_reference: %s", pysim_last_error());
 }
 

@@ -13,7 +13,7 @@
  * Kinds, a letter for each argument:
  *   i  integer             d  bytes that are read         D  bytes that are read and written
  *   w  scratch             capitals  one struct, see `structs`
- * An epilogue's piece holds the struct and then the bias; its bias field is the bias' offset in the piece, or 0.
+ * An epilogue's piece holds the struct, then the bias, then the residual; its fields are their offsets in the piece, or 0.
  *
  * A request cannot make the worker leave the file: offsets, sizes and the alignment of structs are checked, the operands' own
  * sizes are the parent's to keep, as for every caller of the library. The end of stdin is the end of the worker. */
@@ -121,10 +121,13 @@ static int take(request *r, int at, char kind, const char *word) {
     if (strchr(WRITTEN, kind) || kind == 'w') r->out[at] = shared.base + offset;
     if (kind == 'E') {
         memcpy(&r->epilogue, r->in[at], sizeof r->epilogue);
-        const uintptr_t bias = (uintptr_t)r->epilogue.bias;
-        if (bias && (bias < sizeof r->epilogue || bias >= (uintptr_t)bytes))
-            return refuse("argument %d: the bias lies at %" PRIuPTR " of %" PRId64 " bytes", at, bias, bytes);
-        if (bias) r->epilogue.bias = (const unsigned char *)r->in[at] + bias;
+        const void **const added[] = {&r->epilogue.bias, &r->epilogue.residual};
+        for (int i = 0; i < 2; i++) {
+            const uintptr_t offset_in = (uintptr_t)*added[i];
+            if (offset_in && (offset_in < sizeof r->epilogue || offset_in >= (uintptr_t)bytes))
+                return refuse("argument %d: the %s lies at %" PRIuPTR " of %" PRId64 " bytes", at, i ? "residual" : "bias", offset_in, bytes);
+            if (offset_in) *added[i] = (const unsigned char *)r->in[at] + offset_in;
+        }
         r->in[at] = &r->epilogue;
     }
     return 1;

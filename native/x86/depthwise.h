@@ -14,7 +14,7 @@ enum { MAX_ROWS = 8, MAX_FILTERS = 4, MAX_KR = 7 };
 /* How the columns of one row of outputs lie in the input: next to each other; every second one; strides apart. */
 enum { UNIT, PAIRS, STRIDED };
 
-/* What a tile meets of the image's edges: nothing; columns that lie outside; rows, too. */
+/* What a tile may meet of the image's edges: nothing; columns that lie outside; rows, too. */
 enum { INSIDE, COLUMNS, CORNER };
 
 /* A row of tiles: ROWS rows of outputs from the first to the last column. */
@@ -185,22 +185,30 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
     }
 }
 
-/* Where all rows of the input lie in the image; tiles inside the columns [begin, end) read whole vectors. */
-INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin, int64_t end) {
-    for (int64_t q = 0; q < t->q; q += LANES)
-        if (q >= begin && q < end)
-            tile(KR, SH, ROWS, FILTERS, MODE, INSIDE, t, q);
-        else
-            tile(KR, SH, ROWS, FILTERS, MODE, COLUMNS, t, q);
+/* Tiles of the columns [begin, end), whatever they meet. */
+INLINE void corner(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin, int64_t end) {
+    for (int64_t q = begin; q < end; q += LANES) tile(KR, SH, ROWS, FILTERS, MODE, CORNER, t, q);
+}
+
+/* Those where all rows of the input lie in the image; inside the columns [begin, end) they read whole vectors. */
+INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin, int64_t end,
+                   void (*corner)(const TILES *t, int64_t begin, int64_t end)) {
+    if (MASKS_ARE_FREE) {
+        for (int64_t q = 0; q < t->q; q += LANES) tile(KR, SH, ROWS, FILTERS, MODE, COLUMNS, t, q);
+        return;
+    }
+    int64_t q = pysim_min(t->q, pysim_ceil_div(begin, LANES) * LANES);
+    corner(t, 0, q);
+    for (; q < end; q += LANES) tile(KR, SH, ROWS, FILTERS, MODE, INSIDE, t, q);
+    corner(t, q, t->q);
 }
 
 #define TILES_OF(KR, SH, MODE, ROWS, FILTERS)                                                                             \
-    static __attribute__((noinline)) void middle_##KR##_##MODE##_##ROWS##x##FILTERS(const TILES *t, int64_t begin, int64_t end) { \
-        middle(KR, SH, ROWS, FILTERS, MODE, t, begin, end);                                                               \
-    }                                                                                                                     \
     static __attribute__((noinline)) void corner_##KR##_##MODE##_##ROWS##x##FILTERS(const TILES *t, int64_t begin, int64_t end) { \
-        (void)begin, (void)end;                                                                                           \
-        for (int64_t q = 0; q < t->q; q += LANES) tile(KR, SH, ROWS, FILTERS, MODE, CORNER, t, q);                        \
+        corner(KR, SH, ROWS, FILTERS, MODE, t, begin, end);                                                               \
+    }                                                                                                                     \
+    static __attribute__((noinline)) void middle_##KR##_##MODE##_##ROWS##x##FILTERS(const TILES *t, int64_t begin, int64_t end) { \
+        middle(KR, SH, ROWS, FILTERS, MODE, t, begin, end, corner_##KR##_##MODE##_##ROWS##x##FILTERS);                    \
     }
 #define TILES_TO4(KR, SH, MODE, FILTERS) \
     TILES_OF(KR, SH, MODE, 1, FILTERS) TILES_OF(KR, SH, MODE, 2, FILTERS) TILES_OF(KR, SH, MODE, 3, FILTERS) TILES_OF(KR, SH, MODE, 4, FILTERS)
@@ -297,7 +305,7 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
                 t.bias = bias ? bias + f : NULL;
                 t.out = out + (f * of->p + p) * of->q;
                 fetch_for_stores(t.out + here * phases * of->q, here * phases * of->q);
-                (width > 1 ? several : single)[here - 1][at_edge](&t, first, last);
+                (width > 1 ? several : single)[here - 1][at_edge](&t, at_edge ? 0 : first, at_edge ? of->q : last);
             }
             row += here;
             if (++block == blocks) block = 0, row = 0, g++;

@@ -6,6 +6,7 @@ candidates       every legal schedule of its kernels, as arrays, and the kernels
 cost             seconds of every candidate, from the machine's numbers alone
 prepare          what of the weights is made once, and its bytes
 workspace_bytes  what a run needs beside its operands, the number that the native library asks for
+largest_part     on a CPU: what the thread computes that has the most to do
 tolerance        what a result may differ by and comes to, with its source, and whether operands are multiplied as they are
 describe         the loop nest, tiles and terms of a plan, for people
 """
@@ -16,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.cachemodel.cpu.threads import Part
 from pysim.problem.conv import Conv
 from pysim.record.cost import Cost, CsaCost, Reason, Rejected
 from pysim.record.description import Description
@@ -43,7 +45,8 @@ class Costs(Protocol):
     """What the candidates of one algorithm cost, each array over candidates unless said otherwise.
 
     `cycles` at the machine's clock; `kernel` and `kind` index `kernels`, the names of registry rows, and `kinds`, what a plan lists side by
-    side (stationary operand, decomposition); `bounds`, over kernels: cycles that no schedule of the kernel can go below.
+    side (stationary operand, decomposition); `alike` is the same for candidates that have the same `tolerance`; `bounds`, over kernels:
+    cycles that no schedule of the kernel can go below.
     """
 
     @property
@@ -52,6 +55,8 @@ class Costs(Protocol):
     def kernel(self) -> NDArray[np.int64]: ...
     @property
     def kind(self) -> NDArray[np.int64]: ...
+    @property
+    def alike(self) -> NDArray[np.int64]: ...
     @property
     def kernels(self) -> tuple[str, ...]: ...
     @property
@@ -127,6 +132,9 @@ class Algorithm(Protocol):
 
     def workspace_bytes(self, problem: Any, schedule: Any, layout: Layout) -> int:
         """What a run needs beside its operands."""
+
+    def largest_part(self, problem: Any, schedule: Any, threads: int) -> Part:
+        """What one of several threads computes, of a plan for a CPU: the one that is done last."""
 
     def tolerance(self, problem: Any, schedule: Any) -> Bound:
         """What a result may differ by, and what it comes to."""

@@ -3,6 +3,7 @@
 
     geometry                            sysfs: level, sets, ways, line, who shares it; without sysfs, `getconf -a`
     clock, multiply-adds, bandwidths    measured: rate of a probe / clock, one core, well under a second in all
+    totals of what cores share          measured: all cores at once, each in its part of the buffer
     latencies, loads, stores, overlap   of the shipped machine of the same microarchitecture, with kind and source, or
                                         of the nearest one, and then of kind assumed
 
@@ -21,13 +22,15 @@ import platform
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from pysim.calibration.linux import BY_HAND, CPUINFO, SYSFS, Cpu, Geometry, core_count, cpu_count, getconf, read_caches, read_cpu
+from pysim.calibration.relatives import Relative, relative
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
 from pysim.machine.gpu import Gpu, GpuModel
@@ -42,12 +45,14 @@ from pysim.runtime.foreign import user_cache
 
 CUDA = "cuda"  # the name of this computer's GPU
 PROBE_SECONDS = 0.02
+CLOCK_READINGS = 5
 _PAGE_BYTES = 4096
-_CACHE_VERSION = 3  # raised when a probe or this file measures something else than before
-_ZEN4_MODELS = (range(0x10, 0x20), range(0x60, 0x80), range(0xA0, 0xB0))  # of family 25: Genoa, client parts, Bergamo
+_CACHE_VERSION = 7  # raised when a probe or this file measures something else than before
 
 
+_OPTIONAL = ("scattered_line_cycles", "fork_join_cycles", "fork_join_thread_cycles")  # of a core
 _detecting = threading.Lock()
+Place = TypeVar("Place", Level, Memory)
 
 
 class Probes(Protocol):
@@ -58,13 +63,6 @@ class Probes(Protocol):
     def probe_fma(self, target: str, dtype: str) -> float: ...
     def probe_read(self, nbytes: int, seconds: float) -> float: ...
     def probe_write(self, nbytes: int, seconds: float) -> float: ...
-
-
-class Relative(NamedTuple):
-    """A shipped machine to take unmeasured numbers from; `same` when it is the same microarchitecture."""
-
-    machine: Machine
-    same: bool
 
 
 def detect(
@@ -153,12 +151,17 @@ def runnable_any(name: str | Machine | Gpu) -> Machine | Gpu:
         here = cuda.devices()[0]
     except MissingError as error:
         raise MissingError(f"{on.name} is a GPU, and {error}") from None
-    if (here.capability, here.sms) != (on.capability_number, on.sms.value):
-        raise MissingError(
-            f"the GPU here is {here.name}, capability {here.capability / 10}, {here.sms} SMs; {on.name} has {on.capability} and "
-            f"{on.sms.value} SMs: run on -m cuda, whatever GPU is here"
-        )
-    return on
+    if _is(here, on):
+        return on
+    raise MissingError(
+        f"the GPU here is {here.name}, capability {here.capability / 10}, {here.sms} SMs, {here.l2_bytes >> 20} MiB of L2; {on.name} has "
+        f"{on.capability}, {on.sms.value} SMs and {on.l2_bytes.value >> 20} MiB: run on -m cuda, whatever GPU is here"
+    )
+
+
+def _is(device: cuda.Device, gpu: Gpu) -> bool:
+    """Whether a machine is of this device's model: an H100 has the SMs of an H200, and less L2."""
+    return (device.capability, device.sms, device.l2_bytes) == (gpu.capability_number, gpu.sms.value, gpu.l2_bytes.value)
 
 
 def gpu_here() -> Gpu:
@@ -169,10 +172,13 @@ def gpu_here() -> Gpu:
     """
     device = cuda.devices()[0]
     shipped = [machine for name in names() if isinstance(machine := load_any(name), Gpu)]
-    nearest = min(shipped, key=lambda gpu: (abs(gpu.capability_number - device.capability), abs(gpu.sms.value - device.sms)))
-    if (nearest.capability_number, nearest.sms.value) == (device.capability, device.sms):
-        return nearest
-    return _gpu_of(device, nearest)
+
+    def distance(gpu: Gpu) -> tuple[int, ...]:
+        apart = (gpu.capability_number, device.capability), (gpu.sms.value, device.sms), (gpu.l2_bytes.value, device.l2_bytes)
+        return tuple(abs(one - other) for one, other in apart)
+
+    nearest = min(shipped, key=distance)
+    return nearest if _is(device, nearest) else _gpu_of(device, nearest)
 
 
 def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
@@ -240,22 +246,9 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
 # What the probes and the shipped machines say
 
 
-def relative(cpu: Cpu) -> Relative:
-    """The shipped machine that this CPU is, or the nearest one."""
-    if cpu.vendor == "AuthenticAMD":
-        return Relative(load("zen4"), cpu.family == 25 and any(cpu.model in models for models in _ZEN4_MODELS))
-    if cpu.vendor == "GenuineIntel" and (cpu.family, cpu.model) == (6, 85):
-        return Relative(load("xeon-4208"), True)
-    if cpu.vendor == "GenuineIntel":
-        return Relative(load("sapphire-rapids"), cpu.family == 6 and cpu.model in (143, 207))
-    if cpu.name.upper().startswith("POWER"):
-        return Relative(load("power10-e1050"), cpu.name.upper().startswith("POWER10"))
-    return Relative(load("zen4"), False)
-
-
 def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Machine:
     kin = relative(cpu)
-    clock = _sane(probes.probe_clock(), "clock", "Hz")
+    clock = max(_sane(probes.probe_clock(), "clock", "Hz") for _ in range(CLOCK_READINGS))  # one that was disturbed is too low
 
     def rate(value: float, what: str) -> Number:
         return Number(value=_sane(value, what, "a second") / clock, kind="measured", source="host_probes")
@@ -268,12 +261,28 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
     if not targets:
         raise MachineError("the native library has no kernel that this CPU can run; reinstall it with `pip install .`")
     units = [_unit(target, rate(probes.probe_fma(target, "f32"), f"{target} multiply-add"), kin) for target in targets]
+
+    def total(place: Place, nbytes: int, what: str) -> Place:
+        """With what all cores get together, which is no less than one gets alone."""
+        if cores == 1:
+            return place
+        read = rate(_all_at_once(probes.probe_read, nbytes // cores, cores), what)
+        write = rate(_all_at_once(probes.probe_write, nbytes // cores, cores), what)
+        return msgspec.structs.replace(
+            place,
+            total_read_bytes_per_cycle=max(read, place.read_bytes_per_cycle, key=_value),
+            total_write_bytes_per_cycle=max(write, place.write_bytes_per_cycle, key=_value),
+        )
+
     levels = []
     for geometry, nbytes in zip(caches, _footprints(caches), strict=True):
-        levels.append(_level(geometry, caches[0], stream(nbytes, f"L{geometry.level}"), kin))
-    read, write = stream(_memory_footprint(caches), "memory")
+        level = _level(geometry, caches[0], stream(nbytes, f"L{geometry.level}"), kin)
+        levels.append(total(level, nbytes, f"{level.name} of all cores") if level.shared else level)
+    outside = memory_footprint(caches[-1].size_bytes)
+    read, write = stream(outside, "memory")
     latency = _inherit(kin.machine.memory.latency_cycles, kin)
     memory = Memory(latency_cycles=latency, read_bytes_per_cycle=read, write_bytes_per_cycle=write)
+    memory = total(memory, outside, "memory of all cores")
     core = Core(
         name=cpu.name,
         frequency_hz=Number(value=clock, kind="measured", source="host_probes"),
@@ -284,6 +293,7 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
         store_run_cycles=_inherit(kin.machine.core.store_run_cycles, kin),
         prefetch_streams=_inherit(kin.machine.core.prefetch_streams, kin),
         overlap=_inherit(kin.machine.core.overlap, kin),
+        **{name: _inherit(number, kin) for name in _OPTIONAL if (number := getattr(kin.machine.core, name))},
         units=tuple(units),
     )
     return _with_sources(
@@ -303,6 +313,22 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
     )
 
 
+def _value(number: Number) -> float:
+    return number.value
+
+
+def _all_at_once(probe: Callable[[int, float], float], nbytes: int, cores: int) -> float:
+    """What so many cores get together; each probe begins when all are there."""
+    ready = threading.Barrier(cores)
+
+    def one(_: int) -> float:
+        ready.wait()
+        return probe(max(_PAGE_BYTES, nbytes // _PAGE_BYTES * _PAGE_BYTES), PROBE_SECONDS)
+
+    with ThreadPoolExecutor(cores) as pool:
+        return sum(pool.map(one, range(cores)))
+
+
 def _sane(value: float, what: str, unit: str) -> float:
     if not (math.isfinite(value) and value > 0):
         right = "it should be finite and greater than 0; detect again"
@@ -317,8 +343,9 @@ def _footprints(caches: list[Geometry]) -> list[int]:
     return [max(1, size // _PAGE_BYTES) * _PAGE_BYTES for size in sizes]
 
 
-def _memory_footprint(caches: list[Geometry]) -> int:
-    return min(max(4 * caches[-1].size_bytes, 64 << 20), 512 << 20)
+def memory_footprint(last_level_bytes: int) -> int:
+    """Size of a buffer that lives in memory."""
+    return min(max(4 * last_level_bytes, 64 << 20), 512 << 20)
 
 
 def _inherit(number: Number, kin: Relative) -> Number:
@@ -411,6 +438,21 @@ def _with_sources(machine: Machine, kin: Relative) -> Machine:
 
 
 # The result, kept
+
+
+def keep(machine: Machine) -> Path:
+    """Makes a machine called "host" what `detect` finds here from now on, and says where it is kept. MachineError where it cannot be."""
+    path, text = _cache_file(read_cpu(), read_caches(), None), to_toml(machine)
+    _remember(path, text)
+    if path is None or _recall(path) != machine:
+        raise MachineError(f"{path or 'the user cache'} cannot be written, so this computer stays as detected; give a file: -o mine.toml")
+    return path
+
+
+def kept_source(key: str) -> bool:
+    """Whether what is kept of this computer has a source of that name."""
+    known = _recall(_cache_file(read_cpu(), read_caches(), None))
+    return known is not None and key in known.sources
 
 
 def _cache_file(cpu: Cpu, caches: list[Geometry], cache_dir: Path | None) -> Path | None:

@@ -3,6 +3,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,8 @@ BY_HAND = "Write a machine file and pass its path (`pysim machines show zen4 --t
 
 
 class Cpu(NamedTuple):
-    """Who made this CPU and what it calls itself; family and model are 0 outside x86."""
+    """Who made this CPU and what it calls itself. Outside x86 the family is 0; Arm's MIDR tells vendor (its implementer) and model (its
+    part), elsewhere the model is 0, too."""
 
     vendor: str
     name: str
@@ -58,8 +60,15 @@ def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
         if colon:
             fields.setdefault(key.strip(), value.strip())
     name = fields.get("model name") or fields.get("cpu") or platform.machine() or "unknown CPU"
+    if implementer := fields.get("CPU implementer"):
+        return Cpu(implementer, name, 0, _hexadecimal(fields.get("CPU part", "")))
     family, model = _whole(fields.get("cpu family", "")), _whole(fields.get("model", ""))
     return Cpu(fields.get("vendor_id", ""), name, family, model)
+
+
+def _hexadecimal(text: str) -> int:
+    """What 0xd4f says; 0 for anything else."""
+    return int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text) else 0
 
 
 def _whole(text: str) -> int:

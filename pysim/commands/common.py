@@ -29,6 +29,7 @@ Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
 GAP = "  "
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}  # of bytes
 WIDTH = 100  # columns that prose keeps to
+KIND_STYLE = {"assumed": "yellow", "measured": "green", "static": "cyan"}  # of a machine's numbers
 
 
 class Group(click.Group):
@@ -270,6 +271,11 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 # Quantities in a few characters
+
+
+def quantity(value: Any) -> str:
+    """A number of a machine file: 3,600,000,000, 0.8."""
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def seconds(value: float | None) -> str:

@@ -114,7 +114,7 @@ def compare(
 
     state = "cold" if cold else "hot"
     asked = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
-    planned = timing.plan_layers(layers, on, **asked, accuracy=accuracy, error_limit=error_limit)
+    planned = timing.plan_layers(layers, on, **asked, accuracy=accuracy, error_limit=error_limit, threads=threads)
     say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
     found = timing.measured(planned, on, beside, executor, threads=threads, state=state, min_seconds=min_seconds)
     networks = models.measured(problems, on, threads, peers, min_seconds)
@@ -146,6 +146,7 @@ def _put_summary(summary: dict[str, Any], done: "list[Comparison]", threads: int
     put(timing.SAYS_ERROR)
     if summary.get("peers"):
         put("medians; a library's column is its time over pysim's: above 1 pysim is faster")
+    timing.put_state(done)
     for name, against in summary.get("peers", {}).items():
         faster = round(against["faster_share"] * against["layers"])
         told = f"{against['geometric_mean']:.3f}x geometric mean of {against['layers']}, faster on {faster} ({against['faster_share']:.0%})"
@@ -158,9 +159,8 @@ def _put_summary(summary: dict[str, Any], done: "list[Comparison]", threads: int
             put(f"    slower: {problem}")
         if len(against["slower"]) > 8:
             put(f"    and {len(against['slower']) - 8} more, whose ratios stand above")
-    if threads == 1:
-        timing.put_prediction(summary)
-        timing.put_static_prediction(summary)
+    timing.put_prediction(summary)
+    timing.put_static_prediction(summary)
     if len(done) > 1 and (total := summary.get("total_seconds")):
         counted = sum(one.count for one in done if one.correct)
         put(f"{plural(counted, 'layer')}: " + ", ".join(f"{name} {seconds(value)}" for name, value in total.items()))

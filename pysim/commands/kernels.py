@@ -14,6 +14,8 @@ FORMS = {
     "outer": "one register holds a 4x4 outer product (SConv)",
     "rows": "lanes hold columns of a row of outputs, operands as they lie",
     "planes": "lanes hold groups of one channel, planes are transposed",
+    "axpy": "lanes hold neighbouring results of a product with few rows or columns, the large matrix as it lies along them",
+    "dot": "lanes hold neighbouring k of such a product, the large matrix as it lies along k",
 }
 
 

@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim machines`: the machines that can be planned for, every number of one with its source, this computer as detected, and what its
-GPU measures."""
+"""`pysim machines`: the machines that can be planned for, every number of one with its source, this computer as detected."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands.common import Cell, Group, document, hertz, json_option, put, put_lines, put_table, size, wrapped
+from pysim.commands.common import (
+    KIND_STYLE,
+    Cell,
+    Group,
+    document,
+    hertz,
+    json_option,
+    put,
+    put_lines,
+    put_table,
+    quantity,
+    size,
+    wrapped,
+)  # fmt: skip
+from pysim.commands.machines_calibrate import calibrate
+from pysim.commands.machines_diff import diff
 
 if TYPE_CHECKING:
-    from pysim.calibration.cuda_probe import Calibration, Rate, SharedRow
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
-
-KIND_STYLE = {"assumed": "yellow", "measured": "green", "static": "cyan"}
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -28,12 +38,17 @@ def machines(ctx: click.Context, as_json: bool) -> None:
       pysim machines
       pysim machines show power10-e1050
       pysim machines detect --fresh
-      pysim machines calibrate -m h200
+      pysim machines calibrate -o mine.toml
+      pysim machines diff zen4 zen5 conv:mb1ic64ih56oc64kh3ph1
     """
     if ctx.invoked_subcommand is None:
         _list(as_json)
     elif as_json:
         raise click.UsageError(f"write --json after {ctx.invoked_subcommand}: pysim machines {ctx.invoked_subcommand} --json")
+
+
+machines.add_command(calibrate)
+machines.add_command(diff)
 
 
 @machines.command("list", short_help="Every shipped machine in a line.")
@@ -86,82 +101,6 @@ def detect(fresh: bool, as_json: bool) -> None:
     from pysim.calibration import host
 
     _show(host.detect(cached=not fresh), as_json)
-
-
-@machines.command(short_help="This computer's GPU, measured.")
-@click.option("-m", "--machine", "name", default="cuda", show_default=True, help="A GPU, or path of its .toml file; cuda: the one here.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write a .toml file with what was measured.")
-@json_option
-def calibrate(name: str, output: Path | None, as_json: bool) -> None:
-    """Shared memory by instruction and pattern of lanes, multiply-adds, L2 and memory of the GPU here, which must be machine NAME.
-
-    A file that --output writes differs from NAME's in what was assumed there, or measured before.
-
-    \b
-    Examples
-      pysim machines calibrate -m h200
-      pysim machines calibrate -m h200 --json > shared-memory-h200.json
-      pysim machines calibrate -o mine.toml     # then plan with -m mine.toml
-    """
-    from pysim.calibration import cuda_probe, host
-    from pysim.errors import MachineError
-    from pysim.machine.gpu import Gpu
-    from pysim.machine.load import load_any
-    from pysim.machine.write import to_toml
-    from pysim.runtime import cuda
-
-    if output is not None and (output.suffix != ".toml" or not output.parent.is_dir()):
-        raise MachineError(f"{output}: a machine file ends in .toml and goes to a folder that is there")
-    machine = None if name == "host" else host.gpu_here() if name == host.CUDA else load_any(name)
-    if not isinstance(machine, Gpu):
-        raise MachineError(f"{name} is a CPU, and calibrate measures GPUs; `pysim machines detect --fresh` measures this computer's CPU")
-    host.runnable_any(machine)
-    found = cuda_probe.calibrate(machine, cuda.devices()[0], cuda_probe.DeviceProbes())
-    if output is not None:
-        try:
-            output.write_text(to_toml(cuda_probe.merged(machine, found, output.stem)), encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise MachineError(f"{output} cannot be written: {error}") from None
-    if as_json:
-        document(calibrations=[found])
-    else:
-        _report(found)
-
-
-def _report(found: "Calibration") -> None:
-    """What each instruction takes in each pattern, then the rates beside the machine file's."""
-    from pysim.calibration.cuda_probe import MOST
-
-    device = found.device
-    put((found.machine, "bold"), f": {device.name}, driver {device.driver}, CUDA {device.runtime}; medians of {found.samples} launches")
-    put("")
-    titles = ["instruction", "pattern", "lanes", "wavefronts", "1 warp", f"{MOST} warps", "bytes/cycle", "over predicted", "latency"]
-    put_table(titles, [_shared_cells(row) for row in found.shared], left=["instruction", "pattern"])
-    put("")
-    differ, of = sum(row.differs for row in found.shared), len(found.shared)
-    put("warps and latency: cycles per instruction; predicted: one wavefront a cycle")
-    put(f"{differ} of {of} differ from the prediction by more than {found.tolerance:.0%} (!)")
-    if found.unsaturated:
-        put((f"in {found.unsaturated} of {of} half as many warps did less: shared memory may not have been busy", "yellow"))
-    put(f"a wavefront takes {found.load_cycles:.3f} cycles in loads, {found.store_cycles:.3f} in stores (medians)")
-    put("")
-    titles = ["number", "in the file", "kind", "measured", "by --output"]
-    put_table(titles, list(map(_rate_cells, found.rates)), left=["number", "kind", "by --output"])
-
-
-def _shared_cells(row: "SharedRow") -> list[Cell]:
-    from pysim.calibration.cuda_probe import MOST
-
-    cycles = [f"{row.cycles[warps].median:.2f}" for warps in (1, MOST)]
-    mark: Cell = (f"{row.ratio:.2f} !", "yellow") if row.differs else f"{row.ratio:.2f}  "
-    latency = "-" if row.latency_cycles is None else f"{row.latency_cycles.median:.1f}"
-    counts = [str(row.active_lanes), str(row.wavefronts)]
-    return [row.instruction, row.pattern, *counts, *cycles, f"{row.bytes_per_cycle:.1f}", mark, latency]
-
-
-def _rate_cells(rate: "Rate") -> list[Cell]:
-    kind = (rate.file_kind, KIND_STYLE.get(rate.file_kind, ""))
-    return [rate.path, _number(rate.file_value), kind, _number(rate.measured.median), f"kept: {rate.kept}" if rate.kept else "replaced"]
 
 
 def _list(as_json: bool) -> None:
@@ -235,9 +174,5 @@ def _value(path: str, fact: Any) -> str:
         return f"vectors of {fact.vector_bytes} B"
     if isinstance(fact, Csa):
         return f"{fact.windows}x{fact.filters}, {fact.alpha:g} of each cache"
-    error = f" +- {_number(fact.error)}" if isinstance(fact, Number) and fact.error is not None else ""
-    return _number(fact.value) + error
-
-
-def _number(value: Any) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    error = f" +- {quantity(fact.error)}" if isinstance(fact, Number) and fact.error is not None else ""
+    return quantity(fact.value) + error

@@ -31,6 +31,7 @@ from pysim.commands.common import (
     seconds,
     size,
 )
+from pysim.commands.timing import refuse_on_gpu
 from pysim.record.schedule import STATIONARY
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (block
     help="Only this shape, windows x filters (GPU: a block's tile, 128x256); under csa it replaces the machine's.",
 )
 @click.option("--pinned", is_flag=True, help="The best plan that pysim search found on this computer, with its evidence.")
+@click.option("--threads", type=Whole(1, 1024), default=1, show_default=True, help="Threads of a CPU that the plan is for.")
 @layout_option
 @memory_limit_option
 @accuracy_options
@@ -73,6 +75,7 @@ def plan(
     model: str,
     micro_kernel: str | None,
     pinned: bool,
+    threads: int,
     layout: Any,
     memory_limit: int | None,
     accuracy: Any,
@@ -96,6 +99,8 @@ def plan(
         raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
     if explain and as_json:
         raise click.UsageError("--explain writes text; --json holds all of it already, so give one of the two")
+    if threads > 1 and (top or pinned or model == "csa"):
+        raise click.UsageError("--threads is for the one plan that the full model chooses, without --top, --pinned and --model csa")
     if pinned and (top or model == "csa"):
         raise click.UsageError("--pinned is one measured plan; --top and --model csa choose by the model")
     from pysim.calibration import host
@@ -106,6 +111,9 @@ def plan(
     evidence: list[Pinned | None] = []
     if pinned:
         found, evidence = _pinned(layers, on, asked)
+    elif threads > 1:
+        refuse_on_gpu(on, threads=True)
+        found = _plans(layers, on, None, model, asked | {"threads": threads})
     else:
         found = _plans(layers, on, top, model, asked)
     if as_json:
@@ -233,11 +241,16 @@ def _put_csa(found: "Found") -> None:
 
 
 def _put_notes(found: "Found") -> None:
-    """How to read the rows, and the numbers that nobody measured or published."""
+    """How to read the rows, whether the plans can be run at all, and the numbers that nobody measured or published."""
+    from pysim.machine.gpu import Gpu
+
     put("")
     put(LEGEND_GPU if _on_gpu(found) else LEGEND)
     if found[0][1][0].seconds is not None:
         put("max error: over the result's root mean square, as the algorithm states it")
+    on = found[0][1][0].on
+    if isinstance(on, Gpu) and on.planning_only:
+        put(f"planning only: {on.planning_only}")
     assumed = dict.fromkeys(path for _, ranked in found for item in ranked for path in item.assumed)
     if assumed:
         put(f"assumed numbers of {found[0][1][0].machine}: {', '.join(assumed)}")

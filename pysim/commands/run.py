@@ -99,7 +99,8 @@ def run(
     def emulated_row(one: "Comparison") -> list[Cell]:
         return [timing.result(one, "right"), error(one.errors.get(OURS)), str(one.count), one.problem]
 
-    planned = timing.plan_layers(layers, on, algorithm=algorithm, name=name, accuracy=accuracy, error_limit=error_limit)
+    asked = {"algorithm": algorithm, "name": name, "accuracy": accuracy, "error_limit": error_limit}
+    planned = timing.plan_layers(layers, on, **asked, threads=threads)
     found = timing.measured(planned, on, {}, executor, threads=threads, profile=profile)
     networks = models.measured(problems, on, threads, peers=False)
     if executor.kind == "emulated":
@@ -124,8 +125,8 @@ def _put_summary(done: "list[Comparison]", emulated: bool, threads: int, profile
     else:
         put(timing.SAYS_ERROR)
         put("medians; spread: interquartile range over median" + "; packing: its share of packing + micro-kernels" * profile)
-        if threads == 1:
-            timing.put_prediction(summary)
+        timing.put_state(done)
+        timing.put_prediction(summary)
         if len(done) > 1 and (total := summary.get("total_seconds")):
             put(f"measured for {plural(sum(one.count for one in done if one.correct), 'layer')}: {seconds(total['pysim'])}")
     timing.put_failures(summary)

@@ -37,7 +37,7 @@ def refuse_on_gpu(on: "Machine | Gpu", **asked: bool) -> None:
 
 
 def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "Threads of pysim's kernels; peers and predictions are for one."
+    text = "Threads of pysim's kernels, for which plans are chosen and predicted; peers run on one."
     return click.option("--threads", type=Whole(1, 1024), default=1, show_default=True, help=text)(command)
 
 
@@ -117,8 +117,8 @@ def exit_code(done: "list[Comparison]") -> int:
 
 
 def error_of(one: "Comparison") -> float | None:
-    """log(predicted / measured): above 0 the plan was faster than predicted; None for several threads, which are not predicted."""
-    if one.predicted_seconds and one.measured_seconds and one.threads == 1:
+    """log(predicted / measured): above 0 the plan was faster than predicted; None where there is no prediction for its threads."""
+    if one.predicted_seconds and one.measured_seconds:
         return math.log(one.predicted_seconds / one.measured_seconds)
     return None
 
@@ -163,6 +163,22 @@ def _put_errors(found: Mapping[str, Any], against: str, key: str) -> None:
     for one in found["large_errors"]:
         pair = f"{seconds(one['predicted_seconds'])} predicted, {seconds(one[key])} {against}"
         put((f"    above 40 %: {pair}, bound by {one['bound_by']}: {one['problem']}", "yellow"))
+
+
+def put_state(done: "list[Comparison]") -> None:
+    """How the times were taken: the caches, and who else had the processor."""
+    from pysim.measure.load import LOADED
+
+    states = {
+        "hot": "hot caches: an untimed call of the same contender precedes each sample",
+        "cold": "cold caches: operands rotate over twice the last level",
+    }
+    timed = [one for one in done if one.measured_seconds]
+    for state in dict.fromkeys(one.state for one in timed):
+        put(states[state])
+    if loaded := [one.taken for one in timed if one.taken and one.taken > LOADED]:
+        share = f"others had the CPU for up to {max(loaded):.0%} of the time, by which intervals are widened"
+        put((f"under load on {len(loaded)} of {plural(len(timed), 'layer')}: {share}", "yellow"))
 
 
 def put_failures(summary: Mapping[str, Any]) -> None:

@@ -18,9 +18,11 @@ from pysim.comparison.bench import Bench, bench_of, release
 from pysim.comparison.field import Entry, Field, checked, field_of, reason_of
 from pysim.comparison.summary import OURS
 from pysim.errors import MissingError, PlanError, PysimError
+from pysim.explain.roof import above
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.measure.clock import Array, Call, copies_for, interleave, rotating
+from pysim.measure.load import Load, widened
 from pysim.measure.statistics import quartiles, ratio
 from pysim.measure.store import Store, environment, now
 from pysim.peers import Peer
@@ -95,7 +97,7 @@ def measure_plan(
     verdict, ready = checked(bench, ours.make)
     fields: dict[str, Any] = {
         "plan": plan.to_dict(),
-        "predicted_seconds": plan.seconds if how.threads == 1 else None,
+        "predicted_seconds": plan.seconds if how.threads == plan.threads else None,
         "max_error": verdict.error if math.isfinite(verdict.error) else None,
     }
     if not verdict.passed:
@@ -105,12 +107,14 @@ def measure_plan(
         fields |= _static(plan, machine, how)
     else:
         field = field_of(bench, peers, machine.name)
-        samples = _timed(bench, {OURS: (ours, ready)} | field.ready, field, how)
+        samples, load = _timed(bench, {OURS: (ours, ready)} | field.ready, field, how)
         if store is not None:
             _keep(store, plan, how, samples, {label: found.version for label, (_, found) in field.ready.items()})
         field.errors[OURS] = verdict.over_rms
         fields |= {"correct": True, "profile": bench.profile(plan) if how.profile else None}
-        fields |= _measured(field, samples, plan.workspace_bytes)
+        fields |= _measured(field, samples, plan.workspace_bytes, load)
+        if how.threads == plan.threads:
+            fields["above_roof"] = above(plan, fields["measured_seconds"], "measured") or above(plan, plan.seconds, "predicted")
     return _comparison(layer, machine, how, executor, **fields)
 
 
@@ -127,8 +131,8 @@ def _static(plan: Plan, machine: Machine | Gpu, how: How) -> dict[str, Any]:
     return {"static_seconds": cost.seconds, "static_kind": "static+simulated"}
 
 
-def _timed(bench: Bench, contenders: Mapping[str, tuple[Entry, Ready]], field: Field, how: How) -> dict[str, Array]:
-    """Seconds per call of each contender; those that fail leave the field with the reason."""
+def _timed(bench: Bench, contenders: Mapping[str, tuple[Entry, Ready]], field: Field, how: How) -> tuple[dict[str, Array], Load | None]:
+    """Seconds per call of each contender, and who else had the processor; those that fail leave the field with the reason."""
     calls: dict[str, Call] = {label: ready.call for label, (_, ready) in contenders.items()}
     kept: list[Operands] = []  # calls know where they lie, no more
     if how.state == "cold":
@@ -138,25 +142,27 @@ def _timed(bench: Bench, contenders: Mapping[str, tuple[Entry, Ready]], field: F
             calls[label] = rotating([entry.make(one).call for one in copies])
             kept += copies
     least, most = how.min_seconds, how.budget_seconds
-    samples, failed = interleave(calls, bench.clock(), state=how.state, min_seconds=least, budget_seconds=most)
-    for label, error in failed.items():
+    timed = interleave(calls, bench.clock(), state=how.state, min_seconds=least, budget_seconds=most)
+    for label, error in timed.failed.items():
         del field.ready[label]
         field.missing[label] = f"failed when timed: {reason_of(error)}"
-    return samples
+    return timed.samples, timed.load
 
 
-def _measured(field: Field, samples: Mapping[str, Array], workspace_bytes: int) -> dict[str, Any]:
+def _measured(field: Field, samples: Mapping[str, Array], workspace_bytes: int, load: Load | None) -> dict[str, Any]:
     """What samples amount to, and what bytes were used beside operands; a peer stands for the fastest of its algorithms."""
     times = {label: quartiles(values) for label, values in samples.items()}
     fastest: dict[str, str] = {}
     for label in sorted(field.ready, key=lambda label: times[label][1]):
         fastest.setdefault(field.ready[label][0].peer, label)
     best = {peer: field.ready[label] for peer, label in fastest.items()}
+    taken = load.taken if load else 0.0
     return {
+        "taken": load.taken if load else None,
         "measured_seconds": times[OURS][1],
         "samples": len(samples[OURS]),
         "peers": {peer: times[label][1] for peer, label in fastest.items()},
-        "ratios": {peer: ratio(samples[label], samples[OURS]) for peer, label in fastest.items()},
+        "ratios": {peer: widened(ratio(samples[label], samples[OURS]), taken) for peer, label in fastest.items()},
         "quartiles": {OURS: times[OURS]} | {peer: times[label] for peer, label in fastest.items()},
         "errors": {OURS: field.errors[OURS]} | {peer: field.errors[label] for peer, label in fastest.items()},
         "estimates": {name: seconds for name, (seconds, _) in field.estimates.items()},

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pysim.algorithms import algorithm_named
 from pysim.explain.roof import above
+from pysim.machine.gpu import Gpu
 from pysim.record.cost import Cost, CsaCost
 from pysim.record.description import Description, bytes_text, seconds_text
 from pysim.record.plan import Considered, Plan
@@ -24,6 +25,7 @@ def explain(plan: Plan) -> str:
         ("cycles", [*_cycles(plan.cost)] if isinstance(plan.cost, Cost) else []),
         ("considered", [*_considered(plan)]),
         ("rejected", [*_rejected(plan)]),
+        ("planning only", [plan.on.planning_only] if isinstance(plan.on, Gpu) and plan.on.planning_only else []),
         ("must be finite", [] if plan.needs_finite == "nothing" else [plan.needs_finite]),
         ("assumed numbers", list(plan.assumed)),
     ]

@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from pysim.models.fusion import NORM, PARAMETERS, fused
+from pysim.models.fusion import NORM, PARAMETERS, RESIDUAL, fused
 from pysim.models.graph import Graph, Node
 from pysim.models.torch_layers import FusedLayer, Geometry
 from pysim.record.accuracy import Accuracy
@@ -40,7 +40,9 @@ def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict") -> tuple[fx
 
 
 def _able(node: Node, epilogue: Any) -> bool:
-    """Any activation or residual may follow a convolution or product, a norm only a convolution."""
+    """Any activation may follow a convolution or product, and a residual that it may write over; a norm only a convolution."""
+    if epilogue == RESIDUAL:
+        return False
     return node.op == "Conv" if epilogue == NORM else node.op in _ACTIVATED
 
 

@@ -14,7 +14,8 @@ Policy = Literal["lru", "plru", "fifo", "random"]
 class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One cache level; latency and bandwidth are those of a hit here as the core sees it (L2: a line from L2 into L1).
 
-    `kind` and `source` are those of the geometry. `shared` says that other cores use this level too.
+    `kind` and `source` are those of the geometry. `shared` says that other cores use this level too: `cores` of them, without it all
+    of the machine; the totals are what they get together.
     """
 
     name: Text
@@ -24,10 +25,13 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kind: Kind
     source: Text
     shared: bool = False
+    cores: Positive | None = None
     policy: Policy = "lru"
     latency_cycles: Number
     read_bytes_per_cycle: Number
     write_bytes_per_cycle: Number
+    total_read_bytes_per_cycle: Number | None = None
+    total_write_bytes_per_cycle: Number | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -35,11 +39,13 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What lies behind the last level, as one core sees it."""
+    """What lies behind the last level, as one core sees it; the totals are what all cores get together."""
 
     latency_cycles: Number
     read_bytes_per_cycle: Number
     write_bytes_per_cycle: Number
+    total_read_bytes_per_cycle: Number | None = None
+    total_write_bytes_per_cycle: Number | None = None
 
 
 class OfType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,7 +104,9 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `call_cycles` is the fixed cost of a micro-kernel call, `pack_call_cycles` of packing one run of windows, `pack_cycles`
     what packing one vector costs beyond its store, `pack_line_cycles` what packing waits for a line that is not in L1,
     `store_run_cycles` what a store waits for an output line from beyond L2 where more than `prefetch_streams` rows of
-    outputs are written in turn, and `overlap` the share (0..1) of transfer cycles that hide behind compute.
+    outputs are written in turn, and `overlap` the share (0..1) of transfer cycles that hide behind compute. A parallel region begins
+    and ends in `fork_join_cycles` and `fork_join_thread_cycles` for each thread. `scattered_line_cycles` is what a line from beyond L2
+    waits where neighbours in time lie pages apart, so that no prefetcher follows; without it, what packing waits.
     """
 
     name: Text
@@ -110,7 +118,15 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     store_run_cycles: Number
     prefetch_streams: Number
     overlap: Number
+    scattered_line_cycles: Number | None = None
+    fork_join_cycles: Number | None = None
+    fork_join_thread_cycles: Number | None = None
     units: Annotated[tuple[Unit, ...], msgspec.Meta(min_length=1)]
+
+    @property
+    def scattered_wait(self) -> float:
+        """Cycles of a line from beyond L2 that nothing asked for ahead."""
+        return (self.scattered_line_cycles or self.pack_line_cycles).value
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="cpu"):

@@ -7,6 +7,8 @@ import msgspec
 
 from pysim.machine.quantity import Count, Number, Source, Text, facts
 
+OLDEST_BUILT = 75  # the capability below which nvcc of CUDA 13 compiles nothing
+
 
 class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of the GPU cost model for one family of kernels (simt, or of one type: simt_f64).
@@ -111,6 +113,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """10 major + minor, as the kernel registry counts."""
         major, minor = self.capability.split(".")
         return 10 * int(major) + int(minor)
+
+    @property
+    def planning_only(self) -> str:
+        """Why no build has kernels for this GPU, so that its plans cannot be run; "" where one has."""
+        if self.capability_number >= OLDEST_BUILT:
+            return ""
+        oldest = f"{OLDEST_BUILT // 10}.{OLDEST_BUILT % 10}"
+        return f"{self.name} has capability {self.capability}, and CUDA 13 compiles for {oldest} and later: no kernel is built for it"
 
     def assumed(self) -> list[str]:
         """Paths of the numbers that are of kind assumed."""

@@ -15,7 +15,8 @@ from pysim.errors import MachineError
 SCHEMA = 1
 # costs that a fit may find to be nothing
 _MAY_BE_ZERO = (
-    "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles",
+    "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles", "scattered_line_cycles",
+    "fork_join_cycles", "fork_join_thread_cycles",
     "launch_seconds", "pass_seconds", "clear_seconds", "block_cycles", "step_cycles", "hidden",
 )  # fmt: skip
 # The least and the most that a machine's numbers may be, wide of any machine there is: by the end of the key, the longest that fits.

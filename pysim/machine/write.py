@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines written as TOML."""
 
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from pysim.errors import MachineError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.quantity import Count, Number, items
@@ -19,6 +23,29 @@ def to_toml(machine: Machine | Gpu) -> str:
     for key, value in _ordered(machine):
         document[key] = value
     return tomlkit.dumps(document)
+
+
+def check_place(path: Path, replace: bool = False) -> None:
+    """MachineError where no machine file can be written at `path`, or one is there that should be kept."""
+    if path.suffix != ".toml" or not path.parent.is_dir():
+        raise MachineError(f"{path}: a machine file ends in .toml and goes to a folder that is there")
+    if path.exists() and not (replace and path.is_file()):
+        raise MachineError(f"{path} is there already and is kept; give another name, or --force to replace a file")
+
+
+def save(machine: Machine | Gpu, path: Path, replace: bool = False) -> None:
+    """Writes a machine file, whole or not at all; MachineError where it cannot be, or another file is there and not to be replaced."""
+    check_place(path, replace)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            partial = Path(folder) / path.name
+            partial.write_text(to_toml(machine), encoding="utf-8")
+            if replace:
+                partial.replace(path)
+            else:
+                os.link(partial, path)  # never over a file that came meanwhile
+    except (OSError, ValueError) as error:
+        raise MachineError(f"{path} cannot be written: {error}") from None
 
 
 def _ordered(table: Any) -> list[tuple[str, Any]]:

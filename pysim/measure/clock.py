@@ -6,6 +6,7 @@ round. A sample is the time of one call, or of a batch where a call is too short
 contender precedes each sample, so the caches hold its own data, not the other's. State "cold": no such call, and the contender itself
 rotates over copies of its buffers that fill twice the last-level cache (`rotating`, `copies_for`), so that it finds none of them in a
 cache. A device is kept busy while the host makes a short timed call: more untimed calls precede it, in either state (`events`).
+Who else had the processor meanwhile is counted (`load`).
 """
 
 import gc
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.errors import OperandError
+from pysim.measure.load import Load, Watch
 from pysim.record.plan import STATES, State
 
 Array = NDArray[Any]
@@ -46,8 +48,8 @@ class Clock(Protocol):
     def leads(self, seconds: float, state: State) -> int:
         """How many untimed calls precede a sample."""
 
-    def undisturbed(self) -> AbstractContextManager[object]:
-        """In which samples are taken."""
+    def undisturbed(self) -> AbstractContextManager["Watch | None"]:
+        """In which samples are taken, and what counts who else had the processor meanwhile; None where nobody could."""
 
 
 class CpuClock(NamedTuple):
@@ -68,15 +70,19 @@ class CpuClock(NamedTuple):
     def leads(self, seconds: float, state: State) -> int:
         return int(state == "hot")
 
-    def undisturbed(self) -> AbstractContextManager[object]:
-        return pinned(self.threads)
+    @contextmanager
+    def undisturbed(self) -> Iterator[Watch]:
+        with pinned(self.threads):
+            yield Watch(self.threads)
 
 
 class Timed(NamedTuple):
-    """Seconds per call, one array per contender and all of one length; those that failed on the way have none, but their error."""
+    """Seconds per call, one array per contender and all of one length; those that failed on the way have none, but their error. `load`:
+    who else had the processor, where it was the clock's."""
 
     samples: dict[str, NDArray[np.float64]]
     failed: dict[str, Exception]
+    load: Load | None = None
 
 
 def interleave(
@@ -117,7 +123,7 @@ def interleave(
         taking[name] = _Taking(contenders[name], clock, clock.leads(fastest, state), clock.batch(fastest), [])
 
     first = next(iter(contenders))
-    with clock.undisturbed(), _no_collection():
+    with clock.undisturbed() as watch, _no_collection():
         for name in contenders:
             attempt(name, partial(enter, name))
         start = time.perf_counter()
@@ -131,7 +137,8 @@ def interleave(
                 break
             if rounds >= FEWEST_ROUNDS and time.perf_counter() - start >= budget_seconds:
                 break
-    return Timed({name: np.array(one.spent) / one.batch for name, one in taking.items()}, failed)
+        load = watch.load() if watch else None
+    return Timed({name: np.array(one.spent) / one.batch for name, one in taking.items()}, failed, load)
 
 
 class _Taking(NamedTuple):

@@ -53,7 +53,7 @@ class Events:
         """What keeps the device busy; of long calls what the cache state asks for."""
         return max(leads(seconds), int(state == "hot"))
 
-    def undisturbed(self) -> AbstractContextManager[object]:
+    def undisturbed(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def __del__(self) -> None:

@@ -6,9 +6,10 @@ A node takes in the one behind it where it alone is read by that, and its result
     Affine after Affine           scale = s1 s2, shift = t1 s2 + t2
     Affine after Conv, Linear     w'[f]... = w[f]... s[f], bias' = bias s + t    (BatchNorm: s = gamma / sqrt(var + eps), t = beta - mean s)
     BatchNorm after Conv, Linear  whose numbers may change: inputs (x, w, bias or "", gamma, beta, mean, var), attribute epsilon
-    Add after Conv, Linear        the other summand is its residual, input PARAMETERS, over which it may write: what made that is a Conv or
-                                  Linear, too, and nothing reads it later
-    an activation after any node that can have it in its epilogue
+    Add after Conv, Linear        the other summand is its residual, input PARAMETERS. Where a layer writes over its residual (OVER), what
+                                  made that is a Conv or Linear, too, and nothing reads it later
+    an activation after any node that can have it in its epilogue; x sigmoid(x) is one
+    Concat of what another Concat joins, and more      joins that one's result, and more (DenseNet)
 
 Sums of constants are made in float64 and rounded once. What a node may have as an epilogue is the executor's to say (`able`).
 
@@ -22,10 +23,12 @@ import numpy as np
 
 from pysim.models.graph import Array, Graph, Node, live
 
-Able = Callable[[Node, Any], bool]  # whether a node can have an activation in its epilogue, or take in a NORM or a RESIDUAL
-NORM, RESIDUAL = "norm", "residual"
+# whether a node can have an activation in its epilogue, or take in a NORM, a RESIDUAL, or one to write OVER
+Able = Callable[[Node, Any], bool]
+NORM, RESIDUAL, OVER = "norm", "residual", "over"
 PARAMETERS = 7  # inputs of a Conv or Linear in front of its residual: x, w, bias, gamma, beta, mean, var; "" where it has none
-ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu"}  # operators without attributes -> activations as the native epilogues name them
+ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish"}  # operators -> activations as the native epilogues name them
+_SUMS = ("Conv", "Linear")
 
 
 def norm_constants(gamma: Array, beta: Array, mean: Array, variance: Array, epsilon: float) -> tuple[Array, Array]:
@@ -50,11 +53,18 @@ class _Fusion:
         self._nodes: list[Node | None] = list(graph.nodes)
         self._constants, self._tensors = dict(graph.constants), graph.tensors
         self._makers = graph.makers()
+        self._joined: dict[tuple[Any, ...], str] = {}  # (axis, parts) of a concatenation -> its result
 
     def visit(self, at: int) -> None:
         node = self._graph.nodes[at]
+        if node.op == "Concat":
+            self._concat(at, node)
+            return
         if node.op == "Add":
             self._residual(at, node)
+            return
+        if node.op == "Mul":
+            self._silu(at, node)
             return
         before = self._before(node)
         if before is None:
@@ -100,20 +110,48 @@ class _Fusion:
         self._constants.update(zip(names, made, strict=True))
         self._replace(before, taking._replace(inputs=(taking.inputs[0], *names)), at)
 
+    def _concat(self, at: int, node: Node) -> None:
+        """One that begins with the parts of another takes that one's result: the parts can lie in both then, and are copied to neither."""
+        axis = node.attributes["axis"]
+        for count in range(len(node.inputs) - 1, 0, -1):
+            if (found := self._joined.get((axis, *node.inputs[:count]))) is not None:
+                self._nodes[at] = node._replace(inputs=(found, *node.inputs[count:]))
+                break
+        self._joined.setdefault((axis, *node.inputs), node.output)
+
     def _residual(self, at: int, node: Node) -> None:
         """Of two summands the one that is made later adds the other."""
         places = [self._makers.get(name, -1) for name in node.inputs]
-        if len(places) != 2 or min(places) < 0 or places[0] == places[1]:
+        if len(places) != 2 or places[0] == places[1]:
             return
         before, name, other = max(places), *(node.inputs if places[1] < places[0] else node.inputs[::-1])
-        taking, made = self._nodes[before], self._nodes[min(places)]
-        kinds = ("Conv", "Linear")
-        if taking is None or made is None or taking.op not in kinds or made.op not in kinds or not self._able(taking, RESIDUAL):
+        taking = self._nodes[before]
+        if taking is None or taking.op not in _SUMS or not (self._able(taking, RESIDUAL) or self._over(taking, min(places), other, at)):
             return
-        earlier = [user for user in self._users[other] if user != at]
-        read_before = all(user < before and self._graph.nodes[user].op in kinds for user in earlier)
-        if len(self._users[name]) == 1 and read_before and not taking.attributes.get("activation") and len(taking.inputs) <= PARAMETERS:
+        same = self._tensors.get(other) == self._tensors.get(name)
+        if same and len(self._users[name]) == 1 and not taking.attributes.get("activation") and len(taking.inputs) <= PARAMETERS:
             self._replace(before, taking._replace(inputs=(*_filled(taking.inputs, PARAMETERS), other)), at)
+
+    def _over(self, taking: Node, maker: int, other: str, at: int) -> bool:
+        """Whether a layer may write over its residual: another one made it, and others that have run then are all that read it."""
+        made, before = self._nodes[maker] if maker >= 0 else None, self._makers[taking.output]
+        earlier = [user for user in self._users[other] if user != at]
+        read_before = all(user < before and self._graph.nodes[user].op in _SUMS for user in earlier)
+        return made is not None and made.op in _SUMS and read_before and self._able(taking, OVER)
+
+    def _silu(self, at: int, node: Node) -> None:
+        """x sigmoid(x) of an x that nobody else reads."""
+        for x, other in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
+            gate, before = self._makers.get(other), self._makers.get(x)
+            sigmoid = self._nodes[gate] if gate is not None else None
+            taking = self._nodes[before] if before is not None else None
+            if gate is None or before is None or sigmoid is None or taking is None or taking.attributes.get("activation"):
+                continue
+            alone = len(self._users[x]) == 2 and len(self._users[other]) == 1 and sigmoid.inputs == (x,)
+            if sigmoid.op == "Sigmoid" and alone and self._able(taking, "silu"):
+                self._replace(before, taking._replace(absorbed=(*taking.absorbed, sigmoid.name)).having(activation="silu"), at)
+                self._nodes[gate] = None
+                return
 
     def result(self) -> Graph:
         kept = tuple(node for node in self._nodes if node is not None)
@@ -128,4 +166,6 @@ def activation_of(node: Node) -> Any:
     """The activation that a node is, or None: a name, or ("clamp", low, high)."""
     if node.op == "Clip" and len(node.inputs) == 1:
         return ("clamp", node.attributes["min"], node.attributes["max"])
+    if node.op == "Gelu" and node.attributes.get("approximate", b"none") in (b"tanh", "tanh"):
+        return "gelu_tanh"
     return ACTIVATIONS.get(node.op)

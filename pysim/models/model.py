@@ -15,7 +15,7 @@ from pysim.errors import OperandError, printable
 from pysim.machine.cpu import Machine
 from pysim.models import operators
 from pysim.models.buffers import Buffers, planned
-from pysim.models.fusion import fused
+from pysim.models.fusion import NORM, OVER, PARAMETERS, RESIDUAL, fused
 from pysim.models.graph import Array, Graph, Node, Tensor
 from pysim.models.plan import Layer, ModelPlan, layers_of
 from pysim.problem.conv import Conv
@@ -28,8 +28,10 @@ Step = Callable[[], object]
 
 
 def _able(node: Node, epilogue: Any) -> bool:
-    """ReLU, in the native epilogue of convolutions and in the last pass of NumPy's operators."""
-    return epilogue == "relu" and (node.op in ("Conv", "Linear") or node.op in operators.ACTIVATED)
+    """Any activation follows convolutions and products natively, a residual convolutions, ReLU some operators."""
+    if epilogue in (NORM, OVER, RESIDUAL):
+        return epilogue == RESIDUAL and node.op == "Conv"
+    return node.op in ("Conv", "Linear") or (epilogue == "relu" and node.op in operators.ACTIVATED)
 
 
 class Timed(NamedTuple):
@@ -49,9 +51,9 @@ class Model:
         self.threads = threads
         self.plan = ModelPlan(layers_of(graph, on, accuracy), planned(graph, lambda node: node.op in operators.IN_PLACE), on.name)
         self._natives = [self._prepared(layer, executor) for layer in self.plan.layers]
-        native = {name for layer in self.plan.layers if layer.plan for name in layer.node.inputs[1:]}
-        elsewhere = {name for layer in self.plan.layers if not layer.plan for name in layer.node.inputs} | set(graph.outputs)
-        kept = {name: array for name, array in graph.constants.items() if name not in native - elsewhere}
+        native = {name for layer in self.plan.layers if layer.plan for name in layer.node.inputs[1:PARAMETERS]}
+        elsewhere = {name for layer in self.plan.layers for name in layer.node.inputs[PARAMETERS if layer.plan else 0 :]}
+        kept = {name: array for name, array in graph.constants.items() if name not in native - elsewhere - set(graph.outputs)}
         self._graph = graph._replace(constants=kept)  # weights are packed, and needed no more as they were
         self._idle: list[_Run] = []
 
@@ -66,7 +68,7 @@ class Model:
     def _prepared(self, layer: Layer, executor: cpu.Executor) -> Prepared | None:
         if layer.plan is None:
             return None
-        w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:] if name)
+        w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:PARAMETERS] if name)
         weights = np.ascontiguousarray(w).reshape(w.shape if w.ndim == 4 else (*w.shape, 1, 1))
         bias, problem = (rest[0] if rest else None), layer.plan.workload
         assert isinstance(problem, Conv)
@@ -147,14 +149,30 @@ class _Run:
     def _step(self, node: Node, graph: Graph, native: Prepared | None, buffers: Buffers) -> Step:
         values, names = self.values, [name for name in node.inputs if name]
         if native is not None:
-            return (_convolution if node.op == "Conv" else _product)(native, values, names[0], values[node.output])
+            if node.op == "Linear":
+                return _product(native, values, names[0], values[node.output])
+            return _convolution(native, values, names[0], values[node.output], *node.inputs[PARAMETERS:])
         if node.op == "View":
             return self._view(node, graph, buffers)
         if "reference" in node.attributes:
             run, outs = operators.by_reference(node.attributes["reference"], names), [values[name] for name in node.outputs if name]
             return lambda: run(outs, [values[name] for name in names])
+        if node.op == "Concat":
+            return self._concat(node, graph, buffers)
         operator, out, attributes = operators.OPERATORS[node.op], values[node.output], node.attributes
         return lambda: operator(out, [values[name] for name in names], attributes)
+
+    def _concat(self, node: Node, graph: Graph, buffers: Buffers) -> Step:
+        """Copies the parts that do not lie in the result already."""
+        values = self.values
+        places = operators.parts(values[node.output], [graph.tensors[name].shape for name in node.inputs], node.attributes["axis"])
+        copied = [(to, name) for to, name in zip(places, node.inputs, strict=True) if (node.output, name) not in buffers.joined]
+
+        def concat() -> None:
+            for to, name in copied:
+                to[...] = values[name]
+
+        return concat
 
     def _view(self, node: Node, graph: Graph, buffers: Buffers) -> Step:
         """Nothing to do for a value of the arena; what the caller gave is seen under another shape in each call."""
@@ -168,8 +186,8 @@ class _Run:
         return view
 
 
-def _convolution(prepared: Prepared, values: dict[str, Array], x: str, out: Array) -> Step:
-    return lambda: prepared(values[x], out)
+def _convolution(prepared: Prepared, values: dict[str, Array], x: str, out: Array, residual: str = "") -> Step:
+    return (lambda: prepared(values[x], out, values[residual])) if residual else (lambda: prepared(values[x], out))
 
 
 def _product(prepared: Prepared, values: dict[str, Array], x: str, out: Array) -> Step:

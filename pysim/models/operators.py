@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that are no convolution and no product, by NumPy: run(out, inputs, attributes) writes into the array `out`.
+"""Operators that are no convolution and no product: run(out, inputs, attributes) writes into the array `out`.
 
-They mean what https://onnx.ai/onnx/operators/ says. The frequent ones are written here so that they allocate little; pools go along one
-axis after the other, a slice for each tap. Every other standard operator is run by the onnx package's own definition of it
-(`onnx.reference`), which is right and often slow.
+They mean what https://onnx.ai/onnx/operators/ says. Pools, sums and what is done to planes run natively (`pysim.runtime.operators`), other
+frequent ones by NumPy, written so that they allocate little. Every other standard operator is run by the onnx package's own definition of
+it (`onnx.reference`), which is right and often slow.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +13,10 @@ import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
 from pysim.models.graph import Array, Node
+from pysim.runtime.operators import Window, run_map, run_pool, takes
 
 Attributes = Mapping[str, Any]
 Run = Callable[[Array, Sequence[Array], Attributes], object]
-
-_CHUNK = 1 << 17  # elements that steps go over at once: 512 KiB of float32 stay in a second-level cache
 
 
 def taps(size: int, out: int, kernel: int, stride: int, dilation: int, before: int) -> Iterator[tuple[slice, slice]]:
@@ -30,50 +29,32 @@ def taps(size: int, out: int, kernel: int, stride: int, dilation: int, before: i
             yield slice(first, last), slice(first * stride + shift, (last - 1) * stride + shift + 1, stride)
 
 
-def _slide(x: Array, out: Array, attributes: Attributes, combine: Any, start: float) -> None:
-    """Combines the windows of the last two axes of x into out, as many images at once as stay in a cache."""
-    images, results = x.reshape(-1, *x.shape[-2:]), out.reshape(-1, *out.shape[-2:])
-    step = max(1, _CHUNK // (x.shape[-2] * x.shape[-1]))
-    rows = np.empty((step, out.shape[-2], x.shape[-1]), x.dtype)
-    for first in range(0, len(images), step):
-        piece = slice(first, first + step)
-        _slide_piece(images[piece], rows[: len(images[piece])], results[piece], attributes, combine, start)
-
-
-def _slide_piece(x: Array, rows: Array, out: Array, attributes: Attributes, combine: Any, start: float) -> None:
-    """First down the columns into `rows`, then along these."""
-    rows.fill(start)
-    top, left = attributes["pads"][:2]
-    (kernel_h, kernel_w), (stride_h, stride_w), (dilation_h, dilation_w) = (attributes[n] for n in ("kernel_shape", "strides", "dilations"))
-    for to, of in taps(x.shape[-2], out.shape[-2], kernel_h, stride_h, dilation_h, top):
-        combine(rows[..., to, :], x[..., of, :], out=rows[..., to, :])
-    out.fill(start)
-    for to, of in taps(x.shape[-1], out.shape[-1], kernel_w, stride_w, dilation_w, left):
-        combine(out[..., to], rows[..., of], out=out[..., to])
+def _window(attributes: Attributes) -> Window:
+    kernel, strides, dilations, pads = (tuple(attributes[name]) for name in ("kernel_shape", "strides", "dilations", "pads"))
+    return Window(kernel, strides, dilations, pads)
 
 
 def _max_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    _slide(inputs[0], out, attributes, np.maximum, -np.inf)
+    run_pool(out, inputs[0], _window(attributes), largest=True)
 
 
 def _average_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    _slide(inputs[0], out, attributes, np.add, 0.0)
-    counts = []
-    for axis in (0, 1):
-        before, after = attributes["pads"][axis], attributes["pads"][axis + 2]
-        kernel, stride, dilation = (attributes[name][axis] for name in ("kernel_shape", "strides", "dilations"))
-        size, length = inputs[0].shape[2 + axis], out.shape[2 + axis]
-        if attributes["count_include_pad"]:
-            size, before = size + before + after, 0
-        count = np.zeros(length, out.dtype)
-        for to, _ in taps(size, length, kernel, stride, dilation, before):
-            count[to] += 1
-        counts.append(count)
-    out /= np.outer(*counts).astype(out.dtype)
+    run_pool(out, inputs[0], _window(attributes), largest=False, count_padding=bool(attributes["count_include_pad"]))
 
 
 def _global_average_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    np.mean(inputs[0], axis=tuple(range(2, inputs[0].ndim)), keepdims=True, out=out)
+    (x,) = inputs
+    if takes(out, x):
+        plane = (1, x.size // (x.shape[0] * x.shape[1]))
+        run_pool(out.reshape(-1, 1, 1), x.reshape(-1, *plane), Window(plane), largest=False)
+    else:
+        np.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True, out=out)
+
+
+def parts(out: Array, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Array]:
+    """Where arrays of these shapes lie in their concatenation."""
+    ends = np.cumsum([shape[axis] for shape in shapes])
+    return [out[(*[slice(None)] * axis, slice(end - shape[axis], end))] for shape, end in zip(shapes, ends, strict=True)]
 
 
 def _lrn(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -94,54 +75,40 @@ def _softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Non
     out /= out.sum(axis=axes, keepdims=True)
 
 
-def _concat(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """Parts that lie in the result already are left where they are."""
-    at, axis = 0, attributes["axis"]
-    for x in inputs:
-        part = out[(*[slice(None)] * axis, slice(at, at + x.shape[axis]))]
-        if part.ctypes.data != x.ctypes.data:
-            part[...] = x
-        at += x.shape[axis]
-
-
-def _chunks(out: Array, inputs: Sequence[Array]) -> Iterator[tuple[Array, ...]]:
-    """Pieces of dense arrays of one shape that stay in a cache while several steps go over them."""
-    flat = [x.reshape(-1) for x in (out, *inputs)]
-    for start in range(0, out.size, _CHUNK):
-        yield tuple(x[start : start + _CHUNK] for x in flat)
-
-
 def _activate(out: Array, attributes: Attributes) -> None:
     if attributes.get("activation"):
         np.maximum(out, 0, out=out)
 
 
 def _add(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    a, b = inputs
-    if a.shape == b.shape and attributes.get("activation"):
-        for to, left, right in _chunks(out, inputs):
-            np.add(left, right, out=to)
-            _activate(to, attributes)
+    a, b = inputs if out.ctypes.data != inputs[1].ctypes.data else inputs[::-1]
+    if a.shape == b.shape and takes(out, a, b) and not np.may_share_memory(out, b):
+        run_map(out, a, 1, residual=b, activation=attributes.get("activation"))
     else:
         np.add(a, b, out=out)
         _activate(out, attributes)
 
 
+def _multiply(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    """Planes by one number each where it is that; else as NumPy has it."""
+    for x, scale in (inputs, inputs[::-1]):
+        planes = x.shape[0] * x.shape[1] if x.ndim > 2 else 0
+        if x.ndim > 2 and scale.shape == (*x.shape[:2], *[1] * (x.ndim - 2)) and out.shape == x.shape and takes(out, x, scale):
+            run_map(out, x, planes, scale=scale.reshape(-1))
+            return
+    np.multiply(inputs[0], inputs[1], out=out)
+
+
 def _affine(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     x, scale, shift = inputs
-    channels = x.shape[1]
-    shape = (x.shape[0], channels, -1)
-    step = max(1, _CHUNK * channels // max(1, out.size // x.shape[0]))
-    for image, to in zip(x.reshape(shape), out.reshape(shape), strict=True):
-        for first in range(0, channels, step):
-            piece = slice(first, first + step)
-            np.multiply(image[piece], scale[piece, None], out=to[piece])
-            np.add(to[piece], shift[piece, None], out=to[piece])
-            _activate(to[piece], attributes)
+    run_map(out, x, x.shape[0] * x.shape[1], scale, shift, activation=attributes.get("activation"))
 
 
 def _clip(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    np.clip(inputs[0], attributes["min"], attributes["max"], out=out)
+    if takes(out, inputs[0]):
+        run_map(out, inputs[0], 1, activation=("clamp", attributes["min"], attributes["max"]))
+    else:
+        np.clip(inputs[0], attributes["min"], attributes["max"], out=out)
 
 
 def _sigmoid(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -160,7 +127,10 @@ def _ufunc(function: Any) -> Run:
 
 
 def _relu(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    np.maximum(inputs[0], 0, out=out)
+    if takes(out, inputs[0]):
+        run_map(out, inputs[0], 1, activation="relu")
+    else:
+        np.maximum(inputs[0], 0, out=out)
 
 
 def _transpose(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -176,9 +146,9 @@ def _reduce_mean(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
 
 
 OPERATORS: dict[str, Run] = {
-    "Add": _add, "Affine": _affine, "AveragePool": _average_pool, "Clip": _clip, "Concat": _concat, "Div": _ufunc(np.divide),
+    "Add": _add, "Affine": _affine, "AveragePool": _average_pool, "Clip": _clip, "Div": _ufunc(np.divide),
     "GlobalAveragePool": _global_average_pool, "Identity": _copy, "LRN": _lrn, "MatMul": _ufunc(np.matmul), "MaxPool": _max_pool,
-    "Mul": _ufunc(np.multiply), "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax,
+    "Mul": _multiply, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax,
     "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
 # These read an element of an input before they write the element of the result in its place, and no other.

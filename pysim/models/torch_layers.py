@@ -24,7 +24,6 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Layout, Plan, on_cpu
-from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
 
 _DTYPES = {torch.float32: "f32", torch.float64: "f64"}
@@ -156,7 +155,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         plan = native.plan
         assert plan is not None and isinstance(plan.workload, Conv)
         problem = plan.workload
-        activation = self.activation if residual is None and self.activation in cpu.ACTIVATIONS else None
+        fits = residual is None or (self.kind == "Conv" and residual.dtype == x.dtype and tuple(residual.shape) == _out_shape(problem))
+        activation = self.activation if fits else None
 
         def make() -> Prepared:
             w, bias = self._folded(parameters)
@@ -165,16 +165,15 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             addend = None if bias is None else bias.numpy()
             return Prepared(problem, filters, schedule, addend, activation, torch.get_num_threads(), host.executor(on))
 
-        prepared = self._current((key, torch.get_num_threads()), parameters, make)
+        prepared = self._current((key, torch.get_num_threads(), fits), parameters, make)
         image = x.detach().reshape(-1, problem.channels).t().contiguous() if self.kind == "Linear" else x.detach().contiguous()
-        y = torch.empty((problem.batch, problem.filters, problem.out_h, problem.out_w), dtype=x.dtype)
+        y = torch.empty(_out_shape(problem), dtype=x.dtype)
         shape = (problem.batch, problem.channels, problem.height, problem.width)
-        prepared(image.reshape(shape).numpy(), y.numpy())
+        added = residual.detach().contiguous().numpy() if fits and residual is not None else None
+        prepared(image.reshape(shape).numpy(), y.numpy(), added)
         if self.kind == "Linear":
             y = y.reshape(problem.filters, -1).t().contiguous().reshape(*x.shape[:-1], problem.filters)
-        if residual is not None:
-            y = y + residual
-        return y if activation == self.activation else _activated(y, self.activation)
+        return y if fits else _activated(y + residual, self.activation)
 
     def _on_gpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
         plan, layout = native.plan, _layout(x)
@@ -217,6 +216,10 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
         shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else beta.double())
         return (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype), shift.to(w.dtype)
+
+
+def _out_shape(problem: Conv) -> tuple[int, ...]:
+    return (problem.batch, problem.filters, problem.out_h, problem.out_w)
 
 
 def _activated(y: Any, activation: Any) -> Any:

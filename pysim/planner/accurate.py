@@ -4,8 +4,8 @@
 import numpy as np
 
 from pysim.algorithms.accuracy import refuses
-from pysim.algorithms.contract import Algorithm, Bound, Costs
-from pysim.record.cost import Cost, CsaCost, Reason
+from pysim.algorithms.contract import Algorithm, Costs
+from pysim.record.cost import Cost, CsaCost
 from pysim.record.plan import Request
 from pysim.record.schedule import AnySchedule
 
@@ -20,20 +20,16 @@ class Accurate:
     number; `lost` are the kinds of which it had candidates and has none."""
 
     def __init__(self, request: Request, algorithm: Algorithm, of: Costs) -> None:
-        whys: dict[Bound, Reason | None] = {}
-        taken, first = np.zeros(of.cycles.size, dtype=bool), dict[int, Reason]()
-        for row, kernel in enumerate(of.kernel.tolist()):
-            bound = algorithm.tolerance(request.problem, of.schedule(row))
-            if bound not in whys:
-                whys[bound] = refuses(bound, request.problem, request.machine, request.accuracy, request.error_limit)
-            if why := whys[bound]:
-                first.setdefault(kernel, why)
-            else:
-                taken[row] = True
+        _, firsts, alike = np.unique(of.alike, return_index=True, return_inverse=True)
+        bounds = [algorithm.tolerance(request.problem, of.schedule(row)) for row in firsts.tolist()]
+        whys = [refuses(bound, request.problem, request.machine, request.accuracy, request.error_limit) for bound in bounds]
+        taken = np.array([why is None for why in whys], dtype=bool)[alike]
         self._of, self._kept, self.kernels, self.kinds = of, np.flatnonzero(taken), of.kernels, of.kinds
-        self.cycles, self.kernel, self.kind = of.cycles[taken], of.kernel[taken], of.kind[taken]
+        self.cycles, self.kernel, self.kind, self.alike = of.cycles[taken], of.kernel[taken], of.kind[taken], of.alike[taken]
         self.lost = np.setdiff1d(of.kind, self.kind)
-        self.refused = {kernel: why for kernel, why in first.items() if kernel not in self.kernel}
+        kernels, rows = np.unique(of.kernel, return_index=True)
+        first = zip(kernels.tolist(), (whys[one] for one in alike[rows].tolist()), strict=True)
+        self.refused = {kernel: why for kernel, why in first if why and kernel not in self.kernel}
         self.bounds = of.bounds.copy()
         self.bounds[[*self.refused]] = np.nan  # not slower: not taken
 

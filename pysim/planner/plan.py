@@ -28,6 +28,7 @@ from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.planner.accurate import Accurate, accurate
+from pysim.planner.team import plan_for_team
 from pysim.problem.text import Workload, parse
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.cost import Cost, CsaCost, Rejected
@@ -48,6 +49,7 @@ def plan(
     name: str | None = None,
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
+    threads: int = 1,
 ) -> Plan:
     """The plan of least predicted cost for a problem (text or value) on a machine (name, path of a .toml file, or value).
 
@@ -56,7 +58,8 @@ def plan(
     model's. A plan has operands in a `layout`, takes no more workspace than `memory_limit` bytes, and is of `algorithm` where one is
     named. `name` is another plan's name: that very schedule, costed here. `accuracy` is "standard" (any plan), "strict" (none whose stated
     error is above a direct sum's of the type) or "ieee" (multiply-adds of the type alone), `error_limit` the largest error over the
-    result's root mean square that a plan may state (`pysim.algorithms.accuracy`). Raises ProblemError, MachineError, and PlanError where
+    result's root mean square that a plan may state (`pysim.algorithms.accuracy`). The cost is that of a run on `threads` threads of a CPU,
+    and the plan the best for so many (`pysim.planner.team`). Raises ProblemError, MachineError, and PlanError where
     no kernel can run the problem.
     """
     request = _request(problem, machine, model, micro_kernel, state, layout, accuracy, error_limit)._replace(
@@ -65,7 +68,13 @@ def plan(
     if name is not None:
         algorithm, schedule = from_name(name)
         request = request._replace(schedule=schedule)
-    return _ranked(request, algorithm, memory_limit, 1, exhaustive=False)[0]
+
+    def best(request: Request, algorithm: str | None) -> Plan:
+        return _ranked(request, algorithm, memory_limit, 1, exhaustive=False)[0]
+
+    if threads == 1 or model == "csa" or isinstance(request.machine, Gpu):
+        return best(request, algorithm)
+    return plan_for_team(request, algorithm, threads, best)
 
 
 def plans(

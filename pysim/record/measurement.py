@@ -27,8 +27,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     peers expect of their own kernels, `missing` the peers that did not run, with the reason; "cudnn GEMM" is an algorithm of a peer.
     A peer that has several is timed with each, and stands here as its fastest: `algorithms` says which that was. On a GPU `workspaces` are
     the bytes beside operands and result of "pysim" and of each peer that says so.
-    `profile` splits one call: pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count`
-    is how often the problem occurs in what was asked for. `above_roof` says which time is less than the multiply-adds can take.
+    `profile` splits one call: pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count` is how often the problem occurs in what
+    was asked for. `above_roof` says which time is less than multiply-adds or operands take. `taken` is the share of the time of all
+    samples in which a CPU was others'; the intervals of `ratios` are wider by as much.
     """
 
     problem: str
@@ -58,6 +59,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     reason: str = ""
     above_roof: str = ""
+    taken: float | None = None
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,7 @@ class Request(NamedTuple):
     input_footprint: Footprint = "packed"
     accuracy: Accuracy = "standard"
     error_limit: float | None = None
+    threads: int = 1
 
 
 class Considered(msgspec.Struct, frozen=True):
@@ -66,7 +67,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     convolution's input and output, `memory_limit` the bytes of workspace that were allowed. `needs_finite` says what must be finite, lest
     the result is NaN where the definition has a number: an entry of NEEDS_FINITE ("filters": where the problem is padded). `error` is what
     the algorithm states: its largest error over the result's root mean square, against float64; `accuracy` and `error_limit` are what was
-    asked for.
+    asked for. The cost is that of a run on so many `threads` of a CPU.
     """
 
     workload: Workload
@@ -86,6 +87,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     error: float = 0.0
     accuracy: Accuracy = "standard"
     error_limit: float | None = None
+    threads: int = 1
 
     @property
     def problem(self) -> str:
@@ -130,6 +132,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "schedule": self.schedule.kind,
             **({"pack": self.schedule.pack} if isinstance(self.schedule, Schedule) else {}),
             **({"gemm": self.schedule.gemm} if isinstance(self.schedule, GpuConvSchedule) else {}),
+            "threads": self.threads,
             "layout": self.layout,
             **({"memory_limit_bytes": self.memory_limit} if self.memory_limit is not None else {}),
             "tile": self.tile,

@@ -17,8 +17,10 @@ from pysim.problem.dtypes import SUM_BYTES
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
 _DIRECT = re.compile(r"^PYSIM_DIRECT\((.*)\)", re.MULTILINE)
+_SKINNY = re.compile(r"^PYSIM_SKINNY\((.*)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
 _TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
+_FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 _ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # of one family: what its rows have in common, and each row
 _COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
@@ -74,9 +76,15 @@ def direct_kernels() -> tuple[Kernel, ...]:
     return _rows(_DIRECT.findall(native_file("conv/depthwise.inc").read_text()), len(kernels()))
 
 
+@cache
+def skinny_kernels() -> tuple[Kernel, ...]:
+    """Every kernel of products with few rows or columns, in the order of conv/skinny.inc; windows: results whose sums pass together."""
+    return _rows(_SKINNY.findall(native_file("conv/skinny.inc").read_text()), len(kernels()) + len(direct_kernels()))
+
+
 def cpu_kernels() -> tuple[Kernel, ...]:
     """Every row of the native library, by index."""
-    return kernels() + direct_kernels()
+    return kernels() + direct_kernels() + skinny_kernels()
 
 
 class NativeAlgorithm(msgspec.Struct, frozen=True):
@@ -103,6 +111,13 @@ def loop_nest(problem: str) -> str:
 def winograd_transforms() -> frozenset[tuple[str, str]]:
     """(target, dtype) of the CPU's Winograd transforms, the lines of `native/winograd.inc`."""
     return frozenset(_TRANSFORMS.findall(native_file("winograd.inc").read_text()))
+
+
+@cache
+def winograd_forms() -> tuple[tuple[int, int], ...]:
+    """(m, r) of the CPU's F(m x m, r x r), in the order of the same file."""
+    lines = _FORMS.findall(native_file("winograd.inc").read_text())
+    return tuple((int(m), int(r)) for m, r in lines)
 
 
 # The CUDA kernels of matrix products
@@ -217,8 +232,8 @@ class GemmKernel(msgspec.Struct, frozen=True):
     `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
     cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
     (`exact_capability`) alone. `alignment`: bytes that base and pitch of an operand are multiples of; `k_major`: rows of both operands run
-    along k; `asynchronous`: stages are filled by asynchronous copies, which need capability 8.0; `producer`: a warpgroup does nothing but
-    load, by TMA; `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
+    along k; `producer`: a warpgroup does nothing but load, by TMA; `promotion`: see Tiles; `ablation`: it is there to show what it leaves
+    out.
     """
 
     index: int
@@ -239,7 +254,6 @@ class GemmKernel(msgspec.Struct, frozen=True):
     exact_capability: bool = False
     alignment: int = 1
     k_major: bool = False
-    asynchronous: bool = False
     producer: bool = False
     promotion: int = 0
     accumulates_f16: bool = False
@@ -441,6 +455,12 @@ def _conv_by_name() -> dict[str, ConvKernel]:
 def epilogues() -> dict[str, int]:
     """The functions that may follow alpha A B + beta C + bias on a GPU, name -> the ABI's number (`native/cuda/epilogues.inc`)."""
     return {name: int(number) for number, name in _EPILOGUE.findall(native_file("cuda/epilogues.inc").read_text())}
+
+
+@cache
+def cpu_epilogues() -> dict[str, int]:
+    """The activations of the CPU, name -> the ABI's number (`native/epilogues.inc`)."""
+    return {name: int(number) for number, name in _EPILOGUE.findall(native_file("epilogues.inc").read_text())}
 
 
 _LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)

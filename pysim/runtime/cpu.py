@@ -9,6 +9,7 @@ import importlib.resources
 import math
 import os
 import sys
+from collections.abc import Hashable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -17,19 +18,20 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.arguments import Activation
+from pysim.arguments import activation as activation_of
 from pysim.errors import MissingError, NativeError, OperandError, PlanError
 from pysim.once import once
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import PACK, STATIONARY, Schedule
-from pysim.registry.rows import algorithms, cpu_kernels, native_file
+from pysim.registry.rows import algorithms, cpu_epilogues, cpu_kernels, native_file
 
 Array = NDArray[Any]
 # NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16
 NUMPY_DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "bf16": np.dtype(np.uint16), "s8": np.dtype(np.int8)}
 RESULT_DTYPES = NUMPY_DTYPES | {"bf16": np.dtype(np.float32), "s8": np.dtype(np.int32)}  # of the result and the bias
-ACTIVATIONS = {None: 0, "relu": 1}
 _ALIGNMENT = 64
 
 
@@ -238,45 +240,50 @@ def check_apart(out: Array, **operands: Any) -> None:
             raise OperandError(f"out overlaps {name}, which is read while it is written")
 
 
-def _activation_code(activation: str | None) -> int:
-    if not (activation is None or isinstance(activation, str)) or activation not in ACTIVATIONS:
-        raise OperandError(f"activation {activation!r} is not known; it is None or 'relu'")
-    return ACTIVATIONS[activation]
+_addends: WeakKeyDictionary[Any, tuple[Array | None, Array | None]] = WeakKeyDictionary()
 
 
-_biases: WeakKeyDictionary[Any, Array] = WeakKeyDictionary()
-
-
-def epilogue_struct(alpha: float, beta: float, bias: Array | None, activation: str | None) -> Any:
-    """A `pysim_epilogue`; its bias lives as long as it does, and `bias_of` finds it."""
-    code = _activation_code(activation)
-    if bias is None:
-        return _plain(alpha, beta, code)
-    ffi, _ = library()
-    epilogue = ffi.new("pysim_epilogue *", [alpha, beta, ffi.from_buffer(bias), code])
-    _biases[epilogue] = bias
+def epilogue_struct(alpha: float, beta: float, bias: Array | None, activation: Activation, residual: Array | None = None) -> Any:
+    """A `pysim_epilogue`; bias and residual live as long as it does, and `addends_of` finds them."""
+    if bias is None and residual is None and isinstance(activation, Hashable):
+        return _plain(alpha, beta, activation)
+    epilogue = _epilogue(alpha, beta, activation)
+    pointer = library()[0].from_buffer
+    if bias is not None:
+        epilogue.bias = pointer(bias)
+    if residual is not None:
+        epilogue.residual = pointer(residual)
+    _addends[epilogue] = bias, residual
     return epilogue
 
 
-@lru_cache(maxsize=64)
-def _plain(alpha: float, beta: float, activation: int) -> Any:
-    """One without a bias, which nobody changes."""
+def _epilogue(alpha: float, beta: float, activation: Activation) -> Any:
     ffi, _ = library()
-    return ffi.new("pysim_epilogue *", [alpha, beta, ffi.NULL, activation])
+    number, low, high = activation_of(activation, cpu_epilogues())
+    return ffi.new("pysim_epilogue *", [alpha, beta, ffi.NULL, number, ffi.NULL, low, high])
 
 
-def bias_of(epilogue: Any) -> Array | None:
-    """The array that an epilogue's bias points to: the struct itself does not know how long it is."""
-    return _biases.get(epilogue)
+_plain = lru_cache(maxsize=64)(_epilogue)  # without a bias, which nobody changes
+
+
+def addends_of(epilogue: Any) -> tuple[Array | None, Array | None]:
+    """The arrays that an epilogue's bias and residual point to: the struct itself does not know how long they are."""
+    return _addends.get(epilogue, (None, None))
 
 
 def reference_conv(
-    w: Conv, x: Array, weights: Array, bias: Array | None = None, activation: str | None = None, executor: Executor = LOCAL
+    w: Conv,
+    x: Array,
+    weights: Array,
+    bias: Array | None = None,
+    activation: Activation = None,
+    executor: Executor = LOCAL,
+    residual: Array | None = None,
 ) -> Array:
     """The definition of right: plain loops in C, summed in the next wider type. Slow."""
     ffi, lib = executor.library()
     out = aligned((w.batch, w.filters, w.out_h, w.out_w), RESULT_DTYPES[w.dtype])
-    epilogue = epilogue_struct(1.0, 0.0, bias, activation)
+    epilogue = epilogue_struct(1.0, 0.0, bias, activation, residual)
     x = operand(x, "x", (w.batch, w.channels, w.height, w.width), w.dtype)
     weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
     pointers = (ffi.from_buffer(x), ffi.from_buffer(weights), ffi.from_buffer(out))
@@ -323,3 +330,11 @@ def probe_read(nbytes: int, seconds: float) -> float:
 def probe_write(nbytes: int, seconds: float) -> float:
     """Bytes a second that one core writes to a buffer of this size."""
     return _probe_stream(library()[1].pysim_probe_write, nbytes, seconds)
+
+
+def probe_latency(nbytes: int, line_bytes: int, seconds: float) -> float:
+    """Seconds of a load that waits for the one before, over all lines of a buffer of this size in a random order."""
+    ffi, lib = library()
+    buffer, result = aligned(nbytes, np.uint8), ffi.new("double *")
+    check(lib.pysim_probe_latency(ffi.from_buffer(buffer), nbytes, line_bytes, seconds, result))
+    return float(result[0])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pysim.arguments import Activation
 from pysim.errors import OperandError
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -114,7 +115,7 @@ class Launch:
 
 
 class ConvLaunch(Launch):
-    """y = act(conv(x, w) + bias): filters are prepared in each call."""
+    """y = act(conv(x, w) + bias + residual): filters are prepared in each call."""
 
     def __init__(self, workload: Conv, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
         w = workload
@@ -125,10 +126,10 @@ class ConvLaunch(Launch):
         )
         super().__init__(w, shapes, schedule, threads, executor)
 
-    def __call__(self, x: Any, w: Any, bias: Any = None, activation: str | None = None, out: Any = None) -> Array:
-        w, epilogue = self._ffi.from_buffer(self.filters(w)), self.epilogue(bias, activation)
+    def __call__(self, x: Any, w: Any, bias: Any = None, activation: Activation = None, out: Any = None, residual: Any = None) -> Array:
+        w, epilogue = self._ffi.from_buffer(self.filters(w)), self.epilogue(bias, activation, residual)
         if out is not None:
-            check_apart(self.output(out), w=w, bias=bias)
+            check_apart(self.output(out), w=w, bias=bias, residual=residual)
         if not self.prepared_bytes:
             return self.run(x, w, epilogue, out)
         prepared = _workspaces.take(self.prepared_bytes)
@@ -141,10 +142,14 @@ class ConvLaunch(Launch):
         """The filters as a dense array."""
         return operand(w, "w", self._second_shape, self.workload.dtype)
 
-    def epilogue(self, bias: Any, activation: str | None) -> Any:
-        return epilogue_struct(
-            1.0, 0.0, None if bias is None else addend(bias, "bias", self._out_shape[1:2], self.workload.dtype), activation
-        )
+    def epilogue(self, bias: Any, activation: Activation, residual: Any = None) -> Any:
+        """What follows the sums. A residual is added before the activation; it is read where it lies."""
+        dtype = self.workload.dtype
+        if bias is not None:
+            bias = addend(bias, "bias", self._out_shape[1:2], dtype)
+        if residual is not None:
+            residual = addend(residual, "residual", self._out_shape, dtype)
+        return epilogue_struct(1.0, 0.0, bias, activation, residual)
 
     def prepare(self, filters: Any, prepared: Any) -> Any:
         """Prepares dense filters in a buffer, both by pointer, and gives that."""
@@ -172,22 +177,29 @@ class Prepared:
         weights: Any,
         schedule: Schedule,
         bias: Any = None,
-        activation: str | None = None,
+        activation: Activation = None,
         threads: int = 1,
         executor: Executor = LOCAL,
     ) -> None:
         launch = self._launch = ConvLaunch(workload, schedule, threads, executor)
         self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
         self.workspace_bytes = launch.workspace_bytes
-        self._epilogue = launch.epilogue(None if bias is None else np.array(as_numpy(bias, "bias")), activation)
+        self._bias, self._activation = None if bias is None else np.array(as_numpy(bias, "bias")), activation
+        self._epilogue = launch.epilogue(self._bias, activation)
         filters, pointer = launch.filters(weights), library()[0].from_buffer
         if size := launch.prepared_bytes:
             self._prepared = launch.prepare(pointer(filters), pointer(aligned(size, np.uint8)))
         else:
             self._prepared = pointer(np.array(filters))
 
-    def __call__(self, x: Any, out: Any = None) -> Array:
-        return self._launch.run(x, self._prepared, self._epilogue, out)
+    def __call__(self, x: Any, out: Any = None, residual: Any = None) -> Array:
+        """`residual`, of the result's shape, is added before the activation."""
+        if residual is None:
+            return self._launch.run(x, self._prepared, self._epilogue, out)
+        epilogue = self._launch.epilogue(self._bias, self._activation, residual)
+        if out is not None:
+            check_apart(self._launch.output(out), residual=residual)
+        return self._launch.run(x, self._prepared, epilogue, out)
 
     def profile(self, x: Any, out: Any = None) -> dict[str, float]:
         """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
@@ -216,7 +228,7 @@ class GemmLaunch(Launch):
         alpha: float = 1.0,
         beta: float = 0.0,
         bias: Any = None,
-        activation: str | None = None,
+        activation: Activation = None,
         out: Any = None,
     ) -> Array:
         """`c` is read, not written, unless it is `out`."""
@@ -263,7 +275,7 @@ class PreparedGemm:
         alpha: float = 1.0,
         beta: float = 0.0,
         bias: Any = None,
-        activation: str | None = None,
+        activation: Activation = None,
         threads: int = 1,
         executor: Executor = LOCAL,
     ) -> None:
@@ -294,7 +306,7 @@ def run_conv(
     x: Any,
     weights: Any,
     bias: Any = None,
-    activation: str | None = None,
+    activation: Activation = None,
     threads: int = 1,
     executor: Executor = LOCAL,
 ) -> Array:
@@ -308,7 +320,7 @@ def run_gemm(
     a: Any,
     b: Any,
     bias: Any = None,
-    activation: str | None = None,
+    activation: Activation = None,
     threads: int = 1,
     executor: Executor = LOCAL,
 ) -> Array:

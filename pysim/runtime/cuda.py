@@ -16,7 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.errors import MissingError, NativeError, OperandError, PlanError, choose
+from pysim.arguments import Activation as Activation
+from pysim.arguments import activation as activation_of
+from pysim.errors import MissingError, NativeError, OperandError, PlanError
 from pysim.once import once
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
@@ -25,7 +27,6 @@ from pysim.registry.rows import CONV_LAYOUTS, Attributes, conv_kernel, epilogues
 from pysim.runtime.arrays import SIZES
 
 Array = NDArray[Any]
-Activation = str | tuple[str, float, float] | None
 
 # What a product of each type may result in; the first is what it does where nobody says
 RESULTS = {
@@ -151,19 +152,10 @@ def schedule_struct(s: GpuSchedule | GpuConvSchedule) -> Any:
 def epilogue_struct(alpha: float, beta: float, bias: int, activation: Activation) -> Any:
     """The `pysim_cuda_epilogue`: `bias` is a device pointer or 0, `activation` a name of epilogues.inc or ("clamp", low, high)."""
     ffi, _ = library()
-    name, low, high = activation if isinstance(activation, tuple) and len(activation) == 3 else (activation, -math.inf, math.inf)
-    name = "identity" if name is None else name
-    try:
-        low, high = float(low), float(high)
-    except (TypeError, ValueError):
-        raise OperandError(f"activation is {activation!r}; clamp's bounds are two numbers: ('clamp', low, high)") from None
-    if not isinstance(name, str) or name not in epilogues():
-        raise OperandError(f"activation {name!r} is not known; {choose(name, epilogues())}, clamp as ('clamp', low, high)")
-    if name == "clamp" and not (isinstance(activation, tuple) and low <= high):
-        raise OperandError("clamp needs its bounds: activation=('clamp', low, high), low at most high")
+    number, low, high = activation_of(activation, epilogues())
     largest = float(np.finfo(np.float32).max)
     bounds = [min(max(bound, -largest), largest) for bound in (low, high)]
-    fields = {"alpha": alpha, "beta": beta, "bias": ffi.cast("void *", bias), "activation": epilogues()[name]}
+    fields = {"alpha": alpha, "beta": beta, "bias": ffi.cast("void *", bias), "activation": number}
     return ffi.new("pysim_cuda_epilogue *", fields | {"low": bounds[0], "high": bounds[1]})
 
 

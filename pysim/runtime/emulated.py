@@ -271,12 +271,14 @@ def _copy(move: Any, file: int, content: Any, offset: int) -> None:
 
 
 def _epilogue(ffi: Any, value: Any) -> bytes:
-    """The struct and then the bias, which it points to by its offset in these bytes."""
-    bias, own = runtime.bias_of(value), ffi.new("pysim_epilogue *", value[0])
-    if bias is None:
-        return bytes(ffi.buffer(own))
-    own.bias = ffi.cast("void *", _ALIGNMENT)
-    return bytes(ffi.buffer(own)).ljust(_ALIGNMENT, b"\0") + bias.tobytes()
+    """The struct and then what its bias and residual point to, by their offsets in these bytes."""
+    own, content = ffi.new("pysim_epilogue *", value[0]), b""
+    for field, array in zip(("bias", "residual"), runtime.addends_of(value), strict=True):
+        if array is not None:
+            at = -(-(ffi.sizeof("pysim_epilogue") + len(content)) // _ALIGNMENT) * _ALIGNMENT
+            content = content.ljust(at - ffi.sizeof("pysim_epilogue"), b"\0") + array.tobytes()
+            setattr(own, field, ffi.cast("void *", at))
+    return bytes(ffi.buffer(own)) + content
 
 
 def agreed(greeting: list[str]) -> tuple[dict[str, str], str]:

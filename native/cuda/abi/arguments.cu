@@ -85,16 +85,4 @@ pysim_status check_workspace(int64_t needed, const void *workspace, int64_t byte
     if (!needed || (workspace && bytes >= needed)) return PYSIM_OK;
     return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? bytes : 0), (long long)needed);
 }
-
-pysim_status sms_of(const char *kernel, int32_t capability, int *sms) {
-    int device = 0, major = 0, minor = 0;
-    pysim_status status = check(cudaGetDevice(&device), "the current device");
-    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device), "its multiprocessors");
-    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "its capability");
-    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "its capability");
-    if (status != PYSIM_OK) return status;
-    if (10 * major + minor < capability)
-        return fail(PYSIM_UNSUPPORTED, "kernel %s needs capability %d.%d; this device has %d.%d", kernel, capability / 10, capability % 10, major, minor);
-    return PYSIM_OK;
-}
 }

@@ -29,8 +29,9 @@ struct Memory { const char *name; const void *data; int64_t bytes; int element; 
 pysim_status check_memory(std::initializer_list<Memory> all);
 pysim_status check_workspace(int64_t needed, const void *workspace, int64_t bytes);
 
-/* Streaming multiprocessors of the current device, which must have the capability that `kernel` needs. */
-pysim_status sms_of(const char *kernel, int32_t capability, int *sms);
+/* Streaming multiprocessors of the current device, which must have the capability that `kernel` needs (`exact`: no other), and for which this build
+ * must have code of it (abi/code.cu). */
+pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int *sms);
 
 /* Seconds of each of `samples` runs after `warmups` others, between two events. */
 template <class Run> pysim_status time_runs(Run run, cudaStream_t stream, int32_t warmups, int32_t samples, double *seconds) {

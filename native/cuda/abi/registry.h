@@ -41,8 +41,8 @@ template <class Row> struct Registry {
 
 /* Streaming multiprocessors of the current device, which must be able to run `row`. */
 template <class Row> pysim_status sms_for(const Row &row, int *sms) {
-    if (!row.launch) return fail(PYSIM_UNSUPPORTED, "kernel %s is not in this build", row.info.name);
-    return sms_of(row.info.name, row.info.capability, sms);
+    if (!row.launch) return fail(PYSIM_UNSUPPORTED, "kernel %s is not in this build; -Dtests=true builds those of ablations", row.info.name);
+    return sms_of(row.info.name, row.info.capability, row.exact_capability, sms);
 }
 }
 #endif

@@ -56,6 +56,7 @@ struct Conv {
 struct ConvRow {
     char name[80];
     pysim_cuda_conv_info info;
+    bool exact_capability; /* info.capability alone */
     /* NULL where the row computes `c`, else the reason: "it takes ..." */
     const char *(*refuses)(const Conv &c);
     /* Bytes of `own`; NULL: none. It may call pysim_cuda_workspace_bytes and then fails as that does. */

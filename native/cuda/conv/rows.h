@@ -40,13 +40,16 @@ struct ConvFunctions {
     decltype(ConvRow::attributes) attributes;
     decltype(ConvRow::tile) tile = nullptr;
 };
-/* Those of a class. */
-template <class Of> constexpr ConvFunctions functions_of() { return {Of::refuses, Of::own_bytes, Of::launch_row, Of::attributes}; }
+/* Those of a class; one that is not built has no kernels. */
+template <class Of, bool BUILT = true> constexpr ConvFunctions functions_of() {
+    if constexpr (BUILT) return {Of::refuses, Of::own_bytes, Of::launch_row, Of::attributes};
+    else return {Of::refuses, Of::own_bytes, nullptr, nullptr};
+}
 
 /* The row of a line whose functions are given. */
 inline ConvRow row_of(const ConvColumns &c, const ConvFunctions &f) {
     ConvRow row = {"", {nullptr, c.algorithm.data(), c.variant.data(), c.dtype, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n,
-                        c.stages, c.outputs, c.makes_product, c.capability, c.finite},
+                        c.stages, c.outputs, c.makes_product, c.capability, c.finite}, c.exact_capability != 0,
                    f.refuses, f.own_bytes, f.launch, f.attributes, f.tile, c.staged != 0, c.reduces_in_cluster};
     int at = 0;
     const auto add = [&](const char *format, auto... values) { at += snprintf(row.name + at, sizeof row.name - at, format, values...); };

@@ -17,6 +17,13 @@
 
 namespace pysim {
 
+/* 10 major + minor of what device code is compiled for. A kernel that needs more is empty there, and abi/code.cu lets nobody launch it. */
+#ifdef __CUDA_ARCH__
+constexpr int CODE_CAPABILITY = __CUDA_ARCH__ / 10;
+#else
+constexpr int CODE_CAPABILITY = 1 << 20; /* the host's pass, and emulated/ */
+#endif
+
 /* kernel(arguments...) on `grid` blocks of `threads` threads with `shared` bytes of dynamic shared memory. Returns what
  * cudaGetLastError() says after the launch. launch_clusters: each `cluster` neighbouring blocks are a cluster; emulated, they are not. */
 template <class... Parameters, class... Arguments>

@@ -7,6 +7,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "core/launch.h"
+
 namespace pysim {
 
 /* cp.async: BYTES (4, 8, 16; 16 bypass L1) of shared memory, of which `bytes` come from memory and the rest are zeros. */
@@ -15,7 +17,8 @@ template <int BYTES> __device__ inline void copy_async(void *to, const void *fro
     emulated::copy_async(to, from, BYTES, bytes);
 #else
     const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+    if constexpr (CODE_CAPABILITY < 80) return; /* kernels that need it are empty */
+    else if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(at), "l"(from), "r"(bytes), "n"(BYTES) : "memory");
 #endif
 }
@@ -24,7 +27,7 @@ __device__ inline void commit_async() {
 #ifdef PYSIM_EMULATED
     emulated::commit_async();
 #else
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    if constexpr (CODE_CAPABILITY >= 80) asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 /* This thread's groups but the last LEFT have come. */
@@ -32,7 +35,7 @@ template <int LEFT> __device__ inline void wait_async() {
 #ifdef PYSIM_EMULATED
     emulated::wait_async(LEFT);
 #else
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+    if constexpr (CODE_CAPABILITY >= 80) asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 #endif
 }
 
@@ -88,8 +91,8 @@ __device__ inline unsigned round_tf32(unsigned x) {
 #ifdef PYSIM_EMULATED
     return (x & 0x7f800000u) == 0x7f800000u ? x : (x + 0x1000u) & ~0x1fffu;
 #else
-    unsigned y;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
+    unsigned y = 0;
+    if constexpr (CODE_CAPABILITY >= 80) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
     return y;
 #endif
 }
@@ -132,7 +135,8 @@ template <class In, class Acc> inline void mma(Acc (&c)[4], const unsigned (&a)[
 #else
 #define PYSIM_MMA(In, Acc, letter, instruction)                                                                                  \
     __device__ inline void mma(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b, In) {                                     \
-        asm volatile(instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                              \
+        if constexpr (CODE_CAPABILITY >= 80)                                                                                     \
+            asm volatile(instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                              \
                      : "+" letter(c[0]), "+" letter(c[1]), "+" letter(c[2]), "+" letter(c[3])                                    \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                        \
     }

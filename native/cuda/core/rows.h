@@ -29,6 +29,13 @@ enum { f32 = PYSIM_F32, f64 = PYSIM_F64, f16 = PYSIM_F16, bf16 = PYSIM_BF16, s8 
 struct Size { int m = 0, n = 0, k = 0; };
 }
 
+/* Whether rows that are there to show what they leave out are built, too: they take a tenth of the time, and nothing is planned with them. */
+#if defined(PYSIM_ABLATIONS) || defined(PYSIM_EMULATED)
+constexpr bool ABLATIONS = true;
+#else
+constexpr bool ABLATIONS = false;
+#endif
+
 /* Rows of the library one after another; `name` is where info.name points. */
 template <class Row> struct Rows { const Row *rows; int count; };
 

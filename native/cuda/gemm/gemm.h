@@ -23,13 +23,14 @@ struct GemmRow {
     char name[80];
     pysim_cuda_gemm_info info;
     Needs needs;
+    bool exact_capability; /* info.capability alone */
     cudaError_t (*launch)(const Problem &p, int sms, cudaStream_t stream); /* NULL: not in this build (emulated/) */
     cudaError_t (*attributes)(const Problem &p, pysim_cuda_attributes *out); /* blocks_per_sm by the occupancy calculator */
 };
 
 /* Each family's rows, in the order of its .inc. */
 Rows<GemmRow> simt_f32_rows(), simt_f64_rows(), simt_f16_rows(), simt_s8_rows();
-Rows<GemmRow> wmma_rows(), mma_rows();
+Rows<GemmRow> wmma_rows(), mma_f64_rows(), mma_rows();
 Rows<GemmRow> wgmma_f16_rows(), wgmma_bf16_rows(), wgmma_narrow_rows(), wgmma_tf32x3_rows();
 
 /* relayout.cu: to[r][c] = from[r][c] (or from[c][r] where `transpose`), r < rows, c < columns, to's pitch padded with zeros; element

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * GEMM on mma.sync: warps multiply 16 x 8 tiles of C from fragments in registers (f16, bf16: k 16; tf32: k 8; s8: k 32; f64: mma_f64.cuh).
+ * GEMM on mma.sync: warps multiply 16 x 8 tiles of C from fragments in registers (f16, bf16: k 16; tf32: k 8; s8: k 32; f64: mma_f64.cu).
  *
  * Fragments of 16-byte rows along k come by ldmatrix whatever the type: an 8 x 8 matrix of 16-bit elements is 8 rows of 16 bytes, and
  * thread T receives bytes 4 (T mod 4) of row T / 4, which is where mma.sync wants 2 f16, 1 tf32 or 4 s8. Operands whose rows run along
@@ -16,9 +16,6 @@
 
 #include "gemm/rows.h"
 #include "mainloop/tensor/pipeline.cuh"
-#ifndef PYSIM_EMULATED /* the f64 kernels want TMA */
-#include "mainloop/tensor/mma_f64.cuh"
-#endif
 
 namespace pysim {
 namespace {
@@ -70,6 +67,7 @@ __global__ void __launch_bounds__(Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB>:
     using Sums = SharedSums<Acc, BM, BN, S::threads>;
     constexpr int tiles_m = WM / 16, tiles_n = WN / 8;
     static_assert(tiles_n % 2 == 0, "one ldmatrix brings two fragments of B");
+    if constexpr (CODE_CAPABILITY < CAPABILITY) return;
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ int meeting;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -142,15 +140,8 @@ Rows<GemmRow> mma_rows() {
         constexpr rows::GemmColumns c = rows::lines[line];
         if constexpr (c.dtype != PYSIM_F64) {
             using K = Kernel<typename In<c.dtype>::T, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages>;
-            static_assert(c.k_major == K::K_MAJOR, "types that ldmatrix cannot transpose");
+            static_assert(c.capability >= CAPABILITY && c.k_major == K::K_MAJOR, "types that ldmatrix cannot transpose");
             add(row_of(c, K::launch, K::attributes));
-        } else {
-#ifdef PYSIM_EMULATED
-            add(row_of(c, nullptr, nullptr));
-#else
-            using K = f64_mma::Kernel<c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages>;
-            add(row_of(c, K::launch, K::attributes));
-#endif
         }
     });
 }

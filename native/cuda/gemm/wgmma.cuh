@@ -2,7 +2,7 @@
  * The rows of gemm/wgmma.inc, of some types. Those of two bytes take operands that lie either way, the others K-major operands alone. */
 #include "gemm/rows.h"
 #include "mainloop/hopper/shape.h"
-#ifndef PYSIM_EMULATED
+#ifdef PYSIM_HOPPER
 #include "mainloop/hopper/kernel.cuh"
 #endif
 
@@ -21,10 +21,10 @@ template <int... DTYPES> Rows<GemmRow> wgmma_rows() {
             using S = hopper::Shape<c.dtype, c.block.m, c.block.n, c.warp.m, c.warp.n, c.stages, c.cluster.m, c.cluster.n, c.promotion>;
             static_assert(c.block.k == S::BLOCK_K && c.thread.m == 64 && c.thread.n == c.warp.n && c.k_major == !S::Element::MN_MAJOR,
                           "a stage is 128 bytes of k, an instruction as wide as its warpgroup's tile");
-#ifdef PYSIM_EMULATED
-            add(row_of(c, nullptr, nullptr));
-#else
+#ifdef PYSIM_HOPPER
             add(row_of(c, hopper::launch<S>, hopper::attributes<S>));
+#else
+            add(row_of(c, nullptr, nullptr));
 #endif
         }
     });

@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
     using Right = wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, std::conditional_t<TB, wmma::col_major, wmma::row_major>>;
     using Sum = wmma::fragment<wmma::accumulator, 16, 16, 16, Acc>;
     constexpr int tiles_m = WM / 16, tiles_n = WN / 16, size = Sum::num_elements;
+    if constexpr (CODE_CAPABILITY < CAPABILITY) return;
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ int meeting;
     const int warp = threadIdx.x / 32, warp_row = warp / S::warps_n * WM, warp_column = warp % S::warps_n * WN;
@@ -102,7 +103,9 @@ Rows<GemmRow> wmma_rows() {
     return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::GemmColumns c = rows::lines[line];
         using K = Kernel<std::conditional_t<c.accumulates_f16 != 0, __half, float>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages>;
-        add(row_of(c, K::launch, K::attributes));
+        static_assert(c.capability >= CAPABILITY, "asynchronous copies");
+        if constexpr (c.ablation && !ABLATIONS) add(row_of(c, nullptr, nullptr));
+        else add(row_of(c, K::launch, K::attributes));
     });
 }
 }

@@ -16,6 +16,7 @@ import numpy as np
 from pysim.algorithms.contract import SUMS, Array, Bound
 from pysim.cachemodel.cpu.depthwise import depthwise_cost, planes_elements, shares_rows
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -115,6 +116,7 @@ class Costs:
         self.cycles: Array = np.array([cost.cycles for cost in self._costs], dtype=np.float64)
         self.bounds: Array = self.cycles
         self.kernel: NDArray[np.int64] = np.arange(len(self.kernels))
+        self.alike = self.kernel
         self.kind: NDArray[np.int64] = np.zeros(len(self.kernels), dtype=np.int64)
 
     def schedule(self, row: int) -> Schedule:
@@ -150,6 +152,19 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 
 def tolerance(problem: Conv, schedule: Schedule) -> Bound:
     return SUMS
+
+
+def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
+    """Some groups of an image, and where these are few, rows of them (native/conv/depthwise.c)."""
+    kernel = next(row for row in direct_kernels() if row.name == schedule.kernel)
+    units = ceil_div(problem.groups, kernel.lane_filters)
+    group_parts = min(threads, units)
+    row_parts = min(threads, problem.out_h) if kernel.lane_filters == 1 and problem.batch * group_parts < threads else 1
+    times = ceil_div(problem.batch * group_parts * row_parts, threads)
+    groups = min(problem.groups, ceil_div(units, group_parts) * kernel.lane_filters)
+    least = max(2, groups)  # of a problem that is depthwise
+    part = rows_of(problem, times, ceil_div(problem.out_h, row_parts), problem.filters // problem.groups, least)
+    return Part(part, schedule, groups / least)
 
 
 def describe(plan: Plan) -> Description:

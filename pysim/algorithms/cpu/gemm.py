@@ -4,7 +4,8 @@
 from pysim.algorithms.contract import SUMS, Bound
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, words
-from pysim.cachemodel.cpu.nested import cost
+from pysim.cachemodel.cpu.rows_in_place import cost
+from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason
@@ -40,4 +41,4 @@ def describe(plan: Plan) -> Description:
     return words.describe(nests.nest_of(plan.workload), plan, "matrix product, columns of C as windows and rows as filters")
 
 
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]
+__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

@@ -21,6 +21,7 @@ from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.im2col import im2col_cost
 from pysim.cachemodel.cpu.incore import products_per_cycle, rates
+from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -87,6 +88,10 @@ class Costs:
     @property
     def kernel(self) -> NDArray[np.int64]:
         return self._product.kernel if self._product else np.empty(0, dtype=np.int64)
+
+    @property
+    def alike(self) -> NDArray[np.int64]:
+        return self.kernel
 
     def _some(self) -> nested.NestCosts:
         assert self._product
@@ -166,10 +171,19 @@ def tolerance(problem: Conv, schedule: Schedule) -> Bound:
     return SUMS._replace(finite="filters" if problem.padded else "nothing")
 
 
+def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
+    """The product's; the columns of each image are written in a region of their own, channels divided."""
+    product = nest_part(_product(msgspec.structs.replace(problem, batch=1)), schedule, threads)
+    assert isinstance(product.problem, Conv)
+    rows, filters = product.problem.out_h, product.problem.filters // product.problem.groups
+    part = rows_of(problem, problem.batch, rows, filters, product.problem.groups)
+    return product._replace(problem=part, regions=2 * problem.batch)
+
+
 def describe(plan: Plan) -> Description:
     assert isinstance(plan.workload, Conv)
     summary = "columns of each image in the workspace, then their 1x1 convolution"
     return words.describe(_nest(plan.workload), plan, summary)
 
 
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]
+__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

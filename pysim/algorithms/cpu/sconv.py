@@ -8,6 +8,7 @@ from pysim.algorithms.contract import SUMS, Bound, Prepared
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.nested import cost
+from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.record.cost import Reason
@@ -43,4 +44,4 @@ def describe(plan: Plan) -> Description:
     return words.describe(nests.nest_of(plan.workload), plan, "direct convolution by slicing, tiles of windows packed on demand")
 
 
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]
+__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

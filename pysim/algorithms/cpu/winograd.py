@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Winograd's convolutions F(m x m, 3x3) on a CPU (arXiv 1509.09308): tiles of m x m outputs from transformed patches and filters, (m + 2)^2
-products on the registry's micro-kernels, filters along their lanes (`native/conv/winograd.c`; cost: `pysim.cachemodel.cpu.winograd`).
+"""Winograd's convolutions F(m x m, r x r) on a CPU (arXiv 1509.09308): tiles of m x m outputs from transformed patches and filters,
+(m + r - 1)^2 products on the registry's micro-kernels, filters along their lanes (`native/conv/winograd.c`; cost:
+`pysim.cachemodel.cpu.winograd`). The forms are those of `native/winograd.inc`.
 
-F(2x2) takes 4/9 of the multiplications, F(4x4) 1/4, F(6x6) 0.20. Points are 0, infinity and +-1; +-3/4, +-3/2; +-1/2, +-1, +-2.
-F(6x6) is planned where a plan of it is named: its error is ten times that of a direct sum.
+F(2x2, 3x3) takes 4/9 of the multiplications, F(4x4, 3x3) and F(3x3, 4x4) 1/4, F(2x2, 5x5) 9/25, F(6x6, 3x3) 0.20. A stride s makes s^2
+phases of each channel and ceil(kernel / s) taps of each: 7x7 with stride 2 is F(3x3, 4x4), 11x11 with stride 4 F(4x4, 3x3).
+
+Points are 0, infinity and +-1; +-3/4, +-3/2; +-1/2, +-1, +-2, for 4, 6 and 8. F(6x6, 3x3) is planned where a plan of it is named: its
+error is ten times that of a direct sum.
 
 Worked number: conv:mb1ic64ih56oc64kh3ph1 has 14 x 14 tiles of F(4x4), 14 panels of 14; its filters are 36 * 64 * 64 * 4 = 589,824 bytes.
 """
@@ -12,12 +16,15 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pysim.algorithms.contract import Array, Bound, Prepared
 from pysim.cachemodel.cpu import tilings
 from pysim.cachemodel.cpu import winograd as model
+from pysim.cachemodel.cpu.nest import ceil_div
+from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -25,12 +32,12 @@ from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
-from pysim.registry.rows import Kernel, kernels, winograd_transforms
+from pysim.registry.rows import Kernel, kernels, winograd_forms, winograd_transforms
 
 NAME = "winograd"
 COMPUTES = Conv
-OUTPUTS = (2, 4, 6)
-PLANNED = (2, 4)
+LARGEST_KERNEL = 12  # edge: KERNEL of native/conv/winograd.c
+PLANNED_EDGE = 6  # of a patch: larger ones are planned where they are named
 GUESS = 1.5  # of the least bound of each m: what the best schedules of its kernels take
 MOST_TILES, MOST_FILTERS = 16, 64  # of a kernel's panels: PYSIM_WINOGRAD_PANEL, WIDEST
 
@@ -39,11 +46,30 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     if layout != "nchw":
         return Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
     w = problem
-    if (w.kernel_h, w.kernel_w, w.stride_h, w.stride_w, w.dilation_h, w.dilation_w) != (3, 3, 1, 1, 1, 1):
-        return Reason("shape", "it takes 3x3 kernels with stride 1 and dilation 1")
+    if (w.kernel_h, w.stride_h, w.dilation_h, w.dilation_w) != (w.kernel_w, w.stride_w, 1, 1) or w.kernel_h > LARGEST_KERNEL:
+        return Reason("shape", f"it takes square kernels of up to {LARGEST_KERNEL}x{LARGEST_KERNEL} with one stride and dilation 1")
+    if not outputs_of(w):
+        known = sorted({r for _, r in winograd_forms()})
+        text = f"{w.kernel_h}x{w.kernel_w} with stride {w.stride_h} has {taps_of(w)}"
+        return Reason("shape", f"its kernels have {', '.join(map(str, known[:-1]))} or {known[-1]} taps a phase, and {text}")
     if not any(dtype == w.dtype and machine.unit(target) for target, dtype in winograd_transforms()):
         return Reason("type", f"there are no transforms of {w.dtype} for {machine.name} (native/winograd.inc)")
     return None
+
+
+def taps_of(problem: Conv) -> int:
+    """r: taps of a phase along one edge."""
+    return -(-problem.kernel_h // problem.stride_h)
+
+
+def outputs_of(problem: Conv) -> tuple[int, ...]:
+    """m of every form that computes it."""
+    return tuple(m for m, r in winograd_forms() if r == taps_of(problem))
+
+
+def planned(problem: Conv) -> tuple[int, ...]:
+    """m of those that are planned unasked."""
+    return tuple(m for m in outputs_of(problem) if m + taps_of(problem) - 1 <= PLANNED_EDGE)
 
 
 class Candidates(NamedTuple):
@@ -75,6 +101,10 @@ class Costs:
     @property
     def kind(self) -> NDArray[np.int64]:
         return self._numbered([self._of.outputs.index(shape.outputs) for _, shape in self._table.cases] if self._table else [])
+
+    @property
+    def alike(self) -> NDArray[np.int64]:
+        return (self.kind << 32) + self._table.channels.astype(np.int64) if self._table else np.empty(0, dtype=np.int64)
 
     def _numbered(self, of_case: list[int]) -> NDArray[np.int64]:
         return np.array(of_case, dtype=np.int64)[self._table.case if self._table else np.empty(0, dtype=np.int64)]
@@ -108,17 +138,18 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     assert isinstance(problem, Conv) and isinstance(on, Machine)
     if request.model == "csa":
         reason = Rejected(NAME, "the slicing analysis is of sconv's nest", "type")
-        return Candidates((), PLANNED, np.empty(0), None, np.inf, (reason,))
+        return Candidates((), (), np.empty(0), None, np.inf, (reason,))
     if request.schedule is not None:
         return _named(problem, on, request)
     known = tilings.rows(on, problem.dtype, request.shape)
     rows = tuple(kernel for kernel in known.kernels if _suits(kernel))
-    bounds = np.array([[model.least_cycles(problem, on, kernel, m) for m in PLANNED] for kernel in rows]).reshape(-1, len(PLANNED))
+    forms = planned(problem)
+    bounds = np.array([[model.least_cycles(problem, on, kernel, m) for m in forms] for kernel in rows]).reshape(-1, len(forms))
     least = bounds.min(axis=0, initial=np.inf)
     keep = bounds <= (GUESS * least if limit is None else limit)
-    cases = tuple((rows[row], PLANNED[m]) for row, m in zip(*keep.nonzero(), strict=True))
+    cases = tuple((rows[row], forms[m]) for row, m in zip(*keep.nonzero(), strict=True))
     table = model.candidates(problem, on, request.hot, cases) if cases else None
-    return Candidates(rows, PLANNED, bounds.min(axis=1, initial=np.inf), table, float(bounds[~keep].min(initial=np.inf)), ())
+    return Candidates(rows, forms, bounds.min(axis=1, initial=np.inf), table, float(bounds[~keep].min(initial=np.inf)), ())
 
 
 def _suits(kernel: Kernel) -> bool:
@@ -133,8 +164,10 @@ def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
     kernel = next((row for row in kernels() if row.name == s.kernel), None) if isinstance(s, Schedule) else None
     if not isinstance(s, Schedule) or kernel is None or not on.unit(kernel.target) or kernel.dtype != problem.dtype:
         raise PlanError(f"the named plan's kernel is none of {on.name} for {problem.dtype}; `pysim kernels` lists them")
-    if s.outputs not in OUTPUTS or not _suits(kernel) or (s.windows, s.filters) != (kernel.windows, kernel.filters):
-        raise PlanError(f"a plan of {NAME} has outputs={', '.join(map(str, OUTPUTS))} and one of its kernels' own windows and filters")
+    if s.outputs not in outputs_of(problem) or not _suits(kernel) or (s.windows, s.filters) != (kernel.windows, kernel.filters):
+        raise PlanError(
+            f"a plan of {NAME} has outputs={', '.join(map(str, outputs_of(problem)))} and one of its kernels' own windows and filters"
+        )
     shape = model.shape_of(problem, kernel, s.outputs)
     if not 1 <= s.channels <= shape.channels or min(s.k2, s.k3) < 1 or s.stationary != "input_stationary":
         raise PlanError(f"a plan of {NAME} is input stationary and has 1 to {shape.channels} channels here, k2 and k3 of at least 1")
@@ -148,8 +181,8 @@ def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:
 
 
 def _row(schedule: Schedule) -> tuple[Kernel, int]:
-    kernel = next(row for row in kernels() if row.name == schedule.kernel)
-    return kernel, schedule.outputs or PLANNED[0]
+    assert schedule.outputs
+    return next(row for row in kernels() if row.name == schedule.kernel), schedule.outputs
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
@@ -161,17 +194,51 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 
 
 def tolerance(problem: Conv, schedule: Schedule) -> Bound:
-    """SAFETY times the largest errors that were measured, which grow with the root of the channels of a set and of their number."""
-    sets, channels = -(-problem.channels // problem.groups // schedule.channels), schedule.channels
-    largest = _LARGEST[schedule.outputs or PLANNED[0]] * (math.sqrt(channels) + math.sqrt(sets) + 4)
+    """SAFETY times the largest errors that were measured, which grow with the root of the channels of a set and of their number. Phases
+    lack taps, which leaves the results smaller."""
+    channels, taps = model.dense(problem).channels // problem.groups, taps_of(problem)
+    sets, whole = -(-channels // schedule.channels), taps * problem.stride_h / problem.kernel_h
+    assert schedule.outputs
+    largest = _LARGEST[schedule.outputs, taps] * (math.sqrt(schedule.channels) + math.sqrt(sets) + 4) * whole
     return Bound(1.0, SAFETY * largest * _ROUNDOFF[problem.dtype], _MEASURED, "operands")
 
 
 SAFETY = 2.0
-# Largest errors over u and the results' root mean square, over sqrt(channels) + sqrt(sets) + 4: 50,176 results of 16 to 1024 channels
-_LARGEST = {2: 3.5, 4: 14.0, 6: 80.0}
+# By (m, r): largest errors over u and the results' root mean square, over sqrt(channels) + sqrt(sets) + 4; 50,176 results of 16 to 1024
+# channels
+_LARGEST = {(2, 3): 3.5, (4, 3): 14.0, (6, 3): 80.0, (3, 4): 11.0, (2, 5): 8.5}
 _ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
 _MEASURED = "measured against float64 on operands in [-1, 1): tools/winograd_errors.py"
+
+
+def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
+    """Some blocks of panels of tiles, and parts of their filters."""
+    kernel, m = _row(schedule)
+    of = model.shape_of(problem, kernel, m)
+    blocks, parts = _division(of, schedule.k2, problem.groups, threads)
+    panels, filter_panels = ceil_div(of.panels, blocks), ceil_div(of.filter_panels, parts)
+    times, tiles = ceil_div(problem.groups * blocks * parts, threads), min(of.tiles, panels * of.panel)
+    rows = ceil_div(tiles, of.row)
+    own = msgspec.structs.replace(schedule, k2=panels, k3=min(schedule.k3, filter_panels))
+    filters = min(of.filters, filter_panels * kernel.windows)
+    if rows * m < problem.out_h:
+        return Part(rows_of(problem, times, rows * m, filters), own, tiles / (rows * of.row))
+    images = max(1, round(rows * m / problem.out_h))
+    return Part(rows_of(problem, times * images, problem.out_h, filters), own, tiles / (images * of.tiles / problem.batch))
+
+
+def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int, int]:
+    """Blocks of panels of tiles, and parts of the filters of each: `divide` of native/conv/winograd.c."""
+    fewest = ceil_div(of.panels, k2)
+    if threads == 1:
+        return fewest, 1
+
+    def work(division: tuple[int, int]) -> int:
+        blocks, parts = division
+        return ceil_div(groups * blocks * parts, threads) * ceil_div(of.panels, blocks) * (2 * ceil_div(of.filter_panels, parts) + 1)
+
+    known = range(fewest, min(of.panels, max(fewest, threads)) + 1), range(1, min(threads, of.filter_panels) + 1)
+    return min(((blocks, parts) for parts in known[1] for blocks in known[0]), key=work)
 
 
 def describe(plan: Plan) -> Description:
@@ -179,7 +246,9 @@ def describe(plan: Plan) -> Description:
     assert isinstance(s, Schedule) and isinstance(w, Conv) and isinstance(on, Machine)
     kernel, m = _row(s)
     of, unit = model.shape_of(w, kernel, m), on.unit(kernel.target)
+    stride = w.stride_h
     loops = (
+        *((f"part the images by their {stride}x{stride} phases",) if stride > 1 else ()),
         *((f"for each of {w.groups} groups",) if w.groups > 1 else ()),
         f"for each of {-(-of.panels // s.k2)} blocks of {s.k2} panels of {of.panel} tiles: transform their patches",
         f"  for each of {-(-of.filter_panels // s.k3)} sets of {s.k3} panels of {kernel.windows} filters, then transform their sums",
@@ -191,10 +260,12 @@ def describe(plan: Plan) -> Description:
         f"{'patches of a block':<44}{bytes_text(s.k2 * of.planes * size):>11}",
         f"{'transformed filters':<44}{bytes_text(model.prepared_bytes(w, kernel, m)):>11}",
     )
-    transform = (f"F({m}x{m}, 3x3): {of.planes} multiplications for {9 * m * m}, {of.tiles} tiles in rows of {of.row}",)
+    counts = of.planes * stride**2, (w.kernel_h * m) ** 2
+    form = f"F({m}x{m}, {of.taps}x{of.taps})" + (f" of {stride}x{stride} phases" if stride > 1 else "")
+    transform = (f"{form}: {counts[0]} multiplications for {counts[1]}, {of.tiles} tiles in rows of {of.row}",)
     sections = (Section("transform", transform), Section("loops", loops), Section("footprints", kept))
-    peak = 2 * kernel.lane_windows * kernel.lane_filters * unit.rate(w.dtype) * on.clock_hz * 9 * m * m / of.planes if unit else 0.0
+    peak = 2 * kernel.lane_windows * kernel.lane_filters * unit.rate(w.dtype) * on.clock_hz * counts[1] / counts[0] if unit else 0.0
     return Description("Winograd: tiles of outputs from transformed patches and filters, a product for each plane", sections, peak)
 
 
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "prepare", "refuses", "tolerance", "workspace_bytes"]
+__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

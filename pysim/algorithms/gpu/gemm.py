@@ -41,7 +41,7 @@ PART = 49  # roundings that a part of a sum on tensor cores comes to, at 64 prod
 Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
 DENSE: Lie = None  # rows without gaps, from such a multiple
 HALVES_UNIT = 8  # elements of k that rows of B's halves are whole
-ASYNCHRONOUS_CAPABILITY = 80  # from here on there are asynchronous copies, and tensor cores whose FP16 products are summed in FP32
+SUMS_CAPABILITY = 80  # from here on there are rows on tensor cores, which sum products of FP16 in FP32
 
 
 # Legality
@@ -59,11 +59,8 @@ def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | No
 
 def kernel_refuses(gpu: Gpu, kernel: GemmKernel) -> Reason | None:
     """Why a kernel is not planned with on a machine beside what no kernel can do without."""
-    if kernel.dtype == "f16" and not kernel.tiles.tensor and gpu.capability_number >= ASYNCHRONOUS_CAPABILITY:
+    if kernel.dtype == "f16" and not kernel.tiles.tensor and gpu.capability_number >= SUMS_CAPABILITY:
         return Reason("replaced", "it sums in f16, and this machine's tensor cores sum in f32")
-    if kernel.asynchronous and not kernel.tiles.tensor and gpu.capability_number < ASYNCHRONOUS_CAPABILITY:
-        stages = f"its {kernel.stages} stages are filled by asynchronous copies, which need capability 8.0"
-        return Reason("machine", f"{stages}; {gpu.name} has {gpu.capability}")
     return None
 
 

@@ -8,24 +8,29 @@
 rows    A tile is some rows of outputs x one vector of columns x some filters. Where kernel rows share loads (3x3, 5x5, 7x7 of strides 1 and
         2), ROWS rows of outputs load (ROWS - 1) stride + R rows of the input for each tap of a row, else R ROWS. Stride 2 loads two vectors
         for two taps and parts them by a shuffle each, larger ones gather lane by lane; AVX-512 makes the taps of 3x3 from neighbouring
-        lanes. Each tap of a tile loads R weights a filter. A tile lasts max((multiply-adds + shuffles) / fma rate, loads / load rate): on
-        wide vectors they share ports. Kernel rows that lie in padding are left out.
-planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed in L^2 / P loads of P elements, 16 bytes,
-        at the rate of the machine's narrowest vectors, L log2(P) shuffles and L stores. A tile of up to 8 outputs of a row loads its
-        columns once for all taps (3, 5, 7 of strides 1 and 2), or a vector for each multiply-add.
-call    call_cycles for each call: of a group, of a block of L groups.
+        lanes. Each tap of a tile loads R weights a filter. Kernel rows that lie in padding are left out.
+planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed, before and after: L^2 / P loads of P
+        elements, 16 bytes, at the rate of the machine's narrowest vectors, all but one of each vector's merged into it, L log2(P)
+        shuffles and L stores. A tile of up to 8 outputs of a row loads its columns once for all taps (3, 5, 7 of strides 1 and 2), or a
+        vector for each multiply-add.
+        Tiles last max((multiply-adds + shuffles) / fma rate, loads / load rate, chains): on wide vectors they share ports; an accumulator
+        waits fma_latency for each of its own multiply-adds, which fewer rows than latency x rate do not cover. Before its first
+        multiply-add ends a tile waits for a load from L1 and for that multiply-add.
+store   Rows begin anywhere in a line: a vector crosses into the next in (vector - element) / line of all places, which is one more access.
+call    call_cycles for each call: of a row of tiles (rows: function and masks are chosen anew), of a block of L groups.
 read    Input, weights and outputs come from where a whole run of them fits; rows that two tiles share, again, from where those between fit.
         Transposed planes are written and read once where they fit.
 
 Worked number: 144 groups of 56x56, 3x3, stride 1, 16 lanes, 8 rows: 7 x 4 tiles a group, each 72 multiply-adds and 20 shuffles beside 29
-loads. At 2 multiply-adds a cycle that is 46 cycles, and 8 vectors are stored.
+loads. At 2 multiply-adds a cycle that is 46 cycles, of which chains of 9 need 36, and 9 to begin; 8 vectors are stored.
 """
 
 from math import log2
 from typing import NamedTuple
 
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
-from pysim.machine.cpu import Level, Machine, Memory, Unit
+from pysim.cachemodel.cpu.streams import missing, total
+from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost
@@ -42,14 +47,21 @@ class Work(NamedTuple):
     shuffles: float
     loads: float
     stores: float
-    parts: float = 0.0  # loads of 16 bytes
+    tiles: float = 0.0
+    chain: float = 0.0  # multiply-adds of one accumulator, one after another
+    parts: float = 0.0  # loads of 16 bytes, for transposition
+    turns: float = 0.0  # shuffles of it, merges among them
+    calls: float = 1.0
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """(tiles, store)."""
-        busy = (self.products + self.shuffles) / unit.rate(dtype)
+        each, crossing = 1 / unit.stores_per_cycle.value, (unit.vector_bytes - SIZES[dtype]) / machine.levels[0].line_bytes
+        latency, rate = unit.fma_latency_cycles.value, unit.rate(dtype)
+        busy = (self.products + self.shuffles) / rate
+        chains = self.tiles * self.chain * latency
+        tiles = max(busy, self.loads / unit.loads_per_cycle.value, chains) + self.tiles * (machine.levels[0].latency_cycles.value + latency)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
-        loading = self.loads / unit.loads_per_cycle.value + self.parts / narrow
-        return max(busy, loading), self.stores / unit.stores_per_cycle.value
+        return tiles + self.parts / narrow + self.turns / rate, self.stores * (each + crossing * min(1.0, each))
 
 
 def shares_rows(w: Conv, kernel: Kernel) -> bool:
@@ -89,11 +101,15 @@ def rows_work(w: Conv, kernel: Kernel) -> Work:
     loads, shuffles = _loads_of_row(w, kernel, shared)
     weights = tiles * blocks * w.kernel_h * w.kernel_w * min(filters, kernel.filters)
     each = vectors * channels
+    calls = float(tiles * blocks)
     return Work(
         each * filters * w.out_h * w.kernel_h * w.kernel_w * alive,
         each * blocks * read * shuffles * alive,
         each * (blocks * read * loads * alive + weights),
         float(vectors * filters * w.out_h),
+        calls * vectors,
+        float(channels * w.kernel_h * w.kernel_w),
+        calls=calls,
     )
 
 
@@ -116,14 +132,17 @@ def planes_work(w: Conv, kernel: Kernel) -> Work:
     once = w.kernel_w in SHARING and w.stride_w <= 2 and w.dilation_w == 1
     columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else w.kernel_w * w.out_w
     loads = live_rows(w) * (columns + w.kernel_w * tiles)
+    parts = blocks * lanes * lanes / part
     return Work(
-        float(products), blocks * lanes * log2(part), float(loads), float(blocks * lanes + w.windows), blocks * lanes * lanes / part
+        float(products),
+        0.0,
+        float(loads),
+        float(blocks * lanes + w.windows),
+        float(w.out_h * tiles),
+        live_rows(w) / w.out_h * w.kernel_w,
+        parts,
+        parts - blocks * lanes + blocks * lanes * log2(part),
     )
-
-
-def _missing(level: Level, distance: float) -> float:
-    """Share of lines that miss a level when touched again after `distance` bytes: sets differ by up to one line from their mean."""
-    return min(1.0, max(0.0, (distance / (level.sets * level.line_bytes) - (level.ways - 1)) / 2))
 
 
 def _crossed(w: Conv, kernel: Kernel, machine: Machine, hot: bool) -> list[tuple[float, float, float, float]]:
@@ -141,9 +160,9 @@ def _crossed(w: Conv, kernel: Kernel, machine: Machine, hot: bool) -> list[tuple
         between = (high + w.kernel_h) * w.width * size * w.channels / w.groups + high * w.out_w * size * w.filters / w.groups
     found = []
     for level in machine.levels:
-        first, spilled = _missing(level, run) if hot else 1.0, _missing(level, kept)
+        first, spilled = missing(level, run) if hot else 1.0, missing(level, kept)
         blocks = w.batch * ceil_div(w.groups, kernel.lane_filters)
-        reread = again * min(_missing(level, between), _missing(level, run) if hot else 1.0)
+        reread = again * min(missing(level, between), missing(level, run) if hot else 1.0)
         found.append((image * first + reread, weights * first, out * first, blocks * kept * spilled))
     return found
 
@@ -156,27 +175,7 @@ def depthwise_cost(w: Conv, kernel: Kernel, machine: Machine, hot: bool = True) 
     work = planes_work(w, kernel) if planes else rows_work(w, kernel)
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
     busy, store = work.cycles(unit, machine, w.dtype)
-    terms = {"kernel": calls * busy, "call": calls * core.call_cycles.value, "store": calls * store}
-    levels: dict[str, dict[str, float]] = {}
-    crossed = [*_crossed(w, kernel, machine, hot), (0.0,) * 4]
-    suppliers: list[tuple[str, Level | Memory]] = [*((level.name, level) for level in machine.levels[1:]), ("memory", machine.memory)]
-    for above, (name, place), own, further in zip(machine.levels, suppliers, crossed, crossed[1:], strict=False):
-        image, weights, out, kept = (max(0.0, a - b) for a, b in zip(own, further, strict=True))
-        read, written = place.read_bytes_per_cycle.value, place.write_bytes_per_cycle.value
-        terms[name] = (image + weights + kept) / read + (out + kept) / written
-        moved = {"input_bytes": own[0], "filters_bytes": own[1], "output_bytes": 2 * own[2], "packed_bytes": 2 * own[3]}
-        size = sum(moved.values())
-        levels[name] = {
-            "lines": size / above.line_bytes,
-            "bytes": size,
-            "cycles": terms[name],
-            "writeback_lines": (own[2] + own[3]) / above.line_bytes,
-            **moved,
-        }
-    parts = [name for name in terms if name not in levels]
-    compute, transfer = sum(terms[name] for name in parts), sum(terms[name] for name in levels)
-    lesser = list(levels) if compute >= transfer else parts
-    cycles = max(compute, transfer) + (1 - core.overlap.value) * min(compute, transfer)
-    bound = max(parts if compute >= transfer else levels, key=terms.__getitem__)
-    hidden = {name: core.overlap.value * terms[name] for name in lesser}
-    return Cost(cycles, cycles / core.frequency_hz.value, bound, levels, terms, hidden)
+    terms = {"kernel": calls * busy, "call": calls * work.calls * core.call_cycles.value, "store": calls * store}
+    names = ("input_bytes", "filters_bytes", "output_bytes", "packed_bytes")
+    moved = [dict(zip(names, own, strict=True)) for own in _crossed(w, kernel, machine, hot)]
+    return total(machine, terms, moved, written=("output_bytes", "packed_bytes"))

@@ -50,7 +50,8 @@ class NestCosts:
     def __init__(self, prediction: Prediction, bounds: Array) -> None:
         self.prediction, self.bounds, self.cycles = prediction, bounds, prediction.cycles
         self.kernels = tuple(kernel.name for kernel in prediction.rates.kernels)
-        self.kernel, self.kind = prediction.table.kernel, 1 - prediction.table.keeps_windows.astype(np.int64)
+        self.kernel = self.alike = prediction.table.kernel
+        self.kind = 1 - prediction.table.keeps_windows.astype(np.int64)
 
     def schedule(self, row: int) -> Schedule:
         return schedule_of(self.prediction, row)
@@ -91,7 +92,7 @@ class CsaCosts:
     def __init__(self, of: CsaCandidates) -> None:
         self._of, self.kernels, self.bounds = of, (of.kernel,), np.zeros(1)
         self.cycles: Array = np.array([choice.cost.cost for choice in of.choices], dtype=np.float64)
-        self.kernel = np.zeros(len(of.choices), dtype=np.int64)
+        self.kernel = self.alike = np.zeros(len(of.choices), dtype=np.int64)
         self.kind = np.array([STATIONARY.index(choice.stationary) for choice in of.choices])
 
     def schedule(self, row: int) -> Schedule:

@@ -228,7 +228,7 @@ def _uses(operands: tuple[Access, ...]) -> tuple[Use, ...]:
 def _between(s: Sliced) -> Array:
     """Bytes of the nest's operands in between: operands x distances x schedules."""
     of, nest, uses = s.loop_nest, s.nest, _uses(s.loop_nest.accesses)
-    found = of.between(uses, UNUSED + 1 - len(uses))
+    found = of.between(uses, len(_LOOPS) - len(uses))
     found[:, UNUSED] = NEVER
     found[KEPT, AHEAD.start] = of.footprint(KEPT_TILES, KEPT)
     for ahead, on_demand, part in [*zip(AHEAD, ON_DEMAND, PARTS, strict=True)][::-1]:

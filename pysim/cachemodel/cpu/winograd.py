@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Winograd's convolutions cost on a CPU: transforms, products, and the bytes that three footprints move.
 
-F(m x m, 3x3) has e = m + 2, e^2 planes, tiles of m x m outputs: e^2 multiplications for 9 m^2. The loops are those of
-`native/conv/winograd.c`: blocks of K2 panels of tiles; for each, sets of K3 panels of filters; planes, channel sets, panels.
+F(m x m, r x r) has e = m + r - 1, e^2 planes, tiles of m x m outputs: e^2 multiplications for r^2 m^2. The loops are those of
+`native/conv/winograd.c`: blocks of K2 panels of tiles; for each, sets of K3 panels of filters; planes, channel sets, panels. A stride s
+makes s^2 phases of each channel, r = ceil(kernel / s), and what follows is of that convolution of stride 1 (`dense`).
 
     compute  = kernel + call + store + patches + outputs           in-core work, cycles
     transfer of what each supplier serves, as in `pysim.cachemodel.cpu.cost`
-    cycles   = sum over three phases of  max(compute, transfer) + (1 - overlap) min(compute, transfer):
-               the patches' transform, the products (kernel, call, store), the sums' transform: what one moves hides behind no other
+    cycles   = sum over four passes of  compute + transfer - overlap min(compute, transfer):
+               the parting of phases, the patches' transform, the products (kernel, call, store), the sums' transform: what one moves
+               hides behind no other. Products: min(compute / k2, transfer), for while a panel of filters is multiplied with the second
+               to k2-th panel of tiles, nothing further is asked for
 
+phases   with a stride: a load, s permutes, a store and pack_cycles for each vector of a row of a phase, pack_call_cycles for each row of
+         a channel, pack_line_cycles for each line of the image that is not in L1
 kernel   steps of the micro-kernel, filters along its lanes: e^2 C for each pair of panels
 call     call_cycles for each call: e^2 x channel sets x panels of tiles x panels of filters
 store    vectors of sums, written once a channel set and read again in each but the first; a run of them (a panel's filters) from beyond
@@ -18,11 +23,14 @@ patches  of each channel and run (tiles of a panel that lie in one row of tiles)
 outputs  of each tile and vector of filters: e^2 loads, m^2 stores, the transform; of each lanes x lanes block of pixels and filters
          lanes log2(lanes) shuffles, a load and a store a row
          Short chains of dependent instructions: loads, stores, multiply-adds and shuffles (one a cycle) each at their rate, one after
-         another, and pack_line_cycles for each line of the input that is not in L1, as in packing.
+         another, and pack_line_cycles for each line of the input that is not in L1, as in packing. Sums that come from beyond L2 are
+         lines pages apart, planes of a tile: each waits scattered_line_cycles, for no prefetcher follows them.
 
 Streams, each with the bytes that are touched between two uses of it (its distance):
 
-    input    read once, a run apart; rows that two rows of tiles share again, a panel's patches apart
+    image    with a stride, read once to be parted, a run apart
+    input    read once, a run apart, or after all phases were written, which is once, a run apart; rows that two rows of tiles share
+             again, a panel's patches apart
     patches  written once a block; a block's whole work apart. Read by each set (a set's work apart) and by each panel of filters in it
              (one plane of a block apart)
     filters  e^2/9 of the weights: read by each block (the block's work apart, of one block alone: a run) and by each panel of tiles
@@ -52,18 +60,20 @@ from pysim.registry.rows import Kernel
 
 Array = NDArray[np.float64]
 
-COMPUTE = ("kernel", "call", "store", "patches", "outputs")
-PHASES = (("patches",), ("kernel", "call", "store"), ("outputs",))  # one after another, each with the compute terms that are its own
-READ_IN = {"input": 0, "patches": 1, "filters": 1, "sums": 2, "output": 2}  # streams by the phase that reads or writes them
-WRITTEN_IN = {"input": 0, "patches": 0, "filters": 1, "sums": 1, "output": 2}
-FREE_ELEMENTS, LINE = 16, 64  # of native/conv/winograd.h: behind a plane's last channel; of what buffers are aligned to
+COMPUTE = ("phases", "patches", "kernel", "call", "store", "outputs")
+PASSES = (("phases",), ("patches",), ("kernel", "call", "store"), ("outputs",))  # one after another, each with its own compute terms
+READ_IN = {"image": 0, "input": 1, "patches": 2, "filters": 2, "sums": 3, "output": 3}  # streams by the pass that reads or writes them
+WRITTEN_IN = {"image": 0, "input": 0, "patches": 1, "filters": 2, "sums": 2, "output": 3}
+FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/conv/winograd.h: behind a plane's last channel
+LINE, PARTED = 64, 64  # of native/conv/winograd.c: what buffers are aligned to; columns of a phase that are parted at once
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 class Shape(NamedTuple):
-    """One group of a problem under F(m x m, 3x3) on one kernel: counts, all images together."""
+    """One group of a problem under F(m x m, r x r) on one kernel: counts, all images together."""
 
     outputs: int
+    taps: int
     channels: int
     filters: int
     tiles: int
@@ -75,11 +85,41 @@ class Shape(NamedTuple):
 
     @property
     def planes(self) -> int:
-        return (self.outputs + 2) ** 2
+        return self.edge**2
+
+    @property
+    def edge(self) -> int:
+        return self.outputs + self.taps - 1
+
+
+@lru_cache(maxsize=64)
+def dense(w: Conv) -> Conv:
+    """The convolution of stride 1 that is computed: of the input itself, or of its phases."""
+    if w.stride_h == 1:
+        return w
+    taps = ceil_div(w.kernel_h, w.stride_h)
+    return Conv(
+        batch=w.batch,
+        groups=w.groups,
+        channels=w.channels * w.stride_h**2,
+        height=w.out_h + taps - 1,
+        width=w.out_w + taps - 1,
+        filters=w.filters,
+        kernel_h=taps,
+        kernel_w=taps,
+        dtype=w.dtype,
+    )
+
+
+def phase_elements(w: Conv) -> int:
+    """Of all images, where there is a stride."""
+    own = dense(w)
+    return own.batch * own.channels * own.height * own.width if w.stride_h > 1 else 0
 
 
 def shape_of(w: Conv, kernel: Kernel, outputs: int) -> Shape:
     """The counts of native/conv/winograd.c."""
+    w = dense(w)
     row, rows = ceil_div(w.out_w, outputs), w.batch * ceil_div(w.out_h, outputs)
     tiles, most, filters = row * rows, kernel.filters, w.filters // w.groups
     if tiles <= most:
@@ -89,13 +129,22 @@ def shape_of(w: Conv, kernel: Kernel, outputs: int) -> Shape:
     else:
         panel = ceil_div(ceil_div(tiles, ceil_div(tiles, most // row * row)), row) * row
     return Shape(
-        outputs, w.channels // w.groups, filters, tiles, rows, row, panel, ceil_div(tiles, panel), ceil_div(filters, kernel.windows)
+        outputs,
+        w.kernel_h,
+        w.channels // w.groups,
+        filters,
+        tiles,
+        rows,
+        row,
+        panel,
+        ceil_div(tiles, panel),
+        ceil_div(filters, kernel.windows),
     )
 
 
 def plane_elements(w: Conv, kernel: Kernel) -> int:
     """Of a panel's patches, one plane: an odd number of lines."""
-    return _odd_lines(w.channels // w.groups * kernel.filters + FREE_ELEMENTS, SIZES[w.dtype])
+    return _odd_lines(dense(w).channels // w.groups * kernel.filters + FREE_ELEMENTS, SIZES[w.dtype])
 
 
 def _odd_lines(elements: int, size: int) -> int:
@@ -103,12 +152,13 @@ def _odd_lines(elements: int, size: int) -> int:
 
 
 def workspace_bytes(w: Conv, kernel: Kernel, outputs: int, k2: int, k3: int) -> int:
-    """Patches and sums of a block, and what aligns them."""
+    """Phases of all images; patches and sums of a block, and what aligns them."""
     of, size = shape_of(w, kernel, outputs), SIZES[w.dtype]
     k2, k3 = min(k2, of.panels), min(k3, of.filter_panels)
     patches = k2 * of.planes * plane_elements(w, kernel) * size
     tile = _odd_lines(of.planes * _odd_lines(k3 * kernel.windows, size), size)
-    return patches + k2 * of.panel * tile * size + LINE
+    phases = ceil_div(phase_elements(w) * size, LINE) * LINE + LINE if w.stride_h > 1 else 0
+    return phases + patches + k2 * of.panel * tile * size + LINE
 
 
 def prepared_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
@@ -171,15 +221,19 @@ def predict(of: Candidates) -> Prediction:
     hidden: dict[str, Array] = {}
     served = _served(machine, crossed)
     cycles = np.zeros_like(of.k2)
-    for phase, own in enumerate(PHASES):
-        compute, moved = sum((terms[name] for name in own), np.zeros(1)), served[:, phase]
+    for number, own in enumerate(PASSES):
+        compute, moved = sum((terms[name] for name in own), np.zeros(1)), served[:, number]
         transfer = moved.sum(axis=0)
-        cycles += np.maximum(compute, transfer) + (1 - core.overlap.value) * np.minimum(compute, transfer)
         covers = compute >= transfer
-        hidden |= {name: core.overlap.value * terms[name] * ~covers for name in own}
+        beside = core.overlap.value * np.minimum(compute / (of.k2 if "kernel" in own else 1.0), transfer)
+        cycles += compute + transfer - beside
+        share = beside / np.maximum(np.minimum(compute, transfer), 1e-300)  # of what is less, whose terms pass beside the others
+        hidden |= {name: share * terms[name] * ~covers for name in own}
         for name, part in zip(_suppliers(machine), moved, strict=True):
-            hidden[name] = hidden.get(name, 0.0) + core.overlap.value * part * covers
+            hidden[name] = hidden.get(name, 0.0) + share * part * covers
     terms |= zip(_suppliers(machine), served.sum(axis=1), strict=True)
+    if of.workload.stride_h == 1:
+        del terms["phases"], hidden["phases"]
     return Prediction(cycles, terms, hidden, crossed)
 
 
@@ -200,21 +254,22 @@ def _compute(of: Candidates, crossed: tuple[dict[str, tuple[Array, Array]], ...]
 
     runs = beyond["sums"][1] / (_kernels(of, "windows") * SIZES[w.dtype])
     return {
+        "phases": _parting(w, machine, _unit(machine, of.cases[0][0])) + crossed[0]["image"][0] / line * core.pack_line_cycles.value,
         "kernel": kernel,
         "call": core.call_cycles.value * calls * sets,
         "store": store * sets + load * (sets - 1) + runs * waits(_column(of, "panel")),
         "patches": patches
         + crossed[0]["input"][0] / line * core.pack_line_cycles.value
         + beyond["patches"][1] / line * waits(_column(of, "planes")),
-        "outputs": outputs + beyond["sums"][0] / line * core.pack_line_cycles.value,
+        "outputs": outputs + beyond["sums"][0] / line * core.scattered_wait,
     }
 
 
 def _served(machine: Machine, crossed: tuple[dict[str, tuple[Array, Array]], ...]) -> Array:
-    """Cycles [supplier][phase][candidate] of what each supplier serves itself."""
+    """Cycles [supplier][pass][candidate] of what each supplier serves itself."""
     places: list[Level | Memory] = [*machine.levels[1:], machine.memory]
     size = crossed[0]["input"][0].size
-    moved = np.zeros((len(places) + 1, 2, len(PHASES), size))
+    moved = np.zeros((len(places) + 1, 2, len(PASSES), size))
     for level, streams in enumerate(crossed):
         for name, (read, written) in streams.items():
             moved[level, 0, READ_IN[name]] += read
@@ -242,7 +297,7 @@ def cost_of(of: Candidates, found: Prediction, row: int) -> Cost:
 def least_cycles(w: Conv, machine: Machine, kernel: Kernel, outputs: int) -> float:
     """What no schedule of a kernel goes below: its steps and transforms."""
     steps, _, _, _, patches, transforms = _in_core(w, machine, kernel, shape_of(w, kernel, outputs))
-    return w.groups * (steps + patches + transforms)
+    return w.groups * (steps + patches + transforms) + _parting(w, machine, _unit(machine, kernel))
 
 
 # In the core
@@ -276,16 +331,27 @@ def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[floa
     )
 
 
+def _parting(w: Conv, machine: Machine, unit: Unit) -> float:
+    """Cycles to part the images by their phases."""
+    stride, own, core = w.stride_h, dense(w), machine.core
+    if stride == 1:
+        return 0.0
+    rows = own.batch * own.channels * own.height
+    vectors = rows * ceil_div(own.width, max(1, unit.vector_bytes // SIZES[w.dtype]))
+    calls = rows // stride * ceil_div(own.width, PARTED)  # one channel's row in all its column phases
+    return vectors * (_cycles(unit, w.dtype, 1.0, 1.0, 0.0, stride) + core.pack_cycles.value) + calls * core.pack_call_cycles.value
+
+
 def _patches(w: Conv, unit: Unit, of: Shape, lanes: int) -> float:
     """Cycles to transform the patches of one group once."""
-    m, edge = of.outputs, of.outputs + 2
-    tiles = min(of.row, of.panel, max(1, lanes - 1))  # of a run
+    m, edge = of.outputs, of.edge
+    tiles = min(of.row, of.panel, max(1, lanes - (edge - 1) // m))  # of a run
     runs = of.rows * ceil_div(of.row, tiles)
-    needed = ceil_div(tiles * m + 2, lanes)
+    needed = ceil_div(tiles * m + of.taps - 1, lanes)
     vectors = m // 2 if needed <= m // 2 else m
-    halving = m * max(1.0, log2(m)) * vectors / m
-    loads, stores, shuffles = 2 * edge * vectors, edge * (vectors + edge), edge * (halving + 2)
-    arithmetic = (vectors + edge) * _patch_operations(m)
+    parting = m * max(1.0, log2(m)) * vectors / m if m % 2 == 0 else m * vectors
+    loads, stores, shuffles = 2 * edge * vectors, edge * (vectors + edge), edge * (parting + of.taps - 1)
+    arithmetic = (vectors + edge) * _patch_operations(edge)
     cycles = runs * _cycles(unit, w.dtype, loads, stores, arithmetic, shuffles)
     if runs > of.panels:
         groups = of.panels * ceil_div(of.panel, lanes)
@@ -295,21 +361,22 @@ def _patches(w: Conv, unit: Unit, of: Shape, lanes: int) -> float:
 
 def _outputs(w: Conv, unit: Unit, of: Shape, lanes: int) -> float:
     """Cycles to transform the sums of one group and store the outputs once."""
-    m, edge, vectors = of.outputs, of.outputs + 2, ceil_div(of.filters, lanes)
-    tile = _cycles(unit, w.dtype, edge * edge, m * m, (edge + m) * _sum_operations(m), 0.0)
+    m, edge, vectors = of.outputs, of.edge, ceil_div(of.filters, lanes)
+    tile = _cycles(unit, w.dtype, edge * edge, m * m, (edge + m) * _sum_operations(m, edge // 2 - 1), 0.0)
     blocks = w.batch * w.out_h * ceil_div(w.out_w, lanes)
     block = _cycles(unit, w.dtype, lanes, min(lanes, of.filters), 0.0, lanes * log2(lanes) if lanes > 1 else 0.0)
     return vectors * (of.tiles * tile + blocks * block)
 
 
-def _patch_operations(m: int) -> float:
-    """Multiply-adds of B^T times a vector: m/2 for either end, m/2 - 1 for the even and the odd part of a pair, two that join them."""
-    return m + m / 2 * (2 * (m / 2 - 1) + 2)
+def _patch_operations(edge: int) -> float:
+    """Multiply-adds of B^T times a vector: one a pair for either end, one less for either part of a pair, two that join them."""
+    pairs = edge // 2 - 1
+    return 2 * pairs + pairs * (2 * (pairs - 1) + 2)
 
 
-def _sum_operations(m: int) -> float:
+def _sum_operations(m: int, pairs: int) -> float:
     """Additions and multiply-adds of A^T times a vector: two a pair, a term a pair for each output, and one at either end."""
-    return m + m * m / 2 + 1
+    return 2 * pairs + m * pairs + 1
 
 
 def _cycles(unit: Unit, dtype: str, loads: float, stores: float, arithmetic: float, shuffles: float) -> float:
@@ -330,7 +397,7 @@ def _kernels(of: Candidates, name: str) -> Array:
 
 def _crossed(of: Candidates, level: Level) -> dict[str, tuple[Array, Array]]:
     """Bytes of each stream that miss a level, read and written."""
-    w, size = of.workload, SIZES[of.workload.dtype]
+    w, size = dense(of.workload), SIZES[of.workload.dtype]
     planes, channels, m = _column(of, "planes"), _column(of, "channels"), _column(of, "outputs")
     blocks, sets = np.ceil(_column(of, "panels") / of.k2), np.ceil(_column(of, "filter_panels") / of.k3)
     wide, held = _kernels(of, "windows"), _kernels(of, "filters")
@@ -340,8 +407,9 @@ def _crossed(of: Candidates, level: Level) -> dict[str, tuple[Array, Array]]:
     filter_set = planes * of.k3 * wide * channels * size
     filters = sets * filter_set
     image = float(w.batch * w.channels // w.groups * w.height * w.width * size)
+    source = float(_source_bytes(of.workload) / w.groups)
     output = float(w.batch * (w.filters // w.groups) * w.windows * size)
-    run = w.groups * (image + filters + output) + patches + sums
+    run = w.groups * (source + image + filters + output) + patches + sums
     block = (image + output) / blocks + filters + patches + sums
     set_work = patches + filter_set + sums
     panel = of.channels * wide * size  # of filters, one channel set
@@ -353,11 +421,16 @@ def _crossed(of: Candidates, level: Level) -> dict[str, tuple[Array, Array]]:
         return missed(distance) if of.hot else np.ones_like(distance)
 
     again = blocks - 1
+    after = missed(np.full_like(of.k2, source + image)) if source else first(run)
     read_patches = missed(patches + image / blocks) + (sets - 1) * missed(set_work)
     within = missed(of.channels * of.k2 * held * size + panel + tiles * wide * size)
     one = missed(panel + of.channels * held * size)
     streams: dict[str, tuple[Array | float, Array | float]] = {
-        "input": (image * (first(run) + 2 / m * missed(patches / of.k2 + image / blocks / of.k2)), 0.0),
+        "image": (source * first(run), 0.0),
+        "input": (
+            image * (after + (w.kernel_h - 1) / m * missed(patches / of.k2 + image / blocks / of.k2)),
+            image * first(run) if source else 0.0,
+        ),
         "patches": (blocks * patches * (read_patches + sets * (of.k3 - 1) * within), blocks * patches * missed(block)),
         "filters": (filters * (first(run) + again * missed(block) + blocks * (of.k2 - 1) * one), 0.0),
         "sums": (blocks * sets * sums * missed(sums + filter_set), blocks * sets * sums * missed(set_work)),
@@ -365,6 +438,11 @@ def _crossed(of: Candidates, level: Level) -> dict[str, tuple[Array, Array]]:
     }
     shape = np.zeros_like(of.k2)
     return {name: (w.groups * (read + shape), w.groups * (written + shape)) for name, (read, written) in streams.items()}
+
+
+def _source_bytes(w: Conv) -> float:
+    """Of the images that are parted: 0 where they are read as they are."""
+    return float(w.batch * w.channels * w.height * w.width * SIZES[w.dtype]) if w.stride_h > 1 else 0.0
 
 
 def missing(level: Level, distance: Array) -> Array:

@@ -238,6 +238,10 @@ class Costs:
         places = {name: place for place, name in enumerate(self.kernels)}
         return np.array([places[variant.kernel] for variant in self.of.variants], int)[self.table.variant]
 
+    @property
+    def alike(self) -> Array:
+        return self.kernel
+
     @cached_property
     def kind(self) -> Array:
         return np.array([variant.kind for variant in self.of.variants], int)[self.table.variant] if self.of.kinds else self.table.kind

@@ -81,8 +81,8 @@ struct BasicRow {
 Rows<ConvRow> im2win_rows() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::ConvColumns c = rows::lines[line];
-        if constexpr (c.variant == "basic") add(row_of(c, rows::functions_of<im2win::BasicRow>()));
-        else add(row_of(c, rows::functions_of<im2win::Row<line>>()));
+        using Of = std::conditional_t<c.variant == "basic", im2win::BasicRow, im2win::Row<line>>;
+        add(row_of(c, rows::functions_of<Of, ABLATIONS || !c.ablation>()));
     });
 }
 }

@@ -5,7 +5,7 @@
 #include "conv/rows.h"
 #include "conv/wgmma/wgmma.h"
 #include "core/decomposition.cuh"
-#ifndef PYSIM_EMULATED
+#ifdef PYSIM_HOPPER
 #include "conv/wgmma/kernel.cuh"
 #endif
 
@@ -27,16 +27,16 @@ template <class S> struct Wgmma {
         const int64_t k = hopper::steps_of(c) * S::BLOCK_K;
         c.product.k = k < INT_MAX ? (int)k : INT_MAX; /* of kernels that it refuses */
     }
-#ifdef PYSIM_EMULATED
-    static constexpr decltype(ConvRow::launch) launch = nullptr;
-    static constexpr decltype(ConvRow::attributes) attributes = nullptr;
-#else
+#ifdef PYSIM_HOPPER
     static pysim_status launch(const Conv &c, int sms, cudaStream_t stream) {
         hopper::Windows windows;
         const pysim_status status = hopper::prepare(c, windows, stream);
         return status == PYSIM_OK ? check(hopper::launch_windows<S>(windows, sms, stream), "a convolution on wgmma") : status;
     }
     static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) { return hopper::attributes_of_windows<S>(c, out); }
+#else
+    static constexpr decltype(ConvRow::launch) launch = nullptr;
+    static constexpr decltype(ConvRow::attributes) attributes = nullptr;
 #endif
 };
 

@@ -79,6 +79,7 @@ Rows<ConvRow> winograd_fused2_rows() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::ConvColumns c = rows::lines[line];
         constexpr winograd::Form form = c.variant == "compact" ? winograd::compact : c.variant == "sts64" ? winograd::sts64 : winograd::reference;
+        static_assert(c.outputs != 2 || c.capability >= winograd::CAPABILITY, "asynchronous copies");
         if constexpr (c.outputs == 2) add(row_of(c, rows::functions_of<winograd::Fused2<form>>()));
     });
 }

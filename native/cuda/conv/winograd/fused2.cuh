@@ -152,7 +152,10 @@ __device__ inline void sum_planes(Patches<NHWC> patches, const char *filters, in
     }
 }
 
+constexpr int CAPABILITY = 80; /* for asynchronous copies */
+
 template <Form FORM, bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused_kernel(const __grid_constant__ Conv c) {
+    if constexpr (CODE_CAPABILITY < CAPABILITY) return;
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now; /* not in registers, which the loop needs */
     const Problem &p = c.product;

@@ -98,7 +98,11 @@ template <bool SINGLE, bool DRAINED> struct Row {
 Rows<ConvRow> winograd_fused4_rows() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::ConvColumns c = rows::lines[line];
-        if constexpr (c.outputs == 4 && c.fused) add(row_of(c, rows::functions_of<winograd::Row<(c.reduces_in_cluster > 0), c.variant == "drained">>()));
+        if constexpr (c.outputs == 4 && c.fused) {
+            using Row = winograd::Row<(c.reduces_in_cluster > 0), c.variant == "drained">;
+            static_assert(c.capability == Row::template Filters<false>::CAPABILITY, "what its kernels need");
+            add(row_of(c, rows::functions_of<Row>()));
+        }
     });
 }
 }

@@ -329,6 +329,7 @@ __device__ inline bool meet_near(const Tile &t, float (&out)[32], char *shared) 
 template <class Filters> constexpr int shared_bytes = 2 * (TILE_BYTES + (int)Filters::BYTES) + (int)Filters::SHARED_BYTES;
 
 template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel(const __grid_constant__ Conv c) {
+    if constexpr (CODE_CAPABILITY < Filters::CAPABILITY) return;
     static_assert(LARGE * PLANE * 4 <= shared_bytes<Filters>, "the way out uses the stages");
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ struct { /* not in registers, which the loop needs */

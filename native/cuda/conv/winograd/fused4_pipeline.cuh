@@ -99,7 +99,7 @@ class Transformed {
     const char *from; /* the next step's */
 
   public:
-    enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1, NEAR = 0, DRAINS = 0 };
+    enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1, NEAR = 0, DRAINS = 0, CAPABILITY = 80 };
     __device__ Transformed(const Conv &c, int group, int block, int begin, int)
         : from((const char *)c.own + (((int64_t)group * ceil_div(c.filters, SIDE) + block) * ceil_div(c.channels, STEP) + begin) * BYTES) {}
     __device__ void begin(const Stages &stages, char *shared, int, int warp) { fetch(stages, shared, 0, 0, warp); }
@@ -113,7 +113,7 @@ class Transformed {
 
 /* The same where sums are drained (Totals). */
 struct Drained : Transformed {
-    enum { SHARED_BYTES = 64 * THREADS * 2, DRAINS = 1 };
+    enum { SHARED_BYTES = 64 * THREADS * 2, DRAINS = 1, CAPABILITY = 90 };
     using Transformed::Transformed;
 };
 
@@ -205,7 +205,7 @@ template <bool NHWC> class Weights {
     }
 
   public:
-    enum { ROW = SIDE + 4, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 2 * SIDE * WORDS * 4, COPIES = 0, NEAR = 1, DRAINS = 0 };
+    enum { ROW = SIDE + 4, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 2 * SIDE * WORDS * 4, COPIES = 0, NEAR = 1, DRAINS = 0, CAPABILITY = 90 };
     __device__ Weights(const Conv &conv, int group, int block, int begin, int end) : c(conv) {
         const unsigned word = threadIdx.x % 16;
         const int filter = block * SIDE + (int)line_of(threadIdx.x);

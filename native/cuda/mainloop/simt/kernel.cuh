@@ -252,6 +252,7 @@ template <class S, bool TRANS_A, bool TRANS_B> struct Matrices {
 };
 
 template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
+    if constexpr (CODE_CAPABILITY < S::CAPABILITY) return;
     sum_tiles<S>(p, Matrices<S, TRANS_A, TRANS_B>{p});
 }
 

@@ -47,6 +47,7 @@ struct Shape {
         REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 : 24) + (TM * TN < 64 ? 48 : 16),
     };
     enum { BLOCKS = blocks_of(REGISTERS, THREADS) };
+    static constexpr int CAPABILITY = STAGES > 2 ? 80 : 50; /* for asynchronous copies */
 };
 
 /* By pysim_dtype. */

@@ -13,6 +13,8 @@
 
 namespace pysim {
 
+constexpr int CAPABILITY = 80; /* for asynchronous copies */
+
 /* The least pitch in bytes that holds `bytes` (a multiple of 16) and is an odd multiple of 16. */
 constexpr int padded(int bytes) { return bytes % 32 ? bytes : bytes + 16; }
 

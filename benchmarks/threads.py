@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times plans with several numbers of threads, beside ONNX Runtime with as many.
+
+    python benchmarks/threads.py OUT.jsonl PROBLEM... [--threads 1 2 4] [--kinds N] [--models DIR] [--seconds S] [--set NAME]
+
+For each problem and number of threads the plan for so many threads and, with --kinds, the best of so many further kinds; results of all
+numbers of threads have to be the same bits, and ONNX Runtime's within 1e-4 of them. Samples of all contenders of one number of threads
+take turns, each after an untimed call.
+OUT.jsonl is a file of `tools/model_errors.py`: its header names OUT.toml, this computer as it was detected, which is written beside it.
+ONNX Runtime runs the one-node models in DIR, which are written there where `onnx` is installed; without --models it does not run.
+"""
+
+import argparse
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pysim import planner
+from pysim.calibration import host
+from pysim.machine.write import to_toml
+from pysim.measure.clock import pinned
+from pysim.problem.conv import Conv
+from pysim.problem.text import resolve
+from pysim.runtime import cpu_launch
+
+FEWEST = 5
+
+
+def model_file(folder: Path, problem: Conv, weights: np.ndarray) -> Path:
+    """The one-node model of a problem, its weights in a file of their own."""
+    name = hashlib.sha256(problem.text.encode()).hexdigest()[:12]
+    path = folder / f"{name}.onnx"
+    weights.tofile(folder / f"{name}.bin")
+    if path.exists():
+        return path
+    import onnx
+
+    given = ("kernel_shape", (problem.kernel_h, problem.kernel_w)), ("strides", (problem.stride_h, problem.stride_w))
+    pads = (problem.pad_top, problem.pad_left, problem.pad_bottom, problem.pad_right)
+    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], **dict(given), pads=pads, group=problem.groups)
+    shapes = {"x": (problem.batch, problem.channels, problem.height, problem.width)}
+    shapes["y"] = (problem.batch, problem.filters, problem.out_h, problem.out_w)
+    ends = [onnx.helper.make_tensor_value_info(key, onnx.TensorProto.FLOAT, shape) for key, shape in shapes.items()]
+    values = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=weights.shape, data_location=onnx.TensorProto.EXTERNAL)
+    values.external_data.add(key="location", value=f"{name}.bin")
+    graph = onnx.helper.make_graph([node], "one", ends[:1], ends[1:], [values])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def onnxruntime_call(path: Path, x: np.ndarray, out: np.ndarray, threads: int) -> Callable[[], object]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    binding.bind_input("x", "cpu", 0, np.float32, x.shape, x.ctypes.data)
+    binding.bind_output("y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
+    return lambda kept=(x, out): session.run_with_iobinding(binding)
+
+
+def operands(problem: Conv) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    shapes = (
+        (problem.batch, problem.channels, problem.height, problem.width),
+        (
+            problem.filters,
+            problem.channels // problem.groups,
+            problem.kernel_h,
+            problem.kernel_w,
+        ),
+    )
+    x, w = (random.uniform(-1, 1, shape).astype(np.float32) for shape in shapes)
+    return x, w
+
+
+def check(problem: Conv, result: np.ndarray, other: np.ndarray) -> None:
+    """Two libraries agree: no difference is above 1e-4 of the results' root mean square."""
+    if not np.abs(result - other).max() <= 1e-4 * np.sqrt(np.mean(np.square(other, dtype=np.float64))):
+        raise SystemExit(f"{problem.text}: the result differs from ONNX Runtime's")
+
+
+def take(calls: dict[str, Callable[[], object]], threads: int, seconds: float) -> dict[str, list[float]]:
+    """Samples of each, in turns until each has had so many seconds."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    with pinned(threads):
+        end = time.perf_counter() + seconds * len(calls)
+        while len(next(iter(found.values()))) < FEWEST or time.perf_counter() < end:
+            for name, call in calls.items():
+                call()
+                start = time.perf_counter()
+                call()
+                found[name].append(time.perf_counter() - start)
+    return found
+
+
+def plans_of(problem: Conv, on: Any, threads: int, kinds: int) -> list[Any]:
+    """The plan, and the best of the next kinds."""
+    best = planner.plan(problem, on, threads=threads)
+    names = [msgspec.structs.replace(best, algorithm=one.algorithm, schedule=one.schedule).name for one in best.considered]
+    others = [name for name in dict.fromkeys(names) if name != best.name][:kinds]
+    return [best, *(planner.plan(problem, on, name=name, threads=threads) for name in others)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("problems", nargs="+")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--kinds", type=int, default=0)
+    parser.add_argument("--models", type=Path)
+    parser.add_argument("--seconds", type=float, default=0.1)
+    parser.add_argument("--set", default="threads")
+    given = parser.parse_args()
+    on = host.detect()
+    file = given.out.with_suffix(".toml")
+    file.write_text(to_toml(msgspec.structs.replace(on, name=file.stem)), encoding="utf-8")
+    with given.out.open("w", encoding="utf-8") as out:
+        about = {"kind": "header", "machine_file": file.name, "device": on.description, "columns": "least and median of samples, seconds"}
+        print(json.dumps(about), file=out)
+        for layer in (layer for text in given.problems for layer in resolve(text)):
+            problem = layer.workload
+            assert isinstance(problem, Conv)
+            x, w = operands(problem)
+            bits: dict[str, bytes] = {}
+            for threads in given.threads:
+                plans = plans_of(problem, on, threads, given.kinds)
+                calls: dict[str, Callable[[], object]] = {}
+                for plan in plans:
+                    ready = cpu_launch.Prepared(problem, w, plan.schedule, threads=threads)
+                    result = ready(x)
+                    if bits.setdefault(plan.name, result.tobytes()) != result.tobytes():
+                        raise SystemExit(f"{plan.name} gives other bits with {threads} threads")
+                    calls[plan.name] = partial(ready, x, result)
+                if given.models:
+                    given.models.mkdir(exist_ok=True)
+                    theirs = np.full_like(result, np.nan)
+                    calls["onnxruntime"] = onnxruntime_call(model_file(given.models, problem, w), x, theirs, threads)
+                    calls["onnxruntime"]()
+                    check(problem, result, theirs)
+                found = take(calls, threads, given.seconds)
+                peer = {f"onnxruntime_{name}": value for name, value in _told(found.pop("onnxruntime", [])).items()}
+                for plan in plans:
+                    row = {
+                        "set": given.set,
+                        "problem": problem.text,
+                        "plan": plan.name,
+                        "threads": threads,
+                        "predicted_seconds": plan.seconds,
+                    }
+                    print(json.dumps(row | _told(found[plan.name]) | peer), file=out, flush=True)
+                print(f"{threads:>3} threads  {min(found[plans[0].name]) * 1e3:9.3f} ms  {problem.text}  {plans[0].name[:60]}", flush=True)
+
+
+def _told(samples: list[float]) -> dict[str, float]:
+    return {"measured_seconds": float(np.median(samples)), "least_seconds": min(samples), "samples": len(samples)} if samples else {}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which kernels this build has for a device. PYSIM_GPU_ARCHS is meson's list of what the sources are compiled for, "90a:ptx80".
+ * A driver takes machine code of the device's major number, of the highest minor number that is not above the device's; where there is none,
+ * it translates the PTX of the highest capability that is not above the device's (CUDA C++ Programming Guide, "Binary Compatibility", "PTX
+ * Compatibility"). Code for an `a` (90a) runs on that capability alone, and is all that the kernels on wgmma are compiled to. */
+#include <cstdlib>
+#include <cstring>
+
+#include "abi/arguments.h"
+#include "core/launch.h"
+
+namespace pysim {
+namespace {
+#ifdef PYSIM_GPU_ARCHS
+/* body(capability, exact, ptx) for each of the list */
+template <class Body> void each_code(Body body) {
+    for (const char *at = PYSIM_GPU_ARCHS; at; at = strchr(at, ':')) {
+        at += *at == ':';
+        const bool ptx = !strncmp(at, "ptx", 3);
+        char *end = nullptr;
+        const int capability = (int)strtol(at + 3 * ptx, &end, 10);
+        body(capability, *end == 'a', ptx);
+    }
+}
+/* The capability that the code which a device runs was compiled for; 0: there is none. */
+int code_for(int device) {
+    int binary = 0, ptx = 0;
+    each_code([&](int capability, bool exact, bool is_ptx) {
+        const bool runs = capability <= device && (exact ? capability == device : is_ptx || capability / 10 == device / 10);
+        int &best = is_ptx ? ptx : binary;
+        if (runs && capability > best) best = capability;
+    });
+    return binary ? binary : ptx;
+}
+bool is_built(int device, int capability, bool exact) {
+    bool found = false;
+    each_code([&](int of, bool alone, bool) { found = found || (alone && of == capability); });
+    return exact ? found : code_for(device) >= capability;
+}
+#else
+bool is_built(int, int, bool) { return true; } /* emulated/ */
+#endif
+}
+
+pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int *sms) {
+    int device = 0, major = 0, minor = 0;
+    pysim_status status = check(cudaGetDevice(&device), "the current device");
+    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device), "its multiprocessors");
+    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "its capability");
+    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "its capability");
+    if (status != PYSIM_OK) return status;
+    const int have = 10 * major + minor;
+    if (have < capability || (exact && have != capability))
+        return fail(PYSIM_UNSUPPORTED, "kernel %s needs capability %d.%d%s; this device has %d.%d", kernel, capability / 10, capability % 10,
+                    exact ? " and no other" : "", major, minor);
+    if (!is_built(have, capability, exact))
+        return fail(PYSIM_UNSUPPORTED, "kernel %s is not built for sm_%d; -Dgpu_archs=%d%s builds it", kernel, have, have, exact ? "a" : "");
+    return PYSIM_OK;
+}
+}

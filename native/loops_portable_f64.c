@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Loops over results of f64, compiled for any CPU. */
+typedef double T;
+#define DOUBLE 1
+#define TARGET_LOOPS pysim_loops_f64__portable
+#include "loops_body.h"

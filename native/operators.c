@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The ABI's entries for operators between convolutions: arguments are checked here, the loops of loops.h do the rest. */
+#include "loops.h"
+#include "status.h"
+
+static pysim_status loops_of(int32_t dtype, const pysim_loops **loops) {
+    const pysim_status status = pysim_check_dtype(dtype);
+    if (status != PYSIM_OK) return status;
+    *loops = pysim_loops_for(dtype);
+    return *loops ? PYSIM_OK : pysim_fail(PYSIM_UNSUPPORTED, "dtype is %s; operators are for f32 and f64", pysim_dtype_name(dtype));
+}
+
+static pysim_status positive(const char *what, const int64_t *values, int32_t count) {
+    for (int32_t i = 0; i < count; i++)
+        if (values[i] < 1) return pysim_fail(PYSIM_BAD_ARGUMENT, "%s: number %d is %lld; all must be at least 1", what, (int)i, (long long)values[i]);
+    return PYSIM_OK;
+}
+
+static pysim_status check_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift,
+                              const void *y) {
+    const int64_t sizes[] = {m->planes, m->size, m->period}, all[] = {m->planes, m->size, pysim_dtype_bytes(m->dtype)};
+    int64_t bytes = 0;
+    pysim_status status = positive("a map's planes, size and period", sizes, 3);
+    if (status == PYSIM_OK) status = pysim_product("a map's bytes, planes x size x element", 3, all, &bytes);
+    if (status == PYSIM_OK) status = pysim_check_activation(e);
+    if (status == PYSIM_OK) status = pysim_check_operand("x", x, m->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("y", y, m->dtype);
+    if (status == PYSIM_OK && scale) status = pysim_check_operand("scale", scale, m->dtype);
+    if (status == PYSIM_OK && shift) status = pysim_check_operand("shift", shift, m->dtype);
+    if (status == PYSIM_OK && e->residual) status = pysim_check_operand("residual", e->residual, m->dtype);
+    if (status != PYSIM_OK) return status;
+    const int64_t few = pysim_min(m->period, m->planes) * pysim_dtype_bytes(m->dtype);
+    const pysim_span spans[] = {
+        {"y", y, bytes, 1}, {"x", x == y ? NULL : x, bytes, 0}, {"residual", e->residual, bytes, 0}, {"scale", scale, few, 0},
+        {"shift", shift, few, 0},
+    };
+    return pysim_check_apart(spans, 5);
+}
+
+pysim_status pysim_run_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift, void *y) {
+    const pysim_loops *loops;
+    if (!m || !e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the %s is NULL", m ? "epilogue" : "map");
+    pysim_status status = loops_of(m->dtype, &loops);
+    if (status == PYSIM_OK) status = check_map(m, e, x, scale, shift, y);
+    if (status != PYSIM_OK) return status;
+    const int same = !e->residual && e->activation == PYSIM_IDENTITY;
+    const pysim_finish finish = {same ? NULL : loops, y, e->residual, e->activation, e->low, e->high};
+    loops->map(m, &finish, x, scale, shift, y);
+    return PYSIM_OK;
+}
+
+static pysim_status check_pool(const pysim_pool *p, const void *x, const void *y) {
+    const int64_t sizes[] = {p->planes, p->height, p->width, p->out_h, p->out_w, p->kernel_h, p->kernel_w, p->stride_h, p->stride_w,
+                             p->dilation_h, p->dilation_w};
+    const int64_t element = pysim_dtype_bytes(p->dtype), pads[] = {p->pad_top, p->pad_left, p->pad_bottom, p->pad_right};
+    pysim_status status = positive("a pool's planes, height, width, out_h, out_w, kernel, stride and dilation", sizes, 11);
+    for (int i = 0; i < 4 && status == PYSIM_OK; i++)
+        if (pads[i] < 0) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a pool's padding %d is %lld; it must be at least 0", i, (long long)pads[i]);
+    const int64_t in[] = {p->planes, p->height, p->width, element}, out[] = {p->planes, p->out_h, p->out_w, element};
+    int64_t in_bytes = 0, out_bytes = 0, last_h, last_w, end_h, end_w;
+    if (status == PYSIM_OK) status = pysim_product("a pool's input, planes x height x width x element", 4, in, &in_bytes);
+    if (status == PYSIM_OK) status = pysim_product("a pool's output, planes x out_h x out_w x element", 4, out, &out_bytes);
+    if (status != PYSIM_OK) return status;
+    if (__builtin_mul_overflow(p->out_h - 1, p->stride_h, &last_h) || __builtin_mul_overflow(p->out_w - 1, p->stride_w, &last_w) ||
+        __builtin_add_overflow(p->height, p->pad_top, &end_h) || __builtin_add_overflow(p->width, p->pad_left, &end_w) ||
+        __builtin_add_overflow(end_h, p->pad_bottom, &end_h) || __builtin_add_overflow(end_w, p->pad_right, &end_w))
+        return pysim_fail(PYSIM_OVERFLOW, "a pool's windows exceed int64");
+    if (last_h >= end_h || last_w >= end_w)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "the last window begins at row %lld and column %lld of a padded image of %lld x %lld",
+                          (long long)last_h, (long long)last_w, (long long)end_h, (long long)end_w);
+    int64_t reach_h, reach_w; /* beyond the first row and column of a window */
+    if (__builtin_mul_overflow(p->dilation_h, p->kernel_h, &reach_h) || __builtin_mul_overflow(p->dilation_w, p->kernel_w, &reach_w) ||
+        __builtin_add_overflow(end_h, reach_h, &reach_h) || __builtin_add_overflow(end_w, reach_w, &reach_w))
+        return pysim_fail(PYSIM_OVERFLOW, "a pool's windows exceed int64");
+    status = pysim_check_operand("x", x, p->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("y", y, p->dtype);
+    const pysim_span spans[] = {{"y", y, out_bytes, 1}, {"x", x, in_bytes, 0}};
+    return status == PYSIM_OK ? pysim_check_apart(spans, 2) : status;
+}
+
+pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y) {
+    const pysim_loops *loops;
+    if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "the pool is NULL");
+    pysim_status status = loops_of(p->dtype, &loops);
+    if (status == PYSIM_OK) status = check_pool(p, x, y);
+    if (status == PYSIM_OK) loops->pool(p, x, y);
+    return status;
+}

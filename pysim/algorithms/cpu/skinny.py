@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of few rows or few columns: the large operand is read once, where it lies, in any layout; nothing of it is packed.
+
+The kernels are the rows of `native/conv/skinny.inc`, `axpy` where rows of the large matrix lie along the results and `dot` where they lie
+along k; `pysim.cachemodel.cpu.skinny` costs them.
+
+Worked number: gemm:1x4096x4096 reads 64 MiB of B for 33.6 MFLOP. Packing would write and read them once more.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from pysim.algorithms.contract import SUMS, Array, Bound
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.skinny import Blocks, Shape, lanes_of, skinny_cost
+from pysim.errors import PlanError
+from pysim.machine.cpu import Machine
+from pysim.problem.dtypes import SIZES
+from pysim.problem.gemm import Gemm
+from pysim.record.cost import Cost, Reason, Rejected
+from pysim.record.description import Description, Section, bytes_text
+from pysim.record.plan import Layout, Plan, Request
+from pysim.record.schedule import Schedule
+from pysim.registry.rows import Kernel, skinny_kernels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NAME = "skinny"
+COMPUTES = Gemm
+MOST_FEW = 16  # rows or columns: of more, packing is worth its while
+FEW_STEP = 16  # elements of k that lie together in the copy that `dot` reads (PYSIM_FEW_STEP)
+AXPY_BLOCKS = (8, 16, 32)  # rows of the matrix
+DOT_BLOCKS = (512, 1024, 2048, 4096, 8192)  # columns, and all of them
+
+
+def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
+    known = sorted({kernel.dtype for kernel in skinny_kernels()})
+    if problem.dtype not in known:
+        return Reason("type", f"it computes {' and '.join(known)}; the problem is {problem.dtype}")
+    if min(problem.m, problem.n) > MOST_FEW:
+        return Reason("shape", f"it takes up to {MOST_FEW} rows or columns; this has {problem.m} and {problem.n}")
+    return None
+
+
+def _row_refuses(kernel: Kernel, problem: Gemm, request: Request) -> Reason | None:
+    machine = request.machine
+    assert isinstance(machine, Machine)
+    if machine.unit(kernel.target) is None:
+        return Reason("machine", f"{machine.name} has no {kernel.target} unit")
+    if request.shape and (kernel.windows, kernel.filters) != request.shape:
+        return Reason("shape", f"its tile is {kernel.windows}x{kernel.filters}, {'x'.join(map(str, request.shape))} was asked for")
+    if kernel.form != Shape.of(problem).form:
+        return Reason("shape", "rows of the large matrix do not lie as it reads them")
+    return None
+
+
+class Candidates(NamedTuple):
+    """The kernels that can run, and blocks and strips of each."""
+
+    request: Request
+    kernels: tuple[Kernel, ...]
+    blocks: tuple[tuple[int, Blocks], ...]
+    limit: float
+    rejected: tuple[Rejected, ...]
+
+
+def candidates(request: Request, limit: float | None) -> Candidates:
+    problem, machine = request.problem, request.machine
+    assert isinstance(problem, Gemm) and isinstance(machine, Machine)
+    if request.model == "csa":
+        return Candidates(request, (), (), np.inf, (Rejected(NAME, "the slicing analysis is of sconv's nest", "type"),))
+    if request.schedule is not None:
+        kernel, blocks = _named(request.schedule, problem, request)
+        return Candidates(request, (kernel,), ((0, blocks),), np.inf, ())
+    refused = [(kernel, _row_refuses(kernel, problem, request)) for kernel in skinny_kernels() if kernel.dtype == problem.dtype]
+    rejected = tuple(Rejected(kernel.name, reason.sentence, reason.code) for kernel, reason in refused if reason)
+    kernels = tuple(kernel for kernel, reason in refused if not reason)
+    found = tuple((at, one) for at, kernel in enumerate(kernels) for one in _blocks(problem, kernel, machine))
+    return Candidates(request, kernels, found, np.inf, rejected)
+
+
+def _blocks(problem: Gemm, kernel: Kernel, machine: Machine) -> Iterator[Blocks]:
+    """Blocks of k and strips that may be best: strips whose sums take up to a quarter of L1, all of it, or a quarter of L2."""
+    shape, size = Shape.of(problem), SIZES[problem.dtype]
+    most = ceil_div(shape.results, kernel.windows)
+    inner, outer = machine.levels[0].size_bytes, machine.levels[min(1, len(machine.levels) - 1)].size_bytes
+    each = shape.few * kernel.windows * size
+    strips = {min(most, max(1, kept // each)) for kept in (inner // 4, inner, outer // 4)}
+    blocks = (*DOT_BLOCKS, shape.k) if shape.dot else AXPY_BLOCKS
+    for k in sorted({min(block, shape.k) for block in blocks}):
+        for strip in [max(strips)] if shape.dot else sorted(strips):
+            yield Blocks(k, strip)
+
+
+def _named(schedule: object, problem: Gemm, request: Request) -> tuple[Kernel, Blocks]:
+    """The kernel and blocks of a named plan; PlanError where it cannot run or they are not its own."""
+    name = getattr(schedule, "kernel", "")
+    kernel = next((row for row in skinny_kernels() if row.name == name), None)
+    if kernel is None or kernel.dtype != problem.dtype:
+        raise PlanError(f"{NAME} has no kernel {name} for {problem.dtype}; `pysim kernels` lists them")
+    if reason := _row_refuses(kernel, problem, request):
+        raise PlanError(f"{kernel.name}: {reason.sentence}")
+    assert isinstance(schedule, Schedule)
+    blocks = Blocks(schedule.channels, schedule.k2)
+    whole = blocks.k == problem.k or kernel.form == "axpy" or blocks.k % FEW_STEP == 0
+    if msgspec.structs.replace(schedule, algorithm=NAME) != _schedule(kernel, blocks) or not (1 <= blocks.k <= problem.k and whole):
+        right = f"channels of 1 to {problem.k}{f', in steps of {FEW_STEP} unless all' if kernel.form == 'dot' else ''}"
+        raise PlanError(f"{kernel.name} has schedules like {_schedule(kernel, blocks)} with {right}")
+    return kernel, blocks
+
+
+def _schedule(kernel: Kernel, blocks: Blocks) -> Schedule:
+    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, blocks.k, blocks.strip, 1, NAME)
+
+
+class Costs:
+    """One cost a candidate (`pysim.algorithms.contract.Costs`)."""
+
+    kinds = (NAME,)
+
+    def __init__(self, of: Candidates) -> None:
+        self._of = of
+        problem, on = of.request.problem, of.request.machine
+        assert isinstance(problem, Gemm) and isinstance(on, Machine)
+        self._costs = tuple(skinny_cost(problem, of.kernels[at], blocks, on, of.request.hot) for at, blocks in of.blocks)
+        self.kernels = tuple(kernel.name for kernel in of.kernels)
+        self.cycles: Array = np.array([cost.cycles for cost in self._costs], dtype=np.float64)
+        self.kernel: NDArray[np.int64] = np.array([at for at, _ in of.blocks], dtype=np.int64)
+        self.bounds: Array = np.array([self.cycles[self.kernel == at].min() for at in range(len(of.kernels))])
+        self.kind: NDArray[np.int64] = np.zeros(len(of.blocks), dtype=np.int64)
+
+    def schedule(self, row: int) -> Schedule:
+        at, blocks = self._of.blocks[row]
+        return _schedule(self._of.kernels[at], blocks)
+
+    def cost(self, row: int) -> Cost:
+        return self._costs[row]
+
+    def assumed(self, row: int) -> tuple[str, ...]:
+        """What the model reads: rates of the kernel's unit and of the levels, latencies, call_cycles and overlap."""
+        on, target = self._of.request.machine, self._of.kernels[self._of.blocks[row][0]].target
+        assert isinstance(on, Machine)
+        read = ("core.call_cycles", "core.overlap", "core.frequency_hz", f"core.units.{target}", "levels", "memory")
+        return tuple(path for path in on.assumed() if path.startswith(read))
+
+
+def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:
+    return [Costs(one) for one in found]
+
+
+def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> None:
+    return None  # the large operand is read where it lies, the few are copied in the run
+
+
+def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
+    """The copy of the few and the sums of a strip, each in whole lines (native/conv/skinny.c)."""
+    shape, size = Shape.of(problem), SIZES[problem.dtype]
+    step = FEW_STEP if shape.dot else 1
+    copy = ceil_div(shape.k, step) * step * shape.few * size
+    strip = min(ceil_div(shape.results, schedule.windows), schedule.k2) * schedule.windows * size
+    pitch = ceil_div(strip, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN
+    return ceil_div(copy, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN + pitch * shape.few
+
+
+def tolerance(problem: Gemm, schedule: Schedule) -> Bound:
+    return SUMS
+
+
+def describe(plan: Plan) -> Description:
+    w, on, schedule = plan.workload, plan.on, plan.schedule
+    kernel = next(row for row in skinny_kernels() if row.name == schedule.kernel)
+    assert isinstance(w, Gemm) and isinstance(on, Machine) and isinstance(schedule, Schedule)
+    unit, shape, size = on.unit(kernel.target), Shape.of(w), SIZES[w.dtype]
+    few, large = ("rows of A", "B") if shape.few_rows else ("columns of B", "A")
+    strip = min(schedule.k2 * kernel.windows, shape.results)
+    inner = "lanes hold k, added up at the end of each block" if shape.dot else "lanes hold results"
+    loops = (
+        f"copy the {shape.few} {few} ({bytes_text(shape.few * shape.k * size)}) in the kernel's order",
+        f"for each strip of {strip} of {shape.results} results, whose sums take {bytes_text(shape.few * strip * size)}",
+        f"  for each block of {schedule.channels} of {shape.k} k: {large} is read where it lies, what comes next is prefetched",
+        f"    for each {kernel.windows} results, up to {kernel.filters} of the few at once: {inner}",
+        "  alpha, beta, bias and activation as the strip is stored",
+    )
+    peak = 2 * unit.rate(w.dtype) * lanes_of(kernel) * on.clock_hz if unit else 0.0
+    return Description(f"matrix product of few rows or columns, {large} read once as it lies", (Section("loops", loops),), peak)

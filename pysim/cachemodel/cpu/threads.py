@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several threads make of a plan: the largest part that one of them computes, as a problem of its own, on a machine whose shared
+levels are shared.
+
+    seconds(T) = seconds of the largest part, on the machine as one of T cores sees it  +  regions fork_join(T)
+
+part      A nest divides images evenly where they are many or a multiple of T, else also the tiles of each: into parts of windows x parts of
+          filters that leave the largest part the fewest tiles (`divide` of native/conv/nest.c). Winograd divides blocks of panels and parts
+          of the filters (native/conv/winograd.c), depthwise groups and then rows. A part has whole rows of outputs here, and `share` is the
+          exact number of tiles over that of those rows. Which bits come out does not depend on T: a tile is one thread's.
+machine   Private levels are as they are. A level that several cores share holds a part's bytes among those of all parts, what they have
+          in common once: capacity x (bytes of the part / bytes of the problem). Its bandwidth and that of memory are what one core alone
+          gets, but at most the total over the cores that are busy; files that give no total let each core have its own.
+fork_join What beginning and ending a parallel region costs, a + b T: `fork_join_cycles` and `fork_join_thread_cycles` of the machine.
+
+Assumptions: cores run at the clock of one (a file whose clock is that of all cores busy says so); threads beyond the cores wait their turn.
+
+Worked number: 56x56 windows in tiles of 32 are 98, 64 filters in tiles of 14 are 5. Sixteen threads: 16 parts of windows leave 7 x 5 = 35
+tiles, 8 x 2 leave 13 x 3 = 39, so windows are divided, and 35 of 490 tiles, 1/14, is the largest part.
+"""
+
+import math
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from pysim.cachemodel.cpu.nest import ceil_div
+from pysim.machine.cpu import Level, Machine, Memory
+from pysim.machine.quantity import Number
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import RESULT_BYTES, SIZES
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
+from pysim.record.cost import Cost
+from pysim.record.schedule import Schedule
+
+FEW = 4  # of native/conv/nest.c
+
+
+class Part(NamedTuple):
+    """What the thread computes that has the most to do: a problem under a schedule, `share` times; `regions`: forks and joins of a run."""
+
+    problem: Workload
+    schedule: Schedule
+    share: float = 1.0
+    regions: int = 1
+
+
+def parts_of_each(items: int, threads: int) -> int:
+    """`pysim_parts` of native/conv/nest.c."""
+    return threads // math.gcd(items, threads) if items < FEW * threads else 1
+
+
+def grid(windows: int, filters: int, parts: int) -> tuple[int, int]:
+    """Parts of window tiles and of filter tiles: `divide` of native/conv/nest.c."""
+
+    def largest(of_filters: int) -> int:
+        return ceil_div(windows, min(parts // of_filters, windows)) * ceil_div(filters, of_filters)
+
+    of_filters = min(range(1, min(parts, filters) + 1), key=largest)
+    return min(parts // of_filters, windows), of_filters
+
+
+def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
+    """Of a nest's schedule."""
+    images, windows, filters = (1, w.n, w.m) if isinstance(w, Gemm) else (w.batch * w.groups, w.windows, w.filters // w.groups)
+    window_tiles, filter_tiles = ceil_div(windows, schedule.windows), ceil_div(filters, schedule.filters)
+    of_windows, of_filters = grid(window_tiles, filter_tiles, parts_of_each(images, threads))
+    times = ceil_div(images * of_windows * of_filters, threads)
+    most_windows, most_filters = ceil_div(window_tiles, of_windows), ceil_div(filter_tiles, of_filters)
+    windows, filters = min(windows, most_windows * schedule.windows), min(filters, most_filters * schedule.filters)
+    streamed = most_filters if schedule.stationary == "input_stationary" else most_windows
+    own = msgspec.structs.replace(schedule, k2=min(schedule.k2, streamed), k3=min(schedule.k3, most_windows + most_filters - streamed))
+    if isinstance(w, Gemm):
+        return Part(msgspec.structs.replace(w, n=windows, m=filters), own)
+    rows = ceil_div(windows, w.out_w)
+    return Part(rows_of(w, times, rows, filters), own, most_windows / ceil_div(rows * w.out_w, schedule.windows))
+
+
+def rows_of(w: Conv, images: int, rows: int, filters: int, groups: int = 1) -> Conv:
+    """Rows of outputs from the middle of so many images and groups of a convolution, of so many filters of each group."""
+    cut = {"height": (rows - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1, "pad_top": 0, "pad_bottom": 0} if rows < w.out_h else {}
+    channels = w.channels // w.groups * groups
+    return msgspec.structs.replace(w, batch=images, groups=groups, channels=channels, filters=filters * groups, **cut)
+
+
+def touched_bytes(w: Workload) -> int:
+    """Bytes of all operands."""
+    size, result = SIZES[w.dtype], RESULT_BYTES[w.dtype]
+    if isinstance(w, Gemm):
+        return (w.m * w.k + w.k * w.n) * size + w.m * w.n * result
+    weights = w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w
+    return (w.batch * w.channels * w.height * w.width + weights) * size + w.batch * w.filters * w.windows * result
+
+
+def as_seen_by_one(machine: Machine, threads: int, part: float) -> Machine:
+    """The machine as one of so many busy cores sees it; `part`: its bytes over all that are touched."""
+    if threads == 1:
+        return machine
+    levels = tuple(_shared(level, min(threads, level.cores or machine.cores), part) if level.shared else level for level in machine.levels)
+    memory = _at_most(machine.memory, min(threads, machine.cores))
+    return msgspec.structs.replace(machine, levels=levels, memory=memory)
+
+
+def _shared(level: Level, cores: int, part: float) -> Level:
+    return msgspec.structs.replace(_at_most(level, cores), sets=max(1, round(level.sets * min(1.0, part))))
+
+
+Place = TypeVar("Place", Level, Memory)
+
+
+def _at_most(place: Place, cores: int) -> Place:
+    """With the bandwidth of one core, or its share of the total."""
+
+    def one(own: Number, total: Number | None) -> Number:
+        return own if total is None else msgspec.structs.replace(own, value=min(own.value, total.value / cores))
+
+    read, written = place.read_bytes_per_cycle, place.write_bytes_per_cycle
+    return msgspec.structs.replace(
+        place,
+        read_bytes_per_cycle=one(read, place.total_read_bytes_per_cycle),
+        write_bytes_per_cycle=one(written, place.total_write_bytes_per_cycle),
+    )
+
+
+def fork_join_cycles(machine: Machine, threads: int) -> float:
+    """Of one parallel region."""
+    core = machine.core
+    first, each = core.fork_join_cycles, core.fork_join_thread_cycles
+    return (first.value if first else 0.0) + (each.value if each else 0.0) * threads if threads > 1 else 0.0
+
+
+def cost_of_team(cost: Cost, part: Part, machine: Machine, threads: int) -> Cost:
+    """The cost of a run from that of its largest part."""
+    times = part.share * ceil_div(threads, machine.cores)
+    forks = part.regions * fork_join_cycles(machine, threads)
+    cycles = cost.cycles * times + forks
+
+    def scaled(of: dict[str, float]) -> dict[str, float]:
+        return {name: value * times for name, value in of.items()}
+
+    levels = {name: scaled(of) for name, of in cost.levels.items()}
+    places = {name: value for name, value in scaled(cost.terms).items() if name in levels}
+    terms = {name: value for name, value in scaled(cost.terms).items() if name not in levels} | {"threads": forks} | places
+    hidden = scaled(cost.hidden)
+    bound = max(terms, key=lambda name: terms[name] - hidden.get(name, 0.0))
+    return Cost(cycles, cycles / machine.clock_hz, bound, levels, terms, hidden)

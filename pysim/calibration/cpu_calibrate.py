@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CPU's machine file from measurements of the CPU at hand, in a budget of seconds, while others use the machine, too.
+
+Everything is measured in rounds: clock, multiply-adds of each unit and type, bandwidth and latency of each level and of memory, and plans
+of a fixed set of layers. A round is short, so what disturbs one quantity disturbs all, and each has as many rounds as the budget gives. The
+clock is read before and after each measurement: one during which it changed is no cycles. What rounds amount to is `estimate`'s, what plans
+say of the model's constants `cpu_fit`'s. Levels that cores share are doubted where other processes ran in all rounds.
+
+What cannot be had stays as it was: geometry, vectors, loads and stores a cycle, latency of a multiply-add, prefetched streams.
+"""
+
+import datetime
+import math
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from pysim import planner
+from pysim.calibration.cpu_fit import Fit, Floats, fitted
+from pysim.calibration.cpu_lab import Lab
+from pysim.calibration.estimate import FEWEST, STEADY, Estimate, settle
+from pysim.calibration.host import memory_footprint
+from pysim.errors import MachineError
+from pysim.explain.roof import above
+from pysim.machine.cpu import Machine, OfType, Unit
+from pysim.machine.load import loads
+from pysim.machine.quantity import Number, Source, facts
+from pysim.machine.write import to_toml
+from pysim.measure.store import environment
+
+SOURCE, FIT = "calibration", "calibration_fit"
+CLOCK = "core.frequency_hz"
+BUSY = 0.15  # CPUs of other processes from which on a round counts as disturbed
+ANOTHER_RATE = 0.05  # by which float64's rate differs from float32's where it stands apart
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """Everything that was found of a CPU. `numbers` are by their paths in the machine file, `rejected` those that were not, and why;
+    `others` the CPUs that other processes used: median over rounds."""
+
+    machine: str
+    description: str
+    rounds: int
+    seconds: float
+    others: float
+    numbers: dict[str, Estimate]
+    rejected: dict[str, str]
+    fit: Fit
+
+    @property
+    def doubts(self) -> dict[str, str]:
+        """Numbers that are not sure, and why."""
+        found = self.numbers | {f"core.{name}": one for name, one in self.fit.constants.items()}
+        return {path: one.doubt for path, one in found.items() if not one.sure}
+
+
+class _Asked(NamedTuple):
+    """One quantity: its place in the machine file, what measures its cost in seconds, and whether others can use what it measures."""
+
+    path: str
+    cost: Callable[[], float]
+    shared: bool = False
+
+
+def calibrate(
+    on: Machine,
+    lab: Lab,
+    budget: float = 120.0,
+    tell: Callable[[str], None] = lambda text: None,
+    timer: Callable[[], float] = time.perf_counter,
+) -> Calibration:
+    """Measures rounds until `budget` seconds are spent, at least FEWEST. MachineError where rounds agree on nothing."""
+    asked, start = _asked(on, lab), timer()
+    problems = list(dict.fromkeys(one.problem for one in lab.plans))
+    costs: dict[str, list[float]] = defaultdict(list)
+    plans: list[list[float]] = []
+    others: list[float] = []
+    lab.others()
+    while len(others) < FEWEST or (timer() - start) * (1 + 1 / len(others)) < budget:
+        costs[CLOCK].append(1 / lab.clock())
+        for one in asked:
+            costs[one.path] += _cycles(lab, one.cost)
+        plans.append([cycles for problem in problems for cycles in _cycles(lab, partial(lab.times, problem))])
+        others.append(lab.others())
+        tell(f"{timer() - start:.0f} of {budget:g} s, {len(others)} rounds")
+    quiet = [busy <= BUSY for busy in others]
+    settled = {CLOCK: settle(costs[CLOCK])}
+    rejected = {}
+    for one in asked:
+        if one.shared and sum(quiet) < FEWEST:
+            rejected[one.path] = "other processes used it in nearly all rounds"
+            continue
+        settled[one.path] = settle([cost for cost, alone in zip(costs[one.path], quiet, strict=True) if alone or not one.shared])
+    if settled[CLOCK] is None:
+        raise MachineError("the clock differs from round to round, so there are no cycles to count: others use this CPU too much now")
+    numbers = {path: one if path.endswith("latency_cycles") else one.rate for path, one in settled.items() if one}
+    machine, table = _with_rates(on, numbers), np.array(plans)
+    _check_roof(machine, lab, table)
+    return Calibration(
+        machine=on.name,
+        description=on.description,
+        rounds=len(others),
+        seconds=timer() - start,
+        others=float(np.median(others)),
+        numbers=numbers,
+        rejected=rejected | {path: "rounds do not agree" for path, one in settled.items() if one is None},
+        fit=fitted(machine, lab.plans, table, quiet),
+    )
+
+
+def _asked(on: Machine, lab: Lab) -> list[_Asked]:
+    """What is measured beside the clock and plans, in the order of the machine file."""
+    found = []
+    for unit in on.core.units:
+        path = f"core.units.{unit.target}"
+        found.append(_Asked(f"{path}.fma_per_cycle", partial(lab.fma, unit.target, "f32")))
+        found.append(_Asked(f"{path}.types.f64.fma_per_cycle", partial(lab.fma, unit.target, "f64")))
+    for path, nbytes, shared in _places(on):
+        found.append(_Asked(f"{path}.latency_cycles", partial(lab.latency, nbytes), shared))
+        found.append(_Asked(f"{path}.read_bytes_per_cycle", partial(lab.read, nbytes), shared))
+        found.append(_Asked(f"{path}.write_bytes_per_cycle", partial(lab.write, nbytes), shared))
+    return found
+
+
+def _places(on: Machine) -> list[tuple[str, int, bool]]:
+    """Each level and memory: its path, a size that lives there as in `host`, and whether others use it, too."""
+    sizes = [level.size_bytes for level in on.levels]
+    inside = [sizes[0] // 2, *(math.isqrt(inner * outer) for inner, outer in pairwise(sizes))]
+    levels = [(f"levels.{level.name}", nbytes, level.shared) for level, nbytes in zip(on.levels, inside, strict=True)]
+    return [*levels, ("memory", memory_footprint(sizes[-1]), True)]
+
+
+def _cycles(lab: Lab, cost: Callable[[], float | list[float]]) -> list[float]:
+    """Costs in seconds as cycles; NaN where the clock did not stand still."""
+    before, seconds, after = lab.clock(), cost(), lab.clock()
+    steady = abs(after - before) <= STEADY * before
+    clock = max(before, after)  # a reading that was disturbed is too low
+    return [one * clock if steady else math.nan for one in np.atleast_1d(seconds).tolist()]
+
+
+def _check_roof(machine: Machine, lab: Lab, rounds: Floats) -> None:
+    """MachineError where plans took less than their multiply-adds do at the rates that were measured."""
+    for one, column in zip(lab.plans, rounds.T, strict=True):
+        if took := settle(column):
+            plan = planner.plan(one.problem, machine, name=one.name)
+            if wrong := above(plan, took.value / machine.clock_hz, "measured"):
+                raise MachineError(f"{wrong}: nothing is written; calibrate again")
+
+
+# The machine file
+
+
+def calibrated(on: Machine, found: Calibration, name: str | None = None) -> Machine:
+    """The machine, called `name`, with what was found in the place of what it had; read back as a file would be, so that it holds.
+
+    Raises MachineError where it does not.
+    """
+    machine = _with_rates(on, found.numbers)
+    constants = {name: _number(one, "fitted", FIT) for name, one in found.fit.constants.items()}
+    machine = msgspec.structs.replace(machine, name=name or on.name, core=msgspec.structs.replace(machine.core, **constants))
+    about = environment()
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    versions = f"{about.get('cpu', on.core.name)}, {platform.system()} {platform.release()}, pysim {about.get('pysim', 'unknown')}"
+    load = f"{found.rounds} rounds in {found.seconds:.0f} s, others used {found.others:.2f} CPUs"
+    doubts = "; ".join(f"{path}: {doubt}" for path, doubt in found.doubts.items())
+    probes = Source(
+        title=f"pysim's probes of this CPU, {date}",
+        command="pysim machines calibrate",
+        versions=versions,
+        note=load + (f"; not sure: {doubts}" if doubts else ""),
+    )
+    after, left = found.fit.after, found.fit.left_out
+    fit = Source(
+        title=f"Non-negative least squares over {found.fit.plans} measured plans, {date}",
+        command="pysim machines calibrate",
+        versions=versions,
+        note=f"{load}; median error {after.median_error:.1%}, 90th percentile {after.p90_error:.1%}; of layers left out of the fit "
+        f"{left.median_error:.1%} and {left.p90_error:.1%}",
+    )
+    machine = msgspec.structs.replace(machine, sources=on.sources | {SOURCE: probes, FIT: fit})
+    used = {machine.source, *(fact.source for _, fact in facts(machine))}
+    machine = msgspec.structs.replace(machine, sources={key: one for key, one in machine.sources.items() if key in used})
+    read = loads(to_toml(machine), "the calibrated machine")
+    assert isinstance(read, Machine)
+    return read
+
+
+def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:
+    """The machine with measured numbers by their paths."""
+
+    def take(path: str, before: Number) -> Number:
+        return _number(numbers[path], "measured", SOURCE) if path in numbers else before
+
+    def place(one: Any, path: str) -> Any:
+        names = ("latency_cycles", "read_bytes_per_cycle", "write_bytes_per_cycle")
+        return msgspec.structs.replace(one, **{name: take(f"{path}.{name}", getattr(one, name)) for name in names})
+
+    def unit(one: Unit) -> Unit:
+        path = f"core.units.{one.target}"
+        rate = take(f"{path}.fma_per_cycle", one.fma_per_cycle)
+        types = {of.name: of for of in one.types}
+        double = numbers.get(f"{path}.types.f64.fma_per_cycle")
+        if double and ("f64" in types or abs(double.value / rate.value - 1) > ANOTHER_RATE):
+            types["f64"] = OfType(name="f64", fma_per_cycle=_number(double, "measured", SOURCE))
+        return msgspec.structs.replace(one, fma_per_cycle=rate, types=tuple(types.values()))
+
+    core = msgspec.structs.replace(on.core, frequency_hz=take(CLOCK, on.core.frequency_hz), units=tuple(map(unit, on.core.units)))
+    levels, memory = tuple(place(level, f"levels.{level.name}") for level in on.levels), place(on.memory, "memory")
+    csa = on.csa
+    if csa is not None:
+        outer = zip(("l2", "l3", "memory"), (*levels[1:], memory), strict=False)
+        csa = msgspec.structs.replace(csa, **{f"{name}_latency_cycles": one.latency_cycles for name, one in outer})
+    return msgspec.structs.replace(on, core=core, levels=levels, memory=memory, csa=csa)
+
+
+def _number(one: Estimate, kind: Any, source: str) -> Number:
+    """Four digits of the value, two of the error."""
+    return Number(value=float(f"{one.value:.4g}"), kind=kind, source=source, error=float(f"{one.error:.2g}"))

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a CPU is calibrated: the native probes, and plans of a fixed set of layers, prepared and checked, timed when asked."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from pysim import planner
+from pysim.comparison.bench import Bench, bench_of
+from pysim.comparison.field import checked
+from pysim.errors import MachineError
+from pysim.machine.cpu import Machine
+from pysim.measure.clock import Call, interleave
+from pysim.measure.load import Watch
+from pysim.problem.text import parse
+from pysim.record.plan import Plan
+from pysim.runtime import cpu
+
+# Small, so that they come round often; together they pack long and short runs, dense and strided, read in place, call often and write
+# much. None is in a built-in set.
+LAYERS = (
+    "conv:mb1ic24ih20oc40kh3ph1",
+    "conv:mb1ic72ih13oc88kh3ph1",
+    "conv:mb1ic144ih9oc104kh3ph1",
+    "conv:mb1ic20ih40oc36kh5ph2",
+    "conv:mb1ic5ih70oc28kh7sh2ph3",
+    "conv:mb1ic40ih30oc52kh3sh2ph1",
+    "conv:mb1ic208ih10oc176kh1",
+    "conv:mb1ic112ih24oc72kh1",
+    "conv:mb1ic56ih22oc120kh1sh2",
+    "conv:mb1ic36ih44oc200kh1",
+    "conv:mb1ic12ih60oc150kh3ph1",
+    "conv:mb1ic200ih8oc184kh3ph1",
+    "gemm:180x220x140",
+    "gemm:90x330x210",
+)
+PLANS, WITHIN = 6, 1.6  # plans of a layer, and the time that they may take over the best of them
+CONSIDERED = 3000  # plans that are looked at
+SCALAR_BYTES = 16  # of a vector that portable code may have, too
+SAMPLES, PROBE_SECONDS = 5, 0.01
+
+
+class Measured(NamedTuple):
+    """A plan by name, of a problem."""
+
+    problem: str
+    name: str
+    kernel: str
+
+
+class Lab(Protocol):
+    """What is asked of the CPU. A probe answers with one number; `plans` are those whose layers `times` times."""
+
+    @property
+    def plans(self) -> Sequence[Measured]: ...
+
+    def clock(self) -> float:
+        """Hz."""
+        ...
+
+    def fma(self, target: str, dtype: str) -> float:
+        """Seconds of a multiply-add instruction."""
+        ...
+
+    def read(self, nbytes: int) -> float:
+        """Seconds of a byte."""
+        ...
+
+    def write(self, nbytes: int) -> float:
+        """Seconds of a byte."""
+        ...
+
+    def latency(self, nbytes: int) -> float:
+        """Seconds of a dependent load."""
+        ...
+
+    def times(self, problem: str) -> list[float]:
+        """Seconds of a call of each plan of a layer, in their order."""
+        ...
+
+    def others(self) -> float:
+        """CPUs that other processes used since this was asked before."""
+        ...
+
+
+class HostLab:
+    """This computer."""
+
+    def __init__(self, on: Machine) -> None:
+        self._line = on.levels[0].line_bytes
+        self._calls = {problem: _prepared(problem, on) for problem in LAYERS}
+        self.plans = [Measured(problem, plan.name, plan.kernel) for problem, ready in self._calls.items() for plan, _ in ready.calls]
+        self._watch = Watch()
+
+    def clock(self) -> float:
+        return cpu.probe_clock()
+
+    def fma(self, target: str, dtype: str) -> float:
+        return 1 / cpu.probe_fma(target, dtype)
+
+    def read(self, nbytes: int) -> float:
+        return 1 / cpu.probe_read(nbytes, PROBE_SECONDS)
+
+    def write(self, nbytes: int) -> float:
+        return 1 / cpu.probe_write(nbytes, PROBE_SECONDS)
+
+    def latency(self, nbytes: int) -> float:
+        return cpu.probe_latency(nbytes, self._line, PROBE_SECONDS)
+
+    def times(self, problem: str) -> list[float]:
+        bench, calls = self._calls[problem]
+        contenders = {plan.name: call for plan, call in calls}
+        found = interleave(contenders, bench.clock(), min_samples=SAMPLES, min_seconds=0.0, warmup_seconds=0.0)
+        return [float(np.quantile(found.samples[name], 0.25)) if name in found.samples else np.nan for name in contenders]
+
+    def others(self) -> float:
+        load, self._watch = self._watch.load(), Watch()
+        return load.others
+
+
+class _Ready(NamedTuple):
+    bench: Bench
+    calls: list[tuple[Plan, Call]]
+
+
+def _prepared(problem: str, on: Machine) -> _Ready:
+    """The plans of a layer that are timed, each right on both fills. MachineError where one is not."""
+    plans = chosen(problem, on)
+    bench, calls = bench_of(plans[0], on, 1, cpu.LOCAL, 0), []
+    for plan in plans:
+        verdict, ready = checked(bench, partial(bench.make, plan))
+        if not verdict.passed:
+            raise MachineError(f"{plan.problem} by {plan.name} is not right here, so nothing is calibrated: {verdict.reason}")
+        calls.append((plan, ready.call))
+    return _Ready(bench, calls)
+
+
+def chosen(problem: str, on: Machine) -> list[Plan]:
+    """The best plan of each kernel, stationary operand and way of packing, as far as it is near the best of all: plans that lose by much
+    say little of the constants where they matter. By vectors, where the machine has any."""
+
+    def kind(plan: Plan) -> tuple[str, ...]:
+        return (plan.algorithm, plan.kernel, *(str(getattr(plan.schedule, name, "")) for name in ("stationary", "pack")))
+
+    plans = planner.plans(parse(problem), on, CONSIDERED, accuracy="ieee")
+    widest = max(unit.vector_bytes for unit in on.core.units)
+    vector = {unit.target for unit in on.core.units if unit.vector_bytes > SCALAR_BYTES or unit.vector_bytes == widest}
+    plans = [plan for plan in plans if plan.kernel.rpartition("__")[2] in vector] or plans
+    first: dict[tuple[str, ...], Plan] = {}
+    for plan in plans:
+        if (plan.seconds or 0.0) <= WITHIN * (plans[0].seconds or 0.0):
+            first.setdefault(kind(plan), plan)
+    return list(first.values())[:PLANS]

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan for several threads of a CPU: what they divide follows from the schedule, so schedules are chosen for their largest parts.
+
+    schedules    the best of the problem, and of its parts: rows of outputs x filters divided as evenly as so many threads can
+    prediction   each schedule's own largest part (`largest_part` of its algorithm), on the machine as one of T cores sees it
+    choice       the least seconds of the largest part and of forks and joins (`pysim.cachemodel.cpu.threads`)
+
+Worked number: 16 threads divide 14x14 outputs of 512 filters into 14 parts of one row, or 7 x 2, 3 x 5, 2 x 8, or 16 parts of 32 filters.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from pysim.algorithms import algorithm_named
+from pysim.cachemodel.cpu.nest import ceil_div
+from pysim.cachemodel.cpu.threads import as_seen_by_one, cost_of_team, rows_of, touched_bytes
+from pysim.machine.cpu import Machine
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
+from pysim.record.cost import Cost
+from pysim.record.plan import Considered, Plan, Request
+from pysim.record.schedule import Schedule
+
+Best = Callable[[Request, str | None], Plan]  # the best plan of a request, of an algorithm where one is named
+
+
+def plan_for_team(request: Request, algorithm: str | None, threads: int, best: Best) -> Plan:
+    """The plan of least predicted time on so many threads; the named schedule's where there is one."""
+    alone = best(request, algorithm)
+    if threads == 1:
+        return alone
+    found = [alone]
+    if request.schedule is None:
+        seen = _seen(request, request.problem, threads)
+        found += [best(request._replace(problem=part, machine=seen), algorithm) for part in _parts(request.problem, threads)]
+    named = [(plan.algorithm, plan.schedule) for plan in found] + [
+        (one.algorithm, one.schedule) for plan in found for one in plan.considered
+    ]
+    teams = [Considered(name, schedule, _cost(request, name, schedule, threads, best)) for name, schedule in dict.fromkeys(named)]
+    teams.sort(key=lambda one: one.cost.seconds if isinstance(one.cost, Cost) else 0.0)
+    kinds = {(one.algorithm, one.schedule.kind): one for one in reversed(teams)}
+    chosen = best(request._replace(schedule=teams[0].schedule), teams[0].algorithm)
+    considered = tuple(sorted(kinds.values(), key=teams.index))
+    return msgspec.structs.replace(chosen, cost=teams[0].cost, considered=considered, rejected=alone.rejected, threads=threads)
+
+
+def _cost(request: Request, algorithm: str, schedule: object, threads: int, best: Best) -> Cost:
+    assert isinstance(request.machine, Machine) and isinstance(schedule, Schedule)
+    of = algorithm_named(algorithm, request.problem, request.machine)
+    part = of.largest_part(request.problem, schedule, threads)
+    seen = _seen(request, part.problem, threads)
+    cost = best(request._replace(problem=part.problem, machine=seen, schedule=part.schedule), algorithm).cost
+    assert isinstance(cost, Cost)
+    return cost_of_team(cost, part, request.machine, threads)
+
+
+def _seen(request: Request, part: Workload, threads: int) -> Machine:
+    assert isinstance(request.machine, Machine)
+    return as_seen_by_one(request.machine, threads, touched_bytes(part) / touched_bytes(request.problem))
+
+
+def _parts(w: Workload, threads: int) -> Iterator[Workload]:
+    """Parts that even divisions leave, each once."""
+    found: set[Workload] = set()
+    for of_filters in range(1, threads + 1):
+        of_rows = threads // of_filters
+        if of_rows * of_filters < threads - max(1, threads // 8):
+            continue
+        if isinstance(w, Gemm):
+            found.add(msgspec.structs.replace(w, n=ceil_div(w.n, of_rows), m=ceil_div(w.m, of_filters)))
+        elif w.batch * w.groups >= threads:
+            groups = w.groups if w.batch >= threads else min(w.groups, max(2, ceil_div(w.batch * w.groups, threads)))
+            found.add(rows_of(w, ceil_div(w.batch, threads), w.out_h, w.filters // w.groups, groups))
+        else:
+            rows, filters = ceil_div(w.out_h, max(1, of_rows // w.batch)), ceil_div(w.filters // w.groups, of_filters)
+            found.add(rows_of(w, w.batch, rows, filters, w.groups))
+    yield from sorted(found, key=lambda one: one.text)

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration of a CPU: constants of a machine that is known come back, also where others use it, or it is said that they may not have;
+what is written holds, and nothing else is touched."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from command_line import cache, document, invoke, native, ok, own_files, refused  # noqa: F401  # fixtures
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pysim import planner
+from pysim.calibration import cpu_lab, host
+from pysim.calibration.cpu_calibrate import FIT, SOURCE, Calibration, calibrate, calibrated
+from pysim.calibration.cpu_fit import CONSTANTS, OUTSIDE, with_constants
+from pysim.calibration.cpu_lab import LAYERS, Measured, chosen
+from pysim.calibration.estimate import FEWEST, LOST, SURE, settle
+from pysim.errors import MachineError
+from pysim.machine.cpu import Machine
+from pysim.machine.load import load, load_any, loads
+from pysim.machine.write import to_toml
+from pysim.problem.text import resolve
+
+ZEN4 = load("zen4")
+TRUTH = (80.0, 30.0, 1.3, 7.5, 14.0, 0.7)
+SOME = tuple(LAYERS[at] for at in (1, 2, 3, 4, 6, 9, 10, 11, 12))
+SETS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet", "mec", "opencnn", "cutlass")
+
+
+@pytest.fixture(scope="module")
+def plans() -> tuple[Measured, ...]:
+    return tuple(Measured(one.problem, one.name, one.kernel) for problem in SOME for one in chosen(problem, ZEN4))
+
+
+class Synthetic:
+    """A CPU with known constants and its own clock. `busy`: another process, which takes time slices, evicts what it shares, and lets the
+    clock wander; `drift`: what all times grow by from round to round."""
+
+    def __init__(self, truth: Machine, plans: Sequence[Measured], busy: bool = False, seed: int = 0, noise: float = 0.003) -> None:
+        self.truth, self.plans, self.busy, self.noise = truth, plans, busy, noise
+        self.random, self.now, self.hertz = np.random.default_rng(seed), 0.0, truth.clock_hz
+        exact = [planner.plan(one.problem, truth, name=one.name).seconds or math.nan for one in plans]
+        self.exact = dict(zip(plans, exact, strict=True))
+
+    def _takes(self, seconds: float, shared: float = 1.0) -> float:
+        """What a clock on the wall says of so many seconds at the nominal frequency."""
+        seconds *= self.truth.clock_hz / self.hertz * (1 + abs(self.random.normal(0, self.noise)))
+        if self.busy:
+            seconds *= shared
+            if self.random.random() < 0.3:  # a part of the samples had to wait
+                seconds *= 1 + self.random.exponential(0.3)
+        self.now += 1e-3
+        return seconds
+
+    def clock(self) -> float:
+        if self.busy:
+            self.hertz = self.truth.clock_hz * (1 + self.random.normal(0, 0.003))
+        return 1 / self._takes(1 / self.truth.clock_hz)
+
+    def fma(self, target: str, dtype: str) -> float:
+        unit = self.truth.unit(target)
+        assert unit is not None
+        return self._takes(1 / unit.rate(dtype) / self.truth.clock_hz)
+
+    def _place(self, nbytes: int):
+        inside = [level for level in self.truth.levels if nbytes <= level.size_bytes]
+        return (inside[0], inside[0].shared) if inside else (self.truth.memory, True)
+
+    def _rate(self, nbytes: int, name: str) -> float:
+        place, shared = self._place(nbytes)
+        return self._takes(1 / getattr(place, name).value / self.truth.clock_hz, 1.5 if shared else 1.0)
+
+    def read(self, nbytes: int) -> float:
+        return self._rate(nbytes, "read_bytes_per_cycle")
+
+    def write(self, nbytes: int) -> float:
+        return self._rate(nbytes, "write_bytes_per_cycle")
+
+    def latency(self, nbytes: int) -> float:
+        place, shared = self._place(nbytes)
+        return self._takes(place.latency_cycles.value / self.truth.clock_hz, 3.0 if shared else 1.0)
+
+    def times(self, problem: str) -> list[float]:
+        return [self._takes(self.exact[one]) for one in self.plans if one.problem == problem]
+
+    def others(self) -> float:
+        return 1.0 if self.busy else 0.01
+
+    def calibrated(self, budget: float = 12.0) -> Calibration:
+        self.now = 0.0
+        return calibrate(ZEN4, self, budget, timer=lambda: self.now)
+
+
+def constants(found: Calibration) -> np.ndarray:
+    return np.array([found.fit.constants[name].value for name in CONSTANTS])
+
+
+@pytest.fixture(scope="module")
+def truth() -> Machine:
+    return with_constants(ZEN4, TRUTH)
+
+
+@pytest.fixture(scope="module")
+def quiet(truth: Machine, plans: tuple[Measured, ...]) -> Calibration:
+    return Synthetic(truth, plans).calibrated()
+
+
+def test_on_a_quiet_machine_all_numbers_come_back(truth: Machine, quiet: Calibration) -> None:
+    assert constants(quiet) == pytest.approx(np.array(TRUTH), rel=0.05)
+    assert not quiet.rejected and quiet.fit.rejected == 0
+    assert quiet.fit.after.median_error < 0.004 < 0.015 < quiet.fit.before.median_error
+    assert quiet.fit.left_out.median_error < 0.01
+    machine = calibrated(ZEN4, quiet, "mine")
+    for level, known in zip((*machine.levels, machine.memory), (*truth.levels, truth.memory), strict=True):
+        for name in ("latency_cycles", "read_bytes_per_cycle", "write_bytes_per_cycle"):
+            found, right = getattr(level, name), getattr(known, name).value
+            assert found.value == pytest.approx(right, rel=0.01) and found.kind == "measured" and found.error is not None
+    assert machine.clock_hz == pytest.approx(truth.clock_hz, rel=0.01)
+
+
+def test_beside_a_busy_process_constants_are_those_of_a_quiet_machine_or_it_says_so(
+    truth: Machine, plans: tuple[Measured, ...], quiet: Calibration
+) -> None:
+    right = dict(zip(CONSTANTS, constants(quiet), strict=True))
+    good = 0
+    for seed in range(1, 11):
+        found = Synthetic(truth, plans, busy=True, seed=seed).calibrated(8.0)
+        off = {name: abs(one.value / right[name] - 1) for name, one in found.fit.constants.items()}
+        assert all(found.fit.constants[name].doubt for name, by in off.items() if by > 0.05), (seed, off)
+        good += max(off.values()) <= 0.05
+        for path, one in quiet.numbers.items():
+            if path in found.numbers:
+                assert found.numbers[path].value == pytest.approx(one.value, rel=0.05) or found.numbers[path].doubt, path
+            else:  # what others use, too
+                assert path in found.rejected and (".L3." in path or path.startswith("memory"))
+    assert good >= 8
+
+
+def test_what_others_use_all_the_time_is_doubted_and_levels_of_theirs_stay_as_they_were(
+    truth: Machine, plans: tuple[Measured, ...]
+) -> None:
+    found = Synthetic(truth, plans, busy=True).calibrated()
+    assert set(found.rejected) == {f"{place}.{name}" for place in ("levels.L3", "memory") for name in (
+        "latency_cycles", "read_bytes_per_cycle", "write_bytes_per_cycle")}  # fmt: skip
+    assert {f"core.{name}" for name in OUTSIDE} <= set(found.doubts)
+    machine = calibrated(ZEN4, found)
+    assert machine.levels[2] == ZEN4.levels[2] and machine.memory == ZEN4.memory
+    assert "not sure: " in (machine.sources[SOURCE].note or "")
+
+
+def test_a_few_quiet_rounds_are_enough(truth: Machine, plans: tuple[Measured, ...]) -> None:
+    class Sometimes(Synthetic):
+        def others(self) -> float:
+            was, self.busy = self.busy, self.random.random() < 0.6
+            return 1.0 if was else 0.01
+
+    found = Sometimes(truth, plans).calibrated()
+    assert not found.rejected and not any("others" in doubt for doubt in found.doubts.values())
+    assert found.numbers["levels.L3.latency_cycles"].value == pytest.approx(54, rel=0.02)
+    assert constants(found) == pytest.approx(np.array(TRUTH), rel=0.05)
+
+
+def test_a_machine_on_which_rounds_do_not_agree_is_refused(truth: Machine, plans: tuple[Measured, ...]) -> None:
+    with pytest.raises(MachineError, match="others use this CPU too much now"):
+        Synthetic(truth, plans, noise=2.0).calibrated(4.0)
+
+
+def test_plans_faster_than_the_measured_rates_allow_are_refused(truth: Machine, plans: tuple[Measured, ...]) -> None:
+    class Slow(Synthetic):
+        def fma(self, target: str, dtype: str) -> float:
+            return 3 * super().fma(target, dtype)
+
+    with pytest.raises(MachineError, match="nothing is written"):
+        Slow(truth, plans).calibrated(4.0)
+
+
+def test_a_calibrated_machine_reads_back_names_its_measurements_and_plans(quiet: Calibration) -> None:
+    machine = calibrated(ZEN4, quiet, "mine")
+    assert loads(to_toml(machine)) == machine and machine.name == "mine"
+    assert {getattr(machine.core, name).kind for name in CONSTANTS} == {"fitted"}
+    assert {getattr(machine.core, name).source for name in CONSTANTS} == {FIT}
+    assert machine.core.prefetch_streams == ZEN4.core.prefetch_streams
+    assert machine.csa is not None and machine.csa.l3_latency_cycles == machine.levels[2].latency_cycles
+    portable = machine.unit("portable")
+    assert portable is not None and portable.types == ()  # float64 at the same rate needs no row
+    assert planner.plan(LAYERS[0], machine).machine == "mine"
+
+
+def test_a_type_with_another_rate_gets_its_own(truth: Machine, plans: tuple[Measured, ...]) -> None:
+    class Halves(Synthetic):
+        def fma(self, target: str, dtype: str) -> float:
+            return super().fma(target, dtype) * (2 if dtype == "f64" and target == "portable" else 1)
+
+    machine = calibrated(ZEN4, Halves(truth, plans).calibrated(4.0))
+    unit = machine.unit("portable")
+    assert unit is not None and unit.rate("f64") == pytest.approx(unit.rate("f32") / 2, rel=0.02)
+    assert [one.types for one in machine.core.units if one.target != "portable"] == [(), ()]
+
+
+# The layers
+
+
+def test_calibration_sees_no_layer_of_a_built_in_set() -> None:
+    known = {layer.workload for layer in resolve(SETS)}
+    assert not known & {layer.workload for layer in resolve(LAYERS)}
+
+
+def test_a_layers_plans_differ_in_what_they_cost(plans: tuple[Measured, ...]) -> None:
+    for problem in SOME:
+        mine = [planner.plan(one.problem, ZEN4, name=one.name) for one in plans if one.problem == problem]
+        assert len({one.kernel for one in mine}) >= 2 and mine[0].seconds == min(one.seconds or 0.0 for one in mine)
+        assert all((one.seconds or 0.0) <= 1.6 * (mine[0].seconds or 0.0) for one in mine)
+        assert {one.algorithm for one in mine} == {"gemm" if problem.startswith("gemm") else "sconv"} | {one.algorithm for one in mine[1:]}
+        assert not any(one.kernel.endswith("__portable") for one in mine)
+
+
+# What rounds amount to
+
+
+def test_the_least_third_of_the_rounds_counts() -> None:
+    found = settle([100, 101, 103, 104, 110, 130, 150, 190, 400])
+    assert found is not None and (found.value, found.error, found.sure) == (101, 1.5, True)
+    assert found.rate.value == 1 / 101 and found.rate.error == pytest.approx(1.5 / 101**2)
+
+
+def test_rounds_that_differ_are_doubted_and_rounds_that_agree_in_nothing_are_rejected() -> None:
+    found = settle([100, 105, 112, 120])
+    assert found is not None and not found.sure and "11%" in found.doubt
+    assert settle([100, 200, 300]) is None and settle([100, 100]) is None and settle([]) is None
+    assert settle([math.nan, 100, 0.0, 100, -5.0, math.inf]) is None
+    assert settle([math.nan, 100, 101, 100]) is not None
+
+
+@given(st.lists(st.floats(1e-9, 1e9), min_size=FEWEST, max_size=40))
+def test_an_estimate_lies_among_the_rounds_and_its_error_is_no_larger_than_said(costs: list[float]) -> None:
+    found = settle(costs)
+    if found is not None:
+        assert min(costs) <= found.value <= max(costs) and 0 <= found.error <= LOST * found.value
+        assert found.sure == (found.error <= SURE * found.value)
+
+
+# The command
+
+
+@pytest.fixture
+def lab(truth: Machine, plans: tuple[Measured, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of this computer."""
+    monkeypatch.setattr(cpu_lab, "HostLab", lambda on: Synthetic(truth, plans))
+
+
+@pytest.fixture
+def zen4_file(tmp_path: Path) -> Path:
+    path = tmp_path / "base.toml"
+    path.write_text(to_toml(msgspec.structs.replace(ZEN4, name="base")))
+    return path
+
+
+@pytest.mark.usefixtures("lab")
+def test_the_command_writes_a_file_that_plans_use_and_keeps_one_that_is_there(zen4_file: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    words = ("machines", "calibrate", "-m", str(zen4_file), "--budget", "2", "-o", str(mine))
+    out = ok(*words)
+    assert "core.call_cycles" in out and "fitted" in out and "other processes used 0.01 CPUs" in out
+    machine = load_any(mine)
+    assert isinstance(machine, Machine) and machine.core.call_cycles.value == pytest.approx(TRUTH[0], rel=0.1)
+    assert document("plan", LAYERS[0], "-m", str(mine))["plans"][0]["machine"] == "mine"
+    before = mine.read_bytes()
+    assert "is there already and is kept" in refused(2, *words)
+    assert mine.read_bytes() == before
+    assert document(*words, "--force")["calibrations"][0]["rounds"] >= FEWEST
+    assert mine.read_bytes() != before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base.toml", "mine.toml"]
+
+
+def test_nothing_is_written_where_a_measurement_cannot_hold(
+    truth: Machine, plans: tuple[Measured, ...], zen4_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Synthetic):
+        def read(self, nbytes: int) -> float:
+            return 1e6 * super().read(nbytes)
+
+    monkeypatch.setattr(cpu_lab, "HostLab", lambda on: Broken(truth, plans))
+    result = invoke("machines", "calibrate", "-m", str(zen4_file), "--budget", "1", "-o", str(tmp_path / "mine.toml"))
+    assert result.exit_code == 2 and "read_bytes_per_cycle" in result.stderr
+    assert not (tmp_path / "mine.toml").exists()
+
+
+def test_what_cannot_be_calibrated_is_said_before_anything_is_measured(zen4_file: Path, tmp_path: Path) -> None:
+    assert "is never changed" in refused(2, "machines", "calibrate", "-m", str(zen4_file))
+    assert "is not known to be this computer" in refused(3, "machines", "calibrate", "-m", "zen4", "-o", str(tmp_path / "mine.toml"))
+    assert "folder" in refused(2, "machines", "calibrate", "-o", str(tmp_path / "none" / "mine.toml"))
+    assert "ends in .toml" in refused(2, "machines", "calibrate", "-o", str(tmp_path / "mine.json"))
+    assert "emulated" in refused(2, "machines", "calibrate", "-m", "power10-e1050", "-o", str(tmp_path / "mine.toml"))
+
+
+@native
+@pytest.mark.usefixtures("lab", "own_files")
+def test_a_calibrated_host_stays_so_until_it_is_detected_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    host.detect(cached=False)
+    assert "plans with -m host" in ok("machines", "calibrate", "--budget", "1")
+    kept = host.detect()
+    assert kept.core.call_cycles.source == FIT and kept.levels[0].latency_cycles.source == SOURCE
+    assert "is calibrated already" in refused(2, "machines", "calibrate", "--budget", "1")
+    ok("machines", "calibrate", "--budget", "1", "--force")
+    assert host.detect(cached=False).core.call_cycles.source != FIT
+
+
+@native
+@pytest.mark.usefixtures("own_files")
+def test_this_computer_is_calibrated_in_rounds_of_its_own_probes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cpu_lab, "LAYERS", LAYERS[:4])
+    result = invoke("machines", "calibrate", "--budget", "4", "-o", str(tmp_path / "mine.toml"), "--json")
+    if result.exit_code == 2:  # a machine so busy that rounds agree on nothing says that
+        assert "use this CPU too much now" in result.stderr or "nothing is written" in result.stderr
+        return
+    assert result.exit_code == 0, result.output
+    machine = load_any(tmp_path / "mine.toml")
+    assert isinstance(machine, Machine) and machine.core.call_cycles.kind == "fitted"
+    assert machine.core.frequency_hz.source == SOURCE and machine.name == "mine"

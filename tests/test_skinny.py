@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of few rows or columns on a CPU: right beside sums in float64 in every layout, planned by cost, the same bits for any number of
+threads. Every row against guard pages: native/test/check_gemm.c."""
+
+import numpy as np
+import pytest
+
+import pysim
+from pysim import planner
+from pysim.algorithms.cpu import skinny
+from pysim.calibration import host
+from pysim.check.bounds import gamma
+from pysim.errors import NativeError, PlanError
+from pysim.machine.load import load_any
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import parse
+from pysim.record.plan import Plan
+from pysim.record.schedule import Schedule
+from pysim.registry.rows import skinny_kernels
+from pysim.runtime import cpu as runtime
+from pysim.runtime.cpu_launch import GemmLaunch
+
+SIZES = ("1x300x70", "3x257x33", "11x130x515", "200x1x600", "65x7x40", "16x16x16", "1x1x1000")
+LAYOUTS = ("nn", "nt", "tn", "tt")
+
+
+def plans_of(problem: Gemm) -> list[Plan]:
+    """Plans of all kernels that can run it here."""
+    found = planner.plans(problem, host.machine("host"), top=60, algorithm=skinny.NAME)
+    return [plan for plan in found if plan.kernel in runtime.available_kernels()]
+
+
+def operands(problem: Gemm) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    rng, dtype = np.random.default_rng(3), {"f32": "f4", "f64": "f8"}[problem.dtype]
+    a = rng.standard_normal((problem.k, problem.m) if problem.trans_a else (problem.m, problem.k)).astype(dtype)
+    b = rng.standard_normal((problem.n, problem.k) if problem.trans_b else (problem.k, problem.n)).astype(dtype)
+    return a, b, rng.standard_normal((problem.m, problem.n)).astype(dtype), rng.standard_normal(problem.n).astype(dtype)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_every_plan_is_within_the_bound_of_a_sum(size: str, layout: str, dtype: str) -> None:
+    problem = parse(f"gemm:{size}:{dtype}:{layout}")
+    assert isinstance(problem, Gemm)
+    a, b, c, bias = operands(problem)
+    op_a, op_b = (a.T if problem.trans_a else a).astype(np.float64), (b.T if problem.trans_b else b).astype(np.float64)
+    right = np.maximum(2 * op_a @ op_b - 0.5 * c + bias, 0)
+    bound = 2 * np.abs(op_a) @ np.abs(op_b) + 0.5 * np.abs(c) + np.abs(bias)
+    found = plans_of(problem)
+    assert found
+    for plan in found:
+        got = pysim.gemm(a, b, c, 2.0, -0.5, problem.trans_a, problem.trans_b, bias=bias, activation="relu", plan=plan)
+        assert (np.abs(got - right) <= gamma(problem.k + 4, {"f32": 2.0**-24, "f64": 2.0**-53}[dtype]) * bound).all(), plan.name
+
+
+def test_threads_change_no_bit() -> None:
+    for text in ("gemm:3x1001x777", "gemm:3x1001x777:nt", "gemm:900x5x321:tt"):
+        problem = parse(text)
+        assert isinstance(problem, Gemm)
+        a, b, _, _ = operands(problem)
+        plan = plans_of(problem)[0]
+        one, *others = (
+            pysim.gemm(a, b, trans_a=problem.trans_a, trans_b=problem.trans_b, plan=plan, threads=threads) for threads in (1, 2, 3, 7)
+        )
+        assert all(np.array_equal(one, other) for other in others)
+
+
+def test_numbers_that_are_not_finite_reach_their_own_results_alone() -> None:
+    for layout in LAYOUTS:
+        problem = parse(f"gemm:2x37x29:{layout}")
+        assert isinstance(problem, Gemm)
+        a, b, c, _ = operands(problem)
+        (b.T if problem.trans_b else b)[4, 11] = np.inf
+        for plan in plans_of(problem):
+            got = pysim.gemm(a, b, trans_a=problem.trans_a, trans_b=problem.trans_b, plan=plan)
+            assert np.isfinite(np.delete(got, 11, axis=1)).all() and np.isinf(got[:, 11]).all()
+            nothing = pysim.gemm(a, b, c, 0.0, 1.0, problem.trans_a, problem.trans_b, plan=plan)
+            assert np.array_equal(nothing, c)
+
+
+@pytest.mark.parametrize("machine", ["zen4", "sapphire-rapids", "xeon-4208"])
+def test_the_planner_takes_it_where_one_row_meets_a_large_matrix(machine: str) -> None:
+    for size in ("1x4096x4096", "4096x1x4096", "1x1000x25088"):
+        for layout in LAYOUTS:
+            assert planner.plan(f"gemm:{size}:{layout}", load_any(machine)).algorithm == skinny.NAME, (size, layout)
+
+
+@pytest.mark.parametrize("machine", ["zen4", "xeon-4208"])
+def test_the_planner_packs_where_there_are_as_many_rows_as_columns(machine: str) -> None:
+    plan = planner.plan("gemm:512x512x512", load_any(machine))
+    assert plan.algorithm != skinny.NAME
+    assert any(one.what == skinny.NAME and one.code == "shape" for one in plan.rejected)
+
+
+def test_rows_in_place_wait_for_memory_unless_they_are_packed() -> None:
+    """The nest with B in place was predicted to take the time of its bytes, and took 2.7 times that (Zen 5, 1x4096x4096)."""
+    on = load_any("zen4")
+    plan = planner.plan("gemm:1x4096x4096", on, algorithm="gemm")
+    bytes_alone = 4096 * 4096 * 4 / on.memory.read_bytes_per_cycle.value
+    assert plan.cost.cycles > 1.3 * bytes_alone
+
+
+def test_the_workspace_is_what_the_library_asks_for() -> None:
+    for text in ("gemm:1x300x70", "gemm:5x1000x77:nt", "gemm:900x5x321:tt:f64", "gemm:33x2x2:f64"):
+        problem = parse(text)
+        assert isinstance(problem, Gemm)
+        for plan in plans_of(problem):
+            assert isinstance(plan.schedule, Schedule)
+            assert GemmLaunch(problem, plan.schedule).workspace_bytes == plan.workspace_bytes
+
+
+def test_a_kernel_that_reads_the_other_layout_is_refused() -> None:
+    axpy = plans_of(parse("gemm:1x300x70"))[0].schedule  # type: ignore[arg-type]
+    with pytest.raises(NativeError, match="rows lie along results, and these lie along k"):
+        GemmLaunch(parse("gemm:1x300x70:nt"), axpy)  # type: ignore[arg-type]
+
+
+def test_named_plans_are_replayed_and_wrong_ones_refused() -> None:
+    plan = plans_of(parse("gemm:2x300x70:nt"))[0]  # type: ignore[arg-type]
+    assert planner.plan("gemm:2x300x70:nt", plan.on, name=plan.name).schedule == plan.schedule
+    with pytest.raises(PlanError, match="schedules like"):
+        planner.plan("gemm:2x300x70:nt", plan.on, name=plan.name.replace("channels=70", "channels=17"))
+    with pytest.raises(PlanError, match="no kernel"):
+        planner.plan("gemm:2x300x70:nt:f64", plan.on, name=plan.name)
+
+
+def test_names_are_built_from_the_columns() -> None:
+    names = [row.name for row in skinny_kernels()]
+    assert len(set(names)) == len(names) == 12
+    assert {row.form for row in skinny_kernels()} == {"axpy", "dot"}

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for several threads: what the native loops divide is what the model says, and no number of threads changes a bit."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import pysim
+from pysim import planner
+from pysim.algorithms import algorithm_named
+from pysim.cachemodel.cpu.threads import as_seen_by_one, fork_join_cycles, grid, parts_of_each, touched_bytes
+from pysim.machine.cpu import Machine
+from pysim.machine.load import load
+from pysim.machine.quantity import Number
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import parse
+from pysim.record.cost import Cost
+
+ZEN4 = load("zen4")
+PROBLEMS = (
+    "conv:mb1ic64ih56oc64kh3ph1",
+    "conv:mb1ic512ih7oc2048kh1",
+    "conv:mb3ic64ih14oc96kh3sh2ph1",
+    "conv:g4mb1ic64ih14oc128kh3ph1",
+    "conv:g144mb1ic144ih56oc144kh3ph1",
+    "conv:g6mb1ic6ih40oc6kh5ph2",
+    "gemm:300x500x200",
+    "gemm:1x4096x1024",
+)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 8, 16, 61])
+@pytest.mark.parametrize("tiles", [(98, 5), (1, 64), (7, 1), (4, 16), (25, 37)])
+def test_no_grid_of_so_many_parts_leaves_a_smaller_largest_part(tiles: tuple[int, int], parts: int) -> None:
+    def largest(windows: int, filters: int) -> int:
+        return -(-tiles[0] // windows) * -(-tiles[1] // filters)
+
+    every = [largest(w, f) for w in range(1, tiles[0] + 1) for f in range(1, tiles[1] + 1) if w * f <= parts]
+    assert largest(*grid(*tiles, parts)) == min(every)
+
+
+def test_images_that_do_not_go_round_are_divided_until_they_do() -> None:
+    for images in range(1, 40):
+        for threads in (1, 2, 3, 8, 16):
+            parts = parts_of_each(images, threads)
+            assert images * parts % threads == 0 or (parts == 1 and images >= 4 * threads)
+
+
+@pytest.mark.parametrize("threads", [2, 5, 16])
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_the_largest_part_is_at_least_an_even_share_and_no_more_than_all(text: str, threads: int) -> None:
+    problem = parse(text)
+    for one in planner.plan(problem, ZEN4).considered:
+        part = algorithm_named(one.algorithm, problem, ZEN4).largest_part(problem, one.schedule, threads)
+        work = part.share * part.problem.flops
+        assert problem.flops / threads <= work * 1.001 and work <= 1.001 * problem.flops
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_more_threads_are_predicted_faster_where_forking_is_free(text: str) -> None:
+    free = _with(ZEN4, fork_join_cycles=0.0, fork_join_thread_cycles=0.0)
+    seconds = [planner.plan(text, free, threads=threads).seconds for threads in (1, 2, 4, 8)]
+    assert all(later <= 1.02 * sooner for sooner, later in itertools.pairwise(seconds) if sooner and later)
+
+
+def test_a_plan_says_its_threads_and_what_forking_costs() -> None:
+    plan = planner.plan("conv:mb1ic64ih56oc64kh1", ZEN4, threads=4)
+    assert plan.threads == 4 and plan.to_dict()["threads"] == 4 and isinstance(plan.cost, Cost)
+    assert plan.cost.terms["threads"] == fork_join_cycles(ZEN4, 4) > 0
+    assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles)
+    assert planner.plan("conv:mb1ic64ih56oc64kh1", ZEN4, name=plan.name, threads=4).cost == plan.cost
+
+
+def test_cores_share_capacity_and_bandwidth_of_what_is_shared_alone() -> None:
+    total = Number(value=20.0, kind="measured", source="l3")
+    levels = tuple(_replace(level, total_read_bytes_per_cycle=total) if level.shared else level for level in ZEN4.levels)
+    seen = as_seen_by_one(_replace(ZEN4, levels=levels), 4, 0.25)
+    assert seen.levels[:2] == ZEN4.levels[:2]
+    assert seen.levels[2].size_bytes == ZEN4.levels[2].size_bytes // 4 and seen.levels[2].read_bytes_per_cycle.value == 5.0
+    assert seen.levels[2].write_bytes_per_cycle == ZEN4.levels[2].write_bytes_per_cycle
+    assert as_seen_by_one(ZEN4, 1, 1.0) is ZEN4
+
+
+def test_threads_beyond_the_cores_are_predicted_no_faster() -> None:
+    text = "conv:mb16ic64ih28oc64kh3ph1"
+    at, beyond = (planner.plan(text, _replace(ZEN4, cores=2), threads=threads).seconds for threads in (2, 4))
+    assert at and beyond and beyond >= 0.95 * at
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_every_number_of_threads_gives_the_bits_of_one(text: str) -> None:
+    problem, random = parse(text), np.random.default_rng(1)
+    for one in pysim.plan(text).considered:
+        results = set()
+        for threads in (1, 2, 3, 7, 16):
+            random = np.random.default_rng(1)
+            plan = pysim.plan(text, name=_name(one.algorithm, one.schedule))
+            first, second = (random.standard_normal(shape).astype(np.float32) for shape in _shapes(problem))
+            results.add(plan.run(first, second, threads=threads).tobytes())
+        assert len(results) == 1, one
+
+
+def _name(algorithm: str, schedule: object) -> str:
+    from pysim.record.schedule import name_of
+
+    return name_of(algorithm, schedule)  # type: ignore[arg-type]
+
+
+def _shapes(problem: Conv | Gemm) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if isinstance(problem, Gemm):
+        return (problem.m, problem.k), (problem.k, problem.n)
+    weights = problem.filters, problem.channels // problem.groups, problem.kernel_h, problem.kernel_w
+    return (problem.batch, problem.channels, problem.height, problem.width), weights
+
+
+def _replace(of, **fields):  # type: ignore[no-untyped-def]
+    import msgspec
+
+    return msgspec.structs.replace(of, **fields)
+
+
+def _with(machine: Machine, **cycles: float) -> Machine:
+    numbers = {name: Number(value=value, kind="assumed", source="fit") for name, value in cycles.items()}
+    return _replace(machine, core=_replace(machine.core, **numbers))  # type: ignore[no-any-return]
+
+
+def test_bytes_of_a_problem_are_those_of_its_operands() -> None:
+    assert touched_bytes(parse("gemm:2x3x5")) == 4 * (10 + 15 + 6)
+    assert touched_bytes(parse("conv:mb2ic4ih5oc6kh3ph1")) == 4 * (2 * 4 * 25 + 6 * 4 * 9 + 2 * 6 * 25)

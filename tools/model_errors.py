@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well the cost model predicts plans that were timed before, with the model as it is now: nothing is measured again.
+
+    python tools/model_errors.py [FILE...] [--rows]
+
+A file has a line for each plan, beside what it was: {"set", "problem", "plan" (its name), "measured_seconds", "threads" (1 where it is not
+said)}; its first line, {"kind": "header", "machine_file": FILE.toml, ...}, names the machine file, beside it, that plans are costed with.
+Without files, all of benchmarks/data that have such a header. Printed are, for each file, set and number of threads, the median and the
+90th percentile of |log(predicted / measured)| and the worst plan; with --rows each plan, too.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pysim import planner
+from pysim.machine.load import load_any
+
+DATA = Path(__file__).parents[1] / "benchmarks" / "data"
+
+
+class Timed(NamedTuple):
+    """One plan: where it stands, and its two times in seconds."""
+
+    file: str
+    of: str
+    threads: int
+    problem: str
+    plan: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return math.log(self.predicted / self.measured)
+
+
+def recorded() -> list[Path]:
+    """The files under benchmarks/data whose header names a machine file."""
+    return [path for path in sorted(DATA.glob("*.jsonl")) if "machine_file" in header(path)]
+
+
+def header(path: Path) -> dict[str, Any]:
+    with path.open(encoding="utf-8") as lines:
+        first: dict[str, Any] = json.loads(lines.readline())
+    return first
+
+
+def predict(path: Path) -> Iterator[Timed]:
+    """Every plan of a file, as the model costs it today."""
+    machine = load_any(path.parent / header(path)["machine_file"])
+    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+        row = json.loads(line)
+        seconds = planner.plan(row["problem"], machine, name=row["plan"], threads=row.get("threads", 1)).seconds
+        assert seconds
+        yield Timed(path.name, row["set"], row.get("threads", 1), row["problem"], row["plan"], seconds, row["measured_seconds"])
+
+
+def groups(rows: Iterable[Timed]) -> dict[tuple[str, str, int], list[Timed]]:
+    """By file, set and threads."""
+    found: dict[tuple[str, str, int], list[Timed]] = {}
+    for row in rows:
+        found.setdefault((row.file, row.of, row.threads), []).append(row)
+    return found
+
+
+def errors(rows: Iterable[Timed]) -> tuple[float, float]:
+    """(median, 90th percentile)."""
+    sizes = [abs(row.error) for row in rows]
+    return float(np.median(sizes)), float(np.quantile(sizes, 0.9))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--rows", action="store_true", help="print each plan, too")
+    given = parser.parse_args()
+    for path in given.files or recorded():
+        rows = list(predict(path))
+        if given.rows:
+            for row in rows:
+                both = f"{row.predicted * 1e3:9.3f} {row.measured * 1e3:9.3f} ms"
+                print(f"{row.predicted / row.measured:6.2f}  {both}  {row.problem}  {row.plan}")
+        for (file, of, threads), some in groups(rows).items():
+            median, most = errors(some)
+            worst = max(some, key=lambda row: abs(row.error))
+            told = f"worst {worst.predicted / worst.measured:.2f}x: {worst.problem}"
+            print(
+                f"{file:<32} {of:<12} {threads:>2} threads {len(some):>3} plans  median {median:5.1%}  90th percentile {most:5.1%}  {told}"
+            )
+
+
+if __name__ == "__main__":
+    main()
