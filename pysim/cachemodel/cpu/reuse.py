@@ -45,7 +45,8 @@ PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
 CHANNELS, KEPT_SETS, STREAMED_SETS, KEPT_TILES, STREAMED_TILES = range(5)  # the loops
 KEPT, STREAMED, OUTPUTS, RAW_KEPT, RAW_STREAMED = range(5)  # the operands of the nest
 
-# distances: an operand that a loop uses again (an end tile or one between), then while tiles are packed, of other images, of nothing
+# distances: an operand that a loop uses again (an end tile or one between), then while tiles are packed, from one to the next of a
+# burst, of other images, of nothing
 USES: tuple[tuple[Any, ...], ...] = (
     (KEPT, STREAMED_TILES),
     (STREAMED, KEPT_TILES, False),
@@ -63,8 +64,8 @@ USES: tuple[tuple[Any, ...], ...] = (
 )
 CALL, PASS, TURN, SETS, AGAIN, RUN_KEPT, RUN_STREAMED, RUN_OUTPUT, RUN_RAW_KEPT, RUN_RAW_STREAMED, REPACKED, TURN_END, PASS_END = range(13)
 AHEAD, ON_DEMAND = (range(at, at + len(PARTS)) for at in (len(USES), len(USES) + len(PARTS)))
-IMAGE, UNUSED = ON_DEMAND.stop, ON_DEMAND.stop + 1
-_LOOPS = np.array([use[1] for use in USES] + [STREAMED_SETS] * 2 * len(PARTS) + [-1, -1])
+BURST, IMAGE, UNUSED = range(ON_DEMAND.stop, ON_DEMAND.stop + 3)
+_LOOPS = np.array([use[1] for use in USES] + [STREAMED_SETS] * 2 * len(PARTS) + [STREAMED_TILES, -1, -1])
 
 
 class Flows(NamedTuple):
@@ -230,6 +231,8 @@ def _between(s: Sliced) -> Array:
     of, nest, uses = s.loop_nest, s.nest, _uses(s.loop_nest.accesses)
     found = of.between(uses, len(_LOOPS) - len(uses))
     found[:, UNUSED] = NEVER
+    for row in (STREAMED, RAW_STREAMED):
+        found[row, BURST] = of.footprint(STREAMED_TILES, row)
     found[KEPT, AHEAD.start] = of.footprint(KEPT_TILES, KEPT)
     for ahead, on_demand, part in [*zip(AHEAD, ON_DEMAND, PARTS, strict=True)][::-1]:
         found[:, ahead], found[:, on_demand] = found[:, AHEAD.start], found[:, TURN]
@@ -319,18 +322,18 @@ def _streams(s: Sliced, hot: bool) -> Iterator[tuple[Any, ...]]:
     passes = np.where(kept, 1.0, f_sets) * packed
     across = np.maximum(0.0, w_sets - 1) / np.maximum(1.0, s.n_windows - 1)  # neighbours between which a set ends
     edges = [
-        (OUTPUT, 1.0, (s.n_windows - 1) * nest.filters * s.rates.out_edge[s.at] * s.sets, across, (SETS, TURN)),
-        (INPUT, 0.0, s.rates.pack_edge[s.at] * nest.channels * passes, across, (SETS, TURN)),
+        (OUTPUT, 1.0, (s.n_windows - 1) * nest.filters * s.rates.out_edge[s.at] * s.sets, across, CALL, (SETS, TURN)),
+        (INPUT, 0.0, s.rates.pack_edge[s.at] * nest.channels * passes, across, BURST, (SETS, TURN)),
     ]
     if again := max(0, live_pairs(nest) - nest.touched_h) * nest.touched_w * nest.element_bytes:  # kernel rows overlap
         beyond = np.clip((w_sets - 1) / max(1, nest.out_h - 1), 0.0, 1.0)
-        edges.append((INPUT, 0.0, passes * nest.channels * again, beyond, (SETS, TURN)))
+        edges.append((INPUT, 0.0, passes * nest.channels * again, beyond, CALL, (SETS, TURN)))
     if nest.in_place:
         shared = ~packed * (s.n_windows - 1) * s.rates.place_edge[s.at] * nest.channels
         yield INPUT, 0.0, shared * kept * (s.n_filters - f_sets), CALL  # a tile alone reads its lines whole each time
-        edges.append((INPUT, 0.0, shared * np.where(kept, f_sets, s.n_filters), across, (TURN, PASS)))
-    for operand, written, size, far, where in edges:
-        yield operand, written, size * (1 - far), PASS, CALL
+        edges.append((INPUT, 0.0, shared * np.where(kept, f_sets, s.n_filters), across, CALL, (TURN, PASS)))
+    for operand, written, size, far, near, where in edges:
+        yield operand, written, size * (1 - far), PASS_END, near
         yield operand, written, size * far, *where
 
 
