@@ -44,6 +44,8 @@ from numpy.typing import NDArray
 
 from pysim.machine.cpu import Level
 
+np.empty(1 << 21)  # once this is gone, glibc keeps what tables of schedules leave, in place of giving it back page by page
+
 Array = NDArray[np.float64]
 Number = Array | float
 
