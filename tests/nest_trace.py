@@ -1,18 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An independent account of what a schedule touches: the macro-kernel's loops line by line, through exact LRU caches.
+"""What a schedule touches by its description: the nest's loops as they are walked, line by line, through exact LRU caches.
 
 Buffers are contiguous and start on pages. Slow (about a million lines a second), so for small problems only.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
+from typing import NamedTuple
 
+import numpy as np
+
+from pysim.cachemodel.cpu.incore import Table
+from pysim.cachemodel.cpu.incore import rates as rates_of
+from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
+from pysim.cachemodel.cpu.reuse import Sliced
 from pysim.machine.cpu import Level
+from pysim.machine.load import load
 from pysim.record.schedule import Schedule
+from pysim.registry.rows import kernels
 
 PAGE = 4096
+MACHINE = load("zen4")
 
 
 class Lru:
@@ -43,6 +53,30 @@ class Lru:
         held[line] = dirty
 
 
+class Touch(NamedTuple):
+    """One step of a nest: the tiles of each of its dimensions that an operand is touched in."""
+
+    operand: str
+    tiles: dict[str, range]
+
+
+def walk(nest: LoopNest) -> Iterator[Touch]:
+    """Every touch of the nest of the first column in order: exact at the edges, where a set or a dimension ends early."""
+    yield from _walk(nest, 0, {name: range(int(np.ravel(count)[0])) for name, count in nest.total.items()}, ())
+
+
+def _walk(nest: LoopNest, loop: int, spans: Mapping[str, range], numbers: tuple[int, ...]) -> Iterator[Touch]:
+    if loop == len(nest.loops):
+        return
+    name, tiles = nest.loops[loop].dimension, int(np.ravel(nest.loops[loop].tiles)[0])
+    for number, start in enumerate(spans[name][::tiles]):
+        inner = {**spans, name: range(start, min(start + tiles, spans[name].stop))}
+        for one, access in zip(nest.operands, nest.accesses, strict=True):
+            if access.inside == loop and not (access.first is not None and (*numbers, number)[access.first]):
+                yield Touch(one.name, {of: inner[of] for of in one.extents})
+        yield from _walk(nest, loop + 1, inner, (*numbers, number))
+
+
 Span = tuple[int, int, bool]  # first byte, bytes, write
 
 
@@ -62,40 +96,39 @@ class Trace:
             nest.repeats * nest.windows * nest.filters * nest.out_bytes,
             self.n_windows * self.panel,
         )
-        starts = [0]
+        starts = [PAGE]
         for space in spaces:
             starts.append(starts[-1] + ceil_div(space, PAGE) * PAGE)
         self.input, self.filters, self.output, self.windows_at, self.filters_at = starts
 
     def spans(self) -> Iterator[Span]:
-        nest, s = self.nest, self.s
-        loops = self._input_stationary if s.stationary == "input_stationary" else self._weight_stationary
-        for image in range(nest.repeats):
-            for c0 in range(0, nest.channels, s.channels):
-                yield from loops(image, c0, min(s.channels, nest.channels - c0))
+        for _, step in self.steps():
+            yield from step
 
-    def _input_stationary(self, image: int, c0: int, nc: int) -> Iterator[Span]:
-        s, keep = self.s, self.n_filters > self.s.k2
-        for w3 in range(0, self.n_windows, s.k3):
-            for f2 in range(0, self.n_filters, s.k2):
-                filters = range(f2, min(f2 + s.k2, self.n_filters))
-                yield from self._pack_filters(c0, nc, filters)
-                for w in range(w3, min(w3 + s.k3, self.n_windows)):
-                    panel = w - w3 if keep else 0
-                    if f2 == 0:
-                        yield from self._pack_windows(image, c0, nc, w, panel)
-                    yield from chain.from_iterable(self._call(image, c0, nc, w, f, panel, f - f2) for f in filters)
-
-    def _weight_stationary(self, image: int, c0: int, nc: int) -> Iterator[Span]:
-        s = self.s
-        for f3 in range(0, self.n_filters, s.k3):
-            filters = range(f3, min(f3 + s.k3, self.n_filters))
-            yield from self._pack_filters(c0, nc, filters)
-            for w2 in range(0, self.n_windows, s.k2):
-                windows = range(w2, min(w2 + s.k2, self.n_windows))
-                yield from chain.from_iterable(self._pack_windows(image, c0, nc, w, w - w2) for w in windows)
-                for f in filters:
-                    yield from chain.from_iterable(self._call(image, c0, nc, w, f, w - w2, f - f3) for w in windows)
+    def steps(self) -> Iterator[tuple[bool, Iterator[Span]]]:
+        """What each step of the description touches: packing a tile or a set of them, and (True) a call of the micro-kernel."""
+        s, keeps = self.s, self.s.stationary == "input_stationary"
+        numbers = (np.array([float(n)]) for n in (s.pack == "tiles", s.channels, s.k2, s.k3))
+        table = Table(np.array([keeps]), np.zeros(1, dtype=np.int64), *numbers)
+        rates = rates_of(self.nest, MACHINE, [next(row for row in kernels() if row.name == s.kernel)])
+        described = Sliced(rates, table)
+        window, filters = ("kept", "streamed") if keeps else ("streamed", "kept")
+        for image in range(self.nest.repeats):
+            touched: dict[str, range] = {}
+            for operand, tiles in walk(described.loop_nest):
+                c0 = tiles.get("channels", touched.get("channels", range(1)))[0] * s.channels
+                nc = min(s.channels, self.nest.channels - c0)
+                if operand == f"raw {window}":
+                    panels = 1 if described.one_panel[0] else s.k3 if keeps else s.k2
+                    yield False, chain.from_iterable(self._pack_windows(image, c0, nc, w, w % panels) for w in tiles[window])
+                elif operand == f"raw {filters}":
+                    yield False, self._pack_filters(c0, nc, tiles[filters])
+                elif operand == "output":
+                    w, f = tiles[window][0], tiles[filters][0]
+                    panel = 0 if described.one_panel[0] else w % (s.k3 if keeps else s.k2)
+                    yield True, self._call(image, c0, nc, w, f, panel, f % (s.k2 if keeps else s.k3))
+                else:
+                    touched |= tiles
 
     def live(self, tile: int) -> range:
         """Kernel rows that meet the image for some window of a tile."""
@@ -134,7 +167,8 @@ class Trace:
         nest, size = self.nest, self.nest.element_bytes
         if nest.filters_packed:
             return
-        for place, tile in enumerate(tiles):
+        for tile in tiles:
+            place = tile % (self.s.k2 if self.s.stationary == "input_stationary" else self.s.k3)
             for f in range(tile * self.s.filters, min((tile + 1) * self.s.filters, nest.filters)):
                 yield self.filters + (f * nest.channels + c0) * size, nc * size, False
             yield self.filters_at + place * self.filter_panel, nc * self.s.filters * size, True

@@ -86,14 +86,13 @@ def test_the_chosen_plan_is_the_cheapest_of_all_candidates(text: str, name: str)
     problem, on = parse(text), machine.load(name)
     rows = space.rows(on, problem.dtype).kernels
     costs = rates(nest_of(problem), on, rows)
-    tables = space.tables(costs, [(kind, range(len(rows)), np.inf) for kind in STATIONARY])
-    found = [predicted(text, costs, table) for table in tables]
+    found = predicted(text, costs, space.table(costs, range(len(rows))))
     chosen = plan(problem, on, algorithm=nest_algorithm(text))
-    assert full_cost(chosen).cycles == pytest.approx(min(prediction.cycles.min() for prediction in found), rel=1e-12)
+    assert full_cost(chosen).cycles == pytest.approx(found.cycles.min(), rel=1e-12)
     best = {item.schedule.kind: item.cost for item in chosen.considered}
     assert best.keys() == set(STATIONARY)
-    for prediction in found:
-        assert best[prediction.table.stationary].cycles == pytest.approx(prediction.cycles.min(), rel=1e-12)
+    for kind, kept in zip(STATIONARY, (True, False), strict=True):
+        assert best[kind].cycles == pytest.approx(found.cycles[found.table.keeps_windows == kept].min(), rel=1e-12)
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
@@ -101,18 +100,19 @@ def test_candidates_are_legal_and_none_stands_twice(text: str) -> None:
     nest, on = nest_of(parse(text)), machine.load("zen4")
     rows = space.rows(on, parse(text).dtype).kernels
     costs = rates(nest, on, rows)
-    for table in space.tables(costs, [(kind, range(len(rows)), np.inf) for kind in STATIONARY]):
-        prediction = predict(costs, table)
-        schedules = [schedule_of(prediction, index) for index in range(table.kernel.size)]
-        assert len(set(schedules)) == len(schedules)
-        assert {s.kernel for s in schedules} == {kernel.name for kernel in rows}
-        assert {s.pack for s in schedules} == ({"none", "tiles"} if nest.in_place else {"tiles"})
-        for s in schedules:
-            tiles = ceil_div(nest.filters, s.filters), ceil_div(nest.windows, s.windows)
-            streamed, kept = tiles if s.stationary == "input_stationary" else tiles[::-1]
-            assert 1 <= s.channels <= nest.channels
-            assert 1 <= s.k2 <= streamed
-            assert 1 <= s.k3 <= kept
+    prediction = predict(costs, space.table(costs, range(len(rows))))
+    schedules = [schedule_of(prediction, index) for index in range(prediction.cycles.size)]
+    assert len(set(schedules)) == len(schedules)
+    for kind in STATIONARY:
+        some = [s for s in schedules if s.stationary == kind]
+        assert {s.kernel for s in some} == {kernel.name for kernel in rows}
+        assert {s.pack for s in some} == ({"none", "tiles"} if nest.in_place else {"tiles"})
+    for s in schedules:
+        tiles = ceil_div(nest.filters, s.filters), ceil_div(nest.windows, s.windows)
+        streamed, kept = tiles if s.stationary == "input_stationary" else tiles[::-1]
+        assert 1 <= s.channels <= nest.channels
+        assert 1 <= s.k2 <= streamed
+        assert 1 <= s.k3 <= kept
 
 
 @pytest.mark.parametrize("name", cpus())
@@ -139,9 +139,8 @@ def test_candidates_are_all_the_schedules_within_the_factor_of_the_best_at_their
     problem, on = parse(text), machine.load("zen4")
     rows = space.rows(on, problem.dtype).kernels
     costs = rates(nest_of(problem), on, rows)
-    tables = space.tables(costs, [(kind, range(len(rows)), np.inf) for kind in STATIONARY])
-    found = [predicted(text, costs, table) for table in tables]
-    everything = {schedule_of(item, row): float(item.cycles[row]) for item in found for row in range(item.cycles.size)}
+    found = predicted(text, costs, space.table(costs, range(len(rows))))
+    everything = {schedule_of(found, row): float(cycles) for row, cycles in enumerate(found.cycles)}
     best = min(everything.values())
     listed = candidates(text, "zen4", within, algorithm=nest_algorithm(text))
     assert {schedule for schedule, _ in listed} == {schedule for schedule, cycles in everything.items() if cycles <= within * best}

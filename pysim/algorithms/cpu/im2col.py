@@ -43,7 +43,7 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
 def _nest(problem: Conv) -> nests.Nest:
     """The product's, its windows packed: rows of columns lie so far apart that each window read in place would cost a page of its own,
     which the model does not know (measured on a Zen 4: twice the time, where it predicts less)."""
-    return msgspec.structs.replace(nests.nest_of(_product(problem)), in_place=False)
+    return msgspec.structs.replace(nests.nest_of(_product(problem)), in_place=False, fresh_input=True)
 
 
 @lru_cache(maxsize=64)

@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, select
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, fetch_cycles, select
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.occupancy import crossing
@@ -48,7 +48,7 @@ from pysim.cachemodel.cpu.reuse import OPERANDS, flows
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost
-from pysim.record.schedule import Schedule
+from pysim.record.schedule import STATIONARY, Schedule
 from pysim.registry.rows import kernels
 
 COMPUTE = ("kernel", "call", "store", "pack")
@@ -67,22 +67,13 @@ class Prediction(NamedTuple):
 def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf) -> Prediction:
     """The cost of every schedule of `table`: the equations at the head of this file. `hot` is the state of the caches at the start.
 
-    Schedules whose compute cycles alone exceed `limit` are left out of the prediction and of its table.
+    Schedules whose compute cycles alone, with what packing waits at least, exceed `limit` are left out of the prediction and of its table.
     """
-    return predict_all(rates, [table], hot, limit)[0]
-
-
-def predict_all(rates: Rates, tables: Sequence[Table], hot: bool = True, limit: float = np.inf) -> list[Prediction]:
-    """`predict` of several tables, in little more time than for one."""
-    terms = [compute_cycles(rates, table) for table in tables]
+    terms = compute_cycles(rates, table)
     if limit < np.inf:
-        keep = [sum(own.values(), np.zeros(1)) <= limit for own in terms]
-        tables = [select(table, rows) for table, rows in zip(tables, keep, strict=True)]
-        terms = [{name: term[rows] for name, term in own.items()} for own, rows in zip(terms, keep, strict=True)]
-    found = flows(rates, tables, hot)
-    crossed = crossing(rates, found)
-    own = [{name: moved[:, span] for name, moved in crossed.items()} for span in found.columns]
-    return [total(rates, *case) for case in zip(tables, terms, own, strict=True)]
+        keep = sum(terms.values(), table.packed * fetch_cycles(rates)) <= limit
+        table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
+    return total(rates, table, terms, crossing(rates, flows(rates, table, hot)))
 
 
 def total(rates: Rates, table: Table, terms: dict[str, Array], crossed: dict[str, Array]) -> Prediction:
@@ -92,7 +83,7 @@ def total(rates: Rates, table: Table, terms: dict[str, Array], crossed: dict[str
     terms["store"] = terms["store"] + _scattered_runs(rates, table, moved) * machine.core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * _lines_packed(machine, moved) * machine.core.pack_line_cycles.value
     compute = terms["kernel"] + terms["call"] + terms["store"] + terms["pack"]
-    transfer = _transfer_cycles(machine, moved)
+    transfer = transfer_cycles(machine, moved)
     terms |= zip(crossed, transfer, strict=True)
     moving = transfer.sum(axis=0)
     cycles = np.maximum(compute, moving) + (1 - machine.core.overlap.value) * np.minimum(compute, moving)
@@ -122,14 +113,15 @@ def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | 
         return np.array([value], dtype=np.float64)
 
     sizes = (column(schedule.channels), column(schedule.k2), column(schedule.k3))
-    table = Table(schedule.stationary, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
+    keeps = np.array([schedule.stationary == STATIONARY[0]])
+    table = Table(keeps, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
     return rates_of(nest, machine, [kernel]), table
 
 
 def _scattered_runs(rates: Rates, table: Table, moved: Array) -> Array:
     """Rows of output tiles from beyond L2 that no prefetcher brings, because too many rows of outputs are written in turn."""
     tile, nest = rates.filters[table.kernel], rates.nest
-    rows = np.minimum(tile * table.k2, nest.filters) if table.stationary == "input_stationary" else tile
+    rows = np.where(table.keeps_windows, np.minimum(tile * table.k2, nest.filters), tile)
     beyond = moved[min(1, len(moved) - 1)]
     runs: Array = (beyond[-2] + beyond[-1]) / (rates.windows[table.kernel] * nest.out_bytes)
     return runs * np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
@@ -141,11 +133,11 @@ def _lines_packed(machine: Machine, moved: Array) -> Array:
     return lines
 
 
-def _transfer_cycles(machine: Machine, moved: Array) -> Array:
+def transfer_cycles(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
     outer = [(level.read_bytes_per_cycle.value, level.write_bytes_per_cycle.value) for level in machine.levels[1:]]
     rates = np.array([*outer, (machine.memory.read_bytes_per_cycle.value, machine.memory.write_bytes_per_cycle.value)])
-    served = moved.reshape(len(moved), len(OPERANDS), 2, -1).sum(axis=1)
+    served = moved.reshape(len(moved), -1, 2, moved.shape[-1]).sum(axis=1)
     served[:-1] -= served[1:]
     cycles: Array = (served / rates[:, :, None]).sum(axis=1)
     return cycles
@@ -153,26 +145,29 @@ def _transfer_cycles(machine: Machine, moved: Array) -> Array:
 
 def cost_of(prediction: Prediction, row: int) -> Cost:
     """One row of a prediction as a value, with the bytes that each operand moves through each level."""
-    machine = prediction.rates.machine
     terms = {name: float(value[row]) for name, value in prediction.terms.items()}
+    moved = np.array([crossed[:, row] for crossed in prediction.crossed.values()])
+    return cost_from(prediction.rates.machine, terms, list(prediction.crossed), OPERANDS, moved)
+
+
+def cost_from(machine: Machine, terms: dict[str, float], suppliers: Sequence[str], operands: Sequence[str], moved: Array) -> Cost:
+    """Terms in cycles as a cost; `moved` (suppliers x twice the operands) is bytes that are only read and that are written of each."""
     levels = {}
-    for above, (supplier, crossed) in zip(machine.levels, prediction.crossed.items(), strict=True):
-        moved = crossed[:, row].tolist()
-        operands = {name: read + 2 * written for name, read, written in zip(OPERANDS, moved[::2], moved[1::2], strict=True)}
-        total = sum(operands.values())
+    for above, supplier, crossed in zip(machine.levels, suppliers, moved.tolist(), strict=True):
+        sizes = {name: read + 2 * written for name, read, written in zip(operands, crossed[::2], crossed[1::2], strict=True)}
         levels[supplier] = {
-            "lines": total / above.line_bytes,
-            "bytes": total,
+            "lines": sum(sizes.values()) / above.line_bytes,
+            "bytes": sum(sizes.values()),
             "cycles": terms[supplier],
-            "writeback_lines": sum(moved[1::2]) / above.line_bytes,
-            **{f"{name}_bytes": size for name, size in operands.items()},
+            "writeback_lines": sum(crossed[1::2]) / above.line_bytes,
+            **{f"{name}_bytes": size for name, size in sizes.items()},
         }
-    compute, transfer = sum(terms[name] for name in COMPUTE), sum(terms[name] for name in levels)
-    bound = max(COMPUTE if compute >= transfer else levels, key=terms.__getitem__)
-    cycles = float(prediction.cycles[row])
-    lesser = levels if compute >= transfer else COMPUTE
-    hidden = {name: machine.core.overlap.value * terms[name] for name in lesser}
-    return Cost(cycles, cycles / machine.core.frequency_hz.value, bound, levels, terms, hidden)
+    computing = [name for name in terms if name not in levels]
+    compute, transfer = (sum(terms[name] for name in names) for names in (computing, levels))
+    more, less = (computing, levels) if compute >= transfer else (levels, computing)
+    hidden = {name: machine.core.overlap.value * terms[name] for name in less}
+    cycles = max(compute, transfer) + (1 - machine.core.overlap.value) * min(compute, transfer)
+    return Cost(cycles, cycles / machine.core.frequency_hz.value, max(more, key=terms.__getitem__), levels, terms, hidden)
 
 
 def schedule_of(prediction: Prediction, row: int) -> Schedule:
@@ -181,7 +176,7 @@ def schedule_of(prediction: Prediction, row: int) -> Schedule:
     kernel = prediction.rates.kernels[table.kernel[row]]
     return Schedule(
         kernel=kernel.name,
-        stationary=table.stationary,
+        stationary=STATIONARY[0 if table.keeps_windows[row] else 1],
         pack="tiles" if table.packed[row] else "none",
         windows=kernel.windows,
         filters=kernel.filters,

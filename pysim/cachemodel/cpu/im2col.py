@@ -17,12 +17,19 @@ Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 element
 64 * 9 * 56 * 4 = 129,024 vectors: 129,024 (1/2 + 1) = 193,536 cycles at two loads and one store a cycle, against 7.2 million of the sums.
 """
 
+from functools import lru_cache
+
+import numpy as np
+
+from pysim.cachemodel.cpu.cost import cost_from, transfer_cycles
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of
-from pysim.machine.cpu import Level, Machine, Memory, Unit
+from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.record.cost import Cost
 
 
+@lru_cache(maxsize=64)
 def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: bool = False, packer: Unit | None = None) -> Cost:
     """The cost of writing the columns of every image and group of a convolution once, on one core; with a `packer`, by SConv's packing on
     that unit."""
@@ -32,31 +39,34 @@ def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: 
     unit = packer or max(machine.core.units, key=lambda one: one.vector_bytes)
     taps = workload.channels * workload.kernel_h * workload.kernel_w * workload.batch
     copy = float(taps * nest.windows) if by_element else taps * _vector_cycles(nest, unit)
-    crossed = [*_crossed(workload, nest, machine, hot), (0.0, 0.0)]
+    inputs, columns = columns_nest(workload, nest, machine).misses(machine.levels, hot)[:, :2, 0].T
+    moved = np.minimum.accumulate(np.stack([inputs, 0 * inputs, 0 * columns, columns], axis=1), axis=0)
     if packer:
         vectors = taps * nest.out_h * ceil_div(nest.out_w, _lanes(nest, unit))
         copy += vectors * machine.core.pack_cycles.value + taps / nest.kernel_w * nest.out_h * machine.core.pack_call_cycles.value
-        copy += crossed[0][0] / machine.levels[0].line_bytes * machine.core.pack_line_cycles.value
-    terms, levels = {"copy": copy}, {}
-    suppliers: list[Level | Memory] = [*machine.levels[1:], machine.memory]
-    names = [*(level.name for level in machine.levels[1:]), "memory"]
-    for level, name, place, own, further in zip(machine.levels, names, suppliers, crossed, crossed[1:], strict=False):
-        cycles = (own[0] - further[0]) / place.read_bytes_per_cycle.value + (own[1] - further[1]) / place.write_bytes_per_cycle.value
-        size = own[0] + 2 * own[1]
-        terms[name] = cycles
-        levels[name] = {
-            "lines": size / level.line_bytes,
-            "bytes": size,
-            "cycles": cycles,
-            "writeback_lines": own[1] / level.line_bytes,
-            "input_bytes": own[0],
-            "columns_bytes": 2 * own[1],
-        }
-    transfer = sum(terms[name] for name in names)
-    total = max(copy, transfer) + (1 - machine.core.overlap.value) * min(copy, transfer)
-    bound = "copy" if copy >= transfer else max(names, key=terms.__getitem__)
-    hidden = {name: machine.core.overlap.value * terms[name] for name in (names if copy >= transfer else ["copy"])}
-    return Cost(total, total / machine.core.frequency_hz.value, bound, levels, terms, hidden)
+        copy += float(inputs[0]) / machine.levels[0].line_bytes * machine.core.pack_line_cycles.value
+    suppliers = [*(level.name for level in machine.levels[1:]), "memory"]
+    terms = {"copy": copy, **dict(zip(suppliers, transfer_cycles(machine, moved[:, :, None])[:, 0].tolist(), strict=True))}
+    return cost_from(machine, terms, suppliers, ("input", "columns"), moved)
+
+
+def columns_nest(w: Conv, nest: Nest, machine: Machine) -> LoopNest:
+    """For each image, rows of columns: one of each plane and kernel element, which with strides meets some of the plane's rows only; then
+    the product's data."""
+    plane, row = nest.touched_bytes(machine.levels[0].line_bytes), nest.windows * nest.element_bytes
+    taps, outputs = w.kernel_h * w.kernel_w, w.filters * nest.windows * nest.out_bytes
+    filters = w.filters * (w.channels // w.groups) * taps * nest.element_bytes
+    images, planes = Extent(1.0, w.batch), Extent(1.0, w.channels)
+    operands = (
+        Operand("input", {"images": images, "planes": Extent(plane, plane * w.channels)}, "kernel elements"),
+        Operand("columns", {"planes": planes, "kernel elements": Extent(row, row * taps)}, "kernel elements"),
+        Operand("filters", {"run": Extent(filters, filters)}, "images"),
+        Operand("output", {"images": Extent(outputs, outputs * w.batch)}, "images"),
+    )
+    reads = max(1.0, taps * min(1.0, nest.out_h / nest.touched_h))
+    total = {"images": w.batch, "planes": w.channels, "kernel elements": taps, "run": 1}
+    trips = {"images": w.batch, "planes": w.channels, "kernel elements": reads}
+    return LoopNest([Loop(name, name, 1, count) for name, count in trips.items()], operands, total, 1)
 
 
 def _vector_cycles(nest: Nest, unit: Unit) -> float:
@@ -69,26 +79,3 @@ def _vector_cycles(nest: Nest, unit: Unit) -> float:
 
 def _lanes(nest: Nest, unit: Unit) -> int:
     return max(1, unit.vector_bytes // nest.element_bytes)
-
-
-def _crossed(w: Conv, nest: Nest, machine: Machine, hot: bool) -> list[tuple[float, float]]:
-    """Bytes of the image read and of columns written that miss each level, L1 first."""
-    size, taps = nest.element_bytes, w.kernel_h * w.kernel_w
-    plane = nest.touched_bytes(machine.levels[0].line_bytes)
-    image = w.channels * plane * w.batch
-    reads = taps * min(1.0, nest.out_h / nest.touched_h)  # of a plane: with strides a kernel element meets some of its rows only
-    row = nest.windows * size
-    columns = w.channels * taps * row
-    run = image + columns + w.filters * (w.channels // w.groups) * taps * size + w.filters * nest.windows * w.batch * nest.out_bytes
-    found, own = [], (float("inf"), float("inf"))
-    for level in machine.levels:
-        again, first, last = (_missing(level, distance) for distance in (plane + row, run, run))
-        first, written = (first if hot else 1.0), (last if hot or w.batch > 1 else 1.0)
-        own = min(own[0], image * (first + (reads - 1) * again)), min(own[1], columns * w.batch * written)
-        found.append(own)
-    return found
-
-
-def _missing(level: Level, distance: float) -> float:
-    """Share of lines that miss a level when touched again after `distance` bytes: sets differ by up to one line from their mean."""
-    return min(1.0, max(0.0, (distance / (level.sets * level.line_bytes) - (level.ways - 1)) / 2))

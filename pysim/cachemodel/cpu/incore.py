@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from math import log2
 from typing import NamedTuple
 
@@ -14,16 +15,16 @@ from numpy.typing import NDArray
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, line_rest, segments
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine, Unit
-from pysim.record.schedule import Stationary
 from pysim.registry.rows import Kernel
 
 Array = NDArray[np.float64]
 
 
 class Table(NamedTuple):
-    """Schedules of one stationary kind as columns; `kernel` indexes the kernels of the rates, `packed` is 1 or 0 (read in place)."""
+    """Schedules as columns: `keeps_windows` (input stationary) or filters; `kernel` indexes the kernels of the rates; `packed` is 1, or 0
+    where windows are read in place."""
 
-    stationary: Stationary
+    keeps_windows: NDArray[np.bool_]
     kernel: NDArray[np.int64]
     packed: Array
     channels: Array
@@ -31,10 +32,10 @@ class Table(NamedTuple):
     k3: Array
 
 
-def select(table: Table, rows: NDArray[np.bool_] | slice) -> Table:
+def select(table: Table, rows: NDArray[np.bool_]) -> Table:
     """Some rows of a table."""
-    kind, kernel, packed, channels, k2, k3 = table
-    return Table(kind, kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
+    keeps, kernel, packed, channels, k2, k3 = table
+    return Table(keeps[rows], kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
 
 
 class Rates(NamedTuple):
@@ -70,8 +71,14 @@ class Rates(NamedTuple):
 
 def rates(nest: Nest, machine: Machine, kernels: Sequence[Kernel]) -> Rates:
     """The costs of `nest` that depend on the kernel alone. Raises PlanError for a kernel whose unit the machine lacks."""
+    return _rates(nest, machine, tuple(kernels))
+
+
+@lru_cache(maxsize=64)
+def _rates(nest: Nest, machine: Machine, kernels: tuple[Kernel, ...]) -> Rates:
     columns = np.array([_rates_of(nest, machine, kernel) for kernel in kernels], dtype=np.float64)
-    return Rates(nest, machine, tuple(kernels), *columns.T)
+    columns.flags.writeable = False
+    return Rates(nest, machine, kernels, *columns.T)
 
 
 def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]:
@@ -165,16 +172,21 @@ def _store_cycles(kernel: Kernel, unit: Unit, windows: int, filters: int) -> flo
     return vectors / unit.stores_per_cycle.value + shuffles
 
 
+def fetch_cycles(rates: Rates) -> float:
+    """What packing waits at least, whatever the tiling, for input lines from beyond L1: all of them, where they would fill it twice."""
+    nest, inner = rates.nest, rates.machine.levels[0]
+    size = nest.channels * nest.touched_bytes(inner.line_bytes)
+    return nest.repeats * size / inner.line_bytes * rates.machine.core.pack_line_cycles.value if size > 2 * inner.size_bytes else 0.0
+
+
 def compute_cycles(rates: Rates, table: Table) -> dict[str, Array]:
     """The compute terms of every schedule: what the operands' places in the caches do not change."""
     nest, at, call = rates.nest, table.kernel, rates.machine.core.call_cycles.value
     pack_call = rates.machine.core.pack_call_cycles.value
     window_tiles, filter_tiles = rates.window_tiles[at], rates.filter_tiles[at]
     sets = np.ceil(nest.channels / table.channels)
-    if table.stationary == "input_stationary":
-        passes, filter_passes = np.ones_like(sets), np.ceil(window_tiles / table.k3)
-    else:
-        passes, filter_passes = np.ceil(filter_tiles / table.k3), np.ones_like(sets)
+    of_windows, of_filters = np.ceil(window_tiles / table.k3), np.ceil(filter_tiles / table.k3)  # sets of kept tiles
+    passes, filter_passes = np.where(table.keeps_windows, 1.0, of_filters), np.where(table.keeps_windows, of_windows, 1.0)
     pack = table.packed * passes * (rates.pack[at] + pack_call * sets * rates.pack_calls[at])
     if not nest.filters_packed:
         pack += filter_passes * (rates.pack_filters[at] + call * nest.repeats * sets * filter_tiles)

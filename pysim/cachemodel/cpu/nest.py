@@ -33,6 +33,7 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
     `in_place`: consecutive windows are consecutive elements of a plane, so a micro-kernel can read them without packing.
     `filters_packed`: filters are laid out in tiles before the run (a convolution's weights), otherwise the run packs them.
     `windows_transposed`, `filters_transposed`: packing that operand turns rows into columns.
+    `fresh_input`: what ran just before wrote the input, and nothing else since.
     """
 
     batch: int
@@ -57,6 +58,7 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
     filters_packed: bool
     windows_transposed: bool = False
     filters_transposed: bool = False
+    fresh_input: bool = False
 
     @property
     def windows(self) -> int:

@@ -8,15 +8,14 @@ predicted first; the second kernel enters only if none of them takes less than 9
 """
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu import csa, tilings
-from pysim.cachemodel.cpu.cost import Prediction, cost_of, one_schedule, predict_all, schedule_of
+from pysim.cachemodel.cpu.cost import Prediction, cost_of, one_schedule, predict, schedule_of
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, rates
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.errors import PlanError
@@ -30,57 +29,38 @@ GUESS = 1.1  # of the least bound: most best schedules take less
 
 
 class NestCandidates(NamedTuple):
-    """Schedules of a nest as tables, one of each stationary kind, of kernels with lower bounds in cycles; `limit` as in the contract."""
+    """Schedules of a nest as a table, of kernels with lower bounds in cycles; `limit` as in the contract."""
 
     rates: Rates
-    tables: tuple[Table, ...]
+    table: Table
     hot: bool
     bounds: Array
     limit: float
     rejected: tuple[Rejected, ...]
 
     def costs(self) -> "NestCosts":
-        predictions = predict_all(self.rates, self.tables, self.hot, self.limit)
-        return NestCosts(self.rates, tuple(predictions), self.bounds)
+        return NestCosts(predict(self.rates, self.table, self.hot, self.limit), self.bounds)
 
 
 class NestCosts:
-    """The predicted costs of a nest's schedules, input stationary before weight stationary (`pysim.algorithms.contract.Costs`)."""
+    """The predicted costs of a nest's schedules (`pysim.algorithms.contract.Costs`)."""
 
     kinds: tuple[str, ...] = STATIONARY
 
-    def __init__(self, of: Rates, predictions: tuple[Prediction, ...], bounds: Array) -> None:
-        self.predictions, self.bounds = predictions, bounds
-        self.kernels = tuple(kernel.name for kernel in of.kernels)
-        self.cycles: Array = np.concatenate([one.cycles for one in predictions])
-        self._machine, self._first = of.machine, np.cumsum([0, *(one.cycles.size for one in predictions[:-1])])
-
-    @cached_property
-    def kernel(self) -> NDArray[np.int64]:
-        return np.concatenate([one.table.kernel for one in self.predictions])
-
-    @property
-    def alike(self) -> NDArray[np.int64]:
-        return self.kernel
-
-    @cached_property
-    def kind(self) -> NDArray[np.int64]:
-        return np.repeat(
-            [STATIONARY.index(one.table.stationary) for one in self.predictions], [one.cycles.size for one in self.predictions]
-        )
-
-    def _at(self, row: int) -> tuple[Prediction, int]:
-        which = int(np.searchsorted(self._first, row, side="right")) - 1
-        return self.predictions[which], row - int(self._first[which])
+    def __init__(self, prediction: Prediction, bounds: Array) -> None:
+        self.prediction, self.bounds, self.cycles = prediction, bounds, prediction.cycles
+        self.kernels = tuple(kernel.name for kernel in prediction.rates.kernels)
+        self.kernel = self.alike = prediction.table.kernel
+        self.kind = 1 - prediction.table.keeps_windows.astype(np.int64)
 
     def schedule(self, row: int) -> Schedule:
-        return schedule_of(*self._at(row))
+        return schedule_of(self.prediction, row)
 
     def cost(self, row: int) -> Cost:
-        return cost_of(*self._at(row))
+        return cost_of(self.prediction, row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
-        return _assumed(self._machine, self.kernels[self.kernel[row]].rpartition("__")[2])
+        return _assumed(self.prediction.rates.machine, self.kernels[self.kernel[row]].rpartition("__")[2])
 
 
 @lru_cache(maxsize=64)
@@ -136,15 +116,16 @@ def candidates(nest: Nest, request: Request, limit: float | None, known: Rates |
         if not isinstance(request.schedule, Schedule):
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
         of, table = one_schedule(nest, on, request.schedule, dtype)
-        return NestCandidates(of, (table,), request.hot, np.zeros(1), np.inf, ())
+        return NestCandidates(of, table, request.hot, np.zeros(1), np.inf, ())
     rows = tilings.rows(on, dtype, request.shape)
     of = known or rates(nest, on, rows.kernels)
     bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
     limit = GUESS * float(bounds.min()) if limit is None else limit
     possible = np.flatnonzero(bounds <= limit).tolist()
-    tables = tilings.tables(of, [(kind, possible, limit) for kind in STATIONARY])
     place = tilings.in_place_reason(nest)
-    return NestCandidates(of, tuple(tables), request.hot, bounds, limit, (*((place,) if place else ()), *rows.rejected))
+    return NestCandidates(
+        of, tilings.table(of, possible, limit), request.hot, bounds, limit, (*((place,) if place else ()), *rows.rejected)
+    )
 
 
 def cost(machine: Machine, found: Sequence[NestCandidates | CsaCandidates]) -> list[NestCosts | CsaCosts]:

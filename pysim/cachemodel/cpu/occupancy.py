@@ -80,7 +80,8 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
         gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way
         for pitch, most in zip(pitches, (nest.channels, nest.filters), strict=True)
     )
-    reach = np.einsum("odn,on->dn", flows.between[: len(OPERANDS)], scale)
+    of_roles = np.concatenate([scale[roles, span] for roles, span in zip(flows.roles, flows.columns, strict=True)], axis=1)
+    reach = np.einsum("odn,on->dn", flows.between, of_roles)
     reach -= level.ways
     least = -level.ways if crowd else -_SURE
     if reach.max(initial=-np.inf) < least:
@@ -92,10 +93,11 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
     stream, column = asked.nonzero()
     if stream.size:
         kind = flows.kind[column]
-        row, own = flows.at[kind, stream], flows.operand[kind, stream]
-        distance = flows.between[:, row, column]
-        inputs, outputs, turns = distance[len(OPERANDS) :]
-        lines = np.maximum(distance[: len(OPERANDS)] * scale[:, column], 1e-9)
+        own, at = flows.operand[kind, stream], flows.at[kind, stream]
+        inputs, outputs, turns = flows.planes[:, at, column]
+        lines = np.full((len(OPERANDS), stream.size), 1e-9)
+        for role, size in zip(flows.roles[kind].T, flows.between[:, at, column] * of_roles[:, column], strict=True):
+            lines[role, np.arange(stream.size)] += size
         chunks, planes_of = np.stack([lines[0], lines[3] / turns]), np.stack([inputs, outputs])
         if pitches[0] == pitches[1]:
             spread = variance(chunks, planes_of, pitches[0], way)

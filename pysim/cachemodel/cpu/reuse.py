@@ -1,472 +1,340 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traffic half of the cost model: streams of bytes with their reuse distances. `occupancy` says what of them each cache misses.
+"""The sliced nest of tiles as a description (`loops`), and what of its data is used again, how far apart.
 
-A distance is the bytes touched between two uses of the same data, by operand. It follows from the loops: with window tiles I,
-filter tiles F and output tiles O, input stationary, a filter tile comes again after (2 - 1/K2) I + K2 (F + O): what follows it at
-one window tile and what precedes it at the next. A window tile comes again after K3 I + K3 K2 O and the filters that follow it in
-one set and precede it in the next: two sets, but for the first and the last window tile. Equations 4 and 5 of `csa` count one I and
-one set, which holds where both lie in one panel. Weight stationary exchanges I and F. Packing adds the raw input that it reads. A
-panel is written where the previous one lay, in the order in which that one was read. After the last use in a run comes the first of
-the next image or run, and its distance follows from the same loops.
+    for each set of channels
+      for each set of K3 kept tiles
+        for each set of K2 streamed tiles          pack the streamed tiles, where the run packs them
+          for each kept tile                       pack it at the first set of streamed tiles, where the run packs it
+            for each streamed tile                 the micro-kernel
 
-A distance is not the same for all tiles. The first tile of a set that is packed while the set is first used waits for the packing of
-all others, the last one for none: such distances are taken at PARTS of their range. Rows and lines that two tiles share are near, but
-as far apart as two sets are where one set ends between them. Bytes of tiles that start in the middle of lines count the lines' rest,
-and so does the panel of a last tile that is not full.
+Input stationary keeps tiles of windows and streams tiles of filters, weight stationary the reverse: two orders of one nest. Where kept
+windows pass one set of filters only, one panel serves all of them in turn, and the sets of kept tiles are one loop.
+
+Uses. An operand that passes n times by a loop that does not move it is used again n - 1 times at that loop's distance; a panel is written
+where the one before lay, and read; raw input is read again where kernel rows overlap and where it is packed again; neighbouring tiles share
+the lines between them. After the last use comes the first of the next run, image or group: loop -1.
+
+What is packed waits for the packing of other tiles, the first tile of a set for all of them, the last one for none: such distances count at
+PARTS of their range. The first and the last tile of a set are used again after one set of the other operand, those between after two.
+
+Worked number: 28x28 outputs, tiles of 8 windows, K3 = 25: 98 kept tiles in 4 sets. Each of 5 filter tiles passes 98 times: 94 of them at
+the distance of a kept tile, 3 at that of a set, and 1 a run after the last.
 
 `doubts` says where a machine or a schedule is not what the closed forms assume.
-
-Worked number: 28x28 outputs, tiles of 8 windows, K3 = 25: 98 tiles are sets of 25, 25, 25 and 23. Of the 97 borders between
-neighbouring tiles 3 lie between sets, and of the 27 steps from one row of outputs to the next 3 do.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise, starmap
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Rates, Table
+from pysim.cachemodel.cpu.loops import Access, Extent, Loop, LoopNest, Operand, Use, stacked
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_pairs
 from pysim.machine.cpu import Machine
 from pysim.record.schedule import Schedule
 
-OPERANDS = ("input", "packed", "filters", "output")  # the rows of a distance
-PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
+OPERANDS = ("input", "packed", "filters", "output")  # as levels of a cost name them
+INPUT, PACKED, FILTERS, OUTPUT = range(4)
 NEVER = 1e30  # bytes: the distance of what was never used before
-Number = Array | float
-Distance = tuple[Number, Number, Number, Number, Number]  # a row of `Tiles.distances`
+PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
+CHANNELS, KEPT_SETS, STREAMED_SETS, KEPT_TILES, STREAMED_TILES = range(5)  # the loops
+KEPT, STREAMED, OUTPUTS, RAW_KEPT, RAW_STREAMED = range(5)  # the operands of the nest
 
-
-class Stream(NamedTuple):
-    """Bytes of an operand that one repeat touches again after other (and its own) data; a share `written` of them goes back out."""
-
-    operand: str
-    written: float
-    bytes: Array
-    between: int  # the distance: an index into `Flows.between`
+# distances: an operand that a loop uses again (an end tile or one between), then while tiles are packed, from one to the next of a
+# burst, of other images, of nothing
+USES: tuple[tuple[Any, ...], ...] = (
+    (KEPT, STREAMED_TILES),
+    (STREAMED, KEPT_TILES, False),
+    (KEPT, STREAMED_SETS, False),
+    (STREAMED, KEPT_SETS),
+    (OUTPUTS, CHANNELS),
+    (KEPT, -1),
+    (STREAMED, -1),
+    (OUTPUTS, -1),
+    (RAW_KEPT, -1),
+    (RAW_STREAMED, -1),
+    (RAW_STREAMED, KEPT_SETS),
+    (KEPT, STREAMED_SETS, True),
+    (STREAMED, KEPT_TILES, True),
+)
+CALL, PASS, TURN, SETS, AGAIN, RUN_KEPT, RUN_STREAMED, RUN_OUTPUT, RUN_RAW_KEPT, RUN_RAW_STREAMED, REPACKED, TURN_END, PASS_END = range(13)
+AHEAD, ON_DEMAND = (range(at, at + len(PARTS)) for at in (len(USES), len(USES) + len(PARTS)))
+BURST, IMAGE, UNUSED = range(ON_DEMAND.stop, ON_DEMAND.stop + 3)
+_LOOPS = np.array([use[1] for use in USES] + [STREAMED_SETS] * 2 * len(PARTS) + [STREAMED_TILES, -1, -1])
 
 
 class Flows(NamedTuple):
-    """The streams of a table of each stationary kind: schedules side by side, all of the first kind first.
+    """The streams of a table: bytes[i] are touched again at a distance. Columns of one kind lie together: those of kind k are `columns[k]`,
+    and there stream i is of operand[k, i], its distance at[k, i], its bytes shares[k, :, i] of what is only read and what is written of
+    each of OPERANDS.
 
-    Stream i of a kind moves bytes[i] of operand[kind, i] at distance at[kind, i], shares[kind, :, i] of them into what is only read
-    and what is written of each operand. A kind with fewer streams than the other has some of no bytes. `between` is as
-    `Tiles.distances` returns it, `once` the `footprint`; `never` (a column) is 1 for streams whose bytes were never used before.
-    """
+    `between` is operands of the nest x distances x schedules; which of OPERANDS each is, roles[k, i] says. `planes` (planes of inputs and
+    of outputs, and `turns`: 2 where outputs are on average half of these planes and half of as many others) x distances x schedules;
+    `once`: bytes of OPERANDS that one repeat touches at least once; `never` (a column): 1 for streams never touched before."""
 
-    columns: list[slice]  # of each kind
+    columns: list[slice]
     kind: NDArray[np.int64]  # of each column
+    roles: NDArray[np.int64]
     operand: NDArray[np.int64]
     at: NDArray[np.int64]
     shares: Array
     never: Array
     bytes: Array
     between: Array
+    planes: Array
     once: Array
 
 
-class Tiles(NamedTuple):
-    """The columns of a table in bytes and counts: what the reuse distances are made of. Bytes are those of one channel set."""
+class Sliced:
+    """The nest of every schedule of a table, input stationary ones first, and its sizes in bytes and counts."""
 
-    nest: Nest
-    packed: Array  # 1: window tiles are packed, 0: read in place
-    window: Array  # one window as the micro-kernel reads it (in a packed panel, or in place)
-    all_windows: Array  # windows of all tiles, with the rest of the lines in the panel of a partial last tile
-    window_edge: Array  # rest of the lines of neighbouring windows; 0 packed
-    raw: Array  # input that packing one window tile reads; 0 in place
-    raw_next: Array  # what one more tile of the same rows adds to that, once whole rows are read
-    raw_shared: Array  # what the first of these rows needs beyond that
-    raw_all: Array  # all input that packing reads; 0 in place
-    rows: Array  # input rows that one row of outputs needs
-    filters: Array  # the live part of one filter tile, as one micro-kernel call reads it
-    tile_bytes: Array  # all of it, as some window tile or other does
-    out_edge: Array  # rest of the lines of neighbouring outputs of one filter
-    tile_windows: Array  # windows and filters of a tile
-    tile_filters: Array
-    n_windows: Array  # window tiles
-    n_filters: Array
-    row_tiles: Array  # window tiles of one row of outputs
-    k2: Array  # streamed and kept tiles of a set, at most all
-    k3: Array
-    channels: Array
-    sets: Array  # channel sets
+    def __init__(self, rates: Rates, table: Table) -> None:
+        nest, at = rates.nest, table.kernel
+        self.rates, self.nest, self.at = rates, nest, at
+        self.kept, self.packed, self.channels = table.keeps_windows, table.packed > 0, table.channels
+        self.own, self.split = not nest.filters_packed, int(np.count_nonzero(self.kept))
+        self.sets = np.ceil(nest.channels / self.channels)
+        self.windows, self.filters = rates.windows[at], rates.filters[at]
+        self.n_windows, self.n_filters = rates.window_tiles[at], rates.filter_tiles[at]
+        n_kept, n_streamed = self.swapped(self.n_windows, self.n_filters)
+        self.k2, k3 = np.minimum(table.k2, n_streamed), np.minimum(table.k3, n_kept)
+        self.streamed_sets = np.ceil(n_streamed / self.k2)
+        self.one_panel = self.kept & self.packed & (self.streamed_sets == 1)
+        one_loop = self.kept & (self.streamed_sets == 1)
+        self.k3 = np.where(one_loop, n_kept, k3)
+        self.kept_sets = np.ceil(n_kept / self.k3)
+        # a tile of windows as the micro-kernel reads it, and all of them, with the rest of the lines of a last panel that is not full
+        line, size = rates.machine.levels[0].line_bytes, nest.element_bytes
+        panel = np.ceil(rates.packed_window[at] * self.channels * self.windows / PANEL_ALIGN) * PANEL_ALIGN
+        self.panel = np.where(self.packed, panel, size * self.channels * self.windows)
+        last = nest.windows - (self.n_windows - 1) * self.windows
+        rest = (line - np.gcd((self.windows * size).astype(np.int64), line)) / size
+        more = self.packed * (np.minimum(self.windows, last + rest) - last)
+        self.all_windows = self.panel / self.windows * (nest.windows + more)
+        self.panels = np.minimum(np.where(one_loop, 1.0, np.where(self.kept, k3, self.k2)) * self.panel, self.all_windows)
+        self.tile_bytes = rates.stored_tile[at] * self.channels  # of a filter panel
+        self.filter_panels = np.where(self.kept, self.k2, self.k3) * self.tile_bytes
+        self.once = stacked(  # bytes of OPERANDS that one repeat touches at least once; outputs and filters in full
+            at.size,
+            nest.channels * nest.touched_bytes(line),
+            self.packed * self.panels + (self.filter_panels if self.own else 0.0),
+            nest.filters * nest.channels * size if self.own else rates.stored_tile[at] * nest.channels * self.n_filters,
+            nest.filters * nest.windows * nest.out_bytes,
+        )
+        self.loop_nest = self._described(n_kept, n_streamed)
 
-    def width(self, count: Array | float) -> Array:
-        """Windows of `count` neighbouring tiles."""
-        return np.minimum(count * self.tile_windows, self.nest.windows)
+    def swapped(self, windows: Array, filters: Array) -> tuple[Array, Array]:
+        """What is of windows and of filters, as kept and streamed."""
+        at = self.split
+        kept = np.concatenate([windows[..., :at], filters[..., at:]], axis=-1)
+        return kept, np.concatenate([filters[..., :at], windows[..., at:]], axis=-1)
 
-    def inputs(self, count: Array | float) -> Array:
-        """`count` neighbouring window tiles; planes that are read whole share their lines."""
-        return np.minimum(count * self.tile_windows * self.window + self.window_edge, self.all_windows * self.window)
+    def _described(self, n_kept: Array, n_streamed: Array) -> LoopNest:
+        nest, sets, at, n = self.nest, self.sets, self.at, self.at.size
+        loops = (
+            Loop("channels", "channels", 1.0, sets),
+            Loop("kept sets", "kept", self.k3, self.kept_sets),
+            Loop("streamed sets", "streamed", self.k2, self.streamed_sets),
+            Loop("kept", "kept", 1.0, self.k3),
+            Loop("streamed", "streamed", 1.0, self.k2),
+        )
+        held = np.where(self.packed, self.panels, self.all_windows)
+        packed = self.filter_panels if self.own else self.n_filters * self.tile_bytes
+        edge = ~self.packed * self.channels * self.rates.place_edge[at]
+        out, end = self.windows * nest.out_bytes, self.rates.out_edge[at]
+        raw = self.filters * self.channels * nest.element_bytes * self.own
+        tiles = self.swapped(
+            stacked(n, self.panel, held, edge, self.panel + edge, out, nest.windows * nest.out_bytes, end, out + end, *self._raw_input()),
+            stacked(
+                n,
+                self.tile_bytes,
+                packed,
+                0.0,
+                self.tile_bytes,
+                self.filters,
+                nest.filters,
+                0.0,
+                self.filters,
+                raw,
+                raw * self.n_filters,
+                0.0,
+                raw,
+            ),
+        )
+        kept, streamed = ([Extent(*rows[row : row + 4]) for row in range(0, len(rows), 4)] for rows in tiles)
+        if not nest.in_place:
+            kept[0], streamed[0] = kept[0]._replace(base=0.0), streamed[0]._replace(base=0.0)
+        every = Extent(1.0, sets)
+        depths = self.swapped(np.where(self.packed, 1.0, sets), np.ones(n) if self.own else sets)
+        operands = (
+            Operand("kept", {"channels": Extent(1.0, depths[0]), "kept": kept[0]}, "streamed"),
+            Operand("streamed", {"channels": Extent(1.0, depths[1]), "streamed": streamed[0]}, "streamed"),
+            Operand("output", {"kept": kept[1], "streamed": streamed[1]}, "streamed"),
+            Operand("raw kept", {"channels": every, "kept": kept[2]}, "kept", first="streamed sets"),
+            Operand("raw streamed", {"channels": every, "streamed": streamed[2]}, "streamed sets"),
+        )
+        return LoopNest(loops, operands, {"channels": sets, "kept": n_kept, "streamed": n_streamed}, n)
 
-    def outputs(self, windows: Array | float, filters: Array | float) -> Array:
-        """Output tiles of neighbouring window tiles and of filter tiles; planes that are written whole share their lines."""
-        rows, size = np.minimum(filters * self.tile_filters, self.nest.filters), self.nest.out_bytes
-        return rows * np.minimum(self.width(windows) * size + self.out_edge, self.nest.windows * size)
-
-    def raws(self, count: Array | float) -> Array:
-        """Input that packing `count` neighbouring window tiles reads: whole rows as soon as that is less."""
-        return np.minimum(np.minimum(count * self.raw, self.raw_shared + count * self.raw_next), self.raw_all)
-
-    def distances(self, found: Array, *rows: Distance) -> None:
-        """Fills the first of `found`, distances: bytes of window tiles (packed or in place), of input that packing reads, of filters, of
-        outputs, and of how many filter tiles these outputs are.
-
-        Afterwards the rows of `found` are OPERANDS, the planes of the input and of the output that the bytes lie in, and `turns`: 2 where
-        outputs are on average half of these planes and half of as many others, here 1. Then distances x schedules.
-        """
-        inputs, packed, filters, outputs, channels, planes, turns = found[:, : len(rows)]
-        for at, (windows, raw, filter_bytes, output, tiles) in enumerate(rows):
-            packed[at], inputs[at], filters[at], outputs[at], planes[at] = windows, raw, filter_bytes, output, tiles
-        if self.nest.in_place:
-            inputs += (1 - self.packed) * packed
-            packed *= self.packed
-        np.minimum(np.multiply(planes, self.tile_filters, out=planes), self.nest.filters, out=planes)
-        channels[:], turns[:] = self.channels, 1.0
-
-
-# the first distances of both kinds: between the last use in a run and the first of the next; and the last ones, for first touches
-_INPUT, _FILTERS, _OUTPUT, _NEVER = range(4)
-_OWN, _ENDS = 10 + len(PARTS), 4
-
-
-class Reuse(NamedTuple):
-    """The streams of one repeat but for first touches, and the workspace bytes of window and of filter panels."""
-
-    streams: list[Stream]
-    panels: Array
-    filter_panels: Array
-
-
-def flows(rates: Rates, tables: Sequence[Table], hot: bool) -> Flows:
-    """The streams of tables of one stationary kind each, with first touches in caches that are `hot` or not."""
-    ends = list(accumulate(table.kernel.size for table in tables))
-    spans = list(starmap(slice, pairwise((0, *ends))))
-    between, once = np.empty((len(OPERANDS) + 3, _OWN + _ENDS, ends[-1])), np.empty((len(OPERANDS), ends[-1]))
-    sets, found = np.empty(ends[-1]), []
-    for table, span in zip(tables, spans, strict=True):
-        t = tiles_of(rates, table)
-        reuse_of = input_stationary if table.stationary == "input_stationary" else weight_stationary
-        found.append(reuse_of(rates, table, t, between[:, :_OWN, span]))
-        once[:, span], sets[span] = footprint(rates, table, found[-1]), t.sets
-    first = list(first_touches(rates.nest, sets, between, once, hot))
-    count = len(first) + max(len(reuse.streams) for reuse in found)
-    operand, at = np.zeros((2, len(tables), count), dtype=np.int64)
-    shares, size = np.zeros((len(tables), 2 * len(OPERANDS), count)), np.zeros((count, ends[-1]))
-    for kind, (reuse, span) in enumerate(zip(found, spans, strict=True)):
-        for row, stream in enumerate((*first, *reuse.streams)):
-            size[row, span] = stream.bytes[span] if row < len(first) else stream.bytes
-            operand[kind, row] = of = OPERANDS.index(stream.operand)
-            at[kind, row] = stream.between
-            shares[kind, 2 * of, row], shares[kind, 2 * of + 1, row] = 1 - stream.written, stream.written
-    never = (at[0] == _OWN + _NEVER).astype(np.float64)[:, None]
-    kinds = np.repeat(np.arange(len(tables)), [table.kernel.size for table in tables])
-    return Flows(spans, kinds, operand, at, shares, never, size, between, once)
-
-
-def tiles_of(rates: Rates, table: Table) -> Tiles:
-    """Every schedule of a table as bytes and counts."""
-    nest, at, channels, packed = rates.nest, table.kernel, table.channels, table.packed
-    row_bytes = nest.touched_bytes(rates.machine.levels[0].line_bytes) / nest.touched_h
-    extent = (nest.kernel_h - 1) * nest.dilation_h + 1
-    # packing reads a row of one channel for every row of outputs and live kernel row
-    raw = (live_pairs(nest) * row_bytes + rates.pack_edge[at]) / rates.window_tiles[at]
-    in_place = (1 - packed) * channels
-    streamed, kept = rates.filter_tiles[at], rates.window_tiles[at]
-    if table.stationary != "input_stationary":
-        streamed, kept = kept, streamed
-    line, size, tile = rates.machine.levels[0].line_bytes, nest.element_bytes, rates.windows[at]
-    panel = np.ceil(rates.packed_window[at] * channels * tile / PANEL_ALIGN) * PANEL_ALIGN
-    last = nest.windows - (rates.window_tiles[at] - 1) * tile
-    last_packed = np.minimum(tile, last + (line - np.gcd((tile * size).astype(np.int64), line)) / size)
-    step = min(nest.stride_h, nest.kernel_h) * row_bytes
-    return Tiles(
-        nest=nest,
-        packed=packed,
-        window=np.where(packed > 0, panel / tile, nest.element_bytes * channels),
-        all_windows=nest.windows + packed * (last_packed - last),
-        window_edge=in_place * rates.place_edge[at],
-        raw=packed * channels * raw,
-        raw_next=packed * channels * (tile / nest.out_w * step),
-        raw_shared=packed * channels * max(0.0, min(extent, nest.touched_h) * row_bytes - step),
-        raw_all=packed * channels * (nest.touched_h * row_bytes),
-        rows=channels * (min(extent, nest.touched_h) * row_bytes),
-        filters=rates.filter_tile[at] * channels,
-        tile_bytes=rates.stored_tile[at] * channels,
-        out_edge=rates.out_edge[at],
-        tile_windows=rates.windows[at],
-        tile_filters=rates.filters[at],
-        n_windows=rates.window_tiles[at],
-        n_filters=rates.filter_tiles[at],
-        row_tiles=np.maximum(1.0, nest.out_w / rates.windows[at]),
-        k2=np.minimum(table.k2, streamed),
-        k3=np.minimum(table.k3, kept),
-        channels=channels,
-        sets=np.ceil(nest.channels / channels),
-    )
+    def _raw_input(self) -> Extent:
+        """Input that packing tiles of windows reads: rows of kernels, whole rows as soon as tiles share them."""
+        nest, depth = self.nest, self.packed * self.channels
+        row = nest.touched_bytes(self.rates.machine.levels[0].line_bytes) / nest.touched_h
+        step = min(nest.stride_h, nest.kernel_h) * row
+        first = max(0.0, min((nest.kernel_h - 1) * nest.dilation_h + 1, nest.touched_h) * row - step)
+        alone = depth * (live_pairs(nest) * row + self.rates.pack_edge[self.at]) / self.n_windows
+        return Extent(depth * (self.windows / nest.out_w * step), depth * (nest.touched_h * row), depth * first, alone)
 
 
-def _ends(t: Tiles, sets: Array) -> Array:
-    """Share of the window tiles' lines that the first or the last tile of a set reads; in place, some are the neighbour's too.
-
-    Packed windows have no edge, and none of a byte where all that they see is padding.
-    """
-    return np.minimum(1.0, sets / t.n_windows * (2 + t.window_edge / np.maximum(1.0, t.window) / t.tile_windows))
-
-
-def _both(count: Array) -> Array:
-    """How often a pass over an operand that `count` sets split lies between two uses: a part each of two neighbouring passes."""
-    return np.maximum(1.0, 2 - 2 / count)
-
-
-def input_stationary(rates: Rates, table: Table, t: Tiles, between: Array) -> Reuse:
-    """Reuse with filter tiles streaming past each window tile; fills the distances `between`.
-
-    Window tiles are packed at the first set of K2 filter tiles: into one panel if that is the only set, else into K3 panels.
-    """
-    nest, packed, loads = rates.nest, t.packed, rates.nest.filters_packed
-    k2_sets, k3_sets = np.ceil(t.n_filters / t.k2), np.ceil(t.n_windows / t.k3)
-    one_set = k2_sets == 1
-    twice = np.where(one_set & (packed > 0), 1.0, 2 - 1 / t.k2)
-    mean = t.n_windows / k3_sets  # the last set may be smaller
-    alone = np.where(one_set, 1.0, t.k3)
-    near = np.where(one_set, 1.0, t.row_tiles)
-    window, kept, panel, passing, in_mean, in_row, in_all = t.inputs(_stacked(t, 1, t.k3, alone, twice, mean, near, t.n_windows))
-    end = np.where(t.k3 > 1, t.k2 + 0.5, 1.0) if loads else t.k2  # panels that the run packs lie where those of the set before lay
-    middle = 2 * t.k2 if loads else t.k2
-    ends = _ends(t, k3_sets)
-    packing, mixed = t.raws(t.k3), (ends * end + (1 - ends) * middle) * t.tile_bytes
-    moved = np.minimum(np.where(packed > 0, kept, _both(k2_sets) * in_mean + 2 / k2_sets * window), in_all)
-    panels, in_place = packed * panel, 1 - packed
-    everything, passed, filters = np.where(packed > 0, panel, in_all), t.k2 * t.tile_bytes, t.n_filters * t.tile_bytes
-    several = t.sets > 1
-    again = in_place * several * (1 - 1 / k2_sets) * kept
-    fewer = np.where(several, 2 - 1 / np.where(one_set, t.n_windows, k3_sets), 1.0)
-    in_call, in_pass, in_set, mean_out, all_out, row_out, later_out = t.outputs(
-        _stacked(t, 1, 1, t.k3, mean, t.n_windows, t.row_tiles, t.k3),
-        _stacked(t, 1, t.k2, t.k2, t.n_filters, t.n_filters, t.k2, t.n_filters - t.k2),
-    )
-    rest, every_k3, passes, call, stream, kept_end, kept_middle, row, inside, written, *kept_packing = range(_OWN)
-    t.distances(
-        between,
-        (everything, t.raw_all, filters, all_out - in_place * later_out, t.n_filters),
-        (moved, t.raws(mean), filters, mean_out, t.n_filters),
-        (everything, t.raw_all + again, filters * fewer, all_out, t.n_filters),
-        (window, 0, t.filters, in_call, 1),
-        (passing, t.raw / k2_sets, passed, in_pass, t.k2),  # until a filter tile is used again
-        (kept, 0, end * t.tile_bytes, in_set, t.k2),
-        (kept, 0, middle * t.tile_bytes, in_set, t.k2),
-        (in_row, t.rows, passed, row_out, t.k2),
-        (window, t.rows, 0, 0, 1),
-        (window, t.raw / 2, t.filters / 2, in_call, 1),
-        *((kept, part * packing, mixed, in_set, t.k2) for part in PARTS),
-    )
-    between[-1, [kept_end, kept_middle, *kept_packing]] = 2
-    np.copyto(between[:, rest], between[:, kept_middle], where=(k3_sets == 1) & (packed == 0))
-    np.copyto(between[:, every_k3], between[:, stream], where=one_set)
-    later, apart = np.maximum(0.0, k2_sets - 2), np.where(one_set, 1.0, k3_sets)  # one set of filters: sets of windows are one loop
-    read_first = 1.0 if loads else 0.0  # filters that the run packs are in cache when they are read
-    windows, filters = _operand_bytes(t)
-    panel_bytes = packed * windows
-    streams = [
-        Stream("packed", 0.0, panel_bytes * (t.n_filters - k2_sets + 1), call),
-        Stream("packed", 0.0, panel_bytes * later * ends, kept_end),
-        Stream("packed", 0.0, panel_bytes * later * (1 - ends), kept_middle),
-        Stream("packed", 1.0, panel_bytes * one_set, written),
-        *(Stream("packed", 0.5, panel_bytes * ~one_set * (2 / len(PARTS)), one) for one in kept_packing),  # written, then read
-        Stream("filters", 0.0, filters * (t.n_windows - read_first * k3_sets), stream),
-        Stream("filters", 0.0, read_first * filters * (k3_sets - 1), every_k3),
-        *_row_reuse(t, 1, inside, (t.n_windows, row), (apart, every_k3)),
-        *_edges(t, "input", packed * rates.pack_edge[table.kernel] * nest.channels, stream, apart, every_k3),
-        *_in_place(
-            t,
-            ((windows + _shared(t)) * (t.n_filters - k2_sets), call),  # a tile alone reads its lines whole each time
-            (windows * (k2_sets - 1) * ends, kept_end),
-            (windows * (k2_sets - 1) * (1 - ends), kept_middle),
-        ),
-        *_edges(t, "input", in_place * _shared(t) * k2_sets, stream, apart, kept_middle),
-        Stream("output", 1.0, _output_bytes(t) * (t.sets - 1), passes),
-        *_edges(t, "output", _shared_outputs(t), stream, apart, every_k3),
-        *_filter_packing(rates, table, k3_sets, stream, every_k3),
-    ]
-    return Reuse(streams, panels, t.k2 * rates.stored_tile[table.kernel] * table.channels)
+def flows(rates: Rates, table: Table, hot: bool) -> Flows:
+    """The streams of a table, with first touches in caches that are `hot` or not."""
+    s = Sliced(rates, table)
+    streams = list(_streams(s, hot))
+    ends = [0, *(np.flatnonzero(np.diff(2 * s.kept + s.packed)) + 1).tolist(), s.at.size]
+    columns = [slice(*span) for span in pairwise(ends)]
+    kinds = tuple((bool(s.kept[span.start]), bool(s.packed[span.start]), s.own) for span in columns)
+    roles, operand, at, shares, never = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
+    size = stacked(s.at.size, *(stream[2] for stream in streams))
+    kind = np.repeat(np.arange(len(columns)), np.diff(ends))
+    return Flows(columns, kind, roles, operand, at, shares, never, size, _between(s), _planes(s), s.once)
 
 
-def weight_stationary(rates: Rates, table: Table, t: Tiles, between: Array) -> Reuse:
-    """Reuse with window tiles streaming past each filter tile; fills the distances `between`.
-
-    K2 window tiles are packed at once, again for every set of K3 filter tiles.
-    """
-    nest, packed, in_place = rates.nest, t.packed, 1 - t.packed
-    k2_sets, k3_sets = np.ceil(t.n_windows / t.k2), np.ceil(t.n_filters / t.k3)
-    window, window_set, in_row, in_all = t.inputs(_stacked(t, 1, t.k2, t.row_tiles, t.n_windows))
-    panels, raw, kept_filters, filters = packed * window_set, t.raws(t.k2), t.k3 * t.tile_bytes, t.n_filters * t.tile_bytes
-    ends = _ends(t, k2_sets)  # of the window tiles
-    both = np.where(packed > 0, 1.0, np.where(t.k3 > 2, 2.0, np.where(t.k3 > 1, 1 + 0.5 / t.k2, 1 / t.k2)))
-    everything = np.where(packed > 0, window_set, in_all)
-    one_set = (k2_sets == 1) & (packed == 0)
-    several = k3_sets > 1
-    more = np.where(several, np.where(packed > 0, 2 - 1 / k2_sets, _both(k2_sets) + 2 / k2_sets / t.k3), 1.0)
-    in_call, in_set, kept_out, wide_out, all_out, less_out, rest_out = t.outputs(
-        _stacked(t, 1, t.k2, t.k2, t.n_windows, t.n_windows, t.k2, t.n_windows - t.k2),
-        _stacked(t, 1, 1, t.k3, t.k3, t.n_filters, t.k3 - 1, t.k3),
-    )
-    every_k3, rest, passes, call, stream_end, stream, kept, row, edge, *packing, _ = range(_OWN)
-    t.distances(
-        between,
-        (everything, t.raw_all, kept_filters * more, wide_out - in_place * less_out, t.k3),
-        (everything, t.raw_all, filters, all_out - rest_out, t.n_filters),
-        (everything, t.raw_all, filters + (t.sets > 1) * (1 - 1 / k2_sets) * kept_filters, all_out, t.n_filters),
-        (window, 0, t.filters, in_call, 1),
-        (window_set, 0, np.where(t.k2 > 1, 1.5, 1.0) * t.tile_bytes, in_set, 1),  # until a window tile is used again
-        (window_set, 0, 2 * t.tile_bytes, in_set, 1),
-        (both * window_set, raw, kept_filters, kept_out, t.k3),
-        (in_row, t.rows, 0, 0, 1),
-        (window, t.raw, 0, 0, 1),
-        *((window_set, part * raw, t.tile_bytes, (1 - part) * in_set, 1) for part in PARTS),
-        (0, 0, 0, 0, 1),
-    )
-    between[-1, [stream_end, stream]] = 2
-    between[0, passes] *= np.where(t.sets > 1, 2 - 1 / np.where(one_set, t.n_filters, k3_sets), 1.0)
-    np.copyto(between[:, every_k3], between[:, stream], where=one_set)
-    np.copyto(between[:, rest], between[:, kept], where=~several)
-    windows, filters = _operand_bytes(t)
-    panel_bytes = packed * windows
-    read_first = 1.0 if nest.filters_packed else 0.0
-    streams = [
-        *(Stream("packed", 0.5, panel_bytes * k3_sets * (2 / len(PARTS)), one) for one in packing),  # written, then read
-        Stream("packed", 0.0, panel_bytes * (t.n_filters - k3_sets) * ends, stream_end),
-        Stream("packed", 0.0, panel_bytes * (t.n_filters - k3_sets) * (1 - ends), stream),
-        Stream("filters", 0.0, filters * (t.n_windows - k2_sets), call),
-        Stream("filters", 0.0, filters * (k2_sets - read_first), kept),
-        Stream("input", 0.0, packed * _raw_bytes(rates) * (k3_sets - 1), every_k3),
-        *_row_reuse(t, k3_sets, row, (k2_sets, kept)),
-        *_edges(t, "input", packed * rates.pack_edge[table.kernel] * nest.channels * k3_sets, edge, k2_sets, kept),
-        *_in_place(
-            t,
-            (windows * (t.n_filters - k3_sets) * ends, stream_end),
-            (windows * (t.n_filters - k3_sets) * (1 - ends), stream),
-            (windows * (k3_sets - 1), every_k3),
-        ),
-        *_edges(t, "input", in_place * _shared(t) * t.n_filters, call, k2_sets, stream),
-        Stream("output", 1.0, _output_bytes(t) * (t.sets - 1), passes),
-        *_edges(t, "output", _shared_outputs(t), call, k2_sets, kept),
-        *_filter_packing(rates, table, np.ones_like(t.k2), kept, kept),
-    ]
-    return Reuse(streams, panels, t.k3 * rates.stored_tile[table.kernel] * table.channels)
+@lru_cache(maxsize=64)
+def _routes(kinds: tuple[tuple[bool, bool, bool], ...], streams: tuple[tuple[Any, ...], ...]) -> Any:
+    """`roles`, `operand`, `at`, `shares` and `never` of Flows; kinds: whether windows are kept, whether the run packs them, and filters."""
+    at, operand = np.empty((2, len(kinds), len(streams)), dtype=np.int64)
+    shares, roles = np.zeros((len(kinds), 2 * len(OPERANDS), len(streams))), []
+    for kind, (kept, packed, own) in enumerate(kinds):
+        read = {_WINDOWS: PACKED if packed else INPUT, _FILTERS: PACKED if own else FILTERS}
+        of_kept, of_streamed = ((read[_WINDOWS], INPUT), (read[_FILTERS], FILTERS))[:: 1 if kept else -1]
+        roles.append([of_kept[0], of_streamed[0], OUTPUT, of_kept[1], of_streamed[1]])
+        for number, (of, written, *distances) in enumerate(streams):
+            operand[kind, number] = of = read.get(of, of)
+            at[kind, number] = distances[0 if kept else -1]
+            shares[kind, 2 * of : 2 * of + 2, number] = 1 - written, written
+    return np.array(roles), operand, at, shares, (at[0] == UNUSED).astype(np.float64)[:, None]
 
 
-def _stacked(t: Tiles, *rows: Number) -> Array:
-    """Columns and constants as the rows of one array."""
-    found = np.empty((len(rows), t.k2.size))
-    for at, row in enumerate(rows):
-        found[at] = row
+@lru_cache(maxsize=8)
+def _uses(operands: tuple[Access, ...]) -> tuple[Use, ...]:
+    """USES, and panels of streamed tiles, written where those of the set before lay."""
+    panels = Access(frozenset((STREAMED_TILES,)), STREAMED_TILES)
+    return *(Use(operands[row], *where) for row, *where in USES), Use(panels, STREAMED_SETS)
+
+
+def _between(s: Sliced) -> Array:
+    """Bytes of the nest's operands in between: operands x distances x schedules."""
+    of, nest, uses = s.loop_nest, s.nest, _uses(s.loop_nest.accesses)
+    found = of.between(uses, len(_LOOPS) - len(uses))
+    found[:, UNUSED] = NEVER
+    for row in (STREAMED, RAW_STREAMED):
+        found[row, BURST] = of.footprint(STREAMED_TILES, row)
+    found[KEPT, AHEAD.start] = of.footprint(KEPT_TILES, KEPT)
+    for ahead, on_demand, part in [*zip(AHEAD, ON_DEMAND, PARTS, strict=True)][::-1]:
+        found[:, ahead], found[:, on_demand] = found[:, AHEAD.start], found[:, TURN]
+        found[RAW_STREAMED, ahead] *= part
+        found[OUTPUTS, ahead] *= 1 - part
+        found[OUTPUTS, on_demand, s.split :] *= 1 - part  # filters are packed ahead of all windows
+        found[RAW_KEPT, on_demand] = part * of.footprint(STREAMED_SETS, RAW_KEPT)
+    if nest.repeats > 1:  # other images and groups lie between two runs
+        repeats = (nest.repeats, 1, nest.groups, nest.repeats), (nest.groups, 1, nest.groups, nest.groups), (1, 1, 1, 1)
+        run, filters, once = (_as_roles(s, s.once * np.array(times)[:, None]) for times in repeats)
+        found[:, IMAGE] = filters
+        found[:, RUN_OUTPUT] += run - once
+        for number, keeps in ((RUN_KEPT, True), (RUN_RAW_KEPT, True), (RUN_STREAMED, False), (RUN_RAW_STREAMED, False)):
+            np.copyto(found[:, number], run, where=s.kept == keeps)
+            if nest.groups > 1:
+                np.copyto(found[:, number], filters, where=s.kept != keeps)
+    if nest.fresh_input:
+        input_alone = _as_roles(s, s.once * np.array([1.0, 0.0, 0.0, 0.0])[:, None])
+        for number, keeps in ((RUN_KEPT, True), (RUN_RAW_KEPT, True), (RUN_STREAMED, False), (RUN_RAW_STREAMED, False)):
+            np.copyto(found[:, number], input_alone, where=s.kept == keeps)
     return found
 
 
-def _operand_bytes(t: Tiles) -> tuple[Array, Array]:
-    """Bytes of all window tiles and of all filter tiles as one use of each reads them, all channels of one repeat."""
-    sets = t.nest.channels / t.channels
-    return sets * t.window * t.all_windows, sets * t.filters * t.n_filters
+def _as_roles(s: Sliced, once: Array) -> Array:
+    """Bytes of OPERANDS as operands of the nest."""
+    kept, streamed = s.swapped(once[[PACKED, INPUT]], once[[FILTERS, FILTERS]] * [[1], [0]])
+    return np.stack([kept[0], streamed[0], once[OUTPUT], kept[1], streamed[1]])
 
 
-def _raw_bytes(rates: Rates) -> float:
-    """Input bytes of one repeat in lines that are read at least once."""
-    return float(rates.nest.channels * rates.nest.touched_bytes(rates.machine.levels[0].line_bytes))
+def _planes(s: Sliced) -> Array:
+    """Planes of inputs and outputs in between, and the turns: a loop over filter tiles leaves half of the outputs of each of two sets."""
+    sets: list[Any] = [np.where(s.kept, *both) for both in ((s.n_filters, s.k3), (s.k2, s.k3), (s.k2, 1.0))]
+    tiles = np.minimum(stacked(s.at.size, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
+    found = np.ones((3, len(_LOOPS), s.at.size))
+    found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.channels, s.channels), tiles[np.maximum(0, _LOOPS)]
+    for run in (RUN_STREAMED, RUN_RAW_STREAMED):  # of one set of channels: what the first and the last set of kept tiles write
+        np.copyto(found[1, run], found[1, SETS], where=s.sets == 1)
+    found[2, _LOOPS == STREAMED_SETS] += s.kept
+    found[2, _LOOPS == KEPT_TILES] += ~s.kept
+    return found
 
 
-def _row_reuse(t: Tiles, passes: Number, inside: int, *across: tuple[Array, int]) -> Iterator[Stream]:
-    """Input rows that packing reads again for the next row of outputs: `inside` one burst of packing, or across (bursts, distance).
-
-    Where a burst ends, one row of outputs finds the rows of the one before as far away as the next burst is.
-    """
-    nest = t.nest
-    again = nest.channels * max(0, live_pairs(nest) - nest.touched_h) * nest.touched_w * nest.element_bytes
-    if again:
-        size = t.packed * passes * again
-        for bursts, distance in across:
-            share = np.clip((bursts - 1) / max(1, nest.out_h - 1), 0.0, 1.0)
-            far = t.packed * passes * again * share
-            yield Stream("input", 0.0, size - far, inside)
-            size, inside = far, distance
-        yield Stream("input", 0.0, size, inside)
+_WINDOWS, _FILTERS = range(4, 6)  # what the micro-kernel reads: packed, or where it lies
 
 
-def _in_place(t: Tiles, *again: tuple[Array, int]) -> Iterator[Stream]:
-    """Reads of window tiles in place: (bytes, distance)."""
-    if t.nest.in_place:
-        for size, distance in again:
-            yield Stream("input", 0.0, (1 - t.packed) * size, distance)
-
-
-def _edges(t: Tiles, operand: str, size: Array, near: int, sets: Array, far: int) -> Iterator[Stream]:
-    """Bytes of lines that neighbouring window tiles share: `far` from each other where one set of them ends and the next begins."""
-    if size.any():
-        across = np.maximum(0.0, sets - 1) / np.maximum(1.0, t.n_windows - 1)
-        yield Stream(operand, float(operand == "output"), size * (1 - across), near)
-        yield Stream(operand, float(operand == "output"), size * across, far)
-
-
-def _shared(t: Tiles) -> Array:
-    """Bytes of lines that windows of neighbouring tiles share in place, of all channels."""
-    return (t.n_windows - 1) * t.window_edge / t.channels * t.nest.channels
-
-
-def _shared_outputs(t: Tiles) -> Array:
-    """Bytes of lines that outputs of neighbouring tiles share, of all channel sets."""
-    return (t.n_windows - 1) * t.nest.filters * t.out_edge * t.sets
-
-
-def _output_bytes(t: Tiles) -> int:
-    """Bytes of all outputs."""
-    return t.nest.filters * t.nest.windows * t.nest.out_bytes
-
-
-def _filter_packing(rates: Rates, table: Table, passes: Array, distance: int, again: int) -> Iterator[Stream]:
-    """Filters that the run itself packs (a matrix product's A): raw reads after the first pass, and panel writes."""
-    nest, at = rates.nest, table.kernel
-    if not nest.filters_packed:
-        raw = nest.filters * nest.channels * nest.element_bytes
-        yield Stream("filters", 0.0, raw * (passes - 1), again)
-        yield Stream("packed", 1.0, rates.stored_tile[at] * nest.channels * rates.filter_tiles[at] * passes, distance)
-
-
-def footprint(rates: Rates, table: Table, reuse: Reuse) -> Array:
-    """Bytes of each operand (OPERANDS x schedules) that one repeat touches at least once; outputs and filters in full."""
-    nest, at = rates.nest, table.kernel
-    stored = rates.stored_tile[at] * nest.channels * rates.filter_tiles[at]
-    parts = np.empty((len(OPERANDS), stored.size))
-    parts[0], parts[1] = _raw_bytes(rates), reuse.panels + (0.0 if nest.filters_packed else reuse.filter_panels)
-    parts[2] = stored if nest.filters_packed else nest.filters * nest.channels * nest.element_bytes
-    parts[3] = nest.filters * nest.windows * nest.out_bytes
-    return parts
-
-
-def first_touches(nest: Nest, sets: Array, between: Array, once: Array, hot: bool) -> Iterator[Stream]:
-    """First reads and last writes of one repeat; `once` is its `footprint`. The previous use lies in the run or the image before.
-
-    Where nothing else runs in between (one of the channel `sets`; one repeat, or for filters one group), that is as near as the first
-    distances of `between` say. Its last ones are filled in here.
-    """
-    found = between[:, -_ENDS:]
-    found[: len(OPERANDS), _INPUT] = run = once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None]
-    found[: len(OPERANDS), _FILTERS] = once * np.array([nest.groups, 1, nest.groups, nest.groups])[:, None]
-    found[len(OPERANDS) :, :_OUTPUT] = np.array([nest.channels, nest.filters, 1.0])[:, None, None]
-    found[:, _OUTPUT] = between[:, _OUTPUT]
-    found[: len(OPERANDS), _OUTPUT] += run - once
-    found[:, _NEVER] = NEVER
-    for operand, rivals in ((_INPUT, nest.repeats), (_FILTERS, nest.groups)):
-        if rivals == 1:
-            np.copyto(found[:, operand], between[:, operand], where=sets == 1)
-    inputs, filters, outputs = (_OWN + (operand if hot else _NEVER) for operand in (_INPUT, _FILTERS, _OUTPUT))
-    yield Stream("input", 0.0, once[0], inputs)
-    yield Stream("filters", 0.0, once[2] / nest.batch, filters)
+def _streams(s: Sliced, hot: bool) -> Iterator[tuple[Any, ...]]:
+    """(operand, share that is written, bytes of one repeat, distance where windows are kept, and where they are streamed)."""
+    nest, kept, packed, own, once = s.nest, s.kept, s.packed, s.own, s.once
+    w_sets, f_sets = np.where(kept, s.kept_sets, s.streamed_sets), np.where(kept, s.streamed_sets, s.kept_sets)
+    depth, live = nest.channels / s.channels, s.rates.filter_tile[s.at]
+    for order, of, raw, keeps, packs, first, size, tiles, sets, passes, turns in (
+        (1, _WINDOWS, INPUT, kept, packed, once[INPUT], depth * s.all_windows, s.n_windows, w_sets, s.n_filters, f_sets),
+        (
+            -1,
+            _FILTERS,
+            FILTERS,
+            ~kept,
+            np.full_like(kept, own),
+            once[FILTERS] / nest.batch,
+            live * nest.channels * s.n_filters,
+            s.n_filters,
+            f_sets,
+            s.n_windows,
+            w_sets,
+        ),
+    ):
+        ends = size * np.minimum(1.0, 2 * sets / tiles)
+        inner, outer = passes - turns + (packs & keeps), np.where(packs, keeps * np.maximum(0.0, turns - 2), turns - 1)
+        apart = np.where(keeps, outer, inner)  # uses a set of the other operand apart, of first and last tiles half a one
+        yield of, 0.0, ends * apart, *(TURN_END, PASS_END)[::order]
+        yield of, 0.0, (size - ends) * apart, *(TURN, PASS)[::order]
+        yield of, 0.0, size * np.where(keeps, inner, outer), *(CALL, SETS)[::order]
+        if raw == INPUT or own:
+            packings = np.where(keeps, 1.0, turns) * packs
+            for parts in zip(ON_DEMAND, AHEAD, strict=True):  # a panel is written, and read for the first time after
+                yield PACKED, 0.5, size * packings * ~(keeps & s.one_panel) * (2 / len(PARTS)), *parts[::order]
+            yield raw, 0.0, once[raw] * np.maximum(0.0, packings - 1), REPACKED
+            yield raw, 0.0, first * packs, *((RUN_RAW_KEPT, RUN_RAW_STREAMED)[::order] if hot else (UNUSED,))
+        if raw == FILTERS or nest.in_place:
+            yield raw, 0.0, first * ~packs, *((RUN_KEPT, RUN_STREAMED)[::order] if hot else (UNUSED,))
+    yield PACKED, 1.0, depth * s.all_windows * s.one_panel, CALL
     if nest.batch > 1:
-        yield Stream("filters", 0.0, once[2] * (nest.batch - 1) / nest.batch, _OWN + _FILTERS)
-    yield Stream("output", 1.0, once[3], outputs)
+        yield FILTERS, 0.0, once[FILTERS] * (nest.batch - 1) / nest.batch, IMAGE
+    yield OUTPUT, 1.0, once[OUTPUT] * (s.sets - 1), AGAIN
+    yield OUTPUT, 1.0, once[OUTPUT], RUN_OUTPUT if hot else UNUSED
+
+    passes = np.where(kept, 1.0, f_sets) * packed
+    across = np.maximum(0.0, w_sets - 1) / np.maximum(1.0, s.n_windows - 1)  # neighbours between which a set ends
+    edges = [
+        (OUTPUT, 1.0, (s.n_windows - 1) * nest.filters * s.rates.out_edge[s.at] * s.sets, across, CALL, (SETS, TURN)),
+        (INPUT, 0.0, s.rates.pack_edge[s.at] * nest.channels * passes, across, BURST, (SETS, TURN)),
+    ]
+    if again := max(0, live_pairs(nest) - nest.touched_h) * nest.touched_w * nest.element_bytes:  # kernel rows overlap
+        beyond = np.clip((w_sets - 1) / max(1, nest.out_h - 1), 0.0, 1.0)
+        edges.append((INPUT, 0.0, passes * nest.channels * again, beyond, CALL, (SETS, TURN)))
+    if nest.in_place:
+        shared = ~packed * (s.n_windows - 1) * s.rates.place_edge[s.at] * nest.channels
+        yield INPUT, 0.0, shared * kept * (s.n_filters - f_sets), CALL  # a tile alone reads its lines whole each time
+        edges.append((INPUT, 0.0, shared * np.where(kept, f_sets, s.n_filters), across, CALL, (TURN, PASS)))
+    for operand, written, size, far, near, where in edges:
+        yield operand, written, size * (1 - far), PASS_END, near
+        yield operand, written, size * far, *where
 
 
 def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:

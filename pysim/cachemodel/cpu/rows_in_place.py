@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import COMPUTE, Prediction, predict_all
+from pysim.cachemodel.cpu.cost import COMPUTE, Prediction, predict
 from pysim.cachemodel.cpu.nested import CsaCandidates, CsaCosts, NestCandidates, NestCosts
 from pysim.machine.cpu import Level, Machine, Memory
 
@@ -31,8 +31,7 @@ def cost(machine: Machine, found: Sequence[NestCandidates | CsaCandidates]) -> l
 
 
 def _costs(one: NestCandidates) -> NestCosts:
-    predictions = predict_all(one.rates, one.tables, one.hot, one.limit)
-    return NestCosts(one.rates, tuple(map(waiting, predictions)), one.bounds)
+    return NestCosts(waiting(predict(one.rates, one.table, one.hot, one.limit)), one.bounds)
 
 
 def waiting(prediction: Prediction) -> Prediction:

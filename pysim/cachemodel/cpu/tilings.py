@@ -16,12 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, select
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
 from pysim.record.cost import Rejected
-from pysim.record.schedule import Stationary
 from pysim.registry.rows import Kernel, kernels
 
 _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -85,25 +84,19 @@ def in_place_reason(nest: Nest) -> Rejected | None:
     return Rejected("pack none", "only an unpadded 1x1 convolution of stride 1 has its windows consecutive in memory", "shape")
 
 
-def tables(rates: Rates, kinds: Sequence[tuple[Stationary, Sequence[int], float]]) -> list[Table]:
-    """The candidate schedules of each stationary kind, of the kernels with the given indices.
+def table(rates: Rates, kernels: Sequence[int], limit: float = np.inf) -> Table:
+    """The candidate schedules of the kernels with the given indices, input stationary before weight stationary.
 
-    Channel sets whose `least_cycles` are above the kind's limit are left out.
+    Channel sets whose `least_cycles` are above the limit are left out.
     """
     places = (1.0, 0.0) if rates.nest.in_place else (1.0,)
-    rows = [(kind, packed, kernel) for kind, (_, only, _) in enumerate(kinds) for packed in places for kernel in only]
-    kind, packed, kernel = (np.array(column) for column in zip(*rows, strict=True))
-    keeps_windows = np.array([stationary == "input_stationary" for stationary, _, _ in kinds])[kind]
-    limit = np.array([limit for _, _, limit in kinds])[kind]
-    row, channels, k2, k3 = _columns(rates, kernel, packed, keeps_windows, limit)
-    ends = np.searchsorted(kind[row], np.arange(len(kinds) + 1)).tolist()
-    everything = Table(kinds[0][0], kernel[row], packed[row], channels, k2, k3)
-    cut = [select(everything, slice(*span)) for span in itertools.pairwise(ends)]
-    return [part._replace(stationary=stationary) for part, (stationary, _, _) in zip(cut, kinds, strict=True)]
+    keeps, packed, kernel = (np.array(column) for column in zip(*itertools.product((True, False), places, kernels), strict=True))
+    row, channels, k2, k3 = _columns(rates, kernel, packed, keeps, limit)
+    return Table(keeps[row], kernel[row], packed[row], channels, k2, k3)
 
 
 def _columns(
-    rates: Rates, at: NDArray[np.int64], packed: Array, keeps_windows: NDArray[np.bool_], limit: Array
+    rates: Rates, at: NDArray[np.int64], packed: Array, keeps_windows: NDArray[np.bool_], limit: float
 ) -> tuple[NDArray[np.int64], Array, Array, Array]:
     """row, channels, k2, k3 of every candidate: rows are expanded by channels, then by K2, then by K3."""
     l1, l2, l3 = (usable(rates.machine.levels[min(i, len(rates.machine.levels) - 1)]) for i in range(3))
@@ -112,7 +105,7 @@ def _columns(
     filters, out = rates.stored_tile[at], tile * rates.filters[at] * rates.nest.out_bytes
 
     channels, new = _channels(rates.nest, (l1 - out) / (window + filters))
-    new &= least_cycles(rates, at[:, None], np.ceil(rates.nest.channels / channels), packed[:, None]) <= limit[:, None]
+    new &= least_cycles(rates, at[:, None], np.ceil(rates.nest.channels / channels), packed[:, None]) <= limit
     row, column = np.nonzero(new)
     channels, swap, at = channels[row, column], keeps_windows[row], at[row]
     window, filters, out = window[row] * channels, filters[row] * channels, out[row]
@@ -133,7 +126,8 @@ def _columns(
 
 
 def least_cycles(rates: Rates, at: NDArray[np.int64], sets: Array | float = 1.0, packed: Array | float | None = None) -> Array:
-    """A lower bound of the compute cycles of schedules of the kernels `at` with `sets` channel sets: each operand is packed once.
+    """A lower bound of the compute cycles of schedules of the kernels `at` with `sets` channel sets: each operand is packed once,
+    from beyond L1 where it does not fit there.
 
     `packed` is 1 where the windows are, 0 where they are read in place; without it, they are read in place where that is possible.
     """
@@ -142,7 +136,7 @@ def least_cycles(rates: Rates, at: NDArray[np.int64], sets: Array | float = 1.0,
         packed = 0.0 if nest.in_place else 1.0
     calls = nest.repeats * rates.window_tiles[at] * rates.filter_tiles[at]
     per_set = rates.store[at] + calls * core.call_cycles.value + packed * core.pack_call_cycles.value * rates.pack_calls[at]
-    once = rates.kernel[at] + packed * rates.pack[at]
+    once = rates.kernel[at] + packed * (rates.pack[at] + fetch_cycles(rates))
     if not nest.filters_packed:
         per_set += core.call_cycles.value * nest.repeats * rates.filter_tiles[at]
         once += rates.pack_filters[at]

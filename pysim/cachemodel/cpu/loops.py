@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loop nest as values, and the reuse distance of everything in it: what other data is touched between two uses of the same.
+
+A nest is loops, outermost first, and operands. An operand is touched `inside` a loop: with what the innermost loop does, or, in the body of
+an outer one, ahead of the loops inside that. Loops over its dimensions move it; the others touch the same data again. Numbers are arrays
+with a column for each schedule, so that one derivation serves a table of schedules, whatever each keeps and streams.
+
+Footprint. Along a dimension n neighbouring tiles take
+
+    extent(n) = min(n alone, base + n step, whole)
+
+bytes: each its own, or, once they join, a step each and what they share (halos, rests of lines), at most all there is. Over several
+dimensions extents multiply: rows of outputs are filters x bytes of a row. These are boxes of Presburger footprints (Verdoolaege et al.,
+Algorithmica 48(1), 2007). Memory that is used again for other data (a packed panel) has the `whole` of that memory.
+
+Reuse distance. Loop l does not move operand X, which is used somewhere in its body and again in its next iteration. In between lie the rest
+of the one body and the beginning of the next, around(l) together. From the innermost loop outwards, with T iterations of the next loop m,
+operand Y takes
+
+    around(l) = around(m)                                      m does not move X: its last iteration, then its first
+              = around(m) + footprint(l) - footprint(m)        m moves both: iterations after X's one, and before it in the next body
+              = around(m) / T + 2 (1 - 1 / T) footprint(m)     m moves X alone: all of Y on either side, unless X is the last or the first
+
+and one footprint in the body where X or Y is touched: the rest of that body and its beginning. For X that is the first or the last of m,
+the last line is around(m) / 2 + footprint(m), for X between 2 footprint(m). Y that is only touched in the first iteration of m (`first`:
+panels packed on demand) lies in between where that one does: once, for X that m moves. The distance is at most what l touches in all its
+iterations; lines that neighbouring tiles share count once. Reuse distances: Mattson et al., IBM Systems Journal 9(2), 1970; of loop nests:
+Beyls and D'Hollander, HPCC 2005.
+
+The equations are solved once for the shape of a nest (`_derived`): sums of footprints times products of 1 / T.
+
+Worked number: I in an outer loop, K2 = 4 tiles F past each in the inner one. F comes again an iteration of the outer loop later, after 4 F
+and 1 / 4 + 2 (1 - 1 / 4) = 2 - 1 / 4 of I: whole before and after where F is neither last nor first.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.machine.cpu import Level
+
+np.empty(1 << 21)  # once this is gone, glibc keeps what tables of schedules leave, in place of giving it back page by page
+
+Array = NDArray[np.float64]
+Number = Array | float
+
+
+class Extent(NamedTuple):
+    """Bytes (or rows) of n neighbouring tiles: min(n alone, base + n step, whole); `alone` is base + step unless given."""
+
+    step: Number
+    whole: Number
+    base: Number = 0.0
+    alone: Number | None = None
+
+
+class Loop(NamedTuple):
+    """`trips` iterations over a `dimension` of `tiles` tiles each; several loops over one dimension divide it further and further."""
+
+    name: str
+    dimension: str
+    tiles: Number
+    trips: Number
+
+
+class Operand(NamedTuple):
+    """What is touched inside a loop, its extents along dimensions; `first`: in the first iteration of this loop alone."""
+
+    name: str
+    extents: Mapping[str, Extent]
+    inside: str
+    first: str | None = None
+
+
+class Access(NamedTuple):
+    """Of data: the loops that move it, the one inside which it is touched, and the one in whose first iteration alone it is."""
+
+    moved: frozenset[int]
+    inside: int
+    first: int | None = None
+
+    def level(self, loop: int) -> int:
+        """The loop whose iterations have the same data as those of `loop`."""
+        return max((at for at in self.moved if at <= loop), default=-1)
+
+
+class Use(NamedTuple):
+    """A use of data in an iteration of `loop` (-1: a run of the nest) and the next, in its next one. `at_end`: of tiles that are the first
+    or the last of the loop that moves them, or neither; by default, anywhere."""
+
+    of: Access
+    loop: int
+    at_end: bool | None = None
+
+
+Factors = tuple[int, ...]  # m: 1 / trips of loop m; ~m: 1 where loop m has several
+Sum = dict[tuple[int, Factors], float]  # footprints in one iteration of a loop, and what they are multiplied with
+Weight = tuple[tuple[Factors, float], ...]  # that, of one footprint
+
+
+def _sum(*parts: tuple[Sum, float, Factors]) -> Sum:
+    found: Sum = {}
+    for one, weight, factors in parts:
+        for (level, others), of in one.items():
+            key = level, tuple(sorted(others + factors))
+            found[key] = found.get(key, 0.0) + weight * of
+    return {key: weight for key, weight in found.items() if weight}
+
+
+def _around(use: Use, loop: int, of: Access) -> Sum:
+    """around(loop) of the equations above."""
+    within = loop + 1
+    body: Sum = {(of.level(loop), ()): 1.0}
+    if of.inside < loop:
+        return {}
+    if loop in (of.inside, use.of.inside) or within == use.of.first:
+        return body
+    found = _around(use, within, of)
+    some: Sum = {(of.level(within), ()): 1.0}
+    if within not in use.of.moved:
+        return found
+    if within == of.first:
+        return _sum((found, 1.0, (within,)), (some, 1.0, ()), (some, -1.0, (within,)))
+    if within in of.moved:
+        return _sum((found, 1.0, ()), (body, 1.0, ()), (some, -1.0, ()))
+    if use.at_end is None:
+        return _sum((found, 1.0, (within,)), (some, 2.0, ()), (some, -2.0, (within,)))
+    return _sum((found, 1.0, ()), (found, -0.5, (~within,)), (some, 1.0, (~within,))) if use.at_end else _sum((some, 2.0, ()))
+
+
+class _Distance(NamedTuple):
+    """Bytes of an operand in between: footprints in one iteration of loops, each times one of the weights (-1: once), in all at most the
+    footprint of the loop `most`. `joined`: of neighbouring tiles, which share their lines."""
+
+    row: int
+    use: int
+    terms: tuple[tuple[int, int], ...]
+    most: int | None
+    joined: bool
+
+
+@lru_cache(maxsize=64)
+def _derived(uses: tuple[Use, ...], operands: tuple[Access, ...]) -> tuple[tuple[_Distance, ...], tuple[Weight, ...]]:
+    """The distances of the equations above that are not 0, for any numbers of tiles, and the weights in them."""
+    found, weights = [], list[Weight]()
+    for (number, use), (row, of) in itertools.product(enumerate(uses), enumerate(operands)):
+        by_level: dict[int, Weight] = {}
+        within = of.first is not None and use.loop > of.first
+        for (level, others), weight in _sum((_around(use, use.loop, of), 1.0, (of.first,) if within and of.first else ())).items():
+            by_level[level] = (*by_level.get(level, ()), (others, weight))
+        if use.loop == of.first or not by_level:
+            continue
+        weights += [some for some in by_level.values() if some not in weights and some != (((), 1.0),)]
+        terms = tuple((weights.index(some) if some in weights else -1, level) for level, some in by_level.items())
+        once = len(terms) == 1 and all(weight == 1.0 for _, weight in by_level[terms[0][1]])
+        found.append(
+            _Distance(
+                row,
+                number,
+                terms,
+                None if once else of.level(use.loop - 1),
+                not once and [*by_level] == [use.loop] and use.loop in of.moved,
+            )
+        )
+    return tuple(found), tuple(weights)
+
+
+def stacked(columns: int, *rows: Any) -> Array:
+    """Columns and constants as the rows of one array."""
+    found = np.empty((len(rows), columns))
+    for at, row in enumerate(rows):
+        found[at] = row
+    return found
+
+
+class LoopNest:
+    """Loops and operands of `columns` schedules; `total` has the tiles of each dimension. Loops are numbered, outermost 0."""
+
+    def __init__(self, loops: Sequence[Loop], operands: Sequence[Operand], total: Mapping[str, Number], columns: int) -> None:
+        self.loops, self.operands, self.total, self.columns = tuple(loops), tuple(operands), dict(total), columns
+        names = [loop.name for loop in loops]
+        moved = [frozenset(at for at, loop in enumerate(loops) if loop.dimension in one.extents) for one in operands]
+        self.accesses = tuple(
+            Access(of, names.index(one.inside), names.index(one.first) if one.first else None)
+            for one, of in zip(operands, moved, strict=True)
+        )
+        self._extents: dict[tuple[int, str], Array] = {}  # of an operand along a dimension: of all tiles, then by loop over it
+        for name in total:
+            rows = [row for row, one in enumerate(operands) if name in one.extents]
+            of = [operands[row].extents[name] for row in rows]
+            counts = stacked(columns, total[name], *(loop.tiles for loop in loops if loop.dimension == name))
+            step, whole, base = (stacked(columns, *(one[at] for one in of))[:, None] for at in range(3))
+            alone = stacked(columns, *(one.base + one.step if one.alone is None else one.alone for one in of))[:, None]
+            found = step * counts
+            found += base
+            np.minimum(found, alone * counts, out=found)
+            np.minimum(found, whole, out=found)
+            self._extents |= {(row, name): each for row, each in zip(rows, found, strict=True)}
+        self._footprints: dict[tuple[int, int], Array] = {}  # in one iteration of a loop, of an operand that it moves
+        inner = dict.fromkeys(total, 0)
+        for at in range(-1, len(loops)):
+            if at >= 0:
+                inner[loops[at].dimension] += 1
+            for row, access in enumerate(self.accesses):
+                if at < 0 or at in access.moved:
+                    extents = [self._extents[row, name][inner[name]] for name in operands[row].extents]
+                    self._footprints[at, row] = reduce(np.multiply, extents)
+
+    def footprint(self, loop: int, row: int) -> Array:
+        """Bytes of operand `row` in one iteration of a loop (-1: in all)."""
+        return self._footprints[self.accesses[row].level(loop), row]
+
+    def between(self, uses: tuple[Use, ...], more: int = 0) -> Array:
+        """Bytes of each operand between each use and the next: operands x uses (and `more`, which are 0) x columns."""
+        found, sizes = np.zeros((len(self.operands), len(uses) + more, self.columns)), self._footprints
+        derived, weights = _derived(uses, self.accesses)
+        factors: dict[int, Any] = {}
+        for at, loop in enumerate(self.loops):
+            factors[at], factors[~at] = 1 / loop.trips, np.greater(loop.trips, 1)
+        numbers = [sum(product * math.prod(factors[at] for at in which) for which, product in weight) for weight in weights]
+        for row, use, terms, most, joined in derived:
+            out, where = found[row, use], uses[use].loop
+            for number, level in terms:
+                out += sizes[level, row] if number < 0 else numbers[number] * sizes[level, row]
+            if joined and not isinstance(base := self.operands[row].extents[name := self.loops[where].dimension].base, float):
+                one = self._extents[row, name][sum(each.dimension == name for each in self.loops[: where + 1])]
+                out -= base / np.maximum(1e-9, one) * np.maximum(0.0, out - sizes[where, row])
+            if most is not None:
+                np.minimum(out, sizes[most, row], out=out)
+        return found
+
+    def misses(self, levels: Sequence[Level], hot: bool = True) -> Array:
+        """Bytes of each operand that a run misses in each cache (levels x operands x columns): what is used again after more than the cache
+        holds, where sets differ by up to one line from their mean; caches are `hot` from a run before, or not."""
+        uses = [Use(of, loop) for of in self.accesses for loop in range(-1, of.inside + 1) if loop not in of.moved]
+        ways = np.array([level.ways for level in levels])[:, None, None]
+        way = np.array([level.sets * level.line_bytes for level in levels])[:, None, None]
+        share = np.clip((self.between(tuple(uses)).sum(axis=0) / way - (ways - 1)) / 2, 0.0, 1.0)
+        found = np.zeros((len(levels), len(self.operands), self.columns))
+        for row, of in enumerate(self.accesses):
+            passes: Number = 1.0  # over all of the operand, by the loops that do not move it, outermost first
+            for number, (access, loop, _) in enumerate(uses):
+                if access is of:
+                    again = passes * (self.loops[loop].trips - 1) if loop >= 0 else 0.0
+                    passes += again
+                    missed = again * share[:, number] if loop >= 0 else share[:, number] if hot else 1.0
+                    found[:, row] += self.footprint(-1, row) * missed
+        return found
+
+    def printed(self) -> Iterator[str]:
+        """The nest of the first column in words, outermost loop first: trips, tiles and what is touched there."""
+        for depth, loop in enumerate(self.loops):
+            trips, tiles = (int(np.ravel(number)[0]) for number in (loop.trips, loop.tiles))
+            here = ", ".join(one.name for one, use in zip(self.operands, self.accesses, strict=True) if use.inside == depth)
+            yield "  " * depth + f"{loop.name}: {trips} x {tiles} of {loop.dimension}" + (f"; {here}" if here else "")

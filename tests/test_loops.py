@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A nest as a description: its walk is what the macro-kernel touches, its distances are those of the walk, and a reader can write one."""
+
+import doctest
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nest_trace import Trace
+
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
+from pysim.cachemodel.cpu.nest import nest_of
+from pysim.cachemodel.simulator import trace
+from pysim.cachemodel.simulator.hierarchy import PHASES
+from pysim.errors import MissingError
+from pysim.problem.text import parse
+from pysim.record.schedule import STATIONARY, Schedule
+from pysim.runtime import cpu as runtime
+
+LINE = 64
+
+
+def lines(spans: Iterable[tuple[int, int]]) -> frozenset[int]:
+    return frozenset(line for at, size in spans if size for line in range(at // LINE, (at + size - 1) // LINE + 1))
+
+
+def recorded(text: str, schedule: Schedule, at: trace.Bases) -> Iterator[frozenset[int]]:
+    """The macro-kernel's own accesses, as lines of one burst of packing or of one call."""
+    spans: list[tuple[int, int]] = []
+    last = ""
+    for chunk in trace.accesses(parse(text), schedule, at):
+        for address, size, tag in zip(*(np.asarray(part).tolist() for part in (chunk.addresses, chunk.sizes, chunk.tags)), strict=True):
+            phase = PHASES[tag >> 4]
+            if spans and (last, phase) in (("pack", "compute"), ("store", "pack"), ("store", "compute")):
+                yield lines(spans)
+                spans = []
+            spans.append((address, size))
+            last = phase
+    yield lines(spans)
+
+
+def described(found: Trace) -> Iterator[frozenset[int]]:
+    """The description's walk, in the same bursts: packing is of neighbouring tiles until a call."""
+    packed: list[tuple[int, int]] = []
+    for is_call, step in found.steps():
+        spans = [(at, size) for at, size, _ in step]
+        if is_call and packed:
+            yield lines(packed)
+            packed = []
+        if is_call:
+            yield lines(spans)
+        else:
+            packed += spans
+
+
+@pytest.mark.parametrize("stationary", STATIONARY)
+@pytest.mark.parametrize(
+    ("text", "pack", "sizes"),
+    [
+        ("conv:ic5ih9oc11kh3ph1", "tiles", (2, 2, 3)),
+        ("conv:ic5ih9oc11kh3ph1", "tiles", (5, 3, 2)),
+        ("conv:ic4ih12oc9kh3sh2ph1", "tiles", (3, 1, 2)),
+        ("conv:mb2ic6ih7oc10kh1", "none", (4, 2, 2)),
+        ("conv:g2ic6ih8oc12kh3", "tiles", (2, 1, 4)),
+    ],
+)
+def test_the_walk_of_the_description_touches_what_the_macro_kernel_records(
+    text: str, pack: str, sizes: tuple[int, int, int], stationary: str
+) -> None:
+    try:
+        runtime.library()
+    except MissingError as error:
+        pytest.skip(str(error))
+    schedule = Schedule("f32_win_8x4__portable", stationary, pack, 8, 4, *sizes)  # type: ignore[arg-type]
+    found = Trace(nest_of(parse(text)), schedule)
+    at = trace.Bases(found.input, found.filters, found.output, found.windows_at)
+    assert list(described(found)) == list(recorded(text, schedule, at))
+
+
+def test_the_worked_number_of_the_distance_is_what_it_says() -> None:
+    kept, streamed = 1000.0, 10.0
+    loops = (Loop("kept", "i", 1.0, 7.0), Loop("streamed", "f", 1.0, 4.0))
+    operands = (
+        Operand("I", {"i": Extent(kept, 7 * kept)}, "streamed"),
+        Operand("F", {"f": Extent(streamed, 4 * streamed)}, "streamed"),
+    )
+    nest = LoopNest(loops, operands, {"i": 7.0, "f": 4.0}, 1)
+    i, f = nest.accesses
+    found = nest.between((Use(f, 0), Use(f, 0, at_end=True), Use(f, 0, at_end=False), Use(i, 1)))[:, :, 0]
+    assert found.T.tolist() == [[(2 - 1 / 4) * kept, 40.0], [1.5 * kept, 40.0], [2 * kept, 40.0], [kept, 10.0]]
+
+
+def test_the_page_on_the_model_shows_what_the_tool_says() -> None:
+    page = Path(__file__).parent.parent / "docs" / "model.md"
+    found = doctest.testfile(str(page), module_relative=False)
+    assert found.attempted >= 6 and not found.failed
