@@ -61,7 +61,9 @@ def gpu_plan(workload: Any, on: Any, *, layout: Any = "nchw", memory_limit: int 
     """A plan of some kernel of the problem's type, which `planner.plan` would not choose; what it needs beside operands is made up."""
     cost = Cost(cycles=1, seconds=2e-4, bound_by="compute", levels={}, terms={})
     if isinstance(workload, Gemm):
-        schedule: Any = GpuSchedule(next(row.name for row in gemm_kernels() if row.dtype == workload.dtype), "data_parallel", 1, False, 8)
+        schedule: Any = GpuSchedule(
+            next(row.name for row in gemm_kernels() if row.dtype == workload.dtype and not row.below), "data_parallel", 1, False, 8
+        )
         algorithm = "gemm"
     else:
         row = next(row for row in conv_kernels() if row.dtype == workload.dtype and not row.makes_product and row.outputs == 1)

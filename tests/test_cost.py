@@ -387,7 +387,10 @@ def again(prediction: Prediction, on: Machine) -> Prediction:
     return predict(rates(prediction.rates.nest, on, prediction.rates.kernels), prediction.table)
 
 
-@pytest.mark.parametrize("name", [name for name in ZEN4.core.__struct_fields__ if name.endswith("_cycles")])
+OF_OTHERS = ("scattered_line_cycles", "fork_join_cycles", "fork_join_thread_cycles")  # Winograd's sums, threads: not of this nest
+
+
+@pytest.mark.parametrize("name", [name for name in ZEN4.core.__struct_fields__ if name.endswith("_cycles") and name not in OF_OTHERS])
 def test_a_dearer_constant_never_makes_a_schedule_cheaper_and_makes_some_dearer(name: str) -> None:
     dearer = set()
     for text in PROBLEMS:

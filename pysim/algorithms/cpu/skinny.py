@@ -131,6 +131,7 @@ class Costs:
         self.kernels = tuple(kernel.name for kernel in of.kernels)
         self.cycles: Array = np.array([cost.cycles for cost in self._costs], dtype=np.float64)
         self.kernel: NDArray[np.int64] = np.array([at for at, _ in of.blocks], dtype=np.int64)
+        self.alike = self.kernel
         self.bounds: Array = np.array([self.cycles[self.kernel == at].min() for at in range(len(of.kernels))])
         self.kind: NDArray[np.int64] = np.zeros(len(of.blocks), dtype=np.int64)
 
