@@ -28,7 +28,7 @@ emulation = pytest.mark.skipif(bool(_emulation_is_missing()), reason=_emulation_
 def started():
     """An executor whose worker has started, for as long as a test wants it: the body of a fixture."""
     one = Emulated(POWER10)
-    assert one.call("pysim_kernel_count") == len(pysim.registry.rows.cpu_kernels())
+    assert one.call("pysim_kernel_count") == len(pysim.registry.cpu.cpu_kernels())
     yield one
     one.close()
 

@@ -17,7 +17,8 @@ from pysim.problem.gemm import Gemm
 from pysim.record.cost import Cost
 from pysim.record.plan import Plan
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
-from pysim.registry.rows import conv_kernels, gemm_kernels, native_file
+from pysim.registry.cuda import conv_kernels, gemm_kernels
+from pysim.registry.files import native_file
 from pysim.runtime import arrays, cuda, cuda_call
 
 

@@ -19,7 +19,7 @@ from pysim.cachemodel.cpu.reuse import Sliced
 from pysim.machine.cpu import Level
 from pysim.machine.load import load
 from pysim.record.schedule import Schedule
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 
 PAGE = 4096
 MACHINE = load("zen4")

@@ -9,7 +9,8 @@ import subprocess
 import pytest
 
 from pysim.errors import MissingError
-from pysim.registry.rows import cpu_kernels, native_file
+from pysim.registry.cpu import cpu_kernels
+from pysim.registry.files import native_file
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cuda
 

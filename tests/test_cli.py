@@ -19,7 +19,7 @@ from pysim.commands.common import quantity
 from pysim.machine import load as machine
 from pysim.peers import PEERS
 from pysim.problem import text as workload
-from pysim.registry.rows import cpu_kernels
+from pysim.registry.cpu import cpu_kernels
 from pysim.runtime import cpu as runtime
 from pysim.runtime import foreign
 

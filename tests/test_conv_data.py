@@ -151,7 +151,7 @@ def test_the_model_chooses_well_among_the_measured_launches(monkeypatch):
     import fit_conv
 
     from pysim.machine.load import load_any
-    from pysim.registry.rows import gemm_attributes
+    from pysim.registry.cuda import gemm_attributes
 
     gpu = load_any("h200")
     cases = fit_conv.read(gpu, MEASURED[:2])

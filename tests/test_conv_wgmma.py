@@ -18,7 +18,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.problem.text import parse
 from pysim.record.schedule import GpuConvSchedule, name_of
-from pysim.registry.rows import conv_kernels, gemm_of_tiles
+from pysim.registry.cuda import conv_kernels, gemm_of_tiles
 from pysim.runtime import arrays, cuda, cuda_call
 
 H200 = machine.load_any("h200")

@@ -26,7 +26,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.record.cost import Cost
 from pysim.record.schedule import STATIONARY, Schedule
-from pysim.registry.rows import Kernel, kernels
+from pysim.registry.cpu import Kernel, kernels
 
 LAYER = "conv:mb1ic64ih56oc64kh3ph1"
 PROBLEMS = [

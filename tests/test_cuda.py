@@ -21,7 +21,7 @@ from pysim.measure import clock
 from pysim.peers import cublas
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
-from pysim.registry.rows import gemm_kernels
+from pysim.registry.cuda import gemm_kernels
 from pysim.runtime import arrays, cuda, cuda_gemm
 
 DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "s8": np.int8, "s32": np.int32}

@@ -28,7 +28,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.cost import Reason
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
-from pysim.registry.rows import CONV_LAYOUTS, ConvKernel, GemmKernel, conv_kernels, cuda_limits, gemm_kernels
+from pysim.registry.cuda import CONV_LAYOUTS, ConvKernel, GemmKernel, conv_kernels, cuda_limits, gemm_kernels
 from pysim.runtime import cuda
 
 MOST = cuda_limits()

@@ -14,7 +14,7 @@ from pysim.errors import PlanError
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.record.plan import Plan
-from pysim.registry.rows import direct_kernels
+from pysim.registry.cpu import direct_kernels
 from pysim.runtime import cpu as runtime
 
 PROBLEMS = (

@@ -152,10 +152,10 @@ def test_operands_may_be_read_only_and_strided_and_are_not_changed(power10):
 
 @emulation
 def test_every_row_that_power10_can_run_is_available_there(power10):
-    rows = {row.name for row in pysim.registry.rows.cpu_kernels() if row.target in ("portable", "mma")}
+    rows = {row.name for row in pysim.registry.cpu.cpu_kernels() if row.target in ("portable", "mma")}
     assert runtime.available_kernels(power10) == rows
     info = runtime.library()[0].new("pysim_kernel_info *")
-    for row in pysim.registry.rows.kernels():
+    for row in pysim.registry.cpu.kernels():
         runtime.check(power10.call("pysim_kernel_at", row.index, info), power10)
         sizes = (info.windows, info.filters, info.lane_windows, info.lane_filters)
         assert sizes == (row.windows, row.filters, row.lane_windows, row.lane_filters)

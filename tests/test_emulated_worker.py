@@ -22,7 +22,7 @@ from pysim.errors import MissingError, NativeError, OperandError
 from pysim.machine import load as machine
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
-from pysim.registry.rows import native_file
+from pysim.registry.files import native_file
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch, emulated, foreign
 from pysim.runtime.emulated import Emulated
@@ -172,7 +172,7 @@ CORRUPT = [
 def test_a_corrupt_request_is_refused_and_the_worker_goes_on(power10, request_line):
     process = power10._worker.process
     assert power10.ask(request_line).startswith("refused ")
-    assert power10.call("pysim_kernel_count") == len(pysim.registry.rows.cpu_kernels())
+    assert power10.call("pysim_kernel_count") == len(pysim.registry.cpu.cpu_kernels())
     assert power10._worker.process is process
 
 
@@ -255,7 +255,7 @@ def test_a_worker_that_was_killed_is_an_error_that_says_so_and_the_next_call_sta
     first.wait()
     with pytest.raises(NativeError, match=r"POWER10 worker died of SIGKILL and wrote nothing \(in pysim_kernel_count\)"):
         power10.call("pysim_kernel_count")
-    assert power10.call("pysim_kernel_count") == len(pysim.registry.rows.cpu_kernels())
+    assert power10.call("pysim_kernel_count") == len(pysim.registry.cpu.cpu_kernels())
     assert power10._worker.process.pid != first.pid
 
 
@@ -273,7 +273,7 @@ def test_a_crash_inside_a_kernel_is_an_error_with_what_qemu_wrote(power10, tmp_p
         lib.pysim_im2col(conv, columns, image)
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    assert power10.call("pysim_kernel_count") == len(pysim.registry.rows.cpu_kernels())
+    assert power10.call("pysim_kernel_count") == len(pysim.registry.cpu.cpu_kernels())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -286,7 +286,7 @@ def test_a_hung_worker_is_stopped_and_the_next_call_starts_another(power10, monk
         power10.call("pysim_kernel_count")
     assert hung.poll() == -signal.SIGKILL
     monkeypatch.delenv("PYSIM_EMULATION_SECONDS")
-    assert power10.call("pysim_kernel_count") == len(pysim.registry.rows.cpu_kernels())
+    assert power10.call("pysim_kernel_count") == len(pysim.registry.cpu.cpu_kernels())
 
 
 def test_a_time_limit_that_is_no_number_is_an_error(monkeypatch):
@@ -387,4 +387,4 @@ def test_an_interrupt_during_a_call_leaves_no_answer_behind(power10, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             power10.call("pysim_kernel_count")
     assert power10._worker is None
-    assert power10.call("pysim_kernel_count") == len(pysim.registry.rows.cpu_kernels())
+    assert power10.call("pysim_kernel_count") == len(pysim.registry.cpu.cpu_kernels())

@@ -13,7 +13,8 @@ from pysim.check.bounds import gamma
 from pysim.errors import MissingError, NativeError, OperandError
 from pysim.problem.text import parse
 from pysim.record.plan import on_cpu
-from pysim.registry.rows import cpu_epilogues, epilogues
+from pysim.registry.cpu import cpu_epilogues
+from pysim.registry.cuda import epilogues
 from pysim.runtime import cpu, cpu_launch
 from pysim.runtime.operators import Window, run_map, run_pool
 

@@ -8,7 +8,7 @@ import pytest
 
 from pysim.cachemodel.shared_memory.gemm_shared import accesses, place, wavefronts
 from pysim.errors import OperandError
-from pysim.registry.rows import gemm_kernel, gemm_kernels
+from pysim.registry.cuda import gemm_kernel, gemm_kernels
 
 ROWS = [kernel for kernel in gemm_kernels() if not kernel.tiles.tensor]
 FULL = [kernel for kernel in ROWS if not kernel.ablation]

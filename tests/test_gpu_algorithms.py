@@ -18,7 +18,7 @@ from pysim.machine.load import load_any
 from pysim.problem.text import parse
 from pysim.record.cost import Cost
 from pysim.record.plan import LAYOUTS, Plan, Request
-from pysim.registry.rows import conv_kernel, conv_kernels
+from pysim.registry.cuda import conv_kernel, conv_kernels
 
 H200 = load_any("h200")
 assert isinstance(H200, Gpu)

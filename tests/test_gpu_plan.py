@@ -31,7 +31,7 @@ from pysim.problem.text import distinct, parse, resolve
 from pysim.record.cost import Cost
 from pysim.record.plan import Plan
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule, name_of
-from pysim.registry.rows import CONV_LAYOUTS, Attributes, GemmKernel, conv_kernels, epilogues, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import CONV_LAYOUTS, Attributes, GemmKernel, conv_kernels, epilogues, gemm_attributes, gemm_kernel, gemm_kernels
 from pysim.runtime import cuda
 
 GPUS = tuple(name for name in names() if isinstance(load_any(name), Gpu))

@@ -15,7 +15,7 @@ from pysim.cachemodel.gpu.traffic import TOGETHER, Walk, reads
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.problem.gemm import Gemm
-from pysim.registry.rows import GemmKernel
+from pysim.registry.cuda import GemmKernel
 
 STEPS = 40
 Times = dict[tuple[int, int], list[float]]

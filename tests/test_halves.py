@@ -13,7 +13,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.plan import Request
-from pysim.registry.rows import conv_kernels, gemm_kernels
+from pysim.registry.cuda import conv_kernels, gemm_kernels
 
 H200 = machine.load_any("h200")
 assert isinstance(H200, machine.Gpu)

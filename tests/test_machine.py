@@ -18,7 +18,7 @@ from pysim.machine.gpu import Gpu
 from pysim.machine.load import SHIPPED, from_document, load, load_any, loads, names
 from pysim.machine.quantity import Count, Number, Source, facts
 from pysim.machine.write import to_toml
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 
 ROOT = Path(__file__).parent.parent
 CPUS = (

@@ -28,7 +28,7 @@ from pysim.problem import text as workload
 from pysim.problem.text import Workload, parse
 from pysim.record.cost import Cost, CsaCost
 from pysim.record.schedule import STATIONARY, name_of
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 
 LAYER = "conv:mb1ic64ih56oc64kh3ph1"
 PROBLEMS = [

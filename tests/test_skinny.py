@@ -16,7 +16,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
-from pysim.registry.rows import skinny_kernels
+from pysim.registry.cpu import skinny_kernels
 from pysim.runtime import cpu as runtime
 from pysim.runtime.cpu_launch import GemmLaunch
 

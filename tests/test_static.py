@@ -14,7 +14,7 @@ import pytest
 
 from pysim.machine.load import load
 from pysim.machine.quantity import facts
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "benchmarks" / "data" / "power10-static.json"

@@ -15,7 +15,7 @@ from pysim.errors import OperandError
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.rows import gemm_kernel, gemm_kernels
+from pysim.registry.cuda import gemm_kernel, gemm_kernels
 
 COUNTED = json.loads((Path(__file__).parent.parent / "benchmarks" / "data" / "cuda-wavefronts-h200.json").read_text())["launches"]
 TENSOR = [kernel for kernel in gemm_kernels() if kernel.tiles.tensor and not kernel.tiles.by_warpgroups]

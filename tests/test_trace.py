@@ -25,7 +25,7 @@ from pysim.problem.dtypes import RESULT_BYTES, SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 from pysim.runtime import cpu as runtime
 
 NATIVE = Path(__file__).parent.parent / "native"

@@ -19,7 +19,7 @@ from pysim.machine.load import load
 from pysim.problem.conv import Conv
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
 

@@ -14,7 +14,7 @@ from pysim.cachemodel.shared_memory.patterns import pattern
 from pysim.cachemodel.shared_memory.tile import addresses
 from pysim.errors import OperandError
 from pysim.problem.text import parse
-from pysim.registry.rows import ConvKernel, conv_kernel, conv_kernels
+from pysim.registry.cuda import ConvKernel, conv_kernel, conv_kernels
 
 FUSED = {row.variant: row for row in conv_kernels() if row.outputs > 1 and not row.staged}
 LARGE = winograd.LARGE

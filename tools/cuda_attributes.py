@@ -24,7 +24,7 @@ from pysim.algorithms.gpu.winograd import attributes_of
 from pysim.cachemodel.gpu.mainloop import estimated
 from pysim.cachemodel.gpu.tiled import estimate, lying
 from pysim.record.plan import LAYOUTS
-from pysim.registry.rows import Attributes, ConvKernel, Tiles, attributes_file, conv_kernels, gemm_kernels
+from pysim.registry.cuda import Attributes, ConvKernel, Tiles, attributes_file, conv_kernels, gemm_kernels
 
 CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others

@@ -35,7 +35,7 @@ from pysim.machine.quantity import Number
 from pysim.problem.conv import Conv
 from pysim.record.plan import Layout
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule
-from pysim.registry.rows import Attributes, ConvKernel, attributes_file, conv_kernel, gemm_attributes
+from pysim.registry.cuda import Attributes, ConvKernel, attributes_file, conv_kernel, gemm_attributes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "cuda"))
 import conv_data

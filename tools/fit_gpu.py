@@ -33,7 +33,7 @@ from pysim.machine.quantity import Number
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
-from pysim.registry.rows import Attributes, GemmKernel, attributes_file, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import Attributes, GemmKernel, attributes_file, gemm_attributes, gemm_kernel, gemm_kernels
 
 NEAR, NEAR_WEIGHT = 1.5, 3.0
 ENOUGH = 4  # samples: a median of fewer weighs less

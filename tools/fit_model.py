@@ -34,7 +34,7 @@ from pysim.measure.store import environment
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer, distinct, resolve
 from pysim.record.schedule import Schedule
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
 

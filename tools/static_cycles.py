@@ -33,7 +33,7 @@ import numpy as np
 from pysim.machine.cpu import Unit
 from pysim.machine.load import load
 from pysim.problem.dtypes import RESULT_BYTES, SIZES
-from pysim.registry.rows import Kernel, kernels
+from pysim.registry.cpu import Kernel, kernels
 
 ROOT = Path(__file__).parent.parent
 NATIVE = ROOT / "native"

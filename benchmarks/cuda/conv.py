@@ -53,7 +53,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.text import Layer
 from pysim.record.plan import LAYOUTS, Plan
 from pysim.record.schedule import GpuConvSchedule, name_of
-from pysim.registry.rows import conv_kernels
+from pysim.registry.cuda import conv_kernels
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
 

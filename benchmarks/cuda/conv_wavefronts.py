@@ -21,7 +21,7 @@ from pysim.cachemodel.shared_memory import winograd_shared
 from pysim.errors import PysimError
 from pysim.problem.conv import Conv
 from pysim.record.schedule import Decomposition, GpuConvSchedule
-from pysim.registry.rows import CONV_LAYOUTS, ConvKernel, conv_kernels
+from pysim.registry.cuda import CONV_LAYOUTS, ConvKernel, conv_kernels
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray, Launch
 

@@ -28,7 +28,7 @@ from pysim.peers import cublas as cublas_peer
 from pysim.planner import candidates
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import DECOMPOSITIONS
-from pysim.registry.rows import gemm_kernels
+from pysim.registry.cuda import gemm_kernels
 from pysim.runtime import cuda
 from pysim.runtime.cuda import Bound, DeviceArray, Launch
 

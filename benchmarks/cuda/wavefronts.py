@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from pysim.cachemodel.shared_memory import gemm_shared, tensor_shared
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.rows import GemmKernel, gemm_kernels
+from pysim.registry.cuda import GemmKernel, gemm_kernels
 from pysim.runtime import cuda
 from pysim.runtime.arrays import SIZES
 from pysim.runtime.cuda import DeviceArray, Launch

@@ -23,7 +23,7 @@ from pysim.record.cost import Cost, CsaCost, Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import AnySchedule
-from pysim.registry.rows import Finite, conv_kernel
+from pysim.registry.cuda import Finite, conv_kernel
 
 Array = NDArray[np.float64]
 Operands = Literal["plain", "transformed", "split"]  # as they are, sums of several, parts of each

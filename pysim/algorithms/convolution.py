@@ -22,7 +22,7 @@ from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import Attributes, ConvKernel, conv_kernel, conv_kernels, cuda_limits, gemm_attributes
+from pysim.registry.cuda import Attributes, ConvKernel, conv_kernel, conv_kernels, cuda_limits, gemm_attributes
 
 
 class Asked(NamedTuple):

@@ -37,7 +37,7 @@ from pysim.machine.gpu import Gpu, GpuModel
 from pysim.machine.load import load, load_any, loads, names
 from pysim.machine.quantity import Count, Number, Source, facts
 from pysim.machine.write import to_toml
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 from pysim.runtime import cuda
 from pysim.runtime.cpu import Executor
 from pysim.runtime.emulated import executor_for, targets_of

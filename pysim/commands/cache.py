@@ -118,7 +118,7 @@ def _schedule(layer: "Layer", on: "Machine", stationary: str | None, cold: bool)
     from pysim.problem.conv import Conv
     from pysim.record.plan import on_cpu
     from pysim.record.schedule import Schedule
-    from pysim.registry.rows import loop_nest
+    from pysim.registry.cpu import loop_nest
 
     nest = loop_nest("CONV" if isinstance(layer.workload, Conv) else "GEMM")  # whose accesses are traced
     plan = planner.plan(layer.workload, on, state="cold" if cold else "hot", algorithm=nest)

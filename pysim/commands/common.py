@@ -19,7 +19,7 @@ import click
 
 from pysim.errors import ProblemError, choose, printable
 from pysim.record.accuracy import ACCURACIES
-from pysim.registry.rows import CONV_LAYOUTS
+from pysim.registry.cuda import CONV_LAYOUTS
 
 if TYPE_CHECKING:
     from pysim.problem.text import Layer

@@ -16,7 +16,8 @@ import click
 from pysim import __version__
 from pysim.commands.common import document, json_option, put, size, wrapped
 from pysim.errors import MissingError, PysimError
-from pysim.registry.rows import cpu_kernels, gemm_kernels
+from pysim.registry.cpu import cpu_kernels
+from pysim.registry.cuda import gemm_kernels
 
 if TYPE_CHECKING:
     from pysim.runtime.foreign import Cpu

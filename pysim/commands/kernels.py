@@ -5,8 +5,9 @@ import click
 
 from pysim.commands.common import Cell, document, json_option, put, put_table, say
 from pysim.errors import MissingError, ProblemError, nearest
-from pysim.registry.rows import ConvKernel, GemmKernel, Kernel, conv_kernels, gemm_kernels
-from pysim.registry.rows import cpu_kernels as registry
+from pysim.registry.cpu import Kernel
+from pysim.registry.cpu import cpu_kernels as registry
+from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernels, gemm_kernels
 
 FORMS = {
     "win": "lanes hold windows, one filter value is broadcast",

@@ -22,7 +22,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
-from pysim.registry.rows import conv_kernels, gemm_kernels
+from pysim.registry.cuda import conv_kernels, gemm_kernels
 from pysim.runtime import cpu, cpu_launch, cuda, cuda_conv
 
 PROFILED_CALLS = 5

@@ -23,7 +23,7 @@ from pysim.machine.gpu import Gpu
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 
 GPU_SHARE, CPU_SHARE = 0.11, 0.36
 

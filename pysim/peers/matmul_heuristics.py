@@ -10,7 +10,7 @@ from typing import Any
 from pysim.errors import MissingError
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.rows import GemmKernel
+from pysim.registry.cuda import GemmKernel
 
 # Its letters for inputs, computation and result, and the instruction of a kernel as it wants it
 _PRECISIONS = {"f16": "HSH", "bf16": "TST", "f32": "SSS", "f64": "DDD", "tf32": "FSS", "s8": "BII"}

@@ -12,7 +12,7 @@ from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.schedule import AnySchedule, GpuConvSchedule, Schedule, name_of
-from pysim.registry.rows import Finite
+from pysim.registry.cuda import Finite
 
 ModelName = Literal["full", "csa"]
 State = Literal["hot", "cold"]

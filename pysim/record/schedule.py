@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from pysim.errors import PlanError
-from pysim.registry.rows import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
+from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
 
 Stationary = Literal["input_stationary", "weight_stationary"]
 STATIONARY: tuple[Stationary, ...] = ("input_stationary", "weight_stationary")

@@ -26,7 +26,8 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import PACK, STATIONARY, Schedule
-from pysim.registry.rows import algorithms, cpu_epilogues, cpu_kernels, native_file
+from pysim.registry.cpu import algorithms, cpu_epilogues, cpu_kernels
+from pysim.registry.files import native_file
 
 Array = NDArray[Any]
 # NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16

@@ -23,17 +23,8 @@ from pysim.once import once
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
-from pysim.registry.rows import (
-    CONV_LAYOUTS,
-    Attributes,
-    ConvKernel,
-    GemmKernel,
-    conv_kernel,
-    epilogues,
-    gemm_kernel,
-    gemm_kernels,
-    native_file,
-)
+from pysim.registry.cuda import CONV_LAYOUTS, Attributes, ConvKernel, GemmKernel, conv_kernel, epilogues, gemm_kernel, gemm_kernels
+from pysim.registry.files import native_file
 from pysim.runtime.arrays import SIZES
 
 Array = NDArray[Any]

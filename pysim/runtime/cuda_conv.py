@@ -16,7 +16,7 @@ import numpy as np
 from pysim.errors import OperandError
 from pysim.problem.conv import Conv
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import CONV_LAYOUTS, conv_kernel
+from pysim.registry.cuda import CONV_LAYOUTS, conv_kernel
 from pysim.runtime import arrays, cuda
 from pysim.runtime.arrays import Matrix
 from pysim.runtime.cuda import Activation, Array

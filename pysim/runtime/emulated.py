@@ -211,7 +211,7 @@ class Emulated:
             if kind in self._written:
                 _copy(lambda file, view, at: os.preadv(file, [view], at), self._shared, content, offset)
             if kind == "K":
-                value.name = value.target = value.form = ffi.NULL  # the worker's addresses; pysim.registry.rows has the names
+                value.name = value.target = value.form = ffi.NULL  # the worker's addresses; pysim.registry.cpu has the names
         if end > KEPT_BYTES:
             os.ftruncate(self._shared, KEPT_BYTES)
         return int(done[1]), done[2].encode()

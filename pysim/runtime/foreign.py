@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pysim.errors import MissingError
-from pysim.registry.rows import native_file
+from pysim.registry.files import native_file
 
 _FLAGS = ("-std=gnu11", "-O3", "-Wno-unknown-pragmas")
 

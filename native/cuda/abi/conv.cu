@@ -9,7 +9,7 @@
 namespace pysim {
 namespace {
 
-/* As pysim/registry/rows.py numbers them. */
+/* As pysim/registry/cuda.py numbers them. */
 const Registry<ConvRow> registry = {{direct_rows, depthwise_rows, im2col_rows, implicit_rows, im2win_rows, winograd_fused2_rows,
                                      winograd_unfused4_rows, winograd_fused4_rows, wgmma_conv_f16_rows, wgmma_conv_bf16_rows, wgmma_conv_tf32_rows, wgmma_conv_tf32x3_rows}};
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How the tables of kernels are read (gemm/<mainloop>.inc, conv/<algorithm>/rows.inc). A file is a family: one line PYSIM_CUDA_FAMILY with what
  * its rows have in common, and a line PYSIM_CUDA_ROW for each kernel. A column that a line does not name has its default (gemm/rows.h,
- * conv/rows.h); "" are texts, {} sizes. pysim/registry/rows.py reads the same lines. In namespace pysim::rows,
+ * conv/rows.h); "" are texts, {} sizes. pysim/registry/cuda.py reads the same lines. In namespace pysim::rows,
  *
  *     using Columns = GemmColumns;
  *     #include "gemm/mma.inc"

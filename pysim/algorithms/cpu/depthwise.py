@@ -25,7 +25,7 @@ from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
-from pysim.registry.rows import Kernel, direct_kernels
+from pysim.registry.cpu import Kernel, direct_kernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

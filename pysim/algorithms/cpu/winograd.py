@@ -32,7 +32,7 @@ from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
-from pysim.registry.rows import Kernel, kernels, winograd_forms, winograd_transforms
+from pysim.registry.cpu import Kernel, kernels, winograd_forms, winograd_transforms
 
 NAME = "winograd"
 COMPUTES = Conv

@@ -17,7 +17,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.plan import Layout
-from pysim.registry.rows import WARP, ConvKernel, cuda_limits
+from pysim.registry.cuda import WARP, ConvKernel, cuda_limits
 
 NAME = "depthwise"
 COMPUTES = Conv

@@ -14,7 +14,7 @@ from pysim.cachemodel.gpu.threads import Threads
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.registry.rows import WARP, ConvKernel
+from pysim.registry.cuda import WARP, ConvKernel
 
 NAME = "direct"
 COMPUTES = Conv

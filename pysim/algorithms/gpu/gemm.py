@@ -32,7 +32,7 @@ from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule
-from pysim.registry.rows import Attributes, GemmKernel, Tiles, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import Attributes, GemmKernel, Tiles, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
 
 NAME = "gemm"
 COMPUTES = Gemm

@@ -31,7 +31,7 @@ from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import cuda_limits, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import cuda_limits, gemm_kernel, gemm_kernels
 
 NAME = "im2col"
 COMPUTES = Conv

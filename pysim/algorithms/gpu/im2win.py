@@ -19,7 +19,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.plan import Layout
-from pysim.registry.rows import ConvKernel, cuda_limits
+from pysim.registry.cuda import ConvKernel, cuda_limits
 
 NAME = "im2win"
 COMPUTES = Conv

@@ -29,7 +29,7 @@ from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import ConvKernel, cuda_limits
+from pysim.registry.cuda import ConvKernel, cuda_limits
 
 NAME = "wgmma"
 COMPUTES = Conv

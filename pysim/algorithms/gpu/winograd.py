@@ -36,7 +36,7 @@ from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import WARP, Attributes, ConvKernel, cuda_limits
+from pysim.registry.cuda import WARP, Attributes, ConvKernel, cuda_limits
 
 NAME = "winograd"
 COMPUTES = Conv

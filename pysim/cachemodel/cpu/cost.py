@@ -49,7 +49,7 @@ from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost
 from pysim.record.schedule import STATIONARY, Schedule
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 
 COMPUTE = ("kernel", "call", "store", "pack")
 

@@ -34,7 +34,7 @@ from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost
-from pysim.registry.rows import Kernel
+from pysim.registry.cpu import Kernel
 
 SHARING = (3, 5, 7)  # edges of kernels whose rows share loads (native/x86/depthwise.h)
 PART_BYTES = 16  # of a row that is to be transposed, loaded at once

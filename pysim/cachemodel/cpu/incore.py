@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, line_rest, segments
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine, Unit
-from pysim.registry.rows import Kernel
+from pysim.registry.cpu import Kernel
 
 Array = NDArray[np.float64]
 

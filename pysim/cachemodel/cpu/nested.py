@@ -23,7 +23,7 @@ from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, Schedule
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 
 GUESS = 1.1  # of the least bound: most best schedules take less
 

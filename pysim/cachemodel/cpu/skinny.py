@@ -29,7 +29,7 @@ from pysim.machine.cpu import Machine, Unit
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Cost
-from pysim.registry.rows import Kernel, skinny_kernels
+from pysim.registry.cpu import Kernel, skinny_kernels
 
 WIDEST = 8  # vectors of the matrix in a tile (native/conv/skinny_kernels.h)
 WIDE_BYTES = 64  # of a vector of AVX-512, which has 32 of them

@@ -21,7 +21,7 @@ from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
 from pysim.record.cost import Rejected
-from pysim.registry.rows import Kernel, kernels
+from pysim.registry.cpu import Kernel, kernels
 
 _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 _K2_PARTS = np.array([1.0, 2, 4, 8, 24])

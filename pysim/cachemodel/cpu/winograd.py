@@ -56,7 +56,7 @@ from pysim.machine.cpu import Level, Machine, Memory, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost
-from pysim.registry.rows import Kernel
+from pysim.registry.cpu import Kernel
 
 Array = NDArray[np.float64]
 

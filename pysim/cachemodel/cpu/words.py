@@ -11,7 +11,7 @@ from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
-from pysim.registry.rows import kernels
+from pysim.registry.cpu import kernels
 
 
 def describe(nest: Nest, plan: Plan, summary: str) -> Description:

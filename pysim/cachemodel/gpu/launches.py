@@ -30,7 +30,7 @@ from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import DECOMPOSITIONS, AnySchedule, GpuConvSchedule, GpuSchedule, Schedule
-from pysim.registry.rows import Attributes, ConvKernel, GemmKernel
+from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel
 
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 GROUPS = (1, 2, 4, 8, 16, 32)

@@ -19,7 +19,7 @@ from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.machine.gpu import Gpu
 from pysim.problem.dtypes import SIZES, SUM_BYTES
-from pysim.registry.rows import WARP, Attributes, Tiles
+from pysim.registry.cuda import WARP, Attributes, Tiles
 
 LINE_BYTES = 128
 VECTOR_BYTES = 16

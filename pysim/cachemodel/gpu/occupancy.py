@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from pysim.machine.gpu import Gpu
 from pysim.record.cost import Reason
-from pysim.registry.rows import WARP, Attributes, ConvKernel, GemmKernel
+from pysim.registry.cuda import WARP, Attributes, ConvKernel, GemmKernel
 
 REGISTER_UNIT = 256
 RESERVED_SHARED_BYTES, RESERVING_CAPABILITY = 1024, 80

@@ -14,7 +14,7 @@ import numpy as np
 
 from pysim.cachemodel.gpu.traffic import Array, miss
 from pysim.machine.gpu import Gpu
-from pysim.registry.rows import WARP
+from pysim.registry.cuda import WARP
 
 
 class Pass(NamedTuple):

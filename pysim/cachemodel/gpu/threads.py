@@ -18,7 +18,7 @@ from pysim.cachemodel.gpu.occupancy import occupancy
 from pysim.cachemodel.gpu.traffic import miss
 from pysim.cachemodel.gpu.waves import STEP, Prediction, joined
 from pysim.machine.gpu import Gpu, GpuFamily
-from pysim.registry.rows import WARP, Attributes
+from pysim.registry.cuda import WARP, Attributes
 
 
 class Threads(NamedTuple):

@@ -33,7 +33,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES, SUM_BYTES
 from pysim.record.plan import Layout
 from pysim.record.schedule import GpuConvSchedule
-from pysim.registry.rows import WARP, Attributes, ConvKernel, Tiles, gemm_of_tiles
+from pysim.registry.cuda import WARP, Attributes, ConvKernel, Tiles, gemm_of_tiles
 
 SUB_CORES = 4
 LEAST_L1_SHARE = 16  # of L1 at least one part in so many is not shared memory

@@ -18,7 +18,7 @@ from pysim.record.cost import Cost
 from pysim.record.description import Description, Section, bytes_text, seconds_text
 from pysim.record.plan import Plan, Request
 from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
-from pysim.registry.rows import WARP, Tiles, conv_kernel, gemm_kernel
+from pysim.registry.cuda import WARP, Tiles, conv_kernel, gemm_kernel
 
 
 def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: str, lines: tuple[str, ...] = ()) -> Description:

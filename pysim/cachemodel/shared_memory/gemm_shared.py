@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory
 from pysim.errors import OperandError
-from pysim.registry.rows import Tiles
+from pysim.registry.cuda import Tiles
 
 Integers = NDArray[np.int64]
 

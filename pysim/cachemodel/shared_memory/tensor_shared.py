@@ -39,7 +39,7 @@ from pysim.cachemodel.shared_memory.gemm_shared import Access, Wavefronts
 from pysim.errors import OperandError
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.rows import WARP, GemmKernel
+from pysim.registry.cuda import WARP, GemmKernel
 
 Integers = NDArray[np.int64]
 Counted = dict[str, Wavefronts]

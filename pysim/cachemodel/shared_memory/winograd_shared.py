@@ -39,7 +39,7 @@ from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import Access, Wavefronts
 from pysim.errors import OperandError
 from pysim.problem.conv import Conv
-from pysim.registry.rows import ConvKernel
+from pysim.registry.cuda import ConvKernel
 
 Integers = NDArray[np.int64]
 

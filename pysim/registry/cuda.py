@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel registries as Python sees them: the lines of `native/kernels.inc` (CPU) and of the families' tables in `native/cuda` (GPU),
-read, never copied.
+"""The GPU's kernel registry as Python sees it: the lines of the families' tables in `native/cuda`, read, never copied.
 
-The native libraries expand the same lines, so row i here is row i there (a test compares them).
+The native library expands the same lines, so row i here is row i there (a test compares them).
 """
 
 import re
@@ -13,114 +12,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from pysim.problem.dtypes import SUM_BYTES
+from pysim.registry.files import epilogue_numbers, native_file
 
 _HERE = Path(__file__).parent
-_LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
-_DIRECT = re.compile(r"^PYSIM_DIRECT\((.*)\)", re.MULTILINE)
-_SKINNY = re.compile(r"^PYSIM_SKINNY\((.*)\)", re.MULTILINE)
-_ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
-_TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
-_FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
-_FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 _ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # of one family: what its rows have in common, and each row
 _COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
-_EPILOGUE = re.compile(r"^PYSIM_EPILOGUE\((\d+),\s*(\w+),", re.MULTILINE)
+_LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
 
-
-class Kernel(msgspec.Struct, frozen=True):
-    """One micro-kernel: `windows` x `filters` outputs a call, `lane_windows` x `lane_filters` a multiply-add."""
-
-    index: int
-    target: str
-    dtype: str
-    form: str
-    windows: int
-    filters: int
-    lane_windows: int
-    lane_filters: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.dtype}_{self.form}_{self.windows}x{self.filters}__{self.target}"
-
-    @property
-    def along_filters(self) -> bool:
-        """Whether the vector lanes hold filters alone, so that a tile is turned around on its way out."""
-        return self.lane_filters > self.lane_windows == 1
-
-    def instructions(self, windows: int, filters: int) -> int:
-        """Multiply-adds of one k step on a tile of `windows` x `filters` (edges fill whole lanes)."""
-        return -(-windows // self.lane_windows) * -(-filters // self.lane_filters)
-
-
-def native_file(name: str) -> Path:
-    """A file of `native/`: shipped beside this module, or in the source tree of a checkout."""
-    shipped = _HERE.parent / "native" / name
-    return shipped if shipped.exists() else _HERE.parent.parent / "native" / name
-
-
-def _rows(lines: list[str], first: int) -> tuple[Kernel, ...]:
-    columns = (dict(_FIELD.findall(line)) for line in lines)
-    return tuple(msgspec.convert({"index": index, **of}, Kernel, strict=False) for index, of in enumerate(columns, first))
-
-
-@cache
-def kernels() -> tuple[Kernel, ...]:
-    """Every micro-kernel of the loop nest, in the order of the file."""
-    return _rows(_LINE.findall(native_file("kernels.inc").read_text()), 0)
-
-
-@cache
-def direct_kernels() -> tuple[Kernel, ...]:
-    """Every kernel that convolves operands as they lie, in the order of conv/depthwise.inc; windows x filters: its largest tile."""
-    return _rows(_DIRECT.findall(native_file("conv/depthwise.inc").read_text()), len(kernels()))
-
-
-@cache
-def skinny_kernels() -> tuple[Kernel, ...]:
-    """Every kernel of products with few rows or columns, in the order of conv/skinny.inc; windows: results whose sums pass together."""
-    return _rows(_SKINNY.findall(native_file("conv/skinny.inc").read_text()), len(kernels()) + len(direct_kernels()))
-
-
-def cpu_kernels() -> tuple[Kernel, ...]:
-    """Every row of the native library, by index."""
-    return kernels() + direct_kernels() + skinny_kernels()
-
-
-class NativeAlgorithm(msgspec.Struct, frozen=True):
-    """A line of `native/algorithms.inc`; `problem` is CONV or GEMM."""
-
-    index: int
-    name: str
-    problem: str
-
-
-@cache
-def algorithms() -> tuple[NativeAlgorithm, ...]:
-    """The algorithms of the native library, in the order of the file."""
-    lines = _ALGORITHM.findall(native_file("algorithms.inc").read_text())
-    return tuple(NativeAlgorithm(index, *line) for index, line in enumerate(lines))
-
-
-def loop_nest(problem: str) -> str:
-    """The algorithm of a kind of problem (CONV or GEMM) that is the loop nest itself: the file's first."""
-    return next(one.name for one in algorithms() if one.problem == problem)
-
-
-@cache
-def winograd_transforms() -> frozenset[tuple[str, str]]:
-    """(target, dtype) of the CPU's Winograd transforms, the lines of `native/winograd.inc`."""
-    return frozenset(_TRANSFORMS.findall(native_file("winograd.inc").read_text()))
-
-
-@cache
-def winograd_forms() -> tuple[tuple[int, int], ...]:
-    """(m, r) of the CPU's F(m x m, r x r), in the order of the same file."""
-    lines = _FORMS.findall(native_file("winograd.inc").read_text())
-    return tuple((int(m), int(r)) for m, r in lines)
-
-
-# The CUDA kernels of matrix products
+# Matrix products
 
 MAINLOOPS = ("simt", "wmma", "mma", "wgmma")
 WARP, WARPGROUP = 32, 128
@@ -455,16 +354,7 @@ def _conv_by_name() -> dict[str, ConvKernel]:
 @cache
 def epilogues() -> dict[str, int]:
     """The functions that may follow alpha A B + beta C + bias on a GPU, name -> the ABI's number (`native/cuda/epilogues.inc`)."""
-    return {name: int(number) for number, name in _EPILOGUE.findall(native_file("cuda/epilogues.inc").read_text())}
-
-
-@cache
-def cpu_epilogues() -> dict[str, int]:
-    """The activations of the CPU, name -> the ABI's number (`native/epilogues.inc`)."""
-    return {name: int(number) for number, name in _EPILOGUE.findall(native_file("epilogues.inc").read_text())}
-
-
-_LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
+    return epilogue_numbers("cuda/epilogues.inc")
 
 
 @cache

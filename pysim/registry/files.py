@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of `native/` that Python reads, too."""
+
+import re
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_EPILOGUE = re.compile(r"^PYSIM_EPILOGUE\((\d+),\s*(\w+),", re.MULTILINE)
+
+
+def native_file(name: str) -> Path:
+    """A file of `native/`: shipped beside this module, or in the source tree of a checkout."""
+    shipped = _HERE.parent / "native" / name
+    return shipped if shipped.exists() else _HERE.parent.parent / "native" / name
+
+
+def epilogue_numbers(name: str) -> dict[str, int]:
+    """The functions that may follow a sum by a table of `native/`, name -> the ABI's number."""
+    return {epilogue: int(number) for number, epilogue in _EPILOGUE.findall(native_file(name).read_text())}
