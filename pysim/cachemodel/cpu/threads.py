@@ -34,7 +34,7 @@ from pysim.problem.text import Workload
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
 
-FEW = 4  # of native/conv/nest.c
+FEW = 4  # of native/conv/team.c
 
 
 class Part(NamedTuple):
@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 
 def parts_of_each(items: int, threads: int) -> int:
-    """`pysim_parts` of native/conv/nest.c."""
+    """`pysim_parts` of native/conv/team.c."""
     return threads // math.gcd(items, threads) if items < FEW * threads else 1
 
 
