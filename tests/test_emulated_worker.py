@@ -195,7 +195,8 @@ def test_lines_of_random_bytes_and_words_are_each_answered(power10):
 def test_a_bias_that_lies_outside_its_piece_is_refused(power10):
     ffi, _ = runtime.library()
     conv = bytes(ffi.buffer(runtime.problem_struct(Conv(channels=1, height=1, width=1, filters=1, kernel_h=1, kernel_w=1))))
-    for offset, bytes_ in ((160, 160), (8, 160), (1 << 60, 160), (32, 32)):
+    size = ffi.sizeof("pysim_epilogue")
+    for offset, bytes_ in ((160, 160), (8, 160), (1 << 60, 160), (size, size)):
         epilogue = ffi.new("pysim_epilogue *", [1.0, 0.0, ffi.cast("void *", offset), 0])
         power10._reserve(1 << 16)
         os.pwrite(power10._shared, conv.ljust(256) + bytes(ffi.buffer(epilogue)), 0)

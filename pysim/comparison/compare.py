@@ -27,10 +27,12 @@ from pysim.measure.statistics import quartiles, ratio
 from pysim.measure.store import Store, environment, now
 from pysim.peers import Peer
 from pysim.peers.peer import Operands, Ready
+from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer
 from pysim.record.measurement import Comparison, Measurement
 from pysim.record.plan import Plan, State
 from pysim.record.schedule import GpuConvSchedule, Schedule
+from pysim.registry.cpu import loop_nest
 from pysim.runtime import cpu
 
 NO_PEERS = "its time on this computer says nothing about a machine that is emulated"
@@ -124,8 +126,9 @@ def _comparison(layer: Layer, machine: Machine | Gpu, how: How, executor: cpu.Ex
 
 
 def _static(plan: Plan, machine: Machine | Gpu, how: How) -> dict[str, Any]:
-    """Of an emulated plan on one thread."""
-    if how.threads != 1 or not isinstance(plan.schedule, Schedule) or isinstance(machine, Gpu):
+    """Of an emulated plan on one thread whose accesses can be traced: those of the loop nest itself."""
+    nest = loop_nest("GEMM" if isinstance(plan.workload, Gemm) else "CONV")
+    if how.threads != 1 or plan.algorithm != nest or not isinstance(plan.schedule, Schedule) or isinstance(machine, Gpu):
         return {}
     cost = simulated_cost(plan.workload, machine, plan.schedule, how.state == "hot")
     return {"static_seconds": cost.seconds, "static_kind": "static+simulated"}
