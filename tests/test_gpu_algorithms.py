@@ -157,3 +157,10 @@ def test_no_convolution_of_few_channels_a_group_falls_to_the_definition(taps, gr
     plan = planner.plan(f"conv:g{128 // groups}mb32ic128ih28oc128{taps}", H200)
     direct = planner.plan(plan.problem, H200, algorithm="direct")
     assert plan.algorithm != direct.algorithm and plan.cost.cycles < direct.cost.cycles
+
+
+def test_one_channel_a_group_and_several_filters_are_costed_with_both_kernels_of_depthwise() -> None:
+    plan = planner.plan("conv:mb2g3ic3ih28oc12kh3ph1", "h200", algorithm="depthwise")
+    other = next(one for one in plan.rejected if one.code == "slower")
+    assert {plan.kernel, other.what} == {"f32_depthwise", "f32_depthwise_grouped"}
+    assert explain(plan)

@@ -212,11 +212,15 @@ def best_walks(table: Table, cycles: Array) -> Array:
 
 
 def _of_threads(gpu: Gpu, one: Candidates) -> "Costs":
-    """The costs of an algorithm's one kernel without tiles."""
-    (variant,) = one.variants
-    assert variant.threads is not None and variant.family is not None
-    table = Table(*(np.array([value]) for value in (0, DATA_PARALLEL, 1, False, 1)))
-    return Costs(one, table, threads.predict(gpu, variant.threads, variant.attributes, variant.family, one.request.hot))
+    """The costs of an algorithm's kernels without tiles."""
+    count, found = len(one.variants), list[Prediction]()
+    for variant in one.variants:
+        assert variant.threads is not None and variant.family is not None
+        found.append(threads.predict(gpu, variant.threads, variant.attributes, variant.family, one.request.hot))
+    table = Table(np.arange(count), *(np.full(count, value) for value in (DATA_PARALLEL, 1, False, 1)))
+    cycles, waves, others, bound, traffic = (np.concatenate(parts, axis=-1) for parts in zip(*(each[:-1] for each in found), strict=True))
+    facts = {name: np.concatenate([each.facts[name] for each in found], axis=-1) for name in found[0].facts}
+    return Costs(one, table, Prediction(cycles, waves, others, bound, traffic, facts))
 
 
 class Costs:
