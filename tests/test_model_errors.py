@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-import model_errors  # noqa: E402
+import model_errors
 
 MEDIAN, MOST = 0.25, 0.35
 FILES = model_errors.recorded()
