@@ -17,6 +17,7 @@ from pysim.algorithms.contract import SUMS, Array, Bound
 from pysim.cachemodel.cpu.depthwise import depthwise_cost, planes_elements, shares_rows
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
+from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -51,10 +52,8 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
 def _row_refuses(kernel: Kernel, problem: Conv, request: Request) -> Reason | None:
     machine = request.machine
     assert isinstance(machine, Machine)
-    if machine.unit(kernel.target) is None:
-        return Reason("machine", f"{machine.name} has no {kernel.target} unit")
-    if request.shape and (kernel.windows, kernel.filters) != request.shape:
-        return Reason("shape", f"its tile is {kernel.windows}x{kernel.filters}, {'x'.join(map(str, request.shape))} was asked for")
+    if reason := row_refuses(kernel, machine, request.shape):
+        return reason
     if kernel.lane_filters > 1 and not problem.groups == problem.channels == problem.filters:
         return Reason("shape", "it takes groups of one channel and one filter")
     if kernel.lane_filters == 1 < kernel.filters and problem.filters == problem.groups:

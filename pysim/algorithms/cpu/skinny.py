@@ -17,6 +17,7 @@ from pysim.algorithms.contract import SUMS, Array, Bound
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.skinny import Blocks, Shape, lanes_of, skinny_cost
 from pysim.cachemodel.cpu.threads import Part
+from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.dtypes import SIZES
@@ -50,10 +51,8 @@ def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
 def _row_refuses(kernel: Kernel, problem: Gemm, request: Request) -> Reason | None:
     machine = request.machine
     assert isinstance(machine, Machine)
-    if machine.unit(kernel.target) is None:
-        return Reason("machine", f"{machine.name} has no {kernel.target} unit")
-    if request.shape and (kernel.windows, kernel.filters) != request.shape:
-        return Reason("shape", f"its tile is {kernel.windows}x{kernel.filters}, {'x'.join(map(str, request.shape))} was asked for")
+    if reason := row_refuses(kernel, machine, request.shape):
+        return reason
     if kernel.form != Shape.of(problem).form:
         return Reason("shape", "rows of the large matrix do not lie as it reads them")
     return None

@@ -20,7 +20,7 @@ from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
-from pysim.record.cost import Rejected
+from pysim.record.cost import Reason, Rejected
 from pysim.registry.cpu import Kernel, kernels
 
 _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -36,6 +36,15 @@ class Rows(NamedTuple):
     rejected: tuple[Rejected, ...]
 
 
+def row_refuses(kernel: Kernel, machine: Machine, micro_kernel: tuple[int, int] | None) -> Reason | None:
+    """Why a machine cannot run a row, or the row has not the shape that was asked for."""
+    if machine.unit(kernel.target) is None:
+        return Reason("machine", f"{machine.name} has no {kernel.target} unit")
+    if micro_kernel and (kernel.windows, kernel.filters) != micro_kernel:
+        return Reason("shape", f"its tile is {kernel.windows}x{kernel.filters}, {'x'.join(map(str, micro_kernel))} was asked for")
+    return None
+
+
 def rows(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None = None) -> Rows:
     """The micro-kernels of `dtype` for the units of `machine`, of windows x filters `micro_kernel` where given.
 
@@ -45,11 +54,8 @@ def rows(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None = No
     for kernel in kernels():
         if kernel.dtype != dtype:
             others += 1
-        elif machine.unit(kernel.target) is None:
-            rejected.append(Rejected(kernel.name, f"{machine.name} has no {kernel.target} unit", "machine"))
-        elif micro_kernel and (kernel.windows, kernel.filters) != micro_kernel:
-            asked = "x".join(map(str, micro_kernel))
-            rejected.append(Rejected(kernel.name, f"its tile is {kernel.windows}x{kernel.filters}, {asked} was asked for", "shape"))
+        elif reason := row_refuses(kernel, machine, micro_kernel):
+            rejected.append(Rejected(kernel.name, reason.sentence, reason.code))
         else:
             legal.append(kernel)
     if others:
