@@ -44,13 +44,6 @@ typedef void (*pysim_stand_in)(pysim_nest *n);
 pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_stand_in stand_in, const void *first, const void *second,
                         void *result, void *workspace);
 
-/* [*begin, *end): part `part` of `parts` of `count`. */
-static inline void pysim_take_part(int64_t count, int64_t part, int64_t parts, int64_t *begin, int64_t *end) {
-    const int64_t share = count / parts, extra = count % parts;
-    *begin = part * share + pysim_min(part, extra);
-    *end = *begin + share + (part < extra);
-}
-
 /* conv.c: the parts of sconv, for algorithms that turn their problem into another convolution. */
 pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);
 void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed);

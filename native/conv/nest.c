@@ -204,13 +204,6 @@ static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profi
     if (profile) profile->kernel_seconds += pysim_now() - start - (profile->pack_seconds - packed);
 }
 
-/* [*begin, *end): part `part` of `parts` of that range, which begins at 0. */
-static void take_part(int64_t *begin, int64_t *end, int64_t part, int64_t parts) {
-    const int64_t share = *end / parts, extra = *end % parts;
-    *begin = part * share + pysim_min(part, extra);
-    *end = *begin + share + (part < extra);
-}
-
 /* How many parts of an image's window tiles and of its filter tiles leave the largest with the fewest tiles; of equal ones those with the
  * fewest parts of filters, each of which packs the windows again (pysim/cachemodel/cpu/threads.py knows the same rule). */
 static void divide(int64_t windows, int64_t filters, int64_t parts, int64_t *window_parts, int64_t *filter_parts) {
@@ -236,8 +229,8 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     const nest_run *r = context;
     pysim_nest n = *r->shared;
     r->prepare(&n, item / r->window_parts / r->filter_parts, r->context);
-    take_part(&n.filter_begin, &n.filter_end, item / r->window_parts % r->filter_parts, r->filter_parts);
-    take_part(&n.window_begin, &n.window_end, item % r->window_parts, r->window_parts);
+    pysim_take_part(n.filter_end, item / r->window_parts % r->filter_parts, r->filter_parts, &n.filter_begin, &n.filter_end);
+    pysim_take_part(n.window_end, item % r->window_parts, r->window_parts, &n.window_begin, &n.window_end);
     pysim_profile own = {0};
     run_tiles(&n, r->workspace + thread * r->workspace_each, r->profile ? &own : NULL);
     pysim_add_profile(r->profile, &own);

@@ -50,6 +50,13 @@ pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_
 typedef void (*pysim_item)(int64_t item, int64_t thread, const void *context);
 void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *context);
 
+/* [*begin, *end): part `part` of `parts` of `count`. */
+static inline void pysim_take_part(int64_t count, int64_t part, int64_t parts, int64_t *begin, int64_t *end) {
+    const int64_t share = count / parts, extra = count % parts;
+    *begin = part * share + pysim_min(part, extra);
+    *end = *begin + share + (part < extra);
+}
+
 /* How many parts of each of so many items go round evenly among threads; 1 where the items are many. */
 int64_t pysim_parts(int64_t items, int64_t threads);
 
