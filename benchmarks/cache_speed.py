@@ -66,7 +66,7 @@ def runs(addresses: np.ndarray, is_write: np.ndarray) -> list[tuple[bool, list[i
 
 
 def peer_simulator(hierarchy: Hierarchy) -> Any:
-    from cachesim import Cache, CacheSimulator, MainMemory  # type: ignore[import-not-found]
+    from cachesim import Cache, CacheSimulator, MainMemory
 
     memory, outer = MainMemory(), None
     for level in reversed(hierarchy.levels):

@@ -131,7 +131,7 @@ def test_without_matplotlib_there_is_the_table_and_what_installs_it(monkeypatch:
     def no_matplotlib(name: str, *rest: object, **named: object) -> object:
         if name.split(".")[0] == "matplotlib":
             raise ImportError(name)
-        return found(name, *rest, **named)  # type: ignore[arg-type]
+        return found(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
     result = invoke("cache", SMALL, "-m", "zen4", "--sweep", "k2", "--picture", str(tmp_path / "a.svg"))

@@ -94,7 +94,7 @@ def convolutions() -> st.SearchStrategy[Conv]:
     built = st.builds(
         build, st.integers(1, 20), st.integers(1, 20), st.sampled_from((1, 2, 3, 5)), st.integers(1, 3), st.integers(1, 3), pads
     )
-    return built.filter(lambda workload: workload is not None)  # type: ignore[return-value]
+    return built.filter(lambda workload: workload is not None)
 
 
 @settings(max_examples=300, deadline=None)

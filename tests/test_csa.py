@@ -37,7 +37,7 @@ PAPER_CACHES = {"l1_bytes": 32 << 10, "l2_bytes": 1 << 20, "l3_bytes": 4 << 20}
 def x86(windows: int, filters: int, **changed: object) -> csa.Parameters:
     """The x86 machine of the worked table: 64-byte lines, latencies 14/50/200."""
     numbers = {"line_bytes": 64, "l2_cycles": 14, "l3_cycles": 50, "memory_cycles": 200, **PAPER_CACHES, **changed}
-    return csa.Parameters(windows=windows, filters=filters, **numbers)  # type: ignore[arg-type]
+    return csa.Parameters(windows=windows, filters=filters, **numbers)
 
 
 def power10(footprint: csa.Footprint = "packed") -> csa.Parameters:
@@ -123,7 +123,7 @@ def test_equal_cost_goes_to_weight_stationary() -> None:
 
 def test_raw_footprint_counts_the_padded_input_once_where_memory_supplies_it() -> None:
     nest = nest_of(parse(LAYER))
-    packed, raw = (csa.schedule(nest, power10(kind), "input_stationary") for kind in ("packed", "raw"))  # type: ignore[arg-type]
+    packed, raw = (csa.schedule(nest, power10(kind), "input_stationary") for kind in ("packed", "raw"))
     assert packed.cost.cold - raw.cost.cold == 56_448 - 64 * 58 * 58 * 4 // 128
     assert (raw.channels, raw.k2, raw.k3, raw.cost.l2) == (packed.channels, packed.k2, packed.k3, packed.cost.l2)
 
@@ -166,7 +166,7 @@ def bounds(nest: Nest, p: csa.Parameters, c: csa.Choice) -> tuple[bool, bool, bo
 @given(nests, shapes, kinds)
 def test_exact_maxima_fit_and_one_more_does_not(nest: Nest, shape: tuple[int, int], kind: str) -> None:
     p = x86(*shape)
-    c = csa.schedule(nest, p, kind, "exact")  # type: ignore[arg-type]
+    c = csa.schedule(nest, p, kind, "exact")
     streamed, kept = (c.filter_tiles, c.window_tiles) if kind == "input_stationary" else (c.window_tiles, c.filter_tiles)
     for index, (field, most) in enumerate((("channels", nest.channels), ("k2", streamed), ("k3", kept))):
         value = getattr(c, field)
@@ -178,7 +178,7 @@ def test_exact_maxima_fit_and_one_more_does_not(nest: Nest, shape: tuple[int, in
 @given(nests, shapes, kinds)
 def test_halving_fits_and_is_at_most_the_exact_maximum(nest: Nest, shape: tuple[int, int], kind: str) -> None:
     p = x86(*shape)
-    halved, most = (csa.schedule(nest, p, kind, search) for search in ("halving", "exact"))  # type: ignore[arg-type]
+    halved, most = (csa.schedule(nest, p, kind, search) for search in ("halving", "exact"))
     assert halved.channels <= most.channels < max(2, 2 * halved.channels + 2)
     for held, value in zip(bounds(nest, p, halved), (halved.channels, halved.k2, halved.k3), strict=True):
         assert held or value == 1

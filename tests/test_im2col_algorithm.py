@@ -143,4 +143,4 @@ def test_a_schedule_of_another_kind_of_problem_is_refused() -> None:
     product = planner.plan("gemm:8x8x8", ZEN4).schedule
     assert isinstance(product, Schedule)
     with pytest.raises(PlanError, match="no algorithm 'im2col'"):
-        cpu_launch.GemmLaunch(parse("gemm:8x8x8"), msgspec.structs.replace(product, algorithm="im2col"))  # type: ignore[arg-type]
+        cpu_launch.GemmLaunch(parse("gemm:8x8x8"), msgspec.structs.replace(product, algorithm="im2col"))

@@ -72,7 +72,7 @@ def test_the_walk_of_the_description_touches_what_the_macro_kernel_records(
         runtime.library()
     except MissingError as error:
         pytest.skip(str(error))
-    schedule = Schedule("f32_win_8x4__portable", stationary, pack, 8, 4, *sizes)  # type: ignore[arg-type]
+    schedule = Schedule("f32_win_8x4__portable", stationary, pack, 8, 4, *sizes)
     found = Trace(nest_of(parse(text)), schedule)
     at = trace.Bases(found.input, found.filters, found.output, found.windows_at)
     assert list(described(found)) == list(recorded(text, schedule, at))

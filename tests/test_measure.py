@@ -148,7 +148,7 @@ def test_a_contender_that_raises_leaves_affinity_and_collector_as_they_were() ->
 
 def test_an_unknown_state_and_an_empty_field_are_refused() -> None:
     with pytest.raises(OperandError, match="'warm' is unknown; it is 'hot' or 'cold'"):
-        timed({"a": lambda: None}, state="warm")  # type: ignore[arg-type]
+        timed({"a": lambda: None}, state="warm")
     with pytest.raises(OperandError, match="at least one contender"):
         timed({})
 
@@ -158,7 +158,7 @@ def test_rotation_covers_twice_the_last_level_and_visits_every_copy_in_turn() ->
     assert copies_for(3 << 20, 32 << 20) == 22
     assert copies_for(1 << 30, 32 << 20) == 2
     seen: list[int] = []
-    call = rotating([lambda i=i: seen.append(i) for i in range(3)])  # type: ignore[misc]
+    call = rotating([lambda i=i: seen.append(i) for i in range(3)])
     assert seen == [0, 1, 2]
     for _ in range(7):
         call()
@@ -209,7 +209,7 @@ def test_a_device_is_kept_busy_by_a_contenders_own_calls_before_each_of_its_samp
         ran: list[str] = []
         clock = Device(takes, ran)
         contenders = {name: partial(ran.append, name) for name in "ab"}
-        found = interleave(contenders, clock, state=state, min_samples=6, min_seconds=0, warmup_seconds=0)  # type: ignore[arg-type]
+        found = interleave(contenders, clock, state=state, min_samples=6, min_seconds=0, warmup_seconds=0)
         assert [len(values) for values in found.samples.values()] == [6, 6] and set(found.samples["a"]) == {takes}
         warm, timed = clock.before[:6], clock.before[6:]
         assert warm == [[]] * 6
@@ -223,7 +223,7 @@ def test_the_hosts_time_for_a_launch_stands_apart_from_the_devices() -> None:
         spin(1e-3)()
         ran.append("a")
 
-    found = interleave({"a": launch}, Device(1e-5, ran), min_samples=6, min_seconds=0, warmup_seconds=0)  # type: ignore[arg-type]
+    found = interleave({"a": launch}, Device(1e-5, ran), min_samples=6, min_seconds=0, warmup_seconds=0)
     assert found.samples["a"].max() == 1e-5 and found.launches["a"] >= 1e-3
     assert interleave({"a": spin(1e-4)}, CpuClock(), min_samples=5, min_seconds=0, warmup_seconds=0).launches == {}
 
@@ -233,7 +233,7 @@ def test_the_hosts_time_for_a_launch_stands_apart_from_the_devices() -> None:
 
 def counters(**changed: float) -> load._Counters:
     still = {"wall": 10.0, "thread": 5.0, "process": 6.0, "busy": 40.0, "steal": 1.0, "cpus": 2, "switches": 7}
-    return load._Counters(**(still | changed))  # type: ignore[arg-type]
+    return load._Counters(**(still | changed))
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, threads: int = 1, **after: float) -> load.Load:

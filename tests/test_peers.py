@@ -185,7 +185,7 @@ def test_an_element_that_no_reference_knows_must_be_a_number_and_one_that_a_devi
     ):
         got = right.copy()
         got.reshape(-1)[-1] = bad
-        verdict = judge(t, SUMS, exact, lambda got=got: got, everywhere)  # type: ignore[misc]
+        verdict = judge(t, SUMS, exact, lambda got=got: got, everywhere)
         assert verdict.passed == (not says) and verdict.reason.startswith(says)
     assert judge(t, SUMS, exact, lambda: right, lambda: (right, scale)).passed
 
@@ -302,7 +302,7 @@ def test_peers_are_none_the_default_all_or_some_by_name() -> None:
     with pytest.raises(OperandError, match="no peer on zen4 is named 'cublas'; there are: none, default, all, im2col_openblas, onednn"):
         chosen(("cublas",), on_cpu)
     with pytest.raises(OperandError, match="is named True"):
-        chosen(True, on_cpu)  # type: ignore[arg-type]
+        chosen(True, on_cpu)
 
 
 @pytest.mark.parametrize("name", PEERS)

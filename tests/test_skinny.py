@@ -111,13 +111,13 @@ def test_the_workspace_is_what_the_library_asks_for() -> None:
 
 
 def test_a_kernel_that_reads_the_other_layout_is_refused() -> None:
-    axpy = plans_of(parse("gemm:1x300x70"))[0].schedule  # type: ignore[arg-type]
+    axpy = plans_of(parse("gemm:1x300x70"))[0].schedule
     with pytest.raises(NativeError, match="rows lie along results, and these lie along k"):
-        GemmLaunch(parse("gemm:1x300x70:nt"), axpy)  # type: ignore[arg-type]
+        GemmLaunch(parse("gemm:1x300x70:nt"), axpy)
 
 
 def test_named_plans_are_replayed_and_wrong_ones_refused() -> None:
-    plan = plans_of(parse("gemm:2x300x70:nt"))[0]  # type: ignore[arg-type]
+    plan = plans_of(parse("gemm:2x300x70:nt"))[0]
     assert planner.plan("gemm:2x300x70:nt", plan.on, name=plan.name).schedule == plan.schedule
     with pytest.raises(PlanError, match="schedules like"):
         planner.plan("gemm:2x300x70:nt", plan.on, name=plan.name.replace("channels=70", "channels=17"))
@@ -157,6 +157,6 @@ def test_the_largest_part_of_several_threads_is_an_even_share_of_the_results_and
             for threads in (1, 2, 3, 64):
                 part = skinny.largest_part(problem, plan.schedule, threads)
                 assert problem.flops / threads <= part.problem.flops <= problem.flops
-                assert skinny.Shape.of(part.problem)[3:] == skinny.Shape.of(problem)[3:]  # type: ignore[arg-type]
+                assert skinny.Shape.of(part.problem)[3:] == skinny.Shape.of(problem)[3:]
     plan = planner.plan("gemm:1x4096x4096", on, threads=4)
     assert plan.algorithm == skinny.NAME and plan.cost.seconds < planner.plan("gemm:1x4096x4096", on).cost.seconds

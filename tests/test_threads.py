@@ -111,7 +111,7 @@ def test_every_number_of_threads_gives_the_bits_of_one(text: str) -> None:
 def _name(algorithm: str, schedule: object) -> str:
     from pysim.record.schedule import name_of
 
-    return name_of(algorithm, schedule)  # type: ignore[arg-type]
+    return name_of(algorithm, schedule)
 
 
 def _shapes(problem: Conv | Gemm) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -121,7 +121,7 @@ def _shapes(problem: Conv | Gemm) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (problem.batch, problem.channels, problem.height, problem.width), weights
 
 
-def _replace(of, **fields):  # type: ignore[no-untyped-def]
+def _replace(of, **fields):
     import msgspec
 
     return msgspec.structs.replace(of, **fields)
@@ -129,7 +129,7 @@ def _replace(of, **fields):  # type: ignore[no-untyped-def]
 
 def _with(machine: Machine, **cycles: float) -> Machine:
     numbers = {name: Number(value=value, kind="assumed", source="fit") for name, value in cycles.items()}
-    return _replace(machine, core=_replace(machine.core, **numbers))  # type: ignore[no-any-return]
+    return _replace(machine, core=_replace(machine.core, **numbers))
 
 
 def test_bytes_of_a_problem_are_those_of_its_operands() -> None:

@@ -87,7 +87,7 @@ def case_of(gpu: Gpu, line: conv_data.Line) -> Case | None:
 def variants(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> list[Variant]:
     """A layer's rows as their algorithms have them."""
     asked = Asked(gpu, case.problem, case.layout, known)
-    return [algorithm_named(row.algorithm, case.problem, gpu).variant(asked, row, splits) for row, splits in case.rows]  # type: ignore[attr-defined]
+    return [algorithm_named(row.algorithm, case.problem, gpu).variant(asked, row, splits) for row, splits in case.rows]
 
 
 def predicted(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> Any:
