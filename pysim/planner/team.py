@@ -5,7 +5,8 @@
     prediction   each schedule's own largest part (`largest_part` of its algorithm), on the machine as one of T cores sees it
     choice       the least seconds of the largest part and of forks and joins (`pysim.cachemodel.cpu.threads`)
 
-Planning for several threads takes as many plans as there are even divisions: 21 to 66 ms for 2 threads, 68 to 145 for 16 (five problems, Zen 5).
+Planning for several threads takes as many plans as there are even divisions: 21 to 66 ms for 2 threads, 68 to 145 for 16 (five problems
+on `sapphire-rapids`, on a Zen 5).
 
 Worked number: 16 threads divide 14x14 outputs of 512 filters into 14 parts of one row, or 7 x 2, 3 x 5, 2 x 8, or 16 parts of 32 filters.
 """
