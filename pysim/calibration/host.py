@@ -21,7 +21,7 @@ import math
 import platform
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -275,7 +275,7 @@ def _measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Ma
         )
 
     levels = []
-    for geometry, nbytes in zip(caches, _footprints(caches), strict=True):
+    for geometry, nbytes in zip(caches, footprints([one.size_bytes for one in caches]), strict=True):
         level = _level(geometry, caches[0], stream(nbytes, f"L{geometry.level}"), kin)
         levels.append(total(level, nbytes, f"{level.name} of all cores") if level.shared else level)
     outside = memory_footprint(caches[-1].size_bytes)
@@ -336,10 +336,9 @@ def _sane(value: float, what: str, unit: str) -> float:
     return value
 
 
-def _footprints(caches: list[Geometry]) -> list[int]:
-    """Buffer sizes that live in each level: inside it, outside the one before."""
-    sizes = [caches[0].size_bytes // 2]
-    sizes += [math.isqrt(inner.size_bytes * outer.size_bytes) for inner, outer in pairwise(caches)]
+def footprints(level_bytes: Sequence[int]) -> list[int]:
+    """Sizes of buffers that live in each level: inside it, outside the one before."""
+    sizes = [level_bytes[0] // 2, *(math.isqrt(inner * outer) for inner, outer in pairwise(level_bytes))]
     return [max(1, size // _PAGE_BYTES) * _PAGE_BYTES for size in sizes]
 
 

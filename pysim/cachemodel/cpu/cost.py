@@ -86,8 +86,13 @@ def total(rates: Rates, table: Table, terms: dict[str, Array], crossed: dict[str
     transfer = transfer_cycles(machine, moved)
     terms |= zip(crossed, transfer, strict=True)
     moving = transfer.sum(axis=0)
-    cycles = np.maximum(compute, moving) + (1 - machine.core.overlap.value) * np.minimum(compute, moving)
-    return Prediction(rates, table, cycles, terms, crossed)
+    return Prediction(rates, table, overlapped(machine, compute, moving), terms, crossed)
+
+
+def overlapped(machine: Machine, compute: Array, transfer: Array) -> Array:
+    """Cycles of both, of which the lesser shows by 1 - overlap alone."""
+    cycles: Array = np.maximum(compute, transfer) + (1 - machine.core.overlap.value) * np.minimum(compute, transfer)
+    return cycles
 
 
 def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool = True) -> Cost:

@@ -65,6 +65,12 @@ USES: tuple[tuple[Any, ...], ...] = (
 CALL, PASS, TURN, SETS, AGAIN, RUN_KEPT, RUN_STREAMED, RUN_OUTPUT, RUN_RAW_KEPT, RUN_RAW_STREAMED, REPACKED, TURN_END, PASS_END = range(13)
 AHEAD, ON_DEMAND = (range(at, at + len(PARTS)) for at in (len(USES), len(USES) + len(PARTS)))
 BURST, IMAGE, UNUSED = range(ON_DEMAND.stop, ON_DEMAND.stop + 3)
+RUNS = (
+    (RUN_KEPT, True),
+    (RUN_RAW_KEPT, True),
+    (RUN_STREAMED, False),
+    (RUN_RAW_STREAMED, False),
+)  # of the input where windows are kept, or not
 _LOOPS = np.array([use[1] for use in USES] + [STREAMED_SETS] * 2 * len(PARTS) + [STREAMED_TILES, -1, -1])
 
 
@@ -245,13 +251,13 @@ def _between(s: Sliced) -> Array:
         run, filters, once = (_as_roles(s, s.once * np.array(times)[:, None]) for times in repeats)
         found[:, IMAGE] = filters
         found[:, RUN_OUTPUT] += run - once
-        for number, keeps in ((RUN_KEPT, True), (RUN_RAW_KEPT, True), (RUN_STREAMED, False), (RUN_RAW_STREAMED, False)):
+        for number, keeps in RUNS:
             np.copyto(found[:, number], run, where=s.kept == keeps)
             if nest.groups > 1:
                 np.copyto(found[:, number], filters, where=s.kept != keeps)
     if nest.fresh_input:
         input_alone = _as_roles(s, s.once * np.array([1.0, 0.0, 0.0, 0.0])[:, None])
-        for number, keeps in ((RUN_KEPT, True), (RUN_RAW_KEPT, True), (RUN_STREAMED, False), (RUN_RAW_STREAMED, False)):
+        for number, keeps in RUNS:
             np.copyto(found[:, number], input_alone, where=s.kept == keeps)
     return found
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import COMPUTE, Prediction, predict
+from pysim.cachemodel.cpu.cost import COMPUTE, Prediction, overlapped, predict
 from pysim.cachemodel.cpu.nested import CsaCandidates, CsaCosts, NestCandidates, NestCosts
 from pysim.machine.cpu import Level, Machine, Memory
 
@@ -47,5 +47,4 @@ def waiting(prediction: Prediction) -> Prediction:
         terms[name] = terms[name] + (1 - table.packed) * (own - beyond) / line * np.maximum(0.0, waited)
     compute: Array = sum((terms[name] for name in COMPUTE), np.zeros(1))
     moving: Array = sum((terms[name] for name in prediction.crossed), np.zeros(1))
-    cycles = np.maximum(compute, moving) + (1 - machine.core.overlap.value) * np.minimum(compute, moving)
-    return prediction._replace(cycles=cycles, terms=terms)
+    return prediction._replace(cycles=overlapped(machine, compute, moving), terms=terms)
