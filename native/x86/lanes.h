@@ -33,8 +33,9 @@ INLINE void finish_row(T *out, VEC acc, VEC bias, const int whole, MASK mask, co
 /* Rows of the lanes' operand that are asked for ahead of their use. Panels stream from wherever they lie, at up to 24 bytes a cycle, and
  * prefetchers of the hardware end at every page. Winograd's filters, milliseconds on one core of Zen 5, 8 -> 96 rows ahead: 512 -> 512, 7x7,
  * F(2x2): 0.99 -> 0.67; 256 -> 512, 10x10, F(4x4): 0.69 -> 0.46; 32 rows: 0.70, 0.50.
- * In place, rows lie a plane apart: no prefetcher follows them, and a core's window of instructions holds about ten. GFLOP/s of 1x1 layers in place, 0 -> 8 rows ahead, one core (16 and 32 rows: no better):
- * 256 -> 64 channels, 56x56: 115 -> 160 on a Xeon server (2 MiB of L2, 300 of L3), 218 -> 221 on Zen 5; 256 -> 128: 140 -> 159 and 188 -> 206. */
+ * In place, rows lie a plane apart: no prefetcher follows them, and a core's window of instructions holds about ten. GFLOP/s of 1x1 layers
+ * in place, 0 -> 8 rows ahead, 256 -> 64 channels, 56x56: 115 -> 160 on a Xeon server (2 MiB of L2, 300 of L3), 218 -> 221 on Zen 5;
+ * 256 -> 128: 140 -> 159 and 188 -> 206. */
 enum { PANEL_ROWS_AHEAD = 96, PLANES_AHEAD = 8 };
 
 INLINE int64_t ahead_of(int64_t pitch) { return pitch * (pitch <= MAX_VECTORS * LANES ? PANEL_ROWS_AHEAD : PLANES_AHEAD); }
