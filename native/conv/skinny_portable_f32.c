@@ -5,5 +5,5 @@ typedef float T;
 #include "../vec_portable.h"
 #include "skinny_kernels.h"
 
-DEFINE_SKINNY(f32_axpy_32x4__portable, 0)
+DEFINE_SKINNY(f32_axpy_64x4__portable, 0)
 DEFINE_SKINNY(f32_dot_8x4__portable, 1)
