@@ -48,6 +48,7 @@ INLINE void win_loop(const int nv, const int nf, const int f_pitch, const int ma
         VEC x[MAX_VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) __builtin_prefetch(w + ahead + v * LANES);
+        __builtin_prefetch(f + PANEL_ROWS_AHEAD * f_pitch);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) x[v] = masked && v == nv - 1 ? v_load_mask(w + v * LANES, tail) : v_load(w + v * LANES);
 #pragma GCC unroll 16
