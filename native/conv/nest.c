@@ -144,10 +144,10 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
     };
     char *out = n->output + (f0 * n->output_pitch + t0) * n->out_bytes;
     const int64_t pitch = n->output_pitch * n->out_bytes;
-    if (n->finish_rows.residual) { /* without one, asking for the output's lines costs 1x1 layers up to 7 % (Zen 5) */
-        if (c0 == 0) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
-        if (last) pysim_fetch_rows(n->finish_rows.residual + (out - n->finish_rows.result), pitch, nf, nw * n->out_bytes, 0);
-    }
+    const char *residual = n->finish_rows.residual;
+    /* lines that are only written come by themselves: to ask for them costs 1x1 layers up to 7 % (Zen 5) */
+    if (store.beta != 0 || residual) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
+    if (last && residual) pysim_fetch_rows(residual + (out - n->finish_rows.result), pitch, nf, nw * n->out_bytes, 0);
     n->row.run((r1 - r0) * nc * n->taps, filters + r0 * nc * n->taps * s->filters * n->bytes,
                in_place ? n->input + (c0 * n->input_pitch + t0) * n->bytes : panel, in_place ? n->input_pitch : s->windows,
                out, n->output_pitch, nw, nf, &store);
