@@ -155,6 +155,18 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
     if (x->profile) x->profile->kernel_calls++;
 }
 
+/* Asks L2 for part `part` of `parts` of the rows of a tile of windows that is read in place. The tile comes from wherever it lies while the
+ * one before is multiplied; in the kernel's loop its first lines are a few steps away from their use. */
+static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile, int64_t part, int64_t parts) {
+    const int64_t t0 = tile * n->schedule.windows, bytes = pysim_min(n->schedule.windows, n->windows - t0) * n->bytes;
+    int64_t row, end;
+    pysim_take_part(nc, part, parts, &row, &end);
+    for (; row < end; row++) {
+        const char *from = n->input + ((c0 + row) * n->input_pitch + t0) * n->bytes;
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+    }
+}
+
 static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
     const int packs = s->pack != PYSIM_PACK_NONE, keep = n->filter_end - n->filter_begin > s->k2;
@@ -166,7 +178,10 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
             for (int64_t w = w3; w < w_end; w++) {
                 char *panel = x->windows + (keep ? w - w3 : 0) * x->window_panel;
                 if (packs && f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, panel);
-                for (int64_t f = f2; f < f_end; f++) tile(n, x, c0, nc, w, f, f2, panel);
+                for (int64_t f = f2; f < f_end; f++) {
+                    if (!packs && w + 1 < w_end) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
+                    tile(n, x, c0, nc, w, f, f2, panel);
+                }
             }
         }
     }
