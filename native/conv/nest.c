@@ -197,7 +197,10 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
             if (s->pack != PYSIM_PACK_NONE)
                 for (int64_t w = w2; w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
             for (int64_t f = f3; f < f_end; f++)
-                for (int64_t w = w2; w < w_end; w++) tile(n, x, c0, nc, w, f, f3, x->windows + (w - w2) * x->window_panel);
+                for (int64_t w = w2; w < w_end; w++) {
+                    if (s->pack == PYSIM_PACK_NONE && w + s->k2 < n->window_end) fetch_windows(n, c0, nc, w + s->k2, f - f3, f_end - f3);
+                    tile(n, x, c0, nc, w, f, f3, x->windows + (w - w2) * x->window_panel);
+                }
         }
     }
 }
