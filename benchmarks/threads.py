@@ -27,7 +27,7 @@ from pysim.calibration import host
 from pysim.machine.write import to_toml
 from pysim.measure.clock import pinned
 from pysim.problem.conv import Conv
-from pysim.problem.text import resolve
+from pysim.problem.text import distinct, resolve
 from pysim.runtime import cpu_launch
 
 FEWEST = 5  # samples of a turn
@@ -132,7 +132,7 @@ def main() -> None:
     with given.out.open("w", encoding="utf-8") as out:
         about = {"kind": "header", "machine_file": file.name, "device": on.description, "columns": "least and median of samples, seconds"}
         print(json.dumps(about), file=out)
-        for layer in (layer for text in given.problems for layer in resolve(text)):
+        for layer in distinct([layer for text in given.problems for layer in resolve(text)]):
             problem = layer.workload
             assert isinstance(problem, Conv)
             x, w = operands(problem)
