@@ -115,8 +115,6 @@ def runnable(name: str | Machine) -> Machine:
 
 def any_machine(name: str | Machine | Gpu) -> Machine | Gpu:
     """A CPU or GPU by its shipped name or by the path of a .toml file; "host" and "cuda" are this computer's, detected."""
-    if not isinstance(name, str):
-        return name
     return detect() if name == "host" else gpu_here() if name == CUDA else load_any(name)
 
 
