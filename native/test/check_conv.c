@@ -18,7 +18,8 @@ enum {
     KERNEL = PACK, STRIDE, DILATION, PADDING, ANY_AXES,
     FORM = PACK, PHASES, WINOGRAD_PADDING, WINOGRAD_AXES, /* WINDOWS are tiles there */
 };
-enum { EPILOGUES = 6, ADDS = 3, WHOLE = 2, CLAMPS = 2, LOW = -3, HIGH = 5 }; /* none, relu, clamp, from ADDS on with a residual; WHOLE: for s8 */
+/* none, relu, clamp, from ADDS on with a residual; s8 has the first WHOLE */
+enum { EPILOGUES = 6, ADDS = 3, WHOLE = 2, CLAMPS = 2, LOW = -3, HIGH = 5 };
 static const int64_t channel_levels[] = {1, 2, 3, 5, 17};
 /* {1, 19} has more taps than a vector has lanes; a stride of 13 needs 13 vectors a tap, one of 19 is beyond every table. */
 static const int64_t kernels[][2] = {{1, 1}, {3, 3}, {2, 5}, {5, 5}, {7, 7}, {1, 3}, {1, 19}};

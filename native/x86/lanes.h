@@ -84,7 +84,8 @@ INLINE void win_body(const int nv, const int nf, const int f_pitch, int64_t k, c
         const VEC bf = v_set1(bias_f ? bias_f[j] : (T)0);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++)
-            finish_row(out + j * out_pitch + v * LANES, old + j * out_pitch + v * LANES, acc[j][v], v_add(bf, bw[v]), v < nv - 1, tail, &scale);
+            finish_row(out + j * out_pitch + v * LANES, old + j * out_pitch + v * LANES, acc[j][v], v_add(bf, bw[v]), v < nv - 1, tail,
+                       &scale);
     }
 }
 

@@ -122,6 +122,9 @@ def _clip(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
 
 
 def _sigmoid(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    if takes(out, inputs[0]):
+        run_map(out, inputs[0], 1, activation="sigmoid")
+        return
     np.negative(inputs[0], out=out)
     with np.errstate(over="ignore"):  # exp is infinite, and its inverse 0, as it should be
         np.exp(out, out=out)
