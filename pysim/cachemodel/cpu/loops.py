@@ -29,6 +29,21 @@ Beyls and D'Hollander, HPCC 2005.
 
 The equations are solved once for the shape of a nest (`_derived`): sums of footprints times products of 1 / T.
 
+Phases. What lies ahead of the loops in a body, those loops, and what follows them (`after`) are phases of it. A buffer that one phase
+writes and another one reads is an operand of both, under one name. A share p of it (PARTS) is used in a phase before the tile in question,
+1 - p after. From its use in phase i to that in phase j
+
+    distance = (1 - p) phase(i) + all phases in between + p phase(j)      of itself: all of it
+
+in the same iteration of the loop that both lie in, or, where j comes first, in the next. phase(of the loops) is one pass over the buffer:
+one iteration of the loops that do not move it.
+
+Neighbours. What tile n shares with tile n + 1 (`base`) comes again after a tile's share of their phase.
+
+Misses. A cache of A ways misses bytes that are used again after x ways: sets differ by up to one line from their mean,
+
+    missing(x) = (x - (A - 1)) / 2    between 0 and 1
+
 Worked number: I in an outer loop, K2 = 4 tiles F past each in the inner one. F comes again an iteration of the outer loop later, after 4 F
 and 1 / 4 + 2 (1 - 1 / 4) = 2 - 1 / 4 of I: whole before and after where F is neither last nor first.
 """
@@ -48,6 +63,7 @@ np.empty(1 << 21)  # once this is gone, glibc keeps what tables of schedules lea
 
 Array = NDArray[np.float64]
 Number = Array | float
+PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
 
 
 class Extent(NamedTuple):
@@ -69,12 +85,15 @@ class Loop(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """What is touched inside a loop, its extents along dimensions; `first`: in the first iteration of this loop alone."""
+    """What is touched inside a loop, its extents along dimensions; `first`: in the first iteration of this loop alone; `after` the loops in
+    its body; `written`: its lines go back out. Operands of one name are one buffer."""
 
     name: str
     extents: Mapping[str, Extent]
     inside: str
     first: str | None = None
+    after: bool = False
+    written: bool = False
 
 
 class Access(NamedTuple):
@@ -170,6 +189,15 @@ def _derived(uses: tuple[Use, ...], operands: tuple[Access, ...]) -> tuple[tuple
     return tuple(found), tuple(weights)
 
 
+def missing(levels: Sequence[Level], distance: Array) -> Array:
+    """Share of lines that miss each level (levels x any) when they are touched again after `distance` bytes."""
+    shape = (-1, *(1 for _ in distance.shape))
+    ways = np.array([level.ways for level in levels]).reshape(shape)
+    way = np.array([level.sets * level.line_bytes for level in levels]).reshape(shape)
+    share: Array = np.clip((distance / way - (ways - 1)) / 2, 0.0, 1.0)
+    return share
+
+
 def stacked(columns: int, *rows: Any) -> Array:
     """Columns and constants as the rows of one array."""
     found = np.empty((len(rows), columns))
@@ -235,21 +263,73 @@ class LoopNest:
         return found
 
     def misses(self, levels: Sequence[Level], hot: bool = True) -> Array:
-        """Bytes of each operand that a run misses in each cache (levels x operands x columns): what is used again after more than the cache
-        holds, where sets differ by up to one line from their mean; caches are `hot` from a run before, or not."""
-        uses = [Use(of, loop) for of in self.accesses for loop in range(-1, of.inside + 1) if loop not in of.moved]
-        ways = np.array([level.ways for level in levels])[:, None, None]
-        way = np.array([level.sets * level.line_bytes for level in levels])[:, None, None]
-        share = np.clip((self.between(tuple(uses)).sum(axis=0) / way - (ways - 1)) / 2, 0.0, 1.0)
+        """Bytes of each operand that a run misses in each cache (levels x operands x columns), no more further out than further in; caches
+        are `hot` from a run before, or not."""
         found = np.zeros((len(levels), len(self.operands), self.columns))
+        uses = [Use(of, loop) for of in self.accesses for loop in range(-1, of.inside + 1) if loop not in of.moved]
+        again = dict(zip(uses, missing(levels, self._together(self.between(tuple(uses)))).swapaxes(0, 1), strict=True))
         for row, of in enumerate(self.accesses):
-            passes: Number = 1.0  # over all of the operand, by the loops that do not move it, outermost first
-            for number, (access, loop, _) in enumerate(uses):
-                if access is of:
-                    again = passes * (self.loops[loop].trips - 1) if loop >= 0 else 0.0
-                    passes += again
-                    missed = again * share[:, number] if loop >= 0 else share[:, number] if hot else 1.0
-                    found[:, row] += self.footprint(-1, row) * missed
+            before = self._before(row)
+            phases = min(of.inside, self.accesses[before].inside) if before != row else -1
+            passes: Number = math.prod(self.loops[at].trips for at in range(phases + 1) if at not in of.moved)
+            if before == row:
+                share = again[Use(of, -1)]
+            else:
+                share = sum(missing(levels, self._together(self._from(before, row, phases, part))) for part in PARTS) / len(PARTS)
+            missed = passes * share if hot or before < row else (passes - 1) * share + 1
+            for loop in range(phases + 1, of.inside + 1):
+                if loop not in of.moved:
+                    missed = missed + passes * (self.loops[loop].trips - 1) * again[Use(of, loop)]
+                    passes = passes * self.loops[loop].trips
+            found[:, row] = self.footprint(-1, row) * missed + passes * self._shared(levels, row)
+        return np.minimum.accumulate(found)
+
+    def _together(self, sizes: Array) -> Array:
+        """Bytes of all operands (the first axis), those of one name once."""
+        found: dict[str, Array] = {}
+        for one, size in zip(self.operands, sizes, strict=True):
+            found[one.name] = np.maximum(found.get(one.name, 0.0), size)
+        return sum(found.values(), np.zeros(sizes.shape[1:]))
+
+    def _before(self, row: int) -> int:
+        """The operand that is the same buffer in the phase before, or the one before."""
+        same = [at for at, one in enumerate(self.operands) if one.name == self.operands[row].name]
+        return same[same.index(row) - 1]
+
+    def _phase(self, row: int, loop: int) -> int:
+        """Of the body of a loop: 0 ahead of its loops, 1 in them, 2 after; -1: not in it."""
+        inside = self.accesses[row].inside
+        return -1 if inside < loop else 1 if inside > loop else 2 * self.operands[row].after
+
+    def _from(self, before: int, row: int, loop: int, part: float) -> Array:
+        """Bytes of each operand from a buffer's use in one phase of a loop to that in another."""
+        start, end = self._phase(before, loop), self._phase(row, loop)
+        within = [at for at in self.accesses[before if start == 1 else row].moved if at > loop]
+        once = min(within, default=loop + 1) - 1  # the last loop that passes over the whole buffer
+        found = np.zeros((len(self.operands), self.columns))
+        for at, one in enumerate(self.operands):
+            phase = self._phase(at, loop)
+            if one.name == self.operands[row].name:
+                found[at] = self.footprint(loop, at)
+            elif phase in (start, end):
+                found[at] = (part if phase == end else 1 - part) * self.footprint(once if phase == 1 else loop, at)
+            elif phase >= 0 and (start < phase < end if start < end else not end < phase < start):
+                found[at] = self.footprint(loop, at)
+        return found
+
+    def _shared(self, levels: Sequence[Level], row: int) -> Array:
+        """Bytes that one pass over an operand misses of what neighbouring tiles share."""
+        inside, found = self.accesses[row].inside, np.zeros((len(levels), self.columns))
+        for name, extent in self.operands[row].extents.items():
+            if isinstance(extent.base, float) and not extent.base:
+                continue
+            tiles = np.broadcast_to(self.total[name], self.columns) / math.prod(
+                loop.trips for loop in self.loops[: inside + 1] if loop.dimension == name
+            )
+            phase = [self.footprint(inside, at) * (self._phase(at, inside) == self._phase(row, inside)) for at in range(len(self.operands))]
+            share = missing(levels, self._together(np.stack(phase)) / np.maximum(1.0, tiles))
+            twice = extent.base * np.maximum(0.0, self.total[name] - 1) / self._extents[row, name][0]
+            found += share * twice * self.footprint(-1, row)
         return found
 
     def printed(self) -> Iterator[str]:
