@@ -38,7 +38,8 @@ writes and another one reads is an operand of both, under one name. A share p of
 in the same iteration of the loop that both lie in, or, where j comes first, in the next. phase(of the loops) is one pass over the buffer:
 one iteration of the loops that do not move it.
 
-Neighbours. What tile n shares with tile n + 1 (`base`) comes again after a tile's share of their phase.
+Neighbours. What tile n shares with tile n + 1 (`base`) comes again after a tile's share of their phase, or, where an iteration of a loop
+ends between them, after all that one touches.
 
 Misses. A cache of A ways misses bytes that are used again after x ways: sets differ by up to one line from their mean,
 
@@ -269,19 +270,19 @@ class LoopNest:
         uses = [Use(of, loop) for of in self.accesses for loop in range(-1, of.inside + 1) if loop not in of.moved]
         again = dict(zip(uses, missing(levels, self._together(self.between(tuple(uses)))).swapaxes(0, 1), strict=True))
         for row, of in enumerate(self.accesses):
-            before = self._before(row)
-            phases = min(of.inside, self.accesses[before].inside) if before != row else -1
-            passes: Number = math.prod(self.loops[at].trips for at in range(phases + 1) if at not in of.moved)
+            before, both = self._before(row), -1
             if before == row:
-                share = again[Use(of, -1)]
+                share, passes = again[Use(of, -1)], np.ones(self.columns)
             else:
-                share = sum(missing(levels, self._together(self._from(before, row, phases, part))) for part in PARTS) / len(PARTS)
+                both = min(of.inside, self.accesses[before].inside)
+                share = sum(missing(levels, self._together(self._from(before, row, both, part))) for part in PARTS) / len(PARTS)
+                passes = np.ones(self.columns) * math.prod(loop.trips for loop in self.loops[: both + 1])
             missed = passes * share if hot or before < row else (passes - 1) * share + 1
-            for loop in range(phases + 1, of.inside + 1):
+            for loop in range(both + 1, of.inside + 1):
                 if loop not in of.moved:
                     missed = missed + passes * (self.loops[loop].trips - 1) * again[Use(of, loop)]
                     passes = passes * self.loops[loop].trips
-            found[:, row] = self.footprint(-1, row) * missed + passes * self._shared(levels, row)
+            found[:, row] = self.footprint(both, row) * missed + passes * self._shared(levels, row)
         return np.minimum.accumulate(found)
 
     def _together(self, sizes: Array) -> Array:
@@ -323,13 +324,17 @@ class LoopNest:
         for name, extent in self.operands[row].extents.items():
             if isinstance(extent.base, float) and not extent.base:
                 continue
-            tiles = np.broadcast_to(self.total[name], self.columns) / math.prod(
-                loop.trips for loop in self.loops[: inside + 1] if loop.dimension == name
-            )
-            phase = [self.footprint(inside, at) * (self._phase(at, inside) == self._phase(row, inside)) for at in range(len(self.operands))]
-            share = missing(levels, self._together(np.stack(phase)) / np.maximum(1.0, tiles))
-            twice = extent.base * np.maximum(0.0, self.total[name] - 1) / self._extents[row, name][0]
-            found += share * twice * self.footprint(-1, row)
+            each = extent.base / self._extents[row, name][0] * self.footprint(-1, row)
+            tiles: Number = 1.0
+            for at, loop in enumerate(self.loops[: inside + 1]):
+                if loop.dimension == name:
+                    body = np.stack([self.footprint(at, other) * (self._phase(other, at) >= 0) for other in range(len(self.operands))])
+                    found += each * (loop.trips - 1) * tiles * missing(levels, self._together(body))
+                    tiles = tiles * loop.trips
+            phase = self._phase(row, inside)
+            body = np.stack([self.footprint(inside, other) * (self._phase(other, inside) == phase) for other in range(len(self.operands))])
+            most = np.maximum(1.0, self.total[name] / tiles)
+            found += each * (most - 1) * tiles * missing(levels, self._together(body) / most)
         return found
 
     def printed(self) -> Iterator[str]:
