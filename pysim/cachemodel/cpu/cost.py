@@ -181,6 +181,13 @@ def _waits(rates: Rates, table: Table, moved: Array) -> Array | float:
     return found
 
 
+def fills(machine: Machine, moved: Array) -> Array:
+    """Cycles of each supplier for written lines to come in first, where no loop has asked for them: the `wait` of a pass."""
+    rates = np.array([at.read_bytes_per_cycle.value for at in suppliers(machine).values()])
+    cycles: Array = _served(moved[:, 1::2].sum(axis=1)) / rates[:, None]
+    return cycles
+
+
 def _served(moved: Array) -> Array:
     """Of what crosses from each supplier, what it has itself."""
     own = moved.copy()

@@ -240,6 +240,11 @@ class LoopNest:
                     extents = [self._extents[row, name][inner[name]] for name in operands[row].extents]
                     self._footprints[at, row] = reduce(np.multiply, extents)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the operands."""
+        return tuple(one.name for one in self.operands)
+
     def footprint(self, loop: int, row: int) -> Array:
         """Bytes of operand `row` in one iteration of a loop (-1: in all)."""
         return self._footprints[self.accesses[row].level(loop), row]
