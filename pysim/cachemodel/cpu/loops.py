@@ -118,6 +118,18 @@ class Use(NamedTuple):
     at_end: bool | None = None
 
 
+class Reuse(NamedTuple):
+    """`size` bytes of operand `row` are used again `times` times, in the next iteration of `loop` or another phase of it (-1: in the next
+    run), after `distance` bytes, or after each of several in equal parts. `first`: in the first of these times, after nothing."""
+
+    row: int
+    loop: int
+    times: Number
+    size: Array
+    distance: Array
+    first: bool = False
+
+
 Factors = tuple[int, ...]  # m: 1 / trips of loop m; ~m: 1 where loop m has several
 Sum = dict[tuple[int, Factors], float]  # footprints in one iteration of a loop, and what they are multiplied with
 Weight = tuple[tuple[Factors, float], ...]  # that, of one footprint
@@ -272,23 +284,40 @@ class LoopNest:
         """Bytes of each operand that a run misses in each cache (levels x operands x columns), no more further out than further in; caches
         are `hot` from a run before, or not."""
         found = np.zeros((len(levels), len(self.operands), self.columns))
-        uses = [Use(of, loop) for of in self.accesses for loop in range(-1, of.inside + 1) if loop not in of.moved]
-        again = dict(zip(uses, missing(levels, self._together(self.between(tuple(uses)))).swapaxes(0, 1), strict=True))
+        for one in self.reuses():
+            share = missing(levels, one.distance).mean(axis=1)
+            found[:, one.row] += one.size * (one.times * share if hot or not one.first else (one.times - 1) * share + 1)
+        return np.minimum.accumulate(found)
+
+    def reuses(self) -> Iterator[Reuse]:
+        """Every use of every operand, those of an operand together, by the loop whose next iteration it is in (-1: the next run)."""
+        uses = [
+            Use(of, loop)
+            for row, of in enumerate(self.accesses)
+            for loop in range(self._both(row) + (self._before(row) != row), of.inside + 1)
+            if loop not in of.moved
+        ]
+        again = dict(zip(uses, self._together(self.between(tuple(uses))), strict=True))
         for row, of in enumerate(self.accesses):
-            before, both = self._before(row), -1
+            before, both = self._before(row), self._both(row)
+            passes, size = np.ones(self.columns), self.footprint(both, row)
             if before == row:
-                share, passes = again[Use(of, -1)], np.ones(self.columns)
+                yield Reuse(row, -1, passes, size, again[Use(of, -1)][None], True)
             else:
-                both = min(of.inside, self.accesses[before].inside)
-                share = sum(missing(levels, self._together(self._from(before, row, both, part))) for part in PARTS) / len(PARTS)
-                passes = np.ones(self.columns) * math.prod(loop.trips for loop in self.loops[: both + 1])
-            missed = passes * share if hot or before < row else (passes - 1) * share + 1
+                passes = passes * math.prod(loop.trips for loop in self.loops[: both + 1])
+                distance = np.stack([self._together(self._from(before, row, both, part)) for part in PARTS])
+                yield Reuse(row, both, passes, size, distance, before > row)
             for loop in range(both + 1, of.inside + 1):
                 if loop not in of.moved:
-                    missed = missed + passes * (self.loops[loop].trips - 1) * again[Use(of, loop)]
+                    yield Reuse(row, loop, passes * (self.loops[loop].trips - 1), size, again[Use(of, loop)][None])
                     passes = passes * self.loops[loop].trips
-            found[:, row] = self.footprint(both, row) * missed + passes * self._shared(levels, row)
-        return np.minimum.accumulate(found)
+            yield from self._shared(row, passes)
+
+    def touched(self, row: int) -> Array:
+        """Bytes of an operand that all iterations touch, whole tiles."""
+        of = self.accesses[row]
+        trips = math.prod(loop.trips for at, loop in enumerate(self.loops[: of.inside + 1]) if at != of.first)
+        return self.footprint(of.inside, row) * trips
 
     def _together(self, sizes: Array) -> Array:
         """Bytes of all operands (the first axis), those of one name once."""
@@ -301,6 +330,11 @@ class LoopNest:
         """The operand that is the same buffer in the phase before, or the one before."""
         same = [at for at, one in enumerate(self.operands) if one.name == self.operands[row].name]
         return same[same.index(row) - 1]
+
+    def _both(self, row: int) -> int:
+        """The innermost loop in whose body the other phases of the buffer are, too; -1 where there are none."""
+        before = self._before(row)
+        return min(self.accesses[row].inside, self.accesses[before].inside) if before != row else -1
 
     def _phase(self, row: int, loop: int) -> int:
         """Of the body of a loop: 0 ahead of its loops, 1 in them, 2 after; -1: not in it."""
@@ -323,24 +357,22 @@ class LoopNest:
                 found[at] = self.footprint(loop, at)
         return found
 
-    def _shared(self, levels: Sequence[Level], row: int) -> Array:
-        """Bytes that one pass over an operand misses of what neighbouring tiles share."""
-        inside, found = self.accesses[row].inside, np.zeros((len(levels), self.columns))
+    def _shared(self, row: int, passes: Array) -> Iterator[Reuse]:
+        """Of what neighbouring tiles share."""
+        inside = self.accesses[row].inside
+        rows = range(len(self.operands))
         for name, extent in self.operands[row].extents.items():
             if isinstance(extent.base, float) and not extent.base:
                 continue
-            each = extent.base / self._extents[row, name][0] * self.footprint(-1, row)
-            tiles: Number = 1.0
+            each, tiles = extent.base / self._extents[row, name][0] * self.footprint(-1, row), passes
             for at, loop in enumerate(self.loops[: inside + 1]):
                 if loop.dimension == name:
-                    body = np.stack([self.footprint(at, other) * (self._phase(other, at) >= 0) for other in range(len(self.operands))])
-                    found += each * (loop.trips - 1) * tiles * missing(levels, self._together(body))
+                    body = [self.footprint(at, other) * (self._phase(other, at) >= 0) for other in rows]
+                    yield Reuse(row, at, (loop.trips - 1) * tiles, each, self._together(np.stack(body))[None])
                     tiles = tiles * loop.trips
-            phase = self._phase(row, inside)
-            body = np.stack([self.footprint(inside, other) * (self._phase(other, inside) == phase) for other in range(len(self.operands))])
-            most = np.maximum(1.0, self.total[name] / tiles)
-            found += each * (most - 1) * tiles * missing(levels, self._together(body) / most)
-        return found
+            phase = [self.footprint(inside, other) * (self._phase(other, inside) == self._phase(row, inside)) for other in rows]
+            most = np.maximum(1.0, self.total[name] * passes / tiles)
+            yield Reuse(row, inside, (most - 1) * tiles, each, self._together(np.stack(phase))[None] / most)
 
     def printed(self) -> Iterator[str]:
         """The nest of the first column in words, outermost loop first: trips, tiles and what is touched there."""
