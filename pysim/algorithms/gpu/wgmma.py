@@ -2,7 +2,8 @@
 """Convolutions as products on tensor cores: TMA gathers windows from channels that lie together, 16 bytes at once.
 
 An input that does not lie so is copied: where its channels do not lie together in whole 16 bytes, in groups in whole steps of 128. Each
-tap, or in a copy with padded rows each row of taps, has whole steps of 128 bytes of channels. L2 is asked for every tap.
+tap, or in a copy with padded rows each row of taps, has whole steps of 128 bytes of channels. L2 is asked for every tap. Under NCHW the
+windows of most pointwise convolutions are taken as they lie, 128 bytes of a plane at once; of tf32 they pass through registers.
 
 Convolutions of f32 are three products of tf32 halves (native/cuda/core/split.cuh): those of the filters are made ahead, those of windows in
 registers.
@@ -59,8 +60,30 @@ def padded_bytes(w: Conv) -> int:
     return round_up(w.channels // w.groups * SIZES[w.dtype], VECTOR_BYTES)
 
 
+def plane_windows(w: Conv) -> int:
+    """Windows of an image where they lie in planes, in whole boxes of TMA."""
+    return round_up(w.height * w.width, LINE_BYTES // SIZES[w.dtype])
+
+
+def planes(w: Conv, layout: Layout) -> bool:
+    """Whether it takes windows from planes as they lie (native/cuda/conv/wgmma/operands.cu)."""
+    plane, size = w.height * w.width, SIZES[w.dtype]
+    moved = w.pad_top or w.pad_left or w.pad_bottom or w.pad_right or w.groups > 1 or w.dtype in AS_HALVES.values()
+    if layout == "nhwc" or moved or not w.kernel_h == w.kernel_w == w.stride_h == w.stride_w == 1:
+        return False
+    whole = plane * size % VECTOR_BYTES == 0 and w.channels * size % VECTOR_BYTES == 0
+    return whole and 2 * plane_windows(w) <= 3 * plane
+
+
+def numbered(w: Conv, layout: Layout) -> int:
+    """Windows of a group as it numbers them."""
+    return w.batch * (plane_windows(w) if planes(w, layout) else w.windows)
+
+
 def copied(w: Conv, layout: Layout) -> bool:
     """Whether it copies the input."""
+    if planes(w, layout):
+        return False
     of_group = w.channels // w.groups * SIZES[w.dtype]
     return layout == "nchw" or padded_bytes(w) != of_group or (w.groups > 1 and of_group % LINE_BYTES != 0)
 
@@ -86,9 +109,9 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     windows, around = Windows(w, "nhwc"), passes(gpu, w, layout)
     if row.promotion:
         around = (*around, halving(gpu, w))
-    step = mainloop.work(gpu, lying(row, layout), False, True)
+    step = mainloop.work(gpu, lying(row, layout), False, True, by_registers=planes(w, layout) and SIZES[w.dtype] > 2)
     every_tap = float(windows.number * windows.k * w.groups * SIZES[w.dtype])
-    special = Special(k=whole_steps(row, w, layout), asked=every_tap)
+    special = Special(k=whole_steps(row, w, layout), asked=every_tap, windows=numbered(w, layout))
     found = tiled.variant_of(gpu, windows, row, step, known, around, special)
     return found._replace(leans=(*found.leans, "model.passes.copied_") if around else found.leans)
 
@@ -143,7 +166,9 @@ def describe(plan: Plan) -> Description:
 
 
 _ABOUT = "implicit GEMM on tensor cores: TMA gathers windows from channels that lie together"
-_ROWS = Rows(NAME, variant, _ABOUT, row_refuses, lambda row, w, layout, chunks: kept(row, w, layout))
+_ROWS = Rows(
+    NAME, variant, _ABOUT, row_refuses, lambda row, w, layout, chunks: kept(row, w, layout), windows=lambda row, w, layout: numbered(w, layout)
+)
 prepare, workspace_bytes = _ROWS.prepare, _ROWS.workspace_bytes
 
 

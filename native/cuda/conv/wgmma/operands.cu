@@ -2,7 +2,7 @@
  * How the operands of the convolutions on wgmma come to lie as TMA takes them (kernel.cuh).
  *
  * Under NHWC with whole 16 bytes of channels they lie so already (in groups: with whole blocks of channels, or the last block would bring
- * the next group's). What does not, channels_last.cu copies into `own`: input, then filters.
+ * the next group's), under NCHW those of most pointwise convolutions (planes). What does not, channels_last.cu copies into `own`: input, then filters.
  *
  * Channels that fill no block waste most of each tap's step. A copy then has its rows padded, so that a row of taps is one run of
  * kernel_w C elements: pixels are described as having all these as channels, each reaching into the next ones, and the kernel has one
@@ -16,6 +16,15 @@
 
 namespace pysim {
 namespace hopper {
+
+/* Planes begin at multiples of 16 bytes, as do rows of filters, and at most a third of their windows are none. Halves are made of pixels. */
+bool planes(const Conv &c) {
+    const int64_t plane = (int64_t)c.height * c.width, element = dtypes[c.dtype].bytes;
+    const bool pointwise = c.kernel_h * c.kernel_w == 1 && c.stride_h == 1 && c.stride_w == 1 && !(c.pad_top | c.pad_left | c.pad_bottom | c.pad_right);
+    return !c.nhwc && pointwise && c.groups == 1 && !c.halves && plane * element % 16 == 0 && c.channels * element % 16 == 0 && 2 * (int64_t)windows_of_plane(c) <= 3 * plane;
+}
+int windows_of_plane(const Conv &c) { return (int)round_up((int64_t)c.height * c.width, 128 / dtypes[c.dtype].bytes); }
+
 namespace {
 
 /* A group's channels in copies. */
@@ -26,6 +35,7 @@ int padded_channels(const Conv &c) {
 
 /* Whether the input is copied, and whether so that its rows of taps are channels. */
 bool copied(const Conv &c) {
+    if (planes(c)) return false;
     return !c.nhwc || padded_channels(c) != c.channels || (c.groups > 1 && c.channels * dtypes[c.dtype].bytes % 128);
 }
 bool rows_of_taps(const Conv &c) {

@@ -17,6 +17,9 @@ struct Windows : Conv {
 
 /* Steps of k. */
 int64_t steps_of(const Conv &c);
+/* Whether windows are the pixels of planes as they lie; and those of an image, in whole boxes of TMA. */
+bool planes(const Conv &c);
+int windows_of_plane(const Conv &c);
 /* What TMA refuses, what the copies take, and the copies themselves. */
 const char *refuses(const Conv &c);
 pysim_status own_bytes(const Conv &c, int64_t *bytes);
