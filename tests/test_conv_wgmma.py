@@ -48,7 +48,11 @@ def test_a_row_is_a_product_of_windows_and_filters_that_the_other_registry_has(r
     [
         ("conv:mb1ic64ih8oc8kh3ph1", "nhwc", 9 * 64),
         ("conv:mb1ic72ih8oc8kh3ph1", "nhwc", 9 * 128),
-        ("conv:mb1ic3ih224oc64kh7sh2ph3", "nhwc", 7 * 64),  # rows of taps are channels
+        ("conv:mb1ic3ih224oc64kh7ph3", "nhwc", 7 * 64),  # rows of taps are channels
+        ("conv:mb1ic3ih224oc64kh7sh2ph3", "nhwc", 4 * 64),  # 4 x 4 taps of 2 x 2 pixels' channels, of which 4 are a row
+        ("conv:mb1ic3ih224oc96kh4sh4", "nchw", 64),  # one tap
+        ("conv:mb1ic96ih56oc192kh2sh2", "nhwc", 4 * 128),  # lies as it is taken
+        ("conv:mb1ic96ih56oc192kh2sh2", "nchw", 6 * 64),
         ("conv:mb1ic16ih8oc8kh3ph1", "nhwc", 9 * 64),  # the input stays where it is
         ("conv:mb1ic16ih8oc8kh3ph1", "nchw", 3 * 64),
         ("conv:mb1ic64ih8oc8kh3ph1", "nchw", 9 * 64),
