@@ -150,6 +150,28 @@ def test_under_nchw_the_copies_cost_and_are_workspace():
     assert apart.workspace_bytes >= sum(one.written for one in passes)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32"])
+def test_pointwise_windows_under_nchw_are_taken_as_they_lie(dtype):
+    w = conv("conv:mb32ic64ih56oc256kh1", dtype)
+    assert wgmma.passes(H200, w, "nchw") == () and not wgmma.copies(w, "nchw")
+    assert "passes" not in planner.plan(w, H200, layout="nchw", algorithm="wgmma").cost.terms
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "windows"),
+    [
+        ("conv:mb2ic64ih28oc64kh1", "f16", 2 * 832),  # 784 are 12 1/4 boxes of 64
+        ("conv:mb2ic64ih14oc64kh1", "tf32", 2 * 224),
+        ("conv:mb2ic64ih14oc64kh1", "f16", 2 * 196),  # rows of 392 bytes are no whole 16: copied
+        ("conv:mb2ic64ih2iw4oc64kh1", "f16", 2 * 8),  # a box of 64 would have 56 for nothing
+        ("conv:mb2ic64ih28oc64kh1sh2", "f16", 2 * 196),
+        ("conv:mb2ic64ih28oc64kh1", "tf32x3", 2 * 784),  # its halves are made of pixels
+    ],
+)
+def test_windows_of_planes_are_numbered_in_whole_boxes(text, dtype, windows):
+    assert wgmma.numbered(conv(text, dtype), "nchw") == windows
+
+
 def test_a_plan_explains_its_tiles_steps_and_copies():
     row = next(one for one in ROWS if one.name == "f16_wgmma_256x128x64_256x64_256x64_s4_c1x2")
     plans = planner.plans(conv("conv:mb32ic24ih28oc512kh3ph1"), H200, top=1000, layout="nchw")

@@ -255,7 +255,14 @@ def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gp
             if TORCH in options.parties:
                 add_torch(field, operands, layout)
     field.time(options.samples)
-    return Line(set=name, label=layer.label, problem=conv_data.text_of(w, dtype), dtype=dtype, planned=next(iter(chosen), ""), contenders=field.known)
+    return Line(
+        set=name,
+        label=layer.label,
+        problem=conv_data.text_of(w, dtype),
+        dtype=dtype,
+        planned=next(iter(chosen), ""),
+        contenders=field.known,
+    )
 
 
 def versions() -> dict[str, str]:

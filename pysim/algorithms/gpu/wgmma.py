@@ -215,7 +215,12 @@ def describe(plan: Plan) -> Description:
 
 _ABOUT = "implicit GEMM on tensor cores: TMA gathers windows from channels that lie together"
 _ROWS = Rows(
-    NAME, variant, _ABOUT, row_refuses, lambda row, w, layout, chunks: kept(row, w, layout), windows=lambda row, w, layout: numbered(w, layout)
+    NAME,
+    variant,
+    _ABOUT,
+    row_refuses,
+    lambda row, w, layout, chunks: kept(row, w, layout),
+    windows=lambda row, w, layout: numbered(w, layout),
 )
 prepare, workspace_bytes = _ROWS.prepare, _ROWS.workspace_bytes
 

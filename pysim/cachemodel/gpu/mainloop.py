@@ -76,7 +76,12 @@ def estimated(tiles: Tiles) -> Attributes:
 
 @lru_cache(maxsize=4096)
 def work(
-    gpu: Gpu, tiles: Tiles, trans_a: bool = False, trans_b: bool = False, ragged: tuple[bool, ...] = (False, False), by_registers: bool = False
+    gpu: Gpu,
+    tiles: Tiles,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    ragged: tuple[bool, ...] = (False, False),
+    by_registers: bool = False,
 ) -> Work:
     """Cycles of a step of a product; `ragged` (A, B): rows are no whole vectors, and threads load element by element; `by_registers`: a
     warpgroup's A comes so."""
