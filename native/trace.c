@@ -100,7 +100,7 @@ static void trace_run(int64_t k, const void *filters, const void *windows, int64
                       int64_t nw, int64_t nf, const pysim_store *store) {
     tracer *t = active;
     const pysim_kernel_info *row = &t->nest.row.info;
-    const int win = row->lane_filters == 1, fil = !win && row->lane_windows == 1, reads_old = store->beta != 0;
+    const int win = row->lane_filters == 1, fil = !win && row->lane_windows == 1, reads_old = store->old != NULL;
     /* Filters are padded to whole tiles, so only a win kernel that multiplies them one by one leaves some out. */
     const int64_t groups = fil ? t->lanes : row->lane_filters;
     const int64_t all = win && t->lanes > 1 ? nf : row->filters;

@@ -135,19 +135,22 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
     const char *filters = n->pack_filters ? x->filters + (ft - set_begin) * x->filter_panel
                                           : n->filter_data + pysim_nest_filter_offset(n, c0, nc, ft) * n->bytes;
     const int in_place = s->pack == PYSIM_PACK_NONE, last = c0 + nc == n->channels;
+    const int64_t at = (f0 * n->output_pitch + t0) * n->out_bytes;
+    char *out = n->output + at;
+    const char *added = c0 > 0 || !n->residual ? out : n->residual + at;
     const pysim_store store = {
         .alpha = n->alpha,
         .beta = c0 == 0 ? n->beta : 1.0,
+        .old = c0 == 0 && n->beta == 0 ? NULL : added,
         .bias_filters = last && n->bias_filters ? n->bias_filters + f0 * n->out_bytes : NULL,
         .bias_windows = last && n->bias_windows ? n->bias_windows + t0 * n->out_bytes : NULL,
-        .relu = last && n->relu,
+        .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype),
     };
-    char *out = n->output + (f0 * n->output_pitch + t0) * n->out_bytes;
     const int64_t pitch = n->output_pitch * n->out_bytes;
-    const char *residual = n->finish_rows.residual;
-    /* lines that are only written come by themselves: to ask for them costs 1x1 layers up to 7 % (Zen 5) */
-    if (store.beta != 0 || residual) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
-    if (last && residual) pysim_fetch_rows(residual + (out - n->finish_rows.result), pitch, nf, nw * n->out_bytes, 0);
+    if (store.old) { /* lines that are only written come by themselves: to ask for them costs 1x1 layers up to 7 % (Zen 5) */
+        pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
+        if (store.old != out) pysim_fetch_rows(store.old, pitch, nf, nw * n->out_bytes, 0);
+    }
     n->row.run((r1 - r0) * nc * n->taps, filters + r0 * nc * n->taps * s->filters * n->bytes,
                in_place ? n->input + (c0 * n->input_pitch + t0) * n->bytes : panel, in_place ? n->input_pitch : s->windows,
                out, n->output_pitch, nw, nf, &store);
