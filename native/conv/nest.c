@@ -117,10 +117,13 @@ static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int6
 static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t begin, int64_t end) {
     if (!n->pack_filters) return;
     const double start = x->profile ? pysim_now() : 0;
-    for (int64_t f = begin; f < end; f++) {
-        const int64_t f0 = f * n->schedule.filters;
-        n->pack_filters(n, c0, nc, f0, pysim_min(n->schedule.filters, n->filters - f0), x->filters + (f - begin) * x->filter_panel);
-    }
+    const int64_t step = n->filter_channels ? pysim_min(n->filter_channels, nc) : nc;
+    for (int64_t c = 0; c < nc; c += step)
+        for (int64_t f = begin; f < end; f++) {
+            const int64_t f0 = f * n->schedule.filters, nf = pysim_min(n->schedule.filters, n->filters - f0);
+            char *panel = x->filters + (f - begin) * x->filter_panel + c * n->schedule.filters * n->bytes;
+            n->pack_filters(n, c0 + c, pysim_min(step, nc - c), f0, nf, panel);
+        }
     if (x->profile) x->profile->pack_seconds += pysim_now() - start;
 }
 
