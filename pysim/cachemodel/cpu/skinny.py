@@ -6,8 +6,8 @@
 kernel  For each pass over f of the few, tiles of n vectors of the matrix: V = ceil(R / lanes) K vectors (axpy) or R ceil(K / lanes) (dot)
         are loaded and asked for ahead, and a vector of the few for each n. A pass lasts max(f V / fma rate, (2 + f / n) V / load rate,
         V / n fma latencies).
-store   axpy: sums are loaded and stored once a block. dot: lanes are added once a block, those of a tile together: a tree of additions, each
-        of two shuffled vectors. Then each result is stored once.
+store   axpy: sums are loaded and stored once a block. dot: lanes are added once a block, those of a tile together: a tree of additions,
+        each of two shuffled vectors. Then each result is stored once.
 pack    The few are copied in the order of the kernel, an element a store.
 call    call_cycles for each strip and block, and for each run of the matrix a latency: that of the level which supplies it for a row of a
         strip, all rows of a block (axpy) or of a tile (dot) where they are whole and so lie one behind the other; L2's for a row of a block
@@ -166,7 +166,8 @@ def _terms(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine, laten
     number, strips = ceil_div(shape.k, blocks.k), ceil_div(shape.results, blocks.strip * kernel.windows)
     if shape.dot:
         tiles = ceil_div(shape.results, passes(shape.few, kernel)[0][1])
-        waits = shape.results * number * machine.levels[min(1, len(machine.levels) - 1)].latency_cycles.value if number > 1 else tiles * latency
+        near = machine.levels[min(1, len(machine.levels) - 1)].latency_cycles.value
+        waits = shape.results * number * near if number > 1 else tiles * latency
     else:
         waits = (shape.k * strips if strips > 1 else number) * latency
     call = number * strips * machine.core.call_cycles.value + waits
