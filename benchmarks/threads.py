@@ -11,9 +11,12 @@ ONNX Runtime runs the one-node models in DIR, which are written there where `onn
 """
 
 import argparse
+import atexit
 import hashlib
 import json
 import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -59,23 +62,32 @@ def model_file(folder: Path, problem: Conv, weights: np.ndarray) -> Path:
 
 
 class OnnxRuntime:
-    """ONNX Runtime's sessions in a process of their own: its threads look for work after a call, on the CPUs that ours need."""
+    """ONNX Runtime's sessions in a process of their own, which is stopped between its turns: its threads look for work long after a call,
+    on the CPUs that ours need."""
 
     def __init__(self) -> None:
         self._ours, theirs = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("spawn").Process(target=_serve_onnxruntime, args=(theirs,), daemon=True)
         self._process.start()
+        atexit.register(self._process.kill)  # whoever is stopped hears nothing else
 
     def first(self, path: Path, x: np.ndarray, threads: int) -> np.ndarray:
         """The result of a model, whose session the next turns are of."""
-        self._ours.send((str(path), x, threads))
-        return np.asarray(self._ours.recv())
+        return np.asarray(self._ask((str(path), x, threads)))
 
     def turn(self) -> list[float]:
         """Seconds of some calls after an untimed one."""
-        self._ours.send(None)
-        found: list[float] = self._ours.recv()
+        found: list[float] = self._ask(None)
         return found
+
+    def _ask(self, what: object) -> Any:
+        assert self._process.pid
+        os.kill(self._process.pid, signal.SIGCONT)
+        self._ours.send(what)
+        try:
+            return self._ours.recv()
+        finally:
+            os.kill(self._process.pid, signal.SIGSTOP)
 
 
 def _serve_onnxruntime(pipe: Any) -> None:
