@@ -9,8 +9,8 @@ every plan of a problem costs the same. `operations` of a vector and the targets
 Assumptions: every operation is as fast as a multiply-add, a division too (no machine file says how long one takes); FP64, whose exponential
 is the C library's, takes as many.
 
-Worked number: SiLU has 19 operations; with two multiply-adds a cycle of 16 lanes, 480 planes of 14 x 14 are 480 x 13 vectors of 9.5 cycles,
-59,280 in all.
+Worked number: SiLU has 16 operations; with two multiply-adds a cycle of 16 lanes, 480 planes of 14 x 14 are 480 x 13 vectors of 8 cycles,
+49,920 in all.
 """
 
 from pysim.machine.cpu import Machine
