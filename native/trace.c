@@ -166,6 +166,15 @@ static void scalar(const channel *c) {
         }
 }
 
+/* One tap of stride 1, by vectors. */
+static void rows(const channel *c) {
+    const pysim_segment *s = c->s;
+    for (int64_t j = 0; j < s->count; j += c->t->lanes) {
+        read_vector(c, s->first + j, s->count - j);
+        write(c, 0, j, pysim_min(c->t->lanes, s->count - j));
+    }
+}
+
 static void chain(const channel *c) {
     const pysim_segment *s = c->s;
     const int64_t lanes = c->t->lanes, needed = s->count + s->taps - 1;
@@ -238,6 +247,8 @@ static void trace_segment(const pysim_segment *s, void *dst) {
         each_channel(c, zero);
     else if (portable)
         each_channel(c, s->stride == 1 && dense && s->taps <= 256 ? copies : scalar);
+    else if (s->stride == 1 && s->taps == 1 && short_run && !t->mma)
+        each_channel(c, rows);
     else if (s->stride == 1 && dense && s->taps - 1 <= t->lanes && short_run)
         each_channel(c, chain);
     else if (s->stride > 1 && s->stride <= PHASES && dense && (s->taps - 1) / s->stride <= t->lanes && short_run)
