@@ -9,9 +9,9 @@ typedef int64_t BITS __attribute__((vector_size(sizeof(VEC))));
 typedef int32_t BITS __attribute__((vector_size(sizeof(VEC))));
 #endif
 
-/* a where x is negative, else b, also for a NaN. */
+/* a where x has a sign, as -0 has, else b. */
 INLINE VEC where_negative(VEC x, VEC a, VEC b) {
-    const BITS negative = (BITS)(x < v_zero());
+    const BITS negative = (BITS)x >> (8 * sizeof(T) - 1);
     return (VEC)((negative & (BITS)a) | (~negative & (BITS)b));
 }
 
