@@ -4,14 +4,14 @@
 #include <math.h>
 
 #if DOUBLE
-typedef int64_t BITS __attribute__((vector_size(sizeof(VEC))));
+typedef uint64_t BITS __attribute__((vector_size(sizeof(VEC))));
 #else
-typedef int32_t BITS __attribute__((vector_size(sizeof(VEC))));
+typedef uint32_t BITS __attribute__((vector_size(sizeof(VEC))));
 #endif
 
 /* a where x has a sign, as -0 has, else b. */
 INLINE VEC where_negative(VEC x, VEC a, VEC b) {
-    const BITS negative = (BITS)x >> (8 * sizeof(T) - 1);
+    const BITS negative = -((BITS)x >> (8 * sizeof(T) - 1));
     return (VEC)((negative & (BITS)a) | (~negative & (BITS)b));
 }
 
