@@ -20,14 +20,14 @@ from pysim.algorithms.contract import SUMS, Array, Bound, Prepared
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from, cycles_of
-from pysim.cachemodel.cpu.im2col import columns_pass
+from pysim.cachemodel.cpu.im2col import columns_nest, columns_pass
 from pysim.cachemodel.cpu.incore import products_per_cycle, rates
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost, Reason, Rejected
-from pysim.record.description import Description
+from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 
@@ -165,9 +165,10 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    assert isinstance(plan.workload, Conv)
-    summary = "columns of each image in the workspace, then their 1x1 convolution"
-    return words.describe(_nest(plan.workload), plan, summary)
+    w, on = plan.workload, plan.on
+    assert isinstance(w, Conv) and isinstance(on, Machine)
+    columns = Section("columns", tuple(words.printed(columns_nest(w, nests.nest_of(w), on))))
+    return words.describe_nest(_nest(w), plan, "columns of each image in the workspace, then their 1x1 convolution", (columns,))
 
 
 __all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

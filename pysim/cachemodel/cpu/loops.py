@@ -87,7 +87,7 @@ class Loop(NamedTuple):
 
 class Operand(NamedTuple):
     """What is touched inside a loop, its extents along dimensions; `first`: in the first iteration of this loop alone; `after` the loops in
-    its body; `written`: its lines go back out. Operands of one name are one buffer."""
+    its body; `written`: its lines go back out. Operands of one name are one buffer; what has none only takes room."""
 
     name: str
     extents: Mapping[str, Extent]
@@ -364,7 +364,7 @@ class LoopNest:
         for name, extent in self.operands[row].extents.items():
             if isinstance(extent.base, float) and not extent.base:
                 continue
-            each, tiles = extent.base / self._extents[row, name][0] * self.footprint(-1, row), passes
+            each, tiles = extent.base / np.maximum(1e-9, self._extents[row, name][0]) * self.footprint(-1, row), passes
             for at, loop in enumerate(self.loops[: inside + 1]):
                 if loop.dimension == name:
                     body = [self.footprint(at, other) * (self._phase(other, at) >= 0) for other in rows]
@@ -373,10 +373,3 @@ class LoopNest:
             phase = [self.footprint(inside, other) * (self._phase(other, inside) == self._phase(row, inside)) for other in rows]
             most = np.maximum(1.0, self.total[name] * passes / tiles)
             yield Reuse(row, inside, (most - 1) * tiles, each, self._together(np.stack(phase))[None] / most)
-
-    def printed(self) -> Iterator[str]:
-        """The nest of the first column in words, outermost loop first: trips, tiles and what is touched there."""
-        for depth, loop in enumerate(self.loops):
-            trips, tiles = (int(np.ravel(number)[0]) for number in (loop.trips, loop.tiles))
-            here = ", ".join(one.name for one, use in zip(self.operands, self.accesses, strict=True) if use.inside == depth)
-            yield "  " * depth + f"{loop.name}: {trips} x {tiles} of {loop.dimension}" + (f"; {here}" if here else "")

@@ -177,8 +177,8 @@ class Sliced:
         every = Extent(1.0, sets)
         depths = self.swapped(np.where(self.packed, 1.0, sets), np.ones(n) if self.own else sets)
         operands = (
-            Operand("kept", {"channels": Extent(1.0, depths[0]), "kept": kept[0]}, "streamed"),
-            Operand("streamed", {"channels": Extent(1.0, depths[1]), "streamed": streamed[0]}, "streamed"),
+            Operand("kept operand", {"channels": Extent(1.0, depths[0]), "kept": kept[0]}, "streamed"),
+            Operand("streamed operand", {"channels": Extent(1.0, depths[1]), "streamed": streamed[0]}, "streamed"),
             Operand("output", {"kept": kept[1], "streamed": streamed[1]}, "streamed"),
             Operand("raw kept", {"channels": every, "kept": kept[2]}, "kept", first="streamed sets"),
             Operand("raw streamed", {"channels": every, "streamed": streamed[2]}, "streamed sets"),

@@ -388,7 +388,7 @@ def described(of: Candidates) -> LoopNest:
             "panels of tiles",
         ),
         # what is asked for behind the filters that are multiplied
-        Operand("ahead", {"groups": groups, "rows": Extent(ROWS_AHEAD * wide, ROWS_AHEAD * wide)}, "panels of tiles"),
+        Operand("", {"groups": groups, "rows": Extent(ROWS_AHEAD * wide, ROWS_AHEAD * wide)}, "panels of tiles"),
         Operand("sums", sums, "panels of tiles", written=True),
         Operand("sums", sums, "sets", after=True),
         Operand(
