@@ -43,6 +43,7 @@ take 7. Measured on a Zen 5: gemm:1x4096x4096 with B in place takes 3.1 times th
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -183,8 +184,7 @@ def _waits(rates: Rates, table: Table, moved: Array) -> Array | float:
 
 def fills(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier for written lines to come in first, where no loop has asked for them: the `wait` of a pass."""
-    rates = np.array([at.read_bytes_per_cycle.value for at in suppliers(machine).values()])
-    cycles: Array = _served(moved[:, 1::2].sum(axis=1)) / rates[:, None]
+    cycles: Array = _served(moved[:, 1::2].sum(axis=1)) / _rates(machine)[:, :1]
     return cycles
 
 
@@ -202,16 +202,22 @@ def crossed(nest: LoopNest, misses: Array) -> Array:
     return found
 
 
+@lru_cache(maxsize=64)
 def suppliers(machine: Machine) -> dict[str, Level | Memory]:
     """What each level of a machine gets its lines from."""
     return {**{level.name: level for level in machine.levels[1:]}, "memory": machine.memory}
 
 
+@lru_cache(maxsize=64)
+def _rates(machine: Machine) -> Array:
+    """Bytes a cycle of each supplier, read and written."""
+    return np.array([(at.read_bytes_per_cycle.value, at.write_bytes_per_cycle.value) for at in suppliers(machine).values()])
+
+
 def transfer_cycles(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
-    rates = np.array([(at.read_bytes_per_cycle.value, at.write_bytes_per_cycle.value) for at in suppliers(machine).values()])
     served = _served(moved.reshape(len(moved), -1, 2, moved.shape[-1]).sum(axis=1))
-    cycles: Array = (served / rates[:, :, None]).sum(axis=1)
+    cycles: Array = (served / _rates(machine)[:, :, None]).sum(axis=1)
     return cycles
 
 
@@ -224,16 +230,17 @@ def cost_from(machine: Machine, passes: Sequence[Pass], row: int = 0) -> Cost:
     """The cost of one schedule as a value."""
     terms, hidden, levels = dict[str, float](), dict[str, float](), dict[str, dict[str, float]]()
     transfers = dict.fromkeys(suppliers(machine), 0.0)
-    for one in (_one_schedule(one, row) for one in passes):
-        compute, transfer, beside = (part[..., 0] for part in _beside(machine, one))
-        moving = dict(zip(transfers, transfer.tolist(), strict=True))
-        computing = {name: float(cycles[0]) for name, cycles in one.terms.items()}
-        lesser = moving if compute >= transfer.sum() else computing
-        share = float(beside) / max(sum(lesser.values()), 1e-300)
+    for one in passes:
+        bytes_moved = _column(one.moved, row)
+        compute, transfer, beside = _beside(machine, _one_schedule(one, bytes_moved, row))
+        moving = dict(zip(transfers, transfer[:, 0].tolist(), strict=True))
+        computing = {name: float(_column(cycles, row)[0]) for name, cycles in one.terms.items()}
+        lesser = moving if compute[0] >= sum(moving.values()) else computing
+        share = float(beside[0]) / max(sum(lesser.values()), 1e-300)
         _add(terms, computing)
         _add(transfers, moving)
         _add(hidden, {name: share * cycles for name, cycles in lesser.items()})
-        for above, (name, cycles), moved in zip(machine.levels, moving.items(), one.moved[:, :, 0].tolist(), strict=True):
+        for above, (name, cycles), moved in zip(machine.levels, moving.items(), bytes_moved[:, :, 0].tolist(), strict=True):
             back = sum(moved[1::2])
             size, found = sum(moved) + back, levels.setdefault(name, {})
             _add(found, {"lines": size / above.line_bytes, "bytes": size, "cycles": cycles, "writeback_lines": back / above.line_bytes})
@@ -245,15 +252,16 @@ def cost_from(machine: Machine, passes: Sequence[Pass], row: int = 0) -> Cost:
     return Cost(cycles, cycles / machine.clock_hz, bound_by, levels, terms, hidden)
 
 
-def _one_schedule(one: Pass, row: int) -> Pass:
-    """The same of one schedule; a pass of one alone is that of all."""
+def _column(of: Array | float, row: int) -> Array:
+    """One schedule's; what is the same of all stands once."""
+    array = np.atleast_1d(of)
+    row = min(row, array.shape[-1] - 1)
+    return array[..., row : row + 1]
 
-    def column(of: Array | float) -> Array:
-        array = np.atleast_1d(of)
-        return array[..., [min(row, array.shape[-1] - 1)]]
 
-    terms = {name: column(of) for name, of in one.terms.items()}
-    return Pass(terms, one.operands, column(one.moved), column(one.covers), column(one.wait))
+def _one_schedule(one: Pass, moved: Array, row: int) -> Pass:
+    terms = {name: _column(of, row) for name, of in one.terms.items()}
+    return Pass(terms, one.operands, moved, _column(one.covers, row), _column(one.wait, row))
 
 
 def _add(to: dict[str, float], some: Mapping[str, float]) -> None:

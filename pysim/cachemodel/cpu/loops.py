@@ -202,13 +202,21 @@ def _derived(uses: tuple[Use, ...], operands: tuple[Access, ...]) -> tuple[tuple
     return tuple(found), tuple(weights)
 
 
+@lru_cache(maxsize=64)
+def _ways(levels: tuple[Level, ...]) -> Array:
+    """Ways, and bytes of one, of each level."""
+    return np.array([(level.ways, level.sets * level.line_bytes) for level in levels], dtype=np.float64).T
+
+
 def missing(levels: Sequence[Level], distance: Array) -> Array:
     """Share of lines that miss each level (levels x any) when they are touched again after `distance` bytes."""
-    shape = (-1, *(1 for _ in distance.shape))
-    ways = np.array([level.ways for level in levels]).reshape(shape)
-    way = np.array([level.sets * level.line_bytes for level in levels]).reshape(shape)
-    share: Array = np.clip((distance / way - (ways - 1)) / 2, 0.0, 1.0)
-    return share
+    ways, way = _ways(tuple(levels)).reshape(2, -1, *(1 for _ in distance.shape))
+    share = distance / way
+    share -= ways - 1
+    share /= 2
+    np.maximum(share, 0.0, out=share)
+    found: Array = np.minimum(share, 1.0, out=share)
+    return found
 
 
 def stacked(columns: int, *rows: Any) -> Array:
@@ -268,7 +276,7 @@ class LoopNest:
         factors: dict[int, Any] = {}
         for at, loop in enumerate(self.loops):
             factors[at], factors[~at] = 1 / loop.trips, np.greater(loop.trips, 1)
-        numbers = [sum(product * math.prod(factors[at] for at in which) for which, product in weight) for weight in weights]
+        numbers = [sum(reduce(np.multiply, (factors[at] for at in which), product) for which, product in weight) for weight in weights]
         for row, use, terms, most, joined in derived:
             out, where = found[row, use], uses[use].loop
             for number, level in terms:
@@ -305,8 +313,7 @@ class LoopNest:
                 yield Reuse(row, -1, passes, size, again[Use(of, -1)][None], True)
             else:
                 passes = passes * math.prod(loop.trips for loop in self.loops[: both + 1])
-                distance = np.stack([self._together(self._from(before, row, both, part)) for part in PARTS])
-                yield Reuse(row, both, passes, size, distance, before > row)
+                yield Reuse(row, both, passes, size, self._from(before, row, both), before > row)
             for loop in range(both + 1, of.inside + 1):
                 if loop not in of.moved:
                     yield Reuse(row, loop, passes * (self.loops[loop].trips - 1), size, again[Use(of, loop)][None])
@@ -319,12 +326,13 @@ class LoopNest:
         trips = math.prod(loop.trips for at, loop in enumerate(self.loops[: of.inside + 1]) if at != of.first)
         return self.footprint(of.inside, row) * trips
 
-    def _together(self, sizes: Array) -> Array:
-        """Bytes of all operands (the first axis), those of one name once."""
+    def _together(self, sizes: Mapping[int, Array] | Array) -> Array:
+        """Bytes of operands by row, those of one name once."""
         found: dict[str, Array] = {}
-        for one, size in zip(self.operands, sizes, strict=True):
-            found[one.name] = np.maximum(found.get(one.name, 0.0), size)
-        return sum(found.values(), np.zeros(sizes.shape[1:]))
+        for row, size in sizes.items() if isinstance(sizes, Mapping) else enumerate(sizes):
+            name = self.operands[row].name
+            found[name] = np.maximum(found[name], size) if name in found else size
+        return reduce(np.add, found.values(), np.zeros(self.columns))
 
     def _before(self, row: int) -> int:
         """The operand that is the same buffer in the phase before, or the one before."""
@@ -341,21 +349,22 @@ class LoopNest:
         inside = self.accesses[row].inside
         return -1 if inside < loop else 1 if inside > loop else 2 * self.operands[row].after
 
-    def _from(self, before: int, row: int, loop: int, part: float) -> Array:
-        """Bytes of each operand from a buffer's use in one phase of a loop to that in another."""
-        start, end = self._phase(before, loop), self._phase(row, loop)
+    def _from(self, before: int, row: int, loop: int) -> Array:
+        """Bytes from a buffer's use in one phase of a loop to that in another, for each of PARTS."""
+        start, end, own = self._phase(before, loop), self._phase(row, loop), self.operands[row].name
         within = [at for at in self.accesses[before if start == 1 else row].moved if at > loop]
         once = min(within, default=loop + 1) - 1  # the last loop that passes over the whole buffer
-        found = np.zeros((len(self.operands), self.columns))
-        for at, one in enumerate(self.operands):
-            phase = self._phase(at, loop)
-            if one.name == self.operands[row].name:
-                found[at] = self.footprint(loop, at)
-            elif phase in (start, end):
-                found[at] = (part if phase == end else 1 - part) * self.footprint(once if phase == 1 else loop, at)
-            elif phase >= 0 and (start < phase < end if start < end else not end < phase < start):
-                found[at] = self.footprint(loop, at)
-        return found
+
+        def size(phase: int, of: int) -> Array:
+            rows = (at for at, one in enumerate(self.operands) if one.name != own and self._phase(at, loop) == phase)
+            return self._together({at: self.footprint(of if phase == 1 else loop, at) for at in rows})
+
+        whole = self._together({at: self.footprint(loop, at) for at, one in enumerate(self.operands) if one.name == own})
+        for phase in range(3):
+            if start < phase < end if start < end else not end <= phase <= start:
+                whole = whole + size(phase, loop)
+        ends = size(start, once), size(end, once)
+        return np.stack([whole + (1 - part) * ends[0] + part * ends[1] for part in PARTS])
 
     def _shared(self, row: int, passes: Array) -> Iterator[Reuse]:
         """Of what neighbouring tiles share."""
@@ -367,9 +376,10 @@ class LoopNest:
             each, tiles = extent.base / np.maximum(1e-9, self._extents[row, name][0]) * self.footprint(-1, row), passes
             for at, loop in enumerate(self.loops[: inside + 1]):
                 if loop.dimension == name:
-                    body = [self.footprint(at, other) * (self._phase(other, at) >= 0) for other in rows]
-                    yield Reuse(row, at, (loop.trips - 1) * tiles, each, self._together(np.stack(body))[None])
+                    body = self._together({other: self.footprint(at, other) for other in rows if self._phase(other, at) >= 0})
+                    yield Reuse(row, at, (loop.trips - 1) * tiles, each, body[None])
                     tiles = tiles * loop.trips
-            phase = [self.footprint(inside, other) * (self._phase(other, inside) == self._phase(row, inside)) for other in rows]
+            phase = self._phase(row, inside)
+            body = self._together({other: self.footprint(inside, other) for other in rows if self._phase(other, inside) == phase})
             most = np.maximum(1.0, self.total[name] * passes / tiles)
-            yield Reuse(row, inside, (most - 1) * tiles, each, self._together(np.stack(phase))[None] / most)
+            yield Reuse(row, inside, (most - 1) * tiles, each, body[None] / most)

@@ -261,6 +261,7 @@ def _unit(machine: Machine, kernel: Kernel) -> Unit:
     return unit
 
 
+@lru_cache(maxsize=256)
 def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[float, ...]:
     """Of one group: cycles of all steps, calls of one channel set, cycles to store and to load the sums once, cycles of both transforms."""
     unit = _unit(machine, kernel)
