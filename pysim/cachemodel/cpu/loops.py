@@ -355,16 +355,19 @@ class LoopNest:
         within = [at for at in self.accesses[before if start == 1 else row].moved if at > loop]
         once = min(within, default=loop + 1) - 1  # the last loop that passes over the whole buffer
 
-        def size(phase: int, of: int) -> Array:
-            rows = (at for at, one in enumerate(self.operands) if one.name != own and self._phase(at, loop) == phase)
-            return self._together({at: self.footprint(of if phase == 1 else loop, at) for at in rows})
+        whole = {at: self.footprint(loop, at) for at, one in enumerate(self.operands) if one.name == own}
+        for at, one in enumerate(self.operands):
+            phase = self._phase(at, loop)
+            if phase >= 0 and one.name != own and (start < phase < end if start < end else not end <= phase <= start):
+                whole[at] = self.footprint(loop, at)
+        names = {self.operands[at].name for at in whole}
 
-        whole = self._together({at: self.footprint(loop, at) for at, one in enumerate(self.operands) if one.name == own})
-        for phase in range(3):
-            if start < phase < end if start < end else not end <= phase <= start:
-                whole = whole + size(phase, loop)
-        ends = size(start, once), size(end, once)
-        return np.stack([whole + (1 - part) * ends[0] + part * ends[1] for part in PARTS])
+        def size(phase: int) -> Array:
+            rows = (at for at, one in enumerate(self.operands) if one.name not in names and self._phase(at, loop) == phase)
+            return self._together({at: self.footprint(once if phase == 1 else loop, at) for at in rows})
+
+        ends, always = (size(start), size(end)), self._together(whole)
+        return np.stack([always + (1 - part) * ends[0] + part * ends[1] for part in PARTS])
 
     def _shared(self, row: int, passes: Array) -> Iterator[Reuse]:
         """Of what neighbouring tiles share."""
