@@ -71,10 +71,14 @@ def _walk(nest: LoopNest, loop: int, spans: Mapping[str, range], numbers: tuple[
     name, tiles = nest.loops[loop].dimension, int(np.ravel(nest.loops[loop].tiles)[0])
     for number, start in enumerate(spans[name][::tiles]):
         inner = {**spans, name: range(start, min(start + tiles, spans[name].stop))}
-        for one, access in zip(nest.operands, nest.accesses, strict=True):
-            if access.inside == loop and not (access.first is not None and (*numbers, number)[access.first]):
-                yield Touch(one.name, {of: inner[of] for of in one.extents})
+        here = [
+            (one.after, Touch(one.name, {of: inner[of] for of in one.extents}))
+            for one, access in zip(nest.operands, nest.accesses, strict=True)
+            if access.inside == loop and not (access.first is not None and (*numbers, number)[access.first])
+        ]
+        yield from (touch for after, touch in here if not after)
         yield from _walk(nest, loop + 1, inner, (*numbers, number))
+        yield from (touch for after, touch in here if after)
 
 
 Span = tuple[int, int, bool]  # first byte, bytes, write
