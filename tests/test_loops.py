@@ -63,6 +63,11 @@ def described(found: Trace) -> Iterator[frozenset[int]]:
         ("conv:ic4ih12oc9kh3sh2ph1", "tiles", (3, 1, 2)),
         ("conv:mb2ic6ih7oc10kh1", "none", (4, 2, 2)),
         ("conv:g2ic6ih8oc12kh3", "tiles", (2, 1, 4)),
+        ("gemm:11x40x6", "none", (4, 2, 2)),
+        ("gemm:11x40x6", "tiles", (5, 3, 5)),
+        ("gemm:11x40x6:tn", "tiles", (4, 2, 2)),
+        ("gemm:11x40x6:nt", "tiles", (4, 1, 3)),
+        ("gemm:11x40x6:tt", "tiles", (6, 2, 1)),
     ],
 )
 def test_the_walk_of_the_description_touches_what_the_macro_kernel_records(
