@@ -75,10 +75,10 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
 
     `scale` (OPERANDS x schedules) makes ways of the bytes of a distance.
     """
-    way, pitches = level.sets * level.line_bytes, (nest.plane_bytes, nest.windows * nest.out_bytes)
+    way, pitches = level.sets * level.line_bytes, (nest.input_pitch, nest.windows * nest.out_bytes)
     crowd = any(
         gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way
-        for pitch, most in zip(pitches, (nest.channels, nest.filters), strict=True)
+        for pitch, most in zip(pitches, (nest.windows if nest.windows_transposed else nest.channels, nest.filters), strict=True)
     )
     of_roles = np.concatenate([scale[roles, span] for roles, span in zip(flows.roles, flows.columns, strict=True)], axis=1)
     reach = np.einsum("odn,on->dn", flows.between, of_roles)

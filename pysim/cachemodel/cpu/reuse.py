@@ -205,7 +205,8 @@ def flows(rates: Rates, table: Table, hot: bool) -> Flows:
     roles, operand, at, shares, never = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
     size = stacked(s.at.size, *(stream[2] for stream in streams))
     kind = np.repeat(np.arange(len(columns)), np.diff(ends))
-    return Flows(columns, kind, roles, operand, at, shares, never, size, _between(s), _planes(s), s.once)
+    between = _between(s)
+    return Flows(columns, kind, roles, operand, at, shares, never, size, between, _planes(s, between), s.once)
 
 
 @lru_cache(maxsize=64)
@@ -267,12 +268,15 @@ def _as_roles(s: Sliced, once: Array) -> Array:
     return np.stack([kept[0], streamed[0], once[OUTPUT], kept[1], streamed[1]])
 
 
-def _planes(s: Sliced) -> Array:
-    """Planes of inputs and outputs in between, and the turns: a loop over filter tiles leaves half of the outputs of each of two sets."""
+def _planes(s: Sliced, between: Array) -> Array:
+    """Planes of inputs and outputs in between, and the turns: a loop over filter tiles leaves half of the outputs of each of two sets. A
+    transposed B has a row for each window."""
     sets: list[Any] = [np.where(s.kept, *both) for both in ((s.n_filters, s.k3), (s.k2, s.k3), (s.k2, 1.0))]
     tiles = np.minimum(stacked(s.at.size, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
     found = np.ones((3, len(_LOOPS), s.at.size))
     found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.channels, s.channels), tiles[np.maximum(0, _LOOPS)]
+    if s.nest.windows_transposed:
+        found[0] = np.maximum(1.0, np.where(s.kept, between[RAW_KEPT], between[RAW_STREAMED]) / (s.channels * s.nest.element_bytes))
     for run in (RUN_STREAMED, RUN_RAW_STREAMED):  # of one set of channels: what the first and the last set of kept tiles write
         np.copyto(found[1, run], found[1, SETS], where=s.sets == 1)
     found[2, _LOOPS == STREAMED_SETS] += s.kept
