@@ -21,7 +21,7 @@ from pysim.cachemodel.cpu.cost import predict, schedule_of
 from pysim.cachemodel.cpu.incore import rates
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.check.reference import reference, shapes
-from pysim.errors import MachineError, PlanError, ProblemError
+from pysim.errors import MachineError, OperandError, PlanError, ProblemError
 from pysim.machine import load as machine
 from pysim.planner import candidates
 from pysim.problem import text as workload
@@ -363,7 +363,7 @@ def test_wrong_names_and_counts_are_refused() -> None:
         plan(LAYER, "zen9")
     with pytest.raises(ProblemError):
         plan("conv:ic64", "zen4")
-    with pytest.raises(PlanError, match="top is 0"):
+    with pytest.raises(OperandError, match="top is 0"):
         plans(LAYER, "zen4", top=0)
 
 

@@ -6,7 +6,8 @@
 Of threads that multiply, instructions and wavefronts are counted address by address (`gemm_shared`); of tensor cores they follow from what
 the instructions read, without conflicts: a warp keeps fragments for its whole tile, a warpgroup's instruction reads its rows and columns
 from shared memory. A producer's loads by TMA cost no instructions. Three products of halves read B three times and A once, into registers,
-where SPLIT_INSTRUCTIONS make halves of an element; each promotion adds the accumulators to the sums.
+where SPLIT_INSTRUCTIONS make halves of an element; each promotion adds the accumulators to the sums. An A of tf32 that is not K-major
+passes through registers, too, and two lanes of its loads meet in a bank.
 
 Worked number: a step of 8 of 128 x 128 in FP32 on V100 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
 """
@@ -74,8 +75,16 @@ def estimated(tiles: Tiles) -> Attributes:
 
 
 @lru_cache(maxsize=4096)
-def work(gpu: Gpu, tiles: Tiles, trans_a: bool = False, trans_b: bool = False, ragged: tuple[bool, ...] = (False, False)) -> Work:
-    """Cycles of a step of a product; `ragged` (A, B): rows are no whole vectors, and threads load element by element."""
+def work(
+    gpu: Gpu,
+    tiles: Tiles,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    ragged: tuple[bool, ...] = (False, False),
+    by_registers: bool = False,
+) -> Work:
+    """Cycles of a step of a product; `ragged` (A, B): rows are no whole vectors, and threads load element by element; `by_registers`: a
+    warpgroup's A comes so."""
     size, products = SIZES[tiles.dtype], tiles.rows * tiles.columns * tiles.depth
     arithmetic = products * tiles.products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
     stage = stage_bytes(tiles)
@@ -94,10 +103,13 @@ def work(gpu: Gpu, tiles: Tiles, trans_a: bool = False, trans_b: bool = False, r
     )
     warp = tiles.warp_rows + tiles.warp_columns
     read = instructions * (tiles.thread_rows + tiles.thread_columns * tiles.products) if tiles.by_warpgroups else warp
-    shared = groups * read * tiles.depth * size / LINE_BYTES + stage / LINE_BYTES
+    moved = groups * tiles.warp_rows * tiles.depth if by_registers else 0  # elements
+    read += tiles.warp_rows - instructions * tiles.thread_rows if by_registers else 0
+    shared = (groups * read * tiles.depth + moved) * size / LINE_BYTES + stage / LINE_BYTES
     loads = 0 if tiles.by_warpgroups else groups * warp * tiles.depth * size / (VECTOR_BYTES * WARP)
     deep = INSTRUCTION_BYTES / size  # of one instruction along k; each of a warpgroup's four warps issues it
     issued = products * tiles.products / (tiles.thread_rows * tiles.thread_columns * deep) * (tiles.group // WARP)
     if tiles.promotion:
         issued += (groups * tiles.warp_rows * tiles.depth * SPLIT_INSTRUCTIONS + products / tiles.promotion) / WARP
+    issued += moved / WARP
     return Work(arithmetic, shared, (issued + 2 * loads + copies) / gpu.schedulers_per_sm.value)
