@@ -250,15 +250,7 @@ class LoopNest:
             np.minimum(found, alone * counts, out=found)
             np.minimum(found, whole, out=found)
             self._extents |= {(row, name): each for row, each in zip(rows, found, strict=True)}
-        self._footprints: dict[tuple[int, int], Array] = {}  # in one iteration of a loop, of an operand that it moves
-        inner = dict.fromkeys(total, 0)
-        for at in range(-1, len(loops)):
-            if at >= 0:
-                inner[loops[at].dimension] += 1
-            for row, access in enumerate(self.accesses):
-                if at < 0 or at in access.moved:
-                    extents = [self._extents[row, name][inner[name]] for name in operands[row].extents]
-                    self._footprints[at, row] = reduce(np.multiply, extents)
+        self._footprints: dict[tuple[int, int], Array] = {}  # in one iteration of a loop that moves an operand
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -267,11 +259,19 @@ class LoopNest:
 
     def footprint(self, loop: int, row: int) -> Array:
         """Bytes of operand `row` in one iteration of a loop (-1: in all)."""
-        return self._footprints[self.accesses[row].level(loop), row]
+        return self._size(self.accesses[row].level(loop), row)
+
+    def _size(self, level: int, row: int) -> Array:
+        found = self._footprints.get((level, row))
+        if found is None:
+            over = [loop.dimension for loop in self.loops[: level + 1]]
+            found = reduce(np.multiply, (self._extents[row, name][over.count(name)] for name in self.operands[row].extents))
+            self._footprints[level, row] = found
+        return found
 
     def between(self, uses: tuple[Use, ...], more: int = 0) -> Array:
         """Bytes of each operand between each use and the next: operands x uses (and `more`, which are 0) x columns."""
-        found, sizes = np.zeros((len(self.operands), len(uses) + more, self.columns)), self._footprints
+        found, size = np.zeros((len(self.operands), len(uses) + more, self.columns)), self._size
         derived, weights = _derived(uses, self.accesses)
         factors: dict[int, Any] = {}
         for at, loop in enumerate(self.loops):
@@ -280,21 +280,26 @@ class LoopNest:
         for row, use, terms, most, joined in derived:
             out, where = found[row, use], uses[use].loop
             for number, level in terms:
-                out += sizes[level, row] if number < 0 else numbers[number] * sizes[level, row]
+                out += size(level, row) if number < 0 else numbers[number] * size(level, row)
             if joined and not isinstance(base := self.operands[row].extents[name := self.loops[where].dimension].base, float):
                 one = self._extents[row, name][sum(each.dimension == name for each in self.loops[: where + 1])]
-                out -= base / np.maximum(1e-9, one) * np.maximum(0.0, out - sizes[where, row])
+                out -= base / np.maximum(1e-9, one) * np.maximum(0.0, out - size(where, row))
             if most is not None:
-                np.minimum(out, sizes[most, row], out=out)
+                np.minimum(out, size(most, row), out=out)
         return found
 
     def misses(self, levels: Sequence[Level], hot: bool = True) -> Array:
         """Bytes of each operand that a run misses in each cache (levels x operands x columns), no more further out than further in; caches
         are `hot` from a run before, or not."""
         found = np.zeros((len(levels), len(self.operands), self.columns))
-        for one in self.reuses():
-            share = missing(levels, one.distance).mean(axis=1)
-            found[:, one.row] += one.size * (one.times * share if hot or not one.first else (one.times - 1) * share + 1)
+        whole = self._together({row: self.footprint(-1, row) for row in range(len(self.operands))}).max()
+        spilled = [level for level in levels if not hot or whole > (level.ways - 1) * level.sets * level.line_bytes]  # others keep all
+        for one in self.reuses() if spilled else ():
+            share = missing(spilled, one.distance).sum(axis=1) / len(one.distance)
+            if one.first and not hot:
+                share = (share * (one.times - 1) + 1) / one.times
+            share *= one.times * one.size
+            found[: len(spilled), one.row] += share
         return np.minimum.accumulate(found)
 
     def reuses(self) -> Iterator[Reuse]:

@@ -128,10 +128,13 @@ def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64], in_r
     mean = np.where(mine, met, np.where(crowd, 0.0, rows)).sum(axis=0) + whole.sum(axis=0)
     wide = np.where(crowd, 0.0, spread - mine * np.minimum(spread, rows * np.maximum(0.0, 1 - rows))).sum(axis=0)
     crowd &= ~mine
-    found: Array = np.zeros_like(mean)
-    for which in product(*((False, True) if one.any() else (False,) for one in crowd)):
-        chance = np.where(np.array(which)[:, None], crowd * (rows / met), 1 - crowd * (rows / met)).prod(axis=0)
-        found += chance * _above(room, mean + (met * crowd)[list(which)].sum(axis=0), wide, packed, filters)
+    chance = crowd * (rows / met)
+    found: Array = (1 - chance).prod(axis=0) * _above(room, mean, wide, packed, filters)
+    for which in product((False, True), repeat=len(rows)):
+        at = np.flatnonzero(np.logical_and.reduce(crowd[list(which)])) if any(which) else np.empty(0, dtype=np.int64)
+        if at.size:
+            here = np.where(np.array(which)[:, None], chance[:, at], 1 - chance[:, at]).prod(axis=0)
+            found[at] += here * _above(room, mean[at] + met[:, at][list(which)].sum(axis=0), wide[at], packed[at], filters[at])
     return found
 
 
