@@ -34,7 +34,7 @@ def batched_product() -> LoopNest:
 
 def cost(nest: LoopNest) -> Cost:
     kernel = np.array([BATCH * ROWS * K * COLUMNS / 16])  # multiply-adds, a vector of 16 a cycle
-    return cost_from(ON, [Pass({"kernel": kernel}, OPERANDS, crossed(nest, nest.misses(ON.levels)))])
+    return cost_from([Pass(ON, {"kernel": kernel}, OPERANDS, crossed(nest, nest.misses(ON.levels)))])
 
 
 def lines(nest: LoopNest) -> Iterator[np.ndarray]:

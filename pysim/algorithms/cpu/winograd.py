@@ -119,7 +119,7 @@ class Costs:
 
     def cost(self, row: int) -> Cost:
         assert self._table and self._found
-        return cost_from(self._table.machine, self._found.passes, row)
+        return cost_from(self._found.passes, row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
         assert self._table

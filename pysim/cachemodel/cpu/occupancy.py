@@ -128,13 +128,17 @@ def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64], in_r
     mean = np.where(mine, met, np.where(crowd, 0.0, rows)).sum(axis=0) + whole.sum(axis=0)
     wide = np.where(crowd, 0.0, spread - mine * np.minimum(spread, rows * np.maximum(0.0, 1 - rows))).sum(axis=0)
     crowd &= ~mine
+    found = _above(room, mean, wide, packed, filters)
+    if not crowd.any():
+        return found
     chance = crowd * (rows / met)
-    found: Array = (1 - chance).prod(axis=0) * _above(room, mean, wide, packed, filters)
-    for which in product((False, True), repeat=len(rows)):
-        at = np.flatnonzero(np.logical_and.reduce(crowd[list(which)])) if any(which) else np.empty(0, dtype=np.int64)
+    found *= (1 - chance).prod(axis=0)
+    for which in list(product((0, 1), repeat=len(rows)))[1:]:
+        of = [row for row, some in enumerate(which) if some]
+        at = np.flatnonzero(crowd[of].all(axis=0))
         if at.size:
             here = np.where(np.array(which)[:, None], chance[:, at], 1 - chance[:, at]).prod(axis=0)
-            found[at] += here * _above(room, mean[at] + met[:, at][list(which)].sum(axis=0), wide[at], packed[at], filters[at])
+            found[at] += here * _above(room, mean[at] + met[of][:, at].sum(axis=0), wide[at], packed[at], filters[at])
     return found
 
 

@@ -40,7 +40,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.cost import Pass, crossed, cycles_of
+from pysim.cachemodel.cpu.cost import Pass, crossed
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
@@ -215,8 +215,8 @@ def predict(of: Candidates) -> Prediction:
             which = [2 * row + back for row in at for back in range(2)]
             covers = 1 / of.k2 if "kernel" in names else 1.0
             operands = [nest.operands[row].name for row in at]
-            passes.append(Pass({name: terms[name] for name in names}, operands, moved[:, which], covers))
-    return Prediction(cycles_of(of.machine, passes), tuple(passes))
+            passes.append(Pass(of.machine, {name: terms[name] for name in names}, operands, moved[:, which], covers))
+    return Prediction(sum((one.cycles for one in passes), np.zeros(1)), tuple(passes))
 
 
 def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[str, Array]:
