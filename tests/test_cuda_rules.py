@@ -165,6 +165,14 @@ def shape(draw: random.Random, row: ConvKernel) -> dict[str, int]:
         "dilation_h": draw.choice((1, 1, 1, 2)), "dilation_w": draw.choice((1, 1, 1, 2)),
     }  # fmt: skip
     w |= {f"pad_{side}": draw.choice((0, 1, draw.randint(0, 4))) for side in ("top", "left", "bottom", "right")}
+    if row.folds and draw.random() < 0.8:
+        w |= {"groups": 1, "channels": draw.randint(1, 6), "filters": w["filters"] // groups, "dilation_h": 1, "dilation_w": 1}
+        w |= {
+            "kernel_h": draw.randint(2, 9),
+            "kernel_w": draw.randint(2, 9),
+            "stride_h": draw.randint(2, 4),
+            "stride_w": draw.randint(1, 4),
+        }
     return w | draw.choice(LIMITS)(draw)
 
 
