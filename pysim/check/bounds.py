@@ -5,8 +5,8 @@
 
 (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1.) u is the unit roundoff of the accumulators: 2^-53 in double,
 2^-14 of FP8, whose sums keep 13 bits, 2^-24 of all others, whose products are exact in float32; twice that on a GPU, whose tensor cores may
-truncate. u_C is the result's and s_C its least number above zero, 2^-53 the reference's own. g is what an algorithm's transforms add (`Bound.growth`); where they have no such
-bound, the error is held to `Bound.rms` of the results' root mean square, on whole numbers too. Whole results are exact.
+truncate. u_C is the result's and s_C its least number above zero, 2^-53 the reference's own. g is what an algorithm's transforms add
+(`Bound.growth`); where they have no such bound, the error is held to `Bound.rms` of the results' root mean square, on whole numbers too. Whole results are exact.
 
 Worked number: f16 on a GPU, k = 64: 7.6e-6 of |A||B| and 4.9e-4 of the element.
 """

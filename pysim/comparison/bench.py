@@ -188,7 +188,8 @@ class GpuBench:
         if isinstance(self.trial.workload, Gemm):
             found += [GpuSchedule(row.name, "data_parallel", 1, False, 1) for row in gemm_kernels() if row.dtype == dtype]
         else:
-            rows = [row for row in conv_kernels() if row.dtype == dtype and not row.makes_product]
+            rows = [row for row in conv_kernels() if row.dtype == dtype and not row.makes_product and not row.ablation]
+            rows.sort(key=lambda row: not row.tiles.rows)  # those without tiles are for few channels a group
             found += [GpuConvSchedule(row.name, None, "data_parallel", 1, False, 1) for row in rows]
         for schedule in found[:-1]:
             with suppress(NativeError):
