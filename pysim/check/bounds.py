@@ -3,10 +3,11 @@
 
     |got - want| <= (gamma_k(u) g + gamma_k(2^-53)) |A||B| + u_C |want| + s_C / 2        gamma_k(u) = k u / (1 - k u)
 
-(Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1.) u is the unit roundoff of the accumulators: 2^-53 in double,
-2^-14 of FP8, whose sums keep 13 bits, 2^-24 of all others, whose products are exact in float32; twice that on a GPU, whose tensor cores may
-truncate. u_C is the result's and s_C its least number above zero, 2^-53 the reference's own. g is what an algorithm's transforms add
-(`Bound.growth`); where they have no such bound, the error is held to `Bound.rms` of the results' root mean square, on whole numbers too. Whole results are exact.
+(Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1.) u is the unit roundoff of the accumulators: 2^-53 in
+double, 2^-14 of FP8, whose sums keep 13 bits, 2^-24 of all others, whose products are exact in float32; twice that on a GPU, whose tensor
+cores may truncate. u_C is the result's and s_C its least number above zero, 2^-53 the reference's own. g is what an algorithm's
+transforms add (`Bound.growth`); where they have no such bound, the error is held to `Bound.rms` of the results' root mean square, on
+whole numbers too. Whole results are exact.
 
 Worked number: f16 on a GPU, k = 64: 7.6e-6 of |A||B| and 4.9e-4 of the element.
 """
