@@ -4,8 +4,8 @@
     python benchmarks/threads.py OUT.jsonl PROBLEM... [--threads 1 2 4] [--kinds N] [--models DIR] [--seconds S] [--set NAME]
 
 For each problem and number of threads the plan for so many threads and, with --kinds, the best of so many further kinds; results of all
-numbers of threads have to be the same bits, and ONNX Runtime's within 1e-4 of them. Samples of all contenders of one number of threads
-take turns, each after an untimed call.
+numbers of threads have to be the same bits, and ONNX Runtime's within 1e-4 of them. All contenders of one number of threads take
+turns of some samples after an untimed call.
 OUT.jsonl is a file of `tools/model_errors.py`: its header names OUT.toml, this computer as it was detected, which is written beside it.
 ONNX Runtime runs the one-node models in DIR, which are written there where `onnx` is installed; without --models it does not run.
 """
@@ -27,10 +27,11 @@ from pysim.calibration import host
 from pysim.machine.write import to_toml
 from pysim.measure.clock import pinned
 from pysim.problem.conv import Conv
-from pysim.problem.text import resolve
+from pysim.problem.text import distinct, resolve
 from pysim.runtime import cpu_launch
 
-FEWEST = 5
+FEWEST = 5  # samples of a turn
+PAUSE = 0.02  # seconds
 
 
 def model_file(folder: Path, problem: Conv, weights: np.ndarray) -> Path:
@@ -90,16 +91,20 @@ def check(problem: Conv, result: np.ndarray, other: np.ndarray) -> None:
 
 
 def take(calls: dict[str, Callable[[], object]], threads: int, seconds: float) -> dict[str, list[float]]:
-    """Samples of each, in turns until each has had so many seconds."""
+    """Samples of each, in turns until each has had so many seconds. A turn begins when other libraries' threads have stopped spinning."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     with pinned(threads):
-        end = time.perf_counter() + seconds * len(calls)
+        for call in calls.values():
+            call()
+        end = time.perf_counter() + (seconds + PAUSE) * len(calls)
         while len(next(iter(found.values()))) < FEWEST or time.perf_counter() < end:
             for name, call in calls.items():
-                call()
-                start = time.perf_counter()
-                call()
-                found[name].append(time.perf_counter() - start)
+                time.sleep(PAUSE if threads > 1 else 0)
+                for timed in [False] + [True] * FEWEST:
+                    start = time.perf_counter()
+                    call()
+                    if timed:
+                        found[name].append(time.perf_counter() - start)
     return found
 
 
@@ -127,7 +132,7 @@ def main() -> None:
     with given.out.open("w", encoding="utf-8") as out:
         about = {"kind": "header", "machine_file": file.name, "device": on.description, "columns": "least and median of samples, seconds"}
         print(json.dumps(about), file=out)
-        for layer in (layer for text in given.problems for layer in resolve(text)):
+        for layer in distinct([layer for text in given.problems for layer in resolve(text)]):
             problem = layer.workload
             assert isinstance(problem, Conv)
             x, w = operands(problem)

@@ -4,13 +4,23 @@
 #define PYSIM_KERNEL_H
 #include "pysim.h"
 
-/* What happens to a tile of accumulators on its way out: relu(alpha*acc + beta*old + bias_filters[f] + bias_windows[w]), where relu
- * keeps a NaN. */
+/* Between which a store keeps results: x < low ? low : x > high ? high : x, so a NaN stays one. A ReLU is 0 and infinity. */
 typedef struct {
-    double alpha, beta;        /* beta == 0: the old output is not read */
+    double low, high;
+} pysim_bounds;
+
+/* Those of all results of operands of a dtype: nothing is changed. */
+static inline pysim_bounds pysim_unbounded(int32_t dtype) {
+    return dtype == PYSIM_S8 ? (pysim_bounds){INT32_MIN, INT32_MAX} : (pysim_bounds){-__builtin_inf(), __builtin_inf()};
+}
+
+/* What happens to a tile of accumulators on its way out: alpha*acc + bias_filters[f] + bias_windows[w] + beta*old, kept between bounds. */
+typedef struct {
+    double alpha, beta;
+    const void *old;           /* rows that lie as those of the output, which they may be (or a residual), or NULL */
     const void *bias_filters;  /* one value per filter of this tile, or NULL */
     const void *bias_windows;  /* one value per window of this tile, or NULL */
-    int relu;
+    pysim_bounds bounds;
 } pysim_store;
 
 /* Micro-kernel: O[f][w] for f < nf, w < nw, from two panels.
@@ -52,7 +62,7 @@ typedef struct {
 typedef struct {
     const pysim_conv *conv;
     int64_t p, q, channels, filters; /* the last two: of a group */
-    int relu;
+    pysim_bounds bounds;
 } pysim_direct;
 
 /* Columns of the input, padding among them, that one row of outputs reads. */
@@ -60,8 +70,8 @@ static inline int64_t pysim_direct_columns(const pysim_direct *of) {
     return (of->q - 1) * of->conv->stride_w + of->conv->dilation_w * (of->conv->kernel_w - 1) + 1;
 }
 
-/* Rows of outputs [begin, end) of `groups` neighbouring groups of one image, relu(sum + bias); bias is NULL or has a value for each filter.
- * Weights that padding meets are finite. Form `planes` takes all rows of at most lane_filters groups of one channel and one filter each, and
+/* Rows of outputs [begin, end) of `groups` neighbouring groups of one image, sum + bias between bounds; bias is NULL or has a value for each
+ * filter. Weights that padding meets are finite. Form `planes` takes all rows of at most lane_filters groups of one channel and one filter each, and
  * keeps its transposed planes in the workspace. */
 typedef void (*pysim_direct_kernel)(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out,
                                     int64_t groups, int64_t begin, int64_t end, void *workspace);

@@ -2,8 +2,9 @@
  * Loops over rows of results: the epilogues that kernels do not have in their stores, and operators between convolutions. They are plain C
  * that the compiler turns into vectors, once for each line of loops.inc.
  *
- * A kernel's store adds a bias and cuts at zero. Whatever else an epilogue asks for (a residual, any other activation) is made of its
- * results by `finish`, on a tile or a few rows that the kernel has just written and that lie in L1: one place for all kernels. */
+ * A kernel's store adds a bias and keeps bounds (identity, ReLU, clamp), those of the nest add a residual, too. Whatever else an epilogue
+ * asks for is made of its results by `finish`, on a tile or a few rows that the kernel has just written and that lie in L1: one place for
+ * all kernels. */
 #ifndef PYSIM_LOOPS_H
 #define PYSIM_LOOPS_H
 #include "kernel.h"
@@ -35,12 +36,6 @@ struct pysim_loops {
 
 /* Those of the best target that runs here, for results of a dtype (f32 or f64), or NULL. */
 const pysim_loops *pysim_loops_for(int32_t dtype);
-
-/* What the kernels' stores leave to `finish`. */
-static inline pysim_finish pysim_finish_of(const pysim_epilogue *e, int32_t dtype, void *result) {
-    const int plain = !e->residual && (e->activation == PYSIM_IDENTITY || e->activation == PYSIM_RELU);
-    return (pysim_finish){plain ? NULL : pysim_loops_for(dtype), result, e->residual, e->activation, e->low, e->high};
-}
 
 /* Asks for the lines of rows of `bytes` bytes, `pitch` bytes apart, that a tile will read or write when its kernel has run: the kernel hides
  * the time they take. In rows a plane apart no prefetcher of the hardware finds them. */

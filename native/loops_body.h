@@ -1,108 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The loops of loops.h for one type and target; included with T, DOUBLE (whether T is double) and TARGET_LOOPS, the name to define.
- * The compiler makes vectors of them: no loop has a branch, comparisons choose between values that are both computed. */
-#include <math.h>
+ * The loops of loops.h for one type and target; included after loops.h and a vec_*.h, with DOUBLE (whether T is double) and TARGET_LOOPS, the
+ * name to define. Maps and pools are plain C, which the compiler turns into vectors: no loop has a branch. */
 #include <string.h>
 
-#include "loops.h"
+#include "activations.h"
 
-#define INLINE static inline __attribute__((always_inline))
 enum { PIECE = 1024, BLOCK = 2048, GROUP = 16 }; /* elements: what several passes go over in L1, a block of a pool, a few vectors */
-
-#if DOUBLE
-INLINE T exponential(T x) { return exp(x); }
-INLINE T normal_tail(T z) { return erfc(z) / 2; }
-#else
-/* e^x = 2^n e^r, n = x / ln 2 rounded, |r| <= ln 2 / 2; ln 2 in two parts, so that x - n ln 2 is nearly exact (Cody and Waite). The sum
- * x + 1.5 2^23 has n in its lowest bits. Below the least normal number 0, above the largest infinity; within 2 units in the last place. */
-INLINE float exponential(float given) {
-    const float magic = 12582912.0f, low = -87.3f, high = 88.7f;
-    const float x = given < low ? low : given > high ? high : given;
-    const float shifted = x * 1.44269504f + magic, n = shifted - magic;
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.0f / 5040;
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    union {
-        float value;
-        uint32_t bits;
-    } scale = {.value = shifted}, zero = {.value = magic};
-    scale.bits = (scale.bits - zero.bits + 126) << 23; /* 2^(n-1): n may be 128 */
-    const float y = p * scale.value * 2.0f;
-    return given < low ? 0.0f : given > high ? __builtin_inff() : y;
-}
-
-/* erfc(z) / 2 for z >= 0: erfc(z) = t exp(-z^2 + p(t)), t = 1 / (1 + z/2), where p of degree 9 interpolates at Chebyshev points of 0 <= z <= 10
- * (within 5e-8; behind that the result is 0 in float). */
-INLINE float normal_tail(float z) {
-    const float t = 1.0f / (1.0f + 0.5f * z);
-    float p = 0.144930214f;
-    p = p * t + -0.680827177f;
-    p = p * t + 1.15673376f;
-    p = p * t + -0.696251897f;
-    p = p * t + -0.0802804334f;
-    p = p * t + 0.00126758703f;
-    p = p * t + 0.0346027998f;
-    p = p * t + 0.386640412f;
-    p = p * t + 0.998632783f;
-    p = p * t + -1.265448f;
-    return 0.5f * t * exponential(p - z * z);
-}
-#endif
-
-INLINE T gelu(T x) {
-    const T tail = normal_tail((x < 0 ? -x : x) * (T)0.70710678118654752440);
-    return x * (x < 0 ? tail : 1 - tail);
-}
-INLINE T silu(T x) { return x / (1 + exponential(-x)); }
-INLINE T gelu_tanh(T x) { /* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
-    return x / (1 + exponential((T)-1.59576912160573071176 * (x + (T)0.044715 * x * x * x)));
-}
-INLINE T hard_swish(T x) {
-    const T up = x + 3 < 0 ? 0 : x + 3;
-    return x * (up > 6 ? 6 : up) * (T)(1.0 / 6);
-}
 
 /* ---- epilogues ---- */
 
-#define EACH(function)                                                               \
-    do {                                                                             \
-        if (residual)                                                                \
-            for (int64_t i = 0; i < columns; i++) {                                  \
-                const T x = out[i] + residual[i];                                    \
-                out[i] = (function);                                                 \
-            }                                                                        \
-        else                                                                         \
-            for (int64_t i = 0; i < columns; i++) {                                  \
-                const T x = out[i];                                                  \
-                out[i] = (function);                                                 \
-            }                                                                        \
-    } while (0)
-
-static void finish_row(const pysim_finish *f, T *restrict out, const T *restrict residual, int64_t columns) {
-    const T low = (T)f->low, high = (T)f->high;
-    switch (f->activation) {
-    case PYSIM_EPILOGUE_relu: EACH(x < 0 ? 0 : x); break;
-    case PYSIM_EPILOGUE_gelu: EACH(gelu(x)); break;
-    case PYSIM_EPILOGUE_clamp: EACH(x < low ? low : x > high ? high : x); break;
-    case PYSIM_EPILOGUE_silu: EACH(silu(x)); break;
-    case PYSIM_EPILOGUE_hard_swish: EACH(hard_swish(x)); break;
-    case PYSIM_EPILOGUE_gelu_tanh: EACH(gelu_tanh(x)); break;
-    default:
-        if (residual) EACH(x);
+/* Of a constant activation; rows need not be whole vectors. */
+INLINE void finish_as(const int activation, VEC low, VEC high, T *out, const T *residual, int64_t pitch, int64_t rows, int64_t columns) {
+    const int64_t whole = columns / LANES * LANES;
+    const MASK rest = v_lanes(0, columns - whole);
+    for (int64_t r = 0; r < rows; r++, out += pitch, residual += residual ? pitch : 0) {
+        for (int64_t i = 0; i < whole; i += LANES) {
+            VEC x = v_load(out + i);
+            if (residual) x += v_load(residual + i);
+            v_store(out + i, activated(activation, low, high, x));
+        }
+        if (whole == columns) continue;
+        VEC x = v_load_mask(out + whole, rest);
+        if (residual) x += v_load_mask(residual + whole, rest);
+        v_store_mask(out + whole, activated(activation, low, high, x), rest);
     }
 }
 
 static void finish_rows(const pysim_finish *f, void *to, int64_t pitch, int64_t rows, int64_t columns) {
-    T *out = to;
+    const int is_relu = f->activation == PYSIM_EPILOGUE_relu;
+    const VEC low = v_set1(is_relu ? 0 : (T)f->low), high = v_set1(is_relu ? (T)__builtin_inf() : (T)f->high);
     const T *residual = f->residual ? (const T *)(const void *)(f->residual + ((const char *)to - f->result)) : NULL;
     if (pitch == columns) columns *= rows, rows = 1;
-    for (int64_t r = 0; r < rows; r++) finish_row(f, out + r * pitch, residual ? residual + r * pitch : NULL, columns);
+    switch (f->activation) {
+#define PYSIM_EPILOGUE(number, name, function) \
+    case number: finish_as(number, low, high, to, residual, pitch, rows, columns); break;
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
+    }
 }
 
 /* ---- maps ---- */
@@ -216,16 +150,17 @@ static T pool_window(const pysim_pool *p, const T *plane, int64_t row, int64_t q
     return p->largest ? value : value / (T)(counted_rows(p, y0) * counted_columns(p, x0));
 }
 
-/* The mean of a plane. */
+/* The mean of a plane: lanes are summed in pairs. */
 static T plane_mean(const T *x, int64_t count) {
-    T part[GROUP] = {0};
-    double sum = 0;
+    VEC sum = v_zero();
     int64_t i = 0;
-    for (; i + GROUP <= count; i += GROUP)
-        for (int j = 0; j < GROUP; j++) part[j] += x[i + j];
-    for (int j = 0; j < GROUP; j++) sum += part[j];
-    for (; i < count; i++) sum += x[i];
-    return (T)(sum / (double)count);
+    for (; i + LANES <= count; i += LANES) sum += v_load(x + i);
+    if (i < count) sum += v_load_mask(x + i, v_lanes(0, count - i));
+    T part[LANES];
+    v_store(part, sum);
+    for (int n = LANES / 2; n > 0; n /= 2)
+        for (int j = 0; j < n; j++) part[j] += part[j + n];
+    return part[0] / (T)count;
 }
 
 /* As many outputs along an axis as their windows stay within `most` elements; 0 where not one does. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The ABI's entries for operators between convolutions: arguments are checked here, the loops of loops.h do the rest. */
+ * The ABI's entries for operators between convolutions: arguments are checked here, the loops of loops.h do the rest. And for chains. */
 #include "loops.h"
 #include "status.h"
 
@@ -84,5 +84,22 @@ pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y) {
     pysim_status status = loops_of(p->dtype, &loops);
     if (status == PYSIM_OK) status = check_pool(p, x, y);
     if (status == PYSIM_OK) loops->pool(p, x, y);
+    return status;
+}
+
+static pysim_status run_step(const pysim_step *s) {
+    switch (s->kind) {
+    case PYSIM_STEP_RUN:
+        return pysim_run(s->of, s->schedule, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes, NULL);
+    case PYSIM_STEP_MAP: return pysim_run_map(s->of, s->epilogue, s->first, s->second, s->third, s->result);
+    case PYSIM_STEP_POOL: return pysim_run_pool(s->of, s->first, s->result);
+    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; it is 0 (run), 1 (map) or 2 (pool)", (int)s->kind);
+    }
+}
+
+pysim_status pysim_run_steps(const pysim_step *steps, int64_t count) {
+    pysim_status status = PYSIM_OK;
+    if (count > 0 && !steps) return pysim_fail(PYSIM_BAD_ARGUMENT, "steps is NULL");
+    for (int64_t i = 0; i < count && status == PYSIM_OK; i++) status = run_step(&steps[i]);
     return status;
 }

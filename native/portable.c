@@ -22,7 +22,8 @@ enum { WINDOWS = 8, FILTERS = 4 };
     void dtype##_win_8x4__portable(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, \
                                    int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {                  \
         const T *f = filters, *w = windows;                                                                            \
-        const R *bias_f = s->bias_filters, *bias_w = s->bias_windows;                                                  \
+        const R *bias_f = s->bias_filters, *bias_w = s->bias_windows, *old = s->old;                                   \
+        const R low = (R)s->bounds.low, high = (R)s->bounds.high;                                                      \
         SUM acc[FILTERS][WINDOWS] = {{0}};                                                                             \
         if (nw == WINDOWS) {                                                                                           \
             for (int64_t p = 0; p < k; p++, f += FILTERS, w += window_pitch) {                                         \
@@ -43,10 +44,10 @@ enum { WINDOWS = 8, FILTERS = 4 };
             for (int64_t i = 0; i < nw; i++) {                                                                         \
                 R *to = (R *)out + j * out_pitch + i;                                                                  \
                 SUM sum = acc[j][i] * (SUM)FACTOR(s->alpha);                                                           \
-                if (s->beta != 0) sum += (SUM)LOAD(to) * (SUM)FACTOR(s->beta);                                         \
                 sum += (bias_f ? (SUM)bias_f[j] : 0) + (bias_w ? (SUM)bias_w[i] : 0);                                  \
+                if (old) sum += (SUM)LOAD(old + j * out_pitch + i) * (SUM)FACTOR(s->beta);                             \
                 const R value = (R)sum;                                                                                \
-                STORE(to, s->relu && value < 0 ? (R)0 : value);                                                        \
+                STORE(to, value < low ? low : value > high ? high : value);                                            \
             }                                                                                                          \
     }
 DEFINE_KERNEL(f32, float, float, float, PYSIM_SAME, PYSIM_SAME)

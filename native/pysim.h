@@ -156,6 +156,20 @@ typedef struct {
 } pysim_pool;
 pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y);
 
+/* Calls of pysim_run, pysim_run_map and pysim_run_pool one after another: the operators of a network in one call. */
+typedef enum { PYSIM_STEP_RUN = 0, PYSIM_STEP_MAP = 1, PYSIM_STEP_POOL = 2 } pysim_step_kind;
+typedef struct {
+    int32_t kind, threads;              /* which function; threads, schedule and workspace are of PYSIM_STEP_RUN alone */
+    const void *of;                     /* pysim_problem, pysim_map or pysim_pool */
+    const pysim_schedule *schedule;
+    const pysim_epilogue *epilogue;     /* not of a pool */
+    const void *first, *second, *third; /* first and second of a run; x, scale and shift of a map; x of a pool */
+    void *result, *workspace;
+    int64_t workspace_bytes;
+} pysim_step;
+/* Until one fails: its status, and its sentence for pysim_last_error. */
+pysim_status pysim_run_steps(const pysim_step *steps, int64_t count);
+
 /* The baseline's data movement: columns[channels*kernel_h*kernel_w][P*Q] of one image of one group (channels = C/groups). */
 pysim_status pysim_im2col(const pysim_conv *c, const void *image, void *columns);
 

@@ -82,14 +82,24 @@ pysim_status pysim_prepare(const pysim_problem *p, const pysim_schedule *s, cons
     return status;
 }
 
-/* The kernels' part of the epilogue, and what is left to `finish`: by the algorithm itself, or behind it. */
+/* Divides the epilogue into what kernels' stores do and what is left to `finish`. */
+static void divide_epilogue(const pysim_job *job, pysim_call *call) {
+    const pysim_epilogue *e = call->epilogue;
+    const int adds = e->residual && job->algorithm->adds, added = !e->residual || adds;
+    call->residual = adds ? e->residual : NULL;
+    call->bounds = pysim_unbounded(job->operands.first.dtype);
+    if (added && e->activation == PYSIM_RELU) call->bounds.low = 0;
+    if (added && e->activation == PYSIM_EPILOGUE_clamp) call->bounds = (pysim_bounds){e->low, e->high};
+    if (added && (e->activation == PYSIM_IDENTITY || e->activation == PYSIM_RELU || e->activation == PYSIM_EPILOGUE_clamp)) return;
+    call->finish = (pysim_finish){pysim_loops_for(job->operands.result.dtype), call->result, added ? NULL : e->residual, e->activation,
+                                  e->low, e->high};
+}
+
+/* What is left to `finish` is done by the algorithm itself, or behind it. */
 static void run_checked(const pysim_problem *p, pysim_job *job, const pysim_call *given) {
     const int32_t result = job->operands.result.dtype;
     pysim_call call = *given;
-    pysim_epilogue stored = *given->epilogue;
-    call.finish = pysim_finish_of(given->epilogue, result, given->result);
-    if (call.finish.loops) stored.activation = PYSIM_IDENTITY, stored.residual = NULL;
-    call.epilogue = &stored;
+    divide_epilogue(job, &call);
     const pysim_finish left = job->algorithm->finishes ? (pysim_finish){0} : call.finish;
     if (!job->algorithm->finishes) call.finish.loops = NULL;
     job->algorithm->run(job, &call);

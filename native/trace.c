@@ -100,7 +100,7 @@ static void trace_run(int64_t k, const void *filters, const void *windows, int64
                       int64_t nw, int64_t nf, const pysim_store *store) {
     tracer *t = active;
     const pysim_kernel_info *row = &t->nest.row.info;
-    const int win = row->lane_filters == 1, fil = !win && row->lane_windows == 1, reads_old = store->beta != 0;
+    const int win = row->lane_filters == 1, fil = !win && row->lane_windows == 1, reads_old = store->old != NULL;
     /* Filters are padded to whole tiles, so only a win kernel that multiplies them one by one leaves some out. */
     const int64_t groups = fil ? t->lanes : row->lane_filters;
     const int64_t all = win && t->lanes > 1 ? nf : row->filters;
@@ -164,6 +164,15 @@ static void scalar(const channel *c) {
             read(c, s->first + j * s->stride + tap * s->dilation, 1);
             write(c, tap, j, 1);
         }
+}
+
+/* One tap of stride 1, by vectors. */
+static void rows(const channel *c) {
+    const pysim_segment *s = c->s;
+    for (int64_t j = 0; j < s->count; j += c->t->lanes) {
+        read_vector(c, s->first + j, s->count - j);
+        write(c, 0, j, pysim_min(c->t->lanes, s->count - j));
+    }
 }
 
 static void chain(const channel *c) {
@@ -238,6 +247,8 @@ static void trace_segment(const pysim_segment *s, void *dst) {
         each_channel(c, zero);
     else if (portable)
         each_channel(c, s->stride == 1 && dense && s->taps <= 256 ? copies : scalar);
+    else if (s->stride == 1 && s->taps == 1 && short_run && !t->mma)
+        each_channel(c, rows);
     else if (s->stride == 1 && dense && s->taps - 1 <= t->lanes && short_run)
         each_channel(c, chain);
     else if (s->stride > 1 && s->stride <= PHASES && dense && (s->taps - 1) / s->stride <= t->lanes && short_run)

@@ -15,10 +15,10 @@ INLINE void v_store(T *p, VEC v) { __builtin_memcpy(p, &v, sizeof v); }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { return a * b + c; }
 INLINE VEC v_mul(VEC a, VEC b) { return a * b; }
 INLINE VEC v_add(VEC a, VEC b) { return a + b; }
-/* b where either is NaN. */
-INLINE VEC v_max(VEC a, VEC b) {
-    for (int i = 0; i < LANES; i++) b[i] = a[i] > b[i] ? a[i] : b[i];
-    return b;
+/* A NaN stays one. */
+INLINE VEC v_between(VEC low, VEC high, VEC x) {
+    for (int i = 0; i < LANES; i++) x[i] = x[i] < low[i] ? low[i] : x[i] > high[i] ? high[i] : x[i];
+    return x;
 }
 
 typedef struct {

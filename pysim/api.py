@@ -14,14 +14,15 @@ from typing import Any, cast
 import msgspec
 
 from pysim import planner
-from pysim.arguments import flag, number, whole, wholes
+from pysim.arguments import MOST_THREADS, flag, number, seconds, whole, wholes
 from pysim.calibration import host
 from pysim.comparison import compare as comparison
 from pysim.comparison.compare import How
-from pysim.errors import MachineError, OperandError, PlanError
+from pysim.errors import OperandError, PlanError
 from pysim.frontends import onnx
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
+from pysim.machine.load import load_any
 from pysim.measure.store import Store
 from pysim.once import Recent
 from pysim.peers import Asked, chosen
@@ -39,7 +40,6 @@ from pysim.runtime import cpu as runtime
 Pair = int | Sequence[int]
 Accurate = tuple[Accuracy, float | None]  # what results must be: the level, and the largest error over their root mean square
 ANY: Accurate = ("standard", None)  # which calls that ask for nothing have, and no others: their signatures are without it
-_MOST_THREADS = 2**31 - 1  # that the library can be told; it says how many it takes
 
 # signature -> what is ready for such a call, and the objects whose id is in the signature
 _ready: Recent[tuple[Any, Any, Any]] = Recent(256)
@@ -148,8 +148,12 @@ def compare(
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
     else:
-        layers = distinct(resolve([problem] if isinstance(problem, str) else list(problem), lambda path: onnx.read(path)[0]))
-    on, how = host.runnable_any(machine), How(threads, state, min_seconds=min_seconds, budget_seconds=budget_seconds)
+        words = list(problem) if isinstance(problem, Iterable) and not isinstance(problem, str | bytes) else [problem]
+        layers = distinct(resolve(words, lambda path: onnx.read(path)[0]))
+    if store is not None and not isinstance(store, Store):
+        raise OperandError(f"store is {store!r}; right is a pysim.measure.store.Store, open")
+    least, most = seconds(min_seconds, "min_seconds"), seconds(budget_seconds, "budget_seconds")
+    on, how = host.runnable_any(machine), How(threads, state, min_seconds=least, budget_seconds=most)
     asked: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
     asked |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
     planned = [(layer, _planned(layer.workload, on, asked)) for layer in layers]
@@ -194,7 +198,7 @@ def conv2d(
     """
     windows = _windows(stride, padding, dilation, groups)
     accurate = ANY if error_limit is None and accuracy == "standard" else _accurate(accuracy, error_limit)
-    threads = whole(threads, "threads", 1, _MOST_THREADS)
+    threads = whole(threads, "threads", 1, MOST_THREADS)
     arrays.refuse_gradients(x=x, w=w, bias=bias, out=out, residual=residual)
     if arrays.is_cuda(x) or arrays.is_cuda(w) or _on_gpu(plan, machine):
         if residual is not None:
@@ -244,7 +248,7 @@ def gemm(
     alpha, beta = number(alpha, "alpha"), number(beta, "beta")
     accurate = ANY if error_limit is None and accuracy == "standard" else _accurate(accuracy, error_limit)
     trans_a, trans_b = flag(trans_a, "trans_a"), flag(trans_b, "trans_b")
-    threads = whole(threads, "threads", 1, _MOST_THREADS)
+    threads = whole(threads, "threads", 1, MOST_THREADS)
     arrays.refuse_gradients(a=a, b=b, c=c, bias=bias, out=out)
     if arrays.is_cuda(a) or arrays.is_cuda(b) or _on_gpu(plan, machine):
         choose = _chooser(_gemm_chooser, plan, machine, accurate)
@@ -288,10 +292,10 @@ def prepare(
     """A convolution with its filters packed once, `y = conv(x, out=None)`; of a product's text op(B) is kept: `c = product(a, out=None)`,
     activation(op(a) op(B) + bias), the bias a value for each column. A plan runs where its machine's plans run (`host.executor`), and
     has its own accuracy; `accuracy` and `error_limit` are as in `pysim.plan`."""
-    workload = parse(problem) if isinstance(problem, str) else problem
+    workload = parse(problem)
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
-    accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, _MOST_THREADS)
+    accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, MOST_THREADS)
     schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate)
     return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor)
 
@@ -362,7 +366,7 @@ def _check(plan: Any, machine: Any) -> None:
     if plan is not None and not isinstance(plan, values.Plan):
         raise PlanError(f"plan is {plan!r}; right is what pysim.plan returns")
     if not isinstance(machine, str | Machine | Gpu):
-        raise MachineError(f"machine is {machine!r}; right is a name, the path of a .toml file, or a machine")
+        load_any(machine)  # which says what is right
 
 
 def _on_gpu(plan: Any, machine: Any) -> bool:

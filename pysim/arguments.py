@@ -13,6 +13,7 @@ from typing import Any, cast
 from pysim.errors import OperandError, choose
 
 LARGEST = 2**63 - 1
+MOST_THREADS = 1024  # of one call: MAX_THREADS of native/conv/team.c
 
 
 def whole(value: Any, name: str, least: int, most: int = LARGEST) -> int:
@@ -46,6 +47,13 @@ def number(value: Any, name: str) -> float:
     if not math.isfinite(value):
         raise OperandError(f"{name} is {value}; it must be finite")
     return float(value)
+
+
+def seconds(value: Any, name: str) -> float:
+    """A finite time of 0 or more."""
+    if (found := number(value, name)) < 0:
+        raise OperandError(f"{name} is {found:g} seconds; it must be at least 0")
+    return found
 
 
 Activation = str | tuple[str, float, float] | None

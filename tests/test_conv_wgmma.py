@@ -48,7 +48,11 @@ def test_a_row_is_a_product_of_windows_and_filters_that_the_other_registry_has(r
     [
         ("conv:mb1ic64ih8oc8kh3ph1", "nhwc", 9 * 64),
         ("conv:mb1ic72ih8oc8kh3ph1", "nhwc", 9 * 128),
-        ("conv:mb1ic3ih224oc64kh7sh2ph3", "nhwc", 7 * 64),  # rows of taps are channels
+        ("conv:mb1ic3ih224oc64kh7ph3", "nhwc", 7 * 64),  # rows of taps are channels
+        ("conv:mb1ic3ih224oc64kh7sh2ph3", "nhwc", 4 * 64),  # 4 x 4 taps of 2 x 2 pixels' channels, of which 4 are a row
+        ("conv:mb1ic3ih224oc96kh4sh4", "nchw", 64),  # one tap
+        ("conv:mb1ic96ih56oc192kh2sh2", "nhwc", 4 * 128),  # lies as it is taken
+        ("conv:mb1ic96ih56oc192kh2sh2", "nchw", 6 * 64),
         ("conv:mb1ic16ih8oc8kh3ph1", "nhwc", 9 * 64),  # the input stays where it is
         ("conv:mb1ic16ih8oc8kh3ph1", "nchw", 3 * 64),
         ("conv:mb1ic64ih8oc8kh3ph1", "nchw", 9 * 64),
@@ -144,6 +148,28 @@ def test_under_nchw_the_copies_cost_and_are_workspace():
     assert sum(one.read for one in passes) == 2 * (32 * 256 * 14 * 14 + 256 * 256 * 9)
     assert apart.cost.seconds > last.cost.seconds and apart.cost.terms["passes"] > 0
     assert apart.workspace_bytes >= sum(one.written for one in passes)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32"])
+def test_pointwise_windows_under_nchw_are_taken_as_they_lie(dtype):
+    w = conv("conv:mb32ic64ih56oc256kh1", dtype)
+    assert wgmma.passes(H200, w, "nchw") == () and not wgmma.copies(w, "nchw")
+    assert "passes" not in planner.plan(w, H200, layout="nchw", algorithm="wgmma").cost.terms
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "windows"),
+    [
+        ("conv:mb2ic64ih28oc64kh1", "f16", 2 * 832),  # 784 are 12 1/4 boxes of 64
+        ("conv:mb2ic64ih14oc64kh1", "tf32", 2 * 224),
+        ("conv:mb2ic64ih14oc64kh1", "f16", 2 * 196),  # rows of 392 bytes are no whole 16: copied
+        ("conv:mb2ic64ih2iw4oc64kh1", "f16", 2 * 8),  # a box of 64 would have 56 for nothing
+        ("conv:mb2ic64ih28oc64kh1sh2", "f16", 2 * 196),
+        ("conv:mb2ic64ih28oc64kh1", "tf32x3", 2 * 784),  # its halves are made of pixels
+    ],
+)
+def test_windows_of_planes_are_numbered_in_whole_boxes(text, dtype, windows):
+    assert wgmma.numbered(conv(text, dtype), "nchw") == windows
 
 
 def test_a_plan_explains_its_tiles_steps_and_copies():

@@ -9,7 +9,7 @@ import pytest
 
 from pysim import planner
 from pysim.algorithms import algorithm_named, algorithms_for
-from pysim.algorithms.gpu import gemm, winograd
+from pysim.algorithms.gpu import depthwise, gemm, winograd
 from pysim.cachemodel.gpu.launches import cost, hidden
 from pysim.errors import PlanError
 from pysim.explain.text import explain
@@ -157,6 +157,31 @@ def test_no_convolution_of_few_channels_a_group_falls_to_the_definition(taps, gr
     plan = planner.plan(f"conv:g{128 // groups}mb32ic128ih28oc128{taps}", H200)
     direct = planner.plan(plan.problem, H200, algorithm="direct")
     assert plan.algorithm != direct.algorithm and plan.cost.cycles < direct.cost.cycles
+
+
+@pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_depthwise_layers_of_every_type_are_planned_by_rows_in_registers(dtype, layout):
+    for taps in ("kh3ph1", "kh7ph3", "kh3ph2dh1"):
+        problem = msgspec.structs.replace(parse(f"conv:g96mb32ic96ih56oc96{taps}"), dtype=dtype)
+        assert planner.plan(problem, H200, layout=layout).kernel == f"{dtype}_depthwise", taps
+
+
+@pytest.mark.parametrize(
+    ("taps", "rows", "apart"),
+    [
+        ("ih28oc64kh3ph2dh1", 4, 2),
+        ("ih28oc64kh5ph12dh5", 4, 6),
+        ("ih28oc64kh3ph36dh35", 1, 1),  # further apart than the image is high: outputs share no rows
+        ("ih31oc64kh4sh3", 1, 1),
+        ("ih56oc64kh4sh4", 1, 1),
+    ],
+)
+def test_a_threads_outputs_are_so_far_apart_that_they_share_rows_or_one_where_they_share_none(taps, rows, apart):
+    w = parse(f"conv:g64mb32ic64{taps}")
+    thread = depthwise.thread_of(H200.sms.value, 1, w, "nchw")
+    assert thread.kept and (thread.rows, thread.columns, thread.apart) == (rows, 1, apart)
+    assert thread.high(w) * rows >= w.out_h
 
 
 def test_one_channel_a_group_and_several_filters_are_costed_with_both_kernels_of_depthwise() -> None:

@@ -99,7 +99,7 @@ def test_halves_of_filters_are_what_is_prepared():
     w = parse("conv:mb32ic64ih56oc256kh1")
     plan = planner.plan(w.text, H200, layout="nhwc")
     kept = wgmma.prepare(w, plan.schedule, "nhwc")
-    assert kept and kept.size_bytes == wgmma.halves_bytes(w) == 2 * 64 * 256 * 4
+    assert kept and kept.size_bytes == wgmma.halves_bytes(w, "nhwc") == 2 * 64 * 256 * 4
 
 
 # By warps, on any GPU from 8.0 on

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysim.calibration import host
+from pysim.calibration import detected, host
 from pysim.calibration.host import detect
-from pysim.calibration.linux import Cpu, Geometry, read_caches, read_cpu
+from pysim.calibration.linux import Cpu, Geometry, getconf, read_caches, read_cpu
 from pysim.calibration.relatives import relative
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.machine.load import load, loads
 from pysim.machine.write import to_toml
+from pysim.measure.load import Load
 
 GENOA = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nmodel\t: 1\n"
 ICE_LAKE = "vendor_id : GenuineIntel\ncpu family : 6\nmodel : 106\nmodel name : Intel(R) Xeon(R) Gold 6338 CPU\n"
@@ -52,6 +53,27 @@ class FakeProbes:
     def probe_write(self, nbytes: int, seconds: float) -> float:
         assert 0 < seconds < 0.1
         return self.rates["write"]
+
+
+class Others:
+    """What other processes have of the processors: nothing, until a test says so."""
+
+    share = 0.0
+
+    def __call__(self, threads: int = 1) -> "Others":
+        return self
+
+    def load(self) -> Load:
+        return Load(self.share, 0.0, 0)
+
+
+@pytest.fixture(autouse=True)
+def others(monkeypatch: pytest.MonkeyPatch) -> Others:
+    made = Others()
+    monkeypatch.setattr(detected, "Watch", made)
+    monkeypatch.setattr(host, "share_of_others", lambda: made.share)
+    monkeypatch.setattr(host, "_next_look", 0.0)
+    return made
 
 
 def no_getconf() -> str:
@@ -170,7 +192,7 @@ def test_where_neither_tells_the_geometry_the_error_says_what_to_do(tmp_path: Pa
 def test_a_getconf_that_does_not_run_is_a_machine_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(MachineError, match="does not run"):
-        host.getconf()
+        getconf()
 
 
 @given(st.binary(max_size=60), st.sampled_from(["level", "number_of_sets", "ways_of_associativity", "size", "type"]))
@@ -421,3 +443,82 @@ def test_the_cache_lies_where_xdg_says_or_under_home(sysfs: Path, cpuinfo: Path,
         (file,) = where.iterdir()
         assert file.name.startswith("host-") and file.suffix == ".toml"
         os.unlink(file)
+
+
+# Beside other processes
+
+
+def test_a_detection_beside_other_processes_says_so_and_is_usable(sysfs: Path, cpuinfo: Path, tmp_path: Path, others: Others) -> None:
+    others.share = 0.43
+    machine = run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True)
+    assert "beside other processes, which had 43%" in machine.description and "43%" in machine.sources["host_probes"].title
+    assert machine.core.frequency_hz.value == 4e9
+    others.share = 0.03
+    calm = run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=False)
+    assert "beside" not in calm.description + calm.sources["host_probes"].title
+
+
+def test_it_is_kept_while_others_are_busy_and_repeated_when_they_are_not(
+    sysfs: Path, cpuinfo: Path, tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others.share = 0.8
+    disturbed = run(FakeProbes(rates={"clock": 3e9}), sysfs, cpuinfo, tmp_path, cached=True)
+    again = FakeProbes()
+    assert run(again, sysfs, cpuinfo, tmp_path, cached=True) == disturbed and again.streams == []
+    others.share = 0.0
+    assert run(again, sysfs, cpuinfo, tmp_path, cached=True) == disturbed  # looked a moment ago
+    monkeypatch.setattr(host, "_next_look", 0.0)
+    calm = run(again, sysfs, cpuinfo, tmp_path, cached=True)
+    assert calm.core.frequency_hz.value == 4e9 and again.streams
+    others.share = 0.8
+    assert run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True) == calm  # which nothing repeats
+
+
+def test_a_detection_beside_other_processes_never_replaces_a_quiet_one(sysfs: Path, cpuinfo: Path, tmp_path: Path, others: Others) -> None:
+    calm = run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True)
+    others.share = 0.8
+    fresh = run(FakeProbes(rates={"clock": 3e9}), sysfs, cpuinfo, tmp_path, cached=False)
+    assert fresh.core.frequency_hz.value == 3e9
+    assert run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True) == calm
+
+
+def test_one_absurd_reading_is_measured_again(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    class Hiccup(FakeProbes):
+        def probe_read(self, nbytes: int, seconds: float) -> float:
+            first = nbytes > 32 << 20 and nbytes not in self.streams
+            return super().probe_read(nbytes, seconds) / (100 if first else 1)
+
+    memory = run(Hiccup(), sysfs, cpuinfo, tmp_path).memory
+    assert (memory.read_bytes_per_cycle.value, memory.read_bytes_per_cycle.kind) == (32.0, "measured")
+
+
+def test_a_rate_that_stays_far_from_the_same_cpu_is_taken_over_and_assumed(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    class Crawling(FakeProbes):
+        def probe_read(self, nbytes: int, seconds: float) -> float:
+            return 4.4e9 if nbytes > 32 << 20 else super().probe_read(nbytes, seconds)
+
+    machine, zen4 = run(Crawling(), sysfs, cpuinfo, tmp_path), load("zen4")
+    taken = machine.memory.read_bytes_per_cycle
+    assert (taken.value, taken.kind) == (zen4.memory.read_bytes_per_cycle.value, "assumed")
+    source = machine.sources[taken.source]
+    assert source.title == "Taken over from zen4" and source.note is not None and "memory read 1.1, there 8.7" in source.note
+    assert "memory.read_bytes_per_cycle" in machine.assumed()
+    assert machine.levels[0].read_bytes_per_cycle.kind == "measured"
+
+
+def test_a_clock_that_no_such_cpu_has_spoils_no_rate(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    machine, zen4 = run(FakeProbes(rates={"clock": 4e8}), sysfs, cpuinfo, tmp_path), load("zen4")
+    assert machine.core.frequency_hz.value == zen4.core.frequency_hz.value
+    assert machine.levels[0].read_bytes_per_cycle.value == pytest.approx(128e9 / zen4.core.frequency_hz.value)
+
+
+def test_all_cores_together_get_no_less_than_one_and_no_more_than_each_alone(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    for factor, expected in ((0.01, 32.0), (3.0, 4 * 32.0)):
+
+        class Uneven(FakeProbes):
+            def probe_read(self, nbytes: int, seconds: float, factor: float = factor) -> float:
+                rate = super().probe_read(nbytes, seconds)
+                return rate if threading.current_thread() is threading.main_thread() else rate * factor
+
+        total = run(Uneven(), sysfs, cpuinfo, tmp_path).memory.total_read_bytes_per_cycle
+        assert total is not None and total.value == expected

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from nest_trace import walk
 
-from pysim.cachemodel.cpu.cost import cost_from, transfer_cycles
+from pysim.cachemodel.cpu.cost import Pass, cost_from, crossed
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.errors import MissingError
@@ -26,24 +26,14 @@ def batched_product() -> LoopNest:
     operands = (
         Operand("A", {"b": each, "r": Extent(A_ROW, A_ROW * ROWS)}, "rows"),
         Operand("B", {"all": Extent(B_ALL, B_ALL)}, "rows"),
-        Operand("C", {"b": each, "r": Extent(C_ROW, C_ROW * ROWS)}, "rows"),
+        Operand("C", {"b": each, "r": Extent(C_ROW, C_ROW * ROWS)}, "rows", written=True),
     )
     return LoopNest(loops, operands, {"b": BATCH, "r": ROWS, "all": 1}, 1)
 
 
 def cost(nest: LoopNest) -> Cost:
-    """C goes back out; A and B are only read."""
-    moved = np.array([[(0, size) if name == "C" else (size, 0) for name, size in zip(OPERANDS, of, strict=True)] for of in misses(nest)])
-    moved = moved.reshape(len(ON.levels), -1)
-    suppliers = [*(level.name for level in ON.levels[1:]), "memory"]
-    transfer = transfer_cycles(ON, moved[:, :, None])[:, 0].tolist()
-    kernel = BATCH * ROWS * K * COLUMNS / 16  # multiply-adds, a vector of 16 a cycle
-    return cost_from(ON, {"kernel": kernel, **dict(zip(suppliers, transfer, strict=True))}, suppliers, OPERANDS, moved)
-
-
-def misses(nest: LoopNest) -> list[list[float]]:
-    found: list[list[float]] = nest.misses(ON.levels)[:, :, 0].tolist()
-    return found
+    kernel = np.array([BATCH * ROWS * K * COLUMNS / 16])  # multiply-adds, a vector of 16 a cycle
+    return cost_from(ON, [Pass({"kernel": kernel}, OPERANDS, crossed(nest, nest.misses(ON.levels)))])
 
 
 def lines(nest: LoopNest) -> Iterator[np.ndarray]:

@@ -16,12 +16,11 @@ from pysim import plan, plans
 from pysim.api import Plan
 from pysim.cachemodel.cpu import graph
 from pysim.cachemodel.cpu import tilings as space
-from pysim.cachemodel.cpu.cost import Prediction, predict, schedule_of
-from pysim.cachemodel.cpu.incore import Rates, Table, rates
+from pysim.cachemodel.cpu.cost import predict, schedule_of
+from pysim.cachemodel.cpu.incore import rates
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
-from pysim.cachemodel.cpu.rows_in_place import waiting
 from pysim.check.reference import reference, shapes
-from pysim.errors import MachineError, PlanError, ProblemError
+from pysim.errors import MachineError, OperandError, PlanError, ProblemError
 from pysim.machine import load as machine
 from pysim.planner import candidates
 from pysim.problem import text as workload
@@ -75,18 +74,13 @@ def nest_algorithm(text: str) -> str:
     return "gemm" if text.startswith("gemm") else "sconv"
 
 
-def predicted(text: str, costs: Rates, table: Table) -> Prediction:
-    """As the nest's algorithm costs it: a product that reads B in place waits for its rows."""
-    return waiting(predict(costs, table)) if text.startswith("gemm") else predict(costs, table)
-
-
 @pytest.mark.parametrize("text", PROBLEMS)
 @pytest.mark.parametrize("name", ["zen4", "xeon-4208", "power10-e1050"])
 def test_the_chosen_plan_is_the_cheapest_of_all_candidates(text: str, name: str) -> None:
     problem, on = parse(text), machine.load(name)
     rows = space.rows(on, problem.dtype).kernels
     costs = rates(nest_of(problem), on, rows)
-    found = predicted(text, costs, space.table(costs, range(len(rows))))
+    found = predict(costs, space.table(costs, range(len(rows))))
     chosen = plan(problem, on, algorithm=nest_algorithm(text))
     assert full_cost(chosen).cycles == pytest.approx(found.cycles.min(), rel=1e-12)
     best = {item.schedule.kind: item.cost for item in chosen.considered}
@@ -139,7 +133,7 @@ def test_candidates_are_all_the_schedules_within_the_factor_of_the_best_at_their
     problem, on = parse(text), machine.load("zen4")
     rows = space.rows(on, problem.dtype).kernels
     costs = rates(nest_of(problem), on, rows)
-    found = predicted(text, costs, space.table(costs, range(len(rows))))
+    found = predict(costs, space.table(costs, range(len(rows))))
     everything = {schedule_of(found, row): float(cycles) for row, cycles in enumerate(found.cycles)}
     best = min(everything.values())
     listed = candidates(text, "zen4", within, algorithm=nest_algorithm(text))
@@ -370,7 +364,7 @@ def test_wrong_names_and_counts_are_refused() -> None:
         plan(LAYER, "zen9")
     with pytest.raises(ProblemError):
         plan("conv:ic64", "zen4")
-    with pytest.raises(PlanError, match="top is 0"):
+    with pytest.raises(OperandError, match="top is 0"):
         plans(LAYER, "zen4", top=0)
 
 

@@ -174,19 +174,18 @@ def _add(field: Field, operands: Operands, known: Contender, library: Any) -> No
     field.enter(named(known.who, known.algorithm, known.layout), known, made)
 
 
-def add_pysim(field: Field, w: Conv, dtype: str, rows: list[str], top: int, gpu: Gpu) -> str:
-    """Rows of pysim's registry in the layout that a type is used in; what was planned, or "".
+def add_pysim(field: Field, w: Conv, dtype: str, layout: str, rows: list[str], top: int, gpu: Gpu) -> str:
+    """Rows of pysim's registry in a layout; what was planned, or "".
 
     With "all" these are the best predicted schedule of each row and the `top` best predicted of any, numbered by their rank.
     """
-    layout = conv_data.USED[dtype]
     nobody = Contender(who=OURS, layout=layout)
     try:
         problem = msgspec.structs.replace(w, dtype=dtype)
         plans = planner.plans(problem, gpu, top=EVERY, layout=layout)
         bench = benches.GpuBench(problem, gpu.l2_bytes.value, layout, 1)
     except Exception as error:
-        field.known[OURS] = msgspec.structs.replace(nobody, refused=reason_of(error))
+        field.known[named(OURS, "", layout)] = msgspec.structs.replace(nobody, refused=reason_of(error))
         return ""
     field.kept.append(bench)
     best: dict[str, Any] = {}
@@ -246,7 +245,8 @@ def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gp
     """Everything about one problem. PysimError where not even the operands can be had."""
     w, field = layer.workload, Field()
     assert isinstance(w, Conv)
-    chosen = add_pysim(field, w, dtype, options.rows, options.top, gpu) if OURS in options.parties else ""
+    own = [conv_data.USED[dtype] if layout == "used" else layout for layout in options.own] if OURS in options.parties else []
+    chosen = [add_pysim(field, w, dtype, layout, options.rows, options.top, gpu) for layout in own]
     if {CUDNN, TORCH} & set(options.parties):
         operands = Operands(w, dtype, options.layouts)
         for layout in options.layouts:
@@ -255,7 +255,14 @@ def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gp
             if TORCH in options.parties:
                 add_torch(field, operands, layout)
     field.time(options.samples)
-    return Line(set=name, label=layer.label, problem=conv_data.text_of(w, dtype), dtype=dtype, planned=chosen, contenders=field.known)
+    return Line(
+        set=name,
+        label=layer.label,
+        problem=conv_data.text_of(w, dtype),
+        dtype=dtype,
+        planned=next(iter(chosen), ""),
+        contenders=field.known,
+    )
 
 
 def versions() -> dict[str, str]:
@@ -348,9 +355,10 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     def several(flag: str, target: str, known: tuple[str, ...], words: str, default: tuple[str, ...] = ()) -> None:
         parser.add_argument(flag, dest=target, type=lambda text: chosen_of(text, known), default=list(default or known), help=words)
 
-    several("--set", "sets", (*conv_data.SETS, *conv_data.NETWORKS), "sets, by comma", conv_data.SETS)
+    several("--set", "sets", (*conv_data.SETS, *conv_data.NETWORKS, *conv_data.listed()), "sets, by comma", conv_data.SETS)
     several("--dtype", "dtypes", conv_data.DTYPES, "types, by comma")
     several("--layouts", "layouts", LAYOUTS, "layouts of the peers, by comma")
+    several("--own", "own", LAYOUTS, "layouts that pysim is measured in, by comma (default: that in which a type is used)", ("used",))
     several("--parties", "parties", (OURS, CUDNN, TORCH), "who takes part, by comma")
     parser.add_argument("--rows", nargs="+", default=["all"], help='"planned", "all" (the default), or kernels by name')
     parser.add_argument("--top", type=int, default=10, help="of the best predicted schedules, beside the best of each row")

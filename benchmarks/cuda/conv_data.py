@@ -24,6 +24,7 @@ from pysim.problem.text import Layer, distinct, parse, resolve
 
 SETS = ("opencnn", "im2win", "resnet50")
 NETWORKS = ("squeezenet", "googlenet")  # others, batch 32, that no bar is about
+LISTS = Path(__file__).parent / "layers"  # others yet: a file each, at the batch size that stands there
 DTYPES = ("f32", "tf32", "f16", "bf16")
 USED = {"f32": "nchw", "tf32": "nchw", "f16": "nhwc", "bf16": "nhwc"}  # the layout that a type is used in, and pysim measured in
 OURS, CUDNN, TORCH = "pysim", "cudnn", "torch"
@@ -113,13 +114,20 @@ def text_of(w: Conv, dtype: str) -> str:
     return msgspec.structs.replace(w, dtype="f32").text + (f":{dtype}" if dtype != "f32" else "")
 
 
+def listed() -> tuple[str, ...]:
+    """The sets that are files here."""
+    return tuple(sorted(path.stem for path in LISTS.glob("*.txt")))
+
+
 def problems(name: str) -> list[Layer]:
     """The distinct convolutions of a set, f32, at its batch sizes."""
     if name == "opencnn":
         return resolve(["opencnn"])
+    if name in listed():
+        return resolve([f"@{LISTS / name}.txt"])
     batch = ({"im2win": ("mec", 128), "resnet50": ("resnet50", 32)} | {other: (other, 32) for other in NETWORKS}).get(name)
     if batch is None:
-        raise ProblemError(f"there is no set {name!r}; there are: {', '.join((*SETS, *NETWORKS))}")
+        raise ProblemError(f"there is no set {name!r}; there are: {', '.join((*SETS, *NETWORKS, *listed()))}")
     source, size = batch
     return [layer._replace(workload=msgspec.structs.replace(layer.workload, batch=size)) for layer in distinct(resolve([source]))]
 

@@ -4,7 +4,8 @@
     python benchmarks/cuda/models.py -o FILE [--seconds 160] [--compile] [MODEL:BATCH[:SIZE] ...]
 
 Contenders take turns, one call after an untimed one, between two events; medians of 30 (channels_last 15). PyTorch: eager, a CUDA graph,
-both channels last too, cudnn.benchmark on. pysim: eager, a CUDA graph, and a CUDA graph in which no layer stays PyTorch's ("pysim all").
+both channels last too, cudnn.benchmark on. pysim: eager, and CUDA graphs of each accuracy ("pysim" is strict, the default) and of one in
+which no layer stays PyTorch's ("pysim all").
 Weights are random, BatchNorm's statistics of one pass of training over random images. Errors are the largest difference from the same model
 in float64 over the largest of its outputs. One JSON line a model.
 """
@@ -23,11 +24,13 @@ import torchvision
 
 import pysim.torch
 from pysim.models import torch_layers
+from pysim.record.accuracy import Accuracy
 
 MODELS = (
     "resnet50:32 vgg16:32 googlenet:32 resnet50:1 vgg16:1 googlenet:1 mobilenet_v2:32 densenet121:32 resnext50_32x4d:32 convnext_tiny:32 "
     "efficientnet_b0:32 inception_v3:32:299 fcn_resnet50:4:520 resnet50:8 mobilenet_v2:1"
 )
+KINDS: dict[str, Accuracy] = {"pysim": "strict", "pysim all": "strict", "pysim standard": "standard", "pysim ieee": "ieee"}
 Call = Callable[[], object]
 
 
@@ -114,10 +117,10 @@ def measure(name: str, batch: int, size: int, compile_too: bool) -> dict[str, An
         compiled = torch.compile(model, mode="reduce-overhead")
         calls["compiled graph"] = lambda: compiled(x)
     expected = torch_layers.pytorch_seconds
-    for label, seconds in (("pysim", expected), ("pysim all", lambda *_: math.inf)):
-        torch_layers.pytorch_seconds = seconds
+    for label, accuracy in KINDS.items():
+        torch_layers.pytorch_seconds = expected if label != "pysim all" else lambda *_: math.inf
         try:
-            ours = pysim.torch.optimize(model)
+            ours = pysim.torch.optimize(model, accuracy)
             memory[label] = peak(lambda ours=ours: ours(x))
             y = ours(x).clone()
             errors[label] = error(y)

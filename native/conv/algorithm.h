@@ -22,7 +22,9 @@ typedef struct {
 
 /* A run whose arguments have passed; workspace holds the job's shared bytes and the panels of `threads` threads. */
 typedef struct {
-    const pysim_epilogue *epilogue; /* as kernels' stores take it: alpha, beta, bias, and relu or no activation */
+    const pysim_epilogue *epilogue; /* its alpha, beta and bias are for kernels' stores; the rest is divided: */
+    const char *residual;           /* what stores add, lying as the result does, or NULL */
+    pysim_bounds bounds;            /* between which stores keep results */
     pysim_finish finish;            /* what else is to be done to results that have just been stored */
     int32_t threads;
     const char *first, *second;
@@ -36,6 +38,7 @@ struct pysim_algorithm {
     void (*prepare)(const pysim_job *job, const char *weights, char *prepared); /* NULL: nothing is prepared */
     void (*run)(pysim_job *job, const pysim_call *call);
     int finishes; /* run obeys call->finish; else all results are gone over once more, behind it */
+    int adds;     /* run obeys call->residual; else `finish` adds residuals */
 };
 
 /* A run on one thread with stand-ins for the functions of the job's row, so that no kernel has to run on this CPU. The checks of a run

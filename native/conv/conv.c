@@ -126,6 +126,7 @@ static void conv_image(pysim_nest *n, int64_t image, const void *context) {
     n->filter_data = x->second + g * group_panel(n) * n->bytes;
     n->output = x->result + image * n->filters * n->output_pitch * n->out_bytes;
     n->bias_filters = bias ? bias + g * n->filters * n->out_bytes : NULL;
+    n->residual = x->residual ? x->residual + (n->output - x->result) : NULL;
 }
 
 /* Whether preparation, for a padded problem, met a weight that is not finite. */
@@ -138,10 +139,11 @@ static int marked(const pysim_job *job, const char *packed) {
 void pysim_conv_run(pysim_job *job, const pysim_call *call) {
     pysim_nest *n = &job->nest;
     const pysim_conv *c = n->problem;
-    n->relu = call->epilogue->activation == PYSIM_RELU;
+    n->beta = call->residual != NULL;
+    n->bounds = call->bounds;
     n->finish_rows = call->finish;
     if (n->finish && !marked(job, call->second)) n->finish = NULL;
     pysim_nest_run(n, c->batch * c->groups, conv_image, call, call->threads, call->workspace, call->profile);
 }
 
-const pysim_algorithm pysim_algorithm_sconv = {open_conv, pysim_conv_prepare, pysim_conv_run, 1};
+const pysim_algorithm pysim_algorithm_sconv = {open_conv, pysim_conv_prepare, pysim_conv_run, 1, 1};

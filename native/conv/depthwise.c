@@ -140,7 +140,7 @@ static void run_depthwise(pysim_job *job, const pysim_call *call) {
     const pysim_conv *c = &job->problem->conv;
     direct_run r = {.of = shape_of(c), .nest = &job->nest, .call = call, .row_parts = 1,
                     .padded = c->pad_top || c->pad_left || c->pad_bottom || c->pad_right};
-    r.of.relu = call->epilogue->activation == PYSIM_RELU;
+    r.of.bounds = call->bounds;
     r.unit = by_planes(&job->nest.row) ? job->nest.row.info.lane_filters : 1;
     r.group_parts = pysim_min(call->threads, pysim_ceil_div(c->groups, r.unit));
     if (!by_planes(&job->nest.row) && c->batch * r.group_parts < call->threads) r.row_parts = pysim_min(call->threads, r.of.p);
@@ -153,4 +153,4 @@ static void run_depthwise(pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, NULL, run_depthwise, 1};
+const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, NULL, run_depthwise, 1, 0};

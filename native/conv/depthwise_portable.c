@@ -32,7 +32,8 @@ static void columns_in_row(int64_t first, int64_t stride, int64_t width, int64_t
                         for (int64_t i = lo; i < hi; i++) acc[i] += w[s] * row[first + i * c->stride_w];                         \
                 }                                                                                                                \
             }                                                                                                                    \
-        for (int64_t i = 0; i < count; i++) out[i] = of->relu && acc[i] < 0 ? 0 : acc[i];                                        \
+        const T low = (T)of->bounds.low, high = (T)of->bounds.high;                                                              \
+        for (int64_t i = 0; i < count; i++) out[i] = acc[i] < low ? low : acc[i] > high ? high : acc[i];                         \
     }                                                                                                                            \
                                                                                                                                  \
     void name(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups,       \

@@ -83,10 +83,10 @@ static void run_gemm(pysim_job *job, const pysim_call *call) {
     n->alpha = e->alpha;
     n->beta = e->beta;
     n->bias_windows = e->bias;
-    n->relu = e->activation == PYSIM_RELU;
+    n->bounds = call->bounds;
     n->finish_rows = call->finish;
     if (e->alpha == 0) leave_out_product(n);
     pysim_nest_run(n, 1, gemm_image, NULL, call->threads, call->workspace, call->profile);
 }
 
-const pysim_algorithm pysim_algorithm_gemm = {open_gemm, NULL, run_gemm, 1};
+const pysim_algorithm pysim_algorithm_gemm = {open_gemm, NULL, run_gemm, 1, 0};

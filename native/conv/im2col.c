@@ -61,8 +61,9 @@ static void run_im2col(pysim_job *job, const pysim_call *call) {
         const transform t = {c, n, call->first + image * c->channels * c->height * c->width * n->bytes, columns};
         pysim_team(c->channels, call->threads, write_channel, &t);
         product.result = call->result + image * c->filters * n->windows * n->out_bytes;
+        product.residual = call->residual ? call->residual + (product.result - call->result) : NULL;
         pysim_conv_run(job, &product);
     }
 }
 
-const pysim_algorithm pysim_algorithm_im2col = {open_im2col, pysim_conv_prepare, run_im2col, 1};
+const pysim_algorithm pysim_algorithm_im2col = {open_im2col, pysim_conv_prepare, run_im2col, 1, 1};

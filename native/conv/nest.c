@@ -135,24 +135,39 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
     const char *filters = n->pack_filters ? x->filters + (ft - set_begin) * x->filter_panel
                                           : n->filter_data + pysim_nest_filter_offset(n, c0, nc, ft) * n->bytes;
     const int in_place = s->pack == PYSIM_PACK_NONE, last = c0 + nc == n->channels;
+    const int64_t at = (f0 * n->output_pitch + t0) * n->out_bytes;
+    char *out = n->output + at;
+    const char *added = c0 > 0 || !n->residual ? out : n->residual + at;
     const pysim_store store = {
         .alpha = n->alpha,
         .beta = c0 == 0 ? n->beta : 1.0,
+        .old = c0 == 0 && n->beta == 0 ? NULL : added,
         .bias_filters = last && n->bias_filters ? n->bias_filters + f0 * n->out_bytes : NULL,
         .bias_windows = last && n->bias_windows ? n->bias_windows + t0 * n->out_bytes : NULL,
-        .relu = last && n->relu,
+        .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype),
     };
-    char *out = n->output + (f0 * n->output_pitch + t0) * n->out_bytes;
     const int64_t pitch = n->output_pitch * n->out_bytes;
-    if (n->finish_rows.residual) { /* without one, asking for the output's lines costs 1x1 layers up to 7 % (Zen 5) */
-        if (c0 == 0) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
-        if (last) pysim_fetch_rows(n->finish_rows.residual + (out - n->finish_rows.result), pitch, nf, nw * n->out_bytes, 0);
+    if (store.old) { /* lines that are only written come by themselves: to ask for them costs 1x1 layers up to 7 % (Zen 5) */
+        pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
+        if (store.old != out) pysim_fetch_rows(store.old, pitch, nf, nw * n->out_bytes, 0);
     }
     n->row.run((r1 - r0) * nc * n->taps, filters + r0 * nc * n->taps * s->filters * n->bytes,
                in_place ? n->input + (c0 * n->input_pitch + t0) * n->bytes : panel, in_place ? n->input_pitch : s->windows,
                out, n->output_pitch, nw, nf, &store);
     if (last) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
     if (x->profile) x->profile->kernel_calls++;
+}
+
+/* Asks L2 for part `part` of `parts` of the rows of a tile of windows that is read in place. The tile comes from wherever it lies while the
+ * one before is multiplied; in the kernel's loop its first lines are a few steps away from their use. */
+static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile, int64_t part, int64_t parts) {
+    const int64_t t0 = tile * n->schedule.windows, bytes = pysim_min(n->schedule.windows, n->windows - t0) * n->bytes;
+    int64_t row, end;
+    pysim_take_part(nc, part, parts, &row, &end);
+    for (; row < end; row++) {
+        const char *from = n->input + ((c0 + row) * n->input_pitch + t0) * n->bytes;
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+    }
 }
 
 static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
@@ -166,7 +181,10 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
             for (int64_t w = w3; w < w_end; w++) {
                 char *panel = x->windows + (keep ? w - w3 : 0) * x->window_panel;
                 if (packs && f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, panel);
-                for (int64_t f = f2; f < f_end; f++) tile(n, x, c0, nc, w, f, f2, panel);
+                for (int64_t f = f2; f < f_end; f++) {
+                    if (!packs && w + 1 < w_end) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
+                    tile(n, x, c0, nc, w, f, f2, panel);
+                }
             }
         }
     }

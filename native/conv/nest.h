@@ -30,8 +30,9 @@ struct pysim_nest {
     char *output;
     int64_t output_pitch;     /* elements between filters */
     double alpha, beta;
+    const char *residual;     /* lies as the output does, or NULL; beta is 1 with one */
     const char *bias_filters, *bias_windows;
-    int relu;
+    pysim_bounds bounds;
     pysim_finish finish_rows; /* of tiles whose sums are complete */
 
     int64_t window_begin, window_end, filter_begin, filter_end; /* tiles of this thread */

@@ -50,8 +50,9 @@ void pysim_sum_again(const pysim_nest *n) {
             const int64_t y0 = t / q * c->stride_h - c->pad_top, x0 = t % q * c->stride_w - c->pad_left, at = f * n->output_pitch + t;
             const int meets_padding = y0 < 0 || x0 < 0 || y0 + high >= c->height || x0 + wide >= c->width;
             if (!meets_padding || !isnan(value_at(result, n->output, at))) continue;
-            const double sum = window_sum(n, f, y0, x0) + (n->bias_filters ? value_at(result, n->bias_filters, f) : 0);
-            const double value = n->relu && sum < 0 ? 0 : sum;
+            const double sum = window_sum(n, f, y0, x0) + (n->bias_filters ? value_at(result, n->bias_filters, f) : 0) +
+                               (n->residual ? value_at(result, n->residual, at) : 0);
+            const double value = sum < n->bounds.low ? n->bounds.low : sum > n->bounds.high ? n->bounds.high : sum;
             if (result == PYSIM_F64)
                 ((double *)(void *)n->output)[at] = value;
             else

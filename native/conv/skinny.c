@@ -86,14 +86,15 @@ static pysim_status open_skinny(const pysim_problem *p, const pysim_schedule *s,
     }                                                                                                                       \
                                                                                                                             \
     /* C of results [begin, begin + count) from their sums. */                                                              \
-    static void store_##T(const shape *x, const pysim_epilogue *e, const T *sums, int64_t begin, int64_t count, T *c) {     \
-        const T alpha = (T)e->alpha, beta = (T)e->beta, *bias = e->bias;                                                    \
+    static void store_##T(const shape *x, const pysim_call *call, const T *sums, int64_t begin, int64_t count, T *c) {      \
+        const pysim_epilogue *e = call->epilogue;                                                                           \
+        const T alpha = (T)e->alpha, beta = (T)e->beta, *bias = e->bias, low = (T)call->bounds.low, high = (T)call->bounds.high; \
         for (int64_t f = 0; f < x->of.few; f++, sums += x->pitch)                                                           \
             for (int64_t i = 0; i < count; i++) {                                                                           \
                 T *to = c + f * x->c_few + (begin + i) * x->c_result, value = alpha * sums[i];                              \
                 if (beta != 0) value += beta * *to;                                                                         \
                 if (bias) value += bias[x->few_rows ? begin + i : f];                                                       \
-                *to = e->activation == PYSIM_RELU && value < 0 ? 0 : value;                                                 \
+                *to = value < low ? low : value > high ? high : value;                                                      \
             }                                                                                                               \
     }
 DEFINE_TYPE(float)
@@ -102,7 +103,7 @@ DEFINE_TYPE(double)
 typedef struct {
     shape x;
     pysim_skinny_kernel kernel;
-    const pysim_epilogue *epilogue;
+    const pysim_call *call;
     int32_t dtype;
     int64_t parts, unit, thread_bytes;
     char *sums, *c;
@@ -117,20 +118,20 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     pysim_take_part(pysim_ceil_div(x->results, r->unit), item, r->parts, &first, &last);
     for (int64_t i = first * r->unit, end = pysim_min(last * r->unit, x->results); i < end; i += x->strip) {
         const int64_t count = pysim_min(x->strip, end - i);
-        if (r->epilogue->alpha == 0)
+        if (r->call->epilogue->alpha == 0)
             memset(sums, 0, (size_t)(x->of.few * x->pitch * x->bytes));
         else
             r->kernel(&x->of, i, count, sums, x->pitch);
         if (r->dtype == PYSIM_F64)
-            store_double(x, r->epilogue, (const double *)(void *)sums, i, count, (double *)(void *)r->c);
+            store_double(x, r->call, (const double *)(void *)sums, i, count, (double *)(void *)r->c);
         else
-            store_float(x, r->epilogue, (const float *)(void *)sums, i, count, (float *)(void *)r->c);
+            store_float(x, r->call, (const float *)(void *)sums, i, count, (float *)(void *)r->c);
     }
 }
 
 static void run_skinny(pysim_job *job, const pysim_call *call) {
     const pysim_gemm *g = &job->problem->gemm;
-    skinny_run r = {.x = shape_of(g, &job->nest.schedule), .kernel = job->nest.row.skinny, .epilogue = call->epilogue, .dtype = g->dtype,
+    skinny_run r = {.x = shape_of(g, &job->nest.schedule), .kernel = job->nest.row.skinny, .call = call, .dtype = g->dtype,
                     .unit = job->nest.schedule.windows, .thread_bytes = job->thread_bytes, .c = call->result};
     const double start = call->profile ? pysim_now() : 0;
     char *copy = call->workspace + (ALIGN - (uintptr_t)call->workspace % ALIGN) % ALIGN;
@@ -149,4 +150,4 @@ static void run_skinny(pysim_job *job, const pysim_call *call) {
         *call->profile = (pysim_profile){.pack_seconds = copied - start, .kernel_seconds = pysim_now() - copied, .kernel_calls = r.parts};
 }
 
-const pysim_algorithm pysim_algorithm_skinny = {open_skinny, NULL, run_skinny, 0};
+const pysim_algorithm pysim_algorithm_skinny = {open_skinny, NULL, run_skinny, 0, 0};

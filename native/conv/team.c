@@ -4,41 +4,53 @@
  * system lets wait, because other threads spin or compute there, holds up nothing that it has not begun.
  *
  * Several runs may be open at once. Worker i is thread i of any of them, and of one at a time; a run whose workers are busy elsewhere is
- * its caller's own work. Idle workers look for the next run for a moment and then sleep. A fork leaves the pool behind: the child has one
- * of its own. Where a thread cannot be had there are fewer, and the same bits later. */
+ * its caller's own work. A run is offered to each worker in a place of the worker's own, which it watches for a moment before it sleeps:
+ * nothing is locked on the way, since sixteen threads that wait for one lock take longer than a layer does. A fork leaves the pool behind:
+ * the child has one of its own. Where a thread cannot be had there are fewer, and the same bits later. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <time.h>
 
 #include "../status.h"
 #include "nest.h"
 
 enum {
     MAX_THREADS = 1024,
-    FEW = 4,      /* items a thread: with more, one that is left over is of no weight */
-    LOOKS = 400,  /* of an idle worker before it sleeps: some 10 us, what lies between calls that follow one another */
+    FEW = 4,             /* items a thread: with more, one that is left over is of no weight */
+    LINE = 64,           /* bytes: what one thread writes shares none with another's */
+    WATCH_NS = 200000,   /* before who waits sleeps: longer than what lies between the layers of a network; waking takes 5 to 50 us */
+    PAUSES = 32,         /* between looks at the time */
 };
 
-typedef struct run run;
-struct run {
+typedef struct {
     int64_t items;
     int32_t threads;
     pysim_item item;
     const void *context;
-    _Atomic int64_t next[MAX_THREADS]; /* of each share */
-    _Atomic int32_t active;            /* workers that are in it */
-    int exhausted;                     /* every item is taken */
-    pthread_cond_t left;               /* by the last worker */
-    run *following;
-};
+    _Atomic int32_t pending; /* the caller, and every worker that was offered the run and has not left it */
+    struct {
+        _Alignas(LINE) _Atomic int64_t next;
+    } shares[MAX_THREADS];
+} run;
+
+/* What a worker is offered: nothing, a run, or nothing while it is in one. */
+#define IDLE ((uintptr_t)0)
+#define BUSY ((uintptr_t)1)
+
+static struct {
+    _Alignas(LINE) _Atomic uintptr_t offer;
+    _Atomic bool asleep;
+    pthread_mutex_t lock;
+    pthread_cond_t offered;
+} workers[MAX_THREADS]; /* the first is nobody: thread 0 is the caller */
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t opened;
-    run *open;
-    int32_t workers, sleeping;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER};
-static _Atomic uint32_t runs_opened;
+    pthread_cond_t ended;         /* a run, whose caller sleeps */
+    _Atomic int32_t hired, callers_asleep;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
 
 static int64_t share(const run *r, int64_t thread) {
     const int64_t each = r->items / r->threads, extra = r->items % r->threads;
@@ -48,88 +60,127 @@ static int64_t share(const run *r, int64_t thread) {
 static void take_items(run *r, int64_t thread) {
     for (int64_t k = 0; k < r->threads; k++) {
         const int64_t of = (thread + k) % r->threads, end = share(r, of + 1);
-        for (int64_t i; (i = atomic_fetch_add_explicit(&r->next[of], 1, memory_order_relaxed)) < end;) r->item(i, thread, r->context);
+        _Atomic int64_t *next = &r->shares[of].next;
+        for (int64_t i; atomic_load_explicit(next, memory_order_relaxed) < end;)
+            if ((i = atomic_fetch_add_explicit(next, 1, memory_order_relaxed)) < end) r->item(i, thread, r->context);
     }
 }
 
+static int64_t nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
 static void pause_briefly(void) {
+    for (int i = 0; i < PAUSES; i++) {
 #if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
+        __builtin_ia32_pause();
 #else
-    __asm__ volatile("" ::: "memory");
+        __asm__ volatile("" ::: "memory");
 #endif
+    }
 }
 
-static run *run_for(int64_t worker) {
-    run *r = pool.open;
-    while (r && (r->exhausted || worker >= r->threads)) r = r->following;
-    return r;
+/* A run that worker `self` is offered. */
+static run *await_offer(int64_t self) {
+    _Atomic uintptr_t *offer = &workers[self].offer;
+    const int64_t end = nanoseconds() + WATCH_NS;
+    while (atomic_load(offer) == IDLE && nanoseconds() < end) pause_briefly();
+    if (atomic_load(offer) == IDLE) {
+        pthread_mutex_lock(&workers[self].lock);
+        atomic_store(&workers[self].asleep, true);
+        while (atomic_load(offer) == IDLE) pthread_cond_wait(&workers[self].offered, &workers[self].lock);
+        atomic_store(&workers[self].asleep, false);
+        pthread_mutex_unlock(&workers[self].lock);
+    }
+    return (run *)atomic_load(offer); /* or nothing, if it was withdrawn meanwhile */
 }
 
-static void wait_for_run(void) {
-    const uint32_t seen = atomic_load(&runs_opened);
-    pthread_mutex_unlock(&pool.lock);
-    for (int look = 0; look < LOOKS && atomic_load_explicit(&runs_opened, memory_order_relaxed) == seen; look++) pause_briefly();
-    pthread_mutex_lock(&pool.lock);
-    if (atomic_load(&runs_opened) != seen) return;
-    pool.sleeping++;
-    pthread_cond_wait(&pool.opened, &pool.lock);
-    pool.sleeping--;
+/* Worker `of` and those below it in a binary tree. Who is offered the run and awake, or waked, wakes those below himself. */
+static void wake(const run *r, int64_t of) {
+    if (of >= r->threads) return;
+    if (atomic_load(&workers[of].offer) != (uintptr_t)r) {
+        wake(r, 2 * of + 1);
+        wake(r, 2 * of + 2);
+    } else if (atomic_load(&workers[of].asleep)) {
+        pthread_mutex_lock(&workers[of].lock);
+        pthread_cond_signal(&workers[of].offered);
+        pthread_mutex_unlock(&workers[of].lock);
+    }
+}
+
+/* So many of a run's pending leave it; the run may be gone after. */
+static bool leave(run *r, int32_t leaving) {
+    return atomic_fetch_sub(&r->pending, leaving) == leaving;
 }
 
 static void *work(void *number) {
-    const int64_t worker = (int64_t)(intptr_t)number;
-    pthread_mutex_lock(&pool.lock);
+    const int64_t self = (int64_t)(intptr_t)number;
     for (;;) {
-        run *r = run_for(worker);
-        if (!r) {
-            wait_for_run();
-            continue;
+        run *r = await_offer(self);
+        uintptr_t offered = (uintptr_t)r;
+        if (!r || !atomic_compare_exchange_strong(&workers[self].offer, &offered, BUSY)) continue;
+        wake(r, 2 * self + 1);
+        wake(r, 2 * self + 2);
+        take_items(r, self);
+        atomic_store(&workers[self].offer, IDLE); /* before the caller goes on, whose next run is for the same workers */
+        if (leave(r, 1) && atomic_load(&pool.callers_asleep)) {
+            pthread_mutex_lock(&pool.lock);
+            pthread_cond_broadcast(&pool.ended);
+            pthread_mutex_unlock(&pool.lock);
         }
-        r->active++;
-        pthread_mutex_unlock(&pool.lock);
-        take_items(r, worker);
-        pthread_mutex_lock(&pool.lock);
-        r->exhausted = 1;
-        if (--r->active == 0) pthread_cond_signal(&r->left);
     }
     return NULL;
 }
 
 /* As many workers as a run wants, or as there can be; signals are for the program's own threads. */
-static void hire(int32_t workers) {
+static void hire(int32_t wanted) {
     sigset_t all, before;
     pthread_attr_t detached;
-    if (pool.workers >= workers || pthread_attr_init(&detached) != 0) return;
+    if (atomic_load(&pool.hired) >= wanted || pthread_attr_init(&detached) != 0) return;
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
+    pthread_mutex_lock(&pool.lock);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (pthread_t thread; pool.workers < workers; pool.workers++)
-        if (pthread_create(&thread, &detached, work, (void *)(intptr_t)(pool.workers + 1)) != 0) break;
+    for (int32_t next = pool.hired + 1; next <= wanted; atomic_store(&pool.hired, next++)) {
+        pthread_t thread;
+        pthread_mutex_init(&workers[next].lock, NULL);
+        pthread_cond_init(&workers[next].offered, NULL);
+        if (pthread_create(&thread, &detached, work, (void *)(intptr_t)next) != 0) break;
+    }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_mutex_unlock(&pool.lock);
     pthread_attr_destroy(&detached);
 }
 
 static void open_run(run *r) {
-    pthread_mutex_lock(&pool.lock);
     hire(r->threads - 1);
-    r->following = pool.open;
-    pool.open = r;
-    atomic_fetch_add(&runs_opened, 1);
-    if (pool.sleeping) pthread_cond_broadcast(&pool.opened);
-    pthread_mutex_unlock(&pool.lock);
+    const int64_t last = pysim_min(r->threads - 1, atomic_load(&pool.hired));
+    for (int64_t i = 1; i <= last; i++) {
+        uintptr_t idle = IDLE;
+        atomic_fetch_add(&r->pending, 1);
+        if (!atomic_compare_exchange_strong(&workers[i].offer, &idle, (uintptr_t)r)) leave(r, 1);
+    }
+    wake(r, 1);
+    wake(r, 2);
 }
 
 /* Once the caller finds no item that is not taken: nobody joins any more, and those who did leave. */
 static void close_run(run *r) {
+    int32_t leaving = 1;
+    for (int64_t i = 1; i < r->threads; i++) {
+        uintptr_t offered = (uintptr_t)r;
+        leaving += atomic_compare_exchange_strong(&workers[i].offer, &offered, IDLE);
+    }
+    if (leave(r, leaving)) return;
+    const int64_t end = nanoseconds() + WATCH_NS;
+    while (atomic_load(&r->pending) && nanoseconds() < end) pause_briefly();
+    if (!atomic_load(&r->pending)) return;
     pthread_mutex_lock(&pool.lock);
-    run **at = &pool.open;
-    while (*at != r) at = &(*at)->following;
-    *at = r->following;
-    pthread_mutex_unlock(&pool.lock);
-    for (int look = 0; look < LOOKS && atomic_load_explicit(&r->active, memory_order_relaxed); look++) pause_briefly();
-    pthread_mutex_lock(&pool.lock);
-    while (r->active) pthread_cond_wait(&r->left, &pool.lock);
+    atomic_fetch_add(&pool.callers_asleep, 1);
+    while (atomic_load(&r->pending)) pthread_cond_wait(&pool.ended, &pool.lock);
+    atomic_fetch_sub(&pool.callers_asleep, 1);
     pthread_mutex_unlock(&pool.lock);
 }
 
@@ -140,23 +191,24 @@ void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *con
     }
     run r; /* of its shares those that it has are set */
     r.items = items, r.threads = (int32_t)pysim_min(threads, items), r.item = item, r.context = context;
-    r.exhausted = 0;
-    atomic_init(&r.active, 0);
-    pthread_cond_init(&r.left, NULL);
-    for (int32_t i = 0; i < r.threads; i++) atomic_init(&r.next[i], share(&r, i));
+    atomic_init(&r.pending, 1);
+    for (int32_t i = 0; i < r.threads; i++) atomic_init(&r.shares[i].next, share(&r, i));
     open_run(&r);
     take_items(&r, 0);
     close_run(&r);
-    pthread_cond_destroy(&r.left);
 }
 
 static void before_fork(void) { pthread_mutex_lock(&pool.lock); }
 static void after_fork(void) { pthread_mutex_unlock(&pool.lock); }
 static void in_child(void) {
     pthread_mutex_init(&pool.lock, NULL);
-    pthread_cond_init(&pool.opened, NULL);
-    pool.open = NULL;
-    pool.workers = pool.sleeping = 0;
+    pthread_cond_init(&pool.ended, NULL);
+    for (int32_t i = 1; i <= pool.hired; i++) {
+        atomic_store(&workers[i].offer, IDLE);
+        atomic_store(&workers[i].asleep, false);
+    }
+    atomic_store(&pool.hired, 0);
+    atomic_store(&pool.callers_asleep, 0);
 }
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(before_fork, after_fork, in_child); }
 

@@ -319,15 +319,15 @@ static void multiply_plane(const run *r, const block *b, const char *filters, co
     const int64_t pitch = s->w.tile_pitch;
     for (int64_t c = 0; c < s->w.channels; c += n->schedule.channels) {
         const int64_t channels = pysim_min(n->schedule.channels, s->w.channels - c);
-        const pysim_store store = {.alpha = 1, .beta = c > 0};
         for (int64_t f = begin; f < end; f++) {
             const char *own = filters + (filter_offset(s, f, plane) + c * s->panel_filters) * s->bytes;
             const int64_t width = pysim_min(s->panel_filters, s->filters - f * s->panel_filters);
-            for (int64_t t = 0; t < b->panels; t++)
+            for (int64_t t = 0; t < b->panels; t++) {
+                char *to = sums + (t * s->panel_tiles * pitch + plane * s->w.sums_pitch + (f - begin) * s->panel_filters) * s->bytes;
+                const pysim_store store = {.alpha = 1, .beta = 1, .old = c > 0 ? to : NULL, .bounds = pysim_unbounded(n->row.info.dtype)};
                 n->row.run(channels, patches + t * s->panel_bytes + (plane * s->w.plane_pitch + c * s->w.panel_tiles) * s->bytes, own,
-                           s->panel_filters,
-                           sums + (t * s->panel_tiles * pitch + plane * s->w.sums_pitch + (f - begin) * s->panel_filters) * s->bytes, pitch, width,
-                           tiles_in(s, b, t), &store);
+                           s->panel_filters, to, pitch, width, tiles_in(s, b, t), &store);
+            }
         }
     }
 }
@@ -345,7 +345,7 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     w.input = r->input + group * w.channels * w.height * w.width * s->bytes;
     w.output = r->call->result + group * s->filters * w.out_h * w.out_w * s->bytes;
     w.bias = r->call->epilogue->bias ? (const char *)r->call->epilogue->bias + group * s->filters * s->bytes : NULL;
-    w.relu = r->call->epilogue->activation == PYSIM_RELU;
+    w.bounds = r->call->bounds;
     w.finish = r->call->finish;
     const int profiled = r->call->profile != NULL;
     pysim_profile own = {.packed_tiles = b.panels};
@@ -398,4 +398,4 @@ static void run_winograd(pysim_job *job, const pysim_call *call) {
     pysim_team(groups * r.blocks * r.parts, call->threads, run_block, &r);
 }
 
-const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1};
+const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1, 0};

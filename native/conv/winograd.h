@@ -32,7 +32,7 @@ typedef struct {
     const char *input;                 /* the group's first channel of the first image; output: the group's first filter */
     char *output;
     const char *bias;                  /* of the group's first filter, or NULL */
-    int relu;
+    pysim_bounds bounds;
     pysim_finish finish;               /* of each filter's rows of a run of tiles */
 } pysim_winograd;
 

@@ -292,7 +292,8 @@ INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *fr
 typedef T ROWS[PYSIM_WINOGRAD_LARGEST][(OUT_TILES * PYSIM_WINOGRAD_LARGEST + LANES) * LANES];
 
 /* One tile of LANES filters: y = A^T M A, bias and activation, to pixels of `rows`. */
-INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, VEC bias, VEC floor, int64_t pixel, ROWS rows) {
+INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, VEC bias, VEC low, VEC high, int64_t pixel,
+                        ROWS rows) {
     const int e = m + r - 1;
     VEC half[PYSIM_WINOGRAD_LARGEST][MOST_EDGE];
 #pragma GCC unroll 8
@@ -309,7 +310,7 @@ INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, 
         VEC y[PYSIM_WINOGRAD_LARGEST];
         sums_transform(e, m, half[i], y);
 #pragma GCC unroll 6
-        for (int j = 0; j < m; j++) v_store(&rows[i][(pixel + j) * LANES], v_max(floor, v_add(y[j], bias)));
+        for (int j = 0; j < m; j++) v_store(&rows[i][(pixel + j) * LANES], v_between(low, high, v_add(y[j], bias)));
     }
 }
 
@@ -330,7 +331,7 @@ INLINE void store_row(const T *row, int64_t columns, int64_t filters, T *out, in
 INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,
                          const T *sums) {
     const int64_t per_image = w->tiles_h * w->tiles_w, map = w->out_h * w->out_w;
-    const VEC floor = v_set1(w->relu ? (T)0 : (T)-__builtin_inf());
+    const VEC low = v_set1((T)w->bounds.low), high = v_set1((T)w->bounds.high);
     ROWS rows;
     for (int64_t f = 0; f < filters; f += LANES) {
         const T *bias = (const T *)(const void *)w->bias;
@@ -339,7 +340,7 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
             const int64_t t = tile + i, column = t % w->tiles_w;
             n = pysim_min(pysim_min(OUT_TILES, count - i), w->tiles_w - column);
             for (int64_t j = 0; j < n; j++)
-                output_tile(m, r, sums + (i + j) * w->tile_pitch + f, w->sums_pitch, added, floor, j * m, rows);
+                output_tile(m, r, sums + (i + j) * w->tile_pitch + f, w->sums_pitch, added, low, high, j * m, rows);
             const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
             T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map + y * w->out_w + x;
             const int64_t high = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);

@@ -15,6 +15,7 @@ typedef uint16_t E;
 enum { LANES = 4, RANK = 2, SHIFT = 0 };
 #define FACTOR(x) (T)(x)
 #define LOWEST (-__builtin_inff())
+#define HIGHEST __builtin_inff()
 
 typedef struct {
     BYTES f[2], w[4]; /* a group of 4 in each, merged */

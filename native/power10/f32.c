@@ -8,6 +8,7 @@ typedef float E;
 enum { LANES = 4, RANK = 1, SHIFT = 0 };
 #define FACTOR(x) (T)(x)
 #define LOWEST (-__builtin_inff())
+#define HIGHEST __builtin_inff()
 
 typedef struct {
     __vector_pair f2[1], w2[2]; /* two groups in each; arrays, because Clang allows MMA types in a struct in no other way */

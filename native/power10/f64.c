@@ -9,6 +9,7 @@ typedef double E;
 enum { LANES = 2, RANK = 1, SHIFT = 0 };
 #define FACTOR(x) (T)(x)
 #define LOWEST (-__builtin_inf())
+#define HIGHEST __builtin_inf()
 
 typedef struct {
     __vector_pair f[2], w2[2]; /* a group of 4 filters, two groups of 2 windows in each */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Micro-kernels on POWER10's matrix unit; included once per type (f32.c, f64.c, ...), after vsx.h and these names:
  *
- *   T, VEC, LANES    result element, its vector and their number in one (16 bytes); LOWEST is the value below all others
+ *   T, VEC, LANES    result element, its vector and their number in one (16 bytes); no value lies below LOWEST or above HIGHEST
  *   ORDERED          vector type that compares as T's values do; FACTOR(x) is alpha or beta as a T
  *   E                element of the panels
  *   RANK             k steps that one multiply instruction takes
@@ -26,12 +26,13 @@ enum { GROUPS_W = 4, GROUPS_F = 2, WINDOWS = GROUPS_W * LANES, FILTERS = 4 * GRO
 INLINE VEC v_set1(T x) { return vec_splats(x); }
 
 typedef struct {
-    VEC alpha, beta, floor;
+    VEC alpha, beta, low, high;
     int reads_old;
 } SCALE;
 
 INLINE SCALE scale_of(const pysim_store *s) {
-    return (SCALE){v_set1(FACTOR(s->alpha)), v_set1(FACTOR(s->beta)), v_set1(s->relu ? (T)0 : (T)LOWEST), s->beta != 0};
+    return (SCALE){v_set1(FACTOR(s->alpha)), v_set1(FACTOR(s->beta)), v_set1(FACTOR(s->bounds.low)), v_set1(FACTOR(s->bounds.high)),
+                   s->old != NULL};
 }
 
 /* Rows of group i, j: the sum over the chains. */
@@ -46,11 +47,11 @@ INLINE void rows_of(VEC row[4], const int groups, const int chains, TILE *tile, 
     }
 }
 
-INLINE void finish_row(T *out, VEC acc, VEC bias, const int whole, int64_t bytes, const SCALE *s) {
-    VEC value = acc * s->alpha;
-    if (s->reads_old) value += (whole ? (VEC)v_load(out) : (VEC)v_load_first(out, bytes)) * s->beta;
-    value += bias;
-    value = (VEC)vec_andc((BYTES)value, (BYTES)vec_cmpgt((ORDERED)s->floor, (ORDERED)value)); /* zero below the floor; a NaN stays one */
+INLINE void finish_row(T *out, const T *old, VEC acc, VEC bias, const int whole, int64_t bytes, const SCALE *s) {
+    VEC value = acc * s->alpha + bias;
+    if (s->reads_old) value += (whole ? (VEC)v_load(old) : (VEC)v_load_first(old, bytes)) * s->beta;
+    value = (VEC)vec_sel((BYTES)value, (BYTES)s->low, (BYTES)vec_cmpgt((ORDERED)s->low, (ORDERED)value)); /* a NaN stays one */
+    value = (VEC)vec_sel((BYTES)value, (BYTES)s->high, (BYTES)vec_cmpgt((ORDERED)value, (ORDERED)s->high));
     if (whole)
         v_store(out, (BYTES)value);
     else
@@ -61,14 +62,14 @@ INLINE void finish_row(T *out, VEC acc, VEC bias, const int whole, int64_t bytes
 static __attribute__((noinline)) void finish_rows(const T *tile, T *out, int64_t out_pitch, int64_t nw, int64_t nf,
                                                   const pysim_store *store) {
     const SCALE scale = scale_of(store);
-    const T *bias_f = store->bias_filters, *bias_w = store->bias_windows;
+    const T *bias_f = store->bias_filters, *bias_w = store->bias_windows, *old = store->old ? store->old : out;
     for (int64_t w = 0; w < nw; w += LANES) {
         const int whole = nw - w >= LANES;
         const int64_t bytes = (nw - w) * (int64_t)sizeof(T);
         const VEC bw = !bias_w ? v_set1((T)0) : whole ? (VEC)v_load(bias_w + w) : (VEC)v_load_first(bias_w + w, bytes);
         for (int64_t f = 0; f < nf; f++)
-            finish_row(out + f * out_pitch + w, (VEC)v_load(tile + f * WINDOWS + w), bw + v_set1(bias_f ? bias_f[f] : (T)0), whole, bytes,
-                       &scale);
+            finish_row(out + f * out_pitch + w, old + f * out_pitch + w, (VEC)v_load(tile + f * WINDOWS + w),
+                       bw + v_set1(bias_f ? bias_f[f] : (T)0), whole, bytes, &scale);
     }
 }
 
@@ -76,8 +77,10 @@ static __attribute__((noinline)) void finish_rows(const T *tile, T *out, int64_t
  * every row of every shape. */
 INLINE void finish(const int gf, const int gw, const int whole, const int chains, TILE *tile, T *out, int64_t out_pitch, int64_t nw,
                    int64_t nf, const pysim_store *store) {
-    const int as_is = store->alpha == 1 && !store->relu && !store->bias_filters && !store->bias_windows;
-    const int adds = as_is && store->beta == 1, plain = adds || (as_is && store->beta == 0);
+    const int bounded = store->bounds.low > LOWEST || store->bounds.high < HIGHEST;
+    const int as_is = store->alpha == 1 && !bounded && !store->bias_filters && !store->bias_windows;
+    const int adds = as_is && store->old && store->beta == 1, plain = adds || (as_is && !store->old);
+    const T *old = store->old;
     const int64_t last = (nw - (gw - 1) * LANES) * (int64_t)sizeof(T), pitch = plain ? out_pitch : WINDOWS;
     T sums[FILTERS * WINDOWS], *to = plain ? out : sums;
 #pragma GCC unroll 2
@@ -91,7 +94,7 @@ INLINE void finish(const int gf, const int gw, const int whole, const int chains
             if (adds)
 #pragma GCC unroll 4
                 for (int r = 0; r < 4; r++) {
-                    const T *at = to + (4 * i + r) * pitch + j * LANES;
+                    const T *at = old + (4 * i + r) * pitch + j * LANES;
                     if (i == gf - 1 && r > 0 && 4 * i + r >= nf) break;
                     row[r] += whole || j < gw - 1 ? (VEC)v_load(at) : (VEC)v_load_first(at, last);
                 }

@@ -14,6 +14,7 @@ typedef int8_t E;
 enum { LANES = 4, RANK = 4, SHIFT = 128 };
 #define FACTOR(x) (T)(int32_t)(x)
 #define LOWEST INT32_MIN
+#define HIGHEST INT32_MAX
 
 typedef struct {
     BYTES f[2], w[4]; /* a group of 4 in each, merged */

@@ -18,7 +18,8 @@ enum {
     KERNEL = PACK, STRIDE, DILATION, PADDING, ANY_AXES,
     FORM = PACK, PHASES, WINOGRAD_PADDING, WINOGRAD_AXES, /* WINDOWS are tiles there */
 };
-enum { EPILOGUES = 5, ADDS = 2, CLAMPS = 4, LOW = -3, HIGH = 5 }; /* none, relu, from ADDS on with a residual: none, relu, clamp */
+/* none, relu, clamp, from ADDS on with a residual; s8 has the first WHOLE */
+enum { EPILOGUES = 6, ADDS = 3, WHOLE = 2, CLAMPS = 2, LOW = -3, HIGH = 5 };
 static const int64_t channel_levels[] = {1, 2, 3, 5, 17};
 /* {1, 19} has more taps than a vector has lanes; a stride of 13 needs 13 vectors a tap, one of 19 is beyond every table. */
 static const int64_t kernels[][2] = {{1, 1}, {3, 3}, {2, 5}, {5, 5}, {7, 7}, {1, 3}, {1, 19}};
@@ -91,7 +92,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     k->index = index;
     k->random = check_case_random(kernel, family, index);
     k->bias = level[BIAS];
-    k->epilogue = row->dtype == PYSIM_S8 ? level[EPILOGUE] % ADDS : level[EPILOGUE];
+    k->epilogue = row->dtype == PYSIM_S8 ? level[EPILOGUE] % WHOLE : level[EPILOGUE];
     k->threads = 2 + (index % 5 == 0);
 
     pysim_conv *c = &k->c;
@@ -158,12 +159,12 @@ static int has_winograd(const pysim_kernel_info *row) {
     return 0;
 }
 
-static const char *const epilogues[EPILOGUES] = {"", " relu", " residual", " residual relu", " residual clamp"};
+static const char *const epilogues[EPILOGUES] = {"", " relu", " clamp", " residual", " residual relu", " residual clamp"};
 
 static pysim_epilogue epilogue_of(const conv_case *k) {
     pysim_epilogue e = {.alpha = 1, .bias = k->bias ? at.bias.buffer : NULL, .activation = k->epilogue % ADDS ? PYSIM_RELU : PYSIM_IDENTITY};
     if (k->epilogue >= ADDS) e.residual = at.residual.buffer;
-    if (k->epilogue == CLAMPS) e.activation = PYSIM_EPILOGUE_clamp, e.low = LOW, e.high = HIGH;
+    if (k->epilogue % ADDS == CLAMPS) e.activation = PYSIM_EPILOGUE_clamp, e.low = LOW, e.high = HIGH;
     return e;
 }
 

@@ -46,7 +46,10 @@ INLINE int v_any_nan(VEC v) {
     for (int l = 0; l < LANES; l++) any |= v.lane[l] != v.lane[l];
     return any;
 }
-INLINE VEC v_max(VEC a, VEC b) { VEC out; EACH(a.lane[l] > b.lane[l] ? a.lane[l] : b.lane[l]); }
+INLINE VEC v_between(VEC low, VEC high, VEC x) {
+    VEC out;
+    EACH(x.lane[l] < low.lane[l] ? low.lane[l] : x.lane[l] > high.lane[l] ? high.lane[l] : x.lane[l]);
+}
 INLINE VEC v_shift1(VEC lo, VEC hi) { VEC out; EACH(l + 1 < LANES ? lo.lane[l + 1] : hi.lane[0]); }
 INLINE VEC v_interleave_low(VEC a, VEC b) { VEC out; EACH(l % 2 ? b.lane[l / 2] : a.lane[l / 2]); }
 INLINE VEC v_interleave_high(VEC a, VEC b) { VEC out; EACH(l % 2 ? b.lane[(LANES + l) / 2] : a.lane[(LANES + l) / 2]); }

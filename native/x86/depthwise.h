@@ -27,7 +27,7 @@ typedef struct {
     int64_t q;             /* columns of outputs */
     int64_t channels, kernel_h, kernel_w, stride, dilation_h, dilation, height, width, pad; /* the others are along columns */
     int64_t out_filter;    /* elements between filters' outputs */
-    int relu;
+    T low, high;           /* bounds of outputs */
 } TILES;
 
 /* Bit j: row y + j*step lies in the image. */
@@ -169,14 +169,14 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
                      acc);
         }
     }
-    const VEC floor = v_set1(t->relu ? (T)0 : (T)-__builtin_inf());
+    const VEC low = v_set1(t->low), high = v_set1(t->high);
     const MASK keep = v_lanes(0, t->q - q);
 #pragma GCC unroll 4
     for (int f = 0; f < FILTERS; f++) {
         T *out = t->out + f * t->out_filter + q;
 #pragma GCC unroll 8
         for (int o = 0; o < ROWS; o++, out += t->out_pitch) {
-            const VEC value = v_max(floor, acc[f][o]);
+            const VEC value = v_between(low, high, acc[f][o]);
             if (EDGE)
                 v_store_mask(out, value, keep);
             else
@@ -287,7 +287,7 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
     TILES t = {.step = shared > 1 ? c->dilation_h : c->stride_h, .out_pitch = phases * of->q, .q = of->q, .channels = of->channels,
                .kernel_h = c->kernel_h, .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h,
                .dilation = c->dilation_w, .height = c->height, .width = c->width, .pad = c->pad_left, .out_filter = of->p * of->q,
-               .relu = of->relu};
+               .low = (T)of->bounds.low, .high = (T)of->bounds.high};
     for (int64_t phase = 0; phase < pysim_min(phases, end - begin); phase++) {
         const int64_t rows = pysim_ceil_div(end - begin - phase, phases), blocks = pysim_ceil_div(rows, high);
         const int64_t least = rows / blocks, more = rows % blocks;
@@ -382,7 +382,7 @@ static void planes_out(const T *in, int64_t plane, int64_t lanes, int64_t count,
 /* COLUMNS outputs of a row from kernel rows [r0, r1), `x` at the first column of row r0. KW: taps of a row and SW: their stride, constants,
  * so that each column is loaded once for all outputs that read it; or 0. */
 TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w, VEC start,
-                        VEC floor, T *out) {
+                        VEC low, VEC high, T *out) {
     VEC acc[MAX_FILTERS][MAX_ROWS];
 #pragma GCC unroll 8
     for (int i = 0; i < COLUMNS; i++) acc[0][i] = start;
@@ -402,12 +402,12 @@ TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, 
         }
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < COLUMNS; i++) v_store(out + i * LANES, v_max(floor, acc[0][i]));
+    for (int i = 0; i < COLUMNS; i++) v_store(out + i * LANES, v_between(low, high, acc[0][i]));
 }
 
 /* Rows of outputs of up to LANES groups of one channel and one filter; t->step: columns between the kernel's rows. */
 INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t columns, int64_t rows, const T *w, VEC start) {
-    const VEC floor = v_set1(t->relu ? (T)0 : (T)-__builtin_inf());
+    const VEC low = v_set1(t->low), high = v_set1(t->high);
     const int64_t blocks = pysim_ceil_div(t->q, MAX_ROWS), least = t->q / blocks, more = t->q % blocks;
     int64_t y = t->y;
     T *to = t->out;
@@ -420,7 +420,7 @@ INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t colu
             wide = least + (block < more);
             switch (wide) {
 #define PLANES_CASE(n) \
-    case n: planes_tile(KW, SW, n, t, x, r0, r1, w, start, floor, to); break;
+    case n: planes_tile(KW, SW, n, t, x, r0, r1, w, start, low, high, to); break;
                 PLANES_CASE(1) PLANES_CASE(2) PLANES_CASE(3) PLANES_CASE(4) PLANES_CASE(5) PLANES_CASE(6) PLANES_CASE(7) PLANES_CASE(8)
             }
         }
@@ -472,7 +472,7 @@ static void planes_body(const pysim_direct *of, const T *image, const T *filters
             planes_in(image + y * c->width, plane, groups, kept, kept, 0, in + (y * columns + c->pad_left) * LANES);
     const TILES t = {.x = in, .out = to, .y = -c->pad_top, .step = c->dilation_h * columns, .q = of->q, .kernel_h = c->kernel_h,
                      .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h, .dilation = c->dilation_w,
-                     .height = c->height, .pad = c->stride_h, .relu = of->relu};
+                     .height = c->height, .pad = c->stride_h, .low = (T)of->bounds.low, .high = (T)of->bounds.high};
     planes_rows_of(c)(&t, columns, of->p, w, v_load(sums));
     planes_out(to, of->p * of->q, groups, of->p * of->q, out);
 }

@@ -39,8 +39,8 @@ INLINE void outer_body(const int groups_w, const int groups_f, int64_t k, const 
         f += 4 * groups_f;
         w += w_pitch;
     }
-    const float *bias_f = s->bias_filters, *bias_w = s->bias_windows;
-    const __m128 floor = _mm_set1_ps(s->relu ? 0.0f : -__builtin_inff());
+    const float *bias_f = s->bias_filters, *bias_w = s->bias_windows, *old = s->old;
+    const __m128 low = _mm_set1_ps((float)s->bounds.low), high = _mm_set1_ps((float)s->bounds.high);
     float lanes[4][4][16];
 #pragma GCC unroll 4
     for (int i = 0; i < groups_w; i++)
@@ -49,11 +49,11 @@ INLINE void outer_body(const int groups_w, const int groups_f, int64_t k, const 
     for (int64_t row = 0; row < nf; row++)
         for (int i = 0; i < groups_w; i++) {
             float *to = out + row * out_pitch + 4 * i;
-            __m128 value = _mm_mul_ps(_mm_loadu_ps(&lanes[i][row / 4][row % 4 * 4]), _mm_set1_ps((float)s->alpha));
-            if (s->beta != 0) value = _mm_fmadd_ps(_mm_maskz_loadu_ps(in[i], to), _mm_set1_ps((float)s->beta), value);
             const __m128 bw = bias_w ? _mm_maskz_loadu_ps(in[i], bias_w + 4 * i) : _mm_setzero_ps();
             const __m128 bias = _mm_add_ps(bw, _mm_set1_ps(bias_f ? bias_f[row] : 0.0f));
-            _mm_mask_storeu_ps(to, in[i], _mm_max_ps(floor, _mm_add_ps(value, bias)));
+            __m128 value = _mm_fmadd_ps(_mm_loadu_ps(&lanes[i][row / 4][row % 4 * 4]), _mm_set1_ps((float)s->alpha), bias);
+            if (old) value = _mm_fmadd_ps(_mm_maskz_loadu_ps(in[i], old + row * out_pitch + 4 * i), _mm_set1_ps((float)s->beta), value);
+            _mm_mask_storeu_ps(to, in[i], _mm_min_ps(high, _mm_max_ps(low, value))); /* the second operand where either is NaN */
         }
 }
 

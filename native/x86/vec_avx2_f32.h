@@ -16,8 +16,8 @@ INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE VEC v_mul(VEC a, VEC b) { return _mm256_mul_ps(a, b); }
 INLINE VEC v_add(VEC a, VEC b) { return _mm256_add_ps(a, b); }
 INLINE int v_any_nan(VEC v) { return _mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)) != 0; }
-/* b where either is NaN. */
-INLINE VEC v_max(VEC a, VEC b) { return _mm256_max_ps(a, b); }
+/* x < low ? low : x > high ? high : x; these instructions give their second operand where either is NaN. */
+INLINE VEC v_between(VEC low, VEC high, VEC x) { return _mm256_min_ps(high, _mm256_max_ps(low, x)); }
 
 typedef __m256i MASK;
 INLINE MASK v_lanes(int64_t lo, int64_t hi) {

@@ -16,8 +16,8 @@ INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE VEC v_mul(VEC a, VEC b) { return _mm512_mul_ps(a, b); }
 INLINE VEC v_add(VEC a, VEC b) { return _mm512_add_ps(a, b); }
 INLINE int v_any_nan(VEC v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }
-/* b where either is NaN, so that a NaN survives max(floor, x). */
-INLINE VEC v_max(VEC a, VEC b) { return _mm512_max_ps(a, b); }
+/* x < low ? low : x > high ? high : x; these instructions give their second operand where either is NaN. */
+INLINE VEC v_between(VEC low, VEC high, VEC x) { return _mm512_min_ps(high, _mm512_max_ps(low, x)); }
 
 typedef __mmask16 MASK;
 /* lanes lo <= l < hi; any lo and hi. */

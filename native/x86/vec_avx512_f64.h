@@ -16,8 +16,8 @@ INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm512_fmadd_pd(a, b, c); }
 INLINE VEC v_mul(VEC a, VEC b) { return _mm512_mul_pd(a, b); }
 INLINE VEC v_add(VEC a, VEC b) { return _mm512_add_pd(a, b); }
 INLINE int v_any_nan(VEC v) { return _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q) != 0; }
-/* b where either is NaN. */
-INLINE VEC v_max(VEC a, VEC b) { return _mm512_max_pd(a, b); }
+/* x < low ? low : x > high ? high : x; these instructions give their second operand where either is NaN. */
+INLINE VEC v_between(VEC low, VEC high, VEC x) { return _mm512_min_pd(high, _mm512_max_pd(low, x)); }
 
 typedef __mmask8 MASK;
 INLINE MASK v_lanes(int64_t lo, int64_t hi) {

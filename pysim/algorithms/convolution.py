@@ -44,7 +44,8 @@ class Rows(NamedTuple):
     """An algorithm by its rows, one kernel each: what its module says of one of them, from which the contract's answers follow.
 
     `variant`: the row as the model knows it, in so many chunks; `refusal`: why it does not compute a problem that others do; `kept`: bytes
-    of what it keeps in the workspace, by name, "filters" among them if it makes something of those.
+    of what it keeps in the workspace, by name, "filters" among them if it makes something of those; `windows`: how many it numbers in a
+    group.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Rows(NamedTuple):
     estimate: Callable[[ConvKernel], Attributes] = tiled.estimate
     chunks: Callable[[ConvKernel, Conv], Iterable[int]] = lambda row, w: (1,)
     kinds: tuple[str, ...] = ()
+    windows: Callable[[ConvKernel, Conv, Layout], int] = lambda row, w, layout: Windows(w, layout, row.outputs).number
 
     def refuses(self, problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
         return refuses(self.name, problem)
@@ -78,7 +80,8 @@ class Rows(NamedTuple):
         total = round_up(sum(self.kept(row, problem, layout, schedule.splits).values()), ALIGN)
         if not (schedule.decomposition == "split_k" and schedule.splits <= row.reduces_in_cluster) and (tiles := row.tiles).rows:
             sums = tiles.rows * tiles.columns * row.outputs**2 * SUM_BYTES[problem.dtype]
-            total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(problem, layout, row), tiles.blocks, sums)
+            windows = self.windows(row, problem, layout)
+            total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(problem, row, windows), tiles.blocks, sums)
         return total + ALIGN * bool(total)
 
     def tolerance(self, problem: Conv, schedule: GpuConvSchedule) -> Bound:
@@ -116,9 +119,9 @@ def row_of(schedule: GpuConvSchedule) -> ConvKernel:
     return row
 
 
-def tiles_of(w: Conv, layout: Layout, row: ConvKernel) -> int:
-    """Tiles of filters x windows, all groups; of a cluster, where the row has clusters."""
-    tiles, windows = row.tiles, Windows(w, layout, row.outputs).number
+def tiles_of(w: Conv, row: ConvKernel, windows: int) -> int:
+    """Tiles of filters x so many windows, all groups; of a cluster, where the row has clusters."""
+    tiles = row.tiles
     high, wide = -(-(w.filters // w.groups) // (tiles.rows * tiles.cluster_rows)), -(-windows // (tiles.columns * tiles.cluster_columns))
     return high * w.groups * wide
 

@@ -25,8 +25,8 @@ import numpy as np
 from pysim import planner
 from pysim.calibration.cpu_fit import Fit, Floats, fitted
 from pysim.calibration.cpu_lab import Lab
+from pysim.calibration.detected import footprints, memory_footprint
 from pysim.calibration.estimate import FEWEST, STEADY, Estimate, settle
-from pysim.calibration.host import footprints, memory_footprint
 from pysim.errors import MachineError
 from pysim.explain.roof import above
 from pysim.machine.cpu import Machine, OfType, Unit
@@ -155,7 +155,7 @@ def _forks(on: Machine, teams: Mapping[int, Estimate]) -> dict[str, Estimate]:
 
 
 def _places(on: Machine) -> list[tuple[str, int, bool]]:
-    """Each level and memory: its path, a size that lives there as in `host`, and whether others use it, too."""
+    """Each level and memory: its path, a size that lives there as in `detected`, and whether others use it, too."""
     sizes = [level.size_bytes for level in on.levels]
     levels = [(f"levels.{level.name}", nbytes, level.shared) for level, nbytes in zip(on.levels, footprints(sizes), strict=True)]
     return [*levels, ("memory", memory_footprint(sizes[-1]), True)]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pysim.arguments import MOST_THREADS
 from pysim.commands.common import (
     Cell,
     Choice,
@@ -61,7 +62,7 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (block
     help="Only this shape, windows x filters (GPU: a block's tile, 128x256); under csa it replaces the machine's.",
 )
 @click.option("--pinned", is_flag=True, help="The best plan that pysim search found on this computer, with its evidence.")
-@click.option("--threads", type=Whole(1, 1024), default=1, show_default=True, help="Threads of a CPU that the plan is for.")
+@click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help="Threads of a CPU that the plan is for.")
 @layout_option
 @memory_limit_option
 @accuracy_options

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pysim.arguments import MOST_THREADS
 from pysim.commands.common import Cell, Column, Whole, document, plural, progress, put, put_header, put_row, say, seconds
 from pysim.errors import PlanError
 
@@ -38,7 +39,7 @@ def refuse_on_gpu(on: "Machine | Gpu", **asked: bool) -> None:
 
 def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
     text = "Threads of pysim's kernels, for which plans are chosen and predicted; peers run on one."
-    return click.option("--threads", type=Whole(1, 1024), default=1, show_default=True, help=text)(command)
+    return click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help=text)(command)
 
 
 def algorithm_option(command: Callable[..., Any]) -> Callable[..., Any]:

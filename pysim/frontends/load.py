@@ -3,9 +3,9 @@
 
 from pathlib import Path
 
-from pysim.arguments import whole
+from pysim.arguments import MOST_THREADS, whole
 from pysim.calibration import host
-from pysim.errors import PlanError
+from pysim.errors import OperandError, PlanError
 from pysim.frontends import onnx_graph
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
@@ -28,7 +28,9 @@ def load(
     operators by NumPy. `accuracy` of the plans is as in `pysim.plan`. ProblemError names a node that nothing here can run; PlanError a
     machine whose plans are for a GPU.
     """
-    on, threads = host.runnable_any(machine), whole(threads, "threads", 1)
+    if not isinstance(path, str | Path):
+        raise OperandError(f"path is {path!r}; right is the path of a .onnx file")
+    on, threads = host.runnable_any(machine), whole(threads, "threads", 1, MOST_THREADS)
     if isinstance(on, Gpu):
         raise PlanError(f"models run on CPUs, and {on.name} is a GPU; there, use pysim.torch.optimize or torch.compile(backend='pysim')")
     return Model(onnx_graph.read_graph(path, whole(batch, "batch", 1), seed), on, threads, host.executor(on), accuracy)

@@ -56,8 +56,12 @@ def load(name: str | Path, detect: Callable[[], Machine] | None = None) -> Machi
     return machine
 
 
-def load_any(name: str | Path) -> Machine | Gpu:
-    """A CPU or GPU by its shipped name or by the path of a .toml file."""
+def load_any(name: str | Path | Machine | Gpu) -> Machine | Gpu:
+    """A CPU or GPU by its shipped name or by the path of a .toml file; what is one stays so."""
+    if isinstance(name, Machine | Gpu):
+        return name
+    if not isinstance(name, str | Path):
+        raise MachineError(f"machine is {name!r}; right is a name, the path of a .toml file, or a machine")
     text = str(name)
     if isinstance(name, Path) or text.endswith(".toml") or "/" in text:
         return _load_file(Path(name))

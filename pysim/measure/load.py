@@ -23,17 +23,23 @@ _BUSY = (0, 1, 2, 5, 6, 7)
 
 
 class Load(NamedTuple):
-    """`taken`: the share of the time that was others'; `others`: the CPUs that other processes used meanwhile, steal among them;
-    `switches`: how often the thread had to make way."""
+    """`taken`: the share of the time that was others'; `others`: the CPUs that other processes used meanwhile, steal among them, of so
+    many `cpus`; `switches`: how often the thread had to make way."""
 
     taken: float
     others: float
     switches: int
+    cpus: int = 1
 
     @property
     def heavy(self) -> bool:
         """Whether a measurement should say so."""
         return self.taken > LOADED
+
+    @property
+    def share(self) -> float:
+        """What others had, of the time or of all CPUs, whichever is more: they slow down memory from there, too."""
+        return max(self.taken, self.others / self.cpus)
 
 
 class _Counters(NamedTuple):
@@ -86,7 +92,15 @@ class Watch:
         stolen = (now.steal - before.steal) / now.cpus / wall
         waited = 1 - (now.thread - before.thread) / wall if self._threads == 1 else 0.0
         others = (now.busy - before.busy - (now.process - before.process)) / wall
-        return Load(min(1.0, max(0.0, waited) + max(0.0, stolen)), max(0.0, others), now.switches - before.switches)
+        return Load(min(1.0, max(0.0, waited) + max(0.0, stolen)), max(0.0, others), now.switches - before.switches, now.cpus)
+
+
+def share_of_others(seconds: float = 0.05) -> float:
+    """What others have of this computer now: the calling thread is busy for so long and sees what it gets."""
+    watch, end = Watch(), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+    return watch.load().share
 
 
 def widened(ratio: Ratio, taken: float) -> Ratio:

@@ -27,7 +27,8 @@ from pysim.models.graph import Array, Graph, Node, live
 Able = Callable[[Node, Any], bool]
 NORM, RESIDUAL, OVER = "norm", "residual", "over"
 PARAMETERS = 7  # inputs of a Conv or Linear in front of its residual: x, w, bias, gamma, beta, mean, var; "" where it has none
-ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish"}  # operators -> activations as the native epilogues name them
+# operators -> activations as the native epilogues name them
+ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish", "Sigmoid": "sigmoid"}
 _SUMS = ("Conv", "Linear")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network that is ready to run on a CPU: weights prepared once, a place for every value, one call a layer.
+"""A network that is ready to run on a CPU: weights prepared once, a place for every value, one native call for what is native in a row.
 
 What calls differ by is the arrays that they are given and a `_Run`: an arena with views of it and the calls that work on them. A call
 borrows a run, so any number of threads may call one model at once; as many runs are kept as were in use together.
@@ -7,6 +7,7 @@ borrows a run, so any number of threads may call one model at once; as many runs
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +24,9 @@ from pysim.record.accuracy import Accuracy
 from pysim.record.plan import on_cpu
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
+from pysim.runtime.steps import Chain, Step
 
-Step = Callable[[], object]
+Call = Callable[[], object]
 
 
 def _able(node: Node, epilogue: Any) -> bool:
@@ -81,8 +83,8 @@ class Model:
         run = self._taken()
         try:
             run.take(given)
-            for step in run.steps:
-                step()
+            for call in run.calls:
+                call()
             results = [np.array(run.values[name]) for name in self._graph.outputs]
         finally:
             self._idle.append(run)
@@ -142,14 +144,19 @@ class _Run:
         for name, offset in buffers.offsets.items():
             tensor = graph.tensors[name]
             self.values[name] = np.ndarray(tensor.shape, tensor.dtype, self._arena, offset)
+        self._fixed = graph.constants.keys() | buffers.offsets.keys()  # values that lie in one place in every call
+        self._workspace = cpu.aligned(max([64, *(native.workspace_bytes for native in natives if native is not None)]), np.uint8)
         self.steps = [self._step(node, graph, native, buffers) for node, native in zip(graph.nodes, natives, strict=True)]
+        self.calls = _chained(self.steps)
 
     def take(self, given: dict[str, Array]) -> None:
         self.values.update(given)
 
-    def _step(self, node: Node, graph: Graph, native: Prepared | None, buffers: Buffers) -> Step:
+    def _step(self, node: Node, graph: Graph, native: Prepared | None, buffers: Buffers) -> Call:
         values, names = self.values, [name for name in node.inputs if name]
         if native is not None:
+            if (step := self._bound(node, native)) is not None:
+                return step
             if node.op == "Linear":
                 return _product(native, values, names[0], values[node.output])
             return _convolution(native, values, names[0], values[node.output], *node.inputs[PARAMETERS:])
@@ -161,9 +168,28 @@ class _Run:
         if node.op == "Concat":
             return self._concat(node, graph, buffers)
         operator, out, attributes = operators.OPERATORS[node.op], values[node.output], node.attributes
+        if node.op in operators.NATIVE and self._fixed.issuperset(names):
+            step = operators.NATIVE[node.op](out, [values[name] for name in names], attributes)
+            if step is not None:
+                return step
         return lambda: operator(out, [values[name] for name in names], attributes)
 
-    def _concat(self, node: Node, graph: Graph, buffers: Buffers) -> Step:
+    def _bound(self, node: Node, native: Prepared) -> Step | None:
+        """The layer with its arrays, where they are the same ones in every call, and as they are."""
+        values, (x, *residual) = self.values, (node.inputs[0], *node.inputs[PARAMETERS:])
+        problem: Any = native.workload
+        rows = node.op == "Linear" and problem.width > 1  # go through transposed copies
+        if native.executor is not cpu.LOCAL or rows or not self._fixed.issuperset((x, *residual)):
+            return None
+        image, out = values[x].reshape(problem.batch, problem.channels, problem.height, problem.width), values[node.output]
+        return native.step(
+            image,
+            out.reshape(problem.batch, problem.filters, problem.out_h, problem.out_w),
+            self._workspace,
+            *(values[name] for name in residual),
+        )
+
+    def _concat(self, node: Node, graph: Graph, buffers: Buffers) -> Call:
         """Copies the parts that do not lie in the result already."""
         values = self.values
         places = operators.parts(values[node.output], [graph.tensors[name].shape for name in node.inputs], node.attributes["axis"])
@@ -173,13 +199,13 @@ class _Run:
             for to, name in copied:
                 to[...] = values[name]
 
-        return concat
+        return concat if copied else _nothing
 
-    def _view(self, node: Node, graph: Graph, buffers: Buffers) -> Step:
+    def _view(self, node: Node, graph: Graph, buffers: Buffers) -> Call:
         """Nothing to do for a value of the arena; what the caller gave is seen under another shape in each call."""
         values, (name,), shape = self.values, node.inputs[:1], graph.tensors[node.output].shape
         if node.output in buffers.offsets:
-            return lambda: None
+            return _nothing
 
         def view() -> None:
             values[node.output] = values[name].reshape(shape)
@@ -187,11 +213,25 @@ class _Run:
         return view
 
 
-def _convolution(prepared: Prepared, values: dict[str, Array], x: str, out: Array, residual: str = "") -> Step:
+def _nothing() -> None:
+    """What needs no call."""
+
+
+def _chained(steps: Sequence[Call]) -> list[Call]:
+    """The same calls, native ones that follow each other as one."""
+    calls: list[Call] = []
+    for _, group in groupby((step for step in steps if step is not _nothing), lambda step: isinstance(step, Step)):
+        together = list(group)
+        native = [step for step in together if isinstance(step, Step)]
+        calls += [Chain(native)] if native else together
+    return calls
+
+
+def _convolution(prepared: Prepared, values: dict[str, Array], x: str, out: Array, residual: str = "") -> Call:
     return (lambda: prepared(values[x], out, values[residual])) if residual else (lambda: prepared(values[x], out))
 
 
-def _product(prepared: Prepared, values: dict[str, Array], x: str, out: Array) -> Step:
+def _product(prepared: Prepared, values: dict[str, Array], x: str, out: Array) -> Call:
     """Rows of x are the windows of one image: as they lie where there is one row, else through two transposed copies."""
     problem: Any = prepared.workload
     rows, channels, filters = problem.width, problem.channels, problem.filters

@@ -13,10 +13,12 @@ import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
 from pysim.models.graph import Array, Node
-from pysim.runtime.operators import Window, run_map, run_pool, takes
+from pysim.runtime.operators import Window, map_step, pool_step, takes
+from pysim.runtime.steps import Step
 
 Attributes = Mapping[str, Any]
 Run = Callable[[Array, Sequence[Array], Attributes], object]
+Bind = Callable[[Array, Sequence[Array], Attributes], Step | None]  # to these arrays; None: they are not for the native library
 
 
 def taps(size: int, out: int, kernel: int, stride: int, dilation: int, before: int) -> Iterator[tuple[slice, slice]]:
@@ -34,21 +36,22 @@ def _window(attributes: Attributes) -> Window:
     return Window(kernel, strides, dilations, pads)
 
 
-def _max_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    run_pool(out, inputs[0], _window(attributes), largest=True)
+def _max_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return pool_step(out, inputs[0], _window(attributes), largest=True)
 
 
-def _average_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    run_pool(out, inputs[0], _window(attributes), largest=False, count_padding=bool(attributes["count_include_pad"]))
+def _average_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return pool_step(out, inputs[0], _window(attributes), largest=False, count_padding=bool(attributes["count_include_pad"]))
 
 
-def _global_average_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+def _plane_means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
     (x,) = inputs
-    if takes(out, x):
-        plane = (1, x.size // (x.shape[0] * x.shape[1]))
-        run_pool(out.reshape(-1, 1, 1), x.reshape(-1, *plane), Window(plane), largest=False)
-    else:
-        np.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True, out=out)
+    plane = (1, x.size // (x.shape[0] * x.shape[1]))
+    return pool_step(out.reshape(-1, 1, 1), x.reshape(-1, *plane), Window(plane), largest=False) if takes(out, x) else None
+
+
+def _mean_of_planes(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    np.mean(inputs[0], axis=tuple(range(2, inputs[0].ndim)), keepdims=True, out=out)
 
 
 def parts(out: Array, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Array]:
@@ -85,40 +88,40 @@ def _softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Non
     out /= out.sum(axis=axes, keepdims=True)
 
 
-def _activate(out: Array, attributes: Attributes) -> None:
+def _sum(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    a, b = inputs if out.ctypes.data != inputs[1].ctypes.data else inputs[::-1]
+    fits = a.shape == b.shape and takes(out, a, b) and not np.may_share_memory(out, b)
+    return map_step(out, a, 1, residual=b, activation=attributes.get("activation")) if fits else None
+
+
+def _add(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    np.add(inputs[0], inputs[1], out=out)
     if attributes.get("activation"):
         np.maximum(out, 0, out=out)
 
 
-def _add(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    a, b = inputs if out.ctypes.data != inputs[1].ctypes.data else inputs[::-1]
-    if a.shape == b.shape and takes(out, a, b) and not np.may_share_memory(out, b):
-        run_map(out, a, 1, residual=b, activation=attributes.get("activation"))
-    else:
-        np.add(a, b, out=out)
-        _activate(out, attributes)
-
-
-def _multiply(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """Planes by one number each where it is that; else as NumPy has it."""
+def _scaled_planes(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    """Planes by one number each, where it is that."""
     for x, scale in (inputs, inputs[::-1]):
-        planes = x.shape[0] * x.shape[1] if x.ndim > 2 else 0
         if x.ndim > 2 and scale.shape == (*x.shape[:2], *[1] * (x.ndim - 2)) and out.shape == x.shape and takes(out, x, scale):
-            run_map(out, x, planes, scale=scale.reshape(-1))
-            return
-    np.multiply(inputs[0], inputs[1], out=out)
+            return map_step(out, x, x.shape[0] * x.shape[1], scale=scale.reshape(-1))
+    return None
 
 
-def _affine(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+def _affine(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
     x, scale, shift = inputs
-    run_map(out, x, x.shape[0] * x.shape[1], scale, shift, activation=attributes.get("activation"))
+    return map_step(out, x, x.shape[0] * x.shape[1], scale, shift, activation=attributes.get("activation"))
+
+
+def _activated(activation: Callable[[Attributes], Any]) -> Bind:
+    def bind(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+        return map_step(out, inputs[0], 1, activation=activation(attributes)) if takes(out, inputs[0]) else None
+
+    return bind
 
 
 def _clip(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    if takes(out, inputs[0]):
-        run_map(out, inputs[0], 1, activation=("clamp", attributes["min"], attributes["max"]))
-    else:
-        np.clip(inputs[0], attributes["min"], attributes["max"], out=out)
+    np.clip(inputs[0], attributes["min"], attributes["max"], out=out)
 
 
 def _sigmoid(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -129,18 +132,15 @@ def _sigmoid(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Non
     np.reciprocal(out, out=out)
 
 
+def _relu(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    np.maximum(inputs[0], 0, out=out)
+
+
 def _ufunc(function: Any) -> Run:
     def run(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
         function(*inputs, out=out)
 
     return run
-
-
-def _relu(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    if takes(out, inputs[0]):
-        run_map(out, inputs[0], 1, activation="relu")
-    else:
-        np.maximum(inputs[0], 0, out=out)
 
 
 def _transpose(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -155,12 +155,32 @@ def _reduce_mean(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
     out[...] = np.mean(inputs[0], axis=tuple(attributes["axes"])).reshape(out.shape)
 
 
-OPERATORS: dict[str, Run] = {
-    "Add": _add, "Affine": _affine, "AveragePool": _average_pool, "Clip": _clip, "Div": _ufunc(np.divide),
-    "GlobalAveragePool": _global_average_pool, "Identity": _copy, "LRN": _lrn, "MatMul": _ufunc(np.matmul), "MaxPool": _max_pool,
-    "Mul": _multiply, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax,
-    "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
+NATIVE: dict[str, Bind] = {
+    "Add": _sum, "Affine": _affine, "AveragePool": _average_pool, "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])),
+    "GlobalAveragePool": _plane_means, "MaxPool": _max_pool, "Mul": _scaled_planes, "Relu": _activated(lambda of: "relu"),
+    "Sigmoid": _activated(lambda of: "sigmoid"),
 }  # fmt: skip
+_BY_NUMPY: dict[str, Run] = {
+    "Add": _add, "Clip": _clip, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes, "Identity": _copy, "LRN": _lrn,
+    "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply), "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid,
+    "Softmax": _softmax, "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
+}  # fmt: skip
+
+
+def _natively(name: str) -> Run:
+    """By the native library where it takes the arrays, else by NumPy."""
+
+    def run(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+        step = NATIVE[name](out, inputs, attributes)
+        if step is None:
+            _BY_NUMPY[name](out, inputs, attributes)
+        else:
+            step()
+
+    return run
+
+
+OPERATORS = _BY_NUMPY | {name: _natively(name) for name in NATIVE}
 # These read an element of an input before they write the element of the result in its place, and no other.
 IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "Mul", "Relu", "Sub", "Tanh"})
 ACTIVATED = frozenset({"Add", "Affine"})  # which can have a ReLU behind them

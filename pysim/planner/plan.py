@@ -15,7 +15,7 @@ the second considers up to 120, and the kernel of 300 never enters a table.
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pysim.algorithms import accuracy as accuracies
 from pysim.algorithms import algorithm_named, algorithms_for
 from pysim.algorithms.contract import Algorithm, Array, Candidates, Costs
+from pysim.arguments import MOST_THREADS, number, whole, wholes
 from pysim.errors import PlanError, choose
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
@@ -32,7 +33,7 @@ from pysim.planner.team import plan_for_team
 from pysim.problem.text import Workload, parse
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.cost import Cost, CsaCost, Rejected
-from pysim.record.plan import LAYOUTS, MODELS, STATES, Considered, Footprint, Layout, ModelName, Plan, Request, State
+from pysim.record.plan import FOOTPRINTS, LAYOUTS, MODELS, STATES, Considered, Footprint, Layout, ModelName, Plan, Request, State
 from pysim.record.schedule import AnySchedule, from_name
 
 
@@ -62,9 +63,10 @@ def plan(
     and the plan the best for so many (`pysim.planner.team`). Raises ProblemError, MachineError, and PlanError where
     no kernel can run the problem.
     """
-    request = _request(problem, machine, model, micro_kernel, state, layout, accuracy, error_limit)._replace(
-        input_footprint=input_footprint
-    )
+    request = _request(problem, machine, model, micro_kernel, state, layout, accuracy, error_limit)
+    if input_footprint not in FOOTPRINTS or (input_footprint == "raw" and model != "csa"):
+        raise PlanError(f'input_footprint is {input_footprint!r}; it is "packed", or "raw" of the csa model alone')
+    request = request._replace(input_footprint=input_footprint)
     if name is not None:
         algorithm, schedule = from_name(name)
         request = request._replace(schedule=schedule)
@@ -72,7 +74,7 @@ def plan(
     def best(request: Request, algorithm: str | None) -> Plan:
         return _ranked(request, algorithm, memory_limit, 1, exhaustive=False)[0]
 
-    if threads == 1 or model == "csa" or isinstance(request.machine, Gpu):
+    if _team_of(request, threads) == 1:
         return best(request, algorithm)
     return plan_for_team(request, algorithm, threads, best)
 
@@ -91,8 +93,7 @@ def plans(
 ) -> list[Plan]:
     """The `top` plans of least predicted cost under the full model, best first; each has the rejected kernels with the reasons. Options
     as in `plan`."""
-    if top < 1:
-        raise PlanError(f"top is {top}; it should be at least 1")
+    top = whole(top, "top", 1)
     request = _request(problem, machine, "full", micro_kernel, state, layout, accuracy, error_limit)
     return _ranked(request, algorithm, memory_limit, top, exhaustive=True)
 
@@ -130,23 +131,33 @@ def _request(
     error_limit: float | None = None,
 ) -> Request:
     """What is asked, checked value by value."""
-    workload = parse(problem) if isinstance(problem, str) else problem
-    on = load_any(machine) if isinstance(machine, str) else machine
+    workload, on = parse(problem), load_any(machine)
     named = (("model", model, MODELS), ("cache state", state, STATES), ("layout", layout, LAYOUTS), ("accuracy", accuracy, ACCURACIES))
     for what, value, known in named:
         if value not in known:
             raise PlanError(f'no {what} is named "{value}"; {choose(value, known)}')
-    if error_limit is not None and not error_limit >= 0:
+    if error_limit is not None and not number(error_limit, "error_limit") >= 0:
         raise PlanError(f"error_limit is {error_limit}; it should be at least 0, the largest error over the result's root mean square")
     if model == "csa" and isinstance(on, Gpu):
         raise PlanError(f'the csa model is of CPU caches; {on.name} is a GPU, which has the model "full"')
-    shape = _shape(micro_kernel) if isinstance(micro_kernel, str) else micro_kernel
     hot = state == "hot" and model == "full"
-    return Request(workload, on, layout, hot, model, shape, accuracy=accuracy, error_limit=error_limit)
+    return Request(workload, on, layout, hot, model, _shape(micro_kernel), accuracy=accuracy, error_limit=error_limit)
 
 
-def _shape(text: str) -> tuple[int, int]:
-    """windows x filters from text such as 4x16."""
+def _team_of(request: Request, threads: int) -> int:
+    """How many threads of a CPU the plan is for."""
+    threads = whole(threads, "threads", 1, MOST_THREADS)
+    if threads > 1 and isinstance(request.machine, Gpu):
+        raise PlanError(f"threads is {threads}, but {request.machine.name} is a GPU, where a plan has no threads; leave it out")
+    if threads > 1 and request.model == "csa":
+        raise PlanError(f'threads is {threads}, but the csa model is of one core; leave it out, or take the model "full"')
+    return threads
+
+
+def _shape(text: str | tuple[int, int] | None) -> tuple[int, int] | None:
+    """windows x filters, also from text such as 4x16."""
+    if not isinstance(text, str):
+        return None if text is None else cast("tuple[int, int]", wholes(text, "micro_kernel", 1, (2,), "(windows, filters)"))
     windows, _, filters = text.partition("x")
     if not re.fullmatch(r"0*[1-9][0-9]{0,8}x0*[1-9][0-9]{0,8}", text):
         raise PlanError(f'micro-kernel "{text}" is not windows x filters; right is e.g. 4x16')
@@ -250,8 +261,7 @@ def _worst_kind(costs: Costs) -> float:
 
 def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:
     """The `top` best plans, best first."""
-    if memory_limit is not None and memory_limit < 0:
-        raise PlanError(f"memory_limit is {memory_limit} bytes; it should be at least 0")
+    memory_limit = None if memory_limit is None else whole(memory_limit, "memory_limit", 0)
     found = _Found.of(request, _asked(request, algorithm), exhaustive)
     order, above = _within(found, found.order(), memory_limit)
     inaccurate = _inaccurate(found)

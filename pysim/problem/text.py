@@ -47,12 +47,12 @@ class Layer(NamedTuple):
     count: int = 1  # type: ignore[assignment]  # the field hides tuple.count, which nobody needs on three unlike items
 
 
-def parse(text: str) -> Workload:
-    """The problem of a text such as `conv:mb1ic64ih56oc64kh3ph1` or `gemm:512x2048x1024:tn:f16` (M x N x K).
+def parse(text: str | Workload) -> Workload:
+    """The problem of a text such as `conv:mb1ic64ih56oc64kh3ph1` or `gemm:512x2048x1024:tn:f16` (M x N x K); what is one stays so.
 
     A label is dropped. Raises ProblemError, which names the field, its character (from 1) and a right example.
     """
-    return _parse(text).workload
+    return text if isinstance(text, Conv | Gemm) else _parse(text).workload
 
 
 def _parse(text: str, bare: bool = False) -> Layer:
@@ -220,6 +220,8 @@ def resolve(specs: Sequence[str], read_model: Callable[[Path], Iterable[Layer]] 
     """
     layers: list[Layer] = []
     for spec in [specs] if isinstance(specs, str) else specs:
+        if not isinstance(spec, str):
+            raise ProblemError(f"{quote(spec)} is no word of problems; right is a text such as {_CONV_RIGHT}, a set, @file or model.onnx")
         word = spec.strip()
         if word.startswith(("conv:", "gemm:")):
             layers.append(_parse(word))

@@ -20,6 +20,7 @@ Layout = Literal["nchw", "nhwc"]
 Footprint = Literal["packed", "raw"]
 MODELS: tuple[ModelName, ...] = ("full", "csa")
 STATES: tuple[State, ...] = ("hot", "cold")
+FOOTPRINTS: tuple[Footprint, ...] = ("packed", "raw")
 LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")  # of a convolution's input and output; pysim_layout, in its order
 
 

@@ -121,7 +121,7 @@ def name_of(algorithm: str, schedule: AnySchedule) -> str:
 
 def from_name(name: str) -> tuple[str, AnySchedule]:
     """(algorithm, schedule) of a plan's name; PlanError says what is wrong with a text that is none."""
-    algorithm, *pairs = name.split(",")
+    algorithm, *pairs = str(name).split(",")
     fields = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     if not algorithm or "kernel" not in fields or len(fields) != len(pairs):
         raise PlanError(f'"{name}" is no plan\'s name, which is algorithm,field=value,... as `plan.name` and the JSON documents have it')

@@ -35,6 +35,7 @@ from pysim.runtime.cpu import (
     problem_struct,
     schedule_struct,
 )
+from pysim.runtime.steps import Step
 
 _IDLE_BYTES = 256 << 20  # of workspaces between calls
 
@@ -132,6 +133,13 @@ class Launch:
             check(status, self.executor)
         return y
 
+    def step(self, x: Array, prepared: Any, epilogue: Any, y: Array, workspace: Array) -> Step:
+        """`apply`, bound to dense arrays."""
+        pointer = self._ffi.from_buffer
+        operands = {"first": pointer(self.first(x)), "second": prepared, "result": pointer(self.output(y))}
+        room = {"workspace": pointer(workspace), "workspace_bytes": workspace.nbytes}
+        return Step("RUN", of=self._problem, schedule=self._schedule, epilogue=epilogue, threads=self.threads, **operands, **room)
+
     def _run(self, epilogue: Any, first: Array, second: Any, y: Array, profile: Any) -> int:
         """The native call in a borrowed workspace; `second` by pointer. Its status."""
         pointer, work = self._ffi.from_buffer, _workspaces.take(self.workspace_bytes)
@@ -209,6 +217,11 @@ class Prepared:
         if out is not None:
             check_apart(self._launch.output(out), residual=residual)
         return self._launch.apply(x, self._prepared, epilogue, out)
+
+    def step(self, x: Array, out: Array, workspace: Array, residual: Any = None) -> Step:
+        """A call with these arrays, of the operands' dtypes and sizes, and so much workspace, that is made again and again."""
+        epilogue = self._epilogue if residual is None else self._launch.epilogue(self._bias, self._activation, residual)
+        return self._launch.step(x, self._prepared, epilogue, out, workspace)
 
     def profile(self, x: Any, out: Any = None) -> dict[str, float]:
         """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators between convolutions by the native library of this computer, on one thread: maps of planes and pools (`native/operators.c`).
 
-They take dense arrays of float32 or float64; `takes` says whether some are.
+Each is a `Step`, which is called to run. They take dense arrays of float32 or float64; `takes` says whether some are.
 """
 
 from functools import lru_cache
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pysim.arguments import Activation
-from pysim.runtime.cpu import Array, check, epilogue_struct, library
+from pysim.runtime.cpu import Array, epilogue_struct, library
+from pysim.runtime.steps import Step
 
 _DTYPES = {np.dtype(np.float32): "PYSIM_F32", np.dtype(np.float64): "PYSIM_F64"}
 
@@ -26,7 +27,7 @@ def _map(planes: int, size: int, period: int, dtype: "np.dtype[Any]") -> Any:
     return ffi.new("pysim_map *", [planes, size, period, getattr(lib, _DTYPES[dtype])])
 
 
-def run_map(
+def map_step(
     out: Array,
     x: Array,
     planes: int,
@@ -34,15 +35,15 @@ def run_map(
     shift: Array | None = None,
     residual: Array | None = None,
     activation: Activation = None,
-) -> None:
+) -> Step:
     """out = act(scale x + shift + residual), where x is seen as so many planes, and scale and shift have a number for each,
     again and again. out may be x, and lies apart from the residual."""
-    ffi, lib = library()
+    pointer = library()[0].from_buffer
     period = next((len(numbers) for numbers in (scale, shift) if numbers is not None), 1)
     how = _map(planes, x.size // planes, period, x.dtype)
-    pointers = (ffi.NULL if one is None else ffi.from_buffer(one) for one in (scale, shift))
+    second, third = (None if one is None else pointer(one) for one in (scale, shift))
     epilogue = epilogue_struct(1.0, 0.0, None, activation, residual)
-    check(lib.pysim_run_map(how, epilogue, ffi.from_buffer(x), *pointers, ffi.from_buffer(out)))
+    return Step("MAP", of=how, epilogue=epilogue, first=pointer(x), second=second, third=third, result=pointer(out))
 
 
 class Window(NamedTuple):
@@ -60,15 +61,9 @@ def _pool(sizes: tuple[int, ...], largest: bool, count_padding: bool, dtype: "np
     return ffi.new("pysim_pool *", [*sizes, largest, count_padding, getattr(lib, _DTYPES[dtype])])
 
 
-def run_pool(
-    out: Array,
-    x: Array,
-    window: Window,
-    largest: bool,
-    count_padding: bool = False,
-) -> None:
+def pool_step(out: Array, x: Array, window: Window, largest: bool, count_padding: bool = False) -> Step:
     """The largest element or mean of windows of the last two axes."""
-    ffi, lib = library()
+    pointer = library()[0].from_buffer
     along = (number for pair in window for number in pair)
     sizes = (x.size // (x.shape[-2] * x.shape[-1]), *x.shape[-2:], *out.shape[-2:], *along)
-    check(lib.pysim_run_pool(_pool(sizes, largest, count_padding, x.dtype), ffi.from_buffer(x), ffi.from_buffer(out)))
+    return Step("POOL", of=_pool(sizes, largest, count_padding, x.dtype), first=pointer(x), result=pointer(out))

@@ -72,7 +72,8 @@ struct ConvRow {
 };
 
 /* Each family's rows, in the order of its rows.inc. */
-Rows<ConvRow> direct_rows(), depthwise_rows(), im2col_rows(), implicit_rows(), im2win_rows();
+Rows<ConvRow> direct_rows(), im2col_rows(), implicit_rows(), im2win_rows();
+Rows<ConvRow> depthwise_f32_rows(), depthwise_f16_rows(), depthwise_bf16_rows();
 Rows<ConvRow> winograd_fused2_rows(), winograd_unfused4_rows(), winograd_fused4_rows();
 Rows<ConvRow> wgmma_conv_f16_rows(), wgmma_conv_bf16_rows(), wgmma_conv_tf32_rows(), wgmma_conv_tf32x3_rows();
 

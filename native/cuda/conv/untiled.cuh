@@ -13,13 +13,15 @@ namespace {
 enum { THREADS = 256 };
 
 /* Places in the output, in the order in which they lie: `high` x `wide` in an image, each of up to `of_group` filters of one group. There are
- * fewer than 2^31, as there are of outputs. */
+ * fewer than 2^31, as there are of outputs. A place's rows are `apart` from one another; places that lie between them come first. */
 struct Places {
     int count;
     Divisor wide, high, filters, group; /* places of filters: of all, of a group */
-    Places(const Conv &c, int rows, int columns, int of_group = 1)
-        : wide((unsigned)((c.out_w + columns - 1) / columns)), high((unsigned)((c.out_h + rows - 1) / rows)),
-          filters((unsigned)(c.groups * ((c.filters + of_group - 1) / of_group))), group((unsigned)((c.filters + of_group - 1) / of_group)) {
+    Divisor apart;
+    Places(const Conv &c, int rows, int columns, int of_group = 1, int apart_ = 1)
+        : wide((unsigned)((c.out_w + columns - 1) / columns)), high((unsigned)((c.out_h + rows * apart_ - 1) / (rows * apart_) * apart_)),
+          filters((unsigned)(c.groups * ((c.filters + of_group - 1) / of_group))), group((unsigned)((c.filters + of_group - 1) / of_group)),
+          apart((unsigned)apart_) {
         count = c.batch * (int)(wide.divisor * high.divisor * filters.divisor);
     }
 };
@@ -40,19 +42,19 @@ struct Strides {
         : image(channels * height * width), channel(nhwc ? 1 : height * width), row(nhwc ? channels * width : width), column(nhwc ? channels : 1) {}
 };
 
-__device__ inline void put(const Epilogue<float, float> &epilogue, float *to, float sum, int f) {
-    *to = epilogue.finish(sum, epilogue.beta != 0 ? *to : 0.f, f);
+template <class Out> __device__ inline void put(const Epilogue<float, Out> &epilogue, Out *to, float sum, int f) {
+    *to = epilogue.finish(sum, epilogue.beta != 0 ? float(*to) : 0.f, f);
 }
 
-/* A kernel, and the outputs of a thread. */
+/* A kernel, and the outputs of a thread, whose rows are `apart` from one another. */
 struct Chosen {
     void (*kernel)(Conv, Places);
-    int rows, columns, filters;
+    int rows, columns, filters, apart = 1;
 };
 
 template <Chosen (*OF)(const Conv &, int)> pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream) {
     const Chosen by = OF(c, sms);
-    const Places places(c, by.rows, by.columns, by.filters);
+    const Places places(c, by.rows, by.columns, by.filters, by.apart);
     return check(launch(by.kernel, dim3((unsigned)((places.count + THREADS - 1) / THREADS)), dim3(THREADS), 0, stream, c, places), "a convolution without tiles");
 }
 

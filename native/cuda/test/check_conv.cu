@@ -167,11 +167,13 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     };
     s.height = size(high, s.kernel_h, s.stride_h, s.dilation_h, s.pad_top, s.pad_bottom, draw.below((int)s.stride_h));
     s.width = size(wide, s.kernel_w, s.stride_w, s.dilation_w, s.pad_left, s.pad_right, draw.below((int)s.stride_w));
+    if (!strcmp(row.family, "wgmma") && kind == 2 && s.groups == 1 && draw.below(2)) s.width = (s.width + 7) / 8 * 8; /* planes of whole 16 bytes */
     if (!strcmp(row.family, "depthwise") && draw.below(3) == 0) { /* enough outputs for several a thread, in whole vectors or not */
         s.batch = 1 + draw.below(4), s.groups = s.channels = 30 + draw.below(120), s.filters = s.groups * (1 + draw.below(2));
         if (!strcmp(row.form, "grouped")) s.groups = 5 + draw.below(20), s.channels = s.groups * (1 + draw.below(5)), s.filters = s.groups * (2 + draw.below(6));
         s.kernel_h = s.kernel_w = 3 + 2 * draw.below(3), s.stride_h = s.stride_w = 1 + draw.below(2), s.dilation_h = s.dilation_w = 1;
-        s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = s.kernel_h / 2;
+        if (draw.below(3) == 0) s.dilation_h = s.dilation_w = 1 + draw.below(5), s.stride_h = s.stride_w = 1 + draw.below(4) / 2;
+        s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = s.kernel_h / 2 * s.dilation_h;
         s.height = 20 + draw.below(20), s.width = 8 * (2 + draw.below(5)) + (draw.below(2) ? 0 : draw.below(8));
     }
     return s;

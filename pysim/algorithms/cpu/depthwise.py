@@ -8,28 +8,23 @@ transposed per 16 groups.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-import numpy as np
-
-from pysim.algorithms.contract import SUMS, Array, Bound
-from pysim.cachemodel.cpu.depthwise import depthwise_cost, planes_elements, shares_rows
+from pysim.algorithms.contract import SUMS, Bound
+from pysim.cachemodel.cpu import listed
+from pysim.cachemodel.cpu.cost import Pass
+from pysim.cachemodel.cpu.depthwise import depthwise_pass, planes_elements, shares_rows
+from pysim.cachemodel.cpu.listed import Listed, ListedCosts
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.cachemodel.cpu.tilings import row_refuses
-from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.record.cost import Cost, Reason, Rejected
+from pysim.record.cost import Reason
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, direct_kernels
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 NAME = "depthwise"
 COMPUTES = Conv
@@ -61,39 +56,22 @@ def _row_refuses(kernel: Kernel, problem: Conv, request: Request) -> Reason | No
     return None
 
 
-class Candidates(NamedTuple):
-    """The kernels that can run, each with its one schedule."""
-
-    request: Request
-    kernels: tuple[Kernel, ...]
-    limit: float
-    rejected: tuple[Rejected, ...]
-
-
-def candidates(request: Request, limit: float | None) -> Candidates:
+def candidates(request: Request, limit: float | None) -> Listed:
     problem = request.problem
     assert isinstance(problem, Conv)
-    if request.model == "csa":
-        return Candidates(request, (), np.inf, (Rejected(NAME, "the slicing analysis is of sconv's nest", "type"),))
-    if request.schedule is not None:
-        return Candidates(request, (_named(request.schedule, problem, request),), np.inf, ())
-    refused = [(kernel, _row_refuses(kernel, problem, request)) for kernel in direct_kernels() if kernel.dtype == problem.dtype]
-    rejected = tuple(Rejected(kernel.name, reason.sentence, reason.code) for kernel, reason in refused if reason)
-    return Candidates(request, tuple(kernel for kernel, reason in refused if not reason), np.inf, rejected)
 
+    def wrong(kernel: Kernel, schedule: Schedule) -> str:
+        own = _schedule(kernel, problem)
+        return "" if schedule == own else f"one schedule for {problem.text}: {own}"
 
-def _named(schedule: object, problem: Conv, request: Request) -> Kernel:
-    """The kernel of a named plan; PlanError where it cannot run or the schedule is not its own."""
-    name = getattr(schedule, "kernel", "")
-    kernel = next((row for row in direct_kernels() if row.name == name), None)
-    if kernel is None or kernel.dtype != problem.dtype:
-        raise PlanError(f"{NAME} has no kernel {name} for {problem.dtype}; `pysim kernels` lists them")
-    if reason := _row_refuses(kernel, problem, request):
-        raise PlanError(f"{kernel.name}: {reason.sentence}")
-    own = _schedule(kernel, problem)
-    if not isinstance(schedule, Schedule) or msgspec.structs.replace(schedule, algorithm=NAME) != own:
-        raise PlanError(f"{kernel.name} has one schedule for {problem.text}: {own}")
-    return kernel
+    return listed.candidates(
+        NAME,
+        request,
+        direct_kernels(),
+        lambda kernel: _row_refuses(kernel, problem, request),
+        lambda kernel: [_schedule(kernel, problem)],
+        wrong,
+    )
 
 
 def _schedule(kernel: Kernel, problem: Conv) -> Schedule:
@@ -101,41 +79,13 @@ def _schedule(kernel: Kernel, problem: Conv) -> Schedule:
     return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, channels, 1, 1, NAME)
 
 
-class Costs:
-    """One cost a kernel (`pysim.algorithms.contract.Costs`)."""
-
-    kinds = (NAME,)
-
-    def __init__(self, of: Candidates) -> None:
-        self._of = of
-        problem, on = of.request.problem, of.request.machine
-        assert isinstance(problem, Conv) and isinstance(on, Machine)
-        self._costs = tuple(depthwise_cost(problem, kernel, on, of.request.hot) for kernel in of.kernels)
-        self.kernels = tuple(kernel.name for kernel in of.kernels)
-        self.cycles: Array = np.array([cost.cycles for cost in self._costs], dtype=np.float64)
-        self.bounds: Array = self.cycles
-        self.kernel: NDArray[np.int64] = np.arange(len(self.kernels))
-        self.alike = self.kernel
-        self.kind: NDArray[np.int64] = np.zeros(len(self.kernels), dtype=np.int64)
-
-    def schedule(self, row: int) -> Schedule:
-        problem = self._of.request.problem
-        assert isinstance(problem, Conv)
-        return _schedule(self._of.kernels[row], problem)
-
-    def cost(self, row: int) -> Cost:
-        return self._costs[row]
-
-    def assumed(self, row: int) -> tuple[str, ...]:
-        """What the model reads: rates of the kernel's unit and of the levels, call_cycles and overlap."""
-        on, target = self._of.request.machine, self._of.kernels[row].target
-        assert isinstance(on, Machine)
-        read = ("core.call_cycles", "core.overlap", "core.frequency_hz", f"core.units.{target}", "levels", "memory")
-        return tuple(path for path in on.assumed() if path.startswith(read) and not path.endswith("latency_cycles"))
+def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
+    return [ListedCosts(NAME, one, _passes(one, machine), False) for one in found]
 
 
-def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:
-    return [Costs(one) for one in found]
+def _passes(of: Listed, machine: Machine) -> list[Pass]:
+    assert isinstance(of.request.problem, Conv)
+    return [depthwise_pass(of.request.problem, kernel, machine, of.request.hot) for kernel, _ in of.rows]
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> None:

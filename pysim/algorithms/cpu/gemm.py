@@ -4,7 +4,7 @@
 from pysim.algorithms.contract import SUMS, Bound
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, words
-from pysim.cachemodel.cpu.rows_in_place import cost
+from pysim.cachemodel.cpu.nested import cost
 from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm

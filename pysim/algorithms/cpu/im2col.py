@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from pysim.algorithms.contract import SUMS, Array, Bound, Prepared
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
-from pysim.cachemodel.cpu.im2col import im2col_cost
+from pysim.cachemodel.cpu.cost import Pass, cost_from, cycles_of
+from pysim.cachemodel.cpu.im2col import columns_pass
 from pysim.cachemodel.cpu.incore import products_per_cycle, rates
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine
@@ -65,7 +66,8 @@ def _product(problem: Conv) -> Conv:
 class Candidates(NamedTuple):
     """Schedules of the product, none (and in `limit` what all take at least) where they are not worth predicting."""
 
-    columns: Cost
+    columns: Pass | None
+    cycles: float
     least: float
     product: nested.NestCandidates | None
     limit: float
@@ -81,8 +83,8 @@ class Costs:
         self._columns = of.columns
         self._product = of.product.costs() if of.product else None
         self.kernels: tuple[str, ...] = self._product.kernels if self._product else (NAME,)
-        self.bounds: Array = self._product.bounds + of.columns.cycles if self._product else np.array([of.least])
-        self.cycles: Array = self._product.cycles + of.columns.cycles if self._product else np.empty(0)
+        self.bounds: Array = self._product.bounds + of.cycles if self._product else np.array([of.least])
+        self.cycles: Array = self._product.cycles + of.cycles if self._product else np.empty(0)
         self.kind: NDArray[np.int64] = np.zeros(self.cycles.size, dtype=np.int64)
 
     @property
@@ -101,33 +103,14 @@ class Costs:
         return msgspec.structs.replace(self._some().schedule(row), algorithm=NAME)
 
     def cost(self, row: int) -> Cost:
-        return _sum(self._columns, self._some().cost(row))
+        """The one after the other: what the product reads is columns, what these read is input."""
+        prediction = self._some().prediction
+        assert self._columns
+        product = prediction.one._replace(operands=("columns", *prediction.one.operands[1:]))
+        return cost_from(prediction.rates.machine, [self._columns, product], row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
         return self._some().assumed(row)
-
-
-def _sum(columns: Cost, product: Cost) -> Cost:
-    """The one after the other: what the product reads is columns, what these read is input."""
-    levels = {}
-    for name, own in product.levels.items():
-        renamed = {"columns_bytes" if key == "input_bytes" else key: value for key, value in own.items()}
-        levels[name] = _added(renamed, columns.levels[name])
-    terms, hidden = _added(columns.terms, product.terms), _added(columns.hidden, product.hidden)
-    counted = {name: value - hidden.get(name, 0.0) for name, value in terms.items()}
-    parts = {name: value for name, value in terms.items() if name not in levels}
-    return Cost(
-        columns.cycles + product.cycles,
-        columns.seconds + product.seconds,
-        max(counted, key=counted.__getitem__),
-        levels,
-        parts | {name: terms[name] for name in levels},
-        hidden,
-    )
-
-
-def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
 
 
 def candidates(request: Request, limit: float | None) -> Candidates:
@@ -135,20 +118,21 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     assert isinstance(problem, Conv) and isinstance(on, Machine)
     if request.model == "csa":
         reason = Rejected(NAME, "the slicing analysis is of sconv's nest", "type")
-        return Candidates(Cost(0.0, 0.0, "copy", {}, {}), 0.0, None, np.inf, (reason,))
+        return Candidates(None, 0.0, 0.0, None, np.inf, (reason,))
     nest, kernels = _nest(problem), tilings.rows(on, problem.dtype, request.shape).kernels
     units = [unit for unit in on.core.units if unit.target in {kernel.target for kernel in kernels}]
-    columns = im2col_cost(problem, on, request.hot, packer=max(units, key=lambda unit: unit.vector_bytes))
-    least = columns.cycles + problem.flops / 2 / max(products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels)
+    columns = columns_pass(problem, on, request.hot, packer=max(units, key=lambda unit: unit.vector_bytes))
+    cycles = float(cycles_of(on, [columns])[0])
+    least = cycles + problem.flops / 2 / max(products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels)
     if not request.schedule and (limit is None or limit < least):
-        return Candidates(columns, least, None, least if limit is None else limit, ())
+        return Candidates(columns, cycles, least, None, least if limit is None else limit, ())
     of = rates(nest, on, kernels)
-    least = columns.cycles + float(tilings.least_cycles(of, np.arange(len(kernels))).min())
+    least = cycles + float(tilings.least_cycles(of, np.arange(len(kernels))).min())
     if not request.schedule and limit is not None and limit < least:
-        return Candidates(columns, least, None, limit, ())
-    product = nested.candidates(nest, request, None if limit is None else limit - columns.cycles, of)
+        return Candidates(columns, cycles, least, None, limit, ())
+    product = nested.candidates(nest, request, None if limit is None else limit - cycles, of)
     assert isinstance(product, nested.NestCandidates)
-    return Candidates(columns, least, product, product.limit + columns.cycles, product.rejected)
+    return Candidates(columns, cycles, least, product, product.limit + cycles, product.rejected)
 
 
 def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:

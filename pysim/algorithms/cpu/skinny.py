@@ -8,28 +8,25 @@ Worked number: gemm:1x4096x4096 reads 64 MiB of B for 33.6 MFLOP. Packing would 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import numpy as np
 
-from pysim.algorithms.contract import SUMS, Array, Bound
+from pysim.algorithms.contract import SUMS, Bound
+from pysim.cachemodel.cpu import listed
+from pysim.cachemodel.cpu.cost import Pass
+from pysim.cachemodel.cpu.listed import Listed, ListedCosts
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
-from pysim.cachemodel.cpu.skinny import Blocks, Shape, lanes_of, skinny_cost
+from pysim.cachemodel.cpu.skinny import Blocks, Shape, lanes_of, skinny_pass
 from pysim.cachemodel.cpu.threads import Part
 from pysim.cachemodel.cpu.tilings import row_refuses
-from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
-from pysim.record.cost import Cost, Reason, Rejected
+from pysim.record.cost import Reason
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, skinny_kernels
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 NAME = "skinny"
 COMPUTES = Gemm
@@ -58,29 +55,22 @@ def _row_refuses(kernel: Kernel, problem: Gemm, request: Request) -> Reason | No
     return None
 
 
-class Candidates(NamedTuple):
-    """The kernels that can run, and blocks and strips of each."""
-
-    request: Request
-    kernels: tuple[Kernel, ...]
-    blocks: tuple[tuple[int, Blocks], ...]
-    limit: float
-    rejected: tuple[Rejected, ...]
-
-
-def candidates(request: Request, limit: float | None) -> Candidates:
+def candidates(request: Request, limit: float | None) -> Listed:
     problem, machine = request.problem, request.machine
     assert isinstance(problem, Gemm) and isinstance(machine, Machine)
-    if request.model == "csa":
-        return Candidates(request, (), (), np.inf, (Rejected(NAME, "the slicing analysis is of sconv's nest", "type"),))
-    if request.schedule is not None:
-        kernel, blocks = _named(request.schedule, problem, request)
-        return Candidates(request, (kernel,), ((0, blocks),), np.inf, ())
-    refused = [(kernel, _row_refuses(kernel, problem, request)) for kernel in skinny_kernels() if kernel.dtype == problem.dtype]
-    rejected = tuple(Rejected(kernel.name, reason.sentence, reason.code) for kernel, reason in refused if reason)
-    kernels = tuple(kernel for kernel, reason in refused if not reason)
-    found = tuple((at, one) for at, kernel in enumerate(kernels) for one in _blocks(problem, kernel, machine))
-    return Candidates(request, kernels, found, np.inf, rejected)
+
+    def wrong(kernel: Kernel, schedule: Schedule) -> str:
+        blocks = _blocks_of(schedule)
+        whole = blocks.k == problem.k or kernel.form == "axpy" or blocks.k % FEW_STEP == 0
+        if schedule == _schedule(kernel, blocks) and 1 <= blocks.k <= problem.k and whole:
+            return ""
+        right = f"channels of 1 to {problem.k}{f', in steps of {FEW_STEP} unless all' if kernel.form == 'dot' else ''}"
+        return f"schedules like {_schedule(kernel, blocks)} with {right}"
+
+    def schedules(kernel: Kernel) -> Iterator[Schedule]:
+        return (_schedule(kernel, blocks) for blocks in _blocks(problem, kernel, machine))
+
+    return listed.candidates(NAME, request, skinny_kernels(), lambda kernel: _row_refuses(kernel, problem, request), schedules, wrong)
 
 
 def _blocks(problem: Gemm, kernel: Kernel, machine: Machine) -> Iterator[Blocks]:
@@ -96,61 +86,22 @@ def _blocks(problem: Gemm, kernel: Kernel, machine: Machine) -> Iterator[Blocks]
             yield Blocks(k, strip)
 
 
-def _named(schedule: object, problem: Gemm, request: Request) -> tuple[Kernel, Blocks]:
-    """The kernel and blocks of a named plan; PlanError where it cannot run or they are not its own."""
-    name = getattr(schedule, "kernel", "")
-    kernel = next((row for row in skinny_kernels() if row.name == name), None)
-    if kernel is None or kernel.dtype != problem.dtype:
-        raise PlanError(f"{NAME} has no kernel {name} for {problem.dtype}; `pysim kernels` lists them")
-    if reason := _row_refuses(kernel, problem, request):
-        raise PlanError(f"{kernel.name}: {reason.sentence}")
-    assert isinstance(schedule, Schedule)
-    blocks = Blocks(schedule.channels, schedule.k2)
-    whole = blocks.k == problem.k or kernel.form == "axpy" or blocks.k % FEW_STEP == 0
-    if msgspec.structs.replace(schedule, algorithm=NAME) != _schedule(kernel, blocks) or not (1 <= blocks.k <= problem.k and whole):
-        right = f"channels of 1 to {problem.k}{f', in steps of {FEW_STEP} unless all' if kernel.form == 'dot' else ''}"
-        raise PlanError(f"{kernel.name} has schedules like {_schedule(kernel, blocks)} with {right}")
-    return kernel, blocks
-
-
 def _schedule(kernel: Kernel, blocks: Blocks) -> Schedule:
     return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, blocks.k, blocks.strip, 1, NAME)
 
 
-class Costs:
-    """One cost a candidate (`pysim.algorithms.contract.Costs`)."""
-
-    kinds = (NAME,)
-
-    def __init__(self, of: Candidates) -> None:
-        self._of = of
-        problem, on = of.request.problem, of.request.machine
-        assert isinstance(problem, Gemm) and isinstance(on, Machine)
-        self._costs = tuple(skinny_cost(problem, of.kernels[at], blocks, on, of.request.hot) for at, blocks in of.blocks)
-        self.kernels = tuple(kernel.name for kernel in of.kernels)
-        self.cycles: Array = np.array([cost.cycles for cost in self._costs], dtype=np.float64)
-        self.kernel: NDArray[np.int64] = np.array([at for at, _ in of.blocks], dtype=np.int64)
-        self.alike = self.kernel
-        self.bounds: Array = np.array([self.cycles[self.kernel == at].min() for at in range(len(of.kernels))])
-        self.kind: NDArray[np.int64] = np.zeros(len(of.blocks), dtype=np.int64)
-
-    def schedule(self, row: int) -> Schedule:
-        at, blocks = self._of.blocks[row]
-        return _schedule(self._of.kernels[at], blocks)
-
-    def cost(self, row: int) -> Cost:
-        return self._costs[row]
-
-    def assumed(self, row: int) -> tuple[str, ...]:
-        """What the model reads: rates of the kernel's unit and of the levels, latencies, call_cycles and overlap."""
-        on, target = self._of.request.machine, self._of.kernels[self._of.blocks[row][0]].target
-        assert isinstance(on, Machine)
-        read = ("core.call_cycles", "core.overlap", "core.frequency_hz", f"core.units.{target}", "levels", "memory")
-        return tuple(path for path in on.assumed() if path.startswith(read))
+def _blocks_of(schedule: Schedule) -> Blocks:
+    return Blocks(schedule.channels, schedule.k2)
 
 
-def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:
-    return [Costs(one) for one in found]
+def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
+    return [ListedCosts(NAME, one, _passes(one, machine), True) for one in found]
+
+
+def _passes(of: Listed, machine: Machine) -> list[Pass]:
+    assert isinstance(of.request.problem, Gemm)
+    rows = [(kernel, _blocks_of(schedule)) for kernel, schedule in of.rows]
+    return [skinny_pass(of.request.problem, rows, machine, of.request.hot)] if rows else []
 
 
 def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pysim.algorithms.contract import Array, Bound, Prepared
 from pysim.cachemodel.cpu import tilings
 from pysim.cachemodel.cpu import winograd as model
+from pysim.cachemodel.cpu.cost import cost_from
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.errors import PlanError
@@ -118,7 +119,7 @@ class Costs:
 
     def cost(self, row: int) -> Cost:
         assert self._table and self._found
-        return model.cost_of(self._table, self._found, row)
+        return cost_from(self._table.machine, self._found.passes, row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
         assert self._table

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions of few channels a group, a thread STRIP rows of outputs of one filter, or (grouped) of four; rows of the input that they
-share are read once.
+share are read once. Where taps are dilated, a thread's outputs are so many rows apart that they share those; where outputs share few, each
+has a thread.
 
 Worked number: conv:g32mb32ic32ih112oc32kh3ph1 has 32 x 32 images of 112 x 112; of 4 columns x 4 rows a thread, 25,088 warps.
 """
 
+import math
 from typing import NamedTuple
 
 from pysim.algorithms.convolution import Asked, Rows
@@ -21,8 +23,9 @@ from pysim.registry.cuda import WARP, ConvKernel, cuda_limits
 
 NAME = "depthwise"
 COMPUTES = Conv
-STRIP, FILTERS = 4, 4  # rows of outputs of a thread, filters of a grouped one (native/cuda/conv/depthwise/depthwise.cu)
+STRIP, FILTERS = 4, 4  # rows of outputs of a thread, filters of a grouped one (native/cuda/conv/depthwise/kernel.cuh)
 KEPT = {1: (3, 5, 7), FILTERS: (3,)}  # edges of kernels that a thread of so many filters keeps in registers
+ALONE = (2, 3, 4, 5, 7)  # those of which one output's taps are
 # A load and its address and edge; a thread's place, weights and stores: what Nsight Compute counted beside multiply-adds
 LOAD_INSTRUCTIONS, PLACE_INSTRUCTIONS = 11.5, 134.0
 # Where rows pass through registers: of a row, which taps meet it; and lines that a load of weights takes at once, k apart in lanes along
@@ -43,17 +46,23 @@ def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
 
 
 class Thread(NamedTuple):
-    """Filters and columns of outputs of a thread, of which `piece` columns are loaded and stored at once; whether rows and weights are
-    kept in registers, or pass through them."""
+    """Filters, rows and columns of outputs of a thread, rows `apart` from one another, of which `piece` columns are loaded and stored at
+    once; whether rows and weights are kept in registers, or pass through them."""
 
     filters: int
     columns: int
     piece: int
     kept: bool
+    rows: int = STRIP
+    apart: int = 1
+
+    def high(self, w: Conv) -> int:
+        """Threads along an image's rows of outputs."""
+        return -(-w.out_h // (self.rows * self.apart)) * self.apart
 
 
 def thread_of(sms: float, filters: int, w: Conv, layout: Layout) -> Thread:
-    """As native/cuda/conv/depthwise/depthwise.cu chooses for aligned operands."""
+    """As native/cuda/conv/depthwise/rows.cuh chooses for aligned operands."""
     square = w.kernel_h == w.kernel_w and w.stride_h == w.stride_w and w.dilation_h == w.dilation_w == 1
     places = w.batch * w.groups * -(-(w.filters // w.groups) // filters) * -(-w.out_h // STRIP)
 
@@ -61,12 +70,26 @@ def thread_of(sms: float, filters: int, w: Conv, layout: Layout) -> Thread:
         return places * -(-w.out_w // columns) // BLOCK.threads >= sms
 
     if not (square and w.kernel_h in KEPT[filters] and w.stride_h <= 2):
+        if filters == 1 and (apart := dilated(w)):
+            return apart
         return Thread(filters, 4 if w.dilation_w == 1 and w.stride_w <= 2 and fits(4) else 1, 1, False)
     if layout == "nhwc":
         return Thread(filters, 4 if fits(4) else 1, 1, True)
     lies = w.pad_left == w.kernel_w // 2
     wide = next(n for n in (4, 2, 1) if n == 1 or (lies and w.width % n == w.out_w % n == 0 and fits(n)))
     return Thread(filters, wide, wide, True)
+
+
+def dilated(w: Conv) -> Thread | None:
+    """A thread of kernels whose taps are kept, though not beside one another, or of which outputs share few."""
+    common = math.gcd(w.stride_h, w.dilation_h)
+    apart, steps = w.dilation_h // common, w.stride_h // common
+    if w.kernel_h != w.kernel_w:
+        return None
+    if 2 * steps > w.kernel_h or apart >= w.out_h:
+        return Thread(1, 1, 1, True, 1) if w.kernel_h in ALONE else None
+    far = steps == 1 and max(w.dilation_h, w.dilation_w) > 1
+    return Thread(1, 1, 1, True, STRIP, apart) if far and w.kernel_h in KEPT[1] else None
 
 
 def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
@@ -76,19 +99,19 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     of, channels = thread_of(gpu.sms.value, filters_of(row), w, layout), w.channels // w.groups
     line = (of.columns - 1) * w.stride_w + w.kernel_w
     single = line - (line - w.kernel_w // 2) // of.piece * (of.piece - 1)  # loads of a row
-    rows_read = distinct(STRIP, w.kernel_h, w.stride_h, w.dilation_h)
-    loads, weights = rows_read * single * channels, of.filters * taps * channels * (1 if of.kept else STRIP)
+    rows_read = distinct(of.rows, w.kernel_h, w.stride_h * of.apart, w.dilation_h)
+    loads, weights = rows_read * single * channels, of.filters * taps * channels * (1 if of.kept else of.rows)
     across = -(-w.out_w // of.columns)
-    warps = w.batch * w.groups * -(-(w.filters // w.groups) // of.filters) * -(-w.out_h // STRIP) * across / WARP
+    warps = w.batch * w.groups * -(-(w.filters // w.groups) // of.filters) * of.high(w) * across / WARP
     # lanes of a warp lie in so many rows, each of which is so many bytes
     rows, line_bytes = (
         (1, WARP * size) if windows.together else (max(1.0, WARP / across), min(WARP, across) * of.columns * w.stride_w * size)
     )
     apart = min(WEIGHT_LINES, taps * channels * size * WARP / LINE_BYTES) if windows.together else rows
     wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + 1)) + weights * apart
-    halo = rows_read / (STRIP * min(w.stride_h, w.kernel_h))
+    halo = rows_read / (of.rows * min(w.stride_h, w.kernel_h))
     bytes_ = windows.bytes * w.filters / w.channels / of.filters * channels * max(1.0, halo)
-    products = STRIP * of.columns * taps * of.filters * channels
+    products = of.rows * of.columns * taps * of.filters * channels
     instructions = PLACE_INSTRUCTIONS + loads * LOAD_INSTRUCTIONS + products + (0 if of.kept and channels == 1 else weights)
     if not of.kept:
         instructions += ((STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1) * channels * ROW_INSTRUCTIONS

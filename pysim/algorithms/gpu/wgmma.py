@@ -2,13 +2,17 @@
 """Convolutions as products on tensor cores: TMA gathers windows from channels that lie together, 16 bytes at once.
 
 An input that does not lie so is copied: where its channels do not lie together in whole 16 bytes, in groups in whole steps of 128. Each
-tap, or in a copy with padded rows each row of taps, has whole steps of 128 bytes of channels. L2 is asked for every tap.
+tap, or in a copy with padded rows each row of taps, has whole steps of 128 bytes of channels; where windows are more than a pixel apart, a
+copy may have the pixels from one to the next as channels. L2 is asked for every tap. Under NCHW the
+windows of most pointwise convolutions are taken as they lie, 128 bytes of a plane at once; of tf32 they pass through registers.
 
 Convolutions of f32 are three products of tf32 halves (native/cuda/core/split.cuh): those of the filters are made ahead, those of windows in
 registers.
 
 Worked number: conv:mb1ic72ih8oc8kh3ph1:f16 under NHWC has 9 taps of 72 x 2 = 144 bytes, so 9 x 2 steps of 64: k = 9 x 128.
 """
+
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,6 +37,7 @@ from pysim.registry.cuda import ConvKernel, cuda_limits
 
 NAME = "wgmma"
 COMPUTES = Conv
+INT_MAX = (1 << 31) - 1
 
 
 def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
@@ -59,8 +64,30 @@ def padded_bytes(w: Conv) -> int:
     return round_up(w.channels // w.groups * SIZES[w.dtype], VECTOR_BYTES)
 
 
+def plane_windows(w: Conv) -> int:
+    """Windows of an image where they lie in planes, in whole boxes of TMA."""
+    return round_up(w.height * w.width, LINE_BYTES // SIZES[w.dtype])
+
+
+def planes(w: Conv, layout: Layout) -> bool:
+    """Whether it takes windows from planes as they lie (native/cuda/conv/wgmma/operands.cu)."""
+    plane, size = w.height * w.width, SIZES[w.dtype]
+    moved = w.pad_top or w.pad_left or w.pad_bottom or w.pad_right or w.groups > 1 or w.dtype in AS_HALVES.values()
+    if layout == "nhwc" or moved or not w.kernel_h == w.kernel_w == w.stride_h == w.stride_w == 1:
+        return False
+    whole = plane * size % VECTOR_BYTES == 0 and w.channels * size % VECTOR_BYTES == 0
+    return whole and 2 * plane_windows(w) <= 3 * plane
+
+
+def numbered(w: Conv, layout: Layout) -> int:
+    """Windows of a group as it numbers them."""
+    return w.batch * (plane_windows(w) if planes(w, layout) else w.windows)
+
+
 def copied(w: Conv, layout: Layout) -> bool:
     """Whether it copies the input."""
+    if planes(w, layout):
+        return False
     of_group = w.channels // w.groups * SIZES[w.dtype]
     return layout == "nchw" or padded_bytes(w) != of_group or (w.groups > 1 and of_group % LINE_BYTES != 0)
 
@@ -73,11 +100,46 @@ def rows_of_taps(w: Conv, layout: Layout) -> bool:
     return copied(w, layout) and w.dilation_w == 1 and fewer and vectors < 1 << 31
 
 
-def whole_steps(row: ConvKernel, w: Conv, layout: Layout) -> int:
-    """k: each tap, or each row of taps, has whole steps of 128 bytes of channels."""
+class Folded(NamedTuple):
+    """A copy whose squares of stride_h x stride_w pixels are the channels of one: bytes of such a place, its kernel and its rows."""
+
+    padded: int
+    kernel_h: int
+    kernel_w: int
+    rows: int
+    wide: int
+
+    @classmethod
+    def of(cls, w: Conv) -> "Folded":
+        high, wide = -(-w.kernel_h // w.stride_h), -(-w.kernel_w // w.stride_w)
+        padded = round_up(w.stride_h * w.stride_w * w.channels * SIZES[w.dtype], VECTOR_BYTES)
+        return cls(padded, high, wide, w.out_h + high - 1, w.out_w + wide - 1)
+
+    @property
+    def steps(self) -> int:
+        return self.kernel_h * -(-self.kernel_w * self.padded // LINE_BYTES)
+
+
+def steps_unfolded(w: Conv, layout: Layout) -> int:
+    """Each tap, or each row of taps, has whole steps of 128 bytes of channels."""
     padded = padded_bytes(w)
-    across = -(-w.kernel_w * padded // LINE_BYTES) if rows_of_taps(w, layout) else w.kernel_w * -(-padded // LINE_BYTES)
-    return w.kernel_h * across * row.block_k
+    return w.kernel_h * (-(-w.kernel_w * padded // LINE_BYTES) if rows_of_taps(w, layout) else w.kernel_w * -(-padded // LINE_BYTES))
+
+
+def folded(w: Conv, layout: Layout) -> Folded | None:
+    """Its copy where that folds, as it does where that takes fewer steps."""
+    if not copied(w, layout) or w.groups > 1 or w.stride_h * w.stride_w == 1 or max(w.dilation_h, w.dilation_w) > 1:
+        return None
+    of = Folded.of(w)
+    vectors = of.padded // VECTOR_BYTES
+    fits = all(rows <= INT_MAX // (wide * vectors) for rows, wide in ((w.batch * of.rows, of.wide), (w.filters * of.kernel_h, of.kernel_w)))
+    return of if of.steps < steps_unfolded(w, layout) and fits else None
+
+
+def whole_steps(row: ConvKernel, w: Conv, layout: Layout) -> int:
+    """k, in whole steps."""
+    of = folded(w, layout)
+    return (of.steps if of else steps_unfolded(w, layout)) * row.block_k
 
 
 def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
@@ -85,16 +147,19 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     gpu, w, layout, known = asked
     windows, around = Windows(w, "nhwc"), passes(gpu, w, layout)
     if row.promotion:
-        around = (*around, halving(gpu, w))
-    step = mainloop.work(gpu, lying(row, layout), False, True)
+        around = (*around, halving(gpu, w, layout))
+    step = mainloop.work(gpu, lying(row, layout), False, True, by_registers=planes(w, layout) and SIZES[w.dtype] > 2)
     every_tap = float(windows.number * windows.k * w.groups * SIZES[w.dtype])
-    special = Special(k=whole_steps(row, w, layout), asked=every_tap)
+    special = Special(k=whole_steps(row, w, layout), asked=every_tap, windows=numbered(w, layout))
     found = tiled.variant_of(gpu, windows, row, step, known, around, special)
     return found._replace(leans=(*found.leans, "model.passes.copied_") if around else found.leans)
 
 
 def copies(w: Conv, layout: Layout) -> dict[str, int]:
     """Bytes of its copies (native/cuda/conv/wgmma/operands.cu): of an input that it cannot take as it lies, and of such filters."""
+    if of := folded(w, layout):
+        filters = w.filters * of.kernel_h * of.kernel_w
+        return {"input": round_up(w.batch * of.rows * of.wide * of.padded, ALIGN), "filters": round_up(filters * of.padded, ALIGN)}
     padded, taps = padded_bytes(w), w.kernel_h * w.kernel_w
     kept = {}
     if copied(w, layout):
@@ -105,23 +170,29 @@ def copies(w: Conv, layout: Layout) -> dict[str, int]:
     return kept
 
 
-def halves_bytes(w: Conv) -> int:
+def filters_bytes(w: Conv, layout: Layout) -> int:
+    """Of the filters as the kernels read them."""
+    of = folded(w, layout)
+    return w.filters * (of.kernel_h * of.kernel_w * of.padded if of else w.kernel_h * w.kernel_w * padded_bytes(w))
+
+
+def halves_bytes(w: Conv, layout: Layout) -> int:
     """Of both halves of the filters."""
-    return round_up(2 * w.filters * w.kernel_h * w.kernel_w * padded_bytes(w), ALIGN)
+    return round_up(2 * filters_bytes(w, layout), ALIGN)
 
 
 def kept(row: ConvKernel, w: Conv, layout: Layout) -> dict[str, int]:
     """Bytes of all that it makes, halves with the filters."""
     found = copies(w, layout)
     if row.promotion:
-        found["filters"] = found.get("filters", 0) + halves_bytes(w)
+        found["filters"] = found.get("filters", 0) + halves_bytes(w, layout)
     return found
 
 
-def halving(gpu: Gpu, w: Conv) -> Pass:
+def halving(gpu: Gpu, w: Conv, layout: Layout) -> Pass:
     """What makes the halves."""
-    elements = w.filters * w.kernel_h * w.kernel_w * padded_bytes(w) // SIZES[w.dtype]
-    return Pass("halves", elements * SIZES[w.dtype], halves_bytes(w), elements * gpu.model.passes.copied_instructions.value)
+    size = filters_bytes(w, layout)
+    return Pass("halves", size, halves_bytes(w, layout), size / SIZES[w.dtype] * gpu.model.passes.copied_instructions.value)
 
 
 def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
@@ -143,7 +214,14 @@ def describe(plan: Plan) -> Description:
 
 
 _ABOUT = "implicit GEMM on tensor cores: TMA gathers windows from channels that lie together"
-_ROWS = Rows(NAME, variant, _ABOUT, row_refuses, lambda row, w, layout, chunks: kept(row, w, layout))
+_ROWS = Rows(
+    NAME,
+    variant,
+    _ABOUT,
+    row_refuses,
+    lambda row, w, layout, chunks: kept(row, w, layout),
+    windows=lambda row, w, layout: numbered(w, layout),
+)
 prepare, workspace_bytes = _ROWS.prepare, _ROWS.workspace_bytes
 
 

@@ -26,6 +26,11 @@ L2, L3, memory
         Only what misses the level inside counts. What misses one level crosses from the next; the level where it hits is charged,
         at the rate that the core sees from it. A written line comes in and goes back out. First touches lie a whole run apart:
         what fits a level starts there ("hot"); cold, they all miss.
+wait    Rows of B that a product reads in place lie a row of B apart, where no prefetcher follows (planes of the 1x1 convolutions that
+        were timed did not wait). A kernel asks for its rows ROWS_AHEAD ahead, so a line
+        from X takes max(line / read_rate_X, latency_X / (ROWS_AHEAD lines of a row of the tile)).
+
+What runs one after another (`Pass`: columns and their product, Winograd's transforms and products) hides behind nothing of the others.
 
 Assumptions: replacement is LRU and buffers are contiguous in physical memory (4 KiB pages scatter larger ones, and conflict more);
 prefetching is in the measured rates, TLB misses are nowhere; where operands begin is independent of each other; one core.
@@ -33,35 +38,55 @@ prefetching is in the measured rates, TLB misses are nowhere; where operands beg
 Worked number: 64 -> 64 channels, 56x56, 3x3, f32_win_32x14__avx512 on a core with one 512-bit multiply-add a cycle. A full tile
 takes 2 * 14 = 28 cycles a step. 292 of 294 kernel rows are live, and 64 filters are 4 full tiles and one of 8 (16 cycles), so
 kernel = 292 * 3 * 64 * (4 * 28 + 16) = 7,176,192 cycles, against 231,211,008 / 32 = 7,225,344 for nominal flops at 32 a cycle.
+Tiles of 64 windows in place are 4 lines, 32 on their way at once: of a latency of 550 cycles each waits 17, where 8.7 bytes a cycle alone
+take 7. Measured on a Zen 5: gemm:1x4096x4096 with B in place takes 3.1 times the time of its bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, fetch_cycles, select
 from pysim.cachemodel.cpu.incore import rates as rates_of
+from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.occupancy import crossing
 from pysim.cachemodel.cpu.reuse import OPERANDS, flows
 from pysim.errors import PlanError
-from pysim.machine.cpu import Machine
+from pysim.machine.cpu import Level, Machine, Memory
 from pysim.record.cost import Cost
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.registry.cpu import kernels
 
-COMPUTE = ("kernel", "call", "store", "pack")
+ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel asks for ahead
+
+
+class Pass(NamedTuple):
+    """What computes and transfers at once: `terms`, cycles of every schedule; `moved`, bytes [supplier][two a name of `operands`][schedule]
+    that are only read and that are written; `wait`, cycles beyond what they take at the suppliers' rates; transfers hide behind the share
+    of computing that `covers` them."""
+
+    terms: Mapping[str, Array]
+    operands: Sequence[str]
+    moved: Array
+    covers: Array | float = 1.0
+    wait: Array | float = 0.0
 
 
 class Prediction(NamedTuple):
-    """The cost of every row of a table: `terms` in cycles, and per supplier the bytes that cross from it, as `crossing` returns them."""
+    """The cost of every row of a table: in cycles, and per supplier the bytes that cross from it, as `crossing` returns them."""
 
     rates: Rates
     table: Table
+    one: Pass
     cycles: Array
-    terms: dict[str, Array]
     crossed: dict[str, Array]
+
+    @property
+    def terms(self) -> Mapping[str, Array]:
+        """Cycles of computing."""
+        return self.one.terms
 
 
 def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf) -> Prediction:
@@ -82,17 +107,22 @@ def total(rates: Rates, table: Table, terms: dict[str, Array], crossed: dict[str
     moved = np.array(list(crossed.values()))
     terms["store"] = terms["store"] + _scattered_runs(rates, table, moved) * machine.core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * _lines_packed(machine, moved) * machine.core.pack_line_cycles.value
-    compute = terms["kernel"] + terms["call"] + terms["store"] + terms["pack"]
-    transfer = transfer_cycles(machine, moved)
-    terms |= zip(crossed, transfer, strict=True)
-    moving = transfer.sum(axis=0)
-    return Prediction(rates, table, overlapped(machine, compute, moving), terms, crossed)
+    one = Pass(terms, OPERANDS, moved, wait=_waits(rates, table, moved))
+    return Prediction(rates, table, one, cycles_of(machine, [one]), crossed)
 
 
-def overlapped(machine: Machine, compute: Array, transfer: Array) -> Array:
-    """Cycles of both, of which the lesser shows by 1 - overlap alone."""
-    cycles: Array = np.maximum(compute, transfer) + (1 - machine.core.overlap.value) * np.minimum(compute, transfer)
+def cycles_of(machine: Machine, passes: Sequence[Pass]) -> Array:
+    """Cycles of passes one after another, of every schedule."""
+    cycles: Array = np.zeros(1)
+    for compute, transfer, beside in (_beside(machine, one) for one in passes):
+        cycles = cycles + compute + transfer.sum(axis=0) - beside
     return cycles
+
+
+def _beside(machine: Machine, one: Pass) -> tuple[Array, Array, Array]:
+    """Cycles of computing, of each supplier, and those in which both go on."""
+    compute, transfer = sum(one.terms.values(), np.zeros(1)), transfer_cycles(machine, one.moved) + one.wait
+    return compute, transfer, machine.core.overlap.value * np.minimum(compute * one.covers, transfer.sum(axis=0))
 
 
 def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool = True) -> Cost:
@@ -138,41 +168,97 @@ def _lines_packed(machine: Machine, moved: Array) -> Array:
     return lines
 
 
+def _waits(rates: Rates, table: Table, moved: Array) -> Array | float:
+    """Cycles of each supplier beyond its rate, for lines of rows that a product reads in place."""
+    machine, nest = rates.machine, rates.nest
+    if nest.filters_packed:
+        return 0.0
+    line = machine.levels[0].line_bytes
+    ahead = ROWS_AHEAD * np.maximum(1.0, rates.windows[table.kernel] * nest.element_bytes / line)
+    places = suppliers(machine).values()
+    each = [np.maximum(0.0, at.latency_cycles.value / ahead - line / at.read_bytes_per_cycle.value) for at in places]
+    found: Array = (1 - table.packed) * _served(moved)[:, 0] / line * np.array(each)
+    return found
+
+
+def fills(machine: Machine, moved: Array) -> Array:
+    """Cycles of each supplier for written lines to come in first, where no loop has asked for them: the `wait` of a pass."""
+    rates = np.array([at.read_bytes_per_cycle.value for at in suppliers(machine).values()])
+    cycles: Array = _served(moved[:, 1::2].sum(axis=1)) / rates[:, None]
+    return cycles
+
+
+def _served(moved: Array) -> Array:
+    """Of what crosses from each supplier, what it has itself."""
+    own = moved.copy()
+    own[:-1] -= moved[1:]
+    return own
+
+
+def crossed(nest: LoopNest, misses: Array) -> Array:
+    """Bytes of each operand that are only read and that are written, as a pass has them, of what misses each level."""
+    written = np.array([(not one.written, one.written) for one in nest.operands])
+    found: Array = (misses[:, :, None] * written[:, :, None]).reshape(len(misses), -1, misses.shape[-1])
+    return found
+
+
+def suppliers(machine: Machine) -> dict[str, Level | Memory]:
+    """What each level of a machine gets its lines from."""
+    return {**{level.name: level for level in machine.levels[1:]}, "memory": machine.memory}
+
+
 def transfer_cycles(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
-    outer = [(level.read_bytes_per_cycle.value, level.write_bytes_per_cycle.value) for level in machine.levels[1:]]
-    rates = np.array([*outer, (machine.memory.read_bytes_per_cycle.value, machine.memory.write_bytes_per_cycle.value)])
-    served = moved.reshape(len(moved), -1, 2, moved.shape[-1]).sum(axis=1)
-    served[:-1] -= served[1:]
+    rates = np.array([(at.read_bytes_per_cycle.value, at.write_bytes_per_cycle.value) for at in suppliers(machine).values()])
+    served = _served(moved.reshape(len(moved), -1, 2, moved.shape[-1]).sum(axis=1))
     cycles: Array = (served / rates[:, :, None]).sum(axis=1)
     return cycles
 
 
 def cost_of(prediction: Prediction, row: int) -> Cost:
     """One row of a prediction as a value, with the bytes that each operand moves through each level."""
-    terms = {name: float(value[row]) for name, value in prediction.terms.items()}
-    moved = np.array([crossed[:, row] for crossed in prediction.crossed.values()])
-    return cost_from(prediction.rates.machine, terms, list(prediction.crossed), OPERANDS, moved)
+    return cost_from(prediction.rates.machine, [prediction.one], row)
 
 
-def cost_from(machine: Machine, terms: dict[str, float], suppliers: Sequence[str], operands: Sequence[str], moved: Array) -> Cost:
-    """Terms in cycles as a cost; `moved` (suppliers x twice the operands) is bytes that are only read and that are written of each."""
-    levels = {}
-    for above, supplier, crossed in zip(machine.levels, suppliers, moved.tolist(), strict=True):
-        sizes = {name: read + 2 * written for name, read, written in zip(operands, crossed[::2], crossed[1::2], strict=True)}
-        levels[supplier] = {
-            "lines": sum(sizes.values()) / above.line_bytes,
-            "bytes": sum(sizes.values()),
-            "cycles": terms[supplier],
-            "writeback_lines": sum(crossed[1::2]) / above.line_bytes,
-            **{f"{name}_bytes": size for name, size in sizes.items()},
-        }
-    computing = [name for name in terms if name not in levels]
-    compute, transfer = (sum(terms[name] for name in names) for names in (computing, levels))
-    more, less = (computing, levels) if compute >= transfer else (levels, computing)
-    hidden = {name: machine.core.overlap.value * terms[name] for name in less}
-    cycles = max(compute, transfer) + (1 - machine.core.overlap.value) * min(compute, transfer)
-    return Cost(cycles, cycles / machine.core.frequency_hz.value, max(more, key=terms.__getitem__), levels, terms, hidden)
+def cost_from(machine: Machine, passes: Sequence[Pass], row: int = 0) -> Cost:
+    """The cost of one schedule as a value."""
+    terms, hidden, levels = dict[str, float](), dict[str, float](), dict[str, dict[str, float]]()
+    transfers = dict.fromkeys(suppliers(machine), 0.0)
+    for one in (_one_schedule(one, row) for one in passes):
+        compute, transfer, beside = (part[..., 0] for part in _beside(machine, one))
+        moving = dict(zip(transfers, transfer.tolist(), strict=True))
+        computing = {name: float(cycles[0]) for name, cycles in one.terms.items()}
+        lesser = moving if compute >= transfer.sum() else computing
+        share = float(beside) / max(sum(lesser.values()), 1e-300)
+        _add(terms, computing)
+        _add(transfers, moving)
+        _add(hidden, {name: share * cycles for name, cycles in lesser.items()})
+        for above, (name, cycles), moved in zip(machine.levels, moving.items(), one.moved[:, :, 0].tolist(), strict=True):
+            back = sum(moved[1::2])
+            size, found = sum(moved) + back, levels.setdefault(name, {})
+            _add(found, {"lines": size / above.line_bytes, "bytes": size, "cycles": cycles, "writeback_lines": back / above.line_bytes})
+            for operand, read, written in zip(one.operands, moved[::2], moved[1::2], strict=True):
+                _add(found, {f"{operand}_bytes": read + 2 * written})
+    terms |= transfers
+    cycles = sum(terms.values()) - sum(hidden.values())
+    bound_by = max(terms, key=lambda name: terms[name] - hidden.get(name, 0.0))
+    return Cost(cycles, cycles / machine.clock_hz, bound_by, levels, terms, hidden)
+
+
+def _one_schedule(one: Pass, row: int) -> Pass:
+    """The same of one schedule; a pass of one alone is that of all."""
+
+    def column(of: Array | float) -> Array:
+        array = np.atleast_1d(of)
+        return array[..., [min(row, array.shape[-1] - 1)]]
+
+    terms = {name: column(of) for name, of in one.terms.items()}
+    return Pass(terms, one.operands, column(one.moved), column(one.covers), column(one.wait))
+
+
+def _add(to: dict[str, float], some: Mapping[str, float]) -> None:
+    for name, value in some.items():
+        to[name] = to.get(name, 0.0) + value
 
 
 def schedule_of(prediction: Prediction, row: int) -> Schedule:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a convolution costs whose kernels read operands as they lie (`native/conv/depthwise.inc`), from the machine's numbers alone.
 
-    compute  = tiles + store + call                                 cycles, for every image and group
-    transfer = sum over suppliers X of  read_X / read_rate_X + written_X / write_rate_X
-    cycles   = max(compute, transfer) + (1 - overlap) min(compute, transfer)
+    compute = tiles + store + call            cycles, for every image and group; transfer and what is hidden as in `cost`
 
 rows    A tile is some rows of outputs x one vector of columns x some filters. Where kernel rows share loads (3x3, 5x5, 7x7 of strides 1 and
         2), ROWS rows of outputs load (ROWS - 1) stride + R rows of the input for each tap of a row, else R ROWS. Stride 2 loads two vectors
@@ -18,8 +16,8 @@ planes  Lanes hold groups. Blocks of L x L elements of input, weights and output
         multiply-add ends a tile waits for a load from L1 and for that multiply-add.
 store   Rows begin anywhere in a line: a vector crosses into the next in (vector - element) / line of all places, which is one more access.
 call    call_cycles for each call: of a row of tiles (rows: function and masks are chosen anew), of a block of L groups.
-read    Input, weights and outputs come from where a whole run of them fits; rows that two tiles share, again, from where those between fit.
-        Transposed planes are written and read once where they fit.
+
+What crosses between levels follows from the description of the loops (`described`, `loops`).
 
 Worked number: 144 groups of 56x56, 3x3, stride 1, 16 lanes, 8 rows: 7 x 4 tiles a group, each 72 multiply-adds and 20 shuffles beside 29
 loads. At 2 multiply-adds a cycle that is 46 cycles, of which chains of 9 need 36, and 9 to begin; 8 vectors are stored.
@@ -28,12 +26,14 @@ loads. At 2 multiply-adds a cycle that is 46 cycles, of which chains of 9 need 3
 from math import log2
 from typing import NamedTuple
 
+import numpy as np
+
+from pysim.cachemodel.cpu.cost import Pass, crossed, fills
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
-from pysim.cachemodel.cpu.streams import missing, total
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.record.cost import Cost
 from pysim.registry.cpu import Kernel
 
 SHARING = (3, 5, 7)  # edges of kernels whose rows share loads (native/x86/depthwise.h)
@@ -145,37 +145,69 @@ def planes_work(w: Conv, kernel: Kernel) -> Work:
     )
 
 
-def _crossed(w: Conv, kernel: Kernel, machine: Machine, hot: bool) -> list[tuple[float, float, float, float]]:
-    """Bytes that miss each level, L1 first: of input, of weights, of outputs (written), and of transposed planes (written and read)."""
-    size = SIZES[w.dtype]
-    rows_touched = min(w.height, (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1)
-    image = w.batch * w.channels * rows_touched * w.width * size
-    weights, out = w.filters * w.channels // w.groups * w.kernel_h * w.kernel_w * size, w.batch * w.filters * w.windows * size
-    run, kept, again, between = image + weights + out, 0.0, 0.0, 0.0
-    if kernel.lane_filters > 1:
-        kept = planes_elements(w, kernel.lane_filters) * size
-    else:
-        high = kernel.windows // kernel.lane_windows * w.stride_h
-        again = max(0.0, w.kernel_h - w.stride_h) / high * image
-        between = (high + w.kernel_h) * w.width * size * w.channels / w.groups + high * w.out_w * size * w.filters / w.groups
-    found = []
-    for level in machine.levels:
-        first, spilled = missing(level, run) if hot else 1.0, missing(level, kept)
-        blocks = w.batch * ceil_div(w.groups, kernel.lane_filters)
-        reread = again * min(missing(level, between), missing(level, run) if hot else 1.0)
-        found.append((image * first + reread, weights * first, out * first, blocks * kept * spilled))
-    return found
+def described(w: Conv, kernel: Kernel) -> LoopNest:
+    """The loops of native/conv/depthwise.c."""
+    return _planes_nest(w, kernel) if kernel.lane_filters > 1 else _rows_nest(w, kernel)
 
 
-def depthwise_cost(w: Conv, kernel: Kernel, machine: Machine, hot: bool = True) -> Cost:
-    """The cost of a convolution by one of the kernels, on one core."""
+def _sizes(w: Conv) -> tuple[float, float, float]:
+    """Bytes of a group's input, of the weights of a filter, of its outputs."""
+    size, channels = SIZES[w.dtype], w.channels // w.groups
+    rows = min(w.height, (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1)
+    return channels * rows * w.width * size, channels * w.kernel_h * w.kernel_w * size, w.windows * size
+
+
+def _planes_nest(w: Conv, kernel: Kernel) -> LoopNest:
+    """Planes of as many groups as there are lanes are transposed, and their outputs back."""
+    lanes, (image, weights, out) = kernel.lane_filters, _sizes(w)
+    loops = (
+        Loop("images", "images", 1, w.batch),
+        Loop("blocks of groups", "groups", lanes, ceil_div(w.groups, lanes)),
+        Loop("rows", "rows", 1, w.out_h),
+    )
+    images, kept = Extent(1.0, w.batch), lanes * (w.height * planes_columns(w) * SIZES[w.dtype] + weights)
+    planes, sums = ({"rows": Extent(of / w.out_h, of)} for of in (kept, lanes * out))
+    operands = (
+        Operand("input", {"images": images, "groups": Extent(image, image * w.groups)}, "blocks of groups"),
+        Operand("filters", {"groups": Extent(weights, weights * w.groups)}, "blocks of groups"),
+        Operand("packed", planes, "blocks of groups", written=True),
+        Operand("packed", planes, "rows"),
+        Operand("sums", sums, "rows", written=True),
+        Operand("sums", sums, "blocks of groups", after=True),
+        Operand("output", {"images": images, "groups": Extent(out, out * w.groups)}, "blocks of groups", after=True, written=True),
+    )
+    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, 1)
+
+
+def _rows_nest(w: Conv, kernel: Kernel) -> LoopNest:
+    """Tiles of some rows of outputs, of some filters of a group."""
+    filters, (image, weights, out) = w.filters // w.groups, _sizes(w)
+    tiles = ceil_div(w.out_h, max(1, kernel.windows // kernel.lane_windows))
+    loops = (
+        Loop("images", "images", 1, w.batch),
+        Loop("groups", "groups", 1, w.groups),
+        Loop("tiles of rows", "rows", 1, tiles),
+        Loop("filters", "filters", kernel.filters, ceil_div(filters, kernel.filters)),
+    )
+    images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
+    shared = max(0, w.kernel_h - w.stride_h) * w.width * (w.channels // w.groups) * SIZES[w.dtype]
+    outputs = {"images": images, "groups": groups, "rows": Extent(out / tiles, out), "filters": Extent(1.0, filters)}
+    operands = (
+        Operand("input", {"images": images, "groups": groups, "rows": Extent(image / tiles, image, float(shared))}, "filters"),
+        Operand("filters", {"groups": groups, "filters": Extent(weights, weights * filters)}, "filters"),
+        Operand("output", outputs, "filters", written=True),
+    )
+    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": tiles, "filters": filters}, 1)
+
+
+def depthwise_pass(w: Conv, kernel: Kernel, machine: Machine, hot: bool = True) -> Pass:
+    """A convolution by one of the kernels, on one core."""
     unit, core = machine.unit(kernel.target), machine.core
     assert unit is not None
-    planes = kernel.lane_filters > 1
-    work = planes_work(w, kernel) if planes else rows_work(w, kernel)
+    work = planes_work(w, kernel) if kernel.lane_filters > 1 else rows_work(w, kernel)
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
     busy, store = work.cycles(unit, machine, w.dtype)
     terms = {"kernel": calls * busy, "call": calls * work.calls * core.call_cycles.value, "store": calls * store}
-    names = ("input_bytes", "filters_bytes", "output_bytes", "packed_bytes")
-    moved = [dict(zip(names, own, strict=True)) for own in _crossed(w, kernel, machine, hot)]
-    return total(machine, terms, moved, written=("output_bytes", "packed_bytes"))
+    nest = described(w, kernel)
+    moved = crossed(nest, nest.misses(machine.levels, hot))
+    return Pass({name: np.array([cycles]) for name, cycles in terms.items()}, nest.names, moved, wait=fills(machine, moved))

@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import cost_from, transfer_cycles
+from pysim.cachemodel.cpu.cost import Pass, cost_from, crossed
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of
 from pysim.machine.cpu import Machine, Unit
@@ -33,21 +33,25 @@ from pysim.record.cost import Cost
 def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: bool = False, packer: Unit | None = None) -> Cost:
     """The cost of writing the columns of every image and group of a convolution once, on one core; with a `packer`, by SConv's packing on
     that unit."""
-    nest = nest_of(workload)
     if workload.pointwise:
         return Cost(0.0, 0.0, "copy", {}, {"copy": 0.0})
+    return cost_from(machine, [columns_pass(workload, machine, hot, by_element, packer)])
+
+
+@lru_cache(maxsize=64)
+def columns_pass(w: Conv, machine: Machine, hot: bool = True, by_element: bool = False, packer: Unit | None = None) -> Pass:
+    """The work of it."""
+    nest = nest_of(w)
     unit = packer or max(machine.core.units, key=lambda one: one.vector_bytes)
-    taps = workload.channels * workload.kernel_h * workload.kernel_w * workload.batch
+    taps = w.channels * w.kernel_h * w.kernel_w * w.batch
     copy = float(taps * nest.windows) if by_element else taps * _vector_cycles(nest, unit)
-    inputs, columns = columns_nest(workload, nest, machine).misses(machine.levels, hot)[:, :2, 0].T
-    moved = np.minimum.accumulate(np.stack([inputs, 0 * inputs, 0 * columns, columns], axis=1), axis=0)
+    described = columns_nest(w, nest, machine)
+    moved = crossed(described, described.misses(machine.levels, hot))[:, :4]
     if packer:
         vectors = taps * nest.out_h * ceil_div(nest.out_w, _lanes(nest, unit))
         copy += vectors * machine.core.pack_cycles.value + taps / nest.kernel_w * nest.out_h * machine.core.pack_call_cycles.value
-        copy += float(inputs[0]) / machine.levels[0].line_bytes * machine.core.pack_line_cycles.value
-    suppliers = [*(level.name for level in machine.levels[1:]), "memory"]
-    terms = {"copy": copy, **dict(zip(suppliers, transfer_cycles(machine, moved[:, :, None])[:, 0].tolist(), strict=True))}
-    return cost_from(machine, terms, suppliers, ("input", "columns"), moved)
+        copy += float(moved[0, 0, 0]) / machine.levels[0].line_bytes * machine.core.pack_line_cycles.value
+    return Pass({"copy": np.array([copy])}, ("input", "columns"), moved)
 
 
 def columns_nest(w: Conv, nest: Nest, machine: Machine) -> LoopNest:
@@ -59,7 +63,7 @@ def columns_nest(w: Conv, nest: Nest, machine: Machine) -> LoopNest:
     images, planes = Extent(1.0, w.batch), Extent(1.0, w.channels)
     operands = (
         Operand("input", {"images": images, "planes": Extent(plane, plane * w.channels)}, "kernel elements"),
-        Operand("columns", {"planes": planes, "kernel elements": Extent(row, row * taps)}, "kernel elements"),
+        Operand("columns", {"planes": planes, "kernel elements": Extent(row, row * taps)}, "kernel elements", written=True),
         Operand("filters", {"run": Extent(filters, filters)}, "images"),
         Operand("output", {"images": Extent(outputs, outputs * w.batch)}, "images"),
     )

@@ -29,6 +29,22 @@ Beyls and D'Hollander, HPCC 2005.
 
 The equations are solved once for the shape of a nest (`_derived`): sums of footprints times products of 1 / T.
 
+Phases. What lies ahead of the loops in a body, those loops, and what follows them (`after`) are phases of it. A buffer that one phase
+writes and another one reads is an operand of both, under one name. A share p of it (PARTS) is used in a phase before the tile in question,
+1 - p after. From its use in phase i to that in phase j
+
+    distance = (1 - p) phase(i) + all phases in between + p phase(j)      of itself: all of it
+
+in the same iteration of the loop that both lie in, or, where j comes first, in the next. phase(of the loops) is one pass over the buffer:
+one iteration of the loops that do not move it.
+
+Neighbours. What tile n shares with tile n + 1 (`base`) comes again after a tile's share of their phase, or, where an iteration of a loop
+ends between them, after all that one touches.
+
+Misses. A cache of A ways misses bytes that are used again after x ways: sets differ by up to one line from their mean,
+
+    missing(x) = (x - (A - 1)) / 2    between 0 and 1
+
 Worked number: I in an outer loop, K2 = 4 tiles F past each in the inner one. F comes again an iteration of the outer loop later, after 4 F
 and 1 / 4 + 2 (1 - 1 / 4) = 2 - 1 / 4 of I: whole before and after where F is neither last nor first.
 """
@@ -48,6 +64,7 @@ np.empty(1 << 21)  # once this is gone, glibc keeps what tables of schedules lea
 
 Array = NDArray[np.float64]
 Number = Array | float
+PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
 
 
 class Extent(NamedTuple):
@@ -69,12 +86,15 @@ class Loop(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """What is touched inside a loop, its extents along dimensions; `first`: in the first iteration of this loop alone."""
+    """What is touched inside a loop, its extents along dimensions; `first`: in the first iteration of this loop alone; `after` the loops in
+    its body; `written`: its lines go back out. Operands of one name are one buffer."""
 
     name: str
     extents: Mapping[str, Extent]
     inside: str
     first: str | None = None
+    after: bool = False
+    written: bool = False
 
 
 class Access(NamedTuple):
@@ -96,6 +116,18 @@ class Use(NamedTuple):
     of: Access
     loop: int
     at_end: bool | None = None
+
+
+class Reuse(NamedTuple):
+    """`size` bytes of operand `row` are used again `times` times, in the next iteration of `loop` or another phase of it (-1: in the next
+    run), after `distance` bytes, or after each of several in equal parts. `first`: in the first of these times, after nothing."""
+
+    row: int
+    loop: int
+    times: Number
+    size: Array
+    distance: Array
+    first: bool = False
 
 
 Factors = tuple[int, ...]  # m: 1 / trips of loop m; ~m: 1 where loop m has several
@@ -170,6 +202,15 @@ def _derived(uses: tuple[Use, ...], operands: tuple[Access, ...]) -> tuple[tuple
     return tuple(found), tuple(weights)
 
 
+def missing(levels: Sequence[Level], distance: Array) -> Array:
+    """Share of lines that miss each level (levels x any) when they are touched again after `distance` bytes."""
+    shape = (-1, *(1 for _ in distance.shape))
+    ways = np.array([level.ways for level in levels]).reshape(shape)
+    way = np.array([level.sets * level.line_bytes for level in levels]).reshape(shape)
+    share: Array = np.clip((distance / way - (ways - 1)) / 2, 0.0, 1.0)
+    return share
+
+
 def stacked(columns: int, *rows: Any) -> Array:
     """Columns and constants as the rows of one array."""
     found = np.empty((len(rows), columns))
@@ -211,6 +252,11 @@ class LoopNest:
                     extents = [self._extents[row, name][inner[name]] for name in operands[row].extents]
                     self._footprints[at, row] = reduce(np.multiply, extents)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the operands."""
+        return tuple(one.name for one in self.operands)
+
     def footprint(self, loop: int, row: int) -> Array:
         """Bytes of operand `row` in one iteration of a loop (-1: in all)."""
         return self._footprints[self.accesses[row].level(loop), row]
@@ -235,22 +281,98 @@ class LoopNest:
         return found
 
     def misses(self, levels: Sequence[Level], hot: bool = True) -> Array:
-        """Bytes of each operand that a run misses in each cache (levels x operands x columns): what is used again after more than the cache
-        holds, where sets differ by up to one line from their mean; caches are `hot` from a run before, or not."""
-        uses = [Use(of, loop) for of in self.accesses for loop in range(-1, of.inside + 1) if loop not in of.moved]
-        ways = np.array([level.ways for level in levels])[:, None, None]
-        way = np.array([level.sets * level.line_bytes for level in levels])[:, None, None]
-        share = np.clip((self.between(tuple(uses)).sum(axis=0) / way - (ways - 1)) / 2, 0.0, 1.0)
+        """Bytes of each operand that a run misses in each cache (levels x operands x columns), no more further out than further in; caches
+        are `hot` from a run before, or not."""
         found = np.zeros((len(levels), len(self.operands), self.columns))
+        for one in self.reuses():
+            share = missing(levels, one.distance).mean(axis=1)
+            found[:, one.row] += one.size * (one.times * share if hot or not one.first else (one.times - 1) * share + 1)
+        return np.minimum.accumulate(found)
+
+    def reuses(self) -> Iterator[Reuse]:
+        """Every use of every operand, those of an operand together, by the loop whose next iteration it is in (-1: the next run)."""
+        uses = [
+            Use(of, loop)
+            for row, of in enumerate(self.accesses)
+            for loop in range(self._both(row) + (self._before(row) != row), of.inside + 1)
+            if loop not in of.moved
+        ]
+        again = dict(zip(uses, self._together(self.between(tuple(uses))), strict=True))
         for row, of in enumerate(self.accesses):
-            passes: Number = 1.0  # over all of the operand, by the loops that do not move it, outermost first
-            for number, (access, loop, _) in enumerate(uses):
-                if access is of:
-                    again = passes * (self.loops[loop].trips - 1) if loop >= 0 else 0.0
-                    passes += again
-                    missed = again * share[:, number] if loop >= 0 else share[:, number] if hot else 1.0
-                    found[:, row] += self.footprint(-1, row) * missed
+            before, both = self._before(row), self._both(row)
+            passes, size = np.ones(self.columns), self.footprint(both, row)
+            if before == row:
+                yield Reuse(row, -1, passes, size, again[Use(of, -1)][None], True)
+            else:
+                passes = passes * math.prod(loop.trips for loop in self.loops[: both + 1])
+                distance = np.stack([self._together(self._from(before, row, both, part)) for part in PARTS])
+                yield Reuse(row, both, passes, size, distance, before > row)
+            for loop in range(both + 1, of.inside + 1):
+                if loop not in of.moved:
+                    yield Reuse(row, loop, passes * (self.loops[loop].trips - 1), size, again[Use(of, loop)][None])
+                    passes = passes * self.loops[loop].trips
+            yield from self._shared(row, passes)
+
+    def touched(self, row: int) -> Array:
+        """Bytes of an operand that all iterations touch, whole tiles."""
+        of = self.accesses[row]
+        trips = math.prod(loop.trips for at, loop in enumerate(self.loops[: of.inside + 1]) if at != of.first)
+        return self.footprint(of.inside, row) * trips
+
+    def _together(self, sizes: Array) -> Array:
+        """Bytes of all operands (the first axis), those of one name once."""
+        found: dict[str, Array] = {}
+        for one, size in zip(self.operands, sizes, strict=True):
+            found[one.name] = np.maximum(found.get(one.name, 0.0), size)
+        return sum(found.values(), np.zeros(sizes.shape[1:]))
+
+    def _before(self, row: int) -> int:
+        """The operand that is the same buffer in the phase before, or the one before."""
+        same = [at for at, one in enumerate(self.operands) if one.name == self.operands[row].name]
+        return same[same.index(row) - 1]
+
+    def _both(self, row: int) -> int:
+        """The innermost loop in whose body the other phases of the buffer are, too; -1 where there are none."""
+        before = self._before(row)
+        return min(self.accesses[row].inside, self.accesses[before].inside) if before != row else -1
+
+    def _phase(self, row: int, loop: int) -> int:
+        """Of the body of a loop: 0 ahead of its loops, 1 in them, 2 after; -1: not in it."""
+        inside = self.accesses[row].inside
+        return -1 if inside < loop else 1 if inside > loop else 2 * self.operands[row].after
+
+    def _from(self, before: int, row: int, loop: int, part: float) -> Array:
+        """Bytes of each operand from a buffer's use in one phase of a loop to that in another."""
+        start, end = self._phase(before, loop), self._phase(row, loop)
+        within = [at for at in self.accesses[before if start == 1 else row].moved if at > loop]
+        once = min(within, default=loop + 1) - 1  # the last loop that passes over the whole buffer
+        found = np.zeros((len(self.operands), self.columns))
+        for at, one in enumerate(self.operands):
+            phase = self._phase(at, loop)
+            if one.name == self.operands[row].name:
+                found[at] = self.footprint(loop, at)
+            elif phase in (start, end):
+                found[at] = (part if phase == end else 1 - part) * self.footprint(once if phase == 1 else loop, at)
+            elif phase >= 0 and (start < phase < end if start < end else not end < phase < start):
+                found[at] = self.footprint(loop, at)
         return found
+
+    def _shared(self, row: int, passes: Array) -> Iterator[Reuse]:
+        """Of what neighbouring tiles share."""
+        inside = self.accesses[row].inside
+        rows = range(len(self.operands))
+        for name, extent in self.operands[row].extents.items():
+            if isinstance(extent.base, float) and not extent.base:
+                continue
+            each, tiles = extent.base / self._extents[row, name][0] * self.footprint(-1, row), passes
+            for at, loop in enumerate(self.loops[: inside + 1]):
+                if loop.dimension == name:
+                    body = [self.footprint(at, other) * (self._phase(other, at) >= 0) for other in rows]
+                    yield Reuse(row, at, (loop.trips - 1) * tiles, each, self._together(np.stack(body))[None])
+                    tiles = tiles * loop.trips
+            phase = [self.footprint(inside, other) * (self._phase(other, inside) == self._phase(row, inside)) for other in rows]
+            most = np.maximum(1.0, self.total[name] * passes / tiles)
+            yield Reuse(row, inside, (most - 1) * tiles, each, self._together(np.stack(phase))[None] / most)
 
     def printed(self) -> Iterator[str]:
         """The nest of the first column in words, outermost loop first: trips, tiles and what is touched there."""

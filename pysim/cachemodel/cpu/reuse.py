@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Rates, Table
-from pysim.cachemodel.cpu.loops import Access, Extent, Loop, LoopNest, Operand, Use, stacked
+from pysim.cachemodel.cpu.loops import PARTS, Access, Extent, Loop, LoopNest, Operand, Use, stacked
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_pairs
 from pysim.machine.cpu import Machine
 from pysim.record.schedule import Schedule
@@ -41,7 +41,6 @@ from pysim.record.schedule import Schedule
 OPERANDS = ("input", "packed", "filters", "output")  # as levels of a cost name them
 INPUT, PACKED, FILTERS, OUTPUT = range(4)
 NEVER = 1e30  # bytes: the distance of what was never used before
-PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
 CHANNELS, KEPT_SETS, STREAMED_SETS, KEPT_TILES, STREAMED_TILES = range(5)  # the loops
 KEPT, STREAMED, OUTPUTS, RAW_KEPT, RAW_STREAMED = range(5)  # the operands of the nest
 

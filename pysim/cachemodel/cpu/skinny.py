@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a product of few rows or columns costs whose kernels read the large matrix where it lies (`native/conv/skinny.c`).
 
-    cycles as in `streams`, of these terms; F few, R results, matrix and few both K deep, in blocks of k and strips of results
+    cycles as in `cost`, of these terms; F few, R results, matrix and few both K deep, in blocks of k and strips of results
 
 kernel  For each pass over f of the few, tiles of n vectors of the matrix: V = ceil(R / lanes) K vectors (axpy) or R ceil(K / lanes) (dot)
         are loaded and asked for ahead, and a vector of the few for each n. A pass lasts max(f V / fma rate, (2 + f / n) V / load rate,
@@ -11,29 +11,31 @@ store   axpy: sums are loaded and stored once a block. dot: lanes are added once
 pack    The few are copied in the order of the kernel, an element a store.
 call    call_cycles for each strip and block, and the latency of the level that supplies the matrix for each run of it: a row of a strip or
         of a block, all rows of a block (axpy) or of a tile (dot) where they are whole and so lie one behind the other.
-matrix  comes once from where a whole run fits, and once more from beyond a level that cannot hold a block and the one that was asked for
-        ahead.
-few     dot: read again for each tile of rows from where a block of them fits.
-sums    axpy: read and written once a block, from where a block of the matrix fits beside them.
+
+What crosses between levels follows from the description of the loops (`described`, `loops`); beside that the matrix comes once more from
+beyond a level that cannot hold what is multiplied and what was asked for ahead.
 
 Worked number: 1x4096x4096 FP32 with B not transposed: F = 1, R = K = 4096, 16 lanes: V = 1,048,576, n = 8, so 2 loads a cycle take
 1.1 million cycles, and 64 MiB from a memory of 8.7 bytes a cycle 7.7 million.
 """
 
+from collections.abc import Sequence
 from math import log2
 from typing import NamedTuple
 
+import numpy as np
+
+from pysim.cachemodel.cpu.cost import Pass, crossed, fills, suppliers
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, missing
 from pysim.cachemodel.cpu.nest import ceil_div
-from pysim.cachemodel.cpu.streams import missing, total
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
-from pysim.record.cost import Cost
 from pysim.registry.cpu import Kernel, skinny_kernels
 
 WIDEST = 8  # vectors of the matrix in a tile (native/conv/skinny_kernels.h)
+_MATRIX = 2  # of the operands of `described`
 WIDE_BYTES = 64  # of a vector of AVX-512, which has 32 of them
-OPERANDS = ("input_bytes", "filters_bytes", "output_bytes", "packed_bytes")  # B, A, C; the copy of the few, and sums
 
 
 class Shape(NamedTuple):
@@ -100,48 +102,65 @@ def _store_cycles(shape: Shape, kernel: Kernel, unit: Unit, blocks: int) -> floa
     return vectors * ((blocks - 1) / unit.loads_per_cycle.value + blocks / stores) + sums / stores
 
 
-def _moved(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine, hot: bool) -> list[dict[str, float]]:
-    """Bytes of each operand that miss each level, L1 first."""
-    size, strip = SIZES[kernel.dtype], min(blocks.strip * kernel.windows, shape.results)
-    matrix, few, out = shape.results * shape.k * size, shape.few * shape.k * size, shape.few * shape.results * size
-    width, rows = (blocks.k, passes(shape.few, kernel)[0][1]) if shape.dot else (strip, blocks.k)
-    piece, again, between = 2 * rows * width * size, 0.0, 0.0
-    if shape.dot:
-        again = sum(one * shape.k * size * shape.results / wide for one, wide in passes(shape.few, kernel))
-        between = shape.few * blocks.k * size + piece
-    else:
-        again = out * ceil_div(shape.k, blocks.k)
-        between = (shape.few + blocks.k) * strip * size
-    found = []
-    for at, level in enumerate(machine.levels):
-        first = missing(level, matrix + few + out) if hot else 1.0
-        twice = missing(level, piece) if at else 0.0
-        large, small = matrix * min(2.0, first + twice), few * first
-        inner = again * missing(level, between)
-        found.append(dict(zip(OPERANDS, (*((large, small) if shape.few_rows else (small, large)), out * first, inner), strict=True)))
-    return found
+def described(shape: Shape, rows: Sequence[tuple[Kernel, Blocks]]) -> LoopNest:
+    """The loops of native/conv/skinny_kernels.h."""
+    size, few, results, depth = SIZES[rows[0][0].dtype], shape.few, shape.results, shape.k
+    k, strip, tile, once = np.array(
+        [(of.k, of.strip * kernel.windows, kernel.windows, passes(few, kernel)[0][0]) for kernel, of in rows], dtype=np.float64
+    ).T
+    strip = np.minimum(strip, results)
+    loops = (
+        Loop("run", "run", 1, 1),
+        Loop("strips", "results", strip, np.ceil(results / strip)),
+        Loop("blocks", "k", k, np.ceil(depth / k)),
+        Loop("tiles", "results", np.minimum(tile, strip), np.ceil(strip / tile)),
+        Loop("passes", "few", once, np.ceil(few / once)),
+    )
+    deep, of_few, each = Extent(size, depth * size), Extent(1.0, few), Extent(1.0, results)
+    matrix, vectors = ("filters", "input") if not shape.few_rows else ("input", "filters")
+    operands = (
+        Operand(vectors, {"k": deep, "few": of_few}, "run"),
+        Operand("packed", {"k": deep, "few": of_few}, "run", written=True),
+        Operand(matrix, {"k": deep, "results": each}, "passes"),
+        Operand("packed", {"k": deep, "few": of_few}, "passes"),
+        Operand("sums", {"results": Extent(size, strip * size), "few": of_few}, "passes"),  # their way back costs no load
+        Operand("sums", {"results": Extent(size, strip * size), "few": of_few}, "strips", after=True),
+        Operand("output", {"results": Extent(size, results * size), "few": of_few}, "strips", after=True, written=True),
+    )
+    return LoopNest(loops, operands, {"run": 1, "results": results, "k": depth, "few": few}, len(rows))
 
 
 def _latency(machine: Machine, shape: Shape, size: int, hot: bool) -> float:
     """Cycles until the first line of the matrix is there, from where it lies."""
-    first = [missing(level, shape.results * shape.k * size) if hot else 1.0 for level in machine.levels]
-    suppliers = [*(level.latency_cycles.value for level in machine.levels[1:]), machine.memory.latency_cycles.value]
-    return sum(latency * (own - beyond) for latency, own, beyond in zip(suppliers, first, [*first[1:], 0.0], strict=True))
+    found = missing(machine.levels, np.array([float(shape.results * shape.k * size)]))[:, 0] if hot else np.ones(len(machine.levels))
+    own = found - np.append(found[1:], 0.0)
+    places = [place.latency_cycles.value for place in suppliers(machine).values()]
+    return float(np.dot(places, own))
 
 
-def skinny_cost(g: Gemm, kernel: Kernel, blocks: Blocks, machine: Machine, hot: bool = True) -> Cost:
-    """The cost of a product by one of the kernels under one schedule, on one core."""
-    unit, core, shape = machine.unit(kernel.target), machine.core, Shape.of(g)
+def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine, hot: bool = True) -> Pass:
+    """A product by kernels under schedules, on one core."""
+    shape = Shape.of(g)
+    latency = _latency(machine, shape, SIZES[g.dtype], hot)
+    terms = np.array([_terms(shape, kernel, blocks, machine, latency) for kernel, blocks in rows]).T
+    nest = described(shape, rows)
+    misses, size = nest.misses(machine.levels, hot), SIZES[g.dtype]
+    widths = [passes(shape.few, kernel)[0][1] if shape.dot else min(of.strip * kernel.windows, shape.results) for kernel, of in rows]
+    pieces = np.array([2.0 * size * of.k * width for width, (_, of) in zip(widths, rows, strict=True)])
+    misses[1:, _MATRIX] += nest.footprint(-1, _MATRIX) * missing(machine.levels, pieces)[1:]
+    moved = crossed(nest, np.minimum.accumulate(misses))
+    return Pass(dict(zip(("kernel", "call", "store", "pack"), terms, strict=True)), nest.names, moved, wait=fills(machine, moved[:, -2:]))
+
+
+def _terms(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine, latency: float) -> tuple[float, float, float, float]:
+    """kernel, call, store, pack."""
+    unit = machine.unit(kernel.target)
     assert unit is not None
     number, strips = ceil_div(shape.k, blocks.k), ceil_div(shape.results, blocks.strip * kernel.windows)
     if shape.dot:
         runs = shape.results * number if number > 1 else ceil_div(shape.results, passes(shape.few, kernel)[0][1])
     else:
         runs = shape.k * strips if strips > 1 else number
-    terms = {
-        "kernel": _kernel_cycles(shape, kernel, unit),
-        "call": number * strips * core.call_cycles.value + runs * _latency(machine, shape, SIZES[g.dtype], hot),
-        "store": _store_cycles(shape, kernel, unit, number),
-        "pack": shape.few * shape.k / unit.stores_per_cycle.value,
-    }
-    return total(machine, terms, _moved(shape, kernel, blocks, machine, hot), written=("output_bytes",))
+    call = number * strips * machine.core.call_cycles.value + runs * latency
+    pack = shape.few * shape.k / unit.stores_per_cycle.value
+    return _kernel_cycles(shape, kernel, unit), call, _store_cycles(shape, kernel, unit, number), pack

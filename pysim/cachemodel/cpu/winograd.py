@@ -26,24 +26,13 @@ outputs  of each tile and vector of filters: e^2 loads, m^2 stores, the transfor
          another, and pack_line_cycles for each line of the input that is not in L1, as in packing. Sums that come from beyond L2 are
          lines pages apart, planes of a tile: each waits scattered_line_cycles, for no prefetcher follows them.
 
-Streams, each with the bytes that are touched between two uses of it (its distance):
-
-    image    with a stride, read once to be parted, a run apart
-    input    read once, a run apart, or after all phases were written, which is once, a run apart; rows that two rows of tiles share
-             again, a panel's patches apart
-    patches  written once a block; a block's whole work apart. Read by each set (a set's work apart) and by each panel of filters in it
-             (one plane of a block apart)
-    filters  e^2/9 of the weights: read by each block (the block's work apart, of one block alone: a run) and by each panel of tiles
-             (one panel and its tiles apart)
-    sums     written by each set (a set's work apart), read by the transform (the set's sums apart)
-    output   written once, a run apart
-
-A level misses a stream whose distance it does not hold (`missing`). Assumptions: as in `cost`, and filters that are prepared.
+What crosses between levels follows from the description of the loops (`described`, `loops`). Assumptions: as in `cost`, and filters that
+are prepared.
 
 Worked number: 64 -> 64 channels, 56x56, F(4x4): 196 tiles; 36 * 64 * 64 * 196 = 28.9 M multiplications for 115.6 M.
 """
 
-import itertools
+from collections.abc import Mapping
 from functools import lru_cache
 from math import log2
 from typing import NamedTuple
@@ -51,19 +40,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.cachemodel.cpu.cost import Pass, crossed, cycles_of
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.cachemodel.cpu.nest import ceil_div
-from pysim.machine.cpu import Level, Machine, Memory, Unit
+from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.record.cost import Cost
 from pysim.registry.cpu import Kernel
 
 Array = NDArray[np.float64]
 
-COMPUTE = ("phases", "patches", "kernel", "call", "store", "outputs")
-PASSES = (("phases",), ("patches",), ("kernel", "call", "store"), ("outputs",))  # one after another, each with its own compute terms
-READ_IN = {"image": 0, "input": 1, "patches": 2, "filters": 2, "sums": 3, "output": 3}  # streams by the pass that reads or writes them
-WRITTEN_IN = {"image": 0, "input": 0, "patches": 1, "filters": 2, "sums": 2, "output": 3}
+# one after another: compute terms, and what is read and written (name, written)
+PASSES = (
+    (("phases",), (("image", False), ("input", True))),
+    (("patches",), (("input", False), ("patches", True))),
+    (("kernel", "call", "store"), (("patches", False), ("filters", False), ("sums", True))),
+    (("outputs",), (("sums", False), ("output", True))),
+)
 FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/conv/winograd.h: behind a plane's last channel
 ROWS_AHEAD = 96  # PANEL_ROWS_AHEAD of native/x86/lanes.h: of filters, asked for behind those that are multiplied
 LINE, PARTED = 64, 64  # of native/conv/winograd.c: what buffers are aligned to; columns of a phase that are parted at once
@@ -202,97 +195,55 @@ def _parts(total: int, most: int) -> tuple[int, ...]:
 
 
 class Prediction(NamedTuple):
-    """Cycles of every candidate, by term, and how many of each pass while another is served; `crossed`: bytes read and written of each
-    stream that miss each level, L1 first."""
+    """Cycles of every candidate, and the passes that they take."""
 
     cycles: Array
-    terms: dict[str, Array]
-    hidden: dict[str, Array]
-    crossed: tuple[dict[str, tuple[Array, Array]], ...]
+    passes: tuple[Pass, ...]
 
 
 def predict(of: Candidates) -> Prediction:
     """The equations at the head of this file."""
-    machine, core = of.machine, of.machine.core
-    crossed = tuple(_crossed(of, level) for level in machine.levels)
-    for inner, outer in itertools.pairwise(crossed):
-        for name, (read, written) in outer.items():
-            outer[name] = np.minimum(read, inner[name][0]), np.minimum(written, inner[name][1])
-    terms = _compute(of, crossed)
-    hidden: dict[str, Array] = {}
-    served = _served(machine, crossed)
-    cycles = np.zeros_like(of.k2)
-    for number, own in enumerate(PASSES):
-        compute, moved = sum((terms[name] for name in own), np.zeros(1)), served[:, number]
-        transfer = moved.sum(axis=0)
-        covers = compute >= transfer
-        beside = core.overlap.value * np.minimum(compute / (of.k2 if "kernel" in own else 1.0), transfer)
-        cycles += compute + transfer - beside
-        share = beside / np.maximum(np.minimum(compute, transfer), 1e-300)  # of what is less, whose terms pass beside the others
-        hidden |= {name: share * terms[name] * ~covers for name in own}
-        for name, part in zip(_suppliers(machine), moved, strict=True):
-            hidden[name] = hidden.get(name, 0.0) + share * part * covers
-    terms |= zip(_suppliers(machine), served.sum(axis=1), strict=True)
-    if of.workload.stride_h == 1:
-        del terms["phases"], hidden["phases"]
-    return Prediction(cycles, terms, hidden, crossed)
+    nest = described(of)
+    misses = nest.misses(of.machine.levels, of.hot)
+    moved = crossed(nest, misses)
+    rows = {(one.name, one.written): row for row, one in enumerate(nest.operands)}
+    terms = _compute(of, {key: misses[:, row] for key, row in rows.items()})
+    passes = []
+    for names, own in PASSES:
+        if names[0] in terms:
+            at = [row for key, row in rows.items() if key in own]
+            which = [2 * row + back for row in at for back in range(2)]
+            covers = 1 / of.k2 if "kernel" in names else 1.0
+            operands = [nest.operands[row].name for row in at]
+            passes.append(Pass({name: terms[name] for name in names}, operands, moved[:, which], covers))
+    return Prediction(cycles_of(of.machine, passes), tuple(passes))
 
 
-def _suppliers(machine: Machine) -> list[str]:
-    return [*(level.name for level in machine.levels[1:]), "memory"]
-
-
-def _compute(of: Candidates, crossed: tuple[dict[str, tuple[Array, Array]], ...]) -> dict[str, Array]:
+def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[str, Array]:
     """Cycles in the core, waits for single lines among them."""
     machine, core, w = of.machine, of.machine.core, of.workload
     own = np.array([_in_core(w, machine, kernel, shape) for kernel, shape in of.cases]).reshape(len(of.cases), -1).T[:, of.case]
     kernel, calls, store, load, patches, outputs = own * w.groups
     sets, line = np.ceil(_column(of, "channels") / of.channels), machine.levels[0].line_bytes
-    beyond = crossed[min(1, len(crossed) - 1)]
+    beyond = min(1, len(machine.levels) - 1)
 
     def waits(rows: Array) -> Array:
         return core.store_run_cycles.value * np.maximum(0.0, 1 - core.prefetch_streams.value / rows)
 
-    runs = beyond["sums"][1] / (_kernels(of, "windows") * SIZES[w.dtype])
-    return {
-        "phases": _parting(w, machine, _unit(machine, of.cases[0][0])) + crossed[0]["image"][0] / line * core.pack_line_cycles.value,
+    runs = misses["sums", True][beyond] / (_kernels(of, "windows") * SIZES[w.dtype])
+    terms = {
         "kernel": kernel,
         "call": core.call_cycles.value * calls * sets,
         "store": store * sets + load * (sets - 1) + runs * waits(_column(of, "panel")),
         "patches": patches
-        + crossed[0]["input"][0] / line * core.pack_line_cycles.value
-        + beyond["patches"][1] / line * waits(_column(of, "planes")),
-        "outputs": outputs + beyond["sums"][0] / line * core.scattered_wait,
+        + misses["input", False][0] / line * core.pack_line_cycles.value
+        + misses["patches", True][beyond] / line * waits(_column(of, "planes")),
+        "outputs": outputs + misses["sums", False][beyond] / line * core.scattered_wait,
     }
-
-
-def _served(machine: Machine, crossed: tuple[dict[str, tuple[Array, Array]], ...]) -> Array:
-    """Cycles [supplier][pass][candidate] of what each supplier serves itself."""
-    places: list[Level | Memory] = [*machine.levels[1:], machine.memory]
-    size = crossed[0]["input"][0].size
-    moved = np.zeros((len(places) + 1, 2, len(PASSES), size))
-    for level, streams in enumerate(crossed):
-        for name, (read, written) in streams.items():
-            moved[level, 0, READ_IN[name]] += read
-            moved[level, 1, WRITTEN_IN[name]] += written
-    own = moved[:-1] - moved[1:]
-    rates = np.array([(place.read_bytes_per_cycle.value, place.write_bytes_per_cycle.value) for place in places])
-    cycles: Array = (own / rates[:, :, None, None]).sum(axis=1)
-    return cycles
-
-
-def cost_of(of: Candidates, found: Prediction, row: int) -> Cost:
-    """One candidate's cost as a value."""
-    machine = of.machine
-    terms, hidden = ({name: float(value[row]) for name, value in own.items()} for own in (found.terms, found.hidden))
-    levels = {}
-    for above, name, streams in zip(machine.levels, _suppliers(machine), found.crossed, strict=True):
-        moved = {f"{key}_bytes": float(read[row] + 2 * written[row]) for key, (read, written) in streams.items()}
-        total, back = sum(moved.values()), float(sum(written[row] for _, written in streams.values()))
-        line = above.line_bytes
-        levels[name] = {"lines": total / line, "bytes": total, "cycles": terms[name], "writeback_lines": back / line, **moved}
-    cycles = float(found.cycles[row])
-    return Cost(cycles, cycles / machine.clock_hz, max(terms, key=lambda name: terms[name] - hidden[name]), levels, terms, hidden)
+    if w.stride_h > 1:
+        parting = _parting(w, machine, _unit(machine, of.cases[0][0]))
+        terms["phases"] = parting + misses["image", False][0] / line * core.pack_line_cycles.value
+    return terms
 
 
 def least_cycles(w: Conv, machine: Machine, kernel: Kernel, outputs: int) -> float:
@@ -396,56 +347,70 @@ def _kernels(of: Candidates, name: str) -> Array:
     return np.array([getattr(kernel, name) for kernel, _ in of.cases], dtype=np.float64)[of.case]
 
 
-def _crossed(of: Candidates, level: Level) -> dict[str, tuple[Array, Array]]:
-    """Bytes of each stream that miss a level, read and written."""
+def described(of: Candidates) -> LoopNest:
+    """The loops of native/conv/winograd.c: panels of tiles and of filters in blocks and sets, and the phases of their bodies."""
     w, size = dense(of.workload), SIZES[of.workload.dtype]
-    planes, channels, m = _column(of, "planes"), _column(of, "channels"), _column(of, "outputs")
-    blocks, sets = np.ceil(_column(of, "panels") / of.k2), np.ceil(_column(of, "filter_panels") / of.k3)
-    wide, held = _kernels(of, "windows"), _kernels(of, "filters")
-    tiles = of.k2 * _column(of, "panel")
-    patch_plane = of.k2 * held * channels * size  # of a block
-    patches, sums = planes * patch_plane, planes * tiles * of.k3 * wide * size  # of a block; of a block and set
-    filter_set = planes * of.k3 * wide * channels * size
-    filters = sets * filter_set
-    image = float(w.batch * w.channels // w.groups * w.height * w.width * size)
-    source = float(_source_bytes(of.workload) / w.groups)
-    output = float(w.batch * (w.filters // w.groups) * w.windows * size)
-    run = w.groups * (source + image + filters + output) + patches + sums
-    block = (image + output) / blocks + filters + patches + sums
-    set_work = patches + filter_set + sums
-    panel = of.channels * wide * size  # of filters, one channel set
-
-    def missed(distance: Array) -> Array:
-        return missing(level, distance)
-
-    def first(distance: Array) -> Array:
-        return missed(distance) if of.hot else np.ones_like(distance)
-
-    again = blocks - 1
-    after = missed(np.full_like(of.k2, source + image)) if source else first(run)
-    read_patches = missed(patches + image / blocks) + (sets - 1) * missed(set_work)
-    within = missed(of.channels * of.k2 * held * size + panel + tiles * wide * size)
-    one = missed(panel + (of.channels * held + ROWS_AHEAD * wide) * size)
-    streams: dict[str, tuple[Array | float, Array | float]] = {
-        "image": (source * first(run), 0.0),
-        "input": (
-            image * (after + (w.kernel_h - 1) / m * missed(patches / of.k2 + image / blocks / of.k2)),
-            image * first(run) if source else 0.0,
-        ),
-        "patches": (blocks * patches * (read_patches + sets * (of.k3 - 1) * within), blocks * patches * missed(block)),
-        "filters": (filters * (first(run) + again * missed(block) + blocks * (of.k2 - 1) * one), 0.0),
-        "sums": (blocks * sets * sums * missed(sums + filter_set), blocks * sets * sums * missed(set_work)),
-        "output": (0.0, output * first(run)),
+    channels, panels, filter_panels = (_column(of, name) for name in ("channels", "panels", "filter_panels"))
+    wide, held = _kernels(of, "windows") * size, _kernels(of, "filters") * size
+    loops = (
+        *([Loop("run", "run", 1, 1)] if of.workload.stride_h > 1 else []),
+        Loop("groups", "groups", 1, w.groups),
+        Loop("blocks", "tiles", of.k2, np.ceil(panels / of.k2)),
+        Loop("sets", "filters", of.k3, np.ceil(filter_panels / of.k3)),
+        Loop("planes", "planes", 1, _column(of, "planes")),
+        Loop("channel sets", "channels", of.channels, np.ceil(channels / of.channels)),
+        Loop("panels of filters", "filters", 1, of.k3),
+        Loop("panels of tiles", "tiles", 1, of.k2),
+    )
+    image = w.batch * w.channels // w.groups * w.height * w.width * size
+    output = w.batch * (w.filters // w.groups) * w.windows * size
+    groups, planes, depth = Extent(1.0, w.groups), Extent(1.0, _column(of, "planes")), Extent(1.0, channels)
+    halo = (w.kernel_h - 1) / _column(of, "outputs") * image / panels  # rows that two rows of tiles share
+    image_of = {"groups": groups, "tiles": Extent(image / panels, image, halo)}
+    patches = {"planes": planes, "channels": depth, "tiles": Extent(held, of.k2 * held)}
+    sums = {
+        "planes": planes,
+        "tiles": Extent(_column(of, "panel"), of.k2 * _column(of, "panel")),
+        "filters": Extent(wide, of.k3 * wide),
     }
-    shape = np.zeros_like(of.k2)
-    return {name: (w.groups * (read + shape), w.groups * (written + shape)) for name, (read, written) in streams.items()}
+    parted = (
+        Operand("image", {"run": Extent(source := _source_bytes(of.workload), source)}, "run"),
+        Operand("input", image_of, "run", written=True),
+    )
+    operands = (
+        *(parted if of.workload.stride_h > 1 else ()),
+        Operand("input", image_of, "blocks"),
+        Operand("patches", patches, "blocks", written=True),
+        Operand("patches", patches, "panels of tiles"),
+        Operand(
+            "filters",
+            {"groups": groups, "planes": planes, "channels": depth, "filters": Extent(wide, filter_panels * wide)},
+            "panels of tiles",
+        ),
+        # what is asked for behind the filters that are multiplied
+        Operand("ahead", {"groups": groups, "rows": Extent(ROWS_AHEAD * wide, ROWS_AHEAD * wide)}, "panels of tiles"),
+        Operand("sums", sums, "panels of tiles", written=True),
+        Operand("sums", sums, "sets", after=True),
+        Operand(
+            "output",
+            {"groups": groups, "tiles": Extent(output / panels, output), "filters": Extent(1 / filter_panels, 1.0)},
+            "sets",
+            after=True,
+            written=True,
+        ),
+    )
+    total: dict[str, Number] = {
+        "run": 1,
+        "groups": w.groups,
+        "rows": 1,
+        "tiles": panels,
+        "filters": filter_panels,
+        "planes": _column(of, "planes"),
+        "channels": channels,
+    }
+    return LoopNest(loops, operands, total, of.k2.size)
 
 
 def _source_bytes(w: Conv) -> float:
-    """Of the images that are parted: 0 where they are read as they are."""
-    return float(w.batch * w.channels * w.height * w.width * SIZES[w.dtype]) if w.stride_h > 1 else 0.0
-
-
-def missing(level: Level, distance: Array) -> Array:
-    """Share of lines that miss a level when touched again after `distance` bytes: sets differ by up to one line from their mean."""
-    return np.clip((distance / (level.sets * level.line_bytes) - (level.ways - 1)) / 2, 0.0, 1.0)
+    """Of the images that are parted."""
+    return float(w.batch * w.channels * w.height * w.width * SIZES[w.dtype])

@@ -7,7 +7,8 @@ Of threads that multiply, instructions and wavefronts are counted address by add
 the instructions read, without conflicts: a warp keeps fragments for its whole tile, a warpgroup's instruction reads its rows and columns
 from shared memory. A producer's loads by TMA cost no instructions. Three products of halves are made of fragments in registers, where
 SPLIT_INSTRUCTIONS, or ROUND_INSTRUCTIONS, make halves of an element; warpgroups have A there alone, and read B three times. Each promotion
-adds the accumulators to the sums.
+adds the accumulators to the sums. A warpgroup's A of tf32 that is not K-major passes through registers, too, and two lanes of its loads
+meet in a bank.
 
 Worked number: a step of 8 of 128 x 128 in FP32 on V100 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
 """
@@ -28,6 +29,7 @@ INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
 EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
 SPLIT_INSTRUCTIONS = 7  # of an element of A: load, cut, subtract, scale, add, compare, select (native/cuda/core/split.cuh)
 ROUND_INSTRUCTIONS = 3  # of an element of A or B where both are split: add, cut, subtract (native/cuda/mainloop/tensor/split.cuh)
+SINGLE_WAVEFRONTS = 8  # of a warp's store of single outputs, where rows of C are no whole vectors: one for each row of a fragment
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
 BARRIER_BYTES, FLAG_BYTES, ALIGNMENT = 16, 16, 1024  # of a producer's stages: two barriers each, a flag, room to align
 
@@ -76,8 +78,16 @@ def estimated(tiles: Tiles) -> Attributes:
 
 
 @lru_cache(maxsize=4096)
-def work(gpu: Gpu, tiles: Tiles, trans_a: bool = False, trans_b: bool = False, ragged: tuple[bool, ...] = (False, False)) -> Work:
-    """Cycles of a step of a product; `ragged` (A, B): rows are no whole vectors, and threads load element by element."""
+def work(
+    gpu: Gpu,
+    tiles: Tiles,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    ragged: tuple[bool, ...] = (False, False),
+    by_registers: bool = False,
+) -> Work:
+    """Cycles of a step of a product; `ragged` (A, B): rows are no whole vectors, and threads load element by element; `by_registers`: a
+    warpgroup's A comes so."""
     size, products = SIZES[tiles.dtype], tiles.rows * tiles.columns * tiles.depth
     arithmetic = products * tiles.products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
     stage = stage_bytes(tiles)
@@ -96,11 +106,14 @@ def work(gpu: Gpu, tiles: Tiles, trans_a: bool = False, trans_b: bool = False, r
     )
     warp = tiles.warp_rows + tiles.warp_columns
     read = instructions * (tiles.thread_rows + tiles.thread_columns * tiles.products) if tiles.by_warpgroups else warp
-    shared = groups * read * tiles.depth * size / LINE_BYTES + stage / LINE_BYTES
+    moved = groups * tiles.warp_rows * tiles.depth if by_registers else 0  # elements
+    read += tiles.warp_rows - instructions * tiles.thread_rows if by_registers else 0
+    shared = (groups * read * tiles.depth + moved) * size / LINE_BYTES + stage / LINE_BYTES
     loads = 0 if tiles.by_warpgroups else groups * warp * tiles.depth * size / (VECTOR_BYTES * WARP)
     deep = INSTRUCTION_BYTES / size  # of one instruction along k; each of a warpgroup's four warps issues it
     issued = products * tiles.products / (tiles.thread_rows * tiles.thread_columns * deep) * (tiles.group // WARP)
     if tiles.promotion:
         split = tiles.warp_rows * SPLIT_INSTRUCTIONS if tiles.by_warpgroups else warp * ROUND_INSTRUCTIONS
         issued += (groups * tiles.depth * split + products / tiles.promotion) / WARP
+    issued += moved / WARP
     return Work(arithmetic, shared, (issued + 2 * loads + copies) / gpu.schedulers_per_sm.value)

@@ -156,7 +156,8 @@ def in_vectors(w: Conv, layout: Layout) -> bool:
 
 class Special(NamedTuple):
     """What of a row is not as its tiles and windows have it: `planes` products a tile, `threads` that multiply, wavefronts of a tile on its
-    way out, length of the sums, bytes asked of L2 for windows; `kind` among those of its algorithm."""
+    way out, length of the sums, bytes asked of L2 for windows; `kind` among those of its algorithm; `windows` of a group where a kernel
+    numbers more than there are."""
 
     planes: int = 1
     threads: int = 0
@@ -164,6 +165,7 @@ class Special(NamedTuple):
     k: int = 0
     asked: float = 0.0
     kind: int = 0
+    windows: int = 0
 
 
 ORDINARY = Special()
@@ -194,7 +196,11 @@ def variant_of(
     filters, across = w.filters // w.groups, row.block_windows * row.cluster_windows
     of_filters = float(filters * windows.k * special.planes * size * tiles.halves)  # bytes, of a group
     # each row of tiles asks for all windows, each column of tiles for one group's filters
-    sides = (filters, w.groups * -(-windows.number // across) * across), (of_filters * w.groups, windows.bytes), (of_filters, asked)
+    sides = (
+        (filters, w.groups * -(-(special.windows or windows.number) // across) * across),
+        (of_filters * w.groups, windows.bytes),
+        (of_filters, asked),
+    )
     turned = windows.layout == "nhwc" or tiles.by_warpgroups
     (m, n), (a, b), (asks_a, asks_b) = (pair[::-1] for pair in sides) if turned else sides
     threads = special.threads or tiles.math_threads

@@ -4,9 +4,10 @@
  *     to[group][image][row][before + x][padded] = from[image][group channels + channel][row][x]   or, where channels are last already,
  *                                                 from[image][row][x][group channels + channel]
  *
- * with zeros before and after a row, if it is to be padded. A place is a pixel, or a filter's tap. Images pass through shared memory in squares of places x channels: both sides are touched along
- * what is contiguous, a thread has all its loads on their way at once, and writes 16 bytes. Where channels are last, places or channels few
- * (taps, the first layer), or rows padded, a thread gathers its 16 bytes by itself: what neighbours leave of a sector, L1 keeps. */
+ * with zeros before and after a row, if it is to be padded; or folded, where a place has the channels of a square of them (Fold). A place is a
+ * pixel, or a filter's tap. Images pass through shared memory in squares of places x channels: both sides are touched along what is contiguous,
+ * a thread has all its loads on their way at once, and writes 16 bytes. Where channels are last, places or channels few (taps, the first layer),
+ * or rows padded, a thread gathers its 16 bytes by itself: what neighbours leave of a sector, L1 keeps. */
 #include <algorithm>
 
 #include "conv/wgmma/wgmma.h"
@@ -75,19 +76,45 @@ template <class T> __device__ void copy_vectors(const ChannelsLast &of, unsigned
     *(Pack<T, VECTOR> *)((T *)of.to + (int64_t)index * VECTOR) = vector;
 }
 
+/* The same of a fold. */
+template <class T> __device__ void copy_folded(const ChannelsLast &of, unsigned block) {
+    constexpr int VECTOR = 16 / sizeof(T);
+    const Fold &fold = of.fold;
+    const unsigned index = block * (unsigned)THREADS + threadIdx.x, vectors = (unsigned)(of.padded / VECTOR);
+    if (index >= (uint64_t)of.images * fold.rows * of.wide * vectors) return;
+    const unsigned at = index / vectors, line = at / (unsigned)of.wide, image = line / (unsigned)fold.rows;
+    const int first = (int)(index - at * vectors) * VECTOR, y = (int)(line - image * (unsigned)fold.rows), x = (int)(at - line * (unsigned)of.wide);
+    int across = first % fold.wide, down = first / fold.wide % fold.high, channel = first / fold.wide / fold.high;
+    const int w0 = x * fold.wide - of.before, h0 = y * fold.high - fold.top, places = of.rows * of.width;
+    const T *const from = (const T *)of.from + (int64_t)image * of.channels * places;
+    Pack<T, VECTOR> vector;
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++) {
+        const int h = h0 + down, w = w0 + across, place = h * of.width + w;
+        const bool inside = channel < of.channels && (unsigned)h < (unsigned)of.rows && (unsigned)w < (unsigned)of.width;
+        vector.value[j] = inside ? from[of.last ? (int64_t)place * of.channels + channel : (int64_t)channel * places + place] : T(0);
+        if (++across == fold.wide) across = 0, down++;
+        if (down == fold.high) down = 0, channel++;
+    }
+    *(Pack<T, VECTOR> *)((T *)of.to + (int64_t)index * VECTOR) = vector;
+}
+
 template <class T> __global__ void __launch_bounds__(THREADS) channels_last_kernel(const __grid_constant__ Job one, const __grid_constant__ Job other) {
     const bool first = blockIdx.x < one.blocks;
     const Job &job = first ? one : other;
     const unsigned block = first ? blockIdx.x : blockIdx.x - one.blocks;
-    if (job.squares) copy_square<T>(job.of, block);
+    if (job.of.fold.rows) copy_folded<T>(job.of, block);
+    else if (job.squares) copy_square<T>(job.of, block);
     else copy_vectors<T>(job.of, block);
 }
 
 template <class T> Job job_of(const ChannelsLast &of) {
     if (!of.to) return {of, false, 0};
+    const auto blocks = [&](int64_t rows) { return (unsigned)((rows * of.wide * of.padded * (int64_t)sizeof(T) / 16 + THREADS - 1) / THREADS); };
+    if (of.fold.rows) return {of, false, blocks((int64_t)of.images * of.fold.rows)};
     const int64_t images = (int64_t)of.images * of.groups, places = (int64_t)of.rows * of.width;
     if (of.last || of.wide != of.width || places < EDGE / 2 || of.padded < EDGE / 2)
-        return {of, false, (unsigned)((images * of.rows * of.wide * of.padded * (int64_t)sizeof(T) / 16 + THREADS - 1) / THREADS)};
+        return {of, false, blocks(images * of.rows)};
     return {of, true, (unsigned)(images * ceil_div((int)places, EDGE) * ceil_div(of.padded, EDGE))};
 }
 

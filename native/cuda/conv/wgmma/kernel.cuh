@@ -11,6 +11,10 @@
  *
  * Limits of that mode on four dimensions: corners in -128..127, offsets in 0..255, strides up to 8.
  *
+ * Planes (planes() of operands.cu): under NCHW a pointwise convolution's windows are a channel's pixels as they lie, so A is MN-major and nothing
+ * is gathered: a box is 128 bytes of a channel's windows of one image, of as many channels as a stage has k. Windows are numbered as if images were
+ * whole boxes.
+ *
  * Worked number: 64 -> 64 channels of f16, 3 x 3: 9 taps of one block, 9 steps, as k = 576 is of 64. */
 #ifndef PYSIM_CUDA_CONV_WGMMA_CUH
 #define PYSIM_CUDA_CONV_WGMMA_CUH
@@ -20,15 +24,18 @@
 namespace pysim {
 namespace hopper {
 
+/* How results lie, and input: PLANES as results do under NCHW, else in pixels, as TMA gathers them. */
+enum Lying { CHANNELS_FIRST, CHANNELS_LAST, PLANES };
+
 /* Windows and filters as the operands of a product, and how its results lie. */
-template <bool NHWC> struct Gathered {
-    enum { TA = 0, TB = 0 };
+template <Lying LYING> struct Gathered {
+    enum { TA = LYING == PLANES, TB = 0 };
     using Arguments = Windows;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
 
     template <class S> class Shares {
         const Windows &c;
-        int image, high, wide, first; /* the first window's corner and channel */
+        int image, high, wide, first; /* the first window's corner and channel; PLANES: `wide` is its place in the plane */
         int filter, tap, channel;
         int down, across;             /* the tap's offset */
 
@@ -38,7 +45,7 @@ template <bool NHWC> struct Gathered {
             int position, q;
             image = c.per_image.of(m - group * rows, position) + group * c.group_images;
             high = c.per_row.of(position, q) * c.stride_h - c.pad_top;
-            wide = q * c.stride_w - c.pad_left;
+            wide = LYING == PLANES ? position : q * c.stride_w - c.pad_left;
             first = group * c.group_channels;
             filter = group * c.filters + n;
             tap = step / blocks;
@@ -47,10 +54,21 @@ template <bool NHWC> struct Gathered {
             down = r * c.dilation_h, across = (tap - r * c.kernel_w) * c.dilation_w;
         }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
+            if constexpr (LYING == PLANES) return load_planes(to, map, barrier, blocks);
             const Corner corner = {first + channel, wide, high, image};
             const uint16_t right = (uint16_t)across, below = (uint16_t)down;
             if (S::CLUSTER_N > 1) windows_load_multicast(to, map, barrier, corner, right, below, blocks);
             else windows_load(to, map, barrier, corner, right, below);
+        }
+        __device__ void load_planes(uint32_t to, const CUtensorMap *map, uint32_t barrier, uint16_t blocks) const {
+            int at = wide, of = image;
+#pragma unroll
+            for (int part = 0; part < S::A_SHARE / S::BLOCK_K; part++, to += S::BLOCK_K * 128) {
+                if (S::CLUSTER_N > 1) tensor_load_multicast(to, map, barrier, at, channel, of, blocks);
+                else tensor_load(to, map, barrier, at, channel, of);
+                at += S::BLOCK_K;
+                if (at == (int)c.per_image.divisor) at = 0, of++;
+            }
         }
         __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
             load_filters(to, map, barrier, filter, blocks);
@@ -75,11 +93,11 @@ template <bool NHWC> struct Gathered {
         const int group = t.i / c.group_tiles, filter = group * c.filters, plane = c.out_h * c.out_w;
         const int bytes = c.product.c_dtype == PYSIM_F32 ? 4 : 2;
         Problem p = c.product;
-        p.c = (char *)c.out + (int64_t)(NHWC ? filter : filter * plane) * bytes;
+        p.c = (char *)c.out + (int64_t)(LYING == CHANNELS_LAST ? filter : filter * plane) * bytes;
         if (p.bias) p.bias = (const char *)p.bias + filter * bytes;
         p.m = c.windows, p.n = c.filters;
         row -= group * c.group_tiles * S::BLOCK_M * S::CLUSTER_M;
-        if constexpr (NHWC) store_tile<S>(p, work, t, partials, row, column, sum);
+        if constexpr (LYING == CHANNELS_LAST) store_tile<S>(p, work, t, partials, row, column, sum);
         else
             with_epilogue<Acc>(p, [&](const auto &e) {
                 using Out = std::decay_t<decltype(*e.c)>;
@@ -97,12 +115,14 @@ template <bool NHWC> struct Gathered {
         const int plane = c.out_h * c.out_w;
         T x[SLICE];
         Out *to[2]; /* the windows' elements of filter 0 */
+        bool spare[2] = {}; /* PLANES: beyond its plane */
 #pragma unroll
         for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int position;
             const int image = c.per_image.of(min(row + 8 * h, e.m - 1), position);
+            if (LYING == PLANES) spare[h] = position >= plane, position = min(position, plane - 1); /* of what beta reads */
             to[h] = e.c + (int64_t)image * c.groups * c.filters * plane + position;
         }
         if (!e.plain) finish_slice(e, row, column, x, [&](int h, int at) { return to[h] + (int64_t)at * plane; });
@@ -113,7 +133,7 @@ template <bool NHWC> struct Gathered {
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 const int at = column + j / 2 * 8 + j % 2;
-                if (row + 8 * h < e.m && at < e.n) to[h][(int64_t)at * plane] = Out(x[j / 2 * 4 + 2 * h + j % 2]);
+                if (row + 8 * h < e.m && !spare[h] && at < e.n) to[h][(int64_t)at * plane] = Out(x[j / 2 * 4 + 2 * h + j % 2]);
             }
     }
 
@@ -125,6 +145,7 @@ template <bool NHWC> struct Gathered {
         const int window = row - lane / 4 + 8 * (q & 1) + 4 * (q >> 1), filter = column - 2 * q + lane / 4;
         int position;
         const int image = c.per_image.of(min(window, e.m - 1), position);
+        const bool spare = LYING == PLANES && position >= plane;
         Out *const to = e.c + ((int64_t)image * c.groups * c.filters + filter) * plane + position;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -136,7 +157,7 @@ template <bool NHWC> struct Gathered {
             }
             const unsigned received = __shfl_xor_sync(~0u, q & 1 ? half[0] : half[1], 1);
             const uint2 four = q & 1 ? make_uint2(received, half[1]) : make_uint2(half[0], received);
-            if (window < e.m && filter + 8 * j < e.n) *(uint2 *)(to + (int64_t)8 * j * plane) = four;
+            if (window < e.m && !spare && filter + 8 * j < e.n) *(uint2 *)(to + (int64_t)8 * j * plane) = four;
         }
     }
 };
@@ -164,23 +185,40 @@ template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows 
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+template <class S>
+cudaError_t describe_3d(CUtensorMap *map, const void *data, const cuuint64_t (&sizes)[3], const cuuint64_t (&pitches)[2], const cuuint32_t (&boxes)[3]) {
+    const cuuint32_t steps[] = {1, 1, 1};
+    if (encoder().error != cudaSuccess) return encoder().error;
+    const CUresult result = encoder().call(map, map_type<S>(), 3, const_cast<void *>(data), sizes, pitches, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/* Pixels of a plane, channels and images as they lie. */
+template <class S> cudaError_t describe_planes(CUtensorMap *map, const Windows &c) {
+    const cuuint64_t plane = (cuuint64_t)c.out_h * c.out_w, sizes[] = {plane, (cuuint64_t)c.channels, (cuuint64_t)c.batch};
+    const cuuint64_t pitches[] = {plane * S::BYTES, plane * S::BYTES * c.channels};
+    const cuuint32_t boxes[] = {128 / S::BYTES, S::BLOCK_K, 1};
+    return describe_3d<S>(map, c.in, sizes, pitches, boxes);
+}
+
 template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows &c) {
     const int taps = c.kernel_h * c.kernel_w;
     const cuuint64_t tap = (cuuint64_t)c.channels * S::BYTES;
     const cuuint64_t sizes[] = {(cuuint64_t)c.channels, (cuuint64_t)taps, (cuuint64_t)c.groups * c.filters * (1 + S::Element::SPLIT)}, pitches[] = {tap, tap * taps};
-    const cuuint32_t boxes[] = {128 / S::BYTES, 1, S::B_SHARE}, steps[] = {1, 1, 1};
-    if (encoder().error != cudaSuccess) return encoder().error;
-    const CUresult result = encoder().call(map, map_type<S>(), 3, const_cast<void *>(c.weights), sizes, pitches, boxes, steps,
-                                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+    const cuuint32_t boxes[] = {128 / S::BYTES, 1, S::B_SHARE};
+    return describe_3d<S>(map, c.weights, sizes, pitches, boxes);
 }
 
-template <class S> Kernel<Windows> kernel_for(const Conv &c) { return c.nhwc ? wgmma_kernel<S, Gathered<true>> : wgmma_kernel<S, Gathered<false>>; }
+template <class S> Kernel<Windows> kernel_for(const Conv &c) {
+    if constexpr (!S::Element::SPLIT)
+        if (planes(c)) return wgmma_kernel<S, Gathered<PLANES>>;
+    return c.nhwc ? wgmma_kernel<S, Gathered<CHANNELS_LAST>> : wgmma_kernel<S, Gathered<CHANNELS_FIRST>>;
+}
 
 template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStream_t stream) {
     CUtensorMap windows, filters;
-    cudaError_t error = describe_windows<S>(&windows, c);
+    cudaError_t error = planes(c) ? describe_planes<S>(&windows, c) : describe_windows<S>(&windows, c);
     if (error == cudaSuccess) error = describe_filters<S>(&filters, c);
     return error == cudaSuccess ? start<S>(kernel_for<S>(c), windows, filters, c, c.product, sms, stream) : error;
 }

@@ -2,11 +2,14 @@
  * How the operands of the convolutions on wgmma come to lie as TMA takes them (kernel.cuh).
  *
  * Under NHWC with whole 16 bytes of channels they lie so already (in groups: with whole blocks of channels, or the last block would bring
- * the next group's). What does not, channels_last.cu copies into `own`: input, then filters.
+ * the next group's), under NCHW those of most pointwise convolutions (planes). What does not, channels_last.cu copies into `own`: input, then filters.
  *
  * Channels that fill no block waste most of each tap's step. A copy then has its rows padded, so that a row of taps is one run of
  * kernel_w C elements: pixels are described as having all these as channels, each reaching into the next ones, and the kernel has one
- * column. Filters that are taken in halves are split from where they lie, or from their copy, into `own` behind it. 3 channels of f16, padded to 8, with 7 x 7 taps are 7 steps of 56 (of 64) instead of 49 of 8. */
+ * column. 3 channels of f16, padded to 8, with 7 x 7 taps are 7 steps of 56 (of 64) instead of 49 of 8. Where windows are further apart than a
+ * pixel, a copy may fold: with stride 2, 2 x 2 pixels of 3 channels are one of 12, padded to 16, and 7 x 7 taps 4 x 4, 4 steps of 64.
+ *
+ * Filters that are taken in halves are split from where they lie, or from their copy, into `own` behind it. */
 #include <climits>
 
 #include "abi/arguments.h"
@@ -16,6 +19,15 @@
 
 namespace pysim {
 namespace hopper {
+
+/* Planes begin at multiples of 16 bytes, as do rows of filters, and at most a third of their windows are none. Halves are made of pixels. */
+bool planes(const Conv &c) {
+    const int64_t plane = (int64_t)c.height * c.width, element = dtypes[c.dtype].bytes;
+    const bool pointwise = c.kernel_h * c.kernel_w == 1 && c.stride_h == 1 && c.stride_w == 1 && !(c.pad_top | c.pad_left | c.pad_bottom | c.pad_right);
+    return !c.nhwc && pointwise && c.groups == 1 && !c.halves && plane * element % 16 == 0 && c.channels * element % 16 == 0 && 2 * (int64_t)windows_of_plane(c) <= 3 * plane;
+}
+int windows_of_plane(const Conv &c) { return (int)round_up((int64_t)c.height * c.width, 128 / dtypes[c.dtype].bytes); }
+
 namespace {
 
 /* A group's channels in copies. */
@@ -26,6 +38,7 @@ int padded_channels(const Conv &c) {
 
 /* Whether the input is copied, and whether so that its rows of taps are channels. */
 bool copied(const Conv &c) {
+    if (planes(c)) return false;
     return !c.nhwc || padded_channels(c) != c.channels || (c.groups > 1 && c.channels * dtypes[c.dtype].bytes % 128);
 }
 bool rows_of_taps(const Conv &c) {
@@ -36,16 +49,44 @@ bool rows_of_taps(const Conv &c) {
 }
 }
 
-int64_t steps_of(const Conv &c) {
+namespace {
+int64_t steps_unfolded(const Conv &c) {
     const int64_t block = 128 / dtypes[c.dtype].bytes, channels = padded_channels(c);
     const int64_t of_row = rows_of_taps(c) ? (c.kernel_w * channels + block - 1) / block : c.kernel_w * ((channels + block - 1) / block);
     return c.kernel_h * of_row;
 }
 
+/* A copy whose squares of stride_h x stride_w pixels are the channels of one, so that windows are next to one another: its kernel and its rows, and
+ * the places of each. Rows of taps are channels, too. */
+struct Folded {
+    int64_t channels, kernel_h, kernel_w, rows, wide, steps;
+    explicit Folded(const Conv &c) {
+        const int64_t element = dtypes[c.dtype].bytes, square = (int64_t)c.stride_h * c.stride_w * c.channels;
+        channels = round_up(square, 16 / element), kernel_h = ceil_div(c.kernel_h, c.stride_h), kernel_w = ceil_div(c.kernel_w, c.stride_w);
+        rows = c.out_h + kernel_h - 1, wide = c.out_w + kernel_w - 1;
+        steps = kernel_h * ((kernel_w * channels * element + 127) / 128);
+    }
+};
+/* Where that takes fewer steps. */
+bool folded(const Conv &c) {
+    if (!copied(c) || c.groups > 1 || c.stride_h * c.stride_w == 1 || c.dilation_h > 1 || c.dilation_w > 1) return false;
+    const Folded of(c);
+    const int64_t vectors = of.channels * dtypes[c.dtype].bytes / 16;
+    return of.steps < steps_unfolded(c) && c.batch * of.rows <= INT_MAX / (of.wide * vectors) && c.filters * of.kernel_h <= INT_MAX / (of.kernel_w * vectors);
+}
+}
+
+int64_t steps_of(const Conv &c) { return folded(c) ? Folded(c).steps : steps_unfolded(c); }
+
 namespace {
 /* Bytes of the copies in `own`; 0: the operand stays where it is. halves: of the filters, both. */
 struct Own { int64_t input, filters, halves; };
 Own own_of(const Conv &c) {
+    if (folded(c)) {
+        const Folded of(c);
+        const int64_t place = of.channels * dtypes[c.dtype].bytes, filters = c.filters * of.kernel_h * of.kernel_w * place;
+        return {round_up(c.batch * of.rows * of.wide * place, ALIGN), round_up(filters, ALIGN), c.halves ? round_up(2 * filters, ALIGN) : 0};
+    }
     const int64_t element = dtypes[c.dtype].bytes, channels = padded_channels(c), taps = c.kernel_h * c.kernel_w;
     const int64_t wide = c.width + (rows_of_taps(c) ? c.pad_left + c.pad_right : 0), pixels = c.batch * (int64_t)c.height * wide;
     const bool filters_stay = channels == c.channels && (c.nhwc || taps == 1);
@@ -75,23 +116,42 @@ const char *refuses(const Conv &c) {
     return nullptr;
 }
 
-pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
-    const Own own = own_of(c);
-    const int channels = padded_channels(c), taps = c.kernel_h * c.kernel_w, element = dtypes[c.dtype].bytes;
+namespace {
+/* How the kernels are told of the operands, and the copies that make them so. */
+struct Operands { ChannelsLast input, filters; };
+Operands as_folded(const Conv &c, Windows &to) {
+    const Folded of(c);
+    const int channels = (int)of.channels, rows = (int)of.rows, wide = (int)of.wide, high = (int)of.kernel_h, across = (int)of.kernel_w;
+    to.height = rows, to.width = c.out_w, to.kernel_h = high, to.kernel_w = 1, to.stride_h = to.stride_w = 1;
+    to.pad_top = to.pad_left = to.pad_bottom = to.pad_right = 0;
+    to.pitch = channels, to.row = wide * channels, to.channels = to.depth = across * channels, to.images = c.batch;
+    return {{nullptr, c.in, c.batch, 1, c.height, c.width, c.pad_left, wide, c.channels, channels, c.nhwc != 0, {c.stride_h, c.stride_w, rows, c.pad_top}},
+            {nullptr, c.weights, c.filters, 1, c.kernel_h, c.kernel_w, 0, across, c.channels, channels, c.nhwc != 0, {c.stride_h, c.stride_w, high, 0}}};
+}
+Operands as_pixels(const Conv &c, Windows &to, bool copy) {
+    const int channels = padded_channels(c), taps = c.kernel_h * c.kernel_w;
     int before = 0, wide = c.width;
-    static_cast<Conv &>(to) = c;
-    to.channels = channels, to.pitch = to.depth = own.input ? channels : c.groups * channels;
-    to.images = own.input ? c.groups * c.batch : c.batch;
-    to.group_images = own.input ? c.batch : 0, to.group_channels = own.input ? 0 : channels;
+    to.channels = channels, to.pitch = to.depth = copy ? channels : c.groups * channels;
+    to.images = copy ? c.groups * c.batch : c.batch;
+    to.group_images = copy ? c.batch : 0, to.group_channels = copy ? 0 : channels;
     if (rows_of_taps(c)) {
         before = c.pad_left, wide += c.pad_left + c.pad_right;
         to.width = wide - c.kernel_w + 1, to.pad_left = to.pad_right = 0;
         to.channels = to.depth = c.kernel_w * channels, to.kernel_w = 1;
     }
     to.row = wide * to.pitch;
-    void *const input = own.input ? c.own : nullptr, *const filters = own.filters ? (char *)c.own + own.input : nullptr;
-    if (input) to.in = input;
-    if (filters) to.weights = filters;
+    return {{nullptr, c.in, c.batch, c.groups, c.height, c.width, before, wide, c.channels, channels, c.nhwc != 0},
+            {nullptr, c.weights, c.groups * c.filters, 1, 1, taps, 0, taps, c.channels, channels, c.nhwc != 0}};
+}
+}
+
+pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
+    const Own own = own_of(c);
+    static_cast<Conv &>(to) = c;
+    to.group_images = to.group_channels = 0;
+    Operands copies = folded(c) ? as_folded(c, to) : as_pixels(c, to, own.input != 0);
+    if (own.input) to.in = copies.input.to = c.own;
+    if (own.filters) to.weights = copies.filters.to = (char *)c.own + own.input;
     pysim_status status = PYSIM_OK;
     const struct { const char *name; const void *data; } operands[] = {{"input", to.in}, {"filters", to.weights}};
     for (const auto &operand : operands)
@@ -99,11 +159,10 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
             status = fail(PYSIM_UNSUPPORTED, "a convolution on wgmma copies by 16 bytes; its %s, at %p, must begin at a multiple of them",
                           operand.name, operand.data);
     if (status != PYSIM_OK) return status;
-    const bool last = c.nhwc;
-    if (input || filters) status = check(channels_last({input, c.in, c.batch, c.groups, c.height, c.width, before, wide, c.channels, channels, last},
-                               {filters, c.weights, c.groups * c.filters, 1, 1, taps, 0, taps, c.channels, channels, last}, element, stream),
-                 "channels of input and filters");
+    if (own.input || own.filters)
+        status = check(channels_last(copies.input, copies.filters, dtypes[c.dtype].bytes, stream), "channels of input and filters");
     if (status != PYSIM_OK || !c.halves) return status;
+    const int channels = copies.filters.padded, taps = to.channels / channels * to.kernel_h * to.kernel_w;
     void *const halves = (char *)c.own + own.input + own.filters;
     status = check(split(halves, channels, to.weights, channels, (int64_t)c.groups * c.filters * taps, channels, false, false, stream), "halves of filters");
     to.weights = halves;

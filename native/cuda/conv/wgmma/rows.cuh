@@ -22,6 +22,7 @@ template <class S> struct Wgmma {
     static void tile(Conv &c) {
         c.halves = S::Element::SPLIT;
         c.tile_m = S::BLOCK_M * S::CLUSTER_M, c.tile_n = S::BLOCK_N * S::CLUSTER_N, c.cluster = S::BLOCKS;
+        if (hopper::planes(c)) c.windows = c.batch * hopper::windows_of_plane(c), c.per_image = Divisor((unsigned)hopper::windows_of_plane(c));
         c.group_tiles = ceil_div(c.windows, c.tile_m);
         c.product.m = c.groups * c.group_tiles * c.tile_m, c.product.n = c.filters;
         const int64_t k = hopper::steps_of(c) * S::BLOCK_K;

@@ -17,6 +17,9 @@ struct Windows : Conv {
 
 /* Steps of k. */
 int64_t steps_of(const Conv &c);
+/* Whether windows are the pixels of planes as they lie; and those of an image, in whole boxes of TMA. */
+bool planes(const Conv &c);
+int windows_of_plane(const Conv &c);
 /* What TMA refuses, what the copies take, and the copies themselves. */
 const char *refuses(const Conv &c);
 pysim_status own_bytes(const Conv &c, int64_t *bytes);
@@ -24,6 +27,9 @@ pysim_status own_bytes(const Conv &c, int64_t *bytes);
 pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream);
 }
 
+/* A square of high x wide pixels as the channels of one, channel (c high + i) wide + j being channel c of the pixel i down and j across; `rows` of
+ * such squares, of which the first begins `top` rows before the input. */
+struct Fold { int high, wide, rows, top; };
 /* A copy of channels_last.cu: to[group][image][row][before + x][padded] = from[image][group channels][row][x] (or, `last`,
  * [image][row][x][group channels]), zeros elsewhere in rows of `wide` places and `padded` channels; the bytes of these are a multiple of 16,
  * as `to` is. */
@@ -32,6 +38,7 @@ struct ChannelsLast {
     const void *from;
     int images, groups, rows, width, before, wide, channels, padded;
     bool last;
+    Fold fold = {}; /* no rows: none. Of one group; `before` pixels before the first square, `wide` squares a row */
 };
 /* Both at once. */
 cudaError_t channels_last(const ChannelsLast &one, const ChannelsLast &other, int element_bytes, cudaStream_t stream);

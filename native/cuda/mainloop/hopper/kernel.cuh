@@ -164,6 +164,7 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
             if (tells) barrier_arrive_at(shared.empty(stage), waiter);
         };
         if constexpr (S::Element::SPLIT) accumulate_split<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
+        else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum[0], shared, ring, t.end - t.begin, row, column, release);
         else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release);
         if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
                                      [] { sync_threads(1, 128 * S::CONSUMERS); }))

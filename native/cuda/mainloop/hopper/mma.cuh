@@ -81,6 +81,7 @@ template <> struct Product<PYSIM_TF32X3> {
     using Acc = float;
     PYSIM_MMA_A(64, 32, "{%32, %33, %34, %35}", "%36", "%37")
     PYSIM_MMA_A(128, 64, "{%64, %65, %66, %67}", "%68", "%69")
+    PYSIM_MMA_A(256, 128, "{%128, %129, %130, %131}", "%132", "%133")
 };
 #undef PYSIM_MMA_A
 #undef PYSIM_MMAS

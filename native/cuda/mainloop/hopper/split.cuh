@@ -20,19 +20,20 @@ namespace hopper {
 
 /* Where a thread's elements of A lie in a swizzled stage: rows r = 16 w + l / 4 and r + 8 of its warpgroup's 64, beginning at row `first`.
  * K-major, element k of row r lies at 128 r + 16 (k / 4 ^ r % 8) + 4 (k % 4); otherwise at 4096 (r / 32) + 128 k + 16 (r % 32 / 4 ^ k % 8) + 4 (r % 4).
- * Either way all lanes of a load touch different banks. */
-template <int MN_MAJOR> struct ThreadOfA {
+ * Either way all lanes of a load touch different banks: MN-major for a B whose k are interleaved (core/split.cuh). In their own order two lanes meet. */
+template <int MN_MAJOR, bool INTERLEAVED = MN_MAJOR != 0> struct ThreadOfA {
+    enum { NEXT = INTERLEAVED ? 2 : 1, RIGHT = INTERLEAVED ? 1 : 4 }; /* k from one position to the next, and from one to that four on */
     uint32_t offset;
     __device__ explicit ThreadOfA(int first) {
         const int lane = threadIdx.x % 32, r = lane / 4, q = lane % 4, row = first + threadIdx.x % 128 / 32 * 16 + r;
-        if (MN_MAJOR) offset = row / 32 * 4096 + q * 256 + ((row % 32 / 4 ^ 2 * q) * 16) + row % 4 * 4;
+        if (MN_MAJOR) offset = row / 32 * 4096 + q * NEXT * 128 + ((row % 32 / 4 ^ NEXT * q) * 16) + row % 4 * 4;
         else offset = row * 128 + r * 16 + q * 4;
     }
     /* Register i (mma.cuh) of the instruction of eight k that is the `group`th of the stage. */
     __device__ unsigned load(uint32_t stage, int group, int i) const {
         const int below = i % 2, right = i / 2;
         const uint32_t at = stage + offset;
-        const uint32_t from = MN_MAJOR ? (at ^ (right * 16 + below * 32)) + right * 128 + group * 1024 : (at ^ ((2 * group + right) * 16)) + below * 1024;
+        const uint32_t from = MN_MAJOR ? (at ^ (right * RIGHT * 16 + below * 32)) + right * RIGHT * 128 + group * 1024 : (at ^ ((2 * group + right) * 16)) + below * 1024;
         unsigned word;
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
         return word;
@@ -103,6 +104,35 @@ __device__ inline void accumulate_split(float (&sum)[S::SUMS], const Stages &sha
     if constexpr (TOGETHER > 1)
 #pragma unroll 1
         for (; steps > 0; steps--) promote<S, 1>(sum, of_a, shared, ring, column, release);
+}
+
+/* Of tf32 whose A is MN-major, as no instruction reads it from shared memory: by registers, in which A's elements of TOGETHER instructions come while
+ * those before multiply, where sums leave room for both. */
+template <class S, class Ring, class Stages, class Release>
+__device__ inline void accumulate_turned(float (&sum)[S::SUMS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
+    constexpr int TOGETHER = 2, LEFT = S::SUMS > 64 ? 0 : 1;
+    const ThreadOfA<1, false> of_a(row);
+    int before = -1;
+#pragma unroll 1
+    for (int step = 0; step < steps; step++, ring.template advance<S::STAGES>()) {
+        barrier_wait(shared.full(ring.stage), ring.parity);
+        const uint32_t a = shared.a(ring.stage), b = shared.b(ring.stage) + column * 128;
+#pragma unroll
+        for (int first = 0; first < 4; first += TOGETHER) {
+            unsigned of[TOGETHER][4];
+#pragma unroll
+            for (int i = 0; i < 4 * TOGETHER; i++) of[i / 4][i % 4] = of_a.load(a, first + i / 4, i % 4);
+            mma_fence();
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) Product<PYSIM_TF32X3>::add(sum, of[i], matrix(b + (first + i) * 32, 8192), 1);
+            mma_commit();
+            mma_wait<LEFT>(); /* those before are done with their registers, and at first with their stage */
+            if (first == 0 && before >= 0) release(before);
+        }
+        before = ring.stage;
+    }
+    mma_wait<0>();
+    if (before >= 0) release(before);
 }
 }
 }

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Convolution of few channels a group: a thread some rows of 1, 2 or 4 columns of outputs, of one filter (depthwise) or of FILTERS (grouped).
+ * Sums are in f32, whatever the operands' type T.
+ *
+ * A thread reads (ROWS - 1) stride_h + kernel_h rows of (columns - 1) stride_w + kernel_w elements, each once: 36 for 16 outputs of a 3 x 3
+ * kernel of stride 1, where a thread an output reads 144; of several filters, as often for all of them together. Kernels of 3 x 3, 5 x 5 and 7 x 7
+ * with strides of 1 and 2 keep a row and the weights in registers (kept_kernel). Where they are dilated, a thread's outputs are so many rows
+ * apart that they share the rows of the input that each of them reads (apart_kernel); outputs that share few have a thread each. Of other kernels
+ * as many columns as outputs need pass through registers while the taps of a row are gone through (passing_kernel). */
+#ifndef PYSIM_CUDA_CONV_DEPTHWISE_CUH
+#define PYSIM_CUDA_CONV_DEPTHWISE_CUH
+#include <type_traits>
+
+#include "conv/untiled.cuh"
+
+namespace pysim {
+namespace {
+
+enum { ROWS = 4, FILTERS = 4 };
+
+/* body(epilogue) for the type of the outputs: f32, or T. */
+template <class T, class Body> __device__ inline void with_output(const Problem &p, Body body) {
+    if constexpr (!std::is_same_v<T, float>)
+        if (p.c_dtype != PYSIM_F32) return body(Epilogue<float, T>(p));
+    body(Epilogue<float, float>(p));
+}
+
+/* Where a thread's outputs lie, HIGH rows, of the filters `first` to `end` of all; and what it reads for them. APART: `apart` rows apart. */
+template <class T, int OF, int HIGH = ROWS, bool APART = false> struct Outputs {
+    Place at;
+    int group, first, end;
+    Strides out;
+    int apart, top; /* APART: rows from one to the next, and the first */
+    __device__ Outputs(const Conv &c, const Places &places, int index)
+        : at(place_of(c, places, index)), out(c.nhwc, c.groups * c.filters, c.out_h, c.out_w) {
+        int in_group;
+        group = places.group.of(at.f, in_group);
+        first = group * c.filters + in_group * OF, end = min(first + OF, (group + 1) * c.filters);
+        if constexpr (APART) {
+            apart = (int)places.apart.divisor;
+            const int above = places.apart.of(at.p, top);
+            top += above * HIGH * apart;
+        }
+    }
+    __device__ int row_of(int i) const { return APART ? top + i * apart : at.p * HIGH + i; }
+    /* sum[f][i][q]; PIECE columns are stored at once. */
+    template <int WIDE, int PIECE> __device__ void store(const Conv &c, const float (&sum)[OF][HIGH][WIDE]) const {
+        with_output<T>(c.product, [&](const auto &epilogue) {
+            using Out = std::decay_t<decltype(*epilogue.c)>;
+            Out *const image = (Out *)c.out + at.n * out.image + first * out.channel + at.q * WIDE * out.column;
+#pragma unroll
+            for (int f = 0; f < OF; f++) {
+                if (OF > 1 && first + f >= end) break;
+#pragma unroll
+                for (int i = 0; i < HIGH; i++) {
+                    if (row_of(i) >= c.out_h) break;
+                    Out *const row = image + f * out.channel + row_of(i) * out.row;
+#pragma unroll
+                    for (int q = 0; q < WIDE; q += PIECE) {
+                        if (PIECE == 1 && at.q * WIDE + q >= c.out_w) break;
+                        if (epilogue.plain) { /* has code of its own, which is short */
+                            Pack<Out, PIECE> piece;
+#pragma unroll
+                            for (int j = 0; j < PIECE; j++) piece.value[j] = Out(sum[f][i][q + j]);
+                            *(Pack<Out, PIECE> *)(row + q * out.column) = piece;
+                        } else
+#pragma unroll
+                            for (int j = 0; j < PIECE; j++) put(epilogue, row + (q + j) * out.column, sum[f][i][q + j], first + f);
+                    }
+                }
+            }
+        });
+    }
+};
+
+/* KERNEL x KERNEL and STRIDE in registers, WIDE columns, of which PIECE are loaded and stored at once: more than one lie in the input or the output
+ * all or none, at a multiple of their size. OF filters, of any channels a group where it is more than one, else of one. */
+template <class T, int KERNEL, int STRIDE, int WIDE, int PIECE, int OF>
+__global__ void __launch_bounds__(THREADS) kept_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
+    enum { LINE = (WIDE - 1) * STRIDE + KERNEL, FIRST = KERNEL / 2, LAST = FIRST + (LINE - FIRST) / PIECE * PIECE }; /* of a row's pieces */
+    const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
+    if (index >= places.count) return;
+    const Outputs<T, OF> of(c, places, index);
+    const Strides in(c.nhwc, c.groups * c.channels, c.height, c.width), taps(c.nhwc, c.channels, KERNEL, KERNEL);
+    const int h0 = of.at.p * ROWS * STRIDE - c.pad_top, w0 = of.at.q * WIDE * STRIDE - c.pad_left, column = in.column;
+    const T *image = (const T *)c.in + of.at.n * in.image + of.group * c.channels * in.channel + w0 * column;
+    const T *weights = (const T *)c.weights + of.first * taps.image;
+    float by[OF][KERNEL][KERNEL], sum[OF][ROWS][WIDE] = {};
+    unsigned inside = 0; /* bit s: column s */
+#pragma unroll
+    for (int s = 0; s < LINE; s++) inside |= (unsigned)((unsigned)(w0 + s) < (unsigned)c.width) << s;
+    const int channels = OF > 1 ? c.channels : 1;
+    for (int channel = 0; channel < channels; channel++, image += in.channel, weights += taps.channel) {
+#pragma unroll
+        for (int f = 0; f < OF; f++)
+#pragma unroll
+            for (int i = 0; i < KERNEL * KERNEL; i++)
+                by[f][i / KERNEL][i % KERNEL] = OF == 1 ? float(weights[i]) : of.first + f < of.end ? float(weights[f * taps.image + i * taps.column]) : 0.f;
+#pragma unroll
+        for (int h = 0; h < (ROWS - 1) * STRIDE + KERNEL; h++) {
+            const unsigned there = (unsigned)(h0 + h) < (unsigned)c.height ? inside : 0;
+            const T *const from = image + (h0 + h) * in.row;
+            float line[LINE];
+#pragma unroll
+            for (int s = 0; s < LINE; s++)
+                if (PIECE == 1 || s < FIRST || s >= LAST) line[s] = there >> s & 1 ? float(from[s * column]) : 0.f;
+                else if ((s - FIRST) % PIECE == 0) {
+                    const Pack<T, PIECE> piece = there >> s & 1 ? *(const Pack<T, PIECE> *)(from + s) : Pack<T, PIECE>{};
+#pragma unroll
+                    for (int i = 0; i < PIECE; i++) line[s + i] = float(piece.value[i]);
+                }
+#pragma unroll
+            for (int f = 0; f < OF; f++)
+#pragma unroll
+                for (int i = 0; i < ROWS; i++)
+                    if (h - i * STRIDE >= 0 && h - i * STRIDE < KERNEL)
+#pragma unroll
+                        for (int q = 0; q < WIDE; q++)
+#pragma unroll
+                            for (int s = 0; s < KERNEL; s++) sum[f][i][q] += line[q * STRIDE + s] * by[f][h - i * STRIDE][s];
+        }
+    }
+    of.template store<WIDE, PIECE>(c, sum);
+}
+
+/* KERNEL x KERNEL taps, dilated, of one column and HIGH rows of outputs, so far apart that one reads the rows of the input that the one before it
+ * reads but for the first. One row: of any stride. */
+template <class T, int KERNEL, int HIGH>
+__global__ void __launch_bounds__(THREADS) apart_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
+    const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
+    if (index >= places.count) return;
+    const Outputs<T, 1, HIGH, true> of(c, places, index);
+    const Strides in(c.nhwc, c.groups, c.height, c.width);
+    const int h0 = of.row_of(0) * c.stride_h - c.pad_top, w0 = of.at.q * c.stride_w - c.pad_left;
+    const T *const image = (const T *)c.in + of.at.n * in.image + of.group * in.channel + w0 * in.column, *const weights = (const T *)c.weights + of.first * KERNEL * KERNEL;
+    float by[KERNEL][KERNEL], sum[1][HIGH][1] = {};
+    unsigned inside = 0; /* bit s: tap s of a row */
+#pragma unroll
+    for (int s = 0; s < KERNEL; s++) inside |= (unsigned)((unsigned)(w0 + s * c.dilation_w) < (unsigned)c.width) << s;
+#pragma unroll
+    for (int i = 0; i < KERNEL * KERNEL; i++) by[i / KERNEL][i % KERNEL] = float(weights[i]);
+#pragma unroll
+    for (int h = 0; h < HIGH - 1 + KERNEL; h++) {
+        const int row = h0 + h * c.dilation_h;
+        const unsigned there = (unsigned)row < (unsigned)c.height ? inside : 0;
+        const T *const from = image + row * in.row;
+        float line[KERNEL];
+#pragma unroll
+        for (int s = 0; s < KERNEL; s++) line[s] = there >> s & 1 ? float(from[s * c.dilation_w * in.column]) : 0.f;
+#pragma unroll
+        for (int i = 0; i < HIGH; i++)
+            if (h >= i && h - i < KERNEL)
+#pragma unroll
+                for (int s = 0; s < KERNEL; s++) sum[0][i][0] += line[s] * by[h - i][s];
+    }
+    of.template store<1, 1>(c, sum);
+}
+
+/* Any kernel, vertical stride and dilation. More than one column: of STRIDE, not dilated. */
+template <class T, int STRIDE, int WIDE, int OF>
+__global__ void __launch_bounds__(THREADS) passing_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
+    enum { LINE = (WIDE - 1) * STRIDE + 1 };
+    const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
+    if (index >= places.count) return;
+    const Outputs<T, OF> of(c, places, index);
+    const Strides in(c.nhwc, c.groups * c.channels, c.height, c.width), taps(c.nhwc, c.channels, c.kernel_h, c.kernel_w);
+    const int h0 = of.at.p * ROWS * c.stride_h - c.pad_top, w0 = of.at.q * WIDE * c.stride_w - c.pad_left, apart = WIDE == 1 ? c.dilation_w : 1;
+    const T *image = (const T *)c.in + of.at.n * in.image + of.group * c.channels * in.channel;
+    const T *weights = (const T *)c.weights + of.first * taps.image;
+    float sum[OF][ROWS][WIDE] = {};
+    const int last = of.end - of.first - 1, channels = OF > 1 ? c.channels : 1, high = (ROWS - 1) * c.stride_h + (c.kernel_h - 1) * c.dilation_h + 1;
+    for (int channel = 0; channel < channels; channel++, image += in.channel, weights += taps.channel)
+        for (int h = 0; h < high; h++) {
+            if ((unsigned)(h0 + h) >= (unsigned)c.height) continue; /* adds nothing */
+            int tap[ROWS]; /* where the row's weights lie that output i multiplies it by, or -1 */
+            bool any = false;
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+                const int below = h - i * c.stride_h, r = below / c.dilation_h;
+                const bool meets = below >= 0 && r < c.kernel_h && r * c.dilation_h == below;
+                tap[i] = meets ? r * taps.row : -1, any |= meets;
+            }
+            if (!any) continue;
+            const T *const from = image + (h0 + h) * in.row;
+            const auto at = [&](int w) { return (unsigned)w < (unsigned)c.width ? float(from[w * in.column]) : 0.f; };
+            float line[LINE];
+#pragma unroll
+            for (int s = 1; s < LINE; s++) line[s] = at(w0 + s - 1);
+            for (int s = 0; s < c.kernel_w; s++) {
+#pragma unroll
+                for (int i = 1; i < LINE; i++) line[i - 1] = line[i];
+                line[LINE - 1] = at(w0 + s * apart + LINE - 1);
+                float by[OF][ROWS]; /* all are on their way together, those that nothing is multiplied by, too */
+#pragma unroll
+                for (int f = 0; f < OF; f++)
+#pragma unroll
+                    for (int i = 0; i < ROWS; i++) by[f][i] = float(weights[min(f, last) * taps.image + max(tap[i], 0) + s * taps.column]);
+#pragma unroll
+                for (int f = 0; f < OF; f++)
+#pragma unroll
+                    for (int i = 0; i < ROWS; i++)
+                        if (tap[i] >= 0)
+#pragma unroll
+                            for (int q = 0; q < WIDE; q++) sum[f][i][q] += line[q * STRIDE] * by[f][i];
+            }
+        }
+    of.template store<WIDE, 1>(c, sum);
+}
+}
+}
+#endif

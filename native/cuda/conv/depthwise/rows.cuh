@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which of the kernels without tiles (kernel.cuh) computes what, and the rows of conv/depthwise/rows.inc, a type of operands at a time. */
+#include <numeric>
+
+#include "conv/depthwise/kernel.cuh"
+
+namespace pysim {
+namespace rows {
+namespace {
+using Columns = ConvColumns;
+#include "conv/depthwise/rows.inc"
+};
+}
+}
+
+namespace {
+
+/* A thread's columns: as many as lie in pieces under NCHW, where lanes would else store words apart; and one where there were too few threads to give
+ * each multiprocessor a block. */
+template <class T, int OF> struct By {
+    const Conv &c;
+    int sms;
+    bool enough(int columns) const { return Places(c, ROWS, columns, OF).count / THREADS >= sms; }
+    template <int KERNEL, int STRIDE> Chosen kept() const {
+        const auto pieces = [&](int size) {
+            const int bytes = size * (int)sizeof(T), out_bytes = size * dtypes[c.product.c_dtype].bytes;
+            return c.pad_left == KERNEL / 2 && c.width % size == 0 && c.out_w % size == 0 && (uintptr_t)c.in % bytes == 0 && (uintptr_t)c.out % out_bytes == 0;
+        };
+        if (c.nhwc && enough(4)) return {kept_kernel<T, KERNEL, STRIDE, 4, 1, OF>, ROWS, 4, OF};
+        if (!c.nhwc && pieces(4) && enough(4)) return {kept_kernel<T, KERNEL, STRIDE, 4, 4, OF>, ROWS, 4, OF};
+        if (!c.nhwc && pieces(2) && enough(2)) return {kept_kernel<T, KERNEL, STRIDE, 2, 2, OF>, ROWS, 2, OF};
+        return {kept_kernel<T, KERNEL, STRIDE, 1, 1, OF>, ROWS, 1, OF};
+    }
+    Chosen passing() const {
+        if (c.dilation_w == 1 && enough(4) && c.stride_w == 1) return {passing_kernel<T, 1, 4, OF>, ROWS, 4, OF};
+        if (c.dilation_w == 1 && enough(4) && c.stride_w == 2) return {passing_kernel<T, 2, 4, OF>, ROWS, 4, OF};
+        return {passing_kernel<T, 1, 1, OF>, ROWS, 1, OF};
+    }
+};
+
+/* The edge of the kernel where that is kept in registers, else 0. */
+int kept_edge(const Conv &c) {
+    const bool square = c.kernel_h == c.kernel_w && c.stride_h == c.stride_w && c.stride_h <= 2 && c.dilation_h == 1 && c.dilation_w == 1;
+    return square && (c.kernel_h == 3 || c.kernel_h == 5 || c.kernel_h == 7) ? c.kernel_h : 0;
+}
+
+template <class T> Chosen depthwise_of(const Conv &c, int sms) {
+    const By<T, 1> by = {c, sms};
+    const int edge = kept_edge(c);
+    if (edge == 3) return c.stride_h == 1 ? by.template kept<3, 1>() : by.template kept<3, 2>();
+    if (edge == 5) return c.stride_h == 1 ? by.template kept<5, 1>() : by.template kept<5, 2>();
+    if (edge == 7) return c.stride_h == 1 ? by.template kept<7, 1>() : by.template kept<7, 2>();
+    if (c.kernel_h != c.kernel_w) return by.passing();
+    /* outputs `rows` apart read the same rows of the input, but for the first `steps` of them */
+    const int common = std::gcd(c.stride_h, c.dilation_h), rows = c.dilation_h / common, steps = c.stride_h / common;
+    if (2 * steps > c.kernel_h || rows >= c.out_h) switch (c.kernel_h) { /* they share fewer than half, or there are none */
+        case 2: return {apart_kernel<T, 2, 1>, 1, 1, 1};
+        case 3: return {apart_kernel<T, 3, 1>, 1, 1, 1};
+        case 4: return {apart_kernel<T, 4, 1>, 1, 1, 1};
+        case 5: return {apart_kernel<T, 5, 1>, 1, 1, 1};
+        case 7: return {apart_kernel<T, 7, 1>, 1, 1, 1};
+        }
+    else if (steps == 1 && (c.dilation_h > 1 || c.dilation_w > 1)) switch (c.kernel_h) {
+        case 3: return {apart_kernel<T, 3, ROWS>, ROWS, 1, 1, rows};
+        case 5: return {apart_kernel<T, 5, ROWS>, ROWS, 1, 1, rows};
+        case 7: return {apart_kernel<T, 7, ROWS>, ROWS, 1, 1, rows};
+        }
+    return by.passing();
+}
+
+/* Of larger kernels four filters' weights are too many for registers. */
+template <class T> Chosen grouped_of(const Conv &c, int sms) {
+    const By<T, FILTERS> by = {c, sms};
+    if (kept_edge(c) == 3) return c.stride_h == 1 ? by.template kept<3, 1>() : by.template kept<3, 2>();
+    return by.passing();
+}
+
+const char *not_depthwise(const Conv &c) { return c.channels == 1 ? nullptr : "it takes one channel a group"; }
+const char *not_grouped(const Conv &c) {
+    static_assert(most::GROUPED_CHANNELS == 16, "what the sentence says");
+    return c.filters > 1 && c.channels <= most::GROUPED_CHANNELS ? nullptr : "it takes up to 16 channels and several filters a group";
+}
+
+/* The rows whose operands are of type T in memory. */
+template <class T> Rows<ConvRow> rows_of() {
+    return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
+        constexpr auto c = rows::lines[line];
+        constexpr int held = std::is_same_v<T, __half> ? rows::f16 : std::is_same_v<T, __nv_bfloat16> ? rows::bf16 : rows::f32;
+        if constexpr (c.dtype == held || (c.dtype == rows::tf32 && held == rows::f32)) {
+            if constexpr (c.variant == "grouped") add(row_of(c, {not_grouped, nullptr, launch_row<grouped_of<T>>, attributes<grouped_of<T>>}));
+            else add(row_of(c, {not_depthwise, nullptr, launch_row<depthwise_of<T>>, attributes<depthwise_of<T>>}));
+        }
+    });
+}
+}
+}

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the native probes measure of this computer, beside what Linux and the shipped machines say of it.
+
+    geometry                            as Linux reports it
+    clock, multiply-adds, bandwidths    measured: rate of a probe / clock, one core, well under a second in all
+    totals of what cores share          measured: all cores at once, each in its part of the buffer
+    latencies, loads, stores, overlap   of the shipped machine of the same microarchitecture, with kind and source, or
+                                        of the nearest one, and then of kind assumed
+
+A level is measured with a buffer that lies well inside it and well outside the level before: the geometric mean of both
+sizes (half the size for L1); memory with four times the last level, between 64 and 512 MiB. Geometry is recorded as
+reported, though a virtual machine may share its last level with strangers.
+
+A rate that is FAR from the shipped machine's is measured again, and is taken over from there when it stays so. Who else had the processor
+meanwhile is counted: where that is LOADED or more the machine says so, and all that was measured has a source that says so, too.
+
+Worked number: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32 KiB x 1 MiB) = 181 KiB; 117 GB/s at
+3.66 GHz is 32 bytes a cycle. Memory at 1.1 bytes a cycle is absurd of a Zen 5, whose file has 8.7: less than a quarter.
+"""
+
+import math
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from pysim.calibration.linux import BY_HAND, SYSFS, Cpu, Geometry, cpu_count
+from pysim.calibration.relatives import Relative, relative
+from pysim.errors import MachineError
+from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
+from pysim.machine.load import load_any, names
+from pysim.machine.quantity import Number, Source, facts
+from pysim.measure.load import Watch
+
+PROBE_SECONDS = 0.02
+CLOCK_READINGS = 5
+LOADED = 0.1  # share of the processors that others had: probes take the best or the middle of short samples, which bears less than that
+_FAR = {True: 4.0, False: 8.0}  # of the same microarchitecture, of another: shipped CPUs differ up to sixfold, in memory
+_ATTEMPTS = 3
+_PAGE_BYTES = 4096
+_OPTIONAL = ("scattered_line_cycles", "fork_join_cycles", "fork_join_thread_cycles")  # of a core
+Place = TypeVar("Place", Level, Memory)
+
+
+class Probes(Protocol):
+    """What is asked of the native library; `pysim.runtime.cpu` is one."""
+
+    def available_kernels(self) -> frozenset[str]: ...
+    def probe_clock(self) -> float: ...
+    def probe_fma(self, target: str, dtype: str) -> float: ...
+    def probe_read(self, nbytes: int, seconds: float) -> float: ...
+    def probe_write(self, nbytes: int, seconds: float) -> float: ...
+
+
+class Detected(NamedTuple):
+    """A machine, and the share of this computer that other processes had while it was measured."""
+
+    machine: Machine
+    others: float
+
+    @property
+    def loaded(self) -> bool:
+        return self.others >= LOADED
+
+
+def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Detected:
+    """The machine "host". Raises MachineError where a probe measures nonsense, or there is nothing to measure."""
+    kin = relative(cpu)
+    targets = sorted({name.rpartition("__")[2] for name in probes.available_kernels()})
+    if not targets:
+        raise MachineError("the native library has no kernel that this CPU can run; reinstall it with `pip install .`")
+    alone = Watch()
+    rates = _Rates(probes, kin)
+    units = [_unit(target, rates, kin) for target in targets]
+    sizes = [*footprints([one.size_bytes for one in caches]), memory_footprint(caches[-1].size_bytes)]
+    levels = [_level(one, caches[0], nbytes, rates, kin) for one, nbytes in zip(caches, sizes, strict=False)]
+    memory = _memory(sizes[-1], rates, kin)
+    others = alone.load().share
+    if cores > 1:
+        together = Watch(cores)
+        levels = [rates.totals(one, nbytes, cores) if one.shared else one for one, nbytes in zip(levels, sizes, strict=False)]
+        memory = rates.totals(memory, sizes[-1], cores)
+        others = max(others, together.load().share)
+    core = Core(
+        name=cpu.name,
+        frequency_hz=rates.clock,
+        call_cycles=_inherit(kin.machine.core.call_cycles, kin),
+        pack_call_cycles=_inherit(kin.machine.core.pack_call_cycles, kin),
+        pack_cycles=_inherit(kin.machine.core.pack_cycles, kin),
+        pack_line_cycles=_inherit(kin.machine.core.pack_line_cycles, kin),
+        store_run_cycles=_inherit(kin.machine.core.store_run_cycles, kin),
+        prefetch_streams=_inherit(kin.machine.core.prefetch_streams, kin),
+        overlap=_inherit(kin.machine.core.overlap, kin),
+        **{name: _inherit(number, kin) for name in _OPTIONAL if (number := getattr(kin.machine.core, name))},
+        units=tuple(units),
+    )
+    beside = f" beside other processes, which had {others:.0%} of it; detected again when it is quiet" if others >= LOADED else ""
+    machine = Machine(
+        schema=1,
+        name="host",
+        description=f"{cpu.name}, as detected on {platform.system()} {platform.release()}{beside}",
+        cores=cores,
+        source="host_system",
+        core=core,
+        levels=tuple(levels),
+        memory=memory,
+        csa=_csa(tuple(levels), memory, kin),
+        sources={},
+    )
+    return Detected(_with_sources(machine, kin, others, rates.absurd), others)
+
+
+class _Rates:
+    """What probes measure, a cycle of the clock; `absurd`: what was FAR from the relative's number as often as it was tried."""
+
+    def __init__(self, probes: Probes, kin: Relative) -> None:
+        self.absurd: list[str] = []
+        self._probes, self._far = probes, _FAR[kin.same]
+        self._hertz = 1.0
+        self.clock = self._take(self._highest_clock, "clock", kin.machine.core.frequency_hz)
+        self._hertz = self.clock.value
+
+    def _highest_clock(self) -> float:
+        return max(_sane(self._probes.probe_clock(), "clock") for _ in range(CLOCK_READINGS))  # one that was disturbed is too low
+
+    def fma(self, target: str, known: Number) -> Number:
+        return self._take(lambda: self._probes.probe_fma(target, "f32"), f"{target} multiply-add", known)
+
+    def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
+        """Read and write of a buffer."""
+        read = self._take(lambda: self._probes.probe_read(nbytes, PROBE_SECONDS), f"{what} read", known.read_bytes_per_cycle)
+        write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle)
+        return read, write
+
+    def totals(self, place: Place, nbytes: int, cores: int) -> Place:
+        """With what all cores get together: no less than one gets alone, no more than each would."""
+
+        def total(probe: Callable[[int, float], float], alone: float) -> Number:
+            value = _sane(_all_at_once(probe, nbytes // cores, cores), "all cores") / self._hertz
+            return Number(value=min(max(value, alone), cores * alone), kind="measured", source="host_probes")
+
+        return msgspec.structs.replace(
+            place,
+            total_read_bytes_per_cycle=total(self._probes.probe_read, place.read_bytes_per_cycle.value),
+            total_write_bytes_per_cycle=total(self._probes.probe_write, place.write_bytes_per_cycle.value),
+        )
+
+    def _take(self, probe: Callable[[], float], what: str, known: Number) -> Number:
+        """What the probe measures, or what is known where that is far from it."""
+        for _ in range(_ATTEMPTS):
+            value = _sane(probe(), what) / self._hertz
+            if known.value / self._far <= value <= known.value * self._far:
+                return Number(value=value, kind="measured", source="host_probes")
+        self.absurd.append(f"{what} {value:.3g}, there {known.value:.3g}")
+        return Number(value=known.value, kind="assumed", source="host_absurd")
+
+
+def _all_at_once(probe: Callable[[int, float], float], nbytes: int, cores: int) -> float:
+    """What so many cores get together; each probe begins when all are there."""
+    ready = threading.Barrier(cores)
+
+    def one(_: int) -> float:
+        ready.wait()
+        return probe(max(_PAGE_BYTES, nbytes // _PAGE_BYTES * _PAGE_BYTES), PROBE_SECONDS)
+
+    with ThreadPoolExecutor(cores) as pool:
+        return sum(pool.map(one, range(cores)))
+
+
+def _sane(value: float, what: str) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise MachineError(f"the {what} probe measured {value} a second; it should be finite and greater than 0; detect again")
+    return value
+
+
+def footprints(level_bytes: Sequence[int]) -> list[int]:
+    """Sizes of buffers that live in each level: inside it, outside the one before."""
+    sizes = [level_bytes[0] // 2, *(math.isqrt(inner * outer) for inner, outer in pairwise(level_bytes))]
+    return [max(1, size // _PAGE_BYTES) * _PAGE_BYTES for size in sizes]
+
+
+def memory_footprint(last_level_bytes: int) -> int:
+    """Size of a buffer that lives in memory."""
+    return min(max(4 * last_level_bytes, 64 << 20), 512 << 20)
+
+
+def _inherit(number: Number, kin: Relative) -> Number:
+    """A number of the shipped machine, of kind assumed where that is another microarchitecture."""
+    return number if kin.same else Number(value=number.value, kind="assumed", source=_taken_from(kin.machine))
+
+
+def _taken_from(machine: Machine) -> str:
+    return f"host_from_{machine.name}"
+
+
+def _unit(target: str, rates: _Rates, kin: Relative) -> Unit:
+    """The unit of the relative, or of any shipped machine that has it, with the measured multiply-add rate."""
+    unit = kin.machine.unit(target)
+    if unit is None:
+        kin = Relative(next((m for m in _shipped_cpus() if m.unit(target)), kin.machine), False)
+        unit = kin.machine.unit(target)
+    if unit is None:
+        raise MachineError(f"no shipped machine describes the target {target}, so its vectors are unknown. {BY_HAND}")
+    return Unit(
+        target=target,
+        vector_bytes=unit.vector_bytes,
+        kind=unit.kind if kin.same else "assumed",
+        source=unit.source if kin.same else _taken_from(kin.machine),
+        fma_per_cycle=rates.fma(target, unit.fma_per_cycle),
+        fma_latency_cycles=_inherit(unit.fma_latency_cycles, kin),
+        loads_per_cycle=_inherit(unit.loads_per_cycle, kin),
+        stores_per_cycle=_inherit(unit.stores_per_cycle, kin),
+        types=tuple(OfType(name=one.name, fma_per_cycle=_inherit(one.fma_per_cycle, kin)) for one in unit.types),
+    )
+
+
+def _shipped_cpus() -> list[Machine]:
+    return [machine for name in names() if isinstance(machine := load_any(name), Machine)]
+
+
+def _level(geometry: Geometry, first: Geometry, nbytes: int, rates: _Rates, kin: Relative) -> Level:
+    known = kin.machine.levels[min(geometry.level, len(kin.machine.levels)) - 1]
+    read, write = rates.stream(nbytes, f"L{geometry.level}", known)
+    return Level(
+        name=f"L{geometry.level}",
+        sets=geometry.sets,
+        ways=geometry.ways,
+        line_bytes=geometry.line_bytes,
+        kind="measured",
+        source="host_system",
+        shared=cpu_count(geometry.cpus) > cpu_count(first.cpus),  # hardware threads of one core share its L1
+        latency_cycles=_inherit(known.latency_cycles, kin),
+        read_bytes_per_cycle=read,
+        write_bytes_per_cycle=write,
+    )
+
+
+def _memory(nbytes: int, rates: _Rates, kin: Relative) -> Memory:
+    known = kin.machine.memory
+    read, write = rates.stream(nbytes, "memory", known)
+    return Memory(latency_cycles=_inherit(known.latency_cycles, kin), read_bytes_per_cycle=read, write_bytes_per_cycle=write)
+
+
+def _csa(levels: tuple[Level, ...], memory: Memory, kin: Relative) -> Csa | None:
+    """SConv's view of this machine: the relative's micro-kernel, these sizes; None without three levels."""
+    if len(levels) < 3 or kin.machine.csa is None:
+        return None
+    shape = kin.machine.csa
+    return Csa(
+        windows=shape.windows,
+        filters=shape.filters,
+        line_bytes=levels[0].line_bytes,
+        l1_bytes=levels[0].size_bytes,
+        l2_bytes=levels[1].size_bytes,
+        l3_bytes=levels[2].size_bytes,
+        alpha=shape.alpha,
+        kind="assumed",
+        source="host_csa",
+        l2_latency_cycles=levels[1].latency_cycles,
+        l3_latency_cycles=levels[2].latency_cycles,
+        memory_latency_cycles=memory.latency_cycles,
+    )
+
+
+def _with_sources(machine: Machine, kin: Relative, others: float, absurd: Sequence[str]) -> Machine:
+    """The machine with the sources that its numbers name, and no others."""
+    here = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    beside = f", beside other processes, which had {others:.0%} of it" if others >= LOADED else ""
+    known = kin.machine.sources | {
+        "host_system": Source(title="Cache geometry and cores as Linux reports them", file=str(SYSFS), versions=here),
+        "host_probes": Source(title=f"pysim's probes, one core{beside}", command="pysim machines detect", versions=here),
+        "host_absurd": Source(title=f"Taken over from {kin.machine.name}", note=f"measured again and again{beside}: {'; '.join(absurd)}"),
+        "host_csa": Source(
+            title="SConv's model on this machine",
+            note=f"micro-kernel and fill share of {kin.machine.name}, sizes and latencies of this machine",
+        ),
+    }
+    for other in _shipped_cpus():
+        note = f"{other.name} is the nearest shipped machine that has it, but another microarchitecture"
+        known[_taken_from(other)] = Source(title=f"Taken over from {other.name}", note=note)
+    used = {machine.source} | {fact.source for _, fact in facts(machine)}
+    return msgspec.structs.replace(machine, sources={key: known[key] for key in known if key in used})

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native calls bound to their arrays, and chains of them: the bits of the calls one by one, and the first error."""
+
+import numpy as np
+import pytest
+
+import pysim
+from pysim.errors import MissingError, NativeError
+from pysim.runtime import cpu
+from pysim.runtime.operators import Window, map_step, pool_step
+from pysim.runtime.steps import Chain
+
+try:
+    cpu.library()
+except MissingError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+def test_a_chain_is_its_steps_one_by_one_whatever_lies_in_the_arrays():
+    rng = np.random.default_rng(0)
+    x, sums, mean = np.empty((1, 6, 9, 11), np.float32), np.empty((1, 5, 9, 11), np.float32), np.empty((5, 1, 1), np.float32)
+    residual = np.empty_like(sums)
+    w, bias = rng.standard_normal((5, 6, 3, 3)).astype(np.float32), rng.standard_normal(5).astype(np.float32)
+    conv = pysim.prepare("conv:mb1ic6ih9iw11oc5kh3ph1", w, bias, activation=("clamp", -1, 4))
+    workspace = cpu.aligned(conv.workspace_bytes + 64, np.uint8)
+    steps = [
+        conv.step(x, sums, workspace, residual),
+        map_step(sums, sums, 5, scale=bias, activation="silu"),
+        pool_step(mean, sums.reshape(5, 9, 11), Window((9, 11)), largest=False),
+    ]
+    chain = Chain(steps)
+    for _ in range(2):
+        x[...], residual[...] = rng.standard_normal(x.shape), rng.standard_normal(residual.shape)
+        chain()
+        together = mean.copy()
+        want = np.clip(pysim.conv2d(x, w, bias, padding=1) + residual, -1, 4) * bias[:, None, None]
+        assert np.allclose(together[:, 0, 0], (want / (1 + np.exp(-want))).mean(axis=(0, 2, 3)), rtol=1e-5, atol=1e-6)
+        for step in steps:
+            step()
+        assert (mean == together).all()
+
+
+def test_a_chain_stops_at_its_first_error_and_says_it():
+    x, y, z = (np.ones((1, 1, 8), np.float32) for _ in range(3))
+    chain = Chain([map_step(y, x, 1, activation=("clamp", 3, 4)), map_step(x[:, :, :4], x[:, :, 1:5], 1), map_step(z, y, 1)])
+    with pytest.raises(NativeError, match="overlaps"):
+        chain()
+    assert (y == 3).all() and (z == 1).all()
+
+
+def test_a_bound_call_keeps_its_arrays_alive():
+    def bound():
+        return map_step(np.empty((1, 1, 1000), np.float32), np.ones((1, 1, 1000), np.float32), 1, shift=np.full(1, 2, np.float32))
+
+    steps = [bound() for _ in range(50)]
+    junk = [np.zeros((1, 1, 1000), np.float32) for _ in range(50)]
+    Chain(steps)()
+    ffi = cpu.library()[0]
+    results = [np.frombuffer(ffi.buffer(ffi.cast("float *", step.struct.result), 4000), np.float32) for step in steps]
+    assert (np.array(results) == 3).all() and not np.any(junk)
