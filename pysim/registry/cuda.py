@@ -56,7 +56,7 @@ class Tiles(NamedTuple):
 
     `group` threads share a warp tile, a warp or a warpgroup; with a `producer` a further warpgroup loads. Without `vectors` elements move
     one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth. `promotion`: three
-    products of halves, B's made ahead, A's in registers, and of so many k the accumulators are added to sums in FP32.
+    products of halves, made in registers, and of so many k the accumulators are added to sums in FP32.
     """
 
     dtype: str
@@ -81,6 +81,11 @@ class Tiles(NamedTuple):
     def products(self) -> int:
         """Products of the pipe for each of the problem's."""
         return 3 if self.promotion else 1
+
+    @property
+    def halves(self) -> int:
+        """How often B is read: 2 where its halves are made ahead, since warpgroups read it from shared memory."""
+        return 2 if self.promotion and self.by_warpgroups else 1
 
     @property
     def tensor(self) -> bool:

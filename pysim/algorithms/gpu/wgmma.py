@@ -244,5 +244,5 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
 
 
 def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
-    bound, promotion = _ROWS.tolerance(problem, schedule), row_of(schedule).promotion
-    return gemm.sums_of_halves(problem, promotion)._replace(finite=bound.finite) if promotion else bound
+    bound, tiles = _ROWS.tolerance(problem, schedule), row_of(schedule).tiles
+    return gemm.sums_of_halves(problem, tiles)._replace(finite=bound.finite) if tiles.promotion else bound
