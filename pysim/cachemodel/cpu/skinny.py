@@ -156,7 +156,7 @@ def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine
     misses[1:, _MATRIX] += nest.footprint(-1, _MATRIX) * missing(machine.levels, pieces)[1:]
     moved = crossed(nest, np.minimum.accumulate(misses))
     names, covers = ("kernel", "call", "store", "pack"), COVERS if shape.dot else 1.0
-    return Pass(dict(zip(names, terms, strict=True)), nest.names, moved, covers, fills(machine, moved[:, -2:]))
+    return Pass(machine, dict(zip(names, terms, strict=True)), nest.names, moved, covers, fills(machine, moved[:, -2:]))
 
 
 def _terms(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine, latency: float) -> tuple[float, float, float, float]:
