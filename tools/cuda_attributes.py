@@ -29,7 +29,7 @@ from pysim.registry.cuda import Attributes, ConvKernel, Tiles, attributes_file, 
 CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others
 NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7", "tf32x3": "8"}
-TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "s8": "signed char"}
+TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "tf32x3": "float", "s8": "signed char"}
 FITTED = ("efficiency",)  # what tools/fit_gpu.py adds
 WINOGRAD = {"reference": 0, "sts64": 1, "compact": 2}  # native/cuda/conv/winograd/winograd.h
 
@@ -75,6 +75,8 @@ def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int 
     if not k.tensor:
         return f"simt::kernel<pysim::{shape_of(k)}"
     sizes = (k.rows, k.columns, k.depth, k.warp_rows, k.warp_columns, k.stages)
+    if mainloop == "mma" and k.dtype != "f64":
+        return f"mma_kernel<pysim::mma_sync::Row<{TYPES[k.dtype]}, {', '.join(map(str, sizes))}, {k.promotion}>"
     first = TYPES[k.dtype] if mainloop == "mma" else "__half" if sum_bytes == 2 else "float"
     return f"{mainloop}_kernel<{first}, {', '.join(map(str, sizes))}, "
 

@@ -13,7 +13,7 @@ namespace pysim {
 namespace {
 
 /* As pysim/registry/cuda.py numbers them. */
-const Registry<GemmRow> registry = {{simt_f32_rows, simt_f64_rows, simt_f16_rows, simt_s8_rows, wmma_rows, mma_f64_rows, mma_rows,
+const Registry<GemmRow> registry = {{simt_f32_rows, simt_f64_rows, simt_f16_rows, simt_s8_rows, wmma_rows, mma_f64_rows, mma_rows, mma_tf32x3_rows,
                                      wgmma_f16_rows, wgmma_bf16_rows, wgmma_narrow_rows, wgmma_tf32x3_rows}};
 
 pysim_status check_gemm(const pysim_cuda_gemm *g) {

@@ -31,7 +31,7 @@ struct GemmColumns {
 /* The row of a line whose functions are given. */
 inline GemmRow row_of(const GemmColumns &c, decltype(GemmRow::launch) launch, decltype(GemmRow::attributes) attributes) {
     GemmRow row = {"", {nullptr, c.mainloop.data(), c.variant.data(), c.dtype, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n,
-                        c.stages, c.cluster.m, c.cluster.n, c.capability}, {c.alignment, c.k_major, c.dtype == tf32x3}, c.exact_capability != 0, launch, attributes, c.below};
+                        c.stages, c.cluster.m, c.cluster.n, c.capability}, {c.alignment, c.k_major, c.promotion && c.producer}, c.exact_capability != 0, launch, attributes, c.below};
     snprintf(row.name, sizeof row.name, "%s_%s_%dx%dx%d_%dx%d_%dx%d_s%d_c%dx%d%s%s", dtypes[c.dtype].name, c.mainloop.data(), c.block.m, c.block.n,
              c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n, c.stages, c.cluster.m, c.cluster.n, c.variant == "full" ? "" : "_",
              c.variant == "full" ? "" : c.variant.data());

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
 #pragma unroll
                 for (int j = 0; j < tiles_n; j++) wmma::load_matrix_sync(right[buffer][j], S::B::at(stage + S::A::bytes, warp_column + j * 16, k0), S::B::pitch / 2);
             },
-            [&](int buffer) {
+            [&](int, int buffer) {
 #pragma unroll
                 for (int i = 0; i < tiles_m * tiles_n; i++)
                     wmma::mma_sync(sum[i / tiles_n][i % tiles_n], left[buffer][i / tiles_n], right[buffer][i % tiles_n], sum[i / tiles_n][i % tiles_n]);

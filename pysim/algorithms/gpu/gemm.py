@@ -6,8 +6,8 @@ An operand that a kernel cannot take as it lies is copied before: another dimens
 multiples of what it copies at once (`waves`, relayout). Threads that multiply load such rows element by element. Kernels of wgmma stay on
 their SM for the whole product, so it holds one block of them.
 
-Three products of tf32 halves (tf32x3) make one of f32 (native/cuda/core/split.cuh): the halves of B are made ahead, those of A in
-registers. A product of f32 has these kernels as well as its own.
+Three products of tf32 halves (tf32x3) make one of f32 (native/cuda/core/split.cuh): warps make the halves of both operands in registers,
+warpgroups those of A, and B's are made ahead. A product of f32 has these kernels as well as its own.
 
 Worked number: gemm:1024x512x256:nn:s8 by wgmma copies B, 131,072 bytes, and 256 to align.
 """
@@ -36,7 +36,9 @@ from pysim.registry.cuda import Attributes, GemmKernel, Tiles, cuda_limits, gemm
 
 NAME = "gemm"
 COMPUTES = Gemm
-HALVES_ERROR = 16  # of a product of halves, in roundings of its sum: 2^-19 over 2^-23 (native/cuda/core/split.cuh)
+# Of a product of halves, in roundings of its sum, 2^-23: 2^-21 where they are rounded (native/cuda/mainloop/tensor/split.cuh), 2^-19 where
+# they are cut (native/cuda/core/split.cuh)
+ROUNDED_ERROR, CUT_ERROR = 4, 16
 PART = 49  # roundings that a part of a sum on tensor cores comes to, at 64 products a part (benchmarks/data/tf32x3-h200.txt)
 Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
 DENSE: Lie = None  # rows without gaps, from such a multiple
@@ -115,7 +117,7 @@ def pitches(problem: Gemm) -> tuple[int, int]:
 def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[tuple[int, int]]:
     """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied; of B's halves both."""
     size, alignment = SIZES[problem.dtype], kernel.alignment
-    sides = ((not problem.trans_a, problem.m, False), (problem.trans_b, problem.n, bool(kernel.promotion)))
+    sides = ((not problem.trans_a, problem.m, False), (problem.trans_b, problem.n, kernel.tiles.halves > 1))
     for (k_last, outer, halves), apart, lies in zip(sides, *(lie or (pitches(problem), (True, True))), strict=True):
         if halves:
             yield outer, 2 * round_up(problem.k, HALVES_UNIT)
@@ -126,7 +128,7 @@ def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[tupl
 def copied_bytes(problem: Gemm, kernel: GemmKernel) -> float:
     """Bytes that the copies read and write; halves are made of half their bytes."""
     size = SIZES[problem.dtype]
-    one_half = problem.n * round_up(problem.k, HALVES_UNIT) * size if kernel.promotion else 0
+    one_half = problem.n * round_up(problem.k, HALVES_UNIT) * size if kernel.tiles.halves > 1 else 0
     return float(2 * size * sum(rows * columns for rows, columns in copies(problem, kernel)) - one_half)
 
 
@@ -170,7 +172,7 @@ def product(
     step = mainloop.work(gpu, tiles, problem.trans_a, problem.trans_b, ragged)
     fixed, family = _fixed(gpu, tiles, families, attributes, step, efficiency)
     result = GPU_RESULT_BYTES[problem.dtype]
-    a, b = problem.m * problem.k * size, problem.k * problem.n * size * (2 if tiles.promotion else 1)
+    a, b = problem.m * problem.k * size, problem.k * problem.n * size * tiles.halves
     sizes = (problem.m, problem.n, problem.k, size, a, b, problem.m * problem.n * result, a, b, result, SUM_BYTES[problem.dtype])
     return Columns(*sizes, *fixed[len(sizes) :]), step, family
 
@@ -220,16 +222,18 @@ def tiles_of(problem: Gemm, kernel: GemmKernel) -> int:
 
 def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
     kernel = gemm_kernel(schedule.kernel)
-    return sums_of_halves(problem, kernel.promotion) if kernel and kernel.promotion else SUMS
+    return sums_of_halves(problem, kernel.tiles) if kernel and kernel.promotion else SUMS
 
 
-def sums_of_halves(problem: Gemm | Conv, promotion: int) -> Bound:
-    """Products that are off by HALVES_ERROR roundings of the sum each. Sums in FP32 registers have an addition every `promotion` products:
-    the error is that of so many roundings, and of PART more for what tensor cores add meanwhile."""
+def sums_of_halves(problem: Gemm | Conv, tiles: Tiles) -> Bound:
+    """Products that are off by some roundings of the sum each. Sums in FP32 registers have an addition every `promotion` products: the
+    error is that of so many roundings, and of PART more for what tensor cores add meanwhile."""
     results, k = size_of(problem)
-    error = walk(Size(results, PART + k // promotion), SUM_UNITS["f32"])
-    source = "2^-19 of each product of halves (native/cuda/core/split.cuh), and of k sums"
-    return Bound(1 + HALVES_ERROR / k, 0.0, source, error=error, multiplied="split")
+    error = walk(Size(results, PART + k // tiles.promotion), SUM_UNITS["f32"])
+    each, how = (CUT_ERROR, "2^-19 of each product of halves (native/cuda/core/split.cuh)")
+    if not tiles.by_warpgroups:
+        each, how = (ROUNDED_ERROR, "2^-21 of each product of halves (native/cuda/mainloop/tensor/split.cuh)")
+    return Bound(1 + each / k, 0.0, f"{how}, and of k sums", error=error, multiplied="split")
 
 
 def describe(plan: Plan) -> Description:

@@ -5,9 +5,10 @@
 
 Of threads that multiply, instructions and wavefronts are counted address by address (`gemm_shared`); of tensor cores they follow from what
 the instructions read, without conflicts: a warp keeps fragments for its whole tile, a warpgroup's instruction reads its rows and columns
-from shared memory. A producer's loads by TMA cost no instructions. Three products of halves read B three times and A once, into registers,
-where SPLIT_INSTRUCTIONS make halves of an element; each promotion adds the accumulators to the sums. An A of tf32 that is not K-major
-passes through registers, too, and two lanes of its loads meet in a bank.
+from shared memory. A producer's loads by TMA cost no instructions. Three products of halves are made of fragments in registers, where
+SPLIT_INSTRUCTIONS, or ROUND_INSTRUCTIONS, make halves of an element; warpgroups have A there alone, and read B three times. Each promotion
+adds the accumulators to the sums. A warpgroup's A of tf32 that is not K-major passes through registers, too, and two lanes of its loads
+meet in a bank.
 
 Worked number: a step of 8 of 128 x 128 in FP32 on V100 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
 """
@@ -27,6 +28,8 @@ VECTOR_BYTES = 16
 INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
 EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
 SPLIT_INSTRUCTIONS = 7  # of an element of A: load, cut, subtract, scale, add, compare, select (native/cuda/core/split.cuh)
+ROUND_INSTRUCTIONS = 3  # of an element of A or B where both are split: add, cut, subtract (native/cuda/mainloop/tensor/split.cuh)
+SINGLE_WAVEFRONTS = 8  # of a warp's store of single outputs, where rows of C are no whole vectors: one for each row of a fragment
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
 BARRIER_BYTES, FLAG_BYTES, ALIGNMENT = 16, 16, 1024  # of a producer's stages: two barriers each, a flag, room to align
 
@@ -45,7 +48,7 @@ class Work(NamedTuple):
 
 def stage_bytes(tiles: Tiles) -> int:
     """Bytes of both operands that one stage keeps in shared memory, padding aside."""
-    return (tiles.rows + tiles.columns * (2 if tiles.promotion else 1)) * tiles.depth * SIZES[tiles.dtype]
+    return (tiles.rows + tiles.columns * tiles.halves) * tiles.depth * SIZES[tiles.dtype]
 
 
 def shared_bytes(tiles: Tiles) -> int:
@@ -110,6 +113,7 @@ def work(
     deep = INSTRUCTION_BYTES / size  # of one instruction along k; each of a warpgroup's four warps issues it
     issued = products * tiles.products / (tiles.thread_rows * tiles.thread_columns * deep) * (tiles.group // WARP)
     if tiles.promotion:
-        issued += (groups * tiles.warp_rows * tiles.depth * SPLIT_INSTRUCTIONS + products / tiles.promotion) / WARP
+        split = tiles.warp_rows * SPLIT_INSTRUCTIONS if tiles.by_warpgroups else warp * ROUND_INSTRUCTIONS
+        issued += (groups * tiles.depth * split + products / tiles.promotion) / WARP
     issued += moved / WARP
     return Work(arithmetic, shared, (issued + 2 * loads + copies) / gpu.schedulers_per_sm.value)

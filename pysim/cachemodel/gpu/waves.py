@@ -66,8 +66,8 @@ class Columns(NamedTuple):
     column of tiles asks of L2, and of B each row of tiles; `result`, `sum`: bytes of one output of a tile as it leaves, and as it is
     summed. `tile_*` are those of a cluster, of `blocks`; an SM holds `resident` blocks. `divides`: k may be shared, by at most
     `stream_most` blocks of stream-K. `whole`: TMA's boxes; `outputs`, `turns`: of a thread, of which it sums so many at once.
-    `relayouts` copies of operands move `relaid` bytes. `halves`: B comes in two of its size. `bound` is what bounds a step, of STEP.
-    The rest is as the head of this file and the machine's family of constants have it.
+    `relayouts` copies of operands move `relaid` bytes. `halves`: how often B is read, 2 where it is in halves. `bound` is what bounds a
+    step, of STEP. The rest is as the head of this file and the machine's family of constants have it.
     """
 
     m: Any
@@ -214,7 +214,7 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], hot: b
     shared = sum(asked * (repeat + (1 - repeat) * alone) for asked, alone in ((asked_fast, found[0]), (asked_slow, found[1])))
     # TMA fills what lies outside an operand, and takes as long as for what lies inside
     m, n, k = facts["tiles_m"] * c.tile_m, facts["tiles_n"] * c.tile_n, facts["all_steps"] * c.block_k
-    boxes = (m * facts["tiles_n"] + (1 + c.halves) * n * facts["tiles_m"]) * k * c.size
+    boxes = (m * facts["tiles_n"] + c.halves * n * facts["tiles_m"]) * k * c.size
     outside = np.where(c.whole > 0, np.maximum(0, boxes - asked_fast - asked_slow), 0)
     others = outside + c.c + 2 * partial
     facts["l2_bytes"] = asked_fast + asked_slow + others

@@ -55,7 +55,7 @@ def _peak(gpu: Gpu, plan: Plan, tiles: Tiles | None) -> float:
     pipe = pipe_of(gpu, tiles.pipe) if tiles else None
     clock, row = gpu.sustained_hz.get(pipe or "", gpu.frequency_hz).value, conv_kernel(plan.kernel)
     m = row.outputs if row else 1
-    own = ((m + 2) ** 2 / (9 * m * m) if m > 1 else 1.0) * (3 if tiles and tiles.promotion else 1)
+    own = ((m + 2) ** 2 / (9 * m * m) if m > 1 else 1.0) * (tiles.products if tiles else 1)
     return 2 * gpu.sms.value * gpu.fma_per_cycle[pipe].value * clock / own if pipe else 0.0
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared-memory wavefronts of a whole launch of a tensor-core product: what its warps load, store and copy, counted bank by bank.
 
-The formulas are those of `native/cuda/mainloop/tensor/pipeline.cuh`, `mma.cu`, `wmma.cu`, `mma_f64.cuh` and
+The formulas are those of `native/cuda/mainloop/tensor/pipeline.cuh`, `mma.cuh`, `mma_f64.cuh`, `gemm/wmma.cu` and
 `mainloop/hopper/epilogue.cuh`. With e bytes an element, an operand's tile of a stage is rows of `columns` elements (k where k is
 contiguous in memory, else m or n), each at
 
-    byte(row, column) = row pitch + column e,    pitch = columns e, made an odd multiple of 16
+    byte(row, column) = row pitch + column e,    pitch = columns e, made an odd multiple of 16; 32 more where e is 4 and m (n) contiguous
 
 A block does, for each step of k, once each:  copies     asynchronous, 16 bytes a thread, neighbouring threads along a row
-for each instruction of that step:            fragments  ldmatrix.x4, 4 x 8 rows of 16 bytes
+for each instruction of that step:            fragments  ldmatrix.x4, 4 x 8 rows of 16 bytes; words where e is 4 and m (n) contiguous
 for each tile that it shares with others:     meeting    one thread stores a flag, every warp loads it
 for each tile that it finishes:               sums       fragments go to rows of block_n + 8 sums, rows leave 16 bytes a lane,
                                                          as far as they lie inside C
@@ -45,7 +45,7 @@ Integers = NDArray[np.int64]
 Counted = dict[str, Wavefronts]
 KINDS = ("loads", "stores", "copies", "products")
 
-_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "f64": 8}
+_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "tf32x3": 4, "s8": 1, "f64": 8}
 _CHUNK = 16  # bytes that a thread copies, and of a row of an ldmatrix
 _MARGIN = 8  # sums between rows on their way out
 
@@ -79,7 +79,7 @@ def wavefronts(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule, memory: Share
     Operands are those that the kernel sees: where it wants k contiguous, the layout makes no difference. What re-laying-out them takes
     is not counted. Raises OperandError for a kernel of another family or type, and for products of halves.
     """
-    if kernel.promotion:
+    if kernel.tiles.halves > 1:
         raise OperandError(f"{kernel.name} reads A into registers and B three times, which nobody has counted yet")
     if not kernel.tiles.tensor or kernel.dtype != w.dtype:
         raise OperandError(f"{kernel.name} is no tensor-core kernel for {w.dtype}; this describes the families wmma, mma and wgmma")
@@ -106,7 +106,7 @@ def copies(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access]:
     if kernel.dtype == "f64":
         return
     rows, columns = _shape(kernel, operand, k_last)
-    pitch, chunks, threads = pitch_of(kernel, columns), columns * _BYTES[kernel.dtype] // _CHUNK, kernel.math_threads
+    pitch, chunks, threads = pitch_of(kernel, operand, k_last), columns * _BYTES[kernel.dtype] // _CHUNK, kernel.math_threads
     thread = np.arange(threads).reshape(-1, LANES)
     for first in range(0, rows, threads // chunks):
         row = first + thread // chunks
@@ -143,7 +143,12 @@ def fragments(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access
     upper, beside = lane // 8 % 2, lane // 16
     if operand == "B":
         upper, beside = beside, upper
-    element, pitch = _BYTES[kernel.dtype], pitch_of(kernel, _shape(kernel, operand, k_last)[1])
+    element, pitch = _BYTES[kernel.dtype], pitch_of(kernel, operand, k_last)
+    if element == 4 and not k_last:
+        for down, right in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            address = (lane % 4 + 4 * right) * pitch + (base + lane // 4 + 8 * down) * element
+            yield Access(operand, False, False, element, address, everyone)
+        return
     if k_last:
         address = (base + lane % 8 + 8 * upper) * pitch + beside * _CHUNK
     else:
@@ -151,9 +156,12 @@ def fragments(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access
     yield Access(operand, False, False, _CHUNK, address, everyone)
 
 
-def pitch_of(kernel: GemmKernel, columns: int) -> int:
-    """Bytes between rows of a tile of so many columns: `padded` of tensor.cuh."""
-    size = columns * _BYTES[kernel.dtype]
+def pitch_of(kernel: GemmKernel, operand: str, k_last: bool) -> int:
+    """Bytes between rows of an operand's tile: SharedTile of pipeline.cuh."""
+    element = _BYTES[kernel.dtype]
+    size = _shape(kernel, operand, k_last)[1] * element
+    if element == 4 and not k_last:
+        return size + 32
     return size if size % 32 else size + 16
 
 

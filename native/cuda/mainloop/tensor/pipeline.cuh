@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the warp-level tensor-core kernels (mma.cu, wmma.cu) share: tiles of A and B as they lie in memory come into shared memory by
- * 16-byte cp.async, `STAGES` k steps deep, with rows padded by 16 bytes.
+ * 16-byte cp.async, `STAGES` k steps deep, with rows padded.
  *
  * Banks: eight rows of a fragment lie `pitch` bytes apart. A pitch that is an odd multiple of 16 bytes puts them into eight different
- * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. */
+ * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. Elements of 4 bytes whose rows run
+ * along m or n are loaded one by one, four rows of k and eight neighbours of each by a warp: those rows lie 32 bytes apart modulo 128. */
 #ifndef PYSIM_CUDA_TENSOR_CUH
 #define PYSIM_CUDA_TENSOR_CUH
 #include "core/decomposition.cuh"
@@ -21,8 +22,9 @@ constexpr int padded(int bytes) { return bytes % 32 ? bytes : bytes + 16; }
 /* One operand's tile of `OUTER` rows of C (columns for B) x K: rows of k where K_LAST, else rows of the outer index. */
 template <class In, int OUTER, int K, bool K_LAST> struct SharedTile {
     static constexpr int rows = K_LAST ? OUTER : K, columns = K_LAST ? K : OUTER, element = sizeof(In);
-    static constexpr int pitch = padded(columns * element), bytes = rows * pitch, chunks = columns * element / 16;
-    static_assert(columns * element % 16 == 0, "a row is whole 16-byte chunks");
+    static constexpr bool single = !K_LAST && element == 4; /* loaded one by one */
+    static constexpr int pitch = single ? columns * element + 32 : padded(columns * element), bytes = rows * pitch, chunks = columns * element / 16;
+    static_assert(columns * element % (single ? 128 : 16) == 0, "a row is whole 16-byte chunks, or all banks");
 
     /* Element (outer, k) of the tile at `base`. */
     __device__ static In *at(char *base, int outer, int k) {
@@ -61,21 +63,21 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS> class Copies {
 };
 
 /* A kernel's shapes; derived numbers in one place. */
-template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB> struct Shape {
+template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB, int PROMOTION = 0> struct Shape {
     using A = SharedTile<In, BM, BK, !TA>;
     using B = SharedTile<In, BN, BK, TB>;
     static constexpr bool a_k_last = !TA, b_k_last = TB;
     static constexpr int warps_m = BM / WM, warps_n = BN / WN, threads = 32 * warps_m * warps_n, stage = A::bytes + B::bytes;
     static constexpr int shared = STAGES * stage;
     /* 16 warps an SM hide the latency of loads and multiply-adds; they leave 128 registers a thread, half of them for sums. Warps with
-     * more sums than that read less shared memory for a multiply-add, and 8 of them an SM have 255 registers each. */
-    static constexpr int sums = WM * WN / 32, at_once = sums > 64 ? 256 : 512;
+     * more sums than that, or with two of each and halves of fragments, read less shared memory for a multiply-add; 8 of them an SM have 255 each. */
+    static constexpr int sums = WM * WN / 32 * (PROMOTION ? 2 : 1), at_once = sums > 64 ? 256 : 512;
     static constexpr int blocks = threads < at_once ? at_once / threads : 1, buffers = sums > 64 ? 2 : 1;
     static_assert(BM % WM == 0 && BN % WN == 0, "warps tile the block");
 };
 
 /* Multiplies the k steps of a tile, with the copies of STAGES - 1 later steps under way. A step is BK / K instructions deep: fetch(stage, k0, buffer)
- * loads fragments, multiply(buffer) uses them. Kernels with few warps (`buffers` 2) fetch one instruction ahead, across the barrier too. */
+ * loads fragments, multiply(k0, buffer) uses them. Kernels with few warps (`buffers` 2) fetch one instruction ahead, across the barrier too. */
 template <class S, class In, int BK, int K, int STAGES, class Fetch, class Multiply>
 __device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0, char *shared, Fetch fetch, Multiply multiply) {
     const Copies<In, typename S::A, BK, S::a_k_last, S::threads> left(p.a, p.lda, row0, p.m, p.k);
@@ -107,7 +109,7 @@ __device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0,
                 if (k0 + K == BK) arrive();
                 fetch(k0 + K == BK ? next : stage, (k0 + K) % BK, (k0 / K + 1) % 2);
                 if (k0 == 0) load(step + STAGES - 1);
-                multiply(k0 / K % 2);
+                multiply(k0, k0 / K % 2);
             }
         }
     } else
@@ -117,7 +119,7 @@ __device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0,
 #pragma unroll
             for (int k0 = 0; k0 < BK; k0 += K) {
                 fetch(stage_of(step), k0, 0);
-                multiply(0);
+                multiply(k0, 0);
             }
         }
     wait_async<0>();

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Products as planned on this computer's GPU, predicted beside measured beside cuBLAS: random ones of every type, or those that are named.
+
+    python benchmarks/cuda/products.py [-m cuda] [--count 60] [--seed 1] [--dtypes f32,tf32] > products.jsonl
+    python benchmarks/cuda/products.py --top 4 gemm:4096x4096x4096:tn:tf32 ...            the best plans of the four best kernels
+
+Random sizes are log-uniform, m and n from 32 to 8192, k from 32 to 16384, every second problem in multiples of eight, up to MOST
+multiply-adds, in any layout. f32 is planned with accuracy "ieee", since with "standard" it is tf32x3, which is a type of its own. Each plan
+is checked in full against float64 first, and timed as everywhere: by events, interleaved, the device kept busy. A line a problem:
+{"machine", "device", "problem", "plans": [{"kernel", "schedule", "predicted", "samples", "seconds", "right"}], "cublas"}; a table last.
+Needs torch, whose operands they are, and the CUDA library.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import sys
+from collections import defaultdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+DTYPES = ("f32", "tf32x3", "tf32", "f16", "bf16", "s8", "f8", "f64")
+MOST = 2e11
+SAMPLES = 15
+
+
+def drawn(dtype: str, count: int, seed: int) -> list[str]:
+    draw, found = np.random.default_rng([seed, DTYPES.index(dtype)]), []
+    while len(found) < count:
+        m, n, k = np.exp(draw.uniform(np.log(32), np.log([8192, 8192, 16384]))).astype(int)
+        if len(found) % 2:
+            m, n, k = (-(-size // 8) * 8 for size in (m, n, k))
+        if m * n * k <= MOST:
+            found.append(f"gemm:{m}x{n}x{k}:{draw.choice(['nn', 'nt', 'tn', 'tt'])}:{dtype}")
+    return found
+
+
+def planned(text: str, machine: str, top: int) -> tuple[str, list[dict[str, Any]]]:
+    """The best plans of the `top` best kernels."""
+    import msgspec
+
+    from pysim import planner
+
+    accuracy = "ieee" if text.endswith(":f32") else "standard"
+    if top == 1:
+        plans = [planner.plan(text, machine, accuracy=accuracy)]
+    else:
+        best: dict[str, Any] = {}
+        for plan in planner.plans(text, machine, top=10_000, accuracy=accuracy):
+            best.setdefault(plan.kernel, plan)
+        plans = [*best.values()][:top]
+    return text, [{"kernel": one.kernel, "schedule": msgspec.to_builtins(one.schedule), "predicted": one.cost.seconds} for one in plans]
+
+
+class Operands:
+    """Random A, B and C of a product on the device, what A B is in float64, and how far from it a right result may be."""
+
+    def __init__(self, w: Any) -> None:
+        import torch
+
+        from pysim.problem.dtypes import SUM_UNITS
+
+        kinds = {"f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16, "s8": torch.int8, "f8": torch.float8_e4m3fn}
+        results = {"f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16, "s8": torch.int32, "f8": torch.float16}
+        generator = torch.Generator(device="cuda").manual_seed(hash((w.m, w.n, w.k)) % 2**31)
+
+        def made(rows: int, columns: int) -> Any:
+            if w.dtype == "s8":
+                return torch.randint(-9, 10, (rows, columns), device="cuda", dtype=torch.int8, generator=generator)
+            uniform = torch.rand(rows, columns, device="cuda", dtype=torch.float32, generator=generator) * 2 - 1
+            return uniform.to(kinds.get(w.dtype, torch.float32))
+
+        self.a = made(w.k, w.m) if w.trans_a else made(w.m, w.k)
+        self.b = made(w.n, w.k) if w.trans_b else made(w.k, w.n)
+        self.c = torch.empty(w.m, w.n, device="cuda", dtype=results.get(w.dtype, torch.float32))
+        self.pointers = (self.a.data_ptr(), self.b.data_ptr(), self.c.data_ptr())
+        left, right = self.a.double().t() if w.trans_a else self.a.double(), self.b.double().t() if w.trans_b else self.b.double()
+        self.want = left @ right
+        split = {"tf32": 2.0**-10, "tf32x3": 2.0**-19, "f8": w.k * 2.0**-21}.get(w.dtype, 0.0)
+        unit = 2.0**-53 if w.dtype == "f64" else SUM_UNITS.get(w.dtype, 0.0)
+        stored = {"f16": 2.0**-11, "f8": 2.0**-11, "bf16": 2.0**-8}.get(w.dtype, 0.0)
+        self.most = (left.abs() @ right.abs()) * (2 * (w.k + 8) * unit + split) + stored * self.want.abs()
+
+    def right(self, call: Any) -> bool:
+        import torch
+
+        self.c.fill_(-(2**31) + 1 if self.c.dtype == torch.int32 else math.nan)
+        torch.cuda.synchronize()
+        call()
+        torch.cuda.synchronize()
+        return bool(((self.c.double() - self.want).abs() <= self.most).all())
+
+
+def short(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
+
+
+def measured(line: dict[str, Any]) -> dict[str, Any]:
+    """The line of a problem with its seconds."""
+    import msgspec
+
+    from pysim.errors import MissingError
+    from pysim.measure.clock import interleave
+    from pysim.measure.events import Events
+    from pysim.peers import cublas
+    from pysim.problem.text import parse
+    from pysim.record.schedule import GpuSchedule
+    from pysim.runtime import cuda
+
+    w = parse(line["problem"])
+    operands = Operands(w)
+    calls = {}
+    for number, plan in enumerate(line["plans"]):
+        calls[str(number)] = cuda.Launch(w, msgspec.convert(plan["schedule"], GpuSchedule)).on(operands.pointers).run
+        plan["right"] = operands.right(calls[str(number)])
+    try:
+        calls["cublas"], _ = cublas.product(w, cuda.result_of(w.dtype), operands.pointers)
+        calls["cublas"]()
+    except MissingError:
+        calls.pop("cublas", None)
+    timed = interleave(calls, Events(), min_samples=SAMPLES, min_seconds=0.004, budget_seconds=2, warmup_seconds=0.002).samples
+    for number, plan in enumerate(line["plans"]):
+        samples = timed[str(number)]
+        plan |= {"samples": len(samples), "seconds": short(float(np.median(samples))), "predicted": short(plan["predicted"])}
+    theirs = timed.get("cublas")
+    return line | {"cublas": None if theirs is None else short(float(np.median(theirs)))}
+
+
+def table(lines: list[dict[str, Any]]) -> None:
+    """By type: error of the predictions, and cuBLAS's time over this."""
+    groups = defaultdict(list)
+    for line in lines:
+        groups[line["problem"].rsplit(":", 1)[1]].append(line)
+    for dtype, some in groups.items():
+        logs = np.array([math.log(line["plans"][0]["predicted"] / line["plans"][0]["seconds"]) for line in some])
+        ratios = [line["cublas"] / line["plans"][0]["seconds"] for line in some if line["cublas"]]
+        beside = f"cuBLAS/this mean {np.exp(np.mean(np.log(ratios))):.2f} worst {min(ratios):.2f}" if ratios else "no cuBLAS"
+        wrong = sum(not plan["right"] for line in some for plan in line["plans"])
+        errors = f"median {np.median(abs(logs)):.1%} p90 {np.quantile(abs(logs), 0.9):.1%} worst {abs(logs).max():.1%}"
+        print(f"{dtype:<7}{len(some):>4} error {errors}, bias {np.median(logs):+.1%}; {beside}; wrong {wrong}", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", nargs="*")
+    parser.add_argument("-m", "--machine", default="cuda")
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--top", type=int, default=1, help="kernels, the best plan of each")
+    options = parser.parse_args()
+    texts = options.problems or [text for dtype in options.dtypes.split(",") for text in drawn(dtype, options.count, options.seed)]
+    from pysim.calibration import host
+    from pysim.runtime import cuda
+
+    on, device, lines = host.any_machine(options.machine), cuda.devices()[0].name, []
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        plans = dict(pool.map(partial(planned, machine=on.name, top=options.top), texts, chunksize=4))
+    for text in texts:
+        lines.append(measured({"machine": on.name, "device": device, "problem": text, "plans": plans[text]}))
+        print(json.dumps(lines[-1]), flush=True)
+    table(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * GEMM on mma.sync: warps multiply 16 x 8 tiles of C from fragments in registers (f16, bf16: k 16; tf32: k 8; s8: k 32; f64: mma_f64.cuh).
+ *
+ * Fragments of 16-byte rows along k come by ldmatrix whatever the type: an 8 x 8 matrix of 16-bit elements is 8 rows of 16 bytes, and
+ * thread T receives bytes 4 (T mod 4) of row T / 4, which is where mma.sync wants 2 f16, 1 tf32 or 4 s8. Operands whose rows run along
+ * m or n are transposed by ldmatrix.trans where elements have 16 bits; those of 32 bits are loaded one by one, and s8 asks for rows along k
+ * (`k_major`). (PTX ISA, "Warp-level matrix instructions": fragment layouts of mma.m16n8k*.)
+ *
+ * Products of f32 as three of tf32: mainloop/tensor/split.cuh.
+ *
+ * Worked number: f16 128x128x32 with warps of 64x32: a k step of 16 reads (64 + 32) x 16 x 2 bytes = 3 KiB a warp, 24 wavefronts of
+ * shared memory, for 32,768 multiply-adds; an SM multiplies 1,024 of them a cycle here, so shared memory is busy 24 of 32 cycles. */
+#ifndef PYSIM_CUDA_MMA_CUH
+#define PYSIM_CUDA_MMA_CUH
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "mainloop/tensor/pipeline.cuh"
+#include "mainloop/tensor/split.cuh"
+
+namespace pysim {
+namespace mma_sync {
+
+/* A row: types, tiles; PROMOTION: 0, or of so many k the accumulators of three products are added to the sums. float stands for tf32, whose operands
+ * are rounded to nearest, as cuBLAS does, where they leave shared memory. */
+template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_> struct Row {
+    using In = In_;
+    using Acc = std::conditional_t<sizeof(In) == 1, int, float>;
+    enum { BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_, PROMOTION = PROMOTION_ };
+    enum { K = 32 / (int)sizeof(In), TILES_M = WM / 16, TILES_N = WN / 8, SUMS = TILES_M * TILES_N * 4, THREADS = 32 * (BM / WM) * (BN / WN) };
+    static constexpr bool K_MAJOR = sizeof(In) == 1;
+    template <bool TA, bool TB> using Shape = pysim::Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB, PROMOTION>;
+    static_assert(TILES_N % 2 == 0, "one ldmatrix brings two fragments of B");
+    static_assert(PROMOTION % K == 0 && BK % (PROMOTION ? PROMOTION : K) == 0, "a step has whole parts of a sum");
+};
+
+/* What a warp multiplies in one k step of the instruction. */
+template <class R, class S> struct Fragments {
+    using In = typename R::In;
+    unsigned a[R::TILES_M][4], b[R::TILES_N / 2][4]; /* b: two tiles of columns by one ldmatrix */
+
+    __device__ static void round(unsigned (&r)[4]) {
+        if constexpr (sizeof(In) == 4 && !R::PROMOTION)
+#pragma unroll
+            for (int e = 0; e < 4; e++) r[e] = round_tf32(r[e]);
+    }
+    /* 16 rows of A from `row`, or 16 columns of B from `row`: word e lies `down` (0 or 1) times 8 rows and `right` times four words of k further */
+    template <class Tile, bool K_LAST, bool IS_A> __device__ static void load(unsigned (&r)[4], char *tile, int row, int k0) {
+        constexpr int half = 16 / (int)sizeof(In); /* elements of 16 bytes */
+        const int lane = threadIdx.x % 32;
+        if constexpr (K_LAST)
+            load_matrices<false>(r, Tile::at(tile, row + lane % 8 + (IS_A ? lane / 8 % 2 : lane / 16) * 8, k0 + (IS_A ? lane / 16 : lane / 8 % 2) * half));
+        else if constexpr (sizeof(In) == 2)
+            load_matrices<true>(r, Tile::at(tile, row + (IS_A ? lane / 8 % 2 : lane / 16) * 8, k0 + lane % 8 + (IS_A ? lane / 16 : lane / 8 % 2) * 8));
+        else
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int down = IS_A ? e % 2 : e / 2, right = IS_A ? e / 2 : e % 2;
+                r[e] = *(const unsigned *)Tile::at(tile, row + lane / 4 + down * 8, k0 + lane % 4 + right * 4);
+            }
+        round(r);
+    }
+    __device__ void load(char *left, char *right, int row0, int column0, int k0) {
+#pragma unroll
+        for (int i = 0; i < R::TILES_M; i++) load<typename S::A, S::a_k_last, true>(a[i], left, row0 + i * 16, k0);
+#pragma unroll
+        for (int j = 0; j < R::TILES_N / 2; j++) load<typename S::B, S::b_k_last, false>(b[j], right, column0 + j * 16, k0);
+    }
+};
+
+/* sum += the products of fragments. */
+template <class R, class S> __device__ inline void multiply(typename R::Acc (&sum)[R::SUMS], const Fragments<R, S> &f) {
+#pragma unroll
+    for (int i = 0; i < R::TILES_M * R::TILES_N; i++) {
+        const int row = i / R::TILES_N, column = i % R::TILES_N;
+        mma(*(typename R::Acc(*)[4])(sum + i * 4), f.a[row], f.b[column / 2] + column % 2 * 2, typename R::In());
+    }
+}
+
+template <class R, bool TA, bool TB>
+__global__ void __launch_bounds__(R::THREADS, R::template Shape<TA, TB>::blocks) mma_kernel(const __grid_constant__ Problem p) {
+    using S = typename R::template Shape<TA, TB>;
+    using Acc = typename R::Acc;
+    using Sums = SharedSums<Acc, R::BM, R::BN, R::THREADS>;
+    if constexpr (CODE_CAPABILITY < CAPABILITY) return;
+    PYSIM_DYNAMIC_SHARED(shared);
+    __shared__ int meeting;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = warp / S::warps_n * R::WM, warp_column = warp % S::warps_n * R::WN;
+    Work work(p, Grid(p, R::BM, R::BN, R::BK), blockIdx.x, gridDim.x);
+    for (Tile t; work.next(t);) {
+        Acc sum[R::SUMS] = {};
+        Fragments<R, S> f[S::buffers];
+        const auto along_k = [&](auto multiply) {
+            pipeline<S, typename R::In, R::BK, R::K, R::STAGES>(
+                p, t, t.i * R::BM, t.j * R::BN, shared,
+                [&](char *stage, int k0, int buffer) { f[buffer].load(stage, stage + S::A::bytes, warp_row, warp_column, k0); }, multiply);
+        };
+        if constexpr (R::PROMOTION == 0) {
+            along_k([&](int, int buffer) { multiply(sum, f[buffer]); });
+        } else {
+            float part[R::SUMS];
+            uint64_t again = 0;
+            const auto begins = [](int k) { return k % R::PROMOTION == 0; };
+            along_k([&](int k0, int buffer) { multiply_split<false>(sum, part, f[buffer].a, f[buffer].b, begins(k0), begins(k0 + R::K), again); });
+            if (clear_infinite(sum, again, &meeting))
+                along_k([&](int k0, int buffer) { multiply_split<true>(sum, part, f[buffer].a, f[buffer].b, begins(k0), begins(k0 + R::K), again); });
+        }
+        if (!meet(p, work, t, sum, (int)threadIdx.x, R::THREADS, &meeting, [] { __syncthreads(); })) continue;
+        __syncthreads(); /* the last stages are read */
+#pragma unroll
+        for (int i = 0; i < R::SUMS / 2; i++) { /* rows lane/4 and lane/4 + 8 of a fragment, two columns each */
+            const int row = warp_row + i / 2 / R::TILES_N * 16 + lane / 4 + i % 2 * 8, column = warp_column + i / 2 % R::TILES_N * 8 + lane % 4 * 2;
+            *(Pack<Acc, 2> *)Sums::at(shared, row, column) = {sum[2 * i], sum[2 * i + 1]};
+        }
+        Sums::store(p, shared, t.i * R::BM, t.j * R::BN);
+    }
+}
+
+/* f(kernel, its shared bytes) for the layout of `p`; types that need rows along k have one. */
+template <class R, class F> cudaError_t choose(const Problem &p, F f) {
+    using Sums = SharedSums<typename R::Acc, R::BM, R::BN, R::THREADS>;
+#define LAYOUT(ta, tb) f(mma_kernel<R, ta, tb>, std::max(R::template Shape<ta, tb>::shared, Sums::bytes))
+    if constexpr (R::K_MAJOR) return LAYOUT(false, true);
+    else if (p.trans_a) return p.trans_b ? LAYOUT(true, true) : LAYOUT(true, false);
+    else return p.trans_b ? LAYOUT(false, true) : LAYOUT(false, false);
+#undef LAYOUT
+}
+
+template <class R> cudaError_t launch(const Problem &p, int, cudaStream_t stream) {
+    const int blocks = Grid(p, R::BM, R::BN, R::BK).items(p);
+    return choose<R>(p, [&](auto kernel, int shared) { return start(kernel, p, blocks, R::THREADS, shared, stream); });
+}
+template <class R> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
+    return choose<R>(p, [&](auto kernel, int shared) { return attributes_of(kernel, R::THREADS, shared, out); });
+}
+
+template <int DTYPE> struct In;
+template <> struct In<PYSIM_F16> { using T = __half; };
+template <> struct In<PYSIM_BF16> { using T = __nv_bfloat16; };
+template <> struct In<PYSIM_TF32> { using T = float; };
+template <> struct In<PYSIM_TF32X3> { using T = float; };
+template <> struct In<PYSIM_S8> { using T = signed char; };
+}
+}
+#endif
