@@ -10,6 +10,7 @@ import pysim
 from pysim import planner
 from pysim.algorithms import algorithm_named
 from pysim.cachemodel.cpu.threads import as_seen_by_one, fork_join_cycles, grid, parts_of_each, touched_bytes
+from pysim.explain.text import explain
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load
 from pysim.machine.quantity import Number
@@ -17,6 +18,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.cost import Cost
+from pysim.record.schedule import Schedule
 
 ZEN4 = load("zen4")
 PROBLEMS = (
@@ -77,6 +79,22 @@ def test_a_plan_says_its_threads_and_what_forking_costs() -> None:
     assert plan.cost.terms["threads"] == fork_join_cycles(ZEN4, 4) > 0
     assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles)
     assert planner.plan("conv:mb1ic64ih56oc64kh1", ZEN4, name=plan.name, threads=4).cost == plan.cost
+
+
+@pytest.mark.parametrize("text", ["conv:ic256ih14oc1024kh1", "gemm:512x512x512", "conv:ic64ih28oc64kh3ph1"])
+def test_what_lies_along_a_divided_loop_is_each_threads_own_and_the_rest_is_shared(text: str) -> None:
+    plan = planner.plan(text, "sapphire-rapids", threads=8, algorithm="gemm" if text.startswith("gemm") else "sconv")
+    told = explain(plan).split("\n\nthreads\n")[1].split("\n\n")[0].splitlines()
+    w, s = parse(text), plan.schedule
+    assert isinstance(s, Schedule)
+    windows, filters = (w.n, w.m) if isinstance(w, Gemm) else (w.windows, w.filters)
+    parts = grid(-(-windows // s.windows), -(-filters // s.filters), 8)
+    lines = [f"  {count} parts of {what} tiles:" for count, what in zip(parts, ("window", "filter"), strict=True) if count > 1]
+    assert sorted(line.split(":")[0] + ":" for line in told) == sorted(lines)
+    for line in told:
+        own, shared = line.split("each has its own ")[1].split("; they share ")
+        assert "output" in own and ("filters" in shared if "window tiles" in line else "input" in shared)
+        assert "packed" not in shared
 
 
 def test_cores_share_capacity_and_bandwidth_of_what_is_shared_alone() -> None:

@@ -15,6 +15,7 @@ from pysim.cachemodel.cpu.incore import products_per_cycle
 from pysim.cachemodel.cpu.loops import Loop, LoopNest, Number
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.cachemodel.cpu.reuse import Sliced
+from pysim.cachemodel.cpu.threads import grid, parts_of_each
 from pysim.machine.cpu import Level, Machine
 from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
@@ -23,6 +24,7 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import kernels
 
 Names = Mapping[str, str]  # what a description calls its dimensions and operands, in a reader's words
+PANELS = "packed input", "packed filters"  # of windows and of filters, in the workspace of each thread
 
 
 def describe(
@@ -46,15 +48,31 @@ def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] 
     taps = f" x {nest.kernel_h}x{nest.kernel_w}" if nest.kernel_h * nest.kernel_w > 1 else ""
     inner = f"{s.kernel} on {s.windows} windows x {s.filters} filters x {s.channels} channels{taps}"
     summary = f"{summary}, {s.stationary.replace('_', ' ')}"
-    repeats = (Section("repeats", (f"for each of {nest.batch} images x {nest.groups} groups",)),) if nest.repeats > 1 else ()
-    return describe(plan, summary, described, _peak(nest, on, s.kernel), inner, names, (*more, *repeats))
+    repeats = (f"for each of {nest.batch} images x {nest.groups} groups",) if nest.repeats > 1 else ()
+    tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.filters, s.filters)
+    parts = grid(*tiles, parts_of_each(nest.repeats, plan.threads))
+    of = dict(zip(("kept", "streamed"), parts if s.stationary == "input_stationary" else parts[::-1], strict=True))
+    threads = tuple(divided(described, of, names)) if plan.threads > 1 else ()
+    sections = (*more, Section("repeats", repeats), Section("threads", threads))
+    return describe(plan, summary, described, _peak(nest, on, s.kernel), inner, names, sections)
+
+
+def divided(nest: LoopNest, parts: Mapping[str, int], names: Names = MappingProxyType({})) -> Iterator[str]:
+    """Dimensions that threads divide into parts: operands along one are divided with it, the others are what all parts of it share, but for
+    panels, which each thread packs for itself."""
+    for dimension, count in parts.items():
+        told = [(dimension in one.extents, names.get(one.name, one.name)) for row, one in enumerate(nest.operands) if _told(nest, row)]
+        told = [(own or name in PANELS, name) for own, name in told]
+        own, shared = (", ".join(dict.fromkeys(name for own, name in told if own == kind)) for kind in (True, False))
+        if count > 1:
+            yield f"{count} parts of {names.get(dimension, dimension)}: each has its own {own}; they share {shared or 'nothing'}"
 
 
 def sliced(nest: Nest, on: Machine, s: Schedule) -> tuple[LoopNest, Names]:
     """The loops of a schedule of SConv's nest, and what they are called."""
     of = Sliced(*one_schedule(nest, on, s))
-    packed = "packed " * (s.pack == "tiles"), "packed " * (not nest.filters_packed)
-    windows, filters = ("window tiles", f"{packed[0]}input", "input to pack"), ("filter tiles", f"{packed[1]}filters", "filters to pack")
+    read = PANELS[0] if s.pack == "tiles" else "input", "filters" if nest.filters_packed else PANELS[1]
+    windows, filters = ("window tiles", read[0], "input to pack"), ("filter tiles", read[1], "filters to pack")
     kept, streamed = (windows, filters) if s.stationary == "input_stationary" else (filters, windows)
     called = (("kept", kept), ("streamed", streamed))
     names = {form.format(key): word for key, words in called for form, word in zip(("{}", "{} operand", "raw {}"), words, strict=True)}
@@ -66,7 +84,7 @@ def printed(nest: LoopNest, names: Names = MappingProxyType({}), inner: str = ""
     touched = [
         (of, one.after, names.get(one.name, one.name) + " (written)" * one.written)
         for row, (one, of) in enumerate(zip(nest.operands, nest.accesses, strict=True))
-        if one.name and _number(nest.footprint(-1, row))
+        if _told(nest, row)
     ]
     for depth, loop in enumerate(nest.loops):
         sets = f"of {_number(loop.tiles):,.0f} " if _number(loop.tiles) > 1 else ""
@@ -78,6 +96,11 @@ def printed(nest: LoopNest, names: Names = MappingProxyType({}), inner: str = ""
     for depth in range(len(nest.loops), 0, -1):
         if here := ", ".join(name for of, after, name in touched if of.inside == depth - 1 and after):
             yield "  " * depth + f"then {here}"
+
+
+def _told(nest: LoopNest, row: int) -> bool:
+    """Whether an operand has a name and is touched at all."""
+    return bool(nest.operands[row].name and _number(nest.footprint(-1, row)))
 
 
 def _words(loop: Loop, names: Names, size: str = "of ") -> str:
