@@ -29,6 +29,7 @@ ALONE = (2, 3, 4, 5, 7)  # those of which one output's taps are
 # A load and its address and edge; a thread's place, weights and stores, of a strip and of one output: what Nsight Compute counted beside
 # multiply-adds, fitted since; wavefronts of L1 that a line costs whose part a load takes (benchmarks/data/depthwise-h200.txt)
 LOAD_INSTRUCTIONS, PLACE_INSTRUCTIONS, ALONE_INSTRUCTIONS, LINE_BEGUN = 10.0, 134.0, 90.0, 0.4
+HALF_INSTRUCTIONS = 5.0  # of each of two elements that come as a word (fitted: benchmarks/data/layers-h200-f16.jsonl)
 # Where rows pass through registers: of a row, which taps meet it; and lines that a load of weights takes at once, k apart in lanes along
 # filters (fitted: benchmarks/data/depthwise-h200.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
@@ -122,6 +123,10 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     products = of.rows * of.columns * taps * of.filters * of.channels * channels
     place = PLACE_INSTRUCTIONS if of.rows > 1 else ALONE_INSTRUCTIONS
     instructions = place + loads * LOAD_INSTRUCTIONS + products + (0 if of.kept and channels == 1 else weights)
+    if of.channels > 1:
+        instructions += (loads * of.channels + weights) * HALF_INSTRUCTIONS
+    if of.filters > 1 and windows.together:  # a lane's filters lie side by side, and each is stored by itself
+        wavefronts += of.rows * of.columns * of.filters * WARP * of.filters * size / LINE_BYTES
     if not of.kept:
         instructions += ((STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1) * channels * ROW_INSTRUCTIONS
     waits = gpu.l1_latency_cycles.value * channels * (2 if of.kept else rows_read * w.kernel_w / 4)
