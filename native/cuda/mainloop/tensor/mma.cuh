@@ -34,7 +34,7 @@ template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, i
     static constexpr bool K_MAJOR = sizeof(In) == 1;
     template <bool TA, bool TB> using Shape = pysim::Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB, PROMOTION>;
     static_assert(TILES_N % 2 == 0, "one ldmatrix brings two fragments of B");
-    static_assert(PROMOTION % K == 0 && BK % (PROMOTION ? PROMOTION : K) == 0, "a step has whole parts of a sum");
+    static_assert(PROMOTION % K == 0 && BK % (PROMOTION_ ? PROMOTION_ : 1) == 0, "a step has whole parts of a sum");
 };
 
 /* What a warp multiplies in one k step of the instruction. */

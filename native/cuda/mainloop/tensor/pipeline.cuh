@@ -130,16 +130,20 @@ __device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0,
 template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
     static constexpr int pitch = BN + 8, bytes = BM * pitch * (int)sizeof(Acc), vector = 16 / sizeof(Acc) < 4 ? 16 / sizeof(Acc) : 4;
     __device__ static Acc *at(char *base, int row, int column) { return (Acc *)base + row * pitch + column; }
+    template <int WIDE, class Of> __device__ static void store_by(const Of &epilogue, char *base, int row0, int column0) {
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < BM * BN / WIDE; i += THREADS) {
+            const int row = i / (BN / WIDE), column = i % (BN / WIDE) * WIDE;
+            Acc sums[WIDE];
+            *(Pack<Acc, WIDE> *)sums = *(const Pack<Acc, WIDE> *)at(base, row, column);
+            epilogue.store(row0 + row, column0 + column, sums);
+        }
+    }
     __device__ static void store(const Problem &p, char *base, int row0, int column0) {
         __syncthreads();
         with_epilogue<Acc>(p, [&](const auto &epilogue) {
-#pragma unroll 1
-            for (int i = (int)threadIdx.x; i < BM * BN / vector; i += THREADS) {
-                const int row = i / (BN / vector), column = i % (BN / vector) * vector;
-                Acc sums[vector];
-                *(Pack<Acc, vector> *)sums = *(const Pack<Acc, vector> *)at(base, row, column);
-                epilogue.store(row0 + row, column0 + column, sums);
-            }
+            if (epilogue.aligned % (vector * sizeof(*epilogue.c)) == 0) store_by<vector>(epilogue, base, row0, column0);
+            else store_by<1>(epilogue, base, row0, column0); /* neighbouring lanes at neighbours still */
         });
     }
 };
