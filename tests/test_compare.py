@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A comparison times nothing that is wrong, keeps everything that it timed, and its statistics are what they say."""
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from pysim import planner
 from pysim.cachemodel.simulator.simulated import simulated_cost
 from pysim.check.reference import reference
 from pysim.comparison import compare as comparing
+from pysim.comparison.bench import Bench, bench_of
 from pysim.comparison.compare import How, measure_plan
 from pysim.comparison.summary import OURS, summarise
 from pysim.errors import MissingError, NativeError, PlanError
@@ -117,6 +120,27 @@ def test_a_plan_is_checked_timed_and_set_beside_its_prediction(text: str) -> Non
 
 
 @native
+@native
+@pytest.mark.parametrize("text", [CONV, "gemm:20x30x40"])
+def test_a_layer_of_a_cpu_gives_its_memory_back_without_a_collection(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    benches: list[weakref.ref[Bench]] = []
+
+    def kept(*args: Any) -> Bench:
+        made = bench_of(*args)
+        benches.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(comparing, "bench_of", kept)
+    monkeypatch.setattr(comparing, "release", lambda: pytest.fail("a collection takes a tenth of a layer's time"))
+    layer = Layer(parse(text))
+    gc.disable()
+    try:
+        (done,) = comparing.compare([(layer, planned(layer.workload))], MACHINE, {"right": right}, How(**FAST))
+    finally:
+        gc.enable()
+    assert done.correct and len(benches) == 1 and benches[0]() is None
+
+
 def test_a_comparison_is_json_with_the_promised_keys() -> None:
     document = msgspec.json.decode(msgspec.json.encode(one(peers={"right": right, "absent": absent})))
     promised = {

@@ -147,7 +147,7 @@ def test_operands_may_be_read_only_and_strided_and_are_not_changed(power10):
     want = pysim.conv2d(x, filters, padding=1)
     before = x.copy()
     x.flags.writeable = filters.flags.writeable = False
-    assert np.array_equal(cpu_launch.run_conv(w, plan.schedule, x, filters, executor=power10), want)
+    assert np.array_equal(cpu_launch.ConvLaunch(w, plan.schedule, executor=power10)(x, filters), want)
     assert np.array_equal(x, before)
 
 

@@ -338,7 +338,7 @@ def test_threads_wait_for_one_another(power10):
     results = [None] * 4
 
     def compute(i):
-        results[i] = cpu_launch.run_conv(w, schedule, *operands[i], executor=power10)
+        results[i] = cpu_launch.ConvLaunch(w, schedule, executor=power10)(*operands[i])
 
     threads = [threading.Thread(target=compute, args=(i,)) for i in range(4)]
     for one in threads:

@@ -125,7 +125,7 @@ def test_infinite_weights_and_padding_with_a_residual_are_the_references():
     w[1, 2, 0, 0], w[3, 0, 2, 1] = np.inf, np.nan
     for activation in (None, "relu", ("clamp", -0.25, 1.5), "silu"):
         plan = pysim.plan(problem, algorithm="sconv")
-        y = cpu_launch.run_conv(problem, on_cpu(plan)[0], x, w, bias, activation)
+        y = cpu_launch.ConvLaunch(problem, on_cpu(plan)[0])(x, w, bias, activation)
         assert np.isnan(y).any() and (np.isnan(y) == np.isnan(cpu.reference_conv(problem, x, w, bias, activation))).all()
         z = cpu_launch.ConvLaunch(problem, on_cpu(plan)[0])(x, w, bias, activation, None, residual)
         want = cpu.reference_conv(problem, x, w, bias, activation, residual=residual)

@@ -318,31 +318,3 @@ class PreparedGemm:
         y = self._launch.output(c)
         self._launch.run(a, b, y, self._epilogue, profile)
         return y
-
-
-def run_conv(
-    w: Conv,
-    schedule: Schedule,
-    x: Any,
-    weights: Any,
-    bias: Any = None,
-    activation: Activation = None,
-    threads: int = 1,
-    executor: Executor = LOCAL,
-) -> Array:
-    """One convolution under `schedule`, filters packed for this call."""
-    return ConvLaunch(w, schedule, threads, executor)(x, weights, bias, activation)
-
-
-def run_gemm(
-    w: Gemm,
-    schedule: Schedule,
-    a: Any,
-    b: Any,
-    bias: Any = None,
-    activation: Activation = None,
-    threads: int = 1,
-    executor: Executor = LOCAL,
-) -> Array:
-    """One matrix product under `schedule`."""
-    return GemmLaunch(w, schedule, threads, executor)(a, b, bias=bias, activation=activation)
