@@ -270,13 +270,14 @@ def _as_roles(s: Sliced, once: Array) -> Array:
 
 
 def _planes(s: Sliced, between: Array) -> Array:
-    """Planes of inputs and outputs in between, and the turns: a loop over filter tiles leaves half of the outputs of each of two sets. A
-    transposed B has a row for each window."""
+    """Planes of inputs and outputs in between, the turns (a loop over filter tiles leaves half of the outputs of each of two sets) and, where
+    A is transposed, its rows of k. A transposed B has a row for each window."""
     sets: list[Any] = [np.where(s.kept, *both) for both in ((s.n_filters, s.k3), (s.k2, s.k3), (s.k2, 1.0))]
     tiles = np.minimum(stacked(s.at.size, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
-    found = np.ones((4, len(_LOOPS), s.at.size))
+    found = np.ones((3 + s.nest.filters_in_rows_of_k, len(_LOOPS), s.at.size))
     found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.channels, s.channels), tiles[np.maximum(0, _LOOPS)]
-    found[3] = found[0]
+    if s.nest.filters_in_rows_of_k:
+        found[3] = found[0]
     if s.nest.windows_transposed:
         found[0] = np.maximum(1.0, np.where(s.kept, between[RAW_KEPT], between[RAW_STREAMED]) / (s.channels * s.nest.element_bytes))
     for run in (RUN_STREAMED, RUN_RAW_STREAMED):  # of one set of channels: what the first and the last set of kept tiles write
