@@ -270,8 +270,8 @@ def _as_roles(s: Sliced, once: Array) -> Array:
 
 
 def _planes(s: Sliced, between: Array) -> Array:
-    """Planes of inputs and outputs in between, the turns (a loop over filter tiles leaves half of the outputs of each of two sets), and of a
-    transposed A its rows of k. A transposed B has a row for each window."""
+    """Planes of inputs and outputs in between, the turns (a loop over filter tiles leaves half of the outputs of each of two sets), and of
+    a transposed A its rows of k. A transposed B has a row for each window."""
     sets: list[Any] = [np.where(s.kept, *both) for both in ((s.n_filters, s.k3), (s.k2, s.k3), (s.k2, 1.0))]
     tiles = np.minimum(stacked(s.at.size, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
     found = np.ones((3 + s.nest.filters_in_rows_of_k, len(_LOOPS), s.at.size))
