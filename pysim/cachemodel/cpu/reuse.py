@@ -239,7 +239,6 @@ def _between(s: Sliced) -> Array:
     found[:, UNUSED] = NEVER
     for row in (STREAMED, RAW_STREAMED):
         found[row, BURST] = of.footprint(STREAMED_TILES, row)
-    found[RAW_KEPT, BURST] = ~s.kept * of.footprint(KEPT_TILES, RAW_KEPT)
     found[KEPT, AHEAD.start] = of.footprint(KEPT_TILES, KEPT)
     for ahead, on_demand, part in [*zip(AHEAD, ON_DEMAND, PARTS, strict=True)][::-1]:
         found[:, ahead], found[:, on_demand] = found[:, AHEAD.start], found[:, TURN]
@@ -345,10 +344,9 @@ def _streams(s: Sliced, hot: bool) -> Iterator[tuple[Any, ...]]:
         shared = ~packed * (s.n_windows - 1) * s.rates.place_edge[s.at] * nest.channels
         yield INPUT, 0.0, shared * kept * (s.n_filters - f_sets), CALL  # a tile alone reads its lines whole each time
         edges.append((INPUT, 0.0, shared * np.where(kept, f_sets, s.n_filters), across, CALL, (TURN, PASS)))
-    if nest.filters_in_rows_of_k:
+    if nest.filters_in_rows_of_k:  # all panels of a set take some rows before the next ones, so they share lines at once; sets do not
         shared = (s.n_filters - 1) * s.rates.filter_edge[s.at] * nest.channels * np.where(kept, w_sets, 1.0)
         beyond = np.maximum(0.0, f_sets - 1) / np.maximum(1.0, s.n_filters - 1)
-        yield FILTERS, 0.0, shared * (1 - beyond), BURST, BURST
         yield FILTERS, 0.0, shared * beyond, TURN, SETS
     for operand, written, size, far, near, where in edges:
         yield operand, written, size * (1 - far), PASS_END, near
