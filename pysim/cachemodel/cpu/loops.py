@@ -243,11 +243,13 @@ class LoopNest:
             rows = [row for row, one in enumerate(operands) if name in one.extents]
             of = [operands[row].extents[name] for row in rows]
             counts = stacked(columns, total[name], *(loop.tiles for loop in loops if loop.dimension == name))
-            step, whole, base = (stacked(columns, *(one[at] for one in of))[:, None] for at in range(3))
-            alone = stacked(columns, *(one.base + one.step if one.alone is None else one.alone for one in of))[:, None]
+            step, whole = (stacked(columns, *(one[at] for one in of))[:, None] for at in range(2))
             found = step * counts
-            found += base
-            np.minimum(found, alone * counts, out=found)
+            if any(one.alone is not None or not isinstance(one.base, float) or one.base for one in of):
+                base = stacked(columns, *(one.base for one in of))[:, None]
+                alone = stacked(columns, *(one.base + one.step if one.alone is None else one.alone for one in of))[:, None]
+                found += base
+                np.minimum(found, alone * counts, out=found)
             np.minimum(found, whole, out=found)
             self._extents |= {(row, name): each for row, each in zip(rows, found, strict=True)}
         self._footprints: dict[tuple[int, int], Array] = {}  # in one iteration of a loop that moves an operand
@@ -294,25 +296,33 @@ class LoopNest:
         found = np.zeros((len(levels), len(self.operands), self.columns))
         whole = self._together({row: self.footprint(-1, row) for row in range(len(self.operands))}).max()
         spilled = [level for level in levels if not hot or whole > (level.ways - 1) * level.sets * level.line_bytes]  # others keep all
-        for one in self.reuses() if spilled else ():
-            share = missing(spilled, one.distance).sum(axis=1) / len(one.distance)
+        uses = [*self.reuses()] if spilled else []
+        shares = missing(spilled, np.concatenate([one.distance for one in uses])) if uses else found
+        at = 0
+        for one in uses:
+            share = shares[:, at] if len(one.distance) == 1 else shares[:, at : at + len(one.distance)].mean(axis=1)
+            at += len(one.distance)
             if one.first and not hot:
                 share = (share * (one.times - 1) + 1) / one.times
-            share *= one.times * one.size
-            found[: len(spilled), one.row] += share
+            found[: len(spilled), one.row] += share * (one.times * one.size)
         return np.minimum.accumulate(found)
 
     def reuses(self) -> Iterator[Reuse]:
         """Every use of every operand, those of an operand together, by the loop whose next iteration it is in (-1: the next run)."""
+        # the phase before of each buffer, and the innermost loop in whose body both are; -1 where there is one alone
+        befores = [self._before(row) for row in range(len(self.operands))]
+        boths = [
+            min(of.inside, self.accesses[at].inside) if at != row else -1
+            for row, (of, at) in enumerate(zip(self.accesses, befores, strict=True))
+        ]
         uses = [
             Use(of, loop)
             for row, of in enumerate(self.accesses)
-            for loop in range(self._both(row) + (self._before(row) != row), of.inside + 1)
+            for loop in range(boths[row] + (befores[row] != row), of.inside + 1)
             if loop not in of.moved
         ]
         again = dict(zip(uses, self._together(self.between(tuple(uses))), strict=True))
-        for row, of in enumerate(self.accesses):
-            before, both = self._before(row), self._both(row)
+        for row, (of, before, both) in enumerate(zip(self.accesses, befores, boths, strict=True)):
             passes, size = np.ones(self.columns), self.footprint(both, row)
             if before == row:
                 yield Reuse(row, -1, passes, size, again[Use(of, -1)][None], True)
@@ -343,11 +353,6 @@ class LoopNest:
         """The operand that is the same buffer in the phase before, or the one before."""
         same = [at for at, one in enumerate(self.operands) if one.name == self.operands[row].name]
         return same[same.index(row) - 1]
-
-    def _both(self, row: int) -> int:
-        """The innermost loop in whose body the other phases of the buffer are, too; -1 where there are none."""
-        before = self._before(row)
-        return min(self.accesses[row].inside, self.accesses[before].inside) if before != row else -1
 
     def _phase(self, row: int, loop: int) -> int:
         """Of the body of a loop: 0 ahead of its loops, 1 in them, 2 after; -1: not in it."""

@@ -97,12 +97,12 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
     if stream.size:
         kind = flows.kind[column]
         own, at = flows.operand[kind, stream], flows.at[kind, stream]
-        inputs, outputs, turns, deep = flows.planes[:, at, column]
+        inputs, outputs, turns, *deep = flows.planes[:, at, column]
         lines = np.full((len(OPERANDS), stream.size), 1e-9)
         for role, size in zip(flows.roles[kind].T, flows.between[:, at, column] * of_roles[:, column], strict=True):
             lines[role, np.arange(stream.size)] += size
         chunks = np.stack([lines[0], lines[3] / turns, lines[2]][: len(rows)])
-        planes_of = np.stack([inputs, outputs, deep][: len(rows)])
+        planes_of = np.stack([inputs, outputs, *deep])
         if len({*pitches}) == 1:
             spread = variance(chunks, planes_of, pitches[0], way)
         else:

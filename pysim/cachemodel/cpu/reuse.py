@@ -239,7 +239,6 @@ def _between(s: Sliced) -> Array:
     found[:, UNUSED] = NEVER
     for row in (STREAMED, RAW_STREAMED):
         found[row, BURST] = of.footprint(STREAMED_TILES, row)
-    found[RAW_KEPT, BURST] = ~s.kept * of.footprint(KEPT_TILES, RAW_KEPT)
     found[KEPT, AHEAD.start] = of.footprint(KEPT_TILES, KEPT)
     for ahead, on_demand, part in [*zip(AHEAD, ON_DEMAND, PARTS, strict=True)][::-1]:
         found[:, ahead], found[:, on_demand] = found[:, AHEAD.start], found[:, TURN]
@@ -270,13 +269,14 @@ def _as_roles(s: Sliced, once: Array) -> Array:
 
 
 def _planes(s: Sliced, between: Array) -> Array:
-    """Planes of inputs and outputs in between, and the turns: a loop over filter tiles leaves half of the outputs of each of two sets. A
-    transposed B has a row for each window."""
+    """Planes of inputs and outputs in between, the turns (a loop over filter tiles leaves half of the outputs of each of two sets), and of
+    a transposed A its rows of k. A transposed B has a row for each window."""
     sets: list[Any] = [np.where(s.kept, *both) for both in ((s.n_filters, s.k3), (s.k2, s.k3), (s.k2, 1.0))]
     tiles = np.minimum(stacked(s.at.size, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
-    found = np.ones((4, len(_LOOPS), s.at.size))
+    found = np.ones((3 + s.nest.filters_in_rows_of_k, len(_LOOPS), s.at.size))
     found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.channels, s.channels), tiles[np.maximum(0, _LOOPS)]
-    found[3] = found[0]
+    if s.nest.filters_in_rows_of_k:
+        found[3] = found[0]
     if s.nest.windows_transposed:
         found[0] = np.maximum(1.0, np.where(s.kept, between[RAW_KEPT], between[RAW_STREAMED]) / (s.channels * s.nest.element_bytes))
     for run in (RUN_STREAMED, RUN_RAW_STREAMED):  # of one set of channels: what the first and the last set of kept tiles write
@@ -344,10 +344,9 @@ def _streams(s: Sliced, hot: bool) -> Iterator[tuple[Any, ...]]:
         shared = ~packed * (s.n_windows - 1) * s.rates.place_edge[s.at] * nest.channels
         yield INPUT, 0.0, shared * kept * (s.n_filters - f_sets), CALL  # a tile alone reads its lines whole each time
         edges.append((INPUT, 0.0, shared * np.where(kept, f_sets, s.n_filters), across, CALL, (TURN, PASS)))
-    if nest.filters_in_rows_of_k:
+    if nest.filters_in_rows_of_k:  # all panels of a set take some rows before the next ones, so they share lines at once; sets do not
         shared = (s.n_filters - 1) * s.rates.filter_edge[s.at] * nest.channels * np.where(kept, w_sets, 1.0)
         beyond = np.maximum(0.0, f_sets - 1) / np.maximum(1.0, s.n_filters - 1)
-        yield FILTERS, 0.0, shared * (1 - beyond), BURST, BURST
         yield FILTERS, 0.0, shared * beyond, TURN, SETS
     for operand, written, size, far, near, where in edges:
         yield operand, written, size * (1 - far), PASS_END, near

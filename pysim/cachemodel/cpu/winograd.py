@@ -355,7 +355,7 @@ def described(of: Candidates) -> LoopNest:
     wide, held = _kernels(of, "windows") * size, _kernels(of, "filters") * size
     loops = (
         *([Loop("run", "run", 1, 1)] if of.workload.stride_h > 1 else []),
-        Loop("groups", "groups", 1, w.groups),
+        *([Loop("groups", "groups", 1, w.groups)] if w.groups > 1 else []),
         Loop("blocks", "tiles", of.k2, np.ceil(panels / of.k2)),
         Loop("sets", "filters", of.k3, np.ceil(filter_panels / of.k3)),
         Loop("planes", "planes", 1, _column(of, "planes")),
@@ -365,9 +365,10 @@ def described(of: Candidates) -> LoopNest:
     )
     image = w.batch * w.channels // w.groups * w.height * w.width * size
     output = w.batch * (w.filters // w.groups) * w.windows * size
-    groups, planes, depth = Extent(1.0, w.groups), Extent(1.0, _column(of, "planes")), Extent(1.0, channels)
+    groups = {"groups": Extent(1.0, w.groups)} if w.groups > 1 else {}
+    planes, depth = Extent(1.0, _column(of, "planes")), Extent(1.0, channels)
     halo = (w.kernel_h - 1) / _column(of, "outputs") * image / panels  # rows that two rows of tiles share
-    image_of = {"groups": groups, "tiles": Extent(image / panels, image, halo)}
+    image_of = {**groups, "tiles": Extent(image / panels, image, halo)}
     patches = {"planes": planes, "channels": depth, "tiles": Extent(held, of.k2 * held)}
     sums = {
         "planes": planes,
@@ -385,16 +386,16 @@ def described(of: Candidates) -> LoopNest:
         Operand("patches", patches, "panels of tiles"),
         Operand(
             "filters",
-            {"groups": groups, "planes": planes, "channels": depth, "filters": Extent(wide, filter_panels * wide)},
+            {**groups, "planes": planes, "channels": depth, "filters": Extent(wide, filter_panels * wide)},
             "panels of tiles",
         ),
         # what is asked for behind the filters that are multiplied
-        Operand("", {"groups": groups, "rows": Extent(ROWS_AHEAD * wide, ROWS_AHEAD * wide)}, "panels of tiles"),
+        Operand("", {**groups, "rows": Extent(ROWS_AHEAD * wide, ROWS_AHEAD * wide)}, "panels of tiles"),
         Operand("sums", sums, "panels of tiles", written=True),
         Operand("sums", sums, "sets", after=True),
         Operand(
             "output",
-            {"groups": groups, "tiles": Extent(output / panels, output), "filters": Extent(1 / filter_panels, 1.0)},
+            {**groups, "tiles": Extent(output / panels, output), "filters": Extent(1 / filter_panels, 1.0)},
             "sets",
             after=True,
             written=True,
