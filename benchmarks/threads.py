@@ -11,8 +11,12 @@ ONNX Runtime runs the one-node models in DIR, which are written there where `onn
 """
 
 import argparse
+import atexit
 import hashlib
 import json
+import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -57,16 +61,65 @@ def model_file(folder: Path, problem: Conv, weights: np.ndarray) -> Path:
     return path
 
 
-def onnxruntime_call(path: Path, x: np.ndarray, out: np.ndarray, threads: int) -> Callable[[], object]:
+class OnnxRuntime:
+    """ONNX Runtime's sessions in a process of their own, which is stopped between its turns: its threads look for work long after a call,
+    on the CPUs that ours need."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(target=_serve_onnxruntime, args=(theirs,), daemon=True)
+        self._process.start()
+        atexit.register(self._process.kill)  # whoever is stopped hears nothing else
+
+    def first(self, path: Path, x: np.ndarray, threads: int) -> np.ndarray:
+        """The result of a model, whose session the next turns are of."""
+        return np.asarray(self._ask((str(path), x, threads)))
+
+    def turn(self) -> list[float]:
+        """Seconds of some calls after an untimed one."""
+        found: list[float] = self._ask(None)
+        return found
+
+    def _ask(self, what: object) -> Any:
+        assert self._process.pid
+        os.kill(self._process.pid, signal.SIGCONT)
+        self._ours.send(what)
+        try:
+            return self._ours.recv()
+        finally:
+            os.kill(self._process.pid, signal.SIGSTOP)
+
+
+def _serve_onnxruntime(pipe: Any) -> None:
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    binding = session.io_binding()
-    binding.bind_input("x", "cpu", 0, np.float32, x.shape, x.ctypes.data)
-    binding.bind_output("y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
-    return lambda kept=(x, out): session.run_with_iobinding(binding)
+    call: Callable[[], object] = list
+    threads = 1
+    while True:
+        if (asked := pipe.recv()) is None:
+            with pinned(threads):
+                pipe.send(turn(call))
+            continue
+        path, x, threads = asked
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", x)
+        binding.bind_output("y")
+        call = partial(session.run_with_iobinding, binding)
+        call()
+        pipe.send(binding.copy_outputs_to_cpu()[0])
+
+
+def turn(call: Callable[[], object]) -> list[float]:
+    """Seconds of some calls after an untimed one."""
+    found = []
+    for _ in range(FEWEST + 1):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return found[1:]
 
 
 def operands(problem: Conv) -> tuple[np.ndarray, np.ndarray]:
@@ -90,21 +143,15 @@ def check(problem: Conv, result: np.ndarray, other: np.ndarray) -> None:
         raise SystemExit(f"{problem.text}: the result differs from ONNX Runtime's")
 
 
-def take(calls: dict[str, Callable[[], object]], threads: int, seconds: float) -> dict[str, list[float]]:
-    """Samples of each, in turns until each has had so many seconds. A turn begins when other libraries' threads have stopped spinning."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    with pinned(threads):
-        for call in calls.values():
-            call()
-        end = time.perf_counter() + (seconds + PAUSE) * len(calls)
-        while len(next(iter(found.values()))) < FEWEST or time.perf_counter() < end:
-            for name, call in calls.items():
-                time.sleep(PAUSE if threads > 1 else 0)
-                for timed in [False] + [True] * FEWEST:
-                    start = time.perf_counter()
-                    call()
-                    if timed:
-                        found[name].append(time.perf_counter() - start)
+def take(turns: dict[str, Callable[[], list[float]]], threads: int, seconds: float) -> dict[str, list[float]]:
+    """Samples of each, in turns until each has had so many seconds. A turn begins when other libraries' threads sleep."""
+    found: dict[str, list[float]] = {name: [] for name in turns}
+    end = time.perf_counter() + (seconds + PAUSE) * len(turns)
+    while not all(found.values()) or time.perf_counter() < end:
+        for name, take_some in turns.items():
+            time.sleep(PAUSE)
+            with pinned(threads):
+                found[name] += take_some()
     return found
 
 
@@ -126,6 +173,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.1)
     parser.add_argument("--set", default="threads")
     given = parser.parse_args()
+    theirs = OnnxRuntime() if given.models else None
+    if theirs:
+        given.models.mkdir(exist_ok=True)
     on = host.detect()
     file = given.out.with_suffix(".toml")
     file.write_text(to_toml(msgspec.structs.replace(on, name=file.stem)), encoding="utf-8")
@@ -139,20 +189,17 @@ def main() -> None:
             bits: dict[str, bytes] = {}
             for threads in given.threads:
                 plans = plans_of(problem, on, threads, given.kinds)
-                calls: dict[str, Callable[[], object]] = {}
+                turns: dict[str, Callable[[], list[float]]] = {}
                 for plan in plans:
                     ready = cpu_launch.Prepared(problem, w, plan.schedule, threads=threads)
                     result = ready(x)
                     if bits.setdefault(plan.name, result.tobytes()) != result.tobytes():
                         raise SystemExit(f"{plan.name} gives other bits with {threads} threads")
-                    calls[plan.name] = partial(ready, x, result)
-                if given.models:
-                    given.models.mkdir(exist_ok=True)
-                    theirs = np.full_like(result, np.nan)
-                    calls["onnxruntime"] = onnxruntime_call(model_file(given.models, problem, w), x, theirs, threads)
-                    calls["onnxruntime"]()
-                    check(problem, result, theirs)
-                found = take(calls, threads, given.seconds)
+                    turns[plan.name] = partial(turn, partial(ready, x, result))
+                if theirs:
+                    check(problem, result, theirs.first(model_file(given.models, problem, w), x, threads))
+                    turns["onnxruntime"] = theirs.turn
+                found = take(turns, threads, given.seconds)
                 peer = {f"onnxruntime_{name}": value for name, value in _told(found.pop("onnxruntime", [])).items()}
                 for plan in plans:
                     row = {

@@ -4,14 +4,14 @@
 #include <math.h>
 
 #if DOUBLE
-typedef int64_t BITS __attribute__((vector_size(sizeof(VEC))));
+typedef uint64_t BITS __attribute__((vector_size(sizeof(VEC))));
 #else
-typedef int32_t BITS __attribute__((vector_size(sizeof(VEC))));
+typedef uint32_t BITS __attribute__((vector_size(sizeof(VEC))));
 #endif
 
-/* a where x is negative, else b, also for a NaN. */
+/* a where x has a sign, as -0 has, else b. */
 INLINE VEC where_negative(VEC x, VEC a, VEC b) {
-    const BITS negative = (BITS)(x < v_zero());
+    const BITS negative = -((BITS)x >> (8 * sizeof(T) - 1));
     return (VEC)((negative & (BITS)a) | (~negative & (BITS)b));
 }
 
@@ -25,20 +25,19 @@ INLINE VEC normal_tail(VEC z) {
     return z;
 }
 #else
-/* e^x = 2^n e^r, n = x / ln 2 rounded, |r| <= ln 2 / 2; ln 2 in two parts, so that x - n ln 2 is nearly exact (Cody and Waite). The sum
- * x + 1.5 2^23 has n in its lowest bits. Below the least normal number 0, above the largest infinity; within 2 units in the last place. */
-INLINE VEC exponential(VEC given) {
-    const VEC magic = v_set1(12582912.0f), x = v_between(v_set1(-87.34f), v_set1(89.0f), given);
-    const VEC shifted = x * 1.44269504f + magic, n = shifted - magic;
-    const VEC r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    VEC p = r * (1.0f / 5040) + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    return p * (VEC)(((BITS)shifted + 126) << 23) * 2.0f; /* 2^(n-1): n may be 128, and -126 gives 0 */
+/* e^x = 2^n 2^f, n + f = x / ln 2, |f| <= 1/2; 2^f by the polynomial of degree 6 that interpolates at Chebyshev points (within 2.6e-9). The
+ * sum n + f + 1.5 2^23 has n in its lowest bits. Below 2^-126.5 it is 0, above 2^127.5 infinity. x / ln 2 is rounded, which is relative to
+ * x: within 1 + |x| / 2 units in the last place. Nothing here needs more, for where |x| is large e^x or e^-x is a factor besides. */
+INLINE VEC exponential(VEC x) {
+    const VEC magic = v_set1(12582912.0f), both = v_between(v_set1(-127), v_set1(128), x * 1.44269504f);
+    const VEC shifted = both + magic, f = both - (shifted - magic);
+    VEC p = f * 0.000154614449f + 0.0013400428f;
+    p = p * f + 0.00961805694f;
+    p = p * f + 0.0555032715f;
+    p = p * f + 0.240226507f;
+    p = p * f + 0.693147182f;
+    p = p * f + 1.0f;
+    return p * (VEC)(((BITS)shifted + 127) << 23); /* 2^n */
 }
 
 /* erfc(z) / 2 for z >= 0: erfc(z) = t exp(-z^2 + p(t)), t = 1 / (1 + z/2), where p of degree 9 interpolates at Chebyshev points of 0 <= z <= 10

@@ -10,7 +10,7 @@
 #include "kernel.h"
 
 enum {
-#define PYSIM_EPILOGUE(number, name, function) PYSIM_EPILOGUE_##name = number,
+#define PYSIM_EPILOGUE(number, name, operations, function) PYSIM_EPILOGUE_##name = number,
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
     PYSIM_EPILOGUES

@@ -32,7 +32,7 @@ static void finish_rows(const pysim_finish *f, void *to, int64_t pitch, int64_t 
     const T *residual = f->residual ? (const T *)(const void *)(f->residual + ((const char *)to - f->result)) : NULL;
     if (pitch == columns) columns *= rows, rows = 1;
     switch (f->activation) {
-#define PYSIM_EPILOGUE(number, name, function) \
+#define PYSIM_EPILOGUE(number, name, operations, function) \
     case number: finish_as(number, low, high, to, residual, pitch, rows, columns); break;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE

@@ -28,7 +28,7 @@ static strides matrix_strides(int64_t ld, int32_t transposed) {
 static long double activated(const pysim_epilogue *e, long double x) {
     const long double low = e->low, high = e->high;
     switch (e->activation) {
-#define PYSIM_EPILOGUE(number, name, function) \
+#define PYSIM_EPILOGUE(number, name, operations, function) \
     case number: return function;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE

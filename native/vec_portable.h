@@ -27,11 +27,14 @@ typedef struct {
 INLINE MASK v_lanes(int64_t lo, int64_t hi) { return (MASK){pysim_max(lo, 0), pysim_min(hi, LANES)}; }
 INLINE VEC v_load_mask(const T *p, MASK m) {
     VEC v = v_zero();
+    if (m.hi - m.lo == LANES) return v_load(p);
     for (int64_t i = m.lo; i < m.hi; i++) v[i] = p[i];
     return v;
 }
 INLINE void v_store_mask(T *p, VEC v, MASK m) {
-    for (int64_t i = m.lo; i < m.hi; i++) p[i] = v[i];
+    if (m.hi - m.lo == LANES) v_store(p, v);
+    else
+        for (int64_t i = m.lo; i < m.hi; i++) p[i] = v[i];
 }
 INLINE VEC v_shift1(VEC lo, VEC hi) {
     for (int i = 0; i < LANES; i++) lo[i] = i + 1 < LANES ? lo[i + 1] : hi[0];

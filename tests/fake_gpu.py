@@ -67,7 +67,8 @@ def gpu_plan(workload: Any, on: Any, *, layout: Any = "nchw", memory_limit: int 
         )
         algorithm = "gemm"
     else:
-        row = next(row for row in conv_kernels() if row.dtype == workload.dtype and not row.makes_product and row.outputs == 1)
+        rows = [row for row in conv_kernels() if row.dtype == workload.dtype and not row.makes_product and row.outputs == 1]
+        row = next(row for row in rows if row.algorithm != "depthwise")  # those take few channels a group alone
         schedule, algorithm = GpuConvSchedule(row.name, None, "data_parallel", 1, False, 1), row.algorithm
     return Plan(
         workload=workload, on=on, model="full", state="hot", algorithm=algorithm,

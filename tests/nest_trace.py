@@ -14,7 +14,7 @@ import numpy as np
 from pysim.cachemodel.cpu.incore import Table
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.loops import LoopNest
-from pysim.cachemodel.cpu.nest import Nest, ceil_div
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, workspace_bytes
 from pysim.cachemodel.cpu.reuse import Sliced
 from pysim.machine.cpu import Level
 from pysim.machine.load import load
@@ -71,10 +71,14 @@ def _walk(nest: LoopNest, loop: int, spans: Mapping[str, range], numbers: tuple[
     name, tiles = nest.loops[loop].dimension, int(np.ravel(nest.loops[loop].tiles)[0])
     for number, start in enumerate(spans[name][::tiles]):
         inner = {**spans, name: range(start, min(start + tiles, spans[name].stop))}
-        for one, access in zip(nest.operands, nest.accesses, strict=True):
-            if access.inside == loop and not (access.first is not None and (*numbers, number)[access.first]):
-                yield Touch(one.name, {of: inner[of] for of in one.extents})
+        here = [
+            (one.after, Touch(one.name, {of: inner[of] for of in one.extents}))
+            for one, access in zip(nest.operands, nest.accesses, strict=True)
+            if access.inside == loop and not (access.first is not None and (*numbers, number)[access.first])
+        ]
+        yield from (touch for after, touch in here if not after)
         yield from _walk(nest, loop + 1, inner, (*numbers, number))
+        yield from (touch for after, touch in here if after)
 
 
 Span = tuple[int, int, bool]  # first byte, bytes, write
@@ -94,12 +98,14 @@ class Trace:
             nest.repeats * nest.channels * nest.plane_bytes,
             nest.groups * self.group_filters,
             nest.repeats * nest.windows * nest.filters * nest.out_bytes,
-            self.n_windows * self.panel,
         )
         starts = [PAGE]
         for space in spaces:
             starts.append(starts[-1] + ceil_div(space, PAGE) * PAGE)
-        self.input, self.filters, self.output, self.windows_at, self.filters_at = starts
+        self.input, self.filters, self.output, self.windows_at = starts
+        sets = min(self.n_filters, schedule.k2 if schedule.stationary == "input_stationary" else schedule.k3)
+        panels = 0 if nest.filters_packed else sets * self.filter_panel
+        self.filters_at = self.windows_at + workspace_bytes(nest, schedule) - PANEL_ALIGN - panels
 
     def spans(self) -> Iterator[Span]:
         for _, step in self.steps():
@@ -121,8 +127,13 @@ class Trace:
                 if operand == f"raw {window}":
                     panels = 1 if described.one_panel[0] else s.k3 if keeps else s.k2
                     yield False, chain.from_iterable(self._pack_windows(image, c0, nc, w, w % panels) for w in tiles[window])
-                elif operand == f"raw {filters}":
+                elif operand == f"raw {filters}" and keeps:
                     yield False, self._pack_filters(c0, nc, tiles[filters])
+                elif (
+                    operand == f"raw {filters}" and tiles[filters][0] % s.k3 == 0
+                ):  # kept filters are packed ahead of all of their set's windows
+                    first = tiles[filters][0]
+                    yield False, self._pack_filters(c0, nc, range(first, min(first + s.k3, self.n_filters)))
                 elif operand == "output":
                     w, f = tiles[window][0], tiles[filters][0]
                     panel = 0 if described.one_panel[0] else w % (s.k3 if keeps else s.k2)
@@ -146,6 +157,10 @@ class Trace:
         nest, size = self.nest, self.nest.element_bytes
         begin, end = tile * self.s.windows, min((tile + 1) * self.s.windows, nest.windows)
         to = self.windows_at + panel * self.panel
+        if nest.windows_transposed:
+            yield from ((self.input + (t * nest.channels + c0) * size, nc * size, False) for t in range(begin, end))
+            yield from ((to + k * self.s.windows * size, (end - begin) * size, True) for k in range(nc))
+            return
         live = self.live(tile)
         for r in live:
             t = begin
@@ -169,8 +184,11 @@ class Trace:
             return
         for tile in tiles:
             place = tile % (self.s.k2 if self.s.stationary == "input_stationary" else self.s.k3)
-            for f in range(tile * self.s.filters, min((tile + 1) * self.s.filters, nest.filters)):
-                yield self.filters + (f * nest.channels + c0) * size, nc * size, False
+            begin, end = tile * self.s.filters, min((tile + 1) * self.s.filters, nest.filters)
+            if nest.filters_transposed:
+                yield from ((self.filters + (f * nest.channels + c0) * size, nc * size, False) for f in range(begin, end))
+            else:
+                yield from ((self.filters + (k * nest.filters + begin) * size, (end - begin) * size, False) for k in range(c0, c0 + nc))
             yield self.filters_at + place * self.filter_panel, nc * self.s.filters * size, True
 
     def _call(self, image: int, c0: int, nc: int, w: int, f: int, panel: int, place: int) -> Iterator[Span]:

@@ -154,8 +154,8 @@ def test_top_ranks_plans_by_predicted_time():
 
 def test_explain_shows_loops_caches_and_why_the_loser_lost():
     text = ok("plan", "conv:ic64ih56oc64kh3sh2ph1", "-m", "zen4", "--explain")
-    assert re.search(r"loops\n  for (each of \d+ sets|the one set) of \d+ channels\n    for .* (window|filter) tiles", text)
-    assert re.search(r"\n {10}for each (window|filter) tile: f32_\w+ on \d+ windows x \d+ filters x \d+ channels x 3x3\n", text)
+    assert re.search(r"loops\n  for each of \d+ sets of \d+ channels\n    for each of .* (window|filter) tiles", text)
+    assert re.search(r"\n {12}f32_\w+ on \d+ windows x \d+ filters x \d+ channels x 3x3\n", text)
     assert "of L1 (32.0 KiB)" in text
     assert re.search(r"(input|weight)_stationary lost by", text)
 

@@ -274,7 +274,7 @@ class Launch:
 
 
 class Bench:
-    def __init__(self, workload: Conv, last_level_bytes: int, layout: str, seed: int) -> None:
+    def __init__(self, workload: Conv, last_level_bytes: int, layout: str, made: Any) -> None:
         assert layout == data.USED[workload.dtype] and last_level_bytes == load_any("h200").l2_bytes.value
 
     def launch(self, schedule: Any, exact: bool) -> Launch:

@@ -49,7 +49,7 @@ def test_a_row_is_a_product_of_windows_and_filters_that_the_other_registry_has(r
         ("conv:mb1ic64ih8oc8kh3ph1", "nhwc", 9 * 64),
         ("conv:mb1ic72ih8oc8kh3ph1", "nhwc", 9 * 128),
         ("conv:mb1ic3ih224oc64kh7ph3", "nhwc", 7 * 64),  # rows of taps are channels
-        ("conv:mb1ic3ih224oc64kh7sh2ph3", "nhwc", 4 * 64),  # 4 x 4 taps of 2 x 2 pixels' channels, of which 4 are a row
+        ("conv:mb1ic3ih224oc64kh7sh2ph3", "nhwc", 7 * 64),  # folded, 8 x 8 taps would touch pixels outside a window
         ("conv:mb1ic3ih224oc96kh4sh4", "nchw", 64),  # one tap
         ("conv:mb1ic96ih56oc192kh2sh2", "nhwc", 4 * 128),  # lies as it is taken
         ("conv:mb1ic96ih56oc192kh2sh2", "nchw", 6 * 64),
@@ -137,23 +137,34 @@ def test_a_convolution_with_channels_last_is_planned_on_wgmma_without_workspace(
     assert best.algorithm == "wgmma" and isinstance(best.schedule, GpuConvSchedule)
     one = msgspec.structs.replace(best.schedule, decomposition="data_parallel", splits=1)
     assert planner.plan(w, H200, layout="nhwc", name=name_of("wgmma", one)).workspace_bytes == 0
-    assert wgmma.passes(H200, w, "nhwc") == ()
+    assert wgmma.passes(H200, ROW, w, "nhwc") == ()
 
 
 def test_under_nchw_the_copies_cost_and_are_workspace():
     w = conv("conv:mb32ic256ih14oc256kh3ph1")
     last, apart = (planner.plan(w, H200, layout=layout, algorithm="wgmma") for layout in ("nhwc", "nchw"))
-    passes = wgmma.passes(H200, w, "nchw")
+    passes = wgmma.passes(H200, ROW, w, "nchw")
     assert {one.name for one in passes} == {"channels last", "filters"}
     assert sum(one.read for one in passes) == 2 * (32 * 256 * 14 * 14 + 256 * 256 * 9)
     assert apart.cost.seconds > last.cost.seconds and apart.cost.terms["passes"] > 0
     assert apart.workspace_bytes >= sum(one.written for one in passes)
 
 
+def test_a_row_that_folds_takes_squares_of_pixels_as_channels_and_says_that_operands_must_be_finite():
+    row = next(row for row in ROWS if row.dtype == "f16" and row.folds)
+    stem = conv("conv:mb32ic3ih224oc64kh7sh2ph3")
+    assert wgmma.whole_steps(row, stem, "nhwc") == 4 * 64, "4 x 4 taps of 2 x 2 pixels' 12 channels, padded to 16"
+    assert row.needs_finite == "operands" and ROW.needs_finite == "filters"
+    for other in ("conv:mb32ic3ih224oc64kh7ph3", "conv:mb32ic64ih56oc64kh3sh2ph1"):
+        assert wgmma.row_refuses(row, conv(other), "nhwc")
+    best = planner.plan(stem, H200, layout="nhwc")
+    assert best.kernel == row.name and best.needs_finite == "operands"
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32"])
 def test_pointwise_windows_under_nchw_are_taken_as_they_lie(dtype):
     w = conv("conv:mb32ic64ih56oc256kh1", dtype)
-    assert wgmma.passes(H200, w, "nchw") == () and not wgmma.copies(w, "nchw")
+    assert wgmma.passes(H200, ROW, w, "nchw") == () and not wgmma.copies(ROW, w, "nchw")
     assert "passes" not in planner.plan(w, H200, layout="nchw", algorithm="wgmma").cost.terms
 
 

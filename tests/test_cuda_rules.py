@@ -20,6 +20,7 @@ from pysim import planner
 from pysim.algorithms import algorithm_named
 from pysim.algorithms.gpu import gemm, im2col
 from pysim.check.reference import shapes
+from pysim.comparison.bench import GpuBench
 from pysim.errors import NativeError, PlanError, ProblemError
 from pysim.machine.load import load_any
 from pysim.problem.conv import Conv
@@ -165,6 +166,14 @@ def shape(draw: random.Random, row: ConvKernel) -> dict[str, int]:
         "dilation_h": draw.choice((1, 1, 1, 2)), "dilation_w": draw.choice((1, 1, 1, 2)),
     }  # fmt: skip
     w |= {f"pad_{side}": draw.choice((0, 1, draw.randint(0, 4))) for side in ("top", "left", "bottom", "right")}
+    if row.folds and draw.random() < 0.8:
+        w |= {"groups": 1, "channels": draw.randint(1, 6), "filters": w["filters"] // groups, "dilation_h": 1, "dilation_w": 1}
+        w |= {
+            "kernel_h": draw.randint(2, 9),
+            "kernel_w": draw.randint(2, 9),
+            "stride_h": draw.randint(2, 4),
+            "stride_w": draw.randint(1, 4),
+        }
     return w | draw.choice(LIMITS)(draw)
 
 
@@ -321,3 +330,11 @@ def test_a_launch_is_the_same_by_addresses_and_by_pointers_and_computes_what_the
     launch.on(at[1], make=lambda size: (space, space.ctypes.data)).run()
     launch.on(at[2], make=lambda size: (space, space.ctypes.data)).reference()
     assert np.array_equal(results[0], results[2]) and np.array_equal(results[1], results[2])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
+def test_the_reference_of_a_type_is_told_by_a_kernel_that_takes_the_problem(dtype: str) -> None:
+    """Not by the first of the type, which takes few channels a group alone."""
+    w = parse(f"conv:mb1ic24ih5oc8kh3:{dtype}")
+    sums, scale = GpuBench(w, 1 << 20).everywhere()
+    assert sums.shape == scale.shape == (1, 8, 3, 3) and (np.abs(sums) <= 1.01 * scale).all() and sums.any()

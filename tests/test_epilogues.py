@@ -3,18 +3,24 @@
 and what is no finite number goes where the formula takes it. Guard pages and exact sums: native/test/check_conv.c."""
 
 import math
+import platform
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
 from scipy import special
 
 import pysim
+from pysim.cachemodel.cpu.finish import finish_cycles
 from pysim.check.bounds import gamma
 from pysim.errors import MissingError, NativeError, OperandError
+from pysim.machine.load import load
 from pysim.problem.text import parse
 from pysim.record.plan import on_cpu
-from pysim.registry.cpu import cpu_epilogues
+from pysim.registry.cpu import cpu_epilogues, epilogue_operations
 from pysim.registry.cuda import epilogues
+from pysim.registry.files import native_file
 from pysim.runtime import cpu, cpu_launch
 from pysim.runtime.operators import Window, map_step, pool_step
 
@@ -183,6 +189,37 @@ def test_whole_numbers_have_relu_alone():
     assert (pysim.conv2d(x, w, activation="relu") == 18).all()
     with pytest.raises(NativeError, match="sums of s8 have activations"):
         pysim.conv2d(x, w, activation="silu")
+
+
+_VECTORS = """
+#include "loops.h"
+#include "x86/vec_avx512_f32.h"
+#define DOUBLE 0
+#include "activations.h"
+void loop(float *p, int64_t n, VEC low, VEC high) {
+    for (; n--; p += LANES) v_store(p, activated(NUMBER, low, high, v_load(p)));
+}
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("gcc"), reason="counts what GCC makes for AVX-512")
+@pytest.mark.parametrize("name", ["gelu", "silu", "hard_swish", "gelu_tanh", "sigmoid"])
+def test_a_vector_of_an_activation_has_the_operations_that_the_registry_says(tmp_path, name):
+    flags = ["-std=gnu11", "-O3", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"]
+    command = ["gcc", *flags, f"-I{native_file('loops.h').parent}", f"-DNUMBER={cpu_epilogues()[name]}", "-S", "-x", "c", "-", "-o", "-"]
+    made = subprocess.run(command, input=_VECTORS, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    words = [line.split()[0] for line in made.splitlines() if line.startswith("\tv")]  # of the loop, and what stands before it
+    count = sum(not word.startswith(("vmov", "vbroadcast", "vpbroadcast", "vxorps", "vzero")) for word in words)
+    assert abs(count - epilogue_operations()[name]) <= 3, (count, made)  # compilers differ in how they negate and choose
+
+
+def test_an_activation_takes_what_its_operations_take():
+    zen5 = load("zen5")
+    assert finish_cycles(zen5, "silu", "f32", 4, 480, 14 * 14) == 480 * 13 * 8  # the worked number
+    assert finish_cycles(zen5, "silu", "f64", 8, 480, 14 * 14) == 480 * 25 * 8
+    assert finish_cycles(zen5, "hard_swish", "f32", 4, 1, 100) == 7 * 2.5
+    assert finish_cycles(zen5, "clamp", "f32", 4, 480, 14 * 14) == 0
+    assert finish_cycles(load("power10-e1050"), "silu", "f32", 4, 1, 100) > 0
 
 
 # Operators between convolutions

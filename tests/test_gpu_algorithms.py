@@ -184,6 +184,13 @@ def test_a_threads_outputs_are_so_far_apart_that_they_share_rows_or_one_where_th
     assert thread.high(w) * rows >= w.out_h
 
 
+def test_of_two_byte_types_under_nhwc_a_thread_has_two_channels():
+    w = msgspec.structs.replace(parse("conv:g96mb32ic96ih56oc96kh7ph3"), dtype="f16")
+    odd = msgspec.structs.replace(w, groups=95, channels=95, filters=95)
+    both = [depthwise.thread_of(H200.sms.value, 1, one, layout).channels for one in (w, odd) for layout in ("nhwc", "nchw")]
+    assert both == [2, 1, 1, 1]
+
+
 def test_one_channel_a_group_and_several_filters_are_costed_with_both_kernels_of_depthwise() -> None:
     plan = planner.plan("conv:mb2g3ic3ih28oc12kh3ph1", "h200", algorithm="depthwise")
     other = next(one for one in plan.rejected if one.code == "slower")

@@ -17,7 +17,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.plan import Request
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.cuda import conv_kernels, gemm_kernels
+from pysim.registry.cuda import conv_kernel, conv_kernels, gemm_kernels
 from pysim.runtime import cuda
 
 BUILT = Path(__file__).parent.parent / "build-native" / "native" / "cuda" / "libpysim_cuda_emulated.so"
@@ -99,7 +99,7 @@ def test_halves_of_filters_are_what_is_prepared():
     w = parse("conv:mb32ic64ih56oc256kh1")
     plan = planner.plan(w.text, H200, layout="nhwc")
     kept = wgmma.prepare(w, plan.schedule, "nhwc")
-    assert kept and kept.size_bytes == wgmma.halves_bytes(w, "nhwc") == 2 * 64 * 256 * 4
+    assert kept and kept.size_bytes == wgmma.halves_bytes(conv_kernel(plan.kernel), w, "nhwc") == 2 * 64 * 256 * 4
 
 
 # By warps, on any GPU from 8.0 on

@@ -522,3 +522,14 @@ def test_all_cores_together_get_no_less_than_one_and_no_more_than_each_alone(sys
 
         total = run(Uneven(), sysfs, cpuinfo, tmp_path).memory.total_read_bytes_per_cycle
         assert total is not None and total.value == expected
+
+
+def test_cpus_that_multiply_as_half_as_many_cores_are_hardware_threads_that_a_virtual_machine_hides() -> None:
+    class Paired(FakeProbes):
+        def probe_fma(self, target: str, dtype: str) -> float:
+            alone = threading.current_thread() is threading.main_thread()
+            return super().probe_fma(target, dtype) * (1.0 if alone else self.rates["together"])
+
+    for together, cores in ((1.0, 16), (0.7, 16), (0.55, 8)):
+        probes = Paired(rates={"together": together})
+        assert detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 16, probes).machine.cores == cores

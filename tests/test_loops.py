@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nest_trace import Trace
+from nest_trace import Trace, walk
 
+from pysim.cachemodel.cpu.im2col import columns_nest
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
-from pysim.cachemodel.simulator.hierarchy import PHASES
+from pysim.cachemodel.simulator.hierarchy import OPERANDS, PHASES
 from pysim.errors import MissingError
+from pysim.machine.load import load
+from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.runtime import cpu as runtime
@@ -63,6 +66,11 @@ def described(found: Trace) -> Iterator[frozenset[int]]:
         ("conv:ic4ih12oc9kh3sh2ph1", "tiles", (3, 1, 2)),
         ("conv:mb2ic6ih7oc10kh1", "none", (4, 2, 2)),
         ("conv:g2ic6ih8oc12kh3", "tiles", (2, 1, 4)),
+        ("gemm:11x40x6", "none", (4, 2, 2)),
+        ("gemm:11x40x6", "tiles", (5, 3, 5)),
+        ("gemm:11x40x6:tn", "tiles", (4, 2, 2)),
+        ("gemm:11x40x6:nt", "tiles", (4, 1, 3)),
+        ("gemm:11x40x6:tt", "tiles", (6, 2, 1)),
     ],
 )
 def test_the_walk_of_the_description_touches_what_the_macro_kernel_records(
@@ -95,3 +103,29 @@ def test_the_page_on_the_model_shows_what_the_tool_says() -> None:
     page = Path(__file__).parent.parent / "docs" / "model.md"
     found = doctest.testfile(str(page), module_relative=False)
     assert found.attempted >= 6 and not found.failed
+
+
+def test_the_walk_of_im2cols_description_touches_what_its_trace_records() -> None:
+    try:
+        runtime.library()
+    except MissingError as error:
+        pytest.skip(str(error))
+    w = parse("conv:ic3ih6iw7oc4kh3sh2ph1")
+    assert isinstance(w, Conv)
+    chunks = [*trace.accesses_im2col(w, Schedule("f32_win_8x4__portable", STATIONARY[0], "tiles", 8, 4, 27, 1, 1))]
+    at, tags = (np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in ("addresses", "tags"))
+    operand, written = tags & 15, np.concatenate([chunk.is_write for chunk in chunks]).astype(bool)
+    columns = OPERANDS.index("columns")
+    ends = np.flatnonzero((operand == columns) & written)[w.windows - 1 :: w.windows] + 1  # of each row of columns
+    first = int(at[(operand == columns) & written].min())
+    rows = []
+    for name, tiles in walk(columns_nest(w, nest_of(w), load("zen4"))):
+        if name == "columns":
+            plane, element = tiles["planes"][0], tiles["kernel elements"][0]
+            rows.append((plane, element, first + (plane * 9 + element) * w.windows * 4))
+    for (plane, element, row), begin, end in zip(rows, [0, *ends[:-1]], ends, strict=True):
+        r, s = divmod(element, 3)
+        places = [(y * 2 + r - 1, x * 2 + s - 1) for y in range(w.out_h) for x in range(w.out_w)]
+        inside = [trace.PAGE + ((plane * 6 + y) * 7 + x) * 4 for y, x in places if 0 <= y < 6 and 0 <= x < 7]
+        assert at[begin:end][~written[begin:end]].tolist() == inside
+        assert at[begin:end][written[begin:end]].tolist() == [row + 4 * i for i in range(w.windows)]

@@ -432,6 +432,8 @@ def test_what_is_allowed_is_the_sums_rounding_and_the_results_own() -> None:
     assert allowed(SUMS, f16, one, scale)[0] == pytest.approx(7.6e-6 * 64 + 4.9e-4 * 2, rel=0.01)
     assert allowed(SUMS, f16, one, scale, stored=2)[0] == pytest.approx(7.6e-6 * 64 + 2 * 4.9e-4 * 2, rel=0.01)
     assert not allowed(SUMS, Sums(64, 2**-24, HELD["s32"]), one, scale).any()
+    least = 2.0**-24  # of f16
+    assert allowed(SUMS, f16, 0 * one, 0 * scale)[0] == least / 2, "what rounding to a number without its leading one takes"
     grown = allowed(Bound(4.0, 0.0, ""), Sums(64, 2**-24, F32), 0 * one, scale)[0]
     assert grown == pytest.approx(4 * allowed(SUMS, Sums(64, 2**-24, F32), 0 * one, scale)[0], rel=1e-4)
 

@@ -17,11 +17,13 @@ import pysim
 from pysim.calibration import host
 from pysim.errors import OperandError, PlanError, ProblemError
 from pysim.frontends import onnx_graph, whole
-from pysim.models import operators
+from pysim.machine.load import load
+from pysim.models import operators, plan
 from pysim.models.buffers import planned
 from pysim.models.fusion import PARAMETERS, fused, norm_constants
 from pysim.models.graph import Graph, Node, Tensor
 from pysim.models.model import Model, _able
+from pysim.runtime.steps import Chain, Step
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -283,6 +285,24 @@ def test_values_that_live_at_once_lie_apart(seed):
                 begin, end = max(span(name)[0], span(other)[0]), min(span(name)[1], span(other)[1])
                 overlaps = other != name and written < at < last and begin < end
                 assert not overlaps or (one.op == "Concat" and lies_in(other, name)), (name, other)
+
+
+def test_native_operators_in_a_row_are_one_call():
+    model = pysim.load(LIGHT / "light_squeezenet.onnx", threads=1)
+    (tensor,) = model.inputs.values()
+    model(np.zeros(tensor.shape, np.float32))
+    run = model._idle[0]
+    bound = sum(isinstance(step, Step) for step in run.steps)
+    assert bound > 25 and [type(call) for call in run.calls].count(Chain) == 1
+    assert len(run.calls) <= 1 + len(run.steps) - bound  # what is left: the layer that reads the caller's array, and what NumPy runs
+
+
+def test_an_activation_that_stores_do_not_have_is_in_a_layers_predicted_time():
+    silu, relu = (Node(op, op, ("x",), ("y",), {"activation": op}) for op in ("silu", "relu"))
+    graph = Graph((silu,), ("x",), ("y",), {name: Tensor((1, 8, 30, 40), FLOAT) for name in "xy"})
+    zen5 = load("zen5")
+    assert plan._activating(silu, graph, zen5) * zen5.core.frequency_hz.value == pytest.approx(8 * 75 * 8)
+    assert plan._activating(relu, graph, zen5) == 0
 
 
 # What cannot be done

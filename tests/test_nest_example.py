@@ -9,6 +9,7 @@ from nest_trace import walk
 
 from pysim.cachemodel.cpu.cost import Pass, cost_from, crossed
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
+from pysim.cachemodel.cpu.words import printed, reused
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.errors import MissingError
 from pysim.machine.load import load
@@ -33,7 +34,7 @@ def batched_product() -> LoopNest:
 
 def cost(nest: LoopNest) -> Cost:
     kernel = np.array([BATCH * ROWS * K * COLUMNS / 16])  # multiply-adds, a vector of 16 a cycle
-    return cost_from(ON, [Pass({"kernel": kernel}, OPERANDS, crossed(nest, nest.misses(ON.levels)))])
+    return cost_from([Pass(ON, {"kernel": kernel}, OPERANDS, crossed(nest, nest.misses(ON.levels)))])
 
 
 def lines(nest: LoopNest) -> Iterator[np.ndarray]:
@@ -46,7 +47,8 @@ def lines(nest: LoopNest) -> Iterator[np.ndarray]:
 
 def test_the_cost_of_a_readers_nest_is_that_of_the_caches_on_its_trace_and_its_words_say_its_loops() -> None:
     nest = batched_product()
-    assert list(nest.printed()) == [f"matrices: {BATCH} x 1 of b", f"  rows: {ROWS} x 1 of r; A, B, C"]
+    assert list(printed(nest)) == [f"for each of {BATCH} matrices", f"  for each of {ROWS} rows: A, B, C (written)"]
+    assert any(line.startswith("B again at the next of rows") and "129.5 KiB" in line for line in reused(nest, ON))
     # B is used again at the next row: all of it, a row of A and one of C lie in between
     assert nest.between((Use(nest.accesses[1], 1),))[:, 0, 0].tolist() == [A_ROW, B_ALL, C_ROW]
     run = np.concatenate(list(lines(nest)))

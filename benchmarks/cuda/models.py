@@ -110,7 +110,7 @@ def measure(name: str, batch: int, size: int, compile_too: bool) -> dict[str, An
     def error(y: Any) -> float:
         return float((y.double() - exact).abs().max() / exact.abs().max())
 
-    errors, decisions, equal = {"pytorch": error(model(x))}, [], True
+    errors, decisions, equal, kept = {"pytorch": error(model(x))}, [], True, []
     calls: dict[str, Call] = {"eager": lambda: model(x), "graph": captured(lambda: model(x))[0]}
     memory = {"pytorch": peak(lambda: model(x))}
     if compile_too:
@@ -121,6 +121,7 @@ def measure(name: str, batch: int, size: int, compile_too: bool) -> dict[str, An
         torch_layers.pytorch_seconds = expected if label != "pysim all" else lambda *_: math.inf
         try:
             ours = pysim.torch.optimize(model, accuracy)
+            kept.append(ours)  # a graph reads its prepared weights
             memory[label] = peak(lambda ours=ours: ours(x))
             y = ours(x).clone()
             errors[label] = error(y)

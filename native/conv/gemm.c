@@ -40,6 +40,10 @@ static void gemm_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
         copy_rows(n, n->input, g->ldb, c0, nc, t0, nw, g->n, n->schedule.windows, dst);
 }
 
+/* Rows of a transposed A that all panels take before the next rows: its lines lie across panels, and come from far away once, not once a
+ * panel. 2048x64x2048:tn (Zen 5), all rows, 128, 64, 32, 16: 5.5, 4.6, 4.2, 3.9, 3.9 ms. */
+enum { ROWS_AT_ONCE = 32 };
+
 static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst) {
     const pysim_gemm *g = n->problem;
     if (g->trans_a)
@@ -62,6 +66,7 @@ static pysim_status open_gemm(const pysim_problem *p, const pysim_schedule *s, p
         .pack_windows = gemm_pack_windows,
         .live_rows = gemm_live_rows,
         .pack_filters = gemm_pack_filters,
+        .filter_channels = g->trans_a ? ROWS_AT_ONCE : 0,
         .problem = g,
         .input_pitch = g->ldb,
         .output_pitch = g->ldc,

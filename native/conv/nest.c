@@ -117,10 +117,13 @@ static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int6
 static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t begin, int64_t end) {
     if (!n->pack_filters) return;
     const double start = x->profile ? pysim_now() : 0;
-    for (int64_t f = begin; f < end; f++) {
-        const int64_t f0 = f * n->schedule.filters;
-        n->pack_filters(n, c0, nc, f0, pysim_min(n->schedule.filters, n->filters - f0), x->filters + (f - begin) * x->filter_panel);
-    }
+    const int64_t step = n->filter_channels ? pysim_min(n->filter_channels, nc) : nc;
+    for (int64_t c = 0; c < nc; c += step)
+        for (int64_t f = begin; f < end; f++) {
+            const int64_t f0 = f * n->schedule.filters, nf = pysim_min(n->schedule.filters, n->filters - f0);
+            char *panel = x->filters + (f - begin) * x->filter_panel + c * n->schedule.filters * n->bytes;
+            n->pack_filters(n, c0 + c, pysim_min(step, nc - c), f0, nf, panel);
+        }
     if (x->profile) x->profile->pack_seconds += pysim_now() - start;
 }
 
@@ -200,7 +203,10 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
             if (s->pack != PYSIM_PACK_NONE)
                 for (int64_t w = w2; w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
             for (int64_t f = f3; f < f_end; f++)
-                for (int64_t w = w2; w < w_end; w++) tile(n, x, c0, nc, w, f, f3, x->windows + (w - w2) * x->window_panel);
+                for (int64_t w = w2; w < w_end; w++) {
+                    if (s->pack == PYSIM_PACK_NONE && w + s->k2 < n->window_end) fetch_windows(n, c0, nc, w + s->k2, f - f3, f_end - f3);
+                    tile(n, x, c0, nc, w, f, f3, x->windows + (w - w2) * x->window_panel);
+                }
         }
     }
 }

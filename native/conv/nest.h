@@ -19,6 +19,7 @@ struct pysim_nest {
     void (*live_rows)(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1);
     /* Packs filters [f0, f0+nf) as [c][schedule.filters]; NULL when `filters` holds all panels, packed once. */
     void (*pack_filters)(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst);
+    int64_t filter_channels; /* that all panels of a set take before the next ones; 0: all of them */
     /* What remains to be done to a thread's results after its tiles; NULL where nothing does. */
     void (*finish)(const pysim_nest *n);
 

@@ -69,15 +69,17 @@ INLINE void axpy_block(const int nf, const int nv, const pysim_skinny *of, const
     for (; i < count; i += LANES) axpy_tile(nf, 1, 1, of, few, matrix + i, nk, first, v_lanes(0, count - i), sums + i, pitch, ahead);
 }
 
-/* Halves are added to halves. */
-INLINE T sum_of_lanes(VEC v) {
-    T lane[LANES];
-    v_store(lane, v);
+/* The lanes of `count` vectors, 1 to LANES and a power of 2, added up, sum v in lane v LANES / count: halves are added to halves. Two shuffles
+ * take those of two vectors, 30 those of 16 vectors of 16 lanes. */
+INLINE VEC sums_of_lanes(int count, VEC r[LANES]) {
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        const int pairs = count > 1 ? count / 2 : 1, other = count > 1 ? pairs : 0;
 #pragma GCC unroll 8
-    for (int half = LANES / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    return lane[0];
+        for (int i = 0; i < pairs; i++) r[i] = v_add(v_interleave_low(r[i], r[i + other]), v_interleave_high(r[i], r[i + other]));
+        count = pairs;
+    }
+    return r[0];
 }
 
 /* The products of one vector of each row with one of each of the few, whose lanes behind the end of k are zero. */
@@ -111,12 +113,22 @@ INLINE void dot_tile(const int nf, const int nr, const pysim_skinny *of, const T
         const MASK mask = v_lanes(0, nk - p);
         DOT_STEP(v_load_mask(matrix + r * of->ld + p, mask), p % PYSIM_FEW_STEP)
     }
+    enum { SUMS = WIDEST * MOST_FEW };
+    VEC lanes[SUMS];
+    T sum[SUMS];
+#pragma GCC unroll 8
+    for (int f = 0; f < nf; f++)
+#pragma GCC unroll 8
+        for (int r = 0; r < nr; r++) lanes[f * nr + r] = acc[f][r];
+    const int count = nf * nr < LANES ? nf * nr : LANES;
+#pragma GCC unroll 4
+    for (int at = 0; at < nf * nr; at += LANES) v_store(sum + at, sums_of_lanes(count, lanes + at));
 #pragma GCC unroll 8
     for (int f = 0; f < nf; f++)
 #pragma GCC unroll 8
         for (int r = 0; r < nr; r++) {
             T *to = sums + f * pitch + r;
-            *to = sum_of_lanes(acc[f][r]) + (first ? 0 : *to);
+            *to = sum[(f * nr + r) * (LANES / count)] + (first ? 0 : *to);
         }
     *ahead = a;
 }

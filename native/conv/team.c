@@ -8,6 +8,7 @@
  * nothing is locked on the way, since sixteen threads that wait for one lock take longer than a layer does. A fork leaves the pool behind:
  * the child has one of its own. Where a thread cannot be had there are fewer, and the same bits later. */
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -72,6 +73,7 @@ static int64_t nanoseconds(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
+/* Lets others have this CPU, who may be those that are waited for. */
 static void pause_briefly(void) {
     for (int i = 0; i < PAUSES; i++) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -80,6 +82,7 @@ static void pause_briefly(void) {
         __asm__ volatile("" ::: "memory");
 #endif
     }
+    sched_yield();
 }
 
 /* A run that worker `self` is offered. */

@@ -13,7 +13,14 @@
  * those of least error among those tried with F(4x4, 3x3) and F(6x6, 3x3) (docs/model.md).
  *
  * patches  lanes hold pixels of a row for the columns' transform, then tiles: stride m parts the pixels, a tap m further is the next lane.
- * outputs  lanes hold filters; rows of pixels x filters are transposed block by block on their way out. */
+ * outputs  lanes hold filters; rows of pixels x filters are transposed block by block on their way out.
+ *
+ * ROLLED_FILTERS, where the includer defines it: rows of a filter's second transform are a loop, not code one after another. */
+#ifdef ROLLED_FILTERS
+enum { FILTER_ROWS = 1 };
+#else
+enum { FILTER_ROWS = 8 };
+#endif
 
 enum { MOST_EDGE = PYSIM_WINOGRAD_LARGEST + 2, PAIRS = MOST_EDGE / 2 - 1 };
 enum { PANEL_WIDTH = (PYSIM_WINOGRAD_PANEL + LANES - 1) / LANES * LANES + LANES, OUT_TILES = 16, AHEAD = 4 };
@@ -277,7 +284,7 @@ INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *fr
 #pragma GCC unroll 8
             for (int i = 0; i < e; i++) half[i][j] = y[i];
         }
-#pragma GCC unroll 8
+#pragma GCC unroll FILTER_ROWS
         for (int i = 0; i < e; i++) {
             VEC y[MOST_EDGE];
             filter_transform(e, r, half[i], y);

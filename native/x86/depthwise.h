@@ -363,8 +363,9 @@ static void planes_in(const T *in, int64_t plane, int64_t lanes, int64_t count, 
     }
 }
 
-/* in[0..count)[lane] to out[lane][0..count). */
-static void planes_out(const T *in, int64_t plane, int64_t lanes, int64_t count, T *out) {
+/* in[0..count)[lane] to out[lane][0..count), between bounds: here loads and shuffles leave the multipliers free. */
+static void planes_out(const T *in, int64_t plane, int64_t lanes, int64_t count, pysim_bounds bounds, T *out) {
+    const VEC low = v_set1((T)bounds.low), high = v_set1((T)bounds.high);
     for (int64_t block = 0; block < count; block += LANES) {
         const int64_t t = whole_block(block, count);
         const MASK mask = v_lanes(0, count - t);
@@ -375,14 +376,14 @@ static void planes_out(const T *in, int64_t plane, int64_t lanes, int64_t count,
             load_transposed_edge(in + t * LANES, LANES, count - t, LANES, r);
 #pragma GCC unroll 16
         for (int l = 0; l < LANES; l++)
-            if (l < lanes) v_store_mask(out + l * plane + t, r[l], mask);
+            if (l < lanes) v_store_mask(out + l * plane + t, v_between(low, high, r[l]), mask);
     }
 }
 
 /* COLUMNS outputs of a row from kernel rows [r0, r1), `x` at the first column of row r0. KW: taps of a row and SW: their stride, constants,
  * so that each column is loaded once for all outputs that read it; or 0. */
 TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w, VEC start,
-                        VEC low, VEC high, T *out) {
+                        T *out) {
     VEC acc[MAX_FILTERS][MAX_ROWS];
 #pragma GCC unroll 8
     for (int i = 0; i < COLUMNS; i++) acc[0][i] = start;
@@ -402,12 +403,11 @@ TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, 
         }
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < COLUMNS; i++) v_store(out + i * LANES, v_between(low, high, acc[0][i]));
+    for (int i = 0; i < COLUMNS; i++) v_store(out + i * LANES, acc[0][i]);
 }
 
 /* Rows of outputs of up to LANES groups of one channel and one filter; t->step: columns between the kernel's rows. */
 INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t columns, int64_t rows, const T *w, VEC start) {
-    const VEC low = v_set1(t->low), high = v_set1(t->high);
     const int64_t blocks = pysim_ceil_div(t->q, MAX_ROWS), least = t->q / blocks, more = t->q % blocks;
     int64_t y = t->y;
     T *to = t->out;
@@ -420,7 +420,7 @@ INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t colu
             wide = least + (block < more);
             switch (wide) {
 #define PLANES_CASE(n) \
-    case n: planes_tile(KW, SW, n, t, x, r0, r1, w, start, low, high, to); break;
+    case n: planes_tile(KW, SW, n, t, x, r0, r1, w, start, to); break;
                 PLANES_CASE(1) PLANES_CASE(2) PLANES_CASE(3) PLANES_CASE(4) PLANES_CASE(5) PLANES_CASE(6) PLANES_CASE(7) PLANES_CASE(8)
             }
         }
@@ -472,9 +472,9 @@ static void planes_body(const pysim_direct *of, const T *image, const T *filters
             planes_in(image + y * c->width, plane, groups, kept, kept, 0, in + (y * columns + c->pad_left) * LANES);
     const TILES t = {.x = in, .out = to, .y = -c->pad_top, .step = c->dilation_h * columns, .q = of->q, .kernel_h = c->kernel_h,
                      .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h, .dilation = c->dilation_w,
-                     .height = c->height, .pad = c->stride_h, .low = (T)of->bounds.low, .high = (T)of->bounds.high};
+                     .height = c->height, .pad = c->stride_h};
     planes_rows_of(c)(&t, columns, of->p, w, v_load(sums));
-    planes_out(to, of->p * of->q, groups, of->p * of->q, out);
+    planes_out(to, of->p * of->q, groups, of->p * of->q, of->bounds, out);
 }
 
 #define DIRECT_ARGUMENTS                                                                                                     \

@@ -189,28 +189,56 @@ static void pack_segment(const pysim_segment *s, T *dst) {
  * 1024x1024 matrix from L3 (Zen 5): 37 -> 15 cycles a vector; 35 with the former alone, 18 with the latter. */
 enum { LINES_AHEAD = 4, STEPS_AHEAD = 64 };
 
-/* `looks`: whether any element is not finite. Zero times such a one is NaN, which sums keep: a multiply-add a vector. */
-INLINE int pack_transposed(const int looks, const T *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, T *dst) {
-    VEC zeros[2] = {v_zero(), v_zero()};
-    for (int64_t p = 0; p < k; p += LANES) {
-        const MASK depth = v_lanes(0, k - p);
-        for (int64_t i = 0; i < pitch; i += LANES) {
-            VEC r[LANES];
+#ifndef V_LOAD_COLUMNS
+INLINE void v_load_columns(VEC r[LANES], const T *src, const int64_t row[LANES]) {
 #pragma GCC unroll 16
-            for (int l = 0; l < LANES; l++) {
-                __builtin_prefetch(src + (i + l) * ld + p + LINES_AHEAD * LANES);
-                __builtin_prefetch(dst + (p + l + STEPS_AHEAD) * pitch + i, 1);
-                r[l] = i + l < rows ? v_load_mask(src + (i + l) * ld + p, depth) : v_zero();
-            }
+    for (int l = 0; l < LANES; l++) r[l] = v_load(src + row[l]);
+    transpose(r);
+}
+#endif
+
+/* A block of LANES rows, at src + row[l], and `depth` of k; `whole`: of LANES. The elements times zero are added to zeros[]. Not a part of the
+ * loop: GCC computes the rows' places once for all blocks there, and keeps more of them than there are registers. */
+static __attribute__((noinline)) void transpose_block(const int whole, const int looks, const T *src, const int64_t row[LANES], int64_t rows, int64_t depth, int64_t pitch,
+                            MASK keep, T *dst, VEC zeros[2]) {
+    VEC r[LANES];
 #pragma GCC unroll 16
-            for (int l = 0; looks && l < LANES; l++) zeros[l % 2] = v_fma(r[l], v_zero(), zeros[l % 2]);
-            transpose(r);
-            const MASK keep = v_lanes(0, pitch - i);
+    for (int l = 0; l < LANES; l++) __builtin_prefetch(src + row[l] + LINES_AHEAD * LANES);
 #pragma GCC unroll 16
-            for (int l = 0; l < LANES; l++)
-                if (p + l < k) v_store_mask(dst + (p + l) * pitch + i, r[l], keep);
-        }
+    for (int l = 0; l < LANES; l++) __builtin_prefetch(dst + (STEPS_AHEAD + l) * pitch, 1);
+    if (whole) {
+        v_load_columns(r, src, row);
+    } else {
+        const MASK some = v_lanes(0, depth);
+#pragma GCC unroll 16
+        for (int l = 0; l < LANES; l++) r[l] = l < rows ? v_load_mask(src + row[l], some) : v_zero();
+        transpose(r);
     }
+    if (looks)
+#pragma GCC unroll 16
+        for (int l = 0; l < LANES; l++) zeros[l % 2] = v_fma(r[l], v_zero(), zeros[l % 2]);
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++)
+        if (whole || l < depth) v_store_mask(dst + l * pitch, r[l], keep);
+}
+
+/* `looks`: whether any element is not finite. Zero times such a one is NaN, which sums keep: a multiply-add a vector. A block whose rows are
+ * fewer than lanes, but fill the panel, reads its last one again for lanes that are not stored. */
+INLINE int pack_transposed(const int looks, const T *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, T *dst) {
+    enum { WIDEST_PANEL = 64 };
+    VEC zeros[2] = {v_zero(), v_zero()};
+    int64_t row[WIDEST_PANEL];
+    const int full = rows == pitch && pitch <= WIDEST_PANEL;
+    for (int64_t i = 0; i < WIDEST_PANEL; i++) row[i] = pysim_min(i, rows - 1) * ld;
+    for (int64_t p = 0; p < k; p += LANES)
+        for (int64_t i = 0; i < pitch; i += LANES) {
+            const MASK keep = v_lanes(0, pitch - i);
+            T *to = dst + p * pitch + i;
+            if (full && k - p >= LANES)
+                transpose_block(1, looks, src + p, row + i, LANES, LANES, pitch, keep, to, zeros);
+            else
+                transpose_block(0, looks, src + i * ld + p, row, rows - i, k - p, pitch, keep, to, zeros);
+        }
     return looks && v_any_nan(v_add(zeros[0], zeros[1]));
 }
 

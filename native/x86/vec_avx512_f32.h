@@ -48,6 +48,29 @@ INLINE VEC v_odd(VEC a, VEC b) {
     return _mm512_permutex2var_ps(a, _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31), b);
 }
 
+/* r[c] = column c of a block whose row l lies at src + row[l]. Four elements at a time are loaded to where they belong, and two of the four
+ * stages of `transpose` remain. */
+#define V_LOAD_COLUMNS
+INLINE VEC v_load_fours(const T *src, const int64_t *row) {
+    VEC v = _mm512_castps128_ps512(_mm_loadu_ps(src + row[0]));
+    v = _mm512_mask_broadcast_f32x4(v, 0x00f0, _mm_loadu_ps(src + row[4]));
+    v = _mm512_mask_broadcast_f32x4(v, 0x0f00, _mm_loadu_ps(src + row[8]));
+    return _mm512_mask_broadcast_f32x4(v, 0xf000, _mm_loadu_ps(src + row[12]));
+}
+INLINE VEC v_pairs_low(VEC a, VEC b) { return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b))); }
+INLINE VEC v_pairs_high(VEC a, VEC b) { return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b))); }
+INLINE void v_load_columns(VEC r[LANES], const T *src, const int64_t row[LANES]) {
+#pragma GCC unroll 4
+    for (int c = 0; c < LANES; c += 4) {
+        const VEC row0 = v_load_fours(src + c, row), row1 = v_load_fours(src + c, row + 1);
+        const VEC row2 = v_load_fours(src + c, row + 2), row3 = v_load_fours(src + c, row + 3);
+        const VEC low01 = _mm512_unpacklo_ps(row0, row1), high01 = _mm512_unpackhi_ps(row0, row1);
+        const VEC low23 = _mm512_unpacklo_ps(row2, row3), high23 = _mm512_unpackhi_ps(row2, row3);
+        r[c] = v_pairs_low(low01, low23), r[c + 1] = v_pairs_high(low01, low23);
+        r[c + 2] = v_pairs_low(high01, high23), r[c + 3] = v_pairs_high(high01, high23);
+    }
+}
+
 /* Strided reads: lane j of the result is element j*stride + phase of the row. The row is read as whole vectors, and vector i
  * gives the lanes of from[i], permuted by index. */
 enum { GATHER_MAX = 16 };

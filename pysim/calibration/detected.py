@@ -39,6 +39,7 @@ from pysim.measure.load import Watch
 PROBE_SECONDS = 0.02
 CLOCK_READINGS = 5
 LOADED = 0.1  # share of the processors that others had: probes take the best or the middle of short samples, which bears less than that
+HIDDEN = 0.65  # of what so many cores would multiply: pairs of CPUs of one core get half of it, cores that slow down together 0.7 or more
 _FAR = {True: 4.0, False: 8.0}  # of the same microarchitecture, of another: shipped CPUs differ up to sixfold, in memory
 _ATTEMPTS = 3
 _PAGE_BYTES = 4096
@@ -80,6 +81,8 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
     levels = [_level(one, caches[0], nbytes, rates, kin) for one, nbytes in zip(caches, sizes, strict=False)]
     memory = _memory(sizes[-1], rates, kin)
     others = alone.load().share
+    if cores > 1 and others < LOADED and rates.multiplied_together(targets, cores) < HIDDEN:
+        cores = -(-cores // 2)
     if cores > 1:
         together = Watch(cores)
         levels = [rates.totals(one, nbytes, cores) if one.shared else one for one, nbytes in zip(levels, sizes, strict=False)]
@@ -129,6 +132,12 @@ class _Rates:
 
     def fma(self, target: str, known: Number) -> Number:
         return self._take(lambda: self._probes.probe_fma(target, "f32"), f"{target} multiply-add", known)
+
+    def multiplied_together(self, targets: list[str], cpus: int) -> float:
+        """What all CPUs multiply at once over what each would alone. A virtual machine may show hardware threads of one core as cores."""
+        target = max(targets, key=lambda one: self._probes.probe_fma(one, "f32"))
+        alone = max(self._probes.probe_fma(target, "f32") for _ in range(_ATTEMPTS))
+        return max(_all_at_once(lambda *_: self._probes.probe_fma(target, "f32"), 0, cpus) for _ in range(_ATTEMPTS)) / (cpus * alone)
 
     def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
         """Read and write of a buffer."""

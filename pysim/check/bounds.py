@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a right result may be off: the one place where tolerances stand, our own and other libraries'.
 
-    |got - want| <= (gamma_k(u) g + gamma_k(2^-53)) |A||B| + u_C |want|        gamma_k(u) = k u / (1 - k u)
+    |got - want| <= (gamma_k(u) g + gamma_k(2^-53)) |A||B| + u_C |want| + s_C / 2        gamma_k(u) = k u / (1 - k u)
 
-(Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1.) u is the unit roundoff of the accumulators: 2^-53 in double,
-2^-14 of FP8, whose sums keep 13 bits, 2^-24 of all others, whose products are exact in float32; twice that on a GPU, whose tensor cores may
-truncate. u_C is the result's, 2^-53 the reference's own. g is what an algorithm's transforms add (`Bound.growth`); where they have no such
-bound, the error is held to `Bound.rms` of the results' root mean square, on whole numbers too. Whole results are exact.
+(Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1.) u is the unit roundoff of the accumulators: 2^-53 in
+double, 2^-14 of FP8, whose sums keep 13 bits, 2^-24 of all others, whose products are exact in float32; twice that on a GPU, whose tensor
+cores may truncate. u_C is the result's and s_C its least number above zero, 2^-53 the reference's own. g is what an algorithm's
+transforms add (`Bound.growth`); where they have no such bound, the error is held to `Bound.rms` of the results' root mean square, on
+whole numbers too. Whole results are exact.
 
 Worked number: f16 on a GPU, k = 64: 7.6e-6 of |A||B| and 4.9e-4 of the element.
 """
@@ -58,8 +59,9 @@ def allowed(bound: Bound, sums: Sums, want: Array, scale: Array, stored: int = 1
     if sums.result.kind == "i":
         return np.zeros_like(scale, np.float64)
     summed = gamma(sums.k * bound.growth, sums.unit) + gamma(sums.k, 2.0**-53)
-    rounded = stored * float(ml_dtypes.finfo(sums.result).eps) / 2  # type: ignore[no-untyped-call]
-    return np.maximum(summed * scale + rounded * np.abs(want), of_rms(bound, want))
+    of = ml_dtypes.finfo(sums.result)  # type: ignore[no-untyped-call]
+    rounded, least = stored * float(of.eps) / 2, stored * float(of.smallest_subnormal) / 2
+    return np.maximum(summed * scale + rounded * np.abs(want) + least, of_rms(bound, want))
 
 
 def of_rms(bound: Bound, want: Array) -> float:

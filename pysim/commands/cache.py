@@ -161,6 +161,15 @@ def _doubts(layer: "Layer", schedule: "Schedule", on: "Machine") -> list[str]:
 # One case
 
 
+def _footprints(case: Case, on: "Machine") -> list[str]:
+    """What lies between two uses of each operand, by the description of the loops."""
+    from pysim.cachemodel.cpu import words
+    from pysim.cachemodel.cpu.nest import nest_of
+
+    nest, names = words.sliced(nest_of(case.layer.workload), on, case.schedule)
+    return [*words.reused(nest, on, names)]
+
+
 def _levels(case: Case, on: "Machine") -> dict[str, dict[str, Any]]:
     """Per cache: predicted lines that come in, counted misses, and both by operand, the counted ones also by phase."""
     found: dict[str, dict[str, Any]] = {}
@@ -220,6 +229,8 @@ def _report(case: Case, on: "Machine", cold: bool) -> None:
         for name, level in levels.items()
     ]
     put_table(titles, rows, left=["misses"])
+    put("")
+    put_lines("\n".join(_footprints(case, on)))
     for doubt in _doubts(case.layer, s, on):
         put_lines(wrapped(f"beyond the model: {doubt}", ""))
 

@@ -3,6 +3,8 @@
 
 import gc
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -11,7 +13,7 @@ import numpy as np
 from pysim.check.bounds import bound_of
 from pysim.check.fills import Array, held, unwritten
 from pysim.check.reference import Pair, Trial, everywhere, shapes, trial
-from pysim.errors import OperandError, PlanError
+from pysim.errors import NativeError, OperandError, PlanError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.measure.clock import Clock, CpuClock, pinned
@@ -124,11 +126,13 @@ class CpuBench:
 
 
 class GpuBench:
-    """Memory of the device, a convolution's in a layout."""
+    """Memory of the device, a convolution's in a layout; `made`: of a trial that is there already."""
 
-    def __init__(self, workload: Workload, last_level_bytes: int, layout: Layout = "nchw", seed: int = 0) -> None:
+    def __init__(
+        self, workload: Workload, last_level_bytes: int, layout: Layout = "nchw", seed: int = 0, made: Callable[[], Trial] | None = None
+    ) -> None:
         self.last_level_bytes, self._layout, self._type = last_level_bytes, layout, cuda.result_of(workload.dtype)
-        self.trial = trial(workload, held(self._type), on_gpu=True, seed=seed)
+        self.trial = made() if made else trial(workload, held(self._type), on_gpu=True, seed=seed)
         self._permuted = layout == "nhwc" and isinstance(workload, Conv)
         self._scratch = Scratch()
         self._empty = self._lying(unwritten(shapes(workload).out, self.trial.sums.result))
@@ -175,16 +179,22 @@ class GpuBench:
                 array.fill(self._lying(values))
             return self.result(Ready(launch.reference, ""), self._random)
 
-        launch = self.launch(self._any_schedule(), self._random)
+        launch = self._any_launch()
         return everywhere(self.trial, loops)
 
-    def _any_schedule(self) -> GpuSchedule | GpuConvSchedule:
-        """A launch is made of one, also where the reference runs instead."""
-        dtype = self.trial.workload.dtype
+    def _any_launch(self) -> Any:
+        """Of the first kernel that takes the problem: what the reference is told of it, it is told by a launch."""
+        dtype, found = self.trial.workload.dtype, list[GpuSchedule | GpuConvSchedule]()
         if isinstance(self.trial.workload, Gemm):
-            return GpuSchedule(next(row.name for row in gemm_kernels() if row.dtype == dtype), "data_parallel", 1, False, 1)
-        kernel = next(row.name for row in conv_kernels() if row.dtype == dtype and not row.makes_product)
-        return GpuConvSchedule(kernel, None, "data_parallel", 1, False, 1)
+            found += [GpuSchedule(row.name, "data_parallel", 1, False, 1) for row in gemm_kernels() if row.dtype == dtype]
+        else:
+            rows = [row for row in conv_kernels() if row.dtype == dtype and not row.makes_product and not row.ablation]
+            rows.sort(key=lambda row: not row.tiles.rows)  # those without tiles are for few channels a group
+            found += [GpuConvSchedule(row.name, None, "data_parallel", 1, False, 1) for row in rows]
+        for schedule in found[:-1]:
+            with suppress(NativeError):
+                return self.launch(schedule, self._random)
+        return self.launch(found[-1], self._random)
 
     def clock(self) -> Clock:
         return Events()

@@ -6,17 +6,21 @@ its weights were read last. A product of a constant matrix is planned as the 1x1
 image of k channels), whose filters are packed once.
 
 A residual and what other operators read and write moves at the rate of the level of the caches that holds it all; pools besides pass over
-rows in L1, once a tap of rows and columns, reading two elements and writing one.
+rows in L1, once a tap of rows and columns, reading two elements and writing one. Activations that kernels' stores do not have pass over
+results in L1 (`pysim.cachemodel.cpu.finish`).
 """
 
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pysim import planner
+from pysim.cachemodel.cpu.finish import finish_cycles
 from pysim.errors import PlanError, printable
 from pysim.machine.cpu import Machine
 from pysim.models.buffers import Buffers
-from pysim.models.fusion import PARAMETERS
+from pysim.models.fusion import PARAMETERS, activation_of
 from pysim.models.graph import Graph, Node
 from pysim.problem.conv import Conv
 from pysim.record.accuracy import Accuracy
@@ -30,7 +34,7 @@ class Layer(NamedTuple):
 
     node: Node
     plan: Plan | None
-    moving_seconds: float = 0.0
+    other_seconds: float = 0.0
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -39,7 +43,7 @@ class Layer(NamedTuple):
 
     @property
     def predicted_seconds(self) -> float:
-        return (self.plan.seconds or 0.0 if self.plan else 0.0) + self.moving_seconds
+        return (self.plan.seconds or 0.0 if self.plan else 0.0) + self.other_seconds
 
     def to_dict(self) -> dict[str, Any]:
         about = {"node": self.node.name, "op": self.node.op, "fused": list(self.fused), "predicted_seconds": self.predicted_seconds}
@@ -103,8 +107,19 @@ def _pool_seconds(node: Node, graph: Graph, on: Machine) -> float:
     return taps * cycles / on.core.frequency_hz.value
 
 
+def _activating(node: Node, graph: Graph, on: Machine) -> float:
+    """Seconds of an activation behind what a node computes, or that it is."""
+    found, y = node.attributes.get("activation") or activation_of(node), graph.tensors[node.output]
+    if not found or "reference" in node.attributes or y.dtype.name not in _DTYPES:
+        return 0.0
+    rows, item = int(np.prod(y.shape[:2])) if len(y.shape) > 2 else 1, y.dtype.itemsize
+    name = found[0] if isinstance(found, tuple) else found
+    cycles = finish_cycles(on, name, _DTYPES[y.dtype.name], item, rows, y.nbytes // item // rows)
+    return cycles / on.core.frequency_hz.value
+
+
 def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
-    """Seconds of what a node does beside a plan."""
+    """Seconds of what a node reads and writes beside a plan."""
     if node.op in ("Conv", "Linear") and "reference" not in node.attributes:
         return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[PARAMETERS:]), 0)
     if node.op == "View":
@@ -122,8 +137,9 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
     layers = []
     for node in graph.nodes:
         problem = problem_of(node, graph)
+        besides = _moving(node, graph, on, buffers) + _activating(node, graph, on)
         try:
-            layers.append(Layer(node, _plan(problem, on, accuracy) if problem else None, _moving(node, graph, on, buffers)))
+            layers.append(Layer(node, _plan(problem, on, accuracy) if problem else None, besides))
         except PlanError as error:
             raise PlanError(f'{node.op} "{printable(node.name)}": {error}') from None
     return tuple(layers)

@@ -14,6 +14,7 @@ the second considers up to 120, and the kernel of 300 never enters a table.
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
@@ -173,7 +174,8 @@ def _asked(request: Request, algorithm: str | None) -> tuple[Algorithm, ...]:
 class _Found(NamedTuple):
     """The candidates of all algorithms with their costs, one after another: `cycles` of each, and what it is a candidate of.
 
-    `kernel` and `kind` number the kernels and the kinds of all algorithms, `kernels` and `kinds` name them: (algorithm, name).
+    `kernel` and `kind` number the kernels and the kinds of all algorithms, `kernels` and `kinds` name them: (algorithm, name). Kernels of
+    `shared` names are those of several algorithms.
     """
 
     request: Request
@@ -184,6 +186,7 @@ class _Found(NamedTuple):
     kind: NDArray[np.int64]
     kernels: tuple[tuple[str, str], ...]
     kinds: tuple[tuple[str, str], ...]
+    shared: frozenset[str]
     refused: tuple[Rejected, ...]
 
     @classmethod
@@ -207,6 +210,7 @@ class _Found(NamedTuple):
             _numbered([(of.kind, len(of.kinds)) for _, of in costs]),
             tuple((one.NAME, name) for one, of in costs for name in of.kernels),
             tuple((one.NAME, name) for one, of in costs for name in of.kinds),
+            frozenset(name for name, count in Counter(name for _, of in costs for name in of.kernels).items() if count > 1),
             tuple(dict.fromkeys(refused)),
         )
 
@@ -348,7 +352,7 @@ def _slower(found: _Found, order: NDArray[np.int64]) -> Iterator[Rejected]:
 def _what(found: _Found, kernel: int) -> str:
     """A kernel's name, with its algorithm where several have it."""
     algorithm, name = found.kernels[kernel]
-    return name if sum(other == name for _, other in found.kernels) == 1 else f"{algorithm} by {name}"
+    return f"{algorithm} by {name}" if name in found.shared else name
 
 
 def _nothing(request: Request, rejected: Sequence[Rejected]) -> str:

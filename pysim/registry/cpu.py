@@ -17,6 +17,8 @@ _SKINNY = re.compile(r"^PYSIM_SKINNY\((.*)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
 _TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
+_OPERATIONS = re.compile(r"^PYSIM_EPILOGUE\(\d+,\s*(\w+),\s*(\d+),", re.MULTILINE)
+_LOOPS = re.compile(r"^PYSIM_LOOPS\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 
 
@@ -111,3 +113,15 @@ def winograd_forms() -> tuple[tuple[int, int], ...]:
 def cpu_epilogues() -> dict[str, int]:
     """The activations of the CPU, name -> the ABI's number (`native/epilogues.inc`)."""
     return epilogue_numbers("epilogues.inc")
+
+
+@cache
+def epilogue_operations() -> dict[str, int]:
+    """Arithmetic instructions of a vector of FP32 of each activation (the same file); 0: kernels have it in their stores."""
+    return {name: int(count) for name, count in _OPERATIONS.findall(native_file("epilogues.inc").read_text())}
+
+
+@cache
+def loop_targets(dtype: str) -> tuple[str, ...]:
+    """Targets that loops over results of a dtype are compiled for, the fastest first (`native/loops.inc`)."""
+    return tuple(target for target, of in _LOOPS.findall(native_file("loops.inc").read_text()) if of == dtype)

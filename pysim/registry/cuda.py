@@ -244,12 +244,13 @@ class ConvKernel(msgspec.Struct, frozen=True):
     """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/conv/<algorithm>/rows.inc`, as conv/rows.h
     names them.
 
-    Tiles are filters x windows, 0 where an algorithm has none; a cluster's blocks share what they load; `outputs` is the edge of the square
-    of outputs that a window stands for (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row of gemm/.
-    `fused`: one kernel does what others of the algorithm do in several (Winograd's transforms and products, im2win's tensor), `staged`:
-    kernels of their own, a chunk of windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of split-K as
-    `reduces_in_cluster` says need no workspace; `alignment`: bytes that input and filters begin at multiples of (1: elements);
-    `promotion`: see Tiles; `ablation`: it is there to show what it leaves out; `finite`: what must be finite, an index of NEEDS_FINITE.
+    Tiles are filters x windows, 0 where an algorithm has none; a cluster's blocks share what they load; `outputs` is the edge of the
+    square of outputs that a window stands for (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row
+    of gemm/. `fused`: one kernel does what others of the algorithm do in several (Winograd's transforms and products, im2win's tensor),
+    `staged`: kernels of their own, a chunk of windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of
+    split-K as `reduces_in_cluster` says need no workspace; `folds`: squares of pixels are channels, whatever the kernel's size;
+    `alignment`: bytes that input and filters begin at multiples of (1: elements); `promotion`: see Tiles; `ablation`: it is there to show
+    what it leaves out; `finite`: what must be finite, an index of NEEDS_FINITE.
     """
 
     index: int
@@ -275,6 +276,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     staged: bool = False
     keeps_tensor: bool = False
     reduces_in_cluster: int = 0
+    folds: bool = False
     promotion: int = 0
     ablation: bool = False
     finite: int = 0

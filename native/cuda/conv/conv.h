@@ -48,7 +48,8 @@ struct Conv {
     Divisor per_image, per_row; /* windows of an image, of a row of outputs */
     Divisor per_channel, per_kernel_row; /* NCHW: kernel_h kernel_w, kernel_w; NHWC: kernel_w channels, channels */
     Problem product;          /* decomposition and epilogue; a, b and c are not set, ldc is a row of outputs */
-    int halves;               /* 1: the row takes filters in halves (core/split.cuh) */
+    short halves;             /* 1: the row takes filters in halves (core/split.cuh) */
+    short folds;              /* 1: the row takes squares of pixels as channels (conv/wgmma/operands.cu) */
     int gemm;                 /* the schedule's row of gemm/, or -1 */
     int tile_m, tile_n, cluster; /* what the product is cut into, if it is: a block's tile, or that of a cluster of so many blocks */
 };

@@ -46,15 +46,17 @@ template <class Out> __device__ inline void put(const Epilogue<float, Out> &epil
     *to = epilogue.finish(sum, epilogue.beta != 0 ? float(*to) : 0.f, f);
 }
 
-/* A kernel, and the outputs of a thread, whose rows are `apart` from one another. */
+/* A kernel, and the outputs of a thread, whose rows are `apart` from one another; of so many groups. */
 struct Chosen {
     void (*kernel)(Conv, Places);
-    int rows, columns, filters, apart = 1;
+    int rows, columns, filters, apart = 1, groups = 1;
 };
 
 template <Chosen (*OF)(const Conv &, int)> pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream) {
     const Chosen by = OF(c, sms);
-    const Places places(c, by.rows, by.columns, by.filters, by.apart);
+    Conv of_places = c;
+    of_places.groups /= by.groups;
+    const Places places(of_places, by.rows, by.columns, by.filters, by.apart);
     return check(launch(by.kernel, dim3((unsigned)((places.count + THREADS - 1) / THREADS)), dim3(THREADS), 0, stream, c, places), "a convolution without tiles");
 }
 

@@ -152,6 +152,10 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
         if (lying == 1) channels = (channels + vector - 1) / vector * vector;
     }
     s.channels = s.groups * (channels < 1 ? 1 : kind == 3 ? 1 : channels);
+    if (!strcmp(row.form, "folded")) { /* few channels, windows apart */
+        s.groups = 1, s.channels = 1 + draw.below(6), s.dilation_h = s.dilation_w = 1;
+        s.kernel_h = 2 + draw.below(6), s.kernel_w = 2 + draw.below(6), s.stride_h = 2 + draw.below(3), s.stride_w = 1 + draw.below(4);
+    }
     const int of_group = draw.of(filters);
     s.filters = s.groups * (of_group < 1 ? 1 : kind == 3 ? 1 + draw.below(2) : of_group);
     /* so many windows in an image, roughly square or one row */

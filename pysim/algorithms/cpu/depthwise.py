@@ -10,9 +10,9 @@ transposed per 16 groups.
 from collections.abc import Sequence
 
 from pysim.algorithms.contract import SUMS, Bound
-from pysim.cachemodel.cpu import listed
+from pysim.cachemodel.cpu import listed, words
 from pysim.cachemodel.cpu.cost import Pass
-from pysim.cachemodel.cpu.depthwise import depthwise_pass, planes_elements, shares_rows
+from pysim.cachemodel.cpu.depthwise import depthwise_pass, described, planes_elements, shares_rows
 from pysim.cachemodel.cpu.listed import Listed, ListedCosts
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
@@ -21,7 +21,7 @@ from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
-from pysim.record.description import Description, Section, bytes_text
+from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, direct_kernels
@@ -121,21 +121,11 @@ def describe(plan: Plan) -> Description:
     kernel = next(row for row in direct_kernels() if row.name == plan.schedule.kernel)
     assert isinstance(w, Conv) and isinstance(on, Machine)
     unit = on.unit(kernel.target)
-    high, each = kernel.windows // kernel.lane_windows, f"for each of {w.batch} images x {w.groups} groups"
     if kernel.lane_filters > 1:
-        kept = bytes_text(planes_elements(w, kernel.lane_filters) * SIZES[w.dtype])
-        loops: tuple[str, ...] = (
-            f"for each of {w.batch} images x {ceil_div(w.groups, kernel.lane_filters)} blocks of {kernel.lane_filters} groups, one a lane",
-            f"  transpose their planes and weights ({kept} with their outputs)",
-            f"  for each row of outputs, up to {kernel.windows} columns at once: the kernel's rows that meet the image",
-            "  transpose the outputs back",
-        )
+        inner = f"{kernel.name}, up to {kernel.windows} columns at once, a group a lane: the kernel's rows that meet the image"
     else:
         shared = "each row of the input is loaded once for all rows of the tile" if shares_rows(w, kernel) else "kernel rows one by one"
-        loops = (
-            each,
-            f"  for up to {high} rows of outputs, up to {kernel.filters} filters of the group",
-            f"    for each {kernel.lane_windows} columns: {w.channels // w.groups} channels, {w.kernel_h}x{w.kernel_w} taps; {shared}",
-        )
+        high = kernel.windows // kernel.lane_windows
+        inner = f"{kernel.name} on up to {high} rows x {kernel.lane_windows} columns, {w.kernel_h}x{w.kernel_w} taps; {shared}"
     peak = 2 * unit.rate(w.dtype) * kernel.lane_windows * kernel.lane_filters * on.clock_hz if unit else 0.0
-    return Description("groups of few channels, operands read as they lie", (Section("loops", loops),), peak)
+    return words.describe(plan, "groups of few channels, operands read as they lie", described(w, kernel), peak, inner)

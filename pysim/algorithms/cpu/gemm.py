@@ -38,7 +38,7 @@ def tolerance(problem: Gemm, schedule: Schedule) -> Bound:
 
 
 def describe(plan: Plan) -> Description:
-    return words.describe(nests.nest_of(plan.workload), plan, "matrix product, columns of C as windows and rows as filters")
+    return words.describe_nest(nests.nest_of(plan.workload), plan, "matrix product, columns of C as windows and rows as filters")
 
 
 __all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

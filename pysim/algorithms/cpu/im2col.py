@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from pysim.algorithms.contract import SUMS, Array, Bound, Prepared
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
-from pysim.cachemodel.cpu.cost import Pass, cost_from, cycles_of
-from pysim.cachemodel.cpu.im2col import columns_pass
+from pysim.cachemodel.cpu.cost import Pass, cost_from
+from pysim.cachemodel.cpu.im2col import columns_nest, columns_pass
 from pysim.cachemodel.cpu.incore import products_per_cycle, rates
+from pysim.cachemodel.cpu.reuse import OPERANDS
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost, Reason, Rejected
-from pysim.record.description import Description
+from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 
@@ -82,6 +83,8 @@ class Costs:
     def __init__(self, of: Candidates) -> None:
         self._columns = of.columns
         self._product = of.product.costs() if of.product else None
+        if self._product:  # what it reads is columns
+            self._product.prediction.one.operands = ("columns", *OPERANDS[1:])
         self.kernels: tuple[str, ...] = self._product.kernels if self._product else (NAME,)
         self.bounds: Array = self._product.bounds + of.cycles if self._product else np.array([of.least])
         self.cycles: Array = self._product.cycles + of.cycles if self._product else np.empty(0)
@@ -103,11 +106,10 @@ class Costs:
         return msgspec.structs.replace(self._some().schedule(row), algorithm=NAME)
 
     def cost(self, row: int) -> Cost:
-        """The one after the other: what the product reads is columns, what these read is input."""
+        """The one after the other."""
         prediction = self._some().prediction
         assert self._columns
-        product = prediction.one._replace(operands=("columns", *prediction.one.operands[1:]))
-        return cost_from(prediction.rates.machine, [self._columns, product], row)
+        return cost_from([self._columns, prediction.one], row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
         return self._some().assumed(row)
@@ -122,7 +124,7 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     nest, kernels = _nest(problem), tilings.rows(on, problem.dtype, request.shape).kernels
     units = [unit for unit in on.core.units if unit.target in {kernel.target for kernel in kernels}]
     columns = columns_pass(problem, on, request.hot, packer=max(units, key=lambda unit: unit.vector_bytes))
-    cycles = float(cycles_of(on, [columns])[0])
+    cycles = float(columns.cycles[0])
     least = cycles + problem.flops / 2 / max(products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels)
     if not request.schedule and (limit is None or limit < least):
         return Candidates(columns, cycles, least, None, least if limit is None else limit, ())
@@ -165,9 +167,10 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    assert isinstance(plan.workload, Conv)
-    summary = "columns of each image in the workspace, then their 1x1 convolution"
-    return words.describe(_nest(plan.workload), plan, summary)
+    w, on = plan.workload, plan.on
+    assert isinstance(w, Conv) and isinstance(on, Machine)
+    columns = Section("columns", tuple(words.printed(columns_nest(w, nests.nest_of(w), on))))
+    return words.describe_nest(_nest(w), plan, "columns of each image in the workspace, then their 1x1 convolution", (columns,))
 
 
 __all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

@@ -41,7 +41,7 @@ def tolerance(problem: Conv, schedule: Schedule) -> Bound:
 
 
 def describe(plan: Plan) -> Description:
-    return words.describe(nests.nest_of(plan.workload), plan, "direct convolution by slicing, tiles of windows packed on demand")
+    return words.describe_nest(nests.nest_of(plan.workload), plan, "direct convolution by slicing, tiles of windows packed on demand")
 
 
 __all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from pysim.algorithms.contract import SUMS, Bound
-from pysim.cachemodel.cpu import listed
+from pysim.cachemodel.cpu import listed, words
 from pysim.cachemodel.cpu.cost import Pass
 from pysim.cachemodel.cpu.listed import Listed, ListedCosts
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
-from pysim.cachemodel.cpu.skinny import Blocks, Shape, lanes_of, skinny_pass
+from pysim.cachemodel.cpu.skinny import Blocks, Shape, described, lanes_of, skinny_pass
 from pysim.cachemodel.cpu.threads import Part
 from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.machine.cpu import Machine
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason
-from pysim.record.description import Description, Section, bytes_text
+from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, skinny_kernels
@@ -136,16 +136,10 @@ def describe(plan: Plan) -> Description:
     w, on, schedule = plan.workload, plan.on, plan.schedule
     kernel = next(row for row in skinny_kernels() if row.name == schedule.kernel)
     assert isinstance(w, Gemm) and isinstance(on, Machine) and isinstance(schedule, Schedule)
-    unit, shape, size = on.unit(kernel.target), Shape.of(w), SIZES[w.dtype]
+    unit, shape = on.unit(kernel.target), Shape.of(w)
     few, large = ("rows of A", "B") if shape.few_rows else ("columns of B", "A")
-    strip = min(schedule.k2 * kernel.windows, shape.results)
-    inner = "lanes hold k, added up at the end of each block" if shape.dot else "lanes hold results"
-    loops = (
-        f"copy the {shape.few} {few} ({bytes_text(shape.few * shape.k * size)}) in the kernel's order",
-        f"for each strip of {strip} of {shape.results} results, whose sums take {bytes_text(shape.few * strip * size)}",
-        f"  for each block of {schedule.channels} of {shape.k} k: {large} is read where it lies, what comes next is prefetched",
-        f"    for each {kernel.windows} results, up to {kernel.filters} of the few at once: {inner}",
-        "  alpha, beta, bias and activation as the strip is stored",
-    )
+    lanes = "lanes hold k, added up at the end of each block" if shape.dot else "lanes hold results"
+    inner = f"{kernel.name} on {kernel.windows} results x up to {kernel.filters} {few}: {lanes}"
     peak = 2 * unit.rate(w.dtype) * lanes_of(kernel) * on.clock_hz if unit else 0.0
-    return Description(f"matrix product of few rows or columns, {large} read once as it lies", (Section("loops", loops),), peak)
+    summary = f"matrix product of few rows or columns, {large} read once as it lies"
+    return words.describe(plan, summary, described(shape, [(kernel, _blocks_of(schedule))]), peak, inner)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.algorithms.contract import Array, Bound, Prepared
-from pysim.cachemodel.cpu import tilings
+from pysim.cachemodel.cpu import tilings, words
 from pysim.cachemodel.cpu import winograd as model
 from pysim.cachemodel.cpu.cost import cost_from
 from pysim.cachemodel.cpu.nest import ceil_div
@@ -30,7 +30,7 @@ from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.record.cost import Cost, Reason, Rejected
-from pysim.record.description import Description, Section, bytes_text
+from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, kernels, winograd_forms, winograd_transforms
@@ -119,7 +119,7 @@ class Costs:
 
     def cost(self, row: int) -> Cost:
         assert self._table and self._found
-        return cost_from(self._table.machine, self._found.passes, row)
+        return cost_from(self._found.passes, row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
         assert self._table
@@ -172,9 +172,15 @@ def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
     shape = model.shape_of(problem, kernel, s.outputs)
     if not 1 <= s.channels <= shape.channels or min(s.k2, s.k3) < 1 or s.stationary != "input_stationary":
         raise PlanError(f"a plan of {NAME} is input stationary and has 1 to {shape.channels} channels here, k2 and k3 of at least 1")
+    return Candidates((kernel,), (s.outputs,), np.zeros(1), _alone(problem, on, request.hot, kernel, s), np.inf, ())
+
+
+def _alone(problem: Conv, on: Machine, hot: bool, kernel: Kernel, s: Schedule) -> model.Candidates:
+    """One schedule."""
+    assert s.outputs
+    shape = model.shape_of(problem, kernel, s.outputs)
     column = [np.array([float(value)]) for value in (s.channels, min(s.k2, shape.panels), min(s.k3, shape.filter_panels))]
-    table = model.Candidates(problem, on, request.hot, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
-    return Candidates((kernel,), (s.outputs,), np.zeros(1), table, np.inf, ())
+    return model.Candidates(problem, on, hot, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
 
 
 def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:
@@ -247,26 +253,14 @@ def describe(plan: Plan) -> Description:
     assert isinstance(s, Schedule) and isinstance(w, Conv) and isinstance(on, Machine)
     kernel, m = _row(s)
     of, unit = model.shape_of(w, kernel, m), on.unit(kernel.target)
-    stride = w.stride_h
-    loops = (
-        *((f"part the images by their {stride}x{stride} phases",) if stride > 1 else ()),
-        *((f"for each of {w.groups} groups",) if w.groups > 1 else ()),
-        f"for each of {-(-of.panels // s.k2)} blocks of {s.k2} panels of {of.panel} tiles: transform their patches",
-        f"  for each of {-(-of.filter_panels // s.k3)} sets of {s.k3} panels of {kernel.windows} filters, then transform their sums",
-        f"    for each of {of.planes} planes, {-(-of.channels // s.channels)} sets of {s.channels} channels, panel of filters and tiles:",
-        f"      {kernel.name} on {kernel.windows} filters x {of.panel} tiles",
-    )
-    size = model.plane_elements(w, kernel) * 4 if w.dtype == "f32" else model.plane_elements(w, kernel) * 8
-    kept = (
-        f"{'patches of a block':<44}{bytes_text(s.k2 * of.planes * size):>11}",
-        f"{'transformed filters':<44}{bytes_text(model.prepared_bytes(w, kernel, m)):>11}",
-    )
-    counts = of.planes * stride**2, (w.kernel_h * m) ** 2
-    form = f"F({m}x{m}, {of.taps}x{of.taps})" + (f" of {stride}x{stride} phases" if stride > 1 else "")
-    transform = (f"{form}: {counts[0]} multiplications for {counts[1]}, {of.tiles} tiles in rows of {of.row}",)
-    sections = (Section("transform", transform), Section("loops", loops), Section("footprints", kept))
+    counts = of.planes * w.stride_h**2, (w.kernel_h * m) ** 2
+    form = f"F({m}x{m}, {of.taps}x{of.taps})" + (f" of {w.stride_h}x{w.stride_h} phases" if w.stride_h > 1 else "")
+    transform = Section("transform", (f"{form}: {counts[0]} multiplications for {counts[1]}, {of.tiles} tiles in rows of {of.row}",))
     peak = 2 * kernel.lane_windows * kernel.lane_filters * unit.rate(w.dtype) * on.clock_hz * counts[1] / counts[0] if unit else 0.0
-    return Description("Winograd: tiles of outputs from transformed patches and filters, a product for each plane", sections, peak)
+    summary = "Winograd: tiles of outputs from transformed patches and filters, a product for each plane"
+    inner = f"{kernel.name} on {kernel.windows} filters x {of.panel} tiles x {s.channels} channels"
+    nest = model.described(_alone(w, on, plan.state == "hot", kernel, s))
+    return words.describe(plan, summary, nest, peak, inner, {"tiles": "panels of tiles"}, (transform,))
 
 
 __all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

@@ -26,8 +26,9 @@ COMPUTES = Conv
 STRIP, FILTERS = 4, 4  # rows of outputs of a thread, filters of a grouped one (native/cuda/conv/depthwise/kernel.cuh)
 KEPT = {1: (3, 5, 7), FILTERS: (3,)}  # edges of kernels that a thread of so many filters keeps in registers
 ALONE = (2, 3, 4, 5, 7)  # those of which one output's taps are
-# A load and its address and edge; a thread's place, weights and stores: what Nsight Compute counted beside multiply-adds
-LOAD_INSTRUCTIONS, PLACE_INSTRUCTIONS = 11.5, 134.0
+# A load and its address and edge; a thread's place, weights and stores, of a strip and of one output: what Nsight Compute counted beside
+# multiply-adds, fitted since; wavefronts of L1 that a line costs whose part a load takes (benchmarks/data/depthwise-h200.txt)
+LOAD_INSTRUCTIONS, PLACE_INSTRUCTIONS, ALONE_INSTRUCTIONS, LINE_BEGUN = 10.0, 134.0, 90.0, 0.4
 # Where rows pass through registers: of a row, which taps meet it; and lines that a load of weights takes at once, k apart in lanes along
 # filters (fitted: benchmarks/data/depthwise-h200.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
@@ -47,7 +48,7 @@ def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
 
 class Thread(NamedTuple):
     """Filters, rows and columns of outputs of a thread, rows `apart` from one another, of which `piece` columns are loaded and stored at
-    once; whether rows and weights are kept in registers, or pass through them."""
+    once; whether rows and weights are kept in registers, or pass through them; of two-byte types under NHWC two `channels`."""
 
     filters: int
     columns: int
@@ -55,6 +56,7 @@ class Thread(NamedTuple):
     kept: bool
     rows: int = STRIP
     apart: int = 1
+    channels: int = 1
 
     def high(self, w: Conv) -> int:
         """Threads along an image's rows of outputs."""
@@ -73,6 +75,8 @@ def thread_of(sms: float, filters: int, w: Conv, layout: Layout) -> Thread:
         if filters == 1 and (apart := dilated(w)):
             return apart
         return Thread(filters, 4 if w.dilation_w == 1 and w.stride_w <= 2 and fits(4) else 1, 1, False)
+    if layout == "nhwc" and filters == 1 and SIZES[w.dtype] == 2 and w.groups == w.filters and w.groups % 2 == 0 and fits(8):
+        return Thread(filters, 4, 1, True, channels=2)
     if layout == "nhwc":
         return Thread(filters, 4 if fits(4) else 1, 1, True)
     lies = w.pad_left == w.kernel_w // 2
@@ -100,19 +104,24 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     line = (of.columns - 1) * w.stride_w + w.kernel_w
     single = line - (line - w.kernel_w // 2) // of.piece * (of.piece - 1)  # loads of a row
     rows_read = distinct(of.rows, w.kernel_h, w.stride_h * of.apart, w.dilation_h)
-    loads, weights = rows_read * single * channels, of.filters * taps * channels * (1 if of.kept else of.rows)
+    loads, weights = rows_read * single * channels, of.filters * of.channels * taps * channels * (1 if of.kept else of.rows)
     across = -(-w.out_w // of.columns)
-    warps = w.batch * w.groups * -(-(w.filters // w.groups) // of.filters) * of.high(w) * across / WARP
+    warps = w.batch * w.groups * -(-(w.filters // w.groups) // of.filters) * of.high(w) * across / WARP / of.channels
     # lanes of a warp lie in so many rows, each of which is so many bytes
     rows, line_bytes = (
-        (1, WARP * size) if windows.together else (max(1.0, WARP / across), min(WARP, across) * of.columns * w.stride_w * size)
+        (1, WARP * size * of.channels)
+        if windows.together
+        else (max(1.0, WARP / across), min(WARP, across) * of.columns * w.stride_w * size)
     )
-    apart = min(WEIGHT_LINES, taps * channels * size * WARP / LINE_BYTES) if windows.together else rows
-    wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + 1)) + weights * apart
+    alike = max(1.0, WARP / (across * of.high(w))) if of.kept and channels == 1 else rows  # filters of a warp's lanes
+    apart = min(WEIGHT_LINES, taps * channels * size * WARP / LINE_BYTES) if windows.together else alike
+    begun = 1.0 if windows.together or not of.kept or channels > 1 else LINE_BEGUN
+    wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + begun)) + weights * apart
     halo = rows_read / (of.rows * min(w.stride_h, w.kernel_h))
     bytes_ = windows.bytes * w.filters / w.channels / of.filters * channels * max(1.0, halo)
-    products = of.rows * of.columns * taps * of.filters * channels
-    instructions = PLACE_INSTRUCTIONS + loads * LOAD_INSTRUCTIONS + products + (0 if of.kept and channels == 1 else weights)
+    products = of.rows * of.columns * taps * of.filters * of.channels * channels
+    place = PLACE_INSTRUCTIONS if of.rows > 1 else ALONE_INSTRUCTIONS
+    instructions = place + loads * LOAD_INSTRUCTIONS + products + (0 if of.kept and channels == 1 else weights)
     if not of.kept:
         instructions += ((STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1) * channels * ROW_INSTRUCTIONS
     waits = gpu.l1_latency_cycles.value * channels * (2 if of.kept else rows_read * w.kernel_w / 4)

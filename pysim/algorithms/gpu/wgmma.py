@@ -46,7 +46,9 @@ def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
     stride, span, corner = most["TMA_STRIDE"], most["TMA_SPAN"] - 1, most["TMA_CORNER"]
     spans = ((w.kernel_h - 1) * w.dilation_h, (w.kernel_w - 1) * w.dilation_w)
     why = ""
-    if max(w.stride_h, w.stride_w) > stride:
+    if row.folds and not folded(row, w, layout):
+        why = "it takes few channels, which it copies, and windows more than a pixel apart"
+    elif max(w.stride_h, w.stride_w) > stride:
         why = f"it takes strides of up to {stride}"
     elif max(spans) > span:
         why = f"it takes kernels that span up to {span + 1} rows and columns"
@@ -126,8 +128,10 @@ def steps_unfolded(w: Conv, layout: Layout) -> int:
     return w.kernel_h * (-(-w.kernel_w * padded // LINE_BYTES) if rows_of_taps(w, layout) else w.kernel_w * -(-padded // LINE_BYTES))
 
 
-def folded(w: Conv, layout: Layout) -> Folded | None:
-    """Its copy where that folds, as it does where that takes fewer steps."""
+def folded(row: ConvKernel, w: Conv, layout: Layout) -> Folded | None:
+    """A row's copy where that folds, as it does where that takes fewer steps, and no taps are added but by rows that may."""
+    if not row.folds and (w.kernel_h % w.stride_h or w.kernel_w % w.stride_w):
+        return None
     if not copied(w, layout) or w.groups > 1 or w.stride_h * w.stride_w == 1 or max(w.dilation_h, w.dilation_w) > 1:
         return None
     of = Folded.of(w)
@@ -138,16 +142,16 @@ def folded(w: Conv, layout: Layout) -> Folded | None:
 
 def whole_steps(row: ConvKernel, w: Conv, layout: Layout) -> int:
     """k, in whole steps."""
-    of = folded(w, layout)
+    of = folded(row, w, layout)
     return (of.steps if of else steps_unfolded(w, layout)) * row.block_k
 
 
 def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     """A row as the model knows it: windows lie as they do under NHWC, or in the copy."""
     gpu, w, layout, known = asked
-    windows, around = Windows(w, "nhwc"), passes(gpu, w, layout)
+    windows, around = Windows(w, "nhwc"), passes(gpu, row, w, layout)
     if row.promotion:
-        around = (*around, halving(gpu, w, layout))
+        around = (*around, halving(gpu, row, w, layout))
     step = mainloop.work(gpu, lying(row, layout), False, True, by_registers=planes(w, layout) and SIZES[w.dtype] > 2)
     every_tap = float(windows.number * windows.k * w.groups * SIZES[w.dtype])
     special = Special(k=whole_steps(row, w, layout), asked=every_tap, windows=numbered(w, layout))
@@ -155,9 +159,9 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     return found._replace(leans=(*found.leans, "model.passes.copied_") if around else found.leans)
 
 
-def copies(w: Conv, layout: Layout) -> dict[str, int]:
+def copies(row: ConvKernel, w: Conv, layout: Layout) -> dict[str, int]:
     """Bytes of its copies (native/cuda/conv/wgmma/operands.cu): of an input that it cannot take as it lies, and of such filters."""
-    if of := folded(w, layout):
+    if of := folded(row, w, layout):
         filters = w.filters * of.kernel_h * of.kernel_w
         return {"input": round_up(w.batch * of.rows * of.wide * of.padded, ALIGN), "filters": round_up(filters * of.padded, ALIGN)}
     padded, taps = padded_bytes(w), w.kernel_h * w.kernel_w
@@ -170,34 +174,34 @@ def copies(w: Conv, layout: Layout) -> dict[str, int]:
     return kept
 
 
-def filters_bytes(w: Conv, layout: Layout) -> int:
+def filters_bytes(row: ConvKernel, w: Conv, layout: Layout) -> int:
     """Of the filters as the kernels read them."""
-    of = folded(w, layout)
+    of = folded(row, w, layout)
     return w.filters * (of.kernel_h * of.kernel_w * of.padded if of else w.kernel_h * w.kernel_w * padded_bytes(w))
 
 
-def halves_bytes(w: Conv, layout: Layout) -> int:
+def halves_bytes(row: ConvKernel, w: Conv, layout: Layout) -> int:
     """Of both halves of the filters."""
-    return round_up(2 * filters_bytes(w, layout), ALIGN)
+    return round_up(2 * filters_bytes(row, w, layout), ALIGN)
 
 
 def kept(row: ConvKernel, w: Conv, layout: Layout) -> dict[str, int]:
     """Bytes of all that it makes, halves with the filters."""
-    found = copies(w, layout)
+    found = copies(row, w, layout)
     if row.promotion:
-        found["filters"] = found.get("filters", 0) + halves_bytes(w, layout)
+        found["filters"] = found.get("filters", 0) + halves_bytes(row, w, layout)
     return found
 
 
-def halving(gpu: Gpu, w: Conv, layout: Layout) -> Pass:
+def halving(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout) -> Pass:
     """What makes the halves."""
-    size = filters_bytes(w, layout)
-    return Pass("halves", size, halves_bytes(w, layout), size / SIZES[w.dtype] * gpu.model.passes.copied_instructions.value)
+    size = filters_bytes(row, w, layout)
+    return Pass("halves", size, halves_bytes(row, w, layout), size / SIZES[w.dtype] * gpu.model.passes.copied_instructions.value)
 
 
-def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
+def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout) -> tuple[Pass, ...]:
     """Its copies, by one kernel; 16 bytes share their place."""
-    made, size, each = copies(w, layout), SIZES[w.dtype], gpu.model.passes.copied_instructions.value
+    made, size, each = copies(row, w, layout), SIZES[w.dtype], gpu.model.passes.copied_instructions.value
     filters, pixels = w.filters * Windows(w, layout).k, w.batch * w.channels * w.height * w.width
     found = []
     if "filters" in made:

@@ -43,6 +43,7 @@ take 7. Measured on a Zen 5: gemm:1x4096x4096 with B in place takes 3.1 times th
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -62,16 +63,26 @@ from pysim.registry.cpu import kernels
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel asks for ahead
 
 
-class Pass(NamedTuple):
-    """What computes and transfers at once: `terms`, cycles of every schedule; `moved`, bytes [supplier][two a name of `operands`][schedule]
-    that are only read and that are written; `wait`, cycles beyond what they take at the suppliers' rates; transfers hide behind the share
-    of computing that `covers` them."""
+class Pass:
+    """What computes and transfers at once, of every schedule: `terms` in cycles; `moved`, bytes [supplier][2 an operand][schedule],
+    only read and written; `wait`, cycles beyond what they take at the suppliers' rates; transfers hide behind the share
+    of computing that `covers` them. `beside`: cycles in which both go on."""
 
-    terms: Mapping[str, Array]
-    operands: Sequence[str]
-    moved: Array
-    covers: Array | float = 1.0
-    wait: Array | float = 0.0
+    def __init__(
+        self,
+        machine: Machine,
+        terms: Mapping[str, Array],
+        operands: Sequence[str],
+        moved: Array,
+        covers: Array | float = 1.0,
+        wait: Array | float = 0.0,
+    ) -> None:
+        self.machine, self.terms, self.operands, self.moved = machine, terms, operands, moved
+        self.compute: Array = sum(terms.values(), np.zeros(1))
+        self.transfer = transfer_cycles(machine, moved) + wait
+        moving = self.transfer.sum(axis=0)
+        self.beside: Array = machine.core.overlap.value * np.minimum(self.compute * covers, moving)
+        self.cycles: Array = self.compute + moving - self.beside
 
 
 class Prediction(NamedTuple):
@@ -97,7 +108,8 @@ def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf)
     terms = compute_cycles(rates, table)
     if limit < np.inf:
         keep = sum(terms.values(), table.packed * fetch_cycles(rates)) <= limit
-        table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
+        if not keep.all():
+            table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
     return total(rates, table, terms, crossing(rates, flows(rates, table, hot)))
 
 
@@ -107,22 +119,8 @@ def total(rates: Rates, table: Table, terms: dict[str, Array], crossed: dict[str
     moved = np.array(list(crossed.values()))
     terms["store"] = terms["store"] + _scattered_runs(rates, table, moved) * machine.core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * _lines_packed(machine, moved) * machine.core.pack_line_cycles.value
-    one = Pass(terms, OPERANDS, moved, wait=_waits(rates, table, moved))
-    return Prediction(rates, table, one, cycles_of(machine, [one]), crossed)
-
-
-def cycles_of(machine: Machine, passes: Sequence[Pass]) -> Array:
-    """Cycles of passes one after another, of every schedule."""
-    cycles: Array = np.zeros(1)
-    for compute, transfer, beside in (_beside(machine, one) for one in passes):
-        cycles = cycles + compute + transfer.sum(axis=0) - beside
-    return cycles
-
-
-def _beside(machine: Machine, one: Pass) -> tuple[Array, Array, Array]:
-    """Cycles of computing, of each supplier, and those in which both go on."""
-    compute, transfer = sum(one.terms.values(), np.zeros(1)), transfer_cycles(machine, one.moved) + one.wait
-    return compute, transfer, machine.core.overlap.value * np.minimum(compute * one.covers, transfer.sum(axis=0))
+    one = Pass(machine, terms, OPERANDS, moved, wait=_waits(rates, table, moved))
+    return Prediction(rates, table, one, one.cycles, crossed)
 
 
 def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool = True) -> Cost:
@@ -183,8 +181,7 @@ def _waits(rates: Rates, table: Table, moved: Array) -> Array | float:
 
 def fills(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier for written lines to come in first, where no loop has asked for them: the `wait` of a pass."""
-    rates = np.array([at.read_bytes_per_cycle.value for at in suppliers(machine).values()])
-    cycles: Array = _served(moved[:, 1::2].sum(axis=1)) / rates[:, None]
+    cycles: Array = _served(moved[:, 1::2].sum(axis=1)) / _rates(machine)[:, :1]
     return cycles
 
 
@@ -202,38 +199,45 @@ def crossed(nest: LoopNest, misses: Array) -> Array:
     return found
 
 
+@lru_cache(maxsize=64)
 def suppliers(machine: Machine) -> dict[str, Level | Memory]:
     """What each level of a machine gets its lines from."""
     return {**{level.name: level for level in machine.levels[1:]}, "memory": machine.memory}
 
 
+@lru_cache(maxsize=64)
+def _rates(machine: Machine) -> Array:
+    """Bytes a cycle of each supplier, read and written."""
+    return np.array([(at.read_bytes_per_cycle.value, at.write_bytes_per_cycle.value) for at in suppliers(machine).values()])
+
+
 def transfer_cycles(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
-    rates = np.array([(at.read_bytes_per_cycle.value, at.write_bytes_per_cycle.value) for at in suppliers(machine).values()])
     served = _served(moved.reshape(len(moved), -1, 2, moved.shape[-1]).sum(axis=1))
-    cycles: Array = (served / rates[:, :, None]).sum(axis=1)
+    cycles: Array = (served / _rates(machine)[:, :, None]).sum(axis=1)
     return cycles
 
 
 def cost_of(prediction: Prediction, row: int) -> Cost:
     """One row of a prediction as a value, with the bytes that each operand moves through each level."""
-    return cost_from(prediction.rates.machine, [prediction.one], row)
+    return cost_from([prediction.one], row)
 
 
-def cost_from(machine: Machine, passes: Sequence[Pass], row: int = 0) -> Cost:
-    """The cost of one schedule as a value."""
+def cost_from(passes: Sequence[Pass], row: int = 0) -> Cost:
+    """The cost of one schedule of passes one after another; a pass of one schedule is that of all."""
+    machine = passes[0].machine
     terms, hidden, levels = dict[str, float](), dict[str, float](), dict[str, dict[str, float]]()
     transfers = dict.fromkeys(suppliers(machine), 0.0)
-    for one in (_one_schedule(one, row) for one in passes):
-        compute, transfer, beside = (part[..., 0] for part in _beside(machine, one))
-        moving = dict(zip(transfers, transfer.tolist(), strict=True))
-        computing = {name: float(cycles[0]) for name, cycles in one.terms.items()}
-        lesser = moving if compute >= transfer.sum() else computing
-        share = float(beside) / max(sum(lesser.values()), 1e-300)
+    for one in passes:
+        at = row if one.cycles.size > 1 else 0
+        moving = dict(zip(transfers, one.transfer[:, at].tolist(), strict=True))
+        computing = {name: float(of[at]) for name, of in one.terms.items()}
+        lesser = moving if one.compute[at] >= sum(moving.values()) else computing
+        share = float(one.beside[at]) / max(sum(lesser.values()), 1e-300)
         _add(terms, computing)
         _add(transfers, moving)
         _add(hidden, {name: share * cycles for name, cycles in lesser.items()})
-        for above, (name, cycles), moved in zip(machine.levels, moving.items(), one.moved[:, :, 0].tolist(), strict=True):
+        for above, (name, cycles), moved in zip(machine.levels, moving.items(), one.moved[:, :, at].tolist(), strict=True):
             back = sum(moved[1::2])
             size, found = sum(moved) + back, levels.setdefault(name, {})
             _add(found, {"lines": size / above.line_bytes, "bytes": size, "cycles": cycles, "writeback_lines": back / above.line_bytes})
@@ -243,17 +247,6 @@ def cost_from(machine: Machine, passes: Sequence[Pass], row: int = 0) -> Cost:
     cycles = sum(terms.values()) - sum(hidden.values())
     bound_by = max(terms, key=lambda name: terms[name] - hidden.get(name, 0.0))
     return Cost(cycles, cycles / machine.clock_hz, bound_by, levels, terms, hidden)
-
-
-def _one_schedule(one: Pass, row: int) -> Pass:
-    """The same of one schedule; a pass of one alone is that of all."""
-
-    def column(of: Array | float) -> Array:
-        array = np.atleast_1d(of)
-        return array[..., [min(row, array.shape[-1] - 1)]]
-
-    terms = {name: column(of) for name, of in one.terms.items()}
-    return Pass(terms, one.operands, column(one.moved), column(one.covers), column(one.wait))
 
 
 def _add(to: dict[str, float], some: Mapping[str, float]) -> None:

@@ -210,4 +210,4 @@ def depthwise_pass(w: Conv, kernel: Kernel, machine: Machine, hot: bool = True) 
     terms = {"kernel": calls * busy, "call": calls * work.calls * core.call_cycles.value, "store": calls * store}
     nest = described(w, kernel)
     moved = crossed(nest, nest.misses(machine.levels, hot))
-    return Pass({name: np.array([cycles]) for name, cycles in terms.items()}, nest.names, moved, wait=fills(machine, moved))
+    return Pass(machine, {name: np.array([cycles]) for name, cycles in terms.items()}, nest.names, moved, wait=fills(machine, moved))

@@ -12,7 +12,7 @@ Worked number: a 32 x 14 micro-kernel loads (32 + 14) x 4 = 184 bytes a step, in
 from collections.abc import Iterator
 from typing import Any
 
-from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of
+from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.record.cost import Cost, CsaCost
 from pysim.record.plan import Plan, on_cpu
 
@@ -20,8 +20,8 @@ REGISTERS = "registers"
 Edge = tuple[str, str, str, float, float]  # supplier, receiver, operand, bytes, cycles
 
 
-def traffic(plan: Plan, nest: Nest | None = None) -> Any:
-    """The networkx.MultiDiGraph of a plan and its nest, that of its problem unless one is given.
+def traffic(plan: Plan, nest: LoopNest | None = None) -> Any:
+    """The networkx.MultiDiGraph of a plan, and between L1 and the registers of the description of its loops where it is given.
 
     An edge's key is its operand. The graph knows `bound_by` and compute cycles by term.
     """
@@ -33,12 +33,12 @@ def traffic(plan: Plan, nest: Nest | None = None) -> Any:
     graph.add_node("memory")
     if isinstance(plan.cost, Cost):
         graph.add_node(REGISTERS, **{term: cycles for term, cycles in plan.cost.terms.items() if term not in plan.cost.levels})
-    for supplier, receiver, operand, size, cycles in edges(plan, nest or nest_of(plan.workload)):
+    for supplier, receiver, operand, size, cycles in edges(plan, nest):
         graph.add_edge(supplier, receiver, key=operand, bytes=size, cycles=cycles)
     return graph
 
 
-def edges(plan: Plan, nest: Nest) -> Iterator[Edge]:
+def edges(plan: Plan, nest: LoopNest | None) -> Iterator[Edge]:
     """Every flow of at least one byte, outermost level first."""
     if isinstance(plan.cost, CsaCost):
         yield from _csa_edges(plan, plan.cost)
@@ -50,22 +50,12 @@ def edges(plan: Plan, nest: Nest) -> Iterator[Edge]:
         for name, size in level.items():
             if name.endswith("_bytes") and size:
                 yield supplier, receiver, name.removesuffix("_bytes"), size, level["cycles"] * size / level["bytes"]
-    for operand, read, written in _register_bytes(plan, nest):
-        rate = levels[0]
-        cycles = read / rate.read_bytes_per_cycle.value + written / rate.write_bytes_per_cycle.value
-        yield names[0], REGISTERS, operand, read + written, cycles
-
-
-def _register_bytes(plan: Plan, nest: Nest) -> Iterator[tuple[str, float, float]]:
-    """(operand, bytes read, bytes written) by micro-kernels, whole tiles but for the skipped kernel rows."""
-    s = on_cpu(plan)[0]
-    full, edge = nest.live_rows(s.windows)
-    steps = nest.repeats * (full + edge) * nest.channels * nest.kernel_w * ceil_div(nest.filters, s.filters)
-    yield "packed" if s.pack == "tiles" else "input", float(steps * s.windows * nest.element_bytes), 0.0
-    yield "filters", float(steps * s.filters * nest.element_bytes), 0.0
-    out = float(nest.repeats * nest.windows * nest.filters * nest.out_bytes)
-    sets = ceil_div(nest.channels, s.channels)
-    yield "output", out * (sets - 1), out * sets
+    if nest is None:
+        return
+    for row, one in enumerate(nest.operands):
+        if one.name and nest.accesses[row].inside == len(nest.loops) - 1 and (size := float(nest.touched(row)[0])):
+            rate = levels[0].write_bytes_per_cycle if one.written else levels[0].read_bytes_per_cycle
+            yield names[0], REGISTERS, one.name, size, size / rate.value
 
 
 def _csa_edges(plan: Plan, cost: CsaCost) -> Iterator[Edge]:

@@ -35,7 +35,7 @@ def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: 
     that unit."""
     if workload.pointwise:
         return Cost(0.0, 0.0, "copy", {}, {"copy": 0.0})
-    return cost_from(machine, [columns_pass(workload, machine, hot, by_element, packer)])
+    return cost_from([columns_pass(workload, machine, hot, by_element, packer)])
 
 
 @lru_cache(maxsize=64)
@@ -51,7 +51,7 @@ def columns_pass(w: Conv, machine: Machine, hot: bool = True, by_element: bool =
         vectors = taps * nest.out_h * ceil_div(nest.out_w, _lanes(nest, unit))
         copy += vectors * machine.core.pack_cycles.value + taps / nest.kernel_w * nest.out_h * machine.core.pack_call_cycles.value
         copy += float(moved[0, 0, 0]) / machine.levels[0].line_bytes * machine.core.pack_line_cycles.value
-    return Pass({"copy": np.array([copy])}, ("input", "columns"), moved)
+    return Pass(machine, {"copy": np.array([copy])}, ("input", "columns"), moved)
 
 
 def columns_nest(w: Conv, nest: Nest, machine: Machine) -> LoopNest:

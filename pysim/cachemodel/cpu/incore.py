@@ -45,7 +45,8 @@ class Rates(NamedTuple):
     takes `pack_calls` calls of the packing routine for each channel set. `windows` and `filters` are those of a tile, `window_tiles`
     and `filter_tiles` counts of one repeat. `packed_window` is bytes of a window in a panel, `filter_tile` of a filter panel's live
     part, `stored_tile` of all of it, each of one channel. `*_edge` are bytes of lines that a run of windows only shares with its
-    neighbour: all runs of a channel where they are packed, a tile's run of one channel in place, of one filter in the output.
+    neighbour: all runs of a channel where they are packed, a tile's run of one channel in place, of one filter in the output, of one
+    row of k of a transposed A.
     """
 
     nest: Nest
@@ -67,6 +68,7 @@ class Rates(NamedTuple):
     pack_edge: Array
     place_edge: Array
     out_edge: Array
+    filter_edge: Array
 
 
 def rates(nest: Nest, machine: Machine, kernels: Sequence[Kernel]) -> Rates:
@@ -82,7 +84,7 @@ def _rates(nest: Nest, machine: Machine, kernels: tuple[Kernel, ...]) -> Rates:
 
 
 def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]:
-    """One row of `Rates`, its arrays from `kernel` to `out_edge`."""
+    """One row of `Rates`, its arrays from `kernel` to `filter_edge`."""
     unit = machine.unit(kernel.target)
     if unit is None:
         raise PlanError(f"{machine.name} has no unit {kernel.target}, which {kernel.name} needs")
@@ -122,6 +124,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         (runs - nest.out_h) * live_mean * nest.run_edge(kernel.windows, line),
         line_rest(line, nest.plane_bytes, kernel.windows * size),
         line_rest(line, nest.windows * nest.out_bytes, kernel.windows * nest.out_bytes),
+        line_rest(line, nest.filters * size, kernel.filters * size),
     )
 
 

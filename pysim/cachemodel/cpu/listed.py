@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, cost_from, cycles_of
+from pysim.cachemodel.cpu.cost import Pass, cost_from
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, Reason, Rejected
@@ -72,7 +72,7 @@ class ListedCosts:
         self._rows, self._on, self._latencies = of.rows, on, latencies
         self._at = [(one, column) for one in passes for column in range(one.moved.shape[-1])]
         self.kinds = (name,)
-        self.cycles: Array = np.concatenate([cycles_of(on, [one]) for one in passes] or [np.empty(0)])
+        self.cycles: Array = np.concatenate([one.cycles for one in passes] or [np.empty(0)])
         self.kernels = tuple(dict.fromkeys(kernel.name for kernel, _ in of.rows))
         self.kernel: NDArray[np.int64] = np.array([self.kernels.index(kernel.name) for kernel, _ in of.rows], dtype=np.int64)
         self.alike, self.kind = self.kernel, np.zeros(len(of.rows), dtype=np.int64)
@@ -83,7 +83,7 @@ class ListedCosts:
 
     def cost(self, row: int) -> Cost:
         one, column = self._at[row]
-        return cost_from(self._on, [one], column)
+        return cost_from([one], column)
 
     def assumed(self, row: int) -> tuple[str, ...]:
         read = ("core.call_cycles", "core.overlap", "core.frequency_hz", f"core.units.{self._rows[row][0].target}", "levels", "memory")

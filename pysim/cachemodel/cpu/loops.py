@@ -87,7 +87,7 @@ class Loop(NamedTuple):
 
 class Operand(NamedTuple):
     """What is touched inside a loop, its extents along dimensions; `first`: in the first iteration of this loop alone; `after` the loops in
-    its body; `written`: its lines go back out. Operands of one name are one buffer."""
+    its body; `written`: its lines go back out. Operands of one name are one buffer; what has none only takes room."""
 
     name: str
     extents: Mapping[str, Extent]
@@ -202,13 +202,21 @@ def _derived(uses: tuple[Use, ...], operands: tuple[Access, ...]) -> tuple[tuple
     return tuple(found), tuple(weights)
 
 
+@lru_cache(maxsize=64)
+def _ways(levels: tuple[Level, ...]) -> Array:
+    """Ways, and bytes of one, of each level."""
+    return np.array([(level.ways, level.sets * level.line_bytes) for level in levels], dtype=np.float64).T
+
+
 def missing(levels: Sequence[Level], distance: Array) -> Array:
     """Share of lines that miss each level (levels x any) when they are touched again after `distance` bytes."""
-    shape = (-1, *(1 for _ in distance.shape))
-    ways = np.array([level.ways for level in levels]).reshape(shape)
-    way = np.array([level.sets * level.line_bytes for level in levels]).reshape(shape)
-    share: Array = np.clip((distance / way - (ways - 1)) / 2, 0.0, 1.0)
-    return share
+    ways, way = _ways(tuple(levels)).reshape(2, -1, *(1 for _ in distance.shape))
+    share = distance / way
+    share -= ways - 1
+    share /= 2
+    np.maximum(share, 0.0, out=share)
+    found: Array = np.minimum(share, 1.0, out=share)
+    return found
 
 
 def stacked(columns: int, *rows: Any) -> Array:
@@ -242,15 +250,7 @@ class LoopNest:
             np.minimum(found, alone * counts, out=found)
             np.minimum(found, whole, out=found)
             self._extents |= {(row, name): each for row, each in zip(rows, found, strict=True)}
-        self._footprints: dict[tuple[int, int], Array] = {}  # in one iteration of a loop, of an operand that it moves
-        inner = dict.fromkeys(total, 0)
-        for at in range(-1, len(loops)):
-            if at >= 0:
-                inner[loops[at].dimension] += 1
-            for row, access in enumerate(self.accesses):
-                if at < 0 or at in access.moved:
-                    extents = [self._extents[row, name][inner[name]] for name in operands[row].extents]
-                    self._footprints[at, row] = reduce(np.multiply, extents)
+        self._footprints: dict[tuple[int, int], Array] = {}  # in one iteration of a loop that moves an operand
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -259,34 +259,47 @@ class LoopNest:
 
     def footprint(self, loop: int, row: int) -> Array:
         """Bytes of operand `row` in one iteration of a loop (-1: in all)."""
-        return self._footprints[self.accesses[row].level(loop), row]
+        return self._size(self.accesses[row].level(loop), row)
+
+    def _size(self, level: int, row: int) -> Array:
+        found = self._footprints.get((level, row))
+        if found is None:
+            over = [loop.dimension for loop in self.loops[: level + 1]]
+            found = reduce(np.multiply, (self._extents[row, name][over.count(name)] for name in self.operands[row].extents))
+            self._footprints[level, row] = found
+        return found
 
     def between(self, uses: tuple[Use, ...], more: int = 0) -> Array:
         """Bytes of each operand between each use and the next: operands x uses (and `more`, which are 0) x columns."""
-        found, sizes = np.zeros((len(self.operands), len(uses) + more, self.columns)), self._footprints
+        found, size = np.zeros((len(self.operands), len(uses) + more, self.columns)), self._size
         derived, weights = _derived(uses, self.accesses)
         factors: dict[int, Any] = {}
         for at, loop in enumerate(self.loops):
             factors[at], factors[~at] = 1 / loop.trips, np.greater(loop.trips, 1)
-        numbers = [sum(product * math.prod(factors[at] for at in which) for which, product in weight) for weight in weights]
+        numbers = [sum(reduce(np.multiply, (factors[at] for at in which), product) for which, product in weight) for weight in weights]
         for row, use, terms, most, joined in derived:
             out, where = found[row, use], uses[use].loop
             for number, level in terms:
-                out += sizes[level, row] if number < 0 else numbers[number] * sizes[level, row]
+                out += size(level, row) if number < 0 else numbers[number] * size(level, row)
             if joined and not isinstance(base := self.operands[row].extents[name := self.loops[where].dimension].base, float):
                 one = self._extents[row, name][sum(each.dimension == name for each in self.loops[: where + 1])]
-                out -= base / np.maximum(1e-9, one) * np.maximum(0.0, out - sizes[where, row])
+                out -= base / np.maximum(1e-9, one) * np.maximum(0.0, out - size(where, row))
             if most is not None:
-                np.minimum(out, sizes[most, row], out=out)
+                np.minimum(out, size(most, row), out=out)
         return found
 
     def misses(self, levels: Sequence[Level], hot: bool = True) -> Array:
         """Bytes of each operand that a run misses in each cache (levels x operands x columns), no more further out than further in; caches
         are `hot` from a run before, or not."""
         found = np.zeros((len(levels), len(self.operands), self.columns))
-        for one in self.reuses():
-            share = missing(levels, one.distance).mean(axis=1)
-            found[:, one.row] += one.size * (one.times * share if hot or not one.first else (one.times - 1) * share + 1)
+        whole = self._together({row: self.footprint(-1, row) for row in range(len(self.operands))}).max()
+        spilled = [level for level in levels if not hot or whole > (level.ways - 1) * level.sets * level.line_bytes]  # others keep all
+        for one in self.reuses() if spilled else ():
+            share = missing(spilled, one.distance).sum(axis=1) / len(one.distance)
+            if one.first and not hot:
+                share = (share * (one.times - 1) + 1) / one.times
+            share *= one.times * one.size
+            found[: len(spilled), one.row] += share
         return np.minimum.accumulate(found)
 
     def reuses(self) -> Iterator[Reuse]:
@@ -305,8 +318,7 @@ class LoopNest:
                 yield Reuse(row, -1, passes, size, again[Use(of, -1)][None], True)
             else:
                 passes = passes * math.prod(loop.trips for loop in self.loops[: both + 1])
-                distance = np.stack([self._together(self._from(before, row, both, part)) for part in PARTS])
-                yield Reuse(row, both, passes, size, distance, before > row)
+                yield Reuse(row, both, passes, size, self._from(before, row, both), before > row)
             for loop in range(both + 1, of.inside + 1):
                 if loop not in of.moved:
                     yield Reuse(row, loop, passes * (self.loops[loop].trips - 1), size, again[Use(of, loop)][None])
@@ -319,12 +331,13 @@ class LoopNest:
         trips = math.prod(loop.trips for at, loop in enumerate(self.loops[: of.inside + 1]) if at != of.first)
         return self.footprint(of.inside, row) * trips
 
-    def _together(self, sizes: Array) -> Array:
-        """Bytes of all operands (the first axis), those of one name once."""
+    def _together(self, sizes: Mapping[int, Array] | Array) -> Array:
+        """Bytes of operands by row, those of one name once."""
         found: dict[str, Array] = {}
-        for one, size in zip(self.operands, sizes, strict=True):
-            found[one.name] = np.maximum(found.get(one.name, 0.0), size)
-        return sum(found.values(), np.zeros(sizes.shape[1:]))
+        for row, size in sizes.items() if isinstance(sizes, Mapping) else enumerate(sizes):
+            name = self.operands[row].name
+            found[name] = np.maximum(found[name], size) if name in found else size
+        return reduce(np.add, found.values(), np.zeros(self.columns))
 
     def _before(self, row: int) -> int:
         """The operand that is the same buffer in the phase before, or the one before."""
@@ -341,21 +354,25 @@ class LoopNest:
         inside = self.accesses[row].inside
         return -1 if inside < loop else 1 if inside > loop else 2 * self.operands[row].after
 
-    def _from(self, before: int, row: int, loop: int, part: float) -> Array:
-        """Bytes of each operand from a buffer's use in one phase of a loop to that in another."""
-        start, end = self._phase(before, loop), self._phase(row, loop)
+    def _from(self, before: int, row: int, loop: int) -> Array:
+        """Bytes from a buffer's use in one phase of a loop to that in another, for each of PARTS."""
+        start, end, own = self._phase(before, loop), self._phase(row, loop), self.operands[row].name
         within = [at for at in self.accesses[before if start == 1 else row].moved if at > loop]
         once = min(within, default=loop + 1) - 1  # the last loop that passes over the whole buffer
-        found = np.zeros((len(self.operands), self.columns))
+
+        whole = {at: self.footprint(loop, at) for at, one in enumerate(self.operands) if one.name == own}
         for at, one in enumerate(self.operands):
             phase = self._phase(at, loop)
-            if one.name == self.operands[row].name:
-                found[at] = self.footprint(loop, at)
-            elif phase in (start, end):
-                found[at] = (part if phase == end else 1 - part) * self.footprint(once if phase == 1 else loop, at)
-            elif phase >= 0 and (start < phase < end if start < end else not end < phase < start):
-                found[at] = self.footprint(loop, at)
-        return found
+            if phase >= 0 and one.name != own and (start < phase < end if start < end else not end <= phase <= start):
+                whole[at] = self.footprint(loop, at)
+        names = {self.operands[at].name for at in whole}
+
+        def size(phase: int) -> Array:
+            rows = (at for at, one in enumerate(self.operands) if one.name not in names and self._phase(at, loop) == phase)
+            return self._together({at: self.footprint(once if phase == 1 else loop, at) for at in rows})
+
+        ends, always = (size(start), size(end)), self._together(whole)
+        return np.stack([always + (1 - part) * ends[0] + part * ends[1] for part in PARTS])
 
     def _shared(self, row: int, passes: Array) -> Iterator[Reuse]:
         """Of what neighbouring tiles share."""
@@ -364,19 +381,13 @@ class LoopNest:
         for name, extent in self.operands[row].extents.items():
             if isinstance(extent.base, float) and not extent.base:
                 continue
-            each, tiles = extent.base / self._extents[row, name][0] * self.footprint(-1, row), passes
+            each, tiles = extent.base / np.maximum(1e-9, self._extents[row, name][0]) * self.footprint(-1, row), passes
             for at, loop in enumerate(self.loops[: inside + 1]):
                 if loop.dimension == name:
-                    body = [self.footprint(at, other) * (self._phase(other, at) >= 0) for other in rows]
-                    yield Reuse(row, at, (loop.trips - 1) * tiles, each, self._together(np.stack(body))[None])
+                    body = self._together({other: self.footprint(at, other) for other in rows if self._phase(other, at) >= 0})
+                    yield Reuse(row, at, (loop.trips - 1) * tiles, each, body[None])
                     tiles = tiles * loop.trips
-            phase = [self.footprint(inside, other) * (self._phase(other, inside) == self._phase(row, inside)) for other in rows]
+            phase = self._phase(row, inside)
+            body = self._together({other: self.footprint(inside, other) for other in rows if self._phase(other, inside) == phase})
             most = np.maximum(1.0, self.total[name] * passes / tiles)
-            yield Reuse(row, inside, (most - 1) * tiles, each, self._together(np.stack(phase))[None] / most)
-
-    def printed(self) -> Iterator[str]:
-        """The nest of the first column in words, outermost loop first: trips, tiles and what is touched there."""
-        for depth, loop in enumerate(self.loops):
-            trips, tiles = (int(np.ravel(number)[0]) for number in (loop.trips, loop.tiles))
-            here = ", ".join(one.name for one, use in zip(self.operands, self.accesses, strict=True) if use.inside == depth)
-            yield "  " * depth + f"{loop.name}: {trips} x {tiles} of {loop.dimension}" + (f"; {here}" if here else "")
+            yield Reuse(row, inside, (most - 1) * tiles, each, body[None] / most)

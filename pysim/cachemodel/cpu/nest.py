@@ -95,6 +95,16 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes between one channel and the next."""
         return self.height * self.width * self.element_bytes
 
+    @property
+    def input_pitch(self) -> int:
+        """Bytes between the planes that a tile of windows lies in: of channels, or of windows where they are transposed."""
+        return self.channels * self.element_bytes if self.windows_transposed else self.plane_bytes
+
+    @property
+    def filters_in_rows_of_k(self) -> bool:
+        """Whether the run packs a tile of filters from rows of k: those of a transposed A."""
+        return not self.filters_packed and not self.filters_transposed
+
     def touched_bytes(self, line: int) -> int:
         """Bytes of the lines of an input plane that windows read: rows with unread ones between them fill lines badly."""
         size, gaps = self.element_bytes, self.touched_h < min(self.height, self.span_h)

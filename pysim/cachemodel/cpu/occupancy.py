@@ -13,7 +13,9 @@ since. Bytes in between are known by operand, in ways of the cache (line size x 
 
   as two chunks d planes apart share max(0, c - |d P|) bytes of sets: near 0 where planes spread evenly, large where P and way have a
   large common divisor. Lines of both operands together are uniform about the mean, as wide as V asks. A line of the chunks themselves
-  finds x + V / x of them. Where one pass over a plane ends and the next begins, two halves of different planes lie in between.
+  finds x + V / x of them. Where V is more than x^2 chunks crowd: sets have x + V / x of them, with chance x^2 / (x^2 + V), or none. Rows
+  of k of a transposed A that are packed lie so, too. Where one pass over a plane ends and the next begins, two halves of different planes
+  lie in between.
 
 So the share of misses is the chance that these add up to more than the ways. A run whose data fit a level at all misses nothing there:
 buffers lie one after the other.
@@ -23,6 +25,7 @@ add 2 with chance 0.75: 9 lines, a miss, with chance 0.40. On average there are 
 """
 
 from functools import lru_cache
+from itertools import product
 from math import gcd
 
 import numpy as np
@@ -35,8 +38,7 @@ from pysim.machine.cpu import Level
 
 _SURE = 2.5  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
 _MOST_PLANES = 1 << 14  # more are counted as so many: few bytes of each lie in a cache, evenly, or all in the same sets
-_ROWS = np.array([[OPERANDS.index("input")], [OPERANDS.index("output")]])
-_RUNS = np.array([[OPERANDS.index("packed")], [OPERANDS.index("filters")]])
+ROWS = OPERANDS.index("input"), OPERANDS.index("output")  # which lie in planes
 
 
 def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
@@ -75,11 +77,12 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
 
     `scale` (OPERANDS x schedules) makes ways of the bytes of a distance.
     """
-    way, pitches = level.sets * level.line_bytes, (nest.plane_bytes, nest.windows * nest.out_bytes)
-    crowd = any(
-        gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way
-        for pitch, most in zip(pitches, (nest.channels, nest.filters), strict=True)
-    )
+    way, pitches = level.sets * level.line_bytes, [nest.input_pitch, nest.windows * nest.out_bytes]
+    most = [nest.windows if nest.windows_transposed else nest.channels, nest.filters]
+    rows: tuple[int, ...] = ROWS
+    if nest.filters_in_rows_of_k:
+        rows, most, pitches = (*ROWS, OPERANDS.index("filters")), [*most, nest.channels], [*pitches, nest.filters * nest.element_bytes]
+    crowd = any(gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way for pitch, most in zip(pitches, most, strict=True))
     of_roles = np.concatenate([scale[roles, span] for roles, span in zip(flows.roles, flows.columns, strict=True)], axis=1)
     reach = np.einsum("odn,on->dn", flows.between, of_roles)
     reach -= level.ways
@@ -94,38 +97,60 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
     if stream.size:
         kind = flows.kind[column]
         own, at = flows.operand[kind, stream], flows.at[kind, stream]
-        inputs, outputs, turns = flows.planes[:, at, column]
+        inputs, outputs, turns, deep = flows.planes[:, at, column]
         lines = np.full((len(OPERANDS), stream.size), 1e-9)
         for role, size in zip(flows.roles[kind].T, flows.between[:, at, column] * of_roles[:, column], strict=True):
             lines[role, np.arange(stream.size)] += size
-        chunks, planes_of = np.stack([lines[0], lines[3] / turns]), np.stack([inputs, outputs])
-        if pitches[0] == pitches[1]:
+        chunks = np.stack([lines[0], lines[3] / turns, lines[2]][: len(rows)])
+        planes_of = np.stack([inputs, outputs, deep][: len(rows)])
+        if len({*pitches}) == 1:
             spread = variance(chunks, planes_of, pitches[0], way)
         else:
             spread = np.stack([variance(*case, way) for case in zip(chunks, planes_of, pitches, strict=True)])
         spread[1] *= turns
-        share[stream, column] = overfull(level.ways, lines, spread, own)
+        share[stream, column] = overfull(level.ways, lines, spread, own, rows)
     return share
 
 
-def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64]) -> Array:
+def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64], in_rows: tuple[int, ...] = ROWS) -> Array:
     """Chance that a line of operand `own` finds more than `room` lines in its set, itself among them.
 
-    Columns of `ways` (by operand, above 0) and of `spread` (variances of inputs and of outputs).
+    Columns of `ways` (by operand, above 0) and of `spread` (variances of those that lie `in_rows`, inputs and outputs at least).
     """
-    runs, rows = ways[1:3], ways[::3]
+    in_runs = [at for at in range(len(ways)) if at not in in_rows]
+    runs, rows = ways[in_runs], ways[list(in_rows)]
     whole = np.floor(runs)
-    packed, filters = (runs - whole) * np.where(own == _RUNS, (whole + 1) / runs, 1.0)
-    mine = own == _ROWS
-    mean = (rows + mine * (spread / rows)).sum(axis=0)
-    wide = (spread - mine * np.minimum(spread, rows * np.maximum(0.0, 1 - rows))).sum(axis=0)
+    parts = (runs - whole) * np.where(own == np.array(in_runs)[:, None], (whole + 1) / runs, 1.0)
+    packed, filters = parts if len(parts) == 2 else (parts[0], np.zeros_like(parts[0]))
+    mine = own == np.array(in_rows)[:, None]
+    met = rows + spread / rows  # lines of a set that chunks meet
+    crowd = spread > np.maximum(1.0, rows * rows) * (1 + 1e-9)  # a schedule alone is rounded otherwise than in a table
+    mean = np.where(mine, met, np.where(crowd, 0.0, rows)).sum(axis=0) + whole.sum(axis=0)
+    wide = np.where(crowd, 0.0, spread - mine * np.minimum(spread, rows * np.maximum(0.0, 1 - rows))).sum(axis=0)
+    crowd &= ~mine
+    found = _above(room, mean, wide, packed, filters)
+    if not crowd.any():
+        return found
+    chance = crowd * (rows / met)
+    found *= (1 - chance).prod(axis=0)
+    for which in list(product((0, 1), repeat=len(rows)))[1:]:
+        of = [row for row, some in enumerate(which) if some]
+        at = np.flatnonzero(crowd[of].all(axis=0))
+        if at.size:
+            here = np.where(np.array(which)[:, None], chance[:, at], 1 - chance[:, at]).prod(axis=0)
+            found[at] += here * _above(room, mean[at] + met[of][:, at].sum(axis=0), wide[at], packed[at], filters[at])
+    return found
+
+
+def _above(room: int, mean: Array, wide: Array, one: Array, other: Array) -> Array:
+    """Chance of more than `room` lines: uniform about a mean, and one more of either run on a share of the sets."""
     part = mean - np.floor(mean)
     narrow = 1 / np.sqrt(1 + 12 * np.maximum(0.0, wide - part * (1 - part)))
-    at = (mean + whole[0] + whole[1] - (room + 0.5)) * narrow + 0.5
-    none, one, two = (np.minimum(np.maximum(at + more * narrow, 0.0), 1.0) for more in range(3))
-    more = one - none
-    found: Array = none + (packed + filters) * more + packed * filters * (two - one - more)
-    return found
+    at = (mean - (room + 0.5)) * narrow + 0.5
+    none, first, second = (np.minimum(np.maximum(at + more * narrow, 0.0), 1.0) for more in range(3))
+    more = first - none
+    chance: Array = none + (one + other) * more + one * other * (second - first - more)
+    return chance
 
 
 def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:

@@ -177,8 +177,8 @@ class Sliced:
         every = Extent(1.0, sets)
         depths = self.swapped(np.where(self.packed, 1.0, sets), np.ones(n) if self.own else sets)
         operands = (
-            Operand("kept", {"channels": Extent(1.0, depths[0]), "kept": kept[0]}, "streamed"),
-            Operand("streamed", {"channels": Extent(1.0, depths[1]), "streamed": streamed[0]}, "streamed"),
+            Operand("kept operand", {"channels": Extent(1.0, depths[0]), "kept": kept[0]}, "streamed"),
+            Operand("streamed operand", {"channels": Extent(1.0, depths[1]), "streamed": streamed[0]}, "streamed"),
             Operand("output", {"kept": kept[1], "streamed": streamed[1]}, "streamed"),
             Operand("raw kept", {"channels": every, "kept": kept[2]}, "kept", first="streamed sets"),
             Operand("raw streamed", {"channels": every, "streamed": streamed[2]}, "streamed sets"),
@@ -205,7 +205,8 @@ def flows(rates: Rates, table: Table, hot: bool) -> Flows:
     roles, operand, at, shares, never = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
     size = stacked(s.at.size, *(stream[2] for stream in streams))
     kind = np.repeat(np.arange(len(columns)), np.diff(ends))
-    return Flows(columns, kind, roles, operand, at, shares, never, size, _between(s), _planes(s), s.once)
+    between = _between(s)
+    return Flows(columns, kind, roles, operand, at, shares, never, size, between, _planes(s, between), s.once)
 
 
 @lru_cache(maxsize=64)
@@ -238,6 +239,7 @@ def _between(s: Sliced) -> Array:
     found[:, UNUSED] = NEVER
     for row in (STREAMED, RAW_STREAMED):
         found[row, BURST] = of.footprint(STREAMED_TILES, row)
+    found[RAW_KEPT, BURST] = ~s.kept * of.footprint(KEPT_TILES, RAW_KEPT)
     found[KEPT, AHEAD.start] = of.footprint(KEPT_TILES, KEPT)
     for ahead, on_demand, part in [*zip(AHEAD, ON_DEMAND, PARTS, strict=True)][::-1]:
         found[:, ahead], found[:, on_demand] = found[:, AHEAD.start], found[:, TURN]
@@ -267,12 +269,16 @@ def _as_roles(s: Sliced, once: Array) -> Array:
     return np.stack([kept[0], streamed[0], once[OUTPUT], kept[1], streamed[1]])
 
 
-def _planes(s: Sliced) -> Array:
-    """Planes of inputs and outputs in between, and the turns: a loop over filter tiles leaves half of the outputs of each of two sets."""
+def _planes(s: Sliced, between: Array) -> Array:
+    """Planes of inputs and outputs in between, and the turns: a loop over filter tiles leaves half of the outputs of each of two sets. A
+    transposed B has a row for each window."""
     sets: list[Any] = [np.where(s.kept, *both) for both in ((s.n_filters, s.k3), (s.k2, s.k3), (s.k2, 1.0))]
     tiles = np.minimum(stacked(s.at.size, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
-    found = np.ones((3, len(_LOOPS), s.at.size))
+    found = np.ones((4, len(_LOOPS), s.at.size))
     found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.channels, s.channels), tiles[np.maximum(0, _LOOPS)]
+    found[3] = found[0]
+    if s.nest.windows_transposed:
+        found[0] = np.maximum(1.0, np.where(s.kept, between[RAW_KEPT], between[RAW_STREAMED]) / (s.channels * s.nest.element_bytes))
     for run in (RUN_STREAMED, RUN_RAW_STREAMED):  # of one set of channels: what the first and the last set of kept tiles write
         np.copyto(found[1, run], found[1, SETS], where=s.sets == 1)
     found[2, _LOOPS == STREAMED_SETS] += s.kept
@@ -305,7 +311,8 @@ def _streams(s: Sliced, hot: bool) -> Iterator[tuple[Any, ...]]:
         ),
     ):
         ends = size * np.minimum(1.0, 2 * sets / tiles)
-        inner, outer = passes - turns + (packs & keeps), np.where(packs, keeps * np.maximum(0.0, turns - 2), turns - 1)
+        demanded = packs & keeps & (raw == INPUT)  # packed and read at once, and again a set later; filters are packed ahead of all windows
+        inner, outer = passes - turns + demanded, np.where(packs, keeps * np.maximum(0.0, turns - 1 - demanded), turns - 1)
         apart = np.where(keeps, outer, inner)  # uses a set of the other operand apart, of first and last tiles half a one
         yield of, 0.0, ends * apart, *(TURN_END, PASS_END)[::order]
         yield of, 0.0, (size - ends) * apart, *(TURN, PASS)[::order]
@@ -337,6 +344,11 @@ def _streams(s: Sliced, hot: bool) -> Iterator[tuple[Any, ...]]:
         shared = ~packed * (s.n_windows - 1) * s.rates.place_edge[s.at] * nest.channels
         yield INPUT, 0.0, shared * kept * (s.n_filters - f_sets), CALL  # a tile alone reads its lines whole each time
         edges.append((INPUT, 0.0, shared * np.where(kept, f_sets, s.n_filters), across, CALL, (TURN, PASS)))
+    if nest.filters_in_rows_of_k:
+        shared = (s.n_filters - 1) * s.rates.filter_edge[s.at] * nest.channels * np.where(kept, w_sets, 1.0)
+        beyond = np.maximum(0.0, f_sets - 1) / np.maximum(1.0, s.n_filters - 1)
+        yield FILTERS, 0.0, shared * (1 - beyond), BURST, BURST
+        yield FILTERS, 0.0, shared * beyond, TURN, SETS
     for operand, written, size, far, near, where in edges:
         yield operand, written, size * (1 - far), PASS_END, near
         yield operand, written, size * far, *where

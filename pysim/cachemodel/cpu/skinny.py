@@ -149,7 +149,9 @@ def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine
     pieces = np.array([2.0 * size * of.k * width for width, (_, of) in zip(widths, rows, strict=True)])
     misses[1:, _MATRIX] += nest.footprint(-1, _MATRIX) * missing(machine.levels, pieces)[1:]
     moved = crossed(nest, np.minimum.accumulate(misses))
-    return Pass(dict(zip(("kernel", "call", "store", "pack"), terms, strict=True)), nest.names, moved, wait=fills(machine, moved[:, -2:]))
+    return Pass(
+        machine, dict(zip(("kernel", "call", "store", "pack"), terms, strict=True)), nest.names, moved, wait=fills(machine, moved[:, -2:])
+    )
 
 
 def _terms(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine, latency: float) -> tuple[float, float, float, float]:

@@ -45,6 +45,7 @@ def row_refuses(kernel: Kernel, machine: Machine, micro_kernel: tuple[int, int] 
     return None
 
 
+@lru_cache(maxsize=256)
 def rows(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None = None) -> Rows:
     """The micro-kernels of `dtype` for the units of `machine`, of windows x filters `micro_kernel` where given.
 

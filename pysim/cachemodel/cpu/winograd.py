@@ -40,7 +40,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.cost import Pass, crossed, cycles_of
+from pysim.cachemodel.cpu.cost import Pass, crossed
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
@@ -215,8 +215,8 @@ def predict(of: Candidates) -> Prediction:
             which = [2 * row + back for row in at for back in range(2)]
             covers = 1 / of.k2 if "kernel" in names else 1.0
             operands = [nest.operands[row].name for row in at]
-            passes.append(Pass({name: terms[name] for name in names}, operands, moved[:, which], covers))
-    return Prediction(cycles_of(of.machine, passes), tuple(passes))
+            passes.append(Pass(of.machine, {name: terms[name] for name in names}, operands, moved[:, which], covers))
+    return Prediction(sum((one.cycles for one in passes), np.zeros(1)), tuple(passes))
 
 
 def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[str, Array]:
@@ -261,6 +261,7 @@ def _unit(machine: Machine, kernel: Kernel) -> Unit:
     return unit
 
 
+@lru_cache(maxsize=256)
 def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[float, ...]:
     """Of one group: cycles of all steps, calls of one channel set, cycles to store and to load the sums once, cycles of both transforms."""
     unit = _unit(machine, kernel)
@@ -388,7 +389,7 @@ def described(of: Candidates) -> LoopNest:
             "panels of tiles",
         ),
         # what is asked for behind the filters that are multiplied
-        Operand("ahead", {"groups": groups, "rows": Extent(ROWS_AHEAD * wide, ROWS_AHEAD * wide)}, "panels of tiles"),
+        Operand("", {"groups": groups, "rows": Extent(ROWS_AHEAD * wide, ROWS_AHEAD * wide)}, "panels of tiles"),
         Operand("sums", sums, "panels of tiles", written=True),
         Operand("sums", sums, "sets", after=True),
         Operand(

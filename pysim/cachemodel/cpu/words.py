@@ -1,28 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A nest's plan in words: its loops, its tiles against each cache, its heaviest flow."""
+"""A plan in words, of the description of its loops: the loops, what is used again and which cache holds it, the heaviest flow.
 
-from collections.abc import Iterator
+Worked number: 64 windows of 3x3 taps of 64 channels in FP32 are 147,456 bytes, 14 % of an L2 of 1 MiB.
+"""
 
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from pysim.cachemodel.cpu.cost import one_schedule
 from pysim.cachemodel.cpu.graph import critical_edge, traffic
 from pysim.cachemodel.cpu.incore import products_per_cycle
+from pysim.cachemodel.cpu.loops import Loop, LoopNest, Number
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
+from pysim.cachemodel.cpu.reuse import Sliced
 from pysim.machine.cpu import Level, Machine
 from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
-from pysim.record.plan import Plan
+from pysim.record.plan import Plan, on_cpu
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import kernels
 
+Names = Mapping[str, str]  # what a description calls its dimensions and operands, in a reader's words
 
-def describe(nest: Nest, plan: Plan, summary: str) -> Description:
-    """The description of a plan whose schedule is that of a nest."""
-    s, on = plan.schedule, plan.on
-    assert isinstance(s, Schedule) and isinstance(on, Machine)
-    sections = [Section("loops", tuple(_loops(nest, s))), Section("reuse", tuple(_reuse(nest, s, on)))]
-    sections += [
-        Section(title, lines) for title, lines in (("exact maxima", _exact(plan)), ("heaviest flow", _heaviest(nest, plan))) if lines
+
+def describe(
+    plan: Plan, summary: str, nest: LoopNest, peak: float, inner: str, names: Names = MappingProxyType({}), more: Sequence[Section] = ()
+) -> Description:
+    """The description of a plan by that of its loops, whose innermost body is `inner`."""
+    sections = (
+        *more,
+        Section("loops", tuple(printed(nest, names, inner))),
+        Section("reuse", tuple(reused(nest, on_cpu(plan)[1], names))),
+        Section("exact maxima", _exact(plan)),
+        Section("heaviest flow", _heaviest(plan, nest, names)),
+    )
+    return Description(summary, tuple(section for section in sections if section.lines), peak)
+
+
+def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] = ()) -> Description:
+    """The description of a plan whose schedule is that of SConv's nest."""
+    s, on = on_cpu(plan)
+    described, names = sliced(nest, on, s)
+    taps = f" x {nest.kernel_h}x{nest.kernel_w}" if nest.kernel_h * nest.kernel_w > 1 else ""
+    inner = f"{s.kernel} on {s.windows} windows x {s.filters} filters x {s.channels} channels{taps}"
+    summary = f"{summary}, {s.stationary.replace('_', ' ')}"
+    repeats = (Section("repeats", (f"for each of {nest.batch} images x {nest.groups} groups",)),) if nest.repeats > 1 else ()
+    return describe(plan, summary, described, _peak(nest, on, s.kernel), inner, names, (*more, *repeats))
+
+
+def sliced(nest: Nest, on: Machine, s: Schedule) -> tuple[LoopNest, Names]:
+    """The loops of a schedule of SConv's nest, and what they are called."""
+    of = Sliced(*one_schedule(nest, on, s))
+    packed = "packed " * (s.pack == "tiles"), "packed " * (not nest.filters_packed)
+    windows, filters = ("window tiles", f"{packed[0]}input", "input to pack"), ("filter tiles", f"{packed[1]}filters", "filters to pack")
+    kept, streamed = (windows, filters) if s.stationary == "input_stationary" else (filters, windows)
+    called = (("kept", kept), ("streamed", streamed))
+    names = {form.format(key): word for key, words in called for form, word in zip(("{}", "{} operand", "raw {}"), words, strict=True)}
+    return of.loop_nest, {**names, "channels": f"sets of {s.channels} channels", "kept sets": "sets", "streamed sets": "sets"}
+
+
+def printed(nest: LoopNest, names: Names = MappingProxyType({}), inner: str = "") -> Iterator[str]:
+    """The nest in words, outermost loop first, with what is touched in each body ahead of the loops in it and after them."""
+    touched = [
+        (of, one.after, names.get(one.name, one.name) + " (written)" * one.written)
+        for row, (one, of) in enumerate(zip(nest.operands, nest.accesses, strict=True))
+        if one.name and _number(nest.footprint(-1, row))
     ]
-    return Description(f"{summary}, {s.stationary.replace('_', ' ')}", tuple(sections), _peak(nest, on, s.kernel))
+    for depth, loop in enumerate(nest.loops):
+        sets = f"of {_number(loop.tiles):,.0f} " if _number(loop.tiles) > 1 else ""
+        here = ", ".join(name for of, after, name in touched if of.inside == depth and not after)
+        text = f"for each of {_number(loop.trips):,.0f} {_words(loop, names, sets)}"
+        yield "  " * depth + text + (f": {here}" if here else "")
+    if inner:
+        yield "  " * len(nest.loops) + inner
+    for depth in range(len(nest.loops), 0, -1):
+        if here := ", ".join(name for of, after, name in touched if of.inside == depth - 1 and after):
+            yield "  " * depth + f"then {here}"
+
+
+def _words(loop: Loop, names: Names, size: str = "of ") -> str:
+    """blocks of (3) panels of tiles; panels of tiles."""
+    name, dimension = names.get(loop.name, loop.name), names.get(loop.dimension, loop.dimension)
+    return f"{name} {size}{dimension}" if size and _number(loop.tiles) > 1 else name
+
+
+def reused(nest: LoopNest, on: Machine, names: Names = MappingProxyType({})) -> Iterator[str]:
+    """What lies between two uses of an operand, and the cache that holds as much."""
+    for one in nest.reuses():
+        operand, distance = nest.operands[one.row].name, float(one.distance[:, 0].mean())
+        if operand and _number(one.times) >= 0.5 and _number(one.size) and distance > 0:
+            loop = nest.loops[one.loop]
+            where = f"from phase to phase of {_words(loop, names)}" if len(one.distance) > 1 else f"at the next of {_words(loop, names)}"
+            text = f"{names.get(operand, operand)} again {where if one.loop >= 0 else 'in the next run'}"
+            yield f"{text:<64}{bytes_text(distance):>10}  {_against(distance, on.levels)}"
+
+
+def _number(value: Number) -> float:
+    return float(np.ravel(value)[0])
+
+
+def _against(size: float, levels: tuple[Level, ...]) -> str:
+    holder = next((level for level in levels if size <= level.size_bytes), None)
+    return f"{size / holder.size_bytes:.0%} of {holder.name} ({bytes_text(holder.size_bytes)})" if holder else "from memory"
 
 
 def _peak(nest: Nest, on: Machine, name: str) -> float:
@@ -35,86 +116,15 @@ def _peak(nest: Nest, on: Machine, name: str) -> float:
     return 2 * products_per_cycle(nest, kernel, unit) * on.clock_hz / live if live else 0.0
 
 
-def tile_sizes(nest: Nest, s: Schedule) -> tuple[int, int, int]:
-    """Bytes of one window tile, one filter tile and one output tile (equation 1 of `pysim.cachemodel.cpu.csa`)."""
-    depth = s.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
-    return s.windows * depth, s.filters * depth, s.windows * s.filters * nest.out_bytes
-
-
-def _loops(nest: Nest, s: Schedule) -> Iterator[str]:
-    windows, filters = ceil_div(nest.windows, s.windows), ceil_div(nest.filters, s.filters)
-    keeps_input = s.stationary == "input_stationary"
-    kept, streamed = ("window", "filter") if keeps_input else ("filter", "window")
-    n_kept, n_streamed = (windows, filters) if keeps_input else (filters, windows)
-    k2, k3 = min(s.k2, n_streamed), min(s.k3, n_kept)
-    taps = f" x {nest.kernel_h}x{nest.kernel_w}" if nest.kernel_h * nest.kernel_w > 1 else ""
-    one_pass = keeps_input and k2 == n_streamed
-    if s.pack == "none":
-        pack = ""
-    elif keeps_input:
-        pack = ": pack it" if one_pass else ": pack it at the first of the filter sets"
-    else:
-        pack = ": pack them"
-    own_filters = "" if nest.filters_packed else ": pack them"
-    repeat = f"for each of {nest.batch} images x {nest.groups} groups" if nest.repeats > 1 else ""
-    sets = [
-        repeat,
-        f"for {_sets(nest.channels, s.channels)} channels",
-        f"for {_sets(n_kept, k3)} {kept} tiles" + ("" if keeps_input else own_filters),
-        f"for {_sets(n_streamed, k2)} {streamed} tiles" + (own_filters if keeps_input else pack),
-        f"for each {kept} tile" + (pack if keeps_input else ""),
-        f"for each {streamed} tile: {s.kernel} on {s.windows} windows x {s.filters} filters x {s.channels} channels{taps}",
-    ]
-    for depth, text in enumerate(line for line in sets if line):
-        yield "  " * depth + text
-
-
-def _sets(total: int, size: int) -> str:
-    count = ceil_div(total, size)
-    return f"each of {count} sets of {size}" if count > 1 else f"the one set of {size}"
-
-
-def _reuse(nest: Nest, s: Schedule, on: Machine) -> Iterator[str]:
-    """What must stay in each cache for the next use to hit it: equations 2, 4 and 5, against the caches of the machine."""
-    levels = on.levels
-    window, filters, out = tile_sizes(nest, s)
-    tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.filters, s.filters)
-    keeps_input = s.stationary == "input_stationary"
-    kept, streamed = (window, filters) if keeps_input else (filters, window)
-    names = ("window", "filter") if keeps_input else ("filter", "window")
-    n_kept, n_streamed = tiles if keeps_input else tiles[::-1]
-    k2, k3 = min(s.k2, n_streamed), min(s.k3, n_kept)
-    yield f"{'window tile':<44}{bytes_text(window):>11}"
-    yield f"{'filter tile':<44}{bytes_text(filters):>11}"
-    yield f"{'output tile':<44}{bytes_text(out):>11}"
-    rows = [
-        ("one call", kept + streamed + out, 0),
-        (f"until a {names[1]} tile is used again", kept + k2 * (streamed + out), 1),
-        (f"until a {names[0]} tile is used again", k3 * kept + k2 * streamed + k2 * k3 * out, 2),
-    ]
-    for what, size, level in rows[: 2 if n_streamed <= k2 else 3]:
-        yield f"{what:<44}{bytes_text(size):>11}  {_against(size, levels, level)}"
-
-
-def _against(size: int, levels: tuple[Level, ...], index: int) -> str:
-    """A size against the cache that should hold it, and the one that does."""
-    level = levels[min(index, len(levels) - 1)]
-    text = f"{size / level.size_bytes:.0%} of {level.name} ({bytes_text(level.size_bytes)})"
-    if size <= level.size_bytes:
-        return text
-    holder = next((other.name for other in levels if size <= other.size_bytes), "memory")
-    return f"{text}, so {holder} supplies it"
-
-
 def _exact(plan: Plan) -> tuple[str, ...]:
     """What the slicing analysis makes of exact maxima, beside halving."""
     found = [(item.schedule.kind, item.cost.exact) for item in plan.considered if isinstance(item.cost, CsaCost) and item.cost.exact]
     return tuple(f"{kind}: channels {of['channels']}, k2 {of['k2']}, k3 {of['k3']}, cost {of['cost']:,}" for kind, of in found)
 
 
-def _heaviest(nest: Nest, plan: Plan) -> tuple[str, ...]:
+def _heaviest(plan: Plan, nest: LoopNest, names: Names) -> tuple[str, ...]:
     edge = critical_edge(traffic(plan, nest))
     if edge is None:
         return ()
     source, target, operand, size, cycles = edge
-    return (f"{operand} from {source} to {target}, {bytes_text(size)}, {cycles:,.0f} cycles",)
+    return (f"{names.get(operand, operand)} from {source} to {target}, {bytes_text(size)}, {cycles:,.0f} cycles",)

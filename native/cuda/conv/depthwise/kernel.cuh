@@ -123,6 +123,67 @@ __global__ void __launch_bounds__(THREADS) kept_kernel(const __grid_constant__ C
     of.template store<WIDE, PIECE>(c, sum);
 }
 
+/* kept_kernel of one filter a group, under NHWC, of types of which two make a word: a thread has two neighbouring channels, whose elements it loads and
+ * stores at once. `places` are of pairs. */
+template <class T, int KERNEL, int STRIDE, int WIDE>
+__global__ void __launch_bounds__(THREADS, KERNEL == 7 && STRIDE == 2 ? 1 : 2) paired_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
+    enum { LINE = (WIDE - 1) * STRIDE + KERNEL, TAPS = KERNEL * KERNEL };
+    using Pair = Pack<T, 2>;
+    const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
+    if (index >= places.count) return;
+    const Place at = place_of(c, places, index);
+    const int channel = 2 * at.f, h0 = at.p * ROWS * STRIDE - c.pad_top, w0 = at.q * WIDE * STRIDE - c.pad_left;
+    const Pair *const image = (const Pair *)((const T *)c.in + ((int64_t)at.n * c.height * c.width + w0) * c.groups + channel);
+    const T *const weights = (const T *)c.weights + channel * TAPS;
+    const int column = c.groups / 2, row = c.width * column; /* in pairs */
+    Pair by[TAPS];
+    float sum[ROWS][WIDE][2] = {};
+    unsigned inside = 0; /* bit s: column s */
+#pragma unroll
+    for (int s = 0; s < LINE; s++) inside |= (unsigned)((unsigned)(w0 + s) < (unsigned)c.width) << s;
+#pragma unroll
+    for (int i = 0; i < TAPS; i++) by[i] = {{weights[i], weights[TAPS + i]}};
+#pragma unroll
+    for (int h = 0; h < (ROWS - 1) * STRIDE + KERNEL; h++) {
+        const unsigned there = (unsigned)(h0 + h) < (unsigned)c.height ? inside : 0;
+        const Pair *from = image + (h0 + h) * row;
+        Pair line[LINE];
+#pragma unroll
+        for (int s = 0; s < LINE; s++, from += column) {
+            unsigned word = 0;
+            if (there >> s & 1) word = *(const unsigned *)from;
+            line[s] = *(const Pair *)&word;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            if (h - i * STRIDE >= 0 && h - i * STRIDE < KERNEL)
+#pragma unroll
+                for (int s = 0; s < KERNEL; s++)
+#pragma unroll
+                    for (int q = 0; q < WIDE; q++)
+#pragma unroll
+                        for (int f = 0; f < 2; f++) sum[i][q][f] += float(line[q * STRIDE + s].value[f]) * float(by[(h - i * STRIDE) * KERNEL + s].value[f]);
+    }
+    with_output<T>(c.product, [&](const auto &epilogue) {
+        using Out = std::decay_t<decltype(*epilogue.c)>;
+        Out *const to = (Out *)c.out + ((int64_t)at.n * c.out_h * c.out_w + at.q * WIDE) * c.groups + channel;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int p = at.p * ROWS + i;
+            if (p >= c.out_h) break;
+#pragma unroll
+            for (int q = 0; q < WIDE; q++) {
+                if (at.q * WIDE + q >= c.out_w) break;
+                Out *const pair = to + (p * c.out_w + q) * c.groups;
+                if (epilogue.plain) *(Pack<Out, 2> *)pair = {{Out(sum[i][q][0]), Out(sum[i][q][1])}};
+                else
+#pragma unroll
+                    for (int f = 0; f < 2; f++) put(epilogue, pair + f, sum[i][q][f], channel + f);
+            }
+        }
+    });
+}
+
 /* KERNEL x KERNEL taps, dilated, of one column and HIGH rows of outputs, so far apart that one reads the rows of the input that the one before it
  * reads but for the first. One row: of any stride. */
 template <class T, int KERNEL, int HIGH>

@@ -210,20 +210,20 @@ template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows 
     return describe_3d<S>(map, c.weights, sizes, pitches, boxes);
 }
 
-template <class S> Kernel<Windows> kernel_for(const Conv &c) {
+template <class S> Kernel<Windows> kernel_for(const Conv &c, bool planes) {
     if constexpr (!S::Element::SPLIT)
-        if (planes(c)) return wgmma_kernel<S, Gathered<PLANES>>;
+        if (planes) return wgmma_kernel<S, Gathered<PLANES>>;
     return c.nhwc ? wgmma_kernel<S, Gathered<CHANNELS_LAST>> : wgmma_kernel<S, Gathered<CHANNELS_FIRST>>;
 }
 
 template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStream_t stream) {
     CUtensorMap windows, filters;
-    cudaError_t error = planes(c) ? describe_planes<S>(&windows, c) : describe_windows<S>(&windows, c);
+    cudaError_t error = !c.pitch ? describe_planes<S>(&windows, c) : describe_windows<S>(&windows, c);
     if (error == cudaSuccess) error = describe_filters<S>(&filters, c);
-    return error == cudaSuccess ? start<S>(kernel_for<S>(c), windows, filters, c, c.product, sms, stream) : error;
+    return error == cudaSuccess ? start<S>(kernel_for<S>(c, !c.pitch), windows, filters, c, c.product, sms, stream) : error;
 }
 
-template <class S> cudaError_t attributes_of_windows(const Conv &c, pysim_cuda_attributes *out) { return attributes_of<S>(kernel_for<S>(c), out); }
+template <class S> cudaError_t attributes_of_windows(const Conv &c, pysim_cuda_attributes *out) { return attributes_of<S>(kernel_for<S>(c, planes(c)), out); }
 }
 }
 #endif

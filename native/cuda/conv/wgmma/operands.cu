@@ -67,8 +67,10 @@ struct Folded {
         steps = kernel_h * ((kernel_w * channels * element + 127) / 128);
     }
 };
-/* Where that takes fewer steps. */
+/* Where that takes fewer steps, and there are no taps more than the kernel has: by those, zeros, pixels would be multiplied that a window does not
+ * have, of which an infinite one makes NaN. Rows that fold (folds) may. */
 bool folded(const Conv &c) {
+    if (!c.folds && (c.kernel_h % c.stride_h || c.kernel_w % c.stride_w)) return false;
     if (!copied(c) || c.groups > 1 || c.stride_h * c.stride_w == 1 || c.dilation_h > 1 || c.dilation_w > 1) return false;
     const Folded of(c);
     const int64_t vectors = of.channels * dtypes[c.dtype].bytes / 16;
@@ -106,6 +108,7 @@ pysim_status own_bytes(const Conv &c, int64_t *bytes) {
 /* TMA's limits (CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 8.0, "im2col mode"). */
 const char *refuses(const Conv &c) {
     const int64_t high = (c.kernel_h - 1) * (int64_t)c.dilation_h, wide = (c.kernel_w - 1) * (int64_t)c.dilation_w;
+    if (c.folds && !folded(c)) return "it takes few channels, which it copies, and windows more than a pixel apart";
     static_assert(most::TMA_STRIDE == 8 && most::TMA_SPAN == 256 && most::TMA_CORNER == 128, "what the sentences say");
     if (c.stride_h > most::TMA_STRIDE || c.stride_w > most::TMA_STRIDE) return "it takes strides of up to 8";
     if (high >= most::TMA_SPAN || wide >= most::TMA_SPAN) return "it takes kernels that span up to 256 rows and columns";
@@ -145,19 +148,28 @@ Operands as_pixels(const Conv &c, Windows &to, bool copy) {
 }
 }
 
+namespace {
+/* Fails unless TMA can read operands from there. */
+pysim_status lie(const void *input, const void *filters) {
+    const struct { const char *name; const void *data; } operands[] = {{"input", input}, {"filters", filters}};
+    for (const auto &operand : operands)
+        if ((uintptr_t)operand.data % 16)
+            return fail(PYSIM_UNSUPPORTED, "a convolution on wgmma copies by 16 bytes; its %s, at %p, must begin at a multiple of them",
+                        operand.name, operand.data);
+    return PYSIM_OK;
+}
+}
+
 pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     const Own own = own_of(c);
     static_cast<Conv &>(to) = c;
     to.group_images = to.group_channels = 0;
+    to.pitch = 0;
+    if (planes(c)) return lie(c.in, c.weights);
     Operands copies = folded(c) ? as_folded(c, to) : as_pixels(c, to, own.input != 0);
     if (own.input) to.in = copies.input.to = c.own;
     if (own.filters) to.weights = copies.filters.to = (char *)c.own + own.input;
-    pysim_status status = PYSIM_OK;
-    const struct { const char *name; const void *data; } operands[] = {{"input", to.in}, {"filters", to.weights}};
-    for (const auto &operand : operands)
-        if ((uintptr_t)operand.data % 16 && status == PYSIM_OK)
-            status = fail(PYSIM_UNSUPPORTED, "a convolution on wgmma copies by 16 bytes; its %s, at %p, must begin at a multiple of them",
-                          operand.name, operand.data);
+    pysim_status status = lie(to.in, to.weights);
     if (status != PYSIM_OK) return status;
     if (own.input || own.filters)
         status = check(channels_last(copies.input, copies.filters, dtypes[c.dtype].bytes, stream), "channels of input and filters");

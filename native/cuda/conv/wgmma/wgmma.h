@@ -10,7 +10,7 @@ namespace hopper {
 
 /* A convolution whose input and filters lie as TMA takes them: filters[filter][tap][channels], and images[image][row][pixel], of
  * which each pixel has `depth` channels and begins `pitch` elements after the one before, a row `row` elements; all pitches are multiples
- * of 16 bytes. A group's windows begin `group_images` images and `group_channels` channels after those of the group before. */
+ * of 16 bytes. A group's windows begin `group_images` images and `group_channels` channels after those of the group before. pitch 0: planes. */
 struct Windows : Conv {
     int images, depth, pitch, row, group_images, group_channels;
 };
