@@ -288,6 +288,13 @@ def test_rows_that_are_not_aligned_are_laid_out_again():
     assert columns(H200, problem, [WGMMA]).relayouts[0] == 1
 
 
+def test_outputs_leave_one_by_one_where_rows_of_c_are_no_whole_vectors():
+    whole, narrow = (Gemm(m=4096, n=n, k=64, trans_b=True, dtype="f16") for n in (4096, 4095))
+    assert [bool(columns(H200, w, [WGMMA]).narrow[0]) for w in (whole, narrow)] == [False, True]
+    tiles = [float(predicted(H200, w, WGMMA).terms["tiles"][0]) for w in (whole, narrow)]
+    assert tiles[1] - tiles[0] >= 128 * 128 * H200.model.single_cycles.value  # of one tile, at least
+
+
 @pytest.mark.parametrize(
     ("name", "kernel", "says"),
     [

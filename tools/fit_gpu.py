@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits the constants of the GPU cost model to what benchmarks/cuda/planner.py measured, and reports on other shapes than it fitted.
 
-    tools/fit_gpu.py planner-h200.json -m h200 [-o report.json] [--write]        (also .jsonl of benchmarks/cuda/bench.cu --rows)
+    tools/fit_gpu.py planner-h200.json -m h200 [-o report.json] [--write] [--families]
+    (also .jsonl of benchmarks/cuda/bench.cu --rows, and of benchmarks/cuda/products.py --top)
 
 Fitted, by least squares of log(predicted / measured) over half of the problems: the machine's [model] table, its L2 and memory rates,
-and each kernel's efficiency. Launches within NEAR of a problem's best weigh more, since among them the planner chooses. Reported, for
-both halves: error (median and 90th percentile of |log(predicted / measured)|), Kendall's tau over the launches of a problem, and the
-regret of the launch predicted best; beside them what nvidia-matmul-heuristics makes of the same kernels where it is installed.
+and each kernel's efficiency; with --families all but rates, latencies and how L2 is shared, which convolutions were fitted with. Launches
+within NEAR of a problem's best weigh more, since among them the planner chooses. Reported, for both halves: error (median and 90th
+percentile of |log(predicted / measured)|), Kendall's tau over the launches of a problem, and the regret of the launch predicted best;
+beside them what nvidia-matmul-heuristics makes of the same kernels where it is installed.
 --write puts the constants into the machine's file, with kind "fitted", and attributes and efficiencies beside the registry.
 """
 
@@ -15,6 +17,7 @@ import argparse
 import json
 import re
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,12 +50,13 @@ RATES = (
     "port_bytes_per_cycle",
     "memory_port_bytes_per_cycle",
 )
-CONSTANTS = ("pass_seconds", "clear_seconds", "copy_share", "l2_share", "repeat_share")
+STARTS = ("pass_seconds", "clear_seconds", "copy_share", "single_cycles")
+CONSTANTS = (*STARTS, "l2_share", "repeat_share")
 OF_FAMILY = tuple(name for name in GpuFamily.__struct_fields__ if name != "efficiency")
 BOUNDS = {  # of each constant: what a GPU could have
     "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "clear_seconds": (1e-7, 1e-5),
     "copy_share": (0.05, 1), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000), "meet_cycles": (10, 20000),
-    "hidden": (1e-3, 1), "l2_share": (0.2, 1), "repeat_share": (0.01, 1), "l2_bytes_per_second": (1e12, 3e13),
+    "hidden": (1e-3, 1), "l2_share": (0.2, 1), "repeat_share": (0.01, 1), "single_cycles": (0.01, 10), "l2_bytes_per_second": (1e12, 3e13),
     "memory_bytes_per_second": (1e12, 4.8e12), "l2_latency_cycles": (100, 2000),
     "memory_latency_cycles": (200, 5000),
     "port_bytes_per_cycle": (16, 64), "memory_port_bytes_per_cycle": (4, 64),
@@ -78,21 +82,43 @@ def read(paths: list[Path]) -> tuple[list[Case], dict[str, Attributes]]:
     """The problems of some files, and the attributes of their kernels."""
     cases, attributes = [], {}
     for path in paths:
-        document = of_bench(path) if path.suffix == ".jsonl" else json.loads(path.read_text())
+        document = document_of(path)
         attributes |= {name: msgspec.convert(one, Attributes) for name, one in document["attributes"].items() if one}
         cases += [case for one in document["problems"] if (case := case_of(one, document["kernels"]))]
     return cases, attributes
 
 
-def of_bench(path: Path) -> dict[str, Any]:
+def document_of(path: Path) -> dict[str, Any]:
+    """A file as planner.py's document, whichever wrote it."""
+    if path.suffix != ".jsonl":
+        return json.loads(path.read_text())
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+    return (of_products if "plans" in lines[0] else of_bench)(lines)
+
+
+def of_products(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `benchmarks/cuda/products.py` printed, as planner.py's document."""
+    names = [row.name for row in gemm_kernels()]
+    problems = []
+    for line in lines:
+        launches = []
+        for plan in line["plans"]:
+            s = plan["schedule"]
+            if plan["right"] and plan["kernel"] in names:
+                how = (names.index(plan["kernel"]), DECOMPOSITIONS.index(s["decomposition"]), s["splits"], int(s["along_n"]), s["group"])
+                launches.append([*how, plan["seconds"], plan["samples"], plan["predicted"]])
+        problems.append({"problem": line["problem"], "cublas": line["cublas"], "launches": launches})
+    return {"kernels": names, "attributes": {}, "problems": problems}
+
+
+def of_bench(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """What `benchmarks/cuda/bench.cu --rows` printed, as planner.py's document: its sizes are cuBLAS's, so the kernels see C transposed.
 
     Only whole results of a type (not "f16>f32") are taken; its walks are along m in bands of 8.
     """
     names = [row.name for row in gemm_kernels()]
     problems, launches = [], []
-    for line in path.read_text().splitlines():
-        one = json.loads(line) if line.startswith("{") else {}
+    for one in lines:
         if "row" in one and ">" not in one["dtype"]:
             name, kind, splits = (*one["row"].split(), "", "1")[:3]
             if name in names:
@@ -109,7 +135,7 @@ def of_bench(path: Path) -> dict[str, Any]:
 
 def case_of(one: dict[str, Any], names: list[str]) -> Case | None:
     launches = [launch for launch in one["launches"] if gemm_kernel(names[launch[0]])]
-    if len(launches) < 2:
+    if not launches:
         return None
     used = sorted({launch[0] for launch in launches})
     kernels = tuple(row for index in used if (row := gemm_kernel(names[index])))
@@ -129,11 +155,12 @@ def case_of(one: dict[str, Any], names: list[str]) -> Case | None:
 class Parameters:
     """Machine constants and kernel efficiencies as one vector of logarithms."""
 
-    def __init__(self, gpu: Gpu, kernels: list[GemmKernel], attributes: dict[str, Attributes]) -> None:
+    def __init__(self, gpu: Gpu, kernels: list[GemmKernel], attributes: dict[str, Attributes], families_only: bool = False) -> None:
         self.gpu, self.kernels, self.attributes = gpu, kernels, attributes
         self.families = sorted({family_name(gpu, k) for k in kernels})
-        self.names = [*CONSTANTS, *RATES, *(f"{family}.{name}" for family in self.families for name in OF_FAMILY)]
-        start = [getattr(gpu.model, name).value for name in CONSTANTS] + [getattr(gpu, name).value for name in RATES]
+        self.shared = STARTS if families_only else CONSTANTS, () if families_only else RATES
+        self.names = [*chain(*self.shared), *(f"{family}.{name}" for family in self.families for name in OF_FAMILY)]
+        start = [getattr(gpu.model, name).value for name in self.shared[0]] + [getattr(gpu, name).value for name in self.shared[1]]
         start += [getattr(gpu.model.families[family], name).value for family in self.families for name in OF_FAMILY]
         start += [
             (attributes[k.name].efficiency if k.name in attributes else None) or gpu.model.families[family_name(gpu, k)].efficiency.value
@@ -153,9 +180,9 @@ class Parameters:
             family: msgspec.structs.replace(self.gpu.model.families[family], **{name: numbers[f"{family}.{name}"] for name in OF_FAMILY})
             for family in self.families
         }
-        own = {name: numbers[name] for name in CONSTANTS}
+        own = {name: numbers[name] for name in self.shared[0]}
         constants = msgspec.structs.replace(self.gpu.model, **own, families=self.gpu.model.families | families)
-        gpu = msgspec.structs.replace(self.gpu, model=constants, **{name: numbers[name] for name in RATES})
+        gpu = msgspec.structs.replace(self.gpu, model=constants, **{name: numbers[name] for name in self.shared[1]})
         return gpu, efficiencies
 
     def machine(self, vector: Any) -> tuple[Gpu, dict[str, Attributes]]:
@@ -360,7 +387,9 @@ def parser_of(doc: str) -> argparse.ArgumentParser:
 
 def main() -> None:
     parser = parser_of(__doc__)
+    parser.add_argument("--families", action="store_true", help="leave rates, latencies and shares of L2 as they are")
     parser.add_argument("--other-half", action="store_true", help="fit on the half of the problems that is else reported on")
+    parser.add_argument("--report", type=Path, nargs="+", default=[], help="fit on all of the other files, and report on these")
     options = parser.parse_args()
     gpu, (cases, attributes) = load_any(options.machine), read(options.files)
     assert isinstance(gpu, Gpu)
@@ -369,10 +398,13 @@ def main() -> None:
         attributes[name] = msgspec.structs.replace(told, efficiency=one.efficiency)
     half = int(options.other_half)
     halves = {"fitted on": cases[half::2], "reported on": cases[1 - half :: 2]}
+    if options.report:
+        halves = {"fitted on": cases, "reported on": read(options.report)[0]}
+        cases = [*cases, *halves["reported on"]]
     known = attributes
     if not options.no_fit:
         kernels = list({kernel.name: kernel for case in halves["fitted on"] for kernel in case.kernels}.values())
-        parameters = Parameters(gpu, kernels, attributes)
+        parameters = Parameters(gpu, kernels, attributes, options.families)
         gpu, fitted = parameters.machine(fit(halves["fitted on"], parameters))
         known = attributes | fitted
     found = {name: report(some, gpu, known) for name, some in halves.items()}

@@ -51,7 +51,8 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `pass_seconds` is what each re-layout of a call costs beside its copy, `clear_seconds` the memset of flags, `copy_share` the share
     of L2's or memory's rate that a re-layout reaches, `l2_share` that of L2 that operands can fill before they miss, `repeat_share`
-    what bytes cost L2 that several blocks ask for at once, after the first; the others are by family of kernels.
+    what bytes cost L2 that several blocks ask for at once, after the first, `single_cycles` an output of a tile whose SM stores each on
+    its own, since rows of C are no whole vectors; the others are by family of kernels.
     """
 
     pass_seconds: Number
@@ -59,6 +60,7 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     copy_share: Number
     l2_share: Number
     repeat_share: Number
+    single_cycles: Number
     passes: GpuPasses
     direct: GpuDirect
     families: Annotated[dict[str, GpuFamily], msgspec.Meta(min_length=1)]

@@ -174,7 +174,7 @@ def product(
     result = GPU_RESULT_BYTES[problem.dtype]
     a, b = problem.m * problem.k * size, problem.k * problem.n * size * tiles.halves
     sizes = (problem.m, problem.n, problem.k, size, a, b, problem.m * problem.n * result, a, b, result, SUM_BYTES[problem.dtype])
-    return Columns(*sizes, *fixed[len(sizes) :]), step, family
+    return Columns(*sizes, *fixed[len(sizes) :])._replace(narrow=problem.n * result % VECTOR_BYTES > 0), step, family
 
 
 @lru_cache(maxsize=4096)

@@ -29,7 +29,6 @@ INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
 EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
 SPLIT_INSTRUCTIONS = 7  # of an element of A: load, cut, subtract, scale, add, compare, select (native/cuda/core/split.cuh)
 ROUND_INSTRUCTIONS = 3  # of an element of A or B where both are split: add, cut, subtract (native/cuda/mainloop/tensor/split.cuh)
-SINGLE_WAVEFRONTS = 8  # of a warp's store of single outputs, where rows of C are no whole vectors: one for each row of a fragment
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
 BARRIER_BYTES, FLAG_BYTES, ALIGNMENT = 16, 16, 1024  # of a producer's stages: two barriers each, a flag, room to align
 

@@ -68,6 +68,7 @@ def columns_of(
         relayouts=0,
         relaid=0,
         halves=tiles.halves,
+        narrow=False,
         **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
     )
 

@@ -24,7 +24,8 @@ L2      Each block (cluster, where blocks share what they load) reads its rows o
 memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port). First touches lie a whole run apart when operands are
         used again and again ("hot"); cold, they all miss. Who shares what, and what comes again, in waves or stream-K: `traffic`.
 tiles   A tile's start and end: block_cycles (half of it whatever the tile, half for TYPICAL_SUMS a thread), the latency of the first
-        load, and its way out through the SM's port; `hidden` of it overlaps with other work in all waves but one.
+        load, and its way out through the SM's port, where rows of C are no whole vectors output by output (single_cycles); `hidden` of it
+        overlaps with other work in all waves but one.
 partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
           them, part after part, SUMS_AT_ONCE a thread and then a latency.
 relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate.
@@ -66,8 +67,9 @@ class Columns(NamedTuple):
     column of tiles asks of L2, and of B each row of tiles; `result`, `sum`: bytes of one output of a tile as it leaves, and as it is
     summed. `tile_*` are those of a cluster, of `blocks`; an SM holds `resident` blocks. `divides`: k may be shared, by at most
     `stream_most` blocks of stream-K. `whole`: TMA's boxes; `outputs`, `turns`: of a thread, of which it sums so many at once.
-    `relayouts` copies of operands move `relaid` bytes. `halves`: how often B is read, 2 where it is in halves. `bound` is what bounds a
-    step, of STEP. The rest is as the head of this file and the machine's family of constants have it.
+    `relayouts` copies of operands move `relaid` bytes. `halves`: how often B is read, 2 where it is in halves. `narrow`: whether rows
+    of C are no whole vectors. `bound` is what bounds a step, of STEP. The rest is as the head of this file and the
+    machine's family of constants have it.
     """
 
     m: Any
@@ -101,6 +103,7 @@ class Columns(NamedTuple):
     relayouts: Any
     relaid: Any
     halves: Any
+    narrow: Any
     launch_seconds: Any
     block_cycles: Any
     step_cycles: Any
@@ -164,7 +167,7 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     _traffic(gpu, c, table, facts, hot)
     latency = gpu.l2_latency_cycles.value + facts["miss"] * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
     waves = _waves(gpu, c, facts, latency)
-    out = c.tile_m * c.tile_n / c.blocks * c.result / gpu.port_bytes_per_cycle.value
+    out = c.tile_m * c.tile_n / c.blocks * (c.result / gpu.port_bytes_per_cycle.value + c.narrow * model.single_cycles.value)
     number = facts["full_waves"] + (facts["last"] > 0)
     edge = (
         c.block_cycles * (1 + c.outputs / TYPICAL_SUMS) / 2 + latency + np.where(facts["full_waves"] > 0, c.resident, facts["last"]) * out
