@@ -186,19 +186,25 @@ def models_table(batches: tuple[int, ...] = ()) -> str:
     run here."""
     header, *found = map(json.loads, (DATA / "models-h200.jsonl").read_text().splitlines())
     found = [one for one in found if not batches or one["batch"] in batches]
+    means: list[list[float]] = []
     rows = [
-        "| network, batch | PyTorch | its best of | pysim | ratio | errors: PyTorch, pysim | layers by pysim |",
-        "|---|--:|---|--:|--:|---|--:|",
+        "| network, batch | PyTorch | its best of | pysim | ratio | standard, ieee | errors: PyTorch, pysim, standard | memory | layers |",
+        "|---|--:|---|--:|--:|---|---|--:|--:|",
     ]
     for one in found:
         theirs = {name: value for name, value in one["milliseconds"].items() if not name.startswith("pysim")}
         best, ours = min(theirs, key=theirs.__getitem__), sum(layer["runs"] == "pysim" for layer in one["decisions"])
-        errors = f"{one['errors']['pytorch']:.1e}, {one['errors']['pysim']:.1e}"
-        times = f"{theirs[best]:.2f} | {best.replace('_', ' ')} | {one['milliseconds']['pysim graph']:.2f} | {one['ratio']:.2f}x"
-        rows.append(f"| {one['model']}, {one['batch']} | {times} | {errors} | {ours} of {len(one['decisions'])} |")
-    mean = geometric_mean(one["ratio"] for one in found)
+        errors = ", ".join(f"{one['errors'][name]:.1e}" for name in ("pytorch", "pysim", "pysim standard"))
+        ratios = [theirs[best] / one["milliseconds"][f"pysim{level} graph"] for level in ("", " standard", " ieee")]
+        means.append(ratios)
+        times = f"{theirs[best]:.2f} | {best.replace('_', ' ')} | {one['milliseconds']['pysim graph']:.2f} | {ratios[0]:.2f}x"
+        memory = one["peak_bytes"]["pysim"] / one["peak_bytes"]["pytorch"]
+        told = f"{ratios[1]:.2f}x, {ratios[2]:.2f}x | {errors} | {memory:.2f}x | {ours} of {len(one['decisions'])}"
+        rows.append(f"| {one['model']}, {one['batch']} | {times} | {told} |")
+    mean = [f"{geometric_mean(level):.2f}x" for level in zip(*means, strict=True)]
     versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
-    return "\n".join([*rows, "", f"{header['device']}, {versions}; milliseconds; geometric mean {mean:.2f}x.", ""])
+    about = f"{header['device']}, {versions}; milliseconds; geometric means {mean[0]}, standard {mean[1]}, ieee {mean[2]}."
+    return "\n".join([*rows, "", about, ""])
 
 
 def cpu_models_table(name: str) -> str:
