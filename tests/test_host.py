@@ -1,122 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: F811  # fixtures come by name
 """The machine "host": what Linux says and the probes measure is one machine; nonsense is refused, results are kept."""
 
 import math
 import os
-import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from fake_host import ICE_LAKE, ZEN4_CACHES, FakeProbes, cpuinfo, no_getconf, others, run, sysfs, write_caches  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysim.calibration import detected, host
 from pysim.calibration.host import detect
 from pysim.calibration.linux import Cpu, Geometry, getconf, read_caches, read_cpu
 from pysim.calibration.relatives import relative
 from pysim.errors import MachineError, MissingError
-from pysim.machine.cpu import Level, Machine, Memory
 from pysim.machine.load import load, loads
 from pysim.machine.write import to_toml
-from pysim.measure.load import Load
 
-GENOA = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nmodel\t: 1\n"
-ICE_LAKE = "vendor_id : GenuineIntel\ncpu family : 6\nmodel : 106\nmodel name : Intel(R) Xeon(R) Gold 6338 CPU\n"
-ZEN4_CACHES = [Geometry(1, 64, 8, 64, "0-1"), Geometry(2, 2048, 8, 64, "0-1"), Geometry(3, 32768, 16, 64, "0-7")]
-
-
-class FakeProbes:
-    """Round rates at 4 GHz; what was asked is kept, and any rate can be replaced."""
-
-    def __init__(self, targets: tuple[str, ...] = ("avx512", "portable"), rates: dict[str, float] | None = None) -> None:
-        self.targets = targets
-        self.rates = {"clock": 4e9, "fma": 8e9, "read": 128e9, "write": 64e9} | (rates or {})
-        self.streams: list[int] = []  # of one core
-        self.together: list[int] = []  # of several at once
-
-    def available_kernels(self) -> frozenset[str]:
-        return frozenset(f"f32_win_8x4__{target}" for target in self.targets)
-
-    def probe_clock(self) -> float:
-        return self.rates["clock"]
-
-    def probe_fma(self, target: str, dtype: str) -> float:
-        assert target in self.targets and dtype == "f32"
-        return self.rates["fma"]
-
-    def probe_read(self, nbytes: int, seconds: float) -> float:
-        assert 0 < seconds < 0.1
-        alone = threading.current_thread() is threading.main_thread()
-        (self.streams if alone else self.together).append(nbytes)
-        return self.rates["read"]
-
-    def probe_write(self, nbytes: int, seconds: float) -> float:
-        assert 0 < seconds < 0.1
-        return self.rates["write"]
-
-
-class Others:
-    """What other processes have of the processors: nothing, until a test says so."""
-
-    share = 0.0
-
-    def __call__(self, threads: int = 1) -> "Others":
-        return self
-
-    def load(self) -> Load:
-        return Load(self.share, 0.0, 0)
-
-
-@pytest.fixture(autouse=True)
-def others(monkeypatch: pytest.MonkeyPatch) -> Others:
-    made = Others()
-    monkeypatch.setattr(detected, "Watch", made)
-    monkeypatch.setattr(host, "share_of_others", lambda: made.share)
-    monkeypatch.setattr(host, "_next_look", 0.0)
-    return made
-
-
-def no_getconf() -> str:
-    raise AssertionError("getconf is for systems without sysfs")
-
-
-def write_caches(sysfs: Path, caches: list[Geometry], threads: dict[str, str] | None = None) -> None:
-    """A sysfs tree with these caches, an instruction cache, and the hardware threads of each CPU."""
-    entries = [("Instruction", Geometry(1, 64, 8, 64, "0-1"))]
-    entries += [("Data" if geometry.level == 1 else "Unified", geometry) for geometry in caches]
-    for number, (kind, geometry) in enumerate(entries):
-        index = sysfs / "cpu0" / "cache" / f"index{number}"
-        index.mkdir(parents=True)
-        (index / "type").write_text(f"{kind}\n")
-        (index / "level").write_text(f"{geometry.level}\n")
-        (index / "number_of_sets").write_text(f"{geometry.sets}\n")
-        (index / "ways_of_associativity").write_text(f"{geometry.ways}\n")
-        (index / "coherency_line_size").write_text(f"{geometry.line_bytes}\n")
-        (index / "size").write_text(f"{geometry.size_bytes // 1024}K\n")
-        (index / "shared_cpu_list").write_text(f"{geometry.cpus}\n")
-    for cpu, siblings in (threads or {}).items():
-        (sysfs / cpu / "topology").mkdir(parents=True)
-        (sysfs / cpu / "topology" / "thread_siblings_list").write_text(f"{siblings}\n")
-
-
-@pytest.fixture
-def sysfs(tmp_path: Path) -> Path:
-    """Zen 4 with four cores of two threads."""
-    root = tmp_path / "sys"
-    write_caches(root, ZEN4_CACHES, {f"cpu{n}": f"{n // 2 * 2}-{n // 2 * 2 + 1}" for n in range(8)})
-    return root
-
-
-@pytest.fixture
-def cpuinfo(tmp_path: Path) -> Path:
-    path = tmp_path / "cpuinfo"
-    path.write_text(GENOA)
-    return path
-
-
-def run(probes: FakeProbes, sysfs: Path, cpuinfo: Path, cache: Path, cached: bool = False) -> Machine:
-    return detect(cached, probes=probes, sysfs=sysfs, cpuinfo=cpuinfo, cache_dir=cache, run_getconf=no_getconf)
-
+if TYPE_CHECKING:
+    from pysim.machine.cpu import Level, Memory
 
 # Geometry
 
@@ -443,93 +347,3 @@ def test_the_cache_lies_where_xdg_says_or_under_home(sysfs: Path, cpuinfo: Path,
         (file,) = where.iterdir()
         assert file.name.startswith("host-") and file.suffix == ".toml"
         os.unlink(file)
-
-
-# Beside other processes
-
-
-def test_a_detection_beside_other_processes_says_so_and_is_usable(sysfs: Path, cpuinfo: Path, tmp_path: Path, others: Others) -> None:
-    others.share = 0.43
-    machine = run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True)
-    assert "beside other processes, which had 43%" in machine.description and "43%" in machine.sources["host_probes"].title
-    assert machine.core.frequency_hz.value == 4e9
-    others.share = 0.03
-    calm = run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=False)
-    assert "beside" not in calm.description + calm.sources["host_probes"].title
-
-
-def test_it_is_kept_while_others_are_busy_and_repeated_when_they_are_not(
-    sysfs: Path, cpuinfo: Path, tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others.share = 0.8
-    disturbed = run(FakeProbes(rates={"clock": 3e9}), sysfs, cpuinfo, tmp_path, cached=True)
-    again = FakeProbes()
-    assert run(again, sysfs, cpuinfo, tmp_path, cached=True) == disturbed and again.streams == []
-    others.share = 0.0
-    assert run(again, sysfs, cpuinfo, tmp_path, cached=True) == disturbed  # looked a moment ago
-    monkeypatch.setattr(host, "_next_look", 0.0)
-    calm = run(again, sysfs, cpuinfo, tmp_path, cached=True)
-    assert calm.core.frequency_hz.value == 4e9 and again.streams
-    others.share = 0.8
-    assert run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True) == calm  # which nothing repeats
-
-
-def test_a_detection_beside_other_processes_never_replaces_a_quiet_one(sysfs: Path, cpuinfo: Path, tmp_path: Path, others: Others) -> None:
-    calm = run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True)
-    others.share = 0.8
-    fresh = run(FakeProbes(rates={"clock": 3e9}), sysfs, cpuinfo, tmp_path, cached=False)
-    assert fresh.core.frequency_hz.value == 3e9
-    assert run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True) == calm
-
-
-def test_one_absurd_reading_is_measured_again(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
-    class Hiccup(FakeProbes):
-        def probe_read(self, nbytes: int, seconds: float) -> float:
-            first = nbytes > 32 << 20 and nbytes not in self.streams
-            return super().probe_read(nbytes, seconds) / (100 if first else 1)
-
-    memory = run(Hiccup(), sysfs, cpuinfo, tmp_path).memory
-    assert (memory.read_bytes_per_cycle.value, memory.read_bytes_per_cycle.kind) == (32.0, "measured")
-
-
-def test_a_rate_that_stays_far_from_the_same_cpu_is_taken_over_and_assumed(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
-    class Crawling(FakeProbes):
-        def probe_read(self, nbytes: int, seconds: float) -> float:
-            return 4.4e9 if nbytes > 32 << 20 else super().probe_read(nbytes, seconds)
-
-    machine, zen4 = run(Crawling(), sysfs, cpuinfo, tmp_path), load("zen4")
-    taken = machine.memory.read_bytes_per_cycle
-    assert (taken.value, taken.kind) == (zen4.memory.read_bytes_per_cycle.value, "assumed")
-    source = machine.sources[taken.source]
-    assert source.title == "Taken over from zen4" and source.note is not None and "memory read 1.1, there 8.7" in source.note
-    assert "memory.read_bytes_per_cycle" in machine.assumed()
-    assert machine.levels[0].read_bytes_per_cycle.kind == "measured"
-
-
-def test_a_clock_that_no_such_cpu_has_spoils_no_rate(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
-    machine, zen4 = run(FakeProbes(rates={"clock": 4e8}), sysfs, cpuinfo, tmp_path), load("zen4")
-    assert machine.core.frequency_hz.value == zen4.core.frequency_hz.value
-    assert machine.levels[0].read_bytes_per_cycle.value == pytest.approx(128e9 / zen4.core.frequency_hz.value)
-
-
-def test_all_cores_together_get_no_less_than_one_and_no_more_than_each_alone(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
-    for factor, expected in ((0.01, 32.0), (3.0, 4 * 32.0)):
-
-        class Uneven(FakeProbes):
-            def probe_read(self, nbytes: int, seconds: float, factor: float = factor) -> float:
-                rate = super().probe_read(nbytes, seconds)
-                return rate if threading.current_thread() is threading.main_thread() else rate * factor
-
-        total = run(Uneven(), sysfs, cpuinfo, tmp_path).memory.total_read_bytes_per_cycle
-        assert total is not None and total.value == expected
-
-
-def test_cpus_that_multiply_as_half_as_many_cores_are_hardware_threads_that_a_virtual_machine_hides() -> None:
-    class Paired(FakeProbes):
-        def probe_fma(self, target: str, dtype: str) -> float:
-            alone = threading.current_thread() is threading.main_thread()
-            return super().probe_fma(target, dtype) * (1.0 if alone else self.rates["together"])
-
-    for together, cores in ((1.0, 16), (0.7, 16), (0.55, 8)):
-        probes = Paired(rates={"together": together})
-        assert detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 16, probes).machine.cores == cores

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: F811  # fixtures come by name
+"""What a detection makes of other processes, of absurd readings and of CPUs that are hardware threads."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from fake_host import ZEN4_CACHES, FakeProbes, Others, cpuinfo, others, run, sysfs  # noqa: F401
+
+from pysim.calibration import detected, host
+from pysim.calibration.linux import Cpu
+from pysim.machine.load import load
+
+
+def test_a_detection_beside_other_processes_says_so_and_is_usable(sysfs: Path, cpuinfo: Path, tmp_path: Path, others: Others) -> None:
+    others.share = 0.43
+    machine = run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True)
+    assert "beside other processes, which had 43%" in machine.description and "43%" in machine.sources["host_probes"].title
+    assert machine.core.frequency_hz.value == 4e9
+    others.share = 0.03
+    calm = run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=False)
+    assert "beside" not in calm.description + calm.sources["host_probes"].title
+
+
+def test_it_is_kept_while_others_are_busy_and_repeated_when_they_are_not(
+    sysfs: Path, cpuinfo: Path, tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others.share = 0.8
+    disturbed = run(FakeProbes(rates={"clock": 3e9}), sysfs, cpuinfo, tmp_path, cached=True)
+    again = FakeProbes()
+    assert run(again, sysfs, cpuinfo, tmp_path, cached=True) == disturbed and again.streams == []
+    others.share = 0.0
+    assert run(again, sysfs, cpuinfo, tmp_path, cached=True) == disturbed  # looked a moment ago
+    monkeypatch.setattr(host, "_next_look", 0.0)
+    calm = run(again, sysfs, cpuinfo, tmp_path, cached=True)
+    assert calm.core.frequency_hz.value == 4e9 and again.streams
+    others.share = 0.8
+    assert run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True) == calm  # which nothing repeats
+
+
+def test_a_detection_beside_other_processes_never_replaces_a_quiet_one(sysfs: Path, cpuinfo: Path, tmp_path: Path, others: Others) -> None:
+    calm = run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True)
+    others.share = 0.8
+    fresh = run(FakeProbes(rates={"clock": 3e9}), sysfs, cpuinfo, tmp_path, cached=False)
+    assert fresh.core.frequency_hz.value == 3e9
+    assert run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True) == calm
+
+
+def test_one_absurd_reading_is_measured_again(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    class Hiccup(FakeProbes):
+        def probe_read(self, nbytes: int, seconds: float) -> float:
+            first = nbytes > 32 << 20 and nbytes not in self.streams
+            return super().probe_read(nbytes, seconds) / (100 if first else 1)
+
+    memory = run(Hiccup(), sysfs, cpuinfo, tmp_path).memory
+    assert (memory.read_bytes_per_cycle.value, memory.read_bytes_per_cycle.kind) == (32.0, "measured")
+
+
+def test_a_rate_that_stays_far_from_the_same_cpu_is_taken_over_and_assumed(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    class Crawling(FakeProbes):
+        def probe_read(self, nbytes: int, seconds: float) -> float:
+            return 4.4e9 if nbytes > 32 << 20 else super().probe_read(nbytes, seconds)
+
+    machine, zen4 = run(Crawling(), sysfs, cpuinfo, tmp_path), load("zen4")
+    taken = machine.memory.read_bytes_per_cycle
+    assert (taken.value, taken.kind) == (zen4.memory.read_bytes_per_cycle.value, "assumed")
+    source = machine.sources[taken.source]
+    assert source.title == "Taken over from zen4" and source.note is not None and "memory read 1.1, there 8.7" in source.note
+    assert "memory.read_bytes_per_cycle" in machine.assumed()
+    assert machine.levels[0].read_bytes_per_cycle.kind == "measured"
+
+
+def test_a_clock_that_no_such_cpu_has_spoils_no_rate(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    machine, zen4 = run(FakeProbes(rates={"clock": 4e8}), sysfs, cpuinfo, tmp_path), load("zen4")
+    assert machine.core.frequency_hz.value == zen4.core.frequency_hz.value
+    assert machine.levels[0].read_bytes_per_cycle.value == pytest.approx(128e9 / zen4.core.frequency_hz.value)
+
+
+def test_all_cores_together_get_no_less_than_one_and_no_more_than_each_alone(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    for factor, expected in ((0.01, 32.0), (3.0, 4 * 32.0)):
+
+        class Uneven(FakeProbes):
+            def probe_read(self, nbytes: int, seconds: float, factor: float = factor) -> float:
+                rate = super().probe_read(nbytes, seconds)
+                return rate if threading.current_thread() is threading.main_thread() else rate * factor
+
+        total = run(Uneven(), sysfs, cpuinfo, tmp_path).memory.total_read_bytes_per_cycle
+        assert total is not None and total.value == expected
+
+
+def test_cpus_that_multiply_as_half_as_many_cores_are_hardware_threads_that_a_virtual_machine_hides() -> None:
+    class Paired(FakeProbes):
+        def probe_fma(self, target: str, dtype: str) -> float:
+            alone = threading.current_thread() is threading.main_thread()
+            return super().probe_fma(target, dtype) * (1.0 if alone else self.rates["together"])
+
+    for together, cores in ((1.0, 16), (0.7, 16), (0.55, 8)):
+        probes = Paired(rates={"together": together})
+        assert detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 16, probes).machine.cores == cores
