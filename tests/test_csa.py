@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pysim import planner
 from pysim.cachemodel.cpu import csa
 from pysim.cachemodel.cpu.nest import Nest, nest_of
+from pysim.explain.text import explain
 from pysim.machine import load as machine
 from pysim.problem.text import parse
 
@@ -182,3 +184,12 @@ def test_halving_fits_and_is_at_most_the_exact_maximum(nest: Nest, shape: tuple[
     assert halved.channels <= most.channels < max(2, 2 * halved.channels + 2)
     for held, value in zip(bounds(nest, p, halved), (halved.channels, halved.k2, halved.k3), strict=True):
         assert held or value == 1
+
+
+def test_a_plan_of_a_shape_that_no_row_has_is_explained() -> None:
+    zen4 = machine.load("zen4")
+    assert zen4.csa
+    on = msgspec.structs.replace(zen4, csa=msgspec.structs.replace(zen4.csa, windows=5, filters=11))
+    plan = planner.plan(LAYER, on, model="csa")
+    assert plan.kernel == "f32_5x11"
+    assert "f32_5x11 on 5 windows x 11 filters" in explain(plan)

@@ -6,6 +6,7 @@ import math
 import platform
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from pysim.problem.text import parse
 from pysim.record.plan import on_cpu
 from pysim.registry.cpu import cpu_epilogues, epilogue_operations
 from pysim.registry.cuda import epilogues
-from pysim.registry.files import native_file
 from pysim.runtime import cpu, cpu_launch
 from pysim.runtime.operators import Window, map_step, pool_step
 
@@ -191,6 +191,7 @@ def test_whole_numbers_have_relu_alone():
         pysim.conv2d(x, w, activation="silu")
 
 
+NATIVE = Path(__file__).parent.parent / "native"
 _VECTORS = """
 #include "loops.h"
 #include "x86/vec_avx512_f32.h"
@@ -206,7 +207,7 @@ void loop(float *p, int64_t n, VEC low, VEC high) {
 @pytest.mark.parametrize("name", ["gelu", "silu", "hard_swish", "gelu_tanh", "sigmoid"])
 def test_a_vector_of_an_activation_has_the_operations_that_the_registry_says(tmp_path, name):
     flags = ["-std=gnu11", "-O3", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"]
-    command = ["gcc", *flags, f"-I{native_file('loops.h').parent}", f"-DNUMBER={cpu_epilogues()[name]}", "-S", "-x", "c", "-", "-o", "-"]
+    command = ["gcc", *flags, f"-I{NATIVE}", f"-DNUMBER={cpu_epilogues()[name]}", "-S", "-x", "c", "-", "-o", "-"]
     made = subprocess.run(command, input=_VECTORS, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     words = [line.split()[0] for line in made.splitlines() if line.startswith("\tv")]  # of the loop, and what stands before it
     count = sum(not word.startswith(("vmov", "vbroadcast", "vpbroadcast", "vxorps", "vzero")) for word in words)

@@ -132,14 +132,19 @@ def test_halves_that_are_rounded_are_off_by_a_quarter_of_those_that_are_cut():
     assert gemm.sums_of_halves(w, BY_WARPS[0].tiles).growth == 1.25  # 2^-21 is 4 roundings to 2^-23
 
 
+def forget():
+    cuda.library.cache_clear()
+    cuda.devices.cache_clear()
+
+
 @pytest.fixture
 def emulated(monkeypatch):
     if not BUILT.exists():
         pytest.skip(f"{BUILT} is not built (meson setup build-native -Dtests=true)")
     monkeypatch.setenv("PYSIM_CUDA_LIBRARY", str(BUILT))
-    cuda.library.cache_clear()
+    forget()
     yield
-    cuda.library.cache_clear()
+    forget()
 
 
 def multiplied(row, a, b, layout, splits=1):

@@ -58,7 +58,7 @@ from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.record.cost import Cost
 from pysim.record.schedule import STATIONARY, Schedule
-from pysim.registry.cpu import kernels
+from pysim.registry.cpu import Kernel, kernels
 
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel asks for ahead
 
@@ -141,6 +141,11 @@ def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | 
         raise PlanError(f"{kernel.name} has tiles of {right}, not {schedule.windows} x {schedule.filters} and {schedule.channels}")
     if min(schedule.k2, schedule.k3) < 1 or (schedule.pack == "none" and not nest.in_place):
         raise PlanError("k2 and k3 are at least 1, and pack none is for windows that lie in place: an unpadded 1x1 convolution of stride 1")
+    return of_row(nest, machine, schedule, kernel)
+
+
+def of_row(nest: Nest, machine: Machine, schedule: Schedule, kernel: Kernel) -> tuple[Rates, Table]:
+    """A schedule that is known to be legal for a kernel."""
 
     def column(value: float) -> Array:
         return np.array([value], dtype=np.float64)

@@ -7,9 +7,10 @@ Worked number: 64 windows of 3x3 taps of 64 channels in FP32 are 147,456 bytes, 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import one_schedule
+from pysim.cachemodel.cpu.cost import of_row
 from pysim.cachemodel.cpu.graph import critical_edge, traffic
 from pysim.cachemodel.cpu.incore import products_per_cycle
 from pysim.cachemodel.cpu.loops import Loop, LoopNest, Number
@@ -21,7 +22,7 @@ from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Plan, on_cpu
 from pysim.record.schedule import Schedule
-from pysim.registry.cpu import kernels
+from pysim.registry.cpu import Kernel, kernels
 
 Names = Mapping[str, str]  # what a description calls its dimensions and operands, in a reader's words
 PANELS = "packed input", "packed filters"  # of windows and of filters, in the workspace of each thread
@@ -70,13 +71,19 @@ def divided(nest: LoopNest, parts: Mapping[str, int], names: Names = MappingProx
 
 def sliced(nest: Nest, on: Machine, s: Schedule) -> tuple[LoopNest, Names]:
     """The loops of a schedule of SConv's nest, and what they are called."""
-    of = Sliced(*one_schedule(nest, on, s))
+    of = Sliced(*of_row(nest, on, s, _row(on, s)))
     read = PANELS[0] if s.pack == "tiles" else "input", "filters" if nest.filters_packed else PANELS[1]
     windows, filters = ("window tiles", read[0], "input to pack"), ("filter tiles", read[1], "filters to pack")
     kept, streamed = (windows, filters) if s.stationary == "input_stationary" else (filters, windows)
     called = (("kept", kept), ("streamed", streamed))
     names = {form.format(key): word for key, words in called for form, word in zip(("{}", "{} operand", "raw {}"), words, strict=True)}
     return of.loop_nest, {**names, "channels": f"sets of {s.channels} channels", "kept sets": "sets", "streamed sets": "sets"}
+
+
+def _row(on: Machine, s: Schedule) -> Kernel:
+    """A schedule's kernel; for one of the slicing analysis, whose shape no row has, any that the machine runs with that shape."""
+    found = next((row for row in kernels() if row.name == s.kernel), None)
+    return found or msgspec.structs.replace(next(row for row in kernels() if on.unit(row.target)), windows=s.windows, filters=s.filters)
 
 
 def printed(nest: LoopNest, names: Names = MappingProxyType({}), inner: str = "") -> Iterator[str]:
