@@ -7,7 +7,7 @@
 For every distinct convolution of arXiv 2303.04739, section 7, on one core, FP32, batch 1, caches hot: the best plan of `sconv`, that of
 `im2col` (this library's transform and product), im2col with OpenBLAS, and the plan of all algorithms; in turns, in one run, each after its
 result was checked. Our filters are packed before; OpenBLAS packs both operands in each product, as it does for the paper's Caffe.
-`*_packing`: what of it the call itself measures as packing (im2col: as the transform). One JSON line a convolution.
+`packing`: what one profiled call measures inside itself; im2col's transform is what that leaves. One JSON line a convolution.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def measure(problem: Conv, on: Any, seconds: float) -> dict[str, Any]:
     right = given.out.copy()
     calls = {"im2col_openblas": theirs.call}
     for name, algorithm in CHOICES.items():
-        plan = planner.plan(problem, on, algorithm=algorithm if algorithm != "im2col" or not problem.pointwise else "sconv")
+        plan = planner.plan(problem, on, algorithm="sconv" if algorithm == "im2col" and problem.pointwise else algorithm)  # a product alone
         ready = bench.make(plan, given)
         result = bench.result(ready, given)
         if not np.abs(result - right).max() <= TOLERANCE * np.sqrt(np.mean(np.square(right, dtype=np.float64))):

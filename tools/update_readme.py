@@ -207,6 +207,28 @@ def models_table(batches: tuple[int, ...] = ()) -> str:
     return "\n".join([*rows, "", about, ""])
 
 
+def networks_table() -> str:
+    """The paper's networks measured: milliseconds of all convolutions, each as often as it occurs, and im2col and OpenBLAS over SConv."""
+    header, *found = map(json.loads, (DATA / "networks-cpu.jsonl").read_text().splitlines())
+    layers = {one["problem"]: one for one in found}
+    titles = ("SConv", "im2col + product", "im2col + OpenBLAS", "free choice")
+    rows = [f"| network | {' | '.join(titles)} | OpenBLAS over SConv | over free choice | paper, x86 | no micro-kernel: SConv, im2col |"]
+    rows.append("|---|" + "--:|" * 8)
+    for name, counts in header["networks"].items():
+        spent = {
+            kind: sum(count * layers[problem]["seconds"][kind] for problem, count in counts.items())
+            for kind in ("sconv", "im2col", "im2col_openblas", "free")
+        }
+        moved = [
+            1 - sum(count * layers[problem]["packing"][kind]["kernel_seconds"] for problem, count in counts.items()) / spent[kind]
+            for kind in ("sconv", "im2col")
+        ]
+        times = " | ".join(f"{value * 1e3:.1f}" for value in spent.values())
+        ratios = f"{spent['im2col_openblas'] / spent['sconv']:.2f}x | {spent['im2col_openblas'] / spent['free']:.2f}x"
+        rows.append(f"| {name} | {times} | {ratios} | {paper_comparison.TABLE_2[name][0]:.2f}x | {moved[0]:.0%}, {moved[1]:.0%} |")
+    return "\n".join([*rows, "", f"{header['environment']['cpu']}; milliseconds.", ""])
+
+
 def cpu_models_table(name: str) -> str:
     """Whole ONNX networks on a CPU: milliseconds here, ONNX Runtime's over them, what was predicted, errors."""
     about, *found = map(json.loads, (DATA / name).read_text().splitlines())
@@ -274,6 +296,7 @@ if __name__ == "__main__":
     put(power10, "stationary", paper_comparison.stationary_table(paper))
     put(power10, "speed-ups", paper_comparison.speed_table(paper))
     put(power10, "details", paper_comparison.detail_table(paper))
+    put(power10, "measured networks", networks_table())
     cache = ROOT / "docs" / "cache.md"
     put(cache, "validation resnet50", validation_table("cache-validation.json"))
     put(cache, "validation other networks", validation_table("cache-validation-other.json"))
