@@ -78,8 +78,10 @@ def native() -> Iterator[None]:
     before = os.environ.get("PYSIM_CUDA_LIBRARY")
     os.environ["PYSIM_CUDA_LIBRARY"] = str(LIBRARY)
     cuda.library.cache_clear()
+    cuda.devices.cache_clear()
     yield
     cuda.library.cache_clear()
+    cuda.devices.cache_clear()
     os.environ.pop("PYSIM_CUDA_LIBRARY")
     if before is not None:
         os.environ["PYSIM_CUDA_LIBRARY"] = before
