@@ -42,7 +42,8 @@ def measure(problem: Conv, on: Any, seconds: float) -> dict[str, Any]:
     right = given.out.copy()
     calls = {"im2col_openblas": theirs.call}
     for name, algorithm in CHOICES.items():
-        plan = planner.plan(problem, on, algorithm="sconv" if algorithm == "im2col" and problem.pointwise else algorithm)  # a product alone
+        chosen = "sconv" if algorithm == "im2col" and problem.pointwise else algorithm  # which need no transform
+        plan = planner.plan(problem, on, algorithm=chosen)
         ready = bench.make(plan, given)
         result = bench.result(ready, given)
         if not np.abs(result - right).max() <= TOLERANCE * np.sqrt(np.mean(np.square(right, dtype=np.float64))):

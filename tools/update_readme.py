@@ -188,7 +188,8 @@ def models_table(batches: tuple[int, ...] = ()) -> str:
     found = [one for one in found if not batches or one["batch"] in batches]
     means: list[list[float]] = []
     rows = [
-        "| network, batch | PyTorch | its best of | pysim | ratio | standard, ieee | errors: PyTorch, pysim, standard | memory | layers |",
+        "| network, batch | PyTorch | its best of | pysim | ratio | standard, ieee | errors: PyTorch, pysim, standard | memory "
+        "| layers by pysim |",
         "|---|--:|---|--:|--:|---|---|--:|--:|",
     ]
     for one in found:
@@ -212,7 +213,9 @@ def networks_table() -> str:
     header, *found = map(json.loads, (DATA / "networks-cpu.jsonl").read_text().splitlines())
     layers = {one["problem"]: one for one in found}
     titles = ("SConv", "im2col + product", "im2col + OpenBLAS", "free choice")
-    rows = [f"| network | {' | '.join(titles)} | OpenBLAS over SConv | over free choice | paper, x86 | no micro-kernel: SConv, im2col |"]
+    rows = [
+        f"| network | {' | '.join(titles)} | OpenBLAS over SConv | over free choice | paper, x86 | outside micro-kernels: SConv, im2col |"
+    ]
     rows.append("|---|" + "--:|" * 8)
     for name, counts in header["networks"].items():
         spent = {

@@ -59,7 +59,7 @@ def allowed(bound: Bound, sums: Sums, want: Array, scale: Array, stored: int = 1
     if sums.result.kind == "i":
         return np.zeros_like(scale, np.float64)
     summed = gamma(sums.k * bound.growth, sums.unit) + gamma(sums.k, 2.0**-53)
-    of = ml_dtypes.finfo(sums.result)  # type: ignore[no-untyped-call]
+    of = ml_dtypes.finfo(sums.result)  # type: ignore[no-untyped-call]  # whose class has no annotations
     rounded, least = stored * float(of.eps) / 2, stored * float(of.smallest_subnormal) / 2
     return np.maximum(summed * scale + rounded * np.abs(want) + least, of_rms(bound, want))
 

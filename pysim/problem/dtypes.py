@@ -38,7 +38,6 @@ TABLE = (
 BY_NAME = {one.name: one for one in TABLE}
 SIZES = {one.name: one.size for one in TABLE}  # bytes of an element, in memory
 AS_HALVES = {"f32": "tf32x3"}  # what may be multiplied as halves of its numbers
-BY_ARRAY = {one.array: one.name for one in TABLE if one.array}  # by the name of an array's dtype
 
 GEMM_DTYPES = tuple(one.name for one in TABLE if one.gpu_results)  # of the operands of products
 CONV_DTYPES = tuple(name for name in GEMM_DTYPES if name != "f8")  # and of convolutions
