@@ -121,6 +121,16 @@ def test_times_are_relative_to_the_neighbouring_sample_of_the_incumbent() -> Non
     assert trials["a"].time == 1 and trials["b"].time == 1.5 and trials["b"].runs == 2 and trials["b"].ratios.size == 8
 
 
+def test_seconds_of_a_plan_are_those_of_the_undisturbed_third_of_runs() -> None:
+    def run(seconds: float, **others: float) -> Run:
+        return Run("model", "a", {name: np.full(5, over * seconds) for name, over in {"a": 1.0, **others}.items()}, 1.0)
+
+    disturbed = [run(1.45, b=0.5) for _ in range(4)]
+    runs = [run(1.0), run(1.01), *disturbed]
+    found = choose.seconds_of(choose.known(runs), runs)
+    assert found == pytest.approx({"a": 1.005, "b": 0.5025}), "b was measured while another machine shared the core"
+
+
 def test_plans_that_cannot_be_run_do_not_hold_a_search_up() -> None:
     times = made_up(30, 5)
     broken = frozenset(sorted(times)[3:20])

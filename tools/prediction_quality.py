@@ -31,6 +31,7 @@ from pysim.problem.text import parse
 
 DATA = Path(__file__).parent.parent / "benchmarks" / "data"
 FEWEST = 3
+SEARCHES = (("Zen 5", False, "search-zen5.json"),)
 SEEN, UNSEEN = "#0072b2", "#d55e00"  # Okabe and Ito's
 
 
@@ -92,12 +93,13 @@ def products() -> Iterator[Sample]:
 
 
 def searches() -> Iterator[Sample]:
-    """The plans that searches measured on a Zen 5 core."""
-    for one in json.loads((DATA / "search-zen5.json").read_text())["searches"]:
-        for plan in one["found"]:
-            if plan["predicted_seconds"] and plan["runs"] > 1:
-                algorithm = plan["name"].partition(",")[0]
-                yield Sample("Zen 5", False, algorithm, *typed(one["problem"]), plan["predicted_seconds"], plan["measured_seconds"])
+    """The plans that searches measured, and whether constants had been fitted there."""
+    for machine, seen, name in SEARCHES:
+        for one in json.loads((DATA / name).read_text())["searches"]:
+            for plan in one["found"]:
+                if plan["predicted_seconds"] and plan["runs"] > 1:
+                    algorithm = plan["name"].partition(",")[0]
+                    yield Sample(machine, seen, algorithm, *typed(one["problem"]), plan["predicted_seconds"], plan["measured_seconds"])
 
 
 def typed(problem: str) -> tuple[str, str]:

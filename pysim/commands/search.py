@@ -38,7 +38,7 @@ COLUMNS = (
     *(Column("model's", 8), Column("best", 8), Column("regret", 6), Column("of 8", 6), Column("of 16", 6), Column("tau", 5)),
     *(Column("model", 6), Column("random", 6), Column("plans", 6), Column("of", 6), Column("x", 2), Column("problem", 7, left=True)),
 )
-LEGEND = """medians; regret: time of the model's first choice (of its best 8, its best 16) over the best found, in turns with it
+LEGEND = """undisturbed seconds; regret: time of the model's first choice (of its best 8, its best 16) over the best found, in turns with it
 tau: Kendall's, of predicted and measured times of all plans measured
 model, random: the best that each found in the same time, over the best of both"""
 

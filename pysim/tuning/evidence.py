@@ -23,7 +23,7 @@ from pysim.problem.text import Workload
 from pysim.record.measurement import Measurement
 from pysim.record.plan import Layout, Plan, State
 from pysim.runtime import cpu, cuda
-from pysim.tuning.choose import Array, Purpose, Run, best, known, samples_of
+from pysim.tuning.choose import Array, Purpose, Run, best, known, seconds_of
 
 MOST_PLANS = 1_000_000
 STATE: State = "hot"  # caches as the call before left them
@@ -117,7 +117,7 @@ def said(set_aside: Mapping[str, int]) -> str:
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
-    """The evidence of a plan that was found by measurement: median seconds of its samples, its time over that of the search's incumbent,
+    """The evidence of a plan that was found by measurement: its undisturbed seconds, its time over that of the search's incumbent,
     how many plans that search measured, when this one was measured last, and where."""
 
     measured_seconds: float
@@ -142,11 +142,10 @@ def pinned(store: Store, workload: Workload, on: Any, asked: Mapping[str, Any], 
         why = said(evidence.set_aside) or ("none of the measured plans is allowed" if trials else "nothing was searched")
         model = next(iter(plans.values()))
         return model, None, f"{workload.text}: the model's plan, not a measured one ({why}); run pysim search"
-    samples = samples_of(name, evidence.runs)
     about = {key: question.here[key] for key in ("pysim", "kernels", "computer")}
     found = Pinned(
-        measured_seconds=float(np.median(samples)), over_incumbent=trials[name].time, incumbent=evidence.runs[0].incumbent,
-        samples=samples.size, plans_measured=len(trials), time=evidence.times[name], **about,
+        measured_seconds=seconds_of(trials, evidence.runs)[name], over_incumbent=trials[name].time, incumbent=evidence.runs[0].incumbent,
+        samples=trials[name].ratios.size, plans_measured=len(trials), time=evidence.times[name], **about,
     )  # fmt: skip
     return plans[name], found, ""
 

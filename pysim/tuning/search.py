@@ -42,8 +42,8 @@ class Settings(NamedTuple):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """A plan that was measured: median seconds of its samples, its time over the best one's (of neighbours in time, which is not the ratio
-    of those medians), in how many runs it took part, and how many samples it has."""
+    """A plan that was measured: its undisturbed seconds (`choose.seconds_of`), its time over the best one's, in how many runs it took part,
+    and how many samples it has."""
 
     name: str
     measured_seconds: float
@@ -188,8 +188,8 @@ def _summary(
     """The fields of a Search that say what was found."""
     ranking, least = orders["model"], choose.best(trials, trials)
     in_arm = {arm: taken(orders[arm], trials, failed) for arm in ARMS}
-    tried = [_tried(plans[name], runs, trials, least) for name in choose.by_time(trials, trials)]
-    seconds = {one.name: one.measured_seconds for one in tried}
+    seconds = choose.seconds_of(trials, runs)
+    tried = [_tried(plans[name], seconds[name], trials, least) for name in choose.by_time(trials, trials)]
     return {
         "plans_legal": len(plans),
         "plans_measured": len(trials),
@@ -207,7 +207,7 @@ def _summary(
     }
 
 
-def _tried(plan: Plan, runs: list[Run], trials: Trials, least: str | None) -> Tried:
-    samples = choose.samples_of(plan.name, runs)
-    over = trials[plan.name].time / trials[least].time if least else None
-    return Tried(plan.name, float(np.median(samples)), plan.seconds, over, trials[plan.name].runs, len(samples))
+def _tried(plan: Plan, seconds: float, trials: Trials, least: str | None) -> Tried:
+    trial = trials[plan.name]
+    over = trial.time / trials[least].time if least else None
+    return Tried(plan.name, seconds, plan.seconds, over, trial.runs, trial.ratios.size)
