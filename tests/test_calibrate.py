@@ -174,6 +174,24 @@ def test_a_few_quiet_rounds_are_enough(truth: Machine, plans: tuple[Measured, ..
     assert constants(found) == pytest.approx(np.array(TRUTH), rel=0.05)
 
 
+def test_what_was_measured_while_another_machine_was_on_the_core_is_left_out(truth: Machine, plans: tuple[Measured, ...]) -> None:
+    class Sibling(Synthetic):
+        """On the core for spells that are three quarters of the time, and hidden from clock and load."""
+
+        def _takes(self, seconds: float, shared: float = 1.0) -> float:
+            slow = int(self.now / 0.2) % 4 > 0
+            return super()._takes(seconds, shared) * (1.45 if slow else 1.0)
+
+        def clock(self) -> float:
+            self.now += 1e-3
+            return self.hertz
+
+    found = Sibling(truth, plans).calibrated()
+    assert constants(found) == pytest.approx(np.array(TRUTH), rel=0.05)
+    assert found.fit.after.p90_error < 0.02 and 0.5 < found.shared < 0.9
+    assert Synthetic(truth, plans).calibrated(4.0).shared < 0.05
+
+
 def test_a_short_budget_leaves_what_it_has_no_rounds_for(truth: Machine, plans: tuple[Measured, ...]) -> None:
     found = Synthetic(truth, plans).calibrated(0.1)
     assert found.rounds == FEWEST and set(found.rejected.values()) == {"too few rounds"} and ".L3." in next(iter(found.rejected))

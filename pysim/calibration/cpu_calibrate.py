@@ -4,8 +4,10 @@
 Everything is measured in rounds: clock, multiply-adds of each unit and type, bandwidth and latency of each level and of memory, what it
 costs to begin and end a parallel region, and plans of a fixed set of layers. A round is short, so what disturbs one quantity disturbs
 all, and each has as many rounds as the budget gives. The clock is read before and after each measurement: one during which it changed is
-no cycles. What rounds amount to is `estimate`'s, what plans say of the model's constants `cpu_fit`'s. What cores share is measured in one
-round of EVERY, and stays as it was where other processes ran in nearly all rounds.
+no cycles. So is one behind which multiply-adds took SHARED times their least: another machine's thread is on the same core then, which
+neither the clock nor any load that is counted here shows (on a Xeon server's virtual CPUs 1.45 times, for seconds). What rounds amount to
+is `estimate`'s, what plans say of the model's constants `cpu_fit`'s. What cores share is measured in one round of EVERY, and stays as it
+was where other processes ran in nearly all rounds.
 
 What cannot be had stays as it was: geometry, vectors, loads and stores a cycle, latency of a multiply-add, prefetched streams.
 """
@@ -15,12 +17,13 @@ import math
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from pysim import planner
 from pysim.calibration.cpu_fit import Fit, Floats, fitted
@@ -38,6 +41,7 @@ from pysim.measure.store import environment
 SOURCE, FIT = "calibration", "calibration_fit"
 CLOCK, TEAM = "core.frequency_hz", "regions of threads: "
 FORKS = ("core.fork_join_cycles", "core.fork_join_thread_cycles")
+SHARED, LEAST = 1.1, 0.1  # multiply-adds on a core that is shared over those on one that is not, which the least tenth of the readings were
 BUSY = 0.15  # CPUs of other processes from which on a round counts as disturbed
 EVERY = 4  # rounds: in one of so many levels that are shared are measured, whose buffers are large
 ANOTHER_RATE = 0.05  # by which float64's rate differs from float32's where it stands apart
@@ -45,13 +49,15 @@ ANOTHER_RATE = 0.05  # by which float64's rate differs from float32's where it s
 
 class Calibration(msgspec.Struct, frozen=True):
     """Everything that was found of a CPU. `numbers` are by their paths in the machine file, `rejected` those that were not, and why;
-    `others` the CPUs that other processes used: median over rounds."""
+    `others` the CPUs that other processes used: median over rounds; `shared` the share of the measurements that were left out:
+    another machine was on the core."""
 
     machine: str
     description: str
     rounds: int
     seconds: float
     others: float
+    shared: float
     numbers: dict[str, Estimate]
     rejected: dict[str, str]
     fit: Fit
@@ -79,34 +85,35 @@ def calibrate(
     timer: Callable[[], float] = time.perf_counter,
 ) -> Calibration:
     """Measures rounds until `budget` seconds are spent, at least FEWEST. MachineError where rounds agree on nothing."""
-    asked, start = _asked(on, lab), timer()
+    asked, start, rounds = _asked(on, lab), timer(), _Rounds(lab, max(on.core.units, key=lambda unit: unit.vector_bytes).target)
     problems = list(dict.fromkeys(one.problem for one in lab.plans))
-    costs: dict[str, list[float]] = defaultdict(list)
-    plans: list[list[float]] = []
+    clocks: list[float] = []
     others: list[float] = []
     lab.others()
     while len(others) < FEWEST or (timer() - start) * (1 + 1 / len(others)) < budget:
-        costs[CLOCK].append(1 / lab.clock())
+        clocks.append(1 / lab.clock())
         for one in asked:
-            skipped = one.shared and len(others) % EVERY
-            costs[one.path] += [math.nan] if skipped else _cycles(lab, one.cost)
-        plans.append([cycles for problem in problems for cycles in _cycles(lab, partial(lab.times, problem))])
+            if not one.shared or len(others) % EVERY == 0:
+                rounds.take(one.path, one.cost)
+        for problem in problems:
+            rounds.take(problem, partial(lab.times, problem))
         others.append(lab.others())
         tell(f"{timer() - start:.0f} of {budget:g} s, {len(others)} rounds")
     quiet = [busy <= BUSY for busy in others]
-    settled = {CLOCK: settle(costs[CLOCK])}
+    settled = {CLOCK: settle(clocks)}
     rejected = {}
     for one in asked:
-        if one.shared and sum(quiet[::EVERY]) < FEWEST:
+        alone = np.array(quiet[::EVERY] if one.shared else [True] * len(quiet))
+        if sum(alone) < FEWEST:
             rejected[one.path] = "too few rounds" if all(quiet) else "other processes used it in nearly all rounds"
             continue
-        settled[one.path] = settle([cost for cost, alone in zip(costs[one.path], quiet, strict=True) if alone or not one.shared])
+        settled[one.path] = settle(rounds.cycles(one.path)[alone, 0])
     if settled[CLOCK] is None:
         raise MachineError("the clock differs from round to round, so there are no cycles to count: others use this CPU too much now")
     teams = {int(path.removeprefix(TEAM)): one for path, one in settled.items() if one and path.startswith(TEAM)}
     costed = {path: one for path, one in settled.items() if one and not path.startswith(TEAM)}
     numbers = {path: one if path.endswith("latency_cycles") else one.rate for path, one in costed.items()} | _forks(on, teams)
-    machine, table = _with_rates(on, numbers), np.array(plans)
+    machine, table = _with_rates(on, numbers), np.concatenate([rounds.cycles(problem) for problem in problems], axis=1)
     _check_roof(machine, lab, table)
     return Calibration(
         machine=on.name,
@@ -114,10 +121,43 @@ def calibrate(
         rounds=len(others),
         seconds=timer() - start,
         others=float(np.median(others)),
+        shared=rounds.shared,
         numbers=numbers,
         rejected=rejected | {path: "rounds do not agree" for path, one in settled.items() if one is None},
         fit=fitted(machine, lab.plans, table, quiet),
     )
+
+
+class _Rounds:
+    """What was measured round by round: of each key some costs in cycles, and what a multiply-add took behind them."""
+
+    def __init__(self, lab: Lab, target: str) -> None:
+        self._lab, self._target = lab, target
+        self._costs: dict[str, list[list[float]]] = defaultdict(list)
+        self._pulses: dict[str, list[float]] = defaultdict(list)
+
+    def take(self, key: str, cost: Callable[[], float | list[float]]) -> None:
+        """A measurement between two readings of the clock; NaN where it did not stand still."""
+        before, seconds, after = self._lab.clock(), cost(), self._lab.clock()
+        clock = max(before, after)  # a reading that was disturbed is too low
+        steady = abs(after - before) <= STEADY * before
+        self._costs[key].append([one * clock if steady else math.nan for one in np.atleast_1d(seconds).tolist()])
+        self._pulses[key].append(self._lab.fma(self._target, "f32") * clock)
+
+    def _disturbed(self, pulses: Sequence[float]) -> NDArray[np.bool_]:
+        least = np.quantile([one for some in self._pulses.values() for one in some], LEAST)
+        return np.array([one > SHARED * least for one in pulses])
+
+    @property
+    def shared(self) -> float:
+        """The share of all measurements during which another machine was on the core."""
+        return float(np.mean(np.concatenate([self._disturbed(some) for some in self._pulses.values()])))
+
+    def cycles(self, key: str) -> Floats:
+        """Rounds x costs; NaN where another machine was on the core."""
+        found = np.array(self._costs[key])
+        found[self._disturbed(self._pulses[key])] = np.nan
+        return found
 
 
 def _asked(on: Machine, lab: Lab) -> list[_Asked]:
@@ -161,14 +201,6 @@ def _places(on: Machine) -> list[tuple[str, int, bool]]:
     return [*levels, ("memory", memory_footprint(sizes[-1]), True)]
 
 
-def _cycles(lab: Lab, cost: Callable[[], float | list[float]]) -> list[float]:
-    """Costs in seconds as cycles; NaN where the clock did not stand still."""
-    before, seconds, after = lab.clock(), cost(), lab.clock()
-    steady = abs(after - before) <= STEADY * before
-    clock = max(before, after)  # a reading that was disturbed is too low
-    return [one * clock if steady else math.nan for one in np.atleast_1d(seconds).tolist()]
-
-
 def _check_roof(machine: Machine, lab: Lab, rounds: Floats) -> None:
     """MachineError where plans took less than their multiply-adds do at the rates that were measured."""
     for one, column in zip(lab.plans, rounds.T, strict=True):
@@ -192,7 +224,7 @@ def calibrated(on: Machine, found: Calibration, name: str | None = None) -> Mach
     about = environment()
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     versions = f"{about.get('cpu', on.core.name)}, {platform.system()} {platform.release()}, pysim {about.get('pysim', 'unknown')}"
-    load = f"{found.rounds} rounds in {found.seconds:.0f} s, others used {found.others:.2f} CPUs"
+    load = f"{found.rounds} rounds in {found.seconds:.0f} s, others used {found.others:.2f} CPUs, {found.shared:.0%} on a shared core"
     doubts = "; ".join(f"{path}: {doubt}" for path, doubt in found.doubts.items())
     probes = Source(
         title=f"pysim's probes of this CPU, {date}",

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from pysim.machine.gpu import Gpu
 
 
+SHOWN = 0.02  # of the measurements were disturbed: said
+
+
 @click.command(short_help="This computer's CPU or GPU, measured into a machine file.")
 @click.option("-m", "--machine", "name", default="host", show_default=True, help="host: the CPU here; cuda: the GPU here; or their .toml.")
 @click.option("--budget", type=Number(1, 3600), default=120.0, show_default=True, help="Seconds of measuring a CPU.")
@@ -123,6 +126,8 @@ def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
     if fit.rejected:
         put(f"{plural(fit.rejected, 'plan')} left out: rounds do not agree")
     put(f"other processes used {found.others:.2f} CPUs meanwhile (median of the rounds)")
+    if found.shared > SHOWN:
+        put((f"another machine was on this core during {found.shared:.0%} of the measurements, which are left out", "yellow"))
     doubts = len(found.doubts) + len(found.rejected)
     if doubts:
         put((f"not sure of {plural(doubts, 'number')}: calibrate again when less else runs, or with a larger --budget", "yellow"))
