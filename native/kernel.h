@@ -88,13 +88,25 @@ typedef struct {
 /* sums[f*pitch + i], f < few, of results begin + i, i < results. axpy writes whole vectors of 64 bytes, so the pitch holds such. */
 typedef void (*pysim_skinny_kernel)(const pysim_skinny *of, int64_t begin, int64_t results, void *sums, int64_t pitch);
 
+/* Some filters of a convolution, over an input that is parted by phases: tap p reads x[offsets[p] + i] for window i. */
+typedef struct {
+    int64_t k, count, out_pitch; /* taps of all channels; filters 1..those of the registry's row; elements between filters' outputs */
+    const int64_t *offsets;
+    const void *filters, *bias;  /* a panel, [k][the row's filters]; NULL, or a value for each of the filters */
+    pysim_bounds bounds;
+} pysim_phases;
+
+/* `windows` neighbouring outputs of one row. Of x whole vectors of up to 64 bytes are read. */
+typedef void (*pysim_phases_kernel)(const pysim_phases *of, const void *x, void *out, int64_t windows);
+
 typedef struct {
     pysim_kernel_info info;
-    pysim_micro_kernel run;     /* a row of kernels.inc has this and packing, one of conv/depthwise.inc `direct`, of conv/skinny.inc `skinny` */
-    pysim_packer pack;
+    pysim_micro_kernel run;     /* a row of kernels.inc has this and packing, one of conv/depthwise.inc `direct`, of conv/skinny.inc `skinny`, */
+    pysim_packer pack;          /* of conv/polyphase.inc `phases` and packing */
     pysim_direct_kernel direct;
     pysim_skinny_kernel skinny;
-    enum { PYSIM_OF_NEST, PYSIM_OF_DEPTHWISE, PYSIM_OF_SKINNY } of; /* whose row it is, on whatever CPU */
+    pysim_phases_kernel phases;
+    enum { PYSIM_OF_NEST, PYSIM_OF_DEPTHWISE, PYSIM_OF_SKINNY, PYSIM_OF_POLYPHASE } of; /* whose row it is, on whatever CPU */
 } pysim_row;
 
 /* The row of a schedule that fits the dtype and this CPU, or a failure with its reason. */

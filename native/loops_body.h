@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The loops of loops.h for one type and target; included after loops.h and a vec_*.h, with DOUBLE (whether T is double) and TARGET_LOOPS, the
- * name to define. Maps and pools are plain C, which the compiler turns into vectors: no loop has a branch. */
+ * name to define. */
 #include <string.h>
 
 #include "activations.h"
 
-enum { PIECE = 1024, BLOCK = 2048, GROUP = 16 }; /* elements: what several passes go over in L1, a block of a pool, a few vectors */
+enum { PIECE = 1024, BLOCK = 2048, BEHIND = 4 * LANES, AHEAD = 1024 }; /* elements: passed over in L1, a row of a pool, a few vectors, asked for */
 
 /* ---- epilogues ---- */
 
@@ -69,18 +69,6 @@ INLINE int64_t extent(int64_t windows, int64_t stride, int64_t kernel, int64_t d
     return (windows - 1) * stride + dilation * (kernel - 1) + 1;
 }
 
-/* The taps of windows, x[i + tap step] for count windows that are neighbours, and for as many more as fill the last group: there is no rest. */
-INLINE void combine(const int largest, int64_t taps, const T *restrict x, int64_t step, int64_t count, T *restrict into) {
-    const int64_t whole = (count + GROUP - 1) / GROUP * GROUP;
-    if (taps == 1) memcpy(into, x, (size_t)whole * sizeof(T));
-    for (int64_t i = 0; taps > 1 && i < whole; i += GROUP)
-        for (int j = 0; j < GROUP; j++) into[i + j] = largest ? larger(x[i + j], x[i + j + step]) : x[i + j] + x[i + j + step];
-    for (int64_t tap = 2; tap < taps; tap++)
-        for (int64_t i = 0; i < whole; i += GROUP)
-            for (int j = 0; j < GROUP; j++)
-                into[i + j] = largest ? larger(into[i + j], x[i + j + tap * step]) : into[i + j] + x[i + j + tap * step];
-}
-
 /* Taps of a window at `at` that lie in [0, size). */
 INLINE int64_t taps_inside(int64_t at, int64_t size, int64_t kernel, int64_t dilation) {
     if (at >= 0 && at + dilation * (kernel - 1) < size) return kernel;
@@ -99,44 +87,130 @@ INLINE int64_t counted_columns(const pysim_pool *p, int64_t x) {
     return taps_inside(x, p->width, p->kernel_w, p->dilation_w);
 }
 
-/* Outputs [row, row + rows) x [q0, q0 + count) of a plane. Their part of it, padding and all, lies as rows of whole groups of columns one
- * behind the other, so that down the columns and along the rows all go in long loops; what those make of the ends of rows is left out. */
-INLINE void pool_block(const int largest, const pysim_pool *p, const T *plane, int64_t row, int64_t rows, int64_t q0, int64_t count, T *out) {
+INLINE VEC combined(const int largest, VEC a, VEC b) { return largest ? v_larger(a, b) : v_add(a, b); }
+
+/* Some columns of outputs, [q0, q0 + count): the columns of the plane from x0 on that their windows reach over, and which of these lie in it. */
+typedef struct {
+    int64_t q0, count, x0, wide, lo, hi;
+    T counted[BLOCK + LANES]; /* columns that a mean divides by */
+} strip;
+
+static void strip_of(const pysim_pool *p, int64_t q0, int64_t count, strip *s) {
+    s->q0 = q0, s->count = count, s->x0 = q0 * p->stride_w - p->pad_left;
+    s->wide = extent(count, p->stride_w, p->kernel_w, p->dilation_w);
+    s->lo = pysim_min(s->wide, pysim_max(0, -s->x0)), s->hi = pysim_max(s->lo, pysim_min(s->wide, p->width - s->x0));
+    for (int64_t i = 0; i < count + LANES && !p->largest; i++) s->counted[i] = i < count ? (T)counted_columns(p, s->x0 + i * p->stride_w) : 1;
+}
+
+/* Taps of windows as a compiler sees them: `edge` of each axis, close together, where it is a constant (2, 3), else what the pool says. */
+INLINE int64_t taps_of(const int edge, int64_t taps) { return edge ? edge : taps; }
+
+/* A vector of a column of taps, rows `step` elements apart. */
+INLINE VEC pool_taps(const int largest, const T *x, int64_t taps, int64_t step, const int masked, MASK inside) {
+    VEC v = masked ? v_load_mask(x, inside) : v_load(x);
+#pragma GCC unroll 3
+    for (int64_t tap = 1; tap < taps; tap++) v = combined(largest, v, masked ? v_load_mask(x + tap * step, inside) : v_load(x + tap * step));
+    return v;
+}
+
+/* The taps of each column of a row of windows from row y0 on; what lies outside the plane is `empty`. Rows that come AHEAD are asked for. */
+INLINE void pool_down(const int largest, const int edge, const pysim_pool *p, const strip *s, const T *plane, int64_t y0, T *down) {
     const T empty = largest ? -(T)__builtin_inf() : 0;
-    const int64_t wide = extent(count, p->stride_w, p->kernel_w, p->dilation_w), high = extent(rows, p->stride_h, p->kernel_h, p->dilation_h);
-    const int64_t y0 = row * p->stride_h - p->pad_top, x0 = q0 * p->stride_w - p->pad_left;
-    const int64_t lo = pysim_min(wide, pysim_max(0, -x0)), hi = pysim_max(lo, pysim_min(wide, p->width - x0));
-    const int64_t pitch = (wide + GROUP - 1) / GROUP * GROUP;
-    T in[BLOCK], down[BLOCK + GROUP], along[BLOCK + GROUP];
-    for (int64_t r = 0; r < high; r++) {
-        T *to = in + r * pitch;
-        const int inside = y0 + r >= 0 && y0 + r < p->height;
-        for (int64_t i = 0; i < (inside ? lo : pitch); i++) to[i] = empty;
-        if (!inside) continue;
-        memcpy(to + lo, plane + (y0 + r) * p->width + x0 + lo, (size_t)(hi - lo) * sizeof(T));
-        for (int64_t i = hi; i < pitch; i++) to[i] = empty;
+    const int64_t inside = taps_inside(y0, p->height, p->kernel_h, p->dilation_h), step = p->dilation_h * p->width;
+    const int64_t first = y0 < 0 ? y0 + (p->dilation_h - 1 - y0) / p->dilation_h * p->dilation_h : y0;
+    const int64_t hi = inside ? s->hi : s->lo, whole = s->lo + (hi - s->lo) / LANES * LANES;
+    const T *x = plane + first * p->width + s->x0;
+    for (int64_t i = 0; i < s->lo; i++) down[i] = empty;
+    if (inside == p->kernel_h)
+        for (int64_t i = s->lo; i < whole; i += LANES) {
+            for (int64_t r = 1; r <= p->stride_h; r++) __builtin_prefetch(x + i + (p->kernel_h - r) * step + AHEAD);
+            v_store(down + i, pool_taps(largest, x + i, taps_of(edge, p->kernel_h), step, 0, v_lanes(0, LANES)));
+        }
+    else
+        for (int64_t i = s->lo; i < whole; i += LANES) v_store(down + i, pool_taps(largest, x + i, inside, step, 0, v_lanes(0, LANES)));
+    if (whole < hi) v_store(down + whole, pool_taps(largest, x + whole, inside, step, 1, v_lanes(0, hi - whole)));
+    for (int64_t i = hi; i < s->wide; i++) down[i] = empty;
+}
+
+/* The same along a row of which `down` has been made: strides 1 and 2, in vectors. Every second column is parted from a pair of vectors, which
+ * has two neighbouring taps. */
+INLINE VEC pool_along(const int largest, const int stride, const int edge, const pysim_pool *p, const T *down) {
+    const int64_t taps = taps_of(edge, p->kernel_w), step = edge ? 1 : p->dilation_w;
+    if (stride == 1) return pool_taps(largest, down, taps, step, 0, v_lanes(0, LANES));
+    const int pairs = step == 1;
+    VEC low = v_load(down), high = v_load(down + LANES), v = v_even(low, high);
+    if (pairs && taps > 1) v = combined(largest, v, v_odd(low, high));
+#pragma GCC unroll 3
+    for (int64_t tap = 1 + pairs; tap < taps; tap += 1 + pairs) {
+        low = v_load(down + tap * step), high = v_load(down + tap * step + LANES);
+        v = combined(largest, v, v_even(low, high));
+        if (pairs && tap + 1 < taps) v = combined(largest, v, v_odd(low, high));
     }
-    const int64_t together = p->stride_h == 1 ? rows : 1; /* rows that one loop goes over */
-    for (int64_t r = 0; r < rows; r += together)
-        combine(largest, p->kernel_h, in + r * p->stride_h * pitch, p->dilation_h * pitch, together * pitch, down + r * pitch);
-    for (int i = 0; i < GROUP; i++) down[rows * pitch + i] = empty;
-    T columns[BLOCK]; /* that windows are of */
-    for (int64_t i = 0; !largest && i < count; i++) columns[i] = (T)counted_columns(p, x0 + i * p->stride_w);
-    combine(largest, p->kernel_w, down, p->dilation_w, rows * pitch - p->dilation_w * (p->kernel_w - 1), along);
-    for (int64_t r = 0; r < rows; r++, out += p->out_w) {
-        const T *from = along + r * pitch;
-        if (p->stride_w == 1)
-            memcpy(out, from, (size_t)count * sizeof(T));
-        else if (p->stride_w == 2)
-            for (int64_t i = 0; i < count; i++) out[i] = from[2 * i];
+    return v;
+}
+
+static T pool_column(const pysim_pool *p, const T *down) {
+    T value = down[0];
+    for (int64_t tap = 1; tap < p->kernel_w; tap++)
+        value = p->largest ? larger(value, down[tap * p->dilation_w]) : value + down[tap * p->dilation_w];
+    return value;
+}
+
+/* One row of a strip of outputs, of which `down` has been made. */
+INLINE void pool_row(const int largest, const int stride, const int edge, const pysim_pool *p, const strip *s, int64_t row, const T *down, T *out) {
+    const int64_t whole = s->count / LANES * LANES;
+    const MASK rest = v_lanes(0, s->count - whole);
+    const T rows = largest ? 1 : (T)counted_rows(p, row * p->stride_h - p->pad_top);
+    for (int64_t i = 0; stride && i < s->count; i += LANES) {
+        VEC v = pool_along(largest, stride, edge, p, down + i * stride);
+        if (!largest) v /= v_set1(rows) * v_load(s->counted + i);
+        if (i < whole)
+            v_store(out + i, v);
         else
-            for (int64_t i = 0; i < count; i++) out[i] = from[i * p->stride_w];
-        const T counted = largest ? 1 : (T)counted_rows(p, y0 + r * p->stride_h);
-        for (int64_t i = 0; !largest && i < count; i++) out[i] /= counted * columns[i];
+            v_store_mask(out + i, v, rest);
+    }
+    for (int64_t i = 0; !stride && i < s->count; i++) {
+        const T value = pool_column(p, down + i * p->stride_w);
+        out[i] = largest ? value : value / (rows * s->counted[i]);
     }
 }
 
-/* One output of a plane, tap by tap: where a window is larger than a block. */
+/* A strip of outputs, some rows at a time: loads across what has just been stored in parts would wait for the stores. */
+INLINE void pool_strip(const int largest, const int stride, const int edge, const pysim_pool *p, const strip *s, const T *plane, T *down, T *out) {
+    const int64_t most = BLOCK / s->wide;
+    for (int64_t first = 0; first < p->out_h; first += most) {
+        const int64_t end = pysim_min(p->out_h, first + most);
+        for (int64_t row = first; row < end; row++)
+            pool_down(largest, edge, p, s, plane, row * p->stride_h - p->pad_top, down + (row - first) * s->wide);
+        for (int64_t row = first; row < end; row++)
+            pool_row(largest, stride, edge, p, s, row, down + (row - first) * s->wide, out + row * p->out_w);
+    }
+}
+
+/* Of constants: whether the largest are wanted, the stride (0: any), the edge of windows (0: any). */
+static void pool_plane(const pysim_pool *p, const strip *s, const T *plane, T *down, T *out) {
+    const int small = p->kernel_h == p->kernel_w && p->kernel_h >= 2 && p->kernel_h <= 3 && p->dilation_h == 1 && p->dilation_w == 1;
+    const int stride = p->stride_w <= 2 ? (int)p->stride_w : 0, edge = small && stride ? (int)p->kernel_h : 0;
+#define PYSIM_POOL(l, st, e) \
+    if ((p->largest != 0) == l && stride == st && edge == e) pool_strip(l, st, e, p, s, plane, down, out)
+    PYSIM_POOL(0, 0, 0);
+    PYSIM_POOL(0, 1, 0);
+    PYSIM_POOL(0, 1, 2);
+    PYSIM_POOL(0, 1, 3);
+    PYSIM_POOL(0, 2, 0);
+    PYSIM_POOL(0, 2, 2);
+    PYSIM_POOL(0, 2, 3);
+    PYSIM_POOL(1, 0, 0);
+    PYSIM_POOL(1, 1, 0);
+    PYSIM_POOL(1, 1, 2);
+    PYSIM_POOL(1, 1, 3);
+    PYSIM_POOL(1, 2, 0);
+    PYSIM_POOL(1, 2, 2);
+    PYSIM_POOL(1, 2, 3);
+#undef PYSIM_POOL
+}
+
+/* One output of a plane, tap by tap: where a window is wider than a row of a strip. */
 static T pool_window(const pysim_pool *p, const T *plane, int64_t row, int64_t q) {
     const int64_t y0 = row * p->stride_h - p->pad_top, x0 = q * p->stride_w - p->pad_left;
     T value = p->largest ? -(T)__builtin_inf() : 0;
@@ -163,40 +237,22 @@ static T plane_mean(const T *x, int64_t count) {
     return part[0] / (T)count;
 }
 
-/* As many outputs along an axis as their windows stay within `most` elements; 0 where not one does. */
-INLINE int64_t outputs_within(int64_t most, int64_t out, int64_t stride, int64_t kernel, int64_t dilation) {
-    const int64_t left = most - extent(1, stride, kernel, dilation);
-    return left < 0 ? 0 : pysim_min(out, left / stride + 1);
-}
-
-static void pool_plane(const pysim_pool *p, int64_t rows, int64_t columns, const T *x, T *y) {
-    for (int64_t row = 0; row < p->out_h; row += pysim_max(1, rows))
-        for (int64_t q = 0; q < p->out_w; q += pysim_max(1, columns)) {
-            const int64_t high = pysim_min(rows, p->out_h - row), wide = pysim_min(columns, p->out_w - q);
-            T *out = y + row * p->out_w + q;
-            if (rows == 0)
-                *out = pool_window(p, x, row, q);
-            else if (p->largest)
-                pool_block(1, p, x, row, high, q, wide, out);
-            else
-                pool_block(0, p, x, row, high, q, wide, out);
-        }
-}
-
 static void pool_planes(const pysim_pool *p, const void *from, void *to) {
     const T *x = from;
     T *y = to;
-    const int is_mean = !p->largest && p->out_h == 1 && p->out_w == 1 && p->kernel_h == p->height && p->kernel_w == p->width &&
-                        !(p->pad_top | p->pad_left) && p->dilation_h == 1 && p->dilation_w == 1;
-    const int64_t row = BLOCK / extent(1, 1, p->kernel_h, p->dilation_h) / GROUP * GROUP; /* columns that a block can have */
-    const int64_t columns = outputs_within(row, p->out_w, p->stride_w, p->kernel_w, p->dilation_w);
-    const int64_t wide = columns ? (extent(columns, p->stride_w, p->kernel_w, p->dilation_w) + GROUP - 1) / GROUP * GROUP : 1;
-    const int64_t rows = columns ? outputs_within(BLOCK / wide, p->out_h, p->stride_h, p->kernel_h, p->dilation_h) : 0;
-    for (int64_t k = 0; k < p->planes; k++, x += p->height * p->width, y += p->out_h * p->out_w)
-        if (is_mean)
-            *y = plane_mean(x, p->height * p->width);
-        else
-            pool_plane(p, rows, rows ? columns : 1, x, y);
+    const int64_t in = p->height * p->width, out = p->out_h * p->out_w, left = BLOCK - extent(1, p->stride_w, p->kernel_w, p->dilation_w);
+    const int is_mean = !p->largest && out == 1 && p->kernel_h == p->height && p->kernel_w == p->width && !(p->pad_top | p->pad_left) &&
+                        p->dilation_h == 1 && p->dilation_w == 1;
+    for (int64_t k = 0; is_mean && k < p->planes; k++) y[k] = plane_mean(x + k * in, in);
+    for (int64_t k = 0; left < 0 && !is_mean && k < p->planes; k++)
+        for (int64_t i = 0; i < out; i++) y[k * out + i] = pool_window(p, x + k * in, i / p->out_w, i % p->out_w);
+    if (is_mean || left < 0) return;
+    strip s;
+    T down[BLOCK + BEHIND] = {0}; /* of some rows; a few vectors behind it are read, and come to nothing */
+    for (int64_t q0 = 0; q0 < p->out_w; q0 += s.count) {
+        strip_of(p, q0, pysim_min(p->out_w - q0, left / p->stride_w + 1), &s);
+        for (int64_t k = 0; k < p->planes; k++) pool_plane(p, &s, x + k * in, down, y + k * out + q0);
+    }
 }
 
 const pysim_loops TARGET_LOOPS = {finish_rows, map_planes, pool_planes};

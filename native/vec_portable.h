@@ -15,6 +15,11 @@ INLINE void v_store(T *p, VEC v) { __builtin_memcpy(p, &v, sizeof v); }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { return a * b + c; }
 INLINE VEC v_mul(VEC a, VEC b) { return a * b; }
 INLINE VEC v_add(VEC a, VEC b) { return a + b; }
+/* The larger of both; a NaN stays. */
+INLINE VEC v_larger(VEC a, VEC b) {
+    for (int i = 0; i < LANES; i++) a[i] = (b[i] > a[i]) | (b[i] != b[i]) ? b[i] : a[i];
+    return a;
+}
 /* A NaN stays one. */
 INLINE VEC v_between(VEC low, VEC high, VEC x) {
     for (int i = 0; i < LANES; i++) x[i] = x[i] < low[i] ? low[i] : x[i] > high[i] ? high[i] : x[i];

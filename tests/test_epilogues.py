@@ -45,6 +45,7 @@ PROBLEMS = [
     ("sconv", "conv:mb2g2ic10ih9iw11oc38kh3ph1:{}"), ("sconv", "conv:mb1ic70ih7oc45kh1:{}"), ("sconv", "conv:mb1ic3ih19oc20kh7sh2ph3:{}"),
     ("im2col", "conv:mb2g2ic10ih9iw11oc38kh3ph1:{}"), ("winograd", "conv:mb2ic12ih13iw10oc37kh3ph1:{}"),
     ("depthwise", "conv:mb2g20ic20ih14oc20kh3ph1:{}"), ("depthwise", "conv:g9ic9ih33oc9kh5sh2ph2:{}"),
+    ("polyphase", "conv:mb2g2ic6ih19iw23oc20kh3sh2ph1:{}"),
 ]  # fmt: skip
 UNITS = {"f32": 2.0**-24, "f64": 2.0**-53}
 

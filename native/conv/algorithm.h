@@ -47,8 +47,13 @@ typedef void (*pysim_stand_in)(pysim_nest *n);
 pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_stand_in stand_in, const void *first, const void *second,
                         void *result, void *workspace);
 
-/* conv.c: the parts of sconv, for algorithms that turn their problem into another convolution. */
+/* conv.c: the parts of sconv, for algorithms that turn their problem into another convolution, or have loops of their own. */
 pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);
 void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed);
 void pysim_conv_run(pysim_job *job, const pysim_call *call);
+pysim_nest pysim_conv_nest(const pysim_conv *c);             /* without row and schedule */
+pysim_status pysim_conv_panels(pysim_job *job);              /* what is prepared of the filters for the job's nest, and its bytes */
+void pysim_conv_image(pysim_nest *n, int64_t image, const void *call); /* the operands of an image of a group */
+int pysim_conv_padded(const pysim_conv *c);
+int pysim_conv_marked(const pysim_job *job, const char *packed); /* whether preparation, for a padded problem, met a weight that is not finite */
 #endif

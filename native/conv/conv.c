@@ -8,7 +8,7 @@ static int64_t output_columns(const pysim_conv *c) {
     return (c->width + c->pad_left + c->pad_right - c->dilation_w * (c->kernel_w - 1) - 1) / c->stride_w + 1;
 }
 
-static int padded(const pysim_conv *c) { return c->pad_top || c->pad_left || c->pad_bottom || c->pad_right; }
+int pysim_conv_padded(const pysim_conv *c) { return c->pad_top || c->pad_left || c->pad_bottom || c->pad_right; }
 
 static void conv_live_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1) {
     const pysim_conv *c = n->problem;
@@ -61,11 +61,10 @@ static pysim_status panels_bytes(const pysim_nest *n, int64_t groups, int64_t *b
     return PYSIM_OK;
 }
 
-pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
-    pysim_nest *n = &job->nest;
+pysim_nest pysim_conv_nest(const pysim_conv *c) {
     const int64_t q = output_columns(c);
     const int64_t p = (c->height + c->pad_top + c->pad_bottom - c->dilation_h * (c->kernel_h - 1) - 1) / c->stride_h + 1;
-    *n = (pysim_nest){
+    return (pysim_nest){
         .windows = p * q,
         .filters = c->filters / c->groups,
         .channels = c->channels / c->groups,
@@ -75,18 +74,28 @@ pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim
         .out_bytes = pysim_dtype_bytes(pysim_result_dtype(c->dtype)),
         .pack_windows = conv_pack_windows,
         .live_rows = conv_live_rows,
-        .finish = padded(c) ? pysim_sum_again : NULL,
+        .finish = pysim_conv_padded(c) ? pysim_sum_again : NULL,
         .problem = c,
         .input_pitch = c->height * c->width,
         .output_pitch = p * q,
         .alpha = 1,
     };
-    const int pointwise = c->kernel_h == 1 && c->kernel_w == 1 && c->stride_h == 1 && c->stride_w == 1 && !padded(c);
-    pysim_status status = row(s, c->dtype, &n->row);
-    if (status == PYSIM_OK) status = pysim_nest_schedule(n, s, pointwise);
-    if (status != PYSIM_OK) return status;
+}
+
+pysim_status pysim_conv_panels(pysim_job *job) {
+    const pysim_nest *n = &job->nest;
+    const pysim_conv *c = n->problem;
     job->operands.second.name = "packed filters";
     return panels_bytes(n, c->groups, &job->operands.second.bytes, &job->prepared_bytes);
+}
+
+pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    pysim_nest *n = &job->nest;
+    *n = pysim_conv_nest(c);
+    const int pointwise = c->kernel_h == 1 && c->kernel_w == 1 && c->stride_h == 1 && c->stride_w == 1 && !pysim_conv_padded(c);
+    pysim_status status = row(s, c->dtype, &n->row);
+    if (status == PYSIM_OK) status = pysim_nest_schedule(n, s, pointwise);
+    return status == PYSIM_OK ? pysim_conv_panels(job) : status;
 }
 
 static pysim_status open_conv(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
@@ -110,14 +119,14 @@ void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed)
                 for (int64_t r = 0; r < n->rows; r++)
                     for (int64_t ch = 0; ch < nc; ch += run)
                         n->row.pack.transposed(from + (ch * n->rows + r) * n->taps * n->bytes, ld, nf, run * n->taps, width,
-                                               to + (r * nc + ch) * n->taps * width * n->bytes, padded(c) ? &not_finite : NULL);
+                                               to + (r * nc + ch) * n->taps * width * n->bytes, pysim_conv_padded(c) ? &not_finite : NULL);
             }
         }
     const int64_t mark = not_finite;
     memcpy(packed + job->prepared_bytes - PYSIM_PACKED_MARK_BYTES, &mark, PYSIM_PACKED_MARK_BYTES);
 }
 
-static void conv_image(pysim_nest *n, int64_t image, const void *context) {
+void pysim_conv_image(pysim_nest *n, int64_t image, const void *context) {
     const pysim_conv *c = n->problem;
     const pysim_call *x = context;
     const char *bias = x->epilogue->bias;
@@ -129,8 +138,7 @@ static void conv_image(pysim_nest *n, int64_t image, const void *context) {
     n->residual = x->residual ? x->residual + (n->output - x->result) : NULL;
 }
 
-/* Whether preparation, for a padded problem, met a weight that is not finite. */
-static int marked(const pysim_job *job, const char *packed) {
+int pysim_conv_marked(const pysim_job *job, const char *packed) {
     int64_t mark;
     memcpy(&mark, packed + job->prepared_bytes - PYSIM_PACKED_MARK_BYTES, PYSIM_PACKED_MARK_BYTES);
     return mark != 0;
@@ -142,8 +150,8 @@ void pysim_conv_run(pysim_job *job, const pysim_call *call) {
     n->beta = call->residual != NULL;
     n->bounds = call->bounds;
     n->finish_rows = call->finish;
-    if (n->finish && !marked(job, call->second)) n->finish = NULL;
-    pysim_nest_run(n, c->batch * c->groups, conv_image, call, call->threads, call->workspace, call->profile);
+    if (n->finish && !pysim_conv_marked(job, call->second)) n->finish = NULL;
+    pysim_nest_run(n, c->batch * c->groups, pysim_conv_image, call, call->threads, call->workspace, call->profile);
 }
 
 const pysim_algorithm pysim_algorithm_sconv = {open_conv, pysim_conv_prepare, pysim_conv_run, 1, 1};

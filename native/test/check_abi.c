@@ -57,7 +57,7 @@ void check_checks(void) {
     if (check_begin("comparison", "arrays of three elements")) check_comparison(), check_end();
 }
 
-/* ---- registry: the table in the library is the one in kernels.inc, conv/depthwise.inc and conv/skinny.inc ---- */
+/* ---- registry: the table in the library is the one in kernels.inc and the tables in conv/ ---- */
 
 typedef struct {
     const char *name, *target, *dtype, *form;
@@ -70,12 +70,15 @@ static const line lines[] = {
      lane_filters},
 #define PYSIM_DIRECT_ROW PYSIM_ROW
 #define PYSIM_SKINNY_ROW PYSIM_ROW
+#define PYSIM_PHASES_ROW PYSIM_ROW
 #include "../kernels.inc"
 #include "../conv/depthwise.inc"
 #include "../conv/skinny.inc"
+#include "../conv/polyphase.inc"
 #undef PYSIM_ROW
 #undef PYSIM_DIRECT_ROW
 #undef PYSIM_SKINNY_ROW
+#undef PYSIM_PHASES_ROW
 #undef PYSIM_PACKER
 };
 enum { LINES = sizeof lines / sizeof *lines };

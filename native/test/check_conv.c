@@ -116,6 +116,9 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     k->s = check_schedule(kernel, row, &plan, channels, &k->random);
     if (check_is_direct(row))
         k->s = (pysim_schedule){CHECK_depthwise, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters, channels, 1, 1, 0};
+    if (check_is_phases(row)) /* blocks of one row of outputs, of a few, of all */
+        k->s = (pysim_schedule){CHECK_polyphase, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row->windows, row->filters, channels,
+                                level[K2] == 0 ? 1 : level[K2] == 1 ? 1 + check_below(&k->random, k->p) : k->p, 1, 0};
 }
 
 /* A square kernel whose tiles are at the edges of the kernel's filters, its filters at those of its windows; its last phases may lack a tap. */
@@ -387,9 +390,9 @@ static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
 
 /* The same inputs and tiles by every other algorithm that runs on the nest's rows. */
 static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
-    if (k->s.algorithm == CHECK_depthwise) return;
+    if (k->s.algorithm != CHECK_sconv) return;
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
-        if (check_computes[i] != PYSIM_CONV || i == CHECK_winograd || i == CHECK_depthwise) continue;
+        if (check_computes[i] != PYSIM_CONV || i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase) continue;
         k->s.algorithm = i;
         if (pack(k, side)) random_inputs(k, e, side);
         k->s.algorithm = CHECK_sconv;
@@ -436,5 +439,5 @@ static void family(int family_of, int32_t round, int32_t kernel, const pysim_ker
 void check_conv(int32_t round, int32_t kernel, const pysim_kernel_info *row) {
     family(FAMILY_ANY, round, kernel, row);
     family(FAMILY_POINTWISE, round, kernel, row);
-    if (!check_is_direct(row) && has_winograd(row)) family(FAMILY_WINOGRAD, round, kernel, row);
+    if (!check_is_direct(row) && !check_is_phases(row) && has_winograd(row)) family(FAMILY_WINOGRAD, round, kernel, row);
 }

@@ -15,6 +15,8 @@ INLINE void v_store(T *p, VEC v) { _mm256_storeu_ps(p, v); }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE VEC v_mul(VEC a, VEC b) { return _mm256_mul_ps(a, b); }
 INLINE VEC v_add(VEC a, VEC b) { return _mm256_add_ps(a, b); }
+/* b > a ? b : a, and a NaN stays: max gives its second operand where either is one, or both are zeros. */
+INLINE VEC v_larger(VEC a, VEC b) { return _mm256_blendv_ps(_mm256_max_ps(b, a), b, _mm256_cmp_ps(b, b, _CMP_UNORD_Q)); }
 INLINE int v_any_nan(VEC v) { return _mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)) != 0; }
 /* x < low ? low : x > high ? high : x; these instructions give their second operand where either is NaN. */
 INLINE VEC v_between(VEC low, VEC high, VEC x) { return _mm256_min_ps(high, _mm256_max_ps(low, x)); }

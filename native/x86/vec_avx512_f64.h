@@ -15,6 +15,8 @@ INLINE void v_store(T *p, VEC v) { _mm512_storeu_pd(p, v); }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm512_fmadd_pd(a, b, c); }
 INLINE VEC v_mul(VEC a, VEC b) { return _mm512_mul_pd(a, b); }
 INLINE VEC v_add(VEC a, VEC b) { return _mm512_add_pd(a, b); }
+/* b > a ? b : a, and a NaN stays: max gives its second operand where either is one, or both are zeros. */
+INLINE VEC v_larger(VEC a, VEC b) { return _mm512_mask_mov_pd(_mm512_max_pd(b, a), _mm512_cmp_pd_mask(b, b, _CMP_UNORD_Q), b); }
 INLINE int v_any_nan(VEC v) { return _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q) != 0; }
 /* x < low ? low : x > high ? high : x; these instructions give their second operand where either is NaN. */
 INLINE VEC v_between(VEC low, VEC high, VEC x) { return _mm512_min_pd(high, _mm512_max_pd(low, x)); }

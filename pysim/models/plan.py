@@ -6,7 +6,7 @@ its weights were read last. A product of a constant matrix is planned as the 1x1
 image of k channels), whose filters are packed once.
 
 A residual and what other operators read and write moves at the rate of the level of the caches that holds it all; pools besides pass over
-rows in L1, once a tap of rows and columns, reading two elements and writing one. Activations that kernels' stores do not have pass over
+rows in L1, reading an element for each tap of a column and of a row. Activations that kernels' stores do not have pass over
 results in L1 (`pysim.cachemodel.cpu.finish`).
 """
 
@@ -98,13 +98,13 @@ def _moved_seconds(on: Machine, read: int, written: int) -> float:
 
 
 def _pool_seconds(node: Node, graph: Graph, on: Machine) -> float:
-    """Of its passes in L1: rows of outputs as wide as the input, once a tap."""
+    """Of its passes in L1, for each row of outputs: down the columns of a row of the input, then along it."""
     x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
-    nbytes = y.nbytes // y.shape[-1] * x.shape[-1]
-    level = on.levels[0]
-    cycles = nbytes * (2 / level.read_bytes_per_cycle.value + 1 / level.write_bytes_per_cycle.value)
-    taps = int(sum(node.attributes["kernel_shape"]))
-    return taps * cycles / on.core.frequency_hz.value
+    (down, along), level = node.attributes["kernel_shape"], on.levels[0]
+    row = y.nbytes // y.shape[-1]  # bytes of one column of all rows of outputs
+    read, written = row * (down * x.shape[-1] + (along + 1) * y.shape[-1]), row * (x.shape[-1] + y.shape[-1])
+    cycles = read / level.read_bytes_per_cycle.value + written / level.write_bytes_per_cycle.value
+    return float(cycles / on.core.frequency_hz.value)
 
 
 def _activating(node: Node, graph: Graph, on: Machine) -> float:

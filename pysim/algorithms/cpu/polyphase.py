@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions of few channels: the input is parted once by the phases of the stride, and every tap read where it lies then.
+
+Packing copies an input row for each tap that reads it, which layers over images (1 to 4 channels, kernels up to 11x11) repay with few
+multiply-adds a channel. Parted rows are copied once; the kernels are the rows of `native/conv/polyphase.inc`, their filters are packed
+as sconv's; `pysim.cachemodel.cpu.polyphase` costs them.
+
+Worked number: 7x7 with stride 2 on 3 channels packs each element of an image 49 / 4 = 12 times; parted, 1.6 times in blocks of 4 rows of
+outputs, which read 13 rows for 8 new ones.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from pysim.algorithms.contract import SUMS, Bound, Prepared
+from pysim.cachemodel.cpu import listed, words
+from pysim.cachemodel.cpu.cost import Pass
+from pysim.cachemodel.cpu.listed import Listed, ListedCosts
+from pysim.cachemodel.cpu.nest import PACKED_MARK_BYTES, PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.polyphase import Parted, described, polyphase_pass
+from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
+from pysim.cachemodel.cpu.tilings import row_refuses
+from pysim.machine.cpu import Machine
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.record.cost import Reason
+from pysim.record.description import Description
+from pysim.record.plan import Layout, Plan, Request
+from pysim.record.schedule import Schedule
+from pysim.registry.cpu import Kernel, phases_kernels
+
+NAME = "polyphase"
+COMPUTES = Conv
+MOST_CHANNELS = 32  # of a group: with more, rows of all channels leave L1, and packing sets of them was level or faster (Zen 5)
+OFFSET_BYTES = 8  # of a tap's place
+
+
+def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
+    if layout != "nchw":
+        return Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
+    known = sorted({kernel.dtype for kernel in phases_kernels()})
+    if problem.dtype not in known:
+        return Reason("type", f"it computes {' and '.join(known)}; the problem is {problem.dtype}")
+    if (channels := problem.channels // problem.groups) > MOST_CHANNELS:
+        return Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}")
+    return None
+
+
+def candidates(request: Request, limit: float | None) -> Listed:
+    problem, machine = request.problem, request.machine
+    assert isinstance(problem, Conv) and isinstance(machine, Machine)
+
+    def wrong(kernel: Kernel, schedule: Schedule) -> str:
+        if schedule == _schedule(kernel, problem, schedule.k2) and 1 <= schedule.k2 <= problem.out_h:
+            return ""
+        return f"schedules like {_schedule(kernel, problem, 1)} with k2 of 1 to {problem.out_h}"
+
+    def schedules(kernel: Kernel) -> Iterator[Schedule]:
+        return (_schedule(kernel, problem, rows) for rows in _blocks(problem))
+
+    return listed.candidates(NAME, request, phases_kernels(), lambda kernel: row_refuses(kernel, machine, request.shape), schedules, wrong)
+
+
+def _blocks(problem: Conv) -> list[int]:
+    """Rows of outputs of a block: powers of two, and all."""
+    return sorted({min(2**power, problem.out_h) for power in range(problem.out_h.bit_length() + 1)})
+
+
+def _schedule(kernel: Kernel, problem: Conv, rows: int) -> Schedule:
+    channels = problem.channels // problem.groups
+    return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, channels, rows, 1, NAME)
+
+
+def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
+    return [ListedCosts(NAME, one, _passes(one, machine), False) for one in found]
+
+
+def _passes(of: Listed, machine: Machine) -> list[Pass]:
+    assert isinstance(of.request.problem, Conv)
+    rows = [(kernel, schedule.k2) for kernel, schedule in of.rows]
+    return [polyphase_pass(of.request.problem, rows, machine, of.request.hot)] if rows else []
+
+
+def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
+    taps = problem.channels // problem.groups * problem.kernel_h * problem.kernel_w
+    filters = ceil_div(problem.filters // problem.groups, schedule.filters) * schedule.filters
+    return Prepared("packed filters", problem.groups * filters * taps * SIZES[problem.dtype] + PACKED_MARK_BYTES)
+
+
+def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
+    """The parted rows of a block, and where each tap of a panel lies."""
+    taps = problem.channels // problem.groups * problem.kernel_h * problem.kernel_w
+    return Parted.of(problem, min(schedule.k2, problem.out_h)).size_bytes + taps * OFFSET_BYTES + PANEL_ALIGN
+
+
+def tolerance(problem: Conv, schedule: Schedule) -> Bound:
+    return SUMS
+
+
+def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
+    """Blocks of rows, more of them where that divides them evenly (native/conv/polyphase.c)."""
+    images, fewest = problem.batch * problem.groups, ceil_div(problem.out_h, schedule.k2)
+    blocks = min(problem.out_h, fewest * parts_of_each(images * fewest, threads))
+    rows = ceil_div(problem.out_h, blocks)
+    part = rows_of(problem, ceil_div(images * blocks, threads), rows, problem.filters // problem.groups)
+    return Part(part, msgspec.structs.replace(schedule, k2=rows))
+
+
+def describe(plan: Plan) -> Description:
+    w, on, schedule = plan.workload, plan.on, plan.schedule
+    kernel = next(row for row in phases_kernels() if row.name == schedule.kernel)
+    assert isinstance(w, Conv) and isinstance(on, Machine) and isinstance(schedule, Schedule)
+    unit, of = on.unit(kernel.target), Parted.of(w, schedule.k2)
+    taps = f"{w.channels // w.groups}x{w.kernel_h}x{w.kernel_w} taps"
+    inner = f"{kernel.name} on a row of outputs x {kernel.filters} filters, {taps} where they lie"
+    summary = f"rows of the input parted into {of.phases} phases, {of.rows} rows for {schedule.k2} of outputs"
+    peak = 2 * unit.rate(w.dtype) * kernel.lane_windows * on.clock_hz if unit else 0.0
+    return words.describe(plan, summary, described(w, [(kernel, schedule.k2)]), peak, inner)

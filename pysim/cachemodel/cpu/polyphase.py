@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a convolution costs whose input is parted by the phases of its stride and read from there (`native/conv/polyphase.c`).
+
+    cycles as in `cost`, of these terms, for every image and group; P rows of outputs in blocks of k2, F filters a panel
+
+kernel  Each row of outputs of a panel is V = ceil(Q / lanes) vectors in tiles of up to n, evenly. A tile of v vectors lasts, for each of
+        its C R S taps, max(v F / fma rate, (v + F) / load rate, fma latency), and a load and a multiply-add until its first one ends.
+store   Rows begin anywhere in a line: a vector crosses into the next in (vector - element) / line of all places, which is one more access.
+pack    Vectors of parted rows, those of a block's halo again in the next: a store and pack_cycles, and with a stride a load and a permute
+        for each phase. Rows are read whole, so their lines wait for nothing but the rates of `cost`.
+call    call_cycles for each row of a panel, and for each PARTED columns of a channel of a block, whose masks are made anew.
+
+What crosses between levels follows from the description of the loops (`described`, `loops`).
+
+Worked number: 3 -> 64 channels, 224x224, 7x7 stride 2 on 16 lanes: rows of 112 outputs are 7 vectors, tiles of 3, 2 and 2. With 8 filters
+and two multiply-adds a cycle a tap takes 12 + 8 + 8 = 28 cycles for 56 multiply-adds; the loads, (3 + 8 + 2 + 8 + 2 + 8) / 2, hide behind
+them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pysim.cachemodel.cpu.cost import Pass, crossed, fills
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
+from pysim.machine.cpu import Machine, Unit
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.registry.cpu import Kernel
+
+PARTED = 64  # columns of a phase that are parted at once (native/conv/polyphase.c)
+
+
+class Parted(NamedTuple):
+    """The parted rows of a block of a convolution: of each channel rows x phases x pitch elements."""
+
+    rows: int
+    phases: int
+    pitch: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, w: Conv, rows: int) -> "Parted":
+        reach, lane = w.dilation_w * (w.kernel_w - 1), PANEL_ALIGN // SIZES[w.dtype]
+        high = (rows - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1
+        phases = min(w.stride_w, reach + 1)
+        pitch = ceil_div(ceil_div(w.out_w, lane) * lane + reach // w.stride_w, lane) * lane
+        return cls(high, phases, pitch, w.channels // w.groups * high * phases * pitch * SIZES[w.dtype])
+
+
+def tiles_of(vectors: int, most: int) -> list[int]:
+    """Vectors of each tile of a row."""
+    tiles = ceil_div(vectors, most)
+    return [vectors // tiles + (at < vectors % tiles) for at in range(tiles)]
+
+
+def _row_cycles(w: Conv, kernel: Kernel, unit: Unit, begin: float) -> float:
+    """Of one row of outputs of a panel of filters; `begin`: of a tile."""
+    taps, rate = w.channels // w.groups * w.kernel_h * w.kernel_w, unit.rate(w.dtype)
+    if kernel.lane_windows == 1:  # plain C: what a loop needs besides is in the rate
+        return taps * w.out_w * kernel.filters / rate
+    loads, latency = unit.loads_per_cycle.value, unit.fma_latency_cycles.value
+    tiles = tiles_of(ceil_div(w.out_w, kernel.lane_windows), kernel.windows // kernel.lane_windows)
+    each = (max(v * kernel.filters / rate, (v + kernel.filters) / loads, latency) for v in tiles)
+    return taps * sum(each) + len(tiles) * begin
+
+
+def _terms(w: Conv, kernel: Kernel, rows: int, machine: Machine) -> tuple[float, float, float, float]:
+    """kernel, call, store, pack."""
+    unit, core, inner = machine.unit(kernel.target), machine.core, machine.levels[0]
+    assert unit is not None
+    repeats, size = w.batch * w.groups, SIZES[w.dtype]
+    filters, blocks = w.filters // w.groups, ceil_div(w.out_h, rows)
+    lanes = max(1, unit.vector_bytes // size)
+    calls = repeats * w.out_h * ceil_div(filters, kernel.filters)
+    runs = repeats * blocks * (w.channels // w.groups) * ceil_div(Parted.of(w, rows).pitch, PARTED)
+    crossing, each = (unit.vector_bytes - size) / inner.line_bytes, 1 / unit.stores_per_cycle.value
+    gather = 1 / unit.loads_per_cycle.value + min(w.stride_w, lanes) if w.stride_w > 1 else 0.0
+    packed = repeats * blocks * Parted.of(w, rows).size_bytes / size / lanes
+    return (
+        calls * _row_cycles(w, kernel, unit, inner.latency_cycles.value + unit.fma_latency_cycles.value),
+        (calls + runs) * core.call_cycles.value,
+        repeats * filters * w.out_h * ceil_div(w.out_w, lanes) * (each + crossing * min(1.0, each)),
+        packed * (each + core.pack_cycles.value + gather),
+    )
+
+
+def described(w: Conv, rows: Sequence[tuple[Kernel, int]]) -> LoopNest:
+    """The loops of native/conv/polyphase.c for kernels with their blocks of rows."""
+    size, filters, channels = SIZES[w.dtype], w.filters // w.groups, w.channels // w.groups
+    panel, block = np.array([(kernel.filters, of) for kernel, of in rows], dtype=np.float64).T
+    blocks, parted = np.ceil(w.out_h / block), np.array([float(Parted.of(w, of).size_bytes) for _, of in rows])
+    high = w.dilation_h * (w.kernel_h - 1) + 1  # rows that one of outputs reads
+    each = np.array([Parted.of(w, of).size_bytes / Parted.of(w, of).rows for _, of in rows])
+    row, weights = channels * w.width * size, channels * w.kernel_h * w.kernel_w * size
+    shared = float(max(0, high - w.stride_h))
+    loops = (
+        Loop("images and groups", "images", 1, w.batch * w.groups),
+        Loop("blocks of rows", "blocks", 1, blocks),
+        Loop("panels", "filters", panel, np.ceil(filters / panel)),
+        Loop("rows", "rows", 1, block),
+    )
+    images, outputs = Extent(1.0, w.batch * w.groups), w.out_w * size
+    written = {"images": images, "blocks": Extent(1.0, blocks), "filters": Extent(1.0, filters), "rows": Extent(outputs, outputs * block)}
+    kept = {"rows": Extent(w.stride_h * each, parted, shared * each, high * each)}
+    read = Extent(block * w.stride_h * row, w.height * row, shared * row)
+    operands = (
+        Operand("input", {"images": images, "blocks": read}, "blocks of rows"),
+        Operand("packed", kept, "blocks of rows", written=True),
+        Operand("packed", kept, "rows"),
+        Operand("filters", {"filters": Extent(weights, weights * filters)}, "rows"),
+        Operand("output", written, "rows", written=True),
+    )
+    return LoopNest(loops, operands, {"images": w.batch * w.groups, "blocks": blocks, "rows": block, "filters": filters}, len(rows))
+
+
+def polyphase_pass(w: Conv, rows: Sequence[tuple[Kernel, int]], machine: Machine, hot: bool = True) -> Pass:
+    """A convolution by kernels with their blocks of rows, on one core."""
+    names, terms = ("kernel", "call", "store", "pack"), np.array([_terms(w, kernel, of, machine) for kernel, of in rows]).T
+    nest = described(w, rows)
+    moved = crossed(nest, nest.misses(machine.levels, hot))
+    return Pass(machine, dict(zip(names, terms, strict=True)), nest.names, moved, wait=fills(machine, moved))

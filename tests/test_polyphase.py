@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions over rows that are parted by phases: right beside sums in float64, planned by cost, the same bits for any number of threads.
+Every row against guard pages: native/test/check_conv.c."""
+
+import msgspec
+import numpy as np
+import pytest
+from test_depthwise import exact, operands
+
+import pysim
+from pysim import planner
+from pysim.algorithms.cpu import polyphase
+from pysim.cachemodel.cpu.polyphase import tiles_of
+from pysim.calibration import host
+from pysim.check.bounds import gamma
+from pysim.errors import PlanError
+from pysim.problem.conv import Conv
+from pysim.problem.text import parse
+from pysim.record.plan import Plan
+from pysim.record.schedule import Schedule
+from pysim.registry.cpu import phases_kernels
+from pysim.runtime import cpu as runtime
+
+PROBLEMS = (
+    "conv:ic3ih40iw51oc20kh7sh2ph3",
+    "conv:mb2ic3ih29oc9kh3sh2ph1",
+    "conv:ic4ih33oc8kh3ph1",
+    "conv:ic1ih28oc5kh5",
+    "conv:ic3ih51oc12kh11sh4ph2",
+    "conv:ic3ih32oc7kh4sh4",
+    "conv:ic2ih21iw70oc6kh3kw5sh3sw1ph0pw2",
+    "conv:ic3ih30oc10kh3sh2ph4dh3",
+    "conv:ic5ih17oc11kh1sh2",
+    "conv:mb2g2ic6ih19oc10kh5sh3ph2",
+    "conv:ic2ih9iw9oc4kh3sh5ph2",
+)
+
+
+def plans_of(problem: Conv) -> list[Plan]:
+    """A plan of each kernel that can run it here, in blocks of one, of a few and of all rows."""
+    found = planner.plans(problem, host.machine("host"), top=20, algorithm=polyphase.NAME)
+    kernels = {plan.kernel: plan for plan in found if plan.kernel in runtime.available_kernels()}
+    sizes = sorted({1, min(3, problem.out_h), problem.out_h})
+    return [in_blocks(plan, rows) for plan in kernels.values() for rows in sizes]
+
+
+def in_blocks(plan: Plan, rows: int) -> Plan:
+    assert isinstance(plan.schedule, Schedule)
+    return msgspec.structs.replace(plan, schedule=msgspec.structs.replace(plan.schedule, k2=rows))
+
+
+def called(plan: Plan) -> str:
+    return f"{plan.kernel} in blocks of {plan.schedule.k2}" if isinstance(plan.schedule, Schedule) else plan.kernel
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_every_kernel_is_within_the_bound_of_a_sum(text: str, dtype: str) -> None:
+    problem = parse(f"{text}:{dtype}")
+    assert isinstance(problem, Conv)
+    x, f, bias = operands(problem, {"f32": "f4", "f64": "f8"}[dtype])
+    right = np.maximum(exact(problem, x, f) + bias[:, None, None].astype(np.float64), 0)
+    bound = exact(problem, np.abs(x), np.abs(f)) + np.abs(bias[:, None, None])
+    found = plans_of(problem)
+    assert {row.name for row in phases_kernels() if (row.target, row.dtype) == ("portable", dtype)} <= {plan.kernel for plan in found}
+    for plan in found:
+        y = pysim.prepare(problem.text, f, bias=bias, activation="relu", plan=plan)(x)
+        units = {"f32": 2.0**-24, "f64": 2.0**-53}[dtype]
+        assert (np.abs(y - right) <= gamma(f[0].size + 2, units) * bound).all(), called(plan)
+
+
+def test_threads_change_no_bit() -> None:
+    for text in ("conv:ic3ih40oc20kh7sh2ph3", "conv:mb3ic3ih17oc8kh3sh2ph1"):
+        problem = parse(text)
+        assert isinstance(problem, Conv)
+        x, f, _ = operands(problem, "f4")
+        for plan in plans_of(problem):
+            one = pysim.prepare(text, f, plan=plan, threads=1)(x)
+            assert all((pysim.prepare(text, f, plan=plan, threads=threads)(x) == one).all() for threads in (2, 3, 7)), called(plan)
+
+
+def test_padding_hides_an_infinite_weight_and_nothing_else_does() -> None:
+    problem = parse("conv:mb2ic3ih9oc20kh3ph1")
+    assert isinstance(problem, Conv)
+    x, f, _ = operands(problem, "f4")
+    f[3, :, 0, 0] = np.inf
+    for plan in plans_of(problem):
+        y = pysim.prepare(problem.text, f, plan=plan)(x)
+        assert np.isfinite(y[:, 3, 0]).all() and np.isfinite(y[:, 3, :, 0]).all(), called(plan)
+        assert not np.isfinite(y[:, 3, 1:, 1:]).any(), called(plan)
+        assert np.isfinite(np.delete(y, 3, axis=1)).all(), called(plan)
+
+
+def test_first_layers_of_networks_are_planned_by_cost_on_every_cpu_with_vectors() -> None:
+    for machine in ("zen4", "zen5", "sapphire-rapids", "xeon-4208"):
+        for text in ("conv:ic3ih224oc32kh3sh2ph1", "conv:ic3ih224oc64kh3ph1"):
+            plan = planner.plan(text, machine)
+            assert plan.algorithm == polyphase.NAME
+            assert {"polyphase", "sconv"} <= {one.algorithm for one in plan.considered}
+            assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles)
+
+
+def test_small_blocks_of_rows_copy_their_halos_again() -> None:
+    plan = planner.plan("conv:ic3ih224oc64kh7sh2ph3", "zen4", algorithm="polyphase")
+    one, many = (planner.plan("conv:ic3ih224oc64kh7sh2ph3", "zen4", name=in_blocks(plan, rows).name).cost for rows in (1, 16))
+    assert one.terms["pack"] > 2.5 * many.terms["pack"]
+    assert one.terms["kernel"] == many.terms["kernel"]
+
+
+def test_vectors_of_a_row_are_divided_evenly_among_tiles() -> None:
+    assert [tiles_of(vectors, 3) for vectors in (1, 3, 4, 7)] == [[1], [3], [2, 2], [3, 2, 2]]
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_workspace_and_prepared_bytes_are_what_the_library_asks_for(text: str) -> None:
+    problem = parse(text)
+    assert isinstance(problem, Conv)
+    ffi, lib = runtime.library()
+    asked = ffi.new("int64_t *")
+    for plan in plans_of(problem):
+        structs = runtime.problem_struct(problem), runtime.schedule_struct(plan.schedule, problem)
+        runtime.check(lib.pysim_workspace_bytes(*structs, 1, asked))
+        assert asked[0] == polyphase.workspace_bytes(problem, plan.schedule, "nchw"), called(plan)
+        runtime.check(lib.pysim_prepared_bytes(*structs, asked))
+        assert asked[0] == polyphase.prepare(problem, plan.schedule, "nchw").size_bytes, called(plan)
+
+
+def test_what_it_does_not_compute_is_refused_with_a_reason() -> None:
+    for text, why in (("conv:ic64ih8oc64kh3ph1", "up to 32 channels; these have 64"), ("conv:ic4ih8oc4kh3ph1:s8", "f32 and f64")):
+        rejected = {one.what: one.reason for one in planner.plan(text, "zen4").rejected}
+        assert why in rejected["polyphase"]
+    name = planner.plan("conv:ic3ih32oc8kh3ph1", "zen4", algorithm="polyphase").name
+    assert planner.plan("conv:ic3ih32oc8kh3ph1", "zen4", name=name).name == name
+    with pytest.raises(PlanError, match="k2 of 1 to 32"):
+        planner.plan("conv:ic3ih32oc8kh3ph1", "zen4", name=name.replace("k3=1", "k3=2"))
+
+
+def test_the_nest_refuses_a_row_that_is_not_its_own_and_polyphase_one_of_the_nest() -> None:
+    problem = parse("conv:ic4ih8oc4kh3ph1")
+    plan = planner.plan(problem, "zen4", algorithm="polyphase")
+    ffi, lib = runtime.library()
+    asked = ffi.new("int64_t *")
+    swapped = runtime.schedule_struct(plan.schedule, problem)
+    swapped.algorithm = 0
+    assert lib.pysim_workspace_bytes(runtime.problem_struct(problem), swapped, 1, asked) == lib.PYSIM_UNSUPPORTED
+    other = runtime.schedule_struct(planner.plan(problem, "zen4", algorithm="sconv").schedule, problem)
+    other.algorithm = runtime.schedule_struct(plan.schedule, problem).algorithm
+    assert lib.pysim_workspace_bytes(runtime.problem_struct(problem), other, 1, asked) == lib.PYSIM_UNSUPPORTED
+    assert b"polyphase.inc" in ffi.string(lib.pysim_last_error())
