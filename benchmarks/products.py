@@ -3,10 +3,10 @@
 
     python benchmarks/products.py [SET|MxNxK[:nt]...] [--milliseconds MS] [--prepared]
 
-Contenders take turns; each sample is the mean of so many calls as take 50 us or more, and the least sample of each is what is compared: on a
-computer that others use, only the least is the product's own. Columns: microseconds of `pysim.runtime.cpu_launch.PreparedGemm`, the share of
-the native call alone and, of that, of packing; the ratio of each peer's time to ours (above 1: we are faster); the predicted over the measured
-time; the plan. With --prepared, B is prepared (`pysim.prepare`), and the peer is ONNX Runtime, which packs it beforehand, too.
+Contenders take turns; each sample is the mean of so many calls as take 50 us or more, and the least sample of each is what is compared: on
+a computer that others use, only the least is the product's own. Columns: microseconds of `pysim.runtime.cpu_launch.PreparedGemm`, the share
+of the native call alone and, of that, of packing; the ratio of each peer's time to ours (above 1: we are faster); the predicted over the
+measured time; the plan. With --prepared, B is prepared (`pysim.prepare`), and the peer is ONNX Runtime, which packs it beforehand, too.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def measure(text: str, seconds: float, prepared: bool) -> dict[str, float]:
     """The ratios of the peers; prints a line."""
     w = parse(f"gemm:{text}")
     assert isinstance(w, Gemm)
-    ours, plan = operands(w), pysim.plan(f"gemm:{text}")
+    ours, plan = operands(w), pysim.plan(w, prepared=prepared)
     a, b, c = ours[:3]
     product: Any
     if prepared:
@@ -148,7 +148,9 @@ def main() -> None:
         ratios = [measure(text, given.milliseconds / 1e3, given.prepared) for text in SETS.get(name, [name])]
         for peer in ratios[0] if len(ratios) > 1 else ():
             of = [one[peer] for one in ratios]
-            print(f"# {name}: {peer} {mean(of):.3f} in the mean, worst {min(of):.2f}, {sum(one >= 1 for one in of)} of {len(of)} at least 1")
+            print(
+                f"# {name}: {peer} {mean(of):.3f} in the mean, worst {min(of):.2f}, {sum(one >= 1 for one in of)} of {len(of)} at least 1"
+            )
 
 
 if __name__ == "__main__":

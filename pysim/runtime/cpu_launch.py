@@ -262,7 +262,7 @@ class GemmLaunch(Launch):
         if c is None and beta != 0:
             raise OperandError(f"beta is {beta}, so c must be given")
         left, right, y = self.first(a), self.second(b), self.output(out)
-        if c is None and bias is None and left is a and right is b:  # what the library sees it checks itself
+        if c is None and bias is None and left is a and right is b and not self.prepared_bytes:  # what the library sees it checks itself
             if status := self._run(epilogue_struct(alpha, beta, None, activation), left, self._pointer(right), y, None):
                 check_apart(y, a=a, b=b)
                 check(status, self.executor)
@@ -285,8 +285,17 @@ class GemmLaunch(Launch):
 
     def run(self, a: Any, b: Any, y: Array, epilogue: Any, profile: Any = None) -> None:
         """The product into y, whose values are C."""
-        if status := self._run(epilogue, self.first(a), self._pointer(self.second(b)), y, profile):
-            check(status, self.executor)
+        second = self._pointer(self.second(b))
+        if not self.prepared_bytes:
+            if status := self._run(epilogue, self.first(a), second, y, profile):
+                check(status, self.executor)
+            return
+        prepared = _workspaces.take(self.prepared_bytes)
+        try:
+            second = self.prepare(second, prepared[0 : self.prepared_bytes])
+            check(self._run(epilogue, self.first(a), second, y, profile), self.executor)
+        finally:
+            _workspaces.give(prepared)
 
 
 def _same(x: Array, y: Array) -> bool:
