@@ -35,6 +35,10 @@ typedef struct {
 typedef void (*pysim_micro_kernel)(int64_t k, const void *filters, const void *windows, int64_t window_pitch,
                                    void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store);
 
+/* The same of filters that are no panel: filter f of row p is filters[p*filter_pitch + f*filter_step]; only those below nf may be read. */
+typedef void (*pysim_strided_kernel)(int64_t k, const void *filters, int64_t filter_pitch, int64_t filter_step, const void *windows,
+                                     int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store);
+
 /* One run of `count` windows that lie in one output row, for one kernel row, over `channels` channels:
  *
  *   dst[c*dst_channel + s*pitch + j] = row[c*row_channel + first + j*stride + s*dilation]   j < count, s < taps, c < channels
@@ -103,6 +107,7 @@ typedef struct {
     pysim_kernel_info info;
     pysim_micro_kernel run;     /* a row of kernels.inc has this and packing, one of conv/depthwise.inc `direct`, of conv/skinny.inc `skinny`, */
     pysim_packer pack;          /* of conv/polyphase.inc `phases` and packing */
+    pysim_strided_kernel strided; /* of a row of form win; NULL of others */
     pysim_direct_kernel direct;
     pysim_skinny_kernel skinny;
     pysim_phases_kernel phases;

@@ -19,24 +19,25 @@ enum { WINDOWS = 8, FILTERS = 4 };
 
 /* T: elements, SUM: sums, R: results, VALUE(x): an element as a summand, FACTOR(x): alpha or beta. */
 #define DEFINE_KERNEL(dtype, T, SUM, R, VALUE, FACTOR)                                                                 \
-    void dtype##_win_8x4__portable(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, \
-                                   int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {                  \
+    static inline __attribute__((always_inline)) void dtype##_body(                                                    \
+        int64_t k, const void *filters, int64_t f_pitch, int64_t f_step, int width, const void *windows,               \
+        int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {            \
         const T *f = filters, *w = windows;                                                                            \
         const R *bias_f = s->bias_filters, *bias_w = s->bias_windows, *old = s->old;                                   \
         const R low = (R)s->bounds.low, high = (R)s->bounds.high;                                                      \
         SUM acc[FILTERS][WINDOWS] = {{0}};                                                                             \
-        if (nw == WINDOWS) {                                                                                           \
-            for (int64_t p = 0; p < k; p++, f += FILTERS, w += window_pitch) {                                         \
+        if (nw == WINDOWS && width == FILTERS) {                                                                       \
+            for (int64_t p = 0; p < k; p++, f += f_pitch, w += window_pitch) {                                         \
                 SUM x[WINDOWS], y[FILTERS];                                                                            \
                 for (int i = 0; i < WINDOWS; i++) x[i] = VALUE(LOAD(w + i));                                           \
-                for (int j = 0; j < FILTERS; j++) y[j] = VALUE(LOAD(f + j));                                           \
+                for (int j = 0; j < FILTERS; j++) y[j] = VALUE(LOAD(f + j * f_step));                                  \
                 for (int j = 0; j < FILTERS; j++)                                                                      \
                     for (int i = 0; i < WINDOWS; i++) acc[j][i] += y[j] * x[i];                                        \
             }                                                                                                          \
         } else {                                                                                                       \
-            for (int64_t p = 0; p < k; p++, f += FILTERS, w += window_pitch)                                           \
-                for (int j = 0; j < FILTERS; j++) {                                                                    \
-                    const SUM y = VALUE(LOAD(f + j));                                                                  \
+            for (int64_t p = 0; p < k; p++, f += f_pitch, w += window_pitch)                                           \
+                for (int j = 0; j < width; j++) {                                                                      \
+                    const SUM y = VALUE(LOAD(f + j * f_step));                                                         \
                     for (int64_t i = 0; i < nw; i++) acc[j][i] += y * VALUE(LOAD(w + i));                              \
                 }                                                                                                      \
         }                                                                                                              \
@@ -49,6 +50,16 @@ enum { WINDOWS = 8, FILTERS = 4 };
                 const R value = (R)sum;                                                                                \
                 STORE(to, value < low ? low : value > high ? high : value);                                            \
             }                                                                                                          \
+    }                                                                                                                  \
+                                                                                                                       \
+    void dtype##_win_8x4__portable(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, \
+                                   int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {                  \
+        dtype##_body(k, filters, FILTERS, 1, FILTERS, windows, window_pitch, out, out_pitch, nw, nf, s);               \
+    }                                                                                                                  \
+    void strided_##dtype##_win_8x4__portable(int64_t k, const void *filters, int64_t filter_pitch, int64_t filter_step, \
+                                             const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,  \
+                                             int64_t nw, int64_t nf, const pysim_store *s) {                           \
+        dtype##_body(k, filters, filter_pitch, filter_step, (int)nf, windows, window_pitch, out, out_pitch, nw, nf, s); \
     }
 DEFINE_KERNEL(f32, float, float, float, PYSIM_SAME, PYSIM_SAME)
 DEFINE_KERNEL(f64, double, double, double, PYSIM_SAME, PYSIM_SAME)

@@ -29,9 +29,12 @@ static int cpu_runs_mma(void) { return 0; }
 
 /* On a foreign architecture the ISA's files are not built: weak references stay NULL and the row reads "not available". */
 #define NAME(target, dtype, form, windows, filters) dtype##_##form##_##windows##x##filters##__##target
+#define STRIDED(target, dtype, form, windows, filters) strided_##dtype##_##form##_##windows##x##filters##__##target
 #define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf) \
     extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)( \
-        int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
+        int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *); \
+    extern __attribute__((weak)) void STRIDED(target, dtype, form, windows, filters)( \
+        int64_t, const void *, int64_t, int64_t, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
 #define PYSIM_PACKER(target, dtype) \
     extern __attribute__((weak)) void pack_##dtype##__##target##_segment(const pysim_segment *, void *); \
     extern __attribute__((weak)) void pack_##dtype##__##target##_transposed(const void *, int64_t, int64_t, int64_t, int64_t, void *, int *);
@@ -64,31 +67,29 @@ typedef struct {
     int (*cpu_runs)(void);
 } entry;
 
-static const entry table[] = {
-#define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf) \
-    {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
-      NAME(target, dtype, form, windows, filters), \
-      {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}, NULL, NULL, NULL, PYSIM_OF_NEST}, \
+/* A row of any table: whose it is, and the functions that it has. */
+#define ENTRY(target, dtype, form, windows, filters, lw, lf, ...)                                                                       \
+    {{.info = {TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, __VA_ARGS__}, \
      cpu_runs_##target},
+#define PACK(target, dtype) {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}
+
+static const entry table[] = {
+#define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf)                                                                        \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .of = PYSIM_OF_NEST, .run = NAME(target, dtype, form, windows, filters),       \
+          .strided = STRIDED(target, dtype, form, windows, filters), .pack = PACK(target, dtype))
 #include "kernels.inc"
 #undef PYSIM_ROW
-#define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf) \
-    {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
-      NULL, {NULL, NULL}, NAME(target, dtype, form, windows, filters), NULL, NULL, PYSIM_OF_DEPTHWISE}, \
-     cpu_runs_##target},
+#define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .of = PYSIM_OF_DEPTHWISE, .direct = NAME(target, dtype, form, windows, filters))
 #include "conv/depthwise.inc"
 #undef PYSIM_DIRECT_ROW
-#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf) \
-    {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
-      NULL, {NULL, NULL}, NULL, NAME(target, dtype, form, windows, filters), NULL, PYSIM_OF_SKINNY}, \
-     cpu_runs_##target},
+#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .of = PYSIM_OF_SKINNY, .skinny = NAME(target, dtype, form, windows, filters))
 #include "conv/skinny.inc"
 #undef PYSIM_SKINNY_ROW
-#define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lw, lf) \
-    {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
-      NULL, {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}, NULL, NULL, \
-      NAME(target, dtype, form, windows, filters), PYSIM_OF_POLYPHASE}, \
-     cpu_runs_##target},
+#define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .of = PYSIM_OF_POLYPHASE,                                                      \
+          .phases = NAME(target, dtype, form, windows, filters), .pack = PACK(target, dtype))
 #include "conv/polyphase.inc"
 #undef PYSIM_PHASES_ROW
 };

@@ -75,8 +75,11 @@ def _as_api(plan: values.Plan) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def _plan(workload: Workload, on: Machine | Gpu, accurate: Accurate, layout: Layout = "nchw", threads: int = 1) -> values.Plan:
-    return planner.plan(workload, on, layout=layout, accuracy=accurate[0], error_limit=accurate[1], threads=threads)
+def _plan(
+    workload: Workload, on: Machine | Gpu, accurate: Accurate, layout: Layout = "nchw", threads: int = 1, prepared: bool = False
+) -> values.Plan:
+    accuracy, limit = accurate
+    return planner.plan(workload, on, layout=layout, accuracy=accuracy, error_limit=limit, threads=threads, prepared=prepared)
 
 
 def plan(
@@ -93,11 +96,12 @@ def plan(
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
     threads: int = 1,
+    prepared: bool = False,
 ) -> Plan:
     """The plan of least predicted cost. `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU; the other
     arguments are as in `pysim.planner.plan`, which names the errors, too."""
     on = host.any_machine(machine)
-    asked = (model, micro_kernel, input_footprint, state, layout, memory_limit, algorithm, name, accuracy, error_limit, threads)
+    asked = (model, micro_kernel, input_footprint, state, layout, memory_limit, algorithm, name, accuracy, error_limit, threads, prepared)
     return _as_api(planner.plan(problem, on, *asked))
 
 
@@ -289,14 +293,14 @@ def prepare(
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
 ) -> cpu_launch.Prepared:
-    """A convolution with its filters packed once, `y = conv(x, out=None)`; of a product's text op(B) is kept: `c = product(a, out=None)`,
+    """A convolution with its filters packed once, `y = conv(x, out=None)`; of a product's text op(B) is, too: `c = product(a, out=None)`,
     activation(op(a) op(B) + bias), the bias a value for each column. A plan runs where its machine's plans run (`host.executor`), and
     has its own accuracy; `accuracy` and `error_limit` are as in `pysim.plan`."""
     workload = parse(problem)
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
     accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, MOST_THREADS)
-    schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate)
+    schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate, prepared=True)
     return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor)
 
 
@@ -384,13 +388,16 @@ def _known_gpu(name: str, identity: Hashable) -> bool:
 
 
 def _on_cpu(
-    workload: Workload, machine: str | Machine | Gpu, plan: values.Plan | None, threads: int, accurate: Accurate
+    workload: Workload, machine: str | Machine | Gpu, plan: values.Plan | None, threads: int, accurate: Accurate, prepared: bool = False
 ) -> tuple[Any, int, runtime.Executor]:
     """The schedule of a problem, threads, and who runs it: the given plan's, or the best one's."""
     _refuse_both(plan, accurate)
-    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)), accurate, threads=threads)
-    schedule, on = on_cpu(chosen)
+    schedule, on = on_cpu(_fitting(plan, workload) or _plan(workload, _runnable(machine), accurate, threads=threads, prepared=prepared))
     return schedule, threads, host.executor(on)
+
+
+def _runnable(machine: str | Machine | Gpu) -> Machine:
+    return host.runnable(cast("str | Machine", machine))
 
 
 def _accurate(accuracy: Any, error_limit: Any) -> Accurate:

@@ -144,8 +144,10 @@ def test_a_prepared_product_is_the_product_and_keeps_its_own_weights(size: str, 
     problem = parse(f"gemm:{size}:{layout}")
     assert isinstance(problem, Gemm)
     a, b, out, bias = operands(problem)
-    right = pysim.gemm(a, b, trans_a=problem.trans_a, trans_b=problem.trans_b, bias=bias, activation="relu")
+    plan = pysim.plan(problem, prepared=True)
+    right = pysim.gemm(a, b, trans_a=problem.trans_a, trans_b=problem.trans_b, bias=bias, activation="relu", plan=plan)
     product = pysim.prepare(problem.text, b, bias=bias, activation="relu")
+    assert product.schedule == plan.schedule
     b[...] = bias[...] = np.nan
     assert product(a, out=out) is out
     assert np.array_equal(out, right) and np.array_equal(product(a), right)

@@ -70,7 +70,7 @@ def test_more_threads_are_predicted_faster_where_forking_is_free(text: str) -> N
 def test_what_computes_a_part_but_not_the_whole_is_not_planned() -> None:
     for threads in (2, 3, 4):  # parts of up to 32 rows are skinny
         plan = planner.plan("gemm:45x45x45", ZEN4, threads=threads)
-        assert plan.algorithm == "gemm" and {one.algorithm for one in plan.considered} == {"gemm"}
+        assert "skinny" not in {plan.algorithm, *(one.algorithm for one in plan.considered)}
 
 
 def test_a_plan_says_its_threads_and_what_forking_costs() -> None:

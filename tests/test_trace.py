@@ -55,7 +55,7 @@ def recording_copy(folder: Path) -> list[Path]:
     x86.mkdir()
     (x86 / "pack.h").write_text((NATIVE / "x86" / "pack.h").read_text())
     lanes = (NATIVE / "x86" / "lanes.h").read_text()
-    for broadcast in ("v_set1(f[j])", "v_set1(w[j])"):
+    for broadcast in ("v_set1(f[j * f_step])", "v_set1(w[j])"):
         assert lanes.count(broadcast) == 1
         lanes = lanes.replace(broadcast, broadcast.replace("v_set1(", "v_spread(&"))
     (x86 / "lanes.h").write_text(lanes)

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * GEMM as a nest of one kernel row and one tap: columns of C are windows, rows are filters, k is channels. */
+ * GEMM as a nest of one kernel row and one tap: columns of C are windows, rows are filters, k is channels.
+ *
+ *   gemm      A is packed in the run, B too or read where it lies
+ *   unpacked  A is read where it lies
+ *   panels    so it is, and B comes in panels that preparation has packed */
+#include <string.h>
+
 #include "algorithm.h"
 
 static void gemm_live_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1) {
@@ -18,7 +24,7 @@ static void leave_out_product(pysim_nest *n) {
     n->channels = n->schedule.channels; /* one set, so C is scaled once */
     n->live_rows = no_rows;
     n->pack_filters = NULL;
-    n->schedule.pack = PYSIM_PACK_NONE;
+    n->schedule.pack = PYSIM_PACK_NONE; /* of panels none is kept */
 }
 
 /* Columns [first, first+count) of rows [k0, k0+nk) of a row-major matrix, as they are; zeros from column `width` on. */
@@ -52,7 +58,7 @@ static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64
         n->row.pack.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst, NULL);
 }
 
-static pysim_status open_gemm(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int in_place_legal, pysim_job *job) {
     const pysim_gemm *g = &p->gemm;
     pysim_nest *n = &job->nest;
     *n = (pysim_nest){
@@ -72,7 +78,56 @@ static pysim_status open_gemm(const pysim_problem *p, const pysim_schedule *s, p
         .output_pitch = g->ldc,
     };
     const pysim_status status = row(s, g->dtype, &n->row);
-    return status == PYSIM_OK ? pysim_nest_schedule(n, s, !g->trans_b) : status;
+    return status == PYSIM_OK ? pysim_nest_schedule(n, s, in_place_legal) : status;
+}
+
+static pysim_status open_gemm(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    return open_product(p, s, row, !p->gemm.trans_b, job);
+}
+
+static pysim_status open_in_place(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int in_place_legal, pysim_job *job) {
+    const pysim_gemm *g = &p->gemm;
+    const pysim_status status = open_product(p, s, row, in_place_legal, job);
+    pysim_nest *n = &job->nest;
+    if (status != PYSIM_OK) return status;
+    if (strcmp(n->row.info.form, "win") != 0)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s reads panels of A; this algorithm runs rows of form win, which broadcast its elements",
+                          n->row.info.name);
+    n->pack_filters = NULL;
+    n->filter_pitch = g->trans_a ? g->lda : 1;
+    n->filter_step = g->trans_a ? 1 : g->lda;
+    return status;
+}
+
+static pysim_status open_unpacked(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    return open_in_place(p, s, row, !p->gemm.trans_b, job);
+}
+
+static pysim_status open_panels(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    pysim_status status = open_in_place(p, s, row, 1, job);
+    pysim_nest *n = &job->nest;
+    if (status != PYSIM_OK) return status;
+    if (s->pack != PYSIM_PACK_NONE)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.pack is %d; panels that are packed already have 0 (none)", (int)s->pack);
+    n->schedule.pack = PYSIM_PACK_TILES; /* which they are in */
+    const int64_t size[] = {n->window_end, s->windows, n->channels, n->bytes};
+    status = pysim_product("the panels' bytes, tiles x windows x k x element", 4, size, &job->prepared_bytes);
+    job->operands.second = (pysim_operand){"panels of b", p->gemm.dtype, job->prepared_bytes};
+    n->pack_windows = NULL;
+    return status;
+}
+
+static void prepare_panels(const pysim_job *job, const char *b, char *panels) {
+    pysim_nest n = job->nest;
+    const pysim_schedule *s = &n.schedule;
+    n.input = b;
+    for (int64_t c0 = 0; c0 < n.channels; c0 += s->channels) {
+        const int64_t nc = pysim_min(s->channels, n.channels - c0);
+        for (int64_t tile = 0; tile < n.window_end; tile++) {
+            const int64_t t0 = tile * s->windows, nw = pysim_min(s->windows, n.windows - t0);
+            gemm_pack_windows(&n, c0, nc, t0, nw, 0, 1, panels + pysim_nest_window_offset(&n, c0, nc, tile) * n.bytes);
+        }
+    }
 }
 
 static void gemm_image(pysim_nest *n, int64_t image, const void *context) {
@@ -95,3 +150,5 @@ static void run_gemm(pysim_job *job, const pysim_call *call) {
 }
 
 const pysim_algorithm pysim_algorithm_gemm = {open_gemm, NULL, run_gemm, 1, 0};
+const pysim_algorithm pysim_algorithm_unpacked = {open_unpacked, NULL, run_gemm, 1, 0};
+const pysim_algorithm pysim_algorithm_panels = {open_panels, prepare_panels, run_gemm, 1, 0};

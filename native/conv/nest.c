@@ -42,7 +42,7 @@ static int64_t panel_bytes(const pysim_nest *n, int64_t width) {
 /* Panels that a thread keeps at once. */
 static int64_t window_panels(const pysim_nest *n) {
     const pysim_schedule *s = &n->schedule;
-    if (s->pack == PYSIM_PACK_NONE) return 0;
+    if (s->pack == PYSIM_PACK_NONE || !n->pack_windows) return 0;
     if (s->stationary == PYSIM_WEIGHT_STATIONARY) return s->k2;
     return filter_tiles(n) > s->k2 ? s->k3 : 1;
 }
@@ -101,6 +101,10 @@ int64_t pysim_nest_filter_offset(const pysim_nest *n, int64_t c0, int64_t nc, in
     return n->rows * n->taps * n->schedule.filters * (c0 * filter_tiles(n) + nc * tile);
 }
 
+int64_t pysim_nest_window_offset(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile) {
+    return n->schedule.windows * (c0 * window_tiles(n) + nc * tile);
+}
+
 static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t tile, char *panel) {
     const int64_t t0 = tile * n->schedule.windows, nw = pysim_min(n->schedule.windows, n->windows - t0);
     const double start = x->profile ? pysim_now() : 0;
@@ -135,8 +139,9 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
     const int64_t nw = pysim_min(s->windows, n->windows - t0), nf = pysim_min(s->filters, n->filters - f0);
     int64_t r0, r1;
     n->live_rows(n, t0, nw, &r0, &r1);
-    const char *filters = n->pack_filters ? x->filters + (ft - set_begin) * x->filter_panel
-                                          : n->filter_data + pysim_nest_filter_offset(n, c0, nc, ft) * n->bytes;
+    const char *filters = n->pack_filters  ? x->filters + (ft - set_begin) * x->filter_panel
+                          : n->filter_step ? n->filter_data + (f0 * n->filter_step + c0 * n->filter_pitch) * n->bytes
+                                           : n->filter_data + pysim_nest_filter_offset(n, c0, nc, ft) * n->bytes;
     const int in_place = s->pack == PYSIM_PACK_NONE, last = c0 + nc == n->channels;
     const int64_t at = (f0 * n->output_pitch + t0) * n->out_bytes;
     char *out = n->output + at;
@@ -154,9 +159,15 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
         pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
         if (store.old != out) pysim_fetch_rows(store.old, pitch, nf, nw * n->out_bytes, 0);
     }
-    n->row.run((r1 - r0) * nc * n->taps, filters + r0 * nc * n->taps * s->filters * n->bytes,
-               in_place ? n->input + (c0 * n->input_pitch + t0) * n->bytes : panel, in_place ? n->input_pitch : s->windows,
-               out, n->output_pitch, nw, nf, &store);
+    const char *windows = in_place         ? n->input + (c0 * n->input_pitch + t0) * n->bytes
+                          : n->pack_windows ? panel
+                                            : n->input + pysim_nest_window_offset(n, c0, nc, wt) * n->bytes;
+    const int64_t window_pitch = in_place ? n->input_pitch : s->windows;
+    if (n->filter_step)
+        n->row.strided((r1 - r0) * nc, filters, n->filter_pitch, n->filter_step, windows, window_pitch, out, n->output_pitch, nw, nf, &store);
+    else
+        n->row.run((r1 - r0) * nc * n->taps, filters + r0 * nc * n->taps * s->filters * n->bytes, windows, window_pitch, out,
+                   n->output_pitch, nw, nf, &store);
     if (last) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
     if (x->profile) x->profile->kernel_calls++;
 }
@@ -175,7 +186,7 @@ static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t
 
 static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
-    const int packs = s->pack != PYSIM_PACK_NONE, keep = n->filter_end - n->filter_begin > s->k2;
+    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && n->pack_windows, keep = n->filter_end - n->filter_begin > s->k2;
     for (int64_t w3 = n->window_begin; w3 < n->window_end; w3 += s->k3) {
         const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
         for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
@@ -185,7 +196,7 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
                 char *panel = x->windows + (keep ? w - w3 : 0) * x->window_panel;
                 if (packs && f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, panel);
                 for (int64_t f = f2; f < f_end; f++) {
-                    if (!packs && w + 1 < w_end) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
+                    if (in_place && w + 1 < w_end) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
                     tile(n, x, c0, nc, w, f, f2, panel);
                 }
             }
@@ -200,7 +211,7 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
         pack_filters(n, x, c0, nc, f3, f_end);
         for (int64_t w2 = n->window_begin; w2 < n->window_end; w2 += s->k2) {
             const int64_t w_end = pysim_min(w2 + s->k2, n->window_end);
-            if (s->pack != PYSIM_PACK_NONE)
+            if (s->pack != PYSIM_PACK_NONE && n->pack_windows)
                 for (int64_t w = w2; w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
             for (int64_t f = f3; f < f_end; f++)
                 for (int64_t w = w2; w < w_end; w++) {

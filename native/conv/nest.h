@@ -13,7 +13,8 @@ struct pysim_nest {
     pysim_row row;
     pysim_schedule schedule;
 
-    /* Packs windows [t0, t0+nw) x kernel rows [r0, r1) x channels [c0, c0+nc) as [r][c][s][schedule.windows]. */
+    /* Packs windows [t0, t0+nw) x kernel rows [r0, r1) x channels [c0, c0+nc) as [r][c][s][schedule.windows]; NULL when `input` holds all
+     * panels, packed once. */
     void (*pack_windows)(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw, int64_t r0, int64_t r1, void *dst);
     /* Kernel rows that meet the image for at least one of the windows; the others are zero and are neither packed nor computed. */
     void (*live_rows)(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1);
@@ -28,6 +29,7 @@ struct pysim_nest {
     int reads_columns;        /* the input is a matrix of columns that the run has written, for traces */
     int64_t input_pitch;      /* elements between channels, where the micro-kernel reads the input in place */
     const char *filter_data;  /* packed panels of the group, or A */
+    int64_t filter_pitch, filter_step; /* elements of A between its k and between its rows, where the micro-kernel reads it in place; else 0 */
     char *output;
     int64_t output_pitch;     /* elements between filters */
     double alpha, beta;
@@ -75,6 +77,8 @@ void pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image p
 /* Elements of the packed panels before channel c0 and filter tile f of an image group; panels are
  * [channel set][filter tile][r][c][s][schedule.filters]. */
 int64_t pysim_nest_filter_offset(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile);
+/* The same of the panels of a product's windows, [channel set][window tile][c][schedule.windows]. */
+int64_t pysim_nest_window_offset(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile);
 
 /* padding.c: the `finish` of a padded convolution whose filters are not all finite. */
 void pysim_sum_again(const pysim_nest *n);

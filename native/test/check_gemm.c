@@ -10,11 +10,12 @@
 #include "cover.h"
 
 /* Axes of the covering array, see cover_settings. */
-enum { N, M, STATIONARY, K2, K3, K, SET, TRANSPOSED, SLACK, ALPHA, BETA, BIAS, RELU, PACK, AXES };
+enum { N, M, STATIONARY, K2, K3, K, SET, TRANSPOSED, SLACK, ALPHA, BETA, BIAS, RELU, PACK, ALGORITHM, AXES };
+static const int32_t algorithms[] = {CHECK_gemm, CHECK_unpacked, CHECK_panels}; /* of a row of form win; others have the first */
 static const int64_t k_levels[] = {1, 2, 3, 5, 17, 40};
 static const int64_t slacks[][3] = {{0, 0, 0}, {3, 0, 1}, {0, 5, 0}, {1, 2, 19}};
 static const double alphas[] = {1, 2, -0.5}, betas[] = {0, 1, 0.5}, whole_alphas[] = {1, 2, -3}, whole_betas[] = {0, 1, 5};
-static const int32_t levels[AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 6, PLAN_SETS, 4, 4, 3, 3, 2, 2, 2};
+static const int32_t levels[AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 6, PLAN_SETS, 4, 4, 3, 3, 2, 2, 2, 3};
 enum { SLACK_BYTE = 0xA5, FAMILY = 2 };
 
 typedef struct {
@@ -29,7 +30,7 @@ typedef struct {
 } gemm_case;
 
 typedef struct {
-    guard_arena a, b, bias, workspace, c;
+    guard_arena a, b, bias, prepared, workspace, c;
 } operands;
 static operands at;
 static guard_arena before; /* C as it is before a run */
@@ -72,7 +73,8 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
         make_skinny(k, &plan, kernel, row);
     } else {
         k->s = check_schedule(kernel, row, &plan, g->k, &k->random);
-        k->s.algorithm = CHECK_gemm;
+        k->s.algorithm = strcmp(row->form, "win") == 0 ? algorithms[level[ALGORITHM]] : CHECK_gemm;
+        if (k->s.algorithm == CHECK_panels) k->s.pack = PYSIM_PACK_NONE;
     }
     g->lda = (g->trans_a ? g->m : g->k) + slacks[level[SLACK]][0];
     g->ldb = (g->trans_b ? g->k : g->n) + slacks[level[SLACK]][1];
@@ -160,6 +162,24 @@ static void expect_bound(const gemm_case *k) {
     if (check_gemm_reference(g, &e, a, b, c) != PYSIM_OK) check_fail("pysim_reference: %s", pysim_last_error());
 }
 
+/* B as a run reads it, or NULL. */
+static const void *second(const gemm_case *k, const pysim_problem *p, guard_side side) {
+    int64_t bytes;
+    if (pysim_prepared_bytes(p, &k->s, &bytes) != PYSIM_OK) {
+        check_fail("pysim_prepared_bytes: %s", pysim_last_error());
+        return NULL;
+    }
+    if (!bytes) return at.b.buffer;
+    void *prepared = guard_place(&at.prepared, (size_t)bytes, side);
+    memset(prepared, 0xFF, (size_t)bytes);
+    if (pysim_prepare(p, &k->s, at.b.buffer, prepared, bytes) != PYSIM_OK) {
+        check_fail("pysim_prepare: %s", pysim_last_error());
+        return NULL;
+    }
+    if (!guard_intact(&at.prepared)) check_fail("pysim_prepare wrote outside the prepared B");
+    return prepared;
+}
+
 static int run(const gemm_case *k, int32_t threads, guard_side side, int garbage) {
     const size_t bytes = (size_t)k->c * check_size(k->result);
     const pysim_problem p = check_gemm_problem(&k->g);
@@ -170,10 +190,12 @@ static int run(const gemm_case *k, int32_t threads, guard_side side, int garbage
         return 0;
     }
     void *workspace = check_workspace(&at.workspace, workspace_bytes, side, k->index % 3 == 0, garbage);
+    const void *b = second(k, &p, side);
+    if (!b) return 0;
     void *c = guard_place(&at.c, bytes, side);
     memcpy(c, before.buffer, bytes);
     const uint64_t hash = check_hash(at.a.buffer, at.a.bytes) ^ check_hash(at.b.buffer, at.b.bytes);
-    if (pysim_run(&p, &k->s, &k->e, threads, at.a.buffer, at.b.buffer, c, workspace, workspace_bytes,
+    if (pysim_run(&p, &k->s, &k->e, threads, at.a.buffer, b, c, workspace, workspace_bytes,
                        k->index & 1 ? &profile : NULL) != PYSIM_OK) {
         check_fail("pysim_run: %s", pysim_last_error());
         return 0;

@@ -47,20 +47,20 @@ INLINE int64_t ahead_of(int64_t pitch) {
     return pitch * (int64_t)sizeof(T) % L1_WAY == 0 ? 0 : pitch * PLANES_AHEAD;
 }
 
-/* The k loop of win_body; `masked` says whether the last vector of windows is read under a mask. */
-INLINE void win_loop(const int nv, const int nf, const int f_pitch, const int masked, int64_t k, const T *f, const T *w,
-                     int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
+/* The k loop of win_body; `masked` says whether the last vector of windows is read under a mask, `panel` whether filters are packed. */
+INLINE void win_loop(const int nv, const int nf, const int panel, const int64_t f_pitch, const int64_t f_step, const int masked, int64_t k,
+                     const T *f, const T *w, int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
     const int64_t ahead = ahead_of(w_pitch);
     for (int64_t p = 0; p < k; p++) {
         VEC x[MAX_VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) __builtin_prefetch(w + ahead + v * LANES);
-        __builtin_prefetch(f + PANEL_ROWS_AHEAD * f_pitch);
+        if (panel) __builtin_prefetch(f + PANEL_ROWS_AHEAD * f_pitch);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) x[v] = masked && v == nv - 1 ? v_load_mask(w + v * LANES, tail) : v_load(w + v * LANES);
 #pragma GCC unroll 16
         for (int j = 0; j < nf; j++) {
-            const VEC b = v_set1(f[j]);
+            const VEC b = v_set1(f[j * f_step]);
 #pragma GCC unroll 4
             for (int v = 0; v < nv; v++) acc[j][v] = v_fma(b, x[v], acc[j][v]);
         }
@@ -69,8 +69,8 @@ INLINE void win_loop(const int nv, const int nf, const int f_pitch, const int ma
     }
 }
 
-INLINE void win_body(const int nv, const int nf, const int f_pitch, int64_t k, const T *f, const T *w, int64_t w_pitch,
-                     T *out, int64_t out_pitch, int64_t nw, const pysim_store *store) {
+INLINE void win_body(const int nv, const int nf, const int panel, const int64_t f_pitch, const int64_t f_step, int64_t k, const T *f,
+                     const T *w, int64_t w_pitch, T *out, int64_t out_pitch, int64_t nw, const pysim_store *store) {
     const MASK tail = v_lanes(0, nw - (nv - 1) * LANES);
     VEC acc[MAX_BROADCASTS][MAX_VECTORS];
 #pragma GCC unroll 16
@@ -78,9 +78,9 @@ INLINE void win_body(const int nv, const int nf, const int f_pitch, int64_t k, c
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) acc[j][v] = v_zero();
     if (MASKED_LOAD_IS_FREE || nw < nv * LANES)
-        win_loop(nv, nf, f_pitch, 1, k, f, w, w_pitch, tail, acc);
+        win_loop(nv, nf, panel, f_pitch, f_step, 1, k, f, w, w_pitch, tail, acc);
     else
-        win_loop(nv, nf, f_pitch, 0, k, f, w, w_pitch, tail, acc);
+        win_loop(nv, nf, panel, f_pitch, f_step, 0, k, f, w, w_pitch, tail, acc);
     const SCALE scale = scale_of(store);
     const T *bias_f = store->bias_filters, *bias_w = store->bias_windows, *old = store->old ? store->old : out;
     VEC bw[MAX_VECTORS];
@@ -149,13 +149,16 @@ INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, c
     SUFFIX(finish_transposed)(&tile[0][0], MAX_VECTORS * LANES, out, out_pitch, nw, nf, store);
 }
 
-#define ARGUMENTS                                                                                                  \
-    int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, \
-        int64_t nf, const pysim_store *store
+#define BEHIND_FILTERS const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store
+#define ARGUMENTS int64_t k, const void *filters, BEHIND_FILTERS
+#define STRIDED_ARGUMENTS int64_t k, const void *filters, int64_t filter_pitch, int64_t filter_step, BEHIND_FILTERS
 
 /* One switch case per edge size, so that every tile runs with constant bounds. */
 #define WIN(nv, nfc) \
-    case (nv) * 16 + (nfc): win_body(nv, nfc, F_, k, filters, windows, window_pitch, out, out_pitch, nw, store); break;
+    case (nv) * 16 + (nfc): win_body(nv, nfc, 1, F_, 1, k, filters, windows, window_pitch, out, out_pitch, nw, store); break;
+#define STRIDED(nv, nfc)                                                                                             \
+    case (nv) * 16 + (nfc):                                                                                          \
+        win_body(nv, nfc, 0, filter_pitch, filter_step, k, filters, windows, window_pitch, out, out_pitch, nw, store); break;
 #define FIL(nv, nwc) \
     case (nv) * 16 + (nwc): fil_body(nv, nwc, F_, k, filters, windows, window_pitch, out, out_pitch, nf, store); break;
 #define TO4(M, v) M(v, 1) M(v, 2) M(v, 3) M(v, 4)
@@ -166,10 +169,13 @@ INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, c
 #define V2(M, TO) TO(M, 1) TO(M, 2)
 #define V3(M, TO) V2(M, TO) TO(M, 3)
 #define V4(M, TO) V3(M, TO) TO(M, 4)
-#define DEFINE_WIN(name, windows_, filters_, CASES) \
+#define DEFINE_WIN(name, windows_, filters_, V, TO) \
     void name(ARGUMENTS) {                          \
         enum { F_ = filters_ };                     \
-        switch ((nw + LANES - 1) / LANES * 16 + nf) { CASES } \
+        switch ((nw + LANES - 1) / LANES * 16 + nf) { V(WIN, TO) } \
+    }                                               \
+    void strided_##name(STRIDED_ARGUMENTS) {        \
+        switch ((nw + LANES - 1) / LANES * 16 + nf) { V(STRIDED, TO) } \
     }
 #define DEFINE_FIL(name, windows_, filters_, CASES) \
     void name(ARGUMENTS) {                          \

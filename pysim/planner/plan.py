@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pysim.algorithms import accuracy as accuracies
 from pysim.algorithms import algorithm_named, algorithms_for
 from pysim.algorithms.contract import Algorithm, Array, Candidates, Costs
-from pysim.arguments import MOST_THREADS, number, whole, wholes
+from pysim.arguments import MOST_THREADS, flag, number, whole, wholes
 from pysim.errors import PlanError, choose
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
@@ -52,6 +52,7 @@ def plan(
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
     threads: int = 1,
+    prepared: bool = False,
 ) -> Plan:
     """The plan of least predicted cost for a problem (text or value) on a machine (name, path of a .toml file, or value).
 
@@ -61,13 +62,14 @@ def plan(
     named. `name` is another plan's name: that very schedule, costed here. `accuracy` is "standard" (any plan), "strict" (none whose stated
     error is above a direct sum's of the type) or "ieee" (multiply-adds of the type alone), `error_limit` the largest error over the
     result's root mean square that a plan may state (`pysim.algorithms.accuracy`). The cost is that of a run on `threads` threads of a CPU,
-    and the plan the best for so many (`pysim.planner.team`). Raises ProblemError, MachineError, and PlanError where
+    and the plan the best for so many (`pysim.planner.team`); where B of a product is `prepared`, as weights of a convolution always are,
+    that of a run on what preparation makes. Raises ProblemError, MachineError, and PlanError where
     no kernel can run the problem.
     """
     request = _request(problem, machine, model, micro_kernel, state, layout, accuracy, error_limit)
     if input_footprint not in FOOTPRINTS or (input_footprint == "raw" and model != "csa"):
         raise PlanError(f'input_footprint is {input_footprint!r}; it is "packed", or "raw" of the csa model alone')
-    request = request._replace(input_footprint=input_footprint)
+    request = request._replace(input_footprint=input_footprint, prepared=flag(prepared, "prepared"))
     if name is not None:
         algorithm, schedule = from_name(name)
         request = request._replace(schedule=schedule)

@@ -29,7 +29,8 @@ class Request(NamedTuple):
 
     `hot`: operands lie in the caches as a run before left them; `shape`: only kernels with tiles of windows x filters (on a GPU a block's
     rows x columns); `schedule`: only this one; `input_footprint` is the slicing analysis' (`pysim/cachemodel/cpu/csa.py`); `accuracy`, and
-    `error_limit`, the largest error over the result's root mean square: see `pysim.algorithms.accuracy`.
+    `error_limit`, the largest error over the result's root mean square: see `pysim.algorithms.accuracy`. `prepared`: B of a product is
+    prepared once for many runs, as weights of a convolution always are.
     """
 
     problem: Workload
@@ -43,6 +44,7 @@ class Request(NamedTuple):
     accuracy: Accuracy = "standard"
     error_limit: float | None = None
     threads: int = 1
+    prepared: bool = False
 
 
 class Considered(msgspec.Struct, frozen=True):

@@ -174,7 +174,7 @@ def _lines_packed(machine: Machine, moved: Array) -> Array:
 def _waits(rates: Rates, table: Table, moved: Array) -> Array | float:
     """Cycles of each supplier beyond its rate, for lines of rows that a product reads in place."""
     machine, nest = rates.machine, rates.nest
-    if nest.filters_packed:
+    if nest.filters_packed and not nest.filters_in_place:
         return 0.0
     line = machine.levels[0].line_bytes
     ahead = ROWS_AHEAD * np.maximum(1.0, rates.windows[table.kernel] * nest.element_bytes / line)

@@ -122,7 +122,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         stored * live_mean / nest.kernel_h,
         stored,
         (runs - nest.out_h) * live_mean * nest.run_edge(kernel.windows, line),
-        line_rest(line, nest.plane_bytes, kernel.windows * size),
+        0 if nest.windows_packed else line_rest(line, nest.plane_bytes, kernel.windows * size),
         line_rest(line, nest.windows * nest.out_bytes, kernel.windows * nest.out_bytes),
         line_rest(line, nest.filters * size, kernel.filters * size),
     )

@@ -31,7 +31,8 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
     """One workload as a loop nest; `channels` and `filters` are those of one group, sizes are elements.
 
     `in_place`: consecutive windows are consecutive elements of a plane, so a micro-kernel can read them without packing.
-    `filters_packed`: filters are laid out in tiles before the run (a convolution's weights), otherwise the run packs them.
+    `filters_packed`: filters are laid out in tiles before the run (a convolution's weights), or read where they lie (`filters_in_place`,
+    of a product); otherwise the run packs them. `windows_packed`: so are windows, which then are in place, too.
     `windows_transposed`, `filters_transposed`: packing that operand turns rows into columns.
     `fresh_input`: what ran just before wrote the input, and nothing else since.
     """
@@ -56,6 +57,8 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
     out_bytes: int  # of an output
     in_place: bool
     filters_packed: bool
+    filters_in_place: bool = False
+    windows_packed: bool = False
     windows_transposed: bool = False
     filters_transposed: bool = False
     fresh_input: bool = False

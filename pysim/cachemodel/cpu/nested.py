@@ -37,9 +37,10 @@ class NestCandidates(NamedTuple):
     bounds: Array
     limit: float
     rejected: tuple[Rejected, ...]
+    algorithm: str | None = None
 
     def costs(self) -> "NestCosts":
-        return NestCosts(predict(self.rates, self.table, self.hot, self.limit), self.bounds)
+        return NestCosts(predict(self.rates, self.table, self.hot, self.limit), self.bounds, self.algorithm)
 
 
 class NestCosts:
@@ -47,14 +48,16 @@ class NestCosts:
 
     kinds: tuple[str, ...] = STATIONARY
 
-    def __init__(self, prediction: Prediction, bounds: Array) -> None:
+    def __init__(self, prediction: Prediction, bounds: Array, algorithm: str | None = None) -> None:
+        self._algorithm = algorithm
         self.prediction, self.bounds, self.cycles = prediction, bounds, prediction.cycles
         self.kernels = tuple(kernel.name for kernel in prediction.rates.kernels)
         self.kernel = self.alike = prediction.table.kernel
         self.kind = 1 - prediction.table.keeps_windows.astype(np.int64)
 
     def schedule(self, row: int) -> Schedule:
-        return schedule_of(self.prediction, row)
+        found = schedule_of(self.prediction, row)
+        return msgspec.structs.replace(found, algorithm=self._algorithm) if self._algorithm else found
 
     def cost(self, row: int) -> Cost:
         return cost_of(self.prediction, row)
@@ -106,8 +109,11 @@ class CsaCosts:
         return tuple(path for path in self._of.machine.assumed() if path.startswith("csa"))
 
 
-def candidates(nest: Nest, request: Request, limit: float | None, known: Rates | None = None) -> NestCandidates | CsaCandidates:
-    """The schedules of a nest that a request asks for and that compute for at most `limit` cycles; `known`: its rates, where they are."""
+def candidates(
+    nest: Nest, request: Request, limit: float | None, known: Rates | None = None, form: str | None = None, algorithm: str | None = None
+) -> NestCandidates | CsaCandidates:
+    """The schedules of a nest that a request asks for and that compute for at most `limit` cycles; `known`: its rates, where they are. Of
+    kernels of a `form` alone, where one is given, and of an `algorithm` that is not its problem's first."""
     on, dtype = request.machine, request.problem.dtype
     assert isinstance(on, Machine)
     if request.model == "csa":
@@ -116,15 +122,15 @@ def candidates(nest: Nest, request: Request, limit: float | None, known: Rates |
         if not isinstance(request.schedule, Schedule):
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
         of, table = one_schedule(nest, on, request.schedule, dtype)
-        return NestCandidates(of, table, request.hot, np.zeros(1), np.inf, ())
-    rows = tilings.rows(on, dtype, request.shape)
+        return NestCandidates(of, table, request.hot, np.zeros(1), np.inf, (), algorithm)
+    rows = tilings.rows(on, dtype, request.shape, form)
     of = known or rates(nest, on, rows.kernels)
     bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
     limit = GUESS * float(bounds.min()) if limit is None else limit
     possible = np.flatnonzero(bounds <= limit).tolist()
     place = tilings.in_place_reason(nest)
     return NestCandidates(
-        of, tilings.table(of, possible, limit), request.hot, bounds, limit, (*((place,) if place else ()), *rows.rejected)
+        of, tilings.table(of, possible, limit), request.hot, bounds, limit, (*((place,) if place else ()), *rows.rejected), algorithm
     )
 
 

@@ -126,8 +126,10 @@ class Sliced:
         self.filter_panels = np.where(self.kept, self.k2, self.k3) * self.tile_bytes
         self.once = stacked(  # bytes of OPERANDS that one repeat touches at least once; outputs and filters in full
             at.size,
-            nest.channels * nest.touched_bytes(line),
-            self.packed * self.panels + (self.filter_panels if self.own else 0.0),
+            0.0 if nest.windows_packed else nest.channels * nest.touched_bytes(line),
+            nest.channels * nest.touched_bytes(line)
+            if nest.windows_packed
+            else self.packed * self.panels + (self.filter_panels if self.own else 0.0),
             nest.filters * nest.channels * size if self.own else rates.stored_tile[at] * nest.channels * self.n_filters,
             nest.filters * nest.windows * nest.out_bytes,
         )
@@ -201,7 +203,7 @@ def flows(rates: Rates, table: Table, hot: bool) -> Flows:
     streams = list(_streams(s, hot))
     ends = [0, *(np.flatnonzero(np.diff(2 * s.kept + s.packed)) + 1).tolist(), s.at.size]
     columns = [slice(*span) for span in pairwise(ends)]
-    kinds = tuple((bool(s.kept[span.start]), bool(s.packed[span.start]), s.own) for span in columns)
+    kinds = tuple((bool(s.kept[span.start]), bool(s.packed[span.start]) or s.nest.windows_packed, s.own) for span in columns)
     roles, operand, at, shares, never = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
     size = stacked(s.at.size, *(stream[2] for stream in streams))
     kind = np.repeat(np.arange(len(columns)), np.diff(ends))
@@ -295,7 +297,19 @@ def _streams(s: Sliced, hot: bool) -> Iterator[tuple[Any, ...]]:
     w_sets, f_sets = np.where(kept, s.kept_sets, s.streamed_sets), np.where(kept, s.streamed_sets, s.kept_sets)
     depth, live = nest.channels / s.channels, s.rates.filter_tile[s.at]
     for order, of, raw, keeps, packs, first, size, tiles, sets, passes, turns in (
-        (1, _WINDOWS, INPUT, kept, packed, once[INPUT], depth * s.all_windows, s.n_windows, w_sets, s.n_filters, f_sets),
+        (
+            1,
+            _WINDOWS,
+            INPUT,
+            kept,
+            packed,
+            once[PACKED if nest.windows_packed else INPUT],
+            depth * s.all_windows,
+            s.n_windows,
+            w_sets,
+            s.n_filters,
+            f_sets,
+        ),
         (
             -1,
             _FILTERS,
@@ -324,7 +338,7 @@ def _streams(s: Sliced, hot: bool) -> Iterator[tuple[Any, ...]]:
             yield raw, 0.0, once[raw] * np.maximum(0.0, packings - 1), REPACKED
             yield raw, 0.0, first * packs, *((RUN_RAW_KEPT, RUN_RAW_STREAMED)[::order] if hot else (UNUSED,))
         if raw == FILTERS or nest.in_place:
-            yield raw, 0.0, first * ~packs, *((RUN_KEPT, RUN_STREAMED)[::order] if hot else (UNUSED,))
+            yield of, 0.0, first * ~packs, *((RUN_KEPT, RUN_STREAMED)[::order] if hot else (UNUSED,))
     yield PACKED, 1.0, depth * s.all_windows * s.one_panel, CALL
     if nest.batch > 1:
         yield FILTERS, 0.0, once[FILTERS] * (nest.batch - 1) / nest.batch, IMAGE

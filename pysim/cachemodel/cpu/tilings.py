@@ -45,9 +45,13 @@ def row_refuses(kernel: Kernel, machine: Machine, micro_kernel: tuple[int, int] 
     return None
 
 
+def _form_refuses(kernel: Kernel, form: str | None) -> Reason | None:
+    return Reason("shape", f"it is of form {kernel.form}, and {form} is needed") if form not in (None, kernel.form) else None
+
+
 @lru_cache(maxsize=256)
-def rows(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None = None) -> Rows:
-    """The micro-kernels of `dtype` for the units of `machine`, of windows x filters `micro_kernel` where given.
+def rows(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None = None, form: str | None = None) -> Rows:
+    """The micro-kernels of `dtype` for the units of `machine`, of windows x filters `micro_kernel` and of a `form` where given.
 
     Raises PlanError, which says what is missing, when there is none.
     """
@@ -55,7 +59,7 @@ def rows(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None = No
     for kernel in kernels():
         if kernel.dtype != dtype:
             others += 1
-        elif reason := row_refuses(kernel, machine, micro_kernel):
+        elif reason := row_refuses(kernel, machine, micro_kernel) or _form_refuses(kernel, form):
             rejected.append(Rejected(kernel.name, reason.sentence, reason.code))
         else:
             legal.append(kernel)
@@ -96,7 +100,7 @@ def table(rates: Rates, kernels: Sequence[int], limit: float = np.inf) -> Table:
 
     Channel sets whose `least_cycles` are above the limit are left out.
     """
-    places = (1.0, 0.0) if rates.nest.in_place else (1.0,)
+    places = (0.0,) if rates.nest.windows_packed else (1.0, 0.0) if rates.nest.in_place else (1.0,)
     keeps, packed, kernel = (np.array(column) for column in zip(*itertools.product((True, False), places, kernels), strict=True))
     row, channels, k2, k3 = _columns(rates, kernel, packed, keeps, limit)
     return Table(keeps[row], kernel[row], packed[row], channels, k2, k3)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FP32 products beside oneDNN's sgemm and OpenBLAS on one thread, and where our time goes.
+
+    python benchmarks/products.py [SET|MxNxK[:nt]...] [--milliseconds MS] [--prepared]
+
+Contenders take turns; each sample is the mean of so many calls as take 50 us or more, and the least sample of each is what is compared: on
+a computer that others use, only the least is the product's own. Columns: microseconds of `pysim.runtime.cpu_launch.PreparedGemm`, the share
+of the native call alone and, of that, of packing; the ratio of each peer's time to ours (above 1: we are faster); the predicted over the
+measured time; the plan. With --prepared, B is prepared (`pysim.prepare`), and the peer is ONNX Runtime, which packs it beforehand, too.
+"""
+
+import argparse
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import pysim
+from pysim.errors import MissingError
+from pysim.peers import onednn, onnxruntime, openblas
+from pysim.peers.peer import Operands
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import parse
+from pysim.runtime import cpu, cpu_launch
+
+SAMPLE = 50e-6  # seconds
+RESNET50 = (
+    "64x3136x64 64x3136x576 256x3136x64 64x3136x256 128x784x1152 512x784x128 128x784x512 256x196x2304 1024x196x256 256x196x1024 "
+    "512x49x4608 2048x49x512 512x49x2048 64x12544x147"
+)
+BERT = "128x768x768 128x3072x768 128x768x3072 128x128x64:nt 128x64x128"
+VIT = "197x768x768 197x3072x768 197x768x3072 197x197x64:nt 197x64x197 196x768x768 197x2304x768"
+ODD = (
+    "2048x64x2048:tn 2048x48x2048 64x64x20000 256x32x20000 32x256x20000:nt 1000x17x3000 17x1000x3000:tt 500x60x777:tt 3000x3000x16 "
+    "16x3000x3000:tn"
+)
+
+
+def ragged(seed: int, count: int = 30) -> Iterator[str]:
+    """Products whose sizes are spread evenly over the octaves from 11 to 2048, of every layout."""
+    of = random.Random(seed)
+    for _ in range(count):
+        m, n, k = (int(2 ** of.uniform(3.5, 11)) for _ in range(3))
+        yield f"{m}x{n}x{k}:{of.choice(['nn', 'nt', 'tn', 'tt'])}"
+
+
+SETS = {
+    "squares": [f"{n}x{n}x{n}" for n in (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)],
+    "resnet50": RESNET50.split(),
+    "bert": BERT.split(),
+    "vit": VIT.split(),
+    "ragged": list(ragged(5)),
+    "fresh": list(ragged(7)),
+    "few": [f"{m}x4096x4096{layout}" for layout in ("", ":nt") for m in (1, 2, 4, 8)],
+    "odd": ODD.split(),
+}
+
+
+def least(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """The least sample of each call in turns."""
+    repeats, found = {}, dict.fromkeys(calls, math.inf)
+    for name, call in calls.items():
+        call()
+        start = time.perf_counter()
+        call()
+        repeats[name] = max(1, math.ceil(SAMPLE / (time.perf_counter() - start)))
+    end, rounds = time.perf_counter() + seconds, 0
+    while rounds < 4 or time.perf_counter() < end:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            for _ in range(repeats[name]):
+                call()
+            found[name] = min(found[name], (time.perf_counter() - start) / repeats[name])
+        rounds += 1
+    return found
+
+
+def operands(w: Gemm) -> Operands:
+    of = np.random.default_rng(0)
+    shapes = ((w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n), (w.m, w.n))
+    arrays = [cpu.aligned(shape, np.float32) for shape in shapes]
+    for array in arrays:
+        array[...] = of.standard_normal(array.shape, dtype=np.float32)
+    return Operands(*arrays)
+
+
+def native_call(launch: cpu_launch.Launch, a: Any, b: Any, c: Any, epilogue: Any) -> Callable[[], Any]:
+    ffi, lib = cpu.library()
+    work = ffi.from_buffer(cpu.aligned(launch.workspace_bytes, np.uint8))
+    told = (ffi.from_buffer(a), b, ffi.from_buffer(c), work, launch.workspace_bytes, ffi.NULL)
+    return partial(lib.pysim_run, launch._problem, launch._schedule, epilogue, 1, *told)
+
+
+def peers(w: Gemm, ours: Operands, prepared: bool) -> dict[str, Callable[[], Any]]:
+    found = {}
+    for name, library in {"onnxruntime": onnxruntime}.items() if prepared else {"onednn": onednn, "openblas": openblas}.items():
+        try:
+            found[name] = library.make(w, ours).call
+        except MissingError as error:
+            print(f"# {name}: {error}")
+    return found
+
+
+def measure(text: str, seconds: float, prepared: bool) -> dict[str, float]:
+    """The ratios of the peers; prints a line."""
+    w = parse(f"gemm:{text}")
+    assert isinstance(w, Gemm)
+    ours, plan = operands(w), pysim.plan(w, prepared=prepared)
+    a, b, c = ours[:3]
+    product: Any
+    if prepared:
+        product = cpu_launch.Prepared(w, b, plan.schedule)
+        call, second = partial(product, a, c), product._prepared
+    else:
+        product = cpu_launch.PreparedGemm(w, plan.schedule)
+        call, second = partial(product, a, b, c), cpu.library()[0].from_buffer(b)
+    calls = {"pysim": call, "native": native_call(product._launch, a, second, c, product._epilogue)}
+    packing = min(
+        p["pack_seconds"] / (p["pack_seconds"] + p["kernel_seconds"])
+        for p in (product.profile(a, c) if prepared else product.profile(a, b, c) for _ in range(5))
+    )
+    found = least(calls | peers(w, ours, prepared), seconds)
+    own = found.pop("pysim")
+    native, s = found.pop("native"), plan.schedule
+    ratios = {name: other / own for name, other in found.items()}
+    beside = " ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    row = f"{s.algorithm} {s.kernel.split('__')[0]} {s.stationary[:2]} {s.pack} c{s.channels} k2 {s.k2} k3 {s.k3}"
+    shares = f"native {native / own:.2f} packing {packing:.2f} predicted {plan.cost.seconds / own:.2f}"
+    print(f"{text:18} {own * 1e6:10.1f} us {2e-9 * w.m * w.n * w.k / own:4.0f} GF {shares} | {beside} | {row}", flush=True)
+    return ratios
+
+
+def mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("problems", nargs="*", default=list(SETS))
+    parser.add_argument("--milliseconds", type=float, default=300)
+    parser.add_argument("--prepared", action="store_true")
+    given = parser.parse_args()
+    for name in given.problems:
+        ratios = [measure(text, given.milliseconds / 1e3, given.prepared) for text in SETS.get(name, [name])]
+        for peer in ratios[0] if len(ratios) > 1 else ():
+            of = [one[peer] for one in ratios]
+            print(
+                f"# {name}: {peer} {mean(of):.3f} in the mean, worst {min(of):.2f}, {sum(one >= 1 for one in of)} of {len(of)} at least 1"
+            )
+
+
+if __name__ == "__main__":
+    main()
