@@ -88,13 +88,33 @@ typedef struct {
 /* sums[f*pitch + i], f < few, of results begin + i, i < results. axpy writes whole vectors of 64 bytes, so the pitch holds such. */
 typedef void (*pysim_skinny_kernel)(const pysim_skinny *of, int64_t begin, int64_t results, void *sums, int64_t pitch);
 
+/* Part of the sums of a tile of neighbouring pixels of one row of outputs, whose filters lie in vectors of one block each. Distances in
+ * elements: of the input between channel blocks, kernel rows, taps and pixels, of the filters likewise; `inner` elements of the input that
+ * follow one another have `inner` rows of filters that do. */
+typedef struct {
+    int64_t blocks, rows, taps, inner;
+    int64_t block, row, tap, pixel;
+    int64_t filter_block, filter_row, filter_tap;
+    const void *input, *filters;
+    void *out;
+    int64_t pixels, vectors; /* of the tile; vectors of filters beyond are neither read nor written in `out` */
+    int64_t out_vector;      /* elements of `out` between vectors of filters */
+    int first, last;         /* part: sums begin at the bias, results are kept between bounds; else they are added to what is there */
+    const void *bias, *residual; /* a value for each filter; what lies as `out` does; or NULL */
+    pysim_bounds bounds;
+    const char *ahead;   /* filters of a later call, asked for `ahead_lines` lines at each tap */
+    int64_t ahead_lines;
+} pysim_nchwc_tile;
+typedef void (*pysim_nchwc_kernel)(const pysim_nchwc_tile *t);
+
 typedef struct {
     pysim_kernel_info info;
-    pysim_micro_kernel run;     /* a row of kernels.inc has this and packing, one of conv/depthwise.inc `direct`, of conv/skinny.inc `skinny` */
+    pysim_micro_kernel run;     /* a row of kernels.inc has this and packing, others that of their table: */
     pysim_packer pack;
     pysim_direct_kernel direct;
     pysim_skinny_kernel skinny;
-    enum { PYSIM_OF_NEST, PYSIM_OF_DEPTHWISE, PYSIM_OF_SKINNY } of; /* whose row it is, on whatever CPU */
+    pysim_nchwc_kernel nchwc;
+    enum { PYSIM_OF_NEST, PYSIM_OF_DEPTHWISE, PYSIM_OF_SKINNY, PYSIM_OF_NCHWC } of; /* whose row it is, on whatever CPU */
 } pysim_row;
 
 /* The row of a schedule that fits the dtype and this CPU, or a failure with its reason. */

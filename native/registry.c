@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The kernel table, expanded from kernels.inc, conv/depthwise.inc and conv/skinny.inc, and which of its rows this CPU and this build can run. */
+ * The kernel table, expanded from kernels.inc, conv/depthwise.inc, conv/skinny.inc and conv/direct_nchwc.inc, and which of its rows this CPU and this build can run. */
 #include "loops.h"
 #include "status.h"
 #if defined(__powerpc64__) && defined(__linux__)
@@ -47,6 +47,10 @@ static int cpu_runs_mma(void) { return 0; }
     extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(const pysim_skinny *, int64_t, int64_t, void *, int64_t);
 #include "conv/skinny.inc"
 #undef PYSIM_SKINNY_ROW
+#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lw, lf) \
+    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(const pysim_nchwc_tile *);
+#include "conv/direct_nchwc.inc"
+#undef PYSIM_NCHWC_ROW
 
 #define DTYPE_f32 PYSIM_F32
 #define DTYPE_f64 PYSIM_F64
@@ -64,29 +68,35 @@ static const entry table[] = {
 #define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf) \
     {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
       NAME(target, dtype, form, windows, filters), \
-      {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}, NULL, NULL, PYSIM_OF_NEST}, \
+      {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}, NULL, NULL, NULL, PYSIM_OF_NEST}, \
      cpu_runs_##target},
 #include "kernels.inc"
 #undef PYSIM_ROW
 #define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf) \
     {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
-      NULL, {NULL, NULL}, NAME(target, dtype, form, windows, filters), NULL, PYSIM_OF_DEPTHWISE}, \
+      NULL, {NULL, NULL}, NAME(target, dtype, form, windows, filters), NULL, NULL, PYSIM_OF_DEPTHWISE}, \
      cpu_runs_##target},
 #include "conv/depthwise.inc"
 #undef PYSIM_DIRECT_ROW
 #define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf) \
     {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
-      NULL, {NULL, NULL}, NULL, NAME(target, dtype, form, windows, filters), PYSIM_OF_SKINNY}, \
+      NULL, {NULL, NULL}, NULL, NAME(target, dtype, form, windows, filters), NULL, PYSIM_OF_SKINNY}, \
      cpu_runs_##target},
 #include "conv/skinny.inc"
 #undef PYSIM_SKINNY_ROW
+#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lw, lf) \
+    {{{TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
+      NULL, {NULL, NULL}, NULL, NULL, NAME(target, dtype, form, windows, filters), PYSIM_OF_NCHWC}, \
+     cpu_runs_##target},
+#include "conv/direct_nchwc.inc"
+#undef PYSIM_NCHWC_ROW
 };
 
 enum { ROWS = sizeof table / sizeof table[0] };
 
 static int available(int32_t index) {
     const pysim_row *row = &table[index].row;
-    return (row->run || row->direct || row->skinny) && table[index].cpu_runs();
+    return (row->run || row->direct || row->skinny || row->nchwc) && table[index].cpu_runs();
 }
 
 int32_t pysim_kernel_count(void) { return ROWS; }

@@ -96,6 +96,9 @@ static const int32_t check_computes[] = {
 /* A row of conv/depthwise.inc, which the algorithm of that name runs, not the loop nest. */
 static inline int check_is_direct(const pysim_kernel_info *row) { return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0; }
 
+/* A row of conv/direct_nchwc.inc, likewise. */
+static inline int check_is_nchwc(const pysim_kernel_info *row) { return strcmp(row->form, "nchwc") == 0; }
+
 /* A row of conv/skinny.inc, likewise. */
 static inline int check_is_skinny(const pysim_kernel_info *row) { return strcmp(row->form, "axpy") == 0 || strcmp(row->form, "dot") == 0; }
 

@@ -57,7 +57,7 @@ void check_checks(void) {
     if (check_begin("comparison", "arrays of three elements")) check_comparison(), check_end();
 }
 
-/* ---- registry: the table in the library is the one in kernels.inc, conv/depthwise.inc and conv/skinny.inc ---- */
+/* ---- registry: the table in the library is the one in kernels.inc and those of conv/ ---- */
 
 typedef struct {
     const char *name, *target, *dtype, *form;
@@ -70,12 +70,15 @@ static const line lines[] = {
      lane_filters},
 #define PYSIM_DIRECT_ROW PYSIM_ROW
 #define PYSIM_SKINNY_ROW PYSIM_ROW
+#define PYSIM_NCHWC_ROW PYSIM_ROW
 #include "../kernels.inc"
 #include "../conv/depthwise.inc"
 #include "../conv/skinny.inc"
+#include "../conv/direct_nchwc.inc"
 #undef PYSIM_ROW
 #undef PYSIM_DIRECT_ROW
 #undef PYSIM_SKINNY_ROW
+#undef PYSIM_NCHWC_ROW
 #undef PYSIM_PACKER
 };
 enum { LINES = sizeof lines / sizeof *lines };
@@ -116,7 +119,7 @@ void check_registry(void) {
 /* ---- reference: numbers worked by hand, and two definitions that must agree ---- */
 
 static void worked_numbers(void) {
-    const pysim_conv c = {1, 1, 1, 3, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32};
+    const pysim_conv c = {1, 1, 1, 3, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32, 0, 0};
     const pysim_epilogue e = {.alpha = 1};
     const float ones[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1}, want[9] = {4, 6, 4, 6, 9, 6, 4, 6, 4};
     float got[9];

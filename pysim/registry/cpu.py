@@ -14,6 +14,7 @@ from pysim.registry.files import epilogue_numbers, native_file
 _LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
 _DIRECT = re.compile(r"^PYSIM_DIRECT\((.*)\)", re.MULTILINE)
 _SKINNY = re.compile(r"^PYSIM_SKINNY\((.*)\)", re.MULTILINE)
+_NCHWC = re.compile(r"^PYSIM_NCHWC\((.*)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
 _TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
@@ -71,9 +72,16 @@ def skinny_kernels() -> tuple[Kernel, ...]:
     return _rows(_SKINNY.findall(native_file("conv/skinny.inc").read_text()), len(kernels()) + len(direct_kernels()))
 
 
+@cache
+def nchwc_kernels() -> tuple[Kernel, ...]:
+    """Every kernel that convolves blocks of channels, in the order of conv/direct_nchwc.inc; windows: pixels of a tile."""
+    first = len(kernels()) + len(direct_kernels()) + len(skinny_kernels())
+    return _rows(_NCHWC.findall(native_file("conv/direct_nchwc.inc").read_text()), first)
+
+
 def cpu_kernels() -> tuple[Kernel, ...]:
     """Every row of the native library, by index."""
-    return kernels() + direct_kernels() + skinny_kernels()
+    return kernels() + direct_kernels() + skinny_kernels() + nchwc_kernels()
 
 
 class NativeAlgorithm(msgspec.Struct, frozen=True):
