@@ -103,15 +103,35 @@ typedef struct {
 /* `windows` neighbouring outputs of one row. Of x whole vectors of up to 64 bytes are read. */
 typedef void (*pysim_phases_kernel)(const pysim_phases *of, const void *x, void *out, int64_t windows);
 
+/* Part of the sums of a tile of neighbouring pixels of one row of outputs, whose filters lie in vectors of one block each. Distances in
+ * elements: of the input between channel blocks, kernel rows, taps and pixels, of the filters likewise; `inner` elements of the input that
+ * follow one another have `inner` rows of filters that do. */
+typedef struct {
+    int64_t blocks, rows, taps, inner;
+    int64_t block, row, tap, pixel;
+    int64_t filter_block, filter_row, filter_tap;
+    const void *input, *filters;
+    void *out;
+    int64_t pixels, vectors; /* of the tile; vectors of filters beyond are neither read nor written in `out` */
+    int64_t out_vector;      /* elements of `out` between vectors of filters */
+    int first, last;         /* part: sums begin at the bias, results are kept between bounds; else they are added to what is there */
+    const void *bias, *residual; /* a value for each filter; what lies as `out` does; or NULL */
+    pysim_bounds bounds;
+    const char *ahead;   /* filters of a later call, asked for `ahead_lines` lines at each tap */
+    int64_t ahead_lines;
+} pysim_nchwc_tile;
+typedef void (*pysim_nchwc_kernel)(const pysim_nchwc_tile *t);
+
 typedef struct {
     pysim_kernel_info info;
-    pysim_micro_kernel run;     /* a row of kernels.inc has this and packing, one of conv/depthwise.inc `direct`, of conv/skinny.inc `skinny`, */
-    pysim_packer pack;          /* of conv/polyphase.inc `phases` and packing */
-    pysim_strided_kernel strided; /* of a row of form win; NULL of others */
-    pysim_direct_kernel direct;
-    pysim_skinny_kernel skinny;
-    pysim_phases_kernel phases;
-    enum { PYSIM_OF_NEST, PYSIM_OF_DEPTHWISE, PYSIM_OF_SKINNY, PYSIM_OF_POLYPHASE } of; /* whose row it is, on whatever CPU */
+    enum { PYSIM_OF_NEST, PYSIM_OF_DEPTHWISE, PYSIM_OF_SKINNY, PYSIM_OF_POLYPHASE, PYSIM_OF_NCHWC } of; /* whose row it is, on whatever CPU */
+    pysim_micro_kernel run;       /* a row of kernels.inc has this and packing, */
+    pysim_strided_kernel strided; /* and, of form win, this */
+    pysim_packer pack;
+    pysim_direct_kernel direct;   /* of conv/depthwise.inc */
+    pysim_skinny_kernel skinny;   /* of conv/skinny.inc */
+    pysim_phases_kernel phases;   /* of conv/polyphase.inc, and packing */
+    pysim_nchwc_kernel nchwc;     /* of conv/direct_nchwc.inc */
 } pysim_row;
 
 /* The row of a schedule that fits the dtype and this CPU, or a failure with its reason. */

@@ -48,9 +48,10 @@ typedef enum {
 } pysim_pack;
 typedef enum { PYSIM_IDENTITY = 0, PYSIM_RELU = 1 } pysim_activation; /* relu(x) is 0 for x < 0, else x, NaN included; all: native/epilogues.inc */
 
-/* Convolution, NCHW input [batch][channels][height][width], filters [filters][channels/groups][kernel_h][kernel_w],
+/* Convolution, input [batch][channels][height][width], filters [filters][channels/groups][kernel_h][kernel_w],
  * output [batch][filters][P][Q] with P = (height + pad_top + pad_bottom - dilation_h*(kernel_h-1) - 1)/stride_h + 1.
- * dilation is 1 for a dense kernel. */
+ * dilation is 1 for a dense kernel. With channels in blocks of c (NCHWc) the input is [batch][channels/c][height][width][c]; filters of the
+ * output likewise. Blocks divide the channels and filters of a group. */
 typedef struct {
     int64_t batch, groups;
     int64_t channels, height, width;
@@ -58,6 +59,7 @@ typedef struct {
     int64_t stride_h, stride_w, dilation_h, dilation_w;
     int64_t pad_top, pad_left, pad_bottom, pad_right;
     int32_t dtype;
+    int32_t input_block, output_block; /* channels in a block of the input, filters in one of the output (and a residual); 0 and 1: planes */
 } pysim_conv;
 
 /* C[m][n] = alpha op(A)[m][k] op(B)[k][n] + beta C (+ bias[n], activation), row-major; ld* in elements. */

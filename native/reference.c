@@ -37,9 +37,14 @@ static long double activated(const pysim_epilogue *e, long double x) {
     (void)low, (void)high;
 }
 
+/* Where element i of a plane of `size` lies, of channel k: in the plane, or in a block of channels. */
+static int64_t place(int64_t k, int32_t block, int64_t size, int64_t i) {
+    return block > 1 ? (k / block * size + i) * block + k % block : k * size + i;
+}
+
 /* T: elements, SUM: sums, R: results, VALUE(x): an element as a summand, FACTOR(x): alpha or beta.
  * window: one filter at one window of one image of one group; the corner of the window is (y0, x0), which may lie in the padding.
- * plane: the P x Q output plane of one filter; bias is this filter's value. */
+ * plane: the P x Q outputs of filter m of an image, which begins at `at`. */
 #define DEFINE_REFERENCE(dtype, T, SUM, R, VALUE, FACTOR)                                                                  \
     static R finish_##dtype(SUM sum, const pysim_epilogue *e) {                                                            \
         const R value = (R)sum;                                                                                            \
@@ -57,7 +62,7 @@ static long double activated(const pysim_epilogue *e, long double x) {
                 for (int64_t s = 0; s < c->kernel_w; s++) {                                                                \
                     const int64_t x = x0 + s * c->dilation_w;                                                              \
                     if (x < 0 || x >= c->width) continue;                                                                  \
-                    sum += (SUM)VALUE(image[(ch * c->height + y) * c->width + x]) *                                        \
+                    sum += (SUM)VALUE(image[place(ch, c->input_block, c->height * c->width, y * c->width + x)]) *                                        \
                            (SUM)VALUE(filter[(ch * c->kernel_h + r) * c->kernel_w + s]);                                   \
                 }                                                                                                          \
             }                                                                                                              \
@@ -70,11 +75,13 @@ static long double activated(const pysim_epilogue *e, long double x) {
         R *out = (R *)output + at;                                                                                         \
         const R *bias = e->bias, *residual = e->residual ? (const R *)e->residual + at : NULL;                             \
         for (int64_t i = 0; i < p; i++)                                                                                    \
-            for (int64_t j = 0; j < q; j++)                                                                                \
-                out[i * q + j] = finish_##dtype((bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[i * q + j] : 0) +    \
-                                                window_##dtype(c, (const T *)input + image, (const T *)filters + filter,   \
-                                                               i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left), \
-                                                e);                                                                        \
+            for (int64_t j = 0; j < q; j++) {                                                                              \
+                const int64_t to = place(m, c->output_block, p * q, i * q + j);                                            \
+                out[to] = finish_##dtype((bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0) +                  \
+                                         window_##dtype(c, (const T *)input + image, (const T *)filters + filter,          \
+                                                        i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left),      \
+                                         e);                                                                               \
+            }                                                                                                              \
     }                                                                                                                      \
                                                                                                                            \
     static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                 \
@@ -105,7 +112,7 @@ static void reference_conv(const pysim_conv *c, const pysim_epilogue *e, const v
     for (int64_t n = 0; n < c->batch; n++)
         for (int64_t m = 0; m < c->filters; m++) {
             const int64_t image = (n * c->channels + m / per_group * channels) * c->height * c->width;
-            const int64_t filter = m * filter_size, out = (n * c->filters + m) * p * q;
+            const int64_t filter = m * filter_size, out = n * c->filters * p * q;
             switch (c->dtype) {
             case PYSIM_F32: plane_f32(c, p, q, input, image, filters, filter, m, e, output, out); break;
             case PYSIM_F64: plane_f64(c, p, q, input, image, filters, filter, m, e, output, out); break;

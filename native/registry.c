@@ -54,6 +54,10 @@ static int cpu_runs_mma(void) { return 0; }
     extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(const pysim_phases *, const void *, void *, int64_t);
 #include "conv/polyphase.inc"
 #undef PYSIM_PHASES_ROW
+#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lw, lf) \
+    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(const pysim_nchwc_tile *);
+#include "conv/direct_nchwc.inc"
+#undef PYSIM_NCHWC_ROW
 
 #define DTYPE_f32 PYSIM_F32
 #define DTYPE_f64 PYSIM_F64
@@ -92,13 +96,17 @@ static const entry table[] = {
           .phases = NAME(target, dtype, form, windows, filters), .pack = PACK(target, dtype))
 #include "conv/polyphase.inc"
 #undef PYSIM_PHASES_ROW
+#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lw, lf)                                                                  \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .of = PYSIM_OF_NCHWC, .nchwc = NAME(target, dtype, form, windows, filters))
+#include "conv/direct_nchwc.inc"
+#undef PYSIM_NCHWC_ROW
 };
 
 enum { ROWS = sizeof table / sizeof table[0] };
 
 static int available(int32_t index) {
     const pysim_row *row = &table[index].row;
-    return (row->run || row->direct || row->skinny || row->phases) && table[index].cpu_runs();
+    return (row->run || row->direct || row->skinny || row->phases || row->nchwc) && table[index].cpu_runs();
 }
 
 int32_t pysim_kernel_count(void) { return ROWS; }

@@ -33,6 +33,9 @@ static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, py
                           p->kind == PYSIM_CONV ? "matrix products" : "convolutions",
                           p->kind == PYSIM_CONV ? "convolution" : "matrix product");
     job->algorithm = algorithms[s->algorithm].of;
+    if (p->kind == PYSIM_CONV && !job->algorithm->blocks && (p->conv.input_block > 1 || p->conv.output_block > 1))
+        return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; algorithm %s reads and writes planes", (int)p->conv.input_block,
+                          (int)p->conv.output_block, algorithms[s->algorithm].name);
     return job->algorithm->open(p, s, row, job);
 }
 

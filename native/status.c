@@ -96,6 +96,11 @@ static pysim_status output_axis(const char *axis, int64_t size, int64_t before, 
     return PYSIM_OK;
 }
 
+static pysim_status check_block(const char *name, int32_t block, const char *of, int64_t count) {
+    if (block >= 0 && (block <= 1 || count % block == 0)) return PYSIM_OK;
+    return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %d; it is 0 (planes) or divides the %lld %s of a group", name, (int)block, (long long)count, of);
+}
+
 static pysim_status conv_fields(const pysim_conv *c) {
     const named positive[] = {
         {"batch", c->batch},           {"groups", c->groups},         {"channels", c->channels},
@@ -116,7 +121,9 @@ static pysim_status conv_fields(const pysim_conv *c) {
     if (c->filters % c->groups)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "filters %lld do not divide into groups of equal size: groups is %lld",
                           (long long)c->filters, (long long)c->groups);
-    return PYSIM_OK;
+    return check_block("input_block", c->input_block, "channels", c->channels / c->groups) == PYSIM_OK
+               ? check_block("output_block", c->output_block, "filters", c->filters / c->groups)
+               : PYSIM_BAD_ARGUMENT;
 }
 
 pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim_operands *operands) {

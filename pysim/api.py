@@ -187,6 +187,7 @@ def conv2d(
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
     residual: Any = None,
+    layout: Layout = "nchw",
 ) -> Any:
     """y[N][M][P][Q] = act(x[N][C][H][W] * w[M][C/groups][R][S] + bias[M] + residual[N][M][P][Q]).
 
@@ -199,12 +200,17 @@ def conv2d(
     CUDA arrays (also float16, and x that lies channels last) are taken where they lie, on their library's current stream; NumPy's on the
     CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU, whose activations are the lines of native/cuda/epilogues.inc.
     `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
+    On a CPU x, y and a residual may have channels in blocks: `layout="nchw16c"` (nchw8c, nchw4c) is [N][C/16][H][W][16], and
+    `"nchw-nchw16c"` takes x as planes and gives blocks. C and M of a group are multiples of the block. A plan has a layout of its own.
     """
+    layout = plan.layout if plan is not None else layout
     windows = _windows(stride, padding, dilation, groups)
     accurate = ANY if error_limit is None and accuracy == "standard" else _accurate(accuracy, error_limit)
     threads = whole(threads, "threads", 1, MOST_THREADS)
     arrays.refuse_gradients(x=x, w=w, bias=bias, out=out, residual=residual)
     if arrays.is_cuda(x) or arrays.is_cuda(w) or _on_gpu(plan, machine):
+        if layout in values.BLOCKED:
+            raise OperandError(f"{layout} is a layout of the CPU's kernels; on a GPU x tells how it lies")
         if residual is not None:
             raise OperandError("a residual is added by the CPU's kernels; on a GPU add it behind the call")
         return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine, accurate), bias, activation, out)
@@ -212,14 +218,27 @@ def conv2d(
     key: tuple[Hashable, ...] = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine))
     if accurate is not ANY:
         key += accurate
+    if layout != "nchw":
+        key += (layout,)
     if found := _ready.get(key):
         launch = found[0]
     else:
-        workload = windows(image.shape, filters.shape, _dtype(plan, image, filters))
-        launch = cpu_launch.ConvLaunch(workload, *_on_cpu(workload, machine, plan, threads, accurate))
+        shape = _planes(image.shape, layout) if layout in values.BLOCKED else image.shape
+        workload = windows(shape, filters.shape, _dtype(plan, image, filters))
+        launch = cpu_launch.ConvLaunch(workload, *_on_cpu(workload, machine, plan, threads, accurate, layout), layout)
         _ready.put(key, (launch, machine, plan))
     y = launch(image, filters, bias, activation, out, residual)
     return runtime.like(x, y) if out is None else out
+
+
+def _planes(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """(N, C, H, W) of an input that lies in a layout."""
+    block = values.blocks_of(layout)[0]
+    if block == 1:
+        return shape
+    if len(shape) != 5 or shape[-1] != block:
+        raise OperandError(f"x has shape {shape}; in layout {layout} it is (N, C/{block}, H, W, {block}), C a multiple of {block}")
+    return (shape[0], shape[1] * block, *shape[2:4])
 
 
 def gemm(
@@ -292,16 +311,18 @@ def prepare(
     plan: values.Plan | None = None,
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
+    layout: Layout = "nchw",
 ) -> cpu_launch.Prepared:
     """A convolution with its filters packed once, `y = conv(x, out=None)`; of a product's text op(B) is, too: `c = product(a, out=None)`,
     activation(op(a) op(B) + bias), the bias a value for each column. A plan runs where its machine's plans run (`host.executor`), and
-    has its own accuracy; `accuracy` and `error_limit` are as in `pysim.plan`."""
+    has its own accuracy and layout; `accuracy`, `error_limit` and `layout` are as in `pysim.conv2d`."""
     workload = parse(problem)
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
     accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, MOST_THREADS)
-    schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate, prepared=True)
-    return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor)
+    layout = plan.layout if plan is not None else layout
+    schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate, layout, prepared=True)
+    return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor, layout)
 
 
 class _Windows(msgspec.Struct, frozen=True):
@@ -388,11 +409,17 @@ def _known_gpu(name: str, identity: Hashable) -> bool:
 
 
 def _on_cpu(
-    workload: Workload, machine: str | Machine | Gpu, plan: values.Plan | None, threads: int, accurate: Accurate, prepared: bool = False
+    workload: Workload,
+    machine: str | Machine | Gpu,
+    plan: values.Plan | None,
+    threads: int,
+    accurate: Accurate,
+    layout: Layout = "nchw",
+    prepared: bool = False,
 ) -> tuple[Any, int, runtime.Executor]:
     """The schedule of a problem, threads, and who runs it: the given plan's, or the best one's."""
     _refuse_both(plan, accurate)
-    schedule, on = on_cpu(_fitting(plan, workload) or _plan(workload, _runnable(machine), accurate, threads=threads, prepared=prepared))
+    schedule, on = on_cpu(_fitting(plan, workload) or _plan(workload, _runnable(machine), accurate, layout, threads, prepared))
     return schedule, threads, host.executor(on)
 
 

@@ -39,6 +39,7 @@ struct pysim_algorithm {
     void (*run)(pysim_job *job, const pysim_call *call);
     int finishes; /* run obeys call->finish; else all results are gone over once more, behind it */
     int adds;     /* run obeys call->residual; else `finish` adds residuals */
+    int blocks;   /* open obeys a convolution's blocks of channels; else there are none */
 };
 
 /* A run on one thread with stand-ins for the functions of the job's row, so that no kernel has to run on this CPU. The checks of a run

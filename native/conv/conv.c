@@ -154,4 +154,4 @@ void pysim_conv_run(pysim_job *job, const pysim_call *call) {
     pysim_nest_run(n, c->batch * c->groups, pysim_conv_image, call, call->threads, call->workspace, call->profile);
 }
 
-const pysim_algorithm pysim_algorithm_sconv = {open_conv, pysim_conv_prepare, pysim_conv_run, 1, 1};
+const pysim_algorithm pysim_algorithm_sconv = {open_conv, pysim_conv_prepare, pysim_conv_run, 1, 1, 0};

@@ -153,4 +153,4 @@ static void run_depthwise(pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, NULL, run_depthwise, 1, 0};
+const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, NULL, run_depthwise, 1, 0, 0};

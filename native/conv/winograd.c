@@ -398,4 +398,4 @@ static void run_winograd(pysim_job *job, const pysim_call *call) {
     pysim_team(groups * r.blocks * r.parts, call->threads, run_block, &r);
 }
 
-const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1, 0};
+const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1, 0, 0};

@@ -99,6 +99,9 @@ static inline int check_is_direct(const pysim_kernel_info *row) { return strcmp(
 /* A row of conv/polyphase.inc, likewise. */
 static inline int check_is_phases(const pysim_kernel_info *row) { return strcmp(row->form, "phases") == 0; }
 
+/* A row of conv/direct_nchwc.inc, likewise. */
+static inline int check_is_nchwc(const pysim_kernel_info *row) { return strcmp(row->form, "nchwc") == 0; }
+
 /* A row of conv/skinny.inc, likewise. */
 static inline int check_is_skinny(const pysim_kernel_info *row) { return strcmp(row->form, "axpy") == 0 || strcmp(row->form, "dot") == 0; }
 

@@ -71,14 +71,17 @@ static const line lines[] = {
 #define PYSIM_DIRECT_ROW PYSIM_ROW
 #define PYSIM_SKINNY_ROW PYSIM_ROW
 #define PYSIM_PHASES_ROW PYSIM_ROW
+#define PYSIM_NCHWC_ROW PYSIM_ROW
 #include "../kernels.inc"
 #include "../conv/depthwise.inc"
 #include "../conv/skinny.inc"
 #include "../conv/polyphase.inc"
+#include "../conv/direct_nchwc.inc"
 #undef PYSIM_ROW
 #undef PYSIM_DIRECT_ROW
 #undef PYSIM_SKINNY_ROW
 #undef PYSIM_PHASES_ROW
+#undef PYSIM_NCHWC_ROW
 #undef PYSIM_PACKER
 };
 enum { LINES = sizeof lines / sizeof *lines };
@@ -119,7 +122,7 @@ void check_registry(void) {
 /* ---- reference: numbers worked by hand, and two definitions that must agree ---- */
 
 static void worked_numbers(void) {
-    const pysim_conv c = {1, 1, 1, 3, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32};
+    const pysim_conv c = {1, 1, 1, 3, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32, 0, 0};
     const pysim_epilogue e = {.alpha = 1};
     const float ones[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1}, want[9] = {4, 6, 4, 6, 9, 6, 4, 6, 4};
     float got[9];

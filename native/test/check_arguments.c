@@ -173,6 +173,9 @@ static const struct {
     FIELD(I64, of.conv.dilation_h, 4, CONV, BAD_ARGUMENT, "height"), FIELD(I64, of.conv.dilation_w, 5, CONV, BAD_ARGUMENT, "width"),
     FIELD(I32, of.conv.dtype, 6, CONV, BAD_ARGUMENT, "dtype"), FIELD(I32, of.conv.dtype, -1, CONV, BAD_ARGUMENT, "dtype"),
     FIELD(I32, of.conv.dtype, PYSIM_F16, CONV, UNSUPPORTED, "f16"), FIELD(I32, of.conv.dtype, PYSIM_S32, CONV, UNSUPPORTED, "s32"),
+    FIELD(I32, of.conv.input_block, -1, CONV, BAD_ARGUMENT, "input_block"), FIELD(I32, of.conv.input_block, 3, CONV, BAD_ARGUMENT, "input_block"),
+    FIELD(I32, of.conv.output_block, 2, CONV, BAD_ARGUMENT, "output_block"),
+    FIELD(I32, of.conv.input_block, 2, CONV_PLAN, UNSUPPORTED, "planes"), FIELD(I32, of.conv.output_block, 3, CONV_PLAN, UNSUPPORTED, "planes"),
     HUGE_(of.conv, batch, CONV), HUGE_(of.conv, height, CONV), HUGE_(of.conv, width, CONV), HUGE_(of.conv, pad_top, CONV), HUGE_(of.conv, pad_left, CONV),
     HUGE_(of.conv, pad_bottom, CONV), HUGE_(of.conv, pad_right, CONV), HUGE_(of.conv, dilation_h, CONV), HUGE_(of.conv, dilation_w, CONV),
     FIELD(I64, of.conv.channels, INT64_C(1) << 61, CONV, OVERFLOW, NULL),
@@ -411,7 +414,7 @@ static void combinations(void) {
     }
     if (check_begin("huge workspace", "operands that fit int64, with a workspace that does not")) {
         good(CONV_WORKSPACE, &x);
-        x.of.conv = (pysim_conv){1, 1, 1, INT64_C(1) << 30, INT64_C(1) << 28, 1, 3, 3, 1, 1, 1, 1, 0, 0, 0, 0, PYSIM_F32};
+        x.of.conv = (pysim_conv){1, 1, 1, INT64_C(1) << 30, INT64_C(1) << 28, 1, 3, 3, 1, 1, 1, 1, 0, 0, 0, 0, PYSIM_F32, 0, 0};
         x.s.channels = 1, x.s.stationary = PYSIM_WEIGHT_STATIONARY, x.s.k2 = INT64_MAX;
         refuse(CONV_WORKSPACE, &x, PYSIM_OVERFLOW, NULL);
         check_end();

@@ -81,6 +81,22 @@ static void axis(int32_t padding, int64_t out, int64_t kernel, int64_t stride, i
     if (*size + *before + *after < extent) *size = extent;
 }
 
+/* Channels in blocks, or every third time planes on the way in, under a schedule of whole blocks. */
+static void make_nchwc(conv_case *k, const unsigned char *level, const pysim_kernel_info *row) {
+    enum { FEW = 3 };
+    pysim_conv *c = &k->c;
+    const int64_t lanes = row->lane_filters, block = k->index % 3 ? lanes : 1;
+    c->groups = c->groups < FEW ? c->groups : FEW;
+    const int64_t channels = block * (block > 1 && channel_levels[level[CHANNELS]] > FEW ? FEW : channel_levels[level[CHANNELS]]);
+    c->channels = c->groups * channels;
+    c->filters = c->groups * lanes * ((check_edge(level[FILTERS], row->filters) + lanes - 1) / lanes);
+    c->input_block = block > 1 ? (int32_t)block : (int32_t)(k->index & 1), c->output_block = (int32_t)lanes;
+    k->s.algorithm = CHECK_direct_nchwc;
+    k->s.stationary = PYSIM_INPUT_STATIONARY, k->s.pack = PYSIM_PACK_NONE, k->s.k3 = 1;
+    k->s.channels = (k->s.channels + block - 1) / block * block;
+    if (k->s.channels > channels) k->s.channels = channels;
+}
+
 static void make(conv_case *k, int family, int32_t index, const unsigned char *level, int32_t kernel,
                  const pysim_kernel_info *row) {
     const int any = family == FAMILY_ANY;
@@ -119,6 +135,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     if (check_is_phases(row)) /* blocks of one row of outputs, of a few, of all */
         k->s = (pysim_schedule){CHECK_polyphase, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row->windows, row->filters, channels,
                                 level[K2] == 0 ? 1 : level[K2] == 1 ? 1 + check_below(&k->random, k->p) : k->p, 1, 0};
+    if (check_is_nchwc(row)) make_nchwc(k, level, row);
 }
 
 /* A square kernel whose tiles are at the edges of the kernel's filters, its filters at those of its windows; its last phases may lack a tap. */
@@ -178,15 +195,16 @@ static int begin(const conv_case *k, const pysim_kernel_info *row) {
     return check_begin(
         k->id,
         "conv:mb%lldg%lldic%lldih%lldiw%lldoc%lldoh%lldow%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld:%s "
-        "pad_bottom=%lld pad_right=%lld%s%s | %s outputs=%d %s threads=%d",
+        "pad_bottom=%lld pad_right=%lld blocks=%d,%d%s%s | %s outputs=%d %s threads=%d",
         (long long)c->batch, (long long)c->groups, (long long)c->channels, (long long)c->height, (long long)c->width,
         (long long)c->filters, (long long)k->p, (long long)k->q, (long long)c->kernel_h, (long long)c->kernel_w,
         (long long)c->stride_h, (long long)c->stride_w, (long long)c->pad_top, (long long)c->pad_left,
         (long long)c->dilation_h - 1, (long long)c->dilation_w - 1, check_name(c->dtype),
-        (long long)c->pad_bottom, (long long)c->pad_right, k->bias ? " bias" : "", epilogues[k->epilogue], row->name,
+        (long long)c->pad_bottom, (long long)c->pad_right, (int)c->input_block, (int)c->output_block, k->bias ? " bias" : "", epilogues[k->epilogue], row->name,
         (int)k->s.outputs, schedule, (int)k->threads);
 }
 
+/* `i` counts results as they lie. */
 static void describe(const conv_case *k, const char *what, int64_t i, const void *got, const void *want) {
     check_fail("%s: output[n=%lld][m=%lld][p=%lld][q=%lld] is %.9g, the reference has %.9g", what,
                (long long)(i / (k->c.filters * k->p * k->q)), (long long)(i / (k->p * k->q) % k->c.filters),
@@ -392,7 +410,8 @@ static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
 static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
     if (k->s.algorithm != CHECK_sconv) return;
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
-        if (check_computes[i] != PYSIM_CONV || i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase) continue;
+        const int own_rows = i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc;
+        if (check_computes[i] != PYSIM_CONV || own_rows) continue;
         k->s.algorithm = i;
         if (pack(k, side)) random_inputs(k, e, side);
         k->s.algorithm = CHECK_sconv;
@@ -439,5 +458,6 @@ static void family(int family_of, int32_t round, int32_t kernel, const pysim_ker
 void check_conv(int32_t round, int32_t kernel, const pysim_kernel_info *row) {
     family(FAMILY_ANY, round, kernel, row);
     family(FAMILY_POINTWISE, round, kernel, row);
-    if (!check_is_direct(row) && !check_is_phases(row) && has_winograd(row)) family(FAMILY_WINOGRAD, round, kernel, row);
+    const int own = check_is_direct(row) || check_is_phases(row) || check_is_nchwc(row);
+    if (!own && has_winograd(row)) family(FAMILY_WINOGRAD, round, kernel, row);
 }

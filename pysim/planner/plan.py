@@ -34,7 +34,7 @@ from pysim.planner.team import plan_for_team
 from pysim.problem.text import Workload, parse
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.cost import Cost, CsaCost, Rejected
-from pysim.record.plan import FOOTPRINTS, LAYOUTS, MODELS, STATES, Considered, Footprint, Layout, ModelName, Plan, Request, State
+from pysim.record.plan import BLOCKED, FOOTPRINTS, LAYOUTS, MODELS, STATES, Considered, Footprint, Layout, ModelName, Plan, Request, State
 from pysim.record.schedule import AnySchedule, from_name
 
 
@@ -135,12 +135,19 @@ def _request(
 ) -> Request:
     """What is asked, checked value by value."""
     workload, on = parse(problem), load_any(machine)
-    named = (("model", model, MODELS), ("cache state", state, STATES), ("layout", layout, LAYOUTS), ("accuracy", accuracy, ACCURACIES))
+    named = (
+        ("model", model, MODELS),
+        ("cache state", state, STATES),
+        ("layout", layout, LAYOUTS + BLOCKED),
+        ("accuracy", accuracy, ACCURACIES),
+    )
     for what, value, known in named:
         if value not in known:
             raise PlanError(f'no {what} is named "{value}"; {choose(value, known)}')
     if error_limit is not None and not number(error_limit, "error_limit") >= 0:
         raise PlanError(f"error_limit is {error_limit}; it should be at least 0, the largest error over the result's root mean square")
+    if layout in BLOCKED and isinstance(on, Gpu):
+        raise PlanError(f"{layout} is a layout of CPUs, and {on.name} is a GPU; {choose(layout, LAYOUTS)}")
     if model == "csa" and isinstance(on, Gpu):
         raise PlanError(f'the csa model is of CPU caches; {on.name} is a GPU, which has the model "full"')
     hot = state == "hot" and model == "full"

@@ -16,12 +16,29 @@ from pysim.registry.cuda import Finite
 
 ModelName = Literal["full", "csa"]
 State = Literal["hot", "cold"]
-Layout = Literal["nchw", "nhwc"]
+Layout = Literal["nchw", "nhwc", "nchw4c", "nchw8c", "nchw16c", "nchw-nchw4c", "nchw-nchw8c", "nchw-nchw16c"]
 Footprint = Literal["packed", "raw"]
 MODELS: tuple[ModelName, ...] = ("full", "csa")
 STATES: tuple[State, ...] = ("hot", "cold")
 FOOTPRINTS: tuple[Footprint, ...] = ("packed", "raw")
 LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")  # of a convolution's input and output; pysim_layout, in its order
+# On a CPU channels may lie in blocks: [N][C/c][H][W][c], of input and output or of the output alone.
+BLOCKED: tuple[Layout, ...] = ("nchw4c", "nchw8c", "nchw16c", "nchw-nchw4c", "nchw-nchw8c", "nchw-nchw16c")
+
+
+def blocks_of(layout: Layout) -> tuple[int, int]:
+    """Channels in a block of the input and of the output; 1 where they are planes, or last."""
+    first, _, second = layout.partition("-")
+    return _block(first), _block(second or first)
+
+
+def _block(layout: str) -> int:
+    return int(layout[4:-1]) if layout[4:] else 1
+
+
+def blocked_shape(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
+    """[N][C][H][W] as it lies with channels in blocks."""
+    return shape if block == 1 else (shape[0], shape[1] // block, *shape[2:], block)
 
 
 class Request(NamedTuple):

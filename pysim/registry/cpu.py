@@ -11,10 +11,8 @@ import msgspec
 
 from pysim.registry.files import epilogue_numbers, native_file
 
-_LINE = re.compile(r"^PYSIM_KERNEL\((.*)\)", re.MULTILINE)
-_DIRECT = re.compile(r"^PYSIM_DIRECT\((.*)\)", re.MULTILINE)
-_SKINNY = re.compile(r"^PYSIM_SKINNY\((.*)\)", re.MULTILINE)
-_PHASES = re.compile(r"^PYSIM_PHASES\((.*)\)", re.MULTILINE)
+_TABLES = ("kernels.inc", "conv/depthwise.inc", "conv/skinny.inc", "conv/polyphase.inc", "conv/direct_nchwc.inc")  # as registry.c has them
+_LINE = re.compile(r"^PYSIM_(?:KERNEL|DIRECT|SKINNY|PHASES|NCHWC)\((.*)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
 _TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
@@ -49,39 +47,44 @@ class Kernel(msgspec.Struct, frozen=True):
         return -(-windows // self.lane_windows) * -(-filters // self.lane_filters)
 
 
-def _rows(lines: list[str], first: int) -> tuple[Kernel, ...]:
+@cache
+def _rows(table: str) -> tuple[Kernel, ...]:
+    """The rows of a file, in its order; indices go on from those of the files before it."""
+    lines = _LINE.findall(native_file(table).read_text())
+    first = sum(len(_rows(one)) for one in _TABLES[: _TABLES.index(table)])
     columns = (dict(_FIELD.findall(line)) for line in lines)
     return tuple(msgspec.convert({"index": index, **of}, Kernel, strict=False) for index, of in enumerate(columns, first))
 
 
-@cache
 def kernels() -> tuple[Kernel, ...]:
-    """Every micro-kernel of the loop nest, in the order of the file."""
-    return _rows(_LINE.findall(native_file("kernels.inc").read_text()), 0)
+    """Every micro-kernel of the loop nest."""
+    return _rows("kernels.inc")
 
 
-@cache
 def direct_kernels() -> tuple[Kernel, ...]:
-    """Every kernel that convolves operands as they lie, in the order of conv/depthwise.inc; windows x filters: its largest tile."""
-    return _rows(_DIRECT.findall(native_file("conv/depthwise.inc").read_text()), len(kernels()))
+    """Every kernel that convolves operands as they lie; windows x filters: its largest tile."""
+    return _rows("conv/depthwise.inc")
 
 
-@cache
 def skinny_kernels() -> tuple[Kernel, ...]:
-    """Every kernel of products with few rows or columns, in the order of conv/skinny.inc; windows: results whose sums pass together."""
-    return _rows(_SKINNY.findall(native_file("conv/skinny.inc").read_text()), len(kernels()) + len(direct_kernels()))
+    """Every kernel of products with few rows or columns; windows: results whose sums pass together."""
+    return _rows("conv/skinny.inc")
+
+
+def phases_kernels() -> tuple[Kernel, ...]:
+    """Every kernel of convolutions over parted rows; windows x filters: its largest tile."""
+    return _rows("conv/polyphase.inc")
+
+
+def nchwc_kernels() -> tuple[Kernel, ...]:
+    """Every kernel that convolves blocks of channels; windows: pixels of a tile."""
+    return _rows("conv/direct_nchwc.inc")
 
 
 @cache
-def phases_kernels() -> tuple[Kernel, ...]:
-    """Every kernel of convolutions over parted rows, in the order of conv/polyphase.inc; windows x filters: its largest tile."""
-    first = len(kernels()) + len(direct_kernels()) + len(skinny_kernels())
-    return _rows(_PHASES.findall(native_file("conv/polyphase.inc").read_text()), first)
-
-
 def cpu_kernels() -> tuple[Kernel, ...]:
     """Every row of the native library, by index."""
-    return kernels() + direct_kernels() + skinny_kernels() + phases_kernels()
+    return tuple(row for table in _TABLES for row in _rows(table))
 
 
 class NativeAlgorithm(msgspec.Struct, frozen=True):

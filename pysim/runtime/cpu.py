@@ -25,6 +25,7 @@ from pysim.once import once
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
+from pysim.record.plan import Layout, blocks_of
 from pysim.record.schedule import PACK, STATIONARY, Schedule
 from pysim.registry.cpu import algorithms, cpu_epilogues, cpu_kernels
 from pysim.registry.files import native_file
@@ -131,10 +132,11 @@ def _gemm_fields(w: Gemm) -> dict[str, int]:
     return {"m": w.m, "n": w.n, "k": w.k, "trans_a": w.trans_a, "trans_b": w.trans_b, "dtype": _dtype_code(w.dtype), **leading}
 
 
-def problem_struct(w: Workload) -> Any:
-    """The `pysim_problem` of a workload whose operands are dense."""
+def problem_struct(w: Workload, layout: Layout = "nchw") -> Any:
+    """The `pysim_problem` of a workload whose operands are dense, a convolution's in a layout."""
     ffi, lib = library()
-    fields = {"conv": _conv_fields(w)} if isinstance(w, Conv) else {"gemm": _gemm_fields(w)}
+    blocks = dict(zip(("input_block", "output_block"), blocks_of(layout), strict=True))
+    fields = {"conv": _conv_fields(w) | blocks} if isinstance(w, Conv) else {"gemm": _gemm_fields(w)}
     return ffi.new("pysim_problem *", {"kind": getattr(lib, f"PYSIM_{_kind(w)}"), **fields})
 
 

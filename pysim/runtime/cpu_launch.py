@@ -16,6 +16,7 @@ from pysim.errors import OperandError
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
+from pysim.record.plan import Layout, blocked_shape, blocks_of
 from pysim.record.schedule import Schedule
 from pysim.runtime.cpu import (
     LOCAL,
@@ -76,13 +77,19 @@ class Launch:
     names: tuple[str, str]
 
     def __init__(
-        self, workload: Workload, shapes: tuple[tuple[int, ...], ...], schedule: Schedule, threads: int = 1, executor: Executor = LOCAL
+        self,
+        workload: Workload,
+        shapes: tuple[tuple[int, ...], ...],
+        schedule: Schedule,
+        threads: int = 1,
+        executor: Executor = LOCAL,
+        layout: Layout = "nchw",
     ) -> None:
         self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
         self._first_shape, self._second_shape, self._out_shape = shapes
         self._dtype, self._out_dtype = NUMPY_DTYPES[workload.dtype], RESULT_DTYPES[workload.dtype]
         self._ffi, self._lib = executor.library()
-        self._problem, self._schedule = problem_struct(workload), schedule_struct(schedule, workload)
+        self._problem, self._schedule = problem_struct(workload, layout), schedule_struct(schedule, workload)
         self._native, self._native_prepare = self._lib.pysim_run, self._lib.pysim_prepare
         self._pointer, self._null = self._ffi.from_buffer, self._ffi.NULL
         self.workspace_bytes = self._size(self._lib.pysim_workspace_bytes, threads)
@@ -113,7 +120,8 @@ class Launch:
 
     def bias(self, bias: Any) -> Array | None:
         """One value for each filter, or each column of C."""
-        return None if bias is None else addend(bias, "bias", self._out_shape[1:2], self.workload.dtype)
+        count = self.workload.filters if isinstance(self.workload, Conv) else self.workload.n
+        return None if bias is None else addend(bias, "bias", (count,), self.workload.dtype)
 
     def epilogue(self, bias: Any, activation: Activation, residual: Any = None) -> Any:
         """What follows the sums. A residual is added before the activation; it is read where it lies."""
@@ -161,14 +169,14 @@ class ConvLaunch(Launch):
 
     names = ("x", "w")
 
-    def __init__(self, workload: Conv, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
-        w = workload
+    def __init__(self, workload: Conv, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL, layout: Layout = "nchw") -> None:
+        w, blocks = workload, blocks_of(layout)
         shapes = (
-            (w.batch, w.channels, w.height, w.width),
+            blocked_shape((w.batch, w.channels, w.height, w.width), blocks[0]),
             (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w),
-            (w.batch, w.filters, w.out_h, w.out_w),
+            blocked_shape((w.batch, w.filters, w.out_h, w.out_w), blocks[1]),
         )
-        super().__init__(w, shapes, schedule, threads, executor)
+        super().__init__(w, shapes, schedule, threads, executor, layout)
 
     def __call__(self, x: Any, w: Any, bias: Any = None, activation: Activation = None, out: Any = None, residual: Any = None) -> Array:
         w, epilogue = self._ffi.from_buffer(self.second(w)), self.epilogue(bias, activation, residual)
@@ -184,7 +192,7 @@ class ConvLaunch(Launch):
 
 
 class Prepared:
-    """A convolution with its filters prepared, `y = conv(x, out=None)`, input [N][C][H][W], output [N][M][P][Q]; or a product with its B,
+    """A convolution with its filters prepared, `y = conv(x, out=None)`, input and output in a layout; or a product with its B,
     `c = product(a, out=None)`. It keeps no array that it was given, and any number of threads may call it at once."""
 
     def __init__(
@@ -196,9 +204,10 @@ class Prepared:
         activation: Activation = None,
         threads: int = 1,
         executor: Executor = LOCAL,
+        layout: Layout = "nchw",
     ) -> None:
         asked = schedule, threads, executor
-        launch = ConvLaunch(workload, *asked) if isinstance(workload, Conv) else GemmLaunch(workload, *asked)
+        launch = ConvLaunch(workload, *asked, layout) if isinstance(workload, Conv) else GemmLaunch(workload, *asked)
         self._launch: Launch = launch
         self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
         self.workspace_bytes = launch.workspace_bytes

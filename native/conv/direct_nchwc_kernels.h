@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The kernels of conv/direct_nchwc.inc as a template over a vector type (x86/vec_*.h, vec_portable.h): lanes hold the filters of a block, a
+ * tile is P neighbouring pixels of a row of outputs x F vectors of filters, all of it in registers:
+ *
+ *   out[f][p] += sum over channel blocks b, kernel rows r, taps s, i < inner  filters[b][r][s][i][f] input[b][r][s][p][i]
+ *
+ * An element of the input is broadcast for F multiply-adds, a vector of filters read once for P: P + F loads for P F multiply-adds, and
+ * nothing is packed. */
+#include "../kernel.h"
+
+enum { MOST_PIXELS = 28, MOST_VECTORS = 4 };
+
+/* Asks for what a tile will read or write when its sums are made. */
+INLINE void fetch_tile(const int P, const int F, const void *at, int64_t vector, int64_t vectors) {
+    for (int f = 0; f < F && f < vectors; f++)
+        for (int p = 0; p < P; p++) __builtin_prefetch((const T *)at + f * vector + p * LANES, 1);
+}
+
+/* Pixels are reached from every third one, by itself, one and two distances further: x86 has one such distance in an address. */
+INLINE void direct_tile(const int P, const int F, const pysim_nchwc_tile *t) {
+    VEC acc[MOST_VECTORS][MOST_PIXELS];
+    const int64_t pixel = t->pixel * (int64_t)sizeof(T);
+#pragma GCC unroll 4
+    for (int f = 0; f < F; f++)
+#pragma GCC unroll 28
+        for (int p = 0; p < P; p++) acc[f][p] = v_zero();
+    const char *ahead = t->ahead;
+    fetch_tile(P, F, t->out, t->out_vector, t->vectors);
+    if (t->residual) fetch_tile(P, F, t->residual, t->out_vector, t->vectors);
+    for (int64_t b = 0; b < t->blocks; b++)
+        for (int64_t r = 0; r < t->rows; r++)
+            for (int64_t s = 0; s < t->taps; s++) {
+                const char *x = (const char *)((const T *)t->input + b * t->block + r * t->row + s * t->tap), *third[MOST_PIXELS / 3 + 1];
+                const T *w = (const T *)t->filters + b * t->filter_block + r * t->filter_row + s * t->filter_tap;
+#pragma GCC unroll 10
+                for (int p = 0; p < P; p += 3) third[p / 3] = x + p * pixel;
+                for (int64_t l = 0; l < t->ahead_lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+#pragma GCC unroll 2
+                for (int64_t i = 0; i < t->inner; i++, w += F * LANES) {
+                    VEC filter[MOST_VECTORS];
+#pragma GCC unroll 4
+                    for (int f = 0; f < F; f++) filter[f] = v_load(w + f * LANES);
+#pragma GCC unroll 28
+                    for (int p = 0; p < P; p++) {
+                        const VEC v = v_set1(*(const T *)(third[p / 3] + p % 3 * pixel));
+#pragma GCC unroll 4
+                        for (int f = 0; f < F; f++) acc[f][p] = v_fma(filter[f], v, acc[f][p]);
+                    }
+#pragma GCC unroll 10
+                    for (int p = 0; p < P; p += 3) third[p / 3] += sizeof(T);
+                }
+            }
+    const VEC low = v_set1((T)t->bounds.low), high = v_set1((T)t->bounds.high);
+    const T *bias = t->bias, *residual = t->residual;
+#pragma GCC unroll 4
+    for (int f = 0; f < F; f++) {
+        if (f >= t->vectors) break;
+        T *out = (T *)t->out + f * t->out_vector;
+        const VEC start = bias ? v_load(bias + f * LANES) : v_zero();
+#pragma GCC unroll 28
+        for (int p = 0; p < P; p++) {
+            VEC sum = v_add(acc[f][p], t->first ? start : v_load(out + p * LANES));
+            if (residual) sum = v_add(sum, v_load(residual + f * t->out_vector + p * LANES));
+            if (t->last) sum = v_between(low, high, sum);
+            v_store(out + p * LANES, sum);
+        }
+    }
+}
+
+#define NCHWC_CASE(P, F) \
+    case P: direct_tile(P, F, t); break;
+#define NCHWC_PIXELS_3(F) NCHWC_CASE(1, F) NCHWC_CASE(2, F) NCHWC_CASE(3, F)
+#define NCHWC_PIXELS_4(F) NCHWC_PIXELS_3(F) NCHWC_CASE(4, F)
+#define NCHWC_PIXELS_6(F) NCHWC_PIXELS_4(F) NCHWC_CASE(5, F) NCHWC_CASE(6, F)
+#define NCHWC_PIXELS_7(F) NCHWC_PIXELS_6(F) NCHWC_CASE(7, F)
+#define NCHWC_PIXELS_9(F) NCHWC_PIXELS_7(F) NCHWC_CASE(8, F) NCHWC_CASE(9, F)
+#define NCHWC_PIXELS_12(F) NCHWC_PIXELS_9(F) NCHWC_CASE(10, F) NCHWC_CASE(11, F) NCHWC_CASE(12, F)
+#define NCHWC_PIXELS_14(F) NCHWC_PIXELS_12(F) NCHWC_CASE(13, F) NCHWC_CASE(14, F)
+#define NCHWC_PIXELS_28(F)                                                                                                       \
+    NCHWC_PIXELS_14(F) NCHWC_CASE(15, F) NCHWC_CASE(16, F) NCHWC_CASE(17, F) NCHWC_CASE(18, F) NCHWC_CASE(19, F) NCHWC_CASE(20, F) \
+    NCHWC_CASE(21, F) NCHWC_CASE(22, F) NCHWC_CASE(23, F) NCHWC_CASE(24, F) NCHWC_CASE(25, F) NCHWC_CASE(26, F) NCHWC_CASE(27, F)   \
+    NCHWC_CASE(28, F)
+
+/* A row of the registry: tiles of up to P pixels x F vectors. */
+#define DEFINE_NCHWC(name, P, F)               \
+    void name(const pysim_nchwc_tile *t) {     \
+        switch (t->pixels) {                   \
+            NCHWC_PIXELS_##P(F) default: break; \
+        }                                      \
+    }

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Direct convolution with channels in blocks (NCHWc): elements of the input are broadcast as they lie, whatever the stride; none is packed.
+
+The kernels are the rows of `native/conv/direct_nchwc.inc`, whose lanes hold a block of filters; `pysim.cachemodel.cpu.direct_nchwc` costs
+them. The input has blocks of as many channels, or planes (an image of three), and the output has blocks.
+
+Worked number: 128 channels of 7x7 are 8 blocks of 49 pixels of 16; a vector holds a pixel, where one along a row of 7 lacks 9 lanes.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from pysim.algorithms.contract import SUMS, Bound, Prepared
+from pysim.cachemodel.cpu import listed, words
+from pysim.cachemodel.cpu.cost import Pass
+from pysim.cachemodel.cpu.direct_nchwc import Blocks, Shape, described, nchwc_pass, prepared_bytes
+from pysim.cachemodel.cpu.listed import Listed, ListedCosts
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
+from pysim.cachemodel.cpu.tilings import row_refuses
+from pysim.machine.cpu import Machine
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.record.cost import Reason
+from pysim.record.description import Description
+from pysim.record.plan import Layout, Plan, Request, blocks_of
+from pysim.record.schedule import Schedule
+from pysim.registry.cpu import Kernel, nchwc_kernels
+
+NAME = "direct_nchwc"
+COMPUTES = Conv
+SETS = (1, 4, 8, 16, 32)  # blocks of channels, and all of them
+
+
+def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
+    block, out = blocks_of(layout)
+    if out == 1:
+        return Reason("shape", f"its output has blocks of channels, and {layout} was asked for")
+    known = sorted({kernel.dtype for kernel in nchwc_kernels()})
+    if problem.dtype not in known:
+        return Reason("type", f"it computes {' and '.join(known)}; the problem is {problem.dtype}")
+    for what, count, size in (("channels", problem.channels, block), ("filters", problem.filters, out)):
+        if count // problem.groups % size:
+            each = f"{count // problem.groups} {what}{' of a group' if problem.groups > 1 else ''}"
+            return Reason("size", f"{each} are no whole blocks of {size}; {layout} takes a multiple of {size}")
+    return None
+
+
+def _row_refuses(kernel: Kernel, request: Request) -> Reason | None:
+    machine = request.machine
+    assert isinstance(machine, Machine)
+    if kernel.lane_filters != blocks_of(request.layout)[1]:
+        return Reason("size", f"its blocks have {kernel.lane_filters} channels, and {request.layout} was asked for")
+    return row_refuses(kernel, machine, request.shape)
+
+
+def candidates(request: Request, limit: float | None) -> Listed:
+    problem, machine = request.problem, request.machine
+    assert isinstance(problem, Conv) and isinstance(machine, Machine)
+    inner = blocks_of(request.layout)[0]
+
+    def wrong(kernel: Kernel, schedule: Schedule) -> str:
+        blocks, channels = _blocks_of(schedule), problem.channels // problem.groups
+        whole = 1 <= blocks.channels <= channels and (blocks.channels == channels or blocks.channels % inner == 0)
+        if schedule == _schedule(kernel, blocks) and whole and blocks.tiles >= 1:
+            return ""
+        return f"schedules like {_schedule(kernel, blocks)} with channels of 1 to {channels}, in steps of {inner} unless all"
+
+    def schedules(kernel: Kernel) -> Iterator[Schedule]:
+        return (_schedule(kernel, blocks) for blocks in _blocks(Shape.of(problem, kernel, inner), machine))
+
+    return listed.candidates(NAME, request, nchwc_kernels(), lambda kernel: _row_refuses(kernel, request), schedules, wrong)
+
+
+def _blocks(shape: Shape, machine: Machine) -> Iterator[Blocks]:
+    """Sets of channels and blocks of tiles that may be best: all tiles, or those whose input fills a part of L1 or L2."""
+    w, size = shape.w, SIZES[shape.w.dtype]
+    sets = sorted({min(shape.channels, blocks * shape.inner) for blocks in SETS} | {shape.channels})
+    each = max(1, w.height * w.width * shape.channels * size // shape.tiles)
+    inner, outer = machine.levels[0].size_bytes, machine.levels[min(1, len(machine.levels) - 1)].size_bytes
+    for tiles in sorted({max(1, min(shape.tiles, kept // each)) for kept in (inner // 2, outer // 4, outer // 2)} | {shape.tiles}):
+        yield from (Blocks(channels, tiles) for channels in sets)
+
+
+def _schedule(kernel: Kernel, blocks: Blocks) -> Schedule:
+    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, blocks.channels, blocks.tiles, 1, NAME)
+
+
+def _blocks_of(schedule: Schedule) -> Blocks:
+    return Blocks(schedule.channels, schedule.k2)
+
+
+def _row(schedule: Schedule) -> Kernel:
+    return next(row for row in nchwc_kernels() if row.name == schedule.kernel)
+
+
+def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
+    return [ListedCosts(NAME, one, _passes(one, machine), False) for one in found]
+
+
+def _passes(of: Listed, machine: Machine) -> list[Pass]:
+    problem = of.request.problem
+    assert isinstance(problem, Conv)
+    rows = [(kernel, _blocks_of(schedule)) for kernel, schedule in of.rows]
+    return [nchwc_pass(problem, blocks_of(of.request.layout)[0], rows, machine, of.request.hot)] if rows else []
+
+
+def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
+    kernel = _row(schedule)
+    return Prepared("packed filters", prepared_bytes(Shape.of(problem, kernel, blocks_of(layout)[0]), kernel))
+
+
+def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
+    return PANEL_ALIGN  # nothing lies in it
+
+
+def tolerance(problem: Conv, schedule: Schedule) -> Bound:
+    return SUMS
+
+
+def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
+    """Some blocks of tiles, by parts of the panels where blocks are few (native/conv/direct_nchwc.c)."""
+    shape = Shape.of(problem, _row(schedule), 1)
+    block = min(schedule.k2, shape.tiles)
+    blocks = problem.batch * problem.groups * ceil_div(shape.tiles, block)
+    panel_parts = min(shape.panels, parts_of_each(blocks, threads))
+    times, panels = ceil_div(blocks * panel_parts, threads), ceil_div(shape.panels, panel_parts)
+    rows = min(problem.out_h, ceil_div(problem.out_h * block, shape.tiles))
+    filters = min(problem.filters // problem.groups, panels * schedule.filters)
+    part = rows_of(problem, times, rows, filters)
+    own = Shape.of(part, _row(schedule), 1).tiles
+    return Part(part, msgspec.structs.replace(schedule, k2=min(block, own)), block / own)
+
+
+def describe(plan: Plan) -> Description:
+    w, on, schedule = plan.workload, plan.on, plan.schedule
+    assert isinstance(w, Conv) and isinstance(on, Machine) and isinstance(schedule, Schedule)
+    kernel = _row(schedule)
+    unit, shape = on.unit(kernel.target), Shape.of(w, kernel, blocks_of(plan.layout)[0])
+    lies = f"blocks of {shape.inner} channels" if shape.inner > 1 else "planes"
+    inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"
+    peak = 2 * unit.rate(w.dtype) * kernel.lane_filters * on.clock_hz if unit else 0.0
+    nest = described(shape, [(kernel, _blocks_of(schedule))])
+    names = {"panels": f"panels of {kernel.filters} filters", "channels": f"sets of {schedule.channels} channels"}
+    return words.describe(plan, f"direct convolution of {lies}, broadcast as they lie", nest, peak, inner, names)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a direct convolution of blocks of channels costs (`native/conv/direct_nchwc.c`), from the machine's numbers alone.
+
+    cycles as in `cost`, of these terms; tiles of P pixels x F vectors of filters, `panels` of those, `sets` of channels
+
+kernel  Each element of the input is broadcast for F multiply-adds and each vector of filters read for P: a channel and tap of a tile lasts
+        max(P F / fma rate, (P + F) / load rate, fma latency). Rows of outputs are divided into tiles of equal size, give or take one pixel.
+        Kernel rows and taps that lie in padding are left out. A last panel that lacks vectors computes them nevertheless.
+store   P F vectors are stored once a set, and loaded again in every set after the first.
+call    call_cycles of each call: one for a tile and set; tiles at the sides of a padded image have one more for each tap that reaches out,
+        and one of what is left to begin with.
+
+What crosses between levels follows from the description of the loops (`described`, `loops`). Pixels of blocks are whole lines: a strided
+1x1 kernel touches those it reads alone.
+
+Worked number: 64 channels of 56x56 to 64 filters, 3x3, padding 1, by tiles of 14 x 2 x 16: 4 tiles a row, 2 panels. 166 of 168 kernel rows
+and taps of a row meet the image. 2 x 4 x 64 x 166^2 / 56 steps of 14 cycles are 3.5 million, where 231 MFLOP are 3.6 at 64 a cycle.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pysim.cachemodel.cpu.cost import Pass, crossed, fills
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
+from pysim.cachemodel.cpu.nest import ceil_div
+from pysim.machine.cpu import Machine, Unit
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.registry.cpu import Kernel
+
+
+class Shape(NamedTuple):
+    """A convolution as a kernel sees it: rows of outputs x pixels, of a pointwise one a single row; channels and filters of a group."""
+
+    w: Conv
+    rows: int
+    pixels: int
+    channels: int
+    inner: int  # channels in a block of the input, 1: planes
+    vectors: int  # of filters
+    panels: int
+    per_row: int  # tiles
+
+    @classmethod
+    def of(cls, w: Conv, kernel: Kernel, input_block: int) -> "Shape":
+        rows, pixels = (1, w.windows) if w.pointwise else (w.out_h, w.out_w)
+        vectors = ceil_div(w.filters // w.groups, kernel.lane_filters)
+        panels = ceil_div(vectors, kernel.filters // kernel.lane_filters)
+        return cls(w, rows, pixels, w.channels // w.groups, input_block, vectors, panels, ceil_div(pixels, kernel.windows))
+
+    @property
+    def tiles(self) -> int:
+        return self.rows * self.per_row
+
+    @property
+    def steps(self) -> float:
+        """Taps that meet the image, of all rows and pixels, over the latter."""
+        w = self.w
+        rows = _live(w.out_h, w.kernel_h, w.stride_h, w.dilation_h, w.pad_top, w.height)
+        return rows * _live(w.out_w, w.kernel_w, w.stride_w, w.dilation_w, w.pad_left, w.width) / w.windows
+
+
+class Blocks(NamedTuple):
+    """Channels of a set, and tiles of a block that stays while panels pass by."""
+
+    channels: int
+    tiles: int
+
+
+def _live(out: int, kernel: int, stride: int, dilation: int, before: int, size: int) -> int:
+    """Taps along an axis that meet the image, summed over outputs."""
+    at = np.arange(out)[:, None] * stride - before + np.arange(kernel) * dilation
+    return int(((at >= 0) & (at < size)).sum())
+
+
+def prepared_bytes(shape: Shape, kernel: Kernel) -> int:
+    w = shape.w
+    return w.groups * shape.panels * kernel.filters * shape.channels * w.kernel_h * w.kernel_w * SIZES[w.dtype]
+
+
+def _terms(shape: Shape, kernel: Kernel, machine: Machine, unit: Unit) -> tuple[float, float, float, float]:
+    """Cycles of an image's group: kernel; a set's call and store; and what later sets load again."""
+    w, f, rate = shape.w, kernel.filters // kernel.lane_filters, unit.rate(shape.w.dtype)
+    small, more = divmod(shape.pixels, shape.per_row)
+    loads, latency = unit.loads_per_cycle.value, unit.fma_latency_cycles.value
+    if kernel.target == "portable":  # plain C: what a loop needs besides is in the rate
+        of_row = shape.pixels * f * kernel.lane_filters / rate
+    else:
+        sizes = ((small, shape.per_row - more), (small + 1, more))
+        of_row = sum(count * max(pixels * f / rate, (pixels + f) / loads, latency) for pixels, count in sizes)
+    kernel_cycles = shape.panels * shape.rows * of_row * shape.channels * shape.steps
+    sides = sum(min(w.kernel_w, ceil_div(pad, w.dilation_w)) + 1 for pad in (w.pad_left, w.pad_right) if pad)
+    calls = shape.panels * (shape.tiles + shape.rows * sides)
+    stored = w.windows * shape.vectors
+    return kernel_cycles, calls * machine.core.call_cycles.value, stored / unit.stores_per_cycle.value, stored / loads
+
+
+def described(shape: Shape, rows: Sequence[tuple[Kernel, Blocks]]) -> LoopNest:
+    """The loops of native/conv/direct_nchwc.c; `shape` of any of the kernels but for its panels and tiles."""
+    w, size = shape.w, SIZES[shape.w.dtype]
+    shapes = [Shape.of(w, kernel, shape.inner) for kernel, _ in rows]
+    columns = [(of.channels, of.tiles, s.tiles, s.panels, kernel.filters) for s, (kernel, of) in zip(shapes, rows, strict=True)]
+    channels, block, tiles, panels, width = np.array(columns, dtype=np.float64).T
+    block = np.minimum(block, tiles)
+    loops = (
+        Loop("images", "images", 1, w.batch),
+        Loop("groups", "groups", 1, w.groups),
+        Loop("blocks of tiles", "tiles", block, np.ceil(tiles / block)),
+        Loop("panels", "panels", 1, panels),
+        Loop("sets", "channels", channels, np.ceil(shape.channels / channels)),
+        Loop("tiles", "tiles", 1, block),
+    )
+    taps = w.kernel_h * w.kernel_w
+    images, groups, deep = Extent(1.0, w.batch), Extent(1.0, w.groups), Extent(1.0, shape.channels)
+    plane, halo = _touched(shape, size)
+    outputs, of_panel = w.windows * size, width * taps * size
+    operands = (
+        Operand("input", {"images": images, "groups": groups, "channels": deep, "tiles": Extent(plane / tiles, plane, halo)}, "tiles"),
+        Operand("filters", {"groups": groups, "channels": deep, "panels": Extent(of_panel, panels * of_panel)}, "sets"),
+        Operand(
+            "output",
+            {
+                "images": images,
+                "groups": groups,
+                "panels": Extent(width, w.filters // w.groups),
+                "tiles": Extent(outputs / tiles, outputs),
+            },
+            "tiles",
+            written=True,
+        ),
+    )
+    total = {"images": w.batch, "groups": w.groups, "tiles": tiles, "panels": panels, "channels": shape.channels}
+    return LoopNest(loops, operands, total, len(rows))
+
+
+def _touched(shape: Shape, size: int) -> tuple[float, float]:
+    """Bytes of a channel that are read, and those that neighbouring tiles, which lie in neighbouring rows or one row, share."""
+    w = shape.w
+    rows = min(w.height, w.out_h * w.kernel_h, (w.out_h - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1)
+    columns = min(w.width, w.out_w * w.kernel_w) if shape.inner > 1 else w.width
+    return float(rows * columns * size), float(max(0, w.kernel_h - w.stride_h) * columns * size)
+
+
+def nchwc_pass(w: Conv, input_block: int, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine, hot: bool = True) -> Pass:
+    """A convolution by kernels under schedules, on one core."""
+    found: dict[str, tuple[float, float, float, float]] = {}
+    for kernel, _ in rows:
+        if kernel.name not in found:
+            unit = machine.unit(kernel.target)
+            assert unit is not None
+            found[kernel.name] = _terms(Shape.of(w, kernel, input_block), kernel, machine, unit)
+    each = np.array([found[kernel.name] for kernel, _ in rows]).T * (w.batch * w.groups)
+    sets = np.array([ceil_div(w.channels // w.groups, of.channels) for _, of in rows], dtype=np.float64)
+    terms = {"kernel": each[0], "call": each[1] * sets, "store": each[2] * sets + each[3] * (sets - 1)}
+    nest = described(Shape.of(w, rows[0][0], input_block), rows)
+    moved = crossed(nest, nest.misses(machine.levels, hot))
+    return Pass(machine, terms, nest.names, moved, wait=fills(machine, moved))
