@@ -17,7 +17,8 @@ from pysim import planner
 from pysim.calibration import cpu_lab, host
 from pysim.calibration.cpu_calibrate import FIT, FORKS, SOURCE, TEAM, Calibration, calibrate, calibrated
 from pysim.calibration.cpu_fit import CONSTANTS, OUTSIDE, with_constants
-from pysim.calibration.cpu_lab import LAYERS, Measured, chosen, team_sizes
+from pysim.calibration.cpu_lab import LAYERS, Measured, chosen
+from pysim.calibration.detected import team_sizes
 from pysim.calibration.estimate import FEWEST, LOST, SURE, settle
 from pysim.errors import MachineError
 from pysim.machine.cpu import Machine

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pysim import planner
+from pysim.calibration.detected import team_sizes
 from pysim.comparison.bench import Bench, bench_of
 from pysim.comparison.field import checked
 from pysim.errors import MachineError
@@ -137,11 +138,6 @@ class HostLab:
     def others(self) -> float:
         load, self._watch = self._watch.load(), Watch()
         return load.others
-
-
-def team_sizes(cores: int) -> list[int]:
-    """2, 4, 8 and so on, and all cores."""
-    return [*(1 << bits for bits in range(1, cores.bit_length()) if 1 << bits < cores), *([cores] if cores > 1 else [])]
 
 
 def _region(on: Machine, threads: int) -> Call:
