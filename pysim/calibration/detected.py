@@ -24,6 +24,7 @@ import platform
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -145,12 +146,12 @@ class _Rates:
         """What 2, 4, ... all CPUs that multiply at once keep of the rate of one. A virtual machine may show hardware threads of one core as
         cores, and share cores with others."""
         target = max(targets, key=lambda one: self._probes.probe_fma(one, "f32"))
-        alone = max(self._probes.probe_fma(target, "f32") for _ in range(_ATTEMPTS))
+        multiply = partial(self._probes.probe_fma, target, "f32")
+        alone = max(multiply() for _ in range(_ATTEMPTS))
 
         def of(count: int) -> Together:
-            each = [_all_at_once(lambda *_: self._probes.probe_fma(target, "f32"), 0, count) for _ in range(_ATTEMPTS)]
-            slowest, mean = (float(np.median([take(rates) for rates in each])) / alone for take in (np.min, np.mean))
-            return Together(cpus=count, slowest_share=_measured(min(1.0, slowest)), mean_share=_measured(min(1.0, mean)))
+            slowest, mean = np.median([shares(multiply, alone, count) for _ in range(_ATTEMPTS)], axis=0).tolist()
+            return Together(cpus=count, slowest_share=_measured(slowest), mean_share=_measured(mean))
 
         return tuple(of(count) for count in team_sizes(cpus))
 
@@ -207,6 +208,12 @@ def _all_at_once(probe: Callable[[int, float], float], nbytes: int, cores: int) 
 
     with ThreadPoolExecutor(cores) as pool:
         return list(pool.map(one, range(cores)))
+
+
+def shares(multiply: Callable[[], float], alone: float, cpus: int) -> tuple[float, float]:
+    """Of the rate alone, what the slowest of so many at once has, and all on average."""
+    rates = _all_at_once(lambda *_: multiply(), 0, cpus)
+    return min(1.0, min(rates) / alone), min(1.0, sum(rates) / cpus / alone)
 
 
 def _sane(value: float, what: str) -> float:

@@ -160,7 +160,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sources: dict[str, Source]
 
     def __hash__(self) -> int:
-        return hash((self.name, self.core, self.levels, self.memory, self.csa))
+        sizes = (level.sets for level in self.levels)  # what differs between a machine and its cores' views of it, and little else
+        return hash((self.name, self.core.frequency_hz.value, self.memory.read_bytes_per_cycle.value, *sizes))
 
     @property
     def clock_hz(self) -> float:

@@ -308,7 +308,9 @@ class LoopNest:
             if one.first and not hot:
                 share = (share * (one.times - 1) + 1) / one.times
             found[: len(spilled), one.row] += share * (one.times * one.size)
-        return np.minimum.accumulate(found)
+        for inner, outer in itertools.pairwise(found):
+            np.minimum(outer, inner, out=outer)
+        return found
 
     def reuses(self) -> Iterator[Reuse]:
         """Every use of every operand, those of an operand together, by the loop whose next iteration it is in (-1: the next run)."""
