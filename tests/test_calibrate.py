@@ -17,7 +17,8 @@ from pysim import planner
 from pysim.calibration import cpu_lab, host
 from pysim.calibration.cpu_calibrate import FIT, FORKS, SOURCE, TEAM, Calibration, calibrate, calibrated
 from pysim.calibration.cpu_fit import CONSTANTS, OUTSIDE, with_constants
-from pysim.calibration.cpu_lab import LAYERS, Measured, chosen, team_sizes
+from pysim.calibration.cpu_lab import LAYERS, Measured, chosen
+from pysim.calibration.detected import team_sizes
 from pysim.calibration.estimate import FEWEST, LOST, SURE, settle
 from pysim.errors import MachineError
 from pysim.machine.cpu import Machine
@@ -86,9 +87,14 @@ class Synthetic:
         return self._takes(place.latency_cycles.value / self.truth.clock_hz, 3.0 if shared else 1.0)
 
     teams: Sequence[int] = (2, 4, 8)
+    turn = 0
 
     def fork_join(self, threads: int) -> float:
         return self._takes((FORK + FORK_THREAD * threads) / self.truth.clock_hz, 2.0)
+
+    def shares(self, threads: int) -> tuple[float, float]:
+        self.turn += 1
+        return (0.3 if self.turn % 7 == 0 else 1 / threads), 0.5 + 0.5 / threads  # now and then a stranger's
 
     def times(self, problem: str) -> list[float]:
         return [self._takes(self.exact[one]) for one in self.plans if one.problem == problem]
@@ -129,6 +135,8 @@ def test_on_a_quiet_machine_all_numbers_come_back(truth: Machine, quiet: Calibra
     forks = machine.core.fork_join_cycles, machine.core.fork_join_thread_cycles
     assert [one and one.value for one in forks] == [pytest.approx(FORK, rel=0.03), pytest.approx(FORK_THREAD, rel=0.03)]
     assert all(one and (one.kind, one.source) == ("measured", SOURCE) for one in forks)
+    shares = [(one.cpus, one.slowest_share.value, one.mean_share.value) for one in machine.core.together]
+    assert shares == [(cpus, pytest.approx(1 / cpus, rel=0.01), pytest.approx(0.5 + 0.5 / cpus, rel=0.01)) for cpus in (2, 4, 8)]
 
 
 def test_beside_a_busy_process_constants_are_those_of_a_quiet_machine_or_it_says_so(

@@ -455,3 +455,14 @@ def test_packing_waits_for_at_least_what_the_bound_says(text: str) -> None:
         compute = sum(prediction.terms.values())
         least = sum(compute_cycles(prediction.rates, prediction.table).values())
         assert (compute >= (least + prediction.table.packed * fetch_cycles(prediction.rates)) * (1 - 1e-12)).all()
+
+
+def test_a_portable_tile_of_few_windows_takes_longer_than_a_full_one() -> None:
+    """Cycles a step on a Zen 5: 7 with 8 windows, 12 with 1 to 4, 14 to 18 with 5 to 7, of 1 to 4 filters."""
+    schedule = Schedule("f32_win_8x4__portable", "input_stationary", "none", 8, 4, 2048, 1, 1)
+
+    def steps(windows: int, filters: int) -> float:
+        nest = nest_of(parse(f"conv:ic2048ih1iw{windows}oc{filters}oh1ow{windows}kh1kw1"))
+        return predict_schedule(nest, machine.load("zen4"), schedule).terms["kernel"] / 2048
+
+    assert steps(8, 1) == steps(8, 4) < 10 <= steps(1, 1) == steps(4, 3) == steps(7, 4) <= 14

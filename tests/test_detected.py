@@ -98,3 +98,24 @@ def test_cpus_that_multiply_as_half_as_many_cores_are_hardware_threads_that_a_vi
     for together, cores in ((1.0, 16), (0.7, 16), (0.55, 8)):
         probes = Paired(rates={"together": together})
         assert detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 16, probes).machine.cores == cores
+
+
+def test_what_many_cores_share_is_not_measured_in_what_each_has_of_its_own() -> None:
+    probes = FakeProbes()
+    detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 16, probes)
+    assert min(probes.together) > 1 << 20  # of a core: 1 MiB of L2, a sixteenth of 32 MiB of L3
+
+
+def test_the_slowest_of_cpus_that_are_busy_at_once_is_told_apart_from_all_on_average() -> None:
+    class OneIsShared(FakeProbes):
+        turn = 0
+
+        def probe_fma(self, target: str, dtype: str) -> float:
+            if threading.current_thread() is threading.main_thread():
+                return super().probe_fma(target, dtype)
+            self.turn += 1
+            return super().probe_fma(target, dtype) * (0.5 if self.turn % 4 == 0 else 1.0)
+
+    core = detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 4, OneIsShared()).machine.core
+    assert [one.cpus for one in core.together] == [2, 4]
+    assert (core.together[1].slowest_share.value, core.together[1].mean_share.value) == (0.5, 0.875)

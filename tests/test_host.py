@@ -227,7 +227,9 @@ def test_what_cores_share_is_measured_by_all_of_them_at_once(sysfs: Path, cpuinf
         assert place.total_read_bytes_per_cycle and place.total_read_bytes_per_cycle.value == machine.cores * 32.0
         assert place.total_write_bytes_per_cycle and place.total_write_bytes_per_cycle.value == machine.cores * 16.0
     assert machine.cores > 1 and len(probes.together) == 2 * machine.cores
-    assert sorted(set(probes.together)) == [size // machine.cores // 4096 * 4096 for size in probes.streams[2:]]
+    in_l3, in_memory = sorted(set(probes.together))
+    assert in_memory == probes.streams[3] // machine.cores // 4096 * 4096
+    assert l2.size_bytes < in_l3 <= l3.size_bytes // machine.cores
 
 
 def test_units_are_those_that_this_cpu_can_run(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nests of several phases: what their descriptions say that caches miss is what exact caches count on the walk of the loops."""
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -9,14 +10,17 @@ import numpy as np
 import pytest
 from nest_trace import walk
 
+from pysim import planner
 from pysim.cachemodel.cpu import depthwise, winograd
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import touched_bytes
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.errors import MissingError
+from pysim.explain.text import explain
 from pysim.machine.load import load
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
+from pysim.record.schedule import name_of
 from pysim.registry.cpu import direct_kernels, kernels
 
 Spans = Iterator[tuple[int, int, bool]]  # first byte, bytes, whether they are written
@@ -184,3 +188,14 @@ def test_a_buffer_of_two_phases_comes_again_after_parts_of_both() -> None:
     # a quarter of the way: what is left of the source, all of the buffer, a quarter of the others
     assert read.distance[:, 0].tolist() == [80 + 0.75 * 100 + 0.25 * 40, 80 + 0.25 * 100 + 0.75 * 40]
     assert written.distance[:, 0].tolist() == [80 + 0.75 * 40 + 0.25 * 100, 80 + 0.25 * 40 + 0.75 * 100]
+
+
+@pytest.mark.parametrize(
+    "text", ["conv:mb1ic3ih224oc64kh7sh2ph3", "conv:mb1ic64ih56oc64kh3ph1", "conv:g240ic240ih28oc240kh5ph2", "gemm:1x4096x4096"]
+)
+def test_no_two_uses_of_an_operand_are_told_alike(text: str) -> None:
+    for one in planner.plan(text, "zen4").considered:
+        plan = planner.plan(text, "zen4", name=name_of(one.algorithm, one.schedule))
+        told = explain(plan).split("\n\nreuse\n")[1].split("\n\n")[0].splitlines()
+        uses = [re.split(r" +[0-9.]+ [KMG]?i?B", line)[0] for line in told]
+        assert uses and len({*uses}) == len(uses), uses

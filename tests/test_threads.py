@@ -9,9 +9,9 @@ import pytest
 import pysim
 from pysim import planner
 from pysim.algorithms import algorithm_named
-from pysim.cachemodel.cpu.threads import as_seen_by_one, fork_join_cycles, grid, parts_of_each, touched_bytes
+from pysim.cachemodel.cpu.threads import as_seen_by_one, fork_join_cycles, grid, lines_of, parts_of_each, share_of, touched_bytes
 from pysim.explain.text import explain
-from pysim.machine.cpu import Machine
+from pysim.machine.cpu import Machine, Together
 from pysim.machine.load import load
 from pysim.machine.quantity import Number
 from pysim.problem.conv import Conv
@@ -153,3 +153,33 @@ def _with(machine: Machine, **cycles: float) -> Machine:
 def test_bytes_of_a_problem_are_those_of_its_operands() -> None:
     assert touched_bytes(parse("gemm:2x3x5")) == 4 * (10 + 15 + 6)
     assert touched_bytes(parse("conv:mb2ic4ih5oc6kh3ph1")) == 4 * (2 * 4 * 25 + 6 * 4 * 9 + 2 * 6 * 25)
+
+
+def _share(value: float) -> Number:
+    return Number(value=value, kind="measured", source="l3")
+
+
+SHARING = Together(cpus=8, slowest_share=_share(0.5), mean_share=_share(0.8))
+
+
+def test_a_run_waits_for_its_slowest_part_and_for_the_mean_of_many() -> None:
+    slow = _replace(ZEN4, core=_replace(ZEN4.core, together=(SHARING,)))
+    assert share_of(ZEN4, 8, 1) == share_of(slow, 1, 1) == 1.0
+    assert share_of(slow, 8, 1) == share_of(slow, 16, 1) == 0.5 and share_of(slow, 8, 10**6) == pytest.approx(0.8)
+    assert 0.5 < share_of(slow, 4, 1) < 1.0 and share_of(slow, 8, 1) < share_of(slow, 8, 2) < 0.8
+    even, shared = (planner.plan("conv:mb1ic64ih56oc64kh3ph1", machine, threads=8).cost for machine in (ZEN4, slow))
+    assert isinstance(even, Cost) and isinstance(shared, Cost)
+    assert shared.cycles - shared.terms["threads"] == pytest.approx(2 * (even.cycles - even.terms["threads"]), rel=0.1)
+
+
+def test_lines_that_two_threads_write_are_those_that_tiles_begin_within() -> None:
+    """Rows of 14x14 results are 12.25 lines, of 16x16 16: tiles of 64 begin on multiples of 16 and of 64 bytes."""
+    name = "sconv,kernel=f32_win_64x6__avx512,stationary=input_stationary,pack=none,windows=64,filters=6,channels=128,k2=171,k3=4"
+    for size, share in ((14, 0.75), (16, 0.0)):
+        problem = parse(f"conv:ic256ih{size}oc1024kh1")
+        part = algorithm_named("sconv", problem, ZEN4).largest_part(problem, planner.plan(problem, ZEN4, name=name).schedule, 4)
+        # four parts of windows, of all filters: the second has both ends, in 1024 rows, once a set of 128 of 256 channels
+        assert part.seams == 2 * 1024 * 2 and lines_of(ZEN4, part) == share * part.seams
+    slow, free = (_with(ZEN4, written_line_cycles=cycles) for cycles in (200.0, 0.0))
+    more, less = (planner.plan("conv:ic256ih14oc1024kh1", machine, name=name, threads=4).cost for machine in (slow, free))
+    assert isinstance(more, Cost) and isinstance(less, Cost) and more.cycles - less.cycles == pytest.approx(200 * 0.75 * 4096)

@@ -32,7 +32,7 @@ from pysim.calibration.detected import footprints, memory_footprint
 from pysim.calibration.estimate import FEWEST, STEADY, Estimate, settle
 from pysim.errors import MachineError
 from pysim.explain.roof import above
-from pysim.machine.cpu import Machine, OfType, Unit
+from pysim.machine.cpu import Machine, OfType, Together, Unit
 from pysim.machine.load import loads
 from pysim.machine.quantity import Number, Source, facts
 from pysim.machine.write import to_toml
@@ -50,7 +50,8 @@ ANOTHER_RATE = 0.05  # by which float64's rate differs from float32's where it s
 class Calibration(msgspec.Struct, frozen=True):
     """Everything that was found of a CPU. `numbers` are by their paths in the machine file, `rejected` those that were not, and why;
     `others` the CPUs that other processes used: median over rounds; `shared` the share of the measurements that were left out:
-    another machine was on the core."""
+    another machine was on the core; `together`: by CPUs, what the slowest of so many at once had of the rate alone, and all on
+    average: medians, since those who share cores and computer are what is measured."""
 
     machine: str
     description: str
@@ -60,6 +61,7 @@ class Calibration(msgspec.Struct, frozen=True):
     shared: float
     numbers: dict[str, Estimate]
     rejected: dict[str, str]
+    together: dict[int, tuple[float, float]]
     fit: Fit
 
     @property
@@ -89,6 +91,7 @@ def calibrate(
     problems = list(dict.fromkeys(one.problem for one in lab.plans))
     clocks: list[float] = []
     others: list[float] = []
+    shares = {threads: list[tuple[float, float]]() for threads in lab.teams}
     lab.others()
     while len(others) < FEWEST or (timer() - start) * (1 + 1 / len(others)) < budget:
         clocks.append(1 / lab.clock())
@@ -97,6 +100,8 @@ def calibrate(
                 rounds.take(one.path, one.cost)
         for problem in problems:
             rounds.take(problem, partial(lab.times, problem))
+        for threads, found in shares.items():
+            found.append(lab.shares(threads))
         others.append(lab.others())
         tell(f"{timer() - start:.0f} of {budget:g} s, {len(others)} rounds")
     quiet = [busy <= BUSY for busy in others]
@@ -124,6 +129,7 @@ def calibrate(
         shared=rounds.shared,
         numbers=numbers,
         rejected=rejected | {path: "rounds do not agree" for path, one in settled.items() if one is None},
+        together={threads: (float(slow), float(mean)) for threads, found in shares.items() for slow, mean in [np.median(found, axis=0)]},
         fit=fitted(machine, lab.plans, table, quiet),
     )
 
@@ -220,7 +226,11 @@ def calibrated(on: Machine, found: Calibration, name: str | None = None) -> Mach
     """
     machine = _with_rates(on, found.numbers)
     constants = {name: _number(one, "fitted", FIT) for name, one in found.fit.constants.items()}
-    machine = msgspec.structs.replace(machine, name=name or on.name, core=msgspec.structs.replace(machine.core, **constants))
+    together = tuple(
+        Together(cpus=cpus, slowest_share=_share(slowest), mean_share=_share(mean)) for cpus, (slowest, mean) in found.together.items()
+    )
+    core = msgspec.structs.replace(machine.core, **constants, together=together)
+    machine = msgspec.structs.replace(machine, name=name or on.name, core=core)
     about = environment()
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     versions = f"{about.get('cpu', on.core.name)}, {platform.system()} {platform.release()}, pysim {about.get('pysim', 'unknown')}"
@@ -280,6 +290,10 @@ def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:
         outer = zip(("l2", "l3", "memory"), (*levels[1:], memory), strict=False)
         csa = msgspec.structs.replace(csa, **{f"{name}_latency_cycles": one.latency_cycles for name, one in outer})
     return msgspec.structs.replace(on, core=core, levels=levels, memory=memory, csa=csa)
+
+
+def _share(value: float) -> Number:
+    return Number(value=float(f"{value:.3g}"), kind="measured", source=SOURCE)
 
 
 def _number(one: Estimate, kind: Any, source: str) -> Number:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pysim import planner
+from pysim.calibration.detected import shares, team_sizes
 from pysim.comparison.bench import Bench, bench_of
 from pysim.comparison.field import checked
 from pysim.errors import MachineError
@@ -85,6 +86,10 @@ class Lab(Protocol):
         """Seconds of a parallel region beyond its work."""
         ...
 
+    def shares(self, threads: int) -> tuple[float, float]:
+        """Of the rate of multiply-adds alone, what the slowest of so many CPUs at once has, and all on average."""
+        ...
+
     def times(self, problem: str) -> list[float]:
         """Seconds of a call of each plan of a layer, in their order."""
         ...
@@ -101,8 +106,9 @@ class HostLab:
         self._line = on.levels[0].line_bytes
         self._calls = {problem: _prepared(problem, on) for problem in LAYERS}
         self.plans = [Measured(problem, plan.name, plan.kernel) for problem, ready in self._calls.items() for plan, _ in ready.calls]
-        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else on.cores
-        self.teams = team_sizes(min(allowed, on.cores))
+        self._allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        self.teams = team_sizes(min(len(self._allowed) if self._allowed else on.cores, on.cores))
+        self._target = max(on.core.units, key=lambda unit: unit.vector_bytes).target
         self._regions = {threads: _region(on, threads) for threads in (1, *self.teams)}
         self._watch = Watch()
 
@@ -128,6 +134,14 @@ class HostLab:
         ).samples  # fmt: skip
         return float(np.median(found["all"]) - np.median(found["one"]))
 
+    def shares(self, threads: int) -> tuple[float, float]:
+        def multiply() -> float:
+            if self._allowed:  # not where the calling thread is pinned
+                os.sched_setaffinity(0, self._allowed)
+            return cpu.probe_fma(self._target, "f32")
+
+        return shares(multiply, cpu.probe_fma(self._target, "f32"), threads)
+
     def times(self, problem: str) -> list[float]:
         bench, calls = self._calls[problem]
         contenders = {plan.name: call for plan, call in calls}
@@ -137,11 +151,6 @@ class HostLab:
     def others(self) -> float:
         load, self._watch = self._watch.load(), Watch()
         return load.others
-
-
-def team_sizes(cores: int) -> list[int]:
-    """2, 4, 8 and so on, and all cores."""
-    return [*(1 << bits for bits in range(1, cores.bit_length()) if 1 << bits < cores), *([cores] if cores > 1 else [])]
 
 
 def _region(on: Machine, threads: int) -> Call:

@@ -3,7 +3,8 @@
 
     geometry                            as Linux reports it
     clock, multiply-adds, bandwidths    measured: rate of a probe / clock, one core, well under a second in all
-    totals of what cores share          measured: all cores at once, each in its part of the buffer
+    totals of what cores share          measured: all cores at once, each in a buffer that lies in its share, beyond its own caches
+    shares of CPUs at once              measured: multiply-adds of 2, 4, ... all of them over those of one
     latencies, loads, stores, overlap   of the shipped machine of the same microarchitecture, with kind and source, or
                                         of the nearest one, and then of kind assumed
 
@@ -23,15 +24,17 @@ import platform
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from pysim.calibration.linux import BY_HAND, SYSFS, Cpu, Geometry, cpu_count
 from pysim.calibration.relatives import Relative, relative
 from pysim.errors import MachineError
-from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
+from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Together, Unit
 from pysim.machine.load import load_any, names
 from pysim.machine.quantity import Number, Source, facts
 from pysim.measure.load import Watch
@@ -43,7 +46,7 @@ HIDDEN = 0.65  # of what so many cores would multiply: pairs of CPUs of one core
 _FAR = {True: 4.0, False: 8.0}  # of the same microarchitecture, of another: shipped CPUs differ up to sixfold, in memory
 _ATTEMPTS = 3
 _PAGE_BYTES = 4096
-_OPTIONAL = ("scattered_line_cycles", "fork_join_cycles", "fork_join_thread_cycles")  # of a core
+_OPTIONAL = ("scattered_line_cycles", "fork_join_cycles", "fork_join_thread_cycles", "written_line_cycles")  # of a core
 Place = TypeVar("Place", Level, Memory)
 
 
@@ -80,14 +83,19 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
     sizes = [*footprints([one.size_bytes for one in caches]), memory_footprint(caches[-1].size_bytes)]
     levels = [_level(one, caches[0], nbytes, rates, kin) for one, nbytes in zip(caches, sizes, strict=False)]
     memory = _memory(sizes[-1], rates, kin)
-    others = alone.load().share
-    if cores > 1 and others < LOADED and rates.multiplied_together(targets, cores) < HIDDEN:
-        cores = -(-cores // 2)
+    others, together = alone.load().share, tuple[Together, ...]()
+    if cores > 1 and others < LOADED:
+        together = rates.together(targets, cores)
+        if together[-1].mean_share.value < HIDDEN:
+            cores = -(-cores // 2)
+            together = tuple(one for one in together if one.cpus <= cores)
     if cores > 1:
-        together = Watch(cores)
-        levels = [rates.totals(one, nbytes, cores) if one.shared else one for one, nbytes in zip(levels, sizes, strict=False)]
-        memory = rates.totals(memory, sizes[-1], cores)
-        others = max(others, together.load().share)
+        all_busy = Watch(cores)
+        own = [levels[0].size_bytes, *(one.size_bytes for one in levels)]  # of the level before
+        pairs = zip(own, levels, strict=False)
+        levels = [rates.totals(one, _share(inner, one, cores), cores) if one.shared else one for inner, one in pairs]
+        memory = rates.totals(memory, sizes[-1] // cores, cores)
+        others = max(others, all_busy.load().share)
     core = Core(
         name=cpu.name,
         frequency_hz=rates.clock,
@@ -99,6 +107,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
         prefetch_streams=_inherit(kin.machine.core.prefetch_streams, kin),
         overlap=_inherit(kin.machine.core.overlap, kin),
         **{name: _inherit(number, kin) for name in _OPTIONAL if (number := getattr(kin.machine.core, name))},
+        together=together,
         units=tuple(units),
     )
     beside = f" beside other processes, which had {others:.0%} of it; detected again when it is quiet" if others >= LOADED else ""
@@ -133,11 +142,18 @@ class _Rates:
     def fma(self, target: str, known: Number) -> Number:
         return self._take(lambda: self._probes.probe_fma(target, "f32"), f"{target} multiply-add", known)
 
-    def multiplied_together(self, targets: list[str], cpus: int) -> float:
-        """What all CPUs multiply at once over what each would alone. A virtual machine may show hardware threads of one core as cores."""
+    def together(self, targets: list[str], cpus: int) -> tuple[Together, ...]:
+        """What 2, 4, ... all CPUs that multiply at once keep of the rate of one. A virtual machine may show hardware threads of one core as
+        cores, and share cores with others."""
         target = max(targets, key=lambda one: self._probes.probe_fma(one, "f32"))
-        alone = max(self._probes.probe_fma(target, "f32") for _ in range(_ATTEMPTS))
-        return max(_all_at_once(lambda *_: self._probes.probe_fma(target, "f32"), 0, cpus) for _ in range(_ATTEMPTS)) / (cpus * alone)
+        multiply = partial(self._probes.probe_fma, target, "f32")
+        alone = max(multiply() for _ in range(_ATTEMPTS))
+
+        def of(count: int) -> Together:
+            slowest, mean = np.median([shares(multiply, alone, count) for _ in range(_ATTEMPTS)], axis=0).tolist()
+            return Together(cpus=count, slowest_share=_measured(slowest), mean_share=_measured(mean))
+
+        return tuple(of(count) for count in team_sizes(cpus))
 
     def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
         """Read and write of a buffer."""
@@ -146,11 +162,11 @@ class _Rates:
         return read, write
 
     def totals(self, place: Place, nbytes: int, cores: int) -> Place:
-        """With what all cores get together: no less than one gets alone, no more than each would."""
+        """With what all cores get together, so many bytes each: no less than one gets alone, no more than each would."""
 
         def total(probe: Callable[[int, float], float], alone: float) -> Number:
-            value = _sane(_all_at_once(probe, nbytes // cores, cores), "all cores") / self._hertz
-            return Number(value=min(max(value, alone), cores * alone), kind="measured", source="host_probes")
+            value = _sane(sum(_all_at_once(probe, nbytes, cores)), "all cores") / self._hertz
+            return _measured(min(max(value, alone), cores * alone))
 
         return msgspec.structs.replace(
             place,
@@ -163,13 +179,27 @@ class _Rates:
         for _ in range(_ATTEMPTS):
             value = _sane(probe(), what) / self._hertz
             if known.value / self._far <= value <= known.value * self._far:
-                return Number(value=value, kind="measured", source="host_probes")
+                return _measured(value)
         self.absurd.append(f"{what} {value:.3g}, there {known.value:.3g}")
         return Number(value=known.value, kind="assumed", source="host_absurd")
 
 
-def _all_at_once(probe: Callable[[int, float], float], nbytes: int, cores: int) -> float:
-    """What so many cores get together; each probe begins when all are there."""
+def _measured(value: float) -> Number:
+    return Number(value=value, kind="measured", source="host_probes")
+
+
+def team_sizes(cores: int) -> list[int]:
+    """2, 4, 8 and so on, and all cores."""
+    return [*(1 << bits for bits in range(1, cores.bit_length()) if 1 << bits < cores), *([cores] if cores > 1 else [])]
+
+
+def _share(inner: int, level: Level, cores: int) -> int:
+    """Bytes of one core that lie well inside its share of a level, and not in what it has of its own."""
+    return math.isqrt(inner * max(2 * inner, level.size_bytes // cores))
+
+
+def _all_at_once(probe: Callable[[int, float], float], nbytes: int, cores: int) -> list[float]:
+    """What each of so many cores gets; each probe begins when all are there."""
     ready = threading.Barrier(cores)
 
     def one(_: int) -> float:
@@ -177,7 +207,13 @@ def _all_at_once(probe: Callable[[int, float], float], nbytes: int, cores: int) 
         return probe(max(_PAGE_BYTES, nbytes // _PAGE_BYTES * _PAGE_BYTES), PROBE_SECONDS)
 
     with ThreadPoolExecutor(cores) as pool:
-        return sum(pool.map(one, range(cores)))
+        return list(pool.map(one, range(cores)))
+
+
+def shares(multiply: Callable[[], float], alone: float, cpus: int) -> tuple[float, float]:
+    """Of the rate alone, what the slowest of so many at once has, and all on average."""
+    rates = _all_at_once(lambda *_: multiply(), 0, cpus)
+    return min(1.0, min(rates) / alone), min(1.0, sum(rates) / cpus / alone)
 
 
 def _sane(value: float, what: str) -> float:

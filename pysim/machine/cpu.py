@@ -98,6 +98,19 @@ class Csa(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     memory_latency_cycles: Number
 
 
+class Together(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What CPUs that are busy at once keep of the rate of one alone: the slowest of so many, and all on average. They share cores, clocks,
+    or the computer with strangers."""
+
+    cpus: Positive
+    slowest_share: Number
+    mean_share: Number
+
+    @property
+    def name(self) -> str:
+        return str(self.cpus)
+
+
 class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One core: its clock, its vector units, and the constants of the cost model.
 
@@ -106,7 +119,8 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `store_run_cycles` what a store waits for an output line from beyond L2 where more than `prefetch_streams` rows of
     outputs are written in turn, and `overlap` the share (0..1) of transfer cycles that hide behind compute. A parallel region begins
     and ends in `fork_join_cycles` and `fork_join_thread_cycles` for each thread. `scattered_line_cycles` is what a line from beyond L2
-    waits where neighbours in time lie pages apart, so that no prefetcher follows; without it, what packing waits.
+    waits where neighbours in time lie pages apart, so that no prefetcher follows; without it, what packing waits. A line that two threads
+    write comes from the other's cache in `written_line_cycles`. `together`: by growing numbers of CPUs; one alone has all of its rate.
     """
 
     name: Text
@@ -121,6 +135,8 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     scattered_line_cycles: Number | None = None
     fork_join_cycles: Number | None = None
     fork_join_thread_cycles: Number | None = None
+    written_line_cycles: Number | None = None
+    together: tuple[Together, ...] = ()
     units: Annotated[tuple[Unit, ...], msgspec.Meta(min_length=1)]
 
     @property
@@ -144,7 +160,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sources: dict[str, Source]
 
     def __hash__(self) -> int:
-        return hash((self.name, self.core, self.levels, self.memory, self.csa))
+        sizes = (level.sets for level in self.levels)  # what differs between a machine and its cores' views of it, and little else
+        return hash((self.name, self.core.frequency_hz.value, self.memory.read_bytes_per_cycle.value, *sizes))
 
     @property
     def clock_hz(self) -> float:

@@ -16,7 +16,7 @@ SCHEMA = 1
 # costs that a fit may find to be nothing
 _MAY_BE_ZERO = (
     "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles", "scattered_line_cycles",
-    "fork_join_cycles", "fork_join_thread_cycles",
+    "fork_join_cycles", "fork_join_thread_cycles", "written_line_cycles",
     "launch_seconds", "pass_seconds", "clear_seconds", "block_cycles", "step_cycles", "hidden",
 )  # fmt: skip
 # The least and the most that a machine's numbers may be, wide of any machine there is: by the end of the key, the longest that fits.
@@ -38,6 +38,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "windows": (1, 1 << 16),
     "filters": (1, 1 << 16),
     "cores": (1, 1 << 16),
+    "cpus": (1, 1 << 16),
     "sms": (1, 1 << 16),
     "prefetch_streams": (1, 1 << 16),
     "_instructions": (1e-3, 1e6),

@@ -113,7 +113,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     groups = min(problem.groups, ceil_div(units, group_parts) * kernel.lane_filters)
     least = max(2, groups)  # of a problem that is depthwise
     part = rows_of(problem, times, ceil_div(problem.out_h, row_parts), problem.filters // problem.groups, least)
-    return Part(part, schedule, groups / least)
+    return Part(part, schedule, groups / least, items=times)
 
 
 def describe(plan: Plan) -> Description:

@@ -16,7 +16,7 @@ from pysim.cachemodel.cpu import listed, words
 from pysim.cachemodel.cpu.cost import Pass
 from pysim.cachemodel.cpu.listed import Listed, ListedCosts
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
-from pysim.cachemodel.cpu.skinny import Blocks, Shape, described, lanes_of, skinny_pass
+from pysim.cachemodel.cpu.skinny import FEW_STEP, Blocks, Shape, described, lanes_of, skinny_pass
 from pysim.cachemodel.cpu.threads import Part
 from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.machine.cpu import Machine
@@ -31,7 +31,6 @@ from pysim.registry.cpu import Kernel, skinny_kernels
 NAME = "skinny"
 COMPUTES = Gemm
 MOST_FEW = 32  # rows or columns: with more of them packing has been worth its while on every matrix that was tried
-FEW_STEP = 16  # elements of k that lie together in the copy that `dot` reads (PYSIM_FEW_STEP)
 AXPY_BLOCKS = (8, 16, 32)  # rows of the matrix
 DOT_BLOCKS = (512, 1024, 2048, 4096, 8192)  # columns, and all of them
 

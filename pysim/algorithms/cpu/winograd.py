@@ -229,9 +229,9 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     own = msgspec.structs.replace(schedule, k2=panels, k3=min(schedule.k3, filter_panels))
     filters = min(of.filters, filter_panels * kernel.windows)
     if rows * m < problem.out_h:
-        return Part(rows_of(problem, times, rows * m, filters), own, tiles / (rows * of.row))
+        return Part(rows_of(problem, times, rows * m, filters), own, tiles / (rows * of.row), items=times)
     images = max(1, round(rows * m / problem.out_h))
-    return Part(rows_of(problem, times * images, problem.out_h, filters), own, tiles / (images * of.tiles / problem.batch))
+    return Part(rows_of(problem, times * images, problem.out_h, filters), own, tiles / (images * of.tiles / problem.batch), items=times)
 
 
 def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int, int]:

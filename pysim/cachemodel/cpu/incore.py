@@ -154,9 +154,14 @@ def products_per_cycle(nest: Nest, kernel: Kernel, unit: Unit | None) -> float:
 
 
 def _step_cycles(kernel: Kernel, unit: Unit, rate: float, windows: int, filters: int) -> float:
-    """Cycles of one multiply-add on a tile: the slowest of its instructions, operand loads and the latency of an accumulator."""
+    """Cycles of one multiply-add on a tile: the slowest of its instructions, operand loads and the latency of an accumulator.
+
+    Portable tiles compute all their filters; where windows are not full, sums are in memory and one filter waits for the one before."""
+    latency = unit.fma_latency_cycles.value
+    if kernel.lane_windows * kernel.lane_filters == 1:
+        filters, latency = kernel.filters, latency * (kernel.filters if windows < kernel.windows else 1)
     along, across = ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters)
-    return max(along * across / rate, (along + across) / unit.loads_per_cycle.value, unit.fma_latency_cycles.value)
+    return max(along * across / rate, (along + across) / unit.loads_per_cycle.value, latency)
 
 
 def _out_vectors(kernel: Kernel, windows: int, filters: int) -> int:

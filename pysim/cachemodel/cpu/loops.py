@@ -65,6 +65,7 @@ np.empty(1 << 21)  # once this is gone, glibc keeps what tables of schedules lea
 Array = NDArray[np.float64]
 Number = Array | float
 PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
+ACROSS, WITHIN = "across", "within"
 
 
 class Extent(NamedTuple):
@@ -120,7 +121,8 @@ class Use(NamedTuple):
 
 class Reuse(NamedTuple):
     """`size` bytes of operand `row` are used again `times` times, in the next iteration of `loop` or another phase of it (-1: in the next
-    run), after `distance` bytes, or after each of several in equal parts. `first`: in the first of these times, after nothing."""
+    run), after `distance` bytes, or after each of several in equal parts. `first`: in the first of these times, after nothing. `shared`:
+    by neighbouring tiles, of two iterations of `loop` (ACROSS) or of one (WITHIN)."""
 
     row: int
     loop: int
@@ -128,6 +130,7 @@ class Reuse(NamedTuple):
     size: Array
     distance: Array
     first: bool = False
+    shared: str = ""
 
 
 Factors = tuple[int, ...]  # m: 1 / trips of loop m; ~m: 1 where loop m has several
@@ -305,7 +308,9 @@ class LoopNest:
             if one.first and not hot:
                 share = (share * (one.times - 1) + 1) / one.times
             found[: len(spilled), one.row] += share * (one.times * one.size)
-        return np.minimum.accumulate(found)
+        for inner, outer in itertools.pairwise(found):
+            np.minimum(outer, inner, out=outer)
+        return found
 
     def reuses(self) -> Iterator[Reuse]:
         """Every use of every operand, those of an operand together, by the loop whose next iteration it is in (-1: the next run)."""
@@ -390,9 +395,9 @@ class LoopNest:
             for at, loop in enumerate(self.loops[: inside + 1]):
                 if loop.dimension == name:
                     body = self._together({other: self.footprint(at, other) for other in rows if self._phase(other, at) >= 0})
-                    yield Reuse(row, at, (loop.trips - 1) * tiles, each, body[None])
+                    yield Reuse(row, at, (loop.trips - 1) * tiles, each, body[None], shared=ACROSS)
                     tiles = tiles * loop.trips
             phase = self._phase(row, inside)
             body = self._together({other: self.footprint(inside, other) for other in rows if self._phase(other, inside) == phase})
             most = np.maximum(1.0, self.total[name] * passes / tiles)
-            yield Reuse(row, inside, (most - 1) * tiles, each, body[None] / most)
+            yield Reuse(row, inside, (most - 1) * tiles, each, body[None] / most, shared=WITHIN)

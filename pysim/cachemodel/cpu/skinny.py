@@ -8,7 +8,7 @@ kernel  For each pass over f of the few, tiles of n vectors of the matrix: V = c
         V / n fma latencies).
 store   axpy: sums are loaded and stored once a block. dot: lanes are added once a block, those of a tile together: a tree of additions,
         each of two shuffled vectors. Then each result is stored once.
-pack    The few are copied in the order of the kernel, an element a store.
+pack    The few are copied in the order of the kernel, an element a store, in runs of 16 (dot) or 1 (axpy), each with pack_cycles beyond.
 call    call_cycles for each strip and block, and for each run of the matrix a latency: that of the level which supplies it for a row of a
         strip, all rows of a block (axpy) or of a tile (dot) where they are whole and so lie one behind the other; L2's for a row of a block
         (dot), as its lines were asked for a tile before.
@@ -38,6 +38,7 @@ from pysim.registry.cpu import Kernel, skinny_kernels
 
 WIDEST = 8  # vectors of the matrix in a tile (native/conv/skinny_kernels.h)
 COVERS = 0.4  # of computing (dot)
+FEW_STEP = 16  # elements of k that lie together in the copy that `dot` reads (PYSIM_FEW_STEP)
 _MATRIX = 2  # of the operands of `described`
 WIDE_BYTES = 64  # of a vector of AVX-512, which has 32 of them
 
@@ -171,5 +172,5 @@ def _terms(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine, laten
     else:
         waits = (shape.k * strips if strips > 1 else number) * latency
     call = number * strips * machine.core.call_cycles.value + waits
-    pack = shape.few * shape.k / unit.stores_per_cycle.value
+    pack = shape.few * shape.k * (1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value / (FEW_STEP if shape.dot else 1))
     return _kernel_cycles(shape, kernel, unit), call, _store_cycles(shape, kernel, unit, number), pack

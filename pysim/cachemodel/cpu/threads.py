@@ -2,7 +2,8 @@
 """What several threads make of a plan: the largest part that one of them computes, as a problem of its own, on a machine whose shared
 levels are shared.
 
-    seconds(T) = seconds of the largest part, on the machine as one of T cores sees it  +  regions fork_join(T)
+    seconds(T) = seconds of the largest part, on the machine as one of T cores sees it, / share(T)  +  lines written_line
+                 +  regions fork_join(T)
 
 part      A nest divides images evenly where they are many or a multiple of T, else also the tiles of each: into parts of windows x parts of
           filters that leave the largest part the fewest tiles (`divide` of native/conv/nest.c). Winograd divides blocks of panels and parts
@@ -11,9 +12,17 @@ part      A nest divides images evenly where they are many or a multiple of T, e
 machine   Private levels are as they are. A level that several cores share holds a part's bytes among those of all parts, what they have
           in common once: capacity x (bytes of the part / bytes of the problem). Its bandwidth and that of memory are what one core alone
           gets, but at most the total over the cores that are busy; files that give no total let each core have its own.
+share     What T busy CPUs keep of the rate of one (`core.together`): they share cores, clocks, or the computer with strangers. A run waits
+          for its slowest part. Of n items a thread, which all take from what is left,
+
+              1 / share = 1 / mean + (1 / slowest - 1 / mean) / n
+
+          lies between the slowest CPU's (all in one piece) and that of all on average (any number of pieces).
+lines     Where tiles of windows begin within a line of the output, two threads write it, and each time it comes from the other's cache:
+          both ends of a part, in each of its rows of outputs, once a channel set.
 fork_join What beginning and ending a parallel region costs, a + b T: `fork_join_cycles` and `fork_join_thread_cycles` of the machine.
 
-Assumptions: cores run at the clock of one (a file whose clock is that of all cores busy says so); threads beyond the cores wait their turn.
+Assumptions: without `together`, cores run at the clock of one; threads beyond the cores wait their turn.
 
 Worked number: 56x56 windows in tiles of 32 are 98, 64 filters in tiles of 14 are 5. Sixteen threads: 16 parts of windows leave 7 x 5 = 35
 tiles, 8 x 2 leave 13 x 3 = 39, so windows are divided, and 35 of 490 tiles, 1/14, is the largest part.
@@ -23,6 +32,7 @@ import math
 from typing import NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Level, Machine, Memory
@@ -38,12 +48,16 @@ FEW = 4  # of native/conv/team.c
 
 
 class Part(NamedTuple):
-    """What the thread computes that has the most to do: a problem under a schedule, `share` times; `regions`: forks and joins of a run."""
+    """What the thread computes that has the most to do: a problem under a schedule, `share` times, in `items`; `regions`: forks and joins
+    of a run. `seams`: runs of results that begin where another thread's end, on multiples of `grain` bytes."""
 
     problem: Workload
     schedule: Schedule
     share: float = 1.0
     regions: int = 1
+    items: int = 1
+    seams: int = 0
+    grain: int = 1
 
 
 def parts_of_each(items: int, threads: int) -> int:
@@ -71,10 +85,14 @@ def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
     windows, filters = min(windows, most_windows * schedule.windows), min(filters, most_filters * schedule.filters)
     streamed = most_filters if schedule.stationary == "input_stationary" else most_windows
     own = msgspec.structs.replace(schedule, k2=min(schedule.k2, streamed), k3=min(schedule.k3, most_windows + most_filters - streamed))
+    result = RESULT_BYTES[w.dtype]
+    row, channels = (w.n, w.k) if isinstance(w, Gemm) else (w.windows, w.channels // w.groups)
+    shared = times * min(2, of_windows - 1) * filters * ceil_div(channels, schedule.channels), math.gcd(row, schedule.windows) * result
     if isinstance(w, Gemm):
-        return Part(msgspec.structs.replace(w, n=windows, m=filters), own)
+        return Part(msgspec.structs.replace(w, n=windows, m=filters), own, 1.0, 1, times, *shared)
     rows = ceil_div(windows, w.out_w)
-    return Part(rows_of(w, times, rows, filters), own, most_windows / ceil_div(rows * w.out_w, schedule.windows))
+    share = most_windows / ceil_div(rows * w.out_w, schedule.windows)
+    return Part(rows_of(w, times, rows, filters), own, share, 1, times, *shared)
 
 
 def rows_of(w: Conv, images: int, rows: int, filters: int, groups: int = 1) -> Conv:
@@ -130,10 +148,31 @@ def fork_join_cycles(machine: Machine, threads: int) -> float:
     return (first.value if first else 0.0) + (each.value if each else 0.0) * threads if threads > 1 else 0.0
 
 
+def share_of(machine: Machine, threads: int, items: int) -> float:
+    """Of the rate of a CPU alone, what a run of so many items for each of so many threads has of each; between numbers that are known, on a
+    line through them."""
+    known = machine.core.together
+    if threads == 1 or not known:
+        return 1.0
+    cpus = [1, *(one.cpus for one in known)]
+    slowest, mean = (
+        float(np.interp(threads, cpus, [1.0, *(number.value for number in numbers)]))
+        for numbers in ([one.slowest_share for one in known], [one.mean_share for one in known])
+    )
+    return 1 / (1 / mean + (1 / slowest - 1 / mean) / items)
+
+
+def lines_of(machine: Machine, part: Part) -> float:
+    """That two threads write, each of which a seam is within."""
+    line = machine.levels[0].line_bytes
+    return part.seams * (1 - math.gcd(line, part.grain) / line)
+
+
 def cost_of_team(cost: Cost, part: Part, machine: Machine, threads: int) -> Cost:
     """The cost of a run from that of its largest part."""
-    times = part.share * ceil_div(threads, machine.cores)
-    forks = part.regions * fork_join_cycles(machine, threads)
+    times = part.share * ceil_div(threads, machine.cores) / share_of(machine, min(threads, machine.cores), part.items)
+    written = machine.core.written_line_cycles
+    forks = part.regions * fork_join_cycles(machine, threads) + (lines_of(machine, part) * written.value if written else 0.0)
     cycles = cost.cycles * times + forks
 
     def scaled(of: dict[str, float]) -> dict[str, float]:

@@ -13,7 +13,7 @@ import numpy as np
 from pysim.cachemodel.cpu.cost import of_row
 from pysim.cachemodel.cpu.graph import critical_edge, traffic
 from pysim.cachemodel.cpu.incore import products_per_cycle
-from pysim.cachemodel.cpu.loops import Loop, LoopNest, Number
+from pysim.cachemodel.cpu.loops import Loop, LoopNest, Number, Operand, Reuse
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.cachemodel.cpu.reuse import Sliced
 from pysim.cachemodel.cpu.threads import grid, parts_of_each
@@ -119,12 +119,19 @@ def _words(loop: Loop, names: Names, size: str = "of ") -> str:
 def reused(nest: LoopNest, on: Machine, names: Names = MappingProxyType({})) -> Iterator[str]:
     """What lies between two uses of an operand, and the cache that holds as much."""
     for one in nest.reuses():
-        operand, distance = nest.operands[one.row].name, float(one.distance[:, 0].mean())
-        if operand and _number(one.times) >= 0.5 and _number(one.size) and distance > 0:
-            loop = nest.loops[one.loop]
-            where = f"from phase to phase of {_words(loop, names)}" if len(one.distance) > 1 else f"at the next of {_words(loop, names)}"
-            text = f"{names.get(operand, operand)} again {where if one.loop >= 0 else 'in the next run'}"
-            yield f"{text:<64}{bytes_text(distance):>10}  {_against(distance, on.levels)}"
+        operand, distance = nest.operands[one.row], float(one.distance[:, 0].mean())
+        if operand.name and _number(one.times) >= 0.5 and _number(one.size) and distance > 0:
+            text = f"{names.get(operand.name, operand.name)} {_when(one, operand, _words(nest.loops[one.loop], names))}"
+            yield f"{text:<72}{bytes_text(distance):>10}  {_against(distance, on.levels)}"
+
+
+def _when(one: Reuse, operand: Operand, loop: str) -> str:
+    """Between what two uses of an operand the distance lies."""
+    if one.shared:
+        return f"that neighbours share, {one.shared} {loop}"
+    if len(one.distance) > 1:
+        return f"written over, at the next of {loop}" if one.first else f"{'written' if operand.written else 'read'} later, within {loop}"
+    return f"again at the next of {loop}" if one.loop >= 0 else "again in the next run"
 
 
 def _number(value: Number) -> float:
