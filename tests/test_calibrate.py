@@ -145,7 +145,7 @@ def test_beside_a_busy_process_constants_are_those_of_a_quiet_machine_or_it_says
     right = dict(zip(CONSTANTS, constants(quiet), strict=True))
     good = 0
     for seed in range(1, 11):
-        found = Synthetic(truth, plans, busy=True, seed=seed).calibrated(8.0)
+        found = Synthetic(truth, plans, busy=True, seed=seed).calibrated()
         off = {name: abs(one.value / right[name] - 1) for name, one in found.fit.constants.items()}
         assert all(found.fit.constants[name].doubt for name, by in off.items() if by > 0.05), (seed, off)
         good += max(off.values()) <= 0.05

@@ -152,7 +152,7 @@ class _Rounds:
 
     def _disturbed(self, pulses: Sequence[float]) -> NDArray[np.bool_]:
         least = np.quantile([one for some in self._pulses.values() for one in some], LEAST)
-        return np.array([one > SHARED * least for one in pulses])
+        return np.array([not least / SHARED <= one <= SHARED * least for one in pulses])  # less where the clock was read too low
 
     @property
     def shared(self) -> float:
