@@ -267,7 +267,7 @@ def test_a_layers_plans_differ_in_what_they_cost(plans: tuple[Measured, ...]) ->
         mine = [planner.plan(one.problem, ZEN4, name=one.name) for one in plans if one.problem == problem]
         assert len({one.kernel for one in mine}) >= 2 and mine[0].seconds == min(one.seconds or 0.0 for one in mine)
         assert all((one.seconds or 0.0) <= 1.6 * (mine[0].seconds or 0.0) for one in mine)
-        assert {one.algorithm for one in mine} == {"gemm" if problem.startswith("gemm") else "sconv"} | {one.algorithm for one in mine[1:]}
+        assert ("gemm" if problem.startswith("gemm") else "sconv") in {one.algorithm for one in mine}
         assert not any(one.kernel.endswith("__portable") for one in mine)
 
 
