@@ -35,6 +35,7 @@ from pysim.record.schedule import GpuConvSchedule, Schedule
 from pysim.registry.cpu import loop_nest
 from pysim.runtime import cpu
 
+CERTAIN = 0.005  # share of its median that a CPU's contender may be off for samples to end
 NO_PEERS = "its time on this computer says nothing about a machine that is emulated"
 
 Planned = tuple[Layer, Plan | PlanError]
@@ -42,7 +43,7 @@ Planned = tuple[Layer, Plan | PlanError]
 
 class How(NamedTuple):
     """How plans are measured: threads of ours on a CPU, caches at the start of a call, whether a call is split into its parts, the least
-    seconds of each contender's samples and the most of a plan's, the seed of the operands."""
+    seconds of each contender's samples (unless medians are CERTAIN before) and the most of a plan's, the seed of the operands."""
 
     threads: int = 1
     state: State = "hot"
@@ -145,8 +146,10 @@ def _timed(bench: Bench, contenders: Mapping[str, tuple[Entry, Ready]], field: F
             copies = [bench.copy() for _ in range(count)]
             calls[label] = rotating([entry.make(one).call for one in copies])
             kept += copies
-    least, most = how.min_seconds, how.budget_seconds
-    timed = interleave(calls, bench.clock(), state=how.state, min_seconds=least, budget_seconds=most)
+    clock = bench.clock()
+    certain = 0.0 if clock.asynchronous else CERTAIN  # a device slows down while it is busy
+    asked: dict[str, Any] = {"min_seconds": how.min_seconds, "budget_seconds": how.budget_seconds, "certain": certain}
+    timed = interleave(calls, clock, state=how.state, **asked)
     for label, error in timed.failed.items():
         del field.ready[label]
         field.missing[label] = f"failed when timed: {reason_of(error)}"
