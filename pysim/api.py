@@ -33,7 +33,7 @@ from pysim.record import plan as values
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
 from pysim.record.plan import Footprint, Layout, ModelName, State, on_cpu
-from pysim.record.schedule import GpuConvSchedule, GpuSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
 
@@ -439,9 +439,9 @@ def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurat
 def _conv_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurate) -> cuda_conv.Chooser:
     """The schedule of a convolution that lies in a layout: the given plan's, or that of the best plan."""
 
-    def choose(workload: Conv, layout: str) -> GpuConvSchedule:
+    def choose(workload: Conv, layout: str) -> GpuSchedule:
         chosen = _fitting(plan, workload) or _plan(workload, on, accurate, cast("Layout", layout))
-        if not isinstance(chosen.schedule, GpuConvSchedule):
+        if not isinstance(chosen.schedule, GpuSchedule):
             raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; the arrays are convolved on a GPU")
         return cuda_conv.fitting(chosen.schedule, chosen.layout, layout)
 

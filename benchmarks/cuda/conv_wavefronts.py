@@ -20,7 +20,7 @@ from wavefronts import KINDS, Counts, counted, parsed, print_table, write
 from pysim.cachemodel.shared_memory import winograd_shared
 from pysim.errors import PysimError
 from pysim.problem.conv import Conv
-from pysim.record.schedule import Decomposition, GpuConvSchedule
+from pysim.record.schedule import Decomposition, GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, ConvKernel, conv_kernels
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray, Launch
@@ -80,7 +80,7 @@ def launch(runs: list[Run]) -> None:
                 )
                 operands = [DeviceArray((size,), "f32") for size in floats]
                 x, weights, y = (one.pointer for one in operands)
-                schedule = GpuConvSchedule(r.kernel.name, None, r.decomposition, r.splits, False, 8)
+                schedule = GpuSchedule(r.kernel.name, r.decomposition, r.splits, False, 8)
                 made = Launch(w, schedule, layout=r.layout).on((x, weights, y))
                 made.run()
                 cuda.synchronize()

@@ -27,11 +27,12 @@ from pysim.measure.statistics import quartiles, ratio
 from pysim.measure.store import Store, environment, now
 from pysim.peers import Peer
 from pysim.peers.peer import Operands, Ready
+from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer
 from pysim.record.measurement import Comparison, Measurement
 from pysim.record.plan import Plan, State
-from pysim.record.schedule import GpuConvSchedule, Schedule
+from pysim.record.schedule import Schedule
 from pysim.registry.cpu import loop_nest
 from pysim.runtime import cpu
 
@@ -188,7 +189,7 @@ def _measured(field: Field, timed: Timed, workspace_bytes: int) -> dict[str, Any
 def _keep(store: Store, plan: Plan, how: How, samples: Mapping[str, Array], versions: Mapping[str, str]) -> None:
     """One measurement per contender, under one run."""
     run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
-    lying = {"layout": plan.layout} if isinstance(plan.schedule, GpuConvSchedule) else {}
+    lying = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
     for name, values in samples.items():
         own = {"kernel": plan.kernel, "schedule": schedule} if name == OURS else {"kernel": name, "schedule": ""}
         here = environment() | {"threads": str(how.threads if name == OURS else 1)} | lying
