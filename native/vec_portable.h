@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One vector type in plain C for what is written in the names of x86/vec_*.h: 32 bytes of T, which the includer defines. */
-typedef T VEC __attribute__((vector_size(32)));
-enum { LANES = 32 / sizeof(T) };
+ * One vector type in plain C for what is written in the names of x86/vec_*.h: four T, which the includer defines. Four floats are what a
+ * base CPU's registers hold (SSE2, VSX, NEON); transforms take four lanes or more. */
+enum { LANES = 4 };
+typedef T VEC __attribute__((vector_size(LANES * sizeof(T))));
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE VEC v_zero(void) { return (VEC){0}; }

@@ -33,7 +33,7 @@ from pysim.record import plan as values
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
 from pysim.record.plan import Footprint, Layout, ModelName, State, on_cpu
-from pysim.record.schedule import GpuConvSchedule, GpuSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
 
@@ -101,8 +101,8 @@ def plan(
     """The plan of least predicted cost. `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU; the other
     arguments are as in `pysim.planner.plan`, which names the errors, too."""
     on = host.any_machine(machine)
-    asked = (model, micro_kernel, input_footprint, state, layout, memory_limit, algorithm, name, accuracy, error_limit, threads, prepared)
-    return _as_api(planner.plan(problem, on, *asked))
+    how = planner.Asked(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
+    return _as_api(planner.plan(problem, on, model, input_footprint, algorithm, name, memory_limit, threads, prepared, **how))
 
 
 def plans(
@@ -119,8 +119,8 @@ def plans(
 ) -> list[Plan]:
     """The `top` plans of least predicted cost, best first, each with the kernels turned down and why; arguments as in `plan`."""
     on = host.any_machine(machine)
-    asked = (top, micro_kernel, state, layout, memory_limit, algorithm, accuracy, error_limit)
-    return [_as_api(one) for one in planner.plans(problem, on, *asked)]
+    how = planner.Asked(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
+    return [_as_api(one) for one in planner.plans(problem, on, top, algorithm, memory_limit, **how)]
 
 
 def compare(
@@ -145,9 +145,9 @@ def compare(
     `accuracy` and `error_limit` are as in `plan`, `state` that of the caches when a call begins. `peers` are timed in the same run where
     they are installed: "none", "default" (im2col + OpenBLAS; on a GPU cuBLAS and all of cuDNN's algorithms, of which the fastest right one
     is "cudnn" and `algorithms` names it), "all" (oneDNN and ONNX Runtime; PyTorch, and what nvidia-matmul-heuristics expects), or some by
-    name. Each contender's samples last `min_seconds` at least and go to `store`. `errors` has each one's largest error over the root mean
-    square of the result, measured, `workspaces` its bytes, `missing` why a peer did not run. On a machine that is emulated here nothing is
-    timed: its comparisons say whether the result is right.
+    name. Each contender's samples last `min_seconds`, on a CPU less where all medians are certain to half a percent before, and go to
+    `store`. `errors` has each one's largest error over the root mean square of the result, measured, `workspaces` its bytes, `missing` why
+    a peer did not run. On a machine that is emulated here nothing is timed: its comparisons say whether the result is right.
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
@@ -473,9 +473,9 @@ def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurat
 def _conv_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurate) -> cuda_conv.Chooser:
     """The schedule of a convolution that lies in a layout: the given plan's, or that of the best plan."""
 
-    def choose(workload: Conv, layout: str) -> GpuConvSchedule:
+    def choose(workload: Conv, layout: str) -> GpuSchedule:
         chosen = _fitting(plan, workload) or _plan(workload, on, accurate, cast("Layout", layout))
-        if not isinstance(chosen.schedule, GpuConvSchedule):
+        if not isinstance(chosen.schedule, GpuSchedule):
             raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; the arrays are convolved on a GPU")
         return cuda_conv.fitting(chosen.schedule, chosen.layout, layout)
 

@@ -16,7 +16,7 @@ from pysim.once import Recent
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Cost
 from pysim.record.plan import Plan
-from pysim.record.schedule import GpuConvSchedule, GpuSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import conv_kernels, gemm_kernels
 from pysim.registry.files import native_file
 from pysim.runtime import arrays, cuda, cuda_call
@@ -69,7 +69,7 @@ def gpu_plan(workload: Any, on: Any, *, layout: Any = "nchw", memory_limit: int 
     else:
         rows = [row for row in conv_kernels() if row.dtype == workload.dtype and not row.makes_product and row.outputs == 1]
         row = next(row for row in rows if row.algorithm != "depthwise")  # those take few channels a group alone
-        schedule, algorithm = GpuConvSchedule(row.name, None, "data_parallel", 1, False, 1), row.algorithm
+        schedule, algorithm = GpuSchedule(row.name, "data_parallel", 1, False, 1), row.algorithm
     return Plan(
         workload=workload, on=on, model="full", state="hot", algorithm=algorithm,
         schedule=schedule, workspace_bytes=0 if memory_limit == 0 else 256, cost=cost, considered=(), rejected=(), layout=layout,

@@ -17,7 +17,7 @@ from pysim.machine import load as machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.problem.text import parse
-from pysim.record.schedule import GpuConvSchedule, name_of
+from pysim.record.schedule import GpuSchedule, name_of
 from pysim.registry.cuda import conv_kernels, gemm_of_tiles
 from pysim.runtime import arrays, cuda, cuda_call
 
@@ -119,7 +119,7 @@ def test_what_is_refused_and_the_workspace_are_the_librarys():
         steps = wgmma.whole_steps(row, w, layout) // row.block_k
         if steps < splits:
             kind, splits = "data_parallel", 1
-        schedule = GpuConvSchedule(row.name, None, kind, splits, False, 1)
+        schedule = GpuSchedule(row.name, kind, splits, False, 1)
         if reason := wgmma.row_refuses(row, w, layout):
             with pytest.raises(NativeError) as error:
                 cuda.Launch(w, schedule, layout=layout)
@@ -134,7 +134,7 @@ def test_what_is_refused_and_the_workspace_are_the_librarys():
 def test_a_convolution_with_channels_last_is_planned_on_wgmma_without_workspace():
     w = conv("conv:mb32ic256ih14oc256kh3ph1")
     best = planner.plan(w, H200, layout="nhwc")
-    assert best.algorithm == "wgmma" and isinstance(best.schedule, GpuConvSchedule)
+    assert best.algorithm == "wgmma" and isinstance(best.schedule, GpuSchedule)
     one = msgspec.structs.replace(best.schedule, decomposition="data_parallel", splits=1)
     assert planner.plan(w, H200, layout="nhwc", name=name_of("wgmma", one)).workspace_bytes == 0
     assert wgmma.passes(H200, ROW, w, "nhwc") == ()

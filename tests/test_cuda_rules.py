@@ -28,7 +28,7 @@ from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.cost import Reason
-from pysim.record.schedule import GpuConvSchedule, GpuSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, ConvKernel, GemmKernel, conv_kernels, cuda_limits, gemm_kernels
 from pysim.runtime import cuda
 
@@ -52,7 +52,7 @@ def product_bytes(row: GemmKernel, w: Gemm, schedule: GpuSchedule, lies: Lies) -
     return gemm.launch_bytes(w, row, schedule, lies)
 
 
-def convolution_bytes(row: ConvKernel, w: Conv, schedule: GpuConvSchedule, layout: str, product: GemmKernel | None) -> int | None:
+def convolution_bytes(row: ConvKernel, w: Conv, schedule: GpuSchedule, layout: str, product: GemmKernel | None) -> int | None:
     if refusal(row, w, layout):
         return None
     if product:
@@ -92,7 +92,7 @@ def library_product_bytes(w: Gemm, schedule: GpuSchedule, lies: Lies) -> int:
     return cuda.Launch(w, schedule, pitches=(*lies[0], w.n), first=first, second=second).workspace_bytes
 
 
-def library_convolution_bytes(w: Conv, schedule: GpuConvSchedule, layout: str) -> int:
+def library_convolution_bytes(w: Conv, schedule: GpuSchedule, layout: str) -> int:
     return cuda.Launch(w, schedule, layout=layout).workspace_bytes
 
 
@@ -270,7 +270,7 @@ def test_a_convolutions_workspace_and_refusals_are_the_librarys(row: ConvKernel,
             kind, splits = draw.choice((("data_parallel", 1), ("split_k", 2), ("split_k", 3), ("stream_k", 2)))
             if -(-w.channels // w.groups // row.block_k) < splits:
                 kind, splits = ("data_parallel", 1)
-        schedule = GpuConvSchedule(row.name, product.name if product else None, kind, splits, draw.random() < 0.5, draw.randint(1, 8))
+        schedule = GpuSchedule(row.name, kind, splits, draw.random() < 0.5, draw.randint(1, 8), product.name if product else None)
         theirs = answer(library_convolution_bytes, w, schedule, layout)
         assert convolution_bytes(row, w, schedule, layout, product) == theirs, (w.text, layout, schedule)
         answered += theirs is not None
@@ -319,7 +319,7 @@ def test_the_library_lists_the_rows_and_their_columns() -> None:
 def test_a_launch_is_the_same_by_addresses_and_by_pointers_and_computes_what_the_plain_loops_do(problem: str) -> None:
     """On the CPU, which runs the kernels that need no other instructions."""
     w = parse(problem)
-    schedule: GpuSchedule | GpuConvSchedule = GpuConvSchedule("f32_direct", None, "data_parallel", 1, False, 1)
+    schedule: GpuSchedule = GpuSchedule("f32_direct", "data_parallel", 1, False, 1)
     if isinstance(w, Gemm):
         schedule = GpuSchedule("f32_simt_32x32x8_16x32_4x4_s2_c1x1", "data_parallel", 1, False, 1)
     draw, sizes = np.random.default_rng(5), shapes(w)

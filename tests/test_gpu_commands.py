@@ -13,7 +13,7 @@ from pysim.cachemodel.gpu import waves
 from pysim.errors import MissingError
 from pysim.machine.load import load_any
 from pysim.problem.text import parse
-from pysim.record.schedule import GpuConvSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, conv_kernels, gemm_kernels
 from pysim.runtime import cuda
 
@@ -71,7 +71,7 @@ def test_the_workspace_of_a_convolution_is_the_librarys(row, layout):
         pytest.skip(str(error))
     w = msgspec.structs.replace(parse("conv:g2mb3ic150ih11iw9oc138kh3kw3ph1pw1"), dtype=row.dtype)
     for kind, splits in (("data_parallel", 1), ("split_k", 2), ("split_k", 3), ("split_k", 9), ("stream_k", 5)):
-        schedule, algorithm = GpuConvSchedule(row.name, None, kind, splits, False, 1), algorithm_named(row.algorithm, w, load_any("h200"))
+        schedule, algorithm = GpuSchedule(row.name, kind, splits, False, 1), algorithm_named(row.algorithm, w, load_any("h200"))
         assert algorithm.workspace_bytes(w, schedule, layout) == cuda.Launch(w, schedule, layout=layout).workspace_bytes, kind
 
 

@@ -107,6 +107,36 @@ def test_every_contender_is_timed_for_the_least_time_asked_for() -> None:
     assert times["short"].shape == times["long"].shape
 
 
+class Drawn(CpuClock):
+    """A clock by which a call takes the seconds that it gives."""
+
+    def seconds(self, call: Callable[[], Any], times: int) -> float:
+        return float(call()) * times
+
+
+def drawn(seed: int, *spread: float) -> dict[str, Array]:
+    """Samples around 1, 2 .. ms of contenders that scatter so much."""
+    draw = np.random.default_rng(seed)
+    calls = {f"{at}": partial(draw.lognormal, math.log(at * 1e-3), one) for at, one in enumerate(spread, 1)}
+    return interleave(calls, Drawn(), state="cold", warmup_seconds=0, min_seconds=0.2, certain=0.005).samples
+
+
+def test_a_run_ends_as_soon_as_every_median_is_certain_enough() -> None:
+    assert len(drawn(7, 0.002, 0.002)["1"]) == 30
+    assert len(drawn(7, 0.002, 0.016)["1"]) in (60, 120)
+    assert 180 < len(drawn(7, 0.002, 0.5)["1"]) < 220  # as long as was asked for
+
+
+def test_what_ends_a_run_early_leaves_intervals_their_coverage() -> None:
+    early = hits = 0
+    for seed in range(200):
+        found = drawn(seed, 0.013, 0.013)
+        early += len(found["1"]) < 150
+        low, high = bounds(found["2"], found["1"], resamples=200)
+        hits += low <= 2 <= high
+    assert early > 150 and hits / 200 >= 0.88
+
+
 def test_short_calls_do_not_make_endless_rounds() -> None:
     times = timed({"short": spin(25e-6)}, min_samples=5, min_seconds=60, warmup_seconds=0)
     assert len(times["short"]) == MOST_ROUNDS

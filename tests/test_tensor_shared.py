@@ -3,6 +3,7 @@
 
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,18 @@ import pytest
 
 from pysim.cachemodel.shared_memory import gemm_shared
 from pysim.cachemodel.shared_memory.banks import SharedMemory
-from pysim.cachemodel.shared_memory.tensor_shared import copies, fragments, pieces, pitch_of, wavefronts
 from pysim.errors import OperandError
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import gemm_kernel, gemm_kernels
 
-COUNTED = json.loads((Path(__file__).parent.parent / "benchmarks" / "data" / "cuda-wavefronts-h200.json").read_text())["launches"]
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
+
+from tensor_shared import copies, fragments, pieces, pitch_of, wavefronts  # noqa: E402
+
+COUNTED = json.loads((ROOT / "benchmarks" / "data" / "cuda-wavefronts-h200.json").read_text())["launches"]
 TENSOR = [kernel for kernel in gemm_kernels() if kernel.tiles.tensor and not kernel.tiles.by_warpgroups]
 WGMMA = [kernel for kernel in gemm_kernels() if kernel.tiles.by_warpgroups and not kernel.promotion]
 BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "tf32x3": 4, "s8": 1, "f64": 8}

@@ -2,23 +2,28 @@
 """Shared-memory wavefronts of the fused Winograd kernels, against what openCNN's layouts are known to take."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pysim.cachemodel.shared_memory import winograd_shared as winograd
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import Access
 from pysim.cachemodel.shared_memory.patterns import pattern
 from pysim.cachemodel.shared_memory.tile import addresses
+from pysim.cachemodel.shared_memory.winograd_shared import LARGE, step
 from pysim.errors import OperandError
 from pysim.problem.text import parse
 from pysim.registry.cuda import ConvKernel, conv_kernel, conv_kernels
 
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
+
+import winograd_launch as winograd  # noqa: E402
+
 FUSED = {row.variant: row for row in conv_kernels() if row.outputs > 1 and not row.staged}
-LARGE = winograd.LARGE
-COUNTED = Path(__file__).parent.parent / "benchmarks" / "data" / "conv-wavefronts-h200.json"  # benchmarks/cuda/conv_wavefronts.py
+COUNTED = ROOT / "benchmarks" / "data" / "conv-wavefronts-h200.json"  # benchmarks/cuda/conv_wavefronts.py
 PATTERNS = {"reference": "opencnn-reference", "sts64": "opencnn-optsts64", "compact": "opencnn-optsts64-compact"}
 
 
@@ -46,11 +51,11 @@ def test_nothing_conflicts(form: str, nhwc: bool) -> None:
 @pytest.mark.parametrize("nhwc", [False, True])
 @pytest.mark.parametrize("form", PATTERNS)
 def test_instructions_take_the_wavefronts_of_the_published_layouts(form: str, nhwc: bool) -> None:
-    out, step = winograd.way_out(FUSED[form], nhwc), winograd.step(FUSED[form], nhwc)
+    out, once = winograd.way_out(FUSED[form], nhwc), step(FUSED[form], nhwc)
     assert each(out, "sums", True) == {2}  # 16 bytes of half the lanes, or 8 of all
     assert each(out, "sums", False) == {1}
-    assert each(step, "filters", False) == each(step, "tiles", False) == {2}  # 4 without the pairs of lanes that share a vector
-    assert each(step, "patches", True) == {1}
+    assert each(once, "filters", False) == each(once, "tiles", False) == {2}  # 4 without the pairs of lanes that share a vector
+    assert each(once, "patches", True) == {1}
 
 
 @pytest.mark.parametrize("form", PATTERNS)
@@ -101,7 +106,7 @@ def test_large_tiles_instructions_are_those_of_the_kernels_loops(form: str, nhwc
 @pytest.mark.parametrize("nhwc", [False, True])
 @pytest.mark.parametrize("form", LARGE)
 def test_large_tiles_words_are_stored_once_and_read_where_they_lie(form: str, nhwc: bool) -> None:
-    out, step = winograd.way_out(FUSED[form], nhwc), winograd.step(FUSED[form], nhwc)
+    out, once = winograd.way_out(FUSED[form], nhwc), step(FUSED[form], nhwc)
 
     def words(accesses: tuple[Access, ...], operand: str, store: bool) -> np.ndarray:
         of = [one for one in accesses if (one.operand, one.store) == (operand, store)]
@@ -109,14 +114,14 @@ def test_large_tiles_words_are_stored_once_and_read_where_they_lie(form: str, nh
 
     sums = words(out, "sums", True)
     assert sums.size == 36 * 32 * 32 and set(sums) == set(words(out, "sums", False))
-    patches = words(step, "patches", True)
-    assert patches.size == len(set(patches)) == 36 * 8 * 32 and set(patches) == set(words(step, "tiles", False))
-    assert set(words(step, "filters", True)) == set(words(step, "filters", False))
-    assert not set(patches) & set(words(step, "filters", True))
+    patches = words(once, "patches", True)
+    assert patches.size == len(set(patches)) == 36 * 8 * 32 and set(patches) == set(words(once, "tiles", False))
+    assert set(words(once, "filters", True)) == set(words(once, "filters", False))
+    assert not set(patches) & set(words(once, "filters", True))
     if form == "single":
-        weights = words(step, "weights", True)
+        weights = words(once, "weights", True)
         assert weights.size == len(set(weights)) == 9 * 8 * 32  # each is read by both warps that make planes of its filter
-        assert sorted(words(step, "weights", False)) == sorted([*weights, *weights])
+        assert sorted(words(once, "weights", False)) == sorted([*weights, *weights])
 
 
 def test_without_its_padding_sts64_would_take_8_wavefronts() -> None:
@@ -128,7 +133,7 @@ def test_without_its_padding_sts64_would_take_8_wavefronts() -> None:
 def test_another_kernel_is_refused() -> None:
     staged: ConvKernel = next(row for row in conv_kernels() if row.staged)
     with pytest.raises(OperandError, match="no fused Winograd kernel"):
-        winograd.step(staged, False)
+        step(staged, False)
 
 
 RAGGED = ["conv:g2mb3ic74ih11iw9oc138kh3kw3", "conv:mb2ic19ih13iw14oc57kh3kw3ph1pw1", "conv:ic1ih1oc1kh3ph1"]

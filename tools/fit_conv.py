@@ -34,7 +34,7 @@ from pysim.machine.load import SHIPPED, load_any
 from pysim.machine.quantity import Number
 from pysim.problem.conv import Conv
 from pysim.record.plan import Layout
-from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule
+from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.cuda import Attributes, ConvKernel, attributes_file, conv_kernel, gemm_attributes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "cuda"))
@@ -67,7 +67,7 @@ def case_of(gpu: Gpu, line: conv_data.Line) -> Case | None:
     problem = msgspec.structs.replace(line.workload, dtype=line.dtype)
     launches = []
     for name, one in line.of(conv_data.OURS).items():
-        schedule = msgspec.convert(one.schedule, GpuConvSchedule) if one.schedule else None
+        schedule = msgspec.convert(one.schedule, GpuSchedule) if one.schedule else None
         row = conv_kernel(schedule.kernel) if schedule else None
         if schedule and row and row.block_filters and not row.makes_product:
             launches.append((row, schedule, one.seconds, name, one.layout))

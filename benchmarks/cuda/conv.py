@@ -53,7 +53,7 @@ from pysim.peers.peer import Ready, Scratch
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer
 from pysim.record.plan import LAYOUTS, Plan
-from pysim.record.schedule import GpuConvSchedule, name_of
+from pysim.record.schedule import GpuSchedule, name_of
 from pysim.registry.cuda import conv_kernels
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
@@ -206,7 +206,7 @@ def add_pysim(field: Field, w: Conv, dtype: str, layout: str, rows: list[str], t
     wanted: dict[str, Any] = {name: best.get(name) for name in asked}
     for name in asked:
         if known[name].ablation:
-            schedule = GpuConvSchedule(name, None, "data_parallel", 1, False, 8 if known[name].block_k else 1)
+            schedule = GpuSchedule(name, "data_parallel", 1, False, 8 if known[name].block_k else 1)
             with suppress(PlanError):  # it does not compute this problem
                 wanted[name] = planner.plan(problem, gpu, layout=layout, name=name_of(known[name].algorithm, schedule))
     if rows == ["planned"]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shared-memory wavefronts of the fused Winograd rows of native/cuda/conv: predicted by winograd_shared, counted by Nsight Compute.
+"""Shared-memory wavefronts of the fused Winograd rows of native/cuda/conv: predicted by winograd_launch, counted by Nsight Compute.
 
     benchmarks/cuda/conv_wavefronts.py -o conv-wavefronts-h200.json [--only REGEX]
 
@@ -15,12 +15,12 @@ import re
 import sys
 from typing import Any, NamedTuple
 
+import winograd_launch
 from wavefronts import KINDS, Counts, counted, parsed, print_table, write
 
-from pysim.cachemodel.shared_memory import winograd_shared
 from pysim.errors import PysimError
 from pysim.problem.conv import Conv
-from pysim.record.schedule import Decomposition, GpuConvSchedule
+from pysim.record.schedule import Decomposition, GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, ConvKernel, conv_kernels
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray, Launch
@@ -80,7 +80,7 @@ def launch(runs: list[Run]) -> None:
                 )
                 operands = [DeviceArray((size,), "f32") for size in floats]
                 x, weights, y = (one.pointer for one in operands)
-                schedule = GpuConvSchedule(r.kernel.name, None, r.decomposition, r.splits, False, 8)
+                schedule = GpuSchedule(r.kernel.name, r.decomposition, r.splits, False, 8)
                 made = Launch(w, schedule, layout=r.layout).on((x, weights, y))
                 made.run()
                 cuda.synchronize()
@@ -102,7 +102,7 @@ def compared(runs: list[Run], seen: dict[int, Counts]) -> tuple[list[dict[str, A
             missing.append(f"{r.kernel.name} {r.layout} {problem} {r.decomposition}")
             continue
         counts = {key: {kind: found[0][key][kind] - sum(one[key][kind] for one in found[1:]) for kind in KINDS} for key in found[0]}
-        costs = [winograd_shared.launch(r.kernel, w, r.layout == "nhwc") for w in r.launches]
+        costs = [winograd_launch.launch(r.kernel, w, r.layout == "nhwc") for w in r.launches]
         totals = [{kind: cost[kind].total if kind in cost else 0 for kind in KINDS} for cost in costs]
         predicted = {kind: totals[0][kind] - sum(one[kind] for one in totals[1:]) for kind in KINDS}
         entry = {"kernel": r.kernel.name, "layout": r.layout, "problem": problem, "decomposition": r.decomposition, "splits": r.splits}

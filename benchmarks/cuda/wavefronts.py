@@ -24,7 +24,9 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pysim.cachemodel.shared_memory import gemm_shared, tensor_shared
+import tensor_shared
+
+from pysim.cachemodel.shared_memory import gemm_shared
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import GemmKernel, gemm_kernels

@@ -21,7 +21,7 @@ from pysim.problem.dtypes import SUM_BYTES
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
-from pysim.record.schedule import GpuConvSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import Attributes, ConvKernel, conv_kernel, conv_kernels, cuda_limits, gemm_attributes
 
 
@@ -67,15 +67,15 @@ class Rows(NamedTuple):
         found = [
             self.variant(asked, row, chunks)
             for row in rows
-            for chunks in ((named.splits,) if row.staged and isinstance(named, GpuConvSchedule) else self.chunks(row, asked.w))
+            for chunks in ((named.splits,) if row.staged and isinstance(named, GpuSchedule) else self.chunks(row, asked.w))
         ]
         return Candidates(request, tuple(found), self.kinds or (self.name,), tuple(rejected))
 
-    def prepare(self, problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> Prepared | None:
+    def prepare(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> Prepared | None:
         kept = self.kept(row_of(schedule), problem, layout, schedule.splits).get("filters", 0)
         return Prepared("filters as the kernel reads them", kept) if kept else None
 
-    def workspace_bytes(self, problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> int:
+    def workspace_bytes(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:
         row = row_of(schedule)
         total = round_up(sum(self.kept(row, problem, layout, schedule.splits).values()), ALIGN)
         if not (schedule.decomposition == "split_k" and schedule.splits <= row.reduces_in_cluster) and (tiles := row.tiles).rows:
@@ -84,7 +84,7 @@ class Rows(NamedTuple):
             total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(problem, row, windows), tiles.blocks, sums)
         return total + ALIGN * bool(total)
 
-    def tolerance(self, problem: Conv, schedule: GpuConvSchedule) -> Bound:
+    def tolerance(self, problem: Conv, schedule: GpuSchedule) -> Bound:
         return sums_by(schedule.kernel, problem)
 
     def describe(self, plan: Plan) -> Description:
@@ -111,7 +111,7 @@ def legal_rows(
     return legal(request, name, rows, lambda row: known.get(row.name) or estimate(row), tiled.families_of, refusal)
 
 
-def row_of(schedule: GpuConvSchedule) -> ConvKernel:
+def row_of(schedule: GpuSchedule) -> ConvKernel:
     """The row that a schedule names."""
     row = conv_kernel(schedule.kernel)
     if row is None:

@@ -46,7 +46,14 @@ WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # t
 @timing.algorithm_option
 @timing.name_option
 @timing.threads_option
-@click.option("--seconds", "min_seconds", type=Number(0, 3600), default=0.2, show_default=True, help="Least time of samples per contender.")
+@click.option(
+    "--seconds",
+    "min_seconds",
+    type=Number(0, 3600),
+    default=0.2,
+    show_default=True,
+    help="Least time of samples per contender; on a CPU less where all medians are certain to half a percent before.",
+)
 @layout_option
 @memory_limit_option
 @accuracy_options

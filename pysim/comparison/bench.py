@@ -23,7 +23,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Layout, Plan
-from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
+from pysim.record.schedule import GpuSchedule, Schedule
 from pysim.registry.cuda import conv_kernels, gemm_kernels
 from pysim.runtime import cpu, cpu_launch, cuda, cuda_conv
 
@@ -58,7 +58,7 @@ class Bench(Protocol):
 
 def bench_of(plan: Plan, machine: Machine | Gpu, threads: int, executor: cpu.Executor, seed: int) -> Bench:
     """The place where a machine's plans run; PlanError for the plan of another kind of machine."""
-    if isinstance(machine, Gpu) and isinstance(plan.schedule, GpuSchedule | GpuConvSchedule):
+    if isinstance(machine, Gpu) and isinstance(plan.schedule, GpuSchedule):
         if threads != 1:
             raise OperandError(f"threads is {threads}; {machine.name} is a GPU, whose launches one thread makes")
         return GpuBench(plan.workload, machine.l2_bytes.value, plan.layout, seed)
@@ -184,13 +184,13 @@ class GpuBench:
 
     def _any_launch(self) -> Any:
         """Of the first kernel that takes the problem: what the reference is told of it, it is told by a launch."""
-        dtype, found = self.trial.workload.dtype, list[GpuSchedule | GpuConvSchedule]()
+        dtype, found = self.trial.workload.dtype, list[GpuSchedule]()
         if isinstance(self.trial.workload, Gemm):
             found += [GpuSchedule(row.name, "data_parallel", 1, False, 1) for row in gemm_kernels() if row.dtype == dtype]
         else:
             rows = [row for row in conv_kernels() if row.dtype == dtype and not row.makes_product and not row.ablation]
             rows.sort(key=lambda row: not row.tiles.rows)  # those without tiles are for few channels a group
-            found += [GpuConvSchedule(row.name, None, "data_parallel", 1, False, 1) for row in rows]
+            found += [GpuSchedule(row.name, "data_parallel", 1, False, 1) for row in rows]
         for schedule in found[:-1]:
             with suppress(NativeError):
                 return self.launch(schedule, self._random)

@@ -27,14 +27,16 @@ from pysim.measure.statistics import quartiles, ratio
 from pysim.measure.store import Store, environment, now
 from pysim.peers import Peer
 from pysim.peers.peer import Operands, Ready
+from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer
 from pysim.record.measurement import Comparison, Measurement
 from pysim.record.plan import Plan, State
-from pysim.record.schedule import GpuConvSchedule, Schedule
+from pysim.record.schedule import Schedule
 from pysim.registry.cpu import loop_nest
 from pysim.runtime import cpu
 
+CERTAIN = 0.005  # share of its median that a CPU's contender may be off for samples to end
 NO_PEERS = "its time on this computer says nothing about a machine that is emulated"
 
 Planned = tuple[Layer, Plan | PlanError]
@@ -42,7 +44,7 @@ Planned = tuple[Layer, Plan | PlanError]
 
 class How(NamedTuple):
     """How plans are measured: threads of ours on a CPU, caches at the start of a call, whether a call is split into its parts, the least
-    seconds of each contender's samples and the most of a plan's, the seed of the operands."""
+    seconds of each contender's samples (unless medians are CERTAIN before) and the most of a plan's, the seed of the operands."""
 
     threads: int = 1
     state: State = "hot"
@@ -145,8 +147,10 @@ def _timed(bench: Bench, contenders: Mapping[str, tuple[Entry, Ready]], field: F
             copies = [bench.copy() for _ in range(count)]
             calls[label] = rotating([entry.make(one).call for one in copies])
             kept += copies
-    least, most = how.min_seconds, how.budget_seconds
-    timed = interleave(calls, bench.clock(), state=how.state, min_seconds=least, budget_seconds=most)
+    clock = bench.clock()
+    certain = 0.0 if clock.asynchronous else CERTAIN  # a device slows down while it is busy
+    asked: dict[str, Any] = {"min_seconds": how.min_seconds, "budget_seconds": how.budget_seconds, "certain": certain}
+    timed = interleave(calls, clock, state=how.state, **asked)
     for label, error in timed.failed.items():
         del field.ready[label]
         field.missing[label] = f"failed when timed: {reason_of(error)}"
@@ -185,7 +189,7 @@ def _measured(field: Field, timed: Timed, workspace_bytes: int) -> dict[str, Any
 def _keep(store: Store, plan: Plan, how: How, samples: Mapping[str, Array], versions: Mapping[str, str]) -> None:
     """One measurement per contender, under one run."""
     run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
-    lying = {"layout": plan.layout} if isinstance(plan.schedule, GpuConvSchedule) else {}
+    lying = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
     for name, values in samples.items():
         own = {"kernel": plan.kernel, "schedule": schedule} if name == OURS else {"kernel": name, "schedule": ""}
         here = environment() | {"threads": str(how.threads if name == OURS else 1)} | lying

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from pysim.errors import OperandError
 from pysim.measure.load import Load, Watch
+from pysim.measure.statistics import uncertainty
 from pysim.record.plan import STATES, State
 
 Array = NDArray[Any]
@@ -103,13 +104,15 @@ def interleave(
     min_seconds: float = 0.2,
     budget_seconds: float = 30.0,
     warmup_seconds: float | None = None,
+    certain: float = 0.0,
 ) -> Timed:
     """Time all contenders in one run, round-robin.
 
-    Ends when each contender has `min_samples` samples that last `min_seconds` together (or MOST_ROUNDS of them), or when `budget_seconds`
-    are spent and FEWEST_ROUNDS rounds are done; so an array shorter than `min_samples` says that the budget ran out. Sample i of one array
-    and sample i of another are neighbours in time. The first contender is the one that the others are timed beside: what it raises is
-    raised. OperandError for an unknown state or no contender.
+    Ends when each contender has `min_samples` samples that last `min_seconds` together (or MOST_ROUNDS of them), or whose median is known
+    to the share `certain` of it (looked at after `min_samples` rounds, and whenever they have doubled: few looks keep intervals honest), or
+    when `budget_seconds` are spent and FEWEST_ROUNDS rounds are done; so an array shorter than `min_samples` says that the budget ran out.
+    Sample i of one array and sample i of another are neighbours in time. The first contender is the one that the others are timed beside:
+    what it raises is raised. OperandError for an unknown state or no contender.
     """
     if state not in STATES:
         raise OperandError(f"cache state {state!r} is unknown; it is {' or '.join(map(repr, STATES))}")
@@ -135,7 +138,7 @@ def interleave(
     with clock.undisturbed() as watch, _no_collection():
         for name in contenders:
             attempt(name, partial(enter, name))
-        start = time.perf_counter()
+        start, look = time.perf_counter(), min_samples
         for turn in itertools.count():
             names = list(taking)
             shift = turn % len(names)
@@ -144,6 +147,10 @@ def interleave(
             rounds, least = turn + 1, min(math.fsum(one.spent) for one in taking.values())
             if rounds >= min_samples and (least >= min_seconds or rounds >= MOST_ROUNDS):
                 break
+            if rounds == look:
+                if all(uncertainty(np.array(one.spent)) < certain for one in taking.values()):
+                    break
+                look *= 2
             if rounds >= FEWEST_ROUNDS and time.perf_counter() - start >= budget_seconds:
                 break
         load = watch.load() if watch else None

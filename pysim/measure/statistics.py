@@ -21,6 +21,15 @@ def quartiles(samples: Array) -> tuple[float, float, float]:
     return float(low), float(middle), float(high)
 
 
+def uncertainty(samples: Array) -> float:
+    """Half the width of the median's interval, as a share of it: between the order statistics n/2 -+ 0.98 sqrt(n), which hold the median of
+    what was sampled with CONFIDENCE (Conover, Practical Nonparametric Statistics, section 3.2)."""
+    n, ordered = samples.size, np.sort(samples)
+    reach = 0.98 * math.sqrt(n)
+    low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach))
+    return float((ordered[high] - ordered[low]) / 2 / ordered[n // 2])
+
+
 def ratio(numerator: Array, denominator: Array, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
     """median(numerator) / median(denominator), both from one `interleave`, and its bootstrap interval, the same each time.
 

@@ -8,7 +8,7 @@ import torch
 from pysim.once import Recent
 from pysim.problem.gemm import Gemm
 from pysim.record.plan import Plan
-from pysim.record.schedule import GpuConvSchedule, GpuSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.runtime import cuda
 from pysim.runtime.cuda_call import ALIGNED
 
@@ -18,7 +18,7 @@ class GpuLaunch:
 
     def __init__(self, plan: Plan, activation: Any) -> None:
         problem, self.layout, self._activation = plan.workload, plan.layout, activation
-        assert isinstance(plan.schedule, GpuSchedule | GpuConvSchedule)
+        assert isinstance(plan.schedule, GpuSchedule)
         self._launch = cuda.Launch(problem, plan.schedule, layout=plan.layout)
         if isinstance(problem, Gemm):
             self.shape: tuple[int, ...] = (problem.m, problem.n)

@@ -16,7 +16,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypedDict, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,21 +38,27 @@ from pysim.record.plan import BLOCKED, FOOTPRINTS, LAYOUTS, MODELS, STATES, Cons
 from pysim.record.schedule import AnySchedule, from_name
 
 
+class Asked(TypedDict, total=False):
+    """What may be asked of any plan."""
+
+    micro_kernel: str | tuple[int, int] | None
+    state: State
+    layout: Layout
+    accuracy: Accuracy
+    error_limit: float | None
+
+
 def plan(
     problem: str | Workload,
     machine: str | Machine | Gpu,
     model: ModelName = "full",
-    micro_kernel: str | tuple[int, int] | None = None,
     input_footprint: Footprint = "packed",
-    state: State = "hot",
-    layout: Layout = "nchw",
-    memory_limit: int | None = None,
     algorithm: str | None = None,
     name: str | None = None,
-    accuracy: Accuracy = "standard",
-    error_limit: float | None = None,
+    memory_limit: int | None = None,
     threads: int = 1,
     prepared: bool = False,
+    **asked: Unpack[Asked],
 ) -> Plan:
     """The plan of least predicted cost for a problem (text or value) on a machine (name, path of a .toml file, or value).
 
@@ -66,7 +72,7 @@ def plan(
     that of a run on what preparation makes. Raises ProblemError, MachineError, and PlanError where
     no kernel can run the problem.
     """
-    request = _request(problem, machine, model, micro_kernel, state, layout, accuracy, error_limit)
+    request = _request(problem, machine, model, **asked)
     if input_footprint not in FOOTPRINTS or (input_footprint == "raw" and model != "csa"):
         raise PlanError(f'input_footprint is {input_footprint!r}; it is "packed", or "raw" of the csa model alone')
     request = request._replace(input_footprint=input_footprint, prepared=flag(prepared, "prepared"))
@@ -86,19 +92,14 @@ def plans(
     problem: str | Workload,
     machine: str | Machine | Gpu,
     top: int = 10,
-    micro_kernel: str | tuple[int, int] | None = None,
-    state: State = "hot",
-    layout: Layout = "nchw",
-    memory_limit: int | None = None,
     algorithm: str | None = None,
-    accuracy: Accuracy = "standard",
-    error_limit: float | None = None,
+    memory_limit: int | None = None,
+    **asked: Unpack[Asked],
 ) -> list[Plan]:
     """The `top` plans of least predicted cost under the full model, best first; each has the rejected kernels with the reasons. Options
     as in `plan`."""
     top = whole(top, "top", 1)
-    request = _request(problem, machine, "full", micro_kernel, state, layout, accuracy, error_limit)
-    return _ranked(request, algorithm, memory_limit, top, exhaustive=True)
+    return _ranked(_request(problem, machine, **asked), algorithm, memory_limit, top, exhaustive=True)
 
 
 def candidates(
@@ -116,7 +117,7 @@ def candidates(
     """
     if not within >= 1:
         raise PlanError(f"within is {within}; it should be at least 1, the best schedule's own factor")
-    request = _request(problem, machine, "full", None, "hot", layout)
+    request = _request(problem, machine, layout=layout)
     found = _Found.of(request, _asked(request, algorithm), exhaustive=True)
     order = found.order()
     near = order[found.cycles[order] <= within * found.cycles[order[0]]]
@@ -126,10 +127,10 @@ def candidates(
 def _request(
     problem: str | Workload,
     machine: str | Machine | Gpu,
-    model: ModelName,
-    micro_kernel: str | tuple[int, int] | None,
-    state: State,
-    layout: Layout,
+    model: ModelName = "full",
+    micro_kernel: str | tuple[int, int] | None = None,
+    state: State = "hot",
+    layout: Layout = "nchw",
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
 ) -> Request:

@@ -11,7 +11,7 @@ from pysim.machine.gpu import Gpu
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.record.cost import Cost, CsaCost, Rejected
-from pysim.record.schedule import AnySchedule, GpuConvSchedule, Schedule, name_of
+from pysim.record.schedule import AnySchedule, GpuSchedule, Schedule, name_of
 from pysim.registry.cuda import Finite
 
 ModelName = Literal["full", "csa"]
@@ -64,6 +64,11 @@ class Request(NamedTuple):
     prepared: bool = False
 
 
+def _product_of(schedule: AnySchedule) -> dict[str, str | None]:
+    """What a document says beside a kernel that a GPU runs: the row that multiplies, where that is another."""
+    return {"gemm": schedule.gemm} if isinstance(schedule, GpuSchedule) and schedule.gemm else {}
+
+
 class Considered(msgspec.Struct, frozen=True):
     """The best schedule of one kind: of one stationary operand, of one decomposition, or of one algorithm."""
 
@@ -74,9 +79,7 @@ class Considered(msgspec.Struct, frozen=True):
     def to_dict(self) -> dict[str, Any]:
         schedule = {"algorithm": self.algorithm, "schedule": self.schedule.kind, "kernel": self.schedule.kernel, "tile": self.schedule.tile}
         document = schedule | {"cost": msgspec.to_builtins(self.cost)}
-        if isinstance(self.schedule, GpuConvSchedule):
-            document["gemm"] = self.schedule.gemm
-        return document
+        return document | _product_of(self.schedule)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +154,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "kernel": self.kernel,
             "schedule": self.schedule.kind,
             **({"pack": self.schedule.pack} if isinstance(self.schedule, Schedule) else {}),
-            **({"gemm": self.schedule.gemm} if isinstance(self.schedule, GpuConvSchedule) else {}),
+            **_product_of(self.schedule),
             "threads": self.threads,
             "layout": self.layout,
             **({"memory_limit_bytes": self.memory_limit} if self.memory_limit is not None else {}),

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from pysim.errors import PlanError
-from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
+from pysim.registry.cuda import conv_kernel, gemm_kernel
 
 Stationary = Literal["input_stationary", "weight_stationary"]
 STATIONARY: tuple[Stationary, ...] = ("input_stationary", "weight_stationary")
@@ -50,11 +50,13 @@ Decomposition = Literal["data_parallel", "split_k", "stream_k"]
 DECOMPOSITIONS: tuple[Decomposition, ...] = ("data_parallel", "split_k", "stream_k")
 
 
-class GpuSchedule(msgspec.Struct, frozen=True):
-    """A launch of one CUDA kernel, field for field the struct `pysim_cuda_schedule` but for `gemm`; tiles and steps are the kernel's own.
+class GpuSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A launch on a GPU, field for field the struct `pysim_cuda_schedule`; tiles and steps are the kernel's own.
 
-    `splits` is 1 for data_parallel, the parts of k for split_k, the blocks that share all k steps for stream_k. Blocks walk along
-    n if `along_n`, else along m, and take in `group` tiles of the other direction at once.
+    `kernel` is a row of native/cuda/gemm, for a convolution of native/cuda/conv, `gemm` a row of the former where a convolution's algorithm
+    makes products. `splits` is 1 for data_parallel, the parts of k for split_k, the blocks that share all k steps for stream_k; of a staged
+    row, which is data parallel, its chunks of windows. Blocks walk along n if `along_n`, else along m, and take in `group` tiles of the
+    other direction at once; of a convolution along n is along windows under NCHW, along filters under NHWC and with wgmma.
     """
 
     kernel: str
@@ -62,6 +64,7 @@ class GpuSchedule(msgspec.Struct, frozen=True):
     splits: int
     along_n: bool
     group: int
+    gemm: str | None = None
 
     @property
     def kind(self) -> str:
@@ -70,44 +73,12 @@ class GpuSchedule(msgspec.Struct, frozen=True):
 
     @property
     def tile(self) -> dict[str, int]:
-        """Sizes of the kernel's tiles, and how the launch walks them."""
-        return _tile_of_row(gemm_kernel(self.kernel)) | _walk(self)
+        """Sizes of the tiles of the kernel that multiplies, and how the launch walks them; no sizes of a row that the registry lacks."""
+        row = gemm_kernel(self.gemm or self.kernel) or conv_kernel(self.kernel)
+        return (row.tile if row else {}) | {"splits": self.splits, "along_n": int(self.along_n), "group": self.group}
 
 
-class GpuConvSchedule(msgspec.Struct, frozen=True):
-    """A convolution on a GPU, field for field the struct `pysim_cuda_schedule`: a row of conv/, a row of gemm/ where that
-    makes products (else None), and how the tiles of either are divided and walked, as in `GpuSchedule`; along n is along windows under
-    NCHW, along filters under NHWC and with wgmma. `splits` of a staged row, which is data parallel, are its chunks of windows.
-    """
-
-    kernel: str
-    gemm: str | None
-    decomposition: Decomposition
-    splits: int
-    along_n: bool
-    group: int
-
-    @property
-    def kind(self) -> str:
-        """What the documents call "schedule"."""
-        return self.decomposition
-
-    @property
-    def tile(self) -> dict[str, int]:
-        """Sizes of the tiles of the kernel that multiplies, and how the launch walks them."""
-        return _tile_of_row(gemm_kernel(self.gemm) if self.gemm else conv_kernel(self.kernel)) | _walk(self)
-
-
-AnySchedule = Schedule | GpuSchedule | GpuConvSchedule
-
-
-def _tile_of_row(row: GemmKernel | ConvKernel | None) -> dict[str, int]:
-    """The sizes among a registry row's columns; none of a row that the registry lacks."""
-    return row.tile if row else {}
-
-
-def _walk(schedule: GpuSchedule | GpuConvSchedule) -> dict[str, int]:
-    return {"splits": schedule.splits, "along_n": int(schedule.along_n), "group": schedule.group}
+AnySchedule = Schedule | GpuSchedule
 
 
 # Names: `<algorithm>,<field>=<value>,...`, whole plans as one word
@@ -125,13 +96,11 @@ def from_name(name: str) -> tuple[str, AnySchedule]:
     fields = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     if not algorithm or "kernel" not in fields or len(fields) != len(pairs):
         raise PlanError(f'"{name}" is no plan\'s name, which is algorithm,field=value,... as `plan.name` and the JSON documents have it')
-    kind: type[AnySchedule] = GpuConvSchedule if conv_kernel(fields.get("kernel", "")) else GpuSchedule
-    kind = Schedule if "stationary" in fields else kind
+    kind: type[AnySchedule] = Schedule if "stationary" in fields else GpuSchedule
     known = [field for field in kind.__struct_fields__ if field != "algorithm"]
     if unknown := set(fields) - set(known):
         raise PlanError(f'plan "{name}": a schedule has no field {", ".join(sorted(unknown))}; it has {", ".join(known)}')
-    without = {"gemm": None} if kind is GpuConvSchedule else {}
     try:
-        return algorithm, msgspec.convert(without | fields, kind, strict=False)
+        return algorithm, msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
         raise PlanError(f'plan "{name}": {error}') from None

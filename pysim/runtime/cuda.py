@@ -22,7 +22,7 @@ from pysim.errors import MissingError, NativeError, OperandError, PlanError
 from pysim.once import once
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
-from pysim.record.schedule import DECOMPOSITIONS, GpuConvSchedule, GpuSchedule
+from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, Attributes, ConvKernel, GemmKernel, conv_kernel, epilogues, gemm_kernel, gemm_kernels
 from pysim.registry.files import native_file
 from pysim.runtime.arrays import SIZES
@@ -136,18 +136,20 @@ def problem_struct(w: Workload, result: str, layout: str = "nchw", pitches: tupl
     return ffi.new("pysim_cuda_problem *", {"kind": lib.PYSIM_GEMM, "gemm": sizes | types})
 
 
-def schedule_struct(s: GpuSchedule | GpuConvSchedule) -> Any:
-    """The `pysim_cuda_schedule` of a schedule."""
-    conv = isinstance(s, GpuConvSchedule)
-    rows = {"kernel": (conv_kernel if conv else gemm_kernel)(s.kernel)}
-    if isinstance(s, GpuConvSchedule) and s.gemm:
-        rows["gemm"] = gemm_kernel(s.gemm)
-    for field, row in rows.items():
-        if row is None:
-            kind = "convolution" if conv and field == "kernel" else "kernel"
-            raise PlanError(f"the registry has no CUDA {kind} {getattr(s, field)!r}; `pysim kernels --cuda` lists them")
+def schedule_struct(s: GpuSchedule, w: Workload) -> Any:
+    """The `pysim_cuda_schedule` of a schedule for a workload."""
     fields = {"splits": s.splits, "along_n": s.along_n, "group": s.group, "decomposition": DECOMPOSITIONS.index(s.decomposition)}
-    return library()[0].new("pysim_cuda_schedule *", {"gemm": -1, **fields, **{field: row.index for field, row in rows.items() if row}})
+    rows = {"kernel": _row(w, s.kernel).index, "gemm": _row(None, s.gemm).index if s.gemm else -1}
+    return library()[0].new("pysim_cuda_schedule *", fields | rows)
+
+
+def _row(w: Workload | None, kernel: str) -> GemmKernel | ConvKernel:
+    """The row of a kernel that computes a workload, or a product."""
+    row = conv_kernel(kernel) if isinstance(w, Conv) else gemm_kernel(kernel)
+    if row is None:
+        kind = "convolution" if isinstance(w, Conv) else "kernel"
+        raise PlanError(f"the registry has no CUDA {kind} {kernel!r}; `pysim kernels --cuda` lists them")
+    return row
 
 
 def epilogue_struct(alpha: float, beta: float, bias: int, activation: Activation) -> Any:
@@ -163,9 +165,7 @@ def epilogue_struct(alpha: float, beta: float, bias: int, activation: Activation
 def attributes(w: Workload, kernel: str, layout: str = "nchw") -> Attributes:
     """What the compiler made of the kernel that would do most of the work."""
     ffi, lib = library()
-    row, info = (conv_kernel if isinstance(w, Conv) else gemm_kernel)(kernel), ffi.new("pysim_cuda_attributes *")
-    if row is None:
-        raise PlanError(f"the registry has no CUDA kernel {kernel!r}; `pysim kernels --cuda` lists them")
+    row, info = _row(w, kernel), ffi.new("pysim_cuda_attributes *")
     check(lib.pysim_cuda_attributes_of(problem_struct(w, result_of(w.dtype), layout), row.index, info))
     return Attributes(info.threads, info.registers, info.shared_bytes, info.local_bytes)
 
@@ -249,7 +249,7 @@ class Launch:
     def __init__(
         self,
         workload: Workload,
-        schedule: GpuSchedule | GpuConvSchedule,
+        schedule: GpuSchedule,
         *,
         result: str | None = None,
         layout: str = "nchw",
@@ -260,7 +260,7 @@ class Launch:
         ffi, lib = library()
         self._run = _run_at()
         self.problem = problem_struct(workload, result or result_of(workload.dtype), layout, pitches)
-        self.schedule, size = schedule_struct(schedule), ffi.new("int64_t *")
+        self.schedule, size = schedule_struct(schedule, workload), ffi.new("int64_t *")
         operands = (ffi.cast("void *", pointer) for pointer in (first, second))
         check(lib.pysim_cuda_workspace_bytes(self.problem, self.schedule, *operands, size))
         self.workspace_bytes = int(size[0])

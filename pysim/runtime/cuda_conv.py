@@ -15,7 +15,7 @@ import numpy as np
 
 from pysim.errors import OperandError
 from pysim.problem.conv import Conv
-from pysim.record.schedule import GpuConvSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, conv_kernel
 from pysim.runtime import arrays, cuda
 from pysim.runtime.arrays import Matrix
@@ -23,7 +23,7 @@ from pysim.runtime.cuda import Activation, Array
 from pysim.runtime.cuda_call import Ready, call, check_bias, check_result, multiplied
 
 Describe = Callable[[tuple[int, ...], tuple[int, ...], str], Conv]
-Chooser = Callable[[Conv, str], GpuConvSchedule]
+Chooser = Callable[[Conv, str], GpuSchedule]
 
 PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 
@@ -106,7 +106,7 @@ def _layout_of(x: Matrix, target: Matrix | None) -> str:
     return found[0]
 
 
-def fitting(schedule: GpuConvSchedule, layout: str, lying: str) -> GpuConvSchedule:
+def fitting(schedule: GpuSchedule, layout: str, lying: str) -> GpuSchedule:
     """A plan's schedule, which is for a layout. OperandError where the arrays lie otherwise."""
     if layout != lying:
         raise OperandError(f"the plan is for {layout.upper()}, but x lies {lying.upper()}; plan with layout={lying!r}")

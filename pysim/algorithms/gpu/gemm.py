@@ -31,7 +31,7 @@ from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
-from pysim.record.schedule import GpuConvSchedule, GpuSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import Attributes, GemmKernel, Tiles, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
 
 NAME = "gemm"
@@ -199,7 +199,7 @@ def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw
     return launch_bytes(problem, kernel, schedule)
 
 
-def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule | GpuConvSchedule, lie: Lie = DENSE) -> int:
+def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule, lie: Lie = DENSE) -> int:
     """What a launch needs beside its operands, as native/cuda/abi/gemm.cu counts it: copied operands, flags,
     partial sums."""
     size, alignment, tiles = SIZES[problem.dtype], max(16, kernel.alignment), kernel.tiles

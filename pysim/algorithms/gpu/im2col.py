@@ -30,7 +30,7 @@ from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
-from pysim.record.schedule import GpuConvSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import cuda_limits, gemm_kernel, gemm_kernels
 
 NAME = "im2col"
@@ -84,7 +84,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     rows, rejected = convolution.legal_rows(request, NAME)
     of, named = products_of(asked.w, asked.layout), request.schedule
     chosen = gemm_kernels()
-    if isinstance(named, GpuConvSchedule):
+    if isinstance(named, GpuSchedule):
         chosen = tuple(kernel for kernel in chosen if kernel.name == named.gemm)
     plain = request._replace(shape=None, schedule=None)
     kernels, unfit = gemm.usable(plain, of.problem, NAME, chosen, (of.pitches, of.aligned)) if rows else ([], [])
@@ -97,20 +97,20 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
         if last and one.columns is not None:
             least = msgspec.structs.replace(of.problem, m=last)
             one = one._replace(columns=one.columns._replace(stream_most=gemm.steps_of(least, kernel)))
-        schedule = partial(GpuConvSchedule, rows[0].name, one.kernel)
+        schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
         found.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=around))
     return Candidates(request, tuple(found), (NAME,), tuple(rejected))
 
 
-def prepare(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> None:
+def prepare(problem: Conv, schedule: GpuSchedule, layout: Layout) -> None:
     return None  # filters are a matrix as they lie
 
 
-def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
+def tolerance(problem: Conv, schedule: GpuSchedule) -> Bound:
     return sums_by(schedule.kernel, problem)
 
 
-def workspace_bytes(problem: Conv, schedule: GpuConvSchedule, layout: Layout) -> int:
+def workspace_bytes(problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:
     of, kernel = products_of(problem, layout), gemm_kernel(schedule.gemm or "")
     assert kernel is not None
     total = round_up(of.columns + gemm.launch_bytes(of.problem, kernel, schedule, (of.pitches, of.aligned)), ALIGN)
@@ -119,7 +119,7 @@ def workspace_bytes(problem: Conv, schedule: GpuConvSchedule, layout: Layout) ->
 
 def describe(plan: Plan) -> Description:
     w, schedule = plan.workload, plan.schedule
-    assert isinstance(w, Conv) and isinstance(schedule, GpuConvSchedule)
+    assert isinstance(w, Conv) and isinstance(schedule, GpuSchedule)
     kernel = gemm_kernel(schedule.gemm or "")
     assert kernel is not None
     of = products_of(w, plan.layout)

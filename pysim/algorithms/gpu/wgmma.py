@@ -32,7 +32,7 @@ from pysim.problem.dtypes import AS_HALVES, SIZES
 from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
-from pysim.record.schedule import GpuConvSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import ConvKernel, cuda_limits
 
 NAME = "wgmma"
@@ -213,7 +213,7 @@ def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout) -> tuple[Pass, ..
 
 def describe(plan: Plan) -> Description:
     w, schedule = plan.workload, plan.schedule
-    assert isinstance(w, Conv) and isinstance(schedule, GpuConvSchedule)
+    assert isinstance(w, Conv) and isinstance(schedule, GpuSchedule)
     return words.describe(plan, candidates, _ROWS.about, words.tiles(plan, whole_steps(row_of(schedule), w, plan.layout)))
 
 
@@ -243,6 +243,6 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     return _ROWS.candidates(request._replace(problem=of_halves(request.problem)), limit)._replace(request=request)
 
 
-def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
+def tolerance(problem: Conv, schedule: GpuSchedule) -> Bound:
     bound, tiles = _ROWS.tolerance(problem, schedule), row_of(schedule).tiles
     return gemm.sums_of_halves(problem, tiles)._replace(finite=bound.finite) if tiles.promotion else bound

@@ -35,7 +35,7 @@ from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan
-from pysim.record.schedule import GpuConvSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import WARP, Attributes, ConvKernel, cuda_limits
 
 NAME = "winograd"
@@ -210,7 +210,7 @@ def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout, splits: int = 1) 
     return tuple(found)
 
 
-def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
+def tolerance(problem: Conv, schedule: GpuSchedule) -> Bound:
     row = row_of(schedule)
     kind = kind_of(row)
     results, products = size_of(problem)
@@ -224,7 +224,7 @@ def tolerance(problem: Conv, schedule: GpuConvSchedule) -> Bound:
 
 
 def describe(plan: Plan) -> Description:
-    assert isinstance(plan.schedule, GpuConvSchedule)
+    assert isinstance(plan.schedule, GpuSchedule)
     row = row_of(plan.schedule)
     m, planes = row.outputs, planes_of(row)
     line = f"{'transform':<18}F({m}x{m}, 3x3): {planes} multiplications for {9 * m**2}, {planes} planes"

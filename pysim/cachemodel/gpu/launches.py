@@ -29,7 +29,7 @@ from pysim.cachemodel.gpu.waves import DATA_PARALLEL, OF_WAVES, SPLIT_K, STEP, S
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Request
-from pysim.record.schedule import DECOMPOSITIONS, AnySchedule, GpuConvSchedule, GpuSchedule, Schedule
+from pysim.record.schedule import DECOMPOSITIONS, AnySchedule, GpuSchedule, Schedule
 from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel
 
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
@@ -136,7 +136,7 @@ def constants_of(gpu: Gpu, families: Iterable[str]) -> tuple[str, GpuFamily]:
 
 def named_table(count: int, schedule: AnySchedule, chunks: int) -> Table:
     """The one launch that a request names, of each of `count` variants."""
-    assert isinstance(schedule, GpuSchedule | GpuConvSchedule)
+    assert isinstance(schedule, GpuSchedule)
     launch = (DECOMPOSITIONS.index(schedule.decomposition), 1 if chunks else schedule.splits, schedule.along_n, schedule.group)
     return Table(np.arange(count), *(np.full(count, value) for value in launch))
 

@@ -32,7 +32,7 @@ from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES, SUM_BYTES
 from pysim.record.plan import Layout
-from pysim.record.schedule import GpuConvSchedule
+from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import WARP, Attributes, ConvKernel, Tiles, gemm_of_tiles
 
 SUB_CORES = 4
@@ -215,5 +215,5 @@ def variant_of(
 
 def of_row(gpu: Gpu, row: ConvKernel, known: dict[str, Attributes], own: Attributes, family: str, *leans: str) -> Variant:
     """A row as a variant that leans on a family's constants and on other numbers, without its columns."""
-    schedule, measured = partial(GpuConvSchedule, row.name, None), row.name in known
+    schedule, measured = partial(GpuSchedule, row.name), row.name in known
     return Variant(row.name, schedule, own, measured, leans_on(gpu, row.pipe, family, *leans), lent=lent_of(row, family, known))

@@ -17,7 +17,7 @@ from pysim.problem.text import Workload
 from pysim.record.cost import Cost
 from pysim.record.description import Description, Section, bytes_text, seconds_text
 from pysim.record.plan import Plan, Request
-from pysim.record.schedule import GpuConvSchedule, GpuSchedule, Schedule
+from pysim.record.schedule import GpuSchedule, Schedule
 from pysim.registry.cuda import WARP, Tiles, conv_kernel, gemm_kernel
 
 
@@ -44,7 +44,7 @@ def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: s
 def _tiles_of(plan: Plan) -> Tiles | None:
     """The tiles of the kernel that multiplies, if it has any."""
     assert not isinstance(plan.schedule, Schedule)
-    product = gemm_kernel((plan.schedule.gemm or "") if isinstance(plan.schedule, GpuConvSchedule) else plan.schedule.kernel)
+    product = gemm_kernel(plan.schedule.gemm or plan.schedule.kernel)
     row = product or conv_kernel(plan.kernel)
     return row.tiles if row and row.tiles.rows else None
 
@@ -107,7 +107,7 @@ def _block(variant: Variant, of: Tiles | None) -> Iterator[str]:
 def _launch(costs: Costs, variant: Variant, of: Tiles, plan: Plan) -> Iterator[str]:
     """What an SM holds of a launch, its waves and its walk."""
     on, schedule, columns, attributes = costs.gpu, plan.schedule, variant.columns, variant.attributes
-    assert isinstance(schedule, GpuSchedule | GpuConvSchedule) and columns is not None
+    assert isinstance(schedule, GpuSchedule) and columns is not None
     facts = {name: int(values[0]) for name, values in costs.prediction.facts.items() if name in ("items", "slots")}
     limits, held = occupancy_limits(on, attributes), int(columns.resident)
     least = min(limits, key=lambda name: limits[name])

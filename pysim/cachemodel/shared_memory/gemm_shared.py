@@ -16,7 +16,7 @@ Counts are those of one step of k of one block; two products that differ in k by
 Worked number, f32 block 128x128x8, warps 64x32, threads 8x8: 8 units x (2 + 2) LDS.128 x 8 warps = 256 instructions of 2 wavefronts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -63,7 +63,7 @@ class Access(msgspec.Struct, frozen=True, eq=False):
 
 
 class Wavefronts(msgspec.Struct, frozen=True):
-    """Of one step of k of one block: instructions, wavefronts, and the fewest that the same lanes could take."""
+    """Instructions, wavefronts, and the fewest that the same lanes could take."""
 
     instructions: int
     total: int
@@ -79,13 +79,20 @@ def accesses(tiles: Tiles, trans_a: bool, trans_b: bool) -> tuple[Access, ...]:
 
 
 def wavefronts(tiles: Tiles, trans_a: bool, trans_b: bool, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
-    """Wavefronts of one step of k of one block, under "loads", "stores" and "copies" (asynchronous ones)."""
+    """Wavefronts of one step of k of one block, under the names of `counted`."""
+    return counted([(accesses(tiles, trans_a, trans_b), 1)], memory)
+
+
+def counted(parts: Iterable[tuple[Iterable[Access], int]], memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
+    """Accesses, each part so many times, under "loads", "stores" and "copies" (asynchronous ones)."""
     sums = {kind: [0, 0, 0] for kind in ("loads", "stores", "copies")}
-    for access in accesses(tiles, trans_a, trans_b):
-        counts = (memory or SharedMemory()).count(access.addresses, access.width, access.store, access.active)
-        kind = "copies" if access.asynchronous else "stores" if access.store else "loads"
-        for i, number in enumerate((len(access.addresses), int(counts.total.sum()), int(counts.minimum.sum()))):
-            sums[kind][i] += number
+    for some, times in parts:
+        for access in some:
+            counts = (memory or SharedMemory()).count(access.addresses, access.width, access.store, access.active)
+            kind = "copies" if access.asynchronous else "stores" if access.store else "loads"
+            issued = int(access.active.any(axis=1).sum())
+            for i, number in enumerate((issued, int(counts.total.sum()), int(counts.minimum.sum()))):
+                sums[kind][i] += times * number
     return {kind: Wavefronts(*numbers) for kind, numbers in sums.items()}
 
 

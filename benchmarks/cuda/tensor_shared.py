@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory
-from pysim.cachemodel.shared_memory.gemm_shared import Access, Wavefronts
+from pysim.cachemodel.shared_memory.gemm_shared import Access, Wavefronts, counted
 from pysim.errors import OperandError
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
@@ -225,12 +225,7 @@ def _step(kernel: GemmKernel, trans_a: bool, trans_b: bool, memory: SharedMemory
 
 
 def _count(accesses: Iterable[Access], memory: SharedMemory) -> Counted:
-    parts: dict[str, list[tuple[Wavefronts, int]]] = {kind: [] for kind in KINDS}
-    for access in accesses:
-        counts = memory.count(access.addresses, access.width, access.store, access.active)
-        kind = "copies" if access.asynchronous else "stores" if access.store else "loads"
-        parts[kind].append((Wavefronts(len(access.addresses), int(counts.total.sum()), int(counts.minimum.sum())), 1))
-    return {kind: _sum(some) for kind, some in parts.items()}
+    return counted([(accesses, 1)], memory) | {"products": Wavefronts(0, 0, 0)}
 
 
 def _sum(parts: Iterable[tuple[Wavefronts, int]]) -> Wavefronts:
