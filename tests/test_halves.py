@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP32 as three products of tf32 halves: who has such kernels, what they copy, keep and promise, and when they are planned."""
+"""FP32 as products of tf32 halves or bf16 thirds: who has such kernels, what they copy, keep and promise, and when they are planned."""
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -38,30 +39,31 @@ def product(text: str) -> Gemm:
 
 
 @pytest.mark.parametrize("row", [*PRODUCTS, *CONVOLUTIONS], ids=lambda row: row.name)
-def test_a_kernel_of_halves_stages_a_once_and_b_twice_and_multiplies_thrice_on_the_tf32_pipe(row):
+def test_a_stage_has_a_as_it_is_and_two_halves_or_three_thirds_of_b_and_takes_three_products_of_tf32(row):
     tiles = row.tiles.turned if row in CONVOLUTIONS else row.tiles
     assert row.dtype == "tf32x3" and row.pipe == "tensor_tf32" and tiles.products == 3
-    assert mainloop.stage_bytes(tiles) == (tiles.rows + 2 * tiles.columns) * tiles.depth * 4
+    of_b = 3 * 2 if row in PRODUCTS else 2 * 4
+    assert mainloop.stage_bytes(tiles) == (4 * tiles.rows + of_b * tiles.columns) * tiles.depth
     assert tiles.promotion % tiles.depth == 0
     assert mainloop.work(H200, tiles).arithmetic == 3 * tiles.rows * tiles.columns * tiles.depth / 1024
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_only_halves_of_b_are_made_ahead_whatever_the_layout(layout):
+def test_only_thirds_of_b_are_made_ahead_whatever_the_layout(layout):
     w = product(f"gemm:512x256x100:{layout}:tf32x3")
     for row in PRODUCTS:
-        assert [*gemm.copies(w, row)] == [(256, 2 * 104)]  # rows of whole eights
-        assert gemm.copied_bytes(w, row) == 3 * 256 * 104 * 4  # read once, written twice
+        assert [*gemm.copies(w, row)] == [(256, 3 * 104 // 2)]  # rows of whole eights, as words
+        assert gemm.copied_bytes(w, row) == 256 * 104 * (4 + 3 * 2)  # read once, written in thirds
 
 
 def test_an_operand_whose_rows_begin_at_no_multiple_of_16_bytes_is_copied_too():
     assert len([*gemm.copies(product("gemm:512x256x101:nt:tf32x3"), PRODUCTS[0])]) == 2
 
 
-def test_large_products_of_f32_are_planned_in_halves_and_need_room_for_those_of_b():
+def test_large_products_of_f32_are_planned_in_thirds_and_need_room_for_those_of_b():
     plan = planner.plan("gemm:4096x4096x4096:nt", H200)
     assert plan.kernel.startswith("tf32x3_wgmma") and plan.schedule.decomposition == "data_parallel"
-    assert plan.workspace_bytes == 2 * 4096 * 4096 * 4 + 256
+    assert plan.workspace_bytes == 3 * 4096 * 4096 * 2 + 256
     named = planner.plan("gemm:4096x4096x4096:nt:tf32x3", H200)
     assert named.schedule == plan.schedule and named.cost.cycles == plan.cost.cycles
 
@@ -79,13 +81,14 @@ def test_a_gpu_without_such_tensor_cores_refuses_tf32x3_with_the_reason_and_stil
 
 
 @pytest.mark.parametrize("problem", ["gemm:256x256x16:nt", "conv:mb1ic16ih56oc64kh1"])
-def test_sums_of_few_products_of_halves_may_be_off_by_what_cutting_costs(problem):
+def test_sums_of_few_products_may_be_off_by_what_halves_or_thirds_leave_out(problem):
     w = parse(problem)
     row = (CONVOLUTIONS if isinstance(w, Conv) else PRODUCTS)[0]
     found = (wgmma if isinstance(w, Conv) else gemm).candidates(Request(w, H200))
     variant = next(one for one in found.variants if one.kernel == row.name)
     algorithm = algorithm_named(wgmma.NAME if isinstance(w, Conv) else gemm.NAME, w, H200)
-    assert algorithm.tolerance(w, variant.schedule("data_parallel", 1, False, 1)).growth == 2.0  # of 16: 2^-19 is 16 roundings to 2^-23
+    allowed = 2.0 if isinstance(w, Conv) else 1.09375  # of 16: 2^-19 is 16 roundings to 2^-23
+    assert algorithm.tolerance(w, variant.schedule("data_parallel", 1, False, 1)).growth == allowed
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
@@ -102,11 +105,44 @@ def test_halves_of_filters_are_what_is_prepared():
     assert kept and kept.size_bytes == wgmma.halves_bytes(conv_kernel(plan.kernel), w, "nhwc") == 2 * 64 * 256 * 4
 
 
+def test_short_sums_that_are_asked_for_as_tf32x3_are_fp32s_own_and_f32_may_still_be_split():
+    short, long = (product(f"gemm:1024x1024x{k}:nt:tf32x3") for k in (gemm.FEWEST - 1, gemm.FEWEST))
+    assert planner.plan(short.text, H200).kernel.startswith("f32_simt")
+    assert planner.plan(long.text, H200).kernel.startswith("tf32x3_")
+    assert {one.code for one in planner.plan(short.text, H200).rejected if one.what.startswith("tf32x3")} >= {"accuracy"}
+    row = PRODUCTS[0]
+    assert gemm.less_accurate(short, row) and not gemm.less_accurate(product("gemm:1024x1024x8:nt"), row)
+
+
+def thirds(x):
+    """The numbers that stand for x (native/cuda/core/split.cuh)."""
+    found, rest = [], x
+    for i in range(3):
+        if i == 2:
+            rest = np.where(rest != 0, rest + x * np.float32(2.0**-25), rest)
+        found.append(rest.astype(ml_dtypes.bfloat16).astype(np.float32))
+        rest = rest - found[-1]
+    return found
+
+
+@pytest.mark.parametrize("low", [-1.0, 0.0])
+def test_six_products_of_thirds_are_off_by_what_is_stated_at_most(low):
+    draw = np.random.default_rng(11)
+    x, y = draw.uniform(low, 1, (2, 1 << 18)).astype(np.float32)
+    a, b = thirds(x), thirds(y)
+    assert (np.abs(sum(part.astype(np.float64) for part in a) - x) <= 2.0**-24 * np.abs(x)).all()
+    whole = np.arange(-256, 257, dtype=np.float32)
+    assert (thirds(whole)[0] == whole).all()  # which therefore are multiplied exactly
+    exact = x.astype(np.float64) * y
+    six = sum(a[i].astype(np.float64) * b[j] for i in range(3) for j in range(3) if i + j < 3)
+    assert (np.abs(six - exact) <= gemm.THIRDS_ERROR * 2.0**-23 * np.abs(exact)).all()
+
+
 # By warps, on any GPU from 8.0 on
 
 
 @pytest.mark.parametrize("row", BY_WARPS, ids=lambda row: row.name)
-def test_a_kernel_by_warps_takes_both_operands_as_they_lie_and_makes_halves_in_registers(row):
+def test_a_kernel_by_warps_takes_both_operands_as_they_lie_and_makes_thirds_in_registers(row):
     tiles = row.tiles
     assert row.dtype == "tf32x3" and row.pipe == "tensor_tf32" and tiles.products == 3 and row.capability == 80 and not row.exact_capability
     assert mainloop.stage_bytes(tiles) == (tiles.rows + tiles.columns) * tiles.depth * 4
@@ -125,11 +161,6 @@ def test_a_gpu_whose_tensor_cores_make_three_products_faster_than_its_multiplier
             assert planner.plan(text, name, accuracy=accuracy).kernel.startswith("f32_simt")
     assert planner.plan(text, A100, accuracy="ieee").kernel.startswith("f32_simt")
     assert planner.plan("gemm:4096x4096x4096:tf32x3", "l40s").kernel.startswith("tf32x3_mma")
-
-
-def test_halves_that_are_rounded_are_off_by_a_quarter_of_those_that_are_cut():
-    w = product("gemm:256x256x16:nt")
-    assert gemm.sums_of_halves(w, BY_WARPS[0].tiles).growth == 1.25  # 2^-21 is 4 roundings to 2^-23
 
 
 def forget():
@@ -163,6 +194,14 @@ LARGEST = np.finfo(np.float32).max
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_operands_whose_rows_begin_anywhere_are_multiplied_where_they_lie(emulated, layout):
+    draw = np.random.default_rng(3)
+    a, b = draw.integers(-9, 10, (37, 51)).astype(np.float32), draw.integers(-9, 10, (51, 43)).astype(np.float32)
+    assert not [*gemm.copies(product(f"gemm:37x43x51:{layout}:tf32x3"), SMALL)]
+    np.testing.assert_array_equal(multiplied(SMALL, a, b, layout), a @ b)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("splits", [1, 2])
 def test_infinities_nan_and_the_largest_numbers_come_out_as_from_fp32_and_disturb_no_neighbour(emulated, layout, splits):
     draw = np.random.default_rng(5)
@@ -183,8 +222,8 @@ def test_infinities_nan_and_the_largest_numbers_come_out_as_from_fp32_and_distur
 
 
 @pytest.mark.parametrize("low", [-1.0, 0.0])
-@pytest.mark.parametrize("k", [64, 512])
-def test_the_error_of_rounded_halves_is_no_larger_than_that_of_a_direct_sum(emulated, k, low):
+@pytest.mark.parametrize("k", [8, 64, 512])
+def test_the_error_of_thirds_is_no_larger_than_that_of_a_direct_sum(emulated, k, low):
     draw = np.random.default_rng(7)
     a, b = draw.uniform(low, 1, (64, k)).astype(np.float32), draw.uniform(low, 1, (k, 64)).astype(np.float32)
     want, direct = a.astype(np.float64) @ b.astype(np.float64), np.zeros((64, 64), np.float32)

@@ -150,7 +150,7 @@ def test_other_families_and_types_are_refused():
 
 
 def test_products_of_halves_are_refused_as_not_counted():
-    kernel = next(kernel for kernel in gemm_kernels() if kernel.tiles.halves > 1)
+    kernel = next(kernel for kernel in gemm_kernels() if kernel.tiles.parts > 1)
     with pytest.raises(OperandError, match="which nobody has counted yet"):
         wavefronts(kernel, Gemm(m=128, n=128, k=64, dtype=kernel.dtype), schedule(kernel))
 

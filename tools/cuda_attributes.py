@@ -29,6 +29,7 @@ from pysim.registry.cuda import Attributes, ConvKernel, Tiles, attributes_file, 
 CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others
 NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7", "tf32x3": "8"}
+THIRDS = "16"  # f32 as products of bf16 thirds (native/cuda/mainloop/hopper/shape.h)
 TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "tf32x3": "float", "s8": "signed char"}
 FITTED = ("efficiency",)  # what tools/fit_gpu.py adds
 WINOGRAD = {"reference": 0, "sts64": 1, "compact": 2}  # native/cuda/conv/winograd/winograd.h
@@ -69,7 +70,8 @@ def patterns(row: ConvKernel) -> list[str]:
 def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int = 4) -> str:
     """What the demangled name of a kernel's instantiations contains; `operands`: of wgmma's, those of what they multiply."""
     if k.by_warpgroups:
-        return f"wgmma_kernel<pysim::hopper::Shape<{NUMBERS[k.dtype]}, {k.rows}, {k.columns}, {k.warp_rows}, {k.warp_columns}, " + (
+        number = THIRDS if k.thirds else NUMBERS[k.dtype]
+        return f"wgmma_kernel<pysim::hopper::Shape<{number}, {k.rows}, {k.columns}, {k.warp_rows}, {k.warp_columns}, " + (
             f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}, {k.promotion}>, pysim::hopper::{operands}<"
         )
     if not k.tensor:

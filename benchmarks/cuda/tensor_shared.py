@@ -79,7 +79,7 @@ def wavefronts(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule, memory: Share
     Operands are those that the kernel sees: where it wants k contiguous, the layout makes no difference. What re-laying-out them takes
     is not counted. Raises OperandError for a kernel of another family or type, and for products of halves.
     """
-    if kernel.tiles.halves > 1:
+    if kernel.tiles.parts > 1:
         raise OperandError(f"{kernel.name} reads A into registers and B three times, which nobody has counted yet")
     if not kernel.tiles.tensor or kernel.dtype != w.dtype:
         raise OperandError(f"{kernel.name} is no tensor-core kernel for {w.dtype}; this describes the families wmma, mma and wgmma")

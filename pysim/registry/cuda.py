@@ -55,8 +55,9 @@ class Tiles(NamedTuple):
     of threads' (tensor cores: instructions'), `stages` of it in shared memory, in clusters of blocks, on a `pipe`.
 
     `group` threads share a warp tile, a warp or a warpgroup; with a `producer` a further warpgroup loads. Without `vectors` elements move
-    one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth. `promotion`: three
-    products of halves, made in registers, and of so many k the accumulators are added to sums in FP32.
+    one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth. `promotion`: products
+    of parts of FP32's numbers, made in registers, three of TF32 halves or (`thirds`) six of BF16 thirds, which take as long; and of so many
+    k the accumulators are added to sums in FP32.
     """
 
     dtype: str
@@ -76,6 +77,7 @@ class Tiles(NamedTuple):
     vectors: bool = True
     spread: bool = True
     promotion: int = 0
+    thirds: bool = False
 
     @property
     def products(self) -> int:
@@ -83,9 +85,10 @@ class Tiles(NamedTuple):
         return 3 if self.promotion else 1
 
     @property
-    def halves(self) -> int:
-        """How often B is read: 2 where its halves are made ahead, since warpgroups read it from shared memory."""
-        return 2 if self.promotion and self.by_warpgroups else 1
+    def parts(self) -> float:
+        """Bytes of B as it is read for each of its own: of two halves or three thirds where those are made ahead, since warpgroups read
+        them from shared memory."""
+        return (1.5 if self.thirds else 2.0) if self.promotion and self.by_warpgroups else 1.0
 
     @property
     def tensor(self) -> bool:
@@ -136,8 +139,8 @@ class GemmKernel(msgspec.Struct, frozen=True):
     `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
     cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
     (`exact_capability`) alone, and not from `below` on, where others replace it (0: nowhere). `alignment`: bytes that base and pitch of an
-    operand are multiples of; `k_major`: rows of both operands run along k; `producer`: a warpgroup does nothing but load, by TMA;
-    `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
+    operand are multiples of; `k_major`: rows run along k of both operands (1) or of B (2); `producer`: a warpgroup does nothing but load,
+    by TMA; `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
     """
 
     index: int
@@ -157,7 +160,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     capability: int
     exact_capability: bool = False
     alignment: int = 1
-    k_major: bool = False
+    k_major: int = 0
     producer: bool = False
     promotion: int = 0
     accumulates_f16: bool = False
@@ -202,7 +205,7 @@ def _gemm_tiles(row: GemmKernel) -> Tiles:
     sizes = (row.block_m, row.block_n, row.block_k, row.warp_m, row.warp_n, row.thread_m, row.thread_n, row.stages)
     group = WARPGROUP if row.mainloop == "wgmma" else WARP
     kept = (row.variant != "scalar", row.variant != "unpadded")
-    return Tiles(row.dtype, row.pipe, *sizes, row.cluster_m, row.cluster_n, group, row.producer, *kept, row.promotion)
+    return Tiles(row.dtype, row.pipe, *sizes, row.cluster_m, row.cluster_n, group, row.producer, *kept, row.promotion, row.promotion > 0)
 
 
 @cache

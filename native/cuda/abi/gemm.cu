@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Products: check the arguments, re-lay out what the chosen kernel cannot take as it lies, launch.
  *
- * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, B's halves, the tiles' flags, the partial sums. */
+ * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, B's thirds, the tiles' flags, the partial sums. */
 #include <algorithm>
 
 #include "abi/operation.h"
@@ -37,7 +37,7 @@ pysim_status check_gemm(const pysim_cuda_gemm *g) {
 /* One operand as the kernel will see it. `bytes` is what it takes in the workspace, 0 where it stays as it lies. */
 struct Operand {
     int64_t rows, columns, pitch, bytes;
-    bool transpose, halves;
+    bool transpose, thirds;
 };
 
 Operand operand_of(const void *data, int64_t ld, bool k_last, bool k_major, int64_t outer, int64_t k, int element, const Needs &needs) {
@@ -52,10 +52,10 @@ Operand operand_of(const void *data, int64_t ld, bool k_last, bool k_major, int6
     return o;
 }
 
-/* B in halves: rows of k, eight to eight, hi in the first `outer` of them. */
-Operand halves_of(bool k_last, int64_t outer, int64_t k) {
+/* B in thirds: rows of k, eight to eight, the first ones in the first `outer` of them. */
+Operand thirds_of(bool k_last, int64_t outer, int64_t k) {
     const int64_t pitch = round_up(k, 8);
-    return {outer, k, pitch, round_up(2 * outer * pitch * (int64_t)sizeof(float), ALIGN), !k_last, true};
+    return {outer, k, pitch, round_up(3 * outer * pitch * 2, ALIGN), !k_last, true};
 }
 
 struct Workspace {
@@ -76,8 +76,8 @@ pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", s->splits, grid.steps, row.info.block_k);
     if (s->decomposition == PYSIM_STREAM_K && s->splits > tiles * grid.steps)
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", s->splits, (long long)(tiles * grid.steps));
-    w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major, g->m, g->k, element, row.needs);
-    w->b = row.needs.halves ? halves_of(g->trans_b, g->n, g->k) : operand_of(b, g->ldb, g->trans_b, row.needs.k_major, g->n, g->k, element, row.needs);
+    w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major == 1, g->m, g->k, element, row.needs);
+    w->b = row.needs.thirds ? thirds_of(g->trans_b, g->n, g->k) : operand_of(b, g->ldb, g->trans_b, row.needs.k_major != 0, g->n, g->k, element, row.needs);
     for (const Operand *o : {&w->a, &w->b})
         if (o->bytes && o->rows > most::RELAYOUT_ROWS)
             return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name, (long long)o->rows, (long long)most::RELAYOUT_ROWS);
@@ -133,16 +133,14 @@ cudaError_t without_product(Problem p, int dtype, cudaStream_t stream) {
     return error;
 }
 
-/* Puts an operand into the workspace at *at where it has to go there; `interleave`: of one in halves, as `split` has it. */
-pysim_status take(const Operand &o, int element, bool interleave, const void **data, int64_t *ld, char **at, cudaStream_t stream) {
-    if (!o.bytes) return PYSIM_OK;
-    const cudaError_t error = o.halves ? split(*at, o.pitch, *data, *ld, o.rows, o.columns, o.transpose, interleave, stream)
-                                       : relayout(*at, o.pitch, *data, *ld, o.rows, o.columns, element, o.transpose, stream);
-    const pysim_status status = check(error, "re-layout of an operand");
+/* Gives an operand that has to go to the workspace its place at *at, and says how it comes there. */
+Relayout take(const Operand &o, const void **data, int64_t *ld, char **at) {
+    if (!o.bytes) return {};
+    const Relayout copy = {*at, o.pitch, *data, *ld, o.rows, o.columns, o.transpose};
     *data = *at;
     *ld = o.pitch;
     *at += o.bytes;
-    return status;
+    return copy;
 }
 
 pysim_status attributes(const pysim_cuda_problem *problem, int32_t kernel, pysim_cuda_attributes *out) {
@@ -193,12 +191,14 @@ pysim_status run(const Call &call) {
     char *at = (char *)round_up((int64_t)(uintptr_t)call.workspace, ALIGN);
     if (w.a.transpose) p.trans_a = 0;
     if (w.b.transpose) p.trans_b = 1;
-    status = take(w.a, element, false, &p.a, &p.lda, &at, call.stream);
-    if (status == PYSIM_OK) status = take(w.b, element, p.trans_a, &p.b, &p.ldb, &at, call.stream);
-    if (status == PYSIM_OK && w.flags) {
-        p.flags = (unsigned *)at, p.partials = at + w.flags;
+    const Relayout a = take(w.a, &p.a, &p.lda, &at), b = take(w.b, &p.b, &p.ldb, &at);
+    if (w.flags) p.flags = (unsigned *)at, p.partials = at + w.flags;
+    if (a.rows || b.rows) {
+        const PartsOf parts = !w.b.thirds ? PartsOf::NONE : p.trans_a ? PartsOf::THIRDS : PartsOf::THIRDS_INTERLEAVED;
+        status = check(relayout(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), call.stream), "re-layout of operands");
+        p.follows = 1;
+    } else if (w.flags)
         status = check(cudaMemsetAsync(p.flags, 0, (size_t)w.flags, call.stream), "flags of partial sums");
-    }
     return status == PYSIM_OK ? check(row->launch(p, sms, call.stream), row->info.name) : status;
 }
 

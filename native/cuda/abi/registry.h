@@ -28,7 +28,8 @@ template <class Row> struct Registry {
     pysim_status find(int32_t index, int32_t dtype, const Row **out) const {
         const pysim_status status = find(index, out);
         if (status != PYSIM_OK || (*out)->info.dtype == dtype) return status;
-        if ((*out)->info.dtype == PYSIM_TF32X3 && dtype == PYSIM_F32) return status; /* that is what it is for */
+        const auto f32 = [](int32_t type) { return type == PYSIM_F32 || type == PYSIM_TF32X3; }; /* in memory alike: either's rows multiply both */
+        if (f32((*out)->info.dtype) && f32(dtype)) return status;
         return fail(PYSIM_UNSUPPORTED, "kernel %s does not multiply %s", (*out)->info.name, dtypes[dtype].name);
     }
     template <class Info> pysim_status tell(int32_t index, Info *out, const char *asked) const {

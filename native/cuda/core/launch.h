@@ -49,6 +49,19 @@ cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_
 #endif
 }
 
+/* Programmatic dependent launch (CUDA C++ Programming Guide): a kernel lets the next one of its stream begin, as far as that was launched so, which
+ * then waits for all that was before it, but for its own preparations. */
+__device__ inline void let_next_begin() {
+#ifdef __CUDA_ARCH__
+    if constexpr (CODE_CAPABILITY >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_previous() {
+#ifdef __CUDA_ARCH__
+    if constexpr (CODE_CAPABILITY >= 90) asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 template <class... Parameters, class... Arguments>
 cudaError_t launch_clusters(int cluster, void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
 #ifndef PYSIM_EMULATED

@@ -22,6 +22,7 @@ struct Problem {
     int activation;
     /* decomposition */
     int kind, splits, along_n, group;
+    int follows;      /* 1: the launch before is of a kernel that lets this one begin early (core/launch.h) */
     void *partials;   /* split-K and stream-K: accumulators of unfinished tiles, laid out by core/decomposition.cuh */
     unsigned *flags;  /* zeroed before the launch */
 };

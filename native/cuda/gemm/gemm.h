@@ -15,8 +15,8 @@ namespace pysim {
 /* How an operand must lie for a row's kernels. */
 struct Needs {
     int alignment; /* bytes: base address and pitch; 1: any */
-    int k_major;   /* 1: A[m][k] and B[n][k] only */
-    int halves;    /* 1: of B its halves, hi(B)[n][k] and below them lo(B)[n][k] (core/split.cuh) */
+    int k_major;   /* 1: A[m][k] and B[n][k] only; 2: B[n][k] only */
+    int thirds;    /* 1: of B its thirds, all first ones [n][k], below them the second and the third (core/split.cuh) */
 };
 
 struct GemmRow {
@@ -34,14 +34,19 @@ Rows<GemmRow> simt_f32_rows(), simt_f64_rows(), simt_f16_rows(), simt_s8_rows();
 Rows<GemmRow> wmma_rows(), mma_f64_rows(), mma_rows(), mma_tf32x3_rows();
 Rows<GemmRow> wgmma_f16_rows(), wgmma_bf16_rows(), wgmma_narrow_rows(), wgmma_tf32x3_rows();
 
-/* relayout.cu: to[r][c] = from[r][c] (or from[c][r] where `transpose`), r < rows, c < columns, to's pitch padded with zeros; element
- * sizes 1, 2, 4, 8. */
-cudaError_t relayout(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, int element_bytes,
-                     bool transpose, cudaStream_t stream);
-/* relayout.cu: the same of f32, as the halves that core/split.cuh makes: hi in `rows` rows, lo in as many below; `interleave`: each eight columns in
- * the order that A's columns are read in; then the pitch is a multiple of 8. */
-cudaError_t split(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, bool interleave,
-                  cudaStream_t stream);
+/* relayout.cu: to[r][c] = from[r][c] (or from[c][r] where `transpose`), r < rows, c < columns, to's pitch padded with zeros; no rows: nothing. */
+struct Relayout {
+    void *to;
+    int64_t to_pitch;
+    const void *from;
+    int64_t from_pitch, rows, columns;
+    bool transpose;
+};
+/* As what B is copied: its halves or thirds (core/split.cuh) in as many rows each, one kind below the other; interleaved: each eight columns in the order
+ * that A's columns are read in, and the pitch is a multiple of 8. */
+enum class PartsOf { NONE, HALVES, THIRDS, THIRDS_INTERLEAVED };
+/* Copies of A and B, of elements of 1, 2, 4 or 8 bytes, and `count` flags that are cleared, in one launch. */
+cudaError_t relayout(const Relayout &a, const Relayout &b, int element_bytes, PartsOf parts, unsigned *flags, int count, cudaStream_t stream);
 /* reference.cu: alpha == 0 leaves the product out */
 enum { REFERENCE_ROWS = 16 * 65535 }; /* that it takes at most */
 cudaError_t reference(const Problem &p, int dtype, cudaStream_t stream);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The mma.sync kernels for f32 as three products of tf32: both operands as they lie. */
+ * The mma.sync kernels for f32 as six products of bf16: both operands as they lie. */
 #include "gemm/mma.cuh"
 
 namespace pysim {

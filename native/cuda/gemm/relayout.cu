@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Copies an operand into the form that a kernel can take: transposed, or with a pitch and base that its loads need. Tiles pass through
+ * Copies operands into the form that a kernel can take: transposed, or with a pitch and base that its loads need, or in thirds. Tiles pass through
  * shared memory, so that both sides are touched in whole rows; bytes read and written are the operand's, once each. Elements of 1 and 2
- * bytes are transposed four and two rows at a time in registers, so that every access is a word. */
+ * bytes are transposed four and two rows at a time in registers, so that every access is a word. One launch copies both operands, and clears the
+ * flags of partial sums: a launch costs more than copying a small operand. The product's kernel may begin meanwhile (core/launch.h). */
 #include <cstdint>
+#include <type_traits>
 
 #include "gemm/gemm.h"
 #include "core/launch.h"
@@ -22,20 +24,31 @@ template <class T> struct Copy {
     __device__ void put(int64_t row, int64_t column, T value) const { to[row * pitch + column] = value; }
 };
 /* Its halves, lo `rows` rows below hi. */
-template <bool INTERLEAVED> struct Halves {
+struct Halves {
     unsigned *to;
     int64_t pitch, rows;
-    __device__ int64_t source(int64_t column) const { return INTERLEAVED ? (column & ~7) + interleaved((int)column & 7) : column; }
+    __device__ int64_t source(int64_t column) const { return column; }
     __device__ void put(int64_t row, int64_t column, unsigned value) const { split_tf32(value, to[row * pitch + column], to[(rows + row) * pitch + column]); }
 };
+/* Its thirds, each kind `rows` rows below the one before. */
+template <bool INTERLEAVED> struct Thirds {
+    unsigned short *to;
+    int64_t pitch, rows;
+    __device__ int64_t source(int64_t column) const { return INTERLEAVED ? (column & ~7) + interleaved((int)column & 7) : column; }
+    __device__ void put(int64_t row, int64_t column, unsigned value) const {
+        unsigned short third[3];
+        split_bf16(__uint_as_float(value), third);
+        for (int i = 0; i < 3; i++) to[(i * rows + row) * pitch + column] = third[i];
+    }
+};
 
-template <class T, bool TRANSPOSE, class To>
-__global__ void __launch_bounds__(256) relayout_kernel(To to, const T *from, int64_t from_pitch, int64_t rows, int64_t columns) {
+/* A square of `to` by a block, `row0` and `column0` its first. */
+template <class T, class To>
+__device__ void copy_square(const To &to, const T *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, int64_t row0, int64_t column0) {
     /* a row of odd length in words keeps the transposed reads off each other's banks */
     __shared__ T tile[EDGE][EDGE + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)];
     const int x = threadIdx.x, y = threadIdx.y;
-    const int64_t row0 = (int64_t)blockIdx.y * EDGE, column0 = (int64_t)blockIdx.x * EDGE; /* of `to` */
-    if (TRANSPOSE) {
+    if (transpose) {
         for (int r = y; r < EDGE; r += ROWS)
             for (int c = x; c < EDGE; c += 32)
                 if (column0 + r < columns && row0 + c < rows) tile[r][c] = from[(column0 + r) * from_pitch + row0 + c];
@@ -46,7 +59,7 @@ __global__ void __launch_bounds__(256) relayout_kernel(To to, const T *from, int
             const int64_t row = row0 + r, column = column0 + c, source = to.source(column);
             if (row >= rows || column >= to.pitch) continue;
             T value = T(0);
-            if (source < columns) value = TRANSPOSE ? tile[source - column0][r] : from[row * from_pitch + source];
+            if (source < columns) value = transpose ? tile[source - column0][r] : from[row * from_pitch + source];
             to.put(row, column, value);
         }
 }
@@ -75,11 +88,10 @@ __device__ void transpose(unsigned (&w)[4]) {
 
 /* Transposes elements of 1 or 2 bytes, N to a word: a thread takes N words below one another, a block 32 x 32 of such squares. */
 template <class T>
-__global__ void __launch_bounds__(256) transpose_words(T *to, int64_t to_pitch, const T *from, int64_t from_pitch, int64_t rows, int64_t columns) {
+__device__ void transpose_square(T *to, int64_t to_pitch, const T *from, int64_t from_pitch, int64_t rows, int64_t columns, int64_t row0, int64_t column0) {
     constexpr int N = 4 / sizeof(T);
     __shared__ unsigned tile[N][32][33];
     const int x = threadIdx.x, y = threadIdx.y;
-    const int64_t row0 = (int64_t)blockIdx.y * 32 * N, column0 = (int64_t)blockIdx.x * 32 * N; /* of `to` */
 #pragma unroll
     for (int square = y; square < 32; square += ROWS) {
         unsigned word[N];
@@ -101,39 +113,56 @@ __global__ void __launch_bounds__(256) transpose_words(T *to, int64_t to_pitch, 
     }
 }
 
-template <class T, class To>
-cudaError_t start(To to, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, cudaStream_t stream) {
-    const int64_t wide = (to.pitch + EDGE - 1) / EDGE, high = (rows + EDGE - 1) / EDGE;
-    static_assert(most::RELAYOUT_ROWS == (int64_t)EDGE * 65535, "blocks along y of the largest grid"); /* abi/gemm.cu refuses more */
-    const auto kernel = transpose ? relayout_kernel<T, true, To> : relayout_kernel<T, false, To>;
-    return launch(kernel, dim3((unsigned)wide, (unsigned)high), dim3(32, ROWS), 0, stream, to, (const T *)from, from_pitch, rows, columns);
-}
-
-template <class T>
-cudaError_t copy(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, cudaStream_t stream) {
-    if constexpr (sizeof(T) < 4)
-        if (transpose && ((uintptr_t)from | (uintptr_t)(from_pitch * (int64_t)sizeof(T))) % 4 == 0) {
-            constexpr int edge = 128 / sizeof(T);
-            const dim3 words((unsigned)((to_pitch + edge - 1) / edge), (unsigned)((rows + edge - 1) / edge));
-            return launch(transpose_words<T>, words, dim3(32, ROWS), 0, stream, (T *)to, to_pitch, (const T *)from, from_pitch, rows, columns);
-        }
-    return start<T>(Copy<T>{(T *)to, to_pitch}, from, from_pitch, rows, columns, transpose, stream);
-}
-}
-
-cudaError_t relayout(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, int element_bytes,
-                     bool transpose, cudaStream_t stream) {
-    switch (element_bytes) {
-    case 1: return copy<unsigned char>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
-    case 2: return copy<unsigned short>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
-    case 4: return copy<unsigned>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
-    default: return copy<unsigned long long>(to, to_pitch, from, from_pitch, rows, columns, transpose, stream);
+/* An operand's part of a launch: squares of `edge`, `wide` of them beside one another. */
+template <class T, class To> struct Piece {
+    To to;
+    const T *from;
+    int64_t from_pitch, rows, columns;
+    int edge, wide, blocks;
+    bool transpose;
+    explicit Piece(const Relayout &r) : from((const T *)r.from), from_pitch(r.from_pitch), rows(r.rows), columns(r.columns), edge(EDGE), transpose(r.transpose) {
+        to.to = (decltype(to.to))r.to, to.pitch = r.to_pitch;
+        if constexpr (!std::is_same<To, Copy<T>>::value) to.rows = r.rows;
+        else if (sizeof(T) < 4 && transpose && ((uintptr_t)from | (uintptr_t)(from_pitch * (int64_t)sizeof(T))) % 4 == 0) edge = 128 / sizeof(T);
+        wide = (int)((to.pitch + edge - 1) / edge), blocks = wide * (int)((rows + edge - 1) / edge);
     }
+    __device__ void copy(int block) const {
+        const int64_t row0 = (int64_t)(block / wide) * edge, column0 = (int64_t)(block % wide) * edge; /* of `to` */
+        if constexpr (sizeof(T) < 4)
+            if (edge != EDGE) return transpose_square(to.to, to.pitch, from, from_pitch, rows, columns, row0, column0);
+        copy_square(to, from, from_pitch, rows, columns, transpose, row0, column0);
+    }
+};
+
+template <class A, class B> __global__ void __launch_bounds__(256) relayout_kernel(A a, B b, unsigned *flags, int count) {
+    let_next_begin();
+    const int block = (int)blockIdx.x;
+    if (block == 0)
+        for (int i = threadIdx.y * 32 + threadIdx.x; i < count; i += 256) flags[i] = 0;
+    if (block < a.blocks) a.copy(block);
+    else if (block < a.blocks + b.blocks) b.copy(block - a.blocks);
 }
 
-cudaError_t split(void *to, int64_t to_pitch, const void *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, bool interleave,
-                  cudaStream_t stream) {
-    if (interleave) return start<unsigned>(Halves<true>{(unsigned *)to, to_pitch, rows}, from, from_pitch, rows, columns, transpose, stream);
-    return start<unsigned>(Halves<false>{(unsigned *)to, to_pitch, rows}, from, from_pitch, rows, columns, transpose, stream);
+template <class T, class ToB> cudaError_t start(const Relayout &a, const Relayout &b, unsigned *flags, int count, cudaStream_t stream) {
+    const Piece<T, Copy<T>> first(a);
+    const Piece<T, ToB> second(b);
+    return launch(relayout_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, dim3((unsigned)(first.blocks + second.blocks)), dim3(32, ROWS), 0, stream, first,
+                  second, flags, count);
+}
+}
+
+cudaError_t relayout(const Relayout &a, const Relayout &b, int element_bytes, PartsOf parts, unsigned *flags, int count, cudaStream_t stream) {
+    switch (parts) {
+    case PartsOf::HALVES: return start<unsigned, Halves>(a, b, flags, count, stream);
+    case PartsOf::THIRDS: return start<unsigned, Thirds<false>>(a, b, flags, count, stream);
+    case PartsOf::THIRDS_INTERLEAVED: return start<unsigned, Thirds<true>>(a, b, flags, count, stream);
+    case PartsOf::NONE: break;
+    }
+    switch (element_bytes) {
+    case 1: return start<unsigned char, Copy<unsigned char>>(a, b, flags, count, stream);
+    case 2: return start<unsigned short, Copy<unsigned short>>(a, b, flags, count, stream);
+    case 4: return start<unsigned, Copy<unsigned>>(a, b, flags, count, stream);
+    default: return start<unsigned long long, Copy<unsigned long long>>(a, b, flags, count, stream);
+    }
 }
 }

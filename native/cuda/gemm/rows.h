@@ -21,7 +21,7 @@ struct GemmColumns {
     int exact_capability = 0;  /* 1: this capability alone */
     int below = 0;             /* from this capability on others replace it: it is not planned with, and built with ablations alone; 0: never */
     int alignment = 1;         /* bytes that base and pitch of operands are multiples of */
-    int k_major = 0;           /* 1: it takes operands whose rows run along k alone */
+    int k_major = 0;           /* 1: it takes operands whose rows run along k alone, 2: such a B alone */
     int producer = 0;          /* 1: a warpgroup does nothing but load, by TMA */
     int promotion = 0;         /* of so many k the accumulators of tensor cores are added to sums in f32; 0: they are the sums */
     int accumulates_f16 = 0;

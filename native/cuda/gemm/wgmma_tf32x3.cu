@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The wgmma kernels for f32 as three products of tf32: A as it lies, B in halves. */
+ * The wgmma kernels for f32 as six products of bf16: A as it lies, B in thirds. */
 #include "gemm/wgmma.cuh"
 
 namespace pysim {

@@ -6,8 +6,9 @@ An operand that a kernel cannot take as it lies is copied before: another dimens
 multiples of what it copies at once (`waves`, relayout). Threads that multiply load such rows element by element. Kernels of wgmma stay on
 their SM for the whole product, so it holds one block of them.
 
-Three products of tf32 halves (tf32x3) make one of f32 (native/cuda/core/split.cuh): warps make the halves of both operands in registers,
-warpgroups those of A, and B's are made ahead. A product of f32 has these kernels as well as its own.
+Six products of bf16 thirds make one of f32 in the time of three of tf32 (tf32x3; native/cuda/core/split.cuh): warps make the thirds of
+both operands in registers, warpgroups those of A, and B's are made ahead. A product of f32 has these kernels as well as its own; one of
+tf32x3 has f32's where sums are of so few products that theirs are more accurate.
 
 Worked number: gemm:1024x512x256:nn:s8 by wgmma copies B, 131,072 bytes, and 256 to align.
 """
@@ -36,13 +37,14 @@ from pysim.registry.cuda import Attributes, GemmKernel, Tiles, cuda_limits, gemm
 
 NAME = "gemm"
 COMPUTES = Gemm
-# Of a product of halves, in roundings of its sum, 2^-23: 2^-21 where they are rounded (native/cuda/mainloop/tensor/split.cuh), 2^-19 where
-# they are cut (native/cuda/core/split.cuh)
-ROUNDED_ERROR, CUT_ERROR = 4, 16
+# Of a product of parts, in roundings of its sum, 2^-23: of thirds 2^-24 that is left out and as much of each number, of
+# halves, which are cut, 2^-19 (native/cuda/core/split.cuh)
+THIRDS_ERROR, CUT_ERROR = 1.5, 16.0
 PART = 49  # roundings that a part of a sum on tensor cores comes to, at 64 products a part (benchmarks/data/tf32x3-h200.txt)
+FEWEST = 128  # products of a sum that thirds make as accurately as FP32 whatever the operands' scales (tf32x3-error-*.jsonl)
 Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
 DENSE: Lie = None  # rows without gaps, from such a multiple
-HALVES_UNIT = 8  # elements of k that rows of B's halves are whole
+PARTS_UNIT = 8  # elements of k that rows of B's thirds are whole
 
 
 # Legality
@@ -88,9 +90,17 @@ def usable(
     own = partial(attributes_of, known=known)
 
     def refused(kernel: GemmKernel) -> Reason | None:
-        return kernel_refuses(gpu, kernel) or too_large(problem, kernel, lie)
+        return kernel_refuses(gpu, kernel) or less_accurate(request.problem, kernel) or too_large(problem, kernel, lie)
 
     return legal(request._replace(problem=problem), name, rows, own, families_of, refused)
+
+
+def less_accurate(problem: Gemm | Conv, kernel: GemmKernel) -> Reason | None:
+    """Why a kernel of parts does not compute what is asked for in its type."""
+    if not (isinstance(problem, Gemm) and kernel.promotion and kernel.dtype == problem.dtype and problem.k < FEWEST):
+        return None
+    why = f"sums of fewer than {FEWEST} products are FP32's own, which are more accurate where operands differ in scale"
+    return Reason("accuracy", why)
 
 
 def too_large(problem: Gemm, kernel: GemmKernel, lie: Lie) -> Reason | None:
@@ -115,34 +125,47 @@ def pitches(problem: Gemm) -> tuple[int, int]:
 
 
 def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[tuple[int, int]]:
-    """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied; of B's halves both."""
+    """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied; of B's thirds all."""
     size, alignment = SIZES[problem.dtype], kernel.alignment
-    sides = ((not problem.trans_a, problem.m, False), (problem.trans_b, problem.n, kernel.tiles.halves > 1))
-    for (k_last, outer, halves), apart, lies in zip(sides, *(lie or (pitches(problem), (True, True))), strict=True):
-        if halves:
-            yield outer, 2 * round_up(problem.k, HALVES_UNIT)
-        elif (kernel.k_major and not k_last) or apart * size % alignment or (alignment > size and not lies):
-            yield (outer, problem.k) if k_last or kernel.k_major else (problem.k, outer)
+    sides = (
+        (not problem.trans_a, kernel.k_major == 1, problem.m, False),
+        (problem.trans_b, kernel.k_major > 0, problem.n, kernel.tiles.parts > 1),
+    )
+    for (k_last, k_major, outer, in_parts), apart, lies in zip(sides, *(lie or (pitches(problem), (True, True))), strict=True):
+        if in_parts:
+            yield outer, int(kernel.tiles.parts * round_up(problem.k, PARTS_UNIT))
+        elif (k_major and not k_last) or apart * size % alignment or (alignment > size and not lies):
+            yield (outer, problem.k) if k_last or k_major else (problem.k, outer)
 
 
 def copied_bytes(problem: Gemm, kernel: GemmKernel) -> float:
-    """Bytes that the copies read and write; halves are made of half their bytes."""
+    """Bytes that the copies read and write; parts are made of what is less than they are."""
     size = SIZES[problem.dtype]
-    one_half = problem.n * round_up(problem.k, HALVES_UNIT) * size if kernel.tiles.halves > 1 else 0
-    return float(2 * size * sum(rows * columns for rows, columns in copies(problem, kernel)) - one_half)
+    not_read = problem.n * round_up(problem.k, PARTS_UNIT) * size * (kernel.tiles.parts - 1)
+    return float(2 * size * sum(rows * columns for rows, columns in copies(problem, kernel)) - not_read)
 
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     problem, gpu = request.problem, request.machine
     assert isinstance(problem, Gemm) and isinstance(gpu, Gpu)
     named = request.schedule.kernel if request.schedule else None
-    splits = [row for row in gemm_kernels() if row.dtype == AS_HALVES.get(problem.dtype) and named in (None, row.name)]
-    rows = [row for row in gemm_kernels() if row not in splits]
+    beside = beside_own(problem)
+    others = [row for row in gemm_kernels() if row.dtype == beside and named in (None, row.name)]
+    rows = [row for row in gemm_kernels() if row not in others]
     kernels, rejected = usable(request, problem, NAME, rows) if rows else ([], [])
-    if splits:
-        more, others = usable(request, msgspec.structs.replace(problem, dtype=splits[0].dtype), NAME, splits)
-        kernels, rejected = kernels + more, rejected + others
+    if others:
+        more, without = usable(request, msgspec.structs.replace(problem, dtype=others[0].dtype), NAME, others)
+        kernels, rejected = kernels + more, rejected + without
     return Candidates(request, tuple(variants(gpu, problem, kernels, gemm_attributes(gpu.capability_number))), (), tuple(rejected))
+
+
+def beside_own(problem: Gemm) -> str | None:
+    """The type whose kernels multiply a product beside those of its own."""
+    if problem.k < FEWEST:
+        split = {halves: whole for whole, halves in AS_HALVES.items()}
+        if problem.dtype in split:
+            return split[problem.dtype]
+    return AS_HALVES.get(problem.dtype)
 
 
 def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> list[Variant]:
@@ -151,7 +174,8 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
     for kernel in kernels:
         own, tiles = known.get(kernel.name), kernel.tiles
         attributes = own or mainloop.estimated(tiles)
-        columns, step, family = product(gpu, problem, tiles, families_of(kernel), attributes, attributes.efficiency)
+        by_registers = kernel.k_major > 1 and problem.trans_a
+        columns, step, family = product(gpu, problem, tiles, families_of(kernel), attributes, attributes.efficiency, by_registers)
         found.append(
             Variant(
                 kernel.name, partial(GpuSchedule, kernel.name), attributes, own is not None, tiled.leans_on(gpu, tiles.pipe, family),
@@ -163,16 +187,22 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
 
 
 def product(
-    gpu: Gpu, problem: Gemm, tiles: Tiles, families: tuple[str, ...], attributes: Attributes, efficiency: float | None
+    gpu: Gpu,
+    problem: Gemm,
+    tiles: Tiles,
+    families: tuple[str, ...],
+    attributes: Attributes,
+    efficiency: float | None,
+    by_registers: bool = False,
 ) -> tuple[Columns, Work, str]:
     """Columns of a product by tiles, no operand copied; a step's work, and the family whose constants hold. Every row of tiles asks for all
-    of B once."""
+    of B once. `by_registers`: a warpgroup's A comes so."""
     size = SIZES[problem.dtype]
     ragged = tuple(pitch * size % VECTOR_BYTES != 0 for pitch in pitches(problem))
-    step = mainloop.work(gpu, tiles, problem.trans_a, problem.trans_b, ragged)
+    step = mainloop.work(gpu, tiles, problem.trans_a, problem.trans_b, ragged, by_registers)
     fixed, family = _fixed(gpu, tiles, families, attributes, step, efficiency)
     result = GPU_RESULT_BYTES[problem.dtype]
-    a, b = problem.m * problem.k * size, problem.k * problem.n * size * tiles.halves
+    a, b = problem.m * problem.k * size, problem.k * problem.n * size * tiles.parts
     sizes = (problem.m, problem.n, problem.k, size, a, b, problem.m * problem.n * result, a, b, result, SUM_BYTES[problem.dtype])
     return Columns(*sizes, *fixed[len(sizes) :])._replace(narrow=problem.n * result % VECTOR_BYTES > 0), step, family
 
@@ -222,18 +252,18 @@ def tiles_of(problem: Gemm, kernel: GemmKernel) -> int:
 
 def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
     kernel = gemm_kernel(schedule.kernel)
-    return sums_of_halves(problem, kernel.tiles) if kernel and kernel.promotion else SUMS
+    if kernel and kernel.promotion:
+        return sums_of_parts(problem, kernel.tiles)
+    return SUMS if kernel is None or kernel.dtype == problem.dtype else SUMS._replace(error=walk(size_of(problem), SUM_UNITS[kernel.dtype]))
 
 
-def sums_of_halves(problem: Gemm | Conv, tiles: Tiles) -> Bound:
+def sums_of_parts(problem: Gemm | Conv, tiles: Tiles) -> Bound:
     """Products that are off by some roundings of the sum each. Sums in FP32 registers have an addition every `promotion` products: the
     error is that of so many roundings, and of PART more for what tensor cores add meanwhile."""
     results, k = size_of(problem)
     error = walk(Size(results, PART + k // tiles.promotion), SUM_UNITS["f32"])
-    each, how = (CUT_ERROR, "2^-19 of each product of halves (native/cuda/core/split.cuh)")
-    if not tiles.by_warpgroups:
-        each, how = (ROUNDED_ERROR, "2^-21 of each product of halves (native/cuda/mainloop/tensor/split.cuh)")
-    return Bound(1 + each / k, 0.0, f"{how}, and of k sums", error=error, multiplied="split")
+    each, what = (THIRDS_ERROR, "1.5 2^-23 of each product of thirds") if tiles.thirds else (CUT_ERROR, "2^-19 of each product of halves")
+    return Bound(1 + each / k, 0.0, f"{what} (native/cuda/core/split.cuh), and of k sums", error=error, multiplied="split")
 
 
 def describe(plan: Plan) -> Description:

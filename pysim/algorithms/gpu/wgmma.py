@@ -245,4 +245,4 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
 
 def tolerance(problem: Conv, schedule: GpuSchedule) -> Bound:
     bound, tiles = _ROWS.tolerance(problem, schedule), row_of(schedule).tiles
-    return gemm.sums_of_halves(problem, tiles)._replace(finite=bound.finite) if tiles.promotion else bound
+    return gemm.sums_of_parts(problem, tiles)._replace(finite=bound.finite) if tiles.promotion else bound

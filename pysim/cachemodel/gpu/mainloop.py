@@ -5,10 +5,10 @@
 
 Of threads that multiply, instructions and wavefronts are counted address by address (`gemm_shared`); of tensor cores they follow from what
 the instructions read, without conflicts: a warp keeps fragments for its whole tile, a warpgroup's instruction reads its rows and columns
-from shared memory. A producer's loads by TMA cost no instructions. Three products of halves are made of fragments in registers, where
-SPLIT_INSTRUCTIONS, or ROUND_INSTRUCTIONS, make halves of an element; warpgroups have A there alone, and read B three times. Each promotion
-adds the accumulators to the sums. A warpgroup's A of tf32 that is not K-major passes through registers, too, and two lanes of its loads
-meet in a bank.
+from shared memory. A producer's loads by TMA cost no instructions. Products of halves or thirds are made of fragments in registers, where
+SPLIT_INSTRUCTIONS, or THIRDS_INSTRUCTIONS, make them of an element; warpgroups have A there alone, and read B's bytes three times. Each
+promotion adds the accumulators to the sums. A warpgroup's A of tf32 that is not K-major passes through registers, too, and two lanes of
+its loads meet in a bank.
 
 Worked number: a step of 8 of 128 x 128 in FP32 on V100 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
 """
@@ -27,10 +27,13 @@ LINE_BYTES = 128
 VECTOR_BYTES = 16
 INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
 EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
-SPLIT_INSTRUCTIONS = 7  # of an element of A: load, cut, subtract, scale, add, compare, select (native/cuda/core/split.cuh)
-ROUND_INSTRUCTIONS = 3  # of an element of A or B where both are split: add, cut, subtract (native/cuda/mainloop/tensor/split.cuh)
+SPLIT_INSTRUCTIONS = 9  # of an element of A: a load, and its thirds; of halves 7 in all (native/cuda/core/split.cuh)
+THIRDS_INSTRUCTIONS = (
+    8.5  # of an element of A or B where both are split: of two, 3 conversions, 2 x 2 unpacked and subtracted, compared, added to
+)
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
 BARRIER_BYTES, FLAG_BYTES, ALIGNMENT = 16, 16, 1024  # of a producer's stages: two barriers each, a flag, room to align
+PASSAGE_BYTES = 16 * 40 * 4  # of a warp of a warpgroup that multiplies, for rows of results that are no whole vectors
 
 
 class Work(NamedTuple):
@@ -47,14 +50,15 @@ class Work(NamedTuple):
 
 def stage_bytes(tiles: Tiles) -> int:
     """Bytes of both operands that one stage keeps in shared memory, padding aside."""
-    return (tiles.rows + tiles.columns * tiles.halves) * tiles.depth * SIZES[tiles.dtype]
+    return round((tiles.rows + tiles.columns * tiles.parts) * tiles.depth * SIZES[tiles.dtype])
 
 
 def shared_bytes(tiles: Tiles) -> int:
     """Bytes of shared memory of a block: stages, and where it is larger the tile of results on its way out."""
     result, size = SUM_BYTES[tiles.dtype], SIZES[tiles.dtype]
     if tiles.producer:
-        return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES + ALIGNMENT
+        passages = tiles.math_threads // WARP * PASSAGE_BYTES if tiles.by_warpgroups else 0
+        return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES + passages + ALIGNMENT
     if not tiles.tensor:
         packed = 2 if tiles.dtype == "f16" else 1  # half2 sums
         return max(tiles.stages * stage_bytes(tiles), tiles.rows * tiles.columns * result // packed)
@@ -112,7 +116,12 @@ def work(
     deep = INSTRUCTION_BYTES / size  # of one instruction along k; each of a warpgroup's four warps issues it
     issued = products * tiles.products / (tiles.thread_rows * tiles.thread_columns * deep) * (tiles.group // WARP)
     if tiles.promotion:
-        split = tiles.warp_rows * SPLIT_INSTRUCTIONS if tiles.by_warpgroups else warp * ROUND_INSTRUCTIONS
-        issued += (groups * tiles.depth * split + products / tiles.promotion) / WARP
+        split = tiles.warp_rows * SPLIT_INSTRUCTIONS if tiles.by_warpgroups else warp * THIRDS_INSTRUCTIONS
+        issued *= 1 if tiles.by_warpgroups else 2  # a warp's take eight of k, too, and are six
+        issued += (groups * tiles.depth * split + 2 * products / tiles.promotion) / WARP
     issued += moved / WARP
+    if not tiles.producer:  # rows that begin anywhere come element by element, lanes a vector apart
+        single = (ragged[0] * tiles.rows + ragged[1] * tiles.columns) * tiles.depth / WARP
+        shared += single * VECTOR_BYTES * WARP / LINE_BYTES
+        copies += EDGE_INSTRUCTIONS * single
     return Work(arithmetic, shared, (issued + 2 * loads + copies) / gpu.schedulers_per_sm.value)

@@ -67,7 +67,7 @@ def columns_of(
         sustained=gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.clock_hz,
         relayouts=0,
         relaid=0,
-        halves=tiles.halves,
+        parts=tiles.parts,
         narrow=False,
         **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
     )
@@ -101,8 +101,7 @@ def families_of(row: ConvKernel) -> tuple[str, ...]:
     own = f"conv_{row.algorithm}"
     if not row.tiles.by_warpgroups:
         return own, "simt"
-    product = gemm_of_tiles(row.tiles.turned)
-    return (own, f"{product.mainloop}_{row.dtype}", product.mainloop) if product else (own,)
+    return own, f"wgmma_{row.dtype}", "wgmma"
 
 
 def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -> float | None:
@@ -195,7 +194,7 @@ def variant_of(
     l1 = max(l1 / LEAST_L1_SHARE, l1 - held * own.shared_bytes) / max(1.0, held)
     asked = special.asked or windows.asked(row.block_windows, l1)
     filters, across = w.filters // w.groups, row.block_windows * row.cluster_windows
-    of_filters = float(filters * windows.k * special.planes * size * tiles.halves)  # bytes, of a group
+    of_filters = float(filters * windows.k * special.planes * size * tiles.parts)  # bytes, of a group
     # each row of tiles asks for all windows, each column of tiles for one group's filters
     sides = (
         (filters, w.groups * -(-(special.windows or windows.number) // across) * across),

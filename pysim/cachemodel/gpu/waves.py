@@ -29,7 +29,7 @@ tiles   A tile's start and end: block_cycles (half of it whatever the tile, half
 partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
           them, part after part, SUMS_AT_ONCE a thread and then a latency.
 relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate.
-passes    pass_seconds for each re-layout, clear_seconds for the memset of split-K's and stream-K's flags.
+passes    pass_seconds for the launch that copies operands, else clear_seconds for the memset of split-K's and stream-K's flags.
 
 Assumptions: blocks of a wave start together; the clock does not move; TLB misses and L2's two halves are nowhere but in fitted rates.
 
@@ -67,9 +67,9 @@ class Columns(NamedTuple):
     column of tiles asks of L2, and of B each row of tiles; `result`, `sum`: bytes of one output of a tile as it leaves, and as it is
     summed. `tile_*` are those of a cluster, of `blocks`; an SM holds `resident` blocks. `divides`: k may be shared, by at most
     `stream_most` blocks of stream-K. `whole`: TMA's boxes; `outputs`, `turns`: of a thread, of which it sums so many at once.
-    `relayouts` copies of operands move `relaid` bytes. `halves`: how often B is read, 2 where it is in halves. `narrow`: whether rows
-    of C are no whole vectors. `bound` is what bounds a step, of STEP. The rest is as the head of this file and the
-    machine's family of constants have it.
+    `relayouts` copies of operands, one launch, move `relaid` bytes. `parts`: bytes of B as it is read for each of its own. `narrow`:
+    whether rows of C are no whole vectors. `bound` is what bounds a step, of STEP. The rest is as the head of this file and the machine's
+    family of constants have it.
     """
 
     m: Any
@@ -102,7 +102,7 @@ class Columns(NamedTuple):
     sustained: Any
     relayouts: Any
     relaid: Any
-    halves: Any
+    parts: Any
     narrow: Any
     launch_seconds: Any
     block_cycles: Any
@@ -174,7 +174,8 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     )
     tiles = edge * facts["turns"] * (1 + (number - 1) * (1 - c.hidden))
     copied = c.relaid * frequency / copy_rate(gpu, c.relaid) / model.copy_share.value
-    passes = c.relayouts * model.pass_seconds.value + (table.kind != DATA_PARALLEL) * model.clear_seconds.value
+    cleared = (table.kind != DATA_PARALLEL) * model.clear_seconds.value
+    passes = np.where(c.relayouts > 0, model.pass_seconds.value, cleared)
     others = np.stack([tiles, _partials(gpu, c, table, facts, latency), copied, (c.launch_seconds + passes) * frequency])
     blocks = np.where(facts["full_waves"] > 0, c.resident, facts["last"])
     waits = blocks * c.step * facts["steps"] * number < NEARLY * waves[:, 0].sum(axis=0)
@@ -217,7 +218,7 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], hot: b
     shared = sum(asked * (repeat + (1 - repeat) * alone) for asked, alone in ((asked_fast, found[0]), (asked_slow, found[1])))
     # TMA fills what lies outside an operand, and takes as long as for what lies inside
     m, n, k = facts["tiles_m"] * c.tile_m, facts["tiles_n"] * c.tile_n, facts["all_steps"] * c.block_k
-    boxes = (m * facts["tiles_n"] + c.halves * n * facts["tiles_m"]) * k * c.size
+    boxes = (m * facts["tiles_n"] + c.parts * n * facts["tiles_m"]) * k * c.size
     outside = np.where(c.whole > 0, np.maximum(0, boxes - asked_fast - asked_slow), 0)
     others = outside + c.c + 2 * partial
     facts["l2_bytes"] = asked_fast + asked_slow + others

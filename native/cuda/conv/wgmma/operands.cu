@@ -176,7 +176,8 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     if (status != PYSIM_OK || !c.halves) return status;
     const int channels = copies.filters.padded, taps = to.channels / channels * to.kernel_h * to.kernel_w;
     void *const halves = (char *)c.own + own.input + own.filters;
-    status = check(split(halves, channels, to.weights, channels, (int64_t)c.groups * c.filters * taps, channels, false, false, stream), "halves of filters");
+    const Relayout copy = {halves, channels, to.weights, channels, (int64_t)c.groups * c.filters * taps, channels, false};
+    status = check(relayout({}, copy, sizeof(float), PartsOf::HALVES, nullptr, 0, stream), "halves of filters");
     to.weights = halves;
     return status;
 }

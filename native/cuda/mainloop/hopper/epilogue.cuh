@@ -9,6 +9,7 @@
 
 #include "core/decomposition.cuh"
 #include "core/epilogue.cuh"
+#include "mainloop/hopper/ptx.cuh"
 
 namespace pysim {
 namespace hopper {
@@ -150,8 +151,36 @@ template <class Out, class T> __device__ inline void store_row(Out *to, const T 
     }
 }
 
+/* Where a warp's 16 rows of a slice lie on their way: 40 words apart, so that neither side meets in a bank. */
+template <class S, class T> __device__ inline T *passage() {
+    extern __shared__ char memory[];
+    const uint32_t first = shared_address(memory), data = (first + 1023) / 1024 * 1024;
+    return (T *)(memory + (data - first) + S::PASSAGES + threadIdx.x / 32 * S::PASSAGE_BYTES);
+}
+
+/* A warp's slice, x as finish_slice has it, into rows of C that begin at no multiple of 16 bytes, or that end inside: a row at once, by all lanes. */
+template <class Out, class T>
+__device__ inline void store_ragged(Out *c, int64_t ldc, int rows, int columns, const T (&x)[SLICE], T *passage) {
+    enum { PITCH = 40 };
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *(Pack<T, 2> *)(passage + (lane / 4 + 8 * h) * PITCH + 8 * j + lane % 4 * 2) = {{x[4 * j + 2 * h], x[4 * j + 2 * h + 1]}};
+    __syncwarp();
+    Out *const to = c + lane;
+    if (rows >= 16 && columns >= 32)
+#pragma unroll
+        for (int r = 0; r < 16; r++) to[r * ldc] = Out(passage[r * PITCH + lane]);
+    else
+        for (int r = 0; r < min(rows, 16); r++)
+            if (lane < columns) to[r * ldc] = Out(passage[r * PITCH + lane]);
+}
+
 /* A slice's results into C, whatever the epilogue and wherever C ends: `row` is the thread's first, `column` the warp's. */
-template <class Acc, class Out>
+template <class S, class Acc, class Out>
 __device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[SLICE]) {
     using T = typename Epilogue<Acc, Out>::T;
     const int lane = threadIdx.x % 4;
@@ -159,21 +188,16 @@ __device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int col
 #pragma unroll
     for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
     if (!e.plain) finish_slice(e, row, column + 2 * lane, x, [&](int h, int at) { return e.c + (row + 8 * h) * e.ldc + at; });
-    const bool whole = column + 32 <= e.n && e.aligned % 16 == 0;
+    if (column + 32 > e.n || e.aligned % 16 != 0) {
+        row -= threadIdx.x % 32 / 4;
+        return store_ragged(e.c + row * e.ldc + column, e.ldc, e.m - row, e.n - column, x, passage<S, T>());
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
-        Out *to = e.c + row * e.ldc + column;
         T of_row[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) of_row[i] = x[i / 2 * 4 + 2 * h + i % 2];
-        if (whole) store_row(to + place<Out>(lane), of_row, lane, row < e.m);
-        else {
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const int at = i / 2 * 8 + 2 * lane + i % 2;
-                if (row < e.m && column + at < e.n) to[at] = Out(of_row[i]);
-            }
-        }
+        store_row(e.c + row * e.ldc + column + place<Out>(lane), of_row, lane, row < e.m);
     }
 }
 
@@ -243,7 +267,7 @@ __device__ inline void store_tile(const Problem &p, const Work &work, const Tile
     row += row_of_thread();
     const auto store = [&](const auto &e) {
         if (t.parts == 1 && e.plain && e.aligned % 16 == 0 && column + S::WARP_N <= e.n) return store_plain<S>(e, row, column, sum);
-        each_slice<S>(work, t, partials, row, column, e.n, sum, [&](int at_row, int at, const Acc (&v)[SLICE]) { store_slice(e, at_row, at, v); });
+        each_slice<S>(work, t, partials, row, column, e.n, sum, [&](int at_row, int at, const Acc (&v)[SLICE]) { store_slice<S>(e, at_row, at, v); });
     };
     with_epilogue<Acc>(p, [&](const auto &e) {
         if constexpr (Becomes<S::DTYPE, std::decay_t<decltype(*e.c)>>::value) store(e);

@@ -26,6 +26,7 @@
 #include "mainloop/hopper/mma.cuh"
 #include "mainloop/hopper/ptx.cuh"
 #include "mainloop/hopper/split.cuh"
+#include "mainloop/hopper/thirds.cuh"
 
 namespace pysim {
 namespace hopper {
@@ -67,14 +68,15 @@ template <int TA_, int TB_> struct Matrices {
 
     /* A block's shares of a tile, step after step: rows from m, columns from n. */
     template <class S> struct Shares {
-        int m, n, lower; /* lower: the row of lo(B), where B is in halves, that is its first here */
-        __device__ Shares(const Problem &p, int m, int n, int) : m(m), n(n), lower(p.n + n) {}
+        int m, n, columns;
+        __device__ Shares(const Problem &p, int m, int n, int) : m(m), n(n), columns(p.n) {}
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
             load<S, TA, S::A_SHARE, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, blocks);
         }
         __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
-            load<S, TB, S::B_SHARE, (S::CLUSTER_M > 1)>(to, map, barrier, n, step * S::BLOCK_K, blocks);
-            if (S::Element::SPLIT) load<S, TB, S::B_SHARE, (S::CLUSTER_M > 1)>(to + S::B_BYTES / 2, map, barrier, lower, step * S::BLOCK_K, blocks);
+#pragma unroll
+            for (int i = 0; i <= S::Element::SPLIT; i++) /* of B's thirds those of all columns, then the next ones */
+                load<S, TB, S::B_SHARE, (S::CLUSTER_M > 1)>(to + i * (S::B_BYTES / (1 + S::Element::SPLIT)), map, barrier, i * columns + n, step * S::BLOCK_K, blocks);
         }
         __device__ void next() {}
     };
@@ -103,7 +105,7 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
             barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             barrier_arrive_expect(full, S::STAGE_BYTES);
             shares.load_a(shared.a(ring.stage) + share_a * 128, map_a, full, step, row);
-            shares.load_b(shared.b(ring.stage) + share_b * 128, map_b, full, step, column);
+            shares.load_b(shared.b(ring.stage) + share_b * S::B_ROW, map_b, full, step, column);
         }
     }
 }
@@ -163,13 +165,16 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
         const auto release = [&](int stage) {
             if (tells) barrier_arrive_at(shared.empty(stage), waiter);
         };
-        if constexpr (S::Element::SPLIT) accumulate_split<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
+        const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row, first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
+        if constexpr (S::DTYPE == BF16X6) {
+            accumulate_thirds<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
+            mend_thirds<S, Operands::TA>(p, sum[0], first_row + row_of_thread(), first_column + lane % 4 * 2, t.begin, t.end);
+        } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
         else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum[0], shared, ring, t.end - t.begin, row, column, release);
         else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release);
         if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
                                      [] { sync_threads(1, 128 * S::CONSUMERS); }))
-            Operands::template store<S>(arguments, work, t, partials, (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row,
-                                        (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column, sum);
+            Operands::template store<S>(arguments, work, t, partials, first_row, first_column, sum);
     }
 }
 
@@ -194,6 +199,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     }
     if (S::BLOCKS > 1) cluster_sync();
     else __syncthreads();
+    wait_for_previous();
 
     /* the decomposition deals with clusters */
     const Grid grid(Operands::product(arguments), S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
@@ -234,18 +240,19 @@ template <class S> constexpr CUtensorMapDataType map_type() {
            : S::DTYPE == PYSIM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
            : S::DTYPE == PYSIM_TF32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
            : S::DTYPE == PYSIM_F64  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
-           : S::DTYPE == PYSIM_TF32X3 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+           : S::DTYPE == PYSIM_TF32X3 || S::DTYPE == BF16X6 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                     : CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
-/* The operand as TMA sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`. */
+/* The operand as TMA sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`, or of B's thirds 64. */
 template <class S>
-cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inner, int outer, int64_t pitch, int box) {
-    const cuuint64_t sizes[] = {(cuuint64_t)inner, (cuuint64_t)outer}, pitches[] = {(cuuint64_t)pitch * S::BYTES};
+cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inner, int outer, int64_t pitch, int box, bool thirds = false) {
+    const int bytes = thirds ? 2 : S::BYTES;
+    const cuuint64_t sizes[] = {(cuuint64_t)inner, (cuuint64_t)outer}, pitches[] = {(cuuint64_t)pitch * bytes};
     const cuuint32_t boxes[] = {128 / S::BYTES, (cuuint32_t)box}, steps[] = {1, 1};
-    const CUresult result = encode(map, map_type<S>(), 2, const_cast<void *>(data), sizes, pitches, boxes, steps,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result = encode(map, thirds ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : map_type<S>(), 2, const_cast<void *>(data), sizes, pitches, boxes, steps,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, thirds ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -262,13 +269,15 @@ cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensor
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     const int clusters = grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {S::BLOCKS, 1, 1};
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {S::BLOCKS, 1, 1};
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(clusters * S::BLOCKS), config.blockDim = dim3(S::THREADS);
     config.dynamicSmemBytes = S::SHARED_BYTES, config.stream = stream;
-    config.attrs = &cluster, config.numAttrs = 1;
+    config.attrs = attributes, config.numAttrs = p.follows ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, a, b, arguments);
 }
 
@@ -278,8 +287,8 @@ template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> 
 }
 
 template <class S> Kernel<Problem> kernel_for(const Problem &p) {
-    if constexpr (!S::Element::MN_MAJOR) return wgmma_kernel<S, Matrices<0, 0>>;
-    else if constexpr (S::Element::SPLIT) return p.trans_a ? wgmma_kernel<S, Matrices<1, 0>> : wgmma_kernel<S, Matrices<0, 0>>;
+    if constexpr (!S::Element::MN_MAJOR && S::DTYPE != PYSIM_TF32) return wgmma_kernel<S, Matrices<0, 0>>;
+    else if constexpr (S::Element::SPLIT > 0 || S::DTYPE == PYSIM_TF32) return p.trans_a ? wgmma_kernel<S, Matrices<1, 0>> : wgmma_kernel<S, Matrices<0, 0>>;
     else if (p.trans_a) return p.trans_b ? wgmma_kernel<S, Matrices<1, 0>> : wgmma_kernel<S, Matrices<1, 1>>;
     else return p.trans_b ? wgmma_kernel<S, Matrices<0, 0>> : wgmma_kernel<S, Matrices<0, 1>>;
 }
@@ -290,7 +299,7 @@ template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t st
     cudaError_t error = encoder().error;
     if (error == cudaSuccess) error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K)
                                                 : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, S::A_SHARE);
-    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb, S::B_SHARE)
+    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT > 0 ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb, S::B_SHARE, S::DTYPE == BF16X6)
                                                 : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
     return error == cudaSuccess ? start<S>(kernel_for<S>(p), a, b, p, p, sms, stream) : error;
 }

@@ -18,6 +18,11 @@ __device__ inline uint64_t matrix(uint32_t address, uint32_t stride) {
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(stride >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+/* The same of rows of 64 bytes, swizzled so: atoms of 8 rows x 64 bytes. */
+__device__ inline uint64_t matrix_of_64(uint32_t address) {
+    return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)(512 >> 4) << 32 | (uint64_t)2 << 62;
+}
+
 #define PYSIM_D8(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
 #define PYSIM_D32(c, i) PYSIM_D8(c, i), PYSIM_D8(c, i + 8), PYSIM_D8(c, i + 16), PYSIM_D8(c, i + 24)
 #define PYSIM_D64(c, i) PYSIM_D32(c, i), PYSIM_D32(c, i + 32)
@@ -70,18 +75,23 @@ template <> struct Product<PYSIM_F8> {
 };
 
 /* A in registers: lane l of warp w has of rows 16 w + l / 4 and that + 8, at position l % 4 of k, a[0] and a[1], at position l % 4 + 4, a[2] and
- * a[3]. Unless `kept`, D starts from zeros. */
-#define PYSIM_MMA_A(N, REGISTERS, A, B, KEPT)                                                                                        \
+ * a[3]; of two-byte types, of which a register has two, at positions 2 (l % 4) and those + 8. Unless `kept`, D starts from zeros. */
+#define PYSIM_MMA_A(N, TYPES, REGISTERS, A, B, KEPT, TAIL)                                                                                        \
     __device__ static inline void add(Acc(&d)[REGISTERS], const unsigned(&a)[4], uint64_t b, int kept) {                             \
         asm volatile("{\n.reg .pred kept;\nsetp.ne.b32 kept, " KEPT ", 0;\n"                                                         \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" PYSIM_N##REGISTERS "}, " A ", " B ", kept, 1, 1;\n}"  \
+                     "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PYSIM_N##REGISTERS "}, " A ", " B ", kept, 1, 1" TAIL ";\n}"  \
                      : PYSIM_D##REGISTERS(PYSIM_F, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(kept));              \
     }
 template <> struct Product<PYSIM_TF32X3> {
     using Acc = float;
-    PYSIM_MMA_A(64, 32, "{%32, %33, %34, %35}", "%36", "%37")
-    PYSIM_MMA_A(128, 64, "{%64, %65, %66, %67}", "%68", "%69")
-    PYSIM_MMA_A(256, 128, "{%128, %129, %130, %131}", "%132", "%133")
+    PYSIM_MMA_A(64, "k8.f32.tf32.tf32", 32, "{%32, %33, %34, %35}", "%36", "%37", "")
+    PYSIM_MMA_A(128, "k8.f32.tf32.tf32", 64, "{%64, %65, %66, %67}", "%68", "%69", "")
+    PYSIM_MMA_A(256, "k8.f32.tf32.tf32", 128, "{%128, %129, %130, %131}", "%132", "%133", "")
+};
+template <> struct Product<BF16X6> {
+    using Acc = float;
+    PYSIM_MMA_A(64, "k16.f32.bf16.bf16", 32, "{%32, %33, %34, %35}", "%36", "%37", ", 0")
+    PYSIM_MMA_A(128, "k16.f32.bf16.bf16", 64, "{%64, %65, %66, %67}", "%68", "%69", ", 0")
 };
 #undef PYSIM_MMA_A
 #undef PYSIM_MMAS

@@ -7,8 +7,11 @@
 namespace pysim {
 namespace hopper {
 
-/* How a type is multiplied. Shared memory holds 128 bytes of k of each operand a stage; one instruction takes 32. SPLIT: B in halves, A split in
- * registers (split.cuh). */
+/* f32 as six products of bf16 thirds (thirds.cuh), beside the types of pysim.h. */
+enum { BF16X6 = 16 };
+
+/* How a type is multiplied. Shared memory holds 128 bytes of k of each operand a stage; one instruction takes 32. SPLIT: so many numbers beside the
+ * first stand for an element: of B they are made ahead, of A in registers (split.cuh, thirds.cuh). */
 template <int DTYPE> struct Element;
 template <> struct Element<PYSIM_F16> { enum { BYTES = 2, MN_MAJOR = 1, SPLIT = 0 }; using Acc = float; };
 template <> struct Element<PYSIM_BF16> { enum { BYTES = 2, MN_MAJOR = 1, SPLIT = 0 }; using Acc = float; };
@@ -16,6 +19,7 @@ template <> struct Element<PYSIM_TF32> { enum { BYTES = 4, MN_MAJOR = 0, SPLIT =
 template <> struct Element<PYSIM_S8> { enum { BYTES = 1, MN_MAJOR = 0, SPLIT = 0 }; using Acc = int; };
 template <> struct Element<PYSIM_F8> { enum { BYTES = 1, MN_MAJOR = 0, SPLIT = 0 }; using Acc = float; };
 template <> struct Element<PYSIM_TF32X3> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 1 }; using Acc = float; };
+template <> struct Element<BF16X6> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 2 }; using Acc = float; };
 
 /* The tiles of a row. PROMOTION: of so many k the accumulators are added to sums in f32; 0: they are the sums. */
 template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_, int PROMOTION_ = 0> struct Shape {
@@ -27,15 +31,19 @@ template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int 
     static constexpr int CONSUMERS = BLOCK_M / WARP_M * (BLOCK_N / WARP_N), THREADS = 128 * (CONSUMERS + 1);
     /* producers and consumers start with equal registers; large tiles need the producer's */
     static constexpr bool HANDS_OVER = CONSUMERS == 2 && WARP_M * WARP_N >= 64 * 128;
-    static constexpr int CONSUMER_REGISTERS = Element::SPLIT ? 232 : 224, PRODUCER_REGISTERS = Element::SPLIT ? 40 : 56;
+    static constexpr int CONSUMER_REGISTERS = Element::SPLIT > 0 ? 232 : 224, PRODUCER_REGISTERS = Element::SPLIT > 0 ? 40 : 56;
     /* instructions along m, each one's registers, and how many times 16 those are in all */
     static constexpr int PARTS = WARP_M / 64, SUMS = WARP_N / 2, SLICES = PARTS * SUMS / 16;
-    static constexpr int A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128 * (1 + Element::SPLIT), STAGE_BYTES = A_BYTES + B_BYTES;
+    static constexpr int B_ROW = Element::SPLIT == 2 ? 64 : 128; /* bytes of k of one column of B, each number of its elements */
+    static constexpr int A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * B_ROW * (1 + Element::SPLIT), STAGE_BYTES = A_BYTES + B_BYTES;
     /* what one block loads of a tile that the cluster shares */
     static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
-    static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + 16 * STAGES + 16 + 1024; /* stages, barriers, a flag, room to align */
+    /* stages, barriers, a flag, each warp's passage to ragged rows (epilogue.cuh), room to align */
+    static constexpr int PASSAGE_BYTES = 16 * 40 * 4, PASSAGES = STAGES * (STAGE_BYTES + 16) + 16;
+    static constexpr int SHARED_BYTES = PASSAGES + 4 * CONSUMERS * PASSAGE_BYTES + 1024;
+    static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
     static_assert(A_SHARE % 64 == 0 && B_SHARE % 64 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
-    static_assert(Element::SPLIT ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0, "promotions of whole stages");
+    static_assert(Element::SPLIT > 0 ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0, "promotions of whole stages");
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
 };
 

@@ -20,9 +20,9 @@ namespace hopper {
 
 /* Where a thread's elements of A lie in a swizzled stage: rows r = 16 w + l / 4 and r + 8 of its warpgroup's 64, beginning at row `first`.
  * K-major, element k of row r lies at 128 r + 16 (k / 4 ^ r % 8) + 4 (k % 4); otherwise at 4096 (r / 32) + 128 k + 16 (r % 32 / 4 ^ k % 8) + 4 (r % 4).
- * Either way all lanes of a load touch different banks: MN-major for a B whose k are interleaved (core/split.cuh). In their own order two lanes meet. */
-template <int MN_MAJOR, bool INTERLEAVED = MN_MAJOR != 0> struct ThreadOfA {
-    enum { NEXT = INTERLEAVED ? 2 : 1, RIGHT = INTERLEAVED ? 1 : 4 }; /* k from one position to the next, and from one to that four on */
+ * K-major all lanes of a load touch different banks, and MN-major where lanes are two of k apart (PAIRS); one apart two lanes meet. */
+template <int MN_MAJOR, bool PAIRS = MN_MAJOR != 0> struct ThreadOfA {
+    enum { NEXT = PAIRS ? 2 : 1, RIGHT = PAIRS ? 1 : 4 }; /* k from one lane to the next, and from a lane's first to its second */
     uint32_t offset;
     __device__ explicit ThreadOfA(int first) {
         const int lane = threadIdx.x % 32, r = lane / 4, q = lane % 4, row = first + threadIdx.x % 128 / 32 * 16 + r;

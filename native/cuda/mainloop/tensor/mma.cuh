@@ -6,7 +6,7 @@
  * m or n are transposed by ldmatrix.trans where elements have 16 bits; those of 32 bits are loaded one by one, and s8 asks for rows along k
  * (`k_major`). (PTX ISA, "Warp-level matrix instructions": fragment layouts of mma.m16n8k*.)
  *
- * Products of f32 as three of tf32: mainloop/tensor/split.cuh.
+ * Products of f32 as six of bf16: mainloop/tensor/split.cuh.
  *
  * Worked number: f16 128x128x32 with warps of 64x32: a k step of 16 reads (64 + 32) x 16 x 2 bytes = 3 KiB a warp, 24 wavefronts of
  * shared memory, for 32,768 multiply-adds; an SM multiplies 1,024 of them a cycle here, so shared memory is busy 24 of 32 cycles. */
@@ -24,7 +24,7 @@
 namespace pysim {
 namespace mma_sync {
 
-/* A row: types, tiles; PROMOTION: 0, or of so many k the accumulators of three products are added to the sums. float stands for tf32, whose operands
+/* A row: types, tiles; PROMOTION: 0, or of so many k the accumulators of six products of thirds are added to the sums. float stands for tf32, whose operands
  * are rounded to nearest, as cuBLAS does, where they leave shared memory. */
 template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_> struct Row {
     using In = In_;
@@ -103,11 +103,17 @@ __global__ void __launch_bounds__(R::THREADS, R::template Shape<TA, TB>::blocks)
             along_k([&](int, int buffer) { multiply(sum, f[buffer]); });
         } else {
             float part[R::SUMS];
-            uint64_t again = 0;
             const auto begins = [](int k) { return k % R::PROMOTION == 0; };
-            along_k([&](int k0, int buffer) { multiply_split<false>(sum, part, f[buffer].a, f[buffer].b, begins(k0), begins(k0 + R::K), again); });
-            if (clear_infinite(sum, again, &meeting))
-                along_k([&](int k0, int buffer) { multiply_split<true>(sum, part, f[buffer].a, f[buffer].b, begins(k0), begins(k0 + R::K), again); });
+            along_k([&](int k0, int buffer) { multiply_thirds(sum, part, f[buffer].a, f[buffer].b, begins(k0), begins(k0 + R::K)); });
+            mend(sum, [&](int which) {
+                const int row = t.i * R::BM + warp_row + which / 4 / R::TILES_N * 16 + lane / 4 + which / 2 % 2 * 8;
+                const int column = t.j * R::BN + warp_column + which / 4 % R::TILES_N * 8 + lane % 4 * 2 + which % 2;
+                float value = 0;
+                if (row < p.m && column < p.n)
+                    for (int k = t.begin * R::BK; k < min(t.end * R::BK, p.k) && value == value; k++) /* NaN stays NaN */
+                        value = fmaf(((const float *)p.a)[TA ? k * p.lda + row : row * p.lda + k], ((const float *)p.b)[TB ? column * p.ldb + k : k * p.ldb + column], value);
+                return value;
+            });
         }
         if (!meet(p, work, t, sum, (int)threadIdx.x, R::THREADS, &meeting, [] { __syncthreads(); })) continue;
         __syncthreads(); /* the last stages are read */

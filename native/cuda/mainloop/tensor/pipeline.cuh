@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the warp-level tensor-core kernels (mma.cu, wmma.cu) share: tiles of A and B as they lie in memory come into shared memory by
- * 16-byte cp.async, `STAGES` k steps deep, with rows padded.
+ * 16-byte cp.async, `STAGES` k steps deep, with rows padded. Rows that begin anywhere come element by element: those of 4 bytes by cp.async, too, others
+ * by loads and stores, which wait.
  *
  * Banks: eight rows of a fragment lie `pitch` bytes apart. A pitch that is an odd multiple of 16 bytes puts them into eight different
  * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. Elements of 4 bytes whose rows run
@@ -39,6 +40,7 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS> class Copies {
     const char *origin;
     int64_t pitch, k_pitch; /* bytes between rows, and between k steps */
     int rows_left, bytes_left, offset;
+    bool ragged;
 
   public:
     __device__ Copies(const void *matrix, int64_t ld, int outer0, int outer_end, int k_end) {
@@ -49,6 +51,16 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS> class Copies {
         rows_left = (K_LAST ? outer_end : k_end) - row0;
         bytes_left = ((K_LAST ? k_end : outer_end) - column0) * element - chunk;
         offset = row * Tile::pitch + chunk;
+        ragged = ((uintptr_t)matrix | (uintptr_t)pitch) % 16 != 0;
+    }
+    /* 16 bytes, of which the first come from memory and the rest are zeros. */
+    __device__ void copy(char *to, const char *from, int bytes) const {
+        if (!ragged) return copy_async<16>(to, from, bytes);
+#pragma unroll
+        for (int at = 0; at < 16; at += element) {
+            if constexpr (element == 4) copy_async<4>(to + at, from + at, at < bytes ? 4 : 0);
+            else *(typename Word<element>::type *)(to + at) = at < bytes ? *(const typename Word<element>::type *)(from + at) : typename Word<element>::type(0);
+        }
     }
     __device__ void start(char *base, int step) const {
         const char *from = origin + step * k_pitch;
@@ -56,7 +68,7 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS> class Copies {
 #pragma unroll
         for (int row = 0; row < Tile::rows; row += row_step) {
             if (Tile::rows % row_step && row + (int)threadIdx.x / Tile::chunks >= Tile::rows) break;
-            copy_async<16>(base + offset + row * Tile::pitch, from, row < rows ? bytes : 0);
+            copy(base + offset + row * Tile::pitch, from, row < rows ? bytes : 0);
             from += row_step * pitch;
         }
     }
@@ -70,9 +82,10 @@ template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA,
     static constexpr int warps_m = BM / WM, warps_n = BN / WN, threads = 32 * warps_m * warps_n, stage = A::bytes + B::bytes;
     static constexpr int shared = STAGES * stage;
     /* 16 warps an SM hide the latency of loads and multiply-adds; they leave 128 registers a thread, half of them for sums. Warps with
-     * more sums than that, or with two of each and halves of fragments, read less shared memory for a multiply-add; 8 of them an SM have 255 each. */
-    static constexpr int sums = WM * WN / 32 * (PROMOTION ? 2 : 1), at_once = sums > 64 ? 256 : 512;
-    static constexpr int blocks = threads < at_once ? at_once / threads : 1, buffers = sums > 64 ? 2 : 1;
+     * more sums than that, or with two of each, read less shared memory for a multiply-add; 8 of them an SM have 255 each. Thirds of fragments want
+     * registers, too, and take so long to make that nothing need be fetched ahead. */
+    static constexpr int sums = WM * WN / 32 * (PROMOTION ? 2 : 1), at_once = sums > 64 ? 256 : PROMOTION ? 384 : 512;
+    static constexpr int blocks = threads < at_once ? at_once / threads : 1, buffers = sums > 64 && !PROMOTION ? 2 : 1;
     static_assert(BM % WM == 0 && BN % WN == 0, "warps tile the block");
 };
 
