@@ -155,7 +155,7 @@ def test_larger_kernels_go_by_their_phases_where_that_is_less_work(machine: str,
 
 def test_prepared_filters_of_a_set_of_channels_lie_one_behind_the_other() -> None:
     """They are read in one stream: panels of the first set of channels of a plane, then panels of the next."""
-    w = conv("conv:ic8ih14oc64kh3ph1")
+    w = conv("conv:ic8ih14oc192kh3ph1")
     plan = planner.plan(w, host.machine("host"), algorithm="winograd")
     kernel = next(row for row in kernels() if row.name == plan.kernel)
     assert isinstance(plan.schedule, Schedule)
