@@ -53,6 +53,7 @@ def optimize(model: torch.nn.Module, accuracy: Accuracy = "strict") -> torch.nn.
     kind = type(model)
     optimized = copy.copy(model)
     optimized.__class__ = type(kind.__name__, (_Optimized, kind), {"__module__": kind.__module__})
+    object.__setattr__(optimized, "_pysim_modules", tuple(optimized.modules()))
     object.__setattr__(optimized, "_pysim", rewritten(_traced(model), accuracy))
     return optimized
 
@@ -76,7 +77,7 @@ class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     """Stands before a model's own class, whose forward trains, is traced and is exported."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if any(one.training for one in self.modules()) or torch.compiler.is_compiling():
+        if any(one.training for one in self.__dict__["_pysim_modules"]) or torch.compiler.is_compiling():
             return super().forward(*args, **kwargs)
         given = [*args, *kwargs.values()]
         if torch.is_grad_enabled() and any(one.requires_grad for one in (*given, *self.parameters()) if isinstance(one, torch.Tensor)):

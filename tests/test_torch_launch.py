@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of PyTorch models as they run on a GPU, by the CUDA kernels as the CPU runs them: epilogues, folded weights, residuals."""
 
-import contextlib
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 from pysim import planner  # noqa: E402
+from pysim.frontends.torch import rewritten  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.models import torch_gpu, torch_layers  # noqa: E402
 from pysim.models.torch_layers import FusedLayer, Geometry  # noqa: E402
@@ -37,11 +36,26 @@ def _emulated(monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setenv("PYSIM_CUDA_LIBRARY", str(LIBRARY))
     cuda.library.cache_clear()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch_gpu.arrays, "library_of", lambda kind: Host())
     yield
     monkeypatch.undo()
     cuda.library.cache_clear()
+
+
+class Host:
+    """PyTorch as it makes memory on a device, here of the host."""
+
+    def stream(self, x):
+        return 0
+
+    def keeps(self):
+        return True
+
+    def maker(self, like, shape, dtype):
+        return lambda: torch.empty(shape, dtype=torch.uint8)
+
+    def pointer(self, x, stream):
+        return x.data_ptr()
 
 
 class Case:
@@ -96,3 +110,94 @@ def test_operands_that_begin_anywhere_are_taken(monkeypatch):
     one.x = torch.empty(one.x.numel() + 1)[1:].reshape(one.x.shape).normal_()
     assert one.x.data_ptr() % ALIGNED and torch_gpu.GpuLaunch
     one.assert_right()
+
+
+def aligned(like):
+    """A tensor that lies as another one does, where kernels can read and write it."""
+    lying = torch.empty(like.numel() + 64)
+    start = -lying.data_ptr() // 4 % 64
+    return lying[start : start + like.numel()].as_strided(like.shape, like.stride()).normal_()
+
+
+class Repeated(Case):
+    """A layer that was called, and whose next calls may not look anything up."""
+
+    def __init__(self, case, monkeypatch, adds=False):
+        for module in (torch_gpu, torch_layers):
+            monkeypatch.setattr(module, "ALIGNED", 64)  # what a host's memory begins at
+        super().__init__(*case, monkeypatch)
+        self.x = aligned(self.x)
+        self.parameters = (aligned(self.parameters[0]), *self.parameters[1:])
+        self.residual = aligned(self.run()) if adds else None
+        monkeypatch.setattr(torch_layers, "_tf32", lambda kind: False)
+        with torch.no_grad():
+            self.run(self.residual)
+        self.looked_up = 0
+        monkeypatch.setattr(self.layer, "_looked_up", self.look_up)
+
+    def look_up(self, x, parameters, residual):
+        self.looked_up += 1
+        return self.layer.own(x, *parameters, residual)
+
+    def again(self):
+        with torch.no_grad():
+            return self.layer(self.x, *self.parameters, self.residual)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_call_like_the_last_one_looks_nothing_up_and_gives_the_same_bits(case, monkeypatch):
+    one = Repeated(case, monkeypatch)
+    one.x.normal_()
+    assert (one.again() == one.run()).all()
+    assert one.looked_up == 0
+
+
+def test_a_residual_is_added_again_where_it_lies(monkeypatch):
+    one = Repeated(CASES[0], monkeypatch, adds=True)
+    one.residual.normal_()
+    wanted = one.layer.own(one.x, *one.parameters, one.residual.clone())
+    found = one.again()
+    assert found.data_ptr() == one.residual.data_ptr()
+    assert one.looked_up == 0
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    "what", ["shape", "type", "weights written to", "weights elsewhere", "other weights", "a residual", "a view", "gradients"]
+)
+def test_a_call_that_differs_from_the_last_one_is_looked_up(what, monkeypatch):
+    one = Repeated(CASES[0], monkeypatch)
+    w = one.parameters[0]
+    if what == "shape":
+        one.x = aligned(torch.empty(3, 8, 10, 10))
+    elif what == "type":
+        one.x, one.parameters = one.x.double(), tuple(number.double() for number in one.parameters)
+    elif what == "weights written to":
+        w.mul_(2)
+    elif what == "weights elsewhere":
+        w.data = w.data.clone()
+    elif what == "other weights":
+        one.parameters = (w.clone(), *one.parameters[1:])
+    elif what == "a residual":
+        one.residual = aligned(one.run())
+    elif what == "a view":
+        one.x = one.x.transpose(2, 3)
+    if what == "gradients":
+        one.layer(one.x.requires_grad_(), *one.parameters)
+    else:
+        one.again()
+    assert one.looked_up == 1
+
+
+def test_parameters_are_read_from_the_modules_that_they_belong_to():
+    """Not by way of every module above: a layer has up to six, in modules that lie four deep."""
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())).eval()
+    traced, _ = rewritten(torch.fx.symbolic_trace(model))
+    assert not any(node.op == "get_attr" for node in traced.graph.nodes)
+    conv, x = model[0][0], torch.randn(1, 3, 9, 9)
+    with torch.no_grad():
+        assert torch.allclose(traced(x), model(x), atol=1e-6)
+        conv.weight.mul_(2)
+        assert torch.allclose(traced(x), model(x), atol=1e-6)
+        conv.weight = torch.nn.Parameter(torch.randn(4, 3, 3, 3))
+        assert torch.allclose(traced(x), model(x), atol=1e-6)

@@ -12,6 +12,7 @@ import pysim
 from pysim import planner
 from pysim.algorithms.cpu import winograd
 from pysim.cachemodel.cpu import winograd as model
+from pysim.calibration import host
 from pysim.check.bounds import of_rms
 from pysim.check.reference import reference
 from pysim.errors import MissingError, NativeError, PlanError
@@ -149,7 +150,28 @@ def test_larger_kernels_go_by_their_phases_where_that_is_less_work(machine: str,
     plan = planner.plan(problem, machine)
     assert isinstance(plan.schedule, Schedule)
     assert (plan.algorithm, plan.schedule.outputs) == ("winograd", m)
-    assert planner.plan(problem, machine, accuracy="ieee").algorithm == "sconv"
+    assert planner.plan(problem, machine, accuracy="ieee").algorithm in ("sconv", "polyphase")
+
+
+def test_prepared_filters_of_a_set_of_channels_lie_one_behind_the_other() -> None:
+    """They are read in one stream: panels of the first set of channels of a plane, then panels of the next."""
+    w = conv("conv:ic8ih14oc192kh3ph1")
+    plan = planner.plan(w, host.machine("host"), algorithm="winograd")
+    kernel = next(row for row in kernels() if row.name == plan.kernel)
+    assert isinstance(plan.schedule, Schedule)
+    panels = -(-w.filters // kernel.windows)
+    schedule = msgspec.structs.replace(plan.schedule, channels=4, k3=panels)
+    x = np.zeros((w.filters, 8, 3, 3), dtype=np.float32)
+    x[:, 4:] = 1.0
+    ffi, lib = runtime.library()
+    structs, size = (runtime.problem_struct(w), runtime.schedule_struct(schedule, w)), ffi.new("int64_t *")
+    runtime.check(lib.pysim_prepared_bytes(*structs, size))
+    prepared = np.full(size[0] // 4, np.nan, dtype=np.float32)
+    pointers = (ffi.cast("void *", one.ctypes.data) for one in (x, prepared))
+    runtime.check(lib.pysim_prepare(*structs, *pointers, size[0]))
+    planes = prepared.reshape(-1, 2, panels * 4 * kernel.windows)
+    assert not planes[:, 0].any()
+    assert planes[0, 1].any()
 
 
 def test_parting_the_phases_reads_the_image_and_writes_it_once() -> None:

@@ -17,7 +17,8 @@
  * the transformed sums, so s x s channels are transformed on the way in and one on the way out. Phases have their padding written out.
  *
  * Threads take blocks, smaller ones where that divides them evenly, and parts of the filters: each transforms the patches it needs.
- * Every sum is made by one thread in one order. Prepared filters lie as they are read: [group][set][plane][panel][channel][filters]. */
+ * Every sum is made by one thread in one order. Prepared filters lie as they are read, in one stream: [group][set][plane][channel set][panel]
+ * [channel][filters]. */
 #include <string.h>
 
 #include "algorithm.h"
@@ -67,6 +68,7 @@ typedef struct {
     int64_t bytes, planes, tiles, filters;
     int64_t panel_tiles, panel_filters, panel_bytes;                            /* tiles that a panel has, of those that it could hold */
     int64_t tile_panels, block_panels, filter_panels, set_panels; /* panels of all tiles and of a block, of all filters and of a set */
+    int64_t set_channels;
     const pysim_winograd_transforms *transforms;
 } shape;
 
@@ -103,6 +105,7 @@ static shape shape_of(const pysim_job *job) {
         .panel_filters = n->schedule.windows,
         .block_panels = n->schedule.k2,
         .set_panels = n->schedule.k3,
+        .set_channels = n->schedule.channels,
         .transforms = transforms_of(&n->row.info, &known),
     };
     s.w.tiles_h = pysim_ceil_div(s.w.out_h, s.w.outputs), s.w.tiles_w = pysim_ceil_div(s.w.out_w, s.w.outputs);
@@ -213,34 +216,40 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
 
 /* ---- preparation ---- */
 
-/* Elements before a plane of a panel of prepared filters of one group; a set's next plane lies set_pitch further. */
-static int64_t set_pitch(const shape *s, int64_t panel) {
-    const int64_t first = panel / s->set_panels * s->set_panels;
-    return pysim_min(s->set_panels, s->filter_panels - first) * s->w.channels * s->panel_filters;
+/* Panels of the set that a panel of filters is in. */
+static int64_t panels_of_set(const shape *s, int64_t panel) {
+    return pysim_min(s->set_panels, s->filter_panels - panel / s->set_panels * s->set_panels);
 }
 
-static int64_t filter_offset(const shape *s, int64_t panel, int64_t plane) {
-    const int64_t in_set = panel % s->set_panels, each = s->w.channels * s->panel_filters;
-    return (panel - in_set) * s->planes * each + plane * set_pitch(s, panel) + in_set * each;
+/* Elements from a plane of a set of panels to the next. */
+static int64_t set_pitch(const shape *s, int64_t panel) { return panels_of_set(s, panel) * s->w.channels * s->panel_filters; }
+
+/* Elements before a plane of a panel of prepared filters of one group, from the channel on that a set of channels begins with. */
+static int64_t filter_offset(const shape *s, int64_t panel, int64_t plane, int64_t channel) {
+    const int64_t in_set = panel % s->set_panels, channels = pysim_min(s->set_channels, s->w.channels - channel);
+    const int64_t before = (panel - in_set) * s->planes * s->w.channels + channel * panels_of_set(s, panel) + in_set * channels;
+    return before * s->panel_filters + plane * set_pitch(s, panel);
 }
 
-/* One panel of filters of one group: the row's own packing turns them into [tap][filter], some channels at a time; each phase of a channel
+/* One panel of filters of one group, to where those of the group lie: the row's own packing turns them into [tap][filter], some channels at a time; each phase of a channel
  * takes every stride-th tap. */
-static void prepare_panel(const pysim_job *job, const shape *s, const char *filters, int64_t count, char *to, int64_t plane) {
+static void prepare_panel(const pysim_job *job, const shape *s, const char *filters, int64_t panel, char *to) {
     _Alignas(ALIGN) char packed[KERNEL * KERNEL * WIDEST * sizeof(double)];
     const pysim_conv *c = &job->problem->conv;
     const int64_t k = c->kernel_h, stride = c->stride_h, channels = c->channels / c->groups, width = s->panel_filters;
-    const int64_t at_once = KERNEL * KERNEL / (k * k);
+    const int64_t at_once = KERNEL * KERNEL / (k * k), plane = set_pitch(s, panel);
+    const int64_t count = pysim_min(width, s->filters - panel * width);
     for (int64_t first = 0; first < channels; first += at_once) {
         const int64_t some = pysim_min(at_once, channels - first);
         job->nest.row.pack.transposed(filters + first * k * k * s->bytes, channels * k * k, count, some * k * k, width, packed, NULL);
-        for (int64_t i = 0; i < some * stride * stride; i++, to += width * s->bytes) {
-            const int64_t a = i / stride % stride, b = i % stride;
+        for (int64_t i = 0; i < some * stride * stride; i++) {
+            const int64_t a = i / stride % stride, b = i % stride, channel = first * stride * stride + i, in_set = channel % s->set_channels;
+            const int64_t at = filter_offset(s, panel, 0, channel - in_set) + in_set * width;
             const pysim_winograd_taps taps = {
                 .first = packed + ((i / (stride * stride) * k + a) * k + b) * width * s->bytes, .rows = pysim_ceil_div(k - a, stride),
                 .columns = pysim_ceil_div(k - b, stride), .row_pitch = stride * k * width, .column_pitch = stride * width,
             };
-            s->transforms->filters(s->w.outputs, s->w.taps, &taps, width, to, plane);
+            s->transforms->filters(s->w.outputs, s->w.taps, &taps, width, to + at * s->bytes, plane);
         }
     }
 }
@@ -252,9 +261,8 @@ static void prepare_winograd(const pysim_job *job, const char *filters, char *pr
     const int64_t filter = c->channels / c->groups * c->kernel_h * c->kernel_w;
     for (int64_t g = 0; g < c->groups; g++)
         for (int64_t f = 0; f < s.filter_panels; f++) {
-            const int64_t first = f * s.panel_filters;
-            prepare_panel(job, &s, filters + (g * s.filters + first) * filter * s.bytes, pysim_min(s.panel_filters, s.filters - first),
-                          prepared + (g * group + filter_offset(&s, f, 0)) * s.bytes, set_pitch(&s, f));
+            const char *from = filters + (g * s.filters + f * s.panel_filters) * filter * s.bytes;
+            prepare_panel(job, &s, from, f, prepared + g * group * s.bytes);
         }
 }
 
@@ -320,7 +328,7 @@ static void multiply_plane(const run *r, const block *b, const char *filters, co
     for (int64_t c = 0; c < s->w.channels; c += n->schedule.channels) {
         const int64_t channels = pysim_min(n->schedule.channels, s->w.channels - c);
         for (int64_t f = begin; f < end; f++) {
-            const char *own = filters + (filter_offset(s, f, plane) + c * s->panel_filters) * s->bytes;
+            const char *own = filters + filter_offset(s, f, plane, c) * s->bytes;
             const int64_t width = pysim_min(s->panel_filters, s->filters - f * s->panel_filters);
             for (int64_t t = 0; t < b->panels; t++) {
                 char *to = sums + (t * s->panel_tiles * pitch + plane * s->w.sums_pitch + (f - begin) * s->panel_filters) * s->bytes;

@@ -221,11 +221,12 @@ def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node]) -> Fuse
     layer = FusedLayer(
         name, node.op, attributes["geometry"], attributes.get("activation"), attributes.get("epsilon"), len(node.inputs) > PARAMETERS
     )
-    at = f"pysim_{anchor.name}"
+    at, (x, *parameters) = f"pysim_{anchor.name}", _operands(node, places)
+    owners = [_owner(module, one) for one in parameters]
+    layer.owners = tuple(owners[: PARAMETERS - 1] + [None] * (PARAMETERS - 1 - len(owners)))
     module.add_module(at, layer)
     with module.graph.inserting_before(anchor):
-        operands = [_before(module.graph, one) for one in _operands(node, places)]
-        made = module.graph.call_module(at, tuple(operands))
+        made = module.graph.call_module(at, (x, *(None if of else one for one, of in zip(parameters, owners, strict=True))))
     last.replace_all_uses_with(made)
     for gone in (*reversed([places[name] for name in node.absorbed]), anchor):
         module.graph.erase_node(gone)
@@ -237,6 +238,9 @@ def _operands(node: Node, places: dict[str, fx.Node]) -> list[fx.Node | None]:
     return [places[name] if name else None for name in node.inputs]
 
 
-def _before(graph: fx.Graph, operand: fx.Node | None) -> fx.Node | None:
-    """A parameter may be named only behind the convolution: it is named again here."""
-    return graph.get_attr(str(operand.target)) if operand is not None and operand.op == "get_attr" else operand
+def _owner(module: fx.GraphModule, operand: fx.Node | None) -> tuple[nn.Module, str] | None:
+    """The module that a parameter belongs to, and its name there; None for what is computed or given."""
+    if operand is None or operand.op != "get_attr":
+        return None
+    path, _, name = str(operand.target).rpartition(".")
+    return module.get_submodule(path), name

@@ -5,7 +5,8 @@
 
 Weights are tensors that may change. They are folded (and packed, on a CPU) when first needed, and anew when one of them is another tensor,
 lies elsewhere or was written to, which PyTorch counts. PyTorch's own operators compute the same where gradients flow, under autocast, where
-no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
+no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why. On a GPU the last call is kept ready
+(`Again`): a layer of a network is called with inputs that lie alike.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from pysim import planner
 from pysim.calibration import host
 from pysim.errors import PysimError
 from pysim.models.expected import pytorch_seconds
-from pysim.models.torch_gpu import GpuLaunch
+from pysim.models.torch_gpu import Again, GpuLaunch
 from pysim.once import Recent
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -25,7 +26,9 @@ from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Layout, Plan, on_cpu
 from pysim.runtime.cpu_launch import Prepared
+from pysim.runtime.cuda_call import ALIGNED
 
+_Parameters = tuple[Any, Any, Any, Any, Any, Any]  # w, bias, gamma, beta, mean, var
 _DTYPES = {torch.float32: "f32", torch.float64: "f64"}
 _KEPT = 16  # shapes of inputs that one layer keeps packed weights for
 
@@ -59,9 +62,11 @@ class _Native(NamedTuple):
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """`kind` is "Conv" or "Linear", `epsilon` that of a BatchNorm behind it, `activation` None, a name or ("clamp", low, high). `accuracy`
-    is what plans are asked for."""
+    is what plans are asked for; `owners`, modules and what their parameters are called, are where arguments that are not given are read: in
+    a graph each would pass through every module that it lies in."""
 
     accuracy: Accuracy = "strict"
+    owners: tuple[tuple[torch.nn.Module, str] | None, ...] = ()
 
     def __init__(self, name: str, kind: str, geometry: Geometry, activation: Any, epsilon: float | None, adds: bool = False) -> None:
         super().__init__()
@@ -70,16 +75,35 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         self._natives: Recent[_Native] = Recent(_KEPT)
         self._launches: Recent[GpuLaunch] = Recent(_KEPT)
         self._weights: Recent[tuple[Any, Any]] = Recent(_KEPT)  # (what they were made of, what was made)
+        self._again: Again | None = None
 
     @property
     def decisions(self) -> list[Decision]:
         return [native.decision for native in self._natives.values()]
 
     def forward(
-        self, x: Any, w: Any, bias: Any = None, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None, residual: Any = None
+        self,
+        x: Any,
+        w: Any = None,
+        bias: Any = None,
+        gamma: Any = None,
+        beta: Any = None,
+        mean: Any = None,
+        var: Any = None,
+        residual: Any = None,
     ) -> Any:
         """The residual may be written over: nobody reads it later."""
-        parameters = (w, bias, gamma, beta, mean, var)
+        parameters: _Parameters = (w, bias, gamma, beta, mean, var)
+        if self.owners:
+            w, bias, gamma, beta, mean, var = (_owned(*at) if at else one for one, at in zip(parameters, self.owners, strict=True))
+            parameters = (w, bias, gamma, beta, mean, var)
+        again = self._again
+        if again and not self._wants_more() and again.is_like(x, parameters, residual) and not _tf32(self.kind):
+            return again(x, residual)
+        return self._looked_up(x, parameters, residual)
+
+    def _looked_up(self, x: Any, parameters: _Parameters, residual: Any) -> Any:
+        w = parameters[0]
         if self._stays(x, (*parameters, residual)):
             return self.own(x, *parameters, residual)
         key = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, _tf32(self.kind) if x.is_cuda else False)
@@ -95,10 +119,14 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     def _stays(self, x: Any, others: tuple[Any, ...]) -> bool:
         """Whether more than numbers is wanted: a gradient, autocast's types, or what traces or transforms this call."""
         given = [x, *(one for one in others if one is not None)]
-        if torch.is_grad_enabled() and any(one.requires_grad for one in given):
-            return True
+        gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given)
         plain = all(type(one) in (torch.Tensor, torch.nn.Parameter) for one in given)
-        return not plain or torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling()
+        return gradient or not plain or torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling()
+
+    @staticmethod
+    def _wants_more() -> bool:
+        """Whether it may be, whatever the operands."""
+        return bool(torch.is_grad_enabled() or torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling())
 
     def own(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """By PyTorch's operators, one after the other."""
@@ -189,6 +217,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         image = x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()
         image = image if layout == "nhwc" else image.contiguous()
         shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
+        self._again = self._ready(launch, x, (w, bias), tuple(shape), parameters, residual is not None)
         if residual is None:
             return launch(image, w, bias).reshape(shape)
         if tuple(residual.shape) == shape:
@@ -197,12 +226,21 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 return launch(image, w, bias, over).view(shape)
         return _activated(GpuLaunch(plan, None)(image, w, bias).reshape(shape) + residual, self.activation)
 
+    def _ready(
+        self, launch: GpuLaunch, x: Any, operands: tuple[Any, Any], shape: tuple[int, ...], parameters: tuple[Any, ...], adds: bool
+    ) -> Again | None:
+        """What calls like this one need; None where it cannot be told whether parameters are written to, or where operands are copied."""
+        state = _state(parameters)
+        if state is None or operands[0].data_ptr() % ALIGNED or (adds and self.kind == "Linear"):
+            return None
+        told = operands[0].data_ptr(), launch.epilogue(operands[1], adds)
+        return Again(launch, operands, told, shape, (x.shape, x.dtype, x.device), adds, parameters, tuple(state))
+
     def _current(self, key: Any, parameters: tuple[Any, ...], make: Any) -> Any:
         """What was made of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
-        state = [(one, one.data_ptr(), one._version) for one in parameters if one is not None and not one.is_inference()]
-        known = len(state) == sum(one is not None for one in parameters)  # writes to tensors of inference mode are not counted
-        found = self._weights.get(key) if known else None
-        if found and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(found[0], state, strict=True)):
+        state = _state(parameters)
+        found = self._weights.get(key) if state is not None else None
+        if found and state and found[0] and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(found[0], state, strict=True)):
             return found[1]
         with torch.no_grad():
             return self._weights.put(key, (state, make()))[1]
@@ -216,6 +254,20 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
         shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else beta.double())
         return (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype), shift.to(w.dtype)
+
+
+def _owned(owner: torch.nn.Module, name: str) -> Any:
+    """A parameter or buffer of a module, past `Module.__getattr__`, which takes as long as all else that a call looks at."""
+    for kind in ("_parameters", "_buffers"):
+        if name in (found := owner.__dict__[kind]):
+            return found[name]
+    return getattr(owner, name)
+
+
+def _state(parameters: tuple[Any, ...]) -> list[tuple[Any, int, int]] | None:
+    """Each parameter, where it lies and how often it was written to; None where that is not counted: for tensors of inference mode."""
+    given = [one for one in parameters if one is not None]
+    return None if any(one.is_inference() for one in given) else [(one, one.data_ptr(), one._version) for one in given]
 
 
 def _out_shape(problem: Conv) -> tuple[int, ...]:

@@ -160,10 +160,10 @@ def _launch(ready: Ready, seen: dict[str, Matrix], result: int, stream: int, pla
     first, second = seen[ready.operands[0]], seen[ready.operands[1]]
     if ready.alignment > 1:
         first, second = _aligned(first, ready.alignment, stream), _aligned(second, ready.alignment, stream)
-    _owner, workspace = _workspace(ready.launch.workspace_bytes, stream, place)  # owned until the work is on the stream
+    _owner, work = workspace(ready.launch.workspace_bytes, stream, place)  # owned until the work is on the stream
     bias = seen.get("bias")
     epilogue = ready.epilogue if bias is None else _with_bias(ready.epilogue, bias.pointer)
-    ready.launch.run(first.pointer, second.pointer, result, workspace, epilogue, stream)
+    ready.launch.run(first.pointer, second.pointer, result, work, epilogue, stream)
 
 
 def _aligned(x: Matrix, alignment: int, stream: int) -> Matrix:
@@ -195,7 +195,7 @@ class _Workspaces(threading.local):
 _workspaces = _Workspaces()
 
 
-def _workspace(size: int, stream: int, place: tuple[arrays.Library, Any, int | None] | None) -> tuple[Any, int]:
+def workspace(size: int, stream: int, place: tuple[arrays.Library, Any, int | None] | None) -> tuple[Any, int]:
     """So many bytes on the device, by the arrays' own library if it can, as (owner, pointer)."""
     if not size:
         return None, 0
