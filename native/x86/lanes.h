@@ -57,12 +57,12 @@ INLINE int64_t ahead_of(int64_t pitch) {
 /* The k loop of win_body; `masked` says whether the last vector of windows is read under a mask, `panel` whether filters are packed. */
 INLINE void win_loop(const int nv, const int nf, const int panel, const int64_t f_pitch, const int64_t f_step, const int masked, int64_t k,
                      const T *f, const T *w, int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
-    const int64_t ahead = ahead_of(w_pitch);
+    const int64_t ahead = ahead_of(w_pitch), f_ahead = panel ? PANEL_ROWS_AHEAD * f_pitch : f_step == 1 ? ahead_of(f_pitch) : 0;
     for (int64_t p = 0; p < k; p++) {
         VEC x[MAX_VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) __builtin_prefetch(w + ahead + v * LANES);
-        if (panel) __builtin_prefetch(f + PANEL_ROWS_AHEAD * f_pitch);
+        __builtin_prefetch(f + f_ahead);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) x[v] = masked && v == nv - 1 ? v_load_mask(w + v * LANES, tail) : v_load(w + v * LANES);
 #pragma GCC unroll 16
