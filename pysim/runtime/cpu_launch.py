@@ -285,15 +285,14 @@ class GemmLaunch(Launch):
 
     def run(self, a: Any, b: Any, y: Array, epilogue: Any, profile: Any = None) -> None:
         """The product into y, whose values are C."""
-        second = self._pointer(self.second(b))
+        left, second = self.first(a), self._pointer(self.second(b))
         if not self.prepared_bytes:
-            if status := self._run(epilogue, self.first(a), second, y, profile):
+            if status := self._run(epilogue, left, second, y, profile):
                 check(status, self.executor)
             return
         prepared = _workspaces.take(self.prepared_bytes)
         try:
-            second = self.prepare(second, prepared[0 : self.prepared_bytes])
-            check(self._run(epilogue, self.first(a), second, y, profile), self.executor)
+            check(self._run(epilogue, left, self.prepare(second, prepared[0 : self.prepared_bytes]), y, profile), self.executor)
         finally:
             _workspaces.give(prepared)
 
