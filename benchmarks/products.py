@@ -3,10 +3,10 @@
 
     python benchmarks/products.py [SET|MxNxK[:nt]...] [--milliseconds MS] [--prepared]
 
-Contenders take turns; each sample is the mean of so many calls as take 50 us or more, and the least sample of each is what is compared: on
-a computer that others use, only the least is the product's own. Columns: microseconds of `pysim.runtime.cpu_launch.PreparedGemm`, the share
-of the native call alone and, of that, of packing; the ratio of each peer's time to ours (above 1: we are faster); the predicted over the
-measured time; the plan. With --prepared, B is prepared (`pysim.prepare`), and the peer is ONNX Runtime, which packs it beforehand, too.
+Contenders take turns; each sample is the CPU time of so many calls as take 50 us or more, and the least sample of each is what is compared:
+on a computer that others use, only the least is the product's own. Columns: microseconds of `pysim.runtime.cpu_launch.PreparedGemm`; the
+share of the native call alone and, of that, of packing; the ratio of each peer's time to ours (above 1: we are faster); the predicted over
+the measured time; the plan. With --prepared, B is prepared (`pysim.prepare`), and the peer is ONNX Runtime, which packs it beforehand, too.
 """
 
 import argparse
@@ -65,16 +65,16 @@ def least(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, floa
     repeats, found = {}, dict.fromkeys(calls, math.inf)
     for name, call in calls.items():
         call()
-        start = time.perf_counter()
+        start = time.process_time()
         call()
-        repeats[name] = max(1, math.ceil(SAMPLE / (time.perf_counter() - start)))
+        repeats[name] = max(1, math.ceil(SAMPLE / max(1e-6, time.process_time() - start)))
     end, rounds = time.perf_counter() + seconds, 0
     while rounds < 4 or time.perf_counter() < end:
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = time.process_time()
             for _ in range(repeats[name]):
                 call()
-            found[name] = min(found[name], (time.perf_counter() - start) / repeats[name])
+            found[name] = min(found[name], (time.process_time() - start) / repeats[name])
         rounds += 1
     return found
 

@@ -111,6 +111,23 @@ def test_a_is_packed_no_more_where_few_columns_use_it() -> None:
         assert plan.cost.cycles < 0.95 * planner.plan(f"gemm:{text}", load_any("zen5"), algorithm="gemm").cost.cycles
 
 
+def cycles(text: str, micro_kernel: tuple[int, int] | None = None) -> float:
+    return planner.plan(f"gemm:{text}", load_any("zen5"), micro_kernel=micro_kernel, algorithm=unpacked.NAME).cost.cycles
+
+
+def test_a_tile_whose_rows_share_more_sets_of_l1_than_it_has_ways_costs_more() -> None:
+    """256x196x1024, rows 4 KiB apart: 14 of them 527 us, 9 of them 475, A packed 462 (Zen 5, 12 ways)."""
+    for micro_kernel, at_least, at_most in (((32, 14), 1.05, 2.0), ((48, 9), 0.97, 1.04)):
+        assert at_least < cycles("256x196x1024", micro_kernel) / cycles("256x196x1040", micro_kernel) * 1040 / 1024 < at_most
+
+
+def test_rows_of_k_a_power_of_two_apart_cost_more() -> None:
+    """2048x64x2048:tn in tall tiles and one set of k: each row of k in the same sets of L1 and L2, 4.5 ms; in sets of 128, 3.2 (Zen 5)."""
+    assert cycles("2048x64x2048:tn") / 2048 > 1.05 * cycles("2064x64x2048:tn") / 2064
+    plan = planner.plan("gemm:2048x64x2048:tn", load_any("zen5"), algorithm=unpacked.NAME)
+    assert isinstance(plan.schedule, Schedule) and plan.schedule.channels < 512
+
+
 def test_kernels_that_read_panels_of_a_are_refused() -> None:
     problem = problem_of("40x50x60")
     fil = planner.plan(problem, host.machine("host"), micro_kernel=(14, 32), algorithm="gemm").schedule

@@ -81,8 +81,15 @@ static pysim_status open_skinny(const pysim_problem *p, const pysim_schedule *s,
     static void copy_##T(const shape *x, const T *few, T *to) {                                                             \
         const int64_t step = step_of(x), k = x->of.k;                                                                       \
         for (int64_t p0 = 0; p0 < k; p0 += step)                                                                            \
-            for (int64_t f = 0; f < x->of.few; f++)                                                                         \
-                for (int64_t p = p0; p < p0 + step; p++) *to++ = p < k ? few[f * x->few_step + p * x->p_step] : 0;          \
+            for (int64_t f = 0; f < x->of.few; f++, to += step) {                                                           \
+                const int64_t n = pysim_min(step, k - p0);                                                                  \
+                const T *from = few + f * x->few_step + p0 * x->p_step;                                                     \
+                if (n == PYSIM_FEW_STEP && x->p_step == 1) {                                                                \
+                    memcpy(to, from, PYSIM_FEW_STEP * sizeof(T));                                                           \
+                    continue;                                                                                               \
+                }                                                                                                           \
+                for (int64_t p = 0; p < step; p++) to[p] = p < n ? from[p * x->p_step] : 0;                                 \
+            }                                                                                                               \
     }                                                                                                                       \
                                                                                                                             \
     /* C of results [begin, begin + count) from their sums. */                                                              \

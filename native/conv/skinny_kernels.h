@@ -152,7 +152,7 @@ INLINE void dot_block(const int nf, const int nr, const pysim_skinny *of, const 
 
 INLINE void skinny(const int dot, const pysim_skinny *of, int64_t begin, int64_t results, T *to, int64_t pitch) {
     const int64_t result_step = dot ? of->ld : 1, p_step = dot ? 1 : of->ld, block = dot ? WIDEST : WIDEST * LANES;
-    const int64_t tile = of->few >= 4 ? MOST_FEW / 2 : WIDEST; /* rows of dot's first pass */
+    const int64_t tile = of->few == 4 ? MOST_FEW / 2 : WIDEST; /* rows of dot's first pass, or of all passes where several follow */
     const T *rows = (const T *)of->matrix + begin * result_step;
     for (int64_t p = 0; p < of->k; p += of->block) {
         const int64_t nk = pysim_min(of->block, of->k - p), run = dot ? nk : results;

@@ -8,6 +8,8 @@
  * Accumulators needed to keep the FMA units busy: latency x units (4 x 1 on Zen 4 and one-unit Intel parts in 512 bit, 4 x 2 on
  * two-unit parts); the 24-28 used here leave the load ports, not the latency, as the next limit. */
 
+#include <float.h>
+
 /* Constant array bounds: with variable ones GCC keeps the accumulators in memory. */
 enum { MAX_BROADCASTS = 14, MAX_VECTORS = 4 };
 
@@ -18,6 +20,11 @@ typedef struct {
 
 INLINE SCALE scale_of(const pysim_store *s) {
     return (SCALE){v_set1((T)s->alpha), v_set1((T)s->beta), v_set1((T)s->bounds.low), v_set1((T)s->bounds.high), s->old != NULL};
+}
+
+/* Whether results are the sums as they are. */
+INLINE int is_plain(const pysim_store *s) {
+    return !s->old && !s->bias_filters && !s->bias_windows && s->alpha >= 1 && s->alpha <= 1 && s->bounds.low < -DBL_MAX && s->bounds.high > DBL_MAX;
 }
 
 INLINE void finish_row(T *out, const T *old, VEC acc, VEC bias, const int whole, MASK mask, const SCALE *s) {
@@ -50,12 +57,12 @@ INLINE int64_t ahead_of(int64_t pitch) {
 /* The k loop of win_body; `masked` says whether the last vector of windows is read under a mask, `panel` whether filters are packed. */
 INLINE void win_loop(const int nv, const int nf, const int panel, const int64_t f_pitch, const int64_t f_step, const int masked, int64_t k,
                      const T *f, const T *w, int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
-    const int64_t ahead = ahead_of(w_pitch);
+    const int64_t ahead = ahead_of(w_pitch), f_ahead = panel ? PANEL_ROWS_AHEAD * f_pitch : f_step == 1 ? ahead_of(f_pitch) : 0;
     for (int64_t p = 0; p < k; p++) {
         VEC x[MAX_VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) __builtin_prefetch(w + ahead + v * LANES);
-        if (panel) __builtin_prefetch(f + PANEL_ROWS_AHEAD * f_pitch);
+        __builtin_prefetch(f + f_ahead);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) x[v] = masked && v == nv - 1 ? v_load_mask(w + v * LANES, tail) : v_load(w + v * LANES);
 #pragma GCC unroll 16
@@ -81,6 +88,16 @@ INLINE void win_body(const int nv, const int nf, const int panel, const int64_t 
         win_loop(nv, nf, panel, f_pitch, f_step, 1, k, f, w, w_pitch, tail, acc);
     else
         win_loop(nv, nf, panel, f_pitch, f_step, 0, k, f, w, w_pitch, tail, acc);
+    if (is_plain(store)) {
+        __asm__("" : "+r"(out)); /* lest GCC works out the places of all vectors for both ways, on the stack */
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++, out += out_pitch) {
+#pragma GCC unroll 4
+            for (int v = 0; v < nv - 1; v++) v_store(out + v * LANES, acc[j][v]);
+            v_store_mask(out + (nv - 1) * LANES, acc[j][nv - 1], tail);
+        }
+        return;
+    }
     const SCALE scale = scale_of(store);
     const T *bias_f = store->bias_filters, *bias_w = store->bias_windows, *old = store->old ? store->old : out;
     VEC bw[MAX_VECTORS];
@@ -88,12 +105,10 @@ INLINE void win_body(const int nv, const int nf, const int panel, const int64_t 
     for (int v = 0; v < nv; v++)
         bw[v] = !bias_w ? v_zero() : v < nv - 1 ? v_load(bias_w + v * LANES) : v_load_mask(bias_w + v * LANES, tail);
 #pragma GCC unroll 16
-    for (int j = 0; j < nf; j++) {
+    for (int j = 0; j < nf; j++, out += out_pitch, old += out_pitch) {
         const VEC bf = v_set1(bias_f ? bias_f[j] : (T)0);
 #pragma GCC unroll 4
-        for (int v = 0; v < nv; v++)
-            finish_row(out + j * out_pitch + v * LANES, old + j * out_pitch + v * LANES, acc[j][v], v_add(bf, bw[v]), v < nv - 1, tail,
-                       &scale);
+        for (int v = 0; v < nv; v++) finish_row(out + v * LANES, old + v * LANES, acc[j][v], v_add(bf, bw[v]), v < nv - 1, tail, &scale);
     }
 }
 

@@ -39,6 +39,7 @@ from pysim.runtime.cpu import (
 from pysim.runtime.steps import Step
 
 _IDLE_BYTES = 256 << 20  # of workspaces between calls
+_ndarray = np.ndarray  # found in half the time
 
 
 class Workspaces:
@@ -136,6 +137,8 @@ class Launch:
 
     def apply(self, x: Any, prepared: Any, epilogue: Any, out: Any, profile: Any = None) -> Array:
         """The convolution or product with prepared weights, by pointer."""
+        if profile is None and self.run_at_once(x, prepared, epilogue, out):
+            return out  # type: ignore[no-any-return]
         dense, y = self.first(x), self.output(out)
         if out is not None and dense is not x:
             check_apart(y, **{self.names[0]: x})
@@ -150,6 +153,31 @@ class Launch:
         operands = {"first": pointer(self.first(x)), "second": prepared, "result": pointer(self.output(y))}
         room = {"workspace": pointer(workspace), "workspace_bytes": workspace.nbytes}
         return Step("RUN", of=self._problem, schedule=self._schedule, epilogue=epilogue, threads=self.threads, **operands, **room)
+
+    def run_at_once(self, first: Any, second: Any, epilogue: Any, y: Any) -> bool:
+        """`first`, `output` and `_run` in one, `second` by pointer or as an array whose shape is right, where arrays are as the library
+        takes them: calls of small problems are little else. False: nothing was done, and the long way does it or says what is wrong."""
+        if not (
+            type(first) is type(y) is _ndarray
+            and first.dtype is self._dtype
+            and y.dtype is self._out_dtype
+            and first.shape == self._first_shape
+            and y.shape == self._out_shape
+            and y.flags.carray
+        ):
+            return False
+        pointer, size, work = self._pointer, self.workspace_bytes, _workspaces.take(self.workspace_bytes)
+        try:
+            if type(second) is _ndarray:
+                second = pointer(second)
+            status = self._native(
+                self._problem, self._schedule, epilogue, self.threads, pointer(first), second, pointer(y), work, size, self._null
+            )
+        except ValueError:  # an array has gaps
+            return False
+        finally:
+            _workspaces.give(work)
+        return not status
 
     def _run(self, epilogue: Any, first: Array, second: Any, y: Array, profile: Any) -> int:
         """The native call in a borrowed workspace; `second` by pointer. Its status."""
@@ -270,12 +298,14 @@ class GemmLaunch(Launch):
         """`c` is read, not written, unless it is `out`."""
         if c is None and beta != 0:
             raise OperandError(f"beta is {beta}, so c must be given")
+        if (
+            c is None
+            and bias is None
+            and out is not None
+            and self.multiply_at_once(a, b, out, epilogue_struct(alpha, beta, None, activation))
+        ):
+            return out  # type: ignore[no-any-return]
         left, right, y = self.first(a), self.second(b), self.output(out)
-        if c is None and bias is None and left is a and right is b and not self.prepared_bytes:  # what the library sees it checks itself
-            if status := self._run(epilogue_struct(alpha, beta, None, activation), left, self._pointer(right), y, None):
-                check_apart(y, a=a, b=b)
-                check(status, self.executor)
-            return y
         dtype = self.workload.dtype
         if out is not None:
             check_apart(y, a=a, b=b, bias=bias)
@@ -292,17 +322,21 @@ class GemmLaunch(Launch):
             y[...] = into
         return y
 
+    def multiply_at_once(self, a: Any, b: Any, y: Any, epilogue: Any) -> bool:
+        """`run_at_once` of a B as it is."""
+        right = type(b) is _ndarray and b.dtype is self._dtype and b.shape == self._second_shape and not self.prepared_bytes
+        return right and self.run_at_once(a, b, epilogue, y)
+
     def run(self, a: Any, b: Any, y: Array, epilogue: Any, profile: Any = None) -> None:
         """The product into y, whose values are C."""
-        second = self._pointer(self.second(b))
+        left, second = self.first(a), self._pointer(self.second(b))
         if not self.prepared_bytes:
-            if status := self._run(epilogue, self.first(a), second, y, profile):
+            if status := self._run(epilogue, left, second, y, profile):
                 check(status, self.executor)
             return
         prepared = _workspaces.take(self.prepared_bytes)
         try:
-            second = self.prepare(second, prepared[0 : self.prepared_bytes])
-            check(self._run(epilogue, self.first(a), second, y, profile), self.executor)
+            check(self._run(epilogue, left, self.prepare(second, prepared[0 : self.prepared_bytes]), y, profile), self.executor)
         finally:
             _workspaces.give(prepared)
 
@@ -339,6 +373,8 @@ class PreparedGemm:
     def __call__(self, a: Any, b: Any, c: Any = None, profile: Any = None) -> Array:
         if c is None and self._beta != 0:
             raise OperandError(f"beta is {self._beta}, so c must be given")
+        if profile is None and c is not None and self._launch.multiply_at_once(a, b, c, self._epilogue):
+            return c  # type: ignore[no-any-return]
         y = self._launch.output(c)
         self._launch.run(a, b, y, self._epilogue, profile)
         return y

@@ -28,7 +28,9 @@ L2, L3, memory
         what fits a level starts there ("hot"); cold, they all miss.
 wait    Rows of B that a product reads in place lie a row of B apart, where no prefetcher follows (planes of the 1x1 convolutions that
         were timed did not wait). A kernel asks for its rows ROWS_AHEAD ahead, so a line
-        from X takes max(line / read_rate_X, latency_X / (ROWS_AHEAD lines of a row of the tile)).
+        from X takes max(line / read_rate_X, latency_X / (ROWS_AHEAD lines of a row of the tile)). So do rows of k of an A in place; where
+        its own rows lie so that a tile's share more sets of L1 than there are ways, each step takes a line of each from L2. These rows
+        have their lines at the same steps, so a tile of F waits max(0, latency_X / F - line / read_rate_X) for each, in `kernel`.
 
 What runs one after another (`Pass`: columns and their product, Winograd's transforms and products) hides behind nothing of the others.
 
@@ -44,6 +46,7 @@ take 7. Measured on a Zen 5: gemm:1x4096x4096 with B in place takes 3.1 times th
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
@@ -119,6 +122,7 @@ def total(rates: Rates, table: Table, terms: dict[str, Array], crossed: dict[str
     moved = np.array(list(crossed.values()))
     terms["store"] = terms["store"] + _scattered_runs(rates, table, moved) * machine.core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * _lines_packed(machine, moved) * machine.core.pack_line_cycles.value
+    terms["kernel"] = terms["kernel"] + _stalls(rates, table, moved)
     one = Pass(machine, terms, OPERANDS, moved, wait=_waits(rates, table, moved))
     return Prediction(rates, table, one, one.cycles, crossed)
 
@@ -173,14 +177,47 @@ def _lines_packed(machine: Machine, moved: Array) -> Array:
 
 def _waits(rates: Rates, table: Table, moved: Array) -> Array | float:
     """Cycles of each supplier beyond its rate, for lines of rows that a product reads in place."""
-    machine, nest = rates.machine, rates.nest
+    nest, line = rates.nest, rates.machine.levels[0].line_bytes
     if nest.filters_packed and not nest.filters_in_place:
         return 0.0
-    line = machine.levels[0].line_bytes
-    ahead = ROWS_AHEAD * np.maximum(1.0, rates.windows[table.kernel] * nest.element_bytes / line)
-    places = suppliers(machine).values()
-    each = [np.maximum(0.0, at.latency_cycles.value / ahead - line / at.read_bytes_per_cycle.value) for at in places]
-    found: Array = (1 - table.packed) * _served(moved)[:, 0] / line * np.array(each)
+    served = _served(moved) / line
+    found: Array = (1 - table.packed) * served[:, 0] * _wait_of_lines(rates, rates.windows[table.kernel])
+    if nest.filters_in_place and nest.filters_in_rows_of_k:
+        found += served[:, 2 * OPERANDS.index("filters")] * _wait_of_lines(rates, rates.filters[table.kernel])
+    elif nest.filters_in_place:
+        found[0] += _refetched_lines(rates)[table.kernel] * line / rates.machine.levels[min(1, len(moved) - 1)].read_bytes_per_cycle.value
+    return found
+
+
+def _wait_of_lines(rates: Rates, run: Array) -> Array:
+    """Cycles that a line of a row waits for each supplier beyond its rate; `run`: elements of a row that a tile reads."""
+    return _beyond_rate(rates.machine, ROWS_AHEAD * np.maximum(1.0, run * rates.nest.element_bytes / rates.machine.levels[0].line_bytes))
+
+
+def _beyond_rate(machine: Machine, ahead: Array) -> Array:
+    """Cycles that a line waits for each supplier beyond its rate, where so many are on their way at once."""
+    line, places = machine.levels[0].line_bytes, suppliers(machine).values()
+    return np.array([np.maximum(0.0, at.latency_cycles.value / ahead - line / at.read_bytes_per_cycle.value) for at in places])
+
+
+def _stalls(rates: Rates, table: Table, moved: Array) -> Array | float:
+    """Cycles in which a kernel has nothing to multiply: rows of an A in place end their lines together, and nobody asked for the next."""
+    if not rates.nest.filters_in_place or rates.nest.filters_in_rows_of_k:
+        return 0.0
+    lines = _served(moved)[:, 2 * OPERANDS.index("filters")] / rates.machine.levels[0].line_bytes
+    stalls: Array = (lines * _beyond_rate(rates.machine, rates.filters[table.kernel])).sum(axis=0)
+    return stalls
+
+
+def _refetched_lines(rates: Rates) -> Array:
+    """Lines of filters in place that each step takes from L2 again, because the rows of a tile share more sets of L1 than it has ways."""
+    nest, inner = rates.nest, rates.machine.levels[0]
+    way = inner.sets * inner.line_bytes
+    apart = gcd(way, nest.channels * nest.element_bytes)
+    places = way // apart if apart >= inner.line_bytes else way
+    crowded = np.ceil(rates.filters / places) > inner.ways - 1  # a way is left to what streams by
+    steps = nest.repeats * nest.channels * rates.window_tiles * rates.filter_tiles
+    found: Array = crowded * steps * rates.filters
     return found
 
 

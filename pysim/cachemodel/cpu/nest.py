@@ -105,8 +105,15 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def filters_in_rows_of_k(self) -> bool:
-        """Whether the run packs a tile of filters from rows of k: those of a transposed A."""
-        return not self.filters_packed and not self.filters_transposed
+        """Whether the run packs a tile of filters from rows of k, or reads it there: those of a transposed A."""
+        return (not self.filters_packed or self.filters_in_place) and not self.filters_transposed
+
+    @property
+    def filter_rows(self) -> tuple[int, int] | None:
+        """Bytes between rows of the filters as they lie, and how many rows there are, where these and no panels alone fill the caches."""
+        if self.filters_in_rows_of_k:
+            return self.filters * self.element_bytes, self.channels
+        return (self.channels * self.element_bytes, self.filters) if self.filters_in_place else None
 
     def touched_bytes(self, line: int) -> int:
         """Bytes of the lines of an input plane that windows read: rows with unread ones between them fill lines badly."""

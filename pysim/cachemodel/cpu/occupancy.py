@@ -80,8 +80,9 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
     way, pitches = level.sets * level.line_bytes, [nest.input_pitch, nest.windows * nest.out_bytes]
     most = [nest.windows if nest.windows_transposed else nest.channels, nest.filters]
     rows: tuple[int, ...] = ROWS
-    if nest.filters_in_rows_of_k:
-        rows, most, pitches = (*ROWS, OPERANDS.index("filters")), [*most, nest.channels], [*pitches, nest.filters * nest.element_bytes]
+    if nest.filter_rows:
+        pitch, number = nest.filter_rows
+        rows, most, pitches = (*ROWS, OPERANDS.index("filters")), [*most, number], [*pitches, pitch]
     crowd = any(gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way for pitch, most in zip(pitches, most, strict=True))
     of_roles = np.concatenate([scale[roles, span] for roles, span in zip(flows.roles, flows.columns, strict=True)], axis=1)
     reach = np.einsum("odn,on->dn", flows.between, of_roles)

@@ -272,13 +272,13 @@ def _as_roles(s: Sliced, once: Array) -> Array:
 
 def _planes(s: Sliced, between: Array) -> Array:
     """Planes of inputs and outputs in between, the turns (a loop over filter tiles leaves half of the outputs of each of two sets), and of
-    a transposed A its rows of k. A transposed B has a row for each window."""
+    a transposed A its rows of k, of an A in place its own rows. A transposed B has a row for each window."""
     sets: list[Any] = [np.where(s.kept, *both) for both in ((s.n_filters, s.k3), (s.k2, s.k3), (s.k2, 1.0))]
     tiles = np.minimum(stacked(s.at.size, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
-    found = np.ones((3 + s.nest.filters_in_rows_of_k, len(_LOOPS), s.at.size))
+    found = np.ones((3 + (s.nest.filter_rows is not None), len(_LOOPS), s.at.size))
     found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.channels, s.channels), tiles[np.maximum(0, _LOOPS)]
-    if s.nest.filters_in_rows_of_k:
-        found[3] = found[0]
+    if s.nest.filter_rows:
+        found[3] = found[0 if s.nest.filters_in_rows_of_k else 1]
     if s.nest.windows_transposed:
         found[0] = np.maximum(1.0, np.where(s.kept, between[RAW_KEPT], between[RAW_STREAMED]) / (s.channels * s.nest.element_bytes))
     for run in (RUN_STREAMED, RUN_RAW_STREAMED):  # of one set of channels: what the first and the last set of kept tiles write
@@ -358,10 +358,14 @@ def _streams(s: Sliced, hot: bool) -> Iterator[tuple[Any, ...]]:
         shared = ~packed * (s.n_windows - 1) * s.rates.place_edge[s.at] * nest.channels
         yield INPUT, 0.0, shared * kept * (s.n_filters - f_sets), CALL  # a tile alone reads its lines whole each time
         edges.append((INPUT, 0.0, shared * np.where(kept, f_sets, s.n_filters), across, CALL, (TURN, PASS)))
-    if nest.filters_in_rows_of_k:  # all panels of a set take some rows before the next ones, so they share lines at once; sets do not
-        shared = (s.n_filters - 1) * s.rates.filter_edge[s.at] * nest.channels * np.where(kept, w_sets, 1.0)
+    if nest.filters_in_rows_of_k:
+        shared = (s.n_filters - 1) * s.rates.filter_edge[s.at] * nest.channels
         beyond = np.maximum(0.0, f_sets - 1) / np.maximum(1.0, s.n_filters - 1)
-        yield FILTERS, 0.0, shared * beyond, TURN, SETS
+        if own:  # all panels of a set take some rows before the next ones, so they share lines at once; sets do not
+            yield FILTERS, 0.0, shared * np.where(kept, w_sets, 1.0) * beyond, TURN, SETS
+        else:  # as windows in place
+            yield FILTERS, 0.0, shared * ~kept * (s.n_windows - w_sets), CALL
+            edges.append((FILTERS, 0.0, shared * np.where(kept, s.n_windows, w_sets), beyond, CALL, (PASS, TURN)))
     for operand, written, size, far, near, where in edges:
         yield operand, written, size * (1 - far), PASS_END, near
         yield operand, written, size * far, *where
