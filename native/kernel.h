@@ -140,6 +140,9 @@ pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *ro
 pysim_status pysim_row_of(const pysim_schedule *s, int32_t dtype, pysim_row *row);
 typedef pysim_status (*pysim_row_lookup)(const pysim_schedule *s, int32_t dtype, pysim_row *row);
 
+/* Transposes elements of a dtype on this CPU. */
+pysim_pack_transposed pysim_transposer_for(int32_t dtype);
+
 static inline int64_t pysim_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t pysim_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t pysim_max(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -237,9 +237,58 @@ static T plane_mean(const T *x, int64_t count) {
     return part[0] / (T)count;
 }
 
+/* First tap of a window at `at` that is not in front of the image. */
+INLINE int64_t first_inside(int64_t at, int64_t kernel, int64_t dilation) {
+    return at < 0 ? pysim_min(kernel, (dilation - 1 - at) / dilation) : 0;
+}
+
+/* One output of a block: elements of a pixel lie together, so each tap is a vector for itself, or as much of one as `in` says. A NaN stays one:
+ * the largest of vectors forgets it, and the bits of a true comparison are one. */
+INLINE void pool_pixel(const int largest, const MASK in, int64_t block, const pysim_pool *p, const T *x, int64_t y0, int64_t x0, T *out) {
+    const int64_t r0 = first_inside(y0, p->kernel_h, p->dilation_h), rows = taps_inside(y0, p->height, p->kernel_h, p->dilation_h);
+    const int64_t s0 = first_inside(x0, p->kernel_w, p->dilation_w), taps = taps_inside(x0, p->width, p->kernel_w, p->dilation_w);
+    const VEC infinite = v_set1((T)__builtin_inf());
+    VEC found = largest ? -infinite : v_zero();
+    __typeof__(found != found) not_numbers = found != found;
+    for (int64_t r = r0; r < r0 + rows; r++) {
+        const T *from = x + ((y0 + r * p->dilation_h) * p->width + x0 + s0 * p->dilation_w) * block;
+        for (int64_t s = 0; s < taps; s++, from += p->dilation_w * block) {
+            const VEC one = v_load_mask(from, in);
+            if (largest) {
+                found = v_between(found, infinite, one);
+                not_numbers |= one != one;
+            } else
+                found += one;
+        }
+    }
+    if (largest)
+        found = (VEC)((__typeof__(not_numbers))found | not_numbers);
+    else
+        found /= v_set1((T)(counted_rows(p, y0) * counted_columns(p, x0)));
+    v_store_mask(out, found, in);
+}
+
+static void pool_blocks(const pysim_pool *p, const T *x, T *y) {
+    const int64_t block = p->block;
+    for (int64_t k = 0; k < p->planes / block; k++, x += p->height * p->width * block)
+        for (int64_t row = 0; row < p->out_h; row++)
+            for (int64_t q = 0; q < p->out_w; q++, y += block)
+                for (int64_t i = 0; i < block; i += LANES) {
+                    const int64_t y0 = row * p->stride_h - p->pad_top, x0 = q * p->stride_w - p->pad_left;
+                    if (p->largest)
+                        pool_pixel(1, v_lanes(0, block - i), block, p, x + i, y0, x0, y + i);
+                    else
+                        pool_pixel(0, v_lanes(0, block - i), block, p, x + i, y0, x0, y + i);
+                }
+}
+
 static void pool_planes(const pysim_pool *p, const void *from, void *to) {
     const T *x = from;
     T *y = to;
+    if (p->block > 1) {
+        pool_blocks(p, x, y);
+        return;
+    }
     const int64_t in = p->height * p->width, out = p->out_h * p->out_w, left = BLOCK - extent(1, p->stride_w, p->kernel_w, p->dilation_w);
     const int is_mean = !p->largest && out == 1 && p->kernel_h == p->height && p->kernel_w == p->width && !(p->pad_top | p->pad_left) &&
                         p->dilation_h == 1 && p->dilation_w == 1;

@@ -58,6 +58,9 @@ static pysim_status check_pool(const pysim_pool *p, const void *x, const void *y
         if (pads[i] < 0) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a pool's padding %d is %lld; it must be at least 0", i, (long long)pads[i]);
     const int64_t in[] = {p->planes, p->height, p->width, element}, out[] = {p->planes, p->out_h, p->out_w, element};
     int64_t in_bytes = 0, out_bytes = 0, last_h, last_w, end_h, end_w;
+    if (status == PYSIM_OK && (p->block < 0 || (p->block > 1 && p->planes % p->block)))
+        status = pysim_fail(PYSIM_BAD_ARGUMENT, "a pool's block is %d; it is 0 (planes) or divides its %lld planes", (int)p->block,
+                            (long long)p->planes);
     if (status == PYSIM_OK) status = pysim_product("a pool's input, planes x height x width x element", 4, in, &in_bytes);
     if (status == PYSIM_OK) status = pysim_product("a pool's output, planes x out_h x out_w x element", 4, out, &out_bytes);
     if (status != PYSIM_OK) return status;
@@ -87,13 +90,46 @@ pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y) {
     return status;
 }
 
+static pysim_status check_reorder(const pysim_reorder *r, const void *x, const void *y) {
+    const int64_t sizes[] = {r->planes, r->size, r->block}, all[] = {r->planes, r->size, pysim_dtype_bytes(r->dtype)};
+    int64_t bytes = 0;
+    pysim_status status = positive("a reordering's planes, size and block", sizes, 3);
+    if (status == PYSIM_OK && r->planes % r->block)
+        status = pysim_fail(PYSIM_BAD_ARGUMENT, "%lld planes are no whole blocks of %d", (long long)r->planes, (int)r->block);
+    if (status == PYSIM_OK) status = pysim_product("a reordering's bytes, planes x size x element", 3, all, &bytes);
+    if (status == PYSIM_OK) status = pysim_check_operand("x", x, r->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("y", y, r->dtype);
+    const pysim_span spans[] = {{"y", y, bytes, 1}, {"x", x, bytes, 0}};
+    return status == PYSIM_OK ? pysim_check_apart(spans, 2) : status;
+}
+
+pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y) {
+    const pysim_loops *loops;
+    if (!r) return pysim_fail(PYSIM_BAD_ARGUMENT, "the reordering is NULL");
+    pysim_status status = loops_of(r->dtype, &loops);
+    if (status == PYSIM_OK) status = check_reorder(r, x, y);
+    if (status != PYSIM_OK) return status;
+    const pysim_pack_transposed transposed = pysim_transposer_for(r->dtype);
+    const int64_t bytes = pysim_dtype_bytes(r->dtype) * r->block * r->size;
+    for (int64_t i = 0; i < r->planes / r->block; i++) {
+        const char *from = (const char *)x + i * bytes;
+        char *to = (char *)y + i * bytes;
+        if (r->to_planes)
+            transposed(from, r->block, r->size, r->block, r->size, to, NULL);
+        else
+            transposed(from, r->size, r->block, r->size, r->block, to, NULL);
+    }
+    return PYSIM_OK;
+}
+
 static pysim_status run_step(const pysim_step *s) {
     switch (s->kind) {
     case PYSIM_STEP_RUN:
         return pysim_run(s->of, s->schedule, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes, NULL);
     case PYSIM_STEP_MAP: return pysim_run_map(s->of, s->epilogue, s->first, s->second, s->third, s->result);
     case PYSIM_STEP_POOL: return pysim_run_pool(s->of, s->first, s->result);
-    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; it is 0 (run), 1 (map) or 2 (pool)", (int)s->kind);
+    case PYSIM_STEP_REORDER: return pysim_run_reorder(s->of, s->first, s->result);
+    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; it is 0 (run), 1 (map), 2 (pool) or 3 (reorder)", (int)s->kind);
     }
 }
 

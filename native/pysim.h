@@ -155,17 +155,26 @@ typedef struct {
     int64_t pad_top, pad_left, pad_bottom, pad_right;
     int32_t largest, count_padding;
     int32_t dtype;
+    int32_t block; /* planes in a block, whose elements lie together ([planes/block][height][width][block]); 0 and 1: planes */
 } pysim_pool;
 pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y);
 
-/* Calls of pysim_run, pysim_run_map and pysim_run_pool one after another: the operators of a network in one call. */
-typedef enum { PYSIM_STEP_RUN = 0, PYSIM_STEP_MAP = 1, PYSIM_STEP_POOL = 2 } pysim_step_kind;
+/* Planes of `size` elements into blocks of planes, or back: [planes/block][block][size] and [planes/block][size][block]. */
+typedef struct {
+    int64_t planes, size;
+    int32_t block, to_planes;
+    int32_t dtype;
+} pysim_reorder;
+pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y);
+
+/* Calls of pysim_run, pysim_run_map, pysim_run_pool and pysim_run_reorder one after another: the operators of a network in one call. */
+typedef enum { PYSIM_STEP_RUN = 0, PYSIM_STEP_MAP = 1, PYSIM_STEP_POOL = 2, PYSIM_STEP_REORDER = 3 } pysim_step_kind;
 typedef struct {
     int32_t kind, threads;              /* which function; threads, schedule and workspace are of PYSIM_STEP_RUN alone */
-    const void *of;                     /* pysim_problem, pysim_map or pysim_pool */
+    const void *of;                     /* pysim_problem, pysim_map, pysim_pool or pysim_reorder */
     const pysim_schedule *schedule;
-    const pysim_epilogue *epilogue;     /* not of a pool */
-    const void *first, *second, *third; /* first and second of a run; x, scale and shift of a map; x of a pool */
+    const pysim_epilogue *epilogue;     /* of a run and a map */
+    const void *first, *second, *third; /* first and second of a run; x, scale and shift of a map; x of the others */
     void *result, *workspace;
     int64_t workspace_bytes;
 } pysim_step;

@@ -139,6 +139,12 @@ pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *ro
     return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs %s, which this CPU or build does not have", row->info.name, row->info.target);
 }
 
+pysim_pack_transposed pysim_transposer_for(int32_t dtype) {
+    for (int32_t i = 0; i < ROWS; i++)
+        if (table[i].row.info.dtype == dtype && table[i].row.pack.transposed && available(i)) return table[i].row.pack.transposed;
+    return NULL; /* not of f32 and f64, which have portable rows */
+}
+
 #define PYSIM_LOOPS(target, dtype) extern __attribute__((weak)) const pysim_loops pysim_loops_##dtype##__##target;
 #include "loops.inc"
 #undef PYSIM_LOOPS

@@ -9,17 +9,20 @@ from onnx import helper, numpy_helper
 
 
 class Builder:
-    """Adds nodes to a graph; `shapes` has the shape of every value made so far."""
+    """Adds nodes to a graph; `shapes` has the shape of every value made so far. Channels are multiples of `unit`."""
 
-    def __init__(self, seed: int, batch: int = 1, dtype: type = np.float32) -> None:
-        self.rng, self.dtype = np.random.default_rng(seed), dtype
+    def __init__(self, seed: int, batch: int = 1, dtype: type = np.float32, unit: int = 1) -> None:
+        self.rng, self.dtype, self.unit = np.random.default_rng(seed), dtype, unit
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
         self.weights: list[str] = []
-        self.shapes: dict[str, tuple[int, ...]] = {"x": (batch, self.whole(1, 8), self.whole(5, 14), self.whole(5, 14))}
+        self.shapes: dict[str, tuple[int, ...]] = {"x": (batch, self.channels(8), self.whole(5, 14), self.whole(5, 14))}
 
     def whole(self, low: int, high: int) -> int:
         return int(self.rng.integers(low, high + 1))
+
+    def channels(self, most: int) -> int:
+        return self.whole(1, most) if self.unit == 1 else self.unit * self.whole(1, 2)
 
     def chance(self, share: float = 0.5) -> bool:
         return bool(self.rng.random() < share)
@@ -46,7 +49,8 @@ class Builder:
     def conv(self, x: str) -> str:
         n, c, h, w = self.shapes[x]
         groups = int(self.rng.choice([g for g in (1, 1, 2, c) if c % g == 0]))
-        filters, (kh, kw), (sh, sw) = groups * self.whole(1, 6), self.rng.integers(1, 4, 2).tolist(), self.rng.integers(1, 3, 2).tolist()
+        filters = groups * (self.channels(6) if groups < c else self.whole(1, 6))
+        (kh, kw), (sh, sw) = self.rng.integers(1, 4, 2).tolist(), self.rng.integers(1, 3, 2).tolist()
         dh, dw = (2 if self.chance(0.2) and 2 * (k - 1) < s else 1 for k, s in ((kh, h), (kw, w)))
         pads = self.rng.integers(0, 2, 4).tolist()
         axes = ((h, pads[0], pads[2], dh, kh, sh), (w, pads[1], pads[3], dw, kw, sw))
@@ -110,7 +114,7 @@ class Builder:
         for _ in range(self.whole(2, 3)):
             channels = sum(self.shapes[part][1] for part in parts)
             joined = self.add("Concat", list(parts), (n, channels, h, w), axis=1)
-            grown = self.whole(1, 4)
+            grown = self.channels(4)
             weights = self.constant(self.rng.standard_normal((grown, channels, 3, 3)) / np.sqrt(9 * channels))
             y = self.activated(self.norm(joined)) if self.chance() else joined
             parts.append(self.add("Conv", [y, weights], (n, grown, h, w), pads=[1, 1, 1, 1]))
@@ -147,9 +151,9 @@ class Builder:
         return self.add("Transpose", [x], (n, c, w, h), perm=[0, 1, 3, 2])
 
 
-def random_model(seed: int, batch: int = 1, dtype: type = np.float32) -> onnx.ModelProto:
+def random_model(seed: int, batch: int = 1, dtype: type = np.float32, unit: int = 1) -> onnx.ModelProto:
     """About a dozen operators on images, then, as a rule, a classifier."""
-    b = Builder(seed, batch, dtype)
+    b = Builder(seed, batch, dtype, unit)
     steps = [b.conv, b.conv, b.conv, b.norm, b.norm, b.activated, b.activated, b.scaled, b.pool, b.joined, b.added, b.turned,
              b.block, b.block, b.dense]  # fmt: skip
     x = "x"

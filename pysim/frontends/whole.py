@@ -54,7 +54,7 @@ class ModelComparison(msgspec.Struct, frozen=True):
     missing: dict[str, str]
     arena_bytes: int
     layers: tuple[TimedLayer, ...]
-    layouts: tuple[str, ...] = ()  # changes of layout between layers: none, all is NCHW
+    layouts: tuple[str, ...] = ()  # changes of layout between layers
 
 
 def compare(path: str | Path, on: Machine, threads: int = 1, peers: bool = True, min_seconds: float = 0.2) -> ModelComparison:
@@ -80,7 +80,7 @@ def compare(path: str | Path, on: Machine, threads: int = 1, peers: bool = True,
     layers = tuple(_layer(one) for one in model.profile(*feeds.values())) if correct else ()
     return ModelComparison(
         name, on.name, threads, correct, errors["pysim"], errors, model.plan.predicted_seconds, medians.pop("pysim", None),
-        len(timed.get("pysim", ())), medians, missing, model.plan.buffers.nbytes, layers,
+        len(timed.get("pysim", ())), medians, missing, model.plan.buffers.nbytes, layers, model.plan.layouts,
     )  # fmt: skip
 
 

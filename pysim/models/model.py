@@ -18,10 +18,10 @@ from pysim.models import operators
 from pysim.models.buffers import Buffers, planned
 from pysim.models.fusion import NORM, OVER, PARAMETERS, RESIDUAL, fused
 from pysim.models.graph import Array, Graph, Node, Tensor
-from pysim.models.plan import Layer, ModelPlan, layers_of
+from pysim.models.plan import Layer, ModelPlan, layers_of, with_layouts
 from pysim.problem.conv import Conv
 from pysim.record.accuracy import Accuracy
-from pysim.record.plan import on_cpu
+from pysim.record.plan import blocked_shape, on_cpu
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.steps import Chain, Step
@@ -49,7 +49,7 @@ class Model:
     def __init__(
         self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL, accuracy: Accuracy = "standard"
     ) -> None:
-        graph = self._graph = fused(graph, _able)
+        graph = self._graph = with_layouts(fused(graph, _able), on, accuracy).graph
         self.threads = threads
         buffers = planned(graph, lambda node: node.op in operators.IN_PLACE)
         self.plan = ModelPlan(layers_of(graph, on, buffers, accuracy), buffers, on.name)
@@ -76,7 +76,7 @@ class Model:
         bias, problem = (rest[0] if rest else None), layer.plan.workload
         assert isinstance(problem, Conv)
         activation = layer.node.attributes.get("activation")
-        return Prepared(problem, weights, on_cpu(layer.plan)[0], bias, activation, self.threads, executor)
+        return Prepared(problem, weights, on_cpu(layer.plan)[0], bias, activation, self.threads, executor, layer.plan.layout)
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         given = self._given(arrays, named)
@@ -181,23 +181,24 @@ class _Run:
         rows = node.op == "Linear" and problem.width > 1  # go through transposed copies
         if native.executor is not cpu.LOCAL or rows or not self._fixed.issuperset((x, *residual)):
             return None
-        image, out = values[x].reshape(problem.batch, problem.channels, problem.height, problem.width), values[node.output]
-        return native.step(
-            image,
-            out.reshape(problem.batch, problem.filters, problem.out_h, problem.out_w),
-            self._workspace,
-            *(values[name] for name in residual),
-        )
+        read, written = native.shapes
+        image, out, *added = values[x].reshape(read), *(values[name].reshape(written) for name in (node.output, *residual))
+        return native.step(image, out, self._workspace, *added)
 
     def _concat(self, node: Node, graph: Graph, buffers: Buffers) -> Call:
         """Copies the parts that do not lie in the result already."""
-        values = self.values
-        places = operators.parts(values[node.output], [graph.tensors[name].shape for name in node.inputs], node.attributes["axis"])
-        copied = [(to, name) for to, name in zip(places, node.inputs, strict=True) if (node.output, name) not in buffers.joined]
+        values, block = self.values, node.attributes.get("blocks", (1, 1))[1]
+        out, *shapes = (blocked_shape(graph.tensors[name].shape, block) for name in (node.output, *node.inputs))
+        places = operators.parts(values[node.output].reshape(out), shapes, node.attributes["axis"])
+        copied = [
+            (to, name, shape)
+            for to, name, shape in zip(places, node.inputs, shapes, strict=True)
+            if (node.output, name) not in buffers.joined
+        ]
 
         def concat() -> None:
-            for to, name in copied:
-                to[...] = values[name]
+            for to, name, shape in copied:
+                to[...] = values[name].reshape(shape)
 
         return concat if copied else _nothing
 
@@ -228,7 +229,11 @@ def _chained(steps: Sequence[Call]) -> list[Call]:
 
 
 def _convolution(prepared: Prepared, values: dict[str, Array], x: str, out: Array, residual: str = "") -> Call:
-    return (lambda: prepared(values[x], out, values[residual])) if residual else (lambda: prepared(values[x], out))
+    read, written = prepared.shapes
+    y = out.reshape(written)
+    if not residual:
+        return lambda: prepared(values[x].reshape(read), y)
+    return lambda: prepared(values[x].reshape(read), y, values[residual].reshape(written))
 
 
 def _product(prepared: Prepared, values: dict[str, Array], x: str, out: Array) -> Call:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
 from pysim.models.graph import Array, Node
-from pysim.runtime.operators import Window, map_step, pool_step, takes
+from pysim.runtime.operators import Window, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Step
 
 Attributes = Mapping[str, Any]
@@ -36,18 +36,30 @@ def _window(attributes: Attributes) -> Window:
     return Window(kernel, strides, dilations, pads)
 
 
+def _block(attributes: Attributes) -> int:
+    """Channels in a block of what is read and written."""
+    return int(attributes.get("blocks", (1, 1))[0])
+
+
+def _reorder(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return reorder_step(out, inputs[0], attributes["block"], attributes["to_planes"])
+
+
 def _max_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
-    return pool_step(out, inputs[0], _window(attributes), largest=True)
+    return pool_step(out, inputs[0], _window(attributes), largest=True, block=_block(attributes))
 
 
 def _average_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
-    return pool_step(out, inputs[0], _window(attributes), largest=False, count_padding=bool(attributes["count_include_pad"]))
+    counted = bool(attributes["count_include_pad"])
+    return pool_step(out, inputs[0], _window(attributes), largest=False, count_padding=counted, block=_block(attributes))
 
 
 def _plane_means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
     (x,) = inputs
     plane = (1, x.size // (x.shape[0] * x.shape[1]))
-    return pool_step(out.reshape(-1, 1, 1), x.reshape(-1, *plane), Window(plane), largest=False) if takes(out, x) else None
+    if not takes(out, x):
+        return None
+    return pool_step(out.reshape(-1, 1, 1), x.reshape(-1, *plane), Window(plane), largest=False, block=_block(attributes))
 
 
 def _mean_of_planes(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -158,7 +170,7 @@ def _reduce_mean(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
 NATIVE: dict[str, Bind] = {
     "Add": _sum, "Affine": _affine, "AveragePool": _average_pool, "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])),
     "GlobalAveragePool": _plane_means, "MaxPool": _max_pool, "Mul": _scaled_planes, "Relu": _activated(lambda of: "relu"),
-    "Sigmoid": _activated(lambda of: "sigmoid"),
+    "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"),
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "Clip": _clip, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes, "Identity": _copy, "LRN": _lrn,

@@ -11,6 +11,7 @@ results in L1 (`pysim.cachemodel.cpu.finish`).
 """
 
 from functools import lru_cache
+from math import log2
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +22,12 @@ from pysim.errors import PlanError, printable
 from pysim.machine.cpu import Machine
 from pysim.models.buffers import Buffers
 from pysim.models.fusion import PARAMETERS, activation_of
-from pysim.models.graph import Graph, Node
+from pysim.models.graph import Graph, Node, Tensor
+from pysim.models.layouts import Laid, laid_out
 from pysim.problem.conv import Conv
 from pysim.record.accuracy import Accuracy
-from pysim.record.plan import Plan
+from pysim.record.plan import Layout, Plan
+from pysim.registry.cpu import loop_targets, nchwc_kernels
 
 _DTYPES = {"float32": "f32", "float64": "f64"}
 
@@ -59,18 +62,31 @@ class ModelPlan(NamedTuple):
     def predicted_seconds(self) -> float:
         return sum(layer.predicted_seconds for layer in self.layers)
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Changes of layout between layers, with what they are predicted to take."""
+        changes = [layer for layer in self.layers if layer.node.op == "Reorder"]
+        return tuple(f"{printable(one.node.name)}: {_told(one.node)}, {one.predicted_seconds * 1e6:.0f} us" for one in changes)
+
     def explain(self) -> str:
         """The chain of layers as text: what each computes, what was fused into it, its plan and predicted time."""
         lines = [f"{len(self.layers)} layers on {self.machine}; values in {self.buffers.nbytes:,} bytes"]
         for layer in self.layers:
             fused = f" + {', '.join(map(printable, layer.fused))}" if layer.fused else ""
             how = f"  {layer.plan.problem}  {layer.plan.name}" if layer.plan else ""
+            how += f"  {layer.plan.layout}" if layer.plan and layer.plan.layout != "nchw" else ""
             lines.append(f"{layer.node.op:<12} {printable(layer.node.name)}{fused}{how}  {layer.predicted_seconds * 1e6:.0f} us")
         lines.append(f"predicted: {self.predicted_seconds * 1e3:.3g} ms")
+        lines += self.layouts
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<ModelPlan of {len(self.layers)} layers on {self.machine}: {self.predicted_seconds:.3g} s>"
+
+
+def _told(node: Node) -> str:
+    block = f"nchw{node.attributes['block']}c"
+    return f"{block} to nchw" if node.attributes["to_planes"] else f"nchw to {block}"
 
 
 def problem_of(node: Node, graph: Graph) -> Conv | None:
@@ -86,8 +102,42 @@ def problem_of(node: Node, graph: Graph) -> Conv | None:
 
 
 @lru_cache(maxsize=4096)
-def _plan(problem: Conv, on: Machine, accuracy: Accuracy) -> Plan:
-    return planner.plan(problem, on, accuracy=accuracy, state="cold")
+def _plan(problem: Conv, on: Machine, accuracy: Accuracy, layout: Layout = "nchw") -> Plan:
+    return planner.plan(problem, on, accuracy=accuracy, state="cold", layout=layout)
+
+
+def _layout(read: int, written: int) -> Layout:
+    """Of a convolution whose input and output have blocks of so many channels."""
+    blocks: Any = f"nchw{written}c" if written > 1 else "nchw"
+    return blocks if read == written else f"nchw-{blocks}"  # type: ignore[return-value]
+
+
+def _block_of(graph: Graph, on: Machine) -> int:
+    """Channels in a block of the widest kernels that the machine has for the network's type; 1: there are none."""
+    dtypes = {node.attributes["problem"].dtype for node in graph.nodes if node.op == "Conv"}
+    rows = [row.lane_filters for row in nchwc_kernels() if {row.dtype} == dtypes and on.unit(row.target)]
+    return max(rows, default=1)
+
+
+def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> Laid:
+    """The graph with the layouts and changes of layout of least predicted time."""
+
+    def seconds(node: Node, read: int, written: int) -> float | None:
+        try:
+            return _plan(node.attributes["problem"], on, accuracy, _layout(read, written)).seconds
+        except PlanError:
+            return None
+
+    return laid_out(graph, _block_of(graph, on), seconds, lambda name, _: _reordering(graph.tensors[name], on))
+
+
+def _reordering(tensor: Tensor, on: Machine) -> float:
+    """Seconds of a change of layout: what it reads and writes, and log2(lanes) shuffles a vector, on the machine's widest unit."""
+    unit = next(filter(None, map(on.unit, loop_targets(_DTYPES[tensor.dtype.name]))), None)
+    lanes = unit.vector_bytes // tensor.dtype.itemsize if unit else 1
+    elements = tensor.nbytes // tensor.dtype.itemsize
+    shuffles = elements / lanes * max(1.0, log2(lanes))
+    return _moved_seconds(on, tensor.nbytes, tensor.nbytes) + shuffles / on.core.frequency_hz.value
 
 
 def _moved_seconds(on: Machine, read: int, written: int) -> float:
@@ -124,6 +174,8 @@ def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
         return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[PARAMETERS:]), 0)
     if node.op == "View":
         return 0.0
+    if node.op == "Reorder":
+        return _reordering(graph.tensors[node.output], on)
     given = [name for name in node.inputs if name and name not in graph.constants]
     if node.op == "Concat":
         copied = sum(graph.tensors[name].nbytes for name in given if (node.output, name) not in buffers.joined)
@@ -139,7 +191,8 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
         problem = problem_of(node, graph)
         besides = _moving(node, graph, on, buffers) + _activating(node, graph, on)
         try:
-            layers.append(Layer(node, _plan(problem, on, accuracy) if problem else None, besides))
+            layout = _layout(*node.attributes.get("blocks", (1, 1)))
+            layers.append(Layer(node, _plan(problem, on, accuracy, layout) if problem else None, besides))
         except PlanError as error:
             raise PlanError(f'{node.op} "{printable(node.name)}": {error}') from None
     return tuple(layers)

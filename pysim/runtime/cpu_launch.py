@@ -101,6 +101,11 @@ class Launch:
         check(function(self._problem, self._schedule, *arguments, size), self.executor)
         return int(size[0])
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the first operand and of the result."""
+        return self._first_shape, self._out_shape
+
     def output(self, out: Any) -> Array:
         """`out` as an array that the library can write, or a new one."""
         if type(out) is np.ndarray and out.dtype is self._out_dtype and out.shape == self._out_shape and out.flags.carray:
@@ -257,6 +262,11 @@ class Prepared:
         if out is not None:
             check_apart(self._launch.output(out), residual=residual)
         return self._launch.apply(x, self._prepared, epilogue, out)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of what is read and of the result."""
+        return self._launch.shapes
 
     def step(self, x: Array, out: Array, workspace: Array, residual: Any = None) -> Step:
         """A call with these arrays, of the operands' dtypes and sizes, and so much workspace, that is made again and again."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators between convolutions by the native library of this computer, on one thread: maps of planes and pools (`native/operators.c`).
+"""Operators between convolutions by the native library of this computer, on one thread: maps of planes, pools and changes of
+layout (`native/operators.c`).
 
 Each is a `Step`, which is called to run. They take dense arrays of float32 or float64; `takes` says whether some are.
 """
@@ -56,14 +57,26 @@ class Window(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _pool(sizes: tuple[int, ...], largest: bool, count_padding: bool, dtype: "np.dtype[Any]") -> Any:
+def _pool(sizes: tuple[int, ...], largest: bool, count_padding: bool, dtype: "np.dtype[Any]", block: int) -> Any:
     ffi, lib = library()
-    return ffi.new("pysim_pool *", [*sizes, largest, count_padding, getattr(lib, _DTYPES[dtype])])
+    return ffi.new("pysim_pool *", [*sizes, largest, count_padding, getattr(lib, _DTYPES[dtype]), block])
 
 
-def pool_step(out: Array, x: Array, window: Window, largest: bool, count_padding: bool = False) -> Step:
-    """The largest element or mean of windows of the last two axes."""
+def pool_step(out: Array, x: Array, window: Window, largest: bool, count_padding: bool = False, block: int = 1) -> Step:
+    """The largest element or mean of windows of the last two axes; channels may lie in blocks."""
     pointer = library()[0].from_buffer
     along = (number for pair in window for number in pair)
     sizes = (x.size // (x.shape[-2] * x.shape[-1]), *x.shape[-2:], *out.shape[-2:], *along)
-    return Step("POOL", of=_pool(sizes, largest, count_padding, x.dtype), first=pointer(x), result=pointer(out))
+    return Step("POOL", of=_pool(sizes, largest, count_padding, x.dtype, block), first=pointer(x), result=pointer(out))
+
+
+@lru_cache(maxsize=1024)
+def _reorder(planes: int, size: int, block: int, to_planes: bool, dtype: "np.dtype[Any]") -> Any:
+    ffi, lib = library()
+    return ffi.new("pysim_reorder *", [planes, size, block, to_planes, getattr(lib, _DTYPES[dtype])])
+
+
+def reorder_step(out: Array, x: Array, block: int, to_planes: bool) -> Step:
+    """[N][C][H][W] with its channels in blocks, or back; both arrays have that shape, whatever lies in them."""
+    pointer, planes = library()[0].from_buffer, x.shape[0] * x.shape[1]
+    return Step("REORDER", of=_reorder(planes, x.size // planes, block, to_planes, x.dtype), first=pointer(x), result=pointer(out))

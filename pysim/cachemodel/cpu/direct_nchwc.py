@@ -5,7 +5,8 @@
 
 kernel  Each element of the input is broadcast for F multiply-adds and each vector of filters read for P: a channel and tap of a tile lasts
         max(P F / fma rate, (P + F) / load rate, fma latency). Rows of outputs are divided into tiles of equal size, give or take one pixel.
-        Kernel rows and taps that lie in padding are left out. A last panel that lacks vectors computes them nevertheless.
+        Kernel rows and taps that lie in padding are left out. A last panel that lacks vectors computes them nevertheless. A run of elements
+        of the input that follow one another (a block of channels; of planes a row of taps) takes RUN_CYCLES besides.
 store   P F vectors are stored once a set, and loaded again in every set after the first.
 call    call_cycles of each call: one for a tile and set; tiles at the sides of a padded image have one more for each tap that reaches out,
         and one of what is left to begin with.
@@ -29,6 +30,8 @@ from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.registry.cpu import Kernel
+
+RUN_CYCLES = 8  # to begin elements of the input that follow one another (Zen 5: 256 -> 128 channels 1x1 from planes, a run an element)
 
 
 class Shape(NamedTuple):
@@ -90,7 +93,9 @@ def _terms(shape: Shape, kernel: Kernel, machine: Machine, unit: Unit) -> tuple[
     else:
         sizes = ((small, shape.per_row - more), (small + 1, more))
         of_row = sum(count * max(pixels * f / rate, (pixels + f) / loads, latency) for pixels, count in sizes)
-    kernel_cycles = shape.panels * shape.rows * of_row * shape.channels * shape.steps
+    runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # of the input, whose steps are one loop
+    steps = shape.panels * shape.rows * shape.channels * shape.steps
+    kernel_cycles = steps * (of_row + shape.per_row * RUN_CYCLES / runs)
     sides = sum(min(w.kernel_w, ceil_div(pad, w.dilation_w)) + 1 for pad in (w.pad_left, w.pad_right) if pad)
     calls = shape.panels * (shape.tiles + shape.rows * sides)
     stored = w.windows * shape.vectors
@@ -118,7 +123,7 @@ def described(shape: Shape, rows: Sequence[tuple[Kernel, Blocks]]) -> LoopNest:
     outputs, of_panel = w.windows * size, width * taps * size
     operands = (
         Operand("input", {"images": images, "groups": groups, "channels": deep, "tiles": Extent(plane / tiles, plane, halo)}, "tiles"),
-        Operand("filters", {"groups": groups, "channels": deep, "panels": Extent(of_panel, panels * of_panel)}, "sets"),
+        Operand("filters", {"groups": groups, "channels": deep, "panels": Extent(of_panel, panels * of_panel)}, "tiles"),
         Operand(
             "output",
             {

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks whose values lie in blocks of channels: the same results whatever lies how, and the least predicted time."""
+
+import itertools
+
+import numpy as np
+import pytest
+from graphs import random_model
+from test_models import assert_close, by_onnxruntime, given, model_of
+
+from pysim.errors import NativeError
+from pysim.models import plan
+from pysim.models.graph import Graph, Node, Tensor
+from pysim.models.layouts import laid_out
+from pysim.runtime.operators import Window, pool_step, reorder_step
+
+FLOAT = np.dtype(np.float32)
+BLOCK = 4
+
+
+def blocks_by_numpy(x, block):
+    n, c, h, w = x.shape
+    return np.ascontiguousarray(x.reshape(n, c // block, block, h, w).transpose(0, 1, 3, 4, 2)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_random_networks_in_random_layouts_equal_onnxruntime(first, monkeypatch):
+    changes = 0
+    for seed in range(first, first + 20):
+        random, proto = np.random.default_rng(seed), random_model(seed, 1 + seed % 3, unit=16)
+
+        def mixed(graph, block, seconds, change, random=random):
+            def any_seconds(*asked):
+                return None if seconds(*asked) is None else float(random.uniform(1, 9))
+
+            return laid_out(graph, block, any_seconds, lambda name, into: float(random.uniform(0, 1)))
+
+        monkeypatch.setattr(plan, "laid_out", mixed)
+        content, x = proto.SerializeToString(), given(proto, seed)
+        model, wanted = model_of(proto), by_onnxruntime(content, x)
+        changes += len(model.plan.layouts)
+        assert_close(model(x), wanted)
+        assert_close(model(x), wanted)
+    assert changes > 20
+
+
+def network(seed):
+    """Convolutions, sums and pools of values of 8 channels, some with 6; with seconds of each."""
+    random = np.random.default_rng(seed)
+    nodes, values = [], ["x"]
+    tensors = {"x": Tensor((1, 8, 5, 5), FLOAT)}
+    for at in range(5):
+        name, source = f"v{at}", str(random.choice(values))
+        channels = tensors[source].shape[1]
+        same = [one for one in values if tensors[one] == tensors[source]]
+        kind = random.choice(["Conv", "Conv", "Add", "MaxPool"])
+        if kind == "Conv":
+            channels = int(random.choice([8, 8, 8, 6]))
+            nodes.append(Node("Conv", name, (source, "w"), (name,)))
+        else:
+            other = (str(random.choice(same)),) if kind == "Add" else ()
+            nodes.append(Node(str(kind), name, (source, *other), (name,)))
+        tensors[name] = Tensor((1, channels, 5, 5), FLOAT)
+        values.append(name)
+    graph = Graph(tuple(nodes), ("x",), (values[-1],), tensors, {"w": np.zeros(1)})
+    costs = {(node.name, way): float(random.uniform(1, 3)) for node in nodes for way in ((1, 1), (BLOCK, BLOCK), (1, BLOCK))}
+    moves = {(name, into): float(random.uniform(0, 1)) for name in tensors for into in (True, False)}
+    return graph, costs, moves
+
+
+def able(graph, node, read, written):
+    sides = ((node.inputs[0], read), (node.output, written))
+    return all(block == 1 or graph.tensors[name].shape[1] % block == 0 for name, block in sides)
+
+
+def total(graph, costs, moves, labels):
+    """Seconds of nodes with (reads, writes) blocks, None where one cannot."""
+    made, found = {"x": 1}, 0.0
+    reads: dict = {}
+    for node, (read, written) in zip(graph.nodes, labels, strict=True):
+        if not able(graph, node, read, written) or (node.op != "Conv" and read != written) or (read, written) == (BLOCK, 1):
+            return None
+        found += costs[node.name, (read, written)] if node.op == "Conv" else 0.0
+        made[node.output] = written
+        for name in set(node.inputs) - {"w"}:
+            reads.setdefault(name, set()).add(read)
+    for name in graph.outputs:
+        reads.setdefault(name, set()).add(1)
+    for name, wanted in reads.items():
+        for block in wanted - {made[name]}:
+            if graph.tensors[name].shape[1] % BLOCK:
+                return None
+            found += moves[name, block > 1]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_choice_of_layouts_takes_less_than_the_one_that_is_made(seed):
+    graph, costs, moves = network(seed)
+
+    def seconds(node, read, written):
+        return costs[node.name, (read, written)] if able(graph, node, read, written) else None
+
+    laid = laid_out(graph, BLOCK, seconds, lambda name, into: moves[name, into])
+    ways = list(itertools.product((1, BLOCK), repeat=2))
+    found = (total(graph, costs, moves, labels) for labels in itertools.product(ways, repeat=len(graph.nodes)))
+    least = min(seconds for seconds in found if seconds is not None)
+    kept = [node for node in laid.graph.nodes if node.op != "Reorder"]
+    chosen = total(graph, costs, moves, [node.attributes.get("blocks", (1, 1)) for node in kept])
+    assert chosen == pytest.approx(least)
+    changed = sum(moves[node.inputs[0], not node.attributes["to_planes"]] for node in laid.graph.nodes if node.op == "Reorder")
+    convs = sum(costs[node.name, node.attributes.get("blocks", (1, 1))] for node in kept if node.op == "Conv")
+    assert changed + convs == pytest.approx(chosen)
+
+
+def test_a_machine_without_such_kernels_keeps_planes():
+    graph, _, _ = network(1)
+    assert laid_out(graph, 1, lambda *_: 1.0, lambda *_: 0.0).graph is graph
+
+
+# Operators
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("block", [4, 8, 16])
+def test_blocks_and_planes_are_brought_into_each_other(dtype, block):
+    for size in (1, 7, 16, 55):
+        x = np.random.default_rng(size).standard_normal((2, 32, size, size)).astype(dtype)
+        y, z = np.empty_like(x), np.empty_like(x)
+        reorder_step(y, x, block, False)()
+        assert np.array_equal(y, blocks_by_numpy(x, block))
+        reorder_step(z, y, block, True)()
+        assert np.array_equal(z, x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("block", [4, 8, 16])
+@pytest.mark.parametrize("largest", [True, False])
+def test_pools_of_blocks_are_those_of_planes(dtype, block, largest):
+    x = np.random.default_rng(3).standard_normal((2, 16, 11, 9)).astype(dtype)
+    x[0, 3, 4, 4], x[1, 0, 0, 0] = np.nan, -np.inf
+    for window, out in (
+        (Window((3, 3), (2, 2), (1, 1), (1, 1, 1, 1)), (6, 5)),
+        (Window((2, 3), (1, 2), (2, 1), (0, 1, 0, 1)), (9, 5)),
+        (Window((11, 9)), (1, 1)),
+    ):
+        for counted in (False, True):
+            want, got = (np.empty((2, 16, *out), dtype) for _ in range(2))
+            pool_step(want, x, window, largest, counted)()
+            pool_step(got, blocks_by_numpy(x, block), window, largest, counted, block)()
+            np.testing.assert_allclose(got, blocks_by_numpy(want, block), rtol=1e-5, atol=1e-6)
+
+
+def test_planes_that_are_no_whole_blocks_are_refused():
+    x, y = np.zeros((1, 6, 4, 4), np.float32), np.zeros((1, 6, 4, 4), np.float32)
+    with pytest.raises(NativeError, match="6 planes are no whole blocks of 4"):
+        reorder_step(y, x, 4, False)()
+    with pytest.raises(NativeError, match=r"a pool's block is 4; it is 0 .planes. or divides its 6 planes"):
+        pool_step(y, x, Window((1, 1)), True, block=4)()
