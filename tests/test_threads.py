@@ -188,3 +188,9 @@ def test_lines_that_two_threads_write_are_those_that_tiles_begin_within() -> Non
     assert isinstance(more, Cost) and isinstance(less, Cost)
     meanwhile = sum(less.counted[name] for name in less.levels)
     assert more.cycles - less.cycles == pytest.approx(200 * 0.75 * 4096 - meanwhile)
+
+
+@pytest.mark.parametrize("text", ["conv:ic256ih14oc1024kh1", "gemm:512x512x512"])
+def test_a_plan_of_several_threads_is_held_against_the_peak_of_as_many(text: str) -> None:
+    shares = [int(explain(planner.plan(text, "zen5", threads=threads)).split("% of the peak")[0].rsplit(" ", 1)[1]) for threads in (1, 8)]
+    assert 0 < shares[1] <= shares[0] <= 100
