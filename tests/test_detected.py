@@ -119,3 +119,17 @@ def test_the_slowest_of_cpus_that_are_busy_at_once_is_told_apart_from_all_on_ave
     core = detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 4, OneIsShared()).machine.core
     assert [one.cpus for one in core.together] == [2, 4]
     assert (core.together[1].slowest_share.value, core.together[1].mean_share.value) == (0.5, 0.875)
+
+
+def test_strangers_that_take_cores_now_and_then_leave_a_machine_its_cores() -> None:
+    class Disturbed(FakeProbes):
+        calls = 0
+
+        def probe_fma(self, target: str, dtype: str) -> float:
+            if threading.current_thread() is threading.main_thread():
+                return super().probe_fma(target, dtype)
+            self.calls += 1
+            return super().probe_fma(target, dtype) * (1.0 if self.calls > 3 * 2 + 3 * 4 + 2 * 8 else 0.5)  # all but the last of all CPUs
+
+    machine = detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 8, Disturbed()).machine
+    assert machine.cores == 8 and machine.core.together[-1].mean_share.value < detected.HIDDEN

@@ -62,7 +62,7 @@ def test_the_largest_part_is_at_least_an_even_share_and_no_more_than_all(text: s
 
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_more_threads_are_predicted_faster_where_forking_is_free(text: str) -> None:
-    free = _with(ZEN4, fork_join_cycles=0.0, fork_join_thread_cycles=0.0)
+    free = _with(ZEN4, fork_join_cycles=0.0, fork_join_thread_cycles=0.0, written_line_cycles=0.0)
     seconds = [planner.plan(text, free, threads=threads).seconds for threads in (1, 2, 4, 8)]
     assert all(later <= 1.02 * sooner for sooner, later in itertools.pairwise(seconds) if sooner and later)
 
@@ -101,7 +101,7 @@ def test_cores_share_capacity_and_bandwidth_of_what_is_shared_alone() -> None:
     total = Number(value=20.0, kind="measured", source="l3")
     levels = tuple(_replace(level, total_read_bytes_per_cycle=total) if level.shared else level for level in ZEN4.levels)
     seen = as_seen_by_one(_replace(ZEN4, levels=levels), 4, 0.25)
-    assert seen.levels[:2] == ZEN4.levels[:2]
+    assert seen.levels[:2] == tuple(_replace(level, forgets=True) for level in ZEN4.levels[:2])  # what other runs left is elsewhere
     assert seen.levels[2].size_bytes == ZEN4.levels[2].size_bytes // 4 and seen.levels[2].read_bytes_per_cycle.value == 5.0
     assert seen.levels[2].write_bytes_per_cycle == ZEN4.levels[2].write_bytes_per_cycle
     assert as_seen_by_one(ZEN4, 1, 1.0) is ZEN4
@@ -167,9 +167,12 @@ def test_a_run_waits_for_its_slowest_part_and_for_the_mean_of_many() -> None:
     assert share_of(ZEN4, 8, 1) == share_of(slow, 1, 1) == 1.0
     assert share_of(slow, 8, 1) == share_of(slow, 16, 1) == 0.5 and share_of(slow, 8, 10**6) == pytest.approx(0.8)
     assert 0.5 < share_of(slow, 4, 1) < 1.0 and share_of(slow, 8, 1) < share_of(slow, 8, 2) < 0.8
-    even, shared = (planner.plan("conv:mb1ic64ih56oc64kh3ph1", machine, threads=8).cost for machine in (ZEN4, slow))
+    assert share_of(slow, 8, 1, 8.0) == 0.5 and share_of(slow, 8, 1, 1.0) == 0.8  # one has most to do: it is as fast as any
+    text = "conv:ic64ih64oc128kh1"  # 64 tiles of 64 windows
+    name = "sconv,kernel=f32_win_64x6__avx512,stationary=input_stationary,pack=none,windows=64,filters=6,channels=64,k2=22,k3=64"
+    even, shared = (planner.plan(text, machine, name=name, threads=8).cost for machine in (ZEN4, slow))
     assert isinstance(even, Cost) and isinstance(shared, Cost)
-    assert shared.cycles - shared.terms["threads"] == pytest.approx(2 * (even.cycles - even.terms["threads"]), rel=0.1)
+    assert shared.cycles - shared.terms["threads"] == pytest.approx(2 * (even.cycles - even.terms["threads"]))
 
 
 def test_lines_that_two_threads_write_are_those_that_tiles_begin_within() -> None:
@@ -178,8 +181,16 @@ def test_lines_that_two_threads_write_are_those_that_tiles_begin_within() -> Non
     for size, share in ((14, 0.75), (16, 0.0)):
         problem = parse(f"conv:ic256ih{size}oc1024kh1")
         part = algorithm_named("sconv", problem, ZEN4).largest_part(problem, planner.plan(problem, ZEN4, name=name).schedule, 4)
-        # four parts of windows, of all filters: the second has both ends, in 1024 rows, once a set of 128 of 256 channels
+        # four parts of windows, of all filters: the second has both ends, in 1024 rows, in each set of 128 of 256 channels
         assert part.seams == 2 * 1024 * 2 and lines_of(ZEN4, part) == share * part.seams
     slow, free = (_with(ZEN4, written_line_cycles=cycles) for cycles in (200.0, 0.0))
     more, less = (planner.plan("conv:ic256ih14oc1024kh1", machine, name=name, threads=4).cost for machine in (slow, free))
-    assert isinstance(more, Cost) and isinstance(less, Cost) and more.cycles - less.cycles == pytest.approx(200 * 0.75 * 4096)
+    assert isinstance(more, Cost) and isinstance(less, Cost)
+    meanwhile = sum(less.counted[name] for name in less.levels)
+    assert more.cycles - less.cycles == pytest.approx(200 * 0.75 * 4096 - meanwhile)
+
+
+@pytest.mark.parametrize("text", ["conv:ic256ih14oc1024kh1", "gemm:512x512x512"])
+def test_a_plan_of_several_threads_is_held_against_the_peak_of_as_many(text: str) -> None:
+    shares = [int(explain(planner.plan(text, "zen5", threads=threads)).split("% of the peak")[0].rsplit(" ", 1)[1]) for threads in (1, 8)]
+    assert 0 < shares[1] <= shares[0] <= 100

@@ -85,8 +85,8 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
     memory = _memory(sizes[-1], rates, kin)
     others, together = alone.load().share, tuple[Together, ...]()
     if cores > 1 and others < LOADED:
-        together = rates.together(targets, cores)
-        if together[-1].mean_share.value < HIDDEN:
+        together, most = rates.together(targets, cores)
+        if most < HIDDEN:
             cores = -(-cores // 2)
             together = tuple(one for one in together if one.cpus <= cores)
     if cores > 1:
@@ -142,18 +142,18 @@ class _Rates:
     def fma(self, target: str, known: Number) -> Number:
         return self._take(lambda: self._probes.probe_fma(target, "f32"), f"{target} multiply-add", known)
 
-    def together(self, targets: list[str], cpus: int) -> tuple[Together, ...]:
-        """What 2, 4, ... all CPUs that multiply at once keep of the rate of one. A virtual machine may show hardware threads of one core as
-        cores, and share cores with others."""
+    def together(self, targets: list[str], cpus: int) -> tuple[tuple[Together, ...], float]:
+        """What 2, 4, ... all CPUs that multiply at once keep of the rate of one, medians of attempts, and the most that all kept in one. A
+        virtual machine may show hardware threads of one core as cores, and share cores with others."""
         target = max(targets, key=lambda one: self._probes.probe_fma(one, "f32"))
         multiply = partial(self._probes.probe_fma, target, "f32")
         alone = max(multiply() for _ in range(_ATTEMPTS))
 
-        def of(count: int) -> Together:
-            slowest, mean = np.median([shares(multiply, alone, count) for _ in range(_ATTEMPTS)], axis=0).tolist()
-            return Together(cpus=count, slowest_share=_measured(slowest), mean_share=_measured(mean))
-
-        return tuple(of(count) for count in team_sizes(cpus))
+        found = {count: [shares(multiply, alone, count) for _ in range(_ATTEMPTS)] for count in team_sizes(cpus)}
+        middle = {count: np.median(of, axis=0).tolist() for count, of in found.items()}
+        return tuple(
+            Together(cpus=count, slowest_share=_measured(slowest), mean_share=_measured(mean)) for count, (slowest, mean) in middle.items()
+        ), max(mean for _, mean in found[cpus])
 
     def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
         """Read and write of a buffer."""

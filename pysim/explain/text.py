@@ -44,8 +44,8 @@ def _verdict(plan: Plan, described: Description) -> Iterator[str]:
     """The first lines: how fast, which share of what the unit can do, what bounds it; then what runs."""
     workspace = f"workspace {bytes_text(plan.workspace_bytes)}"
     if isinstance(plan.cost, Cost):
-        rate = plan.workload.flops / plan.cost.seconds
-        share = f", {rate / described.peak_flops:.0%} of the peak of {described.peak_flops / 1e9:,.0f}" if described.peak_flops else ""
+        rate, peak = plan.workload.flops / plan.cost.seconds, plan.threads * described.peak_flops
+        share = f", {rate / peak:.0%} of the peak of {peak / 1e9:,.0f}" if peak else ""
         yield (
             f"{plan.problem} on {plan.machine}: {seconds_text(plan.cost.seconds)} predicted, {rate / 1e9:,.1f} GFLOP/s{share}; "
             f"bound by {plan.cost.bound_by}"

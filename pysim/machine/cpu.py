@@ -15,7 +15,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One cache level; latency and bandwidth are those of a hit here as the core sees it (L2: a line from L2 into L1).
 
     `kind` and `source` are those of the geometry. `shared` says that other cores use this level too: `cores` of them, without it all
-    of the machine; the totals are what they get together.
+    of the machine; the totals are what they get together. `forgets`, of no file: what the run before left is in other cores' caches.
     """
 
     name: Text
@@ -25,6 +25,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kind: Kind
     source: Text
     shared: bool = False
+    forgets: bool = False
     cores: Positive | None = None
     policy: Policy = "lru"
     latency_cycles: Number

@@ -71,7 +71,7 @@ def _cost(request: Request, algorithm: str, schedule: object, threads: int, best
     seen = _seen(request, part.problem, threads)
     cost = best(request._replace(problem=part.problem, machine=seen, schedule=part.schedule), algorithm).cost
     assert isinstance(cost, Cost)
-    return cost_of_team(cost, part, request.machine, threads)
+    return cost_of_team(cost, part, request.machine, threads, request.problem.flops / (part.share * part.problem.flops))
 
 
 def _seen(request: Request, part: Workload, threads: int) -> Machine:

@@ -298,15 +298,18 @@ class LoopNest:
         are `hot` from a run before, or not."""
         found = np.zeros((len(levels), len(self.operands), self.columns))
         whole = self._together({row: self.footprint(-1, row) for row in range(len(self.operands))}).max()
-        spilled = [level for level in levels if not hot or whole > (level.ways - 1) * level.sets * level.line_bytes]  # others keep all
+        cold = [not hot or level.forgets for level in levels]
+        spilled = [  # others keep all
+            level for level, empty in zip(levels, cold, strict=True) if empty or whole > (level.ways - 1) * level.sets * level.line_bytes
+        ]
         uses = [*self.reuses()] if spilled else []
         shares = missing(spilled, np.concatenate([one.distance for one in uses])) if uses else found
-        at = 0
+        empty, at = np.array(cold[: len(spilled)])[:, None], 0
         for one in uses:
             share = shares[:, at] if len(one.distance) == 1 else shares[:, at : at + len(one.distance)].mean(axis=1)
             at += len(one.distance)
-            if one.first and not hot:
-                share = (share * (one.times - 1) + 1) / one.times
+            if one.first and empty.any():
+                share = np.where(empty, (share * (one.times - 1) + 1) / one.times, share)
             found[: len(spilled), one.row] += share * (one.times * one.size)
         for inner, outer in itertools.pairwise(found):
             np.minimum(outer, inner, out=outer)

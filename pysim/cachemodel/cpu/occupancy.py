@@ -57,13 +57,16 @@ def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
     for level, supplier in zip(levels, suppliers, strict=True):
         way = level.sets * level.line_bytes
         over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
-        most = over * ((level.ways + 1) / (level.ways + over)) + flows.never  # what fits as a whole misses nothing once it was touched
+        first = flows.never + flows.before if level.forgets else flows.never
+        most = over * ((level.ways + 1) / (level.ways + over)) + first  # what fits as a whole misses nothing once it was touched
         asked = (most > 0) & (last > 0)
         if not asked.any():
             crossed |= {name: np.zeros((2 * operands, size.shape[1])) for name in suppliers[len(crossed) :]}
             break
         here = missing(level, nest, seen / way, flows, asked)
         np.minimum(here, most, out=here)
+        if level.forgets:
+            np.maximum(here, first, out=here)
         here *= size
         last = np.minimum(here, last, out=here)
         parts = zip(flows.shares, flows.columns, strict=True)

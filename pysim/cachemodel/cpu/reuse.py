@@ -80,7 +80,8 @@ class Flows(NamedTuple):
 
     `between` is operands of the nest x distances x schedules; which of OPERANDS each is, roles[k, i] says. `planes` (planes of inputs and
     of outputs, and `turns`: 2 where outputs are on average half of these planes and half of as many others) x distances x schedules;
-    `once`: bytes of OPERANDS that one repeat touches at least once; `never` (a column): 1 for streams never touched before."""
+    `once`: bytes of OPERANDS that one repeat touches at least once; `never`, `before` (columns): 1 for streams never touched before, and
+    for those that the run before touched."""
 
     columns: list[slice]
     kind: NDArray[np.int64]  # of each column
@@ -89,6 +90,7 @@ class Flows(NamedTuple):
     at: NDArray[np.int64]
     shares: Array
     never: Array
+    before: Array
     bytes: Array
     between: Array
     planes: Array
@@ -204,16 +206,17 @@ def flows(rates: Rates, table: Table, hot: bool) -> Flows:
     ends = [0, *(np.flatnonzero(np.diff(2 * s.kept + s.packed)) + 1).tolist(), s.at.size]
     columns = [slice(*span) for span in pairwise(ends)]
     kinds = tuple((bool(s.kept[span.start]), bool(s.packed[span.start]) or s.nest.windows_packed, s.own) for span in columns)
-    roles, operand, at, shares, never = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
+    roles, operand, at, shares, never, before = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
     size = stacked(s.at.size, *(stream[2] for stream in streams))
     kind = np.repeat(np.arange(len(columns)), np.diff(ends))
     between = _between(s)
-    return Flows(columns, kind, roles, operand, at, shares, never, size, between, _planes(s, between), s.once)
+    return Flows(columns, kind, roles, operand, at, shares, never, before, size, between, _planes(s, between), s.once)
 
 
 @lru_cache(maxsize=64)
 def _routes(kinds: tuple[tuple[bool, bool, bool], ...], streams: tuple[tuple[Any, ...], ...]) -> Any:
-    """`roles`, `operand`, `at`, `shares` and `never` of Flows; kinds: whether windows are kept, whether the run packs them, and filters."""
+    """`roles`, `operand`, `at`, `shares`, `never` and `before` of Flows; kinds: whether windows are kept, and whether the run packs them
+    and filters."""
     at, operand = np.empty((2, len(kinds), len(streams)), dtype=np.int64)
     shares, roles = np.zeros((len(kinds), 2 * len(OPERANDS), len(streams))), []
     for kind, (kept, packed, own) in enumerate(kinds):
@@ -224,7 +227,8 @@ def _routes(kinds: tuple[tuple[bool, bool, bool], ...], streams: tuple[tuple[Any
             operand[kind, number] = of = read.get(of, of)
             at[kind, number] = distances[0 if kept else -1]
             shares[kind, 2 * of : 2 * of + 2, number] = 1 - written, written
-    return np.array(roles), operand, at, shares, (at[0] == UNUSED).astype(np.float64)[:, None]
+    first = [np.isin(at[0], which).astype(np.float64)[:, None] for which in (UNUSED, range(RUN_KEPT, REPACKED))]
+    return np.array(roles), operand, at, shares, *first
 
 
 @lru_cache(maxsize=8)

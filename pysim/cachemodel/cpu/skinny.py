@@ -139,7 +139,8 @@ def described(shape: Shape, rows: Sequence[tuple[Kernel, Blocks]]) -> LoopNest:
 
 def _latency(machine: Machine, shape: Shape, size: int, hot: bool) -> float:
     """Cycles until the first line of the matrix is there, from where it lies."""
-    found = missing(machine.levels, np.array([float(shape.results * shape.k * size)]))[:, 0] if hot else np.ones(len(machine.levels))
+    found = missing(machine.levels, np.array([float(shape.results * shape.k * size)]))[:, 0]
+    found = np.where([not hot or level.forgets for level in machine.levels], 1.0, found)
     own = found - np.append(found[1:], 0.0)
     places = [place.latency_cycles.value for place in suppliers(machine).values()]
     return float(np.dot(places, own))

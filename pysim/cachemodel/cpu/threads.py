@@ -9,7 +9,8 @@ part      A nest divides images evenly where they are many or a multiple of T, e
           filters that leave the largest part the fewest tiles (`divide` of native/conv/nest.c). Winograd divides blocks of panels and parts
           of the filters (native/conv/winograd.c), depthwise groups and then rows. A part has whole rows of outputs here, and `share` is the
           exact number of tiles over that of those rows. Which bits come out does not depend on T: a tile is one thread's.
-machine   Private levels are as they are. A level that several cores share holds a part's bytes among those of all parts, what they have
+machine   Private levels hold what a run uses again, but nothing from the run before: threads move between CPUs, and parts between threads.
+          A level that several cores share holds a part's bytes among those of all parts, what they have
           in common once: capacity x (bytes of the part / bytes of the problem). Its bandwidth and that of memory are what one core alone
           gets, but at most the total over the cores that are busy; files that give no total let each core have its own.
 share     What T busy CPUs keep of the rate of one (`core.together`): they share cores, clocks, or the computer with strangers. A run waits
@@ -17,9 +18,11 @@ share     What T busy CPUs keep of the rate of one (`core.together`): they share
 
               1 / share = 1 / mean + (1 / slowest - 1 / mean) / n
 
-          lies between the slowest CPU's (all in one piece) and that of all on average (any number of pieces).
-lines     Where tiles of windows begin within a line of the output, two threads write it, and each time it comes from the other's cache:
-          both ends of a part, in each of its rows of outputs, once a channel set.
+          lies between the slowest CPU's (all in one piece) and that of all on average (any number of pieces). The slowest is that of
+          as many CPUs as there are largest parts, (work of all) / (work of the largest): who has less to do may be slower.
+lines     Where tiles of windows begin within a line of the output, two threads write it, and it comes from the other's cache: in each row
+          of outputs, for the first channel set the ends towards parts of as much work, which are written at once, for each further set
+          both ends, which others wrote since. Who waits for lines of a shared level anyway waits for these meanwhile.
 fork_join What beginning and ending a parallel region costs, a + b T: `fork_join_cycles` and `fork_join_thread_cycles` of the machine.
 
 Assumptions: without `together`, cores run at the clock of one; threads beyond the cores wait their turn.
@@ -82,12 +85,14 @@ def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
     of_windows, of_filters = grid(window_tiles, filter_tiles, parts_of_each(images, threads))
     times = ceil_div(images * of_windows * of_filters, threads)
     most_windows, most_filters = ceil_div(window_tiles, of_windows), ceil_div(filter_tiles, of_filters)
+    all_windows = windows
     windows, filters = min(windows, most_windows * schedule.windows), min(filters, most_filters * schedule.filters)
     streamed = most_filters if schedule.stationary == "input_stationary" else most_windows
     own = msgspec.structs.replace(schedule, k2=min(schedule.k2, streamed), k3=min(schedule.k3, most_windows + most_filters - streamed))
     result = RESULT_BYTES[w.dtype]
     row, channels = (w.n, w.k) if isinstance(w, Gemm) else (w.windows, w.channels // w.groups)
-    shared = times * min(2, of_windows - 1) * filters * ceil_div(channels, schedule.channels), math.gcd(row, schedule.windows) * result
+    neighbours, again = max(0, min(2, all_windows // windows - 1)), ceil_div(channels, schedule.channels) - 1
+    shared = times * filters * (neighbours + 2 * (of_windows > 1) * again), math.gcd(row, schedule.windows) * result
     if isinstance(w, Gemm):
         return Part(msgspec.structs.replace(w, n=windows, m=filters), own, 1.0, 1, times, *shared)
     rows = ceil_div(windows, w.out_w)
@@ -115,7 +120,10 @@ def as_seen_by_one(machine: Machine, threads: int, part: float) -> Machine:
     """The machine as one of so many busy cores sees it; `part`: its bytes over all that are touched."""
     if threads == 1:
         return machine
-    levels = tuple(_shared(level, min(threads, level.cores or machine.cores), part) if level.shared else level for level in machine.levels)
+    levels = tuple(
+        _shared(level, min(threads, level.cores or machine.cores), part) if level.shared else msgspec.structs.replace(level, forgets=True)
+        for level in machine.levels
+    )
     memory = _at_most(machine.memory, min(threads, machine.cores))
     return msgspec.structs.replace(machine, levels=levels, memory=memory)
 
@@ -148,18 +156,16 @@ def fork_join_cycles(machine: Machine, threads: int) -> float:
     return (first.value if first else 0.0) + (each.value if each else 0.0) * threads if threads > 1 else 0.0
 
 
-def share_of(machine: Machine, threads: int, items: int) -> float:
-    """Of the rate of a CPU alone, what a run of so many items for each of so many threads has of each; between numbers that are known, on a
-    line through them."""
+def share_of(machine: Machine, threads: int, items: int = 1, largest: float | None = None) -> float:
+    """Of the rate of a CPU alone, what a run of so many items for each of so many threads has of each, where so many have the `largest`
+    part; between numbers that are known, on a line through them."""
     known = machine.core.together
     if threads == 1 or not known:
         return 1.0
     cpus = [1, *(one.cpus for one in known)]
-    slowest, mean = (
-        float(np.interp(threads, cpus, [1.0, *(number.value for number in numbers)]))
-        for numbers in ([one.slowest_share for one in known], [one.mean_share for one in known])
-    )
-    return 1 / (1 / mean + (1 / slowest - 1 / mean) / items)
+    mean = float(np.interp(threads, cpus, [1.0, *(one.mean_share.value for one in known)]))
+    slowest = float(np.interp(largest or threads, cpus, [1.0, *(one.slowest_share.value for one in known)]))
+    return 1 / (1 / mean + max(0.0, 1 / slowest - 1 / mean) / items)
 
 
 def lines_of(machine: Machine, part: Part) -> float:
@@ -168,11 +174,14 @@ def lines_of(machine: Machine, part: Part) -> float:
     return part.seams * (1 - math.gcd(line, part.grain) / line)
 
 
-def cost_of_team(cost: Cost, part: Part, machine: Machine, threads: int) -> Cost:
-    """The cost of a run from that of its largest part."""
-    times = part.share * ceil_div(threads, machine.cores) / share_of(machine, min(threads, machine.cores), part.items)
-    written = machine.core.written_line_cycles
-    forks = part.regions * fork_join_cycles(machine, threads) + (lines_of(machine, part) * written.value if written else 0.0)
+def cost_of_team(cost: Cost, part: Part, machine: Machine, threads: int, largest: float) -> Cost:
+    """The cost of a run from that of its largest part, of which there are so many."""
+    cores = min(threads, machine.cores)
+    times = part.share * ceil_div(threads, machine.cores) / share_of(machine, cores, part.items, min(cores, largest))
+    written, counted = machine.core.written_line_cycles, cost.counted
+    waits = lines_of(machine, part) * written.value if written else 0.0
+    beyond = max(0.0, waits - times * sum(counted[name] for name in cost.levels))
+    forks = part.regions * fork_join_cycles(machine, threads) + beyond
     cycles = cost.cycles * times + forks
 
     def scaled(of: dict[str, float]) -> dict[str, float]:

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits what CPUs that are busy at once keep of their rate (`core.together` of a machine file) to plans timed with numbers of threads.
+
+    python tools/fit_threads.py FILE.jsonl
+
+FILE is one of tools/model_errors.py, as benchmarks/thread_rounds.py writes it. Of its set "fitted": the clock is such that the median plan
+of one thread takes what is predicted; then, for each number of threads, `mean_share` and `slowest_share` have the least mean of |log
+(predicted / measured)|. Printed are the numbers and, of either set, the median and the 90th percentile of that. Everything else is the
+machine file's. With the sets exchanged, too: how much depends on the choice of the layers.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from model_errors import header
+
+from pysim import planner
+from pysim.algorithms import algorithm_named
+from pysim.cachemodel.cpu.threads import share_of
+from pysim.machine.cpu import Machine, Together
+from pysim.machine.load import load_any
+from pysim.machine.quantity import Number
+from pysim.problem.text import parse
+from pysim.record.cost import Cost
+
+MEANS, SLOWEST = np.linspace(0.5, 1.0, 51), np.linspace(0.25, 1.0, 76)
+
+
+class Timed(NamedTuple):
+    """A plan: cycles of its largest part and of forks, items of it, as how many largest parts the whole is, and seconds."""
+
+    of: str
+    threads: int
+    part: float
+    forks: float
+    items: int
+    largest: float
+    measured: float
+
+
+def timed(path: Path, machine: Machine) -> list[Timed]:
+    alone = msgspec.structs.replace(machine, core=msgspec.structs.replace(machine.core, together=()))
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+        row = json.loads(line)
+        problem, threads = parse(row["problem"]), row["threads"]
+        plan = planner.plan(problem, alone, name=row["plan"], threads=threads)
+        part = algorithm_named(plan.algorithm, problem, alone).largest_part(problem, plan.schedule, threads)  # type: ignore[attr-defined]
+        assert isinstance(plan.cost, Cost)
+        forks, largest = plan.cost.terms.get("threads", 0.0), min(threads, problem.flops / (part.share * part.problem.flops))
+        found.append(Timed(row["set"], threads, plan.cost.cycles - forks, forks, part.items, largest, row["measured_seconds"]))
+    return found
+
+
+def with_shares(machine: Machine, known: Sequence[tuple[int, float, float]]) -> Machine:
+    """(CPUs, slowest, mean)."""
+    numbers = [(cpus, *(Number(value=float(value), kind="fitted", source="fit") for value in values)) for cpus, *values in known]
+    together = tuple(Together(cpus=cpus, slowest_share=slowest, mean_share=mean) for cpus, slowest, mean in numbers)
+    return msgspec.structs.replace(machine, core=msgspec.structs.replace(machine.core, together=together))
+
+
+def errors(rows: Sequence[Timed], machine: Machine, hertz: float) -> list[float]:
+    cycles = (one.part / share_of(machine, one.threads, one.items, one.largest) + one.forks for one in rows)
+    return [abs(math.log(each / hertz / one.measured)) for each, one in zip(cycles, rows, strict=True)]
+
+
+def fitted(rows: Sequence[Timed], machine: Machine) -> tuple[float, list[tuple[int, float, float]]]:
+    """The clock, and shares by number of threads."""
+    hertz = float(np.median([one.part / one.measured for one in rows if one.threads == 1]))
+    known: list[tuple[int, float, float]] = []
+    for threads in sorted({one.threads for one in rows} - {1}):
+        some = [one for one in rows if one.threads == threads]
+        tried = [(threads, slowest, mean) for mean in MEANS for slowest in SLOWEST if slowest <= mean]
+        known.append(min(tried, key=lambda one: float(np.mean(errors(some, with_shares(machine, [*known, one]), hertz)))))
+    return hertz, known
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    path = parser.parse_args().file
+    machine = load_any(path.parent / header(path)["machine_file"])
+    assert isinstance(machine, Machine)
+    rows = timed(path, machine)
+    for fit in sorted({one.of for one in rows}):
+        hertz, known = fitted([one for one in rows if one.of == fit], machine)
+        print(
+            f"fitted to {fit}: {hertz / 1e9:.3f} GHz",
+            *(f"{cpus}: slowest {slow:.2f}, mean {mean:.2f}" for cpus, slow, mean in known),
+            sep="; ",
+        )
+        own = with_shares(machine, known)
+        for threads in sorted({one.threads for one in rows}):
+            told = []
+            for of in sorted({one.of for one in rows}):
+                found = errors([one for one in rows if (one.of, one.threads) == (of, threads)], own, hertz)
+                told.append(f"{of} {np.median(found):.1%}, {np.quantile(found, 0.9):.1%}")
+            print(f"  {threads:>2} threads: {'; '.join(told)}")
+
+
+if __name__ == "__main__":
+    main()
