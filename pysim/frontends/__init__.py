@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of other programs' models: one module per format, each imported by whoever needs it."""
+"""Readers of files: models of other programs, traces of accesses, tiles and their accesses. One module per format, each imported by whoever
+needs it."""
