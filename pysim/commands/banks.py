@@ -11,7 +11,6 @@ import click
 import msgspec
 import numpy as np
 
-from pysim.cachemodel.shared_memory import patterns
 from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory, rules
 from pysim.cachemodel.shared_memory.fix import Fixes, Option, fix
 from pysim.cachemodel.shared_memory.layout import Layout, cosize, describe, name
@@ -19,7 +18,7 @@ from pysim.cachemodel.shared_memory.tile import MOST_BYTES, Access, Tally, Tile,
 from pysim.commands.common import Choice, document, json_option, put, put_table
 from pysim.errors import OperandError, ProblemError
 from pysim.explain.bankmap import Picture, picture, svg, text
-from pysim.frontends import tilefile
+from pysim.frontends import patterns, tilefile
 
 _LANE_LAYOUT = re.compile(r"\(?([0-9]+(?:,[0-9]+)*)\)?:\(?([0-9]+(?:,[0-9]+)*)\)?")
 _PIPED_COLUMNS = 120

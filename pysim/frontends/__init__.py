@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of files: models of other programs, traces of accesses, tiles and their accesses. One module per format, each imported by whoever
-needs it."""
+"""Where models, traces and tiles come from: readers of files, one module per format, and tiles of published kernels. Each is imported by
+whoever needs it."""
