@@ -193,3 +193,10 @@ def test_a_plan_of_a_shape_that_no_row_has_is_explained() -> None:
     plan = planner.plan(LAYER, on, model="csa")
     assert plan.kernel == "f32_5x11"
     assert "f32_5x11 on 5 windows x 11 filters" in explain(plan)
+
+
+@pytest.mark.parametrize("problem", ["conv:mb1ic64ih56oc64kh3ph1", "gemm:1x4096x4096"])
+def test_the_slicing_analysis_turns_every_other_algorithm_down_once_and_compares_with_none(problem: str) -> None:
+    rejected = planner.plan(problem, "zen4", "csa").rejected
+    assert {one.code for one in rejected} <= {"shape", "type", "machine"}
+    assert len({one.what for one in rejected}) == len(rejected)

@@ -83,77 +83,27 @@ AVX512 static void write_avx512(void *to, int64_t blocks, uint64_t value) {
 #undef WRITE
 }
 
-AVX2 static int64_t fma_avx2_f32(int64_t instructions) {
-#define DECLARE(j) __m256 acc##j = half; UNKNOWN("+x", acc##j)
-#define STEP(j) acc##j = _mm256_fmadd_ps(acc##j, half, half);
-#define KEEP(j) UNKNOWN("+x", acc##j)
-    const int64_t rounds = instructions / 12 + 1;
-    __m256 half = _mm256_set1_ps(0.5f);
-    UNKNOWN("+x", half)
-    TWELVE(DECLARE)
-    for (int64_t i = 0; i < rounds; i++) {
-        TWELVE(STEP)
-    }
-    TWELVE(KEEP)
-    return 12 * rounds;
-#undef DECLARE
-#undef STEP
-#undef KEEP
-}
-
-AVX2 static int64_t fma_avx2_f64(int64_t instructions) {
-#define DECLARE(j) __m256d acc##j = half; UNKNOWN("+x", acc##j)
-#define STEP(j) acc##j = _mm256_fmadd_pd(acc##j, half, half);
-#define KEEP(j) UNKNOWN("+x", acc##j)
-    const int64_t rounds = instructions / 12 + 1;
-    __m256d half = _mm256_set1_pd(0.5);
-    UNKNOWN("+x", half)
-    TWELVE(DECLARE)
-    for (int64_t i = 0; i < rounds; i++) {
-        TWELVE(STEP)
-    }
-    TWELVE(KEEP)
-    return 12 * rounds;
-#undef DECLARE
-#undef STEP
-#undef KEEP
-}
-
-AVX512 static int64_t fma_avx512_f32(int64_t instructions) {
-#define DECLARE(j) __m512 acc##j = half; UNKNOWN("+v", acc##j)
-#define STEP(j) acc##j = _mm512_fmadd_ps(acc##j, half, half);
+/* So many chains (CHAINS of them, of `bytes` of T) of multiply-adds, which the compiler contracts. */
+#define DECLARE(j) VEC acc##j = half; UNKNOWN("+v", acc##j)
+#define STEP(j) acc##j = acc##j * half + half;
 #define KEEP(j) UNKNOWN("+v", acc##j)
-    const int64_t rounds = instructions / 16 + 1;
-    __m512 half = _mm512_set1_ps(0.5f);
-    UNKNOWN("+v", half)
-    SIXTEEN(DECLARE)
-    for (int64_t i = 0; i < rounds; i++) {
-        SIXTEEN(STEP)
+#define DEFINE_FMA(name, TARGET, T, bytes, chains, CHAINS)   \
+    TARGET static int64_t name(int64_t instructions) {       \
+        typedef T VEC __attribute__((vector_size(bytes)));   \
+        const int64_t rounds = instructions / chains + 1;    \
+        VEC half = (VEC){0} + (T)0.5;                        \
+        UNKNOWN("+v", half)                                  \
+        CHAINS(DECLARE)                                      \
+        for (int64_t i = 0; i < rounds; i++) {               \
+            CHAINS(STEP)                                     \
+        }                                                    \
+        CHAINS(KEEP)                                         \
+        return chains * rounds;                              \
     }
-    SIXTEEN(KEEP)
-    return 16 * rounds;
-#undef DECLARE
-#undef STEP
-#undef KEEP
-}
-
-AVX512 static int64_t fma_avx512_f64(int64_t instructions) {
-#define DECLARE(j) __m512d acc##j = half; UNKNOWN("+v", acc##j)
-#define STEP(j) acc##j = _mm512_fmadd_pd(acc##j, half, half);
-#define KEEP(j) UNKNOWN("+v", acc##j)
-    const int64_t rounds = instructions / 16 + 1;
-    __m512d half = _mm512_set1_pd(0.5);
-    UNKNOWN("+v", half)
-    SIXTEEN(DECLARE)
-    for (int64_t i = 0; i < rounds; i++) {
-        SIXTEEN(STEP)
-    }
-    SIXTEEN(KEEP)
-    return 16 * rounds;
-#undef DECLARE
-#undef STEP
-#undef KEEP
-}
+DEFINE_FMA(fma_avx2_f32, AVX2, float, 32, 12, TWELVE)
+DEFINE_FMA(fma_avx2_f64, AVX2, double, 32, 12, TWELVE)
+DEFINE_FMA(fma_avx512_f32, AVX512, float, 64, 16, SIXTEEN)
+DEFINE_FMA(fma_avx512_f64, AVX512, double, 64, 16, SIXTEEN)
 
 pysim_read_blocks pysim_x86_read_blocks(void) {
     if (__builtin_cpu_supports("avx512f")) return read_avx512;

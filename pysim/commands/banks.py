@@ -11,14 +11,14 @@ import click
 import msgspec
 import numpy as np
 
-from pysim.cachemodel.shared_memory import patterns, tilefile
-from pysim.cachemodel.shared_memory.bankmap import Picture, picture, svg, text
 from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory, rules
 from pysim.cachemodel.shared_memory.fix import Fixes, Option, fix
 from pysim.cachemodel.shared_memory.layout import Layout, cosize, describe, name
 from pysim.cachemodel.shared_memory.tile import MOST_BYTES, Access, Tally, Tile, addresses, tally
 from pysim.commands.common import Choice, document, json_option, put, put_table
 from pysim.errors import OperandError, ProblemError
+from pysim.explain.bankmap import Picture, picture, svg, text
+from pysim.frontends import patterns, tilefile
 
 _LANE_LAYOUT = re.compile(r"\(?([0-9]+(?:,[0-9]+)*)\)?:\(?([0-9]+(?:,[0-9]+)*)\)?")
 _PIPED_COLUMNS = 120
@@ -54,7 +54,7 @@ def banks(
     """Shared-memory wavefronts per instruction, with the lane -> bank map of the dearest one.
 
     A LAYOUT is a name (see --list; * and ? match), or lane -> place in CuTe's notation, with places of --width bytes.
-    A FILE is a .toml or .json description of a tile and its accesses (see pysim/cachemodel/shared_memory/tilefile.py).
+    A FILE is a .toml or .json description of a tile and its accesses (see pysim/frontends/tilefile.py).
 
     \b
     Examples

@@ -115,12 +115,11 @@ def _check_usage(problems: tuple[str, ...], sweep: str | None, picture: Path | N
 def _schedule(layer: "Layer", on: "Machine", stationary: str | None, cold: bool) -> "Schedule":
     """The schedule of the loop nest's plan, or the best one of a stationary kind."""
     from pysim import planner
-    from pysim.problem.conv import Conv
     from pysim.record.plan import on_cpu
     from pysim.record.schedule import Schedule
     from pysim.registry.cpu import loop_nest
 
-    nest = loop_nest("CONV" if isinstance(layer.workload, Conv) else "GEMM")  # whose accesses are traced
+    nest = loop_nest(layer.workload)  # whose accesses are traced
     plan = planner.plan(layer.workload, on, state="cold" if cold else "hot", algorithm=nest)
     if not stationary:
         return on_cpu(plan)[0]
@@ -243,8 +242,8 @@ def _percent(value: float | None) -> str:
 
 
 def _trace(file: Path, on: "Machine", as_json: bool) -> None:
-    from pysim.cachemodel.simulator import tracefile
     from pysim.cachemodel.simulator.hierarchy import Hierarchy
+    from pysim.frontends import tracefile
 
     counted = Hierarchy.from_machine(on).run(tracefile.read(file))
     if as_json:

@@ -28,7 +28,6 @@ from pysim.measure.store import Store, environment, now
 from pysim.peers import Peer
 from pysim.peers.peer import Operands, Ready
 from pysim.problem.conv import Conv
-from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer
 from pysim.record.measurement import Comparison, Measurement
 from pysim.record.plan import Plan, State
@@ -130,7 +129,7 @@ def _comparison(layer: Layer, machine: Machine | Gpu, how: How, executor: cpu.Ex
 
 def _static(plan: Plan, machine: Machine | Gpu, how: How) -> dict[str, Any]:
     """Of an emulated plan on one thread whose accesses can be traced: those of the loop nest itself."""
-    nest = loop_nest("GEMM" if isinstance(plan.workload, Gemm) else "CONV")
+    nest = loop_nest(plan.workload)
     if how.threads != 1 or plan.algorithm != nest or not isinstance(plan.schedule, Schedule) or isinstance(machine, Gpu):
         return {}
     cost = simulated_cost(plan.workload, machine, plan.schedule, how.state == "hot")

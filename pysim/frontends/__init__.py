@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of other programs' models: one module per format, each imported by whoever needs it."""
+"""Where models, traces and tiles come from: readers of files, one module per format, and tiles of published kernels. Each is imported by
+whoever needs it."""

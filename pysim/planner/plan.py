@@ -36,6 +36,7 @@ from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.plan import BLOCKED, FOOTPRINTS, LAYOUTS, MODELS, STATES, Considered, Footprint, Layout, ModelName, Plan, Request, State
 from pysim.record.schedule import AnySchedule, from_name
+from pysim.registry.cpu import loop_nest
 
 
 class Asked(TypedDict, total=False):
@@ -203,9 +204,12 @@ class _Found(NamedTuple):
     def of(cls, request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> "_Found":
         refused: list[Rejected] = []
         taking: list[tuple[Algorithm, Candidates]] = []
+        sliced = loop_nest(request.problem)
         for one in algorithms:
             if reason := one.refuses(request.problem, request.machine, request.layout):
                 refused.append(Rejected(one.NAME, reason.sentence, reason.code))
+            elif request.model == "csa" and sliced != one.NAME:
+                refused.append(Rejected(one.NAME, f"the slicing analysis is of {sliced}'s nest", "type"))
             else:
                 found = one.candidates(request, np.inf if exhaustive else None)
                 refused += found.rejected

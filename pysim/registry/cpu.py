@@ -9,6 +9,8 @@ from functools import cache
 
 import msgspec
 
+from pysim.problem.conv import Conv
+from pysim.problem.text import Workload
 from pysim.registry.files import epilogue_numbers, native_file
 
 _TABLES = ("kernels.inc", "conv/depthwise.inc", "conv/skinny.inc", "conv/polyphase.inc", "conv/direct_nchwc.inc")  # as registry.c has them
@@ -87,6 +89,16 @@ def cpu_kernels() -> tuple[Kernel, ...]:
     return tuple(row for table in _TABLES for row in _rows(table))
 
 
+@cache
+def _by_name() -> dict[str, Kernel]:
+    return {kernel.name: kernel for kernel in cpu_kernels()}
+
+
+def cpu_kernel(name: str) -> Kernel | None:
+    """The row of that name."""
+    return _by_name().get(name)
+
+
 class NativeAlgorithm(msgspec.Struct, frozen=True):
     """A line of `native/algorithms.inc`; `problem` is CONV or GEMM."""
 
@@ -102,9 +114,14 @@ def algorithms() -> tuple[NativeAlgorithm, ...]:
     return tuple(NativeAlgorithm(index, *line) for index, line in enumerate(lines))
 
 
-def loop_nest(problem: str) -> str:
-    """The algorithm of a kind of problem (CONV or GEMM) that is the loop nest itself: the file's first."""
-    return next(one.name for one in algorithms() if one.problem == problem)
+def kind_of(problem: Workload) -> str:
+    """What the native library calls a kind of problem."""
+    return "CONV" if isinstance(problem, Conv) else "GEMM"
+
+
+def loop_nest(problem: Workload) -> str:
+    """The algorithm of a kind of problem that is the loop nest itself: the file's first."""
+    return next(one.name for one in algorithms() if one.problem == kind_of(problem))
 
 
 @cache

@@ -27,7 +27,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Layout, blocks_of
 from pysim.record.schedule import PACK, STATIONARY, Schedule
-from pysim.registry.cpu import algorithms, cpu_epilogues, cpu_kernels
+from pysim.registry.cpu import algorithms, cpu_epilogues, cpu_kernel, cpu_kernels, kind_of
 from pysim.registry.files import native_file
 
 Array = NDArray[Any]
@@ -137,24 +137,20 @@ def problem_struct(w: Workload, layout: Layout = "nchw") -> Any:
     ffi, lib = library()
     blocks = dict(zip(("input_block", "output_block"), blocks_of(layout), strict=True))
     fields = {"conv": _conv_fields(w) | blocks} if isinstance(w, Conv) else {"gemm": _gemm_fields(w)}
-    return ffi.new("pysim_problem *", {"kind": getattr(lib, f"PYSIM_{_kind(w)}"), **fields})
-
-
-def _kind(w: Workload) -> str:
-    return "CONV" if isinstance(w, Conv) else "GEMM"
+    return ffi.new("pysim_problem *", {"kind": getattr(lib, f"PYSIM_{kind_of(w)}"), **fields})
 
 
 def schedule_struct(s: Schedule, w: Workload) -> Any:
     """The `pysim_schedule` of a schedule for a workload."""
     ffi, _ = library()
-    kernel = next((row.index for row in cpu_kernels() if row.name == s.kernel), None)
+    kernel = cpu_kernel(s.kernel)
     if kernel is None:
         raise PlanError(f"the registry has no kernel {s.kernel!r}; `pysim kernels` lists them")
-    algorithm = next((one.index for one in algorithms() if one.problem == _kind(w) and s.algorithm in (None, one.name)), None)
+    algorithm = next((one.index for one in algorithms() if one.problem == kind_of(w) and s.algorithm in (None, one.name)), None)
     if algorithm is None:
         raise PlanError(f"the native library has no algorithm {s.algorithm!r} that computes {w.text}")
     fields = {"windows": s.windows, "filters": s.filters, "channels": s.channels, "k2": s.k2, "k3": s.k3, "outputs": s.outputs or 0}
-    codes = {"algorithm": algorithm, "kernel": kernel, "stationary": STATIONARY.index(s.stationary), "pack": PACK.index(s.pack)}
+    codes = {"algorithm": algorithm, "kernel": kernel.index, "stationary": STATIONARY.index(s.stationary), "pack": PACK.index(s.pack)}
     return ffi.new("pysim_schedule *", fields | codes)
 
 

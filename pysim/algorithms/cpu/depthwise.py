@@ -23,8 +23,8 @@ from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
-from pysim.record.schedule import Schedule
-from pysim.registry.cpu import Kernel, direct_kernels
+from pysim.record.schedule import AnySchedule, Schedule
+from pysim.registry.cpu import Kernel, cpu_kernel, direct_kernels
 
 NAME = "depthwise"
 COMPUTES = Conv
@@ -79,6 +79,12 @@ def _schedule(kernel: Kernel, problem: Conv) -> Schedule:
     return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, channels, 1, 1, NAME)
 
 
+def _kernel(schedule: AnySchedule) -> Kernel:
+    kernel = cpu_kernel(schedule.kernel)
+    assert kernel
+    return kernel
+
+
 def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
     return [ListedCosts(NAME, one, _passes(one, machine), False) for one in found]
 
@@ -94,7 +100,7 @@ def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> None:
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     """Of `planes` the transposed planes of one block of groups, in whole lines."""
-    kernel = next(row for row in direct_kernels() if row.name == schedule.kernel)
+    kernel = _kernel(schedule)
     size = planes_elements(problem, kernel.lane_filters) * SIZES[problem.dtype] if kernel.lane_filters > 1 else 0
     return ceil_div(size, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN
 
@@ -105,7 +111,7 @@ def tolerance(problem: Conv, schedule: Schedule) -> Bound:
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     """Some groups of an image, and where these are few, rows of them (native/conv/depthwise.c)."""
-    kernel = next(row for row in direct_kernels() if row.name == schedule.kernel)
+    kernel = _kernel(schedule)
     units = ceil_div(problem.groups, kernel.lane_filters)
     group_parts = min(threads, units)
     row_parts = min(threads, problem.out_h) if kernel.lane_filters == 1 and problem.batch * group_parts < threads else 1
@@ -117,15 +123,13 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, on = plan.workload, plan.on
-    kernel = next(row for row in direct_kernels() if row.name == plan.schedule.kernel)
-    assert isinstance(w, Conv) and isinstance(on, Machine)
-    unit = on.unit(kernel.target)
+    w, kernel = plan.workload, _kernel(plan.schedule)
+    assert isinstance(w, Conv)
     if kernel.lane_filters > 1:
         inner = f"{kernel.name}, up to {kernel.windows} columns at once, a group a lane: the kernel's rows that meet the image"
     else:
         shared = "each row of the input is loaded once for all rows of the tile" if shares_rows(w, kernel) else "kernel rows one by one"
         high = kernel.windows // kernel.lane_windows
         inner = f"{kernel.name} on up to {high} rows x {kernel.lane_windows} columns, {w.kernel_h}x{w.kernel_w} taps; {shared}"
-    peak = 2 * unit.rate(w.dtype) * kernel.lane_windows * kernel.lane_filters * on.clock_hz if unit else 0.0
-    return words.describe(plan, "groups of few channels, operands read as they lie", described(w, kernel), peak, inner)
+    summary = "groups of few channels, operands read as they lie"
+    return words.describe(plan, summary, described(w, kernel), words.peak_of(plan, kernel), inner)

@@ -118,9 +118,6 @@ class Costs:
 def candidates(request: Request, limit: float | None) -> Candidates:
     problem, on = request.problem, request.machine
     assert isinstance(problem, Conv) and isinstance(on, Machine)
-    if request.model == "csa":
-        reason = Rejected(NAME, "the slicing analysis is of sconv's nest", "type")
-        return Candidates(None, 0.0, 0.0, None, np.inf, (reason,))
     nest, kernels = _nest(problem), tilings.rows(on, problem.dtype, request.shape).kernels
     units = [unit for unit in on.core.units if unit.target in {kernel.target for kernel in kernels}]
     columns = columns_pass(problem, on, request.hot, packer=max(units, key=lambda unit: unit.vector_bytes))
@@ -171,6 +168,3 @@ def describe(plan: Plan) -> Description:
     assert isinstance(w, Conv) and isinstance(on, Machine)
     columns = Section("columns", tuple(words.printed(columns_nest(w, nests.nest_of(w), on))))
     return words.describe_nest(_nest(w), plan, "columns of each image in the workspace, then their 1x1 convolution", (columns,))
-
-
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

@@ -26,7 +26,7 @@ from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
-from pysim.registry.cpu import Kernel, skinny_kernels
+from pysim.registry.cpu import Kernel, cpu_kernel, skinny_kernels
 
 NAME = "skinny"
 COMPUTES = Gemm
@@ -132,13 +132,13 @@ def tolerance(problem: Gemm, schedule: Schedule) -> Bound:
 
 
 def describe(plan: Plan) -> Description:
-    w, on, schedule = plan.workload, plan.on, plan.schedule
-    kernel = next(row for row in skinny_kernels() if row.name == schedule.kernel)
-    assert isinstance(w, Gemm) and isinstance(on, Machine) and isinstance(schedule, Schedule)
-    unit, shape = on.unit(kernel.target), Shape.of(w)
+    w, schedule = plan.workload, plan.schedule
+    kernel = cpu_kernel(schedule.kernel)
+    assert kernel and isinstance(w, Gemm) and isinstance(schedule, Schedule)
+    shape = Shape.of(w)
     few, large = ("rows of A", "B") if shape.few_rows else ("columns of B", "A")
     lanes = "lanes hold k, added up at the end of each block" if shape.dot else "lanes hold results"
     inner = f"{kernel.name} on {kernel.windows} results x up to {kernel.filters} {few}: {lanes}"
-    peak = 2 * unit.rate(w.dtype) * lanes_of(kernel) * on.clock_hz if unit else 0.0
     summary = f"matrix product of few rows or columns, {large} read once as it lies"
+    peak = words.peak_of(plan, kernel, lanes_of(kernel))
     return words.describe(plan, summary, described(shape, [(kernel, _blocks_of(schedule))]), peak, inner)

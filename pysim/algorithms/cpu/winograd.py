@@ -33,7 +33,7 @@ from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
-from pysim.registry.cpu import Kernel, kernels, winograd_forms, winograd_transforms
+from pysim.registry.cpu import Kernel, cpu_kernel, kernels, winograd_forms, winograd_transforms
 
 NAME = "winograd"
 COMPUTES = Conv
@@ -137,9 +137,6 @@ def _assumed(machine: Machine, target: str) -> tuple[str, ...]:
 def candidates(request: Request, limit: float | None) -> Candidates:
     problem, on = request.problem, request.machine
     assert isinstance(problem, Conv) and isinstance(on, Machine)
-    if request.model == "csa":
-        reason = Rejected(NAME, "the slicing analysis is of sconv's nest", "type")
-        return Candidates((), (), np.empty(0), None, np.inf, (reason,))
     if request.schedule is not None:
         return _named(problem, on, request)
     known = tilings.rows(on, problem.dtype, request.shape)
@@ -162,7 +159,7 @@ def _suits(kernel: Kernel) -> bool:
 def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
     """A named plan's schedule, alone."""
     s = request.schedule
-    kernel = next((row for row in kernels() if row.name == s.kernel), None) if isinstance(s, Schedule) else None
+    kernel = next((row for row in kernels() if s and row.name == s.kernel), None)
     if not isinstance(s, Schedule) or kernel is None or not on.unit(kernel.target) or kernel.dtype != problem.dtype:
         raise PlanError(f"the named plan's kernel is none of {on.name} for {problem.dtype}; `pysim kernels` lists them")
     if s.outputs not in outputs_of(problem) or not _suits(kernel) or (s.windows, s.filters) != (kernel.windows, kernel.filters):
@@ -188,8 +185,9 @@ def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:
 
 
 def _row(schedule: Schedule) -> tuple[Kernel, int]:
-    assert schedule.outputs
-    return next(row for row in kernels() if row.name == schedule.kernel), schedule.outputs
+    kernel = cpu_kernel(schedule.kernel)
+    assert kernel and schedule.outputs
+    return kernel, schedule.outputs
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
@@ -252,15 +250,12 @@ def describe(plan: Plan) -> Description:
     s, w, on = plan.schedule, plan.workload, plan.on
     assert isinstance(s, Schedule) and isinstance(w, Conv) and isinstance(on, Machine)
     kernel, m = _row(s)
-    of, unit = model.shape_of(w, kernel, m), on.unit(kernel.target)
+    of = model.shape_of(w, kernel, m)
     counts = of.planes * w.stride_h**2, (w.kernel_h * m) ** 2
     form = f"F({m}x{m}, {of.taps}x{of.taps})" + (f" of {w.stride_h}x{w.stride_h} phases" if w.stride_h > 1 else "")
     transform = Section("transform", (f"{form}: {counts[0]} multiplications for {counts[1]}, {of.tiles} tiles in rows of {of.row}",))
-    peak = 2 * kernel.lane_windows * kernel.lane_filters * unit.rate(w.dtype) * on.clock_hz * counts[1] / counts[0] if unit else 0.0
+    peak = words.peak_of(plan, kernel) * counts[1] / counts[0]
     summary = "Winograd: tiles of outputs from transformed patches and filters, a product for each plane"
     inner = f"{kernel.name} on {kernel.windows} filters x {of.panel} tiles x {s.channels} channels"
     nest = model.described(_alone(w, on, plan.state == "hot", kernel, s))
     return words.describe(plan, summary, nest, peak, inner, {"tiles": "panels of tiles"}, (transform,))
-
-
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

@@ -43,8 +43,6 @@ def candidates(
 ) -> Listed:
     """The `schedules` of the kernels of algorithm `name` that can run; a named plan's where it is right: where nothing is `wrong` with it.
     Raises PlanError where it is not."""
-    if request.model == "csa":
-        return Listed(request, (), (Rejected(name, "the slicing analysis is of sconv's nest", "type"),))
     dtype, known = request.problem.dtype, {kernel.name: kernel for kernel in kernels if kernel.dtype == request.problem.dtype}
     if request.schedule is None:
         refused = {kernel: refuses(kernel) for kernel in known.values()}

@@ -22,7 +22,7 @@ from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Plan, on_cpu
 from pysim.record.schedule import Schedule
-from pysim.registry.cpu import Kernel, kernels
+from pysim.registry.cpu import Kernel, cpu_kernel, kernels
 
 Names = Mapping[str, str]  # what a description calls its dimensions and operands, in a reader's words
 PANELS = "packed input", "packed filters"  # of windows and of filters, in the workspace of each thread
@@ -40,6 +40,13 @@ def describe(
         Section("heaviest flow", _heaviest(plan, nest, names)),
     )
     return Description(summary, tuple(section for section in sections if section.lines), peak)
+
+
+def peak_of(plan: Plan, kernel: Kernel, lanes: int = 0) -> float:
+    """FLOP/s at which a kernel's multiply-adds, of its columns' lanes unless said otherwise, keep one core's unit busy."""
+    on = on_cpu(plan)[1]
+    unit = on.unit(kernel.target)
+    return 2 * (lanes or kernel.lane_windows * kernel.lane_filters) * unit.rate(plan.workload.dtype) * on.clock_hz if unit else 0.0
 
 
 def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] = ()) -> Description:
@@ -82,8 +89,8 @@ def sliced(nest: Nest, on: Machine, s: Schedule) -> tuple[LoopNest, Names]:
 
 def _row(on: Machine, s: Schedule) -> Kernel:
     """A schedule's kernel; for one of the slicing analysis, whose shape no row has, any that the machine runs with that shape."""
-    found = next((row for row in kernels() if row.name == s.kernel), None)
-    return found or msgspec.structs.replace(next(row for row in kernels() if on.unit(row.target)), windows=s.windows, filters=s.filters)
+    any_row = next(row for row in kernels() if on.unit(row.target))
+    return cpu_kernel(s.kernel) or msgspec.structs.replace(any_row, windows=s.windows, filters=s.filters)
 
 
 def printed(nest: LoopNest, names: Names = MappingProxyType({}), inner: str = "") -> Iterator[str]:
@@ -145,7 +152,7 @@ def _against(size: float, levels: tuple[Level, ...]) -> str:
 
 def _peak(nest: Nest, on: Machine, name: str) -> float:
     """FLOP/s of the definition at which one core's unit is busy: kernel rows that are all padding are left out."""
-    kernel = next((row for row in kernels() if row.name == name), None)
+    kernel = cpu_kernel(name)
     unit = on.unit(kernel.target) if kernel else None
     if kernel is None or unit is None:
         return 0.0

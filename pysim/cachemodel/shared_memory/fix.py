@@ -16,7 +16,7 @@ minimum of the rest is no better. That loses nothing: the minimum does not depen
 Each option carries a proof that looks at every element, apart from the search: no two elements share a place, all lie
 within the memory stated, and every lane's bytes are together and aligned.
 
-What users write is a file of `tilefile`, whose docstring has a worked example. Worked number: that tile without its
+What users write is a file of `pysim.frontends.tilefile`, whose docstring has a worked example. Worked number: that tile without its
 layout takes 1,056 wavefronts and 4,096 bytes, with padding(32,1) 64 and 4,224, with swizzle(5,0,5) 64 and 4,096.
 """
 

@@ -42,11 +42,11 @@ import msgspec
 import numpy as np
 
 from pysim.cachemodel.shared_memory.banks import LANES, WIDTHS, Integers, Mask, checked
-from pysim.cachemodel.shared_memory.expression import evaluate
 from pysim.cachemodel.shared_memory.layout import Padding, Rotation, Swizzle, row_major
 from pysim.cachemodel.shared_memory.tile import MOST_BYTES, Access, Tile, addresses
 from pysim.errors import OperandError, ProblemError, nearest, printable
 from pysim.files import read_text
+from pysim.frontends.expression import evaluate
 
 _MAX_FILE_BYTES = 1 << 20
 _MOST_INSTRUCTIONS = 1 << 16
