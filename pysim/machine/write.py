@@ -50,7 +50,7 @@ def save(machine: Machine | Gpu, path: Path, replace: bool = False) -> None:
 
 def _ordered(table: Any) -> list[tuple[str, Any]]:
     """A table's items as tomlkit has them, values before tables: TOML has no way back to a table that was left."""
-    made = [(key, _item(value)) for key, value in items(table) if value not in (None, ()) and key != "forgets"]
+    made = [(key, _item(value)) for key, value in items(table) if value not in (None, ()) and key != "forgets"]  # a view's, of no file
     return sorted(made, key=lambda item: _is_table(item[1]))
 
 

@@ -126,7 +126,7 @@ def candidates(
     rows = tilings.rows(on, dtype, request.shape, form)
     of = known or rates(nest, on, rows.kernels)
     bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
-    limit = GUESS * float(bounds.min()) if limit is None else limit
+    limit = max(GUESS * float(bounds.min()), limit or 0.0)  # of less, the best would hardly be among them
     possible = np.flatnonzero(bounds <= limit).tolist()
     place = tilings.in_place_reason(nest)
     return NestCandidates(
