@@ -10,10 +10,12 @@
 
 enum { MOST_PIXELS = 28, MOST_VECTORS = 4 };
 
-/* Asks for what a tile will read or write when its sums are made. */
+/* Asks for what a later tile will read or write when its sums are made: the next but one, as memory is further away than the few channels of
+ * an image take. Pixels of a block follow one another in memory, rows too. */
+enum { TILES_AHEAD = 2 };
 INLINE void fetch_tile(const int P, const int F, const void *at, int64_t vector, int64_t vectors) {
     for (int f = 0; f < F && f < vectors; f++)
-        for (int p = 0; p < P; p++) __builtin_prefetch((const T *)at + f * vector + p * LANES, 1);
+        for (int p = 0; p < P; p++) __builtin_prefetch((const T *)at + f * vector + (TILES_AHEAD * P + p) * LANES, 1);
 }
 
 /* Pixels are reached from every third one, by itself, one and two distances further: x86 has one such distance in an address. */

@@ -27,7 +27,7 @@ from pysim.models.graph import Graph, Node
 _NEVER = 10**13  # nanoseconds, above any sum of layers
 SAME = frozenset({"Add", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "MaxPool", "Relu", "Sigmoid"})
 
-Seconds = Callable[[Node, int, int], float | None]  # of a Conv whose input and output have blocks of so many channels; None: no plan
+Seconds = Callable[[Node, int, int], float | None]  # of a node whose input and output have blocks of so many channels; None: no plan
 Change = Callable[[str, bool], float]  # seconds to bring a value into blocks, or back to planes
 
 
@@ -90,7 +90,11 @@ class _Cut:
             takes = all(tensors[name] == tensors[node.output] for name in node.inputs)
         self._pay(read, written, never)
         self._pay(written, read, never)
-        self._unary(read, 0.0 if takes else never)
+        if takes:
+            plain, both = (seconds(node, block, block) or 0.0 for block in (1, self._block))
+            self._unary(read, both - plain)
+        else:
+            self._unary(read, never)
 
     def _blocks(self, name: str) -> bool:
         return name not in self._graph.constants and in_blocks(self._graph, name, self._block)

@@ -19,7 +19,7 @@ import numpy as np
 from pysim import planner
 from pysim.cachemodel.cpu.finish import finish_cycles
 from pysim.errors import PlanError, printable
-from pysim.machine.cpu import Machine
+from pysim.machine.cpu import Machine, Unit
 from pysim.models.buffers import Buffers
 from pysim.models.fusion import PARAMETERS, activation_of
 from pysim.models.graph import Graph, Node, Tensor
@@ -123,6 +123,8 @@ def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> 
     """The graph with the layouts and changes of layout of least predicted time."""
 
     def seconds(node: Node, read: int, written: int) -> float | None:
+        if node.op != "Conv":
+            return _pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
         try:
             return _plan(node.attributes["problem"], on, accuracy, _layout(read, written)).seconds
         except PlanError:
@@ -131,9 +133,14 @@ def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> 
     return laid_out(graph, _block_of(graph, on), seconds, lambda name, _: _reordering(graph.tensors[name], on))
 
 
+def _loops_unit(on: Machine, tensor: Tensor) -> Unit | None:
+    """What runs loops over a tensor's elements."""
+    return next(filter(None, map(on.unit, loop_targets(_DTYPES[tensor.dtype.name]))), None)
+
+
 def _reordering(tensor: Tensor, on: Machine) -> float:
     """Seconds of a change of layout: what it reads and writes, and log2(lanes) shuffles a vector, on the machine's widest unit."""
-    unit = next(filter(None, map(on.unit, loop_targets(_DTYPES[tensor.dtype.name]))), None)
+    unit = _loops_unit(on, tensor)
     lanes = unit.vector_bytes // tensor.dtype.itemsize if unit else 1
     elements = tensor.nbytes // tensor.dtype.itemsize
     shuffles = elements / lanes * max(1.0, log2(lanes))
@@ -147,10 +154,14 @@ def _moved_seconds(on: Machine, read: int, written: int) -> float:
     return cycles / on.core.frequency_hz.value
 
 
-def _pool_seconds(node: Node, graph: Graph, on: Machine) -> float:
-    """Of its passes in L1, for each row of outputs: down the columns of a row of the input, then along it."""
+def _pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
+    """Of its passes in L1, for each row of outputs: down the columns of a row of the input, then along it. Of blocks, whose taps follow one
+    another in a register: a latency for each vector and tap."""
     x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
     (down, along), level = node.attributes["kernel_shape"], on.levels[0]
+    if block > 1 and (unit := _loops_unit(on, y)):
+        vectors = y.nbytes / min(unit.vector_bytes, block * y.dtype.itemsize)
+        return float(vectors * down * along * unit.fma_latency_cycles.value / on.core.frequency_hz.value)
     row = y.nbytes // y.shape[-1]  # bytes of one column of all rows of outputs
     read, written = row * (down * x.shape[-1] + (along + 1) * y.shape[-1]), row * (x.shape[-1] + y.shape[-1])
     cycles = read / level.read_bytes_per_cycle.value + written / level.write_bytes_per_cycle.value
@@ -181,7 +192,8 @@ def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
         copied = sum(graph.tensors[name].nbytes for name in given if (node.output, name) not in buffers.joined)
         return _moved_seconds(on, copied, copied)
     moved = _moved_seconds(on, *(sum(graph.tensors[name].nbytes for name in names if name) for names in (given, node.outputs)))
-    return moved + (_pool_seconds(node, graph, on) if "kernel_shape" in node.attributes and "reference" not in node.attributes else 0.0)
+    pools = "kernel_shape" in node.attributes and "reference" not in node.attributes
+    return moved + (_pool_seconds(node, graph, on, node.attributes.get("blocks", (1, 1))[0]) if pools else 0.0)
 
 
 def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = "standard") -> tuple[Layer, ...]:

@@ -11,6 +11,10 @@ store   P F vectors are stored once a set, and loaded again in every set after t
 call    call_cycles of each call: one for a tile and set; tiles at the sides of a padded image have one more for each tap that reaches out,
         and one of what is left to begin with.
 
+Results of a tile are written at once, and filters come in the order in which they are used: transfers hide behind COVERS of computing. Of
+37 layers of ResNet-50 and SqueezeNet between other layers (Zen 5) logarithms of predicted over measured are -0.04 in the mean, -0.08 if all
+of it covered them, 0.18 if nothing did; the medians of their sizes 0.036, 0.036, 0.18.
+
 What crosses between levels follows from the description of the loops (`described`, `loops`). Pixels of blocks are whole lines: a strided
 1x1 kernel touches those it reads alone.
 
@@ -31,6 +35,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.registry.cpu import Kernel
 
+COVERS = 0.5  # of computing, behind which transfers hide
 RUN_CYCLES = 8  # to begin elements of the input that follow one another (Zen 5: 256 -> 128 channels 1x1 from planes, a run an element)
 
 
@@ -161,4 +166,4 @@ def nchwc_pass(w: Conv, input_block: int, rows: Sequence[tuple[Kernel, Blocks]],
     terms = {"kernel": each[0], "call": each[1] * sets, "store": each[2] * sets + each[3] * (sets - 1)}
     nest = described(Shape.of(w, rows[0][0], input_block), rows)
     moved = crossed(nest, nest.misses(machine.levels, hot))
-    return Pass(machine, terms, nest.names, moved, wait=fills(machine, moved))
+    return Pass(machine, terms, nest.names, moved, COVERS, fills(machine, moved))
