@@ -73,6 +73,27 @@ def test_random_networks_equal_onnxruntime(first):
         assert (x == before).all()
 
 
+def test_sizes_that_a_model_computes_of_its_shapes_are_known_before_it_runs():
+    """Half of the channels, as exporters write `x.chunk(2, 1)`: Shape, Gather, Add, Div, Mul, and Slices whose shapes inference leaves
+    open; and again of what these give, which are concatenated."""
+    b = Builder(3)
+    b.shapes["x"] = 1, 8, 6, 6
+
+    def half(x: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+        one, two, axis, begin = (b.add("Constant", [], (1,), value_ints=[value]) for value in (1, 2, 1, 0))
+        size = b.add("Gather", [b.add("Shape", [x], (4,)), axis], (1,), axis=0)
+        middle = b.add("Mul", [b.add("Div", [b.add("Add", [size, one], (1,)), two], (1,)), one], (1,))
+        return b.add("Slice", [x, begin, middle, axis], shape), b.add("Slice", [x, middle, size, axis], shape)
+
+    low, high = half("x", (1, 4, 6, 6))
+    low, _ = half(b.add("Concat", [high, b.add("Relu", [low], (1, 4, 6, 6))], (1, 8, 6, 6), axis=1), (1, 4, 6, 6))
+    proto = b.model([b.conv(low)])
+    inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph.value_info
+    assert any(dim.dim_param for value in inferred for dim in value.type.tensor_type.shape.dim)  # else there is nothing to show
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "inception_v2", "resnet50"])
 def test_a_light_model_with_random_weights_is_as_near_to_float64_as_onnxruntime(name):
     found = whole.compare(LIGHT / f"light_{name}.onnx", host.runnable("host"), min_seconds=0.0)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _DTYPES = {"FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "INT8": "s8"}
 _STANDARD = ("", "ai.onnx")
-_KEEP_BYTES = 1 << 15  # constants up to this size may be shapes, which inference reads; larger ones are weights
+KEEP_BYTES = 1 << 15  # constants up to this size may be shapes, which inference reads; larger ones are weights
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf message
 _MOST_NODES = 50_000  # of a model whose functions are inlined
 _MOST_CALLS = 100  # of functions, one inside the other
@@ -116,7 +116,7 @@ def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
     import onnx.inliner
 
     for tensor in model.graph.initializer:
-        if tensor.ByteSize() > _KEEP_BYTES:
+        if tensor.ByteSize() > KEEP_BYTES:
             tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=list(tensor.dims)))
     if model.functions:
         _check_functions(model, name)
@@ -127,6 +127,21 @@ def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
     except refusals as error:
         raise ProblemError(f"{name}: shape inference refused the model: {' '.join(str(error).split())}") from None
+
+
+def with_constants(model: "onnx.ModelProto", found: Mapping[str, Any]) -> "onnx.ModelProto":
+    """The model with arrays in the place of nodes that make them, and without shapes that are known in part: they are inferred again."""
+    import onnx
+
+    made: onnx.ModelProto = onnx.ModelProto.FromString(model.SerializeToString())
+    nodes = [node for node in made.graph.node if not set(node.output) & found.keys()]
+    known = [value for value in made.graph.value_info if all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)]
+    for field, items in ((made.graph.node, nodes), (made.graph.value_info, known)):
+        copies = [type(item).FromString(item.SerializeToString()) for item in items]
+        del field[:]
+        field.extend(copies)
+    made.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in found.items())
+    return made
 
 
 def _check_functions(model: "onnx.ModelProto", name: str) -> None:

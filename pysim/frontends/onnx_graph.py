@@ -107,8 +107,7 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     read = _Reader(name, opset, types)
     nodes = tuple(map(read.plain, model.graph.node))
     known = {value: read.tensor(value) for value in inputs}
-    graph = folded(Graph(nodes, inputs, outputs, known, constants), _evaluated)
-    graph = live(read.shapes_known(graph))
+    read, graph = _settled(model, read, folded(Graph(nodes, inputs, outputs, known, constants), _evaluated))
     used = graph.users()  # nobody may have said what a second output is that nobody reads
     nodes = tuple(node._replace(outputs=tuple(value if value in used else "" for value in node.outputs)) for node in graph.nodes)
     graph = graph._replace(nodes=nodes)
@@ -116,6 +115,22 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     tensors |= {value: read.tensor(value) for value in (*inputs, *outputs)}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
     return live(read.lowered(graph._replace(tensors=tensors)))
+
+
+def _settled(model: "onnx.ModelProto", read: "_Reader", graph: Graph) -> tuple["_Reader", Graph]:
+    """The graph with every constant that follows from shapes, which are inferred anew as constants become known that they depend on: half
+    of the channels, where a model computes how many those are."""
+    told = {value for value, seen in read.types.items() if seen.sizes is not None}
+    told -= {value for node in model.graph.node for value in node.output}
+    while True:
+        graph = live(read.shapes_known(graph))
+        made = (value for node in graph.nodes for value in node.outputs if value)
+        found = {name: array for name, array in graph.constants.items() if name not in told and array.nbytes <= layers.KEEP_BYTES}
+        if not found or all(read.is_known(value) for value in made):
+            return read, graph
+        told |= found.keys()
+        model = layers.infer(layers.with_constants(model, found), read.model)
+        read = read._replace(types=layers.tensors_of(model))
 
 
 def _evaluated(node: Node, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -148,6 +163,10 @@ class _Reader(NamedTuple):
         dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(found.element))
         return Tensor(tuple(size for size in sizes if isinstance(size, int)), np.dtype(dtype))
 
+    def is_known(self, name: str) -> bool:
+        sizes = self.types.get(name, layers.ValueType(None, "")).sizes
+        return sizes is not None and all(isinstance(size, int) for size in sizes)
+
     def plain(self, proto: "onnx.NodeProto") -> Node:
         """A node with its attributes and its reference; ProblemError where nothing can run it."""
         import onnx
@@ -163,8 +182,8 @@ class _Reader(NamedTuple):
         """Shape of a value whose sizes are known is a constant, and what is computed of it."""
         constants = dict(graph.constants)
         for node in graph.nodes:
-            sizes = self.types.get(node.inputs[0], layers.ValueType(None, "")).sizes if node.op == "Shape" else None
-            if sizes is not None and all(isinstance(size, int) for size in sizes):
+            if node.op == "Shape" and self.is_known(node.inputs[0]):
+                sizes = self.types[node.inputs[0]].sizes or ()
                 end = node.attributes.get("end", len(sizes))
                 constants[node.output] = np.array(sizes[node.attributes.get("start", 0) : end], np.int64)
         left = tuple(node for node in graph.nodes if node.output not in constants)
