@@ -9,6 +9,8 @@ Worked number: conv:g32mb32ic32ih112oc32kh3ph1 has 32 x 32 images of 112 x 112; 
 import math
 from typing import NamedTuple
 
+import msgspec
+
 from pysim.algorithms.convolution import Asked, Rows
 from pysim.algorithms.gpu.direct import BLOCK, moving, of_threads
 from pysim.cachemodel.gpu.launches import Variant
@@ -29,6 +31,10 @@ ALONE = (2, 3, 4, 5, 7)  # those of which one output's taps are
 # A load and its address and edge; a thread's place, weights and stores, of a strip and of one output: what Nsight Compute counted beside
 # multiply-adds, fitted since; wavefronts of L1 that a line costs whose part a load takes (benchmarks/data/depthwise-h200.txt)
 LOAD_INSTRUCTIONS, PLACE_INSTRUCTIONS, ALONE_INSTRUCTIONS, LINE_BEGUN = 10.0, 134.0, 90.0, 0.4
+# Cycles from an instruction of a warp to its next, fitted on the files of h200.toml's fit_depthwise (4 where one needs the other: arXiv
+# 1804.06826, table 4.1); registers beside sums, weights and a row (of -Xptxas -v)
+ISSUE_LATENCY, OTHER_REGISTERS, MOST_REGISTERS, REGISTERS = 3.2, 40, 255, 65536
+PAIRED_BLOCKS = {(9, 6): 3, (9, 9): 3, (49, 13): 1}  # by taps and elements of a row: __launch_bounds__ of paired_kernel, else 2
 HALF_INSTRUCTIONS = 5.0  # of each of two elements that come as a word (fitted: benchmarks/data/layers-h200-f16.jsonl)
 # Where rows pass through registers: of a row, which taps meet it; and lines that a load of weights takes at once, k apart in lanes along
 # filters (fitted: benchmarks/data/depthwise-h200.txt)
@@ -129,8 +135,16 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
         wavefronts += of.rows * of.columns * of.filters * WARP * of.filters * size / LINE_BYTES
     if not of.kept:
         instructions += ((STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1) * channels * ROW_INSTRUCTIONS
-    waits = gpu.l1_latency_cycles.value * channels * (2 if of.kept else rows_read * w.kernel_w / 4)
-    return of_threads(asked, row, moving(windows, warps, instructions, wavefronts, waits, bytes_), "l1_latency_cycles")
+    waits = gpu.l1_latency_cycles.value * channels * (2 if of.kept else rows_read * w.kernel_w / 4) + ISSUE_LATENCY * instructions
+    block = msgspec.structs.replace(BLOCK, registers=registers(of, taps, line))
+    return of_threads(asked, row, moving(windows, warps, instructions, wavefronts, waits, bytes_), "l1_latency_cycles", block=block)
+
+
+def registers(of: Thread, taps: int, line: int) -> int:
+    """Registers of a thread: sums, the row that passes and weights that are kept, of which two channels share a word, and the rest."""
+    blocks = PAIRED_BLOCKS.get((taps, line), 2) if of.channels > 1 else 1  # that the kernel is bound to have on an SM
+    most = min(MOST_REGISTERS, REGISTERS // (BLOCK.threads * blocks) // 8 * 8)
+    return min(most, of.filters * (of.rows * of.columns * of.channels + taps * of.kept) + line + OTHER_REGISTERS)
 
 
 _ROWS = Rows(NAME, variant, "few channels a group, a thread a strip of outputs", row_refuses)

@@ -14,7 +14,7 @@ from pysim.cachemodel.gpu.threads import Threads
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.registry.cuda import WARP, ConvKernel
+from pysim.registry.cuda import WARP, Attributes, ConvKernel
 
 NAME = "direct"
 COMPUTES = Conv
@@ -45,10 +45,10 @@ def moving(windows: Windows, warps: float, instructions: float, wavefronts: floa
     return Threads(warps, instructions, wavefronts, waits, asked + outputs, windows.bytes + w.filters * windows.k * size + outputs)
 
 
-def of_threads(asked: Asked, row: ConvKernel, of: Threads, *leans: str) -> Variant:
+def of_threads(asked: Asked, row: ConvKernel, of: Threads, *leans: str, block: Attributes = BLOCK) -> Variant:
     """A row without tiles."""
     known, (name, family) = asked.known, constants_of(asked.gpu, tiled.families_of(row))
-    return tiled.of_row(asked.gpu, row, known, known.get(row.name, BLOCK), name, *leans)._replace(threads=of, family=family)
+    return tiled.of_row(asked.gpu, row, known, known.get(row.name, block), name, *leans)._replace(threads=of, family=family)
 
 
 _ROWS = Rows(NAME, variant, "a thread an output, straight from the definition")

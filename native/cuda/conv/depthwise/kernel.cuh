@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(THREADS) kept_kernel(const __grid_constant__ C
 /* kept_kernel of one filter a group, under NHWC, of types of which two make a word: a thread has two neighbouring channels, whose elements it loads and
  * stores at once. `places` are of pairs. */
 template <class T, int KERNEL, int STRIDE, int WIDE>
-__global__ void __launch_bounds__(THREADS, KERNEL == 7 && STRIDE == 2 ? 1 : 2) paired_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
+__global__ void __launch_bounds__(THREADS, KERNEL == 3 ? 3 : KERNEL == 7 && STRIDE == 2 ? 1 : 2) paired_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     enum { LINE = (WIDE - 1) * STRIDE + KERNEL, TAPS = KERNEL * KERNEL };
     using Pair = Pack<T, 2>;
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
