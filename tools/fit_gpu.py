@@ -6,7 +6,8 @@
     (also .jsonl of benchmarks/cuda/bench.cu --rows, and of benchmarks/cuda/products.py --top)
 
 Fitted, by least squares of log(predicted / measured) over half of the problems: the machine's [model] table, its L2 and memory rates,
-and each kernel's efficiency; with --families all but rates, latencies and how L2 is shared, which convolutions were fitted with. Launches
+and each kernel's efficiency; with --families all but rates, latencies and how L2 is shared, which convolutions were fitted with; with
+--machine-alone kernels' efficiencies stay, which another machine of the same capability was fitted with and shares. Launches
 within NEAR of a problem's best weigh more, since among them the planner chooses. Reported, for both halves: error (median and 90th
 percentile of |log(predicted / measured)|), Kendall's tau over the launches of a problem, and the regret of the launch predicted best;
 beside them what nvidia-matmul-heuristics makes of the same kernels where it is installed.
@@ -63,7 +64,7 @@ BOUNDS = {  # of each constant: what a GPU could have
 }  # fmt: skip
 SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "median_error_of_chosen")
 EFFICIENCY = (0.05, 1.6)  # above 1 the counts of a step are too high
-PRIOR, EFFICIENCY_PRIOR = 0.05, 0.15  # how strongly constants and kernels' shares are held where they stand
+PRIOR, EFFICIENCY_PRIOR, HELD = 0.05, 0.15, 100.0  # how strongly constants and kernels' shares are held where they stand
 
 
 class Case(NamedTuple):
@@ -155,7 +156,7 @@ def case_of(one: dict[str, Any], names: list[str]) -> Case | None:
 class Parameters:
     """Machine constants and kernel efficiencies as one vector of logarithms."""
 
-    def __init__(self, gpu: Gpu, kernels: list[GemmKernel], attributes: dict[str, Attributes], families_only: bool = False) -> None:
+    def __init__(self, gpu: Gpu, kernels: list[GemmKernel], attributes: dict[str, Attributes], families_only: bool, prior: float) -> None:
         self.gpu, self.kernels, self.attributes = gpu, kernels, attributes
         self.families = sorted({family_name(gpu, k) for k in kernels})
         self.shared = STARTS if families_only else CONSTANTS, () if families_only else RATES
@@ -167,7 +168,7 @@ class Parameters:
             for k in kernels
         ]
         limits = [BOUNDS[name.rpartition(".")[2]] for name in self.names] + [EFFICIENCY] * len(kernels)
-        self.strength = np.repeat([PRIOR, EFFICIENCY_PRIOR], [len(self.names), len(kernels)])
+        self.strength = np.repeat([PRIOR, prior], [len(self.names), len(kernels)])
         self.low, self.high = np.log(np.array(limits)).T
         self.start = np.clip(np.log(np.maximum(start, 1e-12)), self.low + 1e-6, self.high - 1e-6)
 
@@ -350,6 +351,8 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path]) -> None:
         if f'source = "{key}"' not in text:
             text = re.sub(rf"(?ms)^\[sources\.{key}\]\n.*?(?=^\[|\Z)", "", text)
     path.write_text(text.rstrip("\n") + "\n")
+    if not known:
+        return
     target = attributes_file(gpu.capability_number)
     old = json.loads(target.read_text()) if target.exists() else {"schema": 1, "kernels": {}}
     old["kernels"] |= {name: msgspec.to_builtins(rounded(one)) for name, one in known.items()}
@@ -388,6 +391,7 @@ def parser_of(doc: str) -> argparse.ArgumentParser:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--families", action="store_true", help="leave rates, latencies and shares of L2 as they are")
+    parser.add_argument("--machine-alone", action="store_true", help="leave kernels' efficiencies as they are")
     parser.add_argument("--other-half", action="store_true", help="fit on the half of the problems that is else reported on")
     parser.add_argument("--report", type=Path, nargs="+", default=[], help="fit on all of the other files, and report on these")
     options = parser.parse_args()
@@ -404,7 +408,7 @@ def main() -> None:
     known = attributes
     if not options.no_fit:
         kernels = list({kernel.name: kernel for case in halves["fitted on"] for kernel in case.kernels}.values())
-        parameters = Parameters(gpu, kernels, attributes, options.families)
+        parameters = Parameters(gpu, kernels, attributes, options.families, HELD if options.machine_alone else EFFICIENCY_PRIOR)
         gpu, fitted = parameters.machine(fit(halves["fitted on"], parameters))
         known = attributes | fitted
     found = {name: report(some, gpu, known) for name, some in halves.items()}
@@ -424,7 +428,7 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps({"schema": 1, "constants": constants, "efficiencies": efficiencies, "sets": found}, indent=1))
     if options.write:
-        write(gpu, known, options.files)
+        write(gpu, {} if options.machine_alone else known, options.files)
 
 
 if __name__ == "__main__":
