@@ -203,7 +203,7 @@ def conv2d(
     On a CPU x, y and a residual may have channels in blocks: `layout="nchw16c"` (nchw8c, nchw4c) is [N][C/16][H][W][16], and
     `"nchw-nchw16c"` takes x as planes and gives blocks. C and M of a group are multiples of the block. A plan has a layout of its own.
     """
-    layout = plan.layout if plan is not None else layout
+    layout = plan.layout if isinstance(plan, values.Plan) else layout
     windows = _windows(stride, padding, dilation, groups)
     accurate = ANY if error_limit is None and accuracy == "standard" else _accurate(accuracy, error_limit)
     threads = whole(threads, "threads", 1, MOST_THREADS)
@@ -320,7 +320,7 @@ def prepare(
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
     accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, MOST_THREADS)
-    layout = plan.layout if plan is not None else layout
+    layout = plan.layout if isinstance(plan, values.Plan) else layout
     schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate, layout, prepared=True)
     return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor, layout)
 

@@ -84,6 +84,16 @@ def test_each_number_of_threads_gives_the_same_bits():
         assert np.array_equal(cpu_launch.Prepared(w, f, on_cpu(plan)[0], threads=threads, layout=layout)(x), one)
 
 
+@pytest.mark.parametrize("threads", [2, 3, 16])
+def test_plans_for_threads_divide_what_runs_divide(threads):
+    for text in ("conv:mb1ic256ih14oc256kh3ph1", "conv:mb1ic64ih56oc256kh1", "conv:mb3ic64ih14oc96kh3sh2ph1"):
+        alone, team = (pysim.plan(text, machine="zen5", layout="nchw16c", threads=count) for count in (1, threads))
+        assert alone.seconds / threads * 0.8 < team.seconds < alone.seconds
+        part = direct_nchwc.largest_part(team.workload, team.schedule, threads)
+        assert part.problem.filters % 16 == 0
+        assert part.share * part.problem.flops * threads >= 0.95 * team.workload.flops
+
+
 def test_channels_that_are_no_whole_blocks_are_refused_with_what_would_be_right():
     x, f = np.zeros((1, 24, 8, 8), np.float32), np.zeros((24, 24, 3, 3), np.float32)
     with pytest.raises(PlanError, match="24 filters are no whole blocks of 16; nchw-nchw16c takes a multiple of 16"):

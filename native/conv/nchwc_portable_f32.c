@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolutions of blocks of 8 channels, FP32 in plain C. */
+ * Convolutions of blocks of 4 channels, FP32 in plain C. */
 #include "../kernel.h"
 typedef float T;
 #include "../vec_portable.h"
 #include "direct_nchwc_kernels.h"
 
-DEFINE_NCHWC(f32_nchwc_4x8__portable, 4, 1)
+DEFINE_NCHWC(f32_nchwc_4x4__portable, 4, 1)

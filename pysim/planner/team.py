@@ -12,6 +12,7 @@ Worked number: 16 threads divide 14x14 outputs of 512 filters into 14 parts of o
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import msgspec
 
@@ -35,7 +36,9 @@ def plan_for_team(request: Request, algorithm: str | None, threads: int, best: B
     found = [alone]
     if request.schedule is None:
         seen = _seen(request, request.problem, threads)
-        found += [best(request._replace(problem=part, machine=seen), algorithm) for part in _parts(request.problem, threads)]
+        for part in _parts(request.problem, threads):
+            with suppress(PlanError):  # a part that no kernel takes: of filters that are no whole blocks
+                found.append(best(request._replace(problem=part, machine=seen), algorithm))
     named = dict.fromkeys(one for plan in found for one in _named(plan))
     own = {*_named(alone)}
     legal = [one for one in named if one in own or _computes_all(request, *one, best)]
