@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How well the cost model predicts plans that were timed before, with the model as it is now: nothing is measured again.
 
-    python tools/model_errors.py [FILE...] [--rows]
+    python tools/model_errors.py [FILE...] [--machine MACHINE.toml] [--rows]
 
 A file has a line for each plan, beside what it was: {"set", "problem", "plan" (its name), "measured_seconds", "threads" (1 where it is not
-said)}; its first line, {"kind": "header", "machine_file": FILE.toml, ...}, names the machine file, beside it, that plans are costed with.
-Without files, all of benchmarks/data that have such a header. Printed are, for each file, set and number of threads, the median and the
-90th percentile of |log(predicted / measured)| and the worst plan; with --rows each plan, too.
+said)}; its first line, {"kind": "header", "machine_file": FILE.toml, ...}, names the machine file, beside it, that plans are costed with,
+unless another one is given. Without files, all of benchmarks/data that have such a header. Printed are, for each file, set and number of
+threads, the median and the 90th percentile of |log(predicted / measured)| and the worst plan; with --rows each plan, too.
 """
 
 import argparse
@@ -51,9 +51,9 @@ def header(path: Path) -> dict[str, Any]:
     return first
 
 
-def predict(path: Path) -> Iterator[Timed]:
-    """Every plan of a file, as the model costs it today."""
-    machine = load_any(path.parent / header(path)["machine_file"])
+def predict(path: Path, on: Path | None = None) -> Iterator[Timed]:
+    """Every plan of a file, as the model costs it today, on its machine or another."""
+    machine = load_any(on or path.parent / header(path)["machine_file"])
     for line in path.read_text(encoding="utf-8").splitlines()[1:]:
         row = json.loads(line)
         seconds = planner.plan(row["problem"], machine, name=row["plan"], threads=row.get("threads", 1)).seconds
@@ -78,10 +78,11 @@ def errors(rows: Iterable[Timed]) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--machine", type=Path)
     parser.add_argument("--rows", action="store_true", help="print each plan, too")
     given = parser.parse_args()
     for path in given.files or recorded():
-        rows = list(predict(path))
+        rows = list(predict(path, given.machine))
         if given.rows:
             for row in rows:
                 both = f"{row.predicted * 1e3:9.3f} {row.measured * 1e3:9.3f} ms"
