@@ -73,6 +73,17 @@ def test_random_networks_equal_onnxruntime(first):
         assert (x == before).all()
 
 
+def test_planes_of_one_element_may_be_scaled_where_the_scales_lie():
+    """The product of two values of one shape takes the place of the one that nobody reads later, whichever of them is called the scale."""
+    b = Builder(0)
+    n, c = b.shapes["x"][:2]
+    mean = b.add("GlobalAveragePool", ["x"], (n, c, 1, 1))
+    scaled = b.add("Mul", [mean, b.add("Tanh", [mean], (n, c, 1, 1))], (n, c, 1, 1))
+    proto = b.model([b.add("Sub", [scaled, mean], (n, c, 1, 1))])
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
 def test_sizes_that_a_model_computes_of_its_shapes_are_known_before_it_runs():
     """Half of the channels, as exporters write `x.chunk(2, 1)`: Shape, Gather, Add, Div, Mul, and Slices whose shapes inference leaves
     open; and again of what these give, which are concatenated."""

@@ -7,7 +7,8 @@ Contenders take turns, one call after an untimed one, between two events; median
 both channels last too, cudnn.benchmark on. pysim: eager, and CUDA graphs of each accuracy ("pysim" is strict, the default) and of one in
 which no layer stays PyTorch's ("pysim all").
 Weights are random, BatchNorm's statistics of one pass of training over random images. Errors are the largest difference from the same model
-in float64 over the largest of its outputs. One JSON line a model.
+in float64 over the largest of its outputs. Memory: what a call needs after a first one, and what that one keeps (folded weights,
+workspace). One JSON line a model.
 """
 
 import argparse
@@ -112,7 +113,7 @@ def measure(name: str, batch: int, size: int, compile_too: bool) -> dict[str, An
 
     errors, decisions, equal, kept = {"pytorch": error(model(x))}, [], True, []
     calls: dict[str, Call] = {"eager": lambda: model(x), "graph": captured(lambda: model(x))[0]}
-    memory = {"pytorch": peak(lambda: model(x))}
+    memory, prepared = {"pytorch": peak(lambda: model(x))}, {}
     if compile_too:
         compiled = torch.compile(model, mode="reduce-overhead")
         calls["compiled graph"] = lambda: compiled(x)
@@ -122,8 +123,10 @@ def measure(name: str, batch: int, size: int, compile_too: bool) -> dict[str, An
         try:
             ours = pysim.torch.optimize(model, accuracy)
             kept.append(ours)  # a graph reads its prepared weights
-            memory[label] = peak(lambda ours=ours: ours(x))
+            before = torch.cuda.memory_allocated()
             y = ours(x).clone()
+            prepared[label] = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()
+            memory[label] = peak(lambda ours=ours: ours(x))
             errors[label] = error(y)
             calls[f"{label} graph"], result = captured(lambda ours=ours: ours(x))
             calls[f"{label} graph"]()
@@ -139,7 +142,7 @@ def measure(name: str, batch: int, size: int, compile_too: bool) -> dict[str, An
     medians |= timed({"channels_last": lambda: last(image), "channels_last graph": captured(lambda: last(image))[0]}, 15)
     best = min(value for label, value in medians.items() if not label.startswith("pysim"))
     row = {"model": name, "batch": batch, "size": size, "milliseconds": medians, "ratio": best / medians["pysim graph"], "errors": errors}
-    return row | {"peak_bytes": memory, "graph_equals_call": equal, "decisions": decisions}
+    return row | {"peak_bytes": memory, "prepared_bytes": prepared, "graph_equals_call": equal, "decisions": decisions}
 
 
 def main() -> None:

@@ -115,7 +115,8 @@ def _add(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
 def _scaled_planes(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
     """Planes by one number each, where it is that."""
     for x, scale in (inputs, inputs[::-1]):
-        if x.ndim > 2 and scale.shape == (*x.shape[:2], *[1] * (x.ndim - 2)) and out.shape == x.shape and takes(out, x, scale):
+        fits = x.ndim > 2 and scale.shape == (*x.shape[:2], *[1] * (x.ndim - 2)) and out.shape == x.shape and takes(out, x, scale)
+        if fits and not np.may_share_memory(out, scale):
             return map_step(out, x, x.shape[0] * x.shape[1], scale=scale.reshape(-1))
     return None
 

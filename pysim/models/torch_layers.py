@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A convolution or product of a PyTorch model with what was fused into it, as a module: y = act(norm(conv(x, w) + bias) + residual).
 
-    w' = w s, bias' = (bias - mean) s + beta    with s = gamma / sqrt(var + eps), in float64, rounded once
+    w' = w s / (1 + lean), bias' = (bias - mean) s + beta    with s = gamma / sqrt(var + eps), in float64, rounded once
+
+`lean` is what sums of a plan come out larger by in the mean (`pysim.algorithms.contract.Bound`): on tensor cores, which cut, they are too
+small, and layers of a network add that up.
 
 Weights are tensors that may change. They are folded (and packed, on a CPU) when first needed, and anew when one of them is another tensor,
 lies elsewhere or was written to, which PyTorch counts. PyTorch's own operators compute the same where gradients flow, under autocast, where
@@ -16,6 +19,7 @@ from torch.nn import functional
 
 from pysim import planner
 from pysim.calibration import host
+from pysim.check.bounds import bound_of
 from pysim.errors import PysimError
 from pysim.models.expected import pytorch_seconds
 from pysim.models.torch_gpu import Again, GpuLaunch
@@ -75,6 +79,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         self._natives: Recent[_Native] = Recent(_KEPT)
         self._launches: Recent[GpuLaunch] = Recent(_KEPT)
         self._weights: Recent[tuple[Any, Any]] = Recent(_KEPT)  # (what they were made of, what was made)
+        self._leans: Recent[float] = Recent(_KEPT)
         self._again: Again | None = None
 
     @property
@@ -207,12 +212,16 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         plan, layout = native.plan, _layout(x)
         assert plan is not None
 
+        lean = self._leans.get(plan.name)
+        if lean is None:
+            lean = self._leans.put(plan.name, bound_of(plan).lean)
+
         def make() -> tuple[Any, Any]:
-            w, bias = self._folded(parameters)
+            w, bias = self._folded(parameters, lean)
             form = torch.channels_last if layout == "nhwc" and w.dim() == 4 else torch.contiguous_format
             return w.contiguous(memory_format=form), bias
 
-        w, bias = self._current((layout, x.device), parameters, make)
+        w, bias = self._current((layout, x.device, lean), parameters, make)
         launch = self._launches.get(key) or self._launches.put(key, GpuLaunch(plan, self.activation))
         image = x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()
         image = image if layout == "nhwc" else image.contiguous()
@@ -245,14 +254,15 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         with torch.no_grad():
             return self._weights.put(key, (state, make()))[1]
 
-    def _folded(self, parameters: tuple[Any, ...]) -> tuple[Any, Any]:
-        """(w', bias') detached from the parameters."""
+    def _folded(self, parameters: tuple[Any, ...], lean: float = 0.0) -> tuple[Any, Any]:
+        """(w', bias') detached from the parameters. Weights that nothing is folded into are read where they lie, lean or not."""
         given: list[Any] = [None if one is None else one.detach() for one in parameters]
         w, bias, gamma, beta, mean, var = given
         if self.epsilon is None:
             return w, bias  # packing copies them on a CPU, and a GPU reads them where they lie
         scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
         shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else beta.double())
+        scale = scale / (1 + lean)
         return (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype), shift.to(w.dtype)
 
 
