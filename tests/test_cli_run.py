@@ -196,13 +196,17 @@ def test_a_layer_without_a_plan_is_a_failed_row_and_the_others_go_on():
 @native
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_a_wrong_result_exits_1_with_the_reason_and_no_time(command, monkeypatch):
-    def broken(self, x, out=None):
-        y = right(self, x, out)
-        y[0, 0, 0, 0] += 1
-        return y
+    def broken(self, x, out, workspace):
+        call = right(self, x, out, workspace)
 
-    right = cpu_launch.Prepared.__call__
-    monkeypatch.setattr(cpu_launch.Prepared, "__call__", broken)
+        def run():
+            call()
+            out[0, 0, 0, 0] += 1
+
+        return run
+
+    right = cpu_launch.Prepared.step
+    monkeypatch.setattr(cpu_launch.Prepared, "step", broken)
     result = invoke(command, SMALL)
     assert result.exit_code == 1
     assert re.search(r"^ +WRONG .* " + re.escape(SMALL) + r"\n    failed: exact fill: 1 of \d+ elements", result.stdout, re.MULTILINE)

@@ -167,6 +167,15 @@ def corrupting(change: Callable[[Array], None]) -> type:
             change(result)
             return result
 
+        def step(self, x: Array, out: Array, workspace: Array, residual: Any = None) -> Any:
+            right = super().step(x, out, workspace, residual)
+
+            def call() -> None:
+                right()
+                change(out)
+
+            return call
+
     return Corrupt
 
 

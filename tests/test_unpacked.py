@@ -20,7 +20,7 @@ from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import kernels
 from pysim.runtime import cpu as runtime
-from pysim.runtime.cpu_launch import GemmLaunch
+from pysim.runtime.cpu_launch import GemmLaunch, PreparedGemm
 
 SIZES = ("1x1x1", "5x33x70", "29x31x257", "65x7x40", "64x96x128")
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -149,3 +149,15 @@ def test_a_prepared_schedule_that_packs_is_refused() -> None:
     assert isinstance(schedule, Schedule) and schedule.algorithm == panels.NAME
     with pytest.raises(NativeError, match="packed already"):
         GemmLaunch(problem, msgspec.structs.replace(schedule, pack="tiles"))
+
+
+def test_a_product_bound_to_its_arrays_is_the_product() -> None:
+    problem = problem_of("45x101x70:nt")
+    a, b = operands(problem)
+    for plan in plans_of(problem):
+        one = PreparedGemm(problem, plan.schedule)
+        assert one.prepares == (plan.algorithm == panels.NAME)
+        if not one.prepares:
+            out = np.full((problem.m, problem.n), np.nan, np.float32)
+            one.step(a, b, out, np.empty(one.workspace_bytes, np.uint8))()
+            assert np.array_equal(out, product(problem, a, b, plan))

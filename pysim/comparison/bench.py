@@ -94,15 +94,21 @@ class CpuBench:
         return Operands(x, w, self._empty())
 
     def make(self, plan: Plan, operands: Operands) -> Ready:
+        """Bound to its arrays, as peers are; what a call of Python costs beside is benchmarks/call_overhead.py's."""
         prepared, arrays = self._prepared(plan, operands)
-        return Ready(partial(prepared, *arrays), "", plan.workspace_bytes, bound_of(plan))
+        call = partial(prepared, *arrays)
+        if self._executor.kind == "local":
+            call = prepared.step(*arrays, cpu.aligned(prepared.workspace_bytes, np.uint8))
+        return Ready(call, "", plan.workspace_bytes, bound_of(plan))
 
     def _prepared(self, plan: Plan, operands: Operands) -> tuple[Any, tuple[Array, ...]]:
         """A plan ready to run, and the arrays that it is called with."""
         x, w, out, workload, schedule = *operands[:3], plan.workload, plan.schedule
         assert isinstance(schedule, Schedule)
         if isinstance(workload, Gemm):
-            return cpu_launch.PreparedGemm(workload, schedule, threads=self._threads, executor=self._executor), (x, w, out)
+            product = cpu_launch.PreparedGemm(workload, schedule, threads=self._threads, executor=self._executor)
+            if not product.prepares:
+                return product, (x, w, out)
         return cpu_launch.Prepared(workload, w, schedule, threads=self._threads, executor=self._executor), (x, out)
 
     def result(self, ready: Ready, operands: Operands) -> Array:

@@ -376,6 +376,16 @@ class PreparedGemm:
         self._beta = beta
         self._epilogue = epilogue_struct(alpha, beta, launch.bias(None if bias is None else np.array(as_numpy(bias, "bias"))), activation)
 
+    @property
+    def prepares(self) -> bool:
+        """Whether each call prepares B."""
+        return self._launch.prepared_bytes > 0
+
+    def step(self, a: Array, b: Array, c: Array, workspace: Array) -> Step:
+        """A call with these arrays, dense and of the operands' dtypes, and so much workspace, that is made again and again; not of a
+        product that prepares B."""
+        return self._launch.step(a, library()[0].from_buffer(self._launch.second(b)), self._epilogue, c, workspace)
+
     def profile(self, a: Any, b: Any, c: Any = None) -> dict[str, float]:
         """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
         return _profiled(lambda into: self(a, b, c, into))
