@@ -6,20 +6,12 @@ typedef float T;
 typedef __m256 VEC;
 enum { LANES = 8 };
 #define SUFFIX(name) name##_f32__avx2
-#define INLINE static inline __attribute__((always_inline))
+#define V(name) _mm256_##name##_ps
+#include "vec.h"
 
-INLINE VEC v_zero(void) { return _mm256_setzero_ps(); }
-INLINE VEC v_set1(T x) { return _mm256_set1_ps(x); }
-INLINE VEC v_load(const T *p) { return _mm256_loadu_ps(p); }
-INLINE void v_store(T *p, VEC v) { _mm256_storeu_ps(p, v); }
-INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm256_fmadd_ps(a, b, c); }
-INLINE VEC v_mul(VEC a, VEC b) { return _mm256_mul_ps(a, b); }
-INLINE VEC v_add(VEC a, VEC b) { return _mm256_add_ps(a, b); }
 /* b > a ? b : a, and a NaN stays: max gives its second operand where either is one, or both are zeros. */
 INLINE VEC v_larger(VEC a, VEC b) { return _mm256_blendv_ps(_mm256_max_ps(b, a), b, _mm256_cmp_ps(b, b, _CMP_UNORD_Q)); }
 INLINE int v_any_nan(VEC v) { return _mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)) != 0; }
-/* x < low ? low : x > high ? high : x; these instructions give their second operand where either is NaN. */
-INLINE VEC v_between(VEC low, VEC high, VEC x) { return _mm256_min_ps(high, _mm256_max_ps(low, x)); }
 
 typedef __m256i MASK;
 INLINE MASK v_lanes(int64_t lo, int64_t hi) {

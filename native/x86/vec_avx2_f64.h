@@ -6,20 +6,12 @@ typedef double T;
 typedef __m256d VEC;
 enum { LANES = 4 };
 #define SUFFIX(name) name##_f64__avx2
-#define INLINE static inline __attribute__((always_inline))
+#define V(name) _mm256_##name##_pd
+#include "vec.h"
 
-INLINE VEC v_zero(void) { return _mm256_setzero_pd(); }
-INLINE VEC v_set1(T x) { return _mm256_set1_pd(x); }
-INLINE VEC v_load(const T *p) { return _mm256_loadu_pd(p); }
-INLINE void v_store(T *p, VEC v) { _mm256_storeu_pd(p, v); }
-INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm256_fmadd_pd(a, b, c); }
-INLINE VEC v_mul(VEC a, VEC b) { return _mm256_mul_pd(a, b); }
-INLINE VEC v_add(VEC a, VEC b) { return _mm256_add_pd(a, b); }
 /* b > a ? b : a, and a NaN stays: max gives its second operand where either is one, or both are zeros. */
 INLINE VEC v_larger(VEC a, VEC b) { return _mm256_blendv_pd(_mm256_max_pd(b, a), b, _mm256_cmp_pd(b, b, _CMP_UNORD_Q)); }
 INLINE int v_any_nan(VEC v) { return _mm256_movemask_pd(_mm256_cmp_pd(v, v, _CMP_UNORD_Q)) != 0; }
-/* x < low ? low : x > high ? high : x; these instructions give their second operand where either is NaN. */
-INLINE VEC v_between(VEC low, VEC high, VEC x) { return _mm256_min_pd(high, _mm256_max_pd(low, x)); }
 
 typedef __m256i MASK;
 INLINE MASK v_lanes(int64_t lo, int64_t hi) {

@@ -6,31 +6,13 @@ typedef float T;
 typedef __m512 VEC;
 enum { LANES = 16 };
 #define SUFFIX(name) name##_f32__avx512
-#define INLINE static inline __attribute__((always_inline))
+#define V(name) _mm512_##name##_ps
+typedef __mmask16 MASK;
+#include "vec_avx512.h"
 
-INLINE VEC v_zero(void) { return _mm512_setzero_ps(); }
-INLINE VEC v_set1(T x) { return _mm512_set1_ps(x); }
-INLINE VEC v_load(const T *p) { return _mm512_loadu_ps(p); }
-INLINE void v_store(T *p, VEC v) { _mm512_storeu_ps(p, v); }
-INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm512_fmadd_ps(a, b, c); }
-INLINE VEC v_mul(VEC a, VEC b) { return _mm512_mul_ps(a, b); }
-INLINE VEC v_add(VEC a, VEC b) { return _mm512_add_ps(a, b); }
 /* b > a ? b : a, and a NaN stays: max gives its second operand where either is one, or both are zeros. */
 INLINE VEC v_larger(VEC a, VEC b) { return _mm512_mask_mov_ps(_mm512_max_ps(b, a), _mm512_cmp_ps_mask(b, b, _CMP_UNORD_Q), b); }
 INLINE int v_any_nan(VEC v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }
-/* x < low ? low : x > high ? high : x; these instructions give their second operand where either is NaN. */
-INLINE VEC v_between(VEC low, VEC high, VEC x) { return _mm512_min_ps(high, _mm512_max_ps(low, x)); }
-
-typedef __mmask16 MASK;
-/* lanes lo <= l < hi; any lo and hi. */
-INLINE MASK v_lanes(int64_t lo, int64_t hi) {
-    uint32_t up = hi <= 0 ? 0u : hi >= LANES ? 0xffffu : (1u << hi) - 1u;
-    uint32_t down = lo <= 0 ? 0u : lo >= LANES ? 0xffffu : (1u << lo) - 1u;
-    return (MASK)(up & ~down);
-}
-enum { MASKED_LOAD_IS_FREE = 1 };
-INLINE VEC v_load_mask(const T *p, MASK m) { return _mm512_maskz_loadu_ps(m, p); }
-INLINE void v_store_mask(T *p, VEC v, MASK m) { _mm512_mask_storeu_ps(p, m, v); }
 /* The register pair hi:lo moved down by one lane, low half. */
 INLINE VEC v_shift1(VEC lo, VEC hi) {
     return _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_castps_si512(hi), _mm512_castps_si512(lo), 1));

@@ -6,30 +6,13 @@ typedef double T;
 typedef __m512d VEC;
 enum { LANES = 8 };
 #define SUFFIX(name) name##_f64__avx512
-#define INLINE static inline __attribute__((always_inline))
+#define V(name) _mm512_##name##_pd
+typedef __mmask8 MASK;
+#include "vec_avx512.h"
 
-INLINE VEC v_zero(void) { return _mm512_setzero_pd(); }
-INLINE VEC v_set1(T x) { return _mm512_set1_pd(x); }
-INLINE VEC v_load(const T *p) { return _mm512_loadu_pd(p); }
-INLINE void v_store(T *p, VEC v) { _mm512_storeu_pd(p, v); }
-INLINE VEC v_fma(VEC a, VEC b, VEC c) { return _mm512_fmadd_pd(a, b, c); }
-INLINE VEC v_mul(VEC a, VEC b) { return _mm512_mul_pd(a, b); }
-INLINE VEC v_add(VEC a, VEC b) { return _mm512_add_pd(a, b); }
 /* b > a ? b : a, and a NaN stays: max gives its second operand where either is one, or both are zeros. */
 INLINE VEC v_larger(VEC a, VEC b) { return _mm512_mask_mov_pd(_mm512_max_pd(b, a), _mm512_cmp_pd_mask(b, b, _CMP_UNORD_Q), b); }
 INLINE int v_any_nan(VEC v) { return _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q) != 0; }
-/* x < low ? low : x > high ? high : x; these instructions give their second operand where either is NaN. */
-INLINE VEC v_between(VEC low, VEC high, VEC x) { return _mm512_min_pd(high, _mm512_max_pd(low, x)); }
-
-typedef __mmask8 MASK;
-INLINE MASK v_lanes(int64_t lo, int64_t hi) {
-    uint32_t up = hi <= 0 ? 0u : hi >= LANES ? 0xffu : (1u << hi) - 1u;
-    uint32_t down = lo <= 0 ? 0u : lo >= LANES ? 0xffu : (1u << lo) - 1u;
-    return (MASK)(up & ~down);
-}
-enum { MASKED_LOAD_IS_FREE = 1 };
-INLINE VEC v_load_mask(const T *p, MASK m) { return _mm512_maskz_loadu_pd(m, p); }
-INLINE void v_store_mask(T *p, VEC v, MASK m) { _mm512_mask_storeu_pd(p, m, v); }
 INLINE VEC v_shift1(VEC lo, VEC hi) {
     return _mm512_castsi512_pd(_mm512_alignr_epi64(_mm512_castpd_si512(hi), _mm512_castpd_si512(lo), 1));
 }
