@@ -260,6 +260,37 @@ def test_a_deep_product_with_few_tiles_is_split_and_a_large_one_is_not():
     assert waves.SPLIT_K not in table(H200, Gemm(m=8192, n=8192, k=4096), [SMALL])[1].kind
 
 
+def test_parts_that_meet_in_a_cluster_need_no_workspace_no_flags_and_no_memory():
+    problem, far = Gemm(m=128, n=128, k=16384, dtype="f16", trans_b=True), msgspec.structs.replace(WGMMA, reduces_in_cluster=0)
+    near = msgspec.structs.replace(WGMMA, reduces_in_cluster=8)
+    for splits, kept in ((8, 0), (9, 9 * 128 * 128 * 4 + 512)):
+        assert gemm.launch_bytes(problem, near, GpuSchedule(near.name, "split_k", splits, False, 1)) == kept
+    (found, launch), (others, _) = table(H200, problem, [near]), table(H200, problem, [far])
+    together, apart = waves.predict(H200, found, launch), waves.predict(H200, others, launch)
+    eight = (launch.kind == waves.SPLIT_K) & (launch.splits == 8)
+    assert (together.cycles[eight] < apart.cycles[eight]).all()
+    assert (together.facts["memory_bytes"][eight] <= apart.facts["memory_bytes"][eight]).all()
+    assert (together.cycles[launch.kind == waves.STREAM_K] == apart.cycles[launch.kind == waves.STREAM_K]).all()
+
+
+@pytest.mark.parametrize(("layout", "copied"), [("nn", 0), ("tt", 0), ("nt", 0), ("tn", 1)])
+def test_tf32_on_warpgroups_copies_an_operand_only_where_neither_has_rows_along_k(layout, copied):
+    kernel = gemm_kernel("tf32_wgmma_128x256x32_64x256_64x256_s4_c2x1")
+    problem = parse(f"gemm:1024x512x256:{layout}:tf32")
+    assert len([*gemm.copies(problem, kernel)]) == columns(H200, problem, [kernel]).relayouts[0] == copied
+    turned = gemm.computed(problem, kernel)
+    assert (turned.m, turned.n, turned.layout) == ((512, 1024, "tt") if layout == "nn" else (1024, 512, layout))
+    assert gemm.tiles_of(problem, kernel) == (2 * 4 if layout == "nn" else 4 * 2)
+
+
+def test_copies_of_both_operands_are_one_launch_that_clears_the_flags_too():
+    one, both = (Gemm(m=1000, n=1024, k=k, dtype="f16", trans_a=True, trans_b=both) for k, both in ((1024, False), (1025, True)))
+    assert columns(H200, both, [WGMMA]).relayouts[0] == 1 and columns(H200, one, [WGMMA]).relayouts[0] == 0
+    ragged = Gemm(m=1001, n=1023, k=1025, dtype="f16")
+    launch = predicted(H200, ragged, WGMMA).terms["launch"]
+    assert columns(H200, ragged, [WGMMA]).relayouts[0] == 2 and np.ptp(launch) == 0
+
+
 def test_every_part_of_a_split_has_steps_to_do():
     for problem in (Gemm(m=64, n=64, k=100), Gemm(m=300, n=200, k=5000), Gemm(m=1, n=1, k=1)):
         found, launch = table(H200, problem, [SMALL, BLOG])
@@ -286,6 +317,13 @@ def test_operands_without_rows_along_k_are_laid_out_again_for_kernels_that_need_
 def test_rows_that_are_not_aligned_are_laid_out_again():
     problem = Gemm(m=100, n=104, k=1001, dtype="f16")  # rows of A: 2002 bytes; of B: 208 = 13 x 16
     assert columns(H200, problem, [WGMMA]).relayouts[0] == 1
+
+
+def test_warps_take_rows_that_begin_anywhere_element_by_element():
+    kernel = gemm_kernel("f16_mma_64x64x64_32x32_16x8_s3_c1x1")
+    whole, ragged = Gemm(m=100, n=104, k=1024, dtype="f16"), Gemm(m=100, n=104, k=1001, dtype="f16")
+    assert columns(H200, ragged, [kernel]).relayouts[0] == 0
+    assert float(columns(H200, ragged, [kernel]).step[0]) > float(columns(H200, whole, [kernel]).step[0])
 
 
 def test_outputs_leave_one_by_one_where_rows_of_c_are_no_whole_vectors():

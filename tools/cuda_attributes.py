@@ -138,7 +138,7 @@ def main() -> None:
     found = {name: msgspec.structs.replace(one, **fitted.get(name, {})) for name, one in found.items() if name in known}
     before = {name: one for name, one in old.get("kernels", {}).items() if name in known}
     kernels = before | {name: msgspec.to_builtins(one) for name, one in found.items()}
-    kept = {key: old[key] for key in ("efficiencies",) if key in old}
+    kept = {key: value for key, value in old.items() if key.startswith("efficiencies")}
     sources = {"source": gemm_kernels(), "source of convolutions": conv_kernels()}
     told = {key: source if any(row.name in found for row in rows) else old.get(key, "") for key, rows in sources.items()}
     document = {"schema": 1, "command": "tools/cuda_attributes.py", **told, **kept}

@@ -6,8 +6,8 @@
     python benchmarks/cuda/products.py --top 4 gemm:4096x4096x4096:tn:tf32 ...            the best plans of the four best kernels
 
 Random sizes are log-uniform, m and n from 32 to 8192, k from 32 to 16384, every second problem in multiples of eight, up to MOST
-multiply-adds, in any layout. f32 is planned with accuracy "ieee", since with "standard" it is tf32x3, which is a type of its own. Each plan
-is checked in full against float64 first, and timed as everywhere: by events, interleaved, the device kept busy. A line a problem:
+multiply-adds, in any layout. f32 is planned with accuracy "ieee", since with "standard" (--f32) it may be tf32x3, a type of its own. Each
+plan is checked in full against float64 first, and timed as everywhere: by events, interleaved, the device kept busy. A line a problem:
 {"machine", "device", "problem", "plans": [{"kernel", "schedule", "predicted", "samples", "seconds", "right"}], "cublas"}; a table last.
 Needs torch, whose operands they are, and the CUDA library.
 """
@@ -39,13 +39,13 @@ def drawn(dtype: str, count: int, seed: int) -> list[str]:
     return found
 
 
-def planned(text: str, machine: str, top: int) -> tuple[str, list[dict[str, Any]]]:
+def planned(text: str, machine: str, top: int, f32: str) -> tuple[str, list[dict[str, Any]]]:
     """The best plans of the `top` best kernels."""
     import msgspec
 
     from pysim import planner
 
-    accuracy = "ieee" if text.endswith(":f32") else "standard"
+    accuracy = f32 if text.endswith(":f32") else "standard"
     if top == 1:
         plans = [planner.plan(text, machine, accuracy=accuracy)]
     else:
@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("--top", type=int, default=1, help="kernels, the best plan of each")
+    parser.add_argument("--f32", default="ieee", help="accuracy that f32 is planned with")
     options = parser.parse_args()
     texts = options.problems or [text for dtype in options.dtypes.split(",") for text in drawn(dtype, options.count, options.seed)]
     from pysim.calibration import host
@@ -159,7 +160,7 @@ def main() -> None:
 
     on, device, lines = host.any_machine(options.machine), cuda.devices()[0].name, []
     with multiprocessing.get_context("spawn").Pool() as pool:
-        plans = dict(pool.map(partial(planned, machine=on.name, top=options.top), texts, chunksize=4))
+        plans = dict(pool.map(partial(planned, machine=on.name, top=options.top, f32=options.f32), texts, chunksize=4))
     for text in texts:
         lines.append(measured({"machine": on.name, "device": device, "problem": text, "plans": plans[text]}))
         print(json.dumps(lines[-1]), flush=True)

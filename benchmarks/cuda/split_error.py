@@ -16,7 +16,7 @@ import json
 import sys
 from typing import Any
 
-SHAPES = ("1024x1024x8", "1024x1024x64", "1024x1024x512", "1024x1024x4096", "512x512x65536")
+SHAPES = ("1024x1024x8", "1024x1024x64", "1024x1024x128", "1024x1024x512", "1024x1024x4096", "512x512x65536")
 FILLS = ("[-1,1)", "[0,1)", "log", "infinities")
 LARGEST = 3.4e38
 

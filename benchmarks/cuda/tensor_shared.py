@@ -19,7 +19,8 @@ contiguous 16 rows of k to a box of 16 m (n). Lane 4 g + t of a fragment of 16 r
 e = 0, 1, k = 2 t + (e ^ t / 2): 8 bytes each, or both rows of A at once where they are neighbours. Of B with n contiguous it takes
 columns g and g + 8. Sums leave from registers.
 wgmma: only the meeting is the warps'; the tensor cores read the operands ("products"), for each instruction all of its 64 x 32 and
-warp_n x 32 bytes, 128 bytes a wavefront. Warpgroups share neither.
+warp_n x 32 bytes, 128 bytes a wavefront. Warpgroups share neither. Not counted: results in rows that are no whole vectors, which leave by
+shared memory, parts of a tile that meet in a cluster, and A of tf32 that comes by registers.
 
 Loads, stores and products are what Nsight Compute counts on an H200, launch by launch (benchmarks/cuda/wavefronts.py). Copies are taken
 as stores of 16 bytes, of which no counter speaks: on whole tiles the hardware reports no conflict among them, where this finds some.
@@ -77,7 +78,7 @@ def wavefronts(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule, memory: Share
     """What all blocks of one launch do to shared memory: "loads", "stores", "copies" (asynchronous ones), "products" (wgmma's reads).
 
     Operands are those that the kernel sees: where it wants k contiguous, the layout makes no difference. What re-laying-out them takes
-    is not counted. Raises OperandError for a kernel of another family or type, and for products of halves.
+    is not counted. Raises OperandError for a kernel of another family or type, and for products of thirds.
     """
     if kernel.tiles.parts > 1:
         raise OperandError(f"{kernel.name} reads A into registers and B three times, which nobody has counted yet")

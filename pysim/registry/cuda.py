@@ -139,8 +139,9 @@ class GemmKernel(msgspec.Struct, frozen=True):
     `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
     cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
     (`exact_capability`) alone, and not from `below` on, where others replace it (0: nowhere). `alignment`: bytes that base and pitch of an
-    operand are multiples of; `k_major`: rows run along k of both operands (1) or of B (2); `producer`: a warpgroup does nothing but load,
-    by TMA; `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
+    operand are multiples of; `k_major`: rows run along k of both operands (1) or of B (2: or of A alone, and C' = B' A' is computed);
+    `producer`: a warpgroup does nothing but load, by TMA; so many parts of split-K as `reduces_in_cluster` says need no workspace;
+    `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
     """
 
     index: int
@@ -164,6 +165,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     producer: bool = False
     promotion: int = 0
     accumulates_f16: bool = False
+    reduces_in_cluster: int = 0
     ablation: bool = False
     below: int = 0
 

@@ -3,6 +3,7 @@
  *
  * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, B's thirds, the tiles' flags, the partial sums. */
 #include <algorithm>
+#include <utility>
 
 #include "abi/operation.h"
 #include "abi/registry.h"
@@ -63,7 +64,21 @@ struct Workspace {
     int64_t flags, partials, total;
 };
 
-pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s, const GemmRow &row, const void *a, const void *b, Workspace *w) {
+/* The product as a row computes it: C' = B' A' where of the operands A alone lies as the row wants its second one. */
+struct Computed {
+    pysim_cuda_gemm g;
+    const void *a, *b;
+    bool turned;
+    Computed(const Call &call, const GemmRow &row) : g(call.problem->gemm), a(call.first), b(call.second), turned(row.needs.k_major == 2 && !g.trans_a && !g.trans_b) {
+        if (!turned) return;
+        std::swap(a, b), std::swap(g.m, g.n), std::swap(g.lda, g.ldb);
+        g.trans_a = g.trans_b = 1;
+    }
+};
+
+pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, const GemmRow &row, Workspace *w) {
+    const pysim_cuda_gemm *const g = &of.g;
+    const void *const a = of.a, *const b = of.b;
     const int element = dtypes[g->dtype].bytes;
     Problem p = {};
     p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k, p.kind = s->decomposition, p.splits = s->splits;
@@ -81,8 +96,9 @@ pysim_status workspace_of(const pysim_cuda_gemm *g, const pysim_cuda_schedule *s
     for (const Operand *o : {&w->a, &w->b})
         if (o->bytes && o->rows > most::RELAYOUT_ROWS)
             return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name, (long long)o->rows, (long long)most::RELAYOUT_ROWS);
-    w->flags = grid.slots(p) ? round_up(tiles * blocks * (int64_t)sizeof(unsigned), ALIGN) : 0;
-    w->partials = grid.slots(p) * high * wide * sum_bytes(g->dtype);
+    const int64_t slots = s->decomposition == PYSIM_SPLIT_K && s->splits <= row.reduces_in_cluster ? 0 : grid.slots(p);
+    w->flags = slots ? round_up(tiles * blocks * (int64_t)sizeof(unsigned), ALIGN) : 0;
+    w->partials = slots * high * wide * sum_bytes(g->dtype);
     w->total = w->a.bytes + w->b.bytes + w->flags + w->partials;
     if (w->total) w->total += ALIGN;
     return PYSIM_OK;
@@ -153,7 +169,7 @@ pysim_status attributes(const pysim_cuda_problem *problem, int32_t kernel, pysim
     if (status != PYSIM_OK) return status;
     const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0};
     Problem p = problem_of(g, &e, nullptr, nullptr, nullptr);
-    if (row->needs.k_major) p.trans_a = 0, p.trans_b = 1;
+    if (row->needs.k_major) p.trans_a = row->needs.k_major == 2 && (p.trans_a || !p.trans_b), p.trans_b = 1;
     return check(row->attributes(p, out), "the kernel's attributes");
 }
 
@@ -163,7 +179,7 @@ pysim_status workspace_bytes(const Call &call, int64_t *bytes) {
     Workspace w;
     pysim_status status = check_gemm(g);
     if (status == PYSIM_OK) status = check_schedule(g, call.schedule, &row);
-    if (status == PYSIM_OK) status = workspace_of(g, call.schedule, *row, call.first, call.second, &w);
+    if (status == PYSIM_OK) status = workspace_of(Computed(call, *row), call.schedule, *row, &w);
     if (status == PYSIM_OK) *bytes = w.total;
     return status;
 }
@@ -178,15 +194,17 @@ pysim_status run(const Call &call) {
     pysim_status status = check_gemm(g);
     if (status == PYSIM_OK) status = check_schedule(g, s, &row);
     if (status == PYSIM_OK) status = check_epilogue(g->c_dtype, e);
-    if (status == PYSIM_OK) status = workspace_of(g, s, *row, call.first, call.second, &w);
+    if (status == PYSIM_OK) status = workspace_of(Computed(call, *row), s, *row, &w);
     if (status == PYSIM_OK) status = check_operands(g, e, call.first, call.second, call.result, call.workspace, call.workspace_bytes);
     if (status == PYSIM_OK) status = check_workspace(w.total, call.workspace, call.workspace_bytes);
     if (status == PYSIM_OK) status = sms_for(*row, &sms);
     if (status != PYSIM_OK) return status;
 
+    if (e->alpha == 0) return check(without_product(problem_of(g, e, call.first, call.second, call.result), g->dtype, call.stream), "C without a product");
     const int element = dtypes[g->dtype].bytes;
-    Problem p = problem_of(g, e, call.first, call.second, call.result);
-    if (e->alpha == 0) return check(without_product(p, g->dtype, call.stream), "C without a product");
+    const Computed of(call, *row);
+    Problem p = problem_of(&of.g, e, of.a, of.b, call.result);
+    p.turned = of.turned;
     p.kind = s->decomposition, p.splits = s->splits, p.along_n = s->along_n, p.group = s->group;
     char *at = (char *)round_up((int64_t)(uintptr_t)call.workspace, ALIGN);
     if (w.a.transpose) p.trans_a = 0;

@@ -62,7 +62,7 @@ enum cudaDeviceAttr {
     cudaDevAttrClockRate = 13, cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMemoryClockRate = 36, cudaDevAttrComputeCapabilityMajor = 75,
     cudaDevAttrComputeCapabilityMinor = 76
 };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
 using cudaStream_t = struct CUstream_st *;
 using cudaEvent_t = struct CUevent_st *;
 struct cudaDeviceProp {
@@ -105,8 +105,8 @@ cudaError_t allow_shared(const void *kernel, int bytes);
 cudaError_t launch(const void *kernel, const Launch &launch);
 }
 }
-template <class F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute, int value) {
-    return pysim::emulated::allow_shared((const void *)kernel, value);
+template <class F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute attribute, int value) {
+    return attribute == cudaFuncAttributeMaxDynamicSharedMemorySize ? pysim::emulated::allow_shared((const void *)kernel, value) : cudaSuccess;
 }
 /* What a compiler for a device makes of a kernel is unknown here. */
 template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, F *) { return cudaErrorNotSupported; }

@@ -48,19 +48,27 @@ __device__ void copy_square(const To &to, const T *from, int64_t from_pitch, int
     /* a row of odd length in words keeps the transposed reads off each other's banks */
     __shared__ T tile[EDGE][EDGE + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)];
     const int x = threadIdx.x, y = threadIdx.y;
+    T value[EDGE / ROWS][EDGE / 32]; /* all loads before the first store: none waits for another */
+#pragma unroll
+    for (int r = 0; r < EDGE / ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < EDGE / 32; c++) {
+            const int64_t high = (transpose ? column0 : row0) + y + r * ROWS, wide = transpose ? row0 + x + c * 32 : to.source(column0 + x + c * 32);
+            value[r][c] = high < (transpose ? columns : rows) && wide < (transpose ? rows : columns) ? from[high * from_pitch + wide] : T(0);
+        }
     if (transpose) {
-        for (int r = y; r < EDGE; r += ROWS)
-            for (int c = x; c < EDGE; c += 32)
-                if (column0 + r < columns && row0 + c < rows) tile[r][c] = from[(column0 + r) * from_pitch + row0 + c];
+#pragma unroll
+        for (int r = 0; r < EDGE / ROWS; r++)
+#pragma unroll
+            for (int c = 0; c < EDGE / 32; c++) tile[y + r * ROWS][x + c * 32] = value[r][c];
         __syncthreads();
     }
-    for (int r = y; r < EDGE; r += ROWS)
-        for (int c = x; c < EDGE; c += 32) {
-            const int64_t row = row0 + r, column = column0 + c, source = to.source(column);
-            if (row >= rows || column >= to.pitch) continue;
-            T value = T(0);
-            if (source < columns) value = transpose ? tile[source - column0][r] : from[row * from_pitch + source];
-            to.put(row, column, value);
+#pragma unroll
+    for (int r = 0; r < EDGE / ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < EDGE / 32; c++) {
+            const int64_t row = row0 + y + r * ROWS, column = column0 + x + c * 32;
+            if (row < rows && column < to.pitch) to.put(row, column, transpose ? tile[to.source(column) - column0][y + r * ROWS] : value[r][c]);
         }
 }
 
@@ -146,6 +154,9 @@ template <class A, class B> __global__ void __launch_bounds__(256) relayout_kern
 template <class T, class ToB> cudaError_t start(const Relayout &a, const Relayout &b, unsigned *flags, int count, cudaStream_t stream) {
     const Piece<T, Copy<T>> first(a);
     const Piece<T, ToB> second(b);
+    /* products want all of shared memory, and an SM that has to divide its own anew waits until it is empty */
+    static const cudaError_t divided = cudaFuncSetAttribute(relayout_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    if (divided != cudaSuccess) return divided;
     return launch(relayout_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, dim3((unsigned)(first.blocks + second.blocks)), dim3(32, ROWS), 0, stream, first,
                   second, flags, count);
 }

@@ -139,8 +139,7 @@ void check_row(int index, int every) {
             };
             g.lda = pitch(g.trans_a ? m : k, r >> 3), g.ldb = pitch(g.trans_b ? k : n, r >> 7), g.ldc = pitch(n, r >> 11);
             c.offset_a = r >> 14 & 1 ? (int)(r >> 15) % 3 : 0, c.offset_b = r >> 17 & 1 ? (int)(r >> 18) % 3 : 0, c.offset_c = r >> 20 & 1 ? 1 : 0;
-            const int steps = (k + bk - 1) / bk, high = bm * row.cluster_m, wide_n = bn * row.cluster_n,
-                      tiles = ((m + high - 1) / high) * ((n + wide_n - 1) / wide_n);
+            const int steps = (k + bk - 1) / bk, tiles = (int)tiles_of(g, row);
             const int kind = (int)(r >> 21) % 3;
             c.s = {index, PYSIM_DATA_PARALLEL, 1, (int)(r >> 23 & 1), 1 + (int)(r >> 24) % 3, -1};
             if (kind == PYSIM_SPLIT_K && steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (steps - 1);

@@ -219,7 +219,7 @@ bool run(const Product &p, const std::string &name, int row, int number, Tally &
     const auto pieces = [](int64_t size, int64_t piece) { return (size + piece - 1) / piece; };
     const unsigned draw = mix(options.seed + (unsigned)number * 7919u + (unsigned)row);
     pysim_cuda_schedule s = {row, 0, 1, (int)(draw & 1), 1 + (int)(draw >> 1) % 8, -1};
-    decompose(number % DECOMPOSITIONS, pieces(p.m, info.block_m * info.cluster_m) * pieces(p.n, info.block_n * info.cluster_n), pieces(p.k, info.block_k),
+    decompose(number % DECOMPOSITIONS, tiles_of(g, info), pieces(p.k, info.block_k),
               s.decomposition, s.splits);
     const void *a = operands.of(p, info.dtype, 0, g.trans_a), *b = operands.of(p, info.dtype, 1, g.trans_b);
     const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};

@@ -44,7 +44,9 @@ THIRDS_ERROR, CUT_ERROR = 1.5, 16.0
 # of ResNet-50's 41 such layers the logits come out 1.7e-6 too small on an H200); parts of 16 and 32 products lean to neither side by more than
 # a fifth of that
 LEAN_PART, LEAN = 64, -6.9e-8
-PART = 49  # roundings that a part of a sum on tensor cores comes to, at 64 products a part (benchmarks/data/tf32x3-h200.txt)
+# Roundings that a part of a sum on tensor cores comes to, at 64 products a part: of halves (benchmarks/data/tf32x3-h200.txt), of thirds,
+# in which a mean of what is cut is added (tf32x3-error-h200.jsonl)
+PART, PART_OF_THIRDS = 49, 8
 FEWEST = 128  # products of a sum that thirds make as accurately as FP32 whatever the operands' scales (tf32x3-error-*.jsonl)
 Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
 DENSE: Lie = None  # rows without gaps, from such a multiple
@@ -128,8 +130,18 @@ def pitches(problem: Gemm) -> tuple[int, int]:
     return problem.m if problem.trans_a else problem.k, problem.k if problem.trans_b else problem.n
 
 
+def computed(problem: Gemm, kernel: GemmKernel) -> Gemm:
+    """The product as a kernel computes it: C' = B' A' where of the operands A alone lies as it wants its second one."""
+    if kernel.k_major != 2 or problem.trans_a or problem.trans_b:
+        return problem
+    return msgspec.structs.replace(problem, m=problem.n, n=problem.m, trans_a=True, trans_b=True)
+
+
 def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[tuple[int, int]]:
     """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied; of B's thirds all."""
+    own = computed(problem, kernel)
+    if own is not problem:
+        lie, problem = (lie[0][::-1], lie[1][::-1]) if lie else None, own
     size, alignment = SIZES[problem.dtype], kernel.alignment
     sides = (
         (not problem.trans_a, kernel.k_major == 1, problem.m, False),
@@ -178,12 +190,16 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
     for kernel in kernels:
         own, tiles = known.get(kernel.name), kernel.tiles
         attributes = own or mainloop.estimated(tiles)
-        by_registers = kernel.k_major > 1 and problem.trans_a
-        columns, step, family = product(gpu, problem, tiles, families_of(kernel), attributes, attributes.efficiency, by_registers)
+        turned = computed(problem, kernel)
+        by_registers = kernel.k_major > 1 and turned.trans_a
+        columns, step, family = product(gpu, turned, tiles, families_of(kernel), attributes, attributes.efficiency, by_registers)
         found.append(
             Variant(
                 kernel.name, partial(GpuSchedule, kernel.name), attributes, own is not None, tiled.leans_on(gpu, tiles.pipe, family),
-                columns._replace(relayouts=len([*copies(problem, kernel)]), relaid=copied_bytes(problem, kernel)), step,
+                columns._replace(
+                    relayouts=len([*copies(problem, kernel)]), relaid=copied_bytes(problem, kernel), near=kernel.reduces_in_cluster,
+                    narrow=columns.narrow or turned is not problem,  # whose rows leave in pieces
+                ), step,
                 lent=() if own else (f"kernel_attributes.{kernel.name}",),
             )
         )  # fmt: skip
@@ -239,7 +255,8 @@ def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule, lie: 
     size, alignment, tiles = SIZES[problem.dtype], max(16, kernel.alignment), kernel.tiles
     total = sum(round_up(rows * round_up(columns * size, alignment), ALIGN) for rows, columns in copies(problem, kernel, lie))
     sums = tiles.rows * tiles.columns * SUM_BYTES[problem.dtype]
-    total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(problem, kernel), tiles.blocks, sums)
+    if not (schedule.decomposition == "split_k" and schedule.splits <= kernel.reduces_in_cluster):
+        total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(problem, kernel), tiles.blocks, sums)
     return total + ALIGN * bool(total)
 
 
@@ -250,7 +267,7 @@ def steps_of(problem: Gemm, kernel: GemmKernel) -> int:
 
 def tiles_of(problem: Gemm, kernel: GemmKernel) -> int:
     """Tiles of C; of a cluster, where the kernel has clusters."""
-    tiles = kernel.tiles
+    tiles, problem = kernel.tiles, computed(problem, kernel)
     return -(-problem.m // (tiles.rows * tiles.cluster_rows)) * -(-problem.n // (tiles.columns * tiles.cluster_columns))
 
 
@@ -265,7 +282,8 @@ def sums_of_parts(problem: Gemm | Conv, tiles: Tiles) -> Bound:
     """Products that are off by some roundings of the sum each. Sums in FP32 registers have an addition every `promotion` products: the
     error is that of so many roundings, and of PART more for what tensor cores add meanwhile."""
     results, k = size_of(problem)
-    error = walk(Size(results, PART + k // tiles.promotion), SUM_UNITS["f32"])
+    part = PART_OF_THIRDS if tiles.thirds else PART
+    error = walk(Size(results, part + k // tiles.promotion), SUM_UNITS["f32"])
     each, what = (THIRDS_ERROR, "1.5 2^-23 of each product of thirds") if tiles.thirds else (CUT_ERROR, "2^-19 of each product of halves")
     lean = LEAN if tiles.promotion >= LEAN_PART and not tiles.thirds else 0.0
     return Bound(1 + each / k, 0.0, f"{what} (native/cuda/core/split.cuh), and of k sums", error=error, multiplied="split", lean=lean)

@@ -69,6 +69,7 @@ def columns_of(
         relaid=0,
         parts=tiles.parts,
         narrow=False,
+        near=0,
         **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
     )
 
@@ -101,7 +102,7 @@ def families_of(row: ConvKernel) -> tuple[str, ...]:
     own = f"conv_{row.algorithm}"
     if not row.tiles.by_warpgroups:
         return own, "simt"
-    return own, f"wgmma_{row.dtype}", "wgmma"
+    return own, "wgmma"
 
 
 def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -> float | None:

@@ -27,7 +27,8 @@ tiles   A tile's start and end: block_cycles (half of it whatever the tile, half
         load, and its way out through the SM's port, where rows of C are no whole vectors output by output (single_cycles); `hidden` of it
         overlaps with other work in all waves but one.
 partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
-          them, part after part, SUMS_AT_ONCE a thread and then a latency.
+          them, part after part, SUMS_AT_ONCE a thread and then a latency; where parts meet in a cluster, written to the blocks that share
+          their sum, and read there.
 relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate.
 passes    pass_seconds for the launch that copies operands, else clear_seconds for the memset of split-K's and stream-K's flags.
 
@@ -68,8 +69,8 @@ class Columns(NamedTuple):
     summed. `tile_*` are those of a cluster, of `blocks`; an SM holds `resident` blocks. `divides`: k may be shared, by at most
     `stream_most` blocks of stream-K. `whole`: TMA's boxes; `outputs`, `turns`: of a thread, of which it sums so many at once.
     `relayouts` copies of operands, one launch, move `relaid` bytes. `parts`: bytes of B as it is read for each of its own. `narrow`:
-    whether rows of C are no whole vectors. `bound` is what bounds a step, of STEP. The rest is as the head of this file and the machine's
-    family of constants have it.
+    whether rows of C are no whole vectors; `near`: so many parts of split-K meet in a cluster. `bound` is what bounds a step, of STEP. The
+    rest is as the head of this file and the machine's family of constants have it.
     """
 
     m: Any
@@ -104,6 +105,7 @@ class Columns(NamedTuple):
     relaid: Any
     parts: Any
     narrow: Any
+    near: Any
     launch_seconds: Any
     block_cycles: Any
     step_cycles: Any
@@ -174,7 +176,8 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     )
     tiles = edge * facts["turns"] * (1 + (number - 1) * (1 - c.hidden))
     copied = c.relaid * frequency / copy_rate(gpu, c.relaid) / model.copy_share.value
-    cleared = (table.kind != DATA_PARALLEL) * model.clear_seconds.value
+    far = (table.kind != DATA_PARALLEL) & ~_near(c, table)
+    cleared = far * model.clear_seconds.value
     passes = np.where(c.relayouts > 0, model.pass_seconds.value, cleared)
     others = np.stack([tiles, _partials(gpu, c, table, facts, latency), copied, (c.launch_seconds + passes) * frequency])
     blocks = np.where(facts["full_waves"] > 0, c.resident, facts["last"])
@@ -203,7 +206,7 @@ def _counts(gpu: Gpu, c: Columns, table: Table) -> dict[str, Array]:
 
 def _traffic(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], hot: bool) -> None:
     """Bytes through L2 and from memory."""
-    partial = np.where(table.kind == SPLIT_K, facts["items"], np.where(table.kind == STREAM_K, 2 * table.splits, 0))
+    partial = np.where((table.kind == SPLIT_K) & ~_near(c, table), facts["items"], np.where(table.kind == STREAM_K, 2 * table.splits, 0))
     partial = partial * c.tile_m * c.tile_n * c.sum
     along_n, stream = table.along_n.astype(bool), table.kind == STREAM_K
     fast, slow = np.where(along_n, c.b, c.a), np.where(along_n, c.a, c.b)
@@ -253,6 +256,12 @@ def _waves(gpu: Gpu, c: Columns, facts: dict[str, Array], latency: Array) -> Arr
     return np.array(parts)
 
 
+def _near(c: Columns, table: Table) -> Array:
+    """Whether the parts of a launch's tiles meet in clusters."""
+    found: Array = (table.kind == SPLIT_K) & (table.splits <= c.near)
+    return found
+
+
 def _partials(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], latency: Array) -> Array:
     """Cycles to write a block's accumulators, and for the last block of a tile to read and sum all parts of it."""
     leave = c.tile_m * c.tile_n / c.blocks * c.sum / gpu.port_bytes_per_cycle.value
@@ -261,4 +270,5 @@ def _partials(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], laten
     meets = np.where(stream, 2, np.ceil(facts["items"] / facts["slots"]))
     parts = np.where(stream, 1 + np.ceil(table.splits / facts["tiles"]), table.splits)
     sums = np.where(stream, 1, np.ceil(facts["tiles"] / facts["units"])) * parts * (leave + c.turns * latency)
-    return np.where(table.kind == DATA_PARALLEL, 0.0, left * leave + meets * c.meet_cycles + sums)
+    found = np.where(_near(c, table), meets * (c.meet_cycles + 2 * leave), left * leave + meets * c.meet_cycles + sums)
+    return np.where(table.kind == DATA_PARALLEL, 0.0, found)

@@ -31,17 +31,41 @@ __device__ inline void take_slice(Acc (&v)[SLICE], const Acc (&sum)[SLICES * SLI
 #undef PYSIM_SLICE
 }
 
-/* Where a thread's part of a slice of partial sums lies: four vectors of four, `threads` vectors apart. */
+/* Where a thread's part of a slice of partial sums lies: four vectors of four, `threads` vectors apart; where parts meet in a cluster, in shared
+ * memory of the block whose slice it is, all parts of each of its slices. */
 template <class Acc> struct Partials {
     using Vector = Pack<Acc, 4>;
     Vector *own;
-    int threads, slices;
+    int threads, slices, owners = 1; /* owners: blocks that share the slices of a tile */
+    uint32_t shared = 0;
     __device__ Partials(const Problem &p, int64_t first, int thread, int threads, int slices)
         : own((Vector *)p.partials + first * slices * 4 * threads + thread), threads(threads), slices(slices) {}
+    __device__ Partials(uint32_t stages, int owners, int thread, int threads, int slices)
+        : own(nullptr), threads(threads), slices(slices), owners(owners), shared(stages + thread * 16) {}
     __device__ Vector *at(int64_t slot, int slice, int vector) const {
         return own + ((slot * slices + slice) * 4 + vector) * threads;
     }
+    __device__ bool is_own(int slice) const { return owners == 1 || slice % owners == cluster_rank(); }
+    __device__ uint32_t near(int part, int slice, int vector) const { return shared + ((slice / owners * owners + part) * 4 + vector) * threads * 16; }
+    /* Of a part, as the block that sums them finds it. */
+    __device__ uint4 read(int64_t slot, int part, int slice, int vector) const {
+        return owners > 1 ? load_shared(near(part, slice, vector)) : __ldcg((const uint4 *)at(slot, slice, vector));
+    }
 };
+
+/* Leaves a part of a tile's sums in the blocks of the cluster, each slice in its owner's stages, which nobody reads any more. */
+template <class S, class Acc> __device__ inline void leave_near(const Partials<Acc> &partials, const Acc (&sum)[S::PARTS][S::SUMS]) {
+    static_assert(S::BLOCKS > 1 || (S::SLICES + NEAR - 1) * 4 * 128 * S::CONSUMERS * 16 <= S::STAGES * S::STAGE_BYTES, "all parts of a block's slices");
+    cluster_sync();
+#pragma unroll 1
+    for (int slice = 0; slice < S::SLICES; slice++) {
+        Acc v[SLICE] = {};
+        take_slice<S::SLICES>(v, sum, slice);
+#pragma unroll
+        for (int i = 0; i < 4; i++) store_at(address_at(partials.near(cluster_rank(), slice, i), slice % partials.owners), (const float *)v + 4 * i);
+    }
+    cluster_sync();
+}
 
 /* Leaves a part of a tile's sums; true for the block that does so last, which then adds all of them (core/decomposition.cuh). `tile_flag`
  * counts the tile's parts, `shared` is one int of shared memory. */
@@ -179,6 +203,29 @@ __device__ inline void store_ragged(Out *c, int64_t ldc, int rows, int columns, 
             if (lane < columns) to[r * ldc] = Out(passage[r * PITCH + lane]);
 }
 
+/* A warp's slice of C' (Problem::turned), its first row and column given, into C: 16 neighbours of two rows of C at once. */
+template <class Acc, class Out>
+__device__ inline void store_turned(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[SLICE], Acc *passage) {
+    enum { PITCH = 34 }; /* read without conflicts */
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *(Pack<Acc, 2> *)(passage + (lane / 4 + 8 * h) * PITCH + 8 * j + lane % 4 * 2) = {{v[4 * j + 2 * h], v[4 * j + 2 * h + 1]}};
+    __syncwarp();
+    row += lane % 16, column += lane / 16;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        Out *const to = e.c + (column + 2 * i) * e.ldc + row;
+        if (row >= e.m || column + 2 * i >= e.n) continue;
+        typename Epilogue<Acc, Out>::T old(0);
+        if (e.beta != 0) old = *to;
+        *to = e.finish(passage[lane % 16 * PITCH + lane / 16 + 2 * i], old, row);
+    }
+}
+
 /* A slice's results into C, whatever the epilogue and wherever C ends: `row` is the thread's first, `column` the warp's. */
 template <class S, class Acc, class Out>
 __device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[SLICE]) {
@@ -239,7 +286,7 @@ __device__ inline void each_slice(const Work &work, const Tile &t, const Partial
 #pragma unroll 1
     for (int slice = 0; slice < S::SLICES; slice++) {
         const int at = column + slice % PER_PART * 32;
-        if (at >= columns) continue;
+        if (at >= columns || !partials.is_own(slice)) continue;
         Acc v[SLICE] = {};
         if (t.parts == 1) take_slice<S::SLICES>(v, sum, slice);
         else
@@ -247,7 +294,7 @@ __device__ inline void each_slice(const Work &work, const Tile &t, const Partial
                 const int64_t slot = work.slot_of(t, part);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const uint4 word = __ldcg((const uint4 *)partials.at(slot, slice, i));
+                    const uint4 word = partials.read(slot, part, slice, i);
                     const Pack<Acc, 4> from = *(const Pack<Acc, 4> *)&word;
 #pragma unroll
                     for (int n = 0; n < 4; n++) v[4 * i + n] += from.value[n];
@@ -266,6 +313,10 @@ __device__ inline void store_tile(const Problem &p, const Work &work, const Tile
                                   int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
     row += row_of_thread();
     const auto store = [&](const auto &e) {
+        if constexpr (S::DTYPE == PYSIM_TF32)
+            if (p.turned)
+                return each_slice<S>(work, t, partials, row - threadIdx.x % 32 / 4, column, e.n, sum,
+                                     [&](int at_row, int at, const Acc (&v)[SLICE]) { store_turned(e, at_row, at, v, passage<S, Acc>()); });
         if (t.parts == 1 && e.plain && e.aligned % 16 == 0 && column + S::WARP_N <= e.n) return store_plain<S>(e, row, column, sum);
         each_slice<S>(work, t, partials, row, column, e.n, sum, [&](int at_row, int at, const Acc (&v)[SLICE]) { store_slice<S>(e, at_row, at, v); });
     };

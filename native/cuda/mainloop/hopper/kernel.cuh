@@ -88,6 +88,13 @@ template <int TA_, int TB_> struct Matrices {
     }
 };
 
+/* Which share of the work is this block's, or its cluster's; where the parts of a tile meet in a cluster, its blocks have one each. */
+template <class S> __device__ inline int share_of_block(const Problem &p) {
+    const int block = (int)blockIdx.x;
+    if (S::BLOCKS > 1 || !is_near(p)) return block / S::BLOCKS;
+    return block % p.splits * ((int)gridDim.x / p.splits) + block / p.splits;
+}
+
 template <class S, class Operands>
 __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b,
                                const typename Operands::Arguments &arguments, const Grid &grid, int rank_m, int rank_n) {
@@ -95,7 +102,7 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
     uint16_t column = 0;                                                                   /* with this rank_n: B */
     for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << (i * S::CLUSTER_N + rank_n));
     const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
-    Work work(Operands::product(arguments), grid, blockIdx.x / S::BLOCKS, gridDim.x / S::BLOCKS);
+    Work work(Operands::product(arguments), grid, share_of_block<S>(Operands::product(arguments)), gridDim.x / S::BLOCKS);
     Ring ring;
     for (Tile t; work.next(t);) {
         const int m = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
@@ -156,14 +163,18 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
     /* each block of a cluster has flags and partial sums of its own */
     const int rank = rank_m * S::CLUSTER_N + rank_n;
     unsigned *const tile_flags = p.flags + rank * grid.tiles();
-    const Partials<Acc> partials(p, rank * grid.slots(p), thread, 128 * S::CONSUMERS, S::SLICES);
+    const bool near = S::BLOCKS == 1 && is_near(p);
+    const Partials<Acc> partials = near ? Partials<Acc>(shared.data, p.splits, thread, 128 * S::CONSUMERS, S::SLICES)
+                                        : Partials<Acc>(p, rank * grid.slots(p), thread, 128 * S::CONSUMERS, S::SLICES);
     const bool tells = lane < S::CLUSTER_M + S::CLUSTER_N - 1;
-    Work work(p, grid, blockIdx.x / S::BLOCKS, gridDim.x / S::BLOCKS);
+    Work work(p, grid, share_of_block<S>(p), gridDim.x / S::BLOCKS);
     Ring ring;
     for (Tile t; work.next(t);) {
         Acc sum[S::PARTS][S::SUMS] = {};
         const auto release = [&](int stage) {
-            if (tells) barrier_arrive_at(shared.empty(stage), waiter);
+            if constexpr (S::BLOCKS == 1) {
+                if (lane == 0) barrier_arrive(shared.empty(stage));
+            } else if (tells) barrier_arrive_at(shared.empty(stage), waiter);
         };
         const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row, first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
         if constexpr (S::DTYPE == BF16X6) {
@@ -172,7 +183,8 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
         } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
         else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum[0], shared, ring, t.end - t.begin, row, column, release);
         else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release);
-        if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
+        if (near) leave_near<S>(partials, sum);
+        if (near || t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
                                      [] { sync_threads(1, 128 * S::CONSUMERS); }))
             Operands::template store<S>(arguments, work, t, partials, first_row, first_column, sum);
     }
@@ -268,10 +280,12 @@ cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensor
     const cudaError_t error = prepare<S>(kernel);
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
-    const int clusters = grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
+    const bool near = S::BLOCKS == 1 && is_near(p);
+    const unsigned cluster = near ? (unsigned)p.splits : S::BLOCKS;
+    const int clusters = near || grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {S::BLOCKS, 1, 1};
+    attributes[0].val.clusterDim = {cluster, 1, 1};
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};

@@ -41,6 +41,11 @@ __device__ inline uint32_t address_at(uint32_t address, int rank) {
 __device__ inline void store_at(uint32_t there, const float *v) {
     asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
+__device__ inline uint4 load_shared(uint32_t from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+    return v;
+}
 __device__ inline void barrier_wait(uint32_t barrier, int parity) {
     int done = 0;
 #ifdef PYSIM_CUDA_BOUNDED_WAITS /* a wait that never ends becomes an error */

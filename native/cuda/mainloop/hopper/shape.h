@@ -10,6 +10,11 @@ namespace hopper {
 /* f32 as six products of bf16 thirds (thirds.cuh), beside the types of pysim.h. */
 enum { BF16X6 = 16 };
 
+/* So many parts of split-K at most meet in a cluster of as many blocks, one part each, without workspace: of kernels whose blocks have no other. Larger
+ * clusters leave multiprocessors idle: on an H200 fewer than 32 of four run at once, and 16 of eight, where blocks alone fill 132. */
+enum { NEAR = 2 };
+__host__ __device__ inline bool is_near(const Problem &p) { return p.kind == PYSIM_SPLIT_K && !p.partials; }
+
 /* How a type is multiplied. Shared memory holds 128 bytes of k of each operand a stage; one instruction takes 32. SPLIT: so many numbers beside the
  * first stand for an element: of B they are made ahead, of A in registers (split.cuh, thirds.cuh). */
 template <int DTYPE> struct Element;
