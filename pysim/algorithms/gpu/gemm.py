@@ -40,9 +40,9 @@ COMPUTES = Gemm
 # Of a product of parts, in roundings of its sum, 2^-23: of thirds 2^-24 that is left out and as much of each number, of
 # halves, which are cut, 2^-19 (native/cuda/core/split.cuh)
 THIRDS_ERROR, CUT_ERROR = 1.5, 16.0
-# Of the mean of the error of sums of halves over the result, at 64 products a part and more than one part (native/cuda/mainloop/tensor/split.cuh;
-# of ResNet-50's 41 such layers the logits come out 1.7e-6 too small on an H200); parts of 16 and 32 products lean to neither side by more than
-# a fifth of that
+# Of the mean of the error of sums of halves over the result, at 64 products a part and more than one part
+# (native/cuda/mainloop/tensor/split.cuh; of ResNet-50's 41 such layers the logits come out 1.7e-6 too small on an H200); parts of 16 and 32
+# products lean to neither side by more than a fifth of that
 LEAN_PART, LEAN = 64, -6.9e-8
 # Roundings that a part of a sum on tensor cores comes to, at 64 products a part: of halves (benchmarks/data/tf32x3-h200.txt), of thirds,
 # in which a mean of what is cut is added (tf32x3-error-h200.jsonl)
