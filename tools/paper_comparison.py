@@ -78,8 +78,8 @@ def of_layer(workload: Conv, on: Machine) -> dict[str, Any]:
 def baselines(workload: Conv, on: Machine) -> dict[str, dict[str, float]]:
     """Seconds of each baseline, and what of them is packing and im2col."""
     product = trace.im2col_gemm(workload)
-    planned = planner.plan(product, on).schedule
-    packing = next(schedule for schedule, _ in planner.candidates(product, on, within=100) if schedule.pack == "tiles")
+    planned = planner.plan(product, on, algorithm="gemm").schedule
+    packing = next(schedule for schedule, _ in planner.candidates(product, on, within=100, algorithm="gemm") if schedule.pack == "tiles")
     vector, element = (im2col_cost(workload, on, by_element=by_element).seconds for by_element in (False, True))
     found = {}
     for name, schedule, copy in (("planned", planned, vector), ("blas", packing, vector), ("caffe", packing, element)):
