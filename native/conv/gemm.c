@@ -113,7 +113,7 @@ static pysim_status open_panels(const pysim_problem *p, const pysim_schedule *s,
     const int64_t size[] = {n->window_end, s->windows, n->channels, n->bytes};
     status = pysim_product("the panels' bytes, tiles x windows x k x element", 4, size, &job->prepared_bytes);
     job->operands.second = (pysim_operand){"panels of b", p->gemm.dtype, job->prepared_bytes};
-    n->pack_windows = NULL;
+    n->windows_packed = 1;
     return status;
 }
 

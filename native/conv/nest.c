@@ -42,7 +42,7 @@ static int64_t panel_bytes(const pysim_nest *n, int64_t width) {
 /* Panels that a thread keeps at once. */
 static int64_t window_panels(const pysim_nest *n) {
     const pysim_schedule *s = &n->schedule;
-    if (s->pack == PYSIM_PACK_NONE || !n->pack_windows) return 0;
+    if (s->pack == PYSIM_PACK_NONE || n->windows_packed) return 0;
     if (s->stationary == PYSIM_WEIGHT_STATIONARY) return s->k2;
     return filter_tiles(n) > s->k2 ? s->k3 : 1;
 }
@@ -159,9 +159,9 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
         pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
         if (store.old != out) pysim_fetch_rows(store.old, pitch, nf, nw * n->out_bytes, 0);
     }
-    const char *windows = in_place         ? n->input + (c0 * n->input_pitch + t0) * n->bytes
-                          : n->pack_windows ? panel
-                                            : n->input + pysim_nest_window_offset(n, c0, nc, wt) * n->bytes;
+    const char *windows = in_place            ? n->input + (c0 * n->input_pitch + t0) * n->bytes
+                          : n->windows_packed ? n->input + pysim_nest_window_offset(n, c0, nc, wt) * n->bytes
+                                              : panel;
     const int64_t window_pitch = in_place ? n->input_pitch : s->windows;
     if (n->filter_step)
         n->row.strided((r1 - r0) * nc, filters, n->filter_pitch, n->filter_step, windows, window_pitch, out, n->output_pitch, nw, nf, &store);
@@ -186,7 +186,7 @@ static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t
 
 static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
-    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && n->pack_windows, keep = n->filter_end - n->filter_begin > s->k2;
+    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed, keep = n->filter_end - n->filter_begin > s->k2;
     for (int64_t w3 = n->window_begin; w3 < n->window_end; w3 += s->k3) {
         const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
         for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
@@ -211,7 +211,7 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
         pack_filters(n, x, c0, nc, f3, f_end);
         for (int64_t w2 = n->window_begin; w2 < n->window_end; w2 += s->k2) {
             const int64_t w_end = pysim_min(w2 + s->k2, n->window_end);
-            if (s->pack != PYSIM_PACK_NONE && n->pack_windows)
+            if (s->pack != PYSIM_PACK_NONE && !n->windows_packed)
                 for (int64_t w = w2; w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
             for (int64_t f = f3; f < f_end; f++)
                 for (int64_t w = w2; w < w_end; w++) {

@@ -13,8 +13,7 @@ struct pysim_nest {
     pysim_row row;
     pysim_schedule schedule;
 
-    /* Packs windows [t0, t0+nw) x kernel rows [r0, r1) x channels [c0, c0+nc) as [r][c][s][schedule.windows]; NULL when `input` holds all
-     * panels, packed once. */
+    /* Packs windows [t0, t0+nw) x kernel rows [r0, r1) x channels [c0, c0+nc) as [r][c][s][schedule.windows]. */
     void (*pack_windows)(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw, int64_t r0, int64_t r1, void *dst);
     /* Kernel rows that meet the image for at least one of the windows; the others are zero and are neither packed nor computed. */
     void (*live_rows)(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1);
@@ -27,6 +26,7 @@ struct pysim_nest {
     const void *problem;      /* pysim_conv or pysim_gemm, for the functions above */
     const char *input;        /* image of the group, or B */
     int reads_columns;        /* the input is a matrix of columns that the run has written, for traces */
+    int windows_packed;       /* `input` holds all panels, packed once */
     int64_t input_pitch;      /* elements between channels, where the micro-kernel reads the input in place */
     const char *filter_data;  /* packed panels of the group, or A */
     int64_t filter_pitch, filter_step; /* elements of A between its k and between its rows, where the micro-kernel reads it in place; else 0 */
