@@ -31,7 +31,7 @@ from pysim.problem.text import parse
 
 DATA = Path(__file__).parent.parent / "benchmarks" / "data"
 FEWEST = 3
-SEARCHES = (("Zen 5", False, "search-zen5.json"),)
+SEARCHES = (("Zen 5", False, "search-zen5.json"), ("Xeon server, calibrated", True, "search-xeon-server.json"))
 SEEN, UNSEEN = "#0072b2", "#d55e00"  # Okabe and Ito's
 
 

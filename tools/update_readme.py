@@ -268,9 +268,9 @@ def server_table(name: str) -> str:
     return "\n".join([*rows, "", f"{header['device']}; `{header['command']}`; a library's time over pysim's.", ""])
 
 
-def search_summary() -> str:
-    """The three regrets of the searches, and how often the model's order found the better plan in the same time."""
-    found = json.loads((DATA / "search-zen5.json").read_text())["searches"]
+def search_summary(name: str) -> str:
+    """The three regrets of a file of searches, and how often the model's order found the better plan in the same time."""
+    found = json.loads((DATA / name).read_text())["searches"]
     told = []
     for key, what in (("regret", "the model's first choice"), ("regret_8", "the best of its first 8"), ("regret_16", "of its first 16")):
         known = [one[key] for one in found if one[key] is not None]
@@ -291,7 +291,8 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "model.md", "fit", fit_table())
     output = (DATA / "search-zen5.txt").read_text()
     asked = "@benchmarks/search_layers.txt --budget 12"
-    put(ROOT / "docs" / "search.md", "search", f"```\n$ pysim search {asked}\n{output}```\n\n{search_summary()}")
+    put(ROOT / "docs" / "search.md", "search", f"```\n$ pysim search {asked}\n{output}```\n\n{search_summary('search-zen5.json')}")
+    put(ROOT / "docs" / "search.md", "search server", search_summary("search-xeon-server.json"))
     power10, paper = ROOT / "docs" / "power10.md", json.loads((DATA / "paper-comparison.json").read_text())
     put(power10, "static", static_cycles.tables(json.loads((DATA / "power10-static.json").read_text())))
     output = (DATA / "compare-resnet50-power10.txt").read_text()
