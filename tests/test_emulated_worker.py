@@ -158,7 +158,7 @@ CORRUPT = [
     "pysim_kernel_at 0 @9223372036854775800:48",
     "pysim_kernel_at 0 @0:9223372036854775807",
     "pysim_kernel_at 0 @99999999999999999999:48",
-    "pysim_reference @0:144 @0:32 @0:8 @0:8 @0:9999999",
+    "pysim_reference @0:152 @0:32 @0:8 @0:8 @0:9999999",
     "pysim_kernel_at " + "1 " * 20,
     "pysim_kernel_at 0 @0:48" + " " * 2000,
     "x" * 100000,
@@ -200,7 +200,7 @@ def test_a_bias_that_lies_outside_its_piece_is_refused(power10):
         epilogue = ffi.new("pysim_epilogue *", [1.0, 0.0, ffi.cast("void *", offset), 0])
         power10._reserve(1 << 16)
         os.pwrite(power10._shared, conv.ljust(256) + bytes(ffi.buffer(epilogue)), 0)
-        answer = power10.ask(f"pysim_reference @0:144 @256:{bytes_} @1024:4 @2048:4 @3072:4")
+        answer = power10.ask(f"pysim_reference @0:{len(conv)} @256:{bytes_} @1024:4 @2048:4 @3072:4")
         assert answer.startswith("refused argument 1: the bias lies at"), answer
 
 

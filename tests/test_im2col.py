@@ -45,7 +45,7 @@ def test_a_pointwise_convolution_needs_no_columns() -> None:
 @pytest.mark.parametrize("problem", ["conv:mb1ic64ih56oc64kh3ph1", "conv:mb1ic128ih28oc128kh3ph1", "conv:mb1ic3ih224oc64kh7sh2ph3"])
 def test_lines_of_im2col_and_the_product_are_those_of_simulation(problem: str) -> None:
     w = conv(problem)
-    product = planner.plan(trace.im2col_gemm(w), ON)
+    product = planner.plan(trace.im2col_gemm(w), ON, algorithm="gemm")
     after = predict_schedule(msgspec.structs.replace(nest_of(product.workload), fresh_input=True), ON, product.schedule)
     cost = im2col_cost(w, ON)
     counted = trace.simulate_im2col(w, product.schedule, Hierarchy.from_machine(ON), warm=True)

@@ -34,7 +34,8 @@ PARTS = ("all", "im2col", "pointwise")  # all layers, those that im2col expands,
 
 def misses(workload: Conv, on: Machine, cold: bool) -> dict[str, Any]:
     """Misses of both sides at each level, in lines, with the schedules that made them."""
-    ours, product = (planner.plan(one, on, state="cold" if cold else "hot") for one in (workload, trace.im2col_gemm(workload)))
+    pair = (workload, "sconv"), (trace.im2col_gemm(workload), "gemm")
+    ours, product = (planner.plan(one, on, state="cold" if cold else "hot", algorithm=name) for one, name in pair)
     sconv = trace.simulate(workload, ours.schedule, Hierarchy.from_machine(on), warm=not cold)
     im2col = trace.simulate_im2col(workload, product.schedule, Hierarchy.from_machine(on), warm=not cold)
     return {
