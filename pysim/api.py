@@ -419,12 +419,9 @@ def _on_cpu(
 ) -> tuple[Any, int, runtime.Executor]:
     """The schedule of a problem, threads, and who runs it: the given plan's, or the best one's."""
     _refuse_both(plan, accurate)
-    schedule, on = on_cpu(_fitting(plan, workload) or _plan(workload, _runnable(machine), accurate, layout, threads, prepared))
+    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)), accurate, layout, threads, prepared)
+    schedule, on = on_cpu(chosen)
     return schedule, threads, host.executor(on)
-
-
-def _runnable(machine: str | Machine | Gpu) -> Machine:
-    return host.runnable(cast("str | Machine", machine))
 
 
 def _accurate(accuracy: Any, error_limit: Any) -> Accurate:
