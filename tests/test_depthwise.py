@@ -4,6 +4,7 @@ number of threads. Every row against guard pages: native/test/check_conv.c."""
 
 import numpy as np
 import pytest
+from own_rows import assert_rows_are_apart
 
 import pysim
 from pysim import planner
@@ -137,17 +138,7 @@ def test_what_it_does_not_compute_is_refused_with_a_reason() -> None:
 
 
 def test_the_nest_refuses_a_row_that_is_not_its_own_and_depthwise_one_of_the_nest() -> None:
-    problem = parse("conv:g4ic4ih8oc4kh3ph1")
-    plan = planner.plan(problem, "zen4", algorithm="depthwise")
-    ffi, lib = runtime.library()
-    asked = ffi.new("int64_t *")
-    swapped = runtime.schedule_struct(plan.schedule, problem)
-    swapped.algorithm = 0
-    assert lib.pysim_workspace_bytes(runtime.problem_struct(problem), swapped, 1, asked) == lib.PYSIM_UNSUPPORTED
-    other = runtime.schedule_struct(planner.plan(problem, "zen4", algorithm="sconv").schedule, problem)
-    other.algorithm = runtime.schedule_struct(plan.schedule, problem).algorithm
-    assert lib.pysim_workspace_bytes(runtime.problem_struct(problem), other, 1, asked) == lib.PYSIM_UNSUPPORTED
-    assert b"depthwise.inc" in ffi.string(lib.pysim_last_error())
+    assert_rows_are_apart("conv:g4ic4ih8oc4kh3ph1", "depthwise")
 
 
 def test_rows_of_the_registry_are_named_once() -> None:
