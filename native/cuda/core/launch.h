@@ -65,6 +65,19 @@ cudaError_t launch_clusters(int cluster, void (*kernel)(Parameters...), dim3 gri
     return launch(kernel, grid, threads, shared, stream, arguments...);
 }
 
+/* In kernels that follow one another in a stream (programmatic dependent launch; PTX ISA 7.8, "griddepcontrol"): the next one may start, when all
+ * blocks have said so; and what those before have written is there to be read, for the thread that waits. */
+__device__ inline void next_may_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_kernels_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* What the compiler made of a kernel, and how many blocks of so many threads and bytes of dynamic shared memory an SM holds. */
 template <class Kernel> cudaError_t attributes_of(Kernel kernel, int threads, int shared, pysim_cuda_attributes *out) {
     cudaFuncAttributes found;

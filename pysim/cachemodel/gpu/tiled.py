@@ -69,6 +69,7 @@ def columns_of(
         relaid=0,
         halves=tiles.halves,
         narrow=False,
+        overlaps=False,
         **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
     )
 
@@ -99,10 +100,7 @@ def families_of(row: ConvKernel) -> tuple[str, ...]:
     """Families of a machine's constants that hold for a row, the first that there is: its algorithm's own, where it has been fitted, else
     those of the products that it is made of."""
     own = f"conv_{row.algorithm}"
-    if not row.tiles.by_warpgroups:
-        return own, "simt"
-    product = gemm_of_tiles(row.tiles.turned)
-    return (own, f"{product.mainloop}_{row.dtype}", product.mainloop) if product else (own,)
+    return (own, f"wgmma_{row.dtype}", "wgmma") if row.tiles.by_warpgroups else (own, "simt")
 
 
 def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -> float | None:

@@ -126,10 +126,10 @@ __device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int co
     }
 }
 
-/* 8 of a slice's 16 results, one row of the warp's: x[2j + i] = column 8j + 2q + i of 32, all inside C. `to` is place() columns
- * after the first of the 32. */
+/* 8 of a slice's 16 results, one row of the warp's: x[2j + i] = column 8j + 2q + i of 32. `to` is place() columns after the first of the 32,
+ * and `left` columns of C begin there: whole vectors, so each is inside C or outside. */
 template <class Out> __device__ inline int place(int lane) { return sizeof(Out) == 2 ? 8 * lane : 8 * (lane % 2) + 4 * (lane / 2); }
-template <class Out, class T> __device__ inline void store_row(Out *to, const T (&x)[8], int lane, bool here) {
+template <class Out, class T> __device__ inline void store_row(Out *to, const T (&x)[8], int lane, int left) {
     Pack<Out, 2> pair[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) pair[j] = {{Out(x[2 * j]), Out(x[2 * j + 1])}};
@@ -138,16 +138,21 @@ template <class Out, class T> __device__ inline void store_row(Out *to, const T 
 #pragma unroll
         for (int j = 0; j < 4; j++) word[j] = *(const unsigned *)&pair[j];
         transpose_quad(word, lane);
-        store_16(to, word, here);
+        store_16(to, word, left > 0);
     } else {
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
             const uint2 first = *(const uint2 *)&pair[j], second = *(const uint2 *)&pair[j + 1];
             unsigned word[4] = {first.x, first.y, second.x, second.y};
             exchange_pair(word, lane);
-            store_16(to + 8 * j, word, here);
+            store_16(to + 8 * j, word, left > 8 * j);
         }
     }
+}
+
+/* Whether rows of C are whole vectors of 16 bytes. */
+template <class Acc, class Out> __device__ inline bool in_vectors(const Epilogue<Acc, Out> &e) {
+    return e.n % (int)(16 / sizeof(Out)) == 0 && e.aligned % 16 == 0;
 }
 
 /* A slice's results into C, whatever the epilogue and wherever C ends: `row` is the thread's first, `column` the warp's. */
@@ -159,14 +164,14 @@ __device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int col
 #pragma unroll
     for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
     if (!e.plain) finish_slice(e, row, column + 2 * lane, x, [&](int h, int at) { return e.c + (row + 8 * h) * e.ldc + at; });
-    const bool whole = column + 32 <= e.n && e.aligned % 16 == 0;
+    const bool whole = in_vectors(e);
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
         Out *to = e.c + row * e.ldc + column;
         T of_row[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) of_row[i] = x[i / 2 * 4 + 2 * h + i % 2];
-        if (whole) store_row(to + place<Out>(lane), of_row, lane, row < e.m);
+        if (whole) store_row(to + place<Out>(lane), of_row, lane, row < e.m ? e.n - column - place<Out>(lane) : 0);
         else {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -177,7 +182,7 @@ __device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int col
     }
 }
 
-/* All of a warpgroup's part at once where sums are results and columns whole: unrolled, so that exchanges and stores overlap. On an
+/* All of a warpgroup's part at once where sums are results and rows whole vectors: unrolled, so that exchanges and stores overlap. On an
  * H200 the loop over slices took twice as long. */
 template <class S, class Acc, class Out>
 __device__ inline void store_plain(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
@@ -185,7 +190,7 @@ __device__ inline void store_plain(const Epilogue<Acc, Out> &e, int row, int col
 #pragma unroll
     for (int part = 0; part < S::PARTS; part++) {
         Out *const upper = e.c + (row + 64 * part) * e.ldc + column + place<Out>(lane), *const lower = upper + 8 * e.ldc;
-        const bool above = row + 64 * part < e.m, below = row + 64 * part + 8 < e.m;
+        const int left = e.n - column - place<Out>(lane), above = row + 64 * part < e.m ? left : 0, below = row + 64 * part + 8 < e.m ? left : 0;
 #pragma unroll
         for (int slice = 0; slice < S::SUMS / SLICE; slice++) {
             Acc first[8], second[8];
@@ -194,8 +199,8 @@ __device__ inline void store_plain(const Epilogue<Acc, Out> &e, int row, int col
                 first[i] = sum[part][slice * SLICE + i / 2 * 4 + i % 2];
                 second[i] = sum[part][slice * SLICE + i / 2 * 4 + 2 + i % 2];
             }
-            store_row(upper + 32 * slice, first, lane, above);
-            store_row(lower + 32 * slice, second, lane, below);
+            store_row(upper + 32 * slice, first, lane, above - 32 * slice);
+            store_row(lower + 32 * slice, second, lane, below - 32 * slice);
         }
     }
 }
@@ -242,7 +247,7 @@ __device__ inline void store_tile(const Problem &p, const Work &work, const Tile
                                   int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
     row += row_of_thread();
     const auto store = [&](const auto &e) {
-        if (t.parts == 1 && e.plain && e.aligned % 16 == 0 && column + S::WARP_N <= e.n) return store_plain<S>(e, row, column, sum);
+        if (t.parts == 1 && e.plain && in_vectors(e)) return store_plain<S>(e, row, column, sum);
         each_slice<S>(work, t, partials, row, column, e.n, sum, [&](int at_row, int at, const Acc (&v)[SLICE]) { store_slice(e, at_row, at, v); });
     };
     with_epilogue<Acc>(p, [&](const auto &e) {

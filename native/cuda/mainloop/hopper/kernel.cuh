@@ -64,6 +64,8 @@ template <int TA_, int TB_> struct Matrices {
     enum { TA = TA_, TB = TB_ };
     using Arguments = Problem;
     static __device__ const Problem &product(const Problem &p) { return p; }
+    static __device__ void wait() {}
+    static __device__ bool b_is_one(const Problem &) { return false; } /* nobody measured what it gives them */
 
     /* A block's shares of a tile, step after step: rows from m, columns from n. */
     template <class S> struct Shares {
@@ -81,7 +83,7 @@ template <int TA_, int TB_> struct Matrices {
 
     template <class S, class Acc>
     static __device__ void store(const Problem &p, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
-                                 const Acc (&sum)[S::PARTS][S::SUMS]) {
+                                 const Acc (&sum)[S::PARTS][S::SUMS], void *) {
         store_tile<S>(p, work, t, partials, row, column, sum);
     }
 };
@@ -95,15 +97,20 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
     const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
     Work work(Operands::product(arguments), grid, blockIdx.x / S::BLOCKS, gridDim.x / S::BLOCKS);
     Ring ring;
+    Operands::wait();
+    /* one column of tiles whose steps return to the same stages has the same B there each time: it stays */
+    const bool stays = Operands::b_is_one(arguments) && Operands::product(arguments).kind == PYSIM_DATA_PARALLEL && grid.tiles_n == 1 && S::STAGES % grid.steps == 0;
+    int loads = 0; /* of B, until each stage has its own */
     for (Tile t; work.next(t);) {
         const int m = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
         typename Operands::template Shares<S> shares(arguments, m, n, t.begin);
         for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>(), shares.next()) {
             const uint32_t full = shared.full(ring.stage);
             barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
-            barrier_arrive_expect(full, S::STAGE_BYTES);
+            const bool both = !stays || loads++ < S::STAGES;
+            barrier_arrive_expect(full, both ? S::STAGE_BYTES : S::A_BYTES);
             shares.load_a(shared.a(ring.stage) + share_a * 128, map_a, full, step, row);
-            shares.load_b(shared.b(ring.stage) + share_b * 128, map_b, full, step, column);
+            if (both) shares.load_b(shared.b(ring.stage) + share_b * 128, map_b, full, step, column);
         }
     }
 }
@@ -164,12 +171,12 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
             if (tells) barrier_arrive_at(shared.empty(stage), waiter);
         };
         if constexpr (S::Element::SPLIT) accumulate_split<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
-        else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum[0], shared, ring, t.end - t.begin, row, column, release);
+        else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum, shared, ring, t.end - t.begin, row, column, release);
         else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release);
         if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
                                      [] { sync_threads(1, 128 * S::CONSUMERS); }))
             Operands::template store<S>(arguments, work, t, partials, (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row,
-                                        (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column, sum);
+                                        (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column, sum, flag + 4);
     }
 }
 
@@ -251,30 +258,32 @@ cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inne
 
 template <class Arguments> using Kernel = void (*)(const CUtensorMap, const CUtensorMap, const Arguments);
 
-template <class S, class Arguments> cudaError_t prepare(Kernel<Arguments> kernel) {
-    return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES);
+/* `staged`: bytes behind the flag, of what stores results by way of shared memory. */
+template <class S, class Arguments> cudaError_t prepare(Kernel<Arguments> kernel, int staged = 0) {
+    return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES + staged);
 }
 
+/* `early`: it starts while the kernel before it ends, whose results its producers alone read, and wait for. */
 template <class S, class Arguments>
 cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensorMap &b, const Arguments &arguments, const Problem &p, int sms,
-                  cudaStream_t stream) {
-    const cudaError_t error = prepare<S>(kernel);
+                  cudaStream_t stream, int staged = 0, bool early = false) {
+    const cudaError_t error = prepare<S>(kernel, staged);
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     const int clusters = grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {S::BLOCKS, 1, 1};
+    cudaLaunchAttribute with[2] = {};
+    with[0].id = cudaLaunchAttributeClusterDimension, with[0].val.clusterDim = {S::BLOCKS, 1, 1};
+    with[1].id = cudaLaunchAttributeProgrammaticStreamSerialization, with[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(clusters * S::BLOCKS), config.blockDim = dim3(S::THREADS);
-    config.dynamicSmemBytes = S::SHARED_BYTES, config.stream = stream;
-    config.attrs = &cluster, config.numAttrs = 1;
+    config.dynamicSmemBytes = S::SHARED_BYTES + staged, config.stream = stream;
+    config.attrs = with, config.numAttrs = early ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, a, b, arguments);
 }
 
-template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> kernel, pysim_cuda_attributes *out) {
-    const cudaError_t error = prepare<S>(kernel);
-    return error == cudaSuccess ? pysim::attributes_of(kernel, S::THREADS, S::SHARED_BYTES, out) : error;
+template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> kernel, pysim_cuda_attributes *out, int staged = 0) {
+    const cudaError_t error = prepare<S>(kernel, staged);
+    return error == cudaSuccess ? pysim::attributes_of(kernel, S::THREADS, S::SHARED_BYTES + staged, out) : error;
 }
 
 template <class S> Kernel<Problem> kernel_for(const Problem &p) {

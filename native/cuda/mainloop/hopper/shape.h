@@ -34,7 +34,10 @@ template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int 
     /* what one block loads of a tile that the cluster shares */
     static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
     static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + 16 * STAGES + 16 + 1024; /* stages, barriers, a flag, room to align */
-    static_assert(A_SHARE % 64 == 0 && B_SHARE % 64 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
+    /* Results that pass through shared memory (conv/wgmma/kernel.cuh): of a warpgroup 64 rows of 32 columns. */
+    static constexpr int STAGED_PITCH = 64 * 4 + 16, STAGED_BYTES = CONSUMERS * 32 * STAGED_PITCH;
+    static_assert(SHARED_BYTES + STAGED_BYTES <= 232448, "what a block may have");
+    static_assert(A_SHARE % 64 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
     static_assert(Element::SPLIT ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0, "promotions of whole stages");
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
 };
