@@ -71,6 +71,7 @@ def columns_of(
         narrow=False,
         near=0,
         overlaps=False,
+        pingpong=tiles.pingpong,
         **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
     )
 

@@ -29,7 +29,7 @@ enum Lying { CHANNELS_FIRST, CHANNELS_LAST, PLANES };
 
 /* Windows and filters as the operands of a product, and how its results lie. */
 template <Lying LYING> struct Gathered {
-    enum { TA = LYING == PLANES, TB = 0 };
+    enum { TA = LYING == PLANES, TB = 0, MEETS = 0 };
     using Arguments = Windows;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
     static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
