@@ -21,7 +21,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.problem.text import parse
 from pysim.record.schedule import GpuSchedule, name_of
-from pysim.registry.cuda import conv_kernels, gemm_attributes
+from pysim.registry.cuda import conv_kernels
 from pysim.runtime import arrays, cuda, cuda_call
 
 H200 = machine.load_any("h200")
@@ -37,13 +37,12 @@ def conv(text: str, dtype: str = "f16") -> Conv:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_is_a_product_of_windows_and_filters_with_an_efficiency_of_its_own(row):
+def test_a_row_is_a_product_of_windows_and_filters(row):
     assert row.block_k * SIZES[row.dtype] == 128
     product = tiled.lying(row, "nchw")
     assert product == tiled.lying(row, "nhwc")
     assert (product.rows, product.columns) == (row.block_windows, row.block_filters)
     assert (product.cluster_rows, product.cluster_columns) == (row.cluster_windows, row.cluster_filters)
-    assert gemm_attributes(90)[row.name].efficiency
 
 
 @pytest.mark.parametrize(

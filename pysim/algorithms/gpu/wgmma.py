@@ -175,7 +175,7 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     columns = columns._replace(overlaps=not row.promotion)  # of three products it was not measured
     if stays(row, w, layout):
         share = min(1.0, gpu.sms.value // row.tiles.blocks / -(-columns.m // columns.tile_m))
-        columns = columns._replace(asks_b=columns.asks_b * share, halves=columns.halves * share)
+        columns = columns._replace(asks_b=columns.asks_b * share, parts=columns.parts * share)
     found = found._replace(columns=columns)
     return found._replace(leans=(*found.leans, "model.passes.copied_") if around else found.leans)
 

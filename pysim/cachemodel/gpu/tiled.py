@@ -102,7 +102,7 @@ def families_of(row: ConvKernel) -> tuple[str, ...]:
     """Families of a machine's constants that hold for a row, the first that there is: its algorithm's own, where it has been fitted, else
     those of the products that it is made of."""
     own = f"conv_{row.algorithm}"
-    return (own, f"wgmma_{row.dtype}", "wgmma") if row.tiles.by_warpgroups else (own, "simt")
+    return (own, "wgmma" if row.tiles.by_warpgroups else "simt")
 
 
 def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -> float | None:
