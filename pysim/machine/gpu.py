@@ -71,8 +71,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     take from L2, `memory_port_bytes_per_cycle` from memory.
 
     `fma_per_cycle` is multiply-adds of one SM in one cycle, by pipe: a scalar type, or `tensor_` and the input type. `sustained_hz`
-    is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`. `clusters_at_once`: how many clusters of so many
-    blocks, each of which fills an SM, run at once; where it says nothing, as many as SMs are enough for.
+    is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`. `clusters_at_once`: how many clusters of
+    so many blocks, each of which fills an SM, run at once; where it says nothing, as many as SMs are enough for.
     """
 
     schema: Literal[1]

@@ -137,12 +137,13 @@ Mainloop = Literal["simt", "wmma", "mma", "wgmma"]
 class GemmKernel(msgspec.Struct, frozen=True):
     """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemm/<mainloop>.inc`, as gemm/rows.h names them.
 
-    `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
-    cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
-    (`exact_capability`) alone, and not from `below` on, where others replace it (0: nowhere). `alignment`: bytes that base and pitch of an
-    operand are multiples of; `k_major`: rows run along k of both operands (1) or of B (2: or of A alone, and C' = B' A' is computed);
-    `producer`: a warpgroup does nothing but load, by TMA; `pingpong`: two sets of warpgroups take a block's tiles in turn; so many parts of split-K as `reduces_in_cluster` says need no workspace;
-    `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
+    `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor cores: one
+    instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
+    (`exact_capability`) alone, and not from `below` on, where others replace it (0: nowhere). `alignment`: bytes that base and pitch of
+    an operand are multiples of; `k_major`: rows run along k of both operands (1) or of B (2: or of A alone, and C' = B' A' is
+    computed); `producer`: a warpgroup does nothing but load, by TMA; `pingpong`: two sets of warpgroups take a block's tiles in turn;
+    so many parts of split-K as `reduces_in_cluster` says need no workspace; `promotion`: see Tiles; `ablation`: it is there to show
+    what it leaves out.
     """
 
     index: int

@@ -71,11 +71,12 @@ class Columns(NamedTuple):
     A product of m x n x k of elements of `size` bytes; a, b, c: bytes of its operands and result in memory; `asks_*`: bytes of A that each
     column of tiles asks of L2, and of B each row of tiles; `result`, `sum`: bytes of one output of a tile as it leaves, and as it is
     summed. `tile_*` are those of a cluster, of `blocks`; an SM holds `resident` blocks. `divides`: k may be shared, by at most
-    `stream_most` blocks of stream-K. `whole`: TMA's boxes; `outputs`, `turns`: of a thread, of which it sums so many at once.
-    `relayouts` copies of operands, one launch, move `relaid` bytes. `parts`: bytes of B as it is read for each of its own. `narrow`:
-    whether rows of C are no whole vectors; `near`: so many parts of split-K meet in a cluster; `overlaps`: whether traffic goes on while a
-    tile starts and ends; `pingpong`: whether another tile's products do. `bound` is what bounds a step, of STEP. The rest is as the head of this file and the machine's family of constants
-    have it.
+    `stream_most` blocks of stream-K. `whole`: TMA's boxes, and of an operand with one tile's rows or columns multiples of `box_m` or
+    `box_n`; `outputs`, `turns`: of a thread, of which it sums so many at once. `relayouts` copies of operands, one launch, move
+    `relaid` bytes. `parts`: bytes of B as it is read for each of its own. `narrow`: whether rows of C are no whole vectors; `near`: so
+    many parts of split-K meet in a cluster; `overlaps`: whether traffic goes on while a tile starts and ends; `pingpong`: whether
+    another tile's products do. `bound` is what bounds a step, of STEP. The rest is as the head of this file and the machine's family of
+    constants have it.
     """
 
     m: Any
@@ -113,6 +114,8 @@ class Columns(NamedTuple):
     near: Any
     overlaps: Any
     pingpong: Any
+    box_m: Any
+    box_n: Any
     launch_seconds: Any
     block_cycles: Any
     step_cycles: Any
@@ -236,7 +239,9 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], hot: b
     repeat = gpu.model.repeat_share.value
     shared = sum(asked * (repeat + (1 - repeat) * alone) for asked, alone in ((asked_fast, found[0]), (asked_slow, found[1])))
     # TMA fills what lies outside an operand, and takes as long as for what lies inside
-    m, n, k = facts["tiles_m"] * c.tile_m, facts["tiles_n"] * c.tile_n, facts["all_steps"] * c.block_k
+    m = np.where(facts["tiles_m"] > 1, facts["tiles_m"] * c.tile_m, np.ceil(c.m / c.box_m) * c.box_m)
+    n = np.where(facts["tiles_n"] > 1, facts["tiles_n"] * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
+    k = facts["all_steps"] * c.block_k
     boxes = (m * facts["tiles_n"] + c.parts * n * facts["tiles_m"]) * k * c.size
     outside = np.where(c.whole > 0, np.maximum(0, boxes - asked_fast - asked_slow), 0)
     others = outside + c.c + 2 * partial

@@ -67,17 +67,29 @@ __device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrie
     }
 }
 
+/* Rows of the boxes of a K-major operand that has `rows` in all: where those are fewer than a tile's the box has no more, but for whole atoms of eight,
+ * because filling what lies outside takes longer than loading. What then is in the rest of a stage gets into no number of C. */
+template <int SHARE> __host__ __device__ inline int box_rows(int rows, bool whole) {
+    const int atoms = (rows + 7) / 8 * 8;
+    return whole || atoms > SHARE ? SHARE : atoms;
+}
+
 /* The operands of C = op(A) op(B); 1: MN-major. */
 template <int TA_, int TB_> struct Matrices {
     enum { TA = TA_, TB = TB_, MEETS = 1 };
     using Arguments = Problem;
     static __device__ const Problem &product(const Problem &p) { return p; }
     static __device__ bool b_is_one(const Problem &) { return false; } /* nobody measured what it gives them */
+    template <class S> static __host__ __device__ int box_a(const Problem &p) { return box_rows<S::A_SHARE>(p.m, TA || S::CLUSTER_N > 1 || S::Element::SPLIT); }
+    template <class S> static __host__ __device__ int box_b(const Problem &p) { return box_rows<S::B_SHARE>(p.n, TB || S::CLUSTER_M > 1 || S::Element::SPLIT); }
 
     /* A block's shares of a tile, step after step: rows from m, columns from n. */
     template <class S> struct Shares {
         int m, n, columns;
         __device__ Shares(const Problem &p, int m, int n, int) : m(m), n(n), columns(p.n) {}
+        /* What a stage has of each operand. */
+        static __device__ int bytes_a(const Problem &p) { return S::A_BYTES / S::A_SHARE * box_a<S>(p); }
+        static __device__ int bytes_b(const Problem &p) { return S::B_BYTES / S::B_SHARE * box_b<S>(p); }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
             load<S, TA, S::A_SHARE, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, blocks);
         }
@@ -127,6 +139,7 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
     /* one column of tiles whose steps return to the same stages has the same B there each time: it stays */
     const bool stays = Operands::b_is_one(arguments) && Operands::product(arguments).kind == PYSIM_DATA_PARALLEL && grid.tiles_n == 1 && S::STAGES % grid.steps == 0;
     int loads = 0; /* of B, until each stage has its own */
+    const int bytes_a = Operands::template Shares<S>::bytes_a(arguments), bytes_b = Operands::template Shares<S>::bytes_b(arguments);
     for (Tile t; work.next(t);) {
         const int m = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
         typename Operands::template Shares<S> shares(arguments, m, n, t.begin);
@@ -134,7 +147,7 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
             const uint32_t full = shared.full(ring.stage);
             barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             const bool both = !stays || loads++ < S::STAGES;
-            barrier_arrive_expect(full, both ? S::STAGE_BYTES : S::A_BYTES);
+            barrier_arrive_expect(full, both ? bytes_a + bytes_b : bytes_a);
             shares.load_a(shared.a(ring.stage) + share_a * 128, map_a, full, step, row);
             if (both) shares.load_b(shared.b(ring.stage) + share_b * S::B_ROW, map_b, full, step, column);
         }
@@ -341,20 +354,26 @@ template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> 
     return error == cudaSuccess ? pysim::attributes_of(kernel, S::THREADS, S::SHARED_BYTES, out) : error;
 }
 
+/* take(Matrices) of those that a problem's operands are. */
+template <class S, class Take> auto with_matrices(const Problem &p, Take take) {
+    if constexpr (!S::Element::MN_MAJOR && S::DTYPE != PYSIM_TF32) return take(Matrices<0, 0>());
+    else if constexpr (S::Element::SPLIT > 0 || S::DTYPE == PYSIM_TF32) return p.trans_a ? take(Matrices<1, 0>()) : take(Matrices<0, 0>());
+    else if (p.trans_a) return p.trans_b ? take(Matrices<1, 0>()) : take(Matrices<1, 1>());
+    else return p.trans_b ? take(Matrices<0, 0>()) : take(Matrices<0, 1>());
+}
 template <class S> Kernel<Problem> kernel_for(const Problem &p) {
-    if constexpr (!S::Element::MN_MAJOR && S::DTYPE != PYSIM_TF32) return wgmma_kernel<S, Matrices<0, 0>>;
-    else if constexpr (S::Element::SPLIT > 0 || S::DTYPE == PYSIM_TF32) return p.trans_a ? wgmma_kernel<S, Matrices<1, 0>> : wgmma_kernel<S, Matrices<0, 0>>;
-    else if (p.trans_a) return p.trans_b ? wgmma_kernel<S, Matrices<1, 0>> : wgmma_kernel<S, Matrices<1, 1>>;
-    else return p.trans_b ? wgmma_kernel<S, Matrices<0, 0>> : wgmma_kernel<S, Matrices<0, 1>>;
+    return with_matrices<S>(p, [](auto of) -> Kernel<Problem> { return wgmma_kernel<S, decltype(of)>; });
 }
 
 template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
     CUtensorMap a, b;
     const Encode encode = encoder().call;
+    const int box_a = with_matrices<S>(p, [&](auto of) { return decltype(of)::template box_a<S>(p); });
+    const int box_b = with_matrices<S>(p, [&](auto of) { return decltype(of)::template box_b<S>(p); });
     cudaError_t error = encoder().error;
     if (error == cudaSuccess) error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K)
-                                                : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, S::A_SHARE);
-    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT > 0 ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb, S::B_SHARE, S::DTYPE == BF16X6)
+                                                : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, box_a);
+    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT > 0 ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb, box_b, S::DTYPE == BF16X6)
                                                 : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
     return error == cudaSuccess ? start<S>(kernel_for<S>(p), a, b, p, p, sms, stream) : error;
 }
