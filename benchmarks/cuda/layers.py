@@ -5,9 +5,10 @@
     benchmarks/cuda/layers.py -o layers-h200 [--dtype f16,tf32,bf16] [--set mobilenet_v2,...] [--batch 1,8,32] [--accuracy standard,strict]
                               [--rows planned|all] [--seconds S]
 
-Operands are drawn on the device, and every element of every result is compared there with PyTorch's convolution of the same operands in
-FP32 without TF32: the largest difference, over |x| * |w| at that place, is the error that is written; what differs by more than BOUNDS, or
-has a NaN where it was put before the run, is wrong and not timed. conv.py compares with NumPy's float64, which takes seconds a layer.
+Operands are drawn on the device, and every element of every result is compared there with PyTorch's convolution of the same operands, of
+f32 in FP64 and of narrower types in FP32 without TF32: the largest difference, over |x| * |w| at that place, is the error that is written;
+what differs by more than BOUNDS, or has a NaN where it was put before the run, is wrong and not timed. conv.py compares with NumPy's
+float64, which takes seconds a layer.
 `--rows all`: the best predicted launch of each row of the algorithms on tensor cores and of depthwise, for tools/fit_conv.py. Layers that
 come twice are measured once. The file's format is conv_data.py's.
 """
@@ -57,7 +58,8 @@ class Operands:
             plain = self.seen(first, shape, LAYOUTS[0]).copy_(self.torch.empty(shape, device="cuda").uniform_(-1, 1))
             self.seen(second, shape, LAYOUTS[1]).copy_(plain)
         how = {"stride": (w.stride_h, w.stride_w), "dilation": (w.dilation_h, w.dilation_w), "groups": w.groups}
-        x, weights = (self.seen(a, s, LAYOUTS[0]).float() for a, s in zip(self._memory[LAYOUTS[0]], shapes, strict=True))
+        wider = self.torch.float64 if w.dtype == "f32" else self.torch.float32
+        x, weights = (self.seen(a, s, LAYOUTS[0]).to(wider) for a, s in zip(self._memory[LAYOUTS[0]], shapes, strict=True))
         x = self.torch.nn.functional.pad(x, (w.pad_left, w.pad_right, w.pad_top, w.pad_bottom))
         self.torch.backends.cudnn.allow_tf32 = self.torch.backends.cudnn.benchmark = False
         self.want = self.torch.nn.functional.conv2d(x, weights, None, **how)
@@ -82,7 +84,7 @@ class Operands:
         (ready.write or ready.call)()
         cuda.synchronize()
         self.torch.cuda.synchronize()
-        error = ((found.float() - self.want).abs() / self.scale.clamp_min(1e-30)).max().item()
+        error = ((found.to(self.want.dtype) - self.want).abs() / self.scale.clamp_min(1e-30)).max().item()
         wrong = "" if error <= BOUNDS[self.workload.dtype] else f"an error of {error:.3g} of the sum of magnitudes, or NaN"
         return wrong, error
 
@@ -148,7 +150,7 @@ def distinct(sets: list[str], batches: list[int]) -> list[tuple[str, Layer]]:
 
 def memory_of(w: Conv) -> int:
     """Bytes that a problem needs at most: operands in both layouts, results, what they should be, and passes."""
-    return 4 * (4 * w.batch * w.channels * w.height * w.width + 6 * w.batch * w.filters * w.windows)
+    return 8 * (5 * w.batch * w.channels * w.height * w.width + 6 * w.batch * w.filters * w.windows)
 
 
 def main() -> None:
