@@ -283,6 +283,8 @@ def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, t
     memory_limit = None if memory_limit is None else whole(memory_limit, "memory_limit", 0)
     found = _Found.of(request, _asked(request, algorithm), exhaustive)
     order, above = _within(found, found.order(), memory_limit)
+    if order.size < found.cycles.size and not exhaustive:  # what was left out may take less workspace
+        return _ranked(request, algorithm, memory_limit, top, exhaustive=True)
     inaccurate = _inaccurate(found)
     if not order.size:
         raise PlanError(_nothing(request, (*above, *inaccurate, *found.refused)))
