@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pysim.algorithms import accuracy as accuracies
 from pysim.algorithms import algorithm_named, algorithms_for
 from pysim.algorithms.contract import Algorithm, Array, Candidates, Costs
-from pysim.arguments import MOST_THREADS, flag, number, whole, wholes
+from pysim.arguments import MOST_THREADS, flag, number, whole, wholes, word
 from pysim.errors import PlanError, choose
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
@@ -74,8 +74,9 @@ def plan(
     no kernel can run the problem.
     """
     request = _request(problem, machine, model, **asked)
-    if input_footprint not in FOOTPRINTS or (input_footprint == "raw" and model != "csa"):
-        raise PlanError(f'input_footprint is {input_footprint!r}; it is "packed", or "raw" of the csa model alone')
+    word(input_footprint, "input_footprint", FOOTPRINTS, PlanError)
+    if input_footprint == "raw" and model != "csa":
+        raise PlanError('input_footprint is "raw", which the csa model alone knows; leave it out, or take the model "csa"')
     request = request._replace(input_footprint=input_footprint, prepared=flag(prepared, "prepared"))
     if name is not None:
         algorithm, schedule = from_name(name)
@@ -84,7 +85,7 @@ def plan(
     def best(request: Request, algorithm: str | None) -> Plan:
         return _ranked(request, algorithm, memory_limit, 1, exhaustive=False)[0]
 
-    if _team_of(request, threads) == 1:
+    if (threads := _team_of(request, threads)) == 1:
         return best(request, algorithm)
     return plan_for_team(request, algorithm, threads, best)
 
@@ -144,9 +145,9 @@ def _request(
         ("accuracy", accuracy, ACCURACIES),
     )
     for what, value, known in named:
-        if value not in known:
-            raise PlanError(f'no {what} is named "{value}"; {choose(value, known)}')
-    if error_limit is not None and not number(error_limit, "error_limit") >= 0:
+        word(value, what, known, PlanError)
+    error_limit = None if error_limit is None else number(error_limit, "error_limit")
+    if error_limit is not None and error_limit < 0:
         raise PlanError(f"error_limit is {error_limit}; it should be at least 0, the largest error over the result's root mean square")
     if layout in BLOCKED and isinstance(on, Gpu):
         raise PlanError(f"{layout} is a layout of CPUs, and {on.name} is a GPU; {choose(layout, LAYOUTS)}")
