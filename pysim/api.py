@@ -32,7 +32,7 @@ from pysim.problem.text import Layer, Workload, distinct, parse, resolve
 from pysim.record import plan as values
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
-from pysim.record.plan import Footprint, Layout, ModelName, State, on_cpu
+from pysim.record.plan import Footprint, Layout, MicroKernel, ModelName, State, on_cpu
 from pysim.record.schedule import GpuSchedule
 from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
@@ -86,7 +86,7 @@ def plan(
     problem: str | Workload,
     machine: str | Machine | Gpu = "host",
     model: ModelName = "full",
-    micro_kernel: str | tuple[int, int] | None = None,
+    micro_kernel: MicroKernel = None,
     input_footprint: Footprint = "packed",
     state: State = "hot",
     layout: Layout = "nchw",
@@ -109,7 +109,7 @@ def plans(
     problem: str | Workload,
     machine: str | Machine | Gpu = "host",
     top: int = 10,
-    micro_kernel: str | tuple[int, int] | None = None,
+    micro_kernel: MicroKernel = None,
     state: State = "hot",
     layout: Layout = "nchw",
     memory_limit: int | None = None,

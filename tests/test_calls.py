@@ -213,7 +213,7 @@ def test_wrong_types_and_values_are_sentences_whatever_was_called_before(call, k
         ({"threads": 2**31}, OperandError, "it must be at most 1024"),
         ({"threads": "4"}, OperandError, 'threads is "4"; right is a whole number'),
         ({"threads": None}, OperandError, "threads is None"),
-        ({"micro_kernel": 5}, PlanError, "computes 5x5"),
+        ({"micro_kernel": 5}, PlanError, "no kernel 5x5 computes"),
         ({"micro_kernel": (4, 4.5)}, OperandError, "micro_kernel is 4.5; right is a whole number"),
         ({"memory_limit": "64MiB"}, OperandError, 'memory_limit is "64MiB"; right is a whole number'),
         ({"memory_limit": True}, OperandError, "memory_limit is True"),

@@ -215,6 +215,39 @@ def test_a_micro_kernel_asked_for_is_the_one_that_is_planned() -> None:
     assert {item.kernel for item in plans(LAYER, "zen4", top=5, micro_kernel="64x6")} == {"f32_win_64x6__avx512"}
 
 
+@pytest.mark.parametrize(
+    ("problem", "asked"),
+    [
+        ("conv:ic3ih224oc64kh7sh2ph3", {}),
+        ("conv:g32ic32ih56oc32kh3ph1", {}),
+        ("conv:g8ic32ih14oc64kh3ph1", {}),
+        (LAYER, {"layout": "nchw16c"}),
+        ("conv:ic3ih32oc64kh3ph1", {"layout": "nchw-nchw16c"}),
+        ("gemm:1x4096x4096", {}),
+        ("gemm:512x512x512:tn", {}),
+        ("gemm:512x512x512", {"machine": "h200"}),
+        ("conv:ic64ih56oc64kh3ph1", {"machine": "h200"}),
+        ("conv:g32ic32ih56oc32kh3ph1:f16", {"machine": "h200", "layout": "nhwc"}),
+    ],
+)
+def test_every_kernel_that_a_plan_names_can_be_asked_for_by_its_name_and_by_its_tile(problem: str, asked: dict[str, Any]) -> None:
+    asked = {"machine": "zen4", **asked}
+    names = {one.kernel for one in plans(problem, top=1000, **asked)}
+    assert len(names) > 1
+    for name in names:
+        named = plan(problem, micro_kernel=name, **asked)
+        assert named.kernel == name
+        tile = [named.tile[field] for field in ("windows", "filters") if field in named.tile]
+        assert not tile or plan(problem, micro_kernel="x".join(map(str, tile)), **asked).cost.cycles <= named.cost.cycles
+
+
+def test_a_kernel_of_another_problem_is_refused_with_those_of_this_one() -> None:
+    with pytest.raises(PlanError, match=r"no kernel f32_rows_64x1__avx2 computes .*; .*there are: f32_fil_14x32__avx512, .*f32_win_8x4"):
+        plan("conv:ic64ih56oc64kh3ph1", "zen4", micro_kernel="f32_rows_64x1__avx2")
+    with pytest.raises(PlanError, match="f32_win_32x14__avx512: power10-e1050 has no avx512 unit"):
+        plan(LAYER, "power10-e1050", micro_kernel="f32_win_32x14__avx512")
+
+
 def test_a_matrix_product_is_a_pointwise_convolution_to_csa() -> None:
     product, layer = (plan(text, "power10-e1050", model="csa") for text in ("gemm:256x784x128", "conv:ic128ih28oc256kh1"))
     assert (product.tile, product.cost) == (layer.tile, layer.cost)
@@ -332,8 +365,8 @@ def test_the_graph_carries_every_byte_of_the_cost() -> None:
     ("arguments", "message"),
     [
         ({"problem": "conv:ic8ih8oc8kh3:f16"}, "no f16 micro-kernel; the registry .* has bf16, f32, f64, s8"),
-        ({"micro_kernel": "5x5"}, r"no f32 micro-kernel of zen4 computes 5x5 \(windows x filters\); there is .*32x14"),
-        ({"micro_kernel": "big"}, '"big" is not windows x filters; right is e.g. 4x16'),
+        ({"micro_kernel": "5x5"}, f"no kernel 5x5 computes {LAYER} on zen4; there are: .*32x14"),
+        ({"micro_kernel": "big"}, '"big" is not windows x filters and no kernel; right is e.g. 4x16'),
         ({"micro_kernel": "0x4"}, "is not windows x filters"),
         ({"state": "warm"}, 'no cache state is named "warm"; there are: hot, cold'),
         ({"model": "quick"}, 'no model is named "quick"; there are: full, csa'),

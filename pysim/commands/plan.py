@@ -59,7 +59,7 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (block
 @click.option(
     "--micro-kernel",
     metavar="4x16",
-    help="Only this shape, windows x filters (GPU: a block's tile, 128x256); under csa it replaces the machine's.",
+    help="Only kernels of this shape, windows x filters (GPU: a block's tile, 128x256), or name; under csa the shape to analyse.",
 )
 @click.option("--pinned", is_flag=True, help="The best plan that pysim search found on this computer, with its evidence.")
 @click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help="Threads of a CPU that the plan is for.")

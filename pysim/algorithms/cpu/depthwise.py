@@ -16,7 +16,6 @@ from pysim.cachemodel.cpu.depthwise import depthwise_pass, described, planes_ele
 from pysim.cachemodel.cpu.listed import Listed, ListedCosts
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
-from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -44,11 +43,7 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     return None
 
 
-def _row_refuses(kernel: Kernel, problem: Conv, request: Request) -> Reason | None:
-    machine = request.machine
-    assert isinstance(machine, Machine)
-    if reason := row_refuses(kernel, machine, request.shape):
-        return reason
+def _unfit(kernel: Kernel, problem: Conv) -> Reason | None:
     if kernel.lane_filters > 1 and not problem.groups == problem.channels == problem.filters:
         return Reason("shape", "it takes groups of one channel and one filter")
     if kernel.lane_filters == 1 < kernel.filters and problem.filters == problem.groups:
@@ -64,14 +59,10 @@ def candidates(request: Request, limit: float | None) -> Listed:
         own = _schedule(kernel, problem)
         return "" if schedule == own else f"one schedule for {problem.text}: {own}"
 
-    return listed.candidates(
-        NAME,
-        request,
-        direct_kernels(),
-        lambda kernel: _row_refuses(kernel, problem, request),
-        lambda kernel: [_schedule(kernel, problem)],
-        wrong,
-    )
+    def schedules(kernel: Kernel) -> list[Schedule]:
+        return [_schedule(kernel, problem)]
+
+    return listed.candidates(NAME, request, direct_kernels(), schedules, wrong, lambda kernel: _unfit(kernel, problem))
 
 
 def _schedule(kernel: Kernel, problem: Conv) -> Schedule:

@@ -18,7 +18,6 @@ from pysim.cachemodel.cpu.direct_nchwc import Blocks, Shape, described, nchwc_pa
 from pysim.cachemodel.cpu.listed import Listed, ListedCosts
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
-from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -47,12 +46,10 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     return None
 
 
-def _row_refuses(kernel: Kernel, request: Request) -> Reason | None:
-    machine = request.machine
-    assert isinstance(machine, Machine)
-    if kernel.lane_filters != blocks_of(request.layout)[1]:
-        return Reason("size", f"its blocks have {kernel.lane_filters} channels, and {request.layout} was asked for")
-    return row_refuses(kernel, machine, request.shape)
+def _unfit(kernel: Kernel, layout: Layout) -> Reason | None:
+    if kernel.lane_filters == blocks_of(layout)[1]:
+        return None
+    return Reason("size", f"its blocks have {kernel.lane_filters} channels, and {layout} was asked for")
 
 
 def candidates(request: Request, limit: float | None) -> Listed:
@@ -70,7 +67,7 @@ def candidates(request: Request, limit: float | None) -> Listed:
     def schedules(kernel: Kernel) -> Iterator[Schedule]:
         return (_schedule(kernel, blocks) for blocks in _blocks(Shape.of(problem, kernel, inner), machine))
 
-    return listed.candidates(NAME, request, nchwc_kernels(), lambda kernel: _row_refuses(kernel, request), schedules, wrong)
+    return listed.candidates(NAME, request, nchwc_kernels(), schedules, wrong, lambda kernel: _unfit(kernel, request.layout))
 
 
 def _blocks(shape: Shape, machine: Machine) -> Iterator[Blocks]:

@@ -8,7 +8,7 @@ from pysim.cachemodel.cpu.nested import cost
 from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm
-from pysim.record.cost import Reason
+from pysim.record.cost import NoneLegal, Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
@@ -21,7 +21,7 @@ def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
     return None
 
 
-def candidates(request: Request, limit: float | None) -> nested.NestCandidates | nested.CsaCandidates:
+def candidates(request: Request, limit: float | None) -> nested.Found | NoneLegal:
     return nested.candidates(nests.nest_of(request.problem), request, limit)
 
 

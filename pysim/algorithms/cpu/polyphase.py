@@ -20,7 +20,6 @@ from pysim.cachemodel.cpu.listed import Listed, ListedCosts
 from pysim.cachemodel.cpu.nest import PACKED_MARK_BYTES, PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.polyphase import Parted, described, polyphase_pass
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
-from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -48,8 +47,8 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
 
 
 def candidates(request: Request, limit: float | None) -> Listed:
-    problem, machine = request.problem, request.machine
-    assert isinstance(problem, Conv) and isinstance(machine, Machine)
+    problem = request.problem
+    assert isinstance(problem, Conv)
 
     def wrong(kernel: Kernel, schedule: Schedule) -> str:
         if schedule == _schedule(kernel, problem, schedule.k2) and 1 <= schedule.k2 <= problem.out_h:
@@ -59,7 +58,7 @@ def candidates(request: Request, limit: float | None) -> Listed:
     def schedules(kernel: Kernel) -> Iterator[Schedule]:
         return (_schedule(kernel, problem, rows) for rows in _blocks(problem))
 
-    return listed.candidates(NAME, request, phases_kernels(), lambda kernel: row_refuses(kernel, machine, request.shape), schedules, wrong)
+    return listed.candidates(NAME, request, phases_kernels(), schedules, wrong)
 
 
 def _blocks(problem: Conv) -> list[int]:

@@ -11,7 +11,7 @@ from pysim.cachemodel.cpu.nested import cost
 from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
-from pysim.record.cost import Reason
+from pysim.record.cost import NoneLegal, Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
@@ -24,7 +24,7 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     return None if layout == "nchw" else Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
 
 
-def candidates(request: Request, limit: float | None) -> nested.NestCandidates | nested.CsaCandidates:
+def candidates(request: Request, limit: float | None) -> nested.Found | NoneLegal:
     return nested.candidates(nests.nest_of(request.problem), request, limit)
 
 

@@ -18,7 +18,6 @@ from pysim.cachemodel.cpu.listed import Listed, ListedCosts
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.skinny import FEW_STEP, Blocks, Shape, described, lanes_of, skinny_pass
 from pysim.cachemodel.cpu.threads import Part
-from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.machine.cpu import Machine
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
@@ -44,14 +43,10 @@ def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
     return None
 
 
-def _row_refuses(kernel: Kernel, problem: Gemm, request: Request) -> Reason | None:
-    machine = request.machine
-    assert isinstance(machine, Machine)
-    if reason := row_refuses(kernel, machine, request.shape):
-        return reason
-    if kernel.form != Shape.of(problem).form:
-        return Reason("shape", "rows of the large matrix do not lie as it reads them")
-    return None
+def _unfit(kernel: Kernel, problem: Gemm) -> Reason | None:
+    if kernel.form == Shape.of(problem).form:
+        return None
+    return Reason("shape", "rows of the large matrix do not lie as it reads them")
 
 
 def candidates(request: Request, limit: float | None) -> Listed:
@@ -69,7 +64,7 @@ def candidates(request: Request, limit: float | None) -> Listed:
     def schedules(kernel: Kernel) -> Iterator[Schedule]:
         return (_schedule(kernel, blocks) for blocks in _blocks(problem, kernel, machine))
 
-    return listed.candidates(NAME, request, skinny_kernels(), lambda kernel: _row_refuses(kernel, problem, request), schedules, wrong)
+    return listed.candidates(NAME, request, skinny_kernels(), schedules, wrong, lambda kernel: _unfit(kernel, problem))
 
 
 def _blocks(problem: Gemm, kernel: Kernel, machine: Machine) -> Iterator[Blocks]:

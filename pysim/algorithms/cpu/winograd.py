@@ -139,7 +139,7 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     assert isinstance(problem, Conv) and isinstance(on, Machine)
     if request.schedule is not None:
         return _named(problem, on, request)
-    known = tilings.rows(on, problem.dtype, request.shape)
+    known = tilings.rows(on, problem.dtype, request.micro_kernel)
     rows = tuple(kernel for kernel in known.kernels if _suits(kernel))
     forms = planned(problem)
     bounds = np.array([[model.least_cycles(problem, on, kernel, m) for m in forms] for kernel in rows]).reshape(-1, len(forms))

@@ -86,7 +86,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     chosen = gemm_kernels()
     if isinstance(named, GpuSchedule):
         chosen = tuple(kernel for kernel in chosen if kernel.name == named.gemm)
-    plain = request._replace(shape=None, schedule=None)
+    plain = request._replace(micro_kernel=None, schedule=None)
     kernels, unfit = gemm.usable(plain, of.problem, NAME, chosen, (of.pitches, of.aligned)) if rows else ([], [])
     if rows and not kernels:
         first = unfit[0]

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu.cost import Pass, cost_from
+from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, Reason, Rejected
@@ -37,12 +38,18 @@ def candidates(
     name: str,
     request: Request,
     kernels: Iterable[Kernel],
-    refuses: Callable[[Kernel], Reason | None],
     schedules: Callable[[Kernel], Iterable[Schedule]],
     wrong: Callable[[Kernel, Schedule], str],
+    unfit: Callable[[Kernel], Reason | None] = lambda kernel: None,
 ) -> Listed:
-    """The `schedules` of the kernels of algorithm `name` that can run; a named plan's where it is right: where nothing is `wrong` with it.
-    Raises PlanError where it is not."""
+    """The `schedules` of the kernels of algorithm `name` that can run and are not `unfit` for the problem; a named plan's where it is
+    right: where nothing is `wrong` with it. Raises PlanError where it is not."""
+    machine = request.machine
+    assert isinstance(machine, Machine)
+
+    def refuses(kernel: Kernel) -> Reason | None:
+        return row_refuses(kernel, machine, request.micro_kernel) or unfit(kernel)
+
     dtype, known = request.problem.dtype, {kernel.name: kernel for kernel in kernels if kernel.dtype == request.problem.dtype}
     if request.schedule is None:
         refused = {kernel: refuses(kernel) for kernel in known.values()}
