@@ -241,6 +241,25 @@ def test_every_kernel_that_a_plan_names_can_be_asked_for_by_its_name_and_by_its_
         assert not tile or plan(problem, micro_kernel="x".join(map(str, tile)), **asked).cost.cycles <= named.cost.cycles
 
 
+@pytest.mark.parametrize("problem", ["conv:ic256ih14oc256kh3ph1", "conv:ic64ih28oc128kh5ph2", "gemm:512x512x512:tn"])
+def test_a_plan_within_a_limit_of_workspace_is_the_best_of_all_that_are(problem: str) -> None:
+    """Small workspaces are those of schedules that take long, which a plan without a limit need not look at."""
+    every = plans(problem, "zen5", top=100_000)
+    for limit in sorted({one.workspace_bytes for one in every})[:4]:
+        best = next(one for one in every if one.workspace_bytes <= limit)
+        assert plan(problem, "zen5", memory_limit=limit).cost.cycles == pytest.approx(best.cost.cycles)
+
+
+def test_where_no_plan_is_within_a_limit_the_nearest_is_named() -> None:
+    least = min(one.workspace_bytes for one in plans(LAYER, "zen4", top=100_000))
+    with pytest.raises(PlanError, match=f"its workspace of {least:,} bytes is above the limit of {least - 1:,}"):
+        plan(LAYER, "zen4", memory_limit=least - 1)
+    for on in ("zen4", "h200"):
+        error = min(one.error for one in plans(LAYER, on, top=100_000))
+        with pytest.raises(PlanError, match=f"its error of {error:.1e} is above the limit of 1.0e-09"):
+            plan(LAYER, on, error_limit=1e-9)
+
+
 def test_a_kernel_of_another_problem_is_refused_with_those_of_this_one() -> None:
     with pytest.raises(PlanError, match=r"no kernel f32_rows_64x1__avx2 computes .*; .*there are: f32_fil_14x32__avx512, .*f32_win_8x4"):
         plan("conv:ic64ih56oc64kh3ph1", "zen4", micro_kernel="f32_rows_64x1__avx2")

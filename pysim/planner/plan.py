@@ -99,7 +99,7 @@ def plan(
         request = request._replace(schedule=schedule)
 
     def best(request: Request, algorithm: str | None) -> Plan:
-        return _ranked(request, algorithm, memory_limit, 1, exhaustive=False)[0]
+        return _ranked(request, algorithm, memory_limit, 1, exhaustive=memory_limit is not None)[0]  # what is pruned may be small
 
     if (threads := _team_of(request, threads)) == 1:
         return best(request, algorithm)
@@ -356,24 +356,26 @@ def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: 
 
 
 def _within(found: _Found, order: NDArray[np.int64], limit: int | None) -> tuple[NDArray[np.int64], tuple[Rejected, ...]]:
-    """The places whose workspace is within the limit, and the kernels of which none is."""
+    """The places whose workspace is within the limit, and the kernels of which none is, the smallest first."""
     if limit is None:
         return order, ()
     sizes = np.array([found.workspace_bytes(at) for at in order.tolist()])
     kept, kernel = order[sizes <= limit], found.kernel[order]
     least = {one: int(sizes[kernel == one].min()) for one in kernel[_firsts(kernel)].tolist()}
     said = "its workspace of {:,} bytes is above the limit of {:,}"
-    return kept, tuple(Rejected(_what(found, one), said.format(size, limit), "memory") for one, size in least.items() if size > limit)
+    above = sorted((item for item in least.items() if item[1] > limit), key=lambda item: item[1])
+    return kept, tuple(Rejected(_what(found, one), said.format(size, limit), "memory") for one, size in above)
 
 
 def _inaccurate(found: _Found) -> tuple[Rejected, ...]:
-    """The kernels that are not as accurate as was asked for."""
+    """The kernels that are not as accurate as was asked for, the most accurate first."""
     first = itertools.accumulate((len(costs.kernels) for _, costs in found.costs), initial=0)
-    return tuple(
-        Rejected(_what(found, start + kernel), why.sentence, why.code)
+    refused = [
+        (error, Rejected(_what(found, start + kernel), why.sentence, why.code))
         for (_, costs), start in zip(found.costs, first, strict=False)
-        for kernel, why in (costs.refused.items() if isinstance(costs, Accurate) else ())
-    )
+        for kernel, (error, why) in (costs.refused.items() if isinstance(costs, Accurate) else ())
+    ]
+    return tuple(one for _, one in sorted(refused, key=lambda item: item[0]))
 
 
 def _slower(found: _Found, order: NDArray[np.int64]) -> Iterator[Rejected]:
