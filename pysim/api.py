@@ -156,6 +156,8 @@ def compare(
         layers = distinct(resolve(words, lambda path: onnx.read(path)[0]))
     if store is not None and not isinstance(store, Store):
         raise OperandError(f"store is {quoted(store)}; right is a pysim.measure.store.Store, open")
+    if _layout(None, layout) in values.BLOCKED:
+        raise PlanError(f"compare times NCHW and NHWC; conv2d and prepare compute in {layout}")
     least, most = seconds(min_seconds, "min_seconds"), seconds(budget_seconds, "budget_seconds")
     on, how = host.runnable_any(machine), How(threads, state, min_seconds=least, budget_seconds=most)
     asked: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}

@@ -243,6 +243,7 @@ def test_what_a_plan_cannot_be_asked_is_a_sentence_and_never_ignored(asked, kind
         (lambda: pysim.compare("gemm:8x8x8", min_seconds=-1), OperandError, "min_seconds is -1 seconds; it must be at least 0"),
         (lambda: pysim.compare("gemm:8x8x8", budget_seconds="x"), OperandError, 'budget_seconds is "x"; right is a number'),
         (lambda: pysim.compare("gemm:8x8x8", store="samples.db"), OperandError, 'store is "samples.db"; right is a'),
+        (lambda: pysim.compare("gemm:8x8x8", layout="nchw16c"), PlanError, "compare times NCHW and NHWC"),
         (lambda: pysim.prepare(5, FILTERS), ProblemError, "a problem is a text"),
         (lambda: pysim.load(None), OperandError, "path is None; right is the path of a .onnx file"),
     ],

@@ -167,6 +167,8 @@ def _request(
         raise PlanError(f"error_limit is {error_limit}; it should be at least 0, the largest error over the result's root mean square")
     if layout in BLOCKED and isinstance(on, Gpu):
         raise PlanError(f"{layout} is a layout of CPUs, and {on.name} is a GPU; {choose(layout, LAYOUTS)}")
+    if layout == "nhwc" and isinstance(on, Machine):
+        raise PlanError(f"nhwc is a layout of GPUs, and {on.name} is a CPU; there are: nchw, {', '.join(BLOCKED)}")
     if model == "csa" and isinstance(on, Gpu):
         raise PlanError(f'the csa model is of CPU caches; {on.name} is a GPU, which has the model "full"')
     hot = state == "hot" and model == "full"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products on SConv's loop nest: columns of C are its windows, rows its filters, k its channels."""
 
-from pysim.algorithms.contract import SUMS, Bound
+from pysim.algorithms.contract import sums, unprepared
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.nested import cost
@@ -15,6 +15,7 @@ from pysim.record.schedule import Schedule
 
 NAME = "gemm"
 COMPUTES = Gemm
+tolerance, prepare = sums, unprepared
 
 
 def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
@@ -25,16 +26,8 @@ def candidates(request: Request, limit: float | None) -> nested.Found | NoneLega
     return nested.candidates(nests.nest_of(request.problem), request, limit)
 
 
-def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> None:
-    return None  # both operands are packed in the run, or read where they lie
-
-
 def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
     return nests.workspace_bytes(nests.nest_of(problem), schedule)
-
-
-def tolerance(problem: Gemm, schedule: Schedule) -> Bound:
-    return SUMS
 
 
 def describe(plan: Plan) -> Description:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.algorithms.contract import SUMS, Array, Bound, Prepared
+from pysim.algorithms.contract import SUMS, Array, Bound, Prepared, of_planes
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from
@@ -37,8 +37,8 @@ COMPUTES = Conv
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    if layout != "nchw":
-        return Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
+    if reason := of_planes(layout):
+        return reason
     return Reason("shape", "its columns are the input: sconv reads it in place") if problem.pointwise else None
 
 

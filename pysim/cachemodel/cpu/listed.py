@@ -16,13 +16,26 @@ from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Request
-from pysim.record.schedule import Schedule
-from pysim.registry.cpu import Kernel
+from pysim.record.schedule import AnySchedule, Schedule
+from pysim.registry.cpu import Kernel, cpu_kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pysim.cachemodel.cpu.incore import Array
+
+
+def untyped(dtype: str, kernels: Iterable[Kernel]) -> Reason | None:
+    """Why none of the kernels computes a type."""
+    known = sorted({kernel.dtype for kernel in kernels})
+    return None if dtype in known else Reason("type", f"it computes {' and '.join(known)}; the problem is {dtype}")
+
+
+def row_of(schedule: AnySchedule) -> Kernel:
+    """The kernel of a schedule that is legal."""
+    kernel = cpu_kernel(schedule.kernel)
+    assert kernel
+    return kernel
 
 
 class Listed(NamedTuple):
