@@ -300,8 +300,8 @@ def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> 
 
 
 def _wanted(costs: Costs, limit: Array | float, best: float) -> float:
-    """The most that a schedule which was left out may take and be the best of its kind, or, of an algorithm that named none, of all; 0 where
-    there is none such. Kinds of which none is accurate enough have no best."""
+    """The most that a schedule which was left out may take and be the best of its kind, or, of an algorithm that named none, of all;
+    0 where there is none such. Kinds of which none is accurate enough have no best."""
     least = np.full(len(costs.kinds), np.inf if costs.cycles.size else best)
     np.minimum.at(least, costs.kind, costs.cycles)
     if isinstance(costs, Accurate):
