@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planned convolutions of whole networks beside PyTorch in both layouts: as conv.py times them, with nothing left to the host.
 
-    benchmarks/cuda/layers.py -o layers-h200 [--dtype f16,tf32,bf16] [--set mobilenet_v2,...] [--rows planned|all] [--seconds S]
+    benchmarks/cuda/layers.py -o layers-h200 [--dtype f16,tf32,bf16] [--set mobilenet_v2,...] [--batch 1,8,32] [--accuracy standard,strict]
+                              [--rows planned|all] [--seconds S]
 
-Operands are drawn on the device, and every element of every result is compared there with PyTorch's convolution of the same operands in
-FP32 without TF32: the largest difference, over |x| * |w| at that place, is the error that is written; what differs by more than BOUNDS, or
-has a NaN where it was put before the run, is wrong and not timed. conv.py compares with NumPy's float64, which takes seconds a layer.
+Operands are drawn on the device, and every element of every result is compared there with PyTorch's convolution of the same operands, of
+f32 in FP64 and of narrower types in FP32 without TF32: the largest difference, over |x| * |w| at that place, is the error that is written;
+what differs by more than BOUNDS, or has a NaN where it was put before the run, is wrong and not timed. conv.py compares with NumPy's
+float64, which takes seconds a layer.
 `--rows all`: the best predicted launch of each row of the algorithms on tensor cores and of depthwise, for tools/fit_conv.py. Layers that
 come twice are measured once. The file's format is conv_data.py's.
 """
@@ -33,7 +35,7 @@ from pysim.peers.peer import Operands as Given
 from pysim.peers.peer import Ready, Scratch
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer
-from pysim.record.plan import LAYOUTS, Plan
+from pysim.record.plan import LAYOUTS, Layout, Plan
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
 
@@ -56,7 +58,8 @@ class Operands:
             plain = self.seen(first, shape, LAYOUTS[0]).copy_(self.torch.empty(shape, device="cuda").uniform_(-1, 1))
             self.seen(second, shape, LAYOUTS[1]).copy_(plain)
         how = {"stride": (w.stride_h, w.stride_w), "dilation": (w.dilation_h, w.dilation_w), "groups": w.groups}
-        x, weights = (self.seen(a, s, LAYOUTS[0]).float() for a, s in zip(self._memory[LAYOUTS[0]], shapes, strict=True))
+        wider = self.torch.float64 if w.dtype == "f32" else self.torch.float32
+        x, weights = (self.seen(a, s, LAYOUTS[0]).to(wider) for a, s in zip(self._memory[LAYOUTS[0]], shapes, strict=True))
         x = self.torch.nn.functional.pad(x, (w.pad_left, w.pad_right, w.pad_top, w.pad_bottom))
         self.torch.backends.cudnn.allow_tf32 = self.torch.backends.cudnn.benchmark = False
         self.want = self.torch.nn.functional.conv2d(x, weights, None, **how)
@@ -81,21 +84,25 @@ class Operands:
         (ready.write or ready.call)()
         cuda.synchronize()
         self.torch.cuda.synchronize()
-        error = ((found.float() - self.want).abs() / self.scale.clamp_min(1e-30)).max().item()
+        error = ((found.to(self.want.dtype) - self.want).abs() / self.scale.clamp_min(1e-30)).max().item()
         wrong = "" if error <= BOUNDS[self.workload.dtype] else f"an error of {error:.3g} of the sum of magnitudes, or NaN"
         return wrong, error
 
 
-def add_plans(field: conv.Field, operands: Operands, layout: str, rows: str, gpu: Gpu) -> str:
-    """The plan of a layout, or the best of each row; the plan's name."""
-    plans = planner.plans(operands.workload, gpu, top=conv.EVERY if rows == "all" else 1, layout=layout)
+def add_plans(field: conv.Field, operands: Operands, layout: Layout, options: argparse.Namespace, gpu: Gpu) -> str:
+    """The plans of a layout, one of each accuracy, or the best of each row; the first one's name."""
+    plan_of: dict[str, list[str]] = {}
     best: dict[str, Plan] = {}
-    for plan in plans:
-        if plan is plans[0] or plan.algorithm in ALGORITHMS:
-            best.setdefault(plan.kernel, plan)
+    for accuracy in options.accuracy.split(","):
+        plans = planner.plans(operands.workload, gpu, top=conv.EVERY if options.rows == "all" else 1, layout=layout, accuracy=accuracy)
+        plan_of.setdefault(plans[0].kernel, []).append(accuracy)
+        for plan in plans:
+            if plan is plans[0] or plan.algorithm in ALGORITHMS:
+                best.setdefault(plan.kernel, plan)
     for kernel, plan in best.items():
         row = next(row for row in conv.conv_kernels() if row.name == kernel)
-        known = Contender(who=OURS, algorithm=row.algorithm, form=row.variant, layout=layout)
+        levels = tuple(plan_of.get(kernel, ()))
+        known = Contender(who=OURS, algorithm=row.algorithm, form=row.variant, layout=layout, plan_of=levels)
 
         def made(plan: Plan = plan) -> tuple[Callable[[], object], dict[str, Any]]:
             launch = cuda.Launch(operands.workload, plan.schedule, result=operands.result, layout=layout).on(
@@ -107,14 +114,14 @@ def add_plans(field: conv.Field, operands: Operands, layout: str, rows: str, gpu
             return launch.run, facts | {"workspace_bytes": plan.workspace_bytes, "schedule": msgspec.to_builtins(plan.schedule)}
 
         field.enter(conv.named(OURS, kernel, layout), known, made)
-    return conv.named(OURS, plans[0].kernel, layout)
+    return conv.named(OURS, next(iter(best)), layout)
 
 
 def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gpu: Gpu) -> Line:
     w, field = layer.workload, conv.Field()
     assert isinstance(w, Conv)
     operands = Operands(msgspec.structs.replace(w, dtype=dtype))
-    chosen = [add_plans(field, operands, layout, options.rows, gpu) for layout in ("nhwc", "nchw")]
+    chosen = [add_plans(field, operands, layout, options, gpu) for layout in reversed(LAYOUTS)]
     for layout in LAYOUTS:
 
         def made(layout: str = layout) -> tuple[Callable[[], object], dict[str, Any]]:
@@ -128,17 +135,30 @@ def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gp
     return Line(set=name, label=layer.label, problem=problem, dtype=dtype, planned=chosen[0], contenders=field.known)
 
 
-def distinct(sets: list[str]) -> list[tuple[str, Layer]]:
-    """The layers of sets in turns, each once, so that a run that is stopped has some of all."""
-    turns = itertools.zip_longest(*([(name, layer) for layer in conv_data.problems(name)] for name in sets))
-    found = [one for turn in turns for one in turn if one]
+def at_batch(layer: Layer, batch: int) -> Layer:
+    return layer._replace(workload=msgspec.structs.replace(layer.workload, batch=batch))
+
+
+def distinct(sets: list[str], batches: list[int]) -> list[tuple[str, Layer]]:
+    """The layers of sets in turns, each once, so that a run that is stopped has some of all; at batches, where some are given."""
+    every = [[(name, layer) for layer in conv_data.problems(name)] for name in sets]
+    if batches:
+        every = [[(name, at_batch(layer, batch)) for name, layer in one] for batch in batches for one in every]
+    found = [one for turn in itertools.zip_longest(*every) for one in turn if one]
     return list({layer.workload: (name, layer) for name, layer in reversed(found)}.values())[::-1]
+
+
+def memory_of(w: Conv) -> int:
+    """Bytes that a problem needs at most: operands in both layouts, results, what they should be, and passes."""
+    return 8 * (5 * w.batch * w.channels * w.height * w.width + 6 * w.batch * w.filters * w.windows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--set", default="mobilenet_v2,convnext_t,resnet50", help="sets of conv.py, by comma")
     parser.add_argument("--dtype", default="f16,tf32,bf16", help="types, by comma; a file of each")
+    parser.add_argument("--batch", default="", help="sizes, by comma, in place of the sets' own")
+    parser.add_argument("--accuracy", default="standard", help="whose plans are measured, by comma")
     parser.add_argument("--rows", default="planned", choices=("planned", "all"))
     parser.add_argument("--samples", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no other layer is begun")
@@ -148,10 +168,13 @@ def main() -> None:
     for path in paths.values():
         conv.begin(argparse.Namespace(out=path, resume=False))
     gpu, started = host.gpu_here(), time.monotonic()
-    for name, layer in distinct(options.set.split(",")):
+    for name, layer in distinct(options.set.split(","), [int(size) for size in options.batch.split(",") if size]):
         if time.monotonic() - started > options.seconds:
             print(f"the time is over before {layer.label}")
             return
+        if memory_of(layer.workload) > peer.torch_here().cuda.mem_get_info()[0]:
+            print(f"{layer.label} of {name} does not fit")
+            continue
         for dtype, path in paths.items():
             line = measure(name, layer, dtype, options, gpu)
             conv_data.write(path, line)
