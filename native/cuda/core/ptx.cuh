@@ -147,16 +147,5 @@ PYSIM_MMA(__nv_bfloat16, float, "f", "mma.sync.aligned.m16n8k16.row.col.f32.bf16
 PYSIM_MMA(float, float, "f", "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")
 PYSIM_MMA(signed char, int, "r", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32")
 #undef PYSIM_MMA
-/* The same of bf16 and half as many k: the first words. */
-__device__ inline void mma_short(float (&c)[4], const unsigned (&a)[2], unsigned b) {
-#ifdef PYSIM_EMULATED
-    const unsigned left[4] = {a[0], a[1], 0, 0}, right[2] = {b, 0};
-    emulated::mma<__nv_bfloat16>(c, left, right);
-#else
-    if constexpr (CODE_CAPABILITY >= 80)
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b));
-#endif
-}
 }
 #endif

@@ -38,8 +38,9 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
         for (int i = 0; i < tiles_m * tiles_n; i++) wmma::fill_fragment(sum[i / tiles_n][i % tiles_n], Acc(0.f));
         Left left[S::buffers][tiles_m];
         Right right[S::buffers][tiles_n];
-        pipeline<S, __half, BK, 16, STAGES>(
-            p, t, t.i * BM, t.j * BN, shared,
+        const Matrices<S> operands{p};
+        pipeline<S, 16>(
+            operands.left(t), operands.right(t), t, shared,
             [&](char *stage, int k0, int buffer) {
 #pragma unroll
                 for (int i = 0; i < tiles_m; i++) wmma::load_matrix_sync(left[buffer][i], S::A::at(stage, warp_row + i * 16, k0), S::A::pitch / 2);
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
 #pragma unroll
             for (int j = 0; j < tiles_n; j++)
                 wmma::store_matrix_sync(Sums::at(shared, warp_row + i * 16, warp_column + j * 16), sum[i][j], Sums::pitch, wmma::mem_row_major);
+        __syncthreads();
         Sums::store(p, shared, t.i * BM, t.j * BN);
     }
 }
