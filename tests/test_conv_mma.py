@@ -90,7 +90,8 @@ def test_every_row_but_thirds_largest_has_room_in_shared_memory_of_small_gpus(na
         ("conv:mb2ic64ih8oc32kh1", "nchw", "f16", 64, {}),  # planes
         ("conv:mb2ic63ih8oc32kh1", "nchw", "f16", 64, {"filters": 32 * 64}),
         ("conv:mb2ic64ih7oc32kh1", "nchw", "f16", 64, {"input": 2 * 49 * 64}),  # planes of 98 bytes
-        ("conv:mb2ic64ih8oc32kh1sh2", "nchw", "tf32", 64, {"input": 2 * 64 * 64}),
+        ("conv:mb2ic64ih8oc32kh1sh2", "nchw", "tf32", 64, {"input": 2 * 16 * 64}),  # the pixels that are taken
+        ("conv:mb2ic64ih8oc32kh1sh2", "nhwc", "tf32", 64, {}),
     ],
 )
 def test_channels_lie_in_whole_16_bytes_or_are_copied_so_but_in_planes_of_pointwise_windows(text, layout, dtype, k, copies):

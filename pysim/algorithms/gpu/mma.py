@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions as products on the tensor cores of any GPU from capability 8.0 on: threads gather windows, 16 bytes of channels at once.
 
-Channels that do not lie together in whole 16 bytes are copied so, padded, as are filters; under NCHW the windows of most pointwise
-convolutions are taken from their planes as they lie. L2 is asked for every tap. Convolutions of f32 are six products of bf16 thirds, made
-in registers (native/cuda/mainloop/tensor/split.cuh). Where a GPU has wgmma, that replaces them.
+Channels that do not lie together in whole 16 bytes are copied so, padded, as are filters, and of a pointwise convolution's pixels those
+alone that are taken; under NCHW the windows of most pointwise convolutions of stride 1 are taken from their planes as they lie. L2 is
+asked for every tap. Convolutions of f32 are six products of bf16 thirds, made in registers (native/cuda/mainloop/tensor/split.cuh). Where
+a GPU has wgmma, that replaces them.
 
 Worked number: conv:mb1ic3ih224oc64kh7sh2ph3:f16 has channels padded to 8, so k = 49 x 8 = 392.
 """
@@ -18,7 +19,7 @@ from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES
 from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.tiled import Special, lying
-from pysim.cachemodel.gpu.windows import Windows
+from pysim.cachemodel.gpu.windows import SECTOR_BYTES, Windows
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -48,12 +49,17 @@ def length(w: Conv) -> int:
     return padded(w) * w.kernel_h * w.kernel_w
 
 
+def sparse(w: Conv) -> bool:
+    """Whether windows do not take every pixel, and a copy has those alone that they take."""
+    return w.kernel_h * w.kernel_w == 1 and w.stride_h * w.stride_w > 1 and not w.padded
+
+
 def copied(w: Conv, layout: Layout) -> dict[str, int]:
     """Elements of its copies: of an input that it cannot take as it lies, and of such filters."""
     ragged = padded(w) != w.channels // w.groups
     found = {}
     if not planes(w, layout) and (layout == "nchw" or ragged):
-        found["input"] = w.batch * w.height * w.width * w.groups * padded(w)
+        found["input"] = w.batch * (w.windows if sparse(w) else w.height * w.width) * w.groups * padded(w)
     if ragged or (layout == "nchw" and w.kernel_h * w.kernel_w > 1):
         found["filters"] = w.filters * length(w)
     return found
@@ -87,11 +93,11 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
 def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
     """Its copies, by one kernel; 16 bytes share their place."""
     size, each = SIZES[w.dtype], gpu.model.passes.copied_instructions.value
-    read = {"input": w.batch * w.channels * w.height * w.width, "filters": w.filters * Windows(w, layout).k}
-    made = copied(w, layout)
+    moved = {"input": w.batch * w.channels * (w.windows if sparse(w) else w.height * w.width), "filters": w.filters * Windows(w, layout).k}
+    sector = {"input": min(w.stride_w * size, SECTOR_BYTES) if sparse(w) else size, "filters": size}  # bytes read for an element
     return tuple(
-        Pass(f"{name}, channels last", read[name] * size, elements * size, read[name] * each, 0 if place else 1)
-        for place, (name, elements) in enumerate(made.items())
+        Pass(f"{name}, channels last", moved[name] * sector[name], elements * size, moved[name] * each, 0 if place else 1)
+        for place, (name, elements) in enumerate(copied(w, layout).items())
     )
 
 

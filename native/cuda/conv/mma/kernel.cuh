@@ -137,7 +137,7 @@ template <class S, bool NHWC, bool PLANES> struct Source {
 template <class R, bool NHWC, bool PLANES>
 __global__ void __launch_bounds__(R::THREADS, R::template Shape<false, !PLANES>::blocks) conv_kernel(const __grid_constant__ Windows g) {
     using S = typename R::template Shape<false, !PLANES>;
-    if constexpr (CODE_CAPABILITY >= CAPABILITY && (CODE_CAPABILITY != R::REPLACED_ON || ABLATIONS)) multiply_tiles<R, S>(g.c.product, Source<S, NHWC, PLANES>{g});
+    if constexpr (R::BUILT) multiply_tiles<R, S>(g.c.product, Source<S, NHWC, PLANES>{g});
 }
 
 /* A row's kernels: WIDE under NCHW, DEEP under NHWC. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How the operands of the convolutions on mma.sync come to lie in whole 16 bytes of channels (windows.h). Under NHWC with such channels they lie so
  * already, as do filters of one tap; the windows of pointwise convolutions under NCHW are taken from their planes. What does not, conv/wgmma/
- * channels_last.cu copies into `own`: input, then filters. */
+ * channels_last.cu copies into `own`: input, of a pointwise convolution the pixels that windows take and no others, then filters. */
 #include "abi/arguments.h"
 #include "conv/mma/windows.h"
 #include "conv/wgmma/wgmma.h"
@@ -14,10 +14,15 @@ namespace {
 int64_t vector_of(const Conv &c) { return 16 / dtypes[c.dtype].bytes; }
 int64_t padded(const Conv &c) { return round_up(c.channels, vector_of(c)); }
 bool copies_input(const Conv &c) { return !planes(c) && (!c.nhwc || padded(c) != c.channels); }
+bool pointwise(const Conv &c) { return c.kernel_h * c.kernel_w == 1 && !(c.pad_top | c.pad_left | c.pad_bottom | c.pad_right); }
+bool sparse(const Conv &c) { return copies_input(c) && pointwise(c) && c.stride_h * c.stride_w > 1; }
 bool copies_filters(const Conv &c) { return padded(c) != c.channels || (!c.nhwc && c.kernel_h * c.kernel_w > 1); }
 
 /* Elements of the operands, channels padded. */
-int64_t input_of(const Conv &c) { return (int64_t)c.batch * c.height * c.width * c.groups * padded(c); }
+int64_t input_of(const Conv &c) {
+    const int64_t pixels = sparse(c) ? (int64_t)c.out_h * c.out_w : (int64_t)c.height * c.width;
+    return c.batch * pixels * c.groups * padded(c);
+}
 int64_t filters_of(const Conv &c) { return (int64_t)c.groups * c.filters * steps_of_k(c); }
 
 struct Own { int64_t input, filters; };
@@ -28,8 +33,7 @@ Own own_of(const Conv &c) {
 }
 
 bool planes(const Conv &c) {
-    const bool pointwise = c.kernel_h * c.kernel_w == 1 && c.stride_h == 1 && c.stride_w == 1 && !(c.pad_top | c.pad_left | c.pad_bottom | c.pad_right);
-    return !c.nhwc && pointwise && (int64_t)c.height * c.width % vector_of(c) == 0;
+    return !c.nhwc && pointwise(c) && c.stride_h == 1 && c.stride_w == 1 && (int64_t)c.height * c.width % vector_of(c) == 0;
 }
 int64_t steps_of_k(const Conv &c) { return padded(c) * c.kernel_h * c.kernel_w; }
 
@@ -55,12 +59,14 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     for (const void *at : {to.c.in, to.c.weights})
         if ((uintptr_t)at % 16)
             return fail(PYSIM_UNSUPPORTED, "a convolution on mma.sync copies by 16 bytes; its operand at %p must begin at a multiple of them", at);
-    to.pitch = own.input ? channels : c.groups * channels, to.row = c.width * to.pitch, to.image = c.height * to.row;
+    if (sparse(c)) to.c.height = c.out_h, to.c.width = c.out_w, to.c.stride_h = to.c.stride_w = 1;
+    to.pitch = own.input ? channels : c.groups * channels, to.row = to.c.width * to.pitch, to.image = to.c.height * to.row;
     to.group = own.input ? c.batch * to.image : channels;
     to.per_tap = Divisor((unsigned)channels), to.per_row = Divisor((unsigned)c.kernel_w);
     if (!own.input && !own.filters) return PYSIM_OK;
     ChannelsLast input = {}, filters = {};
-    input.from = c.in, input.images = c.batch, input.groups = c.groups, input.rows = c.height, input.width = input.wide = c.width;
+    input.from = c.in, input.images = c.batch, input.groups = c.groups, input.rows = to.c.height, input.width = input.wide = to.c.width;
+    if (sparse(c)) input.every = {c.stride_h, c.stride_w, c.width, c.height * c.width};
     filters.from = c.weights, filters.images = c.groups * c.filters, filters.groups = 1, filters.rows = 1, filters.width = filters.wide = taps;
     input.channels = filters.channels = c.channels, input.padded = filters.padded = channels, input.last = filters.last = c.nhwc != 0;
     if (own.input) input.to = c.own;

@@ -27,11 +27,12 @@ namespace mma_sync {
 
 /* A row: types, tiles; PROMOTION: 0, or of so many k the accumulators of six products of thirds are added to the sums, those of an instruction of bf16.
  * float stands for tf32, whose operands are rounded to nearest, as cuBLAS does, where they leave shared memory. */
-template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_, int REPLACED_ON_ = 0> struct Row {
+template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_, int REPLACED_ON = 0> struct Row {
     using In = In_;
     using Acc = std::conditional_t<sizeof(In) == 1, int, float>;
-    enum { BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_, PROMOTION = PROMOTION_, REPLACED_ON = REPLACED_ON_ };
+    enum { BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_, PROMOTION = PROMOTION_ };
     enum { K = PROMOTION ? PROMOTION : 32 / (int)sizeof(In), TILES_M = WM / 16, TILES_N = WN / 8, SUMS = TILES_M * TILES_N * 4, THREADS = 32 * (BM / WM) * (BN / WN) };
+    static constexpr bool BUILT = has_kernel(CAPABILITY, 0, REPLACED_ON);
     static constexpr bool K_MAJOR = sizeof(In) == 1;
     template <bool TA, bool TB> using Shape = pysim::Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB, PROMOTION>;
     static_assert(TILES_N % 2 == 0, "one ldmatrix brings two fragments of B");
@@ -158,7 +159,7 @@ template <class S> struct Product : Matrices<S> {
 template <class R, bool TA, bool TB>
 __global__ void __launch_bounds__(R::THREADS, R::template Shape<TA, TB>::blocks) mma_kernel(const __grid_constant__ Problem p) {
     using S = typename R::template Shape<TA, TB>;
-    if constexpr (CODE_CAPABILITY >= CAPABILITY) multiply_tiles<R, S>(p, Product<S>{{p}});
+    if constexpr (R::BUILT) multiply_tiles<R, S>(p, Product<S>{{p}});
 }
 
 /* f(kernel, its shared bytes) for the layout of `p`; types that need rows along k have one. */
