@@ -51,6 +51,8 @@ struct Conv {
     short halves;             /* 1: the row takes filters in halves (core/split.cuh) */
     short folds;              /* 1: the row takes squares of pixels as channels (conv/wgmma/operands.cu) */
     int gemm;                 /* the schedule's row of gemm/, or -1 */
+    bool one_pixel() const { return kernel_h * kernel_w == 1 && !(pad_top | pad_left | pad_bottom | pad_right); } /* a window is one */
+    bool pointwise() const { return one_pixel() && stride_h == 1 && stride_w == 1; }              /* and windows are the pixels */
     int tile_m, tile_n, cluster; /* what the product is cut into, if it is: a block's tile, or that of a cluster of so many blocks */
 };
 

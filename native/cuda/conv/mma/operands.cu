@@ -14,8 +14,7 @@ namespace {
 int64_t vector_of(const Conv &c) { return 16 / dtypes[c.dtype].bytes; }
 int64_t padded(const Conv &c) { return round_up(c.channels, vector_of(c)); }
 bool copies_input(const Conv &c) { return !planes(c) && (!c.nhwc || padded(c) != c.channels); }
-bool pointwise(const Conv &c) { return c.kernel_h * c.kernel_w == 1 && !(c.pad_top | c.pad_left | c.pad_bottom | c.pad_right); }
-bool sparse(const Conv &c) { return copies_input(c) && pointwise(c) && c.stride_h * c.stride_w > 1; }
+bool sparse(const Conv &c) { return copies_input(c) && c.one_pixel() && !c.pointwise(); }
 bool copies_filters(const Conv &c) { return padded(c) != c.channels || (!c.nhwc && c.kernel_h * c.kernel_w > 1); }
 
 /* Elements of the operands, channels padded. */
@@ -33,7 +32,7 @@ Own own_of(const Conv &c) {
 }
 
 bool planes(const Conv &c) {
-    return !c.nhwc && pointwise(c) && c.stride_h == 1 && c.stride_w == 1 && (int64_t)c.height * c.width % vector_of(c) == 0;
+    return !c.nhwc && c.pointwise() && (int64_t)c.height * c.width % vector_of(c) == 0;
 }
 int64_t steps_of_k(const Conv &c) { return padded(c) * c.kernel_h * c.kernel_w; }
 
@@ -56,9 +55,8 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     to.c = c, to.channels = channels;
     if (own.input) to.c.in = c.own;
     if (own.filters) to.c.weights = (char *)c.own + own.input;
-    for (const void *at : {to.c.in, to.c.weights})
-        if ((uintptr_t)at % 16)
-            return fail(PYSIM_UNSUPPORTED, "a convolution on mma.sync copies by 16 bytes; its operand at %p must begin at a multiple of them", at);
+    const pysim_status status = aligned("mma.sync", to.c.in, to.c.weights);
+    if (status != PYSIM_OK) return status;
     if (sparse(c)) to.c.height = c.out_h, to.c.width = c.out_w, to.c.stride_h = to.c.stride_w = 1;
     to.pitch = own.input ? channels : c.groups * channels, to.row = to.c.width * to.pitch, to.image = to.c.height * to.row;
     to.group = own.input ? c.batch * to.image : channels;
