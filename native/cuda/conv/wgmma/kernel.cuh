@@ -29,7 +29,7 @@ enum Lying { CHANNELS_FIRST, CHANNELS_LAST, PLANES };
 
 /* Windows and filters as the operands of a product, and how its results lie. */
 template <Lying LYING> struct Gathered {
-    enum { TA = LYING == PLANES, TB = 0 };
+    enum { TA = LYING == PLANES, TB = 0, MEETS = 0 };
     using Arguments = Windows;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
     static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
@@ -54,6 +54,8 @@ template <Lying LYING> struct Gathered {
             const int r = quotient(tap, c.kernel_w);
             down = r * c.dilation_h, across = (tap - r * c.kernel_w) * c.dilation_w;
         }
+        static __device__ int bytes_a(const Windows &) { return S::A_BYTES; }
+        static __device__ int bytes_b(const Windows &) { return S::B_BYTES; }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
             if constexpr (LYING == PLANES) return load_planes(to, map, barrier, blocks);
             const Corner corner = {first + channel, wide, high, image};

@@ -36,16 +36,19 @@ __device__ inline void take_slice(Acc (&v)[SLICE], const Acc (&sum)[SLICES * SLI
 template <class Acc> struct Partials {
     using Vector = Pack<Acc, 4>;
     Vector *own;
-    int threads, slices, owners = 1; /* owners: blocks that share the slices of a tile */
+    int threads, slices, owners = 1; /* owners: parts, whose blocks share the slices of a tile */
+    int part = 0, blocks = 1;        /* which of them this block is of; neighbouring blocks that have one part, each of its own tile */
     uint32_t shared = 0;
     __device__ Partials(const Problem &p, int64_t first, int thread, int threads, int slices)
         : own((Vector *)p.partials + first * slices * 4 * threads + thread), threads(threads), slices(slices) {}
-    __device__ Partials(uint32_t stages, int owners, int thread, int threads, int slices)
-        : own(nullptr), threads(threads), slices(slices), owners(owners), shared(stages + thread * 16) {}
+    __device__ Partials(uint32_t stages, int owners, int part, int blocks, int thread, int threads, int slices)
+        : own(nullptr), threads(threads), slices(slices), owners(owners), part(part), blocks(blocks), shared(stages + thread * 16) {}
     __device__ Vector *at(int64_t slot, int slice, int vector) const {
         return own + ((slot * slices + slice) * 4 + vector) * threads;
     }
-    __device__ bool is_own(int slice) const { return owners == 1 || slice % owners == cluster_rank(); }
+    __device__ bool is_own(int slice) const { return owners == 1 || slice % owners == part; }
+    /* The block of the cluster that sums a slice of this block's tile. */
+    __device__ int owner(int slice) const { return cluster_rank() + (slice % owners - part) * blocks; }
     __device__ uint32_t near(int part, int slice, int vector) const { return shared + ((slice / owners * owners + part) * 4 + vector) * threads * 16; }
     /* Of a part, as the block that sums them finds it. */
     __device__ uint4 read(int64_t slot, int part, int slice, int vector) const {
@@ -55,14 +58,14 @@ template <class Acc> struct Partials {
 
 /* Leaves a part of a tile's sums in the blocks of the cluster, each slice in its owner's stages, which nobody reads any more. */
 template <class S, class Acc> __device__ inline void leave_near(const Partials<Acc> &partials, const Acc (&sum)[S::PARTS][S::SUMS]) {
-    static_assert(S::BLOCKS > 1 || (S::SLICES + NEAR - 1) * 4 * 128 * S::CONSUMERS * 16 <= S::STAGES * S::STAGE_BYTES, "all parts of a block's slices");
+    static_assert((S::SLICES + S::NEAR - 1) * 4 * 128 * S::GROUPS * 16 <= S::STAGES * S::STAGE_BYTES, "all parts of a block's slices");
     cluster_sync();
 #pragma unroll 1
     for (int slice = 0; slice < S::SLICES; slice++) {
         Acc v[SLICE] = {};
         take_slice<S::SLICES>(v, sum, slice);
 #pragma unroll
-        for (int i = 0; i < 4; i++) store_at(address_at(partials.near(cluster_rank(), slice, i), slice % partials.owners), (const float *)v + 4 * i);
+        for (int i = 0; i < 4; i++) store_at(address_at(partials.near(partials.part, slice, i), partials.owner(slice)), (const float *)v + 4 * i);
     }
     cluster_sync();
 }
