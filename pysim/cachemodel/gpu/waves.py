@@ -30,8 +30,8 @@ tiles   A tile's start and end: block_cycles (half of it whatever the tile, half
         loop's, beside which traffic goes on.
 partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
           them, part after part, SUMS_AT_ONCE a thread and then a latency; where parts meet in a cluster, MEET_LATENCIES for its two
-          barriers and what is on its way between them, and each block that shares a tile's sum gets, and reads, all parts of its slices:
-          whole ones of SUMS_AT_ONCE a thread. Of large clusters fewer run at once than SMs are enough for (`clusters_at_once`).
+          barriers and what is on its way between them, and each block gets its share of a tile's sums from all others, at
+          CLUSTER_BYTES_PER_CYCLE. Of large clusters fewer run at once than SMs are enough for (`clusters_at_once`).
 relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate.
 passes    pass_seconds for the launch that copies operands, else clear_seconds for the memset of split-K's and stream-K's flags.
 
@@ -57,7 +57,8 @@ Array = NDArray[Any]
 KNEE = 2.0  # how sharply what waits turns into what is busy: blocks of an SM, arithmetic and traffic of a launch
 TYPICAL_SUMS = 64  # of a thread: a tile of so many starts and ends in block_cycles
 SUMS_AT_ONCE = 16  # partial sums that a thread reads before it waits for them
-MEET_LATENCIES = 8  # of L2: what the parts of a tile take to meet in a cluster
+MEET_LATENCIES, MET = 12, 4  # of L2: what the parts of a tile take to meet in a cluster; sums of a thread that go to one of its blocks
+CLUSTER_BYTES_PER_CYCLE = 14.0  # that a block gets from others of its cluster: 3.3 TB/s of all (arXiv 2402.13499, Hopper, clusters of two)
 NEARLY = 0.9  # of a loop's cycles: blocks that fill less of it with work wait
 DATA_PARALLEL, SPLIT_K, STREAM_K = range(len(DECOMPOSITIONS))
 OF_WAVES = ("loop", "power", "L2", "memory")  # terms of which a wave takes part at once
@@ -291,8 +292,8 @@ def _partials(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], laten
     meets = np.where(stream, 2, np.ceil(facts["items"] / facts["slots"]))
     parts = np.where(stream, 1 + np.ceil(table.splits / facts["tiles"]), table.splits)
     sums = np.where(stream, 1, np.ceil(facts["tiles"] / facts["units"])) * parts * (leave + c.turns * latency)
-    slices = np.maximum(1, c.outputs / SUMS_AT_ONCE)
-    own = table.splits * np.ceil(slices / table.splits) / slices * leave  # of all parts, what the block with most slices sums
-    near = meets * (MEET_LATENCIES * gpu.l2_latency_cycles.value + 2 * own)
+    vectors = np.maximum(1, c.outputs / MET)  # that the blocks of a cluster share, each of which gets its own of all others' parts
+    got = np.ceil(vectors / table.splits) / vectors * (table.splits - 1) * c.tile_m * c.tile_n / c.blocks * c.sum
+    near = meets * (MEET_LATENCIES * gpu.l2_latency_cycles.value + got / CLUSTER_BYTES_PER_CYCLE)
     found = np.where(_near(c, table), near, left * leave + meets * c.meet_cycles + sums)
     return np.where(table.kind == DATA_PARALLEL, 0.0, found)

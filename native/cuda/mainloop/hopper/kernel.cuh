@@ -80,8 +80,8 @@ template <int TA_, int TB_> struct Matrices {
     using Arguments = Problem;
     static __device__ const Problem &product(const Problem &p) { return p; }
     static __device__ bool b_is_one(const Problem &) { return false; } /* nobody measured what it gives them */
-    template <class S> static __host__ __device__ int box_a(const Problem &p) { return box_rows<S::A_SHARE>(p.m, TA || S::CLUSTER_N > 1 || S::Element::SPLIT); }
-    template <class S> static __host__ __device__ int box_b(const Problem &p) { return box_rows<S::B_SHARE>(p.n, TB || S::CLUSTER_M > 1 || S::Element::SPLIT); }
+    template <class S> static __host__ __device__ int box_a(const Problem &p) { return box_rows<S::A_SHARE>(p.m, TA > 0 || S::CLUSTER_N > 1 || S::Element::SPLIT > 0); }
+    template <class S> static __host__ __device__ int box_b(const Problem &p) { return box_rows<S::B_SHARE>(p.n, TB > 0 || S::CLUSTER_M > 1 || S::Element::SPLIT > 0); }
 
     /* A block's shares of a tile, step after step: rows from m, columns from n. */
     template <class S> struct Shares {
@@ -201,8 +201,7 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
     const int waiter = other < 0 ? place.block(rank_m, lane) : place.block(other + (other >= rank_m), rank_n);
     /* each block of a cluster has flags and partial sums of its own */
     unsigned *const tile_flags = p.flags + place.rank * grid.tiles();
-    const Partials<Acc> partials = near ? Partials<Acc>(shared.data, p.splits, place.part, S::BLOCKS, thread, 128 * S::GROUPS, S::SLICES)
-                                        : Partials<Acc>(p, place.rank * grid.slots(p), thread, 128 * S::GROUPS, S::SLICES);
+    const Partials<Acc> partials(p, place.rank * grid.slots(p), thread, 128 * S::GROUPS, S::SLICES);
     const bool tells = lane < S::CLUSTER_M + S::CLUSTER_N - 1;
     Work work(p, grid, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
@@ -233,8 +232,13 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
         else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum, shared, ring, t.end - t.begin, row, column, release), last();
         else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release, last);
         if constexpr (Operands::MEETS)
-            if (near) leave_near<S>(partials, sum);
-        if (near || t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag + 4 * set,
+            if (near) {
+                const Meeting<S, Acc> meeting(shared.data, place.part, p.splits, thread);
+                meeting.leave(sum);
+                store_meeting(p, meeting, first_row, first_column);
+                return;
+            }
+        if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag + 4 * set,
                                      [&] { sync_threads(1 + set, 128 * S::GROUPS); }))
             Operands::template store<S>(arguments, work, t, partials, first_row, first_column, sum, flag + 4 * S::SETS);
     }
