@@ -39,7 +39,7 @@ NAME = "winograd"
 COMPUTES = Conv
 LARGEST_KERNEL = 12  # edge: KERNEL of native/conv/winograd.c
 PLANNED_EDGE = 6  # of a patch: larger ones are planned where they are named
-GUESS = 1.15  # of the least bound of each m: most best schedules take less
+TRANSFERS = 1.5  # of the least bound of each m: what moving data takes beside it, or less, in most best schedules
 MOST_TILES, MOST_FILTERS = 16, 64  # of a kernel's panels: PYSIM_WINOGRAD_PANEL, WIDEST
 
 
@@ -144,7 +144,8 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     cases = [(kernel, m) for m in forms for kernel in rows]
     bounds = model.least_cycles(problem, on, cases)
     of_forms = bounds.reshape(len(forms), len(rows), bounds.shape[1])
-    kept = of_forms <= np.maximum(GUESS * of_forms.min(axis=(1, 2), initial=np.inf, keepdims=True), limit or 0.0)
+    guess = 1 + TRANSFERS * (1 - on.core.overlap.value)
+    kept = of_forms <= np.maximum(guess * of_forms.min(axis=(1, 2), initial=np.inf, keepdims=True), limit or 0.0)
     if not request.any_error:
         kept |= kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
     beyond = np.where(kept, np.inf, of_forms).min(axis=(1, 2), initial=np.inf)

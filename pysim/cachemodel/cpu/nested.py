@@ -3,8 +3,8 @@
 
 `tilings` lists the schedules that are worth predicting, `cost` predicts them, `csa` is SConv's own cost model of the same nest.
 
-Worked number: kernels whose arithmetic alone takes 7.2 and 9.1 M cycles. Schedules that compute for at most GUESS x 7.2 = 7.9 M cycles are
-predicted first; the second kernel enters only if none of them takes less than 9.1 M.
+Worked number: kernels whose arithmetic alone takes 7.2 and 9.1 M cycles. Where computing hides 0.8 of what moves, schedules that compute
+for at most (1 + TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles are predicted first; the second kernel enters only if none of them takes less than 9.1 M.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.registry.cpu import kernels
 
-GUESS = 1.1  # of the least bound: most best schedules take less
+TRANSFERS = 0.5  # of the least bound: what moving data takes beside it, or less, in most best schedules
 
 
 class NestCandidates(NamedTuple):
@@ -126,7 +126,8 @@ def candidates(
     rows = tilings.rows(on, dtype, request.shape, form)
     of = known or rates(nest, on, rows.kernels)
     bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
-    limit = max(GUESS * float(bounds.min()), limit or 0.0)  # of less, the best would hardly be among them
+    guess = 1 + TRANSFERS * (1 - on.core.overlap.value)
+    limit = max(guess * float(bounds.min()), limit or 0.0)  # of less, the best would hardly be among them
     possible = np.flatnonzero(bounds <= limit).tolist()
     place = tilings.in_place_reason(nest)
     return NestCandidates(
