@@ -288,10 +288,11 @@ def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, t
     inaccurate = _inaccurate(found)
     if not order.size:
         raise PlanError(_nothing(request, (*above, *inaccurate, *found.refused)))
-    first = order[_firsts(found.kind[order])].tolist()
-    considered = tuple(Considered(found.at(at)[0].NAME, found.schedule(at), _cost(found, at)) for at in first)
+    first, best = order[_firsts(found.kind[order])].tolist(), order[:top].tolist()
+    costs = {at: _cost(found, at) for at in (*first, *best[1:])}  # the best of all is the first of the kinds
+    considered = tuple(Considered(found.at(at)[0].NAME, found.schedule(at), costs[at]) for at in first)
     rejected = (*_slower(found, order), *above, *inaccurate, *found.refused)
-    return [_plan(found, at, considered, rejected, memory_limit) for at in order[:top].tolist()]
+    return [_plan(found, at, costs[at], considered, rejected, memory_limit) for at in best]
 
 
 def _firsts(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -304,7 +305,14 @@ def _cost(found: _Found, at: int) -> Cost | CsaCost:
     return costs.cost(row)
 
 
-def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: tuple[Rejected, ...], memory_limit: int | None) -> Plan:
+def _plan(
+    found: _Found,
+    at: int,
+    cost: Cost | CsaCost,
+    considered: tuple[Considered, ...],
+    rejected: tuple[Rejected, ...],
+    memory_limit: int | None,
+) -> Plan:
     request, (algorithm, costs, row) = found.request, found.at(at)
     schedule = costs.schedule(row)
     bound = algorithm.tolerance(request.problem, schedule)
@@ -316,7 +324,7 @@ def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: 
         algorithm=algorithm.NAME,
         schedule=schedule,
         workspace_bytes=algorithm.workspace_bytes(request.problem, schedule, request.layout),
-        cost=costs.cost(row),
+        cost=cost,
         considered=considered,
         rejected=rejected,
         assumed=costs.assumed(row),
