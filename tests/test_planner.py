@@ -128,6 +128,26 @@ def test_plans_are_ranked_and_the_first_is_the_plan() -> None:
     assert len({item.schedule for item in ranked}) == 25
 
 
+@pytest.mark.parametrize("memory_limit", [None, 200_000])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("conv:ic192ih6oc384kh3ph1", "zen5"),
+        ("conv:ic128ih13oc256kh3ph1", "granite-rapids"),
+        ("conv:ic512ih7oc512kh3ph1", "sapphire-rapids"),
+        ("conv:ic96ih24oc256kh5", "emerald-rapids"),
+        ("gemm:100x200x300", "power10-e1050"),
+    ],
+)
+def test_what_is_never_predicted_would_not_have_been_the_best_of_its_kind(text: str, name: str, memory_limit: int | None) -> None:
+    chosen, all_of_them = plan(text, name, memory_limit=memory_limit), plans(text, name, top=1, memory_limit=memory_limit)[0]
+    assert (chosen.algorithm, chosen.schedule) == (all_of_them.algorithm, all_of_them.schedule)
+    every = {(one.algorithm, one.schedule.kind): full_cost(one).cycles for one in all_of_them.considered}
+    some = {(one.algorithm, one.schedule.kind): full_cost(one).cycles for one in chosen.considered}
+    assert some == pytest.approx({kind: every[kind] for kind in some}, rel=1e-12)
+    assert not memory_limit or some.keys() == every.keys()
+
+
 @pytest.mark.parametrize("text", PROBLEMS)
 @pytest.mark.parametrize("within", [1.0, 1.1, 2.5])
 def test_candidates_are_all_the_schedules_within_the_factor_of_the_best_at_their_own_cost(text: str, within: float) -> None:

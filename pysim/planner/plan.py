@@ -186,7 +186,7 @@ class _Found(NamedTuple):
     """The candidates of all algorithms with their costs, one after another: `cycles` of each, and what it is a candidate of.
 
     `kernel` and `kind` number the kernels and the kinds of all algorithms, `kernels` and `kinds` name them: (algorithm, name). Kernels of
-    `shared` names are those of several algorithms.
+    `shared` names are those of several algorithms. `complete`: none was left out.
     """
 
     request: Request
@@ -199,6 +199,7 @@ class _Found(NamedTuple):
     kinds: tuple[tuple[str, str], ...]
     shared: frozenset[str]
     refused: tuple[Rejected, ...]
+    complete: bool
 
     @classmethod
     def of(cls, request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> "_Found":
@@ -226,6 +227,7 @@ class _Found(NamedTuple):
             tuple((one.NAME, name) for one, of in costs for name in of.kinds),
             frozenset(name for name, count in Counter(name for _, of in costs for name in of.kernels).items() if count > 1),
             tuple(dict.fromkeys(refused)),
+            all(np.isinf(found.limit).all() for _, found in taking),
         )
 
     def order(self) -> NDArray[np.int64]:
@@ -269,8 +271,8 @@ def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> 
 
 
 def _wanted(costs: Costs, limit: Array | float, best: float) -> float:
-    """The most that a schedule which was left out may take and be the best of its kind, or, of an algorithm that named none, of all; 0 where
-    there is none such. Kinds of which none is accurate enough have no best."""
+    """The most that a schedule which was left out may take and be the best of its kind, or, of an algorithm that named none, of all; 0
+    where there is none such. Kinds of which none is accurate enough have no best."""
     least = np.full(len(costs.kinds), np.inf if costs.cycles.size else best)
     np.minimum.at(least, costs.kind, costs.cycles)
     if isinstance(costs, Accurate):
@@ -283,7 +285,7 @@ def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, t
     memory_limit = None if memory_limit is None else whole(memory_limit, "memory_limit", 0)
     found = _Found.of(request, _asked(request, algorithm), exhaustive)
     order, above = _within(found, found.order(), memory_limit)
-    if order.size < found.cycles.size and not exhaustive:  # what was left out may take less workspace
+    if order.size < found.cycles.size and not found.complete:  # what was left out may take less workspace
         return _ranked(request, algorithm, memory_limit, top, exhaustive=True)
     inaccurate = _inaccurate(found)
     if not order.size:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from pysim.algorithms.contract import SUMS, Array, Bound, Prepared
 from pysim.cachemodel.cpu import nest as nests
@@ -84,7 +83,7 @@ class Costs:
         self.kernels: tuple[str, ...] = (NAME,)
         self.bounds: Array = np.array([of.least])
         self.cycles: Array = np.empty(0)
-        self.kernel: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self.kernel = np.empty(0, dtype=np.int64)
         if self._columns and self._product:
             self._product.prediction.one.operands = ("columns", *OPERANDS[1:])  # what it reads
             self.kernels, self.kernel = self._product.kernels, self._product.kernel

@@ -141,7 +141,7 @@ def candidates(request: Request, limit: float | None) -> Candidates:
         return _named(problem, on, request)
     rows = tuple(kernel for kernel in tilings.rows(on, problem.dtype, request.shape).kernels if _suits(kernel))
     forms = planned(problem)
-    cases = [(kernel, m) for m in forms for kernel in rows]
+    cases = tuple((kernel, model.shape_of(problem, kernel, m)) for m in forms for kernel in rows)
     bounds = model.least_cycles(problem, on, cases)
     of_forms = bounds.reshape(len(forms), len(rows), bounds.shape[1])
     guess = 1 + TRANSFERS * (1 - on.core.overlap.value)

@@ -4,7 +4,8 @@
 `tilings` lists the schedules that are worth predicting, `cost` predicts them, `csa` is SConv's own cost model of the same nest.
 
 Worked number: kernels whose arithmetic alone takes 7.2 and 9.1 M cycles. Where computing hides 0.8 of what moves, schedules that compute
-for at most (1 + TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles are predicted first; the second kernel enters only if none of them takes less than 9.1 M.
+for at most (1 + TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles are predicted first; the second kernel enters only if none of them takes less than
+9.1 M.
 """
 
 from collections.abc import Sequence

@@ -103,8 +103,9 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
         own, at = flows.operand[kind, stream], flows.at[kind, stream]
         inputs, outputs, turns, *deep = flows.planes[:, at, column]
         roles = flows.roles.T[:, kind] * places.size + np.arange(places.size)
-        found = np.bincount(roles.ravel(), (flows.between[:, at, column] * of_roles[:, column]).ravel(), len(OPERANDS) * places.size)
-        lines = found.reshape(len(OPERANDS), -1) + 1e-9
+        sizes = flows.between[:, at, column] * of_roles[:, column]
+        lines: Array = np.full((len(OPERANDS), places.size), 1e-9)
+        lines += np.bincount(roles.ravel(), sizes.ravel(), lines.size).reshape(lines.shape)
         chunks = np.stack([lines[0], lines[3] / turns, lines[2]][: len(rows)])
         planes_of = np.stack([inputs, outputs, *deep])
         if len({*pitches}) == 1:
