@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import SUMS, Array, Bound, Prepared
+from pysim.algorithms.contract import SUMS, Array, Bound, Prepared, of_planes
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from
@@ -26,7 +26,7 @@ from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.record.cost import Cost, Reason, Rejected
+from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
@@ -36,8 +36,8 @@ COMPUTES = Conv
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    if layout != "nchw":
-        return Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
+    if reason := of_planes(layout):
+        return reason
     return Reason("shape", "its columns are the input: sconv reads it in place") if problem.pointwise else None
 
 
@@ -107,10 +107,12 @@ class Costs:
         return self._some().assumed(row)
 
 
-def candidates(request: Request, limit: float | None) -> Candidates:
+def candidates(request: Request, limit: float | None) -> Candidates | NoneLegal:
     problem, on = request.problem, request.machine
     assert isinstance(problem, Conv) and isinstance(on, Machine)
-    nest, kernels = _nest(problem), tilings.rows(on, problem.dtype, request.shape).kernels
+    nest, (kernels, rejected) = _nest(problem), tilings.rows(on, problem.dtype, request.micro_kernel)
+    if not kernels:
+        return NoneLegal(rejected)
     units = [unit for unit in on.core.units if unit.target in {kernel.target for kernel in kernels}]
     packer, wanted = max(units, key=lambda unit: unit.vector_bytes), np.inf if request.schedule else limit or 0.0
     fastest = max(products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels)

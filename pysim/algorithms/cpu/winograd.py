@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.algorithms.contract import Array, Bound, Prepared
+from pysim.algorithms.contract import Array, Bound, Prepared, of_planes
 from pysim.cachemodel.cpu import tilings, words
 from pysim.cachemodel.cpu import winograd as model
 from pysim.cachemodel.cpu.cost import cost_from
@@ -44,8 +44,8 @@ MOST_TILES, MOST_FILTERS = 16, 64  # of a kernel's panels: PYSIM_WINOGRAD_PANEL,
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    if layout != "nchw":
-        return Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
+    if reason := of_planes(layout):
+        return reason
     w = problem
     if (w.kernel_h, w.stride_h, w.dilation_h, w.dilation_w) != (w.kernel_w, w.stride_w, 1, 1) or w.kernel_h > LARGEST_KERNEL:
         return Reason("shape", f"it takes square kernels of up to {LARGEST_KERNEL}x{LARGEST_KERNEL} with one stride and dilation 1")
@@ -139,7 +139,7 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     assert isinstance(problem, Conv) and isinstance(on, Machine)
     if request.schedule is not None:
         return _named(problem, on, request)
-    rows = tuple(kernel for kernel in tilings.rows(on, problem.dtype, request.shape).kernels if _suits(kernel))
+    rows = tuple(kernel for kernel in tilings.rows(on, problem.dtype, request.micro_kernel).kernels if _suits(kernel))
     forms = planned(problem)
     cases = tuple((kernel, model.shape_of(problem, kernel, m)) for m in forms for kernel in rows)
     bounds = model.least_cycles(problem, on, cases)
