@@ -175,11 +175,11 @@ class _Derived(NamedTuple):
     """The distances of the equations above, for any numbers of tiles: sums of terms, a footprint times a weight each.
 
     Round i of the terms is the i-th one of the first rounds[i] distances, which stand in falling order of their number. A `footprint` is
-    that of an operand in a loop, a weight so much of each of `factors`. The distances are at most the footprints `most`; those of `joined`
+    that of an operand and a loop, a weight so much of each of `factors`. The distances are at most the footprints `most`; those of `joined`
     (distance, operand, loop) are of neighbouring tiles, which share lines. Of each operand (rows) each use has one, `which`, or -1: none.
     """
 
-    footprints: tuple[tuple[int, int], ...]
+    footprints: tuple[Indices, Indices]
     factors: tuple[Factors, ...]
     weights: Array
     rounds: tuple[int, ...]
@@ -209,17 +209,18 @@ def _derived(uses: tuple[Use | None, ...], operands: tuple[Access, ...]) -> _Der
         which[tuple(zip(*known[one], strict=True))] = at
     rounds = [[(row, *terms[at]) for terms, row, *_ in found if at < len(terms)] for at in range(len(found[0][0]))]
     terms_of = [*itertools.chain(*rounds)]
-    footprints = [*dict.fromkeys([(level, row) for row, level, _ in terms_of] + [(most, row) for _, row, most, _ in found])]
+    footprints = [*dict.fromkeys([(row, level + 1) for row, level, _ in terms_of] + [(row, most + 1) for _, row, most, _ in found])]
     weights = [*dict.fromkeys(weight for _, _, weight in terms_of)]
+    rows, levels = np.array(footprints).T
     factors = [*dict.fromkeys(others for weight in weights for others, _ in weight)]
     return _Derived(
-        tuple(footprints),
+        (rows, levels),
         tuple(factors),
         np.array([[dict(weight).get(others, 0.0) for others in factors] for weight in weights]),
         tuple(map(len, rounds)),
         np.array([weights.index(weight) for _, _, weight in terms_of]),
-        np.array([footprints.index((level, row)) for row, level, _ in terms_of]),
-        np.array([footprints.index((most, row)) for _, row, most, _ in found]),
+        np.array([footprints.index((row, level + 1)) for row, level, _ in terms_of]),
+        np.array([footprints.index((row, most + 1)) for _, row, most, _ in found]),
         tuple((at, row, loop) for at, (_, row, _, loop) in enumerate(found) if loop is not None),
         which,
     )
@@ -262,6 +263,7 @@ class LoopNest:
             for one, of in zip(operands, moved, strict=True)
         )
         self._extents: dict[tuple[int, str], Array] = {}  # of an operand along a dimension: of all tiles, then by loop over it
+        self._footprints: Array = np.ones((len(operands), len(loops) + 1, columns))  # of all tiles, then in one iteration of each loop
         for name in total:
             rows = [row for row, one in enumerate(operands) if name in one.extents]
             of = [operands[row].extents[name] for row in rows]
@@ -275,7 +277,8 @@ class LoopNest:
                 np.minimum(found, alone * counts, out=found)
             np.minimum(found, whole, out=found)
             self._extents |= {(row, name): each for row, each in zip(rows, found, strict=True)}
-        self._footprints: dict[tuple[int, int], Array] = {}  # in one iteration of a loop that moves an operand
+            over = itertools.accumulate((loop.dimension == name for loop in loops), initial=0)
+            self._footprints[rows] *= found[:, [*over]]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -284,14 +287,7 @@ class LoopNest:
 
     def footprint(self, loop: int, row: int) -> Array:
         """Bytes of operand `row` in one iteration of a loop (-1: in all)."""
-        return self._size(self.accesses[row].level(loop), row)
-
-    def _size(self, level: int, row: int) -> Array:
-        found = self._footprints.get((level, row))
-        if found is None:
-            over = [loop.dimension for loop in self.loops[: level + 1]]
-            found = reduce(np.multiply, (self._extents[row, name][over.count(name)] for name in self.operands[row].extents))
-            self._footprints[level, row] = found
+        found: Array = self._footprints[row, loop + 1]
         return found
 
     def between(self, uses: tuple[Use | None, ...]) -> Array:
@@ -300,7 +296,7 @@ class LoopNest:
         for at, loop in enumerate(self.loops):
             factor[at], factor[~at] = 1 / loop.trips, np.greater(loop.trips, 1)
         factors = stacked(self.columns, *(reduce(np.multiply, (factor[at] for at in which), 1.0) for which in of.factors))
-        sizes = stacked(self.columns, *(self._size(*one) for one in of.footprints))
+        sizes = self._footprints[of.footprints]
         terms = np.einsum("wf,fn->wn", of.weights, factors)[of.weight]
         terms *= sizes[of.footprint]
         distances = np.zeros((of.rounds[0] + 1, self.columns))  # and none
@@ -310,7 +306,7 @@ class LoopNest:
             base = self.operands[row].extents[name := self.loops[where].dimension].base
             if not isinstance(base, float):
                 one = self._extents[row, name][sum(each.dimension == name for each in self.loops[: where + 1])]
-                distances[at] -= base / np.maximum(1e-9, one) * np.maximum(0.0, distances[at] - self._size(where, row))
+                distances[at] -= base / np.maximum(1e-9, one) * np.maximum(0.0, distances[at] - self.footprint(where, row))
         np.minimum(distances[:-1], sizes[of.most], out=distances[:-1])
         return distances[of.which]
 
