@@ -314,7 +314,7 @@ class LoopNest:
         """Bytes of each operand that a run misses in each cache (levels x operands x columns), no more further out than further in; caches
         are `hot` from a run before, or not."""
         found = np.zeros((len(levels), len(self.operands), self.columns))
-        whole = self._together({row: self.footprint(-1, row) for row in range(len(self.operands))}).max()
+        whole = self._together(self._footprints[:, 0]).max()
         cold = [not hot or level.forgets for level in levels]
         spilled = [  # others keep all
             level for level, empty in zip(levels, cold, strict=True) if empty or whole > (level.ways - 1) * level.sets * level.line_bytes
@@ -390,19 +390,17 @@ class LoopNest:
         within = [at for at in self.accesses[before if start == 1 else row].moved if at > loop]
         once = min(within, default=loop + 1) - 1  # the last loop that passes over the whole buffer
 
-        whole = {at: self.footprint(loop, at) for at, one in enumerate(self.operands) if one.name == own}
-        for at, one in enumerate(self.operands):
-            phase = self._phase(at, loop)
-            if phase >= 0 and one.name != own and (start < phase < end if start < end else not end <= phase <= start):
-                whole[at] = self.footprint(loop, at)
-        names = {self.operands[at].name for at in whole}
+        phases = [self._phase(at, loop) for at in range(len(self.operands))]
+        passed = {*range(start + 1, end)} if start < end else {0, 1, 2} - {*range(end, start + 1)}
+        rows = [at for at, one in enumerate(self.operands) if one.name == own or phases[at] in passed]
+        names, always = {self.operands[at].name for at in rows}, self._together({at: self.footprint(loop, at) for at in rows})
 
         def size(phase: int) -> Array:
-            rows = (at for at, one in enumerate(self.operands) if one.name not in names and self._phase(at, loop) == phase)
-            return self._together({at: self.footprint(once if phase == 1 else loop, at) for at in rows})
+            others = (at for at, one in enumerate(self.operands) if one.name not in names and phases[at] == phase)
+            return self._together({at: self.footprint(once if phase == 1 else loop, at) for at in others})
 
-        ends, always = (size(start), size(end)), self._together(whole)
-        return np.stack([always + (1 - part) * ends[0] + part * ends[1] for part in PARTS])
+        first, last = size(start), size(end)
+        return np.stack([always + (1 - part) * first + part * last for part in PARTS])
 
     def _shared(self, row: int, passes: Array) -> Iterator[Reuse]:
         """Of what neighbouring tiles share."""
