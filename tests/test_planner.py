@@ -320,6 +320,40 @@ def test_assumed_numbers_are_those_the_cost_read() -> None:
     assert "core.pack_line_cycles" in full
 
 
+def changed(on: machine.Machine, path: str) -> machine.Machine:
+    """The machine with another value of one number; as it is where the path is of several (a unit, a level)."""
+    numbers = msgspec.to_builtins(on)
+    at: Any = numbers
+    for part in path.split("."):
+        at = at[part] if isinstance(at, dict) else next(one for one in at if part in (one.get("name"), one.get("target")))
+    if "value" in at:
+        at["value"] *= 1.125
+    return msgspec.convert(numbers, machine.Machine)
+
+
+@pytest.mark.parametrize(
+    ("text", "algorithm", "layout"),
+    [
+        (LAYER, "sconv", "nchw"),
+        ("conv:ic64ih56oc64kh7sh2ph3", "winograd", "nchw"),
+        (LAYER, "im2col", "nchw"),
+        ("conv:g96ic96ih28oc96kh3ph1", "depthwise", "nchw"),
+        ("conv:ic3ih56oc64kh7sh2ph3", "polyphase", "nchw"),
+        ("conv:ic64ih28oc64kh3ph1", "direct_nchwc", "nchw16c"),
+        ("gemm:4x2048x2048", "skinny", "nchw"),
+        ("gemm:40x3072x768", "gemm", "nchw"),
+        ("gemm:40x3072x768", "unpacked", "nchw"),
+    ],
+)
+def test_an_assumed_number_that_changes_the_cost_is_among_those_it_leaned_on(text: str, algorithm: str, layout: Any) -> None:
+    on = machine.load("granite-rapids")
+    chosen = plan(text, on, algorithm=algorithm, layout=layout)
+    cycles = full_cost(chosen).seconds
+    for path in on.assumed():
+        other = plan(text, changed(on, path), name=chosen.name, layout=layout)
+        assert path in chosen.assumed or full_cost(other).seconds == pytest.approx(cycles, rel=1e-12), path
+
+
 def test_an_explanation_lists_assumed_numbers_where_there_are_some_and_only_there() -> None:
     leans, measured = plan(LAYER, "xeon-4208"), plan(LAYER, without_assumptions(machine.load("xeon-4208")))
     told = leans.explain().split("\n\nassumed numbers\n")[1].splitlines()

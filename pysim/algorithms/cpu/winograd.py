@@ -13,7 +13,6 @@ Worked number: conv:mb1ic64ih56oc64kh3ph1 has 14 x 14 tiles of F(4x4), 14 panels
 """
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from pysim.algorithms.contract import Array, Bound, Prepared, of_planes
 from pysim.cachemodel.cpu import tilings, words
 from pysim.cachemodel.cpu import winograd as model
-from pysim.cachemodel.cpu.cost import cost_from
+from pysim.cachemodel.cpu.cost import assumed, cost_from
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.errors import PlanError
@@ -123,15 +122,9 @@ class Costs:
 
     def assumed(self, row: int) -> tuple[str, ...]:
         assert self._table
-        return _assumed(self._table.machine, self._table.cases[self._table.case[row]][0].target)
-
-
-@lru_cache(maxsize=64)
-def _assumed(machine: Machine, target: str) -> tuple[str, ...]:
-    """Paths of assumed numbers that the model reads; it knows no latency but that of a multiply-add."""
-    others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
-    unread = ("csa", "core.pack_call", "core.pack_cycles", *others)
-    return tuple(path for path in machine.assumed() if not path.startswith(unread) and not path.endswith(".latency_cycles"))
+        target = self._table.cases[self._table.case[row]][0].target
+        parted = self._table.workload.stride_h > 1
+        return assumed(self._table.machine, target, unread=() if parted else ("core.pack_call", "core.pack_cycles"))
 
 
 def candidates(request: Request, limit: float | None) -> Candidates:

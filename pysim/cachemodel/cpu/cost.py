@@ -259,6 +259,15 @@ def transfer_cycles(machine: Machine, moved: Array) -> Array:
     return cycles
 
 
+@lru_cache(maxsize=256)
+def assumed(machine: Machine, target: str, latencies: bool = False, unread: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Paths of the assumed numbers that a cost on a unit leans on: neither other units' nor what is `unread`, and no latencies but a
+    multiply-add's unless it waits for what lies further out."""
+    others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
+    found = (path for path in machine.assumed() if not path.startswith(("csa", *others, *unread)))
+    return tuple(path for path in found if latencies or not path.endswith(".latency_cycles"))
+
+
 def cost_of(prediction: Prediction, row: int) -> Cost:
     """One row of a prediction as a value, with the bytes that each operand moves through each level."""
     return cost_from([prediction.one], row)

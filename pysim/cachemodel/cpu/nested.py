@@ -9,14 +9,13 @@ for at most (1 + TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles are predicted first; th
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu import csa, tilings
-from pysim.cachemodel.cpu.cost import Prediction, cost_of, one_schedule, predict, schedule_of
+from pysim.cachemodel.cpu.cost import Prediction, assumed, cost_of, one_schedule, predict, schedule_of
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, rates
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.errors import PlanError
@@ -64,14 +63,9 @@ class NestCosts:
         return cost_of(self.prediction, row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
-        return _assumed(self.prediction.rates.machine, self.kernels[self.kernel[row]].rpartition("__")[2])
-
-
-@lru_cache(maxsize=64)
-def _assumed(machine: Machine, target: str) -> tuple[str, ...]:
-    """Paths of assumed numbers that the model reads; it knows no latency but that of a multiply-add."""
-    others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
-    return tuple(path for path in machine.assumed() if not path.startswith(("csa", *others)) and not path.endswith(".latency_cycles"))
+        nest, machine = self.prediction.rates.nest, self.prediction.rates.machine
+        in_place = nest.filters_in_place or not nest.filters_packed  # whose rows no prefetcher follows
+        return assumed(machine, self.kernels[self.kernel[row]].rpartition("__")[2], latencies=in_place)
 
 
 class CsaCandidates(NamedTuple):
