@@ -13,7 +13,6 @@ Worked number: conv:mb1ic64ih56oc64kh3ph1 has 14 x 14 tiles of F(4x4), 14 panels
 """
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from pysim.algorithms.contract import Array, Bound, Prepared, of_planes
 from pysim.cachemodel.cpu import tilings, words
 from pysim.cachemodel.cpu import winograd as model
-from pysim.cachemodel.cpu.cost import cost_from
+from pysim.cachemodel.cpu.cost import assumed, cost_from
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.errors import PlanError
@@ -39,7 +38,7 @@ NAME = "winograd"
 COMPUTES = Conv
 LARGEST_KERNEL = 12  # edge: KERNEL of native/conv/winograd.c
 PLANNED_EDGE = 6  # of a patch: larger ones are planned where they are named
-GUESS = 1.15  # of the least bound of each m: most best schedules take less
+TRANSFERS = 1.5  # of the least bound of each m: what moving data takes beside it, or less, in most best schedules
 MOST_TILES, MOST_FILTERS = 16, 64  # of a kernel's panels: PYSIM_WINOGRAD_PANEL, WIDEST
 
 
@@ -123,15 +122,9 @@ class Costs:
 
     def assumed(self, row: int) -> tuple[str, ...]:
         assert self._table
-        return _assumed(self._table.machine, self._table.cases[self._table.case[row]][0].target)
-
-
-@lru_cache(maxsize=64)
-def _assumed(machine: Machine, target: str) -> tuple[str, ...]:
-    """Paths of assumed numbers that the model reads; it knows no latency but that of a multiply-add."""
-    others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
-    unread = ("csa", "core.pack_call", "core.pack_cycles", *others)
-    return tuple(path for path in machine.assumed() if not path.startswith(unread) and not path.endswith(".latency_cycles"))
+        target = self._table.cases[self._table.case[row]][0].target
+        parted = self._table.workload.stride_h > 1
+        return assumed(self._table.machine, target, unread=() if parted else ("core.pack_call", "core.pack_cycles"))
 
 
 def candidates(request: Request, limit: float | None) -> Candidates:
@@ -141,10 +134,11 @@ def candidates(request: Request, limit: float | None) -> Candidates:
         return _named(problem, on, request)
     rows = tuple(kernel for kernel in tilings.rows(on, problem.dtype, request.micro_kernel).kernels if _suits(kernel))
     forms = planned(problem)
-    cases = [(kernel, m) for m in forms for kernel in rows]
+    cases = tuple((kernel, model.shape_of(problem, kernel, m)) for m in forms for kernel in rows)
     bounds = model.least_cycles(problem, on, cases)
     of_forms = bounds.reshape(len(forms), len(rows), bounds.shape[1])
-    kept = of_forms <= np.maximum(GUESS * of_forms.min(axis=(1, 2), initial=np.inf, keepdims=True), limit or 0.0)
+    guess = 1 + TRANSFERS * (1 - on.core.overlap.value)
+    kept = of_forms <= np.maximum(guess * of_forms.min(axis=(1, 2), initial=np.inf, keepdims=True), limit or 0.0)
     if not request.any_error:
         kept |= kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
     beyond = np.where(kept, np.inf, of_forms).min(axis=(1, 2), initial=np.inf)

@@ -32,7 +32,7 @@ are prepared.
 Worked number: 64 -> 64 channels, 56x56, F(4x4): 196 tiles; 36 * 64 * 64 * 196 = 28.9 M multiplications for 115.6 M.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from math import log2
 from typing import NamedTuple
@@ -161,31 +161,33 @@ def prepared_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
     return w.groups * of.planes * of.filter_panels * kernel.windows * of.channels * SIZES[w.dtype]
 
 
+Cases = tuple[tuple[Kernel, Shape], ...]  # what a kernel and m make of a problem
+
+
 class Candidates(NamedTuple):
-    """Schedules as columns; `case` indexes the pairs of kernel and m."""
+    """Schedules as columns; `case` indexes the cases."""
 
     workload: Conv
     machine: Machine
     hot: bool
-    cases: tuple[tuple[Kernel, Shape], ...]
+    cases: Cases
     case: NDArray[np.int64]
     channels: Array
     k2: Array
     k3: Array
 
 
-def candidates(w: Conv, machine: Machine, hot: bool, cases: Sequence[tuple[Kernel, int]], kept: NDArray[np.bool_]) -> Candidates:
-    """Balanced parts of panels of tiles and panels of filters, for pairs of a kernel and m and the sets of channels that are `kept`."""
-    shapes = tuple((kernel, shape_of(w, kernel, m)) for kernel, m in cases)
+def candidates(w: Conv, machine: Machine, hot: bool, cases: Cases, kept: NDArray[np.bool_]) -> Candidates:
+    """Balanced parts of panels of tiles and panels of filters, for the cases and the sets of channels that are `kept`."""
     parts = _channel_parts(w)
     rows = [
         (at, parts[part], k2, k3)
         for at, part in zip(*(which.tolist() for which in kept.nonzero()), strict=True)
-        for k2 in _parts(shapes[at][1].panels, 32)
-        for k3 in _parts(shapes[at][1].filter_panels, 32)
+        for k2 in _parts(cases[at][1].panels, 32)
+        for k3 in _parts(cases[at][1].filter_panels, 32)
     ]
     table = np.array(rows, dtype=np.float64).reshape(-1, 4).T
-    return Candidates(w, machine, hot, shapes, table[0].astype(np.int64), *table[1:])
+    return Candidates(w, machine, hot, cases, table[0].astype(np.int64), *table[1:])
 
 
 def _channel_parts(w: Conv) -> tuple[int, ...]:
@@ -250,9 +252,9 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
     return terms
 
 
-def least_cycles(w: Conv, machine: Machine, cases: Sequence[tuple[Kernel, int]]) -> Array:
-    """What no schedule of a kernel and m (rows) with sets of so many channels (columns) goes below: all that lies in the core."""
-    own = np.array([_in_core(w, machine, kernel, shape_of(w, kernel, m)) for kernel, m in cases]).reshape(-1, 6, 1) * w.groups
+def least_cycles(w: Conv, machine: Machine, cases: Cases) -> Array:
+    """What no schedule of a case (rows) with sets of so many channels (columns) goes below: all that lies in the core."""
+    own = np.array([_in_core(w, machine, *case) for case in cases]).reshape(-1, 6, 1) * w.groups
     kernel, calls, store, load, patches, outputs = own.swapaxes(0, 1)
     sets = np.ceil(dense(w).channels // w.groups / np.array(_channel_parts(w)))
     each = machine.core.call_cycles.value * calls + store + load
