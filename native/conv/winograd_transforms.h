@@ -14,6 +14,7 @@
  *
  * patches  lanes hold pixels of a row for the columns' transform, then tiles: stride m parts the pixels, a tap m further is the next lane.
  * outputs  lanes hold filters; rows of pixels x filters are transposed block by block on their way out.
+ * Of an input or output in blocks lanes hold channels all the way, and a tile is transformed by itself.
  *
  * ROLLED_FILTERS, where the includer defines it: rows of a filter's second transform are a loop, not code one after another. */
 #ifdef ROLLED_FILTERS
@@ -264,6 +265,37 @@ INLINE void patches_body(const int m, const int r, const pysim_winograd *w, int6
             single_run(m, r, m, run, c, thirds, panel, w->plane_pitch);
 }
 
+/* Tiles of blocks of channels, lanes hold the channels: V of each, [plane][tile][channel]. */
+INLINE void block_patch(const int e, const T *corner, int64_t row, int64_t y, int64_t x, const pysim_winograd *w, T *to) {
+    VEC half[MOST_EDGE][MOST_EDGE];
+    const int inside = y >= 0 && x >= 0 && y + e <= w->height && x + e <= w->width;
+#pragma GCC unroll 8
+    for (int j = 0; j < e; j++) {
+        VEC d[MOST_EDGE], z[MOST_EDGE];
+#pragma GCC unroll 8
+        for (int i = 0; i < e; i++) {
+            const int here = inside || ((uint64_t)(y + i) < (uint64_t)w->height && (uint64_t)(x + j) < (uint64_t)w->width);
+            d[i] = here ? v_load(corner + i * row + j * LANES) : v_zero();
+        }
+        patch_transform(e, d, z);
+#pragma GCC unroll 8
+        for (int i = 0; i < e; i++) half[i][j] = z[i];
+    }
+#pragma GCC unroll 1
+    for (int i = 0; i < e; i++, to += e * w->plane_pitch) store_planes(e, half[i], to, w->plane_pitch);
+}
+
+INLINE void patches_of_blocks(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
+    const int64_t row = w->width * LANES, per_image = w->tiles_h * w->tiles_w;
+    for (int64_t c = 0; c < w->channels; c += LANES)
+        for (int64_t lane = 0; lane < count; lane++) {
+            const int64_t t = tile + lane, in_image = t % per_image;
+            const int64_t y = in_image / w->tiles_w * m - w->pad_top, x = in_image % w->tiles_w * m - w->pad_left;
+            const T *corner = (const T *)(const void *)w->input + t / per_image * w->image_pitch + c * w->height * w->width + y * row + x * LANES;
+            block_patch(m + r - 1, corner, row, y, x, w, panel + lane * w->patch_pitch + c);
+        }
+}
+
 /* ---- filters ---- */
 
 INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *from, int64_t width, T *to, int64_t to_plane) {
@@ -335,6 +367,12 @@ INLINE void store_row(const T *row, int64_t columns, int64_t filters, T *out, in
     }
 }
 
+/* A run of tiles of one row: rows[i][pixel] to a block of filters, all of them. */
+INLINE void store_block(ROWS rows, int64_t high, int64_t wide, T *out, int64_t pitch) {
+    for (int64_t k = 0; k < high; k++)
+        for (int64_t x = 0; x < wide; x++) v_store(out + k * pitch + x * LANES, v_load(&rows[k][x * LANES]));
+}
+
 INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,
                          const T *sums) {
     const int64_t per_image = w->tiles_h * w->tiles_w, map = w->out_h * w->out_w;
@@ -349,8 +387,15 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
             for (int64_t j = 0; j < n; j++)
                 output_tile(m, r, sums + (i + j) * w->tile_pitch + f, w->sums_pitch, added, low, high, j * m, rows);
             const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
-            T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map + y * w->out_w + x;
+            T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map;
             const int64_t high = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
+            if (w->out_blocks) {
+                out += (y * w->out_w + x) * LANES;
+                store_block(rows, high, wide, out, w->out_w * LANES);
+                pysim_finish_rows(&w->finish, out, w->out_w * LANES, high, wide * LANES);
+                continue;
+            }
+            out += y * w->out_w + x;
             for (int64_t k = 0; k < high; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, map);
             for (int64_t l = 0; w->finish.loops && l < pysim_min(LANES, filters - f); l++)
                 pysim_finish_rows(&w->finish, out + l * map, w->out_w, high, wide);
@@ -361,7 +406,8 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
 /* What is compiled, with constants: the forms of winograd.inc. */
 static void patches(const pysim_winograd *w, int64_t tile, int64_t count, void *panel) {
 #define PYSIM_WINOGRAD_FORM(m, r) \
-    if (w->outputs == m && w->taps == r) patches_body(m, r, w, tile, count, panel);
+    if (w->outputs == m && w->taps == r && w->in_blocks) patches_of_blocks(m, r, w, tile, count, panel); \
+    if (w->outputs == m && w->taps == r && !w->in_blocks) patches_body(m, r, w, tile, count, panel);
 #include "../winograd.inc"
 #undef PYSIM_WINOGRAD_FORM
 }
