@@ -128,7 +128,9 @@ def test_the_cost_adds_up_and_no_schedule_is_below_its_bound(machine: str, state
         assert known == set(plan.cost.terms) - set(plan.cost.levels) and all(plan.cost.terms[name] > 0 for name in known)
         kernel = next(row for row in kernels() if row.name == plan.kernel)
         assert isinstance(plan.schedule, Schedule)
-        assert plan.cost.cycles >= model.least_cycles(conv(problem), load(machine), kernel, plan.schedule.outputs or 0)
+        assert plan.cost.cycles >= model.least_cycles(
+            conv(problem), load(machine), kernel, model.shape_of(conv(problem), kernel, plan.schedule.outputs or 0)
+        )
 
 
 def test_the_filters_bytes_decide_between_tiles_where_there_are_few() -> None:

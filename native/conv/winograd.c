@@ -150,13 +150,13 @@ static pysim_status check_problem(const pysim_conv *c, const pysim_schedule *s) 
     return PYSIM_OK;
 }
 
-/* Blocks are the lanes of the row's vectors. Tiles that lie by themselves are read by kernels that take any distance between them. */
+/* Blocks are the lanes of a win row's vectors. Tiles that lie by themselves are read by kernels that take any distance between them. */
 static pysim_status check_blocks(const pysim_conv *c, const pysim_row *row) {
-    const int32_t lanes = row->info.lane_windows, in = c->input_block, out = c->output_block;
-    if ((in <= 1 || in == lanes) && (out <= 1 || out == lanes) && (in <= 1 || strcmp(row->info.form, "win") == 0)) return PYSIM_OK;
-    return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; with kernel %s algorithm winograd %s planes and writes planes or "
-                                         "blocks of %d channels",
-                      (int)in, (int)out, row->info.name, strcmp(row->info.form, "win") == 0 ? "reads blocks or" : "reads", (int)lanes);
+    const int32_t lanes = strcmp(row->info.form, "win") == 0 ? row->info.lane_windows : 1, in = c->input_block, out = c->output_block;
+    if ((in <= 1 || in == lanes) && (out <= 1 || out == lanes)) return PYSIM_OK;
+    return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; with kernel %s algorithm winograd reads and writes planes or "
+                                         "blocks of %d channels (1: planes)",
+                      (int)in, (int)out, row->info.name, (int)lanes);
 }
 
 /* The same convolution with stride 1, of p x q outputs: of the input itself, or of its phases. */

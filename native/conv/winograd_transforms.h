@@ -328,11 +328,12 @@ INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *fr
 
 /* ---- outputs ---- */
 
-typedef T ROWS[PYSIM_WINOGRAD_LARGEST][(OUT_TILES * PYSIM_WINOGRAD_LARGEST + LANES) * LANES];
+enum { OUT_ROW = (OUT_TILES * PYSIM_WINOGRAD_LARGEST + LANES) * LANES };
+typedef T ROWS[PYSIM_WINOGRAD_LARGEST][OUT_ROW];
 
-/* One tile of LANES filters: y = A^T M A, bias and activation, to pixels of `rows`. */
-INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, VEC bias, VEC low, VEC high, int64_t pixel,
-                        ROWS rows) {
+/* One tile of LANES filters: y = A^T M A, bias and activation, to pixels of rows `row` elements apart, those below `rows` and `columns`. */
+INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, VEC bias, VEC low, VEC high, T *to, int64_t row,
+                        int64_t rows, int64_t columns) {
     const int e = m + r - 1;
     VEC half[PYSIM_WINOGRAD_LARGEST][MOST_EDGE];
 #pragma GCC unroll 8
@@ -349,7 +350,8 @@ INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, 
         VEC y[PYSIM_WINOGRAD_LARGEST];
         sums_transform(e, m, half[i], y);
 #pragma GCC unroll 6
-        for (int j = 0; j < m; j++) v_store(&rows[i][(pixel + j) * LANES], v_between(low, high, v_add(y[j], bias)));
+        for (int j = 0; j < m; j++)
+            if (i < rows && j < columns) v_store(to + i * row + j * LANES, v_between(low, high, v_add(y[j], bias)));
     }
 }
 
@@ -367,12 +369,6 @@ INLINE void store_row(const T *row, int64_t columns, int64_t filters, T *out, in
     }
 }
 
-/* A run of tiles of one row: rows[i][pixel] to a block of filters, all of them. */
-INLINE void store_block(ROWS rows, int64_t high, int64_t wide, T *out, int64_t pitch) {
-    for (int64_t k = 0; k < high; k++)
-        for (int64_t x = 0; x < wide; x++) v_store(out + k * pitch + x * LANES, v_load(&rows[k][x * LANES]));
-}
-
 INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,
                          const T *sums) {
     const int64_t per_image = w->tiles_h * w->tiles_w, map = w->out_h * w->out_w;
@@ -384,21 +380,24 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
         for (int64_t i = 0, n; i < count; i += n) {
             const int64_t t = tile + i, column = t % w->tiles_w;
             n = pysim_min(pysim_min(OUT_TILES, count - i), w->tiles_w - column);
-            for (int64_t j = 0; j < n; j++)
-                output_tile(m, r, sums + (i + j) * w->tile_pitch + f, w->sums_pitch, added, low, high, j * m, rows);
+            const T *first = sums + i * w->tile_pitch + f;
             const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
             T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map;
-            const int64_t high = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
+            const int64_t rows_in = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
             if (w->out_blocks) {
                 out += (y * w->out_w + x) * LANES;
-                store_block(rows, high, wide, out, w->out_w * LANES);
-                pysim_finish_rows(&w->finish, out, w->out_w * LANES, high, wide * LANES);
+                for (int64_t j = 0; j < n; j++)
+                    output_tile(m, r, first + j * w->tile_pitch, w->sums_pitch, added, low, high, out + j * m * LANES, w->out_w * LANES, rows_in,
+                                wide - j * m);
+                pysim_finish_rows(&w->finish, out, w->out_w * LANES, rows_in, wide * LANES);
                 continue;
             }
             out += y * w->out_w + x;
-            for (int64_t k = 0; k < high; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, map);
+            for (int64_t j = 0; j < n; j++)
+                output_tile(m, r, first + j * w->tile_pitch, w->sums_pitch, added, low, high, &rows[0][j * m * LANES], OUT_ROW, m, m);
+            for (int64_t k = 0; k < rows_in; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, map);
             for (int64_t l = 0; w->finish.loops && l < pysim_min(LANES, filters - f); l++)
-                pysim_finish_rows(&w->finish, out + l * map, w->out_w, high, wide);
+                pysim_finish_rows(&w->finish, out + l * map, w->out_w, rows_in, wide);
         }
     }
 }
