@@ -156,7 +156,7 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     return Candidates(rows, forms, bounds.min(axis=1, initial=np.inf), table, float(bounds[~keep].min(initial=np.inf)), ())
 
 
-def _suits(kernel: Kernel, layout: Layout) -> bool:
+def _suits(kernel: Kernel, layout: Layout = "nchw") -> bool:
     """A kernel that stores rows of windows, here filters, as they are, and has transforms of its target; for blocks, one whose vectors are
     such."""
     if layout != "nchw" and (kernel.form != "win" or blocks_of(layout)[1] != kernel.lane_windows):
@@ -171,7 +171,11 @@ def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
     kernel = next((row for row in kernels() if s and row.name == s.kernel), None)
     if not isinstance(s, Schedule) or kernel is None or not on.unit(kernel.target) or kernel.dtype != problem.dtype:
         raise PlanError(f"the named plan's kernel is none of {on.name} for {problem.dtype}; `pysim kernels` lists them")
-    if s.outputs not in outputs_of(problem) or not _suits(kernel, request.layout) or (s.windows, s.filters) != (kernel.windows, kernel.filters):
+    if (
+        s.outputs not in outputs_of(problem)
+        or not _suits(kernel, request.layout)
+        or (s.windows, s.filters) != (kernel.windows, kernel.filters)
+    ):
         raise PlanError(
             f"a plan of {NAME} has outputs={', '.join(map(str, outputs_of(problem)))} and one of its kernels' own windows and filters"
         )

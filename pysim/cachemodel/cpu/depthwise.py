@@ -15,7 +15,8 @@ planes  Lanes hold groups. Blocks of L x L elements of input, weights and output
         waits fma_latency for each of its own multiply-adds, which fewer rows than latency x rate do not cover. Before its first
         multiply-add ends a tile waits for a load from L1 and for that multiply-add.
 blocks  The tiles of planes without transpositions. Taps that lie in padding are left out; a row of tiles takes ROW_CYCLES to begin.
-store   Rows begin anywhere in a line, but those of blocks: a vector crosses into the next in (vector - element) / line of all places, which is one more access.
+store   Rows begin anywhere in a line, but those of blocks: a vector crosses into the next in (vector - element) / line of all places, which
+        is one more access.
 call    call_cycles for each call: of a row of tiles (rows: function and masks are chosen anew), of a block of L groups.
 
 What crosses between levels follows from the description of the loops (`described`, `loops`).
