@@ -118,7 +118,6 @@ typedef struct {
     int first, last;         /* part: sums begin at the bias, results are kept between bounds; else they are added to what is there */
     const void *bias, *residual; /* a value for each filter; what lies as `out` does; or NULL */
     pysim_bounds bounds;
-    const void *later, *later_residual; /* what a later tile writes and adds, asked for; or NULL */
     const char *ahead;   /* filters of a later call, asked for `ahead_lines` lines at each tap */
     int64_t ahead_lines;
 } pysim_nchwc_tile;

@@ -101,7 +101,9 @@ def test_each_number_of_threads_gives_the_same_bits(text, algorithm):
 @pytest.mark.parametrize("threads", [2, 3, 16])
 def test_plans_for_threads_divide_what_runs_divide(threads):
     for text in ("conv:mb1ic256ih14oc256kh3ph1", "conv:mb1ic64ih56oc256kh1", "conv:mb3ic64ih14oc96kh3sh2ph1"):
-        alone, team = (pysim.plan(text, machine="zen5", layout="nchw16c", threads=count, algorithm=direct_nchwc.NAME) for count in (1, threads))
+        alone, team = (
+            pysim.plan(text, machine="zen5", layout="nchw16c", threads=count, algorithm=direct_nchwc.NAME) for count in (1, threads)
+        )
         assert alone.seconds / threads * 0.8 < team.seconds < alone.seconds
         part = direct_nchwc.largest_part(team.workload, team.schedule, threads)
         assert part.problem.filters % 16 == 0

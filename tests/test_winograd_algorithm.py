@@ -128,9 +128,8 @@ def test_the_cost_adds_up_and_no_schedule_is_below_its_bound(machine: str, state
         assert known == set(plan.cost.terms) - set(plan.cost.levels) and all(plan.cost.terms[name] > 0 for name in known)
         kernel = next(row for row in kernels() if row.name == plan.kernel)
         assert isinstance(plan.schedule, Schedule)
-        assert plan.cost.cycles >= model.least_cycles(
-            conv(problem), load(machine), kernel, model.shape_of(conv(problem), kernel, plan.schedule.outputs or 0)
-        )
+        case = kernel, model.shape_of(conv(problem), kernel, plan.schedule.outputs or 0)
+        assert plan.cost.cycles >= model.least_cycles(conv(problem), load(machine), [case]).min()
 
 
 def test_the_filters_bytes_decide_between_tiles_where_there_are_few() -> None:
@@ -203,7 +202,7 @@ def test_cold_filters_cost_what_memory_gives() -> None:
         ("conv:ic64ih56oc64kh3kw5ph1", {}, "square kernels"),
         ("conv:ic64ih56oc64kh14sh4", {}, "up to 12x12"),
         ("conv:ic64ih56oc64kh3dh1", {}, "dilation 1"),
-        ("conv:ic64ih56oc64kh3", {"layout": "nhwc"}, "NHWC was asked for"),
+        ("conv:ic24ih56oc64kh3", {"layout": "nchw16c"}, "no whole blocks of 16"),
         ("conv:ic64ih56oc64kh3:s8", {}, "no transforms of s8"),
         ("conv:ic64ih56oc64kh3", {"model": "csa"}, "slicing analysis"),
     ],

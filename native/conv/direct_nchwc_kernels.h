@@ -10,12 +10,12 @@
 
 enum { MOST_PIXELS = 28, MOST_VECTORS = 4 };
 
-enum { ROWS_AHEAD = 96 }; /* of filters: no prefetcher of the hardware goes beyond a page (x86/lanes.h) */
-
-/* Asks for what a later tile will read or write when its sums are made. Pixels of a block follow one another in memory, rows too. */
+/* Asks for what a later tile will read or write when its sums are made: the next but one, as memory is further away than the few channels of
+ * an image take. Pixels of a block follow one another in memory, rows too. */
+enum { TILES_AHEAD = 2, ROWS_AHEAD = 96 };
 INLINE void fetch_tile(const int P, const int F, const void *at, int64_t vector, int64_t vectors) {
     for (int f = 0; f < F && f < vectors; f++)
-        for (int p = 0; p < P; p++) __builtin_prefetch((const T *)at + f * vector + p * LANES, 1);
+        for (int p = 0; p < P; p++) __builtin_prefetch((const T *)at + f * vector + (TILES_AHEAD * P + p) * LANES, 1);
 }
 
 /* Pixels are reached from every third one, by itself, one and two distances further: x86 has one such distance in an address. */
@@ -27,8 +27,8 @@ INLINE void direct_tile(const int P, const int F, const pysim_nchwc_tile *t) {
 #pragma GCC unroll 28
         for (int p = 0; p < P; p++) acc[f][p] = v_zero();
     const char *ahead = t->ahead;
-    if (t->later) fetch_tile(P, F, t->later, t->out_vector, t->vectors);
-    if (t->later_residual) fetch_tile(P, F, t->later_residual, t->out_vector, t->vectors);
+    fetch_tile(P, F, t->out, t->out_vector, t->vectors);
+    if (t->residual) fetch_tile(P, F, t->residual, t->out_vector, t->vectors);
     for (int64_t b = 0; b < t->blocks; b++)
         for (int64_t r = 0; r < t->rows; r++)
             for (int64_t s = 0; s < t->taps; s++) {
