@@ -12,40 +12,36 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pysim.algorithms.contract import SUMS, Bound, Prepared
-from pysim.algorithms.cpu.unpacked import FORM, no_row
+from pysim.algorithms.contract import Prepared
 from pysim.algorithms.cpu.unpacked import nest_of as unpacked
+from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts, largest_part
 from pysim.cachemodel.cpu import nest as nests
-from pysim.cachemodel.cpu import nested, words
+from pysim.cachemodel.cpu import nested
 from pysim.cachemodel.cpu.listed import Listed, ListedCosts
-from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
-from pysim.record.cost import Reason, Rejected
-from pysim.record.description import Description
-from pysim.record.plan import Layout, Plan, Request
+from pysim.record.cost import Rejected
+from pysim.record.plan import Layout, Request
 from pysim.record.schedule import Schedule
 
 NAME = "panels"
 COMPUTES = Gemm
 
 
-def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
-    return no_row(problem, machine)
-
-
-def _nest(problem: Gemm) -> nests.Nest:
+def nest_of(problem: Gemm) -> nests.Nest:
     return msgspec.structs.replace(unpacked(problem), in_place=True, windows_packed=True, windows_transposed=False)
 
+
+_NEST = OnNest(nest_of, "matrix product, B in panels that are packed beforehand, A in place", BROADCASTS, NAME)
+refuses, workspace_bytes, tolerance, describe = broadcasts, _NEST.workspace_bytes, _NEST.tolerance, _NEST.describe
 
 Found = nested.NestCandidates | nested.CsaCandidates | Listed
 
 
 def candidates(request: Request, limit: float | None) -> Found:
-    assert isinstance(request.problem, Gemm)
     if request.prepared or request.schedule is not None:
-        return nested.candidates(_nest(request.problem), request, limit, form=FORM, algorithm=NAME)
+        return _NEST.candidates(request, limit)
     return Listed(request, (), (Rejected(NAME, "B is not prepared; pysim.prepare does, and plan with prepared=True", "shape"),))
 
 
@@ -56,19 +52,6 @@ def cost(machine: Machine, found: Sequence[Found]) -> list[nested.NestCosts | ne
 def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> Prepared:
     tiles = nests.ceil_div(problem.n, schedule.windows)
     return Prepared("panels of B", tiles * schedule.windows * problem.k * SIZES[problem.dtype])
-
-
-def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
-    return nests.workspace_bytes(_nest(problem), schedule)
-
-
-def tolerance(problem: Gemm, schedule: Schedule) -> Bound:
-    return SUMS
-
-
-def describe(plan: Plan) -> Description:
-    assert isinstance(plan.workload, Gemm)
-    return words.describe_nest(_nest(plan.workload), plan, "matrix product, B in panels that are packed beforehand, A in place")
 
 
 __all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]
