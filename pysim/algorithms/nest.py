@@ -7,14 +7,13 @@ Worked number: gemm:512x512x512 is a nest of 512 windows, 512 filters and 512 ch
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pysim.algorithms.contract import SUMS, Bound
 from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.nest import Nest, workspace_bytes
-from pysim.cachemodel.cpu.nested import CsaCandidates, NestCandidates, cost
+from pysim.cachemodel.cpu.nested import cost
 from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm
-from pysim.record.cost import Reason
+from pysim.record.cost import NoneLegal, Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
@@ -32,14 +31,11 @@ class OnNest(NamedTuple):
     form: str | None = None
     algorithm: str | None = None
 
-    def candidates(self, request: Request, limit: float | None) -> NestCandidates | CsaCandidates:
+    def candidates(self, request: Request, limit: float | None) -> nested.Found | NoneLegal:
         return nested.candidates(self.nest(request.problem), request, limit, form=self.form, algorithm=self.algorithm)
 
     def workspace_bytes(self, problem: Any, schedule: Schedule, layout: Layout) -> int:
         return workspace_bytes(self.nest(problem), schedule)
-
-    def tolerance(self, problem: Any, schedule: Schedule) -> Bound:
-        return SUMS
 
     def describe(self, plan: Plan) -> Description:
         return words.describe_nest(self.nest(plan.workload), plan, self.summary)

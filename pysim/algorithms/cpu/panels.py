@@ -8,25 +8,22 @@ Plans are of it where B is prepared (`pysim.prepare`); a call that is given B it
 Worked number: gemm:197x768x768 in tiles of 48 columns has 16 panels, 768 * 768 * 4 = 2,359,296 bytes.
 """
 
-from collections.abc import Sequence
-
 import msgspec
 
-from pysim.algorithms.contract import Prepared
+from pysim.algorithms.contract import Prepared, sums
 from pysim.algorithms.cpu.unpacked import nest_of as unpacked
-from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts, largest_part
+from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts, cost, largest_part
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested
-from pysim.cachemodel.cpu.listed import Listed, ListedCosts
-from pysim.machine.cpu import Machine
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
-from pysim.record.cost import Rejected
+from pysim.record.cost import NoneLegal, Rejected
 from pysim.record.plan import Layout, Request
 from pysim.record.schedule import Schedule
 
 NAME = "panels"
 COMPUTES = Gemm
+tolerance = sums
 
 
 def nest_of(problem: Gemm) -> nests.Nest:
@@ -34,19 +31,13 @@ def nest_of(problem: Gemm) -> nests.Nest:
 
 
 _NEST = OnNest(nest_of, "matrix product, B in panels that are packed beforehand, A in place", BROADCASTS, NAME)
-refuses, workspace_bytes, tolerance, describe = broadcasts, _NEST.workspace_bytes, _NEST.tolerance, _NEST.describe
-
-Found = nested.NestCandidates | nested.CsaCandidates | Listed
+refuses, workspace_bytes, describe = broadcasts, _NEST.workspace_bytes, _NEST.describe
 
 
-def candidates(request: Request, limit: float | None) -> Found:
+def candidates(request: Request, limit: float | None) -> nested.Found | NoneLegal:
     if request.prepared or request.schedule is not None:
         return _NEST.candidates(request, limit)
-    return Listed(request, (), (Rejected(NAME, "B is not prepared; pysim.prepare does, and plan with prepared=True", "shape"),))
-
-
-def cost(machine: Machine, found: Sequence[Found]) -> list[nested.NestCosts | nested.CsaCosts | ListedCosts]:
-    return [ListedCosts(NAME, one, (), False) if isinstance(one, Listed) else one.costs() for one in found]
+    return NoneLegal((Rejected(NAME, "B is not prepared; pysim.prepare does, and plan with prepared=True", "shape"),))
 
 
 def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> Prepared:

@@ -4,7 +4,7 @@
 The nest is `pysim.cachemodel.cpu.nest`; its micro-kernels are the rows of `native/kernels.inc`.
 """
 
-from pysim.algorithms.contract import Prepared
+from pysim.algorithms.contract import Prepared, of_planes, sums
 from pysim.algorithms.nest import OnNest, cost, largest_part
 from pysim.cachemodel.cpu.nest import nest_of, packed_filter_bytes
 from pysim.machine.cpu import Machine
@@ -15,13 +15,14 @@ from pysim.record.schedule import Schedule
 
 NAME = "sconv"
 COMPUTES = Conv
+tolerance = sums
 
 _NEST = OnNest(nest_of, "direct convolution by slicing, tiles of windows packed on demand")
-candidates, workspace_bytes, tolerance, describe = _NEST.candidates, _NEST.workspace_bytes, _NEST.tolerance, _NEST.describe
+candidates, workspace_bytes, describe = _NEST.candidates, _NEST.workspace_bytes, _NEST.describe
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    return None if layout == "nchw" else Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
+    return of_planes(layout)
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:

@@ -9,26 +9,21 @@ Worked number: gemm:730x64x33:nt packs A's 24,090 elements for 1.5 million multi
 
 import msgspec
 
+from pysim.algorithms.contract import sums, unprepared
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts, cost, largest_part
 from pysim.cachemodel.cpu import nest as nests
 from pysim.problem.gemm import Gemm
-from pysim.record.plan import Layout
-from pysim.record.schedule import Schedule
 
 NAME = "unpacked"
 COMPUTES = Gemm
+tolerance, prepare = sums, unprepared
 
 
 def nest_of(problem: Gemm) -> nests.Nest:
     return msgspec.structs.replace(nests.nest_of(problem), filters_packed=True, filters_in_place=True)
 
 
-def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> None:
-    return None  # B is packed in the run, or read where it lies
-
-
 _NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters, A in place", BROADCASTS, NAME)
-refuses, candidates, workspace_bytes = broadcasts, _NEST.candidates, _NEST.workspace_bytes
-tolerance, describe = _NEST.tolerance, _NEST.describe
+refuses, candidates, workspace_bytes, describe = broadcasts, _NEST.candidates, _NEST.workspace_bytes, _NEST.describe
 
 __all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]
