@@ -143,8 +143,8 @@ def on_gpu(monkeypatch):
     monkeypatch.setattr(torch_layers.host, "gpu_here", lambda: load_any("v100"))
     monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))
     monkeypatch.setattr(frontend, "LayerChain", Counted)
-    monkeypatch.setattr(torch_chain, "on_device_of", lambda x: nullcontext())
     monkeypatch.setattr(torch_gpu, "on_device_of", lambda x: nullcontext())
+    monkeypatch.setattr(torch_chain.cuda, "devices", lambda: (None,))
     for module in (torch_layers, torch_chain):
         monkeypatch.setattr(module, "tf32", lambda kind: False)
 
@@ -269,20 +269,20 @@ def test_shapes_that_take_turns_look_nothing_up(on_gpu):
 def test_values_inside_a_chain_share_memory(on_gpu, monkeypatch):
     """Three blocks: values as large as nine of their results, of which at most three are needed at once, and workspaces."""
     one = Chained(torch.nn.Sequential(Block(), Block(16), Block(16)), IMAGE)
-    made, empty = [], torch.empty_strided
-    monkeypatch.setattr(torch, "empty_strided", lambda shape, *rest, **how: (made.append(shape), empty(shape, *rest, **how))[1])
+    asked, give = [], torch_chain.workspace
+    monkeypatch.setattr(torch_chain, "workspace", lambda size, *rest: (asked.append(size), give(size, *rest))[1])
     one.assert_right()
-    (arena,), out = [shape for shape in made if len(shape) == 1][0], 4 * 2 * 16 * 36  # noqa: RUF015
-    assert len(made) == 2 and arena <= 5 * out
+    (arena,), out = asked, 4 * 2 * 16 * 36
+    assert 0 < arena <= 5 * out
 
 
 def test_without_memory_for_its_arena_a_chain_runs_layer_by_layer(on_gpu, monkeypatch):
     one = Chained(Block(), IMAGE)
 
-    def full(*given, **how):
+    def full(*given):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(torch, "empty_strided", full)
+    monkeypatch.setattr(torch_chain, "workspace", full)
     one.assert_right()
     assert one.chain.looked_up == 1
 
@@ -316,3 +316,16 @@ def test_folded_weights_make_up_for_sums_that_come_out_too_small(monkeypatch):
     ratio = (larger.double() * plain.double()).sum() / (plain.double() ** 2).sum()
     assert abs(ratio - 1 + lean) < 5e-9
     assert bound_of(planner.plan(problem, load_any("h200"), accuracy="ieee")).lean == 0
+
+
+@pytest.mark.skipif(torch_layers._precision is None, reason="this PyTorch has the older settings alone")
+def test_whether_tf32_is_allowed_is_known_however_the_program_said_so():
+    """PyTorch's older settings raise where the newer ones were set."""
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = matmul.fp32_precision, conv.fp32_precision
+    try:
+        for setting in ("tf32", "ieee"):
+            matmul.fp32_precision = conv.fp32_precision = setting
+            assert {torch_layers.tf32("Linear"), torch_layers.tf32("Conv")} == {setting == "tf32"}
+    finally:
+        matmul.fp32_precision, conv.fp32_precision = before

@@ -4,13 +4,16 @@ they see.
 
 A first call runs layer by layer. Of a later one with the same parameters the launches are kept (`_Launches`), for calls whose inputs lie
 alike and whose parameters were not written to since: these look nothing up, allocate what is read outside and one arena (values between
-layers and workspaces, placed by when they are needed, as in `pysim.models.buffers`), and put all launches on the stream at once. To look up
+layers and workspaces, placed by when they are needed, as in `pysim.models.buffers`; a small one is kept for the stream), and put all
+launches on the stream at once. To look up
 what a layer needs takes several times as long as its launch does.
 
 Values have numbers: first what the chain is given, then each layer's result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from itertools import groupby
 from operator import is_ as _is
 from typing import Any, NamedTuple
@@ -21,7 +24,8 @@ from pysim.models.buffers import Lifetime, placed
 from pysim.models.torch_gpu import Called, on_device_of
 from pysim.models.torch_layers import FusedLayer, home_of, state_of, tf32
 from pysim.once import Recent
-from pysim.runtime.cuda_call import ALIGNED
+from pysim.runtime import cuda
+from pysim.runtime.cuda_call import ALIGNED, workspace
 from pysim.runtime.cuda_steps import LaunchStep, LaunchSteps, Place
 
 _KEPT = 8  # shapes of inputs that launches are kept for
@@ -59,8 +63,10 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                     break
         if len(values) < self._given + len(self._links):
             self._look_up(values)
-        results = tuple(values[number] for number in self._outputs)
-        return results if len(results) > 1 else results[0]
+        outputs = self._outputs
+        return values[outputs[0]] if len(outputs) == 1 else tuple(values[number] for number in outputs)
+
+    __call__ = forward  # past what looks for hooks, which nobody can have put here: a microsecond
 
     def _called(self, link: Link, values: list[Any]) -> tuple[Any, Called | None, tuple[Any, ...]]:
         parameters = link.layer.parameters_of(tuple(None if at is None else values[at] for at in link.parameters))
@@ -105,9 +111,10 @@ class _Lies(NamedTuple):
     def nbytes(self) -> int:
         return int(self.shape.numel() * self.dtype.itemsize)
 
-    def make(self) -> Any:
-        """An uninitialised tensor that lies so."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+    @property
+    def make(self) -> Callable[[], Any]:
+        """What makes uninitialised tensors that lie so."""
+        return partial(torch.empty_strided, tuple(self.shape), self.stride, dtype=self.dtype, device=self.device)
 
 
 class _Step(NamedTuple):
@@ -138,7 +145,6 @@ class _Launches:
 
     def __init__(self, steps: Sequence[_Step], read: set[int | None]) -> None:
         results = [step.result for step in steps]
-        self._launch = _called(steps[0]).launch
         self._kinds = {step.link.layer.kind for step in steps}
         self._operands = _operands(steps)
         self._arguments, self._owned = _sources(steps)
@@ -152,14 +158,13 @@ class _Launches:
                 memory[step.result] = memory.get(step.link.residual, step.link.residual)
         outside = sorted({memory[number] for number in results if number in read and memory[number] in memory})
         self._outer = sorted({number for number, *_ in self._operands})
-        offsets, arena_bytes = placed(_lifetimes(steps, memory, outside), ALIGNED)
-        arena = _Lies(torch.Size([arena_bytes]), (1,), torch.uint8, steps[0].y.device)
-        self._made = [*(step.y for number in outside for step in steps if step.result == number), *[arena] * (arena_bytes > 0)]
-        bases = {number: at for at, number in enumerate((*self._outer, *outside), 1)}  # address 0 is 0
+        self._made = [step.y.make for number in outside for step in steps if step.result == number]
+        offsets, self._arena_bytes = placed(_lifetimes(steps, memory, outside), ALIGNED)
+        bases = {number: at for at, number in enumerate((*self._outer, *outside), 2)}  # address 0 is 0, address 1 the arena's
 
         def place(number: int) -> Place:
             root = memory.get(number, number)
-            return Place(bases[root]) if root in bases else Place(1 + len(bases), offsets[root])
+            return Place(bases[root]) if root in bases else Place(1, offsets[root])
 
         def launch(step: _Step) -> LaunchStep:
             called, work = _called(step), place(~step.result) if ~step.result in offsets else Place(0)
@@ -168,33 +173,41 @@ class _Launches:
 
         self._steps = LaunchSteps([launch(step) for step in steps])
         self._kept = [step.called for step in steps]
-        self._results = [bases[memory[number]] - 1 if number in read else None for number in results]
+        self._results = [bases[memory[number]] - 2 if number in read else None for number in results]
+        self._library, self._device = _called(steps[0]).launch.library, steps[0].y.device.index
+        self._several_devices = len(cuda.devices()) > 1
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether the operands lie as those did, and the parameters are the same, not written to since."""
         for number, lies, form in self._operands:
             x = values[number]
-            if type(x) is not torch.Tensor or x.shape != lies.shape or x.dtype != lies.dtype or x.device != lies.device:
+            if type(x) is not torch.Tensor or x.shape != lies.shape or x.dtype is not lies.dtype or x.device != lies.device:
                 return False
             if x.data_ptr() % ALIGNED or not x.is_contiguous(memory_format=form):
                 return False
         for home, name, one in self._owned:
             if home.get(name) is not one:
                 return False
+        for number, one in self._arguments:
+            if values[number] is not one:
+                return False
         for one, at, written in self._state:
             if one._version != written or one.data_ptr() != at:
                 return False
-        return all(values[number] is one for number, one in self._arguments) and not any(map(tf32, self._kinds))
+        return not any(map(tf32, self._kinds))
 
     def run(self, values: list[Any]) -> bool:
         """Appends the results, None for those that nobody else reads; False where there is no memory, before anything was written."""
-        first = values[self._outer[0]]
-        with on_device_of(first):
+        pieces = [values[number] for number in self._outer]
+        first = pieces[0]
+        with on_device_of(first) if self._several_devices else nullcontext():
+            stream = self._library.stream(first)
             try:
-                pieces = [values[number] for number in self._outer] + [lies.make() for lies in self._made]
+                pieces += [make() for make in self._made]
+                _owner, arena = workspace(self._arena_bytes, stream, (self._library, first, self._device))
             except torch.OutOfMemoryError:
                 return False
-            self._steps.run([0, *(one.data_ptr() for one in pieces)], self._launch.library.stream(first))
+            self._steps.run([0, arena, *[one.data_ptr() for one in pieces]], stream)
         values += [None if at is None else pieces[at] for at in self._results]
         return True
 

@@ -291,6 +291,12 @@ def _layout(x: Any) -> Layout:
     return "nhwc" if last and x.is_cuda else "nchw"
 
 
+# Of PyTorch 2.9 and later, whose older settings cannot be read once the newer ones were set
+_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
 def tf32(kind: str) -> bool:
     """Whether PyTorch may multiply float32 as TF32 on a GPU, as the program has set it."""
+    if _precision is not None:
+        return bool(_precision("cuda", "matmul" if kind == "Linear" else "conv") == "tf32")
     return bool(torch.backends.cuda.matmul.allow_tf32 if kind == "Linear" else torch.backends.cudnn.allow_tf32)

@@ -3,6 +3,7 @@
 the addresses of a few pieces of memory that they are in."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pysim.runtime.cuda import Launch, check, library
@@ -34,11 +35,12 @@ class LaunchSteps:
              "workspace_bytes": one.launch.workspace_bytes, **{name: getattr(one, name)._asdict() for name in LaunchStep._fields[2:]}}
             for one in steps
         ]  # fmt: skip
-        self._steps, self._count, self._kept, self._new = ffi.new("pysim_cuda_step[]", told), len(steps), tuple(steps), ffi.new
+        self._steps, self._count, self._kept = ffi.new("pysim_cuda_step[]", told), len(steps), tuple(steps)
+        self._addresses = partial(ffi.new, ffi.typeof("uint64_t[]"))
         # told the stream as a number: to make a pointer of it takes as long as the call
         self._run = ffi.cast("pysim_status (*)(const pysim_cuda_step *, int64_t, const uint64_t *, uintptr_t)", lib.pysim_cuda_run_steps)
 
     def run(self, bases: Sequence[int], stream: int) -> None:
         """Puts them on a stream."""
-        if status := self._run(self._steps, self._count, self._new("uint64_t[]", bases), stream):
+        if status := self._run(self._steps, self._count, self._addresses(bases), stream):
             check(status)
