@@ -14,11 +14,11 @@ from typing import Any, cast
 import msgspec
 
 from pysim import planner
-from pysim.arguments import MOST_THREADS, flag, number, seconds, whole, wholes
+from pysim.arguments import MOST_THREADS, flag, number, seconds, whole, wholes, word
 from pysim.calibration import host
 from pysim.comparison import compare as comparison
 from pysim.comparison.compare import How
-from pysim.errors import OperandError, PlanError
+from pysim.errors import OperandError, PlanError, quoted
 from pysim.frontends import onnx
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
@@ -32,7 +32,7 @@ from pysim.problem.text import Layer, Workload, distinct, parse, resolve
 from pysim.record import plan as values
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
-from pysim.record.plan import Footprint, Layout, ModelName, State, on_cpu
+from pysim.record.plan import Footprint, Layout, MicroKernel, ModelName, State, on_cpu
 from pysim.record.schedule import GpuSchedule
 from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
@@ -86,7 +86,7 @@ def plan(
     problem: str | Workload,
     machine: str | Machine | Gpu = "host",
     model: ModelName = "full",
-    micro_kernel: str | tuple[int, int] | None = None,
+    micro_kernel: MicroKernel = None,
     input_footprint: Footprint = "packed",
     state: State = "hot",
     layout: Layout = "nchw",
@@ -109,7 +109,7 @@ def plans(
     problem: str | Workload,
     machine: str | Machine | Gpu = "host",
     top: int = 10,
-    micro_kernel: str | tuple[int, int] | None = None,
+    micro_kernel: MicroKernel = None,
     state: State = "hot",
     layout: Layout = "nchw",
     memory_limit: int | None = None,
@@ -155,7 +155,9 @@ def compare(
         words = list(problem) if isinstance(problem, Iterable) and not isinstance(problem, str | bytes) else [problem]
         layers = distinct(resolve(words, lambda path: onnx.read(path)[0]))
     if store is not None and not isinstance(store, Store):
-        raise OperandError(f"store is {store!r}; right is a pysim.measure.store.Store, open")
+        raise OperandError(f"store is {quoted(store)}; right is a pysim.measure.store.Store, open")
+    if _layout(None, layout) in values.BLOCKED:
+        raise PlanError(f"compare times NCHW and NHWC; conv2d and prepare compute in {layout}")
     least, most = seconds(min_seconds, "min_seconds"), seconds(budget_seconds, "budget_seconds")
     on, how = host.runnable_any(machine), How(threads, state, min_seconds=least, budget_seconds=most)
     asked: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
@@ -203,9 +205,9 @@ def conv2d(
     On a CPU x, y and a residual may have channels in blocks: `layout="nchw16c"` (nchw8c, nchw4c) is [N][C/16][H][W][16], and
     `"nchw-nchw16c"` takes x as planes and gives blocks. C and M of a group are multiples of the block. A plan has a layout of its own.
     """
-    layout = plan.layout if isinstance(plan, values.Plan) else layout
+    layout = _layout(plan, layout)
     windows = _windows(stride, padding, dilation, groups)
-    accurate = ANY if error_limit is None and accuracy == "standard" else _accurate(accuracy, error_limit)
+    accurate = _accurate(accuracy, error_limit)
     threads = whole(threads, "threads", 1, MOST_THREADS)
     arrays.refuse_gradients(x=x, w=w, bias=bias, out=out, residual=residual)
     if arrays.is_cuda(x) or arrays.is_cuda(w) or _on_gpu(plan, machine):
@@ -269,7 +271,7 @@ def gemm(
     `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
     """
     alpha, beta = number(alpha, "alpha"), number(beta, "beta")
-    accurate = ANY if error_limit is None and accuracy == "standard" else _accurate(accuracy, error_limit)
+    accurate = _accurate(accuracy, error_limit)
     trans_a, trans_b = flag(trans_a, "trans_a"), flag(trans_b, "trans_b")
     threads = whole(threads, "threads", 1, MOST_THREADS)
     arrays.refuse_gradients(a=a, b=b, c=c, bias=bias, out=out)
@@ -277,7 +279,7 @@ def gemm(
         choose = _chooser(_gemm_chooser, plan, machine, accurate)
         return cuda_gemm.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype)
     if not (dtype is None or (isinstance(dtype, str) and dtype in runtime.NUMPY_DTYPES)):
-        raise OperandError(f"dtype {dtype!r}: the CPU kernels compute in the arrays' type")
+        raise OperandError(f"dtype {quoted(dtype)}: the CPU kernels compute in the arrays' type")
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
     key: tuple[Hashable, ...] = (left.shape, left.dtype, right.shape, right.dtype, trans_a, trans_b, threads, _identity(plan or machine))
     if accurate is not ANY:
@@ -320,7 +322,7 @@ def prepare(
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
     accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, MOST_THREADS)
-    layout = plan.layout if isinstance(plan, values.Plan) else layout
+    layout = _layout(plan, layout)
     schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate, layout, prepared=True)
     return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor, layout)
 
@@ -389,7 +391,7 @@ def _identity(machine: values.Plan | str | Machine | Gpu) -> Hashable:
 
 def _check(plan: Any, machine: Any) -> None:
     if plan is not None and not isinstance(plan, values.Plan):
-        raise PlanError(f"plan is {plan!r}; right is what pysim.plan returns")
+        raise PlanError(f"plan is {quoted(plan)}; right is what pysim.plan returns")
     if not isinstance(machine, str | Machine | Gpu):
         load_any(machine)  # which says what is right
 
@@ -425,12 +427,20 @@ def _on_cpu(
 
 
 def _accurate(accuracy: Any, error_limit: Any) -> Accurate:
-    """What was asked for, as it can stand in a call's signature; the planner says what is wrong with a word or a number."""
-    if accuracy == "standard" and error_limit is None:
+    """What was asked for, as it can stand in a call's signature."""
+    if error_limit is None and type(accuracy) is str and accuracy == "standard":
         return ANY
-    if not isinstance(accuracy, str):
-        raise PlanError(f"accuracy is {accuracy!r}; right is one of {', '.join(ACCURACIES)}")
-    return cast("Accuracy", accuracy), error_limit if error_limit is None else number(error_limit, "error_limit")
+    word(accuracy, "accuracy", ACCURACIES, PlanError)
+    return accuracy, error_limit if error_limit is None else number(error_limit, "error_limit")
+
+
+def _layout(plan: Any, layout: Any) -> Layout:
+    """That of a plan, or what was asked for."""
+    if isinstance(plan, values.Plan):
+        return plan.layout
+    if type(layout) is not str or layout != "nchw":
+        word(layout, "layout", values.LAYOUTS + values.BLOCKED, PlanError)
+    return cast("Layout", layout)
 
 
 def _refuse_both(plan: values.Plan | None, accurate: Accurate) -> None:

@@ -7,10 +7,10 @@ found in a cache where 1 was put.
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from pysim.errors import OperandError, choose
+from pysim.errors import OperandError, PysimError, choose, quoted
 
 LARGEST = 2**63 - 1
 MOST_THREADS = 1024  # of one call: MAX_THREADS of native/conv/team.c
@@ -22,7 +22,7 @@ def whole(value: Any, name: str, least: int, most: int = LARGEST) -> int:
         try:
             value = operator.index(cast("Any", None if _is_bool(value) else value))
         except TypeError:
-            raise OperandError(f"{name} is {_quote(value)}; right is a whole number, at least {least}") from None
+            raise OperandError(f"{name} is {quoted(value)}; right is a whole number, at least {least}") from None
     if not least <= value <= most:
         raise OperandError(f"{name} is {value}; it must be {f'at least {least}' if value < least else f'at most {most}'}")
     return int(value)
@@ -32,7 +32,7 @@ def wholes(value: Any, name: str, least: int, counts: tuple[int, ...], right: st
     """As many whole numbers as one of `counts`; a single one stands for all of the least count. `right` says what they mean."""
     if (isinstance(value, Sequence) and not isinstance(value, str)) or getattr(value, "ndim", 0) == 1:
         if len(value) not in counts:
-            raise OperandError(f"{name} is {_quote(value)}; right is one whole number or {right}")
+            raise OperandError(f"{name} is {quoted(value)}; right is one whole number or {right}")
         return tuple(whole(item, name, least) for item in value)
     return (whole(value, name, least),) * counts[0]
 
@@ -43,7 +43,7 @@ def number(value: Any, name: str) -> float:
         try:
             value = float(cast("Any", None if _is_bool(value) or isinstance(value, str | bytes) else value))
         except (TypeError, ValueError, OverflowError):
-            raise OperandError(f"{name} is {_quote(value)}; right is a number") from None
+            raise OperandError(f"{name} is {quoted(value)}; right is a number") from None
     if not math.isfinite(value):
         raise OperandError(f"{name} is {value}; it must be finite")
     return float(value)
@@ -66,9 +66,9 @@ def activation(given: Any, numbers: Mapping[str, int]) -> tuple[int, float, floa
     try:
         low, high = float(low), float(high)
     except (TypeError, ValueError):
-        raise OperandError(f"activation is {given!r}; clamp's bounds are two numbers: ('clamp', low, high)") from None
+        raise OperandError(f"activation is {quoted(given)}; clamp's bounds are two numbers: ('clamp', low, high)") from None
     if not isinstance(name, str) or name not in numbers:
-        raise OperandError(f"activation {name!r} is not known; {choose(name, numbers)}, clamp as ('clamp', low, high)")
+        raise OperandError(f"activation {quoted(name)} is not known; {choose(name, numbers)}, clamp as ('clamp', low, high)")
     if name == "clamp" and not (isinstance(given, tuple) and low <= high):
         raise OperandError("clamp needs its bounds: activation=('clamp', low, high), low at most high")
     return numbers[name], low, high
@@ -78,13 +78,16 @@ def flag(value: Any, name: str) -> bool:
     """True or False, NumPy's too."""
     if _is_bool(value):
         return bool(value)
-    raise OperandError(f"{name} is {_quote(value)}; right is True or False")
+    raise OperandError(f"{name} is {quoted(value)}; right is True or False")
+
+
+def word(value: Any, what: str, known: Iterable[str], wrong: type[PysimError] = OperandError) -> str:
+    """One of the words that are `known`; else `wrong`, with the nearest and all of them."""
+    words = tuple(known)
+    if not isinstance(value, str) or value not in words:
+        raise wrong(f"no {what} is named {quoted(value)}; {choose(value, words)}")
+    return value
 
 
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool) or (str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", None) == ())
-
-
-def _quote(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"a {type(value).__name__}"

@@ -46,6 +46,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def quoted(value: object) -> str:
+    """A value as a message has it: on one line, cut where it is long; of what is long and no text, its type."""
+    if isinstance(value, str):
+        text = printable(value)
+        return f'"{text if len(text) <= 120 else text[:120] + "..."}"'
+    text = repr(value)
+    return text if len(text) <= 60 and text.isprintable() else f"a {type(value).__name__}"
+
+
 def choose(name: object, options: Iterable[str]) -> str:
     """What to say after an unknown name: the nearest option, if one is near, and all of them in their order."""
     known = list(options)

@@ -10,9 +10,10 @@ Works on the current stream with memory of PyTorch's allocator, and can be captu
 """
 
 import copy
-from typing import Any
+from typing import Any, cast
 
-from pysim.errors import MissingError, OperandError, choose
+from pysim.arguments import word
+from pysim.errors import MissingError, OperandError
 from pysim.record.accuracy import ACCURACIES, Accuracy
 
 try:
@@ -59,10 +60,7 @@ def optimize(model: torch.nn.Module, accuracy: Accuracy = "strict") -> torch.nn.
 
 
 def _known(accuracy: Any) -> Accuracy:
-    if accuracy not in ACCURACIES:
-        raise OperandError(f"accuracy is {accuracy!r}; {choose(str(accuracy), ACCURACIES)}")
-    known: Accuracy = accuracy
-    return known
+    return cast("Accuracy", word(accuracy, "accuracy", ACCURACIES))
 
 
 def report(model: torch.nn.Module) -> list[Decision]:

@@ -307,7 +307,7 @@ NO_CACHE = {
     "too many lines": ({"sets": 1 << 29}, "536870912 x 8 lines; fewer than 2^32"),
     "an odd line": ({"line_bytes": 48}, "line_bytes is 48; it should be a power of two"),
     "three ways of plru": ({"ways": 3, "policy": "plru"}, "a plru tree needs 1, 2, 4, 8, 16, 32 or 64 ways, not 3"),
-    "a policy": ({"policy": "lur"}, "policy is 'lur'; did you mean \"lru\"?"),
+    "a policy": ({"policy": "lur"}, 'policy is "lur"; did you mean "lru"?'),
     "a prefetcher": ({"prefetch": "next_line"}, 'did you mean "next-line"?'),
     "an inclusion": ({"inclusion": "exclusiv"}, 'did you mean "exclusive"?'),
     "a degree": ({"prefetch": "stream", "prefetch_degree": 17}, "prefetch_degree is 17; it should be a whole number from 1 to 16"),

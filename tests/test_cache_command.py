@@ -166,6 +166,7 @@ def test_a_trace_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ((), "give a PROBLEM"),
         ((LAYER, "--picture", "a.svg"), "--sweep"),
         ((LAYER, "--sweep", "k2", "--picture", "a.jpg"), ".svg or .png"),
+        ((LAYER, "--sweep", "k2", "--picture", "no folder/a.svg"), "there is no folder no folder"),
         ((LAYER, "--trace", "a.din"), "--trace takes its accesses from the file"),
         ((LAYER, SMALL, "--sweep", "k2"), "one layer"),
     ],

@@ -4,11 +4,13 @@
 PYSIM_LONG=1 makes of the few random problems two thousand.
 """
 
+import json
 import os
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from fake_torch import Tensor, torch  # noqa: F401
 import pysim
 from pysim import api
 from pysim.arguments import flag, number, whole
+from pysim.cachemodel import Cache
 from pysim.errors import MachineError, MissingError, NativeError, OperandError, PlanError, ProblemError, PysimError
 from pysim.once import Recent, once
 from pysim.problem.conv import Conv
@@ -169,29 +172,29 @@ def test_workspaces_that_lie_idle_are_bounded_and_serve_the_next_call():
         (lambda: pysim.conv2d(IMAGE, FILTERS, stride=1.0), OperandError, "stride is 1.0"),
         (lambda: pysim.conv2d(IMAGE, FILTERS, stride=(1, 1.0)), OperandError, "stride is 1.0"),
         (lambda: pysim.conv2d(IMAGE, FILTERS, stride=0), OperandError, "stride is 0; it must be at least 1"),
-        (lambda: pysim.conv2d(IMAGE, FILTERS, stride="12"), OperandError, "stride is '12'"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, stride="12"), OperandError, 'stride is "12"'),
         (lambda: pysim.conv2d(IMAGE, FILTERS, padding=-1), OperandError, "padding is -1; it must be at least 0"),
         (lambda: pysim.conv2d(IMAGE, FILTERS, padding=(1, 2, 3)), OperandError, r"padding is \(1, 2, 3\); right is one whole number or"),
         (lambda: pysim.conv2d(IMAGE, FILTERS, dilation=None), OperandError, "dilation is None"),
         (lambda: pysim.conv2d(IMAGE, FILTERS, groups=0), OperandError, "groups is 0; it must be at least 1"),
         (lambda: pysim.conv2d(IMAGE, FILTERS, groups=np.bool_(True)), OperandError, "groups is"),
-        (lambda: pysim.conv2d(IMAGE, FILTERS, threads="2"), OperandError, "threads is '2'; right is a whole number"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, threads="2"), OperandError, 'threads is "2"; right is a whole number'),
         (lambda: pysim.conv2d(IMAGE, FILTERS, threads=0), OperandError, "threads is 0; it must be at least 1"),
         (lambda: pysim.conv2d(IMAGE, FILTERS, threads=2**31), OperandError, "threads is 2147483648; it must be at most"),
         (lambda: pysim.conv2d(IMAGE, FILTERS, threads=100000), OperandError, "threads is 100000; it must be at most 1024"),
-        (lambda: pysim.conv2d(IMAGE, FILTERS, plan="foo"), PlanError, "plan is 'foo'; right is what pysim.plan returns"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, plan="foo"), PlanError, 'plan is "foo"; right is what pysim.plan returns'),
         (lambda: pysim.conv2d(IMAGE, FILTERS, machine=3), MachineError, "machine is 3"),
         (lambda: pysim.conv2d(IMAGE, FILTERS, activation=["relu"]), OperandError, "activation .'relu'. is not known"),
         (lambda: pysim.conv2d(IMAGE, FILTERS, out=[[1.0]]), OperandError, "out is a list, of which NumPy sees a copy only"),
-        (lambda: pysim.gemm(SQUARE, SQUARE, alpha="2"), OperandError, "alpha is '2'; right is a number"),
+        (lambda: pysim.gemm(SQUARE, SQUARE, alpha="2"), OperandError, 'alpha is "2"; right is a number'),
         (lambda: pysim.gemm(SQUARE, SQUARE, alpha=True), OperandError, "alpha is True"),
         (lambda: pysim.gemm(SQUARE, SQUARE, SQUARE, beta=float("nan")), OperandError, "beta is nan; it must be finite"),
-        (lambda: pysim.gemm(SQUARE, SQUARE, trans_a="n"), OperandError, "trans_a is 'n'; right is True or False"),
+        (lambda: pysim.gemm(SQUARE, SQUARE, trans_a="n"), OperandError, 'trans_a is "n"; right is True or False'),
         (lambda: pysim.gemm(SQUARE, SQUARE, threads=-1), OperandError, "threads is -1"),
         (lambda: pysim.gemm(SQUARE, SQUARE, plan=1), PlanError, "plan is 1"),
         (lambda: pysim.gemm(SQUARE, SQUARE, dtype=["f32"]), OperandError, "dtype .'f32'."),
         (lambda: pysim.prepare("conv:ic4ih9oc6kh3", FILTERS, threads=1.0), OperandError, "threads is 1.0"),
-        (lambda: pysim.prepare("conv:ic4ih9oc6kh3", FILTERS, plan="p"), PlanError, "plan is 'p'"),
+        (lambda: pysim.prepare("conv:ic4ih9oc6kh3", FILTERS, plan="p"), PlanError, 'plan is "p"'),
     ],
 )
 def test_wrong_types_and_values_are_sentences_whatever_was_called_before(call, kind, says):
@@ -208,16 +211,16 @@ def test_wrong_types_and_values_are_sentences_whatever_was_called_before(call, k
         ({"model": "csa", "threads": 2}, PlanError, "threads is 2, but the csa model is of one core"),
         ({"threads": 0}, OperandError, "threads is 0; it must be at least 1"),
         ({"threads": 2**31}, OperandError, "it must be at most 1024"),
-        ({"threads": "4"}, OperandError, "threads is '4'; right is a whole number"),
+        ({"threads": "4"}, OperandError, 'threads is "4"; right is a whole number'),
         ({"threads": None}, OperandError, "threads is None"),
-        ({"micro_kernel": 5}, PlanError, "computes 5x5"),
+        ({"micro_kernel": 5}, PlanError, "no kernel 5x5 computes"),
         ({"micro_kernel": (4, 4.5)}, OperandError, "micro_kernel is 4.5; right is a whole number"),
-        ({"memory_limit": "64MiB"}, OperandError, "memory_limit is '64MiB'; right is a whole number"),
+        ({"memory_limit": "64MiB"}, OperandError, 'memory_limit is "64MiB"; right is a whole number'),
         ({"memory_limit": True}, OperandError, "memory_limit is True"),
-        ({"name": 5}, PlanError, '"5" is no plan\'s name'),
-        ({"error_limit": "low"}, OperandError, "error_limit is 'low'; right is a number"),
-        ({"input_footprint": "raw"}, PlanError, 'input_footprint is \'raw\'; it is "packed", or "raw" of the csa model alone'),
-        ({"input_footprint": "x", "model": "csa"}, PlanError, "input_footprint is 'x'"),
+        ({"name": 5}, PlanError, "5 is no plan's name"),
+        ({"error_limit": "low"}, OperandError, 'error_limit is "low"; right is a number'),
+        ({"input_footprint": "raw"}, PlanError, 'input_footprint is "raw", which the csa model alone knows'),
+        ({"input_footprint": "x", "model": "csa"}, PlanError, 'no input_footprint is named "x"'),
         ({"machine": 5}, MachineError, "machine is 5; right is a name, the path of a .toml file, or a machine"),
         ({"machine": None}, MachineError, "machine is None"),
         ({"problem": 5}, ProblemError, "a problem is a text such as conv:.*, not a int"),
@@ -233,13 +236,14 @@ def test_what_a_plan_cannot_be_asked_is_a_sentence_and_never_ignored(asked, kind
 @pytest.mark.parametrize(
     ("call", "kind", "says"),
     [
-        (lambda: pysim.plans("gemm:8x8x8", "zen4", top="3"), OperandError, "top is '3'; right is a whole number"),
+        (lambda: pysim.plans("gemm:8x8x8", "zen4", top="3"), OperandError, 'top is "3"; right is a whole number'),
         (lambda: pysim.plans("gemm:8x8x8", "zen4", top=0), OperandError, "top is 0; it must be at least 1"),
         (lambda: pysim.compare(5), ProblemError, "a int is no word of problems; right is a text such as conv:"),
         (lambda: pysim.compare([None]), ProblemError, "a NoneType is no word of problems"),
         (lambda: pysim.compare("gemm:8x8x8", min_seconds=-1), OperandError, "min_seconds is -1 seconds; it must be at least 0"),
-        (lambda: pysim.compare("gemm:8x8x8", budget_seconds="x"), OperandError, "budget_seconds is 'x'; right is a number"),
-        (lambda: pysim.compare("gemm:8x8x8", store="samples.db"), OperandError, "store is 'samples.db'; right is a"),
+        (lambda: pysim.compare("gemm:8x8x8", budget_seconds="x"), OperandError, 'budget_seconds is "x"; right is a number'),
+        (lambda: pysim.compare("gemm:8x8x8", store="samples.db"), OperandError, 'store is "samples.db"; right is a'),
+        (lambda: pysim.compare("gemm:8x8x8", layout="nchw16c"), PlanError, "compare times NCHW and NHWC"),
         (lambda: pysim.prepare(5, FILTERS), ProblemError, "a problem is a text"),
         (lambda: pysim.load(None), OperandError, "path is None; right is the path of a .onnx file"),
     ],
@@ -247,6 +251,37 @@ def test_what_a_plan_cannot_be_asked_is_a_sentence_and_never_ignored(asked, kind
 def test_other_functions_say_what_is_wrong_with_an_argument_too(call, kind, says):
     with pytest.raises(kind, match=says):
         call()
+
+
+WORDS = ("machine", "model", "micro_kernel", "input_footprint", "state", "layout", "algorithm", "name", "accuracy")
+
+
+@pytest.mark.parametrize("value", [IMAGE, np.ones((0, 3)), {"a": 1}, [1], 1j, object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("word", WORDS)
+def test_whatever_stands_for_a_word_of_a_plan_is_answered_by_one_short_line(word: str, value: Any) -> None:
+    with pytest.raises(PysimError) as refused:
+        pysim.plan(**{"problem": "conv:ic4ih9oc6kh3", "machine": "zen4"} | {word: value})
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("word", ["machine", "plan", "accuracy", "layout"])
+@pytest.mark.parametrize("call", [pysim.conv2d, partial(pysim.prepare, "conv:ic4ih9oc6kh3")], ids=["conv2d", "prepare"])
+def test_an_array_is_no_word_of_a_call(call: Any, word: str) -> None:
+    operands = (IMAGE, FILTERS) if call is pysim.conv2d else (FILTERS,)
+    with pytest.raises(PysimError) as refused:
+        call(*operands, **{word: IMAGE})
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
+
+
+def test_numpys_numbers_leave_a_document_of_a_plan() -> None:
+    plan = pysim.plan("gemm:64x64x64", "zen4", threads=np.array(3), error_limit=np.float64(1), memory_limit=np.int64(1 << 30))
+    assert json.dumps(plan.to_dict()).count('"threads": 3')
+
+
+def test_a_cache_has_a_name_that_can_be_written() -> None:
+    for name in (1, (1, 2), IMAGE, {}):
+        with pytest.raises(MachineError, match="a cache's name is"):
+            Cache(name=name, sets=64, ways=8, line_bytes=64)
 
 
 def test_a_path_names_a_machine_file_as_its_text_does(tmp_path):

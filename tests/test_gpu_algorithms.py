@@ -146,7 +146,7 @@ def test_filters_that_are_made_once_are_part_of_the_workspace():
 
 
 def test_a_restriction_to_a_tile_leaves_the_kernels_with_that_tile():
-    request = Request(parse("gemm:512x512x512"), H200, shape=(64, 64))
+    request = Request(parse("gemm:512x512x512"), H200, micro_kernel=(64, 64))
     assert {one.columns.tile_m for one in gemm.candidates(request).variants if one.columns} == {64}
 
 

@@ -241,7 +241,7 @@ def test_what_is_no_readable_toml_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("{}")
     for name, why in [
         ("absent.toml", "no machine file"),
-        ("folder.toml", "no machine file"),
+        ("folder.toml", "is a folder, and a machine is one .toml file"),
         ("binary.toml", "UTF-8"),
         ("huge.toml", "larger than"),
         ("mine.json", r"end in \.toml"),

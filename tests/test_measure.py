@@ -168,7 +168,7 @@ def test_a_contender_that_raises_leaves_affinity_and_collector_as_they_were() ->
 
 
 def test_an_unknown_state_and_an_empty_field_are_refused() -> None:
-    with pytest.raises(OperandError, match="'warm' is unknown; it is 'hot' or 'cold'"):
+    with pytest.raises(OperandError, match='no cache state is named "warm"; there are: hot, cold'):
         timed({"a": lambda: None}, state="warm")
     with pytest.raises(OperandError, match="at least one contender"):
         timed({})

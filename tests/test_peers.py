@@ -299,7 +299,7 @@ def test_peers_are_none_the_default_all_or_some_by_name() -> None:
     assert list(chosen("all", on_cpu)) == CPU_PEERS and not set(chosen("all", on_gpu)) & set(CPU_PEERS)
     assert list(chosen(("onednn", "im2col_openblas"), on_cpu)) == ["onednn", "im2col_openblas"]
     assert chosen("torch", on_gpu) == chosen(["torch"], on_gpu)
-    with pytest.raises(OperandError, match="no peer on zen4 is named 'cublas'; there are: none, default, all, im2col_openblas, onednn"):
+    with pytest.raises(OperandError, match='no peer on zen4 is named "cublas"; there are: none, default, all, im2col_openblas, onednn'):
         chosen(("cublas",), on_cpu)
     with pytest.raises(OperandError, match="is named True"):
         chosen(True, on_cpu)

@@ -215,6 +215,58 @@ def test_a_micro_kernel_asked_for_is_the_one_that_is_planned() -> None:
     assert {item.kernel for item in plans(LAYER, "zen4", top=5, micro_kernel="64x6")} == {"f32_win_64x6__avx512"}
 
 
+@pytest.mark.parametrize(
+    ("problem", "asked"),
+    [
+        ("conv:ic3ih224oc64kh7sh2ph3", {}),
+        ("conv:g32ic32ih56oc32kh3ph1", {}),
+        ("conv:g8ic32ih14oc64kh3ph1", {}),
+        (LAYER, {"layout": "nchw16c"}),
+        ("conv:ic3ih32oc64kh3ph1", {"layout": "nchw-nchw16c"}),
+        ("gemm:1x4096x4096", {}),
+        ("gemm:512x512x512:tn", {}),
+        ("gemm:512x512x512", {"machine": "h200"}),
+        ("conv:ic64ih56oc64kh3ph1", {"machine": "h200"}),
+        ("conv:g32ic32ih56oc32kh3ph1:f16", {"machine": "h200", "layout": "nhwc"}),
+    ],
+)
+def test_every_kernel_that_a_plan_names_can_be_asked_for_by_its_name_and_by_its_tile(problem: str, asked: dict[str, Any]) -> None:
+    asked = {"machine": "zen4", **asked}
+    names = {one.kernel for one in plans(problem, top=1000, **asked)}
+    assert len(names) > 1
+    for name in names:
+        named = plan(problem, micro_kernel=name, **asked)
+        assert named.kernel == name
+        tile = [named.tile[field] for field in ("windows", "filters") if field in named.tile]
+        assert not tile or plan(problem, micro_kernel="x".join(map(str, tile)), **asked).cost.cycles <= named.cost.cycles
+
+
+@pytest.mark.parametrize("problem", ["conv:ic256ih14oc256kh3ph1", "conv:ic64ih28oc128kh5ph2", "gemm:512x512x512:tn"])
+def test_a_plan_within_a_limit_of_workspace_is_the_best_of_all_that_are(problem: str) -> None:
+    """Small workspaces are those of schedules that take long, which a plan without a limit need not look at."""
+    every = plans(problem, "zen5", top=100_000)
+    for limit in sorted({one.workspace_bytes for one in every})[:4]:
+        best = next(one for one in every if one.workspace_bytes <= limit)
+        assert plan(problem, "zen5", memory_limit=limit).cost.cycles == pytest.approx(best.cost.cycles)
+
+
+def test_where_no_plan_is_within_a_limit_the_nearest_is_named() -> None:
+    least = min(one.workspace_bytes for one in plans(LAYER, "zen4", top=100_000))
+    with pytest.raises(PlanError, match=f"its workspace of {least:,} bytes is above the limit of {least - 1:,}"):
+        plan(LAYER, "zen4", memory_limit=least - 1)
+    for on in ("zen4", "h200"):
+        error = min(one.error for one in plans(LAYER, on, top=100_000))
+        with pytest.raises(PlanError, match=f"its error of {error:.1e} is above the limit of 1.0e-09"):
+            plan(LAYER, on, error_limit=1e-9)
+
+
+def test_a_kernel_of_another_problem_is_refused_with_those_of_this_one() -> None:
+    with pytest.raises(PlanError, match=r"no kernel f32_rows_64x1__avx2 computes .*; .*there are: f32_fil_14x32__avx512, .*f32_win_8x4"):
+        plan("conv:ic64ih56oc64kh3ph1", "zen4", micro_kernel="f32_rows_64x1__avx2")
+    with pytest.raises(PlanError, match="f32_win_32x14__avx512: power10-e1050 has no avx512 unit"):
+        plan(LAYER, "power10-e1050", micro_kernel="f32_win_32x14__avx512")
+
+
 def test_a_matrix_product_is_a_pointwise_convolution_to_csa() -> None:
     product, layer = (plan(text, "power10-e1050", model="csa") for text in ("gemm:256x784x128", "conv:ic128ih28oc256kh1"))
     assert (product.tile, product.cost) == (layer.tile, layer.cost)
@@ -332,13 +384,13 @@ def test_the_graph_carries_every_byte_of_the_cost() -> None:
     ("arguments", "message"),
     [
         ({"problem": "conv:ic8ih8oc8kh3:f16"}, "no f16 micro-kernel; the registry .* has bf16, f32, f64, s8"),
-        ({"micro_kernel": "5x5"}, r"no f32 micro-kernel of zen4 computes 5x5 \(windows x filters\); there is .*32x14"),
-        ({"micro_kernel": "big"}, '"big" is not windows x filters; right is e.g. 4x16'),
+        ({"micro_kernel": "5x5"}, f"no kernel 5x5 computes {LAYER} on zen4; there are: .*32x14"),
+        ({"micro_kernel": "big"}, '"big" is not windows x filters and no kernel; right is e.g. 4x16'),
         ({"micro_kernel": "0x4"}, "is not windows x filters"),
         ({"state": "warm"}, 'no cache state is named "warm"; there are: hot, cold'),
         ({"model": "quick"}, 'no model is named "quick"; there are: full, csa'),
         ({"layout": "chwn"}, 'no layout is named "chwn"; .*there are: nchw, nhwc'),
-        ({"layout": "nhwc"}, "its input and output are NCHW, and NHWC was asked for"),
+        ({"layout": "nhwc"}, "nhwc is a layout of GPUs, and zen4 is a CPU; there are: nchw, nchw4c, "),
         ({"memory_limit": 0}, "its workspace of .* bytes is above the limit of 0"),
         ({"algorithm": "sconf"}, 'has no algorithm "sconf" on zen4; did you mean "sconv"'),
     ],

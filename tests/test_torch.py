@@ -352,7 +352,7 @@ def test_an_accuracy_is_what_all_layers_are_planned_for_and_an_unknown_one_is_re
             found = pysim.torch.optimize(model, accuracy)
             torch.testing.assert_close(found(x), want)
             assert all(accuracy == "standard" or "outputs=4" not in one.reason for one in pysim.torch.report(found))
-    with pytest.raises(OperandError, match="accuracy is 'strikt'; did you mean \"strict\""):
+    with pytest.raises(OperandError, match='no accuracy is named "strikt"; did you mean "strict"'):
         pysim.torch.optimize(model, "strikt")
     with pytest.raises(OperandError, match="has no option 'speed'"):
         pysim.torch.backend(None, [], {"speed": 1})

@@ -201,7 +201,7 @@ def test_cold_filters_cost_what_memory_gives() -> None:
         ("conv:ic64ih56oc64kh3kw5ph1", {}, "square kernels"),
         ("conv:ic64ih56oc64kh14sh4", {}, "up to 12x12"),
         ("conv:ic64ih56oc64kh3dh1", {}, "dilation 1"),
-        ("conv:ic64ih56oc64kh3", {"layout": "nhwc"}, "NHWC was asked for"),
+        ("conv:ic64ih56oc64kh3", {"layout": "nchw16c"}, "NCHW16C was asked for"),
         ("conv:ic64ih56oc64kh3:s8", {}, "no transforms of s8"),
         ("conv:ic64ih56oc64kh3", {"model": "csa"}, "slicing analysis"),
     ],

@@ -33,9 +33,9 @@ from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.machine.load import SHIPPED, load_any
 from pysim.machine.quantity import Number
 from pysim.problem.conv import Conv
-from pysim.record.plan import Layout
+from pysim.record.plan import LAYOUTS, Layout
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
-from pysim.registry.cuda import Attributes, ConvKernel, attributes_file, conv_kernel, gemm_attributes
+from pysim.registry.cuda import Attributes, ConvKernel, attributes_file, conv_kernel, conv_kernels, gemm_attributes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "cuda"))
 import conv_data
@@ -46,7 +46,8 @@ BOUNDS = {"block_cycles": (1, 20000), "step_cycles": (0.1, 1000), "hidden": (1e-
 
 
 class Case(NamedTuple):
-    """A distinct layer with its measured launches: rows, each in so many chunks (of a staged one; else 1), and a table of them."""
+    """A distinct layer in a layout with its measured launches: rows, each in so many chunks (of a staged one; else 1), and a table of
+    them."""
 
     problem: Conv
     layout: Layout
@@ -60,17 +61,17 @@ class Case(NamedTuple):
 def read(gpu: Gpu, paths: list[Path]) -> list[Case]:
     """The layers of some files; of one that several files or sets have, the last."""
     lines = {line.problem: line for path in paths for line in conv_data.read(path) if isinstance(line, conv_data.Line)}
-    return [case for line in lines.values() if (case := case_of(gpu, line))]
+    return [case for line in lines.values() for layout in LAYOUTS if (case := case_of(gpu, line, layout))]
 
 
-def case_of(gpu: Gpu, line: conv_data.Line) -> Case | None:
+def case_of(gpu: Gpu, line: conv_data.Line, layout: Layout) -> Case | None:
     problem = msgspec.structs.replace(line.workload, dtype=line.dtype)
     launches = []
     for name, one in line.of(conv_data.OURS).items():
         schedule = msgspec.convert(one.schedule, GpuSchedule) if one.schedule else None
         row = conv_kernel(schedule.kernel) if schedule else None
-        if schedule and row and row.block_filters and not row.makes_product:
-            launches.append((row, schedule, one.seconds, name, one.layout))
+        if schedule and row and row.block_filters and not row.makes_product and one.layout == layout:
+            launches.append((row, schedule, one.seconds, name))
     if len(launches) < 2:
         return None
     used = [(row, schedule.splits if row.staged else 1) for row, schedule, *_ in launches]
@@ -81,7 +82,7 @@ def case_of(gpu: Gpu, line: conv_data.Line) -> Case | None:
     ]
     seconds = np.array([one[2] for one in launches])
     weight = np.where(seconds <= NEAR * seconds.min(), NEAR_WEIGHT, 1.0) / np.sqrt(len(seconds))
-    return Case(problem, launches[0][4], [one[3] for one in launches], rows, waves.Table(*np.array(columns, int).T), seconds, weight)
+    return Case(problem, layout, [one[3] for one in launches], rows, waves.Table(*np.array(columns, int).T), seconds, weight)
 
 
 def variants(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> list[Variant]:
@@ -207,6 +208,9 @@ def write(gpu: Gpu, known: dict[str, Attributes], rows: list[ConvKernel], paths:
     target = attributes_file(gpu.capability_number)
     document = json.loads(target.read_text())
     document["kernels"] |= {row.name: msgspec.to_builtins(rounded(known[row.name])) for row in rows}
+    for row in conv_kernels():  # bf16 multiplies by the same instructions at the same rate as f16
+        if row.dtype == "bf16" and (twin := conv_kernel(row.name.removeprefix("b"))) in rows and row.name in document["kernels"]:
+            document["kernels"][row.name]["efficiency"] = document["kernels"][twin.name]["efficiency"]
     document["efficiencies of convolutions"] = {"command": "tools/fit_conv.py", "files": [named(path) for path in paths]}
     target.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -216,7 +220,8 @@ def main() -> None:
     gpu = load_any(options.machine)
     assert isinstance(gpu, Gpu)
     cases, known = read(gpu, options.files), gemm_attributes(gpu.capability_number)
-    halves = {"fitted on": cases[::2], "reported on": cases[1::2]}
+    layers = list(dict.fromkeys(case.problem for case in cases))  # both layouts of one are in one half
+    halves = {name: [case for case in cases if case.problem in layers[first::2]] for first, name in enumerate(("fitted on", "reported on"))}
     parameters = Parameters(gpu, cases, known)
     if not options.no_fit:
         gpu, known = parameters.machine(fit(halves["fitted on"], parameters))

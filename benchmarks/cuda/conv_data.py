@@ -47,7 +47,8 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was measured of one contender, or why nothing was: `refused` (it cannot or will not) or `wrong` (its result is).
 
     `who` is pysim, cudnn or torch; `algorithm` cuDNN's, or the family of pysim's kernel, and `form` what tells its rows apart. `seconds`
-    is the median of `samples` runs, `quartiles` the ones beside it; `error` the largest |got - want| / (|x| * |f|) of random operands.
+    is the median of `samples` runs, `quartiles` the ones beside it; `error` the largest |got - want| / (|x| * |f|) of random operands;
+    `plan_of` the accuracies whose plan in this layout it is.
     """
 
     who: str
@@ -64,6 +65,7 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     wrong: str = ""
     predicted_seconds: float | None = None
     schedule: dict[str, Any] | None = None
+    plan_of: tuple[str, ...] = ()
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="problem"):

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import cast
 
 from pysim.algorithms.contract import Algorithm
-from pysim.errors import PlanError, choose
+from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.problem.text import Workload
@@ -28,6 +28,6 @@ def algorithms_for(problem: Workload, machine: Machine | Gpu) -> tuple[Algorithm
 def algorithm_named(name: str, problem: Workload, machine: Machine | Gpu) -> Algorithm:
     """The algorithm of that name; PlanError, with what there is, where none has it."""
     known = {one.NAME: one for one in algorithms_for(problem, machine)}
-    if name not in known:
-        raise PlanError(f'{problem.text} has no algorithm "{name}" on {machine.name}; {choose(name, known)}')
+    if not isinstance(name, str) or name not in known:
+        raise PlanError(f"{problem.text} has no algorithm {quoted(name)} on {machine.name}; {choose(name, known)}")
     return known[name]

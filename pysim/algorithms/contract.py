@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.threads import Part
 from pysim.problem.conv import Conv
+from pysim.problem.text import Workload
 from pysim.record.cost import Cost, CsaCost, Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
@@ -32,11 +33,12 @@ Operands = Literal["plain", "transformed", "split"]  # as they are, sums of seve
 class Candidates(Protocol):
     """Legal schedules of one algorithm as arrays, whatever its cost function reads.
 
-    `limit`: cycles; a schedule that was left out takes longer than this (infinity: none was left out). `rejected`: kernels that cannot run.
+    `limit`: cycles; a schedule that was left out takes longer than this (infinity: none was left out), where it is an array, one of that
+    kind. `rejected`: kernels that cannot run.
     """
 
     @property
-    def limit(self) -> float: ...
+    def limit(self) -> Array | float: ...
     @property
     def rejected(self) -> tuple[Rejected, ...]: ...
 
@@ -104,6 +106,20 @@ def sums_by(kernel: str, problem: Conv) -> Bound:
     row = conv_kernel(kernel)
     needs = row.needs_finite if row else "nothing"
     return SUMS._replace(finite=needs if problem.padded or needs != "filters" else "nothing")
+
+
+def sums(problem: Workload, schedule: AnySchedule) -> Bound:
+    """`tolerance` of algorithms that only add products up."""
+    return SUMS
+
+
+def unprepared(problem: Workload, schedule: AnySchedule, layout: Layout) -> None:
+    """`prepare` of algorithms that read weights as they are, or make what they need of them in each run."""
+
+
+def of_planes(layout: Layout) -> Reason | None:
+    """Why an algorithm whose input and output are planes takes no other layout."""
+    return None if layout == "nchw" else Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
 
 
 class Prepared(NamedTuple):

@@ -115,6 +115,8 @@ def runnable(name: str | Machine) -> Machine:
 
 def any_machine(name: str | Machine | Gpu) -> Machine | Gpu:
     """A CPU or GPU by its shipped name or by the path of a .toml file; "host" and "cuda" are this computer's, detected."""
+    if not isinstance(name, str):
+        return load_any(name)
     return detect() if name == "host" else gpu_here() if name == CUDA else load_any(name)
 
 
@@ -123,7 +125,7 @@ def runnable_any(name: str | Machine | Gpu) -> Machine | Gpu:
 
     Raises MissingError where library, driver or device are not here, or the GPU here is another one.
     """
-    if isinstance(name, Machine) or name == "host":
+    if isinstance(name, Machine) or (isinstance(name, str) and name == "host"):
         return runnable(name)
     on = any_machine(name)
     if isinstance(on, Machine):

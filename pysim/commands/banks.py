@@ -51,7 +51,8 @@ def banks(
     listing: bool,
     as_json: bool,
 ) -> None:
-    """Shared-memory wavefronts per instruction, with the lane -> bank map of the dearest one.
+    """Shared-memory wavefronts per instruction, with the lane -> bank map of the most
+    expensive one.
 
     A LAYOUT is a name (see --list; * and ? match), or lane -> place in CuTe's notation, with places of --width bytes.
     A FILE is a .toml or .json description of a tile and its accesses (see pysim/frontends/tilefile.py).
@@ -126,7 +127,7 @@ def _lane_layout(target: str, match: re.Match[str], width: int, store: bool) -> 
 
 
 def _pictures(tile: Tile, tallies: tuple[Tally, ...], memory: SharedMemory, suffix: str = "") -> list[Picture]:
-    """The dearest instruction of each access."""
+    """The most expensive instruction of each access."""
     drawn = []
     for access, one in zip(tile.accesses, tallies, strict=True):
         active = None if access.active is None else access.active[one.worst]
@@ -150,7 +151,7 @@ def _draw(path: Path, found: list[Found], memory: SharedMemory) -> None:
 
 
 def _report(found: Found, memory: SharedMemory) -> None:
-    """A tile in text: its accesses, the dearest instruction of each drawn, and the search's result."""
+    """A tile in text: its accesses, the most expensive instruction of each drawn, and the search's result."""
     tile, tallies, fixes = found
     put((tile.name, "bold"), f": {tile.about}" if tile.about else "")
     put(f"{tile.bytes:,} bytes, {describe(tile.layout)}; {_known(tile, memory)}")
@@ -240,7 +241,7 @@ def _summary(tile: Tile, tallies: tuple[Tally, ...]) -> dict[str, Any]:
 
 
 def _access(tile: Tile, access: Access, one: Tally, memory: SharedMemory) -> dict[str, Any]:
-    """An access's sums, and its dearest instruction with the addresses that reproduce it."""
+    """An access's sums, and its most expensive instruction with the addresses that reproduce it."""
     place = addresses(tile, access)[one.worst]
     active = None if access.active is None else access.active[one.worst]
     cost = memory.wavefronts(place, access.width, access.store, active)

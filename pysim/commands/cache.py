@@ -107,6 +107,8 @@ def _check_usage(problems: tuple[str, ...], sweep: str | None, picture: Path | N
         raise click.UsageError(f"--picture draws a sweep; say over what with --sweep {'|'.join(SWEPT)}")
     if picture and picture.suffix not in (".svg", ".png"):
         raise click.UsageError(f"--picture {picture}: the name should end in .svg or .png")
+    if picture and not picture.parent.is_dir():
+        raise click.UsageError(f"--picture {picture}: there is no folder {picture.parent}")
 
 
 # From layers to cases
@@ -340,7 +342,9 @@ def _draw(file: Path, cases: list[Case], planned: "Schedule", on: "Machine", ove
     figure.suptitle(f"{cases[0].layer.workload.text} on {on.name}\n{planned.kernel}, {planned.stationary.replace('_', ' ')}", fontsize=10)
     try:
         figure.savefig(file, dpi=150)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ProblemError(f"{file} cannot be written: {error.strerror or error}") from None
+    except ValueError as error:
         raise ProblemError(f"{file} cannot be written: {error}") from None
     finally:
         pyplot.close(figure)

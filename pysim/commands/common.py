@@ -99,9 +99,8 @@ def machine_option(command: Command) -> Command:
     return click.option("-m", "--machine", "machine_name", default="host", show_default=True, help=text)(command)
 
 
-def layout_option(command: Command) -> Command:
-    text = "GPU: of convolutions' input and output."
-    return click.option("--layout", type=Choice(list(CONV_LAYOUTS)), default="nchw", show_default=True, help=text)(command)
+def layout_option(*others: str, text: str = "GPU: of convolutions' input and output.") -> Callable[[Command], Command]:
+    return click.option("--layout", type=Choice([*CONV_LAYOUTS, *others]), default="nchw", show_default=True, help=text)
 
 
 def memory_limit_option(command: Command) -> Command:

@@ -54,7 +54,7 @@ WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # t
     show_default=True,
     help="Least time of samples per contender; on a CPU less where all medians are certain to half a percent before.",
 )
-@layout_option
+@layout_option()
 @memory_limit_option
 @accuracy_options
 @every

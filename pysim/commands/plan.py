@@ -33,6 +33,7 @@ from pysim.commands.common import (
     size,
 )
 from pysim.commands.timing import refuse_on_gpu
+from pysim.record.plan import BLOCKED
 from pysim.record.schedule import STATIONARY
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 SHORT = {"input_stationary": "IS", "weight_stationary": "WS"}
 SHORT |= {"data_parallel": "DP", "split_k": "SK", "stream_k": "ST"}
 LEGEND = "IS input stationary, WS weight stationary; tile: channels/K2/K3 of a set"
-LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (blocks of stream-K), walk along m or n, tiles of a band"
+LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (stream-K: blocks)/rasterisation along m or n/tiles of its group"
 
 
 @click.command()
@@ -59,11 +60,11 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (block
 @click.option(
     "--micro-kernel",
     metavar="4x16",
-    help="Only this shape, windows x filters (GPU: a block's tile, 128x256); under csa it replaces the machine's.",
+    help="Only kernels of this shape, windows x filters (GPU: a block's tile, 128x256), or name; under csa the shape to analyse.",
 )
 @click.option("--pinned", is_flag=True, help="The best plan that pysim search found on this computer, with its evidence.")
 @click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help="Threads of a CPU that the plan is for.")
-@layout_option
+@layout_option(*BLOCKED, text="Of convolutions' input and output: nhwc is a GPU's, blocks of channels are a CPU's.")
 @memory_limit_option
 @accuracy_options
 @every

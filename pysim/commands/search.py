@@ -49,7 +49,7 @@ model, random: the best that each found in the same time, over the best of both"
 @click.option("--budget", type=Number(0.1, 1e6), default=60.0, show_default=True, help="Seconds of measuring for each problem.")
 @click.option("--top", type=Whole(min=1), metavar="N", help="Also the N best plans that were found.")
 @timing.threads_option
-@layout_option
+@layout_option()
 @every
 @json_option
 @click.pass_context

@@ -79,9 +79,14 @@ def measured(
     from pysim.measure.store import Store
 
     setting = How(**how)
-    with Store() as store:
-        budget = max(LEAST_BUDGET, 10 * setting.min_seconds)
-        yield from compare(planned, on, peers, setting._replace(budget_seconds=budget), store, executor)
+    store = Store()  # now: one that cannot be opened is said before anything is written
+
+    def comparisons() -> "Iterator[Comparison]":
+        with store:
+            budget = max(LEAST_BUDGET, 10 * setting.min_seconds)
+            yield from compare(planned, on, peers, setting._replace(budget_seconds=budget), store, executor)
+
+    return comparisons()
 
 
 def report(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pysim.arguments import MOST_THREADS, whole
 from pysim.calibration import host
-from pysim.errors import OperandError, PlanError
+from pysim.errors import OperandError, PlanError, quoted
 from pysim.frontends import onnx_graph
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
@@ -29,7 +29,7 @@ def load(
     machine whose plans are for a GPU.
     """
     if not isinstance(path, str | Path):
-        raise OperandError(f"path is {path!r}; right is the path of a .onnx file")
+        raise OperandError(f"path is {quoted(path)}; right is the path of a .onnx file")
     on, threads = host.runnable_any(machine), whole(threads, "threads", 1, MOST_THREADS)
     if isinstance(on, Gpu):
         raise PlanError(f"models run on CPUs, and {on.name} is a GPU; there, use pysim.torch.optimize or torch.compile(backend='pysim')")

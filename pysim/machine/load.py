@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from pysim.errors import MachineError, choose, nearest
+from pysim.errors import MachineError, choose, nearest, quoted
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
 from pysim.machine.gpu import Gpu, GpuDirect, GpuFamily, GpuModel, GpuPasses
 from pysim.machine.quantity import SCHEMA, Count, Number, Source, check_range, facts, quantities
@@ -61,13 +61,13 @@ def load_any(name: str | Path | Machine | Gpu) -> Machine | Gpu:
     if isinstance(name, Machine | Gpu):
         return name
     if not isinstance(name, str | Path):
-        raise MachineError(f"machine is {name!r}; right is a name, the path of a .toml file, or a machine")
+        raise MachineError(f"machine is {quoted(name)}; right is a name, the path of a .toml file, or a machine")
     text = str(name)
     if isinstance(name, Path) or text.endswith(".toml") or "/" in text:
         return _load_file(Path(name))
     if text not in _names():
         options = choose(text, [*names(), "host"])
-        raise MachineError(f'no machine is named "{text}"; {options}, or give the path of a .toml file')
+        raise MachineError(f"no machine is named {quoted(text)}; {options}, or give the path of a .toml file")
     return _load_shipped(text)
 
 
@@ -80,6 +80,8 @@ def _load_file(path: Path) -> Machine | Gpu:
     if path.suffix != ".toml":
         raise MachineError(f"{path} is no machine file: its name should end in .toml")
     try:
+        if path.is_dir():
+            raise MachineError(f"{path} is a folder, and a machine is one .toml file")
         if not path.is_file():
             raise MachineError(f"there is no machine file {path}; shipped machines: {', '.join(names())}")
         if path.stat().st_size > _MAX_FILE_BYTES:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.arguments import word
 from pysim.errors import OperandError
 from pysim.measure.load import Load, Watch
 from pysim.measure.statistics import uncertainty
@@ -114,8 +115,7 @@ def interleave(
     Sample i of one array and sample i of another are neighbours in time. The first contender is the one that the others are timed beside:
     what it raises is raised. OperandError for an unknown state or no contender.
     """
-    if state not in STATES:
-        raise OperandError(f"cache state {state!r} is unknown; it is {' or '.join(map(repr, STATES))}")
+    word(state, "cache state", STATES)
     if not contenders:
         raise OperandError("there is nothing to time: give at least one contender")
     taking: dict[str, _Taking] = {}

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
-from pysim.errors import OperandError, choose
+from pysim.errors import OperandError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
@@ -44,12 +44,12 @@ PEERS = {
 def chosen(asked: Asked, machine: Machine | Gpu) -> dict[str, Peer]:
     """The peers on a machine that are asked for: "none", "default", "all", or some by name. OperandError for a name that none has."""
     here = {name: peer for name, peer in PEERS.items() if peer.on == ("gpu" if isinstance(machine, Gpu) else "cpu")}
-    if asked == "all":
+    if isinstance(asked, str) and asked == "all":
         return here
-    if asked in ("none", "default"):
+    if isinstance(asked, str) and asked in ("none", "default"):
         return {name: peer for name, peer in here.items() if peer.default and asked == "default"}
     names = tuple(asked) if isinstance(asked, list | tuple | set | frozenset) else (asked,)
     for name in names:
-        if name not in here:
-            raise OperandError(f"no peer on {machine.name} is named {name!r}; {choose(name, ('none', 'default', 'all', *here))}")
+        if not isinstance(name, str) or name not in here:
+            raise OperandError(f"no peer on {machine.name} is named {quoted(name)}; {choose(name, ('none', 'default', 'all', *here))}")
     return {name: here[name] for name in names}

@@ -18,7 +18,7 @@ def make(workload: Conv, operands: Operands, algorithm: str = "") -> Ready:
     return Ready(one.run, version(), one.extra_bytes(), transformed(workload.dtype), one.store)
 
 
-def _torch() -> Any:
+def torch_here() -> Any:
     try:
         return importlib.import_module("torch")
     except (ImportError, OSError) as error:
@@ -27,11 +27,11 @@ def _torch() -> Any:
 
 def version() -> str:
     """PyTorch's version and that of the cuDNN it uses. MissingError where it is not installed."""
-    torch = _torch()
+    torch = torch_here()
     return f"PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
 
 
-class _Memory:
+class Memory:
     """Device memory as `__cuda_array_interface__` says it; bfloat16, which that cannot say, as int16."""
 
     def __init__(self, pointer: int, shape: tuple[int, ...], dtype: str) -> None:
@@ -52,7 +52,7 @@ class Forward:
 
     def __init__(self, w: Conv, pointers: tuple[int, int, int], dtype: str = "", layout: str = "nchw") -> None:
         d = describe(w, dtype, layout)
-        self._torch = _torch()
+        self._torch = torch_here()
         if not self._torch.cuda.is_available():
             raise MissingError("PyTorch sees no GPU here: it needs a build for CUDA and a driver")
         self.workload, self._tf32 = w, (dtype or w.dtype) == "tf32"
@@ -65,7 +65,7 @@ class Forward:
     def _view(self, pointer: int, shape: tuple[int, int, int, int], dtype: str, layout: str) -> Any:
         n, c, h, w = shape
         lies = shape if layout == "nchw" else (n, h, w, c)
-        tensor = self._torch.as_tensor(_Memory(pointer, lies, dtype), device="cuda")
+        tensor = self._torch.as_tensor(Memory(pointer, lies, dtype), device="cuda")
         tensor = tensor.view(self._torch.bfloat16) if dtype == "bf16" else tensor
         return tensor if layout == "nchw" else tensor.permute(0, 3, 1, 2)
 

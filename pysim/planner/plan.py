@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from pysim.algorithms import accuracy as accuracies
 from pysim.algorithms import algorithm_named, algorithms_for
 from pysim.algorithms.contract import Algorithm, Array, Candidates, Costs
-from pysim.arguments import MOST_THREADS, flag, number, whole, wholes
-from pysim.errors import PlanError, choose
+from pysim.arguments import MOST_THREADS, flag, number, whole, wholes, word
+from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
@@ -33,16 +33,32 @@ from pysim.planner.accurate import Accurate, accurate
 from pysim.planner.team import plan_for_team
 from pysim.problem.text import Workload, parse
 from pysim.record.accuracy import ACCURACIES, Accuracy
-from pysim.record.cost import Cost, CsaCost, Rejected
-from pysim.record.plan import BLOCKED, FOOTPRINTS, LAYOUTS, MODELS, STATES, Considered, Footprint, Layout, ModelName, Plan, Request, State
+from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
+from pysim.record.plan import (
+    BLOCKED,
+    FOOTPRINTS,
+    LAYOUTS,
+    MODELS,
+    STATES,
+    Considered,
+    Footprint,
+    Layout,
+    MicroKernel,
+    ModelName,
+    Plan,
+    Request,
+    State,
+    named,
+)
 from pysim.record.schedule import AnySchedule, from_name
-from pysim.registry.cpu import loop_nest
+from pysim.registry.cpu import Kernel, cpu_kernel, loop_nest
+from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
 
 
 class Asked(TypedDict, total=False):
     """What may be asked of any plan."""
 
-    micro_kernel: str | tuple[int, int] | None
+    micro_kernel: MicroKernel
     state: State
     layout: Layout
     accuracy: Accuracy
@@ -63,28 +79,29 @@ def plan(
 ) -> Plan:
     """The plan of least predicted cost for a problem (text or value) on a machine (name, path of a .toml file, or value).
 
-    `micro_kernel` ("4x16", windows x filters; on a GPU "128x128", a block's tile) restricts the full model to kernels of that shape and
-    replaces the shape under CSA; `input_footprint` ("packed" or "raw") is CSA's alone, `state` (of the caches at the start) the full
-    model's. A plan has operands in a `layout`, takes no more workspace than `memory_limit` bytes, and is of `algorithm` where one is
-    named. `name` is another plan's name: that very schedule, costed here. `accuracy` is "standard" (any plan), "strict" (none whose stated
-    error is above a direct sum's of the type) or "ieee" (multiply-adds of the type alone), `error_limit` the largest error over the
-    result's root mean square that a plan may state (`pysim.algorithms.accuracy`). The cost is that of a run on `threads` threads of a CPU,
-    and the plan the best for so many (`pysim.planner.team`); where B of a product is `prepared`, as weights of a convolution always are,
-    that of a run on what preparation makes. Raises ProblemError, MachineError, and PlanError where
-    no kernel can run the problem.
+    `micro_kernel` ("4x16", windows x filters; on a GPU "128x128", a block's tile; or a kernel's name) restricts the full model to such
+    kernels and replaces the shape under CSA; `input_footprint` ("packed" or "raw") is CSA's alone, `state` (of the caches at the start)
+    the full model's. A plan has operands in a `layout`, takes no more workspace than `memory_limit` bytes, and is of `algorithm` where
+    one is named. `name` is another plan's name: that very schedule, costed here. `accuracy` is "standard" (any plan), "strict" (none
+    whose stated error is above a direct sum's of the type) or "ieee" (multiply-adds of the type alone), `error_limit` the largest error
+    over the result's root mean square that a plan may state (`pysim.algorithms.accuracy`). The cost is that of a run on `threads` threads
+    of a CPU, and the plan the best for so many (`pysim.planner.team`); where B of a product is `prepared`, as weights of a convolution
+    always are, that of a run on what preparation makes. Raises ProblemError, MachineError, and PlanError where no kernel can run the
+    problem.
     """
     request = _request(problem, machine, model, **asked)
-    if input_footprint not in FOOTPRINTS or (input_footprint == "raw" and model != "csa"):
-        raise PlanError(f'input_footprint is {input_footprint!r}; it is "packed", or "raw" of the csa model alone')
+    word(input_footprint, "input_footprint", FOOTPRINTS, PlanError)
+    if input_footprint == "raw" and model != "csa":
+        raise PlanError('input_footprint is "raw", which the csa model alone knows; leave it out, or take the model "csa"')
     request = request._replace(input_footprint=input_footprint, prepared=flag(prepared, "prepared"))
     if name is not None:
         algorithm, schedule = from_name(name)
         request = request._replace(schedule=schedule)
 
     def best(request: Request, algorithm: str | None) -> Plan:
-        return _ranked(request, algorithm, memory_limit, 1, exhaustive=False)[0]
+        return _ranked(request, algorithm, memory_limit, 1, exhaustive=memory_limit is not None)[0]  # what is pruned may be small
 
-    if _team_of(request, threads) == 1:
+    if (threads := _team_of(request, threads)) == 1:
         return best(request, algorithm)
     return plan_for_team(request, algorithm, threads, best)
 
@@ -129,7 +146,7 @@ def _request(
     problem: str | Workload,
     machine: str | Machine | Gpu,
     model: ModelName = "full",
-    micro_kernel: str | tuple[int, int] | None = None,
+    micro_kernel: MicroKernel = None,
     state: State = "hot",
     layout: Layout = "nchw",
     accuracy: Accuracy = "standard",
@@ -137,23 +154,25 @@ def _request(
 ) -> Request:
     """What is asked, checked value by value."""
     workload, on = parse(problem), load_any(machine)
-    named = (
+    words = (
         ("model", model, MODELS),
         ("cache state", state, STATES),
         ("layout", layout, LAYOUTS + BLOCKED),
         ("accuracy", accuracy, ACCURACIES),
     )
-    for what, value, known in named:
-        if value not in known:
-            raise PlanError(f'no {what} is named "{value}"; {choose(value, known)}')
-    if error_limit is not None and not number(error_limit, "error_limit") >= 0:
+    for what, value, known in words:
+        word(value, what, known, PlanError)
+    error_limit = None if error_limit is None else number(error_limit, "error_limit")
+    if error_limit is not None and error_limit < 0:
         raise PlanError(f"error_limit is {error_limit}; it should be at least 0, the largest error over the result's root mean square")
     if layout in BLOCKED and isinstance(on, Gpu):
         raise PlanError(f"{layout} is a layout of CPUs, and {on.name} is a GPU; {choose(layout, LAYOUTS)}")
+    if layout == "nhwc" and isinstance(on, Machine):
+        raise PlanError(f"nhwc is a layout of GPUs, and {on.name} is a CPU; there are: nchw, {', '.join(BLOCKED)}")
     if model == "csa" and isinstance(on, Gpu):
         raise PlanError(f'the csa model is of CPU caches; {on.name} is a GPU, which has the model "full"')
     hot = state == "hot" and model == "full"
-    return Request(workload, on, layout, hot, model, _shape(micro_kernel), accuracy=accuracy, error_limit=error_limit)
+    return Request(workload, on, layout, hot, model, _micro_kernel(micro_kernel, model), accuracy=accuracy, error_limit=error_limit)
 
 
 def _team_of(request: Request, threads: int) -> int:
@@ -166,14 +185,25 @@ def _team_of(request: Request, threads: int) -> int:
     return threads
 
 
-def _shape(text: str | tuple[int, int] | None) -> tuple[int, int] | None:
-    """windows x filters, also from text such as 4x16."""
-    if not isinstance(text, str):
-        return None if text is None else cast("tuple[int, int]", wholes(text, "micro_kernel", 1, (2,), "(windows, filters)"))
-    windows, _, filters = text.partition("x")
-    if not re.fullmatch(r"0*[1-9][0-9]{0,8}x0*[1-9][0-9]{0,8}", text):
-        raise PlanError(f'micro-kernel "{text}" is not windows x filters; right is e.g. 4x16')
-    return int(windows), int(filters)
+def _micro_kernel(asked: MicroKernel, model: ModelName) -> MicroKernel:
+    """A kernel's name, or windows x filters, also from text such as 4x16; the slicing analysis knows shapes alone."""
+    if not isinstance(asked, str):
+        return None if asked is None else cast("tuple[int, int]", wholes(asked, "micro_kernel", 1, (2,), "(windows, filters)"))
+    if re.fullmatch(r"0*[1-9][0-9]{0,8}x0*[1-9][0-9]{0,8}", asked):
+        windows, _, filters = asked.partition("x")
+        return int(windows), int(filters)
+    if row := _row(asked):
+        return _tile(row) if model == "csa" else asked
+    raise PlanError(f"micro-kernel {quoted(asked)} is not windows x filters and no kernel; right is e.g. 4x16, or a name that plans print")
+
+
+def _row(name: str) -> Kernel | GemmKernel | ConvKernel | None:
+    return cpu_kernel(name) or gemm_kernel(name) or conv_kernel(name)
+
+
+def _tile(row: Kernel | GemmKernel | ConvKernel) -> tuple[int, int]:
+    """windows x filters, or rows x columns of a block."""
+    return (row.windows, row.filters) if isinstance(row, Kernel) else (row.tiles.rows, row.tiles.columns)
 
 
 def _asked(request: Request, algorithm: str | None) -> tuple[Algorithm, ...]:
@@ -213,7 +243,8 @@ class _Found(NamedTuple):
             else:
                 found = one.candidates(request, np.inf if exhaustive else None)
                 refused += found.rejected
-                taking.append((one, found))
+                if not isinstance(found, NoneLegal):
+                    taking.append((one, found))
         costs = list(zip((one for one, _ in taking), _costs(request, taking), strict=True))
         return cls(
             request,
@@ -262,19 +293,20 @@ def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> 
         costs += [accurate(request, algorithm, of) for (algorithm, _), of in zip(some, found, strict=True)]
     best = min((float(of.cycles.min()) for of in costs if of.cycles.size), default=np.inf)
     for at, (algorithm, candidates) in enumerate(taking):
-        limit = candidates.limit
-        while (most := _worst_kind(costs[at]) if costs[at].cycles.size else best) > limit:
-            wider = algorithm.candidates(request, most * (1 + 1e-9))
-            limit = wider.limit
-            costs[at] = accurate(request, algorithm, algorithm.cost(request.machine, [wider])[0])
+        while most := _wanted(costs[at], candidates.limit, best):
+            candidates = algorithm.candidates(request, most * (1 + 1e-9))
+            costs[at] = accurate(request, algorithm, algorithm.cost(request.machine, [candidates])[0])
     return costs
 
 
-def _worst_kind(costs: Costs) -> float:
-    """The largest of the least cycles of each kind, but for those that are not accurate enough."""
-    least = np.full(len(costs.kinds), np.inf)
+def _wanted(costs: Costs, limit: Array | float, best: float) -> float:
+    """The most that a schedule which was left out may take and be the best of its kind, or, of an algorithm that named none, of all;
+    0 where there is none such. Kinds of which none is accurate enough have no best."""
+    least = np.full(len(costs.kinds), np.inf if costs.cycles.size else best)
     np.minimum.at(least, costs.kind, costs.cycles)
-    return float(np.delete(least, costs.lost).max() if isinstance(costs, Accurate) else least.max())
+    if isinstance(costs, Accurate):
+        least[costs.lost] = 0.0
+    return float(least.max(initial=0.0, where=least > limit))
 
 
 def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:
@@ -282,9 +314,11 @@ def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, t
     memory_limit = None if memory_limit is None else whole(memory_limit, "memory_limit", 0)
     found = _Found.of(request, _asked(request, algorithm), exhaustive)
     order, above = _within(found, found.order(), memory_limit)
+    if order.size < found.cycles.size and not exhaustive:  # what was left out may take less workspace
+        return _ranked(request, algorithm, memory_limit, top, exhaustive=True)
     inaccurate = _inaccurate(found)
     if not order.size:
-        raise PlanError(_nothing(request, (*above, *inaccurate, *found.refused)))
+        raise PlanError(_nothing(found, (*above, *inaccurate, *found.refused), algorithm))
     first = order[_firsts(found.kind[order])].tolist()
     considered = tuple(Considered(found.at(at)[0].NAME, found.schedule(at), _cost(found, at)) for at in first)
     rejected = (*_slower(found, order), *above, *inaccurate, *found.refused)
@@ -327,24 +361,26 @@ def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: 
 
 
 def _within(found: _Found, order: NDArray[np.int64], limit: int | None) -> tuple[NDArray[np.int64], tuple[Rejected, ...]]:
-    """The places whose workspace is within the limit, and the kernels of which none is."""
+    """The places whose workspace is within the limit, and the kernels of which none is, the smallest first."""
     if limit is None:
         return order, ()
     sizes = np.array([found.workspace_bytes(at) for at in order.tolist()])
     kept, kernel = order[sizes <= limit], found.kernel[order]
     least = {one: int(sizes[kernel == one].min()) for one in kernel[_firsts(kernel)].tolist()}
     said = "its workspace of {:,} bytes is above the limit of {:,}"
-    return kept, tuple(Rejected(_what(found, one), said.format(size, limit), "memory") for one, size in least.items() if size > limit)
+    above = sorted((item for item in least.items() if item[1] > limit), key=lambda item: item[1])
+    return kept, tuple(Rejected(_what(found, one), said.format(size, limit), "memory") for one, size in above)
 
 
 def _inaccurate(found: _Found) -> tuple[Rejected, ...]:
-    """The kernels that are not as accurate as was asked for."""
+    """The kernels that are not as accurate as was asked for, the most accurate first."""
     first = itertools.accumulate((len(costs.kernels) for _, costs in found.costs), initial=0)
-    return tuple(
-        Rejected(_what(found, start + kernel), why.sentence, why.code)
+    refused = [
+        (error, Rejected(_what(found, start + kernel), why.sentence, why.code))
         for (_, costs), start in zip(found.costs, first, strict=False)
-        for kernel, why in (costs.refused.items() if isinstance(costs, Accurate) else ())
-    )
+        for kernel, (error, why) in (costs.refused.items() if isinstance(costs, Accurate) else ())
+    ]
+    return tuple(one for _, one in sorted(refused, key=lambda item: item[0]))
 
 
 def _slower(found: _Found, order: NDArray[np.int64]) -> Iterator[Rejected]:
@@ -369,8 +405,17 @@ def _what(found: _Found, kernel: int) -> str:
     return f"{algorithm} by {name}" if name in found.shared else name
 
 
-def _nothing(request: Request, rejected: Sequence[Rejected]) -> str:
-    """Why there is no plan: the first reason of the kind that says most."""
+def _nothing(found: _Found, rejected: Sequence[Rejected], algorithm: str | None) -> str:
+    """Why there is no plan: no kernel is what was asked for, or the first reason of the kind that says most."""
+    request, asked = found.request, found.request.micro_kernel
+    if asked and not found.cycles.size:
+        others = _Found.of(request._replace(micro_kernel=None), _asked(request, algorithm), exhaustive=False)
+        rows = [row for _, name in others.kernels if (row := _row(name))]
+        known = {row.name if isinstance(asked, str) else named(_tile(row)) for row in rows}
+        rejected = [one for one in rejected if one.what == asked]
+        if known and not rejected:
+            what = f"no kernel {named(asked)} computes {request.problem.text} on {request.machine.name}"
+            return f"{what}; {choose(named(asked), sorted(known))}"
     first = min(rejected, key=lambda one: _TELLING.index(one.code) if one.code in _TELLING else len(_TELLING), default=None)
     why = f"{first.what}: {first.reason}" if first else "the registry has no kernel for it"
     return f"nothing computes {request.problem.text} on {request.machine.name}: {why}"

@@ -62,3 +62,9 @@ class Rejected(msgspec.Struct, frozen=True):
     what: str
     reason: str
     code: Code
+
+
+class NoneLegal(NamedTuple):
+    """The candidates of an algorithm of which no kernel can run, and why."""
+
+    rejected: tuple[Rejected, ...]

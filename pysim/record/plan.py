@@ -41,13 +41,21 @@ def blocked_shape(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
     return shape if block == 1 else (shape[0], shape[1] // block, *shape[2:], block)
 
 
+MicroKernel = str | tuple[int, int] | None  # a kernel's name, or windows x filters (on a GPU a block's rows x columns)
+
+
+def named(micro_kernel: MicroKernel) -> str:
+    """As it is written: 4x16."""
+    return "x".join(map(str, micro_kernel)) if isinstance(micro_kernel, tuple) else str(micro_kernel)
+
+
 class Request(NamedTuple):
     """What a plan is asked for.
 
-    `hot`: operands lie in the caches as a run before left them; `shape`: only kernels with tiles of windows x filters (on a GPU a block's
-    rows x columns); `schedule`: only this one; `input_footprint` is the slicing analysis' (`pysim/cachemodel/cpu/csa.py`); `accuracy`, and
-    `error_limit`, the largest error over the result's root mean square: see `pysim.algorithms.accuracy`. `prepared`: B of a product is
-    prepared once for many runs, as weights of a convolution always are.
+    `hot`: operands lie in the caches as a run before left them; `micro_kernel`: only kernels of this name or tile; `schedule`: only this
+    one; `input_footprint` is the slicing analysis' (`pysim/cachemodel/cpu/csa.py`); `accuracy`, and `error_limit`, the largest error over
+    the result's root mean square: see `pysim.algorithms.accuracy`. `prepared`: B of a product is prepared once for many runs, as weights
+    of a convolution always are.
     """
 
     problem: Workload
@@ -55,13 +63,18 @@ class Request(NamedTuple):
     layout: Layout = "nchw"
     hot: bool = True
     model: ModelName = "full"
-    shape: tuple[int, int] | None = None
+    micro_kernel: MicroKernel = None
     schedule: AnySchedule | None = None
     input_footprint: Footprint = "packed"
     accuracy: Accuracy = "standard"
     error_limit: float | None = None
     threads: int = 1
     prepared: bool = False
+
+    @property
+    def any_error(self) -> bool:
+        """Whether all algorithms are accurate enough."""
+        return self.accuracy == "standard" and self.error_limit is None
 
 
 def _product_of(schedule: AnySchedule) -> dict[str, str | None]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from pysim.errors import PlanError
+from pysim.errors import PlanError, quoted
 from pysim.registry.cuda import conv_kernel, gemm_kernel
 
 Stationary = Literal["input_stationary", "weight_stationary"]
@@ -95,12 +95,12 @@ def from_name(name: str) -> tuple[str, AnySchedule]:
     algorithm, *pairs = str(name).split(",")
     fields = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     if not algorithm or "kernel" not in fields or len(fields) != len(pairs):
-        raise PlanError(f'"{name}" is no plan\'s name, which is algorithm,field=value,... as `plan.name` and the JSON documents have it')
+        raise PlanError(f"{quoted(name)} is no plan's name, which is algorithm,field=value,... as in `plan.name` and JSON documents")
     kind: type[AnySchedule] = Schedule if "stationary" in fields else GpuSchedule
     known = [field for field in kind.__struct_fields__ if field != "algorithm"]
     if unknown := set(fields) - set(known):
-        raise PlanError(f'plan "{name}": a schedule has no field {", ".join(sorted(unknown))}; it has {", ".join(known)}')
+        raise PlanError(f"plan {quoted(name)}: a schedule has no field {', '.join(sorted(unknown))}; it has {', '.join(known)}")
     try:
         return algorithm, msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise PlanError(f'plan "{name}": {error}') from None
+        raise PlanError(f"plan {quoted(name)}: {error}") from None

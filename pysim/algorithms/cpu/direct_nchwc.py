@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from pysim.algorithms.contract import SUMS, Bound, Prepared
+from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import listed, words
 from pysim.cachemodel.cpu.cost import Pass
 from pysim.cachemodel.cpu.direct_nchwc import Blocks, Shape, described, nchwc_pass, prepared_bytes
-from pysim.cachemodel.cpu.listed import Listed, ListedCosts
+from pysim.cachemodel.cpu.listed import Listed, ListedCosts, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
-from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -30,6 +29,7 @@ from pysim.registry.cpu import Kernel, nchwc_kernels
 
 NAME = "direct_nchwc"
 COMPUTES = Conv
+tolerance = sums
 SETS = (1, 4, 8, 16, 32)  # blocks of channels, and all of them
 
 
@@ -37,9 +37,8 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     block, out = blocks_of(layout)
     if out == 1:
         return Reason("shape", f"its output has blocks of channels, and {layout} was asked for")
-    known = sorted({kernel.dtype for kernel in nchwc_kernels()})
-    if problem.dtype not in known:
-        return Reason("type", f"it computes {' and '.join(known)}; the problem is {problem.dtype}")
+    if reason := untyped(problem.dtype, nchwc_kernels()):
+        return reason
     for what, count, size in (("channels", problem.channels, block), ("filters", problem.filters, out)):
         if count // problem.groups % size:
             each = f"{count // problem.groups} {what}{' of a group' if problem.groups > 1 else ''}"
@@ -47,12 +46,10 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     return None
 
 
-def _row_refuses(kernel: Kernel, request: Request) -> Reason | None:
-    machine = request.machine
-    assert isinstance(machine, Machine)
-    if kernel.lane_filters != blocks_of(request.layout)[1]:
-        return Reason("size", f"its blocks have {kernel.lane_filters} channels, and {request.layout} was asked for")
-    return row_refuses(kernel, machine, request.shape)
+def _unfit(kernel: Kernel, layout: Layout) -> Reason | None:
+    if kernel.lane_filters == blocks_of(layout)[1]:
+        return None
+    return Reason("size", f"its blocks have {kernel.lane_filters} channels, and {layout} was asked for")
 
 
 def candidates(request: Request, limit: float | None) -> Listed:
@@ -70,7 +67,7 @@ def candidates(request: Request, limit: float | None) -> Listed:
     def schedules(kernel: Kernel) -> Iterator[Schedule]:
         return (_schedule(kernel, blocks) for blocks in _blocks(Shape.of(problem, kernel, inner), machine))
 
-    return listed.candidates(NAME, request, nchwc_kernels(), lambda kernel: _row_refuses(kernel, request), schedules, wrong)
+    return listed.candidates(NAME, request, nchwc_kernels(), schedules, wrong, lambda kernel: _unfit(kernel, request.layout))
 
 
 def _blocks(shape: Shape, machine: Machine) -> Iterator[Blocks]:
@@ -91,10 +88,6 @@ def _blocks_of(schedule: Schedule) -> Blocks:
     return Blocks(schedule.channels, schedule.k2)
 
 
-def _row(schedule: Schedule) -> Kernel:
-    return next(row for row in nchwc_kernels() if row.name == schedule.kernel)
-
-
 def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
     return [ListedCosts(NAME, one, _passes(one, machine), False) for one in found]
 
@@ -107,7 +100,7 @@ def _passes(of: Listed, machine: Machine) -> list[Pass]:
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
-    kernel = _row(schedule)
+    kernel = row_of(schedule)
     return Prepared("packed filters", prepared_bytes(Shape.of(problem, kernel, blocks_of(layout)[0]), kernel))
 
 
@@ -115,13 +108,9 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     return PANEL_ALIGN  # nothing lies in it
 
 
-def tolerance(problem: Conv, schedule: Schedule) -> Bound:
-    return SUMS
-
-
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     """Some blocks of tiles, by parts of the panels where blocks are few (native/conv/direct_nchwc.c)."""
-    shape = Shape.of(problem, _row(schedule), 1)
+    shape = Shape.of(problem, row_of(schedule), 1)
     block = min(schedule.k2, shape.tiles)
     blocks = problem.batch * problem.groups * ceil_div(shape.tiles, block)
     panel_parts = min(shape.panels, parts_of_each(blocks, threads))
@@ -129,18 +118,18 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     rows = min(problem.out_h, ceil_div(problem.out_h * block, shape.tiles))
     filters = min(problem.filters // problem.groups, panels * schedule.filters)
     part = rows_of(problem, times, rows, filters)
-    own = Shape.of(part, _row(schedule), 1).tiles
+    own = Shape.of(part, row_of(schedule), 1).tiles
     return Part(part, msgspec.structs.replace(schedule, k2=min(block, own)), block / own)
 
 
 def describe(plan: Plan) -> Description:
     w, on, schedule = plan.workload, plan.on, plan.schedule
     assert isinstance(w, Conv) and isinstance(on, Machine) and isinstance(schedule, Schedule)
-    kernel = _row(schedule)
+    kernel = row_of(schedule)
     unit, shape = on.unit(kernel.target), Shape.of(w, kernel, blocks_of(plan.layout)[0])
     lies = f"blocks of {shape.inner} channels" if shape.inner > 1 else "planes"
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"
     peak = 2 * unit.rate(w.dtype) * kernel.lane_filters * on.clock_hz if unit else 0.0
     nest = described(shape, [(kernel, _blocks_of(schedule))])
-    names = {"panels": f"panels of {kernel.filters} filters", "channels": f"sets of {schedule.channels} channels"}
+    names = {"panels": f"panels of {kernel.filters} filters"}
     return words.describe(plan, f"direct convolution of {lies}, broadcast as they lie", nest, peak, inner, names)

@@ -1,40 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products on SConv's loop nest: columns of C are its windows, rows its filters, k its channels."""
 
-from pysim.algorithms.contract import SUMS, Bound
+from pysim.algorithms.contract import sums, unprepared
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.nested import cost
 from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm
-from pysim.record.cost import Reason
+from pysim.record.cost import NoneLegal, Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 
 NAME = "gemm"
 COMPUTES = Gemm
+tolerance, prepare = sums, unprepared
 
 
 def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
     return None
 
 
-def candidates(request: Request, limit: float | None) -> nested.NestCandidates | nested.CsaCandidates:
+def candidates(request: Request, limit: float | None) -> nested.Found | NoneLegal:
     return nested.candidates(nests.nest_of(request.problem), request, limit)
-
-
-def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> None:
-    return None  # both operands are packed in the run, or read where they lie
 
 
 def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
     return nests.workspace_bytes(nests.nest_of(problem), schedule)
-
-
-def tolerance(problem: Gemm, schedule: Schedule) -> Bound:
-    return SUMS
 
 
 def describe(plan: Plan) -> Description:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.algorithms.contract import SUMS, Array, Bound, Prepared
+from pysim.algorithms.contract import SUMS, Array, Bound, Prepared, of_planes
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from
@@ -27,7 +27,7 @@ from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.record.cost import Cost, Reason, Rejected
+from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
@@ -37,8 +37,8 @@ COMPUTES = Conv
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    if layout != "nchw":
-        return Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
+    if reason := of_planes(layout):
+        return reason
     return Reason("shape", "its columns are the input: sconv reads it in place") if problem.pointwise else None
 
 
@@ -115,10 +115,12 @@ class Costs:
         return self._some().assumed(row)
 
 
-def candidates(request: Request, limit: float | None) -> Candidates:
+def candidates(request: Request, limit: float | None) -> Candidates | NoneLegal:
     problem, on = request.problem, request.machine
     assert isinstance(problem, Conv) and isinstance(on, Machine)
-    nest, kernels = _nest(problem), tilings.rows(on, problem.dtype, request.shape).kernels
+    nest, (kernels, rejected) = _nest(problem), tilings.rows(on, problem.dtype, request.micro_kernel)
+    if not kernels:
+        return NoneLegal(rejected)
     units = [unit for unit in on.core.units if unit.target in {kernel.target for kernel in kernels}]
     columns = columns_pass(problem, on, request.hot, packer=max(units, key=lambda unit: unit.vector_bytes))
     cycles = float(columns.cycles[0])

@@ -8,8 +8,6 @@ Plans are of it where B is prepared (`pysim.prepare`); a call that is given B it
 Worked number: gemm:197x768x768 in tiles of 48 columns has 16 panels, 768 * 768 * 4 = 2,359,296 bytes.
 """
 
-from collections.abc import Sequence
-
 import msgspec
 
 from pysim.algorithms.contract import SUMS, Bound, Prepared
@@ -17,12 +15,12 @@ from pysim.algorithms.cpu.unpacked import FORM, no_row
 from pysim.algorithms.cpu.unpacked import nest_of as unpacked
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, words
-from pysim.cachemodel.cpu.listed import Listed, ListedCosts
+from pysim.cachemodel.cpu.nested import cost
 from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
-from pysim.record.cost import Reason, Rejected
+from pysim.record.cost import NoneLegal, Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
@@ -39,18 +37,11 @@ def _nest(problem: Gemm) -> nests.Nest:
     return msgspec.structs.replace(unpacked(problem), in_place=True, windows_packed=True, windows_transposed=False)
 
 
-Found = nested.NestCandidates | nested.CsaCandidates | Listed
-
-
-def candidates(request: Request, limit: float | None) -> Found:
+def candidates(request: Request, limit: float | None) -> nested.Found | NoneLegal:
     assert isinstance(request.problem, Gemm)
     if request.prepared or request.schedule is not None:
         return nested.candidates(_nest(request.problem), request, limit, form=FORM, algorithm=NAME)
-    return Listed(request, (), (Rejected(NAME, "B is not prepared; pysim.prepare does, and plan with prepared=True", "shape"),))
-
-
-def cost(machine: Machine, found: Sequence[Found]) -> list[nested.NestCosts | nested.CsaCosts | ListedCosts]:
-    return [ListedCosts(NAME, one, (), False) if isinstance(one, Listed) else one.costs() for one in found]
+    return NoneLegal((Rejected(NAME, "B is not prepared; pysim.prepare does, and plan with prepared=True", "shape"),))
 
 
 def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> Prepared:

@@ -13,14 +13,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from pysim.algorithms.contract import SUMS, Bound, Prepared
+from pysim.algorithms.contract import Prepared, of_planes, sums
 from pysim.cachemodel.cpu import listed, words
 from pysim.cachemodel.cpu.cost import Pass
-from pysim.cachemodel.cpu.listed import Listed, ListedCosts
+from pysim.cachemodel.cpu.listed import Listed, ListedCosts, row_of, untyped
 from pysim.cachemodel.cpu.nest import PACKED_MARK_BYTES, PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.polyphase import Parted, described, polyphase_pass
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
-from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -32,24 +31,22 @@ from pysim.registry.cpu import Kernel, phases_kernels
 
 NAME = "polyphase"
 COMPUTES = Conv
+tolerance = sums
 MOST_CHANNELS = 32  # of a group: with more, rows of all channels leave L1, and packing sets of them was level or faster (Zen 5)
 OFFSET_BYTES = 8  # of a tap's place
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    if layout != "nchw":
-        return Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
-    known = sorted({kernel.dtype for kernel in phases_kernels()})
-    if problem.dtype not in known:
-        return Reason("type", f"it computes {' and '.join(known)}; the problem is {problem.dtype}")
+    if reason := of_planes(layout) or untyped(problem.dtype, phases_kernels()):
+        return reason
     if (channels := problem.channels // problem.groups) > MOST_CHANNELS:
         return Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}")
     return None
 
 
 def candidates(request: Request, limit: float | None) -> Listed:
-    problem, machine = request.problem, request.machine
-    assert isinstance(problem, Conv) and isinstance(machine, Machine)
+    problem = request.problem
+    assert isinstance(problem, Conv)
 
     def wrong(kernel: Kernel, schedule: Schedule) -> str:
         if schedule == _schedule(kernel, problem, schedule.k2) and 1 <= schedule.k2 <= problem.out_h:
@@ -59,7 +56,7 @@ def candidates(request: Request, limit: float | None) -> Listed:
     def schedules(kernel: Kernel) -> Iterator[Schedule]:
         return (_schedule(kernel, problem, rows) for rows in _blocks(problem))
 
-    return listed.candidates(NAME, request, phases_kernels(), lambda kernel: row_refuses(kernel, machine, request.shape), schedules, wrong)
+    return listed.candidates(NAME, request, phases_kernels(), schedules, wrong)
 
 
 def _blocks(problem: Conv) -> list[int]:
@@ -94,10 +91,6 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     return Parted.of(problem, min(schedule.k2, problem.out_h)).size_bytes + taps * OFFSET_BYTES + PANEL_ALIGN
 
 
-def tolerance(problem: Conv, schedule: Schedule) -> Bound:
-    return SUMS
-
-
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     """Blocks of rows, more of them where that divides them evenly (native/conv/polyphase.c)."""
     images, fewest = problem.batch * problem.groups, ceil_div(problem.out_h, schedule.k2)
@@ -109,7 +102,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 def describe(plan: Plan) -> Description:
     w, on, schedule = plan.workload, plan.on, plan.schedule
-    kernel = next(row for row in phases_kernels() if row.name == schedule.kernel)
+    kernel = row_of(schedule)
     assert isinstance(w, Conv) and isinstance(on, Machine) and isinstance(schedule, Schedule)
     unit, of = on.unit(kernel.target), Parted.of(w, schedule.k2)
     taps = f"{w.channels // w.groups}x{w.kernel_h}x{w.kernel_w} taps"

@@ -4,27 +4,28 @@
 The nest is `pysim.cachemodel.cpu.nest`; its micro-kernels are the rows of `native/kernels.inc`.
 """
 
-from pysim.algorithms.contract import SUMS, Bound, Prepared
+from pysim.algorithms.contract import Prepared, of_planes, sums
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.nested import cost
 from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
-from pysim.record.cost import Reason
+from pysim.record.cost import NoneLegal, Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 
 NAME = "sconv"
 COMPUTES = Conv
+tolerance = sums
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    return None if layout == "nchw" else Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
+    return of_planes(layout)
 
 
-def candidates(request: Request, limit: float | None) -> nested.NestCandidates | nested.CsaCandidates:
+def candidates(request: Request, limit: float | None) -> nested.Found | NoneLegal:
     return nested.candidates(nests.nest_of(request.problem), request, limit)
 
 
@@ -34,10 +35,6 @@ def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     return nests.workspace_bytes(nests.nest_of(problem), schedule)
-
-
-def tolerance(problem: Conv, schedule: Schedule) -> Bound:
-    return SUMS
 
 
 def describe(plan: Plan) -> Description:

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from pysim.algorithms.contract import SUMS, Bound
+from pysim.algorithms.contract import sums, unprepared
 from pysim.cachemodel.cpu import listed, words
 from pysim.cachemodel.cpu.cost import Pass
-from pysim.cachemodel.cpu.listed import Listed, ListedCosts
+from pysim.cachemodel.cpu.listed import Listed, ListedCosts, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.skinny import FEW_STEP, Blocks, Shape, described, lanes_of, skinny_pass
 from pysim.cachemodel.cpu.threads import Part
-from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.machine.cpu import Machine
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
@@ -26,32 +25,28 @@ from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
-from pysim.registry.cpu import Kernel, cpu_kernel, skinny_kernels
+from pysim.registry.cpu import Kernel, skinny_kernels
 
 NAME = "skinny"
 COMPUTES = Gemm
+tolerance, prepare = sums, unprepared
 MOST_FEW = 32  # rows or columns: with more of them packing has been worth its while on every matrix that was tried
 AXPY_BLOCKS = (8, 16, 32)  # rows of the matrix
 DOT_BLOCKS = (512, 1024, 2048, 4096, 8192)  # columns, and all of them
 
 
 def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
-    known = sorted({kernel.dtype for kernel in skinny_kernels()})
-    if problem.dtype not in known:
-        return Reason("type", f"it computes {' and '.join(known)}; the problem is {problem.dtype}")
+    if reason := untyped(problem.dtype, skinny_kernels()):
+        return reason
     if min(problem.m, problem.n) > MOST_FEW:
         return Reason("shape", f"it takes up to {MOST_FEW} rows or columns; this has {problem.m} and {problem.n}")
     return None
 
 
-def _row_refuses(kernel: Kernel, problem: Gemm, request: Request) -> Reason | None:
-    machine = request.machine
-    assert isinstance(machine, Machine)
-    if reason := row_refuses(kernel, machine, request.shape):
-        return reason
-    if kernel.form != Shape.of(problem).form:
-        return Reason("shape", "rows of the large matrix do not lie as it reads them")
-    return None
+def _unfit(kernel: Kernel, problem: Gemm) -> Reason | None:
+    if kernel.form == Shape.of(problem).form:
+        return None
+    return Reason("shape", "rows of the large matrix do not lie as it reads them")
 
 
 def candidates(request: Request, limit: float | None) -> Listed:
@@ -69,7 +64,7 @@ def candidates(request: Request, limit: float | None) -> Listed:
     def schedules(kernel: Kernel) -> Iterator[Schedule]:
         return (_schedule(kernel, blocks) for blocks in _blocks(problem, kernel, machine))
 
-    return listed.candidates(NAME, request, skinny_kernels(), lambda kernel: _row_refuses(kernel, problem, request), schedules, wrong)
+    return listed.candidates(NAME, request, skinny_kernels(), schedules, wrong, lambda kernel: _unfit(kernel, problem))
 
 
 def _blocks(problem: Gemm, kernel: Kernel, machine: Machine) -> Iterator[Blocks]:
@@ -103,10 +98,6 @@ def _passes(of: Listed, machine: Machine) -> list[Pass]:
     return [skinny_pass(of.request.problem, rows, machine, of.request.hot)] if rows else []
 
 
-def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> None:
-    return None  # the large operand is read where it lies, the few are copied in the run
-
-
 def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
     """The copy of the few and the sums of a strip, each in whole lines (native/conv/skinny.c)."""
     shape, size = Shape.of(problem), SIZES[problem.dtype]
@@ -127,14 +118,10 @@ def largest_part(problem: Gemm, schedule: Schedule, threads: int) -> Part:
     return Part(part, msgspec.structs.replace(schedule, k2=min(schedule.k2, ceil_div(results, schedule.windows))))
 
 
-def tolerance(problem: Gemm, schedule: Schedule) -> Bound:
-    return SUMS
-
-
 def describe(plan: Plan) -> Description:
     w, schedule = plan.workload, plan.schedule
-    kernel = cpu_kernel(schedule.kernel)
-    assert kernel and isinstance(w, Gemm) and isinstance(schedule, Schedule)
+    kernel = row_of(schedule)
+    assert isinstance(w, Gemm) and isinstance(schedule, Schedule)
     shape = Shape.of(w)
     few, large = ("rows of A", "B") if shape.few_rows else ("columns of B", "A")
     lanes = "lanes hold k, added up at the end of each block" if shape.dot else "lanes hold results"

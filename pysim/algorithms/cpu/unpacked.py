@@ -16,7 +16,7 @@ from pysim.cachemodel.cpu.nested import cost
 from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm
-from pysim.record.cost import Reason
+from pysim.record.cost import NoneLegal, Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
@@ -43,7 +43,7 @@ def nest_of(problem: Gemm) -> nests.Nest:
     return msgspec.structs.replace(nests.nest_of(problem), filters_packed=True, filters_in_place=True)
 
 
-def candidates(request: Request, limit: float | None) -> nested.NestCandidates | nested.CsaCandidates:
+def candidates(request: Request, limit: float | None) -> nested.Found | NoneLegal:
     assert isinstance(request.problem, Gemm)
     return nested.candidates(nest_of(request.problem), request, limit, form=FORM, algorithm=NAME)
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.algorithms.contract import Array, Bound, Prepared
+from pysim.algorithms.contract import Array, Bound, Prepared, of_planes
 from pysim.cachemodel.cpu import tilings, words
 from pysim.cachemodel.cpu import winograd as model
 from pysim.cachemodel.cpu.cost import cost_from
@@ -39,13 +39,13 @@ NAME = "winograd"
 COMPUTES = Conv
 LARGEST_KERNEL = 12  # edge: KERNEL of native/conv/winograd.c
 PLANNED_EDGE = 6  # of a patch: larger ones are planned where they are named
-GUESS = 1.5  # of the least bound of each m: what the best schedules of its kernels take
+GUESS = 1.15  # of the least bound of each m: most best schedules take less
 MOST_TILES, MOST_FILTERS = 16, 64  # of a kernel's panels: PYSIM_WINOGRAD_PANEL, WIDEST
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    if layout != "nchw":
-        return Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
+    if reason := of_planes(layout):
+        return reason
     w = problem
     if (w.kernel_h, w.stride_h, w.dilation_h, w.dilation_w) != (w.kernel_w, w.stride_w, 1, 1) or w.kernel_h > LARGEST_KERNEL:
         return Reason("shape", f"it takes square kernels of up to {LARGEST_KERNEL}x{LARGEST_KERNEL} with one stride and dilation 1")
@@ -80,7 +80,7 @@ class Candidates(NamedTuple):
     outputs: tuple[int, ...]
     bounds: Array
     table: model.Candidates | None
-    limit: float
+    limit: Array | float
     rejected: tuple[Rejected, ...]
 
 
@@ -139,15 +139,17 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     assert isinstance(problem, Conv) and isinstance(on, Machine)
     if request.schedule is not None:
         return _named(problem, on, request)
-    known = tilings.rows(on, problem.dtype, request.shape)
-    rows = tuple(kernel for kernel in known.kernels if _suits(kernel))
+    rows = tuple(kernel for kernel in tilings.rows(on, problem.dtype, request.micro_kernel).kernels if _suits(kernel))
     forms = planned(problem)
-    bounds = np.array([[model.least_cycles(problem, on, kernel, m) for m in forms] for kernel in rows]).reshape(-1, len(forms))
-    least = bounds.min(axis=0, initial=np.inf)
-    keep = bounds <= (GUESS * least if limit is None else limit)
-    cases = tuple((rows[row], forms[m]) for row, m in zip(*keep.nonzero(), strict=True))
-    table = model.candidates(problem, on, request.hot, cases) if cases else None
-    return Candidates(rows, forms, bounds.min(axis=1, initial=np.inf), table, float(bounds[~keep].min(initial=np.inf)), ())
+    cases = [(kernel, m) for m in forms for kernel in rows]
+    bounds = model.least_cycles(problem, on, cases)
+    of_forms = bounds.reshape(len(forms), len(rows), bounds.shape[1])
+    kept = of_forms <= np.maximum(GUESS * of_forms.min(axis=(1, 2), initial=np.inf, keepdims=True), limit or 0.0)
+    if not request.any_error:
+        kept |= kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
+    beyond = np.where(kept, np.inf, of_forms).min(axis=(1, 2), initial=np.inf)
+    table = model.candidates(problem, on, request.hot, cases, kept.reshape(bounds.shape)) if rows else None
+    return Candidates(rows, forms, of_forms.min(axis=(0, 2), initial=np.inf), table, beyond, ())
 
 
 def _suits(kernel: Kernel) -> bool:

@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 import msgspec
 
 from pysim.algorithms.accuracy import Size, size_of, walk
-from pysim.algorithms.contract import SUMS, Bound
+from pysim.algorithms.contract import SUMS, Bound, unprepared
 from pysim.cachemodel.gpu import mainloop, tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
@@ -37,6 +37,7 @@ from pysim.registry.cuda import Attributes, GemmKernel, Tiles, cuda_limits, gemm
 
 NAME = "gemm"
 COMPUTES = Gemm
+prepare = unprepared  # operands are copied in the run, where they are
 # Of a product of parts, in roundings of its sum, 2^-23: of thirds 2^-24 that is left out and as much of each number, of
 # halves, which are cut, 2^-19 (native/cuda/core/split.cuh)
 THIRDS_ERROR, CUT_ERROR = 1.5, 16.0
@@ -237,10 +238,6 @@ def _fixed(
 
 
 # What the contract asks beside
-
-
-def prepare(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> None:
-    return None  # operands are copied in the run, where they are
 
 
 def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> int:

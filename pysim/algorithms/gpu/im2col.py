@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from pysim.algorithms import convolution
-from pysim.algorithms.contract import Bound, sums_by
+from pysim.algorithms.contract import Bound, sums_by, unprepared
 from pysim.algorithms.convolution import Asked
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import words
@@ -35,6 +35,7 @@ from pysim.registry.cuda import cuda_limits, gemm_kernel, gemm_kernels
 
 NAME = "im2col"
 COMPUTES = Conv
+prepare = unprepared  # filters are a matrix as they lie
 
 
 class Products(NamedTuple):
@@ -86,7 +87,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     chosen = gemm_kernels()
     if isinstance(named, GpuSchedule):
         chosen = tuple(kernel for kernel in chosen if kernel.name == named.gemm)
-    plain = request._replace(shape=None, schedule=None)
+    plain = request._replace(micro_kernel=None, schedule=None)
     kernels, unfit = gemm.usable(plain, of.problem, NAME, chosen, (of.pitches, of.aligned)) if rows else ([], [])
     if rows and not kernels:
         first = unfit[0]
@@ -100,10 +101,6 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
         schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
         found.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=around))
     return Candidates(request, tuple(found), (NAME,), tuple(rejected))
-
-
-def prepare(problem: Conv, schedule: GpuSchedule, layout: Layout) -> None:
-    return None  # filters are a matrix as they lie
 
 
 def tolerance(problem: Conv, schedule: GpuSchedule) -> Bound:

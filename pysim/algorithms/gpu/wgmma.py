@@ -3,8 +3,9 @@
 
 An input that does not lie so is copied: where its channels do not lie together in whole 16 bytes, in groups in whole steps of 128. Each
 tap, or in a copy with padded rows each row of taps, has whole steps of 128 bytes of channels; where windows are more than a pixel apart, a
-copy may have the pixels from one to the next as channels. L2 is asked for every tap. Under NCHW the
-windows of most pointwise convolutions are taken as they lie, 128 bytes of a plane at once; of tf32 they pass through registers.
+copy may have the pixels from one to the next as channels, and that of a pointwise convolution has no others than are taken. L2 is asked
+for every tap. Under NCHW the windows of most pointwise convolutions are taken as they lie, 128 bytes of a plane at once; of tf32 they
+pass through registers.
 
 Convolutions of f32 are three products of tf32 halves (native/cuda/core/split.cuh): those of the filters are made ahead, those of windows in
 registers.
@@ -25,7 +26,7 @@ from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES
 from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.tiled import Special, lying
-from pysim.cachemodel.gpu.windows import Windows
+from pysim.cachemodel.gpu.windows import SECTOR_BYTES, Windows
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import AS_HALVES, SIZES
@@ -94,6 +95,12 @@ def copied(w: Conv, layout: Layout) -> bool:
     return layout == "nchw" or padded_bytes(w) != of_group or (w.groups > 1 and of_group % LINE_BYTES != 0)
 
 
+def sparse(w: Conv, layout: Layout) -> bool:
+    """Whether its copy has only the pixels that windows take."""
+    padded = w.pad_top or w.pad_left or w.pad_bottom or w.pad_right
+    return copied(w, layout) and w.kernel_h * w.kernel_w == 1 and w.stride_h * w.stride_w > 1 and not padded
+
+
 def rows_of_taps(w: Conv, layout: Layout) -> bool:
     """Whether its copy has padded rows, whose taps beside one another are channels: where that takes fewer steps."""
     padded = padded_bytes(w)
@@ -146,6 +153,13 @@ def whole_steps(row: ConvKernel, w: Conv, layout: Layout) -> int:
     return (of.steps if of else steps_unfolded(w, layout)) * row.block_k
 
 
+def stays(row: ConvKernel, w: Conv, layout: Layout) -> bool:
+    """Whether filters stay in shared memory from tile to tile (native/cuda/mainloop/hopper/kernel.cuh): all are in one tile, whose steps
+    return to the same stages."""
+    one = w.groups == 1 and w.filters <= row.block_filters * row.cluster_filters
+    return one and row.stages % (whole_steps(row, w, layout) // row.block_k) == 0
+
+
 def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     """A row as the model knows it: windows lie as they do under NHWC, or in the copy."""
     gpu, w, layout, known = asked
@@ -156,6 +170,13 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     every_tap = float(windows.number * windows.k * w.groups * SIZES[w.dtype])
     special = Special(k=whole_steps(row, w, layout), asked=every_tap, windows=numbered(w, layout))
     found = tiled.variant_of(gpu, windows, row, step, known, around, special)
+    columns = found.columns
+    assert columns is not None
+    columns = columns._replace(overlaps=not row.promotion)  # of three products it was not measured
+    if stays(row, w, layout):
+        share = min(1.0, gpu.sms.value // row.tiles.blocks / -(-columns.m // columns.tile_m))
+        columns = columns._replace(asks_b=columns.asks_b * share, parts=columns.parts * share)
+    found = found._replace(columns=columns)
     return found._replace(leans=(*found.leans, "model.passes.copied_") if around else found.leans)
 
 
@@ -168,7 +189,8 @@ def copies(row: ConvKernel, w: Conv, layout: Layout) -> dict[str, int]:
     kept = {}
     if copied(w, layout):
         wide = w.width + (w.pad_left + w.pad_right) * rows_of_taps(w, layout)
-        kept["input"] = round_up(w.batch * w.height * wide * w.groups * padded, ALIGN)
+        pixels = w.windows if sparse(w, layout) else w.height * wide
+        kept["input"] = round_up(w.batch * pixels * w.groups * padded, ALIGN)
     if padded != w.channels // w.groups * SIZES[w.dtype] or not (layout == "nhwc" or taps == 1):
         kept["filters"] = round_up(w.filters * taps * padded, ALIGN)
     return kept
@@ -203,11 +225,15 @@ def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout) -> tuple[Pass, ..
     """Its copies, by one kernel; 16 bytes share their place."""
     made, size, each = copies(row, w, layout), SIZES[w.dtype], gpu.model.passes.copied_instructions.value
     filters, pixels = w.filters * Windows(w, layout).k, w.batch * w.channels * w.height * w.width
+    read = pixels * size
+    if sparse(w, layout):  # rows, of which sectors come whole
+        pixels = w.batch * w.channels * w.windows
+        read = pixels * min(w.stride_w * size, SECTOR_BYTES)
     found = []
     if "filters" in made:
         found.append(Pass("filters", filters * size, made["filters"], filters * each))
     if "input" in made:
-        found.append(Pass("channels last", pixels * size, made["input"], pixels * each, 0 if "filters" in made else 1))
+        found.append(Pass("channels last", read, made["input"], pixels * each, 0 if "filters" in made else 1))
     return tuple(found)
 
 

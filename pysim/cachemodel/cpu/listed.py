@@ -11,17 +11,31 @@ import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu.cost import Pass, cost_from
+from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Request
-from pysim.record.schedule import Schedule
-from pysim.registry.cpu import Kernel
+from pysim.record.schedule import AnySchedule, Schedule
+from pysim.registry.cpu import Kernel, cpu_kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pysim.cachemodel.cpu.incore import Array
+
+
+def untyped(dtype: str, kernels: Iterable[Kernel]) -> Reason | None:
+    """Why none of the kernels computes a type."""
+    known = sorted({kernel.dtype for kernel in kernels})
+    return None if dtype in known else Reason("type", f"it computes {' and '.join(known)}; the problem is {dtype}")
+
+
+def row_of(schedule: AnySchedule) -> Kernel:
+    """The kernel of a schedule that is legal."""
+    kernel = cpu_kernel(schedule.kernel)
+    assert kernel
+    return kernel
 
 
 class Listed(NamedTuple):
@@ -37,12 +51,18 @@ def candidates(
     name: str,
     request: Request,
     kernels: Iterable[Kernel],
-    refuses: Callable[[Kernel], Reason | None],
     schedules: Callable[[Kernel], Iterable[Schedule]],
     wrong: Callable[[Kernel, Schedule], str],
+    unfit: Callable[[Kernel], Reason | None] = lambda kernel: None,
 ) -> Listed:
-    """The `schedules` of the kernels of algorithm `name` that can run; a named plan's where it is right: where nothing is `wrong` with it.
-    Raises PlanError where it is not."""
+    """The `schedules` of the kernels of algorithm `name` that can run and are not `unfit` for the problem; a named plan's where it is
+    right: where nothing is `wrong` with it. Raises PlanError where it is not."""
+    machine = request.machine
+    assert isinstance(machine, Machine)
+
+    def refuses(kernel: Kernel) -> Reason | None:
+        return row_refuses(kernel, machine, request.micro_kernel) or unfit(kernel)
+
     dtype, known = request.problem.dtype, {kernel.name: kernel for kernel in kernels if kernel.dtype == request.problem.dtype}
     if request.schedule is None:
         refused = {kernel: refuses(kernel) for kernel in known.values()}

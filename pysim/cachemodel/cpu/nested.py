@@ -20,7 +20,7 @@ from pysim.cachemodel.cpu.incore import Array, Rates, Table, rates
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
-from pysim.record.cost import Cost, CsaCost, Rejected
+from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.registry.cpu import kernels
@@ -109,9 +109,12 @@ class CsaCosts:
         return tuple(path for path in self._of.machine.assumed() if path.startswith("csa"))
 
 
+Found = NestCandidates | CsaCandidates
+
+
 def candidates(
     nest: Nest, request: Request, limit: float | None, known: Rates | None = None, form: str | None = None, algorithm: str | None = None
-) -> NestCandidates | CsaCandidates:
+) -> Found | NoneLegal:
     """The schedules of a nest that a request asks for and that compute for at most `limit` cycles; `known`: its rates, where they are. Of
     kernels of a `form` alone, where one is given, and of an `algorithm` that is not its problem's first."""
     on, dtype = request.machine, request.problem.dtype
@@ -123,7 +126,9 @@ def candidates(
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
         of, table = one_schedule(nest, on, request.schedule, dtype)
         return NestCandidates(of, table, request.hot, np.zeros(1), np.inf, (), algorithm)
-    rows = tilings.rows(on, dtype, request.shape, form)
+    rows = tilings.rows(on, dtype, request.micro_kernel, form)
+    if not rows.kernels:
+        return NoneLegal(rows.rejected)
     of = known or rates(nest, on, rows.kernels)
     bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
     limit = max(GUESS * float(bounds.min()), limit or 0.0)  # of less, the best would hardly be among them
@@ -134,7 +139,7 @@ def candidates(
     )
 
 
-def cost(machine: Machine, found: Sequence[NestCandidates | CsaCandidates]) -> list[NestCosts | CsaCosts]:
+def cost(machine: Machine, found: Sequence[Found]) -> list[NestCosts | CsaCosts]:
     """The costs of candidates, each by the model that it was made for."""
     return [one.costs() for one in found]
 
@@ -142,7 +147,8 @@ def cost(machine: Machine, found: Sequence[NestCandidates | CsaCandidates]) -> l
 def _csa_candidates(nest: Nest, on: Machine, dtype: str, request: Request) -> CsaCandidates:
     if on.csa is None:
         raise PlanError(f"{on.name} has no [csa] table, which the csa model needs; use the full model or add one")
-    p = csa.parameters_of(on.csa, request.input_footprint, request.shape)
+    assert not isinstance(request.micro_kernel, str)  # the planner makes a shape of a name
+    p = csa.parameters_of(on.csa, request.input_footprint, request.micro_kernel)
     kernel, rejected = _csa_kernel(dtype, on, p)
     halved, maximal = csa.schedules(nest, p), csa.schedules(nest, p, "exact")
     choices = tuple(csa.ranked(one._replace(cost=_with_exact(one.cost, most)) for one, most in zip(halved, maximal, strict=True)))

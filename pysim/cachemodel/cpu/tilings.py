@@ -21,6 +21,7 @@ from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
 from pysim.record.cost import Reason, Rejected
+from pysim.record.plan import MicroKernel, named
 from pysim.registry.cpu import Kernel, kernels
 
 _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -36,12 +37,12 @@ class Rows(NamedTuple):
     rejected: tuple[Rejected, ...]
 
 
-def row_refuses(kernel: Kernel, machine: Machine, micro_kernel: tuple[int, int] | None) -> Reason | None:
-    """Why a machine cannot run a row, or the row has not the shape that was asked for."""
+def row_refuses(kernel: Kernel, machine: Machine, micro_kernel: MicroKernel) -> Reason | None:
+    """Why a machine cannot run a row, or the row is not what was asked for."""
     if machine.unit(kernel.target) is None:
         return Reason("machine", f"{machine.name} has no {kernel.target} unit")
-    if micro_kernel and (kernel.windows, kernel.filters) != micro_kernel:
-        return Reason("shape", f"its tile is {kernel.windows}x{kernel.filters}, {'x'.join(map(str, micro_kernel))} was asked for")
+    if micro_kernel not in (None, kernel.name, (kernel.windows, kernel.filters)):
+        return Reason("shape", f"its tile is {kernel.windows}x{kernel.filters}, {named(micro_kernel)} was asked for")
     return None
 
 
@@ -50,10 +51,10 @@ def _form_refuses(kernel: Kernel, form: str | None) -> Reason | None:
 
 
 @lru_cache(maxsize=256)
-def rows(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None = None, form: str | None = None) -> Rows:
-    """The micro-kernels of `dtype` for the units of `machine`, of windows x filters `micro_kernel` and of a `form` where given.
+def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: str | None = None) -> Rows:
+    """The micro-kernels of `dtype` for the units of `machine`, which are `micro_kernel` and of a `form` where given.
 
-    Raises PlanError, which says what is missing, when there is none.
+    Raises PlanError, which says what is missing, where the machine runs none of that type.
     """
     legal, rejected, others = [], [], 0
     for kernel in kernels():
@@ -65,25 +66,18 @@ def rows(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None = No
             legal.append(kernel)
     if others:
         rejected.append(Rejected(f"{others} kernels of another type", f"the problem is {dtype}", "type"))
-    if not legal:
-        raise PlanError(_nothing_legal(machine, dtype, micro_kernel))
+    if not any(kernel.dtype == dtype and machine.unit(kernel.target) for kernel in kernels()):
+        raise PlanError(_nothing_runs(machine, dtype))
     return Rows(tuple(legal), tuple(rejected))
 
 
-def _nothing_legal(machine: Machine, dtype: str, micro_kernel: tuple[int, int] | None) -> str:
-    units = {unit.target for unit in machine.core.units}
-    of_type = [kernel for kernel in kernels() if kernel.dtype == dtype]
-    runnable = [kernel for kernel in of_type if kernel.target in units]
-    if not of_type:
+def _nothing_runs(machine: Machine, dtype: str) -> str:
+    targets = ", ".join(sorted({kernel.target for kernel in kernels() if kernel.dtype == dtype}))
+    if not targets:
         known = ", ".join(sorted({kernel.dtype for kernel in kernels()}))
         return f"there is no {dtype} micro-kernel; the registry (native/kernels.inc) has {known}"
-    if not runnable:
-        targets = ", ".join(sorted({kernel.target for kernel in of_type}))
-        have = ", ".join(sorted(units))
-        return f"{machine.name} has the units {have}, but {dtype} micro-kernels exist for {targets} only; add a row for one of its units"
-    shapes = ", ".join(sorted({f"{kernel.windows}x{kernel.filters}" for kernel in runnable}))
-    asked = "x".join(map(str, micro_kernel or ()))
-    return f"no {dtype} micro-kernel of {machine.name} computes {asked} (windows x filters); there is {shapes}"
+    have = ", ".join(sorted(unit.target for unit in machine.core.units))
+    return f"{machine.name} has the units {have}, but {dtype} micro-kernels exist for {targets} only; add a row for one of its units"
 
 
 def in_place_reason(nest: Nest) -> Rejected | None:

@@ -29,6 +29,7 @@ from pysim.cachemodel.gpu.waves import DATA_PARALLEL, OF_WAVES, SPLIT_K, STEP, S
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Request
+from pysim.record.plan import named as written
 from pysim.record.schedule import DECOMPOSITIONS, AnySchedule, GpuSchedule, Schedule
 from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel
 
@@ -103,7 +104,7 @@ def legal(
     found: list[Row] = []
     rejected: list[Rejected] = []
     asked = [row for row in rows if row.dtype == problem.dtype and (named is None or row.name == named.kernel)]
-    asked = [row for row in asked if request.shape in (None, (row.tiles.rows, row.tiles.columns))]
+    asked = [row for row in asked if request.micro_kernel in (None, row.name, (row.tiles.rows, row.tiles.columns))]
     for row in asked:
         reason = Reason("ablation", f"{row.variant}: it is there to show what it leaves out") if row.ablation and named is None else None
         reason = reason or unable(gpu, row, attributes(row), families(row)) or refuses(row)
@@ -112,14 +113,8 @@ def legal(
         else:
             found.append(row)
     if not asked:
-        what = (
-            f"is called {named.kernel}"
-            if named
-            else f"has blocks of {request.shape[0]}x{request.shape[1]}"
-            if request.shape
-            else "is there"
-        )
-        rejected.append(Rejected(name, f"none of its {problem.dtype} kernels {what}; `pysim kernels --cuda` lists them", "shape"))
+        one = named.kernel if named else written(request.micro_kernel or "there")
+        rejected.append(Rejected(name, f"none of its {problem.dtype} kernels is {one}; `pysim kernels --cuda` lists them", "shape"))
     elif others := sum(row.dtype != problem.dtype for row in rows):
         rejected.append(Rejected(f"{others} kernels of {name} for another type", f"the problem is {problem.dtype}", "type"))
     return found, rejected

@@ -70,6 +70,7 @@ def columns_of(
         parts=tiles.parts,
         narrow=False,
         near=0,
+        overlaps=False,
         **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
     )
 
@@ -100,9 +101,7 @@ def families_of(row: ConvKernel) -> tuple[str, ...]:
     """Families of a machine's constants that hold for a row, the first that there is: its algorithm's own, where it has been fitted, else
     those of the products that it is made of."""
     own = f"conv_{row.algorithm}"
-    if not row.tiles.by_warpgroups:
-        return own, "simt"
-    return own, "wgmma"
+    return (own, "wgmma" if row.tiles.by_warpgroups else "simt")
 
 
 def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -> float | None:

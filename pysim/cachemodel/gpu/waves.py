@@ -25,7 +25,8 @@ memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port
         used again and again ("hot"); cold, they all miss. Who shares what, and what comes again, in waves or stream-K: `traffic`.
 tiles   A tile's start and end: block_cycles (half of it whatever the tile, half for TYPICAL_SUMS a thread), the latency of the first
         load, and its way out through the SM's port, where rows of C are no whole vectors output by output (single_cycles); `hidden` of it
-        overlaps with other work in all waves but one.
+        overlaps with other work in all waves but one. Of kernels whose producers go on loading (`overlaps`) it is busy time like the
+        loop's, beside which traffic goes on.
 partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
           them, part after part, SUMS_AT_ONCE a thread and then a latency; where parts meet in a cluster, written to the blocks that share
           their sum, and read there.
@@ -69,8 +70,9 @@ class Columns(NamedTuple):
     summed. `tile_*` are those of a cluster, of `blocks`; an SM holds `resident` blocks. `divides`: k may be shared, by at most
     `stream_most` blocks of stream-K. `whole`: TMA's boxes; `outputs`, `turns`: of a thread, of which it sums so many at once.
     `relayouts` copies of operands, one launch, move `relaid` bytes. `parts`: bytes of B as it is read for each of its own. `narrow`:
-    whether rows of C are no whole vectors; `near`: so many parts of split-K meet in a cluster. `bound` is what bounds a step, of STEP. The
-    rest is as the head of this file and the machine's family of constants have it.
+    whether rows of C are no whole vectors; `near`: so many parts of split-K meet in a cluster; `overlaps`: whether traffic goes on while a
+    tile starts and ends. `bound` is what bounds a step, of STEP. The rest is as the head of this file and the machine's family of constants
+    have it.
     """
 
     m: Any
@@ -106,6 +108,7 @@ class Columns(NamedTuple):
     parts: Any
     narrow: Any
     near: Any
+    overlaps: Any
     launch_seconds: Any
     block_cycles: Any
     step_cycles: Any
@@ -175,6 +178,9 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
         c.block_cycles * (1 + c.outputs / TYPICAL_SUMS) / 2 + latency + np.where(facts["full_waves"] > 0, c.resident, facts["last"]) * out
     )
     tiles = edge * facts["turns"] * (1 + (number - 1) * (1 - c.hidden))
+    busy = waves.copy()
+    busy[:, 0] += tiles * np.stack([facts["full_waves"], facts["last"] > 0]) / number
+    tiles = np.where(c.overlaps, joined(busy) - joined(waves), tiles)
     copied = c.relaid * frequency / copy_rate(gpu, c.relaid) / model.copy_share.value
     far = (table.kind != DATA_PARALLEL) & ~_near(c, table)
     cleared = far * model.clear_seconds.value

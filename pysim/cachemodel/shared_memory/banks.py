@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pysim.errors import MachineError, OperandError, choose
+from pysim.errors import MachineError, OperandError, choose, quoted
 from pysim.machine.quantity import Kind, Source
 
 LANES = 32
@@ -108,14 +108,14 @@ class SharedMemory(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         known = rules().rules
         if not isinstance(self.rule, str) or self.rule not in known:
-            raise MachineError(f'no shared-memory rule is named "{self.rule}"; {choose(str(self.rule), list(known))}')
+            raise MachineError(f"no shared-memory rule is named {quoted(self.rule)}; {choose(self.rule, known)}")
         for field in ("banks", "bank_bytes"):
             if getattr(self, field) is None:
                 msgspec.structs.force_setattr(self, field, getattr(known[self.rule], field))
         if not (isinstance(self.banks, int) and 4 <= self.banks <= 1024 and self.banks.bit_count() == 1):
-            raise OperandError(f"banks is {self.banks!r}; it should be a power of two from 4 to 1024")
+            raise OperandError(f"banks is {quoted(self.banks)}; it should be a power of two from 4 to 1024")
         if self.bank_bytes not in (4, 8):
-            raise OperandError(f"bank_bytes is {self.bank_bytes!r}; it should be 4 or 8")
+            raise OperandError(f"bank_bytes is {quoted(self.bank_bytes)}; it should be 4 or 8")
 
     def grouping(self, store: bool) -> Grouping:
         """When groups double, for loads or stores, and how that is known."""
@@ -190,7 +190,7 @@ def _one(addresses: ArrayLike, width: int, active: ArrayLike | None) -> tuple[In
 def checked(addresses: ArrayLike, width: int, active: ArrayLike | None) -> tuple[Integers, Mask]:
     """Addresses as int64 and lanes as booleans, both of the shape (n, 32), or an OperandError."""
     if not isinstance(width, int | np.integer) or width not in WIDTHS:
-        raise OperandError(f"width is {width!r} bytes per lane; it should be one of {', '.join(map(str, WIDTHS))}")
+        raise OperandError(f"width is {quoted(width)} bytes per lane; it should be one of {', '.join(map(str, WIDTHS))}")
     lanes, mask = _array(addresses, "addresses"), _array(True if active is None else active, "active")
     if lanes.ndim != 2 or lanes.shape[1] != LANES:
         raise OperandError(f"addresses has the shape {lanes.shape}; it should be (instructions, {LANES})")

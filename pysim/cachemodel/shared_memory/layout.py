@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.errors import OperandError
+from pysim.errors import OperandError, quoted
 
 Index = int | NDArray[np.int64]
 _LARGEST = 1 << 24  # elements of a layout: far above any shared memory, small enough to look at every one
@@ -246,7 +246,7 @@ def _check(value: msgspec.Struct, **bounds: tuple[int, int]) -> None:
         number: Any = getattr(value, field)
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
             kind = str(value.__struct_config__.tag)
-            raise OperandError(f"{kind}: {field} is {number!r}; it should be an integer from {least} to {most}")
+            raise OperandError(f"{kind}: {field} is {quoted(number)}; it should be an integer from {least} to {most}")
 
 
 def _within(value: Index, size: int, what: str) -> None:

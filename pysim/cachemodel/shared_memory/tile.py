@@ -71,7 +71,7 @@ class Tile(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """What one access costs: sums over its instructions and their repetitions; `worst` is the dearest one's number."""
+    """What one access costs: sums over its instructions and their repetitions; `worst` is the number of the most expensive one."""
 
     access: str
     instruction: str

@@ -27,7 +27,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pysim.errors import MachineError, OperandError, choose
+from pysim.arguments import word
+from pysim.errors import MachineError, OperandError, choose, quoted
 from pysim.machine.cpu import Machine, Policy
 from pysim.machine.load import load
 
@@ -65,6 +66,8 @@ class Cache(msgspec.Struct, frozen=True):
         return self.sets * self.ways * self.line_bytes
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise MachineError(f'a cache\'s name is {quoted(self.name)}; right is a text, such as "L1"')
         for field in ("sets", "ways", "line_bytes", "prefetch_degree"):
             _whole(getattr(self, field), 1, 1 << 40, f'cache "{self.name}": {field}')
         _one_of(self.policy, get_args(Policy), f'cache "{self.name}": policy')
@@ -264,19 +267,17 @@ def tag(operand: str | int, phase: str | int) -> int:
 def _index(names: Sequence[str], name: str | int, what: str) -> int:
     if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < len(names):
         return name
-    if name not in names:
-        raise MachineError(f'no {what} is named "{name}"; {choose(str(name), list(names))}')
-    return list(names).index(str(name))
+    return list(names).index(word(name, what, names, MachineError))
 
 
 def _whole(value: Any, least: int, most: int, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise MachineError(f"{what} is {value!r}; it should be a whole number from {least} to {most}")
+        raise MachineError(f"{what} is {quoted(value)}; it should be a whole number from {least} to {most}")
 
 
 def _one_of(value: str, options: tuple[str, ...], what: str) -> None:
-    if value not in options:
-        raise MachineError(f"{what} is {value!r}; {choose(str(value), list(options))}")
+    if not isinstance(value, str) or value not in options:
+        raise MachineError(f"{what} is {quoted(value)}; {choose(value, options)}")
 
 
 def _check_levels(levels: tuple[Cache, ...]) -> None:

@@ -4,7 +4,7 @@
  *     to[group][image][row][before + x][padded] = from[image][group channels + channel][row][x]   or, where channels are last already,
  *                                                 from[image][row][x][group channels + channel]
  *
- * with zeros before and after a row, if it is to be padded; or folded, where a place has the channels of a square of them (Fold). A place is a
+ * with zeros before and after a row, if it is to be padded; without the pixels that no window takes (Every); or folded, where a place has the channels of a square of them (Fold). A place is a
  * pixel, or a filter's tap. Images pass through shared memory in squares of places x channels: both sides are touched along what is contiguous,
  * a thread has all its loads on their way at once, and writes 16 bytes. Where channels are last, places or channels few (taps, the first layer),
  * or rows padded, a thread gathers its 16 bytes by itself: what neighbours leave of a sector, L1 keeps. */
@@ -19,42 +19,57 @@ namespace pysim {
 namespace {
 
 enum { THREADS = 256, EDGE = 64 };
+/* Elements of a word; and of a row of a square, an odd number of words: columns on different banks. */
+template <class T> constexpr int PAIR = 4 / sizeof(T);
+template <class T> constexpr int PITCH = EDGE + PAIR<T>;
 
-/* What copies, and by how many blocks. */
+/* Where pixel x of row `row` lies in its plane, and the pixels of a plane. */
+__device__ inline int pixel_of(const ChannelsLast &of, int row, int x) {
+    return of.every.plane ? row * of.every.high * of.every.width + x * of.every.wide : row * of.width + x;
+}
+__device__ inline int plane_of(const ChannelsLast &of) { return of.every.plane ? of.every.plane : of.rows * of.width; }
+
+/* What copies, and by how many blocks; squares: so many places at a time, 0: by vectors. */
 struct Job {
     ChannelsLast of;
-    bool squares;
+    int squares;
     unsigned blocks;
 };
 
-/* A square of places x channels of one image and group. */
-template <class T> __device__ void copy_square(const ChannelsLast &of, unsigned block) {
-    constexpr int VECTOR = 16 / sizeof(T), VECTORS = EDGE / VECTOR, ROWS = THREADS / EDGE;
+/* A square of places x channels of one image and group, WIDE places at a time. */
+template <class T, int WIDE> __device__ void copy_square(const ChannelsLast &of, unsigned block, T (&square)[EDGE][PITCH<T>]) {
+    constexpr int VECTOR = 16 / sizeof(T), VECTORS = EDGE / VECTOR, ROWS = THREADS * WIDE / EDGE;
+    using Word = Pack<T, WIDE>;
     const T *from = (const T *)of.from;
     T *to = (T *)of.to;
     const unsigned across = (unsigned)ceil_div(of.rows * of.width, EDGE), down = (unsigned)ceil_div(of.padded, EDGE);
-    __shared__ T square[EDGE][EDGE + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)]; /* an odd number of words: columns on different banks */
     const int place0 = (int)(block % across) * EDGE, channel0 = (int)(block / across % down) * EDGE, z = (int)(block / across / down);
-    const int group = z / of.images, image = z - group * of.images, places = of.rows * of.width;
-    from += ((int64_t)image * of.groups + group) * of.channels * places;
+    const int group = z / of.images, image = z - group * of.images, places = of.rows * of.width, plane = plane_of(of);
+    from += ((int64_t)image * of.groups + group) * of.channels * plane;
     to += (int64_t)z * places * of.padded;
-    const int x = threadIdx.x % EDGE, y = threadIdx.x / EDGE;
-    T value[EDGE / ROWS];
+    const int x = threadIdx.x * WIDE % EDGE, y = threadIdx.x * WIDE / EDGE, place = place0 + x, row = of.every.plane ? place / of.width : 0;
+    from += pixel_of(of, row, place - row * of.width);
+    Word value[EDGE / ROWS];
 #pragma unroll
     for (int i = 0; i < EDGE / ROWS; i++) {
         const int channel = channel0 + y + i * ROWS;
-        value[i] = place0 + x < places && channel < of.channels ? from[(int64_t)channel * places + place0 + x] : T(0);
+        value[i] = place < places && channel < of.channels ? *(const Word *)(from + (int64_t)channel * plane) : Word{};
     }
 #pragma unroll
-    for (int i = 0; i < EDGE / ROWS; i++) square[y + i * ROWS][x] = value[i];
+    for (int i = 0; i < EDGE / ROWS; i++) *(Word *)&square[y + i * ROWS][x] = value[i];
     __syncthreads();
     const int first = threadIdx.x % VECTORS * VECTOR;
-    for (int i = threadIdx.x / VECTORS; i < EDGE; i += THREADS / VECTORS) {
+    for (int i = threadIdx.x / VECTORS * WIDE; i < EDGE; i += THREADS / VECTORS * WIDE) {
         if (place0 + i >= places || channel0 + first >= of.padded) continue;
-        Pack<T, VECTOR> vector;
+        Pack<T, VECTOR> vector[WIDE];
 #pragma unroll
-        for (int j = 0; j < VECTOR; j++) vector.value[j] = square[first + j][i];
-        *(Pack<T, VECTOR> *)(to + (int64_t)(place0 + i) * of.padded + channel0 + first) = vector;
+        for (int j = 0; j < VECTOR; j++) {
+            const Word word = *(const Word *)&square[first + j][i];
+#pragma unroll
+            for (int k = 0; k < WIDE; k++) vector[k].value[j] = word.value[k];
+        }
+#pragma unroll
+        for (int k = 0; k < WIDE; k++) *(Pack<T, VECTOR> *)(to + (int64_t)(place0 + i + k) * of.padded + channel0 + first) = vector[k];
     }
 }
 
@@ -67,9 +82,9 @@ template <class T> __device__ void copy_vectors(const ChannelsLast &of, unsigned
     const unsigned group = z / (unsigned)of.images, image = z - group * (unsigned)of.images;
     const int first = (int)(index - at * vectors) * VECTOR, x = (int)(at - line * (unsigned)of.wide) - of.before;
     const bool inside = (unsigned)x < (unsigned)of.width;
-    const int64_t channels = (int64_t)of.groups * of.channels, channel0 = (int64_t)group * of.channels + first, places = (int64_t)of.rows * of.width;
-    const int64_t place = (int64_t)row * of.width + x, step = of.last ? 1 : places;
-    const T *from = (const T *)of.from + image * channels * places + (of.last ? place * channels + channel0 : channel0 * places + place);
+    const int64_t channels = (int64_t)of.groups * of.channels, channel0 = (int64_t)group * of.channels + first, plane = plane_of(of);
+    const int64_t place = pixel_of(of, (int)row, x), step = of.last ? 1 : plane;
+    const T *from = (const T *)of.from + image * channels * plane + (of.last ? place * channels + channel0 : channel0 * plane + place);
     Pack<T, VECTOR> vector;
 #pragma unroll
     for (int j = 0; j < VECTOR; j++) vector.value[j] = inside && first + j < of.channels ? from[j * step] : T(0);
@@ -103,19 +118,23 @@ template <class T> __global__ void __launch_bounds__(THREADS) channels_last_kern
     const bool first = blockIdx.x < one.blocks;
     const Job &job = first ? one : other;
     const unsigned block = first ? blockIdx.x : blockIdx.x - one.blocks;
+    alignas(4) __shared__ T square[EDGE][PITCH<T>];
+    let_next_begin();
     if (job.of.fold.rows) copy_folded<T>(job.of, block);
-    else if (job.squares) copy_square<T>(job.of, block);
+    else if (job.squares == 1) copy_square<T, 1>(job.of, block, square);
+    else if (job.squares) copy_square<T, PAIR<T>>(job.of, block, square);
     else copy_vectors<T>(job.of, block);
 }
 
 template <class T> Job job_of(const ChannelsLast &of) {
-    if (!of.to) return {of, false, 0};
+    if (!of.to) return {of, 0, 0};
     const auto blocks = [&](int64_t rows) { return (unsigned)((rows * of.wide * of.padded * (int64_t)sizeof(T) / 16 + THREADS - 1) / THREADS); };
-    if (of.fold.rows) return {of, false, blocks((int64_t)of.images * of.fold.rows)};
+    if (of.fold.rows) return {of, 0, blocks((int64_t)of.images * of.fold.rows)};
     const int64_t images = (int64_t)of.images * of.groups, places = (int64_t)of.rows * of.width;
     if (of.last || of.wide != of.width || places < EDGE / 2 || of.padded < EDGE / 2)
-        return {of, false, blocks(images * of.rows)};
-    return {of, true, (unsigned)(images * ceil_div((int)places, EDGE) * ceil_div(of.padded, EDGE))};
+        return {of, 0, blocks(images * of.rows)};
+    const bool words = !of.every.plane && places % PAIR<T> == 0 && (uintptr_t)of.from % 4 == 0;
+    return {of, words ? PAIR<T> : 1, (unsigned)(images * ceil_div((int)places, EDGE) * ceil_div(of.padded, EDGE))};
 }
 
 template <class T> cudaError_t start(const ChannelsLast &one, const ChannelsLast &other, cudaStream_t stream) {

@@ -32,6 +32,7 @@ template <Lying LYING> struct Gathered {
     enum { TA = LYING == PLANES, TB = 0 };
     using Arguments = Windows;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
+    static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
 
     template <class S> class Shares {
         const Windows &c;
@@ -86,10 +87,10 @@ template <Lying LYING> struct Gathered {
         }
     };
 
-    /* NHWC: rows of C. NCHW: neighbouring windows are neighbours in memory; eight lanes hold eight of them. */
+    /* NHWC: rows of C. NCHW: neighbouring windows are neighbours in memory, so that results change places in shared memory, `staging`. */
     template <class S, class Acc>
     static __device__ void store(const Windows &c, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
-                                 const Acc (&sum)[S::PARTS][S::SUMS]) {
+                                 const Acc (&sum)[S::PARTS][S::SUMS], void *staging) {
         const int group = t.i / c.group_tiles, filter = group * c.filters, plane = c.out_h * c.out_w;
         const int bytes = c.product.c_dtype == PYSIM_F32 ? 4 : 2;
         Problem p = c.product;
@@ -101,63 +102,98 @@ template <Lying LYING> struct Gathered {
         else
             with_epilogue<Acc>(p, [&](const auto &e) {
                 using Out = std::decay_t<decltype(*e.c)>;
-                if constexpr (Becomes<S::DTYPE, Out>::value)
-                    each_slice<S>(work, t, partials, row + row_of_thread(), column, e.n, sum,
-                                  [&](int at_row, int at, const Acc (&v)[SLICE]) { store_planes(c, e, at_row, at + 2 * (threadIdx.x % 4), v); });
+                if constexpr (Becomes<S::DTYPE, Out>::value) {
+                    Out *const own = (Out *)((char *)staging + threadIdx.x / 128 * (S::STAGED_BYTES / S::CONSUMERS));
+                    if (t.parts == 1 && e.plain) return store_plain_planes<S>(c, e, row, column, sum, own);
+                    each_slice<S>(work, t, partials, row, column, e.n, sum, [&](int at_row, int at, const Acc (&v)[SLICE]) {
+                        Acc x[SLICE];
+#pragma unroll
+                        for (int i = 0; i < SLICE; i++) x[i] = v[i];
+                        finish_planes(c, e, at_row + row_of_thread(), at + 2 * (threadIdx.x % 4), x);
+                        store_planes(c, e, at_row, at, x, own);
+                    });
+                }
             });
     }
 
   private:
-    /* A slice of a thread's under NCHW: windows `row` and row + 8, filters 8 j + i after `column`. */
-    template <class Acc, class Out>
-    static __device__ void store_planes(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[SLICE]) {
-        using T = typename Epilogue<Acc, Out>::T;
-        const int plane = c.out_h * c.out_w;
-        T x[SLICE];
-        Out *to[2]; /* the windows' elements of filter 0 */
-        bool spare[2] = {}; /* PLANES: beyond its plane */
+    /* Unrolled, as store_plain of epilogue.cuh is. */
+    template <class S, class Acc, class Out>
+    static __device__ void store_plain_planes(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS], Out *own) {
 #pragma unroll
-        for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
+        for (int part = 0; part < S::PARTS; part++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int position;
-            const int image = c.per_image.of(min(row + 8 * h, e.m - 1), position);
-            if (LYING == PLANES) spare[h] = position >= plane, position = min(position, plane - 1); /* of what beta reads */
-            to[h] = e.c + (int64_t)image * c.groups * c.filters * plane + position;
-        }
-        if (!e.plain) finish_slice(e, row, column, x, [&](int h, int at) { return to[h] + (int64_t)at * plane; });
-        if constexpr (sizeof(Out) == 2)
-            if (plane % 4 == 0 && (uintptr_t)e.c % 8 == 0) return store_fours(c, e, row, column, x);
+            for (int slice = 0; slice < S::SUMS / SLICE; slice++) {
+                if (column + 32 * slice >= e.n) break;
+                Acc x[SLICE];
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                const int at = column + j / 2 * 8 + j % 2;
-                if (row + 8 * h < e.m && !spare[h] && at < e.n) to[h][(int64_t)at * plane] = Out(x[j / 2 * 4 + 2 * h + j % 2]);
+                for (int i = 0; i < SLICE; i++) x[i] = sum[part][slice * SLICE + i];
+                store_planes(c, e, row + 64 * part, column + 32 * slice, x, own);
             }
     }
 
-    /* The same where four windows lie in one image, on their alignment: squares of 8 windows x 8 filters are transposed, and lanes exchange
-     * halves until each has four neighbouring windows of one filter, so that a store fills 8 sectors of 32 bytes. */
-    template <class Acc, class Out, class T>
-    static __device__ void store_fours(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, const T (&x)[SLICE]) {
-        const int lane = threadIdx.x % 32, q = lane % 4, plane = c.out_h * c.out_w;
-        const int window = row - lane / 4 + 8 * (q & 1) + 4 * (q >> 1), filter = column - 2 * q + lane / 4;
+    /* Where output 0 of a window's image lies, and the window in its plane; false where there is none. */
+    template <class Acc, class Out> static __device__ bool find(const Windows &c, const Epilogue<Acc, Out> &e, int window, Out *&to) {
+        const int plane = c.out_h * c.out_w;
         int position;
         const int image = c.per_image.of(min(window, e.m - 1), position);
-        const bool spare = LYING == PLANES && position >= plane;
-        Out *const to = e.c + ((int64_t)image * c.groups * c.filters + filter) * plane + position;
+        const bool spare = LYING == PLANES && position >= plane; /* beyond its plane */
+        to = e.c + (int64_t)image * c.groups * c.filters * plane + (spare ? plane - 1 : position);
+        return window < e.m && !spare;
+    }
+
+    /* The epilogue of a slice: windows `row` and row + 8, filters 8 j + i after `column`. */
+    template <class Acc, class Out>
+    static __device__ void finish_planes(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, Acc (&x)[SLICE]) {
+        if (e.plain) return;
+        Out *to[2];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            unsigned half[2];
+        for (int h = 0; h < 2; h++) find(c, e, row + 8 * h, to[h]);
+        finish_slice(e, row, column, x, [&](int h, int at) { return to[h] + (int64_t)at * c.out_h * c.out_w; });
+    }
+
+    /* A warpgroup's slice of 64 windows from `row` and 32 filters from `column`, by its own part of shared memory, where filters are rows: they are
+     * whole lines of the output. 16 bytes of padding a row keep lanes on different banks. */
+    template <class Acc, class Out>
+    static __device__ void store_planes(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, const Acc (&x)[SLICE], Out *own) {
+        enum { VECTOR = 16 / sizeof(Out), PITCH = 64 + VECTOR, ACROSS = 64 / VECTOR };
+        const int thread = threadIdx.x % 128, lane = thread % 32, barrier = 2 + threadIdx.x / 128, plane = c.out_h * c.out_w;
+        sync_threads(barrier, 128); /* the slice before has been read */
+        if constexpr (sizeof(Out) == 2) {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const Pack<Out, 2> pair = {{Out(x[4 * j + 2 * h]), Out(x[4 * j + 2 * h + 1])}};
-                half[h] = transpose_8x8(*(const unsigned *)&pair); /* windows 2 q and 2 q + 1 after 8 h, of filter lane / 4 */
+                unsigned pairs[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const Pack<Out, 2> pair = {{Out(x[4 * j + 2 * h]), Out(x[4 * j + 2 * h + 1])}};
+                    pairs[j] = *(const unsigned *)&pair;
+                }
+                store_transposed(shared_address(own + lane * PITCH + thread / 32 * 16 + 8 * h), pairs);
             }
-            const unsigned received = __shfl_xor_sync(~0u, q & 1 ? half[0] : half[1], 1);
-            const uint2 four = q & 1 ? make_uint2(received, half[1]) : make_uint2(half[0], received);
-            if (window < e.m && !spare && filter + 8 * j < e.n) *(uint2 *)(to + (int64_t)8 * j * plane) = four;
+        } else {
+            Out *const to = own + 2 * (lane % 4) * PITCH + row_of_thread();
+#pragma unroll
+            for (int i = 0; i < SLICE; i++) to[(i / 4 * 8 + i % 2) * PITCH + i / 2 % 2 * 8] = Out(x[i]);
+        }
+        sync_threads(barrier, 128);
+        Out *to;
+        if (plane % VECTOR == 0 && (uintptr_t)e.c % 16 == 0) {
+            const int window = thread % ACROSS * VECTOR, filter = thread / ACROSS;
+            const bool here = find(c, e, row + window, to);
+            to += (int64_t)(column + filter) * plane;
+#pragma unroll
+            for (int i = 0; i < 32; i += 128 / ACROSS) {
+                const uint4 v = *(const uint4 *)(own + (filter + i) * PITCH + window);
+                const unsigned word[4] = {v.x, v.y, v.z, v.w};
+                store_16(to + i * plane, word, here && column + filter + i < e.n);
+            }
+        } else {
+            const int window = thread % 64, filter = thread / 64;
+            const bool here = find(c, e, row + window, to);
+            to += (int64_t)(column + filter) * plane;
+#pragma unroll
+            for (int i = 0; i < 32; i += 2)
+                if (here && column + filter + i < e.n) to[i * plane] = own[(filter + i) * PITCH + window];
         }
     }
 };
@@ -218,9 +254,10 @@ template <class S> Kernel<Windows> kernel_for(const Conv &c, bool planes) {
 
 template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStream_t stream) {
     CUtensorMap windows, filters;
+    const bool made = c.own && (c.in == c.own || c.weights == c.own); /* by a kernel before */
     cudaError_t error = !c.pitch ? describe_planes<S>(&windows, c) : describe_windows<S>(&windows, c);
     if (error == cudaSuccess) error = describe_filters<S>(&filters, c);
-    return error == cudaSuccess ? start<S>(kernel_for<S>(c, !c.pitch), windows, filters, c, c.product, sms, stream) : error;
+    return error == cudaSuccess ? start<S>(kernel_for<S>(c, !c.pitch), windows, filters, c, c.product, sms, stream, made) : error;
 }
 
 template <class S> cudaError_t attributes_of_windows(const Conv &c, pysim_cuda_attributes *out) { return attributes_of<S>(kernel_for<S>(c, planes(c)), out); }

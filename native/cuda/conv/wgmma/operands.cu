@@ -9,6 +9,8 @@
  * column. 3 channels of f16, padded to 8, with 7 x 7 taps are 7 steps of 56 (of 64) instead of 49 of 8. Where windows are further apart than a
  * pixel, a copy may fold: with stride 2, 2 x 2 pixels of 3 channels are one of 12, padded to 16, and 7 x 7 taps 4 x 4, 4 steps of 64.
  *
+ * A pointwise convolution of larger stride takes few of the pixels: its copy has no others, and its windows lie side by side.
+ *
  * Filters that are taken in halves are split from where they lie, or from their copy, into `own` behind it. */
 #include <climits>
 
@@ -36,10 +38,13 @@ int padded_channels(const Conv &c) {
     return ceil_div(c.channels, vector) * vector;
 }
 
-/* Whether the input is copied, and whether so that its rows of taps are channels. */
+/* Whether the input is copied, without the pixels that no window takes, and so that its rows of taps are channels. */
 bool copied(const Conv &c) {
     if (planes(c)) return false;
     return !c.nhwc || padded_channels(c) != c.channels || (c.groups > 1 && c.channels * dtypes[c.dtype].bytes % 128);
+}
+bool sparse(const Conv &c) {
+    return copied(c) && c.kernel_h * c.kernel_w == 1 && c.stride_h * c.stride_w > 1 && !(c.pad_top | c.pad_left | c.pad_bottom | c.pad_right);
 }
 bool rows_of_taps(const Conv &c) {
     const int64_t block = 128 / dtypes[c.dtype].bytes, channels = padded_channels(c), row = c.kernel_w * channels;
@@ -90,7 +95,7 @@ Own own_of(const Conv &c) {
         return {round_up(c.batch * of.rows * of.wide * place, ALIGN), round_up(filters, ALIGN), c.halves ? round_up(2 * filters, ALIGN) : 0};
     }
     const int64_t element = dtypes[c.dtype].bytes, channels = padded_channels(c), taps = c.kernel_h * c.kernel_w;
-    const int64_t wide = c.width + (rows_of_taps(c) ? c.pad_left + c.pad_right : 0), pixels = c.batch * (int64_t)c.height * wide;
+    const int64_t wide = c.width + (rows_of_taps(c) ? c.pad_left + c.pad_right : 0), pixels = c.batch * (sparse(c) ? (int64_t)c.out_h * c.out_w : (int64_t)c.height * wide);
     const bool filters_stay = channels == c.channels && (c.nhwc || taps == 1);
     const int64_t filters = (int64_t)c.groups * c.filters * taps * channels * element;
     return {copied(c) ? round_up(pixels * c.groups * channels * element, ALIGN) : 0, filters_stay ? 0 : round_up(filters, ALIGN),
@@ -128,8 +133,8 @@ Operands as_folded(const Conv &c, Windows &to) {
     to.height = rows, to.width = c.out_w, to.kernel_h = high, to.kernel_w = 1, to.stride_h = to.stride_w = 1;
     to.pad_top = to.pad_left = to.pad_bottom = to.pad_right = 0;
     to.pitch = channels, to.row = wide * channels, to.channels = to.depth = across * channels, to.images = c.batch;
-    return {{nullptr, c.in, c.batch, 1, c.height, c.width, c.pad_left, wide, c.channels, channels, c.nhwc != 0, {c.stride_h, c.stride_w, rows, c.pad_top}},
-            {nullptr, c.weights, c.filters, 1, c.kernel_h, c.kernel_w, 0, across, c.channels, channels, c.nhwc != 0, {c.stride_h, c.stride_w, high, 0}}};
+    return {{nullptr, c.in, c.batch, 1, c.height, c.width, c.pad_left, wide, c.channels, channels, c.nhwc != 0, {}, {c.stride_h, c.stride_w, rows, c.pad_top}},
+            {nullptr, c.weights, c.filters, 1, c.kernel_h, c.kernel_w, 0, across, c.channels, channels, c.nhwc != 0, {}, {c.stride_h, c.stride_w, high, 0}}};
 }
 Operands as_pixels(const Conv &c, Windows &to, bool copy) {
     const int channels = padded_channels(c), taps = c.kernel_h * c.kernel_w;
@@ -142,8 +147,14 @@ Operands as_pixels(const Conv &c, Windows &to, bool copy) {
         to.width = wide - c.kernel_w + 1, to.pad_left = to.pad_right = 0;
         to.channels = to.depth = c.kernel_w * channels, to.kernel_w = 1;
     }
+    Every every = {};
+    int high = c.height;
+    if (sparse(c)) {
+        every = {c.stride_h, c.stride_w, c.width, c.height * c.width};
+        to.height = high = c.out_h, to.width = wide = c.out_w, to.stride_h = to.stride_w = 1;
+    }
     to.row = wide * to.pitch;
-    return {{nullptr, c.in, c.batch, c.groups, c.height, c.width, before, wide, c.channels, channels, c.nhwc != 0},
+    return {{nullptr, c.in, c.batch, c.groups, high, every.plane ? wide : c.width, before, wide, c.channels, channels, c.nhwc != 0, every},
             {nullptr, c.weights, c.groups * c.filters, 1, 1, taps, 0, taps, c.channels, channels, c.nhwc != 0}};
 }
 }

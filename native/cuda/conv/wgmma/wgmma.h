@@ -30,6 +30,8 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream);
 /* A square of high x wide pixels as the channels of one, channel (c high + i) wide + j being channel c of the pixel i down and j across; `rows` of
  * such squares, of which the first begins `top` rows before the input. */
 struct Fold { int high, wide, rows, top; };
+/* Of a copy that leaves pixels out: every `high`th row and `wide`th column, of planes that are `width` wide and have `plane` pixels. */
+struct Every { int high, wide, width, plane; };
 /* A copy of channels_last.cu: to[group][image][row][before + x][padded] = from[image][group channels][row][x] (or, `last`,
  * [image][row][x][group channels]), zeros elsewhere in rows of `wide` places and `padded` channels; the bytes of these are a multiple of 16,
  * as `to` is. */
@@ -38,6 +40,7 @@ struct ChannelsLast {
     const void *from;
     int images, groups, rows, width, before, wide, channels, padded;
     bool last;
+    Every every = {}; /* no plane: pixels as they lie */
     Fold fold = {}; /* no rows: none. Of one group; `before` pixels before the first square, `wide` squares a row */
 };
 /* Both at once. */

@@ -151,10 +151,10 @@ __device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int co
     }
 }
 
-/* 8 of a slice's 16 results, one row of the warp's: x[2j + i] = column 8j + 2q + i of 32, all inside C. `to` is place() columns
- * after the first of the 32. */
+/* 8 of a slice's 16 results, one row of the warp's: x[2j + i] = column 8j + 2q + i of 32. `to` is place() columns after the first of the 32,
+ * and `left` columns of C begin there: whole vectors, so each is inside C or outside. */
 template <class Out> __device__ inline int place(int lane) { return sizeof(Out) == 2 ? 8 * lane : 8 * (lane % 2) + 4 * (lane / 2); }
-template <class Out, class T> __device__ inline void store_row(Out *to, const T (&x)[8], int lane, bool here) {
+template <class Out, class T> __device__ inline void store_row(Out *to, const T (&x)[8], int lane, int left) {
     Pack<Out, 2> pair[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) pair[j] = {{Out(x[2 * j]), Out(x[2 * j + 1])}};
@@ -163,16 +163,21 @@ template <class Out, class T> __device__ inline void store_row(Out *to, const T 
 #pragma unroll
         for (int j = 0; j < 4; j++) word[j] = *(const unsigned *)&pair[j];
         transpose_quad(word, lane);
-        store_16(to, word, here);
+        store_16(to, word, left > 0);
     } else {
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
             const uint2 first = *(const uint2 *)&pair[j], second = *(const uint2 *)&pair[j + 1];
             unsigned word[4] = {first.x, first.y, second.x, second.y};
             exchange_pair(word, lane);
-            store_16(to + 8 * j, word, here);
+            store_16(to + 8 * j, word, left > 8 * j);
         }
     }
+}
+
+/* Whether all of C from `column` on, so many at once, is whole vectors of 16 bytes, each inside C or outside. */
+template <class Acc, class Out> __device__ inline bool in_vectors(const Epilogue<Acc, Out> &e, int column, int columns) {
+    return e.aligned % 16 == 0 && (column + columns <= e.n || e.n % (int)(16 / sizeof(Out)) == 0);
 }
 
 /* Where a warp's 16 rows of a slice lie on their way: 40 words apart, so that neither side meets in a bank. */
@@ -235,7 +240,7 @@ __device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int col
 #pragma unroll
     for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
     if (!e.plain) finish_slice(e, row, column + 2 * lane, x, [&](int h, int at) { return e.c + (row + 8 * h) * e.ldc + at; });
-    if (column + 32 > e.n || e.aligned % 16 != 0) {
+    if (!in_vectors(e, column, 32)) {
         row -= threadIdx.x % 32 / 4;
         return store_ragged(e.c + row * e.ldc + column, e.ldc, e.m - row, e.n - column, x, passage<S, T>());
     }
@@ -244,11 +249,11 @@ __device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int col
         T of_row[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) of_row[i] = x[i / 2 * 4 + 2 * h + i % 2];
-        store_row(e.c + row * e.ldc + column + place<Out>(lane), of_row, lane, row < e.m);
+        store_row(e.c + row * e.ldc + column + place<Out>(lane), of_row, lane, row < e.m ? e.n - column - place<Out>(lane) : 0);
     }
 }
 
-/* All of a warpgroup's part at once where sums are results and columns whole: unrolled, so that exchanges and stores overlap. On an
+/* All of a warpgroup's part at once where sums are results and rows whole vectors: unrolled, so that exchanges and stores overlap. On an
  * H200 the loop over slices took twice as long. */
 template <class S, class Acc, class Out>
 __device__ inline void store_plain(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
@@ -256,7 +261,7 @@ __device__ inline void store_plain(const Epilogue<Acc, Out> &e, int row, int col
 #pragma unroll
     for (int part = 0; part < S::PARTS; part++) {
         Out *const upper = e.c + (row + 64 * part) * e.ldc + column + place<Out>(lane), *const lower = upper + 8 * e.ldc;
-        const bool above = row + 64 * part < e.m, below = row + 64 * part + 8 < e.m;
+        const int left = e.n - column - place<Out>(lane), above = row + 64 * part < e.m ? left : 0, below = row + 64 * part + 8 < e.m ? left : 0;
 #pragma unroll
         for (int slice = 0; slice < S::SUMS / SLICE; slice++) {
             Acc first[8], second[8];
@@ -265,8 +270,8 @@ __device__ inline void store_plain(const Epilogue<Acc, Out> &e, int row, int col
                 first[i] = sum[part][slice * SLICE + i / 2 * 4 + i % 2];
                 second[i] = sum[part][slice * SLICE + i / 2 * 4 + 2 + i % 2];
             }
-            store_row(upper + 32 * slice, first, lane, above);
-            store_row(lower + 32 * slice, second, lane, below);
+            store_row(upper + 32 * slice, first, lane, above - 32 * slice);
+            store_row(lower + 32 * slice, second, lane, below - 32 * slice);
         }
     }
 }
@@ -317,7 +322,7 @@ __device__ inline void store_tile(const Problem &p, const Work &work, const Tile
             if (p.turned)
                 return each_slice<S>(work, t, partials, row - threadIdx.x % 32 / 4, column, e.n, sum,
                                      [&](int at_row, int at, const Acc (&v)[SLICE]) { store_turned(e, at_row, at, v, passage<S, Acc>()); });
-        if (t.parts == 1 && e.plain && e.aligned % 16 == 0 && column + S::WARP_N <= e.n) return store_plain<S>(e, row, column, sum);
+        if (t.parts == 1 && e.plain && in_vectors(e, column, S::WARP_N)) return store_plain<S>(e, row, column, sum);
         each_slice<S>(work, t, partials, row, column, e.n, sum, [&](int at_row, int at, const Acc (&v)[SLICE]) { store_slice<S>(e, at_row, at, v); });
     };
     with_epilogue<Acc>(p, [&](const auto &e) {

@@ -65,6 +65,7 @@ template <int TA_, int TB_> struct Matrices {
     enum { TA = TA_, TB = TB_ };
     using Arguments = Problem;
     static __device__ const Problem &product(const Problem &p) { return p; }
+    static __device__ bool b_is_one(const Problem &) { return false; } /* nobody measured what it gives them */
 
     /* A block's shares of a tile, step after step: rows from m, columns from n. */
     template <class S> struct Shares {
@@ -83,7 +84,7 @@ template <int TA_, int TB_> struct Matrices {
 
     template <class S, class Acc>
     static __device__ void store(const Problem &p, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
-                                 const Acc (&sum)[S::PARTS][S::SUMS]) {
+                                 const Acc (&sum)[S::PARTS][S::SUMS], void *) {
         store_tile<S>(p, work, t, partials, row, column, sum);
     }
 };
@@ -104,15 +105,19 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
     const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
     Work work(Operands::product(arguments), grid, share_of_block<S>(Operands::product(arguments)), gridDim.x / S::BLOCKS);
     Ring ring;
+    /* one column of tiles whose steps return to the same stages has the same B there each time: it stays */
+    const bool stays = Operands::b_is_one(arguments) && Operands::product(arguments).kind == PYSIM_DATA_PARALLEL && grid.tiles_n == 1 && S::STAGES % grid.steps == 0;
+    int loads = 0; /* of B, until each stage has its own */
     for (Tile t; work.next(t);) {
         const int m = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
         typename Operands::template Shares<S> shares(arguments, m, n, t.begin);
         for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>(), shares.next()) {
             const uint32_t full = shared.full(ring.stage);
             barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
-            barrier_arrive_expect(full, S::STAGE_BYTES);
+            const bool both = !stays || loads++ < S::STAGES;
+            barrier_arrive_expect(full, both ? S::STAGE_BYTES : S::A_BYTES);
             shares.load_a(shared.a(ring.stage) + share_a * 128, map_a, full, step, row);
-            shares.load_b(shared.b(ring.stage) + share_b * S::B_ROW, map_b, full, step, column);
+            if (both) shares.load_b(shared.b(ring.stage) + share_b * S::B_ROW, map_b, full, step, column);
         }
     }
 }
@@ -181,12 +186,12 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
             accumulate_thirds<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
             mend_thirds<S, Operands::TA>(p, sum[0], first_row + row_of_thread(), first_column + lane % 4 * 2, t.begin, t.end);
         } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
-        else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum[0], shared, ring, t.end - t.begin, row, column, release);
+        else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum, shared, ring, t.end - t.begin, row, column, release);
         else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release);
         if (near) leave_near<S>(partials, sum);
         if (near || t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
                                      [] { sync_threads(1, 128 * S::CONSUMERS); }))
-            Operands::template store<S>(arguments, work, t, partials, first_row, first_column, sum);
+            Operands::template store<S>(arguments, work, t, partials, first_row, first_column, sum, flag + 4);
     }
 }
 
@@ -274,9 +279,10 @@ template <class S, class Arguments> cudaError_t prepare(Kernel<Arguments> kernel
     return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES);
 }
 
+/* `early`: it begins while the kernel before it ends, as where the problem follows its own copies. */
 template <class S, class Arguments>
 cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensorMap &b, const Arguments &arguments, const Problem &p, int sms,
-                  cudaStream_t stream) {
+                  cudaStream_t stream, bool early = false) {
     const cudaError_t error = prepare<S>(kernel);
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
@@ -291,7 +297,7 @@ cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensor
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(clusters * S::BLOCKS), config.blockDim = dim3(S::THREADS);
     config.dynamicSmemBytes = S::SHARED_BYTES, config.stream = stream;
-    config.attrs = attributes, config.numAttrs = p.follows ? 2 : 1;
+    config.attrs = attributes, config.numAttrs = p.follows || early ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, a, b, arguments);
 }
 

@@ -117,10 +117,11 @@ __device__ inline void sync_threads(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-/* An 8 x 8 matrix of two-byte elements, of which a lane has two neighbours of row lane / 4, transposed (PTX ISA 7.8, "movmatrix"). */
-__device__ inline unsigned transpose_8x8(unsigned word) {
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(word));
-    return word;
+/* Four 8 x 8 matrices of two-byte elements, of each of which a lane has two neighbours of row lane / 4, transposed into shared memory: lane 8 i + r
+ * says where the 16 bytes of column r of matrix i begin (PTX ISA 7.8, "stmatrix"). */
+__device__ inline void store_transposed(uint32_t to, const unsigned (&pairs)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1]),
+                 "r"(pairs[2]), "r"(pairs[3]) : "memory");
 }
 
 template <int COUNT> __device__ inline void registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }

@@ -46,8 +46,11 @@ template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int 
     /* stages, barriers, a flag, each warp's passage to ragged rows (epilogue.cuh), room to align */
     static constexpr int PASSAGE_BYTES = 16 * 40 * 4, PASSAGES = STAGES * (STAGE_BYTES + 16) + 16;
     static constexpr int SHARED_BYTES = PASSAGES + 4 * CONSUMERS * PASSAGE_BYTES + 1024;
+    /* Results that pass through shared memory (conv/wgmma/kernel.cuh), in the passages' place: of a warpgroup 64 rows of 32 columns. */
+    static constexpr int STAGED_PITCH = 64 * 4 + 16, STAGED_BYTES = CONSUMERS * 32 * STAGED_PITCH;
+    static_assert(STAGED_BYTES <= 4 * CONSUMERS * PASSAGE_BYTES, "one area for both ways");
     static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
-    static_assert(A_SHARE % 64 == 0 && B_SHARE % 64 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
+    static_assert(A_SHARE % 64 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
     static_assert(Element::SPLIT > 0 ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0, "promotions of whole stages");
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
 };

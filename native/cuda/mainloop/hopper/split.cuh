@@ -109,8 +109,8 @@ __device__ inline void accumulate_split(float (&sum)[S::SUMS], const Stages &sha
 /* Of tf32 whose A is MN-major, as no instruction reads it from shared memory: by registers, in which A's elements of TOGETHER instructions come while
  * those before multiply, where sums leave room for both. */
 template <class S, class Ring, class Stages, class Release>
-__device__ inline void accumulate_turned(float (&sum)[S::SUMS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
-    constexpr int TOGETHER = 2, LEFT = S::SUMS > 64 ? 0 : 1;
+__device__ inline void accumulate_turned(float (&sum)[S::PARTS][S::SUMS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
+    constexpr int TOGETHER = 2, LEFT = S::PARTS > 1 || S::SUMS > 64 ? 0 : 1;
     const ThreadOfA<1, false> of_a(row);
     int before = -1;
 #pragma unroll 1
@@ -118,17 +118,19 @@ __device__ inline void accumulate_turned(float (&sum)[S::SUMS], const Stages &sh
         barrier_wait(shared.full(ring.stage), ring.parity);
         const uint32_t a = shared.a(ring.stage), b = shared.b(ring.stage) + column * 128;
 #pragma unroll
-        for (int first = 0; first < 4; first += TOGETHER) {
-            unsigned of[TOGETHER][4];
+        for (int first = 0; first < 4; first += TOGETHER)
 #pragma unroll
-            for (int i = 0; i < 4 * TOGETHER; i++) of[i / 4][i % 4] = of_a.load(a, first + i / 4, i % 4);
-            mma_fence();
+            for (int part = 0; part < S::PARTS; part++) {
+                unsigned of[TOGETHER][4];
 #pragma unroll
-            for (int i = 0; i < TOGETHER; i++) Product<PYSIM_TF32X3>::add(sum, of[i], matrix(b + (first + i) * 32, 8192), 1);
-            mma_commit();
-            mma_wait<LEFT>(); /* those before are done with their registers, and at first with their stage */
-            if (first == 0 && before >= 0) release(before);
-        }
+                for (int i = 0; i < 4 * TOGETHER; i++) of[i / 4][i % 4] = of_a.load(a + part * 64 * 128, first + i / 4, i % 4);
+                mma_fence();
+#pragma unroll
+                for (int i = 0; i < TOGETHER; i++) Product<PYSIM_TF32X3>::add(sum[part], of[i], matrix(b + (first + i) * 32, 8192), 1);
+                mma_commit();
+                mma_wait<LEFT>(); /* those before are done with their registers, and at first with their stage */
+                if (first == 0 && part == 0 && before >= 0) release(before);
+            }
         before = ring.stage;
     }
     mma_wait<0>();
