@@ -76,7 +76,8 @@ static inline int64_t pysim_direct_columns(const pysim_direct *of) {
 
 /* Rows of outputs [begin, end) of `groups` neighbouring groups of one image, sum + bias between bounds; bias is NULL or has a value for each
  * filter. Weights that padding meets are finite. Form `planes` takes all rows of at most lane_filters groups of one channel and one filter each, and
- * keeps its transposed planes in the workspace. */
+ * keeps its transposed planes in the workspace. Form `blocks` takes lane_filters such groups whose input, filters ([tap][group]) and output
+ * lie in blocks of them; no padding is multiplied. */
 typedef void (*pysim_direct_kernel)(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out,
                                     int64_t groups, int64_t begin, int64_t end, void *workspace);
 

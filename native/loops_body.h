@@ -45,15 +45,27 @@ static void map_piece(const T *x, T scale, T shift, int64_t count, T *y) {
     for (int64_t i = 0; i < count; i++) y[i] = scale * x[i] + shift;
 }
 
+/* Pixels of a block of planes: each by the block's own factors. */
+static void map_pixels(const T *x, const T *scale, const T *shift, int64_t block, int64_t count, T *y) {
+    for (int64_t l = 0; l < block; l += LANES) {
+        const MASK in = v_lanes(0, block - l);
+        const VEC factor = scale ? v_load_mask(scale + l, in) : v_set1(1), term = shift ? v_load_mask(shift + l, in) : v_zero();
+        for (int64_t i = l; i < count * block; i += block) v_store_mask(y + i, factor * v_load_mask(x + i, in) + term, in);
+    }
+}
+
 static void map_planes(const pysim_map *m, const pysim_finish *f, const void *from, const void *scales, const void *shifts, void *to) {
     const T *x = from, *scale = scales, *shift = shifts;
     T *y = to;
     const int copies = !scale && !shift;
-    for (int64_t k = 0; k < m->planes; k++)
-        for (int64_t i = 0; i < m->size; i += PIECE) {
-            const int64_t count = pysim_min(PIECE, m->size - i), at = k * m->size + i;
-            if (!copies)
-                map_piece(x + at, scale ? scale[k % m->period] : 1, shift ? shift[k % m->period] : 0, count, y + at);
+    const int64_t block = pysim_max(1, m->block), size = m->size * block, piece = pysim_max(1, PIECE / block) * block;
+    for (int64_t k = 0; k < m->planes; k += block)
+        for (int64_t i = 0; i < size; i += piece) {
+            const int64_t count = pysim_min(piece, size - i), at = k * m->size + i, first = k % m->period;
+            if (!copies && block > 1)
+                map_pixels(x + at, scale ? scale + first : NULL, shift ? shift + first : NULL, block, count / block, y + at);
+            else if (!copies)
+                map_piece(x + at, scale ? scale[first] : 1, shift ? shift[first] : 0, count, y + at);
             else if (x != y)
                 memcpy(y + at, x + at, (size_t)count * sizeof(T));
             if (f->loops) finish_rows(f, y + at, count, 1, count);

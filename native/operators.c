@@ -21,6 +21,9 @@ static pysim_status check_map(const pysim_map *m, const pysim_epilogue *e, const
     const int64_t sizes[] = {m->planes, m->size, m->period}, all[] = {m->planes, m->size, pysim_dtype_bytes(m->dtype)};
     int64_t bytes = 0;
     pysim_status status = positive("a map's planes, size and period", sizes, 3);
+    if (status == PYSIM_OK && (m->block < 0 || (m->block > 1 && (m->planes % m->block || m->period % m->block))))
+        status = pysim_fail(PYSIM_BAD_ARGUMENT, "a map's block is %d; it is 0 (planes) or divides its %lld planes and their period %lld",
+                            (int)m->block, (long long)m->planes, (long long)m->period);
     if (status == PYSIM_OK) status = pysim_product("a map's bytes, planes x size x element", 3, all, &bytes);
     if (status == PYSIM_OK) status = pysim_check_activation(e);
     if (status == PYSIM_OK) status = pysim_check_operand("x", x, m->dtype);

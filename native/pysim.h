@@ -51,7 +51,7 @@ typedef enum { PYSIM_IDENTITY = 0, PYSIM_RELU = 1 } pysim_activation; /* relu(x)
 /* Convolution, input [batch][channels][height][width], filters [filters][channels/groups][kernel_h][kernel_w],
  * output [batch][filters][P][Q] with P = (height + pad_top + pad_bottom - dilation_h*(kernel_h-1) - 1)/stride_h + 1.
  * dilation is 1 for a dense kernel. With channels in blocks of c (NCHWc) the input is [batch][channels/c][height][width][c]; filters of the
- * output likewise. Blocks divide the channels and filters of a group. */
+ * output likewise. Blocks divide the channels and filters of a group, or the groups where these have one of each. */
 typedef struct {
     int64_t batch, groups;
     int64_t channels, height, width;
@@ -140,10 +140,12 @@ pysim_status pysim_reference(const pysim_problem *p, const pysim_epilogue *e, co
 /* Operators between convolutions, of f32 and f64, on one thread. */
 
 /* y[k][i] = act(scale[k % period] x[k][i] + shift[k % period] + residual[k][i]) for planes k of `size` elements. scale, shift and the
- * epilogue's residual may be NULL: nothing is multiplied or added; its alpha, beta and bias are not read. y may be x, or lie apart. */
+ * epilogue's residual may be NULL: nothing is multiplied or added; its alpha, beta and bias are not read. y may be x, or lie apart. Planes
+ * may lie in blocks, [planes/block][size][block]; blocks divide planes and period. */
 typedef struct {
     int64_t planes, size, period;
     int32_t dtype;
+    int32_t block; /* planes in a block; 0 and 1: planes */
 } pysim_map;
 pysim_status pysim_run_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift, void *y);
 

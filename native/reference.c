@@ -52,7 +52,7 @@ static int64_t place(int64_t k, int32_t block, int64_t size, int64_t i) {
         return (R)activated(e, (long double)value);                                                                        \
     }                                                                                                                      \
                                                                                                                            \
-    static SUM window_##dtype(const pysim_conv *c, const T *image, const T *filter, int64_t y0, int64_t x0) {              \
+    static SUM window_##dtype(const pysim_conv *c, const T *image, int64_t first, const T *filter, int64_t y0, int64_t x0) { \
         const int64_t channels = c->channels / c->groups;                                                                  \
         SUM sum = 0;                                                                                                       \
         for (int64_t ch = 0; ch < channels; ch++)                                                                          \
@@ -62,14 +62,14 @@ static int64_t place(int64_t k, int32_t block, int64_t size, int64_t i) {
                 for (int64_t s = 0; s < c->kernel_w; s++) {                                                                \
                     const int64_t x = x0 + s * c->dilation_w;                                                              \
                     if (x < 0 || x >= c->width) continue;                                                                  \
-                    sum += (SUM)VALUE(image[place(ch, c->input_block, c->height * c->width, y * c->width + x)]) *                                        \
+                    sum += (SUM)VALUE(image[place(first + ch, c->input_block, c->height * c->width, y * c->width + x)]) *         \
                            (SUM)VALUE(filter[(ch * c->kernel_h + r) * c->kernel_w + s]);                                   \
                 }                                                                                                          \
             }                                                                                                              \
         return sum;                                                                                                        \
     }                                                                                                                      \
                                                                                                                            \
-    static void plane_##dtype(const pysim_conv *c, int64_t p, int64_t q, const void *input, int64_t image,                 \
+    static void plane_##dtype(const pysim_conv *c, int64_t p, int64_t q, const void *input, int64_t image, int64_t first,  \
                               const void *filters, int64_t filter, int64_t m, const pysim_epilogue *e, void *output,       \
                               int64_t at) {                                                                                \
         R *out = (R *)output + at;                                                                                         \
@@ -78,7 +78,7 @@ static int64_t place(int64_t k, int32_t block, int64_t size, int64_t i) {
             for (int64_t j = 0; j < q; j++) {                                                                              \
                 const int64_t to = place(m, c->output_block, p * q, i * q + j);                                            \
                 out[to] = finish_##dtype((bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0) +                  \
-                                         window_##dtype(c, (const T *)input + image, (const T *)filters + filter,          \
+                                         window_##dtype(c, (const T *)input + image, first, (const T *)filters + filter,   \
                                                         i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left),      \
                                          e);                                                                               \
             }                                                                                                              \
@@ -111,13 +111,13 @@ static void reference_conv(const pysim_conv *c, const pysim_epilogue *e, const v
     const int64_t filter_size = channels * c->kernel_h * c->kernel_w;
     for (int64_t n = 0; n < c->batch; n++)
         for (int64_t m = 0; m < c->filters; m++) {
-            const int64_t image = (n * c->channels + m / per_group * channels) * c->height * c->width;
+            const int64_t image = n * c->channels * c->height * c->width, first = m / per_group * channels;
             const int64_t filter = m * filter_size, out = n * c->filters * p * q;
             switch (c->dtype) {
-            case PYSIM_F32: plane_f32(c, p, q, input, image, filters, filter, m, e, output, out); break;
-            case PYSIM_F64: plane_f64(c, p, q, input, image, filters, filter, m, e, output, out); break;
-            case PYSIM_BF16: plane_bf16(c, p, q, input, image, filters, filter, m, e, output, out); break;
-            case PYSIM_S8: plane_s8(c, p, q, input, image, filters, filter, m, e, output, out); break;
+            case PYSIM_F32: plane_f32(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_F64: plane_f64(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_BF16: plane_bf16(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_S8: plane_s8(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
             }
         }
 }

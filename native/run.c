@@ -71,7 +71,7 @@ pysim_status pysim_prepare(const pysim_problem *p, const pysim_schedule *s, cons
     if (status == PYSIM_OK) status = pysim_check_problem(p, &operands);
     if (status != PYSIM_OK) return status;
     const pysim_operand *from = &operands.second;
-    if (!job.algorithm->prepare)
+    if (job.prepared_bytes == 0)
         return pysim_fail(PYSIM_UNSUPPORTED, "nothing is prepared for this schedule: a run reads %s as it is", from->name);
     status = pysim_check_operand(from->name, weights, from->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("prepared", prepared, from->dtype);

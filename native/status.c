@@ -98,7 +98,16 @@ static pysim_status output_axis(const char *axis, int64_t size, int64_t before, 
 
 static pysim_status check_block(const char *name, int32_t block, const char *of, int64_t count) {
     if (block >= 0 && (block <= 1 || count % block == 0)) return PYSIM_OK;
-    return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %d; it is 0 (planes) or divides the %lld %s of a group", name, (int)block, (long long)count, of);
+    return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %d; it is 0 (planes) or divides the %lld %s", name, (int)block, (long long)count, of);
+}
+
+/* Blocks hold channels of one group, or groups of one channel and one filter each. */
+static pysim_status check_blocks(const pysim_conv *c) {
+    const int depthwise = c->groups > 1 && c->groups == c->channels && c->groups == c->filters;
+    const int64_t groups = depthwise ? 1 : c->groups;
+    const pysim_status status = check_block("input_block", c->input_block, depthwise ? "groups" : "channels of a group", c->channels / groups);
+    if (status != PYSIM_OK) return status;
+    return check_block("output_block", c->output_block, depthwise ? "groups" : "filters of a group", c->filters / groups);
 }
 
 static pysim_status conv_fields(const pysim_conv *c) {
@@ -121,9 +130,7 @@ static pysim_status conv_fields(const pysim_conv *c) {
     if (c->filters % c->groups)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "filters %lld do not divide into groups of equal size: groups is %lld",
                           (long long)c->filters, (long long)c->groups);
-    return check_block("input_block", c->input_block, "channels", c->channels / c->groups) == PYSIM_OK
-               ? check_block("output_block", c->output_block, "filters", c->filters / c->groups)
-               : PYSIM_BAD_ARGUMENT;
+    return check_blocks(c);
 }
 
 pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim_operands *operands) {

@@ -18,6 +18,7 @@ INLINE VEC v_load(const T *p) {
     return v;
 }
 INLINE void v_store(T *p, VEC v) { __builtin_memcpy(p, &v, sizeof v); }
+INLINE VEC v_kept(VEC v) { return v; }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { return a * b + c; }
 INLINE VEC v_mul(VEC a, VEC b) { return a * b; }
 INLINE VEC v_add(VEC a, VEC b) { return a + b; }

@@ -7,7 +7,8 @@ import pytest
 
 import pysim
 from pysim.algorithms.cpu import direct_nchwc
-from pysim.cachemodel.cpu.direct_nchwc import Blocks, Shape, _live, described
+from pysim.cachemodel.cpu.direct_nchwc import Blocks, Shape, described
+from pysim.cachemodel.cpu.nest import _live
 from pysim.errors import MissingError, OperandError, PlanError
 from pysim.problem.text import parse
 from pysim.record.plan import BLOCKED, blocks_of, on_cpu

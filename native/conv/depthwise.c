@@ -3,14 +3,19 @@
  * image's rows where they are (kernels: native/conv/depthwise.inc). Threads share out groups, and rows where there are few groups; a
  * result is summed by one thread in an order of its own place, so the bits do not depend on their number.
  *
- * Kernels multiply zeros of the padding at the ends of rows, which is NaN for an infinite weight where the definition has no term: groups
- * with such weights go by the portable kernel. */
+ * Rows and planes: kernels multiply zeros of the padding at the ends of rows, which is NaN for an infinite weight where the definition has
+ * no term: groups with such weights go by the portable kernel. Blocks: filters are prepared as [block][tap][group], and a block's rows go
+ * through the kernel some at a time, so that what is left of the epilogue finds them in L1. */
+#include <string.h>
 #include <time.h>
 
 #include "algorithm.h"
 #include "depthwise.h"
 
-enum { MOST_STRIDE = INT32_MAX / 16 }; /* columns that a kernel's 32-bit indices reach */
+enum {
+    MOST_STRIDE = INT32_MAX / 16, /* columns that a kernel's 32-bit indices reach */
+    FINISHED = 16 << 10,          /* bytes of a block's results that are finished together */
+};
 
 typedef struct {
     pysim_direct of;
@@ -21,7 +26,8 @@ typedef struct {
     int padded;
 } direct_run;
 
-static int by_planes(const pysim_row *row) { return row->info.lane_filters > 1; }
+static int by_blocks(const pysim_row *row) { return strcmp(row->info.form, "blocks") == 0; }
+static int by_planes(const pysim_row *row) { return strcmp(row->info.form, "planes") == 0; }
 
 /* What a thread keeps: the transposed planes of its groups, their weights, and their results. */
 static pysim_status planes_elements(const pysim_direct *of, int64_t lanes, int64_t *elements) {
@@ -50,7 +56,12 @@ static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *
     if (row->of != PYSIM_OF_DEPTHWISE)
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s convolves no rows in place; this algorithm runs the rows of native/conv/depthwise.inc",
                           row->info.name);
-    if (by_planes(row) && (of->channels > 1 || of->filters > 1))
+    const int64_t block = by_blocks(row) ? row->info.lane_filters : 1;
+    if (pysim_max(1, of->conv->input_block) != block || pysim_max(1, of->conv->output_block) != block)
+        return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; kernel %s reads and writes %s of %lld channels",
+                          (int)of->conv->input_block, (int)of->conv->output_block, row->info.name, block > 1 ? "blocks" : "planes",
+                          (long long)block);
+    if (row->info.lane_filters > 1 && (of->channels > 1 || of->filters > 1))
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s takes groups of one channel and one filter; these have %lld and %lld", row->info.name,
                           (long long)of->channels, (long long)of->filters);
     if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->channels != of->channels || s->k2 != 1 || s->k3 != 1)
@@ -68,11 +79,32 @@ static pysim_status open_depthwise(const pysim_problem *p, const pysim_schedule 
     *n = (pysim_nest){.channels = 1, .rows = 1, .taps = 1, .bytes = pysim_dtype_bytes(p->conv.dtype)};
     pysim_status status = row(s, p->conv.dtype, &n->row);
     if (status == PYSIM_OK) status = check_schedule(s, &of, &n->row);
+    if (status == PYSIM_OK && by_blocks(&n->row)) {
+        job->prepared_bytes = job->operands.second.bytes;
+        job->operands.second.name = "packed filters";
+    }
     if (status != PYSIM_OK) return status;
     n->schedule = (pysim_schedule){.stationary = PYSIM_WEIGHT_STATIONARY, .pack = PYSIM_PACK_NONE, .channels = 1, .k2 = 1, .k3 = 1};
     if (!by_planes(&n->row)) return PYSIM_OK;
     n->schedule.pack = PYSIM_PACK_TILES;
     return planes_elements(&of, n->row.info.lane_filters, &n->schedule.windows);
+}
+
+#define DEFINE_PREPARE(T, name)                                                                            \
+    static void name(int64_t groups, int64_t taps, int64_t block, const T *filters, T *to) {              \
+        for (int64_t g = 0; g < groups; g++)                                                              \
+            for (int64_t tap = 0; tap < taps; tap++) to[(g / block * taps + tap) * block + g % block] = filters[g * taps + tap]; \
+    }
+DEFINE_PREPARE(float, prepare_f32)
+DEFINE_PREPARE(double, prepare_f64)
+
+static void prepare_depthwise(const pysim_job *job, const char *filters, char *prepared) {
+    const pysim_conv *c = &job->problem->conv;
+    const int64_t taps = c->kernel_h * c->kernel_w, block = job->nest.row.info.lane_filters;
+    if (c->dtype == PYSIM_F64)
+        prepare_f64(c->groups, taps, block, (const double *)(const void *)filters, (double *)(void *)prepared);
+    else
+        prepare_f32(c->groups, taps, block, (const float *)(const void *)filters, (float *)(void *)prepared);
 }
 
 /* The exponents' bits, which compilers compare in vectors; a comparison of numbers they do one by one. */
@@ -110,6 +142,24 @@ static void finish_groups(const direct_run *r, int64_t image, int64_t g, int64_t
                       (end - begin) * r->of.q);
 }
 
+/* Rows [begin, end) of blocks [first, last) of one image. */
+static void run_blocks(const direct_run *r, int64_t image, int64_t first, int64_t last, int64_t begin, int64_t end) {
+    const pysim_direct *of = &r->of;
+    const pysim_conv *c = of->conv;
+    const pysim_call *x = r->call;
+    const int64_t bytes = r->unit * r->nest->bytes, row = of->q * bytes, some = pysim_max(1, FINISHED / row);
+    for (int64_t block = first; block < last; block++) {
+        const int64_t at = image * (c->groups / r->unit) + block;
+        char *out = x->result + at * of->p * row;
+        for (int64_t p = begin, next; p < end; p = next) {
+            next = x->finish.loops ? pysim_min(end, p + some) : end;
+            r->nest->row.direct(of, x->first + at * c->height * c->width * bytes, x->second + block * c->kernel_h * c->kernel_w * bytes,
+                                x->epilogue->bias ? (const char *)x->epilogue->bias + block * bytes : NULL, out, r->unit, p, next, NULL);
+            pysim_finish_rows(&x->finish, out + p * row, 0, 1, (next - p) * of->q * r->unit);
+        }
+    }
+}
+
 /* A part of the groups and rows of one image. Whether weights are finite is asked of as many groups as a kernel takes together. */
 static void run_item(int64_t item, int64_t thread, const void *context) {
     const direct_run *r = context;
@@ -120,6 +170,10 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     pysim_take_part(pysim_ceil_div(c->groups, r->unit), item / r->row_parts % r->group_parts, r->group_parts, &unit_begin, &unit_end);
     pysim_take_part(r->of.p, item % r->row_parts, r->row_parts, &begin, &end);
     const int64_t first = unit_begin * r->unit, last = pysim_min(unit_end * r->unit, c->groups);
+    if (by_blocks(&r->nest->row)) {
+        run_blocks(r, image, unit_begin, unit_end, begin, end);
+        return;
+    }
     const int finite = !r->padded || all_finite(c->dtype, r->call->second + first * size * r->nest->bytes, (last - first) * size);
     const int64_t step = finite && !by_planes(&r->nest->row) && !r->call->finish.loops ? last - first : r->unit;
     for (int64_t g = first; g < last; g += step) {
@@ -141,7 +195,7 @@ static void run_depthwise(pysim_job *job, const pysim_call *call) {
     direct_run r = {.of = shape_of(c), .nest = &job->nest, .call = call, .row_parts = 1,
                     .padded = c->pad_top || c->pad_left || c->pad_bottom || c->pad_right};
     r.of.bounds = call->bounds;
-    r.unit = by_planes(&job->nest.row) ? job->nest.row.info.lane_filters : 1;
+    r.unit = job->nest.row.info.lane_filters;
     r.group_parts = pysim_min(call->threads, pysim_ceil_div(c->groups, r.unit));
     if (!by_planes(&job->nest.row) && c->batch * r.group_parts < call->threads) r.row_parts = pysim_min(call->threads, r.of.p);
     (void)pysim_nest_workspace(&job->nest, 1, &r.thread_bytes); /* has passed */
@@ -153,4 +207,4 @@ static void run_depthwise(pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, NULL, run_depthwise, 1, 0, 0};
+const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, prepare_depthwise, run_depthwise, 1, 0, 1};

@@ -3,6 +3,8 @@
 #include "../kernel.h"
 typedef float T;
 #include "../vec_portable.h"
+#include "depthwise_blocks.h"
 #include "direct_nchwc_kernels.h"
 
 DEFINE_NCHWC(f32_nchwc_4x4__portable, 4, 1)
+DEFINE_BLOCKS(f32_blocks_8x4__portable)

@@ -4,6 +4,8 @@
 typedef double T;
 #define FOUR_LANES
 #include "../vec_portable.h"
+#include "depthwise_blocks.h"
 #include "direct_nchwc_kernels.h"
 
 DEFINE_NCHWC(f64_nchwc_4x4__portable, 4, 1)
+DEFINE_BLOCKS(f64_blocks_8x4__portable)

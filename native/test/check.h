@@ -94,7 +94,10 @@ static const int32_t check_computes[] = {
 };
 
 /* A row of conv/depthwise.inc, which the algorithm of that name runs, not the loop nest. */
-static inline int check_is_direct(const pysim_kernel_info *row) { return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0; }
+static inline int check_is_blocks(const pysim_kernel_info *row) { return strcmp(row->form, "blocks") == 0; }
+static inline int check_is_direct(const pysim_kernel_info *row) {
+    return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0 || check_is_blocks(row);
+}
 
 /* A row of conv/polyphase.inc, likewise. */
 static inline int check_is_phases(const pysim_kernel_info *row) { return strcmp(row->form, "phases") == 0; }

@@ -120,6 +120,10 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     if (level[GROUPS] == 2) channels = 1;
     c->channels = c->groups * channels;
     c->filters = c->groups * check_edge(level[FILTERS], row->filters);
+    if (check_is_blocks(row)) { /* whole blocks of groups */
+        c->filters = (c->filters + row->filters - 1) / row->filters * row->filters;
+        c->input_block = c->output_block = row->lane_filters;
+    }
     if (row->lane_filters > 1 && check_is_direct(row)) c->groups = c->channels = c->filters, channels = 1; /* one channel, one filter each */
     c->kernel_h = size[0], c->kernel_w = size[1];
     c->stride_h = stride[0], c->stride_w = stride[1];

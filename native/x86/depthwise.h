@@ -48,12 +48,7 @@ INLINE MASK strided_lanes(int64_t first, int64_t stride, int64_t width, int64_t 
     return v_lanes(lo, pysim_min(hi, lanes));
 }
 
-/* In a register: GCC would rather load a vector again for each multiply-add that it is an operand of. */
-INLINE VEC kept(VEC v) {
-    __asm__("" : "+v"(v));
-    return v;
-}
-INLINE VEC load_lanes(const T *p, const int edge, MASK mask) { return kept(edge ? v_load_mask(p, mask) : v_load(p)); }
+INLINE VEC load_lanes(const T *p, const int edge, MASK mask) { return v_kept(edge ? v_load_mask(p, mask) : v_load(p)); }
 
 /* acc[f][o] += w[f][r] x for the rows of outputs o that read row j of the input as their kernel row r. */
 INLINE void spread(const int KR, const int SH, const int ROWS, const int FILTERS, const int j, VEC x,
@@ -93,8 +88,8 @@ INLINE void add_taps(const int KR, const int SH, const int ROWS, const int FILTE
             spread(KR, SH, ROWS, FILTERS, j, v_strided(x, t->stride, low), one, acc);
         } else {
             const VEC a = load_lanes(x, EDGE, low), b = load_lanes(x + LANES, EDGE, high);
-            spread(KR, SH, ROWS, FILTERS, j, kept(v_even(a, b)), one, acc);
-            if (BOTH) spread(KR, SH, ROWS, FILTERS, j, kept(v_odd(a, b)), other, acc);
+            spread(KR, SH, ROWS, FILTERS, j, v_kept(v_even(a, b)), one, acc);
+            if (BOTH) spread(KR, SH, ROWS, FILTERS, j, v_kept(v_odd(a, b)), other, acc);
         }
     }
 }
@@ -120,7 +115,7 @@ INLINE void add_three(const int SH, const int ROWS, const int MODE, const int ED
             taps[1] = v_shifted(a, after, 1), taps[2] = v_shifted(a, after, 2);
         }
 #pragma GCC unroll 3
-        for (int s = 0; s < 3; s++) spread(3, SH, ROWS, 1, j, kept(taps[s]), weight[s], acc);
+        for (int s = 0; s < 3; s++) spread(3, SH, ROWS, 1, j, v_kept(taps[s]), weight[s], acc);
     }
 }
 
@@ -395,10 +390,10 @@ TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, 
         const T *weights = w + r * t->kernel_w * LANES;
         VEC weight[MAX_FILTERS][MAX_KR];
 #pragma GCC unroll 7
-        for (int s = 0; s < KW; s++) weight[0][s] = kept(v_load(weights + s * LANES));
+        for (int s = 0; s < KW; s++) weight[0][s] = v_kept(v_load(weights + s * LANES));
         if (KW) {
 #pragma GCC unroll 21
-            for (int i = 0; i < (COLUMNS - 1) * SW + KW; i++) spread(KW, SW, COLUMNS, 1, i, kept(v_load(x + i * LANES)), weight, acc);
+            for (int i = 0; i < (COLUMNS - 1) * SW + KW; i++) spread(KW, SW, COLUMNS, 1, i, v_kept(v_load(x + i * LANES)), weight, acc);
         }
         for (int64_t s = 0; !KW && s < t->kernel_w; s++) {
             const VEC one = v_load(weights + s * LANES);

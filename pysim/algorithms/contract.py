@@ -33,11 +33,12 @@ Operands = Literal["plain", "transformed", "split"]  # as they are, sums of seve
 class Candidates(Protocol):
     """Legal schedules of one algorithm as arrays, whatever its cost function reads.
 
-    `limit`: cycles; a schedule that was left out takes longer than this (infinity: none was left out). `rejected`: kernels that cannot run.
+    `limit`: cycles; a schedule that was left out takes longer than this (infinity: none was left out), where it is an array, one of that
+    kind. `rejected`: kernels that cannot run.
     """
 
     @property
-    def limit(self) -> float: ...
+    def limit(self) -> Array | float: ...
     @property
     def rejected(self) -> tuple[Rejected, ...]: ...
 

@@ -4,7 +4,7 @@
 Each value is planes (0) or blocks (1), and each node reads and writes one or the other:
 
     Conv       seconds of its best plan from planes to planes, blocks to blocks, planes to blocks
-    same       pools, sums and activations: what they write lies as what they read
+    same       pools, sums, factors of channels and activations: what they write lies as what they read
     else       planes; a value of 1x1 pixels is both at once
 
 seconds = sum of nodes(read, written) + changes of layout, each once whoever reads what it gives. Such a sum of two labels is least at a
@@ -25,7 +25,7 @@ from pysim.models.fusion import PARAMETERS
 from pysim.models.graph import Graph, Node
 
 _NEVER = 10**13  # nanoseconds, above any sum of layers
-SAME = frozenset({"Add", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "MaxPool", "Relu", "Sigmoid"})
+SAME = frozenset({"Add", "Affine", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "MaxPool", "Mul", "Relu", "Sigmoid"})
 
 Seconds = Callable[[Node, int, int], float | None]  # of a node whose input and output have blocks of so many channels; None: no plan
 Change = Callable[[str, bool], float]  # seconds to bring a value into blocks, or back to planes
@@ -73,7 +73,7 @@ class _Cut:
             self._pay(label, "blocks", -seconds)
 
     def _node(self, at: int, node: Node, seconds: Seconds) -> None:
-        tensors, read, written = self._graph.tensors, (at, "in"), (at, "out")
+        read, written = (at, "in"), (at, "out")
         never = _NEVER / 1e9
         if node.op == "Conv" and "reference" not in node.attributes:
             plain, both, out = (seconds(node, *blocks) for blocks in ((1, 1), (self._block, self._block), (1, self._block)))
@@ -83,18 +83,25 @@ class _Cut:
             self._unary(written, d - c)
             self._pay(read, written, b + c - a - d)
             return
-        takes = node.op in SAME and "reference" not in node.attributes and all(self._blocks(name) for name in (*node.inputs, *node.outputs))
-        if takes and node.op == "Concat":
-            takes = node.attributes["axis"] == 1
-        if takes and node.op == "Add":
-            takes = all(tensors[name] == tensors[node.output] for name in node.inputs)
         self._pay(read, written, never)
         self._pay(written, read, never)
-        if takes:
+        if self._same(node):
             plain, both = (seconds(node, block, block) or 0.0 for block in (1, self._block))
             self._unary(read, both - plain)
         else:
             self._unary(read, never)
+
+    def _same(self, node: Node) -> bool:
+        """Whether a node can work on blocks as on planes."""
+        tensors, values = self._graph.tensors, node.inputs[:1] if node.op == "Affine" else node.inputs
+        if node.op not in SAME or "reference" in node.attributes or not all(self._blocks(name) for name in (*values, *node.outputs)):
+            return False
+        if node.op == "Concat":
+            return bool(node.attributes["axis"] == 1)
+        like = [tensors[name] == tensors[node.output] for name in values]
+        if node.op == "Mul":  # or planes by a number each
+            return any(like) and all(one or _pointlike(self._graph, name, self._block) for one, name in zip(like, values, strict=True))
+        return all(like) or node.op != "Add"
 
     def _blocks(self, name: str) -> bool:
         return name not in self._graph.constants and in_blocks(self._graph, name, self._block)

@@ -117,13 +117,14 @@ def _scaled_planes(out: Array, inputs: Sequence[Array], attributes: Attributes) 
     for x, scale in (inputs, inputs[::-1]):
         fits = x.ndim > 2 and scale.shape == (*x.shape[:2], *[1] * (x.ndim - 2)) and out.shape == x.shape and takes(out, x, scale)
         if fits and not np.may_share_memory(out, scale):
-            return map_step(out, x, x.shape[0] * x.shape[1], scale=scale.reshape(-1))
+            return map_step(out, x, x.shape[0] * x.shape[1], scale=scale.reshape(-1), block=_block(attributes))
     return None
 
 
 def _affine(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
     x, scale, shift = inputs
-    return map_step(out, x, x.shape[0] * x.shape[1], scale, shift, activation=attributes.get("activation"))
+    planes, activation = x.shape[0] * x.shape[1], attributes.get("activation")
+    return map_step(out, x, planes, scale, shift, activation=activation, block=_block(attributes))
 
 
 def _activated(activation: Callable[[Attributes], Any]) -> Bind:

@@ -12,7 +12,7 @@ from pysim.record.schedule import AnySchedule
 
 def accurate(request: Request, algorithm: Algorithm, costs: Costs) -> Costs:
     """The costs of an algorithm without what is not accurate enough; all of them where the request takes any."""
-    return costs if request.accuracy == "standard" and request.error_limit is None else Accurate(request, algorithm, costs)
+    return costs if request.any_error else Accurate(request, algorithm, costs)
 
 
 class Accurate:

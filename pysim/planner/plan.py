@@ -293,19 +293,20 @@ def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> 
         costs += [accurate(request, algorithm, of) for (algorithm, _), of in zip(some, found, strict=True)]
     best = min((float(of.cycles.min()) for of in costs if of.cycles.size), default=np.inf)
     for at, (algorithm, candidates) in enumerate(taking):
-        limit = candidates.limit
-        while (most := _worst_kind(costs[at]) if costs[at].cycles.size else best) > limit:
-            wider = algorithm.candidates(request, most * (1 + 1e-9))
-            limit = wider.limit
-            costs[at] = accurate(request, algorithm, algorithm.cost(request.machine, [wider])[0])
+        while most := _wanted(costs[at], candidates.limit, best):
+            candidates = algorithm.candidates(request, most * (1 + 1e-9))
+            costs[at] = accurate(request, algorithm, algorithm.cost(request.machine, [candidates])[0])
     return costs
 
 
-def _worst_kind(costs: Costs) -> float:
-    """The largest of the least cycles of each kind, but for those that are not accurate enough."""
-    least = np.full(len(costs.kinds), np.inf)
+def _wanted(costs: Costs, limit: Array | float, best: float) -> float:
+    """The most that a schedule which was left out may take and be the best of its kind, or, of an algorithm that named none, of all;
+    0 where there is none such. Kinds of which none is accurate enough have no best."""
+    least = np.full(len(costs.kinds), np.inf if costs.cycles.size else best)
     np.minimum.at(least, costs.kind, costs.cycles)
-    return float(np.delete(least, costs.lost).max() if isinstance(costs, Accurate) else least.max())
+    if isinstance(costs, Accurate):
+        least[costs.lost] = 0.0
+    return float(least.max(initial=0.0, where=least > limit))
 
 
 def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:
@@ -313,6 +314,8 @@ def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, t
     memory_limit = None if memory_limit is None else whole(memory_limit, "memory_limit", 0)
     found = _Found.of(request, _asked(request, algorithm), exhaustive)
     order, above = _within(found, found.order(), memory_limit)
+    if order.size < found.cycles.size and not exhaustive:  # what was left out may take less workspace
+        return _ranked(request, algorithm, memory_limit, top, exhaustive=True)
     inaccurate = _inaccurate(found)
     if not order.size:
         raise PlanError(_nothing(found, (*above, *inaccurate, *found.refused), algorithm))

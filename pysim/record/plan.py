@@ -71,6 +71,11 @@ class Request(NamedTuple):
     threads: int = 1
     prepared: bool = False
 
+    @property
+    def any_error(self) -> bool:
+        """Whether all algorithms are accurate enough."""
+        return self.accuracy == "standard" and self.error_limit is None
+
 
 def _product_of(schedule: AnySchedule) -> dict[str, str | None]:
     """What a document says beside a kernel that a GPU runs: the row that multiplies, where that is another."""

@@ -23,9 +23,9 @@ def takes(*arrays: Array) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _map(planes: int, size: int, period: int, dtype: "np.dtype[Any]") -> Any:
+def _map(planes: int, size: int, period: int, dtype: "np.dtype[Any]", block: int) -> Any:
     ffi, lib = library()
-    return ffi.new("pysim_map *", [planes, size, period, getattr(lib, _DTYPES[dtype])])
+    return ffi.new("pysim_map *", [planes, size, period, getattr(lib, _DTYPES[dtype]), block])
 
 
 def map_step(
@@ -36,12 +36,13 @@ def map_step(
     shift: Array | None = None,
     residual: Array | None = None,
     activation: Activation = None,
+    block: int = 1,
 ) -> Step:
-    """out = act(scale x + shift + residual), where x is seen as so many planes, and scale and shift have a number for each,
-    again and again. out may be x, and lies apart from the residual."""
+    """out = act(scale x + shift + residual), where x is seen as so many planes, or blocks of planes, and scale and shift have a number for
+    each, again and again. out may be x, and lies apart from the residual."""
     pointer = library()[0].from_buffer
     period = next((len(numbers) for numbers in (scale, shift) if numbers is not None), 1)
-    how = _map(planes, x.size // planes, period, x.dtype)
+    how = _map(planes, x.size // planes, period, x.dtype, block if scale is not None or shift is not None else 1)
     second, third = (None if one is None else pointer(one) for one in (scale, shift))
     epilogue = epilogue_struct(1.0, 0.0, None, activation, residual)
     return Step("MAP", of=how, epilogue=epilogue, first=pointer(x), second=second, third=third, result=pointer(out))

@@ -39,7 +39,7 @@ NAME = "winograd"
 COMPUTES = Conv
 LARGEST_KERNEL = 12  # edge: KERNEL of native/conv/winograd.c
 PLANNED_EDGE = 6  # of a patch: larger ones are planned where they are named
-GUESS = 1.5  # of the least bound of each m: what the best schedules of its kernels take
+GUESS = 1.15  # of the least bound of each m: most best schedules take less
 MOST_TILES, MOST_FILTERS = 16, 64  # of a kernel's panels: PYSIM_WINOGRAD_PANEL, WIDEST
 
 
@@ -80,7 +80,7 @@ class Candidates(NamedTuple):
     outputs: tuple[int, ...]
     bounds: Array
     table: model.Candidates | None
-    limit: float
+    limit: Array | float
     rejected: tuple[Rejected, ...]
 
 
@@ -139,15 +139,17 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     assert isinstance(problem, Conv) and isinstance(on, Machine)
     if request.schedule is not None:
         return _named(problem, on, request)
-    known = tilings.rows(on, problem.dtype, request.micro_kernel)
-    rows = tuple(kernel for kernel in known.kernels if _suits(kernel))
+    rows = tuple(kernel for kernel in tilings.rows(on, problem.dtype, request.micro_kernel).kernels if _suits(kernel))
     forms = planned(problem)
-    bounds = np.array([[model.least_cycles(problem, on, kernel, m) for m in forms] for kernel in rows]).reshape(-1, len(forms))
-    least = bounds.min(axis=0, initial=np.inf)
-    keep = bounds <= (GUESS * least if limit is None else limit)
-    cases = tuple((rows[row], forms[m]) for row, m in zip(*keep.nonzero(), strict=True))
-    table = model.candidates(problem, on, request.hot, cases) if cases else None
-    return Candidates(rows, forms, bounds.min(axis=1, initial=np.inf), table, float(bounds[~keep].min(initial=np.inf)), ())
+    cases = [(kernel, m) for m in forms for kernel in rows]
+    bounds = model.least_cycles(problem, on, cases)
+    of_forms = bounds.reshape(len(forms), len(rows), bounds.shape[1])
+    kept = of_forms <= np.maximum(GUESS * of_forms.min(axis=(1, 2), initial=np.inf, keepdims=True), limit or 0.0)
+    if not request.any_error:
+        kept |= kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
+    beyond = np.where(kept, np.inf, of_forms).min(axis=(1, 2), initial=np.inf)
+    table = model.candidates(problem, on, request.hot, cases, kept.reshape(bounds.shape)) if rows else None
+    return Candidates(rows, forms, of_forms.min(axis=(0, 2), initial=np.inf), table, beyond, ())
 
 
 def _suits(kernel: Kernel) -> bool:

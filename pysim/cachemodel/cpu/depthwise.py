@@ -14,7 +14,9 @@ planes  Lanes hold groups. Blocks of L x L elements of input, weights and output
         Tiles last max((multiply-adds + shuffles) / fma rate, loads / load rate, chains): on wide vectors they share ports; an accumulator
         waits fma_latency for each of its own multiply-adds, which fewer rows than latency x rate do not cover. Before its first
         multiply-add ends a tile waits for a load from L1 and for that multiply-add.
-store   Rows begin anywhere in a line: a vector crosses into the next in (vector - element) / line of all places, which is one more access.
+blocks  The tiles of planes without transpositions. Taps that lie in padding are left out; a row of tiles takes ROW_CYCLES to begin.
+store   Rows begin anywhere in a line, but those of blocks: a vector crosses into the next in (vector - element) / line of all places, which
+        is one more access.
 call    call_cycles for each call: of a row of tiles (rows: function and masks are chosen anew), of a block of L groups.
 
 What crosses between levels follows from the description of the loops (`described`, `loops`).
@@ -30,12 +32,14 @@ import numpy as np
 
 from pysim.cachemodel.cpu.cost import Pass, crossed, fills
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
-from pysim.cachemodel.cpu.nest import ceil_div, nest_of
+from pysim.cachemodel.cpu.nest import ceil_div, live_taps, nest_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.registry.cpu import Kernel
 
+ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels
+ROW_CYCLES = 25  # to begin a row of tiles of blocks (Zen 5: 14 depthwise layers of MobileNet-v2 and EfficientNet-B0, hot)
 SHARING = (3, 5, 7)  # edges of kernels whose rows share loads (native/x86/depthwise.h)
 PART_BYTES = 16  # of a row that is to be transposed, loaded at once
 
@@ -52,15 +56,19 @@ class Work(NamedTuple):
     parts: float = 0.0  # loads of 16 bytes, for transposition
     turns: float = 0.0  # shuffles of it, merges among them
     calls: float = 1.0
+    aligned: bool = False  # stores cross into no other line
+    rows: float = 0.0  # of tiles, of blocks
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """(tiles, store)."""
         each, crossing = 1 / unit.stores_per_cycle.value, (unit.vector_bytes - SIZES[dtype]) / machine.levels[0].line_bytes
+        crossing *= not self.aligned
         latency, rate = unit.fma_latency_cycles.value, unit.rate(dtype)
         busy = (self.products + self.shuffles) / rate
         chains = self.tiles * self.chain * latency
         tiles = max(busy, self.loads / unit.loads_per_cycle.value, chains) + self.tiles * (machine.levels[0].latency_cycles.value + latency)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
+        tiles += self.rows * ROW_CYCLES
         return tiles + self.parts / narrow + self.turns / rate, self.stores * (each + crossing * min(1.0, each))
 
 
@@ -145,9 +153,27 @@ def planes_work(w: Conv, kernel: Kernel) -> Work:
     )
 
 
+def blocks_work(w: Conv, kernel: Kernel) -> Work:
+    """A block of channels."""
+    rows, taps = live_taps(w)
+    tiles = ceil_div(w.out_w, kernel.windows)
+    once = w.kernel_w in SHARING and w.stride_w <= 2 and w.dilation_w == 1
+    columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else taps
+    return Work(
+        float(rows * taps),
+        0.0,
+        float(rows * (columns + w.kernel_w * tiles)),
+        float(w.windows),
+        float(w.out_h * tiles),
+        rows * taps / w.windows,
+        aligned=True,
+        rows=float(w.out_h),
+    )
+
+
 def described(w: Conv, kernel: Kernel) -> LoopNest:
     """The loops of native/conv/depthwise.c."""
-    return _planes_nest(w, kernel) if kernel.lane_filters > 1 else _rows_nest(w, kernel)
+    return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest}[kernel.form](w, kernel)
 
 
 def _sizes(w: Conv) -> tuple[float, float, float]:
@@ -179,6 +205,24 @@ def _planes_nest(w: Conv, kernel: Kernel) -> LoopNest:
     return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, 1)
 
 
+def _blocks_nest(w: Conv, kernel: Kernel) -> LoopNest:
+    """Rows of outputs of as many groups as there are lanes."""
+    image, weights, out = _sizes(w)
+    loops = (
+        Loop("images", "images", 1, w.batch),
+        Loop("blocks of groups", "groups", kernel.lane_filters, ceil_div(w.groups, kernel.lane_filters)),
+        Loop("rows", "rows", 1, w.out_h),
+    )
+    images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
+    shared = float(max(0, w.kernel_h - w.stride_h) * w.width * SIZES[w.dtype])
+    operands = (
+        Operand("input", {"images": images, "groups": groups, "rows": Extent(image / w.out_h, image, shared)}, "rows"),
+        Operand("filters", {"groups": Extent(weights, weights * w.groups)}, "rows"),
+        Operand("output", {"images": images, "groups": groups, "rows": Extent(out / w.out_h, out)}, "rows", written=True),
+    )
+    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, 1)
+
+
 def _rows_nest(w: Conv, kernel: Kernel) -> LoopNest:
     """Tiles of some rows of outputs, of some filters of a group."""
     filters, (image, weights, out) = w.filters // w.groups, _sizes(w)
@@ -204,7 +248,7 @@ def depthwise_pass(w: Conv, kernel: Kernel, machine: Machine, hot: bool = True) 
     """A convolution by one of the kernels, on one core."""
     unit, core = machine.unit(kernel.target), machine.core
     assert unit is not None
-    work = planes_work(w, kernel) if kernel.lane_filters > 1 else rows_work(w, kernel)
+    work = {ROWS: rows_work, PLANES: planes_work, BLOCKS: blocks_work}[kernel.form](w, kernel)
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
     busy, store = work.cycles(unit, machine, w.dtype)
     terms = {"kernel": calls * busy, "call": calls * work.calls * core.call_cycles.value, "store": calls * store}

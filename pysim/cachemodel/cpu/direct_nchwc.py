@@ -29,7 +29,7 @@ import numpy as np
 
 from pysim.cachemodel.cpu.cost import Pass, crossed, fills
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
-from pysim.cachemodel.cpu.nest import ceil_div
+from pysim.cachemodel.cpu.nest import ceil_div, live_taps
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -65,9 +65,8 @@ class Shape(NamedTuple):
     @property
     def steps(self) -> float:
         """Taps that meet the image, of all rows and pixels, over the latter."""
-        w = self.w
-        rows = _live(w.out_h, w.kernel_h, w.stride_h, w.dilation_h, w.pad_top, w.height)
-        return rows * _live(w.out_w, w.kernel_w, w.stride_w, w.dilation_w, w.pad_left, w.width) / w.windows
+        rows, columns = live_taps(self.w)
+        return rows * columns / self.w.windows
 
 
 class Blocks(NamedTuple):
@@ -75,12 +74,6 @@ class Blocks(NamedTuple):
 
     channels: int
     tiles: int
-
-
-def _live(out: int, kernel: int, stride: int, dilation: int, before: int, size: int) -> int:
-    """Taps along an axis that meet the image, summed over outputs."""
-    at = np.arange(out)[:, None] * stride - before + np.arange(kernel) * dilation
-    return int(((at >= 0) & (at < size)).sum())
 
 
 def prepared_bytes(shape: Shape, kernel: Kernel) -> int:

@@ -168,41 +168,61 @@ def _around(use: Use, loop: int, of: Access) -> Sum:
     return _sum((found, 1.0, ()), (found, -0.5, (~within,)), (some, 1.0, (~within,))) if use.at_end else _sum((some, 2.0, ()))
 
 
-class _Distance(NamedTuple):
-    """Bytes of an operand in between: footprints in one iteration of loops, each times one of the weights (-1: once), in all at most the
-    footprint of the loop `most`. `joined`: of neighbouring tiles, which share their lines."""
+Indices = NDArray[np.int64]
 
-    row: int
-    use: int
-    terms: tuple[tuple[int, int], ...]
-    most: int | None
-    joined: bool
+
+class _Derived(NamedTuple):
+    """The distances of the equations above that are not 0, for any numbers of tiles: sums of terms, a footprint times a weight each.
+
+    Round i of the terms is the i-th one of the first rounds[i] distances, which stand in falling order of their number. A `footprint` is
+    that of an operand in a loop, a weight so much of each of `factors`. The distances are at most the footprints `most`; those of `joined`
+    (distance, operand, loop) are of neighbouring tiles, which share lines. That of operand rows[i] at use uses[i] is which[i].
+    """
+
+    footprints: tuple[tuple[int, int], ...]
+    factors: tuple[Factors, ...]
+    weights: Array
+    rounds: tuple[int, ...]
+    weight: Indices
+    footprint: Indices
+    most: Indices
+    joined: tuple[tuple[int, int, int], ...]
+    rows: Indices
+    uses: Indices
+    which: Indices
 
 
 @lru_cache(maxsize=64)
-def _derived(uses: tuple[Use, ...], operands: tuple[Access, ...]) -> tuple[tuple[_Distance, ...], tuple[Weight, ...]]:
-    """The distances of the equations above that are not 0, for any numbers of tiles, and the weights in them."""
-    found, weights = [], list[Weight]()
+def _derived(uses: tuple[Use, ...], operands: tuple[Access, ...]) -> _Derived:
+    places: dict[tuple[Any, ...], list[tuple[int, int]]] = {}  # by operand, terms, the most, and the loop of joined tiles
     for (number, use), (row, of) in itertools.product(enumerate(uses), enumerate(operands)):
-        by_level: dict[int, Weight] = {}
         within = of.first is not None and use.loop > of.first
+        terms: dict[int, Weight] = {}
         for (level, others), weight in _sum((_around(use, use.loop, of), 1.0, (of.first,) if within and of.first else ())).items():
-            by_level[level] = (*by_level.get(level, ()), (others, weight))
-        if use.loop == of.first or not by_level:
-            continue
-        weights += [some for some in by_level.values() if some not in weights and some != (((), 1.0),)]
-        terms = tuple((weights.index(some) if some in weights else -1, level) for level, some in by_level.items())
-        once = len(terms) == 1 and all(weight == 1.0 for _, weight in by_level[terms[0][1]])
-        found.append(
-            _Distance(
-                row,
-                number,
-                terms,
-                None if once else of.level(use.loop - 1),
-                not once and [*by_level] == [use.loop] and use.loop in of.moved,
-            )
-        )
-    return tuple(found), tuple(weights)
+            terms[level] = (*terms.get(level, ()), (others, weight))
+        if terms and use.loop != of.first:
+            joined = use.loop in of.moved and [*terms] == [use.loop] and terms[use.loop] != (((), 1.0),)
+            distance = row, tuple(terms.items()), of.level(use.loop - 1), use.loop if joined else None
+            places.setdefault(distance, []).append((row, number))
+    found = sorted(places, key=lambda one: -len(one[1]))
+    terms_of = [(one, *one[1][at]) for at in range(len(found[0][1])) for one in found if at < len(one[1])]
+    footprints = [*dict.fromkeys([(level, one[0]) for one, level, _ in terms_of] + [(one[2], one[0]) for one in found])]
+    weights = [*dict.fromkeys(weight for _, _, weight in terms_of)]
+    factors = [*dict.fromkeys(others for weight in weights for others, _ in weight)]
+    rows, numbers = zip(*(place for one in found for place in places[one]), strict=True)
+    return _Derived(
+        tuple(footprints),
+        tuple(factors),
+        np.array([[dict(weight).get(others, 0.0) for others in factors] for weight in weights]),
+        tuple(sum(at < len(one[1]) for one in found) for at in range(len(found[0][1]))),
+        np.array([weights.index(weight) for _, _, weight in terms_of]),
+        np.array([footprints.index((level, one[0])) for one, level, _ in terms_of]),
+        np.array([footprints.index((one[2], one[0])) for one in found]),
+        tuple((at, one[0], one[3]) for at, one in enumerate(found) if one[3] is not None),
+        np.array(rows),
+        np.array(numbers),
+        np.array([at for at, one in enumerate(found) for _ in places[one]]),
+    )
 
 
 @lru_cache(maxsize=64)
@@ -276,21 +296,24 @@ class LoopNest:
 
     def between(self, uses: tuple[Use, ...], more: int = 0) -> Array:
         """Bytes of each operand between each use and the next: operands x uses (and `more`, which are 0) x columns."""
-        found, size = np.zeros((len(self.operands), len(uses) + more, self.columns)), self._size
-        derived, weights = _derived(uses, self.accesses)
-        factors: dict[int, Any] = {}
+        found, of = np.zeros((len(self.operands), len(uses) + more, self.columns)), _derived(uses, self.accesses)
+        factor: dict[int, Any] = {}
         for at, loop in enumerate(self.loops):
-            factors[at], factors[~at] = 1 / loop.trips, np.greater(loop.trips, 1)
-        numbers = [sum(reduce(np.multiply, (factors[at] for at in which), product) for which, product in weight) for weight in weights]
-        for row, use, terms, most, joined in derived:
-            out, where = found[row, use], uses[use].loop
-            for number, level in terms:
-                out += size(level, row) if number < 0 else numbers[number] * size(level, row)
-            if joined and not isinstance(base := self.operands[row].extents[name := self.loops[where].dimension].base, float):
+            factor[at], factor[~at] = 1 / loop.trips, np.greater(loop.trips, 1)
+        factors = stacked(self.columns, *(reduce(np.multiply, (factor[at] for at in which), 1.0) for which in of.factors))
+        sizes = stacked(self.columns, *(self._size(*one) for one in of.footprints))
+        terms = np.einsum("wf,fn->wn", of.weights, factors)[of.weight]
+        terms *= sizes[of.footprint]
+        distances = terms[: of.rounds[0]]
+        for end, count in zip(itertools.accumulate(of.rounds), of.rounds[1:], strict=False):
+            distances[:count] += terms[end : end + count]
+        for at, row, where in of.joined:
+            base = self.operands[row].extents[name := self.loops[where].dimension].base
+            if not isinstance(base, float):
                 one = self._extents[row, name][sum(each.dimension == name for each in self.loops[: where + 1])]
-                out -= base / np.maximum(1e-9, one) * np.maximum(0.0, out - size(where, row))
-            if most is not None:
-                np.minimum(out, size(most, row), out=out)
+                distances[at] -= base / np.maximum(1e-9, one) * np.maximum(0.0, distances[at] - self._size(where, row))
+        np.minimum(distances, sizes[of.most], out=distances)
+        found[of.rows, of.uses] = distances[of.which]
         return found
 
     def misses(self, levels: Sequence[Level], hot: bool = True) -> Array:

@@ -97,14 +97,14 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
     share: Array = (reach > 0.0).astype(np.float64)
     asked &= reach > least
     asked &= reach < _SURE
-    stream, column = asked.nonzero()
-    if stream.size:
+    if (places := np.flatnonzero(asked)).size:
+        stream, column = np.divmod(places, asked.shape[1])
         kind = flows.kind[column]
         own, at = flows.operand[kind, stream], flows.at[kind, stream]
         inputs, outputs, turns, *deep = flows.planes[:, at, column]
-        lines = np.full((len(OPERANDS), stream.size), 1e-9)
-        for role, size in zip(flows.roles[kind].T, flows.between[:, at, column] * of_roles[:, column], strict=True):
-            lines[role, np.arange(stream.size)] += size
+        roles = flows.roles.T[:, kind] * places.size + np.arange(places.size)
+        found = np.bincount(roles.ravel(), (flows.between[:, at, column] * of_roles[:, column]).ravel(), len(OPERANDS) * places.size)
+        lines: Array = found.reshape(len(OPERANDS), -1) + 1e-9
         chunks = np.stack([lines[0], lines[3] / turns, lines[2]][: len(rows)])
         planes_of = np.stack([inputs, outputs, *deep])
         if len({*pitches}) == 1:
@@ -112,7 +112,7 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
         else:
             spread = np.stack([variance(*case, way) for case in zip(chunks, planes_of, pitches, strict=True)])
         spread[1] *= turns
-        share[stream, column] = overfull(level.ways, lines, spread, own, rows)
+        share.ravel()[places] = overfull(level.ways, lines, spread, own, rows)
     return share
 
 
@@ -125,35 +125,30 @@ def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64], in_r
     runs, rows = ways[in_runs], ways[list(in_rows)]
     whole = np.floor(runs)
     parts = (runs - whole) * np.where(own == np.array(in_runs)[:, None], (whole + 1) / runs, 1.0)
-    packed, filters = parts if len(parts) == 2 else (parts[0], np.zeros_like(parts[0]))
     mine = own == np.array(in_rows)[:, None]
     met = rows + spread / rows  # lines of a set that chunks meet
     crowd = spread > np.maximum(1.0, rows * rows) * (1 + 1e-9)  # a schedule alone is rounded otherwise than in a table
     mean = np.where(mine, met, np.where(crowd, 0.0, rows)).sum(axis=0) + whole.sum(axis=0)
     wide = np.where(crowd, 0.0, spread - mine * np.minimum(spread, rows * np.maximum(0.0, 1 - rows))).sum(axis=0)
     crowd &= ~mine
-    found = _above(room, mean, wide, packed, filters)
     if not crowd.any():
-        return found
+        return _above(room, mean, wide, parts)
     chance = crowd * (rows / met)
-    found *= (1 - chance).prod(axis=0)
-    for which in list(product((0, 1), repeat=len(rows)))[1:]:
-        of = [row for row, some in enumerate(which) if some]
-        at = np.flatnonzero(crowd[of].all(axis=0))
-        if at.size:
-            here = np.where(np.array(which)[:, None], chance[:, at], 1 - chance[:, at]).prod(axis=0)
-            found[at] += here * _above(room, mean[at] + met[of][:, at].sum(axis=0), wide[at], packed[at], filters[at])
+    which = np.array([*product((False, True), repeat=len(rows))])[:, :, None]  # of the rows that crowd a set meets
+    cases = np.where(which, chance, 1 - chance).prod(axis=1)
+    found: Array = (cases * _above(room, mean + np.where(which, met, 0.0).sum(axis=1), wide, parts)).sum(axis=0)
     return found
 
 
-def _above(room: int, mean: Array, wide: Array, one: Array, other: Array) -> Array:
+def _above(room: int, mean: Array, wide: Array, parts: Array) -> Array:
     """Chance of more than `room` lines: uniform about a mean, and one more of either run on a share of the sets."""
     part = mean - np.floor(mean)
     narrow = 1 / np.sqrt(1 + 12 * np.maximum(0.0, wide - part * (1 - part)))
     at = (mean - (room + 0.5)) * narrow + 0.5
-    none, first, second = (np.minimum(np.maximum(at + more * narrow, 0.0), 1.0) for more in range(3))
+    none, first, second = np.minimum(np.maximum(at + np.multiply.outer((0.0, 1.0, 2.0), narrow), 0.0), 1.0)
     more = first - none
-    chance: Array = none + (one + other) * more + one * other * (second - first - more)
+    one, both = (parts[0] + parts[1], parts[0] * parts[1]) if len(parts) == 2 else (parts[0], 0.0)
+    chance: Array = none + one * more + both * (second - first - more)
     return chance
 
 

@@ -32,7 +32,7 @@ are prepared.
 Worked number: 64 -> 64 channels, 56x56, F(4x4): 196 tiles; 36 * 64 * 64 * 196 = 28.9 M multiplications for 115.6 M.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import log2
 from typing import NamedTuple
@@ -174,18 +174,22 @@ class Candidates(NamedTuple):
     k3: Array
 
 
-def candidates(w: Conv, machine: Machine, hot: bool, pairs: tuple[tuple[Kernel, int], ...]) -> Candidates:
-    """Balanced parts of channels, panels of tiles and panels of filters, for each pair of a kernel and m."""
-    cases = tuple((kernel, shape_of(w, kernel, m)) for kernel, m in pairs)
+def candidates(w: Conv, machine: Machine, hot: bool, cases: Sequence[tuple[Kernel, int]], kept: NDArray[np.bool_]) -> Candidates:
+    """Balanced parts of panels of tiles and panels of filters, for pairs of a kernel and m and the sets of channels that are `kept`."""
+    shapes = tuple((kernel, shape_of(w, kernel, m)) for kernel, m in cases)
+    parts = _channel_parts(w)
     rows = [
-        (at, channels, k2, k3)
-        for at, (_, of) in enumerate(cases)
-        for channels in _parts(of.channels, 4)
-        for k2 in _parts(of.panels, 32)
-        for k3 in _parts(of.filter_panels, 32)
+        (at, parts[part], k2, k3)
+        for at, part in zip(*(which.tolist() for which in kept.nonzero()), strict=True)
+        for k2 in _parts(shapes[at][1].panels, 32)
+        for k3 in _parts(shapes[at][1].filter_panels, 32)
     ]
     table = np.array(rows, dtype=np.float64).reshape(-1, 4).T
-    return Candidates(w, machine, hot, cases, table[0].astype(np.int64), *table[1:])
+    return Candidates(w, machine, hot, shapes, table[0].astype(np.int64), *table[1:])
+
+
+def _channel_parts(w: Conv) -> tuple[int, ...]:
+    return _parts(dense(w).channels // w.groups, 4)
 
 
 @lru_cache(maxsize=256)
@@ -246,10 +250,15 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
     return terms
 
 
-def least_cycles(w: Conv, machine: Machine, kernel: Kernel, outputs: int) -> float:
-    """What no schedule of a kernel goes below: its steps and transforms."""
-    steps, _, _, _, patches, transforms = _in_core(w, machine, kernel, shape_of(w, kernel, outputs))
-    return w.groups * (steps + patches + transforms) + _parting(w, machine, _unit(machine, kernel))
+def least_cycles(w: Conv, machine: Machine, cases: Sequence[tuple[Kernel, int]]) -> Array:
+    """What no schedule of a kernel and m (rows) with sets of so many channels (columns) goes below: all that lies in the core."""
+    own = np.array([_in_core(w, machine, kernel, shape_of(w, kernel, m)) for kernel, m in cases]).reshape(-1, 6, 1) * w.groups
+    kernel, calls, store, load, patches, outputs = own.swapaxes(0, 1)
+    sets = np.ceil(dense(w).channels // w.groups / np.array(_channel_parts(w)))
+    each = machine.core.call_cycles.value * calls + store + load
+    parting = np.array([[_parting(w, machine, _unit(machine, kernel))] for kernel, _ in cases]).reshape(-1, 1)
+    least: Array = kernel + patches + outputs + parting - load + sets * each
+    return least
 
 
 # In the core
