@@ -104,7 +104,7 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
         inputs, outputs, turns, *deep = flows.planes[:, at, column]
         roles = flows.roles.T[:, kind] * places.size + np.arange(places.size)
         found = np.bincount(roles.ravel(), (flows.between[:, at, column] * of_roles[:, column]).ravel(), len(OPERANDS) * places.size)
-        lines: Array = found.reshape(len(OPERANDS), -1) + 1e-9
+        lines: Array = np.add(found.reshape(len(OPERANDS), -1), 1e-9, dtype=np.float64)
         chunks = np.stack([lines[0], lines[3] / turns, lines[2]][: len(rows)])
         planes_of = np.stack([inputs, outputs, *deep])
         if len({*pitches}) == 1:
