@@ -32,7 +32,7 @@ constexpr bool ABLATIONS = false;
 #endif
 
 /* Whether device code has a kernel that needs a capability and that others replace, from `below` on and on `replaced_on` (gemm/rows.h; 0: nowhere). */
-constexpr bool has_kernel(int capability, int below, int replaced_on) {
+__host__ __device__ constexpr bool has_kernel(int capability, int below, int replaced_on) {
     return CODE_CAPABILITY >= capability && (ABLATIONS || ((!below || CODE_CAPABILITY < below) && CODE_CAPABILITY != replaced_on));
 }
 
