@@ -23,7 +23,7 @@ from pysim.explain.roof import above
 from pysim.explain.text import explain
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any, names
-from pysim.problem.dtypes import GEMM_DTYPES
+from pysim.problem.dtypes import AS_HALVES, GEMM_DTYPES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import distinct, parse, resolve
 from pysim.record.cost import Cost
@@ -407,8 +407,10 @@ def test_plans_for_a_gpu_are_of_rows_that_a_build_for_it_has(name, problem):
 @pytest.mark.parametrize(("dtype", "older", "newer"), [("f16", "rtx-2080ti", "a100"), ("f32", "a100", "h200")])
 def test_rows_that_others_replace_are_planned_with_on_older_gpus_alone(dtype, older, newer):
     """Of f32: those that others beat by 4 % on every problem measured on an H200."""
+    beside = (dtype, AS_HALVES.get(dtype))
     rows = {row.name for row in gemm_kernels() if row.below and row.dtype == dtype}
-    for name, replaced in ((older, set()), (newer, rows)):
+    older_alone = {row.name for row in gemm_kernels() if row.replaced_on == machine(newer).capability_number and row.dtype in beside}
+    for name, replaced in ((older, set()), (newer, rows | older_alone)):
         plan = planner.plan(f"gemm:512x512x512:{dtype}", name)
         assert rows and {item.what for item in plan.rejected if item.code == "replaced"} == replaced
 
@@ -427,6 +429,41 @@ def test_a_row_is_replaced_where_others_were_faster_on_every_problem():
         assert replaced < found.keys()
         best = min(time for name, time in found.items() if name not in replaced)
         assert all(found[name] > 1.039 * best for name in replaced)
+
+
+def measured_seconds() -> dict[tuple[str, ...], dict[str, float]]:
+    """The least time of each row on each product that an H200 was timed with, by shape, type and layout."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+
+    def put(key: tuple[str, ...], name: str, seconds: float) -> None:
+        own = found.setdefault(key, {})
+        own[name] = min(own.get(name, math.inf), seconds)
+
+    for path in DATA.glob("gemm-h200-*.jsonl"):
+        for one in map(json.loads, path.read_text().splitlines()):
+            if "row" in one:
+                put((one["dtype"], str(one["shape"]), str(one.get("layout"))), one["row"].split()[0], one["seconds"])
+    planner_data = json.loads((DATA / "planner-h200.json").read_text())
+    for one in planner_data["problems"]:
+        for place, _, _, _, _, seconds, *_ in one["launches"]:
+            put((one["problem"],), planner_data["kernels"][place], seconds)
+    return found
+
+
+def test_rows_that_a_hopper_is_built_without_were_faster_than_all_others_on_no_measured_problem_by_4_percent():
+    """Of the types that were timed."""
+    known = {row.name: row for row in gemm_kernels()}
+    gone = {name for name, row in known.items() if row.replaced_on == 90}
+    seen = set()
+    for found in measured_seconds().values():
+        timed = {name: time for name, time in found.items() if name in known and not known[name].below and not known[name].ablation}
+        if len(timed) < 8 or not timed.keys() & gone:
+            continue
+        seen |= timed.keys() & gone
+        others = {name: time for name, time in timed.items() if name not in gone}
+        best = min(timed, key=lambda name: timed[name])
+        assert min(others.values()) <= 1.04 * timed[best], (best, timed[best], min(others.values()))
+    assert {known[name].dtype for name in seen} == {"f32", "f64", "f16", "tf32", "s8"} and len(seen) >= 24
 
 
 def test_plans_for_a_gpu_that_no_compiler_knows_say_that_they_are_no_more_than_plans():
