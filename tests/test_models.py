@@ -438,6 +438,25 @@ def test_convolutions_and_pools_of_one_and_three_axes_run_with_what_follows_them
     assert_close(model_of(proto)(x), by_onnxruntime(content, x))
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {}, {"strides": [2, 3], "pads": [1, 0, 1, 2], "output_padding": [1, 0]}, {"dilations": [2, 1], "pads": [3, 2, 0, 1]}, {"group": 2},
+        {"strides": [3, 2], "auto_pad": "SAME_UPPER"}, {"strides": [4, 4]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_transposed_convolutions_equal_onnxruntime(how, bias):
+    """The last two: pads that are not told, and outputs that no input reaches."""
+    constants = {"w": RANDOM.standard_normal((4, 6 // how.get("group", 1), 3, 2)), "b": RANDOM.standard_normal(6)}
+    proto = exported([helper.make_node("ConvTranspose", ["x", "w", "b"][: 2 + bias], ["y"], **how)], (2, 4, 5, 6), constants)
+    content, x = proto.SerializeToString(), given(proto)
+    model = model_of(proto)
+    assert_close(model(x), by_onnxruntime(content, x))
+    assert [layer.node.op for layer in model.plan.layers] == ["onnx.ConvTranspose" if "auto_pad" in how else "ConvTranspose"]
+
+
 @pytest.mark.parametrize("opset", [9, 13, 15])
 @pytest.mark.parametrize("shape", [(5, 7), (2, 7, 9), (2, 7, 3, 3, 2)], ids=str)
 @pytest.mark.parametrize("settled", [True, False])

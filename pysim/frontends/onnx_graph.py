@@ -230,6 +230,16 @@ def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     return Node("Conv", node.name, node.inputs, node.outputs, {"problem": problem})
 
 
+def _transposed(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """A transposed convolution whose pads are told; its output is as large as shape inference made it."""
+    given = node.attributes
+    if not _is_image(node.inputs[0], graph) or given.get("auto_pad", b"NOTSET") != b"NOTSET" or "output_shape" in given:
+        return None
+    plain = {name: layers.integers_of(given, name, [fill] * count) for name, fill, count in (
+        ("strides", 1, 2), ("dilations", 1, 2), ("pads", 0, 4))}  # fmt: skip
+    return Node(node.op, node.name, node.inputs, node.outputs, plain | {"group": given.get("group", 1)})
+
+
 def _linear(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """A Gemm or MatMul with a constant matrix on the right."""
     problem, given = _problem(node, graph), node.attributes
@@ -361,7 +371,7 @@ def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Nod
 
 _LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
-    "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "LRN": _lrn, "MatMul": _matmul, "MaxPool": _pool,
-    "Mul": _channelwise, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Softmax": _softmax, "Sub": _as_it_is,
-    "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
+    "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "LRN": _lrn, "MatMul": _matmul,
+    "MaxPool": _pool, "Mul": _channelwise, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Softmax": _softmax,
+    "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
 }  # fmt: skip

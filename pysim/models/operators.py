@@ -72,6 +72,24 @@ def parts(out: Array, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Arra
     return [out[(*[slice(None)] * axis, slice(end - shape[axis], end))] for shape, end in zip(shapes, ends, strict=True)]
 
 
+def _transposed_convolution(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    """Each input times all weights, as one product, added to the outputs that a convolution would read through the same tap."""
+    x, weights, *bias = inputs
+    (batch, channels, height, width), (_, filters, *kernel), groups = x.shape, weights.shape, attributes["group"]
+    across = weights.reshape(groups, channels // groups, -1).transpose(0, 2, 1)
+    products = across @ x.reshape(batch, groups, channels // groups, height * width)
+    products = products.reshape(batch, groups * filters, *kernel, height, width)
+    axes = zip(out.shape[2:], x.shape[2:], kernel, attributes["strides"], attributes["dilations"], attributes["pads"], strict=False)
+    rows, columns = (
+        [(tap, *lie) for tap in range(count) for lie in taps(size, read, 1, stride, 1, before - tap * dilation)]
+        for size, read, count, stride, dilation, before in axes
+    )
+    out[...] = bias[0].reshape(-1, 1, 1) if bias else 0
+    for i, of_rows, to_rows in rows:
+        for j, of_columns, to_columns in columns:
+            out[:, :, to_rows, to_columns] += products[:, :, i, j, of_rows, of_columns]
+
+
 def _inverse_power(x: Array, exponent: float) -> None:
     """x = x**-exponent for x > 0: roots and products, which are fast, where the exponent is some quarters."""
     quarters = 4 * exponent
@@ -175,9 +193,9 @@ NATIVE: dict[str, Bind] = {
     "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"),
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
-    "Add": _add, "Clip": _clip, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes, "Identity": _copy, "LRN": _lrn,
-    "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply), "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid,
-    "Softmax": _softmax, "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
+    "Add": _add, "Clip": _clip, "ConvTranspose": _transposed_convolution, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes,
+    "Identity": _copy, "LRN": _lrn, "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply), "ReduceMean": _reduce_mean, "Relu": _relu,
+    "Sigmoid": _sigmoid, "Softmax": _softmax, "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
 
 
