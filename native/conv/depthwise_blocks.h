@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Form `blocks` of conv/depthwise.inc as a template over a vector type (x86/vec_*.h, vec_portable.h): lanes hold the groups of a block, of one
- * channel and one filter each, whose input, filters and output lie [row][column][lane]:
+ * Form `blocks` of conv/depthwise.inc as a template over a vector type (x86/vec_*.h, vec_portable.h): lanes hold the groups of a block, of
+ * one channel and one filter each, whose input, filters and output lie [row][column][lane]:
  *
  *   out[p][q] = bias + sum over kernel rows r, taps s  filters[r][s] input[p stride + r dilation - pad][q stride + s dilation - pad]
  *
- * A tile is up to WIDEST neighbouring outputs of a row. Where the taps of a row and their stride are constants (3, 5, 7 of strides 1 and 2),
+ * A tile is up to WIDEST neighbouring outputs of a row. Where the taps of a row and their stride are constants (3, 5, 7 of strides 1, 2),
  * a column of the input is loaded once for all outputs that read it: WIDEST + S - 1 loads for WIDEST S multiply-adds. Columns and rows that
  * lie outside the image are left out, so no padding is multiplied, whatever the weight. */
 #include "../kernel.h"
