@@ -29,7 +29,7 @@ PRODUCTS = [row for row in gemm_kernels() if row.promotion and row.tiles.by_warp
 BY_WARPS = [row for row in gemm_kernels() if row.promotion and not row.tiles.by_warpgroups]
 A100 = machine.load_any("a100")
 assert isinstance(A100, machine.Gpu)
-CONVOLUTIONS = [row for row in conv_kernels() if row.promotion]
+CONVOLUTIONS = [row for row in conv_kernels() if row.promotion and row.tiles.by_warpgroups]
 
 
 def product(text: str) -> Gemm:
@@ -221,12 +221,31 @@ def test_infinities_nan_and_the_largest_numbers_come_out_as_from_fp32_and_distur
     assert (np.abs(got[fine] - want[fine]) <= 2.0**-19 * bound[fine]).all()
 
 
+def direct(a, b):
+    """The sum of FP32's multiply-adds, in the order of k."""
+    sums = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for i in range(a.shape[1]):
+        sums = (a[:, i : i + 1].astype(np.float64) * b[i] + sums).astype(np.float32)
+    return sums
+
+
 @pytest.mark.parametrize("low", [-1.0, 0.0])
 @pytest.mark.parametrize("k", [8, 64, 512])
 def test_the_error_of_thirds_is_no_larger_than_that_of_a_direct_sum(emulated, k, low):
     draw = np.random.default_rng(7)
     a, b = draw.uniform(low, 1, (64, k)).astype(np.float32), draw.uniform(low, 1, (k, 64)).astype(np.float32)
-    want, direct = a.astype(np.float64) @ b.astype(np.float64), np.zeros((64, 64), np.float32)
-    for i in range(k):
-        direct += a[:, i : i + 1] * b[i]
-    assert np.abs(multiplied(SMALL, a, b, "nn") - want).max() <= np.abs(direct - want).max()
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.abs(multiplied(SMALL, a, b, "nn") - want).max() <= np.abs(direct(a, b) - want).max()
+
+
+@pytest.mark.parametrize(("k", "times"), [(1, 1.1), (8, 1.4), (64, 1.3)])
+def test_single_products_that_outweigh_all_others_are_rounded_as_fp32_rounds_them(emulated, k, times):
+    """Of operands that differ by up to 40 orders of ten; the emulated instructions cut bits off, as tensor cores do."""
+    draw = np.random.default_rng(9)
+    a, b = ((10 ** draw.uniform(-18, 18, size) * draw.choice([-1, 1], size)).astype(np.float32) for size in ((64, k), (k, 64)))
+    want, scale = a.astype(np.float64) @ b.astype(np.float64), np.abs(a).astype(np.float64) @ np.abs(b)
+
+    def error(found):
+        return np.sqrt((((found - want) / scale) ** 2).mean())
+
+    assert error(multiplied(SMALL, a, b, "nn")) <= times * error(direct(a, b))

@@ -119,6 +119,19 @@ def test_dot_takes_blocks_of_k_that_stay_near() -> None:
         assert planner.plan(text, on, algorithm="skinny").schedule.channels <= 512
 
 
+def test_blocks_of_axpy_leave_room_in_l2_for_the_next_one() -> None:
+    """Strips of whole rows, 32 of them, push out what was asked for ahead: 4.7 ms in place of 3.1 (Zen 5, 16x4096x4096)."""
+    on = load_any("zen5")
+    for text in ("gemm:12x4096x4096", "gemm:16x4096x4096", "gemm:16x4224x4096"):
+        schedule = planner.plan(text, on, algorithm="skinny").schedule
+        assert 2 * 4 * schedule.channels * schedule.k2 * schedule.windows < on.levels[1].size_bytes, text
+
+
+def test_runs_of_a_matrix_that_begin_apart_wait() -> None:
+    """A block of all of k reads rows as they follow one another: 1.4 ms in place of 1.7 in blocks of 1024 (Zen 5, one row, nt)."""
+    assert planner.plan("gemm:1x4096x4096:nt", load_any("zen5"), algorithm="skinny").schedule.channels == 4096
+
+
 def test_the_workspace_is_what_the_library_asks_for() -> None:
     for text in ("gemm:1x300x70", "gemm:5x1000x77:nt", "gemm:900x5x321:tt:f64", "gemm:33x2x2:f64"):
         problem = parse(text)

@@ -39,7 +39,7 @@ def shape_of(k: Tiles) -> str:
     """A SIMT kernel's tiles as its template has them."""
     sizes = (k.rows, k.columns, k.depth, k.warp_rows, k.warp_columns, k.thread_rows, k.thread_columns, k.stages)
     form = 0 if k.vectors and k.spread else 2 if k.vectors else 1
-    return f"simt::Shape<pysim::simt::{k.dtype.upper()}, (pysim::simt::Form){form}, {', '.join(map(str, sizes))}>"
+    return f"simt::Shape<pysim::simt::{k.dtype.upper()}, (pysim::simt::Form){form}, {', '.join(map(str, sizes))}, "
 
 
 def patterns(row: ConvKernel) -> list[str]:
@@ -72,13 +72,13 @@ def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int 
     if k.by_warpgroups:
         number = THIRDS if k.thirds else NUMBERS[k.dtype]
         return f"wgmma_kernel<pysim::hopper::Shape<{number}, {k.rows}, {k.columns}, {k.warp_rows}, {k.warp_columns}, " + (
-            f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}, {k.promotion}>, pysim::hopper::{operands}<"
+            f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}, {k.promotion}, {str(k.pingpong).lower()}>, pysim::hopper::{operands}<"
         )
     if not k.tensor:
         return f"simt::kernel<pysim::{shape_of(k)}"
     sizes = (k.rows, k.columns, k.depth, k.warp_rows, k.warp_columns, k.stages)
     if mainloop == "mma" and k.dtype != "f64":
-        return f"mma_kernel<pysim::mma_sync::Row<{TYPES[k.dtype]}, {', '.join(map(str, sizes))}, {k.promotion}>"
+        return f"mma_kernel<pysim::mma_sync::Row<{TYPES[k.dtype]}, {', '.join(map(str, sizes))}, {k.promotion}, "
     first = TYPES[k.dtype] if mainloop == "mma" else "__half" if sum_bytes == 2 else "float"
     return f"{mainloop}_kernel<{first}, {', '.join(map(str, sizes))}, "
 

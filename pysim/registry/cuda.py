@@ -23,6 +23,7 @@ _LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
 
 MAINLOOPS = ("simt", "wmma", "mma", "wgmma")
 WARP, WARPGROUP = 32, 128
+TENSOR = {"wgmma": WARPGROUP, "mma": WARP}  # convolutions on tensor cores, and the threads that an instruction of theirs is of
 _GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
 _CONV_TILE = (
     "block_filters", "block_windows", "block_k", "warp_filters", "warp_windows", "thread_filters", "thread_windows", "stages", "outputs",
@@ -57,7 +58,7 @@ class Tiles(NamedTuple):
     `group` threads share a warp tile, a warp or a warpgroup; with a `producer` a further warpgroup loads. Without `vectors` elements move
     one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth. `promotion`: products
     of parts of FP32's numbers, made in registers, three of TF32 halves or (`thirds`) six of BF16 thirds, which take as long; and of so many
-    k the accumulators are added to sums in FP32.
+    k the accumulators are added to sums in FP32. `pingpong`: two sets of threads take a block's tiles in turn.
     """
 
     dtype: str
@@ -78,6 +79,7 @@ class Tiles(NamedTuple):
     spread: bool = True
     promotion: int = 0
     thirds: bool = False
+    pingpong: bool = False
 
     @property
     def products(self) -> int:
@@ -102,13 +104,13 @@ class Tiles(NamedTuple):
 
     @property
     def math_threads(self) -> int:
-        """Threads that multiply: a group for each warp tile of the block."""
+        """Threads that multiply a tile: a group for each warp tile of the block."""
         return self.rows // self.warp_rows * (self.columns // self.warp_columns) * self.group
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.math_threads + (WARPGROUP if self.producer else 0)
+        return self.math_threads * (1 + self.pingpong) + (WARPGROUP if self.producer else 0)
 
     @property
     def blocks(self) -> int:
@@ -138,10 +140,11 @@ class GemmKernel(msgspec.Struct, frozen=True):
 
     `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
     cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
-    (`exact_capability`) alone, and not from `below` on, where others replace it (0: nowhere). `alignment`: bytes that base and pitch of an
-    operand are multiples of; `k_major`: rows run along k of both operands (1) or of B (2: or of A alone, and C' = B' A' is computed);
-    `producer`: a warpgroup does nothing but load, by TMA; so many parts of split-K as `reduces_in_cluster` says need no workspace;
-    `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
+    (`exact_capability`) alone, and not from `below` on or on `replaced_on`, where others replace it (0: nowhere). `alignment`: bytes that
+    base and pitch of an operand are multiples of; `k_major`: rows run along k of both operands (1) or of B (2: or of A alone, and
+    C' = B' A' is computed); `producer`: a warpgroup does nothing but load, by TMA; `pingpong`: two sets of warpgroups take a block's tiles
+    in turn; so many parts of split-K as `reduces_in_cluster` says need no workspace; `promotion`: see Tiles; `ablation`: it is there to
+    show what it leaves out.
     """
 
     index: int
@@ -163,11 +166,13 @@ class GemmKernel(msgspec.Struct, frozen=True):
     alignment: int = 1
     k_major: int = 0
     producer: bool = False
+    pingpong: bool = False
     promotion: int = 0
     accumulates_f16: bool = False
     reduces_in_cluster: int = 0
     ablation: bool = False
     below: int = 0
+    replaced_on: int = 0
 
     @property
     def name(self) -> str:
@@ -207,7 +212,8 @@ def _gemm_tiles(row: GemmKernel) -> Tiles:
     sizes = (row.block_m, row.block_n, row.block_k, row.warp_m, row.warp_n, row.thread_m, row.thread_n, row.stages)
     group = WARPGROUP if row.mainloop == "wgmma" else WARP
     kept = (row.variant != "scalar", row.variant != "unpadded")
-    return Tiles(row.dtype, row.pipe, *sizes, row.cluster_m, row.cluster_n, group, row.producer, *kept, row.promotion, row.promotion > 0)
+    cluster = (row.cluster_m, row.cluster_n)
+    return Tiles(row.dtype, row.pipe, *sizes, *cluster, group, row.producer, *kept, row.promotion, row.promotion > 0, row.pingpong)
 
 
 @cache
@@ -239,7 +245,7 @@ def _gemm_by_tiles() -> dict[Tiles, GemmKernel]:
 
 # The CUDA kernels of convolutions
 
-CONV_ALGORITHMS = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma")
+CONV_ALGORITHMS = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma", "mma")
 
 
 Finite = Literal["nothing", "filters", "operands"]
@@ -255,7 +261,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     `staged`: kernels of their own, a chunk of windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of
     split-K as `reduces_in_cluster` says need no workspace; `folds`: squares of pixels are channels, whatever the kernel's size;
     `alignment`: bytes that input and filters begin at multiples of (1: elements); `promotion`: see Tiles; `ablation`: it is there to show
-    what it leaves out; `finite`: what must be finite, an index of NEEDS_FINITE.
+    what it leaves out; `replaced_on`: as of a product; `finite`: what must be finite, an index of NEEDS_FINITE.
     """
 
     index: int
@@ -284,6 +290,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     folds: bool = False
     promotion: int = 0
     ablation: bool = False
+    replaced_on: int = 0
     finite: int = 0
 
     @property
@@ -319,7 +326,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     @property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
-        return f"tensor_{'tf32' if self.promotion else self.dtype}" if self.algorithm == "wgmma" else self.dtype
+        return f"tensor_{'tf32' if self.promotion else self.dtype}" if self.algorithm in TENSOR else self.dtype
 
     @property
     def tiles(self) -> Tiles:
@@ -331,9 +338,10 @@ class ConvKernel(msgspec.Struct, frozen=True):
 def _conv_tiles(row: ConvKernel) -> Tiles:
     block, warp = (row.block_filters, row.block_windows, row.block_k), (row.warp_filters, row.warp_windows)
     sizes = (*block, *warp, row.thread_filters, row.thread_windows, row.stages, row.cluster_filters, row.cluster_windows)
-    by_warpgroups = row.algorithm == "wgmma"
-    group, vectors = WARPGROUP if by_warpgroups else WARP, row.variant != "no_vector"
-    return Tiles(row.dtype, row.pipe, *sizes, group, by_warpgroups, vectors, promotion=row.promotion)
+    group = TENSOR.get(row.algorithm, WARP)
+    by_warpgroups, vectors = group == WARPGROUP, row.variant != "no_vector"
+    thirds = row.promotion > 0 and not by_warpgroups
+    return Tiles(row.dtype, row.pipe, *sizes, group, by_warpgroups, vectors, promotion=row.promotion, thirds=thirds)
 
 
 NEEDS_FINITE: tuple[Finite, ...] = (

@@ -31,7 +31,7 @@ pysim_status check_workspace(int64_t needed, const void *workspace, int64_t byte
 
 /* Streaming multiprocessors of the current device, which must have the capability that `kernel` needs (`exact`: no other), and for which this build
  * must have code of it (abi/code.cu); `below`: see gemm/rows.h. */
-pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int below, int *sms);
+pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int below, int replaced_on, int *sms);
 
 /* Seconds of each of `samples` runs after `warmups` others, between two events. */
 template <class Run> pysim_status time_runs(Run run, cudaStream_t stream, int32_t warmups, int32_t samples, double *seconds) {

@@ -43,7 +43,7 @@ bool is_built(int, int, bool) { return true; }
 #endif
 }
 
-pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int below, int *sms) {
+pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int below, int replaced_on, int *sms) {
     int device = 0, major = 0, minor = 0;
     pysim_status status = check(cudaGetDevice(&device), "the current device");
     if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device), "its multiprocessors");
@@ -58,6 +58,8 @@ pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int belo
         return fail(PYSIM_UNSUPPORTED, "kernel %s is not built for sm_%d; -Dgpu_archs=%d%s builds it", kernel, have, have, exact ? "a" : "");
     if (below && !ABLATIONS && code_for(have) >= below)
         return fail(PYSIM_UNSUPPORTED, "kernel %s is replaced from capability %d.%d on; -Dtests=true builds it", kernel, below / 10, below % 10);
+    if (replaced_on && !ABLATIONS && code_for(have) == replaced_on)
+        return fail(PYSIM_UNSUPPORTED, "kernel %s is replaced on capability %d.%d; -Dtests=true builds it", kernel, replaced_on / 10, replaced_on % 10);
     return PYSIM_OK;
 }
 }

@@ -43,7 +43,7 @@ template <class Row> struct Registry {
 
 /* Streaming multiprocessors of the current device, which must be able to run `row`. */
 template <class Row> pysim_status sms_for(const Row &row, int *sms) {
-    const pysim_status status = sms_of(row.info.name, row.info.capability, row.exact_capability, row.below, sms);
+    const pysim_status status = sms_of(row.info.name, row.info.capability, row.exact_capability, row.below, row.replaced_on, sms);
     if (status == PYSIM_OK && !row.launch)
         return fail(PYSIM_UNSUPPORTED, "kernel %s is not in this build%s", row.info.name, ABLATIONS ? "" : ": it is an ablation, which -Dtests=true builds");
     return status;

@@ -51,6 +51,8 @@ struct Conv {
     short halves;             /* 1: the row takes filters in halves (core/split.cuh) */
     short folds;              /* 1: the row takes squares of pixels as channels (conv/wgmma/operands.cu) */
     int gemm;                 /* the schedule's row of gemm/, or -1 */
+    bool one_pixel() const { return kernel_h * kernel_w == 1 && !(pad_top | pad_left | pad_bottom | pad_right); } /* a window is one */
+    bool pointwise() const { return one_pixel() && stride_h == 1 && stride_w == 1; }              /* and windows are the pixels */
     int tile_m, tile_n, cluster; /* what the product is cut into, if it is: a block's tile, or that of a cluster of so many blocks */
 };
 
@@ -69,6 +71,7 @@ struct ConvRow {
     void (*tile)(Conv &c);
     bool chunked;           /* data parallel, and `splits` says in how many chunks of windows */
     static constexpr int below = 0; /* see gemm/rows.h */
+    int replaced_on;        /* see gemm/rows.h */
     int reduces_in_cluster; /* so many parts of split-K are reduced in a cluster and need no workspace: then the product has no partials */
 };
 
@@ -77,6 +80,7 @@ Rows<ConvRow> direct_rows(), im2col_rows(), implicit_rows(), im2win_rows();
 Rows<ConvRow> depthwise_f32_rows(), depthwise_f16_rows(), depthwise_bf16_rows();
 Rows<ConvRow> winograd_fused2_rows(), winograd_unfused4_rows(), winograd_fused4_rows();
 Rows<ConvRow> wgmma_conv_f16_rows(), wgmma_conv_bf16_rows(), wgmma_conv_tf32_rows(), wgmma_conv_tf32x3_rows();
+Rows<ConvRow> conv_mma_rows(), conv_mma_tf32x3_rows();
 
 /* conv/reference.cu: alpha == 0 leaves the product out */
 cudaError_t conv_reference(const Conv &c, cudaStream_t stream);

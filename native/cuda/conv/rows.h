@@ -20,6 +20,7 @@ struct ConvColumns {
     int outputs = 1;            /* edge of the square of outputs that a window stands for */
     int capability = 0;         /* at least, 10 major + minor */
     int exact_capability = 0;   /* 1: this capability alone */
+    int replaced_on = 0;        /* see gemm/rows.h */
     int alignment = 1;          /* bytes that input and filters begin at multiples of; 1: elements */
     int makes_product = 0;      /* 1: the schedule names a row of gemm/ */
     int fused = 0;              /* 1: one kernel does what others do in several: Winograd's transforms and products, im2win's tensor */
@@ -51,7 +52,7 @@ template <class Of, bool BUILT = true> constexpr ConvFunctions functions_of() {
 inline ConvRow row_of(const ConvColumns &c, const ConvFunctions &f) {
     ConvRow row = {"", {nullptr, c.algorithm.data(), c.variant.data(), c.dtype, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n,
                         c.stages, c.outputs, c.makes_product, c.capability, c.finite}, c.exact_capability != 0,
-                   f.refuses, f.own_bytes, f.launch, f.attributes, f.tile, c.staged != 0, c.reduces_in_cluster};
+                   f.refuses, f.own_bytes, f.launch, f.attributes, f.tile, c.staged != 0, c.replaced_on, c.reduces_in_cluster};
     int at = 0;
     const auto add = [&](const char *format, auto... values) { at += snprintf(row.name + at, sizeof row.name - at, format, values...); };
     add("%s_%s", dtypes[c.dtype].name, c.algorithm.data());

@@ -31,6 +31,11 @@ constexpr bool ABLATIONS = true;
 constexpr bool ABLATIONS = false;
 #endif
 
+/* Whether device code has a kernel that needs a capability and that others replace, from `below` on and on `replaced_on` (gemm/rows.h; 0: nowhere). */
+constexpr bool has_kernel(int capability, int below, int replaced_on) {
+    return CODE_CAPABILITY >= capability && (ABLATIONS || ((!below || CODE_CAPABILITY < below) && CODE_CAPABILITY != replaced_on));
+}
+
 /* kernel(arguments...) on `grid` blocks of `threads` threads with `shared` bytes of dynamic shared memory. Returns what
  * cudaGetLastError() says after the launch. launch_clusters: each `cluster` neighbouring blocks are a cluster; emulated, they are not. */
 template <class... Parameters, class... Arguments>

@@ -7,6 +7,11 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#ifdef PYSIM_EMULATED
+#include <algorithm>
+#include <cmath>
+#endif
+
 #include "core/launch.h"
 
 namespace pysim {
@@ -99,34 +104,58 @@ __device__ inline unsigned round_tf32(unsigned x) {
 
 #ifdef PYSIM_EMULATED
 namespace emulated {
-template <class Acc> inline Acc product(unsigned a, unsigned b, __half) {
+/* The products of a word of each operand, one or two. */
+inline int products(double (&to)[2], unsigned a, unsigned b, __half) {
     __half2 x, y;
     memcpy(&x, &a, 4), memcpy(&y, &b, 4);
-    return (float)x.x * (float)y.x + (float)x.y * (float)y.y;
+    return to[0] = (double)(float)x.x * (float)y.x, to[1] = (double)(float)x.y * (float)y.y, 2;
 }
-template <class Acc> inline Acc product(unsigned a, unsigned b, __nv_bfloat16) {
-    return __uint_as_float(a << 16) * __uint_as_float(b << 16) + __uint_as_float(a & 0xffff0000u) * __uint_as_float(b & 0xffff0000u);
+inline int products(double (&to)[2], unsigned a, unsigned b, float) {
+    return to[0] = (double)__uint_as_float(a & ~0x1fffu) * __uint_as_float(b & ~0x1fffu), 1;
 }
-template <class Acc> inline Acc product(unsigned a, unsigned b, float) { return __uint_as_float(a & ~0x1fffu) * __uint_as_float(b & ~0x1fffu); }
-template <class Acc> inline Acc product(unsigned a, unsigned b, signed char) { return __dp4a((int)a, (int)b, 0); }
+inline int products(double (&to)[2], unsigned a, unsigned b, __nv_bfloat16) {
+    const unsigned high = 0xffff0000u;
+    return to[0] = (double)__uint_as_float(a << 16) * __uint_as_float(b << 16), to[1] = (double)__uint_as_float(a & high) * __uint_as_float(b & high), 2;
+}
+
+/* Terms as tensor cores add them, which cut off what is below the last bit of the largest, and then of the sum (Fasi et al., "Numerical behavior of
+ * NVIDIA tensor cores", 2021). */
+struct Terms {
+    double term[9];
+    int count = 0;
+    void add(double x) { term[count++] = x; }
+    float sum() const {
+        double largest = 0, all = 0;
+        for (int i = 0; i < count; i++) all += term[i], largest = std::max(largest, std::fabs(term[i]));
+        if (!std::isfinite(all) || largest == 0) return (float)all;
+        const double unit = std::ldexp(1., std::ilogb(largest) - 24);
+        all = 0;
+        for (int i = 0; i < count; i++) all += std::trunc(term[i] / unit);
+        const float nearest = (float)(all * unit);
+        return std::isfinite(nearest) && std::fabs((double)nearest) > std::fabs(all * unit) ? std::nextafter(nearest, 0.f) : nearest;
+    }
+};
 
 /* mma.m16n8k<16, 16, 8, 32>: a word holds 1, 2 or 4 of k. With g = lane / 4 and t = lane mod 4, word i of A is row g + 8 (i mod 2), words
- * t + 4 (i / 2) of k; word i of B column g, words t + 4 i of k; sum i row g + 8 (i / 2), column 2 t + i mod 2. */
+ * t + 4 (i / 2) of k; word i of B column g, words t + 4 i of k; sum i row g + 8 (i / 2), column 2 t + i mod 2. Four words are added at once. */
 template <class In, class Acc> inline void mma(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b) {
     struct { unsigned a[4], b[2]; } gift = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
     exchange(0xffffffffu, gift, [&](auto given) {
         const int g = lane() / 4, t = lane() % 4;
-        for (int word = 0; word < 8; word++) {
-            const auto left = given(g * 4 + word % 4);
-            for (int column = 0; column < 2; column++) {
-                const unsigned right = given((2 * t + column) * 4 + word % 4).b[word / 4];
-                for (int row = 0; row < 2; row++) {
-                    const Acc term = product<Acc>(left.a[row + word / 4 * 2], right, In());
-                    if constexpr (sizeof(In) == 1) c[2 * row + column] = (int)((unsigned)c[2 * row + column] + (unsigned)term); /* wraps */
-                    else c[2 * row + column] += term;
+        for (int half = 0; half < 2; half++)
+            for (int i = 0; i < 4; i++) {
+                Terms terms;
+                if constexpr (sizeof(In) > 1) terms.add(c[i]);
+                for (int word = 0; word < 4; word++) {
+                    const unsigned left = given(g * 4 + word).a[i / 2 + half * 2], right = given((2 * t + i % 2) * 4 + word).b[half];
+                    if constexpr (sizeof(In) == 1) c[i] = (int)((unsigned)c[i] + (unsigned)__dp4a((int)left, (int)right, 0)); /* wraps */
+                    else {
+                        double some[2];
+                        for (int n = products(some, left, right, In()); n-- > 0;) terms.add(some[n]);
+                    }
                 }
+                if constexpr (sizeof(In) > 1) c[i] = terms.sum();
             }
-        }
     });
 }
 }
@@ -147,16 +176,5 @@ PYSIM_MMA(__nv_bfloat16, float, "f", "mma.sync.aligned.m16n8k16.row.col.f32.bf16
 PYSIM_MMA(float, float, "f", "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")
 PYSIM_MMA(signed char, int, "r", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32")
 #undef PYSIM_MMA
-/* The same of bf16 and half as many k: the first words. */
-__device__ inline void mma_short(float (&c)[4], const unsigned (&a)[2], unsigned b) {
-#ifdef PYSIM_EMULATED
-    const unsigned left[4] = {a[0], a[1], 0, 0}, right[2] = {b, 0};
-    emulated::mma<__nv_bfloat16>(c, left, right);
-#else
-    if constexpr (CODE_CAPABILITY >= 80)
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b));
-#endif
-}
 }
 #endif

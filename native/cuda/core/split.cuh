@@ -27,8 +27,8 @@ __device__ inline void split_tf32(unsigned x, unsigned &hi, unsigned &lo) {
 
 /* f32 numbers as three of bf16, each what the ones before leave, rounded to nearest: x = first + second + third to the last bit, but for
  * numbers below 2^-110, which lose bits. |second| <= 2^-8 |x|, |third| <= 2^-17 |x|, so of nine products of thirds the six that are made (thirds.cuh)
- * leave out at most 2^-24 of a product. To a third that is not zero 2^-25 of x is added: in the mean what cutting takes away from sums of 64.
- * What is infinite or NaN has thirds that make its products NaN.
+ * leave out at most 2^-24 of a product. To a third that is not zero 2^-25 of x is added, where sums of 64 are cut as they grow: in the mean what that
+ * takes away. What is infinite or NaN has thirds that make its products NaN.
  *
  * Worked number: x = 1 + 2^-8 + 2^-20: first = 1, second = 2^-8, third = 2^-20 + 2^-25 (1 + 2^-8 + 2^-20), rounded 2^-20 + 2^-25. */
 constexpr float CUT_AWAY = 0x1p-25f;
@@ -44,10 +44,10 @@ __device__ inline unsigned round_two(float (&x)[2]) {
     x[0] -= __uint_as_float(both << 16), x[1] -= __uint_as_float(both & 0xffff0000u);
     return both;
 }
-__device__ inline void split_two(const float (&x)[2], unsigned &first, unsigned &second, unsigned &third) {
+template <bool CUT = true> __device__ inline void split_two(const float (&x)[2], unsigned &first, unsigned &second, unsigned &third) {
     float rest[2] = {x[0], x[1]};
     first = round_two(rest), second = round_two(rest);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; CUT && i < 2; i++)
         if (rest[i] != 0) rest[i] = fmaf(x[i], CUT_AWAY, rest[i]);
     third = round_two(rest);
 }

@@ -26,7 +26,7 @@ struct GemmRow {
     bool exact_capability; /* info.capability alone */
     cudaError_t (*launch)(const Problem &p, int sms, cudaStream_t stream); /* NULL: not in this build (emulated/) */
     cudaError_t (*attributes)(const Problem &p, pysim_cuda_attributes *out); /* blocks_per_sm by the occupancy calculator */
-    int below = 0, reduces_in_cluster = 0; /* see gemm/rows.h */
+    int below = 0, reduces_in_cluster = 0, replaced_on = 0; /* see gemm/rows.h */
 };
 
 /* Each family's rows, in the order of its .inc. */

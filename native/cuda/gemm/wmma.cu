@@ -19,7 +19,7 @@ namespace {
 
 using namespace nvcuda;
 
-template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB>
+template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB, int REPLACED_ON>
 __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads, Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::blocks) wmma_kernel(const __grid_constant__ Problem p) {
     using S = Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>;
     using Sums = SharedSums<Acc, BM, BN, S::threads>;
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
     using Right = wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, std::conditional_t<TB, wmma::col_major, wmma::row_major>>;
     using Sum = wmma::fragment<wmma::accumulator, 16, 16, 16, Acc>;
     constexpr int tiles_m = WM / 16, tiles_n = WN / 16, size = Sum::num_elements;
-    if constexpr (CODE_CAPABILITY < CAPABILITY) return;
+    if constexpr (!has_kernel(CAPABILITY, 0, REPLACED_ON)) return;
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ int meeting;
     const int warp = threadIdx.x / 32, warp_row = warp / S::warps_n * WM, warp_column = warp % S::warps_n * WN;
@@ -38,8 +38,9 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
         for (int i = 0; i < tiles_m * tiles_n; i++) wmma::fill_fragment(sum[i / tiles_n][i % tiles_n], Acc(0.f));
         Left left[S::buffers][tiles_m];
         Right right[S::buffers][tiles_n];
-        pipeline<S, __half, BK, 16, STAGES>(
-            p, t, t.i * BM, t.j * BN, shared,
+        const Matrices<S> operands{p};
+        pipeline<S, 16>(
+            operands.left(t), operands.right(t), t, shared,
             [&](char *stage, int k0, int buffer) {
 #pragma unroll
                 for (int i = 0; i < tiles_m; i++) wmma::load_matrix_sync(left[buffer][i], S::A::at(stage, warp_row + i * 16, k0), S::A::pitch / 2);
@@ -65,16 +66,17 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
 #pragma unroll
             for (int j = 0; j < tiles_n; j++)
                 wmma::store_matrix_sync(Sums::at(shared, warp_row + i * 16, warp_column + j * 16), sum[i][j], Sums::pitch, wmma::mem_row_major);
+        __syncthreads();
         Sums::store(p, shared, t.i * BM, t.j * BN);
     }
 }
 
-template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
+template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, int REPLACED_ON> struct Kernel {
     static constexpr int threads = 32 * (BM / WM) * (BN / WN);
     /* f(kernel, its shared bytes) for the layout of `p` */
     template <class F> static cudaError_t choose(const Problem &p, F f) {
 #define LAYOUT(ta, tb)                                                                                                           \
-    f(wmma_kernel<Acc, BM, BN, BK, WM, WN, STAGES, ta, tb>,                                                                      \
+    f(wmma_kernel<Acc, BM, BN, BK, WM, WN, STAGES, ta, tb, REPLACED_ON>,                                                                      \
       std::max(Shape<__half, BM, BN, BK, WM, WN, STAGES, ta, tb>::shared, SharedSums<Acc, BM, BN, threads>::bytes))
         if (p.trans_a) return p.trans_b ? LAYOUT(true, true) : LAYOUT(true, false);
         return p.trans_b ? LAYOUT(false, true) : LAYOUT(false, false);
@@ -102,7 +104,7 @@ using Columns = GemmColumns;
 Rows<GemmRow> wmma_rows() {
     return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::GemmColumns c = rows::lines[line];
-        using K = Kernel<std::conditional_t<c.accumulates_f16 != 0, __half, float>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages>;
+        using K = Kernel<std::conditional_t<c.accumulates_f16 != 0, __half, float>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages, c.replaced_on>;
         static_assert(c.capability >= CAPABILITY, "asynchronous copies");
         if constexpr (c.ablation && !ABLATIONS) add(row_of(c, nullptr, nullptr));
         else add(row_of(c, K::launch, K::attributes));

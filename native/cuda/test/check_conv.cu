@@ -146,7 +146,8 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     const int taps = (int)(row.outputs > 1 ? 1 : s.kernel_h * s.kernel_w), steps[] = {1, 1, 2, 3, row.stages + 1};
     const int filters[] = {1, 3, bf - 1, bf, bf + 1, 2 * bf + 1};
     int channels = (draw.of(steps) * bk + draw.below(3) - 1 + taps - 1) / taps;
-    if (!strcmp(row.family, "wgmma") && kind != 3) { /* channels that lie as it takes them, in whole blocks or not; or any */
+    const bool by_vectors = !strcmp(row.family, "wgmma") || !strcmp(row.family, "mma");
+    if (by_vectors && kind != 3) { /* channels that lie as it takes them, in whole blocks or not; or any */
         const int vector = 16 / bytes_of[s.dtype], lying = draw.below(3);
         if (lying == 0) channels = bk * (1 + draw.below(3));
         if (lying == 1) channels = (channels + vector - 1) / vector * vector;
@@ -171,7 +172,7 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     };
     s.height = size(high, s.kernel_h, s.stride_h, s.dilation_h, s.pad_top, s.pad_bottom, draw.below((int)s.stride_h));
     s.width = size(wide, s.kernel_w, s.stride_w, s.dilation_w, s.pad_left, s.pad_right, draw.below((int)s.stride_w));
-    if (!strcmp(row.family, "wgmma") && kind == 2 && s.groups == 1 && draw.below(2)) s.width = (s.width + 7) / 8 * 8; /* planes of whole 16 bytes */
+    if (by_vectors && kind == 2 && s.groups == 1 && draw.below(2)) s.width = (s.width + 7) / 8 * 8; /* planes of whole 16 bytes */
     if (!strcmp(row.family, "depthwise") && draw.below(3) == 0) { /* enough outputs for several a thread, in whole vectors or not */
         s.batch = 1 + draw.below(4), s.groups = s.channels = 30 + draw.below(120), s.filters = s.groups * (1 + draw.below(2));
         if (!strcmp(row.form, "grouped")) s.groups = 5 + draw.below(20), s.channels = s.groups * (1 + draw.below(5)), s.filters = s.groups * (2 + draw.below(6));

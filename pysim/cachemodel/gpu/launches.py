@@ -107,6 +107,8 @@ def legal(
     asked = [row for row in asked if request.micro_kernel in (None, row.name, (row.tiles.rows, row.tiles.columns))]
     for row in asked:
         reason = Reason("ablation", f"{row.variant}: it is there to show what it leaves out") if row.ablation and named is None else None
+        if row.replaced_on == gpu.capability_number and named is None:
+            reason = Reason("replaced", f"on capability {gpu.capability} others are faster, on instructions that it alone has")
         reason = reason or unable(gpu, row, attributes(row), families(row)) or refuses(row)
         if reason:
             rejected.append(Rejected(row.name, reason.sentence, reason.code))

@@ -28,9 +28,7 @@ VECTOR_BYTES = 16
 INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
 EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
 SPLIT_INSTRUCTIONS = 9  # of an element of A: a load, and its thirds; of halves 7 in all (native/cuda/core/split.cuh)
-THIRDS_INSTRUCTIONS = (
-    8.5  # of an element of A or B where both are split: of two, 3 conversions, 2 x 2 unpacked and subtracted, compared, added to
-)
+THIRDS_INSTRUCTIONS = 5.5  # of an element of A or B where both are split: of two, 3 conversions, 2 x 2 unpacked and subtracted
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
 BARRIER_BYTES, FLAG_BYTES, ALIGNMENT = 16, 16, 1024  # of a producer's stages: two barriers each, a flag, room to align
 PASSAGE_BYTES = 16 * 40 * 4  # of a warp of a warpgroup that multiplies, for rows of results that are no whole vectors
@@ -57,8 +55,9 @@ def shared_bytes(tiles: Tiles) -> int:
     """Bytes of shared memory of a block: stages, and where it is larger the tile of results on its way out."""
     result, size = SUM_BYTES[tiles.dtype], SIZES[tiles.dtype]
     if tiles.producer:
-        passages = tiles.math_threads // WARP * PASSAGE_BYTES if tiles.by_warpgroups else 0
-        return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES + passages + ALIGNMENT
+        sets = 1 + tiles.pingpong
+        passages = sets * tiles.math_threads // WARP * PASSAGE_BYTES if tiles.by_warpgroups else 0
+        return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES * sets + passages + ALIGNMENT
     if not tiles.tensor:
         packed = 2 if tiles.dtype == "f16" else 1  # half2 sums
         return max(tiles.stages * stage_bytes(tiles), tiles.rows * tiles.columns * result // packed)
@@ -75,6 +74,8 @@ def estimated(tiles: Tiles) -> Attributes:
     registers = min(255, (sums + fragments + 40 + 7) // 8 * 8)
     if tiles.by_warpgroups:  # all registers of the SM, divided unevenly once the block runs
         registers = min(168, 65536 // tiles.threads // 8 * 8)
+    elif tiles.promotion:  # as many as threads of an SM leave each (native/cuda/mainloop/tensor/pipeline.cuh)
+        registers = 168 if sums <= 32 else 255
     elif tiles.producer:  # of its half of the SM, where it has four multiplying warps
         registers = 168 if tiles.math_threads == 256 else min(128, registers)
     return Attributes(tiles.threads, registers, shared_bytes(tiles))
@@ -117,7 +118,6 @@ def work(
     issued = products * tiles.products / (tiles.thread_rows * tiles.thread_columns * deep) * (tiles.group // WARP)
     if tiles.promotion:
         split = tiles.warp_rows * SPLIT_INSTRUCTIONS if tiles.by_warpgroups else warp * THIRDS_INSTRUCTIONS
-        issued *= 1 if tiles.by_warpgroups else 2  # a warp's take eight of k, too, and are six
         issued += (groups * tiles.depth * split + 2 * products / tiles.promotion) / WARP
     issued += moved / WARP
     if not tiles.producer:  # rows that begin anywhere come element by element, lanes a vector apart

@@ -71,6 +71,9 @@ def columns_of(
         narrow=False,
         near=0,
         overlaps=False,
+        pingpong=tiles.pingpong,
+        box_m=tiles.rows * tiles.cluster_rows,
+        box_n=tiles.columns * tiles.cluster_columns,
         **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
     )
 
@@ -101,7 +104,7 @@ def families_of(row: ConvKernel) -> tuple[str, ...]:
     """Families of a machine's constants that hold for a row, the first that there is: its algorithm's own, where it has been fitted, else
     those of the products that it is made of."""
     own = f"conv_{row.algorithm}"
-    return (own, "wgmma" if row.tiles.by_warpgroups else "simt")
+    return own, "wgmma" if row.tiles.by_warpgroups else "mma" if row.tiles.tensor else "simt"
 
 
 def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -> float | None:

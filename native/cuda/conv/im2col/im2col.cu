@@ -29,10 +29,6 @@ namespace {
 
 enum { THREADS = 256 };
 
-bool pointwise(const Conv &c) {
-    return c.kernel_h * c.kernel_w == 1 && c.stride_h == 1 && c.stride_w == 1 && !(c.pad_top | c.pad_left | c.pad_bottom | c.pad_right);
-}
-
 /* The matrices of one product, in elements. */
 struct Columns {
     int images;      /* of one product */
@@ -46,14 +42,14 @@ Columns columns_of(const Conv &c) {
     const int64_t in_image = (int64_t)c.out_h * c.out_w;
     Columns m = {1, in_image, in_image, 0};
     if (c.nhwc) {
-        m.pitch = pointwise(c) ? c.groups * c.channels : round_up(c.k * element, 16) / element;
-        const int64_t fit = pointwise(c) ? c.batch : most::COLUMNS_BYTES / (in_image * m.pitch * element), rows = most::GEMM_SIDE / in_image;
+        m.pitch = c.pointwise() ? c.groups * c.channels : round_up(c.k * element, 16) / element;
+        const int64_t fit = c.pointwise() ? c.batch : most::COLUMNS_BYTES / (in_image * m.pitch * element), rows = most::GEMM_SIDE / in_image;
         m.images = (int)std::max<int64_t>(1, std::min<int64_t>({fit, rows, c.batch}));
         m.windows = in_image * m.images;
-    } else if (!pointwise(c)) {
+    } else if (!c.pointwise()) {
         m.pitch = round_up(in_image * element, 16) / element;
     }
-    if (!pointwise(c)) m.bytes = round_up((c.nhwc ? m.windows : c.k) * m.pitch * element, ALIGN);
+    if (!c.pointwise()) m.bytes = round_up((c.nhwc ? m.windows : c.k) * m.pitch * element, ALIGN);
     return m;
 }
 

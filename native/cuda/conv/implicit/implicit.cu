@@ -54,11 +54,8 @@ pysim_status prepare(const Arguments &a, const Prepared &own, cudaStream_t strea
 
 namespace {
 
-bool pointwise(const Conv &c) {
-    return c.kernel_h == 1 && c.kernel_w == 1 && c.stride_h == 1 && c.stride_w == 1 && !c.pad_top && !c.pad_left && !c.pad_bottom && !c.pad_right;
-}
 /* The windows are a matrix that Copy takes. */
-bool matrix(const Conv &c) { return pointwise(c) && (c.nhwc || c.out_h * c.out_w % vector_of(c) == 0); }
+bool matrix(const Conv &c) { return c.pointwise() && (c.nhwc || c.out_h * c.out_w % vector_of(c) == 0); }
 
 /* A row: tiles of both layouts. */
 template <int LINE> struct Row {

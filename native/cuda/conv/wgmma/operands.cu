@@ -20,13 +20,22 @@
 #include "gemm/gemm.h"
 
 namespace pysim {
+
+pysim_status aligned(const char *on, const void *input, const void *filters) {
+    const struct { const char *name; const void *data; } operands[] = {{"input", input}, {"filters", filters}};
+    for (const auto &operand : operands)
+        if ((uintptr_t)operand.data % 16)
+            return fail(PYSIM_UNSUPPORTED, "a convolution on %s copies by 16 bytes; its %s, at %p, must begin at a multiple of them", on, operand.name,
+                        operand.data);
+    return PYSIM_OK;
+}
+
 namespace hopper {
 
 /* Planes begin at multiples of 16 bytes, as do rows of filters, and at most a third of their windows are none. Halves are made of pixels. */
 bool planes(const Conv &c) {
     const int64_t plane = (int64_t)c.height * c.width, element = dtypes[c.dtype].bytes;
-    const bool pointwise = c.kernel_h * c.kernel_w == 1 && c.stride_h == 1 && c.stride_w == 1 && !(c.pad_top | c.pad_left | c.pad_bottom | c.pad_right);
-    return !c.nhwc && pointwise && c.groups == 1 && !c.halves && plane * element % 16 == 0 && c.channels * element % 16 == 0 && 2 * (int64_t)windows_of_plane(c) <= 3 * plane;
+    return !c.nhwc && c.pointwise() && c.groups == 1 && !c.halves && plane * element % 16 == 0 && c.channels * element % 16 == 0 && 2 * (int64_t)windows_of_plane(c) <= 3 * plane;
 }
 int windows_of_plane(const Conv &c) { return (int)round_up((int64_t)c.height * c.width, 128 / dtypes[c.dtype].bytes); }
 
@@ -44,7 +53,7 @@ bool copied(const Conv &c) {
     return !c.nhwc || padded_channels(c) != c.channels || (c.groups > 1 && c.channels * dtypes[c.dtype].bytes % 128);
 }
 bool sparse(const Conv &c) {
-    return copied(c) && c.kernel_h * c.kernel_w == 1 && c.stride_h * c.stride_w > 1 && !(c.pad_top | c.pad_left | c.pad_bottom | c.pad_right);
+    return copied(c) && c.one_pixel() && !c.pointwise();
 }
 bool rows_of_taps(const Conv &c) {
     const int64_t block = 128 / dtypes[c.dtype].bytes, channels = padded_channels(c), row = c.kernel_w * channels;
@@ -159,28 +168,16 @@ Operands as_pixels(const Conv &c, Windows &to, bool copy) {
 }
 }
 
-namespace {
-/* Fails unless TMA can read operands from there. */
-pysim_status lie(const void *input, const void *filters) {
-    const struct { const char *name; const void *data; } operands[] = {{"input", input}, {"filters", filters}};
-    for (const auto &operand : operands)
-        if ((uintptr_t)operand.data % 16)
-            return fail(PYSIM_UNSUPPORTED, "a convolution on wgmma copies by 16 bytes; its %s, at %p, must begin at a multiple of them",
-                        operand.name, operand.data);
-    return PYSIM_OK;
-}
-}
-
 pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     const Own own = own_of(c);
     static_cast<Conv &>(to) = c;
     to.group_images = to.group_channels = 0;
     to.pitch = 0;
-    if (planes(c)) return lie(c.in, c.weights);
+    if (planes(c)) return aligned("wgmma", c.in, c.weights);
     Operands copies = folded(c) ? as_folded(c, to) : as_pixels(c, to, own.input != 0);
     if (own.input) to.in = copies.input.to = c.own;
     if (own.filters) to.weights = copies.filters.to = (char *)c.own + own.input;
-    pysim_status status = lie(to.in, to.weights);
+    pysim_status status = aligned("wgmma", to.in, to.weights);
     if (status != PYSIM_OK) return status;
     if (own.input || own.filters)
         status = check(channels_last(copies.input, copies.filters, dtypes[c.dtype].bytes, stream), "channels of input and filters");

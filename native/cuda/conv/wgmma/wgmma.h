@@ -45,5 +45,8 @@ struct ChannelsLast {
 };
 /* Both at once. */
 cudaError_t channels_last(const ChannelsLast &one, const ChannelsLast &other, int element_bytes, cudaStream_t stream);
+
+/* Fails unless both operands of a convolution `on` such instructions begin at multiples of 16 bytes. */
+pysim_status aligned(const char *on, const void *input, const void *filters);
 }
 #endif

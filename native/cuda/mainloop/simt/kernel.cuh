@@ -252,7 +252,7 @@ template <class S, bool TRANS_A, bool TRANS_B> struct Matrices {
 };
 
 template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
-    if constexpr (CODE_CAPABILITY >= S::CAPABILITY && (CODE_CAPABILITY < S::BELOW || ABLATIONS)) sum_tiles<S>(p, Matrices<S, TRANS_A, TRANS_B>{p});
+    if constexpr (S::BUILT) sum_tiles<S>(p, Matrices<S, TRANS_A, TRANS_B>{p});
 }
 
 /* The kernel of a layout, allowed its shared memory. */

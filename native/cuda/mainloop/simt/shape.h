@@ -17,7 +17,8 @@ constexpr int blocks_of(int registers, int threads) {
 }
 
 /* The tiles of a row. */
-template <class Type, Form FORM, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARP_M, int WARP_N, int THREAD_M, int THREAD_N, int DEPTH, int BELOW_ = 0>
+template <class Type, Form FORM, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARP_M, int WARP_N, int THREAD_M, int THREAD_N, int DEPTH, int BELOW = 0,
+          int REPLACED_ON = 0>
 struct Shape {
     using T = Type;
     using Unit = typename T::Unit;
@@ -48,7 +49,7 @@ struct Shape {
     };
     enum { BLOCKS = blocks_of(REGISTERS, THREADS) };
     static constexpr int CAPABILITY = STAGES > 2 ? 80 : 50; /* for asynchronous copies */
-    static constexpr int BELOW = BELOW_ ? BELOW_ : CODE_CAPABILITY + 1; /* see gemm/rows.h */
+    static constexpr bool BUILT = has_kernel(CAPABILITY, BELOW, REPLACED_ON);
 };
 
 /* By pysim_dtype. */

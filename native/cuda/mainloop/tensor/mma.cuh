@@ -16,6 +16,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <new>
 #include <type_traits>
 
 #include "mainloop/tensor/pipeline.cuh"
@@ -24,17 +25,19 @@
 namespace pysim {
 namespace mma_sync {
 
-/* A row: types, tiles; PROMOTION: 0, or of so many k the accumulators of six products of thirds are added to the sums. float stands for tf32, whose operands
- * are rounded to nearest, as cuBLAS does, where they leave shared memory. */
-template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_> struct Row {
+/* A row: types, tiles; PROMOTION: 0, or of so many k the accumulators of six products of thirds are added to the sums, those of an instruction of bf16.
+ * float stands for tf32, whose operands are rounded to nearest, as cuBLAS does, where they leave shared memory. */
+template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_, int REPLACED_ON = 0> struct Row {
     using In = In_;
     using Acc = std::conditional_t<sizeof(In) == 1, int, float>;
     enum { BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_, PROMOTION = PROMOTION_ };
-    enum { K = 32 / (int)sizeof(In), TILES_M = WM / 16, TILES_N = WN / 8, SUMS = TILES_M * TILES_N * 4, THREADS = 32 * (BM / WM) * (BN / WN) };
+    enum { K = PROMOTION ? PROMOTION : 32 / (int)sizeof(In), TILES_M = WM / 16, TILES_N = WN / 8, SUMS = TILES_M * TILES_N * 4, THREADS = 32 * (BM / WM) * (BN / WN) };
+    static constexpr bool BUILT = has_kernel(CAPABILITY, 0, REPLACED_ON);
     static constexpr bool K_MAJOR = sizeof(In) == 1;
     template <bool TA, bool TB> using Shape = pysim::Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB, PROMOTION>;
     static_assert(TILES_N % 2 == 0, "one ldmatrix brings two fragments of B");
-    static_assert(PROMOTION % K == 0 && BK % (PROMOTION_ ? PROMOTION_ : 1) == 0, "a step has whole parts of a sum");
+    static_assert(PROMOTION == 0 || PROMOTION == 16, "thirds are multiplied by instructions of sixteen k");
+    static_assert(BK % K == 0, "a step has whole instructions");
 };
 
 /* What a warp multiplies in one k step of the instruction. */
@@ -80,50 +83,83 @@ template <class R, class S> __device__ inline void multiply(typename R::Acc (&su
     }
 }
 
-template <class R, bool TA, bool TB>
-__global__ void __launch_bounds__(R::THREADS, R::template Shape<TA, TB>::blocks) mma_kernel(const __grid_constant__ Problem p) {
-    using S = typename R::template Shape<TA, TB>;
+/* The tiles of one block. A Source says where their operands come from and where the sums go:
+ *   left(t), right(t)             what copies block row t.i of A and block column t.j of B (Copies)
+ *   again(t, row, column)         of thirds: an output of the block's tile as FP32's own multiply-adds make it, of its steps
+ *   store<Sums>(t, shared)        the block's tile of sums, in shared memory, on its way out */
+template <class R, class S, class Source> __device__ inline void multiply_tiles(const Problem &p, const Source &source) {
     using Acc = typename R::Acc;
     using Sums = SharedSums<Acc, R::BM, R::BN, R::THREADS>;
-    if constexpr (CODE_CAPABILITY < CAPABILITY) return;
     PYSIM_DYNAMIC_SHARED(shared);
-    __shared__ int meeting;
+    /* Where the block stands: not in registers, which the loop needs. */
+    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now;
+    Work &work = *(Work *)now.work;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp / S::warps_n * R::WM, warp_column = warp % S::warps_n * R::WN;
-    Work work(p, Grid(p, R::BM, R::BN, R::BK), blockIdx.x, gridDim.x);
-    for (Tile t; work.next(t);) {
+    if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, R::BM, R::BN, R::BK), blockIdx.x, gridDim.x);
+    while (true) {
+        if (threadIdx.x == 0) now.valid = work.next(now.tile);
+        __syncthreads();
+        if (!now.valid) return;
+        const Tile &t = now.tile;
         Acc sum[R::SUMS] = {};
-        Fragments<R, S> f[S::buffers];
-        const auto along_k = [&](auto multiply) {
-            pipeline<S, typename R::In, R::BK, R::K, R::STAGES>(
-                p, t, t.i * R::BM, t.j * R::BN, shared,
-                [&](char *stage, int k0, int buffer) { f[buffer].load(stage, stage + S::A::bytes, warp_row, warp_column, k0); }, multiply);
-        };
+        using Part = Fragments<R, S>;
         if constexpr (R::PROMOTION == 0) {
-            along_k([&](int, int buffer) { multiply(sum, f[buffer]); });
+            Part f[S::buffers];
+            pipeline<S, R::K>(
+                source.left(t), source.right(t), t, shared,
+                [&](char *stage, int k0, int buffer) { f[buffer].load(stage, stage + S::A::bytes, warp_row, warp_column, k0); },
+                [&](int, int buffer) { multiply(sum, f[buffer]); });
         } else {
-            float part[R::SUMS];
-            const auto begins = [](int k) { return k % R::PROMOTION == 0; };
-            along_k([&](int k0, int buffer) { multiply_thirds(sum, part, f[buffer].a, f[buffer].b, begins(k0), begins(k0 + R::K)); });
+            char *at;
+            pipeline<S, R::K>(
+                source.left(t), source.right(t), t, shared, [&](char *stage, int, int) { at = stage; },
+                [&](int k0, int) {
+                    multiply_thirds<R::TILES_M, R::TILES_N / 2>(
+                        sum,
+                        [&](int tile, int half, unsigned(&words)[4]) {
+                            Part::template load<typename S::A, S::a_k_last, true>(words, at, warp_row + tile * 16, k0 + half * 8);
+                        },
+                        [&](int pair, int half, unsigned(&words)[4]) {
+                            Part::template load<typename S::B, S::b_k_last, false>(words, at + S::A::bytes, warp_column + pair * 16, k0 + half * 8);
+                        });
+                });
             mend(sum, [&](int which) {
-                const int row = t.i * R::BM + warp_row + which / 4 / R::TILES_N * 16 + lane / 4 + which / 2 % 2 * 8;
-                const int column = t.j * R::BN + warp_column + which / 4 % R::TILES_N * 8 + lane % 4 * 2 + which % 2;
-                float value = 0;
-                if (row < p.m && column < p.n)
-                    for (int k = t.begin * R::BK; k < min(t.end * R::BK, p.k) && value == value; k++) /* NaN stays NaN */
-                        value = fmaf(((const float *)p.a)[TA ? k * p.lda + row : row * p.lda + k], ((const float *)p.b)[TB ? column * p.ldb + k : k * p.ldb + column], value);
-                return value;
+                return source.again(t, t.i * R::BM + warp_row + which / 4 / R::TILES_N * 16 + lane / 4 + which / 2 % 2 * 8,
+                                    t.j * R::BN + warp_column + which / 4 % R::TILES_N * 8 + lane % 4 * 2 + which % 2);
             });
         }
-        if (!meet(p, work, t, sum, (int)threadIdx.x, R::THREADS, &meeting, [] { __syncthreads(); })) continue;
+        if (!meet(p, work, t, sum, (int)threadIdx.x, R::THREADS, &now.last, [] { __syncthreads(); })) continue;
         __syncthreads(); /* the last stages are read */
 #pragma unroll
         for (int i = 0; i < R::SUMS / 2; i++) { /* rows lane/4 and lane/4 + 8 of a fragment, two columns each */
             const int row = warp_row + i / 2 / R::TILES_N * 16 + lane / 4 + i % 2 * 8, column = warp_column + i / 2 % R::TILES_N * 8 + lane % 4 * 2;
             *(Pack<Acc, 2> *)Sums::at(shared, row, column) = {sum[2 * i], sum[2 * i + 1]};
         }
-        Sums::store(p, shared, t.i * R::BM, t.j * R::BN);
+        __syncthreads();
+        source.template store<Sums>(t, shared);
+        __syncthreads(); /* the tile is stored */
     }
+}
+
+/* A product's operands lie in memory as matrices. */
+template <class S> struct Product : Matrices<S> {
+    using Matrices<S>::p;
+    __device__ float again(const Tile &t, int row, int column) const {
+        float value = 0;
+        if (row >= p.m || column >= p.n) return value;
+        const float *const a = (const float *)p.a + (S::a_k_last ? row * p.lda : row), *const b = (const float *)p.b + (S::b_k_last ? column * p.ldb : column);
+        for (int k = t.begin * S::block_k; k < min(t.end * S::block_k, p.k) && value == value; k++) /* NaN stays NaN */
+            value = fmaf(a[S::a_k_last ? k : k * p.lda], b[S::b_k_last ? k : k * p.ldb], value);
+        return value;
+    }
+    template <class Sums> __device__ void store(const Tile &t, char *shared) const { Sums::store(p, shared, t.i * S::block_m, t.j * S::block_n); }
+};
+
+template <class R, bool TA, bool TB>
+__global__ void __launch_bounds__(R::THREADS, R::template Shape<TA, TB>::blocks) mma_kernel(const __grid_constant__ Problem p) {
+    using S = typename R::template Shape<TA, TB>;
+    if constexpr (R::BUILT) multiply_tiles<R, S>(p, Product<S>{{p}});
 }
 
 /* f(kernel, its shared bytes) for the layout of `p`; types that need rows along k have one. */

@@ -33,8 +33,9 @@ template <class In, int OUTER, int K, bool K_LAST> struct SharedTile {
     }
 };
 
-/* A thread's share of the copies of one operand's tiles: the same 16 bytes of every `row_step`th row. What lies outside the matrix is zero. */
-template <class In, class Tile, int K, bool K_LAST, int THREADS> class Copies {
+/* A thread's share of the copies of one operand's tiles: the same 16 bytes of every `row_step`th row. What lies outside the matrix is zero. ALIGNED: rows
+ * begin at multiples of 16 bytes. */
+template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = false> class Copies {
     static constexpr int element = sizeof(In), row_step = THREADS / Tile::chunks;
     static_assert(THREADS % Tile::chunks == 0, "a thread stays in its column of chunks");
     const char *origin;
@@ -51,7 +52,7 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS> class Copies {
         rows_left = (K_LAST ? outer_end : k_end) - row0;
         bytes_left = ((K_LAST ? k_end : outer_end) - column0) * element - chunk;
         offset = row * Tile::pitch + chunk;
-        ragged = ((uintptr_t)matrix | (uintptr_t)pitch) % 16 != 0;
+        ragged = !ALIGNED && ((uintptr_t)matrix | (uintptr_t)pitch) % 16 != 0;
     }
     /* 16 bytes, of which the first come from memory and the rest are zeros. */
     __device__ void copy(char *to, const char *from, int bytes) const {
@@ -78,26 +79,41 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS> class Copies {
 template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB, int PROMOTION = 0> struct Shape {
     using A = SharedTile<In, BM, BK, !TA>;
     using B = SharedTile<In, BN, BK, TB>;
+    using Element = In;
     static constexpr bool a_k_last = !TA, b_k_last = TB;
+    static constexpr int block_m = BM, block_n = BN, block_k = BK, stages = STAGES;
     static constexpr int warps_m = BM / WM, warps_n = BN / WN, threads = 32 * warps_m * warps_n, stage = A::bytes + B::bytes;
     static constexpr int shared = STAGES * stage;
     /* 16 warps an SM hide the latency of loads and multiply-adds; they leave 128 registers a thread, half of them for sums. Warps with
-     * more sums than that, or with two of each, read less shared memory for a multiply-add; 8 of them an SM have 255 each. Thirds of fragments want
-     * registers, too, and take so long to make that nothing need be fetched ahead. */
-    static constexpr int sums = WM * WN / 32 * (PROMOTION ? 2 : 1), at_once = sums > 64 ? 256 : PROMOTION ? 384 : 512;
+     * more sums than that read less shared memory for a multiply-add; 8 of them an SM have 255 each. Thirds of fragments want registers, too, and take
+     * so long to make that nothing need be fetched ahead. */
+    static constexpr int sums = WM * WN / 32, at_once = sums > (PROMOTION ? 32 : 64) ? 256 : PROMOTION ? 384 : 512;
     static constexpr int blocks = threads < at_once ? at_once / threads : 1, buffers = sums > 64 && !PROMOTION ? 2 : 1;
+    static constexpr int together = PROMOTION ? 1 : BK; /* instructions along k that are one stretch of code */
     static_assert(BM % WM == 0 && BN % WN == 0, "warps tile the block");
 };
 
-/* Multiplies the k steps of a tile, with the copies of STAGES - 1 later steps under way. A step is BK / K instructions deep: fetch(stage, k0, buffer)
- * loads fragments, multiply(k0, buffer) uses them. Kernels with few warps (`buffers` 2) fetch one instruction ahead, across the barrier too. */
-template <class S, class In, int BK, int K, int STAGES, class Fetch, class Multiply>
-__device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0, char *shared, Fetch fetch, Multiply multiply) {
-    const Copies<In, typename S::A, BK, S::a_k_last, S::threads> left(p.a, p.lda, row0, p.m, p.k);
-    const Copies<In, typename S::B, BK, S::b_k_last, S::threads> right(p.b, p.ldb, column0, p.n, p.k);
-    const auto stage_of = [&](int step) { return shared + (step - t.begin) % STAGES * S::stage; };
+/* The operands of a product, as matrices: what copies block row t.i of A and block column t.j of B. */
+template <class S> struct Matrices {
+    const Problem &p;
+    __device__ auto left(const Tile &t) const {
+        return Copies<typename S::Element, typename S::A, S::block_k, S::a_k_last, S::threads>(p.a, p.lda, t.i * S::block_m, p.m, p.k);
+    }
+    __device__ auto right(const Tile &t) const {
+        return Copies<typename S::Element, typename S::B, S::block_k, S::b_k_last, S::threads>(p.b, p.ldb, t.j * S::block_n, p.n, p.k);
+    }
+};
+
+/* Multiplies the k steps of a tile, whose operands `left` and `right` copy, STAGES - 1 steps ahead. A step is BK / K instructions deep:
+ * fetch(stage, k0, buffer) loads fragments, multiply(k0, buffer) uses them. Kernels with few warps (`buffers` 2) fetch one instruction ahead, across the
+ * barrier too. */
+template <class S, int K, class Left, class Right, class Fetch, class Multiply>
+__device__ void pipeline(const Left &left, const Right &right, const Tile &t, char *shared, Fetch fetch, Multiply multiply) {
+    constexpr int BK = S::block_k, STAGES = S::stages;
+    const int begin = t.begin, end = t.end;
+    const auto stage_of = [&](int step) { return shared + (step - begin) % STAGES * S::stage; };
     const auto load = [&](int step) {
-        if (step < t.end) {
+        if (step < end) {
             left.start(stage_of(step), step);
             right.start(stage_of(step) + S::A::bytes, step);
         }
@@ -111,11 +127,11 @@ __device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0,
     };
     __syncthreads(); /* the tile before is read */
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) load(t.begin + s);
+    for (int s = 0; s < STAGES - 1; s++) load(begin + s);
     if constexpr (S::buffers == 2) {
         arrive();
-        fetch(stage_of(t.begin), 0, 0);
-        for (int step = t.begin; step < t.end; step++) {
+        fetch(stage_of(begin), 0, 0);
+        for (int step = begin; step < end; step++) {
             char *stage = stage_of(step), *next = stage_of(step + 1);
 #pragma unroll
             for (int k0 = 0; k0 < BK; k0 += K) {
@@ -126,10 +142,10 @@ __device__ void pipeline(const Problem &p, const Tile &t, int row0, int column0,
             }
         }
     } else
-        for (int step = t.begin; step < t.end; step++) {
+        for (int step = begin; step < end; step++) {
             arrive();
             load(step + STAGES - 1);
-#pragma unroll
+#pragma unroll S::together
             for (int k0 = 0; k0 < BK; k0 += K) {
                 fetch(stage_of(step), k0, 0);
                 multiply(k0, 0);
@@ -153,7 +169,6 @@ template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
         }
     }
     __device__ static void store(const Problem &p, char *base, int row0, int column0) {
-        __syncthreads();
         with_epilogue<Acc>(p, [&](const auto &epilogue) {
             if (epilogue.aligned % (vector * sizeof(*epilogue.c)) == 0) store_by<vector>(epilogue, base, row0, column0);
             else store_by<1>(epilogue, base, row0, column0); /* neighbouring lanes at neighbours still */
@@ -162,7 +177,7 @@ template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
 };
 
 /* Host side: launches `kernel` with its dynamic shared memory. */
-template <class Kernel> cudaError_t start(Kernel kernel, const Problem &p, int blocks, int threads, int shared, cudaStream_t stream) {
+template <class Kernel, class Arguments> cudaError_t start(Kernel kernel, const Arguments &p, int blocks, int threads, int shared, cudaStream_t stream) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (error != cudaSuccess) return error;
     return launch(kernel, blocks, threads, shared, stream, p);

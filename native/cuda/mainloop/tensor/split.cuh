@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Products of f32 as six of bf16 thirds (core/split.cuh) on mma.sync: a warp splits its fragments when they are multiplied, so both operands may
- * lie either way and nothing is made ahead. Tensor cores cut bits off whatever is added: of an instruction's k the small products come first, and
- * every PROMOTION of k the accumulators are added to sums in registers and start from zeros.
+ * lie either way and nothing is made ahead.
  *
- * Worked number: warps of 64x32 read, of eight k, 768 elements, 24 a thread, and make 204 instructions of thirds, 96 of mma.sync, and 64 additions
- * every PROMOTION of k. */
+ * Tensor cores cut bits off whatever is added. So of each instruction's k the product of the first thirds, which is exact but for what its own sum
+ * loses, and the five smaller ones each begin at zero; FP32's additions, which round, put them together and onto the sums: one product that outweighs
+ * all others is as good as a multiply-add's. A row of tiles is finished before the next begins, so that only its accumulators are kept beside the sums.
+ *
+ * Worked number: warps of 64x32 read, of sixteen k, 1,536 elements, 48 a thread, and make 408 instructions of thirds, 96 of mma.sync, and 128
+ * additions. */
 #ifndef PYSIM_CUDA_TENSOR_SPLIT_CUH
 #define PYSIM_CUDA_TENSOR_SPLIT_CUH
 #include "core/ptx.cuh"
@@ -13,39 +16,50 @@
 namespace pysim {
 namespace mma_sync {
 
-/* `part`, from zero where `first`, += the products of the fragments of TILES tiles of rows and PAIRS of two of columns, and is added to `sum` where
- * `last`. */
-template <int SUMS, int TILES, int PAIRS>
-__device__ inline void multiply_thirds(float (&sum)[SUMS], float (&part)[SUMS], const unsigned (&a)[TILES][4], const unsigned (&b)[PAIRS][4], bool first,
-                                       bool last) {
-    constexpr int ROW = SUMS / TILES; /* sums of a tile of rows: four of each tile of columns */
-    static_assert(ROW == 8 * PAIRS, "two tiles a pair");
-    unsigned right[3][2 * PAIRS];
+/* `sum` += the products of sixteen k of TILES tiles of rows and PAIRS of two of columns. load_a(tile, half, words) and load_b(pair, half, words)
+ * bring the fragments of eight of them, as tf32's instruction takes them. Of those a lane has elements t and t + 4, which are the two that an
+ * instruction of bf16 has beside one another: of A and B alike. */
+template <int TILES, int PAIRS, int SUMS, class LoadA, class LoadB>
+__device__ inline void multiply_thirds(float (&sum)[SUMS], LoadA load_a, LoadB load_b) {
+    constexpr int ROW = SUMS / TILES, COLUMNS = 2 * PAIRS; /* sums of a tile of rows: four of each tile of columns */
+    static_assert(ROW == 4 * COLUMNS, "two tiles a pair");
+    const auto split = [](unsigned one, unsigned other, unsigned &first, unsigned &second, unsigned &third) {
+        const float x[2] = {__uint_as_float(one), __uint_as_float(other)};
+        split_two<false>(x, first, second, third);
+    };
+    unsigned right[3][COLUMNS][2];
 #pragma unroll
-    for (int j = 0; j < 2 * PAIRS; j++) { /* two elements of k, four apart, are the two that an instruction has beside one another: of A and B alike */
-        const float x[2] = {__uint_as_float(b[j / 2][j % 2 * 2]), __uint_as_float(b[j / 2][j % 2 * 2 + 1])};
-        split_two(x, right[0][j], right[1][j], right[2][j]);
+    for (int e = 0; e < COLUMNS; e++) {
+        const int pair = e / 2, half = e % 2;
+        unsigned words[4];
+        load_b(pair, half, words);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int column = 2 * pair + i;
+            split(words[2 * i], words[2 * i + 1], right[0][column][half], right[1][column][half], right[2][column][half]);
+        }
     }
 #pragma unroll
-    for (int i = 0; i < TILES; i++) {
-        unsigned left[3][2];
+    for (int row = 0; row < TILES; row++) {
+        unsigned left[3][4];
 #pragma unroll
-        for (int down = 0; down < 2; down++) {
-            const float x[2] = {__uint_as_float(a[i][down]), __uint_as_float(a[i][down + 2])};
-            split_two(x, left[0][down], left[1][down], left[2][down]);
+        for (int half = 0; half < 2; half++) {
+            unsigned words[4];
+            load_a(row, half, words);
+#pragma unroll
+            for (int down = 0; down < 2; down++) {
+                const int word = 2 * half + down;
+                split(words[down], words[down + 2], left[0][word], left[1][word], left[2][word]);
+            }
         }
-        float(&own)[2 * PAIRS][4] = *(float(*)[2 * PAIRS][4])(part + i * ROW);
-        if (first)
+        float large[COLUMNS][4] = {}, small[COLUMNS][4] = {};
+        const auto add = [&](float(&to)[COLUMNS][4], int of_a, int of_b) {
 #pragma unroll
-            for (int e = 0; e < ROW; e++) own[e / 4][e % 4] = 0;
-        const auto add = [&](int of_a, int of_b) {
-#pragma unroll
-            for (int j = 0; j < 2 * PAIRS; j++) mma_short(own[j], left[of_a], right[of_b][j]);
+            for (int j = 0; j < COLUMNS; j++) mma(to[j], left[of_a], right[of_b][j], __nv_bfloat16());
         };
-        add(2, 0), add(0, 2), add(1, 1), add(0, 1), add(1, 0), add(0, 0);
-        if (last)
+        add(small, 2, 0), add(small, 0, 2), add(small, 1, 1), add(small, 0, 1), add(small, 1, 0), add(large, 0, 0);
 #pragma unroll
-            for (int e = i * ROW; e < (i + 1) * ROW; e++) sum[e] += part[e];
+        for (int e = 0; e < ROW; e++) sum[row * ROW + e] += large[e / 4][e % 4] + small[e / 4][e % 4];
     }
 }
 }

@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The convolutions on mma.sync of the types that are multiplied as they are. */
+#include "conv/mma/rows.cuh"
+
+namespace pysim {
+Rows<ConvRow> conv_mma_rows() { return rows::conv_mma_rows<PYSIM_F16, PYSIM_BF16, PYSIM_TF32>(); }
+}

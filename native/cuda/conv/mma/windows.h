@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the convolutions on mma.sync need beside their kernels (kernel.cuh): how their operands come to lie (operands.cu). */
+#ifndef PYSIM_CUDA_CONV_MMA_WINDOWS_H
+#define PYSIM_CUDA_CONV_MMA_WINDOWS_H
+#include "conv/conv.h"
+
+namespace pysim {
+namespace mma_sync {
+
+/* A convolution whose filters lie as [filter][tap][channels of a group, padded to whole 16 bytes], and whose input so, too: elements from one
+ * channel of a pixel to the next 1, and from one pixel, row, image and group to the next as below; or in planes, as it came. */
+struct Windows {
+    Conv c;
+    int channels; /* of a group, padded */
+    int pitch, row, image, group;
+    Divisor per_tap, per_row; /* of k by channels, of taps by columns of the kernel */
+};
+
+/* Whether windows are the pixels of planes as they lie: under NCHW, of pointwise convolutions whose planes are whole 16 bytes. */
+bool planes(const Conv &c);
+int64_t steps_of_k(const Conv &c); /* the product's k, padding and all */
+const char *refuses(const Conv &c);
+pysim_status own_bytes(const Conv &c, int64_t *bytes);
+/* What pysim_cuda_run was given, as the kernels take it; copies what they cannot take as it lies. */
+pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream);
+}
+}
+#endif
