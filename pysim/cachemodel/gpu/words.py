@@ -105,7 +105,7 @@ def _block(variant: Variant, of: Tiles | None) -> Iterator[str]:
 
 
 def _launch(costs: Costs, variant: Variant, of: Tiles, plan: Plan) -> Iterator[str]:
-    """What an SM holds of a launch, its waves and its walk."""
+    """What an SM holds of a launch, its waves and its rasterisation order."""
     on, schedule, columns, attributes = costs.gpu, plan.schedule, variant.columns, variant.attributes
     assert isinstance(schedule, GpuSchedule) and columns is not None
     facts = {name: int(values[0]) for name, values in costs.prediction.facts.items() if name in ("items", "slots")}
@@ -118,7 +118,8 @@ def _launch(costs: Costs, variant: Variant, of: Tiles, plan: Plan) -> Iterator[s
     items, slots = facts["items"], facts["slots"]
     last = f", {items % slots} in the last" if items % slots and items > slots else ""
     yield f"{'blocks':<18}{items:,}{shared.get(schedule.decomposition, '')}: {items / slots:.2f} waves of {slots}{last}"
-    yield f"{'walk':<18}along {'n' if schedule.along_n else 'm'}, in bands of {schedule.group} {'tile' if schedule.group == 1 else 'tiles'}"
+    group = f"{schedule.group} {'tile' if schedule.group == 1 else 'tiles'}"
+    yield f"{'rasterisation':<18}along {'n' if schedule.along_n else 'm'}, in groups of {group}"
     if copies := int(columns.relayouts):
         yield f"{'re-layout':<18}{copies} {'operand' if copies == 1 else 'operands'} first, {bytes_text(columns.relaid)} moved"
 
