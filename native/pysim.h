@@ -387,6 +387,20 @@ pysim_status pysim_cuda_workspace_bytes(const pysim_cuda_problem *p, const pysim
  * result = f(alpha product or convolution + beta result + bias) */
 pysim_status pysim_cuda_run(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *first,
                             const void *second, void *result, void *workspace, int64_t workspace_bytes, void *stream);
+/* Runs one after another: layers of a network in one call. An operand lies `offset` bytes behind base number `base` of those that are given. */
+typedef struct {
+    int32_t base;
+    int64_t offset;
+} pysim_cuda_place;
+typedef struct {
+    const pysim_cuda_problem *problem;
+    const pysim_cuda_schedule *schedule;
+    const pysim_cuda_epilogue *epilogue;
+    pysim_cuda_place first, second, result, workspace;
+    int64_t workspace_bytes;
+} pysim_cuda_step;
+/* Until one fails: its status, and its sentence for pysim_cuda_last_error. */
+pysim_status pysim_cuda_run_steps(const pysim_cuda_step *steps, int64_t count, const uint64_t *bases, void *stream);
 /* Plain loops on the device, summed in f64 (s8: in s64). */
 pysim_status pysim_cuda_reference(const pysim_cuda_problem *p, const pysim_cuda_epilogue *e, const void *first, const void *second,
                                   void *result, void *stream);

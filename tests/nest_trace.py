@@ -196,7 +196,9 @@ class Trace:
         t0, f0 = w * s.windows, f * s.filters
         width, live = min(s.windows, nest.windows - t0), self.live(w)
         row = s.filters * size
-        if nest.filters_packed:
+        if nest.filters_in_place:
+            filters = 0  # read one by one
+        elif nest.filters_packed:
             taps = nest.kernel_h * nest.kernel_w
             filters = self.filters + image % nest.groups * self.group_filters + taps * row * (c0 * self.n_filters + nc * f)
             filters += live.start * nc * nest.kernel_w * row
@@ -205,12 +207,22 @@ class Trace:
         windows, pitch = self.windows_at + panel * self.panel, s.windows * size
         if s.pack == "none":
             windows, pitch = self.input + (image * nest.channels + c0) * nest.plane_bytes + t0 * size, nest.plane_bytes
+        if nest.windows_packed:
+            windows, pitch = self.input + s.windows * (c0 * self.n_windows + nc * w) * size, s.windows * size
         for k in range(len(live) * nc * nest.kernel_w):
             yield windows + k * pitch, width * size, False
-            yield filters + k * row, row, False
+            if nest.filters_in_place:
+                yield from self._filters_in_place(c0 + k, range(f0, min(f0 + s.filters, nest.filters)))
+            else:
+                yield filters + k * row, row, False
         for g in range(f0, min(f0 + s.filters, nest.filters)):
             at = self.output + ((image * nest.filters + g) * nest.windows + t0) * nest.out_bytes
             yield at, width * nest.out_bytes, True
+
+    def _filters_in_place(self, channel: int, filters: range) -> Iterator[Span]:
+        nest, size = self.nest, self.nest.element_bytes
+        along, across = (1, nest.filters) if nest.filters_in_rows_of_k else (nest.channels, 1)
+        yield from ((self.filters + (f * along + channel * across) * size, size, False) for f in filters)
 
 
 def simulate(nest: Nest, schedule: Schedule, levels: tuple[Level, ...]) -> list[tuple[int, int]]:

@@ -244,8 +244,8 @@ def test_a_larger_cache_never_raises_the_traffic_of_any_schedule(text: str) -> N
             for table in tables:
                 costs = [rates(nest_of(parse(text)), on, space.rows(on, "f32").kernels) for on in (small, larger)]
                 before, after = (predict(cost, table) for cost in costs)
-                for supplier, crossed in before.crossed.items():
-                    assert (after.crossed[supplier].sum(axis=0) <= crossed.sum(axis=0) * (1 + 1e-9)).all(), (index, scale, supplier)
+                crossed, fewer = (one.one.moved.sum(axis=1) for one in (before, after))
+                assert (fewer <= crossed * (1 + 1e-9)).all(), (index, scale)
 
 
 def test_more_bandwidth_never_raises_the_cycles_of_any_schedule() -> None:
@@ -273,13 +273,13 @@ def test_cold_runs_fetch_every_operand_from_memory_and_cost_more(text: str) -> N
     inputs = nest.repeats * nest.channels * nest.touched_h * nest.touched_w * 4
     for hot, cold in zip(predictions(text, ZEN4), predictions(text, ZEN4, hot=False), strict=True):
         assert (cold.cycles >= hot.cycles).all()
-        assert (cold.crossed["memory"].sum(axis=0) >= (outputs + filters + inputs) * (1 - 1e-12)).all(), workload
+        assert (cold.one.moved[-1].sum(axis=0) >= (outputs + filters + inputs) * (1 - 1e-12)).all(), workload
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_nothing_crosses_further_out_than_it_did_further_in_and_terms_are_not_negative(text: str) -> None:
     for prediction in predictions(text, with_levels((64, 8), (256, 8), (512, 8))):
-        levels = list(prediction.crossed.values())
+        levels = list(prediction.one.moved)
         assert all((outer <= inner).all() for inner, outer in itertools.pairwise(levels))
         found = flows(prediction.rates, prediction.table, hot=True)
         assert (found.bytes >= 0).all() and (found.between >= 0).all()
@@ -325,7 +325,7 @@ def test_a_run_that_fits_a_level_misses_nothing_there_and_one_beyond_it_all() ->
         data = max(item.between[:4, -1].sum(axis=0).max() for item in found)  # until outputs are touched again: a whole run
         for ways, some in ((int(data / 64 / 512) + 2, False), (1, True)):
             for prediction in predictions(text, with_levels((64, 8), (512, ways))):
-                assert (prediction.crossed["memory"].sum(axis=0) > 0).all() == some
+                assert (prediction.one.moved[-1].sum(axis=0) > 0).all() == some
 
 
 def test_planes_a_power_of_two_apart_conflict_where_windows_are_read_in_place() -> None:
@@ -377,8 +377,8 @@ def test_reading_in_place_packs_nothing_and_needs_no_panels() -> None:
     for prediction in (inputs, weights):
         in_place = prediction.table.packed == 0
         assert in_place.any()
-        assert not prediction.terms["pack"][in_place].any()
-        assert (prediction.terms["pack"][~in_place] > 0).all()
+        assert not prediction.one.terms["pack"][in_place].any()
+        assert (prediction.one.terms["pack"][~in_place] > 0).all()
 
 
 def again(prediction: Prediction, on: Machine) -> Prediction:
@@ -429,7 +429,7 @@ def test_schedules_that_read_in_place_pay_neither_for_packed_lines_nor_for_packe
 def test_each_run_of_windows_pays_pack_call_cycles_for_every_kernel_row_channel_set_and_pass(text: str) -> None:
     nest = nest_of(parse(text))
     for prediction in predictions(text, ZEN4):
-        free, dear = (again(prediction, with_core(pack_call_cycles=value)).terms["pack"] for value in (0.0, 3.0))
+        free, dear = (again(prediction, with_core(pack_call_cycles=value)).one.terms["pack"] for value in (0.0, 3.0))
         for index in range(0, free.size, 5):
             s = schedule_of(prediction, index)
             runs = len({(window // nest.out_w, window // s.windows) for window in range(nest.windows)})
@@ -452,7 +452,7 @@ def test_schedules_that_compute_beyond_the_limit_are_left_out_and_the_others_cos
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_packing_waits_for_at_least_what_the_bound_says(text: str) -> None:
     for prediction in predictions(text, ZEN4):
-        compute = sum(prediction.terms.values())
+        compute = sum(prediction.one.terms.values())
         least = sum(compute_cycles(prediction.rates, prediction.table).values())
         assert (compute >= (least + prediction.table.packed * fetch_cycles(prediction.rates)) * (1 - 1e-12)).all()
 

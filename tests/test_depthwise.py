@@ -15,8 +15,10 @@ from pysim.errors import PlanError
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.record.plan import Plan
+from pysim.record.schedule import Schedule
 from pysim.registry.cpu import direct_kernels
 from pysim.runtime import cpu as runtime
+from pysim.runtime import cpu_launch
 
 PROBLEMS = (
     "conv:g32ic32ih30iw41oc32kh3ph1",
@@ -98,6 +100,42 @@ def test_padding_hides_an_infinite_weight_and_nothing_else_does() -> None:
         assert np.isfinite(y[0, 3, 0]).all() and np.isfinite(y[0, 3, :, 0]).all(), plan.kernel
         assert not np.isfinite(y[0, 3, 1:, 1:]).any(), plan.kernel
         assert np.isfinite(np.delete(y, 3, axis=1)).all(), plan.kernel
+
+
+@pytest.mark.parametrize("text", ["conv:g32mb2ic32ih9iw15oc32kh3ph1", "conv:g16ic16ih12oc16kh5sh2ph2", "conv:g16ic16ih5oc16kh7ph3"])
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_every_kernel_of_blocks_is_within_the_bound_of_a_sum(text: str, dtype: str) -> None:
+    problem, kinds = parse(f"{text}:{dtype}"), {"f32": ("f4", 2.0**-24), "f64": ("f8", 2.0**-53)}
+    assert isinstance(problem, Conv)
+    x, f, bias = operands(problem, kinds[dtype][0])
+    f[3, 0, 0, 0] = np.inf if problem.kernel_h == 3 else f[3, 0, 0, 0]  # which padding hides
+    with np.errstate(invalid="ignore"):
+        right = exact(problem, x, f) + bias[:, None, None].astype(np.float64)
+        bound = exact(problem, np.abs(x), np.abs(f)) + np.abs(bias[:, None, None])
+    kernels = [row for row in direct_kernels() if row.form == "blocks" and row.dtype == dtype and row.name in runtime.available_kernels()]
+    assert kernels
+    for row in kernels:
+        c, layout = row.lane_filters, f"nchw{row.lane_filters}c"
+        schedule = Schedule(row.name, "input_stationary", "none", row.windows, row.filters, 1, 1, 1, "depthwise")
+        launch = cpu_launch.Prepared(problem, f, schedule, bias, layout=layout)  # type: ignore[arg-type]
+        assert launch.workspace_bytes == depthwise.workspace_bytes(problem, schedule, layout)  # type: ignore[arg-type]
+        y = launch(np.ascontiguousarray(x.reshape(x.shape[0], -1, c, *x.shape[2:]).transpose(0, 1, 3, 4, 2)))
+        planes = y.transpose(0, 1, 4, 2, 3).reshape(right.shape)
+        finite = np.isfinite(bound)
+        assert (np.abs(planes[finite] - right[finite]) <= gamma(f[0].size + 2, kinds[dtype][1]) * bound[finite]).all(), row.name
+        assert finite.all() or (np.isfinite(planes[:, 3, 0]).all() and not np.isfinite(planes[:, 3, 1:, 1:]).all()), row.name
+
+
+def test_blocks_are_planned_for_whole_blocks_of_groups_of_one_channel() -> None:
+    plan = planner.plan("conv:g96ic96ih14oc96kh3ph1", "zen5", layout="nchw16c")
+    assert (plan.algorithm, "_blocks_" in plan.kernel) == (depthwise.NAME, True)
+    for text, layout, why in (
+        ("conv:g24ic24ih14oc24kh3ph1", "nchw16c", "24 groups are no whole blocks of 16; nchw16c takes a multiple of 16"),
+        ("conv:g16ic16ih14oc32kh3ph1", "nchw16c", "of blocks of channels it takes groups of one channel and one filter"),
+        ("conv:g16ic16ih14oc16kh3ph1", "nchw-nchw16c", "both NCHW or both blocks of channels, and NCHW-NCHW16C was asked for"),
+    ):
+        with pytest.raises(PlanError, match=why):
+            planner.plan(text, "zen5", layout=layout, algorithm=depthwise.NAME)  # type: ignore[arg-type]
 
 
 def test_depthwise_layers_are_planned_by_cost_on_every_cpu_with_vectors() -> None:

@@ -49,6 +49,11 @@ def runnable():
         ("conv:mb1ic32ih7oc16kh1", 0, 1, 1, 1),
         ("conv:mb1ic16ih12oc16kh5dh1ph4", 4, 1, 2, 1),
         ("conv:g2mb1ic64ih6oc32kh3ph1", 1, 1, 1, 2),
+        ("conv:g32mb2ic32ih9oc32kh3ph1", 1, 1, 1, 32),
+        ("conv:g16mb1ic16ih31iw20oc16kh5sh2ph2", 2, 2, 1, 16),
+        ("conv:g48mb1ic48ih7oc48kh7ph3", 3, 1, 1, 48),
+        ("conv:g32mb1ic32ih15oc32kh3dh1ph2", 2, 1, 2, 32),
+        ("conv:g16mb1ic16ih10oc16kh4sh3ph1", 1, 3, 1, 16),
     ],
 )
 def test_blocks_of_channels_give_what_planes_give(text, padding, stride, dilation, groups):
@@ -75,11 +80,19 @@ def test_an_image_of_three_channels_is_read_as_planes_and_written_in_blocks():
     assert np.array_equal(prepared(x), got)
 
 
-def test_each_number_of_threads_gives_the_same_bits():
-    w, (layout, block) = parse("conv:mb1ic64ih14oc128kh3ph1"), runnable()
+@pytest.mark.parametrize(
+    ("text", "algorithm"),
+    [
+        ("conv:mb1ic64ih14oc128kh3ph1", "direct_nchwc"),
+        ("conv:mb1ic64ih14oc128kh3ph1", "winograd"),
+        ("conv:g64ic64ih14oc64kh3ph1", "depthwise"),
+    ],
+)
+def test_each_number_of_threads_gives_the_same_bits(text, algorithm):
+    w, (layout, block) = parse(text), runnable()
     x = RANDOM.standard_normal((1, 64 // block, 14, 14, block)).astype(np.float32)
-    f = RANDOM.standard_normal((128, 64, 3, 3)).astype(np.float32)
-    plan = pysim.plan(w, layout=layout)
+    f = RANDOM.standard_normal((w.filters, 64 // w.groups, 3, 3)).astype(np.float32)
+    plan = pysim.plan(w, layout=layout, algorithm=algorithm)
     one = cpu_launch.Prepared(w, f, on_cpu(plan)[0], layout=layout)(x)
     for threads in (2, 3, 5):
         assert np.array_equal(cpu_launch.Prepared(w, f, on_cpu(plan)[0], threads=threads, layout=layout)(x), one)
@@ -88,7 +101,9 @@ def test_each_number_of_threads_gives_the_same_bits():
 @pytest.mark.parametrize("threads", [2, 3, 16])
 def test_plans_for_threads_divide_what_runs_divide(threads):
     for text in ("conv:mb1ic256ih14oc256kh3ph1", "conv:mb1ic64ih56oc256kh1", "conv:mb3ic64ih14oc96kh3sh2ph1"):
-        alone, team = (pysim.plan(text, machine="zen5", layout="nchw16c", threads=count) for count in (1, threads))
+        alone, team = (
+            pysim.plan(text, machine="zen5", layout="nchw16c", threads=count, algorithm=direct_nchwc.NAME) for count in (1, threads)
+        )
         assert alone.seconds / threads * 0.8 < team.seconds < alone.seconds
         part = direct_nchwc.largest_part(team.workload, team.schedule, threads)
         assert part.problem.filters % 16 == 0
@@ -110,7 +125,8 @@ def test_channels_that_are_no_whole_blocks_are_refused_with_what_would_be_right(
 @pytest.mark.parametrize("layout", BLOCKED)
 def test_only_kernels_of_that_block_are_planned_and_sizes_are_the_librarys(layout):
     block = blocks_of(layout)[1]
-    plan = pysim.plan(f"conv:mb1ic64ih14oc64kh3ph1{':f64' * (block == 4)}", machine="zen5", layout=layout)
+    text = f"conv:mb1ic64ih14oc64kh3ph1{':f64' * (block == 4)}"
+    plan = pysim.plan(text, machine="zen5", layout=layout, algorithm=direct_nchwc.NAME)
     kernel = next(row for row in nchwc_kernels() if row.name == plan.kernel)
     assert plan.algorithm == direct_nchwc.NAME and kernel.lane_filters == block == LANES[kernel.dtype][kernel.target]
     if kernel.name in runtime.available_kernels():
@@ -127,7 +143,7 @@ def test_planes_are_never_planned_for_blocks_nor_blocks_for_planes():
 
 
 def test_a_plan_is_made_again_from_its_name_and_printed():
-    plan = pysim.plan("conv:mb1ic64ih28oc128kh3sh2ph1", machine="zen5", layout="nchw16c")
+    plan = pysim.plan("conv:mb1ic64ih28oc128kh3sh2ph1", machine="zen5", layout="nchw16c", algorithm=direct_nchwc.NAME)
     asked = {"machine": "zen5", "layout": "nchw16c"}
     assert pysim.plan(plan.workload, name=plan.name, **asked).schedule == plan.schedule
     assert "panels" in plan.explain() and "NCHW16C" in plan.explain()

@@ -273,6 +273,44 @@ def test_parts_that_meet_in_a_cluster_need_no_workspace_no_flags_and_no_memory()
     assert (together.cycles[launch.kind == waves.STREAM_K] == apart.cycles[launch.kind == waves.STREAM_K]).all()
 
 
+def test_clusters_that_do_not_all_run_at_once_take_another_round():
+    """A tile in eight parts is a cluster of eight SMs."""
+    kernel = msgspec.structs.replace(WGMMA, reduces_in_cluster=8)
+    count = H200.clusters(8)
+    assert count < H200.sms.value // 8  # or there is nothing to see
+    eight = GpuSchedule(kernel.name, "split_k", 8, False, 1)
+    few, many = (
+        predicted(H200, Gemm(m=128, n=128 * tiles, k=8192, dtype="f16", trans_b=True), kernel, eight) for tiles in (count, count + 1)
+    )
+    assert (few.facts["full_waves"][0], few.facts["last"][0]) == (1, 0)
+    assert (many.facts["full_waves"][0], many.facts["last"][0]) == (1, 1)
+    assert many.cycles[0] > 1.3 * few.cycles[0]
+    blocks = msgspec.structs.replace(WGMMA, reduces_in_cluster=0)  # whose parts meet through memory, each block on its own
+    assert predicted(H200, Gemm(m=128, n=128 * (count + 1), k=8192, dtype="f16", trans_b=True), blocks, eight).facts["full_waves"][0] == 0
+
+
+def test_parts_of_a_cluster_s_tile_meet_in_a_cluster_of_clusters():
+    pair = msgspec.structs.replace(CLUSTER, reduces_in_cluster=4)
+    problem, four = Gemm(m=256, n=128, k=8192, dtype="f16", trans_b=True), GpuSchedule(pair.name, "split_k", 4, False, 1)
+    assert gemm.launch_bytes(problem, pair, four) == 0
+    found = predicted(H200, problem, pair, four)
+    assert found.facts["units"][0] == 4 * H200.clusters(8)
+    assert found.terms["partials"][0] > 0
+
+
+def test_sets_of_warpgroups_in_turn_hide_the_end_of_a_tile_behind_the_next_one_s_products():
+    own = {"warp_m": 128, "warp_n": 128}
+    turns, alone = (msgspec.structs.replace(WGMMA, **own, pingpong=pingpong) for pingpong in (True, False))
+    assert (turns.tiles.threads, alone.tiles.threads, turns.math_threads) == (384, 256, 128)
+    assert mainloop.shared_bytes(turns.tiles) > mainloop.shared_bytes(alone.tiles)
+    for m, k, less in ((128, 128, False), (128 * 132 * 4, 128, True), (128 * 132 * 4, 8192, True)):
+        problem = Gemm(m=m, n=128, k=k, dtype="f16", trans_b=True)
+        ends = [predicted(H200, problem, kernel).terms["tiles"][0] for kernel in (turns, alone)]
+        assert (ends[0] < ends[1]) == less
+        if k == 8192:  # a tile's loop is longer than its end, which shows once
+            assert ends[0] == pytest.approx(ends[1] / 4, rel=0.02)
+
+
 @pytest.mark.parametrize(("layout", "copied"), [("nn", 0), ("tt", 0), ("nt", 0), ("tn", 1)])
 def test_tf32_on_warpgroups_copies_an_operand_only_where_neither_has_rows_along_k(layout, copied):
     kernel = gemm_kernel("tf32_wgmma_128x256x32_64x256_64x256_s4_c2x1")

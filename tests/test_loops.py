@@ -4,11 +4,13 @@
 import doctest
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from nest_trace import Trace, walk
 
+from pysim.algorithms.cpu import panels, unpacked
 from pysim.cachemodel.cpu.im2col import columns_nest
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
 from pysim.cachemodel.cpu.nest import nest_of
@@ -84,6 +86,28 @@ def test_the_walk_of_the_description_touches_what_the_macro_kernel_records(
     found = Trace(nest_of(parse(text)), schedule)
     at = trace.Bases(found.input, found.filters, found.output, found.windows_at)
     assert list(described(found)) == list(recorded(text, schedule, at))
+
+
+@pytest.mark.parametrize("stationary", STATIONARY)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("sizes", [(2, 2, 3), (6, 3, 5)])
+@pytest.mark.parametrize("algorithm", [unpacked, panels], ids=lambda one: one.NAME)
+def test_the_walk_touches_what_is_recorded_where_a_lies_in_place(
+    algorithm: Any, sizes: tuple[int, int, int], layout: str, stationary: str
+) -> None:
+    try:
+        runtime.library()
+    except MissingError as error:
+        pytest.skip(str(error))
+    text = f"gemm:11x43x6:{layout}"
+    nest = algorithm.nest_of(parse(text))
+    for pack in ("none", "tiles") if algorithm is unpacked else ("none",):
+        if pack == "none" and not nest.in_place:
+            continue
+        schedule = Schedule("f32_win_8x4__portable", stationary, pack, 8, 4, *sizes, algorithm=algorithm.NAME)
+        found = Trace(nest, schedule)
+        at = trace.Bases(found.input, found.filters, found.output, found.windows_at)
+        assert list(described(found)) == list(recorded(text, schedule, at))
 
 
 def test_the_worked_number_of_the_distance_is_what_it_says() -> None:

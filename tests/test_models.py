@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graphs import Builder, random_model
+from graphs import Builder, helper, numpy_helper, random_model
 
 import pysim
 from pysim.calibration import host
@@ -407,3 +407,71 @@ def test_compare_has_the_whole_model_in_its_document(tmp_path):
     assert one["correct"] and one["measured_seconds"] > 0 and one["peers"]["onnxruntime"] > 0
     assert {"model", "max_error", "predicted_seconds", "layers", "layouts"} <= one.keys()
     assert sum(layer["problem"] is not None for layer in one["layers"]) == 26
+
+
+# What only the onnx package runs
+
+
+def exported(nodes, shape, constants=(), opset=17):
+    """A model of nodes from "x" to "y"."""
+    kept = [numpy_helper.from_array(np.asarray(array, np.float32), name) for name, array in dict(constants).items()]
+    ends = [
+        helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape),
+        helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None),
+    ]
+    graph = helper.make_graph(nodes, "one", ends[:1], ends[1:], kept)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+RANDOM = np.random.default_rng(1)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_convolutions_and_pools_of_one_and_three_axes_run_with_what_follows_them(rank):
+    """They are no convolution of this library, and nothing may be fused into them."""
+    constants = {"w": RANDOM.standard_normal((4, 3, *[3] * rank)), "s": np.full((4, *[1] * rank), 0.5)}
+    nodes = [helper.make_node("Conv", ["x", "w"], ["a"]), helper.make_node("Relu", ["a"], ["b"]),
+             helper.make_node("Mul", ["b", "s"], ["c"]),
+             helper.make_node("MaxPool", ["c"], ["y"], kernel_shape=[2] * rank, strides=[2] * rank)]  # fmt: skip
+    proto = exported(nodes, (2, 3, *[9] * rank), constants)
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+@pytest.mark.parametrize("opset", [9, 13, 15])
+@pytest.mark.parametrize("shape", [(5, 7), (2, 7, 9), (2, 7, 3, 3, 2)], ids=str)
+@pytest.mark.parametrize("settled", [True, False])
+def test_batch_normalization_of_any_rank_has_the_models_statistics(shape, opset, settled):
+    """Those of opset 13 and before have a momentum, which counts in training alone."""
+    constants = {name: RANDOM.uniform(0.5, 2, 7) for name in "gbmv"}
+    nodes = [helper.make_node("BatchNormalization", ["x", "g", "b", "m", "n"], ["y"], momentum=0.5)]
+    nodes.insert(0, helper.make_node("Identity" if settled else "Relu", ["v"], ["n"]))
+    if not settled:  # a variance that is no constant
+        nodes.insert(0, helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0))
+        nodes.insert(1, helper.make_node("Add", ["most", "v"], ["u"]))
+        nodes[2] = helper.make_node("Relu", ["u"], ["n"])
+    proto = exported(nodes, shape, constants, opset)
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+def test_batch_normalization_is_folded_into_the_product_before_it():
+    constants = {name: RANDOM.uniform(0.5, 2, 7) for name in "gbmv"} | {"w": RANDOM.standard_normal((5, 7))}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("BatchNormalization", ["a", *"gbmv"], ["y"])]
+    proto = exported(nodes, (3, 5), constants)
+    content, x = proto.SerializeToString(), given(proto)
+    model = model_of(proto)
+    assert [layer.node.op for layer in model.plan.layers] == ["Linear"]
+    assert_close(model(x), by_onnxruntime(content, x))
+
+
+def test_sizes_are_known_of_what_is_computed_with_large_constants():
+    """Larger than any shape, and of sizes that depend on numbers, as masks of shifted windows are."""
+    nodes = [
+        helper.make_node("NonZero", ["ones"], ["places"]),
+        helper.make_node("Cast", ["places"], ["numbers"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "numbers"], ["y"]),
+    ]
+    proto = exported(nodes, (2, 1), {"ones": np.ones((100, 100))})
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))

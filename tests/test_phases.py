@@ -124,7 +124,7 @@ def winograd_spans(of: winograd.Candidates) -> Spans:
     w, (kernel, shape), nest = of.workload, of.cases[0], winograd.described(of)
     k2, k3, channels = (int(of.k2[0]), int(of.k3[0]), int(of.channels[0]))
     planes, wide, held = shape.planes, 4 * kernel.windows, 4 * kernel.filters
-    plane, pitch = 4 * winograd.plane_elements(w, kernel), 4 * planes * kernel.windows * k3 + 64
+    plane, pitch = 4 * winograd.plane_elements(w, kernel, winograd.shape_of(w, kernel, 4)), 4 * planes * kernel.windows * k3 + 64
     sizes = (4 * w.channels * w.height * w.width, planes * shape.filter_panels * shape.channels * wide, 4 * w.filters * w.windows)
     x, f, y, patches, sums = (int(at) for at in np.cumsum([0, *(-(-size // 4096) * 4096 for size in (*sizes, k2 * planes * plane))]))
     seen: dict[str, range] = {}

@@ -128,6 +128,26 @@ def test_plans_are_ranked_and_the_first_is_the_plan() -> None:
     assert len({item.schedule for item in ranked}) == 25
 
 
+@pytest.mark.parametrize("memory_limit", [None, 200_000])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("conv:ic192ih6oc384kh3ph1", "zen5"),
+        ("conv:ic128ih13oc256kh3ph1", "granite-rapids"),
+        ("conv:ic512ih7oc512kh3ph1", "sapphire-rapids"),
+        ("conv:ic96ih24oc256kh5", "emerald-rapids"),
+        ("gemm:100x200x300", "power10-e1050"),
+    ],
+)
+def test_what_is_never_predicted_would_not_have_been_the_best_of_its_kind(text: str, name: str, memory_limit: int | None) -> None:
+    chosen, all_of_them = plan(text, name, memory_limit=memory_limit), plans(text, name, top=1, memory_limit=memory_limit)[0]
+    assert (chosen.algorithm, chosen.schedule) == (all_of_them.algorithm, all_of_them.schedule)
+    every = {(one.algorithm, one.schedule.kind): full_cost(one).cycles for one in all_of_them.considered}
+    some = {(one.algorithm, one.schedule.kind): full_cost(one).cycles for one in chosen.considered}
+    assert some == pytest.approx({kind: every[kind] for kind in some}, rel=1e-12)
+    assert not memory_limit or some.keys() == every.keys()
+
+
 @pytest.mark.parametrize("text", PROBLEMS)
 @pytest.mark.parametrize("within", [1.0, 1.1, 2.5])
 def test_candidates_are_all_the_schedules_within_the_factor_of_the_best_at_their_own_cost(text: str, within: float) -> None:
@@ -298,6 +318,40 @@ def test_assumed_numbers_are_those_the_cost_read() -> None:
     constants = {f"core.{name}" for name in on.core.__struct_fields__ if name != "units"}
     assert constants & set(on.assumed()) <= set(full)
     assert "core.pack_line_cycles" in full
+
+
+def changed(on: machine.Machine, path: str) -> machine.Machine:
+    """The machine with another value of one number; as it is where the path is of several (a unit, a level)."""
+    numbers = msgspec.to_builtins(on)
+    at: Any = numbers
+    for part in path.split("."):
+        at = at[part] if isinstance(at, dict) else next(one for one in at if part in (one.get("name"), one.get("target")))
+    if "value" in at:
+        at["value"] *= 1.125
+    return msgspec.convert(numbers, machine.Machine)
+
+
+@pytest.mark.parametrize(
+    ("text", "algorithm", "layout"),
+    [
+        (LAYER, "sconv", "nchw"),
+        ("conv:ic64ih56oc64kh7sh2ph3", "winograd", "nchw"),
+        (LAYER, "im2col", "nchw"),
+        ("conv:g96ic96ih28oc96kh3ph1", "depthwise", "nchw"),
+        ("conv:ic3ih56oc64kh7sh2ph3", "polyphase", "nchw"),
+        ("conv:ic64ih28oc64kh3ph1", "direct_nchwc", "nchw16c"),
+        ("gemm:4x2048x2048", "skinny", "nchw"),
+        ("gemm:40x3072x768", "gemm", "nchw"),
+        ("gemm:40x3072x768", "unpacked", "nchw"),
+    ],
+)
+def test_an_assumed_number_that_changes_the_cost_is_among_those_it_leaned_on(text: str, algorithm: str, layout: Any) -> None:
+    on = machine.load("granite-rapids")
+    chosen = plan(text, on, algorithm=algorithm, layout=layout)
+    cycles = full_cost(chosen).seconds
+    for path in on.assumed():
+        other = plan(text, changed(on, path), name=chosen.name, layout=layout)
+        assert path in chosen.assumed or full_cost(other).seconds == pytest.approx(cycles, rel=1e-12), path
 
 
 def test_an_explanation_lists_assumed_numbers_where_there_are_some_and_only_there() -> None:

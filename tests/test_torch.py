@@ -333,11 +333,14 @@ def test_channels_last_gives_the_same_numbers():
         assert_close(pysim.torch.optimize(model)(x.to(memory_format=torch.channels_last)), model(x))
 
 
-def test_a_copy_is_a_model_of_its_own():
+@pytest.mark.parametrize("called", [False, True])
+def test_a_copy_is_a_model_of_its_own(called):
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model)
-    twin = copy.deepcopy(optimized)
     with torch.no_grad():
+        if called:
+            optimized(x)
+        twin = copy.deepcopy(optimized)
         twin[0].weight.mul_(2)
         assert_close(optimized(x), model(x))
         assert not np.allclose(twin(x), model(x))

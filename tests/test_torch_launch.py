@@ -2,6 +2,7 @@
 """Layers of PyTorch models as they run on a GPU, by the CUDA kernels as the CPU runs them: epilogues, folded weights, residuals."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,17 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 from pysim import planner  # noqa: E402
 from pysim.check.bounds import bound_of  # noqa: E402
+from pysim.frontends import torch as frontend  # noqa: E402
 from pysim.frontends.torch import rewritten  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
-from pysim.models import torch_gpu, torch_layers  # noqa: E402
+from pysim.models import torch_chain, torch_gpu, torch_layers  # noqa: E402
+from pysim.models.torch_chain import LayerChain  # noqa: E402
 from pysim.models.torch_layers import FusedLayer, Geometry  # noqa: E402
 from pysim.problem.conv import Conv  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
 from pysim.runtime import cuda  # noqa: E402
 from pysim.runtime.cuda_call import ALIGNED  # noqa: E402
+from pysim.runtime.cuda_steps import LaunchSteps  # noqa: E402
 
 BUILT = Path(__file__).parent.parent / "build-native" / "native" / "cuda" / "libpysim_cuda_emulated.so"
 LIBRARY = Path(os.environ.get("PYSIM_EMULATED_CUDA_LIBRARY") or BUILT)
@@ -76,7 +80,7 @@ class Case:
         self.native = torch_layers._Native(None, planner.plan(problem, load_any("h200"), layout=layout))
 
     def run(self, residual=None):
-        return self.layer._on_gpu(self.native, "key", self.x, self.parameters, residual)
+        return self.layer._on_gpu(self.native, "key", self.x, self.parameters, residual)[0]
 
     def assert_right(self, residual=None):
         wanted = self.layer.own(self.x, *self.parameters, None if residual is None else residual.clone())
@@ -120,74 +124,167 @@ def aligned(like):
     return lying[start : start + like.numel()].as_strided(like.shape, like.stride()).normal_()
 
 
-class Repeated(Case):
-    """A layer that was called, and whose next calls may not look anything up."""
+class Counted(LayerChain):
+    """How often layers were looked up."""
 
-    def __init__(self, case, monkeypatch, adds=False):
-        for module in (torch_gpu, torch_layers):
-            monkeypatch.setattr(module, "ALIGNED", 64)  # what a host's memory begins at
-        super().__init__(*case, monkeypatch)
-        self.x = aligned(self.x)
-        self.parameters = (aligned(self.parameters[0]), *self.parameters[1:])
-        self.residual = aligned(self.run()) if adds else None
-        monkeypatch.setattr(torch_layers, "_tf32", lambda kind: False)
-        with torch.no_grad():
-            self.run(self.residual)
-        self.looked_up = 0
-        monkeypatch.setattr(self.layer, "_looked_up", self.look_up)
+    looked_up = 0
 
-    def look_up(self, x, parameters, residual):
+    def _look_up(self, values):
         self.looked_up += 1
-        return self.layer.own(x, *parameters, residual)
+        super()._look_up(values)
 
-    def again(self):
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Every tensor as on a GPU of the first generation with tensor cores, whose kernels all run here."""
+    for module in (torch_gpu, torch_layers, torch_chain):
+        monkeypatch.setattr(module, "ALIGNED", 64)  # what a host's memory begins at
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True), raising=False)
+    monkeypatch.setattr(torch_layers.host, "gpu_here", lambda: load_any("v100"))
+    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))
+    monkeypatch.setattr(frontend, "LayerChain", Counted)
+    monkeypatch.setattr(torch_gpu, "on_device_of", lambda x: nullcontext())
+    monkeypatch.setattr(torch_chain.cuda, "devices", lambda: (None,))
+    for module in (torch_layers, torch_chain):
+        monkeypatch.setattr(module, "tf32", lambda kind: False)
+
+
+class Block(torch.nn.Module):
+    """A residual block whose shortcut is a layer, too; `twice` gives a value inside it, as well."""
+
+    def __init__(self, channels=8, twice=False):
+        super().__init__()
+        conv, norm = torch.nn.Conv2d, torch.nn.BatchNorm2d
+        self.short, self.twice = torch.nn.Sequential(conv(channels, 16, 1), norm(16)), twice
+        self.body = torch.nn.Sequential(conv(channels, 8, 1), norm(8), torch.nn.ReLU(), conv(8, 8, 3, 1, 1), torch.nn.ReLU())
+        self.last = torch.nn.Sequential(conv(8, 16, 1), norm(16))
+
+    def forward(self, x):
+        short, inner = self.short(x), self.body(x)
+        y = torch.relu(self.last(inner) + short)
+        return (y, inner) if self.twice else y
+
+
+def settled(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    return model.eval()
+
+
+class Chained:
+    """A model of one chain, called until its launches are kept."""
+
+    def __init__(self, model, x):
+        self.model, self.x = settled(model), aligned(x)
+        traced, self.layers = rewritten(torch.fx.symbolic_trace(self.model))
+        (self.chain,) = (module for module in traced.modules() if isinstance(module, Counted))
+        self.traced = traced
         with torch.no_grad():
-            return self.layer(self.x, *self.parameters, self.residual)
+            for _ in range(2):
+                self.traced(self.x)
+        self.chain.looked_up = 0
+
+    def assert_right(self):
+        with torch.no_grad():
+            results = [y if isinstance(y, tuple) else (y,) for y in (self.traced(self.x), self.model(self.x))]
+        for y, right in zip(*results, strict=True):
+            assert y.shape == right.shape and (y - right).abs().max() <= 1e-5 * right.abs().max()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_call_like_the_last_one_looks_nothing_up_and_gives_the_same_bits(case, monkeypatch):
-    one = Repeated(case, monkeypatch)
+IMAGE = torch.empty(2, 8, 6, 6)
+MODELS = {
+    "a layer": (lambda: torch.nn.Sequential(torch.nn.Conv2d(8, 6, 3)), IMAGE),
+    "a block": (Block, IMAGE),
+    "blocks": (lambda: torch.nn.Sequential(Block(), Block(16), Block(16)), IMAGE),
+    "a value inside is read, too": (lambda: Block(twice=True), IMAGE),
+    "channels last": (Block, IMAGE.to(memory_format=torch.channels_last)),
+    "products": (lambda: torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)), torch.empty(3, 5, 24)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_that_follow_each_other_are_one_call_that_looks_nothing_up(name, on_gpu, monkeypatch):
+    make, x = MODELS[name]
+    one = Chained(make(), x)
+    assert {decision.runs for layer in one.layers for decision in layer.decisions} == {"pysim"}
+    called = []
+    run = LaunchSteps.run
+    monkeypatch.setattr(LaunchSteps, "run", lambda *given: (called.append(given[0]), run(*given)))
     one.x.normal_()
-    assert (one.again() == one.run()).all()
-    assert one.looked_up == 0
+    one.assert_right()
+    one.assert_right()
+    assert one.chain.looked_up == 0 and len(called) == 2
 
 
-def test_a_residual_is_added_again_where_it_lies(monkeypatch):
-    one = Repeated(CASES[0], monkeypatch, adds=True)
-    one.residual.normal_()
-    wanted = one.layer.own(one.x, *one.parameters, one.residual.clone())
-    found = one.again()
-    assert found.data_ptr() == one.residual.data_ptr()
-    assert one.looked_up == 0
-    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+def test_a_layer_that_stays_pytorchs_parts_a_chain(on_gpu, monkeypatch):
+    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda problem, *_: 0.0 if problem.kernel_h == 3 else float("inf"))
+    one = Chained(Block(), IMAGE)
+    assert {decision.runs for layer in one.layers for decision in layer.decisions} == {"pysim", "torch"}
+    one.x.normal_()
+    one.assert_right()
+    assert one.chain.looked_up == 0
 
 
 @pytest.mark.parametrize(
-    "what", ["shape", "type", "weights written to", "weights elsewhere", "other weights", "a residual", "a view", "gradients"]
+    "what", ["shape", "weights written to", "weights elsewhere", "other weights", "statistics written to", "a view", "gradients"]
 )
-def test_a_call_that_differs_from_the_last_one_is_looked_up(what, monkeypatch):
-    one = Repeated(CASES[0], monkeypatch)
-    w = one.parameters[0]
-    if what == "shape":
-        one.x = aligned(torch.empty(3, 8, 10, 10))
-    elif what == "type":
-        one.x, one.parameters = one.x.double(), tuple(number.double() for number in one.parameters)
-    elif what == "weights written to":
-        w.mul_(2)
-    elif what == "weights elsewhere":
-        w.data = w.data.clone()
-    elif what == "other weights":
-        one.parameters = (w.clone(), *one.parameters[1:])
-    elif what == "a residual":
-        one.residual = aligned(one.run())
-    elif what == "a view":
-        one.x = one.x.transpose(2, 3)
+def test_a_call_that_differs_from_those_before_is_looked_up(what, on_gpu):
+    one = Chained(Block(), IMAGE)
+    conv, norm = one.model.last
+    with torch.no_grad():
+        if what == "shape":
+            one.x = aligned(torch.empty(3, 8, 6, 6))
+        elif what == "weights written to":
+            conv.weight.mul_(2)
+        elif what == "weights elsewhere":
+            conv.weight.data = 2 * conv.weight.data
+        elif what == "other weights":
+            conv.weight = torch.nn.Parameter(2 * conv.weight)
+        elif what == "statistics written to":
+            norm.running_mean.add_(1)
+        elif what == "a view":
+            one.x = one.x.transpose(2, 3)
     if what == "gradients":
-        one.layer(one.x.requires_grad_(), *one.parameters)
+        one.traced(one.x).sum().backward()
+        assert conv.weight.grad is not None
     else:
-        one.again()
-    assert one.looked_up == 1
+        one.assert_right()
+    assert one.chain.looked_up == 1
+    for _ in range(3):
+        one.assert_right()
+    assert one.chain.looked_up <= 3
+
+
+def test_shapes_that_take_turns_look_nothing_up(on_gpu):
+    one = Chained(Block(), IMAGE)
+    images = [one.x, aligned(torch.empty(1, 8, 6, 6))]
+    for turn in range(6):
+        one.x = images[turn % 2]
+        one.assert_right()
+    assert one.chain.looked_up == 1
+
+
+def test_values_inside_a_chain_share_memory(on_gpu, monkeypatch):
+    """Three blocks: values as large as nine of their results, of which at most three are needed at once, and workspaces."""
+    one = Chained(torch.nn.Sequential(Block(), Block(16), Block(16)), IMAGE)
+    asked, give = [], torch_chain.workspace
+    monkeypatch.setattr(torch_chain, "workspace", lambda size, *rest: (asked.append(size), give(size, *rest))[1])
+    one.assert_right()
+    (arena,), out = asked, 4 * 2 * 16 * 36
+    assert 0 < arena <= 5 * out
+
+
+def test_without_memory_for_its_arena_a_chain_runs_layer_by_layer(on_gpu, monkeypatch):
+    one = Chained(Block(), IMAGE)
+
+    def full(*given):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(torch_chain, "workspace", full)
+    one.assert_right()
+    assert one.chain.looked_up == 1
 
 
 def test_parameters_are_read_from_the_modules_that_they_belong_to():
@@ -219,3 +316,16 @@ def test_folded_weights_make_up_for_sums_that_come_out_too_small(monkeypatch):
     ratio = (larger.double() * plain.double()).sum() / (plain.double() ** 2).sum()
     assert abs(ratio - 1 + lean) < 5e-9
     assert bound_of(planner.plan(problem, load_any("h200"), accuracy="ieee")).lean == 0
+
+
+@pytest.mark.skipif(torch_layers._precision is None, reason="this PyTorch has the older settings alone")
+def test_whether_tf32_is_allowed_is_known_however_the_program_said_so():
+    """PyTorch's older settings raise where the newer ones were set."""
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = matmul.fp32_precision, conv.fp32_precision
+    try:
+        for setting in ("tf32", "ieee"):
+            matmul.fp32_precision = conv.fp32_precision = setting
+            assert {torch_layers.tf32("Linear"), torch_layers.tf32("Conv")} == {setting == "tf32"}
+    finally:
+        matmul.fp32_precision, conv.fp32_precision = before

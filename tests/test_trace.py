@@ -6,7 +6,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterable
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from threading import active_count
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pysim.algorithms.nest import BROADCASTS
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import OPERANDS, PHASES, Cache, Chunk, Hierarchy, tag
 from pysim.errors import NativeError
@@ -104,10 +105,10 @@ def executed(recorder: tuple[Any, Any], workload: Workload, s: Schedule, room: i
         return copies[kind]
 
     plan, problem = native("schedule", runtime.schedule_struct(s, workload)), native("problem", runtime.problem_struct(workload))
+    assert lib.pysim_prepared_bytes(problem, plan, size) == 0
     if isinstance(workload, Gemm):
-        sizes = [workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
+        sizes = [size[0] or workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
     else:
-        assert lib.pysim_prepared_bytes(problem, plan, size) == 0
         image, output = workload.channels * workload.height * workload.width, workload.filters * workload.windows
         sizes = [image * workload.batch * element, size[0], output * workload.batch * result]
     assert lib.pysim_workspace_bytes(problem, plan, 1, size) == 0
@@ -152,7 +153,7 @@ def assert_tags_name_the_buffers(w: Workload, s: Schedule, at: trace.Bases, addr
     assert set(operand[(is_write == 1) & (phase == PHASES.index("store"))]) == {OPERANDS.index("output")}
     assert set(phase[operand == OPERANDS.index("output")]) == {PHASES.index("store")}
     assert (OPERANDS.index("packed_input") in operand) == (s.pack == "tiles")
-    assert (OPERANDS.index("packed_filter") in operand) == isinstance(w, Gemm)
+    assert (OPERANDS.index("packed_filter") in operand) == (isinstance(w, Gemm) and s.algorithm is None)
     packs = phase == PHASES.index("pack")
     assert not is_write[~packs & (operand != OPERANDS.index("output"))].any()
 
@@ -210,6 +211,22 @@ def test_a_vector_rows_trace_is_what_its_source_executes(recorder, row):
     for workload, stationary in zip(EDGES, cycle(["input_stationary", "weight_stationary"]), strict=False):
         typed = msgspec.structs.replace(workload, dtype=row.dtype)
         assert assert_trace_is_executed(recorder, typed, schedule(row.name, 2, stationary=stationary, k2=1)) > 100
+
+
+IN_PLACE = [row for row in VECTOR_ROWS if row.form == BROADCASTS]
+
+
+@pytest.mark.parametrize("kernel", [PORTABLE["f32"], PORTABLE["f64"], *(row.name for row in IN_PLACE)])
+@pytest.mark.parametrize("stationary", ["input_stationary", "weight_stationary"])
+def test_a_product_that_does_not_pack_a_is_traced_as_executed(recorder, kernel, stationary):
+    if platform.machine() != "x86_64" and kernel not in PORTABLE.values():
+        pytest.skip("the vector kernels are built on x86_64 only")
+    for a, b, algorithm in product((False, True), (False, True), ("unpacked", "panels")):
+        workload = Gemm(m=23, n=83, k=13, trans_a=a, trans_b=b, dtype=kernel.split("_")[0])
+        packs = ["none"] if algorithm == "panels" else ["tiles"] if b else ["tiles", "none"]
+        for pack in packs:
+            s = schedule(kernel, 5, stationary=stationary, algorithm=algorithm, pack=pack, k2=1)
+            assert assert_trace_is_executed(recorder, workload, s) > 100
 
 
 small = st.integers(1, 3)

@@ -9,6 +9,7 @@ import pytest
 import pysim
 from pysim import planner
 from pysim.algorithms.cpu import panels, unpacked
+from pysim.algorithms.nest import BROADCASTS
 from pysim.calibration import host
 from pysim.check.bounds import gamma
 from pysim.errors import NativeError, PlanError
@@ -34,7 +35,7 @@ def problem_of(text: str) -> Gemm:
 
 def plans_of(problem: Gemm) -> list[Plan]:
     """The best of each kernel that can run it here, of both algorithms."""
-    of_form = [row for row in kernels() if (row.form, row.dtype) == (unpacked.FORM, problem.dtype)]
+    of_form = [row for row in kernels() if (row.form, row.dtype) == (BROADCASTS, problem.dtype)]
     rows = [row for row in of_form if row.name in runtime.available_kernels()]
     on = host.machine("host")
     return [

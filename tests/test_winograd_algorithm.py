@@ -128,7 +128,8 @@ def test_the_cost_adds_up_and_no_schedule_is_below_its_bound(machine: str, state
         assert known == set(plan.cost.terms) - set(plan.cost.levels) and all(plan.cost.terms[name] > 0 for name in known)
         kernel = next(row for row in kernels() if row.name == plan.kernel)
         assert isinstance(plan.schedule, Schedule)
-        assert plan.cost.cycles >= model.least_cycles(conv(problem), load(machine), kernel, plan.schedule.outputs or 0)
+        case = kernel, model.shape_of(conv(problem), kernel, plan.schedule.outputs or 0)
+        assert plan.cost.cycles >= model.least_cycles(conv(problem), load(machine), (case,)).min()
 
 
 def test_the_filters_bytes_decide_between_tiles_where_there_are_few() -> None:
@@ -201,7 +202,7 @@ def test_cold_filters_cost_what_memory_gives() -> None:
         ("conv:ic64ih56oc64kh3kw5ph1", {}, "square kernels"),
         ("conv:ic64ih56oc64kh14sh4", {}, "up to 12x12"),
         ("conv:ic64ih56oc64kh3dh1", {}, "dilation 1"),
-        ("conv:ic64ih56oc64kh3", {"layout": "nchw16c"}, "NCHW16C was asked for"),
+        ("conv:ic24ih56oc64kh3", {"layout": "nchw16c"}, "no whole blocks of 16"),
         ("conv:ic64ih56oc64kh3:s8", {}, "no transforms of s8"),
         ("conv:ic64ih56oc64kh3", {"model": "csa"}, "slicing analysis"),
     ],
@@ -252,3 +253,34 @@ def test_its_accesses_are_not_traced_and_that_is_said() -> None:
     good = Schedule("f32_win_8x4__portable", "input_stationary", "tiles", 8, 4, 8, 1, 1, "winograd", 4)
     with pytest.raises(NativeError, match="algorithm winograd is no loop nest"):
         list(trace.accesses(conv("conv:ic8ih9oc8kh3ph1"), good))
+
+
+@pytest.mark.parametrize(
+    "text", ["conv:mb2ic32ih9iw14oc48kh3ph1", "conv:ic16ih15oc32kh4", "conv:g2ic32ih12oc64kh5ph2", "conv:ic3ih33oc32kh7sh2ph3"]
+)
+def test_blocks_of_channels_give_what_planes_give(text: str) -> None:
+    """Of every m, from planes to blocks and, without a stride, from blocks to blocks."""
+    w, here = conv(text), runtime.available_kernels()
+    x, filters, bias = operands(w)
+    rows = [row for row in kernels() if row.form == "win" and row.lane_windows > 1 and row.dtype == w.dtype and row.name in here]
+    for row in rows:
+        c = row.lane_windows
+        blocks = np.ascontiguousarray(x.reshape(w.batch, -1, c, w.height, w.width).transpose(0, 1, 3, 4, 2)) if w.channels % c == 0 else x
+        ways = [(f"nchw-nchw{c}c", x)] + [(f"nchw{c}c", blocks)] * (w.stride_h == 1)
+        for m in winograd.outputs_of(w):
+            shape = model.shape_of(w, row, m)
+            s = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, shape.channels, 1, 1, "winograd", m)
+            want = cpu_launch.Prepared(w, filters, s, bias, "relu")(x)
+            for layout, given in ways:
+                launch: Any = cpu_launch.Prepared(w, filters, s, bias, "relu", layout=layout)  # type: ignore[arg-type]
+                assert launch.workspace_bytes == winograd.workspace_bytes(w, s, layout)  # type: ignore[arg-type]
+                got = launch(given).transpose(0, 1, 4, 2, 3).reshape(want.shape)
+                np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max() * m**2)
+    assert rows or not here
+
+
+def test_blocks_are_refused_where_no_transform_reads_them() -> None:
+    with pytest.raises(PlanError, match="with a stride its input is NCHW"):
+        planner.plan("conv:ic32ih33oc32kh7sh2ph3", ZEN4, layout="nchw16c", algorithm="winograd")
+    with pytest.raises(PlanError, match="no whole blocks of 16"):
+        planner.plan("conv:ic24ih33oc24kh3ph1", ZEN4, layout="nchw16c", algorithm="winograd")

@@ -72,7 +72,7 @@ def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int 
     if k.by_warpgroups:
         number = THIRDS if k.thirds else NUMBERS[k.dtype]
         return f"wgmma_kernel<pysim::hopper::Shape<{number}, {k.rows}, {k.columns}, {k.warp_rows}, {k.warp_columns}, " + (
-            f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}, {k.promotion}>, pysim::hopper::{operands}<"
+            f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}, {k.promotion}, {str(k.pingpong).lower()}>, pysim::hopper::{operands}<"
         )
     if not k.tensor:
         return f"simt::kernel<pysim::{shape_of(k)}"

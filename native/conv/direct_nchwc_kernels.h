@@ -12,7 +12,7 @@ enum { MOST_PIXELS = 28, MOST_VECTORS = 4 };
 
 /* Asks for what a later tile will read or write when its sums are made: the next but one, as memory is further away than the few channels of
  * an image take. Pixels of a block follow one another in memory, rows too. */
-enum { TILES_AHEAD = 2 };
+enum { TILES_AHEAD = 2, ROWS_AHEAD = 96 };
 INLINE void fetch_tile(const int P, const int F, const void *at, int64_t vector, int64_t vectors) {
     for (int f = 0; f < F && f < vectors; f++)
         for (int p = 0; p < P; p++) __builtin_prefetch((const T *)at + f * vector + (TILES_AHEAD * P + p) * LANES, 1);
@@ -40,6 +40,8 @@ INLINE void direct_tile(const int P, const int F, const pysim_nchwc_tile *t) {
 #pragma GCC unroll 2
                 for (int64_t i = 0; i < t->inner; i++, w += F * LANES) {
                     VEC filter[MOST_VECTORS];
+#pragma GCC unroll 4
+                    for (int f = 0; f < F; f++) __builtin_prefetch(w + (ROWS_AHEAD * F + f) * LANES);
 #pragma GCC unroll 4
                     for (int f = 0; f < F; f++) filter[f] = v_load(w + f * LANES);
 #pragma GCC unroll 28

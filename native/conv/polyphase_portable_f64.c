@@ -6,4 +6,4 @@ typedef double T;
 enum { PHASES_FILTERS = 4 };
 #include "polyphase_kernels.h"
 
-DEFINE_PHASES(f64_phases_12x4__portable)
+DEFINE_PHASES(f64_phases_6x4__portable)

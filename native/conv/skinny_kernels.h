@@ -13,8 +13,11 @@
  * thinned by multiply-adds, so each tile asks for what comes a tile (dot) or a block (axpy) later, in the order of memory. */
 #include "../kernel.h"
 
-/* A tile has up to 16 sums where registers are 32 (vectors of 64 bytes), else 8. */
-enum { WIDEST = 8, MOST_FEW = LANES * sizeof(T) == 64 ? 8 : 4, LINE = 64 / sizeof(T) };
+/* A tile has up to 20 sums where registers are 32 (vectors of 64 bytes), else 8. */
+enum { WIDEST = 8, SUMS = LANES * sizeof(T) == 64 ? 20 : 8, MOST_FEW = LANES * sizeof(T) == 64 ? 8 : 4, MOST_DOT = 4, LINE = 64 / sizeof(T) };
+
+/* Vectors of the matrix in a tile of nf of the few: a power of two. */
+INLINE int64_t wide(int64_t nf) { return nf * WIDEST <= SUMS ? WIDEST : nf * WIDEST / 2 <= SUMS ? WIDEST / 2 : WIDEST / 4; }
 
 /* What is asked for next, and the end of its run of `width` elements; runs lie ld apart. */
 typedef struct {
@@ -113,22 +116,21 @@ INLINE void dot_tile(const int nf, const int nr, const pysim_skinny *of, const T
         const MASK mask = v_lanes(0, nk - p);
         DOT_STEP(v_load_mask(matrix + r * of->ld + p, mask), p % PYSIM_FEW_STEP)
     }
-    enum { SUMS = WIDEST * MOST_FEW };
-    VEC lanes[SUMS];
-    T sum[SUMS];
+    enum { ROOM = WIDEST * MOST_DOT };
+    VEC lanes[ROOM];
+    T sum[ROOM];
+    int used = 1; /* of a group of lanes: what sums_of_lanes takes, the sums of three of the few with zeros behind them */
+    while (used < nf * nr && used < LANES) used *= 2;
+#pragma GCC unroll 32
+    for (int i = 0; i < ROOM; i++) lanes[i] = i < nf * nr ? acc[i / nr][i % nr] : v_zero();
 #pragma GCC unroll 8
-    for (int f = 0; f < nf; f++)
-#pragma GCC unroll 8
-        for (int r = 0; r < nr; r++) lanes[f * nr + r] = acc[f][r];
-    const int count = nf * nr < LANES ? nf * nr : LANES;
-#pragma GCC unroll 4
-    for (int at = 0; at < nf * nr; at += LANES) v_store(sum + at, sums_of_lanes(count, lanes + at));
+    for (int at = 0; at < nf * nr; at += LANES) v_store(sum + at, sums_of_lanes(used, lanes + at));
 #pragma GCC unroll 8
     for (int f = 0; f < nf; f++)
 #pragma GCC unroll 8
         for (int r = 0; r < nr; r++) {
             T *to = sums + f * pitch + r;
-            *to = sum[(f * nr + r) * (LANES / count)] + (first ? 0 : *to);
+            *to = sum[(f * nr + r) * (LANES / used)] + (first ? 0 : *to);
         }
     *ahead = a;
 }
@@ -141,32 +143,38 @@ INLINE void dot_block(const int nf, const int nr, const pysim_skinny *of, const 
 }
 
 /* All passes over a block of results ask for the same lines: the first one for all that are not asked for yet. */
-#define PASS(nf, n)                                                                                           \
-    for (; f + nf <= of->few; f += nf) {                                                                      \
-        next = ahead;                                                                                         \
-        if (dot)                                                                                              \
-            dot_block(nf, n, of, few + f * PYSIM_FEW_STEP, matrix, nk, p == 0, count, sums + f * pitch, pitch, &next); \
-        else                                                                                                  \
-            axpy_block(nf, n, of, few + f, matrix, nk, p == 0, count, sums + f * pitch, pitch, &next);        \
-    }
+#define PASS(nf)                                                                                                                   \
+    case nf:                                                                                                                       \
+        if (!dot && nf <= MOST_FEW)                                                                                                \
+            axpy_block(nf, (int)wide(nf), of, few + f, matrix, nk, p == 0, count, sums + f * pitch, pitch, &next);                 \
+        DOT_PASS(nf, WIDEST)                                                                                                       \
+        DOT_PASS(nf, WIDEST / 2)                                                                                                   \
+        DOT_PASS(nf, WIDEST / 4)                                                                                                   \
+        break;
+#define DOT_PASS(nf, rows)                                                                                                         \
+    if (dot && nf <= MOST_DOT && rows <= wide(nf) && rows >= wide(MOST_DOT) && rows == block)                                      \
+        dot_block(nf, rows, of, few + f * PYSIM_FEW_STEP, matrix, nk, p == 0, count, sums + f * pitch, pitch, &next);
 
+/* The few go in passes: axpy, of as equal numbers as can be; dot, of as many as a tile takes, and the rest. */
 INLINE void skinny(const int dot, const pysim_skinny *of, int64_t begin, int64_t results, T *to, int64_t pitch) {
-    const int64_t result_step = dot ? of->ld : 1, p_step = dot ? 1 : of->ld, block = dot ? WIDEST : WIDEST * LANES;
-    const int64_t tile = of->few == 4 ? MOST_FEW / 2 : WIDEST; /* rows of dot's first pass, or of all passes where several follow */
+    const int64_t passes = pysim_ceil_div(of->few, MOST_FEW), most = dot ? MOST_DOT : pysim_ceil_div(of->few, passes);
+    /* dot: no more rows than a pass takes at once, so that these and a block of the few stay in L1 */
+    const int64_t block = dot ? wide(pysim_min(of->few, most)) : WIDEST * LANES;
+    const int64_t result_step = dot ? of->ld : 1, p_step = dot ? 1 : of->ld;
     const T *rows = (const T *)of->matrix + begin * result_step;
     for (int64_t p = 0; p < of->k; p += of->block) {
         const int64_t nk = pysim_min(of->block, of->k - p), run = dot ? nk : results;
-        const T *few = (const T *)of->vectors + p * of->few, *from = rows + p * p_step + (dot ? tile : nk) * of->ld;
+        const T *few = (const T *)of->vectors + p * of->few, *from = rows + p * p_step + (dot ? block : nk) * of->ld;
         AHEAD ahead = {from, from + run, run, of->ld}, next = ahead;
         for (int64_t i = 0; i < results; i += block, ahead = next) {
             const int64_t count = pysim_min(block, results - i);
             const T *matrix = rows + i * result_step + p * p_step;
             T *sums = to + i;
-            int64_t f = 0;
-            if (MOST_FEW == 8 && !dot) PASS(8, 2) /* dot would read a vector of the few for each two rows: 4 x 4 is a quarter faster */
-            PASS(4, MOST_FEW / 2)
-            PASS(2, MOST_FEW)
-            PASS(1, WIDEST)
+            for (int64_t f = 0, nf; f < of->few; f += nf) {
+                next = ahead;
+                nf = pysim_min(most, of->few - f);
+                switch (nf) { PASS(1) PASS(2) PASS(3) PASS(4) PASS(5) PASS(6) PASS(7) PASS(8) }
+            }
         }
     }
 }

@@ -5,5 +5,5 @@ typedef double T;
 #include "../vec_portable.h"
 #include "skinny_kernels.h"
 
-DEFINE_SKINNY(f64_axpy_32x4__portable, 0)
+DEFINE_SKINNY(f64_axpy_16x4__portable, 0)
 DEFINE_SKINNY(f64_dot_8x4__portable, 1)

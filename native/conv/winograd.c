@@ -16,6 +16,9 @@
  * (y + i) s + a of the input, which is row y + i of phase a, by tap i s + a. A phase lacks the taps beyond the kernel; the others add up in
  * the transformed sums, so s x s channels are transformed on the way in and one on the way out. Phases have their padding written out.
  *
+ * Channels in blocks (NCHWc) are the lanes of both transforms. The products broadcast an element of a patch where it lies, so the patches of
+ * a tile lie by themselves, channel by channel, and nothing is transposed on the way in or out. Phases are parted from planes alone.
+ *
  * Threads take blocks, smaller ones where that divides them evenly, and parts of the filters: each transforms the patches it needs.
  * Every sum is made by one thread in one order. Prepared filters lie as they are read, in one stream: [group][set][plane][channel set][panel]
  * [channel][filters]. */
@@ -98,6 +101,7 @@ static shape shape_of(const pysim_job *job) {
             .out_h = c->height + c->pad_top + c->pad_bottom - r + 1, .out_w = c->width + c->pad_left + c->pad_right - r + 1,
             .image_pitch = c->channels * c->height * c->width,
             .panel_tiles = n->schedule.filters,
+            .in_blocks = c->input_block > 1, .out_blocks = c->output_block > 1,
         },
         .bytes = n->bytes,
         .planes = edge * edge,
@@ -112,7 +116,8 @@ static shape shape_of(const pysim_job *job) {
     s.w.output_pitch = c->filters * s.w.out_h * s.w.out_w;
     s.w.sums_pitch = odd_lines(s.set_panels * s.panel_filters, s.bytes);
     s.w.tile_pitch = odd_lines(s.planes * s.w.sums_pitch, s.bytes);
-    s.w.plane_pitch = odd_lines(s.w.channels * s.w.panel_tiles + PYSIM_WINOGRAD_FREE, s.bytes);
+    s.w.patch_pitch = odd_lines(s.w.channels, s.bytes);
+    s.w.plane_pitch = odd_lines((s.w.in_blocks ? s.w.patch_pitch : s.w.channels) * s.w.panel_tiles + PYSIM_WINOGRAD_FREE, s.bytes);
     s.panel_bytes = s.planes * s.w.plane_pitch * s.bytes;
     s.filter_panels = pysim_ceil_div(s.filters, s.panel_filters);
     s.tiles = c->batch * s.w.tiles_h * s.w.tiles_w;
@@ -137,9 +142,21 @@ static pysim_status check_problem(const pysim_conv *c, const pysim_schedule *s) 
                                               "%lldx%lld with stride %lld has %lld taps a phase",
                           (long long)s->outputs, (long long)s->outputs, (long long)s->outputs, (long long)taps, (long long)taps,
                           (long long)c->kernel_h, (long long)c->kernel_h, (long long)c->stride_h, (long long)taps);
+    if (c->input_block > 1 && c->stride_h > 1)
+        return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d; with a stride, %lld, algorithm winograd reads planes", (int)c->input_block,
+                          (long long)c->stride_h);
     if (s->stationary != PYSIM_INPUT_STATIONARY)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; winograd is input stationary", (int)s->stationary);
     return PYSIM_OK;
+}
+
+/* Blocks are the lanes of a win row's vectors. Tiles that lie by themselves are read by kernels that take any distance between them. */
+static pysim_status check_blocks(const pysim_conv *c, const pysim_row *row) {
+    const int32_t lanes = strcmp(row->info.form, "win") == 0 ? row->info.lane_windows : 1, in = c->input_block, out = c->output_block;
+    if ((in <= 1 || in == lanes) && (out <= 1 || out == lanes)) return PYSIM_OK;
+    return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; with kernel %s algorithm winograd reads and writes planes or "
+                                         "blocks of %d channels (1: planes)",
+                      (int)in, (int)out, row->info.name, (int)lanes);
 }
 
 /* The same convolution with stride 1, of p x q outputs: of the input itself, or of its phases. */
@@ -148,7 +165,7 @@ static pysim_conv dense(const pysim_conv *c, int64_t p, int64_t q) {
     if (stride == 1) return *c;
     return (pysim_conv){.batch = c->batch, .groups = c->groups, .channels = c->channels * stride * stride, .height = p + taps - 1,
                         .width = q + taps - 1, .filters = c->filters, .kernel_h = taps, .kernel_w = taps, .stride_h = 1, .stride_w = 1,
-                        .dilation_h = 1, .dilation_w = 1, .dtype = c->dtype};
+                        .dilation_h = 1, .dilation_w = 1, .dtype = c->dtype, .output_block = c->output_block};
 }
 
 static pysim_status phases_bytes(const pysim_conv *c, int64_t p, int64_t q, int64_t *bytes) {
@@ -170,7 +187,7 @@ static pysim_status sizes(pysim_job *job) {
     pysim_status status = pysim_product("the transformed filters' bytes", 6, filters, &job->prepared_bytes);
     if (status != PYSIM_OK) return status;
     int64_t patches, sums;
-    const int64_t panel[] = {n->schedule.k2, edge * edge, n->channels + 2, 2 * PYSIM_WINOGRAD_PANEL, n->bytes}; /* at most */
+    const int64_t panel[] = {n->schedule.k2, edge * edge, n->channels + 2 * ALIGN, 2 * PYSIM_WINOGRAD_PANEL, n->bytes}; /* at most */
     const int64_t set[] = {n->schedule.k2, n->schedule.filters, edge * edge, n->schedule.k3, n->schedule.windows, 4 * ALIGN}; /* at most */
     status = pysim_product("the transformed patches' bytes", 5, panel, &patches);
     if (status == PYSIM_OK) status = pysim_product("the sums' bytes", 6, set, &sums);
@@ -197,6 +214,8 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     *n = (pysim_nest){.windows = c->filters / c->groups, .channels = job->own.channels / c->groups, .rows = 1, .taps = 1,
                       .bytes = pysim_dtype_bytes(c->dtype), .out_bytes = pysim_dtype_bytes(c->dtype), .problem = &job->own};
     status = row(s, c->dtype, &n->row);
+    if (status != PYSIM_OK) return status;
+    status = check_blocks(c, &n->row);
     if (status != PYSIM_OK) return status;
     transforms_of(&n->row.info, &known);
     if (n->row.info.filters > PYSIM_WINOGRAD_PANEL || n->row.info.windows > WIDEST)
@@ -333,8 +352,11 @@ static void multiply_plane(const run *r, const block *b, const char *filters, co
             for (int64_t t = 0; t < b->panels; t++) {
                 char *to = sums + (t * s->panel_tiles * pitch + plane * s->w.sums_pitch + (f - begin) * s->panel_filters) * s->bytes;
                 const pysim_store store = {.alpha = 1, .beta = 1, .old = c > 0 ? to : NULL, .bounds = pysim_unbounded(n->row.info.dtype)};
-                n->row.run(channels, patches + t * s->panel_bytes + (plane * s->w.plane_pitch + c * s->w.panel_tiles) * s->bytes, own,
-                           s->panel_filters, to, pitch, width, tiles_in(s, b, t), &store);
+                const char *from = patches + t * s->panel_bytes + (plane * s->w.plane_pitch + c * (s->w.in_blocks ? 1 : s->w.panel_tiles)) * s->bytes;
+                if (s->w.in_blocks)
+                    n->row.strided(channels, from, 1, s->w.patch_pitch, own, s->panel_filters, to, pitch, width, tiles_in(s, b, t), &store);
+                else
+                    n->row.run(channels, from, own, s->panel_filters, to, pitch, width, tiles_in(s, b, t), &store);
             }
         }
     }
@@ -406,4 +428,4 @@ static void run_winograd(pysim_job *job, const pysim_call *call) {
     pysim_team(groups * r.blocks * r.parts, call->threads, run_block, &r);
 }
 
-const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1, 0, 0};
+const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1, 0, 1};

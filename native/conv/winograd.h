@@ -10,6 +10,7 @@
  * operand ("filters"): what lies in the workspace is
  *
  *   patches  [panel of tiles][plane][channel][panel_tiles]     planes plane_pitch apart, of which the last elements are left free
+ *            [panel of tiles][plane][tile][channel]            of an input in blocks, whose lanes are channels; tiles patch_pitch apart
  *   sums     [tile][plane][filters]                            of a set; planes are sums_pitch apart, tiles tile_pitch */
 #ifndef PYSIM_WINOGRAD_H
 #define PYSIM_WINOGRAD_H
@@ -28,7 +29,8 @@ typedef struct {
     int64_t pad_top, pad_left, out_h, out_w;
     int64_t tiles_h, tiles_w;          /* of one image */
     int64_t image_pitch, output_pitch; /* elements between images */
-    int64_t panel_tiles, plane_pitch, sums_pitch, tile_pitch;
+    int64_t panel_tiles, plane_pitch, patch_pitch, sums_pitch, tile_pitch;
+    int in_blocks, out_blocks;         /* input and output lie in blocks of as many channels as a vector has lanes */
     const char *input;                 /* the group's first channel of the first image; output: the group's first filter */
     char *output;
     const char *bias;                  /* of the group's first filter, or NULL */

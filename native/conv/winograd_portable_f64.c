@@ -2,6 +2,7 @@
  * Winograd's transforms, FP64 in plain C. */
 #include "winograd.h"
 typedef double T;
+#define FOUR_LANES
 #include "../vec_portable.h"
 #include "../transpose.h"
 #define ROLLED_FILTERS /* no slower, and compiled in two thirds of the time */

@@ -14,6 +14,7 @@
  *
  * patches  lanes hold pixels of a row for the columns' transform, then tiles: stride m parts the pixels, a tap m further is the next lane.
  * outputs  lanes hold filters; rows of pixels x filters are transposed block by block on their way out.
+ * Of an input or output in blocks lanes hold channels all the way, and a tile is transformed by itself.
  *
  * ROLLED_FILTERS, where the includer defines it: rows of a filter's second transform are a loop, not code one after another. */
 #ifdef ROLLED_FILTERS
@@ -264,6 +265,37 @@ INLINE void patches_body(const int m, const int r, const pysim_winograd *w, int6
             single_run(m, r, m, run, c, thirds, panel, w->plane_pitch);
 }
 
+/* Tiles of blocks of channels, lanes hold the channels: V of each, [plane][tile][channel]. */
+INLINE void block_patch(const int e, const T *corner, int64_t row, int64_t y, int64_t x, const pysim_winograd *w, T *to) {
+    VEC half[MOST_EDGE][MOST_EDGE];
+    const int inside = y >= 0 && x >= 0 && y + e <= w->height && x + e <= w->width;
+#pragma GCC unroll 8
+    for (int j = 0; j < e; j++) {
+        VEC d[MOST_EDGE], z[MOST_EDGE];
+#pragma GCC unroll 8
+        for (int i = 0; i < e; i++) {
+            const int here = inside || ((uint64_t)(y + i) < (uint64_t)w->height && (uint64_t)(x + j) < (uint64_t)w->width);
+            d[i] = here ? v_load(corner + i * row + j * LANES) : v_zero();
+        }
+        patch_transform(e, d, z);
+#pragma GCC unroll 8
+        for (int i = 0; i < e; i++) half[i][j] = z[i];
+    }
+#pragma GCC unroll 1
+    for (int i = 0; i < e; i++, to += e * w->plane_pitch) store_planes(e, half[i], to, w->plane_pitch);
+}
+
+INLINE void patches_of_blocks(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
+    const int64_t row = w->width * LANES, per_image = w->tiles_h * w->tiles_w;
+    for (int64_t c = 0; c < w->channels; c += LANES)
+        for (int64_t lane = 0; lane < count; lane++) {
+            const int64_t t = tile + lane, in_image = t % per_image;
+            const int64_t y = in_image / w->tiles_w * m - w->pad_top, x = in_image % w->tiles_w * m - w->pad_left;
+            const T *corner = (const T *)(const void *)w->input + t / per_image * w->image_pitch + c * w->height * w->width + y * row + x * LANES;
+            block_patch(m + r - 1, corner, row, y, x, w, panel + lane * w->patch_pitch + c);
+        }
+}
+
 /* ---- filters ---- */
 
 INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *from, int64_t width, T *to, int64_t to_plane) {
@@ -296,11 +328,12 @@ INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *fr
 
 /* ---- outputs ---- */
 
-typedef T ROWS[PYSIM_WINOGRAD_LARGEST][(OUT_TILES * PYSIM_WINOGRAD_LARGEST + LANES) * LANES];
+enum { OUT_ROW = (OUT_TILES * PYSIM_WINOGRAD_LARGEST + LANES) * LANES };
+typedef T ROWS[PYSIM_WINOGRAD_LARGEST][OUT_ROW];
 
-/* One tile of LANES filters: y = A^T M A, bias and activation, to pixels of `rows`. */
-INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, VEC bias, VEC low, VEC high, int64_t pixel,
-                        ROWS rows) {
+/* One tile of LANES filters: y = A^T M A, bias and activation, to pixels of rows `row` elements apart, those below `rows` and `columns`. */
+INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, VEC bias, VEC low, VEC high, T *to, int64_t row,
+                        int64_t rows, int64_t columns) {
     const int e = m + r - 1;
     VEC half[PYSIM_WINOGRAD_LARGEST][MOST_EDGE];
 #pragma GCC unroll 8
@@ -317,7 +350,8 @@ INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, 
         VEC y[PYSIM_WINOGRAD_LARGEST];
         sums_transform(e, m, half[i], y);
 #pragma GCC unroll 6
-        for (int j = 0; j < m; j++) v_store(&rows[i][(pixel + j) * LANES], v_between(low, high, v_add(y[j], bias)));
+        for (int j = 0; j < m; j++)
+            if (i < rows && j < columns) v_store(to + i * row + j * LANES, v_between(low, high, v_add(y[j], bias)));
     }
 }
 
@@ -346,14 +380,24 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
         for (int64_t i = 0, n; i < count; i += n) {
             const int64_t t = tile + i, column = t % w->tiles_w;
             n = pysim_min(pysim_min(OUT_TILES, count - i), w->tiles_w - column);
-            for (int64_t j = 0; j < n; j++)
-                output_tile(m, r, sums + (i + j) * w->tile_pitch + f, w->sums_pitch, added, low, high, j * m, rows);
+            const T *first = sums + i * w->tile_pitch + f;
             const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
-            T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map + y * w->out_w + x;
-            const int64_t high = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
-            for (int64_t k = 0; k < high; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, map);
+            T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map;
+            const int64_t rows_in = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
+            if (w->out_blocks) {
+                out += (y * w->out_w + x) * LANES;
+                for (int64_t j = 0; j < n; j++)
+                    output_tile(m, r, first + j * w->tile_pitch, w->sums_pitch, added, low, high, out + j * m * LANES, w->out_w * LANES, rows_in,
+                                wide - j * m);
+                pysim_finish_rows(&w->finish, out, w->out_w * LANES, rows_in, wide * LANES);
+                continue;
+            }
+            out += y * w->out_w + x;
+            for (int64_t j = 0; j < n; j++)
+                output_tile(m, r, first + j * w->tile_pitch, w->sums_pitch, added, low, high, &rows[0][j * m * LANES], OUT_ROW, m, m);
+            for (int64_t k = 0; k < rows_in; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, map);
             for (int64_t l = 0; w->finish.loops && l < pysim_min(LANES, filters - f); l++)
-                pysim_finish_rows(&w->finish, out + l * map, w->out_w, high, wide);
+                pysim_finish_rows(&w->finish, out + l * map, w->out_w, rows_in, wide);
         }
     }
 }
@@ -361,7 +405,8 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
 /* What is compiled, with constants: the forms of winograd.inc. */
 static void patches(const pysim_winograd *w, int64_t tile, int64_t count, void *panel) {
 #define PYSIM_WINOGRAD_FORM(m, r) \
-    if (w->outputs == m && w->taps == r) patches_body(m, r, w, tile, count, panel);
+    if (w->outputs == m && w->taps == r && w->in_blocks) patches_of_blocks(m, r, w, tile, count, panel); \
+    if (w->outputs == m && w->taps == r && !w->in_blocks) patches_body(m, r, w, tile, count, panel);
 #include "../winograd.inc"
 #undef PYSIM_WINOGRAD_FORM
 }

@@ -142,6 +142,20 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     if (check_is_nchwc(row)) make_nchwc(k, level, row);
 }
 
+/* The same of channels in blocks, where the kernel takes them: filters, and without a stride channels, too. */
+static void make_winograd_blocks(conv_case *k, const unsigned char *level, const pysim_kernel_info *row) {
+    pysim_conv *c = &k->c;
+    const int64_t lanes = row->lane_windows;
+    if (lanes == 1 || row->lane_filters > 1) return;
+    c->filters = c->groups * lanes * ((c->filters / c->groups + lanes - 1) / lanes);
+    c->output_block = (int32_t)lanes;
+    if (c->stride_h > 1 || k->index % 2) return;
+    c->channels = c->groups * lanes * (1 + level[CHANNELS] % 2);
+    c->input_block = (int32_t)lanes;
+    if (level[SET] == 0) k->s.channels = c->channels / c->groups;
+    if (k->s.channels > c->channels / c->groups) k->s.channels = c->channels / c->groups;
+}
+
 /* A square kernel whose tiles are at the edges of the kernel's filters, its filters at those of its windows; its last phases may lack a tap. */
 static void make_winograd(conv_case *k, int32_t index, const unsigned char *level, int32_t kernel, const pysim_kernel_info *row) {
     unsigned char plain[ANY_AXES] = {0};
@@ -167,6 +181,7 @@ static void make_winograd(conv_case *k, int32_t index, const unsigned char *leve
     k->s = check_schedule(kernel, row, &plan, channels * stride * stride, &k->random);
     k->s.algorithm = CHECK_winograd;
     k->s.outputs = m;
+    if (index % 3 == 1) make_winograd_blocks(k, level, row);
 }
 
 /* Whether the row is one that Winograd's products run on: transforms of its target and dtype, panels that are not too wide. */

@@ -22,9 +22,10 @@ INLINE SCALE scale_of(const pysim_store *s) {
     return (SCALE){v_set1((T)s->alpha), v_set1((T)s->beta), v_set1((T)s->bounds.low), v_set1((T)s->bounds.high), s->old != NULL};
 }
 
-/* Whether results are the sums as they are. */
+/* Whether results are the sums as they are, or added to what is there: all sets of channels of a product but the last. */
 INLINE int is_plain(const pysim_store *s) {
-    return !s->old && !s->bias_filters && !s->bias_windows && s->alpha >= 1 && s->alpha <= 1 && s->bounds.low < -DBL_MAX && s->bounds.high > DBL_MAX;
+    return !s->bias_filters && !s->bias_windows && s->alpha >= 1 && s->alpha <= 1 && (!s->old || (s->beta >= 1 && s->beta <= 1)) &&
+           s->bounds.low < -DBL_MAX && s->bounds.high > DBL_MAX;
 }
 
 INLINE void finish_row(T *out, const T *old, VEC acc, VEC bias, const int whole, MASK mask, const SCALE *s) {
@@ -88,8 +89,19 @@ INLINE void win_body(const int nv, const int nf, const int panel, const int64_t 
         win_loop(nv, nf, panel, f_pitch, f_step, 1, k, f, w, w_pitch, tail, acc);
     else
         win_loop(nv, nf, panel, f_pitch, f_step, 0, k, f, w, w_pitch, tail, acc);
+    if (is_plain(store) && store->old) {
+        const T *from = store->old;
+        __asm__("" : "+r"(out), "+r"(from)); /* lest GCC works out the places of all vectors for all ways, on the stack */
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++, out += out_pitch, from += out_pitch) {
+#pragma GCC unroll 4
+            for (int v = 0; v < nv - 1; v++) v_store(out + v * LANES, v_add(v_load(from + v * LANES), acc[j][v]));
+            v_store_mask(out + (nv - 1) * LANES, v_add(v_load_mask(from + (nv - 1) * LANES, tail), acc[j][nv - 1]), tail);
+        }
+        return;
+    }
     if (is_plain(store)) {
-        __asm__("" : "+r"(out)); /* lest GCC works out the places of all vectors for both ways, on the stack */
+        __asm__("" : "+r"(out));
 #pragma GCC unroll 16
         for (int j = 0; j < nf; j++, out += out_pitch) {
 #pragma GCC unroll 4

@@ -7,20 +7,13 @@ typedef __m256 VEC;
 enum { LANES = 8 };
 #define SUFFIX(name) name##_f32__avx2
 #define V(name) _mm256_##name##_ps
-#include "vec.h"
+#include "vec_avx2.h"
 
-/* b > a ? b : a, and a NaN stays: max gives its second operand where either is one, or both are zeros. */
-INLINE VEC v_larger(VEC a, VEC b) { return _mm256_blendv_ps(_mm256_max_ps(b, a), b, _mm256_cmp_ps(b, b, _CMP_UNORD_Q)); }
-INLINE int v_any_nan(VEC v) { return _mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)) != 0; }
-
-typedef __m256i MASK;
 INLINE MASK v_lanes(int64_t lo, int64_t hi) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const int32_t low = (int32_t)pysim_max(0, pysim_min(lo, LANES)), high = (int32_t)pysim_max(0, pysim_min(hi, LANES));
     return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(low), lane), _mm256_cmpgt_epi32(_mm256_set1_epi32(high), lane));
 }
-enum { MASKED_LOAD_IS_FREE = 0 };
-INLINE VEC v_load_mask(const T *p, MASK m) { return _mm256_maskload_ps(p, m); }
 /* m holds the first n lanes. A masked store is microcode on Zen (tens of cycles), so the lanes go in powers of two. */
 INLINE void v_store_mask(T *p, VEC v, MASK m) {
     const int n = __builtin_popcount((unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(m)));
@@ -45,12 +38,6 @@ INLINE VEC v_shift1(VEC lo, VEC hi) {
     const __m256i middle = _mm256_castps_si256(_mm256_permute2f128_ps(lo, hi, 0x21)); /* lo's upper half, hi's lower half */
     return _mm256_castsi256_ps(_mm256_alignr_epi8(middle, _mm256_castps_si256(lo), 4));
 }
-INLINE VEC v_interleave_low(VEC a, VEC b) {
-    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
-}
-INLINE VEC v_interleave_high(VEC a, VEC b) {
-    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
-}
 /* Elements 0 2 4 .. and 1 3 5 .. of a:b. */
 INLINE VEC v_even(VEC a, VEC b) {
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), 0xD8));
@@ -59,11 +46,6 @@ INLINE VEC v_odd(VEC a, VEC b) {
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD)), 0xD8));
 }
 
-enum { GATHER_MAX = 16 };
-typedef struct {
-    __m256i index;
-    MASK from[GATHER_MAX];
-} GATHER;
 INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i element = _mm256_add_epi32(_mm256_mullo_epi32(lane, _mm256_set1_epi32((int32_t)stride)),

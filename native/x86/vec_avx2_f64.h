@@ -7,20 +7,13 @@ typedef __m256d VEC;
 enum { LANES = 4 };
 #define SUFFIX(name) name##_f64__avx2
 #define V(name) _mm256_##name##_pd
-#include "vec.h"
+#include "vec_avx2.h"
 
-/* b > a ? b : a, and a NaN stays: max gives its second operand where either is one, or both are zeros. */
-INLINE VEC v_larger(VEC a, VEC b) { return _mm256_blendv_pd(_mm256_max_pd(b, a), b, _mm256_cmp_pd(b, b, _CMP_UNORD_Q)); }
-INLINE int v_any_nan(VEC v) { return _mm256_movemask_pd(_mm256_cmp_pd(v, v, _CMP_UNORD_Q)) != 0; }
-
-typedef __m256i MASK;
 INLINE MASK v_lanes(int64_t lo, int64_t hi) {
     const __m256i lane = _mm256_setr_epi64x(0, 1, 2, 3);
     const int64_t low = pysim_max(0, pysim_min(lo, LANES)), high = pysim_max(0, pysim_min(hi, LANES));
     return _mm256_andnot_si256(_mm256_cmpgt_epi64(_mm256_set1_epi64x(low), lane), _mm256_cmpgt_epi64(_mm256_set1_epi64x(high), lane));
 }
-enum { MASKED_LOAD_IS_FREE = 0 };
-INLINE VEC v_load_mask(const T *p, MASK m) { return _mm256_maskload_pd(p, m); }
 /* m holds the first n lanes. A masked store is microcode on Zen (tens of cycles), so the lanes go in powers of two. */
 INLINE void v_store_mask(T *p, VEC v, MASK m) {
     const int n = __builtin_popcount((unsigned)_mm256_movemask_pd(_mm256_castsi256_pd(m)));
@@ -39,21 +32,10 @@ INLINE void v_store_mask(T *p, VEC v, MASK m) {
 INLINE VEC v_shift1(VEC lo, VEC hi) {
     return _mm256_shuffle_pd(lo, _mm256_permute2f128_pd(lo, hi, 0x21), 0x5); /* lo1 | lo2, lo3 | hi0 */
 }
-INLINE VEC v_interleave_low(VEC a, VEC b) {
-    return _mm256_permute2f128_pd(_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b), 0x20);
-}
-INLINE VEC v_interleave_high(VEC a, VEC b) {
-    return _mm256_permute2f128_pd(_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b), 0x31);
-}
 /* Elements 0 2 4 .. and 1 3 5 .. of a:b. */
 INLINE VEC v_even(VEC a, VEC b) { return _mm256_permute4x64_pd(_mm256_unpacklo_pd(a, b), 0xD8); }
 INLINE VEC v_odd(VEC a, VEC b) { return _mm256_permute4x64_pd(_mm256_unpackhi_pd(a, b), 0xD8); }
 
-enum { GATHER_MAX = 16 };
-typedef struct {
-    __m256i index; /* of 32-bit halves: doubles have no variable cross-lane permute in AVX2 */
-    MASK from[GATHER_MAX];
-} GATHER;
 INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) {
     const __m256i half = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
     const __m256i element = _mm256_add_epi32(_mm256_mullo_epi32(half, _mm256_set1_epi32((int32_t)stride)),

@@ -3,7 +3,7 @@
 
 Shared memory: every warp of one block issues one instruction again and again (openCNN's Table 1), for each instruction in each pattern of
 lanes. The model counts wavefronts (`pysim/cachemodel/shared_memory/banks.py`) and lets shared memory serve one a cycle
-(`pysim/cachemodel/gpu/product.py`):
+(`pysim/cachemodel/gpu/waves.py`):
 
     predicted cycles per instruction = wavefronts x 1      ratio = measured with MOST warps / predicted
 

@@ -221,6 +221,7 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         schedulers_per_sm=Count(value=nearest.schedulers_per_sm.value, kind="assumed", source="kin"),
         fma_per_cycle=all_assumed(nearest.fma_per_cycle),
         sustained_hz={name: assumed(number, scaled) for name, number in nearest.sustained_hz.items()},
+        clusters_at_once={blocks: Count(value=one.value, kind="assumed", source="kin") for blocks, one in nearest.clusters_at_once.items()},
         model=model,
         sources={"device": told, "kin": kin},
     )

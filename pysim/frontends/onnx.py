@@ -130,17 +130,22 @@ def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
 
 
 def with_constants(model: "onnx.ModelProto", found: Mapping[str, Any]) -> "onnx.ModelProto":
-    """The model with arrays in the place of nodes that make them, and without shapes that are known in part: they are inferred again."""
+    """The model with arrays in the place of nodes that make them, of large ones their shapes alone, and without shapes that are known in
+    part: they are inferred again."""
     import onnx
 
     made: onnx.ModelProto = onnx.ModelProto.FromString(model.SerializeToString())
     nodes = [node for node in made.graph.node if not set(node.output) & found.keys()]
-    known = [value for value in made.graph.value_info if all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)]
+    told = [value for value in made.graph.value_info if value.type.tensor_type.HasField("shape") and value.name not in found]
+    known = [value for value in told if all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)]
     for field, items in ((made.graph.node, nodes), (made.graph.value_info, known)):
         copies = [type(item).FromString(item.SerializeToString()) for item in items]
         del field[:]
         field.extend(copies)
-    made.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in found.items())
+    for name, array in found.items():
+        about = {"name": name, "data_type": onnx.helper.np_dtype_to_tensor_dtype(array.dtype), "dims": array.shape}
+        large = array.nbytes > KEEP_BYTES
+        made.graph.initializer.append(onnx.TensorProto(**about) if large else onnx.numpy_helper.from_array(array, name))
     return made
 
 

@@ -3,8 +3,9 @@
 
 What has another form under another opset gets one here: pads and axes as attributes, BatchNorm and channel-wise constants as Affine,
 products with a constant matrix as Linear, whatever only reshapes as View. A node that stays as it is carries its `reference`, the onnx
-package's own definition of it. Models without weights (graph inputs without a value, or weights that are one number everywhere) are given
-random ones by `seeded`, of a scale that keeps activations from growing or dying: He et al., "Delving Deep into Rectifiers", 2015.
+package's own definition of it, and is called onnx.Conv where a Conv would be something else here. Models without weights (graph inputs
+without a value, or weights that are one number everywhere) are given random ones by `seeded`, of a scale that keeps activations from
+growing or dying: He et al., "Delving Deep into Rectifiers", 2015.
 """
 
 import math
@@ -125,7 +126,7 @@ def _settled(model: "onnx.ModelProto", read: "_Reader", graph: Graph) -> tuple["
     while True:
         graph = live(read.shapes_known(graph))
         made = (value for node in graph.nodes for value in node.outputs if value)
-        found = {name: array for name, array in graph.constants.items() if name not in told and array.nbytes <= layers.KEEP_BYTES}
+        found = {name: array for name, array in graph.constants.items() if name not in told}
         if not found or all(read.is_known(value) for value in made):
             return read, graph
         told |= found.keys()
@@ -198,7 +199,8 @@ class _Reader(NamedTuple):
                 names[node.output] = node.inputs[0]
                 continue
             lower = _LOWER.get(node.op)
-            nodes.append((lower and lower(node, graph, constants, self.opset)) or node)
+            by_reference = node._replace(op=f"onnx.{node.op}") if lower else node  # none of the form that its name stands for here
+            nodes.append((lower and lower(node, graph, constants, self.opset)) or by_reference)
         tensors = dict(graph.tensors) | {name: Tensor(array.shape, array.dtype) for name, array in constants.items()}
         return graph._replace(nodes=tuple(nodes), constants=constants, tensors=tensors)
 
@@ -258,7 +260,8 @@ def _constant(constants: Constants, node: Node, what: str, array: Array) -> str:
 
 def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     settled = all(name in constants for name in node.inputs[1:5]) and not node.attributes.get("training_mode")
-    if not settled or not _is_image(node.inputs[0], graph):
+    x = graph.tensors[node.inputs[0]]
+    if not settled or len(x.shape) < 2 or x.dtype.name not in _NATIVE:
         return None
     gamma, beta, mean, variance = (constants[name] for name in node.inputs[1:5])
     scale, shift = norm_constants(gamma, beta, mean, variance, node.attributes.get("epsilon", 1e-5))

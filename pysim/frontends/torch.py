@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from pysim.models.fusion import NORM, PARAMETERS, RESIDUAL, fused
 from pysim.models.graph import Graph, Node
+from pysim.models.torch_chain import LayerChain, Link
 from pysim.models.torch_layers import FusedLayer, Geometry
 from pysim.record.accuracy import Accuracy
 
@@ -31,6 +32,7 @@ def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict") -> tuple[fx
     layers = [_put(module, node, places) for node in graph.nodes if node.op in _ACTIVATED]
     for layer in layers:
         layer.accuracy = accuracy
+    _chain(module)
     for node in module.graph.nodes:
         if node.op == "get_attr" and not node.users:  # no other dead node: it may write over something
             module.graph.erase_node(node)
@@ -232,6 +234,44 @@ def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node]) -> Fuse
         module.graph.erase_node(gone)
     places[node.output] = made
     return layer
+
+
+def _chain(module: fx.GraphModule) -> None:
+    """Layers with nothing between them but parameters become one module."""
+    runs: list[list[fx.Node]] = [[]]
+    for node in module.graph.nodes:
+        if node.op in ("get_attr", "placeholder"):
+            continue
+        layer = isinstance(module.get_submodule(node.target), FusedLayer) if node.op == "call_module" else False
+        if not layer or any(one in runs[-1] for one in node.args[1:PARAMETERS]):
+            runs.append([])
+        if layer:
+            runs[-1].append(node)
+    for run in filter(None, runs):
+        _join(module, run)
+
+
+def _join(module: fx.GraphModule, run: list[fx.Node]) -> None:
+    """One module in the place of the last of these layers."""
+    given = list(dict.fromkeys(one for node in run for one in node.all_input_nodes if one not in run))
+    numbers: dict[Any, int | None] = {one: at for at, one in enumerate((*given, *run))} | {None: None}
+    links = []
+    for node in run:
+        x, *others = (numbers[one] for one in (*node.args, *[None] * (PARAMETERS + 1 - len(node.args))))
+        assert x is not None
+        links.append(Link(module.get_submodule(node.target), x, tuple(others[:-1]), others[-1]))
+    read = [node for node in run if any(user not in run for user in node.users)]
+    at = f"{run[0].target}_chain"
+    module.add_module(at, LayerChain(links, len(given), [numbers[node] or 0 for node in read]))
+    with module.graph.inserting_after(run[-1]):
+        made = module.graph.call_module(at, tuple(given))
+    with module.graph.inserting_after(made):
+        for number, node in enumerate(read):
+            result = made if len(read) == 1 else module.graph.call_function(operator.getitem, (made, number))
+            node.replace_all_uses_with(result, lambda user: user not in run)
+    for node in reversed(run):
+        module.graph.erase_node(node)
+        module.delete_submodule(node.target)
 
 
 def _operands(node: Node, places: dict[str, fx.Node]) -> list[fx.Node | None]:

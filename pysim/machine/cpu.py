@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CPU as one core sees it: units, cache levels, memory, and the constants of the cost model."""
 
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -182,4 +183,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def assumed(self) -> list[str]:
         """Paths of the numbers that are of kind assumed, such as `levels.L3.latency_cycles`."""
-        return [path for path, value in facts(self) if value.kind == "assumed"]
+        return list(_assumed(self))
+
+
+@lru_cache(maxsize=64)
+def _assumed(machine: Machine) -> tuple[str, ...]:
+    """Every plan asks for them."""
+    return tuple(path for path, value in facts(machine) if value.kind == "assumed")

@@ -71,7 +71,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     take from L2, `memory_port_bytes_per_cycle` from memory.
 
     `fma_per_cycle` is multiply-adds of one SM in one cycle, by pipe: a scalar type, or `tensor_` and the input type. `sustained_hz`
-    is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`.
+    is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`. `clusters_at_once`: how many clusters of
+    so many blocks, each of which fills an SM, run at once; where it says nothing, as many as SMs are enough for.
     """
 
     schema: Literal[1]
@@ -99,6 +100,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     schedulers_per_sm: Count
     fma_per_cycle: Annotated[dict[str, Number], msgspec.Meta(min_length=1)]
     sustained_hz: dict[str, Number] = {}
+    clusters_at_once: dict[str, Count] = {}
     model: GpuModel
     sources: dict[str, Source]
 
@@ -115,6 +117,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """10 major + minor, as the kernel registry counts."""
         major, minor = self.capability.split(".")
         return 10 * int(major) + int(minor)
+
+    def clusters(self, blocks: int) -> int:
+        """Clusters of so many blocks that run at once, where each block fills an SM."""
+        known = self.clusters_at_once.get(str(blocks))
+        return known.value if known else self.sms.value // blocks
 
     @property
     def planning_only(self) -> str:

@@ -120,7 +120,7 @@ def quantities(value: Any, path: str = "", key: str = "") -> Iterator[tuple[str,
         yield path, key, value
     elif isinstance(value, msgspec.Struct | dict):
         for name, child in items(value):
-            by_pipe = isinstance(value, dict) and isinstance(child, Number)  # the table's own name has the unit
+            by_pipe = isinstance(value, dict) and isinstance(child, Number | Count)  # the table's own name has the unit
             yield from quantities(child, f"{path}.{name}" if path else name, key if by_pipe else name)
     elif isinstance(value, tuple):
         for child in value:

@@ -13,12 +13,13 @@ Worked number: a chain x -> a -> b -> c of equal sizes needs two places, one if 
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import NamedTuple, TypeVar
 
 from pysim.models.graph import Graph, Node
 
 _LINE_BYTES = 64
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Buffers(NamedTuple):
@@ -29,7 +30,7 @@ class Buffers(NamedTuple):
     joined: frozenset[tuple[str, str]]
 
 
-class _Root:
+class Lifetime:
     """Memory that several values share, and when the first of them is written and the last one read."""
 
     def __init__(self, nbytes: int, first: int, last: int) -> None:
@@ -39,16 +40,16 @@ class _Root:
 def planned(graph: Graph, in_place: Callable[[Node], bool]) -> Buffers:
     """Places for what the nodes make; `in_place` says of an operator whether it may write over an input of the same size."""
     lying, joined = _shared(graph, in_place)
-    users, roots = graph.users(), dict[str, _Root]()
+    users, roots = graph.users(), dict[str, Lifetime]()
     for at, node in enumerate(graph.nodes):
         for name in node.outputs:
             root, _ = _root(lying, name)
             if not name or root not in graph.tensors or root in graph.inputs or root in graph.constants:
                 continue
             last = max((at, *users.get(name, ())))
-            one = roots.setdefault(root, _Root(graph.tensors[root].nbytes, at, last))
+            one = roots.setdefault(root, Lifetime(graph.tensors[root].nbytes, at, last))
             one.first, one.last = min(one.first, at), max(one.last, last)
-    places, nbytes = _placed(roots)
+    places, nbytes = placed(roots)
     offsets = {}
     for node in graph.nodes:
         for name in node.outputs:
@@ -103,16 +104,17 @@ def _join(graph: Graph, node: Node, makers: dict[str, int], lying: dict[str, tup
         offset += graph.tensors[name].nbytes
 
 
-def _placed(roots: dict[str, _Root]) -> tuple[dict[str, int], int]:
-    """Offsets of memory that is needed at overlapping times, apart."""
-    placed: list[tuple[int, _Root]] = []
-    places, nbytes = {}, 0
+def placed(roots: Mapping[Name, Lifetime], boundary: int = _LINE_BYTES) -> tuple[dict[Name, int], int]:
+    """Offsets, at multiples of `boundary`, of memory that is needed at overlapping times, apart; and where the last one ends."""
+    taken: list[tuple[int, Lifetime]] = []
+    places: dict[Name, int] = {}
+    nbytes = 0
     for name in sorted(roots, key=lambda name: -roots[name].nbytes):
         one, at = roots[name], 0
-        for start, other in sorted(((s, r) for s, r in placed if r.first <= one.last and one.first <= r.last), key=lambda item: item[0]):
+        for start, other in sorted(((s, r) for s, r in taken if r.first <= one.last and one.first <= r.last), key=lambda item: item[0]):
             if at + one.nbytes <= start:
                 break
-            at = max(at, -(-(start + other.nbytes) // _LINE_BYTES) * _LINE_BYTES)
-        placed.append((at, one))
+            at = max(at, -(-(start + other.nbytes) // boundary) * boundary)
+        taken.append((at, one))
         places[name], nbytes = at, max(nbytes, at + one.nbytes)
     return places, nbytes

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pysim.models.graph import Array, Graph, Node, live
+from pysim.models.graph import Array, Graph, Node, Tensor, live
 
 # whether a node can have an activation in its epilogue, or take in a NORM, a RESIDUAL, or one to write OVER
 Able = Callable[[Node, Any], bool]
@@ -156,7 +156,8 @@ class _Fusion:
 
     def result(self) -> Graph:
         kept = tuple(node for node in self._nodes if node is not None)
-        return live(self._graph._replace(nodes=kept, constants=self._constants))
+        made = {name: Tensor(array.shape, array.dtype) for name, array in self._constants.items()}
+        return live(self._graph._replace(nodes=kept, constants=self._constants, tensors={**self._tensors, **made}))
 
 
 def _filled(inputs: tuple[str, ...], count: int) -> tuple[str, ...]:

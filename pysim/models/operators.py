@@ -207,6 +207,8 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Arr
         from onnx.reference import ReferenceEvaluator
     except ImportError:
         raise MissingError("operators beside the frequent ones need the onnx package: pip install onnx") from None
+    if node.op_type == "BatchNormalization" and 7 <= opset < 14:
+        opset = 14  # the same in inference; the older definitions there take the statistics of the batch
     given = [name for name in dict.fromkeys(node.input) if name]
     kinds = [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in (*given, *filter(None, node.output))]
     graph = onnx.helper.make_graph([node], "one", kinds[: len(given)], kinds[len(given) :])

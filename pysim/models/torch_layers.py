@@ -8,8 +8,7 @@ small, and layers of a network add that up.
 
 Weights are tensors that may change. They are folded (and packed, on a CPU) when first needed, and anew when one of them is another tensor,
 lies elsewhere or was written to, which PyTorch counts. PyTorch's own operators compute the same where gradients flow, under autocast, where
-no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why. On a GPU the last call is kept ready
-(`Again`): a layer of a network is called with inputs that lie alike.
+no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +21,8 @@ from pysim.calibration import host
 from pysim.check.bounds import bound_of
 from pysim.errors import PysimError
 from pysim.models.expected import pytorch_seconds
-from pysim.models.torch_gpu import Again, GpuLaunch
+from pysim.models.fusion import PARAMETERS
+from pysim.models.torch_gpu import Called, GpuLaunch
 from pysim.once import Recent
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -32,7 +32,7 @@ from pysim.record.plan import Layout, Plan, on_cpu
 from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.cuda_call import ALIGNED
 
-_Parameters = tuple[Any, Any, Any, Any, Any, Any]  # w, bias, gamma, beta, mean, var
+Parameters = tuple[Any, Any, Any, Any, Any, Any]  # w, bias, gamma, beta, mean, var
 _DTYPES = {torch.float32: "f32", torch.float64: "f64"}
 _KEPT = 16  # shapes of inputs that one layer keeps packed weights for
 
@@ -70,7 +70,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     a graph each would pass through every module that it lies in."""
 
     accuracy: Accuracy = "strict"
-    owners: tuple[tuple[torch.nn.Module, str] | None, ...] = ()
+    owners: tuple[tuple[torch.nn.Module, str] | None, ...] = (None,) * (PARAMETERS - 1)
 
     def __init__(self, name: str, kind: str, geometry: Geometry, activation: Any, epsilon: float | None, adds: bool = False) -> None:
         super().__init__()
@@ -80,7 +80,6 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         self._launches: Recent[GpuLaunch] = Recent(_KEPT)
         self._weights: Recent[tuple[Any, Any]] = Recent(_KEPT)  # (what they were made of, what was made)
         self._leans: Recent[float] = Recent(_KEPT)
-        self._again: Again | None = None
 
     @property
     def decisions(self) -> list[Decision]:
@@ -98,28 +97,29 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         residual: Any = None,
     ) -> Any:
         """The residual may be written over: nobody reads it later."""
-        parameters: _Parameters = (w, bias, gamma, beta, mean, var)
-        if self.owners:
-            w, bias, gamma, beta, mean, var = (_owned(*at) if at else one for one, at in zip(parameters, self.owners, strict=True))
-            parameters = (w, bias, gamma, beta, mean, var)
-        again = self._again
-        if again and not self._wants_more() and again.is_like(x, parameters, residual) and not _tf32(self.kind):
-            return again(x, residual)
-        return self._looked_up(x, parameters, residual)
+        return self.called(x, self.parameters_of((w, bias, gamma, beta, mean, var)), residual)[0]
 
-    def _looked_up(self, x: Any, parameters: _Parameters, residual: Any) -> Any:
+    def parameters_of(self, given: tuple[Any, ...]) -> Parameters:
+        """The parameters, each from the arguments or from its owner."""
+        w, bias, gamma, beta, mean, var = (_owned(*at) if at else one for one, at in zip(given, self.owners, strict=True))
+        return w, bias, gamma, beta, mean, var
+
+    def called(self, x: Any, parameters: Parameters, residual: Any) -> tuple[Any, Called | None]:
+        """The result, and, of a launch on a GPU that read its operands where they lie, what others like it need."""
         w = parameters[0]
         if self._stays(x, (*parameters, residual)):
-            return self.own(x, *parameters, residual)
-        key = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, _tf32(self.kind) if x.is_cuda else False)
+            return self.own(x, *parameters, residual), None
+        key = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, tf32(self.kind) if x.is_cuda else False)
         native = self._natives.get(key) or self._natives.put(key, self._decided(x, w))
         if native.plan is None:
-            return self.own(x, *parameters, residual)
+            return self.own(x, *parameters, residual), None
         try:
-            return (self._on_gpu if x.is_cuda else self._on_cpu)(native, key, x, parameters, residual)
+            if x.is_cuda:
+                return self._on_gpu(native, key, x, parameters, residual)
+            return self._on_cpu(native, key, x, parameters, residual), None
         except (PysimError, torch.OutOfMemoryError) as error:  # before anything was written
             self._natives.put(key, self._stay(str(error), native.plan.workload, native.plan.seconds))
-            return self.own(x, *parameters, residual)
+            return self.own(x, *parameters, residual), None
 
     def _stays(self, x: Any, others: tuple[Any, ...]) -> bool:
         """Whether more than numbers is wanted: a gradient, autocast's types, or what traces or transforms this call."""
@@ -127,11 +127,6 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given)
         plain = all(type(one) in (torch.Tensor, torch.nn.Parameter) for one in given)
         return gradient or not plain or torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling()
-
-    @staticmethod
-    def _wants_more() -> bool:
-        """Whether it may be, whatever the operands."""
-        return bool(torch.is_grad_enabled() or torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling())
 
     def own(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """By PyTorch's operators, one after the other."""
@@ -148,7 +143,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             problem = self._problem(x, w)
             if problem is None:
                 return self._stay(f"x is {x.dtype} of shape {tuple(x.shape)}, which no kernel takes here", None)
-            if x.is_cuda and _tf32(self.kind):
+            if x.is_cuda and tf32(self.kind):
                 return self._stay("TF32 is allowed, and PyTorch's kernels use it; torch.backends says so", problem)
             on = host.gpu_here() if x.is_cuda else host.runnable("host")
             plan = planner.plan(problem, on, layout=_layout(x), accuracy=self.accuracy)
@@ -208,7 +203,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             y = y.reshape(problem.filters, -1).t().contiguous().reshape(*x.shape[:-1], problem.filters)
         return y if fits else _activated(y + residual, self.activation)
 
-    def _on_gpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
+    def _on_gpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> tuple[Any, Called | None]:
         plan, layout = native.plan, _layout(x)
         assert plan is not None
 
@@ -226,28 +221,24 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         image = x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()
         image = image if layout == "nhwc" else image.contiguous()
         shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
-        self._again = self._ready(launch, x, (w, bias), tuple(shape), parameters, residual is not None)
+        like = launch.reads(x) and not w.data_ptr() % ALIGNED and self._settled(parameters)
         if residual is None:
-            return launch(image, w, bias).reshape(shape)
+            called = Called(launch, w, launch.epilogue(bias, False), (bias,), False) if like else None
+            return launch(image, w, bias).reshape(shape), called
         if tuple(residual.shape) == shape:
             over = residual.view(launch.shape) if self.kind == "Linear" and residual.is_contiguous() else residual
             if launch.takes(over, x):
-                return launch(image, w, bias, over).view(shape)
-        return _activated(GpuLaunch(plan, None)(image, w, bias).reshape(shape) + residual, self.activation)
+                called = Called(launch, w, launch.epilogue(bias, True), (bias,), True) if like else None
+                return launch(image, w, bias, over).view(shape), called
+        return _activated(GpuLaunch(plan, None)(image, w, bias).reshape(shape) + residual, self.activation), None
 
-    def _ready(
-        self, launch: GpuLaunch, x: Any, operands: tuple[Any, Any], shape: tuple[int, ...], parameters: tuple[Any, ...], adds: bool
-    ) -> Again | None:
-        """What calls like this one need; None where it cannot be told whether parameters are written to, or where operands are copied."""
-        state = _state(parameters)
-        if state is None or operands[0].data_ptr() % ALIGNED or (adds and self.kind == "Linear"):
-            return None
-        told = operands[0].data_ptr(), launch.epilogue(operands[1], adds)
-        return Again(launch, operands, told, shape, (x.shape, x.dtype, x.device), adds, parameters, tuple(state))
+    def _settled(self, parameters: tuple[Any, ...]) -> bool:
+        """Whether it can be told of all parameters that they are the same as before."""
+        return state_of(parameters) is not None and all(home_of(*owner) is not None for owner in self.owners if owner)
 
     def _current(self, key: Any, parameters: tuple[Any, ...], make: Any) -> Any:
         """What was made of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
-        state = _state(parameters)
+        state = state_of(parameters)
         found = self._weights.get(key) if state is not None else None
         if found and state and found[0] and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(found[0], state, strict=True)):
             return found[1]
@@ -266,15 +257,18 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype), shift.to(w.dtype)
 
 
+def home_of(owner: torch.nn.Module, name: str) -> dict[str, Any] | None:
+    """Where a module keeps a parameter or buffer; None for what it computes."""
+    return next((kept for kind in ("_parameters", "_buffers") if name in (kept := owner.__dict__[kind])), None)
+
+
 def _owned(owner: torch.nn.Module, name: str) -> Any:
     """A parameter or buffer of a module, past `Module.__getattr__`, which takes as long as all else that a call looks at."""
-    for kind in ("_parameters", "_buffers"):
-        if name in (found := owner.__dict__[kind]):
-            return found[name]
-    return getattr(owner, name)
+    home = home_of(owner, name)
+    return getattr(owner, name) if home is None else home[name]
 
 
-def _state(parameters: tuple[Any, ...]) -> list[tuple[Any, int, int]] | None:
+def state_of(parameters: tuple[Any, ...]) -> list[tuple[Any, int, int]] | None:
     """Each parameter, where it lies and how often it was written to; None where that is not counted: for tensors of inference mode."""
     given = [one for one in parameters if one is not None]
     return None if any(one.is_inference() for one in given) else [(one, one.data_ptr(), one._version) for one in given]
@@ -297,6 +291,12 @@ def _layout(x: Any) -> Layout:
     return "nhwc" if last and x.is_cuda else "nchw"
 
 
-def _tf32(kind: str) -> bool:
+# Of PyTorch 2.9 and later, whose older settings cannot be read once the newer ones were set
+_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def tf32(kind: str) -> bool:
     """Whether PyTorch may multiply float32 as TF32 on a GPU, as the program has set it."""
+    if _precision is not None:
+        return bool(_precision("cuda", "matmul" if kind == "Linear" else "conv") == "tf32")
     return bool(torch.backends.cuda.matmul.allow_tf32 if kind == "Linear" else torch.backends.cudnn.allow_tf32)

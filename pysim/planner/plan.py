@@ -216,7 +216,7 @@ class _Found(NamedTuple):
     """The candidates of all algorithms with their costs, one after another: `cycles` of each, and what it is a candidate of.
 
     `kernel` and `kind` number the kernels and the kinds of all algorithms, `kernels` and `kinds` name them: (algorithm, name). Kernels of
-    `shared` names are those of several algorithms.
+    `shared` names are those of several algorithms. `complete`: none was left out.
     """
 
     request: Request
@@ -229,6 +229,7 @@ class _Found(NamedTuple):
     kinds: tuple[tuple[str, str], ...]
     shared: frozenset[str]
     refused: tuple[Rejected, ...]
+    complete: bool
 
     @classmethod
     def of(cls, request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> "_Found":
@@ -257,6 +258,7 @@ class _Found(NamedTuple):
             tuple((one.NAME, name) for one, of in costs for name in of.kinds),
             frozenset(name for name, count in Counter(name for _, of in costs for name in of.kernels).items() if count > 1),
             tuple(dict.fromkeys(refused)),
+            all(np.isinf(found.limit).all() for _, found in taking),
         )
 
     def order(self) -> NDArray[np.int64]:
@@ -300,8 +302,8 @@ def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> 
 
 
 def _wanted(costs: Costs, limit: Array | float, best: float) -> float:
-    """The most that a schedule which was left out may take and be the best of its kind, or, of an algorithm that named none, of all;
-    0 where there is none such. Kinds of which none is accurate enough have no best."""
+    """The most that a schedule which was left out may take and be the best of its kind, or, of an algorithm that named none, of all; 0
+    where there is none such. Kinds of which none is accurate enough have no best."""
     least = np.full(len(costs.kinds), np.inf if costs.cycles.size else best)
     np.minimum.at(least, costs.kind, costs.cycles)
     if isinstance(costs, Accurate):
@@ -314,15 +316,16 @@ def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, t
     memory_limit = None if memory_limit is None else whole(memory_limit, "memory_limit", 0)
     found = _Found.of(request, _asked(request, algorithm), exhaustive)
     order, above = _within(found, found.order(), memory_limit)
-    if order.size < found.cycles.size and not exhaustive:  # what was left out may take less workspace
+    if order.size < found.cycles.size and not found.complete:  # what was left out may take less workspace
         return _ranked(request, algorithm, memory_limit, top, exhaustive=True)
     inaccurate = _inaccurate(found)
     if not order.size:
         raise PlanError(_nothing(found, (*above, *inaccurate, *found.refused), algorithm))
-    first = order[_firsts(found.kind[order])].tolist()
-    considered = tuple(Considered(found.at(at)[0].NAME, found.schedule(at), _cost(found, at)) for at in first)
+    first, best = order[_firsts(found.kind[order])].tolist(), order[:top].tolist()
+    costs = {at: _cost(found, at) for at in (*first, *best[1:])}  # the best of all is the first of the kinds
+    considered = tuple(Considered(found.at(at)[0].NAME, found.schedule(at), costs[at]) for at in first)
     rejected = (*_slower(found, order), *above, *inaccurate, *found.refused)
-    return [_plan(found, at, considered, rejected, memory_limit) for at in order[:top].tolist()]
+    return [_plan(found, at, costs[at], considered, rejected, memory_limit) for at in best]
 
 
 def _firsts(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -335,7 +338,14 @@ def _cost(found: _Found, at: int) -> Cost | CsaCost:
     return costs.cost(row)
 
 
-def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: tuple[Rejected, ...], memory_limit: int | None) -> Plan:
+def _plan(
+    found: _Found,
+    at: int,
+    cost: Cost | CsaCost,
+    considered: tuple[Considered, ...],
+    rejected: tuple[Rejected, ...],
+    memory_limit: int | None,
+) -> Plan:
     request, (algorithm, costs, row) = found.request, found.at(at)
     schedule = costs.schedule(row)
     bound = algorithm.tolerance(request.problem, schedule)
@@ -347,7 +357,7 @@ def _plan(found: _Found, at: int, considered: tuple[Considered, ...], rejected: 
         algorithm=algorithm.NAME,
         schedule=schedule,
         workspace_bytes=algorithm.workspace_bytes(request.problem, schedule, request.layout),
-        cost=costs.cost(row),
+        cost=cost,
         considered=considered,
         rejected=rejected,
         assumed=costs.assumed(row),

@@ -58,7 +58,7 @@ class Tiles(NamedTuple):
     `group` threads share a warp tile, a warp or a warpgroup; with a `producer` a further warpgroup loads. Without `vectors` elements move
     one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth. `promotion`: products
     of parts of FP32's numbers, made in registers, three of TF32 halves or (`thirds`) six of BF16 thirds, which take as long; and of so many
-    k the accumulators are added to sums in FP32.
+    k the accumulators are added to sums in FP32. `pingpong`: two sets of threads take a block's tiles in turn.
     """
 
     dtype: str
@@ -79,6 +79,7 @@ class Tiles(NamedTuple):
     spread: bool = True
     promotion: int = 0
     thirds: bool = False
+    pingpong: bool = False
 
     @property
     def products(self) -> int:
@@ -103,13 +104,13 @@ class Tiles(NamedTuple):
 
     @property
     def math_threads(self) -> int:
-        """Threads that multiply: a group for each warp tile of the block."""
+        """Threads that multiply a tile: a group for each warp tile of the block."""
         return self.rows // self.warp_rows * (self.columns // self.warp_columns) * self.group
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.math_threads + (WARPGROUP if self.producer else 0)
+        return self.math_threads * (1 + self.pingpong) + (WARPGROUP if self.producer else 0)
 
     @property
     def blocks(self) -> int:
@@ -141,8 +142,9 @@ class GemmKernel(msgspec.Struct, frozen=True):
     cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
     (`exact_capability`) alone, and not from `below` on or on `replaced_on`, where others replace it (0: nowhere). `alignment`: bytes that
     base and pitch of an operand are multiples of; `k_major`: rows run along k of both operands (1) or of B (2: or of A alone, and
-    C' = B' A' is computed); `producer`: a warpgroup does nothing but load, by TMA; so many parts of split-K as `reduces_in_cluster` says
-    need no workspace; `promotion`: see Tiles; `ablation`: it is there to show what it leaves out.
+    C' = B' A' is computed); `producer`: a warpgroup does nothing but load, by TMA; `pingpong`: two sets of warpgroups take a block's tiles
+    in turn; so many parts of split-K as `reduces_in_cluster` says need no workspace; `promotion`: see Tiles; `ablation`: it is there to
+    show what it leaves out.
     """
 
     index: int
@@ -164,6 +166,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     alignment: int = 1
     k_major: int = 0
     producer: bool = False
+    pingpong: bool = False
     promotion: int = 0
     accumulates_f16: bool = False
     reduces_in_cluster: int = 0
@@ -209,7 +212,8 @@ def _gemm_tiles(row: GemmKernel) -> Tiles:
     sizes = (row.block_m, row.block_n, row.block_k, row.warp_m, row.warp_n, row.thread_m, row.thread_n, row.stages)
     group = WARPGROUP if row.mainloop == "wgmma" else WARP
     kept = (row.variant != "scalar", row.variant != "unpadded")
-    return Tiles(row.dtype, row.pipe, *sizes, row.cluster_m, row.cluster_n, group, row.producer, *kept, row.promotion, row.promotion > 0)
+    cluster = (row.cluster_m, row.cluster_n)
+    return Tiles(row.dtype, row.pipe, *sizes, *cluster, group, row.producer, *kept, row.promotion, row.promotion > 0, row.pingpong)
 
 
 @cache

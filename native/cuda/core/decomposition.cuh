@@ -18,6 +18,18 @@ namespace pysim {
 
 __host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+/* a / b of what is not negative. A multiprocessor divides in some 20 instructions that wait for one another (in 64 bits 100), between one tile of
+ * a thread and its next; what is smaller, or divided by 1, needs none. */
+__device__ inline int quotient(int a, int b) { return a < b ? 0 : b == 1 ? a : a / b; }
+
+/* total * part / parts, of `part` up to `parts`. */
+__device__ inline int64_t share(int64_t total, int part, int parts) {
+    if (part == 0 || part == parts) return part ? total : 0;
+    if (total >> 31 || parts >> 16) return total * part / parts;
+    const unsigned each = (unsigned)total / parts, rest = (unsigned)total - each * parts;
+    return part * each + part * rest / parts;
+}
+
 struct Tile {
     int i, j;       /* tile row and column */
     int begin, end; /* k steps */
@@ -39,8 +51,8 @@ struct Grid {
     }
     __device__ void place(const Problem &p, int index, int &i, int &j) const {
         const int fast = p.along_n ? tiles_n : tiles_m, slow = p.along_n ? tiles_m : tiles_n;
-        const int band = index / (fast * p.group), within = index - band * fast * p.group, first = band * p.group;
-        const int width = min(p.group, slow - first), down = within / width, across = first + within - down * width;
+        const int band = quotient(index, fast * p.group), within = index - band * fast * p.group, first = band * p.group;
+        const int width = min(p.group, slow - first), down = quotient(within, width), across = first + within - down * width;
         i = p.along_n ? across : down;
         j = p.along_n ? down : across;
     }
@@ -55,10 +67,10 @@ class Work {
     int item;
     int64_t at, stop; /* stream-K: steps of all tiles */
 
-    __device__ int64_t first_step(int g) const { return (int64_t)g * grid.tiles() * grid.steps / p.splits; }
+    __device__ int64_t first_step(int g) const { return share((int64_t)grid.tiles() * grid.steps, g, p.splits); }
     __device__ int block_of(int64_t step) const { /* the g with first_step(g) <= step < first_step(g + 1) */
         const int64_t total = (int64_t)grid.tiles() * grid.steps;
-        int g = (int)(step * p.splits / total);
+        int g = min((int)((float)step / (float)total * (float)p.splits), p.splits - 1);
         while (first_step(g + 1) <= step) g++;
         while (first_step(g) > step) g--;
         return g;
@@ -76,7 +88,7 @@ class Work {
                 if (item >= p.splits) return false;
                 at = first_step(item), stop = first_step(item + 1);
             }
-            t.index = (int)(at / grid.steps);
+            t.index = at >> 31 ? (int)(at / grid.steps) : quotient((int)at, grid.steps);
             const int64_t origin = (int64_t)t.index * grid.steps;
             const int first = block_of(origin), last = block_of(origin + grid.steps - 1);
             t.begin = (int)(at - origin);
@@ -86,12 +98,11 @@ class Work {
             at = origin + t.end;
         } else {
             if (item >= grid.items(p)) return false;
-            const int tiles = grid.tiles(), splits = p.kind == PYSIM_SPLIT_K ? p.splits : 1;
-            t.part = item / tiles, t.parts = splits;
-            t.index = item - t.part * tiles;
-            t.begin = (int)((int64_t)t.part * grid.steps / splits);
-            t.end = (int)((int64_t)(t.part + 1) * grid.steps / splits);
-            t.slot = t.index * splits;
+            const int tiles = grid.tiles();
+            t.parts = p.kind == PYSIM_SPLIT_K ? p.splits : 1;
+            t.part = quotient(item, tiles), t.index = item - t.part * tiles;
+            t.begin = (int)share(grid.steps, t.part, t.parts), t.end = (int)share(grid.steps, t.part + 1, t.parts);
+            t.slot = t.index * t.parts;
             item += blocks;
         }
         grid.place(p, t.index, t.i, t.j);

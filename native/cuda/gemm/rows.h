@@ -24,6 +24,7 @@ struct GemmColumns {
     int alignment = 1;         /* bytes that base and pitch of operands are multiples of */
     int k_major = 0;           /* 1: it takes operands whose rows run along k alone, 2: such a B alone, and where it has one A alone, C' = B' A' is computed */
     int producer = 0;          /* 1: a warpgroup does nothing but load, by TMA */
+    int pingpong = 0;          /* 1: two sets of warpgroups take a block's tiles in turn, and one multiplies while the other's results leave */
     int promotion = 0;         /* of so many k the accumulators of tensor cores are added to sums in f32; 0: they are the sums */
     int accumulates_f16 = 0;
     int reduces_in_cluster = 0; /* so many parts of split-K meet in a cluster, without workspace */

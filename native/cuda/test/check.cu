@@ -113,6 +113,25 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     }
 }
 
+/* Blocks that stay have several tiles where there are more than multiprocessors, of one step or of more than there are stages. */
+void check_several(int index, const pysim_cuda_gemm_info &row) {
+    const int kinds[] = {PYSIM_DATA_PARALLEL, PYSIM_SPLIT_K, PYSIM_DATA_PARALLEL, PYSIM_STREAM_K}, steps[] = {2 * row.stages + 1, 2 * row.stages + 1, 1, 3};
+    const int parts[] = {1, row.stages, 1, 132 / (row.cluster_m * row.cluster_n)};
+    for (int layout = 0; layout < 4; layout++) {
+        Case c = {};
+        int types[3];
+        results(row.dtype, types);
+        pysim_cuda_gemm &g = c.g;
+        g = {17 * row.block_m - 3, 12 * row.block_n - 5, (steps[layout] - 1) * row.block_k + 8, 0, 0, 0, layout & 1, layout >> 1, row.dtype, types[0]};
+        const auto pitch = [](int64_t columns) { return (columns + 15) / 16 * 16; };
+        g.lda = pitch(g.trans_a ? g.m : g.k), g.ldb = pitch(g.trans_b ? g.k : g.n), g.ldc = g.n;
+        c.s = {index, kinds[layout], parts[layout], layout & 1, 1 + layout, -1};
+        c.e = {1, 0, nullptr, 0, -1, 1};
+        c.exact = true;
+        run(c, row, mix(777u + (unsigned)(index + layout)));
+    }
+}
+
 void check_row(int index, int every) {
     pysim_cuda_gemm_info row;
     pysim_cuda_gemm_at(index, &row);
@@ -152,6 +171,7 @@ void check_row(int index, int every) {
             c.poisoned = q >> 12 & 1 && element > 1; /* s8 and f8 have no infinity */
             run(c, row, r);
         }
+    if (!strcmp(row.family, "wgmma")) check_several(index, row);
 }
 }
 

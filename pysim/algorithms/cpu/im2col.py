@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from pysim.algorithms.contract import SUMS, Array, Bound, Prepared, of_planes
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from
-from pysim.cachemodel.cpu.im2col import columns_nest, columns_pass
+from pysim.cachemodel.cpu.im2col import columns_nest, columns_pass, copy_cycles
 from pysim.cachemodel.cpu.incore import products_per_cycle, rates
 from pysim.cachemodel.cpu.reuse import OPERANDS
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
@@ -65,14 +64,13 @@ def _product(problem: Conv) -> Conv:
 
 
 class Candidates(NamedTuple):
-    """Schedules of the product, none (and in `limit` what all take at least) where they are not worth predicting."""
+    """Schedules of the product behind its columns, none where they are not worth predicting, which is below the `least` that all take."""
 
-    columns: Pass | None
-    cycles: float
     least: float
-    product: nested.NestCandidates | None
     limit: float
-    rejected: tuple[Rejected, ...]
+    columns: Pass | None = None
+    product: nested.NestCandidates | None = None
+    rejected: tuple[Rejected, ...] = ()
 
 
 class Costs:
@@ -81,22 +79,16 @@ class Costs:
     kinds = (NAME,)
 
     def __init__(self, of: Candidates) -> None:
-        self._columns = of.columns
-        self._product = of.product.costs() if of.product else None
-        if self._product:  # what it reads is columns
-            self._product.prediction.one.operands = ("columns", *OPERANDS[1:])
-        self.kernels: tuple[str, ...] = self._product.kernels if self._product else (NAME,)
-        self.bounds: Array = self._product.bounds + of.cycles if self._product else np.array([of.least])
-        self.cycles: Array = self._product.cycles + of.cycles if self._product else np.empty(0)
-        self.kind: NDArray[np.int64] = np.zeros(self.cycles.size, dtype=np.int64)
-
-    @property
-    def kernel(self) -> NDArray[np.int64]:
-        return self._product.kernel if self._product else np.empty(0, dtype=np.int64)
-
-    @property
-    def alike(self) -> NDArray[np.int64]:
-        return self.kernel
+        self._columns, self._product = of.columns, of.product.costs() if of.product else None
+        self.kernels: tuple[str, ...] = (NAME,)
+        self.bounds: Array = np.array([of.least])
+        self.cycles: Array = np.empty(0)
+        self.kernel = np.empty(0, dtype=np.int64)
+        if self._columns and self._product:
+            self._product.prediction.one.operands = ("columns", *OPERANDS[1:])  # what it reads
+            self.kernels, self.kernel = self._product.kernels, self._product.kernel
+            self.bounds, self.cycles = (of + self._columns.cycles for of in (self._product.bounds, self._product.cycles))
+        self.alike, self.kind = self.kernel, np.zeros_like(self.kernel)
 
     def _some(self) -> nested.NestCosts:
         assert self._product
@@ -122,18 +114,19 @@ def candidates(request: Request, limit: float | None) -> Candidates | NoneLegal:
     if not kernels:
         return NoneLegal(rejected)
     units = [unit for unit in on.core.units if unit.target in {kernel.target for kernel in kernels}]
-    columns = columns_pass(problem, on, request.hot, packer=max(units, key=lambda unit: unit.vector_bytes))
+    packer, wanted = max(units, key=lambda unit: unit.vector_bytes), np.inf if request.schedule else limit or 0.0
+    fastest = max(products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels)
+    least = copy_cycles(problem, on, packer=packer) + problem.flops / 2 / fastest
+    if wanted < least:
+        return Candidates(least, wanted or least)
+    columns, of = columns_pass(problem, on, request.hot, packer=packer), rates(nest, on, kernels)
     cycles = float(columns.cycles[0])
-    least = cycles + problem.flops / 2 / max(products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels)
-    if not request.schedule and (limit is None or limit < least):
-        return Candidates(columns, cycles, least, None, least if limit is None else limit, ())
-    of = rates(nest, on, kernels)
     least = cycles + float(tilings.least_cycles(of, np.arange(len(kernels))).min())
-    if not request.schedule and limit is not None and limit < least:
-        return Candidates(columns, cycles, least, None, limit, ())
+    if wanted < least:
+        return Candidates(least, wanted)
     product = nested.candidates(nest, request, None if limit is None else limit - cycles, of)
     assert isinstance(product, nested.NestCandidates)
-    return Candidates(columns, cycles, least, product, product.limit + cycles, product.rejected)
+    return Candidates(least, product.limit + cycles, columns, product, product.rejected)
 
 
 def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:

@@ -31,8 +31,8 @@ NAME = "skinny"
 COMPUTES = Gemm
 tolerance, prepare = sums, unprepared
 MOST_FEW = 32  # rows or columns: with more of them packing has been worth its while on every matrix that was tried
-AXPY_BLOCKS = (8, 16, 32)  # rows of the matrix
-DOT_BLOCKS = (512, 1024, 2048, 4096, 8192)  # columns, and all of them
+AXPY_BLOCKS = (4, 8, 16, 32)  # rows of the matrix
+DOT_BLOCKS = (256, 512, 1024, 2048, 4096, 8192)  # columns, and all of them
 
 
 def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
@@ -68,12 +68,13 @@ def candidates(request: Request, limit: float | None) -> Listed:
 
 
 def _blocks(problem: Gemm, kernel: Kernel, machine: Machine) -> Iterator[Blocks]:
-    """Blocks of k and strips that may be best: strips whose sums take up to a quarter of L1, all of it, or a quarter of L2."""
+    """Blocks of k and strips that may be best: strips whose sums take up to an eighth of L1, a quarter, half or all of it, or a
+    quarter of L2."""
     shape, size = Shape.of(problem), SIZES[problem.dtype]
     most = ceil_div(shape.results, kernel.windows)
     inner, outer = machine.levels[0].size_bytes, machine.levels[min(1, len(machine.levels) - 1)].size_bytes
     each = shape.few * kernel.windows * size
-    strips = {min(most, max(1, kept // each)) for kept in (inner // 4, inner, outer // 4)}
+    strips = {min(most, max(1, kept // each)) for kept in (inner // 8, inner // 4, inner // 2, inner, outer // 4)}
     blocks = (*DOT_BLOCKS, shape.k) if shape.dot else AXPY_BLOCKS
     for k in sorted({min(block, shape.k) for block in blocks}):
         for strip in [max(strips)] if shape.dot else sorted(strips):

@@ -13,17 +13,16 @@ Worked number: conv:mb1ic64ih56oc64kh3ph1 has 14 x 14 tiles of F(4x4), 14 panels
 """
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.algorithms.contract import Array, Bound, Prepared, of_planes
+from pysim.algorithms.contract import Array, Bound, Prepared
 from pysim.cachemodel.cpu import tilings, words
 from pysim.cachemodel.cpu import winograd as model
-from pysim.cachemodel.cpu.cost import cost_from
+from pysim.cachemodel.cpu.cost import assumed, cost_from
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.errors import PlanError
@@ -31,7 +30,7 @@ from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.description import Description, Section
-from pysim.record.plan import Layout, Plan, Request
+from pysim.record.plan import Layout, Plan, Request, blocks_of
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, cpu_kernel, kernels, winograd_forms, winograd_transforms
 
@@ -39,20 +38,24 @@ NAME = "winograd"
 COMPUTES = Conv
 LARGEST_KERNEL = 12  # edge: KERNEL of native/conv/winograd.c
 PLANNED_EDGE = 6  # of a patch: larger ones are planned where they are named
-GUESS = 1.15  # of the least bound of each m: most best schedules take less
+TRANSFERS = 1.5  # of the least bound of each m: what moving data takes beside it, or less, in most best schedules
 MOST_TILES, MOST_FILTERS = 16, 64  # of a kernel's panels: PYSIM_WINOGRAD_PANEL, WIDEST
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    if reason := of_planes(layout):
-        return reason
-    w = problem
+    w, (block, out) = problem, blocks_of(layout)
+    if layout == "nhwc":
+        return Reason("shape", f"its input and output are NCHW or blocks of channels, and {layout.upper()} was asked for")
     if (w.kernel_h, w.stride_h, w.dilation_h, w.dilation_w) != (w.kernel_w, w.stride_w, 1, 1) or w.kernel_h > LARGEST_KERNEL:
         return Reason("shape", f"it takes square kernels of up to {LARGEST_KERNEL}x{LARGEST_KERNEL} with one stride and dilation 1")
     if not outputs_of(w):
         known = sorted({r for _, r in winograd_forms()})
         text = f"{w.kernel_h}x{w.kernel_w} with stride {w.stride_h} has {taps_of(w)}"
         return Reason("shape", f"its kernels have {', '.join(map(str, known[:-1]))} or {known[-1]} taps a phase, and {text}")
+    if block > 1 and w.stride_h > 1:
+        return Reason("shape", f"with a stride its input is NCHW, and {layout.upper()} was asked for")
+    if (w.channels // w.groups) % block or (w.filters // w.groups) % out:
+        return Reason("size", f"its channels or filters are no whole blocks of {out}; {layout} takes multiples of {out}")
     if not any(dtype == w.dtype and machine.unit(target) for target, dtype in winograd_transforms()):
         return Reason("type", f"there are no transforms of {w.dtype} for {machine.name} (native/winograd.inc)")
     return None
@@ -123,15 +126,9 @@ class Costs:
 
     def assumed(self, row: int) -> tuple[str, ...]:
         assert self._table
-        return _assumed(self._table.machine, self._table.cases[self._table.case[row]][0].target)
-
-
-@lru_cache(maxsize=64)
-def _assumed(machine: Machine, target: str) -> tuple[str, ...]:
-    """Paths of assumed numbers that the model reads; it knows no latency but that of a multiply-add."""
-    others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
-    unread = ("csa", "core.pack_call", "core.pack_cycles", *others)
-    return tuple(path for path in machine.assumed() if not path.startswith(unread) and not path.endswith(".latency_cycles"))
+        target = self._table.cases[self._table.case[row]][0].target
+        parted = self._table.workload.stride_h > 1
+        return assumed(self._table.machine, target, unread=() if parted else ("core.pack_call", "core.pack_cycles"))
 
 
 def candidates(request: Request, limit: float | None) -> Candidates:
@@ -139,12 +136,13 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     assert isinstance(problem, Conv) and isinstance(on, Machine)
     if request.schedule is not None:
         return _named(problem, on, request)
-    rows = tuple(kernel for kernel in tilings.rows(on, problem.dtype, request.micro_kernel).kernels if _suits(kernel))
+    rows = tuple(kernel for kernel in tilings.rows(on, problem.dtype, request.micro_kernel).kernels if _suits(kernel, request.layout))
     forms = planned(problem)
-    cases = [(kernel, m) for m in forms for kernel in rows]
+    cases = tuple((kernel, model.shape_of(problem, kernel, m, request.layout)) for m in forms for kernel in rows)
     bounds = model.least_cycles(problem, on, cases)
     of_forms = bounds.reshape(len(forms), len(rows), bounds.shape[1])
-    kept = of_forms <= np.maximum(GUESS * of_forms.min(axis=(1, 2), initial=np.inf, keepdims=True), limit or 0.0)
+    guess = 1 + TRANSFERS * (1 - on.core.overlap.value)
+    kept = of_forms <= np.maximum(guess * of_forms.min(axis=(1, 2), initial=np.inf, keepdims=True), limit or 0.0)
     if not request.any_error:
         kept |= kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
     beyond = np.where(kept, np.inf, of_forms).min(axis=(1, 2), initial=np.inf)
@@ -152,8 +150,11 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     return Candidates(rows, forms, of_forms.min(axis=(0, 2), initial=np.inf), table, beyond, ())
 
 
-def _suits(kernel: Kernel) -> bool:
-    """A kernel that stores rows of windows, here filters, as they are, and has transforms of its target."""
+def _suits(kernel: Kernel, layout: Layout = "nchw") -> bool:
+    """A kernel that stores rows of windows, here filters, as they are, and has transforms of its target; for blocks, one whose vectors are
+    such."""
+    if layout != "nchw" and (kernel.form != "win" or blocks_of(layout)[1] != kernel.lane_windows):
+        return False
     sized = kernel.filters <= MOST_TILES and kernel.windows <= MOST_FILTERS
     return sized and not kernel.along_filters and (kernel.target, kernel.dtype) in winograd_transforms()
 
@@ -164,22 +165,27 @@ def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
     kernel = next((row for row in kernels() if s and row.name == s.kernel), None)
     if not isinstance(s, Schedule) or kernel is None or not on.unit(kernel.target) or kernel.dtype != problem.dtype:
         raise PlanError(f"the named plan's kernel is none of {on.name} for {problem.dtype}; `pysim kernels` lists them")
-    if s.outputs not in outputs_of(problem) or not _suits(kernel) or (s.windows, s.filters) != (kernel.windows, kernel.filters):
+    if (
+        s.outputs not in outputs_of(problem)
+        or not _suits(kernel, request.layout)
+        or (s.windows, s.filters) != (kernel.windows, kernel.filters)
+    ):
         raise PlanError(
             f"a plan of {NAME} has outputs={', '.join(map(str, outputs_of(problem)))} and one of its kernels' own windows and filters"
         )
-    shape = model.shape_of(problem, kernel, s.outputs)
+    shape = model.shape_of(problem, kernel, s.outputs, request.layout)
     if not 1 <= s.channels <= shape.channels or min(s.k2, s.k3) < 1 or s.stationary != "input_stationary":
         raise PlanError(f"a plan of {NAME} is input stationary and has 1 to {shape.channels} channels here, k2 and k3 of at least 1")
-    return Candidates((kernel,), (s.outputs,), np.zeros(1), _alone(problem, on, request.hot, kernel, s), np.inf, ())
+    return Candidates((kernel,), (s.outputs,), np.zeros(1), _alone(request, kernel, s), np.inf, ())
 
 
-def _alone(problem: Conv, on: Machine, hot: bool, kernel: Kernel, s: Schedule) -> model.Candidates:
+def _alone(request: Request, kernel: Kernel, s: Schedule) -> model.Candidates:
     """One schedule."""
-    assert s.outputs
-    shape = model.shape_of(problem, kernel, s.outputs)
+    problem, on = request.problem, request.machine
+    assert s.outputs and isinstance(problem, Conv) and isinstance(on, Machine)
+    shape = model.shape_of(problem, kernel, s.outputs, request.layout)
     column = [np.array([float(value)]) for value in (s.channels, min(s.k2, shape.panels), min(s.k3, shape.filter_panels))]
-    return model.Candidates(problem, on, hot, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
+    return model.Candidates(problem, on, request.hot, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
 
 
 def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:
@@ -197,7 +203,7 @@ def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
-    return model.workspace_bytes(problem, *_row(schedule), schedule.k2, schedule.k3)
+    return model.workspace_bytes(problem, *_row(schedule), schedule.k2, schedule.k3, layout)
 
 
 def tolerance(problem: Conv, schedule: Schedule) -> Bound:
@@ -259,5 +265,5 @@ def describe(plan: Plan) -> Description:
     peak = words.peak_of(plan, kernel) * counts[1] / counts[0]
     summary = "Winograd: tiles of outputs from transformed patches and filters, a product for each plane"
     inner = f"{kernel.name} on {kernel.windows} filters x {of.panel} tiles x {s.channels} channels"
-    nest = model.described(_alone(w, on, plan.state == "hot", kernel, s))
+    nest = model.described(_alone(Request(w, on, plan.layout, plan.state == "hot"), kernel, s))
     return words.describe(plan, summary, nest, peak, inner, {"tiles": "panels of tiles"}, (transform,))

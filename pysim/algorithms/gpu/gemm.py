@@ -52,6 +52,7 @@ FEWEST = 128  # products of a sum that thirds make as accurately as FP32 whateve
 Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
 DENSE: Lie = None  # rows without gaps, from such a multiple
 PARTS_UNIT = 8  # elements of k that rows of B's thirds are whole
+ATOM = 8  # rows of shared memory that are swizzled together (native/cuda/mainloop/hopper)
 
 
 # Legality
@@ -194,6 +195,14 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         turned = computed(problem, kernel)
         by_registers = kernel.k_major > 1 and turned.trans_a
         columns, step, family = product(gpu, turned, tiles, families_of(kernel), attributes, attributes.efficiency, by_registers)
+        if (
+            tiles.by_warpgroups and not tiles.promotion
+        ):  # rows along k come in boxes of no more than there are, but where clusters share them
+            shrinks = (
+                tiles.cluster_columns == 1 and (kernel.k_major == 1 or not turned.trans_a),
+                tiles.cluster_rows == 1 and (kernel.k_major > 0 or turned.trans_b),
+            )
+            columns = columns._replace(box_m=ATOM if shrinks[0] else columns.box_m, box_n=ATOM if shrinks[1] else columns.box_n)
         found.append(
             Variant(
                 kernel.name, partial(GpuSchedule, kernel.name), attributes, own is not None, tiled.leans_on(gpu, tiles.pipe, family),

@@ -89,18 +89,15 @@ class Pass:
 
 
 class Prediction(NamedTuple):
-    """The cost of every row of a table: in cycles, and per supplier the bytes that cross from it, as `crossing` returns them."""
+    """The cost of every row of a table."""
 
     rates: Rates
     table: Table
     one: Pass
-    cycles: Array
-    crossed: dict[str, Array]
 
     @property
-    def terms(self) -> Mapping[str, Array]:
-        """Cycles of computing."""
-        return self.one.terms
+    def cycles(self) -> Array:
+        return self.one.cycles
 
 
 def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf) -> Prediction:
@@ -116,15 +113,13 @@ def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf)
     return total(rates, table, terms, crossing(rates, flows(rates, table, hot)))
 
 
-def total(rates: Rates, table: Table, terms: dict[str, Array], crossed: dict[str, Array]) -> Prediction:
-    """The compute terms of every schedule with what crosses from each supplier, whoever counted that, as cycles."""
-    machine = rates.machine
-    moved = np.array(list(crossed.values()))
-    terms["store"] = terms["store"] + _scattered_runs(rates, table, moved) * machine.core.store_run_cycles.value
-    terms["pack"] = terms["pack"] + table.packed * _lines_packed(machine, moved) * machine.core.pack_line_cycles.value
+def total(rates: Rates, table: Table, terms: dict[str, Array], moved: Array) -> Prediction:
+    """The compute terms of every schedule with what crosses from each supplier (as `crossing` has it), whoever counted that, as cycles."""
+    core, inner = rates.machine.core, rates.machine.levels[0]
+    terms["store"] = terms["store"] + _scattered_runs(rates, table, moved) * core.store_run_cycles.value
+    terms["pack"] = terms["pack"] + table.packed * (moved[0, 0] + moved[0, 1]) / inner.line_bytes * core.pack_line_cycles.value
     terms["kernel"] = terms["kernel"] + _stalls(rates, table, moved)
-    one = Pass(machine, terms, OPERANDS, moved, wait=_waits(rates, table, moved))
-    return Prediction(rates, table, one, one.cycles, crossed)
+    return Prediction(rates, table, Pass(rates.machine, terms, OPERANDS, moved, wait=_waits(rates, table, moved)))
 
 
 def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool = True) -> Cost:
@@ -167,12 +162,6 @@ def _scattered_runs(rates: Rates, table: Table, moved: Array) -> Array:
     beyond = moved[min(1, len(moved) - 1)]
     runs: Array = (beyond[-2] + beyond[-1]) / (rates.windows[table.kernel] * nest.out_bytes)
     return runs * np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
-
-
-def _lines_packed(machine: Machine, moved: Array) -> Array:
-    """Lines of the input that packing finds beyond L1."""
-    lines: Array = (moved[0, 0] + moved[0, 1]) / machine.levels[0].line_bytes
-    return lines
 
 
 def _waits(rates: Rates, table: Table, moved: Array) -> Array | float:
@@ -268,6 +257,15 @@ def transfer_cycles(machine: Machine, moved: Array) -> Array:
     served = _served(moved.reshape(len(moved), -1, 2, moved.shape[-1]).sum(axis=1))
     cycles: Array = (served / _rates(machine)[:, :, None]).sum(axis=1)
     return cycles
+
+
+@lru_cache(maxsize=256)
+def assumed(machine: Machine, target: str, latencies: bool = False, unread: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Paths of the assumed numbers that a cost on a unit leans on: neither other units' nor what is `unread`, and no latencies but a
+    multiply-add's unless it waits for what lies further out."""
+    others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
+    found = (path for path in machine.assumed() if not path.startswith(("csa", *others, *unread)))
+    return tuple(path for path in found if latencies or not path.endswith(".latency_cycles"))
 
 
 def cost_of(prediction: Prediction, row: int) -> Cost:

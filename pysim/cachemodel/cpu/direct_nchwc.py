@@ -8,8 +8,8 @@ kernel  Each element of the input is broadcast for F multiply-adds and each vect
         Kernel rows and taps that lie in padding are left out. A last panel that lacks vectors computes them nevertheless. A run of elements
         of the input that follow one another (a block of channels; of planes a row of taps) takes RUN_CYCLES besides.
 store   P F vectors are stored once a set, and loaded again in every set after the first.
-call    call_cycles of each call: one for a tile and set; tiles at the sides of a padded image have one more for each tap that reaches out,
-        and one of what is left to begin with.
+call    call_cycles of each call, and TILE_CYCLES besides: one for a tile and set; tiles at the sides of a padded image have one more for
+        each tap that reaches out, and one of what is left to begin with.
 
 Results of a tile are written at once, and filters come in the order in which they are used: transfers hide behind COVERS of computing. Of
 37 layers of ResNet-50 and SqueezeNet between other layers (Zen 5) logarithms of predicted over measured are -0.04 in the mean, -0.08 if all
@@ -36,6 +36,7 @@ from pysim.problem.dtypes import SIZES
 from pysim.registry.cpu import Kernel
 
 COVERS = 0.5  # of computing, behind which transfers hide
+TILE_CYCLES = 85  # to make sums anew and to end them (238 schedules of 22 layers, filters from beyond L2, Zen 5)
 RUN_CYCLES = 8  # to begin elements of the input that follow one another (Zen 5: 256 -> 128 channels 1x1 from planes, a run an element)
 
 
@@ -97,14 +98,14 @@ def _terms(shape: Shape, kernel: Kernel, machine: Machine, unit: Unit) -> tuple[
     sides = sum(min(w.kernel_w, ceil_div(pad, w.dilation_w)) + 1 for pad in (w.pad_left, w.pad_right) if pad)
     calls = shape.panels * (shape.tiles + shape.rows * sides)
     stored = w.windows * shape.vectors
-    return kernel_cycles, calls * machine.core.call_cycles.value, stored / unit.stores_per_cycle.value, stored / loads
+    return kernel_cycles, calls * (machine.core.call_cycles.value + TILE_CYCLES), stored / unit.stores_per_cycle.value, stored / loads
 
 
 def described(shape: Shape, rows: Sequence[tuple[Kernel, Blocks]]) -> LoopNest:
     """The loops of native/conv/direct_nchwc.c; `shape` of any of the kernels but for its panels and tiles."""
     w, size = shape.w, SIZES[shape.w.dtype]
-    shapes = [Shape.of(w, kernel, shape.inner) for kernel, _ in rows]
-    columns = [(of.channels, of.tiles, s.tiles, s.panels, kernel.filters) for s, (kernel, of) in zip(shapes, rows, strict=True)]
+    shapes = {kernel: Shape.of(w, kernel, shape.inner) for kernel in dict(rows)}
+    columns = [(of.channels, of.tiles, shapes[kernel].tiles, shapes[kernel].panels, kernel.filters) for kernel, of in rows]
     channels, block, tiles, panels, width = np.array(columns, dtype=np.float64).T
     block = np.minimum(block, tiles)
     loops = (

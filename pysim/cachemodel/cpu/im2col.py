@@ -41,17 +41,25 @@ def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: 
 @lru_cache(maxsize=64)
 def columns_pass(w: Conv, machine: Machine, hot: bool = True, by_element: bool = False, packer: Unit | None = None) -> Pass:
     """The work of it."""
-    nest = nest_of(w)
-    unit = packer or max(machine.core.units, key=lambda one: one.vector_bytes)
-    taps = w.channels * w.kernel_h * w.kernel_w * w.batch
-    copy = float(taps * nest.windows) if by_element else taps * _vector_cycles(nest, unit)
-    described = columns_nest(w, nest, machine)
+    described, copy = columns_nest(w, nest_of(w), machine), copy_cycles(w, machine, by_element, packer)
     moved = crossed(described, described.misses(machine.levels, hot))[:, :4]
     if packer:
-        vectors = taps * nest.out_h * ceil_div(nest.out_w, _lanes(nest, unit))
-        copy += vectors * machine.core.pack_cycles.value + taps / nest.kernel_w * nest.out_h * machine.core.pack_call_cycles.value
         copy += float(moved[0, 0, 0]) / machine.levels[0].line_bytes * machine.core.pack_line_cycles.value
     return Pass(machine, {"copy": np.array([copy])}, ("input", "columns"), moved)
+
+
+def copy_cycles(w: Conv, machine: Machine, by_element: bool = False, packer: Unit | None = None) -> float:
+    """Cycles of it where all lines are in L1."""
+    nest, core, unit = nest_of(w), machine.core, packer or max(machine.core.units, key=lambda one: one.vector_bytes)
+    rows = w.channels * w.kernel_h * w.kernel_w * w.batch * nest.out_h  # of outputs, in all columns
+    if by_element:
+        return float(rows * nest.out_w)
+    lanes = max(1, unit.vector_bytes // nest.element_bytes)
+    strided = min(nest.stride_w, lanes)  # loads, and permutes to part them, of one vector
+    permutes = strided if strided > 1 else 0
+    vector = strided / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value + permutes
+    packing, call = (core.pack_cycles.value, core.pack_call_cycles.value) if packer else (0.0, 0.0)
+    return rows * (ceil_div(nest.out_w, lanes) * (vector + packing) + call / nest.kernel_w)
 
 
 def columns_nest(w: Conv, nest: Nest, machine: Machine) -> LoopNest:
@@ -71,15 +79,3 @@ def columns_nest(w: Conv, nest: Nest, machine: Machine) -> LoopNest:
     total = {"images": w.batch, "planes": w.channels, "kernel elements": taps, "run": 1}
     trips = {"images": w.batch, "planes": w.channels, "kernel elements": reads}
     return LoopNest([Loop(name, name, 1, count) for name, count in trips.items()], operands, total, 1)
-
-
-def _vector_cycles(nest: Nest, unit: Unit) -> float:
-    """One row of the columns, P x Q elements: a load and a store for each vector of a row of outputs."""
-    vectors = nest.out_h * ceil_div(nest.out_w, _lanes(nest, unit))
-    strided = min(nest.stride_w, _lanes(nest, unit))  # loads, and permutes to part them, of one vector
-    permutes = strided if strided > 1 else 0
-    return vectors * (strided / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value + permutes)
-
-
-def _lanes(nest: Nest, unit: Unit) -> int:
-    return max(1, unit.vector_bytes // nest.element_bytes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, cost_from
+from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from
 from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pysim.cachemodel.cpu.incore import Array
+
+
+_CONSTANTS = ("pack_call", "pack_line", "store_run", "prefetch", "scattered", "fork", "written", "together")
+UNREAD = tuple(f"core.{name}" for name in _CONSTANTS)  # of the constants between inner loops
 
 
 def untyped(dtype: str, kernels: Iterable[Kernel]) -> Reason | None:
@@ -104,6 +108,4 @@ class ListedCosts:
         return cost_from([one], column)
 
     def assumed(self, row: int) -> tuple[str, ...]:
-        read = ("core.call_cycles", "core.overlap", "core.frequency_hz", f"core.units.{self._rows[row][0].target}", "levels", "memory")
-        found = (path for path in self._on.assumed() if path.startswith(read))
-        return tuple(path for path in found if self._latencies or not path.endswith("latency_cycles"))
+        return assumed(self._on, self._rows[row][0].target, self._latencies, UNREAD)

@@ -172,14 +172,14 @@ Indices = NDArray[np.int64]
 
 
 class _Derived(NamedTuple):
-    """The distances of the equations above that are not 0, for any numbers of tiles: sums of terms, a footprint times a weight each.
+    """The distances of the equations above, for any numbers of tiles: sums of terms, a footprint times a weight each.
 
     Round i of the terms is the i-th one of the first rounds[i] distances, which stand in falling order of their number. A `footprint` is
-    that of an operand in a loop, a weight so much of each of `factors`. The distances are at most the footprints `most`; those of `joined`
-    (distance, operand, loop) are of neighbouring tiles, which share lines. That of operand rows[i] at use uses[i] is which[i].
+    that of an operand and a loop, a weight so much of each of `factors`. The distances are at most the footprints `most`; those of `joined`
+    (distance, operand, loop) are of neighbouring tiles, which share lines. Of each operand (rows) each use has one, `which`, or -1: none.
     """
 
-    footprints: tuple[tuple[int, int], ...]
+    footprints: tuple[Indices, Indices]
     factors: tuple[Factors, ...]
     weights: Array
     rounds: tuple[int, ...]
@@ -187,41 +187,42 @@ class _Derived(NamedTuple):
     footprint: Indices
     most: Indices
     joined: tuple[tuple[int, int, int], ...]
-    rows: Indices
-    uses: Indices
     which: Indices
 
 
 @lru_cache(maxsize=64)
-def _derived(uses: tuple[Use, ...], operands: tuple[Access, ...]) -> _Derived:
-    places: dict[tuple[Any, ...], list[tuple[int, int]]] = {}  # by operand, terms, the most, and the loop of joined tiles
+def _derived(uses: tuple[Use | None, ...], operands: tuple[Access, ...]) -> _Derived:
+    known: dict[tuple[Any, ...], list[tuple[int, int]]] = {}  # by terms, operand, the most, and the loop of joined tiles
     for (number, use), (row, of) in itertools.product(enumerate(uses), enumerate(operands)):
+        if use is None or use.loop == of.first:
+            continue
         within = of.first is not None and use.loop > of.first
         terms: dict[int, Weight] = {}
         for (level, others), weight in _sum((_around(use, use.loop, of), 1.0, (of.first,) if within and of.first else ())).items():
             terms[level] = (*terms.get(level, ()), (others, weight))
-        if terms and use.loop != of.first:
+        if terms:
             joined = use.loop in of.moved and [*terms] == [use.loop] and terms[use.loop] != (((), 1.0),)
-            distance = row, tuple(terms.items()), of.level(use.loop - 1), use.loop if joined else None
-            places.setdefault(distance, []).append((row, number))
-    found = sorted(places, key=lambda one: -len(one[1]))
-    terms_of = [(one, *one[1][at]) for at in range(len(found[0][1])) for one in found if at < len(one[1])]
-    footprints = [*dict.fromkeys([(level, one[0]) for one, level, _ in terms_of] + [(one[2], one[0]) for one in found])]
+            distance = tuple(terms.items()), row, of.level(use.loop - 1), use.loop if joined else None
+            known.setdefault(distance, []).append((row, number))
+    found, which = sorted(known, key=lambda one: -len(one[0])), np.full((len(operands), len(uses)), -1)
+    for at, one in enumerate(found):
+        which[tuple(zip(*known[one], strict=True))] = at
+    rounds = [[(row, *terms[at]) for terms, row, *_ in found if at < len(terms)] for at in range(len(found[0][0]))]
+    terms_of = [*itertools.chain(*rounds)]
+    footprints = [*dict.fromkeys([(row, level + 1) for row, level, _ in terms_of] + [(row, most + 1) for _, row, most, _ in found])]
     weights = [*dict.fromkeys(weight for _, _, weight in terms_of)]
+    rows, levels = np.array(footprints).T
     factors = [*dict.fromkeys(others for weight in weights for others, _ in weight)]
-    rows, numbers = zip(*(place for one in found for place in places[one]), strict=True)
     return _Derived(
-        tuple(footprints),
+        (rows, levels),
         tuple(factors),
         np.array([[dict(weight).get(others, 0.0) for others in factors] for weight in weights]),
-        tuple(sum(at < len(one[1]) for one in found) for at in range(len(found[0][1]))),
+        tuple(map(len, rounds)),
         np.array([weights.index(weight) for _, _, weight in terms_of]),
-        np.array([footprints.index((level, one[0])) for one, level, _ in terms_of]),
-        np.array([footprints.index((one[2], one[0])) for one in found]),
-        tuple((at, one[0], one[3]) for at, one in enumerate(found) if one[3] is not None),
-        np.array(rows),
-        np.array(numbers),
-        np.array([at for at, one in enumerate(found) for _ in places[one]]),
+        np.array([footprints.index((row, level + 1)) for row, level, _ in terms_of]),
+        np.array([footprints.index((row, most + 1)) for _, row, most, _ in found]),
+        tuple((at, row, loop) for at, (_, row, _, loop) in enumerate(found) if loop is not None),
+        which,
     )
 
 
@@ -262,6 +263,7 @@ class LoopNest:
             for one, of in zip(operands, moved, strict=True)
         )
         self._extents: dict[tuple[int, str], Array] = {}  # of an operand along a dimension: of all tiles, then by loop over it
+        self._footprints: Array = np.ones((len(operands), len(loops) + 1, columns))  # of all tiles, then in one iteration of each loop
         for name in total:
             rows = [row for row, one in enumerate(operands) if name in one.extents]
             of = [operands[row].extents[name] for row in rows]
@@ -275,7 +277,8 @@ class LoopNest:
                 np.minimum(found, alone * counts, out=found)
             np.minimum(found, whole, out=found)
             self._extents |= {(row, name): each for row, each in zip(rows, found, strict=True)}
-        self._footprints: dict[tuple[int, int], Array] = {}  # in one iteration of a loop that moves an operand
+            over = itertools.accumulate((loop.dimension == name for loop in loops), initial=0)
+            self._footprints[rows] *= found[:, [*over]]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -284,43 +287,34 @@ class LoopNest:
 
     def footprint(self, loop: int, row: int) -> Array:
         """Bytes of operand `row` in one iteration of a loop (-1: in all)."""
-        return self._size(self.accesses[row].level(loop), row)
-
-    def _size(self, level: int, row: int) -> Array:
-        found = self._footprints.get((level, row))
-        if found is None:
-            over = [loop.dimension for loop in self.loops[: level + 1]]
-            found = reduce(np.multiply, (self._extents[row, name][over.count(name)] for name in self.operands[row].extents))
-            self._footprints[level, row] = found
+        found: Array = self._footprints[row, loop + 1]
         return found
 
-    def between(self, uses: tuple[Use, ...], more: int = 0) -> Array:
-        """Bytes of each operand between each use and the next: operands x uses (and `more`, which are 0) x columns."""
-        found, of = np.zeros((len(self.operands), len(uses) + more, self.columns)), _derived(uses, self.accesses)
-        factor: dict[int, Any] = {}
+    def between(self, uses: tuple[Use | None, ...]) -> Array:
+        """Bytes of each operand between each use and the next, 0 of no use: operands x uses x columns."""
+        of, factor = _derived(uses, self.accesses), dict[int, Any]()
         for at, loop in enumerate(self.loops):
             factor[at], factor[~at] = 1 / loop.trips, np.greater(loop.trips, 1)
         factors = stacked(self.columns, *(reduce(np.multiply, (factor[at] for at in which), 1.0) for which in of.factors))
-        sizes = stacked(self.columns, *(self._size(*one) for one in of.footprints))
+        sizes = self._footprints[of.footprints]
         terms = np.einsum("wf,fn->wn", of.weights, factors)[of.weight]
         terms *= sizes[of.footprint]
-        distances = terms[: of.rounds[0]]
-        for end, count in zip(itertools.accumulate(of.rounds), of.rounds[1:], strict=False):
-            distances[:count] += terms[end : end + count]
+        distances = np.zeros((of.rounds[0] + 1, self.columns))  # and none
+        for end, count in zip(itertools.accumulate(of.rounds), of.rounds, strict=True):
+            distances[:count] += terms[end - count : end]
         for at, row, where in of.joined:
             base = self.operands[row].extents[name := self.loops[where].dimension].base
             if not isinstance(base, float):
                 one = self._extents[row, name][sum(each.dimension == name for each in self.loops[: where + 1])]
-                distances[at] -= base / np.maximum(1e-9, one) * np.maximum(0.0, distances[at] - self._size(where, row))
-        np.minimum(distances, sizes[of.most], out=distances)
-        found[of.rows, of.uses] = distances[of.which]
-        return found
+                distances[at] -= base / np.maximum(1e-9, one) * np.maximum(0.0, distances[at] - self.footprint(where, row))
+        np.minimum(distances[:-1], sizes[of.most], out=distances[:-1])
+        return distances[of.which]
 
     def misses(self, levels: Sequence[Level], hot: bool = True) -> Array:
         """Bytes of each operand that a run misses in each cache (levels x operands x columns), no more further out than further in; caches
         are `hot` from a run before, or not."""
         found = np.zeros((len(levels), len(self.operands), self.columns))
-        whole = self._together({row: self.footprint(-1, row) for row in range(len(self.operands))}).max()
+        whole = self._together(self._footprints[:, 0]).max()
         cold = [not hot or level.forgets for level in levels]
         spilled = [  # others keep all
             level for level, empty in zip(levels, cold, strict=True) if empty or whole > (level.ways - 1) * level.sets * level.line_bytes
@@ -396,19 +390,17 @@ class LoopNest:
         within = [at for at in self.accesses[before if start == 1 else row].moved if at > loop]
         once = min(within, default=loop + 1) - 1  # the last loop that passes over the whole buffer
 
-        whole = {at: self.footprint(loop, at) for at, one in enumerate(self.operands) if one.name == own}
-        for at, one in enumerate(self.operands):
-            phase = self._phase(at, loop)
-            if phase >= 0 and one.name != own and (start < phase < end if start < end else not end <= phase <= start):
-                whole[at] = self.footprint(loop, at)
-        names = {self.operands[at].name for at in whole}
+        phases = [self._phase(at, loop) for at in range(len(self.operands))]
+        passed = {*range(start + 1, end)} if start < end else {0, 1, 2} - {*range(end, start + 1)}
+        rows = [at for at, one in enumerate(self.operands) if one.name == own or phases[at] in passed]
+        names, always = {self.operands[at].name for at in rows}, self._together({at: self.footprint(loop, at) for at in rows})
 
         def size(phase: int) -> Array:
-            rows = (at for at, one in enumerate(self.operands) if one.name not in names and self._phase(at, loop) == phase)
-            return self._together({at: self.footprint(once if phase == 1 else loop, at) for at in rows})
+            others = (at for at, one in enumerate(self.operands) if one.name not in names and phases[at] == phase)
+            return self._together({at: self.footprint(once if phase == 1 else loop, at) for at in others})
 
-        ends, always = (size(start), size(end)), self._together(whole)
-        return np.stack([always + (1 - part) * ends[0] + part * ends[1] for part in PARTS])
+        first, last = size(start), size(end)
+        return np.stack([always + (1 - part) * first + part * last for part in PARTS])
 
     def _shared(self, row: int, passes: Array) -> Iterator[Reuse]:
         """Of what neighbouring tiles share."""

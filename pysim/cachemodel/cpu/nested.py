@@ -3,19 +3,19 @@
 
 `tilings` lists the schedules that are worth predicting, `cost` predicts them, `csa` is SConv's own cost model of the same nest.
 
-Worked number: kernels whose arithmetic alone takes 7.2 and 9.1 M cycles. Schedules that compute for at most GUESS x 7.2 = 7.9 M cycles are
-predicted first; the second kernel enters only if none of them takes less than 9.1 M.
+Worked number: kernels whose arithmetic alone takes 7.2 and 9.1 M cycles. Where computing hides 0.8 of what moves, schedules that compute
+for at most (1 + TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles are predicted first; the second kernel enters only if none of them takes less than
+9.1 M.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu import csa, tilings
-from pysim.cachemodel.cpu.cost import Prediction, cost_of, one_schedule, predict, schedule_of
+from pysim.cachemodel.cpu.cost import Prediction, assumed, cost_of, one_schedule, predict, schedule_of
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, rates
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.errors import PlanError
@@ -25,7 +25,7 @@ from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.registry.cpu import kernels
 
-GUESS = 1.1  # of the least bound: most best schedules take less
+TRANSFERS = 0.5  # of the least bound: what moving data takes beside it, or less, in most best schedules
 
 
 class NestCandidates(NamedTuple):
@@ -63,14 +63,9 @@ class NestCosts:
         return cost_of(self.prediction, row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
-        return _assumed(self.prediction.rates.machine, self.kernels[self.kernel[row]].rpartition("__")[2])
-
-
-@lru_cache(maxsize=64)
-def _assumed(machine: Machine, target: str) -> tuple[str, ...]:
-    """Paths of assumed numbers that the model reads; it knows no latency but that of a multiply-add."""
-    others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
-    return tuple(path for path in machine.assumed() if not path.startswith(("csa", *others)) and not path.endswith(".latency_cycles"))
+        nest, machine = self.prediction.rates.nest, self.prediction.rates.machine
+        in_place = nest.filters_in_place or not nest.filters_packed  # whose rows no prefetcher follows
+        return assumed(machine, self.kernels[self.kernel[row]].rpartition("__")[2], latencies=in_place)
 
 
 class CsaCandidates(NamedTuple):
@@ -131,7 +126,8 @@ def candidates(
         return NoneLegal(rows.rejected)
     of = known or rates(nest, on, rows.kernels)
     bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
-    limit = max(GUESS * float(bounds.min()), limit or 0.0)  # of less, the best would hardly be among them
+    guess = 1 + TRANSFERS * (1 - on.core.overlap.value)
+    limit = max(guess * float(bounds.min()), limit or 0.0)  # of less, the best would hardly be among them
     possible = np.flatnonzero(bounds <= limit).tolist()
     place = tilings.in_place_reason(nest)
     return NestCandidates(

@@ -41,27 +41,25 @@ _MOST_PLANES = 1 << 14  # more are counted as so many: few bytes of each lie in 
 ROWS = OPERANDS.index("input"), OPERANDS.index("output")  # which lie in planes
 
 
-def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
+def crossing(rates: Rates, flows: Flows) -> Array:
     """Bytes of each operand in each schedule (columns) that come from each supplier, one way, whole run. Rows are what is only read
     and what is written of the first of OPERANDS, and so on.
 
-    Supplier L2 stands for what misses L1, and so on to "memory"; nothing crosses further out than it did further in. A level is
+    The first supplier, L2, stands for what misses L1, and so on to memory; nothing crosses further out than it did further in. A level is
     touched by as much of an operand's `once` bytes as crosses from it.
     """
-    nest, levels, operands = rates.nest, rates.machine.levels, len(OPERANDS)
+    nest, levels = rates.nest, rates.machine.levels
     unique = np.maximum(flows.once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
     size = flows.bytes * nest.repeats
     seen, last = np.ones_like(unique), size
-    crossed: dict[str, Array] = {}
-    suppliers = [*(level.name for level in levels[1:]), "memory"]
-    for level, supplier in zip(levels, suppliers, strict=True):
+    crossed = np.zeros((len(levels), 2 * len(OPERANDS), size.shape[1]))
+    for level, moved in zip(levels, crossed, strict=True):
         way = level.sets * level.line_bytes
         over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
         first = flows.never + flows.before if level.forgets else flows.never
         most = over * ((level.ways + 1) / (level.ways + over)) + first  # what fits as a whole misses nothing once it was touched
         asked = (most > 0) & (last > 0)
         if not asked.any():
-            crossed |= {name: np.zeros((2 * operands, size.shape[1])) for name in suppliers[len(crossed) :]}
             break
         here = missing(level, nest, seen / way, flows, asked)
         np.minimum(here, most, out=here)
@@ -69,8 +67,8 @@ def crossing(rates: Rates, flows: Flows) -> dict[str, Array]:
             np.maximum(here, first, out=here)
         here *= size
         last = np.minimum(here, last, out=here)
-        parts = zip(flows.shares, flows.columns, strict=True)
-        crossed[supplier] = moved = np.concatenate([shares @ last[:, span] for shares, span in parts], axis=1)
+        for shares, span in zip(flows.shares, flows.columns, strict=True):
+            moved[:, span] = shares @ last[:, span]
         seen = np.minimum(1.0, (moved[::2] + moved[1::2]) / unique)
     return crossed
 
@@ -103,8 +101,9 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
         own, at = flows.operand[kind, stream], flows.at[kind, stream]
         inputs, outputs, turns, *deep = flows.planes[:, at, column]
         roles = flows.roles.T[:, kind] * places.size + np.arange(places.size)
-        found = np.bincount(roles.ravel(), (flows.between[:, at, column] * of_roles[:, column]).ravel(), len(OPERANDS) * places.size)
-        lines: Array = found.reshape(len(OPERANDS), -1) + 1e-9
+        sizes = flows.between[:, at, column] * of_roles[:, column]
+        lines: Array = np.full((len(OPERANDS), places.size), 1e-9)
+        lines += np.bincount(roles.ravel(), sizes.ravel(), lines.size).reshape(lines.shape)
         chunks = np.stack([lines[0], lines[3] / turns, lines[2]][: len(rows)])
         planes_of = np.stack([inputs, outputs, *deep])
         if len({*pitches}) == 1:

@@ -232,16 +232,17 @@ def _routes(kinds: tuple[tuple[bool, bool, bool], ...], streams: tuple[tuple[Any
 
 
 @lru_cache(maxsize=8)
-def _uses(operands: tuple[Access, ...]) -> tuple[Use, ...]:
-    """USES, and panels of streamed tiles, written where those of the set before lay."""
+def _uses(operands: tuple[Access, ...]) -> tuple[Use | None, ...]:
+    """USES, panels of streamed tiles, written where those of the set before lay, and the distances that are no loop's."""
     panels = Access(frozenset((STREAMED_TILES,)), STREAMED_TILES)
-    return *(Use(operands[row], *where) for row, *where in USES), Use(panels, STREAMED_SETS)
+    found = *(Use(operands[row], *where) for row, *where in USES), Use(panels, STREAMED_SETS)
+    return *found, *[None] * (len(_LOOPS) - len(found))
 
 
 def _between(s: Sliced) -> Array:
     """Bytes of the nest's operands in between: operands x distances x schedules."""
-    of, nest, uses = s.loop_nest, s.nest, _uses(s.loop_nest.accesses)
-    found = of.between(uses, len(_LOOPS) - len(uses))
+    of, nest = s.loop_nest, s.nest
+    found = of.between(_uses(of.accesses))
     found[:, UNUSED] = NEVER
     for row in (STREAMED, RAW_STREAMED):
         found[row, BURST] = of.footprint(STREAMED_TILES, row)

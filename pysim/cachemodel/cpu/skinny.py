@@ -9,27 +9,28 @@ kernel  For each pass over f of the few, tiles of n vectors of the matrix: V = c
 store   axpy: sums are loaded and stored once a block. dot: lanes are added once a block, those of a tile together: a tree of additions,
         each of two shuffled vectors. Then each result is stored once.
 pack    The few are copied in the order of the kernel, an element a store, in runs of 16 (dot) or 1 (axpy), each with pack_cycles beyond.
-call    call_cycles for each strip and block, and for each run of the matrix a latency: that of the level which supplies it for a row of a
-        strip, all rows of a block (axpy) or of a tile (dot) where they are whole and so lie one behind the other; L2's for a row of a block
-        (dot), as its lines were asked for a tile before.
+call    call_cycles for each strip and block, and for each line that L2 loses between its prefetch and its use L3's latency over the
+        vectors of a tile.
 
 What crosses between levels follows from the description of the loops (`described`, `loops`); beside that the matrix comes once more from
-beyond a level that cannot hold what is multiplied and what was asked for ahead. Loads of dot stand right before their multiply-adds, so
-little hides them: COVERS of the computing. Measured on a Zen 5, cycles for 16 sums of 16 lanes, whose multiply-adds take 8: 10 to 12 with 4
-lines from L2 (4.4 alone), 13 to 14 with 8; 64 MiB from memory in a loop of loads and four multiply-adds a line: 2.9 ms, 1.7 and 1.9 alone.
+beyond a level that cannot hold what is multiplied and what was asked for ahead, twice as much where rows of a block lie in half the sets of
+L1. Runs of the matrix that do not follow one another (rows of a strip, rows of a block of k) wait RUN_START of the latency of the level
+that supplies it, at least L2's: 64 MiB read in runs of 1, 2, 4 KiB and at once take 1.9, 1.4, 1.3 and 1.1 ms (Zen 5), which is 35 to 45
+cycles a run. Loads of dot stand right before their multiply-adds, so little hides them: COVERS of the computing. Measured on a Zen 5,
+cycles for 16 sums of 16 lanes, whose multiply-adds take 8: 10 to 12 with 4 lines from L2 (4.4 alone), 13 to 14 with 8.
 
 Worked number: 1x4096x4096 FP32 with B not transposed: F = 1, R = K = 4096, 16 lanes: V = 1,048,576, n = 8, so 2 loads a cycle take
 1.1 million cycles, and 64 MiB from a memory of 8.7 bytes a cycle 7.7 million.
 """
 
 from collections.abc import Sequence
-from math import log2
+from math import gcd, log2
 from typing import NamedTuple
 
 import numpy as np
 
 from pysim.cachemodel.cpu.cost import Pass, crossed, fills, suppliers
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, missing
+from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand, missing
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.dtypes import SIZES
@@ -37,6 +38,8 @@ from pysim.problem.gemm import Gemm
 from pysim.registry.cpu import Kernel, skinny_kernels
 
 WIDEST = 8  # vectors of the matrix in a tile (native/conv/skinny_kernels.h)
+MOST_DOT = 4  # of the few that a tile of `dot` takes
+RUN_START = 0.06  # of a latency that the first lines of a run of the matrix wait
 COVERS = 0.4  # of computing (dot)
 FEW_STEP = 16  # elements of k that lie together in the copy that `dot` reads (PYSIM_FEW_STEP)
 _MATRIX = 2  # of the operands of `described`
@@ -77,16 +80,18 @@ def lanes_of(kernel: Kernel) -> int:
 
 
 def passes(few: int, kernel: Kernel) -> list[tuple[int, int]]:
-    """(how many of the few, vectors of the matrix in a tile) of each pass: tiles of 16 sums, of 8 where registers are 16."""
-    sums = 16 if lanes_of(kernel) * SIZES[kernel.dtype] == WIDE_BYTES else 8
-    found, left, size = [], few, kernel.filters
-    while left:
-        if size <= left:
-            found.append((size, min(WIDEST, sums // size)))
-            left -= size
-        else:
-            size //= 2
-    return found
+    """(how many of the few, vectors of the matrix in a tile) of each pass, the largest first; tiles of up to 20 sums, of 8 where registers
+    are 16. axpy: as equal numbers as can be; dot: of as many as a tile takes, and the rest, all of as many rows."""
+    sums, most = (20, 8) if lanes_of(kernel) * SIZES[kernel.dtype] == WIDE_BYTES else (8, 4)
+    most = MOST_DOT if kernel.form == "dot" else ceil_div(few, ceil_div(few, most))
+    sizes = [min(most, few - at) for at in range(0, few, most)]
+    wide = {size: next(wide for wide in (WIDEST, WIDEST // 2, WIDEST // 4) if size * wide <= sums) for size in sizes}
+    return [(size, wide[sizes[0] if kernel.form == "dot" else size]) for size in sizes]
+
+
+def _block(shape: Shape, kernel: Kernel) -> int:
+    """Results that all of the few pass over before the next: of dot as many as a pass takes at once."""
+    return passes(shape.few, kernel)[0][1] if shape.dot else kernel.windows
 
 
 def _kernel_cycles(shape: Shape, kernel: Kernel, unit: Unit) -> float:
@@ -113,7 +118,7 @@ def described(shape: Shape, rows: Sequence[tuple[Kernel, Blocks]]) -> LoopNest:
     """The loops of native/conv/skinny_kernels.h."""
     size, few, results, depth = SIZES[rows[0][0].dtype], shape.few, shape.results, shape.k
     k, strip, tile, once = np.array(
-        [(of.k, of.strip * kernel.windows, kernel.windows, passes(few, kernel)[0][0]) for kernel, of in rows], dtype=np.float64
+        [(of.k, of.strip * kernel.windows, _block(shape, kernel), passes(few, kernel)[0][0]) for kernel, of in rows], dtype=np.float64
     ).T
     strip = np.minimum(strip, results)
     loops = (
@@ -137,41 +142,56 @@ def described(shape: Shape, rows: Sequence[tuple[Kernel, Blocks]]) -> LoopNest:
     return LoopNest(loops, operands, {"run": 1, "results": results, "k": depth, "few": few}, len(rows))
 
 
-def _latency(machine: Machine, shape: Shape, size: int, hot: bool) -> float:
-    """Cycles until the first line of the matrix is there, from where it lies."""
+def _shares(machine: Machine, shape: Shape, size: int, hot: bool) -> Array:
+    """How much of the matrix lies in each supplier."""
     found = missing(machine.levels, np.array([float(shape.results * shape.k * size)]))[:, 0]
     found = np.where([not hot or level.forgets for level in machine.levels], 1.0, found)
-    own = found - np.append(found[1:], 0.0)
-    places = [place.latency_cycles.value for place in suppliers(machine).values()]
-    return float(np.dot(places, own))
+    shares: Array = found - np.append(found[1:], 0.0)
+    return shares
 
 
 def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine, hot: bool = True) -> Pass:
     """A product by kernels under schedules, on one core."""
-    shape = Shape.of(g)
-    latency = _latency(machine, shape, SIZES[g.dtype], hot)
-    terms = np.array([_terms(shape, kernel, blocks, machine, latency) for kernel, blocks in rows]).T
+    shape, size = Shape.of(g), SIZES[g.dtype]
+    latencies = np.array([place.latency_cycles.value for place in suppliers(machine).values()])
+    lost = missing(machine.levels, np.array([_between(shape, kernel, of, machine) for kernel, of in rows]))
+    # the hardware brings runs of rows from L2 (dot); a core's window reaches the next lines there the sooner the less it multiplies each
+    lost[0] = lost[min(1, len(lost) - 1)] if shape.dot else lost[0] * (1 - 1 / shape.few)
+    terms = np.array([_terms(shape, kernel, blocks, machine) for kernel, blocks in rows]).T
     nest = described(shape, rows)
-    misses, size = nest.misses(machine.levels, hot), SIZES[g.dtype]
-    widths = [passes(shape.few, kernel)[0][1] if shape.dot else min(of.strip * kernel.windows, shape.results) for kernel, of in rows]
-    pieces = np.array([2.0 * size * of.k * width for width, (_, of) in zip(widths, rows, strict=True)])
-    misses[1:, _MATRIX] += nest.footprint(-1, _MATRIX) * missing(machine.levels, pieces)[1:]
+    matrix, line = nest.footprint(-1, _MATRIX), machine.levels[0].line_bytes
+    misses = nest.misses(machine.levels, hot)
+    misses[:, _MATRIX] += matrix * lost
+    beyond = min(1, len(lost) - 1)
+    terms[1] += lost[beyond] * matrix / line * latencies[beyond] / WIDEST  # of lines that L2 has lost nobody asks again in time
     moved = crossed(nest, np.minimum.accumulate(misses))
+    starts = np.array([_starts(shape, kernel, blocks) for kernel, blocks in rows])
+    waits = np.outer(np.maximum(RUN_START * latencies, latencies[0]) * _shares(machine, shape, size, hot), starts)
     names, covers = ("kernel", "call", "store", "pack"), COVERS if shape.dot else 1.0
-    return Pass(machine, dict(zip(names, terms, strict=True)), nest.names, moved, covers, fills(machine, moved[:, -2:]))
+    return Pass(machine, dict(zip(names, terms, strict=True)), nest.names, moved, covers, waits + fills(machine, moved[:, -2:]))
 
 
-def _terms(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine, latency: float) -> tuple[float, float, float, float]:
+def _starts(shape: Shape, kernel: Kernel, blocks: Blocks) -> int:
+    """Runs of the matrix that begin apart from where the last one ended."""
+    number, strips = ceil_div(shape.k, blocks.k), ceil_div(shape.results, blocks.strip * kernel.windows)
+    return shape.results * number * (number > 1) if shape.dot else shape.k * strips * (strips > 1)
+
+
+def _between(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine) -> float:
+    """Bytes that pass through a cache between the prefetch of a line of the matrix and its use, as if more where rows share sets."""
+    size, way = SIZES[kernel.dtype], machine.levels[0].sets * machine.levels[0].line_bytes
+    if shape.dot:
+        return 2.0 * size * blocks.k * _block(shape, kernel)
+    strip = min(blocks.strip * kernel.windows, shape.results) * size
+    crowd = max(1.0, gcd(shape.results * size, way) / strip)
+    return 2.0 * blocks.k * strip * crowd + shape.few * strip
+
+
+def _terms(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine) -> tuple[float, float, float, float]:
     """kernel, call, store, pack."""
     unit = machine.unit(kernel.target)
     assert unit is not None
     number, strips = ceil_div(shape.k, blocks.k), ceil_div(shape.results, blocks.strip * kernel.windows)
-    if shape.dot:
-        tiles = ceil_div(shape.results, passes(shape.few, kernel)[0][1])
-        near = machine.levels[min(1, len(machine.levels) - 1)].latency_cycles.value
-        waits = shape.results * number * near if number > 1 else tiles * latency
-    else:
-        waits = (shape.k * strips if strips > 1 else number) * latency
-    call = number * strips * machine.core.call_cycles.value + waits
+    call = number * strips * machine.core.call_cycles.value
     pack = shape.few * shape.k * (1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value / (FEW_STEP if shape.dot else 1))
     return _kernel_cycles(shape, kernel, unit), call, _store_cycles(shape, kernel, unit, number), pack

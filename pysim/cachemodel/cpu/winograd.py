@@ -20,8 +20,9 @@ store    vectors of sums, written once a channel set and read again in each but 
          L2 waits store_run_cycles where a panel has more tiles than prefetch_streams
 patches  of each channel and run (tiles of a panel that lie in one row of tiles): pixels are loaded, their columns transformed, parted
          into lanes (two shuffles for each two vectors and halving), rows transformed and stored; of several runs in a panel stored twice.
-outputs  of each tile and vector of filters: e^2 loads, m^2 stores, the transform; of each lanes x lanes block of pixels and filters
-         lanes log2(lanes) shuffles, a load and a store a row
+         Of channels in blocks each tile and vector of channels by itself, through the stack: twice e^2 loads and stores, the transform
+outputs  of each tile and vector of filters: e^2 loads, m^2 stores, the transform; where they are planes, of each lanes x lanes block of
+         pixels and filters lanes log2(lanes) shuffles, a load and a store a row
          Short chains of dependent instructions: loads, stores, multiply-adds and shuffles (one a cycle) each at their rate, one after
          another, and pack_line_cycles for each line of the input that is not in L1, as in packing. Sums that come from beyond L2 are
          lines pages apart, planes of a tile: each waits scattered_line_cycles, for no prefetcher follows them.
@@ -32,7 +33,7 @@ are prepared.
 Worked number: 64 -> 64 channels, 56x56, F(4x4): 196 tiles; 36 * 64 * 64 * 196 = 28.9 M multiplications for 115.6 M.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from math import log2
 from typing import NamedTuple
@@ -46,6 +47,7 @@ from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
+from pysim.record.plan import Layout, blocks_of
 from pysim.registry.cpu import Kernel
 
 Array = NDArray[np.float64]
@@ -76,6 +78,8 @@ class Shape(NamedTuple):
     panel: int  # tiles
     panels: int
     filter_panels: int
+    in_blocks: bool = False  # of channels
+    out_blocks: bool = False
 
     @property
     def planes(self) -> int:
@@ -111,7 +115,7 @@ def phase_elements(w: Conv) -> int:
     return own.batch * own.channels * own.height * own.width if w.stride_h > 1 else 0
 
 
-def shape_of(w: Conv, kernel: Kernel, outputs: int) -> Shape:
+def shape_of(w: Conv, kernel: Kernel, outputs: int, layout: Layout = "nchw") -> Shape:
     """The counts of native/conv/winograd.c."""
     w = dense(w)
     row, rows = ceil_div(w.out_w, outputs), w.batch * ceil_div(w.out_h, outputs)
@@ -133,23 +137,26 @@ def shape_of(w: Conv, kernel: Kernel, outputs: int) -> Shape:
         panel,
         ceil_div(tiles, panel),
         ceil_div(filters, kernel.windows),
+        *(block > 1 for block in blocks_of(layout)),
     )
 
 
-def plane_elements(w: Conv, kernel: Kernel) -> int:
-    """Of a panel's patches, one plane: an odd number of lines."""
-    return _odd_lines(dense(w).channels // w.groups * kernel.filters + FREE_ELEMENTS, SIZES[w.dtype])
+def plane_elements(w: Conv, kernel: Kernel, of: Shape) -> int:
+    """Of a panel's patches, one plane: an odd number of lines, of blocks for each tile."""
+    size = SIZES[w.dtype]
+    tile = _odd_lines(of.channels, size) if of.in_blocks else of.channels
+    return _odd_lines(tile * kernel.filters + FREE_ELEMENTS, size)
 
 
 def _odd_lines(elements: int, size: int) -> int:
     return (ceil_div(elements * size, LINE) | 1) * LINE // size
 
 
-def workspace_bytes(w: Conv, kernel: Kernel, outputs: int, k2: int, k3: int) -> int:
+def workspace_bytes(w: Conv, kernel: Kernel, outputs: int, k2: int, k3: int, layout: Layout = "nchw") -> int:
     """Phases of all images; patches and sums of a block, and what aligns them."""
-    of, size = shape_of(w, kernel, outputs), SIZES[w.dtype]
+    of, size = shape_of(w, kernel, outputs, layout), SIZES[w.dtype]
     k2, k3 = min(k2, of.panels), min(k3, of.filter_panels)
-    patches = k2 * of.planes * plane_elements(w, kernel) * size
+    patches = k2 * of.planes * plane_elements(w, kernel, of) * size
     tile = _odd_lines(of.planes * _odd_lines(k3 * kernel.windows, size), size)
     phases = ceil_div(phase_elements(w) * size, LINE) * LINE + LINE if w.stride_h > 1 else 0
     return phases + patches + k2 * of.panel * tile * size + LINE
@@ -161,31 +168,33 @@ def prepared_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
     return w.groups * of.planes * of.filter_panels * kernel.windows * of.channels * SIZES[w.dtype]
 
 
+Cases = tuple[tuple[Kernel, Shape], ...]  # what a kernel and m make of a problem
+
+
 class Candidates(NamedTuple):
-    """Schedules as columns; `case` indexes the pairs of kernel and m."""
+    """Schedules as columns; `case` indexes the cases."""
 
     workload: Conv
     machine: Machine
     hot: bool
-    cases: tuple[tuple[Kernel, Shape], ...]
+    cases: Cases
     case: NDArray[np.int64]
     channels: Array
     k2: Array
     k3: Array
 
 
-def candidates(w: Conv, machine: Machine, hot: bool, cases: Sequence[tuple[Kernel, int]], kept: NDArray[np.bool_]) -> Candidates:
-    """Balanced parts of panels of tiles and panels of filters, for pairs of a kernel and m and the sets of channels that are `kept`."""
-    shapes = tuple((kernel, shape_of(w, kernel, m)) for kernel, m in cases)
+def candidates(w: Conv, machine: Machine, hot: bool, cases: Cases, kept: NDArray[np.bool_]) -> Candidates:
+    """Balanced parts of panels of tiles and panels of filters, for the cases and the sets of channels that are `kept`."""
     parts = _channel_parts(w)
     rows = [
         (at, parts[part], k2, k3)
         for at, part in zip(*(which.tolist() for which in kept.nonzero()), strict=True)
-        for k2 in _parts(shapes[at][1].panels, 32)
-        for k3 in _parts(shapes[at][1].filter_panels, 32)
+        for k2 in _parts(cases[at][1].panels, 32)
+        for k3 in _parts(cases[at][1].filter_panels, 32)
     ]
     table = np.array(rows, dtype=np.float64).reshape(-1, 4).T
-    return Candidates(w, machine, hot, shapes, table[0].astype(np.int64), *table[1:])
+    return Candidates(w, machine, hot, cases, table[0].astype(np.int64), *table[1:])
 
 
 def _channel_parts(w: Conv) -> tuple[int, ...]:
@@ -250,9 +259,9 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
     return terms
 
 
-def least_cycles(w: Conv, machine: Machine, cases: Sequence[tuple[Kernel, int]]) -> Array:
-    """What no schedule of a kernel and m (rows) with sets of so many channels (columns) goes below: all that lies in the core."""
-    own = np.array([_in_core(w, machine, kernel, shape_of(w, kernel, m)) for kernel, m in cases]).reshape(-1, 6, 1) * w.groups
+def least_cycles(w: Conv, machine: Machine, cases: Cases) -> Array:
+    """What no schedule of a case (rows) with sets of so many channels (columns) goes below: all that lies in the core."""
+    own = np.array([_in_core(w, machine, *case) for case in cases]).reshape(-1, 6, 1) * w.groups
     kernel, calls, store, load, patches, outputs = own.swapaxes(0, 1)
     sets = np.ceil(dense(w).channels // w.groups / np.array(_channel_parts(w)))
     each = machine.core.call_cycles.value * calls + store + load
@@ -307,6 +316,9 @@ def _parting(w: Conv, machine: Machine, unit: Unit) -> float:
 def _patches(w: Conv, unit: Unit, of: Shape, lanes: int) -> float:
     """Cycles to transform the patches of one group once."""
     m, edge = of.outputs, of.edge
+    if of.in_blocks:
+        moved = 2.0 * edge * edge
+        return of.tiles * ceil_div(of.channels, lanes) * _cycles(unit, w.dtype, moved, moved, 2 * edge * _patch_operations(edge), 0.0)
     tiles = min(of.row, of.panel, max(1, lanes - (edge - 1) // m))  # of a run
     runs = of.rows * ceil_div(of.row, tiles)
     needed = ceil_div(tiles * m + of.taps - 1, lanes)
@@ -325,7 +337,7 @@ def _outputs(w: Conv, unit: Unit, of: Shape, lanes: int) -> float:
     """Cycles to transform the sums of one group and store the outputs once."""
     m, edge, vectors = of.outputs, of.edge, ceil_div(of.filters, lanes)
     tile = _cycles(unit, w.dtype, edge * edge, m * m, (edge + m) * _sum_operations(m, edge // 2 - 1), 0.0)
-    blocks = w.batch * w.out_h * ceil_div(w.out_w, lanes)
+    blocks = 0 if of.out_blocks else w.batch * w.out_h * ceil_div(w.out_w, lanes)
     block = _cycles(unit, w.dtype, lanes, min(lanes, of.filters), 0.0, lanes * log2(lanes) if lanes > 1 else 0.0)
     return vectors * (of.tiles * tile + blocks * block)
 

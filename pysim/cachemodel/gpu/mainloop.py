@@ -55,8 +55,9 @@ def shared_bytes(tiles: Tiles) -> int:
     """Bytes of shared memory of a block: stages, and where it is larger the tile of results on its way out."""
     result, size = SUM_BYTES[tiles.dtype], SIZES[tiles.dtype]
     if tiles.producer:
-        passages = tiles.math_threads // WARP * PASSAGE_BYTES if tiles.by_warpgroups else 0
-        return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES + passages + ALIGNMENT
+        sets = 1 + tiles.pingpong
+        passages = sets * tiles.math_threads // WARP * PASSAGE_BYTES if tiles.by_warpgroups else 0
+        return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES * sets + passages + ALIGNMENT
     if not tiles.tensor:
         packed = 2 if tiles.dtype == "f16" else 1  # half2 sums
         return max(tiles.stages * stage_bytes(tiles), tiles.rows * tiles.columns * result // packed)

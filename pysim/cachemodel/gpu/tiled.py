@@ -71,6 +71,9 @@ def columns_of(
         narrow=False,
         near=0,
         overlaps=False,
+        pingpong=tiles.pingpong,
+        box_m=tiles.rows * tiles.cluster_rows,
+        box_n=tiles.columns * tiles.cluster_columns,
         **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
     )
 

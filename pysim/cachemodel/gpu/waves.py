@@ -25,11 +25,13 @@ memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port
         used again and again ("hot"); cold, they all miss. Who shares what, and what comes again, in waves or stream-K: `traffic`.
 tiles   A tile's start and end: block_cycles (half of it whatever the tile, half for TYPICAL_SUMS a thread), the latency of the first
         load, and its way out through the SM's port, where rows of C are no whole vectors output by output (single_cycles); `hidden` of it
-        overlaps with other work in all waves but one. Of kernels whose producers go on loading (`overlaps`) it is busy time like the
+        overlaps with other work in all waves but one; where two sets of warpgroups take turns, all but half of what is longer than a
+        tile's loop. Of kernels whose producers go on loading (`overlaps`) it is busy time like the
         loop's, beside which traffic goes on.
 partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
-          them, part after part, SUMS_AT_ONCE a thread and then a latency; where parts meet in a cluster, written to the blocks that share
-          their sum, and read there.
+          them, part after part, SUMS_AT_ONCE a thread and then a latency; where parts meet in a cluster, MEET_LATENCIES for its two
+          barriers and what is on its way between them, and each block gets its share of a tile's sums from all others, at
+          CLUSTER_BYTES_PER_CYCLE. Of large clusters fewer run at once than SMs are enough for (`clusters_at_once`).
 relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate.
 passes    pass_seconds for the launch that copies operands, else clear_seconds for the memset of split-K's and stream-K's flags.
 
@@ -55,6 +57,8 @@ Array = NDArray[Any]
 KNEE = 2.0  # how sharply what waits turns into what is busy: blocks of an SM, arithmetic and traffic of a launch
 TYPICAL_SUMS = 64  # of a thread: a tile of so many starts and ends in block_cycles
 SUMS_AT_ONCE = 16  # partial sums that a thread reads before it waits for them
+MEET_LATENCIES, MET = 12, 4  # of L2: what the parts of a tile take to meet in a cluster; sums of a thread that go to one of its blocks
+CLUSTER_BYTES_PER_CYCLE = 14.0  # that a block gets from others of its cluster: 3.3 TB/s of all (arXiv 2402.13499, Hopper, clusters of two)
 NEARLY = 0.9  # of a loop's cycles: blocks that fill less of it with work wait
 DATA_PARALLEL, SPLIT_K, STREAM_K = range(len(DECOMPOSITIONS))
 OF_WAVES = ("loop", "power", "L2", "memory")  # terms of which a wave takes part at once
@@ -68,11 +72,12 @@ class Columns(NamedTuple):
     A product of m x n x k of elements of `size` bytes; a, b, c: bytes of its operands and result in memory; `asks_*`: bytes of A that each
     column of tiles asks of L2, and of B each row of tiles; `result`, `sum`: bytes of one output of a tile as it leaves, and as it is
     summed. `tile_*` are those of a cluster, of `blocks`; an SM holds `resident` blocks. `divides`: k may be shared, by at most
-    `stream_most` blocks of stream-K. `whole`: TMA's boxes; `outputs`, `turns`: of a thread, of which it sums so many at once.
-    `relayouts` copies of operands, one launch, move `relaid` bytes. `parts`: bytes of B as it is read for each of its own. `narrow`:
-    whether rows of C are no whole vectors; `near`: so many parts of split-K meet in a cluster; `overlaps`: whether traffic goes on while a
-    tile starts and ends. `bound` is what bounds a step, of STEP. The rest is as the head of this file and the machine's family of constants
-    have it.
+    `stream_most` blocks of stream-K. `whole`: TMA's boxes, and of an operand with one tile's rows or columns multiples of `box_m` or
+    `box_n`; `outputs`, `turns`: of a thread, of which it sums so many at once. `relayouts` copies of operands, one launch, move
+    `relaid` bytes. `parts`: bytes of B as it is read for each of its own. `narrow`: whether rows of C are no whole vectors; `near`: so
+    many parts of split-K meet in a cluster; `overlaps`: whether traffic goes on while a tile starts and ends; `pingpong`: whether
+    another tile's products do. `bound` is what bounds a step, of STEP. The rest is as the head of this file and the machine's family of
+    constants have it.
     """
 
     m: Any
@@ -109,6 +114,9 @@ class Columns(NamedTuple):
     narrow: Any
     near: Any
     overlaps: Any
+    pingpong: Any
+    box_m: Any
+    box_n: Any
     launch_seconds: Any
     block_cycles: Any
     step_cycles: Any
@@ -177,7 +185,9 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     edge = (
         c.block_cycles * (1 + c.outputs / TYPICAL_SUMS) / 2 + latency + np.where(facts["full_waves"] > 0, c.resident, facts["last"]) * out
     )
-    tiles = edge * facts["turns"] * (1 + (number - 1) * (1 - c.hidden))
+    # of sets of warpgroups in turn, one's tile ends while the other's is multiplied
+    later = np.where(c.pingpong, np.maximum(0, edge - waves[:, 0].sum(axis=0) / number) / 2, edge * (1 - c.hidden))
+    tiles = facts["turns"] * (edge + (number - 1) * later)
     busy = waves.copy()
     busy[:, 0] += tiles * np.stack([facts["full_waves"], facts["last"] > 0]) / number
     tiles = np.where(c.overlaps, joined(busy) - joined(waves), tiles)
@@ -196,6 +206,10 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
 def _counts(gpu: Gpu, c: Columns, table: Table) -> dict[str, Array]:
     """Tiles, items, steps and waves."""
     units = np.floor(gpu.sms.value / c.blocks)  # SMs, or groups of them that hold a cluster
+    parts = np.where(_near(c, table), table.splits, 1).astype(int)  # of a launch's cluster
+    together = (parts * c.blocks).astype(int)
+    at_once = np.array([gpu.clusters(blocks) for blocks in range(1, 1 + max(1, together.max(initial=1)))])
+    units = np.where(parts > 1, parts * at_once[together - 1], units)
     tiles_m, tiles_n, all_steps = np.ceil(c.m / c.tile_m), np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
     tiles, stream = tiles_m * tiles_n, table.kind == STREAM_K
     items = np.where(stream, table.splits, tiles * table.splits)
@@ -226,7 +240,9 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], hot: b
     repeat = gpu.model.repeat_share.value
     shared = sum(asked * (repeat + (1 - repeat) * alone) for asked, alone in ((asked_fast, found[0]), (asked_slow, found[1])))
     # TMA fills what lies outside an operand, and takes as long as for what lies inside
-    m, n, k = facts["tiles_m"] * c.tile_m, facts["tiles_n"] * c.tile_n, facts["all_steps"] * c.block_k
+    m = np.where(facts["tiles_m"] > 1, facts["tiles_m"] * c.tile_m, np.ceil(c.m / c.box_m) * c.box_m)
+    n = np.where(facts["tiles_n"] > 1, facts["tiles_n"] * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
+    k = facts["all_steps"] * c.block_k
     boxes = (m * facts["tiles_n"] + c.parts * n * facts["tiles_m"]) * k * c.size
     outside = np.where(c.whole > 0, np.maximum(0, boxes - asked_fast - asked_slow), 0)
     others = outside + c.c + 2 * partial
@@ -276,5 +292,8 @@ def _partials(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], laten
     meets = np.where(stream, 2, np.ceil(facts["items"] / facts["slots"]))
     parts = np.where(stream, 1 + np.ceil(table.splits / facts["tiles"]), table.splits)
     sums = np.where(stream, 1, np.ceil(facts["tiles"] / facts["units"])) * parts * (leave + c.turns * latency)
-    found = np.where(_near(c, table), meets * (c.meet_cycles + 2 * leave), left * leave + meets * c.meet_cycles + sums)
+    vectors = np.maximum(1, c.outputs / MET)  # that the blocks of a cluster share, each of which gets its own of all others' parts
+    got = np.ceil(vectors / table.splits) / vectors * (table.splits - 1) * c.tile_m * c.tile_n / c.blocks * c.sum
+    near = meets * (MEET_LATENCIES * gpu.l2_latency_cycles.value + got / CLUSTER_BYTES_PER_CYCLE)
+    found = np.where(_near(c, table), near, left * leave + meets * c.meet_cycles + sums)
     return np.where(table.kind == DATA_PARALLEL, 0.0, found)

@@ -40,15 +40,13 @@ def simulated_cost(workload: Workload, machine: Machine, schedule: Schedule, hot
     return cost_of(total(rates, table, compute_cycles(rates, table), crossed(counted, machine)), 0)
 
 
-def crossed(counted: Result, machine: Machine) -> dict[str, Array]:
+def crossed(counted: Result, machine: Machine) -> Array:
     """Bytes that come from each supplier, a row for what is only read and one for what is written of each operand, as `crossing`."""
-    found = {}
-    suppliers = [*(level.name for level in machine.levels[1:]), "memory"]
-    for level, supplier in zip(machine.levels, suppliers, strict=True):
-        lines = []
-        for tags in OF_OPERAND.values():
+    found = np.empty((len(machine.levels), 2 * len(OF_OPERAND), 1))
+    for level, moved in zip(machine.levels, found, strict=True):
+        for row, tags in enumerate(OF_OPERAND.values()):
             parts = [counted.by(level.name, operand=tag) for tag in tags]
             written = sum(part.writebacks for part in parts)
-            lines += [max(0, sum(part.misses for part in parts) - written), written]
-        found[supplier] = np.array(lines, dtype=np.float64)[:, None] * level.line_bytes
+            lines = max(0, sum(part.misses for part in parts) - written), written
+            moved[2 * row : 2 * row + 2, 0] = np.array(lines) * level.line_bytes
     return found

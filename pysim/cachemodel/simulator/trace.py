@@ -75,10 +75,10 @@ def bases(workload: Workload, schedule: Schedule) -> Bases:
     size = ffi.new("int64_t *")
     element, result = SIZES[workload.dtype], RESULT_BYTES[workload.dtype]
     told = runtime.problem_struct(workload), runtime.schedule_struct(schedule, workload)
+    runtime.check(lib.pysim_prepared_bytes(*told, size))
     if isinstance(workload, Gemm):
-        sizes = [workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
+        sizes = [size[0] or workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
     else:
-        runtime.check(lib.pysim_prepared_bytes(*told, size))
         panels = size[0] - lib.PYSIM_PACKED_MARK_BYTES  # all that the loops read of packed filters
         sizes = [_image_bytes(workload) * workload.batch, panels, _output_bytes(workload) * workload.batch]
     runtime.check(lib.pysim_workspace_bytes(*told, 1, size))

@@ -29,7 +29,7 @@ enum Lying { CHANNELS_FIRST, CHANNELS_LAST, PLANES };
 
 /* Windows and filters as the operands of a product, and how its results lie. */
 template <Lying LYING> struct Gathered {
-    enum { TA = LYING == PLANES, TB = 0 };
+    enum { TA = LYING == PLANES, TB = 0, MEETS = 0 };
     using Arguments = Windows;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
     static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
@@ -42,18 +42,20 @@ template <Lying LYING> struct Gathered {
 
       public:
         __device__ Shares(const Windows &conv, int m, int n, int step) : c(conv) {
-            const int rows = c.group_tiles * S::BLOCK_M * S::CLUSTER_M, group = m / rows, blocks = ceil_div(c.channels, S::BLOCK_K);
+            const int rows = c.group_tiles * S::BLOCK_M * S::CLUSTER_M, group = quotient(m, rows), blocks = ceil_div(c.channels, S::BLOCK_K);
             int position, q;
             image = c.per_image.of(m - group * rows, position) + group * c.group_images;
             high = c.per_row.of(position, q) * c.stride_h - c.pad_top;
             wide = LYING == PLANES ? position : q * c.stride_w - c.pad_left;
             first = group * c.group_channels;
             filter = group * c.filters + n;
-            tap = step / blocks;
+            tap = quotient(step, blocks);
             channel = (step - tap * blocks) * S::BLOCK_K;
-            const int r = tap / c.kernel_w;
+            const int r = quotient(tap, c.kernel_w);
             down = r * c.dilation_h, across = (tap - r * c.kernel_w) * c.dilation_w;
         }
+        static __device__ int bytes_a(const Windows &) { return S::A_BYTES; }
+        static __device__ int bytes_b(const Windows &) { return S::B_BYTES; }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
             if constexpr (LYING == PLANES) return load_planes(to, map, barrier, blocks);
             const Corner corner = {first + channel, wide, high, image};
@@ -91,7 +93,7 @@ template <Lying LYING> struct Gathered {
     template <class S, class Acc>
     static __device__ void store(const Windows &c, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
                                  const Acc (&sum)[S::PARTS][S::SUMS], void *staging) {
-        const int group = t.i / c.group_tiles, filter = group * c.filters, plane = c.out_h * c.out_w;
+        const int group = quotient(t.i, c.group_tiles), filter = group * c.filters, plane = c.out_h * c.out_w;
         const int bytes = c.product.c_dtype == PYSIM_F32 ? 4 : 2;
         Problem p = c.product;
         p.c = (char *)c.out + (int64_t)(LYING == CHANNELS_LAST ? filter : filter * plane) * bytes;

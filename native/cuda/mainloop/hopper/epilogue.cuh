@@ -31,41 +31,17 @@ __device__ inline void take_slice(Acc (&v)[SLICE], const Acc (&sum)[SLICES * SLI
 #undef PYSIM_SLICE
 }
 
-/* Where a thread's part of a slice of partial sums lies: four vectors of four, `threads` vectors apart; where parts meet in a cluster, in shared
- * memory of the block whose slice it is, all parts of each of its slices. */
+/* Where a thread's part of a slice of partial sums lies: four vectors of four, `threads` vectors apart. */
 template <class Acc> struct Partials {
     using Vector = Pack<Acc, 4>;
     Vector *own;
-    int threads, slices, owners = 1; /* owners: blocks that share the slices of a tile */
-    uint32_t shared = 0;
+    int threads, slices;
     __device__ Partials(const Problem &p, int64_t first, int thread, int threads, int slices)
         : own((Vector *)p.partials + first * slices * 4 * threads + thread), threads(threads), slices(slices) {}
-    __device__ Partials(uint32_t stages, int owners, int thread, int threads, int slices)
-        : own(nullptr), threads(threads), slices(slices), owners(owners), shared(stages + thread * 16) {}
     __device__ Vector *at(int64_t slot, int slice, int vector) const {
         return own + ((slot * slices + slice) * 4 + vector) * threads;
     }
-    __device__ bool is_own(int slice) const { return owners == 1 || slice % owners == cluster_rank(); }
-    __device__ uint32_t near(int part, int slice, int vector) const { return shared + ((slice / owners * owners + part) * 4 + vector) * threads * 16; }
-    /* Of a part, as the block that sums them finds it. */
-    __device__ uint4 read(int64_t slot, int part, int slice, int vector) const {
-        return owners > 1 ? load_shared(near(part, slice, vector)) : __ldcg((const uint4 *)at(slot, slice, vector));
-    }
 };
-
-/* Leaves a part of a tile's sums in the blocks of the cluster, each slice in its owner's stages, which nobody reads any more. */
-template <class S, class Acc> __device__ inline void leave_near(const Partials<Acc> &partials, const Acc (&sum)[S::PARTS][S::SUMS]) {
-    static_assert(S::BLOCKS > 1 || (S::SLICES + NEAR - 1) * 4 * 128 * S::CONSUMERS * 16 <= S::STAGES * S::STAGE_BYTES, "all parts of a block's slices");
-    cluster_sync();
-#pragma unroll 1
-    for (int slice = 0; slice < S::SLICES; slice++) {
-        Acc v[SLICE] = {};
-        take_slice<S::SLICES>(v, sum, slice);
-#pragma unroll
-        for (int i = 0; i < 4; i++) store_at(address_at(partials.near(cluster_rank(), slice, i), slice % partials.owners), (const float *)v + 4 * i);
-    }
-    cluster_sync();
-}
 
 /* Leaves a part of a tile's sums; true for the block that does so last, which then adds all of them (core/decomposition.cuh). `tile_flag`
  * counts the tile's parts, `shared` is one int of shared memory. */
@@ -291,7 +267,7 @@ __device__ inline void each_slice(const Work &work, const Tile &t, const Partial
 #pragma unroll 1
     for (int slice = 0; slice < S::SLICES; slice++) {
         const int at = column + slice % PER_PART * 32;
-        if (at >= columns || !partials.is_own(slice)) continue;
+        if (at >= columns) continue;
         Acc v[SLICE] = {};
         if (t.parts == 1) take_slice<S::SLICES>(v, sum, slice);
         else
@@ -299,7 +275,7 @@ __device__ inline void each_slice(const Work &work, const Tile &t, const Partial
                 const int64_t slot = work.slot_of(t, part);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const uint4 word = partials.read(slot, part, slice, i);
+                    const uint4 word = __ldcg((const uint4 *)partials.at(slot, slice, i));
                     const Pack<Acc, 4> from = *(const Pack<Acc, 4> *)&word;
 #pragma unroll
                     for (int n = 0; n < 4; n++) v[4 * i + n] += from.value[n];
@@ -324,6 +300,75 @@ __device__ inline void store_tile(const Problem &p, const Work &work, const Tile
                                      [&](int at_row, int at, const Acc (&v)[SLICE]) { store_turned(e, at_row, at, v, passage<S, Acc>()); });
         if (t.parts == 1 && e.plain && in_vectors(e, column, S::WARP_N)) return store_plain<S>(e, row, column, sum);
         each_slice<S>(work, t, partials, row, column, e.n, sum, [&](int at_row, int at, const Acc (&v)[SLICE]) { store_slice<S>(e, at_row, at, v); });
+    };
+    with_epilogue<Acc>(p, [&](const auto &e) {
+        if constexpr (Becomes<S::DTYPE, std::decay_t<decltype(*e.c)>>::value) store(e);
+    });
+}
+
+/* Parts of a tile's sums that meet in a cluster: each block sums, of all of them, every `parts`th vector of a thread's. Those lie in the stages of the block,
+ * part after part, and nobody reads the stages any more. What comes from another block is few bytes a cycle, so all blocks share it evenly. */
+template <class S, class Acc> struct Meeting {
+    int part, parts;
+    uint32_t stages; /* of this thread */
+    static constexpr int THREADS = 128 * S::GROUPS, VECTORS = 4 * S::SLICES;
+    static_assert((VECTORS + S::NEAR - 1) * THREADS * 16 <= S::STAGES * S::STAGE_BYTES, "all parts of a block's vectors");
+    __device__ Meeting(uint32_t stages, int part, int parts, int thread) : part(part), parts(parts), stages(stages + thread * 16) {}
+    __device__ uint32_t at(int vector, int of_part) const { return stages + (vector / parts * parts + of_part) * THREADS * 16; }
+    __device__ void leave(const Acc (&sum)[S::PARTS][S::SUMS]) const {
+        cluster_sync();
+#pragma unroll 1
+        for (int slice = 0; slice < S::SLICES; slice++) {
+            Acc v[SLICE] = {};
+            take_slice<S::SLICES>(v, sum, slice);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int vector = 4 * slice + i;
+                store_at(address_at(at(vector, part), cluster_rank() + (vector % parts - part) * S::BLOCKS), (const float *)v + 4 * i);
+            }
+        }
+        cluster_sync();
+    }
+    /* store_at(row, column, v): this block's vectors, of two rows eight apart and two columns, `row` and `column` those of the thread's first. */
+    template <class StoreAt> __device__ void store(int row, int column, StoreAt store_at) const {
+        constexpr int PER_PART = S::SUMS / SLICE;
+#pragma unroll 1
+        for (int vector = part; vector < VECTORS; vector += parts) {
+            Acc v[4] = {};
+            for (int from = 0; from < parts; from++) {
+                const uint4 word = load_shared(at(vector, from));
+                const Pack<Acc, 4> of = *(const Pack<Acc, 4> *)&word;
+#pragma unroll
+                for (int i = 0; i < 4; i++) v[i] += of.value[i];
+            }
+            const int slice = vector / 4;
+            store_at(row + slice / PER_PART * 64, column + slice % PER_PART * 32 + vector % 4 * 8, v);
+        }
+    }
+};
+
+/* What of a tile's part is this block's after a meeting, the first row and column of the warpgroup's given. */
+template <class S, class Acc> __device__ inline void store_meeting(const Problem &p, const Meeting<S, Acc> &meeting, int row, int column) {
+    row += row_of_thread(), column += threadIdx.x % 4 * 2;
+    const auto store = [&](const auto &e) {
+        using E [[maybe_unused]] = std::decay_t<decltype(e)>;
+        meeting.store(row, column, [&](int at_row, int at, const Acc (&v)[4]) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const Acc pair[2] = {v[2 * h], v[2 * h + 1]};
+                if constexpr (S::DTYPE == PYSIM_TF32)
+                    if (p.turned) {
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            if (at_row + 8 * h >= e.m || at + i >= e.n) continue;
+                            auto *const to = e.c + (at + i) * e.ldc + at_row + 8 * h;
+                            *to = e.finish(pair[i], e.beta != 0 ? typename E::T(*to) : typename E::T(0), at_row + 8 * h);
+                        }
+                        continue;
+                    }
+                e.store(at_row + 8 * h, at, pair);
+            }
+        });
     };
     with_epilogue<Acc>(p, [&](const auto &e) {
         if constexpr (Becomes<S::DTYPE, std::decay_t<decltype(*e.c)>>::value) store(e);

@@ -5,7 +5,7 @@
  *   one producer thread    keeps STAGES tiles of A and B in flight: waits until a stage is empty, announces its bytes, starts the
  *                          copies
  *   consumer warpgroups    each multiplies its WARP_M x WARP_N part of the tile out of shared memory into registers; the next
- *                          tile's loads are under way while they write theirs
+ *                          tile's loads are under way while they write theirs, and its products where two sets take turns (PINGPONG)
  * The blocks of a cluster work on neighbouring tiles in step: those in one column share B, those in one row share A; each loads
  * its part of what is shared and multicasts it. A stage is 128 bytes of k, whatever the type: BLOCK_K elements.
  *
@@ -37,6 +37,11 @@ struct Ring {
     template <int STAGES> __device__ void advance() {
         if (++stage == STAGES) stage = 0, parity ^= 1;
     }
+    template <int STAGES> __device__ void advance(int steps) {
+        stage += steps;
+        parity ^= stage / STAGES & 1;
+        stage %= STAGES;
+    }
 };
 
 /* Shared memory of a block. */
@@ -46,6 +51,8 @@ template <class S> struct Stages {
     __device__ uint32_t b(int stage) const { return data + stage * S::STAGE_BYTES + S::A_BYTES; }
     __device__ uint32_t full(int stage) const { return barriers + 16 * stage; }
     __device__ uint32_t empty(int stage) const { return barriers + 16 * stage + 8; }
+    /* Where a set says that its last products of a tile are under way. */
+    __device__ uint32_t multiplied(int set) const { return barriers + 16 * S::STAGES + 16 * set + 8; }
 };
 
 /* One operand's share of a stage: EXTENT rows of m (or n) from `first`, 128 bytes of k from element k, to every block in `blocks`. */
@@ -60,17 +67,29 @@ __device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrie
     }
 }
 
+/* Rows of the boxes of a K-major operand that has `rows` in all: where those are fewer than a tile's the box has no more, but for whole atoms of eight,
+ * because filling what lies outside takes longer than loading. What then is in the rest of a stage gets into no number of C. */
+template <int SHARE> __host__ __device__ inline int box_rows(int rows, bool whole) {
+    const int atoms = (rows + 7) / 8 * 8;
+    return whole || atoms > SHARE ? SHARE : atoms;
+}
+
 /* The operands of C = op(A) op(B); 1: MN-major. */
 template <int TA_, int TB_> struct Matrices {
-    enum { TA = TA_, TB = TB_ };
+    enum { TA = TA_, TB = TB_, MEETS = 1 };
     using Arguments = Problem;
     static __device__ const Problem &product(const Problem &p) { return p; }
     static __device__ bool b_is_one(const Problem &) { return false; } /* nobody measured what it gives them */
+    template <class S> static __host__ __device__ int box_a(const Problem &p) { return box_rows<S::A_SHARE>(p.m, TA > 0 || S::CLUSTER_N > 1 || S::Element::SPLIT > 0); }
+    template <class S> static __host__ __device__ int box_b(const Problem &p) { return box_rows<S::B_SHARE>(p.n, TB > 0 || S::CLUSTER_M > 1 || S::Element::SPLIT > 0); }
 
     /* A block's shares of a tile, step after step: rows from m, columns from n. */
     template <class S> struct Shares {
         int m, n, columns;
         __device__ Shares(const Problem &p, int m, int n, int) : m(m), n(n), columns(p.n) {}
+        /* What a stage has of each operand. */
+        static __device__ int bytes_a(const Problem &p) { return S::A_BYTES / S::A_SHARE * box_a<S>(p); }
+        static __device__ int bytes_b(const Problem &p) { return S::B_BYTES / S::B_SHARE * box_b<S>(p); }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
             load<S, TA, S::A_SHARE, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, blocks);
         }
@@ -89,25 +108,38 @@ template <int TA_, int TB_> struct Matrices {
     }
 };
 
-/* Which share of the work is this block's, or its cluster's; where the parts of a tile meet in a cluster, its blocks have one each. */
-template <class S> __device__ inline int share_of_block(const Problem &p) {
-    const int block = (int)blockIdx.x;
-    if (S::BLOCKS > 1 || !is_near(p)) return block / S::BLOCKS;
-    return block % p.splits * ((int)gridDim.x / p.splits) + block / p.splits;
-}
+/* Whether the parts of a tile meet in a cluster of the launch, which then has a row's cluster for each. */
+template <class Operands> __device__ inline bool meets_near(const Problem &p) { return Operands::MEETS && is_near(p); }
+
+/* Where a block stands: which share of the work is its cluster's, which of the launch's cluster are this part's, and where in its own it is. */
+template <class S> struct Place {
+    int share, part = 0, rank = 0, rank_m, rank_n;
+    __device__ Place(const Problem &p, bool near) : share((int)blockIdx.x / S::BLOCKS) {
+        if (near) {
+            part = share % p.splits;
+            share = part * ((int)gridDim.x / S::BLOCKS / p.splits) + share / p.splits;
+        }
+        if (S::BLOCKS > 1) rank = (int)blockIdx.x % S::BLOCKS;
+        rank_m = rank / S::CLUSTER_N, rank_n = rank % S::CLUSTER_N;
+    }
+    /* The block in the launch's cluster that is at this place in the row's own. */
+    __device__ int block(int m, int n) const { return part * S::BLOCKS + m * S::CLUSTER_N + n; }
+};
 
 template <class S, class Operands>
 __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b,
-                               const typename Operands::Arguments &arguments, const Grid &grid, int rank_m, int rank_n) {
-    const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << rank_m * S::CLUSTER_N); /* blocks with this rank_m: they share A */
-    uint16_t column = 0;                                                                   /* with this rank_n: B */
-    for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << (i * S::CLUSTER_N + rank_n));
+                               const typename Operands::Arguments &arguments, const Grid &grid, const Place<S> &place) {
+    const int rank_m = place.rank_m, rank_n = place.rank_n;
+    const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << place.block(rank_m, 0)); /* blocks with this rank_m: they share A */
+    uint16_t column = 0;                                                                    /* with this rank_n: B */
+    for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << place.block(i, rank_n));
     const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
-    Work work(Operands::product(arguments), grid, share_of_block<S>(Operands::product(arguments)), gridDim.x / S::BLOCKS);
+    Work work(Operands::product(arguments), grid, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
     /* one column of tiles whose steps return to the same stages has the same B there each time: it stays */
     const bool stays = Operands::b_is_one(arguments) && Operands::product(arguments).kind == PYSIM_DATA_PARALLEL && grid.tiles_n == 1 && S::STAGES % grid.steps == 0;
     int loads = 0; /* of B, until each stage has its own */
+    const int bytes_a = Operands::template Shares<S>::bytes_a(arguments), bytes_b = Operands::template Shares<S>::bytes_b(arguments);
     for (Tile t; work.next(t);) {
         const int m = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
         typename Operands::template Shares<S> shares(arguments, m, n, t.begin);
@@ -115,7 +147,7 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
             const uint32_t full = shared.full(ring.stage);
             barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             const bool both = !stays || loads++ < S::STAGES;
-            barrier_arrive_expect(full, both ? S::STAGE_BYTES : S::A_BYTES);
+            barrier_arrive_expect(full, both ? bytes_a + bytes_b : bytes_a);
             shares.load_a(shared.a(ring.stage) + share_a * 128, map_a, full, step, row);
             if (both) shares.load_b(shared.b(ring.stage) + share_b * S::B_ROW, map_b, full, step, column);
         }
@@ -138,10 +170,10 @@ __device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], uint3
 }
 
 /* `sum` += the products of the stages that follow in the ring, `steps` of them; `row` and `column`: where this warpgroup's part of the tile
- * begins. release(stage) gives one back. */
-template <class S, int TA, int TB, class Release>
+ * begins. release(stage) gives one back; last() is called when the last products are under way. */
+template <class S, int TA, int TB, class Release, class Last>
 __device__ inline void accumulate(typename S::Acc (&sum)[S::PARTS][S::SUMS], const Stages<S> &shared, Ring &ring, int steps, int row, int column,
-                                  Release release) {
+                                  Release release, Last last) {
     int before = -1;
     for (int step = 0; step < steps; step++, ring.advance<S::STAGES>()) {
         barrier_wait(shared.full(ring.stage), ring.parity);
@@ -150,48 +182,65 @@ __device__ inline void accumulate(typename S::Acc (&sum)[S::PARTS][S::SUMS], con
         if (before >= 0) release(before);
         before = ring.stage;
     }
+    last();
     mma_wait<0>(); /* the last group's stage, too */
     if (before >= 0) release(before);
 }
 
 template <class S, class Operands>
-__device__ inline void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments, const Grid &grid,
-                               int rank_m, int rank_n) {
+__device__ inline void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments, const Grid &grid, const Place<S> &place,
+                               bool near) {
     using Acc = typename S::Acc;
     const Problem &p = Operands::product(arguments);
-    const int thread = threadIdx.x, group = thread / 128, lane = thread % 32;
+    const int set = (int)threadIdx.x / (128 * S::GROUPS), thread = (int)threadIdx.x % (128 * S::GROUPS), group = thread / 128, lane = thread % 32;
+    const int rank_m = place.rank_m, rank_n = place.rank_n;
     const int row = group / (S::BLOCK_N / S::WARP_N) * S::WARP_M, column = group % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
     /* A stage is free for a block's producer when all blocks that it writes to have read it: one arrival per warp and such block.
      * Lane l tells the l-th block that writes here: those of this row, then the others of this column. */
     const int other = lane - S::CLUSTER_N;
-    const int waiter = other < 0 ? rank_m * S::CLUSTER_N + lane : (other + (other >= rank_m)) * S::CLUSTER_N + rank_n;
+    const int waiter = other < 0 ? place.block(rank_m, lane) : place.block(other + (other >= rank_m), rank_n);
     /* each block of a cluster has flags and partial sums of its own */
-    const int rank = rank_m * S::CLUSTER_N + rank_n;
-    unsigned *const tile_flags = p.flags + rank * grid.tiles();
-    const bool near = S::BLOCKS == 1 && is_near(p);
-    const Partials<Acc> partials = near ? Partials<Acc>(shared.data, p.splits, thread, 128 * S::CONSUMERS, S::SLICES)
-                                        : Partials<Acc>(p, rank * grid.slots(p), thread, 128 * S::CONSUMERS, S::SLICES);
+    unsigned *const tile_flags = p.flags + place.rank * grid.tiles();
+    const Partials<Acc> partials(p, place.rank * grid.slots(p), thread, 128 * S::GROUPS, S::SLICES);
     const bool tells = lane < S::CLUSTER_M + S::CLUSTER_N - 1;
-    Work work(p, grid, share_of_block<S>(p), gridDim.x / S::BLOCKS);
+    Work work(p, grid, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
+    int number = -1; /* of the block's tiles */
     for (Tile t; work.next(t);) {
+        if constexpr (S::SETS > 1) {
+            if (++number % S::SETS != set) {
+                ring.advance<S::STAGES>(t.end - t.begin);
+                continue;
+            }
+            /* stages are the other's until its last products are under way: their barriers are a phase behind, or two */
+            if (number) barrier_wait(shared.multiplied((number - 1) % S::SETS), (number - 1) / S::SETS % 2);
+        }
         Acc sum[S::PARTS][S::SUMS] = {};
         const auto release = [&](int stage) {
             if constexpr (S::BLOCKS == 1) {
                 if (lane == 0) barrier_arrive(shared.empty(stage));
             } else if (tells) barrier_arrive_at(shared.empty(stage), waiter);
         };
+        const auto last = [&] {
+            if (S::SETS > 1 && lane == 0) barrier_arrive(shared.multiplied(set));
+        };
         const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row, first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
         if constexpr (S::DTYPE == BF16X6) {
             accumulate_thirds<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
             mend_thirds<S, Operands::TA>(p, sum[0], first_row + row_of_thread(), first_column + lane % 4 * 2, t.begin, t.end);
         } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
-        else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum, shared, ring, t.end - t.begin, row, column, release);
-        else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release);
-        if (near) leave_near<S>(partials, sum);
-        if (near || t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag,
-                                     [] { sync_threads(1, 128 * S::CONSUMERS); }))
-            Operands::template store<S>(arguments, work, t, partials, first_row, first_column, sum, flag + 4);
+        else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum, shared, ring, t.end - t.begin, row, column, release), last();
+        else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release, last);
+        if constexpr (Operands::MEETS)
+            if (near) {
+                const Meeting<S, Acc> meeting(shared.data, place.part, p.splits, thread);
+                meeting.leave(sum);
+                store_meeting(p, meeting, first_row, first_column);
+                return;
+            }
+        if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag + 4 * set,
+                                     [&] { sync_threads(1 + set, 128 * S::GROUPS); }))
+            Operands::template store<S>(arguments, work, t, partials, first_row, first_column, sum, flag + 4 * S::SETS);
     }
 }
 
@@ -204,14 +253,16 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     shared.data = (shared_address(memory) + 1023) / 1024 * 1024;
     shared.barriers = shared.data + S::STAGES * S::STAGE_BYTES;
     int *flag = (int *)(memory + (shared.barriers + 16 * S::STAGES - shared_address(memory)));
-    const int rank = S::BLOCKS > 1 ? cluster_rank() : 0, rank_m = rank / S::CLUSTER_N, rank_n = rank % S::CLUSTER_N;
+    const bool near = meets_near<Operands>(Operands::product(arguments));
+    const Place<S> place(Operands::product(arguments), near);
     if (threadIdx.x == 0) {
         tensor_prefetch(&map_a);
         tensor_prefetch(&map_b);
         for (int stage = 0; stage < S::STAGES; stage++) {
             barrier_init(shared.full(stage), 1);
-            barrier_init(shared.empty(stage), 4 * S::CONSUMERS * (S::CLUSTER_M + S::CLUSTER_N - 1));
+            barrier_init(shared.empty(stage), 4 * S::GROUPS * (S::CLUSTER_M + S::CLUSTER_N - 1));
         }
+        for (int set = 0; S::SETS > 1 && set < S::SETS; set++) barrier_init(shared.multiplied(set), 4 * S::GROUPS);
         barrier_init_done();
     }
     if (S::BLOCKS > 1) cluster_sync();
@@ -222,12 +273,13 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     const Grid grid(Operands::product(arguments), S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     if (threadIdx.x >= 128 * S::CONSUMERS) {
         if (S::HANDS_OVER) registers_down<S::PRODUCER_REGISTERS>();
-        if (threadIdx.x == 128 * S::CONSUMERS) produce<S, Operands>(shared, &map_a, &map_b, arguments, grid, rank_m, rank_n);
+        if (threadIdx.x == 128 * S::CONSUMERS) produce<S, Operands>(shared, &map_a, &map_b, arguments, grid, place);
     } else {
         if (S::HANDS_OVER) registers_up<S::CONSUMER_REGISTERS>();
-        consume<S, Operands>(shared, flag, arguments, grid, rank_m, rank_n);
+        consume<S, Operands>(shared, flag, arguments, grid, place, near);
     }
-    if (S::BLOCKS > 1) cluster_sync(); /* nobody leaves while others may still signal or fill its shared memory */
+    /* nobody leaves while others may still signal or fill its shared memory; where parts met, nobody does any more */
+    if (S::BLOCKS > 1 && !near) cluster_sync();
 }
 
 /* A function of the driver, asked of it at run time: nothing links it. */
@@ -286,8 +338,8 @@ cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensor
     const cudaError_t error = prepare<S>(kernel);
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
-    const bool near = S::BLOCKS == 1 && is_near(p);
-    const unsigned cluster = near ? (unsigned)p.splits : S::BLOCKS;
+    const bool near = is_near(p);
+    const unsigned cluster = near ? (unsigned)p.splits * S::BLOCKS : S::BLOCKS;
     const int clusters = near || grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -306,20 +358,26 @@ template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> 
     return error == cudaSuccess ? pysim::attributes_of(kernel, S::THREADS, S::SHARED_BYTES, out) : error;
 }
 
+/* take(Matrices) of those that a problem's operands are. */
+template <class S, class Take> auto with_matrices(const Problem &p, Take take) {
+    if constexpr (!S::Element::MN_MAJOR && S::DTYPE != PYSIM_TF32) return take(Matrices<0, 0>());
+    else if constexpr (S::Element::SPLIT > 0 || S::DTYPE == PYSIM_TF32) return p.trans_a ? take(Matrices<1, 0>()) : take(Matrices<0, 0>());
+    else if (p.trans_a) return p.trans_b ? take(Matrices<1, 0>()) : take(Matrices<1, 1>());
+    else return p.trans_b ? take(Matrices<0, 0>()) : take(Matrices<0, 1>());
+}
 template <class S> Kernel<Problem> kernel_for(const Problem &p) {
-    if constexpr (!S::Element::MN_MAJOR && S::DTYPE != PYSIM_TF32) return wgmma_kernel<S, Matrices<0, 0>>;
-    else if constexpr (S::Element::SPLIT > 0 || S::DTYPE == PYSIM_TF32) return p.trans_a ? wgmma_kernel<S, Matrices<1, 0>> : wgmma_kernel<S, Matrices<0, 0>>;
-    else if (p.trans_a) return p.trans_b ? wgmma_kernel<S, Matrices<1, 0>> : wgmma_kernel<S, Matrices<1, 1>>;
-    else return p.trans_b ? wgmma_kernel<S, Matrices<0, 0>> : wgmma_kernel<S, Matrices<0, 1>>;
+    return with_matrices<S>(p, [](auto of) -> Kernel<Problem> { return wgmma_kernel<S, decltype(of)>; });
 }
 
 template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
     CUtensorMap a, b;
     const Encode encode = encoder().call;
+    const int box_a = with_matrices<S>(p, [&](auto of) { return decltype(of)::template box_a<S>(p); });
+    const int box_b = with_matrices<S>(p, [&](auto of) { return decltype(of)::template box_b<S>(p); });
     cudaError_t error = encoder().error;
     if (error == cudaSuccess) error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K)
-                                                : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, S::A_SHARE);
-    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT > 0 ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb, S::B_SHARE, S::DTYPE == BF16X6)
+                                                : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, box_a);
+    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT > 0 ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb, box_b, S::DTYPE == BF16X6)
                                                 : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
     return error == cudaSuccess ? start<S>(kernel_for<S>(p), a, b, p, p, sms, stream) : error;
 }

@@ -10,9 +10,9 @@ namespace hopper {
 /* f32 as six products of bf16 thirds (thirds.cuh), beside the types of pysim.h. */
 enum { BF16X6 = 16 };
 
-/* So many parts of split-K at most meet in a cluster of as many blocks, one part each, without workspace: of kernels whose blocks have no other. Larger
- * clusters leave multiprocessors idle: on an H200 fewer than 32 of four run at once, and 16 of eight, where blocks alone fill 132. */
-enum { NEAR = 2 };
+/* Parts of split-K meet without workspace in a cluster, one part to a block or to a row's own cluster, of so many blocks at most: what every machine with
+ * clusters runs. Large ones leave multiprocessors idle (a machine's file has how many run at once). */
+enum { MOST_BLOCKS = 8 };
 __host__ __device__ inline bool is_near(const Problem &p) { return p.kind == PYSIM_SPLIT_K && !p.partials; }
 
 /* How a type is multiplied. Shared memory holds 128 bytes of k of each operand a stage; one instruction takes 32. SPLIT: so many numbers beside the
@@ -26,14 +26,17 @@ template <> struct Element<PYSIM_F8> { enum { BYTES = 1, MN_MAJOR = 0, SPLIT = 0
 template <> struct Element<PYSIM_TF32X3> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 1 }; using Acc = float; };
 template <> struct Element<BF16X6> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 2 }; using Acc = float; };
 
-/* The tiles of a row. PROMOTION: of so many k the accumulators are added to sums in f32; 0: they are the sums. */
-template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_, int PROMOTION_ = 0> struct Shape {
+/* The tiles of a row. PROMOTION: of so many k the accumulators are added to sums in f32; 0: they are the sums. PINGPONG: two sets of warpgroups take a
+ * block's tiles in turn, so that one multiplies while the other's results leave. */
+template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_, int PROMOTION_ = 0, bool PINGPONG_ = false>
+struct Shape {
     static constexpr int DTYPE = DTYPE_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARP_M = WARP_M_, WARP_N = WARP_N_, STAGES = STAGES_,
-                         CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_;
+                         CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_, SETS = PINGPONG_ ? 2 : 1;
     using Element = hopper::Element<DTYPE>;
     using Acc = typename Element::Acc;
-    static constexpr int BYTES = Element::BYTES, BLOCK_K = 128 / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N;
-    static constexpr int CONSUMERS = BLOCK_M / WARP_M * (BLOCK_N / WARP_N), THREADS = 128 * (CONSUMERS + 1);
+    static constexpr int BYTES = Element::BYTES, BLOCK_K = 128 / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N, NEAR = MOST_BLOCKS / BLOCKS;
+    /* warpgroups that multiply a tile, and all that multiply */
+    static constexpr int GROUPS = BLOCK_M / WARP_M * (BLOCK_N / WARP_N), CONSUMERS = GROUPS * SETS, THREADS = 128 * (CONSUMERS + 1);
     /* producers and consumers start with equal registers; large tiles need the producer's */
     static constexpr bool HANDS_OVER = CONSUMERS == 2 && WARP_M * WARP_N >= 64 * 128;
     static constexpr int CONSUMER_REGISTERS = Element::SPLIT > 0 ? 232 : 224, PRODUCER_REGISTERS = Element::SPLIT > 0 ? 40 : 56;
@@ -43,8 +46,8 @@ template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int 
     static constexpr int A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * B_ROW * (1 + Element::SPLIT), STAGE_BYTES = A_BYTES + B_BYTES;
     /* what one block loads of a tile that the cluster shares */
     static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
-    /* stages, barriers, a flag, each warp's passage to ragged rows (epilogue.cuh), room to align */
-    static constexpr int PASSAGE_BYTES = 16 * 40 * 4, PASSAGES = STAGES * (STAGE_BYTES + 16) + 16;
+    /* stages, barriers, each set's flag and barrier, each warp's passage to ragged rows (epilogue.cuh), room to align */
+    static constexpr int PASSAGE_BYTES = 16 * 40 * 4, PASSAGES = STAGES * (STAGE_BYTES + 16) + 16 * SETS;
     static constexpr int SHARED_BYTES = PASSAGES + 4 * CONSUMERS * PASSAGE_BYTES + 1024;
     /* Results that pass through shared memory (conv/wgmma/kernel.cuh), in the passages' place: of a warpgroup 64 rows of 32 columns. */
     static constexpr int STAGED_PITCH = 64 * 4 + 16, STAGED_BYTES = CONSUMERS * 32 * STAGED_PITCH;

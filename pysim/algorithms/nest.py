@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What algorithms answer alike that are the loop nest itself (`pysim.cachemodel.cpu.nest`), whichever operands they read in place.
+
+Worked number: gemm:512x512x512 is a nest of 512 windows, 512 filters and 512 channels, whether A comes in panels or lies where it lies.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pysim.cachemodel.cpu import nested, words
+from pysim.cachemodel.cpu.nest import Nest, workspace_bytes
+from pysim.cachemodel.cpu.nested import cost
+from pysim.cachemodel.cpu.threads import nest_part as largest_part
+from pysim.machine.cpu import Machine
+from pysim.problem.gemm import Gemm
+from pysim.record.cost import NoneLegal, Reason
+from pysim.record.description import Description
+from pysim.record.plan import Layout, Plan, Request
+from pysim.record.schedule import Schedule
+from pysim.registry.cpu import kernels
+
+BROADCASTS = "win"  # form of the kernels that take elements of A one by one, however far apart they lie
+
+
+class OnNest(NamedTuple):
+    """An algorithm of the nest: `nest` makes its loops of a problem; of kernels of a `form` alone, where one is given; `algorithm`: its
+    name, where it is not its problem's first."""
+
+    nest: Callable[[Any], Nest]
+    summary: str
+    form: str | None = None
+    algorithm: str | None = None
+
+    def candidates(self, request: Request, limit: float | None) -> nested.Found | NoneLegal:
+        return nested.candidates(self.nest(request.problem), request, limit, form=self.form, algorithm=self.algorithm)
+
+    def workspace_bytes(self, problem: Any, schedule: Schedule, layout: Layout) -> int:
+        return workspace_bytes(self.nest(problem), schedule)
+
+    def describe(self, plan: Plan) -> Description:
+        return words.describe_nest(self.nest(plan.workload), plan, self.summary)
+
+
+def broadcasts(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
+    """Why there is no kernel that broadcasts A, or None."""
+    of_form = (row for row in kernels() if row.form == BROADCASTS and row.dtype == problem.dtype)
+    if any(machine.unit(row.target) for row in of_form):
+        return None
+    return Reason("machine", f"{machine.name} runs no {problem.dtype} kernel of form {BROADCASTS}, which broadcasts elements of A")
+
+
+__all__ = ["BROADCASTS", "OnNest", "broadcasts", "cost", "largest_part"]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents name is there: files, links, commands with their options; and tables are what their data files hold."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import pytest
+
+from pysim.cli import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILE = re.compile(r"(?<![\w/.~-])(?:pysim|tools|benchmarks|native|docs|tests|cross)/[\w./*-]*\w")
+TO_COME = {"pysim/algorithms/cpu/NAME.py"}  # of a recipe
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    named = set(FILE.findall(page.read_text())) - TO_COME
+    assert not {one for one in named if not any(ROOT.glob(one))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", page.read_text())
+    assert not [link for link in links if not link.startswith("http") and not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pysim").rglob("*.py")), ids=lambda path: path.stem)
+def test_every_file_that_a_module_names_is_there(path: Path) -> None:
+    named = re.findall(r"`((?:pysim|tools|benchmarks|native|docs)/[\w./*-]*\w)`", path.read_text())
+    assert not [one for one in named if not any(ROOT.glob(one))]
+
+
+def commands() -> Iterator[list[str]]:
+    """The words of every pysim command of the pages, without comments and what may be left out."""
+    for page in PAGES:
+        for line in re.findall(r"^(?: {4}|\$ )?(pysim .*)$|`(pysim [a-z][^`]*)`", page.read_text(), re.MULTILINE):
+            text = re.split(r"\s{2,}|\s#\s|\s>\s|, ", re.sub(r"\[[^]]*\]", "", "".join(line)))[0]
+            yield shlex.split(text.replace("--budget S", "--budget 1"))
+
+
+def test_every_command_of_the_pages_is_one_with_its_options() -> None:
+    found = list(commands())
+    assert len(found) > 50
+    for _, *words in found:
+        command: click.Command = main
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            _, known, words = command.resolve_command(click.Context(command), words)
+            assert known
+            command = known
+        with suppress(click.MissingParameter):  # a command that is spoken of
+            command.make_context(command.name, words)
+
+
+def test_tables_of_the_pages_are_what_their_data_hold(tmp_path: Path) -> None:
+    for name in ("docs", "tools", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "README.md", tmp_path)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, tmp_path / "tools" / "update_readme.py"], check=True, cwd=tmp_path, env=environment, timeout=120)
+    for page in PAGES:
+        copy = tmp_path / page.relative_to(ROOT)
+        assert not copy.exists() or copy.read_text() == page.read_text(), f"{page.name}: python tools/update_readme.py writes its tables"
