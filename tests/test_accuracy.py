@@ -146,7 +146,8 @@ def test_an_algorithm_of_split_operands_is_left_out_by_what_it_says_not_by_its_n
         monkeypatch.setattr(one, "tolerance", lambda problem, schedule, bound=bound: bound)
         plan = planner.plan(STRIDED, ZEN4, **asked)
         assert plan.algorithm == other.NAME and {item.algorithm for item in plan.considered} == {other.NAME}
-        assert {item.code for item in plan.rejected if one.NAME in item.what} == {"accuracy"}
+        codes = {item.code for item in plan.rejected if one.NAME in item.what}
+        assert "accuracy" in codes <= {"accuracy", "slower"}  # of kernels whose bound alone is too slow nobody asks the error
         assert planner.plan(STRIDED, ZEN4).algorithm == one.NAME
 
 
