@@ -78,10 +78,11 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         first, key = len(values) - self._given, values[self._links[0].x].shape
         steps: list[_Step] = []
         for at, link in enumerate(self._links[first:], first):
-            x, residual = (None if number is None else _Lies.of(values[number]) for number in (link.x, link.residual))
             y, called, parameters = self._called(link, values)
             values.append(y)
-            steps.append(_Step(link, self._given + at, called, x, residual, _Lies.of(y), parameters))
+            numbers = (link.x, link.residual, self._given + at)  # how they lie is not asked of layers that stay PyTorch's
+            x, residual, y = (_Lies.of(values[number]) if called and number is not None else None for number in numbers)
+            steps.append(_Step(link, self._given + at, called, x, residual, y, parameters))
             for number in self._done[at]:
                 values[number] = None
         launched = [one for step in steps if step.called for one in step.parameters]
@@ -125,7 +126,7 @@ class _Step(NamedTuple):
     called: Called | None
     x: Any
     residual: Any
-    y: _Lies
+    y: Any
     parameters: tuple[Any, ...]
 
 
