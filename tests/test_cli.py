@@ -167,7 +167,8 @@ def test_a_micro_kernel_is_obeyed_and_an_unknown_one_is_answered_with_those_ther
     assert "right is e.g. 4x16" in refused(2, "plan", PROBLEM, "-m", "zen4", "--micro-kernel", "four")
     (plan,) = document("plan", PROBLEM, "-m", "zen4", "--layout", "nchw16c", "--micro-kernel", "f32_nchwc_28x16__avx512")["plans"]
     assert (plan["layout"], plan["kernel"]) == ("nchw16c", "f32_nchwc_28x16__avx512")
-    assert "for each of 1 sets of 64 channels\n" in ok("plan", PROBLEM, "-m", "zen4", "--layout", "nchw16c", "--explain")
+    named = ok("plan", PROBLEM, "-m", "zen4", "--layout", "nchw16c", "--micro-kernel", "f32_nchwc_28x16__avx512", "--explain")
+    assert "for each of 1 sets of 64 channels\n" in named
 
 
 @pytest.mark.parametrize("words", [("--top", "3", "--model", "csa"), ("--explain", "--json")])

@@ -141,7 +141,7 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     cases = tuple((kernel, model.shape_of(problem, kernel, m, request.layout)) for m in forms for kernel in rows)
     bounds = model.least_cycles(problem, on, cases)
     of_forms = bounds.reshape(len(forms), len(rows), bounds.shape[1])
-    guess = 1 + TRANSFERS * (1 - on.core.overlap.value)
+    guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
     kept = of_forms <= np.maximum(guess * of_forms.min(axis=(1, 2), initial=np.inf, keepdims=True), limit or 0.0)
     if not request.any_error:
         kept |= kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate

@@ -126,7 +126,7 @@ def candidates(
         return NoneLegal(rows.rejected)
     of = known or rates(nest, on, rows.kernels)
     bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
-    guess = 1 + TRANSFERS * (1 - on.core.overlap.value)
+    guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
     limit = max(guess * float(bounds.min()), limit or 0.0)  # of less, the best would hardly be among them
     possible = np.flatnonzero(bounds <= limit).tolist()
     place = tilings.in_place_reason(nest)
