@@ -2,6 +2,8 @@
 """Depthwise convolutions and those of groups of few channels on a CPU: right beside sums in float64, planned by cost, the same bits for any
 number of threads. Every row against guard pages: native/test/check_conv.c."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 from own_rows import assert_rows_are_apart
@@ -14,7 +16,7 @@ from pysim.check.bounds import gamma
 from pysim.errors import PlanError
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
-from pysim.record.plan import Plan
+from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import direct_kernels
 from pysim.runtime import cpu as runtime
@@ -115,10 +117,11 @@ def test_every_kernel_of_blocks_is_within_the_bound_of_a_sum(text: str, dtype: s
     kernels = [row for row in direct_kernels() if row.form == "blocks" and row.dtype == dtype and row.name in runtime.available_kernels()]
     assert kernels
     for row in kernels:
-        c, layout = row.lane_filters, f"nchw{row.lane_filters}c"
+        c = row.lane_filters
+        layout = cast("Layout", f"nchw{c}c")
         schedule = Schedule(row.name, "input_stationary", "none", row.windows, row.filters, 1, 1, 1, "depthwise")
-        launch = cpu_launch.Prepared(problem, f, schedule, bias, layout=layout)  # type: ignore[arg-type]
-        assert launch.workspace_bytes == depthwise.workspace_bytes(problem, schedule, layout)  # type: ignore[arg-type]
+        launch = cpu_launch.Prepared(problem, f, schedule, bias, layout=layout)
+        assert launch.workspace_bytes == depthwise.workspace_bytes(problem, schedule, layout)
         y = launch(np.ascontiguousarray(x.reshape(x.shape[0], -1, c, *x.shape[2:]).transpose(0, 1, 3, 4, 2)))
         planes = y.transpose(0, 1, 4, 2, 3).reshape(right.shape)
         finite = np.isfinite(bound)
@@ -129,13 +132,14 @@ def test_every_kernel_of_blocks_is_within_the_bound_of_a_sum(text: str, dtype: s
 def test_blocks_are_planned_for_whole_blocks_of_groups_of_one_channel() -> None:
     plan = planner.plan("conv:g96ic96ih14oc96kh3ph1", "zen5", layout="nchw16c")
     assert (plan.algorithm, "_blocks_" in plan.kernel) == (depthwise.NAME, True)
-    for text, layout, why in (
+    cases: tuple[tuple[str, Layout, str], ...] = (
         ("conv:g24ic24ih14oc24kh3ph1", "nchw16c", "24 groups are no whole blocks of 16; nchw16c takes a multiple of 16"),
         ("conv:g16ic16ih14oc32kh3ph1", "nchw16c", "of blocks of channels it takes groups of one channel and one filter"),
         ("conv:g16ic16ih14oc16kh3ph1", "nchw-nchw16c", "both NCHW or both blocks of channels, and NCHW-NCHW16C was asked for"),
-    ):
+    )
+    for text, layout, why in cases:
         with pytest.raises(PlanError, match=why):
-            planner.plan(text, "zen5", layout=layout, algorithm=depthwise.NAME)  # type: ignore[arg-type]
+            planner.plan(text, "zen5", layout=layout, algorithm=depthwise.NAME)
 
 
 def test_depthwise_layers_are_planned_by_cost_on_every_cpu_with_vectors() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Winograd on the CPU: its results are within its bounds of float64, its sizes the library's, its costs add up and decide."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -23,6 +23,9 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import kernels
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
+
+if TYPE_CHECKING:
+    from pysim.record.plan import Layout
 
 ZEN4 = load("zen4")
 SHAPES = [
@@ -271,9 +274,10 @@ def test_blocks_of_channels_give_what_planes_give(text: str) -> None:
             shape = model.shape_of(w, row, m)
             s = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, shape.channels, 1, 1, "winograd", m)
             want = cpu_launch.Prepared(w, filters, s, bias, "relu")(x)
-            for layout, given in ways:
-                launch: Any = cpu_launch.Prepared(w, filters, s, bias, "relu", layout=layout)  # type: ignore[arg-type]
-                assert launch.workspace_bytes == winograd.workspace_bytes(w, s, layout)  # type: ignore[arg-type]
+            for name, given in ways:
+                layout = cast("Layout", name)
+                launch: Any = cpu_launch.Prepared(w, filters, s, bias, "relu", layout=layout)
+                assert launch.workspace_bytes == winograd.workspace_bytes(w, s, layout)
                 got = launch(given).transpose(0, 1, 4, 2, 3).reshape(want.shape)
                 np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max() * m**2)
     assert rows or not here

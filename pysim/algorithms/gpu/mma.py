@@ -9,12 +9,10 @@ a GPU has wgmma, that replaces them.
 Worked number: conv:mb1ic3ih224oc64kh7sh2ph3:f16 has channels padded to 8, so k = 49 x 8 = 392.
 """
 
-from pysim.algorithms.contract import Bound
-from pysim.algorithms.convolution import Asked, Rows, row_of
-from pysim.algorithms.gpu import gemm
-from pysim.algorithms.gpu.wgmma import of_halves, padded_bytes
+from pysim.algorithms.convolution import Asked
+from pysim.algorithms.gpu.wgmma import PartsRows, padded_bytes
 from pysim.cachemodel.gpu import mainloop, tiled, words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, round_up
+from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES
 from pysim.cachemodel.gpu.passes import Pass
@@ -25,8 +23,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.description import Description
-from pysim.record.plan import Layout, Plan, Request
-from pysim.record.schedule import GpuSchedule
+from pysim.record.plan import Layout, Plan
 from pysim.registry.cuda import WARP, ConvKernel, cuda_limits
 
 NAME = "mma"
@@ -104,22 +101,9 @@ def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
 def describe(plan: Plan) -> Description:
     w = plan.workload
     assert isinstance(w, Conv)
-    return words.describe(plan, candidates, _ROWS.about, words.tiles(plan, length(w)))
+    return words.describe(plan, _ROWS.candidates, _ROWS.about, words.tiles(plan, length(w)))
 
 
-_ROWS = Rows(NAME, variant, "implicit GEMM on tensor cores: threads gather windows, 16 bytes of channels at once", row_refuses, kept)
+_ROWS = PartsRows(NAME, variant, "implicit GEMM on tensor cores: threads gather windows, 16 bytes of channels at once", row_refuses, kept)
+refuses, candidates, tolerance = _ROWS.refuses, _ROWS.candidates, _ROWS.tolerance
 prepare, workspace_bytes = _ROWS.prepare, _ROWS.workspace_bytes
-
-
-def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
-    return _ROWS.refuses(of_halves(problem), machine, layout)
-
-
-def candidates(request: Request, limit: float | None = None) -> Candidates:
-    assert isinstance(request.problem, Conv)
-    return _ROWS.candidates(request._replace(problem=of_halves(request.problem)), limit)._replace(request=request)
-
-
-def tolerance(problem: Conv, schedule: GpuSchedule) -> Bound:
-    bound, tiles = _ROWS.tolerance(problem, schedule), row_of(schedule).tiles
-    return gemm.sums_of_parts(problem, tiles)._replace(finite=bound.finite) if tiles.promotion else bound

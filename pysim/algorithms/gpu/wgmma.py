@@ -240,11 +240,31 @@ def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout) -> tuple[Pass, ..
 def describe(plan: Plan) -> Description:
     w, schedule = plan.workload, plan.schedule
     assert isinstance(w, Conv) and isinstance(schedule, GpuSchedule)
-    return words.describe(plan, candidates, _ROWS.about, words.tiles(plan, whole_steps(row_of(schedule), w, plan.layout)))
+    return words.describe(plan, _ROWS.candidates, _ROWS.about, words.tiles(plan, whole_steps(row_of(schedule), w, plan.layout)))
+
+
+class PartsRows(Rows):
+    """Rows of tensor cores, some of which compute f32 as products of parts of its numbers."""
+
+    def refuses(self, problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
+        return super().refuses(_of_parts(problem), machine, layout)
+
+    def candidates(self, request: Request, limit: float | None = None) -> Candidates:
+        assert isinstance(request.problem, Conv)
+        return super().candidates(request._replace(problem=_of_parts(request.problem)), limit)._replace(request=request)
+
+    def tolerance(self, problem: Conv, schedule: GpuSchedule) -> Bound:
+        bound, tiles = super().tolerance(problem, schedule), row_of(schedule).tiles
+        return gemm.sums_of_parts(problem, tiles)._replace(finite=bound.finite) if tiles.promotion else bound
+
+
+def _of_parts(w: Conv) -> Conv:
+    """The convolution as these rows compute it."""
+    return msgspec.structs.replace(w, dtype=AS_HALVES.get(w.dtype, w.dtype))
 
 
 _ABOUT = "implicit GEMM on tensor cores: TMA gathers windows from channels that lie together"
-_ROWS = Rows(
+_ROWS = PartsRows(
     NAME,
     variant,
     _ABOUT,
@@ -252,23 +272,5 @@ _ROWS = Rows(
     lambda row, w, layout, chunks: kept(row, w, layout),
     windows=lambda row, w, layout: numbered(w, layout),
 )
+refuses, candidates, tolerance = _ROWS.refuses, _ROWS.candidates, _ROWS.tolerance
 prepare, workspace_bytes = _ROWS.prepare, _ROWS.workspace_bytes
-
-
-def of_halves(w: Conv) -> Conv:
-    """The convolution as these rows compute it."""
-    return msgspec.structs.replace(w, dtype=AS_HALVES.get(w.dtype, w.dtype))
-
-
-def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
-    return _ROWS.refuses(of_halves(problem), machine, layout)
-
-
-def candidates(request: Request, limit: float | None = None) -> Candidates:
-    assert isinstance(request.problem, Conv)
-    return _ROWS.candidates(request._replace(problem=of_halves(request.problem)), limit)._replace(request=request)
-
-
-def tolerance(problem: Conv, schedule: GpuSchedule) -> Bound:
-    bound, tiles = _ROWS.tolerance(problem, schedule), row_of(schedule).tiles
-    return gemm.sums_of_parts(problem, tiles)._replace(finite=bound.finite) if tiles.promotion else bound
