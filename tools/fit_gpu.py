@@ -5,7 +5,7 @@
     tools/fit_gpu.py planner-h200.json -m h200 [-o report.json] [--write] [--families]
     (also .jsonl of benchmarks/cuda/bench.cu --rows, and of benchmarks/cuda/products.py --top)
 
-Fitted, by least squares of log(predicted / measured) over half of the problems: the machine's [model] table, its L2 and memory rates,
+Fitted, by least squares of log(predicted / measured) over half of the problems (`half_of`): the machine's [model] table, its L2 and memory rates,
 and each kernel's efficiency; with --families all but rates, latencies and how L2 is shared, which convolutions were fitted with; with
 --machine-alone kernels' efficiencies stay, which another machine of the same capability was fitted with and shares. Launches
 within NEAR of a problem's best weigh more, since among them the planner chooses. Reported, for both halves: error (median and 90th
@@ -18,6 +18,7 @@ import argparse
 import json
 import re
 import sys
+import zlib
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -259,6 +260,12 @@ def sparsity(cases: list[Case], parameters: Parameters) -> Any:
     return np.concatenate([*blocks, np.eye(count, dtype=int)])
 
 
+def half_of(problem: Gemm) -> int:
+    """The half of the problems that one is in, whatever file it stands in: not every second one, since those alone have rows of whole
+    vectors."""
+    return zlib.crc32(problem.text.encode()) & 1
+
+
 def report(cases: list[Case], gpu: Gpu, known: dict[str, Attributes]) -> dict[str, Any]:
     """The three numbers of a set of problems, and those of each."""
     each, errors = [], []
@@ -400,8 +407,10 @@ def main() -> None:
     for name, one in gemm_attributes(gpu.capability_number).items():  # what was fitted before is where a fit starts
         told = attributes.get(name, one)
         attributes[name] = msgspec.structs.replace(told, efficiency=one.efficiency)
-    half = int(options.other_half)
-    halves = {"fitted on": cases[half::2], "reported on": cases[1 - half :: 2]}
+    halves = {
+        name: [case for case in cases if half_of(case.problem) == half]
+        for name, half in (("fitted on", int(options.other_half)), ("reported on", int(not options.other_half)))
+    }
     if options.report:
         halves = {"fitted on": cases, "reported on": read(options.report)[0]}
         cases = [*cases, *halves["reported on"]]
