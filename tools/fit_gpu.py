@@ -5,11 +5,11 @@
     tools/fit_gpu.py planner-h200.json -m h200 [-o report.json] [--write] [--families]
     (also .jsonl of benchmarks/cuda/bench.cu --rows, and of benchmarks/cuda/products.py --top)
 
-Fitted, by least squares of log(predicted / measured) over half of the problems (`half_of`): the machine's
-[model] table, its L2 and memory rates, and each kernel's efficiency; with --families all but rates, latencies and how L2 is shared, which convolutions were fitted with; with
---machine-alone kernels' efficiencies stay, which another machine of the same capability was fitted with and shares. Launches
-within NEAR of a problem's best weigh more, since among them the planner chooses. Reported, for both halves: error (median and 90th
-percentile of |log(predicted / measured)|), Kendall's tau over the launches of a problem, and the regret of the launch predicted best;
+Fitted, by least squares of log(predicted / measured) over half of the problems (`pysim/calibration/gpu_fit.py`): the machine's [model]
+table, its L2 and memory rates, and each kernel's efficiency; with --families all but rates, latencies and how L2 is shared, which
+convolutions were fitted with; with --machine-alone kernels' efficiencies stay, which another machine of the same capability was fitted
+with and shares. Reported, for both halves: error (median and 90th percentile of |log(predicted / measured)|), Kendall's tau over the
+launches of a problem, and the regret of the launch predicted best;
 beside them what nvidia-matmul-heuristics makes of the same kernels where it is installed.
 --write puts the constants into the machine's file, with kind "fitted", and attributes and efficiencies beside the registry.
 """

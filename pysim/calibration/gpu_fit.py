@@ -71,7 +71,7 @@ class Case(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What a fit moves beside families' constants: those of the machine's [model] and of the machine itself, by name; kernels' efficiencies."""
+    """What a fit moves beside families' constants: those of the machine's [model] and the machine's own, by name; efficiencies."""
 
     model: tuple[str, ...] = STARTS
     machine: tuple[str, ...] = ()
