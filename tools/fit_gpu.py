@@ -182,7 +182,7 @@ def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
     return {"problems": len(each), **merged(each, np.concatenate(errors)), "each": each} if each else None
 
 
-def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path]) -> None:
+def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path], command: str) -> None:
     """The constants into the machine's file, line by line, and the kernels' attributes beside the registry."""
     path = SHIPPED / f"{gpu.name}.toml"
     text = path.read_text()
@@ -192,10 +192,12 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path]) -> None:
         head, found, rest = text.partition(f"[model.families.{family}]\n")
         body, blank, tail = rest.partition("\n\n")
         text = head + found + with_values(body, {name: getattr(numbers, name) for name in GpuFamily.__struct_fields__}) + blank + tail
+    kept = re.search(rf"(?ms)^\[sources\.{SOURCE}\]\n.*?^(note = .*?\n)", text)
+    note = kept[1] if kept else ""
     text = re.sub(rf"(?ms)^\[sources\.{SOURCE}\]\n.*?(?=^\[|\Z)", "", text).rstrip("\n") + "\n"
     if f'source = "{SOURCE}"' in text:
         files = ", ".join(map(named, paths))
-        text += f'\n[sources.{SOURCE}]\ntitle = "Least squares over measured products"\ncommand = "tools/fit_gpu.py"\nfile = "{files}"\n'
+        text += f'\n[sources.{SOURCE}]\ntitle = "Least squares over measured products"\ncommand = "{command}"\nfile = "{files}"\n{note}'
     for key in re.findall(r"(?m)^\[sources\.(\w+)\]$", text):
         if f'source = "{key}"' not in text:
             text = re.sub(rf"(?ms)^\[sources\.{key}\]\n.*?(?=^\[|\Z)", "", text)
@@ -205,7 +207,7 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path]) -> None:
     target = attributes_file(gpu.capability_number)
     old = json.loads(target.read_text()) if target.exists() else {"schema": 1, "kernels": {}}
     old["kernels"] |= {name: msgspec.to_builtins(rounded(one)) for name, one in known.items()}
-    old["efficiencies"] = {"command": "tools/fit_gpu.py", "files": [named(path) for path in paths]}
+    old["efficiencies"] = {"command": command, "files": [named(path) for path in paths]}
     target.write_text(json.dumps(old, indent=1) + "\n")
 
 
@@ -277,7 +279,8 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps({"schema": 1, "constants": constants, "efficiencies": efficiencies, "sets": found}, indent=1))
     if options.write:
-        write(gpu, {} if options.machine_alone else known, options.files)
+        flags = [f"--{name.replace('_', '-')}" for name in ("families", "machine_alone", "other_half") if getattr(options, name)]
+        write(gpu, {} if options.machine_alone else known, options.files, " ".join(["tools/fit_gpu.py", *flags]))
 
 
 if __name__ == "__main__":
