@@ -7,6 +7,7 @@ Worked number: 1,000 x 1,000 x 1,000 in FP32 is 1e9 multiply-adds: 31 us of an H
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,9 @@ from pysim.cachemodel.gpu import waves
 from pysim.calibration.gpu_fit import Case
 from pysim.comparison.bench import bench_of, release
 from pysim.comparison.field import checked
-from pysim.errors import MissingError, NativeError, OperandError, PlanError
+from pysim.errors import NativeError, OperandError, PlanError
 from pysim.machine.gpu import Gpu
-from pysim.measure.clock import interleave
+from pysim.measure.clock import Call, interleave
 from pysim.problem.gemm import Gemm
 from pysim.record.plan import Plan
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
@@ -74,20 +75,18 @@ class DeviceLab:
             return None
         try:
             return self._timed(plans)
-        except MissingError:
-            raise
-        except (NativeError, OperandError, MemoryError):
-            return None
         finally:
             release()
 
     def _timed(self, plans: Sequence[Plan]) -> Case | None:
-        bench = bench_of(plans[0], self._gpu, 1, cpu.LOCAL, 0)
-        calls = {}
+        bench, calls = bench_of(plans[0], self._gpu, 1, cpu.LOCAL, 0), dict[str, Call]()
         for plan in plans:
-            verdict, ready = checked(bench, partial(bench.make, plan))
-            if verdict.passed:
-                calls[plan.name] = ready.call
+            with suppress(NativeError, OperandError, MemoryError):  # one that cannot be run here leaves the others
+                verdict, ready = checked(bench, partial(bench.make, plan))
+                if verdict.passed:
+                    calls[plan.name] = ready.call
+        if len(calls) < 2:
+            return None
         timed = interleave(calls, bench.clock(), min_samples=SAMPLES, min_seconds=SECONDS, budget_seconds=BUDGET, warmup_seconds=0.001)
         return case_of([(plan, timed.samples[plan.name]) for plan in plans if plan.name in timed.samples])
 
