@@ -147,7 +147,7 @@ def _case(layer: "Layer", schedule: "Schedule", on: "Machine", cold: bool) -> Ca
     from pysim.cachemodel.simulator import trace
     from pysim.cachemodel.simulator.hierarchy import Hierarchy
 
-    cost = predict_schedule(nest_of(layer.workload), on, schedule, not cold)
+    cost = predict_schedule(nest_of(layer.workload), on, schedule, "cold" if cold else "hot")
     counted = trace.simulate(layer.workload, schedule, Hierarchy.from_machine(on), warm=not cold)
     return Case(layer, schedule, cost, counted)
 
