@@ -182,8 +182,8 @@ def _starting(node: Node, on: Machine) -> float:
 
 def _activating(node: Node, graph: Graph, on: Machine) -> float:
     """Seconds of an activation behind what a node computes, or that it is."""
-    found, y = node.attributes.get("activation") or activation_of(node), graph.tensors[node.output]
-    if not found or "reference" in node.attributes or y.dtype.name not in _DTYPES:
+    found = None if "reference" in node.attributes else node.attributes.get("activation") or activation_of(node)
+    if not found or (y := graph.tensors[node.output]).dtype.name not in _DTYPES:
         return 0.0
     rows, item = int(np.prod(y.shape[:2])) if len(y.shape) > 2 else 1, y.dtype.itemsize
     name = found[0] if isinstance(found, tuple) else found
