@@ -201,8 +201,9 @@ NATIVE: dict[str, Bind] = {
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "Clip": _clip, "ConvTranspose": _transposed_convolution, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes,
-    "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply), "ReduceMean": _reduce_mean, "Relu": _relu,
-    "Sigmoid": _sigmoid, "Softmax": _softmax, "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
+    "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply),
+    "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
+    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
 
 
@@ -225,7 +226,7 @@ IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "Mul", "Relu", "Sub", "Tan
 ACTIVATED = frozenset({"Add", "Affine"})  # which can have a ReLU behind them
 
 
-def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any]]:
     """The onnx package's own definition of a node (an onnx.NodeProto), with None for outputs without a name. ProblemError where it has
     none."""
     try:
@@ -244,14 +245,14 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Arr
     except Exception as error:  # its own kinds for an unknown operator, domain or version
         raise ProblemError(f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run: {error}') from None
 
-    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+    def run(inputs: Sequence[Array]) -> Sequence[Any]:
         found = iter(ready.run(None, dict(zip(given, inputs, strict=True))))
         return [next(found) if name else None for name in node.output]
 
     return run
 
 
-def by_reference(evaluate: Callable[[Sequence[Array]], Sequence[Array]], names: Sequence[str]) -> Callable[..., None]:
+def by_reference(evaluate: Callable[[Sequence[Array]], Sequence[Any]], names: Sequence[str]) -> Callable[..., None]:
     """A reference as an operator of several outputs, None for one that nobody reads; an input that stands twice is given once."""
     first = [names.index(name) for name in dict.fromkeys(names)]
 
