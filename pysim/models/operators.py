@@ -236,7 +236,7 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any
         raise MissingError("operators beside the frequent ones need the onnx package: pip install onnx") from None
     if node.op_type == "BatchNormalization" and 7 <= opset < 14:
         opset = 14  # the same in inference; the older definitions there take the statistics of the batch
-    given = [name for name in dict.fromkeys(node.input) if name]
+    given, made = [name for name in dict.fromkeys(node.input) if name], [bool(name) for name in node.output]
     kinds = [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in (*given, *filter(None, node.output))]
     graph = onnx.helper.make_graph([node], "one", kinds[: len(given)], kinds[len(given) :])
     opsets = [onnx.helper.make_opsetid(node.domain, opset if node.domain in ("", "ai.onnx") else 1)]
@@ -247,7 +247,7 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any
 
     def run(inputs: Sequence[Array]) -> Sequence[Any]:
         found = iter(ready.run(None, dict(zip(given, inputs, strict=True))))
-        return [next(found) if name else None for name in node.output]
+        return [next(found) if named else None for named in made]
 
     return run
 
