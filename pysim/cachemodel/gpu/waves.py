@@ -56,6 +56,7 @@ Array = NDArray[Any]
 KNEE = 2.0  # how sharply what waits turns into what is busy: blocks of an SM, arithmetic and traffic of a launch
 TYPICAL_SUMS = 64  # of a thread: a tile of so many starts and ends in block_cycles
 SUMS_AT_ONCE = 16  # partial sums that a thread reads before it waits for them
+CLUSTER_LATENCIES = 6  # of L2: what a launch takes longer whose blocks are clusters, and wait for one another at both ends
 MEET_LATENCIES, MET = 12, 4  # of L2: what the parts of a tile take to meet in a cluster; sums of a thread that go to one of its blocks
 CLUSTER_BYTES_PER_CYCLE = 14.0  # that a block gets from others of its cluster: 3.3 TB/s of all (arXiv 2402.13499, Hopper, clusters of two)
 NEARLY = 0.9  # of a loop's cycles: blocks that fill less of it with work wait
@@ -191,10 +192,12 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     busy[:, 0] += tiles * np.stack([facts["full_waves"], facts["last"] > 0]) / number
     tiles = np.where(c.overlaps, joined(busy) - joined(waves), tiles)
     copied = c.relaid * frequency / copy_rate(gpu, c.relaid) / model.copy_share.value
-    far = (table.kind != DATA_PARALLEL) & ~_near(c, table)
+    near = _near(c, table)
+    far = (table.kind != DATA_PARALLEL) & ~near
+    clustered = np.where((c.blocks > 1) | near, CLUSTER_LATENCIES * gpu.l2_latency_cycles.value, 0.0)
     cleared = far * model.clear_seconds.value
     passes = np.where(c.relayouts > 0, model.pass_seconds.value, cleared)
-    others = np.stack([tiles, _partials(gpu, c, table, facts, latency), copied, (c.launch_seconds + passes) * frequency])
+    others = np.stack([tiles, _partials(gpu, c, table, facts, latency), copied, (c.launch_seconds + passes) * frequency + clustered])
     blocks = np.where(facts["full_waves"] > 0, c.resident, facts["last"])
     waits = blocks * c.step * facts["steps"] * number < NEARLY * waves[:, 0].sum(axis=0)
     wavefronts = c.shared * facts["steps"] * facts["items"]
