@@ -25,7 +25,7 @@ L2, L3, memory
         many ways each operand fills and how it lies. The BLIS model (Low et al., TOMS 43(2), 2016) is its limit for whole ways.
         Only what misses the level inside counts. What misses one level crosses from the next; the level where it hits is charged,
         at the rate that the core sees from it. A written line comes in and goes back out. First touches lie a whole run apart:
-        what fits a level starts there ("hot"); cold, they all miss.
+        what fits a level starts there ("hot"); cold, they all miss; of a layer in a network its filters do ("chained").
 late    A window tile reads all filters, and the first one that does takes them from L3 or memory, at less than the micro-kernel multiplies
         where a tile has few windows: the other tiles' multiply-adds hide nothing of that, late = bytes max(0, 1 / read_rate_X - kernel /
         bytes that all tiles read), and only transfer - late overlaps.
