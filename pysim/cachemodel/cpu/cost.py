@@ -25,7 +25,7 @@ L2, L3, memory
         many ways each operand fills and how it lies. The BLIS model (Low et al., TOMS 43(2), 2016) is its limit for whole ways.
         Only what misses the level inside counts. What misses one level crosses from the next; the level where it hits is charged,
         at the rate that the core sees from it. A written line comes in and goes back out. First touches lie a whole run apart:
-        what fits a level starts there ("hot"); cold, they all miss.
+        what fits a level starts there ("hot"); cold, they all miss; of a layer in a network its filters do ("chained").
 late    A window tile reads all filters, and the first one that does takes them from L3 or memory, at less than the micro-kernel multiplies
         where a tile has few windows: the other tiles' multiply-adds hide nothing of that, late = bytes max(0, 1 / read_rate_X - kernel /
         bytes that all tiles read), and only transfer - late overlaps.
@@ -64,6 +64,7 @@ from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.record.cost import Cost
 from pysim.record.schedule import STATIONARY, Schedule
+from pysim.record.state import State
 from pysim.registry.cpu import Kernel, kernels
 
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel asks for ahead
@@ -104,8 +105,8 @@ class Prediction(NamedTuple):
         return self.one.cycles
 
 
-def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf) -> Prediction:
-    """The cost of every schedule of `table`: the equations at the head of this file. `hot` is the state of the caches at the start.
+def predict(rates: Rates, table: Table, state: State = "hot", limit: float = np.inf) -> Prediction:
+    """The cost of every schedule of `table`: the equations at the head of this file. `state` is that of the caches at the start.
 
     Schedules whose compute cycles alone, with what packing waits at least, exceed `limit` are left out of the prediction and of its table.
     """
@@ -114,7 +115,7 @@ def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf)
         keep = sum(terms.values(), table.packed * fetch_cycles(rates)) <= limit
         if not keep.all():
             table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
-    return total(rates, table, terms, crossing(rates, flows(rates, table, hot)))
+    return total(rates, table, terms, crossing(rates, flows(rates, table, state)))
 
 
 def total(rates: Rates, table: Table, terms: dict[str, Array], moved: Array) -> Prediction:
@@ -127,9 +128,9 @@ def total(rates: Rates, table: Table, terms: dict[str, Array], moved: Array) -> 
     return Prediction(rates, table, Pass(rates.machine, terms, OPERANDS, moved, wait=_waits(rates, table, moved), late=late))
 
 
-def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool = True) -> Cost:
+def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, state: State = "hot") -> Cost:
     """The cost of one given schedule. Raises PlanError for a kernel that the registry or the machine lacks."""
-    return cost_of(predict(*one_schedule(nest, machine, schedule), hot), 0)
+    return cost_of(predict(*one_schedule(nest, machine, schedule), state), 0)
 
 
 def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | None = None) -> tuple[Rates, Table]:
