@@ -5,6 +5,7 @@ threads. Every row against guard pages: native/test/check_gemm.c."""
 import time
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from pysim.algorithms.cpu import skinny
 from pysim.calibration import host
 from pysim.check.bounds import gamma
 from pysim.errors import NativeError, OperandError, PlanError
+from pysim.machine.cpu import Machine
 from pysim.machine.load import load_any
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
@@ -213,3 +215,17 @@ def test_doubles_in_plain_c_take_about_twice_as_long_as_floats(problem: str) -> 
             run()
             taken[dtype] = min(taken[dtype], time.perf_counter() - begin)
     assert taken["f64"] < 6 * taken["f32"]
+
+
+def test_runs_that_begin_apart_wait_as_the_machine_file_says() -> None:
+    zen5, size = load_any("zen5"), "gemm:1x4096x4096"
+    assert isinstance(zen5, Machine) and zen5.core.run_start_share
+    share = msgspec.structs.replace(zen5.core.run_start_share, value=0.5)
+    slow = msgspec.structs.replace(zen5, core=msgspec.structs.replace(zen5.core, run_start_share=share))
+    waits = 0.44 * zen5.memory.latency_cycles.value
+    for strip, runs in ((8, 4 * 4096), (32, 0)):  # four strips of 1,024 results, and rows in one piece
+        name = (
+            f"skinny,kernel=f32_axpy_128x8__avx512,stationary=input_stationary,pack=none,windows=128,filters=8,channels=16,k2={strip},k3=1"
+        )
+        cycles = [planner.plan(size, machine, name=name).cost.cycles for machine in (zen5, slow)]
+        assert cycles[1] - cycles[0] == pytest.approx(runs * waits)

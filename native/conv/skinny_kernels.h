@@ -16,10 +16,10 @@
 /* A tile has up to 20 sums where registers are 32 (vectors of 64 bytes), else 8. */
 enum { WIDEST = 8, SUMS = LANES * sizeof(T) == 64 ? 20 : 8, MOST_FEW = LANES * sizeof(T) == 64 ? 8 : 4, MOST_DOT = 4, LINE = 64 / sizeof(T) };
 
-/* Where one pass takes all of the few, a multiply-add of vectors of 64 bytes has an operand in memory, a vector of the matrix or one of the
- * few, though it was loaded before: with less to keep in flight a core sees more of what waits for memory. With the matrix in L1 (a second
- * pass) loads would bound it. 4 x 4096 x 4096 in 2.0 ms, not 2.7; 8 in 2.3, not 2.7 (Zen 5). */
-enum { FROM_MEMORY = LANES * sizeof(T) == 64 };
+/* Where one pass takes all of the few, in tiles less than WIDEST, a multiply-add of vectors of 64 bytes has an operand in memory, a vector of
+ * the matrix or one of the few, though it was loaded before: with less to keep in flight a core sees more of what waits for memory. With the
+ * matrix in L1 (a second pass) loads would bound it. 4 x 4096 x 4096 nn in 2.0 ms, not 2.7, 8 in 2.3, not 2.7, 4 nt in 2.1, not 2.4 (Zen 5). */
+INLINE int reloads(int64_t few, int nf, int n) { return LANES * sizeof(T) == 64 && few == nf && n < WIDEST; }
 #define UNKNOWN(pointer) __asm__("" : "+r"(pointer))
 
 /* Vectors of the matrix in a tile of nf of the few: a power of two. */
@@ -46,7 +46,7 @@ INLINE void axpy_tile(const int nf, const int nv, const int masked, const pysim_
                       MASK mask, T *sums, int64_t pitch, AHEAD *ahead) {
     VEC acc[MOST_FEW][WIDEST];
     AHEAD a = *ahead;
-    const int again = FROM_MEMORY && of->few == nf;
+    const int again = reloads(of->few, nf, nv);
 #pragma GCC unroll 8
     for (int f = 0; f < nf; f++)
 #pragma GCC unroll 8
@@ -103,14 +103,15 @@ INLINE VEC sums_of_lanes(int count, VEC r[LANES]) {
 }
 
 /* The products of one vector of each row with one of each of the few, whose lanes behind the end of k are zero. */
-#define DOT_STEP(load, at)                                                                              \
-    {                                                                                                   \
-        VEC x[WIDEST];                                                                                  \
-        _Pragma("GCC unroll 8") for (int r = 0; r < nr; r++) x[r] = load;                               \
-        _Pragma("GCC unroll 8") for (int f = 0; f < nf; f++) {                                          \
-            const VEC y = v_load(few + f * PYSIM_FEW_STEP + (at));                                      \
-            _Pragma("GCC unroll 8") for (int r = 0; r < nr; r++) acc[f][r] = v_fma(x[r], y, acc[f][r]); \
-        }                                                                                               \
+#define DOT_STEP(load, at, again)                                                                                      \
+    {                                                                                                                  \
+        VEC x[WIDEST];                                                                                                 \
+        _Pragma("GCC unroll 8") for (int r = 0; r < nr; r++) x[r] = load;                                              \
+        _Pragma("GCC unroll 8") for (int f = 0; f < nf; f++) {                                                         \
+            const VEC y = v_load(few + f * PYSIM_FEW_STEP + (at));                                                     \
+            if (again) UNKNOWN(matrix);                                                                                \
+            _Pragma("GCC unroll 8") for (int r = 0; r < nr; r++) acc[f][r] = v_fma(again ? load : x[r], y, acc[f][r]); \
+        }                                                                                                              \
     }
 
 /* Sums of nf of the few x nr rows of the matrix over nk columns. */
@@ -118,6 +119,7 @@ INLINE void dot_tile(const int nf, const int nr, const pysim_skinny *of, const T
                      int64_t pitch, AHEAD *ahead) {
     VEC acc[MOST_FEW][WIDEST];
     AHEAD a = *ahead;
+    const int again = reloads(of->few, nf, nr);
 #pragma GCC unroll 8
     for (int f = 0; f < nf; f++)
 #pragma GCC unroll 8
@@ -127,11 +129,11 @@ INLINE void dot_tile(const int nf, const int nr, const pysim_skinny *of, const T
 #pragma GCC unroll 2
         for (int at = 0; at < PYSIM_FEW_STEP; at += LANES, p += LANES) {
             ask(nr, &a);
-            DOT_STEP(v_load(matrix + r * of->ld + p), at)
+            DOT_STEP(v_load(matrix + r * of->ld + p), at, again)
         }
     for (; p < nk; p += LANES) {
         const MASK mask = v_lanes(0, nk - p);
-        DOT_STEP(v_load_mask(matrix + r * of->ld + p, mask), p % PYSIM_FEW_STEP)
+        DOT_STEP(v_load_mask(matrix + r * of->ld + p, mask), p % PYSIM_FEW_STEP, 0)
     }
     enum { ROOM = WIDEST * MOST_DOT };
     VEC lanes[ROOM];

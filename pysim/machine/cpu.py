@@ -121,8 +121,10 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `store_run_cycles` what a store waits for an output line from beyond L2 where more than `prefetch_streams` rows of
     outputs are written in turn, and `overlap` the share (0..1) of transfer cycles that hide behind compute. A parallel region begins
     and ends in `fork_join_cycles` and `fork_join_thread_cycles` for each thread. `scattered_line_cycles` is what a line from beyond L2
-    waits where neighbours in time lie pages apart, so that no prefetcher follows; without it, what packing waits. A line that two threads
-    write comes from the other's cache in `written_line_cycles`. `together`: by growing numbers of CPUs; one alone has all of its rate.
+    waits where neighbours in time lie pages apart, so that no prefetcher follows; without it, what packing waits. A run of a matrix
+    that does not begin where the last one ended waits `run_start_share` of the latency of what supplies it, until prefetchers follow. A
+    line that two threads write comes from the other's cache in `written_line_cycles`. `together`: by growing numbers of CPUs; one alone
+    has all of its rate.
     """
 
     name: Text
@@ -135,6 +137,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     prefetch_streams: Number
     overlap: Number
     scattered_line_cycles: Number | None = None
+    run_start_share: Number | None = None
     fork_join_cycles: Number | None = None
     fork_join_thread_cycles: Number | None = None
     written_line_cycles: Number | None = None

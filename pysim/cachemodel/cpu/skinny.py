@@ -5,7 +5,7 @@
 
 kernel  For each pass over f of the few, tiles of n vectors of the matrix: V = ceil(R / lanes) K vectors (axpy) or R ceil(K / lanes) (dot)
         are loaded and asked for ahead, and a vector of the few for each n. A pass lasts max(f V / fma rate, (2 + f / n) V / load rate,
-        V / n fma latencies). The only pass of axpy on vectors of 64 bytes loads more (`_loads`).
+        V / n fma latencies). Where it is the only one on vectors of 64 bytes it loads more (`_loads`).
 store   axpy: sums are loaded and stored once a block. dot: lanes are added once a block, those of a tile together: a tree of additions,
         each of two shuffled vectors. Then each result is stored once.
 pack    The few are copied in the order of the kernel, an element a store, in runs of 16 (dot) or 1 (axpy), each with pack_cycles beyond.
@@ -14,10 +14,9 @@ call    call_cycles for each strip and block, and for each line that L2 loses be
 
 What crosses between levels follows from the description of the loops (`described`, `loops`); beside that the matrix comes once more from
 beyond a level that cannot hold what is multiplied and what was asked for ahead, twice as much where rows of a block lie in half the sets of
-L1. Runs of the matrix that do not follow one another (rows of a strip, rows of a block of k) wait RUN_START of the latency of the level
-that supplies it, at least L2's: 64 MiB read in runs of 1, 2, 4 KiB and at once take 1.9, 1.4, 1.3 and 1.1 ms (Zen 5), which is 35 to 45
-cycles a run. Loads of dot stand right before their multiply-adds, so little hides them: COVERS of the computing. Measured on a Zen 5,
-cycles for 16 sums of 16 lanes, whose multiply-adds take 8: 10 to 12 with 4 lines from L2 (4.4 alone), 13 to 14 with 8.
+L1. Runs of the matrix that do not follow one another (rows of a strip, rows of a block of k) wait run_start_share of the latency of the
+level that supplies it, at least L2's. Loads of dot stand right before their multiply-adds, so little hides them: COVERS of the computing.
+Measured on a Zen 5, cycles for 16 sums of 16 lanes, whose multiply-adds take 8: 10 to 12 with 4 lines from L2 (4.4 alone), 13 to 14 with 8.
 
 Worked number: 1x4096x4096 FP32 with B not transposed: F = 1, R = K = 4096, 16 lanes: V = 1,048,576, n = 8, so 2 loads a cycle take
 1.1 million cycles, and 64 MiB from a memory of 8.7 bytes a cycle 7.7 million.
@@ -40,7 +39,6 @@ from pysim.registry.cpu import Kernel, skinny_kernels
 
 WIDEST = 8  # vectors of the matrix in a tile (native/conv/skinny_kernels.h)
 MOST_DOT = 4  # of the few that a tile of `dot` takes
-RUN_START = 0.06  # of a latency that the first lines of a run of the matrix wait
 COVERS = 0.4  # of computing (dot)
 FEW_STEP = 16  # elements of k that lie together in the copy that `dot` reads (PYSIM_FEW_STEP)
 _MATRIX = 2  # of the operands of `described`
@@ -102,18 +100,18 @@ def _kernel_cycles(shape: Shape, kernel: Kernel, unit: Unit) -> float:
     vectors = shape.results * ceil_div(shape.k, lanes) if shape.dot else ceil_div(shape.results, lanes) * shape.k
     loads, latency = unit.loads_per_cycle.value, unit.fma_latency_cycles.value
     made = passes(shape.few, kernel)
-    again = not shape.dot and len(made) == 1 and lanes * SIZES[dtype] == WIDE_BYTES
-    taken = (_loads(few, wide, again) for few, wide in made)
+    again = len(made) == 1 and lanes * SIZES[dtype] == WIDE_BYTES
+    taken = (_loads(few, wide, again and wide < WIDEST, shape.dot) for few, wide in made)
     each = (max(few / unit.rate(dtype), of / loads, latency / wide) for (few, wide), of in zip(made, taken, strict=True))
     return vectors * sum(each)
 
 
-def _loads(few: int, wide: int, again: bool) -> float:
+def _loads(few: int, wide: int, again: bool, dot: bool) -> float:
     """Loads of a vector of the matrix in a tile of so many vectors: it, its prefetch, and of each of the few a share of one, or, where
     multiply-adds take an operand from memory `again`, one."""
     if not again:
         return 2 + few / wide
-    return 2 + few if few > wide else 1 + few + few / wide
+    return 2 + few if few > wide and not dot else 1 + few + few / wide
 
 
 def _store_cycles(shape: Shape, kernel: Kernel, unit: Unit, blocks: int) -> float:
@@ -178,7 +176,8 @@ def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine
     terms[1] += lost[beyond] * matrix / line * latencies[beyond] / WIDEST  # of lines that L2 has lost nobody asks again in time
     moved = crossed(nest, np.minimum.accumulate(misses))
     starts = np.array([_starts(shape, kernel, blocks) for kernel, blocks in rows])
-    waits = np.outer(np.maximum(RUN_START * latencies, latencies[0]) * _shares(machine, shape, size, state), starts)
+    share = machine.core.run_start_share
+    waits = np.outer(np.maximum(share.value * latencies if share else 0.0, latencies[0]) * _shares(machine, shape, size, state), starts)
     names, covers = ("kernel", "call", "store", "pack"), COVERS if shape.dot else 1.0
     return Pass(machine, dict(zip(names, terms, strict=True)), nest.names, moved, covers, waits + fills(machine, moved[:, -2:]))
 
