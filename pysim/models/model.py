@@ -50,7 +50,8 @@ class Model:
         self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL, accuracy: Accuracy = "standard"
     ) -> None:
         graph = with_layouts(fused(graph, _able), on, accuracy).graph
-        self._graph = graph = graph._replace(constants=dict(graph.constants))
+        constants = dict(graph.constants)
+        self._graph = graph = graph._replace(constants=constants)
         self.threads = threads
         buffers = planned(graph, lambda node: node.op in operators.IN_PLACE)
         self.plan = ModelPlan(layers_of(graph, on, buffers, accuracy), buffers, on.name)
@@ -61,7 +62,7 @@ class Model:
             self._natives.append(self._prepared(layer, executor))
             for name in layer.node.inputs[1:PARAMETERS] if layer.plan else ():  # packed, and needed no more as they were
                 if last[name] == at and name not in elsewhere and name not in graph.outputs:
-                    self._graph.constants.pop(name, None)
+                    constants.pop(name, None)
         self._idle: list[_Run] = []
 
     @property
