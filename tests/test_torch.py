@@ -20,6 +20,7 @@ from torch.nn import functional  # noqa: E402
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
 from pysim.models import torch_graph, torch_layers  # noqa: E402
+from pysim.models.torch_chain import LayerChain  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -457,3 +458,18 @@ def test_threads_may_call_a_model_with_graphs(recorder):
         for at, results in found.items():
             for y in results:
                 assert_close(y, model(images[at]))
+
+
+def test_layers_that_all_stay_pytorchs_look_nothing_up(monkeypatch):
+    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: 0.0)
+    model, x = settled(nn.Sequential(block(), nn.Conv2d(8, 4, 1))), torch.randn(1, 3, 9, 9)
+    optimized, looked_up = pysim.torch.optimize(model), []
+    look_up = LayerChain._look_up
+    monkeypatch.setattr(LayerChain, "_look_up", lambda chain, values: looked_up.append(1) or look_up(chain, values))
+    with torch.no_grad():
+        optimized(x)
+        before = len(looked_up)
+        for change in (lambda: None, lambda: model[0][0].weight.mul_(2), lambda: setattr(model[1], "bias", None)):
+            change()
+            assert torch.equal(optimized(x), model(x))
+    assert before and len(looked_up) == before

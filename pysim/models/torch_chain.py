@@ -88,6 +88,8 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         launched = [one for step in steps if step.called for one in step.parameters]
         if len(launched) == len(self._before) and all(map(_is, launched, self._before)) and launched:
             self._ready.put(key, _parts(steps, self._outputs) if first == 0 else ())  # else what is kept does not fit: anew, from the start
+        elif first == 0 and not launched and not _wants_more() and all(link.layer.stays for link in self._links):
+            self._ready.put(key, self._links)
         self._before = launched
 
 

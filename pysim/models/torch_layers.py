@@ -34,6 +34,7 @@ from pysim.runtime.cuda_call import ALIGNED
 
 Parameters = tuple[Any, Any, Any, Any, Any, Any]  # w, bias, gamma, beta, mean, var
 _DTYPES = {torch.float32: "f32", torch.float64: "f64"}
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 _KEPT = 16  # shapes of inputs that one layer keeps packed weights for
 
 
@@ -101,8 +102,14 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def parameters_of(self, given: tuple[Any, ...]) -> Parameters:
         """The parameters, each from the arguments or from its owner."""
-        w, bias, gamma, beta, mean, var = (_owned(*at) if at else one for one, at in zip(given, self.owners, strict=True))
+        w, bias, gamma, beta, mean, var = [_owned(*at) if at else one for one, at in zip(given, self.owners, strict=True)]
         return w, bias, gamma, beta, mean, var
+
+    @property
+    def stays(self) -> bool:
+        """Whether PyTorch's operators compute it for all inputs that it was called with."""
+        decisions = self.decisions
+        return bool(decisions) and all(one.runs == "torch" for one in decisions)
 
     def called(self, x: Any, parameters: Parameters, residual: Any) -> tuple[Any, Called | None]:
         """The result, and, of a launch on a GPU that read its operands where they lie, what others like it need."""
@@ -123,16 +130,16 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def _stays(self, x: Any, others: tuple[Any, ...]) -> bool:
         """Whether more than numbers is wanted: a gradient, autocast's types, or what traces or transforms this call."""
-        given = [x, *(one for one in others if one is not None)]
+        given = [x, *[one for one in others if one is not None]]
         gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given)
-        plain = all(type(one) in (torch.Tensor, torch.nn.Parameter) for one in given)
+        plain = {*map(type, given)} <= _PLAIN
         return gradient or not plain or torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling()
 
     def own(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """By PyTorch's operators, one after the other."""
         y = functional.linear(x, w, bias) if self.kind == "Linear" else functional.conv2d(x, w, bias, *self.geometry)
         if self.epsilon is not None:
-            y = functional.batch_norm(y, mean, var, gamma, beta, False, 0.0, self.epsilon)
+            y = torch.batch_norm(y, gamma, beta, mean, var, False, 0.0, self.epsilon, torch.backends.cudnn.enabled)
         return _activated(y if residual is None else y + residual, self.activation)
 
     # Which
@@ -259,7 +266,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
 def home_of(owner: torch.nn.Module, name: str) -> dict[str, Any] | None:
     """Where a module keeps a parameter or buffer; None for what it computes."""
-    return next((kept for kind in ("_parameters", "_buffers") if name in (kept := owner.__dict__[kind])), None)
+    kept: dict[str, Any] = owner.__dict__["_parameters"]
+    if name in kept:
+        return kept
+    kept = owner.__dict__["_buffers"]
+    return kept if name in kept else None
 
 
 def _owned(owner: torch.nn.Module, name: str) -> Any:

@@ -244,6 +244,12 @@ def missing(levels: Sequence[Level], distance: Array) -> Array:
     return found
 
 
+def _mean(shares: Array) -> Array:
+    """Of each level over the distances of one use."""
+    found: Array = shares[:, 0] if shares.shape[1] == 1 else shares.mean(axis=1)
+    return found
+
+
 def stacked(columns: int, *rows: Any) -> Array:
     """Columns and constants as the rows of one array."""
     found = np.empty((len(rows), columns))
@@ -325,9 +331,9 @@ class LoopNest:
         shares = iter(np.split(missing(spilled, np.concatenate(distances)), np.cumsum([*map(len, distances)])[:-1], 1) if uses else ())
         forgets = np.array([level.forgets for level in spilled])[:, None]
         for one in uses:
-            share = next(shares).mean(axis=1)
+            share = _mean(next(shares))
             if one.first:
-                share = (share * (one.times - 1) + np.where(forgets, 1.0, next(shares).mean(axis=1))) / one.times
+                share = (share * (one.times - 1) + np.where(forgets, 1.0, _mean(next(shares)))) / one.times
             found[: len(spilled), one.row] += share * (one.times * one.size)
         for inner, outer in itertools.pairwise(found):
             np.minimum(outer, inner, out=outer)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What calls of whole FP32 networks of torchvision cost beside their kernels, on a GPU, TF32 off: host time and memory.
+
+    python benchmarks/cuda/model_calls.py -o FILE [--seconds 70] [MODEL:BATCH ...]
+
+Contenders: PyTorch eager, `pysim.torch.optimize`, and the same with `cuda_graph=True`. Host time: of a call on an idle device, until it
+returns. Milliseconds: between two events around a call. Medians of 30, in turns. Memory: peaks of what is allocated in a call, weights
+among it, and what calls have left behind them. One JSON line a model.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+import pysim.torch
+
+MODELS = "resnet50:1 efficientnet_b0:1 densenet121:1 mobilenet_v2:1 googlenet:1 resnet50:32 vgg16:1"
+Call = Callable[[], Any]
+
+
+def network(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    how: dict[str, Any] = {"init_weights": False, "aux_logits": False} if name == "googlenet" else {}
+    model = getattr(torchvision.models, name)(weights=None, **how).cuda().train()
+    with torch.no_grad():
+        model(torch.randn(8, 3, 224, 224, device="cuda"))
+    return model.eval()
+
+
+def timed(calls: dict[str, Call], rounds: int = 33) -> dict[str, dict[str, float]]:
+    """Median microseconds until a call returns, and milliseconds between events around it."""
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            first.record()
+            start = time.perf_counter()
+            call()
+            host = time.perf_counter() - start
+            last.record()
+            last.synchronize()
+            spent[name].append((host * 1e6, first.elapsed_time(last)))
+    return {
+        name: dict(zip(("host_us", "ms"), map(statistics.median, zip(*all_[3:], strict=True)), strict=True)) for name, all_ in spent.items()
+    }
+
+
+def memory(call: Call) -> dict[str, int]:
+    """Bytes allocated at the peak of a call, and after it and three before."""
+    for _ in range(4):
+        call()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return {"peak": torch.cuda.max_memory_allocated(), "after": torch.cuda.memory_allocated()}
+
+
+@torch.no_grad()
+def measure(name: str, batch: int) -> dict[str, Any]:
+    model, x = network(name), torch.randn(batch, 3, 224, 224, device="cuda")
+    exact = model.double()(x.double())
+    model.float()
+    held = {"pytorch": memory(lambda: model(x))}
+    ours = pysim.torch.optimize(model)
+    held["pysim"] = memory(lambda: ours(x))
+    del ours
+    graphed = pysim.torch.optimize(model, cuda_graph=True)
+    held["pysim cuda_graph"] = memory(lambda: graphed(x))
+    ours = pysim.torch.optimize(model)
+    calls = {"pytorch": lambda: model(x), "pysim": lambda: ours(x), "pysim cuda_graph": lambda: graphed(x)}
+    spent = timed(calls)
+    errors = {who: float((call().double() - exact).abs().max() / exact.abs().max()) for who, call in calls.items()}
+    decisions = pysim.torch.report(graphed)
+    weights = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
+    about = {"model": name, "batch": batch, "layers": len(decisions), "native": sum(one.runs == "pysim" for one in decisions)}
+    return about | {"calls": spent, "errors": errors, "weights_bytes": weights, "memory_bytes": held}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=MODELS.split())
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=600.0, help="after which no other model is begun")
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    begin = time.time()
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
+    with given.output.open("w") as out:
+        out.write(json.dumps({"kind": "header", "device": torch.cuda.get_device_name(), "versions": versions}) + "\n")
+        for text in given.models:
+            if time.time() - begin > given.seconds:
+                break
+            name, batch = text.split(":")
+            row = measure(name, int(batch))
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+            held = row["memory_bytes"]
+            told = "  ".join(
+                f"{who} {one['host_us']:.0f} us {one['ms']:.3f} ms {held[who]['peak'] / 2**20:.0f} MiB" for who, one in row["calls"].items()
+            )
+            errors = " ".join(f"{error:.1e}" for error in row["errors"].values())
+            print(f"{text:<18} {row['native']}/{row['layers']} layers  {told}  errors {errors}", flush=True)
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
