@@ -9,8 +9,8 @@ Operands are drawn on the device, and every element of every result is compared 
 f32 in FP64 and of narrower types in FP32 without TF32: the largest difference, over |x| * |w| at that place, is the error that is written;
 what differs by more than BOUNDS, or has a NaN where it was put before the run, is wrong and not timed. conv.py compares with NumPy's
 float64, which takes seconds a layer.
-`--rows all`: the best predicted launch of each row of the algorithms on tensor cores and of depthwise, whole tiles and in parts, as far as it is
-predicted within WITHIN of the best of all, for tools/fit_conv.py. Layers that come twice are measured once. The file's format is
+`--rows all`: the best predicted launch of each row of the algorithms on tensor cores and of depthwise, whole tiles and in parts, as far as
+it is predicted within WITHIN of the best of all, for tools/fit_conv.py. Layers that come twice are measured once. The file's format is
 conv_data.py's.
 """
 
