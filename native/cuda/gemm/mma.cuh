@@ -17,7 +17,8 @@ template <int... DTYPES> Rows<GemmRow> mma_rows() {
         if constexpr (((c.dtype == DTYPES) || ...)) {
             using R = mma_sync::Row<typename mma_sync::In<c.dtype>::T, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages, c.promotion, c.replaced_on>;
             static_assert(c.capability >= CAPABILITY && c.k_major == R::K_MAJOR, "types that can be loaded from rows that run along m or n");
-            add(row_of(c, mma_sync::launch<R>, mma_sync::attributes<R>));
+            if constexpr (c.below && !ABLATIONS) add(row_of(c, nullptr, nullptr));
+            else add(row_of(c, mma_sync::launch<R>, mma_sync::attributes<R>));
         }
     });
 }

@@ -106,7 +106,7 @@ Rows<GemmRow> wmma_rows() {
         constexpr rows::GemmColumns c = rows::lines[line];
         using K = Kernel<std::conditional_t<c.accumulates_f16 != 0, __half, float>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages, c.replaced_on>;
         static_assert(c.capability >= CAPABILITY, "asynchronous copies");
-        if constexpr (c.ablation && !ABLATIONS) add(row_of(c, nullptr, nullptr));
+        if constexpr ((c.ablation || c.below) && !ABLATIONS) add(row_of(c, nullptr, nullptr));
         else add(row_of(c, K::launch, K::attributes));
     });
 }

@@ -55,10 +55,10 @@ def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
         why = f"it takes kernels that span up to {span + 1} rows and columns"
     elif max(w.pad_top, w.pad_left) > corner:
         why = f"it takes padding of up to {corner}"
-    elif row.promotion and w.filters * w.kernel_h * w.kernel_w > most["RELAYOUT_ROWS"]:
-        why = f"it splits up to {most['RELAYOUT_ROWS']} taps of all filters"
     elif any(not -corner <= after - span < corner for after, span in zip((w.pad_bottom, w.pad_right), spans, strict=True)):
         why = f"its last window begins up to {corner} rows and columns before the input's end, or {corner - 1} after"
+    elif row.promotion and w.filters * w.kernel_h * w.kernel_w > most["RELAYOUT_ROWS"]:
+        why = f"it splits up to {most['RELAYOUT_ROWS']} taps of all filters"
     return Reason("shape", why) if why else None
 
 
