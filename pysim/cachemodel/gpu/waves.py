@@ -32,7 +32,7 @@ partials  split-K and stream-K: accumulators written once, the tile's flag count
           barriers and what is on its way between them, and each block gets its share of a tile's sums from all others, at
           CLUSTER_BYTES_PER_CYCLE. Of large clusters fewer run at once than SMs are enough for (`clusters_at_once`).
 relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate.
-passes    pass_seconds for the launch that copies operands, else clear_seconds for the memset of split-K's and stream-K's flags.
+passes    pass_seconds for the launch that copies operands, else clear_seconds for the one that clears split-K's and stream-K's flags.
 
 Assumptions: blocks of a wave start together; the clock does not move; TLB misses and L2's two halves are nowhere but in fitted rates.
 
