@@ -5,7 +5,7 @@
 
 kernel  For each pass over f of the few, tiles of n vectors of the matrix: V = ceil(R / lanes) K vectors (axpy) or R ceil(K / lanes) (dot)
         are loaded and asked for ahead, and a vector of the few for each n. A pass lasts max(f V / fma rate, (2 + f / n) V / load rate,
-        V / n fma latencies).
+        V / n fma latencies). The only pass of axpy on vectors of 64 bytes loads more (`_loads`).
 store   axpy: sums are loaded and stored once a block. dot: lanes are added once a block, those of a tile together: a tree of additions,
         each of two shuffled vectors. Then each result is stored once.
 pack    The few are copied in the order of the kernel, an element a store, in runs of 16 (dot) or 1 (axpy), each with pack_cycles beyond.
@@ -100,8 +100,19 @@ def _kernel_cycles(shape: Shape, kernel: Kernel, unit: Unit) -> float:
         return shape.few * shape.results * shape.k / unit.rate(dtype)
     vectors = shape.results * ceil_div(shape.k, lanes) if shape.dot else ceil_div(shape.results, lanes) * shape.k
     loads, latency = unit.loads_per_cycle.value, unit.fma_latency_cycles.value
-    each = (max(few / unit.rate(dtype), (2 + few / wide) / loads, latency / wide) for few, wide in passes(shape.few, kernel))
+    made = passes(shape.few, kernel)
+    again = not shape.dot and len(made) == 1 and lanes * SIZES[dtype] == WIDE_BYTES
+    taken = (_loads(few, wide, again) for few, wide in made)
+    each = (max(few / unit.rate(dtype), of / loads, latency / wide) for (few, wide), of in zip(made, taken, strict=True))
     return vectors * sum(each)
+
+
+def _loads(few: int, wide: int, again: bool) -> float:
+    """Loads of a vector of the matrix in a tile of so many vectors: it, its prefetch, and of each of the few a share of one, or, where
+    multiply-adds take an operand from memory `again`, one."""
+    if not again:
+        return 2 + few / wide
+    return 2 + few if few > wide else 1 + few + few / wide
 
 
 def _store_cycles(shape: Shape, kernel: Kernel, unit: Unit, blocks: int) -> float:
