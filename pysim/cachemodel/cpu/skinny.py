@@ -35,6 +35,7 @@ from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
+from pysim.record.state import NEVER, State, runs_ago
 from pysim.registry.cpu import Kernel, skinny_kernels
 
 WIDEST = 8  # vectors of the matrix in a tile (native/conv/skinny_kernels.h)
@@ -153,15 +154,15 @@ def described(shape: Shape, rows: Sequence[tuple[Kernel, Blocks]]) -> LoopNest:
     return LoopNest(loops, operands, {"run": 1, "results": results, "k": depth, "few": few}, len(rows))
 
 
-def _shares(machine: Machine, shape: Shape, size: int, hot: bool) -> Array:
+def _shares(machine: Machine, shape: Shape, size: int, state: State) -> Array:
     """How much of the matrix lies in each supplier."""
     found = missing(machine.levels, np.array([float(shape.results * shape.k * size)]))[:, 0]
-    found = np.where([not hot or level.forgets for level in machine.levels], 1.0, found)
+    found = np.where([runs_ago(state, "filters") == NEVER or level.forgets for level in machine.levels], 1.0, found)
     shares: Array = found - np.append(found[1:], 0.0)
     return shares
 
 
-def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine, hot: bool = True) -> Pass:
+def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine, state: State = "hot") -> Pass:
     """A product by kernels under schedules, on one core."""
     shape, size = Shape.of(g), SIZES[g.dtype]
     latencies = np.array([place.latency_cycles.value for place in suppliers(machine).values()])
@@ -171,13 +172,13 @@ def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine
     terms = np.array([_terms(shape, kernel, blocks, machine) for kernel, blocks in rows]).T
     nest = described(shape, rows)
     matrix, line = nest.footprint(-1, _MATRIX), machine.levels[0].line_bytes
-    misses = nest.misses(machine.levels, hot)
+    misses = nest.misses(machine.levels, state)
     misses[:, _MATRIX] += matrix * lost
     beyond = min(1, len(lost) - 1)
     terms[1] += lost[beyond] * matrix / line * latencies[beyond] / WIDEST  # of lines that L2 has lost nobody asks again in time
     moved = crossed(nest, np.minimum.accumulate(misses))
     starts = np.array([_starts(shape, kernel, blocks) for kernel, blocks in rows])
-    waits = np.outer(np.maximum(RUN_START * latencies, latencies[0]) * _shares(machine, shape, size, hot), starts)
+    waits = np.outer(np.maximum(RUN_START * latencies, latencies[0]) * _shares(machine, shape, size, state), starts)
     names, covers = ("kernel", "call", "store", "pack"), COVERS if shape.dot else 1.0
     return Pass(machine, dict(zip(names, terms, strict=True)), nest.names, moved, covers, waits + fills(machine, moved[:, -2:]))
 
