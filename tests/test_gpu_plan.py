@@ -329,6 +329,25 @@ def test_copies_of_both_operands_are_one_launch_that_clears_the_flags_too():
     assert columns(H200, ragged, [WGMMA]).relayouts[0] == 2 and np.ptp(launch) == 0
 
 
+def test_f64_of_rows_that_begin_anywhere_is_multiplied_by_tensor_cores_without_copies():
+    best = planner.plan("gemm:127x5950x8085:tt:f64", "h200")
+    kernel = gemm_kernel(best.kernel)
+    assert kernel.mainloop == "mma" and not [*gemm.copies(best.workload, kernel)]
+    whole, ragged = (predicted(H200, Gemm(m=1024, n=1024, k=k, dtype="f64", trans_b=True), kernel) for k in (1024, 1023))
+    assert ragged.traffic[0] > whole.traffic[0]  # wavefronts: its elements come one by one
+
+
+def test_parts_meet_in_a_cluster_where_threads_multiply_too():
+    """The rows of variant "cluster" need neither flags nor partial sums for eight parts or fewer, and those without are the same tiles."""
+    rows = [row for row in gemm_kernels() if row.variant == "cluster"]
+    assert {row.dtype for row in rows} == {"f32"}
+    for row in rows:
+        assert row.capability == 90 and row.reduces_in_cluster == 8
+        problem = Gemm(m=256, n=256, k=4096, dtype="f32")
+        need = {s: gemm.launch_bytes(problem, row, GpuSchedule(row.name, "split_k", s, False, 1)) for s in (8, 9)}
+        assert need[8] == 0 < need[9]
+
+
 def test_every_part_of_a_split_has_steps_to_do():
     for problem in (Gemm(m=64, n=64, k=100), Gemm(m=300, n=200, k=5000), Gemm(m=1, n=1, k=1)):
         found, launch = table(H200, problem, [SMALL, BLOG])

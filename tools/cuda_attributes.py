@@ -24,7 +24,7 @@ from pysim.algorithms.gpu.winograd import attributes_of
 from pysim.cachemodel.gpu.mainloop import estimated
 from pysim.cachemodel.gpu.tiled import estimate, lying
 from pysim.record.plan import LAYOUTS
-from pysim.registry.cuda import Attributes, ConvKernel, Tiles, attributes_file, conv_kernels, gemm_kernels
+from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel, Tiles, attributes_file, conv_kernels, gemm_kernels
 
 CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others
@@ -83,6 +83,11 @@ def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int 
     return f"{mainloop}_kernel<{first}, {', '.join(map(str, sizes))}, "
 
 
+def place(kernel: GemmKernel) -> str:
+    """What of a SIMT kernel's template follows its tiles."""
+    return f"{kernel.below}, {kernel.replaced_on}, {kernel.reduces_in_cluster}>" if kernel.mainloop == "simt" else ""
+
+
 def usage(library: Path, cuobjdump: str) -> dict[str, tuple[int, int]]:
     """(registers, bytes of stack) by demangled name."""
     listed = subprocess.run([cuobjdump, "-res-usage", library], capture_output=True, text=True, check=False)
@@ -98,7 +103,7 @@ def from_libraries(libraries: list[Path], cuobjdump: str, convolutions: bool) ->
     for library in libraries:
         functions |= usage(library, cuobjdump)
     wanted = [
-        (kernel.name, estimated(kernel.tiles), [pattern(kernel.tiles, kernel.mainloop, sum_bytes=kernel.sum_bytes)])
+        (kernel.name, estimated(kernel.tiles), [pattern(kernel.tiles, kernel.mainloop, sum_bytes=kernel.sum_bytes) + place(kernel)])
         for kernel in gemm_kernels()
         if not convolutions
     ]

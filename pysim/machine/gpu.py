@@ -49,7 +49,7 @@ class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of the GPU cost model (`pysim/cachemodel/gpu/waves.py` has the equations).
 
-    `pass_seconds` is what each re-layout of a call costs beside its copy, `clear_seconds` the memset of flags, `copy_share` the share
+    `pass_seconds` is what each re-layout of a call costs beside its copy, `clear_seconds` one that clears flags, `copy_share` the share
     of L2's or memory's rate that a re-layout reaches, `l2_share` that of L2 that operands can fill before they miss, `repeat_share`
     what bytes cost L2 that several blocks ask for at once, after the first, `single_cycles` an output of a tile whose SM stores each on
     its own, since rows of C are no whole vectors; the others are by family of kernels.

@@ -211,12 +211,11 @@ pysim_status run(const Call &call) {
     if (w.b.transpose) p.trans_b = 1;
     const Relayout a = take(w.a, &p.a, &p.lda, &at), b = take(w.b, &p.b, &p.ldb, &at);
     if (w.flags) p.flags = (unsigned *)at, p.partials = at + w.flags;
-    if (a.rows || b.rows) {
+    if (a.rows || b.rows || w.flags) {
         const PartsOf parts = !w.b.thirds ? PartsOf::NONE : p.trans_a ? PartsOf::THIRDS : PartsOf::THIRDS_INTERLEAVED;
-        status = check(relayout(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), call.stream), "re-layout of operands");
+        status = check(relayout(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), call.stream), "re-layout of operands, flags of partial sums");
         p.follows = 1;
-    } else if (w.flags)
-        status = check(cudaMemsetAsync(p.flags, 0, (size_t)w.flags, call.stream), "flags of partial sums");
+    }
     return status == PYSIM_OK ? check(row->launch(p, sms, call.stream), row->info.name) : status;
 }
 

@@ -12,6 +12,7 @@
  * Worked number: 3 x 5 tiles, along m, group 2: (0,0) (0,1) (1,0) (1,1) (2,0) (2,1) (0,2) ... (2,3) (0,4) (1,4) (2,4). */
 #ifndef PYSIM_CUDA_DECOMPOSITION_CUH
 #define PYSIM_CUDA_DECOMPOSITION_CUH
+#include "core/launch.h"
 #include "core/problem.h"
 
 namespace pysim {
@@ -128,6 +129,7 @@ __device__ bool meet(const Problem &p, const Work &work, const Tile &t, Acc (&ac
     for (int e = 0; e < COUNT; e++) own[e * threads] = acc[e];
     __threadfence();
     sync();
+    wait_for_previous(); /* flags are cleared */
     if (thread == 0) *shared = atomicAdd(p.flags + t.index, 1u) == (unsigned)t.parts - 1;
     sync();
     const bool last = *shared;

@@ -37,7 +37,7 @@ __host__ __device__ constexpr bool has_kernel(int capability, int below, int rep
 }
 
 /* kernel(arguments...) on `grid` blocks of `threads` threads with `shared` bytes of dynamic shared memory. Returns what
- * cudaGetLastError() says after the launch. launch_clusters: each `cluster` neighbouring blocks are a cluster; emulated, they are not. */
+ * cudaGetLastError() says after the launch. */
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
 #ifdef PYSIM_EMULATED
@@ -67,18 +67,31 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
+/* `cluster` neighbouring blocks are a cluster; early: the kernel begins while the one before it ends. Emulated, neither is. */
+struct LaunchOptions {
+    int cluster = 1;
+    bool early = false;
+};
 template <class... Parameters, class... Arguments>
-cudaError_t launch_clusters(int cluster, void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
+cudaError_t launch_with(LaunchOptions options, void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
 #ifndef PYSIM_EMULATED
-    if (cluster > 1) {
-        cudaLaunchAttribute size = {};
-        size.id = cudaLaunchAttributeClusterDimension, size.val.clusterDim.x = (unsigned)cluster, size.val.clusterDim.y = size.val.clusterDim.z = 1;
+    if (options.cluster > 1 || options.early) {
+        cudaLaunchAttribute attributes[2] = {};
+        unsigned count = 0;
+        if (options.cluster > 1) {
+            attributes[count].id = cudaLaunchAttributeClusterDimension;
+            attributes[count++].val.clusterDim = {(unsigned)options.cluster, 1, 1};
+        }
+        if (options.early) {
+            attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+            attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+        }
         cudaLaunchConfig_t config = {};
-        config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream, config.attrs = &size, config.numAttrs = 1;
+        config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream, config.attrs = attributes, config.numAttrs = count;
         return cudaLaunchKernelEx(&config, kernel, arguments...);
     }
 #else
-    (void)cluster;
+    (void)options;
 #endif
     return launch(kernel, grid, threads, shared, stream, arguments...);
 }

@@ -25,7 +25,7 @@ struct Problem {
     short follows;    /* 1: the launch before is of a kernel that lets this one begin early (core/launch.h) */
     short turned;     /* 1: this is C' = B' A', and C lies in memory as ever: row i, column j of this at c[j ldc + i] */
     void *partials;   /* split-K and stream-K: accumulators of unfinished tiles, laid out by core/decomposition.cuh */
-    unsigned *flags;  /* zeroed before the launch */
+    unsigned *flags;  /* zeroed before the launch, or where it follows, by the one before */
 };
 }
 #endif

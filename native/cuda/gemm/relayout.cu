@@ -3,6 +3,7 @@
  * shared memory, so that both sides are touched in whole rows; bytes read and written are the operand's, once each. Elements of 1 and 2
  * bytes are transposed four and two rows at a time in registers, so that every access is a word. One launch copies both operands, and clears the
  * flags of partial sums: a launch costs more than copying a small operand. The product's kernel may begin meanwhile (core/launch.h). */
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -157,7 +158,7 @@ template <class T, class ToB> cudaError_t start(const Relayout &a, const Relayou
     /* products want all of shared memory, and an SM that has to divide its own anew waits until it is empty */
     static const cudaError_t divided = cudaFuncSetAttribute(relayout_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
     if (divided != cudaSuccess) return divided;
-    return launch(relayout_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, dim3((unsigned)(first.blocks + second.blocks)), dim3(32, ROWS), 0, stream, first,
+    return launch(relayout_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, dim3((unsigned)std::max(1, first.blocks + second.blocks)), dim3(32, ROWS), 0, stream, first,
                   second, flags, count);
 }
 }

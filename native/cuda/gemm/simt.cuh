@@ -17,7 +17,7 @@ template <int DTYPE> Rows<GemmRow> simt_rows() {
         if constexpr (c.dtype == DTYPE) {
             constexpr simt::Form form = c.variant == "scalar" ? simt::scalar : c.variant == "unpadded" ? simt::unpadded : simt::full;
             using S = simt::Shape<typename simt::TypeOf<DTYPE>::T, form, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n, c.stages, c.below,
-                                     c.replaced_on>;
+                                     c.replaced_on, c.reduces_in_cluster>;
             static_assert(c.capability >= S::CAPABILITY, "asynchronous copies");
             if constexpr (c.ablation && !ABLATIONS) add(row_of(c, nullptr, nullptr));
             else add(row_of(c, simt::launch<S>, simt::attributes<S>));

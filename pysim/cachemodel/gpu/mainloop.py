@@ -32,6 +32,7 @@ THIRDS_INSTRUCTIONS = 5.5  # of an element of A or B where both are split: of tw
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
 BARRIER_BYTES, FLAG_BYTES, ALIGNMENT = 16, 16, 1024  # of a producer's stages: two barriers each, a flag, room to align
 PASSAGE_BYTES = 16 * 40 * 4  # of a warp of a warpgroup that multiplies, for rows of results that are no whole vectors
+PASSAGE_ROWS, PASSAGE_PAD = 8, 4  # of another producer's warp, for all (native/cuda/mainloop/tensor/mma_f64.cuh)
 
 
 class Work(NamedTuple):
@@ -56,7 +57,8 @@ def shared_bytes(tiles: Tiles) -> int:
     result, size = SUM_BYTES[tiles.dtype], SIZES[tiles.dtype]
     if tiles.producer:
         sets = 1 + tiles.pingpong
-        passages = sets * tiles.math_threads // WARP * PASSAGE_BYTES if tiles.by_warpgroups else 0
+        passage = PASSAGE_BYTES if tiles.by_warpgroups else PASSAGE_ROWS * (tiles.warp_columns + PASSAGE_PAD) * size
+        passages = sets * tiles.math_threads // WARP * passage
         return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES * sets + passages + ALIGNMENT
     if not tiles.tensor:
         packed = 2 if tiles.dtype == "f16" else 1  # half2 sums
@@ -120,7 +122,7 @@ def work(
         split = tiles.warp_rows * SPLIT_INSTRUCTIONS if tiles.by_warpgroups else warp * THIRDS_INSTRUCTIONS
         issued += (groups * tiles.depth * split + 2 * products / tiles.promotion) / WARP
     issued += moved / WARP
-    if not tiles.producer:  # rows that begin anywhere come element by element, lanes a vector apart
+    if not tiles.by_warpgroups:  # rows that begin anywhere come element by element, lanes a vector apart
         single = (ragged[0] * tiles.rows + ragged[1] * tiles.columns) * tiles.depth / WARP
         shared += single * VECTOR_BYTES * WARP / LINE_BYTES
         copies += EDGE_INSTRUCTIONS * single

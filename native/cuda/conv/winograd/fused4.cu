@@ -83,7 +83,7 @@ template <bool SINGLE, bool DRAINED> struct Row {
             error = launch(c.nhwc ? fused4_filters<true> : fused4_filters<false>, dim3((unsigned)pieces(c)), dim3(fused4::SIDE * STEP), 0, stream, c);
         const int cluster = SINGLE && c.product.kind == PYSIM_SPLIT_K && !c.product.partials ? c.product.splits : 1;
         if (error == cudaSuccess)
-            error = launch_clusters(cluster, run, dim3((unsigned)grid.items(c.product)), dim3(fused4::THREADS), SHARED_BYTES, stream, c);
+            error = launch_with({cluster}, run, dim3((unsigned)grid.items(c.product)), dim3(fused4::THREADS), SHARED_BYTES, stream, c);
         return check(error, "fused Winograd");
     }
     static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {

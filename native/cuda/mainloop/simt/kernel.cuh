@@ -23,10 +23,45 @@
 
 #include "core/decomposition.cuh"
 #include "core/launch.h"
+#include "mainloop/hopper/shape.h"
 #include "mainloop/simt/shape.h"
+#ifndef PYSIM_EMULATED
+#include "mainloop/hopper/ptx.cuh"
+#endif
 
 namespace pysim {
 namespace simt {
+
+#ifdef PYSIM_EMULATED
+constexpr bool CLUSTERS = false;
+#else
+constexpr bool CLUSTERS = true;
+#endif
+/* This block's part of a tile, and how many meet in its cluster; 1: none do. */
+struct Near { int part, parts; };
+
+__device__ inline void cluster_sync() {
+#ifndef PYSIM_EMULATED
+    if constexpr (CODE_CAPABILITY >= 90) hopper::cluster_sync();
+#endif
+}
+/* to[i] += what lies at the same place in block `rank` of the cluster. */
+template <class Sum, int COUNT> __device__ inline void add_from(Sum (&to)[COUNT], const void *shared, int rank) {
+#ifndef PYSIM_EMULATED
+    if constexpr (CODE_CAPABILITY >= 90) {
+        const uint32_t there = hopper::address_at(hopper::shared_address(shared), rank);
+        unsigned word[COUNT * sizeof(Sum) / 4];
+#pragma unroll
+        for (int i = 0; i < (int)(COUNT * sizeof(Sum) / 4); i += 4)
+            asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word[i]), "=r"(word[i + 1]), "=r"(word[i + 2]), "=r"(word[i + 3])
+                         : "r"(there + 4 * i) : "memory");
+        Sum value[COUNT];
+        memcpy(value, word, sizeof word);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) to[i] += value[i];
+    }
+#endif
+}
 
 /* A lane's place in its warp's LM x LN: bit 0 is the lowest bit of the column, bit 1 of the row, then the other bits of the row, then of the column. */
 template <int LM, int LN> __device__ inline void place_of(int lane, int &row, int &column) {
@@ -70,7 +105,7 @@ template <class S> __device__ inline void multiply(typename S::Sum (&sum)[S::TM]
  * 22.2 three from one. */
 template <class S, class Source>
 __device__ inline void store_tile(const Source &source, const Tile &t, const typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int row0, int column0,
-                                  int lm, int ln, int lane) {
+                                  int lm, int ln, int lane, Near near) {
     using T = typename S::T;
     using Sum = typename S::Sum;
     constexpr int PACK = T::PACK, V = S::VN / PACK, pitch = S::WN * (int)sizeof(Sum) / PACK, mask = pitch >= 128 ? 96 : 0, SWAP = V > 1;
@@ -87,7 +122,8 @@ __device__ inline void store_tile(const Source &source, const Tile &t, const typ
             *(Pack<Sum, V> *)(shared + place(row, column * (int)sizeof(Sum) / PACK)) = some;
         }
     }
-    __syncwarp();
+    if (near.parts > 1) cluster_sync();
+    else __syncwarp();
     const auto finish = [&](const auto &epilogue) {
         /* Lanes take WIDE columns each; a lane keeps its columns where it can, so that what follows from them is computed once. */
         constexpr int WIDE = std::decay_t<decltype(epilogue)>::WIDE, GROUPS = S::WN / WIDE, ACROSS = GROUPS < 32 ? GROUPS : 32;
@@ -97,12 +133,22 @@ __device__ inline void store_tile(const Source &source, const Tile &t, const typ
         for (int turn = 0; turn < GROUPS / ACROSS; turn++) {
             const int column = (turn * ACROSS + lane % ACROSS) * WIDE;
 #pragma unroll 4
-            for (int row = lane / ACROSS; row < S::WM; row += 32 / ACROSS) {
-                alignas(16) Sum some[WIDE / PACK];
+            for (int row = lane / ACROSS + near.part * (32 / ACROSS); row < S::WM; row += 32 / ACROSS * near.parts) {
+                alignas(16) Sum some[WIDE / PACK] = {};
 #pragma unroll
-                for (int b = 0; b < BYTES; b += PART)
-                    *(typename Word<PART>::type *)((char *)some + b) =
-                        *(const typename Word<PART>::type *)(shared + place(row, (column ^ (SWAP - OUT)) * (int)sizeof(Sum) / PACK + b));
+                for (int b = 0; b < BYTES; b += PART) {
+                    using Vector = typename Word<PART>::type;
+                    const char *const from = shared + place(row, (column ^ (SWAP - OUT)) * (int)sizeof(Sum) / PACK + b);
+                    if constexpr (S::NEAR && PART == 16) {
+                        if (near.parts > 1) {
+#pragma unroll
+                            for (int part = 0; part < hopper::MOST_BLOCKS; part++)
+                                if (part < near.parts) add_from(*(Sum(*)[PART / sizeof(Sum)])((char *)some + b), from, part);
+                            continue;
+                        }
+                    }
+                    *(Vector *)((char *)some + b) = *(const Vector *)from;
+                }
                 typename T::Value values[WIDE];
 #pragma unroll
                 for (int e = 0; e < WIDE; e++) values[e] = T::value(some[e / PACK ^ OUT], e % PACK);
@@ -197,11 +243,20 @@ template <class S, class Source> __device__ inline void sum_tiles(const Problem 
     place_of<S::LM, S::LN>(lane, lm, ln);
     const int base_a = (warp_m + lm * S::VM) * (int)sizeof(typename S::Unit), base_b = (warp_n + ln * S::VN) * (int)sizeof(typename S::Unit);
 
-    if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, S::BM, S::BN, S::BK), blockIdx.x, gridDim.x);
+    const bool near = S::NEAR && hopper::is_near(p); /* neighbouring blocks, a cluster, have the parts of a tile */
+    if (threadIdx.x == 0) {
+        const Grid grid(p, S::BM, S::BN, S::BK);
+        new (now.work) Work(p, grid, near ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : (int)blockIdx.x, gridDim.x);
+    }
     while (true) {
-        if (threadIdx.x == 0) now.valid = work.next(now.tile);
+        if (threadIdx.x == 0) {
+            now.valid = work.next(now.tile);
+#ifdef PYSIM_EMULATED
+            if (near) now.valid = now.valid && now.tile.part == 0, now.tile.end = ceil_div(p.k, S::BK); /* no clusters: one block has all parts */
+#endif
+        }
         __syncthreads();
-        if (!now.valid) return;
+        if (!now.valid) return wait_for_previous(); /* nothing of this launch is left when that ends, either */
         const Tile &t = now.tile;
         Sum sum[S::TM][S::SUMS];
 #pragma unroll
@@ -214,7 +269,7 @@ template <class S, class Source> __device__ inline void sum_tiles(const Problem 
         if (a.whole() && b.whole()) sum_tile<S, false>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
         else sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
         bool whole = true;
-        if (t.parts > 1) {
+        if (t.parts > 1 && !near) {
             constexpr int COUNT = S::TM * S::TN;
             typename T::Value values[COUNT];
 #pragma unroll
@@ -226,7 +281,8 @@ template <class S, class Source> __device__ inline void sum_tiles(const Problem 
         __syncthreads(); /* all have read their fragments */
         if (whole)
             store_tile<S>(source, t, sum, shared + warp * (S::WM * S::WN * (int)sizeof(Sum) / T::PACK), t.i * S::BM + warp_m, t.j * S::BN + warp_n, lm, ln,
-                          lane);
+                          lane, near && CLUSTERS ? Near{t.part, t.parts} : Near{0, 1});
+        if (near && CLUSTERS) return cluster_sync(); /* nobody leaves while others read */
         __syncthreads();
     }
 }
@@ -265,7 +321,8 @@ template <class S> cudaError_t launch(const Problem &p, int, cudaStream_t stream
     void (*run)(Problem);
     const cudaError_t error = kernel_of<S>(p, &run);
     if (error != cudaSuccess) return error;
-    return pysim::launch(run, Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream, p);
+    const LaunchOptions options = {S::NEAR && hopper::is_near(p) ? p.splits : 1, p.follows != 0};
+    return launch_with(options, run, Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream, p);
 }
 
 template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {

@@ -18,7 +18,7 @@ constexpr int blocks_of(int registers, int threads) {
 
 /* The tiles of a row. */
 template <class Type, Form FORM, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARP_M, int WARP_N, int THREAD_M, int THREAD_N, int DEPTH, int BELOW = 0,
-          int REPLACED_ON = 0>
+          int REPLACED_ON = 0, int MOST_NEAR = 0>
 struct Shape {
     using T = Type;
     using Unit = typename T::Unit;
@@ -38,6 +38,7 @@ struct Shape {
     /* by whether k is contiguous in device memory; a stage is the same either way */
     template <bool K_INNER> using CopyA = Copy<T, BM, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
     template <bool K_INNER> using CopyB = Copy<T, BN, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
+    static constexpr bool NEAR = MOST_NEAR > 1; /* so many parts of split-K meet in a cluster */
     enum {
         A_BYTES = BM * UNITS * (int)sizeof(Unit),
         STAGE_BYTES = A_BYTES + BN * UNITS * (int)sizeof(Unit),
@@ -45,10 +46,10 @@ struct Shape {
         TILE_BYTES = BM * BN * (int)sizeof(Sum) / T::PACK, /* the epilogue passes the tile through shared memory */
         SHARED_BYTES = PIPE_BYTES > TILE_BYTES ? PIPE_BYTES : TILE_BYTES,
         /* registers, more or less: sums, two fragments of each, the step on its way, addresses */
-        REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 : 24) + (TM * TN < 64 ? 48 : 16),
+        REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 + (TM * TN < 64 ? 48 : 16) : NEAR ? 32 : TM * TN < 64 ? 72 : 40),
     };
     enum { BLOCKS = blocks_of(REGISTERS, THREADS) };
-    static constexpr int CAPABILITY = STAGES > 2 ? 80 : 50; /* for asynchronous copies */
+    static constexpr int CAPABILITY = NEAR ? 90 : STAGES > 2 ? 80 : 50; /* for clusters, for asynchronous copies */
     static constexpr bool BUILT = has_kernel(CAPABILITY, BELOW, REPLACED_ON);
 };
 

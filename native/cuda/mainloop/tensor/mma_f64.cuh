@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * f64 GEMM on mma.sync (m16n8k8), warp-specialised: one producer thread keeps STAGES tiles of A and B in flight with the tensor copy
- * engine, every other warp multiplies its WARP_M x WARP_N part of the block's tile. Consumers wait for nothing but an mbarrier a stage,
+ * engine (all 128 do by cp.async what of them it cannot copy: rows that begin at no multiple of 16 bytes), every other warp multiplies its WARP_M x WARP_N part of the block's tile. Consumers wait for nothing but an mbarrier a stage,
  * so they drift apart, and the next stage's first fragments are fetched under the last products of this one: the multiplier of an
  * SM's quarter, busy for 32 cycles with one instruction, always finds the next.
  *
@@ -30,12 +30,15 @@ using namespace hopper;
 template <int BM, int BN, int BK, int WM, int WN, int STAGES_> struct Shape {
     static constexpr int DTYPE = PYSIM_F64, BYTES = 8, BLOCK_M = BM, BLOCK_N = BN, BLOCK_K = BK, WARP_M = WM, WARP_N = WN, STAGES = STAGES_;
     static constexpr int WARPS = (BM / WM) * (BN / WN), THREADS = 32 * WARPS + 128; /* the last warpgroup is the producer's */
-    static constexpr int A_BYTES = BM * 128, STAGE_BYTES = (BM + BN) * 128, SHARED_BYTES = 1024 + STAGES * (STAGE_BYTES + 16) + 16;
+    static constexpr int A_BYTES = BM * 128, STAGE_BYTES = (BM + BN) * 128, PASSAGES = STAGES * (STAGE_BYTES + 16) + 16;
+    /* of a warp, where eight rows of its results pass on their way: pairs of four rows in different banks */
+    static constexpr int PASSAGE_PITCH = WN + 4, PASSAGE_BYTES = 8 * PASSAGE_PITCH * BYTES, SHARED_BYTES = 1024 + PASSAGES + WARPS * PASSAGE_BYTES;
     static constexpr int BLOCKS = 8 / WARPS; /* an SM: two warps a quarter */
     /* registers, which producers and consumers start with equal numbers of: the producer's go to sums */
     static constexpr bool HANDS_OVER = WM * WN >= 32 * 32;
     static constexpr int UP = WARPS == 8 ? 232 : 216, DOWN = 40;
     static_assert(BK * BYTES == 128, "a stage is 128 bytes of k");
+    static_assert(BM * BN * BYTES <= STAGES * STAGE_BYTES, "sums that meet in a cluster lie where the stages were");
     static_assert(WARPS == 8 || WARPS == 4, "setmaxnreg is for whole warpgroups");
     static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "warps tile the block, 16 x 16 sums tile warps");
 };
@@ -43,6 +46,14 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES_> struct Shape {
 __device__ inline void multiply(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3]) : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+}
+
+/* Eight bytes, or zeros where they do not exist; all copies of a thread so far count towards `barrier` as one arrival. */
+__device__ inline void copy_eight(uint32_t to, const void *from, bool exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(exists ? 8 : 0) : "memory");
+}
+__device__ inline void barrier_arrive_copied(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 /* A lane's elements of 16 rows (columns) x 8 k: x[e][o] is row 2 g + o, without PAIRS g + 8 o, at the k of e. */
@@ -69,6 +80,9 @@ template <bool K_LAST, bool PAIRS> struct Fragment {
     }
 };
 
+/* Whether TMA can bring an operand: rows begin at multiples of 16 bytes. */
+__host__ __device__ inline bool is_aligned(const void *data, int64_t pitch) { return ((uintptr_t)data | (uintptr_t)(pitch * 8)) % 16 == 0; }
+
 /* One operand's EXTENT rows of m (or n) from `first`, 16 elements of k from element k. */
 template <int EXTENT, bool K_LAST> __device__ inline void bring(uint32_t to, const CUtensorMap *map, uint32_t barrier, int first, int k) {
     if constexpr (K_LAST) tensor_load(to, map, barrier, k, first);
@@ -76,18 +90,75 @@ template <int EXTENT, bool K_LAST> __device__ inline void bring(uint32_t to, con
         for (int part = 0; part < EXTENT / 16; part++) tensor_load(to + part * 2048, map, barrier, first + part * 16, k);
 }
 
-template <class S, bool TA, bool TB>
+/* The same by the producer's threads, element by element, where TMA cannot: sixteen of them take 128 bytes of a row of memory, eight rows are a turn. */
+template <int EXTENT, bool K_LAST>
+__device__ inline void bring_elements(uint32_t to, const void *data, int64_t pitch, int first, int limit, int k, int k_end) {
+    const int thread = threadIdx.x % 128, inner = thread % 16, line = thread / 16;
+    const int across = inner + (K_LAST ? k : first), down = line + (K_LAST ? first : k);
+    const double *from = (const double *)data + down * pitch + across;
+    to += line * 128 + ((inner / 2) ^ line) * 16 + inner % 2 * 8;
+    if constexpr (K_LAST) {
+        const int rows = across < k_end ? limit - down : 0;
+#pragma unroll 4
+        for (int turn = 0; turn < EXTENT / 8; turn++, from += 8 * pitch) copy_eight(to + turn * 1024, from, turn * 8 < rows);
+    } else {
+        const int columns = limit - across;
+#pragma unroll 4
+        for (int part = 0; part < EXTENT / 16; part++, from += 16) {
+            copy_eight(to + part * 2048, from, part * 16 < columns && down < k_end);
+            copy_eight(to + part * 2048 + 1024, from + 8 * pitch, part * 16 < columns && down + 8 < k_end);
+        }
+    }
+}
+
+/* Which share of the work a block has: the parts of a tile that meet in a cluster are neighbours. */
+__device__ inline int share_of(const Problem &p, const Grid &grid) {
+    return is_near(p) ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : (int)blockIdx.x;
+}
+
+/* The stages of a block, step after step: by one thread, or where an operand comes by elements (not whole) by all 128. */
+template <class S, bool TA, bool TB, bool WHOLE>
 __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b, const Problem &p) {
-    Work work(p, Grid(p, S::BLOCK_M, S::BLOCK_N, S::BLOCK_K), blockIdx.x, gridDim.x);
+    const bool whole_a = WHOLE || is_aligned(p.a, p.lda), whole_b = WHOLE || is_aligned(p.b, p.ldb);
+    const int bytes = (whole_a ? S::A_BYTES : 0) + (whole_b ? S::STAGE_BYTES - S::A_BYTES : 0);
+    const Grid grid(p, S::BLOCK_M, S::BLOCK_N, S::BLOCK_K);
+    Work work(p, grid, share_of(p, grid), gridDim.x);
     Ring ring;
     for (Tile t; work.next(t);)
         for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>()) {
             const uint32_t full = shared.full(ring.stage);
             barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
-            barrier_arrive_expect(full, S::STAGE_BYTES);
-            bring<S::BLOCK_M, !TA>(shared.a(ring.stage), map_a, full, t.i * S::BLOCK_M, step * S::BLOCK_K);
-            bring<S::BLOCK_N, TB>(shared.b(ring.stage), map_b, full, t.j * S::BLOCK_N, step * S::BLOCK_K);
+            if (WHOLE || threadIdx.x == 32 * S::WARPS) {
+                barrier_arrive_expect(full, bytes);
+                if (whole_a) bring<S::BLOCK_M, !TA>(shared.a(ring.stage), map_a, full, t.i * S::BLOCK_M, step * S::BLOCK_K);
+                if (whole_b) bring<S::BLOCK_N, TB>(shared.b(ring.stage), map_b, full, t.j * S::BLOCK_N, step * S::BLOCK_K);
+            }
+            if (!whole_a) bring_elements<S::BLOCK_M, !TA>(shared.a(ring.stage), p.a, p.lda, t.i * S::BLOCK_M, p.m, step * S::BLOCK_K, p.k);
+            if (!whole_b) bring_elements<S::BLOCK_N, TB>(shared.b(ring.stage), p.b, p.ldb, t.j * S::BLOCK_N, p.n, step * S::BLOCK_K, p.k);
+            if (!WHOLE) barrier_arrive_copied(full);
         }
+}
+
+/* Leaves a part's sums where its stages were, for the cluster's other blocks. */
+template <class S, int COUNT> __device__ inline void meet_near(uint32_t data, const double (&sum)[COUNT]) {
+    sync_threads(1, 32 * S::WARPS); /* all stages are read */
+#pragma unroll
+    for (int e = 0; e < COUNT; e++)
+        asm volatile("st.shared.f64 [%0], %1;" ::"r"(data + (e * 32 * S::WARPS + threadIdx.x) * 8), "d"(sum[e]) : "memory");
+    cluster_sync();
+}
+/* One of a thread's sums, of all parts. */
+template <class S> __device__ inline double sum_near(const Problem &p, uint32_t data, int which) {
+    const uint32_t own = data + (which * 32 * S::WARPS + threadIdx.x) * 8;
+    double sum = 0, value[MOST_BLOCKS];
+#pragma unroll
+    for (int part = 0; part < MOST_BLOCKS; part++) {
+        value[part] = 0;
+        if (part < p.splits) asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value[part]) : "r"(address_at(own, part)) : "memory");
+    }
+#pragma unroll
+    for (int part = 0; part < MOST_BLOCKS; part++) sum += value[part];
+    return sum;
 }
 
 template <class S, bool TA, bool TB> __device__ inline void consume(const Stages<S> &shared, int *flag, const Problem &p) {
@@ -97,7 +168,8 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = warp / (S::BLOCK_N / S::WARP_N) * S::WARP_M, column = warp % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
     const int origin_a = A::origin(row), origin_b = S::A_BYTES + B::origin(column);
-    Work work(p, Grid(p, S::BLOCK_M, S::BLOCK_N, S::BLOCK_K), blockIdx.x, gridDim.x);
+    const Grid grid(p, S::BLOCK_M, S::BLOCK_N, S::BLOCK_K);
+    Work work(p, grid, share_of(p, grid), gridDim.x);
     Ring ring;
     for (Tile t; work.next(t);) {
         double sum[TILES_M * ROW] = {}, a[2][2][2], b[2][TILES_N / 2][2][2];
@@ -139,24 +211,52 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
                     }
                 }
         }
-        if (!meet(p, work, t, sum, (int)threadIdx.x, 32 * S::WARPS, flag, [] { sync_threads(1, 32 * S::WARPS); })) continue;
         const Epilogue<double, double> epilogue(p);
-        const int row0 = t.i * S::BLOCK_M + row + lane / 4 * 2, column0 = t.j * S::BLOCK_N + column + lane % 4 * (TB ? 4 : 2);
+        /* Pair q of a row of tiles: [pair of tiles][row][pair of columns][column] */
+        const auto sum_of = [](int e) { return e / 8 * 8 + e / 4 % 2 * 2 + (TB ? e % 2 * 4 + e / 2 % 2 : e / 2 % 2 * 4 + e % 2); };
+        const auto column_of = [](int q) { return q / 4 * 16 + q % 2 * (TB ? 2 : 8); };
+        if (is_near(p)) {
+            const int row0 = t.i * S::BLOCK_M + row + lane / 4 * 2, column0 = t.j * S::BLOCK_N + column + lane % 4 * (TB ? 4 : 2);
+            meet_near<S>(shared.data, sum);
+#pragma unroll 1
+            for (int pair = t.part; pair < TILES_M * ROW / 2; pair += p.splits) {
+                const int i = pair / (ROW / 2), q = pair % (ROW / 2);
+                const double values[2] = {sum_near<S>(p, shared.data, i * ROW + sum_of(2 * q)), sum_near<S>(p, shared.data, i * ROW + sum_of(2 * q + 1))};
+                epilogue.store(row0 + i * 16 + q / 2 % 2, column0 + column_of(q), values);
+            }
+            cluster_sync(); /* nobody leaves while others read */
+            return;
+        }
+        if (!meet(p, work, t, sum, (int)threadIdx.x, 32 * S::WARPS, flag, [] { sync_threads(1, 32 * S::WARPS); })) continue;
+        double *const passage = (double *)((char *)flag + 16 + warp * S::PASSAGE_BYTES);
 #pragma unroll 1
         for (int i = 0; i < TILES_M; i++) {
-            double out[ROW]; /* [pair of tiles][row][pair of columns][column] */
 #pragma unroll
-            for (int e = 0; e < ROW; e++) out[e] = sum[e / 8 * 8 + e / 4 % 2 * 2 + (TB ? e % 2 * 4 + e / 2 % 2 : e / 2 % 2 * 4 + e % 2)];
+            for (int odd = 0; odd < 2; odd++) { /* of the rows 2 g, or 2 g + 1 */
+                __syncwarp();
+#pragma unroll
+                for (int pair = 0; pair < TILES_N; pair++) {
+                    const int q = pair / 2 * 4 + odd * 2 + pair % 2;
+                    *(double2 *)(passage + lane / 4 * S::PASSAGE_PITCH + lane % 4 * (TB ? 4 : 2) + column_of(q)) = {sum[sum_of(2 * q)], sum[sum_of(2 * q + 1)]};
+                }
+                __syncwarp();
+                const auto leave = [&](int turn) {
+                    const int down = turn * (32 / S::WARP_N) + lane / S::WARP_N, across = lane % S::WARP_N;
+                    epilogue.store(t.i * S::BLOCK_M + row + i * 16 + 2 * down + odd, t.j * S::BLOCK_N + column + across, passage[down * S::PASSAGE_PITCH + across]);
+                };
+                constexpr int TURNS = S::WARP_N / 4;
+                if (epilogue.plain)
+#pragma unroll
+                    for (int turn = 0; turn < TURNS; turn++) leave(turn);
+                else
 #pragma unroll 1
-            for (int q = 0; q < TILES_N * 2; q++) {
-                epilogue.store(row0 + i * 16 + q / 2 % 2, column0 + q / 4 * 16 + q % 2 * (TB ? 2 : 8), *(const double(*)[2])out);
-#pragma unroll
-                for (int e = 0; e < ROW - 2; e++) out[e] = out[e + 2];
+                    for (int turn = 0; turn < TURNS; turn++) leave(turn);
             }
 #pragma unroll
             for (int e = 0; e < TILES_M * ROW - ROW; e++) sum[e] = sum[e + ROW];
         }
     }
+    wait_for_previous();
 }
 
 /* The columns of gemm/mma.inc, as in the other kernels of the family: tools/cuda_attributes.py finds them by this name. */
@@ -169,9 +269,10 @@ __global__ void __launch_bounds__(Shape<BM, BN, BK, WM, WN, STAGES>::THREADS, Sh
     shared.data = (hopper::shared_address(memory) + 1023) / 1024 * 1024;
     shared.barriers = shared.data + STAGES * S::STAGE_BYTES;
     int *flag = (int *)(memory + (shared.barriers + 16 * STAGES - hopper::shared_address(memory)));
+    const bool whole = is_aligned(p.a, p.lda) && is_aligned(p.b, p.ldb);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
-            barrier_init(shared.full(stage), 1);
+            barrier_init(shared.full(stage), whole ? 1 : 1 + 128);
             barrier_init(shared.empty(stage), S::WARPS);
         }
         barrier_init_done();
@@ -179,7 +280,8 @@ __global__ void __launch_bounds__(Shape<BM, BN, BK, WM, WN, STAGES>::THREADS, Sh
     __syncthreads();
     if (threadIdx.x >= 32 * S::WARPS) {
         if (S::HANDS_OVER) registers_down<S::DOWN>();
-        if (threadIdx.x == 32 * S::WARPS) produce<S, TA, TB>(shared, &map_a, &map_b, p);
+        if (!whole) produce<S, TA, TB, false>(shared, &map_a, &map_b, p);
+        else if (threadIdx.x == 32 * S::WARPS) produce<S, TA, TB, true>(shared, &map_a, &map_b, p);
     } else {
         if (S::HANDS_OVER) registers_up<S::UP>();
         consume<S, TA, TB>(shared, flag, p);
@@ -196,17 +298,17 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
 #undef LAYOUT
     }
     static cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
-        CUtensorMap a, b;
+        CUtensorMap a = {}, b = {};
         const Encode encode = encoder().call;
         cudaError_t error = encoder().error;
-        if (error == cudaSuccess)
+        if (error == cudaSuccess && is_aligned(p.a, p.lda))
             error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, BK) : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, BM);
-        if (error == cudaSuccess)
+        if (error == cudaSuccess && is_aligned(p.b, p.ldb))
             error = p.trans_b ? describe<S>(&b, encode, p.b, p.k, p.n, p.ldb, BN) : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, BK);
         if (error == cudaSuccess) error = prepare<S>(layout(p));
         if (error != cudaSuccess) return error;
-        const int blocks = std::min(Grid(p, BM, BN, BK).items(p), sms * S::BLOCKS); /* they stay */
-        return pysim::launch(layout(p), blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, p);
+        const int items = Grid(p, BM, BN, BK).items(p), blocks = is_near(p) ? items : std::min(items, sms * S::BLOCKS); /* they stay */
+        return launch_with({is_near(p) ? p.splits : 1, p.follows != 0}, layout(p), blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, p);
     }
     static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
         return attributes_of(layout(p), S::THREADS, S::SHARED_BYTES, out);
