@@ -5,7 +5,7 @@ typedef double T;
 #define FOUR_LANES
 #include "../vec_portable.h"
 #include "../transpose.h"
-#define ROLLED_FILTERS /* no slower, and compiled in two thirds of the time */
+#define PLANES_ALONE /* a row of one lane: blocks of one channel are planes */
 #include "winograd_transforms.h"
 
 DEFINE_WINOGRAD(pysim_winograd_f64__portable)

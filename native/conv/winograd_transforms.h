@@ -16,11 +16,11 @@
  * outputs  lanes hold filters; rows of pixels x filters are transposed block by block on their way out.
  * Of an input or output in blocks lanes hold channels all the way, and a tile is transformed by itself.
  *
- * ROLLED_FILTERS, where the includer defines it: rows of a filter's second transform are a loop, not code one after another. */
-#ifdef ROLLED_FILTERS
-enum { FILTER_ROWS = 1 };
+ * PLANES_ALONE, where the includer defines it: its kernels take no blocks. */
+#ifdef PLANES_ALONE
+enum { TAKES_BLOCKS = 0 };
 #else
-enum { FILTER_ROWS = 8 };
+enum { TAKES_BLOCKS = 1 };
 #endif
 
 enum { MOST_EDGE = PYSIM_WINOGRAD_LARGEST + 2, PAIRS = MOST_EDGE / 2 - 1 };
@@ -316,7 +316,7 @@ INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *fr
 #pragma GCC unroll 8
             for (int i = 0; i < e; i++) half[i][j] = y[i];
         }
-#pragma GCC unroll FILTER_ROWS
+#pragma GCC unroll 1 /* no slower, and compiled sooner */
         for (int i = 0; i < e; i++) {
             VEC y[MOST_EDGE];
             filter_transform(e, r, half[i], y);
@@ -384,7 +384,7 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
             const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
             T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map;
             const int64_t rows_in = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
-            if (w->out_blocks) {
+            if (TAKES_BLOCKS && w->out_blocks) {
                 out += (y * w->out_w + x) * LANES;
                 for (int64_t j = 0; j < n; j++)
                     output_tile(m, r, first + j * w->tile_pitch, w->sums_pitch, added, low, high, out + j * m * LANES, w->out_w * LANES, rows_in,
@@ -405,7 +405,7 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
 /* What is compiled, with constants: the forms of winograd.inc. */
 static void patches(const pysim_winograd *w, int64_t tile, int64_t count, void *panel) {
 #define PYSIM_WINOGRAD_FORM(m, r) \
-    if (w->outputs == m && w->taps == r && w->in_blocks) patches_of_blocks(m, r, w, tile, count, panel); \
+    if (TAKES_BLOCKS && w->outputs == m && w->taps == r && w->in_blocks) patches_of_blocks(m, r, w, tile, count, panel); \
     if (w->outputs == m && w->taps == r && !w->in_blocks) patches_body(m, r, w, tile, count, panel);
 #include "../winograd.inc"
 #undef PYSIM_WINOGRAD_FORM

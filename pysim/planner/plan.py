@@ -13,6 +13,7 @@ the second considers up to 120, and the kernel of 300 never enters a table.
 """
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -329,7 +330,9 @@ def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, t
 
 def _firsts(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each number stands first, in that order."""
-    return np.sort(np.unique(numbers, return_index=True)[1])
+    first = np.full(numbers.max(initial=-1) + 1, numbers.size)
+    first[numbers[::-1]] = np.arange(numbers.size)[::-1]
+    return np.sort(first)[: np.count_nonzero(first < numbers.size)]
 
 
 def _cost(found: _Found, at: int) -> Cost | CsaCost:
@@ -394,18 +397,16 @@ def _inaccurate(found: _Found) -> tuple[Rejected, ...]:
 
 def _slower(found: _Found, order: NDArray[np.int64]) -> Iterator[Rejected]:
     """The kernels that could run and lost, best first: by their best schedule, or by their bound where none was worth predicting."""
-    best, kernel = found.cycles[order[0]], found.kernel[order]
-    ran = _firsts(kernel)
-    for at in order[ran[1:]].tolist():
-        how = found.kinds[found.kind[at]][1]
-        yield Rejected(
-            _what(found, found.kernel[at]), f"its best schedule ({how}) takes {found.cycles[at] / best:.3f}x the chosen time", "slower"
-        )
-    bounds = np.concatenate([costs.bounds for _, costs in found.costs])
-    bounds[kernel[ran]] = np.nan
-    for one in np.argsort(bounds, kind="stable")[: np.count_nonzero(~np.isnan(bounds))].tolist():
-        why = f"its lower bound without memory traffic is already {bounds[one] / best:.2f}x the chosen time"
-        yield Rejected(_what(found, one), why, "slower")
+    ran = order[_firsts(found.kernel[order])]
+    kernels, cycles = found.kernel[ran].tolist(), found.cycles[ran].tolist()
+    for kernel, kind, of in [*zip(kernels, found.kind[ran].tolist(), cycles, strict=True)][1:]:
+        why = f"its best schedule ({found.kinds[kind][1]}) takes {of / cycles[0]:.3f}x the chosen time"
+        yield Rejected(_what(found, kernel), why, "slower")
+    bounds = itertools.chain.from_iterable(costs.bounds.tolist() for _, costs in found.costs)
+    others = {kernel: bound for kernel, bound in enumerate(bounds) if kernel not in kernels and not math.isnan(bound)}
+    for kernel in sorted(others, key=others.__getitem__):
+        why = f"its lower bound without memory traffic is already {others[kernel] / cycles[0]:.2f}x the chosen time"
+        yield Rejected(_what(found, kernel), why, "slower")
 
 
 def _what(found: _Found, kernel: int) -> str:

@@ -194,6 +194,7 @@ def _live(out: int, kernel: int, stride: int, dilation: int, before: int, size: 
     return int(((at >= 0) & (at < size)).sum())
 
 
+@lru_cache(maxsize=64)
 def live_rows_of(nest: Nest) -> tuple[tuple[Progression, Progression], ...]:
     """First and last rows of outputs for which kernel rows meet the image, not cut off at the ends of the output.
 
@@ -250,6 +251,7 @@ def _aligned(size: int) -> int:
     return ceil_div(size, PANEL_ALIGN) * PANEL_ALIGN
 
 
+@lru_cache(maxsize=64)
 def nest_of(workload: Workload) -> Nest:
     """The loop nest of a convolution or of a matrix product."""
     if isinstance(workload, Gemm):
