@@ -255,7 +255,7 @@ INLINE int64_t first_inside(int64_t at, int64_t kernel, int64_t dilation) {
 }
 
 /* One output of a block: elements of a pixel lie together, so each tap is a vector for itself, or as much of one as `in` says. A NaN stays one:
- * the largest of vectors forgets it, and the bits of a true comparison are one. */
+ * the largest of vectors forgets it, and the bits of a true comparison are one. What no window before has read is asked for AHEAD. */
 INLINE void pool_pixel(const int largest, const MASK in, int64_t block, const pysim_pool *p, const T *x, int64_t y0, int64_t x0, T *out) {
     const int64_t r0 = first_inside(y0, p->kernel_h, p->dilation_h), rows = taps_inside(y0, p->height, p->kernel_h, p->dilation_h);
     const int64_t s0 = first_inside(x0, p->kernel_w, p->dilation_w), taps = taps_inside(x0, p->width, p->kernel_w, p->dilation_w);
@@ -266,6 +266,7 @@ INLINE void pool_pixel(const int largest, const MASK in, int64_t block, const py
         const T *from = x + ((y0 + r * p->dilation_h) * p->width + x0 + s0 * p->dilation_w) * block;
         for (int64_t s = 0; s < taps; s++, from += p->dilation_w * block) {
             const VEC one = v_load_mask(from, in);
+            if (p->kernel_h - r <= p->stride_h && p->kernel_w - s <= p->stride_w) __builtin_prefetch(from + AHEAD);
             if (largest) {
                 found = v_between(found, infinite, one);
                 not_numbers |= one != one;

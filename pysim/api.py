@@ -32,8 +32,9 @@ from pysim.problem.text import Layer, Workload, distinct, parse, resolve
 from pysim.record import plan as values
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
-from pysim.record.plan import Footprint, Layout, MicroKernel, ModelName, State, on_cpu
+from pysim.record.plan import Footprint, Layout, MicroKernel, ModelName, on_cpu
 from pysim.record.schedule import GpuSchedule
+from pysim.record.state import RunState, State
 from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
 
@@ -131,7 +132,7 @@ def compare(
     memory_limit: int | None = None,
     algorithm: str | None = None,
     name: str | None = None,
-    state: State = "hot",
+    state: RunState = "hot",
     threads: int = 1,
     min_seconds: float = 0.2,
     budget_seconds: float = 30.0,

@@ -23,6 +23,7 @@ except ImportError:
     raise MissingError("pysim.torch needs PyTorch: pip install torch") from None
 
 from pysim.frontends.torch import rewritten
+from pysim.models.torch_graph import GraphedCalls
 from pysim.models.torch_layers import Decision, FusedLayer
 
 __all__ = ["Decision", "backend", "optimize", "report"]
@@ -39,11 +40,13 @@ def backend(module: fx.GraphModule, example_inputs: Any, options: dict[str, Any]
     return rewritten(module, accuracy)[0].forward
 
 
-def optimize(model: torch.nn.Module, accuracy: Accuracy = "strict") -> torch.nn.Module:
+def optimize(model: torch.nn.Module, accuracy: Accuracy = "strict", cuda_graph: bool = False) -> torch.nn.Module:
     """A module of the same class that shares the model's parameters, buffers and submodules, and computes the same faster in inference.
 
     `accuracy` is "strict" (no layer whose stated error is above a direct sum's of its type), "standard" (any plan) or "ieee" (multiply-adds
-    of the type alone), as in `pysim.plan`.
+    of the type alone), as in `pysim.plan`. With `cuda_graph` calls on a GPU are recorded and run as CUDA graphs
+    (`pysim.models.torch_graph`): for small batches, where PyTorch's host time is most of what a network takes. Each kind of input then has
+    its own memory for what lies between layers.
     `state_dict`, training and gradients are the model's own. Changed weights take effect, but for writes through `.data`, which PyTorch
     does not count: call `optimize` again after these. OperandError for a model that cannot be traced
     by torch.fx: torch.compile(model, backend="pysim") takes those, too.
@@ -55,7 +58,8 @@ def optimize(model: torch.nn.Module, accuracy: Accuracy = "strict") -> torch.nn.
     optimized = copy.copy(model)
     optimized.__class__ = type(kind.__name__, (_Optimized, kind), {"__module__": kind.__module__})
     object.__setattr__(optimized, "_pysim_modules", tuple(optimized.modules()))
-    object.__setattr__(optimized, "_pysim", rewritten(_traced(model), accuracy))
+    module, layers = rewritten(_traced(model), accuracy)
+    object.__setattr__(optimized, "_pysim", (GraphedCalls(module, model) if cuda_graph else module, layers))
     return optimized
 
 

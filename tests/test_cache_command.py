@@ -15,6 +15,7 @@ from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.machine import load as machine
 from pysim.problem.text import parse
+from pysim.record.plan import on_cpu
 
 pytestmark = [native, pytest.mark.usefixtures("own_files")]
 
@@ -176,3 +177,20 @@ def test_options_that_do_not_go_together_are_refused(words: tuple[str, ...], tol
     assert result.exit_code == 2
     assert result.stdout == ""
     assert told in result.stderr
+
+
+def test_a_product_of_very_many_accesses_is_looked_at_in_part_under_the_whole_ones_schedule() -> None:
+    whole = on_cpu(planner.plan("gemm:10240x4096x4096", "zen4", algorithm="gemm"))[0]
+    (found,) = document("cache", "gemm:10240x4096x4096", "-m", "zen4")["caches"]
+    assert (found["problem"], found["simulated"]) == ("gemm:10240x4096x4096", "gemm:640x1024x4096")
+    assert found["kernel"] == whole.kernel and found["tile"] == whole.tile
+    assert found["accesses"] <= 1.1 * trace.SHOWN_ACCESSES
+    assert abs(found["levels"]["L1"]["difference_percent"]) < 2
+
+
+def test_a_batch_is_cut_by_images_and_whole_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "SHOWN_ACCESSES", 70_000)
+    problem = "conv:mb8ic16ih14oc16kh3ph1"
+    assert document("cache", problem, "-m", "zen4")["caches"][0]["simulated"] == "conv:mb2ic16ih14oc16kh3ph1"
+    assert document("cache", problem, "-m", "zen4", "--whole")["caches"][0]["simulated"] == problem
+    assert "of a part, conv:mb2ic16ih14oc16kh3ph1" in ok("cache", problem, "-m", "zen4")

@@ -117,7 +117,7 @@ def test_what_is_refused_and_the_workspace_are_the_librarys():
         w = drawn(draw, row.dtype)
         if wgmma.refuses(w, H200, layout):
             continue
-        kind, splits = draw.choice([("data_parallel", 1), ("split_k", 2), ("stream_k", 2)])
+        kind, splits = draw.choice([("data_parallel", 1), ("split_k", 2), ("split_k", 5), ("split_k", 9), ("stream_k", 2)])
         steps = wgmma.whole_steps(row, w, layout) // row.block_k
         if steps < splits:
             kind, splits = "data_parallel", 1
@@ -131,6 +131,23 @@ def test_what_is_refused_and_the_workspace_are_the_librarys():
             assert wgmma.workspace_bytes(w, schedule, layout) == cuda.Launch(w, schedule, layout=layout).workspace_bytes, w.text
             taken += 1
     assert taken > 300 < refused
+
+
+def test_parts_of_a_deep_layer_s_tiles_meet_in_clusters_and_need_no_workspace():
+    """k = 4608 and 52 tiles of 128 x 128 on 132 SMs; nine parts are more than a cluster has room for."""
+    w = conv("conv:mb32ic512ih7oc512kh3ph1")
+    best = planner.plan(w, H200, layout="nhwc")
+    assert isinstance(best.schedule, GpuSchedule)
+    assert (best.algorithm, best.schedule.decomposition, best.schedule.splits, best.workspace_bytes) == ("wgmma", "split_k", 2, 0)
+    for row in (ROW, next(row for row in ROWS if row.dtype == "f16" and row.tiles.blocks == 2)):
+        assert row.reduces_in_cluster * row.tiles.blocks == 8
+        near, far = (GpuSchedule(row.name, "split_k", splits, False, 1) for splits in (row.reduces_in_cluster, row.reduces_in_cluster + 1))
+        assert wgmma.workspace_bytes(w, near, "nhwc") == 0 < wgmma.workspace_bytes(w, far, "nhwc")
+        columns = wgmma.variant(Asked(H200, w, "nhwc", {}), row).columns
+        assert columns is not None
+        launch = waves.Table(*(np.array([value]) for value in (0, waves.SPLIT_K, 2, False, 1)))
+        together, apart = (waves.predict(H200, columns_of([one]), launch).cycles[0] for one in (columns, columns._replace(near=0)))
+        assert together < apart - H200.model.clear_seconds.value * H200.clock_hz, "no flags to clear, no sums through memory"
 
 
 def test_a_pointwise_convolution_of_larger_stride_copies_only_the_pixels_that_it_takes():
@@ -224,8 +241,8 @@ def test_windows_of_planes_are_numbered_in_whole_boxes(text, dtype, windows):
 
 def test_a_plan_explains_its_tiles_steps_and_copies():
     row = next(one for one in ROWS if one.name == "f16_wgmma_256x128x64_256x64_256x64_s4_c1x2")
-    plans = planner.plans(conv("conv:mb32ic24ih28oc512kh3ph1"), H200, top=1000, layout="nchw")
-    plan = next(plan for plan in plans if plan.kernel == row.name)
+    name = name_of("wgmma", GpuSchedule(row.name, "data_parallel", 1, False, 1))
+    plan = planner.plan(conv("conv:mb32ic24ih28oc512kh3ph1"), H200, layout="nchw", name=name)
     text = explain(plan)
     for words in ("TMA gathers", "1 x 2 blocks", "6 steps of 64 along k = 216", "warpgroup tile", "channels last"):
         assert words in text, words

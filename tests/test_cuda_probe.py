@@ -19,8 +19,10 @@ import pytest
 from command_line import document, invoke, ok, refused
 
 from pysim.cachemodel.shared_memory.banks import WIDTHS, SharedMemory
-from pysim.calibration import cuda_probe, host
+from pysim.calibration import cuda_probe, gpu_calibrate, host
 from pysim.calibration.cuda_probe import ALL_LANES, MOST, SAMPLES, Calibration, SharedProbe, calibrate, merged, patterns
+from pysim.calibration.estimate import Estimate
+from pysim.calibration.gpu_calibrate import GpuFit, Quality
 from pysim.errors import MachineError, MissingError, NativeError
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any, loads
@@ -231,6 +233,9 @@ def recorded_device(monkeypatch):
     """A computer with an H200 whose probes answer as `Recorded`."""
     monkeypatch.setattr(cuda, "devices", lambda: (DEVICE,))
     monkeypatch.setattr(cuda_probe, "DeviceProbes", lambda: Recorded(slow=1.3))
+    better, best = Quality(0.1, 0.3, 1.02, 1.1), Quality(0.05, 0.2, 1.01, 1.1)
+    launch = {"families.simt.launch_seconds": Estimate(3e-6, 1e-7)}
+    monkeypatch.setattr(gpu_calibrate, "calibrate", lambda *_: GpuFit(launch, ("copy_share",), better, best, best, 90, 360, 60.0))
 
 
 @pytest.mark.usefixtures("recorded_device")
@@ -241,6 +246,8 @@ def test_the_command_shows_each_instruction_beside_its_prediction_and_marks_what
     assert lines["STS.64", "16-way conflict"].split()[-2:] == ["!", "-"] and "1.30" in lines["STS.64", "16-way conflict"]
     assert lines["LDS.128", "consecutive"].split()[2:] == ["32", "4", "4.00", "4.00", "128.0", "1.00", "33.0"]
     assert "1 of 66 differ from the prediction by more than 10%" in out
+    assert re.search(r"families\.simt\.launch_seconds .* fitted", out) and "too little was measured of copy_share: as before" in out
+    assert re.search(r"left out of the fit +5\.0% +20\.0% +1\.010 +1\.100", out)
     assert re.search(r"memory_bytes_per_second +4,800,000,000,000 +fitted +4,500,000,000,000 +kept: fitted", out)
 
 
@@ -249,7 +256,10 @@ def test_the_command_writes_a_machine_file_that_plans_can_use(tmp_path) -> None:
     path = tmp_path / "mine.toml"
     found = document("machines", "calibrate", "-m", "h200", "-o", str(path))["calibrations"][0]
     assert (found["machine"], found["device"]["name"], len(found["shared"])) == ("h200", "NVIDIA H200", 66)
-    assert load_any(path).sustained_hz["f32"].source == cuda_probe.SOURCE
+    assert found["products"]["left_out"]["median_error"] == 0.05
+    new = load_any(path)
+    assert new.sustained_hz["f32"].source == cuda_probe.SOURCE
+    assert new.model.families["simt"].launch_seconds.source == gpu_calibrate.SOURCE
     assert document("plan", "gemm:512x512x512", "-m", str(path))["plans"][0]["machine"] == "mine"
     assert "is there already and is kept" in refused(2, "machines", "calibrate", "-m", "h200", "-o", str(path))
 

@@ -55,7 +55,7 @@ def test_parts_of_k_that_meet_in_a_cluster_need_no_workspace():
 
 def test_a_measured_row_leans_on_nothing_assumed_and_one_without_tiles_says_on_what():
     assert planner.plan("conv:mb32ic512ih7oc512kh3ph1", "h200", memory_limit=0).assumed == ()
-    staged = planner.plan("conv:mb32ic512ih7oc512kh3ph1", "h200")
+    staged = planner.plan("conv:mb32ic512ih7oc512kh3ph1", "h200", algorithm="winograd")
     named = {"rate_share", "element_instructions", "patch_instructions"}
     assert len(staged.cost.terms) > len(waves.TERMS) and set(staged.assumed) == {f"model.passes.{name}" for name in named}
     lent = planner.plan("conv:g32mb32ic32ih112oc32kh3ph1", "h200").assumed

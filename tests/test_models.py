@@ -494,3 +494,29 @@ def test_sizes_are_known_of_what_is_computed_with_large_constants():
     proto = exported(nodes, (2, 1), {"ones": np.ones((100, 100))})
     content, x = proto.SerializeToString(), given(proto)
     assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+@pytest.mark.parametrize("read", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)])
+def test_outputs_that_nobody_reads_leave_the_others_theirs(read):
+    build = Builder(0)
+    build.shapes["x"] = (1, 12, 5, 5)
+    parts, whole = ["a", "b", "c"], build.add("Relu", ["x"], (1, 12, 5, 5))
+    build.nodes.append(helper.make_node("Split", [whole], parts, axis=1, split=[4, 4, 4], name="split"))
+    proto = build.model([build.add("Neg", [parts[at]], (1, 4, 5, 5)) for at in read], opset=11)
+    x = given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(proto.SerializeToString(), x))
+
+
+def test_a_pool_whose_last_window_begins_in_the_padding_is_named_before_anything_runs():
+    pool = helper.make_node("AveragePool", ["x"], ["y"], name="late", kernel_shape=[3, 1], strides=[3, 3], pads=[0, 0, 1, 0], ceil_mode=1)
+    with pytest.raises(ProblemError, match='AveragePool "late": its last window begins in the padding'):
+        model_of(exported([pool], (1, 4, 16, 8)))
+
+
+@pytest.mark.parametrize("opset", [9, 17])
+def test_a_logarithm_of_softmax_is_finite_where_softmax_is_zero(opset):
+    proto = exported([helper.make_node("LogSoftmax", ["x"], ["y"], name="log")], (2, 3, 4), opset=opset)
+    x = given(proto) * 300
+    wanted = by_onnxruntime(proto.SerializeToString(), x)
+    assert np.isfinite(wanted[0]).all()
+    assert_close(model_of(proto)(x), wanted)

@@ -28,6 +28,7 @@ from pysim.problem import text as workload
 from pysim.problem.text import Workload, parse
 from pysim.record.cost import Cost, CsaCost
 from pysim.record.schedule import STATIONARY, name_of
+from pysim.record.state import State
 from pysim.registry.cpu import kernels
 
 LAYER = "conv:mb1ic64ih56oc64kh3ph1"
@@ -304,6 +305,35 @@ def test_a_cold_plan_costs_more_and_says_so() -> None:
     assert full_cost(cold).cycles > full_cost(hot).cycles
     assert (hot.to_dict()["state"], cold.to_dict()["state"]) == ("hot", "cold")
     assert full_cost(plans(LAYER, "zen4", top=1, state="cold")[0]).cycles == pytest.approx(full_cost(cold).cycles)
+
+
+STATES_IN_ORDER: tuple[State, ...] = ("hot", "chained", "cold")
+CHAINED = [
+    (LAYER, "nchw", None),
+    ("conv:g384ic384ih14oc384kh3ph1", "nchw16c", None),
+    ("conv:g96ic96ih112oc96kh3sh2ph1", "nchw", None),
+    ("conv:ic256ih14oc1024kh1", "nchw", "sconv"),
+    ("conv:ic256ih14oc1024kh1", "nchw16c", None),
+    ("conv:ic128ih28oc128kh3ph1", "nchw", "winograd"),
+    ("conv:ic3ih112oc64kh7sh2ph3", "nchw", None),
+    ("gemm:1x1024x1024", "nchw", None),
+]
+
+
+@pytest.mark.parametrize(("problem", "layout", "algorithm"), CHAINED)
+def test_a_layer_of_a_network_takes_no_less_than_hot_and_no_more_than_cold(problem: str, layout: Any, algorithm: str | None) -> None:
+    hot, chained, cold = (plan(problem, "zen4", state=state, layout=layout, algorithm=algorithm).seconds or 0 for state in STATES_IN_ORDER)
+    assert 0 < hot <= chained * 1.0001
+    assert chained <= cold * 1.0001
+
+
+def test_a_layer_of_a_network_finds_its_input_in_the_caches_and_its_filters_in_memory() -> None:
+    depthwise, deep = "conv:g384ic384ih14oc384kh3ph1", "conv:ic512ih7oc512kh1"
+    chained, cold = (
+        full_cost(plan(depthwise, "zen4", state=state, layout="nchw16c")).levels["memory"]["bytes"] for state in ("chained", "cold")
+    )
+    assert chained < 0.1 * cold
+    assert full_cost(plan(deep, "zen4", state="chained")).levels["memory"]["filters_bytes"] == 512 * 512 * 4
 
 
 def test_assumed_numbers_are_those_the_cost_read() -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from fit_gpu import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR, merged, named, parser_of, rounded
+from fit_gpu import merged, named, parser_of, rounded
 from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
@@ -29,6 +29,7 @@ from pysim.cachemodel.gpu import waves
 from pysim.cachemodel.gpu.launches import Variant, columns_of, constants_of
 from pysim.cachemodel.gpu.passes import pass_cycles
 from pysim.cachemodel.gpu.tiled import efficiency_of, families_of
+from pysim.calibration.gpu_fit import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.machine.load import SHIPPED, load_any
 from pysim.machine.quantity import Number

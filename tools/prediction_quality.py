@@ -22,12 +22,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fit_gpu
 import numpy as np
 
+from pysim.calibration import gpu_fit
 from pysim.machine.load import load_any, names
 from pysim.machine.quantity import facts
 from pysim.measure.statistics import kendall_tau
 from pysim.problem.text import parse
+from pysim.registry.cuda import gemm_attributes
 
 DATA = Path(__file__).parent.parent / "benchmarks" / "data"
 FEWEST = 3
@@ -94,12 +97,31 @@ def products() -> Iterator[Sample]:
 
 def searches() -> Iterator[Sample]:
     """The plans that searches measured, and whether constants had been fitted there."""
-    for machine, seen, name in SEARCHES:
+    for machine, seen, name in (*SEARCHES, *gpu_searches()):
         for one in json.loads((DATA / name).read_text())["searches"]:
             for plan in one["found"]:
                 if plan["predicted_seconds"] and plan["runs"] > 1:
                     algorithm = plan["name"].partition(",")[0]
                     yield Sample(machine, seen, algorithm, *typed(one["problem"]), plan["predicted_seconds"], plan["measured_seconds"])
+
+
+def calibrated() -> Iterator[Sample]:
+    """Random products on GPUs that `pysim machines calibrate -m cuda` was run on before: by the shipped machine, and by what it wrote."""
+    for path in sorted(DATA.glob("products-calibrated-*.jsonl")):
+        name = path.stem.rpartition("-")[2]
+        cases, _ = fit_gpu.read([path])
+        shipped, own = load_any(name), load_any(DATA / "machines" / f"{name}-calibrated.toml")
+        for machine, seen, label in ((shipped, name not in never_fitted(), name.upper()), (own, True, f"{name.upper()}, calibrated")):
+            for case in cases:
+                seconds = gpu_fit.predicted(case, machine, gemm_attributes(machine.capability_number))
+                for predicted, measured in zip(seconds.tolist(), case.seconds.tolist(), strict=True):
+                    yield Sample(label, seen, "gemm, held out", case.problem.dtype, case.problem.text, predicted, measured)
+
+
+def gpu_searches() -> list[tuple[str, bool, str]]:
+    """Searches of GPUs, whose plans were costed by the shipped machine, as SEARCHES has others."""
+    names = [path.stem.rpartition("-")[2] for path in sorted(DATA.glob("search-gpu-*.json"))]
+    return [(name.upper(), name not in never_fitted(), f"search-gpu-{name}.json") for name in names]
 
 
 def typed(problem: str) -> tuple[str, str]:
@@ -185,7 +207,7 @@ def draw(found: list[Row], out: Path) -> None:
 
 def found() -> list[Row]:
     """Of everything that is in the repository."""
-    return rows([*server(), *searches(), *products(), *convolutions()])
+    return rows([*server(), *searches(), *products(), *convolutions(), *calibrated()])
 
 
 def main() -> None:

@@ -271,7 +271,7 @@ def server_table(name: str) -> str:
 def search_summary(name: str) -> str:
     """The three regrets of a file of searches, and how often the model's order found the better plan in the same time."""
     found = json.loads((DATA / name).read_text())["searches"]
-    told = []
+    told = list[str]()
     for key, what in (("regret", "the model's first choice"), ("regret_8", "the best of its first 8"), ("regret_16", "of its first 16")):
         known = [one[key] for one in found if one[key] is not None]
         told.append(f"{what} {geometric_mean(known):.3f} times the best found (worst {max(known):.2f})")
@@ -279,6 +279,20 @@ def search_summary(name: str) -> str:
     plans = sum(one["plans_measured"] for one in found)
     over = f"Geometric means over {len(found)} problems, {plans:,} plans: {'; '.join(told)}."
     return f"{over} In the same time the model's order found at least as good a plan as the random one on {ahead} of {len(found)}.\n"
+
+
+def gpu_search_text() -> str:
+    """Of each GPU that was searched: the three regrets, tau, and the table of problems."""
+    told = []
+    for path in sorted(DATA.glob("search-gpu-*.json")):
+        found = json.loads(path.read_text())["searches"]
+        rows = ["| problem | plans, of | first choice | of 8 | of 16 | tau | model | random |", "| --- |" + " --: |" * 7]
+        for one in found:
+            keys = ("regret", "regret_8", "regret_16", "kendall_tau", "model_regret", "random_regret")
+            cells = " | ".join("-" if one[key] is None else f"{one[key]:.3f}" for key in keys)
+            rows.append(f"| `{one['problem']}` | {one['plans_measured']}, {one['plans_legal']:,} | {cells} |")
+        told.append(f"{path.stem.rpartition('-')[2].upper()}: {search_summary(path.name)}\n" + "\n".join(rows) + "\n")
+    return "\n".join(told)
 
 
 if __name__ == "__main__":
@@ -293,6 +307,7 @@ if __name__ == "__main__":
     asked = "@benchmarks/search_layers.txt --budget 12"
     put(ROOT / "docs" / "search.md", "search", f"```\n$ pysim search {asked}\n{output}```\n\n{search_summary('search-zen5.json')}")
     put(ROOT / "docs" / "search.md", "search server", search_summary("search-xeon-server.json"))
+    put(ROOT / "docs" / "search.md", "search gpu", gpu_search_text())
     power10, paper = ROOT / "docs" / "power10.md", json.loads((DATA / "paper-comparison.json").read_text())
     put(power10, "static", static_cycles.tables(json.loads((DATA / "power10-static.json").read_text())))
     output = (DATA / "compare-resnet50-power10.txt").read_text()

@@ -9,8 +9,9 @@ Operands are drawn on the device, and every element of every result is compared 
 f32 in FP64 and of narrower types in FP32 without TF32: the largest difference, over |x| * |w| at that place, is the error that is written;
 what differs by more than BOUNDS, or has a NaN where it was put before the run, is wrong and not timed. conv.py compares with NumPy's
 float64, which takes seconds a layer.
-`--rows all`: the best predicted launch of each row of the algorithms on tensor cores and of depthwise, for tools/fit_conv.py. Layers that
-come twice are measured once. The file's format is conv_data.py's.
+`--rows all`: the best predicted launch of each row of the algorithms on tensor cores and of depthwise, whole tiles and in parts, as far as
+it is predicted within WITHIN of the best of all, for tools/fit_conv.py. Layers that come twice are measured once. The file's format is
+conv_data.py's.
 """
 
 import argparse
@@ -36,12 +37,14 @@ from pysim.peers.peer import Ready, Scratch
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer
 from pysim.record.plan import LAYOUTS, Layout, Plan
+from pysim.record.schedule import GpuSchedule
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
 
 # Of the sum of magnitudes: the result's rounding and that of its operands (TF32), four times each
 BOUNDS = {"f16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8, "tf32": 4 * 2.0**-10, "f32": 2.0**-14}
 ALGORITHMS = ("wgmma", "im2col", "depthwise")
+WITHIN = 1.5
 
 
 class Operands:
@@ -92,15 +95,16 @@ class Operands:
 def add_plans(field: conv.Field, operands: Operands, layout: Layout, options: argparse.Namespace, gpu: Gpu) -> str:
     """The plans of a layout, one of each accuracy, or the best of each row; the first one's name."""
     plan_of: dict[str, list[str]] = {}
-    best: dict[str, Plan] = {}
+    best: dict[tuple[str, ...], Plan] = {}
     for accuracy in options.accuracy.split(","):
         plans = planner.plans(operands.workload, gpu, top=conv.EVERY if options.rows == "all" else 1, layout=layout, accuracy=accuracy)
-        plan_of.setdefault(plans[0].kernel, []).append(accuracy)
         for plan in plans:
-            if plan is plans[0] or plan.algorithm in ALGORITHMS:
-                best.setdefault(plan.kernel, plan)
-    for kernel, plan in best.items():
-        row = next(row for row in conv.conv_kernels() if row.name == kernel)
+            if plan is plans[0] or (plan.algorithm in ALGORITHMS and plan.cost.seconds <= WITHIN * plans[0].cost.seconds):
+                best.setdefault(launch_of(plan), plan)
+        plan_of.setdefault(" ".join(launch_of(plans[0])), []).append(accuracy)
+    for words, plan in best.items():
+        kernel = " ".join(words)
+        row = next(row for row in conv.conv_kernels() if row.name == plan.kernel)
         levels = tuple(plan_of.get(kernel, ()))
         known = Contender(who=OURS, algorithm=row.algorithm, form=row.variant, layout=layout, plan_of=levels)
 
@@ -114,7 +118,14 @@ def add_plans(field: conv.Field, operands: Operands, layout: Layout, options: ar
             return launch.run, facts | {"workspace_bytes": plan.workspace_bytes, "schedule": msgspec.to_builtins(plan.schedule)}
 
         field.enter(conv.named(OURS, kernel, layout), known, made)
-    return conv.named(OURS, next(iter(best)), layout)
+    return conv.named(OURS, " ".join(next(iter(best))), layout)
+
+
+def launch_of(plan: Plan) -> tuple[str, ...]:
+    """A plan's kernels, and how its sums are cut where they are."""
+    s = plan.schedule
+    assert isinstance(s, GpuSchedule)
+    return tuple(word for word in (s.kernel, s.gemm, "" if s.decomposition == "data_parallel" else s.decomposition) if word)
 
 
 def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gpu: Gpu) -> Line:

@@ -23,20 +23,8 @@ from typing import Any
 
 import numpy as np
 
-DTYPES = ("f32", "tf32x3", "tf32", "f16", "bf16", "s8", "f8", "f64")
 MOST = 2e11
 SAMPLES = 15
-
-
-def drawn(dtype: str, count: int, seed: int) -> list[str]:
-    draw, found = np.random.default_rng([seed, DTYPES.index(dtype)]), []
-    while len(found) < count:
-        m, n, k = np.exp(draw.uniform(np.log(32), np.log([8192, 8192, 16384]))).astype(int)
-        if len(found) % 2:
-            m, n, k = (-(-size // 8) * 8 for size in (m, n, k))
-        if m * n * k <= MOST:
-            found.append(f"gemm:{m}x{n}x{k}:{draw.choice(['nn', 'nt', 'tn', 'tt'])}:{dtype}")
-    return found
 
 
 def planned(text: str, machine: str, top: int, f32: str) -> tuple[str, list[dict[str, Any]]]:
@@ -44,15 +32,10 @@ def planned(text: str, machine: str, top: int, f32: str) -> tuple[str, list[dict
     import msgspec
 
     from pysim import planner
+    from pysim.calibration import gpu_lab
 
     accuracy = f32 if text.endswith(":f32") else "standard"
-    if top == 1:
-        plans = [planner.plan(text, machine, accuracy=accuracy)]
-    else:
-        best: dict[str, Any] = {}
-        for plan in planner.plans(text, machine, top=10_000, accuracy=accuracy):
-            best.setdefault(plan.kernel, plan)
-        plans = [*best.values()][:top]
+    plans = gpu_lab.best_of_kernels(text, machine, top, accuracy) if top > 1 else [planner.plan(text, machine, accuracy=accuracy)]
     return text, [{"kernel": one.kernel, "schedule": msgspec.to_builtins(one.schedule), "predicted": one.cost.seconds} for one in plans]
 
 
@@ -150,14 +133,16 @@ def main() -> None:
     parser.add_argument("-m", "--machine", default="cuda")
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--dtypes", help="of all types those, as f32,tf32")
     parser.add_argument("--top", type=int, default=1, help="kernels, the best plan of each")
     parser.add_argument("--f32", default="ieee", help="accuracy that f32 is planned with")
     options = parser.parse_args()
-    texts = options.problems or [text for dtype in options.dtypes.split(",") for text in drawn(dtype, options.count, options.seed)]
     from pysim.calibration import host
+    from pysim.calibration.gpu_lab import DTYPES, drawn
     from pysim.runtime import cuda
 
+    dtypes = options.dtypes.split(",") if options.dtypes else DTYPES
+    texts = options.problems or [text for dtype in dtypes for text in drawn(dtype, options.count, options.seed, MOST)]
     on, device, lines = host.any_machine(options.machine), cuda.devices()[0].name, []
     with multiprocessing.get_context("spawn").Pool() as pool:
         plans = dict(pool.map(partial(planned, machine=on.name, top=options.top, f32=options.f32), texts, chunksize=4))

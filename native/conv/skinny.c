@@ -79,16 +79,18 @@ static pysim_status open_skinny(const pysim_problem *p, const pysim_schedule *s,
 
 #define DEFINE_TYPE(T)                                                                                                      \
     static void copy_##T(const shape *x, const T *few, T *to) {                                                             \
-        const int64_t step = step_of(x), k = x->of.k;                                                                       \
-        for (int64_t p0 = 0; p0 < k; p0 += step)                                                                            \
-            for (int64_t f = 0; f < x->of.few; f++, to += step) {                                                           \
-                const int64_t n = pysim_min(step, k - p0);                                                                  \
+        const int64_t k = x->of.k, by_few = x->dot ? PYSIM_FEW_STEP : 1, by_p = x->dot ? 1 : x->of.few;                     \
+        for (int64_t p0 = 0; p0 < k; p0 += PYSIM_FEW_STEP, to += PYSIM_FEW_STEP * x->of.few)                                \
+            for (int64_t f = 0; f < x->of.few; f++) {                                                                       \
+                const int64_t n = pysim_min(PYSIM_FEW_STEP, k - p0);                                                        \
                 const T *from = few + f * x->few_step + p0 * x->p_step;                                                     \
-                if (n == PYSIM_FEW_STEP && x->p_step == 1) {                                                                \
-                    memcpy(to, from, PYSIM_FEW_STEP * sizeof(T));                                                           \
+                T *at = to + f * by_few;                                                                                    \
+                if (n == PYSIM_FEW_STEP && x->p_step == 1 && x->dot) {                                                      \
+                    memcpy(at, from, PYSIM_FEW_STEP * sizeof(T));                                                           \
                     continue;                                                                                               \
                 }                                                                                                           \
-                for (int64_t p = 0; p < step; p++) to[p] = p < n ? from[p * x->p_step] : 0;                                 \
+                for (int64_t p = 0; p < n; p++) at[p * by_p] = from[p * x->p_step];                                         \
+                for (int64_t p = n; x->dot && p < PYSIM_FEW_STEP; p++) at[p] = 0;                                           \
             }                                                                                                               \
     }                                                                                                                       \
                                                                                                                             \

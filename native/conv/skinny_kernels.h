@@ -16,6 +16,12 @@
 /* A tile has up to 20 sums where registers are 32 (vectors of 64 bytes), else 8. */
 enum { WIDEST = 8, SUMS = LANES * sizeof(T) == 64 ? 20 : 8, MOST_FEW = LANES * sizeof(T) == 64 ? 8 : 4, MOST_DOT = 4, LINE = 64 / sizeof(T) };
 
+/* Where one pass takes all of the few, a multiply-add of vectors of 64 bytes has an operand in memory, a vector of the matrix or one of the
+ * few, though it was loaded before: with less to keep in flight a core sees more of what waits for memory. With the matrix in L1 (a second
+ * pass) loads would bound it. 4 x 4096 x 4096 in 2.0 ms, not 2.7; 8 in 2.3, not 2.7 (Zen 5). */
+enum { FROM_MEMORY = LANES * sizeof(T) == 64 };
+#define UNKNOWN(pointer) __asm__("" : "+r"(pointer))
+
 /* Vectors of the matrix in a tile of nf of the few: a power of two. */
 INLINE int64_t wide(int64_t nf) { return nf * WIDEST <= SUMS ? WIDEST : nf * WIDEST / 2 <= SUMS ? WIDEST / 2 : WIDEST / 4; }
 
@@ -40,21 +46,32 @@ INLINE void axpy_tile(const int nf, const int nv, const int masked, const pysim_
                       MASK mask, T *sums, int64_t pitch, AHEAD *ahead) {
     VEC acc[MOST_FEW][WIDEST];
     AHEAD a = *ahead;
+    const int again = FROM_MEMORY && of->few == nf;
 #pragma GCC unroll 8
     for (int f = 0; f < nf; f++)
 #pragma GCC unroll 8
         for (int v = 0; v < nv; v++) acc[f][v] = first ? v_zero() : v_load(sums + f * pitch + v * LANES);
     for (int64_t p = 0; p < nk; p++, matrix += of->ld, few += of->few) {
         VEC x[WIDEST];
+        const T *row = matrix, *values = few;
         ask(nv, &a);
 #pragma GCC unroll 8
         for (int v = 0; v < nv; v++) x[v] = masked ? v_load_mask(matrix + v * LANES, mask) : v_load(matrix + v * LANES);
+        if (again && nf > nv)
 #pragma GCC unroll 8
-        for (int f = 0; f < nf; f++) {
-            const VEC b = v_set1(few[f]);
+            for (int v = 0; v < nv; v++) {
+                UNKNOWN(values);
 #pragma GCC unroll 8
-            for (int v = 0; v < nv; v++) acc[f][v] = v_fma(b, x[v], acc[f][v]);
-        }
+                for (int f = 0; f < nf; f++) acc[f][v] = v_fma(v_set1(values[f]), x[v], acc[f][v]);
+            }
+        else
+#pragma GCC unroll 8
+            for (int f = 0; f < nf; f++) {
+                const VEC b = v_set1(few[f]);
+                if (again) UNKNOWN(row);
+#pragma GCC unroll 8
+                for (int v = 0; v < nv; v++) acc[f][v] = v_fma(b, again && !masked ? v_load(row + v * LANES) : x[v], acc[f][v]);
+            }
     }
 #pragma GCC unroll 8
     for (int f = 0; f < nf; f++)
@@ -158,8 +175,8 @@ INLINE void dot_block(const int nf, const int nr, const pysim_skinny *of, const 
 /* The few go in passes: axpy, of as equal numbers as can be; dot, of as many as a tile takes, and the rest. */
 INLINE void skinny(const int dot, const pysim_skinny *of, int64_t begin, int64_t results, T *to, int64_t pitch) {
     const int64_t passes = pysim_ceil_div(of->few, MOST_FEW), most = dot ? MOST_DOT : pysim_ceil_div(of->few, passes);
-    /* dot: no more rows than a pass takes at once, so that these and a block of the few stay in L1 */
-    const int64_t block = dot ? wide(pysim_min(of->few, most)) : WIDEST * LANES;
+    /* dot: no more rows than a pass takes at once, so that these and a block of the few stay in L1; axpy: what the next pass finds there */
+    const int64_t block = dot ? wide(pysim_min(of->few, most)) : passes > 1 ? WIDEST * LANES : results;
     const int64_t result_step = dot ? of->ld : 1, p_step = dot ? 1 : of->ld;
     const T *rows = (const T *)of->matrix + begin * result_step;
     for (int64_t p = 0; p < of->k; p += of->block) {

@@ -39,9 +39,10 @@ PHASES = ("pack", "compute", "store")
 
 
 class Case(NamedTuple):
-    """One schedule of one layer: what the model predicts and what the caches count."""
+    """One schedule of one layer: what the model predicts and what the caches count, both of `part`, which is all of the layer or less."""
 
     layer: "Layer"
+    part: "Workload"
     schedule: "Schedule"
     cost: "Cost"
     counted: "Result"
@@ -55,6 +56,7 @@ class Case(NamedTuple):
 @click.option("--sweep", type=Choice(SWEPT), help="Misses over this parameter of the schedule, the others as planned.")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the sweep into this .svg or .png file too.")
 @click.option("--trace", "trace_file", type=click.Path(dir_okay=False, path_type=Path), help="Simulate this din, text or lackey file.")
+@click.option("--whole", is_flag=True, help="Simulate all of a problem that makes very many accesses, and not a part.")
 @json_option
 def cache(
     problems: tuple[str, ...],
@@ -64,11 +66,13 @@ def cache(
     sweep: str | None,
     picture: Path | None,
     trace_file: Path | None,
+    whole: bool,
     as_json: bool,
 ) -> None:
     """Lines that each cache misses: as the cost model predicts them, and as exact caches count them on the plan's accesses.
 
-    No kernel runs, so the machine may be any that has a file (pysim machines). Filters are packed before the run.
+    No kernel runs, so the machine may be any that has a file (pysim machines). Filters are packed before the run. Of a batch or a product
+    that makes so many accesses that their simulation would take long, a part is predicted and simulated under the whole one's schedule.
 
     \b
     Examples
@@ -86,9 +90,9 @@ def cache(
         return
     layers = layers_of(problems)
     if sweep:
-        _sweep(layers, on, stationary, cold, sweep, picture, as_json)
+        _sweep(layers, on, stationary, cold, sweep, picture, whole, as_json)
         return
-    cases = _counted([(layer, _schedule(layer, on, stationary, cold)) for layer in layers], on, cold)
+    cases = _counted([(layer, _schedule(layer, on, stationary, cold)) for layer in layers], on, cold, whole)
     if as_json:
         document(caches=[_document(case, on, cold) for case in cases])
         return
@@ -131,32 +135,33 @@ def _schedule(layer: "Layer", on: "Machine", stationary: str | None, cold: bool)
     raise PlanError(f"{layer.workload.text}: no {KINDS[stationary]} schedule was considered")
 
 
-def _counted(wanted: "list[tuple[Layer, Schedule]]", on: "Machine", cold: bool) -> list[Case]:
+def _counted(wanted: "list[tuple[Layer, Schedule]]", on: "Machine", cold: bool, whole: bool) -> list[Case]:
     cases = []
     with progress() as tell:
         for number, (layer, schedule) in enumerate(wanted, 1):
             tell(f"simulating {number} of {len(wanted)}: {layer.workload.text}")
-            cases.append(_case(layer, schedule, on, cold))
+            cases.append(_case(layer, schedule, on, cold, whole))
         tell("")
     return cases
 
 
-def _case(layer: "Layer", schedule: "Schedule", on: "Machine", cold: bool) -> Case:
+def _case(layer: "Layer", schedule: "Schedule", on: "Machine", cold: bool, whole: bool) -> Case:
     from pysim.cachemodel.cpu.cost import predict_schedule
     from pysim.cachemodel.cpu.nest import nest_of
     from pysim.cachemodel.simulator import trace
     from pysim.cachemodel.simulator.hierarchy import Hierarchy
 
-    cost = predict_schedule(nest_of(layer.workload), on, schedule, not cold)
-    counted = trace.simulate(layer.workload, schedule, Hierarchy.from_machine(on), warm=not cold)
-    return Case(layer, schedule, cost, counted)
+    part = layer.workload if whole else trace.part_of(layer.workload, schedule, trace.SHOWN_ACCESSES)
+    cost = predict_schedule(nest_of(part), on, schedule, "cold" if cold else "hot")
+    counted = trace.simulate(part, schedule, Hierarchy.from_machine(on), warm=not cold)
+    return Case(layer, part, schedule, cost, counted)
 
 
-def _doubts(layer: "Layer", schedule: "Schedule", on: "Machine") -> list[str]:
+def _doubts(workload: "Workload", schedule: "Schedule", on: "Machine") -> list[str]:
     from pysim.cachemodel.cpu.nest import nest_of
     from pysim.cachemodel.cpu.reuse import doubts
 
-    return doubts(nest_of(layer.workload), schedule, on)
+    return doubts(nest_of(workload), schedule, on)
 
 
 # One case
@@ -167,7 +172,7 @@ def _footprints(case: Case, on: "Machine") -> list[str]:
     from pysim.cachemodel.cpu import words
     from pysim.cachemodel.cpu.nest import nest_of
 
-    nest, names = words.sliced(nest_of(case.layer.workload), on, case.schedule)
+    nest, names = words.sliced(nest_of(case.part), on, case.schedule)
     return [*words.reused(nest, on, names)]
 
 
@@ -196,6 +201,7 @@ def _misses(case: Case, level: str, operand: str) -> int:
 def _document(case: Case, on: "Machine", cold: bool) -> dict[str, Any]:
     return {
         "problem": case.layer.workload.text,
+        "simulated": case.part.text,
         "label": case.layer.label,
         "count": case.layer.count,
         "machine": on.name,
@@ -207,7 +213,7 @@ def _document(case: Case, on: "Machine", cold: bool) -> dict[str, Any]:
         "accesses": case.counted.accesses,
         "levels": _levels(case, on),
         "counters": case.counted.to_dict(),
-        "doubts": _doubts(case.layer, case.schedule, on),
+        "doubts": _doubts(case.part, case.schedule, on),
     }
 
 
@@ -216,7 +222,8 @@ def _report(case: Case, on: "Machine", cold: bool) -> None:
     put((case.layer.workload.text, "bold"))
     tiles = f"channels {s.channels}, K2 {s.k2}, K3 {s.k3}, {'packed' if s.pack == 'tiles' else 'in place'}"
     put(f"{on.name}, {'cold' if cold else 'hot'}: {s.kernel}, {s.stationary.replace('_', ' ')}, {tiles}")
-    put(f"{case.counted.accesses:,} accesses")
+    part = "" if case.part == case.layer.workload else f" of a part, {case.part.text}, predicted and simulated; --whole: all"
+    put(f"{case.counted.accesses:,} accesses{part}")
     levels = _levels(case, on)
     titles = ["misses", "predicted", "simulated", "differ", *PARTS, *PHASES]
     rows: list[list[Cell]] = [
@@ -232,7 +239,7 @@ def _report(case: Case, on: "Machine", cold: bool) -> None:
     put_table(titles, rows, left=["misses"])
     put("")
     put_lines("\n".join(_footprints(case, on)))
-    for doubt in _doubts(case.layer, s, on):
+    for doubt in _doubts(case.part, s, on):
         put_lines(wrapped(f"beyond the model: {doubt}", ""))
 
 
@@ -261,13 +268,13 @@ def _trace(file: Path, on: "Machine", as_json: bool) -> None:
 
 
 def _sweep(
-    layers: "list[Layer]", on: "Machine", stationary: str | None, cold: bool, over: str, picture: Path | None, as_json: bool
+    layers: "list[Layer]", on: "Machine", stationary: str | None, cold: bool, over: str, picture: Path | None, whole: bool, as_json: bool
 ) -> None:
     if len(layers) > 1:
         raise click.UsageError(f"--sweep takes one layer, but {plural(len(layers), 'layer')} are named")
     layer = layers[0]
     planned = _schedule(layer, on, stationary, cold)
-    cases = _counted([(layer, schedule) for schedule in _variants(layer.workload, planned, over)], on, cold)
+    cases = _counted([(layer, schedule) for schedule in _variants(layer.workload, planned, over)], on, cold, whole)
     if as_json:
         document(caches=[_document(case, on, cold) for case in cases])
     else:
@@ -295,8 +302,9 @@ def _variants(workload: "Workload", planned: "Schedule", over: str) -> "list[Sch
 
 
 def _put_sweep(cases: list[Case], planned: "Schedule", on: "Machine", over: str) -> None:
+    part = "" if cases[0].part == cases[0].layer.workload else f", of {cases[0].part.text}"
     put((cases[0].layer.workload.text, "bold"))
-    put(f"{on.name}: {planned.kernel}, {planned.stationary.replace('_', ' ')}; misses over {over}, predicted and simulated")
+    put(f"{on.name}{part}: {planned.kernel}, {planned.stationary.replace('_', ' ')}; misses over {over}, predicted and simulated")
     titles = [over, *(f"{level.name} {what}" for level in on.levels for what in ("predicted", "simulated"))]
     rows: list[list[Cell]] = []
     for case in cases:

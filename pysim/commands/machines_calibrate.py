@@ -23,7 +23,7 @@ from pysim.commands.common import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from pysim.calibration import cpu_calibrate, cuda_probe
+    from pysim.calibration import cpu_calibrate, cuda_probe, gpu_calibrate
     from pysim.calibration.estimate import Estimate
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
@@ -34,7 +34,7 @@ SHOWN = 0.02  # of the measurements were disturbed: said
 
 @click.command(short_help="This computer's CPU or GPU, measured into a machine file.")
 @click.option("-m", "--machine", "name", default="host", show_default=True, help="host: the CPU here; cuda: the GPU here; or their .toml.")
-@click.option("--budget", type=Number(1, 3600), default=120.0, show_default=True, help="Seconds of measuring a CPU.")
+@click.option("--budget", type=Number(1, 3600), default=120.0, show_default=True, help="Seconds of measuring a CPU, or a GPU's products.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write a .toml file with what was measured.")
 @click.option("--force", is_flag=True, help="Replace what was written there before.")
 @json_option
@@ -43,8 +43,9 @@ def calibrate(name: str, budget: float, output: Path | None, force: bool, as_jso
     squares over measured plans of layers that are in no set, the constants of the cost model. What others disturbed is left out, and what
     stays in doubt is said. The result is what -m host plans with from then on, or with --output a machine file.
 
-    Of a GPU (-m cuda, or its .toml): shared memory by instruction and pattern of lanes, multiply-adds, L2 and memory. A file that --output
-    writes differs from NAME's in what was assumed there, or measured before.
+    Of a GPU (-m cuda, or its .toml): shared memory by instruction and pattern of lanes, multiply-adds, L2 and memory; then random products
+    of every type, and by least squares the constants of the cost model. A file that --output writes differs from NAME's in what was assumed
+    there, measured before, or fitted on products.
 
     \b
     Examples
@@ -61,7 +62,7 @@ def calibrate(name: str, budget: float, output: Path | None, force: bool, as_jso
         check_place(output, force)
     machine = host.any_machine(name)
     if isinstance(machine, Gpu):
-        _of_gpu(machine, output, force, as_json)
+        _of_gpu(machine, budget, output, force, as_json)
     else:
         if host.executor(machine).kind == "emulated":
             raise MachineError(f"{machine.name} is emulated here, where no time means anything; calibrate -m host")
@@ -133,19 +134,54 @@ def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
         put((f"not sure of {plural(doubts, 'number')}: calibrate again when less else runs, or with a larger --budget", "yellow"))
 
 
-def _of_gpu(machine: "Gpu", output: Path | None, force: bool, as_json: bool) -> None:
-    from pysim.calibration import cuda_probe, host
+def _of_gpu(machine: "Gpu", budget: float, output: Path | None, force: bool, as_json: bool) -> None:
+    import msgspec
+
+    from pysim.calibration import cuda_probe, gpu_calibrate, gpu_lab, host
     from pysim.machine.write import save
     from pysim.runtime import cuda
 
     host.runnable_any(machine)
-    found = cuda_probe.calibrate(machine, cuda.devices()[0], cuda_probe.DeviceProbes())
+    device = cuda.devices()[0]
+    found = cuda_probe.calibrate(machine, device, cuda_probe.DeviceProbes())
+    say(f"{machine.description}: {budget:g} s of products")
+    with progress() as tell:
+        products = gpu_calibrate.calibrate(machine, gpu_lab.DeviceLab(machine), budget, tell)
+        tell("")
     if output is not None:
-        save(cuda_probe.merged(machine, found, output.stem), output, force)
+        probed = cuda_probe.merged(machine, found, output.stem)
+        save(gpu_calibrate.with_constants(probed, products, device.name, machine.name), output, force)
     if as_json:
-        document(calibrations=[found])
+        document(calibrations=[msgspec.to_builtins(found) | {"products": products}])
     else:
         _report_gpu(found)
+        _report_products(machine, products)
+
+
+def _report_products(machine: "Gpu", found: "gpu_calibrate.GpuFit") -> None:
+    """Each constant beside what it was, and what predictions gain."""
+    from pysim.machine.quantity import facts
+
+    before = dict(facts(machine))
+    put("")
+    rows = []
+    for path, one in found.constants.items():
+        old = before[f"model.{path}"]
+        was: list[Cell] = [quantity(old.value), (old.kind, KIND_STYLE.get(old.kind, ""))]
+        rows.append([path, *was, quantity(one.value), quantity(one.error), ("", "") if one.sure else (f"not sure: {one.doubt}", "yellow")])
+    put_table(["constant", "was", "kind", "is", "+-", ""], rows, left=["constant", "kind", ""])
+    if found.stays:
+        put((f"too little was measured of {', '.join(found.stays)}: as before", "yellow"))
+    put("")
+    told = f"{plural(found.problems, 'product')}, {found.launches:,} launches in {found.seconds:.0f} s"
+    put(f"{told}; error of predictions, and regret of the model's first choice:")
+    titles = ["", "median", "90th percentile", "regret", "worst"]
+    pairs = (("before", found.before), ("now", found.after), ("now, of products left out of the fit", found.left_out))
+    put_table(
+        titles,
+        [[what, f"{q.median_error:.1%}", f"{q.p90_error:.1%}", f"{q.regret:.3f}", f"{q.worst_regret:.3f}"] for what, q in pairs],
+        left=[""],
+    )
 
 
 def _report_gpu(found: "cuda_probe.Calibration") -> None:

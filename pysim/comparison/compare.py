@@ -30,8 +30,9 @@ from pysim.peers.peer import Operands, Ready
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer
 from pysim.record.measurement import Comparison, Measurement
-from pysim.record.plan import Plan, State
+from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
+from pysim.record.state import RunState
 from pysim.registry.cpu import loop_nest
 from pysim.runtime import cpu
 
@@ -46,7 +47,7 @@ class How(NamedTuple):
     seconds of each contender's samples (unless medians are CERTAIN before) and the most of a plan's, the seed of the operands."""
 
     threads: int = 1
-    state: State = "hot"
+    state: RunState = "hot"
     profile: bool = False
     min_seconds: float = 0.2
     budget_seconds: float = 30.0

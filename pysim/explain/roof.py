@@ -37,7 +37,7 @@ def floor_of(plan: Plan) -> Floor:
     """The least that multiply-adds and operands can take; 0 seconds where neither is known."""
     peak = plan.threads * algorithm_named(plan.algorithm, plan.workload, plan.on).describe(plan).peak_flops
     multiplying = Floor(plan.workload.flops / peak if peak else 0.0, "its multiply-adds take {} at the peak")
-    size = max(0, read_bytes(plan.workload) - (_held_bytes(plan) if plan.state == "hot" else 0))
+    size = max(0, read_bytes(plan.workload) - (_held_bytes(plan) if plan.state != "cold" else 0))
     moving = Floor(size / _bandwidth(plan), f"reading {bytes_text(size)} from memory takes {{}} at the bandwidth")
     return max(multiplying, moving)
 

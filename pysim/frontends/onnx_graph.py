@@ -313,6 +313,10 @@ def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
         ("kernel_shape", [1, 1]), ("strides", [1, 1]), ("dilations", [1, 1])))  # fmt: skip
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
     pads = layers.pads_of(given, list(x.shape[2:]), extents, strides)
+    for size, stride, before, out in zip(x.shape[2:], strides, pads, graph.tensors[node.output].shape[2:], strict=False):
+        if given.get("ceil_mode") and (out - 1) * stride >= size + before:
+            why = "its last window begins in the padding behind the image, where libraries leave it out and shape inference does not"
+            raise ProblemError(f'{node.op} "{printable(node.name)}": {why}; right are pads that need no ceil_mode')
     plain = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
     return Node(node.op, node.name, node.inputs, node.outputs[:1], plain | {"count_include_pad": given.get("count_include_pad", 0)})
 
@@ -332,7 +336,7 @@ def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
 def _softmax(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
     rank = len(graph.tensors[node.output].shape)
     axis = node.attributes.get("axis", -1 if opset >= 13 else 1) % rank
-    return Node("Softmax", node.name, node.inputs, node.outputs, {"axes": (axis,) if opset >= 13 else tuple(range(axis, rank))})
+    return Node(node.op, node.name, node.inputs, node.outputs, {"axes": (axis,) if opset >= 13 else tuple(range(axis, rank))})
 
 
 def _mean(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -371,7 +375,8 @@ def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Nod
 
 _LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
-    "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "LRN": _lrn, "MatMul": _matmul,
-    "MaxPool": _pool, "Mul": _channelwise, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Softmax": _softmax,
-    "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
+    "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "LRN": _lrn, "LogSoftmax": _softmax,
+    "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is,
+    "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose,
+    **dict.fromkeys(_VIEWS, _view),
 }  # fmt: skip

@@ -28,7 +28,7 @@ from pysim.arguments import word
 from pysim.errors import OperandError
 from pysim.measure.load import Load, Watch
 from pysim.measure.statistics import uncertainty
-from pysim.record.plan import STATES, State
+from pysim.record.state import TIMED, RunState
 
 Array = NDArray[Any]
 Call = Callable[[], object]
@@ -51,7 +51,7 @@ class Clock(Protocol):
     def batch(self, seconds: float) -> int:
         """How many calls a sample has, one of which takes so long."""
 
-    def leads(self, seconds: float, state: State) -> int:
+    def leads(self, seconds: float, state: RunState) -> int:
         """How many untimed calls precede a sample."""
 
     def undisturbed(self) -> AbstractContextManager["Watch | None"]:
@@ -77,7 +77,7 @@ class CpuClock(NamedTuple):
     def batch(self, seconds: float) -> int:
         return 1 if seconds >= SHORT_CALL_SECONDS else math.ceil(BATCH_SECONDS / max(seconds, 1e-9))
 
-    def leads(self, seconds: float, state: State) -> int:
+    def leads(self, seconds: float, state: RunState) -> int:
         return int(state == "hot")
 
     @contextmanager
@@ -100,7 +100,7 @@ def interleave(
     contenders: Mapping[str, Call],
     clock: Clock,
     *,
-    state: State = "hot",
+    state: RunState = "hot",
     min_samples: int = 30,
     min_seconds: float = 0.2,
     budget_seconds: float = 30.0,
@@ -115,7 +115,7 @@ def interleave(
     Sample i of one array and sample i of another are neighbours in time. The first contender is the one that the others are timed beside:
     what it raises is raised. OperandError for an unknown state or no contender.
     """
-    word(state, "cache state", STATES)
+    word(state, "cache state", TIMED)
     if not contenders:
         raise OperandError("there is nothing to time: give at least one contender")
     taking: dict[str, _Taking] = {}

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from pysim.errors import MissingError, NativeError
-from pysim.record.plan import State
+from pysim.record.state import RunState
 
 LEAD, LONG, MOST_LEADS = 6e-5, 2e-3, 8  # seconds, seconds, calls
 HELD, MOST_HELD = 1e-4, 2e-3  # seconds
@@ -101,7 +101,7 @@ class Events:
     def batch(self, seconds: float) -> int:
         return 1
 
-    def leads(self, seconds: float, state: State) -> int:
+    def leads(self, seconds: float, state: RunState) -> int:
         """What keeps the device busy; of long calls what the cache state asks for."""
         return max(leads(seconds), int(state == "hot"))
 

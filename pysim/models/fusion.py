@@ -106,7 +106,8 @@ class _Fusion:
             return  # the channels of an Affine are not its columns
         old = rest[0].astype(np.float64) if rest else np.zeros_like(shift)
         along = scale.reshape(-1, *[1] * (weights.ndim - 1))
-        made = ((weights.astype(np.float64) * along).astype(weights.dtype), (old * scale + shift).astype(weights.dtype))
+        scaled = np.multiply(weights, along, out=np.empty_like(weights), casting="unsafe")  # in float64, a few at a time, rounded once
+        made = (scaled, (old * scale + shift).astype(weights.dtype))
         names = tuple(f"{later.output}:{what}" for what in ("scale" if taking.op == "Affine" else "weights", "shift"))
         self._constants.update(zip(names, made, strict=True))
         self._replace(before, taking._replace(inputs=(taking.inputs[0], *names)), at)

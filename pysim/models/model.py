@@ -49,15 +49,20 @@ class Model:
     def __init__(
         self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL, accuracy: Accuracy = "standard"
     ) -> None:
-        graph = self._graph = with_layouts(fused(graph, _able), on, accuracy).graph
+        graph = with_layouts(fused(graph, _able), on, accuracy).graph
+        constants = dict(graph.constants)
+        self._graph = graph = graph._replace(constants=constants)
         self.threads = threads
         buffers = planned(graph, lambda node: node.op in operators.IN_PLACE)
         self.plan = ModelPlan(layers_of(graph, on, buffers, accuracy), buffers, on.name)
-        self._natives = [self._prepared(layer, executor) for layer in self.plan.layers]
-        native = {name for layer in self.plan.layers if layer.plan for name in layer.node.inputs[1:PARAMETERS]}
+        last = {name: at for at, layer in enumerate(self.plan.layers) if layer.plan for name in layer.node.inputs[1:PARAMETERS]}
         elsewhere = {name for layer in self.plan.layers for name in layer.node.inputs[PARAMETERS if layer.plan else 0 :]}
-        kept = {name: array for name, array in graph.constants.items() if name not in native - elsewhere - set(graph.outputs)}
-        self._graph = graph._replace(constants=kept)  # weights are packed, and needed no more as they were
+        self._natives = list[Prepared | None]()
+        for at, layer in enumerate(self.plan.layers):
+            self._natives.append(self._prepared(layer, executor))
+            for name in layer.node.inputs[1:PARAMETERS] if layer.plan else ():  # packed, and needed no more as they were
+                if last[name] == at and name not in elsewhere and name not in graph.outputs:
+                    constants.pop(name, None)
         self._idle: list[_Run] = []
 
     @property
@@ -163,7 +168,7 @@ class _Run:
         if node.op == "View":
             return self._view(node, graph, buffers)
         if "reference" in node.attributes:
-            run, outs = operators.by_reference(node.attributes["reference"], names), [values[name] for name in node.outputs if name]
+            run, outs = operators.by_reference(node.attributes["reference"], names), [values.get(name) for name in node.outputs]
             return lambda: run(outs, [values[name] for name in names])
         if node.op == "Concat":
             return self._concat(node, graph, buffers)

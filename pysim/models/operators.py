@@ -118,6 +118,13 @@ def _softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Non
     out /= out.sum(axis=axes, keepdims=True)
 
 
+def _log_softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    """x - max - log(sum(e^(x - max))): a logarithm of the quotient would be of 0 where that is small."""
+    axes = tuple(attributes["axes"])
+    np.subtract(inputs[0], inputs[0].max(axis=axes, keepdims=True), out=out)
+    out -= np.log(np.exp(out).sum(axis=axes, keepdims=True))
+
+
 def _sum(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
     a, b = inputs if out.ctypes.data != inputs[1].ctypes.data else inputs[::-1]
     fits = a.shape == b.shape and takes(out, a, b) and not np.may_share_memory(out, b)
@@ -194,8 +201,9 @@ NATIVE: dict[str, Bind] = {
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "Clip": _clip, "ConvTranspose": _transposed_convolution, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes,
-    "Identity": _copy, "LRN": _lrn, "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply), "ReduceMean": _reduce_mean, "Relu": _relu,
-    "Sigmoid": _sigmoid, "Softmax": _softmax, "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
+    "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply),
+    "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
+    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
 
 
@@ -218,8 +226,9 @@ IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "Mul", "Relu", "Sub", "Tan
 ACTIVATED = frozenset({"Add", "Affine"})  # which can have a ReLU behind them
 
 
-def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
-    """The onnx package's own definition of a node (an onnx.NodeProto). ProblemError where it has none."""
+def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any]]:
+    """The onnx package's own definition of a node (an onnx.NodeProto), with None for outputs without a name. ProblemError where it has
+    none."""
     try:
         import onnx
         from onnx.reference import ReferenceEvaluator
@@ -227,7 +236,7 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Arr
         raise MissingError("operators beside the frequent ones need the onnx package: pip install onnx") from None
     if node.op_type == "BatchNormalization" and 7 <= opset < 14:
         opset = 14  # the same in inference; the older definitions there take the statistics of the batch
-    given = [name for name in dict.fromkeys(node.input) if name]
+    given, made = [name for name in dict.fromkeys(node.input) if name], [bool(name) for name in node.output]
     kinds = [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in (*given, *filter(None, node.output))]
     graph = onnx.helper.make_graph([node], "one", kinds[: len(given)], kinds[len(given) :])
     opsets = [onnx.helper.make_opsetid(node.domain, opset if node.domain in ("", "ai.onnx") else 1)]
@@ -236,20 +245,21 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Arr
     except Exception as error:  # its own kinds for an unknown operator, domain or version
         raise ProblemError(f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run: {error}') from None
 
-    def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        found: Any = ready.run(None, dict(zip(given, inputs, strict=True)))
-        return list(found)
+    def run(inputs: Sequence[Array]) -> Sequence[Any]:
+        found = iter(ready.run(None, dict(zip(given, inputs, strict=True))))
+        return [next(found) if named else None for named in made]
 
     return run
 
 
-def by_reference(evaluate: Callable[[Sequence[Array]], Sequence[Array]], names: Sequence[str]) -> Callable[..., None]:
-    """A reference as an operator of several outputs; an input that stands twice is given once."""
+def by_reference(evaluate: Callable[[Sequence[Array]], Sequence[Any]], names: Sequence[str]) -> Callable[..., None]:
+    """A reference as an operator of several outputs, None for one that nobody reads; an input that stands twice is given once."""
     first = [names.index(name) for name in dict.fromkeys(names)]
 
-    def run(outs: Sequence[Array], inputs: Sequence[Array]) -> None:
-        for out, found in zip(outs, evaluate([inputs[at] for at in first]), strict=False):
-            out[...] = found
+    def run(outs: Sequence[Array | None], inputs: Sequence[Array]) -> None:
+        for out, found in zip(outs, evaluate([inputs[at] for at in first]), strict=True):
+            if out is not None:
+                out[...] = found
 
     return run
 

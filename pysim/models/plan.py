@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What will run of a network, and how long that is expected to take: one layer a node that is left after fusion.
 
-Convolutions and products have plans, for cold caches: when a layer begins, the network has gone over its own size of other memory since
-its weights were read last. A product of a constant matrix is planned as the 1x1 convolution that it is (rows of x as the windows of one
-image of k channels), whose filters are packed once.
+Convolutions and products have plans for caches as a layer finds them (`pysim.record.state`, "chained"): the layer before has just written
+its input, and since its weights were read last the network has gone over its own size of other memory. A product of a constant matrix is
+planned as the 1x1 convolution that it is (rows of x as the windows of one image of k channels), whose filters are packed once.
 
 A residual and what other operators read and write moves at the rate of the level of the caches that holds it all; pools besides pass over
 rows in L1, reading an element for each tap of a column and of a row. Activations that kernels' stores do not have pass over
-results in L1 (`pysim.cachemodel.cpu.finish`).
+results in L1 (`pysim.cachemodel.cpu.finish`). Until a layer computes it waits for START_LINES from memory.
 """
 
 from functools import lru_cache
@@ -27,9 +27,11 @@ from pysim.models.layouts import Laid, laid_out
 from pysim.problem.conv import Conv
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Layout, Plan
+from pysim.record.state import State
 from pysim.registry.cpu import loop_targets, nchwc_kernels
 
 _DTYPES = {"float32": "f32", "float64": "f64"}
+START_LINES = 12  # of code, structs, weights, that a layer waits for one after another (Zen 5: layers of one pixel, 1.9 us each)
 
 
 class Layer(NamedTuple):
@@ -102,8 +104,13 @@ def problem_of(node: Node, graph: Graph) -> Conv | None:
 
 
 @lru_cache(maxsize=4096)
-def _plan(problem: Conv, on: Machine, accuracy: Accuracy, layout: Layout = "nchw") -> Plan:
-    return planner.plan(problem, on, accuracy=accuracy, state="cold", layout=layout)
+def _plan(problem: Conv, on: Machine, accuracy: Accuracy, layout: Layout = "nchw", state: State = "chained") -> Plan:
+    return planner.plan(problem, on, accuracy=accuracy, state=state, layout=layout)
+
+
+def _state(node: Node, graph: Graph) -> State:
+    """Of the caches when a layer begins: what the network is given lies wherever the caller had it."""
+    return "cold" if node.inputs[0] in graph.inputs else "chained"
 
 
 def _layout(read: int, written: int) -> Layout:
@@ -126,7 +133,7 @@ def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> 
         if node.op != "Conv":
             return _pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
         try:
-            return _plan(node.attributes["problem"], on, accuracy, _layout(read, written)).seconds
+            return _plan(node.attributes["problem"], on, accuracy, _layout(read, written), _state(node, graph)).seconds
         except PlanError:
             return None
 
@@ -168,10 +175,15 @@ def _pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
     return float(cycles / on.core.frequency_hz.value)
 
 
+def _starting(node: Node, on: Machine) -> float:
+    """Seconds until a layer computes: its code lies as far away as its weights."""
+    return 0.0 if node.op == "View" else START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
+
+
 def _activating(node: Node, graph: Graph, on: Machine) -> float:
     """Seconds of an activation behind what a node computes, or that it is."""
-    found, y = node.attributes.get("activation") or activation_of(node), graph.tensors[node.output]
-    if not found or "reference" in node.attributes or y.dtype.name not in _DTYPES:
+    found = None if "reference" in node.attributes else node.attributes.get("activation") or activation_of(node)
+    if not found or (y := graph.tensors[node.output]).dtype.name not in _DTYPES:
         return 0.0
     rows, item = int(np.prod(y.shape[:2])) if len(y.shape) > 2 else 1, y.dtype.itemsize
     name = found[0] if isinstance(found, tuple) else found
@@ -201,10 +213,10 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
     layers = []
     for node in graph.nodes:
         problem = problem_of(node, graph)
-        besides = _moving(node, graph, on, buffers) + _activating(node, graph, on)
+        besides = _moving(node, graph, on, buffers) + _activating(node, graph, on) + _starting(node, on)
         try:
             layout = _layout(*node.attributes.get("blocks", (1, 1)))
-            layers.append(Layer(node, _plan(problem, on, accuracy, layout) if problem else None, besides))
+            layers.append(Layer(node, _plan(problem, on, accuracy, layout, _state(node, graph)) if problem else None, besides))
         except PlanError as error:
             raise PlanError(f'{node.op} "{printable(node.name)}": {error}') from None
     return tuple(layers)

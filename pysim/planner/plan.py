@@ -39,7 +39,6 @@ from pysim.record.plan import (
     FOOTPRINTS,
     LAYOUTS,
     MODELS,
-    STATES,
     Considered,
     Footprint,
     Layout,
@@ -47,10 +46,10 @@ from pysim.record.plan import (
     ModelName,
     Plan,
     Request,
-    State,
     named,
 )
 from pysim.record.schedule import AnySchedule, from_name
+from pysim.record.state import STATES, State
 from pysim.registry.cpu import Kernel, cpu_kernel, loop_nest
 from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
 
@@ -171,8 +170,8 @@ def _request(
         raise PlanError(f"nhwc is a layout of GPUs, and {on.name} is a CPU; there are: nchw, {', '.join(BLOCKED)}")
     if model == "csa" and isinstance(on, Gpu):
         raise PlanError(f'the csa model is of CPU caches; {on.name} is a GPU, which has the model "full"')
-    hot = state == "hot" and model == "full"
-    return Request(workload, on, layout, hot, model, _micro_kernel(micro_kernel, model), accuracy=accuracy, error_limit=error_limit)
+    state = state if model == "full" else "cold"
+    return Request(workload, on, layout, state, model, _micro_kernel(micro_kernel, model), accuracy=accuracy, error_limit=error_limit)
 
 
 def _team_of(request: Request, threads: int) -> int:
@@ -353,7 +352,7 @@ def _plan(
         workload=request.problem,
         on=request.machine,
         model=request.model,
-        state="hot" if request.hot else "cold",
+        state=request.state,
         algorithm=algorithm.NAME,
         schedule=schedule,
         workspace_bytes=algorithm.workspace_bytes(request.problem, schedule, request.layout),

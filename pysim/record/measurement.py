@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pysim.record.state import RunState
+
 
 class Ratio(msgspec.Struct, frozen=True):
     """Median time of a peer over that of the plan (above 1: the plan is faster), and its bootstrap 95 % interval."""
@@ -55,7 +57,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     profile: dict[str, float] | None = None
     machine: str = ""
     executor: Literal["local", "emulated"] = "local"
-    state: Literal["hot", "cold"] = "hot"
+    state: RunState = "hot"
     threads: int = 1
     count: int = 1
     reason: str = ""
@@ -76,7 +78,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     kernel: str
     schedule: str
-    state: Literal["hot", "cold"]
+    state: RunState
     samples: tuple[float, ...]
     environment: dict[str, str]
     time: str

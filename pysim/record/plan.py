@@ -12,14 +12,13 @@ from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.schedule import AnySchedule, GpuSchedule, Schedule, name_of
+from pysim.record.state import State
 from pysim.registry.cuda import Finite
 
 ModelName = Literal["full", "csa"]
-State = Literal["hot", "cold"]
 Layout = Literal["nchw", "nhwc", "nchw4c", "nchw8c", "nchw16c", "nchw-nchw4c", "nchw-nchw8c", "nchw-nchw16c"]
 Footprint = Literal["packed", "raw"]
 MODELS: tuple[ModelName, ...] = ("full", "csa")
-STATES: tuple[State, ...] = ("hot", "cold")
 FOOTPRINTS: tuple[Footprint, ...] = ("packed", "raw")
 LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")  # of a convolution's input and output; pysim_layout, in its order
 # On a CPU channels may lie in blocks: [N][C/c][H][W][c], of input and output or of the output alone.
@@ -52,7 +51,7 @@ def named(micro_kernel: MicroKernel) -> str:
 class Request(NamedTuple):
     """What a plan is asked for.
 
-    `hot`: operands lie in the caches as a run before left them; `micro_kernel`: only kernels of this name or tile; `schedule`: only this
+    `state`: of the caches; `micro_kernel`: only kernels of this name or tile; `schedule`: only this
     one; `input_footprint` is the slicing analysis' (`pysim/cachemodel/cpu/csa.py`); `accuracy`, and `error_limit`, the largest error over
     the result's root mean square: see `pysim.algorithms.accuracy`. `prepared`: B of a product is prepared once for many runs, as weights
     of a convolution always are.
@@ -61,7 +60,7 @@ class Request(NamedTuple):
     problem: Workload
     machine: Machine | Gpu
     layout: Layout = "nchw"
-    hot: bool = True
+    state: State = "hot"
     model: ModelName = "full"
     micro_kernel: MicroKernel = None
     schedule: AnySchedule | None = None

@@ -21,12 +21,13 @@ from pysim.machine.gpu import Gpu
 from pysim.measure.store import Store, environment, now
 from pysim.problem.text import Workload
 from pysim.record.measurement import Measurement
-from pysim.record.plan import Layout, Plan, State
+from pysim.record.plan import Layout, Plan
+from pysim.record.state import RunState
 from pysim.runtime import cpu, cuda
 from pysim.tuning.choose import Array, Purpose, Run, best, known, seconds_of
 
 MOST_PLANS = 1_000_000
-STATE: State = "hot"  # caches as the call before left them
+STATE: RunState = "hot"  # caches as the call before left them
 
 
 class Question(NamedTuple):

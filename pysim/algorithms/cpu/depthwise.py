@@ -89,7 +89,7 @@ def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
 
 def _passes(of: Listed, machine: Machine) -> list[Pass]:
     assert isinstance(of.request.problem, Conv)
-    return [depthwise_pass(of.request.problem, kernel, machine, of.request.hot) for kernel, _ in of.rows]
+    return [depthwise_pass(of.request.problem, kernel, machine, of.request.state) for kernel, _ in of.rows]
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared | None:

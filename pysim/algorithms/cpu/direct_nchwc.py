@@ -96,7 +96,7 @@ def _passes(of: Listed, machine: Machine) -> list[Pass]:
     problem = of.request.problem
     assert isinstance(problem, Conv)
     rows = [(kernel, _blocks_of(schedule)) for kernel, schedule in of.rows]
-    return [nchwc_pass(problem, blocks_of(of.request.layout)[0], rows, machine, of.request.hot)] if rows else []
+    return [nchwc_pass(problem, blocks_of(of.request.layout)[0], rows, machine, of.request.state)] if rows else []
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:

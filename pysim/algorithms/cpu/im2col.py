@@ -119,7 +119,7 @@ def candidates(request: Request, limit: float | None) -> Candidates | NoneLegal:
     least = copy_cycles(problem, on, packer=packer) + problem.flops / 2 / fastest
     if wanted < least:
         return Candidates(least, wanted or least)
-    columns, of = columns_pass(problem, on, request.hot, packer=packer), rates(nest, on, kernels)
+    columns, of = columns_pass(problem, on, request.state, packer=packer), rates(nest, on, kernels)
     cycles = float(columns.cycles[0])
     least = cycles + float(tilings.least_cycles(of, np.arange(len(kernels))).min())
     if wanted < least:

@@ -76,7 +76,7 @@ def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
 def _passes(of: Listed, machine: Machine) -> list[Pass]:
     assert isinstance(of.request.problem, Conv)
     rows = [(kernel, schedule.k2) for kernel, schedule in of.rows]
-    return [polyphase_pass(of.request.problem, rows, machine, of.request.hot)] if rows else []
+    return [polyphase_pass(of.request.problem, rows, machine, of.request.state)] if rows else []
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:

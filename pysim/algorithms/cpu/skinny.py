@@ -96,7 +96,7 @@ def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
 def _passes(of: Listed, machine: Machine) -> list[Pass]:
     assert isinstance(of.request.problem, Gemm)
     rows = [(kernel, _blocks_of(schedule)) for kernel, schedule in of.rows]
-    return [skinny_pass(of.request.problem, rows, machine, of.request.hot)] if rows else []
+    return [skinny_pass(of.request.problem, rows, machine, of.request.state)] if rows else []
 
 
 def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:

@@ -146,7 +146,7 @@ def candidates(request: Request, limit: float | None) -> Candidates:
     if not request.any_error:
         kept |= kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
     beyond = np.where(kept, np.inf, of_forms).min(axis=(1, 2), initial=np.inf)
-    table = model.candidates(problem, on, request.hot, cases, kept.reshape(bounds.shape)) if rows else None
+    table = model.candidates(problem, on, request.state, cases, kept.reshape(bounds.shape)) if rows else None
     return Candidates(rows, forms, of_forms.min(axis=(0, 2), initial=np.inf), table, beyond, ())
 
 
@@ -185,7 +185,7 @@ def _alone(request: Request, kernel: Kernel, s: Schedule) -> model.Candidates:
     assert s.outputs and isinstance(problem, Conv) and isinstance(on, Machine)
     shape = model.shape_of(problem, kernel, s.outputs, request.layout)
     column = [np.array([float(value)]) for value in (s.channels, min(s.k2, shape.panels), min(s.k3, shape.filter_panels))]
-    return model.Candidates(problem, on, request.hot, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
+    return model.Candidates(problem, on, request.state, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
 
 
 def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:
@@ -265,5 +265,5 @@ def describe(plan: Plan) -> Description:
     peak = words.peak_of(plan, kernel) * counts[1] / counts[0]
     summary = "Winograd: tiles of outputs from transformed patches and filters, a product for each plane"
     inner = f"{kernel.name} on {kernel.windows} filters x {of.panel} tiles x {s.channels} channels"
-    nest = model.described(_alone(Request(w, on, plan.layout, plan.state == "hot"), kernel, s))
+    nest = model.described(_alone(Request(w, on, plan.layout, plan.state), kernel, s))
     return words.describe(plan, summary, nest, peak, inner, {"tiles": "panels of tiles"}, (transform,))

@@ -172,7 +172,7 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     found = tiled.variant_of(gpu, windows, row, step, known, around, special)
     columns = found.columns
     assert columns is not None
-    columns = columns._replace(overlaps=not row.promotion)  # of three products it was not measured
+    columns = columns._replace(overlaps=not row.promotion, near=row.reduces_in_cluster)  # of three products overlap was not measured
     if stays(row, w, layout):
         share = min(1.0, gpu.sms.value // row.tiles.blocks / -(-columns.m // columns.tile_m))
         columns = columns._replace(asks_b=columns.asks_b * share, parts=columns.parts * share)

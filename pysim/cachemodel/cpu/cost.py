@@ -25,7 +25,10 @@ L2, L3, memory
         many ways each operand fills and how it lies. The BLIS model (Low et al., TOMS 43(2), 2016) is its limit for whole ways.
         Only what misses the level inside counts. What misses one level crosses from the next; the level where it hits is charged,
         at the rate that the core sees from it. A written line comes in and goes back out. First touches lie a whole run apart:
-        what fits a level starts there ("hot"); cold, they all miss.
+        what fits a level starts there ("hot"); cold, they all miss; of a layer in a network its filters do ("chained").
+late    A window tile reads all filters, and the first one that does takes them from L3 or memory, at less than the micro-kernel multiplies
+        where a tile has few windows: the other tiles' multiply-adds hide nothing of that, late = bytes max(0, 1 / read_rate_X - kernel /
+        bytes that all tiles read), and only transfer - late overlaps.
 wait    Rows of B that a product reads in place lie a row of B apart, where no prefetcher follows (planes of the 1x1 convolutions that
         were timed did not wait). A kernel asks for its rows ROWS_AHEAD ahead, so a line
         from X takes max(line / read_rate_X, latency_X / (ROWS_AHEAD lines of a row of the tile)). So do rows of k of an A in place; where
@@ -61,6 +64,7 @@ from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.record.cost import Cost
 from pysim.record.schedule import STATIONARY, Schedule
+from pysim.record.state import State
 from pysim.registry.cpu import Kernel, kernels
 
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel asks for ahead
@@ -69,7 +73,7 @@ ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel asks for ahead
 class Pass:
     """What computes and transfers at once, of every schedule: `terms` in cycles; `moved`, bytes [supplier][2 an operand][schedule],
     only read and written; `wait`, cycles beyond what they take at the suppliers' rates; transfers hide behind the share
-    of computing that `covers` them. `beside`: cycles in which both go on."""
+    of computing that `covers` them, `late` cycles of them behind none. `beside`: cycles in which both go on."""
 
     def __init__(
         self,
@@ -79,12 +83,13 @@ class Pass:
         moved: Array,
         covers: Array | float = 1.0,
         wait: Array | float = 0.0,
+        late: Array | float = 0.0,
     ) -> None:
         self.machine, self.terms, self.operands, self.moved = machine, terms, operands, moved
         self.compute: Array = sum(terms.values(), np.zeros(1))
         self.transfer = transfer_cycles(machine, moved) + wait
         moving = self.transfer.sum(axis=0)
-        self.beside: Array = machine.core.overlap.value * np.minimum(self.compute * covers, moving)
+        self.beside: Array = machine.core.overlap.value * np.minimum(self.compute * covers, moving - late)
         self.cycles: Array = self.compute + moving - self.beside
 
 
@@ -100,8 +105,8 @@ class Prediction(NamedTuple):
         return self.one.cycles
 
 
-def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf) -> Prediction:
-    """The cost of every schedule of `table`: the equations at the head of this file. `hot` is the state of the caches at the start.
+def predict(rates: Rates, table: Table, state: State = "hot", limit: float = np.inf) -> Prediction:
+    """The cost of every schedule of `table`: the equations at the head of this file. `state` is that of the caches at the start.
 
     Schedules whose compute cycles alone, with what packing waits at least, exceed `limit` are left out of the prediction and of its table.
     """
@@ -110,7 +115,7 @@ def predict(rates: Rates, table: Table, hot: bool = True, limit: float = np.inf)
         keep = sum(terms.values(), table.packed * fetch_cycles(rates)) <= limit
         if not keep.all():
             table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
-    return total(rates, table, terms, crossing(rates, flows(rates, table, hot)))
+    return total(rates, table, terms, crossing(rates, flows(rates, table, state)))
 
 
 def total(rates: Rates, table: Table, terms: dict[str, Array], moved: Array) -> Prediction:
@@ -119,12 +124,13 @@ def total(rates: Rates, table: Table, terms: dict[str, Array], moved: Array) -> 
     terms["store"] = terms["store"] + _scattered_runs(rates, table, moved) * core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * (moved[0, 0] + moved[0, 1]) / inner.line_bytes * core.pack_line_cycles.value
     terms["kernel"] = terms["kernel"] + _stalls(rates, table, moved)
-    return Prediction(rates, table, Pass(rates.machine, terms, OPERANDS, moved, wait=_waits(rates, table, moved)))
+    late = _late(rates, table, terms["kernel"], moved)
+    return Prediction(rates, table, Pass(rates.machine, terms, OPERANDS, moved, wait=_waits(rates, table, moved), late=late))
 
 
-def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, hot: bool = True) -> Cost:
+def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, state: State = "hot") -> Cost:
     """The cost of one given schedule. Raises PlanError for a kernel that the registry or the machine lacks."""
-    return cost_of(predict(*one_schedule(nest, machine, schedule), hot), 0)
+    return cost_of(predict(*one_schedule(nest, machine, schedule), state), 0)
 
 
 def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | None = None) -> tuple[Rates, Table]:
@@ -175,6 +181,18 @@ def _waits(rates: Rates, table: Table, moved: Array) -> Array | float:
         found += served[:, 2 * OPERANDS.index("filters")] * _wait_of_lines(rates, rates.filters[table.kernel])
     elif nest.filters_in_place:
         found[0] += _refetched_lines(rates)[table.kernel] * line / rates.machine.levels[min(1, len(moved) - 1)].read_bytes_per_cycle.value
+    return found
+
+
+def _late(rates: Rates, table: Table, kernel: Array, moved: Array) -> Array | float:
+    """Cycles in which the micro-kernel has multiplied what came of a convolution's filters from beyond L2, and waits for more: each window
+    tile reads all of them, the first one from there, and multiplies no longer with each byte than the others do."""
+    nest = rates.nest
+    if not nest.filters_packed or len(moved) < 2:
+        return 0.0
+    read = rates.stored_tile * rates.filter_tiles * rates.window_tiles * nest.channels * nest.repeats
+    each = 1 / _rates(rates.machine)[1:, :1] - kernel / read[table.kernel]
+    found: Array = (_served(moved)[1:, 2 * OPERANDS.index("filters")] * np.maximum(0.0, each)).sum(axis=0)
     return found
 
 

@@ -36,6 +36,7 @@ from pysim.cachemodel.cpu.nest import ceil_div, live_taps, nest_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
+from pysim.record.state import State
 from pysim.registry.cpu import Kernel
 
 ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels
@@ -244,7 +245,7 @@ def _rows_nest(w: Conv, kernel: Kernel) -> LoopNest:
     return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": tiles, "filters": filters}, 1)
 
 
-def depthwise_pass(w: Conv, kernel: Kernel, machine: Machine, hot: bool = True) -> Pass:
+def depthwise_pass(w: Conv, kernel: Kernel, machine: Machine, state: State = "hot") -> Pass:
     """A convolution by one of the kernels, on one core."""
     unit, core = machine.unit(kernel.target), machine.core
     assert unit is not None
@@ -253,5 +254,5 @@ def depthwise_pass(w: Conv, kernel: Kernel, machine: Machine, hot: bool = True) 
     busy, store = work.cycles(unit, machine, w.dtype)
     terms = {"kernel": calls * busy, "call": calls * work.calls * core.call_cycles.value, "store": calls * store}
     nest = described(w, kernel)
-    moved = crossed(nest, nest.misses(machine.levels, hot))
+    moved = crossed(nest, nest.misses(machine.levels, state))
     return Pass(machine, {name: np.array([cycles]) for name, cycles in terms.items()}, nest.names, moved, wait=fills(machine, moved))

@@ -33,6 +33,7 @@ from pysim.cachemodel.cpu.nest import ceil_div, live_taps
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
+from pysim.record.state import State
 from pysim.registry.cpu import Kernel
 
 COVERS = 0.5  # of computing, behind which transfers hide
@@ -147,7 +148,7 @@ def _touched(shape: Shape, size: int) -> tuple[float, float]:
     return float(rows * columns * size), float(max(0, w.kernel_h - w.stride_h) * columns * size)
 
 
-def nchwc_pass(w: Conv, input_block: int, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine, hot: bool = True) -> Pass:
+def nchwc_pass(w: Conv, input_block: int, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine, state: State = "hot") -> Pass:
     """A convolution by kernels under schedules, on one core."""
     found: dict[str, tuple[float, float, float, float]] = {}
     for kernel, _ in rows:
@@ -159,5 +160,5 @@ def nchwc_pass(w: Conv, input_block: int, rows: Sequence[tuple[Kernel, Blocks]],
     sets = np.array([ceil_div(w.channels // w.groups, of.channels) for _, of in rows], dtype=np.float64)
     terms = {"kernel": each[0], "call": each[1] * sets, "store": each[2] * sets + each[3] * (sets - 1)}
     nest = described(Shape.of(w, rows[0][0], input_block), rows)
-    moved = crossed(nest, nest.misses(machine.levels, hot))
+    moved = crossed(nest, nest.misses(machine.levels, state))
     return Pass(machine, terms, nest.names, moved, COVERS, fills(machine, moved))

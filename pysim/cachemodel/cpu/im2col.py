@@ -27,22 +27,23 @@ from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.record.cost import Cost
+from pysim.record.state import State
 
 
 @lru_cache(maxsize=64)
-def im2col_cost(workload: Conv, machine: Machine, hot: bool = True, by_element: bool = False, packer: Unit | None = None) -> Cost:
+def im2col_cost(workload: Conv, machine: Machine, state: State = "hot", by_element: bool = False, packer: Unit | None = None) -> Cost:
     """The cost of writing the columns of every image and group of a convolution once, on one core; with a `packer`, by SConv's packing on
     that unit."""
     if workload.pointwise:
         return Cost(0.0, 0.0, "copy", {}, {"copy": 0.0})
-    return cost_from([columns_pass(workload, machine, hot, by_element, packer)])
+    return cost_from([columns_pass(workload, machine, state, by_element, packer)])
 
 
 @lru_cache(maxsize=64)
-def columns_pass(w: Conv, machine: Machine, hot: bool = True, by_element: bool = False, packer: Unit | None = None) -> Pass:
+def columns_pass(w: Conv, machine: Machine, state: State = "hot", by_element: bool = False, packer: Unit | None = None) -> Pass:
     """The work of it."""
     described, copy = columns_nest(w, nest_of(w), machine), copy_cycles(w, machine, by_element, packer)
-    moved = crossed(described, described.misses(machine.levels, hot))[:, :4]
+    moved = crossed(described, described.misses(machine.levels, state))[:, :4]
     if packer:
         copy += float(moved[0, 0, 0]) / machine.levels[0].line_bytes * machine.core.pack_line_cycles.value
     return Pass(machine, {"copy": np.array([copy])}, ("input", "columns"), moved)

@@ -59,6 +59,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.machine.cpu import Level
+from pysim.record.state import State, runs_ago
 
 np.empty(1 << 21)  # once this is gone, glibc keeps what tables of schedules leave, in place of giving it back page by page
 
@@ -310,23 +311,23 @@ class LoopNest:
         np.minimum(distances[:-1], sizes[of.most], out=distances[:-1])
         return distances[of.which]
 
-    def misses(self, levels: Sequence[Level], hot: bool = True) -> Array:
+    def misses(self, levels: Sequence[Level], state: State = "hot") -> Array:
         """Bytes of each operand that a run misses in each cache (levels x operands x columns), no more further out than further in; caches
-        are `hot` from a run before, or not."""
+        are in a `state` at the start."""
         found = np.zeros((len(levels), len(self.operands), self.columns))
         whole = self._together(self._footprints[:, 0]).max()
-        cold = [not hot or level.forgets for level in levels]
+        ago = [runs_ago(state, name) for name in self.names]
         spilled = [  # others keep all
-            level for level, empty in zip(levels, cold, strict=True) if empty or whole > (level.ways - 1) * level.sets * level.line_bytes
+            level for level in levels if level.forgets or whole * max(ago) > (level.ways - 1) * level.sets * level.line_bytes
         ]
         uses = [*self.reuses()] if spilled else []
-        shares = missing(spilled, np.concatenate([one.distance for one in uses])) if uses else found
-        empty, at = np.array(cold[: len(spilled)])[:, None], 0
+        distances = [one.distance * factor for one in uses for factor in ((1.0, ago[one.row]) if one.first else (1.0,))]
+        shares = iter(np.split(missing(spilled, np.concatenate(distances)), np.cumsum([*map(len, distances)])[:-1], 1) if uses else ())
+        forgets = np.array([level.forgets for level in spilled])[:, None]
         for one in uses:
-            share = shares[:, at] if len(one.distance) == 1 else shares[:, at : at + len(one.distance)].mean(axis=1)
-            at += len(one.distance)
-            if one.first and empty.any():
-                share = np.where(empty, (share * (one.times - 1) + 1) / one.times, share)
+            share = next(shares).mean(axis=1)
+            if one.first:
+                share = (share * (one.times - 1) + np.where(forgets, 1.0, next(shares).mean(axis=1))) / one.times
             found[: len(spilled), one.row] += share * (one.times * one.size)
         for inner, outer in itertools.pairwise(found):
             np.minimum(outer, inner, out=outer)

@@ -23,6 +23,7 @@ from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, Schedule
+from pysim.record.state import State
 from pysim.registry.cpu import kernels
 
 TRANSFERS = 0.5  # of the least bound: what moving data takes beside it, or less, in most best schedules
@@ -33,14 +34,14 @@ class NestCandidates(NamedTuple):
 
     rates: Rates
     table: Table
-    hot: bool
+    state: State
     bounds: Array
     limit: float
     rejected: tuple[Rejected, ...]
     algorithm: str | None = None
 
     def costs(self) -> "NestCosts":
-        return NestCosts(predict(self.rates, self.table, self.hot, self.limit), self.bounds, self.algorithm)
+        return NestCosts(predict(self.rates, self.table, self.state, self.limit), self.bounds, self.algorithm)
 
 
 class NestCosts:
@@ -120,7 +121,7 @@ def candidates(
         if not isinstance(request.schedule, Schedule):
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
         of, table = one_schedule(nest, on, request.schedule, dtype)
-        return NestCandidates(of, table, request.hot, np.zeros(1), np.inf, (), algorithm)
+        return NestCandidates(of, table, request.state, np.zeros(1), np.inf, (), algorithm)
     rows = tilings.rows(on, dtype, request.micro_kernel, form)
     if not rows.kernels:
         return NoneLegal(rows.rejected)
@@ -131,7 +132,7 @@ def candidates(
     possible = np.flatnonzero(bounds <= limit).tolist()
     place = tilings.in_place_reason(nest)
     return NestCandidates(
-        of, tilings.table(of, possible, limit), request.hot, bounds, limit, (*((place,) if place else ()), *rows.rejected), algorithm
+        of, tilings.table(of, possible, limit), request.state, bounds, limit, (*((place,) if place else ()), *rows.rejected), algorithm
     )
 
 

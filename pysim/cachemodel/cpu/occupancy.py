@@ -55,7 +55,7 @@ def crossing(rates: Rates, flows: Flows) -> Array:
     crossed = np.zeros((len(levels), 2 * len(OPERANDS), size.shape[1]))
     for level, moved in zip(levels, crossed, strict=True):
         way = level.sets * level.line_bytes
-        over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
+        over = np.maximum(0.0, flows.runs * (seen * unique).sum(axis=0) / way - level.ways)
         first = flows.never + flows.before if level.forgets else flows.never
         most = over * ((level.ways + 1) / (level.ways + over)) + first  # what fits as a whole misses nothing once it was touched
         asked = (most > 0) & (last > 0)

@@ -28,6 +28,7 @@ from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
+from pysim.record.state import State
 from pysim.registry.cpu import Kernel
 
 PARTED = 64  # columns of a phase that are parted at once (native/conv/polyphase.c)
@@ -116,9 +117,9 @@ def described(w: Conv, rows: Sequence[tuple[Kernel, int]]) -> LoopNest:
     return LoopNest(loops, operands, {"images": w.batch * w.groups, "blocks": blocks, "rows": block, "filters": filters}, len(rows))
 
 
-def polyphase_pass(w: Conv, rows: Sequence[tuple[Kernel, int]], machine: Machine, hot: bool = True) -> Pass:
+def polyphase_pass(w: Conv, rows: Sequence[tuple[Kernel, int]], machine: Machine, state: State = "hot") -> Pass:
     """A convolution by kernels with their blocks of rows, on one core."""
     names, terms = ("kernel", "call", "store", "pack"), np.array([_terms(w, kernel, of, machine) for kernel, of in rows]).T
     nest = described(w, rows)
-    moved = crossed(nest, nest.misses(machine.levels, hot))
+    moved = crossed(nest, nest.misses(machine.levels, state))
     return Pass(machine, dict(zip(names, terms, strict=True)), nest.names, moved, wait=fills(machine, moved))

@@ -37,10 +37,10 @@ from pysim.cachemodel.cpu.loops import PARTS, Access, Extent, Loop, LoopNest, Op
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_pairs
 from pysim.machine.cpu import Machine
 from pysim.record.schedule import Schedule
+from pysim.record.state import NEVER, State, runs_ago
 
 OPERANDS = ("input", "packed", "filters", "output")  # as levels of a cost name them
 INPUT, PACKED, FILTERS, OUTPUT = range(4)
-NEVER = 1e30  # bytes: the distance of what was never used before
 CHANNELS, KEPT_SETS, STREAMED_SETS, KEPT_TILES, STREAMED_TILES = range(5)  # the loops
 KEPT, STREAMED, OUTPUTS, RAW_KEPT, RAW_STREAMED = range(5)  # the operands of the nest
 
@@ -81,7 +81,7 @@ class Flows(NamedTuple):
     `between` is operands of the nest x distances x schedules; which of OPERANDS each is, roles[k, i] says. `planes` (planes of inputs and
     of outputs, and `turns`: 2 where outputs are on average half of these planes and half of as many others) x distances x schedules;
     `once`: bytes of OPERANDS that one repeat touches at least once; `never`, `before` (columns): 1 for streams never touched before, and
-    for those that the run before touched."""
+    for those that an earlier run touched, so many `runs` ago."""
 
     columns: list[slice]
     kind: NDArray[np.int64]  # of each column
@@ -91,6 +91,7 @@ class Flows(NamedTuple):
     shares: Array
     never: Array
     before: Array
+    runs: Array
     bytes: Array
     between: Array
     planes: Array
@@ -199,18 +200,21 @@ class Sliced:
         return Extent(depth * (self.windows / nest.out_w * step), depth * (nest.touched_h * row), depth * first, alone)
 
 
-def flows(rates: Rates, table: Table, hot: bool) -> Flows:
-    """The streams of a table, with first touches in caches that are `hot` or not."""
+def flows(rates: Rates, table: Table, state: State) -> Flows:
+    """The streams of a table, with first touches in caches of a `state`."""
     s = Sliced(rates, table)
-    streams = list(_streams(s, hot))
+    streams = list(_streams(s, state))
     ends = [0, *(np.flatnonzero(np.diff(2 * s.kept + s.packed)) + 1).tolist(), s.at.size]
     columns = [slice(*span) for span in pairwise(ends)]
     kinds = tuple((bool(s.kept[span.start]), bool(s.packed[span.start]) or s.nest.windows_packed, s.own) for span in columns)
     roles, operand, at, shares, never, before = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
+    output = runs_ago(state, OPERANDS[OUTPUT])
+    runs = np.where(at[0] == RUN_OUTPUT, output, 1.0)[:, None]
     size = stacked(s.at.size, *(stream[2] for stream in streams))
     kind = np.repeat(np.arange(len(columns)), np.diff(ends))
     between = _between(s)
-    return Flows(columns, kind, roles, operand, at, shares, never, before, size, between, _planes(s, between), s.once)
+    between[:, RUN_OUTPUT] *= output
+    return Flows(columns, kind, roles, operand, at, shares, never, before, runs, size, between, _planes(s, between), s.once)
 
 
 @lru_cache(maxsize=64)
@@ -296,9 +300,10 @@ def _planes(s: Sliced, between: Array) -> Array:
 _WINDOWS, _FILTERS = range(4, 6)  # what the micro-kernel reads: packed, or where it lies
 
 
-def _streams(s: Sliced, hot: bool) -> Iterator[tuple[Any, ...]]:
+def _streams(s: Sliced, state: State) -> Iterator[tuple[Any, ...]]:
     """(operand, share that is written, bytes of one repeat, distance where windows are kept, and where they are streamed)."""
     nest, kept, packed, own, once = s.nest, s.kept, s.packed, s.own, s.once
+    lies = [runs_ago(state, name) < NEVER for name in OPERANDS]
     w_sets, f_sets = np.where(kept, s.kept_sets, s.streamed_sets), np.where(kept, s.streamed_sets, s.kept_sets)
     depth, live = nest.channels / s.channels, s.rates.filter_tile[s.at]
     for order, of, raw, keeps, packs, first, size, tiles, sets, passes, turns in (
@@ -341,14 +346,14 @@ def _streams(s: Sliced, hot: bool) -> Iterator[tuple[Any, ...]]:
             for parts in zip(ON_DEMAND, AHEAD, strict=True):  # a panel is written, and read for the first time after
                 yield PACKED, 0.5, size * packings * ~(keeps & s.one_panel) * (2 / len(PARTS)), *parts[::order]
             yield raw, 0.0, once[raw] * np.maximum(0.0, packings - 1), REPACKED
-            yield raw, 0.0, first * packs, *((RUN_RAW_KEPT, RUN_RAW_STREAMED)[::order] if hot else (UNUSED,))
+            yield raw, 0.0, first * packs, *((RUN_RAW_KEPT, RUN_RAW_STREAMED)[::order] if lies[raw] else (UNUSED,))
         if raw == FILTERS or nest.in_place:
-            yield of, 0.0, first * ~packs, *((RUN_KEPT, RUN_STREAMED)[::order] if hot else (UNUSED,))
+            yield of, 0.0, first * ~packs, *((RUN_KEPT, RUN_STREAMED)[::order] if lies[raw] else (UNUSED,))
     yield PACKED, 1.0, depth * s.all_windows * s.one_panel, CALL
     if nest.batch > 1:
         yield FILTERS, 0.0, once[FILTERS] * (nest.batch - 1) / nest.batch, IMAGE
     yield OUTPUT, 1.0, once[OUTPUT] * (s.sets - 1), AGAIN
-    yield OUTPUT, 1.0, once[OUTPUT], RUN_OUTPUT if hot else UNUSED
+    yield OUTPUT, 1.0, once[OUTPUT], RUN_OUTPUT if lies[OUTPUT] else UNUSED
 
     passes = np.where(kept, 1.0, f_sets) * packed
     across = np.maximum(0.0, w_sets - 1) / np.maximum(1.0, s.n_windows - 1)  # neighbours between which a set ends

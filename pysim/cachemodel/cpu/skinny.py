@@ -5,7 +5,7 @@
 
 kernel  For each pass over f of the few, tiles of n vectors of the matrix: V = ceil(R / lanes) K vectors (axpy) or R ceil(K / lanes) (dot)
         are loaded and asked for ahead, and a vector of the few for each n. A pass lasts max(f V / fma rate, (2 + f / n) V / load rate,
-        V / n fma latencies).
+        V / n fma latencies). The only pass of axpy on vectors of 64 bytes loads more (`_loads`).
 store   axpy: sums are loaded and stored once a block. dot: lanes are added once a block, those of a tile together: a tree of additions,
         each of two shuffled vectors. Then each result is stored once.
 pack    The few are copied in the order of the kernel, an element a store, in runs of 16 (dot) or 1 (axpy), each with pack_cycles beyond.
@@ -35,6 +35,7 @@ from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
+from pysim.record.state import NEVER, State, runs_ago
 from pysim.registry.cpu import Kernel, skinny_kernels
 
 WIDEST = 8  # vectors of the matrix in a tile (native/conv/skinny_kernels.h)
@@ -100,8 +101,19 @@ def _kernel_cycles(shape: Shape, kernel: Kernel, unit: Unit) -> float:
         return shape.few * shape.results * shape.k / unit.rate(dtype)
     vectors = shape.results * ceil_div(shape.k, lanes) if shape.dot else ceil_div(shape.results, lanes) * shape.k
     loads, latency = unit.loads_per_cycle.value, unit.fma_latency_cycles.value
-    each = (max(few / unit.rate(dtype), (2 + few / wide) / loads, latency / wide) for few, wide in passes(shape.few, kernel))
+    made = passes(shape.few, kernel)
+    again = not shape.dot and len(made) == 1 and lanes * SIZES[dtype] == WIDE_BYTES
+    taken = (_loads(few, wide, again) for few, wide in made)
+    each = (max(few / unit.rate(dtype), of / loads, latency / wide) for (few, wide), of in zip(made, taken, strict=True))
     return vectors * sum(each)
+
+
+def _loads(few: int, wide: int, again: bool) -> float:
+    """Loads of a vector of the matrix in a tile of so many vectors: it, its prefetch, and of each of the few a share of one, or, where
+    multiply-adds take an operand from memory `again`, one."""
+    if not again:
+        return 2 + few / wide
+    return 2 + few if few > wide else 1 + few + few / wide
 
 
 def _store_cycles(shape: Shape, kernel: Kernel, unit: Unit, blocks: int) -> float:
@@ -142,15 +154,15 @@ def described(shape: Shape, rows: Sequence[tuple[Kernel, Blocks]]) -> LoopNest:
     return LoopNest(loops, operands, {"run": 1, "results": results, "k": depth, "few": few}, len(rows))
 
 
-def _shares(machine: Machine, shape: Shape, size: int, hot: bool) -> Array:
+def _shares(machine: Machine, shape: Shape, size: int, state: State) -> Array:
     """How much of the matrix lies in each supplier."""
     found = missing(machine.levels, np.array([float(shape.results * shape.k * size)]))[:, 0]
-    found = np.where([not hot or level.forgets for level in machine.levels], 1.0, found)
+    found = np.where([runs_ago(state, "filters") == NEVER or level.forgets for level in machine.levels], 1.0, found)
     shares: Array = found - np.append(found[1:], 0.0)
     return shares
 
 
-def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine, hot: bool = True) -> Pass:
+def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine, state: State = "hot") -> Pass:
     """A product by kernels under schedules, on one core."""
     shape, size = Shape.of(g), SIZES[g.dtype]
     latencies = np.array([place.latency_cycles.value for place in suppliers(machine).values()])
@@ -160,13 +172,13 @@ def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine
     terms = np.array([_terms(shape, kernel, blocks, machine) for kernel, blocks in rows]).T
     nest = described(shape, rows)
     matrix, line = nest.footprint(-1, _MATRIX), machine.levels[0].line_bytes
-    misses = nest.misses(machine.levels, hot)
+    misses = nest.misses(machine.levels, state)
     misses[:, _MATRIX] += matrix * lost
     beyond = min(1, len(lost) - 1)
     terms[1] += lost[beyond] * matrix / line * latencies[beyond] / WIDEST  # of lines that L2 has lost nobody asks again in time
     moved = crossed(nest, np.minimum.accumulate(misses))
     starts = np.array([_starts(shape, kernel, blocks) for kernel, blocks in rows])
-    waits = np.outer(np.maximum(RUN_START * latencies, latencies[0]) * _shares(machine, shape, size, hot), starts)
+    waits = np.outer(np.maximum(RUN_START * latencies, latencies[0]) * _shares(machine, shape, size, state), starts)
     names, covers = ("kernel", "call", "store", "pack"), COVERS if shape.dot else 1.0
     return Pass(machine, dict(zip(names, terms, strict=True)), nest.names, moved, covers, waits + fills(machine, moved[:, -2:]))
 

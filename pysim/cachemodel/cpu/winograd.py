@@ -48,6 +48,7 @@ from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.plan import Layout, blocks_of
+from pysim.record.state import State
 from pysim.registry.cpu import Kernel
 
 Array = NDArray[np.float64]
@@ -176,7 +177,7 @@ class Candidates(NamedTuple):
 
     workload: Conv
     machine: Machine
-    hot: bool
+    state: State
     cases: Cases
     case: NDArray[np.int64]
     channels: Array
@@ -184,7 +185,7 @@ class Candidates(NamedTuple):
     k3: Array
 
 
-def candidates(w: Conv, machine: Machine, hot: bool, cases: Cases, kept: NDArray[np.bool_]) -> Candidates:
+def candidates(w: Conv, machine: Machine, state: State, cases: Cases, kept: NDArray[np.bool_]) -> Candidates:
     """Balanced parts of panels of tiles and panels of filters, for the cases and the sets of channels that are `kept`."""
     parts = _channel_parts(w)
     rows = [
@@ -194,7 +195,7 @@ def candidates(w: Conv, machine: Machine, hot: bool, cases: Cases, kept: NDArray
         for k3 in _parts(cases[at][1].filter_panels, 32)
     ]
     table = np.array(rows, dtype=np.float64).reshape(-1, 4).T
-    return Candidates(w, machine, hot, cases, table[0].astype(np.int64), *table[1:])
+    return Candidates(w, machine, state, cases, table[0].astype(np.int64), *table[1:])
 
 
 def _channel_parts(w: Conv) -> tuple[int, ...]:
@@ -217,7 +218,7 @@ class Prediction(NamedTuple):
 def predict(of: Candidates) -> Prediction:
     """The equations at the head of this file."""
     nest = described(of)
-    misses = nest.misses(of.machine.levels, of.hot)
+    misses = nest.misses(of.machine.levels, of.state)
     moved = crossed(nest, misses)
     rows = {(one.name, one.written): row for row, one in enumerate(nest.operands)}
     terms = _compute(of, {key: misses[:, row] for key, row in rows.items()})

@@ -176,7 +176,7 @@ def cost(gpu: Gpu, found: Sequence[Candidates]) -> list["Costs"]:
     request, count = found[0].request, len(columns.m)
     chunks = max((variant.chunks for one in found for variant in one.variants), default=0)
     table = table_of(gpu, columns) if request.schedule is None else named_table(count, request.schedule, chunks)
-    prediction = waves.predict(gpu, columns, table, request.hot)
+    prediction = waves.predict(gpu, columns, table, request.state == "hot")
     kept = best_walks(table, prediction.cycles)
     table, prediction = table.select(kept), prediction.select(kept)
     edges = np.cumsum([0, *(len(one.tiled) for one in found)]).tolist()
@@ -213,7 +213,7 @@ def _of_threads(gpu: Gpu, one: Candidates) -> "Costs":
     count, found = len(one.variants), list[Prediction]()
     for variant in one.variants:
         assert variant.threads is not None and variant.family is not None
-        found.append(threads.predict(gpu, variant.threads, variant.attributes, variant.family, one.request.hot))
+        found.append(threads.predict(gpu, variant.threads, variant.attributes, variant.family, one.request.state == "hot"))
     table = Table(np.arange(count), *(np.full(count, value) for value in (DATA_PARALLEL, 1, False, 1)))
     cycles, waves, others, bound, traffic = (np.concatenate(parts, axis=-1) for parts in zip(*(each[:-1] for each in found), strict=True))
     facts = {name: np.concatenate([each.facts[name] for each in found], axis=-1) for name in found[0].facts}

@@ -23,7 +23,7 @@ from pysim.registry.cuda import WARP, Tiles, conv_kernel, gemm_kernel
 
 def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: str, lines: tuple[str, ...] = ()) -> Description:
     """The description of a plan whose algorithm has `lines` to say. PlanError where the plan is none of its candidates."""
-    found, tiles = candidates(Request(plan.workload, plan.on, plan.layout, plan.state == "hot", schedule=plan.schedule)), _tiles_of(plan)
+    found, tiles = candidates(Request(plan.workload, plan.on, plan.layout, plan.state, schedule=plan.schedule)), _tiles_of(plan)
     if not isinstance(plan.on, Gpu) or not found.variants:
         raise PlanError(f"{plan.problem} on {plan.machine} is no plan of {plan.algorithm}: {plan.name}")
     costs = cost(plan.on, [found])[0]

@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from threading import Semaphore, Thread
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
@@ -32,9 +33,12 @@ from pysim.problem.dtypes import RESULT_BYTES, SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
+from pysim.registry.cpu import cpu_kernels
 
 PAGE = 4096  # bytes; every buffer starts on a page
 MOST_ACCESSES = 10**11  # that are simulated: some five minutes
+SHOWN_ACCESSES = 1.5e8  # of a run that somebody waits for: two runs take some seconds
+LEAST_SIDE = 256  # rows or columns of C that a part of a product keeps
 _AHEAD = 16  # chunks that `accesses` makes before they are asked for
 
 
@@ -103,6 +107,29 @@ def simulate_im2col(workload: Conv, schedule: Schedule, hierarchy: Hierarchy, *,
 def accesses_im2col(workload: Conv, schedule: Schedule) -> Iterator[Chunk]:
     """The baseline's trace in chunks."""
     return _stream(_im2col_runs(workload, schedule))
+
+
+def part_of(workload: Workload, schedule: Schedule, most: float) -> Workload:
+    """As much of a workload as makes at most some `most` accesses under this schedule: fewer images of a batch; of a product, which
+    has none, half of its rows or columns of C, whichever are more, again and again. Sums keep their length. The workload where nothing is
+    left to cut."""
+    of = workload
+    while _estimated(of, schedule) > most:
+        if isinstance(of, Conv) and of.batch > 1:
+            of = msgspec.structs.replace(of, batch=of.batch // 2)
+        elif isinstance(of, Gemm) and max(of.m, of.n) > LEAST_SIDE:
+            of = msgspec.structs.replace(of, **({"m": of.m // 2} if of.m >= of.n else {"n": of.n // 2}))
+        else:
+            break
+    return of
+
+
+def _estimated(workload: Workload, schedule: Schedule) -> float:
+    """Accesses of whole tiles' k steps: vectors of the operand along the lanes, elements of the other."""
+    nest, row = nest_of(workload), next(row for row in cpu_kernels() if row.name == schedule.kernel)
+    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.filters, schedule.filters)
+    each = ceil_div(schedule.windows, row.lane_windows) + ceil_div(schedule.filters, row.lane_filters)
+    return float(tiles * each * nest.channels * nest.kernel_h * nest.kernel_w)
 
 
 def _check_length(workload: Workload, schedule: Schedule) -> None:

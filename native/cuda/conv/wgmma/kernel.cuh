@@ -31,7 +31,7 @@ enum Lying { CHANNELS_FIRST, CHANNELS_LAST, PLANES };
 
 /* Windows and filters as the operands of a product, and how its results lie. */
 template <Lying LYING> struct Gathered {
-    enum { TA = LYING == PLANES, TB = 0, MEETS = 0 };
+    enum { TA = LYING == PLANES, TB = 0 };
     using Arguments = Windows;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
     static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
@@ -102,13 +102,7 @@ template <Lying LYING> struct Gathered {
     template <class S, class Acc>
     static __device__ void store(const Windows &c, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
                                  const Acc (&sum)[S::PARTS][S::SUMS], void *staging) {
-        const int group = quotient(t.i, c.group_tiles), filter = group * c.filters, plane = c.out_h * c.out_w;
-        const int bytes = c.product.c_dtype == PYSIM_F32 ? 4 : 2;
-        Problem p = c.product;
-        p.c = (char *)c.out + (int64_t)(LYING == CHANNELS_LAST ? filter : filter * plane) * bytes;
-        if (p.bias) p.bias = (const char *)p.bias + filter * bytes;
-        p.m = c.windows, p.n = c.filters;
-        row -= group * c.group_tiles * S::BLOCK_M * S::CLUSTER_M;
+        const Problem p = of_group<S>(c, t, row);
         if constexpr (LYING == CHANNELS_LAST) store_tile<S>(p, work, t, partials, row, column, sum);
         else
             with_epilogue<Acc>(p, [&](const auto &e) {
@@ -127,7 +121,42 @@ template <Lying LYING> struct Gathered {
             });
     }
 
+    template <class S, class Acc> static __device__ void store_meeting(const Windows &c, const Tile &t, const Meeting<S, Acc> &meeting, int row, int column) {
+        const Problem p = of_group<S>(c, t, row);
+        if constexpr (LYING == CHANNELS_LAST) hopper::store_meeting(p, meeting, row, column);
+        else
+            with_epilogue<Acc>(p, [&](const auto &e) {
+                using E = std::decay_t<decltype(e)>;
+                using Out = std::decay_t<decltype(*e.c)>;
+                if constexpr (Becomes<S::DTYPE, Out>::value)
+                    meeting.store(row + row_of_thread(), column + threadIdx.x % 4 * 2, [&](int at_row, int at, const Acc (&v)[4]) {
+#pragma unroll
+                        for (int h = 0; h < 2; h++) {
+                            Out *to;
+                            if (!find(c, e, at_row + 8 * h, to)) continue;
+#pragma unroll
+                            for (int i = 0; i < 2; i++) {
+                                if (at + i >= e.n) continue;
+                                Out &result = to[(at + i) * (c.out_h * c.out_w)];
+                                result = e.finish(v[2 * h + i], e.beta != 0 ? typename E::T(result) : typename E::T(0), at + i);
+                            }
+                        }
+                    });
+            });
+    }
+
   private:
+    /* What a tile's group has of output and bias, of which `row` becomes a window. */
+    template <class S> static __device__ Problem of_group(const Windows &c, const Tile &t, int &row) {
+        const int group = quotient(t.i, c.group_tiles), filter = group * c.filters, bytes = c.product.c_dtype == PYSIM_F32 ? 4 : 2;
+        Problem p = c.product;
+        p.c = (char *)c.out + (int64_t)(LYING == CHANNELS_LAST ? filter : filter * c.out_h * c.out_w) * bytes;
+        if (p.bias) p.bias = (const char *)p.bias + filter * bytes;
+        p.m = c.windows, p.n = c.filters;
+        row -= group * c.group_tiles * S::BLOCK_M * S::CLUSTER_M;
+        return p;
+    }
+
     /* Unrolled, as store_plain of epilogue.cuh is. */
     template <class S, class Acc, class Out>
     static __device__ void store_plain_planes(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS], Out *own) {

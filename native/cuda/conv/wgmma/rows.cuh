@@ -35,9 +35,6 @@ template <class S, bool FOLDS> struct Wgmma {
         return status == PYSIM_OK ? check(hopper::launch_windows<S>(windows, sms, stream), "a convolution on wgmma") : status;
     }
     static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) { return hopper::attributes_of_windows<S>(c, out); }
-#else
-    static constexpr decltype(ConvRow::launch) launch = nullptr;
-    static constexpr decltype(ConvRow::attributes) attributes = nullptr;
 #endif
 };
 
@@ -48,8 +45,13 @@ template <int DTYPE> Rows<ConvRow> wgmma_rows() {
             using S = hopper::Shape<DTYPE, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m, c.promotion>;
             static_assert(c.block.k == S::BLOCK_K && c.thread.n == 64 && c.thread.m == c.warp.m,
                           "a stage is 128 bytes of k, an instruction as wide as its warpgroup's tile");
+            static_assert(c.reduces_in_cluster == S::NEAR, "as many parts as a cluster of blocks has room for");
             using Of = Wgmma<S, c.folds != 0>;
-            add(row_of(c, {hopper::refuses, hopper::own_bytes, Of::launch, Of::attributes, Of::tile}));
+#ifdef PYSIM_HOPPER
+            if constexpr (ABLATIONS || !c.replaced_on) add(row_of(c, {hopper::refuses, hopper::own_bytes, Of::launch, Of::attributes, Of::tile}));
+            else
+#endif
+                add(row_of(c, {hopper::refuses, hopper::own_bytes, nullptr, nullptr, Of::tile}));
         }
     });
 }

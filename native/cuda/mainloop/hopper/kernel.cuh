@@ -76,7 +76,7 @@ template <int SHARE> __host__ __device__ inline int box_rows(int rows, bool whol
 
 /* The operands of C = op(A) op(B); 1: MN-major. */
 template <int TA_, int TB_> struct Matrices {
-    enum { TA = TA_, TB = TB_, MEETS = 1 };
+    enum { TA = TA_, TB = TB_ };
     using Arguments = Problem;
     /* Bytes of k of a row of a stage's operands; take(them) as a constant. */
     static __device__ int stage_row(const Problem &) { return 128; }
@@ -109,10 +109,10 @@ template <int TA_, int TB_> struct Matrices {
                                  const Acc (&sum)[S::PARTS][S::SUMS], void *) {
         store_tile<S>(p, work, t, partials, row, column, sum);
     }
+    template <class S, class Acc> static __device__ void store_meeting(const Problem &p, const Tile &, const Meeting<S, Acc> &meeting, int row, int column) {
+        hopper::store_meeting(p, meeting, row, column);
+    }
 };
-
-/* Whether the parts of a tile meet in a cluster of the launch, which then has a row's cluster for each. */
-template <class Operands> __device__ inline bool meets_near(const Problem &p) { return Operands::MEETS && is_near(p); }
 
 /* Where a block stands: which share of the work is its cluster's, which of the launch's cluster are this part's, and where in its own it is. */
 template <class S> struct Place {
@@ -240,13 +240,12 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
             Operands::with_stage_row(arguments, [&](auto bytes) {
                 accumulate<S, Operands::TA, Operands::TB, decltype(bytes)::value>(sum, shared, ring, t.end - t.begin, row, column, release, last);
             });
-        if constexpr (Operands::MEETS)
-            if (near) {
-                const Meeting<S, Acc> meeting(shared.data, place.part, p.splits, thread);
-                meeting.leave(sum);
-                store_meeting(p, meeting, first_row, first_column);
-                return;
-            }
+        if (near) {
+            const Meeting<S, Acc> meeting(shared.data, place.part, p.splits, thread);
+            meeting.leave(sum);
+            Operands::store_meeting(arguments, t, meeting, first_row, first_column);
+            return;
+        }
         if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag + 4 * set,
                                      [&] { sync_threads(1 + set, 128 * S::GROUPS); }))
             Operands::template store<S>(arguments, work, t, partials, first_row, first_column, sum, flag + 4 * S::SETS);
@@ -262,7 +261,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     shared.data = (shared_address(memory) + 1023) / 1024 * 1024;
     shared.barriers = shared.data + S::STAGES * S::STAGE_BYTES;
     int *flag = (int *)(memory + (shared.barriers + 16 * S::STAGES - shared_address(memory)));
-    const bool near = meets_near<Operands>(Operands::product(arguments));
+    const bool near = is_near(Operands::product(arguments)); /* the launch's cluster has a row's own for each part of a tile */
     const Place<S> place(Operands::product(arguments), near);
     if (threadIdx.x == 0) {
         tensor_prefetch(&map_a);

@@ -27,18 +27,23 @@ template <int ROW> __device__ inline uint64_t matrix_of_rows(uint32_t address) {
 #define PYSIM_D8(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
 #define PYSIM_D32(c, i) PYSIM_D8(c, i), PYSIM_D8(c, i + 8), PYSIM_D8(c, i + 16), PYSIM_D8(c, i + 24)
 #define PYSIM_D16(c, i) PYSIM_D8(c, i), PYSIM_D8(c, i + 8)
+#define PYSIM_D48(c, i) PYSIM_D32(c, i), PYSIM_D16(c, i + 32)
 #define PYSIM_D64(c, i) PYSIM_D32(c, i), PYSIM_D32(c, i + 32)
+#define PYSIM_D96(c, i) PYSIM_D64(c, i), PYSIM_D32(c, i + 64)
 #define PYSIM_D128(c, i) PYSIM_D64(c, i), PYSIM_D64(c, i + 64)
 #define PYSIM_N16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define PYSIM_N32                                                                                                                    \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define PYSIM_N48                                                                                                                    \
+    PYSIM_N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define PYSIM_N64                                                                                                                    \
-    PYSIM_N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"  \
-              "%61,%62,%63"
+    PYSIM_N48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define PYSIM_N96                                                                                                                    \
+    PYSIM_N64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90"         \
+              ",%91,%92,%93,%94,%95"
 #define PYSIM_N128                                                                                                                   \
-    PYSIM_N64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,"  \
-              "%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,"      \
-              "%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+    PYSIM_N96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117"           \
+              ",%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define PYSIM_F(x) "+f"(x)
 #define PYSIM_R(x) "+r"(x)
 
@@ -51,31 +56,35 @@ template <int DTYPE> struct Product;
                      : PYSIM_D##REGISTERS(C, 0) : "l"(a), "l"(b) __VA_ARGS__);                                                       \
     }
 /* operands: D is always added to (kernels start from zeros), factors are not negated */
-#define PYSIM_MMAS(SHAPE, C, T16, T32, T64, T128, ...)                                                                               \
+#define PYSIM_MMAS(SHAPE, C, T16, T32, T48, T64, T96, T128, ...)                                                                     \
     PYSIM_MMA(32, SHAPE, 16, C, "%16", "%17", T16, __VA_ARGS__)                                                                      \
     PYSIM_MMA(64, SHAPE, 32, C, "%32", "%33", T32, __VA_ARGS__)                                                                      \
+    PYSIM_MMA(96, SHAPE, 48, C, "%48", "%49", T48, __VA_ARGS__)                                                                      \
     PYSIM_MMA(128, SHAPE, 64, C, "%64", "%65", T64, __VA_ARGS__)                                                                     \
+    PYSIM_MMA(192, SHAPE, 96, C, "%96", "%97", T96, __VA_ARGS__)                                                                     \
     PYSIM_MMA(256, SHAPE, 128, C, "%128", "%129", T128, __VA_ARGS__)
 
 template <> struct Product<PYSIM_F16> {
     using Acc = float;
-    PYSIM_MMAS("k16.f32.f16.f16", PYSIM_F, ", 1, 1, 1, %18, %19", ", 1, 1, 1, %34, %35", ", 1, 1, 1, %66, %67", ", 1, 1, 1, %130, %131", , "n"(TA), "n"(TB))
+    PYSIM_MMAS("k16.f32.f16.f16", PYSIM_F, ", 1, 1, 1, %18, %19", ", 1, 1, 1, %34, %35", ", 1, 1, 1, %50, %51", ", 1, 1, 1, %66, %67",
+               ", 1, 1, 1, %98, %99", ", 1, 1, 1, %130, %131", , "n"(TA), "n"(TB))
 };
 template <> struct Product<PYSIM_BF16> {
     using Acc = float;
-    PYSIM_MMAS("k16.f32.bf16.bf16", PYSIM_F, ", 1, 1, 1, %18, %19", ", 1, 1, 1, %34, %35", ", 1, 1, 1, %66, %67", ", 1, 1, 1, %130, %131", , "n"(TA), "n"(TB))
+    PYSIM_MMAS("k16.f32.bf16.bf16", PYSIM_F, ", 1, 1, 1, %18, %19", ", 1, 1, 1, %34, %35", ", 1, 1, 1, %50, %51", ", 1, 1, 1, %66, %67",
+               ", 1, 1, 1, %98, %99", ", 1, 1, 1, %130, %131", , "n"(TA), "n"(TB))
 };
 template <> struct Product<PYSIM_TF32> {
     using Acc = float;
-    PYSIM_MMAS("k8.f32.tf32.tf32", PYSIM_F, ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1")
+    PYSIM_MMAS("k8.f32.tf32.tf32", PYSIM_F, ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1")
 };
 template <> struct Product<PYSIM_S8> {
     using Acc = int;
-    PYSIM_MMAS("k32.s32.s8.s8", PYSIM_R, ", 1", ", 1", ", 1", ", 1")
+    PYSIM_MMAS("k32.s32.s8.s8", PYSIM_R, ", 1", ", 1", ", 1", ", 1", ", 1", ", 1")
 };
 template <> struct Product<PYSIM_F8> {
     using Acc = float;
-    PYSIM_MMAS("k32.f32.e4m3.e4m3", PYSIM_F, ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1")
+    PYSIM_MMAS("k32.f32.e4m3.e4m3", PYSIM_F, ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1")
 };
 
 /* A in registers: lane l of warp w has of rows 16 w + l / 4 and that + 8, at position l % 4 of k, a[0] and a[1], at position l % 4 + 4, a[2] and
@@ -90,7 +99,9 @@ template <> struct Product<PYSIM_TF32X3> {
     using Acc = float;
     PYSIM_MMA_A(32, "k8.f32.tf32.tf32", 16, "{%16, %17, %18, %19}", "%20", "%21", "")
     PYSIM_MMA_A(64, "k8.f32.tf32.tf32", 32, "{%32, %33, %34, %35}", "%36", "%37", "")
+    PYSIM_MMA_A(96, "k8.f32.tf32.tf32", 48, "{%48, %49, %50, %51}", "%52", "%53", "")
     PYSIM_MMA_A(128, "k8.f32.tf32.tf32", 64, "{%64, %65, %66, %67}", "%68", "%69", "")
+    PYSIM_MMA_A(192, "k8.f32.tf32.tf32", 96, "{%96, %97, %98, %99}", "%100", "%101", "")
     PYSIM_MMA_A(256, "k8.f32.tf32.tf32", 128, "{%128, %129, %130, %131}", "%132", "%133", "")
 };
 template <> struct Product<BF16X6> {

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The constants of the GPU cost model from measured products, by least squares.
+
+    minimise over x:  sum over launches   w rho(log(predicted(x) / measured))  +  sum over constants  (h_c (x_c - before_c))^2
+
+x are logarithms of constants, within BOUNDS: they are positive, and what counts is by which factor a time is off. rho is soft_l1 from 10 %
+on. h_c holds what few launches say anything of where it stands. Launches within NEAR of a problem's best weigh more, since among them the
+planner chooses; each problem weighs the same. All problems are one table, predicted at once; a family's constants and a kernel's efficiency
+move their own launches alone, so that one prediction tells the derivatives of many.
+
+The error of a constant is its standard deviation, by the curvature at the least squares.
+
+Worked number: PRIOR = 0.05: a constant that is off by a factor of e costs as much as one problem whose launches are all 5 % off.
+"""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from pysim.algorithms.gpu import gemm
+from pysim.cachemodel.gpu import waves
+from pysim.cachemodel.gpu.launches import columns_of, constants_of
+from pysim.machine.gpu import Gpu, GpuFamily
+from pysim.machine.quantity import Number
+from pysim.problem.gemm import Gemm
+from pysim.registry.cuda import Attributes, GemmKernel
+
+Floats = NDArray[np.float64]
+Known = dict[str, Attributes]  # of kernels, by name
+
+NEAR, NEAR_WEIGHT = 1.5, 3.0
+ENOUGH = 4  # samples: a median of fewer weighs less
+SAMPLE = 64  # launches of a problem that the fit looks at
+RATES = (
+    "l2_bytes_per_second",
+    "memory_bytes_per_second",
+    "l2_latency_cycles",
+    "memory_latency_cycles",
+    "port_bytes_per_cycle",
+    "memory_port_bytes_per_cycle",
+)
+STARTS = ("pass_seconds", "clear_seconds", "copy_share", "single_cycles")
+CONSTANTS = (*STARTS, "l2_share", "repeat_share")
+OF_FAMILY = tuple(name for name in GpuFamily.__struct_fields__ if name != "efficiency")
+BOUNDS = {  # of each constant: what a GPU could have
+    "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "clear_seconds": (1e-7, 1e-5),
+    "copy_share": (0.05, 1), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000), "meet_cycles": (10, 20000),
+    "hidden": (1e-3, 1), "l2_share": (0.2, 1), "repeat_share": (0.01, 1), "single_cycles": (0.01, 10), "l2_bytes_per_second": (1e12, 3e13),
+    "memory_bytes_per_second": (1e12, 4.8e12), "l2_latency_cycles": (100, 2000),
+    "memory_latency_cycles": (200, 5000),
+    "port_bytes_per_cycle": (16, 64), "memory_port_bytes_per_cycle": (4, 64),
+}  # fmt: skip
+EFFICIENCY = (0.05, 1.6)  # above 1 the counts of a step are too high
+PRIOR, EFFICIENCY_PRIOR = 0.05, 0.15  # how strongly constants and kernels' efficiencies are held where they stand
+SOFT = 0.1  # errors from which on they count in proportion
+
+
+class Case(NamedTuple):
+    """One problem with its measured launches: a table over `kernels`, seconds of each, in how many samples."""
+
+    problem: Gemm
+    kernels: tuple[GemmKernel, ...]
+    table: waves.Table
+    seconds: Any
+    samples: Any
+
+
+class Moved(NamedTuple):
+    """What a fit moves beside families' constants: those of the machine's [model] and the machine's own, by name; efficiencies."""
+
+    model: tuple[str, ...] = STARTS
+    machine: tuple[str, ...] = ()
+    efficiencies: bool = False
+
+
+class Fitted(NamedTuple):
+    """The machine with its constants, the attributes of the kernels that were measured, and the relative error of each constant by path."""
+
+    gpu: Gpu
+    known: Known
+    errors: dict[str, float]
+
+
+def half_of(problem: Gemm) -> int:
+    """The half of the problems that one is in, whatever file it stands in: not every second one, since those alone have rows of whole
+    vectors."""
+    return zlib.crc32(problem.text.encode()) & 1
+
+
+def family_name(gpu: Gpu, kernel: GemmKernel) -> str:
+    """The key of the machine's constants for a kernel."""
+    return constants_of(gpu, gemm.families_of(kernel))[0]
+
+
+def columns(case: Case, gpu: Gpu, known: Known) -> waves.Columns:
+    """A case's kernels as the model has them."""
+    return columns_of([one.columns for one in gemm.variants(gpu, case.problem, case.kernels, known) if one.columns])
+
+
+def predicted(case: Case, gpu: Gpu, known: Known) -> Floats:
+    """Seconds of a case's launches."""
+    found: Floats = waves.predict(gpu, columns(case, gpu, known), case.table).cycles / gpu.clock_hz
+    return found
+
+
+def errors_of(cases: Sequence[Case], gpu: Gpu, known: Known) -> Floats:
+    """log(predicted / measured) of all launches."""
+    return np.concatenate([np.log(predicted(case, gpu, known) / case.seconds) for case in cases])
+
+
+def looked_at(case: Case) -> NDArray[np.intp]:
+    """The launches of a case that a fit looks at: the fastest, and some of all."""
+    order = np.argsort(case.seconds)
+    return np.unique(np.concatenate([order[: SAMPLE // 3], order[:: max(1, len(order) // SAMPLE)]]))
+
+
+class _Batch(NamedTuple):
+    """The launches of all cases as one table, with the columns of kernels whose efficiency is 1; of each column its kernel and family, by
+    number."""
+
+    columns: waves.Columns
+    table: waves.Table
+    seconds: Floats
+    weight: Floats
+    kernel: NDArray[np.intp]
+    family: NDArray[np.intp]
+
+
+def fit(gpu: Gpu, known: Known, cases: Sequence[Case], moved: Moved) -> Fitted:
+    """The machine and its kernels as measured launches have them; `known` are the kernels' attributes, with what efficiency was known."""
+    kernels = list({kernel.name: kernel for case in cases for kernel in case.kernels}.values())
+    parameters = _Parameters(gpu, kernels, known, moved)
+    batch = _batch(gpu, cases, kernels, parameters)
+
+    def residuals(vector: Floats) -> Floats:
+        on, efficiencies = parameters.parts(vector)
+        found = _with(on, parameters.families, efficiencies, batch)
+        seconds = waves.predict(on, found, batch.table).cycles / on.clock_hz
+        return np.concatenate([batch.weight * np.log(seconds / batch.seconds), parameters.strength * (vector - parameters.start)])
+
+    found = least_squares(
+        residuals, parameters.start, bounds=(parameters.low, parameters.high), loss="soft_l1", f_scale=SOFT, max_nfev=40,
+        jac_sparsity=_sparsity(batch, parameters),
+    )  # fmt: skip
+    machine, attributes = parameters.machine(found.x)
+    jacobian = found.jac.toarray()
+    spread = 2 * found.cost / max(1, len(batch.seconds) - len(found.x))
+    covariance = spread * np.linalg.pinv(jacobian.T @ jacobian)
+    deviations = np.sqrt(np.maximum(0.0, np.diag(covariance)))
+    return Fitted(machine, known | attributes, dict(zip(parameters.names, deviations.tolist(), strict=False)))
+
+
+def _batch(gpu: Gpu, cases: Sequence[Case], kernels: Sequence[GemmKernel], parameters: "_Parameters") -> _Batch:
+    plain = {k.name: msgspec.structs.replace(gemm.attributes_of(k, parameters.known), efficiency=1.0) for k in kernels}
+    number = {k.name: place for place, k in enumerate(kernels)}
+    own, tables, weights, seconds, of, first = [], [], [], [], list[int](), 0
+    for case in cases:
+        own += [one.columns for one in gemm.variants(gpu, case.problem, case.kernels, plain) if one.columns]
+        some = looked_at(case)
+        table = case.table.select(some)
+        tables.append(table._replace(variant=table.variant + first))
+        weight = np.where(case.seconds[some] <= NEAR * case.seconds.min(), NEAR_WEIGHT, 1.0)
+        weights.append(weight * np.sqrt(np.minimum(case.samples[some], ENOUGH) / ENOUGH) / np.sqrt(len(some)))
+        seconds.append(case.seconds[some])
+        of += [number[k.name] for k in case.kernels]
+        first += len(case.kernels)
+    table = waves.Table(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
+    kernel = np.array(of)
+    family = np.array([parameters.families.index(family_name(gpu, k)) for k in kernels])[kernel]
+    return _Batch(columns_of(own), table, np.concatenate(seconds), np.concatenate(weights), kernel, family)
+
+
+def _with(gpu: Gpu, families: Sequence[str], efficiencies: Floats, batch: _Batch) -> waves.Columns:
+    """Columns that were made with an efficiency of 1, with these constants."""
+    found, share, constants = batch.columns, efficiencies[batch.kernel], [gpu.model.families[name] for name in families]
+    own = {name: np.array([getattr(one, name).value for one in constants])[batch.family] for name in OF_FAMILY}
+    return found._replace(step=found.step / share, alone=found.alone / share, **own)
+
+
+def _sparsity(batch: _Batch, parameters: "_Parameters") -> Any:
+    """Which residuals each parameter moves: a family's constant and a kernel's efficiency their own launches, others all."""
+    count, shared = len(parameters.start), len(parameters.shared)
+    touched = np.zeros((len(batch.seconds), count), int)
+    touched[:, :shared] = 1
+    rows = np.arange(len(batch.seconds))
+    for place in range(len(OF_FAMILY)):
+        touched[rows, shared + batch.family[batch.table.variant] * len(OF_FAMILY) + place] = 1
+    if parameters.moved.efficiencies:
+        touched[rows, len(parameters.names) + batch.kernel[batch.table.variant]] = 1
+    return np.concatenate([touched, np.eye(count, dtype=int)])
+
+
+class _Parameters:
+    """Machine constants and kernel efficiencies as one vector of logarithms."""
+
+    def __init__(self, gpu: Gpu, kernels: Sequence[GemmKernel], known: Known, moved: Moved) -> None:
+        self.gpu, self.kernels, self.known, self.moved = gpu, kernels, known, moved
+        self.families = sorted({family_name(gpu, k) for k in kernels})
+        self.shared = (*moved.model, *moved.machine)
+        self.names = [*self.shared, *(f"{family}.{name}" for family in self.families for name in OF_FAMILY)]
+        start = [getattr(gpu.model, name).value for name in moved.model] + [getattr(gpu, name).value for name in moved.machine]
+        start += [getattr(gpu.model.families[family], name).value for family in self.families for name in OF_FAMILY]
+        self.fixed = np.array([self._efficiency(k) for k in kernels])
+        free = len(kernels) if moved.efficiencies else 0
+        start += self.fixed[:free].tolist()
+        limits = [BOUNDS[name.rpartition(".")[2]] for name in self.names] + [EFFICIENCY] * free
+        self.strength = np.repeat([PRIOR, EFFICIENCY_PRIOR], [len(self.names), free])
+        self.low, self.high = np.log(np.array(limits)).T
+        self.start = np.clip(np.log(np.maximum(start, 1e-12)), self.low + 1e-6, self.high - 1e-6)
+
+    def _efficiency(self, kernel: GemmKernel) -> float:
+        own = self.known[kernel.name].efficiency if kernel.name in self.known else None
+        return own or self.gpu.model.families[family_name(self.gpu, kernel)].efficiency.value
+
+    def parts(self, vector: Floats) -> tuple[Gpu, Floats]:
+        """The machine, and the efficiency of each kernel."""
+        values = np.exp(vector)
+        numbers = {name: Number(value=float(x), kind="fitted", source="fit") for name, x in zip(self.names, values, strict=False)}
+        efficiencies = values[len(self.names) :] if self.moved.efficiencies else self.fixed
+        families = {
+            family: msgspec.structs.replace(self.gpu.model.families[family], **{name: numbers[f"{family}.{name}"] for name in OF_FAMILY})
+            for family in self.families
+        }
+        own = {name: numbers[name] for name in self.moved.model}
+        model = msgspec.structs.replace(self.gpu.model, **own, families=self.gpu.model.families | families)
+        return msgspec.structs.replace(self.gpu, model=model, **{name: numbers[name] for name in self.moved.machine}), efficiencies
+
+    def machine(self, vector: Floats) -> tuple[Gpu, Known]:
+        """The machine and the attributes that a vector stands for."""
+        gpu, efficiencies = self.parts(vector)
+        if not self.moved.efficiencies:
+            return gpu, {}
+        families, own = dict(gpu.model.families), [family_name(gpu, k) for k in self.kernels]
+        for family in self.families:
+            some = [one for one, name in zip(efficiencies, own, strict=True) if name == family]
+            median = Number(value=float(np.median(some)), kind="fitted", source="fit")
+            families[family] = msgspec.structs.replace(families[family], efficiency=median)
+        known = {
+            kernel.name: msgspec.structs.replace(gemm.attributes_of(kernel, self.known), efficiency=float(efficiency))
+            for kernel, efficiency in zip(self.kernels, efficiencies, strict=True)
+        }
+        return msgspec.structs.replace(gpu, model=msgspec.structs.replace(gpu.model, families=families)), known

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random products of a GPU, each by the best plans of several kernels: checked, then timed in turns with the device kept busy.
+
+Sizes are log-uniform, every second problem in multiples of eight, since rows of whole vectors take other ways through a kernel; any layout.
+
+Worked number: 1,000 x 1,000 x 1,000 in FP32 is 1e9 multiply-adds: 31 us of an H200, some ms of its reference.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pysim import planner
+from pysim.cachemodel.gpu import waves
+from pysim.calibration.gpu_fit import Case
+from pysim.comparison.bench import bench_of, release
+from pysim.comparison.field import checked
+from pysim.errors import NativeError, OperandError, PlanError
+from pysim.machine.gpu import Gpu
+from pysim.measure.clock import Call, interleave
+from pysim.problem.gemm import Gemm
+from pysim.record.plan import Plan
+from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
+from pysim.registry.cuda import gemm_kernel
+from pysim.runtime import cpu
+
+DTYPES = ("f32", "tf32x3", "tf32", "f16", "bf16", "s8", "f8", "f64")
+LEAST, MOST = 32, (8192, 8192, 16384)  # sizes
+SAMPLES, SECONDS, BUDGET = 12, 0.003, 1.0  # of a product: samples of each plan, that they last at least, and at most
+
+
+def drawn(dtype: str, count: int, seed: int, most: float) -> list[str]:
+    """Random products of a type, of up to `most` multiply-adds."""
+    draw, found = np.random.default_rng([seed, DTYPES.index(dtype)]), list[str]()
+    while len(found) < count:
+        m, n, k = np.exp(draw.uniform(np.log(LEAST), np.log(MOST))).astype(int)
+        if len(found) % 2:
+            m, n, k = (-(-size // 8) * 8 for size in (m, n, k))
+        if m * n * k <= most:
+            found.append(f"gemm:{m}x{n}x{k}:{draw.choice(['nn', 'nt', 'tn', 'tt'])}:{dtype}")
+    return found
+
+
+def best_of_kernels(text: str, on: Gpu | str, top: int, accuracy: Any = "standard") -> list[Plan]:
+    """The best plan of each of the `top` best kernels."""
+    found: dict[str, Plan] = {}
+    for plan in planner.plans(text, on, top=10_000, accuracy=accuracy):
+        found.setdefault(plan.kernel, plan)
+    return [*found.values()][:top]
+
+
+class DeviceLab:
+    """The GPU at hand, as a calibration asks it."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def dtypes(self) -> tuple[str, ...]:
+        """The types that the machine has kernels of."""
+        return tuple(dtype for dtype in DTYPES if self._plans(f"gemm:64x64x64:{dtype}", 1))
+
+    def _plans(self, text: str, top: int) -> list[Plan]:
+        try:  # f32 may else be computed as tf32x3, which is a type of its own
+            return best_of_kernels(text, self._gpu, top, "ieee" if text.endswith(":f32") else "standard")
+        except PlanError:
+            return []
+
+    def measure(self, text: str, top: int) -> Case | None:
+        """A product by the best plans of `top` kernels, each right; None where fewer than two can be run."""
+        plans = [plan for plan in self._plans(text, top) if isinstance(plan.schedule, GpuSchedule)]
+        if len(plans) < 2:
+            return None
+        try:
+            return self._timed(plans)
+        finally:
+            release()
+
+    def _timed(self, plans: Sequence[Plan]) -> Case | None:
+        bench, calls = bench_of(plans[0], self._gpu, 1, cpu.LOCAL, 0), dict[str, Call]()
+        for plan in plans:
+            with suppress(NativeError, OperandError, MemoryError):  # one that cannot be run here leaves the others
+                verdict, ready = checked(bench, partial(bench.make, plan))
+                if verdict.passed:
+                    calls[plan.name] = ready.call
+        if len(calls) < 2:
+            return None
+        timed = interleave(calls, bench.clock(), min_samples=SAMPLES, min_seconds=SECONDS, budget_seconds=BUDGET, warmup_seconds=0.001)
+        return case_of([(plan, timed.samples[plan.name]) for plan in plans if plan.name in timed.samples])
+
+
+def case_of(measured: Sequence[tuple[Plan, Any]]) -> Case | None:
+    """Plans of one product and their samples as a fit has them; None where fewer than two were measured."""
+    if len(measured) < 2:
+        return None
+    names = list(dict.fromkeys(plan.kernel for plan, _ in measured))
+    kernels = tuple(row for name in names if (row := gemm_kernel(name)))
+    problem = measured[0][0].workload
+    assert isinstance(problem, Gemm) and len(kernels) == len(names)
+    launches = []
+    for plan, _ in measured:
+        s = plan.schedule
+        assert isinstance(s, GpuSchedule)
+        launches.append((names.index(plan.kernel), DECOMPOSITIONS.index(s.decomposition), s.splits, int(s.along_n), s.group))
+    seconds = np.array([float(np.median(samples)) for _, samples in measured])
+    return Case(problem, kernels, waves.Table(*np.array(launches).T), seconds, np.array([len(samples) for _, samples in measured]))
+
+
+def problems(dtypes: Sequence[str], seed: int, most: float, count: int) -> Iterator[str]:
+    """Random products of all types in turn."""
+    for turn in zip(*(drawn(dtype, count, seed, most) for dtype in dtypes), strict=True):
+        yield from turn
