@@ -18,8 +18,6 @@
  * Worked number: 64 -> 64 channels of f16, 3 x 3: 9 taps of one block, 9 steps, as k = 576 is of 64. */
 #ifndef PYSIM_CUDA_CONV_WGMMA_CUH
 #define PYSIM_CUDA_CONV_WGMMA_CUH
-#include <climits>
-
 #include "conv/wgmma/wgmma.h"
 #include "mainloop/hopper/kernel.cuh"
 
@@ -35,12 +33,6 @@ template <Lying LYING> struct Gathered {
     using Arguments = Windows;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
     static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
-    static __device__ int stage_row(const Windows &c) { return c.stage_row; }
-    template <class Take> static __device__ void with_stage_row(const Windows &c, Take take) {
-        if (c.stage_row == 64) take(std::integral_constant<int, 64>());
-        else if (c.stage_row == 32) take(std::integral_constant<int, 32>());
-        else take(std::integral_constant<int, 128>());
-    }
 
     template <class S> class Shares {
         const Windows &c;
@@ -50,7 +42,7 @@ template <Lying LYING> struct Gathered {
 
       public:
         __device__ Shares(const Windows &conv, int m, int n, int step) : c(conv) {
-            const int rows = c.group_tiles * S::BLOCK_M * S::CLUSTER_M, group = quotient(m, rows), blocks = ceil_div(c.channels, of_stage(c));
+            const int rows = c.group_tiles * S::BLOCK_M * S::CLUSTER_M, group = quotient(m, rows), blocks = ceil_div(c.channels, S::BLOCK_K);
             int position, q;
             image = c.per_image.of(m - group * rows, position) + group * c.group_images;
             high = c.per_row.of(position, q) * c.stride_h - c.pad_top;
@@ -58,13 +50,12 @@ template <Lying LYING> struct Gathered {
             first = group * c.group_channels;
             filter = group * c.filters + n;
             tap = quotient(step, blocks);
-            channel = (step - tap * blocks) * of_stage(c);
+            channel = (step - tap * blocks) * S::BLOCK_K;
             const int r = quotient(tap, c.kernel_w);
             down = r * c.dilation_h, across = (tap - r * c.kernel_w) * c.dilation_w;
         }
-        static __device__ int of_stage(const Windows &c) { return c.stage_row / S::BYTES; }
-        static __device__ int bytes_a(const Windows &c) { return S::A_BYTES / 128 * c.stage_row; }
-        static __device__ int bytes_b(const Windows &c) { return S::B_BYTES / 128 * c.stage_row; }
+        static __device__ int bytes_a(const Windows &) { return S::A_BYTES; }
+        static __device__ int bytes_b(const Windows &) { return S::B_BYTES; }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
             if constexpr (LYING == PLANES) return load_planes(to, map, barrier, blocks);
             const Corner corner = {first + channel, wide, high, image};
@@ -91,7 +82,7 @@ template <Lying LYING> struct Gathered {
             else tensor_load(to, map, barrier, channel, tap, first);
         }
         __device__ void next() {
-            channel += of_stage(c);
+            channel += S::BLOCK_K;
             if (channel < c.channels) return;
             channel = 0, tap++, across += c.dilation_w;
             if (across == c.kernel_w * c.dilation_w) across = 0, down += c.dilation_h;
@@ -246,24 +237,6 @@ inline const DriverFunction<EncodeWindows> &windows_encoder() {
     return once;
 }
 
-inline CUtensorMapSwizzle swizzle_of(int row) {
-    return row == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : row == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B;
-}
-
-/* What a step has of a window's channels: TMA fills the places after the last of them, and takes longer for that than for loading (on an H200 8
- * channels of f16 in rows of 128 bytes take 21 us where 64 take 13). Fewer bytes a step leave fewer of them, for more steps, STEP bytes each. */
-template <class S> int stage_row_of(const Windows &c) {
-    enum { STEP = 16 };
-    if (S::Element::SPLIT || (S::DTYPE == PYSIM_TF32 && !c.pitch)) return 128; /* their A goes through registers */
-    const int bytes = c.channels * S::BYTES;
-    int best = 128, least = INT_MAX;
-    for (int row = 128; row >= 32; row /= 2) {
-        const int steps = ceil_div(bytes, row), cost = steps * (STEP + row) - bytes;
-        if (cost < least) best = row, least = cost;
-    }
-    return best;
-}
-
 /* Corners: where the first and the last window of an image begin, from its first and last pixel. */
 template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows &c) {
     const cuuint64_t pitch = (cuuint64_t)c.pitch * S::BYTES, row = (cuuint64_t)c.row * S::BYTES;
@@ -273,8 +246,8 @@ template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows 
     const int upper[] = {c.pad_right - (c.kernel_w - 1) * c.dilation_w, c.pad_bottom - (c.kernel_h - 1) * c.dilation_h};
     const cuuint32_t steps[] = {1, (cuuint32_t)c.stride_w, (cuuint32_t)c.stride_h, 1};
     if (windows_encoder().error != cudaSuccess) return windows_encoder().error;
-    const CUresult result = windows_encoder().call(map, map_type<S>(), 4, const_cast<void *>(c.in), sizes, pitches, lower, upper, c.stage_row / S::BYTES,
-                                                   S::A_SHARE, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(c.stage_row),
+    const CUresult result = windows_encoder().call(map, map_type<S>(), 4, const_cast<void *>(c.in), sizes, pitches, lower, upper, 128 / S::BYTES,
+                                                   S::A_SHARE, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -284,7 +257,7 @@ cudaError_t describe_3d(CUtensorMap *map, const void *data, const cuuint64_t (&s
     const cuuint32_t steps[] = {1, 1, 1};
     if (encoder().error != cudaSuccess) return encoder().error;
     const CUresult result = encoder().call(map, map_type<S>(), 3, const_cast<void *>(data), sizes, pitches, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                           swizzle_of((int)boxes[0] * S::BYTES), CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -292,7 +265,7 @@ cudaError_t describe_3d(CUtensorMap *map, const void *data, const cuuint64_t (&s
 template <class S> cudaError_t describe_planes(CUtensorMap *map, const Windows &c) {
     const cuuint64_t plane = (cuuint64_t)c.out_h * c.out_w, sizes[] = {plane, (cuuint64_t)c.channels, (cuuint64_t)c.batch};
     const cuuint64_t pitches[] = {plane * S::BYTES, plane * S::BYTES * c.channels};
-    const cuuint32_t boxes[] = {128 / S::BYTES, (cuuint32_t)(c.stage_row / S::BYTES), 1};
+    const cuuint32_t boxes[] = {128 / S::BYTES, S::BLOCK_K, 1};
     return describe_3d<S>(map, c.in, sizes, pitches, boxes);
 }
 
@@ -300,7 +273,7 @@ template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows 
     const int taps = c.kernel_h * c.kernel_w;
     const cuuint64_t tap = (cuuint64_t)c.channels * S::BYTES;
     const cuuint64_t sizes[] = {(cuuint64_t)c.channels, (cuuint64_t)taps, (cuuint64_t)c.groups * c.filters * (1 + S::Element::SPLIT)}, pitches[] = {tap, tap * taps};
-    const cuuint32_t boxes[] = {(cuuint32_t)(c.stage_row / S::BYTES), 1, S::B_SHARE};
+    const cuuint32_t boxes[] = {128 / S::BYTES, 1, S::B_SHARE};
     return describe_3d<S>(map, c.weights, sizes, pitches, boxes);
 }
 
@@ -310,12 +283,8 @@ template <class S> Kernel<Windows> kernel_for(const Conv &c, bool planes) {
     return c.nhwc ? wgmma_kernel<S, Gathered<CHANNELS_LAST>> : wgmma_kernel<S, Gathered<CHANNELS_FIRST>>;
 }
 
-template <class S> cudaError_t launch_windows(Windows &c, int sms, cudaStream_t stream) {
+template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStream_t stream) {
     CUtensorMap windows, filters;
-    c.stage_row = stage_row_of<S>(c);
-    const int64_t k = (int64_t)c.kernel_h * c.kernel_w * ceil_div(c.channels * S::BYTES, c.stage_row) * S::BLOCK_K;
-    if (k < INT_MAX) c.product.k = (int)k;
-    else c.stage_row = 128;
     const bool made = c.own && (c.in == c.own || c.weights == c.own); /* by a kernel before */
     cudaError_t error = !c.pitch ? describe_planes<S>(&windows, c) : describe_windows<S>(&windows, c);
     if (error == cudaSuccess) error = describe_filters<S>(&filters, c);

@@ -13,7 +13,6 @@ namespace hopper {
  * of 16 bytes. A group's windows begin `group_images` images and `group_channels` channels after those of the group before. pitch 0: planes. */
 struct Windows : Conv {
     int images, depth, pitch, row, group_images, group_channels;
-    int stage_row; /* bytes of channels of a step: 128, or fewer where that would be filled (kernel.cuh) */
 };
 
 /* Steps of k. */

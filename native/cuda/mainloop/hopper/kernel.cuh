@@ -78,9 +78,6 @@ template <int SHARE> __host__ __device__ inline int box_rows(int rows, bool whol
 template <int TA_, int TB_> struct Matrices {
     enum { TA = TA_, TB = TB_ };
     using Arguments = Problem;
-    /* Bytes of k of a row of a stage's operands; take(them) as a constant. */
-    static __device__ int stage_row(const Problem &) { return 128; }
-    template <class Take> static __device__ void with_stage_row(const Problem &, Take take) { take(std::integral_constant<int, 128>()); }
     static __device__ const Problem &product(const Problem &p) { return p; }
     static __device__ bool b_is_one(const Problem &) { return false; } /* nobody measured what it gives them */
     template <class S> static __host__ __device__ int box_a(const Problem &p) { return box_rows<S::A_SHARE>(p.m, TA > 0 || S::CLUSTER_N > 1 || S::Element::SPLIT > 0); }
@@ -139,7 +136,6 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
     const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
     Work work(Operands::product(arguments), grid, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
-    const int stage_row = Operands::stage_row(arguments);
     /* one column of tiles whose steps return to the same stages has the same B there each time: it stays */
     const bool stays = Operands::b_is_one(arguments) && Operands::product(arguments).kind == PYSIM_DATA_PARALLEL && grid.tiles_n == 1 && S::STAGES % grid.steps == 0;
     int loads = 0; /* of B, until each stage has its own */
@@ -152,38 +148,36 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
             barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             const bool both = !stays || loads++ < S::STAGES;
             barrier_arrive_expect(full, both ? bytes_a + bytes_b : bytes_a);
-            shares.load_a(shared.a(ring.stage) + share_a * (Operands::TA ? 128 : stage_row), map_a, full, step, row);
-            if (both) shares.load_b(shared.b(ring.stage) + share_b * (S::B_ROW < 128 ? S::B_ROW : stage_row), map_b, full, step, column);
+            shares.load_a(shared.a(ring.stage) + share_a * 128, map_a, full, step, row);
+            if (both) shares.load_b(shared.b(ring.stage) + share_b * S::B_ROW, map_b, full, step, column);
         }
     }
 }
 
-/* The products of one stage, as one group, ROW bytes of k. `a`, `b`: where this warpgroup's rows of the tiles begin. */
-template <class S, int TA, int TB, int ROW>
+/* The products of one stage, as one group. `a`, `b`: where this warpgroup's rows of the tiles begin. */
+template <class S, int TA, int TB>
 __device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], uint32_t a, uint32_t b) {
     /* 32 bytes of k: along a K-major row, or 16 rows of an MN-major one */
     constexpr int NEXT_A = TA ? 2048 : 32, NEXT_B = TB ? 2048 : 32;
     mma_fence();
 #pragma unroll
-    for (int k = 0; k < ROW / 32; k++)
+    for (int k = 0; k < 4; k++)
 #pragma unroll
-        for (int part = 0; part < S::PARTS; part++) {
-            const uint32_t at_a = a + part * 64 * (TA ? 128 : ROW) + k * NEXT_A, at_b = b + k * NEXT_B;
-            Product<S::DTYPE>::template add<TA, TB>(sum[part], TA || ROW == 128 ? matrix(at_a, 8192) : matrix_of_rows<ROW>(at_a),
-                                                    TB || ROW == 128 ? matrix(at_b, 8192) : matrix_of_rows<ROW>(at_b));
-        }
+        for (int part = 0; part < S::PARTS; part++)
+            Product<S::DTYPE>::template add<TA, TB>(sum[part], matrix(a + part * 64 * 128 + k * NEXT_A, 8192),
+                                                    matrix(b + k * NEXT_B, 8192));
     mma_commit();
 }
 
 /* `sum` += the products of the stages that follow in the ring, `steps` of them; `row` and `column`: where this warpgroup's part of the tile
  * begins. release(stage) gives one back; last() is called when the last products are under way. */
-template <class S, int TA, int TB, int ROW, class Release, class Last>
+template <class S, int TA, int TB, class Release, class Last>
 __device__ inline void accumulate(typename S::Acc (&sum)[S::PARTS][S::SUMS], const Stages<S> &shared, Ring &ring, int steps, int row, int column,
                                   Release release, Last last) {
     int before = -1;
     for (int step = 0; step < steps; step++, ring.advance<S::STAGES>()) {
         barrier_wait(shared.full(ring.stage), ring.parity);
-        multiply<S, TA, TB, ROW>(sum, shared.a(ring.stage) + row * (TA ? 128 : ROW), shared.b(ring.stage) + column * ROW);
+        multiply<S, TA, TB>(sum, shared.a(ring.stage) + row * 128, shared.b(ring.stage) + column * 128);
         mma_wait<1>(); /* one group stays in flight; the one before is done with its stage, which is what lets it be given back */
         if (before >= 0) release(before);
         before = ring.stage;
@@ -236,10 +230,7 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
             mend_thirds<S, Operands::TA>(p, sum[0], first_row + row_of_thread(), first_column + lane % 4 * 2, t.begin, t.end);
         } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
         else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum, shared, ring, t.end - t.begin, row, column, release), last();
-        else
-            Operands::with_stage_row(arguments, [&](auto bytes) {
-                accumulate<S, Operands::TA, Operands::TB, decltype(bytes)::value>(sum, shared, ring, t.end - t.begin, row, column, release, last);
-            });
+        else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release, last);
         if (near) {
             const Meeting<S, Acc> meeting(shared.data, place.part, p.splits, thread);
             meeting.leave(sum);
