@@ -163,10 +163,8 @@ template <class S, class T> __device__ inline T *passage() {
     return (T *)(memory + (data - first) + S::PASSAGES + threadIdx.x / 32 * S::PASSAGE_BYTES);
 }
 
-/* A warp's slice, x as finish_slice has it, into rows of C that begin at no multiple of 16 bytes, or that end inside: a row at once, by all lanes. */
-template <class Out, class T>
-__device__ inline void store_ragged(Out *c, int64_t ldc, int rows, int columns, const T (&x)[SLICE], T *passage) {
-    enum { PITCH = 40 };
+/* A warp's slice into its passage, in rows of PITCH. */
+template <int PITCH, class T> __device__ inline void put_slice(T *passage, const T (&x)[SLICE]) {
     const int lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
@@ -175,6 +173,14 @@ __device__ inline void store_ragged(Out *c, int64_t ldc, int rows, int columns, 
         for (int h = 0; h < 2; h++)
             *(Pack<T, 2> *)(passage + (lane / 4 + 8 * h) * PITCH + 8 * j + lane % 4 * 2) = {{x[4 * j + 2 * h], x[4 * j + 2 * h + 1]}};
     __syncwarp();
+}
+
+/* A warp's slice, x as finish_slice has it, into rows of C that begin at no multiple of 16 bytes, or that end inside: a row at once, by all lanes. */
+template <class Out, class T>
+__device__ inline void store_ragged(Out *c, int64_t ldc, int rows, int columns, const T (&x)[SLICE], T *passage) {
+    enum { PITCH = 40 };
+    const int lane = threadIdx.x % 32;
+    put_slice<PITCH>(passage, x);
     Out *const to = c + lane;
     if (rows >= 16 && columns >= 32)
 #pragma unroll
@@ -189,13 +195,7 @@ template <class Acc, class Out>
 __device__ inline void store_turned(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[SLICE], Acc *passage) {
     enum { PITCH = 34 }; /* read without conflicts */
     const int lane = threadIdx.x % 32;
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            *(Pack<Acc, 2> *)(passage + (lane / 4 + 8 * h) * PITCH + 8 * j + lane % 4 * 2) = {{v[4 * j + 2 * h], v[4 * j + 2 * h + 1]}};
-    __syncwarp();
+    put_slice<PITCH>(passage, v);
     row += lane % 16, column += lane / 16;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
