@@ -9,7 +9,7 @@ import pytest
 
 from pysim.calibration import gpu_calibrate, gpu_lab
 from pysim.calibration.gpu_calibrate import FEWEST, GpuFit, calibrate, fitted, moved_to
-from pysim.calibration.gpu_fit import Case, half_of, predicted
+from pysim.calibration.gpu_fit import Case, Moved, fit, half_of, predicted
 from pysim.calibration.gpu_lab import best_of_kernels, case_of, drawn
 from pysim.errors import MachineError
 from pysim.machine.gpu import Gpu
@@ -86,6 +86,16 @@ def test_a_family_that_no_product_used_keeps_its_constants(measured) -> None:
     assert new.model.families["wgmma_s8"] == h200().model.families["wgmma_s8"]
     assert new.model.families["conv_implicit"] == h200().model.families["conv_implicit"]
     assert new.model.families["wgmma_f16"] != h200().model.families["wgmma_f16"]
+
+
+def test_constants_of_one_fit_move_together_sure_or_not(measured) -> None:
+    _, found, cases = measured
+    best = fit(h200(), gemm_attributes(90), cases, Moved())
+    assert found.constants.keys() == {f"families.{name}" if "." in name else name for name in best.errors}
+    assert any(one.doubt for one in found.constants.values())
+    constants = moved_to(h200(), found.constants).model.families["wgmma_f16"]
+    for name in ("launch_seconds", "block_cycles", "meet_cycles"):
+        assert getattr(constants, name).value == pytest.approx(getattr(best.gpu.model.families["wgmma_f16"], name).value, rel=1e-3)
 
 
 def test_every_constant_that_was_moved_says_where_it_is_from(measured) -> None:

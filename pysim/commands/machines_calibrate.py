@@ -144,12 +144,12 @@ def _of_gpu(machine: "Gpu", budget: float, output: Path | None, force: bool, as_
     host.runnable_any(machine)
     device = cuda.devices()[0]
     found = cuda_probe.calibrate(machine, device, cuda_probe.DeviceProbes())
+    probed = cuda_probe.merged(machine, found, output.stem if output else None)
     say(f"{machine.description}: {budget:g} s of products")
     with progress() as tell:
-        products = gpu_calibrate.calibrate(machine, gpu_lab.DeviceLab(machine), budget, tell)
+        products = gpu_calibrate.calibrate(probed, gpu_lab.DeviceLab(machine), budget, tell)
         tell("")
     if output is not None:
-        probed = cuda_probe.merged(machine, found, output.stem)
         save(gpu_calibrate.with_constants(probed, products, device.name, machine.name), output, force)
     if as_json:
         document(calibrations=[msgspec.to_builtins(found) | {"products": products}])
@@ -170,8 +170,6 @@ def _report_products(machine: "Gpu", found: "gpu_calibrate.GpuFit") -> None:
         was: list[Cell] = [quantity(old.value), (old.kind, KIND_STYLE.get(old.kind, ""))]
         rows.append([path, *was, quantity(one.value), quantity(one.error), ("", "") if one.sure else (f"not sure: {one.doubt}", "yellow")])
     put_table(["constant", "was", "kind", "is", "+-", ""], rows, left=["constant", "kind", ""])
-    if found.stays:
-        put((f"too little was measured of {', '.join(found.stays)}: as before", "yellow"))
     put("")
     told = f"{plural(found.problems, 'product')}, {found.launches:,} launches in {found.seconds:.0f} s"
     put(f"{told}; error of predictions, and regret of the model's first choice:")
