@@ -37,7 +37,7 @@ def touched(found, unit):
 
 def test_there_are_rows_of_every_type_and_of_the_ablation():
     assert {kernel.dtype for kernel in FULL} == {"f32", "f64", "f16", "s8"}
-    assert {kernel.variant for kernel in ROWS} == {"full", "scalar", "unpadded"}
+    assert {kernel.variant for kernel in ROWS} == {"full", "cluster", "scalar", "unpadded"}
 
 
 @pytest.mark.parametrize("kernel", FULL, ids=lambda kernel: kernel.name)

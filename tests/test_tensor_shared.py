@@ -155,8 +155,12 @@ def test_products_of_halves_are_refused_as_not_counted():
         wavefronts(kernel, Gemm(m=128, n=128, k=64, dtype=kernel.dtype), schedule(kernel))
 
 
-# of rows whose sets of warpgroups take turns, which move tiles as those of the same tiles do, nobody counted
-@pytest.mark.parametrize("kernel", [row for row in gemm_kernels() if not (row.promotion or row.pingpong)], ids=lambda kernel: kernel.name)
+def nobody_counted(row):
+    """Whose sets of warpgroups take turns, or parts meet in clusters, rows that move tiles as those of the same tiles do; and 192 columns."""
+    return row.promotion or row.pingpong or row.variant == "cluster" or row.block_n == 192
+
+
+@pytest.mark.parametrize("kernel", [row for row in gemm_kernels() if not nobody_counted(row)], ids=lambda kernel: kernel.name)
 def test_predictions_are_what_an_h200_counted(kernel):
     found = [launch for launch in COUNTED if launch["kernel"] == kernel.name]
     assert found
