@@ -156,7 +156,7 @@ def test_products_of_halves_are_refused_as_not_counted():
 
 
 def nobody_counted(row):
-    """Whose sets of warpgroups take turns, or parts meet in clusters, rows that move tiles as those of the same tiles do; and 192 columns."""
+    """Whose sets of warpgroups take turns, or parts meet in clusters, rows that move tiles as the same tiles do; and 192 columns."""
     return row.promotion or row.pingpong or row.variant == "cluster" or row.block_n == 192
 
 
