@@ -118,6 +118,15 @@ MODELS = {
 }
 
 
+def in_threads(work, count):
+    """work(0) to work(count - 1) at once."""
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def assert_close(found, wanted):
     for y, right in zip(*((one if isinstance(one, tuple) else (one,)) for one in (found, wanted)), strict=True):
         assert y.shape == right.shape and y.dtype == right.dtype
@@ -246,11 +255,7 @@ def test_threads_may_call_one_model():
             for _ in range(20):
                 found[at] = optimized(inputs[at])
 
-    threads = [threading.Thread(target=work, args=(at,)) for at in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 8)
     with torch.no_grad():
         for at, x in enumerate(inputs):
             assert_close(found[at], model(x))
@@ -449,11 +454,7 @@ def test_threads_may_call_a_model_with_graphs(recorder):
         with torch.no_grad():
             found[at] = [optimized(images[at]) for _ in range(5)]
 
-    threads = [threading.Thread(target=run, args=(at,)) for at in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(run, 4)
     with torch.no_grad():
         for at, results in found.items():
             for y in results:

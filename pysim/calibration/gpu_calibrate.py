@@ -4,10 +4,9 @@
 The kernels' efficiencies stay those of the compute capability, which all machines of it share; what differs between two of them is how
 launches, blocks and copies cost. Predictions are judged before and after, and on the half of the products that a fit to the other half
 left out (`half_of`), which is what products to come may expect. A constant of a family of kernels that no product used stays what it was.
-All others move together, those that are not sure, too: one fit found them beside one another. (On 124 products of an H100, those whose
-errors are above a half left as they were, products that were left out are 8.9 % off in the median, and 7.5 % with all moved.)
+All others move together, those that are not sure, too: one fit found them beside one another.
 
-Worked number: 60 s on an H100 are about 150 products of four kernels each.
+Worked number: 60 s on an H100 are about 100 products of four kernels each.
 """
 
 from collections.abc import Callable, Sequence
