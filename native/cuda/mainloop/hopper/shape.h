@@ -38,8 +38,8 @@ struct Shape {
     /* warpgroups that multiply a tile, and all that multiply */
     static constexpr int GROUPS = BLOCK_M / WARP_M * (BLOCK_N / WARP_N), CONSUMERS = GROUPS * SETS, THREADS = 128 * (CONSUMERS + 1);
     /* producers and consumers start with equal registers; large tiles need the producer's */
-    static constexpr bool HANDS_OVER = CONSUMERS > 1 && WARP_M * WARP_N >= 64 * 128;
-    static constexpr int CONSUMER_REGISTERS = CONSUMERS > 2 ? 152 : Element::SPLIT > 0 ? 232 : 224, PRODUCER_REGISTERS = Element::SPLIT > 0 ? 40 : 56;
+    static constexpr bool HANDS_OVER = CONSUMERS == 2 && WARP_M * WARP_N >= 64 * 128;
+    static constexpr int CONSUMER_REGISTERS = Element::SPLIT > 0 ? 232 : 224, PRODUCER_REGISTERS = Element::SPLIT > 0 ? 40 : 56;
     /* instructions along m, each one's registers, and how many times 16 those are in all */
     static constexpr int PARTS = WARP_M / 64, SUMS = WARP_N / 2, SLICES = PARTS * SUMS / 16;
     static constexpr int B_ROW = Element::SPLIT == 2 ? 64 : 128; /* bytes of k of one column of B, each number of its elements */
@@ -53,7 +53,6 @@ struct Shape {
     static constexpr int STAGED_PITCH = 64 * 4 + 16, STAGED_BYTES = CONSUMERS * 32 * STAGED_PITCH;
     static_assert(STAGED_BYTES <= 4 * CONSUMERS * PASSAGE_BYTES, "one area for both ways");
     static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
-    static_assert(!HANDS_OVER || 128 * (CONSUMERS * CONSUMER_REGISTERS + PRODUCER_REGISTERS) <= 1 << 16, "registers of a multiprocessor");
     static_assert(A_SHARE % 64 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
     static_assert(Element::SPLIT > 0 ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0, "promotions of whole stages");
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
