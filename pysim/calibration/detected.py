@@ -20,10 +20,11 @@ Worked number: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32
 """
 
 import math
+import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -173,7 +174,8 @@ class _Rates:
         """With what all cores get together, so many bytes each: no less than one gets alone, no more than each would."""
 
         def total(probe: Callable[[int, float], float], alone: float) -> Number:
-            value = _sane(sum(_all_at_once(probe, nbytes, cores)), "all cores") / self._hertz
+            size = max(_PAGE_BYTES, nbytes // _PAGE_BYTES * _PAGE_BYTES)
+            value = _sane(sum(all_at_once(partial(probe, size, PROBE_SECONDS), cores)), "all cores") / self._hertz
             return _measured(min(max(value, alone), cores * alone))
 
         return msgspec.structs.replace(
@@ -212,21 +214,30 @@ def _share(inner: int, level: Level, cores: int) -> int:
     return math.isqrt(inner * max(2 * inner, level.size_bytes // cores))
 
 
-def _all_at_once(probe: Callable[[int, float], float], nbytes: int, cores: int) -> list[float]:
-    """What each of so many cores gets; each probe begins when all are there."""
-    ready = threading.Barrier(cores)
+def all_at_once(probe: Callable[[], float], cpus: int, allowed: Collection[int] | None = None) -> list[float]:
+    """What each of so many threads gets, which begin when all are there: each on a CPU of its own, as native/conv/team.c has it, where so
+    many are `allowed` (without, those of the calling thread). The system leaves two on one CPU for longer than a probe takes."""
+    ready = threading.Barrier(cpus)
+    places = sorted(usable() if allowed is None else allowed)
 
-    def one(_: int) -> float:
+    def one(number: int) -> float:
+        if len(places) >= cpus:
+            os.sched_setaffinity(0, {places[number * len(places) // cpus]})
         ready.wait()
-        return probe(max(_PAGE_BYTES, nbytes // _PAGE_BYTES * _PAGE_BYTES), PROBE_SECONDS)
+        return probe()
 
-    with ThreadPoolExecutor(cores) as pool:
-        return list(pool.map(one, range(cores)))
+    with ThreadPoolExecutor(cpus) as pool:
+        return list(pool.map(one, range(cpus)))
 
 
-def shares(multiply: Callable[[], float], alone: float, cpus: int) -> tuple[float, float]:
+def usable() -> Collection[int]:
+    """The CPUs that the calling thread may run on; none where the system does not say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+
+
+def shares(multiply: Callable[[], float], alone: float, cpus: int, allowed: Collection[int] | None = None) -> tuple[float, float]:
     """Of the rate alone, what the slowest of so many at once has, and all on average."""
-    rates = _all_at_once(lambda *_: multiply(), 0, cpus)
+    rates = all_at_once(multiply, cpus, allowed)
     return min(1.0, min(rates) / alone), min(1.0, sum(rates) / cpus / alone)
 
 

@@ -21,10 +21,16 @@ EVERY_SECONDS = 0.05  # between readings: a twenty-fifth of the time of samples
 
 
 class Speed(NamedTuple):
-    """Medians of readings."""
+    """Of a core."""
 
     clock_hz: float
     fma_per_cycle: float
+
+
+def read(target: str) -> Speed:
+    """Of the core that the calling thread is on. Multiply-adds first: the clock behind wide vectors is that of kernels."""
+    rate, clock = cpu.probe_fma(target, "f32"), cpu.probe_clock()
+    return Speed(clock, rate / clock)
 
 
 class Speedometer:
@@ -33,21 +39,20 @@ class Speedometer:
 
     def __init__(self, target: str, threads: int = 1) -> None:
         self._target, self._every = target, EVERY_SECONDS if threads == 1 else np.inf
-        self._clocks, self._rates = list[float](), list[float]()
-        self.read()
+        self._readings = list[Speed]()
+        self._read()
 
-    def read(self) -> None:
-        rate = cpu.probe_fma(self._target, "f32")  # first: the clock behind wide vectors is that of kernels
-        self._clocks.append(cpu.probe_clock())
-        self._rates.append(rate / self._clocks[-1])
+    def _read(self) -> None:
+        self._readings.append(read(self._target))
         self._next = time.perf_counter() + self._every
 
     def look(self) -> None:
         """Between samples: a reading where the last one is old."""
         if time.perf_counter() >= self._next:
-            self.read()
+            self._read()
 
     def speed(self) -> Speed:
-        """Of all samples, behind which this is the last reading."""
-        self.read()
-        return Speed(float(np.median(self._clocks)), float(np.median(self._rates)))
+        """Medians of all readings, of which this is the last, behind all samples."""
+        self._read()
+        clock, rate = np.median(self._readings, axis=0).tolist()
+        return Speed(clock, rate)
