@@ -121,7 +121,7 @@ def measure_plan(
         fields |= {"correct": True, "profile": bench.profile(plan) if how.profile else None}
         fields |= _measured(field, timed, plan.workspace_bytes)
         if how.threads == plan.threads:
-            then = fields["core"] = _core_then(machine, timed.speed, plan)
+            then = fields["core"] = None if isinstance(machine, Gpu) else core_then(machine, timed.speed, target_of(plan))
             plan = at_clock(plan, then.clock_hz) if then else plan
             fields["predicted_seconds"] = plan.seconds
             fields["above_roof"] = above(plan, fields["measured_seconds"], "measured") or above(plan, plan.seconds, "predicted")
@@ -143,18 +143,18 @@ def target_of(plan: Plan) -> str:
     return plan.kernel.rpartition("__")[2]
 
 
-def _core_then(machine: Machine | Gpu, speed: Speed | None, plan: Plan) -> CoreThen | None:
-    if speed is None or isinstance(machine, Gpu):
+def core_then(machine: Machine, speed: Speed | None, target: str) -> CoreThen | None:
+    """The core whose multiply-adds of an instruction set were read; None where they were not."""
+    unit = machine.unit(target)
+    if speed is None or unit is None:
         return None
-    unit = machine.unit(target_of(plan))
-    assert unit is not None
     return CoreThen(speed.clock_hz, machine.clock_hz, min(1.0, speed.fma_per_cycle / unit.fma_per_cycle.value))
 
 
 def at_clock(plan: Plan, hertz: float) -> Plan:
     """A CPU's plan, costed with another clock of its cores."""
     assert isinstance(plan.on, Machine)
-    return planner.plan(plan.workload, plan.on.at_clock(hertz), name=plan.name, threads=plan.threads, state=plan.state)
+    return planner.plan(plan.workload, plan.on.at_clock(hertz), name=plan.name, threads=plan.threads, state=plan.state, layout=plan.layout)
 
 
 def _static(plan: Plan, machine: Machine | Gpu, how: How) -> dict[str, Any]:
