@@ -11,6 +11,7 @@ and the core had 0.72 of what it can multiply.
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,15 @@ class Speed(NamedTuple):
 
     clock_hz: float
     fma_per_cycle: float
+
+    def told(self) -> dict[str, str]:
+        """As part of the environment of what was measured."""
+        return {name: f"{value:.4g}" for name, value in self._asdict().items()}
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "Speed | None":
+        """That was told there."""
+        return cls(*(float(environment[name]) for name in cls._fields)) if environment.keys() >= {*cls._fields} else None
 
 
 def read(target: str) -> Speed:
@@ -42,17 +52,21 @@ class Speedometer:
         self._readings = list[Speed]()
         self._read()
 
-    def _read(self) -> None:
+    def _read(self) -> Speed:
         self._readings.append(read(self._target))
         self._next = time.perf_counter() + self._every
+        return self._readings[-1]
 
-    def look(self) -> None:
+    def look(self) -> Speed | None:
         """Between samples: a reading where the last one is old."""
-        if time.perf_counter() >= self._next:
-            self._read()
+        return self._read() if time.perf_counter() >= self._next else None
 
     def speed(self) -> Speed:
-        """Medians of all readings, of which this is the last, behind all samples."""
+        """The middle of all readings, of which this is the last, behind all samples."""
         self._read()
-        clock, rate = np.median(self._readings, axis=0).tolist()
-        return Speed(clock, rate)
+        return middle(self._readings)
+
+
+def middle(readings: Sequence[Speed]) -> Speed:
+    """Medians."""
+    return Speed(*np.median(readings, axis=0).tolist())
