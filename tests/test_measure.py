@@ -284,7 +284,7 @@ def test_how_fast_the_core_is_is_read_before_samples_between_them_and_behind_the
     clocks = itertools.cycle((4e9, 3e9, 5e9))
     monkeypatch.setattr(speed.cpu, "probe_clock", lambda: next(clocks))
     monkeypatch.setattr(speed.cpu, "probe_fma", lambda target, dtype: {"avx512": 8e9}[target])
-    monkeypatch.setattr(speed, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(speed, "SHARE", np.inf)
     one = {"a": spin(1e-4)}
     options: dict[str, Any] = {"min_samples": 7, "min_seconds": 0, "warmup_seconds": 0}
     found = interleave(one, CpuClock(), speedometer=partial(speed.Speedometer, "avx512"), **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a core is while something is timed on it: read between samples, in two milliseconds each.
+"""How fast a core is while something is timed on it: read between samples.
 
     clock   additions that wait for each other, a second
     rate    multiply-adds of one instruction set, a cycle of that clock
@@ -18,7 +18,7 @@ import numpy as np
 
 from pysim.runtime import cpu
 
-EVERY_SECONDS = 0.05  # between readings: a twenty-fifth of the time of samples
+SHARE = 0.04  # of the time that readings may take: four milliseconds in a tenth of a second, and less often where others have the processor
 
 
 class Speed(NamedTuple):
@@ -29,7 +29,7 @@ class Speed(NamedTuple):
 
     def told(self) -> dict[str, str]:
         """As part of the environment of what was measured."""
-        return {name: f"{value:.4g}" for name, value in self._asdict().items()}
+        return {name: repr(value) for name, value in self._asdict().items()}
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Speed | None":
@@ -48,13 +48,15 @@ class Speedometer:
     before and after all samples only."""
 
     def __init__(self, target: str, threads: int = 1) -> None:
-        self._target, self._every = target, EVERY_SECONDS if threads == 1 else np.inf
+        self._target, self._share = target, SHARE if threads == 1 else 0.0
         self._readings = list[Speed]()
         self._read()
 
     def _read(self) -> Speed:
+        start = time.perf_counter()
         self._readings.append(read(self._target))
-        self._next = time.perf_counter() + self._every
+        end = time.perf_counter()
+        self._next = end + (end - start) / self._share if self._share else np.inf
         return self._readings[-1]
 
     def look(self) -> Speed | None:
