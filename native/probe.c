@@ -180,15 +180,15 @@ static void write_portable(void *to, int64_t blocks, uint64_t value) {
     for (int64_t i = 0; i < blocks * WORDS; i++) word[i] = value;
 }
 
-/* A buffer as whole aligned blocks with bytes before and after them. */
+/* A buffer as whole blocks that begin on a vector, with bytes before and after them, which take as long each as a vector does. */
 typedef struct {
     unsigned char *head, *body, *tail;
     int64_t head_bytes, blocks, tail_bytes;
 } pieces;
 
 static pieces cut(void *buffer, int64_t bytes) {
-    const int64_t misaligned = (int64_t)((uintptr_t)buffer % PYSIM_PROBE_BLOCK);
-    int64_t head = misaligned ? PYSIM_PROBE_BLOCK - misaligned : 0;
+    const int64_t misaligned = (int64_t)((uintptr_t)buffer % PYSIM_PROBE_VECTOR);
+    int64_t head = misaligned ? PYSIM_PROBE_VECTOR - misaligned : 0;
     if (head > bytes) head = bytes;
     pieces p = {.head = buffer, .head_bytes = head, .blocks = (bytes - head) / PYSIM_PROBE_BLOCK};
     p.body = p.head + head;

@@ -4,8 +4,8 @@
 #define PYSIM_PROBE_H
 #include <stdint.h>
 
-/* Bytes that one step of a stream loop moves; pointers are aligned to it. */
-enum { PYSIM_PROBE_BLOCK = 512 };
+/* Bytes that one step of a stream loop moves, and those that its pointers are aligned to. */
+enum { PYSIM_PROBE_BLOCK = 512, PYSIM_PROBE_VECTOR = 64 };
 
 /* Reads `blocks` blocks once each and returns something that depends on every byte. */
 typedef uint64_t (*pysim_read_blocks)(const void *from, int64_t blocks);

@@ -62,6 +62,7 @@ class Others:
 @pytest.fixture(autouse=True)
 def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     made = Others()
+    monkeypatch.setattr(detected, "PAUSE", 0.0)
     monkeypatch.setattr(detected, "Watch", made)
     monkeypatch.setattr(host, "share_of_others", lambda: made.share)
     monkeypatch.setattr(host, "_next_look", 0.0)

@@ -20,6 +20,7 @@ from pysim.measure import events, load, speed
 from pysim.measure.clock import FEWEST_ROUNDS, MOST_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
 from pysim.measure.statistics import quartiles, ratio
 from pysim.record.measurement import Ratio
+from pysim.runtime import cpu as runtime
 
 
 def timed(contenders: dict[str, Callable[[], object]], **options: Any) -> dict[str, Array]:
@@ -309,6 +310,23 @@ def test_where_proc_is_not_nothing_is_counted_of_others(monkeypatch: pytest.Monk
         watch = load.Watch()
         spin(1e-3)()
         assert watch.load().others == 0
+
+
+# ------------------------------------------------------------------------------------------------------------- probes
+
+
+def test_a_buffer_that_begins_on_any_line_is_read_as_fast_as_others() -> None:
+    ffi, library = runtime.library()
+    raw, rate, size = np.zeros(24 << 10 | 1 << 12, np.uint8), ffi.new("double *"), 24 << 10
+    start = -raw.__array_interface__["data"][0] % 512
+
+    def read(offset: int) -> float:
+        assert library.pysim_probe_read(ffi.from_buffer(raw[start + offset :]), size, 1e-3, rate) == 0
+        return float(rate[0])
+
+    found = [[read(offset) for offset in (0, 64, 448)] for _ in range(8)]
+    whole, *others = np.max(found, axis=0)
+    assert min(others) > 0.75 * whole  # 0.55 where what lies before and after blocks of 512 bytes is read byte by byte
 
 
 # --------------------------------------------------------------------------------------------------------- statistics

@@ -42,7 +42,7 @@ from pysim.machine.quantity import Number, Source, facts
 from pysim.measure.load import Watch
 
 PROBE_SECONDS = 0.02
-CLOCK_READINGS, CLOCK_PAUSE = 8, 0.03
+CLOCK_TRIALS, TRIALS, PAUSE = 8, 3, 0.03  # at least; seconds between them
 LOADED = 0.1  # share of the processors that others had: probes take the best or the middle of short samples, which bears less than that
 HIDDEN = 0.65  # of what so many cores would multiply: pairs of CPUs of one core get half of it, cores that slow down together 0.7 or more
 _FAR = {True: 4.0, False: 8.0}  # of the same microarchitecture, of another: shipped CPUs differ up to sixfold, in memory
@@ -136,20 +136,15 @@ class _Rates:
         self.absurd: list[str] = []
         self._probes, self._target, self._far = probes, target, _FAR[kin.same]
         self._hertz = 1.0
-        self.clock = self._take(self._highest_clock, "clock", kin.machine.core.frequency_hz, own_time=True)
+        self.clock = self._take(self._clock_of_a_busy_core, "clock", kin.machine.core.frequency_hz, trials=CLOCK_TRIALS, own_time=True)
         self._hertz = self.clock.value
 
-    def _highest_clock(self) -> float:
-        """Of readings that are spread, each on a core that has just been busy: a virtual CPU's clock wanders."""
-        found = []
-        for turn in range(CLOCK_READINGS):
-            time.sleep(CLOCK_PAUSE if turn else 0.0)
-            self._probes.probe_fma(self._target, "f32")
-            found.append(_sane(self._probes.probe_clock(), "clock"))
-        return max(found)  # one that was disturbed is too low
+    def _clock_of_a_busy_core(self) -> float:
+        self._probes.probe_fma(self._target, "f32")
+        return self._probes.probe_clock()
 
     def fma(self, target: str, known: Number) -> Number:
-        return self._take(lambda: self._probes.probe_fma(target, "f32"), f"{target} multiply-add", known)
+        return self._take(lambda: self._probes.probe_fma(target, "f32"), f"{target} multiply-add", known, TRIALS)
 
     def together(self, cpus: int) -> tuple[tuple[Together, ...], float]:
         """What 2, 4, ... all CPUs that multiply at once keep of the rate of one, medians of attempts, and the most that all kept in one. A
@@ -165,9 +160,9 @@ class _Rates:
 
     def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
         """Read and write of a buffer."""
-        own = isinstance(known, Memory)
-        read = self._take(lambda: self._probes.probe_read(nbytes, PROBE_SECONDS), f"{what} read", known.read_bytes_per_cycle, own)
-        write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle, own)
+        how = (1, True) if isinstance(known, Memory) else (TRIALS, False)  # memory: its buffer takes longer to make than to read
+        read = self._take(lambda: self._probes.probe_read(nbytes, PROBE_SECONDS), f"{what} read", known.read_bytes_per_cycle, *how)
+        write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle, *how)
         return read, write
 
     def totals(self, place: Place, nbytes: int, cores: int) -> Place:
@@ -184,13 +179,15 @@ class _Rates:
             total_write_bytes_per_cycle=total(self._probes.probe_write, place.write_bytes_per_cycle.value),
         )
 
-    def _take(self, probe: Callable[[], float], what: str, known: Number, own_time: bool = False) -> Number:
-        """What the probe measures, in a cycle of the clock that the core has then, or of the highest where it keeps its own time; what is
-        known where that is far from it."""
-        for _ in range(_ATTEMPTS):
-            before, value = self._clock_now(own_time), _sane(probe(), what)
-            value /= max(before, self._clock_now(own_time))  # a reading that was disturbed is too low
-            if known.value / self._far <= value <= known.value * self._far:
+    def _take(self, probe: Callable[[], float], what: str, known: Number, trials: int, own_time: bool = False) -> Number:
+        """The best of some trials that are spread, since what disturbs a probe makes it slower and a virtual CPU's clock wanders: in a
+        cycle of the clock that the core has then, or of the highest where it keeps its own time; or what is known, where that is far."""
+        value = 0.0
+        for trial in range(1, max(trials, _ATTEMPTS) + 1):
+            time.sleep(PAUSE if trial > 1 else 0.0)
+            before, rate = self._clock_now(own_time), _sane(probe(), what)
+            value = max(value, rate / max(before, self._clock_now(own_time)))  # a reading that was disturbed is too low
+            if trial >= trials and known.value / self._far <= value <= known.value * self._far:
                 return _measured(value)
         self.absurd.append(f"{what} {value:.3g}, there {known.value:.3g}")
         return Number(value=known.value, kind="assumed", source="host_absurd")
