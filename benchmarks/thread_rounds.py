@@ -95,14 +95,14 @@ def main() -> None:
                     empty[count].append(time.perf_counter() - start)
     alone, base = np.median(rates[counts[0]]), np.median(empty[counts[0]])
     readings = [one for some in speeds for one in some]
-    most = float(np.quantile([one.fma_per_cycle for one in readings], 0.9)) if readings else 0.0
+    most = float(np.quantile([one.plain_per_cycle for one in readings], 0.9)) if readings else 0.0
     header = {
         "kind": "header",
         "machine_file": file.name,
         "device": on.description,
         "columns": "median and least of samples, seconds",
         "clock_hz": float(np.median([one.clock_hz for one in readings])) if readings else None,
-        "fma_per_cycle": most,
+        "plain_per_cycle": most,
         "slowest_share": {count: round(float(np.median(np.min(of, axis=1)) / alone), 3) for count, of in rates.items()},
         "mean_share": {count: round(float(np.median(np.mean(of, axis=1)) / alone), 3) for count, of in rates.items()},
         "fork_join_seconds": {count: round(float(np.median(of) - base), 8) for count, of in empty.items()},
@@ -115,7 +115,7 @@ def main() -> None:
             times = {"measured_seconds": float(np.median(of)), "least_seconds": min(of), "samples": len(of)}
             alone_too = [
                 seconds
-                for seconds, one in zip(of, np.repeat([one.fma_per_cycle for one in core], SAMPLES), strict=False)
+                for seconds, one in zip(of, np.repeat([one.plain_per_cycle for one in core], SAMPLES), strict=False)
                 if one > SHARED * most
             ]
             if alone_too:

@@ -11,7 +11,8 @@
  *           prefetcher follows: seconds / load of the best sample. The pages of large buffers count, too.
  *
  * A sample is stretched until it takes 50 us: a clock reading costs about 25 ns, which then is 0.05 %. Warm-up ends when rates rise no
- * more, so that a core that was busy is read in 1.5 ms, and in the state in which it was: behind wide vectors some have another clock.
+ * more, so that a core that was busy is read in 1.5 ms, and its clock in half of one: as it was behind wide vectors, for which cores of
+ * some servers slow down, and speed up again 0.7 ms later (an Emerald Rapids: 3.2 GHz then, 3.0 before).
  * Worked number: a core at 3.7 GHz issuing one 512-bit multiply-add a cycle shows 3.7e9 for both clock and fma(avx512). */
 #define _POSIX_C_SOURCE 200809L
 #include "probe.h"
@@ -25,7 +26,7 @@
 #include "pysim.h"
 #include "status.h"
 
-enum { SAMPLES = 21, STEADY_CALLS = 4 };
+enum { SAMPLES = 21, CLOCK_SAMPLES = 5, STEADY_CALLS = 4 };
 static const double SAMPLE_SECONDS = 50e-6, WARM_UP_SECONDS = 5e-3, RISE = 1.01; /* at most; of a rate */
 
 static double now(void) {
@@ -87,7 +88,7 @@ static double median(double *values, int32_t count) {
 }
 
 /* Median rate of a loop that does at least `count` things and says how many. */
-static double median_rate(int64_t (*loop)(int64_t)) {
+static double median_rate(int64_t (*loop)(int64_t), int32_t samples) {
     double rates[SAMPLES], best = 0;
     int64_t count = 1024;
     int32_t steady = 0;
@@ -101,12 +102,12 @@ static double median_rate(int64_t (*loop)(int64_t)) {
             if (done > best * (after - before)) best = done / (after - before);
         }
     }
-    for (int32_t i = 0; i < SAMPLES; i++) {
+    for (int32_t i = 0; i < samples; i++) {
         const double before = now();
         const int64_t done = loop(count);
         rates[i] = (double)done / (now() - before);
     }
-    return median(rates, SAMPLES);
+    return median(rates, samples);
 }
 
 /* A clock that stood still or went backwards gives no rate. */
@@ -118,7 +119,7 @@ static pysim_status give(double rate, double *result) {
 
 pysim_status pysim_probe_clock(double *hertz) {
     if (!hertz) return pysim_fail(PYSIM_BAD_ARGUMENT, "hertz, which receives the result, is NULL");
-    return give(median_rate(chain_of_adds), hertz);
+    return give(median_rate(chain_of_adds, CLOCK_SAMPLES), hertz);
 }
 
 static pysim_issue_fma issue_fma(const char *target, int32_t dtype) {
@@ -159,7 +160,7 @@ pysim_status pysim_probe_fma(const char *target, int32_t dtype, double *instruct
     if (status != PYSIM_OK) return status;
     const pysim_issue_fma loop = issue_fma(target, dtype);
     if (!loop) return pysim_fail(PYSIM_UNSUPPORTED, "target %s has no multiply-add probe", target);
-    return give(median_rate(loop), instructions_per_second);
+    return give(median_rate(loop, SAMPLES), instructions_per_second);
 }
 
 /* One block as 64-bit words; the compiler vectorises it for the target that the file is built for. */

@@ -181,7 +181,9 @@ class Faster(Speedometer):
 
     def speed(self):
         here = host.machine("host")
-        return Speed(here.clock_hz * 1.08, here.unit(self._target).fma_per_cycle.value * self.rate)
+        return Speed(
+            here.clock_hz * 1.08, here.unit(self._target).fma_per_cycle.value, here.unit("portable").fma_per_cycle.value * self.rate
+        )
 
 
 @native
@@ -192,7 +194,7 @@ def test_predictions_are_at_the_clock_when_timed_and_both_are_told(monkeypatch):
     (one,) = document("compare", SMALL, *QUICK)["comparisons"]
     assert one["core"]["clock_hz"] == pytest.approx(1.08 * one["core"]["machine_clock_hz"])
     assert one["predicted_seconds"] == pytest.approx(one["plan"]["cost"]["seconds"] / 1.08)
-    monkeypatch.setattr(Faster, "speed", lambda self: Speed(host.machine("host").clock_hz * 1.01, 1e9))
+    monkeypatch.setattr(Faster, "speed", lambda self: Speed(host.machine("host").clock_hz * 1.01, 1e9, 1e9))
     assert "when timed" not in ok("run", SMALL)
 
 

@@ -131,6 +131,13 @@ def test_threads_that_multiply_at_once_do_so_on_cpus_of_their_own() -> None:
     assert detected.all_at_once(lambda: 1.0, len(before) + 1) == [1.0] * (len(before) + 1)
 
 
+def test_what_passes_between_trials_is_not_taken_for_what_others_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that sleeps does not run, which is what `Watch` counts as others'."""
+    monkeypatch.setattr(detected, "PAUSE", 1e-3)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("a detection sleeps"))
+    detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 4, FakeProbes())
+
+
 def test_strangers_that_take_cores_now_and_then_leave_a_machine_its_cores() -> None:
     class Disturbed(FakeProbes):
         calls = 0

@@ -283,17 +283,22 @@ def test_an_interval_is_as_much_wider_as_others_had_of_the_time() -> None:
 
 def test_how_fast_the_core_is_is_read_before_samples_between_them_and_behind_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = itertools.cycle((4e9, 3e9, 5e9))
-    monkeypatch.setattr(speed.cpu, "probe_clock", lambda: next(clocks))
-    monkeypatch.setattr(speed.cpu, "probe_fma", lambda target, dtype: {"avx512": 8e9}[target])
+    monkeypatch.setattr(speed, "read", lambda target: speed.Speed(next(clocks), 2.0, 5.0))
     monkeypatch.setattr(speed, "SHARE", np.inf)
     one = {"a": spin(1e-4)}
     options: dict[str, Any] = {"min_samples": 7, "min_seconds": 0, "warmup_seconds": 0}
     found = interleave(one, CpuClock(), speedometer=partial(speed.Speedometer, "avx512"), **options)
-    assert found.speed == speed.Speed(4e9, 2.0)  # of nine readings
-    assert next(clocks) == 4e9
+    assert found.speed == speed.Speed(4e9, 2.0, 5.0) and next(clocks) == 4e9  # of nine readings
     interleave(one, CpuClock(2), speedometer=partial(speed.Speedometer, "avx512", 2), **options)
     assert next(clocks) == 4e9  # two readings: before and after
     assert interleave(one, CpuClock(), **options).speed is None
+
+
+def test_rates_are_of_a_cycle_of_the_clock_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = iter((3e9, 1e9))  # the second one was disturbed
+    monkeypatch.setattr(speed.cpu, "probe_clock", lambda: next(clocks))
+    monkeypatch.setattr(speed.cpu, "probe_fma", lambda target, dtype: {"avx512": 6e9, speed.PLAIN: 12e9}[target])
+    assert speed.read("avx512") == speed.Speed(3e9, 2.0, 4.0)
 
 
 @pytest.mark.skipif(not load.STAT.exists(), reason="this system has no /proc/stat")

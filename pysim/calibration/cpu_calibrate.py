@@ -4,10 +4,10 @@
 Everything is measured in rounds: clock, multiply-adds of each unit and type, bandwidth and latency of each level and of memory, what it
 costs to begin and end a parallel region, and plans of a fixed set of layers. A round is short, so what disturbs one quantity disturbs
 all, and each has as many rounds as the budget gives. The clock is read before and after each measurement: one during which it changed is
-no cycles. So is one behind which multiply-adds took SHARED times their least: another machine's thread is on the same core then, which
-neither the clock nor any load that is counted here shows (on a Xeon server's virtual CPUs 1.45 times, for seconds). What rounds amount to
-is `estimate`'s, what plans say of the model's constants `cpu_fit`'s. What cores share is measured in one round of EVERY, and stays as it
-was where other processes ran in nearly all rounds.
+no cycles. So is one behind which multiply-adds of plain C took SHARED times their least: another machine's thread is on the same core
+then, which neither the clock nor any load that is counted here shows (on a Xeon server's virtual CPUs 1.45 times, for seconds). What
+rounds amount to is `estimate`'s, what plans say of the model's constants `cpu_fit`'s. What cores share is measured in one round of EVERY,
+and stays as it was where other processes ran in nearly all rounds.
 
 What cannot be had stays as it was: geometry, vectors, loads and stores a cycle, latency of a multiply-add, prefetched streams.
 """
@@ -36,6 +36,7 @@ from pysim.machine.cpu import Machine, OfType, Together, Unit
 from pysim.machine.load import loads
 from pysim.machine.quantity import Number, Source, facts
 from pysim.machine.write import to_toml
+from pysim.measure.speed import PLAIN
 from pysim.measure.store import environment
 
 SOURCE, FIT = "calibration", "calibration_fit"
@@ -87,7 +88,7 @@ def calibrate(
     timer: Callable[[], float] = time.perf_counter,
 ) -> Calibration:
     """Measures rounds until `budget` seconds are spent, at least FEWEST. MachineError where rounds agree on nothing."""
-    asked, start, rounds = _asked(on, lab), timer(), _Rounds(lab, max(on.core.units, key=lambda unit: unit.vector_bytes).target)
+    asked, start, rounds = _asked(on, lab), timer(), _Rounds(lab, PLAIN if on.unit(PLAIN) else on.core.units[0].target)
     problems = list(dict.fromkeys(one.problem for one in lab.plans))
     clocks: list[float] = []
     others: list[float] = []

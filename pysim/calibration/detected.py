@@ -43,6 +43,7 @@ from pysim.measure.load import Watch
 
 PROBE_SECONDS = 0.02
 CLOCK_TRIALS, TRIALS, PAUSE = 8, 3, 0.03  # at least; seconds between them
+STEADY = 0.85  # of the clock before a probe: below it the reading behind was disturbed; wide vectors slow cores down by less
 LOADED = 0.1  # share of the processors that others had: probes take the best or the middle of short samples, which bears less than that
 HIDDEN = 0.65  # of what so many cores would multiply: pairs of CPUs of one core get half of it, cores that slow down together 0.7 or more
 _FAR = {True: 4.0, False: 8.0}  # of the same microarchitecture, of another: shipped CPUs differ up to sixfold, in memory
@@ -184,13 +185,20 @@ class _Rates:
         cycle of the clock that the core has then, or of the highest where it keeps its own time; or what is known, where that is far."""
         value = 0.0
         for trial in range(1, max(trials, _ATTEMPTS) + 1):
-            time.sleep(PAUSE if trial > 1 else 0.0)
-            before, rate = self._clock_now(own_time), _sane(probe(), what)
-            value = max(value, rate / max(before, self._clock_now(own_time)))  # a reading that was disturbed is too low
+            if trial > 1:
+                self._pass(PAUSE)
+            before, rate, behind = self._clock_now(own_time), _sane(probe(), what), self._clock_now(own_time)
+            value = max(value, rate / (behind if behind > STEADY * before else before))  # a reading that was disturbed is too low
             if trial >= trials and known.value / self._far <= value <= known.value * self._far:
                 return _measured(value)
         self.absurd.append(f"{what} {value:.3g}, there {known.value:.3g}")
         return Number(value=known.value, kind="assumed", source="host_absurd")
+
+    def _pass(self, seconds: float) -> None:
+        """Busy, so that the core stays awake, and sleep is not taken for what others had."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self._probes.probe_fma(self._target, "f32")
 
     def _clock_now(self, own_time: bool) -> float:
         """The highest one, too, where the probe of the clock measures nothing that such a CPU has."""

@@ -24,7 +24,7 @@ from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.measure.clock import Call, Timed, copies_for, interleave, rotating
 from pysim.measure.load import widened
-from pysim.measure.speed import Speed, Speedometer
+from pysim.measure.speed import PLAIN, Speed, Speedometer
 from pysim.measure.statistics import quartiles, ratio
 from pysim.measure.store import Store, environment, now
 from pysim.peers import Peer
@@ -145,10 +145,13 @@ def target_of(plan: Plan) -> str:
 
 def core_then(machine: Machine, speed: Speed | None, target: str) -> CoreThen | None:
     """The core whose multiply-adds of an instruction set were read; None where they were not."""
-    unit = machine.unit(target)
+    unit, plain = machine.unit(target), machine.unit(PLAIN)
     if speed is None or unit is None:
         return None
-    return CoreThen(speed.clock_hz, machine.clock_hz, min(1.0, speed.fma_per_cycle / unit.fma_per_cycle.value))
+    shares = [speed.fma_per_cycle / unit.fma_per_cycle.value]
+    if plain and plain.fma_per_cycle.kind == "measured":  # of this compiler's code
+        shares.append(speed.plain_per_cycle / plain.fma_per_cycle.value)
+    return CoreThen(speed.clock_hz, machine.clock_hz, min(1.0, *shares))
 
 
 def at_clock(plan: Plan, hertz: float) -> Plan:
