@@ -106,6 +106,9 @@ MODELS = {
     "block": block,
     "relu6": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 4, 1), nn.Hardtanh()),
     "grouped": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3, dilation=2), nn.BatchNorm2d(6), nn.GELU()),
+    "norm before": lambda: nn.Sequential(
+        nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.BatchNorm2d(4), nn.SiLU()
+    ),
     "linear": lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 2)),
     "swishes": lambda: nn.Sequential(
         block(), nn.Conv2d(8, 8, 1), nn.SiLU(inplace=True), nn.Conv2d(8, 4, 1), nn.Hardswish(), nn.Conv2d(4, 4, 1), nn.Sigmoid()
