@@ -43,6 +43,7 @@ def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict", graphed: bo
     for node in module.graph.nodes:
         if node.op == "get_attr" and not node.users:  # no other dead node: it may write over something
             module.graph.erase_node(node)
+    _by_one_name(module)
     module.graph.lint()
     module.recompile()
     return module, layers
@@ -315,6 +316,15 @@ def _join(module: fx.GraphModule, run: list[fx.Node]) -> None:
     for node in reversed(run):
         module.graph.erase_node(node)
         module.delete_submodule(node.target)
+
+
+def _by_one_name(module: fx.GraphModule) -> None:
+    """Modules that stay as they are, found at once: each call would look for every part of their paths."""
+    for node in module.graph.nodes:
+        if node.op == "call_module" and "." in node.target:
+            name = f"pysim_{node.name}"
+            module.add_module(name, module.get_submodule(node.target))
+            node.target = name
 
 
 def _operands(node: Node, places: dict[str, fx.Node]) -> list[fx.Node | None]:
