@@ -21,6 +21,7 @@ import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
 from pysim.models import torch_graph, torch_layers  # noqa: E402
 from pysim.models.torch_chain import LayerChain  # noqa: E402
+from pysim.runtime import cuda_call  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -455,6 +456,17 @@ def test_calls_with_a_graph_are_recorded_once_and_give_results_of_their_own(reco
         assert (recorder.recorded, recorder.replayed) == (1, 4)
         assert_close(optimized(torch.ones(1, 3, 9, 9)), model(torch.ones(1, 3, 9, 9)))
     assert recorder.recorded == 1
+
+
+def test_what_calls_that_are_recorded_later_worked_in_is_let_go_of(recorder):
+    kept = cuda_call._workspaces.of_stream
+    kept.put(("cuda", 0), (1 << 20, object(), 0))
+    optimized = pysim.torch.optimize(settled(block()), cuda_graph=True)
+    with torch.no_grad():
+        optimized(torch.ones(1, 3, 9, 9))
+        assert len(kept) == 1
+        optimized(torch.ones(1, 3, 9, 9))
+    assert recorder.recorded == 1 and len(kept) == 0
 
 
 def test_changed_weights_are_recorded_anew(recorder):

@@ -10,6 +10,7 @@ what calls have left behind them. One JSON line a model; `native` are its native
 """
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -92,6 +93,7 @@ def memory(call: Call) -> dict[str, int]:
     for _ in range(4):
         call()
     torch.cuda.synchronize()
+    gc.collect()  # of models that were measured before
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     call()

@@ -19,6 +19,7 @@ from torch.utils import _pytree
 
 from pysim.models.torch_layers import Owned, TensorState, home_of, state_of, tf32
 from pysim.once import Recent
+from pysim.runtime.cuda_call import forget_workspaces
 
 _KEPT = 8  # kinds of calls that graphs are kept for: each has memory of its own
 _WARM_UPS = 3  # calls before one is recorded: chains of layers keep their launches after the second
@@ -74,6 +75,8 @@ class GraphedCalls:
             replay, results = captured(lambda: self._module(*given, **named))
         except RuntimeError:  # of CUDA: something in the call cannot be recorded, or there is no memory for it
             return "refused"
+        finally:
+            forget_workspaces()  # of the stream that it was warmed up on, and of calls before: a graph has memory of its own
         return _Recorded(replay, inputs, results, state)
 
 
