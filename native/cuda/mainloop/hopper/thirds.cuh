@@ -40,7 +40,7 @@ __device__ inline void promote_thirds(float (&sum)[S::SUMS], const OfA &of_a, co
             }
             mma_fence();
             const unsigned(&large)[4] = first[GROUPS * n + group];
-            const uint64_t k = matrix_of_64(b + group * 32), k2 = matrix_of_64(b + THIRD + group * 32), k3 = matrix_of_64(b + 2 * THIRD + group * 32);
+            const uint64_t k = matrix_of_rows<64>(b + group * 32), k2 = matrix_of_rows<64>(b + THIRD + group * 32), k3 = matrix_of_rows<64>(b + 2 * THIRD + group * 32);
             Mma::add(part, third, k, n || group);
             Mma::add(part, large, k3, 1);
             Mma::add(part, second, k2, 1);
@@ -54,7 +54,7 @@ __device__ inline void promote_thirds(float (&sum)[S::SUMS], const OfA &of_a, co
     for (int n = 0; n < COUNT; n++) {
 #pragma unroll
         for (int group = 0; group < GROUPS; group++)
-            Mma::add(part, first[GROUPS * n + group], matrix_of_64(shared.b(stage[n]) + column * 64 + group * 32), 1);
+            Mma::add(part, first[GROUPS * n + group], matrix_of_rows<64>(shared.b(stage[n]) + column * 64 + group * 32), 1);
         mma_commit();
     }
     if constexpr (COUNT > 1) { /* as early as can be: the loads of the next but one are waited for */
