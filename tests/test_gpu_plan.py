@@ -106,7 +106,8 @@ def test_a_name_is_built_from_the_columns():
 
 
 def test_epilogues_are_numbered_as_the_library_has_them():
-    assert [epilogues()[name] for name in ("identity", "relu", "gelu", "clamp")] == [0, 1, 2, 3]
+    names = ("identity", "relu", "gelu", "clamp", "silu", "hard_swish", "gelu_tanh", "sigmoid")
+    assert [epilogues()[name] for name in names] == [*range(8)]
 
 
 def test_tf32_and_f8_are_types_of_products_alone():

@@ -107,7 +107,10 @@ MODELS = {
     "relu6": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 4, 1), nn.Hardtanh()),
     "grouped": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3, dilation=2), nn.BatchNorm2d(6), nn.GELU()),
     "linear": lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 2)),
-    "tokens": lambda: nn.Sequential(nn.Linear(16, 5), nn.GELU(), nn.Linear(5, 4)),
+    "swishes": lambda: nn.Sequential(
+        block(), nn.Conv2d(8, 8, 1), nn.SiLU(inplace=True), nn.Conv2d(8, 4, 1), nn.Hardswish(), nn.Conv2d(4, 4, 1), nn.Sigmoid()
+    ),
+    "tokens": lambda: nn.Sequential(nn.Linear(16, 5), nn.GELU(), nn.Linear(5, 4), nn.GELU(approximate="tanh")),
     "residual": Residual,
     "residual swapped": lambda: Residual(swapped=True),
     "residual read later": lambda: Residual(late=True),
@@ -165,6 +168,40 @@ def test_norm_and_activation_and_residual_are_fused():
     optimized = pysim.torch.optimize(settled(Residual()))
     graph, layers = optimized.__dict__["_pysim"]
     assert len(layers) == 6 and [layer.activation for layer in layers].count("relu") == 4
+    assert not [one for one in graph.graph.nodes if one.op == "call_function"]
+
+
+@pytest.mark.parametrize("drop", [nn.Dropout(0.5), nn.Identity(), nn.Dropout2d(0.5, inplace=True)])
+def test_what_drops_only_in_training_parts_no_layers(drop):
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), drop, nn.ReLU(), nn.Conv2d(8, 4, 1), drop)
+    optimized, x = pysim.torch.optimize(model.eval()), torch.randn(2, 3, 16, 16)
+    graph, layers = optimized.__dict__["_pysim"]
+    assert [layer.activation for layer in layers] == ["relu", None]
+    assert len([one for one in graph.graph.nodes if one.op.startswith("call")]) == 1
+    with torch.no_grad():
+        assert_close(optimized(x), model(x))
+        model.train()
+        torch.manual_seed(1)
+        dropped = optimized(x)
+        torch.manual_seed(1)
+        assert (dropped == model(x)).all()
+
+
+def test_a_drop_of_whole_branches_stands_before_no_sum():
+    ops = pytest.importorskip("torchvision.ops", reason="torchvision is not installed: pip install torchvision")
+
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.drop = nn.Conv2d(3, 3, 1), ops.StochasticDepth(0.2, "row")
+            self.branch = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1))
+
+        def forward(self, x):
+            x = self.stem(x)
+            return self.drop(self.branch(x)) + x
+
+    optimized = pysim.torch.optimize(Branch().eval())
+    graph, _ = optimized.__dict__["_pysim"]
     assert not [one for one in graph.graph.nodes if one.op == "call_function"]
 
 

@@ -6,7 +6,9 @@ whose other nodes are opaque. What `pysim.models.fusion` fuses there is put back
 and its activation may write over its input. Modules with hooks, and whatever is not read, stay as they are.
 """
 
+import inspect
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,7 @@ _ACTIVATED = ("Conv", "Linear")
 
 def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict") -> tuple[fx.GraphModule, list[FusedLayer]]:
     """The traced module with its fused layers in their places, and these; `module` itself is changed."""
+    _without_drops(module)
     _as_functions(module)
     places = {node.name: node for node in module.graph.nodes}
     graph = fused(_graph(module.graph), _able)
@@ -46,6 +49,29 @@ def _able(node: Node, epilogue: Any) -> bool:
     if epilogue == RESIDUAL:
         return False
     return node.op == "Conv" if epilogue == NORM else node.op in _ACTIVATED
+
+
+# What gives its input back in inference
+
+
+_DROPS = {nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout}
+_DROPPING = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout}
+
+
+def _without_drops(module: fx.GraphModule) -> None:
+    """Dropout and the like: between a layer and the sum behind it they would part them."""
+    depth = getattr(sys.modules.get("torchvision.ops.stochastic_depth"), "stochastic_depth", None)
+    for node in list(module.graph.nodes):
+        if node.op == "call_module":
+            called = module.get_submodule(node.target)
+            drops = type(called) in _DROPS and not called.training and not _hooked(called)
+        else:
+            told = inspect.signature(node.target).bind(*node.args, **node.kwargs) if node.target in {*_DROPPING, depth} else None
+            drops = told is not None and told.arguments.get("training", True) is False
+        x = node.args[0] if node.args else node.kwargs.get("input")
+        if drops and isinstance(x, fx.Node):
+            node.replace_all_uses_with(x)
+            module.graph.erase_node(node)
 
 
 # Modules as functions
@@ -109,6 +135,9 @@ _MODULES: dict[type, Callable[[Any, _Parameter], _Made]] = {
     nn.ReLU6: lambda m, parameter: (functional.hardtanh, {"min_val": 0.0, "max_val": 6.0, "inplace": m.inplace}),
     nn.Hardtanh: lambda m, parameter: (functional.hardtanh, {"min_val": m.min_val, "max_val": m.max_val, "inplace": m.inplace}),
     nn.GELU: lambda m, parameter: (functional.gelu, {"approximate": m.approximate}),
+    nn.SiLU: lambda m, parameter: (functional.silu, {"inplace": m.inplace}),
+    nn.Hardswish: lambda m, parameter: (functional.hardswish, {"inplace": m.inplace}),
+    nn.Sigmoid: lambda m, parameter: (torch.sigmoid, {}),
 }
 
 # Functions as nodes
@@ -117,6 +146,7 @@ _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _TANH = ("input", "min_val", "max_val", "inplace")
 _RELU, _RELU6 = ("Relu", ("input", "inplace")), ("Relu6", ("input", "inplace"))
+_SIGMOID = ("Sigmoid", ("input",))
 _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of positional arguments
     torch.conv2d: ("Conv", _CONV),
     functional.conv2d: ("Conv", _CONV),
@@ -131,6 +161,9 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     functional.relu6: _RELU6,
     functional.hardtanh: ("Clip", _TANH),
     functional.gelu: ("Gelu", ("input", "approximate")),
+    functional.silu: ("Silu", ("input", "inplace")),
+    functional.hardswish: ("HardSwish", ("input", "inplace")),
+    **dict.fromkeys((torch.sigmoid, torch.sigmoid_, functional.sigmoid, "sigmoid", "sigmoid_"), _SIGMOID),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
 }
 
@@ -206,7 +239,10 @@ _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "Add": lambda given: ("Add", (given["input"], given["other"]), {}) if _is_sum(given) else None,
     "Relu": lambda given: ("Relu", (given["input"],), {}),
     "Relu6": lambda given: ("Clip", (given["input"],), {"min": 0.0, "max": 6.0}),
-    "Gelu": lambda given: ("Gelu", (given["input"],), {}) if given.get("approximate", "none") == "none" else None,
+    "Gelu": lambda given: ("Gelu", (given["input"],), {"approximate": given.get("approximate", "none")}),
+    "Silu": lambda given: ("Silu", (given["input"],), {}),
+    "HardSwish": lambda given: ("HardSwish", (given["input"],), {}),
+    "Sigmoid": lambda given: ("Sigmoid", (given["input"],), {}),
 }
 
 

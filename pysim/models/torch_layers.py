@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A convolution or product of a PyTorch model with what was fused into it, as a module: y = act(norm(conv(x, w) + bias) + residual).
 
-    w' = w s / (1 + lean), bias' = (bias - mean) s + beta    with s = gamma / sqrt(var + eps), in float64, rounded once
+    y = act(scale conv(x, w) + shift + residual),   scale = s / (1 + lean), shift = (bias - mean) s + beta
+                                                    with s = gamma / sqrt(var + eps), in float64, rounded once
 
 `lean` is what sums of a plan come out larger by in the mean (`pysim.algorithms.contract.Bound`): on tensor cores, which cut, they are too
 small, and layers of a network add that up.
 
-Weights are tensors that may change. They are folded (and packed, on a CPU) when first needed, and anew when one of them is another tensor,
-lies elsewhere or was written to, which PyTorch counts. PyTorch's own operators compute the same where gradients flow, under autocast, where
-no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
+Weights are tensors that may change. On a CPU they are multiplied by the scale and packed; a GPU reads them where they lie, so that they are
+in memory once, and kernels multiply sums. What is made of parameters is made when first needed, and anew when one of them is another
+tensor, lies elsewhere or was written to, which PyTorch counts. PyTorch's own operators compute the same where gradients flow, under
+autocast, where no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -194,10 +197,12 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         activation = self.activation if fits else None
 
         def make() -> Prepared:
-            w, bias = self._folded(parameters)
+            w, (scale, shift) = parameters[0].detach(), self._affine(parameters)
+            if scale is not None:
+                w = (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype)
             schedule, on = on_cpu(plan)
             filters = w.reshape(*w.shape[:2], *w.shape[2:] or (1, 1)).contiguous().numpy()
-            addend = None if bias is None else bias.numpy()
+            addend = None if shift is None else shift.to(w.dtype).numpy()
             return Prepared(problem, filters, schedule, addend, activation, torch.get_num_threads(), host.executor(on))
 
         prepared = self._current((key, torch.get_num_threads(), fits), parameters, make)
@@ -218,26 +223,26 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if lean is None:
             lean = self._leans.put(plan.name, bound_of(plan).lean)
 
-        def make() -> tuple[Any, Any]:
-            w, bias = self._folded(parameters, lean)
+        def make() -> tuple[Any, Any, Any]:
+            w, (scale, shift) = parameters[0].detach(), self._affine(parameters, lean)
             form = torch.channels_last if layout == "nhwc" and w.dim() == 4 else torch.contiguous_format
-            return w.contiguous(memory_format=form), bias
+            return w.contiguous(memory_format=form), *(None if one is None else one.to(w.dtype) for one in (scale, shift))
 
-        w, bias = self._current((layout, x.device, lean), parameters, make)
+        w, scale, shift = self._current((layout, x.device, lean), parameters, make)
         launch = self._launches.get(key) or self._launches.put(key, GpuLaunch(plan, self.activation))
         image = x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()
         image = image if layout == "nhwc" else image.contiguous()
         shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
         like = launch.reads(x) and not w.data_ptr() % ALIGNED and self._settled(parameters)
         if residual is None:
-            called = Called(launch, w, launch.epilogue(bias, False), (bias,), False) if like else None
-            return launch(image, w, bias).reshape(shape), called
+            called = Called(launch, w, launch.epilogue(scale, shift, False), (scale, shift), False) if like else None
+            return launch(image, w, scale, shift).reshape(shape), called
         if tuple(residual.shape) == shape:
             over = residual.view(launch.shape) if self.kind == "Linear" and residual.is_contiguous() else residual
             if launch.takes(over, x):
-                called = Called(launch, w, launch.epilogue(bias, True), (bias,), True) if like else None
-                return launch(image, w, bias, over).view(shape), called
-        return _activated(GpuLaunch(plan, None)(image, w, bias).reshape(shape) + residual, self.activation), None
+                called = Called(launch, w, launch.epilogue(scale, shift, True), (scale, shift), True) if like else None
+                return launch(image, w, scale, shift, over).view(shape), called
+        return _activated(GpuLaunch(plan, None)(image, w, scale, shift).reshape(shape) + residual, self.activation), None
 
     def _settled(self, parameters: tuple[Any, ...]) -> bool:
         """Whether it can be told of all parameters that they are the same as before."""
@@ -252,16 +257,15 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         with torch.no_grad():
             return self._weights.put(key, (state, make()))[1]
 
-    def _folded(self, parameters: tuple[Any, ...], lean: float = 0.0) -> tuple[Any, Any]:
-        """(w', bias') detached from the parameters. Weights that nothing is folded into are read where they lie, lean or not."""
+    def _affine(self, parameters: tuple[Any, ...], lean: float = 0.0) -> tuple[Any, Any]:
+        """(scale, shift) in float64; without a norm (None, the bias where it lies), lean or not."""
         given: list[Any] = [None if one is None else one.detach() for one in parameters]
-        w, bias, gamma, beta, mean, var = given
+        _, bias, gamma, beta, mean, var = given
         if self.epsilon is None:
-            return w, bias  # packing copies them on a CPU, and a GPU reads them where they lie
+            return None, bias
         scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
         shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else beta.double())
-        scale = scale / (1 + lean)
-        return (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype), shift.to(w.dtype)
+        return scale / (1 + lean), shift
 
 
 def home_of(owner: torch.nn.Module, name: str) -> dict[str, Any] | None:
@@ -289,12 +293,19 @@ def _out_shape(problem: Conv) -> tuple[int, ...]:
     return (problem.batch, problem.filters, problem.out_h, problem.out_w)
 
 
+_OWN = {  # of PyTorch
+    None: lambda y: y,
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+    "hard_swish": functional.hardswish,
+    "sigmoid": torch.sigmoid,
+}
+
+
 def _activated(y: Any, activation: Any) -> Any:
-    if activation is None:
-        return y
-    if activation == "relu":
-        return torch.relu(y)
-    return functional.gelu(y) if activation == "gelu" else functional.hardtanh(y, *activation[1:])
+    return functional.hardtanh(y, *activation[1:]) if isinstance(activation, tuple) else _OWN[activation](y)
 
 
 def _layout(x: Any) -> Layout:

@@ -31,6 +31,7 @@ NAME = "skinny"
 COMPUTES = Gemm
 tolerance, prepare = sums, unprepared
 MOST_FEW = 32  # rows or columns: with more of them packing has been worth its while on every matrix that was tried
+RUNS = (1024, 2048, 4096, 8192, 16384)  # bytes of a row: a strip of 3 KiB lies in two pages as often as not, and takes 1.1 times one of 4
 AXPY_BLOCKS = (4, 8, 16, 32)  # rows of the matrix
 DOT_BLOCKS = (256, 512, 1024, 2048, 4096, 8192)  # columns, and all of them
 
@@ -68,13 +69,12 @@ def candidates(request: Request, limit: float | None) -> Listed:
 
 
 def _blocks(problem: Gemm, kernel: Kernel, machine: Machine) -> Iterator[Blocks]:
-    """Blocks of k and strips that may be best: strips whose sums take up to an eighth of L1, a quarter, half or all of it, or a
-    quarter of L2."""
+    """Blocks of k and strips that may be best: strips of RUNS, or of all whose sums take up to a quarter of L2."""
     shape, size = Shape.of(problem), SIZES[problem.dtype]
     most = ceil_div(shape.results, kernel.windows)
-    inner, outer = machine.levels[0].size_bytes, machine.levels[min(1, len(machine.levels) - 1)].size_bytes
-    each = shape.few * kernel.windows * size
-    strips = {min(most, max(1, kept // each)) for kept in (inner // 8, inner // 4, inner // 2, inner, outer // 4)}
+    outer = machine.levels[min(1, len(machine.levels) - 1)].size_bytes
+    largest = min(most, max(1, outer // 4 // (shape.few * kernel.windows * size)))
+    strips = {largest, *(max(1, run // (kernel.windows * size)) for run in RUNS if run < largest * kernel.windows * size)}
     blocks = (*DOT_BLOCKS, shape.k) if shape.dot else AXPY_BLOCKS
     for k in sorted({min(block, shape.k) for block in blocks}):
         for strip in [max(strips)] if shape.dot else sorted(strips):

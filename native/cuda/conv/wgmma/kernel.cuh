@@ -138,12 +138,13 @@ template <Lying LYING> struct Gathered {
     }
 
   private:
-    /* What a tile's group has of output and bias, of which `row` becomes a window. */
+    /* What a tile's group has of output, bias and scale, of which `row` becomes a window. */
     template <class S> static __device__ Problem of_group(const Windows &c, const Tile &t, int &row) {
         const int group = quotient(t.i, c.group_tiles), filter = group * c.filters, bytes = c.product.c_dtype == PYSIM_F32 ? 4 : 2;
         Problem p = c.product;
         p.c = (char *)c.out + (int64_t)(LYING == CHANNELS_LAST ? filter : filter * c.out_h * c.out_w) * bytes;
         if (p.bias) p.bias = (const char *)p.bias + filter * bytes;
+        if (p.scale) p.scale = (const float *)p.scale + filter;
         p.m = c.windows, p.n = c.filters;
         row -= group * c.group_tiles * S::BLOCK_M * S::CLUSTER_M;
         return p;

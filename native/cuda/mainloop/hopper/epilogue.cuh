@@ -97,35 +97,28 @@ __device__ inline void store_16(void *to, const unsigned (&word)[4], bool here) 
                  "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"((int)here) : "memory");
 }
 
-/* x = f(alpha x + beta C + bias) on a slice whose first row and column of this thread these are; place(h, column) points at C in row 8h. */
+/* x = f(alpha scale x + beta C + bias) on a slice whose first row and column of this thread these are; place(h, column) points at C in row 8h. */
 template <class Acc, class Out, class T, class Place>
 __device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int column, T (&x)[SLICE], Place place) {
-    const T low = e.low, high = e.high;
 #pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int at = column + 8 * j + i;
-            const T bias = e.bias && at < e.n ? T(e.bias[at]) : T(0);
+            const int at = column + 8 * j + i, of_column = min(at, e.n - 1);
+            T factor = e.factor(e.by_row ? 0 : of_column), bias = e.bias ? T(e.bias[e.by_row ? 0 : of_column]) : T(0);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
+                if (e.by_row) {
+                    const int of_row = min(row + 8 * h, e.m - 1);
+                    factor = e.factor(of_row), bias = e.bias ? T(e.bias[of_row]) : T(0);
+                }
                 T old = T(0);
                 if (e.beta != T(0) && at < e.n && row + 8 * h < e.m) old = T(*place(h, at));
                 T &value = x[4 * j + 2 * h + i];
-                value = e.alpha * value + e.beta * old + bias;
+                value = factor * value + e.beta * old + bias;
             }
         }
-    (void)low, (void)high;
-    switch (e.activation) {
-#define PYSIM_EPILOGUE(number, name, expression)                                                                                      \
-    case number:                                                                                                                     \
-        _Pragma("unroll") for (int i = 0; i < SLICE; i++) {                                                                           \
-            x[i] = [&](T x) -> T { return expression; }(x[i]);                                                                        \
-        }                                                                                                                            \
-        break;
-#include "epilogues.inc"
-#undef PYSIM_EPILOGUE
-    }
+    activate(e.activation, x, e.low, e.high);
 }
 
 /* 8 of a slice's 16 results, one row of the warp's: x[2j + i] = column 8j + 2q + i of 32. `to` is place() columns after the first of the 32,
@@ -204,7 +197,7 @@ __device__ inline void store_turned(const Epilogue<Acc, Out> &e, int row, int co
         if (row >= e.m || column + 2 * i >= e.n) continue;
         typename Epilogue<Acc, Out>::T old(0);
         if (e.beta != 0) old = *to;
-        *to = e.finish(passage[lane % 16 * PITCH + lane / 16 + 2 * i], old, row);
+        *to = e.finish(passage[lane % 16 * PITCH + lane / 16 + 2 * i], old, e.by_row ? column + 2 * i : row);
     }
 }
 
@@ -363,7 +356,7 @@ template <class S, class Acc> __device__ inline void store_meeting(const Problem
                         for (int i = 0; i < 2; i++) {
                             if (at_row + 8 * h >= e.m || at + i >= e.n) continue;
                             auto *const to = e.c + (at + i) * e.ldc + at_row + 8 * h;
-                            *to = e.finish(pair[i], e.beta != 0 ? typename E::T(*to) : typename E::T(0), at_row + 8 * h);
+                            *to = e.finish(pair[i], e.beta != 0 ? typename E::T(*to) : typename E::T(0), e.by_row ? at + i : at_row + 8 * h);
                         }
                         continue;
                     }

@@ -239,9 +239,9 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
         };
         const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row, first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
         if constexpr (S::DTYPE == BF16X6) {
-            accumulate_thirds<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
+            accumulate_split<S, Thirds, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
             mend_thirds<S, Operands::TA>(p, sum[0], first_row + row_of_thread(), first_column + lane % 4 * 2, t.begin, t.end);
-        } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
+        } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Halves, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
         else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum, shared, ring, t.end - t.begin, row, column, release), last();
         else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release, last);
         if (near) {
