@@ -27,6 +27,7 @@ __device__ inline void take_slice(Acc (&v)[SLICE], const Acc (&sum)[SLICES * SLI
         break;
     switch (index) {
         PYSIM_SLICE(0) PYSIM_SLICE(1) PYSIM_SLICE(2) PYSIM_SLICE(3) PYSIM_SLICE(4) PYSIM_SLICE(5) PYSIM_SLICE(6) PYSIM_SLICE(7)
+        PYSIM_SLICE(8)
     }
 #undef PYSIM_SLICE
 }
