@@ -27,7 +27,7 @@ from pysim.calibration import host
 from pysim.calibration.detected import all_at_once
 from pysim.machine.write import to_toml
 from pysim.measure.clock import pinned
-from pysim.measure.speed import Speed, read
+from pysim.measure.speed import PLAIN, Speed, read
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.runtime import cpu, cpu_launch
@@ -87,7 +87,7 @@ def main() -> None:
                 if row["threads"] == 1:
                     speeds[at].append(read(target))
         for count in counts:
-            rates[count].append(all_at_once(partial(cpu.probe_fma, target, "f32"), count))
+            rates[count].append(all_at_once(partial(cpu.probe_fma, PLAIN, "f32"), count))
             with pinned(count):
                 for _ in range(CALLS):
                     start = time.perf_counter()

@@ -146,7 +146,9 @@ def test_strangers_that_take_cores_now_and_then_leave_a_machine_its_cores() -> N
             if threading.current_thread() is threading.main_thread():
                 return super().probe_fma(target, dtype)
             self.calls += 1
-            return super().probe_fma(target, dtype) * (1.0 if self.calls > 3 * 2 + 3 * 4 + 2 * 8 else 0.5)  # all but the last of all CPUs
+            return super().probe_fma(target, dtype) * (
+                1.0 if self.calls > (2 + 4 + 8) * detected.SHARE_TRIALS - 8 else 0.5
+            )  # all but the last of all CPUs
 
     machine = detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 8, Disturbed()).machine
     assert machine.cores == 8 and machine.core.together[-1].mean_share.value < detected.HIDDEN

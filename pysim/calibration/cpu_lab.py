@@ -15,6 +15,7 @@ from pysim.errors import MachineError
 from pysim.machine.cpu import Machine
 from pysim.measure.clock import Call, CpuClock, interleave
 from pysim.measure.load import Watch
+from pysim.measure.speed import PLAIN
 from pysim.problem.text import parse
 from pysim.record.plan import Plan
 from pysim.runtime import cpu
@@ -135,7 +136,7 @@ class HostLab:
         return float(np.median(found["all"]) - np.median(found["one"]))
 
     def shares(self, threads: int) -> tuple[float, float]:
-        multiply = partial(cpu.probe_fma, self._target, "f32")
+        multiply = partial(cpu.probe_fma, PLAIN, "f32")
         return shares(multiply, multiply(), threads, self._allowed)
 
     def times(self, problem: str) -> list[float]:
