@@ -77,6 +77,18 @@ def server() -> Iterator[Sample]:
         yield Sample("Xeon server", False, algorithm, *typed(one["problem"]), one["predicted_seconds"], one["measured_seconds"])
 
 
+def teams() -> Iterator[Sample]:
+    """Plans of 1 to 16 threads on servers of that kind, by a clock and shares that were fitted to layers of the other half of the set, or
+    that are the means of what either half says: as the source of each machine file has it."""
+    for path in sorted(DATA.glob("thread-rounds-xeon-server*.jsonl")):
+        for one in lines(path.name)[1:]:
+            if one["set"] == "reported" and "predicted_seconds" in one:
+                threads = f"{one['threads']} thread{'s' if one['threads'] > 1 else ''}"
+                problem = f"{one['problem']}, {threads}, {path.stem}"  # one plan each
+                dtype, _ = typed(one["problem"])
+                yield Sample("Xeon server, 16 CPUs", True, threads, dtype, problem, one["predicted_seconds"], one["measured_seconds"])
+
+
 def convolutions() -> Iterator[Sample]:
     """All of pysim's contenders on an H200."""
     for path in sorted(DATA.glob("conv-h200*.jsonl")):
@@ -207,7 +219,7 @@ def draw(found: list[Row], out: Path) -> None:
 
 def found() -> list[Row]:
     """Of everything that is in the repository."""
-    return rows([*server(), *searches(), *products(), *convolutions(), *calibrated()])
+    return rows([*server(), *teams(), *searches(), *products(), *convolutions(), *calibrated()])
 
 
 def main() -> None:
