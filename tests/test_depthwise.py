@@ -14,6 +14,7 @@ from pysim.algorithms.cpu import depthwise
 from pysim.calibration import host
 from pysim.check.bounds import gamma
 from pysim.errors import PlanError
+from pysim.machine.load import load_any
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.record.plan import Layout, Plan
@@ -186,3 +187,13 @@ def test_the_nest_refuses_a_row_that_is_not_its_own_and_depthwise_one_of_the_nes
 def test_rows_of_the_registry_are_named_once() -> None:
     names = [row.name for row in direct_kernels()]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("problem", "microseconds"),
+    [("ih14oc32kh3ph1", 24), ("ih28oc32kh3ph1", 56), ("ih112oc32kh3ph1", 602), ("ih56oc32kh3sh2ph1", 80), ("ih56oc32kh7ph3", 665)],
+)
+def test_plain_c_takes_as_long_as_it_was_measured_to_take(problem: str, microseconds: float) -> None:
+    """Its loops load and store sums for each tap: predicted 3 to 7 times too fast by the rate of products alone (Zen 5)."""
+    plan = planner.plan(f"conv:g32ic32{problem}", load_any("zen5"), micro_kernel="f32_rows_64x1__portable")
+    assert 0.7 < plan.cost.seconds * 1e6 / microseconds < 1.5

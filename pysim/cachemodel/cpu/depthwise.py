@@ -7,6 +7,8 @@ rows    A tile is some rows of outputs x one vector of columns x some filters. W
         2), ROWS rows of outputs load (ROWS - 1) stride + R rows of the input for each tap of a row, else R ROWS. Stride 2 loads two vectors
         for two taps and parts them by a shuffle each, larger ones gather lane by lane; AVX-512 makes the taps of 3x3 from neighbouring
         lanes. Each tap of a tile loads R weights a filter. Kernel rows that lie in padding are left out.
+        Plain C goes over a row of up to `windows` outputs for each tap, TAP_CYCLES to begin: it loads sums and inputs and stores sums, 16
+        bytes at a time, or an element every half cycle where strides part them.
 planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed, before and after: L^2 / P loads of P
         elements, 16 bytes, at the rate of the machine's narrowest vectors, all but one of each vector's merged into it, L log2(P)
         shuffles and L stores. A tile of up to 8 outputs of a row loads its columns once for all taps (3, 5, 7 of strides 1 and 2), or a
@@ -42,6 +44,7 @@ from pysim.registry.cpu import Kernel
 
 ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels
 ROW_CYCLES = 25  # to begin a row of tiles of blocks (Zen 5: 14 depthwise layers of MobileNet-v2 and EfficientNet-B0, hot)
+TAP_CYCLES = 16  # to begin a row of outputs for one tap in plain C (Zen 5, gcc 12: 3x3 on 7x7 to 112x112, both strides and types)
 SHARING = (3, 5, 7)  # edges of kernels whose rows share loads (native/x86/depthwise.h)
 PART_BYTES = 16  # of a row that is to be transposed, loaded at once
 
@@ -60,6 +63,7 @@ class Work(NamedTuple):
     calls: float = 1.0
     aligned: bool = False  # stores cross into no other line
     rows: float = 0.0  # of tiles, of blocks
+    taps: float = 0.0  # rows of outputs for a tap, of plain C
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """(tiles, store)."""
@@ -70,7 +74,7 @@ class Work(NamedTuple):
         chains = self.tiles * self.chain * latency
         tiles = max(busy, self.loads / unit.loads_per_cycle.value, chains) + self.tiles * (machine.levels[0].latency_cycles.value + latency)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
-        tiles += self.rows * ROW_CYCLES
+        tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES
         return tiles + self.parts / narrow + self.turns / rate, self.stores * (each + crossing * min(1.0, each))
 
 
@@ -99,8 +103,10 @@ def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
 def rows_work(w: Conv, kernel: Kernel) -> Work:
     """Tiles of `rows`."""
     channels, filters, high = w.channels // w.groups, w.filters // w.groups, kernel.windows // kernel.lane_windows
-    if kernel.lane_windows == 1:  # plain C: what a loop needs besides is in the rate
-        return Work(float(filters * channels * live_rows(w) * w.kernel_w * w.out_w), 0.0, 0.0, 0.0)
+    if kernel.lane_windows == 1:
+        taps = float(filters * channels * live_rows(w) * w.kernel_w)
+        steps = taps * (ceil_div(w.out_w, PART_BYTES // SIZES[w.dtype]) if w.stride_w == 1 else w.out_w / 2)
+        return Work(0.0, 0.0, 2 * steps, steps, taps=taps * ceil_div(w.out_w, kernel.windows))
     shared, vectors = shares_rows(w, kernel), ceil_div(w.out_w, kernel.lane_windows)
     phases = w.dilation_h if shared else 1
     tiles = sum(ceil_div(rows, high) for rows in (len(range(phase, w.out_h, phases)) for phase in range(min(phases, w.out_h))))

@@ -20,6 +20,9 @@ from pysim.registry.cpu import Kernel
 Array = NDArray[np.float64]
 
 
+UNPACKED = 3.5  # times as long as from panels plain C takes to multiply an A where it lies (128x128x128, 512x512x512, gcc 12, Zen 5)
+
+
 class Table(NamedTuple):
     """Schedules as columns: `keeps_windows` (input stationary) or filters; `kernel` indexes the kernels of the rates; `packed` is 1, or 0
     where windows are read in place."""
@@ -97,7 +100,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     taps = nest.channels * nest.kernel_w
     full_tiles, last_windows = divmod(nest.windows, kernel.windows)
     steps, store, out_vectors = _over_tiles(nest, kernel, unit, ((full_tiles, live, kernel.windows), (1, live_edge, last_windows)))
-    steps *= nest.repeats * taps / k_depth(nest, kernel)
+    steps *= nest.repeats * taps / k_depth(nest, kernel) * (UNPACKED if _plain(kernel) and nest.filters_in_place else 1.0)
     store *= nest.repeats
     reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
     per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
@@ -142,10 +145,14 @@ def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int
     return steps, store, vectors
 
 
+def _plain(kernel: Kernel) -> bool:
+    """Whether it is plain C."""
+    return kernel.lane_windows * kernel.lane_filters == 1
+
+
 def k_depth(nest: Nest, kernel: Kernel) -> int:
     """k steps that one multiply-add takes: a lane is as wide as a result, and narrower operands fill it (rank-2 and rank-4 updates)."""
-    scalar = kernel.lane_windows * kernel.lane_filters == 1
-    return 1 if scalar else nest.out_bytes // nest.element_bytes
+    return 1 if _plain(kernel) else nest.out_bytes // nest.element_bytes
 
 
 def products_per_cycle(nest: Nest, kernel: Kernel, unit: Unit | None) -> float:
@@ -158,7 +165,7 @@ def _step_cycles(kernel: Kernel, unit: Unit, rate: float, windows: int, filters:
 
     Portable tiles compute all their filters; where windows are not full, sums are in memory and one filter waits for the one before."""
     latency = unit.fma_latency_cycles.value
-    if kernel.lane_windows * kernel.lane_filters == 1:
+    if _plain(kernel):
         filters, latency = kernel.filters, latency * (kernel.filters if windows < kernel.windows else 1)
     along, across = ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters)
     return max(along * across / rate, (along + across) / unit.loads_per_cycle.value, latency)
