@@ -17,6 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypedDict, Unpack, cast
 
 import numpy as np
@@ -98,11 +99,25 @@ def plan(
         algorithm, schedule = from_name(name)
         request = request._replace(schedule=schedule)
 
-    def best(request: Request, algorithm: str | None) -> Plan:
-        return _ranked(request, algorithm, memory_limit, 1, exhaustive=memory_limit is not None)[0]  # what is pruned may be small
-
+    memory_limit = _bytes(memory_limit)
     request = request._replace(threads=_team_of(request, threads))
+
+    def best(request: Request, algorithm: str | None) -> Plan:
+        return _best(request, _asked(request, algorithm), memory_limit)
+
     return best(request, algorithm) if request.threads == 1 else plan_for_team(request, algorithm, best)
+
+
+@lru_cache(maxsize=256)
+def _best(request: Request, algorithms: tuple[Algorithm, ...], memory_limit: int | None) -> Plan:
+    return _ranked(request, algorithms, memory_limit, 1, exhaustive=memory_limit is not None)[0]  # what is pruned may be small
+
+
+forget = _best.cache_clear  # the plans that were made: what is asked for again is not planned again
+
+
+def _bytes(memory_limit: int | None) -> int | None:
+    return None if memory_limit is None else whole(memory_limit, "memory_limit", 0)
 
 
 def plans(
@@ -116,7 +131,8 @@ def plans(
     """The `top` plans of least predicted cost under the full model, best first; each has the rejected kernels with the reasons. Options
     as in `plan`."""
     top = whole(top, "top", 1)
-    return _ranked(_request(problem, machine, **asked), algorithm, memory_limit, top, exhaustive=True)
+    request = _request(problem, machine, **asked)
+    return _ranked(request, _asked(request, algorithm), _bytes(memory_limit), top, exhaustive=True)
 
 
 def candidates(
@@ -329,14 +345,13 @@ def _wanted(costs: Costs, limit: Array | float) -> float:
     return float(least.max(initial=0.0, where=least > limit))
 
 
-def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:
+def _ranked(request: Request, algorithms: Sequence[Algorithm], memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:
     """The `top` best plans, best first."""
-    memory_limit = None if memory_limit is None else whole(memory_limit, "memory_limit", 0)
-    found = _Found.of(request, _asked(request, algorithm), exhaustive)
+    found = _Found.of(request, algorithms, exhaustive)
     order, above = _within(found, found.order(), memory_limit)
     inaccurate = _inaccurate(found)
     if not order.size:
-        raise PlanError(_nothing(found, (*above, *inaccurate, *found.refused), algorithm))
+        raise PlanError(_nothing(found, (*above, *inaccurate, *found.refused), algorithms))
     first, best = order[_firsts(found.kind[order])].tolist(), order[:top].tolist()
     costs = {at: _cost(found, at) for at in (*first, *best[1:])}  # the best of all is the first of the kinds
     considered = tuple(Considered(found.at(at)[0].NAME, found.schedule(at), costs[at]) for at in first)
@@ -431,11 +446,11 @@ def _what(found: _Found, kernel: int) -> str:
     return f"{algorithm} by {name}" if name in found.shared else name
 
 
-def _nothing(found: _Found, rejected: Sequence[Rejected], algorithm: str | None) -> str:
+def _nothing(found: _Found, rejected: Sequence[Rejected], algorithms: Sequence[Algorithm]) -> str:
     """Why there is no plan: no kernel is what was asked for, or the first reason of the kind that says most."""
     request, asked = found.request, found.request.micro_kernel
     if asked and not found.cycles.size:
-        others = _Found.of(request._replace(micro_kernel=None), _asked(request, algorithm), exhaustive=True)
+        others = _Found.of(request._replace(micro_kernel=None), algorithms, exhaustive=True)
         rows = [row for _, name in others.kernels if (row := _row(name))]
         known = {row.name if isinstance(asked, str) else named(_tile(row)) for row in rows}
         rejected = [one for one in rejected if one.what == asked]
