@@ -257,9 +257,8 @@ class _Found(NamedTuple):
                 refused.append(Rejected(one.NAME, f"the slicing analysis is of {sliced}'s nest", "type"))
             else:
                 taking.append(one)
-        predicted, others = _predicted(request, taking, exhaustive)
+        costs, others = _predicted(request, taking, exhaustive)
         refused += others
-        costs = [(one.of, one.costs) for one in predicted]
         return cls(
             request,
             tuple(costs),
@@ -297,24 +296,19 @@ def _numbered(parts: Sequence[tuple[NDArray[np.int64], int]]) -> NDArray[np.int6
     return np.concatenate([own + start for (own, _), start in zip(parts, first, strict=False)] or [np.empty(0, dtype=np.int64)])
 
 
-class _Predicted(NamedTuple):
-    """The costs of an algorithm's candidates; what was left out takes longer than `limit`."""
-
-    of: Algorithm
-    limit: Array | float
-    costs: Costs
-
-
-def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> tuple[list[_Predicted], list[Rejected]]:
-    """Those that may be the best, in their order, each widened until the best of its kinds is certain; what cannot run or win, and why."""
-    found, rejected, best = list[_Predicted](), list[Rejected](), np.inf
+def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> tuple[list[tuple[Algorithm, Costs]], list[Rejected]]:
+    """The costs of those that may be the best, in their order, each widened until the best of its kinds is certain; what cannot run or
+    win, and why."""
+    found, rejected, best = list[tuple[Algorithm, Costs]](), list[Rejected](), np.inf
     beyond: dict[str, float] = {}
     several = len(algorithms) > 1 and not exhaustive
-    bounds = [least_cycles(one, request) if several else 0.0 for one in algorithms]
+    glances = [least_cycles(one, request) if several else 0.0 for one in algorithms]
+    alike = {bound for bound, count in Counter(glances).items() if bound and count > 1}  # at first sight
+    bounds = [least_cycles(one, request, np.inf) if bound in alike else bound for one, bound in zip(algorithms, glances, strict=True)]
     order = sorted(zip(bounds, algorithms, strict=True), key=lambda item: (getattr(item[1], "SELDOM_BEST", False), item[0]))
-    for (bound, cost), group in itertools.groupby(order, key=lambda item: (item[0], item[1].cost)):
+    for _, group in itertools.groupby(order, key=lambda item: item[1].NAME if item[0] else item[1].cost):
         asked = list[tuple[Algorithm, Candidates]]()
-        for _, one in group:
+        for bound, one in group:
             if bound and (least := least_cycles(one, request, best)) > best:
                 beyond[one.NAME] = least
                 continue
@@ -322,17 +316,17 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
             rejected += candidates.rejected
             if not isinstance(candidates, NoneLegal):
                 asked.append((one, candidates))
-        costs = cost(request.machine, [candidates for _, candidates in asked])
+        costs = asked[0][0].cost(request.machine, [candidates for _, candidates in asked]) if asked else ()
         for (one, candidates), of in zip(asked, costs, strict=True):
             some = accurate(request, one, of)
             while most := _wanted(some, candidates.limit):
                 candidates = one.candidates(request, most * (1 + 1e-9))
                 some = accurate(request, one, one.cost(request.machine, [candidates])[0])
-            found.append(_Predicted(one, candidates.limit, some))
+            found.append((one, some))
             best = min(best, some.cycles.min(initial=np.inf))
     said = "its lower bound is already {:.2f}x the chosen time"
     rejected += [Rejected(name, said.format(least / best), "slower") for name, least in beyond.items()]
-    return sorted(found, key=lambda one: algorithms.index(one.of)), rejected
+    return sorted(found, key=lambda item: algorithms.index(item[0])), rejected
 
 
 def _wanted(costs: Costs, limit: Array | float) -> float:
