@@ -579,11 +579,16 @@ def test_a_machine_that_is_none_is_refused():
 
 def test_planning_takes_less_than_20_milliseconds_of_a_quiet_machine():
     problem = parse("gemm:1000x1000x10000:f16")
-    assert quiet_seconds([partial(planner.plan, problem, H200)] * 5) / 5 < 0.02
+    assert quiet_seconds([partial(planned_anew, problem, H200)] * 5) / 5 < 0.02
+
+
+def planned_anew(problem, on: Gpu) -> Plan:
+    planner.forget()
+    return planner.plan(problem, on)
 
 
 def network(name: str, batch: int) -> list[partial[Plan]]:
-    return [partial(planner.plan, layer.workload, machine(name)) for layer in distinct(resolve([f"resnet50:mb{batch}"]))]
+    return [partial(planned_anew, layer.workload, machine(name)) for layer in distinct(resolve([f"resnet50:mb{batch}"]))]
 
 
 @pytest.mark.parametrize("name", ["h100", "a100", "l40s", "rtx-4090", "b200"])

@@ -23,7 +23,8 @@ from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.check.reference import reference, shapes
 from pysim.errors import MachineError, OperandError, PlanError, ProblemError
 from pysim.machine import load as machine
-from pysim.planner import candidates
+from pysim.machine.cpu import Machine
+from pysim.planner import candidates, forget
 from pysim.problem import text as workload
 from pysim.problem.text import Workload, parse
 from pysim.record.cost import Cost, CsaCost
@@ -196,6 +197,12 @@ def test_every_kernel_of_the_registry_is_chosen_or_turned_down_with_a_reason() -
         assert f"{chosen.algorithm} by {chosen.kernel}" not in [item.what for item in chosen.rejected]
         others = len(kernels()) - len(of_type)
         assert f"{others} kernels of another type" in named
+
+
+def test_a_plan_that_is_asked_for_again_is_the_one_that_was_made() -> None:
+    assert plan(LAYER, "zen4").considered is plan(parse(LAYER), machine.load("zen4")).considered
+    assert plan(LAYER, "zen4", memory_limit=200_000).memory_limit == 200_000
+    assert plan(LAYER, "zen4").memory_limit is None
 
 
 def test_the_name_of_a_machine_or_of_a_layer_changes_no_choice() -> None:
@@ -587,10 +594,19 @@ def resnet50() -> list[Workload]:
     return [layer.workload for layer in workload.distinct(workload.resolve(["resnet50"]))]
 
 
+def planned_anew(problem: Workload, on: Machine) -> None:
+    forget()
+    plan(problem, on)
+
+
 def test_planning_resnet50_takes_less_than_100_milliseconds_of_a_quiet_machine() -> None:
     problems, on = resnet50(), machine.load("zen4")
     assert len(problems) == 23
-    assert quiet_seconds([partial(plan, problem, on) for problem in problems]) < 0.1
+    assert quiet_seconds([partial(planned_anew, problem, on) for problem in problems]) < 0.1
+
+
+def test_a_plan_that_was_made_takes_less_than_50_microseconds_of_a_quiet_machine() -> None:
+    assert quiet_seconds([partial(plan, LAYER, "zen4")] * 50) / 50 < 50e-6
 
 
 def test_importing_the_models_and_the_planner_loads_only_what_they_use() -> None:

@@ -30,7 +30,7 @@ class OnNest(NamedTuple):
     algorithm: str | None = None
 
     def least_cycles(self, request: Request, best: float) -> float:
-        return nested.least_cycles(self.nest(request.problem), request) if request.threads == 1 else 0.0
+        return nested.least_cycles(self.nest(request.problem), request, best) if request.threads == 1 else 0.0
 
     def candidates(self, request: Request, limit: float | None) -> nested.Found | NoneLegal:
         return nested.candidates(self.nest(request.problem), request, limit, form=self.form, algorithm=self.algorithm)

@@ -17,6 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypedDict, Unpack, cast
 
 import numpy as np
@@ -98,11 +99,25 @@ def plan(
         algorithm, schedule = from_name(name)
         request = request._replace(schedule=schedule)
 
-    def best(request: Request, algorithm: str | None) -> Plan:
-        return _ranked(request, algorithm, memory_limit, 1, exhaustive=memory_limit is not None)[0]  # what is pruned may be small
-
+    memory_limit = _bytes(memory_limit)
     request = request._replace(threads=_team_of(request, threads))
+
+    def best(request: Request, algorithm: str | None) -> Plan:
+        return _best(request, _asked(request, algorithm), memory_limit)
+
     return best(request, algorithm) if request.threads == 1 else plan_for_team(request, algorithm, best)
+
+
+@lru_cache(maxsize=256)
+def _best(request: Request, algorithms: tuple[Algorithm, ...], memory_limit: int | None) -> Plan:
+    return _ranked(request, algorithms, memory_limit, 1, exhaustive=memory_limit is not None)[0]  # what is pruned may be small
+
+
+forget = _best.cache_clear  # the plans that were made: what is asked for again is not planned again
+
+
+def _bytes(memory_limit: int | None) -> int | None:
+    return None if memory_limit is None else whole(memory_limit, "memory_limit", 0)
 
 
 def plans(
@@ -116,7 +131,8 @@ def plans(
     """The `top` plans of least predicted cost under the full model, best first; each has the rejected kernels with the reasons. Options
     as in `plan`."""
     top = whole(top, "top", 1)
-    return _ranked(_request(problem, machine, **asked), algorithm, memory_limit, top, exhaustive=True)
+    request = _request(problem, machine, **asked)
+    return _ranked(request, _asked(request, algorithm), _bytes(memory_limit), top, exhaustive=True)
 
 
 def candidates(
@@ -241,9 +257,8 @@ class _Found(NamedTuple):
                 refused.append(Rejected(one.NAME, f"the slicing analysis is of {sliced}'s nest", "type"))
             else:
                 taking.append(one)
-        predicted, others = _predicted(request, taking, exhaustive)
+        costs, others = _predicted(request, taking, exhaustive)
         refused += others
-        costs = [(one.of, one.costs) for one in predicted]
         return cls(
             request,
             tuple(costs),
@@ -281,24 +296,19 @@ def _numbered(parts: Sequence[tuple[NDArray[np.int64], int]]) -> NDArray[np.int6
     return np.concatenate([own + start for (own, _), start in zip(parts, first, strict=False)] or [np.empty(0, dtype=np.int64)])
 
 
-class _Predicted(NamedTuple):
-    """The costs of an algorithm's candidates; what was left out takes longer than `limit`."""
-
-    of: Algorithm
-    limit: Array | float
-    costs: Costs
-
-
-def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> tuple[list[_Predicted], list[Rejected]]:
-    """Those that may be the best, in their order, each widened until the best of its kinds is certain; what cannot run or win, and why."""
-    found, rejected, best = list[_Predicted](), list[Rejected](), np.inf
+def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> tuple[list[tuple[Algorithm, Costs]], list[Rejected]]:
+    """The costs of those that may be the best, in their order, each widened until the best of its kinds is certain; what cannot run or
+    win, and why."""
+    found, rejected, best = list[tuple[Algorithm, Costs]](), list[Rejected](), np.inf
     beyond: dict[str, float] = {}
     several = len(algorithms) > 1 and not exhaustive
-    bounds = [least_cycles(one, request) if several else 0.0 for one in algorithms]
+    glances = [least_cycles(one, request) if several else 0.0 for one in algorithms]
+    alike = {bound for bound, count in Counter(glances).items() if bound and count > 1}  # at first sight
+    bounds = [least_cycles(one, request, np.inf) if bound in alike else bound for one, bound in zip(algorithms, glances, strict=True)]
     order = sorted(zip(bounds, algorithms, strict=True), key=lambda item: (getattr(item[1], "SELDOM_BEST", False), item[0]))
-    for (bound, cost), group in itertools.groupby(order, key=lambda item: (item[0], item[1].cost)):
+    for _, group in itertools.groupby(order, key=lambda item: item[1].NAME if item[0] else item[1].cost):
         asked = list[tuple[Algorithm, Candidates]]()
-        for _, one in group:
+        for bound, one in group:
             if bound and (least := least_cycles(one, request, best)) > best:
                 beyond[one.NAME] = least
                 continue
@@ -306,17 +316,17 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
             rejected += candidates.rejected
             if not isinstance(candidates, NoneLegal):
                 asked.append((one, candidates))
-        costs = cost(request.machine, [candidates for _, candidates in asked])
+        costs = asked[0][0].cost(request.machine, [candidates for _, candidates in asked]) if asked else ()
         for (one, candidates), of in zip(asked, costs, strict=True):
             some = accurate(request, one, of)
             while most := _wanted(some, candidates.limit):
                 candidates = one.candidates(request, most * (1 + 1e-9))
                 some = accurate(request, one, one.cost(request.machine, [candidates])[0])
-            found.append(_Predicted(one, candidates.limit, some))
+            found.append((one, some))
             best = min(best, some.cycles.min(initial=np.inf))
     said = "its lower bound is already {:.2f}x the chosen time"
     rejected += [Rejected(name, said.format(least / best), "slower") for name, least in beyond.items()]
-    return sorted(found, key=lambda one: algorithms.index(one.of)), rejected
+    return sorted(found, key=lambda item: algorithms.index(item[0])), rejected
 
 
 def _wanted(costs: Costs, limit: Array | float) -> float:
@@ -329,14 +339,13 @@ def _wanted(costs: Costs, limit: Array | float) -> float:
     return float(least.max(initial=0.0, where=least > limit))
 
 
-def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:
+def _ranked(request: Request, algorithms: Sequence[Algorithm], memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:
     """The `top` best plans, best first."""
-    memory_limit = None if memory_limit is None else whole(memory_limit, "memory_limit", 0)
-    found = _Found.of(request, _asked(request, algorithm), exhaustive)
+    found = _Found.of(request, algorithms, exhaustive)
     order, above = _within(found, found.order(), memory_limit)
     inaccurate = _inaccurate(found)
     if not order.size:
-        raise PlanError(_nothing(found, (*above, *inaccurate, *found.refused), algorithm))
+        raise PlanError(_nothing(found, (*above, *inaccurate, *found.refused), algorithms))
     first, best = order[_firsts(found.kind[order])].tolist(), order[:top].tolist()
     costs = {at: _cost(found, at) for at in (*first, *best[1:])}  # the best of all is the first of the kinds
     considered = tuple(Considered(found.at(at)[0].NAME, found.schedule(at), costs[at]) for at in first)
@@ -431,11 +440,11 @@ def _what(found: _Found, kernel: int) -> str:
     return f"{algorithm} by {name}" if name in found.shared else name
 
 
-def _nothing(found: _Found, rejected: Sequence[Rejected], algorithm: str | None) -> str:
+def _nothing(found: _Found, rejected: Sequence[Rejected], algorithms: Sequence[Algorithm]) -> str:
     """Why there is no plan: no kernel is what was asked for, or the first reason of the kind that says most."""
     request, asked = found.request, found.request.micro_kernel
     if asked and not found.cycles.size:
-        others = _Found.of(request._replace(micro_kernel=None), _asked(request, algorithm), exhaustive=True)
+        others = _Found.of(request._replace(micro_kernel=None), algorithms, exhaustive=True)
         rows = [row for _, name in others.kernels if (row := _row(name))]
         known = {row.name if isinstance(asked, str) else named(_tile(row)) for row in rows}
         rejected = [one for one in rejected if one.what == asked]

@@ -7,7 +7,7 @@ whatever makes `oh` true.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ def parse(text: str | Workload) -> Workload:
 
     A label is dropped. Raises ProblemError, which names the field, its character (from 1) and a right example.
     """
-    return text if isinstance(text, Conv | Gemm) else _parse(text).workload
+    return text if isinstance(text, Conv | Gemm) else (_kept if isinstance(text, str) else _parse)(text).workload
 
 
 def _parse(text: str, bare: bool = False) -> Layer:
@@ -92,6 +92,9 @@ def _split(text: str, bare: bool) -> tuple[str, list[tuple[str, int]]]:
 
 def _wrong(at: int, what: str, right: str = _CONV_RIGHT) -> ProblemError:
     return ProblemError(f"character {at + 1}: {what}; right is e.g. {right}")
+
+
+_kept = lru_cache(maxsize=256)(_parse)
 
 
 def _parse_conv(parts: list[tuple[str, int]]) -> Conv:

@@ -21,7 +21,6 @@ from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from
 from pysim.cachemodel.cpu.im2col import columns_nest, columns_pass, copy_cycles
-from pysim.cachemodel.cpu.incore import products_per_cycle
 from pysim.cachemodel.cpu.nested import NestCandidates, NestCosts
 from pysim.cachemodel.cpu.reuse import OPERANDS
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
@@ -101,15 +100,15 @@ def _packer(kernels: Sequence[Kernel], on: Machine) -> Unit:
 def least_cycles(request: Request, best: float) -> float:
     problem, on = request.problem, request.machine
     assert isinstance(problem, Conv) and isinstance(on, Machine)
-    nest, kernels = _nest(problem), tilings.rows(on, problem.dtype, request.micro_kernel).kernels
+    kernels = tilings.rows(on, problem.dtype, request.micro_kernel).kernels
     if not kernels:
         return 0.0
     packer = _packer(kernels, on)
-    fastest = max(products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels)
-    least = copy_cycles(problem, on, packer=packer) + problem.flops / 2 / fastest
-    if least > best:
-        return least
-    return float(columns_pass(problem, on, request.state, packer=packer).cycles[0]) + nested.least_cycles(nest, request)
+    copy = copy_cycles(problem, on, packer=packer)
+    product = nested.least_cycles(_nest(problem), request, best - copy)
+    if copy + product > best:
+        return copy + product
+    return float(columns_pass(problem, on, request.state, packer=packer).cycles[0]) + product
 
 
 def candidates(request: Request, limit: float | None) -> Candidates | NoneLegal:

@@ -274,6 +274,12 @@ def _served(moved: Array) -> Array:
     return own
 
 
+def pass_of(nest: LoopNest, machine: Machine, terms: Mapping[str, Array], state: State, covers: float = 1.0) -> Pass:
+    """Of a nest whose written lines no loop has asked for."""
+    moved = crossed(nest, nest.misses(machine.levels, state))
+    return Pass(machine, terms, nest.names, moved, covers, fills(machine, moved))
+
+
 def crossed(nest: LoopNest, misses: Array) -> Array:
     """Bytes of each operand that are only read and that are written, as a pass has them, of what misses each level."""
     written = np.array([(not one.written, one.written) for one in nest.operands])

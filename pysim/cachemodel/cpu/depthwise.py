@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, crossed, fills
+from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import ceil_div, live_taps, nest_of
 from pysim.machine.cpu import Machine, Unit
@@ -270,6 +270,5 @@ def _terms(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float, flo
 
 def depthwise_pass(w: Conv, kernels: Sequence[Kernel], machine: Machine, state: State = "hot") -> Pass:
     """A convolution by each of some kernels of one form, on one core."""
-    nest, terms = described(w, kernels), np.array([_terms(w, kernel, machine) for kernel in kernels]).T
-    moved = crossed(nest, nest.misses(machine.levels, state))
-    return Pass(machine, dict(zip(("kernel", "call", "store"), terms, strict=True)), nest.names, moved, wait=fills(machine, moved))
+    terms = np.array([_terms(w, kernel, machine) for kernel in kernels]).T
+    return pass_of(described(w, kernels), machine, dict(zip(("kernel", "call", "store"), terms, strict=True)), state)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, crossed, fills
+from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import ceil_div, live_taps
 from pysim.machine.cpu import Machine, Unit
@@ -159,6 +159,4 @@ def nchwc_pass(w: Conv, input_block: int, rows: Sequence[tuple[Kernel, Blocks]],
     each = np.array([found[kernel.name] for kernel, _ in rows]).T * (w.batch * w.groups)
     sets = np.array([ceil_div(w.channels // w.groups, of.channels) for _, of in rows], dtype=np.float64)
     terms = {"kernel": each[0], "call": each[1] * sets, "store": each[2] * sets + each[3] * (sets - 1)}
-    nest = described(Shape.of(w, rows[0][0], input_block), rows)
-    moved = crossed(nest, nest.misses(machine.levels, state))
-    return Pass(machine, terms, nest.names, moved, COVERS, fills(machine, moved))
+    return pass_of(described(Shape.of(w, rows[0][0], input_block), rows), machine, terms, state, COVERS)

@@ -328,7 +328,8 @@ class LoopNest:
         ]
         uses = [*self.reuses()] if spilled else []
         distances = [one.distance * factor for one in uses for factor in ((1.0, ago[one.row]) if one.first else (1.0,))]
-        shares = iter(np.split(missing(spilled, np.concatenate(distances)), np.cumsum([*map(len, distances)])[:-1], 1) if uses else ())
+        missed = missing(spilled, np.concatenate(distances)) if uses else np.empty((0, 0))
+        shares = (missed[:, slice(*ends)] for ends in itertools.pairwise(itertools.accumulate(map(len, distances), initial=0)))
         forgets = np.array([level.forgets for level in spilled])[:, None]
         for one in uses:
             share = _mean(next(shares))

@@ -16,8 +16,8 @@ import numpy as np
 
 from pysim.cachemodel.cpu import csa, tilings
 from pysim.cachemodel.cpu.cost import assumed, cost_of, one_schedule, predict, schedule_of
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, rates
-from pysim.cachemodel.cpu.nest import Nest
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, products_per_cycle, rates
+from pysim.cachemodel.cpu.nest import Nest, live_pairs
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
@@ -102,12 +102,17 @@ class CsaCosts:
 Found = NestCandidates | CsaCandidates
 
 
-def least_cycles(nest: Nest, request: Request) -> float:
-    """What schedules of a nest take at least, whatever the kernel."""
+def least_cycles(nest: Nest, request: Request, best: float) -> float:
+    """What schedules of a nest take at least, whatever the kernel: multiplications at the highest rate, and if these take less than `best`,
+    what computing takes besides."""
     on = request.machine
     assert isinstance(on, Machine)
     kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel).kernels
-    return float(tilings.least_cycles(rates(nest, on, kernels), np.arange(len(kernels))).min()) if kernels else 0.0
+    fastest = max((products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels), default=np.inf)
+    least = nest.repeats * live_pairs(nest) * nest.out_w * nest.kernel_w * nest.channels * nest.filters / fastest
+    if not kernels or least > best:
+        return least
+    return float(tilings.least_cycles(rates(nest, on, kernels), np.arange(len(kernels))).min())
 
 
 def candidates(

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, crossed, fills
+from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.machine.cpu import Machine, Unit
@@ -120,6 +120,4 @@ def described(w: Conv, rows: Sequence[tuple[Kernel, int]]) -> LoopNest:
 def polyphase_pass(w: Conv, rows: Sequence[tuple[Kernel, int]], machine: Machine, state: State = "hot") -> Pass:
     """A convolution by kernels with their blocks of rows, on one core."""
     names, terms = ("kernel", "call", "store", "pack"), np.array([_terms(w, kernel, of, machine) for kernel, of in rows]).T
-    nest = described(w, rows)
-    moved = crossed(nest, nest.misses(machine.levels, state))
-    return Pass(machine, dict(zip(names, terms, strict=True)), nest.names, moved, wait=fills(machine, moved))
+    return pass_of(described(w, rows), machine, dict(zip(names, terms, strict=True)), state)
