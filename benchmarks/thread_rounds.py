@@ -6,17 +6,17 @@
 PLANS.jsonl has lines with "problem", "plan" (its name) and "threads", as benchmarks/threads.py writes them. All plans are prepared first.
 Then rounds visit each once, in another order every time: an untimed call and three timed ones. Between rounds as many threads as the plans
 have multiply at once, and run a product of next to nothing. OUT.jsonl is a file of tools/model_errors.py: medians over all rounds; every
-N-th problem (2) is of the set "fitted", which tools/fit_threads.py fits to, the others are "reported". Its header has what the slowest of
-so many threads multiplied and all on average (medians, over the median of one alone), what the product took beyond one thread's, and names
-OUT.toml, this computer as it was detected, which is written beside it.
+N-th problem (2) is of the set "fitted", which tools/fit_threads.py fits to, the others are "reported". Plans of one thread have readings of
+the core behind their samples: "alone_seconds" is the median of samples while the core made all of its multiply-adds, "alone" how many these
+are. Its header has the clock of all readings, what the slowest of so many threads multiplied and all on average (medians, over the median
+of one alone), what the product took beyond one thread's, and names OUT.toml, this computer as it was detected, which is written beside it.
 """
 
 import argparse
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import msgspec
@@ -24,14 +24,17 @@ import numpy as np
 
 from pysim import planner
 from pysim.calibration import host
+from pysim.calibration.detected import all_at_once
 from pysim.machine.write import to_toml
 from pysim.measure.clock import pinned
+from pysim.measure.speed import Speed, read
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.runtime import cpu, cpu_launch
 
 NOTHING = "gemm:16x512x2"
 SAMPLES, CALLS = 3, 20  # of a plan, of a product of nothing
+SHARED = 0.9  # of the multiply-adds of a core alone
 
 
 def prepared(rows: list[dict[str, Any]], on: Any) -> list[tuple[dict[str, Any], Any, np.ndarray, np.ndarray]]:
@@ -52,17 +55,6 @@ def prepared(rows: list[dict[str, Any]], on: Any) -> list[tuple[dict[str, Any], 
     return found
 
 
-def multiplied(pool: ThreadPoolExecutor, threads: int, target: str) -> list[float]:
-    """What so many threads at once multiply, each."""
-    ready = Barrier(threads)
-
-    def one(_: int) -> float:
-        ready.wait()
-        return cpu.probe_fma(target, "f32")
-
-    return list(pool.map(one, range(threads)))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plans", type=Path)
@@ -81,30 +73,36 @@ def main() -> None:
     samples: list[list[float]] = [[] for _ in plans]
     rates: dict[int, list[list[float]]] = {count: [] for count in counts}
     empty: dict[int, list[float]] = {count: [] for count in counts}
+    speeds: list[list[Speed]] = [[] for _ in plans]
     order, end = np.random.default_rng(1), time.perf_counter() + given.seconds
-    with ThreadPoolExecutor(max(counts)) as pool:
-        while time.perf_counter() < end:
-            for at in order.permutation(len(plans)).tolist():
-                row, call, x, y = plans[at]
-                with pinned(row["threads"]):
+    while time.perf_counter() < end:
+        for at in order.permutation(len(plans)).tolist():
+            row, call, x, y = plans[at]
+            with pinned(row["threads"]):
+                call(x, y)
+                for _ in range(SAMPLES):
+                    start = time.perf_counter()
                     call(x, y)
-                    for _ in range(SAMPLES):
-                        start = time.perf_counter()
-                        call(x, y)
-                        samples[at].append(time.perf_counter() - start)
-            for count in counts:
-                rates[count].append(multiplied(pool, count, target))
-                with pinned(count):
-                    for _ in range(CALLS):
-                        start = time.perf_counter()
-                        nothing[count](a, b, c)
-                        empty[count].append(time.perf_counter() - start)
+                    samples[at].append(time.perf_counter() - start)
+                if row["threads"] == 1:
+                    speeds[at].append(read(target))
+        for count in counts:
+            rates[count].append(all_at_once(partial(cpu.probe_fma, target, "f32"), count))
+            with pinned(count):
+                for _ in range(CALLS):
+                    start = time.perf_counter()
+                    nothing[count](a, b, c)
+                    empty[count].append(time.perf_counter() - start)
     alone, base = np.median(rates[counts[0]]), np.median(empty[counts[0]])
+    readings = [one for some in speeds for one in some]
+    most = float(np.quantile([one.fma_per_cycle for one in readings], 0.9)) if readings else 0.0
     header = {
         "kind": "header",
         "machine_file": file.name,
         "device": on.description,
         "columns": "median and least of samples, seconds",
+        "clock_hz": float(np.median([one.clock_hz for one in readings])) if readings else None,
+        "fma_per_cycle": most,
         "slowest_share": {count: round(float(np.median(np.min(of, axis=1)) / alone), 3) for count, of in rates.items()},
         "mean_share": {count: round(float(np.median(np.mean(of, axis=1)) / alone), 3) for count, of in rates.items()},
         "fork_join_seconds": {count: round(float(np.median(of) - base), 8) for count, of in empty.items()},
@@ -112,9 +110,16 @@ def main() -> None:
     problems = list(dict.fromkeys(row["problem"] for row in rows))
     with given.out.open("w", encoding="utf-8") as out:
         print(json.dumps(header), file=out)
-        for (row, *_), of in zip(plans, samples, strict=True):
+        for (row, *_), of, core in zip(plans, samples, speeds, strict=True):
             part = "reported" if problems.index(row["problem"]) % given.fitted else "fitted"
             times = {"measured_seconds": float(np.median(of)), "least_seconds": min(of), "samples": len(of)}
+            alone_too = [
+                seconds
+                for seconds, one in zip(of, np.repeat([one.fma_per_cycle for one in core], SAMPLES), strict=False)
+                if one > SHARED * most
+            ]
+            if alone_too:
+                times |= {"alone_seconds": float(np.median(alone_too)), "alone": len(alone_too)}
             print(json.dumps({"set": part, **{key: row[key] for key in ("problem", "plan", "threads")}, **times}), file=out)
 
 

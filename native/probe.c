@@ -10,7 +10,8 @@
  *   latency a chain of loads, each of the address that the one before gave, over all lines of the buffer in one random cycle that no
  *           prefetcher follows: seconds / load of the best sample. The pages of large buffers count, too.
  *
- * A sample is stretched until it takes 50 us: a clock reading costs about 25 ns, which then is 0.05 %.
+ * A sample is stretched until it takes 50 us: a clock reading costs about 25 ns, which then is 0.05 %. Warm-up ends when rates rise no
+ * more, so that a core that was busy is read in 1.5 ms, and in the state in which it was: behind wide vectors some have another clock.
  * Worked number: a core at 3.7 GHz issuing one 512-bit multiply-add a cycle shows 3.7e9 for both clock and fma(avx512). */
 #define _POSIX_C_SOURCE 200809L
 #include "probe.h"
@@ -24,8 +25,8 @@
 #include "pysim.h"
 #include "status.h"
 
-enum { SAMPLES = 21 };
-static const double SAMPLE_SECONDS = 50e-6, WARM_UP_SECONDS = 5e-3;
+enum { SAMPLES = 21, STEADY_CALLS = 4 };
+static const double SAMPLE_SECONDS = 50e-6, WARM_UP_SECONDS = 5e-3, RISE = 1.01; /* at most; of a rate */
 
 static double now(void) {
     struct timespec t;
@@ -87,12 +88,18 @@ static double median(double *values, int32_t count) {
 
 /* Median rate of a loop that does at least `count` things and says how many. */
 static double median_rate(int64_t (*loop)(int64_t)) {
-    double rates[SAMPLES];
+    double rates[SAMPLES], best = 0;
     int64_t count = 1024;
-    for (double started = now(), before = started, after = started; after - started < WARM_UP_SECONDS; before = after) {
-        loop(count);
+    int32_t steady = 0;
+    for (double started = now(), before = started, after = started; steady < STEADY_CALLS && after - started < WARM_UP_SECONDS; before = after) {
+        const double done = (double)loop(count);
         after = now();
-        if (after - before < SAMPLE_SECONDS) count *= 2;
+        if (after - before < SAMPLE_SECONDS) {
+            count *= 2;
+        } else {
+            steady = done > RISE * best * (after - before) ? 0 : steady + 1;
+            if (done > best * (after - before)) best = done / (after - before);
+        }
     }
     for (int32_t i = 0; i < SAMPLES; i++) {
         const double before = now();

@@ -326,6 +326,8 @@ typedef struct {
     const void *bias;   /* NULL, or one value of the result's dtype per column of C (product) or filter (convolution) */
     int32_t activation;
     double low, high;   /* of clamp */
+    const void *scale;  /* NULL, or what the product is multiplied by besides alpha: as many as of the bias, of f64 for f64, else f32; not s32 */
+    int32_t by_row;     /* of a product: 1: bias and scale have a value per row of C; else 0 */
 } pysim_cuda_epilogue;
 
 typedef struct {
@@ -384,7 +386,7 @@ pysim_status pysim_cuda_attributes_of(const pysim_cuda_problem *p, int32_t kerne
 pysim_status pysim_cuda_workspace_bytes(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const void *first, const void *second,
                                         int64_t *bytes);
 /* first, second, result: A, B and C of a product; input, filters and output of a convolution.
- * result = f(alpha product or convolution + beta result + bias) */
+ * result = f(alpha scale (product or convolution) + beta result + bias) */
 pysim_status pysim_cuda_run(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *first,
                             const void *second, void *result, void *workspace, int64_t workspace_bytes, void *stream);
 /* Runs one after another: layers of a network in one call. An operand lies `offset` bytes behind base number `base` of those that are given. */

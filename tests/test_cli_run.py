@@ -16,10 +16,12 @@ import pytest
 from command_line import PLAN_KEYS, PROBLEM, SMALL, cache, child, document, invoke, native, ok, own_files, refused  # noqa: F401
 
 from pysim import planner
+from pysim.calibration import host
 from pysim.cli import BROKEN_PIPE, INTERRUPTED
 from pysim.comparison import compare as comparison
 from pysim.errors import OperandError
 from pysim.measure import clock, load
+from pysim.measure.speed import Speed, Speedometer
 from pysim.measure.store import Store
 from pysim.peers import PEERS
 from pysim.record.measurement import Comparison
@@ -48,6 +50,7 @@ def test_run_checks_times_and_stores_the_plan():
     with Store() as store:
         (kept,) = store.find(problem=SMALL)
         assert sorted(kept.samples)[0] <= found["comparisons"][0]["measured_seconds"] <= sorted(kept.samples)[-1]
+        assert float(kept.environment["clock_hz"]) == pytest.approx(found["comparisons"][0]["core"]["clock_hz"], rel=1e-3)
 
 
 @native
@@ -73,7 +76,9 @@ def test_run_with_threads_shows_the_prediction_for_so_many():
         (one,) = document("run", SMALL, "--threads", str(threads))["comparisons"]
         (plan,) = document("plan", SMALL, "-m", "host", "--threads", str(threads))["plans"]
         assert one["threads"] == one["plan"]["threads"] == plan["threads"] == threads
-        assert one["predicted_seconds"] == plan["cost"]["seconds"] and "threads" in plan["cost"]["terms"]
+        assert one["plan"]["cost"] == plan["cost"] and "threads" in plan["cost"]["terms"]
+        faster = plan["cost"]["seconds"] / one["predicted_seconds"]  # at the clock when timed, which memory has no part in here
+        assert faster == pytest.approx(one["core"]["clock_hz"] / one["core"]["machine_clock_hz"])
     assert any(line.startswith("prediction error") for line in ok("run", SMALL, "--threads", "2").splitlines())
 
 
@@ -90,9 +95,9 @@ def test_an_algorithm_that_a_problem_lacks_is_answered_with_those_it_has():
 def test_the_planner_is_asked_for_the_algorithm_that_is_named(command, monkeypatch):
     asked = []
     plan = planner.plan
-    monkeypatch.setattr(planner, "plan", lambda *problem, **how: asked.append(how["algorithm"]) or plan(*problem, **how))
+    monkeypatch.setattr(planner, "plan", lambda *problem, **how: asked.append(how.get("algorithm")) or plan(*problem, **how))
     ok(command, SMALL, "--algorithm", "sconv")
-    assert asked == ["sconv"]
+    assert asked == ["sconv", None]  # then that very plan, at the clock when timed
 
 
 @native
@@ -167,6 +172,39 @@ def test_a_measurement_under_load_says_so_and_has_a_wider_interval(monkeypatch):
     assert "under load" not in ok("run", SMALL)
     for one in wide["ratios"].values():
         assert one["low"] <= 0.75 * one["value"] * (1 + 1e-9) and one["high"] >= one["value"] / 0.75 * (1 - 1e-9)
+
+
+class Faster(Speedometer):
+    """A core at 1.08 times the clock of the machine file; `rate`: of its multiply-adds."""
+
+    rate = 1.0
+
+    def speed(self):
+        here = host.machine("host")
+        return Speed(here.clock_hz * 1.08, here.unit(self._target).fma_per_cycle.value * self.rate)
+
+
+@native
+def test_predictions_are_at_the_clock_when_timed_and_both_are_told(monkeypatch):
+    monkeypatch.setattr(comparison, "Speedometer", Faster)
+    told = r"clock \d\.\d\d GHz when timed, \d\.\d\d in the machine file, on 1 of 1 layer: predictions are at the clock when timed"
+    assert re.search(told, ok("run", SMALL)) and re.search(told, ok("compare", SMALL, *QUICK))
+    (one,) = document("compare", SMALL, *QUICK)["comparisons"]
+    assert one["core"]["clock_hz"] == pytest.approx(1.08 * one["core"]["machine_clock_hz"])
+    assert one["predicted_seconds"] == pytest.approx(one["plan"]["cost"]["seconds"] / 1.08)
+    monkeypatch.setattr(Faster, "speed", lambda self: Speed(host.machine("host").clock_hz * 1.01, 1e9))
+    assert "when timed" not in ok("run", SMALL)
+
+
+@native
+def test_a_core_that_another_thread_shares_is_told(monkeypatch):
+    monkeypatch.setattr(comparison, "Speedometer", Faster)
+    told = "the core made 0.70 of the multiply-adds that it can in a cycle or more on 1 of 1 layer: another thread"
+    assert told not in ok("run", SMALL)
+    monkeypatch.setattr(Faster, "rate", 0.7)
+    assert told in ok("run", SMALL)
+    (one,) = document("run", SMALL)["comparisons"]
+    assert one["core"]["multiply_share"] == pytest.approx(0.7)
 
 
 @native

@@ -109,7 +109,10 @@ def test_a_plan_is_checked_timed_and_set_beside_its_prediction(text: str) -> Non
     c = one(text, peers={"right": right})
     assert c.correct and not c.reason
     assert (c.problem, c.label, c.count, c.machine, c.state) == (parse(text).text, "a label", 3, "here", "hot")
-    assert c.predicted_seconds == 1e-5 and c.measured_seconds is not None and c.measured_seconds > 0
+    assert c.measured_seconds is not None and c.measured_seconds > 0 and c.plan["cost"]["seconds"] == 1e-5
+    plan = planned(parse(text))
+    assert c.core and c.core.machine_clock_hz == ZEN4.clock_hz and c.core.clock_hz > 1e8 and 0 < c.core.multiply_share <= 1
+    assert c.predicted_seconds == planner.plan(plan.workload, MACHINE.at_clock(c.core.clock_hz), name=plan.name).seconds
     assert c.samples >= 5 and c.max_error is not None and c.max_error < 1e-6
     low, middle, high = c.quartiles[OURS]
     assert low <= middle == c.measured_seconds <= high

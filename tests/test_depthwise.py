@@ -146,7 +146,7 @@ def test_depthwise_layers_are_planned_by_cost_on_every_cpu_with_vectors() -> Non
     for machine in ("zen4", "sapphire-rapids", "xeon-4208"):
         plan = planner.plan("conv:g144ic144ih56oc144kh3ph1", machine)
         assert plan.algorithm == depthwise.NAME
-        assert {"depthwise", "sconv"} <= {one.algorithm for one in plan.considered}
+        assert "sconv" in {*(one.algorithm for one in plan.considered), *(one.what for one in plan.rejected if one.code == "slower")}
         assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles)
 
 

@@ -121,6 +121,16 @@ def test_the_slowest_of_cpus_that_are_busy_at_once_is_told_apart_from_all_on_ave
     assert (core.together[1].slowest_share.value, core.together[1].mean_share.value) == (0.5, 0.875)
 
 
+@pytest.mark.skipif(len(detected.usable()) < 2, reason="needs two CPUs that the system tells apart")
+def test_threads_that_multiply_at_once_do_so_on_cpus_of_their_own() -> None:
+    """Left to itself the system keeps both on one CPU for longer than a probe takes."""
+    before = set(detected.usable())
+    for _ in range(20):
+        assert len(set(detected.all_at_once(lambda: min(detected.usable()), 2))) == 2
+    assert set(detected.usable()) == before
+    assert detected.all_at_once(lambda: 1.0, len(before) + 1) == [1.0] * (len(before) + 1)
+
+
 def test_strangers_that_take_cores_now_and_then_leave_a_machine_its_cores() -> None:
     class Disturbed(FakeProbes):
         calls = 0

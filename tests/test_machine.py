@@ -399,6 +399,14 @@ def test_a_unit_has_one_rate_and_others_for_types_that_need_more() -> None:
     assert "bf16" in refusal(changed('name = "s8"', 'name = "bf16"', text))
 
 
+def test_at_another_clock_caches_keep_pace_and_memory_keeps_its_own_time() -> None:
+    zen4 = load("zen4")
+    faster = zen4.at_clock(1.25 * zen4.clock_hz)
+    assert faster.clock_hz == 1.25 * zen4.clock_hz and faster.levels == zen4.levels and faster.core.units == zen4.core.units
+    for name, factor in (("latency_cycles", 1.25), ("read_bytes_per_cycle", 0.8), ("write_bytes_per_cycle", 0.8)):
+        assert getattr(faster.memory, name).value == pytest.approx(factor * getattr(zen4.memory, name).value)
+
+
 # Writing one back
 
 

@@ -2,6 +2,7 @@
 """Timing is fair and leaves no trace, and an interval holds the ratio."""
 
 import gc
+import itertools
 import math
 import os
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from pysim.check.fills import Array
 from pysim.errors import OperandError
-from pysim.measure import events, load
+from pysim.measure import events, load, speed
 from pysim.measure.clock import FEWEST_ROUNDS, MOST_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
 from pysim.measure.statistics import quartiles, ratio
 from pysim.record.measurement import Ratio
@@ -277,6 +278,21 @@ def test_an_interval_is_as_much_wider_as_others_had_of_the_time() -> None:
     assert load.widened(Ratio(1.1, 1.05, 1.2), 0.0) == Ratio(1.1, 1.05, 1.2)
     wide = load.widened(Ratio(1.1, 1.05, 1.2), 0.2)
     assert (wide.value, wide.low, wide.high) == (1.1, pytest.approx(0.84), pytest.approx(1.5))
+
+
+def test_how_fast_the_core_is_is_read_before_samples_between_them_and_behind_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = itertools.cycle((4e9, 3e9, 5e9))
+    monkeypatch.setattr(speed.cpu, "probe_clock", lambda: next(clocks))
+    monkeypatch.setattr(speed.cpu, "probe_fma", lambda target, dtype: {"avx512": 8e9}[target])
+    monkeypatch.setattr(speed, "SHARE", np.inf)
+    one = {"a": spin(1e-4)}
+    options: dict[str, Any] = {"min_samples": 7, "min_seconds": 0, "warmup_seconds": 0}
+    found = interleave(one, CpuClock(), speedometer=partial(speed.Speedometer, "avx512"), **options)
+    assert found.speed == speed.Speed(4e9, 2.0)  # of nine readings
+    assert next(clocks) == 4e9
+    interleave(one, CpuClock(2), speedometer=partial(speed.Speedometer, "avx512", 2), **options)
+    assert next(clocks) == 4e9  # two readings: before and after
+    assert interleave(one, CpuClock(), **options).speed is None
 
 
 @pytest.mark.skipif(not load.STAT.exists(), reason="this system has no /proc/stat")

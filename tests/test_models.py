@@ -14,6 +14,7 @@ import pytest
 from graphs import Builder, helper, numpy_helper, random_model
 
 import pysim
+from pysim import planner
 from pysim.calibration import host
 from pysim.errors import OperandError, PlanError, ProblemError
 from pysim.frontends import onnx_graph, whole
@@ -23,6 +24,7 @@ from pysim.models.buffers import planned
 from pysim.models.fusion import PARAMETERS, fused, norm_constants
 from pysim.models.graph import Graph, Node, Tensor
 from pysim.models.model import Model, _able
+from pysim.record.measurement import CoreThen
 from pysim.runtime.steps import Chain, Step
 
 onnx = pytest.importorskip("onnx")
@@ -407,6 +409,17 @@ def test_compare_has_the_whole_model_in_its_document(tmp_path):
     assert one["correct"] and one["measured_seconds"] > 0 and one["peers"]["onnxruntime"] > 0
     assert {"model", "max_error", "predicted_seconds", "layers", "layouts"} <= one.keys()
     assert sum(layer["problem"] is not None for layer in one["layers"]) == 26
+    assert one["core"]["clock_hz"] > 1e8 and sum(layer["predicted_seconds"] for layer in one["layers"]) == pytest.approx(
+        one["predicted_seconds"]
+    )
+
+
+def test_a_layers_prediction_is_at_the_clock_when_timed():
+    on = load("zen4")
+    layer = plan.Layer(None, planner.plan("conv:mb1ic64ih14oc64kh3ph1", on), 2e-6)
+    assert whole._seconds(layer, None) == layer.predicted_seconds
+    then = CoreThen(1.25 * on.clock_hz, on.clock_hz, 1.0)
+    assert whole._seconds(layer, then) == pytest.approx(layer.predicted_seconds / 1.25)  # nothing of it comes from memory
 
 
 # What only the onnx package runs

@@ -176,8 +176,19 @@ def test_candidates_beyond_the_planned_kernel_exist_and_a_factor_below_one_is_re
             candidates(LAYER, "zen4", within)
 
 
+@pytest.mark.parametrize("name", ["zen4", "xeon-4208", "power10-e1050"])
+@pytest.mark.parametrize("text", [*PROBLEMS, "conv:g96ic96ih28oc96kh3ph1"])
+def test_an_algorithm_that_is_never_predicted_takes_longer_and_is_turned_down_by_its_bound(text: str, name: str) -> None:
+    chosen, all_of_them = plan(text, name), plans(text, name, top=1)[0]
+    every = {one.algorithm: full_cost(one).cycles for one in reversed(all_of_them.considered)}
+    reasons = {one.what: one.reason for one in chosen.rejected}
+    for left in every.keys() - {one.algorithm for one in chosen.considered}:
+        bound = float(re.findall(r"its lower bound is already ([0-9.]+)x the chosen time", reasons[left])[0])
+        assert 0.99 < bound <= every[left] / full_cost(chosen).cycles + 0.01
+
+
 def test_every_kernel_of_the_registry_is_chosen_or_turned_down_with_a_reason() -> None:
-    for chosen in (plan(LAYER, "power10-e1050"), plan(LAYER, "zen4"), plans(LAYER, "zen4", top=1, algorithm="sconv")[0]):
+    for chosen in (plan(LAYER, "power10-e1050", algorithm="sconv"), plans(LAYER, "zen4", top=1)[0], plan(LAYER, "zen4", algorithm="sconv")):
         named = [item.what.rpartition(" by ")[2] for item in chosen.rejected]  # "sconv by f32_..." where several algorithms have a kernel
         assert all(item.reason for item in chosen.rejected)
         of_type = {kernel.name for kernel in kernels() if kernel.dtype == "f32"}

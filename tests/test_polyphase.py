@@ -97,7 +97,7 @@ def test_first_layers_of_networks_are_planned_by_cost_on_every_cpu_with_vectors(
         for text in ("conv:ic3ih224oc32kh3sh2ph1", "conv:ic3ih224oc64kh3ph1"):
             plan = planner.plan(text, machine)
             assert plan.algorithm == polyphase.NAME
-            assert {"polyphase", "sconv"} <= {one.algorithm for one in plan.considered}
+            assert "sconv" in {*(one.algorithm for one in plan.considered), *(one.what for one in plan.rejected if one.code == "slower")}
             assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles)
 
 

@@ -70,7 +70,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_module_in_the_folder_is_an_algorithm_that_is_planned_explained_and_named() -> None:
     plan = planner.plan("conv:mb1ic64ih56oc64kh3ph1", "zen4")
     assert plan.algorithm == "example"
-    assert {item.algorithm for item in plan.considered} >= {"example", "sconv"}
+    assert "example" in {item.algorithm for item in plan.considered}
     assert "example:" in explain(plan)
     assert planner.plan("conv:mb1ic64ih56oc64kh3ph1", "zen4", name=plan.name).algorithm == "example"
     assert planner.plan("conv:mb1ic64ih56oc64kh3ph1", "zen4", algorithm="sconv").algorithm == "sconv"

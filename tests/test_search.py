@@ -19,6 +19,7 @@ from command_line import PLAN_KEYS, SMALL, cache, document, invoke, native, ok, 
 from fake_gpu import host_device  # noqa: F401
 from test_cuda_compare import multiply
 
+from pysim import planner
 from pysim.calibration import host
 from pysim.check.verdict import Verdict
 from pysim.comparison import bench
@@ -149,6 +150,9 @@ def test_a_search_measures_plans_and_keeps_every_sample() -> None:
     assert found["regret"] >= found["regret_8"] >= found["regret_16"] >= 1
     assert min(found["model_regret"], found["random_regret"]) == 1
     assert -1 <= found["kendall_tau"] <= 1 and not found["failed"]
+    core, best = found["core"], found["found"][0]
+    own = next(one.seconds for one in planner.plans(SMALL, host.machine("host"), 100_000) if one.name == best["name"])
+    assert best["predicted_seconds"] == pytest.approx(own * core["machine_clock_hz"] / core["clock_hz"])  # nothing of it comes from memory
     assert len(found["found"]) == 3 and found["found"][0]["over_best"] <= found["found"][1]["over_best"]
     with Store() as store:
         kept = store.find(problem=found["problem"])

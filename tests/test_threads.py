@@ -2,6 +2,9 @@
 """Plans for several threads: what the native loops divide is what the model says, and no number of threads changes a bit."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -124,6 +127,35 @@ def test_every_number_of_threads_gives_the_bits_of_one(text: str) -> None:
             first, second = (random.standard_normal(shape).astype(np.float32) for shape in _shapes(problem))
             results.add(plan.run(first, second, threads=threads).tobytes())
         assert len(results) == 1, one
+
+
+CALLER_AND_WORKER = """
+import os, time
+
+caller, other = sorted(os.sched_getaffinity(0))[:2]
+os.sched_setaffinity(0, {caller, other})
+
+import numpy as np, pysim
+
+before = set(os.listdir("/proc/self/task"))
+plan = pysim.plan("conv:mb1ic64ih28oc64kh3ph1")
+x, w = np.ones((1, 64, 28, 28), np.float32), np.ones((64, 64, 3, 3), np.float32)
+plan.run(x, w)  # loads the library
+for moved_to in (caller, other, caller):
+    os.sched_setaffinity(0, {moved_to})
+    away, end, placed = {caller + other - moved_to}, time.monotonic() + 30, []
+    while away not in placed and time.monotonic() < end:
+        plan.run(x, w, threads=2)
+        time.sleep(0.001)  # the worker sleeps
+        placed = [os.sched_getaffinity(int(tid)) for tid in set(os.listdir("/proc/self/task")) - before]
+    assert away in placed, (moved_to, placed)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_a_worker_keeps_off_its_callers_cpu_wherever_the_caller_goes() -> None:
+    done = subprocess.run([sys.executable, "-c", CALLER_AND_WORKER], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def _name(algorithm: str, schedule: object) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of PyTorch models as they run on a GPU, by the CUDA kernels as the CPU runs them: epilogues, folded weights, residuals."""
+"""Layers of PyTorch models as they run on a GPU, by the CUDA kernels as the CPU runs them: epilogues, norms, residuals."""
 
 import os
 from contextlib import nullcontext
@@ -14,7 +14,7 @@ from pysim.check.bounds import bound_of  # noqa: E402
 from pysim.frontends import torch as frontend  # noqa: E402
 from pysim.frontends.torch import rewritten  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
-from pysim.models import torch_chain, torch_gpu, torch_layers  # noqa: E402
+from pysim.models import expected, torch_chain, torch_gpu, torch_layers  # noqa: E402
 from pysim.models.torch_chain import LayerChain  # noqa: E402
 from pysim.models.torch_layers import FusedLayer, Geometry  # noqa: E402
 from pysim.problem.conv import Conv  # noqa: E402
@@ -31,6 +31,12 @@ CASES = [
     ("Conv", ("clamp", 0.0, 6.0), None, "nchw"),
     ("Conv", "gelu", 1e-5, "nhwc"),
     ("Linear", "relu", None, "nchw"),
+    ("Conv", "silu", 1e-5, "nchw"),
+    ("Conv", "silu", 1e-5, "nhwc"),
+    ("Conv", "hard_swish", 1e-5, "nchw"),
+    ("Conv", "sigmoid", None, "nhwc"),
+    ("Linear", "gelu", None, "nchw"),
+    ("Linear", "gelu_tanh", None, "nchw"),
 ]
 
 
@@ -301,7 +307,15 @@ def test_parameters_are_read_from_the_modules_that_they_belong_to():
         assert torch.allclose(traced(x), model(x), atol=1e-6)
 
 
-def test_folded_weights_make_up_for_sums_that_come_out_too_small(monkeypatch):
+def test_weights_are_read_where_they_lie_whatever_follows_them(on_gpu):
+    """A norm is a scale and a shift of sums: no layer has weights of its own beside the model's."""
+    one = Chained(torch.nn.Sequential(Block(), Block(16)), IMAGE)
+    (launches,) = one.chain._ready.values()
+    read = {step.second.offset for part in launches for step in part._steps._kept}
+    assert read == {m.weight.data_ptr() for m in one.model.modules() if isinstance(m, torch.nn.Conv2d)}
+
+
+def test_a_norms_scale_makes_up_for_sums_that_come_out_too_small(monkeypatch):
     """Sums on tensor cores are cut: 6.9e-8 of them is missing in the mean at 64 products a part, which 41 layers of a network add up."""
     problem = Conv(batch=32, channels=256, height=14, width=14, filters=1024, kernel_h=1, kernel_w=1)
     plan = planner.plan(problem, load_any("h200"), algorithm="wgmma")
@@ -310,12 +324,19 @@ def test_folded_weights_make_up_for_sums_that_come_out_too_small(monkeypatch):
     assert -8e-8 < lean < -6e-8
     layer = FusedLayer("layer", "Conv", Geometry(), None, 1e-5)
     torch.manual_seed(1)
-    w, numbers = torch.randn(64, 256, 1, 1), [torch.rand(64) + 0.5, torch.randn(64), torch.randn(64), torch.rand(64) + 0.5]
-    plain, _ = layer._folded((w, None, *numbers))
-    larger, _ = layer._folded((w, None, *numbers), lean)
-    ratio = (larger.double() * plain.double()).sum() / (plain.double() ** 2).sum()
-    assert abs(ratio - 1 + lean) < 5e-9
+    w, numbers = torch.randn(4096, 1, 1, 1), [torch.rand(4096) + 0.5, torch.randn(4096), torch.randn(4096), torch.rand(4096) + 0.5]
+    plain, larger = (layer._affine((w, None, *numbers), of)[0].float().double() for of in (0.0, lean))
+    assert abs((larger / plain).mean() - 1 + lean) < 5e-9
     assert bound_of(planner.plan(problem, load_any("h200"), accuracy="ieee")).lean == 0
+
+
+def test_small_layers_are_expected_to_keep_pytorchs_host_busy_unless_they_are_recorded():
+    """Of three operators 5 us each; a kernel, of whatever problem, takes as long as the shortest that was measured (4.5 us)."""
+    small, gpu = Conv(channels=8, height=1, width=1, filters=32, kernel_h=1, kernel_w=1), load_any("h200")
+    assert expected.pytorch_seconds(small, gpu, 2) == 3 * expected.HOST_SECONDS
+    assert 4.5e-6 <= expected.pytorch_seconds(small, gpu, 0, True) < 4.6e-6
+    large = Conv(batch=32, channels=256, height=56, width=56, filters=256, kernel_h=3, kernel_w=3)
+    assert expected.pytorch_seconds(large, gpu, 2) == expected.pytorch_seconds(large, gpu, 2, True) > 15e-3
 
 
 @pytest.mark.skipif(torch_layers._precision is None, reason="this PyTorch has the older settings alone")

@@ -9,9 +9,13 @@ workspace_bytes  what a run needs beside its operands, the number that the nativ
 largest_part     on a CPU: what the thread computes that has the most to do
 tolerance        what a result may differ by and comes to, with its source, and whether operands are multiplied as they are
 describe         the loop nest, tiles and terms of a plan, for people
+
+One that takes long to predict also has `least_cycles(request, best)`, cycles that none of its schedules goes below, looked at more closely
+where they are less than `best` at first sight: what cannot win is never predicted. The lower they are, the sooner it is predicted, but
+what is SELDOM_BEST after all others. Where several threads divide the work 0: the best of one is not that of all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -113,6 +117,12 @@ def sums(problem: Workload, schedule: AnySchedule) -> Bound:
     return SUMS
 
 
+def least_cycles(algorithm: "Algorithm", request: Request, best: float = 0.0) -> float:
+    """What an algorithm says of itself, 0 where it says nothing."""
+    bound: Callable[[Request, float], float] = getattr(algorithm, "least_cycles", lambda request, best: 0.0)
+    return bound(request, best)
+
+
 def unprepared(problem: Workload, schedule: AnySchedule, layout: Layout) -> None:
     """`prepare` of algorithms that read weights as they are, or make what they need of them in each run."""
 
@@ -139,8 +149,7 @@ class Algorithm(Protocol):
         """Why it cannot compute the problem here whatever the kernel; None where it can."""
 
     def candidates(self, request: Request, limit: float | None) -> Candidates:
-        """Every legal schedule that may take up to `limit` cycles; without a limit, at least those that may be the best of their kind,
-        or none and in `Candidates.limit` what all take at least: then it is asked again where that may be the best of all."""
+        """Every legal schedule that may take up to `limit` cycles; without a limit, at least those that may be the best of their kind."""
 
     def cost(self, machine: Any, candidates: Sequence[Any]) -> Sequence[Costs]:
         """The costs of several algorithms' candidates in one go: those that share this function are costed together."""

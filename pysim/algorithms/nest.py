@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.nest import Nest, workspace_bytes
-from pysim.cachemodel.cpu.nested import cost
-from pysim.cachemodel.cpu.threads import nest_part as largest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import NoneLegal, Reason
@@ -31,6 +29,9 @@ class OnNest(NamedTuple):
     form: str | None = None
     algorithm: str | None = None
 
+    def least_cycles(self, request: Request, best: float) -> float:
+        return nested.least_cycles(self.nest(request.problem), request) if request.threads == 1 else 0.0
+
     def candidates(self, request: Request, limit: float | None) -> nested.Found | NoneLegal:
         return nested.candidates(self.nest(request.problem), request, limit, form=self.form, algorithm=self.algorithm)
 
@@ -47,6 +48,3 @@ def broadcasts(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None
     if any(machine.unit(row.target) for row in of_form):
         return None
     return Reason("machine", f"{machine.name} runs no {problem.dtype} kernel of form {BROADCASTS}, which broadcasts elements of A")
-
-
-__all__ = ["BROADCASTS", "OnNest", "broadcasts", "cost", "largest_part"]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a CPU is calibrated: the native probes, and plans of a fixed set of layers, prepared and checked, timed when asked."""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -9,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pysim import planner
-from pysim.calibration.detected import shares, team_sizes
+from pysim.calibration.detected import shares, team_sizes, usable
 from pysim.comparison.bench import Bench, bench_of
 from pysim.comparison.field import checked
 from pysim.errors import MachineError
@@ -106,8 +105,8 @@ class HostLab:
         self._line = on.levels[0].line_bytes
         self._calls = {problem: _prepared(problem, on) for problem in LAYERS}
         self.plans = [Measured(problem, plan.name, plan.kernel) for problem, ready in self._calls.items() for plan, _ in ready.calls]
-        self._allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        self.teams = team_sizes(min(len(self._allowed) if self._allowed else on.cores, on.cores))
+        self._allowed = usable()
+        self.teams = team_sizes(min(len(self._allowed) or on.cores, on.cores))
         self._target = max(on.core.units, key=lambda unit: unit.vector_bytes).target
         self._regions = {threads: _region(on, threads) for threads in (1, *self.teams)}
         self._watch = Watch()
@@ -135,12 +134,8 @@ class HostLab:
         return float(np.median(found["all"]) - np.median(found["one"]))
 
     def shares(self, threads: int) -> tuple[float, float]:
-        def multiply() -> float:
-            if self._allowed:  # not where the calling thread is pinned
-                os.sched_setaffinity(0, self._allowed)
-            return cpu.probe_fma(self._target, "f32")
-
-        return shares(multiply, cpu.probe_fma(self._target, "f32"), threads)
+        multiply = partial(cpu.probe_fma, self._target, "f32")
+        return shares(multiply, multiply(), threads, self._allowed)
 
     def times(self, problem: str) -> list[float]:
         bench, calls = self._calls[problem]

@@ -20,9 +20,11 @@ Worked number: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32
 """
 
 import math
+import os
 import platform
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -40,7 +42,7 @@ from pysim.machine.quantity import Number, Source, facts
 from pysim.measure.load import Watch
 
 PROBE_SECONDS = 0.02
-CLOCK_READINGS = 5
+CLOCK_READINGS, CLOCK_PAUSE = 8, 0.03
 LOADED = 0.1  # share of the processors that others had: probes take the best or the middle of short samples, which bears less than that
 HIDDEN = 0.65  # of what so many cores would multiply: pairs of CPUs of one core get half of it, cores that slow down together 0.7 or more
 _FAR = {True: 4.0, False: 8.0}  # of the same microarchitecture, of another: shipped CPUs differ up to sixfold, in memory
@@ -78,14 +80,14 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
     if not targets:
         raise MachineError("the native library has no kernel that this CPU can run; reinstall it with `pip install .`")
     alone = Watch()
-    rates = _Rates(probes, kin)
+    rates = _Rates(probes, kin, max(targets, key=lambda one: probes.probe_fma(one, "f32")))
     units = [_unit(target, rates, kin) for target in targets]
     sizes = [*footprints([one.size_bytes for one in caches]), memory_footprint(caches[-1].size_bytes)]
     levels = [_level(one, caches[0], nbytes, rates, kin) for one, nbytes in zip(caches, sizes, strict=False)]
     memory = _memory(sizes[-1], rates, kin)
     others, together = alone.load().share, tuple[Together, ...]()
     if cores > 1 and others < LOADED:
-        together, most = rates.together(targets, cores)
+        together, most = rates.together(cores)
         if most < HIDDEN:
             cores = -(-cores // 2)
             together = tuple(one for one in together if one.cpus <= cores)
@@ -127,26 +129,32 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
 
 
 class _Rates:
-    """What probes measure, a cycle of the clock; `absurd`: what was FAR from the relative's number as often as it was tried."""
+    """What probes measure, a cycle of the clock; `target`: what the core multiplies most with; `absurd`: what was FAR from the relative's
+    number as often as it was tried."""
 
-    def __init__(self, probes: Probes, kin: Relative) -> None:
+    def __init__(self, probes: Probes, kin: Relative, target: str) -> None:
         self.absurd: list[str] = []
-        self._probes, self._far = probes, _FAR[kin.same]
+        self._probes, self._target, self._far = probes, target, _FAR[kin.same]
         self._hertz = 1.0
-        self.clock = self._take(self._highest_clock, "clock", kin.machine.core.frequency_hz)
+        self.clock = self._take(self._highest_clock, "clock", kin.machine.core.frequency_hz, own_time=True)
         self._hertz = self.clock.value
 
     def _highest_clock(self) -> float:
-        return max(_sane(self._probes.probe_clock(), "clock") for _ in range(CLOCK_READINGS))  # one that was disturbed is too low
+        """Of readings that are spread, each on a core that has just been busy: a virtual CPU's clock wanders."""
+        found = []
+        for turn in range(CLOCK_READINGS):
+            time.sleep(CLOCK_PAUSE if turn else 0.0)
+            self._probes.probe_fma(self._target, "f32")
+            found.append(_sane(self._probes.probe_clock(), "clock"))
+        return max(found)  # one that was disturbed is too low
 
     def fma(self, target: str, known: Number) -> Number:
         return self._take(lambda: self._probes.probe_fma(target, "f32"), f"{target} multiply-add", known)
 
-    def together(self, targets: list[str], cpus: int) -> tuple[tuple[Together, ...], float]:
+    def together(self, cpus: int) -> tuple[tuple[Together, ...], float]:
         """What 2, 4, ... all CPUs that multiply at once keep of the rate of one, medians of attempts, and the most that all kept in one. A
         virtual machine may show hardware threads of one core as cores, and share cores with others."""
-        target = max(targets, key=lambda one: self._probes.probe_fma(one, "f32"))
-        multiply = partial(self._probes.probe_fma, target, "f32")
+        multiply = partial(self._probes.probe_fma, self._target, "f32")
         alone = max(multiply() for _ in range(_ATTEMPTS))
 
         found = {count: [shares(multiply, alone, count) for _ in range(_ATTEMPTS)] for count in team_sizes(cpus)}
@@ -157,15 +165,17 @@ class _Rates:
 
     def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
         """Read and write of a buffer."""
-        read = self._take(lambda: self._probes.probe_read(nbytes, PROBE_SECONDS), f"{what} read", known.read_bytes_per_cycle)
-        write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle)
+        own = isinstance(known, Memory)
+        read = self._take(lambda: self._probes.probe_read(nbytes, PROBE_SECONDS), f"{what} read", known.read_bytes_per_cycle, own)
+        write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle, own)
         return read, write
 
     def totals(self, place: Place, nbytes: int, cores: int) -> Place:
         """With what all cores get together, so many bytes each: no less than one gets alone, no more than each would."""
 
         def total(probe: Callable[[int, float], float], alone: float) -> Number:
-            value = _sane(sum(_all_at_once(probe, nbytes, cores)), "all cores") / self._hertz
+            size = max(_PAGE_BYTES, nbytes // _PAGE_BYTES * _PAGE_BYTES)
+            value = _sane(sum(all_at_once(partial(probe, size, PROBE_SECONDS), cores)), "all cores") / self._hertz
             return _measured(min(max(value, alone), cores * alone))
 
         return msgspec.structs.replace(
@@ -174,14 +184,20 @@ class _Rates:
             total_write_bytes_per_cycle=total(self._probes.probe_write, place.write_bytes_per_cycle.value),
         )
 
-    def _take(self, probe: Callable[[], float], what: str, known: Number) -> Number:
-        """What the probe measures, or what is known where that is far from it."""
+    def _take(self, probe: Callable[[], float], what: str, known: Number, own_time: bool = False) -> Number:
+        """What the probe measures, in a cycle of the clock that the core has then, or of the highest where it keeps its own time; what is
+        known where that is far from it."""
         for _ in range(_ATTEMPTS):
-            value = _sane(probe(), what) / self._hertz
+            before, value = self._clock_now(own_time), _sane(probe(), what)
+            value /= max(before, self._clock_now(own_time))  # a reading that was disturbed is too low
             if known.value / self._far <= value <= known.value * self._far:
                 return _measured(value)
         self.absurd.append(f"{what} {value:.3g}, there {known.value:.3g}")
         return Number(value=known.value, kind="assumed", source="host_absurd")
+
+    def _clock_now(self, own_time: bool) -> float:
+        """The highest one, too, where the probe of the clock measures nothing that such a CPU has."""
+        return self._hertz if own_time or self.clock.kind == "assumed" else self._probes.probe_clock()
 
 
 def _measured(value: float) -> Number:
@@ -198,21 +214,30 @@ def _share(inner: int, level: Level, cores: int) -> int:
     return math.isqrt(inner * max(2 * inner, level.size_bytes // cores))
 
 
-def _all_at_once(probe: Callable[[int, float], float], nbytes: int, cores: int) -> list[float]:
-    """What each of so many cores gets; each probe begins when all are there."""
-    ready = threading.Barrier(cores)
+def all_at_once(probe: Callable[[], float], cpus: int, allowed: Collection[int] | None = None) -> list[float]:
+    """What each of so many threads gets, which begin when all are there: each on a CPU of its own, as native/conv/team.c has it, where so
+    many are `allowed` (without, those of the calling thread). The system leaves two on one CPU for longer than a probe takes."""
+    ready = threading.Barrier(cpus)
+    places = sorted(usable() if allowed is None else allowed)
 
-    def one(_: int) -> float:
+    def one(number: int) -> float:
+        if len(places) >= cpus:
+            os.sched_setaffinity(0, {places[number * len(places) // cpus]})
         ready.wait()
-        return probe(max(_PAGE_BYTES, nbytes // _PAGE_BYTES * _PAGE_BYTES), PROBE_SECONDS)
+        return probe()
 
-    with ThreadPoolExecutor(cores) as pool:
-        return list(pool.map(one, range(cores)))
+    with ThreadPoolExecutor(cpus) as pool:
+        return list(pool.map(one, range(cpus)))
 
 
-def shares(multiply: Callable[[], float], alone: float, cpus: int) -> tuple[float, float]:
+def usable() -> Collection[int]:
+    """The CPUs that the calling thread may run on; none where the system does not say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+
+
+def shares(multiply: Callable[[], float], alone: float, cpus: int, allowed: Collection[int] | None = None) -> tuple[float, float]:
     """Of the rate alone, what the slowest of so many at once has, and all on average."""
-    rates = _all_at_once(lambda *_: multiply(), 0, cpus)
+    rates = all_at_once(multiply, cpus, allowed)
     return min(1.0, min(rates) / alone), min(1.0, sum(rates) / cpus / alone)
 
 

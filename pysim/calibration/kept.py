@@ -18,7 +18,7 @@ from pysim.machine.cpu import Machine
 from pysim.machine.load import loads
 from pysim.registry.cpu import kernels
 
-_VERSION = 10  # raised when a probe or a detection measures something else than before
+_VERSION = 11  # raised when a probe or a detection measures something else than before
 
 
 class Kept(NamedTuple):

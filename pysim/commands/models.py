@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pysim.commands.common import Column, plural, put, put_header, put_row, say, seconds, size
+from pysim.commands.timing import put_cores
 from pysim.errors import PysimError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def put_models(found: "list[ModelComparison]") -> None:
         times = [f"{one.peers[name] / one.measured_seconds:.2f}x" for name in peers] if one.measured_seconds else ["-"] * len(peers)
         verdict = seconds(one.measured_seconds) if one.correct else "WRONG"
         put_row(columns, [verdict, seconds(one.predicted_seconds), f"{one.max_error:.1e}", size(one.arena_bytes), *times, one.model])
+        put_cores([one.core] if one.core else [], "model")
         for name, reason in one.missing.items():
             say(f"{name} did not run {one.model}: {reason}")
         _put_layers(one)

@@ -96,6 +96,7 @@ def search(
         put("")
         for line in LEGEND.splitlines():
             put(line)
+        timing.put_cores([one.core for one in done if one.core], "problem")
     ctx.exit(_exit_code(done))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pysim.machine.gpu import Gpu
     from pysim.peers import Peer
     from pysim.problem.text import Layer
-    from pysim.record.measurement import Comparison
+    from pysim.record.measurement import Comparison, CoreThen
     from pysim.record.plan import Plan
     from pysim.runtime.cpu import Executor
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_ERROR = Column("max error", 9)
 SAYS_ERROR = "max error: against float64, over the result's root mean square, operands in [-1, 1)"
+OTHER_CLOCK = 0.03  # by which a clock when timed differs from the machine file's where it is told
+SHARED = 0.9  # of the multiply-adds a cycle, below which a core was shared: readings of one alone agree within 0.03
 LEAST_BUDGET = 30.0  # seconds of timing a layer may take before its sample count is cut
 
 Row = Callable[["Comparison"], list[Cell]]
@@ -184,9 +186,22 @@ def put_state(done: "list[Comparison]") -> None:
         put(states[state])
     if launches := [value for one in timed for name, value in one.launches.items() if name == "pysim"]:
         put(f"times are the device's; a call takes the host {seconds(sorted(launches)[len(launches) // 2])} beside them (median)")
+    put_cores([one.core for one in timed if one.core], "layer")
     if loaded := [one.taken for one in timed if one.taken and one.taken > LOADED]:
         share = f"others had the CPU for up to {max(loaded):.0%} of the time, by which intervals are widened"
         put((f"under load on {len(loaded)} of {plural(len(timed), 'layer')}: {share}", "yellow"))
+
+
+def put_cores(cores: "list[CoreThen]", of: str) -> None:
+    """Where the core was not as the machine file has it: its clock, and what it multiplied."""
+    if off := [one for one in cores if abs(one.clock_hz / one.machine_clock_hz - 1) > OTHER_CLOCK]:
+        clocks = [one.clock_hz / 1e9 for one in off]
+        shown = f"{min(clocks):.2f} to {max(clocks):.2f}" if len(clocks) > 1 else f"{clocks[0]:.2f}"
+        told = f"clock {shown} GHz when timed, {off[0].machine_clock_hz / 1e9:.2f} in the machine file"
+        put((f"{told}, on {len(off)} of {plural(len(cores), of)}: predictions are at the clock when timed", "yellow"))
+    if less := [one.multiply_share for one in cores if one.multiply_share < SHARED]:
+        told = f"the core made {min(less):.2f} of the multiply-adds that it can in a cycle or more on {len(less)}"
+        put((f"{told} of {plural(len(cores), of)}: another thread, maybe another machine's, was on it; times are longer", "yellow"))
 
 
 def put_failures(summary: Mapping[str, Any]) -> None:

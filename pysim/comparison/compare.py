@@ -7,12 +7,13 @@ simulated caches make of it.
 
 import math
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
+from pysim import planner
 from pysim.cachemodel.simulator.simulated import simulated_cost
 from pysim.comparison.bench import Bench, bench_of, release
 from pysim.comparison.field import Entry, Field, checked, field_of, reason_of
@@ -21,15 +22,16 @@ from pysim.errors import MissingError, PlanError, PysimError
 from pysim.explain.roof import above
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
-from pysim.measure.clock import Array, Call, Timed, copies_for, interleave, rotating
+from pysim.measure.clock import Call, Timed, copies_for, interleave, rotating
 from pysim.measure.load import widened
+from pysim.measure.speed import Speed, Speedometer
 from pysim.measure.statistics import quartiles, ratio
 from pysim.measure.store import Store, environment, now
 from pysim.peers import Peer
 from pysim.peers.peer import Operands, Ready
 from pysim.problem.conv import Conv
 from pysim.problem.text import Layer
-from pysim.record.measurement import Comparison, Measurement
+from pysim.record.measurement import Comparison, CoreThen, Measurement
 from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
 from pysim.record.state import RunState
@@ -112,13 +114,16 @@ def measure_plan(
         fields |= _static(plan, machine, how)
     else:
         field = field_of(bench, peers, machine.name)
-        timed = _timed(bench, {OURS: (ours, ready)} | field.ready, field, how)
+        timed = _timed(bench, {OURS: (ours, ready)} | field.ready, field, how, _speedometer(plan, machine, how.threads))
         if store is not None:
-            _keep(store, plan, how, timed.samples, {label: found.version for label, (_, found) in field.ready.items()})
+            _keep(store, plan, how, timed, {label: found.version for label, (_, found) in field.ready.items()})
         field.errors[OURS] = verdict.over_rms
         fields |= {"correct": True, "profile": bench.profile(plan) if how.profile else None}
         fields |= _measured(field, timed, plan.workspace_bytes)
         if how.threads == plan.threads:
+            then = fields["core"] = None if isinstance(machine, Gpu) else core_then(machine, timed.speed, target_of(plan))
+            plan = at_clock(plan, then.clock_hz) if then else plan
+            fields["predicted_seconds"] = plan.seconds
             fields["above_roof"] = above(plan, fields["measured_seconds"], "measured") or above(plan, plan.seconds, "predicted")
     return _comparison(layer, machine, how, executor, **fields)
 
@@ -126,6 +131,30 @@ def measure_plan(
 def _comparison(layer: Layer, machine: Machine | Gpu, how: How, executor: cpu.Executor, **fields: Any) -> Comparison:
     where: dict[str, Any] = {"machine": machine.name, "state": how.state, "threads": how.threads, "executor": executor.kind}
     return Comparison(problem=layer.workload.text, label=layer.label, count=layer.count, **where, **fields)
+
+
+def _speedometer(plan: Plan, machine: Machine | Gpu, threads: int) -> Callable[[], Speedometer] | None:
+    """Of the instruction set of the plan's kernel, where that is timed on a CPU."""
+    return None if isinstance(machine, Gpu) else partial(Speedometer, target_of(plan), threads)
+
+
+def target_of(plan: Plan) -> str:
+    """The instruction set of a CPU's plan."""
+    return plan.kernel.rpartition("__")[2]
+
+
+def core_then(machine: Machine, speed: Speed | None, target: str) -> CoreThen | None:
+    """The core whose multiply-adds of an instruction set were read; None where they were not."""
+    unit = machine.unit(target)
+    if speed is None or unit is None:
+        return None
+    return CoreThen(speed.clock_hz, machine.clock_hz, min(1.0, speed.fma_per_cycle / unit.fma_per_cycle.value))
+
+
+def at_clock(plan: Plan, hertz: float) -> Plan:
+    """A CPU's plan, costed with another clock of its cores."""
+    assert isinstance(plan.on, Machine)
+    return planner.plan(plan.workload, plan.on.at_clock(hertz), name=plan.name, threads=plan.threads, state=plan.state, layout=plan.layout)
 
 
 def _static(plan: Plan, machine: Machine | Gpu, how: How) -> dict[str, Any]:
@@ -137,7 +166,13 @@ def _static(plan: Plan, machine: Machine | Gpu, how: How) -> dict[str, Any]:
     return {"static_seconds": cost.seconds, "static_kind": "static+simulated"}
 
 
-def _timed(bench: Bench, contenders: Mapping[str, tuple[Entry, Ready]], field: Field, how: How) -> Timed:
+def _timed(
+    bench: Bench,
+    contenders: Mapping[str, tuple[Entry, Ready]],
+    field: Field,
+    how: How,
+    speedometer: Callable[[], Speedometer] | None,
+) -> Timed:
     """Seconds per call of each contender; those that fail leave the field with the reason."""
     calls: dict[str, Call] = {label: ready.call for label, (_, ready) in contenders.items()}
     kept: list[Operands] = []  # calls know where they lie, no more
@@ -150,7 +185,7 @@ def _timed(bench: Bench, contenders: Mapping[str, tuple[Entry, Ready]], field: F
     clock = bench.clock()
     certain = 0.0 if clock.asynchronous else CERTAIN  # a device slows down while it is busy
     asked: dict[str, Any] = {"min_seconds": how.min_seconds, "budget_seconds": how.budget_seconds, "certain": certain}
-    timed = interleave(calls, clock, state=how.state, **asked)
+    timed = interleave(calls, clock, state=how.state, speedometer=speedometer, **asked)
     for label, error in timed.failed.items():
         del field.ready[label]
         field.missing[label] = f"failed when timed: {reason_of(error)}"
@@ -186,13 +221,14 @@ def _measured(field: Field, timed: Timed, workspace_bytes: int) -> dict[str, Any
     }
 
 
-def _keep(store: Store, plan: Plan, how: How, samples: Mapping[str, Array], versions: Mapping[str, str]) -> None:
-    """One measurement per contender, under one run."""
+def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[str, str]) -> None:
+    """One measurement per contender, under one run; how fast the core was meanwhile stands in the environment."""
     run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
     lying = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
-    for name, values in samples.items():
+    speed = timed.speed.told() if timed.speed else {}
+    for name, values in timed.samples.items():
         own = {"kernel": plan.kernel, "schedule": schedule} if name == OURS else {"kernel": name, "schedule": ""}
-        here = environment() | {"threads": str(how.threads if name == OURS else 1)} | lying
+        here = environment() | {"threads": str(how.threads if name == OURS else 1)} | lying | speed
         found = here | ({"version": versions[name]} if name in versions else {})
         what = {"problem": plan.problem, "machine": plan.machine, "time": time, "run": run} | own
         store.add(Measurement(samples=tuple(values.tolist()), environment=found, state=how.state, **what))

@@ -6,46 +6,77 @@ whose other nodes are opaque. What `pysim.models.fusion` fuses there is put back
 and its activation may write over its input. Modules with hooks, and whatever is not read, stay as they are.
 """
 
+import inspect
 import operator
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from pysim.models.fusion import NORM, PARAMETERS, RESIDUAL, fused
+from pysim.models.fusion import NORM, OVER, PARAMETERS, RESIDUAL, fused
 from pysim.models.graph import Graph, Node
 from pysim.models.torch_chain import LayerChain, Link
-from pysim.models.torch_layers import FusedLayer, Geometry
+from pysim.models.torch_layers import FusedLayer, Geometry, NormLayer
 from pysim.record.accuracy import Accuracy
 
 _Arguments = dict[str, Any]
-_ACTIVATED = ("Conv", "Linear")
+_Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer)
+_SUMS = ("Conv", "Linear")
 
 
-def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict") -> tuple[fx.GraphModule, list[FusedLayer]]:
+def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict", graphed: bool = False) -> tuple[fx.GraphModule, list[FusedLayer]]:
     """The traced module with its fused layers in their places, and these; `module` itself is changed."""
+    _without_drops(module)
     _as_functions(module)
     places = {node.name: node for node in module.graph.nodes}
     graph = fused(_graph(module.graph), _able)
-    layers = [_put(module, node, places) for node in graph.nodes if node.op in _ACTIVATED]
+    layers = [_put(module, node, places, _layer(node, places)) for node in graph.nodes if node.op in _SUMS]
     for layer in layers:
-        layer.accuracy = accuracy
+        layer.accuracy, layer.graphed = accuracy, graphed
+    for node in graph.nodes:
+        if node.op == "BatchNormalization":
+            _put(module, node, places, NormLayer(node.attributes["epsilon"], node.attributes.get("activation")))
     _chain(module)
     for node in module.graph.nodes:
         if node.op == "get_attr" and not node.users:  # no other dead node: it may write over something
             module.graph.erase_node(node)
+    _by_one_name(module)
     module.graph.lint()
     module.recompile()
     return module, layers
 
 
 def _able(node: Node, epilogue: Any) -> bool:
-    """Any activation may follow a convolution or product, and a residual that it may write over; a norm only a convolution."""
-    if epilogue == RESIDUAL:
-        return False
-    return node.op == "Conv" if epilogue == NORM else node.op in _ACTIVATED
+    """Any activation may follow a sum or a norm, a residual that it may write over a sum, a norm only a convolution."""
+    if epilogue in (RESIDUAL, NORM):
+        return epilogue == NORM and node.op == "Conv"
+    return node.op in _SUMS or (epilogue != OVER and node.op == "BatchNormalization")
+
+
+# What gives its input back in inference
+
+
+_DROPS = {nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout}
+_DROPPING = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout}
+
+
+def _without_drops(module: fx.GraphModule) -> None:
+    """Dropout and the like: between a layer and the sum behind it they would part them."""
+    depth = getattr(sys.modules.get("torchvision.ops.stochastic_depth"), "stochastic_depth", None)
+    for node in list(module.graph.nodes):
+        if node.op == "call_module":
+            called = module.get_submodule(node.target)
+            drops = type(called) in _DROPS and not called.training and not _hooked(called)
+        else:
+            told = inspect.signature(node.target).bind(*node.args, **node.kwargs) if node.target in {*_DROPPING, depth} else None
+            drops = told is not None and told.arguments.get("training", True) is False
+        x = node.args[0] if node.args else node.kwargs.get("input")
+        if drops and isinstance(x, fx.Node):
+            node.replace_all_uses_with(x)
+            module.graph.erase_node(node)
 
 
 # Modules as functions
@@ -109,6 +140,9 @@ _MODULES: dict[type, Callable[[Any, _Parameter], _Made]] = {
     nn.ReLU6: lambda m, parameter: (functional.hardtanh, {"min_val": 0.0, "max_val": 6.0, "inplace": m.inplace}),
     nn.Hardtanh: lambda m, parameter: (functional.hardtanh, {"min_val": m.min_val, "max_val": m.max_val, "inplace": m.inplace}),
     nn.GELU: lambda m, parameter: (functional.gelu, {"approximate": m.approximate}),
+    nn.SiLU: lambda m, parameter: (functional.silu, {"inplace": m.inplace}),
+    nn.Hardswish: lambda m, parameter: (functional.hardswish, {"inplace": m.inplace}),
+    nn.Sigmoid: lambda m, parameter: (torch.sigmoid, {}),
 }
 
 # Functions as nodes
@@ -117,6 +151,7 @@ _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _TANH = ("input", "min_val", "max_val", "inplace")
 _RELU, _RELU6 = ("Relu", ("input", "inplace")), ("Relu6", ("input", "inplace"))
+_SIGMOID = ("Sigmoid", ("input",))
 _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of positional arguments
     torch.conv2d: ("Conv", _CONV),
     functional.conv2d: ("Conv", _CONV),
@@ -131,6 +166,9 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     functional.relu6: _RELU6,
     functional.hardtanh: ("Clip", _TANH),
     functional.gelu: ("Gelu", ("input", "approximate")),
+    functional.silu: ("Silu", ("input", "inplace")),
+    functional.hardswish: ("HardSwish", ("input", "inplace")),
+    **dict.fromkeys((torch.sigmoid, torch.sigmoid_, functional.sigmoid, "sigmoid", "sigmoid_"), _SIGMOID),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
 }
 
@@ -206,7 +244,10 @@ _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "Add": lambda given: ("Add", (given["input"], given["other"]), {}) if _is_sum(given) else None,
     "Relu": lambda given: ("Relu", (given["input"],), {}),
     "Relu6": lambda given: ("Clip", (given["input"],), {"min": 0.0, "max": 6.0}),
-    "Gelu": lambda given: ("Gelu", (given["input"],), {}) if given.get("approximate", "none") == "none" else None,
+    "Gelu": lambda given: ("Gelu", (given["input"],), {"approximate": given.get("approximate", "none")}),
+    "Silu": lambda given: ("Silu", (given["input"],), {}),
+    "HardSwish": lambda given: ("HardSwish", (given["input"],), {}),
+    "Sigmoid": lambda given: ("Sigmoid", (given["input"],), {}),
 }
 
 
@@ -214,18 +255,21 @@ def _is_sum(given: _Arguments) -> bool:
     return isinstance(given.get("other"), fx.Node) and given.keys() == {"input", "other"}
 
 
-def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node]) -> FusedLayer:
-    """A fused layer where the first of its nodes stands; the last one's users read it."""
-    anchor, last = places[node.name], places[node.output]
+def _layer(node: Node, places: dict[str, fx.Node]) -> FusedLayer:
     attributes = node.attributes
     label = next((str(one.target) for one in _operands(node, places)[1:2] if one is not None and one.op == "get_attr"), node.name)
     name = label.removesuffix(".weight")
-    layer = FusedLayer(
+    return FusedLayer(
         name, node.op, attributes["geometry"], attributes.get("activation"), attributes.get("epsilon"), len(node.inputs) > PARAMETERS
     )
+
+
+def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], layer: _Layer) -> _Layer:
+    """A layer where the first of its nodes stands; the last one's users read it."""
+    anchor, last = places[node.name], places[node.output]
     at, (x, *parameters) = f"pysim_{anchor.name}", _operands(node, places)
-    owners = [_owner(module, one) for one in parameters]
-    layer.owners = tuple(owners[: PARAMETERS - 1] + [None] * (PARAMETERS - 1 - len(owners)))
+    owners, count = [_owner(module, one) for one in parameters], len(layer.owners)
+    layer.owners = tuple(owners[:count] + [None] * (count - len(owners)))
     module.add_module(at, layer)
     with module.graph.inserting_before(anchor):
         made = module.graph.call_module(at, (x, *(None if of else one for one, of in zip(parameters, owners, strict=True))))
@@ -272,6 +316,15 @@ def _join(module: fx.GraphModule, run: list[fx.Node]) -> None:
     for node in reversed(run):
         module.graph.erase_node(node)
         module.delete_submodule(node.target)
+
+
+def _by_one_name(module: fx.GraphModule) -> None:
+    """Modules that stay as they are, found at once: each call would look for every part of their paths."""
+    for node in module.graph.nodes:
+        if node.op == "call_module" and "." in node.target:
+            name = f"pysim_{node.name}"
+            module.add_module(name, module.get_submodule(node.target))
+            node.target = name
 
 
 def _operands(node: Node, places: dict[str, fx.Node]) -> list[fx.Node | None]:

@@ -15,12 +15,16 @@ import msgspec
 import numpy as np
 
 from pysim.calibration import host
+from pysim.comparison.compare import at_clock, core_then, target_of
 from pysim.errors import MissingError, printable
 from pysim.frontends import onnx_graph
 from pysim.machine.cpu import Machine
-from pysim.measure.clock import CpuClock, interleave
+from pysim.measure.clock import CpuClock, Timed, interleave
+from pysim.measure.speed import Speedometer
 from pysim.models.graph import Array, Graph, Tensor
 from pysim.models.model import Model
+from pysim.models.plan import Layer
+from pysim.record.measurement import CoreThen
 
 if TYPE_CHECKING:
     import onnx
@@ -39,7 +43,8 @@ class TimedLayer(msgspec.Struct, frozen=True):
 
 
 class ModelComparison(msgspec.Struct, frozen=True):
-    """`predicted_seconds` of all layers; `errors` by who computed, "pysim" first; `missing` why a peer did not run."""
+    """`predicted_seconds` of all layers, at the clock when timed that `core` has; `errors` by who computed, "pysim" first; `missing` why a
+    peer did not run."""
 
     model: str
     machine: str
@@ -54,6 +59,7 @@ class ModelComparison(msgspec.Struct, frozen=True):
     missing: dict[str, str]
     arena_bytes: int
     layers: tuple[TimedLayer, ...]
+    core: CoreThen | None = None
     layouts: tuple[str, ...] = ()  # changes of layout between layers
 
 
@@ -75,13 +81,25 @@ def compare(path: str | Path, on: Machine, threads: int = 1, peers: bool = True,
             missing["onnxruntime"] = str(error)
     errors = {who: _error(_outputs(call()), exact) for who, call in calls.items()}
     correct = errors["pysim"] <= LARGEST_ERROR
-    timed = interleave(calls, CpuClock(threads), min_seconds=min_seconds).samples if correct else {}
-    medians = {who: float(np.median(seconds)) for who, seconds in timed.items()}
-    layers = tuple(_layer(one) for one in model.profile(*feeds.values())) if correct else ()
+    target = next((target_of(layer.plan) for layer in model.plan.layers if layer.plan), "")
+    speedometer = partial(Speedometer, target, threads) if target else None
+    timed = interleave(calls, CpuClock(threads), min_seconds=min_seconds, speedometer=speedometer) if correct else Timed({}, {})
+    core = core_then(on, timed.speed, target)
+    medians = {who: float(np.median(seconds)) for who, seconds in timed.samples.items()}
+    layers = tuple(_layer(one, core) for one in model.profile(*feeds.values())) if correct else ()
     return ModelComparison(
-        name, on.name, threads, correct, errors["pysim"], errors, model.plan.predicted_seconds, medians.pop("pysim", None),
-        len(timed.get("pysim", ())), medians, missing, model.plan.buffers.nbytes, layers, model.plan.layouts,
+        name, on.name, threads, correct, errors["pysim"], errors, sum(_seconds(layer, core) for layer in model.plan.layers),
+        medians.pop("pysim", None), len(timed.samples.get("pysim", ())), medians, missing, model.plan.buffers.nbytes, layers, core,
+        model.plan.layouts,
     )  # fmt: skip
+
+
+def _seconds(layer: Layer, core: CoreThen | None) -> float:
+    """What is predicted of a layer, at the clock when timed."""
+    if core is None:
+        return layer.predicted_seconds
+    planned = at_clock(layer.plan, core.clock_hz).seconds if layer.plan else 0.0
+    return (planned or 0.0) + layer.other_seconds * core.machine_clock_hz / core.clock_hz
 
 
 def widened(graph: Graph) -> Graph:
@@ -130,9 +148,9 @@ def _with_logits(model: "onnx.ModelProto") -> "onnx.ModelProto":
     return model
 
 
-def _layer(timed: Any) -> TimedLayer:
+def _layer(timed: Any, core: CoreThen | None) -> TimedLayer:
     one = timed.layer
-    return TimedLayer(one.node.name, one.node.op, one.plan and one.plan.problem, one.fused, one.predicted_seconds, timed.seconds)
+    return TimedLayer(one.node.name, one.node.op, one.plan and one.plan.problem, one.fused, _seconds(one, core), timed.seconds)
 
 
 def _onnxruntime(content: bytes, feeds: dict[str, Array], threads: int) -> Any:

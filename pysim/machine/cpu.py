@@ -173,6 +173,18 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The clock that cycles are counted in."""
         return self.core.frequency_hz.value
 
+    def at_clock(self, hertz: float) -> "Machine":
+        """The machine with another clock of its cores. Their caches are as fast as they are, memory keeps its own time."""
+
+        def own(number: Number | None, factor: float) -> Number | None:
+            return number and msgspec.structs.replace(number, value=number.value * factor)
+
+        slower, memory = self.clock_hz / hertz, self.memory
+        rates = {name: own(getattr(memory, name), slower) for name in memory.__struct_fields__ if name.endswith("_bytes_per_cycle")}
+        memory = msgspec.structs.replace(memory, **rates, latency_cycles=own(memory.latency_cycles, 1 / slower))
+        core = msgspec.structs.replace(self.core, frequency_hz=own(self.core.frequency_hz, 1 / slower))
+        return msgspec.structs.replace(self, core=core, memory=memory)
+
     def level(self, name: str) -> Level:
         """The level of that name, or a MachineError that lists the levels."""
         for level in self.levels:

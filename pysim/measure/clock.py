@@ -6,7 +6,7 @@ round. A sample is the time of one call, or of a batch where a call is too short
 contender precedes each sample, so the caches hold its own data, not the other's. State "cold": no such call, and the contender itself
 rotates over copies of its buffers that fill twice the last-level cache (`rotating`, `copies_for`), so that it finds none of them in a
 cache. A device is kept busy while the host makes a short timed call: more untimed calls precede it, in either state (`events`).
-Who else had the processor meanwhile is counted (`load`).
+Who else had the processor meanwhile is counted (`load`), and how fast the core was is read between rounds (`speed`).
 """
 
 import gc
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from pysim.arguments import word
 from pysim.errors import OperandError
 from pysim.measure.load import Load, Watch
+from pysim.measure.speed import Speed, Speedometer
 from pysim.measure.statistics import uncertainty
 from pysim.record.state import TIMED, RunState
 
@@ -88,12 +89,14 @@ class CpuClock(NamedTuple):
 
 class Timed(NamedTuple):
     """Seconds per call, one array per contender and all of one length; those that failed on the way have none, but their error. `load`:
-    who else had the processor, where it was the clock's; `launches`: the host's seconds for making a call, median, of a busy device."""
+    who else had the processor, where it was the clock's; `launches`: the host's seconds for making a call, median, of a busy device;
+    `speed`: of the core, where it was asked for."""
 
     samples: dict[str, NDArray[np.float64]]
     failed: dict[str, Exception]
     load: Load | None = None
     launches: Mapping[str, float] = MappingProxyType({})
+    speed: Speed | None = None
 
 
 def interleave(
@@ -106,6 +109,7 @@ def interleave(
     budget_seconds: float = 30.0,
     warmup_seconds: float | None = None,
     certain: float = 0.0,
+    speedometer: Callable[[], Speedometer] | None = None,
 ) -> Timed:
     """Time all contenders in one run, round-robin.
 
@@ -113,7 +117,8 @@ def interleave(
     to the share `certain` of it (looked at after `min_samples` rounds, and whenever they have doubled: few looks keep intervals honest), or
     when `budget_seconds` are spent and FEWEST_ROUNDS rounds are done; so an array shorter than `min_samples` says that the budget ran out.
     Sample i of one array and sample i of another are neighbours in time. The first contender is the one that the others are timed beside:
-    what it raises is raised. OperandError for an unknown state or no contender.
+    what it raises is raised. A `speedometer` is made, and read, on the processor that samples are taken on. OperandError for an unknown
+    state or no contender.
     """
     word(state, "cache state", TIMED)
     if not contenders:
@@ -138,12 +143,15 @@ def interleave(
     with clock.undisturbed() as watch, _no_collection():
         for name in contenders:
             attempt(name, partial(enter, name))
+        speeds = speedometer() if speedometer else None
         start, look = time.perf_counter(), min_samples
         for turn in itertools.count():
             names = list(taking)
             shift = turn % len(names)
             for name in names[shift:] + names[:shift]:
                 attempt(name, taking[name].sample)
+            if speeds:
+                speeds.look()
             rounds, least = turn + 1, min(math.fsum(one.spent) for one in taking.values())
             if rounds >= min_samples and (least >= min_seconds or rounds >= MOST_ROUNDS):
                 break
@@ -153,9 +161,9 @@ def interleave(
                 look *= 2
             if rounds >= FEWEST_ROUNDS and time.perf_counter() - start >= budget_seconds:
                 break
-        load = watch.load() if watch else None
+        load, speed = watch.load() if watch else None, speeds.speed() if speeds else None
     launches = {name: float(np.median(one.launched)) for name, one in taking.items() if one.launched}
-    return Timed({name: np.array(one.spent) / one.batch for name, one in taking.items()}, failed, load, launches)
+    return Timed({name: np.array(one.spent) / one.batch for name, one in taking.items()}, failed, load, launches, speed)
 
 
 class _Taking(NamedTuple):

@@ -28,7 +28,7 @@ Able = Callable[[Node, Any], bool]
 NORM, RESIDUAL, OVER = "norm", "residual", "over"
 PARAMETERS = 7  # inputs of a Conv or Linear in front of its residual: x, w, bias, gamma, beta, mean, var; "" where it has none
 # operators -> activations as the native epilogues name them
-ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish", "Sigmoid": "sigmoid"}
+ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish", "Sigmoid": "sigmoid", "Silu": "silu"}
 _SUMS = ("Conv", "Linear")
 
 

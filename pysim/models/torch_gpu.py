@@ -20,7 +20,7 @@ def on_device_of(x: Any) -> AbstractContextManager[Any]:
 
 
 class GpuLaunch:
-    """y = act(conv(x, w) + bias), or x times w transposed; with `residual` that is added, and written over."""
+    """y = act(scale conv(x, w) + shift), or x times w transposed; with `residual` that is added, and written over. Either may be None."""
 
     def __init__(self, plan: Plan, activation: Any) -> None:
         problem, self.layout, self._activation = plan.workload, plan.layout, activation
@@ -30,7 +30,7 @@ class GpuLaunch:
             self.shape: tuple[int, ...] = (problem.m, problem.n)
         else:
             self.shape = (problem.batch, problem.filters, problem.out_h, problem.out_w)
-        self._epilogues: Recent[Any] = Recent(8)  # by whether something is added, and where the bias lies
+        self._epilogues: Recent[Any] = Recent(8)  # by whether something is added, and where shift and scale lie
         self.form = torch.channels_last if self.layout == "nhwc" and len(self.shape) == 4 else torch.contiguous_format
         self.library = arrays.library_of(torch.Tensor)
 
@@ -43,11 +43,12 @@ class GpuLaunch:
         same = tuple(residual.shape) == self.shape and residual.dtype == like.dtype and residual.device == like.device
         return same and self.reads(residual)
 
-    def epilogue(self, bias: Any, adds: bool) -> Any:
-        told = (float(adds), 0 if bias is None else bias.data_ptr())
-        return self._epilogues.get(told) or self._epilogues.put(told, cuda.epilogue_struct(1.0, *told, self._activation))
+    def epilogue(self, scale: Any, shift: Any, adds: bool) -> Any:
+        beta, to, by = float(adds), *(0 if one is None else int(one.data_ptr()) for one in (shift, scale))
+        found = self._epilogues.get((beta, to, by))
+        return found or self._epilogues.put((beta, to, by), cuda.epilogue_struct(1.0, beta, to, self._activation, by))
 
-    def __call__(self, x: Any, w: Any, bias: Any, residual: Any = None) -> Any:
+    def __call__(self, x: Any, w: Any, scale: Any, shift: Any, residual: Any = None) -> Any:
         x, w = (one.clone() if one.data_ptr() % ALIGNED else one for one in (x, w))
         with on_device_of(x):
             y = residual
@@ -55,7 +56,8 @@ class GpuLaunch:
                 y = torch.empty(self.shape, dtype=x.dtype, device=x.device, memory_format=self.form)
             stream = self.library.stream(x)
             _owner, work = workspace(self.launch.workspace_bytes, stream, (self.library, x, x.get_device()))
-            self.launch.run(x.data_ptr(), w.data_ptr(), y.data_ptr(), work, self.epilogue(bias, residual is not None), stream)
+            epilogue = self.epilogue(scale, shift, residual is not None)
+            self.launch.run(x.data_ptr(), w.data_ptr(), y.data_ptr(), work, epilogue, stream)
         return y
 
 

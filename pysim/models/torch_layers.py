@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A convolution or product of a PyTorch model with what was fused into it, as a module: y = act(norm(conv(x, w) + bias) + residual).
 
-    w' = w s / (1 + lean), bias' = (bias - mean) s + beta    with s = gamma / sqrt(var + eps), in float64, rounded once
+    y = act(scale conv(x, w) + shift + residual),   scale = s / (1 + lean), shift = (bias - mean) s + beta
+                                                    with s = gamma / sqrt(var + eps), in float64, rounded once
 
 `lean` is what sums of a plan come out larger by in the mean (`pysim.algorithms.contract.Bound`): on tensor cores, which cut, they are too
 small, and layers of a network add that up.
 
-Weights are tensors that may change. They are folded (and packed, on a CPU) when first needed, and anew when one of them is another tensor,
-lies elsewhere or was written to, which PyTorch counts. PyTorch's own operators compute the same where gradients flow, under autocast, where
-no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
+Weights are tensors that may change. On a CPU they are multiplied by the scale and packed; a GPU reads them where they lie, so that they are
+in memory once, and kernels multiply sums. What is made of parameters is made when first needed, and anew when one of them is another
+tensor, lies elsewhere or was written to, which PyTorch counts. PyTorch's own operators compute the same where gradients flow, under
+autocast, where no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
 """
 
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import starmap
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -67,10 +73,11 @@ class _Native(NamedTuple):
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """`kind` is "Conv" or "Linear", `epsilon` that of a BatchNorm behind it, `activation` None, a name or ("clamp", low, high). `accuracy`
-    is what plans are asked for; `owners`, modules and what their parameters are called, are where arguments that are not given are read: in
-    a graph each would pass through every module that it lies in."""
+    is what plans are asked for, and `graphed` says that calls are recorded as CUDA graphs; `owners`, modules and what their parameters are
+    called, are where arguments that are not given are read: in a graph each would pass through every module that it lies in."""
 
     accuracy: Accuracy = "strict"
+    graphed: bool = False
     owners: tuple[tuple[torch.nn.Module, str] | None, ...] = (None,) * (PARAMETERS - 1)
 
     def __init__(self, name: str, kind: str, geometry: Geometry, activation: Any, epsilon: float | None, adds: bool = False) -> None:
@@ -79,7 +86,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         self._passes = (epsilon is not None) + (activation is not None) + adds
         self._natives: Recent[_Native] = Recent(_KEPT)
         self._launches: Recent[GpuLaunch] = Recent(_KEPT)
-        self._weights: Recent[tuple[Any, Any]] = Recent(_KEPT)  # (what they were made of, what was made)
+        self._weights: Recent[tuple[TensorState | None, Any]] = Recent(_KEPT)  # (what they were made of, what was made)
         self._leans: Recent[float] = Recent(_KEPT)
 
     @property
@@ -156,7 +163,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             plan = planner.plan(problem, on, layout=_layout(x), accuracy=self.accuracy)
         except PysimError as error:
             return self._stay(str(error), problem)
-        expected = pytorch_seconds(problem, on, self._passes)
+        expected = pytorch_seconds(problem, on, self._passes, self.graphed)
         if plan.seconds is not None and plan.seconds > expected:
             return self._stay("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
         return _Native(Decision(self.name, problem.text, "pysim", plan.name, plan.seconds, expected), plan)
@@ -194,10 +201,12 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         activation = self.activation if fits else None
 
         def make() -> Prepared:
-            w, bias = self._folded(parameters)
+            w, (scale, shift) = parameters[0].detach(), self._affine(parameters)
+            if scale is not None:
+                w = (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype)
             schedule, on = on_cpu(plan)
             filters = w.reshape(*w.shape[:2], *w.shape[2:] or (1, 1)).contiguous().numpy()
-            addend = None if bias is None else bias.numpy()
+            addend = None if shift is None else shift.to(w.dtype).numpy()
             return Prepared(problem, filters, schedule, addend, activation, torch.get_num_threads(), host.executor(on))
 
         prepared = self._current((key, torch.get_num_threads(), fits), parameters, make)
@@ -218,26 +227,26 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if lean is None:
             lean = self._leans.put(plan.name, bound_of(plan).lean)
 
-        def make() -> tuple[Any, Any]:
-            w, bias = self._folded(parameters, lean)
+        def make() -> tuple[Any, Any, Any]:
+            w, (scale, shift) = parameters[0].detach(), self._affine(parameters, lean)
             form = torch.channels_last if layout == "nhwc" and w.dim() == 4 else torch.contiguous_format
-            return w.contiguous(memory_format=form), bias
+            return w.contiguous(memory_format=form), *(None if one is None else one.to(w.dtype) for one in (scale, shift))
 
-        w, bias = self._current((layout, x.device, lean), parameters, make)
+        w, scale, shift = self._current((layout, x.device, lean), parameters, make)
         launch = self._launches.get(key) or self._launches.put(key, GpuLaunch(plan, self.activation))
         image = x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()
         image = image if layout == "nhwc" else image.contiguous()
         shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
         like = launch.reads(x) and not w.data_ptr() % ALIGNED and self._settled(parameters)
         if residual is None:
-            called = Called(launch, w, launch.epilogue(bias, False), (bias,), False) if like else None
-            return launch(image, w, bias).reshape(shape), called
+            called = Called(launch, w, launch.epilogue(scale, shift, False), (scale, shift), False) if like else None
+            return launch(image, w, scale, shift).reshape(shape), called
         if tuple(residual.shape) == shape:
             over = residual.view(launch.shape) if self.kind == "Linear" and residual.is_contiguous() else residual
             if launch.takes(over, x):
-                called = Called(launch, w, launch.epilogue(bias, True), (bias,), True) if like else None
-                return launch(image, w, bias, over).view(shape), called
-        return _activated(GpuLaunch(plan, None)(image, w, bias).reshape(shape) + residual, self.activation), None
+                called = Called(launch, w, launch.epilogue(scale, shift, True), (scale, shift), True) if like else None
+                return launch(image, w, scale, shift, over).view(shape), called
+        return _activated(GpuLaunch(plan, None)(image, w, scale, shift).reshape(shape) + residual, self.activation), None
 
     def _settled(self, parameters: tuple[Any, ...]) -> bool:
         """Whether it can be told of all parameters that they are the same as before."""
@@ -245,23 +254,38 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def _current(self, key: Any, parameters: tuple[Any, ...], make: Any) -> Any:
         """What was made of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
-        state = state_of(parameters)
-        found = self._weights.get(key) if state is not None else None
-        if found and state and found[0] and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(found[0], state, strict=True)):
+        found = self._weights.get(key)
+        if found and found[0] and found[0].of([one for one in parameters if one is not None]) and found[0].holds():
             return found[1]
+        state = state_of(parameters)
         with torch.no_grad():
             return self._weights.put(key, (state, make()))[1]
 
-    def _folded(self, parameters: tuple[Any, ...], lean: float = 0.0) -> tuple[Any, Any]:
-        """(w', bias') detached from the parameters. Weights that nothing is folded into are read where they lie, lean or not."""
+    def _affine(self, parameters: tuple[Any, ...], lean: float = 0.0) -> tuple[Any, Any]:
+        """(scale, shift) in float64; without a norm (None, the bias where it lies), lean or not."""
         given: list[Any] = [None if one is None else one.detach() for one in parameters]
-        w, bias, gamma, beta, mean, var = given
+        _, bias, gamma, beta, mean, var = given
         if self.epsilon is None:
-            return w, bias  # packing copies them on a CPU, and a GPU reads them where they lie
+            return None, bias
         scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
         shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else beta.double())
-        scale = scale / (1 + lean)
-        return (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype), shift.to(w.dtype)
+        return scale / (1 + lean), shift
+
+
+class NormLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """A BatchNorm that no convolution stands before, as in DenseNet, and its activation, by PyTorch's operators. Its parameters are read
+    from `owners`: by way of the modules that they lie in each takes as long as the operator."""
+
+    owners: tuple[tuple[torch.nn.Module, str] | None, ...] = (None,) * 4
+
+    def __init__(self, epsilon: float, activation: Any) -> None:
+        super().__init__()
+        self.epsilon, self.activation = epsilon, activation
+
+    def forward(self, x: Any, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None) -> Any:
+        parameters = [_owned(*at) if at else one for one, at in zip((gamma, beta, mean, var), self.owners, strict=True)]
+        y = torch.batch_norm(x, *parameters, False, 0.0, self.epsilon, torch.backends.cudnn.enabled)
+        return torch.relu_(y) if self.activation == "relu" else _activated(y, self.activation)
 
 
 def home_of(owner: torch.nn.Module, name: str) -> dict[str, Any] | None:
@@ -279,22 +303,61 @@ def _owned(owner: torch.nn.Module, name: str) -> Any:
     return getattr(owner, name) if home is None else home[name]
 
 
-def state_of(parameters: tuple[Any, ...]) -> list[tuple[Any, int, int]] | None:
-    """Each parameter, where it lies and how often it was written to; None where that is not counted: for tensors of inference mode."""
+_written = attrgetter("_version")
+
+
+class TensorState:
+    """Tensors, where they lie and how often they were written to. A call asks of all parameters of a model whether they are as they were,
+    so nothing but C runs for each of them."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self.tensors = tensors
+        self._addresses, self._writes = [*map(torch.Tensor.data_ptr, tensors)], [*map(_written, tensors)]
+
+    def holds(self) -> bool:
+        """Whether none of them lies elsewhere or was written to since."""
+        return self._writes == [*map(_written, self.tensors)] and self._addresses == [*map(torch.Tensor.data_ptr, self.tensors)]
+
+    def of(self, tensors: Sequence[Any]) -> bool:
+        """Whether these are the same tensors."""
+        return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+
+
+class Owned:
+    """Tensors that modules own, each by where its module keeps it and its name there."""
+
+    def __init__(self, owned: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
+        self._places = [(home, name) for home, name, _ in owned]
+        self._tensors = [one for *_, one in owned]
+
+    def hold(self) -> bool:
+        """Whether the modules have the same tensors still."""
+        return all(map(is_, starmap(dict.get, self._places), self._tensors))
+
+
+def state_of(parameters: Iterable[Any]) -> TensorState | None:
+    """Of those that there are; None where writes are not counted: for tensors of inference mode."""
     given = [one for one in parameters if one is not None]
-    return None if any(one.is_inference() for one in given) else [(one, one.data_ptr(), one._version) for one in given]
+    return None if any(one.is_inference() for one in given) else TensorState(given)
 
 
 def _out_shape(problem: Conv) -> tuple[int, ...]:
     return (problem.batch, problem.filters, problem.out_h, problem.out_w)
 
 
+_OWN = {  # of PyTorch
+    None: lambda y: y,
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+    "hard_swish": functional.hardswish,
+    "sigmoid": torch.sigmoid,
+}
+
+
 def _activated(y: Any, activation: Any) -> Any:
-    if activation is None:
-        return y
-    if activation == "relu":
-        return torch.relu(y)
-    return functional.gelu(y) if activation == "gelu" else functional.hardtanh(y, *activation[1:])
+    return functional.hardtanh(y, *activation[1:]) if isinstance(activation, tuple) else _OWN[activation](y)
 
 
 def _layout(x: Any) -> Layout:

@@ -4,9 +4,9 @@
     algorithms -> refusals (with reasons) -> candidates -> costs, as arrays -> order -> plans
 
 No algorithm is known here by name; what one can answer is `pysim.algorithms.contract`. Algorithms that share a cost function are costed
-together, in one table. Where an algorithm leaves out schedules that cannot win (`Candidates.limit`), it is asked again with a higher limit
-until the best of every kind takes no longer than that; one that has named no schedule at first, because all would take longer than its
-limit, only where the best of the others takes longer, too.
+together, in one table. Those whose lower bound is the least come first, and one whose bound is above the best so far is never predicted.
+Where an algorithm leaves out schedules that cannot win (`Candidates.limit`), it is asked again with a higher limit until the best of every
+kind takes no longer than that.
 
 Worked number: two kernels with bounds of 100 and 300 cycles. The first round considers what may take 110; if the best of that takes 120,
 the second considers up to 120, and the kernel of 300 never enters a table.
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pysim.algorithms import accuracy as accuracies
 from pysim.algorithms import algorithm_named, algorithms_for
-from pysim.algorithms.contract import Algorithm, Array, Candidates, Costs
+from pysim.algorithms.contract import Algorithm, Array, Candidates, Costs, least_cycles
 from pysim.arguments import MOST_THREADS, flag, number, whole, wholes, word
 from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
@@ -101,9 +101,8 @@ def plan(
     def best(request: Request, algorithm: str | None) -> Plan:
         return _ranked(request, algorithm, memory_limit, 1, exhaustive=memory_limit is not None)[0]  # what is pruned may be small
 
-    if (threads := _team_of(request, threads)) == 1:
-        return best(request, algorithm)
-    return plan_for_team(request, algorithm, threads, best)
+    request = request._replace(threads=_team_of(request, threads))
+    return best(request, algorithm) if request.threads == 1 else plan_for_team(request, algorithm, best)
 
 
 def plans(
@@ -216,7 +215,7 @@ class _Found(NamedTuple):
     """The candidates of all algorithms with their costs, one after another: `cycles` of each, and what it is a candidate of.
 
     `kernel` and `kind` number the kernels and the kinds of all algorithms, `kernels` and `kinds` name them: (algorithm, name). Kernels of
-    `shared` names are those of several algorithms. `complete`: none was left out.
+    `shared` names are those of several algorithms.
     """
 
     request: Request
@@ -229,12 +228,11 @@ class _Found(NamedTuple):
     kinds: tuple[tuple[str, str], ...]
     shared: frozenset[str]
     refused: tuple[Rejected, ...]
-    complete: bool
 
     @classmethod
     def of(cls, request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> "_Found":
         refused: list[Rejected] = []
-        taking: list[tuple[Algorithm, Candidates]] = []
+        taking: list[Algorithm] = []
         sliced = loop_nest(request.problem)
         for one in algorithms:
             if reason := one.refuses(request.problem, request.machine, request.layout):
@@ -242,11 +240,10 @@ class _Found(NamedTuple):
             elif request.model == "csa" and sliced != one.NAME:
                 refused.append(Rejected(one.NAME, f"the slicing analysis is of {sliced}'s nest", "type"))
             else:
-                found = one.candidates(request, np.inf if exhaustive else None)
-                refused += found.rejected
-                if not isinstance(found, NoneLegal):
-                    taking.append((one, found))
-        costs = list(zip((one for one, _ in taking), _costs(request, taking), strict=True))
+                taking.append(one)
+        predicted, others = _predicted(request, taking, exhaustive)
+        refused += others
+        costs = [(one.of, one.costs) for one in predicted]
         return cls(
             request,
             tuple(costs),
@@ -258,7 +255,6 @@ class _Found(NamedTuple):
             tuple((one.NAME, name) for one, of in costs for name in of.kinds),
             frozenset(name for name, count in Counter(name for _, of in costs for name in of.kernels).items() if count > 1),
             tuple(dict.fromkeys(refused)),
-            all(np.isinf(found.limit).all() for _, found in taking),
         )
 
     def order(self) -> NDArray[np.int64]:
@@ -285,26 +281,48 @@ def _numbered(parts: Sequence[tuple[NDArray[np.int64], int]]) -> NDArray[np.int6
     return np.concatenate([own + start for (own, _), start in zip(parts, first, strict=False)] or [np.empty(0, dtype=np.int64)])
 
 
-def _costs(request: Request, taking: Sequence[tuple[Algorithm, Candidates]]) -> list[Costs]:
-    """Costs of each algorithm's candidates, which are widened until the best of each kind is certain; where an algorithm names none, until
-    it is certain that none of its is the best of all."""
-    costs: list[Costs] = []
-    for cost, group in itertools.groupby(taking, key=lambda item: item[0].cost):
-        some = list(group)
-        found = cost(request.machine, [candidates for _, candidates in some])
-        costs += [accurate(request, algorithm, of) for (algorithm, _), of in zip(some, found, strict=True)]
-    best = min((float(of.cycles.min()) for of in costs if of.cycles.size), default=np.inf)
-    for at, (algorithm, candidates) in enumerate(taking):
-        while most := _wanted(costs[at], candidates.limit, best):
-            candidates = algorithm.candidates(request, most * (1 + 1e-9))
-            costs[at] = accurate(request, algorithm, algorithm.cost(request.machine, [candidates])[0])
-    return costs
+class _Predicted(NamedTuple):
+    """The costs of an algorithm's candidates; what was left out takes longer than `limit`."""
+
+    of: Algorithm
+    limit: Array | float
+    costs: Costs
 
 
-def _wanted(costs: Costs, limit: Array | float, best: float) -> float:
-    """The most that a schedule which was left out may take and be the best of its kind, or, of an algorithm that named none, of all; 0
-    where there is none such. Kinds of which none is accurate enough have no best."""
-    least = np.full(len(costs.kinds), np.inf if costs.cycles.size else best)
+def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> tuple[list[_Predicted], list[Rejected]]:
+    """Those that may be the best, in their order, each widened until the best of its kinds is certain; what cannot run or win, and why."""
+    found, rejected, best = list[_Predicted](), list[Rejected](), np.inf
+    beyond: dict[str, float] = {}
+    several = len(algorithms) > 1 and not exhaustive
+    bounds = [least_cycles(one, request) if several else 0.0 for one in algorithms]
+    order = sorted(zip(bounds, algorithms, strict=True), key=lambda item: (getattr(item[1], "SELDOM_BEST", False), item[0]))
+    for (bound, cost), group in itertools.groupby(order, key=lambda item: (item[0], item[1].cost)):
+        asked = list[tuple[Algorithm, Candidates]]()
+        for _, one in group:
+            if bound and (least := least_cycles(one, request, best)) > best:
+                beyond[one.NAME] = least
+                continue
+            candidates = one.candidates(request, np.inf if exhaustive else None)
+            rejected += candidates.rejected
+            if not isinstance(candidates, NoneLegal):
+                asked.append((one, candidates))
+        costs = cost(request.machine, [candidates for _, candidates in asked])
+        for (one, candidates), of in zip(asked, costs, strict=True):
+            some = accurate(request, one, of)
+            while most := _wanted(some, candidates.limit):
+                candidates = one.candidates(request, most * (1 + 1e-9))
+                some = accurate(request, one, one.cost(request.machine, [candidates])[0])
+            found.append(_Predicted(one, candidates.limit, some))
+            best = min(best, some.cycles.min(initial=np.inf))
+    said = "its lower bound is already {:.2f}x the chosen time"
+    rejected += [Rejected(name, said.format(least / best), "slower") for name, least in beyond.items()]
+    return sorted(found, key=lambda one: algorithms.index(one.of)), rejected
+
+
+def _wanted(costs: Costs, limit: Array | float) -> float:
+    """The most that a schedule which was left out may take and be the best of its kind; 0 where there is none such. Kinds of which none is
+    accurate enough have no best."""
+    least = np.full(len(costs.kinds), np.inf)
     np.minimum.at(least, costs.kind, costs.cycles)
     if isinstance(costs, Accurate):
         least[costs.lost] = 0.0
@@ -316,8 +334,6 @@ def _ranked(request: Request, algorithm: str | None, memory_limit: int | None, t
     memory_limit = None if memory_limit is None else whole(memory_limit, "memory_limit", 0)
     found = _Found.of(request, _asked(request, algorithm), exhaustive)
     order, above = _within(found, found.order(), memory_limit)
-    if order.size < found.cycles.size and not found.complete:  # what was left out may take less workspace
-        return _ranked(request, algorithm, memory_limit, top, exhaustive=True)
     inaccurate = _inaccurate(found)
     if not order.size:
         raise PlanError(_nothing(found, (*above, *inaccurate, *found.refused), algorithm))
@@ -419,7 +435,7 @@ def _nothing(found: _Found, rejected: Sequence[Rejected], algorithm: str | None)
     """Why there is no plan: no kernel is what was asked for, or the first reason of the kind that says most."""
     request, asked = found.request, found.request.micro_kernel
     if asked and not found.cycles.size:
-        others = _Found.of(request._replace(micro_kernel=None), _asked(request, algorithm), exhaustive=False)
+        others = _Found.of(request._replace(micro_kernel=None), _asked(request, algorithm), exhaustive=True)
         rows = [row for _, name in others.kernels if (row := _row(name))]
         known = {row.name if isinstance(asked, str) else named(_tile(row)) for row in rows}
         rejected = [one for one in rejected if one.what == asked]

@@ -30,9 +30,9 @@ from pysim.record.schedule import AnySchedule, Schedule
 Best = Callable[[Request, str | None], Plan]  # the best plan of a request, of an algorithm where one is named
 
 
-def plan_for_team(request: Request, algorithm: str | None, threads: int, best: Best) -> Plan:
+def plan_for_team(request: Request, algorithm: str | None, best: Best) -> Plan:
     """The plan of least predicted time on so many threads; the named schedule's where there is one."""
-    alone = best(request, algorithm)
+    alone, threads = best(request, algorithm), request.threads
     found = [alone]
     if request.schedule is None:
         seen = _seen(request, request.problem, threads)

@@ -16,8 +16,18 @@ class Ratio(msgspec.Struct, frozen=True):
     high: float
 
 
+class CoreThen(msgspec.Struct, frozen=True):
+    """The core while samples were taken: its clock, beside the machine file's, and of the multiply-adds that it makes in a cycle by that
+    file the share that it made; less than all where another machine's thread had the rest (`pysim/measure/speed.py`)."""
+
+    clock_hz: float
+    machine_clock_hz: float
+    multiply_share: float
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem: its plan, whether the result is right, and predicted, measured and peers' seconds of one call.
+    """One problem: its plan, whether the result is right, and predicted, measured and peers' seconds of one call. Where `core` says what
+    the clock was when samples were taken, `predicted_seconds` are at that clock; the plan's own are at the machine file's.
 
     Times are medians over `samples` interleaved rounds in cache state `state`; none is given unless `correct`, and
     then `reason` says what is wrong. Where the plan's kernels ran in an emulator (`executor`) nothing is measured: `static_seconds` is
@@ -63,6 +73,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     above_roof: str = ""
     taken: float | None = None
+    core: CoreThen | None = None
     launches: dict[str, float] = {}
 
 

@@ -152,13 +152,14 @@ def _row(w: Workload | None, kernel: str) -> GemmKernel | ConvKernel:
     return row
 
 
-def epilogue_struct(alpha: float, beta: float, bias: int, activation: Activation) -> Any:
-    """The `pysim_cuda_epilogue`: `bias` is a device pointer or 0, `activation` a name of epilogues.inc or ("clamp", low, high)."""
+def epilogue_struct(alpha: float, beta: float, bias: int, activation: Activation, scale: int = 0) -> Any:
+    """The `pysim_cuda_epilogue`: `bias` and `scale` are device pointers or 0, `activation` a name of epilogues.inc or ("clamp", low,
+    high)."""
     ffi, _ = library()
     number, low, high = activation_of(activation, epilogues())
     largest = float(np.finfo(np.float32).max)
     bounds = [min(max(bound, -largest), largest) for bound in (low, high)]
-    fields = {"alpha": alpha, "beta": beta, "bias": ffi.cast("void *", bias), "activation": number}
+    fields = {"alpha": alpha, "beta": beta, "bias": ffi.cast("void *", bias), "scale": ffi.cast("void *", scale), "activation": number}
     return ffi.new("pysim_cuda_epilogue *", fields | {"low": bounds[0], "high": bounds[1]})
 
 

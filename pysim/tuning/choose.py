@@ -21,6 +21,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.measure.speed import Speed
+
 Array = NDArray[Any]
 Purpose = Literal["model", "random", "again", "final"]
 ARMS: tuple[Purpose, Purpose] = ("model", "random")
@@ -35,12 +37,13 @@ ENOUGH = 30  # runs of every finalist, after which more say nothing
 
 class Run(NamedTuple):
     """What was measured at once: seconds per call of each plan, by name, sample i of one beside sample i of another; the incumbent is one
-    of them. `spent` are the seconds that all of it took, preparing and checking included."""
+    of them. `spent` are the seconds that all of it took, preparing and checking included; `speed` is a CPU's core behind some."""
 
     purpose: Purpose
     incumbent: str
     samples: Mapping[str, Array]
     spent: float
+    speed: Speed | None = None
 
 
 class Trial(NamedTuple):

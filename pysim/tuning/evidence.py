@@ -18,6 +18,7 @@ import numpy as np
 
 from pysim import planner
 from pysim.machine.gpu import Gpu
+from pysim.measure.speed import Speed
 from pysim.measure.store import Store, environment, now
 from pysim.problem.text import Workload
 from pysim.record.measurement import Measurement
@@ -74,7 +75,7 @@ def _digest(library: Path) -> str:
 
 def keep(store: Store, question: Question, plans: Mapping[str, Plan], run: Run) -> None:
     """A run, whole."""
-    about = {"search": run.purpose, "spent": repr(run.spent), "incumbent": run.incumbent}
+    about = {"search": run.purpose, "spent": repr(run.spent), "incumbent": run.incumbent} | (run.speed.told() if run.speed else {})
     common = {"problem": question.problem, "machine": question.here["machine"], "time": now(), "run": str(uuid.uuid4())}
 
     def measurement(name: str, samples: Array) -> Measurement:
@@ -103,7 +104,8 @@ def recall(store: Store, question: Question) -> Evidence:
             set_aside["another incumbent"] += len(run)
             continue
         samples = {name: np.array(one.samples) for name, one in run.items()}
-        evidence.runs.append(Run(cast("Purpose", _about(run, "search")), incumbent, samples, float(_about(run, "spent"))))
+        speed = Speed.of(next(iter(run.values())).environment)
+        evidence.runs.append(Run(cast("Purpose", _about(run, "search")), incumbent, samples, float(_about(run, "spent")), speed))
         evidence.times.update({name: one.time for name, one in run.items()})
     return evidence._replace(set_aside=dict(set_aside))
 

@@ -13,15 +13,18 @@ import msgspec
 import numpy as np
 
 from pysim.comparison.bench import Bench, bench_of
+from pysim.comparison.compare import core_then, target_of
 from pysim.comparison.field import checked
 from pysim.errors import MachineError, MissingError, PysimError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.measure.clock import Array, Call, interleave
+from pysim.measure.speed import Speedometer, middle
 from pysim.measure.statistics import kendall_tau
 from pysim.measure.store import Store
 from pysim.once import Recent
 from pysim.problem.text import Layer
+from pysim.record.measurement import CoreThen
 from pysim.record.plan import Layout, Plan
 from pysim.runtime import cpu
 from pysim.tuning import choose, evidence
@@ -58,7 +61,8 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     8; `model_regret` and `random_regret` are of what each arm found in the same time; null where too little was measured to say.
     `kendall_tau` is of predicted and measured times over all plans measured. `first` is the model's choice, `found` all plans measured,
     fastest first; `failed` says why plans were not, `wrong` names those of them that gave a wrong result. `stored_seconds` of
-    `spent_seconds` were in the store already; `set_aside` counts what else is there, by what it differs in."""
+    `spent_seconds` were in the store already; `set_aside` counts what else is there, by what it differs in. Where `core` says what a CPU's
+    clock was behind the runs, `predicted_seconds` of `found` are at that clock."""
 
     problem: str
     label: str = ""
@@ -86,6 +90,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, str] = {}
     wrong: tuple[str, ...] = ()
     set_aside: dict[str, int] = {}
+    core: CoreThen | None = None
     reason: str = ""
 
 
@@ -114,22 +119,28 @@ def search(
     rig = _Rig(bench_of(plans[incumbent], on, settings.threads, executor, settings.seed), Recent(KEPT), {}, [])
     trials = known(runs)
     spent = {purpose: sum(run.spent for run in runs if run.purpose == purpose) for purpose in PURPOSES}
+    target = target_of(plans[incumbent])
+    meter = Speedometer(target) if isinstance(on, Machine) else None
     before, start = sum(spent.values()), perf_counter()
     while now := choose.step(orders, incumbent, trials, rig.failed, spent, settings.budget):
         samples = _measured(rig, now, incumbent, plans)
         if incumbent not in samples:
             break
+        speed = meter.look() if meter else None
         begin, start = start, perf_counter()  # storing a run counts with the next
-        runs.append(Run(now.purpose, incumbent, samples, start - begin))
+        runs.append(Run(now.purpose, incumbent, samples, start - begin, speed))
         evidence.keep(store, question, plans, runs[-1])
         trials = {name: trial for name, trial in after(trials, runs[-1]).items() if name not in rig.failed}
         spent[now.purpose] += runs[-1].spent
         tell(f"{sum(spent.values()):.0f} of {settings.budget:g} s, {len(trials)} of {len(plans)} plans: {workload.text}")
+    speeds = [run.speed for run in runs if run.speed]
+    core = core_then(on, middle(speeds), target) if isinstance(on, Machine) and speeds else None
+    then = evidence.legal(workload, on.at_clock(core.clock_hz), layout=settings.layout) if isinstance(on, Machine) and core else plans
     return Search(
         label=layer.label, count=layer.count, machine=on.name, threads=settings.threads, problem=workload.text, set_aside=stored.set_aside,
         reason=f"{incumbent}, which others are timed beside: {rig.failed[incumbent]}" if incumbent in rig.failed else "",
         failed=rig.failed, wrong=tuple(rig.wrong), spent_seconds=sum(spent.values()), stored_seconds=before,
-        **_summary(plans, orders, runs, trials, rig.failed),
+        core=core, **_summary(plans, then, orders, runs, trials, rig.failed),
     )  # fmt: skip
 
 
@@ -183,13 +194,18 @@ def _measured(rig: _Rig, now: Step, incumbent: str, plans: Mapping[str, Plan]) -
 
 
 def _summary(
-    plans: Mapping[str, Plan], orders: Mapping[Purpose, list[str]], runs: list[Run], trials: Trials, failed: Mapping[str, str]
+    plans: Mapping[str, Plan],
+    then: Mapping[str, Plan],
+    orders: Mapping[Purpose, list[str]],
+    runs: list[Run],
+    trials: Trials,
+    failed: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The fields of a Search that say what was found."""
+    """The fields of a Search that say what was found; `then`: plans as predicted at the clock when timed."""
     ranking, least = orders["model"], choose.best(trials, trials)
     in_arm = {arm: taken(orders[arm], trials, failed) for arm in ARMS}
     seconds = choose.seconds_of(trials, runs)
-    tried = [_tried(plans[name], seconds[name], trials, least) for name in choose.by_time(trials, trials)]
+    tried = [_tried(then[name], seconds[name], trials, least) for name in choose.by_time(trials, trials)]
     return {
         "plans_legal": len(plans),
         "plans_measured": len(trials),

@@ -3,6 +3,7 @@
 #include "abi/arguments.h"
 
 #include <cmath>
+#include <cstring>
 
 namespace pysim {
 namespace {
@@ -50,17 +51,20 @@ pysim_status check_epilogue(int32_t result, const pysim_cuda_epilogue *e) {
     if (!e) return fail(PYSIM_BAD_ARGUMENT, "the epilogue is NULL");
     if (!std::isfinite(e->alpha) || !std::isfinite(e->beta))
         return fail(PYSIM_BAD_ARGUMENT, "alpha and beta are %g and %g; they must be finite", e->alpha, e->beta);
-    bool known = false;
+    if ((unsigned)e->by_row > 1) return fail(PYSIM_BAD_ARGUMENT, "by_row is %d; it is 0 or 1", e->by_row);
+    bool known = false, whole_numbers = false;
     const char *name = "";
-#define PYSIM_EPILOGUE(number, text, expression) if (e->activation == number) known = true, name = #text;
+#define PYSIM_EPILOGUE(number, text, whole, expression) if (e->activation == number) known = true, name = #text, whole_numbers = whole;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
     if (!known) return fail(PYSIM_BAD_ARGUMENT, "activation %d is no line of epilogues.inc", e->activation);
-    if (name[0] == 'c' && !(e->low <= e->high)) return fail(PYSIM_BAD_ARGUMENT, "clamp's low %g is not below its high %g", e->low, e->high);
+    const bool clamps = !strcmp(name, "clamp");
+    if (clamps && !(e->low <= e->high)) return fail(PYSIM_BAD_ARGUMENT, "clamp's low %g is not below its high %g", e->low, e->high);
     if (result == PYSIM_S32) {
-        if (name[0] == 'g') return fail(PYSIM_UNSUPPORTED, "gelu needs a floating-point result, not s32");
+        if (!whole_numbers) return fail(PYSIM_UNSUPPORTED, "%s needs a floating-point result, not s32", name);
+        if (e->scale) return fail(PYSIM_UNSUPPORTED, "a scale needs a floating-point result, not s32");
         const double limit = 2147483647;
-        for (const double x : {e->alpha, e->beta, name[0] == 'c' ? e->low : 0, name[0] == 'c' ? e->high : 0})
+        for (const double x : {e->alpha, e->beta, clamps ? e->low : 0, clamps ? e->high : 0})
             if (x != std::floor(x) || std::fabs(x) > limit) return fail(PYSIM_UNSUPPORTED, "%g is no whole number, which an s32 result needs", x);
     }
     return PYSIM_OK;

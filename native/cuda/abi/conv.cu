@@ -136,6 +136,7 @@ pysim_status check_operands(const pysim_cuda_conv *c, const Conv &v, const pysim
         {"input", input, s.batch * s.channels * s.height * s.width * element, element},
         {"filters", filters, s.filters * v.k * element, element},
         {"bias", e->bias, s.filters * result, result},
+        {"scale", e->scale, s.filters * scale_bytes(c->out_dtype), scale_bytes(c->out_dtype)},
         {"workspace", workspace, workspace_bytes, 1},
     });
 }
@@ -143,7 +144,7 @@ pysim_status check_operands(const pysim_cuda_conv *c, const Conv &v, const pysim
 void set(Conv &v, const pysim_cuda_epilogue *e, const void *input, const void *filters, void *output) {
     v.in = input, v.weights = filters, v.out = output;
     v.product.alpha = e->alpha, v.product.beta = e->beta, v.product.low = e->low, v.product.high = e->high;
-    v.product.bias = e->bias, v.product.activation = e->activation;
+    v.product.bias = e->bias, v.product.scale = e->scale, v.product.activation = e->activation;
 }
 
 pysim_status attributes(const pysim_cuda_problem *problem, int32_t kernel, pysim_cuda_attributes *out) {

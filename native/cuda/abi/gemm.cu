@@ -35,6 +35,12 @@ pysim_status check_gemm(const pysim_cuda_gemm *g) {
     return check_dtypes(g->dtype, g->c_dtype);
 }
 
+enum { LINE = 128 }; /* bytes, of L2 */
+
+/* Bytes from one row of a copy to the next: whole lines, where that adds less than a quarter, since a piece of a row that lies in two lines
+ * is asked for twice. */
+int64_t pitch_of(int64_t bytes, int alignment) { return round_up(bytes, bytes >= 4 * LINE ? std::max(alignment, (int)LINE) : alignment); }
+
 /* One operand as the kernel will see it. `bytes` is what it takes in the workspace, 0 where it stays as it lies. */
 struct Operand {
     int64_t rows, columns, pitch, bytes;
@@ -47,15 +53,15 @@ Operand operand_of(const void *data, int64_t ld, bool k_last, bool k_major, int6
     const bool lies_k_last = k_last || transpose;
     Operand o = {lies_k_last ? outer : k, lies_k_last ? k : outer, ld, 0, transpose, false};
     if (transpose || misaligned) {
-        o.pitch = round_up(o.columns * element, needs.alignment > 16 ? needs.alignment : 16) / element;
+        o.pitch = pitch_of(o.columns * element, std::max(needs.alignment, 16)) / element;
         o.bytes = round_up(o.rows * o.pitch * element, ALIGN);
     }
     return o;
 }
 
-/* B in thirds: rows of k, eight to eight, the first ones in the first `outer` of them. */
+/* B in thirds: rows of k, of whole eights, the first ones in the first `outer` of them. */
 Operand thirds_of(bool k_last, int64_t outer, int64_t k) {
-    const int64_t pitch = round_up(k, 8);
+    const int64_t pitch = pitch_of(2 * k, 16) / 2;
     return {outer, k, pitch, round_up(3 * outer * pitch * 2, ALIGN), !k_last, true};
 }
 
@@ -116,11 +122,13 @@ int64_t span(int64_t rows, int64_t columns, int64_t ld, int element) { return ((
 pysim_status check_operands(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, const void *c,
                             const void *workspace, int64_t workspace_bytes) {
     const int element = dtypes[g->dtype].bytes, result = dtypes[g->c_dtype].bytes;
+    const int64_t lines = e->by_row ? g->m : g->n;
     return check_memory({
         {"c", c, span(g->m, g->n, g->ldc, result), result},
         {"a", a, g->trans_a ? span(g->k, g->m, g->lda, element) : span(g->m, g->k, g->lda, element), element},
         {"b", b, g->trans_b ? span(g->n, g->k, g->ldb, element) : span(g->k, g->n, g->ldb, element), element},
-        {"bias", e->bias, g->n * result, result},
+        {"bias", e->bias, lines * result, result},
+        {"scale", e->scale, lines * scale_bytes(g->c_dtype), scale_bytes(g->c_dtype)},
         {"workspace", workspace, workspace_bytes, 1},
     });
 }
@@ -132,7 +140,7 @@ Problem problem_of(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const
     p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k;
     p.trans_a = g->trans_a, p.trans_b = g->trans_b, p.c_dtype = g->c_dtype;
     p.alpha = e->alpha, p.beta = e->beta, p.low = e->low, p.high = e->high;
-    p.bias = e->bias, p.activation = e->activation;
+    p.bias = e->bias, p.scale = e->scale, p.by_row = (short)e->by_row, p.activation = e->activation;
     p.kind = PYSIM_DATA_PARALLEL, p.splits = 1, p.group = 1;
     return p;
 }
@@ -145,6 +153,7 @@ cudaError_t without_product(Problem p, int dtype, cudaStream_t stream) {
         p.m = std::min(m - row, (int)REFERENCE_ROWS);
         error = reference(p, dtype, stream);
         p.c = (char *)p.c + p.m * p.ldc * dtypes[p.c_dtype].bytes;
+        if (p.by_row && p.bias) p.bias = (const char *)p.bias + p.m * dtypes[p.c_dtype].bytes;
     }
     return error;
 }
@@ -167,7 +176,7 @@ pysim_status attributes(const pysim_cuda_problem *problem, int32_t kernel, pysim
     if (status == PYSIM_OK) status = registry.find(kernel, g->dtype, &row);
     if (status == PYSIM_OK) status = sms_for(*row, &sms);
     if (status != PYSIM_OK) return status;
-    const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0};
+    const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0, nullptr, 0};
     Problem p = problem_of(g, &e, nullptr, nullptr, nullptr);
     if (row->needs.k_major) p.trans_a = row->needs.k_major == 2 && (p.trans_a || !p.trans_b), p.trans_b = 1;
     return check(row->attributes(p, out), "the kernel's attributes");

@@ -14,12 +14,13 @@
 
 namespace pysim {
 
-/* A group's own part of output and bias: filters and windows count from 0. */
-template <class Out> __device__ inline Problem output_of(const Conv &c, int group) {
+/* A group's own part of output, bias and scale: filters and windows count from 0. */
+template <class Acc, class Out> __device__ inline Problem output_of(const Conv &c, int group) {
     Problem p = c.product;
     const int filter = group * c.filters;
     p.c = (Out *)c.out + (c.nhwc ? filter : filter * c.out_h * c.out_w);
     p.bias = p.bias ? (const Out *)p.bias + filter : nullptr;
+    p.scale = p.scale ? (const typename Arithmetic<Acc>::type *)p.scale + filter : nullptr;
     p.m = c.windows, p.n = c.filters;
     return p;
 }
@@ -31,7 +32,7 @@ template <class Acc, class Out> class WindowRows {
 
   public:
     enum { WIDE = Epilogue<Acc, Out>::WIDE };
-    __device__ WindowRows(const Conv &c, int group, int first_window) : to(output_of<Out>(c, group)), first(first_window) {}
+    __device__ WindowRows(const Conv &c, int group, int first_window) : to(output_of<Acc, Out>(c, group)), first(first_window) {}
     __device__ void store(int row, int column, const Acc (&acc)[WIDE]) const { to.store(row - first, column, acc); }
 };
 
@@ -47,7 +48,7 @@ template <class Acc, class Out, int COUNT, bool PLAIN> class FilterRows {
     static __device__ bool fours(const Conv &c) {
         return c.out_h * c.out_w % 4 == 0 && (uintptr_t)c.out % (4 * sizeof(Out)) == 0;
     }
-    __device__ FilterRows(const Conv &c, int group, int first_window) : conv(c), to(output_of<Out>(c, group)), first(first_window) {}
+    __device__ FilterRows(const Conv &c, int group, int first_window) : conv(c), to(output_of<Acc, Out>(c, group)), first(first_window) {}
     __device__ void store(int row, int column, const Acc (&acc)[WIDE]) const {
         const int window = column - first;
         if (row >= conv.filters || window >= conv.windows) return;

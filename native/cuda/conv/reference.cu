@@ -8,7 +8,6 @@
 #include <algorithm>
 
 #include "conv/conv.h"
-#include "core/epilogue.cuh"
 #include "core/launch.h"
 #include "core/reference.cuh"
 
@@ -35,10 +34,7 @@ template <class In, class Out> __global__ void conv_reference_kernel(Conv c) {
                     sum += value_of(((const In *)c.in)[in]) * value_of(((const In *)c.weights)[weight]);
                 }
         Out *to = (Out *)c.out + (c.nhwc ? ((n * c.out_h + p) * c.out_w + q) * all_filters + f : i);
-        double result = c.product.alpha * (double)sum;
-        if (c.product.beta != 0) result += c.product.beta * (double)*to;
-        if (c.product.bias) result += (double)((const Out *)c.product.bias)[f];
-        put(to, activate(c.product.activation, result, c.product.low, c.product.high));
+        put(to, finished(c.product, (double)sum, to, f));
     }
 }
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What happens to an accumulator on its way to C: f(alpha acc + beta C + bias[column]), converted to C's type. The functions f are the
- * lines of epilogues.inc. Arithmetic is in f32 (f64 for f64, s32 for s32, where alpha and beta are whole numbers). */
+ * What happens to an accumulator on its way to C: f(alpha scale[column] acc + beta C + bias[column]), converted to C's type. The functions f are
+ * the lines of epilogues.inc. Arithmetic is in f32 (f64 for f64, s32 for s32, where alpha and beta are whole numbers and there is no scale).
+ *
+ * Everything is chosen at run time, alike for all threads: a kernel has one way out whatever follows it, and one without arithmetic (`plain`). */
 #ifndef PYSIM_CUDA_EPILOGUE_CUH
 #define PYSIM_CUDA_EPILOGUE_CUH
 #include <cuda_bf16.h>
@@ -17,15 +19,24 @@ template <> struct Arithmetic<int> { using type = int; };
 
 __device__ inline float erf_of(float x) { return erff(x); }
 __device__ inline double erf_of(double x) { return erf(x); }
-__device__ inline int erf_of(int x) { return x; } /* gelu of s32 is refused at entry */
+__device__ inline int erf_of(int x) { return x; } /* of s32 these are refused at entry */
 
-template <class T> __device__ inline T activate(int activation, T x, T low, T high) {
+/* 1 / (1 + exp(-x)). In f32 within 2^-21 of it, as division by __fdividef is (2 units in the last place; 0 below 2^-126), which is no call. */
+__device__ inline float logistic_of(float x) { return __fdividef(1.f, 1.f + expf(-x)); }
+__device__ inline double logistic_of(double x) { return 1 / (1 + exp(-x)); }
+__device__ inline int logistic_of(int x) { return x; }
+
+/* Of N values: one branch for all. */
+template <class T, int N> __device__ inline void activate(int activation, T (&value)[N], T low, T high) {
+    (void)low, (void)high;
     switch (activation) {
-#define PYSIM_EPILOGUE(number, name, expression) case number: return expression;
+#define PYSIM_EPILOGUE(number, name, whole, expression)                                                                               \
+    case number:                                                                                                                     \
+        _Pragma("unroll") for (int i = 0; i < N; i++) value[i] = [&](T x) -> T { return expression; }(value[i]);                      \
+        break;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
     }
-    return x;
 }
 
 /* One value or a vector of them as memory sees it. */
@@ -44,9 +55,9 @@ template <class Acc, class Out> class Epilogue {
     using T = typename Arithmetic<Acc>::type;
     enum { WIDE = 4 }; /* columns that a caller with a choice stores at once */
     __device__ explicit Epilogue(const Problem &p)
-        : c((Out *)p.c), bias((const Out *)p.bias), ldc(p.ldc), m(p.m), n(p.n), alpha((T)p.alpha), beta((T)p.beta), low((T)p.low),
-          high((T)p.high), activation(p.activation) {
-        plain = alpha == T(1) && beta == T(0) && !bias && activation == 0;
+        : c((Out *)p.c), bias((const Out *)p.bias), scale((const T *)p.scale), ldc(p.ldc), m(p.m), n(p.n), alpha((T)p.alpha), beta((T)p.beta),
+          low((T)p.low), high((T)p.high), activation(p.activation), by_row(p.by_row) {
+        plain = alpha == T(1) && beta == T(0) && !bias && !scale && activation == 0;
         aligned = (unsigned)((unsigned long long)p.c | ((unsigned long long)p.ldc * sizeof(Out)));
     }
     /* Columns [column, column + N) of one row; those outside C are left out. */
@@ -63,7 +74,7 @@ template <class Acc, class Out> class Epilogue {
                 for (int i = 0; i < N; i++) result.value[i] = column + i < n ? to[i] : Out(0.f);
         }
 #pragma unroll
-        for (int i = 0; i < N; i++) result.value[i] = finish(acc[i], beta != T(0) ? T(result.value[i]) : T(0), min(column + i, n - 1));
+        for (int i = 0; i < N; i++) result.value[i] = finish(acc[i], beta != T(0) ? T(result.value[i]) : T(0), by_row ? row : min(column + i, n - 1));
         if (whole) *(Vector *)to = result;
         else
 #pragma unroll
@@ -75,20 +86,24 @@ template <class Acc, class Out> class Epilogue {
         store(row, column, one);
     }
 
-    /* Without a place: what the type of C makes of one sum. */
-    __device__ Out finish(Acc acc, T old, int column) const {
+    /* Without a place: what the type of C makes of one sum, bias and scale those of `line`. */
+    __device__ Out finish(Acc acc, T old, int line) const {
         if (plain) return Out(T(acc));
-        T x = alpha * T(acc) + beta * old;
-        if (bias) x += T(bias[column]);
-        return Out(activate(activation, x, low, high));
+        T x[1] = {factor(line) * T(acc) + beta * old};
+        if (bias) x[0] += T(bias[line]);
+        activate(activation, x, low, high);
+        return Out(x[0]);
     }
+    __device__ T factor(int line) const { return scale ? alpha * scale[line] : alpha; }
 
     Out *c;
     const Out *bias;
+    const T *scale;
     int64_t ldc;
     int m, n;
     T alpha, beta, low, high;
     int activation;
+    bool by_row;      /* bias and scale are of rows */
     bool plain;       /* nothing but a conversion */
     unsigned aligned; /* base and pitch of C in bytes, or-ed */
 };

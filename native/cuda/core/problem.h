@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A matrix product as the kernels see it: C = f(alpha op(A) op(B) + beta C + bias), row-major. */
+ * A matrix product as the kernels see it: C = f(alpha scale op(A) op(B) + beta C + bias), row-major. */
 #ifndef PYSIM_CUDA_PROBLEM_H
 #define PYSIM_CUDA_PROBLEM_H
 #include <cuda_runtime.h>
@@ -18,11 +18,12 @@ struct Problem {
     int c_dtype;
     /* epilogue */
     double alpha, beta, low, high;
-    const void *bias;
+    const void *bias, *scale; /* one value a column, or a row (`by_row`); scale is of what C is computed in */
     int activation;
     /* decomposition */
     int kind, splits, along_n, group;
     short follows;    /* 1: the launch before is of a kernel that lets this one begin early (core/launch.h) */
+    short by_row;     /* 1: bias and scale are of rows of C */
     short turned;     /* 1: this is C' = B' A', and C lies in memory as ever: row i, column j of this at c[j ldc + i] */
     void *partials;   /* split-K and stream-K: accumulators of unfinished tiles, laid out by core/decomposition.cuh */
     unsigned *flags;  /* zeroed before the launch, or where it follows, by the one before */

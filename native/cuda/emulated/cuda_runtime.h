@@ -187,6 +187,7 @@ inline int __dp4a(int a, int b, int sum) {
     for (int i = 0; i < 4; i++) total += (unsigned)((signed char)(a >> 8 * i) * (signed char)(b >> 8 * i));
     return (int)total;
 }
+inline float __fdividef(float a, float b) { return a / b; } /* the device rounds otherwise, and gives 0 beyond 2^126 */
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }

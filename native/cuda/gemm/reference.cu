@@ -6,7 +6,6 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-#include "core/epilogue.cuh"
 #include "core/launch.h"
 #include "core/reference.cuh"
 
@@ -31,10 +30,7 @@ template <class In, class Out> __global__ void reference_kernel(Problem p) {
     }
     if (row >= p.m || column >= p.n) return;
     Out *to = (Out *)p.c + row * p.ldc + column;
-    double result = p.alpha * (double)sum;
-    if (p.beta != 0) result += p.beta * (double)*to;
-    if (p.bias) result += (double)((const Out *)p.bias)[column];
-    put(to, activate(p.activation, result, p.low, p.high));
+    put(to, finished(p, (double)sum, to, p.by_row ? row : column));
 }
 
 template <class In, class Out> cudaError_t start(const Problem &p, cudaStream_t stream) {

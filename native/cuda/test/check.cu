@@ -19,10 +19,10 @@ struct Case {
     pysim_cuda_schedule s;
     pysim_cuda_epilogue e;
     int offset_a, offset_b, offset_c; /* elements that the base is off its alignment */
-    bool exact, bias, poisoned;
+    bool exact, bias, scale, poisoned;
 };
 
-Buffer buffer_a, buffer_b, buffer_c, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_work, buffer_abs_a, buffer_abs_b;
+Buffer buffer_a, buffer_b, buffer_c, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_factors, buffer_work, buffer_abs_a, buffer_abs_b;
 long long cases, failures;
 
 double bound_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
@@ -39,10 +39,10 @@ double bound_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
 
 void report(const Case &c, const pysim_cuda_gemm_info &row, const char *what) {
     if (++failures > 40) return;
-    printf("FAIL %s %lldx%lldx%lld %c%c %s->%s ld %lld %lld %lld offsets %d %d %d alpha %g beta %g bias %d f %d kind %d splits %d along_n %d group %d %s: %s\n",
+    printf("FAIL %s %lldx%lldx%lld %c%c %s->%s ld %lld %lld %lld offsets %d %d %d alpha %g beta %g bias %d scale %d by_row %d f %d kind %d splits %d along_n %d group %d %s: %s\n",
            row.name, (long long)c.g.m, (long long)c.g.n, (long long)c.g.k, c.g.trans_a ? 't' : 'n', c.g.trans_b ? 't' : 'n', name_of[c.g.dtype],
            name_of[c.g.c_dtype], (long long)c.g.lda, (long long)c.g.ldb, (long long)c.g.ldc, c.offset_a, c.offset_b, c.offset_c, c.e.alpha,
-           c.e.beta, (int)c.bias, c.e.activation, c.s.decomposition, c.s.splits, c.s.along_n, c.s.group, c.poisoned ? "poisoned" : c.exact ? "exact" : "random", what);
+           c.e.beta, (int)c.bias, (int)c.scale, c.e.by_row, c.e.activation, c.s.decomposition, c.s.splits, c.s.along_n, c.s.group, c.poisoned ? "poisoned" : c.exact ? "exact" : "random", what);
 }
 
 void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
@@ -74,10 +74,16 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
         need(cudaMemcpy2D(out, (size_t)g.ldc * result, plain, (size_t)g.n * result, (size_t)g.n * result, (size_t)g.m, cudaMemcpyDeviceToDevice), "copy");
     }
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
+    const long long lines = c.e.by_row ? g.m : g.n;
     if (c.bias) {
-        void *bias = buffer_bias.place((size_t)g.n * result, 0, true);
-        each(g.n, fill, bias, g.c_dtype, 1, g.n, g.n, seed + 9, 2 * c.exact);
+        void *bias = buffer_bias.place((size_t)lines * result, 0, true);
+        each(lines, fill, bias, g.c_dtype, 1, lines, lines, seed + 9, 2 * c.exact);
         c.e.bias = bias;
+    }
+    if (c.scale) {
+        void *factors = buffer_factors.place((size_t)lines * bytes_of[scale_of(g.c_dtype)], 0, true);
+        each(lines, fill, factors, scale_of(g.c_dtype), 1, lines, lines, seed + 11, 2 * c.exact);
+        c.e.scale = factors;
     }
     cases++;
     int64_t bytes = 0;
@@ -96,7 +102,7 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
         pysim_cuda_problem all = problem;
         all.gemm.ldc = g.n;
         all.gemm.c_dtype = g.dtype == PYSIM_F64 ? PYSIM_F64 : g.dtype == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
-        const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0};
+        const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0};
         char *sums = (char *)buffer_sums.at((size_t)(g.m * g.n) * 8);
         if (pysim_cuda_reference(&all, &plain, abs_a, abs_b, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
         scale = (double *)buffer_scale.at((size_t)(g.m * g.n) * 8);
@@ -126,7 +132,7 @@ void check_several(int index, const pysim_cuda_gemm_info &row) {
         const auto pitch = [](int64_t columns) { return (columns + 15) / 16 * 16; };
         g.lda = pitch(g.trans_a ? g.m : g.k), g.ldb = pitch(g.trans_b ? g.k : g.n), g.ldc = g.n;
         c.s = {index, kinds[layout], parts[layout], layout & 1, 1 + layout, -1};
-        c.e = {1, 0, nullptr, 0, -1, 1};
+        c.e = {1, 0, nullptr, 0, -1, 1, nullptr, 0};
         c.exact = true;
         run(c, row, mix(777u + (unsigned)(index + layout)));
     }
@@ -164,10 +170,10 @@ void check_row(int index, int every) {
             if (kind == PYSIM_SPLIT_K && steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (steps - 1);
             if (kind == PYSIM_STREAM_K && tiles * steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (tiles * steps - 1);
             const unsigned q = mix(r + 17);
-            c.e = {1, 0, nullptr, 0, -1, 1};
-            if (q & 1) c.e.alpha = q >> 8 & 7 ? -2 : 0, c.e.beta = q & 2 ? 1 : 0, c.bias = q & 4, c.e.activation = (int)(q >> 3) % 4;
-            if (c.e.activation == 2 && (g.c_dtype == PYSIM_S32 || c.exact)) c.e.activation = 1;
+            c.e = {1, 0, nullptr, 0, -1, 1, nullptr, 0};
+            if (q & 1) c.e.alpha = q >> 8 & 7 ? -2 : 0, c.e.beta = q & 2 ? 1 : 0, c.bias = q & 4, c.scale = q & 8 && g.c_dtype != PYSIM_S32;
             if (g.c_dtype == PYSIM_S32) c.exact = true;
+            if (q & 1) c.e.by_row = q >> 4 & 1, c.e.activation = activation_of(q >> 16, c.exact);
             c.poisoned = q >> 12 & 1 && element > 1; /* s8 and f8 have no infinity */
             run(c, row, r);
         }

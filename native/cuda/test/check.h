@@ -156,6 +156,27 @@ Verdict verdict_of(const char *block, size_t total, size_t head, const char *out
     return v;
 }
 
+/* One of the lines of epilogues.inc, by a random number; `exact`: one that keeps whole numbers whole. */
+inline int activation_of(unsigned random, bool exact) {
+    enum {
+#define PYSIM_EPILOGUE(number, name, whole, expression) LINE_##name,
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
+        LINES
+    };
+    static const struct { int number; bool whole; } lines[LINES] = {
+#define PYSIM_EPILOGUE(number, name, whole, expression) {number, whole != 0},
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
+    };
+    int at = (int)(random % LINES);
+    while (exact && !lines[at].whole) at = (at + 1) % LINES;
+    return lines[at].number;
+}
+
+/* The type of an epilogue's scale. */
+inline int scale_of(int result) { return result == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32; }
+
 /* The result types of a dtype. */
 inline int results(int dtype, int *out) {
     switch (dtype) {

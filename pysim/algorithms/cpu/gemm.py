@@ -2,8 +2,10 @@
 """Matrix products on SConv's loop nest: columns of C are its windows, rows its filters, k its channels."""
 
 from pysim.algorithms.contract import sums, unprepared
-from pysim.algorithms.nest import OnNest, cost, largest_part
+from pysim.algorithms.nest import OnNest
 from pysim.cachemodel.cpu.nest import nest_of
+from pysim.cachemodel.cpu.nested import cost as cost
+from pysim.cachemodel.cpu.threads import nest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason
@@ -11,14 +13,11 @@ from pysim.record.plan import Layout
 
 NAME = "gemm"
 COMPUTES = Gemm
-tolerance, prepare = sums, unprepared
+tolerance, prepare, largest_part = sums, unprepared, nest_part
 
 _NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters")
-candidates, workspace_bytes, describe = _NEST.candidates, _NEST.workspace_bytes, _NEST.describe
+least_cycles, candidates, workspace_bytes, describe = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes, _NEST.describe
 
 
 def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
     return None
-
-
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

@@ -9,30 +9,34 @@ weights must be finite where the problem is padded.
 Worked number: 64 channels of 56x56, 3x3, FP32: columns of 64 * 9 * 56 * 56 * 4 = 7,225,344 bytes.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import SUMS, Array, Bound, Prepared, of_planes
+from pysim.algorithms.contract import SUMS, Bound, Prepared, of_planes
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from
 from pysim.cachemodel.cpu.im2col import columns_nest, columns_pass, copy_cycles
-from pysim.cachemodel.cpu.incore import products_per_cycle, rates
+from pysim.cachemodel.cpu.incore import products_per_cycle
+from pysim.cachemodel.cpu.nested import NestCandidates, NestCosts
 from pysim.cachemodel.cpu.reuse import OPERANDS
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
-from pysim.machine.cpu import Machine
+from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
+from pysim.registry.cpu import Kernel
 
 NAME = "im2col"
 COMPUTES = Conv
+SELDOM_BEST = True
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
@@ -64,69 +68,61 @@ def _product(problem: Conv) -> Conv:
 
 
 class Candidates(NamedTuple):
-    """Schedules of the product behind its columns, none where they are not worth predicting, which is below the `least` that all take."""
+    """Schedules of the product behind its columns."""
 
-    least: float
+    columns: Pass
+    product: NestCandidates
     limit: float
-    columns: Pass | None = None
-    product: nested.NestCandidates | None = None
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[Rejected, ...]
 
 
-class Costs:
-    """The product's costs and that of the columns; one kind, whatever is stationary (`pysim.algorithms.contract.Costs`)."""
+class Costs(NestCosts):
+    """The product's costs and that of the columns; one kind, whatever is stationary."""
 
     kinds = (NAME,)
 
     def __init__(self, of: Candidates) -> None:
-        self._columns, self._product = of.columns, of.product.costs() if of.product else None
-        self.kernels: tuple[str, ...] = (NAME,)
-        self.bounds: Array = np.array([of.least])
-        self.cycles: Array = np.empty(0)
-        self.kernel = np.empty(0, dtype=np.int64)
-        if self._columns and self._product:
-            self._product.prediction.one.operands = ("columns", *OPERANDS[1:])  # what it reads
-            self.kernels, self.kernel = self._product.kernels, self._product.kernel
-            self.bounds, self.cycles = (of + self._columns.cycles for of in (self._product.bounds, self._product.cycles))
-        self.alike, self.kind = self.kernel, np.zeros_like(self.kernel)
-
-    def _some(self) -> nested.NestCosts:
-        assert self._product
-        return self._product
-
-    def schedule(self, row: int) -> Schedule:
-        return msgspec.structs.replace(self._some().schedule(row), algorithm=NAME)
+        super().__init__(of.product)
+        self._columns, self.prediction.one.operands = of.columns, ("columns", *OPERANDS[1:])  # what it reads
+        self.bounds, self.cycles = (one + of.columns.cycles for one in (self.bounds, self.cycles))
+        self.kind = np.zeros_like(self.kind)
 
     def cost(self, row: int) -> Cost:
         """The one after the other."""
-        prediction = self._some().prediction
-        assert self._columns
-        return cost_from([self._columns, prediction.one], row)
+        return cost_from([self._columns, self.prediction.one], row)
 
-    def assumed(self, row: int) -> tuple[str, ...]:
-        return self._some().assumed(row)
+
+def _packer(kernels: Sequence[Kernel], on: Machine) -> Unit:
+    """The widest unit that a kernel runs on."""
+    targets = {kernel.target for kernel in kernels}
+    return max((unit for unit in on.core.units if unit.target in targets), key=lambda unit: unit.vector_bytes)
+
+
+def least_cycles(request: Request, best: float) -> float:
+    problem, on = request.problem, request.machine
+    assert isinstance(problem, Conv) and isinstance(on, Machine)
+    nest, kernels = _nest(problem), tilings.rows(on, problem.dtype, request.micro_kernel).kernels
+    if not kernels:
+        return 0.0
+    packer = _packer(kernels, on)
+    fastest = max(products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels)
+    least = copy_cycles(problem, on, packer=packer) + problem.flops / 2 / fastest
+    if least > best:
+        return least
+    return float(columns_pass(problem, on, request.state, packer=packer).cycles[0]) + nested.least_cycles(nest, request)
 
 
 def candidates(request: Request, limit: float | None) -> Candidates | NoneLegal:
     problem, on = request.problem, request.machine
     assert isinstance(problem, Conv) and isinstance(on, Machine)
-    nest, (kernels, rejected) = _nest(problem), tilings.rows(on, problem.dtype, request.micro_kernel)
+    kernels, rejected = tilings.rows(on, problem.dtype, request.micro_kernel)
     if not kernels:
         return NoneLegal(rejected)
-    units = [unit for unit in on.core.units if unit.target in {kernel.target for kernel in kernels}]
-    packer, wanted = max(units, key=lambda unit: unit.vector_bytes), np.inf if request.schedule else limit or 0.0
-    fastest = max(products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels)
-    least = copy_cycles(problem, on, packer=packer) + problem.flops / 2 / fastest
-    if wanted < least:
-        return Candidates(least, wanted or least)
-    columns, of = columns_pass(problem, on, request.state, packer=packer), rates(nest, on, kernels)
+    columns = columns_pass(problem, on, request.state, packer=_packer(kernels, on))
     cycles = float(columns.cycles[0])
-    least = cycles + float(tilings.least_cycles(of, np.arange(len(kernels))).min())
-    if wanted < least:
-        return Candidates(least, wanted)
-    product = nested.candidates(nest, request, None if limit is None else limit - cycles, of)
-    assert isinstance(product, nested.NestCandidates)
-    return Candidates(least, product.limit + cycles, columns, product, product.rejected)
+    product = nested.candidates(_nest(problem), request, None if limit is None else limit - cycles, algorithm=NAME)
+    assert isinstance(product, NestCandidates)
+    return Candidates(columns, product, product.limit + cycles, product.rejected)
 
 
 def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:

@@ -12,9 +12,11 @@ import msgspec
 
 from pysim.algorithms.contract import Prepared, sums
 from pysim.algorithms.cpu.unpacked import nest_of as unpacked
-from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts, cost, largest_part
+from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested
+from pysim.cachemodel.cpu.nested import cost as cost
+from pysim.cachemodel.cpu.threads import nest_part
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import NoneLegal, Rejected
@@ -23,7 +25,7 @@ from pysim.record.schedule import Schedule
 
 NAME = "panels"
 COMPUTES = Gemm
-tolerance = sums
+tolerance, largest_part = sums, nest_part
 
 
 def nest_of(problem: Gemm) -> nests.Nest:
@@ -31,7 +33,7 @@ def nest_of(problem: Gemm) -> nests.Nest:
 
 
 _NEST = OnNest(nest_of, "matrix product, B in panels that are packed beforehand, A in place", BROADCASTS, NAME)
-refuses, workspace_bytes, describe = broadcasts, _NEST.workspace_bytes, _NEST.describe
+refuses, least_cycles, workspace_bytes, describe = broadcasts, _NEST.least_cycles, _NEST.workspace_bytes, _NEST.describe
 
 
 def candidates(request: Request, limit: float | None) -> nested.Found | NoneLegal:
@@ -43,6 +45,3 @@ def candidates(request: Request, limit: float | None) -> nested.Found | NoneLega
 def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> Prepared:
     tiles = nests.ceil_div(problem.n, schedule.windows)
     return Prepared("panels of B", tiles * schedule.windows * problem.k * SIZES[problem.dtype])
-
-
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

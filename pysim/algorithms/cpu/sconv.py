@@ -5,8 +5,10 @@ The nest is `pysim.cachemodel.cpu.nest`; its micro-kernels are the rows of `nati
 """
 
 from pysim.algorithms.contract import Prepared, of_planes, sums
-from pysim.algorithms.nest import OnNest, cost, largest_part
+from pysim.algorithms.nest import OnNest
 from pysim.cachemodel.cpu.nest import nest_of, packed_filter_bytes
+from pysim.cachemodel.cpu.nested import cost as cost
+from pysim.cachemodel.cpu.threads import nest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.record.cost import Reason
@@ -15,10 +17,10 @@ from pysim.record.schedule import Schedule
 
 NAME = "sconv"
 COMPUTES = Conv
-tolerance = sums
+tolerance, largest_part = sums, nest_part
 
 _NEST = OnNest(nest_of, "direct convolution by slicing, tiles of windows packed on demand")
-candidates, workspace_bytes, describe = _NEST.candidates, _NEST.workspace_bytes, _NEST.describe
+least_cycles, candidates, workspace_bytes, describe = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes, _NEST.describe
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
@@ -27,6 +29,3 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
     return Prepared("packed filters", packed_filter_bytes(nest_of(problem), schedule))
-
-
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]

@@ -10,13 +10,15 @@ Worked number: gemm:730x64x33:nt packs A's 24,090 elements for 1.5 million multi
 import msgspec
 
 from pysim.algorithms.contract import sums, unprepared
-from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts, cost, largest_part
+from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
 from pysim.cachemodel.cpu import nest as nests
+from pysim.cachemodel.cpu.nested import cost as cost
+from pysim.cachemodel.cpu.threads import nest_part
 from pysim.problem.gemm import Gemm
 
 NAME = "unpacked"
 COMPUTES = Gemm
-tolerance, prepare = sums, unprepared
+tolerance, prepare, largest_part = sums, unprepared, nest_part
 
 
 def nest_of(problem: Gemm) -> nests.Nest:
@@ -24,6 +26,5 @@ def nest_of(problem: Gemm) -> nests.Nest:
 
 
 _NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters, A in place", BROADCASTS, NAME)
-refuses, candidates, workspace_bytes, describe = broadcasts, _NEST.candidates, _NEST.workspace_bytes, _NEST.describe
-
-__all__ = ["COMPUTES", "NAME", "candidates", "cost", "describe", "largest_part", "prepare", "refuses", "tolerance", "workspace_bytes"]
+refuses, least_cycles, candidates = broadcasts, _NEST.least_cycles, _NEST.candidates
+workspace_bytes, describe = _NEST.workspace_bytes, _NEST.describe

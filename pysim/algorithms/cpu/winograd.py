@@ -13,11 +13,11 @@ Worked number: conv:mb1ic64ih56oc64kh3ph1 has 14 x 14 tiles of F(4x4), 14 panels
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from pysim.algorithms.contract import Array, Bound, Prepared
 from pysim.cachemodel.cpu import tilings, words
@@ -28,9 +28,9 @@ from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
-from pysim.record.cost import Cost, Reason, Rejected
+from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
-from pysim.record.plan import Layout, Plan, Request, blocks_of
+from pysim.record.plan import Layout, MicroKernel, Plan, Request, blocks_of
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, cpu_kernel, kernels, winograd_forms, winograd_transforms
 
@@ -77,12 +77,12 @@ def planned(problem: Conv) -> tuple[int, ...]:
 
 
 class Candidates(NamedTuple):
-    """Schedules of the model, none where they are not worth predicting; `bounds`: cycles that no schedule of a kernel goes below."""
+    """Schedules of the model; `bounds`: cycles that no schedule of a kernel goes below."""
 
     kernels: tuple[Kernel, ...]
     outputs: tuple[int, ...]
     bounds: Array
-    table: model.Candidates | None
+    table: model.Candidates
     limit: Array | float
     rejected: tuple[Rejected, ...]
 
@@ -91,63 +91,71 @@ class Costs:
     """Predicted costs, one kind for each m (`pysim.algorithms.contract.Costs`)."""
 
     def __init__(self, of: Candidates) -> None:
-        self._of, self._table = of, of.table
-        self._found = model.predict(of.table) if of.table else None
+        self._table, self._found = of.table, model.predict(of.table)
         self.kernels = tuple(kernel.name for kernel in of.kernels)
         self.kinds = tuple(f"F({m}x{m})" for m in of.outputs)
-        self.bounds: Array = of.bounds.copy()
-        self.cycles: Array = self._found.cycles if self._found else np.empty(0)
-
-    @property
-    def kernel(self) -> NDArray[np.int64]:
-        return self._numbered([self._of.kernels.index(kernel) for kernel, _ in self._table.cases] if self._table else [])
-
-    @property
-    def kind(self) -> NDArray[np.int64]:
-        return self._numbered([self._of.outputs.index(shape.outputs) for _, shape in self._table.cases] if self._table else [])
-
-    @property
-    def alike(self) -> NDArray[np.int64]:
-        return (self.kind << 32) + self._table.channels.astype(np.int64) if self._table else np.empty(0, dtype=np.int64)
-
-    def _numbered(self, of_case: list[int]) -> NDArray[np.int64]:
-        return np.array(of_case, dtype=np.int64)[self._table.case if self._table else np.empty(0, dtype=np.int64)]
+        self.bounds, self.cycles = of.bounds, self._found.cycles
+        cases = [(of.kernels.index(kernel), of.outputs.index(shape.outputs)) for kernel, shape in of.table.cases]
+        self.kernel, self.kind = np.array(cases, dtype=np.int64).T[:, of.table.case]
+        self.alike = (self.kind << 32) + of.table.channels.astype(np.int64)
 
     def schedule(self, row: int) -> Schedule:
         table = self._table
-        assert table
         kernel, shape = table.cases[table.case[row]]
         sizes = int(table.channels[row]), int(table.k2[row]), int(table.k3[row])
         return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, *sizes, NAME, shape.outputs)
 
     def cost(self, row: int) -> Cost:
-        assert self._table and self._found
         return cost_from(self._found.passes, row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
-        assert self._table
         target = self._table.cases[self._table.case[row]][0].target
         parted = self._table.workload.stride_h > 1
         return assumed(self._table.machine, target, unread=() if parted else ("core.pack_call", "core.pack_cycles"))
 
 
-def candidates(request: Request, limit: float | None) -> Candidates:
+class _Cases(NamedTuple):
+    """Kernels and m of a problem, and `model.least_cycles` of each (m, kernel) and set of channels."""
+
+    kernels: tuple[Kernel, ...]
+    forms: tuple[int, ...]
+    cases: model.Cases
+    bounds: Array
+
+
+@lru_cache(maxsize=64)
+def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout) -> _Cases:
+    rows = tuple(kernel for kernel in tilings.rows(on, problem.dtype, micro_kernel).kernels if _suits(kernel, layout))
+    forms = planned(problem) if rows else ()
+    cases = tuple((kernel, model.shape_of(problem, kernel, m, layout)) for m in forms for kernel in rows)
+    return _Cases(rows, forms, cases, model.least_cycles(problem, on, cases))
+
+
+def _cases_of(request: Request) -> _Cases:
+    assert isinstance(request.problem, Conv) and isinstance(request.machine, Machine)
+    return _cases(request.problem, request.machine, request.micro_kernel, request.layout)
+
+
+def least_cycles(request: Request, best: float) -> float:
+    return float(_cases_of(request).bounds.min(initial=np.inf)) if request.threads == 1 else 0.0
+
+
+def candidates(request: Request, limit: float | None) -> Candidates | NoneLegal:
     problem, on = request.problem, request.machine
     assert isinstance(problem, Conv) and isinstance(on, Machine)
     if request.schedule is not None:
         return _named(problem, on, request)
-    rows = tuple(kernel for kernel in tilings.rows(on, problem.dtype, request.micro_kernel).kernels if _suits(kernel, request.layout))
-    forms = planned(problem)
-    cases = tuple((kernel, model.shape_of(problem, kernel, m, request.layout)) for m in forms for kernel in rows)
-    bounds = model.least_cycles(problem, on, cases)
+    rows, forms, cases, bounds = _cases_of(request)
+    if not cases:
+        return NoneLegal(())
     of_forms = bounds.reshape(len(forms), len(rows), bounds.shape[1])
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
-    kept = of_forms <= np.maximum(guess * of_forms.min(axis=(1, 2), initial=np.inf, keepdims=True), limit or 0.0)
+    kept = of_forms <= np.maximum(guess * of_forms.min(axis=(1, 2), keepdims=True), limit or 0.0)
     if not request.any_error:
         kept |= kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
-    beyond = np.where(kept, np.inf, of_forms).min(axis=(1, 2), initial=np.inf)
-    table = model.candidates(problem, on, request.state, cases, kept.reshape(bounds.shape)) if rows else None
-    return Candidates(rows, forms, of_forms.min(axis=(0, 2), initial=np.inf), table, beyond, ())
+    beyond = np.where(kept, np.inf, of_forms).min(axis=(1, 2))
+    table = model.candidates(problem, on, request.state, cases, kept.reshape(bounds.shape))
+    return Candidates(rows, forms, of_forms.min(axis=(0, 2)), table, beyond, ())
 
 
 def _suits(kernel: Kernel, layout: Layout = "nchw") -> bool:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu import csa, tilings
-from pysim.cachemodel.cpu.cost import Prediction, assumed, cost_of, one_schedule, predict, schedule_of
+from pysim.cachemodel.cpu.cost import assumed, cost_of, one_schedule, predict, schedule_of
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, rates
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.errors import PlanError
@@ -40,21 +40,18 @@ class NestCandidates(NamedTuple):
     rejected: tuple[Rejected, ...]
     algorithm: str | None = None
 
-    def costs(self) -> "NestCosts":
-        return NestCosts(predict(self.rates, self.table, self.state, self.limit), self.bounds, self.algorithm)
-
 
 class NestCosts:
     """The predicted costs of a nest's schedules (`pysim.algorithms.contract.Costs`)."""
 
     kinds: tuple[str, ...] = STATIONARY
 
-    def __init__(self, prediction: Prediction, bounds: Array, algorithm: str | None = None) -> None:
-        self._algorithm = algorithm
-        self.prediction, self.bounds, self.cycles = prediction, bounds, prediction.cycles
-        self.kernels = tuple(kernel.name for kernel in prediction.rates.kernels)
-        self.kernel = self.alike = prediction.table.kernel
-        self.kind = 1 - prediction.table.keeps_windows.astype(np.int64)
+    def __init__(self, of: NestCandidates) -> None:
+        self.prediction = predict(of.rates, of.table, of.state, of.limit)
+        self._algorithm, self.bounds, self.cycles = of.algorithm, of.bounds, self.prediction.cycles
+        self.kernels = tuple(kernel.name for kernel in of.rates.kernels)
+        self.kernel = self.alike = self.prediction.table.kernel
+        self.kind = 1 - self.prediction.table.keeps_windows.astype(np.int64)
 
     def schedule(self, row: int) -> Schedule:
         found = schedule_of(self.prediction, row)
@@ -78,9 +75,6 @@ class CsaCandidates(NamedTuple):
     choices: tuple[csa.Choice, ...]
     limit: float
     rejected: tuple[Rejected, ...]
-
-    def costs(self) -> "CsaCosts":
-        return CsaCosts(self)
 
 
 class CsaCosts:
@@ -108,11 +102,19 @@ class CsaCosts:
 Found = NestCandidates | CsaCandidates
 
 
+def least_cycles(nest: Nest, request: Request) -> float:
+    """What schedules of a nest take at least, whatever the kernel."""
+    on = request.machine
+    assert isinstance(on, Machine)
+    kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel).kernels
+    return float(tilings.least_cycles(rates(nest, on, kernels), np.arange(len(kernels))).min()) if kernels else 0.0
+
+
 def candidates(
-    nest: Nest, request: Request, limit: float | None, known: Rates | None = None, form: str | None = None, algorithm: str | None = None
+    nest: Nest, request: Request, limit: float | None, form: str | None = None, algorithm: str | None = None
 ) -> Found | NoneLegal:
-    """The schedules of a nest that a request asks for and that compute for at most `limit` cycles; `known`: its rates, where they are. Of
-    kernels of a `form` alone, where one is given, and of an `algorithm` that is not its problem's first."""
+    """The schedules of a nest that a request asks for and that compute for at most `limit` cycles. Of kernels of a `form` alone, where one
+    is given, and of an `algorithm` that is not its problem's first."""
     on, dtype = request.machine, request.problem.dtype
     assert isinstance(on, Machine)
     if request.model == "csa":
@@ -125,7 +127,7 @@ def candidates(
     rows = tilings.rows(on, dtype, request.micro_kernel, form)
     if not rows.kernels:
         return NoneLegal(rows.rejected)
-    of = known or rates(nest, on, rows.kernels)
+    of = rates(nest, on, rows.kernels)
     bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
     limit = max(guess * float(bounds.min()), limit or 0.0)  # of less, the best would hardly be among them
@@ -138,7 +140,7 @@ def candidates(
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[NestCosts | CsaCosts]:
     """The costs of candidates, each by the model that it was made for."""
-    return [one.costs() for one in found]
+    return [NestCosts(one) if isinstance(one, NestCandidates) else CsaCosts(one) for one in found]
 
 
 def _csa_candidates(nest: Nest, on: Machine, dtype: str, request: Request) -> CsaCandidates:

@@ -15,11 +15,12 @@ call    call_cycles for each strip and block, and for each line that L2 loses be
 What crosses between levels follows from the description of the loops (`described`, `loops`); beside that the matrix comes once more from
 beyond a level that cannot hold what is multiplied and what was asked for ahead, twice as much where rows of a block lie in half the sets of
 L1. Runs of the matrix that do not follow one another (rows of a strip, rows of a block of k) wait run_start_share of the latency of the
-level that supplies it, at least L2's. Loads of dot stand right before their multiply-adds, so little hides them: COVERS of the computing.
+level that supplies it, at least L2's; computing hides that of axpy, rows of a tile of dot begin at once. Sums of axpy that L1 has lost
+also go back. Loads of dot stand right before their multiply-adds, so little hides them: COVERS of the computing.
 Measured on a Zen 5, cycles for 16 sums of 16 lanes, whose multiply-adds take 8: 10 to 12 with 4 lines from L2 (4.4 alone), 13 to 14 with 8.
 
 Worked number: 1x4096x4096 FP32 with B not transposed: F = 1, R = K = 4096, 16 lanes: V = 1,048,576, n = 8, so 2 loads a cycle take
-1.1 million cycles, and 64 MiB from a memory of 8.7 bytes a cycle 7.7 million.
+1.1 million cycles, and 64 MiB from a memory of 14.5 bytes a cycle 4.6 million.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, crossed, fills, suppliers
+from pysim.cachemodel.cpu.cost import Pass, crossed, fills, suppliers, transfer_cycles
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand, missing
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
@@ -41,7 +42,7 @@ WIDEST = 8  # vectors of the matrix in a tile (native/conv/skinny_kernels.h)
 MOST_DOT = 4  # of the few that a tile of `dot` takes
 COVERS = 0.4  # of computing (dot)
 FEW_STEP = 16  # elements of k that lie together in the copy that `dot` reads (PYSIM_FEW_STEP)
-_MATRIX = 2  # of the operands of `described`
+_MATRIX, _SUMS = 2, 4  # of the operands of `described`
 WIDE_BYTES = 64  # of a vector of AVX-512, which has 32 of them
 
 
@@ -166,7 +167,8 @@ def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine
     latencies = np.array([place.latency_cycles.value for place in suppliers(machine).values()])
     lost = missing(machine.levels, np.array([_between(shape, kernel, of, machine) for kernel, of in rows]))
     # the hardware brings runs of rows from L2 (dot); a core's window reaches the next lines there the sooner the less it multiplies each
-    lost[0] = lost[min(1, len(lost) - 1)] if shape.dot else lost[0] * (1 - 1 / shape.few)
+    beside = 1 - 1 / shape.few
+    lost[0] = lost[min(1, len(lost) - 1)] if shape.dot else lost[0] * beside
     terms = np.array([_terms(shape, kernel, blocks, machine) for kernel, blocks in rows]).T
     nest = described(shape, rows)
     matrix, line = nest.footprint(-1, _MATRIX), machine.levels[0].line_bytes
@@ -179,6 +181,9 @@ def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine
     share = machine.core.run_start_share
     waits = np.outer(np.maximum(share.value * latencies if share else 0.0, latencies[0]) * _shares(machine, shape, size, state), starts)
     names, covers = ("kernel", "call", "store", "pack"), COVERS if shape.dot else 1.0
+    if not shape.dot:  # whose tiles leave one row after another; and sums that L1 has lost go back there
+        waits *= 1.0 - machine.core.overlap.value * np.minimum(1.0, terms[0] / np.maximum(1.0, transfer_cycles(machine, moved).sum(axis=0)))
+        waits += beside * transfer_cycles(machine, np.stack((np.zeros(waits.shape), moved[:, 2 * _SUMS]), 1))
     return Pass(machine, dict(zip(names, terms, strict=True)), nest.names, moved, covers, waits + fills(machine, moved[:, -2:]))
 
 

@@ -6,14 +6,12 @@
  *   NHWC   for each group, as many images at a time as have CHUNK bytes of columns
  *                                     out[windows][filters] = columns[windows][k] weights[filters][k]^T
  *
- * A kernel of 1 x 1 without stride and padding needs no columns: the input has them. A product's epilogue knows a bias per column alone, so
- * that under NCHW a pass over the output adds the bias and applies the activation. `own` holds the columns and the product's workspace. */
+ * A kernel of 1 x 1 without stride and padding needs no columns: the input has them. `own` holds the columns and the product's workspace. */
 #include <algorithm>
 
 #include "abi/operation.h"
 #include "conv/rows.h"
 #include "core/decomposition.cuh"
-#include "core/epilogue.cuh"
 #include "core/launch.h"
 
 namespace pysim {
@@ -73,17 +71,6 @@ template <class T> __global__ void __launch_bounds__(THREADS) columns_kernel(con
     to[line * pitch + at] = value;
 }
 
-/* NCHW: out = f(out + bias of its filter) */
-template <class Out> __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__ Conv c, int64_t count) {
-    const int64_t index = blockIdx.x * (int64_t)THREADS + threadIdx.x;
-    if (index >= count) return;
-    Problem p = c.product;
-    p.alpha = 1, p.beta = 0;
-    using Acc = typename std::conditional<sizeof(Out) == 8, double, float>::type;
-    Out *to = (Out *)c.out + index;
-    *to = Epilogue<Acc, Out>(p).finish(Acc(*to), 0, (int)(index / ((int64_t)c.out_h * c.out_w) % (c.groups * c.filters)));
-}
-
 unsigned blocks_of(int64_t count) { return (unsigned)((count + THREADS - 1) / THREADS); }
 
 /* The product of one group, without its operands' places. */
@@ -125,21 +112,9 @@ template <class T> cudaError_t make_columns(const Conv &c, const Columns &m, int
     return launch(columns_kernel<T>, dim3(blocks_of(count)), dim3(THREADS), 0, stream, c, (T *)c.own, m.pitch, image, group, count);
 }
 
-pysim_status finish(const Conv &c, cudaStream_t stream) {
-    const int64_t count = (int64_t)c.batch * c.groups * c.filters * c.out_h * c.out_w;
-    const auto start = [&](auto kernel) { return check(launch(kernel, dim3(blocks_of(count)), dim3(THREADS), 0, stream, c, count), "the bias"); };
-    switch (c.product.c_dtype) {
-    case PYSIM_F64: return start(finish_kernel<double>);
-    case PYSIM_F16: return start(finish_kernel<__half>);
-    case PYSIM_BF16: return start(finish_kernel<__nv_bfloat16>);
-    default: return start(finish_kernel<float>);
-    }
-}
-
 pysim_status run(const Conv &c, int, cudaStream_t stream) {
     const Columns m = columns_of(c);
     const int element = dtypes[c.dtype].bytes, result = dtypes[c.product.c_dtype].bytes;
-    const bool bias_apart = !c.nhwc && c.product.bias;
     const pysim_cuda_schedule s = schedule_of(c);
     int64_t product_size = 0;
     pysim_status status = product_bytes(c, m, &product_size);
@@ -161,12 +136,13 @@ pysim_status run(const Conv &c, int, cudaStream_t stream) {
                 if (status != PYSIM_OK) break;
             }
             const Problem &p = c.product;
-            const pysim_cuda_epilogue e = {p.alpha, p.beta, c.nhwc && p.bias ? (const char *)p.bias + (int64_t)group * c.filters * result : nullptr,
-                                           bias_apart ? 0 : p.activation, p.low, p.high};
+            const int64_t filter = (int64_t)group * c.filters;
+            const pysim_cuda_epilogue e = {p.alpha, p.beta, p.bias ? (const char *)p.bias + filter * result : nullptr, p.activation, p.low, p.high,
+                                           p.scale ? (const char *)p.scale + filter * scale_bytes(p.c_dtype) : nullptr, !c.nhwc};
             status = pysim_cuda_run(&product, &s, &e, c.nhwc ? columns : weights, c.nhwc ? weights : columns, out,
                                     product_size ? (char *)c.own + m.bytes : nullptr, product_size, stream);
         }
-    return status == PYSIM_OK && bias_apart ? finish(c, stream) : status;
+    return status;
 }
 
 cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) {

@@ -27,6 +27,7 @@ __device__ inline void take_slice(Acc (&v)[SLICE], const Acc (&sum)[SLICES * SLI
         break;
     switch (index) {
         PYSIM_SLICE(0) PYSIM_SLICE(1) PYSIM_SLICE(2) PYSIM_SLICE(3) PYSIM_SLICE(4) PYSIM_SLICE(5) PYSIM_SLICE(6) PYSIM_SLICE(7)
+        PYSIM_SLICE(8)
     }
 #undef PYSIM_SLICE
 }
@@ -96,35 +97,28 @@ __device__ inline void store_16(void *to, const unsigned (&word)[4], bool here) 
                  "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"((int)here) : "memory");
 }
 
-/* x = f(alpha x + beta C + bias) on a slice whose first row and column of this thread these are; place(h, column) points at C in row 8h. */
+/* x = f(alpha scale x + beta C + bias) on a slice whose first row and column of this thread these are; place(h, column) points at C in row 8h. */
 template <class Acc, class Out, class T, class Place>
 __device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int column, T (&x)[SLICE], Place place) {
-    const T low = e.low, high = e.high;
 #pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int at = column + 8 * j + i;
-            const T bias = e.bias && at < e.n ? T(e.bias[at]) : T(0);
+            const int at = column + 8 * j + i, of_column = min(at, e.n - 1);
+            T factor = e.factor(e.by_row ? 0 : of_column), bias = e.bias ? T(e.bias[e.by_row ? 0 : of_column]) : T(0);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
+                if (e.by_row) {
+                    const int of_row = min(row + 8 * h, e.m - 1);
+                    factor = e.factor(of_row), bias = e.bias ? T(e.bias[of_row]) : T(0);
+                }
                 T old = T(0);
                 if (e.beta != T(0) && at < e.n && row + 8 * h < e.m) old = T(*place(h, at));
                 T &value = x[4 * j + 2 * h + i];
-                value = e.alpha * value + e.beta * old + bias;
+                value = factor * value + e.beta * old + bias;
             }
         }
-    (void)low, (void)high;
-    switch (e.activation) {
-#define PYSIM_EPILOGUE(number, name, expression)                                                                                      \
-    case number:                                                                                                                     \
-        _Pragma("unroll") for (int i = 0; i < SLICE; i++) {                                                                           \
-            x[i] = [&](T x) -> T { return expression; }(x[i]);                                                                        \
-        }                                                                                                                            \
-        break;
-#include "epilogues.inc"
-#undef PYSIM_EPILOGUE
-    }
+    activate(e.activation, x, e.low, e.high);
 }
 
 /* 8 of a slice's 16 results, one row of the warp's: x[2j + i] = column 8j + 2q + i of 32. `to` is place() columns after the first of the 32,
@@ -190,20 +184,20 @@ __device__ inline void store_ragged(Out *c, int64_t ldc, int rows, int columns, 
             if (lane < columns) to[r * ldc] = Out(passage[r * PITCH + lane]);
 }
 
-/* A warp's slice of C' (Problem::turned), its first row and column given, into C: 16 neighbours of two rows of C at once. */
+/* A warp's slice of C' (Problem::turned), its first row and column given, into C: of each of eight rows of C 16 neighbours at once. */
 template <class Acc, class Out>
-__device__ inline void store_turned(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[SLICE], Acc *passage) {
+__device__ inline void store_turned(Epilogue<Acc, Out> e, int row, int column, const Acc (&v)[SLICE], Acc *passage) {
     enum { PITCH = 34 }; /* read without conflicts */
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, first = lane % 4 * 4, of_row = lane / 4;
     put_slice<PITCH>(passage, v);
-    row += lane % 16, column += lane / 16;
+    const int m = e.m;
+    e.m = e.n, e.n = m; /* C's own */
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        Out *const to = e.c + (column + 2 * i) * e.ldc + row;
-        if (row >= e.m || column + 2 * i >= e.n) continue;
-        typename Epilogue<Acc, Out>::T old(0);
-        if (e.beta != 0) old = *to;
-        *to = e.finish(passage[lane % 16 * PITCH + lane / 16 + 2 * i], old, row);
+    for (int i = 0; i < 32; i += 8) {
+        Acc some[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) some[n] = passage[(first + n) * PITCH + of_row + i];
+        e.store(column + of_row + i, row + first, some);
     }
 }
 
@@ -362,7 +356,7 @@ template <class S, class Acc> __device__ inline void store_meeting(const Problem
                         for (int i = 0; i < 2; i++) {
                             if (at_row + 8 * h >= e.m || at + i >= e.n) continue;
                             auto *const to = e.c + (at + i) * e.ldc + at_row + 8 * h;
-                            *to = e.finish(pair[i], e.beta != 0 ? typename E::T(*to) : typename E::T(0), at_row + 8 * h);
+                            *to = e.finish(pair[i], e.beta != 0 ? typename E::T(*to) : typename E::T(0), e.by_row ? at + i : at_row + 8 * h);
                         }
                         continue;
                     }

@@ -46,39 +46,51 @@ template <int COUNT> __device__ inline void written(float (&d)[COUNT]) {
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* The next COUNT stages of the ring: `sum` += their products. `column`: where this warpgroup's part of B begins; release(stage) gives one back. */
-template <class S, int COUNT, class OfA, class Ring, class Stages, class Release>
-__device__ inline void promote(float (&sum)[S::SUMS], const OfA &of_a, const Stages &shared, Ring &ring, int column, Release release) {
+/* What a thread keeps of a stage until the large products: its elements of hi(A). */
+template <class S> struct Halves {
+    enum { COLUMN_BYTES = 128, LOW = S::B_BYTES / 2 };
     using Mma = Product<S::DTYPE>;
-    constexpr int LOW = S::B_BYTES / 2;
-    float part[S::SUMS];
-    unsigned hi[4 * COUNT][4];
-    int stage[COUNT];
-#pragma unroll
-    for (int n = 0; n < COUNT; n++, ring.template advance<S::STAGES>()) {
-        stage[n] = ring.stage;
-        barrier_wait(shared.full(ring.stage), ring.parity);
-        const uint32_t a = shared.a(ring.stage), b = shared.b(ring.stage) + column * 128;
+    unsigned hi[4][4];
+
+    /* The small products of the stage whose operands lie at `a` and `b`; `more`: onto `part` as it is. */
+    template <class OfA> __device__ void add_small(float (&part)[S::SUMS], const OfA &of_a, uint32_t a, uint32_t b, int more) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             unsigned lo[2][4];
 #pragma unroll
-            for (int i = 0; i < 8; i++) split_tf32(of_a.load(a, 2 * half + i / 4, i % 4), hi[4 * n + 2 * half + i / 4][i % 4], lo[i / 4][i % 4]);
+            for (int i = 0; i < 8; i++) split_tf32(of_a.load(a, 2 * half + i / 4, i % 4), hi[2 * half + i / 4][i % 4], lo[i / 4][i % 4]);
             mma_fence();
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const uint32_t k = b + (2 * half + i) * 32;
-                Mma::add(part, lo[i], matrix(k, 8192), n || half || i);
-                Mma::add(part, hi[4 * n + 2 * half + i], matrix(k + LOW, 8192), 1);
+                Mma::add(part, lo[i], matrix(k, 8192), more || half || i);
+                Mma::add(part, hi[2 * half + i], matrix(k + LOW, 8192), 1);
             }
             mma_commit();
             mma_wait<1>(); /* those before are done with their registers */
         }
     }
+    __device__ void add_large(float (&part)[S::SUMS], uint32_t b) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) Mma::add(part, hi[i], matrix(b + i * 32, 8192), 1);
+    }
+};
+
+/* The next COUNT stages of the ring: `sum` += their products. `column`: where this warpgroup's part of B begins; release(stage) gives one back. */
+template <class S, class Kept, int COUNT, class OfA, class Ring, class Stages, class Release>
+__device__ inline void promote(float (&sum)[S::SUMS], const OfA &of_a, const Stages &shared, Ring &ring, int column, Release release) {
+    float part[S::SUMS];
+    Kept kept[COUNT];
+    int stage[COUNT];
+#pragma unroll
+    for (int n = 0; n < COUNT; n++, ring.template advance<S::STAGES>()) {
+        stage[n] = ring.stage;
+        barrier_wait(shared.full(ring.stage), ring.parity);
+        kept[n].add_small(part, of_a, shared.a(ring.stage), shared.b(ring.stage) + column * Kept::COLUMN_BYTES, n);
+    }
 #pragma unroll
     for (int n = 0; n < COUNT; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) Mma::add(part, hi[4 * n + i], matrix(shared.b(stage[n]) + column * 128 + i * 32, 8192), 1);
+        kept[n].add_large(part, shared.b(stage[n]) + column * Kept::COLUMN_BYTES);
         mma_commit();
     }
     if constexpr (COUNT > 1) { /* as early as can be: the loads of the next but one are waited for */
@@ -94,16 +106,16 @@ __device__ inline void promote(float (&sum)[S::SUMS], const OfA &of_a, const Sta
 }
 
 /* `sum` += the products of the stages that follow in the ring, `steps` of them; `row` and `column`: where this warpgroup's part of the tile
- * begins. */
-template <class S, int TA, class Ring, class Stages, class Release>
+ * begins. Kept: Halves, or Thirds (thirds.cuh). */
+template <class S, template <class> class Kept, int TA, class Ring, class Stages, class Release>
 __device__ inline void accumulate_split(float (&sum)[S::SUMS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
     constexpr int TOGETHER = S::PROMOTION / S::BLOCK_K;
     const ThreadOfA<TA> of_a(row);
 #pragma unroll 1
-    for (; steps >= TOGETHER; steps -= TOGETHER) promote<S, TOGETHER>(sum, of_a, shared, ring, column, release);
+    for (; steps >= TOGETHER; steps -= TOGETHER) promote<S, Kept<S>, TOGETHER>(sum, of_a, shared, ring, column, release);
     if constexpr (TOGETHER > 1)
 #pragma unroll 1
-        for (; steps > 0; steps--) promote<S, 1>(sum, of_a, shared, ring, column, release);
+        for (; steps > 0; steps--) promote<S, Kept<S>, 1>(sum, of_a, shared, ring, column, release);
 }
 
 /* Of tf32 whose A is MN-major, as no instruction reads it from shared memory: by registers, in which A's elements of TOGETHER instructions come while

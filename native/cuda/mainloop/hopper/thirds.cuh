@@ -15,19 +15,14 @@
 namespace pysim {
 namespace hopper {
 
-/* The next COUNT stages of the ring: `sum` += their products. `column`: where this warpgroup's part of B begins; release(stage) gives one back. */
-template <class S, int COUNT, class OfA, class Ring, class Stages, class Release>
-__device__ inline void promote_thirds(float (&sum)[S::SUMS], const OfA &of_a, const Stages &shared, Ring &ring, int column, Release release) {
+/* What a thread keeps of a stage until the large products: the first thirds of its elements of A. */
+template <class S> struct Thirds {
+    enum { COLUMN_BYTES = 64, THIRD = S::B_BYTES / 3, GROUPS = S::BLOCK_K / 16 /* instructions along k */ };
     using Mma = Product<BF16X6>;
-    constexpr int THIRD = S::B_BYTES / 3, GROUPS = S::BLOCK_K / 16; /* instructions along k */
-    float part[S::SUMS];
-    unsigned first[GROUPS * COUNT][4];
-    int stage[COUNT];
-#pragma unroll
-    for (int n = 0; n < COUNT; n++, ring.template advance<S::STAGES>()) {
-        stage[n] = ring.stage;
-        barrier_wait(shared.full(ring.stage), ring.parity);
-        const uint32_t a = shared.a(ring.stage), b = shared.b(ring.stage) + column * 64;
+    unsigned first[GROUPS][4];
+
+    /* As those of Halves (split.cuh). */
+    template <class OfA> __device__ void add_small(float (&part)[S::SUMS], const OfA &of_a, uint32_t a, uint32_t b, int more) {
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
             unsigned second[4], third[4];
@@ -36,12 +31,12 @@ __device__ inline void promote_thirds(float (&sum)[S::SUMS], const OfA &of_a, co
                 float x[2];
 #pragma unroll
                 for (int e = 0; e < 2; e++) x[e] = __uint_as_float(of_a.load(a, 2 * group + i / 2, i % 2 + 2 * e));
-                split_two(x, first[GROUPS * n + group][i], second[i], third[i]);
+                split_two(x, first[group][i], second[i], third[i]);
             }
             mma_fence();
-            const unsigned(&large)[4] = first[GROUPS * n + group];
-            const uint64_t k = matrix_of_64(b + group * 32), k2 = matrix_of_64(b + THIRD + group * 32), k3 = matrix_of_64(b + 2 * THIRD + group * 32);
-            Mma::add(part, third, k, n || group);
+            const unsigned(&large)[4] = first[group];
+            const uint64_t k = matrix_of_rows<64>(b + group * 32), k2 = matrix_of_rows<64>(b + THIRD + group * 32), k3 = matrix_of_rows<64>(b + 2 * THIRD + group * 32);
+            Mma::add(part, third, k, more || group);
             Mma::add(part, large, k3, 1);
             Mma::add(part, second, k2, 1);
             Mma::add(part, large, k2, 1);
@@ -50,37 +45,11 @@ __device__ inline void promote_thirds(float (&sum)[S::SUMS], const OfA &of_a, co
             mma_wait<1>(); /* those before are done with their registers */
         }
     }
+    __device__ void add_large(float (&part)[S::SUMS], uint32_t b) const {
 #pragma unroll
-    for (int n = 0; n < COUNT; n++) {
-#pragma unroll
-        for (int group = 0; group < GROUPS; group++)
-            Mma::add(part, first[GROUPS * n + group], matrix_of_64(shared.b(stage[n]) + column * 64 + group * 32), 1);
-        mma_commit();
+        for (int group = 0; group < GROUPS; group++) Mma::add(part, first[group], matrix_of_rows<64>(b + group * 32), 1);
     }
-    if constexpr (COUNT > 1) { /* as early as can be: the loads of the next but one are waited for */
-        mma_wait<1>();
-#pragma unroll
-        for (int n = 0; n < COUNT - 1; n++) release(stage[n]);
-    }
-    mma_wait<0>();
-    release(stage[COUNT - 1]);
-    written(part);
-#pragma unroll
-    for (int i = 0; i < S::SUMS; i++) sum[i] += part[i];
-}
-
-/* `sum` += the products of the stages that follow in the ring, `steps` of them; `row` and `column`: where this warpgroup's part of the tile
- * begins. */
-template <class S, int TA, class Ring, class Stages, class Release>
-__device__ inline void accumulate_thirds(float (&sum)[S::SUMS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
-    constexpr int TOGETHER = S::PROMOTION / S::BLOCK_K;
-    const ThreadOfA<TA> of_a(row);
-#pragma unroll 1
-    for (; steps >= TOGETHER; steps -= TOGETHER) promote_thirds<S, TOGETHER>(sum, of_a, shared, ring, column, release);
-    if constexpr (TOGETHER > 1)
-#pragma unroll 1
-        for (; steps > 0; steps--) promote_thirds<S, 1>(sum, of_a, shared, ring, column, release);
-}
+};
 
 /* Sums that are not finite become those of multiply-adds in the order of k, of steps [begin, end); `row` and `column`: the thread's first of C. */
 template <class S, int TA> __device__ inline void mend_thirds(const Problem &p, float (&sum)[S::SUMS], int row, int column, int begin, int end) {
