@@ -22,16 +22,13 @@ INLINE VEC v_kept(VEC v) { return v; }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { return a * b + c; }
 INLINE VEC v_mul(VEC a, VEC b) { return a * b; }
 INLINE VEC v_add(VEC a, VEC b) { return a + b; }
+/* Lane by lane, without a branch: GCC spends seconds on the thousands that tests of lanes are in an unrolled tile. */
+typedef __typeof__((VEC){0} < (VEC){0}) TEST;
+INLINE VEC v_chosen(TEST where, VEC a, VEC b) { return (VEC)(((TEST)a & where) | ((TEST)b & ~where)); }
 /* The larger of both; a NaN stays. */
-INLINE VEC v_larger(VEC a, VEC b) {
-    for (int i = 0; i < LANES; i++) a[i] = (b[i] > a[i]) | (b[i] != b[i]) ? b[i] : a[i];
-    return a;
-}
+INLINE VEC v_larger(VEC a, VEC b) { return v_chosen((b > a) | (b != b), b, a); }
 /* A NaN stays one. */
-INLINE VEC v_between(VEC low, VEC high, VEC x) {
-    for (int i = 0; i < LANES; i++) x[i] = x[i] < low[i] ? low[i] : x[i] > high[i] ? high[i] : x[i];
-    return x;
-}
+INLINE VEC v_between(VEC low, VEC high, VEC x) { return v_chosen(x < low, low, v_chosen(x > high, high, x)); }
 
 typedef struct {
     int64_t lo, hi;

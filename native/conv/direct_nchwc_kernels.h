@@ -61,13 +61,20 @@ INLINE void direct_tile(const int P, const int F, const pysim_nchwc_tile *t) {
         if (f >= t->vectors) break;
         T *out = (T *)t->out + f * t->out_vector;
         const VEC start = bias ? v_load(bias + f * LANES) : v_zero();
+        if (t->first)
 #pragma GCC unroll 28
-        for (int p = 0; p < P; p++) {
-            VEC sum = v_add(acc[f][p], t->first ? start : v_load(out + p * LANES));
-            if (residual) sum = v_add(sum, v_load(residual + f * t->out_vector + p * LANES));
-            if (t->last) sum = v_between(low, high, sum);
-            v_store(out + p * LANES, sum);
-        }
+            for (int p = 0; p < P; p++) acc[f][p] = v_add(acc[f][p], start);
+        else
+#pragma GCC unroll 28
+            for (int p = 0; p < P; p++) acc[f][p] = v_add(acc[f][p], v_load(out + p * LANES));
+        if (residual)
+#pragma GCC unroll 28
+            for (int p = 0; p < P; p++) acc[f][p] = v_add(acc[f][p], v_load(residual + f * t->out_vector + p * LANES));
+        if (t->last)
+#pragma GCC unroll 28
+            for (int p = 0; p < P; p++) acc[f][p] = v_between(low, high, acc[f][p]);
+#pragma GCC unroll 28
+        for (int p = 0; p < P; p++) v_store(out + p * LANES, acc[f][p]);
     }
 }
 

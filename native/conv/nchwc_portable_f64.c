@@ -2,8 +2,7 @@
  * Convolutions of blocks of 4 channels, FP64 in plain C. */
 #include "../kernel.h"
 typedef double T;
-#define FOUR_LANES
-#include "../vec_portable.h"
+#include "../vec_portable_pair.h"
 #include "depthwise_blocks.h"
 #include "direct_nchwc_kernels.h"
 

@@ -9,7 +9,7 @@
  * planes  lanes hold neighbouring groups of one channel each: planes are transposed to [row][column][lane], convolved with every lane in
  *         use however short the rows are, and transposed back. */
 
-enum { MAX_ROWS = 8, MAX_FILTERS = 4, MAX_KR = 7 };
+enum { MAX_ROWS = 8, SEVERAL_ROWS = 4, MAX_FILTERS = 4, MAX_KR = 7 }; /* SEVERAL_ROWS: of tiles of several filters */
 
 /* How the columns of one row of outputs lie in the input: next to each other; every second one; strides apart. */
 enum { UNIT, PAIRS, STRIDED };
@@ -25,6 +25,7 @@ typedef struct {
     int64_t step;          /* rows of the input between loads */
     int64_t out_pitch;     /* elements between rows of outputs */
     int64_t q;             /* columns of outputs */
+    int64_t rows;          /* of outputs, at most ROWS; fewer in corners of kernels whose rows share no loads */
     int64_t channels, kernel_h, kernel_w, stride, dilation_h, dilation, height, width, pad; /* the others are along columns */
     int64_t out_filter;    /* elements between filters' outputs */
     T low, high;           /* bounds of outputs */
@@ -130,6 +131,7 @@ INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTE
         return;
     }
     if (MODE == PAIRS)
+#pragma GCC unroll 1
         for (; s + 1 < taps; s += 2)
             add_taps(KR, SH, ROWS, FILTERS, MODE, EDGE, 1, t, x + s, pitch, column + s, live, w + s, w_pitch, taps, acc);
     for (; s < taps; s++)
@@ -159,7 +161,7 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
     for (int64_t ch = 0; ch < t->channels; ch++, x += t->height * t->width, w += taps) {
         if (KR > 1) add_rows(KR, SH, ROWS, FILTERS, MODE, EDGE, t, x, pitch, column, live, w, w_pitch, acc);
         for (int64_t r = 0; KR == 1 && r < t->kernel_h; r++) {
-            if (EDGE == CORNER) live = live_rows(t->y + r * t->dilation_h, t->step, t->height, ROWS);
+            if (EDGE == CORNER) live = live_rows(t->y + r * t->dilation_h, t->step, t->height, ROWS) & ((1u << t->rows) - 1);
             add_rows(1, 1, ROWS, FILTERS, MODE, EDGE, t, x + r * t->dilation_h * t->width, pitch, column, live, w + r * t->kernel_w, w_pitch,
                      acc);
         }
@@ -171,6 +173,7 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
         T *out = t->out + f * t->out_filter + q;
 #pragma GCC unroll 8
         for (int o = 0; o < ROWS; o++, out += t->out_pitch) {
+            if (KR == 1 && EDGE == CORNER && o >= t->rows) break;
             const VEC value = v_between(low, high, acc[f][o]);
             if (EDGE)
                 v_store_mask(out, value, keep);
@@ -221,32 +224,32 @@ INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS
 #define SEVERAL_TO4(KR, SH, MODE, FILTERS) TILES_TO4(KR, SH, MODE, FILTERS)
 #define SEVERAL_NAMES(KR, MODE, FILTERS) {NAMES_TO4(KR, MODE, FILTERS)}
 
-TILES_TO8(1, 1, UNIT)
-TILES_TO8(1, 1, PAIRS)
-TILES_TO8(1, 1, STRIDED)
+TILES_OF(1, 1, UNIT, 8, 1)
+TILES_OF(1, 1, PAIRS, 8, 1)
+TILES_OF(1, 1, STRIDED, 8, 1)
 TILES_TO8(3, 1, UNIT)
 TILES_TO8(3, 2, PAIRS)
 TILES_TO8(5, 1, UNIT)
 TILES_TO8(5, 2, PAIRS)
 TILES_TO8(7, 1, UNIT)
 TILES_TO8(7, 2, PAIRS)
-SEVERAL_TO4(1, 1, UNIT, SEVERAL)
-SEVERAL_TO4(1, 1, PAIRS, SEVERAL)
-SEVERAL_TO4(1, 1, STRIDED, SEVERAL)
+TILES_OF(1, 1, UNIT, 4, SEVERAL)
+TILES_OF(1, 1, PAIRS, 4, SEVERAL)
+TILES_OF(1, 1, STRIDED, 4, SEVERAL)
 SEVERAL_TO4(3, 1, UNIT, SEVERAL)
 SEVERAL_TO4(3, 2, PAIRS, SEVERAL)
 
 /* Rows of tiles in the middle of the image and at its top or bottom; by how many kernel rows share loads (1, 3, 5, 7), how columns lie, and
- * rows of the tile. */
+ * rows of the tile: where none share loads, the most that it has, of which corners leave out what is not there. */
 typedef void (*some_tiles[2])(const TILES *t, int64_t begin, int64_t end);
 static const some_tiles by_one[4][3][MAX_ROWS] = {
-    {NAMES_TO8(1, UNIT), NAMES_TO8(1, PAIRS), NAMES_TO8(1, STRIDED)},
+    {{NAME(1, UNIT, 8, 1)}, {NAME(1, PAIRS, 8, 1)}, {NAME(1, STRIDED, 8, 1)}},
     {NAMES_TO8(3, UNIT), NAMES_TO8(3, PAIRS)},
     {NAMES_TO8(5, UNIT), NAMES_TO8(5, PAIRS)},
     {NAMES_TO8(7, UNIT), NAMES_TO8(7, PAIRS)},
 };
-static const some_tiles by_several[2][3][4] = {
-    {SEVERAL_NAMES(1, UNIT, SEVERAL), SEVERAL_NAMES(1, PAIRS, SEVERAL), SEVERAL_NAMES(1, STRIDED, SEVERAL)},
+static const some_tiles by_several[2][3][SEVERAL_ROWS] = {
+    {{NAME(1, UNIT, 4, SEVERAL)}, {NAME(1, PAIRS, 4, SEVERAL)}, {NAME(1, STRIDED, 4, SEVERAL)}},
     {SEVERAL_NAMES(3, UNIT, SEVERAL), SEVERAL_NAMES(3, PAIRS, SEVERAL)},
 };
 
@@ -293,6 +296,7 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
         for (int64_t item = 0, g = 0, block = 0, row = 0; item < groups * blocks; item++) {
             const int64_t p = begin + phase + row * phases, here = least + (block < more);
             const T *in = image + g * plane;
+            t.rows = here;
             t.y = p * c->stride_h - c->pad_top;
             t.x = in + t.y * c->width - c->pad_left;
             const int64_t rows_end = t.y + (here - 1) * phases * c->stride_h + reach;
@@ -304,7 +308,9 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
                 t.bias = bias ? bias + f : NULL;
                 t.out = out + (f * of->p + p) * of->q;
                 fetch_for_stores(t.out + here * phases * of->q, here * phases * of->q);
-                (width > 1 ? several : single)[here - 1][at_edge](&t, at_edge ? 0 : first, at_edge ? of->q : last);
+                const int64_t whole = shared > 1 ? here : width > 1 ? SEVERAL_ROWS : MAX_ROWS; /* rows of the tiles that there are */
+                const int is_corner = at_edge || here < whole;
+                (width > 1 ? several : single)[shared > 1 ? here - 1 : 0][is_corner](&t, is_corner ? 0 : first, is_corner ? of->q : last);
             }
             row += here;
             if (++block == blocks) block = 0, row = 0, g++;

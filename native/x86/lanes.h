@@ -112,17 +112,32 @@ INLINE void win_body(const int nv, const int nf, const int panel, const int64_t 
         }
         return;
     }
+    static const T no_bias[MAX_BROADCASTS];
     const SCALE scale = scale_of(store);
-    const T *bias_f = store->bias_filters, *bias_w = store->bias_windows, *old = store->old ? store->old : out;
+    const T *bias_f = store->bias_filters ? store->bias_filters : no_bias, *bias_w = store->bias_windows, *old = store->old;
     VEC bw[MAX_VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < nv; v++)
         bw[v] = !bias_w ? v_zero() : v < nv - 1 ? v_load(bias_w + v * LANES) : v_load_mask(bias_w + v * LANES, tail);
+    /* Step by step for all sums: a test for each of them takes GCC three times as long as all else of a tile. */
 #pragma GCC unroll 16
-    for (int j = 0; j < nf; j++, out += out_pitch, old += out_pitch) {
-        const VEC bf = v_set1(bias_f ? bias_f[j] : (T)0);
+    for (int j = 0; j < nf; j++)
 #pragma GCC unroll 4
-        for (int v = 0; v < nv; v++) finish_row(out + v * LANES, old + v * LANES, acc[j][v], v_add(bf, bw[v]), v < nv - 1, tail, &scale);
+        for (int v = 0; v < nv; v++) acc[j][v] = v_fma(acc[j][v], scale.alpha, v_add(v_set1(bias_f[j]), bw[v]));
+    if (old) {
+        __asm__("" : "+r"(old));
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++, old += out_pitch)
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++)
+                acc[j][v] = v_fma(v < nv - 1 ? v_load(old + v * LANES) : v_load_mask(old + v * LANES, tail), scale.beta, acc[j][v]);
+    }
+    __asm__("" : "+r"(out));
+#pragma GCC unroll 16
+    for (int j = 0; j < nf; j++, out += out_pitch) {
+#pragma GCC unroll 4
+        for (int v = 0; v < nv - 1; v++) v_store(out + v * LANES, v_between(scale.low, scale.high, acc[j][v]));
+        v_store_mask(out + (nv - 1) * LANES, v_between(scale.low, scale.high, acc[j][nv - 1]), tail);
     }
 }
 
