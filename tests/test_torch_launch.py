@@ -331,10 +331,10 @@ def test_a_norms_scale_makes_up_for_sums_that_come_out_too_small(monkeypatch):
 
 
 def test_small_layers_are_expected_to_keep_pytorchs_host_busy_unless_they_are_recorded():
-    """Of three operators 5 us each; a kernel, of whatever problem, takes as long as the shortest that was measured (4.5 us)."""
+    """Of three operators 5 us each; a kernel takes as long as the shortest that was measured, and 16 ns for each product of a sum."""
     small, gpu = Conv(channels=8, height=1, width=1, filters=32, kernel_h=1, kernel_w=1), load_any("h200")
     assert expected.pytorch_seconds(small, gpu, 2) == 3 * expected.HOST_SECONDS
-    assert 4.5e-6 <= expected.pytorch_seconds(small, gpu, 0, True) < 4.6e-6
+    assert 4.5e-6 <= expected.pytorch_seconds(small, gpu, 0, True) - 8 * 16e-9 < 4.6e-6
     large = Conv(batch=32, channels=256, height=56, width=56, filters=256, kernel_h=3, kernel_w=3)
     assert expected.pytorch_seconds(large, gpu, 2) == expected.pytorch_seconds(large, gpu, 2, True) > 15e-3
 

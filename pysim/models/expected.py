@@ -12,9 +12,11 @@ layers of a plan are put on the stream together. `share` is what PyTorch's convo
     CPU  0.36: the median of 90 layers of four torchvision networks, batch 1, on one core of an AMD EPYC (Zen 5), from 0.15 to 0.73 (5th and
          95th percentile), PyTorch 2.14
 
-`least` is 0 on a CPU, and 2.1 us on a GPU: with the launch the least that PyTorch took for one of 175 convolutions of batch 1 to 32 on an
-H200 (4.5 us, benchmarks/data/layers-h200-*.jsonl). HOST_SECONDS is a quarter of what operators of five networks took there at batch 1 on a
-host shared by others (19 us and more, benchmarks/data/models-calls-h200.jsonl).
+`least` is 0 on a CPU, and on a GPU 2.1 us, of a convolution 16 ns more for each product of a sum (channels of a group x kernel), which are
+added up one after another where outputs are few: of 186 convolutions of batch 1 to 32 on an H200 two took PyTorch less than that and a
+launch, by 2 % at most, and 11 small ones with sums of 240 to 1152 products 1.0 to 1.35 times as long
+(benchmarks/data/layers-h200-*.jsonl, conv-small-h200.jsonl). HOST_SECONDS is a quarter of what operators of five networks took there at
+batch 1 on a host shared by others (19 us and more, benchmarks/data/models-calls-h200.jsonl).
 
 So a plan is turned down where its kernel is not made for the problem: depthwise or a few channels a group, where no kernel knows these.
 
@@ -31,7 +33,7 @@ from pysim.problem.text import Workload
 from pysim.registry.cpu import kernels
 
 GPU_SHARE, CPU_SHARE = 0.11, 0.36
-GPU_LEAST = 2.1e-6
+GPU_LEAST, GPU_PRODUCT = 2.1e-6, 16e-9
 HOST_SECONDS = 5e-6
 
 
@@ -42,6 +44,7 @@ def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0, graph
     if isinstance(on, Gpu):
         peak = 2 * on.fma_per_cycle[problem.dtype].value * on.sms.value * on.frequency_hz.value
         bandwidth, launch, share, least = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_SHARE, GPU_LEAST
+        least += 0 if isinstance(problem, Gemm) else GPU_PRODUCT * problem.channels / problem.groups * problem.kernel_h * problem.kernel_w
     else:
         peak, launch, share, least = 2 * _fma_per_cycle(problem.dtype, on) * on.clock_hz, 0.0, CPU_SHARE, 0.0
         bandwidth = on.memory.read_bytes_per_cycle.value * on.clock_hz

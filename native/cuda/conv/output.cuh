@@ -57,9 +57,10 @@ template <class Acc, class Out, int COUNT, bool PLAIN> class FilterRows {
         using Vector = Pack<Out, WIDE>;
         Vector *at = (Vector *)(to.c + (image * conv.groups * conv.filters + row) * size + position), result;
         if (!PLAIN && to.beta != 0) result = *at;
+        if constexpr (PLAIN)
 #pragma unroll
-        for (int i = 0; i < WIDE; i++)
-            result.value[i] = PLAIN ? Out(acc[i]) : to.finish(acc[i], to.beta != 0 ? typename Arithmetic<Acc>::type(result.value[i]) : 0, row);
+            for (int i = 0; i < WIDE; i++) result.value[i] = Out(acc[i]);
+        else to.finish(acc, result.value, [&](int) { return row; });
         *at = result;
     }
 };

@@ -73,8 +73,10 @@ template <class Acc, class Out> class Epilogue {
 #pragma unroll
                 for (int i = 0; i < N; i++) result.value[i] = column + i < n ? to[i] : Out(0.f);
         }
+        if (plain)
 #pragma unroll
-        for (int i = 0; i < N; i++) result.value[i] = finish(acc[i], beta != T(0) ? T(result.value[i]) : T(0), by_row ? row : min(column + i, n - 1));
+            for (int i = 0; i < N; i++) result.value[i] = Out(T(acc[i]));
+        else finish(acc, result.value, [&](int i) { return by_row ? row : min(column + i, n - 1); });
         if (whole) *(Vector *)to = result;
         else
 #pragma unroll
@@ -86,15 +88,33 @@ template <class Acc, class Out> class Epilogue {
         store(row, column, one);
     }
 
-    /* Without a place: what the type of C makes of one sum, bias and scale those of `line`. */
+    /* What the type of C makes of sums, in place of what C had; bias and scale of sum i are those of line_of(i). One thing after another for all
+     * sums, so that each is asked for once and loads are on their way together. */
+    template <int N, class LineOf> __device__ void finish(const Acc (&acc)[N], Out (&value)[N], LineOf line_of) const {
+        T x[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = alpha * T(acc[i]);
+        if (scale)
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i] *= scale[line_of(i)];
+        if (beta != T(0))
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i] += beta * T(value[i]);
+        if (bias)
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i] += T(bias[line_of(i)]);
+        activate(activation, x, low, high);
+#pragma unroll
+        for (int i = 0; i < N; i++) value[i] = Out(x[i]);
+    }
+    /* One sum. */
     __device__ Out finish(Acc acc, T old, int line) const {
         if (plain) return Out(T(acc));
-        T x[1] = {factor(line) * T(acc) + beta * old};
-        if (bias) x[0] += T(bias[line]);
-        activate(activation, x, low, high);
-        return Out(x[0]);
+        const Acc one[1] = {acc};
+        Out value[1] = {Out(old)};
+        finish(one, value, [&](int) { return line; });
+        return value[0];
     }
-    __device__ T factor(int line) const { return scale ? alpha * scale[line] : alpha; }
 
     Out *c;
     const Out *bias;

@@ -30,12 +30,12 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     # a block's windows come to it once for each row of filters that it has not in its lanes
     turns = w.filters // w.groups / (min(BLOCK.threads, w.filters) if windows.together else 1)
     bytes_ = windows.asked(BLOCK.threads, gpu.l1_bytes.value * BLOCK.threads / (gpu.warps_per_sm.value * WARP)) * turns
-    waits = k / of.loads_at_once.value * gpu.l1_latency_cycles.value
+    waits = k / of.loads_at_once.value * gpu.l2_latency_cycles.value
     # a multiply-add takes its instructions' turns, or its pipe where that is slower (FP64 on most GPUs)
     pipe = WARP * gpu.schedulers_per_sm.value / gpu.fma_per_cycle[row.pipe].value if row.pipe in gpu.fma_per_cycle else 0.0
     instructions = k * max(of.product_instructions.value, pipe) + w.kernel_h * w.kernel_w * of.tap_instructions.value
     threads = moving(windows, w.batch * w.filters * w.windows / WARP, instructions, k * (1 + apart), waits, bytes_)
-    return of_threads(asked, row, threads, "model.direct.", "l1_")
+    return of_threads(asked, row, threads, "model.direct.", "l1_", "l2_latency_cycles")
 
 
 def moving(windows: Windows, warps: float, instructions: float, wavefronts: float, waits: float, asked: float) -> Threads:

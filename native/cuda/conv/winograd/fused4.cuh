@@ -270,15 +270,17 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
             float *const to_row = at + r * row;
             Pack<float, 4> v = {};
             if (!PLAIN && !NHWC && old) v = *(const Pack<float, 4> *)to_row;
+            float sum[4];
 #pragma unroll
             for (int q = 0; q < 4; q++) {
-                if constexpr (PLAIN) v.value[q] = out[16 * i + 4 * r + q];
-                else {
-                    if (NHWC && old && q < wide) v.value[q] = to_row[q * all];
-                    v.value[q] = epilogue.finish(from[(4 * r + q) * PLANE], v.value[q], f);
-                }
-                if (NHWC && q < wide) to_row[q * all] = v.value[q];
+                sum[q] = PLAIN ? out[16 * i + 4 * r + q] : from[(4 * r + q) * PLANE];
+                if (PLAIN) v.value[q] = sum[q];
+                else if (NHWC && old && q < wide) v.value[q] = to_row[q * all];
             }
+            if (!PLAIN) epilogue.finish(sum, v.value, [&](int) { return f; });
+#pragma unroll
+            for (int q = 0; q < 4; q++)
+                if (NHWC && q < wide) to_row[q * all] = v.value[q];
             if (!NHWC) *(Pack<float, 4> *)to_row = v;
         }
     }

@@ -100,24 +100,25 @@ __device__ inline void store_16(void *to, const unsigned (&word)[4], bool here) 
 /* x = f(alpha scale x + beta C + bias) on a slice whose first row and column of this thread these are; place(h, column) points at C in row 8h. */
 template <class Acc, class Out, class T, class Place>
 __device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int column, T (&x)[SLICE], Place place) {
+    const auto row_of = [&](int i) { return row + i / 2 % 2 * 8; };
+    const auto column_of = [&](int i) { return column + i / 4 * 8 + i % 2; };
+    /* with(value, line): of every value, where bias and scale have it */
+    const auto each_line = [&](auto with) {
+        if (e.by_row)
 #pragma unroll
-    for (int j = 0; j < 4; j++)
+            for (int i = 0; i < SLICE; i++) with(x[i], min(row_of(i), e.m - 1));
+        else
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int at = column + 8 * j + i, of_column = min(at, e.n - 1);
-            T factor = e.factor(e.by_row ? 0 : of_column), bias = e.bias ? T(e.bias[e.by_row ? 0 : of_column]) : T(0);
+            for (int i = 0; i < SLICE; i++) with(x[i], min(column_of(i), e.n - 1));
+    };
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                if (e.by_row) {
-                    const int of_row = min(row + 8 * h, e.m - 1);
-                    factor = e.factor(of_row), bias = e.bias ? T(e.bias[of_row]) : T(0);
-                }
-                T old = T(0);
-                if (e.beta != T(0) && at < e.n && row + 8 * h < e.m) old = T(*place(h, at));
-                T &value = x[4 * j + 2 * h + i];
-                value = factor * value + e.beta * old + bias;
-            }
-        }
+    for (int i = 0; i < SLICE; i++) x[i] *= e.alpha;
+    if (e.scale) each_line([&](T &value, int line) { value *= e.scale[line]; });
+    if (e.beta != T(0))
+#pragma unroll
+        for (int i = 0; i < SLICE; i++)
+            if (column_of(i) < e.n && row_of(i) < e.m) x[i] += e.beta * T(*place(i / 2 % 2, column_of(i)));
+    if (e.bias) each_line([&](T &value, int line) { value += T(e.bias[line]); });
     activate(e.activation, x, e.low, e.high);
 }
 
