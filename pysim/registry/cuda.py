@@ -260,8 +260,8 @@ class ConvKernel(msgspec.Struct, frozen=True):
     of gemm/. `fused`: one kernel does what others of the algorithm do in several (Winograd's transforms and products, im2win's tensor),
     `staged`: kernels of their own, a chunk of windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of
     split-K as `reduces_in_cluster` says need no workspace; `folds`: squares of pixels are channels, whatever the kernel's size;
-    `alignment`: bytes that input and filters begin at multiples of (1: elements); `pingpong`, `promotion`: see Tiles; `ablation`: it is there to show
-    what it leaves out; `replaced_on`: as of a product; `finite`: what must be finite, an index of NEEDS_FINITE.
+    `alignment`: bytes that input and filters begin at multiples of (1: elements); `pingpong`, `promotion`: see Tiles; `ablation`: it is
+    there to show what it leaves out; `replaced_on`: as of a product; `finite`: what must be finite, an index of NEEDS_FINITE.
     """
 
     index: int
