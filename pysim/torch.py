@@ -10,6 +10,7 @@ Works on the current stream with memory of PyTorch's allocator, and can be captu
 """
 
 import copy
+from operator import attrgetter
 from typing import Any, cast
 
 from pysim.arguments import word
@@ -58,7 +59,7 @@ def optimize(model: torch.nn.Module, accuracy: Accuracy = "strict", cuda_graph: 
     optimized = copy.copy(model)
     optimized.__class__ = type(kind.__name__, (_Optimized, kind), {"__module__": kind.__module__})
     object.__setattr__(optimized, "_pysim_modules", tuple(optimized.modules()))
-    module, layers = rewritten(_traced(model), accuracy)
+    module, layers = rewritten(_traced(model), accuracy, cuda_graph)
     object.__setattr__(optimized, "_pysim", (GraphedCalls(module, model) if cuda_graph else module, layers))
     return optimized
 
@@ -75,13 +76,16 @@ def report(model: torch.nn.Module) -> list[Decision]:
     return [decision for layer in layers for decision in layer.decisions]
 
 
+_TRAINING = attrgetter("training")
+
+
 class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """Stands before a model's own class, whose forward trains, is traced and is exported."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if any(one.training for one in self.__dict__["_pysim_modules"]) or torch.compiler.is_compiling():
+        if any(map(_TRAINING, self.__dict__["_pysim_modules"])) or torch.compiler.is_compiling():
             return super().forward(*args, **kwargs)
-        given = [*args, *kwargs.values()]
+        given = (*args, *kwargs.values())
         if torch.is_grad_enabled() and any(one.requires_grad for one in (*given, *self.parameters()) if isinstance(one, torch.Tensor)):
             return super().forward(*args, **kwargs)
         return self.__dict__["_pysim"][0](*args, **kwargs)

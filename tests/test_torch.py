@@ -21,6 +21,7 @@ import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
 from pysim.models import torch_graph, torch_layers  # noqa: E402
 from pysim.models.torch_chain import LayerChain  # noqa: E402
+from pysim.runtime import cuda_call  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +107,9 @@ MODELS = {
     "block": block,
     "relu6": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 4, 1), nn.Hardtanh()),
     "grouped": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3, dilation=2), nn.BatchNorm2d(6), nn.GELU()),
+    "norm before": lambda: nn.Sequential(
+        nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.BatchNorm2d(4), nn.SiLU()
+    ),
     "linear": lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 2)),
     "swishes": lambda: nn.Sequential(
         block(), nn.Conv2d(8, 8, 1), nn.SiLU(inplace=True), nn.Conv2d(8, 4, 1), nn.Hardswish(), nn.Conv2d(4, 4, 1), nn.Sigmoid()
@@ -208,6 +212,15 @@ def test_a_drop_of_whole_branches_stands_before_no_sum():
 def test_a_residual_that_is_read_later_is_not_written_over():
     graph, _ = pysim.torch.optimize(settled(Residual(late=True))).__dict__["_pysim"]
     assert [one for one in graph.graph.nodes if one.op == "call_function"]
+
+
+def test_modules_that_stay_are_found_by_one_name():
+    model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2)), nn.AdaptiveAvgPool2d(1))).eval()
+    optimized, x = pysim.torch.optimize(model), torch.randn(1, 3, 8, 8)
+    called = [one.target for one in optimized.__dict__["_pysim"][0].graph.nodes if one.op == "call_module"]
+    assert len(called) == 3 and not any("." in target for target in called)
+    with torch.no_grad():
+        assert_close(optimized(x), model(x))
 
 
 def test_changed_weights_take_effect():
@@ -443,6 +456,17 @@ def test_calls_with_a_graph_are_recorded_once_and_give_results_of_their_own(reco
         assert (recorder.recorded, recorder.replayed) == (1, 4)
         assert_close(optimized(torch.ones(1, 3, 9, 9)), model(torch.ones(1, 3, 9, 9)))
     assert recorder.recorded == 1
+
+
+def test_what_calls_that_are_recorded_later_worked_in_is_let_go_of(recorder):
+    kept = cuda_call._workspaces.of_stream
+    kept.put(("cuda", 0), (1 << 20, object(), 0))
+    optimized = pysim.torch.optimize(settled(block()), cuda_graph=True)
+    with torch.no_grad():
+        optimized(torch.ones(1, 3, 9, 9))
+        assert len(kept) == 1
+        optimized(torch.ones(1, 3, 9, 9))
+    assert recorder.recorded == 1 and len(kept) == 0
 
 
 def test_changed_weights_are_recorded_anew(recorder):

@@ -14,7 +14,7 @@ from pysim.check.bounds import bound_of  # noqa: E402
 from pysim.frontends import torch as frontend  # noqa: E402
 from pysim.frontends.torch import rewritten  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
-from pysim.models import torch_chain, torch_gpu, torch_layers  # noqa: E402
+from pysim.models import expected, torch_chain, torch_gpu, torch_layers  # noqa: E402
 from pysim.models.torch_chain import LayerChain  # noqa: E402
 from pysim.models.torch_layers import FusedLayer, Geometry  # noqa: E402
 from pysim.problem.conv import Conv  # noqa: E402
@@ -328,6 +328,15 @@ def test_a_norms_scale_makes_up_for_sums_that_come_out_too_small(monkeypatch):
     plain, larger = (layer._affine((w, None, *numbers), of)[0].float().double() for of in (0.0, lean))
     assert abs((larger / plain).mean() - 1 + lean) < 5e-9
     assert bound_of(planner.plan(problem, load_any("h200"), accuracy="ieee")).lean == 0
+
+
+def test_small_layers_are_expected_to_keep_pytorchs_host_busy_unless_they_are_recorded():
+    """Of three operators 5 us each; a kernel, of whatever problem, takes as long as the shortest that was measured (4.5 us)."""
+    small, gpu = Conv(channels=8, height=1, width=1, filters=32, kernel_h=1, kernel_w=1), load_any("h200")
+    assert expected.pytorch_seconds(small, gpu, 2) == 3 * expected.HOST_SECONDS
+    assert 4.5e-6 <= expected.pytorch_seconds(small, gpu, 0, True) < 4.6e-6
+    large = Conv(batch=32, channels=256, height=56, width=56, filters=256, kernel_h=3, kernel_w=3)
+    assert expected.pytorch_seconds(large, gpu, 2) == expected.pytorch_seconds(large, gpu, 2, True) > 15e-3
 
 
 @pytest.mark.skipif(torch_layers._precision is None, reason="this PyTorch has the older settings alone")

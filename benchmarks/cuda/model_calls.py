@@ -3,12 +3,14 @@
 
     python benchmarks/cuda/model_calls.py -o FILE [--seconds 70] [MODEL:BATCH ...]
 
-Contenders: PyTorch eager, `pysim.torch.optimize`, and the same with `cuda_graph=True`. Host time: of a call on an idle device, until it
-returns. Milliseconds: between two events around a call. Medians of 30, in turns. Memory: peaks of what is allocated in a call, weights
-among it, and what calls have left behind them. One JSON line a model.
+Contenders: PyTorch eager and in a CUDA graph, `pysim.torch.optimize`, and the same with `cuda_graph=True`. Host time: of a call on an idle
+device, until it returns; `python_us` of it are this package's own in chains of layers, beside native calls and PyTorch's operators.
+Milliseconds: between two events around a call. Medians of 20, in turns. Memory: peaks of what is allocated in a call, weights among it, and
+what calls have left behind them. One JSON line a model; `native` are its native layers without a graph and with one.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -20,8 +22,14 @@ import torch
 import torchvision
 
 import pysim.torch
+from pysim.models.torch_chain import LayerChain
+from pysim.models.torch_graph import captured
+from pysim.runtime.cuda_steps import LaunchSteps
 
-MODELS = "resnet50:1 efficientnet_b0:1 densenet121:1 mobilenet_v2:1 googlenet:1 resnet50:32 vgg16:1"
+MODELS = (
+    "efficientnet_b0:1 densenet121:1 resnet50:1 mobilenet_v2:1 mobilenet_v3_large:1 convnext_tiny:1 "
+    "efficientnet_b0:32 resnet50:32 densenet121:32 vgg16:1 googlenet:1"
+)
 Call = Callable[[], Any]
 
 
@@ -34,7 +42,34 @@ def network(name: str) -> torch.nn.Module:
     return model.eval()
 
 
-def timed(calls: dict[str, Call], rounds: int = 33) -> dict[str, dict[str, float]]:
+def python_seconds(call: Call) -> float:
+    """Of a call: in chains, less what their native calls take."""
+    inside = {LayerChain: 0.0, LaunchSteps: 0.0}
+    forward, run = LayerChain.forward, LaunchSteps.run
+
+    def clocked(kind: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        def clock(*given: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*given)
+            inside[kind] += time.perf_counter() - start
+            return result
+
+        return clock
+
+    LayerChain.__call__, LaunchSteps.run = clocked(LayerChain, forward), clocked(LaunchSteps, run)  # type: ignore[method-assign]
+    try:
+        found = []
+        for _ in range(20):
+            inside.update(dict.fromkeys(inside, 0.0))
+            torch.cuda.synchronize()
+            call()
+            found.append(inside[LayerChain] - inside[LaunchSteps])
+    finally:
+        LayerChain.__call__, LaunchSteps.run = forward, run  # type: ignore[method-assign]
+    return statistics.median(found)
+
+
+def timed(calls: dict[str, Call], rounds: int = 23) -> dict[str, dict[str, float]]:
     """Median microseconds until a call returns, and milliseconds between events around it."""
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for _ in range(rounds):
@@ -58,6 +93,7 @@ def memory(call: Call) -> dict[str, int]:
     for _ in range(4):
         call()
     torch.cuda.synchronize()
+    gc.collect()  # of models that were measured before
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     call()
@@ -77,12 +113,18 @@ def measure(name: str, batch: int) -> dict[str, Any]:
     graphed = pysim.torch.optimize(model, cuda_graph=True)
     held["pysim cuda_graph"] = memory(lambda: graphed(x))
     ours = pysim.torch.optimize(model)
-    calls = {"pytorch": lambda: model(x), "pysim": lambda: ours(x), "pysim cuda_graph": lambda: graphed(x)}
+    for _ in range(3):
+        ours(x), graphed(x)
+    python, (replay, result) = python_seconds(lambda: ours(x)), captured(lambda: model(x))
+    recorded = lambda: (replay(), result)[1]  # noqa: E731
+    calls = {"pytorch": lambda: model(x), "pytorch graph": recorded, "pysim": lambda: ours(x), "pysim cuda_graph": lambda: graphed(x)}
     spent = timed(calls)
     errors = {who: float((call().double() - exact).abs().max() / exact.abs().max()) for who, call in calls.items()}
-    decisions = pysim.torch.report(graphed)
+    reports = [pysim.torch.report(one) for one in (ours, graphed)]
+    native = [sum(one.runs == "pysim" for one in report) for report in reports]
+    stays = {one.problem: [one.predicted_seconds, one.torch_seconds] for report in reports for one in report if one.runs != "pysim"}
     weights = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
-    about = {"model": name, "batch": batch, "layers": len(decisions), "native": sum(one.runs == "pysim" for one in decisions)}
+    about = {"model": name, "batch": batch, "layers": len(reports[0]), "native": native, "python_us": python * 1e6, "stays": stays}
     return about | {"calls": spent, "errors": errors, "weights_bytes": weights, "memory_bytes": held}
 
 
@@ -107,10 +149,12 @@ def main() -> None:
             out.flush()
             held = row["memory_bytes"]
             told = "  ".join(
-                f"{who} {one['host_us']:.0f} us {one['ms']:.3f} ms {held[who]['peak'] / 2**20:.0f} MiB" for who, one in row["calls"].items()
+                f"{who} {one['host_us']:.0f} us {one['ms']:.3f} ms" + (f" {held[who]['peak'] / 2**20:.0f} MiB" if who in held else "")
+                for who, one in row["calls"].items()
             )
             errors = " ".join(f"{error:.1e}" for error in row["errors"].values())
-            print(f"{text:<18} {row['native']}/{row['layers']} layers  {told}  errors {errors}", flush=True)
+            layers = f"{row['native']} of {row['layers']} layers, {row['python_us']:.0f} us of Python"
+            print(f"{text:<18} {layers}  {told}  errors {errors}", flush=True)
             torch.cuda.empty_cache()
 
 

@@ -10,45 +10,50 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from pysim.models.fusion import NORM, PARAMETERS, RESIDUAL, fused
+from pysim.models.fusion import NORM, OVER, PARAMETERS, RESIDUAL, fused
 from pysim.models.graph import Graph, Node
 from pysim.models.torch_chain import LayerChain, Link
-from pysim.models.torch_layers import FusedLayer, Geometry
+from pysim.models.torch_layers import FusedLayer, Geometry, NormLayer
 from pysim.record.accuracy import Accuracy
 
 _Arguments = dict[str, Any]
-_ACTIVATED = ("Conv", "Linear")
+_Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer)
+_SUMS = ("Conv", "Linear")
 
 
-def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict") -> tuple[fx.GraphModule, list[FusedLayer]]:
+def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict", graphed: bool = False) -> tuple[fx.GraphModule, list[FusedLayer]]:
     """The traced module with its fused layers in their places, and these; `module` itself is changed."""
     _without_drops(module)
     _as_functions(module)
     places = {node.name: node for node in module.graph.nodes}
     graph = fused(_graph(module.graph), _able)
-    layers = [_put(module, node, places) for node in graph.nodes if node.op in _ACTIVATED]
+    layers = [_put(module, node, places, _layer(node, places)) for node in graph.nodes if node.op in _SUMS]
     for layer in layers:
-        layer.accuracy = accuracy
+        layer.accuracy, layer.graphed = accuracy, graphed
+    for node in graph.nodes:
+        if node.op == "BatchNormalization":
+            _put(module, node, places, NormLayer(node.attributes["epsilon"], node.attributes.get("activation")))
     _chain(module)
     for node in module.graph.nodes:
         if node.op == "get_attr" and not node.users:  # no other dead node: it may write over something
             module.graph.erase_node(node)
+    _by_one_name(module)
     module.graph.lint()
     module.recompile()
     return module, layers
 
 
 def _able(node: Node, epilogue: Any) -> bool:
-    """Any activation may follow a convolution or product, and a residual that it may write over; a norm only a convolution."""
-    if epilogue == RESIDUAL:
-        return False
-    return node.op == "Conv" if epilogue == NORM else node.op in _ACTIVATED
+    """Any activation may follow a sum or a norm, a residual that it may write over a sum, a norm only a convolution."""
+    if epilogue in (RESIDUAL, NORM):
+        return epilogue == NORM and node.op == "Conv"
+    return node.op in _SUMS or (epilogue != OVER and node.op == "BatchNormalization")
 
 
 # What gives its input back in inference
@@ -250,18 +255,21 @@ def _is_sum(given: _Arguments) -> bool:
     return isinstance(given.get("other"), fx.Node) and given.keys() == {"input", "other"}
 
 
-def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node]) -> FusedLayer:
-    """A fused layer where the first of its nodes stands; the last one's users read it."""
-    anchor, last = places[node.name], places[node.output]
+def _layer(node: Node, places: dict[str, fx.Node]) -> FusedLayer:
     attributes = node.attributes
     label = next((str(one.target) for one in _operands(node, places)[1:2] if one is not None and one.op == "get_attr"), node.name)
     name = label.removesuffix(".weight")
-    layer = FusedLayer(
+    return FusedLayer(
         name, node.op, attributes["geometry"], attributes.get("activation"), attributes.get("epsilon"), len(node.inputs) > PARAMETERS
     )
+
+
+def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], layer: _Layer) -> _Layer:
+    """A layer where the first of its nodes stands; the last one's users read it."""
+    anchor, last = places[node.name], places[node.output]
     at, (x, *parameters) = f"pysim_{anchor.name}", _operands(node, places)
-    owners = [_owner(module, one) for one in parameters]
-    layer.owners = tuple(owners[: PARAMETERS - 1] + [None] * (PARAMETERS - 1 - len(owners)))
+    owners, count = [_owner(module, one) for one in parameters], len(layer.owners)
+    layer.owners = tuple(owners[:count] + [None] * (count - len(owners)))
     module.add_module(at, layer)
     with module.graph.inserting_before(anchor):
         made = module.graph.call_module(at, (x, *(None if of else one for one, of in zip(parameters, owners, strict=True))))
@@ -308,6 +316,15 @@ def _join(module: fx.GraphModule, run: list[fx.Node]) -> None:
     for node in reversed(run):
         module.graph.erase_node(node)
         module.delete_submodule(node.target)
+
+
+def _by_one_name(module: fx.GraphModule) -> None:
+    """Modules that stay as they are, found at once: each call would look for every part of their paths."""
+    for node in module.graph.nodes:
+        if node.op == "call_module" and "." in node.target:
+            name = f"pysim_{node.name}"
+            module.add_module(name, module.get_submodule(node.target))
+            node.target = name
 
 
 def _operands(node: Node, places: dict[str, fx.Node]) -> list[fx.Node | None]:

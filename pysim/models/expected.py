@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long PyTorch's own operators are expected to take, for the choice between them and a plan; nothing is timed.
 
-    seconds = max(FLOP / peak, bytes / bandwidth) / share + launch + passes (2 output bytes / bandwidth + launch)
+    seconds = max(FLOP / peak / share, bytes / bandwidth / share, least) + launch + passes (2 output bytes / bandwidth + launch)
 
-`passes` are the operators that a plan computes in its epilogue or folds, and that PyTorch runs one by one. `share` is what its convolutions
-reach of the roofline:
+`passes` are the operators that a plan computes in its epilogue or folds, and that PyTorch runs one by one. On a GPU each operator keeps the
+host busy, too, for HOST_SECONDS at least, unless calls are recorded (`graphed`): it takes no less, however short its kernel is, where
+layers of a plan are put on the stream together. `share` is what PyTorch's convolutions reach of the roofline:
 
     GPU  0.11: the 5th percentile of 118 FP32 convolutions of six networks at batch 32 and more (TF32 off) on an H200; the median is 0.35,
          but batches of 1 and grouped convolutions lie below. PyTorch 2.11, benchmarks/data/conv-h200-f32.jsonl and -networks.jsonl
     CPU  0.36: the median of 90 layers of four torchvision networks, batch 1, on one core of an AMD EPYC (Zen 5), from 0.15 to 0.73 (5th and
          95th percentile), PyTorch 2.14
+
+`least` is 0 on a CPU, and 2.1 us on a GPU: with the launch the least that PyTorch took for one of 175 convolutions of batch 1 to 32 on an
+H200 (4.5 us, benchmarks/data/layers-h200-*.jsonl). HOST_SECONDS is a quarter of what operators of five networks took there at batch 1 on a
+host shared by others (19 us and more, benchmarks/data/models-calls-h200.jsonl).
 
 So a plan is turned down where its kernel is not made for the problem: depthwise or a few channels a group, where no kernel knows these.
 
@@ -26,20 +31,23 @@ from pysim.problem.text import Workload
 from pysim.registry.cpu import kernels
 
 GPU_SHARE, CPU_SHARE = 0.11, 0.36
+GPU_LEAST = 2.1e-6
+HOST_SECONDS = 5e-6
 
 
-def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0) -> float:
-    """Of one convolution or product and so many operators behind it."""
+def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0, graphed: bool = False) -> float:
+    """Of one convolution or product and so many operators behind it; `graphed`: recorded as a CUDA graph."""
     size, outputs = SIZES[problem.dtype], _outputs(problem)
     moved = size * (_inputs(problem) + outputs)
     if isinstance(on, Gpu):
         peak = 2 * on.fma_per_cycle[problem.dtype].value * on.sms.value * on.frequency_hz.value
-        bandwidth, launch, share = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_SHARE
+        bandwidth, launch, share, least = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_SHARE, GPU_LEAST
     else:
-        peak, launch, share = 2 * _fma_per_cycle(problem.dtype, on) * on.clock_hz, 0.0, CPU_SHARE
+        peak, launch, share, least = 2 * _fma_per_cycle(problem.dtype, on) * on.clock_hz, 0.0, CPU_SHARE, 0.0
         bandwidth = on.memory.read_bytes_per_cycle.value * on.clock_hz
     once = 2 * size * outputs / bandwidth + launch
-    return max(problem.flops / peak, moved / bandwidth) / share + launch + passes * once
+    host = (1 + passes) * HOST_SECONDS if isinstance(on, Gpu) and not graphed else 0.0
+    return max(max(problem.flops / peak / share, moved / bandwidth / share, least) + launch + passes * once, host)
 
 
 def _inputs(p: Workload) -> int:

@@ -22,7 +22,7 @@ import torch
 
 from pysim.models.buffers import Lifetime, placed
 from pysim.models.torch_gpu import Called, on_device_of
-from pysim.models.torch_layers import FusedLayer, home_of, state_of, tf32
+from pysim.models.torch_layers import FusedLayer, Owned, home_of, state_of, tf32
 from pysim.once import Recent
 from pysim.runtime import cuda
 from pysim.runtime.cuda_call import ALIGNED, workspace
@@ -188,16 +188,10 @@ class _Launches:
                 return False
             if x.data_ptr() % ALIGNED or not x.is_contiguous(memory_format=form):
                 return False
-        for home, name, one in self._owned:
-            if home.get(name) is not one:
-                return False
         for number, one in self._arguments:
             if values[number] is not one:
                 return False
-        for one, at, written in self._state:
-            if one._version != written or one.data_ptr() != at:
-                return False
-        return not any(map(tf32, self._kinds))
+        return self._owned.hold() and self._state.holds() and not any(map(tf32, self._kinds))
 
     def run(self, values: list[Any]) -> bool:
         """Appends the results, None for those that nobody else reads; False where there is no memory, before anything was written."""
@@ -230,8 +224,8 @@ def _operands(steps: Sequence[_Step]) -> list[tuple[int, _Lies, Any]]:
     return [(number, lies, form) for (number, form), lies in found.items()]
 
 
-def _sources(steps: Sequence[_Step]) -> tuple[list[tuple[int, Any]], list[tuple[dict[str, Any], str, Any]]]:
-    """The parameters that are given, by number, and those that modules own, by the mapping and the name."""
+def _sources(steps: Sequence[_Step]) -> tuple[list[tuple[int, Any]], Owned]:
+    """The parameters that are given, by number, and those that modules own."""
     given, owned = [], []
     for step in steps:
         for number, owner, one in zip(step.link.parameters, step.link.layer.owners, step.parameters, strict=True):
@@ -240,7 +234,7 @@ def _sources(steps: Sequence[_Step]) -> tuple[list[tuple[int, Any]], list[tuple[
                 owned.append((home, owner[1], one))
             elif number is not None:
                 given.append((number, one))
-    return given, owned
+    return given, Owned(owned)
 
 
 def _lifetimes(steps: Sequence[_Step], memory: dict[int, int], outside: Sequence[int]) -> dict[int, Lifetime]:

@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree
 
-from pysim.models.torch_layers import home_of, tf32
+from pysim.models.torch_layers import Owned, TensorState, home_of, state_of, tf32
 from pysim.once import Recent
+from pysim.runtime.cuda_call import forget_workspaces
 
 _KEPT = 8  # kinds of calls that graphs are kept for: each has memory of its own
 _WARM_UPS = 3  # calls before one is recorded: chains of layers keep their launches after the second
 
 Call = Callable[[], Any]
-_State = list[tuple[Any, str, Any, int, int]]
+_State = tuple[Owned, TensorState]
 
 
 class _Recorded(NamedTuple):
@@ -74,6 +75,8 @@ class GraphedCalls:
             replay, results = captured(lambda: self._module(*given, **named))
         except RuntimeError:  # of CUDA: something in the call cannot be recorded, or there is no memory for it
             return "refused"
+        finally:
+            forget_workspaces()  # of the stream that it was warmed up on, and of calls before: a graph has memory of its own
         return _Recorded(replay, inputs, results, state)
 
 
@@ -116,19 +119,19 @@ def _stream(x: Any) -> int:
 
 def _state(owner: torch.nn.Module) -> _State | None:
     """All parameters and buffers: where modules keep them, where they lie and how often they were written to; None: that is not counted."""
-    found = []
+    owned = []
     for module in owner.modules():
         for name in (*module._parameters, *module._buffers):
             home: Any = home_of(module, name)
-            if (one := home[name]) is not None:
-                if one.is_inference():
-                    return None
-                found.append((home, name, one, one.data_ptr(), one._version))
-    return found
+            if home[name] is not None:
+                owned.append((home, name, home[name]))
+    state = state_of(one for _, _, one in owned)
+    return (Owned(owned), state) if state else None
 
 
 def _unchanged(state: _State) -> bool:
-    return all(home.get(name) is one and (one._version, one.data_ptr()) == (written, at) for home, name, one, at, written in state)
+    owned, tensors = state
+    return owned.hold() and tensors.holds()
 
 
 def _replayed(recorded: _Recorded, leaves: list[Any]) -> Any:

@@ -13,7 +13,10 @@ tensor, lies elsewhere or was written to, which PyTorch counts. PyTorch's own op
 autocast, where no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
 """
 
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import starmap
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -70,10 +73,11 @@ class _Native(NamedTuple):
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """`kind` is "Conv" or "Linear", `epsilon` that of a BatchNorm behind it, `activation` None, a name or ("clamp", low, high). `accuracy`
-    is what plans are asked for; `owners`, modules and what their parameters are called, are where arguments that are not given are read: in
-    a graph each would pass through every module that it lies in."""
+    is what plans are asked for, and `graphed` says that calls are recorded as CUDA graphs; `owners`, modules and what their parameters are
+    called, are where arguments that are not given are read: in a graph each would pass through every module that it lies in."""
 
     accuracy: Accuracy = "strict"
+    graphed: bool = False
     owners: tuple[tuple[torch.nn.Module, str] | None, ...] = (None,) * (PARAMETERS - 1)
 
     def __init__(self, name: str, kind: str, geometry: Geometry, activation: Any, epsilon: float | None, adds: bool = False) -> None:
@@ -82,7 +86,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         self._passes = (epsilon is not None) + (activation is not None) + adds
         self._natives: Recent[_Native] = Recent(_KEPT)
         self._launches: Recent[GpuLaunch] = Recent(_KEPT)
-        self._weights: Recent[tuple[Any, Any]] = Recent(_KEPT)  # (what they were made of, what was made)
+        self._weights: Recent[tuple[TensorState | None, Any]] = Recent(_KEPT)  # (what they were made of, what was made)
         self._leans: Recent[float] = Recent(_KEPT)
 
     @property
@@ -159,7 +163,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             plan = planner.plan(problem, on, layout=_layout(x), accuracy=self.accuracy)
         except PysimError as error:
             return self._stay(str(error), problem)
-        expected = pytorch_seconds(problem, on, self._passes)
+        expected = pytorch_seconds(problem, on, self._passes, self.graphed)
         if plan.seconds is not None and plan.seconds > expected:
             return self._stay("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
         return _Native(Decision(self.name, problem.text, "pysim", plan.name, plan.seconds, expected), plan)
@@ -250,10 +254,10 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def _current(self, key: Any, parameters: tuple[Any, ...], make: Any) -> Any:
         """What was made of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
-        state = state_of(parameters)
-        found = self._weights.get(key) if state is not None else None
-        if found and state and found[0] and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(found[0], state, strict=True)):
+        found = self._weights.get(key)
+        if found and found[0] and found[0].of([one for one in parameters if one is not None]) and found[0].holds():
             return found[1]
+        state = state_of(parameters)
         with torch.no_grad():
             return self._weights.put(key, (state, make()))[1]
 
@@ -266,6 +270,22 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
         shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else beta.double())
         return scale / (1 + lean), shift
+
+
+class NormLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """A BatchNorm that no convolution stands before, as in DenseNet, and its activation, by PyTorch's operators. Its parameters are read
+    from `owners`: by way of the modules that they lie in each takes as long as the operator."""
+
+    owners: tuple[tuple[torch.nn.Module, str] | None, ...] = (None,) * 4
+
+    def __init__(self, epsilon: float, activation: Any) -> None:
+        super().__init__()
+        self.epsilon, self.activation = epsilon, activation
+
+    def forward(self, x: Any, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None) -> Any:
+        parameters = [_owned(*at) if at else one for one, at in zip((gamma, beta, mean, var), self.owners, strict=True)]
+        y = torch.batch_norm(x, *parameters, False, 0.0, self.epsilon, torch.backends.cudnn.enabled)
+        return torch.relu_(y) if self.activation == "relu" else _activated(y, self.activation)
 
 
 def home_of(owner: torch.nn.Module, name: str) -> dict[str, Any] | None:
@@ -283,10 +303,42 @@ def _owned(owner: torch.nn.Module, name: str) -> Any:
     return getattr(owner, name) if home is None else home[name]
 
 
-def state_of(parameters: tuple[Any, ...]) -> list[tuple[Any, int, int]] | None:
-    """Each parameter, where it lies and how often it was written to; None where that is not counted: for tensors of inference mode."""
+_written = attrgetter("_version")
+
+
+class TensorState:
+    """Tensors, where they lie and how often they were written to. A call asks of all parameters of a model whether they are as they were,
+    so nothing but C runs for each of them."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self.tensors = tensors
+        self._addresses, self._writes = [*map(torch.Tensor.data_ptr, tensors)], [*map(_written, tensors)]
+
+    def holds(self) -> bool:
+        """Whether none of them lies elsewhere or was written to since."""
+        return self._writes == [*map(_written, self.tensors)] and self._addresses == [*map(torch.Tensor.data_ptr, self.tensors)]
+
+    def of(self, tensors: Sequence[Any]) -> bool:
+        """Whether these are the same tensors."""
+        return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+
+
+class Owned:
+    """Tensors that modules own, each by where its module keeps it and its name there."""
+
+    def __init__(self, owned: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
+        self._places = [(home, name) for home, name, _ in owned]
+        self._tensors = [one for *_, one in owned]
+
+    def hold(self) -> bool:
+        """Whether the modules have the same tensors still."""
+        return all(map(is_, starmap(dict.get, self._places), self._tensors))
+
+
+def state_of(parameters: Iterable[Any]) -> TensorState | None:
+    """Of those that there are; None where writes are not counted: for tensors of inference mode."""
     given = [one for one in parameters if one is not None]
-    return None if any(one.is_inference() for one in given) else [(one, one.data_ptr(), one._version) for one in given]
+    return None if any(one.is_inference() for one in given) else TensorState(given)
 
 
 def _out_shape(problem: Conv) -> tuple[int, ...]:

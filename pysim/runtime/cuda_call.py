@@ -216,6 +216,11 @@ def workspace(size: int, stream: int, place: tuple[arrays.Library, Any, int | No
     return memory, pointer
 
 
+def forget_workspaces() -> None:
+    """Lets go of what this thread keeps to work in."""
+    _workspaces.of_stream.clear()
+
+
 # Host arrays
 
 

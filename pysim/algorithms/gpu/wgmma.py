@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions as products on tensor cores: TMA gathers windows from channels that lie together, 16 bytes at once.
 
-An input that does not lie so is copied: where its channels do not lie together in whole 16 bytes, in groups in whole steps. Each
-tap, or in a copy with padded rows each row of taps, has whole steps of a row's bytes of channels, 128 or 64; where windows are more than a
-pixel apart, a copy may have the pixels from one to the next as channels, and that of a pointwise convolution has no others than are
-taken. L2 is asked for every tap. Under NCHW the windows of most pointwise convolutions are taken as they lie, 128 bytes of a plane at
-once; of tf32 they pass through registers.
+An input that does not lie so is copied: where its channels do not lie together in whole 16 bytes, in groups in whole steps. Each tap, or
+in a copy with padded rows each row of taps, has whole steps of a row's bytes of channels, 128 or 64; where windows are more than a pixel
+apart, a copy may have the pixels from one to the next as channels, and that of a pointwise convolution has no others than are taken. L2
+is asked for every tap. Under NCHW the windows of most pointwise convolutions are taken as they lie, 128 bytes of a plane at once; of tf32
+they pass through registers.
 
 Convolutions of f32 are three products of tf32 halves (native/cuda/core/split.cuh): those of the filters are made ahead, those of windows in
 registers.
