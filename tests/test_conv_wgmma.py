@@ -18,7 +18,6 @@ from pysim.errors import MissingError, NativeError
 from pysim.explain.text import explain
 from pysim.machine import load as machine
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.problem.text import parse
 from pysim.record.schedule import GpuSchedule, name_of
 from pysim.registry.cuda import conv_kernels
@@ -38,7 +37,7 @@ def conv(text: str, dtype: str = "f16") -> Conv:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_is_a_product_of_windows_and_filters(row):
-    assert row.block_k * SIZES[row.dtype] == 128
+    assert wgmma.step_bytes(row) in (64, 128)
     product = tiled.lying(row, "nchw")
     assert product == tiled.lying(row, "nhwc")
     assert (product.rows, product.columns) == (row.block_windows, row.block_filters)
@@ -62,6 +61,28 @@ def test_a_row_is_a_product_of_windows_and_filters(row):
 )
 def test_each_tap_has_whole_steps_of_channels_unless_rows_of_taps_take_fewer(text, layout, k):
     assert wgmma.whole_steps(ROW, conv(text), layout) == k
+
+
+def test_steps_of_64_bytes_leave_fewer_channels_to_fill_and_groups_of_32_where_they_are():
+    narrow = next(row for row in ROWS if row.dtype == "f16" and wgmma.step_bytes(row) == 64 and not row.folds)
+    for text, k in (("conv:mb1ic32ih8oc8kh3ph1", 9 * 32), ("conv:mb1ic72ih8oc8kh3ph1", 9 * 96), ("conv:mb1ic64ih8oc8kh3ph1", 9 * 64)):
+        assert wgmma.whole_steps(narrow, conv(text), "nhwc") == k
+    grouped = conv("conv:g4mb1ic128ih8oc128kh3ph1")
+    assert not wgmma.copies(narrow, grouped, "nhwc") and wgmma.copies(ROW, grouped, "nhwc")
+    folds = next(row for row in ROWS if row.dtype == "f16" and wgmma.step_bytes(row) == 64 and row.folds)
+    assert wgmma.whole_steps(folds, conv("conv:mb1ic3ih224oc32kh3sh2ph1"), "nhwc") == 2 * 32, "2 x 2 taps of 16 channels"
+
+
+def test_two_sets_of_warpgroups_take_half_of_what_a_tile_of_one_step_takes():
+    row = next(row for row in ROWS if row.dtype == "f16" and row.pingpong and row.block_filters == 64)
+    columns = wgmma.variant(Asked(H200, conv("conv:mb32ic64ih56oc64kh1"), "nhwc", {}), row).columns
+    assert columns is not None
+    alone = columns._replace(hidden=0.0, overlaps=False)
+    table = waves.Table(*(np.array([value]) for value in (0, 0, 1, 0, 8)))
+    turns, one = (waves.predict(H200, columns_of([alone._replace(pingpong=value)]), table) for value in (True, False))
+    first, number = one.terms["tiles"][0] / 6, 6  # 784 tiles on 132 SMs
+    loop = one.waves[:, 0].sum() / number
+    assert turns.terms["tiles"][0] == pytest.approx(first + (number - 1) * (first - loop) / 2, rel=0.02)
 
 
 @pytest.mark.parametrize(

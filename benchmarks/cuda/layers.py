@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planned convolutions of whole networks beside PyTorch in both layouts: as conv.py times them, with nothing left to the host.
 
-    benchmarks/cuda/layers.py -o layers-h200 [--dtype f16,tf32,bf16] [--set mobilenet_v2,...] [--batch 1,8,32] [--accuracy standard,strict]
-                              [--rows planned|all] [--seconds S]
+    benchmarks/cuda/layers.py -o layers-h200 [--dtype f16,tf32,bf16] [--set mobilenet_v2,...] [--batch 1,8,32] [--layout nhwc]
+                              [--accuracy standard,strict] [--rows planned|all] [--seconds S]
 
 Operands are drawn on the device, and every element of every result is compared there with PyTorch's convolution of the same operands, of
 f32 in FP64 and of narrower types in FP32 without TF32: the largest difference, over |x| * |w| at that place, is the error that is written;
@@ -132,7 +132,7 @@ def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gp
     w, field = layer.workload, conv.Field()
     assert isinstance(w, Conv)
     operands = Operands(msgspec.structs.replace(w, dtype=dtype))
-    chosen = [add_plans(field, operands, layout, options, gpu) for layout in reversed(LAYOUTS)]
+    chosen = [add_plans(field, operands, layout, options, gpu) for layout in reversed(LAYOUTS) if layout in options.layout.split(",")]
     for layout in LAYOUTS:
 
         def made(layout: str = layout) -> tuple[Callable[[], object], dict[str, Any]]:
@@ -169,6 +169,7 @@ def main() -> None:
     parser.add_argument("--set", default="mobilenet_v2,convnext_t,resnet50", help="sets of conv.py, by comma")
     parser.add_argument("--dtype", default="f16,tf32,bf16", help="types, by comma; a file of each")
     parser.add_argument("--batch", default="", help="sizes, by comma, in place of the sets' own")
+    parser.add_argument("--layout", default=",".join(LAYOUTS), choices=(",".join(LAYOUTS), *LAYOUTS), help="whose plans are measured")
     parser.add_argument("--accuracy", default="standard", help="whose plans are measured, by comma")
     parser.add_argument("--rows", default="planned", choices=("planned", "all"))
     parser.add_argument("--samples", type=int, default=12)

@@ -25,9 +25,9 @@ __device__ inline void take_slice(Acc (&v)[SLICE], const Acc (&sum)[SLICES * SLI
             _Pragma("unroll") for (int i = 0; i < SLICE; i++) v[i] = sum[S * SLICE / SUMS][S * SLICE % SUMS + i];                      \
         }                                                                                                                            \
         break;
+    static_assert(SLICES <= 8, "the cases below");
     switch (index) {
         PYSIM_SLICE(0) PYSIM_SLICE(1) PYSIM_SLICE(2) PYSIM_SLICE(3) PYSIM_SLICE(4) PYSIM_SLICE(5) PYSIM_SLICE(6) PYSIM_SLICE(7)
-        PYSIM_SLICE(8)
     }
 #undef PYSIM_SLICE
 }

@@ -161,34 +161,41 @@ template <class S, int MN_MAJOR> __device__ inline uint64_t matrix_of(uint32_t a
     else return matrix_of_rows<S::ROW>(address);
 }
 
-/* The products of one stage, as one group. `a`, `b`: this warpgroup's rows of the tiles. What lies further on in shared memory is so many 16 bytes
- * more in a descriptor's lowest bits, which uniform registers add up: with descriptors made of addresses each time, a step of 64x64x64 took
- * 80 instructions for its 4 products. */
-template <class S, int TA, int TB>
-__device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], unsigned a, unsigned b) {
+/* The products of one stage, as one group. a(bytes) and b(bytes): descriptors of what lies so far from where this warpgroup's rows of the tiles begin. */
+template <class S, int TA, int TB, class OfA, class OfB>
+__device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], OfA a, OfB b) {
     /* 32 bytes of k: along a K-major row, or 16 rows of an MN-major one */
     constexpr int NEXT_A = TA ? 2048 : 32, NEXT_B = TB ? 2048 : 32;
-    const uint64_t HIGH_A = matrix_of<S, TA>(0) >> 32 << 32, HIGH_B = matrix_of<S, TB>(0) >> 32 << 32;
     mma_fence();
 #pragma unroll
     for (int k = 0; k < S::ROW / 32; k++)
 #pragma unroll
-        for (int part = 0; part < S::PARTS; part++)
-            Product<S::DTYPE>::template add<TA, TB>(sum[part], HIGH_A | (a + (part * 64 * S::ROW + k * NEXT_A) / 16), HIGH_B | (b + k * NEXT_B / 16));
+        for (int part = 0; part < S::PARTS; part++) Product<S::DTYPE>::template add<TA, TB>(sum[part], a(part * 64 * S::ROW + k * NEXT_A), b(k * NEXT_B));
     mma_commit();
 }
 
 /* `sum` += the products of the stages that follow in the ring, `steps` of them; `row` and `column`: where this warpgroup's part of the tile
- * begins. release(stage) gives one back; last() is called when the last products are under way. */
+ * begins. release(stage) gives one back; last() is called when the last products are under way.
+ *
+ * Where one instruction's tile is all of the warpgroup's, the stage is told by one lane, and what it adds to descriptors is added up in uniform registers:
+ * a step of 64x64x64 takes 50 instructions instead of 80, and 2048 -> 512 channels at 7x7, batch 32, f16, 11.3 us instead of 12.7 on an H200. Of
+ * several instructions at a time each waited for its own registers: 256 windows of 32 filters took up to 1.34 times as long. */
 template <class S, int TA, int TB, class Release, class Last>
 __device__ inline void accumulate(typename S::Acc (&sum)[S::PARTS][S::SUMS], const Stages<S> &shared, Ring &ring, int steps, int row, int column,
                                   Release release, Last last) {
-    const unsigned a = (unsigned)matrix_of<S, TA>(shared.a(0) + row * S::ROW), b = (unsigned)matrix_of<S, TB>(shared.b(0) + column * S::ROW);
+    const uint64_t first_a = matrix_of<S, TA>(shared.a(0) + row * S::ROW), first_b = matrix_of<S, TB>(shared.b(0) + column * S::ROW);
+    const uint64_t high_a = matrix_of<S, TA>(0) >> 32 << 32, high_b = matrix_of<S, TB>(0) >> 32 << 32;
     int before = -1;
     for (int step = 0; step < steps; step++, ring.advance<S::STAGES>()) {
-        const unsigned at = __shfl_sync(~0u, ring.stage, 0) * (S::STAGE_BYTES / 16);
-        barrier_wait(shared.full(ring.stage), ring.parity);
-        multiply<S, TA, TB>(sum, a + at, b + at);
+        if constexpr (S::PARTS == 1) {
+            const unsigned at = __shfl_sync(~0u, ring.stage, 0) * (S::STAGE_BYTES / 16), a = (unsigned)first_a + at, b = (unsigned)first_b + at;
+            barrier_wait(shared.full(ring.stage), ring.parity);
+            multiply<S, TA, TB>(sum, [&](int bytes) { return high_a | (a + bytes / 16); }, [&](int bytes) { return high_b | (b + bytes / 16); });
+        } else {
+            const uint32_t a = shared.a(ring.stage) + row * S::ROW, b = shared.b(ring.stage) + column * S::ROW;
+            barrier_wait(shared.full(ring.stage), ring.parity);
+            multiply<S, TA, TB>(sum, [&](int bytes) { return matrix_of<S, TA>(a + bytes); }, [&](int bytes) { return matrix_of<S, TB>(b + bytes); });
+        }
         mma_wait<1>(); /* one group stays in flight; the one before is done with its stage, which is what lets it be given back */
         if (before >= 0) release(before);
         before = ring.stage;
