@@ -185,20 +185,28 @@ __device__ inline void store_ragged(Out *c, int64_t ldc, int rows, int columns, 
             if (lane < columns) to[r * ldc] = Out(passage[r * PITCH + lane]);
 }
 
-/* A warp's slice of C' (Problem::turned), its first row and column given, into C: of each of eight rows of C 16 neighbours at once. */
+/* A warp's slice of C' (Problem::turned), its first row and column given, into C: of each of eight rows of C 16 neighbours at once, in vectors, or of
+ * each of two where rows of C are no whole vectors. */
 template <class Acc, class Out>
 __device__ inline void store_turned(Epilogue<Acc, Out> e, int row, int column, const Acc (&v)[SLICE], Acc *passage) {
-    enum { PITCH = 34 }; /* read without conflicts */
-    const int lane = threadIdx.x % 32, first = lane % 4 * 4, of_row = lane / 4;
+    enum { PITCH = 34 }; /* read without conflicts, either way */
+    const int lane = threadIdx.x % 32, m = e.m;
     put_slice<PITCH>(passage, v);
-    const int m = e.m;
     e.m = e.n, e.n = m; /* C's own */
+    if (e.aligned % (4 * sizeof(Out))) {
+        row += lane % 16, column += lane / 16;
+#pragma unroll 4
+        for (int i = 0; i < 32; i += 2) e.store(column + i, row, passage[lane % 16 * PITCH + lane / 16 + i]);
+        return;
+    }
+    const Acc *const from = passage + lane % 4 * 4 * PITCH + lane / 4;
+    row += lane % 4 * 4, column += lane / 4;
 #pragma unroll
     for (int i = 0; i < 32; i += 8) {
-        Acc some[4];
-#pragma unroll
-        for (int n = 0; n < 4; n++) some[n] = passage[(first + n) * PITCH + of_row + i];
-        e.store(column + of_row + i, row + first, some);
+        const Acc some[4] = {from[i], from[PITCH + i], from[2 * PITCH + i], from[3 * PITCH + i]};
+        if (e.plain && column + i < e.m && row + 4 <= e.n)
+            *(Pack<Out, 4> *)(e.c + (column + i) * e.ldc + row) = {{Out(some[0]), Out(some[1]), Out(some[2]), Out(some[3])}};
+        else e.store(column + i, row, some);
     }
 }
 

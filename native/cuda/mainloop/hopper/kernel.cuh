@@ -358,18 +358,8 @@ cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensor
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     const bool near = is_near(p);
-    const unsigned cluster = near ? (unsigned)p.splits * S::BLOCKS : S::BLOCKS;
     const int clusters = near || grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {cluster, 1, 1};
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(clusters * S::BLOCKS), config.blockDim = dim3(S::THREADS);
-    config.dynamicSmemBytes = S::SHARED_BYTES, config.stream = stream;
-    config.attrs = attributes, config.numAttrs = p.follows || early ? 2 : 1;
-    return cudaLaunchKernelEx(&config, kernel, a, b, arguments);
+    return launch_with({near ? p.splits * S::BLOCKS : S::BLOCKS, p.follows || early}, kernel, clusters * S::BLOCKS, S::THREADS, S::SHARED_BYTES, stream, a, b, arguments);
 }
 
 template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> kernel, pysim_cuda_attributes *out) {
