@@ -330,6 +330,13 @@ def test_copies_of_both_operands_are_one_launch_that_clears_the_flags_too():
     assert columns(H200, ragged, [WGMMA]).relayouts[0] == 2 and np.ptp(launch) == 0
 
 
+@pytest.mark.parametrize(("k", "pitch"), [(101, 208), (255, 512), (257, 640), (1025, 2176)])
+def test_rows_of_copies_are_whole_lines_where_that_adds_less_than_a_quarter(k, pitch):
+    rows = [*gemm.copies(Gemm(m=1000, n=64, k=k, dtype="f16", trans_b=True), WGMMA)]
+    assert rows == [(1000, k, pitch), (64, k, pitch)]
+    assert gemm.copied_bytes(Gemm(m=1000, n=64, k=k, dtype="f16", trans_b=True), WGMMA) == 1064 * (2 * k + pitch)
+
+
 def test_f64_of_rows_that_begin_anywhere_is_multiplied_by_tensor_cores_without_copies():
     best = planner.plan("gemm:127x5950x8085:tt:f64", "h200")
     kernel = gemm_kernel(best.kernel)

@@ -52,8 +52,8 @@ def test_a_stage_has_a_as_it_is_and_two_halves_or_three_thirds_of_b_and_takes_th
 def test_only_thirds_of_b_are_made_ahead_whatever_the_layout(layout):
     w = product(f"gemm:512x256x100:{layout}:tf32x3")
     for row in PRODUCTS:
-        assert [*gemm.copies(w, row)] == [(256, 3 * 104 // 2)]  # rows of whole eights, as words
-        assert gemm.copied_bytes(w, row) == 256 * 104 * (4 + 3 * 2)  # read once, written in thirds
+        assert [*gemm.copies(w, row)] == [(256, 100, 3 * 2 * 104)]  # rows of whole eights
+        assert gemm.copied_bytes(w, row) == 256 * (100 * 4 + 104 * 3 * 2)  # read once, written in thirds
 
 
 def test_an_operand_whose_rows_begin_at_no_multiple_of_16_bytes_is_copied_too():

@@ -129,6 +129,15 @@ def test_rows_of_k_a_power_of_two_apart_cost_more() -> None:
     assert isinstance(plan.schedule, Schedule) and plan.schedule.channels < 512
 
 
+@pytest.mark.parametrize("size", ["3000x3000x16", "4096x4096x32"])
+def test_results_that_lie_in_memory_are_written_in_runs_of_a_page_or_more(size: str) -> None:
+    """Runs of 576 bytes, where tiles of three sets of columns stayed in L1: 3.8 ms in place of 3.0, and 7.8 in place of 6.9 (Zen 5)."""
+    problem = problem_of(size)
+    schedule = planner.plan(problem, load_any("zen5")).schedule
+    assert isinstance(schedule, Schedule) and schedule.stationary == "weight_stationary"
+    assert min(problem.n, schedule.k2 * schedule.windows) * 4 >= 4096
+
+
 def test_kernels_that_read_panels_of_a_are_refused() -> None:
     problem = problem_of("40x50x60")
     fil = planner.plan(problem, host.machine("host"), micro_kernel=(14, 32), algorithm="gemm").schedule

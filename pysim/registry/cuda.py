@@ -260,8 +260,8 @@ class ConvKernel(msgspec.Struct, frozen=True):
     of gemm/. `fused`: one kernel does what others of the algorithm do in several (Winograd's transforms and products, im2win's tensor),
     `staged`: kernels of their own, a chunk of windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of
     split-K as `reduces_in_cluster` says need no workspace; `folds`: squares of pixels are channels, whatever the kernel's size;
-    `alignment`: bytes that input and filters begin at multiples of (1: elements); `promotion`: see Tiles; `ablation`: it is there to show
-    what it leaves out; `replaced_on`: as of a product; `finite`: what must be finite, an index of NEEDS_FINITE.
+    `alignment`: bytes that input and filters begin at multiples of (1: elements); `pingpong`, `promotion`: see Tiles; `ablation`: it is
+    there to show what it leaves out; `replaced_on`: as of a product; `finite`: what must be finite, an index of NEEDS_FINITE.
     """
 
     index: int
@@ -288,6 +288,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     keeps_tensor: bool = False
     reduces_in_cluster: int = 0
     folds: bool = False
+    pingpong: bool = False
     promotion: int = 0
     ablation: bool = False
     replaced_on: int = 0
@@ -341,7 +342,7 @@ def _conv_tiles(row: ConvKernel) -> Tiles:
     group = TENSOR.get(row.algorithm, WARP)
     by_warpgroups, vectors = group == WARPGROUP, row.variant != "no_vector"
     thirds = row.promotion > 0 and not by_warpgroups
-    return Tiles(row.dtype, row.pipe, *sizes, group, by_warpgroups, vectors, promotion=row.promotion, thirds=thirds)
+    return Tiles(row.dtype, row.pipe, *sizes, group, by_warpgroups, vectors, promotion=row.promotion, thirds=thirds, pingpong=row.pingpong)
 
 
 NEEDS_FINITE: tuple[Finite, ...] = (

@@ -35,6 +35,12 @@ pysim_status check_gemm(const pysim_cuda_gemm *g) {
     return check_dtypes(g->dtype, g->c_dtype);
 }
 
+enum { LINE = 128 }; /* bytes, of L2 */
+
+/* Bytes from one row of a copy to the next: whole lines, where that adds less than a quarter, since a piece of a row that lies in two lines
+ * is asked for twice. */
+int64_t pitch_of(int64_t bytes, int alignment) { return round_up(bytes, bytes >= 4 * LINE ? std::max(alignment, (int)LINE) : alignment); }
+
 /* One operand as the kernel will see it. `bytes` is what it takes in the workspace, 0 where it stays as it lies. */
 struct Operand {
     int64_t rows, columns, pitch, bytes;
@@ -47,15 +53,15 @@ Operand operand_of(const void *data, int64_t ld, bool k_last, bool k_major, int6
     const bool lies_k_last = k_last || transpose;
     Operand o = {lies_k_last ? outer : k, lies_k_last ? k : outer, ld, 0, transpose, false};
     if (transpose || misaligned) {
-        o.pitch = round_up(o.columns * element, needs.alignment > 16 ? needs.alignment : 16) / element;
+        o.pitch = pitch_of(o.columns * element, std::max(needs.alignment, 16)) / element;
         o.bytes = round_up(o.rows * o.pitch * element, ALIGN);
     }
     return o;
 }
 
-/* B in thirds: rows of k, eight to eight, the first ones in the first `outer` of them. */
+/* B in thirds: rows of k, of whole eights, the first ones in the first `outer` of them. */
 Operand thirds_of(bool k_last, int64_t outer, int64_t k) {
-    const int64_t pitch = round_up(k, 8);
+    const int64_t pitch = pitch_of(2 * k, 16) / 2;
     return {outer, k, pitch, round_up(3 * outer * pitch * 2, ALIGN), !k_last, true};
 }
 

@@ -50,6 +50,7 @@ struct Conv {
     Problem product;          /* decomposition and epilogue; a, b and c are not set, ldc is a row of outputs */
     short halves;             /* 1: the row takes filters in halves (core/split.cuh) */
     short folds;              /* 1: the row takes squares of pixels as channels (conv/wgmma/operands.cu) */
+    short step_bytes;         /* of channels of a window, which a step of it takes */
     int gemm;                 /* the schedule's row of gemm/, or -1 */
     bool one_pixel() const { return kernel_h * kernel_w == 1 && !(pad_top | pad_left | pad_bottom | pad_right); } /* a window is one */
     bool pointwise() const { return one_pixel() && stride_h == 1 && stride_w == 1; }              /* and windows are the pixels */

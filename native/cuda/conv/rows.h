@@ -28,6 +28,7 @@ struct ConvColumns {
     int keeps_tensor = 0;       /* 1: im2win's tensor lies in the workspace */
     int reduces_in_cluster = 0; /* so many parts of split-K are reduced in a cluster, without workspace */
     int folds = 0;              /* 1: squares of pixels are channels, whatever the kernel's size (conv/wgmma/operands.cu) */
+    int pingpong = 0;           /* see gemm/rows.h */
     int promotion = 0;          /* see gemm/rows.h */
     int ablation = 0;           /* 1: it is there to show what it leaves out */
     int finite = 0;             /* pysim_needs_finite: what must be, for a result as the definition has it. 1: the filters, where the problem is padded

@@ -8,13 +8,14 @@ Worked number: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. Of 16 lanes `
 transposed per 16 groups.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import groupby
 
 from pysim.algorithms.contract import Prepared, sums
-from pysim.cachemodel.cpu import listed, words
+from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass
 from pysim.cachemodel.cpu.depthwise import BLOCKS, PLANES, ROWS, depthwise_pass, described, planes_elements, shares_rows
-from pysim.cachemodel.cpu.listed import Listed, ListedCosts, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, Rows, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine
@@ -53,7 +54,7 @@ def _is_depthwise(problem: Conv) -> bool:
     return problem.groups == problem.channels == problem.filters
 
 
-def _unfit(kernel: Kernel, problem: Conv, layout: Layout) -> Reason | None:
+def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     if (kernel.lane_filters if kernel.form == BLOCKS else 1) != blocks_of(layout)[0]:
         lies = f"blocks of {kernel.lane_filters} channels" if kernel.form == BLOCKS else "planes"
         return Reason("shape", f"it reads and writes {lies}, and {layout} was asked for")
@@ -64,32 +65,27 @@ def _unfit(kernel: Kernel, problem: Conv, layout: Layout) -> Reason | None:
     return None
 
 
-def candidates(request: Request, limit: float | None) -> Listed:
-    problem = request.problem
-    assert isinstance(problem, Conv)
-
-    def wrong(kernel: Kernel, schedule: Schedule) -> str:
-        own = _schedule(kernel, problem)
-        return "" if schedule == own else f"one schedule for {problem.text}: {own}"
-
-    def schedules(kernel: Kernel) -> list[Schedule]:
-        return [_schedule(kernel, problem)]
-
-    return listed.candidates(NAME, request, direct_kernels(), schedules, wrong, lambda kernel: _unfit(kernel, problem, request.layout))
-
-
 def _schedule(kernel: Kernel, problem: Conv) -> Schedule:
     channels = problem.channels // problem.groups
     return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, channels, 1, 1, NAME)
 
 
-def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
-    return [ListedCosts(NAME, one, _passes(one, machine), False) for one in found]
+def _wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
+    own = _schedule(kernel, problem)
+    return "" if schedule == own else f"one schedule for {problem.text}: {own}"
 
 
-def _passes(of: Listed, machine: Machine) -> list[Pass]:
-    assert isinstance(of.request.problem, Conv)
-    return [depthwise_pass(of.request.problem, kernel, machine, of.request.state) for kernel, _ in of.rows]
+def _passes(problem: Conv, rows: Rows, machine: Machine, request: Request) -> Iterator[Pass]:
+    for _, some in groupby((kernel for kernel, _ in rows), key=lambda kernel: kernel.form):
+        yield depthwise_pass(problem, [*some], machine, request.state)
+
+
+def _by_form() -> list[Kernel]:
+    return sorted(direct_kernels(), key=lambda kernel: kernel.form)
+
+
+_LISTED = OfList(NAME, _by_form, lambda problem, kernel, request: [_schedule(kernel, problem)], _wrong, _passes, _unfit)
+candidates, cost = _LISTED.candidates, _LISTED.cost
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared | None:
@@ -128,4 +124,4 @@ def describe(plan: Plan) -> Description:
         high = kernel.windows // kernel.lane_windows
         inner = f"{kernel.name} on up to {high} rows x {kernel.lane_windows} columns, {w.kernel_h}x{w.kernel_w} taps; {shared}"
     summary = "groups of few channels, operands read as they lie"
-    return words.describe(plan, summary, described(w, kernel), words.peak_of(plan, kernel), inner)
+    return words.describe(plan, summary, described(w, [kernel]), words.peak_of(plan, kernel), inner)

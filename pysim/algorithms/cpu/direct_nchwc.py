@@ -7,15 +7,15 @@ them. The input has blocks of as many channels, or planes (an image of three), a
 Worked number: 128 channels of 7x7 are 8 blocks of 49 pixels of 16; a vector holds a pixel, where one along a row of 7 lacks 9 lanes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
 from pysim.algorithms.contract import Prepared, sums
-from pysim.cachemodel.cpu import listed, words
+from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass
 from pysim.cachemodel.cpu.direct_nchwc import Blocks, Shape, described, nchwc_pass, prepared_bytes
-from pysim.cachemodel.cpu.listed import Listed, ListedCosts, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, Rows, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
@@ -46,38 +46,29 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     return None
 
 
-def _unfit(kernel: Kernel, layout: Layout) -> Reason | None:
+def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     if kernel.lane_filters == blocks_of(layout)[1]:
         return None
     return Reason("size", f"its blocks have {kernel.lane_filters} channels, and {layout} was asked for")
 
 
-def candidates(request: Request, limit: float | None) -> Listed:
-    problem, machine = request.problem, request.machine
-    assert isinstance(problem, Conv) and isinstance(machine, Machine)
-    inner = blocks_of(request.layout)[0]
-
-    def wrong(kernel: Kernel, schedule: Schedule) -> str:
-        blocks, channels = _blocks_of(schedule), problem.channels // problem.groups
-        whole = 1 <= blocks.channels <= channels and (blocks.channels == channels or blocks.channels % inner == 0)
-        if schedule == _schedule(kernel, blocks) and whole and blocks.tiles >= 1:
-            return ""
-        return f"schedules like {_schedule(kernel, blocks)} with channels of 1 to {channels}, in steps of {inner} unless all"
-
-    def schedules(kernel: Kernel) -> Iterator[Schedule]:
-        return (_schedule(kernel, blocks) for blocks in _blocks(Shape.of(problem, kernel, inner), machine))
-
-    return listed.candidates(NAME, request, nchwc_kernels(), schedules, wrong, lambda kernel: _unfit(kernel, request.layout))
+def _wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
+    blocks, channels, inner = _blocks_of(schedule), problem.channels // problem.groups, blocks_of(layout)[0]
+    whole = 1 <= blocks.channels <= channels and (blocks.channels == channels or blocks.channels % inner == 0)
+    if schedule == _schedule(kernel, blocks) and whole and blocks.tiles >= 1:
+        return ""
+    return f"schedules like {_schedule(kernel, blocks)} with channels of 1 to {channels}, in steps of {inner} unless all"
 
 
-def _blocks(shape: Shape, machine: Machine) -> Iterator[Blocks]:
+def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
     """Sets of channels and blocks of tiles that may be best: all tiles, or those whose input fills a part of L1 or L2."""
-    w, size = shape.w, SIZES[shape.w.dtype]
+    assert isinstance(request.machine, Machine)
+    shape, levels = Shape.of(problem, kernel, blocks_of(request.layout)[0]), request.machine.levels
     sets = sorted({min(shape.channels, blocks * shape.inner) for blocks in SETS} | {shape.channels})
-    each = max(1, w.height * w.width * shape.channels * size // shape.tiles)
-    inner, outer = machine.levels[0].size_bytes, machine.levels[min(1, len(machine.levels) - 1)].size_bytes
+    each = max(1, problem.height * problem.width * shape.channels * SIZES[problem.dtype] // shape.tiles)
+    inner, outer = levels[0].size_bytes, levels[min(1, len(levels) - 1)].size_bytes
     for tiles in sorted({max(1, min(shape.tiles, kept // each)) for kept in (inner // 2, outer // 4, outer // 2)} | {shape.tiles}):
-        yield from (Blocks(channels, tiles) for channels in sets)
+        yield from (_schedule(kernel, Blocks(channels, tiles)) for channels in sets)
 
 
 def _schedule(kernel: Kernel, blocks: Blocks) -> Schedule:
@@ -88,15 +79,13 @@ def _blocks_of(schedule: Schedule) -> Blocks:
     return Blocks(schedule.channels, schedule.k2)
 
 
-def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
-    return [ListedCosts(NAME, one, _passes(one, machine), False) for one in found]
+def _passes(problem: Conv, rows: Rows, machine: Machine, request: Request) -> list[Pass]:
+    blocks = [(kernel, _blocks_of(schedule)) for kernel, schedule in rows]
+    return [nchwc_pass(problem, blocks_of(request.layout)[0], blocks, machine, request.state)]
 
 
-def _passes(of: Listed, machine: Machine) -> list[Pass]:
-    problem = of.request.problem
-    assert isinstance(problem, Conv)
-    rows = [(kernel, _blocks_of(schedule)) for kernel, schedule in of.rows]
-    return [nchwc_pass(problem, blocks_of(of.request.layout)[0], rows, machine, of.request.state)] if rows else []
+_LISTED = OfList(NAME, nchwc_kernels, _schedules, _wrong, _passes, _unfit)
+candidates, cost = _LISTED.candidates, _LISTED.cost
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:

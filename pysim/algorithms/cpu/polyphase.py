@@ -9,14 +9,14 @@ Worked number: 7x7 with stride 2 on 3 channels packs each element of an image 49
 outputs, which read 13 rows for 8 new ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
 from pysim.algorithms.contract import Prepared, of_planes, sums
-from pysim.cachemodel.cpu import listed, words
+from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass
-from pysim.cachemodel.cpu.listed import Listed, ListedCosts, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, Rows, row_of, untyped
 from pysim.cachemodel.cpu.nest import PACKED_MARK_BYTES, PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.polyphase import Parted, described, polyphase_pass
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
@@ -44,24 +44,16 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     return None
 
 
-def candidates(request: Request, limit: float | None) -> Listed:
-    problem = request.problem
-    assert isinstance(problem, Conv)
-
-    def wrong(kernel: Kernel, schedule: Schedule) -> str:
-        if schedule == _schedule(kernel, problem, schedule.k2) and 1 <= schedule.k2 <= problem.out_h:
-            return ""
-        return f"schedules like {_schedule(kernel, problem, 1)} with k2 of 1 to {problem.out_h}"
-
-    def schedules(kernel: Kernel) -> Iterator[Schedule]:
-        return (_schedule(kernel, problem, rows) for rows in _blocks(problem))
-
-    return listed.candidates(NAME, request, phases_kernels(), schedules, wrong)
+def _wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
+    if schedule == _schedule(kernel, problem, schedule.k2) and 1 <= schedule.k2 <= problem.out_h:
+        return ""
+    return f"schedules like {_schedule(kernel, problem, 1)} with k2 of 1 to {problem.out_h}"
 
 
-def _blocks(problem: Conv) -> list[int]:
+def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
     """Rows of outputs of a block: powers of two, and all."""
-    return sorted({min(2**power, problem.out_h) for power in range(problem.out_h.bit_length() + 1)})
+    blocks = {min(2**power, problem.out_h) for power in range(problem.out_h.bit_length() + 1)}
+    return (_schedule(kernel, problem, rows) for rows in sorted(blocks))
 
 
 def _schedule(kernel: Kernel, problem: Conv, rows: int) -> Schedule:
@@ -69,14 +61,12 @@ def _schedule(kernel: Kernel, problem: Conv, rows: int) -> Schedule:
     return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, channels, rows, 1, NAME)
 
 
-def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
-    return [ListedCosts(NAME, one, _passes(one, machine), False) for one in found]
+def _passes(problem: Conv, rows: Rows, machine: Machine, request: Request) -> list[Pass]:
+    return [polyphase_pass(problem, [(kernel, schedule.k2) for kernel, schedule in rows], machine, request.state)]
 
 
-def _passes(of: Listed, machine: Machine) -> list[Pass]:
-    assert isinstance(of.request.problem, Conv)
-    rows = [(kernel, schedule.k2) for kernel, schedule in of.rows]
-    return [polyphase_pass(of.request.problem, rows, machine, of.request.state)] if rows else []
+_LISTED = OfList(NAME, phases_kernels, _schedules, _wrong, _passes)
+candidates, cost = _LISTED.candidates, _LISTED.cost
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:

@@ -7,14 +7,14 @@ along k; `pysim.cachemodel.cpu.skinny` costs them.
 Worked number: gemm:1x4096x4096 reads 64 MiB of B for 33.6 MFLOP. Packing would write and read them once more.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
 from pysim.algorithms.contract import sums, unprepared
-from pysim.cachemodel.cpu import listed, words
+from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass
-from pysim.cachemodel.cpu.listed import Listed, ListedCosts, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, Rows, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.skinny import FEW_STEP, Blocks, Shape, described, lanes_of, skinny_pass
 from pysim.cachemodel.cpu.threads import Part
@@ -44,41 +44,33 @@ def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
     return None
 
 
-def _unfit(kernel: Kernel, problem: Gemm) -> Reason | None:
+def _unfit(problem: Gemm, kernel: Kernel, layout: Layout) -> Reason | None:
     if kernel.form == Shape.of(problem).form:
         return None
     return Reason("shape", "rows of the large matrix do not lie as it reads them")
 
 
-def candidates(request: Request, limit: float | None) -> Listed:
-    problem, machine = request.problem, request.machine
-    assert isinstance(problem, Gemm) and isinstance(machine, Machine)
-
-    def wrong(kernel: Kernel, schedule: Schedule) -> str:
-        blocks = _blocks_of(schedule)
-        whole = blocks.k == problem.k or kernel.form == "axpy" or blocks.k % FEW_STEP == 0
-        if schedule == _schedule(kernel, blocks) and 1 <= blocks.k <= problem.k and whole:
-            return ""
-        right = f"channels of 1 to {problem.k}{f', in steps of {FEW_STEP} unless all' if kernel.form == 'dot' else ''}"
-        return f"schedules like {_schedule(kernel, blocks)} with {right}"
-
-    def schedules(kernel: Kernel) -> Iterator[Schedule]:
-        return (_schedule(kernel, blocks) for blocks in _blocks(problem, kernel, machine))
-
-    return listed.candidates(NAME, request, skinny_kernels(), schedules, wrong, lambda kernel: _unfit(kernel, problem))
+def _wrong(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
+    blocks = _blocks_of(schedule)
+    whole = blocks.k == problem.k or kernel.form == "axpy" or blocks.k % FEW_STEP == 0
+    if schedule == _schedule(kernel, blocks) and 1 <= blocks.k <= problem.k and whole:
+        return ""
+    right = f"channels of 1 to {problem.k}{f', in steps of {FEW_STEP} unless all' if kernel.form == 'dot' else ''}"
+    return f"schedules like {_schedule(kernel, blocks)} with {right}"
 
 
-def _blocks(problem: Gemm, kernel: Kernel, machine: Machine) -> Iterator[Blocks]:
+def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Schedule]:
     """Blocks of k and strips that may be best: strips of RUNS, or of all whose sums take up to a quarter of L2."""
-    shape, size = Shape.of(problem), SIZES[problem.dtype]
+    assert isinstance(request.machine, Machine)
+    shape, size, levels = Shape.of(problem), SIZES[problem.dtype], request.machine.levels
     most = ceil_div(shape.results, kernel.windows)
-    outer = machine.levels[min(1, len(machine.levels) - 1)].size_bytes
+    outer = levels[min(1, len(levels) - 1)].size_bytes
     largest = min(most, max(1, outer // 4 // (shape.few * kernel.windows * size)))
     strips = {largest, *(max(1, run // (kernel.windows * size)) for run in RUNS if run < largest * kernel.windows * size)}
     blocks = (*DOT_BLOCKS, shape.k) if shape.dot else AXPY_BLOCKS
     for k in sorted({min(block, shape.k) for block in blocks}):
         for strip in [max(strips)] if shape.dot else sorted(strips):
-            yield Blocks(k, strip)
+            yield _schedule(kernel, Blocks(k, strip))
 
 
 def _schedule(kernel: Kernel, blocks: Blocks) -> Schedule:
@@ -89,14 +81,12 @@ def _blocks_of(schedule: Schedule) -> Blocks:
     return Blocks(schedule.channels, schedule.k2)
 
 
-def cost(machine: Machine, found: Sequence[Listed]) -> list[ListedCosts]:
-    return [ListedCosts(NAME, one, _passes(one, machine), True) for one in found]
+def _passes(problem: Gemm, rows: Rows, machine: Machine, request: Request) -> list[Pass]:
+    return [skinny_pass(problem, [(kernel, _blocks_of(schedule)) for kernel, schedule in rows], machine, request.state)]
 
 
-def _passes(of: Listed, machine: Machine) -> list[Pass]:
-    assert isinstance(of.request.problem, Gemm)
-    rows = [(kernel, _blocks_of(schedule)) for kernel, schedule in of.rows]
-    return [skinny_pass(of.request.problem, rows, machine, of.request.state)] if rows else []
+_LISTED = OfList(NAME, skinny_kernels, _schedules, _wrong, _passes, _unfit, latencies=True)
+candidates, cost = _LISTED.candidates, _LISTED.cost
 
 
 def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:

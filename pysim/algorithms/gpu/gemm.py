@@ -15,6 +15,7 @@ Worked number: gemm:1024x512x256:nn:s8 by wgmma copies B, 131,072 bytes, and 256
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +24,7 @@ from pysim.algorithms.contract import SUMS, Bound, unprepared
 from pysim.cachemodel.gpu import mainloop, tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
-from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES, Work
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work
 from pysim.cachemodel.gpu.waves import Columns
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
@@ -51,7 +52,7 @@ PART, PART_OF_THIRDS = 49, 8
 FEWEST = 128  # products of a sum that thirds make as accurately as FP32 whatever the operands' scales (tf32x3-error-*.jsonl)
 Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
 DENSE: Lie = None  # rows without gaps, from such a multiple
-PARTS_UNIT = 8  # elements of k that rows of B's thirds are whole
+THIRD_BYTES = 2  # of each of an element's
 ATOM = 8  # rows of shared memory that are swizzled together (native/cuda/mainloop/hopper)
 
 
@@ -118,7 +119,7 @@ def too_large(problem: Gemm, kernel: GemmKernel, lie: Lie) -> Reason | None:
         return Reason("size", f"it would need {tiles:,} tiles; the CUDA kernels take up to {most['TILES']:,}")
     if max(problem.m, problem.n, problem.k) <= most["RELAYOUT_ROWS"]:
         return None
-    rows = max((rows for rows, _ in copies(problem, kernel, lie)), default=0)
+    rows = max((one.rows for one in copies(problem, kernel, lie)), default=0)
     if rows > most["RELAYOUT_ROWS"]:
         return Reason("size", f"it would copy an operand of {rows:,} rows; copies take up to {most['RELAYOUT_ROWS']:,}")
     return None
@@ -139,8 +140,21 @@ def computed(problem: Gemm, kernel: GemmKernel) -> Gemm:
     return msgspec.structs.replace(problem, m=problem.n, n=problem.m, trans_a=True, trans_b=True)
 
 
-def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[tuple[int, int]]:
-    """Rows and columns of each operand that a kernel cannot take as it lies, as they are copied; of B's thirds all."""
+class Copied(NamedTuple):
+    """An operand as it is copied: rows and columns in elements, and bytes of a row as it is written."""
+
+    rows: int
+    columns: int
+    pitch: int
+
+
+def copied(rows: int, columns: int, size: int, alignment: int = VECTOR_BYTES) -> Copied:
+    """Rows of a copy are whole lines of L2, where that adds less than a quarter (native/cuda/abi/gemm.cu)."""
+    return Copied(rows, columns, round_up(columns * size, LINE_BYTES if columns * size >= 4 * LINE_BYTES else alignment))
+
+
+def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[Copied]:
+    """Each operand that a kernel cannot take as it lies, as it is copied; of B's thirds all."""
     own = computed(problem, kernel)
     if own is not problem:
         lie, problem = (lie[0][::-1], lie[1][::-1]) if lie else None, own
@@ -151,16 +165,15 @@ def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[tupl
     )
     for (k_last, k_major, outer, in_parts), apart, lies in zip(sides, *(lie or (pitches(problem), (True, True))), strict=True):
         if in_parts:
-            yield outer, int(kernel.tiles.parts * round_up(problem.k, PARTS_UNIT))
+            yield Copied(outer, problem.k, 3 * copied(outer, problem.k, THIRD_BYTES).pitch)
         elif (k_major and not k_last) or apart * size % alignment or (alignment > size and not lies):
-            yield (outer, problem.k) if k_last or k_major else (problem.k, outer)
+            yield copied(*((outer, problem.k) if k_last or k_major else (problem.k, outer)), size, max(VECTOR_BYTES, alignment))
 
 
 def copied_bytes(problem: Gemm, kernel: GemmKernel) -> float:
-    """Bytes that the copies read and write; parts are made of what is less than they are."""
+    """Bytes that the copies read and write."""
     size = SIZES[problem.dtype]
-    not_read = problem.n * round_up(problem.k, PARTS_UNIT) * size * (kernel.tiles.parts - 1)
-    return float(2 * size * sum(rows * columns for rows, columns in copies(problem, kernel)) - not_read)
+    return float(sum(one.rows * (one.columns * size + one.pitch) for one in copies(problem, kernel)))
 
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
@@ -258,8 +271,8 @@ def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw
 def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule, lie: Lie = DENSE) -> int:
     """What a launch needs beside its operands, as native/cuda/abi/gemm.cu counts it: copied operands, flags,
     partial sums."""
-    size, alignment, tiles = SIZES[problem.dtype], max(16, kernel.alignment), kernel.tiles
-    total = sum(round_up(rows * round_up(columns * size, alignment), ALIGN) for rows, columns in copies(problem, kernel, lie))
+    tiles = kernel.tiles
+    total = sum(round_up(one.rows * one.pitch, ALIGN) for one in copies(problem, kernel, lie))
     sums = tiles.rows * tiles.columns * SUM_BYTES[problem.dtype]
     if not (schedule.decomposition == "split_k" and schedule.splits <= kernel.reduces_in_cluster):
         total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(problem, kernel), tiles.blocks, sums)

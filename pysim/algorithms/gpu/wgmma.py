@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions as products on tensor cores: TMA gathers windows from channels that lie together, 16 bytes at once.
 
-An input that does not lie so is copied: where its channels do not lie together in whole 16 bytes, in groups in whole steps of 128. Each
-tap, or in a copy with padded rows each row of taps, has whole steps of 128 bytes of channels; where windows are more than a pixel apart, a
-copy may have the pixels from one to the next as channels, and that of a pointwise convolution has no others than are taken. L2 is asked
-for every tap. Under NCHW the windows of most pointwise convolutions are taken as they lie, 128 bytes of a plane at once; of tf32 they
-pass through registers.
+An input that does not lie so is copied: where its channels do not lie together in whole 16 bytes, in groups in whole steps. Each tap, or
+in a copy with padded rows each row of taps, has whole steps of a row's bytes of channels, 128 or 64; where windows are more than a pixel
+apart, a copy may have the pixels from one to the next as channels, and that of a pointwise convolution has no others than are taken. L2
+is asked for every tap. Under NCHW the windows of most pointwise convolutions are taken as they lie, 128 bytes of a plane at once; of tf32
+they pass through registers.
 
 Convolutions of f32 are three products of tf32 halves (native/cuda/core/split.cuh): those of the filters are made ahead, those of windows in
 registers.
@@ -87,26 +87,32 @@ def numbered(w: Conv, layout: Layout) -> int:
     return w.batch * (plane_windows(w) if planes(w, layout) else w.windows)
 
 
-def copied(w: Conv, layout: Layout) -> bool:
+def step_bytes(row: ConvKernel) -> int:
+    """Of a window's channels in a step."""
+    return row.block_k * SIZES[row.dtype]
+
+
+def copied(row: ConvKernel, w: Conv, layout: Layout) -> bool:
     """Whether it copies the input."""
     if planes(w, layout):
         return False
     of_group = w.channels // w.groups * SIZES[w.dtype]
-    return layout == "nchw" or padded_bytes(w) != of_group or (w.groups > 1 and of_group % LINE_BYTES != 0)
+    return layout == "nchw" or padded_bytes(w) != of_group or (w.groups > 1 and of_group % step_bytes(row) != 0)
 
 
-def sparse(w: Conv, layout: Layout) -> bool:
+def sparse(row: ConvKernel, w: Conv, layout: Layout) -> bool:
     """Whether its copy has only the pixels that windows take."""
     padded = w.pad_top or w.pad_left or w.pad_bottom or w.pad_right
-    return copied(w, layout) and w.kernel_h * w.kernel_w == 1 and w.stride_h * w.stride_w > 1 and not padded
+    return copied(row, w, layout) and w.kernel_h * w.kernel_w == 1 and w.stride_h * w.stride_w > 1 and not padded
 
 
-def rows_of_taps(w: Conv, layout: Layout) -> bool:
+def rows_of_taps(row: ConvKernel, w: Conv, layout: Layout) -> bool:
     """Whether its copy has padded rows, whose taps beside one another are channels: where that takes fewer steps."""
     padded = padded_bytes(w)
     vectors = w.batch * w.groups * w.height * (w.width + w.pad_left + w.pad_right) * padded // VECTOR_BYTES
-    fewer = -(-w.kernel_w * padded // LINE_BYTES) < w.kernel_w * -(-padded // LINE_BYTES)
-    return copied(w, layout) and w.dilation_w == 1 and fewer and vectors < 1 << 31
+    step = step_bytes(row)
+    fewer = -(-w.kernel_w * padded // step) < w.kernel_w * -(-padded // step)
+    return copied(row, w, layout) and w.dilation_w == 1 and fewer and vectors < 1 << 31
 
 
 class Folded(NamedTuple):
@@ -124,33 +130,32 @@ class Folded(NamedTuple):
         padded = round_up(w.stride_h * w.stride_w * w.channels * SIZES[w.dtype], VECTOR_BYTES)
         return cls(padded, high, wide, w.out_h + high - 1, w.out_w + wide - 1)
 
-    @property
-    def steps(self) -> int:
-        return self.kernel_h * -(-self.kernel_w * self.padded // LINE_BYTES)
+    def steps(self, row: ConvKernel) -> int:
+        return self.kernel_h * -(-self.kernel_w * self.padded // step_bytes(row))
 
 
-def steps_unfolded(w: Conv, layout: Layout) -> int:
-    """Each tap, or each row of taps, has whole steps of 128 bytes of channels."""
-    padded = padded_bytes(w)
-    return w.kernel_h * (-(-w.kernel_w * padded // LINE_BYTES) if rows_of_taps(w, layout) else w.kernel_w * -(-padded // LINE_BYTES))
+def steps_unfolded(row: ConvKernel, w: Conv, layout: Layout) -> int:
+    """Each tap, or each row of taps, has whole steps of channels."""
+    padded, step = padded_bytes(w), step_bytes(row)
+    return w.kernel_h * (-(-w.kernel_w * padded // step) if rows_of_taps(row, w, layout) else w.kernel_w * -(-padded // step))
 
 
 def folded(row: ConvKernel, w: Conv, layout: Layout) -> Folded | None:
     """A row's copy where that folds, as it does where that takes fewer steps, and no taps are added but by rows that may."""
     if not row.folds and (w.kernel_h % w.stride_h or w.kernel_w % w.stride_w):
         return None
-    if not copied(w, layout) or w.groups > 1 or w.stride_h * w.stride_w == 1 or max(w.dilation_h, w.dilation_w) > 1:
+    if not copied(row, w, layout) or w.groups > 1 or w.stride_h * w.stride_w == 1 or max(w.dilation_h, w.dilation_w) > 1:
         return None
     of = Folded.of(w)
     vectors = of.padded // VECTOR_BYTES
     fits = all(rows <= INT_MAX // (wide * vectors) for rows, wide in ((w.batch * of.rows, of.wide), (w.filters * of.kernel_h, of.kernel_w)))
-    return of if of.steps < steps_unfolded(w, layout) and fits else None
+    return of if of.steps(row) < steps_unfolded(row, w, layout) and fits else None
 
 
 def whole_steps(row: ConvKernel, w: Conv, layout: Layout) -> int:
     """k, in whole steps."""
     of = folded(row, w, layout)
-    return (of.steps if of else steps_unfolded(w, layout)) * row.block_k
+    return (of.steps(row) if of else steps_unfolded(row, w, layout)) * row.block_k
 
 
 def stays(row: ConvKernel, w: Conv, layout: Layout) -> bool:
@@ -187,9 +192,9 @@ def copies(row: ConvKernel, w: Conv, layout: Layout) -> dict[str, int]:
         return {"input": round_up(w.batch * of.rows * of.wide * of.padded, ALIGN), "filters": round_up(filters * of.padded, ALIGN)}
     padded, taps = padded_bytes(w), w.kernel_h * w.kernel_w
     kept = {}
-    if copied(w, layout):
-        wide = w.width + (w.pad_left + w.pad_right) * rows_of_taps(w, layout)
-        pixels = w.windows if sparse(w, layout) else w.height * wide
+    if copied(row, w, layout):
+        wide = w.width + (w.pad_left + w.pad_right) * rows_of_taps(row, w, layout)
+        pixels = w.windows if sparse(row, w, layout) else w.height * wide
         kept["input"] = round_up(w.batch * pixels * w.groups * padded, ALIGN)
     if padded != w.channels // w.groups * SIZES[w.dtype] or not (layout == "nhwc" or taps == 1):
         kept["filters"] = round_up(w.filters * taps * padded, ALIGN)
@@ -226,7 +231,7 @@ def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout) -> tuple[Pass, ..
     made, size, each = copies(row, w, layout), SIZES[w.dtype], gpu.model.passes.copied_instructions.value
     filters, pixels = w.filters * Windows(w, layout).k, w.batch * w.channels * w.height * w.width
     read = pixels * size
-    if sparse(w, layout):  # rows, of which sectors come whole
+    if sparse(row, w, layout):  # rows, of which sectors come whole
         pixels = w.batch * w.channels * w.windows
         read = pixels * min(w.stride_w * size, SECTOR_BYTES)
     found = []

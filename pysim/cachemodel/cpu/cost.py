@@ -34,6 +34,8 @@ wait    Rows of B that a product reads in place lie a row of B apart, where no p
         from X takes max(line / read_rate_X, latency_X / (ROWS_AHEAD lines of a row of the tile)). So do rows of k of an A in place; where
         its own rows lie so that a tile's share more sets of L1 than there are ways, each step takes a line of each from L2. These rows
         have their lines at the same steps, so a tile of F waits max(0, latency_X / F - line / read_rate_X) for each, in `kernel`.
+        Each run of an output's row that lies beyond L2 and begins apart waits run_start_share latency_X (products; those of a
+        convolution follow one another).
 
 What runs one after another (`Pass`: columns and their product, Winograd's transforms and products) hides behind nothing of the others.
 
@@ -161,17 +163,23 @@ def of_row(nest: Nest, machine: Machine, schedule: Schedule, kernel: Kernel) -> 
     return rates_of(nest, machine, [kernel]), table
 
 
+def _unfollowed(rates: Rates, table: Table) -> Array:
+    """Share of the rows of outputs written in turn that no prefetcher follows, because there are too many."""
+    tile = rates.filters[table.kernel]
+    rows = np.where(table.keeps_windows, np.minimum(tile * table.k2, rates.nest.filters), tile)
+    found: Array = np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
+    return found
+
+
 def _scattered_runs(rates: Rates, table: Table, moved: Array) -> Array:
-    """Rows of output tiles from beyond L2 that no prefetcher brings, because too many rows of outputs are written in turn."""
-    tile, nest = rates.filters[table.kernel], rates.nest
-    rows = np.where(table.keeps_windows, np.minimum(tile * table.k2, nest.filters), tile)
+    """Rows of output tiles from beyond L2 that no prefetcher brings."""
     beyond = moved[min(1, len(moved) - 1)]
-    runs: Array = (beyond[-2] + beyond[-1]) / (rates.windows[table.kernel] * nest.out_bytes)
-    return runs * np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
+    runs: Array = (beyond[-2] + beyond[-1]) / (rates.windows[table.kernel] * rates.nest.out_bytes)
+    return runs * _unfollowed(rates, table)
 
 
 def _waits(rates: Rates, table: Table, moved: Array) -> Array | float:
-    """Cycles of each supplier beyond its rate, for lines of rows that a product reads in place."""
+    """Cycles of each supplier beyond its rate, for lines of rows that a product reads in place, and where runs of its output begin."""
     nest, line = rates.nest, rates.machine.levels[0].line_bytes
     if nest.filters_packed and not nest.filters_in_place:
         return 0.0
@@ -181,6 +189,21 @@ def _waits(rates: Rates, table: Table, moved: Array) -> Array | float:
         found += served[:, 2 * OPERANDS.index("filters")] * _wait_of_lines(rates, rates.filters[table.kernel])
     elif nest.filters_in_place:
         found[0] += _refetched_lines(rates)[table.kernel] * line / rates.machine.levels[min(1, len(moved) - 1)].read_bytes_per_cycle.value
+    return found + _run_waits(rates, table, moved)
+
+
+def _run_waits(rates: Rates, table: Table, moved: Array) -> Array | float:
+    """Cycles until prefetchers follow a run of a product's output beyond L2: of a row, the window tiles of a set, or one tile where too
+    many rows are written in turn. 3000x3000x16 by tiles of 48 x 9 in sets of 3, 8, 16, 63: 3.6, 3.2, 3.1, 2.95 ms (Zen 5)."""
+    share, nest = rates.machine.core.run_start_share, rates.nest
+    if share is None:
+        return 0.0
+    latencies = np.array([place.latency_cycles.value for place in suppliers(rates.machine).values()])
+    tiles, unfollowed = rates.window_tiles[table.kernel], _unfollowed(rates, table)
+    sets = np.ceil(tiles / np.where(table.keeps_windows, table.k3, table.k2))
+    runs = (unfollowed * tiles + (1 - unfollowed) * sets) / (tiles * rates.windows[table.kernel] * nest.out_bytes)
+    found: Array = share.value * latencies[:, None] * _served(moved)[:, -2:].sum(axis=1) * runs
+    found[0] = 0.0
     return found
 
 

@@ -25,13 +25,14 @@ Worked number: 144 groups of 56x56, 3x3, stride 1, 16 lanes, 8 rows: 7 x 4 tiles
 loads. At 2 multiply-adds a cycle that is 46 cycles, of which chains of 9 need 36, and 9 to begin; 8 vectors are stored.
 """
 
+from collections.abc import Sequence
 from math import log2
 from typing import NamedTuple
 
 import numpy as np
 
 from pysim.cachemodel.cpu.cost import Pass, crossed, fills
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
+from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import ceil_div, live_taps, nest_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
@@ -172,9 +173,14 @@ def blocks_work(w: Conv, kernel: Kernel) -> Work:
     )
 
 
-def described(w: Conv, kernel: Kernel) -> LoopNest:
-    """The loops of native/conv/depthwise.c."""
-    return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest}[kernel.form](w, kernel)
+def described(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
+    """The loops of native/conv/depthwise.c, of kernels of one form."""
+    return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest}[kernels[0].form](w, kernels)
+
+
+def _lanes(kernels: Sequence[Kernel]) -> Array:
+    """Groups that they take at once."""
+    return np.array([float(kernel.lane_filters) for kernel in kernels])
 
 
 def _sizes(w: Conv) -> tuple[float, float, float]:
@@ -184,12 +190,12 @@ def _sizes(w: Conv) -> tuple[float, float, float]:
     return channels * rows * w.width * size, channels * w.kernel_h * w.kernel_w * size, w.windows * size
 
 
-def _planes_nest(w: Conv, kernel: Kernel) -> LoopNest:
+def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
     """Planes of as many groups as there are lanes are transposed, and their outputs back."""
-    lanes, (image, weights, out) = kernel.lane_filters, _sizes(w)
+    lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
     loops = (
         Loop("images", "images", 1, w.batch),
-        Loop("blocks of groups", "groups", lanes, ceil_div(w.groups, lanes)),
+        Loop("blocks of groups", "groups", lanes, np.ceil(w.groups / lanes)),
         Loop("rows", "rows", 1, w.out_h),
     )
     images, kept = Extent(1.0, w.batch), lanes * (w.height * planes_columns(w) * SIZES[w.dtype] + weights)
@@ -203,15 +209,15 @@ def _planes_nest(w: Conv, kernel: Kernel) -> LoopNest:
         Operand("sums", sums, "blocks of groups", after=True),
         Operand("output", {"images": images, "groups": Extent(out, out * w.groups)}, "blocks of groups", after=True, written=True),
     )
-    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, 1)
+    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, len(kernels))
 
 
-def _blocks_nest(w: Conv, kernel: Kernel) -> LoopNest:
+def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
     """Rows of outputs of as many groups as there are lanes."""
-    image, weights, out = _sizes(w)
+    lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
     loops = (
         Loop("images", "images", 1, w.batch),
-        Loop("blocks of groups", "groups", kernel.lane_filters, ceil_div(w.groups, kernel.lane_filters)),
+        Loop("blocks of groups", "groups", lanes, np.ceil(w.groups / lanes)),
         Loop("rows", "rows", 1, w.out_h),
     )
     images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
@@ -221,18 +227,19 @@ def _blocks_nest(w: Conv, kernel: Kernel) -> LoopNest:
         Operand("filters", {"groups": Extent(weights, weights * w.groups)}, "rows"),
         Operand("output", {"images": images, "groups": groups, "rows": Extent(out / w.out_h, out)}, "rows", written=True),
     )
-    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, 1)
+    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, len(kernels))
 
 
-def _rows_nest(w: Conv, kernel: Kernel) -> LoopNest:
+def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
     """Tiles of some rows of outputs, of some filters of a group."""
     filters, (image, weights, out) = w.filters // w.groups, _sizes(w)
-    tiles = ceil_div(w.out_h, max(1, kernel.windows // kernel.lane_windows))
+    high, wide = np.array([(max(1, kernel.windows // kernel.lane_windows), kernel.filters) for kernel in kernels], dtype=np.float64).T
+    tiles = np.ceil(w.out_h / high)
     loops = (
         Loop("images", "images", 1, w.batch),
         Loop("groups", "groups", 1, w.groups),
         Loop("tiles of rows", "rows", 1, tiles),
-        Loop("filters", "filters", kernel.filters, ceil_div(filters, kernel.filters)),
+        Loop("filters", "filters", wide, np.ceil(filters / wide)),
     )
     images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
     shared = max(0, w.kernel_h - w.stride_h) * w.width * (w.channels // w.groups) * SIZES[w.dtype]
@@ -242,17 +249,21 @@ def _rows_nest(w: Conv, kernel: Kernel) -> LoopNest:
         Operand("filters", {"groups": groups, "filters": Extent(weights, weights * filters)}, "filters"),
         Operand("output", outputs, "filters", written=True),
     )
-    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": tiles, "filters": filters}, 1)
+    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": tiles, "filters": filters}, len(kernels))
 
 
-def depthwise_pass(w: Conv, kernel: Kernel, machine: Machine, state: State = "hot") -> Pass:
-    """A convolution by one of the kernels, on one core."""
-    unit, core = machine.unit(kernel.target), machine.core
+def _terms(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float, float]:
+    """kernel, call, store."""
+    unit = machine.unit(kernel.target)
     assert unit is not None
     work = {ROWS: rows_work, PLANES: planes_work, BLOCKS: blocks_work}[kernel.form](w, kernel)
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
     busy, store = work.cycles(unit, machine, w.dtype)
-    terms = {"kernel": calls * busy, "call": calls * work.calls * core.call_cycles.value, "store": calls * store}
-    nest = described(w, kernel)
+    return calls * busy, calls * work.calls * machine.core.call_cycles.value, calls * store
+
+
+def depthwise_pass(w: Conv, kernels: Sequence[Kernel], machine: Machine, state: State = "hot") -> Pass:
+    """A convolution by each of some kernels of one form, on one core."""
+    nest, terms = described(w, kernels), np.array([_terms(w, kernel, machine) for kernel in kernels]).T
     moved = crossed(nest, nest.misses(machine.levels, state))
-    return Pass(machine, {name: np.array([cycles]) for name, cycles in terms.items()}, nest.names, moved, wait=fills(machine, moved))
+    return Pass(machine, dict(zip(("kernel", "call", "store"), terms, strict=True)), nest.names, moved, wait=fills(machine, moved))

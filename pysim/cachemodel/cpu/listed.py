@@ -5,7 +5,7 @@ Worked number: three kernels of one schedule each are three candidates of three 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, Reason, Rejected
-from pysim.record.plan import Request
+from pysim.record.plan import Layout, Request
 from pysim.record.schedule import AnySchedule, Schedule
 from pysim.registry.cpu import Kernel, cpu_kernel
 
@@ -42,58 +42,67 @@ def row_of(schedule: AnySchedule) -> Kernel:
     return kernel
 
 
+Rows = Sequence[tuple[Kernel, Schedule]]
+
+
 class Listed(NamedTuple):
     """Schedules with their kernels, those of a kernel one after another (`pysim.algorithms.contract.Candidates`)."""
 
     request: Request
-    rows: tuple[tuple[Kernel, Schedule], ...]
+    rows: Rows
     rejected: tuple[Rejected, ...]
     limit: float = np.inf
 
 
-def candidates(
-    name: str,
-    request: Request,
-    kernels: Iterable[Kernel],
-    schedules: Callable[[Kernel], Iterable[Schedule]],
-    wrong: Callable[[Kernel, Schedule], str],
-    unfit: Callable[[Kernel], Reason | None] = lambda kernel: None,
-) -> Listed:
-    """The `schedules` of the kernels of algorithm `name` that can run and are not `unfit` for the problem; a named plan's where it is
-    right: where nothing is `wrong` with it. Raises PlanError where it is not."""
-    machine = request.machine
-    assert isinstance(machine, Machine)
+class OfList(NamedTuple):
+    """An algorithm whose `schedules` of a problem by a kernel are listed. `wrong` says what is right where a named one is not; `passes` are
+    those of the schedules of kernels, one after another; `unfit`: why a kernel is; `latencies`: costs lean on those of the levels, too."""
 
-    def refuses(kernel: Kernel) -> Reason | None:
-        return row_refuses(kernel, machine, request.micro_kernel) or unfit(kernel)
+    name: str
+    kernels: Callable[[], Sequence[Kernel]]
+    schedules: Callable[[Any, Kernel, Request], Iterable[Schedule]]
+    wrong: Callable[[Any, Kernel, Schedule, Layout], str]
+    passes: Callable[[Any, Rows, Machine, Request], Iterable[Pass]]
+    unfit: Callable[[Any, Kernel, Layout], Reason | None] = lambda problem, kernel, layout: None
+    latencies: bool = False
 
-    dtype, known = request.problem.dtype, {kernel.name: kernel for kernel in kernels if kernel.dtype == request.problem.dtype}
-    if request.schedule is None:
-        refused = {kernel: refuses(kernel) for kernel in known.values()}
-        rejected = tuple(Rejected(kernel.name, reason.sentence, reason.code) for kernel, reason in refused.items() if reason)
-        rows = tuple((kernel, one) for kernel, reason in refused.items() if not reason for one in schedules(kernel))
-        return Listed(request, rows, rejected)
-    asked = getattr(request.schedule, "kernel", "")
-    if not (kernel := known.get(asked)):
-        raise PlanError(f"{name} has no kernel {asked} for {dtype}; `pysim kernels` lists them")
-    if reason := refuses(kernel):
-        raise PlanError(f"{kernel.name}: {reason.sentence}")
-    assert isinstance(request.schedule, Schedule)
-    schedule = msgspec.structs.replace(request.schedule, algorithm=name)
-    if why := wrong(kernel, schedule):
-        raise PlanError(f"{kernel.name} has {why}")
-    return Listed(request, ((kernel, schedule),), ())
+    def candidates(self, request: Request, limit: float | None) -> Listed:
+        """Those of the kernels that can run; a named plan's alone. Raises PlanError where that is wrong."""
+        problem, machine, dtype = request.problem, request.machine, request.problem.dtype
+        assert isinstance(machine, Machine)
+        known = {kernel.name: kernel for kernel in self.kernels() if kernel.dtype == dtype}
+        refused = {
+            kernel: reason
+            for kernel in known.values()
+            if (reason := row_refuses(kernel, machine, request.micro_kernel) or self.unfit(problem, kernel, request.layout))
+        }
+        if request.schedule is None:
+            rows = ((kernel, one) for kernel in known.values() if kernel not in refused for one in self.schedules(problem, kernel, request))
+            return Listed(request, (*rows,), tuple(Rejected(kernel.name, why.sentence, why.code) for kernel, why in refused.items()))
+        asked = getattr(request.schedule, "kernel", "")
+        if not (kernel := known.get(asked)):
+            raise PlanError(f"{self.name} has no kernel {asked} for {dtype}; `pysim kernels` lists them")
+        if kernel in refused:
+            raise PlanError(f"{kernel.name}: {refused[kernel].sentence}")
+        assert isinstance(request.schedule, Schedule)
+        schedule = msgspec.structs.replace(request.schedule, algorithm=self.name)
+        if why := self.wrong(problem, kernel, schedule, request.layout):
+            raise PlanError(f"{kernel.name} has {why}")
+        return Listed(request, ((kernel, schedule),), ())
+
+    def cost(self, machine: Machine, found: Sequence[Listed]) -> list["ListedCosts"]:
+        """What those of each take."""
+        return [ListedCosts(self, machine, one) for one in found]
 
 
 class ListedCosts:
-    """What they cost, by passes of some each (`pysim.algorithms.contract.Costs`); `latencies`: it leans on those of the levels, too."""
+    """What they cost, by passes of some each (`pysim.algorithms.contract.Costs`)."""
 
-    def __init__(self, name: str, of: Listed, passes: Sequence[Pass], latencies: bool) -> None:
-        on = of.request.machine
-        assert isinstance(on, Machine)
-        self._rows, self._on, self._latencies = of.rows, on, latencies
+    def __init__(self, algorithm: OfList, machine: Machine, of: Listed) -> None:
+        passes = [*algorithm.passes(of.request.problem, of.rows, machine, of.request)] if of.rows else []
+        self._rows, self._on, self._latencies = of.rows, machine, algorithm.latencies
         self._at = [(one, column) for one in passes for column in range(one.moved.shape[-1])]
-        self.kinds = (name,)
+        self.kinds = (algorithm.name,)
         self.cycles: Array = np.concatenate([one.cycles for one in passes] or [np.empty(0)])
         self.kernels = tuple(dict.fromkeys(kernel.name for kernel, _ in of.rows))
         self.kernel: NDArray[np.int64] = np.array([self.kernels.index(kernel.name) for kernel, _ in of.rows], dtype=np.int64)

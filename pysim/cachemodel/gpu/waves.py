@@ -25,7 +25,8 @@ memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port
         used again and again ("hot"); cold, they all miss. Who shares what, and what comes again, in waves or stream-K: `traffic`.
 tiles   A tile's start and end: block_cycles (half of it whatever the tile, half for TYPICAL_SUMS a thread), the latency of the first
         load, and its way out through the SM's port, where rows of C are no whole vectors output by output (single_cycles); `hidden` of it
-        overlaps with other work in all waves but one; where two sets of warpgroups take turns, as much as a tile's loop takes. Of kernels
+        overlaps with other work in all waves but one; two sets of warpgroups in turn take half of what a tile's loop and edges take, at
+        least the loop. Of kernels
         whose producers go on loading (`overlaps`) it is busy time like the loop's, beside which traffic goes on.
 partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
           them, part after part, SUMS_AT_ONCE a thread and then a latency; where parts meet in a cluster, MEET_LATENCIES for its two
@@ -188,8 +189,8 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     edge = (
         c.block_cycles * (1 + c.outputs / TYPICAL_SUMS) / 2 + latency + np.where(facts["full_waves"] > 0, c.resident, facts["last"]) * out
     )
-    # of sets of warpgroups in turn, one's tile ends while the other's is multiplied; the way out is the same for both
-    later = np.where(c.pingpong, np.maximum(0, edge - waves[:, 0].sum(axis=0) / number), edge * (1 - c.hidden))
+    # two sets of warpgroups in turn take half as long a tile as one takes with its loop and its edges, but no less than the loop
+    later = np.where(c.pingpong, np.maximum(0, edge - waves[:, 0].sum(axis=0) / number) / 2, edge * (1 - c.hidden))
     tiles = facts["turns"] * (edge + (number - 1) * later)
     busy = waves.copy()
     busy[:, 0] += tiles * np.stack([facts["full_waves"], facts["last"] > 0]) / number

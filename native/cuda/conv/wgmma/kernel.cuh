@@ -4,9 +4,9 @@
  *     out[window][filter] = sum over taps (r, s) and channels c of in[n][p stride_h + r dilation_h - pad_top][q stride_w + s dilation_w - pad_left][c]
  *                                                                  weights[filter][r, s][c],        window = (n, p, q)
  *
- * k runs over taps, and for each over blocks of channels: 128 bytes, so that a stage is one block of one tap. TMA gathers: in
+ * k runs over taps, and for each over blocks of channels: a row's ROW bytes, so that a stage is one block of one tap. TMA gathers: in
  * its im2col mode (CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 8.0, "im2col mode") a copy names the first window's corner and the
- * tap's offset, and brings 128 bytes of channels of so many windows, walking along w, h and n inside the box of corners by the strides,
+ * tap's offset, and brings a block of channels of so many windows, walking along w, h and n inside the box of corners by the strides,
  * with zeros for what lies outside the image. Channels after the last are zeros in both operands. No instruction of a thread gathers.
  *
  * Limits of that mode on four dimensions: corners in -128..127, offsets in 0..255, strides up to 8.
@@ -64,12 +64,13 @@ template <Lying LYING> struct Gathered {
             else windows_load(to, map, barrier, corner, right, below);
         }
         __device__ void load_planes(uint32_t to, const CUtensorMap *map, uint32_t barrier, uint16_t blocks) const {
+            enum { BOX = 128 / S::BYTES };
             int at = wide, of = image;
 #pragma unroll
-            for (int part = 0; part < S::A_SHARE / S::BLOCK_K; part++, to += S::BLOCK_K * 128) {
+            for (int part = 0; part < S::A_SHARE / BOX; part++, to += S::BLOCK_K * 128) {
                 if (S::CLUSTER_N > 1) tensor_load_multicast(to, map, barrier, at, channel, of, blocks);
                 else tensor_load(to, map, barrier, at, channel, of);
-                at += S::BLOCK_K;
+                at += BOX;
                 if (at == (int)c.per_image.divisor) at = 0, of++;
             }
         }
@@ -188,8 +189,8 @@ template <Lying LYING> struct Gathered {
      * whole lines of the output. 16 bytes of padding a row keep lanes on different banks. */
     template <class Acc, class Out>
     static __device__ void store_planes(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, const Acc (&x)[SLICE], Out *own) {
-        enum { VECTOR = 16 / sizeof(Out), PITCH = 64 + VECTOR, ACROSS = 64 / VECTOR };
-        const int thread = threadIdx.x % 128, lane = thread % 32, barrier = 2 + threadIdx.x / 128, plane = c.out_h * c.out_w;
+        enum { VECTOR = 16 / sizeof(Out), PITCH = 64 + VECTOR, ACROSS = 64 / VECTOR, FIRST_BARRIER = 3 /* after those of two sets (mainloop/hopper/kernel.cuh) */ };
+        const int thread = threadIdx.x % 128, lane = thread % 32, barrier = FIRST_BARRIER + threadIdx.x / 128, plane = c.out_h * c.out_w;
         sync_threads(barrier, 128); /* the slice before has been read */
         if constexpr (sizeof(Out) == 2) {
 #pragma unroll
@@ -238,6 +239,10 @@ inline const DriverFunction<EncodeWindows> &windows_encoder() {
     return once;
 }
 
+inline CUtensorMapSwizzle swizzle_of(int row) {
+    return row == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : row == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B;
+}
+
 /* Corners: where the first and the last window of an image begin, from its first and last pixel. */
 template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows &c) {
     const cuuint64_t pitch = (cuuint64_t)c.pitch * S::BYTES, row = (cuuint64_t)c.row * S::BYTES;
@@ -247,8 +252,8 @@ template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows 
     const int upper[] = {c.pad_right - (c.kernel_w - 1) * c.dilation_w, c.pad_bottom - (c.kernel_h - 1) * c.dilation_h};
     const cuuint32_t steps[] = {1, (cuuint32_t)c.stride_w, (cuuint32_t)c.stride_h, 1};
     if (windows_encoder().error != cudaSuccess) return windows_encoder().error;
-    const CUresult result = windows_encoder().call(map, map_type<S>(), 4, const_cast<void *>(c.in), sizes, pitches, lower, upper, 128 / S::BYTES,
-                                                   S::A_SHARE, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+    const CUresult result = windows_encoder().call(map, map_type<S>(), 4, const_cast<void *>(c.in), sizes, pitches, lower, upper, S::BLOCK_K,
+                                                   S::A_SHARE, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(S::ROW),
                                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -258,7 +263,7 @@ cudaError_t describe_3d(CUtensorMap *map, const void *data, const cuuint64_t (&s
     const cuuint32_t steps[] = {1, 1, 1};
     if (encoder().error != cudaSuccess) return encoder().error;
     const CUresult result = encoder().call(map, map_type<S>(), 3, const_cast<void *>(data), sizes, pitches, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                           swizzle_of((int)boxes[0] * S::BYTES), CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -274,7 +279,7 @@ template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows 
     const int taps = c.kernel_h * c.kernel_w;
     const cuuint64_t tap = (cuuint64_t)c.channels * S::BYTES;
     const cuuint64_t sizes[] = {(cuuint64_t)c.channels, (cuuint64_t)taps, (cuuint64_t)c.groups * c.filters * (1 + S::Element::SPLIT)}, pitches[] = {tap, tap * taps};
-    const cuuint32_t boxes[] = {128 / S::BYTES, 1, S::B_SHARE};
+    const cuuint32_t boxes[] = {S::BLOCK_K, 1, S::B_SHARE};
     return describe_3d<S>(map, c.weights, sizes, pitches, boxes);
 }
 

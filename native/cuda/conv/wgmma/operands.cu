@@ -50,22 +50,22 @@ int padded_channels(const Conv &c) {
 /* Whether the input is copied, without the pixels that no window takes, and so that its rows of taps are channels. */
 bool copied(const Conv &c) {
     if (planes(c)) return false;
-    return !c.nhwc || padded_channels(c) != c.channels || (c.groups > 1 && c.channels * dtypes[c.dtype].bytes % 128);
+    return !c.nhwc || padded_channels(c) != c.channels || (c.groups > 1 && c.channels * dtypes[c.dtype].bytes % c.step_bytes);
 }
 bool sparse(const Conv &c) {
     return copied(c) && c.one_pixel() && !c.pointwise();
 }
 bool rows_of_taps(const Conv &c) {
-    const int64_t block = 128 / dtypes[c.dtype].bytes, channels = padded_channels(c), row = c.kernel_w * channels;
+    const int64_t block = c.step_bytes / dtypes[c.dtype].bytes, channels = padded_channels(c), row = c.kernel_w * channels;
     const int64_t rows = c.batch * (int64_t)c.groups * c.height, wide = (int64_t)c.width + c.pad_left + c.pad_right;
     const bool fewer = (row + block - 1) / block < c.kernel_w * ((channels + block - 1) / block);
-    return copied(c) && c.dilation_w == 1 && fewer && rows * (wide * channels / (block / 8)) <= INT_MAX; /* vectors of the copy */
+    return copied(c) && c.dilation_w == 1 && fewer && rows * (wide * channels * dtypes[c.dtype].bytes / 16) <= INT_MAX; /* vectors of the copy */
 }
 }
 
 namespace {
 int64_t steps_unfolded(const Conv &c) {
-    const int64_t block = 128 / dtypes[c.dtype].bytes, channels = padded_channels(c);
+    const int64_t block = c.step_bytes / dtypes[c.dtype].bytes, channels = padded_channels(c);
     const int64_t of_row = rows_of_taps(c) ? (c.kernel_w * channels + block - 1) / block : c.kernel_w * ((channels + block - 1) / block);
     return c.kernel_h * of_row;
 }
@@ -78,7 +78,7 @@ struct Folded {
         const int64_t element = dtypes[c.dtype].bytes, square = (int64_t)c.stride_h * c.stride_w * c.channels;
         channels = round_up(square, 16 / element), kernel_h = ceil_div(c.kernel_h, c.stride_h), kernel_w = ceil_div(c.kernel_w, c.stride_w);
         rows = c.out_h + kernel_h - 1, wide = c.out_w + kernel_w - 1;
-        steps = kernel_h * ((kernel_w * channels * element + 127) / 128);
+        steps = kernel_h * ((kernel_w * channels * element + c.step_bytes - 1) / c.step_bytes);
     }
 };
 /* Where that takes fewer steps, and there are no taps more than the kernel has: by those, zeros, pixels would be multiplied that a window does not

@@ -20,7 +20,7 @@ using Columns = ConvColumns;
 /* Clusters of S::BLOCKS blocks of S::BLOCK_M windows x S::BLOCK_N filters. */
 template <class S, bool FOLDS> struct Wgmma {
     static void tile(Conv &c) {
-        c.halves = S::Element::SPLIT, c.folds = FOLDS;
+        c.halves = S::Element::SPLIT, c.folds = FOLDS, c.step_bytes = S::ROW;
         c.tile_m = S::BLOCK_M * S::CLUSTER_M, c.tile_n = S::BLOCK_N * S::CLUSTER_N, c.cluster = S::BLOCKS;
         if (hopper::planes(c)) c.windows = c.batch * hopper::windows_of_plane(c), c.per_image = Divisor((unsigned)hopper::windows_of_plane(c));
         c.group_tiles = ceil_div(c.windows, c.tile_m);
@@ -42,9 +42,9 @@ template <int DTYPE> Rows<ConvRow> wgmma_rows() {
     return table_of<ConvRow>(lines, [](auto line, auto add) {
         constexpr Columns c = lines[line];
         if constexpr (c.dtype == DTYPE) {
-            using S = hopper::Shape<DTYPE, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m, c.promotion>;
-            static_assert(c.block.k == S::BLOCK_K && c.thread.n == 64 && c.thread.m == c.warp.m,
-                          "a stage is 128 bytes of k, an instruction as wide as its warpgroup's tile");
+            using S = hopper::Shape<DTYPE, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m, c.promotion, c.pingpong != 0,
+                                    c.block.k * hopper::Element<DTYPE>::BYTES>;
+            static_assert(c.thread.n == 64 && c.thread.m == c.warp.m, "an instruction is as wide as its warpgroup's tile");
             static_assert(c.reduces_in_cluster == S::NEAR, "as many parts as a cluster of blocks has room for");
             using Of = Wgmma<S, c.folds != 0>;
 #ifdef PYSIM_HOPPER

@@ -27,6 +27,7 @@ __device__ inline void take_slice(Acc (&v)[SLICE], const Acc (&sum)[SLICES * SLI
         break;
     switch (index) {
         PYSIM_SLICE(0) PYSIM_SLICE(1) PYSIM_SLICE(2) PYSIM_SLICE(3) PYSIM_SLICE(4) PYSIM_SLICE(5) PYSIM_SLICE(6) PYSIM_SLICE(7)
+        PYSIM_SLICE(8)
     }
 #undef PYSIM_SLICE
 }
@@ -184,20 +185,20 @@ __device__ inline void store_ragged(Out *c, int64_t ldc, int rows, int columns, 
             if (lane < columns) to[r * ldc] = Out(passage[r * PITCH + lane]);
 }
 
-/* A warp's slice of C' (Problem::turned), its first row and column given, into C: 16 neighbours of two rows of C at once. */
+/* A warp's slice of C' (Problem::turned), its first row and column given, into C: of each of eight rows of C 16 neighbours at once. */
 template <class Acc, class Out>
-__device__ inline void store_turned(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[SLICE], Acc *passage) {
+__device__ inline void store_turned(Epilogue<Acc, Out> e, int row, int column, const Acc (&v)[SLICE], Acc *passage) {
     enum { PITCH = 34 }; /* read without conflicts */
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, first = lane % 4 * 4, of_row = lane / 4;
     put_slice<PITCH>(passage, v);
-    row += lane % 16, column += lane / 16;
+    const int m = e.m;
+    e.m = e.n, e.n = m; /* C's own */
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        Out *const to = e.c + (column + 2 * i) * e.ldc + row;
-        if (row >= e.m || column + 2 * i >= e.n) continue;
-        typename Epilogue<Acc, Out>::T old(0);
-        if (e.beta != 0) old = *to;
-        *to = e.finish(passage[lane % 16 * PITCH + lane / 16 + 2 * i], old, e.by_row ? column + 2 * i : row);
+    for (int i = 0; i < 32; i += 8) {
+        Acc some[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) some[n] = passage[(first + n) * PITCH + of_row + i];
+        e.store(column + of_row + i, row + first, some);
     }
 }
 

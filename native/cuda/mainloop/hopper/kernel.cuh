@@ -7,7 +7,8 @@
  *   consumer warpgroups    each multiplies its WARP_M x WARP_N part of the tile out of shared memory into registers; the next
  *                          tile's loads are under way while they write theirs, and its products where two sets take turns (PINGPONG)
  * The blocks of a cluster work on neighbouring tiles in step: those in one column share B, those in one row share A; each loads
- * its part of what is shared and multicasts it. A stage is 128 bytes of k, whatever the type: BLOCK_K elements.
+ * its part of what is shared and multicasts it. A stage is ROW bytes of k, BLOCK_K elements: 128, whatever the type, but of
+ * convolutions that have fewer channels.
  *
  * What is multiplied is a type, `Operands`: Matrices here, the windows and filters of a convolution in conv/wgmma/kernel.cuh. It names the
  * kernel's arguments, finds the product among them, starts the copies of a stage and stores tiles.
@@ -148,24 +149,32 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
             barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             const bool both = !stays || loads++ < S::STAGES;
             barrier_arrive_expect(full, both ? bytes_a + bytes_b : bytes_a);
-            shares.load_a(shared.a(ring.stage) + share_a * 128, map_a, full, step, row);
+            shares.load_a(shared.a(ring.stage) + share_a * S::ROW, map_a, full, step, row);
             if (both) shares.load_b(shared.b(ring.stage) + share_b * S::B_ROW, map_b, full, step, column);
         }
     }
 }
 
-/* The products of one stage, as one group. `a`, `b`: where this warpgroup's rows of the tiles begin. */
+/* An operand of a stage: MN-major its rows have 128 bytes of m (or n), whatever a stage has of k. */
+template <class S, int MN_MAJOR> __device__ inline uint64_t matrix_of(uint32_t address) {
+    if constexpr (MN_MAJOR || S::ROW == 128) return matrix(address, 8192);
+    else return matrix_of_rows<S::ROW>(address);
+}
+
+/* The products of one stage, as one group. `a`, `b`: this warpgroup's rows of the tiles. What lies further on in shared memory is so many 16 bytes
+ * more in a descriptor's lowest bits, which uniform registers add up: with descriptors made of addresses each time, a step of 64x64x64 took
+ * 80 instructions for its 4 products. */
 template <class S, int TA, int TB>
-__device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], uint32_t a, uint32_t b) {
+__device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], unsigned a, unsigned b) {
     /* 32 bytes of k: along a K-major row, or 16 rows of an MN-major one */
     constexpr int NEXT_A = TA ? 2048 : 32, NEXT_B = TB ? 2048 : 32;
+    const uint64_t HIGH_A = matrix_of<S, TA>(0) >> 32 << 32, HIGH_B = matrix_of<S, TB>(0) >> 32 << 32;
     mma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < S::ROW / 32; k++)
 #pragma unroll
         for (int part = 0; part < S::PARTS; part++)
-            Product<S::DTYPE>::template add<TA, TB>(sum[part], matrix(a + part * 64 * 128 + k * NEXT_A, 8192),
-                                                    matrix(b + k * NEXT_B, 8192));
+            Product<S::DTYPE>::template add<TA, TB>(sum[part], HIGH_A | (a + (part * 64 * S::ROW + k * NEXT_A) / 16), HIGH_B | (b + k * NEXT_B / 16));
     mma_commit();
 }
 
@@ -174,10 +183,12 @@ __device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], uint3
 template <class S, int TA, int TB, class Release, class Last>
 __device__ inline void accumulate(typename S::Acc (&sum)[S::PARTS][S::SUMS], const Stages<S> &shared, Ring &ring, int steps, int row, int column,
                                   Release release, Last last) {
+    const unsigned a = (unsigned)matrix_of<S, TA>(shared.a(0) + row * S::ROW), b = (unsigned)matrix_of<S, TB>(shared.b(0) + column * S::ROW);
     int before = -1;
     for (int step = 0; step < steps; step++, ring.advance<S::STAGES>()) {
+        const unsigned at = __shfl_sync(~0u, ring.stage, 0) * (S::STAGE_BYTES / 16);
         barrier_wait(shared.full(ring.stage), ring.parity);
-        multiply<S, TA, TB>(sum, shared.a(ring.stage) + row * 128, shared.b(ring.stage) + column * 128);
+        multiply<S, TA, TB>(sum, a + at, b + at);
         mma_wait<1>(); /* one group stays in flight; the one before is done with its stage, which is what lets it be given back */
         if (before >= 0) release(before);
         before = ring.stage;
@@ -192,7 +203,9 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
                                bool near) {
     using Acc = typename S::Acc;
     const Problem &p = Operands::product(arguments);
-    const int set = (int)threadIdx.x / (128 * S::GROUPS), thread = (int)threadIdx.x % (128 * S::GROUPS), group = thread / 128, lane = thread % 32;
+    /* of a warpgroup, told by one lane: the compiler then knows that it is, and computes what follows from it once a warp */
+    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0), set = warpgroup / S::GROUPS, group = warpgroup % S::GROUPS;
+    const int thread = (int)threadIdx.x % (128 * S::GROUPS), lane = thread % 32;
     const int rank_m = place.rank_m, rank_n = place.rank_n;
     const int row = group / (S::BLOCK_N / S::WARP_N) * S::WARP_M, column = group % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
     /* A stage is free for a block's producer when all blocks that it writes to have read it: one arrival per warp and such block.

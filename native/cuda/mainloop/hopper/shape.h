@@ -15,7 +15,7 @@ enum { BF16X6 = 16 };
 enum { MOST_BLOCKS = 8 };
 __host__ __device__ inline bool is_near(const Problem &p) { return p.kind == PYSIM_SPLIT_K && !p.partials; }
 
-/* How a type is multiplied. Shared memory holds 128 bytes of k of each operand a stage; one instruction takes 32. SPLIT: so many numbers beside the
+/* How a type is multiplied. Shared memory holds 128 bytes of k of each operand a stage, or fewer (Shape::ROW); one instruction takes 32. SPLIT: so many numbers beside the
  * first stand for an element: of B they are made ahead, of A in registers (split.cuh, thirds.cuh). */
 template <int DTYPE> struct Element;
 template <> struct Element<PYSIM_F16> { enum { BYTES = 2, MN_MAJOR = 1, SPLIT = 0 }; using Acc = float; };
@@ -26,15 +26,15 @@ template <> struct Element<PYSIM_F8> { enum { BYTES = 1, MN_MAJOR = 0, SPLIT = 0
 template <> struct Element<PYSIM_TF32X3> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 1 }; using Acc = float; };
 template <> struct Element<BF16X6> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 2 }; using Acc = float; };
 
-/* The tiles of a row. PROMOTION: of so many k the accumulators are added to sums in f32; 0: they are the sums. PINGPONG: two sets of warpgroups take a
+/* The tiles of a row. ROW: bytes of k of a stage, as wide as TMA and wgmma swizzle. PROMOTION: of so many k the accumulators are added to sums in f32; 0: they are the sums. PINGPONG: two sets of warpgroups take a
  * block's tiles in turn, so that one multiplies while the other's results leave. */
-template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_, int PROMOTION_ = 0, bool PINGPONG_ = false>
+template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_, int PROMOTION_ = 0, bool PINGPONG_ = false, int ROW_ = 128>
 struct Shape {
     static constexpr int DTYPE = DTYPE_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARP_M = WARP_M_, WARP_N = WARP_N_, STAGES = STAGES_,
-                         CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_, SETS = PINGPONG_ ? 2 : 1;
+                         CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_, SETS = PINGPONG_ ? 2 : 1, ROW = ROW_;
     using Element = hopper::Element<DTYPE>;
     using Acc = typename Element::Acc;
-    static constexpr int BYTES = Element::BYTES, BLOCK_K = 128 / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N, NEAR = MOST_BLOCKS / BLOCKS;
+    static constexpr int BYTES = Element::BYTES, BLOCK_K = ROW / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N, NEAR = MOST_BLOCKS / BLOCKS;
     /* warpgroups that multiply a tile, and all that multiply */
     static constexpr int GROUPS = BLOCK_M / WARP_M * (BLOCK_N / WARP_N), CONSUMERS = GROUPS * SETS, THREADS = 128 * (CONSUMERS + 1);
     /* producers and consumers start with equal registers; large tiles need the producer's */
@@ -42,8 +42,8 @@ struct Shape {
     static constexpr int CONSUMER_REGISTERS = Element::SPLIT > 0 ? 232 : 224, PRODUCER_REGISTERS = Element::SPLIT > 0 ? 40 : 56;
     /* instructions along m, each one's registers, and how many times 16 those are in all */
     static constexpr int PARTS = WARP_M / 64, SUMS = WARP_N / 2, SLICES = PARTS * SUMS / 16;
-    static constexpr int B_ROW = Element::SPLIT == 2 ? 64 : 128; /* bytes of k of one column of B, each number of its elements */
-    static constexpr int A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * B_ROW * (1 + Element::SPLIT), STAGE_BYTES = A_BYTES + B_BYTES;
+    static constexpr int B_ROW = Element::SPLIT == 2 ? 64 : ROW; /* bytes of k of one column of B, each number of its elements */
+    static constexpr int A_BYTES = BLOCK_M * ROW, B_BYTES = BLOCK_N * B_ROW * (1 + Element::SPLIT), STAGE_BYTES = A_BYTES + B_BYTES;
     /* what one block loads of a tile that the cluster shares */
     static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
     /* stages, barriers, each set's flag and barrier, each warp's passage to ragged rows (epilogue.cuh), room to align */
@@ -53,6 +53,7 @@ struct Shape {
     static constexpr int STAGED_PITCH = 64 * 4 + 16, STAGED_BYTES = CONSUMERS * 32 * STAGED_PITCH;
     static_assert(STAGED_BYTES <= 4 * CONSUMERS * PASSAGE_BYTES, "one area for both ways");
     static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
+    static_assert(ROW == 128 || ((ROW == 64 || ROW == 32) && BYTES == 2), "swizzles of rows; what is read into registers has rows of 128 bytes");
     static_assert(A_SHARE % 64 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
     static_assert(Element::SPLIT > 0 ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0, "promotions of whole stages");
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");

@@ -35,7 +35,7 @@ template <class S> struct Thirds {
             }
             mma_fence();
             const unsigned(&large)[4] = first[group];
-            const uint64_t k = matrix_of_64(b + group * 32), k2 = matrix_of_64(b + THIRD + group * 32), k3 = matrix_of_64(b + 2 * THIRD + group * 32);
+            const uint64_t k = matrix_of_rows<64>(b + group * 32), k2 = matrix_of_rows<64>(b + THIRD + group * 32), k3 = matrix_of_rows<64>(b + 2 * THIRD + group * 32);
             Mma::add(part, third, k, more || group);
             Mma::add(part, large, k3, 1);
             Mma::add(part, second, k2, 1);
@@ -47,7 +47,7 @@ template <class S> struct Thirds {
     }
     __device__ void add_large(float (&part)[S::SUMS], uint32_t b) const {
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) Mma::add(part, first[group], matrix_of_64(b + group * 32), 1);
+        for (int group = 0; group < GROUPS; group++) Mma::add(part, first[group], matrix_of_rows<64>(b + group * 32), 1);
     }
 };
 
