@@ -5,8 +5,8 @@
 
 Contenders: PyTorch eager and in a CUDA graph, `pysim.torch.optimize`, and the same with `cuda_graph=True`. Host time: of a call on an idle
 device, until it returns; `python_us` of it are this package's own in chains of layers, beside native calls and PyTorch's operators.
-Milliseconds: between two events around a call. Medians of 20, in turns. Memory: peaks of what is allocated in a call, weights among it, and
-what calls have left behind them. One JSON line a model; `native` are its native layers without a graph and with one.
+Milliseconds: between two events around a call. Medians of 20, in turns. Memory: peaks of what is allocated in a call, weights and
+input among it, and what calls have left behind them. One JSON line a model; `native` are its native layers without a graph and with one.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torchvision
 import pysim.torch
 from pysim.models.torch_chain import LayerChain
 from pysim.models.torch_graph import captured
+from pysim.runtime.cuda_call import forget_workspaces
 from pysim.runtime.cuda_steps import LaunchSteps
 
 MODELS = (
@@ -93,12 +95,19 @@ def memory(call: Call) -> dict[str, int]:
     for _ in range(4):
         call()
     torch.cuda.synchronize()
-    gc.collect()  # of models that were measured before
-    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     call()
     torch.cuda.synchronize()
     return {"peak": torch.cuda.max_memory_allocated(), "after": torch.cuda.memory_allocated()}
+
+
+def cleared() -> int:
+    """Bytes that are allocated still when nothing is kept that need not be."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    forget_workspaces()
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_allocated())
 
 
 @torch.no_grad()
@@ -106,13 +115,18 @@ def measure(name: str, batch: int) -> dict[str, Any]:
     model, x = network(name), torch.randn(batch, 3, 224, 224, device="cuda")
     exact = model.double()(x.double())
     model.float()
-    held = {"pytorch": memory(lambda: model(x))}
-    ours = pysim.torch.optimize(model)
-    held["pysim"] = memory(lambda: ours(x))
-    del ours
-    graphed = pysim.torch.optimize(model, cuda_graph=True)
-    held["pysim cuda_graph"] = memory(lambda: graphed(x))
-    ours = pysim.torch.optimize(model)
+    extra, held = cleared(), {}
+    weights = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
+    extra -= weights + x.numel() * x.element_size()  # what is not the model's and its input's
+    for who, make in {
+        "pytorch": lambda: lambda: model(x),
+        "pytorch graph": lambda: captured(lambda: model(x))[0],
+        "pysim": lambda: partial(pysim.torch.optimize(model), x),
+        "pysim cuda_graph": lambda: partial(pysim.torch.optimize(model, cuda_graph=True), x),
+    }.items():
+        held[who] = {when: size - extra for when, size in memory(make()).items()}
+        cleared()
+    ours, graphed = pysim.torch.optimize(model), pysim.torch.optimize(model, cuda_graph=True)
     for _ in range(3):
         ours(x), graphed(x)
     python, (replay, result) = python_seconds(lambda: ours(x)), captured(lambda: model(x))
@@ -123,7 +137,6 @@ def measure(name: str, batch: int) -> dict[str, Any]:
     reports = [pysim.torch.report(one) for one in (ours, graphed)]
     native = [sum(one.runs == "pysim" for one in report) for report in reports]
     stays = {one.problem: [one.predicted_seconds, one.torch_seconds] for report in reports for one in report if one.runs != "pysim"}
-    weights = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
     about = {"model": name, "batch": batch, "layers": len(reports[0]), "native": native, "python_us": python * 1e6, "stays": stays}
     return about | {"calls": spent, "errors": errors, "weights_bytes": weights, "memory_bytes": held}
 

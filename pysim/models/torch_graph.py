@@ -24,6 +24,8 @@ from pysim.runtime.cuda_call import forget_workspaces
 _KEPT = 8  # kinds of calls that graphs are kept for: each has memory of its own
 _WARM_UPS = 3  # calls before one is recorded: chains of layers keep their launches after the second
 
+_forget_cublas = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+
 Call = Callable[[], Any]
 _State = tuple[Owned, TensorState]
 
@@ -81,7 +83,8 @@ class GraphedCalls:
 
 
 def captured(call: Call) -> tuple[Call, Any]:
-    """A CUDA graph of a call, and where it writes its results."""
+    """A CUDA graph of a call, and where it writes its results. What cuBLAS works in belongs to streams: it is let go of before, so that the
+    graph's is in the graph's own memory, and behind, or each recorded call would leave 32 MiB of two streams."""
     side, current = torch.cuda.Stream(), torch.cuda.current_stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -89,8 +92,10 @@ def captured(call: Call) -> tuple[Call, Any]:
             call()
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
+    _forget_cublas()
     with torch.cuda.graph(graph):
         results = call()
+    _forget_cublas()
     return graph.replay, results
 
 
