@@ -294,7 +294,8 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
         const int64_t rows = pysim_ceil_div(end - begin - phase, phases), blocks = pysim_ceil_div(rows, high);
         const int64_t least = rows / blocks, more = rows % blocks;
         for (int64_t item = 0, g = 0, block = 0, row = 0; item < groups * blocks; item++) {
-            const int64_t p = begin + phase + row * phases, here = least + (block < more);
+            const int64_t p = begin + phase + row * phases;
+            const int64_t here = shared > 1 ? least + (block < more) : pysim_min(high, rows - row); /* whole tiles, where there is no other */
             const T *in = image + g * plane;
             t.rows = here;
             t.y = p * c->stride_h - c->pad_top;
