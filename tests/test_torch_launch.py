@@ -307,12 +307,14 @@ def test_parameters_are_read_from_the_modules_that_they_belong_to():
         assert torch.allclose(traced(x), model(x), atol=1e-6)
 
 
-def test_weights_are_read_where_they_lie_whatever_follows_them(on_gpu):
-    """A norm is a scale and a shift of sums: no layer has weights of its own beside the model's."""
-    one = Chained(torch.nn.Sequential(Block(), Block(16)), IMAGE)
-    (launches,) = one.chain._ready.values()
-    read = {step.second.offset for part in launches for step in part._steps._kept}
-    assert read == {m.weight.data_ptr() for m in one.model.modules() if isinstance(m, torch.nn.Conv2d)}
+@pytest.mark.parametrize("size", [1, 24])
+def test_weights_that_are_larger_than_what_they_make_are_read_where_they_lie(size, on_gpu):
+    """A norm is a scale and a shift of sums then; else of a copy, which is small beside the result."""
+    one = Chained(torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.BatchNorm2d(8)), torch.empty(1, 8, size, size))
+    one.assert_right()
+    ((launches,),) = one.chain._ready.values()
+    (step,) = launches._steps._kept
+    assert (step.second.offset == one.model[0].weight.data_ptr()) == (size == 1)
 
 
 def test_a_norms_scale_makes_up_for_sums_that_come_out_too_small(monkeypatch):
