@@ -114,10 +114,16 @@ __device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int co
 #pragma unroll
     for (int i = 0; i < SLICE; i++) x[i] *= e.alpha;
     if (e.scale) each_line([&](T &value, int line) { value *= e.scale[line]; });
-    if (e.beta != T(0))
+    if (e.beta != T(0)) {
+        T before[SLICE]; /* all at once: sums that change under a condition each wait for their own load */
 #pragma unroll
-        for (int i = 0; i < SLICE; i++)
-            if (column_of(i) < e.n && row_of(i) < e.m) x[i] += e.beta * T(*place(i / 2 % 2, column_of(i)));
+        for (int i = 0; i < SLICE; i++) {
+            before[i] = T(0);
+            if (column_of(i) < e.n && row_of(i) < e.m) before[i] = T(*place(i / 2 % 2, column_of(i)));
+        }
+#pragma unroll
+        for (int i = 0; i < SLICE; i++) x[i] += e.beta * before[i];
+    }
     if (e.bias) each_line([&](T &value, int line) { value += T(e.bias[line]); });
     activate(e.activation, x, e.low, e.high);
 }
