@@ -7,11 +7,11 @@
 `lean` is what sums of a plan come out larger by in the mean (`pysim.algorithms.contract.Bound`): on tensor cores, which cut, they are too
 small, and layers of a network add that up.
 
-Weights are tensors that may change. On a CPU they are multiplied by the scale and packed. A GPU reads those that are larger than what they
-make where they lie, so that they are in memory once, and kernels multiply sums; of the others it has a copy that is multiplied.
-What is made of parameters is made when first needed, and anew when one of them is another
-tensor, lies elsewhere or was written to, which PyTorch counts. PyTorch's own operators compute the same where gradients flow, under
-autocast, where no kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
+Weights are tensors that may change. On a CPU they are multiplied by the scale and packed. On a GPU those with more elements than the result
+are read where they lie, so that they are in memory once, and kernels multiply sums by the scale; the others are multiplied in a copy. What
+is made of parameters is made when first needed, and anew when one of them is another tensor, lies elsewhere or was written to, which
+PyTorch counts. PyTorch's own operators compute the same where gradients flow, under autocast, where no kernel takes the operands, and where
+they are expected to be faster; `decisions` says which and why.
 """
 
 import math
@@ -205,7 +205,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         def make() -> Prepared:
             w, (scale, shift) = parameters[0].detach(), self._affine(parameters)
             if scale is not None:
-                w = (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype)
+                w = _scaled(w, scale)
             schedule, on = on_cpu(plan)
             filters = w.reshape(*w.shape[:2], *w.shape[2:] or (1, 1)).contiguous().numpy()
             addend = None if shift is None else shift.to(w.dtype).numpy()
@@ -235,7 +235,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         def make() -> tuple[Any, Any, Any]:
             w, (scale, shift) = parameters[0].detach(), self._affine(parameters, lean)
             if scale is not None and folds:
-                w, scale = (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype), None
+                w, scale = _scaled(w, scale), None
             form = torch.channels_last if layout == "nhwc" and w.dim() == 4 else torch.contiguous_format
             return w.contiguous(memory_format=form), *(None if one is None else one.to(w.dtype) for one in (scale, shift))
 
@@ -346,6 +346,11 @@ def state_of(parameters: Iterable[Any]) -> TensorState | None:
     """Of those that there are; None where writes are not counted: for tensors of inference mode."""
     given = [one for one in parameters if one is not None]
     return None if any(one.is_inference() for one in given) else TensorState(given)
+
+
+def _scaled(w: Any, scale: Any) -> Any:
+    """Weights with each filter multiplied by its scale, in float64, rounded once."""
+    return (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype)
 
 
 def _out_shape(problem: Conv) -> tuple[int, ...]:
