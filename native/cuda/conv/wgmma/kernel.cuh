@@ -240,7 +240,7 @@ inline const DriverFunction<EncodeWindows> &windows_encoder() {
 }
 
 inline CUtensorMapSwizzle swizzle_of(int row) {
-    return row == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : row == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B;
+    return row == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
 }
 
 /* Corners: where the first and the last window of an image begin, from its first and last pixel. */

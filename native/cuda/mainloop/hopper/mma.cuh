@@ -20,8 +20,8 @@ __device__ inline uint64_t matrix(uint32_t address, uint32_t stride) {
 
 /* The same of K-major rows of ROW bytes, swizzled so: atoms of 8 rows. */
 template <int ROW> __device__ inline uint64_t matrix_of_rows(uint32_t address) {
-    static_assert(ROW == 128 || ROW == 64 || ROW == 32, "TMA's swizzles");
-    return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)(8 * ROW >> 4) << 32 | (uint64_t)(ROW == 128 ? 1 : ROW == 64 ? 2 : 3) << 62;
+    static_assert(ROW == 128 || ROW == 64, "of TMA's swizzles those that rows have");
+    return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)(8 * ROW >> 4) << 32 | (uint64_t)(ROW == 128 ? 1 : 2) << 62;
 }
 
 #define PYSIM_D8(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])

@@ -53,7 +53,7 @@ struct Shape {
     static constexpr int STAGED_PITCH = 64 * 4 + 16, STAGED_BYTES = CONSUMERS * 32 * STAGED_PITCH;
     static_assert(STAGED_BYTES <= 4 * CONSUMERS * PASSAGE_BYTES, "one area for both ways");
     static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
-    static_assert(ROW == 128 || ((ROW == 64 || ROW == 32) && BYTES == 2), "swizzles of rows; what is read into registers has rows of 128 bytes");
+    static_assert(ROW == 128 || (ROW == 64 && BYTES == 2), "swizzles of rows; what is read into registers has rows of 128 bytes");
     static_assert(A_SHARE % 64 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
     static_assert(Element::SPLIT > 0 ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0, "promotions of whole stages");
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
