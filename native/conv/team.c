@@ -8,9 +8,9 @@
  * nothing is locked on the way, since sixteen threads that wait for one lock take longer than a layer does. A fork leaves the pool behind:
  * the child has one of its own. Where a thread cannot be had there are fewer, and the same bits later.
  *
- * Workers keep off the caller's CPU and off each other's (Linux): the system wakes a worker on its caller's CPU where it takes the idle
- * one for busy, as the guest of a hypervisor does after a pause, and then leaves both there for longer than a layer takes. On a Zen 5
- * guest with two CPUs 22 of 25 pairs of threads so ran as one; none does that has been placed. */
+ * Workers keep off the caller's CPU and off each other's (Linux). Otherwise the system wakes a worker on its caller's CPU where it takes an
+ * idle CPU for a busy one, as in a virtual machine after a pause, and leaves both there for longer than a layer takes: on a Zen 5 with two
+ * CPUs two threads then took as long as one. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -91,8 +91,8 @@ static int32_t current_cpu(void) {
 #endif
 }
 
-/* Gives each worker CPUs of its own out of those that the caller may use, without the caller's. Where there are too few, all stay as they
- * are; several CPUs each, where there are enough, let the system move a worker away from other programs. */
+/* Under pool.lock. Gives each worker CPUs of its own out of those that the caller may use, without the caller's: as many as there are for
+ * each, so that the system can move a worker away from other programs. Where there are fewer than threads, all stay as they are. */
 static void place_workers(int32_t caller) {
 #ifdef __linux__
     cpu_set_t allowed, own;

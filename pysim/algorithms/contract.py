@@ -10,9 +10,10 @@ largest_part     on a CPU: what the thread computes that has the most to do
 tolerance        what a result may differ by and comes to, with its source, and whether operands are multiplied as they are
 describe         the loop nest, tiles and terms of a plan, for people
 
-One that takes long to predict also has `least_cycles(request, best)`, cycles that none of its schedules goes below, looked at more closely
-where they are less than `best` at first sight: what cannot win is never predicted. The lower they are, the sooner it is predicted, but
-what is SELDOM_BEST after all others. Where several threads divide the work 0: the best of one is not that of all.
+An algorithm that takes long to predict may also have `least_cycles(request, best)`, a lower bound on the cycles of all its schedules: a
+cheap one, and a tighter one where the cheap one is below `best`. The planner predicts algorithms in the order of their bounds, those marked
+SELDOM_BEST last, and turns down whatever has a bound above the best so far. The bound is 0 where several threads divide the work: the best
+plan of one thread is not that of all.
 """
 
 from collections.abc import Callable, Sequence
