@@ -607,7 +607,7 @@ def test_planning_resnet50_takes_less_than_100_milliseconds_of_a_quiet_machine()
 
 def test_a_plan_that_was_made_takes_less_than_50_microseconds_of_a_quiet_machine() -> None:
     plan(LAYER, "zen4")
-    assert quiet_seconds([partial(plan, LAYER, "zen4")] * 50) / 50 < 50e-6
+    assert quiet_seconds([lambda: [plan(LAYER, "zen4") for _ in range(200)]]) / 200 < 50e-6
 
 
 def test_importing_the_models_and_the_planner_loads_only_what_they_use() -> None:

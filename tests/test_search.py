@@ -152,7 +152,8 @@ def test_a_search_measures_plans_and_keeps_every_sample() -> None:
     assert -1 <= found["kendall_tau"] <= 1 and not found["failed"]
     core, best = found["core"], found["found"][0]
     own = next(one.seconds for one in planner.plans(SMALL, host.machine("host"), 100_000) if one.name == best["name"])
-    assert best["predicted_seconds"] == pytest.approx(own * core["machine_clock_hz"] / core["clock_hz"])  # nothing of it comes from memory
+    then = core["machine_clock_hz"] / core["clock_hz"] if core else 1  # on a busy machine it may not be known
+    assert best["predicted_seconds"] == pytest.approx(own * then)  # nothing of it comes from memory
     assert len(found["found"]) == 3 and found["found"][0]["over_best"] <= found["found"][1]["over_best"]
     with Store() as store:
         kept = store.find(problem=found["problem"])
