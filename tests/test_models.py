@@ -124,6 +124,54 @@ def test_float64_is_computed_in_float64():
     assert y.dtype == np.float64 and 0 < np.abs(y - z).max() < 1e-4 * np.abs(y).max()
 
 
+def test_values_that_are_no_floating_point_numbers_lie_as_they_are():
+    """A mask has no layout of blocks, whatever its channels."""
+    b = Builder(3)
+    b.shapes["x"] = 1, 16, 6, 6
+    mask = b.add("Greater", ["x", b.constant(np.array(0.0))], (1, 16, 6, 6))
+    proto = b.model([b.conv(b.add("Where", [mask, b.add("Relu", ["x"], (1, 16, 6, 6)), "x"], (1, 16, 6, 6)))])
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 1, 1), (2, 1, 1, 1), (4, 1, 1), (1, 4, 1, 1), (2, 4, 5, 5), (5,)])
+@pytest.mark.parametrize("op", ["Mul", "Add"])
+def test_constants_of_any_shape_are_multiplied_and_added(op, shape):
+    b = Builder(3)
+    b.shapes["x"] = 2, 4, 5, 5
+    numbers = b.constant(np.random.default_rng(1).standard_normal(shape))
+    y = b.add(op, [numbers, b.add("Tanh", ["x"], (2, 4, 5, 5))], (2, 4, 5, 5))
+    proto = b.model([b.add("Relu", [y], (2, 4, 5, 5))])
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+def test_an_input_that_stands_twice_is_read_twice():
+    """By its own name, by one that only an Identity gave it, and where it is a constant."""
+    b = Builder(3)
+    shape = b.shapes["x"]
+    same = b.add("Identity", ["x"], shape)
+    folded = b.add("Max", [b.constant(np.array(2.0))] * 2, ())
+    x = b.add("Max", ["x", same, b.add("Min", ["x", "x"], shape)], shape)
+    proto = b.model([b.add("Max", [x, folded], shape)])
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+def test_what_a_node_cannot_compute_is_named_with_it():
+    """Sizes that do not fit its input, and a case that onnx's own definition leaves out: groups of a transposed convolution in float16."""
+    b = Builder(3)
+    n, c, h, w = b.shapes["x"]
+    b.constants.append(numpy_helper.from_array(np.array([n, c, h, w + 1]), "sizes"))
+    with pytest.raises(ProblemError, match=r"Reshape_v0.: its input has 210 elements"):
+        model_of(b.model([b.add("Reshape", ["x", "sizes"], (n, c, h, w + 1))]))
+    b = Builder(3, dtype=np.float16)
+    b.shapes["x"] = 1, 4, 5, 5
+    model = model_of(b.model([b.add("ConvTranspose", ["x", b.constant(np.ones((4, 2, 1, 1)))], (1, 4, 5, 5), group=2)]))
+    with pytest.raises(ProblemError, match=r"ConvTranspose_v0. cannot be run"):
+        model(np.ones((1, 4, 5, 5), np.float16))
+
+
 def test_results_are_the_callers():
     model, x = model_of(random_model(3)), given(random_model(3))
     first = several(model(x))[0]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _IDENTITIES = ("Dropout", "Identity")
 _VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 _MOST_FOLDED_BYTES = 1 << 31
-_NATIVE = ("float32", "float64")  # what the CPU kernels compute of the types that ONNX models have
 
 
 def read_graph(path: str | Path, batch: int = 1, seed: int | None = None) -> Graph:
@@ -210,7 +209,7 @@ Constants = dict[str, Array]
 
 def _is_image(name: str, graph: Graph) -> bool:
     tensor = graph.tensors[name]
-    return len(tensor.shape) == 4 and tensor.dtype.name in _NATIVE
+    return len(tensor.shape) == 4 and tensor.native
 
 
 def _problem(node: Node, graph: Graph) -> Any:
@@ -271,7 +270,7 @@ def _constant(constants: Constants, node: Node, what: str, array: Array) -> str:
 def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     settled = all(name in constants for name in node.inputs[1:5]) and not node.attributes.get("training_mode")
     x = graph.tensors[node.inputs[0]]
-    if not settled or len(x.shape) < 2 or x.dtype.name not in _NATIVE:
+    if not settled or len(x.shape) < 2 or not x.native:
         return None
     gamma, beta, mean, variance = (constants[name] for name in node.inputs[1:5])
     scale, shift = norm_constants(gamma, beta, mean, variance, node.attributes.get("epsilon", 1e-5))
@@ -290,7 +289,7 @@ def _channelwise(node: Node, graph: Graph, constants: Constants, opset: int) -> 
         if value is None or x in constants or not _is_image(x, graph) or graph.tensors[x] != graph.tensors[node.output]:
             continue
         channels = graph.tensors[x].shape[1]
-        if value.size != 1 and value.shape[-3:] != (channels, 1, 1):
+        if value.size != 1 and (value.size != channels or value.shape[-3:] != (channels, 1, 1)):
             continue
         numbers = np.ascontiguousarray(np.broadcast_to(value.reshape(-1), channels))
         one, zero = np.ones(channels, value.dtype), np.zeros(channels, value.dtype)
@@ -301,6 +300,10 @@ def _channelwise(node: Node, graph: Graph, constants: Constants, opset: int) -> 
 
 
 def _view(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
+    if math.prod(x) != math.prod(y):
+        elements = f"its input has {math.prod(x)} elements, its output, of shape {list(y)}, {math.prod(y)}"
+        raise ProblemError(f'{node.op} "{printable(node.name)}": {elements}; they should be as many')
     return Node("View", node.name, node.inputs[:1], node.outputs)
 
 

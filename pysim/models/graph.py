@@ -28,6 +28,11 @@ class Tensor(NamedTuple):
     dtype: "np.dtype[Any]"
 
     @property
+    def native(self) -> bool:
+        """Whether the CPU kernels compute in its type."""
+        return self.dtype.name in ("float32", "float64")
+
+    @property
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 

@@ -138,7 +138,7 @@ class _Cut:
 def in_blocks(graph: Graph, name: str, block: int) -> bool:
     """Whether a value can lie in blocks."""
     tensor = graph.tensors.get(name)
-    return tensor is not None and len(tensor.shape) == 4 and tensor.shape[1] % block == 0
+    return tensor is not None and tensor.native and len(tensor.shape) == 4 and tensor.shape[1] % block == 0
 
 
 def _pointlike(graph: Graph, name: str, block: int) -> bool:

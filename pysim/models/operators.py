@@ -227,8 +227,8 @@ ACTIVATED = frozenset({"Add", "Affine"})  # which can have a ReLU behind them
 
 
 def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any]]:
-    """The onnx package's own definition of a node (an onnx.NodeProto), with None for outputs without a name. ProblemError where it has
-    none."""
+    """The onnx package's own definition of a node (an onnx.NodeProto): called with every input that it names, as often as it does, it gives
+    its outputs, None for those without a name. ProblemError where there is none, and where it fails."""
     try:
         import onnx
         from onnx.reference import ReferenceEvaluator
@@ -236,28 +236,34 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any
         raise MissingError("operators beside the frequent ones need the onnx package: pip install onnx") from None
     if node.op_type == "BatchNormalization" and 7 <= opset < 14:
         opset = 14  # the same in inference; the older definitions there take the statistics of the batch
-    given, made = [name for name in dict.fromkeys(node.input) if name], [bool(name) for name in node.output]
-    kinds = [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in (*given, *filter(None, node.output))]
-    graph = onnx.helper.make_graph([node], "one", kinds[: len(given)], kinds[len(given) :])
+    given, made = [name for name in node.input if name], [bool(name) for name in node.output]
+    ends = [
+        [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in dict.fromkeys(names)]
+        for names in (given, filter(None, node.output))
+    ]
+    graph = onnx.helper.make_graph([node], "one", inputs=ends[0], outputs=ends[1])
     opsets = [onnx.helper.make_opsetid(node.domain, opset if node.domain in ("", "ai.onnx") else 1)]
+    about = f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run'
     try:
         ready = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
     except Exception as error:  # its own kinds for an unknown operator, domain or version
-        raise ProblemError(f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run: {error}') from None
+        raise ProblemError(f"{about}: {error}") from None
 
     def run(inputs: Sequence[Array]) -> Sequence[Any]:
-        found = iter(ready.run(None, dict(zip(given, inputs, strict=True))))
+        try:
+            found = iter(ready.run(None, dict(zip(given, inputs, strict=True))))
+        except Exception as error:  # whatever NumPy says of a case that it does not compute
+            raise ProblemError(f"{about}: onnx's own definition of it fails: {error}") from error
         return [next(found) if named else None for named in made]
 
     return run
 
 
-def by_reference(evaluate: Callable[[Sequence[Array]], Sequence[Any]], names: Sequence[str]) -> Callable[..., None]:
-    """A reference as an operator of several outputs, None for one that nobody reads; an input that stands twice is given once."""
-    first = [names.index(name) for name in dict.fromkeys(names)]
+def by_reference(evaluate: Callable[[Sequence[Array]], Sequence[Any]]) -> Callable[..., None]:
+    """A reference as an operator of several outputs, None for one that nobody reads."""
 
     def run(outs: Sequence[Array | None], inputs: Sequence[Array]) -> None:
-        for out, found in zip(outs, evaluate([inputs[at] for at in first]), strict=True):
+        for out, found in zip(outs, evaluate(inputs), strict=True):
             if out is not None:
                 out[...] = found
 
