@@ -225,6 +225,35 @@ def test_wrong_arguments_are_named(call, says):
         call(x, w)
 
 
+def misaligned(array):
+    """The same numbers, one byte behind where an element may lie."""
+    there = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    there[...] = array
+    assert not there.flags.aligned
+    return there
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_arrays_between_the_places_of_elements_are_read_and_not_written(dtype):
+    """As fields of records and parts of files are."""
+    rng = np.random.default_rng(5)
+    x, w, a, b = (rng.random(shape).astype(dtype) for shape in ((2, 4, 6, 6), (4, 4, 3, 3), (7, 5), (5, 3)))
+    bias, residual, c = (rng.random(shape).astype(dtype) for shape in ((4,), (2, 4, 6, 6), (7, 3)))
+    conv, lie = pysim.prepare(f"conv:mb2ic4ih6oc4kh3ph1:f{8 * x.itemsize}", w, bias), misaligned
+    y, product = pysim.conv2d(x, w, bias, padding=1, residual=residual), pysim.gemm(a, b, c, beta=1)
+    assert (pysim.conv2d(lie(x), lie(w), lie(bias), padding=1, residual=lie(residual)) == y).all()
+    assert (conv(lie(x), residual=lie(residual), out=np.empty_like(y)) == y).all()
+    assert (pysim.gemm(lie(a), lie(b), lie(c), beta=1) == product).all()
+    for call in (lambda out: conv(x, out), lambda out: pysim.gemm(a, b, out=out)):
+        with pytest.raises(OperandError, match="aligned"):
+            call(lie(np.zeros((2, 4, 6, 6) if call(None).ndim == 4 else (7, 3), dtype)))
+
+
+def test_views_that_are_too_large_to_copy_are_operand_errors():
+    with pytest.raises(OperandError, match="cannot allocate"):
+        pysim.conv2d(np.broadcast_to(np.float32(1), (1, 2, 1 << 21, 1 << 21)), np.ones((1, 2, 1, 1), np.float32), stride=1 << 20)
+
+
 def test_an_image_smaller_than_the_kernel_and_a_negative_stride_are_problems_not_crashes():
     with pytest.raises(pysim.PysimError):
         pysim.conv2d(whole(1, 2, 2, 2), whole(3, 2, 3, 3))

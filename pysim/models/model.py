@@ -137,7 +137,7 @@ def _dense(x: Any, name: str, tensor: Tensor) -> Array:
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         have = f"{array.dtype} of shape {array.shape}"
         raise OperandError(f'the input "{printable(name)}" is {have}; the model takes {tensor.dtype} of shape {tensor.shape}')
-    return np.ascontiguousarray(array)
+    return cpu.dense(array, name, tensor.shape)
 
 
 class _Run:

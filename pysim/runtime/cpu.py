@@ -174,7 +174,7 @@ def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     if x.dtype != NUMPY_DTYPES[dtype]:
         right = "bf16: pass bfloat16 arrays (ml_dtypes), or their bits as uint16" if dtype == "bf16" else f"{NUMPY_DTYPES[dtype]}"
         raise OperandError(f"{name} is {x.dtype}, but the problem computes in {right}")
-    return _dense(x, name, shape)
+    return dense(x, name, shape)
 
 
 def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
@@ -182,13 +182,23 @@ def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     x = as_numpy(x, name)
     if x.dtype != RESULT_DTYPES[dtype]:
         raise OperandError(f"{name} is {x.dtype}, but the results of {dtype} are {RESULT_DTYPES[dtype]}")
-    return _dense(x, name, shape)
+    return dense(x, name, shape)
 
 
-def _dense(x: Array, name: str, shape: tuple[int, ...]) -> Array:
+def is_dense(x: Array) -> bool:
+    """Whether an array lies as the library reads it: without gaps, each element at a multiple of its size."""
+    return x.flags.c_contiguous and x.flags.aligned
+
+
+def dense(x: Array, name: str, shape: tuple[int, ...]) -> Array:
+    """`x` of this shape, or a copy, as the library reads it."""
     if x.shape != shape:
         raise OperandError(f"{name} has shape {x.shape}, but the problem needs {shape}")
-    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+    if is_dense(x):
+        return x
+    copy = aligned(shape, x.dtype)
+    copy[...] = x
+    return copy
 
 
 def as_numpy(x: Any, name: str) -> Array:
@@ -225,8 +235,8 @@ def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
     array = as_numpy(out, "out")
     if array is not out and not np.may_share_memory(array, as_numpy(out, "out")):
         raise OperandError(f"out is a {type(out).__name__}, of which NumPy sees a copy only; right is an array that can be written")
-    if array.shape != shape or array.dtype != kind or not array.flags.c_contiguous or not array.flags.writeable:
-        raise OperandError(f"out must be a writable C-contiguous {kind} array of shape {shape}")
+    if array.shape != shape or array.dtype != kind or not array.flags.carray:
+        raise OperandError(f"out must be a writable, aligned and C-contiguous {kind} array of shape {shape}")
     return array
 
 

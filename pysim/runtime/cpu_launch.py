@@ -30,6 +30,7 @@ from pysim.runtime.cpu import (
     check,
     check_apart,
     epilogue_struct,
+    is_dense,
     library,
     operand,
     output,
@@ -114,13 +115,13 @@ class Launch:
 
     def first(self, x: Any) -> Array:
         """The first operand as an array that the library can read."""
-        if type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._first_shape and x.flags.c_contiguous:
+        if type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._first_shape and is_dense(x):
             return x
         return operand(x, self.names[0], self._first_shape, self.workload.dtype)
 
     def second(self, w: Any) -> Array:
         """The second operand, the weights, as a dense array."""
-        if type(w) is np.ndarray and w.dtype is self._dtype and w.shape == self._second_shape and w.flags.c_contiguous:
+        if type(w) is np.ndarray and w.dtype is self._dtype and w.shape == self._second_shape and is_dense(w):
             return w
         return operand(w, self.names[1], self._second_shape, self.workload.dtype)
 
