@@ -158,6 +158,40 @@ def test_an_input_that_stands_twice_is_read_twice():
     assert_close(model_of(proto)(x), by_onnxruntime(content, x))
 
 
+def assert_as_onnxruntime(b, y, opset):
+    proto = b.model([y], opset)
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+@pytest.mark.parametrize("noop", [0, 1])
+def test_a_mean_over_no_axes_is_over_all_or_none(noop):
+    b = Builder(3)
+    b.constants.append(numpy_helper.from_array(np.empty(0, np.int64), "axes"))
+    shape = b.shapes["x"] if noop else (1, 1, 1, 1)
+    assert_as_onnxruntime(b, b.add("ReduceMean", ["x", "axes"], shape, noop_with_empty_axes=noop), 18)
+
+
+def test_a_clip_whose_bounds_cross_gives_the_upper_one():
+    b = Builder(3)
+    convolved = b.conv("x")
+    bounds = [b.constant(np.array(value)) for value in (0.5, -0.5)]
+    assert_as_onnxruntime(b, b.add("Clip", [convolved, *bounds], b.shapes[convolved]), 17)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 19, 21])
+def test_weights_and_images_that_were_quantized_are_numbers_again(opset):
+    """As static quantization writes them: images by one scale, filters by one each."""
+    b = Builder(3)
+    b.shapes["x"] = shape = 1, 4, 6, 6
+    whole = {"zero": np.int8(3), "zeros": np.zeros(5, np.int8), "w": b.rng.integers(-99, 99, (5, 4, 3, 3), np.int8)}
+    b.constants += [numpy_helper.from_array(np.asarray(array), name) for name, array in whole.items()]
+    scale, scales = b.constant(np.array(0.05)), b.constant(b.rng.uniform(0.01, 0.02, 5))
+    image = b.add("DequantizeLinear", [b.add("QuantizeLinear", ["x", scale, "zero"], shape), scale, "zero"], shape)
+    weights = b.add("DequantizeLinear", ["w", scales, "zeros"], (5, 4, 3, 3), axis=0)
+    assert_as_onnxruntime(b, b.add("Conv", [image, weights], (1, 5, 4, 4)), opset)
+
+
 def test_what_a_node_cannot_compute_is_named_with_it():
     """Sizes that do not fit its input, and a case that onnx's own definition leaves out: groups of a transposed convolution in float16."""
     b = Builder(3)

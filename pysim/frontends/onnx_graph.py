@@ -333,7 +333,8 @@ def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
         bounds.append(float(constants[given].reshape(())) if given else float(node.attributes.get(name, default)))
     if graph.tensors[node.output].dtype.kind != "f":
         return None
-    return Node("Clip", node.name, node.inputs[:1], node.outputs, {"min": bounds[0], "max": bounds[1]})
+    low, high = bounds
+    return Node("Clip", node.name, node.inputs[:1], node.outputs, {"min": min(low, high), "max": high})  # above all is the highest
 
 
 def _softmax(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
@@ -349,7 +350,7 @@ def _mean(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
         if node.inputs[1] not in constants:
             return None
         given = constants[node.inputs[1]].tolist()
-    if given is None or graph.tensors[node.output].dtype.kind != "f":
+    if not given or graph.tensors[node.output].dtype.kind != "f":
         return None
     return Node("ReduceMean", node.name, node.inputs[:1], node.outputs, {"axes": tuple(axis % rank for axis in given)})
 

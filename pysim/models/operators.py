@@ -226,6 +226,11 @@ IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "Mul", "Relu", "Sub", "Tan
 ACTIVATED = frozenset({"Add", "Affine"})  # which can have a ReLU behind them
 
 
+# Operators that mean the same from one version on, and that the onnx package defines rightly from a later one on: before, its
+# BatchNormalization takes the statistics of the batch, and it has no DequantizeLinear
+_BETTER_LATER = {"BatchNormalization": (7, 14), "DequantizeLinear": (10, 19)}
+
+
 def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any]]:
     """The onnx package's own definition of a node (an onnx.NodeProto): called with every input that it names, as often as it does, it gives
     its outputs, None for those without a name. ProblemError where there is none, and where it fails."""
@@ -234,8 +239,8 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any
         from onnx.reference import ReferenceEvaluator
     except ImportError:
         raise MissingError("operators beside the frequent ones need the onnx package: pip install onnx") from None
-    if node.op_type == "BatchNormalization" and 7 <= opset < 14:
-        opset = 14  # the same in inference; the older definitions there take the statistics of the batch
+    since, better = _BETTER_LATER.get(node.op_type, (opset, opset))
+    opset = better if since <= opset < better else opset
     given, made = [name for name in node.input if name], [bool(name) for name in node.output]
     ends = [
         [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in dict.fromkeys(names)]
