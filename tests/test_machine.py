@@ -251,6 +251,20 @@ def test_what_is_no_readable_toml_file_is_refused(tmp_path: Path) -> None:
             load(tmp_path / name)
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "zen4.toml"
+    path.write_text((SHIPPED / "zen4.toml").read_text(), encoding="utf-8-sig")
+    assert load(path) == load("zen4")
+
+
+def test_a_field_of_the_other_kind_of_machine_is_not_offered_again():
+    text = (SHIPPED / "zen4.toml").read_text().replace('kind = "cpu"', 'kind = "gpu"', 1)
+    with pytest.raises(MachineError, match="unknown field") as caught:
+        loads(text)
+    field = str(caught.value).partition("`")[2].partition("`")[0]
+    assert f'did you mean "{field}"' not in str(caught.value)
+
+
 # What a file must not say
 
 FREQUENCY = 'frequency_hz = { value = 3.661e9, kind = "measured", source = "bandwidths", error = 9e6 }'
@@ -288,7 +302,7 @@ FREQUENCY = 'frequency_hz = { value = 3.661e9, kind = "measured", source = "band
         (
             'kind = "measured", source = "bandwidths", error = 9e6',
             'kind = "guessed", source = "bandwidths"',
-            ["guessed"],
+            ["core.frequency_hz.kind", "guessed", "there are: datasheet, manual, measured, fitted, static, assumed"],
         ),
         (
             'source = "bandwidths", error',

@@ -16,14 +16,14 @@ import tomllib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from pysim.errors import MachineError, choose, nearest, quoted
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
 from pysim.machine.gpu import Gpu, GpuDirect, GpuFamily, GpuModel, GpuPasses
-from pysim.machine.quantity import SCHEMA, Count, Number, Source, check_range, facts, quantities
+from pysim.machine.quantity import SCHEMA, Count, Kind, Number, Source, check_range, facts, quantities
 
 SHIPPED = Path(__file__).parent / "data"
 _MAX_FILE_BYTES = 1 << 20
@@ -86,7 +86,7 @@ def _load_file(path: Path) -> Machine | Gpu:
             raise MachineError(f"there is no machine file {path}; shipped machines: {', '.join(names())}")
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise MachineError(f"{path} is larger than {_MAX_FILE_BYTES} bytes, so it is no machine file")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise MachineError(f"{path} cannot be read as UTF-8 text: {error}") from None
     machine = loads(text, str(path))
@@ -121,7 +121,7 @@ def _explain(message: str) -> str:
     hint = ""
     if match := re.search(r"unknown field `([^`]*)`", what):
         known = {field for struct in _STRUCTS for field in struct.__struct_fields__}
-        close = nearest(match.group(1), known)
+        close = nearest(match.group(1), known - {match.group(1)})  # of the other kind of machine
         hint = f'; did you mean "{close}"?' if close else ""
     elif re.search(r"Expected `object`|required field `(kind|source|value)`", what) and path != "top level":
         hint = '; a number is written { value = 1.5, kind = "datasheet", source = "a key of [sources]" }'
@@ -129,6 +129,8 @@ def _explain(message: str) -> str:
         hint = f"; this version reads schema = {SCHEMA}"
     elif "field `kind`" in what or path == "kind":
         hint = '; the first lines say kind = "cpu" or kind = "gpu"'
+    elif path.endswith(".kind"):
+        hint = f"; there are: {', '.join(get_args(Kind))}"
     return f"{path}: {what}{hint}"
 
 
