@@ -164,6 +164,18 @@ def assert_as_onnxruntime(b, y, opset):
     assert_close(model_of(proto)(x), by_onnxruntime(content, x))
 
 
+@pytest.mark.parametrize("op", ["Add", "Mul", "Sub"])
+@pytest.mark.parametrize("groups", [1, 16])
+def test_an_image_of_constants_lies_as_it_is_whatever_the_layout_of_the_layer_before(op, groups):
+    """As embeddings of positions do."""
+    b = Builder(3)
+    b.shapes["x"] = 1, 16, 12, 9
+    before = b.add("Relu", [b.add("Conv", ["x", b.constant(b.rng.standard_normal((16, 16, 1, 1)))], (1, 16, 12, 9))], (1, 16, 12, 9))
+    weights = b.constant(b.rng.standard_normal((16, 16 // groups, 3, 3)))
+    y = b.add("Conv", [before, weights], (1, 16, 12, 9), pads=[1] * 4, group=groups)
+    assert_as_onnxruntime(b, b.add(op, [b.constant(b.rng.standard_normal((1, 16, 12, 9))), y], (1, 16, 12, 9)), 17)
+
+
 @pytest.mark.parametrize("noop", [0, 1])
 def test_a_mean_over_no_axes_is_over_all_or_none(noop):
     b = Builder(3)

@@ -122,7 +122,7 @@ class _Fusion:
         self._joined.setdefault((axis, *node.inputs), node.output)
 
     def _residual(self, at: int, node: Node) -> None:
-        """Of two summands the one that is made later adds the other."""
+        """Of two summands the one that is made later adds the other, unless that is a constant, which has no layout but its own."""
         places = [self._makers.get(name, -1) for name in node.inputs]
         if len(places) != 2 or places[0] == places[1]:
             return
@@ -130,7 +130,7 @@ class _Fusion:
         taking = self._nodes[before]
         if taking is None or taking.op not in _SUMS or not (self._able(taking, RESIDUAL) or self._over(taking, min(places), other, at)):
             return
-        same = self._tensors.get(other) == self._tensors.get(name)
+        same = other not in self._constants and self._tensors.get(other) == self._tensors.get(name)
         if same and len(self._users[name]) == 1 and not taking.attributes.get("activation") and len(taking.inputs) <= PARAMETERS:
             self._replace(before, taking._replace(inputs=(*_filled(taking.inputs, PARAMETERS), other)), at)
 
