@@ -488,6 +488,20 @@ def test_a_gpus_plans_do_not_load(tmp_path):
         pysim.load(saved(tmp_path / "m.onnx", random_model(2)), machine="h200")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"batch": 0}, "batch is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": "a"}, 'seed is "a"'),
+        ({"accuracy": "exact"}, '^no accuracy is named "exact"'),
+    ],
+)
+def test_how_a_model_is_loaded_is_checked(tmp_path, wrong, said):
+    with pytest.raises(pysim.PysimError, match=said):
+        pysim.load(saved(tmp_path / "m.onnx", random_model(2)), **wrong)
+
+
 def test_a_batch_is_what_the_user_says(tmp_path):
     proto = random_model(2)
     for value in (*proto.graph.input, *proto.graph.output):

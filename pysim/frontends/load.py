@@ -3,14 +3,14 @@
 
 from pathlib import Path
 
-from pysim.arguments import MOST_THREADS, whole
+from pysim.arguments import MOST_THREADS, whole, word
 from pysim.calibration import host
 from pysim.errors import OperandError, PlanError, quoted
 from pysim.frontends import onnx_graph
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.models.model import Model
-from pysim.record.accuracy import Accuracy
+from pysim.record.accuracy import ACCURACIES, Accuracy
 
 
 def load(
@@ -31,6 +31,8 @@ def load(
     if not isinstance(path, str | Path):
         raise OperandError(f"path is {quoted(path)}; right is the path of a .onnx file")
     on, threads = host.runnable_any(machine), whole(threads, "threads", 1, MOST_THREADS)
+    batch, seed = whole(batch, "batch", 1), None if seed is None else whole(seed, "seed", 0)
+    word(accuracy, "accuracy", ACCURACIES, PlanError)
     if isinstance(on, Gpu):
         raise PlanError(f"models run on CPUs, and {on.name} is a GPU; there, use pysim.torch.optimize or torch.compile(backend='pysim')")
-    return Model(onnx_graph.read_graph(path, whole(batch, "batch", 1), seed), on, threads, host.executor(on), accuracy)
+    return Model(onnx_graph.read_graph(path, batch, seed), on, threads, host.executor(on), accuracy)
