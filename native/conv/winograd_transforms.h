@@ -232,14 +232,8 @@ INLINE void gather_run(const int m, const int r, const int vectors, const PATCH_
     }
 }
 
-INLINE void several_runs(const int m, const int r, int64_t runs, const PATCH_RUN *run, int64_t channel, int64_t count, const GATHER *thirds,
-                         T (*d)[PANEL_WIDTH], T *to, int64_t pitch) {
-    const int e = m + r - 1;
-    for (int64_t i = 0; i < runs; i++)
-        if (run[i].vectors <= m / 2)
-            gather_run(m, r, m / 2, &run[i], channel, thirds, d);
-        else
-            gather_run(m, r, m, &run[i], channel, thirds, d);
+/* Rows of a channel of several runs, whose taps are in their lanes. */
+INLINE void transform_rows(const int e, T (*d)[PANEL_WIDTH], int64_t count, T *to, int64_t pitch) {
 #pragma GCC unroll 1
     for (int i = 0; i < e; i++, to += e * pitch)
         for (int64_t lane = 0; lane < count; lane += LANES) {
@@ -248,6 +242,24 @@ INLINE void several_runs(const int m, const int r, int64_t runs, const PATCH_RUN
             for (int j = 0; j < e; j++) x[j] = v_load(&d[i * e + j][lane]);
             store_planes(e, x, to + lane, pitch);
         }
+}
+#define TRANSFORM_ROWS(e)                                                                                                \
+    static __attribute__((noinline)) void transform_rows_##e(T (*d)[PANEL_WIDTH], int64_t count, T *to, int64_t pitch) { \
+        transform_rows(e, d, count, to, pitch);                                                                          \
+    }
+TRANSFORM_ROWS(4)
+TRANSFORM_ROWS(6)
+TRANSFORM_ROWS(8)
+
+INLINE void several_runs(const int m, const int r, int64_t runs, const PATCH_RUN *run, int64_t channel, int64_t count, const GATHER *thirds,
+                         T (*d)[PANEL_WIDTH], T *to, int64_t pitch) {
+    const int e = m + r - 1;
+    for (int64_t i = 0; i < runs; i++)
+        if (run[i].vectors <= m / 2)
+            gather_run(m, r, m / 2, &run[i], channel, thirds, d);
+        else
+            gather_run(m, r, m, &run[i], channel, thirds, d);
+    (e == 4 ? transform_rows_4 : e == 6 ? transform_rows_6 : transform_rows_8)(d, count, to, pitch);
 }
 
 INLINE void patches_body(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
@@ -285,14 +297,14 @@ INLINE void block_patch(const int e, const T *corner, int64_t row, int64_t y, in
     for (int i = 0; i < e; i++, to += e * w->plane_pitch) store_planes(e, half[i], to, w->plane_pitch);
 }
 
-INLINE void patches_of_blocks(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
-    const int64_t row = w->width * LANES, per_image = w->tiles_h * w->tiles_w;
+INLINE void patches_of_blocks(const int e, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
+    const int64_t m = w->outputs, row = w->width * LANES, per_image = w->tiles_h * w->tiles_w;
     for (int64_t c = 0; c < w->channels; c += LANES)
         for (int64_t lane = 0; lane < count; lane++) {
             const int64_t t = tile + lane, in_image = t % per_image;
             const int64_t y = in_image / w->tiles_w * m - w->pad_top, x = in_image % w->tiles_w * m - w->pad_left;
             const T *corner = (const T *)(const void *)w->input + t / per_image * w->image_pitch + c * w->height * w->width + y * row + x * LANES;
-            block_patch(m + r - 1, corner, row, y, x, w, panel + lane * w->patch_pitch + c);
+            block_patch(e, corner, row, y, x, w, panel + lane * w->patch_pitch + c);
         }
 }
 
@@ -402,23 +414,47 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
     }
 }
 
-/* What is compiled, with constants: the forms of winograd.inc. */
+/* What is compiled, with constants: the forms of winograd.inc, and what their edges decide alone once for each edge. */
+static __attribute__((noinline)) void block_patches(const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
+    switch (w->outputs + w->taps - 1) {
+    case 4: patches_of_blocks(4, w, tile, count, panel); break;
+    case 6: patches_of_blocks(6, w, tile, count, panel); break;
+    default: patches_of_blocks(8, w, tile, count, panel); break;
+    }
+}
+/* Each form in functions of its own: GCC compiles one of all forms for longer, and keeps more of it on the stack. */
+#define PYSIM_WINOGRAD_FORM(m, r)                                                                                                      \
+    static __attribute__((noinline)) void patches_##m##_##r(const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {          \
+        patches_body(m, r, w, tile, count, panel);                                                                                     \
+    }                                                                                                                                  \
+    static __attribute__((noinline)) void filters_##m##_##r(const pysim_winograd_taps *from, int64_t width, T *to, int64_t to_plane) { \
+        filters_body(m, r, from, width, to, to_plane);                                                                                 \
+    }                                                                                                                                  \
+    static __attribute__((noinline)) void outputs_##m##_##r(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter,      \
+                                                            int64_t filters, const T *sums) {                                          \
+        outputs_body(m, r, w, tile, count, filter, filters, sums);                                                                     \
+    }
+#include "../winograd.inc"
+#undef PYSIM_WINOGRAD_FORM
 static void patches(const pysim_winograd *w, int64_t tile, int64_t count, void *panel) {
+    if (TAKES_BLOCKS && w->in_blocks) {
+        block_patches(w, tile, count, panel);
+        return;
+    }
 #define PYSIM_WINOGRAD_FORM(m, r) \
-    if (TAKES_BLOCKS && w->outputs == m && w->taps == r && w->in_blocks) patches_of_blocks(m, r, w, tile, count, panel); \
-    if (w->outputs == m && w->taps == r && !w->in_blocks) patches_body(m, r, w, tile, count, panel);
+    if (w->outputs == m && w->taps == r) patches_##m##_##r(w, tile, count, panel);
 #include "../winograd.inc"
 #undef PYSIM_WINOGRAD_FORM
 }
 static void filters(int64_t outputs, int64_t taps, const pysim_winograd_taps *from, int64_t width, void *to, int64_t to_plane) {
 #define PYSIM_WINOGRAD_FORM(m, r) \
-    if (outputs == m && taps == r) filters_body(m, r, from, width, to, to_plane);
+    if (outputs == m && taps == r) filters_##m##_##r(from, width, to, to_plane);
 #include "../winograd.inc"
 #undef PYSIM_WINOGRAD_FORM
 }
 static void outputs(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *sums) {
 #define PYSIM_WINOGRAD_FORM(m, r) \
-    if (w->outputs == m && w->taps == r) outputs_body(m, r, w, tile, count, filter, filters, sums);
+    if (w->outputs == m && w->taps == r) outputs_##m##_##r(w, tile, count, filter, filters, sums);
 #include "../winograd.inc"
 #undef PYSIM_WINOGRAD_FORM
 }

@@ -5,7 +5,9 @@
 #include "pack.h"
 #include "lanes.h"
 
-DEFINE_WIN(f32_win_16x6__avx2, 16, 6, V2, TO6)
-DEFINE_FIL(f32_fil_6x16__avx2, 6, 16, V2(FIL, TO6))
+#define SIZES(M) V2(M, TO6)
+DEFINE_WIN_SIZES(SIZES)
+DEFINE_WIN(f32_win_16x6__avx2, 6)
+DEFINE_FIL(f32_fil_6x16__avx2, 16, V2(FIL, TO6))
 
 DEFINE_PACKER(pack_f32__avx2)

@@ -5,7 +5,9 @@
 #include "pack.h"
 #include "lanes.h"
 
-DEFINE_WIN(f64_win_8x6__avx2, 8, 6, V2, TO6)
-DEFINE_FIL(f64_fil_6x8__avx2, 6, 8, V2(FIL, TO6))
+#define SIZES(M) V2(M, TO6)
+DEFINE_WIN_SIZES(SIZES)
+DEFINE_WIN(f64_win_8x6__avx2, 6)
+DEFINE_FIL(f64_fil_6x8__avx2, 8, V2(FIL, TO6))
 
 DEFINE_PACKER(pack_f64__avx2)

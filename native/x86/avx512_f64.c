@@ -5,7 +5,9 @@
 #include "pack.h"
 #include "lanes.h"
 
-DEFINE_WIN(f64_win_16x14__avx512, 16, 14, V2, TO14)
-DEFINE_FIL(f64_fil_14x16__avx512, 14, 16, V2(FIL, TO14))
+#define SIZES(M) V2(M, TO14)
+DEFINE_WIN_SIZES(SIZES)
+DEFINE_WIN(f64_win_16x14__avx512, 14)
+DEFINE_FIL(f64_fil_14x16__avx512, 16, V2(FIL, TO14))
 
 DEFINE_PACKER(pack_f64__avx512)

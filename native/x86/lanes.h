@@ -57,10 +57,10 @@ INLINE int64_t ahead_of(int64_t pitch) {
     return pitch * (int64_t)sizeof(T) % L1_WAY == 0 ? 0 : pitch * PLANES_AHEAD;
 }
 
-/* The k loop of win_body; `masked` says whether the last vector of windows is read under a mask, `panel` whether filters are packed. */
-INLINE void win_loop(const int nv, const int nf, const int panel, const int64_t f_pitch, const int64_t f_step, const int masked, int64_t k,
-                     const T *f, const T *w, int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
-    const int64_t ahead = ahead_of(w_pitch), f_ahead = panel ? PANEL_ROWS_AHEAD * f_pitch : f_step == 1 ? ahead_of(f_pitch) : 0;
+/* The k loop of win_body; `masked` says whether the last vector of windows is read under a mask. */
+INLINE void win_loop(const int nv, const int nf, const int masked, int64_t k, const T *f, int64_t f_pitch, const int64_t f_step, const T *w,
+                     int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
+    const int64_t ahead = ahead_of(w_pitch), f_ahead = f_step == 1 ? ahead_of(f_pitch) : 0;
     for (int64_t p = 0; p < k; p++) {
         VEC x[MAX_VECTORS];
 #pragma GCC unroll 4
@@ -79,18 +79,24 @@ INLINE void win_loop(const int nv, const int nf, const int panel, const int64_t 
     }
 }
 
-INLINE void win_body(const int nv, const int nf, const int panel, const int64_t f_pitch, const int64_t f_step, int64_t k, const T *f,
-                     const T *w, int64_t w_pitch, T *out, int64_t out_pitch, int64_t nw, const pysim_store *store) {
+/* Panels are filters of step 1: with the step a constant the places of the values are, too. */
+INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t f_pitch, int64_t f_step, const T *w, int64_t w_pitch, T *out,
+                     int64_t out_pitch, int64_t nw, const pysim_store *store) {
     const MASK tail = v_lanes(0, nw - (nv - 1) * LANES);
     VEC acc[MAX_BROADCASTS][MAX_VECTORS];
 #pragma GCC unroll 16
     for (int j = 0; j < nf; j++)
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) acc[j][v] = v_zero();
-    if (MASKED_LOAD_IS_FREE || nw < nv * LANES)
-        win_loop(nv, nf, panel, f_pitch, f_step, 1, k, f, w, w_pitch, tail, acc);
+    const int masked = MASKED_LOAD_IS_FREE || nw < nv * LANES;
+    if (f_step == 1 && masked)
+        win_loop(nv, nf, 1, k, f, f_pitch, 1, w, w_pitch, tail, acc);
+    else if (f_step == 1)
+        win_loop(nv, nf, 0, k, f, f_pitch, 1, w, w_pitch, tail, acc);
+    else if (masked)
+        win_loop(nv, nf, 1, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
     else
-        win_loop(nv, nf, panel, f_pitch, f_step, 0, k, f, w, w_pitch, tail, acc);
+        win_loop(nv, nf, 0, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
     if (is_plain(store) && store->old) {
         const T *from = store->old;
         __asm__("" : "+r"(out), "+r"(from)); /* lest GCC works out the places of all vectors for all ways, on the stack */
@@ -197,32 +203,33 @@ INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, c
 #define ARGUMENTS int64_t k, const void *filters, BEHIND_FILTERS
 #define STRIDED_ARGUMENTS int64_t k, const void *filters, int64_t filter_pitch, int64_t filter_step, BEHIND_FILTERS
 
-/* One switch case per edge size, so that every tile runs with constant bounds. */
-#define WIN(nv, nfc) \
-    case (nv) * 16 + (nfc): win_body(nv, nfc, 1, F_, 1, k, filters, windows, window_pitch, out, out_pitch, nw, store); break;
-#define STRIDED(nv, nfc)                                                                                             \
-    case (nv) * 16 + (nfc):                                                                                          \
-        win_body(nv, nfc, 0, filter_pitch, filter_step, k, filters, windows, window_pitch, out, out_pitch, nw, store); break;
+/* Each size of a tile, edges among them, runs with constant bounds. Of form win it is a function that all rows share: SIZES(M) is M(vectors,
+ * filters) for each, ahead of the rows; of form fil a case of the row's own switch. */
+#define WIN(nv, nfc)                                                                                                \
+    static void win_##nv##x##nfc(STRIDED_ARGUMENTS) {                                                               \
+        (void)nf;                                                                                                   \
+        win_body(nv, nfc, k, filters, filter_pitch, filter_step, windows, window_pitch, out, out_pitch, nw, store); \
+    }
+#define WIN_SIZE(nv, nfc) [nv][nfc] = win_##nv##x##nfc,
 #define FIL(nv, nwc) \
     case (nv) * 16 + (nwc): fil_body(nv, nwc, F_, k, filters, windows, window_pitch, out, out_pitch, nf, store); break;
-#define TO4(M, v) M(v, 1) M(v, 2) M(v, 3) M(v, 4)
-#define TO6(M, v) TO4(M, v) M(v, 5) M(v, 6)
+#define TO6(M, v) M(v, 1) M(v, 2) M(v, 3) M(v, 4) M(v, 5) M(v, 6)
 #define TO7(M, v) TO6(M, v) M(v, 7)
 #define TO9(M, v) TO7(M, v) M(v, 8) M(v, 9)
 #define TO14(M, v) TO9(M, v) M(v, 10) M(v, 11) M(v, 12) M(v, 13) M(v, 14)
 #define V2(M, TO) TO(M, 1) TO(M, 2)
 #define V3(M, TO) V2(M, TO) TO(M, 3)
 #define V4(M, TO) V3(M, TO) TO(M, 4)
-#define DEFINE_WIN(name, windows_, filters_, V, TO) \
-    void name(ARGUMENTS) {                          \
-        enum { F_ = filters_ };                     \
-        switch ((nw + LANES - 1) / LANES * 16 + nf) { V(WIN, TO) } \
-    }                                               \
-    void strided_##name(STRIDED_ARGUMENTS) {        \
-        switch ((nw + LANES - 1) / LANES * 16 + nf) { V(STRIDED, TO) } \
-    }
-#define DEFINE_FIL(name, windows_, filters_, CASES) \
-    void name(ARGUMENTS) {                          \
-        enum { F_ = filters_ };                     \
+#define DEFINE_WIN_SIZES(SIZES) \
+    SIZES(WIN)                  \
+    static const pysim_strided_kernel win_sizes[MAX_VECTORS + 1][MAX_BROADCASTS + 1] = {SIZES(WIN_SIZE)};
+#define DEFINE_WIN(name, filters_)                                                                                                            \
+    void strided_##name(STRIDED_ARGUMENTS) {                                                                                                  \
+        win_sizes[(nw + LANES - 1) / LANES][nf](k, filters, filter_pitch, filter_step, windows, window_pitch, out, out_pitch, nw, nf, store); \
+    }                                                                                                                                         \
+    void name(ARGUMENTS) { strided_##name(k, filters, filters_, 1, windows, window_pitch, out, out_pitch, nw, nf, store); }
+#define DEFINE_FIL(name, filters_, CASES) \
+    void name(ARGUMENTS) {                \
+        enum { F_ = filters_ };           \
         switch ((nf + LANES - 1) / LANES * 16 + nw) { CASES } \
     }

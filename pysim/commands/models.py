@@ -19,11 +19,13 @@ _LONGEST = 8  # layers that are shown, those that take most time
 
 def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: bool, min_seconds: float = 0.2) -> "list[ModelComparison]":
     """Every model file among the words as a whole; one that cannot run as a whole is said on stderr, and its layers stay."""
+    files = [word for word in words if word.endswith(".onnx")]
+    if not files:
+        return []
     from pysim.calibration import host
     from pysim.frontends.whole import compare
     from pysim.machine.gpu import Gpu
 
-    files = [word for word in words if word.endswith(".onnx")]
     if isinstance(on, Gpu) or host.executor(on).kind == "emulated":
         return []
     found = []

@@ -38,15 +38,13 @@ def ratio(numerator: Array, denominator: Array, resamples: int = RESAMPLES, seed
     """
     if numerator.shape != denominator.shape or numerator.ndim != 1 or numerator.size < 2:
         raise OperandError(f"samples of shapes {numerator.shape} and {denominator.shape} do not pair up by round")
-    from scipy.stats import bootstrap
-
-    how = {"paired": True, "vectorized": True, "method": "percentile", "confidence_level": CONFIDENCE, "n_resamples": resamples}
-    found = bootstrap((numerator, denominator), _of_medians, **how, random_state=np.random.default_rng(seed)).confidence_interval
-    return Ratio(float(_of_medians(numerator, denominator)), float(found.low), float(found.high))
+    drawn = np.random.default_rng(seed).integers(0, numerator.size, (resamples, numerator.size))
+    low, high = np.quantile(_of_medians(numerator[drawn], denominator[drawn]), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Ratio(float(_of_medians(numerator, denominator)), float(low), float(high))
 
 
-def _of_medians(numerator: Array, denominator: Array, axis: int = -1) -> Array:
-    medians: Array = np.median(numerator, axis=axis) / np.median(denominator, axis=axis)
+def _of_medians(numerator: Array, denominator: Array) -> Array:
+    medians: Array = np.median(numerator, axis=-1) / np.median(denominator, axis=-1)
     return medians
 
 

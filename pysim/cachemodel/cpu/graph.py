@@ -9,7 +9,7 @@ Worked number: a 32 x 14 micro-kernel loads (32 + 14) x 4 = 184 bytes a step, in
 28 multiply-adds take 28 cycles.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pysim.cachemodel.cpu.loops import LoopNest
@@ -71,7 +71,6 @@ def _csa_edges(plan: Plan, cost: CsaCost) -> Iterator[Edge]:
             yield supplier, "L1", "lines", float(lines * model.line_bytes), lines * latency.value
 
 
-def critical_edge(graph: Any) -> Edge | None:
+def critical_edge(flows: Iterable[Edge]) -> Edge | None:
     """The flow that costs most cycles, or None where nothing flows."""
-    flows = ((source, target, key, data["bytes"], data["cycles"]) for source, target, key, data in graph.edges(keys=True, data=True))
     return max(flows, key=lambda edge: edge[4], default=None)

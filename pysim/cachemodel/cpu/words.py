@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu.cost import of_row
-from pysim.cachemodel.cpu.graph import critical_edge, traffic
+from pysim.cachemodel.cpu.graph import critical_edge, edges
 from pysim.cachemodel.cpu.incore import products_per_cycle
 from pysim.cachemodel.cpu.loops import Loop, LoopNest, Number, Operand, Reuse
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
@@ -167,7 +167,7 @@ def _exact(plan: Plan) -> tuple[str, ...]:
 
 
 def _heaviest(plan: Plan, nest: LoopNest, names: Names) -> tuple[str, ...]:
-    edge = critical_edge(traffic(plan, nest))
+    edge = critical_edge(edges(plan, nest))
     if edge is None:
         return ()
     source, target, operand, size, cycles = edge
