@@ -33,13 +33,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, pass_of
+from pysim.cachemodel.cpu.listed import Rows
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import ceil_div, live_taps, nest_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.record.state import State
+from pysim.record.plan import Layout
+from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel
 
 ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels
@@ -179,8 +180,9 @@ def blocks_work(w: Conv, kernel: Kernel) -> Work:
     )
 
 
-def described(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
+def described(w: Conv, rows: Rows) -> LoopNest:
     """The loops of native/conv/depthwise.c, of kernels of one form."""
+    kernels = [kernel for kernel, _ in rows]
     return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest}[kernels[0].form](w, kernels)
 
 
@@ -258,7 +260,7 @@ def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
     return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": tiles, "filters": filters}, len(kernels))
 
 
-def _terms(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float, float]:
+def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
     """kernel, call, store."""
     unit = machine.unit(kernel.target)
     assert unit is not None
@@ -266,9 +268,3 @@ def _terms(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float, flo
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
     busy, store = work.cycles(unit, machine, w.dtype)
     return calls * busy, calls * work.calls * machine.core.call_cycles.value, calls * store
-
-
-def depthwise_pass(w: Conv, kernels: Sequence[Kernel], machine: Machine, state: State = "hot") -> Pass:
-    """A convolution by each of some kernels of one form, on one core."""
-    terms = np.array([_terms(w, kernel, machine) for kernel in kernels]).T
-    return pass_of(described(w, kernels), machine, dict(zip(("kernel", "call", "store"), terms, strict=True)), state)
