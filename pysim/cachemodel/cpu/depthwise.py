@@ -198,14 +198,19 @@ def _sizes(w: Conv) -> tuple[float, float, float]:
     return channels * rows * w.width * size, channels * w.kernel_h * w.kernel_w * size, w.windows * size
 
 
-def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
-    """Planes of as many groups as there are lanes are transposed, and their outputs back."""
-    lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
+def _nest_of_lanes(w: Conv, lanes: Array, operands: Sequence[Operand]) -> LoopNest:
+    """Rows of outputs of as many groups as there are lanes."""
     loops = (
         Loop("images", "images", 1, w.batch),
         Loop("blocks of groups", "groups", lanes, np.ceil(w.groups / lanes)),
         Loop("rows", "rows", 1, w.out_h),
     )
+    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, lanes.size)
+
+
+def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
+    """Planes of as many groups as there are lanes are transposed, and their outputs back."""
+    lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
     images, kept = Extent(1.0, w.batch), lanes * (w.height * planes_columns(w) * SIZES[w.dtype] + weights)
     planes, sums = ({"rows": Extent(of / w.out_h, of)} for of in (kept, lanes * out))
     operands = (
@@ -217,17 +222,12 @@ def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
         Operand("sums", sums, "blocks of groups", after=True),
         Operand("output", {"images": images, "groups": Extent(out, out * w.groups)}, "blocks of groups", after=True, written=True),
     )
-    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, len(kernels))
+    return _nest_of_lanes(w, lanes, operands)
 
 
 def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
-    """Rows of outputs of as many groups as there are lanes."""
+    """Channels lie in blocks of as many groups as there are lanes."""
     lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
-    loops = (
-        Loop("images", "images", 1, w.batch),
-        Loop("blocks of groups", "groups", lanes, np.ceil(w.groups / lanes)),
-        Loop("rows", "rows", 1, w.out_h),
-    )
     images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
     shared = float(max(0, w.kernel_h - w.stride_h) * w.width * SIZES[w.dtype])
     operands = (
@@ -235,7 +235,7 @@ def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
         Operand("filters", {"groups": Extent(weights, weights * w.groups)}, "rows"),
         Operand("output", {"images": images, "groups": groups, "rows": Extent(out / w.out_h, out)}, "rows", written=True),
     )
-    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, len(kernels))
+    return _nest_of_lanes(w, lanes, operands)
 
 
 def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
