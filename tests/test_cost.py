@@ -488,11 +488,8 @@ def test_filters_that_come_from_l3_faster_than_they_are_multiplied_hide_behind_n
     and were predicted faster; measured they are 1.12 times as slow."""
     data = Path(__file__).parent.parent / "benchmarks" / "data"
     server = machine.load_any(data / "machines" / "xeon-server-calibrated.toml")
-    (search,) = (
-        one
-        for one in json.loads((data / "search-xeon-server.json").read_text())["searches"]
-        if one["problem"] == "conv:mb1ic512ih7oc512kh3ph1"
-    )
+    searches = json.loads((data / "search-xeon-server.json").read_text())["searches"]
+    (search,) = (one for one in searches if one["problem"] == "conv:mb1ic512ih7oc512kh3ph1")
     measured = {one["name"]: one["measured_seconds"] for one in search["found"] if one["runs"] > 1}
     ranked = [plan for plan in planner.plans(search["problem"], server, top=100_000) if plan.name in measured]
     assert len(ranked) > 10

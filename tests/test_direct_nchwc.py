@@ -7,11 +7,12 @@ import pytest
 
 import pysim
 from pysim.algorithms.cpu import direct_nchwc
-from pysim.cachemodel.cpu.direct_nchwc import Blocks, Shape, described
+from pysim.cachemodel.cpu.direct_nchwc import described
 from pysim.cachemodel.cpu.nest import _live
 from pysim.errors import MissingError, OperandError, PlanError
 from pysim.problem.text import parse
 from pysim.record.plan import BLOCKED, blocks_of, on_cpu
+from pysim.record.schedule import Schedule
 from pysim.registry.cpu import nchwc_kernels
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
@@ -160,6 +161,7 @@ def test_taps_that_meet_the_image_are_counted_as_a_walk_counts_them():
 def test_the_loops_touch_each_operand_whole():
     w = parse("conv:mb2ic64ih28oc128kh3ph1")
     kernel = next(row for row in nchwc_kernels() if row.lane_filters == 16)
-    nest = described(Shape.of(w, kernel, 16), [(kernel, Blocks(32, 9))])
+    schedule = Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, 32, 9, 1)
+    nest = described(w, [(kernel, schedule)], "nchw16c")
     whole = [float(nest.footprint(-1, row)[0]) for row in range(3)]
     assert whole == [2 * 64 * 28 * 28 * 4, 128 * 64 * 9 * 4, 2 * 128 * 28 * 28 * 4]

@@ -167,8 +167,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sources: dict[str, Source]
 
     def __hash__(self) -> int:
-        sizes = (level.sets for level in self.levels)  # what differs between a machine and its cores' views of it, and little else
-        return hash((self.name, self.core.frequency_hz.value, self.memory.read_bytes_per_cycle.value, *sizes))
+        # what differs between a machine and its cores' views of it, and little else: the last level is the one that they share
+        return hash((self.name, self.core.frequency_hz.value, self.memory.read_bytes_per_cycle.value, self.levels[-1].sets))
 
     @property
     def clock_hz(self) -> float:

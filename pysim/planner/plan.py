@@ -14,6 +14,7 @@ the second considers up to 120, and the kernel of 300 never enters a table.
 
 import itertools
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -300,30 +301,41 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
     """The costs of those that may be the best, in their order, each widened until the best of its kinds is certain; what cannot run or
     win, and why."""
     found, rejected, best = list[tuple[Algorithm, Costs]](), list[Rejected](), np.inf
-    beyond: dict[str, float] = {}
-    several = len(algorithms) > 1 and not exhaustive
-    glances = [least_cycles(one, request) if several else 0.0 for one in algorithms]
-    alike = {bound for bound, count in Counter(glances).items() if bound and count > 1}  # at first sight
-    bounds = [least_cycles(one, request, np.inf) if bound in alike else bound for one, bound in zip(algorithms, glances, strict=True)]
-    order = sorted(zip(bounds, algorithms, strict=True), key=lambda item: (getattr(item[1], "SELDOM_BEST", False), item[0]))
-    for _, group in itertools.groupby(order, key=lambda item: item[1].NAME if item[0] else item[1].cost):
+
+    def predict(some: Sequence[Algorithm]) -> None:
+        nonlocal best
         asked = list[tuple[Algorithm, Candidates]]()
-        for bound, one in group:
-            if bound and (least := least_cycles(one, request, best)) > best:
-                beyond[one.NAME] = least
-                continue
+        for one in some:
             candidates = one.candidates(request, np.inf if exhaustive else None)
-            rejected += candidates.rejected
+            rejected.extend(candidates.rejected)
             if not isinstance(candidates, NoneLegal):
                 asked.append((one, candidates))
         costs = asked[0][0].cost(request.machine, [candidates for _, candidates in asked]) if asked else ()
         for (one, candidates), of in zip(asked, costs, strict=True):
-            some = accurate(request, one, of)
-            while most := _wanted(some, candidates.limit):
+            kept = accurate(request, one, of)
+            while most := _wanted(kept, candidates.limit):
                 candidates = one.candidates(request, most * (1 + 1e-9))
-                some = accurate(request, one, one.cost(request.machine, [candidates])[0])
-            found.append((one, some))
-            best = min(best, some.cycles.min(initial=np.inf))
+                kept = accurate(request, one, one.cost(request.machine, [candidates])[0])
+            found.append((one, kept))
+            best = min(best, kept.cycles.min(initial=np.inf))
+
+    bounded = len(algorithms) > 1 and not exhaustive
+    glances = [(least_cycles(one, request) if bounded else 0.0, one) for one in algorithms]
+    for _, group in itertools.groupby((one for bound, one in glances if not bound), key=lambda one: one.cost):
+        predict([*group])
+    waiting = [(getattr(one, "SELDOM_BEST", False), bound, False, one) for bound, one in glances if bound]
+    beyond: dict[str, float] = {}
+    while waiting:  # the least bound first, which is made tighter before it is believed
+        waiting.sort(key=operator.itemgetter(0, 1))
+        seldom, bound, tight, one = waiting.pop(0)
+        if not tight:
+            bound = least_cycles(one, request, best)
+        if bound > best:
+            beyond[one.NAME] = bound
+        elif tight:
+            predict([one])
+        else:
+            waiting.append((seldom, bound, True, one))
     said = "its lower bound is already {:.2f}x the chosen time"
     rejected += [Rejected(name, said.format(least / best), "slower") for name, least in beyond.items()]
     return sorted(found, key=lambda item: algorithms.index(item[0])), rejected

@@ -8,14 +8,10 @@ Worked number: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. Of 16 lanes `
 transposed per 16 groups.
 """
 
-from collections.abc import Iterator
-from itertools import groupby
-
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.cost import Pass
-from pysim.cachemodel.cpu.depthwise import BLOCKS, PLANES, ROWS, depthwise_pass, described, planes_elements, shares_rows
-from pysim.cachemodel.cpu.listed import OfList, Rows, row_of, untyped
+from pysim.cachemodel.cpu.depthwise import BLOCKS, PLANES, ROWS, described, planes_elements, shares_rows, terms
+from pysim.cachemodel.cpu.listed import OfList, as_described, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine
@@ -75,17 +71,16 @@ def _wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) ->
     return "" if schedule == own else f"one schedule for {problem.text}: {own}"
 
 
-def _passes(problem: Conv, rows: Rows, machine: Machine, request: Request) -> Iterator[Pass]:
-    for _, some in groupby((kernel for kernel, _ in rows), key=lambda kernel: kernel.form):
-        yield depthwise_pass(problem, [*some], machine, request.state)
-
-
 def _by_form() -> list[Kernel]:
     return sorted(direct_kernels(), key=lambda kernel: kernel.form)
 
 
-_LISTED = OfList(NAME, _by_form, lambda problem, kernel, request: [_schedule(kernel, problem)], _wrong, _passes, _unfit)
-candidates, cost = _LISTED.candidates, _LISTED.cost
+def _schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Schedule]:
+    return [_schedule(kernel, problem)]
+
+
+_LISTED = OfList(NAME, _by_form, _schedules, _wrong, terms, as_described(described), _unfit)
+least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared | None:
@@ -115,8 +110,8 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, kernel = plan.workload, row_of(plan.schedule)
-    assert isinstance(w, Conv)
+    w, schedule, kernel = plan.workload, plan.schedule, row_of(plan.schedule)
+    assert isinstance(w, Conv) and isinstance(schedule, Schedule)
     if kernel.form != ROWS:
         inner = f"{kernel.name}, up to {kernel.windows} columns at once, a group a lane: the kernel's rows that meet the image"
     else:
@@ -124,4 +119,4 @@ def describe(plan: Plan) -> Description:
         high = kernel.windows // kernel.lane_windows
         inner = f"{kernel.name} on up to {high} rows x {kernel.lane_windows} columns, {w.kernel_h}x{w.kernel_w} taps; {shared}"
     summary = "groups of few channels, operands read as they lie"
-    return words.describe(plan, summary, described(w, [kernel]), words.peak_of(plan, kernel), inner)
+    return words.describe(plan, summary, described(w, [(kernel, schedule)]), words.peak_of(plan, kernel), inner)

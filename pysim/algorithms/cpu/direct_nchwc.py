@@ -13,9 +13,8 @@ import msgspec
 
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.cost import Pass
-from pysim.cachemodel.cpu.direct_nchwc import Blocks, Shape, described, nchwc_pass, prepared_bytes
-from pysim.cachemodel.cpu.listed import OfList, Rows, row_of, untyped
+from pysim.cachemodel.cpu.direct_nchwc import Shape, described, passed, prepared_bytes, terms
+from pysim.cachemodel.cpu.listed import OfList, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
@@ -53,44 +52,36 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
 
 
 def _wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
-    blocks, channels, inner = _blocks_of(schedule), problem.channels // problem.groups, blocks_of(layout)[0]
-    whole = 1 <= blocks.channels <= channels and (blocks.channels == channels or blocks.channels % inner == 0)
-    if schedule == _schedule(kernel, blocks) and whole and blocks.tiles >= 1:
+    own, channels, inner = schedule.channels, problem.channels // problem.groups, blocks_of(layout)[0]
+    right, whole = _schedule(kernel, own, schedule.k2), 1 <= own <= channels and (own == channels or own % inner == 0)
+    if schedule == right and whole and schedule.k2 >= 1:
         return ""
-    return f"schedules like {_schedule(kernel, blocks)} with channels of 1 to {channels}, in steps of {inner} unless all"
+    return f"schedules like {right} with channels of 1 to {channels}, in steps of {inner} unless all"
 
 
 def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
     """Sets of channels and blocks of tiles that may be best: all tiles, or those whose input fills a part of L1 or L2."""
     assert isinstance(request.machine, Machine)
-    shape, levels = Shape.of(problem, kernel, blocks_of(request.layout)[0]), request.machine.levels
+    shape, levels = Shape.of(problem, kernel, request.layout), request.machine.levels
     sets = sorted({min(shape.channels, blocks * shape.inner) for blocks in SETS} | {shape.channels})
     each = max(1, problem.height * problem.width * shape.channels * SIZES[problem.dtype] // shape.tiles)
     inner, outer = levels[0].size_bytes, levels[min(1, len(levels) - 1)].size_bytes
     for tiles in sorted({max(1, min(shape.tiles, kept // each)) for kept in (inner // 2, outer // 4, outer // 2)} | {shape.tiles}):
-        yield from (_schedule(kernel, Blocks(channels, tiles)) for channels in sets)
+        yield from (_schedule(kernel, channels, tiles) for channels in sets)
 
 
-def _schedule(kernel: Kernel, blocks: Blocks) -> Schedule:
-    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, blocks.channels, blocks.tiles, 1, NAME)
+def _schedule(kernel: Kernel, channels: int, tiles: int) -> Schedule:
+    """Channels of a set, and tiles of a block that stays while panels pass by."""
+    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, channels, tiles, 1, NAME)
 
 
-def _blocks_of(schedule: Schedule) -> Blocks:
-    return Blocks(schedule.channels, schedule.k2)
-
-
-def _passes(problem: Conv, rows: Rows, machine: Machine, request: Request) -> list[Pass]:
-    blocks = [(kernel, _blocks_of(schedule)) for kernel, schedule in rows]
-    return [nchwc_pass(problem, blocks_of(request.layout)[0], blocks, machine, request.state)]
-
-
-_LISTED = OfList(NAME, nchwc_kernels, _schedules, _wrong, _passes, _unfit)
-candidates, cost = _LISTED.candidates, _LISTED.cost
+_LISTED = OfList(NAME, nchwc_kernels, _schedules, _wrong, terms, passed, _unfit)
+least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
     kernel = row_of(schedule)
-    return Prepared("packed filters", prepared_bytes(Shape.of(problem, kernel, blocks_of(layout)[0]), kernel))
+    return Prepared("packed filters", prepared_bytes(Shape.of(problem, kernel, layout), kernel))
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
@@ -99,7 +90,7 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     """Some blocks of tiles, by parts of the panels where blocks are few (native/conv/direct_nchwc.c)."""
-    shape = Shape.of(problem, row_of(schedule), 1)
+    shape = Shape.of(problem, row_of(schedule), "nchw")
     block = min(schedule.k2, shape.tiles)
     blocks = problem.batch * problem.groups * ceil_div(shape.tiles, block)
     panel_parts = min(shape.panels, parts_of_each(blocks, threads))
@@ -107,7 +98,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     rows = min(problem.out_h, ceil_div(problem.out_h * block, shape.tiles))
     filters = min(problem.filters // problem.groups, panels * schedule.filters)
     part = rows_of(problem, times, rows, filters)
-    own = Shape.of(part, row_of(schedule), 1).tiles
+    own = Shape.of(part, row_of(schedule), "nchw").tiles
     return Part(part, msgspec.structs.replace(schedule, k2=min(block, own)), block / own)
 
 
@@ -115,10 +106,10 @@ def describe(plan: Plan) -> Description:
     w, on, schedule = plan.workload, plan.on, plan.schedule
     assert isinstance(w, Conv) and isinstance(on, Machine) and isinstance(schedule, Schedule)
     kernel = row_of(schedule)
-    unit, shape = on.unit(kernel.target), Shape.of(w, kernel, blocks_of(plan.layout)[0])
+    unit, shape = on.unit(kernel.target), Shape.of(w, kernel, plan.layout)
     lies = f"blocks of {shape.inner} channels" if shape.inner > 1 else "planes"
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"
     peak = 2 * unit.rate(w.dtype) * kernel.lane_filters * on.clock_hz if unit else 0.0
-    nest = described(shape, [(kernel, _blocks_of(schedule))])
+    nest = described(w, [(kernel, schedule)], plan.layout)
     names = {"panels": f"panels of {kernel.filters} filters"}
     return words.describe(plan, f"direct convolution of {lies}, broadcast as they lie", nest, peak, inner, names)

@@ -15,10 +15,9 @@ import msgspec
 
 from pysim.algorithms.contract import Prepared, of_planes, sums
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.cost import Pass
-from pysim.cachemodel.cpu.listed import OfList, Rows, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, as_described, row_of, untyped
 from pysim.cachemodel.cpu.nest import PACKED_MARK_BYTES, PANEL_ALIGN, ceil_div
-from pysim.cachemodel.cpu.polyphase import Parted, described, polyphase_pass
+from pysim.cachemodel.cpu.polyphase import Parted, described, terms
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -61,12 +60,8 @@ def _schedule(kernel: Kernel, problem: Conv, rows: int) -> Schedule:
     return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, channels, rows, 1, NAME)
 
 
-def _passes(problem: Conv, rows: Rows, machine: Machine, request: Request) -> list[Pass]:
-    return [polyphase_pass(problem, [(kernel, schedule.k2) for kernel, schedule in rows], machine, request.state)]
-
-
-_LISTED = OfList(NAME, phases_kernels, _schedules, _wrong, _passes)
-candidates, cost = _LISTED.candidates, _LISTED.cost
+_LISTED = OfList(NAME, phases_kernels, _schedules, _wrong, terms, as_described(described))
+least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
@@ -99,4 +94,4 @@ def describe(plan: Plan) -> Description:
     inner = f"{kernel.name} on a row of outputs x {kernel.filters} filters, {taps} where they lie"
     summary = f"rows of the input parted into {of.phases} phases, {of.rows} rows for {schedule.k2} of outputs"
     peak = 2 * unit.rate(w.dtype) * kernel.lane_windows * on.clock_hz if unit else 0.0
-    return words.describe(plan, summary, described(w, [(kernel, schedule.k2)]), peak, inner)
+    return words.describe(plan, summary, described(w, [(kernel, schedule)]), peak, inner)

@@ -13,10 +13,9 @@ import msgspec
 
 from pysim.algorithms.contract import sums, unprepared
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.cost import Pass
-from pysim.cachemodel.cpu.listed import OfList, Rows, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
-from pysim.cachemodel.cpu.skinny import FEW_STEP, Blocks, Shape, described, lanes_of, skinny_pass
+from pysim.cachemodel.cpu.skinny import FEW_STEP, Shape, described, lanes_of, passed, terms
 from pysim.cachemodel.cpu.threads import Part
 from pysim.machine.cpu import Machine
 from pysim.problem.dtypes import SIZES
@@ -51,12 +50,12 @@ def _unfit(problem: Gemm, kernel: Kernel, layout: Layout) -> Reason | None:
 
 
 def _wrong(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
-    blocks = _blocks_of(schedule)
-    whole = blocks.k == problem.k or kernel.form == "axpy" or blocks.k % FEW_STEP == 0
-    if schedule == _schedule(kernel, blocks) and 1 <= blocks.k <= problem.k and whole:
+    k, own = schedule.channels, _schedule(kernel, schedule.channels, schedule.k2)
+    whole = k == problem.k or kernel.form == "axpy" or k % FEW_STEP == 0
+    if schedule == own and 1 <= k <= problem.k and whole:
         return ""
     right = f"channels of 1 to {problem.k}{f', in steps of {FEW_STEP} unless all' if kernel.form == 'dot' else ''}"
-    return f"schedules like {_schedule(kernel, blocks)} with {right}"
+    return f"schedules like {own} with {right}"
 
 
 def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Schedule]:
@@ -70,23 +69,16 @@ def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Sche
     blocks = (*DOT_BLOCKS, shape.k) if shape.dot else AXPY_BLOCKS
     for k in sorted({min(block, shape.k) for block in blocks}):
         for strip in [max(strips)] if shape.dot else sorted(strips):
-            yield _schedule(kernel, Blocks(k, strip))
+            yield _schedule(kernel, k, strip)
 
 
-def _schedule(kernel: Kernel, blocks: Blocks) -> Schedule:
-    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, blocks.k, blocks.strip, 1, NAME)
+def _schedule(kernel: Kernel, k: int, strip: int) -> Schedule:
+    """A block of k, and a strip of results as so many windows of the kernel."""
+    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, k, strip, 1, NAME)
 
 
-def _blocks_of(schedule: Schedule) -> Blocks:
-    return Blocks(schedule.channels, schedule.k2)
-
-
-def _passes(problem: Gemm, rows: Rows, machine: Machine, request: Request) -> list[Pass]:
-    return [skinny_pass(problem, [(kernel, _blocks_of(schedule)) for kernel, schedule in rows], machine, request.state)]
-
-
-_LISTED = OfList(NAME, skinny_kernels, _schedules, _wrong, _passes, _unfit, latencies=True)
-candidates, cost = _LISTED.candidates, _LISTED.cost
+_LISTED = OfList(NAME, skinny_kernels, _schedules, _wrong, terms, passed, _unfit, latencies=True)
+least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
 def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
@@ -119,4 +111,4 @@ def describe(plan: Plan) -> Description:
     inner = f"{kernel.name} on {kernel.windows} results x up to {kernel.filters} {few}: {lanes}"
     summary = f"matrix product of few rows or columns, {large} read once as it lies"
     peak = words.peak_of(plan, kernel, lanes_of(kernel))
-    return words.describe(plan, summary, described(shape, [(kernel, _blocks_of(schedule))]), peak, inner)
+    return words.describe(plan, summary, described(shape, [(kernel, schedule)]), peak, inner)

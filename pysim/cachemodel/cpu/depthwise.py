@@ -33,13 +33,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, pass_of
+from pysim.cachemodel.cpu.listed import Rows
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import ceil_div, live_taps, nest_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.record.state import State
+from pysim.record.plan import Layout
+from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel
 
 ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels
@@ -179,8 +180,9 @@ def blocks_work(w: Conv, kernel: Kernel) -> Work:
     )
 
 
-def described(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
+def described(w: Conv, rows: Rows) -> LoopNest:
     """The loops of native/conv/depthwise.c, of kernels of one form."""
+    kernels = [kernel for kernel, _ in rows]
     return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest}[kernels[0].form](w, kernels)
 
 
@@ -196,14 +198,19 @@ def _sizes(w: Conv) -> tuple[float, float, float]:
     return channels * rows * w.width * size, channels * w.kernel_h * w.kernel_w * size, w.windows * size
 
 
-def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
-    """Planes of as many groups as there are lanes are transposed, and their outputs back."""
-    lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
+def _nest_of_lanes(w: Conv, lanes: Array, operands: Sequence[Operand]) -> LoopNest:
+    """Rows of outputs of as many groups as there are lanes."""
     loops = (
         Loop("images", "images", 1, w.batch),
         Loop("blocks of groups", "groups", lanes, np.ceil(w.groups / lanes)),
         Loop("rows", "rows", 1, w.out_h),
     )
+    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, lanes.size)
+
+
+def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
+    """Planes of as many groups as there are lanes are transposed, and their outputs back."""
+    lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
     images, kept = Extent(1.0, w.batch), lanes * (w.height * planes_columns(w) * SIZES[w.dtype] + weights)
     planes, sums = ({"rows": Extent(of / w.out_h, of)} for of in (kept, lanes * out))
     operands = (
@@ -215,17 +222,12 @@ def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
         Operand("sums", sums, "blocks of groups", after=True),
         Operand("output", {"images": images, "groups": Extent(out, out * w.groups)}, "blocks of groups", after=True, written=True),
     )
-    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, len(kernels))
+    return _nest_of_lanes(w, lanes, operands)
 
 
 def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
-    """Rows of outputs of as many groups as there are lanes."""
+    """Channels lie in blocks of as many groups as there are lanes."""
     lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
-    loops = (
-        Loop("images", "images", 1, w.batch),
-        Loop("blocks of groups", "groups", lanes, np.ceil(w.groups / lanes)),
-        Loop("rows", "rows", 1, w.out_h),
-    )
     images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
     shared = float(max(0, w.kernel_h - w.stride_h) * w.width * SIZES[w.dtype])
     operands = (
@@ -233,7 +235,7 @@ def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
         Operand("filters", {"groups": Extent(weights, weights * w.groups)}, "rows"),
         Operand("output", {"images": images, "groups": groups, "rows": Extent(out / w.out_h, out)}, "rows", written=True),
     )
-    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, len(kernels))
+    return _nest_of_lanes(w, lanes, operands)
 
 
 def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
@@ -258,7 +260,7 @@ def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
     return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": tiles, "filters": filters}, len(kernels))
 
 
-def _terms(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float, float]:
+def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
     """kernel, call, store."""
     unit = machine.unit(kernel.target)
     assert unit is not None
@@ -266,9 +268,3 @@ def _terms(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float, flo
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
     busy, store = work.cycles(unit, machine, w.dtype)
     return calls * busy, calls * work.calls * machine.core.call_cycles.value, calls * store
-
-
-def depthwise_pass(w: Conv, kernels: Sequence[Kernel], machine: Machine, state: State = "hot") -> Pass:
-    """A convolution by each of some kernels of one form, on one core."""
-    terms = np.array([_terms(w, kernel, machine) for kernel in kernels]).T
-    return pass_of(described(w, kernels), machine, dict(zip(("kernel", "call", "store"), terms, strict=True)), state)

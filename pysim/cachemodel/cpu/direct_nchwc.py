@@ -22,18 +22,21 @@ Worked number: 64 channels of 56x56 to 64 filters, 3x3, padding 1, by tiles of 1
 and taps of a row meet the image. 2 x 4 x 64 x 166^2 / 56 steps of 14 cycles are 3.5 million, where 231 MFLOP are 3.6 at 64 a cycle.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from pysim.cachemodel.cpu.cost import Pass, pass_of
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
+from pysim.cachemodel.cpu.listed import Rows
+from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import ceil_div, live_taps
-from pysim.machine.cpu import Machine, Unit
+from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.record.state import State
+from pysim.record.plan import Layout, Request, blocks_of
+from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel
 
 COVERS = 0.5  # of computing, behind which transfers hide
@@ -54,11 +57,11 @@ class Shape(NamedTuple):
     per_row: int  # tiles
 
     @classmethod
-    def of(cls, w: Conv, kernel: Kernel, input_block: int) -> "Shape":
+    def of(cls, w: Conv, kernel: Kernel, layout: Layout) -> "Shape":
         rows, pixels = (1, w.windows) if w.pointwise else (w.out_h, w.out_w)
         vectors = ceil_div(w.filters // w.groups, kernel.lane_filters)
         panels = ceil_div(vectors, kernel.filters // kernel.lane_filters)
-        return cls(w, rows, pixels, w.channels // w.groups, input_block, vectors, panels, ceil_div(pixels, kernel.windows))
+        return cls(w, rows, pixels, w.channels // w.groups, blocks_of(layout)[0], vectors, panels, ceil_div(pixels, kernel.windows))
 
     @property
     def tiles(self) -> int:
@@ -71,20 +74,23 @@ class Shape(NamedTuple):
         return rows * columns / self.w.windows
 
 
-class Blocks(NamedTuple):
-    """Channels of a set, and tiles of a block that stays while panels pass by."""
-
-    channels: int
-    tiles: int
-
-
 def prepared_bytes(shape: Shape, kernel: Kernel) -> int:
     w = shape.w
     return w.groups * shape.panels * kernel.filters * shape.channels * w.kernel_h * w.kernel_w * SIZES[w.dtype]
 
 
-def _terms(shape: Shape, kernel: Kernel, machine: Machine, unit: Unit) -> tuple[float, float, float, float]:
+def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
+    """kernel, call, store."""
+    cycles, call, store, load = (w.batch * w.groups * each for each in _of_set(Shape.of(w, kernel, layout), kernel, machine))
+    sets = ceil_div(w.channels // w.groups, schedule.channels)
+    return cycles, call * sets, store * sets + load * (sets - 1)
+
+
+@lru_cache(maxsize=64)
+def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, float, float, float]:
     """Cycles of an image's group: kernel; a set's call and store; and what later sets load again."""
+    unit = machine.unit(kernel.target)
+    assert unit is not None
     w, f, rate = shape.w, kernel.filters // kernel.lane_filters, unit.rate(shape.w.dtype)
     small, more = divmod(shape.pixels, shape.per_row)
     loads, latency = unit.loads_per_cycle.value, unit.fma_latency_cycles.value
@@ -102,11 +108,11 @@ def _terms(shape: Shape, kernel: Kernel, machine: Machine, unit: Unit) -> tuple[
     return kernel_cycles, calls * (machine.core.call_cycles.value + TILE_CYCLES), stored / unit.stores_per_cycle.value, stored / loads
 
 
-def described(shape: Shape, rows: Sequence[tuple[Kernel, Blocks]]) -> LoopNest:
-    """The loops of native/conv/direct_nchwc.c; `shape` of any of the kernels but for its panels and tiles."""
-    w, size = shape.w, SIZES[shape.w.dtype]
-    shapes = {kernel: Shape.of(w, kernel, shape.inner) for kernel in dict(rows)}
-    columns = [(of.channels, of.tiles, shapes[kernel].tiles, shapes[kernel].panels, kernel.filters) for kernel, of in rows]
+def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
+    """The loops of native/conv/direct_nchwc.c."""
+    size, shapes = SIZES[w.dtype], {kernel: Shape.of(w, kernel, layout) for kernel in dict(rows)}
+    shape = next(iter(shapes.values()))  # alike but for panels and tiles
+    columns = [(of.channels, of.k2, shapes[kernel].tiles, shapes[kernel].panels, kernel.filters) for kernel, of in rows]
     channels, block, tiles, panels, width = np.array(columns, dtype=np.float64).T
     block = np.minimum(block, tiles)
     loops = (
@@ -148,15 +154,6 @@ def _touched(shape: Shape, size: int) -> tuple[float, float]:
     return float(rows * columns * size), float(max(0, w.kernel_h - w.stride_h) * columns * size)
 
 
-def nchwc_pass(w: Conv, input_block: int, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine, state: State = "hot") -> Pass:
-    """A convolution by kernels under schedules, on one core."""
-    found: dict[str, tuple[float, float, float, float]] = {}
-    for kernel, _ in rows:
-        if kernel.name not in found:
-            unit = machine.unit(kernel.target)
-            assert unit is not None
-            found[kernel.name] = _terms(Shape.of(w, kernel, input_block), kernel, machine, unit)
-    each = np.array([found[kernel.name] for kernel, _ in rows]).T * (w.batch * w.groups)
-    sets = np.array([ceil_div(w.channels // w.groups, of.channels) for _, of in rows], dtype=np.float64)
-    terms = {"kernel": each[0], "call": each[1] * sets, "store": each[2] * sets + each[3] * (sets - 1)}
-    return pass_of(described(Shape.of(w, rows[0][0], input_block), rows), machine, terms, state, COVERS)
+def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:
+    """By schedules with their terms, on one core."""
+    return pass_of(described(w, rows, request.layout), machine, of, request.state, COVERS)

@@ -4,13 +4,16 @@
 Worked number: three kernels of one schedule each are three candidates of three kernels; of a named plan there is one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from
+from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from, pass_of
+from pysim.cachemodel.cpu.loops import Array, LoopNest
 from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
@@ -18,12 +21,6 @@ from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Layout, Request
 from pysim.record.schedule import AnySchedule, Schedule
 from pysim.registry.cpu import Kernel, cpu_kernel
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from pysim.cachemodel.cpu.incore import Array
-
 
 _CONSTANTS = ("pack_call", "pack_line", "store_run", "prefetch", "scattered", "fork", "written", "together")
 UNREAD = tuple(f"core.{name}" for name in _CONSTANTS)  # of the constants between inner loops
@@ -43,30 +40,42 @@ def row_of(schedule: AnySchedule) -> Kernel:
 
 
 Rows = Sequence[tuple[Kernel, Schedule]]
+TERMS = "kernel", "call", "store", "pack"  # of computing, in cycles; an algorithm that does not pack has the first three
 
 
 class Listed(NamedTuple):
-    """Schedules with their kernels, those of a kernel one after another (`pysim.algorithms.contract.Candidates`)."""
+    """Schedules with their kernels, those of a kernel one after another, and their TERMS (`pysim.algorithms.contract.Candidates`)."""
 
     request: Request
     rows: Rows
+    terms: Array
     rejected: tuple[Rejected, ...]
     limit: float = np.inf
 
 
 class OfList(NamedTuple):
-    """An algorithm whose `schedules` of a problem by a kernel are listed. `wrong` says what is right where a named one is not; `passes` are
-    those of the schedules of kernels, one after another; `unfit`: why a kernel is; `latencies`: costs lean on those of the levels, too."""
+    """An algorithm whose `schedules` of a problem by a kernel are listed. `wrong` says what is right where a named one is not; `terms` are
+    TERMS of one; `passed` is the pass of several by kernels of one form, of their terms; `unfit`: why a kernel is; `latencies`: costs lean
+    on those of the levels, too."""
 
     name: str
     kernels: Callable[[], Sequence[Kernel]]
     schedules: Callable[[Any, Kernel, Request], Iterable[Schedule]]
     wrong: Callable[[Any, Kernel, Schedule, Layout], str]
-    passes: Callable[[Any, Rows, Machine, Request], Iterable[Pass]]
+    terms: Callable[[Any, Kernel, Schedule, Machine, Layout], tuple[float, ...]]
+    passed: Callable[[Any, Rows, Mapping[str, Array], Machine, Request], Pass]
     unfit: Callable[[Any, Kernel, Layout], Reason | None] = lambda problem, kernel, layout: None
     latencies: bool = False
 
+    def least_cycles(self, request: Request, best: float) -> float:
+        """What computes at least."""
+        terms = _listed(self, request).terms if request.threads == 1 else np.empty(0)
+        return float(terms.sum(axis=0).min()) if terms.size else 0.0
+
     def candidates(self, request: Request, limit: float | None) -> Listed:
+        return _listed(self, request)
+
+    def rows(self, request: Request) -> tuple[Rows, tuple[Rejected, ...]]:
         """Those of the kernels that can run; a named plan's alone. Raises PlanError where that is wrong."""
         problem, machine, dtype = request.problem, request.machine, request.problem.dtype
         assert isinstance(machine, Machine)
@@ -78,7 +87,7 @@ class OfList(NamedTuple):
         }
         if request.schedule is None:
             rows = ((kernel, one) for kernel in known.values() if kernel not in refused for one in self.schedules(problem, kernel, request))
-            return Listed(request, (*rows,), tuple(Rejected(kernel.name, why.sentence, why.code) for kernel, why in refused.items()))
+            return (*rows,), tuple(Rejected(kernel.name, why.sentence, why.code) for kernel, why in refused.items())
         asked = getattr(request.schedule, "kernel", "")
         if not (kernel := known.get(asked)):
             raise PlanError(f"{self.name} has no kernel {asked} for {dtype}; `pysim kernels` lists them")
@@ -88,24 +97,40 @@ class OfList(NamedTuple):
         schedule = msgspec.structs.replace(request.schedule, algorithm=self.name)
         if why := self.wrong(problem, kernel, schedule, request.layout):
             raise PlanError(f"{kernel.name} has {why}")
-        return Listed(request, ((kernel, schedule),), ())
+        return ((kernel, schedule),), ()
 
     def cost(self, machine: Machine, found: Sequence[Listed]) -> list["ListedCosts"]:
         """What those of each take."""
         return [ListedCosts(self, machine, one) for one in found]
 
 
+def as_described(nest: Callable[[Any, Rows], LoopNest]) -> Callable[[Any, Rows, Mapping[str, Array], Machine, Request], Pass]:
+    """`OfList.passed` by the description of the loops alone."""
+    return lambda problem, rows, terms, machine, request: pass_of(nest(problem, rows), machine, terms, request.state)
+
+
+@lru_cache(maxsize=8)
+def _listed(algorithm: OfList, request: Request) -> Listed:
+    rows, rejected = algorithm.rows(request)
+    assert isinstance(request.machine, Machine)
+    terms = [algorithm.terms(request.problem, *row, request.machine, request.layout) for row in rows]
+    return Listed(request, rows, np.array(terms).T, rejected)
+
+
 class ListedCosts:
     """What they cost, by passes of some each (`pysim.algorithms.contract.Costs`)."""
 
     def __init__(self, algorithm: OfList, machine: Machine, of: Listed) -> None:
-        passes = [*algorithm.passes(of.request.problem, of.rows, machine, of.request)] if of.rows else []
-        self._rows, self._on, self._latencies = of.rows, machine, algorithm.latencies
-        self._at = [(one, column) for one in passes for column in range(one.moved.shape[-1])]
+        self._rows, self._on, self._latencies, self._at = of.rows, machine, algorithm.latencies, list[tuple[Pass, int]]()
+        for _, some in itertools.groupby(range(len(of.rows)), key=lambda at: of.rows[at][0].form):
+            at = [*some]
+            terms = dict(zip(TERMS, of.terms[:, at], strict=False))
+            one = algorithm.passed(of.request.problem, of.rows[at[0] : at[-1] + 1], terms, machine, of.request)
+            self._at += [(one, column) for column in range(len(at))]
         self.kinds = (algorithm.name,)
-        self.cycles: Array = np.concatenate([one.cycles for one in passes] or [np.empty(0)])
+        self.cycles: Array = np.array([one.cycles[column] for one, column in self._at])
         self.kernels = tuple(dict.fromkeys(kernel.name for kernel, _ in of.rows))
-        self.kernel: NDArray[np.int64] = np.array([self.kernels.index(kernel.name) for kernel, _ in of.rows], dtype=np.int64)
+        self.kernel = np.array([self.kernels.index(kernel.name) for kernel, _ in of.rows], dtype=np.int64)
         self.alike, self.kind = self.kernel, np.zeros(len(of.rows), dtype=np.int64)
         self.bounds: Array = np.array([self.cycles[self.kernel == at].min() for at in range(len(self.kernels))])
 

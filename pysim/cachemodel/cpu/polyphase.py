@@ -17,18 +17,18 @@ and two multiply-adds a cycle a tap takes 12 + 8 + 8 = 28 cycles for 56 multiply
 them.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, pass_of
+from pysim.cachemodel.cpu.listed import Rows
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.record.state import State
+from pysim.record.plan import Layout
+from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel
 
 PARTED = 64  # columns of a phase that are parted at once (native/conv/polyphase.c)
@@ -68,18 +68,18 @@ def _row_cycles(w: Conv, kernel: Kernel, unit: Unit, begin: float) -> float:
     return taps * sum(each) + len(tiles) * begin
 
 
-def _terms(w: Conv, kernel: Kernel, rows: int, machine: Machine) -> tuple[float, float, float, float]:
+def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float, float]:
     """kernel, call, store, pack."""
     unit, core, inner = machine.unit(kernel.target), machine.core, machine.levels[0]
     assert unit is not None
-    repeats, size = w.batch * w.groups, SIZES[w.dtype]
-    filters, blocks = w.filters // w.groups, ceil_div(w.out_h, rows)
+    repeats, size, parted = w.batch * w.groups, SIZES[w.dtype], Parted.of(w, schedule.k2)
+    filters, blocks = w.filters // w.groups, ceil_div(w.out_h, schedule.k2)
     lanes = max(1, unit.vector_bytes // size)
     calls = repeats * w.out_h * ceil_div(filters, kernel.filters)
-    runs = repeats * blocks * (w.channels // w.groups) * ceil_div(Parted.of(w, rows).pitch, PARTED)
+    runs = repeats * blocks * (w.channels // w.groups) * ceil_div(parted.pitch, PARTED)
     crossing, each = (unit.vector_bytes - size) / inner.line_bytes, 1 / unit.stores_per_cycle.value
     gather = 1 / unit.loads_per_cycle.value + min(w.stride_w, lanes) if w.stride_w > 1 else 0.0
-    packed = repeats * blocks * Parted.of(w, rows).size_bytes / size / lanes
+    packed = repeats * blocks * parted.size_bytes / size / lanes
     return (
         calls * _row_cycles(w, kernel, unit, inner.latency_cycles.value + unit.fma_latency_cycles.value),
         (calls + runs) * core.call_cycles.value,
@@ -88,13 +88,13 @@ def _terms(w: Conv, kernel: Kernel, rows: int, machine: Machine) -> tuple[float,
     )
 
 
-def described(w: Conv, rows: Sequence[tuple[Kernel, int]]) -> LoopNest:
+def described(w: Conv, rows: Rows) -> LoopNest:
     """The loops of native/conv/polyphase.c for kernels with their blocks of rows."""
     size, filters, channels = SIZES[w.dtype], w.filters // w.groups, w.channels // w.groups
-    panel, block = np.array([(kernel.filters, of) for kernel, of in rows], dtype=np.float64).T
-    blocks, parted = np.ceil(w.out_h / block), np.array([float(Parted.of(w, of).size_bytes) for _, of in rows])
+    columns = [(kernel.filters, of.k2, *Parted.of(w, of.k2)) for kernel, of in rows]
+    panel, block, parted_rows, _, _, parted = np.array(columns, dtype=np.float64).T
+    blocks, each = np.ceil(w.out_h / block), parted / parted_rows
     high = w.dilation_h * (w.kernel_h - 1) + 1  # rows that one of outputs reads
-    each = np.array([Parted.of(w, of).size_bytes / Parted.of(w, of).rows for _, of in rows])
     row, weights = channels * w.width * size, channels * w.kernel_h * w.kernel_w * size
     shared = float(max(0, high - w.stride_h))
     loops = (
@@ -115,9 +115,3 @@ def described(w: Conv, rows: Sequence[tuple[Kernel, int]]) -> LoopNest:
         Operand("output", written, "rows", written=True),
     )
     return LoopNest(loops, operands, {"images": w.batch * w.groups, "blocks": blocks, "rows": block, "filters": filters}, len(rows))
-
-
-def polyphase_pass(w: Conv, rows: Sequence[tuple[Kernel, int]], machine: Machine, state: State = "hot") -> Pass:
-    """A convolution by kernels with their blocks of rows, on one core."""
-    names, terms = ("kernel", "call", "store", "pack"), np.array([_terms(w, kernel, of, machine) for kernel, of in rows]).T
-    return pass_of(described(w, rows), machine, dict(zip(names, terms, strict=True)), state)

@@ -23,18 +23,21 @@ Worked number: 1x4096x4096 FP32 with B not transposed: F = 1, R = K = 4096, 16 l
 1.1 million cycles, and 64 MiB from a memory of 14.5 bytes a cycle 4.6 million.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from math import gcd, log2
 from typing import NamedTuple
 
 import numpy as np
 
 from pysim.cachemodel.cpu.cost import Pass, crossed, fills, suppliers, transfer_cycles
+from pysim.cachemodel.cpu.listed import Rows
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand, missing
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
+from pysim.record.plan import Layout, Request
+from pysim.record.schedule import Schedule
 from pysim.record.state import NEVER, State, runs_ago
 from pysim.registry.cpu import Kernel, skinny_kernels
 
@@ -64,13 +67,6 @@ class Shape(NamedTuple):
     def form(self) -> str:
         """Of the kernels that can read the matrix."""
         return "dot" if self.dot else "axpy"
-
-
-class Blocks(NamedTuple):
-    """Block of k, and strip of results as so many windows of the kernel."""
-
-    k: int
-    strip: int
 
 
 def lanes_of(kernel: Kernel) -> int:
@@ -125,11 +121,11 @@ def _store_cycles(shape: Shape, kernel: Kernel, unit: Unit, blocks: int) -> floa
     return vectors * ((blocks - 1) / unit.loads_per_cycle.value + blocks / stores) + sums / stores
 
 
-def described(shape: Shape, rows: Sequence[tuple[Kernel, Blocks]]) -> LoopNest:
+def described(shape: Shape, rows: Rows) -> LoopNest:
     """The loops of native/conv/skinny_kernels.h."""
     size, few, results, depth = SIZES[rows[0][0].dtype], shape.few, shape.results, shape.k
     k, strip, tile, once = np.array(
-        [(of.k, of.strip * kernel.windows, _block(shape, kernel), passes(few, kernel)[0][0]) for kernel, of in rows], dtype=np.float64
+        [(of.channels, of.k2 * kernel.windows, _block(shape, kernel), passes(few, kernel)[0][0]) for kernel, of in rows], dtype=np.float64
     ).T
     strip = np.minimum(strip, results)
     loops = (
@@ -161,53 +157,59 @@ def _shares(machine: Machine, shape: Shape, size: int, state: State) -> Array:
     return shares
 
 
-def skinny_pass(g: Gemm, rows: Sequence[tuple[Kernel, Blocks]], machine: Machine, state: State = "hot") -> Pass:
-    """A product by kernels under schedules, on one core."""
-    shape, size = Shape.of(g), SIZES[g.dtype]
+def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:
+    """A product by kernels under schedules with their terms, on one core."""
+    shape, size, state = Shape.of(g), SIZES[g.dtype], request.state
     latencies = np.array([place.latency_cycles.value for place in suppliers(machine).values()])
-    lost = missing(machine.levels, np.array([_between(shape, kernel, of, machine) for kernel, of in rows]))
+    lost = missing(machine.levels, np.array([_between(shape, *row, machine) for row in rows]))
     # the hardware brings runs of rows from L2 (dot); a core's window reaches the next lines there the sooner the less it multiplies each
     beside = 1 - 1 / shape.few
     lost[0] = lost[min(1, len(lost) - 1)] if shape.dot else lost[0] * beside
-    terms = np.array([_terms(shape, kernel, blocks, machine) for kernel, blocks in rows]).T
     nest = described(shape, rows)
     matrix, line = nest.footprint(-1, _MATRIX), machine.levels[0].line_bytes
     misses = nest.misses(machine.levels, state)
     misses[:, _MATRIX] += matrix * lost
     beyond = min(1, len(lost) - 1)
-    terms[1] += lost[beyond] * matrix / line * latencies[beyond] / WIDEST  # of lines that L2 has lost nobody asks again in time
+    call = of["call"] + lost[beyond] * matrix / line * latencies[beyond] / WIDEST  # of lines that L2 has lost nobody asks again in time
     moved = crossed(nest, np.minimum.accumulate(misses))
-    starts = np.array([_starts(shape, kernel, blocks) for kernel, blocks in rows])
+    starts = np.array([_starts(shape, *row) for row in rows])
     share = machine.core.run_start_share
     waits = np.outer(np.maximum(share.value * latencies if share else 0.0, latencies[0]) * _shares(machine, shape, size, state), starts)
-    names, covers = ("kernel", "call", "store", "pack"), COVERS if shape.dot else 1.0
     if not shape.dot:  # whose tiles leave one row after another; and sums that L1 has lost go back there
-        waits *= 1.0 - machine.core.overlap.value * np.minimum(1.0, terms[0] / np.maximum(1.0, transfer_cycles(machine, moved).sum(axis=0)))
+        waits *= 1.0 - machine.core.overlap.value * np.minimum(
+            1.0, of["kernel"] / np.maximum(1.0, transfer_cycles(machine, moved).sum(axis=0))
+        )
         waits += beside * transfer_cycles(machine, np.stack((np.zeros(waits.shape), moved[:, 2 * _SUMS]), 1))
-    return Pass(machine, dict(zip(names, terms, strict=True)), nest.names, moved, covers, waits + fills(machine, moved[:, -2:]))
+    covers = COVERS if shape.dot else 1.0
+    return Pass(machine, {**of, "call": call}, nest.names, moved, covers, waits + fills(machine, moved[:, -2:]))
 
 
-def _starts(shape: Shape, kernel: Kernel, blocks: Blocks) -> int:
+def _starts(shape: Shape, kernel: Kernel, schedule: Schedule) -> int:
     """Runs of the matrix that begin apart from where the last one ended."""
-    number, strips = ceil_div(shape.k, blocks.k), ceil_div(shape.results, blocks.strip * kernel.windows)
+    number, strips = _counts(shape, kernel, schedule)
     return shape.results * number * (number > 1) if shape.dot else shape.k * strips * (strips > 1)
 
 
-def _between(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine) -> float:
+def _between(shape: Shape, kernel: Kernel, schedule: Schedule, machine: Machine) -> float:
     """Bytes that pass through a cache between the prefetch of a line of the matrix and its use, as if more where rows share sets."""
     size, way = SIZES[kernel.dtype], machine.levels[0].sets * machine.levels[0].line_bytes
     if shape.dot:
-        return 2.0 * size * blocks.k * _block(shape, kernel)
-    strip = min(blocks.strip * kernel.windows, shape.results) * size
+        return 2.0 * size * schedule.channels * _block(shape, kernel)
+    strip = min(schedule.k2 * kernel.windows, shape.results) * size
     crowd = max(1.0, gcd(shape.results * size, way) / strip)
-    return 2.0 * blocks.k * strip * crowd + shape.few * strip
+    return 2.0 * schedule.channels * strip * crowd + shape.few * strip
 
 
-def _terms(shape: Shape, kernel: Kernel, blocks: Blocks, machine: Machine) -> tuple[float, float, float, float]:
+def _counts(shape: Shape, kernel: Kernel, schedule: Schedule) -> tuple[int, int]:
+    """Blocks of k and strips of results."""
+    return ceil_div(shape.k, schedule.channels), ceil_div(shape.results, schedule.k2 * kernel.windows)
+
+
+def terms(g: Gemm, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float, float]:
     """kernel, call, store, pack."""
-    unit = machine.unit(kernel.target)
+    shape, unit = Shape.of(g), machine.unit(kernel.target)
     assert unit is not None
-    number, strips = ceil_div(shape.k, blocks.k), ceil_div(shape.results, blocks.strip * kernel.windows)
+    number, strips = _counts(shape, kernel, schedule)
     call = number * strips * machine.core.call_cycles.value
     pack = shape.few * shape.k * (1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value / (FEW_STEP if shape.dot else 1))
     return _kernel_cycles(shape, kernel, unit), call, _store_cycles(shape, kernel, unit, number), pack

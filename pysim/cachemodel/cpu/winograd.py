@@ -238,20 +238,21 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
     machine, core, w = of.machine, of.machine.core, of.workload
     own = np.array([_in_core(w, machine, kernel, shape) for kernel, shape in of.cases]).reshape(len(of.cases), -1).T[:, of.case]
     kernel, calls, store, load, patches, outputs = own * w.groups
-    sets, line = np.ceil(_column(of, "channels") / of.channels), machine.levels[0].line_bytes
+    channels, _, _, planes, _, panel, windows, _ = _counts(of)
+    sets, line = np.ceil(channels / of.channels), machine.levels[0].line_bytes
     beyond = min(1, len(machine.levels) - 1)
 
     def waits(rows: Array) -> Array:
         return core.store_run_cycles.value * np.maximum(0.0, 1 - core.prefetch_streams.value / rows)
 
-    runs = misses["sums", True][beyond] / (_kernels(of, "windows") * SIZES[w.dtype])
+    runs = misses["sums", True][beyond] / (windows * SIZES[w.dtype])
     terms = {
         "kernel": kernel,
         "call": core.call_cycles.value * calls * sets,
-        "store": store * sets + load * (sets - 1) + runs * waits(_column(of, "panel")),
+        "store": store * sets + load * (sets - 1) + runs * waits(panel),
         "patches": patches
         + misses["input", False][0] / line * core.pack_line_cycles.value
-        + misses["patches", True][beyond] / line * waits(_column(of, "planes")),
+        + misses["patches", True][beyond] / line * waits(planes),
         "outputs": outputs + misses["sums", False][beyond] / line * core.scattered_wait,
     }
     if w.stride_h > 1:
@@ -361,26 +362,27 @@ def _cycles(unit: Unit, dtype: str, loads: float, stores: float, arithmetic: flo
 # Between the levels
 
 
-def _column(of: Candidates, name: str) -> Array:
-    """A number of each candidate's shape."""
-    return np.array([getattr(shape, name) for _, shape in of.cases], dtype=np.float64)[of.case]
-
-
-def _kernels(of: Candidates, name: str) -> Array:
-    return np.array([getattr(kernel, name) for kernel, _ in of.cases], dtype=np.float64)[of.case]
+def _counts(of: Candidates) -> Array:
+    """Of each candidate: channels, panels of tiles and of filters, planes, m, tiles of a panel, filters and tiles of the kernel."""
+    columns = [
+        (shape.channels, shape.panels, shape.filter_panels, shape.planes, shape.outputs, shape.panel, kernel.windows, kernel.filters)
+        for kernel, shape in of.cases
+    ]
+    counts: Array = np.array(columns, dtype=np.float64).T[:, of.case]
+    return counts
 
 
 def described(of: Candidates) -> LoopNest:
     """The loops of native/conv/winograd.c: panels of tiles and of filters in blocks and sets, and the phases of their bodies."""
     w, size = dense(of.workload), SIZES[of.workload.dtype]
-    channels, panels, filter_panels = (_column(of, name) for name in ("channels", "panels", "filter_panels"))
-    wide, held = _kernels(of, "windows") * size, _kernels(of, "filters") * size
+    channels, panels, filter_panels, planes, outputs, panel, wide, held = _counts(of)
+    wide, held = wide * size, held * size
     loops = (
         *([Loop("run", "run", 1, 1)] if of.workload.stride_h > 1 else []),
         *([Loop("groups", "groups", 1, w.groups)] if w.groups > 1 else []),
         Loop("blocks", "tiles", of.k2, np.ceil(panels / of.k2)),
         Loop("sets", "filters", of.k3, np.ceil(filter_panels / of.k3)),
-        Loop("planes", "planes", 1, _column(of, "planes")),
+        Loop("planes", "planes", 1, planes),
         Loop("channel sets", "channels", of.channels, np.ceil(channels / of.channels)),
         Loop("panels of filters", "filters", 1, of.k3),
         Loop("panels of tiles", "tiles", 1, of.k2),
@@ -388,15 +390,11 @@ def described(of: Candidates) -> LoopNest:
     image = w.batch * w.channels // w.groups * w.height * w.width * size
     output = w.batch * (w.filters // w.groups) * w.windows * size
     groups = {"groups": Extent(1.0, w.groups)} if w.groups > 1 else {}
-    planes, depth = Extent(1.0, _column(of, "planes")), Extent(1.0, channels)
-    halo = (w.kernel_h - 1) / _column(of, "outputs") * image / panels  # rows that two rows of tiles share
+    each, depth = Extent(1.0, planes), Extent(1.0, channels)
+    halo = (w.kernel_h - 1) / outputs * image / panels  # rows that two rows of tiles share
     image_of = {**groups, "tiles": Extent(image / panels, image, halo)}
-    patches = {"planes": planes, "channels": depth, "tiles": Extent(held, of.k2 * held)}
-    sums = {
-        "planes": planes,
-        "tiles": Extent(_column(of, "panel"), of.k2 * _column(of, "panel")),
-        "filters": Extent(wide, of.k3 * wide),
-    }
+    patches = {"planes": each, "channels": depth, "tiles": Extent(held, of.k2 * held)}
+    sums = {"planes": each, "tiles": Extent(panel, of.k2 * panel), "filters": Extent(wide, of.k3 * wide)}
     parted = (
         Operand("image", {"run": Extent(source := _source_bytes(of.workload), source)}, "run"),
         Operand("input", image_of, "run", written=True),
@@ -408,7 +406,7 @@ def described(of: Candidates) -> LoopNest:
         Operand("patches", patches, "panels of tiles"),
         Operand(
             "filters",
-            {**groups, "planes": planes, "channels": depth, "filters": Extent(wide, filter_panels * wide)},
+            {**groups, "planes": each, "channels": depth, "filters": Extent(wide, filter_panels * wide)},
             "panels of tiles",
         ),
         # what is asked for behind the filters that are multiplied
@@ -429,7 +427,7 @@ def described(of: Candidates) -> LoopNest:
         "rows": 1,
         "tiles": panels,
         "filters": filter_panels,
-        "planes": _column(of, "planes"),
+        "planes": planes,
         "channels": channels,
     }
     return LoopNest(loops, operands, total, of.k2.size)
