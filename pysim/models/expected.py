@@ -53,6 +53,11 @@ def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0, graph
     return max(max(problem.flops / peak / share, moved / bandwidth / share, least) + launch + passes * once, host)
 
 
+def passes_seconds(elements: int, dtype: str, on: Gpu, passes: int) -> float:
+    """Of so many operators on a GPU that read and write a tensor."""
+    return passes * (2 * SIZES[dtype] * elements / on.memory_bytes_per_second.value + on.model.pass_seconds.value)
+
+
 def _inputs(p: Workload) -> int:
     """Elements of both operands."""
     if isinstance(p, Gemm):
