@@ -199,7 +199,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             plan, before = planner.plan(problem, on, layout=_layout(x), accuracy=self.accuracy), 0.0
             begun = self._plan_begun(x, problem, on, factor)
             if self.first is not None and isinstance(on, Gpu):
-                before = passes_seconds(x.numel(), problem.dtype, on, self.first.passes)
+                before = passes_seconds(x.numel(), problem.dtype, on, self.first.passes, self.graphed)
         except PysimError as error:
             return self._stay(str(error), problem)
         expected = pytorch_seconds(problem, on, self._passes, self.graphed)

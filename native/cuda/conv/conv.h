@@ -41,7 +41,7 @@ struct Prologue {
 };
 /* What it makes of an element of a channel, in an image whose scales begin at number `row` if images have their own. */
 __device__ inline float begun(const Prologue &p, float x, int row, int channel) {
-    const float y = fmaf(x, p.scale ? p.scale[(p.by_image ? row : 0) + channel] : 1.f, p.shift ? p.shift[channel] : 0.f);
+    const float y = fmaf(x, p.scale ? __ldg(p.scale + (p.by_image ? row : 0) + channel) : 1.f, p.shift ? __ldg(p.shift + channel) : 0.f);
     return p.relu && y < 0 ? 0.f : y;
 }
 

@@ -60,10 +60,14 @@ template <class T, int WIDE> __device__ void copy_square(const ChannelsLast &of,
 #pragma unroll
     for (int i = 0; i < EDGE / ROWS; i++) {
         const int channel = channel0 + y + i * ROWS;
-        const bool exists = place < places && channel < of.channels;
-        value[i] = exists ? *(const Word *)(from + (int64_t)channel * plane) : Word{};
-        if (WIDE == 1 && exists) value[i].value[0] = prologue_of(of, value[i].value[0], image, group * of.channels + channel);
+        value[i] = place < places && channel < of.channels ? *(const Word *)(from + (int64_t)channel * plane) : Word{};
     }
+    if (WIDE == 1 && of.prologue.any()) /* behind the loads, which are all on their way */
+#pragma unroll
+        for (int i = 0; i < EDGE / ROWS; i++) {
+            const int channel = channel0 + y + i * ROWS;
+            if (place < places && channel < of.channels) value[i].value[0] = prologue_of(of, value[i].value[0], image, group * of.channels + channel);
+        }
 #pragma unroll
     for (int i = 0; i < EDGE / ROWS; i++) *(Word *)&square[y + i * ROWS][x] = value[i];
     __syncthreads();
