@@ -320,6 +320,14 @@ typedef struct {
     int32_t gemm;          /* row of native/cuda/gemm where a convolution's algorithm makes products; else -1 */
 } pysim_cuda_schedule;
 
+/* What becomes of a convolution's f32 input as it is read, before zeros are added around it: x(n, c, h, w) = r(scale[c] x(n, c, h, w) + shift[c]), one
+ * multiply-add, r(y) = 0 for y < 0 where `relu` is 1, else y. */
+typedef struct {
+    const void *scale; /* NULL: 1; else an f32 value a channel, or `by_image` one an image and channel, [image][channel] */
+    const void *shift; /* NULL: 0; else an f32 value a channel */
+    int32_t by_image, relu;
+} pysim_cuda_prologue;
+
 /* Values of `activation` are the lines of native/cuda/epilogues.inc. */
 typedef struct {
     double alpha, beta; /* alpha == 0: the operands are not read; beta == 0: the result is not read */
@@ -328,6 +336,7 @@ typedef struct {
     double low, high;   /* of clamp */
     const void *scale;  /* NULL, or what the product is multiplied by besides alpha: as many as of the bias, of f64 for f64, else f32; not s32 */
     int32_t by_row;     /* of a product: 1: bias and scale have a value per row of C; else 0 */
+    const pysim_cuda_prologue *prologue; /* NULL, or of a convolution, in host memory: what comes first */
 } pysim_cuda_epilogue;
 
 typedef struct {
@@ -371,6 +380,7 @@ typedef struct {
     int32_t makes_product; /* 1: the schedule names a row of gemm/ */
     int32_t capability;
     int32_t needs_finite; /* pysim_needs_finite */
+    int32_t takes_prologue; /* 1: of some problems; of others pysim_cuda_run refuses one with PYSIM_UNSUPPORTED */
 } pysim_cuda_conv_info;
 
 int32_t pysim_cuda_conv_count(void);

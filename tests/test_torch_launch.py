@@ -199,6 +199,25 @@ class Chained:
             assert y.shape == right.shape and (y - right).abs().max() <= 1e-5 * right.abs().max()
 
 
+def dense(before=torch.nn.ReLU):
+    """A layer of DenseNet, whose norm and activation come first."""
+    conv, norm, relu = torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.ReLU
+    return torch.nn.Sequential(norm(8), before(), conv(8, 12, 1), norm(12), relu(), conv(12, 4, 3, padding=1))
+
+
+class Squeezed(torch.nn.Module):
+    """Squeeze and excitation in front of a projection; `turned` has the factor first."""
+
+    def __init__(self, turned=False, factors=8):
+        super().__init__()
+        self.pool, self.fc, self.turned = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Conv2d(8, factors, 1), turned
+        self.project = torch.nn.Conv2d(8, 6, 1)
+
+    def forward(self, x):
+        factor = torch.sigmoid(self.fc(self.pool(x)))
+        return self.project(factor * x if self.turned else x * factor)
+
+
 IMAGE = torch.empty(2, 8, 6, 6)
 MODELS = {
     "a layer": (lambda: torch.nn.Sequential(torch.nn.Conv2d(8, 6, 3)), IMAGE),
@@ -206,6 +225,7 @@ MODELS = {
     "blocks": (lambda: torch.nn.Sequential(Block(), Block(16), Block(16)), IMAGE),
     "a value inside is read, too": (lambda: Block(twice=True), IMAGE),
     "channels last": (Block, IMAGE.to(memory_format=torch.channels_last)),
+    "a norm comes first": (dense, IMAGE),
     "products": (lambda: torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)), torch.empty(3, 5, 24)),
 }
 
@@ -261,6 +281,59 @@ def test_a_call_that_differs_from_those_before_is_looked_up(what, on_gpu):
     for _ in range(3):
         one.assert_right()
     assert one.chain.looked_up <= 3
+
+
+@pytest.mark.parametrize("before", [torch.nn.ReLU, torch.nn.Identity, torch.nn.SiLU])
+def test_a_norm_in_front_of_a_convolution_is_made_as_its_input_is_read(before, on_gpu):
+    one = Chained(dense(before), torch.empty(2, 8, 7, 7))
+    first, *_ = (decision.reason for layer in one.layers for decision in layer.decisions)
+    assert first.endswith("norm in the kernel") == (before is not torch.nn.SiLU)
+    one.x.normal_()
+    one.assert_right()
+    norm = one.model[0]
+    with torch.no_grad():
+        norm.running_mean.add_(1)
+        one.assert_right()
+        norm.weight = torch.nn.Parameter(torch.rand(8))
+        one.assert_right()
+    assert one.traced(one.x).requires_grad
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("factors", [8, 1])
+def test_a_factor_of_each_image_and_channel_is_multiplied_as_the_input_is_read(factors, turned, on_gpu):
+    model = Squeezed(turned, factors).eval()
+    traced, layers = rewritten(torch.fx.symbolic_trace(model))
+    with torch.no_grad():
+        for _ in range(4):
+            x = aligned(IMAGE)
+            found, right = traced(x), model(x)
+            assert (found - right).abs().max() <= 1e-5 * right.abs().max()
+    reasons = [decision.reason for layer in layers for decision in layer.decisions]
+    assert reasons[-1].endswith("product in the kernel") == (factors == 8)
+    with torch.no_grad():
+        model.project.weight.mul_(2)
+        assert torch.allclose(traced(x), 2 * right - model.project.bias.reshape(1, -1, 1, 1), atol=1e-5)
+
+
+def test_what_comes_first_stays_where_something_stands_between(on_gpu):
+    """A norm's input may be written over by then."""
+
+    class Written(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.conv = torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 4, 1)
+
+        def forward(self, x):
+            y = self.norm(x)
+            x.zero_()
+            return self.conv(y)
+
+    model = settled(Written())
+    traced, _ = rewritten(torch.fx.symbolic_trace(model))
+    x = torch.randn(2, 8, 6, 6)
+    with torch.no_grad():
+        assert torch.allclose(traced(x.clone()), model(x.clone()), atol=1e-5)
 
 
 def test_shapes_that_take_turns_look_nothing_up(on_gpu):

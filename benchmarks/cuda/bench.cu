@@ -115,7 +115,7 @@ int main(int argc, char **argv) {
             /* row-major: C'[N][M] = op(B)' op(A)' */
             pysim_cuda_problem p = {PYSIM_GEMM, {}};
             p.gemm = {N, M, K, tb ? N : K, ta ? K : M, M, tb, ta, t.code, t.c_code};
-            const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0, nullptr, 0};
+            const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0, nullptr, 0, nullptr};
             std::vector<Candidate> found;
             for (int i = 0; i < pysim_cuda_gemm_count(); i++) {
                 pysim_cuda_gemm_info row;

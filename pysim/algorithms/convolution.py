@@ -24,6 +24,9 @@ from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import Attributes, ConvKernel, conv_kernel, conv_kernels, cuda_limits, gemm_attributes
 
+# Instructions of an element that passes a prologue (a multiply-add, a comparison, a choice), and of a channel's constants
+BEGIN_ELEMENT, BEGIN_CHANNEL = 3.0, 4.0
+
 
 class Asked(NamedTuple):
     """A request for a convolution on a GPU, with what is known of its kernels."""
@@ -32,18 +35,20 @@ class Asked(NamedTuple):
     w: Conv
     layout: Layout
     known: dict[str, Attributes]
+    prologue: bool = False
 
     @classmethod
     def of(cls, request: Request) -> "Asked":
         gpu, w = request.machine, request.problem
         assert isinstance(gpu, Gpu) and isinstance(w, Conv)
-        return cls(gpu, w, request.layout, gemm_attributes(gpu.capability_number))
+        return cls(gpu, w, request.layout, gemm_attributes(gpu.capability_number), request.prologue)
 
 
 class Rows(NamedTuple):
     """An algorithm by its rows, one kernel each: what its module says of one of them, from which the contract's answers follow.
 
-    `variant`: the row as the model knows it, in so many chunks; `refusal`: why it does not compute a problem that others do; `kept`: bytes
+    `variant`: the row as the model knows it, in so many chunks; `refusal`: why it does not compute a problem that others do, `unbegun`:
+    why not with a prologue; `kept`: bytes
     of what it keeps in the workspace, by name, "filters" among them if it makes something of those; `windows`: how many it numbers in a
     group.
     """
@@ -57,13 +62,19 @@ class Rows(NamedTuple):
     chunks: Callable[[ConvKernel, Conv], Iterable[int]] = lambda row, w: (1,)
     kinds: tuple[str, ...] = ()
     windows: Callable[[ConvKernel, Conv, Layout], int] = lambda row, w, layout: Windows(w, layout, row.outputs).number
+    unbegun: Callable[[ConvKernel, Conv, Layout], Reason | None] = lambda row, w, layout: None
 
     def refuses(self, problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
         return refuses(self.name, problem)
 
     def candidates(self, request: Request, limit: float | None = None) -> Candidates:
         asked, named = Asked.of(request), request.schedule
-        rows, rejected = legal_rows(request, self.name, self.estimate, lambda row: self.refusal(row, asked.w, asked.layout))
+
+        def refusal(row: ConvKernel) -> Reason | None:
+            begun = self.unbegun(row, asked.w, asked.layout) if asked.prologue else None
+            return begun or self.refusal(row, asked.w, asked.layout)
+
+        rows, rejected = legal_rows(request, self.name, self.estimate, refusal)
         found = [
             self.variant(asked, row, chunks)
             for row in rows
@@ -108,7 +119,11 @@ def legal_rows(
 ) -> tuple[list[ConvKernel], list[Rejected]]:
     """The rows of an algorithm that a request may use, and the others with reasons."""
     rows, known = [row for row in conv_kernels() if row.algorithm == name], Asked.of(request).known
-    return legal(request, name, rows, lambda row: known.get(row.name) or estimate(row), tiled.families_of, refusal)
+
+    def refuses(row: ConvKernel) -> Reason | None:
+        return Reason("shape", "it takes no prologue") if request.prologue and not row.prologue else refusal(row)
+
+    return legal(request, name, rows, lambda row: known.get(row.name) or estimate(row), tiled.families_of, refuses)
 
 
 def row_of(schedule: GpuSchedule) -> ConvKernel:

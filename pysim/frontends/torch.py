@@ -16,10 +16,10 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from pysim.models.fusion import NORM, OVER, PARAMETERS, RESIDUAL, fused
+from pysim.models.fusion import FIRST, NORM, OVER, PARAMETERS, RESIDUAL, First, fused
 from pysim.models.graph import Graph, Node
 from pysim.models.torch_chain import LayerChain, Link
-from pysim.models.torch_layers import FusedLayer, Geometry, NormLayer
+from pysim.models.torch_layers import FusedLayer, Geometry, NormLayer, ProductLayer
 from pysim.record.accuracy import Accuracy
 
 _Arguments = dict[str, Any]
@@ -50,9 +50,10 @@ def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict", graphed: bo
 
 
 def _able(node: Node, epilogue: Any) -> bool:
-    """Any activation may follow a sum or a norm, a residual that it may write over a sum, a norm only a convolution."""
-    if epilogue in (RESIDUAL, NORM):
-        return epilogue == NORM and node.op == "Conv"
+    """Any activation may follow a sum or a norm, a residual that it may write over a sum, a norm only a convolution, which may begin with
+    one, too."""
+    if epilogue in (RESIDUAL, NORM, FIRST):
+        return epilogue != RESIDUAL and node.op == "Conv"
     return node.op in _SUMS or (epilogue != OVER and node.op == "BatchNormalization")
 
 
@@ -169,6 +170,7 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     functional.silu: ("Silu", ("input", "inplace")),
     functional.hardswish: ("HardSwish", ("input", "inplace")),
     **dict.fromkeys((torch.sigmoid, torch.sigmoid_, functional.sigmoid, "sigmoid", "sigmoid_"), _SIGMOID),
+    **dict.fromkeys((operator.mul, torch.mul, "mul"), ("Mul", ("input", "other"))),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
 }
 
@@ -242,6 +244,7 @@ _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "BatchNormalization": _read_norm,
     "Clip": _read_clip,
     "Add": lambda given: ("Add", (given["input"], given["other"]), {}) if _is_sum(given) else None,
+    "Mul": lambda given: ("Mul", (given["input"], given["other"]), {}) if _is_sum(given) else None,
     "Relu": lambda given: ("Relu", (given["input"],), {}),
     "Relu6": lambda given: ("Clip", (given["input"],), {"min": 0.0, "max": 6.0}),
     "Gelu": lambda given: ("Gelu", (given["input"],), {"approximate": given.get("approximate", "none")}),
@@ -259,9 +262,11 @@ def _layer(node: Node, places: dict[str, fx.Node]) -> FusedLayer:
     attributes = node.attributes
     label = next((str(one.target) for one in _operands(node, places)[1:2] if one is not None and one.op == "get_attr"), node.name)
     name = label.removesuffix(".weight")
-    return FusedLayer(
-        name, node.op, attributes["geometry"], attributes.get("activation"), attributes.get("epsilon"), len(node.inputs) > PARAMETERS
-    )
+    adds, told = any(node.inputs[PARAMETERS : PARAMETERS + 1]), attributes.get("first")
+    first = None
+    if isinstance(told, First):
+        first = ProductLayer() if told.epsilon is None else NormLayer(told.epsilon, told.activation)
+    return FusedLayer(name, node.op, attributes["geometry"], attributes.get("activation"), attributes.get("epsilon"), adds, first)
 
 
 def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], layer: _Layer) -> _Layer:
@@ -270,12 +275,15 @@ def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], layer: 
     at, (x, *parameters) = f"pysim_{anchor.name}", _operands(node, places)
     owners, count = [_owner(module, one) for one in parameters], len(layer.owners)
     layer.owners = tuple(owners[:count] + [None] * (count - len(owners)))
+    told = node.attributes.get("first")
+    if isinstance(layer, FusedLayer) and isinstance(layer.first, NormLayer):
+        layer.first.owners = tuple(owners[PARAMETERS:])
     module.add_module(at, layer)
     with module.graph.inserting_before(anchor):
         made = module.graph.call_module(at, (x, *(None if of else one for one, of in zip(parameters, owners, strict=True))))
     last.replace_all_uses_with(made)
-    for gone in (*reversed([places[name] for name in node.absorbed]), anchor):
-        module.graph.erase_node(gone)
+    for gone in (*reversed(node.absorbed), node.name, *reversed(told.absorbed if told else ())):
+        module.graph.erase_node(places[gone])
     places[node.output] = made
     return layer
 
@@ -303,7 +311,9 @@ def _join(module: fx.GraphModule, run: list[fx.Node]) -> None:
     for node in run:
         x, *others = (numbers[one] for one in (*node.args, *[None] * (PARAMETERS + 1 - len(node.args))))
         assert x is not None
-        links.append(Link(module.get_submodule(node.target), x, tuple(others[:-1]), others[-1]))
+        layer, parameters, first = module.get_submodule(node.target), others[: PARAMETERS - 1], others[PARAMETERS:]
+        norm, factor = ((), first[0]) if isinstance(layer.first, ProductLayer) else (first, None)
+        links.append(Link(layer, x, (*parameters, *norm), others[PARAMETERS - 1], factor))
     read = [node for node in run if any(user not in run for user in node.users)]
     at = f"{run[0].target}_chain"
     module.add_module(at, LayerChain(links, len(given), [numbers[node] or 0 for node in read]))

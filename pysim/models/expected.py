@@ -53,6 +53,13 @@ def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0, graph
     return max(max(problem.flops / peak / share, moved / bandwidth / share, least) + launch + passes * once, host)
 
 
+def passes_seconds(elements: int, dtype: str, on: Gpu, passes: int, graphed: bool) -> float:
+    """What so many operators in front of a convolution, which read and write its input on a GPU, take longer than none; recorded, launches
+    are left out, for short kernels' lie behind one another (benchmarks/data/prologues-h200.jsonl, batch 1)."""
+    once = 2 * SIZES[dtype] * elements / on.memory_bytes_per_second.value
+    return passes * (once if graphed else max(once, HOST_SECONDS))
+
+
 def _inputs(p: Workload) -> int:
     """Elements of both operands."""
     if isinstance(p, Gemm):

@@ -8,6 +8,8 @@ A node takes in the one behind it where it alone is read by that, and its result
     BatchNorm after Conv, Linear  whose numbers may change: inputs (x, w, bias or "", gamma, beta, mean, var), attribute epsilon
     Add after Conv, Linear        the other summand is its residual, input PARAMETERS. Where a layer writes over its residual (OVER), what
                                   made that is a Conv or Linear, too, and nothing reads it later
+    BatchNormalization, Mul in front of a Conv that is next and alone reads it: what comes First, whose operands but x stand behind those
+                                  of a sum with a residual
     an activation after any node that can have it in its epilogue; x sigmoid(x) is one
     Concat of what another Concat joins, and more      joins that one's result, and more (DenseNet)
 
@@ -17,19 +19,29 @@ Worked number: gamma 2, var 3, eps 1, mean 5, beta 7 is the scale 1 and the shif
 """
 
 from collections.abc import Callable
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pysim.models.graph import Array, Graph, Node, Tensor, live
 
-# whether a node can have an activation in its epilogue, or take in a NORM, a RESIDUAL, or one to write OVER
+# whether a node can have an activation in its epilogue, take in a NORM, a RESIDUAL, one to write OVER, or what comes FIRST
 Able = Callable[[Node, Any], bool]
-NORM, RESIDUAL, OVER = "norm", "residual", "over"
+NORM, RESIDUAL, OVER, FIRST = "norm", "residual", "over", "first"
 PARAMETERS = 7  # inputs of a Conv or Linear in front of its residual: x, w, bias, gamma, beta, mean, var; "" where it has none
 # operators -> activations as the native epilogues name them
 ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish", "Sigmoid": "sigmoid", "Silu": "silu"}
 _SUMS = ("Conv", "Linear")
+
+
+class First(NamedTuple):
+    """What a Conv does to its input before: a BatchNormalization of `epsilon`, or without one a product, and its activation; the nodes that
+    it was."""
+
+    epsilon: float | None
+    activation: Any
+    absorbed: tuple[str, ...]
 
 
 def norm_constants(gamma: Array, beta: Array, mean: Array, variance: Array, epsilon: float) -> tuple[Array, Array]:
@@ -155,7 +167,22 @@ class _Fusion:
                 self._nodes[gate] = None
                 return
 
+    def _first(self) -> None:
+        """What stands right in front of a Conv becomes its own; between them nothing may write over what it reads."""
+        kept = [at for at, node in enumerate(self._nodes) if node is not None]
+        for before, at in pairwise(kept):
+            first, taking = self._nodes[before], self._nodes[at]
+            assert first is not None and taking is not None
+            if first.op not in ("BatchNormalization", "Mul") or taking.op != "Conv" or not self._able(taking, FIRST):
+                continue
+            if taking.inputs[0] != first.output or len(self._users[first.output]) != 1 or first.output in self._graph.outputs:
+                continue
+            inputs = (first.inputs[0], *_filled(taking.inputs, PARAMETERS + 1)[1:], *first.inputs[1:])
+            told = First(first.attributes.get("epsilon"), first.attributes.get("activation"), (first.name, *first.absorbed))
+            self._nodes[at], self._nodes[before] = taking._replace(inputs=inputs).having(first=told), None
+
     def result(self) -> Graph:
+        self._first()
         kept = tuple(node for node in self._nodes if node is not None)
         made = {name: Tensor(array.shape, array.dtype) for name, array in self._constants.items()}
         return live(self._graph._replace(nodes=kept, constants=self._constants, tensors={**self._tensors, **made}))

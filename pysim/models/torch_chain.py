@@ -38,6 +38,7 @@ class Link(NamedTuple):
     x: int
     parameters: tuple[int | None, ...]
     residual: int | None
+    factor: int | None = None
 
 
 class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
@@ -46,7 +47,7 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     def __init__(self, links: Sequence[Link], given: int, outputs: Sequence[int]) -> None:
         super().__init__()
         self._links, self._given, self._outputs = tuple(links), given, tuple(outputs)
-        reads = [{one.x, one.residual} for one in links]
+        reads = [{one.x, one.residual, one.factor} for one in links]
         last = {number: at for at, numbers in enumerate(reads) for number in numbers}
         own = [number for number in last if number is not None and number >= given and number not in outputs]
         self._done = [[number for number in own if last[number] == at] for at in range(len(links))]  # what nobody reads after a layer
@@ -70,8 +71,8 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def _called(self, link: Link, values: list[Any]) -> tuple[Any, Called | None, tuple[Any, ...]]:
         parameters = link.layer.parameters_of(tuple(None if at is None else values[at] for at in link.parameters))
-        residual = None if link.residual is None else values[link.residual]
-        return *link.layer.called(values[link.x], parameters, residual), parameters
+        residual, factor = (None if at is None else values[at] for at in (link.residual, link.factor))
+        return *link.layer.called(values[link.x], parameters, residual, factor), parameters
 
     def _look_up(self, values: list[Any]) -> None:
         """Runs the layers whose results are not there yet, and keeps their launches where parameters are the same as in the call before."""
@@ -138,7 +139,7 @@ def _parts(steps: Sequence[_Step], outputs: Sequence[int]) -> tuple["_Launches |
     for launched, group in groupby(steps, lambda step: step.called is not None):
         together = list(group)
         last = together[-1].result
-        read = {number for step in steps if step.result > last for number in (step.link.x, step.link.residual)}
+        read = {number for step in steps if step.result > last for number in (step.link.x, step.link.residual, step.link.factor)}
         parts += [_Launches(together, read | {*outputs})] if launched else [step.link for step in together]
     return tuple(parts)
 
@@ -228,7 +229,7 @@ def _sources(steps: Sequence[_Step]) -> tuple[list[tuple[int, Any]], Owned]:
     """The parameters that are given, by number, and those that modules own."""
     given, owned = [], []
     for step in steps:
-        for number, owner, one in zip(step.link.parameters, step.link.layer.owners, step.parameters, strict=True):
+        for number, owner, one in zip(step.link.parameters, step.link.layer.all_owners, step.parameters, strict=True):
             home = home_of(*owner) if owner else None
             if owner and home is not None:
                 owned.append((home, owner[1], one))

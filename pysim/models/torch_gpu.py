@@ -19,8 +19,22 @@ def on_device_of(x: Any) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device) if len(cuda.devices()) > 1 else nullcontext()
 
 
+def _at(x: Any) -> int:
+    return 0 if x is None else int(x.data_ptr())
+
+
+class Begun(NamedTuple):
+    """The tensors of a prologue: `cuda.Prologue`."""
+
+    scale: Any
+    shift: Any
+    by_image: bool = False
+    relu: bool = False
+
+
 class GpuLaunch:
-    """y = act(scale conv(x, w) + shift), or x times w transposed; with `residual` that is added, and written over. Either may be None."""
+    """y = act(scale conv(x, w) + shift), or x times w transposed; with `residual` that is added, and written over. Either may be None.
+    With a `prologue` x is scaled, shifted and bounded as it is read."""
 
     def __init__(self, plan: Plan, activation: Any) -> None:
         problem, self.layout, self._activation = plan.workload, plan.layout, activation
@@ -43,12 +57,13 @@ class GpuLaunch:
         same = tuple(residual.shape) == self.shape and residual.dtype == like.dtype and residual.device == like.device
         return same and self.reads(residual)
 
-    def epilogue(self, scale: Any, shift: Any, adds: bool) -> Any:
-        beta, to, by = float(adds), *(0 if one is None else int(one.data_ptr()) for one in (shift, scale))
-        found = self._epilogues.get((beta, to, by))
-        return found or self._epilogues.put((beta, to, by), cuda.epilogue_struct(1.0, beta, to, self._activation, by))
+    def epilogue(self, scale: Any, shift: Any, adds: bool, prologue: "Begun | None" = None) -> Any:
+        beta, to, by = float(adds), _at(shift), _at(scale)
+        told = None if prologue is None else cuda.Prologue(_at(prologue.scale), _at(prologue.shift), prologue.by_image, prologue.relu)
+        key = (beta, to, by, told)
+        return self._epilogues.get(key) or self._epilogues.put(key, cuda.epilogue_struct(1.0, beta, to, self._activation, by, told))
 
-    def __call__(self, x: Any, w: Any, scale: Any, shift: Any, residual: Any = None) -> Any:
+    def __call__(self, x: Any, w: Any, scale: Any, shift: Any, residual: Any = None, prologue: "Begun | None" = None) -> Any:
         x, w = (one.clone() if one.data_ptr() % ALIGNED else one for one in (x, w))
         with on_device_of(x):
             y = residual
@@ -56,7 +71,7 @@ class GpuLaunch:
                 y = torch.empty(self.shape, dtype=x.dtype, device=x.device, memory_format=self.form)
             stream = self.library.stream(x)
             _owner, work = workspace(self.launch.workspace_bytes, stream, (self.library, x, x.get_device()))
-            epilogue = self.epilogue(scale, shift, residual is not None)
+            epilogue = self.epilogue(scale, shift, residual is not None, prologue)
             self.launch.run(x.data_ptr(), w.data_ptr(), y.data_ptr(), work, epilogue, stream)
         return y
 

@@ -28,9 +28,10 @@ from pysim import planner
 from pysim.calibration import host
 from pysim.check.bounds import bound_of
 from pysim.errors import PysimError
-from pysim.models.expected import pytorch_seconds
+from pysim.machine.gpu import Gpu
+from pysim.models.expected import passes_seconds, pytorch_seconds
 from pysim.models.fusion import PARAMETERS
-from pysim.models.torch_gpu import Called, GpuLaunch
+from pysim.models.torch_gpu import Begun, Called, GpuLaunch
 from pysim.once import Recent
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -40,7 +41,7 @@ from pysim.record.plan import Layout, Plan, on_cpu
 from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.cuda_call import ALIGNED
 
-Parameters = tuple[Any, Any, Any, Any, Any, Any]  # w, bias, gamma, beta, mean, var
+Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var, and of a norm that comes first gamma, beta, mean, var
 _DTYPES = {torch.float32: "f32", torch.float64: "f64"}
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _KEPT = 16  # shapes of inputs that one layer keeps packed weights for
@@ -71,19 +72,32 @@ class _Native(NamedTuple):
 
     decision: Decision
     plan: Plan | None
+    begins: bool = False  # what comes first is a prologue of the kernel
 
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """`kind` is "Conv" or "Linear", `epsilon` that of a BatchNorm behind it, `activation` None, a name or ("clamp", low, high). `accuracy`
+    `first` is done to the input before, on a GPU as it is read where a kernel takes that, and `accuracy`
     is what plans are asked for, and `graphed` says that calls are recorded as CUDA graphs; `owners`, modules and what their parameters are
     called, are where arguments that are not given are read: in a graph each would pass through every module that it lies in."""
 
+    first: "NormLayer | ProductLayer | None"
     accuracy: Accuracy = "strict"
     graphed: bool = False
     owners: tuple[tuple[torch.nn.Module, str] | None, ...] = (None,) * (PARAMETERS - 1)
 
-    def __init__(self, name: str, kind: str, geometry: Geometry, activation: Any, epsilon: float | None, adds: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        geometry: Geometry,
+        activation: Any,
+        epsilon: float | None,
+        adds: bool = False,
+        first: "NormLayer | ProductLayer | None" = None,
+    ) -> None:
         super().__init__()
+        self.__dict__["first"] = first  # past what registers modules, through which it would be read: it has no parameters of its own
         self.name, self.kind, self.geometry, self.activation, self.epsilon = name, kind, geometry, activation, epsilon
         self._passes = (epsilon is not None) + (activation is not None) + adds
         self._natives: Recent[_Native] = Recent(_KEPT)
@@ -105,14 +119,21 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         mean: Any = None,
         var: Any = None,
         residual: Any = None,
+        *first: Any,
     ) -> Any:
-        """The residual may be written over: nobody reads it later."""
-        return self.called(x, self.parameters_of((w, bias, gamma, beta, mean, var)), residual)[0]
+        """The residual may be written over: nobody reads it later. `first` are the norm's parameters, or what x is multiplied by."""
+        norm, factor = ((), *first) if isinstance(self.first, ProductLayer) else (first, None)
+        return self.called(x, self.parameters_of((w, bias, gamma, beta, mean, var, *norm)), residual, factor)[0]
+
+    @property
+    def all_owners(self) -> tuple[tuple[torch.nn.Module, str] | None, ...]:
+        return self.owners + self.first.owners if isinstance(self.first, NormLayer) else self.owners
 
     def parameters_of(self, given: tuple[Any, ...]) -> Parameters:
         """The parameters, each from the arguments or from its owner."""
-        w, bias, gamma, beta, mean, var = [_owned(*at) if at else one for one, at in zip(given, self.owners, strict=True)]
-        return w, bias, gamma, beta, mean, var
+        owners = self.all_owners
+        given += (None,) * (len(owners) - len(given))
+        return tuple([_owned(*at) if at else one for one, at in zip(given, owners, strict=True)])
 
     @property
     def stays(self) -> bool:
@@ -120,22 +141,35 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         decisions = self.decisions
         return bool(decisions) and all(one.runs == "torch" for one in decisions)
 
-    def called(self, x: Any, parameters: Parameters, residual: Any) -> tuple[Any, Called | None]:
+    def called(self, x: Any, parameters: Parameters, residual: Any, factor: Any = None) -> tuple[Any, Called | None]:
         """The result, and, of a launch on a GPU that read its operands where they lie, what others like it need."""
         w = parameters[0]
-        if self._stays(x, (*parameters, residual)):
-            return self.own(x, *parameters, residual), None
-        key = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, tf32(self.kind) if x.is_cuda else False)
-        native = self._natives.get(key) or self._natives.put(key, self._decided(x, w))
+        if self._stays(x, (*parameters, residual, factor)):
+            return self._whole(x, parameters, residual, factor), None
+        if isinstance(self.first, ProductLayer):
+            x, factor = self.first.ordered(x, factor)
+        key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, tf32(self.kind) if x.is_cuda else False)
+        key = key if factor is None else (*key, factor.shape, factor.dtype)
+        native = self._natives.get(key) or self._natives.put(key, self._decided(x, w, factor))
         if native.plan is None:
-            return self.own(x, *parameters, residual), None
+            return self._whole(x, parameters, residual, factor), None
         try:
             if x.is_cuda:
-                return self._on_gpu(native, key, x, parameters, residual)
-            return self._on_cpu(native, key, x, parameters, residual), None
+                return self._on_gpu(native, key, x, parameters, residual, factor)
+            return self._on_cpu(native, key, self._begun(x, parameters, factor), parameters[: PARAMETERS - 1], residual), None
         except (PysimError, torch.OutOfMemoryError) as error:  # before anything was written
             self._natives.put(key, self._stay(str(error), native.plan.workload, native.plan.seconds))
-            return self.own(x, *parameters, residual), None
+            return self._whole(x, parameters, residual, factor), None
+
+    def _begun(self, x: Any, parameters: Parameters, factor: Any) -> Any:
+        """The input of the sums, by PyTorch's operators."""
+        if isinstance(self.first, NormLayer):
+            return self.first.normed(x, parameters[PARAMETERS - 1 :])
+        return x if factor is None else x * factor
+
+    def _whole(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> Any:
+        w, bias, gamma, beta, mean, var = parameters[: PARAMETERS - 1]
+        return self.own(self._begun(x, parameters, factor), w, bias, gamma, beta, mean, var, residual)
 
     def _stays(self, x: Any, others: tuple[Any, ...]) -> bool:
         """Whether more than numbers is wanted: a gradient, autocast's types, or what traces or transforms this call."""
@@ -153,7 +187,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     # Which
 
-    def _decided(self, x: Any, w: Any) -> _Native:
+    def _decided(self, x: Any, w: Any, factor: Any = None) -> _Native:
         problem = None
         try:
             problem = self._problem(x, w)
@@ -162,13 +196,30 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             if x.is_cuda and tf32(self.kind):
                 return self._stay("TF32 is allowed, and PyTorch's kernels use it; torch.backends says so", problem)
             on = host.gpu_here() if x.is_cuda else host.runnable("host")
-            plan = planner.plan(problem, on, layout=_layout(x), accuracy=self.accuracy)
+            plan, before = planner.plan(problem, on, layout=_layout(x), accuracy=self.accuracy), 0.0
+            begun = self._plan_begun(x, problem, on, factor)
+            if self.first is not None and isinstance(on, Gpu):
+                before = passes_seconds(x.numel(), problem.dtype, on, self.first.passes, self.graphed)
         except PysimError as error:
             return self._stay(str(error), problem)
         expected = pytorch_seconds(problem, on, self._passes, self.graphed)
+        if begun is not None and self.first is not None and (begun.seconds or 0) <= min((plan.seconds or 0) + before, expected + before):
+            reason = f"{begun.name}, its input's {self.first.name} in the kernel"
+            return _Native(Decision(self.name, problem.text, "pysim", reason, begun.seconds, expected + before), begun, True)
         if plan.seconds is not None and plan.seconds > expected:
             return self._stay("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
         return _Native(Decision(self.name, problem.text, "pysim", plan.name, plan.seconds, expected), plan)
+
+    def _plan_begun(self, x: Any, problem: Workload, on: Any, factor: Any) -> Plan | None:
+        """The plan whose kernel does what comes first, too; None where there is none."""
+        first = self.first
+        relu = isinstance(first, NormLayer) and first.activation in (None, "relu")
+        if not x.is_cuda or x.dtype != torch.float32 or not (relu or factor is not None):
+            return None
+        try:
+            return planner.plan(problem, on, layout=_layout(x), accuracy=self.accuracy, prologue=True)
+        except PysimError:
+            return None
 
     def _stay(self, reason: str, problem: Workload | None, *seconds: float | None) -> _Native:
         return _Native(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
@@ -221,9 +272,14 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             y = y.reshape(problem.filters, -1).t().contiguous().reshape(*x.shape[:-1], problem.filters)
         return y if fits else _activated(y + residual, self.activation)
 
-    def _on_gpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> tuple[Any, Called | None]:
+    def _on_gpu(
+        self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None
+    ) -> tuple[Any, Called | None]:
         plan, layout = native.plan, _layout(x)
         assert plan is not None
+        if not native.begins:
+            x = self._begun(x, parameters, factor)
+        parts, begins = parameters[: PARAMETERS - 1], native.begins
 
         lean = self._leans.get(plan.name)
         if lean is None:
@@ -233,31 +289,49 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         folds = isinstance(plan.workload, Conv) and parameters[0].numel() < math.prod(_out_shape(plan.workload))
 
         def make() -> tuple[Any, Any, Any]:
-            w, (scale, shift) = parameters[0].detach(), self._affine(parameters, lean)
+            w, (scale, shift) = parts[0].detach(), self._affine(parts, lean)
             if scale is not None and folds:
                 w, scale = _scaled(w, scale), None
             form = torch.channels_last if layout == "nhwc" and w.dim() == 4 else torch.contiguous_format
             return w.contiguous(memory_format=form), *(None if one is None else one.to(w.dtype) for one in (scale, shift))
 
-        w, scale, shift = self._current((layout, x.device, lean, folds), parameters, make)
+        w, scale, shift = self._current((layout, x.device, lean, folds), parts, make)
+        begun = self._prologue(parameters, factor) if begins else None
         launch = self._launches.get(key) or self._launches.put(key, GpuLaunch(plan, self.activation))
         image = x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()
         image = image if layout == "nhwc" else image.contiguous()
         shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
-        like = launch.reads(x) and not w.data_ptr() % ALIGNED and self._settled(parameters)
+        alone = self.first is None or (begins and factor is None)  # nothing but parameters beside x, which is what was given
+        like = alone and launch.reads(x) and not w.data_ptr() % ALIGNED and self._settled(parameters)
         if residual is None:
-            called = Called(launch, w, launch.epilogue(scale, shift, False), (scale, shift), False) if like else None
-            return launch(image, w, scale, shift).reshape(shape), called
+            called = Called(launch, w, launch.epilogue(scale, shift, False, begun), (scale, shift, begun), False) if like else None
+            return launch(image, w, scale, shift, prologue=begun).reshape(shape), called
         if tuple(residual.shape) == shape:
             over = residual.view(launch.shape) if self.kind == "Linear" and residual.is_contiguous() else residual
             if launch.takes(over, x):
-                called = Called(launch, w, launch.epilogue(scale, shift, True), (scale, shift), True) if like else None
-                return launch(image, w, scale, shift, over).view(shape), called
-        return _activated(GpuLaunch(plan, None)(image, w, scale, shift).reshape(shape) + residual, self.activation), None
+                called = Called(launch, w, launch.epilogue(scale, shift, True, begun), (scale, shift, begun), True) if like else None
+                return launch(image, w, scale, shift, over, begun).view(shape), called
+        y = GpuLaunch(plan, None)(image, w, scale, shift, prologue=begun).reshape(shape)
+        return _activated(y + residual, self.activation), None
+
+    def _prologue(self, parameters: Parameters, factor: Any) -> Begun:
+        """What comes first, as a kernel takes it."""
+        first = self.first
+        if not isinstance(first, NormLayer):
+            return Begun(factor.detach().contiguous(), None, True)
+        gamma, beta, mean, var = norm = parameters[PARAMETERS - 1 :]
+
+        def make() -> Begun:
+            scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + first.epsilon)
+            shift = (0 if beta is None else beta.double()) - mean.double() * scale
+            return Begun(scale.float(), shift.float(), False, first.activation == "relu")
+
+        made: Begun = self._current("prologue", norm, make)
+        return made
 
     def _settled(self, parameters: tuple[Any, ...]) -> bool:
         """Whether it can be told of all parameters that they are the same as before."""
-        return state_of(parameters) is not None and all(home_of(*owner) is not None for owner in self.owners if owner)
+        return state_of(parameters) is not None and all(home_of(*owner) is not None for owner in self.all_owners if owner)
 
     def _current(self, key: Any, parameters: tuple[Any, ...], make: Any) -> Any:
         """What was made of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
@@ -289,10 +363,34 @@ class NormLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be h
         super().__init__()
         self.epsilon, self.activation = epsilon, activation
 
+    name = "norm"
+
+    @property
+    def passes(self) -> int:
+        """Operators over its input."""
+        return 1 + (self.activation is not None)
+
     def forward(self, x: Any, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None) -> Any:
-        parameters = [_owned(*at) if at else one for one, at in zip((gamma, beta, mean, var), self.owners, strict=True)]
+        return self.normed(x, [_owned(*at) if at else one for one, at in zip((gamma, beta, mean, var), self.owners, strict=True)])
+
+    def normed(self, x: Any, parameters: Sequence[Any]) -> Any:
+        """By parameters that are given."""
         y = torch.batch_norm(x, *parameters, False, 0.0, self.epsilon, torch.backends.cudnn.enabled)
         return torch.relu_(y) if self.activation == "relu" else _activated(y, self.activation)
+
+
+class ProductLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """x times another tensor in front of a convolution, as in squeeze and excitation."""
+
+    name = "product"
+    passes = 1
+
+    def ordered(self, x: Any, factor: Any) -> tuple[Any, Any]:
+        """What is multiplied by a factor for each image and channel, and that; or the product, and None."""
+        for one, other in ((x, factor), (factor, x)):
+            if one.dim() == 4 and tuple(other.shape) == (*one.shape[:2], 1, 1) and other.dtype == one.dtype and other.device == one.device:
+                return one, other
+        return x * factor, None
 
 
 def home_of(owner: torch.nn.Module, name: str) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.planner.accurate import Accurate, accurate
 from pysim.planner.team import plan_for_team
+from pysim.problem.conv import Conv
 from pysim.problem.text import Workload, parse
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
@@ -65,6 +66,7 @@ class Asked(TypedDict, total=False):
     layout: Layout
     accuracy: Accuracy
     error_limit: float | None
+    prologue: bool
 
 
 def plan(
@@ -88,8 +90,9 @@ def plan(
     whose stated error is above a direct sum's of the type) or "ieee" (multiply-adds of the type alone), `error_limit` the largest error
     over the result's root mean square that a plan may state (`pysim.algorithms.accuracy`). The cost is that of a run on `threads` threads
     of a CPU, and the plan the best for so many (`pysim.planner.team`); where B of a product is `prepared`, as weights of a convolution
-    always are, that of a run on what preparation makes. Raises ProblemError, MachineError, and PlanError where no kernel can run the
-    problem.
+    always are, that of a run on what preparation makes. With a
+    `prologue` a convolution's input is scaled, shifted and bounded on a GPU as it is read (`pysim_cuda_prologue`). Raises ProblemError,
+    MachineError, and PlanError where no kernel can run the problem.
     """
     request = _request(problem, machine, model, **asked)
     word(input_footprint, "input_footprint", FOOTPRINTS, PlanError)
@@ -167,6 +170,7 @@ def _request(
     layout: Layout = "nchw",
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
+    prologue: bool = False,
 ) -> Request:
     """What is asked, checked value by value."""
     workload, on = parse(problem), load_any(machine)
@@ -187,8 +191,11 @@ def _request(
         raise PlanError(f"nhwc is a layout of GPUs, and {on.name} is a CPU; there are: nchw, {', '.join(BLOCKED)}")
     if model == "csa" and isinstance(on, Gpu):
         raise PlanError(f'the csa model is of CPU caches; {on.name} is a GPU, which has the model "full"')
+    if flag(prologue, "prologue") and not (isinstance(workload, Conv) and isinstance(on, Gpu)):
+        raise PlanError(f"a prologue is of a convolution on a GPU; {workload.text} on {on.name} has none")
     state = state if model == "full" else "cold"
-    return Request(workload, on, layout, state, model, _micro_kernel(micro_kernel, model), accuracy=accuracy, error_limit=error_limit)
+    request = Request(workload, on, layout, state, model, _micro_kernel(micro_kernel, model))
+    return request._replace(accuracy=accuracy, error_limit=error_limit, prologue=prologue)
 
 
 def _team_of(request: Request, threads: int) -> int:

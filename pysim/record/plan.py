@@ -54,7 +54,7 @@ class Request(NamedTuple):
     `state`: of the caches; `micro_kernel`: only kernels of this name or tile; `schedule`: only this
     one; `input_footprint` is the slicing analysis' (`pysim/cachemodel/cpu/csa.py`); `accuracy`, and `error_limit`, the largest error over
     the result's root mean square: see `pysim.algorithms.accuracy`. `prepared`: B of a product is prepared once for many runs, as weights
-    of a convolution always are.
+    of a convolution always are. `prologue`: on a GPU a convolution's input is scaled, shifted and bounded as it is read.
     """
 
     problem: Workload
@@ -69,6 +69,7 @@ class Request(NamedTuple):
     error_limit: float | None = None
     threads: int = 1
     prepared: bool = False
+    prologue: bool = False
 
     @property
     def any_error(self) -> bool:

@@ -261,7 +261,8 @@ class ConvKernel(msgspec.Struct, frozen=True):
     `staged`: kernels of their own, a chunk of windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of
     split-K as `reduces_in_cluster` says need no workspace; `folds`: squares of pixels are channels, whatever the kernel's size;
     `alignment`: bytes that input and filters begin at multiples of (1: elements); `pingpong`, `promotion`: see Tiles; `ablation`: it is
-    there to show what it leaves out; `replaced_on`: as of a product; `finite`: what must be finite, an index of NEEDS_FINITE.
+    there to show what it leaves out; `replaced_on`: as of a product; `finite`: what must be finite, an index of NEEDS_FINITE; `prologue`:
+    whether it takes one, of some problems.
     """
 
     index: int
@@ -293,6 +294,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     ablation: bool = False
     replaced_on: int = 0
     finite: int = 0
+    prologue: bool = False
 
     @property
     def needs_finite(self) -> Finite:

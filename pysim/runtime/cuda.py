@@ -10,7 +10,8 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -113,6 +114,8 @@ def devices() -> tuple[Device, ...]:
 
 # Structs
 
+_prologues: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # epilogue -> what it points to
+
 
 def dtype_code(dtype: str) -> int:
     return int(getattr(library()[1], f"PYSIM_{dtype.upper()}"))
@@ -152,7 +155,17 @@ def _row(w: Workload | None, kernel: str) -> GemmKernel | ConvKernel:
     return row
 
 
-def epilogue_struct(alpha: float, beta: float, bias: int, activation: Activation, scale: int = 0) -> Any:
+class Prologue(NamedTuple):
+    """What becomes of a convolution's input as it is read: device pointers or 0, of a scale for each channel (`by_image`: image and
+    channel) and a shift for each channel."""
+
+    scale: int = 0
+    shift: int = 0
+    by_image: bool = False
+    relu: bool = False
+
+
+def epilogue_struct(alpha: float, beta: float, bias: int, activation: Activation, scale: int = 0, prologue: Prologue | None = None) -> Any:
     """The `pysim_cuda_epilogue`: `bias` and `scale` are device pointers or 0, `activation` a name of epilogues.inc or ("clamp", low,
     high)."""
     ffi, _ = library()
@@ -160,7 +173,13 @@ def epilogue_struct(alpha: float, beta: float, bias: int, activation: Activation
     largest = float(np.finfo(np.float32).max)
     bounds = [min(max(bound, -largest), largest) for bound in (low, high)]
     fields = {"alpha": alpha, "beta": beta, "bias": ffi.cast("void *", bias), "scale": ffi.cast("void *", scale), "activation": number}
-    return ffi.new("pysim_cuda_epilogue *", fields | {"low": bounds[0], "high": bounds[1]})
+    made = ffi.new("pysim_cuda_epilogue *", fields | {"low": bounds[0], "high": bounds[1]})
+    if prologue:
+        pointers = {"scale": ffi.cast("void *", prologue.scale), "shift": ffi.cast("void *", prologue.shift)}
+        own = ffi.new("pysim_cuda_prologue *", pointers | {"by_image": prologue.by_image, "relu": prologue.relu})
+        made.prologue = own
+        _prologues[made] = own  # for as long as it is pointed to
+    return made
 
 
 def attributes(w: Workload, kernel: str, layout: str = "nchw") -> Attributes:

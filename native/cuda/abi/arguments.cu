@@ -70,6 +70,12 @@ pysim_status check_epilogue(int32_t result, const pysim_cuda_epilogue *e) {
     return PYSIM_OK;
 }
 
+pysim_status check_prologue(const pysim_cuda_prologue *p) {
+    if (p && ((unsigned)p->by_image > 1 || (unsigned)p->relu > 1))
+        return fail(PYSIM_BAD_ARGUMENT, "the prologue's by_image and relu are %d and %d; each is 0 or 1", p->by_image, p->relu);
+    return PYSIM_OK;
+}
+
 pysim_status check_memory(std::initializer_list<Memory> all) {
     int place = 0;
     for (const Memory &memory : all) {

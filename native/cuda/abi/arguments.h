@@ -23,6 +23,7 @@ inline int sum_bytes(int32_t dtype) { return dtype == PYSIM_F64 ? 8 : 4; }
 pysim_status check_dtypes(int32_t dtype, int32_t result);
 pysim_status check_decomposition(int32_t decomposition, int32_t splits, int32_t along_n, int32_t group);
 pysim_status check_epilogue(int32_t result, const pysim_cuda_epilogue *e);
+pysim_status check_prologue(const pysim_cuda_prologue *p);
 /* Bytes of one value of an epilogue's scale. */
 inline int scale_bytes(int32_t result) { return result == PYSIM_F64 ? 8 : 4; }
 

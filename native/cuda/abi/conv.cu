@@ -100,11 +100,23 @@ Conv conv_of(const pysim_cuda_conv *c, const pysim_cuda_schedule *s, const ConvR
     return to;
 }
 
+/* With what `e` says of the input. */
+pysim_status conv_of(const pysim_cuda_conv *c, const pysim_cuda_schedule *s, const ConvRow *row, const pysim_cuda_epilogue *e, Conv *to) {
+    pysim_status status = check_epilogue(c->out_dtype, e);
+    if (status == PYSIM_OK) status = check_prologue(e->prologue);
+    if (status != PYSIM_OK) return status;
+    *to = conv_of(c, s, row);
+    const pysim_cuda_prologue *p = e->prologue;
+    if (p) to->prologue = {(const float *)p->scale, (const float *)p->shift, (short)p->by_image, (short)p->relu};
+    if (to->prologue.any() && dtypes[c->shape.dtype].bytes != 4) return fail(PYSIM_UNSUPPORTED, "a prologue is of f32, not %s", dtypes[c->shape.dtype].name);
+    return PYSIM_OK;
+}
+
 struct Workspace { int64_t own, flags, partials, total; };
 
 pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
     *w = {};
-    const char *reason = row.refuses ? row.refuses(c) : nullptr;
+    const char *reason = c.prologue.any() && !row.info.takes_prologue ? "it takes no prologue" : row.refuses ? row.refuses(c) : nullptr;
     if (reason) return fail(PYSIM_UNSUPPORTED, "kernel %s: %s", row.info.name, reason);
     pysim_status status = row.own_bytes ? row.own_bytes(c, &w->own) : PYSIM_OK;
     if (status != PYSIM_OK) return status;
@@ -137,6 +149,8 @@ pysim_status check_operands(const pysim_cuda_conv *c, const Conv &v, const pysim
         {"filters", filters, s.filters * v.k * element, element},
         {"bias", e->bias, s.filters * result, result},
         {"scale", e->scale, s.filters * scale_bytes(c->out_dtype), scale_bytes(c->out_dtype)},
+        {"the prologue's scale", v.prologue.scale, (v.prologue.by_image ? s.batch : 1) * s.channels * (int64_t)sizeof(float), sizeof(float)},
+        {"the prologue's shift", v.prologue.shift, s.channels * (int64_t)sizeof(float), sizeof(float)},
         {"workspace", workspace, workspace_bytes, 1},
     });
 }
@@ -177,8 +191,8 @@ pysim_status run(const Call &call) {
     int sms = 0;
     pysim_status status = check_conv(c);
     if (status == PYSIM_OK) status = check_schedule(c, call.schedule, &row);
-    if (status == PYSIM_OK) status = check_epilogue(c->out_dtype, e);
-    if (status == PYSIM_OK) status = workspace_of(v = conv_of(c, call.schedule, row), *row, &w);
+    if (status == PYSIM_OK) status = conv_of(c, call.schedule, row, e, &v);
+    if (status == PYSIM_OK) status = workspace_of(v, *row, &w);
     if (status == PYSIM_OK) status = check_operands(c, v, e, call.first, call.second, call.result, call.workspace, call.workspace_bytes);
     if (status == PYSIM_OK) status = check_workspace(w.total, call.workspace, call.workspace_bytes);
     if (status == PYSIM_OK) status = sms_for(*row, &sms);
@@ -197,9 +211,9 @@ pysim_status run(const Call &call) {
 pysim_status plain_loops(const Call &call) {
     const pysim_cuda_conv *c = &call.problem->conv;
     pysim_status status = check_conv(c);
-    if (status == PYSIM_OK) status = check_epilogue(c->out_dtype, call.epilogue);
+    Conv v;
+    if (status == PYSIM_OK) status = conv_of(c, nullptr, nullptr, call.epilogue, &v);
     if (status != PYSIM_OK) return status;
-    Conv v = conv_of(c, nullptr, nullptr);
     status = check_operands(c, v, call.epilogue, call.first, call.second, call.result, nullptr, 0);
     if (status != PYSIM_OK) return status;
     set(v, call.epilogue, call.first, call.second, call.result);

@@ -123,6 +123,7 @@ pysim_status check_operands(const pysim_cuda_gemm *g, const pysim_cuda_epilogue 
                             const void *workspace, int64_t workspace_bytes) {
     const int element = dtypes[g->dtype].bytes, result = dtypes[g->c_dtype].bytes;
     const int64_t lines = e->by_row ? g->m : g->n;
+    if (e->prologue) return fail(PYSIM_UNSUPPORTED, "a prologue is of a convolution's input; a product takes none");
     return check_memory({
         {"c", c, span(g->m, g->n, g->ldc, result), result},
         {"a", a, g->trans_a ? span(g->k, g->m, g->lda, element) : span(g->m, g->k, g->lda, element), element},
@@ -176,7 +177,7 @@ pysim_status attributes(const pysim_cuda_problem *problem, int32_t kernel, pysim
     if (status == PYSIM_OK) status = registry.find(kernel, g->dtype, &row);
     if (status == PYSIM_OK) status = sms_for(*row, &sms);
     if (status != PYSIM_OK) return status;
-    const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0, nullptr, 0};
+    const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0, nullptr, 0, nullptr};
     Problem p = problem_of(g, &e, nullptr, nullptr, nullptr);
     if (row->needs.k_major) p.trans_a = row->needs.k_major == 2 && (p.trans_a || !p.trans_b), p.trans_b = 1;
     return check(row->attributes(p, out), "the kernel's attributes");

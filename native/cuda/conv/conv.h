@@ -33,6 +33,18 @@ struct Divisor {
     }
 };
 
+/* See pysim.h. */
+struct Prologue {
+    const float *scale, *shift;
+    short by_image, relu;
+    __host__ __device__ bool any() const { return scale || shift || relu; }
+};
+/* What it makes of an element of a channel, in an image whose scales begin at number `row` if images have their own. */
+__device__ inline float begun(const Prologue &p, float x, int row, int channel) {
+    const float y = fmaf(x, p.scale ? __ldg(p.scale + (p.by_image ? row : 0) + channel) : 1.f, p.shift ? __ldg(p.shift + channel) : 0.f);
+    return p.relu && y < 0 ? 0.f : y;
+}
+
 /* A kernel's arguments: passed by value. Sizes and the tensors' element counts fit int (abi/conv.cu refuses larger ones). */
 struct Conv {
     const void *in, *weights;
@@ -55,6 +67,7 @@ struct Conv {
     bool one_pixel() const { return kernel_h * kernel_w == 1 && !(pad_top | pad_left | pad_bottom | pad_right); } /* a window is one */
     bool pointwise() const { return one_pixel() && stride_h == 1 && stride_w == 1; }              /* and windows are the pixels */
     int tile_m, tile_n, cluster; /* what the product is cut into, if it is: a block's tile, or that of a cluster of so many blocks */
+    Prologue prologue;
 };
 
 struct ConvRow {

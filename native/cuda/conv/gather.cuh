@@ -212,6 +212,14 @@ template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossW
 
   public:
     using Staged = In[EACH];
+    enum { DEPTH = STEP };
+    static __device__ int inner_of(int thread) { return thread % EXTENT; }
+    /* Elements by k, counted from the thread's first. */
+    static __device__ int first_line(int thread) { return row_of(thread) * EACH; }
+    template <class Each> static __device__ void each_line(Staged &staged, Each each) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) each(i, staged + i, 1);
+    }
     static __device__ constexpr int swizzle(int) { return 0; }
 
     __device__ AcrossWindows(const Arguments &of, int group, int first, int begin, int end, int thread)
@@ -292,6 +300,26 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
     template <bool> __device__ void load_async(char *, int) { static_assert(STEP == 0, "1 or 2 stages: nothing is gathered asynchronously"); }
 };
 
+/* Columns or AcrossWindows whose numbers pass a prologue between registers and shared memory. A thread's windows are of one image. Pointwise: k is a
+ * channel. */
+template <class Base> class Begun : public Base {
+    const Conv &c;
+    int channel, end, row; /* this thread's first channel of the step that is stored next, those that there are, and its image's first scale */
+
+  public:
+    __device__ Begun(const Base &base, const Arguments &a, int group, int window, int begin, int end, int thread)
+        : Base(base), c(a.c), channel(group * c.channels + begin + Base::first_line(thread)), end(group * c.channels + end),
+          row(c.per_image.of(min(window, c.windows - 1)) * c.groups * c.channels) {}
+    __device__ void store(char *shared, typename Base::Staged &staged, int thread) {
+        Base::each_line(staged, [&](int line, float *x, int count) {
+            if (channel + line < end) /* zeros stay zeros */
+                for (int i = 0; i < count; i++) x[i] = begun(c.prologue, x[i], row, channel + line);
+        });
+        Base::store(shared, staged, thread);
+        channel += Base::DEPTH;
+    }
+};
+
 /* Where operands come from and sums go: a Source of mainloop/simt/kernel.cuh. The product's rows are filters under NCHW, windows under NHWC. */
 template <class S, bool NHWC, class Windows> struct Source {
     using Value = typename S::T::Value;
@@ -352,6 +380,15 @@ struct Columns {
         const int image = g.c.per_image.of(window); /* may be past the last: then nothing of it is read */
         const int64_t skipped = (int64_t)image * g.layout.image + group * g.layout.group - (int64_t)image * size;
         return Copy((const In *)g.base + skipped, size, first, g.c.windows, begin, end, threadIdx.x);
+    }
+};
+
+/* Across or Columns with a prologue. */
+template <class Windows> struct WithPrologue {
+    static __device__ void prepare(const Arguments &a, int threads) { Windows::prepare(a, threads); }
+    template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
+        const auto plain = Windows::template of<S, EXTENT>(g, group, first, begin, end);
+        return Begun<std::remove_const_t<decltype(plain)>>(plain, g, group, first + plain.inner_of(threadIdx.x), begin, end, threadIdx.x);
     }
 };
 

@@ -6,6 +6,7 @@
 #include <cuda_fp8.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "conv/conv.h"
 #include "core/launch.h"
@@ -13,6 +14,20 @@
 
 namespace pysim {
 namespace {
+
+/* An element of the input. */
+template <class In> __device__ auto read(const Conv &c, int64_t at, int64_t image, int64_t channel) {
+    const auto x = value_of(((const In *)c.in)[at]);
+    if constexpr (std::is_same_v<In, float>) {
+        const Prologue &by = c.prologue;
+        if (by.any()) {
+            const double scale = by.scale ? by.scale[(by.by_image ? image * c.groups * c.channels : 0) + channel] : 1, shift = by.shift ? by.shift[channel] : 0;
+            const float y = (float)(x * scale + shift);
+            return by.relu && y < 0 ? 0. : (double)y;
+        }
+    }
+    return x;
+}
 
 template <class In, class Out> __global__ void conv_reference_kernel(Conv c) {
     using Sum = decltype(value_of(In()));
@@ -31,7 +46,7 @@ template <class In, class Out> __global__ void conv_reference_kernel(Conv c) {
                     const int64_t in = c.nhwc ? ((n * c.height + h) * c.width + w) * all_channels + from : ((n * all_channels + from) * c.height + h) * c.width + w;
                     const int64_t weight = c.nhwc ? (((int64_t)f * c.kernel_h + r) * c.kernel_w + s) * c.channels + channel
                                                   : (((int64_t)f * c.channels + channel) * c.kernel_h + r) * c.kernel_w + s;
-                    sum += value_of(((const In *)c.in)[in]) * value_of(((const In *)c.weights)[weight]);
+                    sum += read<In>(c, in, n, from) * value_of(((const In *)c.weights)[weight]);
                 }
         Out *to = (Out *)c.out + (c.nhwc ? ((n * c.out_h + p) * c.out_w + q) * all_filters + f : i);
         put(to, finished(c.product, (double)sum, to, f));

@@ -30,6 +30,7 @@ struct ConvColumns {
     int folds = 0;              /* 1: squares of pixels are channels, whatever the kernel's size (conv/wgmma/operands.cu) */
     int pingpong = 0;           /* see gemm/rows.h */
     int promotion = 0;          /* see gemm/rows.h */
+    int prologue = 0;           /* 1: it takes a prologue (pysim.h), of the problems that it says itself */
     int ablation = 0;           /* 1: it is there to show what it leaves out */
     int finite = 0;             /* pysim_needs_finite: what must be, for a result as the definition has it. 1: the filters, where the problem is padded
                                    (zeros are gathered for the padding and multiplied, and zero times infinity is NaN); 2: input and filters
@@ -52,7 +53,7 @@ template <class Of, bool BUILT = true> constexpr ConvFunctions functions_of() {
 /* The row of a line whose functions are given. */
 inline ConvRow row_of(const ConvColumns &c, const ConvFunctions &f) {
     ConvRow row = {"", {nullptr, c.algorithm.data(), c.variant.data(), c.dtype, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n,
-                        c.stages, c.outputs, c.makes_product, c.capability, c.finite}, c.exact_capability != 0,
+                        c.stages, c.outputs, c.makes_product, c.capability, c.finite, c.prologue}, c.exact_capability != 0,
                    f.refuses, f.own_bytes, f.launch, f.attributes, f.tile, c.staged != 0, c.replaced_on, c.reduces_in_cluster};
     int at = 0;
     const auto add = [&](const char *format, auto... values) { at += snprintf(row.name + at, sizeof row.name - at, format, values...); };

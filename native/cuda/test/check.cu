@@ -102,7 +102,7 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
         pysim_cuda_problem all = problem;
         all.gemm.ldc = g.n;
         all.gemm.c_dtype = g.dtype == PYSIM_F64 ? PYSIM_F64 : g.dtype == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
-        const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0};
+        const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, nullptr};
         char *sums = (char *)buffer_sums.at((size_t)(g.m * g.n) * 8);
         if (pysim_cuda_reference(&all, &plain, abs_a, abs_b, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
         scale = (double *)buffer_scale.at((size_t)(g.m * g.n) * 8);
@@ -132,7 +132,7 @@ void check_several(int index, const pysim_cuda_gemm_info &row) {
         const auto pitch = [](int64_t columns) { return (columns + 15) / 16 * 16; };
         g.lda = pitch(g.trans_a ? g.m : g.k), g.ldb = pitch(g.trans_b ? g.k : g.n), g.ldc = g.n;
         c.s = {index, kinds[layout], parts[layout], layout & 1, 1 + layout, -1};
-        c.e = {1, 0, nullptr, 0, -1, 1, nullptr, 0};
+        c.e = {1, 0, nullptr, 0, -1, 1, nullptr, 0, nullptr};
         c.exact = true;
         run(c, row, mix(777u + (unsigned)(index + layout)));
     }
@@ -170,7 +170,7 @@ void check_row(int index, int every) {
             if (kind == PYSIM_SPLIT_K && steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (steps - 1);
             if (kind == PYSIM_STREAM_K && tiles * steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (tiles * steps - 1);
             const unsigned q = mix(r + 17);
-            c.e = {1, 0, nullptr, 0, -1, 1, nullptr, 0};
+            c.e = {1, 0, nullptr, 0, -1, 1, nullptr, 0, nullptr};
             if (q & 1) c.e.alpha = q >> 8 & 7 ? -2 : 0, c.e.beta = q & 2 ? 1 : 0, c.bias = q & 4, c.scale = q & 8 && g.c_dtype != PYSIM_S32;
             if (g.c_dtype == PYSIM_S32) c.exact = true;
             if (q & 1) c.e.by_row = q >> 4 & 1, c.e.activation = activation_of(q >> 16, c.exact);

@@ -2,7 +2,7 @@
  * Every row of conv/ against the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups,
  * epilogues and decompositions. The output is poisoned with NaN and both its ends with a pattern that must survive; the first or last byte of
  * input, filters, bias and workspace is the first or last of an allocation; small whole numbers must come out bit for bit, random ones within a
- * bound. In every other problem infinities and a NaN stand among those operands that the row lets be so (`needs_finite`), and must come out where the
+ * bound; rows that take prologues have one in every other problem. In every other problem infinities and a NaN stand among those operands that the row lets be so (`needs_finite`), and must come out where the
  * definition has them.
  *
  *   check_conv [--kernel SUBSTRING] [--cases N] [--seed N] [--most N]     --cases: accepted problems a row and layout (default 60); --most: of
@@ -20,10 +20,13 @@ struct Case {
     pysim_cuda_epilogue e;
     int offset_in, offset_weights, offset_out; /* elements that the base is off its alignment */
     bool exact, bias, scale, poisoned;
+    bool begun;        /* by a prologue: */
+    int by_image, relu, scales, shifts;
 };
 
 Buffer buffer_in, buffer_weights, buffer_out, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_factors, buffer_work, buffer_abs_in, buffer_abs_weights;
-long long cases, failures, refusals;
+Buffer buffer_scales, buffer_shifts, buffer_abs_scales, buffer_abs_shifts;
+long long cases, failures, refusals, begun_cases;
 
 /* Draws: each number of the sequence once. */
 struct Draw {
@@ -50,11 +53,12 @@ void report(const Case &c, const pysim_cuda_conv_info &row, const char *what) {
     if (++failures > 40) return;
     const pysim_conv &s = c.c.shape;
     printf("FAIL %s %s mb%lldg%lldic%lldih%lldiw%lldoc%lldkh%lldkw%lldsh%lldsw%lld dilation %lldx%lld pads %lld %lld %lld %lld %s->%s offsets %d %d %d "
-           "alpha %g beta %g bias %d scale %d f %d kind %d splits %d along_n %d group %d gemm %d %s: %s\n",
+           "alpha %g beta %g bias %d scale %d prologue %d%d%d%d%d f %d kind %d splits %d along_n %d group %d gemm %d %s: %s\n",
            row.name, c.c.layout ? "nhwc" : "nchw", (long long)s.batch, (long long)s.groups, (long long)s.channels, (long long)s.height, (long long)s.width,
            (long long)s.filters, (long long)s.kernel_h, (long long)s.kernel_w, (long long)s.stride_h, (long long)s.stride_w, (long long)s.dilation_h,
            (long long)s.dilation_w, (long long)s.pad_top, (long long)s.pad_left, (long long)s.pad_bottom, (long long)s.pad_right, name_of[s.dtype],
-           name_of[c.c.out_dtype], c.offset_in, c.offset_weights, c.offset_out, c.e.alpha, c.e.beta, (int)c.bias, (int)c.scale, c.e.activation, c.s.decomposition,
+           name_of[c.c.out_dtype], c.offset_in, c.offset_weights, c.offset_out, c.e.alpha, c.e.beta, (int)c.bias, (int)c.scale, (int)c.begun,
+           c.scales, c.by_image, c.shifts, c.relu, c.e.activation, c.s.decomposition,
            c.s.splits, c.s.along_n, c.s.group, c.s.gemm, c.poisoned ? "poisoned" : c.exact ? "exact" : "random", what);
 }
 
@@ -93,16 +97,24 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
         each(s.filters, fill, factors, scale_of(c.c.out_dtype), 1, s.filters, s.filters, seed + 11, 2 * c.exact);
         c.e.scale = factors;
     }
+    const long long scales = (c.by_image ? s.batch : 1) * s.channels;
+    pysim_cuda_prologue prologue = {nullptr, nullptr, c.by_image, c.relu};
+    if (c.scales) prologue.scale = buffer_scales.place((size_t)scales * 4, 0, true);
+    if (c.shifts) prologue.shift = buffer_shifts.place((size_t)s.channels * 4, 0, true);
+    if (c.scales) each(scales, fill, (void *)prologue.scale, PYSIM_F32, 1, scales, scales, seed + 13, 2 * c.exact);
+    if (c.shifts) each(s.channels, fill, (void *)prologue.shift, PYSIM_F32, 1, s.channels, s.channels, seed + 15, 2 * c.exact);
+    if (c.begun) c.e.prologue = &prologue;
     cases++;
     void *work = buffer_work.place((size_t)bytes, 0, true);
     need(cudaMemset(work, 0xff, (size_t)bytes), "memset");
     const pysim_cuda_problem problem = pysim::problem_of(c.c);
     const pysim_status ran = pysim_cuda_run(&problem, &c.s, &c.e, in, weights, out, bytes ? work : nullptr, bytes, nullptr);
-    if (ran == PYSIM_UNSUPPORTED && (c.offset_in || c.offset_weights)) { /* a row may take operands on their alignment alone */
+    if (ran == PYSIM_UNSUPPORTED && (c.offset_in || c.offset_weights || c.begun)) { /* a row may take operands on their alignment alone, or a prologue */
         refusals++;
         return;
     }
     if (ran != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
+    begun_cases += c.begun;
     if (pysim_cuda_reference(&problem, &c.e, in, weights, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
     double *scale = nullptr;
     if (!c.exact) { /* conv(|input|, |filters|), to f32's accuracy */
@@ -111,7 +123,10 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
         each(count_weights, magnitude, abs_weights, weights, s.dtype, count_weights);
         pysim_cuda_problem all = problem;
         all.conv.out_dtype = s.dtype == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32;
-        const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0};
+        pysim_cuda_prologue largest = {nullptr, nullptr, c.by_image, 0}; /* of magnitudes */
+        if (c.scales) largest.scale = buffer_abs_scales.at((size_t)scales * 4), each(scales, magnitude, (void *)largest.scale, prologue.scale, PYSIM_F32, scales);
+        if (c.shifts) largest.shift = buffer_abs_shifts.at((size_t)s.channels * 4), each(s.channels, magnitude, (void *)largest.shift, prologue.shift, PYSIM_F32, s.channels);
+        const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, c.begun ? &largest : nullptr};
         char *sums = (char *)buffer_sums.at((size_t)count_out * 8);
         if (pysim_cuda_reference(&all, &plain, abs_in, abs_weights, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
         scale = (double *)buffer_scale.at((size_t)count_out * 8);
@@ -202,7 +217,12 @@ void check_row(int index, int wanted, unsigned seed, double most) {
             Draw draw = {mix(seed + (unsigned)index * 7919u + (unsigned)layout * 104729u) + (unsigned)i * 1013u};
             Case c = {};
             c.c = {shape_of(draw, row), layout, PYSIM_F32};
-            const pysim_conv &s = c.c.shape;
+            pysim_conv &s = c.c.shape;
+            if (row.takes_prologue && draw.below(2)) {
+                c.begun = true, c.scales = draw.below(4) > 0, c.by_image = c.scales && draw.below(2), c.shifts = draw.below(2), c.relu = draw.below(2) || !(c.scales || c.shifts);
+                if (!strcmp(row.family, "implicit")) /* which takes it of these alone */
+                    s.kernel_h = s.kernel_w = s.stride_h = s.stride_w = s.dilation_h = s.dilation_w = 1, s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = 0;
+            }
             if (multiply_adds(s) > most) continue;
             if (s.dtype == PYSIM_F64) c.c.out_dtype = PYSIM_F64;
             if ((s.dtype == PYSIM_F16 || s.dtype == PYSIM_BF16) && draw.below(2)) c.c.out_dtype = s.dtype;
@@ -222,7 +242,7 @@ void check_row(int index, int wanted, unsigned seed, double most) {
                 if (c.s.decomposition) c.s.splits = 2 + draw.below(4);
                 else if (!strcmp(row.form, "staged")) c.s.splits = 1 + draw.below(3); /* chunks */
             }
-            c.e = {1, 0, nullptr, 0, -1, 1, nullptr, 0};
+            c.e = {1, 0, nullptr, 0, -1, 1, nullptr, 0, nullptr};
             c.poisoned = accepted & 1;
             if (draw.below(2)) c.e.alpha = draw.below(8) ? -2 : 0, c.e.beta = draw.below(2), c.bias = draw.below(2), c.scale = draw.below(2), c.e.activation = activation_of((unsigned)draw.below(1 << 16), c.exact);
             int64_t bytes = 0;
@@ -268,9 +288,10 @@ int main(int argc, char **argv) {
             printf("skip %s\n", pysim_cuda_last_error());
             continue;
         }
-        const long long before = failures, ran = cases;
+        const long long before = failures, ran = cases, begun = begun_cases;
         check_row(i, wanted, seed, most);
         if (cases == ran) printf("%s accepted no problem\n", row.name), failures++;
+        if (row.takes_prologue && begun_cases == begun) printf("%s took no prologue\n", row.name), failures++;
         rows++;
         printf("%s %s\n", failures == before ? "ok  " : "FAIL", row.name);
     }

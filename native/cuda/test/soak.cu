@@ -203,7 +203,7 @@ void prepare(const Product &p) {
     each((long long)p.m * p.k, fill, operands.a.at((size_t)p.m * p.k * 8), (int)PYSIM_F64, p.m, p.k, p.k, options.seed, most);
     each((long long)p.k * p.n, fill, operands.b.at((size_t)p.k * p.n * 8), (int)PYSIM_F64, p.k, p.n, p.n, options.seed + 77, most);
     const pysim_cuda_problem problem = pysim::problem_of(pysim_cuda_gemm{p.m, p.n, p.k, p.k, p.n, p.n, 0, 0, PYSIM_F64, PYSIM_F64});
-    const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0};
+    const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, nullptr};
     if (pysim_cuda_reference(&problem, &plain, operands.a.data, operands.b.data, buffer_want.at((size_t)p.m * p.n * 8), nullptr) != PYSIM_OK)
         printf("%s\n", pysim_cuda_last_error()), exit(1);
     need(cudaDeviceSynchronize(), "the reference");
@@ -222,7 +222,7 @@ bool run(const Product &p, const std::string &name, int row, int number, Tally &
     decompose(number % DECOMPOSITIONS, tiles_of(g, info), pieces(p.k, info.block_k),
               s.decomposition, s.splits);
     const void *a = operands.of(p, info.dtype, 0, g.trans_a), *b = operands.of(p, info.dtype, 1, g.trans_b);
-    const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0};
+    const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, nullptr};
     int64_t bytes = 0;
     if (pysim_cuda_workspace_bytes(&problem, &s, a, b, &bytes) == PYSIM_OK && bytes > MOST_WORKSPACE) {
         s.decomposition = PYSIM_DATA_PARALLEL, s.splits = 1;
@@ -265,7 +265,7 @@ void prepare(const Layer &l, int layout) {
     each(in, fill, conv_operands.in.at((size_t)in * 8), (int)PYSIM_F64, 1ll, in, in, options.seed, 2);
     each(weights, fill, conv_operands.weights.at((size_t)weights * 8), (int)PYSIM_F64, 1ll, weights, weights, options.seed + 77, 2);
     const pysim_cuda_problem problem = pysim::problem_of(pysim_cuda_conv{shape_of(l, PYSIM_F64), layout, PYSIM_F64});
-    const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0};
+    const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, nullptr};
     void *const want = buffer_want.at((size_t)l.batch * l.filters * edge * edge * 8);
     if (pysim_cuda_reference(&problem, &plain, conv_operands.in.data, conv_operands.weights.data, want, nullptr) != PYSIM_OK)
         printf("%s\n", pysim_cuda_last_error()), exit(1);
@@ -312,7 +312,7 @@ bool run(const Layer &l, const std::string &name, int row, int number, Tally &ta
     const pysim_cuda_conv &c = problem.conv;
     const void *in = held(l, info.dtype, 0), *weights = held(l, info.dtype, 1);
     const int edge = outputs(l.size, l.kernel / 2, l.kernel / 2, l.kernel, l.stride, 1), k = l.channels / l.groups * l.kernel * l.kernel;
-    const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0};
+    const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, nullptr};
     pysim_cuda_attributes of = {};
     pysim_cuda_attributes_of(&problem, row, &of);
     char text[320];

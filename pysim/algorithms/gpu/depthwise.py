@@ -105,7 +105,7 @@ def dilated(w: Conv) -> Thread | None:
 
 def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     """A row as the model knows it."""
-    gpu, w, layout, _ = asked
+    gpu, w, layout, *_ = asked
     taps, size, windows = w.kernel_h * w.kernel_w, SIZES[w.dtype], Windows(w, layout)
     of, channels = thread_of(gpu.sms.value, filters_of(row), w, layout), w.channels // w.groups
     line = (of.columns - 1) * w.stride_w + w.kernel_w

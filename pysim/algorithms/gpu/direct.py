@@ -23,7 +23,7 @@ BLOCK = tiled.PLAIN_BLOCK
 
 def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     """A row as the model knows it."""
-    (gpu, w, layout, _), of = asked, asked.gpu.model.direct
+    (gpu, w, layout, *_), of = asked, asked.gpu.model.direct
     windows, size = Windows(w, layout), SIZES[w.dtype]
     k = windows.k
     apart = min(WARP, k * size * WARP / LINE_BYTES) if windows.together else min(WARP, w.stride_w)

@@ -50,7 +50,7 @@ def tensor_elements(w: Conv, layout: Layout) -> int:
 
 def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     """A row as the model knows it; its first algorithm, without tiles, is `direct` on the tensor."""
-    gpu, w, layout, known = asked
+    gpu, w, layout, known, _ = asked
     windows, tiles = Windows(w, layout, tensor=row.keeps_tensor), lying(row, layout)
     around = passes(asked, row)
     if not tiles.rows:

@@ -7,7 +7,7 @@ matrix are copied by 16 bytes. Rows with a table keep filters with a pitch of wh
 Worked number: a step of 16 of 128 x 64 by offsets gathers 64 x 16 / 32 = 32 elements a lane, with 8 instructions each.
 """
 
-from pysim.algorithms.convolution import Asked, Rows
+from pysim.algorithms.convolution import BEGIN_CHANNEL, BEGIN_ELEMENT, Asked, Rows
 from pysim.cachemodel.gpu import tiled
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
@@ -39,6 +39,11 @@ def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
     return list_refuses(w, layout) if listed(row) and not matrix(w, layout) else None
 
 
+def unbegun(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
+    """Why it takes no prologue."""
+    return None if layout == "nchw" and w.pointwise else Reason("shape", "it takes a prologue of a pointwise convolution under NCHW")
+
+
 def list_refuses(w: Conv, layout: Layout) -> Reason | None:
     """Why a table of taps does not have all of a problem's."""
     high, wide = w.height + w.pad_top + w.pad_bottom, w.width + w.pad_left + w.pad_right
@@ -57,11 +62,13 @@ def matrix(w: Conv, layout: Layout) -> bool:
 
 def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     """A row as the model knows it."""
-    gpu, w, layout, known = asked
+    gpu, w, layout, known, prologue = asked
     windows, each = Windows(w, layout), gpu.model.passes.element_instructions.value
     by_vectors = in_vectors(w, layout) or (not windows.together and matrix(w, layout))
     single = not listed(row) and windows.k * SIZES[w.dtype] % VECTOR_BYTES != 0
     instructions, lines = OF_MATRIX if by_vectors and w.pointwise else GATHER[row.variant], 1 if windows.together else w.stride_w
+    if prologue:  # a vector's elements are of one channel
+        instructions += (VECTOR_BYTES // SIZES[w.dtype] if by_vectors else 1) * BEGIN_ELEMENT + BEGIN_CHANNEL
     of = Gather(instructions, by_vectors, windows.together or not by_vectors, lines, single)
     filters, copy = w.filters * windows.k, kept(row, w, layout, chunks)
     passes = tuple(Pass(name, filters * SIZES[w.dtype], size, filters * each) for name, size in copy.items())
@@ -74,6 +81,8 @@ def kept(row: ConvKernel, w: Conv, layout: Layout, chunks: int) -> dict[str, int
     return {"filters": round_up(w.filters * round_up(line, VECTOR_BYTES), ALIGN)} if listed(row) and line % VECTOR_BYTES else {}
 
 
-_ROWS = Rows(NAME, variant, "tiles of filters x windows, the windows gathered from the input as it lies", row_refuses, kept)
+_ROWS = Rows(
+    NAME, variant, "tiles of filters x windows, the windows gathered from the input as it lies", row_refuses, kept, unbegun=unbegun
+)
 refuses, candidates, prepare, workspace_bytes = _ROWS.refuses, _ROWS.candidates, _ROWS.prepare, _ROWS.workspace_bytes
 tolerance, describe = _ROWS.tolerance, _ROWS.describe

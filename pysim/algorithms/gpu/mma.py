@@ -10,7 +10,7 @@ Worked number: conv:mb1ic3ih224oc64kh7sh2ph3:f16 has channels padded to 8, so k 
 """
 
 from pysim.algorithms.convolution import Asked
-from pysim.algorithms.gpu.wgmma import PartsRows, padded_bytes
+from pysim.algorithms.gpu.wgmma import NOT_COPIED, PartsRows, begun, padded_bytes
 from pysim.cachemodel.gpu import mainloop, tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
@@ -69,6 +69,11 @@ def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
     return None
 
 
+def unbegun(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
+    """Why it takes no prologue."""
+    return None if "input" in copied(w, layout) else NOT_COPIED
+
+
 def kept(row: ConvKernel, w: Conv, layout: Layout, chunks: int) -> dict[str, int]:
     """Bytes of its copies."""
     return {name: round_up(elements * SIZES[w.dtype], ALIGN) for name, elements in copied(w, layout).items()}
@@ -76,8 +81,10 @@ def kept(row: ConvKernel, w: Conv, layout: Layout, chunks: int) -> dict[str, int
 
 def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     """A row as the model knows it."""
-    gpu, w, layout, known = asked
+    gpu, w, layout, known, prologue = asked
     windows, around, size = Windows(w, layout), passes(gpu, w, layout), SIZES[w.dtype]
+    if prologue:
+        around = (begun(around[0], w), *around[1:])
     step = mainloop.work(gpu, lying(row, layout), False, True)
     if not planes(w, layout):
         vectors = row.block_windows * row.block_k * size / VECTOR_BYTES / WARP
@@ -104,6 +111,7 @@ def describe(plan: Plan) -> Description:
     return words.describe(plan, _ROWS.candidates, _ROWS.about, words.tiles(plan, length(w)))
 
 
-_ROWS = PartsRows(NAME, variant, "implicit GEMM on tensor cores: threads gather windows, 16 bytes of channels at once", row_refuses, kept)
+_ABOUT = "implicit GEMM on tensor cores: threads gather windows, 16 bytes of channels at once"
+_ROWS = PartsRows(NAME, variant, _ABOUT, row_refuses, kept, unbegun=unbegun)
 refuses, candidates, tolerance = _ROWS.refuses, _ROWS.candidates, _ROWS.tolerance
 prepare, workspace_bytes = _ROWS.prepare, _ROWS.workspace_bytes

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from pysim.algorithms.contract import Bound
-from pysim.algorithms.convolution import Asked, Rows, row_of
+from pysim.algorithms.convolution import BEGIN_CHANNEL, BEGIN_ELEMENT, Asked, Rows, row_of
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import mainloop, tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, round_up
@@ -60,6 +60,14 @@ def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
     elif row.promotion and w.filters * w.kernel_h * w.kernel_w > most["RELAYOUT_ROWS"]:
         why = f"it splits up to {most['RELAYOUT_ROWS']} taps of all filters"
     return Reason("shape", why) if why else None
+
+
+NOT_COPIED = Reason("shape", "it takes a prologue of an input that it copies")
+
+
+def unbegun(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
+    """Why it takes no prologue."""
+    return None if copied(row, w, layout) else NOT_COPIED
 
 
 def padded_bytes(w: Conv) -> int:
@@ -167,8 +175,10 @@ def stays(row: ConvKernel, w: Conv, layout: Layout) -> bool:
 
 def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     """A row as the model knows it: windows lie as they do under NHWC, or in the copy."""
-    gpu, w, layout, known = asked
+    gpu, w, layout, known, prologue = asked
     windows, around = Windows(w, "nhwc"), passes(gpu, row, w, layout)
+    if prologue:
+        around = (*around[:-1], begun(around[-1], w))
     if row.promotion:
         around = (*around, halving(gpu, row, w, layout))
     step = mainloop.work(gpu, lying(row, layout), False, True, by_registers=planes(w, layout) and SIZES[w.dtype] > 2)
@@ -242,6 +252,11 @@ def passes(gpu: Gpu, row: ConvKernel, w: Conv, layout: Layout) -> tuple[Pass, ..
     return tuple(found)
 
 
+def begun(copy: Pass, w: Conv) -> Pass:
+    """A copy of the input with a prologue on the way."""
+    return copy._replace(instructions=copy.instructions + w.batch * w.channels * w.height * w.width * (BEGIN_ELEMENT + BEGIN_CHANNEL))
+
+
 def describe(plan: Plan) -> Description:
     w, schedule = plan.workload, plan.schedule
     assert isinstance(w, Conv) and isinstance(schedule, GpuSchedule)
@@ -276,6 +291,7 @@ _ROWS = PartsRows(
     row_refuses,
     lambda row, w, layout, chunks: kept(row, w, layout),
     windows=lambda row, w, layout: numbered(w, layout),
+    unbegun=unbegun,
 )
 refuses, candidates, tolerance = _ROWS.refuses, _ROWS.candidates, _ROWS.tolerance
 prepare, workspace_bytes = _ROWS.prepare, _ROWS.workspace_bytes

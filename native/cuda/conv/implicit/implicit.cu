@@ -68,12 +68,16 @@ template <int LINE> struct Row {
     using Deep = Of<true>;
 
     static Tiled tiled(const Conv &c) {
+        if constexpr (L.prologue)
+            if (c.prologue.any())
+                return matrix(c) ? Tiled::of<Wide, false, WithPrologue<Columns>>() : Tiled::of<Wide, false, WithPrologue<Across<Knows<false>>>>();
         if (c.nhwc) return matrix(c) ? Tiled::of<Deep, true, Rows>() : Tiled::of<Deep, true, Along<Knows<true>>>();
         return matrix(c) ? Tiled::of<Wide, false, Columns>() : Tiled::of<Wide, false, Across<Knows<false>>>();
     }
     static Prepared own(const Conv &c) { return prepared(c, LISTED && c.k % vector_of(c) != 0); }
 
     static const char *refuses(const Conv &c) {
+        if (c.prologue.any() && (c.nhwc || !c.pointwise())) return "it takes a prologue of a pointwise convolution under NCHW";
         return LISTED && !matrix(c) ? refuses_listed(c) : nullptr;
     }
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {

@@ -39,6 +39,7 @@ int64_t steps_of_k(const Conv &c) { return padded(c) * c.kernel_h * c.kernel_w; 
 const char *refuses(const Conv &c) {
     static_assert(most::CONV_TENSOR == 1 << 30, "what the sentence says");
     const int64_t most = most::CONV_TENSOR;
+    if (c.prologue.any() && !copies_input(c)) return "it takes a prologue of an input that it copies";
     const bool fits = (!copies_input(c) || input_of(c) <= most) && (!copies_filters(c) || filters_of(c) <= most);
     return fits ? nullptr : "it copies operands of up to 2^30 elements, channels in whole 16 bytes";
 }
@@ -67,7 +68,7 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     if (sparse(c)) input.every = {c.stride_h, c.stride_w, c.width, c.height * c.width};
     filters.from = c.weights, filters.images = c.groups * c.filters, filters.groups = 1, filters.rows = 1, filters.width = filters.wide = taps;
     input.channels = filters.channels = c.channels, input.padded = filters.padded = channels, input.last = filters.last = c.nhwc != 0;
-    if (own.input) input.to = c.own;
+    if (own.input) input.to = c.own, input.prologue = c.prologue;
     if (own.filters) filters.to = const_cast<void *>(to.c.weights);
     return check(channels_last(input, filters, dtypes[c.dtype].bytes, stream), "channels of input and filters");
 }

@@ -7,7 +7,7 @@
  * with zeros before and after a row, if it is to be padded; without the pixels that no window takes (Every); or folded, where a place has the channels of a square of them (Fold). A place is a
  * pixel, or a filter's tap. Images pass through shared memory in squares of places x channels: both sides are touched along what is contiguous,
  * a thread has all its loads on their way at once, and writes 16 bytes. Where channels are last, places or channels few (taps, the first layer),
- * or rows padded, a thread gathers its 16 bytes by itself: what neighbours leave of a sector, L1 keeps. */
+ * or rows padded, a thread gathers its 16 bytes by itself: what neighbours leave of a sector, L1 keeps. A prologue (pysim.h) is made on the way. */
 #include <algorithm>
 
 #include "conv/wgmma/wgmma.h"
@@ -28,6 +28,13 @@ __device__ inline int pixel_of(const ChannelsLast &of, int row, int x) {
     return of.every.plane ? row * of.every.high * of.every.width + x * of.every.wide : row * of.width + x;
 }
 __device__ inline int plane_of(const ChannelsLast &of) { return of.every.plane ? of.every.plane : of.rows * of.width; }
+
+/* What the prologue makes of an element of a channel, counted from the first group's. */
+template <class T> __device__ inline T prologue_of(const ChannelsLast &of, T word, int image, int channel) {
+    if constexpr (sizeof(T) == 4)
+        if (of.prologue.any()) return __float_as_uint(begun(of.prologue, __uint_as_float(word), image * of.groups * of.channels, channel));
+    return word;
+}
 
 /* What copies, and by how many blocks; squares: so many places at a time, 0: by vectors. */
 struct Job {
@@ -55,6 +62,12 @@ template <class T, int WIDE> __device__ void copy_square(const ChannelsLast &of,
         const int channel = channel0 + y + i * ROWS;
         value[i] = place < places && channel < of.channels ? *(const Word *)(from + (int64_t)channel * plane) : Word{};
     }
+    if (WIDE == 1 && of.prologue.any()) /* behind the loads, which are all on their way */
+#pragma unroll
+        for (int i = 0; i < EDGE / ROWS; i++) {
+            const int channel = channel0 + y + i * ROWS;
+            if (place < places && channel < of.channels) value[i].value[0] = prologue_of(of, value[i].value[0], image, group * of.channels + channel);
+        }
 #pragma unroll
     for (int i = 0; i < EDGE / ROWS; i++) *(Word *)&square[y + i * ROWS][x] = value[i];
     __syncthreads();
@@ -87,7 +100,8 @@ template <class T> __device__ void copy_vectors(const ChannelsLast &of, unsigned
     const T *from = (const T *)of.from + image * channels * plane + (of.last ? place * channels + channel0 : channel0 * plane + place);
     Pack<T, VECTOR> vector;
 #pragma unroll
-    for (int j = 0; j < VECTOR; j++) vector.value[j] = inside && first + j < of.channels ? from[j * step] : T(0);
+    for (int j = 0; j < VECTOR; j++)
+        vector.value[j] = inside && first + j < of.channels ? prologue_of(of, from[j * step], (int)image, (int)channel0 + j) : T(0);
     *(Pack<T, VECTOR> *)((T *)of.to + (int64_t)index * VECTOR) = vector;
 }
 
@@ -107,7 +121,8 @@ template <class T> __device__ void copy_folded(const ChannelsLast &of, unsigned 
     for (int j = 0; j < VECTOR; j++) {
         const int h = h0 + down, w = w0 + across, place = h * of.width + w;
         const bool inside = channel < of.channels && (unsigned)h < (unsigned)of.rows && (unsigned)w < (unsigned)of.width;
-        vector.value[j] = inside ? from[of.last ? (int64_t)place * of.channels + channel : (int64_t)channel * places + place] : T(0);
+        const int64_t at = of.last ? (int64_t)place * of.channels + channel : (int64_t)channel * places + place;
+        vector.value[j] = inside ? prologue_of(of, from[at], (int)image, channel) : T(0);
         if (++across == fold.wide) across = 0, down++;
         if (down == fold.high) down = 0, channel++;
     }

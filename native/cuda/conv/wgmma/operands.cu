@@ -122,6 +122,7 @@ pysim_status own_bytes(const Conv &c, int64_t *bytes) {
 /* TMA's limits (CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 8.0, "im2col mode"). */
 const char *refuses(const Conv &c) {
     const int64_t high = (c.kernel_h - 1) * (int64_t)c.dilation_h, wide = (c.kernel_w - 1) * (int64_t)c.dilation_w;
+    if (c.prologue.any() && !copied(c)) return "it takes a prologue of an input that it copies";
     if (c.folds && !folded(c)) return "it takes few channels, which it copies, and windows more than a pixel apart";
     static_assert(most::TMA_STRIDE == 8 && most::TMA_SPAN == 256 && most::TMA_CORNER == 128, "what the sentences say");
     if (c.stride_h > most::TMA_STRIDE || c.stride_w > most::TMA_STRIDE) return "it takes strides of up to 8";
@@ -175,7 +176,7 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     to.pitch = 0;
     if (planes(c)) return aligned("wgmma", c.in, c.weights);
     Operands copies = folded(c) ? as_folded(c, to) : as_pixels(c, to, own.input != 0);
-    if (own.input) to.in = copies.input.to = c.own;
+    if (own.input) to.in = copies.input.to = c.own, copies.input.prologue = c.prologue;
     if (own.filters) to.weights = copies.filters.to = (char *)c.own + own.input;
     pysim_status status = aligned("wgmma", to.in, to.weights);
     if (status != PYSIM_OK) return status;

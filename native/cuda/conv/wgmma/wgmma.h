@@ -42,6 +42,7 @@ struct ChannelsLast {
     bool last;
     Every every = {}; /* no plane: pixels as they lie */
     Fold fold = {}; /* no rows: none. Of one group; `before` pixels before the first square, `wide` squares a row */
+    Prologue prologue = {}; /* of f32 */
 };
 /* Both at once. */
 cudaError_t channels_last(const ChannelsLast &one, const ChannelsLast &other, int element_bytes, cudaStream_t stream);

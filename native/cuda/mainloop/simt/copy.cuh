@@ -54,6 +54,18 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     enum { BYTES = EXTENT * STEP / T::DEPTH * (int)sizeof(Unit) };
     using Staged = unsigned[TURNS][4];
 
+    enum { DEPTH = STEP };
+    /* Elements by line, counted from the thread's first: each(line, its elements, their number). */
+    static __device__ int first_line(int thread) { return line_of(thread); }
+    template <class Each> static __device__ void each_line(Staged &words, Each each) {
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            In elements[INNER];
+            memcpy(elements, words[turn], sizeof elements);
+            each(turn * DOWN, elements, INNER);
+            memcpy(words[turn], elements, sizeof elements);
+        }
+    }
     /* The thread's place along the contiguous dimension. */
     static __device__ int inner_of(int thread) { return thread % ACROSS * INNER; }
     static __device__ constexpr int swizzle(int k) { return SWIZZLED ? k / T::K_UNITS % LINES * (128 / LINES) : 0; }

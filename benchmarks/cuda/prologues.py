@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions with a prologue on a GPU, FP32: beside PyTorch's operators over the input and the convolution, in one run.
+
+    python benchmarks/cuda/prologues.py -o FILE [--batch 32 1]
+
+Pointwise convolutions of DenseNet-121, in front of which stand a norm and a ReLU, and EfficientNet-B0's projections, whose input is
+multiplied by a factor of each image and channel. Each contender is a CUDA graph of ten calls; they take turns, medians of seven. "row
+alone" is the prologue's own plan without one. Errors are the largest difference from float64 over the largest output: with a prologue,
+without. One JSON line a layer.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import conv2d
+
+from pysim import planner
+from pysim.calibration import host
+from pysim.models.torch_gpu import Begun, GpuLaunch
+from pysim.problem.conv import Conv
+from pysim.problem.text import parse
+
+CALLS, TURNS = 10, 7
+NORMED = (
+    "ic64ih56oc128 ic128ih56oc128 ic224ih56oc128 ic256ih56oc128 ic128ih28oc128 ic288ih28oc128 ic480ih28oc128 ic512ih28oc256 "
+    "ic256ih14oc128 ic512ih14oc128 ic992ih14oc128 ic1024ih14oc512 ic512ih7oc128 ic992ih7oc128"
+)
+MULTIPLIED = (
+    "ic32ih112oc16 ic96ih56oc24 ic144ih56oc24 ic144ih28oc40 ic240ih28oc40 ic240ih14oc80 ic480ih14oc80 ic480ih14oc112 ic672ih14oc112 "
+    "ic672ih7oc192 ic1152ih7oc192 ic1152ih7oc320"
+)
+Call = Callable[[], object]
+
+
+def captured(call: Call) -> Any:
+    """A CUDA graph of some calls."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    return graph
+
+
+def timed(calls: dict[str, Call]) -> dict[str, float]:
+    """Median microseconds of a call of each, interleaved."""
+    graphs, spent = {name: captured(call) for name, call in calls.items()}, {name: list[float]() for name in calls}
+    for _ in range(TURNS):
+        for name, graph in graphs.items():
+            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            graph.replay()
+            first.record()
+            graph.replay()
+            last.record()
+            last.synchronize()
+            spent[name].append(1e3 / CALLS * first.elapsed_time(last))
+    return {name: round(statistics.median(values), 2) for name, values in spent.items()}
+
+
+@torch.no_grad()
+def measure(w: Conv, multiplied: bool) -> dict[str, Any]:
+    on = host.gpu_here()
+    plain, begun = (planner.plan(w, on, accuracy="strict", prologue=prologue) for prologue in (False, True))
+
+    def numbers(*shape: int) -> Any:
+        return torch.rand(*shape, device="cuda") + 0.5
+
+    x, f = torch.randn(w.batch, w.channels, w.height, w.width, device="cuda"), torch.randn(w.filters, w.channels, 1, 1, device="cuda")
+    factor, (gamma, var), (beta, mean) = (
+        numbers(w.batch, w.channels, 1, 1),
+        numbers(2, w.channels),
+        torch.randn(2, w.channels, device="cuda"),
+    )
+    scale = gamma / torch.sqrt(var + 1e-5)
+    prologue = Begun(factor, None, True) if multiplied else Begun(scale, beta - mean * scale, False, True)
+
+    def first() -> Any:
+        if multiplied:
+            return x * factor
+        return torch.relu_(torch.batch_norm(x, gamma, beta, mean, var, False, 0.0, 1e-5, True))
+
+    one, other = GpuLaunch(begun, None), GpuLaunch(plain, None)
+    calls: dict[str, Call] = {
+        "prologue": lambda: one(x, f, None, None, prologue=prologue),
+        "row alone": lambda: one(x, f, None, None),
+        "convolution": lambda: other(x, f, None, None),
+        "operators": first,
+        "operators and convolution": lambda: other(first(), f, None, None),
+    }
+    d = x.double()
+    d = (
+        d * factor.double()
+        if multiplied
+        else torch.relu(torch.batch_norm(d, *(t.double() for t in (gamma, beta, mean, var)), False, 0.0, 1e-5, True))
+    )
+    exact = conv2d(d, f.double())
+    errors = [float((calls[name]().double() - exact).abs().max() / exact.abs().max()) for name in ("prologue", "operators and convolution")]  # type: ignore[attr-defined]
+    row = {"problem": w.text, "first": "product" if multiplied else "norm, relu", "microseconds": timed(calls), "errors": errors}
+    return row | {"plans": [begun.name, plain.name], "predicted": [round(1e6 * (one.seconds or 0), 2) for one in (begun, plain)]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--batch", type=int, nargs="+", default=[32, 1])
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    with given.output.open("w") as out:
+        out.write(json.dumps({"kind": "header", "device": torch.cuda.get_device_name(), "torch": torch.__version__}) + "\n")
+        for batch in given.batch:
+            for texts, multiplied in ((NORMED, False), (MULTIPLIED, True)):
+                for text in texts.split():
+                    row = measure(parse(f"conv:mb{batch}{text}kh1"), multiplied)
+                    out.write(json.dumps(row) + "\n")
+                    out.flush()
+                    times = "  ".join(f"{name} {value:.1f}" for name, value in row["microseconds"].items())
+                    told = "  ".join(f"{one:.1f}" for one in row["predicted"])
+                    print(
+                        f"{row['problem']:<28} {times}  predicted {told}  errors " + " ".join(f"{one:.1e}" for one in row["errors"]),
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
