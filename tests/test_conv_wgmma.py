@@ -159,7 +159,8 @@ def test_parts_of_a_deep_layer_s_tiles_meet_in_clusters_and_need_no_workspace():
     w = conv("conv:mb32ic512ih7oc512kh3ph1")
     best = planner.plan(w, H200, layout="nhwc")
     assert isinstance(best.schedule, GpuSchedule)
-    assert (best.algorithm, best.schedule.decomposition, best.schedule.splits, best.workspace_bytes) == ("wgmma", "split_k", 2, 0)
+    assert (best.algorithm, best.schedule.decomposition, best.workspace_bytes) == ("wgmma", "split_k", 0)
+    assert 2 <= best.schedule.splits <= 8
     for row in (ROW, next(row for row in ROWS if row.dtype == "f16" and row.tiles.blocks == 2)):
         assert row.reduces_in_cluster * row.tiles.blocks == 8
         near, far = (GpuSchedule(row.name, "split_k", splits, False, 1) for splits in (row.reduces_in_cluster, row.reduces_in_cluster + 1))
@@ -267,7 +268,7 @@ def test_a_plan_explains_its_tiles_steps_and_copies():
     text = explain(plan)
     for words in ("TMA gathers", "1 x 2 blocks", "6 steps of 64 along k = 216", "warpgroup tile", "channels last"):
         assert words in text, words
-    assert "model.families.conv_wgmma: those of wgmma" in plan.assumed, "until they are fitted"
+    assert not any("model.families.conv_wgmma" in one for one in plan.assumed), "they are fitted"
 
 
 def test_only_the_capability_that_has_wgmma_runs_it():

@@ -4,11 +4,10 @@
 
     tools/fit_conv.py conv-h200.jsonl... -m h200 [-o report.json] [--write] [--no-fit]
 
-Fitted, by least squares of log(predicted / measured) over every other distinct layer: `block_cycles`, `step_cycles` and `hidden` of the
-families conv_<family>, which start where the products' families stand, and each row's efficiency; the machine's rates and the products'
-constants stay (tools/fit_gpu.py). Launches within NEAR of a layer's best weigh more. Rows that make products, and those without tiles,
-have nothing to fit. Reported for both halves as fit_gpu.py does: error, Kendall's tau, regret. --write puts the constants into the
-machine's file and the efficiencies beside the registry.
+Fitted, by least squares of log(predicted / measured) over every other distinct layer: the constants of the rows' own families, which start
+where the products' stand, and each row's efficiency; the machine's rates and the products' constants stay (tools/fit_gpu.py). Launches
+within NEAR of a layer's best weigh more. Rows that make products, and those without tiles, have nothing to fit. Reported for both halves as
+fit_gpu.py does: error, Kendall's tau, regret. --write puts the constants into the machine's file and the efficiencies beside the registry.
 """
 
 import json
@@ -28,7 +27,8 @@ from pysim.algorithms.convolution import Asked
 from pysim.cachemodel.gpu import waves
 from pysim.cachemodel.gpu.launches import Variant, columns_of, constants_of
 from pysim.cachemodel.gpu.passes import pass_cycles
-from pysim.cachemodel.gpu.tiled import efficiency_of, families_of
+from pysim.cachemodel.gpu.tiled import efficiency_of, families_of, family_of
+from pysim.calibration import gpu_fit
 from pysim.calibration.gpu_fit import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.machine.load import SHIPPED, load_any
@@ -42,8 +42,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "cuda"))
 import conv_data
 
 SOURCE = "fit_conv"
-MOVED = ("block_cycles", "step_cycles", "hidden")
-BOUNDS = {"block_cycles": (1, 20000), "step_cycles": (0.1, 1000), "hidden": (1e-3, 1)}
+MOVED = ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")
+BOUNDS = {name: gpu_fit.BOUNDS[name] for name in MOVED}
 
 
 class Case(NamedTuple):
@@ -108,7 +108,7 @@ class Parameters:
         self.rows = list({row.name: row for case in cases for row, _ in case.rows}.values())
         self.attributes = {one.kernel: one.attributes for case in cases for one in variants(case, gpu, known)}
         tiled = [row for row in self.rows if not row.staged]
-        self.families = {f"conv_{row.algorithm}": constants_of(gpu, families_of(row))[1] for row in tiled}
+        self.families = {family_of(row): constants_of(gpu, families_of(row))[1] for row in tiled}
         self.names = [f"{family}.{name}" for family in self.families for name in MOVED]
         start = [getattr(family, name).value for family in self.families.values() for name in MOVED]
         start += [self.efficiency_now(row) for row in self.rows]
@@ -131,7 +131,7 @@ class Parameters:
             families[name] = msgspec.structs.replace(family, **moved)
         efficiencies = {row.name: next(values) for row in self.rows}
         for name, family in families.items():
-            some = [efficiencies[row.name] for row in self.rows if f"conv_{row.algorithm}" == name]
+            some = [efficiencies[row.name] for row in self.rows if family_of(row) == name]
             median = Number(value=float(np.median(some)), kind="fitted", source=SOURCE)
             families[name] = msgspec.structs.replace(family, efficiency=median)
         gpu = msgspec.structs.replace(self.gpu, model=msgspec.structs.replace(self.gpu.model, families=self.gpu.model.families | families))
@@ -149,7 +149,7 @@ class Parameters:
                 row, _ = case.rows[place]
                 block[i, len(self.names) + [one.name for one in self.rows].index(row.name)] = 1
                 for j, name in enumerate(self.names):
-                    block[i, j] = name.startswith(f"conv_{row.algorithm}.") and not row.staged
+                    block[i, j] = name.startswith(f"{family_of(row)}.") and not row.staged
             blocks.append(block)
         return np.concatenate([*blocks, np.eye(len(self.start), dtype=int)])
 
@@ -202,15 +202,18 @@ def write(gpu: Gpu, known: dict[str, Attributes], rows: list[ConvKernel], paths:
         else:
             at = text.index("[sources.")
             text = text[:at] + head + body + "\n" + text[at:]
-    text = re.sub(rf"(?ms)^\[sources\.{SOURCE}\]\n.*?(?=^\[|\Z)", "", text).rstrip("\n") + "\n"
-    files = ", ".join(map(named, paths))
+    block = rf"(?ms)^\[sources\.{SOURCE}\]\n.*?(?=^\[|\Z)"
+    before = re.search(r'file = "(.*?)"', match[0]) if (match := re.search(block, text)) else None  # of families that stay
+    text = re.sub(block, "", text).rstrip("\n") + "\n"
+    files = ", ".join(dict.fromkeys([*(before[1].split(", ") if before else []), *map(named, paths)]))
     text += f'\n[sources.{SOURCE}]\ntitle = "Least squares over measured convolutions"\ncommand = "tools/fit_conv.py"\nfile = "{files}"\n'
     path.write_text(text)
     target = attributes_file(gpu.capability_number)
     document = json.loads(target.read_text())
     document["kernels"] |= {row.name: msgspec.to_builtins(rounded(known[row.name])) for row in rows}
     for row in conv_kernels():  # bf16 multiplies by the same instructions at the same rate as f16
-        if row.dtype == "bf16" and (twin := conv_kernel(row.name.removeprefix("b"))) in rows and row.name in document["kernels"]:
+        measured = row in rows or row.name not in document["kernels"]
+        if row.dtype == "bf16" and not measured and (twin := conv_kernel(row.name.removeprefix("b"))) in rows:
             document["kernels"][row.name]["efficiency"] = document["kernels"][twin.name]["efficiency"]
     document["efficiencies of convolutions"] = {"command": "tools/fit_conv.py", "files": [named(path) for path in paths]}
     target.write_text(json.dumps(document, indent=1) + "\n")

@@ -3,7 +3,8 @@
 """Fits the constants of the GPU cost model to what benchmarks/cuda/planner.py measured, and reports on other shapes than it fitted.
 
     tools/fit_gpu.py planner-h200.json -m h200 [-o report.json] [--write] [--families]
-    (also .jsonl of benchmarks/cuda/bench.cu --rows, and of benchmarks/cuda/products.py --top)
+    (also .jsonl of benchmarks/cuda/bench.cu --rows, of benchmarks/cuda/products.py --top, and of benchmarks/cuda/layers.py --rows all,
+    whose pointwise convolutions are products)
 
 Fitted, by least squares of log(predicted / measured) over half of the problems (`pysim/calibration/gpu_fit.py`): the machine's [model]
 table, its L2 and memory rates, and each kernel's efficiency; with --families all but rates, latencies and how L2 is shared, which
@@ -25,6 +26,7 @@ import msgspec
 import numpy as np
 from scipy.stats import kendalltau
 
+from pysim.algorithms.gpu.im2col import products_of
 from pysim.cachemodel.gpu import waves
 from pysim.calibration.gpu_fit import CONSTANTS, RATES, STARTS, Case, Moved, fit, half_of, predicted
 from pysim.errors import MissingError
@@ -35,6 +37,9 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.cuda import Attributes, attributes_file, gemm_attributes, gemm_kernel, gemm_kernels
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "cuda"))
+import conv_data
 
 SOURCE = "fit"
 SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "median_error_of_chosen")
@@ -55,7 +60,28 @@ def document_of(path: Path) -> dict[str, Any]:
     if path.suffix != ".jsonl":
         return json.loads(path.read_text())
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+    if lines[0].get("kind") == "header":
+        return of_layers(path)
     return (of_products if "plans" in lines[0] else of_bench)(lines)
+
+
+def of_layers(path: Path) -> dict[str, Any]:
+    """The products of what `benchmarks/cuda/layers.py` wrote, as planner.py's document."""
+    names = [row.name for row in gemm_kernels()]
+    problems = []
+    for line in conv_data.read(path):
+        if not isinstance(line, conv_data.Line):
+            continue
+        of = products_of(msgspec.structs.replace(line.workload, dtype=line.dtype), "nhwc")
+        launches = []
+        for one in line.of(conv_data.OURS).values():
+            s = msgspec.convert(one.schedule, GpuSchedule) if one.schedule and one.layout == "nhwc" else None
+            if s and s.gemm in names:
+                how = (names.index(s.gemm), DECOMPOSITIONS.index(s.decomposition), s.splits, int(s.along_n), s.group)
+                launches.append([*how, one.seconds, one.samples, one.predicted_seconds])
+        if launches and of.times == 1 and not of.columns:
+            problems.append({"problem": of.problem.text, "cublas": None, "launches": launches})
+    return {"kernels": names, "attributes": {}, "problems": problems}
 
 
 def of_products(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -107,6 +133,10 @@ def case_of(one: dict[str, Any], names: list[str]) -> Case | None:
     problem = parse(one["problem"])
     assert isinstance(problem, Gemm)
     return Case(problem, kernels, waves.Table(*columns.T), seconds, samples)
+
+
+def of_type(cases: list[Case], dtype: str) -> list[Case]:
+    return [case for case in cases if case.problem.dtype == dtype or not dtype]
 
 
 def report(cases: list[Case], gpu: Gpu, known: dict[str, Attributes]) -> dict[str, Any]:
@@ -245,9 +275,11 @@ def main() -> None:
     parser.add_argument("--machine-alone", action="store_true", help="leave kernels' efficiencies as they are")
     parser.add_argument("--other-half", action="store_true", help="fit on the half of the problems that is else reported on")
     parser.add_argument("--report", type=Path, nargs="+", default=[], help="fit on all of the other files, and report on these")
+    parser.add_argument("--dtype", default="", help="of this type alone")
     options = parser.parse_args()
     gpu, (cases, attributes) = load_any(options.machine), read(options.files)
     assert isinstance(gpu, Gpu)
+    cases = of_type(cases, options.dtype)
     for name, one in gemm_attributes(gpu.capability_number).items():  # what was fitted before is where a fit starts
         told = attributes.get(name, one)
         attributes[name] = msgspec.structs.replace(told, efficiency=one.efficiency)
@@ -256,7 +288,7 @@ def main() -> None:
         for name, half in (("fitted on", int(options.other_half)), ("reported on", int(not options.other_half)))
     }
     if options.report:
-        halves = {"fitted on": cases, "reported on": read(options.report)[0]}
+        halves = {"fitted on": cases, "reported on": of_type(read(options.report)[0], options.dtype)}
         cases = [*cases, *halves["reported on"]]
     known = attributes
     if not options.no_fit:
